@@ -2,10 +2,10 @@
 //! level that `RUVLLM_ARCH` names or the best there is.
 //!
 //! How the rows are read where the notes leave it open: heads are 128 wide and `f32`. "Attention"
-//! and "flash attention" are one query row of one head (here the same kernel, since no score is ever
-//! stored); "grouped" is one token of 32 query heads. "RoPE computed" includes the cosines and sines
-//! of each token and rotates one head. "KV append" rounds one 128-wide head row of keys and one of
-//! values per token to half precision.
+//! and "flash attention" are one query row of one head (here the same kernel, since no score is
+//! ever stored); "grouped" is one token of 32 query heads. "RoPE computed" includes the cosines and
+//! sines of each token and rotates one head. "KV append" rounds one 128-wide head row of keys and
+//! one of values per token to half precision.
 
 use bytemuck::Zeroable;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -28,8 +28,10 @@ fn noise(n: usize) -> Vec<f32> {
 }
 
 fn arch() -> Arch {
-    std::env::var("RUVLLM_ARCH")
-        .map_or_else(|_| Arch::detect(), |name| Arch::named(&name).expect("a level of this CPU"))
+    std::env::var("RUVLLM_ARCH").map_or_else(
+        |_| Arch::detect(),
+        |name| Arch::named(&name).expect("a level of this CPU"),
+    )
 }
 
 /// One token's attention: `n_group` query heads on each of `n_head_kv`.
@@ -41,8 +43,14 @@ fn decode<T: KvElement>(
     narrow: fn(f32) -> T,
 ) {
     let arch = arch();
-    let p =
-        AttnParams { head_dim: HEAD_DIM, head_dim_v: HEAD_DIM, scale: 0.088, softcap: 0.0, slope: 0.0, exact: true };
+    let p = AttnParams {
+        head_dim: HEAD_DIM,
+        head_dim_v: HEAD_DIM,
+        scale: 0.088,
+        softcap: 0.0,
+        slope: 0.0,
+        exact: true,
+    };
     let (n_q, n_head) = (n_group * HEAD_DIM, n_kv * HEAD_DIM);
     let cache: Vec<T> = noise(n_head_kv * n_head).into_iter().map(narrow).collect();
     let (k, v) = (cache.clone(), cache);
@@ -54,7 +62,8 @@ fn decode<T: KvElement>(
     group.bench_function(BenchmarkId::from_parameter(n_kv), |b| {
         b.iter(|| {
             let heads = out.chunks_exact_mut(n_q).zip(q.chunks_exact(n_q));
-            for ((out, q), (k, v)) in heads.zip(k.chunks_exact(n_head).zip(v.chunks_exact(n_head))) {
+            for ((out, q), (k, v)) in heads.zip(k.chunks_exact(n_head).zip(v.chunks_exact(n_head)))
+            {
                 attend(arch, out, q, k, v, &ranges, &p);
             }
         });
@@ -79,7 +88,14 @@ fn prefill(c: &mut Criterion) {
     let arch = arch();
     let (rows, n) = (64, 4096);
     for dim in [64, 128, 256] {
-        let p = AttnParams { head_dim: dim, head_dim_v: dim, scale: 0.088, softcap: 0.0, slope: 0.0, exact: false };
+        let p = AttnParams {
+            head_dim: dim,
+            head_dim_v: dim,
+            scale: 0.088,
+            softcap: 0.0,
+            slope: 0.0,
+            exact: false,
+        };
         let kv: Vec<f16> = noise(n * dim).into_iter().map(f16::from_f32).collect();
         let q = noise(rows * dim);
         let mut out = vec![0.0; q.len()];
@@ -92,11 +108,18 @@ fn prefill(c: &mut Criterion) {
     }
 }
 
-/// Latent attention in its absorbed form: heads of 576, of which the first 512 are the values, and 16 query heads on one
-/// key head, for one token and for four of a prompt.
+/// Latent attention in its absorbed form: heads of 576, of which the first 512 are the values, and
+/// 16 query heads on one key head, for one token and for four of a prompt.
 fn latent(c: &mut Criterion) {
     let (arch, n, dim, dim_v) = (arch(), 512, 576, 512);
-    let p = AttnParams { head_dim: dim, head_dim_v: dim_v, scale: 0.07, softcap: 0.0, slope: 0.0, exact: false };
+    let p = AttnParams {
+        head_dim: dim,
+        head_dim_v: dim_v,
+        scale: 0.07,
+        softcap: 0.0,
+        slope: 0.0,
+        exact: false,
+    };
     let k: Vec<f16> = noise(n * dim).into_iter().map(f16::from_f32).collect();
     let v: Vec<f16> = noise(n * dim_v).into_iter().map(f16::from_f32).collect();
     for rows in [16, 64] {
@@ -114,7 +137,14 @@ fn latent(c: &mut Criterion) {
 /// Attention of an encoder, whose rows all see the whole text.
 fn encoder(c: &mut Criterion) {
     let (arch, n, dim) = (arch(), 128, 64);
-    let p = AttnParams { head_dim: dim, head_dim_v: dim, scale: 0.125, softcap: 0.0, slope: 0.0, exact: false };
+    let p = AttnParams {
+        head_dim: dim,
+        head_dim_v: dim,
+        scale: 0.125,
+        softcap: 0.0,
+        slope: 0.0,
+        exact: false,
+    };
     let (q, kv) = (noise(n * dim), noise(n * dim));
     let mut out = vec![0.0; q.len()];
     let ranges = vec![(0, n as u32); n];
@@ -130,48 +160,59 @@ fn norms(c: &mut Criterion) {
     for n in [768, 1024, 2048, 4096, 8192] {
         let (x, w, b) = (noise(n), noise(n), noise(n));
         let mut y = vec![0.0; n];
-        c.benchmark_group("RMSNorm").bench_function(BenchmarkId::from_parameter(n), |bench| {
-            bench.iter(|| arch.rms_norm(&mut y, &x, &w, 1e-5));
-        });
-        if n <= 4096 {
-            c.benchmark_group("LayerNorm").bench_function(BenchmarkId::from_parameter(n), |bench| {
-                bench.iter(|| arch.layer_norm(&mut y, &x, &w, &b, 1e-5));
+        c.benchmark_group("RMSNorm")
+            .bench_function(BenchmarkId::from_parameter(n), |bench| {
+                bench.iter(|| arch.rms_norm(&mut y, &x, &w, 1e-5));
             });
+        if n <= 4096 {
+            c.benchmark_group("LayerNorm").bench_function(
+                BenchmarkId::from_parameter(n),
+                |bench| {
+                    bench.iter(|| arch.layer_norm(&mut y, &x, &w, &b, 1e-5));
+                },
+            );
         }
     }
 }
 
 fn rope(c: &mut Criterion) {
     let arch = arch();
-    let frequencies: Vec<f32> = (0..HEAD_DIM / 2).map(|i| 10000f32.powf(-(i as f32) / 64.0)).collect();
+    let frequencies: Vec<f32> = (0..HEAD_DIM / 2)
+        .map(|i| 10000f32.powf(-(i as f32) / 64.0))
+        .collect();
     for tokens in [1, 8, 32, 128] {
         let mut x = noise(tokens * HEAD_DIM);
         let (mut cos, mut sin) = ([0.0; HEAD_DIM / 2], [0.0; HEAD_DIM / 2]);
-        c.benchmark_group("RoPE computed").bench_function(BenchmarkId::new("128", tokens), |b| {
-            b.iter(|| {
-                for (pos, x) in x.chunks_exact_mut(HEAD_DIM).enumerate() {
-                    arch.rope_angles(&mut cos, &mut sin, &frequencies, pos as f32, 1.0);
-                    arch.rope_norm(x, &cos, &sin);
-                }
+        c.benchmark_group("RoPE computed")
+            .bench_function(BenchmarkId::new("128", tokens), |b| {
+                b.iter(|| {
+                    for (pos, x) in x.chunks_exact_mut(HEAD_DIM).enumerate() {
+                        arch.rope_angles(&mut cos, &mut sin, &frequencies, pos as f32, 1.0);
+                        arch.rope_norm(x, &cos, &sin);
+                    }
+                });
             });
-        });
     }
     for (dim, tokens) in [(64, 1), (128, 32)] {
         let mut x = noise(tokens * dim);
         let angles = noise(tokens * dim / 2);
         let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
         let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
-        for (name, kernel) in
-            [("norm", Arch::rope_norm as fn(_, &mut [f32], &[f32], &[f32])), ("neox", Arch::rope_neox)]
-        {
-            c.benchmark_group("RoPE tables").bench_function(BenchmarkId::new(format!("{name} {dim}"), tokens), |b| {
-                b.iter(|| {
-                    let angles = cos.chunks_exact(dim / 2).zip(sin.chunks_exact(dim / 2));
-                    for (x, (cos, sin)) in x.chunks_exact_mut(dim).zip(angles) {
-                        kernel(arch, x, cos, sin);
-                    }
-                });
-            });
+        for (name, kernel) in [
+            ("norm", Arch::rope_norm as fn(_, &mut [f32], &[f32], &[f32])),
+            ("neox", Arch::rope_neox),
+        ] {
+            c.benchmark_group("RoPE tables").bench_function(
+                BenchmarkId::new(format!("{name} {dim}"), tokens),
+                |b| {
+                    b.iter(|| {
+                        let angles = cos.chunks_exact(dim / 2).zip(sin.chunks_exact(dim / 2));
+                        for (x, (cos, sin)) in x.chunks_exact_mut(dim).zip(angles) {
+                            kernel(arch, x, cos, sin);
+                        }
+                    });
+                },
+            );
         }
     }
 }
@@ -181,15 +222,19 @@ fn kv_append(c: &mut Criterion) {
     for tokens in [256, 512, 1024, 2048] {
         let (k, v) = (noise(tokens * HEAD_DIM), noise(tokens * HEAD_DIM));
         let (mut k_cache, mut v_cache) = (vec![f16::ZERO; k.len()], vec![f16::ZERO; v.len()]);
-        c.benchmark_group("KV append").bench_function(BenchmarkId::from_parameter(tokens), |b| {
-            b.iter(|| {
-                for (rows, cache) in [(&k, &mut k_cache), (&v, &mut v_cache)] {
-                    for (row, place) in rows.chunks_exact(HEAD_DIM).zip(cache.chunks_exact_mut(HEAD_DIM)) {
-                        arch.f32_to_f16(row, place);
+        c.benchmark_group("KV append")
+            .bench_function(BenchmarkId::from_parameter(tokens), |b| {
+                b.iter(|| {
+                    for (rows, cache) in [(&k, &mut k_cache), (&v, &mut v_cache)] {
+                        for (row, place) in rows
+                            .chunks_exact(HEAD_DIM)
+                            .zip(cache.chunks_exact_mut(HEAD_DIM))
+                        {
+                            arch.f32_to_f16(row, place);
+                        }
                     }
-                }
+                });
             });
-        });
     }
 }
 
@@ -204,7 +249,9 @@ fn activations(c: &mut Criterion) {
     x.copy_from_slice(&up);
     group.bench_function("gelu_mul", |b| b.iter(|| arch.gelu_mul(&mut x, &up)));
     x.copy_from_slice(&up);
-    group.bench_function("gelu_erf_mul", |b| b.iter(|| arch.gelu_erf_mul(&mut x, &up)));
+    group.bench_function("gelu_erf_mul", |b| {
+        b.iter(|| arch.gelu_erf_mul(&mut x, &up))
+    });
     x.copy_from_slice(&up);
     group.bench_function("swiglu_oai", |b| b.iter(|| arch.swiglu_oai(&mut x, &up)));
     x.copy_from_slice(&up);
@@ -212,9 +259,13 @@ fn activations(c: &mut Criterion) {
     x.copy_from_slice(&up);
     group.bench_function("softmax", |b| b.iter(|| arch.softmax(&mut x)));
     let mut blocks = vec![BlockQ16::zeroed(); BlockQ16::per_row(n)];
-    group.bench_function("quantize_q16", |b| b.iter(|| arch.quantize_q16(&up, &mut blocks)));
+    group.bench_function("quantize_q16", |b| {
+        b.iter(|| arch.quantize_q16(&up, &mut blocks))
+    });
     let mut blocks = vec![BlockP16::zeroed(); BlockP16::per_row(n)];
-    group.bench_function("quantize_p16", |b| b.iter(|| arch.quantize_p16(&up, &mut blocks)));
+    group.bench_function("quantize_p16", |b| {
+        b.iter(|| arch.quantize_p16(&up, &mut blocks))
+    });
 }
 
 /// Steps of recurrent layers with heads of 128, whose state is in the cache.
@@ -243,8 +294,11 @@ fn recurrences(c: &mut Criterion) {
         });
     });
     let mut state = noise(n * n);
-    group.bench_function("ssm_step", |b| b.iter(|| arch.ssm_step(&mut state, &q, &k, 0.9, 0.5, &v, &mut out)));
-    // As many states of a channel as Mamba 1 has, and as many blocks of channels as fill the same state.
+    group.bench_function("ssm_step", |b| {
+        b.iter(|| arch.ssm_step(&mut state, &q, &k, 0.9, 0.5, &v, &mut out))
+    });
+    // As many states of a channel as Mamba 1 has, and as many blocks of channels as fill the same
+    // state.
     let (n_state, n) = (16, 64);
     let (a, dt, x, mut out) = (noise(n * n_state), noise(n), noise(n), vec![0.0; n]);
     group.bench_function("ssm_step_by_state, 16 blocks", |b| {
@@ -258,13 +312,19 @@ fn recurrences(c: &mut Criterion) {
     let d = 64;
     let (x, w, mut out) = (noise(d), vec![0.9; d], vec![0.0; d]);
     group.bench_function("rwkv6_step, four heads", |b| {
-        b.iter(|| state.chunks_exact_mut(d * d).for_each(|state| arch.rwkv6_step(state, &x, &x, &x, &w, &x, &mut out)));
+        b.iter(|| {
+            state
+                .chunks_exact_mut(d * d)
+                .for_each(|state| arch.rwkv6_step(state, &x, &x, &x, &w, &x, &mut out))
+        });
     });
     let (x, a) = (vec![0.1; d], vec![0.0; d]);
     group.bench_function("rwkv7_step, four heads", |b| {
         b.iter(|| {
             let key = [&x[..], &x, &w, &a, &x];
-            state.chunks_exact_mut(d * d).for_each(|state| arch.rwkv7_step(state, key, &x, &mut out));
+            state
+                .chunks_exact_mut(d * d)
+                .for_each(|state| arch.rwkv7_step(state, key, &x, &mut out));
         });
     });
 }

@@ -1,6 +1,6 @@
-//! The backward pass on a 1B shape, as a multiple of a prefill of the same tokens, and the accumulation of
-//! a gradient for one token. `cargo bench -p ruvllm-benches --bench gradient [-- ROUNDS]`; passes take turns, so that what else
-//! the machine does meets all of them.
+//! The backward pass on a 1B shape, as a multiple of a prefill of the same tokens, and the
+//! accumulation of a gradient for one token. `cargo bench -p ruvllm-benches --bench gradient [--
+//! ROUNDS]`; passes take turns, so that what else the machine does meets all of them.
 
 use ruvllm::arch::Arch;
 use ruvllm::bench::{Shape, synthetic};
@@ -34,7 +34,9 @@ fn passes(rounds: usize) {
     let in_layer = |site: &Site| site.layer().is_some();
     let background = |site: &Site| site.part().starts_with("ffn") || site.part() == "attn_output";
     let targets: [(&str, Targets<'_>); 3] = [
-        ("last quarter, feed-forward and attention output", &|s| last_quarter(s) && background(s)),
+        ("last quarter, feed-forward and attention output", &|s| {
+            last_quarter(s) && background(s)
+        }),
         ("last quarter, all matrices", &last_quarter),
         ("all layers, all matrices", &in_layer),
     ];
@@ -45,7 +47,10 @@ fn passes(rounds: usize) {
         term.parts_mut().1.fill(1e-3);
     }
     let adapter = Arc::new(adapter);
-    let options = SessionOptions { n_ctx: Some(TOKENS), ..Default::default() };
+    let options = SessionOptions {
+        n_ctx: Some(TOKENS),
+        ..Default::default()
+    };
     let mut session = model.session_with(&options).unwrap();
     let mut times = vec![Vec::new(); 1 + targets.len()];
     for _ in 0..=rounds {
@@ -54,7 +59,8 @@ fn passes(rounds: usize) {
             let id = (i > 0).then(|| {
                 let (_, wanted) = targets[i - 1];
                 let mut own = Adapter::zeros(&model, RANK, 1, wanted).unwrap();
-                own.terms_mut().for_each(|(_, term)| term.parts_mut().1.fill(1e-3));
+                own.terms_mut()
+                    .for_each(|(_, term)| term.parts_mut().1.fill(1e-3));
                 session.attach(Arc::new(own), 1.0).unwrap()
             });
             session.clear();
@@ -62,7 +68,9 @@ fn passes(rounds: usize) {
             let (wall, cpu) = (Instant::now(), cpu_time());
             match (id, &mut gradients) {
                 (Some(id), Some(gradients)) => {
-                    let loss = session.nll_gradient(id, &tokens, &tokens, &[1.0; TOKENS], gradients).unwrap();
+                    let loss = session
+                        .nll_gradient(id, &tokens, &tokens, &[1.0; TOKENS], gradients)
+                        .unwrap();
                     assert!(loss.is_finite() && gradients.norm() > 0.0);
                     session.detach(id).unwrap();
                 }
@@ -71,20 +79,35 @@ fn passes(rounds: usize) {
                     black_box(session.logits());
                 }
             }
-            let cpu = cpu.zip(cpu_time()).map_or(f64::NAN, |(then, now)| now - then);
+            let cpu = cpu
+                .zip(cpu_time())
+                .map_or(f64::NAN, |(then, now)| now - then);
             times[i].push((wall.elapsed().as_secs_f64(), cpu));
         }
     }
     let column = |times: &[(f64, f64)], cpu: bool| {
         // Without the first round, which touches memory for the first time.
-        let mut column: Vec<f64> = times[1..].iter().map(|t| if cpu { t.1 } else { t.0 }).collect();
+        let mut column: Vec<f64> = times[1..]
+            .iter()
+            .map(|t| if cpu { t.1 } else { t.0 })
+            .collect();
         column.sort_by(f64::total_cmp);
         (column[0], column[column.len() / 2])
     };
-    println!("{TOKENS} tokens, llama-1b Q4_K_M, {} threads, rank {RANK}, {rounds} rounds", session.n_threads());
-    println!("{:52} {:>9} {:>9} {:>9} {:>9}", "", "min ms", "x prefill", "CPU ms", "x prefill");
+    println!(
+        "{TOKENS} tokens, llama-1b Q4_K_M, {} threads, rank {RANK}, {rounds} rounds",
+        session.n_threads()
+    );
+    println!(
+        "{:52} {:>9} {:>9} {:>9} {:>9}",
+        "", "min ms", "x prefill", "CPU ms", "x prefill"
+    );
     let base = (column(&times[0], false), column(&times[0], true));
-    for (name, times) in ["prefill"].into_iter().chain(targets.iter().map(|t| t.0)).zip(&times) {
+    for (name, times) in ["prefill"]
+        .into_iter()
+        .chain(targets.iter().map(|t| t.0))
+        .zip(&times)
+    {
         let (wall, cpu) = (column(times, false), column(times, true));
         println!(
             "{name:52} {:9.0} {:9.2} {:9.0} {:9.2}",
@@ -98,7 +121,11 @@ fn passes(rounds: usize) {
 
 /// `dA += (Bᵀ·dy)·xᵀ` and `dB += dy·(A·x)ᵀ` for one token and an `n × n` matrix.
 fn accumulation(n: usize) {
-    let values = |seed: usize, n: usize| (0..n).map(|i| ((i + seed) * 7919 % 255) as f32 / 255.0 - 0.5).collect();
+    let values = |seed: usize, n: usize| {
+        (0..n)
+            .map(|i| ((i + seed) * 7919 % 255) as f32 / 255.0 - 0.5)
+            .collect()
+    };
     let (x, dy): (Vec<f32>, Vec<f32>) = (values(1, n), values(2, n));
     let (a, b): (Vec<f32>, Vec<f32>) = (values(3, RANK * n), values(4, RANK * n));
     for arch in Arch::available() {
@@ -109,14 +136,22 @@ fn accumulation(n: usize) {
             for _ in 0..50 {
                 for r in 0..RANK {
                     let row = r * n..(r + 1) * n;
-                    arch.add_scaled(&mut da[row.clone()], black_box(&x), arch.dot(&dy, &b[row.clone()]));
+                    arch.add_scaled(
+                        &mut da[row.clone()],
+                        black_box(&x),
+                        arch.dot(&dy, &b[row.clone()]),
+                    );
                     arch.add_scaled(&mut db[row.clone()], black_box(&dy), arch.dot(&x, &a[row]));
                 }
             }
             best = best.min(start.elapsed().as_secs_f64() / 50.0);
         }
         black_box((&da, &db));
-        println!("accumulation, {n} x {n}, rank {RANK}, {}: {:.2} us", arch.name(), 1e6 * best);
+        println!(
+            "accumulation, {n} x {n}, rank {RANK}, {}: {:.2} us",
+            arch.name(),
+            1e6 * best
+        );
     }
 }
 

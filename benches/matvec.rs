@@ -1,9 +1,9 @@
 //! Products of weights with 1 to 16 activation rows, against the bandwidth of plain reading in the
 //! same run: `cargo bench -p ruvllm-benches --bench matvec -- 'Q4_K/avx512'`.
 //!
-//! Each line that this prints says how many bytes of weights went through per second, at best, which
-//! part that is of reading them, and what `m` rows cost in units of one. `memory` is 256 MiB of
-//! weights, `L2` 256 KiB.
+//! Each line that this prints says how many bytes of weights went through per second, at best,
+//! which part that is of reading them, and what `m` rows cost in units of one. `memory` is 256 MiB
+//! of weights, `L2` 256 KiB.
 
 use criterion::Criterion;
 use ruvllm::arch::{ActForm, Acts, Arch, BlockP16, BlockQ16, ColumnsMut};
@@ -37,7 +37,11 @@ fn main() {
     let mut best = HashMap::new();
     for format in FORMATS {
         for arch in Arch::available() {
-            for (place, bytes, threads) in [("memory", MEMORY, 1), ("memory-2-threads", MEMORY, 2), ("L2", L2, 1)] {
+            for (place, bytes, threads) in [
+                ("memory", MEMORY, 1),
+                ("memory-2-threads", MEMORY, 2),
+                ("L2", L2, 1),
+            ] {
                 let row = N / format.block_elems * format.block_bytes;
                 let w = &weights[..bytes / row * row];
                 for m in [1, 2, 4, 8, 16] {
@@ -49,7 +53,8 @@ fn main() {
                         b.iter_custom(|iterations| {
                             let start = Instant::now();
                             for _ in 0..iterations {
-                                product = product.min(time(|| multiply(arch, format.dtype, w, &x, threads)));
+                                product = product
+                                    .min(time(|| multiply(arch, format.dtype, w, &x, threads)));
                             }
                             let elapsed = start.elapsed();
                             if m == 1 && bytes == MEMORY {
@@ -61,14 +66,23 @@ fn main() {
                     if product == Duration::MAX {
                         continue; // filtered out
                     }
-                    let one = *best.entry((format.name, arch.name(), place)).or_insert(product);
+                    let one = *best
+                        .entry((format.name, arch.name(), place))
+                        .or_insert(product);
                     let rate = |time: Duration| w.len() as f64 / time.as_secs_f64() / 1e9;
                     print!("{name}: {:.1} GB/s", rate(product));
                     if read != Duration::MAX {
-                        print!(", {:.2} of {:.1} GB/s", rate(product) / rate(read), rate(read));
+                        print!(
+                            ", {:.2} of {:.1} GB/s",
+                            rate(product) / rate(read),
+                            rate(read)
+                        );
                     }
                     if m > 1 {
-                        print!(", {:.2} times one row", product.as_secs_f64() / one.as_secs_f64());
+                        print!(
+                            ", {:.2} times one row",
+                            product.as_secs_f64() / one.as_secs_f64()
+                        );
                     }
                     println!();
                 }
@@ -124,7 +138,9 @@ struct Rows {
 
 impl Rows {
     fn new(arch: Arch, m: usize) -> Rows {
-        let x: Vec<f32> = (0..m * N).map(|i| (i * 7919 % 2001) as f32 / 1000.0 - 1.0).collect();
+        let x: Vec<f32> = (0..m * N)
+            .map(|i| (i * 7919 % 2001) as f32 / 1000.0 - 1.0)
+            .collect();
         let mut q16 = vec![bytemuck::Zeroable::zeroed(); m * BlockQ16::per_row(N)];
         let mut p16 = vec![bytemuck::Zeroable::zeroed(); m * BlockP16::per_row(N)];
         // A row of whole blocks.

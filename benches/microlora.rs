@@ -19,8 +19,10 @@ fn noise(n: usize) -> Vec<f32> {
 }
 
 fn forward(c: &mut Criterion) {
-    let arch = std::env::var("RUVLLM_ARCH")
-        .map_or_else(|_| Arch::detect(), |name| Arch::named(&name).expect("a level of this CPU"));
+    let arch = std::env::var("RUVLLM_ARCH").map_or_else(
+        |_| Arch::detect(),
+        |name| Arch::named(&name).expect("a level of this CPU"),
+    );
     for n in [4096, 2048, 768] {
         for rank in [1, 2, 4, 8] {
             let (a, b, x) = (noise(rank * n), noise(rank * n), noise(n));
@@ -28,7 +30,12 @@ fn forward(c: &mut Criterion) {
             c.bench_function(&format!("MicroLoRA forward {n}, rank {rank}"), |bench| {
                 bench.iter(|| {
                     let a = bytemuck::cast_slice(black_box(&a));
-                    arch.matvec(DType::F32, &mut ColumnsMut::new(&mut t, 1, rank), a, &Acts::F32 { x: &x, n });
+                    arch.matvec(
+                        DType::F32,
+                        &mut ColumnsMut::new(&mut t, 1, rank),
+                        a,
+                        &Acts::F32 { x: &x, n },
+                    );
                     t.iter_mut().for_each(|t| *t *= 0.5);
                     arch.add_product(&mut ColumnsMut::new(black_box(&mut y), 1, n), &t, &b, n);
                 });

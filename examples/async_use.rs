@@ -1,6 +1,6 @@
-//! Use from async code, whatever the runtime: generation goes on a blocking thread, pieces come through a channel, and
-//! dropping the receiver cancels. With tokio replace `std::thread::spawn` by `tokio::task::spawn_blocking` and the channel
-//! by `tokio::sync::mpsc` with `blocking_send`.
+//! Use from async code, whatever the runtime: generation goes on a blocking thread, pieces come
+//! through a channel, and dropping the receiver cancels. With tokio replace `std::thread::spawn` by
+//! `tokio::task::spawn_blocking` and the channel by `tokio::sync::mpsc` with `blocking_send`.
 
 use ruvllm::{CancelToken, Error, Generation, Model, Sampler};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -32,10 +32,17 @@ fn answer(mut generation: Generation) -> Answer {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = std::env::args().nth(1).unwrap_or_else(|| "models/ruvllm-rust-6m-q8_0.gguf".into());
+    let path = std::env::args()
+        .nth(1)
+        .unwrap_or_else(|| "models/ruvllm-rust-6m-q8_0.gguf".into());
     let model = Model::open(path)?;
     let sampler = Sampler::builder().temperature(0.0).build()?;
-    let answer = answer(model.session()?.into_generation("Ownership is", sampler).max_tokens(200));
+    let answer = answer(
+        model
+            .session()?
+            .into_generation("Ownership is", sampler)
+            .max_tokens(200),
+    );
     for piece in answer.pieces.iter().take(12) {
         print!("{}", piece?);
     }

@@ -14,11 +14,18 @@ impl Assistant {
     fn new(path: &str) -> Result<Assistant, Box<dyn std::error::Error + Send + Sync>> {
         let model = Model::open(path)?;
         let session = model.session()?;
-        Ok(Assistant { model, session, sampler: Sampler::builder().seed(1).build()? })
+        Ok(Assistant {
+            model,
+            session,
+            sampler: Sampler::builder().seed(1).build()?,
+        })
     }
 
     fn answer(&mut self, prompt: &str) -> Result<String, ruvllm::Error> {
-        self.session.generate(prompt, &mut self.sampler)?.max_tokens(16).text()
+        self.session
+            .generate(prompt, &mut self.sampler)?
+            .max_tokens(16)
+            .text()
     }
 
     /// A second conversation on the same weights and threads.
@@ -28,7 +35,9 @@ impl Assistant {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let path = std::env::args().nth(1).unwrap_or_else(|| "models/ruvllm-rust-6m-q8_0.gguf".into());
+    let path = std::env::args()
+        .nth(1)
+        .unwrap_or_else(|| "models/ruvllm-rust-6m-q8_0.gguf".into());
     let mut assistant = Assistant::new(&path)?;
     let mut other = assistant.another()?;
     let (questions, asked) = mpsc::channel::<String>();

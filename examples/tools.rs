@@ -1,9 +1,11 @@
-//! A conversation with a tool: the model calls a function of this program, gets its result, and answers.
+//! A conversation with a tool: the model calls a function of this program, gets its result, and
+//! answers.
 //!
-//! `cargo run --release --features chat,grammar --example tools -- MODEL.gguf "How many seconds are 3 hours?"`
+//! `cargo run --release --features chat,grammar --example tools -- MODEL.gguf "How many seconds are
+//! 3 hours?"`
 //!
-//! Without a model it takes the small one of this repository, which knows nothing of tools: the grammar makes it call
-//! all the same, with arguments that fit.
+//! Without a model it takes the small one of this repository, which knows nothing of tools: the
+//! grammar makes it call all the same, with arguments that fit.
 
 use ruvllm::chat::tools::{Tool, ToolCall, ToolChoice, ToolFormat, ToolMask, TurnParser, TurnPart};
 use ruvllm::chat::{ChatInputs, ChatTemplate};
@@ -35,15 +37,21 @@ fn seconds(arguments: &Value) -> Result<f64, String> {
 /// Does a call; its result, or what is wrong with it, goes back to the model.
 fn call(call: &ToolCall) -> String {
     match &call.name[..] {
-        "seconds" => seconds(&Value::Object(call.arguments.clone())).map_or_else(|e| e, |s| s.to_string()),
+        "seconds" => {
+            seconds(&Value::Object(call.arguments.clone())).map_or_else(|e| e, |s| s.to_string())
+        }
         name => format!("there is no function {name}"),
     }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
-    let path = args.next().unwrap_or("models/ruvllm-rust-6m-q8_0.gguf".into());
-    let question = args.next().unwrap_or("How many seconds are 3 hours?".into());
+    let path = args
+        .next()
+        .unwrap_or("models/ruvllm-rust-6m-q8_0.gguf".into());
+    let question = args
+        .next()
+        .unwrap_or("How many seconds are 3 hours?".into());
 
     let model = Model::open(path)?;
     let tokenizer = model.tokenizer().ok_or("this model has no tokenizer")?;
@@ -86,12 +94,16 @@ fn main() -> Result<(), Box<dyn Error>> {
             ..ChatInputs::new(&[])
         };
         let prompt = template.render(&inputs)?;
-        sampler.set_mask(Some(Box::new(ToolMask::new(&trie, format, &tools, &choice, &prompt)?)));
+        sampler.set_mask(Some(Box::new(ToolMask::new(
+            &trie, format, &tools, &choice, &prompt,
+        )?)));
         let mut parser = TurnParser::new(format, &tools, &prompt);
 
         let ids = tokenizer.encode_prompt(&prompt);
         let kept = session.keep(&ids);
-        let mut generation = session.generate_from(&ids[kept..], &mut sampler)?.max_tokens(200);
+        let mut generation = session
+            .generate_from(&ids[kept..], &mut sampler)?
+            .max_tokens(200);
         // Calls are written with special tokens, which plain text leaves out.
         let (mut stream, mut seen) = (TextStream::new(tokenizer, true), 0);
         while let Some(piece) = generation.next() {
@@ -122,15 +134,23 @@ fn main() -> Result<(), Box<dyn Error>> {
         messages.push(json!({"role": "assistant", "content": turn.text, "tool_calls": calls}));
         for (i, made) in turn.calls.iter().enumerate() {
             let result = call(made);
-            eprintln!("{}({}) = {result}", made.name, Value::Object(made.arguments.clone()));
-            messages.push(json!({"role": "tool", "tool_call_id": format!("call_{round}_{i}"),
-                                 "name": made.name, "content": result}));
+            eprintln!(
+                "{}({}) = {result}",
+                made.name,
+                Value::Object(made.arguments.clone())
+            );
+            messages.push(
+                json!({"role": "tool", "tool_call_id": format!("call_{round}_{i}"),
+                                 "name": made.name, "content": result}),
+            );
         }
     }
     Ok(())
 }
 
 fn token_text(token: Option<u32>, tokenizer: &ruvllm::Tokenizer) -> String {
-    let text = token.and_then(|token| tokenizer.token_text(token)).unwrap_or_default();
+    let text = token
+        .and_then(|token| tokenizer.token_text(token))
+        .unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
 }

@@ -8,20 +8,22 @@
 //! The engine is `minijinja`; where it differs from Jinja2 on Python, `python.rs` has the Python
 //! behaviour: how values print, string methods, tests, filters.
 //!
-//! A template comes with a file from an unknown source, so it is hostile input. It can access only its inputs: no
-//! files, no other templates, no attributes of host objects (as in the published attack CVE-2024-34359). Its length,
-//! steps, recursion and output are limited, and so is the output of each filter and method; parsing and rendering end
-//! with an error after ten seconds ([`ChatTemplate::set_max_time`]), or when they are cancelled.
+//! A template comes with a file from an unknown source, so it is hostile input. It can access only
+//! its inputs: no files, no other templates, no attributes of host objects (as in the published
+//! attack CVE-2024-34359). Its length, steps, recursion and output are limited, and so is the
+//! output of each filter and method; parsing and rendering end with an error after ten seconds
+//! ([`ChatTemplate::set_max_time`]), or when they are cancelled.
 //!
 //! **Not limited**, since the engine has no hook for its operators, are their intermediate results:
-//! - Memory. Forty times `{% set a = a ~ a %}`, `a + a` with texts or lists, `a * n`, or text collected by
-//!   `{% set %}…{% endset %}`, exhaust the memory within a second or two; the process then aborts, or the system ends
-//!   it.
-//! - Work that has begun. Lists that contain the same list twice, nested forty deep, take practically forever to
-//!   compare (`==`, `in`, as keys). The call ends in time, but its thread cannot be stopped and keeps a core busy until
-//!   the process ends.
+//! - Memory. Forty times `{% set a = a ~ a %}`, `a + a` with texts or lists, `a * n`, or text
+//!   collected by `{% set %}…{% endset %}`, exhaust the memory within a second or two; the process
+//!   then aborts, or the system ends it.
+//! - Work that has begun. Lists that contain the same list twice, nested forty deep, take
+//!   practically forever to compare (`==`, `in`, as keys). The call ends in time, but its thread
+//!   cannot be stopped and keeps a core busy until the process ends.
 //!
-//! So render a template that you do not trust in a process of its own with a memory limit, or not at all.
+//! So render a template that you do not trust in a process of its own with a memory limit, or not
+//! at all.
 //!
 //! ```
 //! # fn main() -> Result<(), ruvllm::ChatError> {
@@ -36,8 +38,8 @@
 //! # }
 //! ```
 //!
-//! A conversation, printed as it is generated. The template renders the whole conversation for each turn, and the
-//! session computes only the part that it does not hold yet:
+//! A conversation, printed as it is generated. The template renders the whole conversation for each
+//! turn, and the session computes only the part that it does not hold yet:
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -94,7 +96,8 @@ pub use time::LocalTime;
 const MAX_SOURCE: usize = 256 << 10;
 /// Most virtual-machine steps of one rendering. A message takes a template some hundred.
 const MAX_STEPS: u64 = 2_000_000;
-/// Longest time to parse, and to render unless another is set. A long conversation takes some ten milliseconds.
+/// Longest time to parse, and to render unless another is set. A long conversation takes some ten
+/// milliseconds.
 const MAX_TIME: Duration = Duration::from_secs(10);
 /// Interval at which cancellation is checked.
 const LOOK: Duration = Duration::from_millis(20);
@@ -102,13 +105,15 @@ const LOOK: Duration = Duration::from_millis(20);
 const MAX_OUTPUT: usize = 64 << 20;
 /// Deepest recursion of macros and loops.
 const MAX_RECURSION: usize = 100;
-/// Stack size for parsing and rendering. The engine recurses where expressions nest, which is bounded by
-/// [`MAX_SOURCE`], and where values nest, which is bounded by [`MAX_STEPS`]. Only the part used takes memory.
+/// Stack size for parsing and rendering. The engine recurses where expressions nest, which is
+/// bounded by [`MAX_SOURCE`], and where values nest, which is bounded by [`MAX_STEPS`]. Only the
+/// part used takes memory.
 const STACK: usize = 256 << 20;
 /// Name of the only template in the environment.
 const NAME: &str = "chat";
 
-/// One message of a conversation, in the common form; [`ChatInputs::messages`] accepts any other form.
+/// One message of a conversation, in the common form; [`ChatInputs::messages`] accepts any other
+/// form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
     /// `system`, `user`, `assistant` or another role that the template knows.
@@ -120,7 +125,10 @@ pub struct Message {
 impl Message {
     /// A message.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into() }
+        Self {
+            role: role.into(),
+            content: content.into(),
+        }
     }
 
     /// A message of the role `system`.
@@ -154,7 +162,8 @@ pub struct ChatInputs {
     pub eos_token: String,
     /// Additional variables, such as `enable_thinking`; they may replace those above.
     pub kwargs: Map<String, serde_json::Value>,
-    /// Current time for `strftime_now`; if `None`, the clock's, in UTC, since the standard library knows no time zones.
+    /// Current time for `strftime_now`; if `None`, the clock's, in UTC, since the standard library
+    /// knows no time zones.
     pub now: Option<LocalTime>,
 }
 
@@ -188,7 +197,10 @@ impl ChatTemplate {
     /// [`ChatError::Syntax`] with the line, [`ChatError::TooLong`], [`ChatError::OutOfTime`].
     pub fn parse(source: &str) -> Result<Self, ChatError> {
         if source.len() > MAX_SOURCE {
-            return Err(ChatError::TooLong { len: source.len(), limit: MAX_SOURCE });
+            return Err(ChatError::TooLong {
+                len: source.len(),
+                limit: MAX_SOURCE,
+            });
         }
         let source = prepare(source);
         let env = on_own_thread(
@@ -201,14 +213,20 @@ impl ChatTemplate {
                 env.set_lstrip_blocks(true);
                 env.set_recursion_limit(MAX_RECURSION);
                 env.set_fuel(Some(MAX_STEPS));
-                env.add_template_owned(NAME, source).map_err(|e| ChatError::Syntax {
-                    line: e.line().unwrap_or(0),
-                    message: e.detail().map_or_else(|| e.kind().to_string(), str::to_owned),
-                })?;
+                env.add_template_owned(NAME, source)
+                    .map_err(|e| ChatError::Syntax {
+                        line: e.line().unwrap_or(0),
+                        message: e
+                            .detail()
+                            .map_or_else(|| e.kind().to_string(), str::to_owned),
+                    })?;
                 Ok(env)
             },
         )?;
-        Ok(Self { env, max_time: MAX_TIME })
+        Ok(Self {
+            env,
+            max_time: MAX_TIME,
+        })
     }
 
     /// Sets the longest time that a rendering may take, ten seconds before.
@@ -219,17 +237,23 @@ impl ChatTemplate {
     /// Renders a conversation.
     ///
     /// # Errors
-    /// [`ChatError::Raised`] if the template refuses the conversation, [`ChatError::Render`] if the template fails,
-    /// [`ChatError::OutOfSteps`], [`ChatError::OutOfTime`] and [`ChatError::OutputTooLong`] at the limits.
+    /// [`ChatError::Raised`] if the template refuses the conversation, [`ChatError::Render`] if the
+    /// template fails, [`ChatError::OutOfSteps`], [`ChatError::OutOfTime`] and
+    /// [`ChatError::OutputTooLong`] at the limits.
     pub fn render(&self, inputs: &ChatInputs) -> Result<String, ChatError> {
         self.render_unless(inputs, || false)
     }
 
-    /// [`ChatTemplate::render`] that stops once `cancelled` returns `true`; it is called every few milliseconds.
+    /// [`ChatTemplate::render`] that stops once `cancelled` returns `true`; it is called every few
+    /// milliseconds.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`], and [`ChatError::Cancelled`].
-    pub fn render_unless(&self, inputs: &ChatInputs, cancelled: impl Fn() -> bool) -> Result<String, ChatError> {
+    pub fn render_unless(
+        &self,
+        inputs: &ChatInputs,
+        cancelled: impl Fn() -> bool,
+    ) -> Result<String, ChatError> {
         let now = inputs.now.unwrap_or_else(LocalTime::now_utc);
         let mut env = self.env.clone();
         env.add_function("strftime_now", move |format: &str| now.strftime(format));
@@ -238,15 +262,23 @@ impl ChatTemplate {
         variables.insert("messages".into(), inputs.messages.clone());
         variables.insert("tools".into(), tools);
         variables.insert("documents".into(), serde_json::Value::Null);
-        variables.insert("add_generation_prompt".into(), inputs.add_generation_prompt.into());
+        variables.insert(
+            "add_generation_prompt".into(),
+            inputs.add_generation_prompt.into(),
+        );
         variables.insert("bos_token".into(), inputs.bos_token.clone().into());
         variables.insert("eos_token".into(), inputs.eos_token.clone().into());
         variables.extend(inputs.kwargs.clone());
 
         on_own_thread(self.max_time, cancelled, move || {
-            let mut out = Bounded { bytes: Vec::new(), exceeded: false };
+            let mut out = Bounded {
+                bytes: Vec::new(),
+                exceeded: false,
+            };
             let variables = python::from_json(serde_json::Value::Object(variables));
-            let done = env.get_template(NAME).and_then(|t| t.render_captured_to(variables, &mut out).map(drop));
+            let done = env
+                .get_template(NAME)
+                .and_then(|t| t.render_captured_to(variables, &mut out).map(drop));
             if out.exceeded {
                 return Err(ChatError::OutputTooLong { limit: MAX_OUTPUT });
             }
@@ -257,8 +289,8 @@ impl ChatTemplate {
     }
 }
 
-/// Runs `f` on a thread with [`STACK`], which is left behind if it takes more than `max_time` or is `cancelled`; a panic
-/// of the engine becomes an error.
+/// Runs `f` on a thread with [`STACK`], which is left behind if it takes more than `max_time` or is
+/// `cancelled`; a panic of the engine becomes an error.
 fn on_own_thread<T: Send + 'static>(
     max_time: Duration,
     cancelled: impl Fn() -> bool,
@@ -276,7 +308,9 @@ fn on_own_thread<T: Send + 'static>(
     loop {
         match receive.recv_timeout(LOOK) {
             Ok(outcome) => return outcome,
-            Err(RecvTimeoutError::Disconnected) => return Err(failed("the template engine panicked".into())),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(failed("the template engine panicked".into()));
+            }
             Err(RecvTimeoutError::Timeout) if cancelled() => return Err(ChatError::Cancelled),
             Err(RecvTimeoutError::Timeout) if start.elapsed() > max_time => {
                 return Err(ChatError::OutOfTime { limit: max_time });
@@ -286,8 +320,8 @@ fn on_own_thread<T: Send + 'static>(
     }
 }
 
-/// Source transformations of Jinja2 that `minijinja` lacks: line ends become `\n`, and Hugging Face's
-/// `{% generation %}` marks a scope without printing anything.
+/// Source transformations of Jinja2 that `minijinja` lacks: line ends become `\n`, and Hugging
+/// Face's `{% generation %}` marks a scope without printing anything.
 fn prepare(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len());
@@ -339,7 +373,9 @@ fn explain(error: &minijinja::Error) -> ChatError {
         if let Some(raised) = e.downcast_ref::<python::Raised>() {
             return ChatError::Raised(raised.0.to_string());
         }
-        if e.downcast_ref::<minijinja::Error>().is_some_and(|e| e.kind() == ErrorKind::OutOfFuel) {
+        if e.downcast_ref::<minijinja::Error>()
+            .is_some_and(|e| e.kind() == ErrorKind::OutOfFuel)
+        {
             return ChatError::OutOfSteps { steps: MAX_STEPS };
         }
         source = e.source();

@@ -1,5 +1,6 @@
-//! Every way this crate can fail, one enum per layer. Data from outside (files, prompts, templates) never causes a
-//! panic: it leads to one of these errors, which tells what is wrong, where, and what to do.
+//! Every way this crate can fail, one enum per layer. Data from outside (files, prompts, templates)
+//! never causes a panic: it leads to one of these errors, which tells what is wrong, where, and
+//! what to do.
 //!
 //! Messages are complete: they contain the system's message, and `source()` does not repeat it.
 
@@ -189,7 +190,9 @@ pub enum GgufError {
         limit: u64,
     },
     /// A count exceeds what the rest of the file can contain.
-    #[error("{item} at byte {offset} is {count}, but the {left} bytes that follow cannot hold so many")]
+    #[error(
+        "{item} at byte {offset} is {count}, but the {left} bytes that follow cannot hold so many"
+    )]
     CountTooLarge {
         /// What is counted.
         item: String,
@@ -344,7 +347,9 @@ pub enum GgufError {
         found: u32,
     },
     /// The rows of a tensor are not whole blocks.
-    #[error("tensor `{name}`: rows of {row} values are not whole blocks of {block} values of {dtype}")]
+    #[error(
+        "tensor `{name}`: rows of {row} values are not whole blocks of {block} values of {dtype}"
+    )]
     PartialBlock {
         /// The tensor.
         name: String,
@@ -366,7 +371,9 @@ pub enum GgufError {
         dims: Vec<u64>,
     },
     /// A tensor does not begin at a multiple of the alignment.
-    #[error("tensor `{name}`: its offset {offset} into the tensor data is not a multiple of {alignment}")]
+    #[error(
+        "tensor `{name}`: its offset {offset} into the tensor data is not a multiple of {alignment}"
+    )]
     TensorMisaligned {
         /// The tensor.
         name: String,
@@ -376,7 +383,9 @@ pub enum GgufError {
         alignment: u64,
     },
     /// A tensor lies outside the file, which is not merely truncated.
-    #[error("tensor `{name}`: {n_bytes} bytes at byte {offset} lie outside the file of {file_size} bytes")]
+    #[error(
+        "tensor `{name}`: {n_bytes} bytes at byte {offset} lie outside the file of {file_size} bytes"
+    )]
     TensorOutOfFile {
         /// The tensor.
         name: String,
@@ -388,7 +397,9 @@ pub enum GgufError {
         file_size: u64,
     },
     /// Two tensors share bytes.
-    #[error("tensor `{name}` at byte {offset} overlaps tensor `{other}`, which ends at byte {other_end}")]
+    #[error(
+        "tensor `{name}` at byte {offset} overlaps tensor `{other}`, which ends at byte {other_end}"
+    )]
     TensorOverlap {
         /// The later tensor.
         name: String,
@@ -425,7 +436,9 @@ pub enum GgufError {
         found: u64,
     },
     /// A split model cannot be opened from memory.
-    #[error("this is one of {count} files of a split model: join them into one file to load it from memory")]
+    #[error(
+        "this is one of {count} files of a split model: join them into one file to load it from memory"
+    )]
     SplitInMemory {
         /// Number of files.
         count: u64,
@@ -501,7 +514,9 @@ pub enum TokenizerError {
         len: usize,
     },
     /// An array that should have one entry per token has another length.
-    #[error("{key} has {len} entries for {n_vocab} tokens: the file is damaged or was converted wrongly")]
+    #[error(
+        "{key} has {len} entries for {n_vocab} tokens: the file is damaged or was converted wrongly"
+    )]
     ArrayLength {
         /// Key of the array.
         key: &'static str,
@@ -625,7 +640,9 @@ pub enum ModelError {
         expected: String,
     },
     /// The file has a hyper-parameter that this build would ignore.
-    #[error("metadata key {key:?} is not part of architecture {arch:?} as this build knows it; refusing to ignore it")]
+    #[error(
+        "metadata key {key:?} is not part of architecture {arch:?} as this build knows it; refusing to ignore it"
+    )]
     UnknownKey {
         /// The key.
         key: String,
@@ -691,7 +708,9 @@ pub enum ModelError {
         expected: &'static str,
     },
     /// The file has a weight that this build would ignore.
-    #[error("tensor {name:?} is not part of architecture {arch:?} as this build knows it; refusing to ignore it")]
+    #[error(
+        "tensor {name:?} is not part of architecture {arch:?} as this build knows it; refusing to ignore it"
+    )]
     UnknownTensor {
         /// The tensor.
         name: String,
@@ -699,7 +718,9 @@ pub enum ModelError {
         arch: String,
     },
     /// It is not known how the family's blocks for multi-token prediction are computed.
-    #[error("how blocks for multi-token prediction of architecture {arch:?} are computed is not known here")]
+    #[error(
+        "how blocks for multi-token prediction of architecture {arch:?} are computed is not known here"
+    )]
     UnknownMtp {
         /// The architecture.
         arch: String,
@@ -782,7 +803,9 @@ pub enum SessionError {
     #[error("cancelled")]
     Cancelled,
     /// Not enough memory.
-    #[error("no memory for {what} of {bytes} bytes; use a smaller context, or compute fewer tokens at a time")]
+    #[error(
+        "no memory for {what} of {bytes} bytes; use a smaller context, or compute fewer tokens at a time"
+    )]
     OutOfMemory {
         /// What the memory was for.
         what: &'static str,
@@ -814,13 +837,17 @@ pub enum SessionError {
         fits: Option<(usize, KvType, KvType)>,
     },
     /// A full context cannot be shifted.
-    #[error("there is no context shift with {what}; leave it out (--context-shift), and use a larger context")]
+    #[error(
+        "there is no context shift with {what}; leave it out (--context-shift), and use a larger context"
+    )]
     NoShift {
         /// What it does not go with.
         what: &'static str,
     },
     /// A key or value is beyond 65,504, the largest number of half precision.
-    #[error("a {part} of layer {layer} is too large for a half-precision cache; use KvType::F32 (-ctk f32 -ctv f32)")]
+    #[error(
+        "a {part} of layer {layer} is too large for a half-precision cache; use KvType::F32 (-ctk f32 -ctv f32)"
+    )]
     KvOverflow {
         /// The layer.
         layer: usize,
@@ -828,7 +855,9 @@ pub enum SessionError {
         part: KvPart,
     },
     /// Precision by age requires half precision for new keys and values.
-    #[error("kv_tiers begin with f16 keys and values, not with {k} and {v}; leave those types out (-ctk, -ctv)")]
+    #[error(
+        "kv_tiers begin with f16 keys and values, not with {k} and {v}; leave those types out (-ctk, -ctv)"
+    )]
     TiersNeedF16 {
         /// Requested type of keys.
         k: KvType,
@@ -902,7 +931,9 @@ pub enum SessionError {
     )]
     Encoder,
     /// The model has no head that scores pairs of texts.
-    #[error("the model scores no pairs: its file has no pooling_type 4 (rank); take a reranker, or compare vectors")]
+    #[error(
+        "the model scores no pairs: its file has no pooling_type 4 (rank); take a reranker, or compare vectors"
+    )]
     NoClassifier,
     /// The model has a part through which gradients are not implemented.
     #[error("there are no gradients of {what}; adapt another model, or let the head alone learn")]
@@ -927,7 +958,9 @@ pub enum SessionError {
 fn fitting(fits: &Option<(usize, KvType, KvType)>) -> String {
     match fits {
         Some((n_ctx, k, v)) => {
-            format!("one of {n_ctx} fits with {k} keys and {v} values (-c {n_ctx} -ctk {k} -ctv {v})")
+            format!(
+                "one of {n_ctx} fits with {k} keys and {v} values (-c {n_ctx} -ctk {k} -ctv {v})"
+            )
         }
         None => "none fits: use a smaller model".into(),
     }
@@ -1030,7 +1063,10 @@ pub enum KeptError {
 impl KeptError {
     /// Adds the file to what the system says.
     pub(crate) fn io(path: &std::path::Path) -> impl Fn(std::io::Error) -> KeptError + '_ {
-        move |error| KeptError::Io { path: path.to_owned(), error }
+        move |error| KeptError::Io {
+            path: path.to_owned(),
+            error,
+        }
     }
 }
 
@@ -1045,7 +1081,9 @@ pub enum ScheduleError {
     #[error(transparent)]
     Adapter(#[from] AdapterError),
     /// There are too many requests.
-    #[error("{max} requests are waiting or running already; try again later, or raise max_requests")]
+    #[error(
+        "{max} requests are waiting or running already; try again later, or raise max_requests"
+    )]
     QueueFull {
         /// Largest number of requests.
         max: usize,
@@ -1113,7 +1151,9 @@ pub enum LearnError {
         supported: u32,
     },
     /// What was learnt belongs to another model.
-    #[error("this was learnt with another model (fingerprint {found:016x}, this one has {expected:016x})")]
+    #[error(
+        "this was learnt with another model (fingerprint {found:016x}, this one has {expected:016x})"
+    )]
     OtherModel {
         /// Fingerprint of the model it was learnt with.
         found: u64,
@@ -1139,7 +1179,9 @@ pub enum LearnError {
         what: String,
     },
     /// The file is not a checkpoint of a training.
-    #[error("general.type is {found:?}, expected \"training\": this file is no checkpoint of a training")]
+    #[error(
+        "general.type is {found:?}, expected \"training\": this file is no checkpoint of a training"
+    )]
     NotTraining {
         /// `general.type`; empty if it is missing.
         found: String,
@@ -1179,7 +1221,9 @@ pub enum LearnError {
     #[error("there is no answer to rate: nothing was generated since the last prompt or rating")]
     NoAnswer,
     /// A rating came before any text with which answers could be compared.
-    #[error("nothing to compare the answer with: calibrate with control text, or let some pages be observed first")]
+    #[error(
+        "nothing to compare the answer with: calibrate with control text, or let some pages be observed first"
+    )]
     NothingToCompare,
     /// A rating is infinite or NaN.
     #[error("the rating is {value}, expected a finite number")]
@@ -1291,7 +1335,10 @@ pub enum SonaError {
 impl SonaError {
     /// Adds the file to what the system says.
     pub(crate) fn io(path: &std::path::Path) -> impl Fn(std::io::Error) -> SonaError + '_ {
-        move |error| SonaError::Io { path: path.to_owned(), error }
+        move |error| SonaError::Io {
+            path: path.to_owned(),
+            error,
+        }
     }
 }
 
@@ -1328,7 +1375,9 @@ pub enum AdapterError {
         expected: &'static str,
     },
     /// The adapter uses a feature that this build does not support.
-    #[error("the adapter sets {key}, which this build does not support; it would not work as it was trained")]
+    #[error(
+        "the adapter sets {key}, which this build does not support; it would not work as it was trained"
+    )]
     Unsupported {
         /// The key.
         key: &'static str,
@@ -1348,13 +1397,17 @@ pub enum AdapterError {
         tensor: String,
     },
     /// A tensor is neither `lora_a` nor `lora_b`.
-    #[error("tensor {name:?} is neither `.lora_a` nor `.lora_b` of a weight; refusing to ignore it")]
+    #[error(
+        "tensor {name:?} is neither `.lora_a` nor `.lora_b` of a weight; refusing to ignore it"
+    )]
     UnknownTensor {
         /// The tensor.
         name: String,
     },
     /// The adapter changes a matrix that the model does not have.
-    #[error("the adapter changes {tensor:?}, which is no matrix of this model: it is for another one")]
+    #[error(
+        "the adapter changes {tensor:?}, which is no matrix of this model: it is for another one"
+    )]
     NoSuchMatrix {
         /// The matrix.
         tensor: String,
@@ -1366,7 +1419,9 @@ pub enum AdapterError {
         missing: String,
     },
     /// A tensor does not match its matrix, or the other tensor of the pair.
-    #[error("tensor {name:?} has the shape {found:?}, expected {expected:?}: the adapter is for another model")]
+    #[error(
+        "tensor {name:?} has the shape {found:?}, expected {expected:?}: the adapter is for another model"
+    )]
     Shape {
         /// The tensor.
         name: String,
@@ -1382,7 +1437,9 @@ pub enum AdapterError {
         name: String,
     },
     /// An adapter alone is larger than the budget of its registry.
-    #[error("the adapter {name:?} takes {bytes} bytes, the budget of all adapters is {budget}; raise it")]
+    #[error(
+        "the adapter {name:?} takes {bytes} bytes, the budget of all adapters is {budget}; raise it"
+    )]
     OverBudget {
         /// Its name.
         name: String,
@@ -1575,7 +1632,8 @@ pub enum GrammarError {
         /// The limit.
         seconds: u64,
     },
-    /// The source is not a grammar of this syntax, matches nothing, or exceeds the limits of compiling.
+    /// The source is not a grammar of this syntax, matches nothing, or exceeds the limits of
+    /// compiling.
     #[error("{syntax}: {message}")]
     Invalid {
         /// The syntax, such as `JSON Schema`.

@@ -43,26 +43,32 @@
 //!
 //! # Promise
 //!
-//! No file, prompt or token id causes undefined behaviour, a panic or an abort. Memory is bounded by the size of the
-//! file and the context asked for; if there is no memory for cache, logits or buffers of a pass, that is an error and
-//! the session is unchanged. Input that is not understood is an error, never ignored.
+//! No file, prompt or token id causes undefined behaviour, a panic or an abort. Memory is bounded
+//! by the size of the file and the context asked for; if there is no memory for cache, logits or
+//! buffers of a pass, that is an error and the session is unchanged. Input that is not understood
+//! is an error, never ignored.
 //!
-//! There are three exceptions. A chat template can take any amount of memory for texts *and lists* that it never
-//! prints, until the process aborts, and leave a thread behind that computes forever, though the call itself ends (see
-//! the module `chat`). Small allocations that fail, and those of gradients and learning, abort as everywhere in Rust.
-//! And a mapped file that another program truncates while it is in use ends the process (see [`gguf`] for how to avoid
-//! it).
+//! There are three exceptions. A chat template can take any amount of memory for texts *and lists*
+//! that it never prints, until the process aborts, and leave a thread behind that computes forever,
+//! though the call itself ends (see the module `chat`). Small allocations that fail, and those of
+//! gradients and learning, abort as everywhere in Rust. And a mapped file that another program
+//! truncates while it is in use ends the process (see [`gguf`] for how to avoid it).
 //!
 //! # Reading order
 //!
-//! [`model`] (what is run), [`exec`] (how), [`lora`] (adapters), [`learn`] (learning during use), [`sona`] (learning
-//! that goes on by itself), [`train`] (training adapters), [`gguf`] (the file), [`quant`] (its formats), [`arch`] (the
-//! kernels), [`tokenizer`], [`sample`], `chat` (templates, and an example of a whole conversation). In the source, begin with `exec/forward.rs`; `ARCHITECTURE.md` has the map.
+//! [`model`] (what is run), [`exec`] (how), [`lora`] (adapters), [`learn`] (learning during use),
+//! [`sona`] (learning that goes on by itself), [`train`] (training adapters), [`gguf`] (the file),
+//! [`quant`] (its formats), [`arch`] (the kernels), [`tokenizer`], [`sample`], `chat` (templates,
+//! and an example of a whole conversation). In the source, begin with `exec/forward.rs`;
+//! `ARCHITECTURE.md` has the map.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 // `bench` and code used only by it are missing on this target.
-#![cfg_attr(all(target_arch = "wasm32", target_os = "unknown"), allow(dead_code, unused_imports))]
+#![cfg_attr(
+    all(target_arch = "wasm32", target_os = "unknown"),
+    allow(dead_code, unused_imports)
+)]
 
 pub mod arch;
 #[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))] // this target has no clock
@@ -92,7 +98,8 @@ pub mod train;
 
 pub use error::*;
 pub use exec::{
-    CancelToken, Embedder, Engine, Finish, Generation, KvType, Piece, Reranker, Session, SessionOptions, StopReason,
+    CancelToken, Embedder, Engine, Finish, Generation, KvType, Piece, Reranker, Session,
+    SessionOptions, StopReason,
 };
 pub use model::Model;
 pub use sample::Sampler;

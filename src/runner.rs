@@ -1,8 +1,8 @@
 //! Interface of a device that computes passes instead of the CPU: a GPU.
 //!
-//! An engine hands over whole passes. Keys and values stay in the pages of its pool, whose memory is allocated by the
-//! runner and accessible to both: so forks, rewinds and copies on write are done by the CPU alone, and the CPU can
-//! compute the first layers of a model.
+//! An engine hands over whole passes. Keys and values stay in the pages of its pool, whose memory
+//! is allocated by the runner and accessible to both: so forks, rewinds and copies on write are
+//! done by the CPU alone, and the CPU can compute the first layers of a model.
 
 use crate::cache::{PageMemory, PagePlace};
 use crate::error::SessionError;
@@ -14,7 +14,8 @@ pub trait Runner: Send + Sync {
     /// Name of the device, for `doctor` and messages.
     fn name(&self) -> String;
 
-    /// Index of the first layer that it computes, 0 for all of them. The CPU computes the layers before.
+    /// Index of the first layer that it computes, 0 for all of them. The CPU computes the layers
+    /// before.
     fn first_layer(&self) -> usize;
 
     /// Bytes of weights that it had to copy, as it cannot use them where they are.
@@ -56,11 +57,11 @@ pub struct BatchSlot<'a> {
     pub outputs: Range<usize>,
     /// Position of the first row.
     pub pos: usize,
-    /// Whether the tokens were generated (including drafts) rather than read from a prompt. The bits of a row depend on
-    /// this, but on no other row.
+    /// Whether the tokens were generated (including drafts) rather than read from a prompt. The
+    /// bits of a row depend on this, but on no other row.
     pub generated: bool,
-    /// For each group of layers, the addresses of the sequence's pages, by position divided by 64; 0 for pages that
-    /// have left a window. All tables have the same length.
+    /// For each group of layers, the addresses of the sequence's pages, by position divided by 64;
+    /// 0 for pages that have left a window. All tables have the same length.
     pub tables: &'a [Vec<u64>],
     /// Its adapters, whose terms are added to products in this order.
     #[cfg_attr(not(feature = "metal"), allow(dead_code))] // the CPU has the sessions' own
@@ -72,6 +73,7 @@ pub struct BatchSlot<'a> {
 pub struct BatchOutputs<'a> {
     /// Logits, `(outputs, n_vocab)`.
     pub logits: &'a mut [f32],
-    /// The head's inputs, `(outputs, n_embd)`. If they are requested, logits are the head's bare products.
+    /// The head's inputs, `(outputs, n_embd)`. If they are requested, logits are the head's bare
+    /// products.
     pub states: Option<&'a mut [f32]>,
 }

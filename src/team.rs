@@ -1,11 +1,12 @@
 //! The threads of a forward pass.
 //!
-//! A forward pass is some hundred short parallel regions separated by serial work. Waking a thread for each of them
-//! would cost more than the work, so a [`Team`]'s helpers stay awake for the length of a pass: they watch one atomic
-//! word for the next region, claim its tasks one by one, and go back to sleep in their pool shortly after the last
-//! region. A slow or preempted thread delays only the task it holds; if a helper never comes, the others do its share.
-//! Tasks are cut by output rows and never depend on the thread that runs them, so results are the same for any number
-//! of threads.
+//! A forward pass is some hundred short parallel regions separated by serial work. Waking a thread
+//! for each of them would cost more than the work, so a [`Team`]'s helpers stay awake for the
+//! length of a pass: they watch one atomic word for the next region, claim its tasks one by one,
+//! and go back to sleep in their pool shortly after the last region. A slow or preempted thread
+//! delays only the task it holds; if a helper never comes, the others do its share. Tasks are cut
+//! by output rows and never depend on the thread that runs them, so results are the same for any
+//! number of threads.
 
 #![allow(unsafe_code)] // regions borrow the caller's stack across threads
 
@@ -19,8 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Number of spins before a waiting thread begins to yield its core.
 const SPINS: u32 = 4096;
-/// Time that an idle helper stays awake: longer than the serial work between two regions or the sampling between two
-/// tokens, too short to show up as CPU use.
+/// Time that an idle helper stays awake: longer than the serial work between two regions or the
+/// sampling between two tokens, too short to show up as CPU use.
 const LINGER: Duration = Duration::from_micros(200);
 /// Bytes of small chunks that share a task.
 const TASK_BYTES: usize = 16 << 10;
@@ -31,8 +32,8 @@ const TASKS: usize = 16;
 type Call = unsafe fn(*const (), usize, usize);
 
 struct Shared {
-    /// `region << 32 | next task`. Claiming is a compare-exchange on the whole word, so a late helper can never claim a
-    /// task of a region that it has not seen.
+    /// `region << 32 | next task`. Claiming is a compare-exchange on the whole word, so a late
+    /// helper can never claim a task of a region that it has not seen.
     state: AtomicU64,
     call: AtomicPtr<()>,
     closure: AtomicPtr<()>,
@@ -54,7 +55,8 @@ struct Shared {
 const CLOSED: u64 = u32::MAX as u64;
 
 impl Shared {
-    /// Claims and runs tasks of the current region as `worker` until none is left; returns whether it ran any.
+    /// Claims and runs tasks of the current region as `worker` until none is left; returns whether
+    /// it ran any.
     fn work(&self, worker: usize) -> bool {
         let mut worked = false;
         loop {
@@ -66,39 +68,51 @@ impl Shared {
             if task >= n_tasks {
                 return worked;
             }
-            if self.state.compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            if self
+                .state
+                .compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed)
+                .is_err()
+            {
                 continue;
             }
-            // The word did not change between the loads above and the claim, and the fields are only rewritten while
-            // the word is closed: they belong to the region of the claimed task. This requires that their loads acquire
-            // and their stores release: otherwise a core that reorders stores could show a field of the next region
+            // The word did not change between the loads above and the claim, and the fields are
+            // only rewritten while the word is closed: they belong to the region of the
+            // claimed task. This requires that their loads acquire and their stores
+            // release: otherwise a core that reorders stores could show a field of the next region
             // before it shows the word closed.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 // SAFETY: `call` was stored by `Crew::run_as_workers` from a value of this type.
                 let call = unsafe { std::mem::transmute::<*mut (), Call>(call) };
-                // SAFETY: `closure` is the one `call` was made for, and `Crew::run_as_workers` keeps it alive
-                // until `n_done` counts this task.
+                // SAFETY: `closure` is the one `call` was made for, and `Crew::run_as_workers`
+                // keeps it alive until `n_done` counts this task.
                 unsafe { call(closure, worker, task) }
             }));
             if let Err(payload) = outcome {
-                self.panic.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(payload);
+                self.panic
+                    .lock()
+                    .unwrap_or_else(|e| e.into_inner())
+                    .get_or_insert(payload);
             }
             self.n_done.fetch_add(1, Ordering::Release);
             worked = true;
         }
     }
 
-    /// Loop of a helper: takes a seat, works while there are tasks, stays awake a little longer, leaves.
+    /// Loop of a helper: takes a seat, works while there are tasks, stays awake a little longer,
+    /// leaves.
     fn help(&self) {
         loop {
-            let seat = self.seats.iter().position(|taken| !taken.swap(true, Ordering::Acquire));
+            let seat = self
+                .seats
+                .iter()
+                .position(|taken| !taken.swap(true, Ordering::Acquire));
             if let Some(seat) = seat {
                 self.stay(1 + seat);
                 self.seats[seat].store(false, Ordering::Release);
             }
             self.n_helpers.fetch_sub(1, Ordering::SeqCst);
-            // A pass that began in the meantime may have counted on this helper: then it comes back. If there was no
-            // free seat, all others are awake.
+            // A pass that began in the meantime may have counted on this helper: then it comes
+            // back. If there was no free seat, all others are awake.
             if seat.is_none() || !self.in_pass.load(Ordering::SeqCst) {
                 return;
             }
@@ -193,12 +207,13 @@ impl Team {
         self.n_threads
     }
 
-    /// Runs `f` with the team awake. If another pass holds the team, `f` gets a crew of only the calling thread:
-    /// slower, but never wrong and never blocked.
+    /// Runs `f` with the team awake. If another pass holds the team, `f` gets a crew of only the
+    /// calling thread: slower, but never wrong and never blocked.
     pub(crate) fn enter<R>(&self, f: impl FnOnce(&Crew<'_>) -> R) -> R {
         let guard = match (&self.pool, self.entered.try_lock()) {
             (Some(pool), Ok(guard)) => Some((pool, guard)),
-            // A panic inside a region is propagated only after all its tasks have ended: the state is consistent.
+            // A panic inside a region is propagated only after all its tasks have ended: the state
+            // is consistent.
             (Some(pool), Err(std::sync::TryLockError::Poisoned(e))) => Some((pool, e.into_inner())),
             _ => None,
         };
@@ -219,7 +234,10 @@ impl Team {
             let shared = Arc::clone(&self.shared);
             pool.spawn(move || shared.help());
         }
-        let result = f(&Crew { shared: Some(&self.shared), n_threads: self.n_threads });
+        let result = f(&Crew {
+            shared: Some(&self.shared),
+            n_threads: self.n_threads,
+        });
         drop(pass);
         result
     }
@@ -260,12 +278,22 @@ impl Crew<'_> {
 
     /// This crew if `worthwhile`, otherwise the caller alone: for work too small to be shared.
     pub(crate) fn when(&self, worthwhile: bool) -> Crew<'_> {
-        if worthwhile { Crew { shared: self.shared, n_threads: self.n_threads } } else { Crew::alone() }
+        if worthwhile {
+            Crew {
+                shared: self.shared,
+                n_threads: self.n_threads,
+            }
+        } else {
+            Crew::alone()
+        }
     }
 
     /// A crew of only the calling thread.
     pub(crate) fn alone() -> Crew<'static> {
-        Crew { shared: None, n_threads: 1 }
+        Crew {
+            shared: None,
+            n_threads: 1,
+        }
     }
 
     /// Calls `f(0) … f(n_tasks − 1)`, each once, in any order, on any threads, and returns when all
@@ -277,8 +305,8 @@ impl Crew<'_> {
         self.run_as_workers(n_tasks, |_, task| f(task));
     }
 
-    /// As [`Crew::run`]; `f` also gets the number of the worker that runs the task, which is below [`Crew::n_threads`]
-    /// and belongs to one thread at a time.
+    /// As [`Crew::run`]; `f` also gets the number of the worker that runs the task, which is below
+    /// [`Crew::n_threads`] and belongs to one thread at a time.
     fn run_as_workers<F: Fn(usize, usize) + Sync>(&self, n_tasks: usize, f: F) {
         let Some(shared) = self.shared.filter(|_| n_tasks > 1) else {
             (0..n_tasks).for_each(|task| f(0, task));
@@ -286,18 +314,24 @@ impl Crew<'_> {
         };
         assert!((n_tasks as u64) < CLOSED, "{n_tasks} tasks in one region");
         unsafe fn call<F: Fn(usize, usize)>(f: *const (), worker: usize, task: usize) {
-            // SAFETY: `f` points to the `F` that `run_as_workers` borrowed when it stored this function.
+            // SAFETY: `f` points to the `F` that `run_as_workers` borrowed when it stored this
+            // function.
             let f = unsafe { &*f.cast::<F>() };
             f(worker, task);
         }
         // A second region would make helpers believe that the first has ended.
-        assert!(!shared.in_region.swap(true, Ordering::Relaxed), "a region within a region");
+        assert!(
+            !shared.in_region.swap(true, Ordering::Relaxed),
+            "a region within a region"
+        );
         let region = (shared.state.load(Ordering::Relaxed) >> 32) + 1;
         // Closed: no helper can claim while the fields change (see `Shared::work`).
         shared.state.store(region << 32 | CLOSED, Ordering::Relaxed);
         let call: Call = call::<F>;
         shared.call.store(call as *mut (), Ordering::Release);
-        shared.closure.store((&raw const f).cast_mut().cast(), Ordering::Release);
+        shared
+            .closure
+            .store((&raw const f).cast_mut().cast(), Ordering::Release);
         shared.n_tasks.store(n_tasks, Ordering::Release);
         shared.n_done.store(0, Ordering::Relaxed);
         shared.state.store(region << 32, Ordering::Release);
@@ -305,20 +339,33 @@ impl Crew<'_> {
         let mut spins = 0u32;
         while shared.n_done.load(Ordering::Acquire) < n_tasks {
             spins += 1;
-            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if spins < SPINS {
+                std::hint::spin_loop()
+            } else {
+                std::thread::yield_now()
+            }
         }
         shared.in_region.store(false, Ordering::Relaxed);
-        let panic = shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
+        let panic = shared
+            .panic
+            .lock()
+            .unwrap_or_else(|e| e.into_inner())
+            .take();
         if let Some(payload) = panic {
             resume_unwind(payload);
         }
     }
 
-    /// Cuts the columns of `matrices` into tiles, all in one region, and calls `f` with the matrix's item, the tile's
-    /// columns and its view, and a part of `workspace`: each worker has one of [`Crew::n_threads`] equal parts, which
-    /// contains what earlier tasks left there.
-    pub(crate) fn for_tiles<T: Sync, W: Send, F>(&self, matrices: &mut [Tiled<'_, T>], workspace: &mut [W], f: F)
-    where
+    /// Cuts the columns of `matrices` into tiles, all in one region, and calls `f` with the
+    /// matrix's item, the tile's columns and its view, and a part of `workspace`: each worker
+    /// has one of [`Crew::n_threads`] equal parts, which contains what earlier tasks left
+    /// there.
+    pub(crate) fn for_tiles<T: Sync, W: Send, F>(
+        &self,
+        matrices: &mut [Tiled<'_, T>],
+        workspace: &mut [W],
+        f: F,
+    ) where
         F: Fn(&T, Range<usize>, &mut ColumnsMut<'_>, &mut [W]) + Sync,
     {
         self.for_some_tiles(0..n_tiles(matrices), matrices, workspace, f);
@@ -345,13 +392,15 @@ impl Crew<'_> {
                 if tile < m.n_tiles() {
                     let start = tile * m.width;
                     let cols = m.width.min(m.y.cols() - start);
-                    // SAFETY: each task is run once and has its own columns, and nothing else can use the views, which
-                    // are borrowed exclusively while the region lasts.
+                    // SAFETY: each task is run once and has its own columns, and nothing else can
+                    // use the views, which are borrowed exclusively while the
+                    // region lasts.
                     let mut tile = unsafe { m.y.tile(start, cols) };
                     // SAFETY: `worker` is below the number of shares.
                     let part = unsafe { workspace.ptr().add(worker * share) };
-                    // SAFETY: one thread at a time is this worker, and tasks do not nest; `workspace` is borrowed
-                    // exclusively while the region lasts.
+                    // SAFETY: one thread at a time is this worker, and tasks do not nest;
+                    // `workspace` is borrowed exclusively while the region
+                    // lasts.
                     let part = unsafe { std::slice::from_raw_parts_mut(part, share) };
                     return f(&m.item, start..start + cols, &mut tile, part);
                 }
@@ -360,8 +409,9 @@ impl Crew<'_> {
         });
     }
 
-    /// Cuts `y` into chunks of `chunk` values and calls `f` with each chunk's index and values. Small chunks share a task,
-    /// as claiming one takes as long as a row of some hundred values, as long as every thread has tasks enough.
+    /// Cuts `y` into chunks of `chunk` values and calls `f` with each chunk's index and values.
+    /// Small chunks share a task, as claiming one takes as long as a row of some hundred
+    /// values, as long as every thread has tasks enough.
     pub(crate) fn for_chunks<T: Send, F>(&self, y: &mut [T], chunk: usize, f: F)
     where
         F: Fn(usize, &mut [T]) + Sync,
@@ -369,22 +419,27 @@ impl Crew<'_> {
         let len = y.len();
         let base = SendPtr(y.as_mut_ptr());
         let n_chunks = len.div_ceil(chunk);
-        let at_once = (TASK_BYTES / (chunk * size_of::<T>()).max(1)).min(n_chunks / (self.n_threads * TASKS)).max(1);
+        let at_once = (TASK_BYTES / (chunk * size_of::<T>()).max(1))
+            .min(n_chunks / (self.n_threads * TASKS))
+            .max(1);
         self.run(n_chunks.div_ceil(at_once), |task| {
             for i in (task * at_once..n_chunks).take(at_once) {
                 let start = i * chunk;
                 // SAFETY: `start` lies inside `y`.
                 let ptr = unsafe { base.ptr().add(start) };
-                // SAFETY: each chunk belongs to one task and lies inside `y`, which is borrowed exclusively.
-                f(i, unsafe { std::slice::from_raw_parts_mut(ptr, chunk.min(len - start)) });
+                // SAFETY: each chunk belongs to one task and lies inside `y`, which is borrowed
+                // exclusively.
+                f(i, unsafe {
+                    std::slice::from_raw_parts_mut(ptr, chunk.min(len - start))
+                });
             }
         });
     }
 }
 
 impl Crew<'_> {
-    /// Cuts `a` and `b` into the same number of chunks and calls `f` with the index of each pair of chunks and both
-    /// chunks.
+    /// Cuts `a` and `b` into the same number of chunks and calls `f` with the index of each pair of
+    /// chunks and both chunks.
     ///
     /// # Panics
     /// If the numbers of chunks differ.
@@ -399,14 +454,20 @@ impl Crew<'_> {
         F: Fn(usize, &mut [A], &mut [B]) + Sync,
     {
         let (a_len, b_len) = (a.len(), b.len());
-        assert_eq!(a_len.div_ceil(a_chunk), b_len.div_ceil(b_chunk), "pairs of chunks");
+        assert_eq!(
+            a_len.div_ceil(a_chunk),
+            b_len.div_ceil(b_chunk),
+            "pairs of chunks"
+        );
         let base = SendPtr(b.as_mut_ptr());
         self.for_chunks(a, a_chunk, |i, a| {
             let start = i * b_chunk;
             // SAFETY: `start` lies inside `b`.
             let ptr = unsafe { base.ptr().add(start) };
             // SAFETY: each task has a chunk of its own inside `b`, which is borrowed exclusively.
-            f(i, a, unsafe { std::slice::from_raw_parts_mut(ptr, b_chunk.min(b_len - start)) });
+            f(i, a, unsafe {
+                std::slice::from_raw_parts_mut(ptr, b_chunk.min(b_len - start))
+            });
         });
     }
 }
@@ -430,7 +491,8 @@ mod tests {
             let team = Team::new(n_threads).unwrap();
             team.enter(|crew| {
                 for n_tasks in [0, 1, 2, 3, 7, 64] {
-                    let counts: Vec<AtomicUsize> = (0..n_tasks).map(|_| AtomicUsize::new(0)).collect();
+                    let counts: Vec<AtomicUsize> =
+                        (0..n_tasks).map(|_| AtomicUsize::new(0)).collect();
                     crew.run(n_tasks, |i| {
                         counts[i].fetch_add(1, Ordering::Relaxed);
                     });
@@ -460,8 +522,9 @@ mod tests {
     #[test]
     fn a_panic_reaches_the_caller_and_the_team_survives() {
         let team = Team::new(2).unwrap();
-        let caught =
-            catch_unwind(AssertUnwindSafe(|| team.enter(|crew| crew.run(8, |i| assert_ne!(i, 5, "task five")))));
+        let caught = catch_unwind(AssertUnwindSafe(|| {
+            team.enter(|crew| crew.run(8, |i| assert_ne!(i, 5, "task five")))
+        }));
         assert!(caught.is_err());
         team.enter(|crew| crew.run(8, |_| ()));
     }
@@ -490,8 +553,16 @@ mod tests {
         team.enter(|crew| {
             let (mut a, mut b) = (vec![0.0; 3 * 10], vec![0.0; 3 * 7]);
             let mut matrices = [
-                Tiled { y: ColumnsMut::new(&mut a, 3, 10), width: 4, item: 0 },
-                Tiled { y: ColumnsMut::new(&mut b, 3, 7), width: 3, item: 1 },
+                Tiled {
+                    y: ColumnsMut::new(&mut a, 3, 10),
+                    width: 4,
+                    item: 0,
+                },
+                Tiled {
+                    y: ColumnsMut::new(&mut b, 3, 7),
+                    width: 3,
+                    item: 1,
+                },
             ];
             crew.for_tiles(&mut matrices, &mut [(); 0], |m, range, view, _| {
                 for i in 0..view.rows() {
@@ -515,8 +586,13 @@ mod tests {
             // Consecutive passes while helpers come and go.
             for _ in 0..if cfg!(miri) { 2 } else { 30 } {
                 team.enter(|crew| {
-                    let (mut y, mut workspace) = (vec![0.0; 64], vec![0usize; 3 * n_threads + n_threads - 1]);
-                    let mut matrix = [Tiled { y: ColumnsMut::new(&mut y, 1, 64), width: 1, item: () }];
+                    let (mut y, mut workspace) =
+                        (vec![0.0; 64], vec![0usize; 3 * n_threads + n_threads - 1]);
+                    let mut matrix = [Tiled {
+                        y: ColumnsMut::new(&mut y, 1, 64),
+                        width: 1,
+                        item: (),
+                    }];
                     crew.for_tiles(&mut matrix, &mut workspace, |(), columns, y, part| {
                         assert_eq!(part.len(), 3);
                         for _ in 0..if cfg!(miri) { 2 } else { 20 } {

@@ -1,4 +1,5 @@
-//! Templates that never end, in a process of their own: the threads that are left behind keep cores busy until it ends.
+//! Templates that never end, in a process of their own: the threads that are left behind keep cores
+//! busy until it ends.
 #![cfg(feature = "chat")]
 
 use ruvllm::ChatError;
@@ -12,7 +13,10 @@ fn comparing_shared_lists_ends_in_time() {
              {% set ns.t = [ns.t, ns.t] %}{% endfor %}{{ ns.s == ns.t }}";
     let mut template = ChatTemplate::parse(t).unwrap();
     let inputs = ChatInputs::new(&[Message::user("Hi")]);
-    assert_eq!(template.render_unless(&inputs, || true), Err(ChatError::Cancelled));
+    assert_eq!(
+        template.render_unless(&inputs, || true),
+        Err(ChatError::Cancelled)
+    );
     // The usual limit takes ten seconds to reach.
     let (mut limit, mut text) = (Duration::from_secs(10), "10s");
     if std::env::var_os("RUVLLM_LONG").is_none() {
@@ -22,6 +26,9 @@ fn comparing_shared_lists_ends_in_time() {
     let begun = Instant::now();
     let error = template.render(&inputs).unwrap_err();
     assert_eq!(error, ChatError::OutOfTime { limit });
-    assert_eq!(error.to_string(), format!("the chat template did not end within {text}"));
+    assert_eq!(
+        error.to_string(),
+        format!("the chat template did not end within {text}")
+    );
     assert!(begun.elapsed() >= limit);
 }

@@ -16,8 +16,17 @@ const MOST: u64 = 64 << 20;
 /// A line of `/proc/self/status` in bytes.
 fn status(key: &str) -> u64 {
     let text = fs::read_to_string("/proc/self/status").unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap();
-    line.trim().strip_suffix("kB").unwrap().trim().parse::<u64>().unwrap() * 1024
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))
+        .unwrap();
+    line.trim()
+        .strip_suffix("kB")
+        .unwrap()
+        .trim()
+        .parse::<u64>()
+        .unwrap()
+        * 1024
 }
 
 #[test]

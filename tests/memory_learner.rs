@@ -1,5 +1,5 @@
-//! What a session takes to learn is what was said it would, counted with an allocator of our own, alone in its
-//! process.
+//! What a session takes to learn is what was said it would, counted with an allocator of our own,
+//! alone in its process.
 
 #[path = "it/run/mod.rs"]
 mod run;
@@ -48,12 +48,27 @@ fn learning_takes_what_was_estimated() {
         ..Default::default()
     };
     for (model, learner) in [
-        (Model::open(shipped).unwrap(), LearnerOptions { neighbours: 4000, ..Default::default() }),
-        (Model::from_gguf(Tiny::Llama.parts(DType::Q8_0).gguf()).unwrap(), small),
+        (
+            Model::open(shipped).unwrap(),
+            LearnerOptions {
+                neighbours: 4000,
+                ..Default::default()
+            },
+        ),
+        (
+            Model::from_gguf(Tiny::Llama.parts(DType::Q8_0).gguf()).unwrap(),
+            small,
+        ),
     ] {
         let h = model.hparams();
-        let options = SessionOptions { n_ctx: Some(64), n_batch: 64, ..Default::default() };
-        let text: Vec<u32> = (0..1u32 << 14).map(|i| i.wrapping_mul(2_654_435_761) % h.n_vocab as u32).collect();
+        let options = SessionOptions {
+            n_ctx: Some(64),
+            n_batch: 64,
+            ..Default::default()
+        };
+        let text: Vec<u32> = (0..1u32 << 14)
+            .map(|i| i.wrapping_mul(2_654_435_761) % h.n_vocab as u32)
+            .collect();
         let mut session = run::session_on(&model, 1, &options);
         session.prefill(&text[..64]).unwrap();
         session.clear();
@@ -61,16 +76,22 @@ fn learning_takes_what_was_estimated() {
         let engine = session.engine().clone();
         let (before, buffers) = (NOW.load(Ordering::Relaxed), engine.memory().buffers);
         MOST.store(before, Ordering::Relaxed);
-        session.set_learner(Learner::new(&model, &learner).unwrap()).unwrap();
+        session
+            .set_learner(Learner::new(&model, &learner).unwrap())
+            .unwrap();
         session.calibrate(&text).unwrap();
         for piece in text[..4096].chunks(64) {
             session.clear();
             session.observe(piece).unwrap();
         }
-        let taken = (MOST.load(Ordering::Relaxed) - before) as u64 - (engine.memory().buffers - buffers);
+        let taken =
+            (MOST.load(Ordering::Relaxed) - before) as u64 - (engine.memory().buffers - buffers);
         let plan = model.memory_plan(&options.clone().into()).unwrap();
         let planned = plan.with_learner(h, &options, &learner).learner;
         println!("{taken}, planned {planned}");
-        assert!(20 * planned.abs_diff(taken) <= taken, "{taken} bytes taken, {planned} planned");
+        assert!(
+            20 * planned.abs_diff(taken) <= taken,
+            "{taken} bytes taken, {planned} planned"
+        );
     }
 }

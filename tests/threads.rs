@@ -1,4 +1,5 @@
-//! Eight sessions of one model take the threads of one: counted in a process of its own, as other tests start theirs.
+//! Eight sessions of one model take the threads of one: counted in a process of its own, as other
+//! tests start theirs.
 #![cfg(target_os = "linux")]
 
 #[path = "it/run/mod.rs"]
@@ -11,14 +12,20 @@ use ruvllm::quant::DType;
 use std::time::{Duration, Instant};
 use tiny::{TOKENS, Tiny};
 
-/// Names of this process's threads. A thread bears its maker's name until it runs for the first time.
+/// Names of this process's threads. A thread bears its maker's name until it runs for the first
+/// time.
 fn names() -> Vec<String> {
     let threads = std::fs::read_dir("/proc/self/task").unwrap();
-    threads.filter_map(|thread| std::fs::read_to_string(thread.unwrap().path().join("comm")).ok()).collect()
+    threads
+        .filter_map(|thread| std::fs::read_to_string(thread.unwrap().path().join("comm")).ok())
+        .collect()
 }
 
 fn of_engines() -> usize {
-    names().iter().filter(|name| name.starts_with("ruvllm-")).count()
+    names()
+        .iter()
+        .filter(|name| name.starts_with("ruvllm-"))
+        .count()
 }
 
 #[test]
@@ -32,7 +39,9 @@ fn sessions_share_threads() {
     assert_eq!(of_engines(), 2);
     let all = names().len();
     let mut sessions: Vec<Session> = (0..8).map(|_| engine.session().unwrap()).collect();
-    sessions.iter_mut().for_each(|session| session.prefill(&TOKENS).unwrap());
+    sessions
+        .iter_mut()
+        .for_each(|session| session.prefill(&TOKENS).unwrap());
     assert_eq!(of_engines(), 2);
     assert!(names().len() <= all, "{:?}", names());
 }

@@ -1,14 +1,17 @@
-//! `ruvllm batched-bench`: speed with many sequences side by side, as llama-batched-bench measures it.
+//! `ruvllm batched-bench`: speed with many sequences side by side, as llama-batched-bench measures
+//! it.
 
 use super::bench::shape;
-use super::model::{CacheTypeArgs, ModelArgs, ResidenceArgs, ThreadsArg, demo_metadata, engine, open};
+use super::model::{
+    CacheTypeArgs, ModelArgs, ResidenceArgs, ThreadsArg, demo_metadata, engine, open,
+};
 use super::output::{Failure, percentiles, print, slashes};
 use clap::{ValueEnum, value_parser};
 use ruvllm::Sampler;
 use ruvllm::bench::synthetic_with_tokens;
 use ruvllm::exec::{
-    CancelToken, Engine, EngineOptions, KvType, Outputs, Request, Schedule, ScheduleOptions, Sequence, SessionOptions,
-    Slot, Stream, TokenKind,
+    CancelToken, Engine, EngineOptions, KvType, Outputs, Request, Schedule, ScheduleOptions,
+    Sequence, SessionOptions, Slot, Stream, TokenKind,
 };
 use serde_json::json;
 use std::task::{Context, Waker};
@@ -52,7 +55,8 @@ pub(super) struct Args {
     /// All sequences have one prompt, computed once [short: -pps]
     #[arg(long)]
     prompt_shared: bool,
-    /// Instead, let the scheduler compute -npl sequences, to which a prompt of so many tokens comes
+    /// Instead, let the scheduler compute -npl sequences, to which a prompt of so many tokens
+    /// comes
     #[arg(long, value_name = "N", conflicts_with = "prompt_shared", value_parser = value_parser!(u32).range(1..1 << 20))]
     arriving: Option<u32>,
     /// Most rows of a pass over prompts [short: -ub]
@@ -82,7 +86,8 @@ struct Test {
     pl: usize,
 }
 
-/// Times of a test: when the prompt of each sequence was computed, and what each pass of generation took.
+/// Times of a test: when the prompt of each sequence was computed, and what each pass of generation
+/// took.
 struct Times {
     first: Vec<Duration>,
     next: Vec<Duration>,
@@ -92,18 +97,37 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let model = match &args.synthetic {
         Some(name) => {
             let (shape, file_type) = shape(name)?;
-            open(synthetic_with_tokens(shape, file_type, &demo_metadata()?)?, &args.residence, name)?
+            open(
+                synthetic_with_tokens(shape, file_type, &demo_metadata()?)?,
+                &args.residence,
+                name,
+            )?
         }
         None => args.model.open(&args.residence)?,
     };
     let mut options = SessionOptions::default();
     args.cache_type.apply(KvType::default(), &mut options);
-    let engine = engine(&model, args.threads.number(), false, &options, EngineOptions::default())?;
+    let engine = engine(
+        &model,
+        args.threads.number(),
+        false,
+        &options,
+        EngineOptions::default(),
+    )?;
     if let Some(n) = args.arriving {
         return run_arriving(args, &engine, &options, n as usize);
     }
     // So that the first row pays for no page fault.
-    measure(args, &engine, &options, Test { pp: 16, tg: 4, pl: 1 })?;
+    measure(
+        args,
+        &engine,
+        &options,
+        Test {
+            pp: 16,
+            tg: 4,
+            pl: 1,
+        },
+    )?;
     if args.output_format == Format::Md {
         print(
             "|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |     first ms p50/p95/p99 |      next ms p50/p95/p99 |\n\
@@ -113,7 +137,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     for &pp in &args.n_prompt {
         for &tg in &args.n_gen {
             for &pl in &args.n_sequences {
-                let test = Test { pp: pp as usize, tg: tg as usize, pl: pl as usize };
+                let test = Test {
+                    pp: pp as usize,
+                    tg: tg as usize,
+                    pl: pl as usize,
+                };
                 let times = measure(args, &engine, &options, test)?;
                 print(row(args, test, times))?;
             }
@@ -122,17 +150,33 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-fn measure(args: &Args, engine: &Engine, options: &SessionOptions, test: Test) -> Result<Times, Failure> {
+fn measure(
+    args: &Args,
+    engine: &Engine,
+    options: &SessionOptions,
+    test: Test,
+) -> Result<Times, Failure> {
     let Test { pp, tg, pl } = test;
-    let options = SessionOptions { n_ctx: Some(pp + tg), ..options.clone() };
+    let options = SessionOptions {
+        n_ctx: Some(pp + tg),
+        ..options.clone()
+    };
     let n_vocab = engine.model().hparams().n_vocab;
     // The same in every run, different for every sequence.
     let tokens = |seq: usize, n: usize| -> Vec<u32> {
-        (0..n).map(|i| ((i * 7919 + seq * 104_729 + i * i % 31) % n_vocab) as u32).collect()
+        (0..n)
+            .map(|i| ((i * 7919 + seq * 104_729 + i * i % 31) % n_vocab) as u32)
+            .collect()
     };
-    let (mut outputs, cancel, n_batch) = (Outputs::default(), CancelToken::default(), args.ubatch_size as usize);
+    let (mut outputs, cancel, n_batch) = (
+        Outputs::default(),
+        CancelToken::default(),
+        args.ubatch_size as usize,
+    );
     let n_prompts = if args.prompt_shared { 1 } else { pl };
-    let mut sequences: Vec<Sequence> = (0..n_prompts).map(|_| engine.sequence(&options)).collect::<Result<_, _>>()?;
+    let mut sequences: Vec<Sequence> = (0..n_prompts)
+        .map(|_| engine.sequence(&options))
+        .collect::<Result<_, _>>()?;
     let prompts: Vec<Vec<u32>> = (0..n_prompts).map(|seq| tokens(seq, pp)).collect();
     let (start, mut first) = (Instant::now(), Vec::new());
     while first.len() < n_prompts {
@@ -143,13 +187,18 @@ fn measure(args: &Args, engine: &Engine, options: &SessionOptions, test: Test) -
             let n = rest.len().min(room);
             room -= n;
             if n > 0 {
-                slots
-                    .push(Slot::new(seq, &rest[..n], TokenKind::Prompt).outputs_from(n - usize::from(n == rest.len())));
+                slots.push(
+                    Slot::new(seq, &rest[..n], TokenKind::Prompt)
+                        .outputs_from(n - usize::from(n == rest.len())),
+                );
             }
         }
         engine.step(&mut slots, &mut outputs, &cancel)?;
         drop(slots);
-        let n_done = sequences.iter().take_while(|seq| seq.position() == pp).count();
+        let n_done = sequences
+            .iter()
+            .take_while(|seq| seq.position() == pp)
+            .count();
         first.resize(n_done, start.elapsed());
     }
     while sequences.len() < pl {
@@ -162,8 +211,9 @@ fn measure(args: &Args, engine: &Engine, options: &SessionOptions, test: Test) -
     for i in 0..tg {
         let start = Instant::now();
         let slots = sequences.iter_mut().zip(&generated);
-        let mut slots: Vec<_> =
-            slots.map(|(seq, tokens)| Slot::new(seq, &tokens[i..=i], TokenKind::Generated)).collect();
+        let mut slots: Vec<_> = slots
+            .map(|(seq, tokens)| Slot::new(seq, &tokens[i..=i], TokenKind::Generated))
+            .collect();
         engine.step(&mut slots, &mut outputs, &cancel)?;
         next.push(start.elapsed());
     }
@@ -171,7 +221,12 @@ fn measure(args: &Args, engine: &Engine, options: &SessionOptions, test: Test) -
 }
 
 /// What a prompt of `n` tokens costs those that generate, for each number of these.
-fn run_arriving(args: &Args, engine: &Engine, options: &SessionOptions, n: usize) -> Result<(), Failure> {
+fn run_arriving(
+    args: &Args,
+    engine: &Engine,
+    options: &SessionOptions,
+    n: usize,
+) -> Result<(), Failure> {
     if args.output_format == Format::Md {
         print(
             "|    PP |    B | arriving |     before ms p50/p95/p99 |     during ms p50/p95/p99 |   p99 | prompt |\n\
@@ -181,8 +236,17 @@ fn run_arriving(args: &Args, engine: &Engine, options: &SessionOptions, n: usize
     for &pp in &args.n_prompt {
         for &n_gen in &args.n_gen {
             for &pl in &args.n_sequences {
-                let test = Test { pp: pp as usize, tg: n_gen as usize, pl: pl as usize };
-                let Arrived { alone, beside, before, during } = arrive(args, engine, options, test, n)?;
+                let test = Test {
+                    pp: pp as usize,
+                    tg: n_gen as usize,
+                    pl: pl as usize,
+                };
+                let Arrived {
+                    alone,
+                    beside,
+                    before,
+                    during,
+                } = arrive(args, engine, options, test, n)?;
                 let (before, during) = (percentiles(&before), percentiles(&during));
                 let share = alone.as_secs_f64() / beside.as_secs_f64();
                 let ratio = during[2] / before[0];
@@ -224,32 +288,62 @@ fn arrive(
     Test { pp, tg, pl }: Test,
     n: usize,
 ) -> Result<Arrived, Failure> {
-    let tokenizer = engine.model().tokenizer().ok_or_else(|| Failure::Work("the model has no tokenizer".into()))?;
+    let tokenizer = engine
+        .model()
+        .tokenizer()
+        .ok_or_else(|| Failure::Work("the model has no tokenizer".into()))?;
     let n_vocab = tokenizer.n_vocab();
-    // Those that generate take part in every step, at worst one for each of some pieces of a layer of 64 rows of a prompt.
+    // Those that generate take part in every step, at worst one for each of some pieces of a layer
+    // of 64 rows of a prompt.
     let n_steps = (n.div_ceil(64) * 8 * engine.model().hparams().n_layer).max(n);
     let n_ctx = pp * (pl + 1) + tg + n_steps + 8;
-    let session = SessionOptions { n_ctx: Some(n_ctx), n_batch: args.ubatch_size as usize, ..options.clone() };
-    let options = ScheduleOptions { session, n_parallel: pl + 1, n_pieces: usize::MAX, ..Default::default() };
+    let session = SessionOptions {
+        n_ctx: Some(n_ctx),
+        n_batch: args.ubatch_size as usize,
+        ..options.clone()
+    };
+    let options = ScheduleOptions {
+        session,
+        n_parallel: pl + 1,
+        n_pieces: usize::MAX,
+        ..Default::default()
+    };
     let mut schedule = Schedule::new(engine, &options)?;
-    let ends = (0..n_vocab as u32).filter(|&token| tokenizer.is_eog(token)).map(|token| (token, f32::NEG_INFINITY));
-    let sampler = Sampler::builder().temperature(0.0).logit_bias(ends).build()?;
+    let ends = (0..n_vocab as u32)
+        .filter(|&token| tokenizer.is_eog(token))
+        .map(|token| (token, f32::NEG_INFINITY));
+    let sampler = Sampler::builder()
+        .temperature(0.0)
+        .logit_bias(ends)
+        .build()?;
     let request = |seq: usize, n: usize| {
-        Request::new((0..n).map(|i| ((i * 7919 + seq * 104_729) % n_vocab) as u32).collect(), sampler.clone())
+        Request::new(
+            (0..n)
+                .map(|i| ((i * 7919 + seq * 104_729) % n_vocab) as u32)
+                .collect(),
+            sampler.clone(),
+        )
     };
-    let has_begun = |stream: &mut Stream| stream.poll_next(&mut Context::from_waker(Waker::noop())).is_ready();
-    let until_done = |schedule: &mut Schedule, request: Request| -> Result<(Duration, Vec<Duration>), Failure> {
-        let (start, mut times) = (Instant::now(), Vec::new());
-        let mut stream = schedule.submit(request.max_tokens(1))?;
-        while !has_begun(&mut stream) {
-            let pass = Instant::now();
-            schedule.step();
-            times.push(pass.elapsed());
-        }
-        Ok((start.elapsed(), times))
+    let has_begun = |stream: &mut Stream| {
+        stream
+            .poll_next(&mut Context::from_waker(Waker::noop()))
+            .is_ready()
     };
+    let until_done =
+        |schedule: &mut Schedule, request: Request| -> Result<(Duration, Vec<Duration>), Failure> {
+            let (start, mut times) = (Instant::now(), Vec::new());
+            let mut stream = schedule.submit(request.max_tokens(1))?;
+            while !has_begun(&mut stream) {
+                let pass = Instant::now();
+                schedule.step();
+                times.push(pass.elapsed());
+            }
+            Ok((start.elapsed(), times))
+        };
     let (alone, _) = until_done(&mut schedule, request(pl, n))?;
-    let mut streams = (0..pl).map(|seq| schedule.submit(request(seq, pp))).collect::<Result<Vec<_>, _>>()?;
+    let mut streams = (0..pl)
+        .map(|seq| schedule.submit(request(seq, pp)))
+        .collect::<Result<Vec<_>, _>>()?;
     while !streams.iter_mut().all(has_begun) {
         schedule.step();
     }
@@ -261,7 +355,12 @@ fn arrive(
     let before = before.collect();
     let (beside, during) = until_done(&mut schedule, request(pl + 1, n))?;
     drop(streams);
-    Ok(Arrived { alone, beside, before, during })
+    Ok(Arrived {
+        alone,
+        beside,
+        before,
+        during,
+    })
 }
 
 fn row(args: &Args, test: Test, times: Times) -> String {

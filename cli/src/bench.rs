@@ -2,15 +2,17 @@
 
 use super::measured;
 use super::model::{
-    CacheTypeArgs, LoraArgs, MAX_THREADS, ResidenceArgs, demo_metadata, engine, forced_level, level, open,
+    CacheTypeArgs, LoraArgs, MAX_THREADS, ResidenceArgs, demo_metadata, engine, forced_level,
+    level, open,
 };
 use super::output::{Failure, OverwriteArg, count, note, percentiles, print, size, slashes};
 use super::speculation::SpeculationArgs;
 use clap::{Arg, ValueEnum};
 use ruvllm::arch::{Arch, PanelElement};
 use ruvllm::bench::{
-    FirstToken, KernelRow, Outcome, Scenario, ScenarioOutcome, Shape, Test, arithmetic_peak, first_tokens, kernels,
-    read_bandwidth, run as measure, scenario, synthetic, synthetic_file, synthetic_with_tokens,
+    FirstToken, KernelRow, Outcome, Scenario, ScenarioOutcome, Shape, Test, arithmetic_peak,
+    first_tokens, kernels, read_bandwidth, run as measure, scenario, synthetic, synthetic_file,
+    synthetic_with_tokens,
 };
 use ruvllm::exec::{Engine, EngineOptions, KvType, SessionOptions, default_threads};
 use ruvllm::gguf::Gguf;
@@ -56,31 +58,63 @@ which `speed-up` is the ratio, and count one pass for the last token of the prom
 #[command(after_help = EXAMPLES, mut_args = beside_write)]
 pub(super) struct Args {
     /// GGUF files
-    #[arg(short, long, value_name = "FILE", value_delimiter = ',', env = "LLAMA_ARG_MODEL")]
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        value_delimiter = ',',
+        env = "LLAMA_ARG_MODEL"
+    )]
     model: Vec<PathBuf>,
-    /// Made-up weights of a shape instead of a file, and a file type: llama-1b, llama-8b, llama2-7b, mistral-7b, qwen2-0.5b,
-    /// qwen3.5-4b, gemma3-4b, gemma4-e4b, or some layers of qwen3-30b-a3b, qwen3-next-80b-a3b or gpt-oss-20b
+    /// Made-up weights of a shape instead of a file, and a file type: llama-1b, llama-8b,
+    /// llama2-7b, mistral-7b, qwen2-0.5b, qwen3.5-4b, gemma3-4b, gemma4-e4b, or some layers of
+    /// qwen3-30b-a3b, qwen3-next-80b-a3b or gpt-oss-20b
     #[arg(long, value_name = "SHAPE:TYPE", value_delimiter = ',')]
     synthetic: Vec<String>,
-    /// Write the one made-up model to a file, which other engines open, too, instead of measuring it
+    /// Write the one made-up model to a file, which other engines open, too, instead of measuring
+    /// it
     #[arg(long, value_name = "FILE", requires = "synthetic")]
     write: Option<PathBuf>,
     #[command(flatten)]
     overwrite: OverwriteArg,
     /// Prompt lengths; 0: no such test
-    #[arg(short = 'p', long, value_name = "LIST", default_value = "512", allow_negative_numbers = true)]
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "LIST",
+        default_value = "512",
+        allow_negative_numbers = true
+    )]
     n_prompt: Vec<String>,
     /// Numbers of tokens to generate; 0: no such test
-    #[arg(short = 'n', long, value_name = "LIST", default_value = "128", allow_negative_numbers = true)]
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "LIST",
+        default_value = "128",
+        allow_negative_numbers = true
+    )]
     n_gen: Vec<String>,
     /// Numbers of sequences that generate side by side, one token each per pass, 16 passes
-    #[arg(long, value_name = "LIST", default_value = "0", hide_default_value = true, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "LIST",
+        default_value = "0",
+        hide_default_value = true,
+        allow_negative_numbers = true
+    )]
     rows: Vec<String>,
     /// Tests of a prompt and generation together
     #[arg(long = "pg", value_name = "PROMPT,GEN")]
     prompt_and_gen: Vec<String>,
     /// Tokens in the context before each test
-    #[arg(short = 'd', long, value_name = "LIST", default_value = "0", allow_negative_numbers = true)]
+    #[arg(
+        short = 'd',
+        long,
+        value_name = "LIST",
+        default_value = "0",
+        allow_negative_numbers = true
+    )]
     n_depth: Vec<String>,
     /// Threads, at most 1024; 0 is as many as this process may use, as is the default
     #[arg(
@@ -115,13 +149,14 @@ pub(super) struct Args {
     output: Format,
     #[command(flatten)]
     residence: ResidenceArgs,
-    /// Instead of speeds, measure the prefix cache: times to the first token, and the share of tokens found again in such
-    /// traffic: chat, rag, batch
+    /// Instead of speeds, measure the prefix cache: times to the first token, and the share of
+    /// tokens found again in such traffic: chat, rag, batch
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = scenario_of,
           conflicts_with_all = ["n_prompt", "n_gen", "rows", "prompt_and_gen", "n_depth", "vs", "lora", "lora_scaled",
                                 "lora_rank"])]
     scenario: Vec<Scenario>,
-    /// Instead of models, measure every kernel of every level (or of that in RUVLLM_ARCH) against its bound
+    /// Instead of models, measure every kernel of every level (or of that in RUVLLM_ARCH) against
+    /// its bound
     #[arg(long, conflicts_with_all = ["model", "synthetic", "vs", "scenario"])]
     kernels: bool,
     /// Run each test in turns with this llama-bench command and print the ratios
@@ -129,8 +164,9 @@ pub(super) struct Args {
     vs: Option<String>,
     #[command(flatten)]
     lora: LoraArgs,
-    /// An adapter of this rank on every matrix, with made-up values, with --rows one for each sequence. With adapters
-    /// each test runs in turns with the plain model, and the ratios are printed
+    /// An adapter of this rank on every matrix, with made-up values, with --rows one for each
+    /// sequence. With adapters each test runs in turns with the plain model, and the ratios
+    /// are printed
     #[arg(long, value_name = "N")]
     lora_rank: Option<usize>,
     /// The made-up adapters change only attn_q, attn_k, attn_v and attn_output
@@ -139,7 +175,8 @@ pub(super) struct Args {
     /// The made-up adapters are held in 16 bits, as those of F16 files are
     #[arg(long, requires = "lora_rank")]
     lora_f16: bool,
-    /// Recorded prompts and answers, generated again with drafts and without; shapes have the tokens of the built-in model
+    /// Recorded prompts and answers, generated again with drafts and without; shapes have the
+    /// tokens of the built-in model
     #[arg(long, value_name = "FILE", conflicts_with_all = ONE_MEASUREMENT)]
     pub(super) replay: Option<PathBuf>,
     /// Drafts that come true with these probabilities
@@ -159,12 +196,24 @@ fn beside_write(arg: Arg) -> Arg {
 }
 
 /// What is not measured with drafts.
-const ONE_MEASUREMENT: [&str; 9] =
-    ["kernels", "vs", "scenario", "n_prompt", "prompt_and_gen", "rows", "lora", "lora_scaled", "lora_rank"];
+const ONE_MEASUREMENT: [&str; 9] = [
+    "kernels",
+    "vs",
+    "scenario",
+    "n_prompt",
+    "prompt_and_gen",
+    "rows",
+    "lora",
+    "lora_scaled",
+    "lora_rank",
+];
 
 /// A probability.
 fn rate(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|rate| (0.0..=1.0).contains(rate)).ok_or_else(|| "expected a number from 0 to 1".into())
+    text.parse()
+        .ok()
+        .filter(|rate| (0.0..=1.0).contains(rate))
+        .ok_or_else(|| "expected a number from 0 to 1".into())
 }
 
 impl Args {
@@ -175,11 +224,18 @@ impl Args {
 
     /// What --spec-synthetic measures.
     pub(super) fn synthetic_drafts(&self) -> Result<Vec<SyntheticDrafts>, Failure> {
-        let (n_gen, n_depth) = (list(&self.n_gen.join(","), "-n")?, list(&self.n_depth.join(","), "-d")?);
+        let (n_gen, n_depth) = (
+            list(&self.n_gen.join(","), "-n")?,
+            list(&self.n_depth.join(","), "-d")?,
+        );
         let mut all = Vec::new();
         for &rate in &self.spec_synthetic {
             for &n_gen in n_gen.iter().filter(|&&n| n > 0) {
-                all.extend(n_depth.iter().map(|&depth| SyntheticDrafts { rate, n_gen, depth }));
+                all.extend(
+                    n_depth
+                        .iter()
+                        .map(|&depth| SyntheticDrafts { rate, n_gen, depth }),
+                );
             }
         }
         Ok(all)
@@ -219,7 +275,13 @@ struct Row {
 impl Row {
     /// Median of ours over the peer's, pair by pair.
     fn ratio(&self) -> Option<f64> {
-        let mut ratios: Vec<f64> = self.outcome.rates.iter().zip(&self.peer).map(|(a, b)| a / b).collect();
+        let mut ratios: Vec<f64> = self
+            .outcome
+            .rates
+            .iter()
+            .zip(&self.peer)
+            .map(|(a, b)| a / b)
+            .collect();
         ratios.sort_by(f64::total_cmp);
         ratios.get(ratios.len() / 2).copied()
     }
@@ -237,7 +299,11 @@ impl Row {
             ("t/s", format!("{:.2} ± {:.2}", o.mean(), o.deviation())),
             ("median", format!("{:.2}", o.median())),
             ("% read", percent(self.read_share)),
-            ("GFLOP/s", self.flops.map_or(String::new(), |(rate, _)| format!("{:.0}", rate / 1e9))),
+            (
+                "GFLOP/s",
+                self.flops
+                    .map_or(String::new(), |(rate, _)| format!("{:.0}", rate / 1e9)),
+            ),
             ("% peak", percent(self.flops.map(|(_, share)| share))),
             ("first ms", slashes(&percentiles(&o.first))),
             ("next ms", slashes(&percentiles(&o.next))),
@@ -285,18 +351,35 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return run_kernels(args.output);
     }
     if args.speculation.is_given() && args.replay.is_none() {
-        return Err(Failure::Usage("--spec, -md and --no-spec say who drafts in --replay".into()));
+        return Err(Failure::Usage(
+            "--spec, -md and --no-spec say who drafts in --replay".into(),
+        ));
     }
-    let tests = if args.with_drafts() { Vec::new() } else { tests(args)? };
+    let tests = if args.with_drafts() {
+        Vec::new()
+    } else {
+        tests(args)?
+    };
     let mut threads = list(&args.threads.join(","), "-t")?;
     if let Some(n) = threads.iter().find(|&&n| n > MAX_THREADS as usize) {
-        return Err(Failure::Usage(format!("-t {n}: at most {MAX_THREADS} threads")));
+        return Err(Failure::Usage(format!(
+            "-t {n}: at most {MAX_THREADS} threads"
+        )));
     }
-    threads.iter_mut().filter(|n| **n == 0).for_each(|n| *n = default_threads());
+    threads
+        .iter_mut()
+        .filter(|n| **n == 0)
+        .for_each(|n| *n = default_threads());
     if args.model.is_empty() == args.synthetic.is_empty() {
-        return Err(Failure::Usage("give either -m FILE or --synthetic SHAPE:TYPE".into()));
+        return Err(Failure::Usage(
+            "give either -m FILE or --synthetic SHAPE:TYPE".into(),
+        ));
     }
-    let shapes = args.synthetic.iter().map(|name| shape(name)).collect::<Result<Vec<_>, _>>()?;
+    let shapes = args
+        .synthetic
+        .iter()
+        .map(|name| shape(name))
+        .collect::<Result<Vec<_>, _>>()?;
     if let Some(path) = &args.write {
         let [(shape, file_type)] = shapes[..] else {
             return Err(Failure::Usage("--write writes one shape".into()));
@@ -308,8 +391,18 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut printer = Printer::new(args.output);
     for path in &args.model {
-        let name = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
-        bench(args, &open(Gguf::open(path)?, &args.residence, &name)?, &name, &tests, &threads, &mut printer)?;
+        let name = path.file_name().map_or_else(
+            || path.display().to_string(),
+            |n| n.to_string_lossy().into_owned(),
+        );
+        bench(
+            args,
+            &open(Gguf::open(path)?, &args.residence, &name)?,
+            &name,
+            &tests,
+            &threads,
+            &mut printer,
+        )?;
     }
     for (name, (shape, file_type)) in args.synthetic.iter().zip(shapes) {
         let gguf = match args.with_drafts() {
@@ -323,10 +416,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn scenario_of(name: &str) -> Result<Scenario, &'static str> {
-    Scenario::ALL.into_iter().find(|scenario| scenario.name() == name).ok_or("expected chat, rag or batch")
+    Scenario::ALL
+        .into_iter()
+        .find(|scenario| scenario.name() == name)
+        .ok_or("expected chat, rag or batch")
 }
 
-/// Lengths of cached prefixes whose times to the first token are measured, and of the suffixes behind them.
+/// Lengths of cached prefixes whose times to the first token are measured, and of the suffixes
+/// behind them.
 const PREFIXES: &[usize] = &[200, 1000, 4000];
 const SUFFIXES: &[usize] = &[1, 32, 200];
 
@@ -342,13 +439,22 @@ fn run_scenarios(
     let fits = |prefix: &&usize| !h.learned_positions || **prefix + 200 <= h.n_ctx_train;
     let prefixes: Vec<usize> = PREFIXES.iter().filter(fits).copied().collect();
     printer.next_table();
-    for row in first_tokens(engine, (&prefixes, SUFFIXES), options, args.repetitions as usize)? {
-        printer.row(&first_token_cells(name, &row), || first_token_json(name, &row))?;
+    for row in first_tokens(
+        engine,
+        (&prefixes, SUFFIXES),
+        options,
+        args.repetitions as usize,
+    )? {
+        printer.row(&first_token_cells(name, &row), || {
+            first_token_json(name, &row)
+        })?;
     }
     printer.next_table();
     for &kind in &args.scenario {
         let outcome = scenario(engine, kind, options)?;
-        printer.row(&scenario_cells(name, &outcome), || scenario_json(name, &outcome))?;
+        printer.row(&scenario_cells(name, &outcome), || {
+            scenario_json(name, &outcome)
+        })?;
     }
     Ok(())
 }
@@ -414,7 +520,11 @@ fn scenario_json(name: &str, o: &ScenarioOutcome) -> Value {
 }
 
 fn run_kernels(format: Format) -> Result<(), Failure> {
-    let levels = if forced_level().is_some() { vec![level()?] } else { Arch::available().collect() };
+    let levels = if forced_level().is_some() {
+        vec![level()?]
+    } else {
+        Arch::available().collect()
+    };
     let mut printer = Printer::new(format);
     let mut outcome = Ok(());
     for arch in levels {
@@ -477,30 +587,57 @@ fn bench(
     if let Some(rank) = args.lora_rank {
         let n_rows = tests.iter().map(|test| test.rows).max().unwrap_or(0);
         for _ in 0..n_rows.max(1) {
-            adapters.push((Arc::new(made_up_adapter(model, rank, args.lora_attention, args.lora_f16)?), 1.0));
+            adapters.push((
+                Arc::new(made_up_adapter(
+                    model,
+                    rank,
+                    args.lora_attention,
+                    args.lora_f16,
+                )?),
+                1.0,
+            ));
         }
     }
     for &n_threads in threads {
         let n_threads_asked = NonZeroUsize::new(n_threads);
-        let engine = engine(model, n_threads_asked, !adapters.is_empty(), &options, EngineOptions::default())?;
+        let engine = engine(
+            model,
+            n_threads_asked,
+            !adapters.is_empty(),
+            &options,
+            EngineOptions::default(),
+        )?;
         if !args.scenario.is_empty() {
             run_scenarios(args, &engine, name, &options, printer)?;
             continue;
         }
-        let no_threads = |error: std::io::Error| Failure::Work(format!("cannot start {n_threads} threads: {error}"));
+        let no_threads = |error: std::io::Error| {
+            Failure::Work(format!("cannot start {n_threads} threads: {error}"))
+        };
         let bandwidth = read_bandwidth(n_threads).map_err(no_threads)?;
         let (arch, main_type) = (model.arch(), model.main_type());
         let (element, products) = arch.gemm_element(main_type);
         let peak = arithmetic_peak(arch, element, n_threads).map_err(no_threads)? / products as f64;
-        let peak_of_bytes = arithmetic_peak(arch, PanelElement::I8, n_threads).map_err(no_threads)?;
+        let peak_of_bytes =
+            arithmetic_peak(arch, PanelElement::I8, n_threads).map_err(no_threads)?;
         for &test in tests {
             // Of those that are made up a single session has one.
-            let n_used = if test.rows > 0 { adapters.len() } else { adapters.len().min(n_given + 1) };
+            let n_used = if test.rows > 0 {
+                adapters.len()
+            } else {
+                adapters.len().min(n_given + 1)
+            };
             let adapters = &adapters[..n_used];
             let (mut outcome, mut peer) = (None::<Outcome>, Vec::new());
             match &args.vs {
                 None if adapters.is_empty() => {
-                    outcome = Some(measure(&engine, &[], test, &options, args.repetitions as usize)?);
+                    outcome = Some(measure(
+                        &engine,
+                        &[],
+                        test,
+                        &options,
+                        args.repetitions as usize,
+                    )?);
                 }
                 vs => {
                     for _ in 0..args.repetitions {
@@ -523,15 +660,32 @@ fn bench(
             let Some(outcome) = outcome else { continue };
             // A prompt reads each weight once per batch: there the arithmetic is the limit.
             let reads = test.n_prompt == 0;
-            let read_share = reads.then(|| outcome.median() * outcome.bytes_per_token as f64 / bandwidth);
+            let read_share =
+                reads.then(|| outcome.median() * outcome.bytes_per_token as f64 / bandwidth);
             let flops = (!reads || test.n_gen == 0 || test.rows > 0).then(|| {
                 let rate = outcome.median() * outcome.flops_per_token as f64;
                 // Activations of 16 bits are two of 8.
-                (rate, rate / if test.rows > 0 { peak_of_bytes / 2.0 } else { peak })
+                (
+                    rate,
+                    rate / if test.rows > 0 {
+                        peak_of_bytes / 2.0
+                    } else {
+                        peak
+                    },
+                )
             });
             let bytes = model.gguf().tensors().iter().map(|t| t.n_bytes).sum();
             let (n_params, level) = (model.n_params(), arch.name());
-            let row = Row { model: name.to_owned(), bytes, n_params, level, outcome, read_share, flops, peer };
+            let row = Row {
+                model: name.to_owned(),
+                bytes,
+                n_params,
+                level,
+                outcome,
+                read_share,
+                flops,
+                peer,
+            };
             printer.row(&row.cells(), || row.json())?;
         }
         if !args.model.is_empty() {
@@ -554,12 +708,22 @@ fn bench(
 }
 
 /// An adapter of all matrices, or those around attention, whose changes are small, but not zero.
-fn made_up_adapter(model: &Model, rank: usize, attention: bool, f16: bool) -> Result<Adapter, Failure> {
-    let chosen = |part: &str| !attention || ["attn_q", "attn_k", "attn_v", "attn_output"].contains(&part);
-    let mut adapter = Adapter::zeros(model, rank, 1, |site| !site.is_embedding() && chosen(site.part()))?;
+fn made_up_adapter(
+    model: &Model,
+    rank: usize,
+    attention: bool,
+    f16: bool,
+) -> Result<Adapter, Failure> {
+    let chosen =
+        |part: &str| !attention || ["attn_q", "attn_k", "attn_v", "attn_output"].contains(&part);
+    let mut adapter = Adapter::zeros(model, rank, 1, |site| {
+        !site.is_embedding() && chosen(site.part())
+    })?;
     for (_, term) in adapter.terms_mut() {
         let (_, b) = term.parts_mut();
-        b.iter_mut().enumerate().for_each(|(i, b)| *b = (i % 15) as f32 * 1e-3 - 7e-3);
+        b.iter_mut()
+            .enumerate()
+            .for_each(|(i, b)| *b = (i % 15) as f32 * 1e-3 - 7e-3);
     }
     Ok(if f16 { adapter.to_f16()? } else { adapter })
 }
@@ -574,7 +738,11 @@ pub(super) struct Printer {
 
 impl Printer {
     pub(super) fn new(format: Format) -> Printer {
-        Printer { format, n_rows: 0, is_first: true }
+        Printer {
+            format,
+            n_rows: 0,
+            is_first: true,
+        }
     }
 
     /// The next row has other columns.
@@ -594,22 +762,45 @@ impl Printer {
         }
         match self.format {
             Format::Json => {
-                let _ = write!(out, "{}{:#}", if self.n_rows == 0 { "[\n" } else { ",\n" }, json());
+                let _ = write!(
+                    out,
+                    "{}{:#}",
+                    if self.n_rows == 0 { "[\n" } else { ",\n" },
+                    json()
+                );
             }
             Format::Csv => {
                 // Lists have no place in a cell.
                 let json = json();
                 let fields = json.as_object().into_iter().flatten();
-                let fields: Vec<_> = fields.filter(|(_, v)| !v.is_array() && !v.is_object()).collect();
+                let fields: Vec<_> = fields
+                    .filter(|(_, v)| !v.is_array() && !v.is_object())
+                    .collect();
                 if first {
-                    let _ = writeln!(out, "{}", fields.iter().map(|(key, _)| csv(key)).collect::<Vec<_>>().join(","));
+                    let _ = writeln!(
+                        out,
+                        "{}",
+                        fields
+                            .iter()
+                            .map(|(key, _)| csv(key))
+                            .collect::<Vec<_>>()
+                            .join(",")
+                    );
                 }
                 let cell = |value: &Value| match value {
                     Value::Null => String::new(),
                     Value::String(text) => csv(text),
                     other => other.to_string(),
                 };
-                let _ = writeln!(out, "{}", fields.iter().map(|(_, v)| cell(v)).collect::<Vec<_>>().join(","));
+                let _ = writeln!(
+                    out,
+                    "{}",
+                    fields
+                        .iter()
+                        .map(|(_, v)| cell(v))
+                        .collect::<Vec<_>>()
+                        .join(",")
+                );
             }
             Format::Md => {
                 let mut line = |cells: Vec<&str>| {
@@ -642,36 +833,65 @@ fn csv(text: &str) -> String {
 
 /// One repetition of a peer's llama-bench.
 fn peer_rate(command: &str, test: Test, n_threads: usize) -> Result<f64, Failure> {
-    let Test { n_prompt, n_gen, depth, rows } = test;
+    let Test {
+        n_prompt,
+        n_gen,
+        depth,
+        rows,
+    } = test;
     if n_prompt > 0 && n_gen > 0 || rows > 0 {
         return Err(Failure::Usage(
             "--vs compares prompts or generation, not both at once (-pg), nor sequences side by side (--rows)".into(),
         ));
     }
     let mut words = command.split_whitespace();
-    let program = words.next().ok_or_else(|| Failure::Usage("--vs names no command".into()))?;
+    let program = words
+        .next()
+        .ok_or_else(|| Failure::Usage("--vs names no command".into()))?;
     let mut call = Command::new(program);
-    call.args(words).args(["-o", "json", "-r", "1", "-t", &n_threads.to_string()]);
+    call.args(words)
+        .args(["-o", "json", "-r", "1", "-t", &n_threads.to_string()]);
     call.args(["-p", &n_prompt.to_string(), "-n", &n_gen.to_string()]);
     if depth > 0 {
         call.args(["-d", &depth.to_string()]);
     }
-    let output = call.output().map_err(|e| Failure::Work(format!("{program}: {e}")))?;
+    let output = call
+        .output()
+        .map_err(|e| Failure::Work(format!("{program}: {e}")))?;
     let broken = |what: String| Failure::Work(format!("{program}: {what}"));
     if !output.status.success() {
-        return Err(broken(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim())));
+        return Err(broken(format!(
+            "{}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        )));
     }
     let text = String::from_utf8_lossy(&output.stdout);
-    let from = text.find('[').ok_or_else(|| broken("printed no JSON".into()))?;
-    let rows: Value = serde_json::from_str(text[from..].trim()).map_err(|e| broken(e.to_string()))?;
-    rows[0]["avg_ts"].as_f64().ok_or_else(|| broken("printed no avg_ts".into()))
+    let from = text
+        .find('[')
+        .ok_or_else(|| broken("printed no JSON".into()))?;
+    let rows: Value =
+        serde_json::from_str(text[from..].trim()).map_err(|e| broken(e.to_string()))?;
+    rows[0]["avg_ts"]
+        .as_f64()
+        .ok_or_else(|| broken("printed no avg_ts".into()))
 }
 
 pub(super) fn shape(name: &str) -> Result<(Shape, FileType), Failure> {
-    let unknown = |what: &str, known: String| Failure::Usage(format!("--synthetic {name}: {what}, known are {known}"));
+    let unknown = |what: &str, known: String| {
+        Failure::Usage(format!("--synthetic {name}: {what}, known are {known}"))
+    };
     let (shape, file_type) = name.split_once(':').unwrap_or((name, "Q4_K_M"));
-    let shapes = Shape::ALL.iter().map(|s| s.name).collect::<Vec<_>>().join(", ");
-    let types = FileType::ALL.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let shapes = Shape::ALL
+        .iter()
+        .map(|s| s.name)
+        .collect::<Vec<_>>()
+        .join(", ");
+    let types = FileType::ALL
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(", ");
     Ok((
         Shape::from_name(shape).ok_or_else(|| unknown("no such shape", shapes))?,
         FileType::from_name(file_type).ok_or_else(|| unknown("no such type", types))?,
@@ -684,31 +904,67 @@ const PASSES: usize = 16;
 fn tests(args: &Args) -> Result<Vec<Test>, Failure> {
     let mut tests = Vec::new();
     let depths = list(&args.n_depth.join(","), "-d")?;
-    let pairs = args.prompt_and_gen.iter().map(|text| match list(text, "-pg")?[..] {
-        [n_prompt, n_gen] => Ok((n_prompt, n_gen)),
-        _ => Err(Failure::Usage(format!("-pg {text}: expected two numbers"))),
-    });
+    let pairs = args
+        .prompt_and_gen
+        .iter()
+        .map(|text| match list(text, "-pg")?[..] {
+            [n_prompt, n_gen] => Ok((n_prompt, n_gen)),
+            _ => Err(Failure::Usage(format!("-pg {text}: expected two numbers"))),
+        });
     let mut kinds = Vec::new();
-    kinds.extend(list(&args.n_prompt.join(","), "-p")?.into_iter().map(|p| (p, 0, 0)));
-    kinds.extend(list(&args.n_gen.join(","), "-n")?.into_iter().map(|g| (0, g, 0)));
+    kinds.extend(
+        list(&args.n_prompt.join(","), "-p")?
+            .into_iter()
+            .map(|p| (p, 0, 0)),
+    );
+    kinds.extend(
+        list(&args.n_gen.join(","), "-n")?
+            .into_iter()
+            .map(|g| (0, g, 0)),
+    );
     for (n_prompt, n_gen) in pairs.collect::<Result<Vec<_>, _>>()? {
         kinds.push((n_prompt, n_gen, 0));
     }
     let rows = list(&args.rows.join(","), "--rows")?;
-    kinds.extend(rows.into_iter().filter(|&rows| rows > 0).map(|rows| (0, PASSES, rows)));
+    kinds.extend(
+        rows.into_iter()
+            .filter(|&rows| rows > 0)
+            .map(|rows| (0, PASSES, rows)),
+    );
     for depth in depths {
-        let of_depth = kinds.iter().filter(|&&(n_prompt, n_gen, _)| n_prompt + n_gen > 0);
-        tests.extend(of_depth.map(|&(n_prompt, n_gen, rows)| Test { n_prompt, n_gen, depth, rows }));
+        let of_depth = kinds
+            .iter()
+            .filter(|&&(n_prompt, n_gen, _)| n_prompt + n_gen > 0);
+        tests.extend(of_depth.map(|&(n_prompt, n_gen, rows)| Test {
+            n_prompt,
+            n_gen,
+            depth,
+            rows,
+        }));
     }
-    if tests.is_empty() { Err(Failure::Usage("there is nothing to measure".into())) } else { Ok(tests) }
+    if tests.is_empty() {
+        Err(Failure::Usage("there is nothing to measure".into()))
+    } else {
+        Ok(tests)
+    }
 }
 
 /// Numbers and ranges: `1,2`, `1-4`, `128-512+128`, `128-1024*2`.
 fn list(text: &str, flag: &str) -> Result<Vec<usize>, Failure> {
     /// Longer lists, and larger numbers, are slips of the finger.
     const MAX: usize = 1 << 20;
-    let wrong = || Failure::Usage(format!("{flag} {text}: expected numbers or ranges such as 1,2 or 128-1024*2"));
-    let number = |s: &str| s.trim().parse::<usize>().ok().filter(|&n| n <= MAX).ok_or_else(wrong);
+    let wrong = || {
+        Failure::Usage(format!(
+            "{flag} {text}: expected numbers or ranges such as 1,2 or 128-1024*2"
+        ))
+    };
+    let number = |s: &str| {
+        s.trim()
+            .parse::<usize>()
+            .ok()
+            .filter(|&n| n <= MAX)
+            .ok_or_else(wrong)
+    };
     let mut all = Vec::new();
     for part in text.split(',') {
         let Some((first, rest)) = part.split_once('-') else {
@@ -722,7 +978,9 @@ fn list(text: &str, flag: &str) -> Result<Vec<usize>, Failure> {
         };
         let (mut n, last) = (number(first)?, number(last)?);
         if n > last {
-            return Err(Failure::Usage(format!("{flag} {text}: {n}-{last} is a range backwards, and empty")));
+            return Err(Failure::Usage(format!(
+                "{flag} {text}: {n}-{last} is a range backwards, and empty"
+            )));
         }
         while n <= last && all.len() < 1000 {
             all.push(n);
@@ -748,7 +1006,9 @@ mod tests {
         assert_eq!(list("1-4"), Some(vec![1, 2, 3, 4]));
         assert_eq!(list("128-512+128"), Some(vec![128, 256, 384, 512]));
         assert_eq!(list("128-1024*2,7"), Some(vec![128, 256, 512, 1024, 7]));
-        for wrong in ["", "a", "1-", "-1", "1-9*1", "1-9*0", "1-9+0", "0-9*2", "99999999", "64-16"] {
+        for wrong in [
+            "", "a", "1-", "-1", "1-9*1", "1-9*0", "1-9+0", "0-9*2", "99999999", "64-16",
+        ] {
             assert_eq!(list(wrong), None, "{wrong}");
         }
     }

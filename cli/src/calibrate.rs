@@ -46,7 +46,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(learner) = session.learner() {
         learner.save(&folder.file)?;
         let n = learner.n_control();
-        note(format!("{}: {n} moments of {} tokens of control text", folder.file.display(), tokens.len()));
+        note(format!(
+            "{}: {n} moments of {} tokens of control text",
+            folder.file.display(),
+            tokens.len()
+        ));
     }
     Ok(())
 }

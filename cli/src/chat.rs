@@ -5,7 +5,9 @@
 //! rewrite earlier turns as it likes (some drop old reasoning).
 
 use super::generate::{TextArgs, begin, no_tokenizer, per_second};
-use super::input::{on_interrupt, read_regular, read_text, stdin_is_terminal, without_last_newline};
+use super::input::{
+    on_interrupt, read_regular, read_text, stdin_is_terminal, without_last_newline,
+};
 use super::learning::Learning;
 use super::model::{ModelArgs, ResidenceArgs, session};
 use super::output::{Failure, note, paint, print, printable, unix_time};
@@ -73,7 +75,12 @@ pub(super) struct Args {
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
     /// How the model is to behave [short: -sys]
-    #[arg(long, value_name = "TEXT", conflicts_with = "system_prompt_file", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        conflicts_with = "system_prompt_file",
+        allow_hyphen_values = true
+    )]
     system_prompt: Option<String>,
     /// The same, from a file [short: -sysf]
     #[arg(long, value_name = "FILE")]
@@ -99,7 +106,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let sampler = args.text.sampling.sampler(model.gguf().metadata(), tokenizer)?;
+    let sampler = args
+        .text
+        .sampling
+        .sampler(model.gguf().metadata(), tokenizer)?;
     let mut stop = args.text.reverse_prompt.clone();
     let template = match (&args.template, model.chat_template()) {
         (Some(path), _) => ChatTemplate::parse(&read_regular(path)?)?,
@@ -132,7 +142,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         messages.retain(|message| message.role != "system");
         messages.insert(0, Message::system(system));
     }
-    let speculation = args.text.speculation.begin(session.engine(), session.n_ctx(), &args.text.session)?;
+    let speculation =
+        args.text
+            .speculation
+            .begin(session.engine(), session.n_ctx(), &args.text.session)?;
     let learning = args.text.learning.begin(&mut session)?;
     let recording = Recording::begin(args, &session)?;
     let cancel = session.cancel_token();
@@ -152,7 +165,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         template,
         stop,
         n_batch: options.n_batch,
-        context_shift: options.context_shift.map(|keep| keep.next_multiple_of(KV_BLOCK)),
+        context_shift: options
+            .context_shift
+            .map(|keep| keep.next_multiple_of(KV_BLOCK)),
         session,
         speculation,
         learning,
@@ -166,12 +181,23 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if interactive {
         note(paint(
             "2",
-            &format!("{}, context {}; /help tells the commands", args.model.label(), chat.session.n_ctx()),
+            &format!(
+                "{}, context {}; /help tells the commands",
+                args.model.label(),
+                chat.session.n_ctx()
+            ),
         ));
     }
-    let n_kept = chat.messages.iter().filter(|message| message.role != "system").count();
+    let n_kept = chat
+        .messages
+        .iter()
+        .filter(|message| message.role != "system")
+        .count();
     if args.session.is_some() && n_kept > 0 {
-        note(paint("2", &format!("[a conversation of {n_kept} messages goes on]")));
+        note(paint(
+            "2",
+            &format!("[a conversation of {n_kept} messages goes on]"),
+        ));
     }
     let outcome = chat.converse(lines);
     if chat.speculation.is_some() {
@@ -204,15 +230,29 @@ struct Recording {
 
 impl Recording {
     fn begin(args: &Args, session: &Session) -> Result<Option<Recording>, Failure> {
-        let Some(folder) = &args.sona.sona else { return Ok(None) };
+        let Some(folder) = &args.sona.sona else {
+            return Ok(None);
+        };
         if args.text.learning.is_on() {
-            return Err(Failure::Usage("--learn and --sona both learn: give one of them".into()));
+            return Err(Failure::Usage(
+                "--learn and --sona both learn: give one of them".into(),
+            ));
         }
         let sona = args.sona.open(folder, "", session.engine())?;
         let begun = unix_time();
-        let session_id = args.session.as_ref().map_or_else(|| format!("chat-{begun}"), SessionName::to_string);
+        let session_id = args
+            .session
+            .as_ref()
+            .map_or_else(|| format!("chat-{begun}"), SessionName::to_string);
         let background = sona.start()?;
-        Ok(Some(Recording { sona, background, session_id, begun, n: 0, in_effect: (0, None) }))
+        Ok(Some(Recording {
+            sona,
+            background,
+            session_id,
+            begun,
+            n: 0,
+            in_effect: (0, None),
+        }))
     }
 
     /// Brings the version in effect into the session, with what it learnt of the prompt's topic.
@@ -225,7 +265,12 @@ impl Recording {
             session.detach(id)?;
         }
         let adapter = self.sona.adapter(prompt)?;
-        self.in_effect = (generation, adapter.map(|adapter| session.attach(adapter, 1.0)).transpose()?);
+        self.in_effect = (
+            generation,
+            adapter
+                .map(|adapter| session.attach(adapter, 1.0))
+                .transpose()?,
+        );
         Ok(())
     }
 
@@ -297,7 +342,8 @@ enum Event {
     Interrupt,
 }
 
-/// The lines of the conversation, read by a thread of its own, so that an interrupt is heard while one is awaited.
+/// The lines of the conversation, read by a thread of its own, so that an interrupt is heard while
+/// one is awaited.
 struct Lines {
     /// A prompt to read a line after, and what goes to the history before that.
     ask: Sender<(&'static str, Option<String>)>,
@@ -327,14 +373,26 @@ impl Lines {
                 }
             }
             if let Some(path) = &history {
-                let saved =
-                    path.parent().map_or(Ok(()), std::fs::create_dir_all).is_ok() && editor.save_history(path).is_ok();
+                let saved = path
+                    .parent()
+                    .map_or(Ok(()), std::fs::create_dir_all)
+                    .is_ok()
+                    && editor.save_history(path).is_ok();
                 if !saved {
-                    note(format!("The history could not be saved to {}.", path.display()));
+                    note(format!(
+                        "The history could not be saved to {}.",
+                        path.display()
+                    ));
                 }
             }
         })?;
-        Ok(Lines { ask, events, interrupt, reader, n: 0 })
+        Ok(Lines {
+            ask,
+            events,
+            interrupt,
+            reader,
+            n: 0,
+        })
     }
 
     /// The next line; an interrupt ends the conversation.
@@ -343,7 +401,11 @@ impl Lines {
         prompt: &'static str,
         history: Option<String>,
     ) -> Result<Result<String, ReadlineError>, Failure> {
-        let event = self.ask.send((prompt, history)).ok().and_then(|()| self.events.recv().ok());
+        let event = self
+            .ask
+            .send((prompt, history))
+            .ok()
+            .and_then(|()| self.events.recv().ok());
         self.n += 1;
         match event {
             Some(Event::Line(line)) => Ok(line),
@@ -405,7 +467,9 @@ impl Chat<'_> {
                         "/regen" => self.regenerate()?,
                         "/good" => self.rate(1.0)?,
                         "/bad" => self.rate(-1.0)?,
-                        word if is_command(word) => note(format!("error: {word} is no command; there are\n{COMMANDS}")),
+                        word if is_command(word) => note(format!(
+                            "error: {word} is no command; there are\n{COMMANDS}"
+                        )),
                         _ => self.say(&text)?,
                     }
                 }
@@ -416,7 +480,12 @@ impl Chat<'_> {
                     note("Ctrl-C again, Ctrl-D or /exit leaves.");
                 }
                 Err(ReadlineError::Eof) => break,
-                Err(error) => return Err(Failure::Work(format!("standard input, line {}: {error}", lines.n))),
+                Err(error) => {
+                    return Err(Failure::Work(format!(
+                        "standard input, line {}: {error}",
+                        lines.n
+                    )));
+                }
             }
         }
         lines.end();
@@ -487,7 +556,9 @@ impl Chat<'_> {
 
     /// Saves the messages, if they are to be kept.
     fn keep(&self) -> Result<(), Failure> {
-        self.kept.as_ref().map_or(Ok(()), |kept| kept.save_messages(&self.messages))
+        self.kept
+            .as_ref()
+            .map_or(Ok(()), |kept| kept.save_messages(&self.messages))
     }
 
     /// Prints the answer to the conversation as it is, and collects it; notes on it for the user.
@@ -508,9 +579,14 @@ impl Chat<'_> {
         // What an answer that failed has left.
         self.session.take_pooled();
         let start = Instant::now();
-        let generation = begin(&mut self.session, &ids[kept..], &mut self.sampler, self.n_batch)?
-            .stop(self.stop.iter().cloned())
-            .max_tokens(self.args.text.max_tokens());
+        let generation = begin(
+            &mut self.session,
+            &ids[kept..],
+            &mut self.sampler,
+            self.n_batch,
+        )?
+        .stop(self.stop.iter().cloned())
+        .max_tokens(self.args.text.max_tokens());
         let mut generation = speculate(generation, self.speculation.as_ref());
         let prefill = start.elapsed();
         let start = Instant::now();
@@ -549,9 +625,10 @@ impl Chat<'_> {
             ));
         }
         match reason {
-            Some(StopReason::ContextFull) => {
-                notes.push(paint("33", "\n[the context is full: /clear, or start with a larger -c]"))
-            }
+            Some(StopReason::ContextFull) => notes.push(paint(
+                "33",
+                "\n[the context is full: /clear, or start with a larger -c]",
+            )),
             Some(StopReason::MaxTokens) => notes.push(paint("2", "\n[-n reached]")),
             _ => {}
         }
@@ -567,22 +644,39 @@ impl Chat<'_> {
                 eos_token: eos_text(Some(self.tokenizer)),
                 ..ChatInputs::new(&self.messages)
             };
-            let text = self.template.render_unless(&inputs, || self.cancel.is_cancelled())?;
+            let text = self
+                .template
+                .render_unless(&inputs, || self.cancel.is_cancelled())?;
             let ids = self.tokenizer.encode_prompt(&text);
             if ids.is_empty() {
-                return Err(Stop::Failed(Failure::Work("the chat template made no text of the message".into())));
+                return Err(Stop::Failed(Failure::Work(
+                    "the chat template made no text of the message".into(),
+                )));
             }
             if let Some(shifted) = self.shifted(&ids)? {
                 return Ok(shifted);
             }
             if ids.len() < self.session.n_ctx() {
                 if forgotten > 0 {
-                    note(paint("33", &format!("[the context is full: the oldest {forgotten} messages are forgotten]")));
+                    note(paint(
+                        "33",
+                        &format!(
+                            "[the context is full: the oldest {forgotten} messages are forgotten]"
+                        ),
+                    ));
                 }
                 return Ok(ids);
             }
-            let oldest = self.messages.iter().position(|message| message.role != "system").unwrap_or(0);
-            let next_turn = self.messages.iter().skip(oldest + 1).position(|message| message.role == "user");
+            let oldest = self
+                .messages
+                .iter()
+                .position(|message| message.role != "system")
+                .unwrap_or(0);
+            let next_turn = self
+                .messages
+                .iter()
+                .skip(oldest + 1)
+                .position(|message| message.role == "user");
             let Some(n) = next_turn.map(|n| n + 1) else {
                 return Err(Stop::Failed(Failure::Work(format!(
                     "the message has {} tokens with its template, the context {}: shorten it, or start with a larger -c",
@@ -595,18 +689,24 @@ impl Chat<'_> {
         }
     }
 
-    /// With --context-shift, the tokens of a conversation that has outgrown the context without those that were dropped;
-    /// nothing if it has not, or if the session holds too little of it.
+    /// With --context-shift, the tokens of a conversation that has outgrown the context without
+    /// those that were dropped; nothing if it has not, or if the session holds too little of
+    /// it.
     fn shifted(&mut self, ids: &[u32]) -> Result<Option<Vec<u32>>, Stop> {
-        let Some(keep) = self.context_shift.filter(|&keep| keep < ids.len()) else { return Ok(None) };
+        let Some(keep) = self.context_shift.filter(|&keep| keep < ids.len()) else {
+            return Ok(None);
+        };
         loop {
             let n_dropped = self.session.n_dropped();
-            let Some(rest) = ids[keep..].get(n_dropped..) else { return Ok(None) };
+            let Some(rest) = ids[keep..].get(n_dropped..) else {
+                return Ok(None);
+            };
             let left = [&ids[..keep], rest].concat();
             if left.len() < self.session.n_ctx() {
                 return Ok((n_dropped > 0).then_some(left));
             }
-            // Of an answer the text is what counts, which may have other tokens than were generated.
+            // Of an answer the text is what counts, which may have other tokens than were
+            // generated.
             self.session.keep(&left);
             if self.session.n_dropped() < n_dropped || self.session.shift()? == 0 {
                 return Ok(None);
@@ -653,7 +753,8 @@ impl From<ruvllm::ChatError> for Stop {
 
 /// Whether a message is a slash and one word: a slip of the finger, not something to answer.
 fn is_command(text: &str) -> bool {
-    text.strip_prefix('/').is_some_and(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphabetic()))
+    text.strip_prefix('/')
+        .is_some_and(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphabetic()))
 }
 
 /// Where the lines typed are kept.

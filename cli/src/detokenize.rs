@@ -44,7 +44,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Some(TokenIds(ids)) => ids.clone(),
         None => {
             let path = file_or_pipe(args.file.as_ref(), "--tokens IDS or -f FILE")?;
-            token_ids(&read_text(&path)?).map_err(|error| Failure::Work(format!("{}: {error}", name(&path))))?
+            token_ids(&read_text(&path)?)
+                .map_err(|error| Failure::Work(format!("{}: {error}", name(&path))))?
         }
     };
     let tokenizer = args.model.tokenizer()?;
@@ -57,9 +58,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             ids = ids.split_last().map_or(ids, |(_, rest)| rest);
         }
     }
-    let text = if args.clean_up { tokenizer.decode(ids, true)? } else { tokenizer.decode_exact(ids, true)? };
+    let text = if args.clean_up {
+        tokenizer.decode(ids, true)?
+    } else {
+        tokenizer.decode_exact(ids, true)?
+    };
     if args.json {
-        return print(format!("{}\n", serde_json::Value::from(String::from_utf8_lossy(&text))));
+        return print(format!(
+            "{}\n",
+            serde_json::Value::from(String::from_utf8_lossy(&text))
+        ));
     }
     print(text)
 }

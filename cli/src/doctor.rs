@@ -36,7 +36,12 @@ pub(super) struct Args {
 fn gpu() -> Option<String> {
     Some(match ruvllm::metal::device_info() {
         Ok(Some(gpu)) => {
-            format!("{} (Metal: {}), {} of memory for it", gpu.name, gpu.families.join(", "), size(gpu.memory_limit))
+            format!(
+                "{} (Metal: {}), {} of memory for it",
+                gpu.name,
+                gpu.families.join(", "),
+                size(gpu.memory_limit)
+            )
         }
         Ok(None) => "none that Metal knows".into(),
         Err(error) => error.to_string(),
@@ -51,7 +56,11 @@ fn gpu() -> Option<String> {
 /// A report that is worth attaching to an issue.
 #[cfg(any(feature = "metal", target_os = "macos"))]
 fn check_gpu() -> Result<(), Failure> {
-    let mut out = format!("ruvllm {} on {}\n", env!("CARGO_PKG_VERSION"), gpu().unwrap_or_default());
+    let mut out = format!(
+        "ruvllm {} on {}\n",
+        env!("CARGO_PKG_VERSION"),
+        gpu().unwrap_or_default()
+    );
     let mut failed = 0;
     ruvllm::metal::check_device(|kernels, result| {
         let result = result.err().map_or("ok".to_string(), |error| {
@@ -62,7 +71,9 @@ fn check_gpu() -> Result<(), Failure> {
     })?;
     print(out)?;
     if failed > 0 {
-        return Err(Failure::Work(format!("{failed} of the GPU's kernels fail: please report the lines above")));
+        return Err(Failure::Work(format!(
+            "{failed} of the GPU's kernels fail: please report the lines above"
+        )));
     }
     Ok(())
 }
@@ -84,7 +95,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let used = level()?.name();
     let levels: Vec<_> = Arch::available().map(Arch::name).collect();
-    let features: Vec<_> = FEATURES.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+    let features: Vec<_> = FEATURES
+        .iter()
+        .filter(|(_, on)| *on)
+        .map(|(name, _)| *name)
+        .collect();
     let optimised = !cfg!(debug_assertions);
     let forced = forced_level();
     let cpu = super::measured::cpu_name();
@@ -121,28 +136,70 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut line = |label: &str, value: String| {
         let _ = writeln!(out, "{label:<14} {value}");
     };
-    line("ruvllm", format!("{} for {} on {}", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, std::env::consts::OS));
-    line("build", if optimised { "release".into() } else { "debug: several times slower than --release".into() });
+    line(
+        "ruvllm",
+        format!(
+            "{} for {} on {}",
+            env!("CARGO_PKG_VERSION"),
+            std::env::consts::ARCH,
+            std::env::consts::OS
+        ),
+    );
+    line(
+        "build",
+        if optimised {
+            "release".into()
+        } else {
+            "debug: several times slower than --release".into()
+        },
+    );
     line("features", features.join(", "));
     if let Some(cpu) = cpu {
         line("cpu", cpu);
     }
     line("levels", format!("{} (best first)", levels.join(", ")));
-    line("level used", format!("{used}{}", if forced.is_some() { ", as RUVLLM_ARCH asks" } else { "" }));
+    line(
+        "level used",
+        format!(
+            "{used}{}",
+            if forced.is_some() {
+                ", as RUVLLM_ARCH asks"
+            } else {
+                ""
+            }
+        ),
+    );
     if let Some(gpu) = gpu() {
         line("gpu", gpu);
     }
     line("threads", format!("{} by default", default_threads()));
     match memory {
-        Some(SystemMemory { total, available, limit, .. }) => {
-            let limit = limit.map_or(String::new(), |limit| format!(", limited to {}", size(limit)));
-            line("memory", format!("{}{limit}, {} of it available", size(total), size(available)));
+        Some(SystemMemory {
+            total,
+            available,
+            limit,
+            ..
+        }) => {
+            let limit = limit.map_or(String::new(), |limit| {
+                format!(", limited to {}", size(limit))
+            });
+            line(
+                "memory",
+                format!(
+                    "{}{limit}, {} of it available",
+                    size(total),
+                    size(available)
+                ),
+            );
         }
         None => line("memory", "not told by this system".into()),
     }
     if let Some(report) = &model {
         line("model", args.model.label());
-        report.lines().into_iter().for_each(|(label, text)| line(&format!("  {label}"), text));
+        report
+            .lines()
+            .into_iter()
+            .for_each(|(label, text)| line(&format!("  {label}"), text));
     }
     if let Err(why) = measured {
         line("measured", why);

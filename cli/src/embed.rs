@@ -49,19 +49,31 @@ pub(super) struct Args {
     #[command(flatten)]
     residence: ResidenceArgs,
     /// Texts
-    #[arg(short, long, value_name = "TEXT", conflicts_with = "file", allow_hyphen_values = true)]
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        conflicts_with = "file",
+        allow_hyphen_values = true
+    )]
     prompt: Option<String>,
     /// File of texts; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// What comes between texts
-    #[arg(long, value_name = "TEXT", default_value = "\n", hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "\n",
+        hide_default_value = true
+    )]
     embd_separator: String,
-    /// From the states of a text's tokens to its vector; none: a vector for each token [default: what the file says, else mean]
+    /// From the states of a text's tokens to its vector; none: a vector for each token [default:
+    /// what the file says, else mean]
     #[arg(long, value_enum)]
     pooling: Option<PoolingArg>,
-    /// Norm that vectors are divided by: 2 is their length, 1 the sum of absolute values, 0 makes the largest 32760,
-    /// -1 leaves them
+    /// Norm that vectors are divided by: 2 is their length, 1 the sum of absolute values, 0 makes
+    /// the largest 32760, -1 leaves them
     #[arg(long, value_name = "N", default_value_t = 2, allow_negative_numbers = true,
           value_parser = clap::value_parser!(i32).range(-1..=16))]
     embd_normalize: i32,
@@ -86,8 +98,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let texts = split(&text, &args.embd_separator);
     let model = args.model.open(&args.residence)?;
-    let engine = engine(&model, args.threads.number(), false, &SessionOptions::default(), EngineOptions::default())?;
-    let mut embedder = Embedder::new(&engine)?.normalise(false).n_batch(args.batch_size as usize);
+    let engine = engine(
+        &model,
+        args.threads.number(),
+        false,
+        &SessionOptions::default(),
+        EngineOptions::default(),
+    )?;
+    let mut embedder = Embedder::new(&engine)?
+        .normalise(false)
+        .n_batch(args.batch_size as usize);
     let pooling = match args.pooling {
         Some(PoolingArg::Mean) => Some(Pooling::Mean),
         Some(PoolingArg::Cls) => Some(Pooling::Cls),
@@ -98,18 +118,28 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         embedder = embedder.pooling(pooling);
     }
     let mut vectors = Vec::new();
-    let tokens = texts.iter().enumerate().map(|(i, text)| tokens(&embedder, i, text)).collect::<Result<Vec<_>, _>>()?;
+    let tokens = texts
+        .iter()
+        .enumerate()
+        .map(|(i, text)| tokens(&embedder, i, text))
+        .collect::<Result<Vec<_>, _>>()?;
     match args.pooling {
         // The hidden states of all tokens, text after text.
         Some(PoolingArg::None) => {
             for text in &tokens {
                 let states = embedder.states_of(text)?;
-                vectors.extend(states.chunks_exact(model.hparams().n_embd).map(<[f32]>::to_vec));
+                vectors.extend(
+                    states
+                        .chunks_exact(model.hparams().n_embd)
+                        .map(<[f32]>::to_vec),
+                );
             }
         }
         _ => vectors = embedder.embed_tokens(&tokens)?,
     }
-    vectors.iter_mut().for_each(|vector| normalise(vector, args.embd_normalize));
+    vectors
+        .iter_mut()
+        .for_each(|vector| normalise(vector, args.embd_normalize));
     let mut out = String::new();
     match args.embd_output_format {
         Format::Lines => {
@@ -120,8 +150,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
         Format::Array => out = format!("{}\n", json!(vectors)),
         format @ (Format::Json | Format::JsonPlus) => {
-            let data =
-                vectors.iter().enumerate().map(|(i, x)| json!({"object": "embedding", "index": i, "embedding": x}));
+            let data = vectors
+                .iter()
+                .enumerate()
+                .map(|(i, x)| json!({"object": "embedding", "index": i, "embedding": x}));
             let mut answer = json!({"object": "list", "data": data.collect::<Vec<_>>()});
             if format == Format::JsonPlus {
                 let row = |a: &Vec<f32>| vectors.iter().map(|b| cosine(a, b)).collect::<Vec<_>>();
@@ -133,16 +165,21 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     print(out)
 }
 
-/// The texts of an input, blank ones too, so that rows of the output are those of the input. A separator at the end
-/// ends the last text, as the line end of a file does.
+/// The texts of an input, blank ones too, so that rows of the output are those of the input. A
+/// separator at the end ends the last text, as the line end of a file does.
 fn split<'a>(input: &'a str, separator: &str) -> Vec<&'a str> {
     match input {
         "" => Vec::new(),
-        _ => input.strip_suffix(separator).unwrap_or(input).split(separator).collect(),
+        _ => input
+            .strip_suffix(separator)
+            .unwrap_or(input)
+            .split(separator)
+            .collect(),
     }
 }
 
-/// The tokens of text `i`; an error if it has none, as a blank one of a model that puts no token around texts.
+/// The tokens of text `i`; an error if it has none, as a blank one of a model that puts no token
+/// around texts.
 fn tokens(embedder: &Embedder, i: usize, text: &str) -> Result<Vec<u32>, Failure> {
     match embedder.tokens(text)? {
         tokens if tokens.is_empty() => {
@@ -160,7 +197,11 @@ fn normalise(vector: &mut [f32], p: i32) {
         0 => vector.iter().map(|x| x.abs()).fold(0.0, f32::max) / 32760.0,
         // Rounded once, as the library's and so the server's is.
         2 => vector.iter().map(|x| x * x).sum::<f32>().sqrt(),
-        p => vector.iter().map(|x| x.abs().powi(p)).sum::<f32>().powf(1.0 / p as f32),
+        p => vector
+            .iter()
+            .map(|x| x.abs().powi(p))
+            .sum::<f32>()
+            .powf(1.0 / p as f32),
     };
     if norm > 0.0 {
         vector.iter_mut().for_each(|x| *x /= norm);
@@ -191,12 +232,20 @@ mod tests {
 
     #[test]
     fn norms() {
-        for (p, expected) in
-            [(-1, [3.0, -4.0]), (0, [24570.0, -32760.0]), (1, [3.0 / 7.0, -4.0 / 7.0]), (2, [0.6, -0.8])]
-        {
+        for (p, expected) in [
+            (-1, [3.0, -4.0]),
+            (0, [24570.0, -32760.0]),
+            (1, [3.0 / 7.0, -4.0 / 7.0]),
+            (2, [0.6, -0.8]),
+        ] {
             let mut x = [3.0, -4.0];
             normalise(&mut x, p);
-            assert!(x.iter().zip(expected).all(|(x, y): (&f32, f32)| (x - y).abs() <= 1e-6 * y.abs()), "{p}: {x:?}");
+            assert!(
+                x.iter()
+                    .zip(expected)
+                    .all(|(x, y): (&f32, f32)| (x - y).abs() <= 1e-6 * y.abs()),
+                "{p}: {x:?}"
+            );
         }
         let mut zero = [0.0; 2];
         normalise(&mut zero, 2);

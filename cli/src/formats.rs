@@ -64,7 +64,13 @@ pub(super) struct Args {
 }
 
 fn shape(name: &str) -> Result<Shape, String> {
-    let known = || Shape::ALL.iter().map(|shape| shape.name).collect::<Vec<_>>().join(", ");
+    let known = || {
+        Shape::ALL
+            .iter()
+            .map(|shape| shape.name)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     Shape::from_name(name).ok_or_else(|| format!("there is no such shape; there are {}", known()))
 }
 
@@ -73,7 +79,11 @@ const STEPS: u64 = 3;
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let text = without_last_newline(read_text(&file_or_pipe(args.file.as_ref(), "-f FILE")?)?);
-    let types = if args.types.is_empty() { FileType::ALL } else { &args.types };
+    let types = if args.types.is_empty() {
+        FileType::ALL
+    } else {
+        &args.types
+    };
     let gguf = args.model.gguf()?;
     let plain = loss(args, args.model.open(&args.residence)?, &text)?;
     note(format_args!(
@@ -94,13 +104,36 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let rows = Rows::in_memory(args.threads)?;
         let converted = quantize::writer(&gguf, &plan, file_type, &rows).to_bytes();
         let converted = rows.finish(converted)?;
-        let loss = loss(args, open(Gguf::from_bytes(converted)?, &args.residence, &file_type.to_string())?, &text)?;
+        let loss = loss(
+            args,
+            open(
+                Gguf::from_bytes(converted)?,
+                &args.residence,
+                &file_type.to_string(),
+            )?,
+            &text,
+        )?;
         step(1);
-        let model = open(synthetic(args.shape, file_type)?, &args.residence, args.shape.name)?;
+        let model = open(
+            synthetic(args.shape, file_type)?,
+            &args.residence,
+            args.shape.name,
+        )?;
         let options = SessionOptions::default();
-        let engine = engine(&model, args.threads.number(), false, &options, EngineOptions::default())?;
+        let engine = engine(
+            &model,
+            args.threads.number(),
+            false,
+            &options,
+            EngineOptions::default(),
+        )?;
         let speed = |n_prompt, n_gen| -> Result<f64, Failure> {
-            let test = Test { n_prompt, n_gen, depth: 0, rows: 0 };
+            let test = Test {
+                n_prompt,
+                n_gen,
+                depth: 0,
+                rows: 0,
+            };
             Ok(measure(&engine, &[], test, &options, args.repetitions as usize)?.median())
         };
         let prompt = speed(args.n_prompt as usize, 0)?;
@@ -109,7 +142,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         step(3);
         let bytes = model.gguf().tensors().iter().map(|t| t.n_bytes).sum();
         let bits = 8.0 * bytes as f64 / model.n_params() as f64;
-        let row = Row { file_type, bytes, bits, loss, plain, prompt, tokens };
+        let row = Row {
+            file_type,
+            bytes,
+            bits,
+            loss,
+            plain,
+            prompt,
+            tokens,
+        };
         printer.row(&row.cells(), || row.json())?;
     }
     printer.end()
@@ -119,11 +160,26 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 fn loss(args: &Args, model: Model, text: &str) -> Result<f64, Failure> {
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut tokens = tokenizer.encode(text, true, false);
-    let options = SessionOptions { n_ctx: Some(args.ctx_size as usize), ..Default::default() };
-    let engine = engine(&model, args.threads.number(), false, &options, EngineOptions::default())?;
+    let options = SessionOptions {
+        n_ctx: Some(args.ctx_size as usize),
+        ..Default::default()
+    };
+    let engine = engine(
+        &model,
+        args.threads.number(),
+        false,
+        &options,
+        EngineOptions::default(),
+    )?;
     let mut session = engine.session_with(&options)?;
     let n_chunks = perplexity::n_chunks(&tokens, session.n_ctx())?;
-    let all = perplexity::score(&mut session, &mut tokens, n_chunks, &Progress::hidden(), |_| Ok(()))?;
+    let all = perplexity::score(
+        &mut session,
+        &mut tokens,
+        n_chunks,
+        &Progress::hidden(),
+        |_| Ok(()),
+    )?;
     Ok(all.mean())
 }
 

@@ -57,11 +57,18 @@ pub(super) struct TextArgs {
     /// End before this text appears; repeatable
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(super) reverse_prompt: Vec<String>,
-    /// When the context is full, drop half of what lies behind the tokens of --keep and go on [default: end the text]
+    /// When the context is full, drop half of what lies behind the tokens of --keep and go on
+    /// [default: end the text]
     #[arg(long, env = "LLAMA_ARG_CONTEXT_SHIFT", value_parser = BoolishValueParser::new(), conflicts_with = "learn")]
     context_shift: bool,
     /// Tokens at the beginning that --context-shift keeps, rounded up to 64
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "context_shift", allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        requires = "context_shift",
+        allow_negative_numbers = true
+    )]
     keep: u32,
     /// Show timings even if stderr is no terminal
     #[arg(short, long)]
@@ -97,9 +104,16 @@ impl TextArgs {
 #[derive(clap::Args)]
 pub(super) struct PromptArgs {
     /// Text to continue
-    #[arg(short, long, value_name = "TEXT", conflicts_with = "file", allow_hyphen_values = true)]
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        conflicts_with = "file",
+        allow_hyphen_values = true
+    )]
     prompt: Option<String>,
-    /// File with the text to continue, without its last line end; - is stdin [default: stdin, if it is a pipe]
+    /// File with the text to continue, without its last line end; - is stdin [default: stdin, if
+    /// it is a pipe]
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Read \n, \t, \", \\ and \xHH in -p and -r as what they stand for (the default)
@@ -112,7 +126,11 @@ pub(super) struct PromptArgs {
 
 impl PromptArgs {
     pub(super) fn unescaped(&self, text: &str) -> String {
-        if self.no_escape { text.to_owned() } else { unescape(text) }
+        if self.no_escape {
+            text.to_owned()
+        } else {
+            unescape(text)
+        }
     }
 
     fn text(&self) -> Result<String, Failure> {
@@ -121,7 +139,9 @@ impl PromptArgs {
             None => {
                 let text = read_text(&file_or_pipe(self.file.as_ref(), "-p TEXT or -f FILE")?)?;
                 if text.is_empty() && self.file.is_none() {
-                    return Err(Failure::Usage("no prompt: stdin is empty; give -p TEXT or -f FILE".into()));
+                    return Err(Failure::Usage(
+                        "no prompt: stdin is empty; give -p TEXT or -f FILE".into(),
+                    ));
                 }
                 Ok(without_last_newline(text))
             }
@@ -136,9 +156,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let start = Instant::now();
     let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let mut sampler = args.text.sampling.sampler(model.gguf().metadata(), tokenizer)?;
+    let mut sampler = args
+        .text
+        .sampling
+        .sampler(model.gguf().metadata(), tokenizer)?;
     let mut session = session(&model, &args.text.session, &options, 1)?;
-    let speculation = args.text.speculation.begin(session.engine(), session.n_ctx(), &args.text.session)?;
+    let speculation =
+        args.text
+            .speculation
+            .begin(session.engine(), session.n_ctx(), &args.text.session)?;
     let mut learning = args.text.learning.begin(&mut session)?;
     let load = start.elapsed();
 
@@ -169,7 +195,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if outcome.is_err() && !interrupted {
         return outcome;
     }
-    let Written { ids, text, reason, n_cached, drafted, prefill, decode } = written;
+    let Written {
+        ids,
+        text,
+        reason,
+        n_cached,
+        drafted,
+        prefill,
+        decode,
+    } = written;
     let (n_predicted, n_prompt) = (ids.len(), prompt_ids.len() - n_cached);
     if args.json {
         print_json(&json!({
@@ -197,10 +231,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     if args.text.verbose || io::stderr().is_terminal() {
         let ended = match reason {
-            Some(StopReason::ContextFull) => format!("; the context of {} tokens is full", session.n_ctx()),
+            Some(StopReason::ContextFull) => {
+                format!("; the context of {} tokens is full", session.n_ctx())
+            }
             _ => String::new(),
         };
-        let cached = if n_cached > 0 { format!("cached {n_cached} tokens, ") } else { String::new() };
+        let cached = if n_cached > 0 {
+            format!("cached {n_cached} tokens, ")
+        } else {
+            String::new()
+        };
         let line = format!(
             "load {:.0} ms; {cached}prompt {n_prompt} tokens, {:.1}/s; text {n_predicted} tokens, {:.1}/s{}; seed {}{ended}",
             milliseconds(load),
@@ -239,7 +279,11 @@ impl Written {
         n_batch: usize,
     ) -> Result<(), Failure> {
         let start = Instant::now();
-        let stop = args.text.reverse_prompt.iter().map(|text| args.prompt.unescaped(text));
+        let stop = args
+            .text
+            .reverse_prompt
+            .iter()
+            .map(|text| args.prompt.unescaped(text));
         self.n_cached = session.reuse(prompt_ids)?.total();
         let generation = begin(session, &prompt_ids[self.n_cached..], sampler, n_batch)?
             .stop(stop)
@@ -250,7 +294,10 @@ impl Written {
         // Only now, so that a progress bar does not paint over it.
         if !args.json {
             if args.model.is_demo() && io::stderr().is_terminal() {
-                note(paint("2", &format!("{}; -m FILE runs another model", args.model.label())));
+                note(paint(
+                    "2",
+                    &format!("{}; -m FILE runs another model", args.model.label()),
+                ));
             }
             if !args.no_display_prompt {
                 eprint_text(prompt);
@@ -261,7 +308,11 @@ impl Written {
         let outcome = generation.by_ref().try_for_each(|piece| {
             let piece = piece?;
             self.text.push_str(&piece.text);
-            if args.json { Ok(()) } else { print(&piece.text) }
+            if args.json {
+                Ok(())
+            } else {
+                print(&piece.text)
+            }
         });
         self.decode = start.elapsed();
         self.ids = generation.tokens().to_vec();
@@ -276,7 +327,10 @@ impl Written {
 
 /// Refusal of a model without a vocabulary.
 pub(super) fn no_tokenizer(model: &ModelArgs) -> Failure {
-    Failure::Work(format!("{}: this file has no tokenizer, so only `ruvllm logits` can use it", model.label()))
+    Failure::Work(format!(
+        "{}: this file has no tokenizer, so only `ruvllm logits` can use it",
+        model.label()
+    ))
 }
 
 /// The tokens of a prompt; an empty one is the beginning of a text.
@@ -285,7 +339,9 @@ fn prompt_ids(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failure> 
     match tokenizer.bos().or(tokenizer.eos()) {
         _ if !ids.is_empty() => Ok(ids),
         Some(bos) => Ok(vec![bos]),
-        None => Err(Failure::Usage("the prompt is empty; this model needs something to continue".into())),
+        None => Err(Failure::Usage(
+            "the prompt is empty; this model needs something to continue".into(),
+        )),
     }
 }
 
@@ -299,7 +355,11 @@ pub(super) fn begin<'s>(
     let progress = Progress::new("reading the prompt", ids.len() as u64);
     let learns = session.learner().is_some();
     // What is learnt from is read as such; the last token begins the answer.
-    let last = if learns { ids.len().saturating_sub(1) } else { ids.len().saturating_sub(1) / n_batch * n_batch };
+    let last = if learns {
+        ids.len().saturating_sub(1)
+    } else {
+        ids.len().saturating_sub(1) / n_batch * n_batch
+    };
     for (i, batch) in ids[..last].chunks(n_batch).enumerate() {
         if learns {
             session.record(batch)?;
@@ -325,11 +385,17 @@ pub(super) fn reason_name(reason: StopReason) -> &'static str {
 
 pub(super) fn per_second(n: usize, time: Duration) -> f64 {
     let seconds = time.as_secs_f64();
-    if seconds > 0.0 { (n as f64 / seconds * 1e3).round() / 1e3 } else { 0.0 }
+    if seconds > 0.0 {
+        (n as f64 / seconds * 1e3).round() / 1e3
+    } else {
+        0.0
+    }
 }
 
 /// The prompt on stderr, where the text on stdout will continue it.
 fn eprint_text(text: &str) {
     let mut err = io::stderr().lock();
-    let _ = err.write_all(paint("2", text).as_bytes()).and_then(|()| err.flush());
+    let _ = err
+        .write_all(paint("2", text).as_bytes())
+        .and_then(|()| err.flush());
 }

@@ -35,19 +35,38 @@ pub(super) struct GrammarArgs {
 
 impl GrammarArgs {
     /// The mask that was asked for, at its beginning.
-    pub(super) fn mask(&self, tokenizer: &Tokenizer) -> Result<Option<Box<dyn TokenMask>>, Failure> {
-        let of_file = |path: &Option<PathBuf>| path.as_ref().map(|path| read_text(path)).transpose();
+    pub(super) fn mask(
+        &self,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<Box<dyn TokenMask>>, Failure> {
+        let of_file =
+            |path: &Option<PathBuf>| path.as_ref().map(|path| read_text(path)).transpose();
         let given = [
-            ("--json-schema", Syntax::JsonSchema, self.json_schema.clone()),
-            ("--json-schema-file", Syntax::JsonSchema, of_file(&self.json_schema_file)?),
+            (
+                "--json-schema",
+                Syntax::JsonSchema,
+                self.json_schema.clone(),
+            ),
+            (
+                "--json-schema-file",
+                Syntax::JsonSchema,
+                of_file(&self.json_schema_file)?,
+            ),
             ("--grammar", Syntax::Gbnf, self.grammar.clone()),
             ("--grammar-file", Syntax::Gbnf, of_file(&self.grammar_file)?),
             ("--regex", Syntax::Regex, self.regex.clone()),
         ];
-        let found = given.into_iter().find_map(|(flag, syntax, source)| Some((flag, syntax, source?)));
-        let Some((flag, syntax, source)) = found else { return Ok(None) };
+        let found = given
+            .into_iter()
+            .find_map(|(flag, syntax, source)| Some((flag, syntax, source?)));
+        let Some((flag, syntax, source)) = found else {
+            return Ok(None);
+        };
         let (syntax, source) = match source.trim_start().strip_prefix(LARK) {
-            Some(rest) if syntax == Syntax::Gbnf => (Syntax::Lark, rest.split_once('\n').map_or("", |(_, lark)| lark)),
+            Some(rest) if syntax == Syntax::Gbnf => (
+                Syntax::Lark,
+                rest.split_once('\n').map_or("", |(_, lark)| lark),
+            ),
             _ => (syntax, &source[..]),
         };
         let trie = TokenTrie::new(tokenizer).map_err(|error| Failure::Work(error.to_string()))?;

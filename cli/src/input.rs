@@ -10,8 +10,8 @@ pub(super) fn stdin_is_terminal() -> bool {
     io::stdin().is_terminal()
 }
 
-/// Calls `then` when the user presses Ctrl-C, or the system asks the program to end (SIGTERM, SIGHUP),
-/// which it does not otherwise do from then on.
+/// Calls `then` when the user presses Ctrl-C, or the system asks the program to end (SIGTERM,
+/// SIGHUP), which it does not otherwise do from then on.
 pub(super) fn on_interrupt(then: impl FnMut() + Send + 'static) -> Result<(), Failure> {
     Ok(ctrlc::set_handler(then)?)
 }
@@ -30,9 +30,16 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
 
 fn read_all(input: impl Read, path: &Path) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
-    input.take(MAX_INPUT + 1).read_to_end(&mut bytes).map_err(Failure::file(path))?;
+    input
+        .take(MAX_INPUT + 1)
+        .read_to_end(&mut bytes)
+        .map_err(Failure::file(path))?;
     if bytes.len() as u64 > MAX_INPUT {
-        let message = format!("{}: more than {} MiB, the most that is read", path.display(), MAX_INPUT >> 20);
+        let message = format!(
+            "{}: more than {} MiB, the most that is read",
+            path.display(),
+            MAX_INPUT >> 20
+        );
         return Err(Failure::Work(message));
     }
     Ok(bytes)
@@ -41,13 +48,27 @@ fn read_all(input: impl Read, path: &Path) -> Result<Vec<u8>, Failure> {
 /// The text of a regular file, which does not wait for someone to write it; `-` is stdin.
 #[cfg(feature = "chat")]
 pub(super) fn read_regular(path: &Path) -> Result<String, Failure> {
-    let is_regular = path == Path::new("-") || std::fs::metadata(path).map_err(Failure::file(path))?.is_file();
-    if is_regular { read_text(path) } else { Err(Failure::Work(format!("{}: not a regular file", path.display()))) }
+    let is_regular = path == Path::new("-")
+        || std::fs::metadata(path)
+            .map_err(Failure::file(path))?
+            .is_file();
+    if is_regular {
+        read_text(path)
+    } else {
+        Err(Failure::Work(format!(
+            "{}: not a regular file",
+            path.display()
+        )))
+    }
 }
 
 /// What messages call a file.
 pub(super) fn name(path: &Path) -> String {
-    if path == Path::new("-") { "standard input".into() } else { path.display().to_string() }
+    if path == Path::new("-") {
+        "standard input".into()
+    } else {
+        path.display().to_string()
+    }
 }
 
 /// The text of a file; `-` is stdin.
@@ -61,7 +82,8 @@ pub(super) fn read_text(path: &Path) -> Result<String, Failure> {
 /// The JSON in a file; `-` is stdin.
 #[cfg(feature = "chat")]
 pub(super) fn read_json(path: &Path) -> Result<serde_json::Value, Failure> {
-    serde_json::from_slice(&read(path)?).map_err(|error| Failure::Work(format!("{}: {error}", name(path))))
+    serde_json::from_slice(&read(path)?)
+        .map_err(|error| Failure::Work(format!("{}: {error}", name(path))))
 }
 
 /// Where a subcommand reads from: `-f FILE`, or else a pipe.
@@ -69,7 +91,9 @@ pub(super) fn file_or_pipe(file: Option<&PathBuf>, flags: &str) -> Result<PathBu
     match file {
         Some(path) => Ok(path.clone()),
         None if !stdin_is_terminal() => Ok("-".into()),
-        None => Err(Failure::Usage(format!("no input: give {flags}, or send it through a pipe"))),
+        None => Err(Failure::Usage(format!(
+            "no input: give {flags}, or send it through a pipe"
+        ))),
     }
 }
 
@@ -84,9 +108,19 @@ pub(super) fn without_last_newline(mut text: String) -> String {
 /// Token ids: separated by commas or spaces, with or without brackets.
 pub(super) fn token_ids(text: &str) -> Result<Vec<u32>, String> {
     let text = text.trim();
-    let text = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
-    let words = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty());
-    words.map(|word| word.parse().map_err(|_| format!("{word:?} is not a token id"))).collect()
+    let text = text
+        .strip_prefix('[')
+        .and_then(|text| text.strip_suffix(']'))
+        .unwrap_or(text);
+    let words = text
+        .split(|c: char| c == ',' || c.is_whitespace())
+        .filter(|word| !word.is_empty());
+    words
+        .map(|word| {
+            word.parse()
+                .map_err(|_| format!("{word:?} is not a token id"))
+        })
+        .collect()
 }
 
 /// [`token_ids`] as one value of a flag.
@@ -120,7 +154,10 @@ pub(super) fn unescape(text: &str) -> String {
             [b'r', ..] => (b'\r', 1),
             [b't', ..] => (b'\t', 1),
             [c @ (b'\'' | b'"' | b'\\'), ..] => (*c, 1),
-            [b'x', high, low, ..] => match (char::from(*high).to_digit(16), char::from(*low).to_digit(16)) {
+            [b'x', high, low, ..] => match (
+                char::from(*high).to_digit(16),
+                char::from(*low).to_digit(16),
+            ) {
                 (Some(high), Some(low)) => ((high * 16 + low) as u8, 3),
                 _ => (b'\\', 0),
             },
@@ -129,7 +166,8 @@ pub(super) fn unescape(text: &str) -> String {
         out.push(byte);
         rest = &rest[taken..];
     }
-    String::from_utf8(out).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+    String::from_utf8(out)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
 #[cfg(test)]

@@ -32,7 +32,13 @@ pub(super) struct Args {
     #[arg(value_name = "FILE", required_unless_present = "model")]
     file: Option<PathBuf>,
     /// The same, as other subcommands name it
-    #[arg(short, long, value_name = "FILE", conflicts_with = "file", env = "LLAMA_ARG_MODEL")]
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        conflicts_with = "file",
+        env = "LLAMA_ARG_MODEL"
+    )]
     model: Option<PathBuf>,
     /// All metadata
     #[arg(long, action = ArgAction::SetTrue)]
@@ -58,7 +64,8 @@ struct Findings {
     tokenizer: Option<Tokenizer>,
     /// Why this build cannot run it.
     obstacle: Option<String>,
-    /// Whether it has a block for multi-token prediction that can draft, or why the one that it has cannot.
+    /// Whether it has a block for multi-token prediction that can draft, or why the one that it
+    /// has cannot.
     mtp: Result<bool, String>,
     memory: Option<Report>,
 }
@@ -68,7 +75,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Usage("no file".into()));
     };
     let findings = examine(path)?;
-    if args.json { print_json(&as_json(path, &findings, args)) } else { print(as_text(path, &findings, args)) }
+    if args.json {
+        print_json(&as_json(path, &findings, args))
+    } else {
+        print(as_text(path, &findings, args))
+    }
 }
 
 fn examine(path: &Path) -> Result<Findings, Failure> {
@@ -84,7 +95,12 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
             _ => return Err(error.into()),
         },
     };
-    let count = header.metadata.opt_u64("split.count").ok().flatten().unwrap_or(1);
+    let count = header
+        .metadata
+        .opt_u64("split.count")
+        .ok()
+        .flatten()
+        .unwrap_or(1);
     let mut part = None;
     if count > 1 {
         match Gguf::open(path) {
@@ -92,7 +108,18 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
                 file_size = whole.file_size();
                 header = whole.header().clone();
             }
-            Err(_) => part = Some((header.metadata.opt_u64("split.no").ok().flatten().unwrap_or(0) + 1, count)),
+            Err(_) => {
+                part = Some((
+                    header
+                        .metadata
+                        .opt_u64("split.no")
+                        .ok()
+                        .flatten()
+                        .unwrap_or(0)
+                        + 1,
+                    count,
+                ))
+            }
         }
     }
 
@@ -114,13 +141,17 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
         },
         _ => None,
     };
-    let of_header = |h: &Hparams| MemoryPlan::of_header(&header, h, &PlanOptions::default()).map(Report::of_plan);
+    let of_header = |h: &Hparams| {
+        MemoryPlan::of_header(&header, h, &PlanOptions::default()).map(Report::of_plan)
+    };
     let memory = match (&model, &hparams) {
         (Some(model), _) => Report::of(model).ok(),
         (None, Ok(h)) => of_header(h).ok(),
         (None, Err(_)) => None,
     };
-    let mtp = model.as_ref().map_or(Ok(false), |model| model.has_mtp().map_err(ToString::to_string));
+    let mtp = model.as_ref().map_or(Ok(false), |model| {
+        model.has_mtp().map_err(ToString::to_string)
+    });
     Ok(Findings {
         header,
         file_size,
@@ -140,11 +171,17 @@ pub(super) fn obstacle<E: Display, F: Display>(
     hparams: &Result<Hparams, E>,
     tokenizer: &Result<Option<Tokenizer>, F>,
 ) -> Option<String> {
-    let unusable = header.tensors.iter().find(|t| t.name.ends_with(".weight") && t.dtype.format().is_none());
+    let unusable = header
+        .tensors
+        .iter()
+        .find(|t| t.name.ends_with(".weight") && t.dtype.format().is_none());
     match (hparams, tokenizer, unusable) {
         (Err(error), ..) => Some(error.to_string()),
         (_, Err(error), _) => Some(error.to_string()),
-        (.., Some(t)) => Some(format!("tensor {} is of type {}, which is not supported", t.name, t.dtype)),
+        (.., Some(t)) => Some(format!(
+            "tensor {} is of type {}, which is not supported",
+            t.name, t.dtype
+        )),
         _ => None,
     }
 }
@@ -155,10 +192,16 @@ fn header_of_beginning(path: &Path, whole: u64) -> Result<Header, Failure> {
     let mut beginning = Vec::new();
     let mut want = 1 << 20;
     loop {
-        let n = (&file).take(want).read_to_end(&mut beginning).map_err(Failure::file(path))?;
+        let n = (&file)
+            .take(want)
+            .read_to_end(&mut beginning)
+            .map_err(Failure::file(path))?;
         match Header::parse(&beginning, whole) {
             Err(GgufError::HeaderIncomplete { .. }) if n > 0 => want = 4 * beginning.len() as u64,
-            other => return other.map_err(|error| Failure::Work(format!("{}: {error}", path.display()))),
+            other => {
+                return other
+                    .map_err(|error| Failure::Work(format!("{}: {error}", path.display())));
+            }
         }
     }
 }
@@ -170,17 +213,26 @@ fn types(tensors: &[TensorInfo]) -> Vec<(DType, usize, u64, u64)> {
         let entry = by_type.entry(t.dtype).or_default();
         *entry = (entry.0 + 1, entry.1 + t.n_elems(), entry.2 + t.n_bytes);
     }
-    let mut types: Vec<_> = by_type.into_iter().map(|(dtype, (n, elems, bytes))| (dtype, n, elems, bytes)).collect();
+    let mut types: Vec<_> = by_type
+        .into_iter()
+        .map(|(dtype, (n, elems, bytes))| (dtype, n, elems, bytes))
+        .collect();
     types.sort_by_key(|&(.., bytes)| std::cmp::Reverse(bytes));
     types
 }
 
 fn sums(tensors: &[TensorInfo]) -> (u64, u64) {
-    tensors.iter().fold((0, 0), |(elems, bytes), t| (elems + t.n_elems(), bytes + t.n_bytes))
+    tensors.iter().fold((0, 0), |(elems, bytes), t| {
+        (elems + t.n_elems(), bytes + t.n_bytes)
+    })
 }
 
 fn bits_per_weight(elems: u64, bytes: u64) -> f64 {
-    if elems == 0 { 0.0 } else { (bytes as f64 * 8.0 / elems as f64 * 1e3).round() / 1e3 }
+    if elems == 0 {
+        0.0
+    } else {
+        (bytes as f64 * 8.0 / elems as f64 * 1e3).round() / 1e3
+    }
 }
 
 fn text<'a>(metadata: &'a Metadata, key: &str) -> Option<&'a str> {
@@ -210,27 +262,52 @@ const READ_ONLY_TYPES: &[(u32, &str)] = &[
 
 fn file_type(metadata: &Metadata) -> Option<String> {
     let id = metadata.opt_u32("general.file_type").ok().flatten()?;
-    let read_only = || READ_ONLY_TYPES.iter().find(|(known, _)| *known == id).map(|(_, name)| (*name).to_owned());
-    let name = FileType::from_id(id).map(|t| t.to_string()).or_else(read_only);
+    let read_only = || {
+        READ_ONLY_TYPES
+            .iter()
+            .find(|(known, _)| *known == id)
+            .map(|(_, name)| (*name).to_owned())
+    };
+    let name = FileType::from_id(id)
+        .map(|t| t.to_string())
+        .or_else(read_only);
     Some(name.unwrap_or_else(|| format!("number {id}")))
 }
 
 /// A size of all layers: one number if they are alike.
 fn by_layer(sizes: impl Iterator<Item = usize>) -> serde_json::Value {
     let sizes: Vec<usize> = sizes.collect();
-    if sizes.iter().all(|n| *n == sizes[0]) { sizes.first().copied().into() } else { sizes.into() }
+    if sizes.iter().all(|n| *n == sizes[0]) {
+        sizes.first().copied().into()
+    } else {
+        sizes.into()
+    }
 }
 
 fn range(sizes: impl Iterator<Item = usize>) -> String {
     let (min, max) = sizes.fold((usize::MAX, 0), |(min, max), n| (min.min(n), max.max(n)));
-    if min == max { min.to_string() } else { format!("{min} to {max}") }
+    if min == max {
+        min.to_string()
+    } else {
+        format!("{min} to {max}")
+    }
 }
 
 fn as_json(path: &Path, f: &Findings, args: &Args) -> serde_json::Value {
-    let Header { metadata: m, tensors, .. } = &f.header;
+    let Header {
+        metadata: m,
+        tensors,
+        ..
+    } = &f.header;
     let (n_params, tensor_bytes) = sums(tensors);
-    let key =
-        |name: &str| m.opt_u64(&format!("{}.{name}", text(m, "general.architecture").unwrap_or(""))).ok().flatten();
+    let key = |name: &str| {
+        m.opt_u64(&format!(
+            "{}.{name}",
+            text(m, "general.architecture").unwrap_or("")
+        ))
+        .ok()
+        .flatten()
+    };
     let mut value = json!({
         "file": path.display().to_string(),
         "file_size": f.file_size,
@@ -272,8 +349,11 @@ fn as_json(path: &Path, f: &Findings, args: &Args) -> serde_json::Value {
         "memory": f.memory.as_ref().map(Report::json),
     });
     if args.metadata {
-        value["metadata"] =
-            m.iter().map(|(key, value)| (key.to_owned(), value_json(value))).collect::<serde_json::Map<_, _>>().into();
+        value["metadata"] = m
+            .iter()
+            .map(|(key, value)| (key.to_owned(), value_json(value)))
+            .collect::<serde_json::Map<_, _>>()
+            .into();
     }
     if args.tensors {
         value["tensors"] = tensors
@@ -316,45 +396,89 @@ fn array_json(array: &Array) -> serde_json::Value {
         Array::F32(v) => json!(v),
         Array::F64(v) => json!(v),
         Array::Bool(v) => json!(v),
-        Array::Strings(v) => v.iter().map(|bytes| json!(String::from_utf8_lossy(bytes))).collect(),
+        Array::Strings(v) => v
+            .iter()
+            .map(|bytes| json!(String::from_utf8_lossy(bytes)))
+            .collect(),
         Array::Arrays(v) => v.iter().map(array_json).collect(),
     }
 }
 
 fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
-    let Header { metadata: m, tensors, .. } = &f.header;
+    let Header {
+        metadata: m,
+        tensors,
+        ..
+    } = &f.header;
     let (n_params, tensor_bytes) = sums(tensors);
     let mut out = String::new();
     let mut line = |label: &str, value: String| {
         let _ = writeln!(out, "{label:<14} {}", printable(&value));
     };
-    line("file", format!("{} ({}, GGUF version {})", path.display(), size(f.file_size), f.header.version));
+    line(
+        "file",
+        format!(
+            "{} ({}, GGUF version {})",
+            path.display(),
+            size(f.file_size),
+            f.header.version
+        ),
+    );
     if let Some(expected) = f.expected_size {
-        line("incomplete", format!("{} of {} are here", size(f.file_size), size(expected)));
+        line(
+            "incomplete",
+            format!("{} of {} are here", size(f.file_size), size(expected)),
+        );
     }
     if let Some((no, count)) = f.part {
-        line("part", format!("{no} of {count}; the numbers below are this part's"));
+        line(
+            "part",
+            format!("{no} of {count}; the numbers below are this part's"),
+        );
     }
-    line("architecture", text(m, "general.architecture").unwrap_or("not stated").into());
+    line(
+        "architecture",
+        text(m, "general.architecture")
+            .unwrap_or("not stated")
+            .into(),
+    );
     if let Some(name) = text(m, "general.name") {
         line("name", name.into());
     }
     if !tensors.is_empty() {
-        line("parameters", format!("{} in {} tensors", count(n_params), tensors.len()));
+        line(
+            "parameters",
+            format!("{} in {} tensors", count(n_params), tensors.len()),
+        );
         let stated = file_type(m).map_or(String::new(), |t| format!("{t}, "));
         line(
             "type",
-            format!("{stated}{} bits per weight, {}", bits_per_weight(n_params, tensor_bytes), size(tensor_bytes)),
+            format!(
+                "{stated}{} bits per weight, {}",
+                bits_per_weight(n_params, tensor_bytes),
+                size(tensor_bytes)
+            ),
         );
         for (dtype, n, elems, bytes) in types(tensors) {
-            line("", format!("{dtype:<8} {n:>5} tensors {:>10} parameters {:>12}", count(elems), size(bytes)));
+            line(
+                "",
+                format!(
+                    "{dtype:<8} {n:>5} tensors {:>10} parameters {:>12}",
+                    count(elems),
+                    size(bytes)
+                ),
+            );
         }
     }
     if let Some(h) = &f.hparams {
         let window = h.attention().find_map(|attn| attn.window);
         let window = window.map_or(String::new(), |size| format!(", sliding window {size}"));
         line("context", format!("{} tokens{window}", h.n_ctx_train));
-        let experts = m.opt_u64(&format!("{}.expert_count", h.arch)).ok().flatten().filter(|&n| n > 0);
+        let experts = m
+            .opt_u64(&format!("{}.expert_count", h.arch))
+            .ok()
+            .flatten()
+            .filter(|&n| n > 0);
         let experts = experts.map_or(String::new(), |n| format!(", {n} experts"));
         line(
             "shape",
@@ -376,14 +500,29 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
     }
     match text(m, "tokenizer.ggml.model") {
         Some(model) => {
-            let pre = text(m, "tokenizer.ggml.pre").map_or(String::new(), |pre| format!(", pre-tokenizer {pre}"));
-            let n = m.opt_strings("tokenizer.ggml.tokens").ok().flatten().map_or(0, |tokens| tokens.len());
+            let pre = text(m, "tokenizer.ggml.pre")
+                .map_or(String::new(), |pre| format!(", pre-tokenizer {pre}"));
+            let n = m
+                .opt_strings("tokenizer.ggml.tokens")
+                .ok()
+                .flatten()
+                .map_or(0, |tokens| tokens.len());
             line("tokenizer", format!("{model}{pre}, {n} tokens"));
         }
         None => line("tokenizer", "none".into()),
     }
-    line("chat template", if m.get("tokenizer.chat_template").is_some() { "yes".into() } else { "no".into() });
-    f.memory.iter().flat_map(Report::lines).for_each(|(label, text)| line(label, text));
+    line(
+        "chat template",
+        if m.get("tokenizer.chat_template").is_some() {
+            "yes".into()
+        } else {
+            "no".into()
+        },
+    );
+    f.memory
+        .iter()
+        .flat_map(Report::lines)
+        .for_each(|(label, text)| line(label, text));
     let verdict = match (&f.obstacle, f.expected_size, f.part) {
         (Some(obstacle), ..) => format!("no: {obstacle}"),
         (None, None, None) => "yes".into(),
@@ -393,13 +532,25 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
     if args.metadata {
         let _ = writeln!(out, "\nmetadata");
         for (key, value) in m.iter() {
-            let _ = writeln!(out, "  {}: {} = {}", printable(key), value.type_name(), printable(&shortened(value)));
+            let _ = writeln!(
+                out,
+                "  {}: {} = {}",
+                printable(key),
+                value.type_name(),
+                printable(&shortened(value))
+            );
         }
     }
     if args.tensors {
         let _ = writeln!(out, "\ntensors");
         for t in tensors {
-            let _ = writeln!(out, "  {:<40} {:<8} {:?}", printable(&t.name), t.dtype.to_string(), t.dims);
+            let _ = writeln!(
+                out,
+                "  {:<40} {:<8} {:?}",
+                printable(&t.name),
+                t.dtype.to_string(),
+                t.dims
+            );
         }
     }
     out
@@ -416,9 +567,12 @@ fn shortened(value: &Value) -> String {
     let text = match value {
         Value::Array(array) => {
             let start = match array {
-                Array::Strings(v) => {
-                    v.iter().take(8).map(|s| format!("{:?}", String::from_utf8_lossy(s))).collect::<Vec<_>>().join(", ")
-                }
+                Array::Strings(v) => v
+                    .iter()
+                    .take(8)
+                    .map(|s| format!("{:?}", String::from_utf8_lossy(s)))
+                    .collect::<Vec<_>>()
+                    .join(", "),
                 other => format!("{other:?}"),
             };
             format!("{} values: {start}", array.len())

@@ -1,5 +1,5 @@
-//! `ruvllm learn`: what learning while running is worth on a text, measured so that nothing is learnt
-//! before it was predicted.
+//! `ruvllm learn`: what learning while running is worth on a text, measured so that nothing is
+//! learnt before it was predicted.
 
 use super::generate::no_tokenizer;
 use super::input::{file_or_pipe, read_text};
@@ -36,15 +36,23 @@ pub(super) struct Args {
     /// Text of the kind that must not be forgotten
     #[arg(long, value_name = "FILE")]
     control: PathBuf,
-    /// Tokens of context, at least 8 [default: a quarter of what the model was trained for, at most 1024]
-    #[arg(short, long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    /// Tokens of context, at least 8 [default: a quarter of what the model was trained for, at
+    /// most 1024]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        hide_default_value = true
+    )]
     ctx_size: usize,
     #[command(flatten)]
     threads: ThreadsArg,
     /// Most mean KL divergence over control text, in nats
     #[arg(long, value_name = "NATS", default_value_t = LearnerOptions::default().max_divergence)]
     max_divergence: f64,
-    /// Step of backpropagation into the last quarter of the layers, relative to the norm of a matrix
+    /// Step of backpropagation into the last quarter of the layers, relative to the norm of a
+    /// matrix
     #[arg(long, value_name = "RATE", default_value_t = LearningOptions::default().deep_rate)]
     deep_rate: f32,
     /// Leave out the negative controls of backpropagation, which take as long as all the rest
@@ -67,7 +75,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let options = LearningOptions {
         n_ctx: args.ctx_size,
         n_threads: args.threads.number(),
-        learner: LearnerOptions { max_divergence: args.max_divergence, ..Default::default() },
+        learner: LearnerOptions {
+            max_divergence: args.max_divergence,
+            ..Default::default()
+        },
         deep_rate: args.deep_rate,
         deep_controls: !args.quick,
         ..Default::default()
@@ -77,7 +88,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         std::fs::write(path, svg(&report)).map_err(Failure::file(path))?;
         note(format!("wrote {}", path.display()));
     }
-    if args.json { print_json(&to_json(&report)) } else { print(table(&report)) }
+    if args.json {
+        print_json(&to_json(&report))
+    } else {
+        print(table(&report))
+    }
 }
 
 /// A gain in nats as a change of perplexity in per cent.
@@ -89,7 +104,12 @@ fn percent(nats: f64) -> f64 {
 /// A gain as a change of perplexity, with its interval.
 fn change(gain: Estimate) -> String {
     let Estimate { value, low, high } = gain;
-    format!("{:+.1} % ({:+.1} to {:+.1})", percent(-value), percent(-high), percent(-low))
+    format!(
+        "{:+.1} % ({:+.1} to {:+.1})",
+        percent(-value),
+        percent(-high),
+        percent(-low)
+    )
 }
 
 fn table(report: &LearningReport) -> String {
@@ -103,7 +123,8 @@ fn table(report: &LearningReport) -> String {
             (ms, 0.0) => format!("{ms:.0} | | {:.0}", c.longest_ms),
             (ms, settle) => format!("{ms:.2} | {settle:.2} | {:.1}", c.longest_ms),
         };
-        let beyond = [c.beyond_temperature, c.beyond_words].map(|e| e.map_or(String::new(), change));
+        let beyond =
+            [c.beyond_temperature, c.beyond_words].map(|e| e.map_or(String::new(), change));
         let forgetting = c.forgetting.map_or(" | | ".to_owned(), |f| {
             let more = f.loss;
             format!(
@@ -126,7 +147,16 @@ fn table(report: &LearningReport) -> String {
             beyond[1],
         );
     }
-    let LearningReport { n_ctx, n_tokens, n_chunk, control_loss, truncation, truncation_bound, deep_cost, .. } = report;
+    let LearningReport {
+        n_ctx,
+        n_tokens,
+        n_chunk,
+        control_loss,
+        truncation,
+        truncation_bound,
+        deep_cost,
+        ..
+    } = report;
     let _ = writeln!(
         out,
         "\n{n_tokens} tokens, learnt from {n_chunk} at a time, context {n_ctx}; control text {control_loss:.4} \
@@ -176,16 +206,24 @@ fn to_json(report: &LearningReport) -> Value {
 /// The running gain of every contender over the base, as lines.
 fn svg(report: &LearningReport) -> String {
     const COLOURS: [&str; 14] = [
-        "#888888", "#17becf", "#1f77b4", "#ff7f0e", "#2ca02c", "#aec7e8", "#98df8a", "#d62728", "#111111", "#9467bd",
-        "#c5b0d5", "#8c564b", "#e377c2", "#bcbd22",
+        "#888888", "#17becf", "#1f77b4", "#ff7f0e", "#2ca02c", "#aec7e8", "#98df8a", "#d62728",
+        "#111111", "#9467bd", "#c5b0d5", "#8c564b", "#e377c2", "#bcbd22",
     ];
     const DASHED: &str = " stroke-dasharray=\"3 3\"";
     let (width, height, left, top) = (720.0, 360.0, 60.0, 20.0);
-    let all = report.contenders.iter().flat_map(|c| &c.running_gain).copied();
+    let all = report
+        .contenders
+        .iter()
+        .flat_map(|c| &c.running_gain)
+        .copied();
     let (least, most) = all.fold((0.0, 1.0), |(a, b): (f64, f64), x| (a.min(x), b.max(x)));
     // What fails spectacularly does not hide the rest.
     let least = least.max(-most);
-    let n = report.contenders.first().map_or(1, |c| c.running_gain.len()).max(2) as f64;
+    let n = report
+        .contenders
+        .first()
+        .map_or(1, |c| c.running_gain.len())
+        .max(2) as f64;
     let x = |i: usize| left + width * i as f64 / (n - 1.0);
     let y = |gain: f64| top + height * (most - gain.clamp(least, most)) / (most - least);
     let mut out = format!(
@@ -208,14 +246,21 @@ fn svg(report: &LearningReport) -> String {
         );
         let tokens = report.n_tokens as f64 * f64::from(i) / 4.0;
         let at = left + width * f64::from(i) / 4.0;
-        let _ =
-            writeln!(out, "<text x=\"{at}\" y=\"{}\" text-anchor=\"middle\">{tokens:.0}</text>", top + height + 16.0);
+        let _ = writeln!(
+            out,
+            "<text x=\"{at}\" y=\"{}\" text-anchor=\"middle\">{tokens:.0}</text>",
+            top + height + 16.0
+        );
     }
     for (i, c) in report.contenders.iter().enumerate() {
         let colour = COLOURS[i % COLOURS.len()];
         let dashes = if c.negative { DASHED } else { "" };
-        let points: Vec<String> =
-            c.running_gain.iter().enumerate().map(|(i, &gain)| format!("{:.1},{:.1}", x(i), y(gain))).collect();
+        let points: Vec<String> = c
+            .running_gain
+            .iter()
+            .enumerate()
+            .map(|(i, &gain)| format!("{:.1},{:.1}", x(i), y(gain)))
+            .collect();
         let legend = top + 14.0 + 20.0 * i as f64;
         let _ = writeln!(
             out,

@@ -52,7 +52,11 @@ impl LearningArgs {
 
     /// Lets `session` learn, if the flags say so.
     pub(super) fn begin(&self, session: &mut Session) -> Result<Learning<'_>, Failure> {
-        let mut learning = Learning { args: self, folder: None, saved_at: 0 };
+        let mut learning = Learning {
+            args: self,
+            folder: None,
+            saved_at: 0,
+        };
         if let Some(path) = &self.learn_export {
             check_overwrite(path, self.overwrite)?;
         }
@@ -83,7 +87,9 @@ impl Learning<'_> {
     pub(super) fn idle(&mut self, session: &mut Session) -> Result<(), Failure> {
         session.update()?;
         match session.learner() {
-            Some(learner) if learner.n_updates() >= self.saved_at + self.args.learn_every => self.save(session),
+            Some(learner) if learner.n_updates() >= self.saved_at + self.args.learn_every => {
+                self.save(session)
+            }
             _ => Ok(()),
         }
     }
@@ -100,11 +106,19 @@ impl Learning<'_> {
     ///
     /// # Errors
     /// What went wrong in the work, then what went wrong here.
-    pub(super) fn end(&mut self, session: &mut Session, work: Result<(), Failure>) -> Result<(), Failure> {
+    pub(super) fn end(
+        &mut self,
+        session: &mut Session,
+        work: Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let updated = session.update().map_err(Failure::from);
-        let learnt = updated.and_then(|()| self.save(session)).and_then(|()| self.export(session));
+        let learnt = updated
+            .and_then(|()| self.save(session))
+            .and_then(|()| self.export(session));
         match (work, learnt) {
-            (Err(Failure::Work(first)), Err(Failure::Work(then))) => Err(Failure::Work(format!("{first}\n{then}"))),
+            (Err(Failure::Work(first)), Err(Failure::Work(then))) => {
+                Err(Failure::Work(format!("{first}\n{then}")))
+            }
             (Ok(()) | Err(Failure::Closed | Failure::Interrupted), Err(failure)) => Err(failure),
             (work, _) => work,
         }
@@ -119,8 +133,8 @@ impl Learning<'_> {
     }
 }
 
-/// A folder of what was learnt. No other process learns into it meanwhile: whoever saved last would undo
-/// what the other one learnt.
+/// A folder of what was learnt. No other process learns into it meanwhile: whoever saved last would
+/// undo what the other one learnt.
 pub(super) struct Folder {
     path: PathBuf,
     /// What was learnt.
@@ -131,8 +145,8 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// The folder, and what is in it; nothing learnt if there is no file yet. A file that cannot be used ends
-    /// the program: it is never written over.
+    /// The folder, and what is in it; nothing learnt if there is no file yet. A file that cannot be
+    /// used ends the program: it is never written over.
     pub(super) fn open(path: &Path, model: &Model) -> Result<(Folder, Learner), Failure> {
         let new = match std::fs::create_dir(path) {
             Ok(()) => true,
@@ -140,7 +154,11 @@ impl Folder {
             Err(error) => return Err(Failure::file(path)(error)),
         };
         let lock = path.join(LOCK);
-        let opened = File::options().create(true).append(true).open(&lock).map_err(Failure::file(&lock))?;
+        let opened = File::options()
+            .create(true)
+            .append(true)
+            .open(&lock)
+            .map_err(Failure::file(&lock))?;
         match opened.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -151,13 +169,22 @@ impl Folder {
             }
             Err(TryLockError::Error(error)) => return Err(Failure::file(&lock)(error)),
         }
-        let folder = Folder { path: path.to_owned(), file: path.join(FILE), new, _lock: opened };
+        let folder = Folder {
+            path: path.to_owned(),
+            file: path.join(FILE),
+            new,
+            _lock: opened,
+        };
         let file = &folder.file;
         let exists = file.try_exists().map_err(Failure::file(file))?;
-        let learner = if exists { Learner::open(file, model) } else { Learner::new(model, &LearnerOptions::default()) };
+        let learner = if exists {
+            Learner::open(file, model)
+        } else {
+            Learner::new(model, &LearnerOptions::default())
+        };
         match learner {
             Ok(learner) => Ok((folder, learner)),
-            Err(LearnError::Gguf(error)) => Err(Failure::Work(error.to_string())), // names the file
+            Err(LearnError::Gguf(error)) => Err(Failure::Work(error.to_string())), /* names the file */
             Err(error) => Err(Failure::Work(format!("{}: {error}", file.display()))),
         }
     }

@@ -1,10 +1,11 @@
-//! The program `ruvllm`: one file per subcommand. What they share lies in `args` (spelling of flags),
-//! `model` and `sampling` (groups of flags), `input` and `output`.
+//! The program `ruvllm`: one file per subcommand. What they share lies in `args` (spelling of
+//! flags), `model` and `sampling` (groups of flags), `input` and `output`.
 //!
 //! Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 the work failed, 2 the
 //! call was wrong, 130 interrupted.
 //!
-//! A library, so that the fuzzer reaches the server. It has no other users, and promises them nothing.
+//! A library, so that the fuzzer reaches the server. It has no other users, and promises them
+//! nothing.
 
 #![forbid(unsafe_code)]
 

@@ -52,7 +52,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let TokenIds(tokens) = &args.tokens;
     let options = args.session.options(None, KvType::F32);
     let model = args.model.open(&args.residence)?;
-    let mut session = session(&model, &args.session, &options, args.last.map_or(tokens.len(), |last| last as usize))?;
+    let mut session = session(
+        &model,
+        &args.session,
+        &options,
+        args.last.map_or(tokens.len(), |last| last as usize),
+    )?;
     if tokens.len() > session.n_ctx() {
         return Err(Failure::Work(format!(
             "{} tokens do not fit a context of {}; use -c {}",
@@ -61,7 +66,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             tokens.len()
         )));
     }
-    let first = args.last.map_or(0, |last| tokens.len().saturating_sub(last as usize));
+    let first = args
+        .last
+        .map_or(0, |last| tokens.len().saturating_sub(last as usize));
     let progress = Progress::new("computing", tokens.len() as u64);
     // Opened with the first row, so that a call that fails leaves an older file alone.
     let mut out: Option<Sink> = None;
@@ -73,9 +80,20 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         progress.set(i as u64);
     };
     if args.parallel > 1 {
-        let options = SessionOptions { n_ctx: Some(session.n_ctx()), ..options };
+        let options = SessionOptions {
+            n_ctx: Some(session.n_ctx()),
+            ..options
+        };
         let adapters = args.session.lora.open(&model)?;
-        side_by_side(session.engine(), &adapters, &options, args.parallel as usize, tokens, first, each)?;
+        side_by_side(
+            session.engine(),
+            &adapters,
+            &options,
+            args.parallel as usize,
+            tokens,
+            first,
+            each,
+        )?;
     } else {
         session.prefill_each(tokens, first, &mut each)?;
     }
@@ -107,10 +125,18 @@ fn side_by_side(
     }
     for begin in (0..tokens.len()).step_by(options.n_batch) {
         let end = tokens.len().min(begin + options.n_batch);
-        let wanted = |i: usize| if i == 0 { first.saturating_sub(begin).min(end - begin) } else { end - begin };
+        let wanted = |i: usize| {
+            if i == 0 {
+                first.saturating_sub(begin).min(end - begin)
+            } else {
+                end - begin
+            }
+        };
         let slots = sequences.iter_mut().zip(&texts).enumerate();
         let mut slots: Vec<Slot<'_>> = slots
-            .map(|(i, (seq, text))| Slot::new(seq, &text[begin..end], TokenKind::Prompt).outputs_from(wanted(i)))
+            .map(|(i, (seq, text))| {
+                Slot::new(seq, &text[begin..end], TokenKind::Prompt).outputs_from(wanted(i))
+            })
             .collect();
         engine.step(&mut slots, &mut outputs, &cancel)?;
         let n_vocab = engine.model().hparams().n_vocab;
@@ -130,10 +156,13 @@ enum Sink {
 
 impl Sink {
     fn open(path: &Path) -> io::Result<Sink> {
-        let is_stream = std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
+        let is_stream =
+            std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
         Ok(match path {
             path if path == Path::new("-") => Sink::Stream(Box::new(BufWriter::new(io::stdout()))),
-            path if is_stream => Sink::Stream(Box::new(BufWriter::new(File::options().write(true).open(path)?))),
+            path if is_stream => Sink::Stream(Box::new(BufWriter::new(
+                File::options().write(true).open(path)?,
+            ))),
             path => Sink::New(NewFile::create(path, false)?),
         })
     }
@@ -151,7 +180,10 @@ fn append(out: &mut Option<Sink>, path: &Path, logits: &[f32]) -> io::Result<()>
         Some(out) => out,
         None => out.insert(Sink::open(path)?),
     };
-    let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
+    let bytes: Vec<u8> = logits
+        .iter()
+        .flat_map(|logit| logit.to_le_bytes())
+        .collect();
     match out {
         Sink::New(file) => file.write_all(&bytes),
         Sink::Stream(stream) => stream.write_all(&bytes),

@@ -41,10 +41,16 @@ pub(super) struct Args {
 
 fn tensor_type(name: &str) -> Result<DType, String> {
     let writable = || FORMATS.iter().filter(|f| f.quantize.is_some());
-    writable().find(|f| f.name.eq_ignore_ascii_case(name)).map(|f| f.dtype).ok_or_else(|| {
-        let names: Vec<&str> = writable().map(|f| f.name).collect();
-        format!("there is no type {name:?} to write; there are {}", names.join(", "))
-    })
+    writable()
+        .find(|f| f.name.eq_ignore_ascii_case(name))
+        .map(|f| f.dtype)
+        .ok_or_else(|| {
+            let names: Vec<&str> = writable().map(|f| f.name).collect();
+            format!(
+                "there is no type {name:?} to write; there are {}",
+                names.join(", ")
+            )
+        })
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -53,7 +59,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Some(path) => path.clone(),
         None => {
             let stem = args.model.file_name();
-            let stem = Path::new(&stem).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let stem = Path::new(&stem)
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
             PathBuf::from(format!("{stem}-merged.gguf"))
         }
     };
@@ -62,7 +72,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let model = args.model.open(&ResidenceArgs::default())?;
     let adapters = args.lora.open(&model)?;
     if adapters.is_empty() {
-        return Err(Failure::Usage("no adapter: give --lora FILE or --lora-scaled FILE:SCALE".into()));
+        return Err(Failure::Usage(
+            "no adapter: give --lora FILE or --lora-scaled FILE:SCALE".into(),
+        ));
     }
 
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -82,7 +94,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     written?;
     drop(bar);
-    let bytes = std::fs::metadata(&output).map_err(Failure::file(&output))?.len();
-    note(format!("{}: {} in {:.1} s", output.display(), size(bytes), start.elapsed().as_secs_f64()));
+    let bytes = std::fs::metadata(&output)
+        .map_err(Failure::file(&output))?
+        .len();
+    note(format!(
+        "{}: {} in {:.1} s",
+        output.display(),
+        size(bytes),
+        start.elapsed().as_secs_f64()
+    ));
     Ok(())
 }

@@ -27,7 +27,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "METHOD", default_value = "task-arithmetic", value_parser = method)]
     method: MergeMethod,
     /// Weight of each adapter, separated by commas [default: 1 each]
-    #[arg(long, value_name = "W,W,…", value_delimiter = ',', allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "W,W,…",
+        value_delimiter = ',',
+        allow_hyphen_values = true
+    )]
     weights: Vec<f32>,
     /// Rank of the result [default: the sum of the adapters' ranks; svd: their largest]
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..))]
@@ -49,26 +54,48 @@ pub(super) struct Args {
 
 fn method(name: &str) -> Result<MergeMethod, String> {
     let names: Vec<&str> = MergeMethod::ALL.iter().map(|(name, _)| *name).collect();
-    let found = MergeMethod::ALL.iter().find(|(known, _)| *known == name.replace('_', "-"));
-    found.map(|(_, method)| *method).ok_or_else(|| format!("no method {name:?}; there are {}", names.join(", ")))
+    let found = MergeMethod::ALL
+        .iter()
+        .find(|(known, _)| *known == name.replace('_', "-"));
+    found
+        .map(|(_, method)| *method)
+        .ok_or_else(|| format!("no method {name:?}; there are {}", names.join(", ")))
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     args.overwrite.check(&args.output)?;
     let (n, n_weights) = (args.adapters.len(), args.weights.len());
     if n_weights != 0 && n_weights != n {
-        return Err(Failure::Usage(format!("--weights has {n_weights} numbers, there are {n} adapters")));
+        return Err(Failure::Usage(format!(
+            "--weights has {n_weights} numbers, there are {n} adapters"
+        )));
     }
     args.threads.pool().build_global()?;
     let model = args.model.open(&ResidenceArgs::default())?;
-    let adapters = args.adapters.iter().map(|path| open_adapter(path, &model)).collect::<Result<Vec<_>, _>>()?;
+    let adapters = args
+        .adapters
+        .iter()
+        .map(|path| open_adapter(path, &model))
+        .collect::<Result<Vec<_>, _>>()?;
     let weights = args.weights.iter().copied().chain(std::iter::repeat(1.0));
     let weighted: Vec<_> = adapters.iter().zip(weights).collect();
     let rank = args.rank.map(|rank| rank as usize);
-    let options = MergeOptions { method: args.method, rank, density: args.density, seed: args.seed };
+    let options = MergeOptions {
+        method: args.method,
+        rank,
+        density: args.density,
+        seed: args.seed,
+    };
     let merged = merge_adapters(&weighted, &options)?;
     merged.save(&args.output)?;
-    let bytes = std::fs::metadata(&args.output).map_err(Failure::file(&args.output))?.len();
-    note(format!("{}: rank {}, {}", args.output.display(), merged.max_rank(), size(bytes)));
+    let bytes = std::fs::metadata(&args.output)
+        .map_err(Failure::file(&args.output))?
+        .len();
+    note(format!(
+        "{}: rank {}, {}",
+        args.output.display(),
+        merged.max_rank(),
+        size(bytes)
+    ));
     Ok(())
 }

@@ -5,7 +5,9 @@ use super::output::{Failure, Progress, note, size};
 use clap::Args;
 use clap::builder::BoolishValueParser;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{CacheMode, Engine, EngineOptions, KvTiers, KvType, PlanOptions, Preset, Session, SessionOptions};
+use ruvllm::exec::{
+    CacheMode, Engine, EngineOptions, KvTiers, KvType, PlanOptions, Preset, Session, SessionOptions,
+};
 use ruvllm::gguf::{Gguf, Header, Metadata, Value as MetadataValue};
 use ruvllm::lora::Adapter;
 use ruvllm::model::{Device, Model, OpenOptions, OpenStage, Residence};
@@ -28,8 +30,10 @@ mod demo {
     struct Aligned<T: ?Sized>(T);
 
     /// Aligned, so that tensors are used in place.
-    static FILE: &Aligned<[u8]> =
-        &Aligned(*include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ruvllm-rust-6m-q8_0.gguf")));
+    static FILE: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../models/ruvllm-rust-6m-q8_0.gguf"
+    )));
 
     pub(super) fn bytes() -> Result<&'static [u8], Failure> {
         Ok(&FILE.0)
@@ -43,7 +47,9 @@ mod demo {
     pub(super) const NAME: &str = "demo model";
 
     pub(super) fn bytes() -> Result<&'static [u8], Failure> {
-        Err(Failure::Usage("this build has no built-in model: name one with -m FILE".into()))
+        Err(Failure::Usage(
+            "this build has no built-in model: name one with -m FILE".into(),
+        ))
     }
 }
 
@@ -61,7 +67,12 @@ pub(super) struct ModelArgs {
     model: Option<PathBuf>,
     /// Model of Hugging Face's hub, downloaded unless it is here: see `ruvllm pull` [short: -hf]
     #[cfg(feature = "pull")]
-    #[arg(long, value_name = "OWNER/NAME[:QUANT]", env = "LLAMA_ARG_HF_REPO", conflicts_with = "model")]
+    #[arg(
+        long,
+        value_name = "OWNER/NAME[:QUANT]",
+        env = "LLAMA_ARG_HF_REPO",
+        conflicts_with = "model"
+    )]
     hf_repo: Option<super::pull::Name>,
     /// Where that one is, once it is needed.
     #[cfg(feature = "pull")]
@@ -102,7 +113,9 @@ impl ModelArgs {
     /// Its file name.
     pub(super) fn file_name(&self) -> OsString {
         let path = self.path().ok().flatten();
-        path.and_then(Path::file_name).unwrap_or(demo::NAME.as_ref()).to_owned()
+        path.and_then(Path::file_name)
+            .unwrap_or(demo::NAME.as_ref())
+            .to_owned()
     }
 
     /// Whether it is the built-in one.
@@ -124,7 +137,8 @@ impl ModelArgs {
     /// The tokenizer, from the header alone.
     pub(super) fn tokenizer(&self) -> Result<Tokenizer, Failure> {
         let metadata = self.header()?.metadata;
-        Tokenizer::from_metadata(&metadata).map_err(|error| Failure::Work(format!("{}: {error}", self.label())))
+        Tokenizer::from_metadata(&metadata)
+            .map_err(|error| Failure::Work(format!("{}: {error}", self.label())))
     }
 
     /// The file.
@@ -141,27 +155,46 @@ impl ModelArgs {
     }
 }
 
-/// The model in a file that is called `label`, on the level that `RUVLLM_ARCH` asks for, with progress.
+/// The model in a file that is called `label`, on the level that `RUVLLM_ARCH` asks for, with
+/// progress.
 pub(super) fn open(gguf: Gguf, residence: &ResidenceArgs, label: &str) -> Result<Model, Failure> {
     let mut bar: Option<(OpenStage, Progress)> = None;
-    let options = OpenOptions::new().arch(level()?).residence(residence.residence());
-    let options = residence.memory_limit.into_iter().fold(options, OpenOptions::memory_limit);
+    let options = OpenOptions::new()
+        .arch(level()?)
+        .residence(residence.residence());
+    let options = residence
+        .memory_limit
+        .into_iter()
+        .fold(options, OpenOptions::memory_limit);
     let overrides = residence.override_kv.iter().cloned();
-    let options = overrides.fold(options, |options, (key, value)| options.override_kv(key, value));
-    let options = options.device(residence.device.device()).progress(|stage, share| {
-        if bar.as_ref().is_none_or(|(shown, _)| *shown != stage) {
-            bar = None; // clears the line before the next bar is drawn
-            bar = Some((
-                stage,
-                Progress::new(if stage == OpenStage::Copy { "copying weights" } else { "loading" }, 1000),
-            ));
-        }
-        if let Some((_, bar)) = &bar {
-            bar.set((share * 1000.0) as u64);
-        }
-        true
+    let options = overrides.fold(options, |options, (key, value)| {
+        options.override_kv(key, value)
     });
-    options.open_gguf(gguf).map_err(|error| Failure::Work(format!("{label}: {error}")))
+    let options = options
+        .device(residence.device.device())
+        .progress(|stage, share| {
+            if bar.as_ref().is_none_or(|(shown, _)| *shown != stage) {
+                bar = None; // clears the line before the next bar is drawn
+                bar = Some((
+                    stage,
+                    Progress::new(
+                        if stage == OpenStage::Copy {
+                            "copying weights"
+                        } else {
+                            "loading"
+                        },
+                        1000,
+                    ),
+                ));
+            }
+            if let Some((_, bar)) = &bar {
+                bar.set((share * 1000.0) as u64);
+            }
+            true
+        });
+    options
+        .open_gguf(gguf)
+        .map_err(|error| Failure::Work(format!("{label}: {error}")))
 }
 
 /// The instruction-set level that `RUVLLM_ARCH` names, if it is set, else the best of this CPU.
@@ -174,15 +207,23 @@ pub(super) fn level() -> Result<Arch, Failure> {
 
 /// `RUVLLM_ARCH`, if it is set.
 pub(super) fn forced_level() -> Option<String> {
-    std::env::var("RUVLLM_ARCH").ok().filter(|name| !name.is_empty())
+    std::env::var("RUVLLM_ARCH")
+        .ok()
+        .filter(|name| !name.is_empty())
 }
 
 /// What computes.
 #[derive(Args, Clone, Copy, Default)]
 struct DeviceArgs {
-    /// How many of the last layers the GPU computes, 0 for none [default: all if there is an Apple GPU] [short: -ngl]
+    /// How many of the last layers the GPU computes, 0 for none [default: all if there is an Apple
+    /// GPU] [short: -ngl]
     #[cfg(any(feature = "metal", target_os = "macos"))]
-    #[arg(long, alias = "gpu-layers", value_name = "N", env = "LLAMA_ARG_N_GPU_LAYERS")]
+    #[arg(
+        long,
+        alias = "gpu-layers",
+        value_name = "N",
+        env = "LLAMA_ARG_N_GPU_LAYERS"
+    )]
     n_gpu_layers: Option<usize>,
 }
 
@@ -192,7 +233,9 @@ impl DeviceArgs {
         match self.n_gpu_layers {
             Some(0) => Device::Cpu,
             None if !cfg!(target_os = "macos") => Device::Cpu,
-            n => Device::Metal { n_layers: n.unwrap_or(usize::MAX) },
+            n => Device::Metal {
+                n_layers: n.unwrap_or(usize::MAX),
+            },
         }
     }
 
@@ -214,18 +257,22 @@ pub(super) struct ResidenceArgs {
     /// Copy weights to huge pages before starting
     #[arg(long, env = "LLAMA_ARG_NO_MMAP", value_parser = BoolishValueParser::new())]
     no_mmap: bool,
-    /// Most memory to take with everything: 512M, 8G, …; what does not fit is refused before it is begun
+    /// Most memory to take with everything: 512M, 8G, …; what does not fit is refused before it is
+    /// begun
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory_limit: Option<u64>,
-    /// Give a metadata key another value than the file does, for instance llama.rope.freq_base=float:1e6; types are int,
-    /// float, bool and str; may be given more than once
+    /// Give a metadata key another value than the file does, for instance
+    /// llama.rope.freq_base=float:1e6; types are int, float, bool and str; may be given more
+    /// than once
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_parser = override_kv)]
     override_kv: Vec<(String, MetadataValue)>,
 }
 
 /// `KEY=TYPE:VALUE`.
 fn override_kv(text: &str) -> Result<(String, MetadataValue), String> {
-    let parts = text.split_once('=').and_then(|(key, rest)| Some((key, rest.split_once(':')?)));
+    let parts = text
+        .split_once('=')
+        .and_then(|(key, rest)| Some((key, rest.split_once(':')?)));
     let Some((key, (kind, value))) = parts.filter(|(key, _)| !key.is_empty()) else {
         return Err("expected KEY=TYPE:VALUE".into());
     };
@@ -235,7 +282,11 @@ fn override_kv(text: &str) -> Result<(String, MetadataValue), String> {
         "float" => MetadataValue::F32(value.parse().map_err(|_| wrong("a number"))?),
         "bool" => MetadataValue::Bool(value.parse().map_err(|_| wrong("true or false"))?),
         "str" => MetadataValue::String(value.into()),
-        _ => return Err(format!("{kind:?} is none of the types int, float, bool and str")),
+        _ => {
+            return Err(format!(
+                "{kind:?} is none of the types int, float, bool and str"
+            ));
+        }
     };
     Ok((key.to_owned(), value))
 }
@@ -265,7 +316,9 @@ pub(super) struct ThreadsArg {
 impl ThreadsArg {
     /// How many; without a number as many as this process may use.
     pub(super) fn number(self) -> Option<NonZeroUsize> {
-        usize::try_from(self.threads).ok().and_then(NonZeroUsize::new)
+        usize::try_from(self.threads)
+            .ok()
+            .and_then(NonZeroUsize::new)
     }
 
     /// A pool of that size.
@@ -297,13 +350,15 @@ pub(super) struct SessionArgs {
     threads: ThreadsArg,
     #[command(flatten)]
     cache_type: CacheTypeArgs,
-    /// Context and types of the cache for a use: chat, long-chat, document or code; other flags win
+    /// Context and types of the cache for a use: chat, long-chat, document or code; other flags
+    /// win
     #[arg(long, value_name = "NAME")]
     preset: Option<Preset>,
     /// Compute prompts as generated tokens are: more exact, the same bits, about twice the time
     #[arg(long)]
     exact: bool,
-    /// Keep keys and values of prompts in this folder, for later runs that begin with the same text
+    /// Keep keys and values of prompts in this folder, for later runs that begin with the same
+    /// text
     #[arg(long, value_name = "DIR")]
     prompt_cache: Option<PathBuf>,
     /// Most MiB that the folder takes; what was used least recently goes
@@ -317,24 +372,28 @@ pub(super) struct SessionArgs {
 /// Precision of keys and values.
 #[derive(Args)]
 pub(super) struct CacheTypeArgs {
-    /// Type of keys in the cache: f32, f16, bf16, q8_0, q6_0, q5_0 or q4_0 [default: f16; for `logits` f32] [short: -ctk]
+    /// Type of keys in the cache: f32, f16, bf16, q8_0, q6_0, q5_0 or q4_0 [default: f16; for
+    /// `logits` f32] [short: -ctk]
     #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_K")]
     cache_type_k: Option<KvType>,
     /// Type of values in the cache [default: f16; for `logits` f32] [short: -ctv]
     #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_V")]
     cache_type_v: Option<KvType>,
-    /// Keep the first page and the last RECENT tokens in f16, up to MIDDLE back in q8_0, the rest in q4_0
+    /// Keep the first page and the last RECENT tokens in f16, up to MIDDLE back in q8_0, the rest
+    /// in q4_0
     #[arg(long, value_name = "RECENT,MIDDLE", num_args = 0..=1, require_equals = true,
         default_missing_value = "256,2048", value_parser = tiers)]
     kv_tiers: Option<KvTiers>,
-    /// Type of keys and values, of fewer bits, of texts that begin while 85 % of the memory for them are in use. Then
-    /// answers depend on what else is computed
+    /// Type of keys and values, of fewer bits, of texts that begin while 85 % of the memory for
+    /// them are in use. Then answers depend on what else is computed
     #[arg(long, value_name = "TYPE")]
     kv_pressure: Option<KvType>,
 }
 
 fn tiers(text: &str) -> Result<KvTiers, String> {
-    let numbers = text.split_once(',').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+    let numbers = text
+        .split_once(',')
+        .and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     let (recent, middle) = numbers.ok_or("expected two numbers of tokens, as in 256,2048")?;
     Ok(KvTiers { recent, middle })
 }
@@ -343,7 +402,11 @@ impl CacheTypeArgs {
     /// Sets what the flags say in `options`, `default` where they are not given.
     pub(super) fn apply(&self, default: KvType, options: &mut SessionOptions) {
         // Precision by age begins with half precision, whatever a program's default is.
-        let default = if self.kv_tiers.is_some() { KvType::F16 } else { default };
+        let default = if self.kv_tiers.is_some() {
+            KvType::F16
+        } else {
+            default
+        };
         options.kv_type = self.cache_type_k.unwrap_or(default);
         options.kv_type_v = Some(self.cache_type_v.unwrap_or(default));
         options.kv_tiers = self.kv_tiers;
@@ -366,18 +429,30 @@ impl LoraArgs {
     /// Their files with their scales.
     pub(super) fn files(&self) -> Result<Vec<(&Path, f32)>, Failure> {
         let scaled = self.lora_scaled.iter().map(|text| {
-            let parts = text.rsplit_once(':').and_then(|(path, scale)| Some((Path::new(path), scale.parse().ok()?)));
+            let parts = text
+                .rsplit_once(':')
+                .and_then(|(path, scale)| Some((Path::new(path), scale.parse().ok()?)));
             parts
                 .filter(|(_, scale): &(_, f32)| scale.is_finite())
-                .ok_or_else(|| Failure::Usage(format!("--lora-scaled {text}: expected FILE:SCALE, a finite number")))
+                .ok_or_else(|| {
+                    Failure::Usage(format!(
+                        "--lora-scaled {text}: expected FILE:SCALE, a finite number"
+                    ))
+                })
         });
-        self.lora.iter().map(|path| Ok((path.as_path(), 1.0))).chain(scaled).collect()
+        self.lora
+            .iter()
+            .map(|path| Ok((path.as_path(), 1.0)))
+            .chain(scaled)
+            .collect()
     }
 
     /// The adapters with their scales.
     pub(super) fn open(&self, model: &Model) -> Result<Vec<(Arc<Adapter>, f32)>, Failure> {
         let files = self.files()?.into_iter();
-        files.map(|(path, scale)| Ok((Arc::new(open_adapter(path, model)?), scale))).collect()
+        files
+            .map(|(path, scale)| Ok((Arc::new(open_adapter(path, model)?), scale)))
+            .collect()
     }
 }
 
@@ -398,29 +473,45 @@ impl SessionArgs {
     /// Options of the session, with these values where the flags are not given.
     pub(super) fn options(&self, n_ctx: Option<usize>, kv_type: KvType) -> SessionOptions {
         let mut options = SessionOptions {
-            n_ctx: self.ctx_size.map(|n| n as usize).or(n_ctx).filter(|&n| n > 0),
+            n_ctx: self
+                .ctx_size
+                .map(|n| n as usize)
+                .or(n_ctx)
+                .filter(|&n| n > 0),
             n_batch: self.batch_size.min(self.ubatch_size) as usize,
             exact: self.exact,
-            prefix: if self.prompt_cache.is_some() { CacheMode::On } else { CacheMode::Off }.into(),
+            prefix: if self.prompt_cache.is_some() {
+                CacheMode::On
+            } else {
+                CacheMode::Off
+            }
+            .into(),
             ..Default::default()
         };
         self.cache_type.apply(kv_type, &mut options);
         options
     }
 
-    /// The same for `model`, where `-c 0` is the context it was trained for, with the options of --preset that no flag
-    /// sets.
+    /// The same for `model`, where `-c 0` is the context it was trained for, with the options of
+    /// --preset that no flag sets.
     pub(super) fn for_model(&self, options: &SessionOptions, model: &Model) -> SessionOptions {
         let h = model.hparams();
         let mut options = options.clone();
         if self.ctx_size == Some(0) {
             options.n_ctx = Some(h.n_ctx_train);
         }
-        let Some(preset) = self.preset.map(|preset| preset.options(h)) else { return options };
+        let Some(preset) = self.preset.map(|preset| preset.options(h)) else {
+            return options;
+        };
         if self.ctx_size.is_none() {
             options.n_ctx = preset.n_ctx;
         }
-        let CacheTypeArgs { cache_type_k, cache_type_v, kv_tiers, .. } = &self.cache_type;
+        let CacheTypeArgs {
+            cache_type_k,
+            cache_type_v,
+            kv_tiers,
+            ..
+        } = &self.cache_type;
         if kv_tiers.is_none() {
             options.kv_type = cache_type_k.unwrap_or(preset.kv_type);
             options.kv_type_v = cache_type_v.or(preset.kv_type_v);
@@ -431,17 +522,29 @@ impl SessionArgs {
     }
 
     /// An engine for sessions that learn or do not.
-    pub(super) fn engine(&self, model: &Model, learns: bool, options: &SessionOptions) -> Result<Engine, Failure> {
+    pub(super) fn engine(
+        &self,
+        model: &Model,
+        learns: bool,
+        options: &SessionOptions,
+    ) -> Result<Engine, Failure> {
         let engine_options = EngineOptions {
             prefix_folder: self.prompt_cache.clone(),
             prefix_folder_budget: Some(u64::from(self.prompt_cache_size) << 20),
             ..Default::default()
         };
-        engine(model, self.threads.number(), learns, options, engine_options)
+        engine(
+            model,
+            self.threads.number(),
+            learns,
+            options,
+            engine_options,
+        )
     }
 }
 
-/// An engine for `model` and sessions whose adapters learn or do not. The CPU computes, with a note, where the GPU cannot.
+/// An engine for `model` and sessions whose adapters learn or do not. The CPU computes, with a
+/// note, where the GPU cannot.
 pub(super) fn engine(
     model: &Model,
     n_threads: Option<NonZeroUsize>,
@@ -449,15 +552,28 @@ pub(super) fn engine(
     options: &SessionOptions,
     engine_options: EngineOptions,
 ) -> Result<Engine, Failure> {
-    let engine_options = EngineOptions { n_threads, ..engine_options };
+    let engine_options = EngineOptions {
+        n_threads,
+        ..engine_options
+    };
     let on_cpu = |why: &str| {
         note(format!("computing on the CPU: {why}"));
-        Ok(Engine::new(model, &EngineOptions { device: Some(Device::Cpu), ..engine_options.clone() })?)
+        Ok(Engine::new(
+            model,
+            &EngineOptions {
+                device: Some(Device::Cpu),
+                ..engine_options.clone()
+            },
+        )?)
     };
     if model.device() != Device::Cpu && learns {
         return on_cpu("the GPU does without gradients");
     }
-    if let Some(what) = options.kv_policy().not_on_gpu().filter(|_| model.device() != Device::Cpu) {
+    if let Some(what) = options
+        .kv_policy()
+        .not_on_gpu()
+        .filter(|_| model.device() != Device::Cpu)
+    {
         return on_cpu(&format!("the GPU does without {what}"));
     }
     match Engine::new(model, &engine_options) {
@@ -465,7 +581,11 @@ pub(super) fn engine(
         Err(ruvllm::SessionError::Metal(error)) => on_cpu(&error.to_string()),
         engine => {
             let engine = engine?;
-            if let Some(bytes) = engine.runner().map(|runner| runner.copied_bytes()).filter(|&bytes| bytes > 0) {
+            if let Some(bytes) = engine
+                .runner()
+                .map(|runner| runner.copied_bytes())
+                .filter(|&bytes| bytes > 0)
+            {
                 note(format!(
                     "{} of weights were copied for the GPU: they are not mapped, or not aligned",
                     size(bytes)
@@ -478,11 +598,17 @@ pub(super) fn engine(
 
 /// Bytes of a session's keys and values by precision, as JSON.
 pub(super) fn kv_bytes(session: &Session) -> Value {
-    session.memory().kv.iter().map(|(kind, bytes)| (kind.name().to_owned(), bytes.into())).collect::<Map<_, _>>().into()
+    session
+        .memory()
+        .kv
+        .iter()
+        .map(|(kind, bytes)| (kind.name().to_owned(), bytes.into()))
+        .collect::<Map<_, _>>()
+        .into()
 }
 
-/// A session with the adapters that the flags name, to be asked for the logits of up to `rows` tokens at a time;
-/// warns when a full context would not fit into memory.
+/// A session with the adapters that the flags name, to be asked for the logits of up to `rows`
+/// tokens at a time; warns when a full context would not fit into memory.
 pub(super) fn session(
     model: &Model,
     args: &SessionArgs,
@@ -495,9 +621,17 @@ pub(super) fn session(
     for (adapter, scale) in adapters {
         session.attach(adapter, scale)?;
     }
-    let adapters = session.adapters().map(|(_, adapter, _)| Arc::clone(adapter)).collect();
+    let adapters = session
+        .adapters()
+        .map(|(_, adapter, _)| Arc::clone(adapter))
+        .collect();
     let n_threads = NonZeroUsize::new(session.n_threads());
-    let plan = PlanOptions { n_logits: rows, n_threads, adapters, ..options.clone().into() };
+    let plan = PlanOptions {
+        n_logits: rows,
+        n_threads,
+        adapters,
+        ..options.clone().into()
+    };
     let plan = model.check_memory(&plan)?;
     let need = plan.needed() - plan.weights - plan.weights_copy;
     if let Some(memory) = SystemMemory::now().filter(|memory| need > memory.available) {
@@ -510,7 +644,10 @@ pub(super) fn session(
     }
     let trained = model.hparams().n_ctx_train;
     if session.n_ctx() > trained {
-        note(format!("warning: a context of {} tokens, but the model was trained for {trained}", session.n_ctx()));
+        note(format!(
+            "warning: a context of {} tokens, but the model was trained for {trained}",
+            session.n_ctx()
+        ));
     }
     Ok(session)
 }

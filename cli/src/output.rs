@@ -30,14 +30,21 @@ impl Failure {
     /// Says it on stderr; the exit code.
     pub(super) fn report(self) -> ExitCode {
         let (message, code) = match self {
-            Failure::Usage(message) => (format!("{message}\n\nFor more information, try '--help'."), 2),
+            Failure::Usage(message) => (
+                format!("{message}\n\nFor more information, try '--help'."),
+                2,
+            ),
             Failure::Work(message) => (message, 1),
             Failure::Closed => return ExitCode::SUCCESS,
             // What a shell reports of a program that was ended by SIGINT.
             Failure::Interrupted => return ExitCode::from(130),
         };
         let message = printable(&message);
-        let label = if color(&io::stderr()) { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
+        let label = if color(&io::stderr()) {
+            "\x1b[1;31merror:\x1b[0m"
+        } else {
+            "error:"
+        };
         let _ = writeln!(io::stderr(), "{label} {message}");
         ExitCode::from(code)
     }
@@ -87,28 +94,34 @@ pub(super) fn check_overwrite(output: &Path, overwrite: bool) -> Result<(), Fail
     if !output.exists() || overwrite {
         return Ok(());
     }
-    let exists = GgufError::Exists { path: output.to_owned() };
+    let exists = GgufError::Exists {
+        path: output.to_owned(),
+    };
     Err(Failure::Work(format!("{exists}: --overwrite asks for it")))
 }
 
 impl<E: Error + 'static> From<E> for Failure {
     fn from(error: E) -> Failure {
         let any = &error as &dyn Any;
-        let broken_pipe = any.downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe);
-        let cancelled = any
+        let broken_pipe = any
             .downcast_ref()
-            .is_some_and(|e: &ruvllm::Error| matches!(e, ruvllm::Error::Session(SessionError::Cancelled)));
+            .is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe);
+        let cancelled = any.downcast_ref().is_some_and(|e: &ruvllm::Error| {
+            matches!(e, ruvllm::Error::Session(SessionError::Cancelled))
+        });
         match (broken_pipe, cancelled) {
             (true, _) => Failure::Closed,
             (_, true) => Failure::Interrupted,
-            _ if any.is::<ruvllm::arch::ArchError>() => Failure::Work(format!("RUVLLM_ARCH: {error}")),
+            _ if any.is::<ruvllm::arch::ArchError>() => {
+                Failure::Work(format!("RUVLLM_ARCH: {error}"))
+            }
             _ => Failure::Work(error.to_string()),
         }
     }
 }
 
-/// `text` as it can be shown: what comes from a file could otherwise command the terminal, or fill it. Keeps
-/// line ends.
+/// `text` as it can be shown: what comes from a file could otherwise command the terminal, or fill
+/// it. Keeps line ends.
 pub(super) fn printable(text: &str) -> String {
     /// Characters shown of the beginning and of the end of a line.
     const SHOWN: usize = 1000;
@@ -127,18 +140,26 @@ pub(super) fn printable(text: &str) -> String {
 /// Whether to use colours on a stream.
 pub(super) fn color(stream: &impl IsTerminal) -> bool {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    stream.is_terminal() && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+    stream.is_terminal()
+        && !set("NO_COLOR")
+        && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// `text` in the colours of an ANSI code on stderr, if it has colours.
 pub(super) fn paint(code: &str, text: &str) -> String {
-    if color(&io::stderr()) { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    if color(&io::stderr()) {
+        format!("\x1b[{code}m{text}\x1b[0m")
+    } else {
+        text.to_owned()
+    }
 }
 
 /// Writes to stdout at once.
 pub(super) fn print(bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(bytes.as_ref()).and_then(|()| out.flush()).map_err(Failure::file(Path::new("standard output")))
+    out.write_all(bytes.as_ref())
+        .and_then(|()| out.flush())
+        .map_err(Failure::file(Path::new("standard output")))
 }
 
 /// Prints a JSON value and a line end.
@@ -153,7 +174,9 @@ pub(super) fn note(text: impl fmt::Display) {
 
 /// Seconds since 1970; 0 where the clock is before that.
 pub(super) fn unix_time() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |time| time.as_secs())
 }
 
 /// Milliseconds below which 50, 95 and 99 of a hundred times are; nothing of no times.
@@ -161,12 +184,19 @@ pub(super) fn percentiles(times: &[Duration]) -> Vec<f64> {
     let mut times = times.to_vec();
     times.sort_unstable();
     let percents: &[usize] = if times.is_empty() { &[] } else { &[50, 95, 99] };
-    percents.iter().map(|p| milliseconds(times[(times.len() * p).div_ceil(100) - 1])).collect()
+    percents
+        .iter()
+        .map(|p| milliseconds(times[(times.len() * p).div_ceil(100) - 1]))
+        .collect()
 }
 
 /// [`percentiles`] as a cell.
 pub(super) fn slashes(times: &[f64]) -> String {
-    times.iter().map(|time| format!("{time:.1}")).collect::<Vec<_>>().join("/")
+    times
+        .iter()
+        .map(|time| format!("{time:.1}"))
+        .collect::<Vec<_>>()
+        .join("/")
 }
 
 /// Milliseconds to the microsecond.
@@ -181,7 +211,11 @@ pub(super) fn size(bytes: u64) -> String {
     while value >= 1024.0 && unit + 1 < UNITS.len() {
         (value, unit) = (value / 1024.0, unit + 1);
     }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", UNITS[unit]) }
+    if unit == 0 {
+        format!("{bytes} B")
+    } else {
+        format!("{value:.2} {}", UNITS[unit])
+    }
 }
 
 /// A number of parameters for people.
@@ -220,7 +254,10 @@ impl Progress {
 
     /// One that shows nothing: what is printed tells how far the work is.
     pub(super) fn hidden() -> Progress {
-        Progress { shared: Arc::default(), painter: None }
+        Progress {
+            shared: Arc::default(),
+            painter: None,
+        }
     }
 
     pub(super) fn set(&self, done: u64) {
@@ -234,9 +271,18 @@ impl Shared {
         let mut wait = Duration::from_secs(1);
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         while !*ended {
-            ended = self.wake.wait_timeout(ended, wait).unwrap_or_else(PoisonError::into_inner).0;
+            ended = self
+                .wake
+                .wait_timeout(ended, wait)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
             if !*ended {
-                let line = bar(what, self.done.load(Ordering::Relaxed), total, start.elapsed());
+                let line = bar(
+                    what,
+                    self.done.load(Ordering::Relaxed),
+                    total,
+                    start.elapsed(),
+                );
                 let _ = write!(io::stderr(), "\r{line}\x1b[K");
                 wait = Duration::from_millis(200);
             }
@@ -254,12 +300,20 @@ fn bar(what: &str, done: u64, total: u64, elapsed: Duration) -> String {
     let done = done.min(total);
     let share = |n| u128::from(done) * u128::from(n) / u128::from(total.max(1));
     let filled = "#".repeat(share(WIDTH) as usize);
-    format!("{what} [{filled:<30}] {:>3} % {} s", share(100), elapsed.as_secs())
+    format!(
+        "{what} [{filled:<30}] {:>3} % {} s",
+        share(100),
+        elapsed.as_secs()
+    )
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        *self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self
+            .shared
+            .ended
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = true;
         self.shared.wake.notify_all();
         if let Some(painter) = self.painter.take() {
             // A painter that panicked has nothing to say about the work.
@@ -276,7 +330,10 @@ mod tests {
     fn bars_fill() {
         let bar = |done, total| bar("loading", done, total, Duration::from_secs(7));
         assert_eq!(bar(0, 8), format!("loading [{}]   0 % 7 s", " ".repeat(30)));
-        assert_eq!(bar(4, 8), format!("loading [{}{}]  50 % 7 s", "#".repeat(15), " ".repeat(15)));
+        assert_eq!(
+            bar(4, 8),
+            format!("loading [{}{}]  50 % 7 s", "#".repeat(15), " ".repeat(15))
+        );
         assert_eq!(bar(9, 8), format!("loading [{}] 100 % 7 s", "#".repeat(30)));
         assert_eq!(bar(0, 0), format!("loading [{}]   0 % 7 s", " ".repeat(30)));
     }

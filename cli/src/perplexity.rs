@@ -53,10 +53,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let text = without_last_newline(read_text(&file_or_pipe(args.file.as_ref(), "-f FILE")?)?);
     let options = args.session.options(Some(DEFAULT_CTX), KvType::default());
     if args.chunks == Some(0) {
-        return Err(Failure::Usage("--chunks 0 leaves nothing to compute; -1 is all".into()));
+        return Err(Failure::Usage(
+            "--chunks 0 leaves nothing to compute; -1 is all".into(),
+        ));
     }
     if options.n_ctx.is_some_and(|n| (1..LEAST_CTX).contains(&n)) {
-        return Err(Failure::Usage(format!("-c: at least {LEAST_CTX} tokens, of which the second half is scored")));
+        return Err(Failure::Usage(format!(
+            "-c: at least {LEAST_CTX} tokens, of which the second half is scored"
+        )));
     }
     let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
@@ -64,7 +68,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
     let mut tokens = tokenizer.encode(&text, true, false);
     let n_ctx = session.n_ctx();
-    let limit = args.chunks.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
+    let limit = args
+        .chunks
+        .and_then(|n| usize::try_from(n).ok())
+        .unwrap_or(usize::MAX);
     let n_chunks = n_chunks(&tokens, n_ctx)?.min(limit);
     if !args.json {
         note(format!("perplexity of {n_chunks} chunks of {n_ctx} tokens"));
@@ -78,7 +85,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut running = Vec::with_capacity(n_chunks);
     let score = score(&mut session, &mut tokens, n_chunks, &progress, |score| {
         running.push(score.perplexity());
-        if args.json { Ok(()) } else { print(format!("[{}]{:.4},", running.len(), score.perplexity())) }
+        if args.json {
+            Ok(())
+        } else {
+            print(format!("[{}]{:.4},", running.len(), score.perplexity()))
+        }
     })?;
     drop(progress);
 
@@ -99,8 +110,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }));
     }
     match error {
-        Some(error) => print(format!("\nFinal estimate: PPL = {:.4} +/- {error:.5}\n", score.perplexity())),
-        None => print(format!("\nFinal estimate: PPL = {:.4}\n", score.perplexity())),
+        Some(error) => print(format!(
+            "\nFinal estimate: PPL = {:.4} +/- {error:.5}\n",
+            score.perplexity()
+        )),
+        None => print(format!(
+            "\nFinal estimate: PPL = {:.4}\n",
+            score.perplexity()
+        )),
     }
 }
 
@@ -119,8 +136,8 @@ pub(super) fn n_chunks(tokens: &[u32], n_ctx: usize) -> Result<usize, Failure> {
     }
 }
 
-/// Scores the first `n_chunks` chunks, each of as many tokens as `session` holds; `each` hears of the score so far after
-/// every chunk.
+/// Scores the first `n_chunks` chunks, each of as many tokens as `session` holds; `each` hears of
+/// the score so far after every chunk.
 pub(super) fn score(
     session: &mut Session,
     tokens: &mut [u32],
@@ -130,7 +147,10 @@ pub(super) fn score(
 ) -> Result<Score, Failure> {
     let n_ctx = session.n_ctx();
     let first = n_ctx / 2;
-    let bos = session.model().tokenizer().and_then(|tokenizer| tokenizer.bos().filter(|_| tokenizer.add_bos()));
+    let bos = session
+        .model()
+        .tokenizer()
+        .and_then(|tokenizer| tokenizer.bos().filter(|_| tokenizer.add_bos()));
     let mut score = Score::default();
     for (i, chunk) in tokens.chunks_exact_mut(n_ctx).take(n_chunks).enumerate() {
         if let Some(bos) = bos {
@@ -158,7 +178,10 @@ pub(super) struct Score {
 impl Score {
     fn add(&mut self, logits: &[f32], token: u32) {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|&logit| f64::from((logit - max).exp())).sum();
+        let sum: f64 = logits
+            .iter()
+            .map(|&logit| f64::from((logit - max).exp()))
+            .sum();
         let nll = sum.ln() - f64::from(logits[token as usize] - max);
         self.n += 1;
         self.sum += nll;
@@ -177,7 +200,8 @@ impl Score {
     /// Standard error of the perplexity, if there is a spread to tell it from.
     fn error(&self) -> Option<f64> {
         let variance = self.sum_of_squares / self.n as f64 - self.mean().powi(2);
-        (variance > 0.0 && self.n > 1).then(|| (variance / (self.n - 1) as f64).sqrt() * self.perplexity())
+        (variance > 0.0 && self.n > 1)
+            .then(|| (variance / (self.n - 1) as f64).sqrt() * self.perplexity())
     }
 }
 

@@ -51,13 +51,20 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let gguf = Gguf::open(&args.input)?;
     args.overwrite.check(&args.output)?;
     if gguf.tensors().is_empty() {
-        return Err(Failure::Work(format!("{}: there are no tensors in it", args.input.display())));
+        return Err(Failure::Work(format!(
+            "{}: there are no tensors in it",
+            args.input.display()
+        )));
     }
 
     let plan = plan(&gguf, args.file_type, args.allow_requantize)?;
     if args.verbose {
         for (t, to) in &plan {
-            note(format!("{:<40} {:>8} -> {to}", printable(&t.name), t.dtype.to_string()));
+            note(format!(
+                "{:<40} {:>8} -> {to}",
+                printable(&t.name),
+                t.dtype.to_string()
+            ));
         }
     }
     let total = gguf.tensors().iter().map(TensorInfo::n_elems).sum();
@@ -66,8 +73,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     args.overwrite.apply(&mut writer);
     let written = writer.write(&args.output);
     rows.finish(written)?;
-    let (before, after) =
-        (gguf.file_size(), std::fs::metadata(&args.output).map_err(Failure::file(&args.output))?.len());
+    let (before, after) = (
+        gguf.file_size(),
+        std::fs::metadata(&args.output)
+            .map_err(Failure::file(&args.output))?
+            .len(),
+    );
     note(format!(
         "{}: {} parameters, {} -> {} ({:.2} bits per weight) in {:.1} s",
         args.output.display(),
@@ -99,7 +110,11 @@ pub(super) fn writer<'a>(
     rows: &'a Rows,
 ) -> Writer<'a> {
     let mut writer = Writer::new();
-    for (key, value) in gguf.metadata().iter().filter(|(key, _)| !key.starts_with("split.")) {
+    for (key, value) in gguf
+        .metadata()
+        .iter()
+        .filter(|(key, _)| !key.starts_with("split."))
+    {
         writer.metadata(key, value.clone());
     }
     writer.metadata("general.quantization_version", 2u32);
@@ -108,9 +123,20 @@ pub(super) fn writer<'a>(
         let n = t.dims[0] as usize;
         let (n_rows, data) = ((t.n_elems() / t.dims[0]) as usize, gguf.data(t));
         let row_bytes = data.len() / n_rows;
-        let conversion = Conversion { n, from: t.dtype, to, change: None };
+        let conversion = Conversion {
+            n,
+            from: t.dtype,
+            to,
+            change: None,
+        };
         writer.tensor_with(&t.name, &t.dims, to, move |out| {
-            rows.write(&t.name, n_rows, |i| data[i * row_bytes..(i + 1) * row_bytes].into(), conversion, out)
+            rows.write(
+                &t.name,
+                n_rows,
+                |i| data[i * row_bytes..(i + 1) * row_bytes].into(),
+                conversion,
+                out,
+            )
         });
     }
     writer
@@ -118,13 +144,28 @@ pub(super) fn writer<'a>(
 
 /// What the mix of types depends on; where the file does not say, as in a model without heads.
 fn model_shape(gguf: &Gguf) -> ModelShape {
-    let arch = gguf.metadata().opt_str("general.architecture").ok().flatten().unwrap_or_default();
+    let arch = gguf
+        .metadata()
+        .opt_str("general.architecture")
+        .ok()
+        .flatten()
+        .unwrap_or_default();
     let number = |key: &str| {
         let key = format!("{arch}.{key}");
         let metadata = gguf.metadata();
         let single = metadata.opt_u32(&key).ok().flatten();
         // Some families have one value per layer.
-        single.or_else(|| metadata.opt_u32s(&key).ok().flatten()?.iter().copied().max()).map(|n| n as usize)
+        single
+            .or_else(|| {
+                metadata
+                    .opt_u32s(&key)
+                    .ok()
+                    .flatten()?
+                    .iter()
+                    .copied()
+                    .max()
+            })
+            .map(|n| n as usize)
     };
     let n_head = number("attention.head_count").unwrap_or(1);
     ModelShape {
@@ -137,9 +178,18 @@ fn model_shape(gguf: &Gguf) -> ModelShape {
 }
 
 /// The type that a tensor gets.
-fn target(t: &TensorInfo, file_type: FileType, allow_requantize: bool, shape: &ModelShape) -> Result<DType, Failure> {
-    let Some(to) = file_type.tensor_type(&t.name, &t.dims, shape) else { return Ok(t.dtype) };
-    let Some(from) = t.dtype.format() else { return Ok(t.dtype) };
+fn target(
+    t: &TensorInfo,
+    file_type: FileType,
+    allow_requantize: bool,
+    shape: &ModelShape,
+) -> Result<DType, Failure> {
+    let Some(to) = file_type.tensor_type(&t.name, &t.dims, shape) else {
+        return Ok(t.dtype);
+    };
+    let Some(from) = t.dtype.format() else {
+        return Ok(t.dtype);
+    };
     if to != t.dtype && from.block_elems > 1 && !allow_requantize {
         return Err(Failure::Work(format!(
             "tensor {} is quantised already ({}); start from an F16 or F32 file, or accept the loss with --allow-requantize",

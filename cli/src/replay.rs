@@ -1,4 +1,5 @@
-//! `ruvllm bench --replay` and `--spec-synthetic`: what drafts gain, measured in turns with plain decoding.
+//! `ruvllm bench --replay` and `--spec-synthetic`: what drafts gain, measured in turns with plain
+//! decoding.
 
 use super::bench::{Args, Printer, SyntheticDrafts};
 use super::input::{name as name_of, read_text};
@@ -47,8 +48,12 @@ impl Row {
     }
 
     fn cells(&self) -> Vec<(&'static str, String)> {
-        let accepted = self.drafters.iter().filter(|(_, stats)| stats.n_drafted > 0);
-        let accepted = accepted.map(|(name, stats)| format!("{name} {} of {}", stats.n_accepted, stats.n_drafted));
+        let accepted = self
+            .drafters
+            .iter()
+            .filter(|(_, stats)| stats.n_drafted > 0);
+        let accepted = accepted
+            .map(|(name, stats)| format!("{name} {} of {}", stats.n_accepted, stats.n_drafted));
         vec![
             ("model", self.model.clone()),
             ("threads", self.n_threads.to_string()),
@@ -96,78 +101,151 @@ pub(super) fn bench(
     options: &SessionOptions,
     printer: &mut Printer,
 ) -> Result<(), Failure> {
-    let options = &SessionOptions { keep_states: args.speculation.reads_states(), ..options.clone() };
+    let options = &SessionOptions {
+        keep_states: args.speculation.reads_states(),
+        ..options.clone()
+    };
     for &n_threads in threads {
         let n_threads_asked = NonZeroUsize::new(n_threads);
         let open = |model: &Model, options: &SessionOptions| {
-            engine(model, n_threads_asked, false, options, EngineOptions::default())
+            engine(
+                model,
+                n_threads_asked,
+                false,
+                options,
+                EngineOptions::default(),
+            )
         };
         let engine = open(model, options)?;
-        let mut measure = |workload: &str, prompt: &[u32], replay: &Replay, speculation: Option<&Speculation>| {
-            let (rates, replayed) = turns(replay, speculation, args.repetitions as usize)?;
-            let Replayed { drafts, drafters, .. } = replayed;
-            let (workload, model) = (workload.to_owned(), name.to_owned());
-            let (n_prompt, n_gen) = (prompt.len(), replay.n_tokens());
-            let row = Row { model, n_threads, workload, n_prompt, n_gen, rates, drafts, drafters };
-            printer.row(&row.cells(), || row.json())
-        };
+        let mut measure =
+            |workload: &str, prompt: &[u32], replay: &Replay, speculation: Option<&Speculation>| {
+                let (rates, replayed) = turns(replay, speculation, args.repetitions as usize)?;
+                let Replayed {
+                    drafts, drafters, ..
+                } = replayed;
+                let (workload, model) = (workload.to_owned(), name.to_owned());
+                let (n_prompt, n_gen) = (prompt.len(), replay.n_tokens());
+                let row = Row {
+                    model,
+                    n_threads,
+                    workload,
+                    n_prompt,
+                    n_gen,
+                    rates,
+                    drafts,
+                    drafters,
+                };
+                printer.row(&row.cells(), || row.json())
+            };
         if let Some(path) = &args.replay {
-            for Recording { name, prompt, answer } in recordings(path, model)? {
+            for Recording {
+                name,
+                prompt,
+                answer,
+            } in recordings(path, model)?
+            {
                 let n_ctx = prompt.len() + answer.len();
                 let speculation = args.speculation.open(&engine, n_ctx, open)?;
-                measure(&name, &prompt, &replay(&engine, options, &prompt, &answer)?, speculation.as_ref())?;
+                measure(
+                    &name,
+                    &prompt,
+                    &replay(&engine, options, &prompt, &answer)?,
+                    speculation.as_ref(),
+                )?;
             }
         }
         for SyntheticDrafts { rate, n_gen, depth } in args.synthetic_drafts()? {
-            let n_vocab = model.tokenizer().map_or(0, |tokenizer| tokenizer.n_vocab()).max(1);
-            let is_eog = |token: u32| model.tokenizer().is_some_and(|tokenizer| tokenizer.is_eog(token));
+            let n_vocab = model
+                .tokenizer()
+                .map_or(0, |tokenizer| tokenizer.n_vocab())
+                .max(1);
+            let is_eog = |token: u32| {
+                model
+                    .tokenizer()
+                    .is_some_and(|tokenizer| tokenizer.is_eog(token))
+            };
             // Spread over the vocabulary.
-            let tokens = (0..).map(|i| (i * 7919 % n_vocab) as u32).filter(|&token| !is_eog(token));
+            let tokens = (0..)
+                .map(|i| (i * 7919 % n_vocab) as u32)
+                .filter(|&token| !is_eog(token));
             let tokens: Vec<u32> = tokens.take(depth.max(1) + n_gen).collect();
             let (prompt, answer) = tokens.split_at(depth.max(1));
             let replay = replay(&engine, options, prompt, answer)?;
             let speculation = Speculation::by(replay.synthetic_drafter(rate));
-            measure(&format!("acceptance {rate}"), prompt, &replay, Some(&speculation))?;
+            measure(
+                &format!("acceptance {rate}"),
+                prompt,
+                &replay,
+                Some(&speculation),
+            )?;
         }
     }
     Ok(())
 }
 
-fn replay(engine: &Engine, options: &SessionOptions, prompt: &[u32], answer: &[u32]) -> Result<Replay, Failure> {
+fn replay(
+    engine: &Engine,
+    options: &SessionOptions,
+    prompt: &[u32],
+    answer: &[u32],
+) -> Result<Replay, Failure> {
     Ok(Replay::new(engine, options, prompt, answer)?)
 }
 
-/// Tokens per second without drafts and with them, in turns, after one of each that is not measured.
-fn turns(replay: &Replay, speculation: Option<&Speculation>, n: usize) -> Result<(Vec<[f64; 2]>, Replayed), Failure> {
+/// Tokens per second without drafts and with them, in turns, after one of each that is not
+/// measured.
+fn turns(
+    replay: &Replay,
+    speculation: Option<&Speculation>,
+    n: usize,
+) -> Result<(Vec<[f64; 2]>, Replayed), Failure> {
     replay.run(None)?;
     let mut last = replay.run(speculation)?;
     let mut rates = Vec::with_capacity(n);
     for _ in 0..n {
         let plain = replay.run(None)?;
         last = replay.run(speculation)?;
-        rates.push([plain.time, last.time].map(|time| replay.n_tokens() as f64 / time.as_secs_f64()));
+        rates.push(
+            [plain.time, last.time].map(|time| replay.n_tokens() as f64 / time.as_secs_f64()),
+        );
     }
     Ok((rates, last))
 }
 
 /// The recordings of a file, in tokens of `model`.
 fn recordings(path: &Path, model: &Model) -> Result<Vec<Recording>, Failure> {
-    let tokenizer = model.tokenizer().ok_or_else(|| Failure::Work("the model has no tokenizer".into()))?;
+    let tokenizer = model
+        .tokenizer()
+        .ok_or_else(|| Failure::Work("the model has no tokenizer".into()))?;
     let text = read_text(path)?;
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let lines = text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty());
     let recordings = lines.map(|(i, line)| {
-        let wrong = |what: String| Failure::Work(format!("{}: line {}: {what}", name_of(path), i + 1));
-        let line: Map<String, Value> = serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
+        let wrong =
+            |what: String| Failure::Work(format!("{}: line {}: {what}", name_of(path), i + 1));
+        let line: Map<String, Value> =
+            serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
         let keys = ["name", "prompt", "answer"];
         if let Some(key) = line.keys().find(|key| !keys.contains(&key.as_str())) {
-            return Err(wrong(format!("unknown key {key:?}, known are name, prompt and answer")));
+            return Err(wrong(format!(
+                "unknown key {key:?}, known are name, prompt and answer"
+            )));
         }
         let [name, prompt, answer] = keys.map(|key| match line.get(key) {
             Some(Value::String(text)) if !text.is_empty() => Ok(text),
             _ => Err(wrong(format!("{key} must be a text, and not empty"))),
         });
-        let (prompt, answer) = (tokenizer.encode_prompt(prompt?), tokenizer.encode_inside(answer?.as_bytes()));
-        Ok(Recording { name: name?.clone(), prompt, answer })
+        let (prompt, answer) = (
+            tokenizer.encode_prompt(prompt?),
+            tokenizer.encode_inside(answer?.as_bytes()),
+        );
+        Ok(Recording {
+            name: name?.clone(),
+            prompt,
+            answer,
+        })
     });
     recordings.collect()
 }

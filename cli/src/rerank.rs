@@ -46,14 +46,22 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let text = read_text(&file_or_pipe(args.file.as_ref(), "-f FILE")?)?;
     let documents: Vec<&str> = text.lines().collect();
     let model = args.model.open(&args.residence)?;
-    let engine = engine(&model, args.threads.number(), false, &SessionOptions::default(), EngineOptions::default())?;
+    let engine = engine(
+        &model,
+        args.threads.number(),
+        false,
+        &SessionOptions::default(),
+        EngineOptions::default(),
+    )?;
     let reranker = Reranker::new(&engine)?.n_batch(args.batch_size as usize);
     let scores = reranker.rank(&args.query, &documents)?;
     let mut ranked: Vec<(usize, f32)> = scores.into_iter().enumerate().collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
     ranked.truncate(args.top_n.map_or(usize::MAX, |n| n as usize));
     if args.json {
-        let all = ranked.iter().map(|&(i, score)| json!({"index": i, "score": score, "text": documents[i]}));
+        let all = ranked
+            .iter()
+            .map(|&(i, score)| json!({"index": i, "score": score, "text": documents[i]}));
         return print(format!("{:#}\n", json!(all.collect::<Vec<_>>())));
     }
     let mut out = String::new();

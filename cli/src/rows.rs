@@ -41,21 +41,37 @@ pub(super) type Change<'c> = dyn Fn(usize, &mut [f32]) + Sync + 'c;
 
 impl Rows {
     /// For `total` elements in all, on so many threads.
-    pub(super) fn new(what: &'static str, total: u64, threads: ThreadsArg) -> Result<Rows, Failure> {
+    pub(super) fn new(
+        what: &'static str,
+        total: u64,
+        threads: ThreadsArg,
+    ) -> Result<Rows, Failure> {
         let pool = threads.pool().build()?;
         let interrupted = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&interrupted);
         // Without a handler, Ctrl-C would leave half of a temporary file behind.
         on_interrupt(move || flag.store(true, Ordering::Relaxed))?;
         let progress = Progress::new(what, total);
-        Ok(Rows { pool, interrupted, progress, done: Cell::new(0), failure: RefCell::new(None) })
+        Ok(Rows {
+            pool,
+            interrupted,
+            progress,
+            done: Cell::new(0),
+            failure: RefCell::new(None),
+        })
     }
 
     /// For files that are made in memory: without a bar, and Ctrl-C ends the program.
     pub(super) fn in_memory(threads: ThreadsArg) -> Result<Rows, Failure> {
         let pool = threads.pool().build()?;
         let progress = Progress::hidden();
-        Ok(Rows { pool, interrupted: Arc::default(), progress, done: Cell::new(0), failure: RefCell::new(None) })
+        Ok(Rows {
+            pool,
+            interrupted: Arc::default(),
+            progress,
+            done: Cell::new(0),
+            failure: RefCell::new(None),
+        })
     }
 
     /// Writes `n_rows` rows of the tensor `name`, of which `row` gives the bytes.
@@ -67,7 +83,12 @@ impl Rows {
         conversion: Conversion<'_>,
         out: &mut dyn Write,
     ) -> io::Result<()> {
-        let Conversion { n, from, to, change } = conversion;
+        let Conversion {
+            n,
+            from,
+            to,
+            change,
+        } = conversion;
         let copy = from == to && change.is_none();
         let to_bytes = n / to.block().0 as usize * to.block().1 as usize;
         let slab_rows = (SLAB / n).clamp(1, n_rows.max(1));
@@ -82,20 +103,24 @@ impl Rows {
             } else {
                 let converted = &mut converted[..slab.len() * to_bytes];
                 let outcome = self.pool.install(|| {
-                    slab.clone().into_par_iter().zip(converted.par_chunks_exact_mut(to_bytes)).try_for_each_init(
-                        || vec![0.0; n],
-                        |values, (i, into)| -> Result<(), (usize, QuantError)> {
-                            let failed = |error| (i, error);
-                            dequantize_row(from, &row(i), values).map_err(failed)?;
-                            if let Some(change) = change {
-                                change(i, values);
-                            }
-                            quantize_row(to, values, None, into).map_err(failed)
-                        },
-                    )
+                    slab.clone()
+                        .into_par_iter()
+                        .zip(converted.par_chunks_exact_mut(to_bytes))
+                        .try_for_each_init(
+                            || vec![0.0; n],
+                            |values, (i, into)| -> Result<(), (usize, QuantError)> {
+                                let failed = |error| (i, error);
+                                dequantize_row(from, &row(i), values).map_err(failed)?;
+                                if let Some(change) = change {
+                                    change(i, values);
+                                }
+                                quantize_row(to, values, None, into).map_err(failed)
+                            },
+                        )
                 });
                 if let Err((i, error)) = outcome {
-                    *self.failure.borrow_mut() = Some(Failure::Work(format!("tensor {name}, row {i}: {error}")));
+                    *self.failure.borrow_mut() =
+                        Some(Failure::Work(format!("tensor {name}, row {i}: {error}")));
                     return Err(io::ErrorKind::InvalidData.into());
                 }
                 out.write_all(converted)?;

@@ -14,13 +14,29 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 #[command(next_help_heading = "Sampling")]
 pub(super) struct SamplingArgs {
     /// Seed; the same one repeats a run exactly, -1 draws one
-    #[arg(short, long, value_name = "N", default_value = "-1", allow_negative_numbers = true)]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value = "-1",
+        allow_negative_numbers = true
+    )]
     seed: Seed,
     /// Temperature: 0 always takes the best token [default: 0.8]
-    #[arg(long, alias = "temperature", value_name = "T", allow_negative_numbers = true)]
+    #[arg(
+        long,
+        alias = "temperature",
+        value_name = "T",
+        allow_negative_numbers = true
+    )]
     pub(super) temp: Option<f32>,
     /// Keep the K best tokens; 0 is off [default: 40]
-    #[arg(long, value_name = "K", env = "LLAMA_ARG_TOP_K", allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "K",
+        env = "LLAMA_ARG_TOP_K",
+        allow_negative_numbers = true
+    )]
     top_k: Option<i32>,
     /// Keep the best tokens up to this probability; 1 is off [default: 0.95]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
@@ -29,7 +45,13 @@ pub(super) struct SamplingArgs {
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
     /// Keep the most typical tokens up to this probability; 1 is off
-    #[arg(long, alias = "typical-p", value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        alias = "typical-p",
+        value_name = "P",
+        default_value_t = 1.0,
+        allow_negative_numbers = true
+    )]
     typical: f32,
     /// Keep tokens within this many standard deviations of the best; below 0 is off
     #[arg(long, alias = "top-n-sigma", value_name = "N", default_value_t = -1.0, allow_negative_numbers = true)]
@@ -41,19 +63,44 @@ pub(super) struct SamplingArgs {
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
     /// Weaken tokens that were used, by this amount; 0 is off
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
     pub(super) presence_penalty: f32,
     /// Weaken tokens by this amount for each use; 0 is off
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
     pub(super) frequency_penalty: f32,
     /// DRY: penalty on tokens that continue a repetition; 0 is off
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
     dry_multiplier: f32,
     /// DRY: growth of the penalty with the length of the repetition
-    #[arg(long, value_name = "X", default_value_t = 1.75, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 1.75,
+        allow_negative_numbers = true
+    )]
     dry_base: f32,
     /// DRY: length of a repetition that costs nothing
-    #[arg(long, value_name = "N", default_value_t = 2, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 2,
+        allow_negative_numbers = true
+    )]
     dry_allowed_length: usize,
     /// DRY: tokens to look back at; 0 is off, -1 is all
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
@@ -63,26 +110,56 @@ pub(super) struct SamplingArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     dry_sequence_breaker: Vec<String>,
     /// XTC: how often to drop the most probable tokens; 0 is off
-    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
     xtc_probability: f32,
     /// XTC: from which probability on a token may be dropped
-    #[arg(long, value_name = "P", default_value_t = 0.1, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 0.1,
+        allow_negative_numbers = true
+    )]
     xtc_threshold: f32,
     /// Let the temperature vary by this much with the entropy; 0 is off
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
     dynatemp_range: f32,
     /// Exponent of the entropy in the varying temperature
-    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 1.0,
+        allow_negative_numbers = true
+    )]
     dynatemp_exp: f32,
     /// Mirostat instead of the other filters: 0 is off, or version 1 or 2
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true,
           value_parser = clap::value_parser!(u8).range(0..=2))]
     mirostat: u8,
     /// Mirostat: learning rate
-    #[arg(long, value_name = "X", default_value_t = 0.1, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.1,
+        allow_negative_numbers = true
+    )]
     mirostat_lr: f32,
     /// Mirostat: target entropy
-    #[arg(long, value_name = "X", default_value_t = 5.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 5.0,
+        allow_negative_numbers = true
+    )]
     mirostat_ent: f32,
     /// Change the logit of a token, as in 15043+1 or 15043-inf; repeatable
     #[arg(long, value_name = "TOKEN±BIAS", value_parser = logit_bias)]
@@ -108,7 +185,9 @@ impl std::str::FromStr for Seed {
     fn from_str(text: &str) -> Result<Seed, &'static str> {
         match text.parse::<i128>() {
             Ok(-1) => Ok(Seed(None)),
-            Ok(n) => u64::try_from(n).map(|n| Seed(Some(n))).map_err(|_| "expected -1, or 0 to 2^64 - 1"),
+            Ok(n) => u64::try_from(n)
+                .map(|n| Seed(Some(n)))
+                .map_err(|_| "expected -1, or 0 to 2^64 - 1"),
             Err(_) => Err("expected an integer"),
         }
     }
@@ -116,7 +195,8 @@ impl std::str::FromStr for Seed {
 
 /// `ID+BIAS` or `ID-BIAS`.
 fn logit_bias(text: &str) -> Result<(u32, f32), String> {
-    let expected = || format!("expected a token id, + or -, and a number, as in 15043+1; found {text:?}");
+    let expected =
+        || format!("expected a token id, + or -, and a number, as in 15043+1; found {text:?}");
     let at = text.find(['+', '-']).ok_or_else(expected)?;
     let id = text[..at].trim().parse().map_err(|_| expected())?;
     match text[at..].parse::<f32>() {
@@ -127,7 +207,11 @@ fn logit_bias(text: &str) -> Result<(u32, f32), String> {
 
 impl SamplingArgs {
     /// The sampler for a model.
-    pub(super) fn sampler(&self, metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Sampler, Failure> {
+    pub(super) fn sampler(
+        &self,
+        metadata: &Metadata,
+        tokenizer: &Tokenizer,
+    ) -> Result<Sampler, Failure> {
         let mut sampler = self.chain(metadata, tokenizer)?;
         sampler.set_mask(self.mask(tokenizer)?);
         Ok(sampler)
@@ -141,7 +225,10 @@ impl SamplingArgs {
 
     /// What the text has to obey.
     #[cfg(feature = "grammar")]
-    pub(super) fn mask(&self, tokenizer: &Tokenizer) -> Result<Option<Box<dyn TokenMask>>, Failure> {
+    pub(super) fn mask(
+        &self,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<Box<dyn TokenMask>>, Failure> {
         self.grammar.mask(tokenizer)
     }
 
@@ -151,33 +238,67 @@ impl SamplingArgs {
     }
 
     /// The sampler without a mask.
-    pub(super) fn chain(&self, metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Sampler, Failure> {
+    pub(super) fn chain(
+        &self,
+        metadata: &Metadata,
+        tokenizer: &Tokenizer,
+    ) -> Result<Sampler, Failure> {
         // 32 bits are easier to type again.
-        let seed = self.seed.0.unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 32);
-        self.builder(metadata, tokenizer)?.seed(seed).build().map_err(|error| Failure::Usage(error.to_string()))
+        let seed = self
+            .seed
+            .0
+            .unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 32);
+        self.builder(metadata, tokenizer)?
+            .seed(seed)
+            .build()
+            .map_err(|error| Failure::Usage(error.to_string()))
     }
 
     /// Its parameters for a model, without a seed.
-    pub(super) fn builder(&self, metadata: &Metadata, tokenizer: &Tokenizer) -> Result<SamplerBuilder, Failure> {
+    pub(super) fn builder(
+        &self,
+        metadata: &Metadata,
+        tokenizer: &Tokenizer,
+    ) -> Result<SamplerBuilder, Failure> {
         let recommended = |key: &str| metadata.opt_f32(&format!("general.sampling.{key}"));
         let recommended_int = |key: &str| metadata.opt_i32(&format!("general.sampling.{key}"));
 
         let n_vocab = tokenizer.n_vocab();
-        if let Some((id, _)) = self.logit_bias.iter().find(|(id, _)| *id as usize >= n_vocab) {
-            return Err(Failure::Usage(format!("--logit-bias: there is no token {id}, the vocabulary has {n_vocab}")));
+        if let Some((id, _)) = self
+            .logit_bias
+            .iter()
+            .find(|(id, _)| *id as usize >= n_vocab)
+        {
+            return Err(Failure::Usage(format!(
+                "--logit-bias: there is no token {id}, the vocabulary has {n_vocab}"
+            )));
         }
         let bias = self.logit_bias.iter().copied();
-        let never = tokenizer.eog().filter(|_| self.ignore_eos).map(|id| (id, f32::NEG_INFINITY));
+        let never = tokenizer
+            .eog()
+            .filter(|_| self.ignore_eos)
+            .map(|id| (id, f32::NEG_INFINITY));
         let temperature = self.temp.or(recommended("temp")?).unwrap_or(0.8);
         let mut builder = Sampler::builder()
             .temperature(if temperature < 0.0 { 0.0 } else { temperature })
-            .top_k(usize::try_from(self.top_k.or(recommended_int("top_k")?).unwrap_or(40)).unwrap_or(0))
+            .top_k(
+                usize::try_from(self.top_k.or(recommended_int("top_k")?).unwrap_or(40))
+                    .unwrap_or(0),
+            )
             .top_p(self.top_p.or(recommended("top_p")?).unwrap_or(0.95))
             .min_p(self.min_p.or(recommended("min_p")?).unwrap_or(0.05))
             .typical(self.typical)
             .top_n_sigma(self.top_nsigma)
-            .repeat_last_n(self.repeat_last_n.or(recommended_int("penalty_last_n")?).unwrap_or(64))
-            .repeat_penalty(self.repeat_penalty.or(recommended("penalty_repeat")?).unwrap_or(1.0))
+            .repeat_last_n(
+                self.repeat_last_n
+                    .or(recommended_int("penalty_last_n")?)
+                    .unwrap_or(64),
+            )
+            .repeat_penalty(
+                self.repeat_penalty
+                    .or(recommended("penalty_repeat")?)
+                    .unwrap_or(1.0),
+            )
             .presence_penalty(self.presence_penalty)
             .frequency_penalty(self.frequency_penalty)
             .dry_multiplier(self.dry_multiplier)
@@ -209,10 +330,16 @@ impl SamplingArgs {
     pub(super) fn breakers(&self, tokenizer: &Tokenizer) -> (Vec<String>, Vec<Vec<u32>>) {
         let texts: Vec<String> = match &self.dry_sequence_breaker[..] {
             [] => ["\n", ":", "\"", "*"].map(String::from).into(),
-            given => given.iter().filter(|text| *text != "none").map(|text| unescape(text)).collect(),
+            given => given
+                .iter()
+                .filter(|text| *text != "none")
+                .map(|text| unescape(text))
+                .collect(),
         };
         let n_vocab = tokenizer.n_vocab() as u32;
-        let vocabulary: Vec<_> = (0..n_vocab).filter_map(|id| Some((id, tokenizer.token_bytes(id)?))).collect();
+        let vocabulary: Vec<_> = (0..n_vocab)
+            .filter_map(|id| Some((id, tokenizer.token_bytes(id)?)))
+            .collect();
         let mut sequences = Vec::new();
         for text in &texts {
             let pieces = vocabulary.iter().map(|(id, piece)| (*id, &piece[..]));

@@ -1,8 +1,8 @@
-//! Conversations that last: `ruvllm chat --session NAME` keeps one in a folder of its own, `ruvllm sessions` lists, renames
-//! and deletes them.
+//! Conversations that last: `ruvllm chat --session NAME` keeps one in a folder of its own, `ruvllm
+//! sessions` lists, renames and deletes them.
 //!
-//! A folder holds the messages, which are the conversation, and the session's state, which saves computing them again: where
-//! it cannot be used, it is.
+//! A folder holds the messages, which are the conversation, and the session's state, which saves
+//! computing them again: where it cannot be used, it is.
 
 use super::input::read_json;
 use super::output::{Failure, note, paint, print, print_json, printable, size};
@@ -74,17 +74,35 @@ fn list(sessions: &KeptSessions, as_json: bool) -> Result<(), Failure> {
     for name in sessions.names().map_err(failure)? {
         let (folder, name) = (sessions.folder_of(&name), name.to_string());
         let messages = read_messages(&folder)?;
-        let bytes: u64 =
-            [MESSAGES, STATE].iter().filter_map(|file| Some(fs::metadata(folder.join(file)).ok()?.len())).sum();
-        let first = messages.iter().find(|message| message.role == "user").map_or("", |message| &message.content);
+        let bytes: u64 = [MESSAGES, STATE]
+            .iter()
+            .filter_map(|file| Some(fs::metadata(folder.join(file)).ok()?.len()))
+            .sum();
+        let first = messages
+            .iter()
+            .find(|message| message.role == "user")
+            .map_or("", |message| &message.content);
         if as_json {
-            rows.push(json!({ "name": name, "messages": messages.len(), "bytes": bytes, "first": first }));
+            rows.push(
+                json!({ "name": name, "messages": messages.len(), "bytes": bytes, "first": first }),
+            );
         } else {
-            let begin: String = printable(first.lines().next().unwrap_or_default()).chars().take(50).collect();
-            print(format!("{name:<20} {:>4} messages {:>10}  {begin}\n", messages.len(), size(bytes)))?;
+            let begin: String = printable(first.lines().next().unwrap_or_default())
+                .chars()
+                .take(50)
+                .collect();
+            print(format!(
+                "{name:<20} {:>4} messages {:>10}  {begin}\n",
+                messages.len(),
+                size(bytes)
+            ))?;
         }
     }
-    if as_json { print_json(&Value::Array(rows)) } else { Ok(()) }
+    if as_json {
+        print_json(&Value::Array(rows))
+    } else {
+        Ok(())
+    }
 }
 
 /// A conversation that is kept; no other process talks in it meanwhile.
@@ -101,25 +119,39 @@ impl Kept {
     /// Takes the saved state into `session`, where it can be used.
     pub(super) fn load(&self, session: &mut Session) {
         if let Err(error) = self.0.load(session) {
-            note(paint("33", &format!("The conversation is computed again: {}", printable(&error.to_string()))));
+            note(paint(
+                "33",
+                &format!(
+                    "The conversation is computed again: {}",
+                    printable(&error.to_string())
+                ),
+            ));
         }
     }
 
     pub(super) fn save_messages(&self, messages: &[Message]) -> Result<(), Failure> {
         let path = self.0.folder().join(MESSAGES);
-        let messages: Vec<_> = messages.iter().map(|m| json!({ "role": m.role, "content": m.content })).collect();
+        let messages: Vec<_> = messages
+            .iter()
+            .map(|m| json!({ "role": m.role, "content": m.content }))
+            .collect();
         let mut file = NewFile::create(&path, true).map_err(Failure::file(&path))?;
         let text = json!({ "version": 1, "messages": messages }).to_string();
-        file.write_all(text.as_bytes()).and_then(|()| file.finish()).map_err(Failure::file(&path))
+        file.write_all(text.as_bytes())
+            .and_then(|()| file.finish())
+            .map_err(Failure::file(&path))
     }
 
     pub(super) fn save(&self, session: &Session) -> Result<(), Failure> {
         if session.n_dropped() > 0 {
-            // After a shift of the context no state goes with the messages: they are computed again.
+            // After a shift of the context no state goes with the messages: they are computed
+            // again.
             return self.0.forget().map_err(failure);
         }
         let path = self.0.folder().join(STATE);
-        self.0.save(session).map_err(|error| Failure::Work(format!("{}: {error}", path.display())))
+        self.0
+            .save(session)
+            .map_err(|error| Failure::Work(format!("{}: {error}", path.display())))
     }
 }
 
@@ -128,23 +160,48 @@ fn read_messages(folder: &Path) -> Result<Vec<Message>, Failure> {
     if !path.exists() {
         return Ok(Vec::new());
     }
-    let wrong = || Failure::Work(format!("{}: not the messages of a conversation", path.display()));
+    let wrong = || {
+        Failure::Work(format!(
+            "{}: not the messages of a conversation",
+            path.display()
+        ))
+    };
     let value = read_json(&path)?;
     if value["version"] != 1 {
-        return Err(Failure::Work(format!("{}: version {}, this build reads 1", path.display(), value["version"])));
+        return Err(Failure::Work(format!(
+            "{}: version {}, this build reads 1",
+            path.display(),
+            value["version"]
+        )));
     }
-    let message = |value: &Value| Some(Message::new(value["role"].as_str()?, value["content"].as_str()?));
-    value["messages"].as_array().ok_or_else(wrong)?.iter().map(|value| message(value).ok_or_else(wrong)).collect()
+    let message = |value: &Value| {
+        Some(Message::new(
+            value["role"].as_str()?,
+            value["content"].as_str()?,
+        ))
+    };
+    value["messages"]
+        .as_array()
+        .ok_or_else(wrong)?
+        .iter()
+        .map(|value| message(value).ok_or_else(wrong))
+        .collect()
 }
 
 fn sessions() -> Result<KeptSessions, Failure> {
     let sessions = state_folder().map(|folder| KeptSessions::new(folder.join("sessions")));
-    sessions.ok_or_else(|| Failure::Work("there is no folder for sessions: set XDG_STATE_HOME or HOME".into()))
+    sessions.ok_or_else(|| {
+        Failure::Work("there is no folder for sessions: set XDG_STATE_HOME or HOME".into())
+    })
 }
 
 /// Where what lasts between runs is kept, after the XDG base directory specification.
 pub(super) fn state_folder() -> Option<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let variable = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
     let state = variable("XDG_STATE_HOME")
         .or_else(|| variable("LOCALAPPDATA"))
         .or_else(|| Some(variable("HOME")?.join(".local/state")))?;

@@ -1,4 +1,5 @@
-//! `ruvllm sona`: what was recorded and learnt by itself, seen, undone and forgotten; and the flags that begin it.
+//! `ruvllm sona`: what was recorded and learnt by itself, seen, undone and forgotten; and the flags
+//! that begin it.
 
 use super::generate::no_tokenizer;
 use super::input::{file_or_pipe, read_text};
@@ -36,13 +37,15 @@ pub(super) struct SonaArgs {
     /// Record requests in this folder, and learn from them in the background (see `ruvllm sona`)
     #[arg(long, value_name = "DIR")]
     pub(super) sona: Option<PathBuf>,
-    /// Store their tokens, too: to learn the rest again after a session is forgotten, and to train on
+    /// Store their tokens, too: to learn the rest again after a session is forgotten, and to train
+    /// on
     #[arg(long, requires = "sona")]
     sona_text: bool,
     /// Text that must not be forgotten, for a folder that has none yet
     #[arg(long, value_name = "FILE", requires = "sona")]
     sona_control: Option<PathBuf>,
-    /// The rating, 0 to 1, from which on an answer is learnt; of worse ones nothing is [default: 0.5]
+    /// The rating, 0 to 1, from which on an answer is learnt; of worse ones nothing is [default:
+    /// 0.5]
     #[arg(long, value_name = "RATING", requires = "sona")]
     sona_quality_threshold: Option<f32>,
     /// Factor on the steps of learning [default: that of the folder, at first 1]
@@ -57,7 +60,8 @@ pub(super) struct SonaArgs {
     /// Milliseconds between two looks of the background at what waits [default: 100]
     #[arg(long, value_name = "MS", requires = "sona")]
     sona_interval_ms: Option<u64>,
-    /// Adapt the output alone, not inner layers, too, which takes some seven more prefills of what is learnt
+    /// Adapt the output alone, not inner layers, too, which takes some seven more prefills of what
+    /// is learnt
     #[arg(long, requires = "sona")]
     sona_head_only: bool,
 }
@@ -65,8 +69,16 @@ pub(super) struct SonaArgs {
 impl SonaArgs {
     /// What is recorded and learnt in `folder`.
     #[cfg(feature = "chat")]
-    pub(super) fn open(&self, folder: &Path, tenant: &str, engine: &Engine) -> Result<Sona, Failure> {
-        let mut builder = Sona::builder().tenant(tenant).keep_text(self.sona_text).inner_layers(!self.sona_head_only);
+    pub(super) fn open(
+        &self,
+        folder: &Path,
+        tenant: &str,
+        engine: &Engine,
+    ) -> Result<Sona, Failure> {
+        let mut builder = Sona::builder()
+            .tenant(tenant)
+            .keep_text(self.sona_text)
+            .inner_layers(!self.sona_head_only);
         if let Some(rating) = self.sona_quality_threshold {
             builder = builder.quality_threshold(rating);
         }
@@ -85,10 +97,15 @@ impl SonaArgs {
         let sona = builder.open(folder, engine)?;
         if sona.learner().n_control() == 0 {
             match (&self.sona_control, engine.model().tokenizer()) {
-                (Some(path), Some(tokenizer)) => sona.calibrate(&tokenizer.encode(&read_text(path)?, true, false))?,
+                (Some(path), Some(tokenizer)) => {
+                    sona.calibrate(&tokenizer.encode(&read_text(path)?, true, false))?
+                }
                 _ => {
                     let why = "has no control text: what must not be forgotten is not known.";
-                    note(paint("33", &format!("{} {why} --sona-control FILE tells.", folder.display())));
+                    note(paint(
+                        "33",
+                        &format!("{} {why} --sona-control FILE tells.", folder.display()),
+                    ));
                 }
             }
         }
@@ -200,7 +217,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     match &args.action {
         Action::Status { folder, json } => status(&folder.existing()?, *json),
         Action::Log { folder, json } => log(&folder.existing()?, *json),
-        Action::Show { folder, version, model, json } => show(&folder.existing()?, *version, model.as_deref(), *json),
+        Action::Show {
+            folder,
+            version,
+            model,
+            json,
+        } => show(&folder.existing()?, *version, model.as_deref(), *json),
         Action::Rollback { folder, version } => {
             folder.existing()?.rollback(*version)?;
             note(format!("version {version} is in effect"));
@@ -209,12 +231,18 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Action::Forget { folder, session } => {
             let mut folder = folder.existing()?;
             let n = folder.forget(session)?;
-            note(format!("{n} requests are forgotten; version {} is in effect", folder.version()));
+            note(format!(
+                "{n} requests are forgotten; version {} is in effect",
+                folder.version()
+            ));
             Ok(())
         }
-        Action::Export { folder, output, version, overwrite } => {
-            export(&folder.existing()?, *version, output, overwrite)
-        }
+        Action::Export {
+            folder,
+            output,
+            version,
+            overwrite,
+        } => export(&folder.existing()?, *version, output, overwrite),
         Action::Import { folder, file, with } => {
             let engine = with.model.open(&with.residence)?.engine()?;
             let sona = Sona::builder().open(&folder.folder, &engine)?;
@@ -230,7 +258,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             let tokens = tokenizer.encode(&text, true, false);
             sona.calibrate(&tokens)?;
             let n = sona.learner().n_control();
-            note(format!("version {}: {n} moments of {} tokens of control text", sona.generation(), tokens.len()));
+            note(format!(
+                "version {}: {n} moments of {} tokens of control text",
+                sona.generation(),
+                tokens.len()
+            ));
             Ok(())
         }
     }
@@ -241,7 +273,9 @@ impl FolderArg {
     fn existing(&self) -> Result<SonaFolder, Failure> {
         if !self.folder.is_dir() {
             let path = self.folder.display();
-            return Err(Failure::Work(format!("there is no folder {path}; `ruvllm chat --sona {path}` makes it")));
+            return Err(Failure::Work(format!(
+                "there is no folder {path}; `ruvllm chat --sona {path}` makes it"
+            )));
         }
         Ok(SonaFolder::open(&self.folder, &FolderOptions::default())?)
     }
@@ -269,7 +303,11 @@ fn status(folder: &SonaFolder, as_json: bool) -> Result<(), Failure> {
         s.n_with_tokens,
         s.n_rated,
         s.quality,
-        if versions.is_empty() { "none".to_owned() } else { versions.join(" ") },
+        if versions.is_empty() {
+            "none".to_owned()
+        } else {
+            versions.join(" ")
+        },
         size(s.log_bytes),
         size(s.version_bytes),
     ))
@@ -297,25 +335,45 @@ fn log(folder: &SonaFolder, as_json: bool) -> Result<(), Failure> {
         };
         let judged = match n {
             0 => String::new(),
-            n => format!("; {n} kept tokens {before:.4} -> {after:.4} nats; divergence {:.5}", event.divergence),
+            n => format!(
+                "; {n} kept tokens {before:.4} -> {after:.4} nats; divergence {:.5}",
+                event.divergence
+            ),
         };
         let time = utc(event.timestamp);
-        print(format!("{time}  {:<11} version {:>3}{learnt}{judged}\n", event.kind.name(), event.version))?;
+        print(format!(
+            "{time}  {:<11} version {:>3}{learnt}{judged}\n",
+            event.kind.name(),
+            event.version
+        ))?;
     }
     Ok(())
 }
 
-fn show(folder: &SonaFolder, version: Option<u64>, model: Option<&Path>, as_json: bool) -> Result<(), Failure> {
+fn show(
+    folder: &SonaFolder,
+    version: Option<u64>,
+    model: Option<&Path>,
+    as_json: bool,
+) -> Result<(), Failure> {
     let version = version.unwrap_or(folder.version());
     let path = version_path(folder, version)?;
     let gguf = Gguf::open(&path)?;
     let metadata = gguf.metadata();
-    let (updates, strength) = (metadata.u64("learned.updates")?, metadata.f32("learned.scale")?);
-    let made = folder.history().iter().find(|event| event.version == version);
+    let (updates, strength) = (
+        metadata.u64("learned.updates")?,
+        metadata.f32("learned.scale")?,
+    );
+    let made = folder
+        .history()
+        .iter()
+        .find(|event| event.version == version);
     let topics = folder.topics(version)?;
     let model = model.map(Gguf::open).transpose()?;
-    let tokenizer =
-        model.map(|gguf| Tokenizer::from_metadata(gguf.metadata())).transpose().map_err(ruvllm::Error::from)?;
+    let tokenizer = model
+        .map(|gguf| Tokenizer::from_metadata(gguf.metadata()))
+        .transpose()
+        .map_err(ruvllm::Error::from)?;
     let words = |topic: &TopicStatus| -> Vec<String> {
         let word = |token: &u32| tokenizer.as_ref()?.decode_lossy(&[*token], false).ok();
         topic.words.iter().filter_map(word).collect()
@@ -332,24 +390,40 @@ fn show(folder: &SonaFolder, version: Option<u64>, model: Option<&Path>, as_json
             "topics": topics.iter().map(topic).collect::<Vec<_>>(),
         }));
     }
-    let made = made.map_or(String::new(), |made| format!("{} {}", made.kind.name(), utc(made.timestamp)));
+    let made = made.map_or(String::new(), |made| {
+        format!("{} {}", made.kind.name(), utc(made.timestamp))
+    });
     let path = printable(&path.display().to_string());
-    print(format!("version {version}  {made}\n{updates} updates, strength {strength}\n"))?;
+    print(format!(
+        "version {version}  {made}\n{updates} updates, strength {strength}\n"
+    ))?;
     for topic in &topics {
         let adapter = match topic.has_adapter {
-            true => format!("an adapter of inner layers, divergence {:.5}", topic.divergence),
+            true => format!(
+                "an adapter of inner layers, divergence {:.5}",
+                topic.divergence
+            ),
             false => "the head alone".to_owned(),
         };
         let (requests, tokens, words) = (topic.n_requests, topic.n_tokens, words(topic).join(" "));
-        let words = if words.is_empty() { words } else { format!(": {}", printable(&words)) };
-        print(format!("topic {}  {requests} requests, {tokens} tokens, {adapter}{words}\n", topic.id))?;
+        let words = if words.is_empty() {
+            words
+        } else {
+            format!(": {}", printable(&words))
+        };
+        print(format!(
+            "topic {}  {requests} requests, {tokens} tokens, {adapter}{words}\n",
+            topic.id
+        ))?;
     }
     print(format!("{path}\n"))
 }
 
 fn version_path(folder: &SonaFolder, version: u64) -> Result<PathBuf, Failure> {
     if version == 0 {
-        return Err(Failure::Work("the model alone is in effect: there is nothing in it that was learnt".into()));
+        return Err(Failure::Work(
+            "the model alone is in effect: there is nothing in it that was learnt".into(),
+        ));
     }
     if !folder.versions().contains(&version) {
         return Err(ruvllm::SonaError::NoSuchVersion { version }.into());
@@ -357,12 +431,19 @@ fn version_path(folder: &SonaFolder, version: u64) -> Result<PathBuf, Failure> {
     Ok(folder.version_path(version))
 }
 
-fn export(folder: &SonaFolder, version: Option<u64>, output: &Path, overwrite: &OverwriteArg) -> Result<(), Failure> {
+fn export(
+    folder: &SonaFolder,
+    version: Option<u64>,
+    output: &Path,
+    overwrite: &OverwriteArg,
+) -> Result<(), Failure> {
     let path = version_path(folder, version.unwrap_or(folder.version()))?;
     overwrite.check(output)?;
     let data = std::fs::read(&path).map_err(Failure::file(&path))?;
     let mut file = NewFile::create(output, true).map_err(Failure::file(output))?;
-    file.write_all(&data).and_then(|()| file.finish()).map_err(Failure::file(output))?;
+    file.write_all(&data)
+        .and_then(|()| file.finish())
+        .map_err(Failure::file(output))?;
     note(format!("wrote {}", output.display()));
     Ok(())
 }
@@ -375,7 +456,10 @@ fn utc(ms: u64) -> String {
     let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
     let of_year = of_era - (365 * year + year / 4 - year / 100);
     let m = (5 * of_year + 2) / 153;
-    let (day, month) = (of_year - (153 * m + 2) / 5 + 1, if m < 10 { m + 3 } else { m - 9 });
+    let (day, month) = (
+        of_year - (153 * m + 2) / 5 + 1,
+        if m < 10 { m + 3 } else { m - 9 },
+    );
     let year = year + era * 400 + u64::from(month <= 2);
     let (h, min, s) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     format!("{year:04}-{month:02}-{day:02} {h:02}:{min:02}:{s:02}")

@@ -5,8 +5,8 @@ use super::model::{ResidenceArgs, SessionArgs, open};
 use super::output::{Failure, milliseconds};
 use clap::ValueEnum;
 use ruvllm::exec::{
-    DraftStats, Drafter, Engine, Generation, ModelDrafter, MtpDrafter, NgramDrafter, Session, SessionOptions,
-    Speculation,
+    DraftStats, Drafter, Engine, Generation, ModelDrafter, MtpDrafter, NgramDrafter, Session,
+    SessionOptions, Speculation,
 };
 use ruvllm::gguf::Gguf;
 use ruvllm::model::Model;
@@ -17,8 +17,8 @@ use std::path::PathBuf;
 /// Several tokens per pass.
 #[derive(clap::Args)]
 pub(super) struct SpeculationArgs {
-    /// Who guesses tokens, so that one pass computes several where that is faster; the text is the same with any
-    /// [default: ngram, and draft with -md]
+    /// Who guesses tokens, so that one pass computes several where that is faster; the text is the
+    /// same with any [default: ngram, and draft with -md]
     #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
     spec: Vec<Who>,
     /// A smaller model of the same vocabulary that guesses [short: -md]
@@ -54,23 +54,25 @@ impl SpeculationArgs {
         self.spec.contains(&Who::Mtp)
     }
 
-    /// Those that the flags name, as [`SpeculationArgs::open`] has them; `target` knows from then on what earlier runs measured
-    /// of its passes.
+    /// Those that the flags name, as [`SpeculationArgs::open`] has them; `target` knows from then
+    /// on what earlier runs measured of its passes.
     pub(super) fn begin(
         &self,
         target: &Engine,
         n_ctx: usize,
         session: &SessionArgs,
     ) -> Result<Option<Speculation>, Failure> {
-        let speculation = self.open(target, n_ctx, |model, options| session.engine(model, false, options))?;
+        let speculation = self.open(target, n_ctx, |model, options| {
+            session.engine(model, false, options)
+        })?;
         if speculation.is_some() {
             measured::assume(target);
         }
         Ok(speculation)
     }
 
-    /// Those that the flags name, drafting for sessions of `target` with a context of `n_ctx`; `engine` makes that of a
-    /// model that drafts.
+    /// Those that the flags name, drafting for sessions of `target` with a context of `n_ctx`;
+    /// `engine` makes that of a model that drafts.
     pub(super) fn open(
         &self,
         target: &Engine,
@@ -86,18 +88,36 @@ impl SpeculationArgs {
             Some(path) if has(Who::Draft) => {
                 let label = path.display().to_string();
                 let model = open(Gguf::open(path)?, &ResidenceArgs::default(), &label)?;
-                let options = SessionOptions { n_ctx: Some(n_ctx), ..SessionOptions::default() };
-                let drafter = ModelDrafter::new(&engine(&model, &options)?, target.model(), &options);
-                all = Some(with(all, drafter.map_err(|error| Failure::Work(format!("{label}: {error}")))?));
+                let options = SessionOptions {
+                    n_ctx: Some(n_ctx),
+                    ..SessionOptions::default()
+                };
+                let drafter =
+                    ModelDrafter::new(&engine(&model, &options)?, target.model(), &options);
+                all = Some(with(
+                    all,
+                    drafter.map_err(|error| Failure::Work(format!("{label}: {error}")))?,
+                ));
             }
             None if self.spec.contains(&Who::Draft) => {
-                return Err(Failure::Usage("--spec draft: give the model that drafts with -md FILE".into()));
+                return Err(Failure::Usage(
+                    "--spec draft: give the model that drafts with -md FILE".into(),
+                ));
             }
             _ => {}
         }
         if has(Who::Mtp) {
-            let drafter = MtpDrafter::new(target, &SessionOptions { n_ctx: Some(n_ctx), ..SessionOptions::default() });
-            all = Some(with(all, drafter.map_err(|error| Failure::Work(format!("--spec mtp: {error}")))?));
+            let drafter = MtpDrafter::new(
+                target,
+                &SessionOptions {
+                    n_ctx: Some(n_ctx),
+                    ..SessionOptions::default()
+                },
+            );
+            all = Some(with(
+                all,
+                drafter.map_err(|error| Failure::Work(format!("--spec mtp: {error}")))?,
+            ));
         }
         Ok(all)
     }
@@ -112,7 +132,10 @@ fn with(all: Option<Speculation>, drafter: impl Drafter + 'static) -> Speculatio
 }
 
 /// Lets them draft for `generation`.
-pub(super) fn speculate<'s>(generation: Borrowing<'s>, speculation: Option<&Speculation>) -> Borrowing<'s> {
+pub(super) fn speculate<'s>(
+    generation: Borrowing<'s>,
+    speculation: Option<&Speculation>,
+) -> Borrowing<'s> {
     match speculation {
         Some(speculation) => generation.speculate(speculation.clone()),
         None => generation,
@@ -128,7 +151,10 @@ pub(super) struct Drafted {
 
 impl Drafted {
     pub(super) fn of(generation: &Borrowing<'_>) -> Drafted {
-        Drafted { n_passes: generation.n_passes(), by_drafter: generation.drafters() }
+        Drafted {
+            n_passes: generation.n_passes(),
+            by_drafter: generation.drafters(),
+        }
     }
 
     pub(super) fn json(&self) -> Value {
@@ -140,14 +166,21 @@ impl Drafted {
                 "ms": milliseconds(stats.time),
             })
         };
-        let by_drafter = self.by_drafter.iter().map(|(name, stats)| ((*name).to_owned(), of(stats)));
+        let by_drafter = self
+            .by_drafter
+            .iter()
+            .map(|(name, stats)| ((*name).to_owned(), of(stats)));
         json!({ "passes": self.n_passes, "drafters": by_drafter.collect::<Map<_, _>>() })
     }
 
     /// For a line of timings; empty where nothing was drafted.
     pub(super) fn note(&self) -> String {
-        let drafted = self.by_drafter.iter().filter(|(_, stats)| stats.n_drafted > 0);
-        let notes = drafted.map(|(name, stats)| format!("{name} {} of {}", stats.n_accepted, stats.n_drafted));
+        let drafted = self
+            .by_drafter
+            .iter()
+            .filter(|(_, stats)| stats.n_drafted > 0);
+        let notes = drafted
+            .map(|(name, stats)| format!("{name} {} of {}", stats.n_accepted, stats.n_drafted));
         match notes.collect::<Vec<_>>().join(", ") {
             none if none.is_empty() => none,
             notes => format!("; drafts accepted: {notes}"),

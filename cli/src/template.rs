@@ -47,24 +47,33 @@ pub(super) struct Args {
     now: Option<LocalTime>,
 }
 
-pub(super) fn json_object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
+pub(super) fn json_object(
+    text: &str,
+) -> Result<serde_json::Map<String, serde_json::Value>, String> {
     serde_json::from_str(text).map_err(|error| format!("not a JSON object: {error}"))
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let metadata = match (&args.template, args.model.is_demo()) {
         (Some(_), true) => None,
-        (None, true) => return Err(Failure::Usage("no template: give -m FILE or --template FILE".into())),
+        (None, true) => {
+            return Err(Failure::Usage(
+                "no template: give -m FILE or --template FILE".into(),
+            ));
+        }
         (_, false) => Some(args.model.header()?.metadata),
     };
     let source = match (&args.template, &metadata) {
         (Some(path), _) => read_regular(path)?,
-        (None, Some(metadata)) => metadata.opt_str("tokenizer.chat_template")?.map(str::to_owned).ok_or_else(|| {
-            Failure::Work(format!(
-                "{}: the model has no chat template; give one with --template FILE",
-                args.model.label()
-            ))
-        })?,
+        (None, Some(metadata)) => metadata
+            .opt_str("tokenizer.chat_template")?
+            .map(str::to_owned)
+            .ok_or_else(|| {
+                Failure::Work(format!(
+                    "{}: the model has no chat template; give one with --template FILE",
+                    args.model.label()
+                ))
+            })?,
         (None, None) => String::new(),
     };
     let tokenizer = match &metadata {
@@ -79,20 +88,30 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         add_generation_prompt: args.add_generation_prompt,
         kwargs: args.kwargs.clone().unwrap_or_default(),
         now: args.now,
-        bos_token: args.bos_token.clone().unwrap_or_else(|| bos_text(tokenizer.as_ref())),
-        eos_token: args.eos_token.clone().unwrap_or_else(|| eos_text(tokenizer.as_ref())),
+        bos_token: args
+            .bos_token
+            .clone()
+            .unwrap_or_else(|| bos_text(tokenizer.as_ref())),
+        eos_token: args
+            .eos_token
+            .clone()
+            .unwrap_or_else(|| eos_text(tokenizer.as_ref())),
     };
     print(ChatTemplate::parse(&source)?.render(&inputs)?)
 }
 
 /// Text of the beginning-of-text token, if there is one.
 pub(super) fn bos_text(tokenizer: Option<&Tokenizer>) -> String {
-    tokenizer.and_then(|t| token_text(t, t.bos())).unwrap_or_default()
+    tokenizer
+        .and_then(|t| token_text(t, t.bos()))
+        .unwrap_or_default()
 }
 
 /// Text of the end-of-text token, if there is one.
 pub(super) fn eos_text(tokenizer: Option<&Tokenizer>) -> String {
-    tokenizer.and_then(|t| token_text(t, t.eos())).unwrap_or_default()
+    tokenizer
+        .and_then(|t| token_text(t, t.eos()))
+        .unwrap_or_default()
 }
 
 fn token_text(tokenizer: &Tokenizer, id: Option<u32>) -> Option<String> {

@@ -22,7 +22,13 @@ pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// Text to turn into tokens
-    #[arg(short, long, value_name = "TEXT", conflicts_with = "file", allow_hyphen_values = true)]
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        conflicts_with = "file",
+        allow_hyphen_values = true
+    )]
     prompt: Option<String>,
     /// File to turn into tokens; - is stdin
     #[arg(short, long, value_name = "FILE")]

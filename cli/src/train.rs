@@ -54,10 +54,12 @@ pub(super) struct Args {
     /// Examples (.jsonl) or a text; - is a text from stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Train on the requests of this folder that were recorded with their tokens (see `ruvllm sona`)
+    /// Train on the requests of this folder that were recorded with their tokens (see `ruvllm
+    /// sona`)
     #[arg(long, value_name = "DIR", conflicts_with = "file")]
     sona: Option<PathBuf>,
-    /// Of requests that were rated only those with this rating or a better one are examples, with their answers
+    /// Of requests that were rated only those with this rating or a better one are examples, with
+    /// their answers
     #[arg(long, value_name = "RATING", default_value_t = 0.5, requires = "sona")]
     quality_threshold: f32,
     /// Text of the kind that must not be forgotten
@@ -104,8 +106,15 @@ pub(super) struct Args {
     /// Largest norm of a step's gradient
     #[arg(long, value_name = "NORM", default_value_t = TrainOptions::default().clip)]
     clip: f32,
-    /// Longest example in tokens; texts are cut [default: what the model was trained for, at most 2048]
-    #[arg(short, long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    /// Longest example in tokens; texts are cut [default: what the model was trained for, at most
+    /// 2048]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        hide_default_value = true
+    )]
     ctx_size: usize,
     /// Fraction of the examples that is not trained on but tells when to stop
     #[arg(long, value_name = "PART", default_value_t = TrainOptions::default().held_out)]
@@ -140,7 +149,10 @@ pub(super) struct Args {
 }
 
 fn targets(text: &str) -> Result<TargetSet, String> {
-    let named = TargetSet::NAMED.into_iter().find(|(name, _)| *name == text).map(|(_, set)| set);
+    let named = TargetSet::NAMED
+        .into_iter()
+        .find(|(name, _)| *name == text)
+        .map(|(_, set)| set);
     Ok(named.unwrap_or_else(|| TargetSet::Parts(text.split(',').map(str::to_owned).collect())))
 }
 
@@ -155,23 +167,35 @@ fn loss(text: &str) -> Result<Loss, String> {
 fn named<T: Copy>(all: &[(&str, T)], text: &str) -> Result<T, String> {
     let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
     let found = all.iter().find(|(name, _)| *name == text);
-    found.map(|(_, value)| *value).ok_or_else(|| format!("there are {}", names.join(", ")))
+    found
+        .map(|(_, value)| *value)
+        .ok_or_else(|| format!("there are {}", names.join(", ")))
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     args.overwrite.check(&args.output)?;
-    let of_kto = [("--desirable-weight", args.desirable_weight), ("--undesirable-weight", args.undesirable_weight)];
+    let of_kto = [
+        ("--desirable-weight", args.desirable_weight),
+        ("--undesirable-weight", args.undesirable_weight),
+    ];
     let given = [("--beta", args.beta.filter(|_| args.loss == Loss::Sft))].into_iter();
     let mut unused = given.chain(of_kto.into_iter().filter(|_| args.loss != Loss::Kto));
     if let Some((flag, _)) = unused.find(|(_, value)| value.is_some()) {
-        return Err(Failure::Usage(format!("{flag} has no meaning with --loss {}", args.loss.name())));
+        return Err(Failure::Usage(format!(
+            "{flag} has no meaning with --loss {}",
+            args.loss.name()
+        )));
     }
     if args.sona.is_some() && args.loss == Loss::Dpo {
         return Err(Failure::Usage(
             "--loss dpo needs pairs, which --sona does not record; --loss kto takes ratings".into(),
         ));
     }
-    let mut folder = args.sona.as_deref().map(|path| SonaFolder::open(path, &FolderOptions::default())).transpose()?;
+    let mut folder = args
+        .sona
+        .as_deref()
+        .map(|path| SonaFolder::open(path, &FolderOptions::default()))
+        .transpose()?;
     let text = match &folder {
         Some(_) => None,
         None => {
@@ -182,23 +206,37 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let control = args.control.as_deref().map(read_text).transpose()?;
     let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let n_ctx = if args.ctx_size == 0 { model.hparams().n_ctx_train.min(2048) } else { args.ctx_size };
+    let n_ctx = if args.ctx_size == 0 {
+        model.hparams().n_ctx_train.min(2048)
+    } else {
+        args.ctx_size
+    };
     let examples = match (&text, &folder) {
-        (Some((text, path)), _) if path.extension().is_some_and(|extension| extension == "jsonl") => {
+        (Some((text, path)), _)
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "jsonl") =>
+        {
             let reader = Reader::new(args, &model, tokenizer)?;
-            reader.examples(text).map_err(|message| Failure::Work(format!("{}: {message}", name(path))))?
+            reader
+                .examples(text)
+                .map_err(|message| Failure::Work(format!("{}: {message}", name(path))))?
         }
         (Some((text, _)), _) => Example::pieces(&tokenizer.encode(text, true, false), n_ctx.max(2)),
         (None, Some(folder)) => recorded(folder, args.loss, args.quality_threshold, n_ctx)?,
         (None, None) => Vec::new(),
     };
-    let control = control.map(|text| tokenizer.encode(&text, true, false)).unwrap_or_default();
+    let control = control
+        .map(|text| tokenizer.encode(&text, true, false))
+        .unwrap_or_default();
     let default = TrainOptions::default();
     let options = TrainOptions {
         loss: args.loss,
         beta: args.beta.unwrap_or(default.beta),
         desirable_weight: args.desirable_weight.unwrap_or(default.desirable_weight),
-        undesirable_weight: args.undesirable_weight.unwrap_or(default.undesirable_weight),
+        undesirable_weight: args
+            .undesirable_weight
+            .unwrap_or(default.undesirable_weight),
         ewc_lambda: args.ewc_lambda,
         rank: args.rank,
         alpha: args.alpha,
@@ -219,12 +257,24 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         betas: default.betas,
     };
     let n_threads = args.threads.number();
-    let engine = Engine::new(&model, &EngineOptions { n_threads, ..Default::default() })?;
+    let engine = Engine::new(
+        &model,
+        &EngineOptions {
+            n_threads,
+            ..Default::default()
+        },
+    )?;
     let mut trainer = Trainer::new(&engine, &examples, &control, &options)?;
     let checkpoint = PathBuf::from(format!("{}.checkpoint", args.output.display()));
     if checkpoint.exists() && !args.restart {
-        trainer.resume(&checkpoint).map_err(|error| Failure::Work(format!("{}: {error}", checkpoint.display())))?;
-        note(format!("continuing after step {} from {}", trainer.report().steps.len(), checkpoint.display()));
+        trainer
+            .resume(&checkpoint)
+            .map_err(|error| Failure::Work(format!("{}: {error}", checkpoint.display())))?;
+        note(format!(
+            "continuing after step {} from {}",
+            trainer.report().steps.len(),
+            checkpoint.display()
+        ));
     }
     let cancel = CancelToken::default();
     trainer.set_cancel_token(cancel.clone());
@@ -232,13 +282,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let outcome = train(args, &mut trainer, &checkpoint);
     if outcome.is_err() {
         trainer.save(&checkpoint)?;
-        note(format!("the same command continues from {}", checkpoint.display()));
+        note(format!(
+            "the same command continues from {}",
+            checkpoint.display()
+        ));
     }
     outcome?;
 
     let report = trainer.report();
     if let Some(path) = &args.report {
-        std::fs::write(path, format!("{:#}\n", to_json(report, args.loss))).map_err(Failure::file(path))?;
+        std::fs::write(path, format!("{:#}\n", to_json(report, args.loss)))
+            .map_err(Failure::file(path))?;
     }
     if let Some(path) = &args.svg {
         std::fs::write(path, svg(report, args.loss)).map_err(Failure::file(path))?;
@@ -247,7 +301,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if report.kept == 0 {
         std::fs::remove_file(&checkpoint).map_err(Failure::file(&checkpoint))?;
         let why = "nothing was gained on the examples held out: no adapter is written";
-        return Err(Failure::Work(format!("{why}; try another rate, more examples, or a higher --max-divergence")));
+        return Err(Failure::Work(format!(
+            "{why}; try another rate, more examples, or a higher --max-divergence"
+        )));
     }
     trainer.adapter().save(&args.output)?;
     std::fs::remove_file(&checkpoint).map_err(Failure::file(&checkpoint))?;
@@ -255,9 +311,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     Ok(folder.as_mut().map_or(Ok(()), SonaFolder::trained)?)
 }
 
-/// The requests of a folder as examples; of those that are longer than the context, its end. For KTO those that were rated:
-/// answers rated `threshold` or better are desirable.
-fn recorded(folder: &SonaFolder, loss: Loss, threshold: f32, n_ctx: usize) -> Result<Vec<Example>, Failure> {
+/// The requests of a folder as examples; of those that are longer than the context, its end. For
+/// KTO those that were rated: answers rated `threshold` or better are desirable.
+fn recorded(
+    folder: &SonaFolder,
+    loss: Loss,
+    threshold: f32,
+    n_ctx: usize,
+) -> Result<Vec<Example>, Failure> {
     let mut examples = Vec::new();
     folder.trajectories(|request| {
         let lesson = match (loss, request.quality_score) {
@@ -268,7 +329,9 @@ fn recorded(folder: &SonaFolder, loss: Loss, threshold: f32, n_ctx: usize) -> Re
         let mut tokens = request.tokens;
         tokens.truncate(lesson.end);
         let begin = tokens.len().saturating_sub(n_ctx);
-        let learnt: Vec<bool> = (begin..tokens.len()).map(|i| i > begin && lesson.contains(&i)).collect();
+        let learnt: Vec<bool> = (begin..tokens.len())
+            .map(|i| i > begin && lesson.contains(&i))
+            .collect();
         if learnt.contains(&true) {
             let example = Example::new(tokens.split_off(begin), learnt);
             examples.push(match request.quality_score {
@@ -279,8 +342,14 @@ fn recorded(folder: &SonaFolder, loss: Loss, threshold: f32, n_ctx: usize) -> Re
     })?;
     if examples.is_empty() {
         let path = folder.path().display();
-        let which = if loss == Loss::Kto { "rated and recorded" } else { "recorded" };
-        let why = format!("no request was {which} with tokens that are to be learnt: --sona-text stores them");
+        let which = if loss == Loss::Kto {
+            "rated and recorded"
+        } else {
+            "recorded"
+        };
+        let why = format!(
+            "no request was {which} with tokens that are to be learnt: --sona-text stores them"
+        );
         return Err(Failure::Work(format!("{path}: {why}")));
     }
     Ok(examples)
@@ -293,7 +362,12 @@ fn train(args: &Args, trainer: &mut Trainer, checkpoint: &Path) -> Result<(), Fa
     loop {
         let step = trainer.step()?;
         for evaluation in &trainer.report().evaluations[told..] {
-            note(format!("step {}: {:.4} {} held out", evaluation.step, evaluation.held_out, unit(args.loss)));
+            note(format!(
+                "step {}: {:.4} {} held out",
+                evaluation.step,
+                evaluation.held_out,
+                unit(args.loss)
+            ));
         }
         told = trainer.report().evaluations.len();
         bar.set(trainer.report().steps.len() as u64);
@@ -316,23 +390,39 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     #[cfg(feature = "chat")]
     fn new(args: &Args, model: &Model, tokenizer: &'a Tokenizer) -> Result<Reader<'a>, Failure> {
-        let given = args.template.as_deref().map(super::input::read_regular).transpose()?;
+        let given = args
+            .template
+            .as_deref()
+            .map(super::input::read_regular)
+            .transpose()?;
         let source = given.as_deref().or_else(|| model.chat_template());
         let template = source.map(ruvllm::chat::ChatTemplate::parse).transpose()?;
-        Ok(Reader { tokenizer, loss: args.loss, template })
+        Ok(Reader {
+            tokenizer,
+            loss: args.loss,
+            template,
+        })
     }
 
     #[cfg(not(feature = "chat"))]
     fn new(args: &Args, _: &Model, tokenizer: &'a Tokenizer) -> Result<Reader<'a>, Failure> {
-        Ok(Reader { tokenizer, loss: args.loss })
+        Ok(Reader {
+            tokenizer,
+            loss: args.loss,
+        })
     }
 
     /// The examples of a file, or what is wrong with it.
     fn examples(&self, text: &str) -> Result<Vec<Example>, String> {
-        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+        let lines = text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| !line.trim().is_empty());
         let example = |(i, line): (usize, &str)| {
             let value = serde_json::from_str(line).map_err(|error| error.to_string());
-            value.and_then(|value| self.example(&value)).map_err(|message| format!("line {}: {message}", i + 1))
+            value
+                .and_then(|value| self.example(&value))
+                .map_err(|message| format!("line {}: {message}", i + 1))
         };
         lines.map(example).collect()
     }
@@ -347,15 +437,25 @@ impl<'a> Reader<'a> {
         let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
         keys.sort_unstable();
         match (self.loss, &keys[..]) {
-            (Loss::Sft, ["text"]) => Ok(Example::text(&self.tokenizer.encode(string(object, "text")?, true, false))),
+            (Loss::Sft, ["text"]) => Ok(Example::text(&self.tokenizer.encode(
+                string(object, "text")?,
+                true,
+                false,
+            ))),
             (Loss::Sft, ["completion", "prompt"]) => self.completion(object, "completion"),
             (Loss::Sft, ["messages"]) => self.conversation(array(object, "messages")?, 0),
-            (Loss::Dpo, ["chosen", "prompt", "rejected"]) => {
-                Ok(Example::preference(self.completion(object, "chosen")?, self.completion(object, "rejected")?))
-            }
+            (Loss::Dpo, ["chosen", "prompt", "rejected"]) => Ok(Example::preference(
+                self.completion(object, "chosen")?,
+                self.completion(object, "rejected")?,
+            )),
             (Loss::Kto, ["completion", "label", "prompt"]) => {
-                let label = object["label"].as_bool().ok_or("`label` is not true or false")?;
-                Ok(Example::labelled(self.completion(object, "completion")?, label))
+                let label = object["label"]
+                    .as_bool()
+                    .ok_or("`label` is not true or false")?;
+                Ok(Example::labelled(
+                    self.completion(object, "completion")?,
+                    label,
+                ))
             }
             _ => Err(format!("has the keys {}; {expected}", keys.join(", "))),
         }
@@ -382,11 +482,15 @@ impl<'a> Reader<'a> {
         Err("messages need a build with the feature `chat`".into())
     }
 
-    /// A conversation in the chat template; the answers of the assistant from message `first` on are learnt.
+    /// A conversation in the chat template; the answers of the assistant from message `first` on
+    /// are learnt.
     #[cfg(feature = "chat")]
     fn conversation(&self, messages: &[Value], first: usize) -> Result<Example, String> {
         use ruvllm::chat::ChatInputs;
-        let template = self.template.as_ref().ok_or("the model has no chat template; give one with --template FILE")?;
+        let template = self
+            .template
+            .as_ref()
+            .ok_or("the model has no chat template; give one with --template FILE")?;
         let render = |n: usize, add_generation_prompt: bool| {
             let inputs = ChatInputs {
                 messages: Value::Array(messages[..n].to_vec()),
@@ -398,12 +502,19 @@ impl<'a> Reader<'a> {
             template.render(&inputs).map_err(|error| error.to_string())
         };
         let (mut text, mut tokens, mut learnt) = (String::new(), Vec::new(), Vec::new());
-        let answers = messages.iter().enumerate().skip(first).filter(|(_, message)| message["role"] == "assistant");
+        let answers = messages
+            .iter()
+            .enumerate()
+            .skip(first)
+            .filter(|(_, message)| message["role"] == "assistant");
         for (i, message) in answers {
             for (until, is_learnt) in [(render(i, true)?, false), (render(i + 1, false)?, true)] {
                 let whose = || format!("message {} ({message:.60})", i + 1);
                 let new = until.strip_prefix(&text).ok_or_else(|| {
-                    format!("{}: the chat template renders what comes before it differently with it", whose())
+                    format!(
+                        "{}: the chat template renders what comes before it differently with it",
+                        whose()
+                    )
                 })?;
                 let ids = match tokens.last() {
                     None => self.tokenizer.encode_prompt(new),
@@ -423,11 +534,16 @@ impl<'a> Reader<'a> {
 }
 
 fn array<'v>(object: &'v Map<String, Value>, key: &str) -> Result<&'v [Value], String> {
-    object[key].as_array().map(Vec::as_slice).ok_or_else(|| format!("`{key}` is not an array"))
+    object[key]
+        .as_array()
+        .map(Vec::as_slice)
+        .ok_or_else(|| format!("`{key}` is not an array"))
 }
 
 fn string<'v>(object: &'v Map<String, Value>, key: &str) -> Result<&'v str, String> {
-    object[key].as_str().ok_or_else(|| format!("`{key}` is not a string"))
+    object[key]
+        .as_str()
+        .ok_or_else(|| format!("`{key}` is not a string"))
 }
 
 /// Change of the loss, with an interval from a bootstrap over examples or windows.
@@ -449,7 +565,8 @@ fn table(report: &TrainReport, loss: Loss) -> String {
     let mut out = String::new();
     let zeros = vec![0.0; best.rises.len()];
     if !report.held_out_tokens.is_empty() {
-        let Estimate { value, low, high } = change(&best.losses, &first.losses, &report.held_out_tokens);
+        let Estimate { value, low, high } =
+            change(&best.losses, &first.losses, &report.held_out_tokens);
         let percent = |x: f64| 100.0 * x / first.held_out;
         let _ = writeln!(
             out,
@@ -464,8 +581,17 @@ fn table(report: &TrainReport, loss: Loss) -> String {
         );
     }
     if loss != Loss::Sft && !best.losses.is_empty() {
-        let better = best.losses.iter().zip(&first.losses).filter(|(after, before)| after < before).count();
-        let _ = writeln!(out, "in the direction asked for: {better} of {} held out", best.losses.len());
+        let better = best
+            .losses
+            .iter()
+            .zip(&first.losses)
+            .filter(|(after, before)| after < before)
+            .count();
+        let _ = writeln!(
+            out,
+            "in the direction asked for: {better} of {} held out",
+            best.losses.len()
+        );
     }
     if !report.control_tokens.is_empty() {
         let Estimate { value, low, high } = change(&best.rises, &zeros, &report.control_tokens);
@@ -487,7 +613,9 @@ fn to_json(report: &TrainReport, loss: Loss) -> Value {
     let finite = |x: f64| if x.is_finite() { json!(x) } else { Value::Null };
     let interval = |e: Estimate| json!({ "value": e.value, "low": e.low, "high": e.high });
     let steps = report.steps.iter();
-    let steps = steps.map(|s| json!({ "step": s.step, "loss": s.loss, "rate": s.rate, "gradient_norm": s.norm }));
+    let steps = steps.map(
+        |s| json!({ "step": s.step, "loss": s.loss, "rate": s.rate, "gradient_norm": s.norm }),
+    );
     let zeros = vec![0.0; report.control_tokens.len()];
     let first = &report.evaluations[0];
     let evaluations = report.evaluations.iter().map(|e| {
@@ -516,10 +644,19 @@ fn to_json(report: &TrainReport, loss: Loss) -> Value {
 fn svg(report: &TrainReport, loss: Loss) -> String {
     let (width, height, left, top) = (720.0, 360.0, 60.0, 24.0);
     let held_out = || report.evaluations.iter().filter(|e| e.held_out.is_finite());
-    let losses = report.steps.iter().map(|s| s.loss).chain(held_out().map(|e| e.held_out));
+    let losses = report
+        .steps
+        .iter()
+        .map(|s| s.loss)
+        .chain(held_out().map(|e| e.held_out));
     let most = losses.fold(f64::MIN_POSITIVE, f64::max);
     let n = report.steps.len().max(1) as f64;
-    let at = |step: usize, loss: f64| (left + width * step as f64 / n, top + height * (1.0 - loss / most));
+    let at = |step: usize, loss: f64| {
+        (
+            left + width * step as f64 / n,
+            top + height * (1.0 - loss / most),
+        )
+    };
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
@@ -543,16 +680,30 @@ fn svg(report: &TrainReport, loss: Loss) -> String {
             top + height + 16.0
         );
     }
-    let points: Vec<String> =
-        report.steps.iter().map(|s| at(s.step, s.loss)).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-    let _ = writeln!(out, "<polyline fill=\"none\" stroke=\"#1f77b4\" points=\"{}\"/>", points.join(" "));
+    let points: Vec<String> = report
+        .steps
+        .iter()
+        .map(|s| at(s.step, s.loss))
+        .map(|(x, y)| format!("{x:.1},{y:.1}"))
+        .collect();
+    let _ = writeln!(
+        out,
+        "<polyline fill=\"none\" stroke=\"#1f77b4\" points=\"{}\"/>",
+        points.join(" ")
+    );
     for e in held_out() {
         let (x, y) = at(e.step, e.held_out);
-        let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"#d62728\"/>");
+        let _ = writeln!(
+            out,
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"#d62728\"/>"
+        );
     }
     if report.best().held_out.is_finite() {
         let (x, y) = at(report.best().step, report.best().held_out);
-        let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"7\" fill=\"none\" stroke=\"#d62728\"/>");
+        let _ = writeln!(
+            out,
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"7\" fill=\"none\" stroke=\"#d62728\"/>"
+        );
     }
     out.push_str("</svg>\n");
     out

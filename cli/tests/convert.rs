@@ -1,4 +1,5 @@
-//! `ruvllm convert` against llama.cpp's converter: `tests/data/convert.json`, which `tests/reference_convert.py` makes.
+//! `ruvllm convert` against llama.cpp's converter: `tests/data/convert.json`, which
+//! `tests/reference_convert.py` makes.
 #![cfg(feature = "convert")]
 
 use ruvllm::gguf::{Array, Gguf, Value, Writer};
@@ -15,7 +16,11 @@ struct Folder(PathBuf);
 impl Folder {
     fn new() -> Folder {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("ruvllm-convert-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "ruvllm-convert-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let folder = Folder(std::env::temp_dir().join(name));
         std::fs::create_dir_all(folder.model()).unwrap();
         folder
@@ -31,14 +36,24 @@ impl Folder {
 
     fn convert(&self, args: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ruvllm"));
-        command.arg("convert").arg(self.model()).args(["-t", "1"]).args(args).output().unwrap()
+        command
+            .arg("convert")
+            .arg(self.model())
+            .args(["-t", "1"])
+            .args(args)
+            .output()
+            .unwrap()
     }
 
     /// What the program says when it refuses the folder.
     fn refusal(&self) -> String {
         let output = self.convert(&[]);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
-        assert_eq!(std::fs::read_dir(&self.0).unwrap().count(), 1, "something was left behind");
+        assert_eq!(
+            std::fs::read_dir(&self.0).unwrap().count(),
+            1,
+            "something was left behind"
+        );
         String::from_utf8(output.stderr).unwrap()
     }
 }
@@ -50,7 +65,9 @@ impl Drop for Folder {
 }
 
 fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
-    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
 /// The values of a tensor, as `values` in the script.
@@ -70,7 +87,11 @@ fn safetensors(tensors: &[(String, Vec<usize>)], dtype: &str) -> Vec<u8> {
     for (name, shape) in tensors {
         let start = data.len();
         // Of MXFP4.
-        let dtype = if name.ends_with("_blocks") || name.ends_with("_scales") { "uint8" } else { dtype };
+        let dtype = if name.ends_with("_blocks") || name.ends_with("_scales") {
+            "uint8"
+        } else {
+            dtype
+        };
         for x in values(name, shape.iter().product()) {
             let number = ((x + 1.0) * 64.0) as u32;
             match dtype {
@@ -81,8 +102,13 @@ fn safetensors(tensors: &[(String, Vec<usize>)], dtype: &str) -> Vec<u8> {
                 _ => data.extend(x.to_le_bytes()),
             }
         }
-        let dtype = json!({"bfloat16": "BF16", "float16": "F16", "float32": "F32", "uint8": "U8"})[dtype].clone();
-        header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]}));
+        let dtype = json!({"bfloat16": "BF16", "float16": "F16", "float32": "F32", "uint8": "U8"})
+            [dtype]
+            .clone();
+        header.insert(
+            name.clone(),
+            json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]}),
+        );
     }
     with_header(&Json::Object(header).to_string(), &data)
 }
@@ -97,26 +123,41 @@ fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
 /// A multiple of 1/64 below 1, in half precision.
 fn half(x: f32) -> u16 {
     let bits = x.to_bits();
-    if x == 0.0 { 0 } else { (bits >> 16 & 0x8000 | ((bits >> 23 & 255) - 112) << 10 | bits >> 13 & 0x3ff) as u16 }
+    if x == 0.0 {
+        0
+    } else {
+        (bits >> 16 & 0x8000 | ((bits >> 23 & 255) - 112) << 10 | bits >> 13 & 0x3ff) as u16
+    }
 }
 
 /// The first line has the tokenizers' files, the others a model each.
 fn fixture() -> (Json, Vec<Json>) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/convert.json");
     let text = std::fs::read_to_string(path).unwrap();
-    let mut lines = text.lines().map(|line| serde_json::from_str::<Json>(line).unwrap());
+    let mut lines = text
+        .lines()
+        .map(|line| serde_json::from_str::<Json>(line).unwrap());
     (lines.next().unwrap()["tokenizers"].take(), lines.collect())
 }
 
 /// Writes the folder of a model.
 fn write_folder(folder: &Folder, tokenizers: &Json, model: &Json) {
     folder.write("config.json", model["config"].to_string());
-    folder.write("generation_config.json", r#"{"temperature": 0.7, "top_k": 20, "top_p": 0.8, "do_sample": true}"#);
-    for (name, content) in tokenizers[model["tokenizer"].as_str().unwrap()].as_object().unwrap() {
+    folder.write(
+        "generation_config.json",
+        r#"{"temperature": 0.7, "top_k": 20, "top_p": 0.8, "do_sample": true}"#,
+    );
+    for (name, content) in tokenizers[model["tokenizer"].as_str().unwrap()]
+        .as_object()
+        .unwrap()
+    {
         match content.as_str() {
             Some(hex) => {
                 let byte = |i: usize| u8::from_str_radix(&hex[i..i + 2], 16).unwrap();
-                folder.write(name, (0..hex.len()).step_by(2).map(byte).collect::<Vec<u8>>());
+                folder.write(
+                    name,
+                    (0..hex.len()).step_by(2).map(byte).collect::<Vec<u8>>(),
+                );
             }
             None => folder.write(name, content.to_string()),
         }
@@ -124,13 +165,20 @@ fn write_folder(folder: &Folder, tokenizers: &Json, model: &Json) {
     for (name, content) in model["files"].as_object().unwrap() {
         std::fs::create_dir_all(folder.model().join(name).parent().unwrap()).unwrap();
         match name.ends_with(".safetensors") {
-            true => {
-                folder.write(name, safetensors(&serde_json::from_value::<Tensors>(content.clone()).unwrap(), "float32"))
-            }
+            true => folder.write(
+                name,
+                safetensors(
+                    &serde_json::from_value::<Tensors>(content.clone()).unwrap(),
+                    "float32",
+                ),
+            ),
             false => folder.write(name, content.to_string()),
         }
     }
-    folder.write("model.safetensors", safetensors(&checkpoint(model), model["dtype"].as_str().unwrap()));
+    folder.write(
+        "model.safetensors",
+        safetensors(&checkpoint(model), model["dtype"].as_str().unwrap()),
+    );
 }
 
 /// Names and shapes.
@@ -157,21 +205,33 @@ fn describe(value: &Value) -> Json {
         Value::F32(x) => json!(["FLOAT32", f64::from(*x)]),
         Value::Bool(x) => json!(["BOOL", x]),
         Value::String(x) => json!(["STRING", x]),
-        Value::Array(Array::U8(x)) => {
-            array("UINT8", x.iter().map(u8::to_string).collect(), x.iter().map(|&x| x.into()).collect())
-        }
-        Value::Array(Array::I32(x)) => {
-            array("INT32", x.iter().map(i32::to_string).collect(), x.iter().map(|&x| x.into()).collect())
-        }
-        Value::Array(Array::F32(x)) => {
-            array("FLOAT32", x.iter().map(|&x| float(x)).collect(), x.iter().map(|&x| f64::from(x).into()).collect())
-        }
-        Value::Array(Array::Bool(x)) => {
-            array("BOOL", x.iter().map(bool::to_string).collect(), x.iter().map(|&x| x.into()).collect())
-        }
+        Value::Array(Array::U8(x)) => array(
+            "UINT8",
+            x.iter().map(u8::to_string).collect(),
+            x.iter().map(|&x| x.into()).collect(),
+        ),
+        Value::Array(Array::I32(x)) => array(
+            "INT32",
+            x.iter().map(i32::to_string).collect(),
+            x.iter().map(|&x| x.into()).collect(),
+        ),
+        Value::Array(Array::F32(x)) => array(
+            "FLOAT32",
+            x.iter().map(|&x| float(x)).collect(),
+            x.iter().map(|&x| f64::from(x).into()).collect(),
+        ),
+        Value::Array(Array::Bool(x)) => array(
+            "BOOL",
+            x.iter().map(bool::to_string).collect(),
+            x.iter().map(|&x| x.into()).collect(),
+        ),
         Value::Array(Array::Strings(x)) => {
             let texts: Vec<String> = (0..x.len()).map(|i| x.str(i).unwrap().to_owned()).collect();
-            array("STRING", texts.clone(), texts.into_iter().map(Json::from).collect())
+            array(
+                "STRING",
+                texts.clone(),
+                texts.into_iter().map(Json::from).collect(),
+            )
         }
         other => panic!("{other:?}"),
     }
@@ -185,12 +245,24 @@ fn equals_llama_cpp() {
         let folder = Folder::new();
         write_folder(&folder, &tokenizers, model);
         let out = folder.0.join("out.gguf");
-        let output = folder.convert(&["-o", out.to_str().unwrap(), "--outtype", model["outtype"].as_str().unwrap()]);
-        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        let output = folder.convert(&[
+            "-o",
+            out.to_str().unwrap(),
+            "--outtype",
+            model["outtype"].as_str().unwrap(),
+        ]);
+        assert!(
+            output.status.success(),
+            "{name}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
 
         let gguf = Gguf::open(&out).unwrap();
-        let found: serde_json::Map<_, _> =
-            gguf.metadata().iter().map(|(key, value)| (key.to_owned(), describe(value))).collect();
+        let found: serde_json::Map<_, _> = gguf
+            .metadata()
+            .iter()
+            .map(|(key, value)| (key.to_owned(), describe(value)))
+            .collect();
         let expected = model["metadata"].as_object().unwrap();
         for (key, value) in expected {
             assert_eq!(found.get(key), Some(value), "{name}: {key}");
@@ -202,24 +274,40 @@ fn equals_llama_cpp() {
         let tensors = model["tensors"].as_object().unwrap();
         for tensor in gguf.tensors() {
             let (key, data) = (&tensor.name, gguf.data(tensor));
-            let expected = tensors.get(key).unwrap_or_else(|| panic!("{name}: {key} is too much"));
+            let expected = tensors
+                .get(key)
+                .unwrap_or_else(|| panic!("{name}: {key} is too much"));
             assert_eq!(
                 json!([tensor.dims, tensor.dtype.to_string()]),
                 json!([expected[0], expected[1]]),
                 "{name}: {key}"
             );
-            // Of Q8_0 the scales: llama.cpp rounds with the scale before it is stored, we with the one that is.
+            // Of Q8_0 the scales: llama.cpp rounds with the scale before it is stored, we with the
+            // one that is.
             let bytes = if tensor.dtype == DType::Q8_0 { 2 } else { 34 };
-            let data: Vec<u8> = data.chunks(34).flat_map(|block| &block[..bytes.min(block.len())]).copied().collect();
+            let data: Vec<u8> = data
+                .chunks(34)
+                .flat_map(|block| &block[..bytes.min(block.len())])
+                .copied()
+                .collect();
             match expected[2].as_array() {
-                None => assert_eq!(format!("{:016x}", fnv(data.iter().copied())), expected[2], "{name}: {key}"),
+                None => assert_eq!(
+                    format!("{:016x}", fnv(data.iter().copied())),
+                    expected[2],
+                    "{name}: {key}"
+                ),
                 // Powers and quotients of different libraries: two units in the last place.
                 Some(expected) => {
                     for (found, expected) in data.chunks(4).zip(expected) {
-                        let (found, expected) =
-                            (f32::from_le_bytes(found.try_into().unwrap()), expected.as_f64().unwrap());
+                        let (found, expected) = (
+                            f32::from_le_bytes(found.try_into().unwrap()),
+                            expected.as_f64().unwrap(),
+                        );
                         let bound = 2.0 * f64::from(f32::EPSILON) * expected.abs();
-                        assert!((f64::from(found) - expected).abs() <= bound, "{name}: {key}: {found} {expected}");
+                        assert!(
+                            (f64::from(found) - expected).abs() <= bound,
+                            "{name}: {key}: {found} {expected}"
+                        );
                     }
                 }
             }
@@ -234,15 +322,26 @@ fn equals_llama_cpp() {
         }
         if matches!(
             name,
-            "qwen3-embedding" | "embeddinggemma" | "bert" | "jina-bert-v2" | "xlm-roberta" | "modern-bert"
+            "qwen3-embedding"
+                | "embeddinggemma"
+                | "bert"
+                | "jina-bert-v2"
+                | "xlm-roberta"
+                | "modern-bert"
         ) || name.starts_with("nomic-bert")
         {
             let embedder = model.embedder().unwrap();
-            assert!(embedder.embed(&["the thin the"]).unwrap()[0].iter().all(|x| x.is_finite()));
+            assert!(
+                embedder.embed(&["the thin the"]).unwrap()[0]
+                    .iter()
+                    .all(|x| x.is_finite())
+            );
             continue;
         }
         let mut session = model.session().unwrap();
-        session.prefill(&model.tokenizer().unwrap().encode_prompt("the thin the")).unwrap();
+        session
+            .prefill(&model.tokenizer().unwrap().encode_prompt("the thin the"))
+            .unwrap();
         assert!(session.logits().iter().all(|x| x.is_finite()), "{name}");
     }
 }
@@ -250,7 +349,10 @@ fn equals_llama_cpp() {
 /// A folder that can be converted: the model of the fixture with this name.
 fn good(name: &str) -> (Folder, Json) {
     let (tokenizers, models) = fixture();
-    let model = models.into_iter().find(|model| model["name"] == name).unwrap();
+    let model = models
+        .into_iter()
+        .find(|model| model["name"] == name)
+        .unwrap();
     let folder = Folder::new();
     write_folder(&folder, &tokenizers, &model);
     (folder, model)
@@ -260,24 +362,42 @@ fn good(name: &str) -> (Folder, Json) {
 fn splits_and_default_name() {
     let (folder, model) = good("llama");
     let out = folder.0.join("whole.gguf");
-    assert!(folder.convert(&["-o", out.to_str().unwrap()]).status.success());
+    assert!(
+        folder
+            .convert(&["-o", out.to_str().unwrap()])
+            .status
+            .success()
+    );
     // The same tensors in two files.
     let tensors = checkpoint(&model);
     let (first, second) = tensors.split_at(7);
     std::fs::remove_file(folder.model().join("model.safetensors")).unwrap();
     let mut map = serde_json::Map::new();
-    for (name, part) in [("model-00001-of-00002.safetensors", first), ("model-00002-of-00002.safetensors", second)] {
+    for (name, part) in [
+        ("model-00001-of-00002.safetensors", first),
+        ("model-00002-of-00002.safetensors", second),
+    ] {
         folder.write(name, safetensors(part, "bfloat16"));
         map.extend(part.iter().map(|(tensor, _)| (tensor.clone(), name.into())));
     }
-    folder.write("model.safetensors.index.json", json!({ "weight_map": map }).to_string());
+    folder.write(
+        "model.safetensors.index.json",
+        json!({ "weight_map": map }).to_string(),
+    );
     let output = folder.convert(&[]);
     assert!(output.status.success(), "{output:?}");
     let beside = folder.0.join("tiny-model-BF16.gguf");
-    assert_eq!(std::fs::read(&beside).unwrap(), std::fs::read(&out).unwrap());
+    assert_eq!(
+        std::fs::read(&beside).unwrap(),
+        std::fs::read(&out).unwrap()
+    );
     // It is not replaced unasked.
     let output = folder.convert(&[]);
-    assert!(String::from_utf8(output.stderr).unwrap().contains("--overwrite"));
+    assert!(
+        String::from_utf8(output.stderr)
+            .unwrap()
+            .contains("--overwrite")
+    );
     assert!(folder.convert(&["--overwrite"]).status.success());
 }
 
@@ -291,23 +411,56 @@ fn refusals_say_what_is_wrong() {
         folder.refusal()
     };
     let says = |text: String, part: &str| assert!(text.contains(part), "{text:?} lacks {part:?}");
-    says(tensors(&|t| t.push(("model.layers.0.self_attn.rotor.weight".into(), vec![4, 4]))), "self_attn.rotor");
-    says(tensors(&|t| t.push(("model.layers.7.input_layernorm.weight".into(), vec![64]))), "layers.7");
-    says(tensors(&|t| t.push(("model.layers.0.self_attn.q_proj.qweight".into(), vec![4, 4]))), "quantised");
-    says(tensors(&|t| t.push(("embed_tokens.weight".into(), vec![288, 64]))), "the same tensor");
-    says(tensors(&|t| t.push(("lm_head.bias".into(), vec![]))), "output.bias");
-    says(tensors(&|t| t.retain(|(name, _)| !name.contains("experts.2.w1"))), "experts");
-    says(tensors(&|t| t.retain(|(name, _)| !name.contains("layers.1.self_attn.v_proj"))), "blk.1.attn_v");
     says(
-        tensors(&|t| t.iter_mut().filter(|(name, _)| name.contains("experts.3.w2")).for_each(|t| t.1 = vec![96, 64])),
+        tensors(&|t| t.push(("model.layers.0.self_attn.rotor.weight".into(), vec![4, 4]))),
+        "self_attn.rotor",
+    );
+    says(
+        tensors(&|t| t.push(("model.layers.7.input_layernorm.weight".into(), vec![64]))),
+        "layers.7",
+    );
+    says(
+        tensors(&|t| t.push(("model.layers.0.self_attn.q_proj.qweight".into(), vec![4, 4]))),
+        "quantised",
+    );
+    says(
+        tensors(&|t| t.push(("embed_tokens.weight".into(), vec![288, 64]))),
+        "the same tensor",
+    );
+    says(
+        tensors(&|t| t.push(("lm_head.bias".into(), vec![]))),
+        "output.bias",
+    );
+    says(
+        tensors(&|t| t.retain(|(name, _)| !name.contains("experts.2.w1"))),
+        "experts",
+    );
+    says(
+        tensors(&|t| t.retain(|(name, _)| !name.contains("layers.1.self_attn.v_proj"))),
+        "blk.1.attn_v",
+    );
+    says(
+        tensors(&|t| {
+            t.iter_mut()
+                .filter(|(name, _)| name.contains("experts.3.w2"))
+                .for_each(|t| t.1 = vec![96, 64])
+        }),
         "shapes",
     );
     says(
-        tensors(&|t| t.iter_mut().filter(|(name, _)| name.ends_with("q_proj.weight")).for_each(|t| t.1[0] = 62)),
+        tensors(&|t| {
+            t.iter_mut()
+                .filter(|(name, _)| name.ends_with("q_proj.weight"))
+                .for_each(|t| t.1[0] = 62)
+        }),
         "heads",
     );
     says(
-        tensors(&|t| t.iter_mut().filter(|(name, _)| name.contains("q_proj")).for_each(|t| t.1 = vec![0, 64])),
+        tensors(&|t| {
+            t.iter_mut()
+                .filter(|(name, _)| name.contains("q_proj"))
+                .for_each(|t| t.1 = vec![0, 64])
+        }),
         "empty",
     );
 
@@ -317,18 +470,39 @@ fn refusals_say_what_is_wrong() {
         folder.write("config.json", model["config"].to_string());
         folder.refusal()
     };
-    says(config(&|c| c["architectures"] = json!(["TeapotForCausalLM"])), "TeapotForCausalLM");
+    says(
+        config(&|c| c["architectures"] = json!(["TeapotForCausalLM"])),
+        "TeapotForCausalLM",
+    );
     says(config(&|c| c["architectures"] = json!(1)), "architectures");
-    says(config(&|c| c["quantization_config"] = json!({"quant_method": "gptq"})), "gptq");
-    says(config(&|c| c["num_hidden_layers"] = json!("two")), "num_hidden_layers");
-    says(config(&|c| c["num_hidden_layers"] = json!(u64::MAX)), "num_hidden_layers");
-    says(config(&|c| c["num_hidden_layers"] = json!(null)), "num_hidden_layers");
+    says(
+        config(&|c| c["quantization_config"] = json!({"quant_method": "gptq"})),
+        "gptq",
+    );
+    says(
+        config(&|c| c["num_hidden_layers"] = json!("two")),
+        "num_hidden_layers",
+    );
+    says(
+        config(&|c| c["num_hidden_layers"] = json!(u64::MAX)),
+        "num_hidden_layers",
+    );
+    says(
+        config(&|c| c["num_hidden_layers"] = json!(null)),
+        "num_hidden_layers",
+    );
     says(config(&|c| c["num_attention_heads"] = json!(0)), "heads");
     says(config(&|c| c["vocab_size"] = json!(u32::MAX)), "vocab_size");
     says(config(&|c| c["vocab_size"] = json!(100)), "vocab_size");
-    says(config(&|c| c["rms_norm_eps"] = json!("1e-5")), "rms_norm_eps");
+    says(
+        config(&|c| c["rms_norm_eps"] = json!("1e-5")),
+        "rms_norm_eps",
+    );
     says(config(&|c| c["head_dim"] = json!(u32::MAX)), "head_dim");
-    says(config(&|c| c["rope_parameters"]["rope_type"] = json!("spiral")), "spiral");
+    says(
+        config(&|c| c["rope_parameters"]["rope_type"] = json!("spiral")),
+        "spiral",
+    );
     says(config(&|c| *c = json!([])), "not a JSON object");
 
     let (folder, mut model) = good("qwen35");
@@ -337,7 +511,10 @@ fn refusals_say_what_is_wrong() {
     says(folder.refusal(), "linear_num_value_heads");
     let (folder, model) = good("gpt-oss-mxfp4");
     let mut blocks = checkpoint(&model);
-    blocks.iter_mut().filter(|(name, _)| name.ends_with("_scales")).for_each(|(_, shape)| shape[2] = 5);
+    blocks
+        .iter_mut()
+        .filter(|(name, _)| name.ends_with("_scales"))
+        .for_each(|(_, shape)| shape[2] = 5);
     folder.write("model.safetensors", safetensors(&blocks, "bfloat16"));
     says(folder.refusal(), "scales");
     blocks.retain(|(name, _)| !name.ends_with("_scales"));
@@ -351,29 +528,102 @@ fn refusals_say_what_is_wrong() {
     };
     says(file("config.json", b"{"), "config.json");
     says(file("tokenizer.json", b"{}"), "BPE");
-    says(file("tokenizer.json", br#"{"model": {"type": "WordLevel"}}"#), "WordLevel");
-    says(file("tokenizer.json", br#"{"model": {"type": "Unigram", "vocab": [["a"]]}}"#), "token");
-    says(file("tokenizer.json", br#"{"model": {"type": "BPE", "vocab": {"a": -1}}}"#), "token");
-    says(file("tokenizer.json", br#"{"model": {"type": "BPE", "vocab": {"a": 9e15}}}"#), "token");
-    says(file("tokenizer.model", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), "SentencePiece");
-    says(file("tokenizer.model", b"\x0a\xff\xff\xff\xff\x0f"), "SentencePiece");
-    says(file("rwkv_vocab_v20230424.txt", b"1 'a' 2\n"), "not a vocabulary of RWKV");
-    says(file("rwkv_vocab_v20230424.txt", b"1 'a' 1\n".repeat(2).as_slice()), "not a vocabulary of RWKV");
+    says(
+        file("tokenizer.json", br#"{"model": {"type": "WordLevel"}}"#),
+        "WordLevel",
+    );
+    says(
+        file(
+            "tokenizer.json",
+            br#"{"model": {"type": "Unigram", "vocab": [["a"]]}}"#,
+        ),
+        "token",
+    );
+    says(
+        file(
+            "tokenizer.json",
+            br#"{"model": {"type": "BPE", "vocab": {"a": -1}}}"#,
+        ),
+        "token",
+    );
+    says(
+        file(
+            "tokenizer.json",
+            br#"{"model": {"type": "BPE", "vocab": {"a": 9e15}}}"#,
+        ),
+        "token",
+    );
+    says(
+        file(
+            "tokenizer.model",
+            b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+        ),
+        "SentencePiece",
+    );
+    says(
+        file("tokenizer.model", b"\x0a\xff\xff\xff\xff\x0f"),
+        "SentencePiece",
+    );
+    says(
+        file("rwkv_vocab_v20230424.txt", b"1 'a' 2\n"),
+        "not a vocabulary of RWKV",
+    );
+    says(
+        file(
+            "rwkv_vocab_v20230424.txt",
+            b"1 'a' 1\n".repeat(2).as_slice(),
+        ),
+        "not a vocabulary of RWKV",
+    );
     says(file("model.safetensors", b""), "model.safetensors");
-    says(file("model.safetensors", &with_header("{", b"")), "model.safetensors");
-    says(file("model.safetensors", &u64::MAX.to_le_bytes()), "model.safetensors");
+    says(
+        file("model.safetensors", &with_header("{", b"")),
+        "model.safetensors",
+    );
+    says(
+        file("model.safetensors", &u64::MAX.to_le_bytes()),
+        "model.safetensors",
+    );
     let header = |dtype: &str, shape: Json, end: u64| {
-        let header = json!({"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}}).to_string();
+        let header =
+            json!({"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}}).to_string();
         file("model.safetensors", &with_header(&header, &[0; 16]))
     };
     says(header("F8_E4M3", json!([16]), 16), "quantised");
     says(header("F32", json!([4]), 32), "model.safetensors");
-    says(header("F32", json!([1u64 << 62, 1u64 << 62]), 16), "model.safetensors");
-    says(file("model.safetensors.index.json", br#"{"weight_map": {"a": "../secret.safetensors"}}"#), "weight_map");
-    says(file("model.safetensors.index.json", br#"{"weight_map": {"a": "absent.safetensors"}}"#), "absent.safetensors");
+    says(
+        header("F32", json!([1u64 << 62, 1u64 << 62]), 16),
+        "model.safetensors",
+    );
+    says(
+        file(
+            "model.safetensors.index.json",
+            br#"{"weight_map": {"a": "../secret.safetensors"}}"#,
+        ),
+        "weight_map",
+    );
+    says(
+        file(
+            "model.safetensors.index.json",
+            br#"{"weight_map": {"a": "absent.safetensors"}}"#,
+        ),
+        "absent.safetensors",
+    );
 
-    says(file("modules.json", br#"[{"type": "x.Pooling", "path": "../1_Pooling"}]"#), "modules.json");
-    says(file("modules.json", br#"[{"type": "x.Pooling", "path": "1_Pooling"}]"#), "pooling");
+    says(
+        file(
+            "modules.json",
+            br#"[{"type": "x.Pooling", "path": "../1_Pooling"}]"#,
+        ),
+        "modules.json",
+    );
+    says(
+        file(
+            "modules.json",
+            br#"[{"type": "x.Pooling", "path": "1_Pooling"}]"#,
+        ),
+        "pooling",
+    );
 
     let (folder, _) = good("llama");
     std::fs::remove_file(folder.model().join("model.safetensors")).unwrap();
@@ -390,17 +640,30 @@ fn rwkv_has_a_chat_template() {
     let (folder, _) = good("rwkv7");
     folder.write("tokenizer_config.json", "{}");
     let out = folder.0.join("out.gguf");
-    assert!(folder.convert(&["-o", out.to_str().unwrap()]).status.success());
+    assert!(
+        folder
+            .convert(&["-o", out.to_str().unwrap()])
+            .status
+            .success()
+    );
     let gguf = Gguf::open(&out).unwrap();
-    let Some(Value::String(template)) = gguf.metadata().get("tokenizer.chat_template") else { panic!("there is none") };
+    let Some(Value::String(template)) = gguf.metadata().get("tokenizer.chat_template") else {
+        panic!("there is none")
+    };
     let messages = [
         Message::system("Be brief."),
         Message::user(" Hi "),
         Message::assistant("<think>hm</think> Hello.\n"),
         Message::user("Bye"),
     ];
-    let text = ChatTemplate::parse(template).unwrap().render(&ChatInputs::new(&messages)).unwrap();
-    assert_eq!(text, "System: Be brief.\n\nUser: Hi\n\nAssistant: Hello.\n\nUser: Bye\n\nAssistant:");
+    let text = ChatTemplate::parse(template)
+        .unwrap()
+        .render(&ChatInputs::new(&messages))
+        .unwrap();
+    assert_eq!(
+        text,
+        "System: Be brief.\n\nUser: Hi\n\nAssistant: Hello.\n\nUser: Bye\n\nAssistant:"
+    );
 }
 
 /// What the configuration says and the file cannot is refused by name; it would be another model.
@@ -408,19 +671,34 @@ fn rwkv_has_a_chat_template() {
 fn what_files_cannot_say_is_refused() {
     let (tokenizers, models) = fixture();
     let refused = |name: &str, key: &str, value: Json| {
-        let mut model = models.iter().find(|model| model["name"] == name).unwrap().clone();
+        let mut model = models
+            .iter()
+            .find(|model| model["name"] == name)
+            .unwrap()
+            .clone();
         let folder = Folder::new();
         let config = &mut model["config"];
         // Some configurations have their language part in a part of its own.
-        let config = if config["text_config"].is_object() { &mut config["text_config"] } else { config };
+        let config = if config["text_config"].is_object() {
+            &mut config["text_config"]
+        } else {
+            config
+        };
         match key.split_once('.') {
             Some((outer, key)) => config[outer][key] = value,
             None => config[key] = value,
         }
         write_folder(&folder, &tokenizers, &model);
         let text = folder.refusal();
-        let key = if key == "rope_parameters" { "rope" } else { key.rsplit('.').next().unwrap() };
-        assert!(text.contains(key) || text.contains("rope type"), "{name}: {text:?} lacks {key}");
+        let key = if key == "rope_parameters" {
+            "rope"
+        } else {
+            key.rsplit('.').next().unwrap()
+        };
+        assert!(
+            text.contains(key) || text.contains("rope type"),
+            "{name}: {text:?} lacks {key}"
+        );
     };
     for model in &models {
         let name = model["name"].as_str().unwrap();
@@ -448,7 +726,11 @@ fn what_files_cannot_say_is_refused() {
         "rope_parameters.sliding_attention",
         json!({"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}),
     );
-    refused("embeddinggemma", "use_bidirectional_attention", json!(false));
+    refused(
+        "embeddinggemma",
+        "use_bidirectional_attention",
+        json!(false),
+    );
     refused("gemma4-e", "use_bidirectional_attention", json!("all"));
     for name in ["qwen2moe", "qwen3moe", "qwen3next"] {
         refused(name, "decoder_sparse_step", json!(2));
@@ -458,7 +740,11 @@ fn what_files_cannot_say_is_refused() {
     refused("olmoe", "sliding_window", json!(8));
     refused("smollm3", "use_sliding_window", json!(true));
     refused("smollm3", "no_rope_layers", json!([1, 0]));
-    refused("exaone4", "layer_types", json!(["full_attention", "full_attention"]));
+    refused(
+        "exaone4",
+        "layer_types",
+        json!(["full_attention", "full_attention"]),
+    );
     refused("gpt-oss", "swiglu_limit", json!(6.0));
     refused("gpt-oss", "swiglu_alpha", json!(1.0));
     refused("mamba", "mixer_rms_eps", json!(1e-5));
@@ -471,7 +757,11 @@ fn what_files_cannot_say_is_refused() {
     refused("deepseek2-lite", "n_group", json!(2));
     refused("deepseek2-lite", "topk_method", json!("random"));
     refused("deepseek2-lite", "norm_topk_prob", json!(true));
-    refused("glm4moe-lite", "mlp_layer_types", json!(["sparse", "dense"]));
+    refused(
+        "glm4moe-lite",
+        "mlp_layer_types",
+        json!(["sparse", "dense"]),
+    );
     refused("afmoe", "mup_enabled", json!(false));
     refused("ernie4_5-moe", "moe_layer_interval", json!(2));
     refused("gemma3n", "altup_correct_scale", json!(false));
@@ -487,10 +777,18 @@ fn what_files_cannot_say_is_refused() {
     refused("cohere2moe", "num_shared_experts", json!(1));
     refused("falcon-h1", "mamba_norm_before_gate", json!(true));
     refused("smallthinker", "rope_layout", json!([1, 1]));
-    refused("granite-swa", "layer_rope_theta", json!([1e4, 1e4, 1e4, 2e4]));
+    refused(
+        "granite-swa",
+        "layer_rope_theta",
+        json!([1e4, 1e4, 1e4, 2e4]),
+    );
     refused("mimo2", "swa_head_dim", json!(8));
     refused("hunyuan-moe", "moe_topk", json!([1, 2]));
-    refused("bloom", "apply_residual_connection_post_layernorm", json!(true));
+    refused(
+        "bloom",
+        "apply_residual_connection_post_layernorm",
+        json!(true),
+    );
     refused("mpt", "attn_config.qk_ln", json!(true));
     refused("falcon", "alibi", json!(true));
     refused("gpt2", "scale_attn_by_inverse_layer_idx", json!(true));
@@ -502,13 +800,30 @@ fn what_files_cannot_say_is_refused() {
         json!({"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.5}),
     );
     // The factors of these ropes are written for some families only.
-    for (name, kind) in [("llama", "longrope"), ("llama", "proportional"), ("phi3", "llama3"), ("gemma4-e", "llama3")] {
+    for (name, kind) in [
+        ("llama", "longrope"),
+        ("llama", "proportional"),
+        ("phi3", "llama3"),
+        ("gemma4-e", "llama3"),
+    ] {
         let rope = json!({"rope_type": kind, "factor": 8.0, "rope_theta": 1e4});
         refused(name, "rope_parameters", rope);
     }
-    refused("phi3", "rope_parameters", json!({"rope_type": "linear", "factor": 2.0}));
-    refused("command-r", "rope_parameters", json!({"rope_type": "linear", "factor": 2.0}));
-    refused("cohere2", "rope_parameters", json!({"rope_type": "linear", "factor": 2.0}));
+    refused(
+        "phi3",
+        "rope_parameters",
+        json!({"rope_type": "linear", "factor": 2.0}),
+    );
+    refused(
+        "command-r",
+        "rope_parameters",
+        json!({"rope_type": "linear", "factor": 2.0}),
+    );
+    refused(
+        "cohere2",
+        "rope_parameters",
+        json!({"rope_type": "linear", "factor": 2.0}),
+    );
 }
 
 /// Settings that llama.cpp leaves out, and that ruvllm's files have.
@@ -520,43 +835,75 @@ fn unusual_settings_are_written() {
         folder.write("config.json", model["config"].to_string());
         let out = folder.0.join("out.gguf");
         let output = folder.convert(&["-o", out.to_str().unwrap()]);
-        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{name}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         Gguf::open(&out).unwrap().metadata().get(key).map(describe)
     };
-    let truncate = |value: Json| move |c: &mut Json| c["rope_parameters"]["truncate"] = value.clone();
+    let truncate =
+        |value: Json| move |c: &mut Json| c["rope_parameters"]["truncate"] = value.clone();
     let key = "qwen2.rope.scaling.yarn_truncate";
     assert_eq!(written("qwen2", &truncate(json!(true)), key), None);
-    assert_eq!(written("qwen2", &truncate(json!(false)), key), Some(json!(["BOOL", false])));
+    assert_eq!(
+        written("qwen2", &truncate(json!(false)), key),
+        Some(json!(["BOOL", false]))
+    );
     let key = "gpt-oss.rope.scaling.yarn_truncate";
     assert_eq!(written("gpt-oss", &truncate(json!(false)), key), None);
-    assert_eq!(written("gpt-oss", &truncate(json!(true)), key), Some(json!(["BOOL", true])));
+    assert_eq!(
+        written("gpt-oss", &truncate(json!(true)), key),
+        Some(json!(["BOOL", true]))
+    );
     let factor = |c: &mut Json| c["rope_parameters"]["attention_factor"] = json!(1.5);
-    assert_eq!(written("phi3", &factor, "phi3.rope.scaling.attn_factor"), Some(json!(["FLOAT32", 1.5])));
+    assert_eq!(
+        written("phi3", &factor, "phi3.rope.scaling.attn_factor"),
+        Some(json!(["FLOAT32", 1.5]))
+    );
     // The list counts.
     let by_layer = |c: &mut Json| c["first_k_dense_replace"] = json!(0);
     let key = "deepseek2.leading_dense_block_count";
-    assert_eq!(written("glm4moe-lite", &by_layer, key), Some(json!(["UINT32", 1])));
+    assert_eq!(
+        written("glm4moe-lite", &by_layer, key),
+        Some(json!(["UINT32", 1]))
+    );
 }
 
 /// Only a proportional rope leaves pairs of Gemma 4's full layers as they are.
 #[test]
 fn plain_rope_of_gemma4_turns_all_pairs() {
     let (folder, mut model) = good("gemma4-e");
-    model["config"]["rope_parameters"]["full_attention"] = json!({"rope_type": "default", "rope_theta": 1e5});
+    model["config"]["rope_parameters"]["full_attention"] =
+        json!({"rope_type": "default", "rope_theta": 1e5});
     folder.write("config.json", model["config"].to_string());
     let out = folder.0.join("out.gguf");
-    assert!(folder.convert(&["-o", out.to_str().unwrap()]).status.success());
+    assert!(
+        folder
+            .convert(&["-o", out.to_str().unwrap()])
+            .status
+            .success()
+    );
     let gguf = Gguf::open(&out).unwrap();
     let factors = gguf.data(gguf.tensor("rope_freqs.weight").unwrap());
     assert!(factors.chunks(4).all(|factor| factor == 1f32.to_le_bytes()));
 }
 
-/// Blocks for multi-token prediction are layers behind the others, or Qwen's `mtp`. What is not whole is left out.
+/// Blocks for multi-token prediction are layers behind the others, or Qwen's `mtp`. What is not
+/// whole is left out.
 #[test]
 fn blocks_for_multi_token_prediction() {
     const PARTS: [&str; 4] = ["eh_proj", "enorm", "hnorm", "shared_head_norm"];
-    let behind = ("model.layers.2.", "model.layers.2.", ["eh_proj", "enorm", "hnorm", "shared_head.norm"]);
-    let of_qwen = ("mtp.layers.0.", "mtp.", ["fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"]);
+    let behind = (
+        "model.layers.2.",
+        "model.layers.2.",
+        ["eh_proj", "enorm", "hnorm", "shared_head.norm"],
+    );
+    let of_qwen = (
+        "mtp.layers.0.",
+        "mtp.",
+        ["fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"],
+    );
     for (name, arch, (of_layer, own, parts)) in [
         ("glm4moe", "glm4moe", behind),
         ("deepseek3", "deepseek2", behind),
@@ -573,36 +920,80 @@ fn blocks_for_multi_token_prediction() {
         let mut tensors = checkpoint(&model);
         tensors.retain(|(name, _)| !name.contains("layers.2."));
         let last = |(name, shape): &(String, Vec<usize>)| {
-            Some((format!("{of_layer}{}", name.split_once("layers.1.")?.1), shape.clone()))
+            Some((
+                format!("{of_layer}{}", name.split_once("layers.1.")?.1),
+                shape.clone(),
+            ))
         };
         let layer: Tensors = tensors.iter().filter_map(last).collect();
         assert!(layer.len() > 5, "{name} {layer:?}");
         tensors.extend(layer);
         let shapes = [vec![64, 128], vec![64], vec![64], vec![64]];
-        tensors.extend(parts.iter().zip(shapes).map(|(part, shape)| (format!("{own}{part}.weight"), shape)));
+        tensors.extend(
+            parts
+                .iter()
+                .zip(shapes)
+                .map(|(part, shape)| (format!("{own}{part}.weight"), shape)),
+        );
         let run = |tensors: &Tensors, args: &[&str]| {
-            folder.write("model.safetensors", safetensors(tensors, model["dtype"].as_str().unwrap()));
+            folder.write(
+                "model.safetensors",
+                safetensors(tensors, model["dtype"].as_str().unwrap()),
+            );
             let out = folder.0.join("out.gguf");
-            let args = [&["-o", out.to_str().unwrap(), "--overwrite", "--outtype", "f32"], args].concat();
+            let args = [
+                &[
+                    "-o",
+                    out.to_str().unwrap(),
+                    "--overwrite",
+                    "--outtype",
+                    "f32",
+                ],
+                args,
+            ]
+            .concat();
             let output = folder.convert(&args);
-            assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(
+                output.status.success(),
+                "{name}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
             let gguf = Gguf::from_bytes(std::fs::read(out).unwrap()).unwrap();
             let key = |key: &str| gguf.metadata().opt_u64(&format!("{arch}.{key}")).unwrap();
-            let n_of_block = gguf.tensors().iter().filter(|tensor| tensor.name.starts_with("blk.2.")).count();
-            (key("block_count"), key("nextn_predict_layers"), n_of_block, gguf)
+            let n_of_block = gguf
+                .tensors()
+                .iter()
+                .filter(|tensor| tensor.name.starts_with("blk.2."))
+                .count();
+            (
+                key("block_count"),
+                key("nextn_predict_layers"),
+                n_of_block,
+                gguf,
+            )
         };
         let (n_layer, n_block, n_of_block, gguf) = run(&tensors, &[]);
         assert_eq!((n_layer, n_block), (Some(3), Some(1)), "{name}");
         assert!(n_of_block > 8, "{name}");
         let opened = Model::from_gguf(gguf.clone()).unwrap();
-        assert!(opened.has_mtp().unwrap_or_else(|error| panic!("{name}: {error}")));
+        assert!(
+            opened
+                .has_mtp()
+                .unwrap_or_else(|error| panic!("{name}: {error}"))
+        );
         assert!(opened.unknown().is_empty());
         for (part, to) in parts.iter().zip(PARTS) {
             // Qwen's norms are stored less one.
-            let plus = if own == "mtp." && to != "eh_proj" { 1.0 } else { 0.0 };
+            let plus = if own == "mtp." && to != "eh_proj" {
+                1.0
+            } else {
+                0.0
+            };
             let n = if to == "eh_proj" { 64 * 128 } else { 64 };
             let source = format!("{own}{part}.weight");
-            let expected: Vec<u8> = values(&source, n).flat_map(|x| (x + plus).to_le_bytes()).collect();
+            let expected: Vec<u8> = values(&source, n)
+                .flat_map(|x| (x + plus).to_le_bytes())
+                .collect();
             let tensor = gguf.tensor(&format!("blk.2.nextn.{to}.weight")).unwrap();
             assert_eq!(gguf.data(tensor), expected, "{name} {to}");
         }
@@ -615,30 +1006,54 @@ fn blocks_for_multi_token_prediction() {
                 .arg("-m")
                 .arg(folder.0.join("out.gguf"))
                 .args(["-p", "the thin", "-n", "30", "--json"]);
-            let output = command.args(["-s", "5", "-c", "64"]).args(more).output().unwrap();
-            assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+            let output = command
+                .args(["-s", "5", "-c", "64"])
+                .args(more)
+                .output()
+                .unwrap();
+            assert!(
+                output.status.success(),
+                "{name}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
             serde_json::from_slice::<Json>(&output.stdout).unwrap()
         };
-        let (plain, drafted) = (generate(&["--no-spec"]), generate(&["--spec", "draft-mtp,ngram"]));
+        let (plain, drafted) = (
+            generate(&["--no-spec"]),
+            generate(&["--spec", "draft-mtp,ngram"]),
+        );
         assert_eq!(plain["ids"], drafted["ids"], "{name}");
-        assert!(drafted["drafts"]["drafters"]["mtp"].is_object(), "{name}: {drafted}");
+        assert!(
+            drafted["drafts"]["drafters"]["mtp"].is_object(),
+            "{name}: {drafted}"
+        );
         let without = run(&tensors, &["--no-mtp"]);
-        assert_eq!((without.0, without.1, without.2), (Some(2), None, 0), "{name}");
+        assert_eq!(
+            (without.0, without.1, without.2),
+            (Some(2), None, 0),
+            "{name}"
+        );
         tensors.retain(|(name, _)| *name != format!("{own}{}.weight", parts[2]));
         let broken = run(&tensors, &[]);
         assert_eq!((broken.0, broken.1, broken.2), (Some(2), None, 0), "{name}");
     }
 }
 
-/// Blocks of families whose blocks nothing is known of: `convert` leaves them out, and a file that has them makes the same
-/// model with a word about it.
+/// Blocks of families whose blocks nothing is known of: `convert` leaves them out, and a file that
+/// has them makes the same model with a word about it.
 #[test]
 fn blocks_that_nobody_can_compute() {
     let own = ["eh_proj", "enorm", "hnorm"];
     let of_exaone = ["fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden"];
     for (name, n_layer, of_layer, around, parts) in [
         ("bailingmoe2", 2, "model.layers.2.", "model.layers.2.", own),
-        ("mimo2", 2, "model.mtp.layers.0.", "model.mtp.layers.0.", own),
+        (
+            "mimo2",
+            2,
+            "model.mtp.layers.0.",
+            "model.mtp.layers.0.",
+            own,
+        ),
         ("exaone-moe", 4, "mtp.layers.0.", "mtp.", of_exaone),
     ] {
         let (folder, mut model) = good(name);
@@ -648,8 +1063,15 @@ fn blocks_that_nobody_can_compute() {
         let convert = |tensors: &Tensors| {
             folder.write("model.safetensors", safetensors(tensors, "bfloat16"));
             let output = folder.convert(&["-o", out.to_str().unwrap(), "--overwrite"]);
-            assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
-            (String::from_utf8(output.stderr).unwrap(), std::fs::read(&out).unwrap())
+            assert!(
+                output.status.success(),
+                "{name}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+            (
+                String::from_utf8(output.stderr).unwrap(),
+                std::fs::read(&out).unwrap(),
+            )
         };
         let mut tensors = checkpoint(&model);
         let (quiet, plain) = convert(&tensors);
@@ -657,26 +1079,42 @@ fn blocks_that_nobody_can_compute() {
         let last = format!("layers.{}.", n_layer - 1);
         let layer: Tensors = tensors
             .iter()
-            .filter_map(|(name, shape)| Some((format!("{of_layer}{}", name.split_once(&last)?.1), shape.clone())))
+            .filter_map(|(name, shape)| {
+                Some((
+                    format!("{of_layer}{}", name.split_once(&last)?.1),
+                    shape.clone(),
+                ))
+            })
             .collect();
         assert!(layer.len() > 5, "{name}");
         tensors.extend(layer);
         let shapes = [vec![64, 128], vec![64], vec![64]];
-        tensors.extend(parts.iter().zip(shapes).map(|(part, shape)| (format!("{around}{part}.weight"), shape)));
+        tensors.extend(
+            parts
+                .iter()
+                .zip(shapes)
+                .map(|(part, shape)| (format!("{around}{part}.weight"), shape)),
+        );
         let (words, left_out) = convert(&tensors);
-        assert!(words.contains("blocks for multi-token prediction"), "{name}: {words}");
+        assert!(
+            words.contains("blocks for multi-token prediction"),
+            "{name}: {words}"
+        );
         assert!(left_out == plain, "{name}");
 
-        // As llama.cpp's converter writes the block: the last layer once more, and how its input is made.
+        // As llama.cpp's converter writes the block: the last layer once more, and how its input is
+        // made.
         let gguf = Gguf::from_bytes(plain).unwrap();
         let (mut writer, mut n_of_block) = (Writer::new(), 3);
-        let Some(Value::String(arch)) = gguf.metadata().get("general.architecture").cloned() else { panic!("{name}") };
+        let Some(Value::String(arch)) = gguf.metadata().get("general.architecture").cloned() else {
+            panic!("{name}")
+        };
         for (key, value) in gguf.metadata().iter() {
             let value = match (value, key.strip_prefix(&format!("{arch}."))) {
                 (_, Some("block_count")) => Value::U32(n_layer + 1),
-                (Value::Array(Array::I32(values)), Some(_)) => {
-                    Value::Array(Array::I32([&values[..], &values[values.len() - 1..]].concat()))
-                }
+                (Value::Array(Array::I32(values)), Some(_)) => Value::Array(Array::I32(
+                    [&values[..], &values[values.len() - 1..]].concat(),
+                )),
                 _ => value.clone(),
             };
             writer.metadata(key, value);
@@ -692,7 +1130,11 @@ fn blocks_that_nobody_can_compute() {
                 n_of_block += 1;
             }
         }
-        for (part, dims) in [("eh_proj", &[128, 64][..]), ("enorm", &[64]), ("hnorm", &[64])] {
+        for (part, dims) in [
+            ("eh_proj", &[128, 64][..]),
+            ("enorm", &[64]),
+            ("hnorm", &[64]),
+        ] {
             let n: u64 = dims.iter().product();
             let name = format!("blk.{n_layer}.nextn.{part}.weight");
             writer.tensor(name, dims, DType::F32, vec![0; 4 * n as usize]);
@@ -708,6 +1150,10 @@ fn blocks_that_nobody_can_compute() {
             session.prefill(&[1, 2, 3, 4]).unwrap();
             session.logits().to_vec()
         };
-        assert_eq!(logits(&with), logits(&Model::from_gguf(gguf).unwrap()), "{name}");
+        assert_eq!(
+            logits(&with),
+            logits(&Model::from_gguf(gguf).unwrap()),
+            "{name}"
+        );
     }
 }

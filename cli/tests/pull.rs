@@ -1,4 +1,5 @@
-//! `ruvllm pull`, `list`, `rm` and `-hf` against a hub of this process's own, which breaks off, lies and leads elsewhere.
+//! `ruvllm pull`, `list`, `rm` and `-hf` against a hub of this process's own, which breaks off,
+//! lies and leads elsewhere.
 #![cfg(feature = "pull")]
 
 use serde_json::{Value, json};
@@ -41,18 +42,30 @@ struct Hub {
 }
 
 fn model() -> Vec<u8> {
-    std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ruvllm-rust-6m-q8_0.gguf")).unwrap()
+    std::fs::read(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../models/ruvllm-rust-6m-q8_0.gguf"
+    ))
+    .unwrap()
 }
 
 fn sum(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 impl Hub {
     fn start(files: Vec<(&'static str, Vec<u8>)>) -> Arc<Hub> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let hub = Arc::new(Hub { address, files, faults: Mutex::default(), asked: Mutex::default() });
+        let hub = Arc::new(Hub {
+            address,
+            files,
+            faults: Mutex::default(),
+            asked: Mutex::default(),
+        });
         let server = Arc::clone(&hub);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -90,15 +103,26 @@ impl Hub {
             has_token |= line == "authorization: bearer secret";
         }
         let faults = *self.faults.lock().unwrap();
-        self.asked.lock().unwrap().push((path.clone(), range.map(|(from, _)| from), has_token));
-        let mut head =
-            |status: &str, headers: &str| write!(out, "HTTP/1.1 {status}\r\nconnection: close\r\n{headers}\r\n");
+        self.asked
+            .lock()
+            .unwrap()
+            .push((path.clone(), range.map(|(from, _)| from), has_token));
+        let mut head = |status: &str, headers: &str| {
+            write!(
+                out,
+                "HTTP/1.1 {status}\r\nconnection: close\r\n{headers}\r\n"
+            )
+        };
         if faults.needs_token && !has_token && !path.starts_with("/cdn/") {
             return head("401 Unauthorized", "content-length: 0\r\n");
         }
         if path.starts_with("/api/models/a/b/revision/main") {
             let file = |(name, bytes): &(&str, Vec<u8>)| {
-                let sum = if faults.wrong_sum { sum(b"other") } else { sum(bytes) };
+                let sum = if faults.wrong_sum {
+                    sum(b"other")
+                } else {
+                    sum(bytes)
+                };
                 json!({"rfilename": name, "size": bytes.len(), "lfs": {"sha256": sum, "size": bytes.len()}})
             };
             let mut siblings: Vec<Value> = self.files.iter().map(file).collect();
@@ -108,8 +132,13 @@ impl Hub {
             return out.write_all(body.as_bytes());
         }
         if let Some(file) = path.strip_prefix(&format!("/a/b/resolve/{COMMIT}/")) {
-            let to = faults.elsewhere.map_or_else(|| format!("/cdn/{file}"), str::to_owned);
-            return head("302 Found", &format!("location: {to}\r\ncontent-length: 0\r\n"));
+            let to = faults
+                .elsewhere
+                .map_or_else(|| format!("/cdn/{file}"), str::to_owned);
+            return head(
+                "302 Found",
+                &format!("location: {to}\r\ncontent-length: 0\r\n"),
+            );
         }
         let name = path.strip_prefix("/cdn/").unwrap_or_default();
         let Some((_, bytes)) = self.files.iter().find(|(known, _)| *known == name) else {
@@ -122,7 +151,10 @@ impl Hub {
         let length = to - from + faults.surplus;
         if range.is_some() && !faults.no_ranges {
             let total = bytes.len() as i64 + faults.size_lie;
-            let range = format!("content-range: bytes {from}-{}/{total}\r\ncontent-length: {length}\r\n", to - 1);
+            let range = format!(
+                "content-range: bytes {from}-{}/{total}\r\ncontent-length: {length}\r\n",
+                to - 1
+            );
             head("206 Partial Content", &range)?;
         } else {
             let length = (length as i64 + faults.size_lie) as usize;
@@ -147,18 +179,36 @@ impl Cache {
 
     fn run(&self, hub: &Hub, args: &[&str], variables: &[(&str, &str)]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ruvllm"));
-        for name in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_CACHE", "http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"]
-        {
+        for name in [
+            "HF_TOKEN",
+            "HF_TOKEN_PATH",
+            "HF_HUB_CACHE",
+            "http_proxy",
+            "HTTP_PROXY",
+            "ALL_PROXY",
+            "all_proxy",
+        ] {
             command.env_remove(name);
         }
-        command.args(args).env("HF_HOME", &self.0).env("HF_ENDPOINT", format!("http://{}", hub.address));
-        command.envs(variables.iter().copied()).stdin(Stdio::null()).output().unwrap()
+        command
+            .args(args)
+            .env("HF_HOME", &self.0)
+            .env("HF_ENDPOINT", format!("http://{}", hub.address));
+        command
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
     }
 
     #[track_caller]
     fn pulls(&self, hub: &Hub, name: &str) -> PathBuf {
         let output = self.run(hub, &["pull", name], &[]);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         PathBuf::from(String::from_utf8(output.stdout).unwrap().trim_end())
     }
 
@@ -180,7 +230,10 @@ impl Cache {
         let entries = std::fs::read_dir(self.repo().join(folder))
             .map(|all| all.flatten().collect::<Vec<_>>())
             .unwrap_or_default();
-        entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+        entries
+            .iter()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect()
     }
 }
 
@@ -196,26 +249,46 @@ fn models_come_by_name_and_go() {
     let cache = Cache::new("whole");
     let path = cache.pulls(&hub, "a/b:q8_0");
     assert_eq!(std::fs::read(&path).unwrap(), model());
-    let expected = cache.repo().join("snapshots").join(COMMIT).join("m-Q8_0.gguf");
+    let expected = cache
+        .repo()
+        .join("snapshots")
+        .join(COMMIT)
+        .join("m-Q8_0.gguf");
     assert_eq!(path, expected, "where other tools look");
     assert_eq!(cache.names("blobs"), [sum(&model())]);
-    assert_eq!(std::fs::read_to_string(cache.repo().join("refs/main")).unwrap(), COMMIT);
+    assert_eq!(
+        std::fs::read_to_string(cache.repo().join("refs/main")).unwrap(),
+        COMMIT
+    );
     #[cfg(unix)]
-    assert_eq!(std::fs::read_link(&path).unwrap(), Path::new("../../blobs").join(sum(&model())));
+    assert_eq!(
+        std::fs::read_link(&path).unwrap(),
+        Path::new("../../blobs").join(sum(&model()))
+    );
 
     // What is there is not downloaded again; -hf does not even ask.
     hub.asked();
     cache.pulls(&hub, "a/b");
     assert!(
-        hub.asked().iter().all(|(path, from, _)| !path.starts_with("/cdn/") || *from == Some(0)),
+        hub.asked()
+            .iter()
+            .all(|(path, from, _)| !path.starts_with("/cdn/") || *from == Some(0)),
         "only its header"
     );
-    let said = cache.run(&hub, &["-hf", "a/b", "-p", "Ownership is", "-n", "4", "--temp", "0"], &[]);
+    let said = cache.run(
+        &hub,
+        &["-hf", "a/b", "-p", "Ownership is", "-n", "4", "--temp", "0"],
+        &[],
+    );
     assert!(said.status.success() && said.stdout.len() > 4, "{said:?}");
     assert!(hub.asked().is_empty());
 
-    let list: Value = serde_json::from_slice(&cache.run(&hub, &["list", "--json"], &[]).stdout).unwrap();
-    assert_eq!((list[0]["repo"].as_str(), list[0]["file"].as_str()), (Some("a/b"), Some("m-Q8_0.gguf")));
+    let list: Value =
+        serde_json::from_slice(&cache.run(&hub, &["list", "--json"], &[]).stdout).unwrap();
+    assert_eq!(
+        (list[0]["repo"].as_str(), list[0]["file"].as_str()),
+        (Some("a/b"), Some("m-Q8_0.gguf"))
+    );
     assert_eq!(list[0]["bytes"].as_u64(), Some(model().len() as u64));
     cache.fails(&hub, &["rm", "a/b:Q4_0"], "no such model");
     cache.fails(&hub, &["rm", "../b"], "OWNER/NAME");
@@ -224,7 +297,11 @@ fn models_come_by_name_and_go() {
     assert_eq!(cache.run(&hub, &["list"], &[]).stdout, b"");
     // -hf gets what is not there.
     let said = cache.run(&hub, &["tokenize", "-hf", "a/b:Q8_0", "-p", "Hello"], &[]);
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    assert!(
+        said.status.success(),
+        "{}",
+        String::from_utf8_lossy(&said.stderr)
+    );
 }
 
 #[test]
@@ -232,21 +309,37 @@ fn downloads_that_break_off_go_on() {
     let hub = Hub::start(vec![("m.gguf", model())]);
     let cache = Cache::new("broken");
     let third = model().len() / 3;
-    hub.set(Faults { breaks_after: Some(third), ..Faults::default() });
+    hub.set(Faults {
+        breaks_after: Some(third),
+        ..Faults::default()
+    });
     // The header comes whole, as it is shorter.
     let path = cache.pulls(&hub, "a/b:m");
     assert_eq!(std::fs::read(path).unwrap(), model());
-    let froms: Vec<_> =
-        hub.asked().into_iter().filter(|(path, ..)| path.starts_with("/cdn/")).map(|(_, from, _)| from).collect();
-    assert!(froms.contains(&Some(third)) && froms.contains(&Some(2 * third)), "{froms:?}");
+    let froms: Vec<_> = hub
+        .asked()
+        .into_iter()
+        .filter(|(path, ..)| path.starts_with("/cdn/"))
+        .map(|(_, from, _)| from)
+        .collect();
+    assert!(
+        froms.contains(&Some(third)) && froms.contains(&Some(2 * third)),
+        "{froms:?}"
+    );
 
-    // Another process goes on where one was killed; a part that is too long, or wrong, is no part of it.
-    for (left, ends_well) in
-        [(&model()[..third], true), (&[0; 100][..], false), (&vec![0; model().len() + 1][..], true)]
-    {
+    // Another process goes on where one was killed; a part that is too long, or wrong, is no part
+    // of it.
+    for (left, ends_well) in [
+        (&model()[..third], true),
+        (&[0; 100][..], false),
+        (&vec![0; model().len() + 1][..], true),
+    ] {
         assert!(cache.run(&hub, &["rm", "a/b"], &[]).status.success() || !ends_well);
         std::fs::create_dir_all(cache.repo().join("blobs")).unwrap();
-        let partial = cache.repo().join("blobs").join(format!("{}.incomplete", sum(&model())));
+        let partial = cache
+            .repo()
+            .join("blobs")
+            .join(format!("{}.incomplete", sum(&model())));
         std::fs::write(&partial, left).unwrap();
         hub.set(Faults::default());
         hub.asked();
@@ -266,26 +359,54 @@ fn servers_that_lie() {
     let hub = Hub::start(vec![("m.gguf", model())]);
     let cache = Cache::new("lies");
     let with = |faults: Faults| hub.set(faults);
-    with(Faults { size_lie: 1, ..Faults::default() });
+    with(Faults {
+        size_lie: 1,
+        ..Faults::default()
+    });
     cache.fails(&hub, &["pull", "a/b:m"], "another size");
-    with(Faults { size_lie: -1000, no_ranges: true, ..Faults::default() });
+    with(Faults {
+        size_lie: -1000,
+        no_ranges: true,
+        ..Faults::default()
+    });
     cache.fails(&hub, &["pull", "a/b:m"], "another size");
-    with(Faults { wrong_sum: true, ..Faults::default() });
+    with(Faults {
+        wrong_sum: true,
+        ..Faults::default()
+    });
     cache.fails(&hub, &["pull", "a/b:m"], "SHA-256");
     assert!(cache.names("blobs").is_empty() && cache.names("snapshots").is_empty());
-    with(Faults { elsewhere: Some("http://127.0.0.2:9/m.gguf"), ..Faults::default() });
+    with(Faults {
+        elsewhere: Some("http://127.0.0.2:9/m.gguf"),
+        ..Faults::default()
+    });
     cache.fails(&hub, &["pull", "a/b:m"], "not its own");
-    with(Faults { elsewhere: Some("https://example.com/m.gguf"), ..Faults::default() });
+    with(Faults {
+        elsewhere: Some("https://example.com/m.gguf"),
+        ..Faults::default()
+    });
     cache.fails(&hub, &["pull", "a/b:m"], "--allow-host");
-    with(Faults { elsewhere: Some("file:///etc/passwd"), ..Faults::default() });
+    with(Faults {
+        elsewhere: Some("file:///etc/passwd"),
+        ..Faults::default()
+    });
     cache.fails(&hub, &["pull", "a/b:m"], "");
     let loops: &'static str = Box::leak(format!("/a/b/resolve/{COMMIT}/m.gguf").into_boxed_str());
-    with(Faults { elsewhere: Some(loops), ..Faults::default() });
+    with(Faults {
+        elsewhere: Some(loops),
+        ..Faults::default()
+    });
     cache.fails(&hub, &["pull", "a/b:m"], "from address to address");
-    with(Faults { surplus: 5000, ..Faults::default() });
+    with(Faults {
+        surplus: 5000,
+        ..Faults::default()
+    });
     cache.fails(&hub, &["pull", "a/b:m"], "another size");
     // One without ranges serves, too.
-    with(Faults { no_ranges: true, ..Faults::default() });
+    with(Faults {
+        no_ranges: true,
+        ..Faults::default()
+    });
     assert_eq!(std::fs::read(cache.pulls(&hub, "a/b:m")).unwrap(), model());
 }
 
@@ -293,16 +414,26 @@ fn servers_that_lie() {
 fn tokens_are_for_the_hub_alone() {
     let hub = Hub::start(vec![("m.gguf", model())]);
     let cache = Cache::new("token");
-    hub.set(Faults { needs_token: true, ..Faults::default() });
+    hub.set(Faults {
+        needs_token: true,
+        ..Faults::default()
+    });
     cache.fails(&hub, &["pull", "a/b"], "HF_TOKEN");
     hub.asked();
     let output = cache.run(&hub, &["pull", "a/b:m"], &[("HF_TOKEN", "secret")]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(hub.asked().iter().any(|(.., has_token)| *has_token));
     // A file server elsewhere does not get it.
     let cdn = Hub::start(vec![("m.gguf", model())]);
     let to: &'static str = Box::leak(format!("http://{}/cdn/m.gguf", cdn.address).into_boxed_str());
-    hub.set(Faults { elsewhere: Some(to), ..Faults::default() });
+    hub.set(Faults {
+        elsewhere: Some(to),
+        ..Faults::default()
+    });
     assert!(cache.run(&hub, &["rm", "a/b"], &[]).status.success());
     cache.fails(&hub, &["pull", "a/b:m"], "not its own");
     assert!(cdn.asked().is_empty());
@@ -313,7 +444,10 @@ fn the_largest_that_runs_here() {
     // Of another architecture, of the same length.
     let strange = {
         let mut bytes = model();
-        let at = bytes.windows(5).position(|w| w == b"llama").expect("the architecture");
+        let at = bytes
+            .windows(5)
+            .position(|w| w == b"llama")
+            .expect("the architecture");
         bytes[at..at + 5].copy_from_slice(b"xxxxx");
         bytes.extend(vec![0; 4096]);
         bytes
@@ -328,7 +462,10 @@ fn the_largest_that_runs_here() {
     assert!(path.ends_with("m-Q8_0.gguf"), "{path:?}");
     hub.asked();
     cache.fails(&hub, &["pull", "a/b:F16"], "cannot run");
-    let large = hub.asked().into_iter().filter(|(path, from, _)| path.starts_with("/cdn/") && *from != Some(0));
+    let large = hub
+        .asked()
+        .into_iter()
+        .filter(|(path, from, _)| path.starts_with("/cdn/") && *from != Some(0));
     assert_eq!(large.count(), 0, "it is refused before it is downloaded");
     cache.fails(&hub, &["pull", "a/b:Q5_0"], "m-Q8_0.gguf");
     cache.fails(&hub, &["pull", "a/b:m"], "several");

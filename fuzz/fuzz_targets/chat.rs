@@ -6,11 +6,17 @@ use libfuzzer_sys::fuzz_target;
 use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
 
 fuzz_target!(|source: &str| {
-    let Ok(template) = ChatTemplate::parse(source) else { return };
+    let Ok(template) = ChatTemplate::parse(source) else {
+        return;
+    };
     let inputs = ChatInputs {
         bos_token: "<s>".into(),
         now: "2025-01-15T09:05:07".parse().ok(),
-        ..ChatInputs::new(&[Message::system("Be brief."), Message::user("Hi"), Message::assistant("Hello.")])
+        ..ChatInputs::new(&[
+            Message::system("Be brief."),
+            Message::user("Hi"),
+            Message::assistant("Hello."),
+        ])
     };
     let first = template.render(&inputs);
     // The same inputs give the same text.

@@ -13,14 +13,23 @@ fuzz_target!(|bytes: &[u8]| {
         let mut values = vec![0.0; n_blocks * format.block_elems];
         dequantize_row(format.dtype, blocks, &mut values).unwrap();
 
-        let Some(quantize) = format.quantize else { continue };
+        let Some(quantize) = format.quantize else {
+            continue;
+        };
         let mut packed = vec![0; blocks.len()];
         let finite = values.iter().all(|x| x.is_finite());
-        assert_eq!(quantize_row(format.dtype, &values, None, &mut packed).is_ok(), finite);
+        assert_eq!(
+            quantize_row(format.dtype, &values, None, &mut packed).is_ok(),
+            finite
+        );
         quantize(&values, Some(&values), &mut packed);
         (format.dequantize)(&packed, &mut values);
         // F32 and BF16 have no scale: they keep what they were given.
         let unscaled = matches!(format.dtype, DType::F32 | DType::BF16);
-        assert!(unscaled || values.iter().all(|x| x.is_finite()), "{}", format.name);
+        assert!(
+            unscaled || values.iter().all(|x| x.is_finite()),
+            "{}",
+            format.name
+        );
     }
 });

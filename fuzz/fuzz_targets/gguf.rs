@@ -1,5 +1,6 @@
-//! Any bytes: the loader refuses them, or every byte of every tensor and string can be read, a header
-//! parsed from a prefix is the same, and the writer's copy of the file is the same model again.
+//! Any bytes: the loader refuses them, or every byte of every tensor and string can be read, a
+//! header parsed from a prefix is the same, and the writer's copy of the file is the same model
+//! again.
 
 #![no_main]
 
@@ -30,7 +31,10 @@ fuzz_target!(|bytes: &[u8]| {
     };
     match prefix {
         Ok(header) => assert_eq!(header.tensors, gguf.tensors()),
-        Err(error) => assert!(matches!(error, GgufError::HeaderIncomplete { .. }), "{error:?}"),
+        Err(error) => assert!(
+            matches!(error, GgufError::HeaderIncomplete { .. }),
+            "{error:?}"
+        ),
     }
 
     let mut writer = Writer::new();
@@ -38,8 +42,15 @@ fuzz_target!(|bytes: &[u8]| {
         if let Value::Array(array) = value {
             std::hint::black_box(touch_array(array));
         }
-        assert_eq!(gguf.metadata().get(key).map(Value::type_name), Some(value.type_name()));
-        let _ = (gguf.metadata().u32(key), gguf.metadata().i32s(key).map(drop), gguf.metadata().str(key));
+        assert_eq!(
+            gguf.metadata().get(key).map(Value::type_name),
+            Some(value.type_name())
+        );
+        let _ = (
+            gguf.metadata().u32(key),
+            gguf.metadata().i32s(key).map(drop),
+            gguf.metadata().str(key),
+        );
         writer.metadata(key, value.clone());
     }
     for t in gguf.tensors() {
@@ -52,7 +63,10 @@ fuzz_target!(|bytes: &[u8]| {
     let copy = Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap();
     assert_eq!(copy.metadata().len(), gguf.metadata().len());
     for (t, original) in copy.tensors().iter().zip(gguf.tensors()) {
-        assert_eq!((&t.name, &t.dims, t.dtype), (&original.name, &original.dims, original.dtype));
+        assert_eq!(
+            (&t.name, &t.dims, t.dtype),
+            (&original.name, &original.dims, original.dtype)
+        );
         assert_eq!(copy.data(t), gguf.data(original));
     }
 });

@@ -1,5 +1,5 @@
-//! Any bytes: the reader refuses them as what was learnt with a small model, or the model can go on learning
-//! with it, and what is saved can be read again.
+//! Any bytes: the reader refuses them as what was learnt with a small model, or the model can go on
+//! learning with it, and what is saved can be read again.
 
 #![no_main]
 
@@ -10,7 +10,11 @@ use ruvllm::model::Model;
 use std::sync::LazyLock;
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| {
-    Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/peft/qwen2.gguf")).unwrap()
+    Model::open(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/data/peft/qwen2.gguf"
+    ))
+    .unwrap()
 });
 
 fuzz_target!(|bytes: &[u8]| {
@@ -24,7 +28,10 @@ fuzz_target!(|bytes: &[u8]| {
     let saved = learner.to_bytes().unwrap();
     let again = Learner::from_bytes(saved.clone(), &MODEL).unwrap();
     assert_eq!(again.to_bytes().unwrap(), saved);
-    let options = SessionOptions { n_ctx: Some(16), ..SessionOptions::default() };
+    let options = SessionOptions {
+        n_ctx: Some(16),
+        ..SessionOptions::default()
+    };
     let mut session = MODEL.session_with(&options).unwrap();
     session.set_learner(learner).unwrap();
     session.observe(&[1, 2, 3, 1, 2]).unwrap();

@@ -1,5 +1,5 @@
-//! A tiny model of any architecture with changed metadata, tensors and bytes: it is refused, or computes a prompt and
-//! tokens.
+//! A tiny model of any architecture with changed metadata, tensors and bytes: it is refused, or
+//! computes a prompt and tokens.
 
 #![no_main]
 
@@ -18,5 +18,8 @@ fuzz_target!(|bytes: &[u8]| {
     let models = mutants::models();
     let (changes, _) = changes.as_chunks();
     let changes = &changes[..changes.len().min(8)];
-    let _ = mutants::compute(mutants::mutant(&models[usize::from(*model) % models.len()], changes));
+    let _ = mutants::compute(mutants::mutant(
+        &models[usize::from(*model) % models.len()],
+        changes,
+    ));
 });

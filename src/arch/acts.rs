@@ -4,20 +4,21 @@ use super::ActForm;
 
 /// 256 activations rounded to 16-bit integers, for products with block-quantised weights.
 ///
-/// Within 32 values `x ≈ d·q` with `|q| ≤ MAX`: a rounding error 256 times below that of 8-bit activations, so that a
-/// product is exact to `f32` noise. The last block of a row is padded with zeros. The layout of the integers suits the
-/// architecture's multiply instructions.
+/// Within 32 values `x ≈ d·q` with `|q| ≤ MAX`: a rounding error 256 times below that of 8-bit
+/// activations, so that a product is exact to `f32` noise. The last block of a row is padded with
+/// zeros. The layout of the integers suits the architecture's multiply instructions.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub struct BlockQ16 {
-    /// The integers, in the order in which kernels unpack weights, so that the sums of four blocks of 32 end up in the
-    /// four 128-bit lanes of one 512-bit register: value `j` of block `b` is
-    /// `q[b % 2 · 4 + j / 16 · 2 + j % 2][b / 2 · 8 + j % 16 / 2]`. A row of `q` thus holds, for four blocks, every
-    /// second value of 16, as one mask extracts them from 16-bit words of packed weights.
+    /// The integers, in the order in which kernels unpack weights, so that the sums of four blocks
+    /// of 32 end up in the four 128-bit lanes of one 512-bit register: value `j` of block `b`
+    /// is `q[b % 2 · 4 + j / 16 · 2 + j % 2][b / 2 · 8 + j % 16 / 2]`. A row of `q` thus
+    /// holds, for four blocks, every second value of 16, as one mask extracts them from 16-bit
+    /// words of packed weights.
     #[cfg(not(target_arch = "aarch64"))]
     pub q: [[i16; 32]; 8],
-    /// The integers as two signed bytes, `q = 256·high + low`: Arm multiplies bytes by bytes, and weights have at most
-    /// 8 bits.
+    /// The integers as two signed bytes, `q = 256·high + low`: Arm multiplies bytes by bytes, and
+    /// weights have at most 8 bits.
     #[cfg(target_arch = "aarch64")]
     pub high: [i8; 256],
     /// See [`BlockQ16::high`].
@@ -25,7 +26,8 @@ pub struct BlockQ16 {
     pub low: [i8; 256],
     /// Scale per 16 values; the two halves of 32 values share one.
     pub d: [f32; 16],
-    /// `d·Σq` per 16 values: times a constant offset of their weights, it is that offset's share of the product.
+    /// `d·Σq` per 16 values: times a constant offset of their weights, it is that offset's share
+    /// of the product.
     pub s: [f32; 16],
 }
 
@@ -34,7 +36,11 @@ impl BlockQ16 {
     pub const VALUES: usize = 256;
 
     /// The largest integer.
-    pub const MAX: i16 = if cfg!(target_arch = "aarch64") { 127 * 256 + 127 } else { i16::MAX };
+    pub const MAX: i16 = if cfg!(target_arch = "aarch64") {
+        127 * 256 + 127
+    } else {
+        i16::MAX
+    };
 
     /// Blocks per row of `n` values.
     pub const fn per_row(n: usize) -> usize {
@@ -86,15 +92,19 @@ fn scale(max_bits: u32, largest: i16) -> (f32, f32) {
     let max = f32::from_bits(max_bits);
     let d = max / f32::from(largest);
     // Scales below the normal numbers count as 0: their inverse would overflow.
-    if d < f32::MIN_POSITIVE { (0.0, 0.0) } else { (d, f32::from(largest) / max) }
+    if d < f32::MIN_POSITIVE {
+        (0.0, 0.0)
+    } else {
+        (d, f32::from(largest) / max)
+    }
 }
 
-/// 256 activations rounded to 16-bit integers as in [`BlockQ16`], for x86 instructions that multiply bytes by bytes:
-/// `q = 256·high + low`.
+/// 256 activations rounded to 16-bit integers as in [`BlockQ16`], for x86 instructions that
+/// multiply bytes by bytes: `q = 256·high + low`.
 ///
-/// Each 16 values share a 32-bit lane in four 512-bit registers, so that their products end up in one sum. Value `i` is
-/// byte `i % 4` of lane `i / 16` of register `i / 4 % 4`; for every second 32 values registers 0 and 1, and 2 and 3,
-/// are swapped, as they are where nibbles are unpacked.
+/// Each 16 values share a 32-bit lane in four 512-bit registers, so that their products end up in
+/// one sum. Value `i` is byte `i % 4` of lane `i / 16` of register `i / 4 % 4`; for every second 32
+/// values registers 0 and 1, and 2 and 3, are swapped, as they are where nibbles are unpacked.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub struct BlockP16 {
@@ -106,7 +116,8 @@ pub struct BlockP16 {
     pub d: [f32; 16],
     /// As [`BlockQ16::s`].
     pub s: [f32; 16],
-    /// `Σq` per 16 values: times what bytes of weights are too large by, it is too much in the integer product.
+    /// `Σq` per 16 values: times what bytes of weights are too large by, it is too much in the
+    /// integer product.
     pub sums: [i32; 16],
 }
 
@@ -146,8 +157,9 @@ impl BlockP16 {
     }
 }
 
-/// `(d, 1/d)` for values that are rounded to 8-bit integers, `x ≈ d·q` with `|q| ≤ 127`, from the largest bits of their
-/// magnitudes. A value that is not finite makes `d` NaN, and with it the result; magnitudes below 2⁻¹⁰⁰ count as 0.
+/// `(d, 1/d)` for values that are rounded to 8-bit integers, `x ≈ d·q` with `|q| ≤ 127`, from the
+/// largest bits of their magnitudes. A value that is not finite makes `d` NaN, and with it the
+/// result; magnitudes below 2⁻¹⁰⁰ count as 0.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn byte_scale(max_bits: u32) -> (f32, f32) {
     let max = f32::from_bits(max_bits);
@@ -208,14 +220,23 @@ impl Acts<'_> {
     #[must_use]
     pub fn rows(&self, first: usize, m: usize) -> Self {
         match *self {
-            Acts::F32 { x, n } => Acts::F32 { x: &x[first * n..][..m * n], n },
+            Acts::F32 { x, n } => Acts::F32 {
+                x: &x[first * n..][..m * n],
+                n,
+            },
             Acts::Q16 { x, n } => {
                 let len = BlockQ16::per_row(n);
-                Acts::Q16 { x: &x[first * len..][..m * len], n }
+                Acts::Q16 {
+                    x: &x[first * len..][..m * len],
+                    n,
+                }
             }
             Acts::P16 { x, n } => {
                 let len = BlockP16::per_row(n);
-                Acts::P16 { x: &x[first * len..][..m * len], n }
+                Acts::P16 {
+                    x: &x[first * len..][..m * len],
+                    n,
+                }
             }
         }
     }

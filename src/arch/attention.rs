@@ -1,9 +1,11 @@
-//! Softmax attention of query rows that share one KV head, over keys and values in blocks of 64 positions.
+//! Softmax attention of query rows that share one KV head, over keys and values in blocks of 64
+//! positions.
 //!
-//! Keys are taken span by span. Each span gives a row a partial result: the values summed by weight, the largest
-//! score, and the sum of the weights relative to it. Partial results are merged in ascending order of spans, and
-//! divided by the sum at the end. Spans begin at absolute positions, so a row's bits are the same whether one task
-//! takes them in turn, as in prompts, or many tasks take one each, as in decoding.
+//! Keys are taken span by span. Each span gives a row a partial result: the values summed by
+//! weight, the largest score, and the sum of the weights relative to it. Partial results are merged
+//! in ascending order of spans, and divided by the sum at the end. Spans begin at absolute
+//! positions, so a row's bits are the same whether one task takes them in turn, as in prompts, or
+//! many tasks take one each, as in decoding.
 
 use super::{Arch, AttentionFn, Kernels, KvStored, MAX_HEAD_DIM};
 
@@ -11,8 +13,8 @@ use super::{Arch, AttentionFn, Kernels, KvStored, MAX_HEAD_DIM};
 pub const KV_BLOCK: usize = 64;
 
 /// Positions of a span: long enough that rounding the queries anew for each span costs little
-/// (`avx512/attention_i16.rs`; with 512, attention of long prompts takes a tenth longer, with 1024 3 %), short enough
-/// that one token after a few thousand others makes many tasks.
+/// (`avx512/attention_i16.rs`; with 512, attention of long prompts takes a tenth longer, with 1024
+/// 3 %), short enough that one token after a few thousand others makes many tasks.
 pub const KV_SPAN: usize = 1024;
 
 /// Parameters of a softmax-attention call.
@@ -26,11 +28,12 @@ pub struct AttnParams {
     pub scale: f32,
     /// `c·tanh(s/c)` on the scaled scores; 0 means none.
     pub softcap: f32,
-    /// ALiBi slope (arXiv 2108.12409): subtracted from a score once per position that the key lies before the last one
-    /// the row sees; 0 means none.
+    /// ALiBi slope (arXiv 2108.12409): subtracted from a score once per position that the key lies
+    /// before the last one the row sees; 0 means none.
     pub slope: f32,
-    /// Whether every row is computed in `f32`, as generated tokens are. If not, a level may round the keys and values
-    /// of blocks that end before a row's own position (`attention_i16.rs`).
+    /// Whether every row is computed in `f32`, as generated tokens are. If not, a level may round
+    /// the keys and values of blocks that end before a row's own position
+    /// (`attention_i16.rs`).
     pub exact: bool,
 }
 
@@ -65,8 +68,18 @@ impl<T> KvSpan<'_, T> {
 
     /// The blocks between the first and the last key that any of the rows sees.
     pub(super) fn seen(&self, ranges: &[(u32, u32)]) -> std::ops::Range<usize> {
-        let start = ranges.iter().map(|r| r.0 as usize).min().unwrap_or(0).clamp(self.first, self.end());
-        let end = ranges.iter().map(|r| r.1 as usize).max().unwrap_or(0).clamp(start, self.end());
+        let start = ranges
+            .iter()
+            .map(|r| r.0 as usize)
+            .min()
+            .unwrap_or(0)
+            .clamp(self.first, self.end());
+        let end = ranges
+            .iter()
+            .map(|r| r.1 as usize)
+            .max()
+            .unwrap_or(0)
+            .clamp(start, self.end());
         (start - self.first) / KV_BLOCK..(end - self.first).div_ceil(KV_BLOCK)
     }
 }
@@ -117,21 +130,22 @@ impl<'a> AttnPartial<'a> {
     }
 
     fn check(&self, n_q: usize, head_dim_v: usize) {
-        let right = self.out.len() == n_q * head_dim_v && self.max.len() == n_q && self.sum.len() == n_q;
+        let right =
+            self.out.len() == n_q * head_dim_v && self.max.len() == n_q && self.sum.len() == n_q;
         assert!(right, "attention: partial results");
     }
 }
 
 impl Arch {
-    /// Element type that [`Arch::attention`] of many query rows over half-precision keys multiplies, and the number of
-    /// products of that type per product.
+    /// Element type that [`Arch::attention`] of many query rows over half-precision keys
+    /// multiplies, and the number of products of that type per product.
     pub fn attention_element(self) -> (super::PanelElement, u64) {
         self.0.attention_element
     }
 
-    /// Adds the keys of `span` to the partial results of query rows `q`, `(n_q, head_dim)`, that share its KV head. Row
-    /// `i` sees the keys at positions `ranges[i].0 .. ranges[i].1`; the span may hold all, some or none of them. Blocks
-    /// that no row sees are not read.
+    /// Adds the keys of `span` to the partial results of query rows `q`, `(n_q, head_dim)`, that
+    /// share its KV head. Row `i` sees the keys at positions `ranges[i].0 .. ranges[i].1`; the
+    /// span may hold all, some or none of them. Blocks that no row sees are not read.
     ///
     /// # Panics
     /// If the shapes disagree, or the blocks are not those of one span.
@@ -143,7 +157,14 @@ impl Arch {
         ranges: &[(u32, u32)],
         p: &AttnParams,
     ) {
-        check(to, q, span, [KV_BLOCK * p.head_dim, KV_BLOCK * p.head_dim_v], ranges, p);
+        check(
+            to,
+            q,
+            span,
+            [KV_BLOCK * p.head_dim, KV_BLOCK * p.head_dim_v],
+            ranges,
+            p,
+        );
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { T::attention(self.0)(to, q, span, ranges, p) }
     }
@@ -160,7 +181,10 @@ impl Arch {
         ranges: &[(u32, u32)],
         p: &AttnParams,
     ) {
-        let lens = [stored.k.block_bytes(p.head_dim), stored.v.block_bytes(p.head_dim_v)];
+        let lens = [
+            stored.k.block_bytes(p.head_dim),
+            stored.v.block_bytes(p.head_dim_v),
+        ];
         check(to, q, stored.span, lens, ranges, p);
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (self.0.attention_stored)(to, q, stored, ranges, p) }
@@ -197,15 +221,26 @@ fn check<T>(
     ranges: &[(u32, u32)],
     p: &AttnParams,
 ) {
-    assert!(p.head_dim.max(p.head_dim_v) <= MAX_HEAD_DIM, "attention: heads at most {MAX_HEAD_DIM} wide");
+    assert!(
+        p.head_dim.max(p.head_dim_v) <= MAX_HEAD_DIM,
+        "attention: heads at most {MAX_HEAD_DIM} wide"
+    );
     assert!(q.len() == ranges.len() * p.head_dim, "attention: queries");
-    assert!(p.slope == 0.0 || p.exact && p.softcap == 0.0, "attention: ALiBi is computed in f32, without a cap");
+    assert!(
+        p.slope == 0.0 || p.exact && p.softcap == 0.0,
+        "attention: ALiBi is computed in f32, without a cap"
+    );
     to.check(ranges.len(), p.head_dim_v);
     let whole = |b: &KvBlock<'_, T>| [b.k.len(), b.v.len()] == lens;
     assert!(span.blocks.iter().all(whole), "attention: keys and values");
     let inside = span.first.is_multiple_of(KV_BLOCK)
         && span.first % KV_SPAN / KV_BLOCK + span.blocks.len() <= KV_SPAN / KV_BLOCK;
-    assert!(inside, "attention: {} blocks from position {}", span.blocks.len(), span.first);
+    assert!(
+        inside,
+        "attention: {} blocks from position {}",
+        span.blocks.len(),
+        span.first
+    );
 }
 
 /// Element type of keys and values that kernels read in place.

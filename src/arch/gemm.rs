@@ -1,10 +1,11 @@
 //! Products with many activation rows: the loops that all vector levels share.
 //!
-//! Activations are packed once: the rows of a register tile interleaved, so that a register holds one value (or a few)
-//! of each row and a tile reads one stream. A task multiplies [`TILE`] weight rows, [`BLOCK`] values of each at a time:
-//! it unpacks them to a panel that stays in the L1 and L2 caches, then goes over all activations with a register tile
-//! in which every word of the panel is broadcast. Unpacking needs no transposition that way; only the finished sums are
-//! transposed when they are stored.
+//! Activations are packed once: the rows of a register tile interleaved, so that a register holds
+//! one value (or a few) of each row and a tile reads one stream. A task multiplies [`TILE`] weight
+//! rows, [`BLOCK`] values of each at a time: it unpacks them to a panel that stays in the L1 and L2
+//! caches, then goes over all activations with a register tile in which every word of the panel is
+//! broadcast. Unpacking needs no transposition that way; only the finished sums are transposed when
+//! they are stored.
 //!
 //! ```text
 //! for each TILE of weight rows, for each SUMS activation rows
@@ -30,14 +31,21 @@ pub(super) const BLOCK: usize = 256;
 /// Activation rows whose sums are kept at a time; with more rows, the weights are unpacked again.
 pub(super) const SUMS: usize = 528;
 
-/// Multiplies a register tile: `sums[v][r][lane] (+)= Σ w[r]·x[v][lane]` over `k` values; `first` starts from zero.
-/// Also prefetches some of the memory from `ahead` on, where the next activations are.
+/// Multiplies a register tile: `sums[v][r][lane] (+)= Σ w[r]·x[v][lane]` over `k` values; `first`
+/// starts from zero. Also prefetches some of the memory from `ahead` on, where the next activations
+/// are.
 ///
 /// # Safety
-/// The CPU must have the level's features. `w` points into a panel whose rows have `k` values; registers of `sums` lie
-/// [`TILE`] registers apart.
-pub(super) type Multiply =
-    unsafe fn(w: *const u32, x: *const u32, k: usize, sums: *mut f32, first: bool, ahead: *const u32);
+/// The CPU must have the level's features. `w` points into a panel whose rows have `k` values;
+/// registers of `sums` lie [`TILE`] registers apart.
+pub(super) type Multiply = unsafe fn(
+    w: *const u32,
+    x: *const u32,
+    k: usize,
+    sums: *mut f32,
+    first: bool,
+    ahead: *const u32,
+);
 
 /// A shape of register tiles.
 #[derive(Clone, Copy)]
@@ -47,22 +55,25 @@ pub(super) struct RegisterTile {
     pub(super) multiply: Multiply,
 }
 
-/// Kernels for few activation rows, where the operands of the register tile change roles: registers hold a word of
-/// [`Panels::LANES`] weight rows, and words of activations are broadcast from where they are packed. So the time is
-/// proportional to the number of activation rows, while [`Panels::TILES`] take as long for one as for `LANES`. Each sum
-/// adds the same products in the same order.
+/// Kernels for few activation rows, where the operands of the register tile change roles: registers
+/// hold a word of [`Panels::LANES`] weight rows, and words of activations are broadcast from where
+/// they are packed. So the time is proportional to the number of activation rows, while
+/// [`Panels::TILES`] take as long for one as for `LANES`. Each sum adds the same products in the
+/// same order.
 #[derive(Clone, Copy)]
 pub(super) struct FewRows {
     /// Most activation rows for which this is faster, at most `LANES`.
     pub(super) most: usize,
-    /// Expands at most [`BLOCK`] weights of `LANES` rows, those of row `j` from `rows[j]`, to a turned panel: word `i` of
-    /// row `j` becomes `turned[i·LANES + j]`. `panel` has room for these rows, too.
+    /// Expands at most [`BLOCK`] weights of `LANES` rows, those of row `j` from `rows[j]`, to a
+    /// turned panel: word `i` of row `j` becomes `turned[i·LANES + j]`. `panel` has room for
+    /// these rows, too.
     ///
     /// # Safety
     /// The CPU must have the level's features.
-    pub(super) fill: unsafe fn(dtype: DType, rows: &[&[u8]; MAX_LANES], panel: &mut [u32], turned: &mut [u32]),
-    /// [`Multiply`] for 2, 4 … activation rows: `x` points to a turned panel, `w` to activations, of which words lie
-    /// `LANES` apart and rows side by side.
+    pub(super) fill:
+        unsafe fn(dtype: DType, rows: &[&[u8]; MAX_LANES], panel: &mut [u32], turned: &mut [u32]),
+    /// [`Multiply`] for 2, 4 … activation rows: `x` points to a turned panel, `w` to activations,
+    /// of which words lie `LANES` apart and rows side by side.
     pub(super) tiles: &'static [Multiply],
 }
 
@@ -72,17 +83,19 @@ pub(super) trait Panels {
     const LANES: usize;
     /// The register tiles with 1, 2 … registers of activations.
     const TILES: &[RegisterTile];
-    /// The same for groups whose last register has rows in its lower half only; empty if they take as long.
+    /// The same for groups whose last register has rows in its lower half only; empty if they take
+    /// as long.
     const HALVES: &[Multiply] = &[];
-    /// Registers of activations in the largest register tile; `VECS · LANES` activation rows are a group.
+    /// Registers of activations in the largest register tile; `VECS · LANES` activation rows are a
+    /// group.
     const VECS: usize = Self::TILES.len();
     /// Rows of a panel that lie interleaved word by word; a divisor of the rows of all tiles.
     const INTERLEAVED: usize = 1;
     /// Values that one register tile covers, so that its activations fit the L1 cache.
     const DEPTH: usize = BLOCK;
 
-    /// Packs `x` (at most `VECS · LANES` rows of `k` values): `packed[i][v][lane]` becomes word `i` of row
-    /// `v·LANES + lane`, for as many `v` as the rows fill.
+    /// Packs `x` (at most `VECS · LANES` rows of `k` values): `packed[i][v][lane]` becomes word `i`
+    /// of row `v·LANES + lane`, for as many `v` as the rows fill.
     ///
     /// # Safety
     /// The CPU must have the level's features, and `packed` must have that length.
@@ -139,7 +152,9 @@ pub(super) fn packed_len<P: Panels>(m: usize, k: usize) -> usize {
 /// Bytes of `m` packed rows of `words` 32-bit words each, `m` rounded up to a multiple of `lanes`.
 pub(super) fn packed_bytes(m: usize, lanes: usize, words: usize) -> usize {
     let rows = m.checked_next_multiple_of(lanes);
-    let bytes = rows.and_then(|rows| rows.checked_mul(words)).and_then(|words| words.checked_mul(size_of::<u32>()));
+    let bytes = rows
+        .and_then(|rows| rows.checked_mul(words))
+        .and_then(|words| words.checked_mul(size_of::<u32>()));
     bytes.unwrap_or_else(|| panic!("{m} packed rows of {words} words"))
 }
 
@@ -208,7 +223,13 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
                 let n = (k - k0).min(BLOCK);
                 for r in 0..n_rows {
                     // SAFETY: the caller's promise.
-                    unsafe { P::unpack(dtype, blocks(r, k0), &mut panel[place::<P>(panel_stride, r, 0)..]) };
+                    unsafe {
+                        P::unpack(
+                            dtype,
+                            blocks(r, k0),
+                            &mut panel[place::<P>(panel_stride, r, 0)..],
+                        )
+                    };
                 }
                 // Register tiles are multiplied whole: missing rows are zero.
                 for r in n_rows..n_rows.next_multiple_of(P::TILES[0].rows) {
@@ -238,13 +259,14 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
     }
 }
 
-/// Adds to `sums`, `[register of activations][panel row][lane]`, the products of `n_rows` panel rows, at most [`TILE`], of
-/// the values `k`, with the activations in registers `vecs` of those of `m` rows; those of values from 0 on start from zero. A
-/// register has `vec_words` words of all values.
+/// Adds to `sums`, `[register of activations][panel row][lane]`, the products of `n_rows` panel
+/// rows, at most [`TILE`], of the values `k`, with the activations in registers `vecs` of those of
+/// `m` rows; those of values from 0 on start from zero. A register has `vec_words` words of all
+/// values.
 ///
 /// # Safety
-/// The CPU must have the level's features. The panel must have these rows, up to a multiple of the rows of all tiles, and the
-/// sums room for as many.
+/// The CPU must have the level's features. The panel must have these rows, up to a multiple of the
+/// rows of all tiles, and the sums room for as many.
 pub(super) unsafe fn multiply_panel<P: Panels>(
     panel: *const u32,
     n_rows: usize,
@@ -263,10 +285,17 @@ pub(super) unsafe fn multiply_panel<P: Panels>(
             let tile = &P::TILES[n_vecs - 1];
             // Rows of the last register.
             let n_last = m - (v + n_vecs - 1) * P::LANES;
-            let multiply = P::HALVES.get(n_vecs - 1).filter(|_| n_last <= P::LANES / 2).unwrap_or(&tile.multiply);
+            let multiply = P::HALVES
+                .get(n_vecs - 1)
+                .filter(|_| n_last <= P::LANES / 2)
+                .unwrap_or(&tile.multiply);
             for (i, r) in (0..n_rows).step_by(tile.rows).enumerate() {
                 let ahead = x.as_ptr().wrapping_add(P::VECS * vec_words + i * P::LANES);
-                let w = panel.wrapping_add(place::<P>(P::panel_words(BLOCK), r, P::panel_words(k1 - k.start)));
+                let w = panel.wrapping_add(place::<P>(
+                    P::panel_words(BLOCK),
+                    r,
+                    P::panel_words(k1 - k.start),
+                ));
                 let sums = sums.wrapping_add(((v - vecs.start) * TILE + r) * P::LANES);
                 // SAFETY: the tile lies inside the panel, the activations and the sums.
                 unsafe { multiply(w, x.as_ptr(), depth, sums, k1 == 0, ahead) };
@@ -278,7 +307,8 @@ pub(super) unsafe fn multiply_panel<P: Panels>(
 /// Stores the sums that [`multiply_panel`] computed as columns `first..first + n_cols` of `y`.
 ///
 /// # Safety
-/// The CPU must have the level's features, and there must be sums of so many panel rows and of `vecs`.
+/// The CPU must have the level's features, and there must be sums of so many panel rows and of
+/// `vecs`.
 pub(super) unsafe fn store_sums<P: Panels>(
     sums: *const f32,
     vecs: Range<usize>,
@@ -286,7 +316,11 @@ pub(super) unsafe fn store_sums<P: Panels>(
     first: usize,
     n_cols: usize,
 ) {
-    assert!(first + n_cols <= y.cols(), "columns {first}+{n_cols} of {}", y.cols());
+    assert!(
+        first + n_cols <= y.cols(),
+        "columns {first}+{n_cols} of {}",
+        y.cols()
+    );
     for v in vecs.clone() {
         let row = v * P::LANES;
         let (n, stride) = ((y.rows() - row).min(P::LANES), y.stride());
@@ -316,9 +350,14 @@ unsafe fn few_rows<P: UnpackRows>(
     let row_bytes = k / format.block_elems * format.block_bytes;
     let block_bytes = BLOCK / format.block_elems * format.block_bytes;
     let x: &[u32] = bytemuck::cast_slice(packed);
-    assert!(y.rows() <= P::LANES && x.len() == P::words(k) * P::LANES, "{} rows are not few", y.rows());
+    assert!(
+        y.rows() <= P::LANES && x.len() == P::words(k) * P::LANES,
+        "{} rows are not few",
+        y.rows()
+    );
 
-    let (panel, rest) = bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(P::LANES * BLOCK);
+    let (panel, rest) =
+        bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(P::LANES * BLOCK);
     let (turned, sums) = rest.split_at_mut(P::LANES * BLOCK);
     // `[activation row][lane]`
     let sums: &mut [f32] = bytemuck::cast_slice_mut(&mut sums[..P::LANES * P::LANES]);

@@ -1,19 +1,22 @@
 //! How keys and values are stored: precisions, and how rows get there and back.
 //!
-//! A *block* is 64 rows (positions) of one head. Below 16 bits a row is cut into groups of 32 values, each with a
-//! scale. A value becomes an 8-bit code, `floor(x / scale) + 128`, of which a precision keeps the upper bits. A code
-//! stands for the middle of its interval, so the error is at most half a step. Dropping bits of q8 therefore gives
-//! exactly the same as storing with fewer bits: nothing is rounded twice.
+//! A *block* is 64 rows (positions) of one head. Below 16 bits a row is cut into groups of 32
+//! values, each with a scale. A value becomes an 8-bit code, `floor(x / scale) + 128`, of which a
+//! precision keeps the upper bits. A code stands for the middle of its interval, so the error is at
+//! most half a step. Dropping bits of q8 therefore gives exactly the same as storing with fewer
+//! bits: nothing is rounded twice.
 //!
-//! Bits lie in planes, so that dropping some means copying fewer planes: `upper` has the four upper bits of all rows,
-//! `lower` the others, `scales` the scales. Rows whose width is no multiple of 32 end in an incomplete group.
+//! Bits lie in planes, so that dropping some means copying fewer planes: `upper` has the four upper
+//! bits of all rows, `lower` the others, `scales` the scales. Rows whose width is no multiple of 32
+//! end in an incomplete group.
 
 use super::{Arch, KV_BLOCK, KvSpan, MAX_HEAD_DIM};
 use half::{bf16, f16};
 
 /// Values per scale.
 pub(in crate::arch) const GROUP: usize = 32;
-/// Bytes of a group's upper bits: byte `i` has value `i` in its low nibble and value `i + 16` in its high one.
+/// Bytes of a group's upper bits: byte `i` has value `i` in its low nibble and value `i + 16` in
+/// its high one.
 const UPPER: usize = GROUP / 2;
 /// Bytes of a scale.
 const SCALE: usize = size_of::<u16>();
@@ -43,8 +46,15 @@ pub enum KvType {
 
 impl KvType {
     /// All of them, the most precise first.
-    pub const ALL: [KvType; 7] =
-        [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8, KvType::Q6, KvType::Q5, KvType::Q4];
+    pub const ALL: [KvType; 7] = [
+        KvType::F32,
+        KvType::F16,
+        KvType::Bf16,
+        KvType::Q8,
+        KvType::Q6,
+        KvType::Q5,
+        KvType::Q4,
+    ];
 
     /// Name in llama.cpp.
     pub fn name(self) -> &'static str {
@@ -76,7 +86,8 @@ impl KvType {
         self.bits() <= 8
     }
 
-    /// Bytes per row of `dim` values in each plane of a block; 0 for planes that the precision lacks.
+    /// Bytes per row of `dim` values in each plane of a block; 0 for planes that the precision
+    /// lacks.
     pub(crate) fn row_bytes(self, dim: usize) -> [usize; 3] {
         if self.is_quantized() {
             let groups = dim.div_ceil(GROUP);
@@ -88,7 +99,10 @@ impl KvType {
 
     /// Bytes of a block, [`KV_BLOCK`] rows of `dim` values: a multiple of 64.
     pub fn block_bytes(self, dim: usize) -> usize {
-        self.row_bytes(dim).iter().map(|bytes| bytes * KV_BLOCK).sum()
+        self.row_bytes(dim)
+            .iter()
+            .map(|bytes| bytes * KV_BLOCK)
+            .sum()
     }
 
     /// Bytes of a group's lower bits.
@@ -136,9 +150,10 @@ fn hadamard_block(dim: usize) -> usize {
 }
 
 impl Arch {
-    /// Multiplies each run of `n` values by the orthonormal Hadamard matrix of size `n`, the largest power of two that
-    /// divides the row's length: spreads outliers in one dimension over all. It is its own inverse and keeps dot
-    /// products of two rows, up to rounding. The same bits on all levels.
+    /// Multiplies each run of `n` values by the orthonormal Hadamard matrix of size `n`, the
+    /// largest power of two that divides the row's length: spreads outliers in one dimension
+    /// over all. It is its own inverse and keeps dot products of two rows, up to rounding. The
+    /// same bits on all levels.
     pub fn hadamard(self, row: &mut [f32]) {
         // SAFETY: `self` proves the CPU features.
         unsafe { (self.0.hadamard)(row) }
@@ -146,12 +161,17 @@ impl Arch {
 
     /// Stores `row` as row `i` of a block. Returns whether every finite value is still finite.
     ///
-    /// If any value of a quantised group is not finite, the whole group becomes NaN. The same bits on all levels.
+    /// If any value of a quantised group is not finite, the whole group becomes NaN. The same bits
+    /// on all levels.
     ///
     /// # Panics
-    /// If the block has another size than `kind` says, is not aligned to a value of it, or has no row `i`.
+    /// If the block has another size than `kind` says, is not aligned to a value of it, or has no
+    /// row `i`.
     pub fn store_kv(self, kind: KvType, block: &mut [u8], i: usize, row: &[f32]) -> bool {
-        assert!(block.len() == kind.block_bytes(row.len()) && i < KV_BLOCK, "store_kv: {kind} block");
+        assert!(
+            block.len() == kind.block_bytes(row.len()) && i < KV_BLOCK,
+            "store_kv: {kind} block"
+        );
         let from = i * row.len();
         match kind {
             KvType::F32 => {
@@ -165,12 +185,20 @@ impl Arch {
                 for y in &*to {
                     infinite |= y.to_bits() & 0x7fff == f16::INFINITY.to_bits();
                 }
-                !infinite || !row.iter().zip(to).any(|(x, y)| x.is_finite() && y.is_infinite())
+                !infinite
+                    || !row
+                        .iter()
+                        .zip(to)
+                        .any(|(x, y)| x.is_finite() && y.is_infinite())
             }
             KvType::Bf16 => {
                 let to = &mut bytemuck::cast_slice_mut::<u8, bf16>(block)[from..][..row.len()];
-                to.iter_mut().zip(row).for_each(|(y, x)| *y = bf16::from_f32(*x));
-                !row.iter().zip(to).any(|(x, y)| x.is_finite() && y.is_infinite())
+                to.iter_mut()
+                    .zip(row)
+                    .for_each(|(y, x)| *y = bf16::from_f32(*x));
+                !row.iter()
+                    .zip(to)
+                    .any(|(x, y)| x.is_finite() && y.is_infinite())
             }
             _ => {
                 // SAFETY: `self` proves the CPU features; the row is inside the block.
@@ -183,9 +211,13 @@ impl Arch {
     /// Reads the first `rows.len() / dim` rows of a block.
     ///
     /// # Panics
-    /// If the block has another size than `kind` says, is not aligned to a value of it, or has fewer rows.
+    /// If the block has another size than `kind` says, is not aligned to a value of it, or has
+    /// fewer rows.
     pub fn load_kv(self, kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]) {
-        assert!(dim <= MAX_HEAD_DIM && block.len() == kind.block_bytes(dim), "load_kv: {kind} block");
+        assert!(
+            dim <= MAX_HEAD_DIM && block.len() == kind.block_bytes(dim),
+            "load_kv: {kind} block"
+        );
         assert!(rows.len() <= KV_BLOCK * dim, "load_kv: rows");
         // SAFETY: `self` proves the CPU features; the block is whole.
         unsafe { (self.0.load_kv)(kind, block, dim, rows) }
@@ -196,10 +228,20 @@ impl Arch {
 ///
 /// # Panics
 /// If the precisions are not Q8 and Q4, or the sizes disagree.
-pub(crate) fn drop_bits((from_kind, from): (KvType, &[u8]), (to_kind, to): (KvType, &mut [u8]), dim: usize) {
-    assert!(from_kind == KvType::Q8 && to_kind == KvType::Q4, "drop_bits: from {from_kind} to {to_kind}");
+pub(crate) fn drop_bits(
+    (from_kind, from): (KvType, &[u8]),
+    (to_kind, to): (KvType, &mut [u8]),
+    dim: usize,
+) {
+    assert!(
+        from_kind == KvType::Q8 && to_kind == KvType::Q4,
+        "drop_bits: from {from_kind} to {to_kind}"
+    );
     let [upper, lower, scales] = from_kind.row_bytes(dim).map(|bytes| bytes * KV_BLOCK);
-    assert!(from.len() == upper + lower + scales && to.len() == upper + scales, "drop_bits: sizes");
+    assert!(
+        from.len() == upper + lower + scales && to.len() == upper + scales,
+        "drop_bits: sizes"
+    );
     to[..upper].copy_from_slice(&from[..upper]);
     to[upper..].copy_from_slice(&from[upper + lower..]);
 }
@@ -213,7 +255,12 @@ macro_rules! kv_kernels {
             $crate::arch::kv::hadamard(row);
         }
         #[target_feature(enable = $features)]
-        pub(in crate::arch) fn quantize_kv(kind: $crate::arch::KvType, block: &mut [u8], i: usize, row: &[f32]) {
+        pub(in crate::arch) fn quantize_kv(
+            kind: $crate::arch::KvType,
+            block: &mut [u8],
+            i: usize,
+            row: &[f32],
+        ) {
             $crate::arch::kv::quantize(kind, block, i, row);
         }
     };
@@ -224,7 +271,12 @@ macro_rules! kv_kernels {
 macro_rules! load_kernel {
     ($features:literal) => {
         #[target_feature(enable = $features)]
-        pub(in crate::arch) fn load_kv(kind: $crate::arch::KvType, block: &[u8], dim: usize, rows: &mut [f32]) {
+        pub(in crate::arch) fn load_kv(
+            kind: $crate::arch::KvType,
+            block: &[u8],
+            dim: usize,
+            rows: &mut [f32],
+        ) {
             $crate::arch::kv::load(kind, block, dim, rows);
         }
     };
@@ -271,7 +323,11 @@ pub(super) fn hadamard(row: &mut [f32]) {
 fn butterflies<const HALF: usize>(x: [f32; 16]) -> [f32; 16] {
     let mut y = x;
     for i in 0..16 {
-        y[i] = if i & HALF == 0 { x[i] + x[i ^ HALF] } else { x[i ^ HALF] - x[i] };
+        y[i] = if i & HALF == 0 {
+            x[i] + x[i ^ HALF]
+        } else {
+            x[i ^ HALF] - x[i]
+        };
     }
     y
 }
@@ -279,7 +335,8 @@ fn butterflies<const HALF: usize>(x: [f32; 16]) -> [f32; 16] {
 /// The scale of a group that has a value which is not finite: NaN.
 pub(super) const NO_NUMBER: u16 = 0x7fc0;
 
-/// Scale of a group whose largest magnitude is `largest`: a 128th of it, rounded up to bf16. 0 if all values count as zeros.
+/// Scale of a group whose largest magnitude is `largest`: a 128th of it, rounded up to bf16. 0 if
+/// all values count as zeros.
 #[inline(always)]
 pub(super) fn scale_of(largest: f32) -> u16 {
     if !largest.is_finite() {
@@ -312,7 +369,8 @@ pub(super) fn quantize(kind: KvType, block: &mut [u8], i: usize, row: &[f32]) {
         if bits != 0 && bits != NO_NUMBER {
             let inverse = 1.0 / widen(bits);
             for (code, x) in codes.iter_mut().zip(x) {
-                // `largest` itself would be code 256. Adding 2²³ leaves the integer in the low bits.
+                // `largest` itself would be code 256. Adding 2²³ leaves the integer in the low
+                // bits.
                 *code = ((x * inverse + 128.0).min(255.0).floor() + 8_388_608.0).to_bits() as u8;
             }
         }
@@ -354,7 +412,9 @@ pub(super) fn load(kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]) {
         KvType::F32 => rows.copy_from_slice(&bytemuck::cast_slice(block)[..rows.len()]),
         KvType::F16 => {
             let from: &[f16] = bytemuck::cast_slice(block);
-            rows.iter_mut().zip(from).for_each(|(x, y)| *x = f16_to_f32(*y));
+            rows.iter_mut()
+                .zip(from)
+                .for_each(|(x, y)| *x = f16_to_f32(*y));
         }
         KvType::Bf16 => {
             let from: &[u16] = bytemuck::cast_slice(block);
@@ -363,7 +423,11 @@ pub(super) fn load(kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]) {
         KvType::Q8 => dequantize(kind, block, dim, rows, |upper, lower: &[u8; 16], half| {
             std::array::from_fn(|j| {
                 let (u, l) = (upper[j], lower[j]);
-                if half == 0 { u << 4 | l & 15 } else { u & 0xf0 | l >> 4 }
+                if half == 0 {
+                    u << 4 | l & 15
+                } else {
+                    u & 0xf0 | l >> 4
+                }
             })
         }),
         KvType::Q6 => dequantize(kind, block, dim, rows, |upper, lower: &[u8; 8], half| {
@@ -391,7 +455,11 @@ fn f16_to_f32(x: f16) -> f32 {
     let (sign, magnitude) = ((bits & 0x8000) << 16, bits & 0x7fff);
     // The factor 2¹¹² corrects the exponent, and normalises denormals.
     let x = f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000);
-    let x = if magnitude >= 0x7c00 { f32::from_bits(0x7f80_0000 | magnitude << 13) } else { x };
+    let x = if magnitude >= 0x7c00 {
+        f32::from_bits(0x7f80_0000 | magnitude << 13)
+    } else {
+        x
+    };
     f32::from_bits(x.to_bits() | sign)
 }
 
@@ -412,7 +480,11 @@ fn dequantize<const LOWER: usize>(
     for (i, row) in rows.chunks_exact_mut(dim).enumerate() {
         let (upper, lower) = (&upper[i * upper_row..], &lower[i * lower_row..]);
         let scales = &scales[i * scale_row..][..scale_row];
-        for (g, (x, scale)) in row.chunks_mut(GROUP).zip(scales.chunks_exact(SCALE)).enumerate() {
+        for (g, (x, scale)) in row
+            .chunks_mut(GROUP)
+            .zip(scales.chunks_exact(SCALE))
+            .enumerate()
+        {
             let scale = widen(u16::from_le_bytes([scale[0], scale[1]])) * unit;
             let upper = upper[g * UPPER..][..UPPER].try_into().expect("a group");
             let lower = lower[g * LOWER..][..LOWER].try_into().expect("a group");

@@ -12,12 +12,13 @@
 #![allow(clippy::type_complexity)] // signatures are spelt out where they are read
 #![allow(clippy::multiple_unsafe_ops_per_block)] // a load at an offset is two operations with one reason
 
-/// Incremented when a change of a kernel, or of the order in which they are called, changes the bits of keys and
-/// values: stored ones of another version are not reused.
+/// Incremented when a change of a kernel, or of the order in which they are called, changes the
+/// bits of keys and values: stored ones of another version are not reused.
 pub const ARITHMETIC_VERSION: u32 = 9;
 
-/// Coefficients of the exponent of `1 − erf(x)` for `x ≥ 0`: with `t = 1/(1 + x/2)` it is `t·exp(c₀ + c₁t + … + c₉t⁹ − x²)`, with
-/// a relative error below 1.2e-7, except for rounding to `f32` (W. J. Press et al., Numerical Recipes in C, 2nd edition, §6.2).
+/// Coefficients of the exponent of `1 − erf(x)` for `x ≥ 0`: with `t = 1/(1 + x/2)` it is `t·exp(c₀
+/// + c₁t + … + c₉t⁹ − x²)`, with a relative error below 1.2e-7, except for rounding to `f32` (W. J.
+/// Press et al., Numerical Recipes in C, 2nd edition, §6.2).
 const ERFC: [f32; 10] = [
     -1.265_512_2,
     1.000_023_7,
@@ -128,42 +129,58 @@ pub(crate) struct Matvec {
     pub(crate) kernel: MatvecFn,
 }
 
-/// How a level multiplies one format by rows of prompts: all of `x` is packed once, then each task unpacks panels of
-/// its weight rows and multiplies them by every activation row. The result of a row does not depend on the others.
+/// How a level multiplies one format by rows of prompts: all of `x` is packed once, then each task
+/// unpacks panels of its weight rows and multiplies them by every activation row. The result of a
+/// row does not depend on the others.
 #[derive(Clone, Copy)]
 pub(crate) struct Gemm {
     /// Element type that it multiplies, and products of it per product of a weight.
     pub(crate) element: (PanelElement, u64),
     /// Weight rows one task should take at most (a multiple of the panel's height).
     pub(crate) tile: usize,
-    /// Most activation rows that take time for each, not for a panel of them, so that reading weights may be what
-    /// limits: then a task may take any number of weight rows.
+    /// Most activation rows that take time for each, not for a panel of them, so that reading
+    /// weights may be what limits: then a task may take any number of weight rows.
     pub(crate) few: usize,
     /// Rows that [`Gemm::pack`] takes at a time, so that threads can share the packing.
     pub(crate) group: usize,
-    /// Bytes [`Gemm::pack`] needs for `m` rows of `k` values; groups of rows lie one after the other:
-    /// `packed_len(m) = packed_len(group) + packed_len(m − group)` for `m > group`.
+    /// Bytes [`Gemm::pack`] needs for `m` rows of `k` values; groups of rows lie one after the
+    /// other: `packed_len(m) = packed_len(group) + packed_len(m − group)` for `m > group`.
     pub(crate) packed_len: fn(m: usize, k: usize) -> usize,
-    /// Packs `x` (rows of `k` values, at most a group of the `m` rows of a product) for [`Gemm::kernel`].
+    /// Packs `x` (rows of `k` values, at most a group of the `m` rows of a product) for
+    /// [`Gemm::kernel`].
     pub(crate) pack: unsafe fn(x: &[f32], m: usize, k: usize, packed: &mut [u8]),
     /// Size of the workspace that [`Gemm::kernel`] needs for panels and sums, in cache lines.
     pub(crate) workspace: usize,
-    /// `y[i][r] = Σ_k W[r][k]·x[i][k]`, all of `k`, which is not 0, and all `m` rows of the packed activations.
-    pub(crate) kernel:
-        unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], packed: &[u8], k: usize, workspace: &mut [CacheLine]),
+    /// `y[i][r] = Σ_k W[r][k]·x[i][k]`, all of `k`, which is not 0, and all `m` rows of the packed
+    /// activations.
+    pub(crate) kernel: unsafe fn(
+        y: &mut ColumnsMut<'_>,
+        dtype: DType,
+        w: &[u8],
+        packed: &[u8],
+        k: usize,
+        workspace: &mut [CacheLine],
+    ),
     /// Both kinds of rows together, where weights are unpacked to the same integers for them.
     pub(crate) both: Option<Both>,
 }
 
-/// How a level multiplies one format by generated rows and a few prompt rows at a time, unpacking weights once.
+/// How a level multiplies one format by generated rows and a few prompt rows at a time, unpacking
+/// weights once.
 #[derive(Clone, Copy)]
 pub(crate) struct Both {
     /// Most generated rows, and most prompt rows.
     pub(crate) most: (usize, usize),
-    /// The first rows of `y` are those of [`Matvec::kernel`] with `generated`, the others those of [`Gemm::kernel`] with
-    /// `packed`.
-    pub(crate) kernel:
-        unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], generated: &Acts<'_>, packed: &[u8], k: usize),
+    /// The first rows of `y` are those of [`Matvec::kernel`] with `generated`, the others those of
+    /// [`Gemm::kernel`] with `packed`.
+    pub(crate) kernel: unsafe fn(
+        y: &mut ColumnsMut<'_>,
+        dtype: DType,
+        w: &[u8],
+        generated: &Acts<'_>,
+        packed: &[u8],
+        k: usize,
+    ),
 }
 
 /// Element type of a panel, which decides the instructions that multiply it.
@@ -179,19 +196,20 @@ pub enum PanelElement {
     I8,
 }
 
-/// How a level multiplies by the transpose of one format: all of `y` is packed once, then each task multiplies some
-/// columns of the weights.
+/// How a level multiplies by the transpose of one format: all of `y` is packed once, then each task
+/// multiplies some columns of the weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Transposed {
-    /// Columns per task; a task begins at a multiple of it. It divides the widest blocks' length, or is a multiple of
-    /// it.
+    /// Columns per task; a task begins at a multiple of it. It divides the widest blocks' length,
+    /// or is a multiple of it.
     pub(crate) tile: usize,
     /// As in [`Gemm`], for rows of `k` = `n_out` values.
     pub(crate) group: usize,
     pub(crate) packed_len: fn(m: usize, k: usize) -> usize,
     pub(crate) pack: unsafe fn(y: &[f32], m: usize, k: usize, packed: &mut [u8]),
     pub(crate) workspace: usize,
-    /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]`, over all `k > 0` rows of `w`, for all `m` rows of the packed `y`.
+    /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]`, over all `k > 0` rows of `w`, for all `m` rows of
+    /// the packed `y`.
     pub(crate) kernel: unsafe fn(
         x: &mut ColumnsMut<'_>,
         first: usize,
@@ -215,7 +233,11 @@ pub struct TransposedProduct {
 
 impl std::fmt::Debug for TransposedProduct {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "TransposedProduct({}, {} × {})", self.dtype, self.n_out, self.n_in)
+        write!(
+            f,
+            "TransposedProduct({}, {} × {})",
+            self.dtype, self.n_out, self.n_in
+        )
     }
 }
 
@@ -230,7 +252,8 @@ impl TransposedProduct {
         self.table.group
     }
 
-    /// Size of the workspace that [`TransposedProduct::multiply`] needs, in cache lines; the same for all formats.
+    /// Size of the workspace that [`TransposedProduct::multiply`] needs, in cache lines; the same
+    /// for all formats.
     pub fn workspace(&self) -> usize {
         self.table.workspace
     }
@@ -240,12 +263,16 @@ impl TransposedProduct {
         (self.table.packed_len)(m, self.n_out)
     }
 
-    /// Packs one group of rows, `y` (`m × n_out`). Group `g` of many rows begins at `g·packed_len(group)`.
+    /// Packs one group of rows, `y` (`m × n_out`). Group `g` of many rows begins at
+    /// `g·packed_len(group)`.
     ///
     /// # Panics
     /// If the lengths disagree.
     pub fn pack(&self, y: &[f32], m: usize, packed: &mut [u8]) {
-        assert!(Some(y.len()) == m.checked_mul(self.n_out) && m <= self.table.group, "transposed: {m} rows to pack");
+        assert!(
+            Some(y.len()) == m.checked_mul(self.n_out) && m <= self.table.group,
+            "transposed: {m} rows to pack"
+        );
         assert_eq!(packed.len(), self.packed_len(m), "transposed: buffer");
         if y.is_empty() {
             return;
@@ -254,28 +281,50 @@ impl TransposedProduct {
         unsafe { (self.table.pack)(y, m, self.n_out, packed) }
     }
 
-    /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]` with `packed` made from `x.rows()` rows; `w` is the whole matrix. The
-    /// contents of `workspace` do not matter.
+    /// `x[i][c] = Σ_r W[r][first + c]·y[i][r]` with `packed` made from `x.rows()` rows; `w` is the
+    /// whole matrix. The contents of `workspace` do not matter.
     ///
     /// # Panics
     /// If the lengths disagree, or the columns are not a tile.
-    pub fn multiply(&self, x: &mut ColumnsMut<'_>, first: usize, w: &[u8], packed: &[u8], workspace: &mut [CacheLine]) {
+    pub fn multiply(
+        &self,
+        x: &mut ColumnsMut<'_>,
+        first: usize,
+        w: &[u8],
+        packed: &[u8],
+        workspace: &mut [CacheLine],
+    ) {
         let f = self.dtype.float_format();
         let (cols, tile) = (x.cols(), self.table.tile);
-        assert_eq!(Some(w.len()), f.bytes_of(self.n_out, self.n_in), "transposed: weight bytes");
-        assert_eq!(packed.len(), self.packed_len(x.rows()), "transposed: packed rows");
+        assert_eq!(
+            Some(w.len()),
+            f.bytes_of(self.n_out, self.n_in),
+            "transposed: weight bytes"
+        );
+        assert_eq!(
+            packed.len(),
+            self.packed_len(x.rows()),
+            "transposed: packed rows"
+        );
         let rest = self.n_in.checked_sub(first);
         assert!(
             first.is_multiple_of(tile) && rest.map(|rest| rest.min(tile)) == Some(cols),
             "transposed: columns {first}+{cols} of {}",
             self.n_in
         );
-        assert!(workspace.len() >= self.table.workspace, "transposed: workspace");
+        assert!(
+            workspace.len() >= self.table.workspace,
+            "transposed: workspace"
+        );
         if self.n_out == 0 {
             return x.fill(0.0);
         }
         // SAFETY: `Arch` proved the CPU features; shapes were checked above.
-        unsafe { (self.table.kernel)(x, first, self.n_in, self.dtype, w, packed, self.n_out, workspace) }
+        unsafe {
+            (self.table.kernel)(
+                x, first, self.n_in, self.dtype, w, packed, self.n_out, workspace,
+            )
+        }
     }
 }
 
@@ -295,20 +344,24 @@ pub(crate) struct Kernels {
     pub(crate) quantize_q16: unsafe fn(x: &[f32], blocks: &mut [BlockQ16]),
     pub(crate) quantize_p16: unsafe fn(x: &[f32], blocks: &mut [BlockP16]),
 
-    /// Runs `rounds` of the level's fastest products of an element without touching memory; returns the number of
-    /// operations.
+    /// Runs `rounds` of the level's fastest products of an element without touching memory;
+    /// returns the number of operations.
     pub(crate) peak: unsafe fn(element: PanelElement, rounds: u64) -> u64,
     pub(crate) dot: unsafe fn(a: &[f32], b: &[f32]) -> f32,
     pub(crate) add: unsafe fn(y: &mut [f32], x: &[f32]),
     pub(crate) add_scaled: unsafe fn(y: &mut [f32], x: &[f32], a: f32),
     pub(crate) add_product: unsafe fn(y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize),
-    pub(crate) add_product_f16: unsafe fn(y: &mut ColumnsMut<'_>, t: &[f32], b: &[half::f16], stride: usize),
+    pub(crate) add_product_f16:
+        unsafe fn(y: &mut ColumnsMut<'_>, t: &[f32], b: &[half::f16], stride: usize),
     pub(crate) rms_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], eps: f32),
     pub(crate) layer_norm: unsafe fn(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32),
-    pub(crate) rms_norm_backward: unsafe fn(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32),
-    pub(crate) layer_norm_backward: unsafe fn(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32),
+    pub(crate) rms_norm_backward:
+        unsafe fn(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32),
+    pub(crate) layer_norm_backward:
+        unsafe fn(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32),
     pub(crate) softmax: unsafe fn(x: &mut [f32]),
-    pub(crate) rope_angles: unsafe fn(cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32),
+    pub(crate) rope_angles:
+        unsafe fn(cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32),
     pub(crate) rope_norm: unsafe fn(x: &mut [f32], cos: &[f32], sin: &[f32]),
     pub(crate) rope_neox: unsafe fn(x: &mut [f32], cos: &[f32], sin: &[f32]),
     pub(crate) silu_mul: unsafe fn(gate: &mut [f32], up: &[f32]),
@@ -323,16 +376,46 @@ pub(crate) struct Kernels {
     pub(crate) gelu_backward: unsafe fn(x: &mut [f32], dy: &[f32]),
     pub(crate) f32_to_f16: unsafe fn(x: &[f32], y: &mut [half::f16]),
     pub(crate) f16_to_f32: unsafe fn(x: &[half::f16], y: &mut [f32]),
-    pub(crate) delta_rule:
-        unsafe fn(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], beta: f32, rate: &[f32], out: &mut [f32]),
-    pub(crate) ssm_step:
-        unsafe fn(state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: f32, x: &[f32], out: &mut [f32]),
-    pub(crate) ssm_step_by_state:
-        unsafe fn(state: &mut [f32], a: &[f32], b: &[f32], c: &[f32], dt: &[f32], x: &[f32], out: &mut [f32]),
-    pub(crate) rwkv6_step:
-        unsafe fn(state: &mut [f32], r: &[f32], k: &[f32], v: &[f32], w: &[f32], first: &[f32], out: &mut [f32]),
-    pub(crate) rwkv7_step: unsafe fn(state: &mut [f32], key: [&[f32]; 5], v: &[f32], out: &mut [f32]),
-    pub(crate) causal_conv: unsafe fn(past: &mut [f32], taps: (&[f32], usize), x: &[f32], out: &mut [f32]),
+    pub(crate) delta_rule: unsafe fn(
+        state: &mut [f32],
+        q: &[f32],
+        k: &[f32],
+        v: &[f32],
+        beta: f32,
+        rate: &[f32],
+        out: &mut [f32],
+    ),
+    pub(crate) ssm_step: unsafe fn(
+        state: &mut [f32],
+        b: &[f32],
+        c: &[f32],
+        decay: f32,
+        dt: f32,
+        x: &[f32],
+        out: &mut [f32],
+    ),
+    pub(crate) ssm_step_by_state: unsafe fn(
+        state: &mut [f32],
+        a: &[f32],
+        b: &[f32],
+        c: &[f32],
+        dt: &[f32],
+        x: &[f32],
+        out: &mut [f32],
+    ),
+    pub(crate) rwkv6_step: unsafe fn(
+        state: &mut [f32],
+        r: &[f32],
+        k: &[f32],
+        v: &[f32],
+        w: &[f32],
+        first: &[f32],
+        out: &mut [f32],
+    ),
+    pub(crate) rwkv7_step:
+        unsafe fn(state: &mut [f32], key: [&[f32]; 5], v: &[f32], out: &mut [f32]),
+    pub(crate) causal_conv:
+        unsafe fn(past: &mut [f32], taps: (&[f32], usize), x: &[f32], out: &mut [f32]),
     pub(crate) attention_f32: AttentionFn<f32>,
     pub(crate) attention_f16: AttentionFn<half::f16>,
     pub(crate) attention_stored: AttentionStoredFn,
@@ -342,9 +425,11 @@ pub(crate) struct Kernels {
     pub(crate) quantize_kv: unsafe fn(kind: KvType, block: &mut [u8], i: usize, row: &[f32]),
     /// Reads the first rows of a block of keys or values.
     pub(crate) load_kv: LoadKvFn,
-    pub(crate) attention_merge: unsafe fn(to: &mut AttnPartial<'_>, from: &AttnPartial<'_>, head_dim_v: usize),
+    pub(crate) attention_merge:
+        unsafe fn(to: &mut AttnPartial<'_>, from: &AttnPartial<'_>, head_dim_v: usize),
     pub(crate) attention_finish: unsafe fn(to: &mut AttnPartial<'_>, head_dim_v: usize),
-    /// Element type that attention multiplies where many query rows see the keys, and products of it per product.
+    /// Element type that attention multiplies where many query rows see the keys, and products of
+    /// it per product.
     pub(crate) attention_element: (PanelElement, u64),
     pub(crate) attention_queries: unsafe fn(
         dq: &mut [f32],
@@ -372,12 +457,22 @@ pub(crate) struct Kernels {
 }
 
 /// Adds keys to the partial results of query rows, see [`Arch::attention`].
-pub(crate) type AttentionFn<T> =
-    unsafe fn(to: &mut AttnPartial<'_>, q: &[f32], span: KvSpan<'_, T>, ranges: &[(u32, u32)], p: &AttnParams);
+pub(crate) type AttentionFn<T> = unsafe fn(
+    to: &mut AttnPartial<'_>,
+    q: &[f32],
+    span: KvSpan<'_, T>,
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+);
 
 /// Adds stored keys to the partial results of query rows, see [`Arch::attention_stored`].
-pub(crate) type AttentionStoredFn =
-    unsafe fn(to: &mut AttnPartial<'_>, q: &[f32], stored: KvStored<'_>, ranges: &[(u32, u32)], p: &AttnParams);
+pub(crate) type AttentionStoredFn = unsafe fn(
+    to: &mut AttnPartial<'_>,
+    q: &[f32],
+    stored: KvStored<'_>,
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+);
 
 /// Reads the first rows of a block of keys or values, see [`Arch::load_kv`].
 pub(crate) type LoadKvFn = unsafe fn(kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]);
@@ -413,7 +508,9 @@ impl std::fmt::Debug for Arch {
 
 /// Whether `rows`, which lie so many values apart, are `n` of `width` values.
 fn has_rows((rows, stride): (&[f32], usize), n: usize, width: usize) -> bool {
-    let end = stride.checked_mul(n - 1).and_then(|last| last.checked_add(width));
+    let end = stride
+        .checked_mul(n - 1)
+        .and_then(|last| last.checked_add(width));
     width <= stride && end.is_some_and(|end| end <= rows.len())
 }
 
@@ -424,8 +521,13 @@ fn check_product(y: &ColumnsMut<'_>, t: &[f32], len: usize, stride: usize) -> bo
     }
     let rank = t.len() / y.rows();
     assert_eq!(t.len(), y.rows() * rank, "add_product: {} rows", y.rows());
-    let end = stride.checked_mul(rank - 1).and_then(|last| last.checked_add(y.cols()));
-    assert!(y.cols() <= stride && end.is_some_and(|end| end <= len), "add_product: {rank} rows of {stride}");
+    let end = stride
+        .checked_mul(rank - 1)
+        .and_then(|last| last.checked_add(y.cols()));
+    assert!(
+        y.cols() <= stride && end.is_some_and(|end| end <= len),
+        "add_product: {rank} rows of {stride}"
+    );
     true
 }
 
@@ -440,11 +542,13 @@ impl Arch {
     /// # Errors
     /// If it does not; lists the levels it has.
     pub fn named(name: &str) -> Result<Arch, ArchError> {
-        Arch::available().find(|a| a.name() == name).ok_or_else(|| ArchError {
-            name: name.to_owned(),
-            available: Arch::available().map(Arch::name).collect(),
-            known: LEVELS.iter().any(|k| k.name == name),
-        })
+        Arch::available()
+            .find(|a| a.name() == name)
+            .ok_or_else(|| ArchError {
+                name: name.to_owned(),
+                available: Arch::available().map(Arch::name).collect(),
+                known: LEVELS.iter().any(|k| k.name == name),
+            })
     }
 
     /// Every level this CPU has, best first.
@@ -467,14 +571,19 @@ impl Arch {
         (self.0.matvec)(dtype).form
     }
 
-    /// `y[i][r] = Σ_k W[r][k]·x[i][k]`: `w` holds `y.cols()` rows of `x.n()` values. A row's bits do not depend on how
-    /// many rows there are, here or in [`Arch::gemm`]; the two round differently.
+    /// `y[i][r] = Σ_k W[r][k]·x[i][k]`: `w` holds `y.cols()` rows of `x.n()` values. A row's bits
+    /// do not depend on how many rows there are, here or in [`Arch::gemm`]; the two round
+    /// differently.
     ///
     /// # Panics
     /// If the lengths disagree or `x` is not in the form that [`Arch::act_form`] names.
     pub fn matvec(self, dtype: DType, y: &mut ColumnsMut<'_>, w: &[u8], x: &Acts<'_>) {
         let f = dtype.float_format();
-        assert_eq!(Some(w.len()), f.bytes_of(y.cols(), x.n()), "matvec: {dtype:?} weight bytes");
+        assert_eq!(
+            Some(w.len()),
+            f.bytes_of(y.cols(), x.n()),
+            "matvec: {dtype:?} weight bytes"
+        );
         assert_eq!(y.rows(), x.m(), "matvec: rows of activations");
         let matvec = (self.0.matvec)(dtype);
         assert_eq!(matvec.form, x.form(), "matvec: activation form");
@@ -482,25 +591,27 @@ impl Arch {
         unsafe { (matvec.kernel)(y, dtype, w, x) }
     }
 
-    /// Element type that [`Arch::gemm`] multiplies for weights of `dtype`, and products of it per product of a weight.
+    /// Element type that [`Arch::gemm`] multiplies for weights of `dtype`, and products of it per
+    /// product of a weight.
     pub fn gemm_element(self, dtype: DType) -> (PanelElement, u64) {
         (self.0.gemm)(dtype).element
     }
 
-    /// Multiplies and adds as fast as the level can, for measurements: `rounds` of some hundred operations that touch
-    /// no memory. Returns the number of operations.
+    /// Multiplies and adds as fast as the level can, for measurements: `rounds` of some hundred
+    /// operations that touch no memory. Returns the number of operations.
     pub fn peak(self, element: PanelElement, rounds: u64) -> u64 {
         // SAFETY: `self` proves the CPU features.
         unsafe { (self.0.peak)(element, rounds) }
     }
 
-    /// Weight rows one [`Arch::gemm`] call should cover at most, a multiple of 32; smaller multiples of 32 work, too.
+    /// Weight rows one [`Arch::gemm`] call should cover at most, a multiple of 32; smaller
+    /// multiples of 32 work, too.
     pub fn gemm_tile(self, dtype: DType) -> usize {
         (self.0.gemm)(dtype).tile
     }
 
-    /// Most activation rows for which an [`Arch::gemm`] call had better cover as many weight rows as one of
-    /// [`Arch::matvec`], not only [`Arch::gemm_tile`].
+    /// Most activation rows for which an [`Arch::gemm`] call had better cover as many weight rows
+    /// as one of [`Arch::matvec`], not only [`Arch::gemm_tile`].
     pub fn gemm_few(self, dtype: DType) -> usize {
         (self.0.gemm)(dtype).few
     }
@@ -523,9 +634,10 @@ impl Arch {
         (self.0.gemm)(dtype).group
     }
 
-    /// Packs one group of the `m` rows of a product for [`Arch::gemm`] with weights of `dtype`: `x` has at most
-    /// [`Arch::pack_group`] rows of `k` values. Group `g` begins at `g·packed_len(group)`. Few rows are packed otherwise
-    /// than many: `m` has to be that of [`Arch::gemm`].
+    /// Packs one group of the `m` rows of a product for [`Arch::gemm`] with weights of `dtype`: `x`
+    /// has at most [`Arch::pack_group`] rows of `k` values. Group `g` begins at
+    /// `g·packed_len(group)`. Few rows are packed otherwise than many: `m` has to be that of
+    /// [`Arch::gemm`].
     ///
     /// # Panics
     /// If the lengths disagree.
@@ -550,8 +662,8 @@ impl Arch {
         std::ptr::fn_addr_eq((self.0.gemm)(a).pack, (self.0.gemm)(b).pack)
     }
 
-    /// `y[i][r] = Σ_k W[r][k]·x[i][k]` with `packed` made by [`Arch::pack`] from `y.rows()` rows. The contents of
-    /// `workspace` do not matter.
+    /// `y[i][r] = Σ_k W[r][k]·x[i][k]` with `packed` made by [`Arch::pack`] from `y.rows()` rows.
+    /// The contents of `workspace` do not matter.
     ///
     /// # Panics
     /// If the lengths disagree or `workspace` is smaller than [`Arch::gemm_workspace`] says.
@@ -566,8 +678,16 @@ impl Arch {
     ) {
         let f = dtype.float_format();
         let gemm = (self.0.gemm)(dtype);
-        assert_eq!(Some(w.len()), f.bytes_of(y.cols(), k), "gemm: {dtype:?} weight bytes");
-        assert_eq!(packed.len(), (gemm.packed_len)(y.rows(), k), "gemm: packed activations");
+        assert_eq!(
+            Some(w.len()),
+            f.bytes_of(y.cols(), k),
+            "gemm: {dtype:?} weight bytes"
+        );
+        assert_eq!(
+            packed.len(),
+            (gemm.packed_len)(y.rows(), k),
+            "gemm: packed activations"
+        );
         assert!(workspace.len() >= gemm.workspace, "gemm: workspace");
         if k == 0 || y.rows() == 0 {
             return y.fill(0.0);
@@ -576,33 +696,60 @@ impl Arch {
         unsafe { (gemm.kernel)(y, dtype, w, packed, k, workspace) }
     }
 
-    /// Whether weights of `dtype` are unpacked once for so many rows of both kinds by [`Arch::both`].
+    /// Whether weights of `dtype` are unpacked once for so many rows of both kinds by
+    /// [`Arch::both`].
     pub fn has_both(self, dtype: DType, n_generated: usize, n_prompt: usize) -> bool {
         let fits = |both: Both| n_generated <= both.most.0 && n_prompt <= both.most.1;
         n_generated > 0 && n_prompt > 0 && (self.0.gemm)(dtype).both.is_some_and(fits)
     }
 
-    /// [`Arch::matvec`] of the first rows of `y`, and [`Arch::gemm`] of the others, with the same bits.
+    /// [`Arch::matvec`] of the first rows of `y`, and [`Arch::gemm`] of the others, with the same
+    /// bits.
     ///
     /// # Panics
-    /// If the lengths disagree, `generated` is not in the form that [`Arch::act_form`] names, or [`Arch::has_both`] is
-    /// not true.
-    pub fn both(self, dtype: DType, y: &mut ColumnsMut<'_>, w: &[u8], generated: &Acts<'_>, packed: &[u8], k: usize) {
+    /// If the lengths disagree, `generated` is not in the form that [`Arch::act_form`] names, or
+    /// [`Arch::has_both`] is not true.
+    pub fn both(
+        self,
+        dtype: DType,
+        y: &mut ColumnsMut<'_>,
+        w: &[u8],
+        generated: &Acts<'_>,
+        packed: &[u8],
+        k: usize,
+    ) {
         let gemm = (self.0.gemm)(dtype);
         let n_prompt = y.rows().checked_sub(generated.m()).expect("both: rows");
         assert!(self.has_both(dtype, generated.m(), n_prompt), "both: rows");
-        assert_eq!(Some(w.len()), dtype.float_format().bytes_of(y.cols(), k), "both: {dtype:?} weight bytes");
-        assert_eq!((generated.form(), generated.n()), (self.act_form(dtype), k), "both: generated rows");
-        assert_eq!(packed.len(), (gemm.packed_len)(n_prompt, k), "both: packed activations");
+        assert_eq!(
+            Some(w.len()),
+            dtype.float_format().bytes_of(y.cols(), k),
+            "both: {dtype:?} weight bytes"
+        );
+        assert_eq!(
+            (generated.form(), generated.n()),
+            (self.act_form(dtype), k),
+            "both: generated rows"
+        );
+        assert_eq!(
+            packed.len(),
+            (gemm.packed_len)(n_prompt, k),
+            "both: packed activations"
+        );
         let both = gemm.both.expect("has_both");
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (both.kernel)(y, dtype, w, generated, packed, k) }
     }
 
-    /// The product with the transpose of a matrix `(n_out, n_in)` of `dtype`: turns gradients with respect to its
-    /// outputs into gradients with respect to its inputs.
+    /// The product with the transpose of a matrix `(n_out, n_in)` of `dtype`: turns gradients with
+    /// respect to its outputs into gradients with respect to its inputs.
     pub fn transposed(self, dtype: DType, n_out: usize, n_in: usize) -> TransposedProduct {
-        TransposedProduct { table: (self.0.transposed)(dtype), dtype, n_in, n_out }
+        TransposedProduct {
+            table: (self.0.transposed)(dtype),
+            dtype,
+            n_in,
+            n_out,
+        }
     }
 
     /// Expands whole blocks, finite ones to exactly the values of
@@ -611,13 +758,20 @@ impl Arch {
     /// # Panics
     /// If the lengths disagree.
     pub fn dequantize(self, dtype: DType, blocks: &[u8], x: &mut [f32]) {
-        assert_eq!(dtype.float_format().bytes_of(1, x.len()), Some(blocks.len()), "dequantize: {dtype:?} bytes");
+        assert_eq!(
+            dtype.float_format().bytes_of(1, x.len()),
+            Some(blocks.len()),
+            "dequantize: {dtype:?} bytes"
+        );
         // SAFETY: `self` proves the CPU features; lengths were checked above.
         unsafe { (self.0.dequantize)(dtype, blocks, x) }
     }
 
     /// Prefetches `bytes` into the L2 cache, on CPUs that have an instruction for it.
-    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), expect(unused_variables))]
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        expect(unused_variables)
+    )]
     pub fn prefetch(self, bytes: &[u8]) {
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         gemm::prefetch(bytes);
@@ -628,7 +782,12 @@ impl Arch {
     /// # Panics
     /// If `blocks` has another length than [`BlockQ16::per_row`] says.
     pub fn quantize_q16(self, x: &[f32], blocks: &mut [BlockQ16]) {
-        assert_eq!(blocks.len(), BlockQ16::per_row(x.len()), "quantize_q16: {} values", x.len());
+        assert_eq!(
+            blocks.len(),
+            BlockQ16::per_row(x.len()),
+            "quantize_q16: {} values",
+            x.len()
+        );
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (self.0.quantize_q16)(x, blocks) }
     }
@@ -638,7 +797,12 @@ impl Arch {
     /// # Panics
     /// If `blocks` has another length than [`BlockP16::per_row`] says.
     pub fn quantize_p16(self, x: &[f32], blocks: &mut [BlockP16]) {
-        assert_eq!(blocks.len(), BlockP16::per_row(x.len()), "quantize_p16: {} values", x.len());
+        assert_eq!(
+            blocks.len(),
+            BlockP16::per_row(x.len()),
+            "quantize_p16: {} values",
+            x.len()
+        );
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (self.0.quantize_p16)(x, blocks) }
     }
@@ -664,9 +828,9 @@ impl Arch {
         unsafe { (self.0.add_scaled)(y, x, a) }
     }
 
-    /// `y[i][c] += Σ_j t[i][j]·b[j·stride + c]`: a product of low rank, `t: (y.rows(), rank)` with columns of
-    /// `B: (rank, stride)`, of which `b` begins at the first. Every sum goes in the order of `j`, whatever the other
-    /// rows and columns.
+    /// `y[i][c] += Σ_j t[i][j]·b[j·stride + c]`: a product of low rank, `t: (y.rows(), rank)` with
+    /// columns of `B: (rank, stride)`, of which `b` begins at the first. Every sum goes in the
+    /// order of `j`, whatever the other rows and columns.
     pub fn add_product(self, y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize) {
         if check_product(y, t, b.len(), stride) {
             // SAFETY: `self` proves the CPU features; shapes were checked above.
@@ -675,15 +839,22 @@ impl Arch {
     }
 
     /// [`Arch::add_product`] with the same bits, of columns that are held in 16 bits.
-    pub fn add_product_f16(self, y: &mut ColumnsMut<'_>, t: &[f32], b: &[half::f16], stride: usize) {
+    pub fn add_product_f16(
+        self,
+        y: &mut ColumnsMut<'_>,
+        t: &[f32],
+        b: &[half::f16],
+        stride: usize,
+    ) {
         if check_product(y, t, b.len(), stride) {
             // SAFETY: `self` proves the CPU features; shapes were checked above.
             unsafe { (self.0.add_product_f16)(y, t, b, stride) }
         }
     }
 
-    /// A step of the gated delta rule (arXiv 2412.06464) for a head's `state`, `(k.len(), v.len())`:
-    /// `S = rate·S; S = S + k·(β·(v − Sᵀ·k))ᵀ; out = Sᵀ·q`. There is one `rate`, or one per row of the state.
+    /// A step of the gated delta rule (arXiv 2412.06464) for a head's `state`, `(k.len(),
+    /// v.len())`: `S = rate·S; S = S + k·(β·(v − Sᵀ·k))ᵀ; out = Sᵀ·q`. There is one `rate`, or
+    /// one per row of the state.
     pub fn delta_rule(
         self,
         state: &mut [f32],
@@ -695,23 +866,43 @@ impl Arch {
         out: &mut [f32],
     ) {
         assert!(q.len() == k.len() && out.len() == v.len(), "delta_rule");
-        assert!(Some(state.len()) == k.len().checked_mul(v.len()), "delta_rule: the state");
-        assert!(rate.len() == 1 || rate.len() == k.len(), "delta_rule: {} rates", rate.len());
+        assert!(
+            Some(state.len()) == k.len().checked_mul(v.len()),
+            "delta_rule: the state"
+        );
+        assert!(
+            rate.len() == 1 || rate.len() == k.len(),
+            "delta_rule: {} rates",
+            rate.len()
+        );
         // SAFETY: `self` proves the CPU features; lengths were checked above.
         unsafe { (self.0.delta_rule)(state, q, k, v, beta, rate, out) }
     }
 
-    /// A step of a selective state space with one decay (Mamba 2, arXiv 2405.21060) for a head's `state`,
-    /// `(b.len(), x.len())`: `S = decay·S + dt·b·xᵀ; out = cᵀ·S`.
-    pub fn ssm_step(self, state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: f32, x: &[f32], out: &mut [f32]) {
+    /// A step of a selective state space with one decay (Mamba 2, arXiv 2405.21060) for a head's
+    /// `state`, `(b.len(), x.len())`: `S = decay·S + dt·b·xᵀ; out = cᵀ·S`.
+    pub fn ssm_step(
+        self,
+        state: &mut [f32],
+        b: &[f32],
+        c: &[f32],
+        decay: f32,
+        dt: f32,
+        x: &[f32],
+        out: &mut [f32],
+    ) {
         assert!(b.len() == c.len() && out.len() == x.len(), "ssm_step");
-        assert!(Some(state.len()) == x.len().checked_mul(b.len()) && !state.is_empty(), "ssm_step: the state");
+        assert!(
+            Some(state.len()) == x.len().checked_mul(b.len()) && !state.is_empty(),
+            "ssm_step: the state"
+        );
         // SAFETY: `self` proves the CPU features; lengths were checked above.
         unsafe { (self.0.ssm_step)(state, b, c, decay, dt, x, out) }
     }
 
-    /// A step of a selective state space whose states have decays of their own (Mamba 1, arXiv 2312.00752) for the channels of
-    /// `x`, with `state` and `a` `(b.len(), x.len())`: `s = exp(dt·a)·s + dt·x·b; out = s·c`.
+    /// A step of a selective state space whose states have decays of their own (Mamba 1, arXiv
+    /// 2312.00752) for the channels of `x`, with `state` and `a` `(b.len(), x.len())`: `s =
+    /// exp(dt·a)·s + dt·x·b; out = s·c`.
     pub fn ssm_step_by_state(
         self,
         state: &mut [f32],
@@ -722,19 +913,32 @@ impl Arch {
         x: &[f32],
         out: &mut [f32],
     ) {
-        assert!(b.len() == c.len() && out.len() == x.len() && dt.len() == x.len(), "ssm_step_by_state");
-        assert!(Some(state.len()) == x.len().checked_mul(b.len()) && !state.is_empty(), "ssm_step_by_state: the state");
+        assert!(
+            b.len() == c.len() && out.len() == x.len() && dt.len() == x.len(),
+            "ssm_step_by_state"
+        );
+        assert!(
+            Some(state.len()) == x.len().checked_mul(b.len()) && !state.is_empty(),
+            "ssm_step_by_state: the state"
+        );
         assert!(a.len() == state.len(), "ssm_step_by_state: the decays");
         // SAFETY: `self` proves the CPU features; lengths were checked above.
         unsafe { (self.0.ssm_step_by_state)(state, a, b, c, dt, x, out) }
     }
 
-    /// A step of a causal convolution of each channel of `x` by itself: adds the products of taps and values, of which those of
-    /// the tokens before are `past`, `(n, x.len())`, to `out`; then `x` follows there, and the oldest leave. The rows of the
-    /// `n + 1` taps lie so many values apart.
+    /// A step of a causal convolution of each channel of `x` by itself: adds the products of taps
+    /// and values, of which those of the tokens before are `past`, `(n, x.len())`, to `out`;
+    /// then `x` follows there, and the oldest leave. The rows of the `n + 1` taps lie so many
+    /// values apart.
     pub fn causal_conv(self, past: &mut [f32], taps: (&[f32], usize), x: &[f32], out: &mut [f32]) {
-        assert!(!x.is_empty() && past.len().is_multiple_of(x.len()) && out.len() == x.len(), "causal_conv");
-        assert!(has_rows(taps, past.len() / x.len() + 1, x.len()), "causal_conv: the taps");
+        assert!(
+            !x.is_empty() && past.len().is_multiple_of(x.len()) && out.len() == x.len(),
+            "causal_conv"
+        );
+        assert!(
+            has_rows(taps, past.len() / x.len() + 1, x.len()),
+            "causal_conv: the taps"
+        );
         // SAFETY: `self` proves the CPU features; lengths were checked above.
         unsafe { (self.0.causal_conv)(past, taps, x, out) }
     }
@@ -751,17 +955,35 @@ impl Arch {
         first: &[f32],
         out: &mut [f32],
     ) {
-        assert!([r, w, first].iter().all(|x| x.len() == k.len()) && out.len() == v.len(), "rwkv6_step");
-        assert!(Some(state.len()) == k.len().checked_mul(v.len()), "rwkv6_step: the state");
+        assert!(
+            [r, w, first].iter().all(|x| x.len() == k.len()) && out.len() == v.len(),
+            "rwkv6_step"
+        );
+        assert!(
+            Some(state.len()) == k.len().checked_mul(v.len()),
+            "rwkv6_step: the state"
+        );
         // SAFETY: `self` proves the CPU features; lengths were checked above.
         unsafe { (self.0.rwkv6_step)(state, r, k, v, w, first, out) }
     }
 
     /// A step of RWKV 7 (arXiv 2503.14456) for a head's `state`, `(v.len(), r.len())`:
     /// `S = S·diag(w) + (S·a)·bᵀ + v·kᵀ; out = S·r`.
-    pub fn rwkv7_step(self, state: &mut [f32], [r, k, w, a, b]: [&[f32]; 5], v: &[f32], out: &mut [f32]) {
-        assert!([k, w, a, b].iter().all(|x| x.len() == r.len()) && out.len() == v.len(), "rwkv7_step");
-        assert!(Some(state.len()) == r.len().checked_mul(v.len()) && !r.is_empty(), "rwkv7_step: the state");
+    pub fn rwkv7_step(
+        self,
+        state: &mut [f32],
+        [r, k, w, a, b]: [&[f32]; 5],
+        v: &[f32],
+        out: &mut [f32],
+    ) {
+        assert!(
+            [k, w, a, b].iter().all(|x| x.len() == r.len()) && out.len() == v.len(),
+            "rwkv7_step"
+        );
+        assert!(
+            Some(state.len()) == r.len().checked_mul(v.len()) && !r.is_empty(),
+            "rwkv7_step: the state"
+        );
         // SAFETY: `self` proves the CPU features; lengths were checked above.
         unsafe { (self.0.rwkv7_step)(state, [r, k, w, a, b], v, out) }
     }
@@ -775,21 +997,32 @@ impl Arch {
 
     /// `y = (x − mean) / sqrt(var + eps) · w + b` (Ba et al., arXiv 1607.06450).
     pub fn layer_norm(self, y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32) {
-        assert!(y.len() == x.len() && w.len() == x.len() && b.len() == x.len(), "layer_norm");
+        assert!(
+            y.len() == x.len() && w.len() == x.len() && b.len() == x.len(),
+            "layer_norm"
+        );
         // SAFETY: `self` proves the CPU features; lengths are equal.
         unsafe { (self.0.layer_norm)(y, x, w, b, eps) }
     }
 
-    /// Adds to `dx` the gradient with respect to the `x` of [`Arch::rms_norm`]; `dy` is that with respect to its `y`.
+    /// Adds to `dx` the gradient with respect to the `x` of [`Arch::rms_norm`]; `dy` is that with
+    /// respect to its `y`.
     pub fn rms_norm_backward(self, dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
-        assert!(dx.len() == x.len() && dy.len() == x.len() && w.len() == x.len(), "rms_norm_backward");
+        assert!(
+            dx.len() == x.len() && dy.len() == x.len() && w.len() == x.len(),
+            "rms_norm_backward"
+        );
         // SAFETY: `self` proves the CPU features; lengths are equal.
         unsafe { (self.0.rms_norm_backward)(dx, dy, x, w, eps) }
     }
 
-    /// Adds to `dx` the gradient with respect to the `x` of [`Arch::layer_norm`]; `dy` is that with respect to its `y`.
+    /// Adds to `dx` the gradient with respect to the `x` of [`Arch::layer_norm`]; `dy` is that with
+    /// respect to its `y`.
     pub fn layer_norm_backward(self, dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
-        assert!(dx.len() == x.len() && dy.len() == x.len() && w.len() == x.len(), "layer_norm_backward");
+        assert!(
+            dx.len() == x.len() && dy.len() == x.len() && w.len() == x.len(),
+            "layer_norm_backward"
+        );
         // SAFETY: `self` proves the CPU features; lengths are equal.
         unsafe { (self.0.layer_norm_backward)(dx, dy, x, w, eps) }
     }
@@ -800,9 +1033,20 @@ impl Arch {
         unsafe { (self.0.softmax)(x) }
     }
 
-    /// `cos[i] = factor·cos(pos·frequencies[i])`, and `sin` likewise: the angles of RoPE for the token at `pos`.
-    pub fn rope_angles(self, cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32) {
-        assert!(cos.len() == frequencies.len() && sin.len() == frequencies.len(), "rope_angles");
+    /// `cos[i] = factor·cos(pos·frequencies[i])`, and `sin` likewise: the angles of RoPE for the
+    /// token at `pos`.
+    pub fn rope_angles(
+        self,
+        cos: &mut [f32],
+        sin: &mut [f32],
+        frequencies: &[f32],
+        pos: f32,
+        factor: f32,
+    ) {
+        assert!(
+            cos.len() == frequencies.len() && sin.len() == frequencies.len(),
+            "rope_angles"
+        );
         // SAFETY: `self` proves the CPU features; lengths are equal.
         unsafe { (self.0.rope_angles)(cos, sin, frequencies, pos, factor) }
     }
@@ -810,14 +1054,20 @@ impl Arch {
     /// Rotates adjacent pairs `(x[2i], x[2i+1])` of one head by `cos[i], sin[i]` (RoFormer, arXiv
     /// 2104.09864); `x.len() == 2·cos.len()`.
     pub fn rope_norm(self, x: &mut [f32], cos: &[f32], sin: &[f32]) {
-        assert!(Some(x.len()) == cos.len().checked_mul(2) && sin.len() == cos.len(), "rope_norm");
+        assert!(
+            Some(x.len()) == cos.len().checked_mul(2) && sin.len() == cos.len(),
+            "rope_norm"
+        );
         // SAFETY: `self` proves the CPU features; lengths were checked.
         unsafe { (self.0.rope_norm)(x, cos, sin) }
     }
 
     /// Rotates the pairs `(x[i], x[i + n/2])` of one head (GPT-NeoX order).
     pub fn rope_neox(self, x: &mut [f32], cos: &[f32], sin: &[f32]) {
-        assert!(Some(x.len()) == cos.len().checked_mul(2) && sin.len() == cos.len(), "rope_neox");
+        assert!(
+            Some(x.len()) == cos.len().checked_mul(2) && sin.len() == cos.len(),
+            "rope_neox"
+        );
         // SAFETY: `self` proves the CPU features; lengths were checked.
         unsafe { (self.0.rope_neox)(x, cos, sin) }
     }
@@ -849,7 +1099,8 @@ impl Arch {
         unsafe { (self.0.gelu_erf)(x) }
     }
 
-    /// `gate = g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` = `up` clamped to ±7 (gpt-oss).
+    /// `gate = g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` = `up` clamped to ±7
+    /// (gpt-oss).
     pub fn swiglu_oai(self, gate: &mut [f32], up: &[f32]) {
         assert_eq!(gate.len(), up.len(), "swiglu_oai");
         // SAFETY: `self` proves the CPU features; lengths are equal.
@@ -871,14 +1122,20 @@ impl Arch {
 
     /// Replaces the operands of [`Arch::silu_mul`] by their gradients; `dy` is that of its result.
     pub fn silu_mul_backward(self, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
-        assert!(gate.len() == up.len() && gate.len() == dy.len(), "silu_mul_backward");
+        assert!(
+            gate.len() == up.len() && gate.len() == dy.len(),
+            "silu_mul_backward"
+        );
         // SAFETY: `self` proves the CPU features; lengths are equal.
         unsafe { (self.0.silu_mul_backward)(gate, up, dy) }
     }
 
     /// Replaces the operands of [`Arch::gelu_mul`] by their gradients; `dy` is that of its result.
     pub fn gelu_mul_backward(self, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
-        assert!(gate.len() == up.len() && gate.len() == dy.len(), "gelu_mul_backward");
+        assert!(
+            gate.len() == up.len() && gate.len() == dy.len(),
+            "gelu_mul_backward"
+        );
         // SAFETY: `self` proves the CPU features; lengths are equal.
         unsafe { (self.0.gelu_mul_backward)(gate, up, dy) }
     }
@@ -922,16 +1179,25 @@ pub struct AttnBackward<'a> {
 
 impl AttnBackward<'_> {
     fn check(&self, n_q: usize, n_kv: usize, p: &AttnParams) {
-        assert!(p.head_dim.max(p.head_dim_v) <= MAX_HEAD_DIM, "attention: heads at most {MAX_HEAD_DIM} wide");
-        assert!(self.q.len() == n_q * p.head_dim && self.dout.len() == n_q * p.head_dim_v, "attention: queries");
+        assert!(
+            p.head_dim.max(p.head_dim_v) <= MAX_HEAD_DIM,
+            "attention: heads at most {MAX_HEAD_DIM} wide"
+        );
+        assert!(
+            self.q.len() == n_q * p.head_dim && self.dout.len() == n_q * p.head_dim_v,
+            "attention: queries"
+        );
         assert!(self.delta.len() == n_q, "attention: delta");
-        assert!(self.k.len() == n_kv * p.head_dim && self.v.len() == n_kv * p.head_dim_v, "attention: keys and values");
+        assert!(
+            self.k.len() == n_kv * p.head_dim && self.v.len() == n_kv * p.head_dim_v,
+            "attention: keys and values"
+        );
     }
 }
 
 impl Arch {
-    /// The gradient of the queries of [`Arch::attention`], `dq: (n_q, head_dim)`, and `lse: (n_q)`, the log-sum-exp of
-    /// each query's scores. `ranges` are the keys that each query sees.
+    /// The gradient of the queries of [`Arch::attention`], `dq: (n_q, head_dim)`, and `lse: (n_q)`,
+    /// the log-sum-exp of each query's scores. `ranges` are the keys that each query sees.
     ///
     /// # Panics
     /// If the shapes disagree, or a range is empty or ends after the keys.
@@ -945,14 +1211,21 @@ impl Arch {
     ) {
         let n_kv = x.k.len() / p.head_dim;
         x.check(ranges.len(), n_kv, p);
-        assert!(dq.len() == x.q.len() && lse.len() == ranges.len(), "attention_queries");
-        assert!(ranges.iter().all(|&(a, b)| a < b && b as usize <= n_kv), "attention_queries: ranges");
+        assert!(
+            dq.len() == x.q.len() && lse.len() == ranges.len(),
+            "attention_queries"
+        );
+        assert!(
+            ranges.iter().all(|&(a, b)| a < b && b as usize <= n_kv),
+            "attention_queries: ranges"
+        );
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (self.0.attention_queries)(dq, lse, x.q, x.dout, x.delta, x.k, x.v, ranges, p) }
     }
 
     /// The gradients of the keys and values of [`Arch::attention`], `dk: (n_kv, head_dim)` and
-    /// `dv: (n_kv, head_dim_v)`, with `lse` of [`Arch::attention_queries`]. `ranges` are the queries that see each key.
+    /// `dv: (n_kv, head_dim_v)`, with `lse` of [`Arch::attention_queries`]. `ranges` are the
+    /// queries that see each key.
     ///
     /// # Panics
     /// If the shapes disagree, or a range is empty or ends after the queries.
@@ -967,8 +1240,14 @@ impl Arch {
     ) {
         let n_q = x.q.len() / p.head_dim;
         x.check(n_q, ranges.len(), p);
-        assert!(dk.len() == x.k.len() && dv.len() == x.v.len() && lse.len() == n_q, "attention_keys");
-        assert!(ranges.iter().all(|&(a, b)| a < b && b as usize <= n_q), "attention_keys: ranges");
+        assert!(
+            dk.len() == x.k.len() && dv.len() == x.v.len() && lse.len() == n_q,
+            "attention_keys"
+        );
+        assert!(
+            ranges.iter().all(|&(a, b)| a < b && b as usize <= n_q),
+            "attention_keys: ranges"
+        );
         // SAFETY: `self` proves the CPU features; shapes were checked above.
         unsafe { (self.0.attention_keys)(dk, dv, x.k, x.v, x.q, x.dout, lse, x.delta, ranges, p) }
     }

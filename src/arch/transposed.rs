@@ -1,8 +1,10 @@
-//! The transposed product, which carries gradients back through a matrix: the loops of [`super::gemm`] with panels of
-//! weight *columns*. Some rows are expanded to `f32`, then transposed to panel rows, in the words of the level's
-//! register tile.
+//! The transposed product, which carries gradients back through a matrix: the loops of
+//! [`super::gemm`] with panels of weight *columns*. Some rows are expanded to `f32`, then
+//! transposed to panel rows, in the words of the level's register tile.
 
-use super::gemm::{BLOCK, Panels, SUMS, TILE, multiply_panel, pack, packed_len, place, prefetch, store_sums};
+use super::gemm::{
+    BLOCK, Panels, SUMS, TILE, multiply_panel, pack, packed_len, place, prefetch, store_sums,
+};
 use super::{CacheLine, ColumnsMut, Transposed};
 use crate::quant::DType;
 use std::ops::Range;
@@ -14,11 +16,12 @@ const MOST_ROWS: usize = 64;
 
 /// Panels that are filled by columns.
 pub(super) trait Turn: Panels {
-    /// Weight rows that are expanded, then transposed, at a time: a divisor of [`BLOCK`], at most 64.
+    /// Weight rows that are expanded, then transposed, at a time: a divisor of [`BLOCK`], at most
+    /// 64.
     const ROWS: usize;
 
-    /// Expands the values `wanted` of at most [`BLOCK`] weights of a row. The range begins at a multiple of
-    /// [`COLUMNS`], and `out` has room for its length rounded up to 32.
+    /// Expands the values `wanted` of at most [`BLOCK`] weights of a row. The range begins at a
+    /// multiple of [`COLUMNS`], and `out` has room for its length rounded up to 32.
     ///
     /// # Safety
     /// The CPU must have the level's features.
@@ -27,8 +30,8 @@ pub(super) trait Turn: Panels {
     /// Transposes `LANES` columns of [`Turn::ROWS`] expanded rows to as many panel rows.
     ///
     /// # Safety
-    /// The CPU must have the level's features. Rows of `values` lie [`COLUMNS`] apart, those of `panel`
-    /// `panel_words(`[`BLOCK`]`)`, or as [`Panels::INTERLEAVED`] says.
+    /// The CPU must have the level's features. Rows of `values` lie [`COLUMNS`] apart, those of
+    /// `panel` `panel_words(`[`BLOCK`]`)`, or as [`Panels::INTERLEAVED`] says.
     const TURN: unsafe fn(values: *const f32, panel: *mut u32);
 }
 
@@ -44,10 +47,14 @@ pub(super) const fn transposed<P: Turn>() -> Transposed {
     }
 }
 
-/// Expands blocks with [`Turn::EXPAND`], but a rest that is no multiple of 32 values with the format's own function.
+/// Expands blocks with [`Turn::EXPAND`], but a rest that is no multiple of 32 values with the
+/// format's own function.
 pub(super) unsafe fn dequantize<P: Turn>(dtype: DType, blocks: &[u8], x: &mut [f32]) {
     let format = dtype.float_format();
-    for (blocks, x) in blocks.chunks(BLOCK / format.block_elems * format.block_bytes).zip(x.chunks_mut(BLOCK)) {
+    for (blocks, x) in blocks
+        .chunks(BLOCK / format.block_elems * format.block_bytes)
+        .zip(x.chunks_mut(BLOCK))
+    {
         if x.len().is_multiple_of(32) {
             // SAFETY: the caller's promise.
             unsafe { (P::EXPAND)(dtype, blocks, 0..x.len(), x) };
@@ -71,7 +78,11 @@ unsafe fn transposed_kernel<P: Turn>(
     let bytes = |values: usize| values / format.block_elems * format.block_bytes;
     let start = first / format.block_elems * format.block_elems;
     let end = (first + x.cols()).next_multiple_of(format.block_elems);
-    assert!(end - start <= BLOCK && x.cols() <= COLUMNS, "columns {first}+{} in blocks", x.cols());
+    assert!(
+        end - start <= BLOCK && x.cols() <= COLUMNS,
+        "columns {first}+{} in blocks",
+        x.cols()
+    );
     // Bytes of row `r` that hold these columns.
     let blocks = |r: usize| &w[r * bytes(n_in)..][bytes(start)..bytes(end)];
     let wanted = first - start..first - start + x.cols();
@@ -83,7 +94,8 @@ unsafe fn transposed_kernel<P: Turn>(
 
     const { assert!(P::ROWS <= MOST_ROWS && BLOCK.is_multiple_of(P::ROWS)) };
     // Expanded rows, `COLUMNS` values each; columns past the end hold what the last task left.
-    let (values, rest) = bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(MOST_ROWS * COLUMNS);
+    let (values, rest) =
+        bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(MOST_ROWS * COLUMNS);
     let values: &mut [f32] = bytemuck::cast_slice_mut(values);
     let (panel, sums) = rest.split_at_mut(COLUMNS * BLOCK);
     let panel = panel.as_mut_ptr();
@@ -104,10 +116,12 @@ unsafe fn transposed_kernel<P: Turn>(
                         row.fill(0.0);
                     }
                 }
-                // Register tiles are multiplied whole; results for columns past the end are not stored.
+                // Register tiles are multiplied whole; results for columns past the end are not
+                // stored.
                 for c in (0..n_cols.next_multiple_of(P::TILES[0].rows)).step_by(P::LANES) {
                     let panel = panel.wrapping_add(place::<P>(panel_stride, c, P::panel_words(k1)));
-                    // SAFETY: the expanded rows have these columns, and panel rows have room for the words.
+                    // SAFETY: the expanded rows have these columns, and panel rows have room for
+                    // the words.
                     unsafe { (P::TURN)(values[c..].as_ptr(), panel) };
                 }
             }
@@ -118,12 +132,30 @@ unsafe fn transposed_kernel<P: Turn>(
                 let panel = panel.wrapping_add(place::<P>(panel_stride, c0, 0));
                 let (sums, n_rows) = (sums.wrapping_add(c0 * SUMS), (n_cols - c0).min(TILE));
                 // SAFETY: the panel has these rows and values, and there is room for their sums.
-                unsafe { multiply_panel::<P>(panel, n_rows, y, vec_words, (vecs.clone(), x.rows()), k0..k0 + n, sums) };
+                unsafe {
+                    multiply_panel::<P>(
+                        panel,
+                        n_rows,
+                        y,
+                        vec_words,
+                        (vecs.clone(), x.rows()),
+                        k0..k0 + n,
+                        sums,
+                    )
+                };
             }
         }
         for c0 in (0..n_cols).step_by(TILE) {
             // SAFETY: all sums were computed.
-            unsafe { store_sums::<P>(sums.wrapping_add(c0 * SUMS), vecs.clone(), x, c0, (n_cols - c0).min(TILE)) };
+            unsafe {
+                store_sums::<P>(
+                    sums.wrapping_add(c0 * SUMS),
+                    vecs.clone(),
+                    x,
+                    c0,
+                    (n_cols - c0).min(TILE),
+                )
+            };
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Memory that kernels are given: a tile of columns of a row-major matrix, so that threads can write disjoint
-//! tiles of one output; a workspace, so that they need no large stack.
+//! Memory that kernels are given: a tile of columns of a row-major matrix, so that threads can
+//! write disjoint tiles of one output; a workspace, so that they need no large stack.
 
 use bytemuck::{Pod, Zeroable};
 use std::marker::PhantomData;
@@ -39,11 +39,22 @@ impl<'a> ColumnsMut<'a> {
     /// # Panics
     /// If `y` has another length.
     pub fn new(y: &'a mut [f32], rows: usize, cols: usize) -> Self {
-        assert_eq!(Some(y.len()), rows.checked_mul(cols), "a {rows} × {cols} matrix");
-        ColumnsMut { ptr: y.as_mut_ptr(), rows, cols, stride: cols, _matrix: PhantomData }
+        assert_eq!(
+            Some(y.len()),
+            rows.checked_mul(cols),
+            "a {rows} × {cols} matrix"
+        );
+        ColumnsMut {
+            ptr: y.as_mut_ptr(),
+            rows,
+            cols,
+            stride: cols,
+            _matrix: PhantomData,
+        }
     }
 
-    /// The columns `start..start + cols` as a view of their own, which lasts no longer than the borrow of this one:
+    /// The columns `start..start + cols` as a view of their own, which lasts no longer than the
+    /// borrow of this one:
     ///
     /// ```compile_fail,E0597
     /// # use ruvllm::arch::ColumnsMut;
@@ -61,10 +72,20 @@ impl<'a> ColumnsMut<'a> {
     /// # Panics
     /// If the columns are not inside this view.
     pub unsafe fn tile(&self, start: usize, cols: usize) -> ColumnsMut<'_> {
-        assert!(start <= self.cols && cols <= self.cols - start, "tile {start}+{cols} of {} columns", self.cols);
+        assert!(
+            start <= self.cols && cols <= self.cols - start,
+            "tile {start}+{cols} of {} columns",
+            self.cols
+        );
         // SAFETY: `start` is inside the row, so the pointer stays inside the matrix.
         let ptr = unsafe { self.ptr.add(start) };
-        ColumnsMut { ptr, rows: self.rows, cols, stride: self.stride, _matrix: PhantomData }
+        ColumnsMut {
+            ptr,
+            rows: self.rows,
+            cols,
+            stride: self.stride,
+            _matrix: PhantomData,
+        }
     }
 
     /// View of the rows `rows`.
@@ -72,10 +93,24 @@ impl<'a> ColumnsMut<'a> {
     /// # Panics
     /// If they are not inside this view.
     pub fn rows_mut(&mut self, rows: std::ops::Range<usize>) -> ColumnsMut<'_> {
-        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        assert!(
+            rows.start <= rows.end && rows.end <= self.rows,
+            "rows {rows:?} of {}",
+            self.rows
+        );
         // An empty view may begin after the last row, where there is nothing to point at.
-        let ptr = if rows.is_empty() { self.ptr } else { self.ptr.wrapping_add(rows.start * self.stride) };
-        ColumnsMut { ptr, rows: rows.len(), cols: self.cols, stride: self.stride, _matrix: PhantomData }
+        let ptr = if rows.is_empty() {
+            self.ptr
+        } else {
+            self.ptr.wrapping_add(rows.start * self.stride)
+        };
+        ColumnsMut {
+            ptr,
+            rows: rows.len(),
+            cols: self.cols,
+            stride: self.stride,
+            _matrix: PhantomData,
+        }
     }
 
     /// View of the columns `columns`.
@@ -83,7 +118,8 @@ impl<'a> ColumnsMut<'a> {
     /// # Panics
     /// If they are not inside this view.
     pub fn columns_mut(&mut self, columns: std::ops::Range<usize>) -> ColumnsMut<'_> {
-        // SAFETY: this view is borrowed as long as the new one lives, so there is no other of its columns.
+        // SAFETY: this view is borrowed as long as the new one lives, so there is no other of its
+        // columns.
         unsafe { self.tile(columns.start, columns.len()) }
     }
 
@@ -120,7 +156,8 @@ impl<'a> ColumnsMut<'a> {
     /// If there is no such row.
     pub fn row(&mut self, i: usize) -> &mut [f32] {
         assert!(i < self.rows, "row {i} of {}", self.rows);
-        // SAFETY: row `i` lies inside the matrix, and only this view may access these columns of it.
+        // SAFETY: row `i` lies inside the matrix, and only this view may access these columns of
+        // it.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(i * self.stride), self.cols) }
     }
 }
@@ -148,7 +185,11 @@ mod tests {
             }
         });
         for (i, row) in y.chunks_exact(cols).enumerate() {
-            let expected = if i == 2 { [1.0; 10] } else { [0.0, 0.0, 0.0, 0.0, 4.0, 5.0, 5.0, 5.0, 5.0, 5.0] };
+            let expected = if i == 2 {
+                [1.0; 10]
+            } else {
+                [0.0, 0.0, 0.0, 0.0, 4.0, 5.0, 5.0, 5.0, 5.0, 5.0]
+            };
             assert_eq!(row, expected);
         }
     }
@@ -161,9 +202,15 @@ mod tests {
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| tile(&mut view))).is_err()
         };
         // SAFETY: each is the only tile.
-        assert!(outside(|view| assert_eq!(unsafe { view.tile(2, 2) }.cols(), 2)));
+        assert!(outside(|view| assert_eq!(
+            unsafe { view.tile(2, 2) }.cols(),
+            2
+        )));
         // SAFETY: as above.
-        assert!(outside(|view| assert_eq!(unsafe { view.tile(usize::MAX, 2) }.cols(), 2)));
+        assert!(outside(|view| assert_eq!(
+            unsafe { view.tile(usize::MAX, 2) }.cols(),
+            2
+        )));
         assert!(outside(|view| view.row(2).fill(1.0)));
         assert!(outside(|view| assert_eq!(view.rows_mut(1..3).rows(), 2)));
         assert!(!outside(|view| view.row(1).fill(1.0)));

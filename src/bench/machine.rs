@@ -8,13 +8,15 @@ use std::time::Instant;
 /// Bytes read, which exceed any cache.
 const BUFFER: usize = 1 << 30;
 
-/// Bytes per second that `n_threads` read from memory in huge pages, if there are any: the best of three passes over 1
-/// GiB; 0 if there is no memory for that.
+/// Bytes per second that `n_threads` read from memory in huge pages, if there are any: the best of
+/// three passes over 1 GiB; 0 if there is no memory for that.
 ///
 /// # Errors
 /// If a thread cannot be started.
 pub fn read_bandwidth(n_threads: usize) -> io::Result<f64> {
-    let Ok(mut memory) = memmap2::MmapOptions::new().len(BUFFER).map_anon() else { return Ok(0.0) };
+    let Ok(mut memory) = memmap2::MmapOptions::new().len(BUFFER).map_anon() else {
+        return Ok(0.0);
+    };
     #[cfg(target_os = "linux")]
     let _ = memory.advise(memmap2::Advice::HugePage);
     memory.fill(1);
@@ -28,7 +30,9 @@ pub fn read_bandwidth(n_threads: usize) -> io::Result<f64> {
                 Builder::new().spawn_scoped(s, move || {
                     // Sixteen sums, so that additions need not wait for each other.
                     let sums = part.chunks_exact(16).fold([0u64; 16], |mut sums, x| {
-                        sums.iter_mut().zip(x).for_each(|(s, x)| *s = s.wrapping_add(*x));
+                        sums.iter_mut()
+                            .zip(x)
+                            .for_each(|(s, x)| *s = s.wrapping_add(*x));
                         sums
                     });
                     std::hint::black_box(sums);
@@ -41,8 +45,8 @@ pub fn read_bandwidth(n_threads: usize) -> io::Result<f64> {
     Ok(best)
 }
 
-/// Operations per second of `n_threads` that multiply and add as fast as a level can: the best of ten runs of some
-/// milliseconds.
+/// Operations per second of `n_threads` that multiply and add as fast as a level can: the best of
+/// ten runs of some milliseconds.
 ///
 /// # Errors
 /// If a thread cannot be started.
@@ -57,8 +61,13 @@ pub fn arithmetic_peak(arch: Arch, element: PanelElement, n_threads: usize) -> i
         let (operations, seconds) = time(|| {
             std::thread::scope(|s| {
                 let spawn = |_| Builder::new().spawn_scoped(s, || arch.peak(element, rounds));
-                let threads: Vec<_> = (0..n_threads.max(1)).map(spawn).collect::<io::Result<_>>()?;
-                Ok(threads.into_iter().map(|t| t.join().unwrap_or(0)).sum::<u64>())
+                let threads: Vec<_> = (0..n_threads.max(1))
+                    .map(spawn)
+                    .collect::<io::Result<_>>()?;
+                Ok(threads
+                    .into_iter()
+                    .map(|t| t.join().unwrap_or(0))
+                    .sum::<u64>())
             })
         });
         let operations: io::Result<u64> = operations;
@@ -89,13 +98,24 @@ impl Load {
     /// The current counters; `None` if the system does not have them (Linux does).
     pub fn now() -> Option<Load> {
         let stat = std::fs::read_to_string("/proc/stat").ok()?;
-        let ticks: Vec<u64> = stat.lines().next()?.split_whitespace().skip(1).map_while(|t| t.parse().ok()).collect();
+        let ticks: Vec<u64> = stat
+            .lines()
+            .next()?
+            .split_whitespace()
+            .skip(1)
+            .map_while(|t| t.parse().ok())
+            .collect();
         let own = std::fs::read_to_string("/proc/self/stat").ok()?;
-        // The process name, in parentheses, may contain anything; user and system time are fields 14 and 15.
+        // The process name, in parentheses, may contain anything; user and system time are fields
+        // 14 and 15.
         let fields: Vec<&str> = own.rsplit_once(')')?.1.split_whitespace().collect();
         let own = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
         // Guest time is already included in user time.
-        Some(Load { total: ticks.iter().take(8).sum(), idle: ticks.get(3)? + ticks.get(4)?, own })
+        Some(Load {
+            total: ticks.iter().take(8).sum(),
+            idle: ticks.get(3)? + ticks.get(4)?,
+            own,
+        })
     }
 
     /// Fraction of the machine that other processes used since `then`.

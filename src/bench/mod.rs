@@ -1,8 +1,9 @@
 //! Measuring the engine: `ruvllm bench`, and the same from a program.
 //!
-//! A [`Test`] is a prompt of `n_prompt` tokens, then `n_gen` single tokens, at some depth of context. Tokenising and
-//! sampling are left out, as in llama-bench. Speeds come with their share of the read bandwidth, which limits single
-//! tokens, and of the arithmetic peak, which limits prompts, both measured in the same run.
+//! A [`Test`] is a prompt of `n_prompt` tokens, then `n_gen` single tokens, at some depth of
+//! context. Tokenising and sampling are left out, as in llama-bench. Speeds come with their share
+//! of the read bandwidth, which limits single tokens, and of the arithmetic peak, which limits
+//! prompts, both measured in the same run.
 
 mod kernels;
 mod learning;
@@ -12,7 +13,9 @@ mod scenario;
 mod synthetic;
 
 use crate::error::{Error, SessionError};
-use crate::exec::{CancelToken, Engine, Outputs, Sequence, Session, SessionOptions, Slot, TokenKind, kv_bytes_read};
+use crate::exec::{
+    CancelToken, Engine, Outputs, Sequence, Session, SessionOptions, Slot, TokenKind, kv_bytes_read,
+};
 use crate::lora::Adapter;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,7 +48,11 @@ impl std::fmt::Display for Test {
             (0, g) => write!(f, "tg{g}")?,
             (p, g) => write!(f, "pp{p}+tg{g}")?,
         }
-        if self.depth > 0 { write!(f, " @ d{}", self.depth) } else { Ok(()) }
+        if self.depth > 0 {
+            write!(f, " @ d{}", self.depth)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -58,15 +65,16 @@ pub struct Outcome {
     pub n_threads: usize,
     /// Tokens per second of each repetition.
     pub rates: Vec<f64>,
-    /// Time of the prompt in each repetition, if there is one: with its logits the first token can be chosen.
+    /// Time of the prompt in each repetition, if there is one: with its logits the first token can
+    /// be chosen.
     pub first: Vec<Duration>,
     /// Times between two tokens of a sequence, of all repetitions.
     pub next: Vec<Duration>,
-    /// Bytes read per generated token: weights, and keys and values of the context; for `rows` sequences in a batch,
-    /// each one's share.
+    /// Bytes read per generated token: weights, and keys and values of the context; for `rows`
+    /// sequences in a batch, each one's share.
     pub bytes_per_token: u64,
-    /// Average operations per prompt token: a multiplication and an addition for every weight, and for every key and
-    /// value of its context.
+    /// Average operations per prompt token: a multiplication and an addition for every weight, and
+    /// for every key and value of its context.
     pub flops_per_token: u64,
     /// CPU time that other processes used during the test, as a fraction of the machine.
     pub noise: Option<f64>,
@@ -81,7 +89,11 @@ impl Outcome {
     /// Sample standard deviation of the rates.
     pub fn deviation(&self) -> f64 {
         let (mean, n) = (self.mean(), self.rates.len() as f64);
-        if n < 2.0 { 0.0 } else { (self.rates.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (n - 1.0)).sqrt() }
+        if n < 2.0 {
+            0.0
+        } else {
+            (self.rates.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (n - 1.0)).sqrt()
+        }
     }
 
     /// Median of the rates; NaN if there are none, as for the mean.
@@ -98,8 +110,9 @@ pub fn median(values: &[f64]) -> Option<f64> {
     (n > 0).then(|| (values[(n - 1) / 2] + values[n / 2]) / 2.0)
 }
 
-/// Runs `test` on `engine` with `adapters` (and their scales), once to warm up, then `repetitions` times. Of several
-/// adapters each sequence of a test with [`Test::rows`] has one, in turns; a single session has all.
+/// Runs `test` on `engine` with `adapters` (and their scales), once to warm up, then `repetitions`
+/// times. Of several adapters each sequence of a test with [`Test::rows`] has one, in turns; a
+/// single session has all.
 ///
 /// # Errors
 /// If a session cannot be made or is too small for the test, or an adapter is for another model.
@@ -110,8 +123,15 @@ pub fn run(
     options: &SessionOptions,
     repetitions: usize,
 ) -> Result<Outcome, Error> {
-    let n_ctx = test.depth.saturating_add(test.n_prompt).saturating_add(test.n_gen).max(1);
-    let options = SessionOptions { n_ctx: Some(options.n_ctx.unwrap_or(0).max(n_ctx)), ..options.clone() };
+    let n_ctx = test
+        .depth
+        .saturating_add(test.n_prompt)
+        .saturating_add(test.n_gen)
+        .max(1);
+    let options = SessionOptions {
+        n_ctx: Some(options.n_ctx.unwrap_or(0).max(n_ctx)),
+        ..options.clone()
+    };
     let model = engine.model();
     if test.n_gen > 0 {
         model.settle();
@@ -130,7 +150,12 @@ pub fn run(
     if !context.is_empty() {
         session.prefill(context)?;
     }
-    once(&mut session, test, &rest[..rest.len().min(8)], &mut (vec![], vec![]))?;
+    once(
+        &mut session,
+        test,
+        &rest[..rest.len().min(8)],
+        &mut (vec![], vec![]),
+    )?;
     let load = Load::now();
     let (mut rates, mut times) = (Vec::with_capacity(repetitions), (vec![], vec![]));
     for _ in 0..repetitions.max(1) {
@@ -172,17 +197,26 @@ fn run_rows(
         }
         let context: Vec<u32> = (0..test.depth).map(|position| token(i, position)).collect();
         for tokens in context.chunks(options.n_batch) {
-            engine.step(&mut [Slot::new(&mut seq, tokens, TokenKind::Prompt)], &mut outputs, &cancel)?;
+            engine.step(
+                &mut [Slot::new(&mut seq, tokens, TokenKind::Prompt)],
+                &mut outputs,
+                &cancel,
+            )?;
         }
         sequences.push(seq);
     }
     let mut generate = |n: usize, next: &mut Vec<Duration>| -> Result<f64, Error> {
-        let mut forks = sequences.iter().map(Sequence::fork).collect::<Result<Vec<_>, _>>()?;
+        let mut forks = sequences
+            .iter()
+            .map(Sequence::fork)
+            .collect::<Result<Vec<_>, _>>()?;
         let start = Instant::now();
         for position in test.depth..test.depth + n {
             let tokens: Vec<u32> = (0..test.rows).map(|i| token(i, position)).collect();
             let slots = forks.iter_mut().zip(tokens.chunks(1));
-            let mut slots: Vec<Slot<'_>> = slots.map(|(seq, t)| Slot::new(seq, t, TokenKind::Generated)).collect();
+            let mut slots: Vec<Slot<'_>> = slots
+                .map(|(seq, t)| Slot::new(seq, t, TokenKind::Generated))
+                .collect();
             let pass = Instant::now();
             engine.step(&mut slots, &mut outputs, &cancel)?;
             next.push(pass.elapsed());
@@ -191,7 +225,9 @@ fn run_rows(
     };
     generate(test.n_gen.min(2), &mut vec![])?;
     let (load, mut next) = (Load::now(), vec![]);
-    let rates = (0..repetitions.max(1)).map(|_| generate(test.n_gen, &mut next)).collect::<Result<Vec<_>, _>>()?;
+    let rates = (0..repetitions.max(1))
+        .map(|_| generate(test.n_gen, &mut next))
+        .collect::<Result<Vec<_>, _>>()?;
     let depth = test.depth + test.n_gen / 2;
     Ok(Outcome {
         test,
@@ -199,7 +235,8 @@ fn run_rows(
         rates,
         first: vec![],
         next,
-        bytes_per_token: model.bytes_per_pass(test.rows) / test.rows as u64 + kv_bytes_read(h, options, depth),
+        bytes_per_token: model.bytes_per_pass(test.rows) / test.rows as u64
+            + kv_bytes_read(h, options, depth),
         // Generated tokens are computed in every layer and in the head.
         flops_per_token: model.flops_per_row(depth),
         noise: Load::since(load),

@@ -1,17 +1,20 @@
-//! What the prefix cache saves: the time to the first token with and without it, and how much of made-up traffic it finds
-//! again.
+//! What the prefix cache saves: the time to the first token with and without it, and how much of
+//! made-up traffic it finds again.
 
 use crate::error::Error;
 use crate::exec::{CacheMode, Engine, PrefixOptions, Reuse, Session, SessionOptions};
 use std::time::Instant;
 
-/// A kind of traffic. Requests come one after the other; each is a session of its own, as in a server.
+/// A kind of traffic. Requests come one after the other; each is a session of its own, as in a
+/// server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
-    /// Four conversations that take turns, four turns each: a system prompt that all share, then messages and answers.
+    /// Four conversations that take turns, four turns each: a system prompt that all share, then
+    /// messages and answers.
     Chat,
-    /// Questions about two of eight documents: instructions, the documents in the order of their ranks, a question. The
-    /// `i`-th document is asked for with a frequency of `1/i` (Zipf's law).
+    /// Questions about two of eight documents: instructions, the documents in the order of their
+    /// ranks, a question. The `i`-th document is asked for with a frequency of `1/i` (Zipf's
+    /// law).
     Rag,
     /// A list of short inputs behind the same long instructions.
     Batch,
@@ -38,7 +41,9 @@ impl Scenario {
 
     fn requests(self, n_vocab: usize) -> Vec<Request> {
         // Text number `i` of the traffic. Any tokens will do.
-        let text = |i: usize, n: usize| (0..n).map(move |at| ((at * 7919 + i * 104_729 + i) % n_vocab) as u32);
+        let text = |i: usize, n: usize| {
+            (0..n).map(move |at| ((at * 7919 + i * 104_729 + i) % n_vocab) as u32)
+        };
         match self {
             Scenario::Chat => {
                 let mut talks: Vec<Vec<u32>> = vec![text(0, 200).collect(); 4];
@@ -46,7 +51,10 @@ impl Scenario {
                 turns
                     .map(|(turn, talk)| {
                         talks[talk].extend(text(1 + 4 * turn + talk, 40 + 24));
-                        Request { tokens: talks[talk].clone(), n_answer: 24 }
+                        Request {
+                            tokens: talks[talk].clone(),
+                            n_answer: 24,
+                        }
                     })
                     .collect()
             }
@@ -66,13 +74,20 @@ impl Scenario {
                 (0..24)
                     .map(|i| {
                         let documents = [document(), document()];
-                        let tokens = text(0, 100).chain(documents.into_iter().flat_map(|d| text(d, 150)));
-                        Request { tokens: tokens.chain(text(100 + i, 30)).collect(), n_answer: 0 }
+                        let tokens =
+                            text(0, 100).chain(documents.into_iter().flat_map(|d| text(d, 150)));
+                        Request {
+                            tokens: tokens.chain(text(100 + i, 30)).collect(),
+                            n_answer: 0,
+                        }
                     })
                     .collect()
             }
             Scenario::Batch => {
-                let one = |i: usize| Request { tokens: text(0, 500).chain(text(1 + i, 32)).collect(), n_answer: 0 };
+                let one = |i: usize| Request {
+                    tokens: text(0, 500).chain(text(1 + i, 32)).collect(),
+                    n_answer: 0,
+                };
                 (0..12).map(one).collect()
             }
         }
@@ -90,8 +105,8 @@ pub struct ScenarioOutcome {
     pub n_requests: usize,
     /// Tokens of all prompts.
     pub n_prompt: usize,
-    /// Of these, tokens that were in the same place behind the same tokens in an earlier request, so that a cache without
-    /// limits would have them.
+    /// Of these, tokens that were in the same place behind the same tokens in an earlier request,
+    /// so that a cache without limits would have them.
     pub n_reusable: usize,
     /// Tokens that came from the cache.
     pub n_reused: usize,
@@ -118,19 +133,40 @@ impl ScenarioOutcome {
 }
 
 /// A session of `engine` that uses the prefix cache as `cache` says.
-fn session(engine: &Engine, options: &SessionOptions, cache: CacheMode, n_ctx: usize) -> Result<Session, Error> {
-    let prefix = PrefixOptions { reuse: Reuse::Any, ..cache.into() };
+fn session(
+    engine: &Engine,
+    options: &SessionOptions,
+    cache: CacheMode,
+    n_ctx: usize,
+) -> Result<Session, Error> {
+    let prefix = PrefixOptions {
+        reuse: Reuse::Any,
+        ..cache.into()
+    };
     let n_ctx = Some(options.n_ctx.unwrap_or(0).max(n_ctx));
-    Ok(engine.session_with(&SessionOptions { n_ctx, prefix, ..options.clone() })?)
+    Ok(engine.session_with(&SessionOptions {
+        n_ctx,
+        prefix,
+        ..options.clone()
+    })?)
 }
 
-/// Sends the requests of `scenario` to `engine`, first without and then with its prefix cache, which it empties.
+/// Sends the requests of `scenario` to `engine`, first without and then with its prefix cache,
+/// which it empties.
 ///
 /// # Errors
 /// If a session cannot be made, or is too small.
-pub fn scenario(engine: &Engine, scenario: Scenario, options: &SessionOptions) -> Result<ScenarioOutcome, Error> {
+pub fn scenario(
+    engine: &Engine,
+    scenario: Scenario,
+    options: &SessionOptions,
+) -> Result<ScenarioOutcome, Error> {
     let requests = scenario.requests(engine.model().hparams().n_vocab);
-    let n_ctx = requests.iter().map(|request| request.tokens.len()).max().unwrap_or(0);
+    let n_ctx = requests
+        .iter()
+        .map(|request| request.tokens.len())
+        .max()
+        .unwrap_or(0);
     let seconds = |cache: CacheMode| -> Result<(f64, usize), Error> {
         let (mut total, mut reused) = (0.0, 0);
         for Request { tokens, n_answer } in &requests {
@@ -163,7 +199,13 @@ pub fn scenario(engine: &Engine, scenario: Scenario, options: &SessionOptions) -
         with,
     };
     for (i, Request { tokens, n_answer }) in requests.iter().enumerate() {
-        let same = |other: &Request| tokens.iter().zip(&other.tokens).take_while(|(a, b)| a == b).count();
+        let same = |other: &Request| {
+            tokens
+                .iter()
+                .zip(&other.tokens)
+                .take_while(|(a, b)| a == b)
+                .count()
+        };
         let n_same = requests[..i].iter().map(same).max().unwrap_or(0);
         let n_prompt = tokens.len() - n_answer;
         outcome.n_prompt += n_prompt;
@@ -191,8 +233,8 @@ pub struct FirstToken {
     pub suffix: f64,
 }
 
-/// Measures the time to the first token for each combination of `prefixes` and `suffixes`: once without the prefix cache of
-/// `engine`, which is emptied, and `repetitions` times with it.
+/// Measures the time to the first token for each combination of `prefixes` and `suffixes`: once
+/// without the prefix cache of `engine`, which is emptied, and `repetitions` times with it.
 ///
 /// # Errors
 /// If a session cannot be made, or is too small.
@@ -219,7 +261,14 @@ pub fn first_tokens(
         for &n_suffix in suffixes {
             let (prompt, n_threads) = (&tokens[..n_prefix + n_suffix], engine.n_threads());
             let without = timed(CacheMode::Off, prompt)?;
-            let mut row = FirstToken { n_prefix, n_suffix, n_threads, without, with: without, suffix: f64::INFINITY };
+            let mut row = FirstToken {
+                n_prefix,
+                n_suffix,
+                n_threads,
+                without,
+                with: without,
+                suffix: f64::INFINITY,
+            };
             for _ in 0..repetitions.max(1) {
                 row.with = row.with.min(timed(CacheMode::ReadOnly, prompt)?);
                 held.rewind(n_prefix)?;

@@ -51,7 +51,8 @@ struct Layered {
     interval: usize,
     /// Values for a token that each layer has.
     n_values: usize,
-    /// Of so many layers (the second number) the last ones (the first) read the keys and values of others.
+    /// Of so many layers (the second number) the last ones (the first) read the keys and values of
+    /// others.
     shared: (usize, usize),
 }
 
@@ -95,18 +96,38 @@ impl Shape {
         n_head_kv: 2,
         head_dim: 256,
         n_vocab: 151_936,
-        experts: Some(Experts { n: 512, n_used: 10, n_ff: 512, n_ff_shared: 512, dtype: None }),
-        delta: Some(Delta { n_head_k: 16, n_head_v: 32, head_dim: 128 }),
+        experts: Some(Experts {
+            n: 512,
+            n_used: 10,
+            n_ff: 512,
+            n_ff_shared: 512,
+            dtype: None,
+        }),
+        delta: Some(Delta {
+            n_head_k: 16,
+            n_head_v: 32,
+            head_dim: 128,
+        }),
         ..Shape::LLAMA_1B
     };
 
-    /// All shapes. Of the mixtures' layers there are as many as fit into 8 GiB with 4 bits: of Qwen 3 30B-A3B 16 of 48,
-    /// of Qwen3-Next 8 of 48, of gpt-oss 12 of 24.
+    /// All shapes. Of the mixtures' layers there are as many as fit into 8 GiB with 4 bits: of Qwen
+    /// 3 30B-A3B 16 of 48, of Qwen3-Next 8 of 48, of gpt-oss 12 of 24.
     pub const ALL: &'static [Shape] = &[
         Shape::LLAMA_1B,
         Shape::LLAMA_8B,
-        Shape { name: "llama2-7b", n_head_kv: 32, n_ff: 11008, n_vocab: 32000, ..Shape::LLAMA_8B },
-        Shape { name: "mistral-7b", n_vocab: 32000, ..Shape::LLAMA_8B },
+        Shape {
+            name: "llama2-7b",
+            n_head_kv: 32,
+            n_ff: 11008,
+            n_vocab: 32000,
+            ..Shape::LLAMA_8B
+        },
+        Shape {
+            name: "mistral-7b",
+            n_vocab: 32000,
+            ..Shape::LLAMA_8B
+        },
         Shape {
             name: "qwen2-0.5b",
             arch: "qwen2",
@@ -125,7 +146,13 @@ impl Shape {
             n_head_kv: 4,
             head_dim: 128,
             n_vocab: 151_936,
-            experts: Some(Experts { n: 128, n_used: 8, n_ff: 768, n_ff_shared: 0, dtype: None }),
+            experts: Some(Experts {
+                n: 128,
+                n_used: 8,
+                n_ff: 768,
+                n_ff_shared: 0,
+                dtype: None,
+            }),
             ..Shape::LLAMA_1B
         },
         Shape::QWEN3_NEXT,
@@ -148,7 +175,13 @@ impl Shape {
             n_embd: 2880,
             n_head: 64,
             n_vocab: 201_088,
-            experts: Some(Experts { n: 32, n_used: 4, n_ff: 2880, n_ff_shared: 0, dtype: Some(DType::MXFP4) }),
+            experts: Some(Experts {
+                n: 32,
+                n_used: 4,
+                n_ff: 2880,
+                n_ff_shared: 0,
+                dtype: Some(DType::MXFP4),
+            }),
             window: Some(128),
             ..Shape::LLAMA_1B
         },
@@ -178,7 +211,11 @@ impl Shape {
             n_vocab: 262_144,
             tied: true,
             window: Some(512),
-            layered: Some(Layered { interval: 6, n_values: 256, shared: (3, 7) }),
+            layered: Some(Layered {
+                interval: 6,
+                n_values: 256,
+                shared: (3, 7),
+            }),
             ..Shape::LLAMA_1B
         },
     ];
@@ -192,9 +229,19 @@ impl Shape {
     /// A layer of each kind that it has, narrow, with few experts and tokens: opened in no time.
     #[must_use]
     pub fn reduced(self) -> Shape {
-        let experts = self.experts.map(|x| Experts { n: 16, n_ff: 256, ..x });
+        let experts = self.experts.map(|x| Experts {
+            n: 16,
+            n_ff: 256,
+            ..x
+        });
         let n_layer = self.layered.map_or(ATTENTION_INTERVAL, |x| 2 * x.interval);
-        Shape { n_layer, n_ff: 256, n_vocab: 64, experts, ..self }
+        Shape {
+            n_layer,
+            n_ff: 256,
+            n_vocab: 64,
+            experts,
+            ..self
+        }
     }
 
     /// The shape called `name`.
@@ -228,9 +275,16 @@ pub fn synthetic_file(shape: Shape, file_type: FileType) -> Writer<'static> {
 ///
 /// # Errors
 /// As [`synthetic`].
-pub fn synthetic_with_tokens(shape: Shape, file_type: FileType, metadata: &Metadata) -> Result<Gguf, GgufError> {
+pub fn synthetic_with_tokens(
+    shape: Shape,
+    file_type: FileType,
+    metadata: &Metadata,
+) -> Result<Gguf, GgufError> {
     let mut file = Writer::new();
-    for (key, value) in metadata.iter().filter(|(key, _)| key.starts_with("tokenizer.")) {
+    for (key, value) in metadata
+        .iter()
+        .filter(|(key, _)| key.starts_with("tokenizer."))
+    {
         file.metadata(key, value.clone());
     }
     build(shape, file_type, &mut file);
@@ -250,12 +304,14 @@ type Tensor = (String, Vec<usize>, Fill);
 impl Shape {
     /// Whether `layer` has no window where others have one, and wider heads.
     fn is_global(&self, layer: usize) -> bool {
-        self.layered.is_some_and(|x| (layer + 1).is_multiple_of(x.interval))
+        self.layered
+            .is_some_and(|x| (layer + 1).is_multiple_of(x.interval))
     }
 
     /// Last layers that read the keys and values of others.
     fn n_shared(&self) -> usize {
-        self.layered.map_or(0, |x| self.n_layer * x.shared.0 / x.shared.1)
+        self.layered
+            .map_or(0, |x| self.n_layer * x.shared.0 / x.shared.1)
     }
 
     fn attends(&self, layer: usize) -> bool {
@@ -264,11 +320,24 @@ impl Shape {
 
     /// Metadata besides the sizes that all have.
     fn write_metadata(&self, file: &mut Writer<'_>) {
-        let Shape { arch, n_layer, head_dim, experts, delta, window, layered, .. } = *self;
+        let Shape {
+            arch,
+            n_layer,
+            head_dim,
+            experts,
+            delta,
+            window,
+            layered,
+            ..
+        } = *self;
         let mut count = |key: &str, n: usize| {
             file.metadata(format!("{arch}.{key}"), n as u32);
         };
-        let widest = if layered.is_some() { 2 * head_dim } else { head_dim };
+        let widest = if layered.is_some() {
+            2 * head_dim
+        } else {
+            head_dim
+        };
         count("attention.key_length", widest);
         count("attention.value_length", widest);
         if let Some(x) = experts {
@@ -305,21 +374,41 @@ impl Shape {
             file.metadata(format!("{arch}.final_logit_softcapping"), 30f32);
         }
         if arch == "qwen35" {
-            file.metadata(format!("{arch}.rope.dimension_sections"), vec![11i32, 11, 10, 0]);
+            file.metadata(
+                format!("{arch}.rope.dimension_sections"),
+                vec![11i32, 11, 10, 0],
+            );
         }
         if arch == "gpt-oss" {
             file.metadata(format!("{arch}.rope.freq_base"), 150_000f32);
             file.metadata(format!("{arch}.rope.scaling.type"), "yarn");
             file.metadata(format!("{arch}.rope.scaling.factor"), 32f32);
-            file.metadata(format!("{arch}.rope.scaling.original_context_length"), 4096u32);
+            file.metadata(
+                format!("{arch}.rope.scaling.original_context_length"),
+                4096u32,
+            );
         }
     }
 
     /// The tensors of layer `i`, without those of the feed-forward part.
     fn mixer(&self, i: usize) -> Vec<Tensor> {
-        let Shape { arch, n_embd, n_head, n_head_kv, head_dim, .. } = *self;
-        let at = |part: &str, dims: &[usize], fill: Fill| (format!("blk.{i}.{part}"), dims.to_vec(), fill);
-        if let Some(Delta { n_head_k, n_head_v, head_dim }) = self.delta.filter(|_| !self.attends(i)) {
+        let Shape {
+            arch,
+            n_embd,
+            n_head,
+            n_head_kv,
+            head_dim,
+            ..
+        } = *self;
+        let at = |part: &str, dims: &[usize], fill: Fill| {
+            (format!("blk.{i}.{part}"), dims.to_vec(), fill)
+        };
+        if let Some(Delta {
+            n_head_k,
+            n_head_v,
+            head_dim,
+        }) = self.delta.filter(|_| !self.attends(i))
+        {
             let (n_v, n_qkv) = (n_head_v * head_dim, (2 * n_head_k + n_head_v) * head_dim);
             let mut tensors = vec![
                 at("attn_qkv.weight", &[n_embd, n_qkv], Fill::Noise),
@@ -338,7 +427,11 @@ impl Shape {
             }
             return tensors;
         }
-        let head_dim = if self.is_global(i) { 2 * head_dim } else { head_dim };
+        let head_dim = if self.is_global(i) {
+            2 * head_dim
+        } else {
+            head_dim
+        };
         let (n_q, n_kv) = (n_head * head_dim, n_head_kv * head_dim);
         // With delta rules, gates of the outputs come with the queries.
         let n_wq = if self.delta.is_some() { 2 * n_q } else { n_q };
@@ -349,7 +442,11 @@ impl Shape {
             at("attn_output.weight", &[n_q, n_embd], Fill::Noise),
         ];
         if matches!(arch, "qwen2" | "gpt-oss") {
-            for (part, n) in [("attn_q.bias", n_q), ("attn_k.bias", n_kv), ("attn_v.bias", n_kv)] {
+            for (part, n) in [
+                ("attn_q.bias", n_q),
+                ("attn_k.bias", n_kv),
+                ("attn_v.bias", n_kv),
+            ] {
                 tensors.push(at(part, &[n], Fill::Value(0.0)));
             }
         }
@@ -374,14 +471,34 @@ impl Shape {
 
     /// The tensors of the feed-forward part of layer `i`.
     fn feed_forward(&self, i: usize) -> Vec<Tensor> {
-        let Shape { arch, n_embd, n_ff, .. } = *self;
-        let at = |part: &str, dims: &[usize], fill: Fill| (format!("blk.{i}.{part}"), dims.to_vec(), fill);
-        let dense = |suffix: &str, n_ff: usize| {
-            let ins =
-                ["gate", "up"].map(|part| at(&format!("ffn_{part}{suffix}.weight"), &[n_embd, n_ff], Fill::Noise));
-            ins.into_iter().chain([at(&format!("ffn_down{suffix}.weight"), &[n_ff, n_embd], Fill::Noise)])
+        let Shape {
+            arch, n_embd, n_ff, ..
+        } = *self;
+        let at = |part: &str, dims: &[usize], fill: Fill| {
+            (format!("blk.{i}.{part}"), dims.to_vec(), fill)
         };
-        let Some(Experts { n, n_used: _, n_ff, n_ff_shared, dtype: _ }) = self.experts else {
+        let dense = |suffix: &str, n_ff: usize| {
+            let ins = ["gate", "up"].map(|part| {
+                at(
+                    &format!("ffn_{part}{suffix}.weight"),
+                    &[n_embd, n_ff],
+                    Fill::Noise,
+                )
+            });
+            ins.into_iter().chain([at(
+                &format!("ffn_down{suffix}.weight"),
+                &[n_ff, n_embd],
+                Fill::Noise,
+            )])
+        };
+        let Some(Experts {
+            n,
+            n_used: _,
+            n_ff,
+            n_ff_shared,
+            dtype: _,
+        }) = self.experts
+        else {
             return dense("", n_ff).collect();
         };
         let mut tensors = vec![
@@ -397,7 +514,11 @@ impl Shape {
         if arch == "gpt-oss" {
             tensors.push(at("ffn_gate_inp.bias", &[n], Fill::Value(0.0)));
             for (part, width) in [("gate", n_ff), ("up", n_ff), ("down", n_embd)] {
-                tensors.push(at(&format!("ffn_{part}_exps.bias"), &[width, n], Fill::Value(0.0)));
+                tensors.push(at(
+                    &format!("ffn_{part}_exps.bias"),
+                    &[width, n],
+                    Fill::Value(0.0),
+                ));
             }
         }
         tensors
@@ -406,8 +527,19 @@ impl Shape {
     /// Names of a layer's norms.
     fn norms(&self) -> &'static [&'static str] {
         match self.arch {
-            "gemma3" => &["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"],
-            "gemma4" => &["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm"],
+            "gemma3" => &[
+                "attn_norm",
+                "post_attention_norm",
+                "ffn_norm",
+                "post_ffw_norm",
+            ],
+            "gemma4" => &[
+                "attn_norm",
+                "post_attention_norm",
+                "ffn_norm",
+                "post_ffw_norm",
+                "post_norm",
+            ],
             "gpt-oss" | "qwen3next" | "qwen35" => &["attn_norm", "post_attention_norm"],
             _ => &["attn_norm", "ffn_norm"],
         }
@@ -415,30 +547,61 @@ impl Shape {
 
     fn tensors(&self) -> Vec<Tensor> {
         let n = self.n_embd;
-        let mut tensors = vec![("token_embd.weight".into(), vec![n, self.n_vocab], Fill::Noise)];
+        let mut tensors = vec![(
+            "token_embd.weight".into(),
+            vec![n, self.n_vocab],
+            Fill::Noise,
+        )];
         if !self.tied {
             tensors.push(("output.weight".into(), vec![n, self.n_vocab], Fill::Noise));
         }
         tensors.push(("output_norm.weight".into(), vec![n], Fill::Value(1.0)));
         if let Some(x) = self.layered {
             let width = x.n_values * self.n_layer;
-            tensors.push(("per_layer_token_embd.weight".into(), vec![width, self.n_vocab], Fill::Noise));
-            tensors.push(("per_layer_model_proj.weight".into(), vec![n, width], Fill::Noise));
-            tensors.push(("per_layer_proj_norm.weight".into(), vec![x.n_values], Fill::Value(1.0)));
-            tensors.push(("rope_freqs.weight".into(), vec![self.head_dim], Fill::Value(1.0)));
+            tensors.push((
+                "per_layer_token_embd.weight".into(),
+                vec![width, self.n_vocab],
+                Fill::Noise,
+            ));
+            tensors.push((
+                "per_layer_model_proj.weight".into(),
+                vec![n, width],
+                Fill::Noise,
+            ));
+            tensors.push((
+                "per_layer_proj_norm.weight".into(),
+                vec![x.n_values],
+                Fill::Value(1.0),
+            ));
+            tensors.push((
+                "rope_freqs.weight".into(),
+                vec![self.head_dim],
+                Fill::Value(1.0),
+            ));
         }
         for i in 0..self.n_layer {
             tensors.extend(self.mixer(i));
             tensors.extend(self.feed_forward(i));
             let norms = self.norms().iter();
-            tensors.extend(norms.map(|norm| (format!("blk.{i}.{norm}.weight"), vec![n], Fill::Value(1.0))));
+            tensors.extend(
+                norms.map(|norm| (format!("blk.{i}.{norm}.weight"), vec![n], Fill::Value(1.0))),
+            );
         }
         tensors
     }
 }
 
 fn build(shape: Shape, file_type: FileType, file: &mut Writer<'_>) {
-    let Shape { arch, n_layer, n_embd, n_head, n_head_kv, n_ff, experts, .. } = shape;
+    let Shape {
+        arch,
+        n_layer,
+        n_embd,
+        n_head,
+        n_head_kv,
+        n_ff,
+        experts,
+        ..
+    } = shape;
     file.metadata("general.architecture", arch);
     file.metadata("general.name", shape.name);
     file.metadata("general.file_type", file_type as u32);
@@ -457,18 +620,30 @@ fn build(shape: Shape, file_type: FileType, file: &mut Writer<'_>) {
     shape.write_metadata(file);
 
     let n_expert = experts.map_or(0, |x| x.n);
-    let sizes = ModelShape { n_layer, n_head, n_head_kv, n_expert, tied_embeddings: shape.tied };
+    let sizes = ModelShape {
+        n_layer,
+        n_head,
+        n_head_kv,
+        n_expert,
+        tied_embeddings: shape.tied,
+    };
     for (name, dims, fill) in shape.tensors() {
         let (n_in, n_rows) = (dims[0], dims[1..].iter().product::<usize>());
         let dims: Vec<u64> = dims.iter().map(|&n| n as u64).collect();
         let dtype = match fill {
             // Converters leave it in 16 bits, quantisers alone.
             Fill::Noise if name == "per_layer_model_proj.weight" => DType::F16,
-            Fill::Noise => file_type.tensor_type(&name, &dims, &sizes).unwrap_or(DType::F32),
+            Fill::Noise => file_type
+                .tensor_type(&name, &dims, &sizes)
+                .unwrap_or(DType::F32),
             Fill::Value(_) => DType::F32,
         };
-        let dtype = experts.and_then(|x| x.dtype).filter(|_| name.ends_with("_exps.weight")).unwrap_or(dtype);
-        // Routers whose rows repeat would choose equal experts, and the same ones for tokens whose rows do.
+        let dtype = experts
+            .and_then(|x| x.dtype)
+            .filter(|_| name.ends_with("_exps.weight"))
+            .unwrap_or(dtype);
+        // Routers whose rows repeat would choose equal experts, and the same ones for tokens whose
+        // rows do.
         let n_own = match &*name {
             "token_embd.weight" | "per_layer_token_embd.weight" => EMBEDDINGS,
             name if name.ends_with("ffn_gate_inp.weight") => n_rows,
@@ -476,7 +651,9 @@ fn build(shape: Shape, file_type: FileType, file: &mut Writer<'_>) {
         };
         let rows = match fill {
             Fill::Noise => quantised_rows(dtype, n_in, n_own),
-            Fill::Value(x) => std::iter::repeat_n(x.to_le_bytes(), n_in * n_own).flatten().collect(),
+            Fill::Value(x) => std::iter::repeat_n(x.to_le_bytes(), n_in * n_own)
+                .flatten()
+                .collect(),
         };
         let row = rows.len() / n_own;
         file.tensor_with(name, &dims, dtype, move |out| {
@@ -502,14 +679,19 @@ fn quantised_rows(dtype: DType, n_in: usize, n_rows: usize) -> Vec<u8> {
     let mut bytes = vec![0; values.len() / format.block_elems * format.block_bytes];
     match format.quantize {
         Some(quantize) => quantize(&values, None, &mut bytes),
-        // Nothing is quantised to MXFP4: an exponent whose largest value is about that of the noise, and any codes.
+        // Nothing is quantised to MXFP4: an exponent whose largest value is about that of the
+        // noise, and any codes.
         None if dtype == DType::MXFP4 => {
             let exponent = (127.0 + (1.7 * scale / 6.0).log2()) as u8;
-            for (block, values) in
-                bytes.chunks_exact_mut(format.block_bytes).zip(values.chunks_exact(format.block_elems))
+            for (block, values) in bytes
+                .chunks_exact_mut(format.block_bytes)
+                .zip(values.chunks_exact(format.block_elems))
             {
                 block[0] = exponent;
-                block[1..].iter_mut().zip(values).for_each(|(codes, x)| *codes = x.to_bits() as u8);
+                block[1..]
+                    .iter_mut()
+                    .zip(values)
+                    .for_each(|(codes, x)| *codes = x.to_bits() as u8);
             }
         }
         None => bytes.copy_from_slice(bytemuck::cast_slice(&values)),

@@ -1,12 +1,13 @@
 //! The prefix cache on disk: a folder of blocks, the second level below the radix tree.
 //!
-//! A block is a file with the keys and values of 64 positions, in all groups, in the form that is never given back. Where
-//! windows, ages or recurrent layers give something back in time, there is a file for each checkpoint, too, with that and
-//! with the page that is not yet full. A file's name is a hash of everything on which its bits depend, including all tokens
-//! up to its end. It begins with these in full, so that neither a collision nor another tenant's file is ever mistaken for
-//! it, and ends with a checksum: a file that is incomplete or damaged is removed and counts as missing. Files are put in
-//! place by renaming, so that any number of processes can share a folder; nothing is synced, as the checksum detects the
-//! results of a crash.
+//! A block is a file with the keys and values of 64 positions, in all groups, in the form that is
+//! never given back. Where windows, ages or recurrent layers give something back in time, there is
+//! a file for each checkpoint, too, with that and with the page that is not yet full. A file's name
+//! is a hash of everything on which its bits depend, including all tokens up to its end. It begins
+//! with these in full, so that neither a collision nor another tenant's file is ever mistaken for
+//! it, and ends with a checksum: a file that is incomplete or damaged is removed and counts as
+//! missing. Files are put in place by renaming, so that any number of processes can share a folder;
+//! nothing is synced, as the checksum detects the results of a crash.
 
 use super::CachedToken;
 use super::hash::{SEED, mix};
@@ -51,14 +52,19 @@ pub(super) struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
-    /// For files of the first of `tokens`. `identity` describes everything else on which bits depend.
+    /// For files of the first of `tokens`. `identity` describes everything else on which bits
+    /// depend.
     pub(super) fn new(identity: &'a str, tokens: &'a [CachedToken]) -> Keys<'a> {
         let start = [0, 1].map(|lane| mix(SEED + lane, identity.as_bytes()));
         let pages = tokens.chunks_exact(KV_BLOCK).scan(start, |hash, page| {
             *hash = with_tokens(*hash, page);
             Some(*hash)
         });
-        Keys { identity, tokens, borders: [start].into_iter().chain(pages).collect() }
+        Keys {
+            identity,
+            tokens,
+            borders: [start].into_iter().chain(pages).collect(),
+        }
     }
 
     /// Name of the file that ends at position `end`.
@@ -87,8 +93,10 @@ impl<'a> Keys<'a> {
 }
 
 fn with_tokens(hash: [u64; 2], tokens: &[CachedToken]) -> [u64; 2] {
-    let bytes: Vec<u8> =
-        tokens.iter().flat_map(|t| (2 * u64::from(t.token) + u64::from(t.generated)).to_le_bytes()).collect();
+    let bytes: Vec<u8> = tokens
+        .iter()
+        .flat_map(|t| (2 * u64::from(t.token) + u64::from(t.generated)).to_le_bytes())
+        .collect();
     hash.map(|hash| mix(hash, &bytes))
 }
 
@@ -117,8 +125,15 @@ impl PrefixFolder {
         };
         for entry in fs::read_dir(path)? {
             let (path, abandoned) = (entry?.path(), std::time::Duration::from_secs(3600));
-            let age = |path: &Path| fs::metadata(path)?.modified()?.elapsed().map_err(io::Error::other);
-            if path.extension().is_some_and(|e| e == TEMPORARY) && age(&path).is_ok_and(|age| age > abandoned) {
+            let age = |path: &Path| {
+                fs::metadata(path)?
+                    .modified()?
+                    .elapsed()
+                    .map_err(io::Error::other)
+            };
+            if path.extension().is_some_and(|e| e == TEMPORARY)
+                && age(&path).is_ok_and(|age| age > abandoned)
+            {
                 let _ = fs::remove_file(&path);
             }
         }
@@ -133,15 +148,22 @@ impl PrefixFolder {
 
     /// Counts tokens that sequences took from the folder.
     pub(super) fn add_loaded(&self, n_tokens: usize) {
-        self.tokens_loaded.fetch_add(n_tokens as u64, Ordering::Relaxed);
+        self.tokens_loaded
+            .fetch_add(n_tokens as u64, Ordering::Relaxed);
     }
 
-    /// The file that ends at position `end`, if it exists; `page_bytes` are the sizes of pages, table by table.
+    /// The file that ends at position `end`, if it exists; `page_bytes` are the sizes of pages,
+    /// table by table.
     pub(super) fn find(&self, keys: &Keys<'_>, end: usize, page_bytes: &[usize]) -> Option<Found> {
         let path = self.path.join(keys.name(end));
         let mut file = File::open(&path).ok()?;
         match read_head(&mut file, &keys.head(end), end, page_bytes) {
-            Ok(Some((hash, places))) => Some(Found { file, path, hash, places }),
+            Ok(Some((hash, places))) => Some(Found {
+                file,
+                path,
+                hash,
+                places,
+            }),
             _ => {
                 self.remove_damaged(&path);
                 None
@@ -155,7 +177,8 @@ impl PrefixFolder {
             self.remove_damaged(&found.path);
             return false;
         }
-        // The least recently used are removed first. Without write permission, the time of writing counts.
+        // The least recently used are removed first. Without write permission, the time of writing
+        // counts.
         let _ = found.file.set_modified(SystemTime::now());
         true
     }
@@ -165,8 +188,8 @@ impl PrefixFolder {
         let _ = fs::remove_file(path);
     }
 
-    /// Writes the file that ends at position `end`, unless it exists. Failure is counted but not an error: the file is then
-    /// missing.
+    /// Writes the file that ends at position `end`, unless it exists. Failure is counted but not an
+    /// error: the file is then missing.
     pub(super) fn write(&self, keys: &Keys<'_>, end: usize, pages: &[(Place, &[u8])]) {
         let name = keys.name(end);
         let path = self.path.join(&name);
@@ -174,18 +197,33 @@ impl PrefixFolder {
             return;
         }
         let n = self.n_files.fetch_add(1, Ordering::Relaxed);
-        let temporary = self.path.join(format!(".{name}.{}.{n}.{TEMPORARY}", std::process::id()));
-        let written = self.write_new(&temporary, keys.head(end), pages).and_then(|()| fs::rename(&temporary, &path));
+        let temporary = self
+            .path
+            .join(format!(".{name}.{}.{n}.{TEMPORARY}", std::process::id()));
+        let written = self
+            .write_new(&temporary, keys.head(end), pages)
+            .and_then(|()| fs::rename(&temporary, &path));
         if written.is_err() {
             self.failed.fetch_add(1, Ordering::Relaxed);
             let _ = fs::remove_file(&temporary);
         }
     }
 
-    fn write_new(&self, path: &Path, mut head: Vec<u8>, pages: &[(Place, &[u8])]) -> io::Result<()> {
+    fn write_new(
+        &self,
+        path: &Path,
+        mut head: Vec<u8>,
+        pages: &[(Place, &[u8])],
+    ) -> io::Result<()> {
         head.extend_from_slice(&(pages.len() as u32).to_le_bytes());
-        head.extend(pages.iter().flat_map(|(place, _)| place).flat_map(|n| n.to_le_bytes()));
-        let n_bytes = head.len() + pages.iter().map(|(_, page)| page.len()).sum::<usize>() + size_of::<u64>();
+        head.extend(
+            pages
+                .iter()
+                .flat_map(|(place, _)| place)
+                .flat_map(|n| n.to_le_bytes()),
+        );
+        let n_bytes =
+            head.len() + pages.iter().map(|(_, page)| page.len()).sum::<usize>() + size_of::<u64>();
         self.make_room(n_bytes as u64)?;
         let mut options = File::options();
         options.write(true).create_new(true);
@@ -193,15 +231,18 @@ impl PrefixFolder {
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600); // it contains text of the user
         let mut file = options.open(path)?;
         let mut hash = SEED;
-        for bytes in [&head[..]].into_iter().chain(pages.iter().map(|(_, page)| *page)) {
+        for bytes in [&head[..]]
+            .into_iter()
+            .chain(pages.iter().map(|(_, page)| *page))
+        {
             hash = mix(hash, bytes);
             file.write_all(bytes)?;
         }
         file.write_all(&hash.to_le_bytes())
     }
 
-    /// Removes the least recently used blocks until `need` more bytes fit, and a tenth more, so that this happens
-    /// rarely.
+    /// Removes the least recently used blocks until `need` more bytes fit, and a tenth more, so
+    /// that this happens rarely.
     fn make_room(&self, need: u64) -> io::Result<()> {
         let mut bytes = self.bytes.lock().unwrap_or_else(|e| e.into_inner());
         if need > 0 && bytes.saturating_add(need) <= self.budget {
@@ -220,7 +261,11 @@ impl PrefixFolder {
         }
         blocks.sort();
         *bytes = blocks.iter().map(|block| block.1).sum();
-        let most = if bytes.saturating_add(need) > self.budget { self.budget / 10 * 9 } else { self.budget };
+        let most = if bytes.saturating_add(need) > self.budget {
+            self.budget / 10 * 9
+        } else {
+            self.budget
+        };
         for (_, n, path) in blocks {
             if bytes.saturating_add(need) <= most {
                 break;
@@ -236,13 +281,22 @@ impl PrefixFolder {
     }
 }
 
-/// Reads up to the pages of a file that ends at position `end` and must begin with `head`: returns the checksum and the
-/// places of the pages, or `None` if it is another file or has another length.
-fn read_head(file: &mut File, head: &[u8], end: usize, page_bytes: &[usize]) -> io::Result<Option<(u64, Vec<Place>)>> {
+/// Reads up to the pages of a file that ends at position `end` and must begin with `head`: returns
+/// the checksum and the places of the pages, or `None` if it is another file or has another length.
+fn read_head(
+    file: &mut File,
+    head: &[u8],
+    end: usize,
+    page_bytes: &[usize],
+) -> io::Result<Option<(u64, Vec<Place>)>> {
     let n_bytes = file.metadata()?.len();
     let mut read = vec![0; head.len() + size_of::<u32>()];
     file.read_exact(&mut read)?;
-    let Some(n_places) = read.strip_prefix(head).and_then(|n| n.try_into().ok()).map(u32::from_le_bytes) else {
+    let Some(n_places) = read
+        .strip_prefix(head)
+        .and_then(|n| n.try_into().ok())
+        .map(u32::from_le_bytes)
+    else {
         return Ok(None);
     };
     let of_places = u64::from(n_places) * size_of::<Place>() as u64;
@@ -254,10 +308,16 @@ fn read_head(file: &mut File, head: &[u8], end: usize, page_bytes: &[usize]) -> 
     file.read_exact(&mut read[start..])?;
     let (words, _) = read[start..].as_chunks::<4>();
     let (places, _) = words.as_chunks::<2>();
-    let places: Vec<Place> = places.iter().map(|place| place.map(u32::from_le_bytes)).collect();
+    let places: Vec<Place> = places
+        .iter()
+        .map(|place| place.map(u32::from_le_bytes))
+        .collect();
     let mut expected = (read.len() + size_of::<u64>()) as u64;
     for &[table, page] in &places {
-        let Some(&n) = page_bytes.get(table as usize).filter(|_| (page as usize) < end.div_ceil(KV_BLOCK)) else {
+        let Some(&n) = page_bytes
+            .get(table as usize)
+            .filter(|_| (page as usize) < end.div_ceil(KV_BLOCK))
+        else {
             return Ok(None);
         };
         expected += n as u64;

@@ -24,8 +24,8 @@ pub(crate) struct CellShape {
 /// Tokens whose feeds a sequence keeps: it can go back so far in its last pass and replay them.
 pub(super) const N_FEEDS: usize = 64;
 
-/// Where recurrences lie in the two pages that a sequence has of them, in values: one holds the states of all, the other
-/// [`N_FEEDS`] rows of what tokens fed them.
+/// Where recurrences lie in the two pages that a sequence has of them, in values: one holds the
+/// states of all, the other [`N_FEEDS`] rows of what tokens fed them.
 #[derive(Clone, Debug)]
 pub(super) struct Recurrences {
     pub(super) states: Vec<Range<usize>>,
@@ -43,9 +43,16 @@ impl Recurrences {
     /// Bytes of the states, and of the rows; multiples of 64.
     pub(super) fn bytes(&self) -> [usize; 2] {
         let bytes = |values: usize| {
-            values.saturating_mul(size_of::<f32>()).checked_next_multiple_of(64).unwrap_or(usize::MAX).max(64)
+            values
+                .saturating_mul(size_of::<f32>())
+                .checked_next_multiple_of(64)
+                .unwrap_or(usize::MAX)
+                .max(64)
         };
-        [bytes(self.states.last().map_or(0, |last| last.end)), bytes(self.n_feed().saturating_mul(N_FEEDS))]
+        [
+            bytes(self.states.last().map_or(0, |last| last.end)),
+            bytes(self.n_feed().saturating_mul(N_FEEDS)),
+        ]
     }
 }
 
@@ -67,7 +74,8 @@ impl LayerAt {
         [self.shape.head_dim, self.shape.head_dim_v]
     }
 
-    /// Byte ranges of the keys and of the values of a head, in a page of `form`, the group's form number `i`.
+    /// Byte ranges of the keys and of the values of a head, in a page of `form`, the group's form
+    /// number `i`.
     pub(super) fn head(&self, i: usize, form: &Form, head: usize) -> [Range<usize>; 2] {
         let [k, v] = [0, 1].map(|part| {
             let len = form.types[part].block_bytes(self.dims()[part]);
@@ -87,7 +95,8 @@ pub(super) struct Form {
     pub(super) page_bytes: usize,
     /// Bytes of a page's values; the rest are its keys.
     v_bytes: usize,
-    /// Queries read this form in pages up to this many before their own, and farther ones in the next form.
+    /// Queries read this form in pages up to this many before their own, and farther ones in the
+    /// next form.
     pub(super) reach: usize,
 }
 
@@ -95,7 +104,10 @@ impl Form {
     /// Bytes of a page's keys and of its values, with their precision.
     pub(super) fn bytes_by_type(&self) -> [(KvType, u64); 2] {
         let [k, v] = self.types;
-        [(k, (self.page_bytes - self.v_bytes) as u64), (v, self.v_bytes as u64)]
+        [
+            (k, (self.page_bytes - self.v_bytes) as u64),
+            (v, self.v_bytes as u64),
+        ]
     }
 }
 
@@ -107,7 +119,8 @@ pub(super) struct Group {
     pub(super) forms: Vec<Form>,
     /// The block table of the first form.
     pub(super) table: usize,
-    /// Whether keys are stored transformed, see [`crate::arch::Arch::hadamard`]. (Values gain nothing by it.)
+    /// Whether keys are stored transformed, see [`crate::arch::Arch::hadamard`]. (Values gain
+    /// nothing by it.)
     pub(super) transformed: bool,
 }
 
@@ -117,7 +130,10 @@ impl Group {
         if j == 0 {
             return 0;
         }
-        self.forms.iter().position(|form| i.saturating_sub(j) <= form.reach).unwrap_or(0)
+        self.forms
+            .iter()
+            .position(|form| i.saturating_sub(j) <= form.reach)
+            .unwrap_or(0)
     }
 
     /// Whether precision depends on age.
@@ -132,15 +148,19 @@ impl Group {
 
     /// Pages that queries at position `pos` see, or have written themselves.
     pub(super) fn seen(&self, pos: usize) -> Range<usize> {
-        let start = self.window.map_or(0, |window| (pos + 1).saturating_sub(window) / KV_BLOCK);
+        let start = self
+            .window
+            .map_or(0, |window| (pos + 1).saturating_sub(window) / KV_BLOCK);
         start..pos.div_ceil(KV_BLOCK)
     }
 }
 
-/// Number of marked checkpoints (ends of messages) that are never thinned out, see [`super::SeqKv::checkpoint`].
+/// Number of marked checkpoints (ends of messages) that are never thinned out, see
+/// [`super::SeqKv::checkpoint`].
 pub(super) const N_MARKED: usize = 2;
 
-/// Least distance of the other checkpoints, such that they take at most a quarter of what the window saves.
+/// Least distance of the other checkpoints, such that they take at most a quarter of what the
+/// window saves.
 pub(super) fn sparse(window: usize) -> usize {
     window.saturating_mul(4).max(KV_BLOCK)
 }
@@ -161,9 +181,17 @@ impl KvLayout {
         let mut groups = Vec::<Group>::new();
         let mut layers = Vec::<LayerAt>::new();
         for shape in shapes {
-            let group = layers.iter().find(|l| l.shape == shape).map_or(groups.len(), |l| l.group);
+            let group = layers
+                .iter()
+                .find(|l| l.shape == shape)
+                .map_or(groups.len(), |l| l.group);
             if group == groups.len() {
-                let form = |types, reach| Form { types, page_bytes: 0, v_bytes: 0, reach };
+                let form = |types, reach| Form {
+                    types,
+                    page_bytes: 0,
+                    v_bytes: 0,
+                    reach,
+                };
                 let forms = match tiers.filter(|_| shape.window.is_none()) {
                     None => vec![form([k, v], usize::MAX)],
                     Some(KvTiers { recent, middle }) => vec![
@@ -172,24 +200,42 @@ impl KvLayout {
                         form([KvType::Q4; 2], usize::MAX),
                     ],
                 };
-                let table = groups.last().map_or(0, |last| last.table + last.forms.len());
+                let table = groups
+                    .last()
+                    .map_or(0, |last| last.table + last.forms.len());
                 let transformed = forms.iter().any(|form| form.types[0].bits() < 8);
-                groups.push(Group { window: shape.window, forms, table, transformed });
+                groups.push(Group {
+                    window: shape.window,
+                    forms,
+                    table,
+                    transformed,
+                });
             }
-            let mut layer = LayerAt { group, at: [[0; 2]; MAX_FORMS], shape };
+            let mut layer = LayerAt {
+                group,
+                at: [[0; 2]; MAX_FORMS],
+                shape,
+            };
             let dims = layer.dims();
             for (form, at) in groups[group].forms.iter_mut().zip(&mut layer.at) {
                 // Bytes for 64 rows: each part begins on a cache line, whatever the widths.
                 for part in 0..2 {
                     at[part] = form.page_bytes;
-                    let bytes = shape.n_head_kv.saturating_mul(form.types[part].block_bytes(dims[part]));
+                    let bytes = shape
+                        .n_head_kv
+                        .saturating_mul(form.types[part].block_bytes(dims[part]));
                     form.page_bytes = form.page_bytes.saturating_add(bytes);
                     form.v_bytes = form.v_bytes.saturating_add(part * bytes);
                 }
             }
             layers.push(layer);
         }
-        KvLayout { policy, groups, layers, recurrences: None }
+        KvLayout {
+            policy,
+            groups,
+            layers,
+            recurrences: None,
+        }
     }
 
     /// Precision of keys and values.
@@ -198,7 +244,10 @@ impl KvLayout {
     }
 
     /// The same with recurrences.
-    pub(crate) fn with_recurrences(mut self, cells: impl IntoIterator<Item = CellShape>) -> KvLayout {
+    pub(crate) fn with_recurrences(
+        mut self,
+        cells: impl IntoIterator<Item = CellShape>,
+    ) -> KvLayout {
         let (mut states, mut feeds) = (Vec::<Range<usize>>::new(), Vec::<Range<usize>>::new());
         let after = |ranges: &[Range<usize>], n: usize| {
             let start = ranges.last().map_or(0, |last| last.end);
@@ -209,20 +258,34 @@ impl KvLayout {
             feeds.push(after(&feeds, cell.n_feed));
         }
         let table = self.tables().count();
-        self.recurrences = (!states.is_empty()).then_some(Recurrences { states, feeds, table });
+        self.recurrences = (!states.is_empty()).then_some(Recurrences {
+            states,
+            feeds,
+            table,
+        });
         self
     }
 
     /// Bytes of a page of each table.
     pub(super) fn page_bytes(&self) -> impl Iterator<Item = usize> {
-        let of_states = self.recurrences.iter().map(|recurrences| recurrences.bytes()[0]);
-        self.tables().map(|(_, form)| form.page_bytes).chain(of_states)
+        let of_states = self
+            .recurrences
+            .iter()
+            .map(|recurrences| recurrences.bytes()[0]);
+        self.tables()
+            .map(|(_, form)| form.page_bytes)
+            .chain(of_states)
     }
 
     /// Bytes of a page of each table by their precision.
     pub(super) fn page_types(&self) -> impl Iterator<Item = [(KvType, u64); 2]> {
-        let of_states = self.recurrences.iter().map(|r| [(KvType::F32, r.bytes()[0] as u64), (KvType::F32, 0)]);
-        self.tables().map(|(_, form)| form.bytes_by_type()).chain(of_states)
+        let of_states = self
+            .recurrences
+            .iter()
+            .map(|r| [(KvType::F32, r.bytes()[0] as u64), (KvType::F32, 0)]);
+        self.tables()
+            .map(|(_, form)| form.bytes_by_type())
+            .chain(of_states)
     }
 
     /// Groups that keep pages of all positions, in one form at least.
@@ -235,7 +298,8 @@ impl KvLayout {
         self.window().is_some() || self.recurrences.is_some()
     }
 
-    /// Whether no checkpoint is needed between two that are so far from each other, the later one so far from the end.
+    /// Whether no checkpoint is needed between two that are so far from each other, the later one
+    /// so far from the end.
     pub(super) fn is_near(&self, apart: usize, behind: usize) -> bool {
         match (&self.recurrences, self.window()) {
             // Who goes back computes again at most as many tokens, plus a page of them.
@@ -246,13 +310,23 @@ impl KvLayout {
 
     /// All forms of all groups, table by table.
     pub(super) fn tables(&self) -> impl Iterator<Item = (&Group, &Form)> {
-        self.groups.iter().flat_map(|group| group.forms.iter().map(move |form| (group, form)))
+        self.groups
+            .iter()
+            .flat_map(|group| group.forms.iter().map(move |form| (group, form)))
     }
 
     /// The narrowest window, if there is any; limits of precision by age count, too.
     pub(super) fn window(&self) -> Option<usize> {
-        let tiered = |g: &Group| g.forms.len().checked_sub(2).map(|i| g.forms[i].reach.saturating_mul(KV_BLOCK));
-        self.groups.iter().filter_map(|g| g.window.or_else(|| tiered(g))).min()
+        let tiered = |g: &Group| {
+            g.forms
+                .len()
+                .checked_sub(2)
+                .map(|i| g.forms[i].reach.saturating_mul(KV_BLOCK))
+        };
+        self.groups
+            .iter()
+            .filter_map(|g| g.window.or_else(|| tiered(g)))
+            .min()
     }
 
     /// Bytes that the query at `pos` reads.
@@ -261,14 +335,23 @@ impl KvLayout {
             let bytes = |page| group.forms[group.form_of(pos / KV_BLOCK, page)].page_bytes as u64;
             group.seen(pos).map(bytes).sum::<u64>()
         };
-        let states = self.recurrences.iter().map(|recurrences| recurrences.bytes()[0] as u64);
+        let states = self
+            .recurrences
+            .iter()
+            .map(|recurrences| recurrences.bytes()[0] as u64);
         self.groups.iter().map(of_group).chain(states).sum()
     }
 
     /// [Pieces](super::SeqKv::pieces) of a sequence that ends at position `end` at most.
     pub(crate) fn max_pieces(&self, end: usize) -> usize {
-        let borders = self.groups.iter().map(|group| group.forms.len()).max().unwrap_or(1);
-        // The first page has the first form, too. Rounded up, so that a sequence that grows seldom needs more room.
+        let borders = self
+            .groups
+            .iter()
+            .map(|group| group.forms.len())
+            .max()
+            .unwrap_or(1);
+        // The first page has the first form, too. Rounded up, so that a sequence that grows seldom
+        // needs more room.
         end.div_ceil(KV_SPAN).next_power_of_two() + if borders > 1 { borders } else { 0 }
     }
 
@@ -276,10 +359,12 @@ impl KvLayout {
     pub(crate) fn bytes(&self, n_ctx: usize, n_batch: usize) -> u64 {
         let pages = |n: usize| n.div_ceil(KV_BLOCK) as u64;
         let all = pages(n_ctx);
-        // Pages that are released after `window` positions: those of the batch and its window, whose ends may lie
-        // inside a page, and of a window for each checkpoint.
+        // Pages that are released after `window` positions: those of the batch and its window,
+        // whose ends may lie inside a page, and of a window for each checkpoint.
         let windowed = |window: usize| {
-            let doublings = (n_ctx / sparse(self.window().unwrap_or(window))).checked_ilog2().unwrap_or(0) as u64;
+            let doublings = (n_ctx / sparse(self.window().unwrap_or(window)))
+                .checked_ilog2()
+                .unwrap_or(0) as u64;
             let checkpoints = 2 + N_MARKED as u64 + doublings * 5 / 4;
             let live = pages(window.saturating_add(n_batch.min(n_ctx))) + 1;
             // The checkpoint before a marked one has at most one page that this has not.
@@ -296,10 +381,15 @@ impl KvLayout {
         };
         let recurrences = self.recurrences.as_ref().map_or(0, |recurrences| {
             let [states, feeds] = recurrences.bytes().map(|bytes| bytes as u64);
-            // Three while a pass runs, marked checkpoints and those before them, and two at most where distances double.
+            // Three while a pass runs, marked checkpoints and those before them, and two at most
+            // where distances double.
             let doublings = (n_ctx / KV_BLOCK).checked_ilog2().unwrap_or(0) as u64;
-            states.saturating_mul(all.min(4 + 2 * N_MARKED as u64 + 2 * doublings) + 3).saturating_add(feeds)
+            states
+                .saturating_mul(all.min(4 + 2 * N_MARKED as u64 + 2 * doublings) + 3)
+                .saturating_add(feeds)
         });
-        self.tables().map(of_table).fold(recurrences, u64::saturating_add)
+        self.tables()
+            .map(of_table)
+            .fold(recurrences, u64::saturating_add)
     }
 }

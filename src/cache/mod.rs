@@ -1,16 +1,18 @@
 //! The key/value cache: sequences of pages out of a pool.
 //!
-//! A page holds 64 positions of one *cache group*, the layers with the same window and head shape: for each of them
-//! keys `(n_head_kv, 64, head_dim)`, then values `(n_head_kv, 64, head_dim_v)`, in the precision of its *form*. Pages
-//! are reference-counted, so that a fork only copies block tables; a sequence that writes to a shared page copies it
-//! first.
+//! A page holds 64 positions of one *cache group*, the layers with the same window and head shape:
+//! for each of them keys `(n_head_kv, 64, head_dim)`, then values `(n_head_kv, 64, head_dim_v)`, in
+//! the precision of its *form*. Pages are reference-counted, so that a fork only copies block
+//! tables; a sequence that writes to a shared page copies it first.
 //!
-//! If precision depends on age, a group has a block table for each form. The form in which page `i` reads page `j`
-//! depends on `i - j` alone. A page is converted to its next form in the first pass that reads it so, and the previous
-//! form is dropped when no later query reads it: what a query reads never depends on how tokens were split into passes.
+//! If precision depends on age, a group has a block table for each form. The form in which page `i`
+//! reads page `j` depends on `i - j` alone. A page is converted to its next form in the first pass
+//! that reads it so, and the previous form is dropped when no later query reads it: what a query
+//! reads never depends on how tokens were split into passes.
 
 //!
-//! Recurrent layers have a state instead, which every token changes: of all of them one page (`sequence/recurrent.rs`).
+//! Recurrent layers have a state instead, which every token changes: of all of them one page
+//! (`sequence/recurrent.rs`).
 
 mod folder;
 mod hash;
@@ -33,21 +35,23 @@ pub use crate::arch::KvType;
 
 /// Precision of keys and values.
 ///
-/// Keys below 8 bits are stored multiplied by a Hadamard matrix, which spreads outliers in one dimension of a head over
-/// all of them; queries are multiplied by it, too, so that their products do not change.
+/// Keys below 8 bits are stored multiplied by a Hadamard matrix, which spreads outliers in one
+/// dimension of a head over all of them; queries are multiplied by it, too, so that their products
+/// do not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct KvPolicy {
     /// Precision of keys.
     pub k: KvType,
     /// Precision of values.
     pub v: KvType,
-    /// Lower precision for older tokens, in layers without a window. Both precisions above must be [`KvType::F16`]
-    /// then.
+    /// Lower precision for older tokens, in layers without a window. Both precisions above must be
+    /// [`KvType::F16`] then.
     pub tiers: Option<KvTiers>,
 }
 
 impl KvPolicy {
-    /// What GPUs cannot read of this, if anything: they have kernels for f16, q8_0, q6_0, q5_0 and q4_0.
+    /// What GPUs cannot read of this, if anything: they have kernels for f16, q8_0, q6_0, q5_0 and
+    /// q4_0.
     pub fn not_on_gpu(&self) -> Option<&'static str> {
         let KvPolicy { k, v, tiers } = *self;
         match [k, v] {
@@ -69,7 +73,11 @@ impl KvPolicy {
 impl From<KvType> for KvPolicy {
     /// The same precision for keys and values of any age.
     fn from(kind: KvType) -> KvPolicy {
-        KvPolicy { k: kind, v: kind, tiers: None }
+        KvPolicy {
+            k: kind,
+            v: kind,
+            tiers: None,
+        }
     }
 }
 
@@ -80,7 +88,9 @@ impl std::fmt::Display for KvPolicy {
         if v != k {
             write!(f, "/{v}")?;
         }
-        tiers.map_or(Ok(()), |KvTiers { recent, middle }| write!(f, ", tiers {recent},{middle}"))
+        tiers.map_or(Ok(()), |KvTiers { recent, middle }| {
+            write!(f, ", tiers {recent},{middle}")
+        })
     }
 }
 
@@ -96,7 +106,10 @@ impl KvBytes {
 
     /// All precisions in use with their bytes, the most precise first.
     pub fn iter(&self) -> impl Iterator<Item = (KvType, u64)> + '_ {
-        KvType::ALL.into_iter().map(|kind| (kind, self.of(kind))).filter(|&(_, bytes)| bytes > 0)
+        KvType::ALL
+            .into_iter()
+            .map(|kind| (kind, self.of(kind)))
+            .filter(|&(_, bytes)| bytes > 0)
     }
 
     /// Bytes in any precision.
@@ -113,11 +126,12 @@ impl KvBytes {
     }
 }
 
-/// Distances from a query at which keys and values lose precision: the first page and the `recent` last tokens are
-/// [`KvType::F16`], those up to `middle` before the query [`KvType::Q8`], all others [`KvType::Q4`].
+/// Distances from a query at which keys and values lose precision: the first page and the `recent`
+/// last tokens are [`KvType::F16`], those up to `middle` before the query [`KvType::Q8`], all
+/// others [`KvType::Q4`].
 ///
-/// Distances are counted in pages of 64 tokens: all queries of a page read another page in the same precision, which
-/// depends only on the distance between the two.
+/// Distances are counted in pages of 64 tokens: all queries of a page read another page in the same
+/// precision, which depends only on the distance between the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvTiers {
     /// Tokens, rounded up to pages. Default 256.
@@ -128,6 +142,9 @@ pub struct KvTiers {
 
 impl Default for KvTiers {
     fn default() -> KvTiers {
-        KvTiers { recent: 256, middle: 2048 }
+        KvTiers {
+            recent: 256,
+            middle: 2048,
+        }
     }
 }

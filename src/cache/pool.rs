@@ -8,11 +8,11 @@ use bytemuck::{Pod, Zeroable};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// Pages of at least this size are mapped separately, so that the system can back them by huge pages. Rounding up to 16
-/// KiB wastes 1.6 %.
+/// Pages of at least this size are mapped separately, so that the system can back them by huge
+/// pages. Rounding up to 16 KiB wastes 1.6 %.
 const MAPPED: usize = 1 << 20;
-/// Per cent of the budget above which cached pages are given back, and down to which: many at a time, so that a pool at its
-/// limit does not look for one with every page that it hands out.
+/// Per cent of the budget above which cached pages are given back, and down to which: many at a
+/// time, so that a pool at its limit does not look for one with every page that it hands out.
 const HIGH: u64 = 85;
 const LOW: u64 = 70;
 /// Bytes of free pages of one size that are kept for later use.
@@ -46,7 +46,9 @@ enum Memory {
 impl Memory {
     fn new(bytes: usize) -> Option<Memory> {
         if bytes < MAPPED || !cfg!(any(unix, windows)) {
-            return bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(size_of::<Line>())).ok().map(Memory::Heap);
+            return bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(size_of::<Line>()))
+                .ok()
+                .map(Memory::Heap);
         }
         let map = memmap2::MmapMut::map_anon(bytes).ok()?;
         // Only a hint: the page works without huge pages, too. Miri does not know the call.
@@ -72,7 +74,8 @@ impl Memory {
     }
 }
 
-/// Memory for keys and values, shared by any number of sessions. Clones are handles of the same pool.
+/// Memory for keys and values, shared by any number of sessions. Clones are handles of the same
+/// pool.
 #[derive(Clone, Debug)]
 pub struct KvPool {
     inner: Arc<Inner>,
@@ -91,7 +94,10 @@ struct Inner {
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inner").field("budget", &self.budget).field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("Inner")
+            .field("budget", &self.budget)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
     }
 }
 
@@ -124,8 +130,8 @@ pub struct PoolStats {
     pub n_pages: usize,
     /// Bytes of the adapters that are attached to sequences, each once.
     pub adapters: u64,
-    /// Bytes of the budget that are left to others: to the buffers of a [`Schedule`](crate::exec::Schedule) whose model has a
-    /// memory limit.
+    /// Bytes of the budget that are left to others: to the buffers of a
+    /// [`Schedule`](crate::exec::Schedule) whose model has a memory limit.
     pub reserved: u64,
     /// Upper bound in bytes of pages in use, free pages, adapters and what is reserved together.
     pub budget: u64,
@@ -134,7 +140,9 @@ pub struct PoolStats {
 impl PoolStats {
     /// Bytes that are left for pages.
     pub fn left(&self) -> u64 {
-        [self.used, self.adapters, self.reserved].into_iter().fold(self.budget, u64::saturating_sub)
+        [self.used, self.adapters, self.reserved]
+            .into_iter()
+            .fold(self.budget, u64::saturating_sub)
     }
 }
 
@@ -147,7 +155,11 @@ impl Default for KvPool {
 impl KvPool {
     /// A pool of at most `budget` bytes; it takes no memory yet.
     pub fn new(budget: u64) -> KvPool {
-        KvPool::of(Inner { budget, source: None, state: Mutex::default() })
+        KvPool::of(Inner {
+            budget,
+            source: None,
+            state: Mutex::default(),
+        })
     }
 
     /// A pool whose pages are allocated by `source`.
@@ -155,16 +167,27 @@ impl KvPool {
         budget: u64,
         source: impl Fn(usize) -> Option<Box<dyn PageMemory>> + Send + Sync + 'static,
     ) -> KvPool {
-        KvPool::of(Inner { budget, source: Some(Box::new(source)), state: Mutex::default() })
+        KvPool::of(Inner {
+            budget,
+            source: Some(Box::new(source)),
+            state: Mutex::default(),
+        })
     }
 
     fn of(inner: Inner) -> KvPool {
-        KvPool { inner: Arc::new(inner), prefixes: Arc::default(), folder: None }
+        KvPool {
+            inner: Arc::new(inner),
+            prefixes: Arc::default(),
+            folder: None,
+        }
     }
 
     /// Adds a folder below the prefix cache.
     pub(crate) fn with_folder(self, folder: PrefixFolder) -> KvPool {
-        KvPool { folder: Some(Arc::new(folder)), ..self }
+        KvPool {
+            folder: Some(Arc::new(folder)),
+            ..self
+        }
     }
 
     pub(super) fn folder(&self) -> Option<&PrefixFolder> {
@@ -173,18 +196,40 @@ impl KvPool {
 
     /// Current contents of the pool.
     pub fn stats(&self) -> PoolStats {
-        let State { used, by_type, free, n_pages, adapters, reserved, .. } = *self.inner.state();
-        PoolStats { used, by_type, free, n_pages, adapters, reserved, budget: self.inner.budget }
+        let State {
+            used,
+            by_type,
+            free,
+            n_pages,
+            adapters,
+            reserved,
+            ..
+        } = *self.inner.state();
+        PoolStats {
+            used,
+            by_type,
+            free,
+            n_pages,
+            adapters,
+            reserved,
+            budget: self.inner.budget,
+        }
     }
 
     /// Current contents and counters of the prefix cache.
     pub fn prefixes(&self) -> PrefixStats {
-        let [tokens_loaded, damaged_blocks, failed_blocks] = self.folder().map_or([0; 3], PrefixFolder::counts);
-        PrefixStats { tokens_loaded, damaged_blocks, failed_blocks, ..self.prefix_tree().stats() }
+        let [tokens_loaded, damaged_blocks, failed_blocks] =
+            self.folder().map_or([0; 3], PrefixFolder::counts);
+        PrefixStats {
+            tokens_loaded,
+            damaged_blocks,
+            failed_blocks,
+            ..self.prefix_tree().stats()
+        }
     }
 
-    /// Sets the most bytes of pages that the prefix cache may hold, within the pool's own budget. Any excess is dropped
-    /// at once, the least recently used first. Default 1 GiB.
+    /// Sets the most bytes of pages that the prefix cache may hold, within the pool's own budget.
+    /// Any excess is dropped at once, the least recently used first. Default 1 GiB.
     pub fn set_prefix_budget(&self, bytes: u64) {
         self.prefix_tree().set_budget(bytes);
     }
@@ -198,8 +243,8 @@ impl KvPool {
         self.prefixes.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Drops cached pages that no sequence uses, the least recently used first, until `size` bytes more stay below the low
-    /// mark. Returns whether they do.
+    /// Drops cached pages that no sequence uses, the least recently used first, until `size` bytes
+    /// more stay below the low mark. Returns whether they do.
     pub(crate) fn give_back(&self, size: u64) -> bool {
         let is_low = || self.inner.state().taken().saturating_add(size) <= self.inner.mark(LOW);
         self.prefix_tree().evict_until(is_low)
@@ -210,14 +255,23 @@ impl KvPool {
         self.inner.state().taken().saturating_add(size) > self.inner.mark(HIGH)
     }
 
-    /// Counts the `bytes` of an adapter, identified by `id`, as long as somebody holds what is returned. It is in memory
-    /// in any case, and so is not refused: there is less room for pages.
+    /// Counts the `bytes` of an adapter, identified by `id`, as long as somebody holds what is
+    /// returned. It is in memory in any case, and so is not refused: there is less room for
+    /// pages.
     pub(crate) fn count(&self, id: usize, bytes: u64) -> Arc<Counted> {
         let mut state = self.inner.state();
-        if let Some(counted) = state.counted.iter().find(|c| c.0 == id).and_then(|c| c.1.upgrade()) {
+        if let Some(counted) = state
+            .counted
+            .iter()
+            .find(|c| c.0 == id)
+            .and_then(|c| c.1.upgrade())
+        {
             return counted;
         }
-        let counted = Arc::new(Counted { bytes, pool: Arc::clone(&self.inner) });
+        let counted = Arc::new(Counted {
+            bytes,
+            pool: Arc::clone(&self.inner),
+        });
         state.counted.push((id, Arc::downgrade(&counted)));
         state.adapters += bytes;
         self.shrink(state);
@@ -229,7 +283,10 @@ impl KvPool {
         let mut state = self.inner.state();
         state.reserved += bytes;
         self.shrink(state);
-        Reserved { bytes, pool: Arc::clone(&self.inner) }
+        Reserved {
+            bytes,
+            pool: Arc::clone(&self.inner),
+        }
     }
 
     /// Gives back free and cached pages for which there is no room any more.
@@ -242,8 +299,8 @@ impl KvPool {
         }
     }
 
-    /// The state, in which there is room for `size` bytes more. The prefix cache makes it: above the high mark it gives pages
-    /// back down to the low one.
+    /// The state, in which there is room for `size` bytes more. The prefix cache makes it: above
+    /// the high mark it gives pages back down to the low one.
     fn with_room(&self, size: u64) -> Result<MutexGuard<'_, State>, SessionError> {
         if self.is_high(size) {
             self.give_back(size);
@@ -257,21 +314,32 @@ impl KvPool {
             }
             drop(state);
             if !self.prefix_tree().evict(false) {
-                return Err(SessionError::PoolFull { need: size, used, budget });
+                return Err(SessionError::PoolFull {
+                    need: size,
+                    used,
+                    budget,
+                });
             }
         }
     }
 
-    /// Allocates a page of `bytes`, a multiple of 64, of which keys and values take those of `types`; it contains zeros
-    /// or what its last user left. If the pool is full, the prefix cache drops pages.
-    pub(super) fn page(&self, bytes: usize, types: [(KvType, u64); 2]) -> Result<Arc<Page>, SessionError> {
+    /// Allocates a page of `bytes`, a multiple of 64, of which keys and values take those of
+    /// `types`; it contains zeros or what its last user left. If the pool is full, the prefix
+    /// cache drops pages.
+    pub(super) fn page(
+        &self,
+        bytes: usize,
+        types: [(KvType, u64); 2],
+    ) -> Result<Arc<Page>, SessionError> {
         let size = bytes as u64;
         let mut state = self.with_room(size)?;
         let recycled = state.take_free(bytes);
         // To the system after the lock.
         let released = state.release(size, self.inner.budget);
         state.used += size;
-        types.into_iter().for_each(|(kind, bytes)| state.by_type.add(kind, bytes));
+        types
+            .into_iter()
+            .for_each(|(kind, bytes)| state.by_type.add(kind, bytes));
         state.n_pages += 1;
         drop(state);
         drop(released);
@@ -281,10 +349,17 @@ impl KvPool {
         });
         // Made even without memory: dropping it corrects the counts.
         let out_of_memory = memory.is_none();
-        let page =
-            Page { memory: memory.unwrap_or(Memory::Heap(Vec::new())), bytes, types, pool: Arc::clone(&self.inner) };
+        let page = Page {
+            memory: memory.unwrap_or(Memory::Heap(Vec::new())),
+            bytes,
+            types,
+            pool: Arc::clone(&self.inner),
+        };
         if out_of_memory {
-            return Err(SessionError::OutOfMemory { what: "a page of keys and values", bytes: size });
+            return Err(SessionError::OutOfMemory {
+                what: "a page of keys and values",
+                bytes: size,
+            });
         }
         Ok(Arc::new(page))
     }
@@ -312,7 +387,9 @@ impl Drop for Counted {
     fn drop(&mut self) {
         let mut state = self.pool.state();
         state.adapters -= self.bytes;
-        state.counted.retain(|(_, counted)| counted.strong_count() > 0);
+        state
+            .counted
+            .retain(|(_, counted)| counted.strong_count() > 0);
     }
 }
 
@@ -336,7 +413,10 @@ impl State {
     }
 
     fn take_free(&mut self, bytes: usize) -> Option<Memory> {
-        let (_, list) = self.free_lists.iter_mut().find(|(size, _)| *size == bytes)?;
+        let (_, list) = self
+            .free_lists
+            .iter_mut()
+            .find(|(size, _)| *size == bytes)?;
         let memory = list.pop()?;
         self.free -= bytes as u64;
         Some(memory)
@@ -346,7 +426,13 @@ impl State {
     fn release(&mut self, size: u64, budget: u64) -> Vec<Memory> {
         let mut released = Vec::new();
         while self.taken().saturating_add(self.free).saturating_add(size) > budget {
-            let Some((bytes, list)) = self.free_lists.iter_mut().find(|(_, list)| !list.is_empty()) else { break };
+            let Some((bytes, list)) = self
+                .free_lists
+                .iter_mut()
+                .find(|(_, list)| !list.is_empty())
+            else {
+                break;
+            };
             self.free -= *bytes as u64;
             released.extend(list.pop());
         }
@@ -355,7 +441,11 @@ impl State {
 
     /// Keeps a free page, or returns it if there are enough of its size.
     fn keep(&mut self, bytes: usize, memory: Memory) -> Option<Memory> {
-        let i = self.free_lists.iter().position(|(size, _)| *size == bytes).unwrap_or(self.free_lists.len());
+        let i = self
+            .free_lists
+            .iter()
+            .position(|(size, _)| *size == bytes)
+            .unwrap_or(self.free_lists.len());
         if i == self.free_lists.len() {
             self.free_lists.push((bytes, Vec::new()));
         }
@@ -369,8 +459,8 @@ impl State {
     }
 }
 
-/// Keys and values at 64 positions of the layers of one cache group. Returns to its pool when the last sequence that
-/// holds it drops it.
+/// Keys and values at 64 positions of the layers of one cache group. Returns to its pool when the
+/// last sequence that holds it drops it.
 #[derive(Debug)]
 pub(super) struct Page {
     memory: Memory,
@@ -411,9 +501,15 @@ impl Drop for Page {
         let memory = std::mem::replace(&mut self.memory, Memory::Heap(Vec::new()));
         let mut state = self.pool.state();
         state.used -= self.bytes as u64;
-        self.types.into_iter().for_each(|(kind, bytes)| state.by_type.take(kind, bytes));
+        self.types
+            .into_iter()
+            .for_each(|(kind, bytes)| state.by_type.take(kind, bytes));
         state.n_pages -= 1;
-        let released = if memory.bytes().is_empty() { None } else { state.keep(self.bytes, memory) };
+        let released = if memory.bytes().is_empty() {
+            None
+        } else {
+            state.keep(self.bytes, memory)
+        };
         drop(state);
         drop(released);
     }
@@ -425,13 +521,29 @@ mod tests {
 
     /// A page whose bytes are half keys.
     fn page(pool: &KvPool, bytes: usize) -> Result<Arc<Page>, SessionError> {
-        pool.page(bytes, [(KvType::F16, bytes as u64 / 2), (KvType::Q8, bytes as u64 / 2)])
+        pool.page(
+            bytes,
+            [
+                (KvType::F16, bytes as u64 / 2),
+                (KvType::Q8, bytes as u64 / 2),
+            ],
+        )
     }
 
     fn stats(used: u64, free: u64, n_pages: usize, budget: u64) -> PoolStats {
         let mut by_type = KvBytes::default();
-        [KvType::F16, KvType::Q8].into_iter().for_each(|kind| by_type.add(kind, used / 2));
-        PoolStats { used, by_type, free, n_pages, adapters: 0, reserved: 0, budget }
+        [KvType::F16, KvType::Q8]
+            .into_iter()
+            .for_each(|kind| by_type.add(kind, used / 2));
+        PoolStats {
+            used,
+            by_type,
+            free,
+            n_pages,
+            adapters: 0,
+            reserved: 0,
+            budget,
+        }
     }
 
     #[test]
@@ -440,7 +552,9 @@ mod tests {
         let small: Vec<_> = (0..16).map(|_| page(&pool, 1 << 16).unwrap()).collect();
         assert_eq!(pool.stats(), self::stats(1 << 20, 0, 16, 1 << 20));
         let full = page(&pool, 64).unwrap_err();
-        assert!(matches!(full, SessionError::PoolFull { need: 64, used, budget } if used == budget));
+        assert!(
+            matches!(full, SessionError::PoolFull { need: 64, used, budget } if used == budget)
+        );
         drop(small);
         assert_eq!(pool.stats(), self::stats(0, 1 << 20, 0, 1 << 20));
         // Any size fits again, including the largest, whatever is on the free lists.
@@ -461,8 +575,8 @@ mod tests {
         assert_eq!(pool.stats().free, MAX_FREE as u64);
     }
 
-    /// Free pages of one size never prevent another size from being allocated: all of the budget can be used except
-    /// less than a page.
+    /// Free pages of one size never prevent another size from being allocated: all of the budget
+    /// can be used except less than a page.
     #[test]
     fn fragmentation_is_less_than_a_page() {
         let budget = 8 << 20;
@@ -477,7 +591,10 @@ mod tests {
             match page(&pool, size) {
                 Ok(page) => pages.push(page),
                 Err(_) => {
-                    assert!(used + size as u64 > budget, "{size} bytes refused with {used} in use");
+                    assert!(
+                        used + size as u64 > budget,
+                        "{size} bytes refused with {used} in use"
+                    );
                     pages.swap_remove((state >> 8) as usize % pages.len());
                 }
             }
@@ -486,7 +603,11 @@ mod tests {
         while let Ok(page) = page(&pool, 4096) {
             pages.push(page);
         }
-        assert!(pool.stats().used as f64 >= 0.98 * budget as f64, "{:?}", pool.stats());
+        assert!(
+            pool.stats().used as f64 >= 0.98 * budget as f64,
+            "{:?}",
+            pool.stats()
+        );
     }
 
     #[test]

@@ -1,14 +1,17 @@
-//! The prefix cache: keys and values of ended sequences, for later ones that begin with the same tokens.
+//! The prefix cache: keys and values of ended sequences, for later ones that begin with the same
+//! tokens.
 //!
-//! There is a radix tree over tokens for each [`PrefixKey`] (PATRICIA: an edge holds a run of tokens). A node holds the
-//! pages of its tokens, reference-counted: the page in which two nodes meet is held by both, and a page that a sequence
-//! still uses is shared with it. A prefix may end inside an edge and inside a page; a sequence that continues from
-//! there copies the filled rows, as a fork does.
+//! There is a radix tree over tokens for each [`PrefixKey`] (PATRICIA: an edge holds a run of
+//! tokens). A node holds the pages of its tokens, reference-counted: the page in which two nodes
+//! meet is held by both, and a page that a sequence still uses is shared with it. A prefix may end
+//! inside an edge and inside a page; a sequence that continues from there copies the filled rows,
+//! as a fork does.
 //!
-//! Pages that windows and precision by age release exist only at the checkpoints of the sequences: for layouts with
-//! such groups a prefix ends at a checkpoint.
+//! Pages that windows and precision by age release exist only at the checkpoints of the sequences:
+//! for layouts with such groups a prefix ends at a checkpoint.
 //!
-//! Pages are evicted from the ends of the least recently used leaves, so that a prefix outlives its continuations.
+//! Pages are evicted from the ends of the least recently used leaves, so that a prefix outlives its
+//! continuations.
 
 use super::KvPolicy;
 use super::pool::Page;
@@ -124,30 +127,51 @@ impl Node {
         self.start + self.tokens.len()
     }
 
-    /// Length of the longest usable prefix that ends in this node, of the `n` tokens that lead here or into it.
+    /// Length of the longest usable prefix that ends in this node, of the `n` tokens that lead here
+    /// or into it.
     fn usable(&self, n: usize) -> usize {
         if !self.by_checkpoint {
             return n;
         }
-        self.checkpoints.iter().rev().map(|c| c.pos).find(|&pos| pos <= n).unwrap_or(0)
+        self.checkpoints
+            .iter()
+            .rev()
+            .map(|c| c.pos)
+            .find(|&pos| pos <= n)
+            .unwrap_or(0)
     }
 
     /// End of the node without its last page or its last checkpoint.
     fn shorter(&self) -> usize {
         let end = self.end() - 1;
-        if self.by_checkpoint { self.usable(end).max(self.start) } else { (end / KV_BLOCK * KV_BLOCK).max(self.start) }
+        if self.by_checkpoint {
+            self.usable(end).max(self.start)
+        } else {
+            (end / KV_BLOCK * KV_BLOCK).max(self.start)
+        }
     }
 
     /// Index, in the node's tables, of the first page without a token before position `end`.
     fn pages_to(&self, end: usize) -> usize {
-        if end == self.start { 0 } else { end.div_ceil(KV_BLOCK) - self.start / KV_BLOCK }
+        if end == self.start {
+            0
+        } else {
+            end.div_ceil(KV_BLOCK) - self.start / KV_BLOCK
+        }
     }
 
     /// The pages that it can drop if it ends at `end`.
     fn pages_from(&self, end: usize) -> impl Iterator<Item = &Arc<Page>> {
         let first = self.pages_to(end);
-        let of_tables = self.tables.iter().flat_map(move |table| table.iter().skip(first).flatten());
-        let of_checkpoints = self.checkpoints.iter().filter(move |c| c.pos > end).flat_map(Checkpoint::pages);
+        let of_tables = self
+            .tables
+            .iter()
+            .flat_map(move |table| table.iter().skip(first).flatten());
+        let of_checkpoints = self
+            .checkpoints
+            .iter()
+            .filter(move |c| c.pos > end)
+            .flat_map(Checkpoint::pages);
         of_tables.chain(of_checkpoints)
     }
 }
@@ -171,7 +195,9 @@ impl Held {
 
     fn remove(&mut self, page: &Arc<Page>) {
         let address = Arc::as_ptr(page).addr();
-        let Some(count) = self.counts.get_mut(&address) else { return };
+        let Some(count) = self.counts.get_mut(&address) else {
+            return;
+        };
         *count -= 1;
         if *count == 0 {
             self.counts.remove(&address);
@@ -181,7 +207,12 @@ impl Held {
 
     /// Whether a sequence holds it, too.
     fn in_use(&self, page: &Arc<Page>) -> bool {
-        Arc::strong_count(page) > self.counts.get(&Arc::as_ptr(page).addr()).copied().unwrap_or(0)
+        Arc::strong_count(page)
+            > self
+                .counts
+                .get(&Arc::as_ptr(page).addr())
+                .copied()
+                .unwrap_or(0)
     }
 }
 
@@ -226,9 +257,26 @@ impl Default for PrefixTree {
 
 impl PrefixTree {
     pub(super) fn stats(&self) -> PrefixStats {
-        let &PrefixTree { lookups, hits, tokens_reused, evictions, rounds, budget, .. } = self;
+        let &PrefixTree {
+            lookups,
+            hits,
+            tokens_reused,
+            evictions,
+            rounds,
+            budget,
+            ..
+        } = self;
         let bytes = self.held.bytes;
-        PrefixStats { lookups, hits, tokens_reused, evictions, rounds, bytes, budget, ..PrefixStats::default() }
+        PrefixStats {
+            lookups,
+            hits,
+            tokens_reused,
+            evictions,
+            rounds,
+            bytes,
+            budget,
+            ..PrefixStats::default()
+        }
     }
 
     pub(super) fn set_budget(&mut self, bytes: u64) {
@@ -245,9 +293,15 @@ impl PrefixTree {
         self.held = Held::default();
     }
 
-    /// The longest prefix of `tokens` in the cache with at least `min` tokens. With `any`, tokens match whether they
-    /// were computed as prompt or as generated ones.
-    pub(super) fn find(&mut self, key: &PrefixKey, tokens: &[CachedToken], min: usize, any: bool) -> Option<Prefix> {
+    /// The longest prefix of `tokens` in the cache with at least `min` tokens. With `any`, tokens
+    /// match whether they were computed as prompt or as generated ones.
+    pub(super) fn find(
+        &mut self,
+        key: &PrefixKey,
+        tokens: &[CachedToken],
+        min: usize,
+        any: bool,
+    ) -> Option<Prefix> {
         self.lookups += 1;
         let (len, last) = self.longest(*self.roots.get(key)?, tokens, any);
         if len < min.max(1) {
@@ -260,18 +314,31 @@ impl PrefixTree {
         while let Some(parent) = self.node(path[path.len() - 1]).parent {
             path.push(parent);
         }
-        let mut prefix = Prefix { tokens: Vec::with_capacity(len), tables: Vec::new(), checkpoint: None };
+        let mut prefix = Prefix {
+            tokens: Vec::with_capacity(len),
+            tables: Vec::new(),
+            checkpoint: None,
+        };
         for node in path.into_iter().rev().map(|id| self.node(id)) {
             let end = node.end().min(len);
-            prefix.tokens.extend_from_slice(&node.tokens[..end - node.start]);
-            prefix.tables.resize(node.tables.len().max(prefix.tables.len()), Vec::new());
+            prefix
+                .tokens
+                .extend_from_slice(&node.tokens[..end - node.start]);
+            prefix
+                .tables
+                .resize(node.tables.len().max(prefix.tables.len()), Vec::new());
             for (to, from) in prefix.tables.iter_mut().zip(&node.tables) {
                 // If a page is in both nodes, the later one has more rows.
                 to.resize(node.start / KV_BLOCK, None);
                 to.extend(from.iter().take(node.pages_to(end)).cloned());
             }
         }
-        prefix.checkpoint = self.node(last).checkpoints.iter().find(|c| c.pos == len).cloned();
+        prefix.checkpoint = self
+            .node(last)
+            .checkpoints
+            .iter()
+            .find(|c| c.pos == len)
+            .cloned();
         Some(prefix)
     }
 
@@ -282,12 +349,22 @@ impl PrefixTree {
             let node = self.node(id);
             let n = node.end();
             let Some(&next) = tokens.get(n) else { continue };
-            let other = CachedToken { generated: !next.generated, ..next };
+            let other = CachedToken {
+                generated: !next.generated,
+                ..next
+            };
             let firsts = [Some(next), any.then_some(other)].into_iter().flatten();
             for child_id in firsts.filter_map(|first| node.children.get(&first).copied()) {
                 let child = self.node(child_id);
-                let same = |(a, b): &(&CachedToken, &CachedToken)| if any { a.token == b.token } else { a == b };
-                let n_same = child.tokens.iter().zip(&tokens[n..]).take_while(same).count();
+                let same = |(a, b): &(&CachedToken, &CachedToken)| {
+                    if any { a.token == b.token } else { a == b }
+                };
+                let n_same = child
+                    .tokens
+                    .iter()
+                    .zip(&tokens[n..])
+                    .take_while(same)
+                    .count();
                 if child.usable(n + n_same) > best.0 {
                     best = (child.usable(n + n_same), child_id);
                 }
@@ -302,7 +379,9 @@ impl PrefixTree {
     /// Stores the contents of a sequence.
     pub(super) fn insert(&mut self, key: PrefixKey, mut stored: Stored) {
         if stored.by_checkpoint {
-            stored.tokens.truncate(stored.checkpoints.last().map_or(0, |c| c.pos));
+            stored
+                .tokens
+                .truncate(stored.checkpoints.last().map_or(0, |c| c.pos));
         }
         if stored.tokens.is_empty() {
             return;
@@ -326,13 +405,20 @@ impl PrefixTree {
         };
         loop {
             let n = self.node(id).end();
-            let Some(first) = stored.tokens.get(n) else { break };
+            let Some(first) = stored.tokens.get(n) else {
+                break;
+            };
             let Some(&child) = self.node(id).children.get(first) else {
                 id = self.add_leaf(id, &stored);
                 break;
             };
             let node = self.node(child);
-            let n_same = node.tokens.iter().zip(&stored.tokens[n..]).take_while(|(a, b)| a == b).count();
+            let n_same = node
+                .tokens
+                .iter()
+                .zip(&stored.tokens[n..])
+                .take_while(|(a, b)| a == b)
+                .count();
             let (splits, end) = (n_same < node.tokens.len(), n + n_same);
             id = child;
             if splits && end < stored.tokens.len() {
@@ -350,15 +436,20 @@ impl PrefixTree {
     }
 
     fn node(&self, id: NodeId) -> &Node {
-        self.nodes[id].as_ref().expect("ids are those of nodes that are there")
+        self.nodes[id]
+            .as_ref()
+            .expect("ids are those of nodes that are there")
     }
 
     fn node_mut(&mut self, id: NodeId) -> &mut Node {
-        self.nodes[id].as_mut().expect("ids are those of nodes that are there")
+        self.nodes[id]
+            .as_mut()
+            .expect("ids are those of nodes that are there")
     }
 
     fn add_node(&mut self, node: Node) -> NodeId {
-        node.pages_from(node.start).for_each(|page| self.held.add(page));
+        node.pages_from(node.start)
+            .for_each(|page| self.held.add(page));
         let id = self.free.pop().unwrap_or(self.nodes.len());
         if id == self.nodes.len() {
             self.nodes.push(None);
@@ -376,39 +467,61 @@ impl PrefixTree {
             parent: Some(parent),
             start,
             tokens: stored.tokens[start..].to_vec(),
-            tables: stored.tables.iter().map(|table| table.get(first..).unwrap_or_default().to_vec()).collect(),
-            checkpoints: stored.checkpoints.iter().filter(|c| c.pos > start).cloned().collect(),
+            tables: stored
+                .tables
+                .iter()
+                .map(|table| table.get(first..).unwrap_or_default().to_vec())
+                .collect(),
+            checkpoints: stored
+                .checkpoints
+                .iter()
+                .filter(|c| c.pos > start)
+                .cloned()
+                .collect(),
             by_checkpoint: stored.by_checkpoint,
             children: BTreeMap::new(),
             last_used,
         });
         let parent_used = (self.node(parent).last_used, parent);
         self.leaves.remove(&parent_used);
-        self.node_mut(parent).children.insert(stored.tokens[start], leaf);
+        self.node_mut(parent)
+            .children
+            .insert(stored.tokens[start], leaf);
         self.leaves.insert((last_used, leaf));
         leaf
     }
 
     /// Splits a node at position `at`, inside it; returns the new node, which ends there.
     fn split(&mut self, id: NodeId, at: usize) -> NodeId {
-        let Some(mut lower) = self.take_node(id) else { return id };
+        let Some(mut lower) = self.take_node(id) else {
+            return id;
+        };
         let n_upper = lower.pages_to(at);
         let n_before = at / KV_BLOCK - lower.start / KV_BLOCK;
         let n_tokens = at - lower.start;
         let n_checkpoints = lower.checkpoints.partition_point(|c| c.pos <= at);
         let upper = Node {
-            tables: lower.tables.iter().map(|table| table[..n_upper.min(table.len())].to_vec()).collect(),
+            tables: lower
+                .tables
+                .iter()
+                .map(|table| table[..n_upper.min(table.len())].to_vec())
+                .collect(),
             tokens: lower.tokens.drain(..n_tokens).collect(),
             checkpoints: lower.checkpoints.drain(..n_checkpoints).collect(),
             children: BTreeMap::from([(lower.tokens[0], id)]),
             ..lower
         };
-        lower.tables.iter_mut().for_each(|table| drop(table.drain(..n_before.min(table.len()))));
+        lower
+            .tables
+            .iter_mut()
+            .for_each(|table| drop(table.drain(..n_before.min(table.len()))));
         lower.start = at;
         let (parent, first) = (upper.parent, upper.tokens[0]);
         let upper = self.add_node(upper);
         lower.parent = Some(upper);
-        lower.pages_from(lower.start).for_each(|page| self.held.add(page));
+        lower
+            .pages_from(lower.start)
+            .for_each(|page| self.held.add(page));
         self.nodes[id] = Some(lower);
         if let Some(parent) = parent {
             self.node_mut(parent).children.insert(first, upper);
@@ -419,11 +532,13 @@ impl PrefixTree {
     /// Takes a node out of its place and its pages off the count.
     fn take_node(&mut self, id: NodeId) -> Option<Node> {
         let node = self.nodes[id].take()?;
-        node.pages_from(node.start).for_each(|page| self.held.remove(page));
+        node.pages_from(node.start)
+            .for_each(|page| self.held.remove(page));
         Some(node)
     }
 
-    /// Adds to a node the pages and checkpoints that it lacks, from a sequence with the same tokens up to `end`.
+    /// Adds to a node the pages and checkpoints that it lacks, from a sequence with the same tokens
+    /// up to `end`.
     fn fill(&mut self, id: NodeId, end: usize, stored: &Stored) {
         let PrefixTree { nodes, held, .. } = self;
         let Some(node) = &mut nodes[id] else { return };
@@ -431,7 +546,12 @@ impl PrefixTree {
         let last = node.end().min(end).div_ceil(KV_BLOCK);
         for (to, from) in node.tables.iter_mut().zip(&stored.tables) {
             for (i, page) in from.iter().enumerate().take(last).skip(first) {
-                let Some(page) = page.as_ref().filter(|_| node_end.min((i + 1) * KV_BLOCK) <= end) else { continue };
+                let Some(page) = page
+                    .as_ref()
+                    .filter(|_| node_end.min((i + 1) * KV_BLOCK) <= end)
+                else {
+                    continue;
+                };
                 to.resize(to.len().max(i - first + 1), None);
                 to[i - first].get_or_insert_with(|| {
                     held.add(page);
@@ -439,8 +559,15 @@ impl PrefixTree {
                 });
             }
         }
-        for checkpoint in stored.checkpoints.iter().filter(|c| c.pos > node.start && c.pos <= end.min(node_end)) {
-            if let Err(i) = node.checkpoints.binary_search_by_key(&checkpoint.pos, |c| c.pos) {
+        for checkpoint in stored
+            .checkpoints
+            .iter()
+            .filter(|c| c.pos > node.start && c.pos <= end.min(node_end))
+        {
+            if let Err(i) = node
+                .checkpoints
+                .binary_search_by_key(&checkpoint.pos, |c| c.pos)
+            {
                 checkpoint.pages().for_each(|page| held.add(page));
                 node.checkpoints.insert(i, checkpoint.clone());
             }
@@ -478,29 +605,40 @@ impl PrefixTree {
         is_enough()
     }
 
-    /// Drops the end of the least recently used leaf that no sequence uses, or of any leaf. Returns whether there was
-    /// one.
+    /// Drops the end of the least recently used leaf that no sequence uses, or of any leaf. Returns
+    /// whether there was one.
     pub(super) fn evict(&mut self, any: bool) -> bool {
         let free = |id| {
             let node = self.node(id);
-            !node.pages_from(node.shorter()).any(|page| self.held.in_use(page))
+            !node
+                .pages_from(node.shorter())
+                .any(|page| self.held.in_use(page))
         };
-        let Some(&(used, id)) = self.leaves.iter().find(|&&(_, id)| any || free(id)) else { return false };
-        let Some(mut node) = self.take_node(id) else { return false };
+        let Some(&(used, id)) = self.leaves.iter().find(|&&(_, id)| any || free(id)) else {
+            return false;
+        };
+        let Some(mut node) = self.take_node(id) else {
+            return false;
+        };
         self.evictions += 1;
         let end = node.shorter();
         if end > node.start {
             let n_pages = node.pages_to(end);
-            node.tables.iter_mut().for_each(|table| table.truncate(n_pages));
+            node.tables
+                .iter_mut()
+                .for_each(|table| table.truncate(n_pages));
             node.tokens.truncate(end - node.start);
             node.checkpoints.retain(|c| c.pos <= end);
-            node.pages_from(node.start).for_each(|page| self.held.add(page));
+            node.pages_from(node.start)
+                .for_each(|page| self.held.add(page));
             self.nodes[id] = Some(node);
             return true;
         }
         self.leaves.remove(&(used, id));
         self.free.push(id);
-        let Some(parent_id) = node.parent else { return true };
+        let Some(parent_id) = node.parent else {
+            return true;
+        };
         let parent = self.node_mut(parent_id);
         parent.children.remove(&node.tokens[0]);
         if parent.children.is_empty() {
@@ -529,7 +667,9 @@ mod tests {
 
     fn bytes(tokens: &[CachedToken]) -> Vec<u8> {
         let mix = |hash: &mut u32, t: &CachedToken| {
-            *hash = (*hash ^ (2 * t.token + u32::from(t.generated) + 1)).wrapping_mul(0x9E37_79B1).rotate_left(13);
+            *hash = (*hash ^ (2 * t.token + u32::from(t.generated) + 1))
+                .wrapping_mul(0x9E37_79B1)
+                .rotate_left(13);
             Some(*hash as u8)
         };
         tokens.iter().scan(7, mix).collect()
@@ -544,13 +684,18 @@ mod tests {
         bytes.chunks(KV_BLOCK).map(page).collect()
     }
 
-    /// With checkpoints: one complete table, and one that has only the last page before each of `ends`.
+    /// With checkpoints: one complete table, and one that has only the last page before each of
+    /// `ends`.
     fn stored(pool: &KvPool, tokens: &[CachedToken], ends: &[usize]) -> Stored {
         let bytes = bytes(tokens);
         let checkpoint = |&pos: &usize| Checkpoint {
             pos,
             marked: false,
-            pages: vec![(1, (pos - 1) / KV_BLOCK, table(pool, &bytes[..pos]).pop().unwrap().unwrap())],
+            pages: vec![(
+                1,
+                (pos - 1) / KV_BLOCK,
+                table(pool, &bytes[..pos]).pop().unwrap().unwrap(),
+            )],
         };
         Stored {
             tokens: tokens.to_vec(),
@@ -578,15 +723,25 @@ mod tests {
         fn check(&self) {
             let mut held = Held::default();
             let mut leaves = BTreeSet::new();
-            for (id, node) in self.nodes.iter().enumerate().filter_map(|(id, node)| Some((id, node.as_ref()?))) {
+            for (id, node) in self
+                .nodes
+                .iter()
+                .enumerate()
+                .filter_map(|(id, node)| Some((id, node.as_ref()?)))
+            {
                 node.pages_from(node.start).for_each(|page| held.add(page));
                 match node.parent {
                     None => {
-                        assert!(self.roots.values().any(|&root| root == id) && node.tokens.is_empty());
+                        assert!(
+                            self.roots.values().any(|&root| root == id) && node.tokens.is_empty()
+                        );
                         assert!(!node.children.is_empty());
                     }
                     Some(parent) => {
-                        assert_eq!((self.node(parent).end(), node.tokens.is_empty()), (node.start, false));
+                        assert_eq!(
+                            (self.node(parent).end(), node.tokens.is_empty()),
+                            (node.start, false)
+                        );
                         assert_eq!(self.node(parent).children.get(&node.tokens[0]), Some(&id));
                         assert!(self.node(parent).last_used >= node.last_used);
                         if node.children.is_empty() {
@@ -594,24 +749,42 @@ mod tests {
                         }
                     }
                 }
-                assert!(node.tables.iter().all(|table| table.len() <= node.pages_to(node.end())));
+                assert!(
+                    node.tables
+                        .iter()
+                        .all(|table| table.len() <= node.pages_to(node.end()))
+                );
                 assert!(node.checkpoints.is_sorted_by(|a, b| a.pos < b.pos));
-                assert!(node.checkpoints.iter().all(|c| node.start < c.pos && c.pos <= node.end()));
+                assert!(
+                    node.checkpoints
+                        .iter()
+                        .all(|c| node.start < c.pos && c.pos <= node.end())
+                );
             }
-            assert_eq!((&held.counts, held.bytes), (&self.held.counts, self.held.bytes));
+            assert_eq!(
+                (&held.counts, held.bytes),
+                (&self.held.counts, self.held.bytes)
+            );
             assert_eq!(leaves, self.leaves);
-            assert_eq!(self.nodes.iter().filter(|node| node.is_none()).count(), self.free.len());
+            assert_eq!(
+                self.nodes.iter().filter(|node| node.is_none()).count(),
+                self.free.len()
+            );
             assert!(self.held.bytes <= self.budget);
         }
     }
 
-    /// Tokens that often share a prefix with others: one of three runs, changed from a random position on.
+    /// Tokens that often share a prefix with others: one of three runs, changed from a random
+    /// position on.
     fn text(random: &mut impl FnMut(usize) -> usize) -> Vec<CachedToken> {
         let (run, n) = (random(3), random(400) + 1);
         let (from, change) = (random(2 * n), random(3));
         let token = |i: usize| {
             let token = (i * (run + 1)) % 17 + if i >= from { change } else { 0 };
-            CachedToken { token: token as u32, generated: i % 100 > 80 }
+            CachedToken {
+                token: token as u32,
+                generated: i % 100 > 80,
+            }
         };
         (0..n).map(token).collect()
     }
@@ -630,7 +803,11 @@ mod tests {
             match random(4) {
                 0 => {
                     let ends = [tokens.len() / 2, tokens.len()];
-                    let ends = if by_checkpoint { &ends[usize::from(ends[0] == 0)..] } else { &[] };
+                    let ends = if by_checkpoint {
+                        &ends[usize::from(ends[0] == 0)..]
+                    } else {
+                        &[]
+                    };
                     let stored = stored(&pool, &tokens, ends);
                     pool.prefix_tree().insert(key(salt), stored);
                     all[salt].push(tokens);
@@ -639,24 +816,42 @@ mod tests {
                 2 if !in_use.is_empty() => drop(in_use.swap_remove(random(in_use.len()))),
                 _ => {
                     let any = random(2) == 0;
-                    let equal = |(a, b): &(&CachedToken, &CachedToken)| a.token == b.token && (any || a == b);
-                    let same = |other: &Vec<CachedToken>| other.iter().zip(&tokens).take_while(equal).count();
+                    let equal = |(a, b): &(&CachedToken, &CachedToken)| {
+                        a.token == b.token && (any || a == b)
+                    };
+                    let same = |other: &Vec<CachedToken>| {
+                        other.iter().zip(&tokens).take_while(equal).count()
+                    };
                     let longest = all[salt].iter().map(same).max().unwrap_or(0);
                     let found = pool.prefix_tree().find(&key(salt), &tokens, 1, any);
                     let n = found.as_ref().map_or(0, |found| found.tokens.len());
                     // Everything that was stored is found while nothing is dropped.
-                    assert!(n == longest || n < longest && (by_checkpoint || budget < u64::MAX), "{n} of {longest}");
+                    assert!(
+                        n == longest || n < longest && (by_checkpoint || budget < u64::MAX),
+                        "{n} of {longest}"
+                    );
                     let Some(found) = found else { continue };
-                    assert_eq!(found.tokens.iter().zip(&tokens).take_while(equal).count(), n);
+                    assert_eq!(
+                        found.tokens.iter().zip(&tokens).take_while(equal).count(),
+                        n
+                    );
                     let expected = bytes(&found.tokens);
                     for (rows, page) in expected.chunks(KV_BLOCK).zip(&found.tables[0]) {
-                        assert_eq!(page.as_ref().unwrap().values::<u8>()[..rows.len()], *rows, "step {step}");
+                        assert_eq!(
+                            page.as_ref().unwrap().values::<u8>()[..rows.len()],
+                            *rows,
+                            "step {step}"
+                        );
                     }
                     assert_eq!(found.checkpoint.is_some(), by_checkpoint);
                     if let Some(Checkpoint { pos, pages, .. }) = &found.checkpoint {
                         assert_eq!((*pos, pages[0].1), (n, (n - 1) / KV_BLOCK));
                         let rows = &expected[pages[0].1 * KV_BLOCK..];
-                        assert_eq!(pages[0].2.values::<u8>()[..rows.len()], *rows, "step {step}");
+                        assert_eq!(
+                            pages[0].2.values::<u8>()[..rows.len()],
+                            *rows,
+                            "step {step}"
+                        );
                     }
                     n_found += 1;
                     in_use.push(found);
@@ -664,10 +859,18 @@ mod tests {
             }
             pool.prefix_tree().check();
         }
-        assert!(n_found > n_steps / 10, "{n_found} of {n_steps} found something");
+        assert!(
+            n_found > n_steps / 10,
+            "{n_found} of {n_steps} found something"
+        );
         let held: HashSet<_> = in_use
             .iter()
-            .flat_map(|p: &Prefix| p.tables[0].iter().flatten().chain(p.checkpoint.iter().flat_map(Checkpoint::pages)))
+            .flat_map(|p: &Prefix| {
+                p.tables[0]
+                    .iter()
+                    .flatten()
+                    .chain(p.checkpoint.iter().flat_map(Checkpoint::pages))
+            })
             .map(Arc::as_ptr)
             .collect();
         // Pages in use stay in the pool, and no others.
@@ -692,14 +895,22 @@ mod tests {
         let pool = KvPool::default();
         let texts: Vec<Vec<_>> = (0..if cfg!(miri) { 10 } else { 10_000 })
             .map(|i| {
-                (0..100).map(|j| CachedToken { token: if j < 50 { j } else { i * j }, generated: false }).collect()
+                (0..100)
+                    .map(|j| CachedToken {
+                        token: if j < 50 { j } else { i * j },
+                        generated: false,
+                    })
+                    .collect()
             })
             .collect();
         for text in &texts {
             let stored = stored(&pool, text, &[]);
             pool.prefix_tree().insert(key(0), stored);
         }
-        let long = CachedToken { token: 3, generated: false };
+        let long = CachedToken {
+            token: 3,
+            generated: false,
+        };
         let long = vec![long; 100_000];
         let stored = stored(&pool, &long, &[]);
         pool.prefix_tree().insert(key(1), stored);
@@ -714,7 +925,10 @@ mod tests {
             (0..5).map(|_| once()).min().unwrap()
         };
         let (of_many, of_long) = (time(0, &texts[texts.len() / 2]), time(1, &long));
-        eprintln!("among {} prefixes {of_many:?}; of 100,000 tokens {of_long:?}", texts.len());
+        eprintln!(
+            "among {} prefixes {of_many:?}; of 100,000 tokens {of_long:?}",
+            texts.len()
+        );
         if !cfg!(miri) {
             assert!(of_many.as_micros() < 1000 && of_long.as_nanos() < 75 * 100_000);
         }

@@ -9,7 +9,8 @@ use super::pool::{KvPool, Page, PageMemory};
 use super::prefix::{CachedToken, Prefix, PrefixKey, Stored};
 use super::{KvBytes, KvPolicy, KvType};
 use crate::arch::{
-    Arch, AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvElement, KvSpan, KvStored, MAX_HEAD_DIM, drop_bits,
+    Arch, AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvElement, KvSpan, KvStored,
+    MAX_HEAD_DIM, drop_bits,
 };
 use crate::error::{KvPart, SessionError};
 use crate::team::Crew;
@@ -25,7 +26,8 @@ pub(crate) use state::{KvCheckpoint, KvState};
 /// The pages of a group in one form, by position divided by [`KV_BLOCK`].
 pub(super) type BlockTable = Vec<Option<Arc<Page>>>;
 
-/// A sequence: a block table for each form of each group of the layout, and the number of filled positions.
+/// A sequence: a block table for each form of each group of the layout, and the number of filled
+/// positions.
 #[derive(Debug)]
 pub(crate) struct SeqKv {
     pool: KvPool,
@@ -42,7 +44,8 @@ pub(crate) struct SeqKv {
     states: States,
 }
 
-/// Position of a layer in the pages of its group, and how its keys and values are stored; offsets are in bytes.
+/// Position of a layer in the pages of its group, and how its keys and values are stored; offsets
+/// are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PagePlace {
@@ -122,10 +125,16 @@ impl SeqKv {
         self.len
     }
 
-    /// Most bytes that sequences take from an empty pool while a prompt of `n` tokens fills each, `n_batch` at a time. Where pages
-    /// are given back, one and two of pages without memory are filled to see what each further one adds, unless they are very
-    /// long: then the bound of all sequences.
-    pub(crate) fn peak_bytes(layout: &Arc<KvLayout>, n: usize, n_batch: usize, n_sequences: usize) -> u64 {
+    /// Most bytes that sequences take from an empty pool while a prompt of `n` tokens fills each,
+    /// `n_batch` at a time. Where pages are given back, one and two of pages without memory are
+    /// filled to see what each further one adds, unless they are very long: then the bound of
+    /// all sequences.
+    pub(crate) fn peak_bytes(
+        layout: &Arc<KvLayout>,
+        n: usize,
+        n_batch: usize,
+        n_sequences: usize,
+    ) -> u64 {
         const MAX: usize = 1 << 18;
         let bound = layout.bytes(n, n_batch).saturating_mul(n_sequences as u64);
         if layout.window().is_none() || n > MAX {
@@ -144,15 +153,24 @@ impl SeqKv {
                 seq.commit(n_new);
             }
             // The end of the prompt is a checkpoint: who goes on copies its last page.
-            let copied = layout.groups.iter().filter(|group| is_given_back(group, 0)).map(|group| &group.forms[0]);
-            let copies: Vec<_> = copied.map(|form| pool.page(form.page_bytes, form.bytes_by_type())).collect();
+            let copied = layout
+                .groups
+                .iter()
+                .filter(|group| is_given_back(group, 0))
+                .map(|group| &group.forms[0]);
+            let copies: Vec<_> = copied
+                .map(|form| pool.page(form.page_bytes, form.bytes_by_type()))
+                .collect();
             filled.push((seq, copies));
             // Pages that were given back are kept, up to some, for who needs some next.
             let stats = pool.stats();
             *taken = stats.used + stats.free;
         }
         let [first, two] = taken;
-        first.saturating_add(two.saturating_sub(first).saturating_mul((n_sequences as u64).saturating_sub(1)))
+        first.saturating_add(
+            two.saturating_sub(first)
+                .saturating_mul((n_sequences as u64).saturating_sub(1)),
+        )
     }
 
     /// Begins anew, with another layout.
@@ -179,7 +197,13 @@ impl SeqKv {
     pub(crate) fn places(&self) -> impl Iterator<Item = PagePlace> {
         let place = |at: &LayerAt| {
             let ([keys, values], group) = (at.at[0], &self.layout.groups[at.group]);
-            PagePlace { group: at.group, keys, values, types: group.forms[0].types, transformed: group.transformed }
+            PagePlace {
+                group: at.group,
+                keys,
+                values,
+                types: group.forms[0].types,
+                transformed: group.transformed,
+            }
         };
         self.layout.layers.iter().map(place)
     }
@@ -187,10 +211,13 @@ impl SeqKv {
     /// For each group, the GPU addresses of its pages; 0 for pages that have left the window.
     pub(crate) fn page_tables(&self) -> impl ExactSizeIterator<Item = impl Iterator<Item = u64>> {
         let address = |page: &Option<Arc<Page>>| page.as_ref().map_or(0, |page| page.address());
-        self.tables.iter().map(move |table| table.iter().map(address))
+        self.tables
+            .iter()
+            .map(move |table| table.iter().map(address))
     }
 
-    /// An independent sequence that continues from the same point. Pages are shared until one of them writes.
+    /// An independent sequence that continues from the same point. Pages are shared until one of
+    /// them writes.
     pub(crate) fn fork(&self) -> SeqKv {
         let mut fork = SeqKv {
             pool: self.pool.clone(),
@@ -206,11 +233,25 @@ impl SeqKv {
         fork
     }
 
-    /// Starts this sequence, which must be empty, with a prefix of `tokens` from the pool's prefix cache; returns the
-    /// tokens it then holds. With `any`, tokens match whether they were computed as prompt or as generated ones.
-    pub(crate) fn reuse(&mut self, key: &PrefixKey, tokens: &[CachedToken], min: usize, any: bool) -> Vec<CachedToken> {
+    /// Starts this sequence, which must be empty, with a prefix of `tokens` from the pool's prefix
+    /// cache; returns the tokens it then holds. With `any`, tokens match whether they were
+    /// computed as prompt or as generated ones.
+    pub(crate) fn reuse(
+        &mut self,
+        key: &PrefixKey,
+        tokens: &[CachedToken],
+        min: usize,
+        any: bool,
+    ) -> Vec<CachedToken> {
         let found = self.pool.prefix_tree().find(key, tokens, min, any);
-        let Some(Prefix { tokens, mut tables, checkpoint }) = found else { return Vec::new() };
+        let Some(Prefix {
+            tokens,
+            mut tables,
+            checkpoint,
+        }) = found
+        else {
+            return Vec::new();
+        };
         tables.resize(self.tables.len(), Vec::new());
         (self.tables, self.len, self.states) = (tables, tokens.len(), States::default());
         if let Some(checkpoint) = checkpoint {
@@ -221,7 +262,8 @@ impl SeqKv {
         tokens
     }
 
-    /// Moves its contents, which are those of `tokens`, to the pool's prefix cache, and is empty afterwards.
+    /// Moves its contents, which are those of `tokens`, to the pool's prefix cache, and is empty
+    /// afterwards.
     pub(crate) fn store(&mut self, key: PrefixKey, tokens: Vec<CachedToken>) {
         self.cut();
         self.add_checkpoint(self.len, true, None);
@@ -234,13 +276,24 @@ impl SeqKv {
         if let Some(recurrences) = &self.layout.recurrences {
             tables[recurrences.table].clear();
         }
-        let (checkpoints, by_checkpoint) = (std::mem::take(&mut self.checkpoints), self.layout.has_checkpoints());
+        let (checkpoints, by_checkpoint) = (
+            std::mem::take(&mut self.checkpoints),
+            self.layout.has_checkpoints(),
+        );
         (self.len, self.states) = (0, States::default());
-        self.pool.prefix_tree().insert(key, Stored { tokens, tables, checkpoints, by_checkpoint });
+        self.pool.prefix_tree().insert(
+            key,
+            Stored {
+                tokens,
+                tables,
+                checkpoints,
+                by_checkpoint,
+            },
+        );
     }
 
-    /// Takes the pages that `n` more positions need, and copies the filled rows of a shared one. If the pool is full,
-    /// the oldest checkpoints are dropped.
+    /// Takes the pages that `n` more positions need, and copies the filled rows of a shared one. If
+    /// the pool is full, the oldest checkpoints are dropped.
     pub(crate) fn reserve(&mut self, n: usize) -> Result<(), SessionError> {
         self.forget_pending();
         let outcome = self.try_reserve(n);
@@ -268,9 +321,14 @@ impl SeqKv {
                     }
                     if table[page].is_none() {
                         let form_of_page = &group.forms[form];
-                        let new = self.new_page(form_of_page.page_bytes, form_of_page.bytes_by_type())?;
+                        let new =
+                            self.new_page(form_of_page.page_bytes, form_of_page.bytes_by_type())?;
                         self.tables[group.table + form][page] = Some(new);
-                        self.pending.push(Pending { group: g, form, page });
+                        self.pending.push(Pending {
+                            group: g,
+                            form,
+                            page,
+                        });
                     }
                 }
             }
@@ -279,10 +337,16 @@ impl SeqKv {
     }
 
     /// A page of the pool, for which the oldest checkpoints make room.
-    fn new_page(&mut self, bytes: usize, types: [(KvType, u64); 2]) -> Result<Arc<Page>, SessionError> {
+    fn new_page(
+        &mut self,
+        bytes: usize,
+        types: [(KvType, u64); 2],
+    ) -> Result<Arc<Page>, SessionError> {
         loop {
             match self.pool.page(bytes, types) {
-                Err(SessionError::PoolFull { .. }) if !self.checkpoints.is_empty() => drop(self.checkpoints.remove(0)),
+                Err(SessionError::PoolFull { .. }) if !self.checkpoints.is_empty() => {
+                    drop(self.checkpoints.remove(0))
+                }
                 outcome => return outcome,
             }
         }
@@ -305,13 +369,19 @@ impl SeqKv {
         if slots.len() <= i {
             slots.resize(i + 1, None);
         }
-        if slots[i].as_mut().is_some_and(|page| Arc::get_mut(page).is_some()) {
+        if slots[i]
+            .as_mut()
+            .is_some_and(|page| Arc::get_mut(page).is_some())
+        {
             return Ok(());
         }
         let mut page = self.new_page(form.page_bytes, form.bytes_by_type())?;
         let slot = &mut self.tables[table][i];
         let filled = self.len.saturating_sub(i * KV_BLOCK).min(KV_BLOCK);
-        if let (Some(from), Some(to)) = (slot.as_ref().filter(|_| filled > 0), Arc::get_mut(&mut page)) {
+        if let (Some(from), Some(to)) = (
+            slot.as_ref().filter(|_| filled > 0),
+            Arc::get_mut(&mut page),
+        ) {
             let (from, to) = (from.values::<u8>(), to.values_mut::<u8>());
             for at in self.layout.layers.iter().filter(|l| l.group == group) {
                 for head in 0..at.shape.n_head_kv {
@@ -330,8 +400,8 @@ impl SeqKv {
         Ok(())
     }
 
-    /// Writes keys `(m, n_head_kv·head_dim)` and values of a layer at the positions from `pos` on, which must be
-    /// reserved. They become valid when they are [committed](SeqKv::commit).
+    /// Writes keys `(m, n_head_kv·head_dim)` and values of a layer at the positions from `pos` on,
+    /// which must be reserved. They become valid when they are [committed](SeqKv::commit).
     pub(crate) fn append(
         &mut self,
         crew: &Crew<'_>,
@@ -350,7 +420,10 @@ impl SeqKv {
         // For keys and for values.
         let overflow = [AtomicBool::new(false), AtomicBool::new(false)];
         crew.for_chunks(&mut self.tables[group.table][pages], 1, |i, slot| {
-            let page = slot[0].as_mut().and_then(Arc::get_mut).expect("pages are reserved");
+            let page = slot[0]
+                .as_mut()
+                .and_then(Arc::get_mut)
+                .expect("pages are reserved");
             let start = (first + i) * KV_BLOCK;
             let rows = pos.max(start)..(pos + m).min(start + KV_BLOCK);
             let finite = write_rows(arch, group, page, at, pos, rows, [k, v]);
@@ -360,8 +433,14 @@ impl SeqKv {
         });
         match overflow.map(AtomicBool::into_inner) {
             [false, false] => Ok(()),
-            [true, _] => Err(SessionError::KvOverflow { layer, part: KvPart::Key }),
-            [false, true] => Err(SessionError::KvOverflow { layer, part: KvPart::Value }),
+            [true, _] => Err(SessionError::KvOverflow {
+                layer,
+                part: KvPart::Key,
+            }),
+            [false, true] => Err(SessionError::KvOverflow {
+                layer,
+                part: KvPart::Value,
+            }),
         }
     }
 
@@ -375,11 +454,17 @@ impl SeqKv {
         let group = &layout.groups[at.group];
         for Pending { form, page, .. } in self.pending.iter().filter(|p| p.group == at.group) {
             let (form, page) = (*form, *page);
-            let Some(mut target) = self.tables[group.table + form][page].take() else { continue };
-            let before = (0..form).rev().find_map(|f| Some((f, self.tables[group.table + f].get(page)?.as_ref()?)));
+            let Some(mut target) = self.tables[group.table + form][page].take() else {
+                continue;
+            };
+            let before = (0..form)
+                .rev()
+                .find_map(|f| Some((f, self.tables[group.table + f].get(page)?.as_ref()?)));
             let (from, source) = before.expect("a page has a form till it has the next");
             let source = source.values::<u8>();
-            let to = Arc::get_mut(&mut target).expect("a page that nobody has seen").values_mut::<u8>();
+            let to = Arc::get_mut(&mut target)
+                .expect("a page that nobody has seen")
+                .values_mut::<u8>();
             for part in 0..2 {
                 let [of_source, of_target] = [from, form].map(|f| (f, &group.forms[f]));
                 let (from_kind, to_kind) = (of_source.1.types[part], of_target.1.types[part]);
@@ -395,7 +480,10 @@ impl SeqKv {
                         return drop_bits((from_kind, source), (to_kind, to), dim);
                     }
                     let mut row = [0.0; MAX_HEAD_DIM];
-                    for (i, from) in bytemuck::cast_slice::<u8, f16>(source).chunks_exact(dim).enumerate() {
+                    for (i, from) in bytemuck::cast_slice::<u8, f16>(source)
+                        .chunks_exact(dim)
+                        .enumerate()
+                    {
                         arch.f16_to_f32(from, &mut row[..dim]);
                         arch.store_kv(to_kind, to, i, &row[..dim]);
                     }
@@ -405,8 +493,9 @@ impl SeqKv {
         }
     }
 
-    /// Counts `n` more positions as filled, for which all layers were appended. Releases pages that have left windows,
-    /// and forms that no later query reads, except those of a checkpoint at the newest page boundary.
+    /// Counts `n` more positions as filled, for which all layers were appended. Releases pages that
+    /// have left windows, and forms that no later query reads, except those of a checkpoint at
+    /// the newest page boundary.
     pub(crate) fn commit(&mut self, n: usize) {
         self.pending.clear();
         self.len += n;
@@ -441,7 +530,9 @@ impl SeqKv {
             }
             for form in 0..group.forms.len() - 1 {
                 let (tables, later) = tables.split_at_mut(form + 1);
-                let read = (pos / KV_BLOCK).saturating_sub(group.forms[form].reach).min(tables[form].len());
+                let read = (pos / KV_BLOCK)
+                    .saturating_sub(group.forms[form].reach)
+                    .min(tables[form].len());
                 for page in (1..read).rev() {
                     let slot = &mut tables[form][page];
                     let next = group.form_of(pos / KV_BLOCK, page) - form - 1;
@@ -456,7 +547,8 @@ impl SeqKv {
         }
     }
 
-    /// Keeps everything that the positions from `pos` on see, even if windows have left it, until [`SeqKv::release`].
+    /// Keeps everything that the positions from `pos` on see, even if windows have left it, until
+    /// [`SeqKv::release`].
     pub(crate) fn hold(&mut self, pos: usize) {
         self.held = pos;
     }
@@ -467,41 +559,58 @@ impl SeqKv {
         self.leave();
     }
 
-    /// Marks this position as the end of a message, to which [`SeqKv::truncate`] can return as long as it is one of the
-    /// last few.
+    /// Marks this position as the end of a message, to which [`SeqKv::truncate`] can return as long
+    /// as it is one of the last few.
     pub(crate) fn checkpoint(&mut self) {
         self.forget_pending();
         self.add_checkpoint(self.len, true, None);
     }
 
-    /// Page number `page` of a group, in the form in which the query at `pos` reads it or a more precise one; returns
-    /// the form, too.
+    /// Page number `page` of a group, in the form in which the query at `pos` reads it or a more
+    /// precise one; returns the form, too.
     fn page_for(&self, group: &Group, pos: usize, page: usize) -> Option<(usize, &Arc<Page>)> {
         let form = group.form_of(pos / KV_BLOCK, page);
-        (0..=form).rev().find_map(|form| Some((form, self.tables[group.table + form].get(page)?.as_ref()?)))
+        (0..=form)
+            .rev()
+            .find_map(|form| Some((form, self.tables[group.table + form].get(page)?.as_ref()?)))
     }
 
     /// Whether everything that the query at position `pos` sees is present.
     fn sees_all(&self, pos: usize) -> bool {
         let given_back = |group: &&Group| group.window.is_some() || group.is_tiered();
         let mut groups = self.layout.groups.iter().filter(given_back);
-        groups.all(|group| group.seen(pos).all(|page| self.page_for(group, pos, page).is_some()))
+        groups.all(|group| {
+            group
+                .seen(pos)
+                .all(|page| self.page_for(group, pos, page).is_some())
+        })
     }
 
-    /// Keeps what the position needs; `state` is the state of recurrent layers, if it is not that at the end.
+    /// Keeps what the position needs; `state` is the state of recurrent layers, if it is not that
+    /// at the end.
     fn add_checkpoint(&mut self, pos: usize, marked: bool, state: Option<Arc<Page>>) {
         if pos == 0 || !self.layout.has_checkpoints() {
             return;
         }
-        let recurrences = self.layout.recurrences.as_ref().map(|recurrences| recurrences.table);
+        let recurrences = self
+            .layout
+            .recurrences
+            .as_ref()
+            .map(|recurrences| recurrences.table);
         let state = state.or_else(|| self.state_at(pos).cloned());
         if let Some(last) = self.checkpoints.last_mut().filter(|last| last.pos == pos) {
             last.marked |= marked;
         } else if self.sees_all(pos) && recurrences.is_some() == state.is_some() {
-            let mut pages: Vec<_> = recurrences.zip(state).map(|(table, page)| (table, 0, page)).into_iter().collect();
+            let mut pages: Vec<_> = recurrences
+                .zip(state)
+                .map(|(table, page)| (table, 0, page))
+                .into_iter()
+                .collect();
             for group in &self.layout.groups {
                 for page in group.seen(pos) {
-                    let Some((form, arc)) = self.page_for(group, pos, page) else { continue };
+                    let Some((form, arc)) = self.page_for(group, pos, page) else {
+                        continue;
+                    };
                     if is_given_back(group, form) {
                         pages.push((group.table + form, page, Arc::clone(arc)));
                     }
@@ -509,17 +618,25 @@ impl SeqKv {
             }
             self.checkpoints.push(Checkpoint { pos, marked, pages });
         }
-        let mut old = self.checkpoints.iter().filter(|c| c.marked).count().saturating_sub(N_MARKED);
+        let mut old = self
+            .checkpoints
+            .iter()
+            .filter(|c| c.marked)
+            .count()
+            .saturating_sub(N_MARKED);
         for checkpoint in self.checkpoints.iter_mut().filter(|c| c.marked) {
             checkpoint.marked = old == 0;
             old = old.saturating_sub(1);
         }
         let layout = Arc::clone(&self.layout);
-        thin(&layout, self.len, &mut self.checkpoints, |checkpoint| (checkpoint.pos, checkpoint.marked));
+        thin(&layout, self.len, &mut self.checkpoints, |checkpoint| {
+            (checkpoint.pos, checkpoint.marked)
+        });
     }
 
-    /// Drops everything from position `n` on; returns the number of positions left. This is less than `n` if pages that
-    /// `n` needs were released: then it is the nearest checkpoint before it, or 0.
+    /// Drops everything from position `n` on; returns the number of positions left. This is less
+    /// than `n` if pages that `n` needs were released: then it is the nearest checkpoint before
+    /// it, or 0.
     pub(crate) fn truncate(&mut self, n: usize) -> usize {
         if n >= self.len {
             return self.len;
@@ -528,7 +645,10 @@ impl SeqKv {
         self.len = n;
         self.checkpoints.retain(|checkpoint| checkpoint.pos <= n);
         if !self.return_states(n) || !self.sees_all(n) {
-            self.len = self.checkpoints.last().map_or(0, |checkpoint| checkpoint.pos);
+            self.len = self
+                .checkpoints
+                .last()
+                .map_or(0, |checkpoint| checkpoint.pos);
             match self.checkpoints.last().cloned() {
                 Some(checkpoint) => self.return_to(&checkpoint),
                 None => self.states_from(0, None),
@@ -545,7 +665,11 @@ impl SeqKv {
                 self.tables[group.table + form].fill(None);
             }
         }
-        let recurrences = self.layout.recurrences.as_ref().map(|recurrences| recurrences.table);
+        let recurrences = self
+            .layout
+            .recurrences
+            .as_ref()
+            .map(|recurrences| recurrences.table);
         for (table, page, arc) in &checkpoint.pages {
             if Some(*table) == recurrences {
                 self.states_from(checkpoint.pos, Some(Arc::clone(arc)));
@@ -563,17 +687,20 @@ impl SeqKv {
         for group in &self.layout.groups {
             let tables = &mut self.tables[group.table..][..group.forms.len()];
             tables[0].truncate(self.len.div_ceil(KV_BLOCK));
-            tables[1..].iter_mut().for_each(|table| table.truncate(self.len / KV_BLOCK));
+            tables[1..]
+                .iter_mut()
+                .for_each(|table| table.truncate(self.len / KV_BLOCK));
         }
     }
 
-    /// Drops the pages `gone`, and moves those behind them to their places: `turn` turns a key of a layer to its new
-    /// position, and it is rounded as when it was stored. Layouts whose pages are given back, or whose keys are transformed,
-    /// have no such shift.
+    /// Drops the pages `gone`, and moves those behind them to their places: `turn` turns a key of a
+    /// layer to its new position, and it is rounded as when it was stored. Layouts whose pages
+    /// are given back, or whose keys are transformed, have no such shift.
     ///
     /// # Errors
-    /// If there is no memory for pages that others hold, too; nothing has changed then. If a key does not fit its precision
-    /// any more: then what lies behind the first page of `gone` is of no use.
+    /// If there is no memory for pages that others hold, too; nothing has changed then. If a key
+    /// does not fit its precision any more: then what lies behind the first page of `gone` is
+    /// of no use.
     pub(crate) fn shift(
         &mut self,
         crew: &Crew<'_>,
@@ -585,40 +712,70 @@ impl SeqKv {
         let (layout, len) = (Arc::clone(&self.layout), self.len);
         let moved = gone.end..len.div_ceil(KV_BLOCK);
         for group in 0..layout.groups.len() {
-            moved.clone().try_for_each(|page| self.own_page(group, page))?;
+            moved
+                .clone()
+                .try_for_each(|page| self.own_page(group, page))?;
         }
         let overflow = AtomicUsize::new(usize::MAX);
         for (g, group) in layout.groups.iter().enumerate() {
             let form = &group.forms[0];
-            crew.for_chunks(&mut self.tables[group.table][moved.clone()], 1, |i, slot| {
-                let bytes = slot[0].as_mut().and_then(Arc::get_mut).expect("pages are owned").values_mut::<u8>();
-                let n_rows = (len - (moved.start + i) * KV_BLOCK).min(KV_BLOCK);
-                for (layer, at) in layout.layers.iter().enumerate().filter(|(_, at)| at.group == g) {
-                    let dim = at.shape.head_dim;
-                    let mut keys = vec![0.0; n_rows * dim];
-                    for head in 0..at.shape.n_head_kv {
-                        let [block, _] = at.head(0, form, head);
-                        arch.load_kv(form.types[0], &bytes[block.clone()], dim, &mut keys);
-                        for (row, key) in keys.chunks_exact_mut(dim).enumerate() {
-                            turn(layer, key);
-                            if !arch.store_kv(form.types[0], &mut bytes[block.clone()], row, key) {
-                                overflow.fetch_min(layer, Ordering::Relaxed);
+            crew.for_chunks(
+                &mut self.tables[group.table][moved.clone()],
+                1,
+                |i, slot| {
+                    let bytes = slot[0]
+                        .as_mut()
+                        .and_then(Arc::get_mut)
+                        .expect("pages are owned")
+                        .values_mut::<u8>();
+                    let n_rows = (len - (moved.start + i) * KV_BLOCK).min(KV_BLOCK);
+                    for (layer, at) in layout
+                        .layers
+                        .iter()
+                        .enumerate()
+                        .filter(|(_, at)| at.group == g)
+                    {
+                        let dim = at.shape.head_dim;
+                        let mut keys = vec![0.0; n_rows * dim];
+                        for head in 0..at.shape.n_head_kv {
+                            let [block, _] = at.head(0, form, head);
+                            arch.load_kv(form.types[0], &bytes[block.clone()], dim, &mut keys);
+                            for (row, key) in keys.chunks_exact_mut(dim).enumerate() {
+                                turn(layer, key);
+                                if !arch.store_kv(
+                                    form.types[0],
+                                    &mut bytes[block.clone()],
+                                    row,
+                                    key,
+                                ) {
+                                    overflow.fetch_min(layer, Ordering::Relaxed);
+                                }
                             }
                         }
                     }
-                }
-            });
+                },
+            );
             self.tables[group.table].drain(gone.clone());
         }
         self.len -= gone.len() * KV_BLOCK;
         match overflow.into_inner() {
             usize::MAX => Ok(()),
-            layer => Err(SessionError::KvOverflow { layer, part: KvPart::Key }),
+            layer => Err(SessionError::KvOverflow {
+                layer,
+                part: KvPart::Key,
+            }),
         }
     }
 
-    /// The first keys and values of KV head `head`, as many as `k` and `v` hold; zeros where a window has left them.
-    pub(crate) fn read(&self, arch: Arch, (layer, head): (usize, usize), k: &mut [f32], v: &mut [f32]) {
+    /// The first keys and values of KV head `head`, as many as `k` and `v` hold; zeros where a
+    /// window has left them.
+    pub(crate) fn read(
+        &self,
+        arch: Arch,
+        (layer, head): (usize, usize),
+        k: &mut [f32],
+        v: &mut [f32],
+    ) {
         let at = self.layout.layers[layer];
         let group = &self.layout.groups[at.group];
         let [d, d_v] = at.dims();
@@ -630,12 +787,15 @@ impl SeqKv {
                 continue;
             };
             let of_form = &group.forms[form];
-            let blocks = at.head(form, of_form, head).map(|block| &page.values::<u8>()[block]);
+            let blocks = at
+                .head(form, of_form, head)
+                .map(|block| &page.values::<u8>()[block]);
             for (part, rows) in [k, v].into_iter().enumerate() {
                 let dim = at.dims()[part];
                 arch.load_kv(of_form.types[part], blocks[part], dim, rows);
                 if part == 0 && group.transformed {
-                    rows.chunks_exact_mut(dim).for_each(|row| arch.hadamard(row));
+                    rows.chunks_exact_mut(dim)
+                        .for_each(|row| arch.hadamard(row));
                 }
             }
         }
@@ -647,10 +807,14 @@ impl SeqKv {
         let of_checkpoints = self.checkpoints.iter().flat_map(Checkpoint::pages);
         let mut seen = HashSet::new();
         let mut bytes = KvBytes::default();
-        for page in
-            of_tables.chain(of_checkpoints).chain(self.states.pages()).filter(|page| seen.insert(Arc::as_ptr(page)))
+        for page in of_tables
+            .chain(of_checkpoints)
+            .chain(self.states.pages())
+            .filter(|page| seen.insert(Arc::as_ptr(page)))
         {
-            page.types().into_iter().for_each(|(kind, n)| bytes.add(kind, n));
+            page.types()
+                .into_iter()
+                .for_each(|(kind, n)| bytes.add(kind, n));
         }
         bytes
     }
@@ -667,12 +831,19 @@ impl SeqKv {
         }
     }
 
-    /// The pages that queries see in the positions `range`, in the pieces that [`SeqKv::attention`] takes: each of one
-    /// span and one form. The last position of `range` is a query's own; if precision depends on age, queries in other
-    /// pages have other pieces.
-    pub(crate) fn pieces(&self, layer: usize, range: (u32, u32)) -> impl Iterator<Item = Range<usize>> {
+    /// The pages that queries see in the positions `range`, in the pieces that [`SeqKv::attention`]
+    /// takes: each of one span and one form. The last position of `range` is a query's own; if
+    /// precision depends on age, queries in other pages have other pieces.
+    pub(crate) fn pieces(
+        &self,
+        layer: usize,
+        range: (u32, u32),
+    ) -> impl Iterator<Item = Range<usize>> {
         let group = &self.layout.groups[self.layout.layers[layer].group];
-        let (mut start, end) = (range.0 as usize / KV_BLOCK, (range.1 as usize).div_ceil(KV_BLOCK));
+        let (mut start, end) = (
+            range.0 as usize / KV_BLOCK,
+            (range.1 as usize).div_ceil(KV_BLOCK),
+        );
         let query = end.saturating_sub(1);
         std::iter::from_fn(move || {
             let first = start;
@@ -685,8 +856,8 @@ impl SeqKv {
         })
     }
 
-    /// Adds the keys of a [piece](SeqKv::pieces) to the partial results of query rows of KV head `head`, see
-    /// [`Arch::attention`]; ranges are positions.
+    /// Adds the keys of a [piece](SeqKv::pieces) to the partial results of query rows of KV head
+    /// `head`, see [`Arch::attention`]; ranges are positions.
     pub(crate) fn attention(
         &self,
         arch: Arch,
@@ -707,26 +878,44 @@ impl SeqKv {
         for (to, page) in bytes.iter_mut().zip(pages) {
             let page = page.as_ref().expect("what is seen is held").values::<u8>();
             let [k, v] = at.head(i, form, head);
-            *to = KvBlock { k: &page[k], v: &page[v] };
+            *to = KvBlock {
+                k: &page[k],
+                v: &page[v],
+            };
         }
-        let span = KvSpan { first, blocks: &bytes[..pages.len()] };
+        let span = KvSpan {
+            first,
+            blocks: &bytes[..pages.len()],
+        };
         match form.types {
-            [KvType::F32, KvType::F32] => with_values(span, |span| arch.attention::<f32>(to, q, span, ranges, p)),
-            [KvType::F16, KvType::F16] => with_values(span, |span| arch.attention::<f16>(to, q, span, ranges, p)),
+            [KvType::F32, KvType::F32] => {
+                with_values(span, |span| arch.attention::<f32>(to, q, span, ranges, p))
+            }
+            [KvType::F16, KvType::F16] => {
+                with_values(span, |span| arch.attention::<f16>(to, q, span, ranges, p))
+            }
             [k, v] => arch.attention_stored(to, q, KvStored { k, v, span }, ranges, p),
         }
     }
 }
 
-/// Drops those of `checkpoints`, each with its position and whether it is marked, that a sequence of `len` positions does
-/// without: where the neighbours of one are near each other. Distances grow with their distance from the end. A page border
-/// within this page is kept, to which who has the same tokens but the last returns, and so is the one before a marked
-/// checkpoint.
-fn thin<T>(layout: &KvLayout, len: usize, checkpoints: &mut Vec<T>, place: impl Fn(&T) -> (usize, bool)) {
+/// Drops those of `checkpoints`, each with its position and whether it is marked, that a sequence
+/// of `len` positions does without: where the neighbours of one are near each other. Distances grow
+/// with their distance from the end. A page border within this page is kept, to which who has the
+/// same tokens but the last returns, and so is the one before a marked checkpoint.
+fn thin<T>(
+    layout: &KvLayout,
+    len: usize,
+    checkpoints: &mut Vec<T>,
+    place: impl Fn(&T) -> (usize, bool),
+) {
     let mut i = 0;
     while i + 1 < checkpoints.len() {
-        let before = i.checked_sub(1).map_or(0, |before| place(&checkpoints[before]).0);
-        let ((pos, marked), (after, is_before_marked)) = (place(&checkpoints[i]), place(&checkpoints[i + 1]));
+        let before = i
+            .checked_sub(1)
+            .map_or(0, |before| place(&checkpoints[before]).0);
+        let ((pos, marked), (after, is_before_marked)) =
+            (place(&checkpoints[i]), place(&checkpoints[i + 1]));
         let recent = len - pos < KV_BLOCK;
         let is_border = is_before_marked && after - pos <= KV_BLOCK;
         if layout.is_near(after - before, len - after) && !recent && !marked && !is_border {
@@ -746,13 +935,19 @@ fn is_given_back(group: &Group, form: usize) -> bool {
 fn with_values<T: KvElement>(span: KvSpan<'_, u8>, f: impl FnOnce(KvSpan<'_, T>)) {
     let mut blocks = [KvBlock::EMPTY; KV_SPAN / KV_BLOCK];
     for (to, from) in blocks.iter_mut().zip(span.blocks) {
-        *to = KvBlock { k: bytemuck::cast_slice(from.k), v: bytemuck::cast_slice(from.v) };
+        *to = KvBlock {
+            k: bytemuck::cast_slice(from.k),
+            v: bytemuck::cast_slice(from.v),
+        };
     }
-    f(KvSpan { first: span.first, blocks: &blocks[..span.blocks.len()] });
+    f(KvSpan {
+        first: span.first,
+        blocks: &blocks[..span.blocks.len()],
+    });
 }
 
-/// Writes the rows of the positions `rows`, all in `page`; `from` begins at position `pos`. Returns whether all finite
-/// keys, and all finite values, are still finite.
+/// Writes the rows of the positions `rows`, all in `page`; `from` begins at position `pos`. Returns
+/// whether all finite keys, and all finite values, are still finite.
 fn write_rows(
     arch: Arch,
     group: &Group,
@@ -768,7 +963,9 @@ fn write_rows(
     for head in 0..at.shape.n_head_kv {
         for (part, block) in at.head(0, form, head).into_iter().enumerate() {
             let (dim, block) = (at.dims()[part], &mut bytes[block]);
-            let rows_of_all = from[part].chunks_exact(at.shape.n_head_kv * dim).skip(rows.start - pos);
+            let rows_of_all = from[part]
+                .chunks_exact(at.shape.n_head_kv * dim)
+                .skip(rows.start - pos);
             for (i, row) in (rows.start % KV_BLOCK..).zip(rows_of_all.take(rows.len())) {
                 let mut row = &row[head * dim..][..dim];
                 if part == 0 && group.transformed {
@@ -795,21 +992,38 @@ mod tests {
 
     impl Random {
         fn below(&mut self, n: usize) -> usize {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            self.0 = self
+                .0
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             ((self.0 >> 33) as usize) % n
         }
 
         /// Unlike all others, but for one in 2³¹.
         fn token(&mut self) -> CachedToken {
-            CachedToken { token: self.below(1 << 31) as u32, generated: self.below(5) == 0 }
+            CachedToken {
+                token: self.below(1 << 31) as u32,
+                generated: self.below(5) == 0,
+            }
         }
     }
 
-    fn shape(window: Option<usize>, n_head_kv: usize, head_dim: usize, head_dim_v: usize) -> LayerShape {
-        LayerShape { window, n_head_kv, head_dim, head_dim_v }
+    fn shape(
+        window: Option<usize>,
+        n_head_kv: usize,
+        head_dim: usize,
+        head_dim_v: usize,
+    ) -> LayerShape {
+        LayerShape {
+            window,
+            n_head_kv,
+            head_dim,
+            head_dim_v,
+        }
     }
 
-    /// A sequence beside the keys and values that it must hold, by layer, part and form: `(len, n_head_kv·dim)`.
+    /// A sequence beside the keys and values that it must hold, by layer, part and form: `(len,
+    /// n_head_kv·dim)`.
     struct Pair {
         seq: SeqKv,
         plain: Vec<[Vec<Vec<f32>>; 2]>,
@@ -825,15 +1039,24 @@ mod tests {
 
     fn prefix_key(policy: KvPolicy) -> PrefixKey {
         let (device, salt) = ("scalar".into(), String::new());
-        PrefixKey { model: 1, device, arithmetic: 1, adapters: 0, policy, ropes: 2, exact: false, salt }
+        PrefixKey {
+            model: 1,
+            device,
+            arithmetic: 1,
+            adapters: 0,
+            policy,
+            ropes: 2,
+            exact: false,
+            salt,
+        }
     }
 
     fn widths(s: LayerShape) -> [usize; 2] {
         [s.n_head_kv * s.head_dim, s.n_head_kv * s.head_dim_v]
     }
 
-    /// The values of a head's row after it was stored in a page of the form: rounded when written, and again for the
-    /// form.
+    /// The values of a head's row after it was stored in a page of the form: rounded when written,
+    /// and again for the form.
     fn stored(group: &Group, form: usize, part: usize, row: &[f32]) -> Vec<f32> {
         let (arch, mut x) = (Arch::scalar(), row.to_vec());
         let turn = |x: &mut [f32]| {
@@ -855,12 +1078,24 @@ mod tests {
     impl Pair {
         fn new(pool: &KvPool, layout: &Arc<KvLayout>) -> Pair {
             let forms = |at: &LayerAt| vec![Vec::new(); layout.groups[at.group].forms.len()];
-            let plain = layout.layers.iter().map(|at| [forms(at), forms(at)]).collect();
-            Pair { seq: SeqKv::new(pool.clone(), Arc::clone(layout)), plain, tokens: Vec::new() }
+            let plain = layout
+                .layers
+                .iter()
+                .map(|at| [forms(at), forms(at)])
+                .collect();
+            Pair {
+                seq: SeqKv::new(pool.clone(), Arc::clone(layout)),
+                plain,
+                tokens: Vec::new(),
+            }
         }
 
         fn fork(&self) -> Pair {
-            Pair { seq: self.seq.fork(), plain: self.plain.clone(), tokens: self.tokens.clone() }
+            Pair {
+                seq: self.seq.fork(),
+                plain: self.plain.clone(),
+                tokens: self.tokens.clone(),
+            }
         }
 
         fn append(&mut self, n: usize, random: &mut Random) -> Result<(), SessionError> {
@@ -869,25 +1104,35 @@ mod tests {
             self.tokens.extend((0..n).map(|_| random.token()));
             let layout = Arc::clone(&self.seq.layout);
             for (i, (at, plain)) in layout.layers.iter().zip(&mut self.plain).enumerate() {
-                let rows =
-                    widths(at.shape).map(|width| (0..n * width).map(|_| random.below(1000) as f32).collect::<Vec<_>>());
-                self.seq.append(&Crew::alone(), Arch::scalar(), i, pos, &rows[0], &rows[1])?;
+                let rows = widths(at.shape).map(|width| {
+                    (0..n * width)
+                        .map(|_| random.below(1000) as f32)
+                        .collect::<Vec<_>>()
+                });
+                self.seq
+                    .append(&Crew::alone(), Arch::scalar(), i, pos, &rows[0], &rows[1])?;
                 self.seq.convert(&Crew::alone(), Arch::scalar(), i);
                 let group = &layout.groups[at.group];
                 for (part, rows) in rows.iter().enumerate() {
                     for (form, plain) in plain[part].iter_mut().enumerate() {
-                        plain.extend(rows.chunks(at.dims()[part]).flat_map(|row| stored(group, form, part, row)));
+                        plain.extend(
+                            rows.chunks(at.dims()[part])
+                                .flat_map(|row| stored(group, form, part, row)),
+                        );
                     }
                 }
             }
             // Every page as the queries of this pass read it.
             for (layer, at) in layout.layers.iter().enumerate() {
                 let group = &layout.groups[at.group];
-                for query in (pos..pos + n).filter(|query| group.is_tiered() && query % KV_BLOCK == (n + 5) % KV_BLOCK)
+                for query in (pos..pos + n)
+                    .filter(|query| group.is_tiered() && query % KV_BLOCK == (n + 5) % KV_BLOCK)
                 {
                     for page in 0..=query / KV_BLOCK {
                         let form = group.form_of(query / KV_BLOCK, page);
-                        let bytes = self.seq.tables[group.table + form][page].as_ref().expect("what is read is there");
+                        let bytes = self.seq.tables[group.table + form][page]
+                            .as_ref()
+                            .expect("what is read is there");
                         for head in 0..at.shape.n_head_kv {
                             self.check_page((layer, head), (page, form), bytes, pos + n);
                         }
@@ -899,20 +1144,41 @@ mod tests {
         }
 
         /// A head's part of a page holds the first rows of what it must, up to position `end`.
-        fn check_page(&self, (layer, head): (usize, usize), (i, form): (usize, usize), page: &Page, end: usize) {
+        fn check_page(
+            &self,
+            (layer, head): (usize, usize),
+            (i, form): (usize, usize),
+            page: &Page,
+            end: usize,
+        ) {
             let layout = &self.seq.layout;
-            let (at, group) = (&layout.layers[layer], &layout.groups[layout.layers[layer].group]);
+            let (at, group) = (
+                &layout.layers[layer],
+                &layout.groups[layout.layers[layer].group],
+            );
             let n = (end - i * KV_BLOCK).min(KV_BLOCK);
-            for (part, block) in at.head(form, &group.forms[form], head).into_iter().enumerate() {
+            for (part, block) in at
+                .head(form, &group.forms[form], head)
+                .into_iter()
+                .enumerate()
+            {
                 let (dim, width) = (at.dims()[part], widths(at.shape)[part]);
                 let mut rows = vec![0.0; n * dim];
-                Arch::scalar().load_kv(group.forms[form].types[part], &page.values::<u8>()[block], dim, &mut rows);
+                Arch::scalar().load_kv(
+                    group.forms[form].types[part],
+                    &page.values::<u8>()[block],
+                    dim,
+                    &mut rows,
+                );
                 for (row, pos) in rows.chunks_exact_mut(dim).zip(i * KV_BLOCK..) {
                     if part == 0 && group.transformed {
                         Arch::scalar().hadamard(row);
                     }
                     let plain = &self.plain[layer][part][form][pos * width + head * dim..][..dim];
-                    assert_eq!(row, plain, "layer {layer} head {head} position {pos} form {form}");
+                    assert_eq!(
+                        row, plain,
+                        "layer {layer} head {head} position {pos} form {form}"
+                    );
                 }
             }
         }
@@ -931,7 +1197,9 @@ mod tests {
             self.tokens.truncate(len);
             for (at, plain) in self.seq.layout.layers.iter().zip(&mut self.plain) {
                 for (plain, width) in plain.iter_mut().zip(widths(at.shape)) {
-                    plain.iter_mut().for_each(|plain| plain.truncate(len * width));
+                    plain
+                        .iter_mut()
+                        .for_each(|plain| plain.truncate(len * width));
                 }
             }
         }
@@ -949,13 +1217,19 @@ mod tests {
             let tokens = self.tokens.clone();
             self.seq.store(key.clone(), tokens.clone());
             let found = self.seq.reuse(&key, &tokens, 0, false);
-            assert_eq!((found.len(), &found[..]), (self.seq.len(), &tokens[..found.len()]));
+            assert_eq!(
+                (found.len(), &found[..]),
+                (self.seq.len(), &tokens[..found.len()])
+            );
             self.cut();
         }
 
         /// Drops the pages `gone`.
         fn shift(&mut self, gone: Range<usize>, random: &mut Random) -> Result<(), SessionError> {
-            self.seq.shift(&Crew::alone(), Arch::scalar(), gone.clone(), &|_, key| turn(key))?;
+            self.seq
+                .shift(&Crew::alone(), Arch::scalar(), gone.clone(), &|_, key| {
+                    turn(key)
+                })?;
             let gone = gone.start * KV_BLOCK..gone.end * KV_BLOCK;
             self.tokens.drain(gone.clone());
             self.tokens[gone.start..].fill_with(|| random.token());
@@ -979,20 +1253,34 @@ mod tests {
             for (layer, at) in layout.layers.iter().enumerate() {
                 let group = &layout.groups[at.group];
                 for page in group.seen(len) {
-                    let (form, bytes) = self.seq.page_for(group, len, page).expect("what is seen is there");
-                    (0..at.shape.n_head_kv).for_each(|head| self.check_page((layer, head), (page, form), bytes, len));
+                    let (form, bytes) = self
+                        .seq
+                        .page_for(group, len, page)
+                        .expect("what is seen is there");
+                    (0..at.shape.n_head_kv)
+                        .for_each(|head| self.check_page((layer, head), (page, form), bytes, len));
                 }
             }
             let layer = len % layout.layers.len();
-            let (at, group) = (&layout.layers[layer], &layout.groups[layout.layers[layer].group]);
+            let (at, group) = (
+                &layout.layers[layer],
+                &layout.groups[layout.layers[layer].group],
+            );
             let [mut k, mut v] = at.dims().map(|dim| vec![f32::NAN; len * dim]);
             self.seq.read(Arch::scalar(), (layer, 0), &mut k, &mut v);
             for pos in group.seen(len).start * KV_BLOCK..len {
-                let form = self.seq.page_for(group, len, pos / KV_BLOCK).map_or(0, |(form, _)| form);
+                let form = self
+                    .seq
+                    .page_for(group, len, pos / KV_BLOCK)
+                    .map_or(0, |(form, _)| form);
                 for (part, read) in [&k, &v].into_iter().enumerate() {
                     let (dim, width) = (at.dims()[part], widths(at.shape)[part]);
                     let plain = &self.plain[layer][part][form][pos * width..][..dim];
-                    assert_eq!(read[pos * dim..][..dim], *plain, "layer {layer} position {pos}");
+                    assert_eq!(
+                        read[pos * dim..][..dim],
+                        *plain,
+                        "layer {layer} position {pos}"
+                    );
                 }
             }
         }
@@ -1003,7 +1291,11 @@ mod tests {
         let mut pages = HashMap::new();
         for seq in sequences {
             let live = seq.tables.iter().flatten().flatten();
-            for page in live.chain(seq.checkpoints.iter().flat_map(|c| c.pages.iter().map(|(_, _, page)| page))) {
+            for page in live.chain(
+                seq.checkpoints
+                    .iter()
+                    .flat_map(|c| c.pages.iter().map(|(_, _, page)| page)),
+            ) {
                 pages.insert(Arc::as_ptr(page), page.values::<u8>().len() as u64);
             }
         }
@@ -1011,13 +1303,20 @@ mod tests {
     }
 
     /// A group that sees all, with the borders of its precisions after one page and after three.
-    const NEAR: KvTiers = KvTiers { recent: 64, middle: 192 };
+    const NEAR: KvTiers = KvTiers {
+        recent: 64,
+        middle: 192,
+    };
 
     /// llama.cpp #12253: what moved keys and values to other places changed them.
     #[test]
     fn random_operations_against_plain_caches() {
         // In all a million.
-        let n = if std::env::var_os("RUVLLM_LONG").is_some() { 250_000 } else { 2000 };
+        let n = if std::env::var_os("RUVLLM_LONG").is_some() {
+            250_000
+        } else {
+            2000
+        };
         let windows = [
             shape(None, 2, 8, 8),
             shape(Some(100), 2, 8, 8),
@@ -1026,14 +1325,39 @@ mod tests {
             shape(None, 2, 8, 8),
             shape(Some(1), 1, 3, 5),
         ];
-        let no_windows = [shape(None, 2, 8, 8), shape(None, 1, 12, 4), shape(None, 2, 8, 8)];
-        let tiered = KvPolicy { tiers: Some(NEAR), ..KvPolicy::default() };
-        let mixed = KvPolicy { k: KvType::Q6, v: KvType::Bf16, tiers: None };
+        let no_windows = [
+            shape(None, 2, 8, 8),
+            shape(None, 1, 12, 4),
+            shape(None, 2, 8, 8),
+        ];
+        let tiered = KvPolicy {
+            tiers: Some(NEAR),
+            ..KvPolicy::default()
+        };
+        let mixed = KvPolicy {
+            k: KvType::Q6,
+            v: KvType::Bf16,
+            tiers: None,
+        };
         operate(KvType::F16.into(), windows, n);
         operate(tiered, windows, n);
         operate(KvType::F16.into(), no_windows, n);
-        operate(KvPolicy { k: KvType::Q8, v: KvType::Q4, tiers: None }, no_windows, n);
-        for policy in [mixed, KvType::F32.into(), KvType::Q8.into(), KvType::Q5.into(), KvType::Q4.into()] {
+        operate(
+            KvPolicy {
+                k: KvType::Q8,
+                v: KvType::Q4,
+                tiers: None,
+            },
+            no_windows,
+            n,
+        );
+        for policy in [
+            mixed,
+            KvType::F32.into(),
+            KvType::Q8.into(),
+            KvType::Q5.into(),
+            KvType::Q4.into(),
+        ] {
             operate(policy, windows, 300);
         }
     }
@@ -1043,7 +1367,13 @@ mod tests {
         // Keys are turned where no page is given back (`exec/shift.rs`).
         let shifts = layout.window().is_none();
         // Some appends find the pool full.
-        let pool = KvPool::new(16 * layout.groups.iter().map(|g| g.forms[0].page_bytes as u64).sum::<u64>());
+        let pool = KvPool::new(
+            16 * layout
+                .groups
+                .iter()
+                .map(|g| g.forms[0].page_bytes as u64)
+                .sum::<u64>(),
+        );
         let mut random = Random(12);
         let mut pairs = vec![Pair::new(&pool, &layout)];
         let (mut full, mut restored, mut shifted) = (0, 0, 0);
@@ -1102,7 +1432,10 @@ mod tests {
             }
             let (stats, (bytes, n_pages)) = (pool.stats(), held(pairs.iter().map(|p| &p.seq)));
             let cached = pool.prefixes().bytes;
-            assert!((bytes..=bytes + cached).contains(&stats.used) && stats.n_pages >= n_pages, "step {step}");
+            assert!(
+                (bytes..=bytes + cached).contains(&stats.used) && stats.n_pages >= n_pages,
+                "step {step}"
+            );
             assert!(stats.used + stats.free <= stats.budget);
             for seq in pairs.iter().map(|p| &p.seq) {
                 assert!(seq.checkpoints.is_sorted_by(|a, b| a.pos < b.pos));
@@ -1113,14 +1446,17 @@ mod tests {
         eprintln!(
             "{policy:?}: pool full {full} times, {restored} checkpoints restored, {hits} prefixes, {shifted} shifts"
         );
-        assert!(n_steps < 2000 || full > 0 && hits > 0 && (restored > 0) != shifts && (shifted > 0) == shifts);
+        assert!(
+            n_steps < 2000
+                || full > 0 && hits > 0 && (restored > 0) != shifts && (shifted > 0) == shifts
+        );
         drop(pairs);
         pool.clear_prefixes();
         assert_eq!((pool.stats().used, pool.stats().n_pages), (0, 0));
     }
 
-    /// 26 layers of one KV head of 256, every sixth sees all, the others 512 positions. By hand: a page of the 22
-    /// is `22·64·(256 + 256)·2` bytes, one of the four `4·64·512·2`.
+    /// 26 layers of one KV head of 256, every sixth sees all, the others 512 positions. By hand: a
+    /// page of the 22 is `22·64·(256 + 256)·2` bytes, one of the four `4·64·512·2`.
     #[test]
     fn windows_hold_their_pages_only() {
         let layers = (0..26).map(|i| shape((i % 6 != 5).then_some(512), 1, 256, 256));
@@ -1132,7 +1468,10 @@ mod tests {
             seq.commit(512);
         }
         let (of_window, of_full) = (22 * 64 * 512 * 2, 4 * 64 * 512 * 2);
-        assert_eq!(seq.checkpoints.iter().map(|c| c.pos).collect::<Vec<_>>(), [2048, 4096]);
+        assert_eq!(
+            seq.checkpoints.iter().map(|c| c.pos).collect::<Vec<_>>(),
+            [2048, 4096]
+        );
         // The window, which is also the checkpoint at the end, and that of the checkpoint half-way.
         assert_eq!(pool.stats().used, 64 * of_full + (8 + 8) * of_window);
         seq.checkpoints.clear();
@@ -1142,13 +1481,17 @@ mod tests {
         seq.commit(1);
         assert_eq!(pool.stats().used, 65 * of_full + 9 * of_window);
         assert!(layout.bytes(4096, 512) <= 64 * (of_full + of_window));
-        // A context of 32,768: all pages of the four, and of the 22 at most batch, window and checkpoints.
+        // A context of 32,768: all pages of the four, and of the 22 at most batch, window and
+        // checkpoints.
         assert!(layout.bytes(32768, 512) <= 512 * of_full + 100 * of_window);
     }
 
     #[test]
     fn checkpoints_lie_at_growing_distances() {
-        let layout = Arc::new(KvLayout::new(KvType::F16.into(), [shape(Some(64), 1, 8, 8)]));
+        let layout = Arc::new(KvLayout::new(
+            KvType::F16.into(),
+            [shape(Some(64), 1, 8, 8)],
+        ));
         let pool = KvPool::default();
         let mut seq = SeqKv::new(pool, layout);
         for _ in 0..1000 {
@@ -1158,9 +1501,17 @@ mod tests {
             assert!(seq.checkpoints.len() <= 16, "{}", seq.checkpoints.len());
             // To go back loses no more than three times as much, or what they are apart at least.
             for n in [len - 1, len - 100, len / 2, len / 10] {
-                let before = seq.checkpoints.iter().rev().find(|c| c.pos <= n).map_or(0, |c| c.pos);
+                let before = seq
+                    .checkpoints
+                    .iter()
+                    .rev()
+                    .find(|c| c.pos <= n)
+                    .map_or(0, |c| c.pos);
                 let lost = if seq.sees_all(n) { 0 } else { n - before };
-                assert!(lost <= (3 * (len - n)).max(2 * sparse(64)), "{lost} lost from {n} of {len}");
+                assert!(
+                    lost <= (3 * (len - n)).max(2 * sparse(64)),
+                    "{lost} lost from {n} of {len}"
+                );
             }
         }
     }
@@ -1170,7 +1521,10 @@ mod tests {
         let width = if cfg!(miri) { 2 } else { 8 };
         let layout = Arc::new(KvLayout::new(
             KvType::F16.into(),
-            [shape(Some(64), 1, width, width), shape(None, 1, width, width)],
+            [
+                shape(Some(64), 1, width, width),
+                shape(None, 1, width, width),
+            ],
         ));
         let pool = KvPool::default();
         let mut pair = Pair::new(&pool, &layout);
@@ -1194,7 +1548,10 @@ mod tests {
     /// 1B shape: 16 layers, 8 KV heads of 64.
     #[test]
     fn forks_share_pages_and_copy_filled_rows_only() {
-        let layout = Arc::new(KvLayout::new(KvType::F16.into(), vec![shape(None, 8, 64, 64); 16]));
+        let layout = Arc::new(KvLayout::new(
+            KvType::F16.into(),
+            vec![shape(None, 8, 64, 64); 16],
+        ));
         let page_bytes = layout.groups[0].forms[0].page_bytes as u64;
         assert_eq!(page_bytes, 2 << 20);
         let pool = KvPool::default();
@@ -1204,7 +1561,8 @@ mod tests {
         seq.reserve(31).unwrap();
         for layer in 0..16 {
             let rows = vec![1.0 + layer as f32; 31 * 512];
-            seq.append(&Crew::alone(), Arch::scalar(), layer, 4096, &rows, &rows).unwrap();
+            seq.append(&Crew::alone(), Arch::scalar(), layer, 4096, &rows, &rows)
+                .unwrap();
         }
         seq.commit(31);
         assert_eq!(pool.stats().used, 65 * page_bytes);
@@ -1258,7 +1616,9 @@ mod tests {
             let expected = [KvPart::Key, KvPart::Value][part];
             match outcome {
                 Ok(()) => assert!(fits, "{x} {kind:?}"),
-                Err(SessionError::KvOverflow { layer: 1, part }) => assert!(!fits && part == expected, "{x} {kind:?}"),
+                Err(SessionError::KvOverflow { layer: 1, part }) => {
+                    assert!(!fits && part == expected, "{x} {kind:?}")
+                }
                 Err(e) => panic!("{e}"),
             }
         }

@@ -1,10 +1,11 @@
-//! The parts of Python that chat templates rely on: how values print (`str`, `repr`, `json.dumps`), the methods of
-//! strings, dictionaries and lists, and the filters and tests of Jinja2 that `minijinja` lacks or implements
-//! differently.
+//! The parts of Python that chat templates rely on: how values print (`str`, `repr`, `json.dumps`),
+//! the methods of strings, dictionaries and lists, and the filters and tests of Jinja2 that
+//! `minijinja` lacks or implements differently.
 //!
-//! Known differences that remain, as `minijinja` has no hook for them: tuples are lists and print as such, a list or
-//! dictionary *written in the template* prints strings in double quotes after `~`, `%` does not format strings
-//! (`format` does), and results of operators are not limited before they are printed.
+//! Known differences that remain, as `minijinja` has no hook for them: tuples are lists and print
+//! as such, a list or dictionary *written in the template* prints strings in double quotes after
+//! `~`, `%` does not format strings (`format` does), and results of operators are not limited
+//! before they are printed.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -47,9 +48,12 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
     });
     env.set_unknown_method_callback(call_method);
     env.remove_global("debug");
-    env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
-        Err(error("raise_exception").with_source(Raised(to_str(message)?)))
-    });
+    env.add_function(
+        "raise_exception",
+        |message: &Value| -> Result<Value, Error> {
+            Err(error("raise_exception").with_source(Raised(to_str(message)?)))
+        },
+    );
 
     env.add_filter("tojson", tojson);
     env.add_filter("string", |v: &Value| to_str(v));
@@ -58,14 +62,19 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
     env.add_filter("length", length);
     env.add_filter("count", length);
     env.add_filter("list", |v: &Value| elements(v).map(Value::from));
-    env.add_filter("trim", |v: &Value, chars: Option<&str>| to_str(v).map(|s| strip(&s, chars, true, true).to_owned()));
+    env.add_filter("trim", |v: &Value, chars: Option<&str>| {
+        to_str(v).map(|s| strip(&s, chars, true, true).to_owned())
+    });
     env.add_filter("upper", |v: &Value| to_str(v).map(|s| s.to_uppercase()));
     env.add_filter("lower", |v: &Value| to_str(v).map(|s| s.to_lowercase()));
     env.add_filter("capitalize", |v: &Value| to_str(v).map(|s| capitalize(&s)));
     env.add_filter("title", |v: &Value| to_str(v).map(|s| filter_title(&s)));
-    env.add_filter("replace", |v: &Value, old: &Value, new: &Value, count: Option<i64>| {
-        replace(&to_str(v)?, &to_str(old)?, &to_str(new)?, count)
-    });
+    env.add_filter(
+        "replace",
+        |v: &Value, old: &Value, new: &Value, count: Option<i64>| {
+            replace(&to_str(v)?, &to_str(old)?, &to_str(new)?, count)
+        },
+    );
     env.add_filter("items", |v: &Value| match v.kind() {
         ValueKind::Undefined => Ok(Value::from(Vec::<Value>::new())),
         ValueKind::Map => items(v),
@@ -85,34 +94,58 @@ pub(super) fn add_to(env: &mut Environment<'_>) {
     });
     env.add_filter("round", round);
     env.add_filter("indent", indent);
-    env.add_filter("batch", |state: &State<'_, '_>, v: Value, n: usize, fill: Option<Value>| {
-        minijinja::filters::batch(state, v, check_items(n)?, fill)
+    env.add_filter(
+        "batch",
+        |state: &State<'_, '_>, v: Value, n: usize, fill: Option<Value>| {
+            minijinja::filters::batch(state, v, check_items(n)?, fill)
+        },
+    );
+    env.add_filter(
+        "slice",
+        |state: &State<'_, '_>, v: Value, n: usize, fill: Option<Value>| {
+            minijinja::filters::slice(state, v, check_items(n)?, fill)
+        },
+    );
+    env.add_filter(
+        "format",
+        |state: &State<'_, '_>, v: &Value, args: Rest<Value>| {
+            check_format(&to_str(v)?, '%', &args)?;
+            minijinja::filters::format(state, v, args)
+        },
+    );
+    env.add_filter("first", |v: &Value| {
+        elements(v).map(|l| l.first().cloned().unwrap_or_default())
     });
-    env.add_filter("slice", |state: &State<'_, '_>, v: Value, n: usize, fill: Option<Value>| {
-        minijinja::filters::slice(state, v, check_items(n)?, fill)
+    env.add_filter("last", |v: &Value| {
+        elements(v).map(|l| l.last().cloned().unwrap_or_default())
     });
-    env.add_filter("format", |state: &State<'_, '_>, v: &Value, args: Rest<Value>| {
-        check_format(&to_str(v)?, '%', &args)?;
-        minijinja::filters::format(state, v, args)
+    env.add_filter("wordcount", |v: &Value| {
+        to_str(v).map(|s| s.split_whitespace().count())
     });
-    env.add_filter("first", |v: &Value| elements(v).map(|l| l.first().cloned().unwrap_or_default()));
-    env.add_filter("last", |v: &Value| elements(v).map(|l| l.last().cloned().unwrap_or_default()));
-    env.add_filter("wordcount", |v: &Value| to_str(v).map(|s| s.split_whitespace().count()));
 
-    env.add_test("iterable", |v: &Value| v.is_undefined() || v.try_iter().is_ok() && !v.is_none());
+    env.add_test("iterable", |v: &Value| {
+        v.is_undefined() || v.try_iter().is_ok() && !v.is_none()
+    });
     env.add_test("sequence", |v: &Value| {
         let kind = v.kind();
-        matches!(kind, ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable)
+        matches!(
+            kind,
+            ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable
+        )
     });
-    env.add_test("number", |v: &Value| matches!(v.kind(), ValueKind::Number | ValueKind::Bool));
-    env.add_test("integer", |v: &Value| v.is_integer() && v.kind() == ValueKind::Number);
+    env.add_test("number", |v: &Value| {
+        matches!(v.kind(), ValueKind::Number | ValueKind::Bool)
+    });
+    env.add_test("integer", |v: &Value| {
+        v.is_integer() && v.kind() == ValueKind::Number
+    });
     env.add_test("callable", |v: &Value| v.kind() == ValueKind::Plain);
 }
 
 // --- inputs -------------------------------------------------------------------------------
 
-/// A dictionary or list from outside the template. The engine's own ones print their strings with Rust's quotes when
-/// `~` turns them into text; these print them as Python does.
+/// A dictionary or list from outside the template. The engine's own ones print their strings with
+/// Rust's quotes when `~` turns them into text; these print them as Python does.
 #[derive(Debug)]
 enum Container {
     Dict(Vec<Value>, HashMap<String, Value>),
@@ -211,7 +244,9 @@ fn write_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error
 
 fn check(len: usize, depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
-        return Err(error(format!("a value is nested more than {MAX_DEPTH} deep")));
+        return Err(error(format!(
+            "a value is nested more than {MAX_DEPTH} deep"
+        )));
     }
     if len > MAX_STRING {
         return Err(error(format!("a string is longer than {MAX_STRING} bytes")));
@@ -220,11 +255,15 @@ fn check(len: usize, depth: usize) -> Result<(), Error> {
 }
 
 fn check_items(n: usize) -> Result<usize, Error> {
-    if n > MAX_ITEMS { Err(error(format!("more than {MAX_ITEMS} items"))) } else { Ok(n) }
+    if n > MAX_ITEMS {
+        Err(error(format!("more than {MAX_ITEMS} items")))
+    } else {
+        Ok(n)
+    }
 }
 
-/// Limits the size of formatted text: each directive, which starts with `begin`, is at most as wide as its largest
-/// number and as long as the longest argument.
+/// Limits the size of formatted text: each directive, which starts with `begin`, is at most as wide
+/// as its largest number and as long as the longest argument.
 fn check_format(text: &str, begin: char, args: &[Value]) -> Result<(), Error> {
     let mut longest = 0;
     for arg in args {
@@ -233,8 +272,13 @@ fn check_format(text: &str, begin: char, args: &[Value]) -> Result<(), Error> {
     let mut total = text.len();
     for directive in text.split(begin).skip(1) {
         let end = directive.find(|c: char| c == '}' || begin == '%' && c.is_ascii_alphabetic());
-        let numbers = directive[..end.unwrap_or(directive.len())].split(|c: char| !c.is_ascii_digit());
-        let width = numbers.filter(|n| !n.is_empty()).map(|n| n.parse().unwrap_or(usize::MAX)).max().unwrap_or(0);
+        let numbers =
+            directive[..end.unwrap_or(directive.len())].split(|c: char| !c.is_ascii_digit());
+        let width = numbers
+            .filter(|n| !n.is_empty())
+            .map(|n| n.parse().unwrap_or(usize::MAX))
+            .max()
+            .unwrap_or(0);
         total = total.saturating_add(width).saturating_add(longest);
         check(total, 0)?;
     }
@@ -250,7 +294,11 @@ fn argument(args: &[Value], kwargs: &Kwargs, i: usize, name: &str) -> Result<Val
 /// `indent(width=4, first=False, blank=False)`; the width may be a string.
 fn indent(v: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
     let argument = |i: usize, name: &str| argument(&args, &kwargs, i, name);
-    let (width, first, blank) = (argument(0, "width")?, argument(1, "first")?, argument(2, "blank")?);
+    let (width, first, blank) = (
+        argument(0, "width")?,
+        argument(1, "first")?,
+        argument(2, "blank")?,
+    );
     kwargs.assert_all_used()?;
     let by = match (width.as_str(), width.as_usize()) {
         (Some(text), _) => text.to_owned(),
@@ -264,10 +312,18 @@ fn indent(v: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error>
     let text = to_str(v)?;
     let mut out = String::new();
     // A line end at the end starts an empty line.
-    for (i, line) in elements(&split_lines(&(text + "\n"), false))?.iter().filter_map(Value::as_str).enumerate() {
+    for (i, line) in elements(&split_lines(&(text + "\n"), false))?
+        .iter()
+        .filter_map(Value::as_str)
+        .enumerate()
+    {
         check(out.len() + by.len(), 0)?;
         out.push_str(if i > 0 { "\n" } else { "" });
-        let indented = if i == 0 { first.is_true() } else { blank.is_true() || !line.is_empty() };
+        let indented = if i == 0 {
+            first.is_true()
+        } else {
+            blank.is_true() || !line.is_empty()
+        };
         out.push_str(if indented { &by } else { "" });
         out.push_str(line);
     }
@@ -286,7 +342,11 @@ fn number(value: &Value) -> String {
 fn float(x: f64) -> String {
     if !x.is_finite() {
         let sign = if x < 0.0 { "-" } else { "" };
-        return if x.is_nan() { "nan".into() } else { format!("{sign}inf") };
+        return if x.is_nan() {
+            "nan".into()
+        } else {
+            format!("{sign}inf")
+        };
     }
     let scientific = format!("{x:e}");
     let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
@@ -300,7 +360,11 @@ fn float(x: f64) -> String {
 }
 
 fn write_str_repr(out: &mut String, s: &str) {
-    let quote = if s.contains('\'') && !s.contains('"') { '"' } else { '\'' };
+    let quote = if s.contains('\'') && !s.contains('"') {
+        '"'
+    } else {
+        '\''
+    };
     out.push(quote);
     for c in s.chars() {
         match c {
@@ -333,8 +397,8 @@ struct Json {
     sort_keys: bool,
 }
 
-/// `json.dumps(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of transformers: not restricted
-/// to ASCII, `", "` and `": "`, keys in their own order.
+/// `json.dumps(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of
+/// transformers: not restricted to ASCII, `", "` and `": "`, keys in their own order.
 fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
     let argument = |i: usize, name: &str| argument(&args, &kwargs, i, name);
     let indent = match argument(1, "indent")? {
@@ -396,7 +460,9 @@ impl Json {
             }
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
-                self.write_items(out, ['[', ']'], &items, depth, |out, item| self.write(out, item, depth + 1))?;
+                self.write_items(out, ['[', ']'], &items, depth, |out, item| {
+                    self.write(out, item, depth + 1)
+                })?;
             }
             kind => return Err(error(format!("{kind} is not JSON serializable"))),
         }
@@ -480,7 +546,11 @@ fn length(value: &Value) -> Result<usize, Error> {
 
 fn items(value: &Value) -> Result<Value, Error> {
     let pair = |key: Value| value.get_item(&key).map(|v| Value::from(vec![key, v]));
-    value.try_iter()?.map(pair).collect::<Result<Vec<_>, _>>().map(Value::from)
+    value
+        .try_iter()?
+        .map(pair)
+        .collect::<Result<Vec<_>, _>>()
+        .map(Value::from)
 }
 
 fn join(value: &Value, d: Option<&Value>, kwargs: Kwargs) -> Result<String, Error> {
@@ -504,10 +574,17 @@ fn join(value: &Value, d: Option<&Value>, kwargs: Kwargs) -> Result<String, Erro
     Ok(out)
 }
 
-fn default(value: &Value, other: Option<Value>, boolean: Option<bool>, kwargs: Kwargs) -> Result<Value, Error> {
+fn default(
+    value: &Value,
+    other: Option<Value>,
+    boolean: Option<bool>,
+    kwargs: Kwargs,
+) -> Result<Value, Error> {
     let other = match other {
         Some(v) => v,
-        None => kwargs.get::<Option<Value>>("default_value")?.unwrap_or_else(|| "".into()),
+        None => kwargs
+            .get::<Option<Value>>("default_value")?
+            .unwrap_or_else(|| "".into()),
     };
     let boolean = boolean.or(kwargs.get("boolean")?).unwrap_or(false);
     kwargs.assert_all_used()?;
@@ -536,7 +613,8 @@ fn int(value: &Value, default: Option<Value>) -> Value {
     }
 }
 
-/// Rounds half to even at the given digit, like Python, and always returns a float, like Jinja2's filter.
+/// Rounds half to even at the given digit, like Python, and always returns a float, like Jinja2's
+/// filter.
 fn round(value: f64, precision: Option<i32>) -> f64 {
     let precision = precision.unwrap_or(0).clamp(-300, 300);
     match usize::try_from(precision) {
@@ -584,7 +662,9 @@ fn strip<'a>(s: &'a str, chars: Option<&str>, left: bool, right: bool) -> &'a st
 }
 
 fn replace(s: &str, old: &str, new: &str, count: Option<i64>) -> Result<String, Error> {
-    let count = count.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
+    let count = count
+        .and_then(|n| usize::try_from(n).ok())
+        .unwrap_or(usize::MAX);
     let matches = s.matches(old).count().min(count);
     if matches.saturating_mul(new.len()) > MAX_STRING {
         return Err(error(format!("a string is longer than {MAX_STRING} bytes")));
@@ -594,7 +674,9 @@ fn replace(s: &str, old: &str, new: &str, count: Option<i64>) -> Result<String, 
 
 /// `str.split` and `str.rsplit`.
 fn split(s: &str, sep: Option<&str>, max: Option<i64>, right: bool) -> Result<Value, Error> {
-    let max = max.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
+    let max = max
+        .and_then(|n| usize::try_from(n).ok())
+        .unwrap_or(usize::MAX);
     let mut parts: Vec<&str> = Vec::new();
     match sep {
         Some("") => return Err(error("empty separator")),
@@ -606,7 +688,11 @@ fn split(s: &str, sep: Option<&str>, max: Option<i64>, right: bool) -> Result<Va
         None => {
             let mut rest = strip(s, None, !right, right);
             while !rest.is_empty() {
-                let at = if right { rest.rfind(is_space) } else { rest.find(is_space) };
+                let at = if right {
+                    rest.rfind(is_space)
+                } else {
+                    rest.find(is_space)
+                };
                 match at {
                     Some(at) if parts.len() < max => {
                         let width = rest[at..].chars().next().map_or(1, char::len_utf8);
@@ -635,14 +721,20 @@ fn split_lines(s: &str, keep_ends: bool) -> Value {
     let mut rest = s;
     while !rest.is_empty() {
         let is_end = |c: char| {
-            matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
+            matches!(
+                c,
+                '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'
+                    ..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
+            )
         };
         let end = rest.find(is_end).unwrap_or(rest.len());
         let width = match &rest[end..] {
             tail if tail.starts_with("\r\n") => 2,
             tail => tail.chars().next().map_or(0, char::len_utf8),
         };
-        lines.push(Value::from(&rest[..if keep_ends { end + width } else { end }]));
+        lines.push(Value::from(
+            &rest[..if keep_ends { end + width } else { end }],
+        ));
         rest = &rest[end + width..];
     }
     Value::from(lines)
@@ -654,7 +746,9 @@ fn affix(value: &Value, test: impl Fn(&str) -> bool) -> Result<Value, Error> {
         return Ok(test(s).into());
     }
     let texts = elements(value)?;
-    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) || texts.iter().any(|t| t.as_str().is_none()) {
+    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
+        || texts.iter().any(|t| t.as_str().is_none())
+    {
         return Err(error("startswith and endswith take a string or several"));
     }
     Ok(texts.iter().filter_map(Value::as_str).any(test).into())
@@ -665,9 +759,14 @@ fn char_index(s: &str, at: Option<usize>) -> i64 {
     at.map_or(-1, |at| s[..at].chars().count() as i64)
 }
 
-/// The methods of `str`, `dict` and `list` that templates call; those that would modify their object are refused, as by
-/// the sandbox of transformers.
-fn call_method(_: &State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+/// The methods of `str`, `dict` and `list` that templates call; those that would modify their
+/// object are refused, as by the sandbox of transformers.
+fn call_method(
+    _: &State<'_, '_>,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
     match (value.kind(), value.as_str()) {
         (_, Some(s)) => string_method(s, method, args),
         (ValueKind::Map, _) => dict_method(value, method, args),
@@ -678,8 +777,9 @@ fn call_method(_: &State<'_, '_>, value: &Value, method: &str, args: &[Value]) -
 
 fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let all = |test: fn(char) -> bool| Value::from(!s.is_empty() && s.chars().all(test));
-    let cased =
-        |wanted: fn(char) -> bool, other: fn(char) -> bool| Value::from(s.chars().any(wanted) && !s.chars().any(other));
+    let cased = |wanted: fn(char) -> bool, other: fn(char) -> bool| {
+        Value::from(s.chars().any(wanted) && !s.chars().any(other))
+    };
     Ok(match method {
         "strip" | "lstrip" | "rstrip" => {
             let (chars,): (Option<&str>,) = from_args(args)?;
@@ -703,7 +803,11 @@ fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> 
         "partition" | "rpartition" => {
             let (sep,): (&str,) = from_args(args)?;
             let right = method == "rpartition";
-            let found = if right { s.rsplit_once(sep) } else { s.split_once(sep) };
+            let found = if right {
+                s.rsplit_once(sep)
+            } else {
+                s.split_once(sep)
+            };
             let parts = match found {
                 Some((before, after)) => [before, sep, after],
                 None if right => ["", "", s],
@@ -733,7 +837,11 @@ fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> 
         }
         "find" | "index" | "rfind" | "rindex" => {
             let (what,): (&str,) = from_args(args)?;
-            let at = if method.starts_with('r') { s.rfind(what) } else { s.find(what) };
+            let at = if method.starts_with('r') {
+                s.rfind(what)
+            } else {
+                s.find(what)
+            };
             if at.is_none() && method.ends_with("index") {
                 return Err(error("substring not found"));
             }
@@ -759,7 +867,11 @@ fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> 
         "capitalize" => capitalize(s).into(),
         "swapcase" => {
             let swap = |c: char| -> String {
-                if c.is_uppercase() { c.to_lowercase().collect() } else { c.to_uppercase().collect() }
+                if c.is_uppercase() {
+                    c.to_lowercase().collect()
+                } else {
+                    c.to_uppercase().collect()
+                }
             };
             s.chars().map(swap).collect::<String>().into()
         }
@@ -779,9 +891,15 @@ fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> 
         "ljust" | "rjust" | "center" | "zfill" => {
             let (width, fill): (usize, Option<&str>) = from_args(args)?;
             check(width, 0)?;
-            let fill = if method == "zfill" { "0" } else { fill.unwrap_or(" ") };
+            let fill = if method == "zfill" {
+                "0"
+            } else {
+                fill.unwrap_or(" ")
+            };
             if fill.chars().count() != 1 {
-                return Err(error("The fill character must be exactly one character long"));
+                return Err(error(
+                    "The fill character must be exactly one character long",
+                ));
             }
             let missing = width.saturating_sub(s.chars().count());
             let left = match method {
@@ -792,7 +910,9 @@ fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> 
             };
             let sign = s.len() - s.trim_start_matches(['+', '-']).len();
             let (sign, body) = s.split_at(if method == "zfill" { sign.min(1) } else { 0 });
-            [sign, &fill.repeat(left), body, &fill.repeat(missing - left)].concat().into()
+            [sign, &fill.repeat(left), body, &fill.repeat(missing - left)]
+                .concat()
+                .into()
         }
         "isspace" => all(is_space),
         "isdigit" | "isdecimal" | "isnumeric" => all(char::is_numeric),
@@ -822,7 +942,10 @@ fn dict_method(dict: &Value, method: &str, args: &[Value]) -> Result<Value, Erro
         "keys" => elements(dict)?.into(),
         "values" => {
             let keys = elements(dict)?;
-            keys.iter().map(|k| dict.get_item(k)).collect::<Result<Vec<_>, _>>()?.into()
+            keys.iter()
+                .map(|k| dict.get_item(k))
+                .collect::<Result<Vec<_>, _>>()?
+                .into()
         }
         "copy" => dict.clone(),
         _ => return Err(ErrorKind::UnknownMethod.into()),
@@ -839,7 +962,8 @@ fn list_method(list: &Value, method: &str, args: &[Value]) -> Result<Value, Erro
         "index" => {
             let (what,): (&Value,) = from_args(args)?;
             let at = list.iter().position(|v| v == what);
-            at.ok_or_else(|| error("the value is not in the list"))?.into()
+            at.ok_or_else(|| error("the value is not in the list"))?
+                .into()
         }
         "copy" => list.into(),
         _ => return Err(ErrorKind::UnknownMethod.into()),

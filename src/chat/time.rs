@@ -19,7 +19,15 @@ pub struct LocalTime {
     microsecond: u32,
 }
 
-const WEEKDAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
+const WEEKDAYS: [&str; 7] = [
+    "Monday",
+    "Tuesday",
+    "Wednesday",
+    "Thursday",
+    "Friday",
+    "Saturday",
+    "Sunday",
+];
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -41,7 +49,8 @@ fn days_from_civil(year: i64, month: u32, day: u32) -> i64 {
     let y = if month <= 2 { year - 1 } else { year };
     let era = y.div_euclid(400);
     let year_of_era = y.rem_euclid(400);
-    let day_of_year = (153 * (i64::from(month) + if month > 2 { -3 } else { 9 }) + 2) / 5 + i64::from(day) - 1;
+    let day_of_year =
+        (153 * (i64::from(month) + if month > 2 { -3 } else { 9 }) + 2) / 5 + i64::from(day) - 1;
     era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
 }
 
@@ -55,13 +64,19 @@ fn civil_from_days(days: i64) -> (i64, u32, u32) {
     let mp = (5 * doy + 2) / 153;
     let day = doy - (153 * mp + 2) / 5 + 1;
     let month = if mp < 10 { mp + 3 } else { mp - 9 };
-    (yoe + era * 400 + i64::from(month <= 2), month as u32, day as u32)
+    (
+        yoe + era * 400 + i64::from(month <= 2),
+        month as u32,
+        day as u32,
+    )
 }
 
 impl LocalTime {
     /// The system clock in UTC.
     pub fn now_utc() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         let seconds = since.as_secs();
         let (year, month, day) = civil_from_days((seconds / 86_400) as i64);
         let of_day = (seconds % 86_400) as u32;
@@ -166,7 +181,11 @@ impl LocalTime {
             'T' | 'X' => self.strftime("%H:%M:%S"),
             'u' => (weekday + 1).to_string(),
             // Weeks of the year that begin on a Sunday, and on a Monday.
-            'U' => number((self.day_of_year() + 6 - (weekday as i64 + 1) % 7) / 7, 2, '0'),
+            'U' => number(
+                (self.day_of_year() + 6 - (weekday as i64 + 1) % 7) / 7,
+                2,
+                '0',
+            ),
             'W' => number((self.day_of_year() + 6 - weekday as i64) / 7, 2, '0'),
             'V' => number(iso_week, 2, '0'),
             'w' => ((weekday + 1) % 7).to_string(),
@@ -193,7 +212,10 @@ fn parse(text: &str) -> Option<LocalTime> {
         let ok = s.len() == digits && s.bytes().all(|b| b.is_ascii_digit());
         ok.then(|| s.parse::<u32>().ok()).flatten()
     };
-    let (date, clock) = text.trim().split_once(['T', 't', ' ']).unwrap_or((text.trim(), "00:00"));
+    let (date, clock) = text
+        .trim()
+        .split_once(['T', 't', ' '])
+        .unwrap_or((text.trim(), "00:00"));
     let mut date = date.split('-');
     let year = number(date.next()?, 4)?;
     let (month, day) = (number(date.next()?, 2)?, number(date.next()?, 2)?);
@@ -207,7 +229,15 @@ fn parse(text: &str) -> Option<LocalTime> {
     }
     let microsecond = format!("{fraction:0<6}")[..6].parse().ok()?;
     let whole = date.next().is_none() && parts.next().is_none();
-    let time = LocalTime { year: year.into(), month, day, hour, minute, second, microsecond };
+    let time = LocalTime {
+        year: year.into(),
+        month,
+        day,
+        hour,
+        minute,
+        second,
+        microsecond,
+    };
     // A date that does not exist changes on the way to a day number and back.
     let exists = (1..=12).contains(&month)
         && civil_from_days(time.days()) == (time.year, month, day)
@@ -234,7 +264,11 @@ mod tests {
             "+025-01-15",
             "2025-01-15T09:05:07.x",
         ] {
-            assert_eq!(bad.parse::<LocalTime>(), Err(ChatError::Time(bad.into())), "{bad}");
+            assert_eq!(
+                bad.parse::<LocalTime>(),
+                Err(ChatError::Time(bad.into())),
+                "{bad}"
+            );
         }
     }
 
@@ -266,7 +300,10 @@ mod tests {
             assert_eq!(t.strftime(format), expected, "{format}");
         }
         let t: LocalTime = "2024-12-31 23:59".parse().unwrap();
-        assert_eq!(t.strftime("%j %U %W %V %G %I%p %-j"), "366 52 53 01 2025 11PM 366");
+        assert_eq!(
+            t.strftime("%j %U %W %V %G %I%p %-j"),
+            "366 52 53 01 2025 11PM 366"
+        );
         let t: LocalTime = "2024-07-04".parse().unwrap();
         assert_eq!(t.strftime("%I:%M %p %q %"), "12:00 AM %q %");
     }

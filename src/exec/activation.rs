@@ -1,5 +1,5 @@
-//! Activations without kernels at any level: plain code, with the same bits at all levels. NaN stays NaN, unlike with
-//! `f32::max` and `min`.
+//! Activations without kernels at any level: plain code, with the same bits at all levels. NaN
+//! stays NaN, unlike with `f32::max` and `min`.
 
 /// `max(x, 0)²`.
 pub(super) fn squared_relu(x: &mut [f32]) {
@@ -9,24 +9,35 @@ pub(super) fn squared_relu(x: &mut [f32]) {
     }
 }
 
-/// `x = max(x − (mean + n·deviation), 0)`, by the mean and standard deviation of `x` itself: few are left, as if the
-/// largest were chosen (arXiv 2506.06644).
+/// `x = max(x − (mean + n·deviation), 0)`, by the mean and standard deviation of `x` itself: few
+/// are left, as if the largest were chosen (arXiv 2506.06644).
 pub(super) fn gaussian_top_k(x: &mut [f32], n: f32) {
     let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / x.len() as f64;
-    let square = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / x.len() as f64;
+    let square = x
+        .iter()
+        .map(|&x| (f64::from(x) - mean).powi(2))
+        .sum::<f64>()
+        / x.len() as f64;
     let cutoff = (mean + f64::from(n) * square.sqrt()) as f32;
-    x.iter_mut().for_each(|x| *x = (*x - cutoff).clamp(0.0, f32::INFINITY));
+    x.iter_mut()
+        .for_each(|x| *x = (*x - cutoff).clamp(0.0, f32::INFINITY));
 }
 
 /// `gate = max(gate, 0)·up`.
 pub(super) fn relu_mul(gate: &mut [f32], up: &[f32]) {
-    gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = gate.clamp(0.0, f32::INFINITY) * up);
+    gate.iter_mut()
+        .zip(up)
+        .for_each(|(gate, up)| *gate = gate.clamp(0.0, f32::INFINITY) * up);
 }
 
 /// See [`Activation::Xielu`](crate::model::Activation::Xielu).
 pub(super) fn xielu(x: &mut [f32], (alpha_p, alpha_n, beta, eps): (f32, f32, f32, f32)) {
     for x in x {
-        let curve = if *x > 0.0 { *x * *x * alpha_p } else { (x.min(eps).exp_m1() - *x) * alpha_n };
+        let curve = if *x > 0.0 {
+            *x * *x * alpha_p
+        } else {
+            (x.min(eps).exp_m1() - *x) * alpha_n
+        };
         *x = curve + beta * *x;
     }
 }
@@ -37,7 +48,11 @@ mod tests {
 
     #[test]
     fn what_is_not_a_number_stays_so() {
-        let all: [fn(&mut [f32]); 3] = [squared_relu, |x| relu_mul(x, &[1.0]), |x| xielu(x, (1.0, 1.0, 0.5, -1e-6))];
+        let all: [fn(&mut [f32]); 3] = [
+            squared_relu,
+            |x| relu_mul(x, &[1.0]),
+            |x| xielu(x, (1.0, 1.0, 0.5, -1e-6)),
+        ];
         for activation in all {
             let mut x = [f32::NAN];
             activation(&mut x);
@@ -51,7 +66,17 @@ mod tests {
         let mut x = [2.0, 0.0, -1.0, -50.0];
         xielu(&mut x, (0.5, 0.75, 0.25, -1e-6));
         let e = (-1.0f32).exp_m1() + 1.0;
-        let expected = [2.5, (-1e-6f32).exp_m1() * 0.75, e * 0.75 - 0.25, 49.0 * 0.75 - 12.5];
-        assert!(x.iter().zip(expected).all(|(x, y)| (x - y).abs() <= 1e-6 * y.abs().max(1.0)), "{x:?} {expected:?}");
+        let expected = [
+            2.5,
+            (-1e-6f32).exp_m1() * 0.75,
+            e * 0.75 - 0.25,
+            49.0 * 0.75 - 12.5,
+        ];
+        assert!(
+            x.iter()
+                .zip(expected)
+                .all(|(x, y)| (x - y).abs() <= 1e-6 * y.abs().max(1.0)),
+            "{x:?} {expected:?}"
+        );
     }
 }

@@ -30,16 +30,19 @@ pub(super) struct Adapters {
 
 impl Adapters {
     pub(super) fn index(&self, id: AdapterId) -> Result<usize, AdapterError> {
-        self.ids.iter().position(|&i| i == id).ok_or(AdapterError::NotAttached)
+        self.ids
+            .iter()
+            .position(|&i| i == id)
+            .ok_or(AdapterError::NotAttached)
     }
 }
 
 impl Sequence {
-    /// Attaches an adapter: adds `scale·ΔW` to the weights with which this sequence is computed, besides adapters
-    /// attached before. Other sequences are not affected.
+    /// Attaches an adapter: adds `scale·ΔW` to the weights with which this sequence is computed,
+    /// besides adapters attached before. Other sequences are not affected.
     ///
-    /// Empties the sequence, as [`Sequence::set_scale`] and [`Sequence::detach`] do: its keys and values were computed
-    /// with other weights.
+    /// Empties the sequence, as [`Sequence::set_scale`] and [`Sequence::detach`] do: its keys and
+    /// values were computed with other weights.
     ///
     /// # Errors
     /// If the adapter is for another model, or the scale is not finite. Nothing has changed then.
@@ -82,12 +85,14 @@ impl Sequence {
     /// The attached adapters with their scales, in order of attachment.
     pub fn adapters(&self) -> impl Iterator<Item = (AdapterId, &Arc<Adapter>, f32)> {
         let Adapters { attached, ids, .. } = &self.adapters;
-        ids.iter().zip(attached).map(|(&id, a)| (id, &a.adapter, a.scale))
+        ids.iter()
+            .zip(attached)
+            .map(|(&id, a)| (id, &a.adapter, a.scale))
     }
 
-    /// Identifies the weights with which the sequence is computed: 0 without adapters, and a number never used before
-    /// after every change of them. Keys and values can be exchanged between sequences with the same model and
-    /// generation; a [fork](Sequence::fork) has its parent's.
+    /// Identifies the weights with which the sequence is computed: 0 without adapters, and a number
+    /// never used before after every change of them. Keys and values can be exchanged between
+    /// sequences with the same model and generation; a [fork](Sequence::fork) has its parent's.
     pub fn adapter_generation(&self) -> u64 {
         self.adapters.generation
     }
@@ -99,27 +104,35 @@ impl Sequence {
         self.adapters_changed();
     }
 
-    /// Counts its adapters in the pool's budget, or no more. Those of an empty sequence that others are forked from do not
-    /// count; no adapter is replaced in it.
+    /// Counts its adapters in the pool's budget, or no more. Those of an empty sequence that others
+    /// are forked from do not count; no adapter is replaced in it.
     pub(super) fn count_adapters(&mut self, count: bool) {
         let all = self.adapters.attached.iter().filter(|_| count);
         self.adapters.counted = all.map(|attached| self.counted(attached)).collect();
     }
 
     fn counted(&self, attached: &Attached) -> Arc<Counted> {
-        self.kv.pool().count(Arc::as_ptr(&attached.adapter).addr(), attached.adapter.bytes())
+        self.kv.pool().count(
+            Arc::as_ptr(&attached.adapter).addr(),
+            attached.adapter.bytes(),
+        )
     }
 
     pub(super) fn adapters_changed(&mut self) {
-        self.adapters.generation = if self.adapters.attached.is_empty() { 0 } else { next_number() };
+        self.adapters.generation = if self.adapters.attached.is_empty() {
+            0
+        } else {
+            next_number()
+        };
         self.cut(0, Cut::Rewound);
     }
 }
 
 impl Session {
-    /// Attaches an adapter: adds `scale·ΔW` to the weights of this session, besides adapters attached before. Other
-    /// sessions are not affected. Empties the session, as [`Session::set_scale`] and [`Session::detach`] do: its keys
-    /// and values were computed with other weights.
+    /// Attaches an adapter: adds `scale·ΔW` to the weights of this session, besides adapters
+    /// attached before. Other sessions are not affected. Empties the session, as
+    /// [`Session::set_scale`] and [`Session::detach`] do: its keys and values were computed
+    /// with other weights.
     ///
     /// # Errors
     /// If the adapter is for another model, or the scale is not finite. Nothing has changed then.

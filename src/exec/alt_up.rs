@@ -1,5 +1,6 @@
-//! AltUp (arXiv 2301.13310), as Gemma 3n has it: the residual stream is several streams. Before a layer all are predicted
-//! from all, the layer computes on the first one, and its change corrects all of them.
+//! AltUp (arXiv 2301.13310), as Gemma 3n has it: the residual stream is several streams. Before a
+//! layer all are predicted from all, the layer computes on the first one, and its change corrects
+//! all of them.
 
 use super::forward::{norm, rms_factor};
 use super::linear::{Ctx, Product, Scratch, linear};
@@ -8,7 +9,8 @@ use crate::model::{AltUp, AltUpEnds, Hparams, MAX_STREAMS};
 /// Lower bound of the mean square that a stream is divided by (Hugging Face `Gemma3nTextModel`).
 const MIN_SQUARE: f32 = 1e-5;
 
-/// Streams of `m` tokens, `(m, n_stream, n_embd)`, and room for one of them and for `n_stream` numbers of each token.
+/// Streams of `m` tokens, `(m, n_stream, n_embd)`, and room for one of them and for `n_stream`
+/// numbers of each token.
 pub(super) struct Streams<'a> {
     pub(super) all: &'a mut [f32],
     pub(super) room: &'a mut [f32],
@@ -16,25 +18,42 @@ pub(super) struct Streams<'a> {
 }
 
 impl Streams<'_> {
-    /// Makes the streams from embeddings `x`: themselves, and products with them, of the same magnitude.
-    pub(super) fn begin(&mut self, ctx: Ctx<'_>, scratch: &mut Scratch<'_>, h: &Hparams, w: &AltUpEnds, x: &[f32]) {
+    /// Makes the streams from embeddings `x`: themselves, and products with them, of the same
+    /// magnitude.
+    pub(super) fn begin(
+        &mut self,
+        ctx: Ctx<'_>,
+        scratch: &mut Scratch<'_>,
+        h: &Hparams,
+        w: &AltUpEnds,
+        x: &[f32],
+    ) {
         let (n, m) = (h.n_embd, x.len() / h.n_embd);
         let n_stream = w.project.len() + 1;
         for (row, all) in self.all.chunks_exact_mut(n_stream * n).enumerate() {
             all[..n].copy_from_slice(&x[row * n..][..n]);
         }
         for (i, w) in w.project.iter().enumerate() {
-            linear(ctx, scratch, x, m, &mut [Product::of_weight(w, self.room, m)]);
+            linear(
+                ctx,
+                scratch,
+                x,
+                m,
+                &mut [Product::of_weight(w, self.room, m)],
+            );
             for (row, all) in self.all.chunks_exact_mut(n_stream * n).enumerate() {
                 let from = &self.room[row * n..][..n];
                 let factor = magnitude_ratio(ctx, &x[row * n..][..n], from);
-                all[(i + 1) * n..][..n].iter_mut().zip(from).for_each(|(to, x)| *to = x * factor);
+                all[(i + 1) * n..][..n]
+                    .iter_mut()
+                    .zip(from)
+                    .for_each(|(to, x)| *to = x * factor);
             }
         }
     }
 
-    /// Writes the mean of the streams to `x`, the others first multiplied and brought to the magnitude of the first.
-    /// `product` has as much room as `x`.
+    /// Writes the mean of the streams to `x`, the others first multiplied and brought to the
+    /// magnitude of the first. `product` has as much room as `x`.
     pub(super) fn end(
         &mut self,
         ctx: Ctx<'_>,
@@ -50,56 +69,99 @@ impl Streams<'_> {
         x.iter_mut().for_each(|x| *x *= share);
         for (i, w) in w.unproject.iter().enumerate() {
             let room = &mut self.room[..m * n];
-            for (room, all) in room.chunks_exact_mut(n).zip(self.all.chunks_exact(n_stream * n)) {
+            for (room, all) in room
+                .chunks_exact_mut(n)
+                .zip(self.all.chunks_exact(n_stream * n))
+            {
                 room.copy_from_slice(&all[(i + 1) * n..][..n]);
             }
-            linear(ctx, scratch, room, m, &mut [Product::of_weight(w, product, m)]);
-            let rows = x.chunks_exact_mut(n).zip(self.all.chunks_exact(n_stream * n));
+            linear(
+                ctx,
+                scratch,
+                room,
+                m,
+                &mut [Product::of_weight(w, product, m)],
+            );
+            let rows = x
+                .chunks_exact_mut(n)
+                .zip(self.all.chunks_exact(n_stream * n));
             for ((x, all), product) in rows.zip(product.chunks_exact(n)) {
-                ctx.arch.add_scaled(x, product, share * magnitude_ratio(ctx, &all[..n], product));
+                ctx.arch
+                    .add_scaled(x, product, share * magnitude_ratio(ctx, &all[..n], product));
             }
         }
     }
 
     /// Predicts all streams, `s_i + Σ_j c_ij·s_j`, and writes the first of them to `x`.
-    pub(super) fn predict(&mut self, ctx: Ctx<'_>, scratch: &mut Scratch<'_>, h: &Hparams, w: &AltUp, x: &mut [f32]) {
+    pub(super) fn predict(
+        &mut self,
+        ctx: Ctx<'_>,
+        scratch: &mut Scratch<'_>,
+        h: &Hparams,
+        w: &AltUp,
+        x: &mut [f32],
+    ) {
         let (n, n_stream) = (h.n_embd, w.router.w.n_out);
         self.active(h, x);
         self.route(ctx, scratch, h, w, x);
         let router = &*self.router;
-        ctx.crew.when(x.len() > n).for_chunks(self.all, n_stream * n, |row, all| {
-            let router = &router[row * n_stream..][..n_stream];
-            let mut coefficients = [0.0; MAX_STREAMS * MAX_STREAMS];
-            for (c, w) in coefficients.iter_mut().zip(w.predict.chunks_exact(n_stream)) {
-                *c = w.iter().zip(router).map(|(w, r)| w * r).sum();
-            }
-            for k in 0..n {
-                let mut old = [0.0; MAX_STREAMS];
-                (0..n_stream).for_each(|j| old[j] = all[j * n + k]);
-                for i in 0..n_stream {
-                    let change = (0..n_stream).map(|j| coefficients[i * n_stream + j] * old[j]).sum::<f32>();
-                    all[i * n + k] = old[i] + change;
+        ctx.crew
+            .when(x.len() > n)
+            .for_chunks(self.all, n_stream * n, |row, all| {
+                let router = &router[row * n_stream..][..n_stream];
+                let mut coefficients = [0.0; MAX_STREAMS * MAX_STREAMS];
+                for (c, w) in coefficients
+                    .iter_mut()
+                    .zip(w.predict.chunks_exact(n_stream))
+                {
+                    *c = w.iter().zip(router).map(|(w, r)| w * r).sum();
                 }
-            }
-        });
+                for k in 0..n {
+                    let mut old = [0.0; MAX_STREAMS];
+                    (0..n_stream).for_each(|j| old[j] = all[j * n + k]);
+                    for i in 0..n_stream {
+                        let change = (0..n_stream)
+                            .map(|j| coefficients[i * n_stream + j] * old[j])
+                            .sum::<f32>();
+                        all[i * n + k] = old[i] + change;
+                    }
+                }
+            });
         self.active(h, x);
     }
 
-    /// Corrects all streams by what the layer made, `x`, of the first one's prediction, and writes the first one, scaled,
-    /// to `x`.
-    pub(super) fn correct(&mut self, ctx: Ctx<'_>, scratch: &mut Scratch<'_>, h: &Hparams, w: &AltUp, x: &mut [f32]) {
+    /// Corrects all streams by what the layer made, `x`, of the first one's prediction, and writes
+    /// the first one, scaled, to `x`.
+    pub(super) fn correct(
+        &mut self,
+        ctx: Ctx<'_>,
+        scratch: &mut Scratch<'_>,
+        h: &Hparams,
+        w: &AltUp,
+        x: &mut [f32],
+    ) {
         let (n, n_stream) = (h.n_embd, w.router.w.n_out);
         self.route(ctx, scratch, h, w, x);
         let router = &*self.router;
-        ctx.crew.when(x.len() > n).for_chunk_pairs(self.all, n_stream * n, x, n, |row, all, x| {
-            let router = &router[row * n_stream..][..n_stream];
-            x.iter_mut().zip(&*all).for_each(|(x, predicted)| *x -= predicted);
-            for (stream, w) in all.chunks_exact_mut(n).zip(w.correct.chunks_exact(n_stream)) {
-                let coefficient = 1.0 + w.iter().zip(router).map(|(w, r)| w * r).sum::<f32>();
-                ctx.arch.add_scaled(stream, x, coefficient);
-            }
-            x.iter_mut().zip(&*all).zip(&w.scale).for_each(|((x, active), scale)| *x = active * scale);
-        });
+        ctx.crew
+            .when(x.len() > n)
+            .for_chunk_pairs(self.all, n_stream * n, x, n, |row, all, x| {
+                let router = &router[row * n_stream..][..n_stream];
+                x.iter_mut()
+                    .zip(&*all)
+                    .for_each(|(x, predicted)| *x -= predicted);
+                for (stream, w) in all
+                    .chunks_exact_mut(n)
+                    .zip(w.correct.chunks_exact(n_stream))
+                {
+                    let coefficient = 1.0 + w.iter().zip(router).map(|(w, r)| w * r).sum::<f32>();
+                    ctx.arch.add_scaled(stream, x, coefficient);
+                }
+                x.iter_mut()
+                    .zip(&*all)
+                    .zip(&w.scale)
+                    .for_each(|((x, active), scale)| *x = active * scale);
+            });
     }
 
     /// Adds `x` to all streams but the first.
@@ -107,7 +169,9 @@ impl Streams<'_> {
         let (n, m) = (h.n_embd, x.len() / h.n_embd);
         let width = self.all.len() / m;
         for (all, x) in self.all.chunks_exact_mut(width).zip(x.chunks_exact(n)) {
-            all[n..].chunks_exact_mut(n).for_each(|stream| ctx.arch.add(stream, x));
+            all[n..]
+                .chunks_exact_mut(n)
+                .for_each(|stream| ctx.arch.add(stream, x));
         }
     }
 
@@ -121,11 +185,24 @@ impl Streams<'_> {
     }
 
     /// How much each stream counts, by the first: `tanh(W·norm(x)/n_embd)`.
-    fn route(&mut self, ctx: Ctx<'_>, scratch: &mut Scratch<'_>, h: &Hparams, w: &AltUp, x: &[f32]) {
+    fn route(
+        &mut self,
+        ctx: Ctx<'_>,
+        scratch: &mut Scratch<'_>,
+        h: &Hparams,
+        w: &AltUp,
+        x: &[f32],
+    ) {
         let (m, n_stream) = (x.len() / h.n_embd, w.router.w.n_out);
         let (room, router) = (&mut self.room[..x.len()], &mut self.router[..m * n_stream]);
         norm(ctx, h, Some(&w.norm), x, room);
-        linear(ctx, scratch, room, m, &mut [Product::of(&w.router, router, m)]);
+        linear(
+            ctx,
+            scratch,
+            room,
+            m,
+            &mut [Product::of(&w.router, router, m)],
+        );
         let scale = 1.0 / h.n_embd as f32;
         router.iter_mut().for_each(|r| *r = (*r * scale).tanh());
     }

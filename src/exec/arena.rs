@@ -1,7 +1,7 @@
 //! One block of memory for all buffers of a forward pass.
 //!
-//! A pass opens a [`Frame`] and takes its buffers in its first lines, which therefore are the memory
-//! plan. The block only ever grows, so a second pass of the same size allocates nothing.
+//! A pass opens a [`Frame`] and takes its buffers in its first lines, which therefore are the
+//! memory plan. The block only ever grows, so a second pass of the same size allocates nothing.
 
 use crate::error::SessionError;
 use bytemuck::{Pod, Zeroable};
@@ -21,14 +21,19 @@ pub(crate) struct Arena {
 
 /// Bytes that the buffers of `take` need in a frame.
 pub(super) fn counted<'a, T>(take: impl Fn(&mut Frame<'a>) -> T) -> usize {
-    let mut trial = Frame { rest: &mut [], counted: Some(0) };
+    let mut trial = Frame {
+        rest: &mut [],
+        counted: Some(0),
+    };
     take(&mut trial);
     trial.counted.unwrap_or(0)
 }
 
 /// Bytes that `n` values of `T` need in a frame.
 fn footprint<T>(n: usize) -> usize {
-    n.saturating_mul(size_of::<T>()).checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX)
+    n.saturating_mul(size_of::<T>())
+        .checked_next_multiple_of(ALIGN)
+        .unwrap_or(usize::MAX)
 }
 
 impl Arena {
@@ -42,14 +47,24 @@ impl Arena {
         let n = bytes.div_ceil(ALIGN);
         if self.lines.len() < n {
             self.lines = Vec::new();
-            self.lines = bytemuck::allocation::try_zeroed_vec(n)
-                .map_err(|()| SessionError::OutOfMemory { what: "buffers", bytes: bytes as u64 })?;
+            self.lines = bytemuck::allocation::try_zeroed_vec(n).map_err(|()| {
+                SessionError::OutOfMemory {
+                    what: "buffers",
+                    bytes: bytes as u64,
+                }
+            })?;
         }
-        Ok(Frame { rest: bytemuck::cast_slice_mut(&mut self.lines), counted: None })
+        Ok(Frame {
+            rest: bytemuck::cast_slice_mut(&mut self.lines),
+            counted: None,
+        })
     }
 
     /// Runs `take` on a frame that is large enough, after a trial run that counts its bytes.
-    pub(crate) fn plan<'a, T>(&'a mut self, take: impl Fn(&mut Frame<'a>) -> T) -> Result<T, SessionError> {
+    pub(crate) fn plan<'a, T>(
+        &'a mut self,
+        take: impl Fn(&mut Frame<'a>) -> T,
+    ) -> Result<T, SessionError> {
         Ok(take(&mut self.frame(counted(&take))?))
     }
 }
@@ -65,7 +80,10 @@ pub(crate) struct Frame<'a> {
 impl<'a> Frame<'a> {
     /// A frame of memory that was taken as bytes, large enough for the largest of several plans.
     pub(crate) fn of(bytes: &'a mut [u8]) -> Frame<'a> {
-        Frame { rest: bytes, counted: None }
+        Frame {
+            rest: bytes,
+            counted: None,
+        }
     }
 
     /// The next `n` values; their content is whatever the last pass left.
@@ -123,8 +141,19 @@ mod tests {
     #[cfg_attr(miri, ignore = "Miri ends where memory does")]
     fn memory_that_is_not_there_is_an_error() {
         // An unused allocation could be optimised away.
-        let take = |f: &mut Frame<'_>| std::hint::black_box(f.take::<u8>(isize::MAX as usize - 4096)).len();
+        let take = |f: &mut Frame<'_>| {
+            std::hint::black_box(f.take::<u8>(isize::MAX as usize - 4096)).len()
+        };
         let error = Arena::default().plan(take).unwrap_err();
-        assert!(matches!(error, SessionError::OutOfMemory { what: "buffers", .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                SessionError::OutOfMemory {
+                    what: "buffers",
+                    ..
+                }
+            ),
+            "{error}"
+        );
     }
 }

@@ -24,7 +24,8 @@ pub struct Slot<'a> {
     pub(super) first_state: usize,
     /// See [`Slot::keeping_kind`].
     pub(super) keeps_kind: bool,
-    /// Hidden states that come with the tokens of a block for multi-token prediction, `(tokens, n_embd)`.
+    /// Hidden states that come with the tokens of a block for multi-token prediction, `(tokens,
+    /// n_embd)`.
     pub(super) states: &'a [f32],
     /// Index among the caller's slots; a pass computes those of generated tokens first.
     pub(super) index: usize,
@@ -38,7 +39,18 @@ impl<'a> Slot<'a> {
     pub fn new(seq: &'a mut Sequence, tokens: &'a [u32], kind: TokenKind) -> Slot<'a> {
         let (first_output, first_state) = (tokens.len().saturating_sub(1), tokens.len());
         let (keeps_kind, states) = (false, &[][..]);
-        Slot { seq, tokens, kind, first_output, first_state, keeps_kind, states, index: 0, row: 0, output: 0 }
+        Slot {
+            seq,
+            tokens,
+            kind,
+            first_output,
+            first_state,
+            keeps_kind,
+            states,
+            index: 0,
+            row: 0,
+            output: 0,
+        }
     }
 
     /// Requests the logits after each of `tokens[first..]`; none if there are fewer tokens.
@@ -54,7 +66,8 @@ impl<'a> Slot<'a> {
         self
     }
 
-    /// Lets the last layer compute all rows as what they are, prompt or generated. Logits are not wanted.
+    /// Lets the last layer compute all rows as what they are, prompt or generated. Logits are not
+    /// wanted.
     pub(super) fn keeping_kind(mut self) -> Slot<'a> {
         self.keeps_kind = true;
         self
@@ -156,7 +169,11 @@ impl Rows {
 
     /// Number of rows with the arithmetic of generated tokens, which come first.
     pub(super) fn n_generated(self, slots: &[Slot<'_>]) -> usize {
-        slots.iter().take_while(|slot| slot.is_generated()).map(|slot| self.of(slot).2).sum()
+        slots
+            .iter()
+            .take_while(|slot| slot.is_generated())
+            .map(|slot| self.of(slot).2)
+            .sum()
     }
 }
 
@@ -210,13 +227,16 @@ impl Outputs {
         rows.start * self.n_vocab..rows.end * self.n_vocab
     }
 
-    /// Hidden states of the slot's rows that the last layer computed, `(n, n_embd)`; empty if nobody requested any.
+    /// Hidden states of the slot's rows that the last layer computed, `(n, n_embd)`; empty if
+    /// nobody requested any.
     ///
     /// # Panics
     /// If the last pass had no such slot.
     pub fn states(&self, slot: usize) -> &[f32] {
         let rows = &self.rows[slot].1;
-        self.states.get(rows.start * self.n_embd..rows.end * self.n_embd).unwrap_or(&[])
+        self.states
+            .get(rows.start * self.n_embd..rows.end * self.n_embd)
+            .unwrap_or(&[])
     }
 
     /// The row before the last `n` of all; empty if there is none.
@@ -227,7 +247,8 @@ impl Outputs {
 
     /// Forgets the last `n` rows.
     pub(super) fn drop_last(&mut self, n: usize) {
-        self.logits.truncate(self.logits.len().saturating_sub(n * self.n_vocab));
+        self.logits
+            .truncate(self.logits.len().saturating_sub(n * self.n_vocab));
     }
 
     /// Sets the contents to one row, or none, that was computed before. The memory must be
@@ -272,7 +293,11 @@ impl Outputs {
             self.rows[slot.index] = (n..n + slot.n_logits(), slot.outputs(slot.first_last()));
             n += slot.n_logits();
         }
-        let n_states = if wanted == Wanted::Logits { 0 } else { slots.iter().map(Slot::n_outputs).sum() };
+        let n_states = if wanted == Wanted::Logits {
+            0
+        } else {
+            slots.iter().map(Slot::n_outputs).sum()
+        };
         self.reserve(n.saturating_mul(n_vocab), n_states.saturating_mul(n_embd))?;
         self.logits.resize(n * n_vocab, 0.0);
         self.states.clear();
@@ -281,14 +306,22 @@ impl Outputs {
 }
 
 /// Reserves memory for `n` values in total.
-pub(super) fn reserve<T>(values: &mut Vec<T>, n: usize, what: &'static str) -> Result<(), SessionError> {
+pub(super) fn reserve<T>(
+    values: &mut Vec<T>,
+    n: usize,
+    what: &'static str,
+) -> Result<(), SessionError> {
     let bytes = (n as u64).saturating_mul(size_of::<T>() as u64);
     let more = n.saturating_sub(values.len());
-    values.try_reserve_exact(more).map_err(|_| SessionError::OutOfMemory { what, bytes })
+    values
+        .try_reserve_exact(more)
+        .map_err(|_| SessionError::OutOfMemory { what, bytes })
 }
 
 /// Reuses the memory of a list for what lives shorter.
 pub(super) fn reuse<T, U>(mut list: Vec<T>) -> Vec<U> {
     list.clear();
-    list.into_iter().map(|_| unreachable!("the list is empty")).collect()
+    list.into_iter()
+        .map(|_| unreachable!("the list is empty"))
+        .collect()
 }

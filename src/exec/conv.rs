@@ -1,5 +1,5 @@
-//! Causal convolution of each channel by itself: a weighed sum of its values at this token and the ones before it. The
-//! state are those before it: of each part, `(n_tap - 1, channels)`.
+//! Causal convolution of each channel by itself: a weighed sum of its values at this token and the
+//! ones before it. The state are those before it: of each part, `(n_tap - 1, channels)`.
 
 use super::recurrent::Recurrence;
 use crate::arch::Arch;
@@ -18,7 +18,10 @@ pub(super) struct CausalConv<'a> {
 
 impl CausalConv<'_> {
     pub(super) fn cell(spec: ConvSpec) -> CellShape {
-        CellShape { n_state: spec.n_channel * (spec.n_tap - 1), n_feed: spec.n_channel }
+        CellShape {
+            n_state: spec.n_channel * (spec.n_tap - 1),
+            n_feed: spec.n_channel,
+        }
     }
 }
 
@@ -40,7 +43,12 @@ impl Recurrence for CausalConv<'_> {
         } else {
             out.copy_from_slice(&self.w.bias[channels.clone()]);
         }
-        arch.causal_conv(past, (&self.w.taps[channels.start..], self.spec.n_channel), x, out);
+        arch.causal_conv(
+            past,
+            (&self.w.taps[channels.start..], self.spec.n_channel),
+            x,
+            out,
+        );
         if self.silu {
             arch.silu_mul(out, &[1.0; CHANNELS][..n]);
         }

@@ -1,5 +1,5 @@
-//! Gated delta rule (arXiv 2412.06464), whose heads forget at a rate that depends on the token, or (Kimi Delta Attention,
-//! arXiv 2510.26692) each of a head's key dimensions at its own.
+//! Gated delta rule (arXiv 2412.06464), whose heads forget at a rate that depends on the token, or
+//! (Kimi Delta Attention, arXiv 2510.26692) each of a head's key dimensions at its own.
 
 use super::arena::Frame;
 use super::conv::CausalConv;
@@ -53,19 +53,30 @@ fn n_feed(spec: &DeltaSpec) -> usize {
 
 pub(super) fn cells(spec: &DeltaSpec) -> [CellShape; 2] {
     let n_state = spec.n_out().saturating_mul(spec.head_dim_k);
-    [CausalConv::cell(spec.conv()), CellShape { n_state, n_feed: n_feed(spec) }]
+    [
+        CausalConv::cell(spec.conv()),
+        CellShape {
+            n_state,
+            n_feed: n_feed(spec),
+        },
+    ]
 }
 
 /// Bytes of a part's state: it stays in the L1 cache from token to token.
 const PART_BYTES: usize = 16 << 10;
 
-/// [`Arch::delta_rule`] for each head's state, `(head_dim_k, head_dim_v)`, of which a part has some columns.
+/// [`Arch::delta_rule`] for each head's state, `(head_dim_k, head_dim_v)`, of which a part has some
+/// columns.
 struct Rule<'a>(&'a DeltaSpec);
 
 impl Rule<'_> {
     /// Columns of a part: the largest power of two that divides a head's, within bounds.
     fn columns(&self) -> usize {
-        let &DeltaSpec { head_dim_k, head_dim_v, .. } = self.0;
+        let &DeltaSpec {
+            head_dim_k,
+            head_dim_v,
+            ..
+        } = self.0;
         let most = (PART_BYTES / size_of::<f32>() / head_dim_k).max(1).ilog2();
         1 << head_dim_v.trailing_zeros().min(most)
     }
@@ -82,17 +93,33 @@ impl Recurrence for Rule<'_> {
 
     fn step(&self, arch: Arch, part: usize, state: &mut [f32], feed: &[f32], out: &mut [f32]) {
         let spec = self.0;
-        let &DeltaSpec { n_head, n_head_k, head_dim_k: d_k, head_dim_v: d_v, by_channel, tiled, .. } = spec;
+        let &DeltaSpec {
+            n_head,
+            n_head_k,
+            head_dim_k: d_k,
+            head_dim_v: d_v,
+            by_channel,
+            tiled,
+            ..
+        } = spec;
         let head = part * out.len() / d_v;
         // The head of queries and keys that this one of values shares with others.
-        let head_k = if tiled { head % n_head_k } else { head / (n_head / n_head_k) };
+        let head_k = if tiled {
+            head % n_head_k
+        } else {
+            head / (n_head / n_head_k)
+        };
         let (q, rest) = feed.split_at(n_head_k * d_k);
         let (k, rest) = rest.split_at(n_head_k * d_k);
         let (v, rest) = rest.split_at(n_head * d_v);
         let (beta, rate) = rest.split_at(n_head);
         let [q, k] = [q, k].map(|x| &x[head_k * d_k..][..d_k]);
         let v = &v[part * out.len()..][..out.len()];
-        let rate = if by_channel { &rate[head * d_k..][..d_k] } else { &rate[head..=head] };
+        let rate = if by_channel {
+            &rate[head * d_k..][..d_k]
+        } else {
+            &rate[head..=head]
+        };
         arch.delta_rule(state, q, k, v, beta[head], rate, out);
     }
 }
@@ -105,12 +132,42 @@ pub(super) fn mix<'a>(
     (x, m): (&[f32], usize),
     frame: &mut Frame<'a>,
 ) -> &'a mut [f32] {
-    let Buffers { channels, convolved, low, beta, rate, gate, feed, by_part, out } = Buffers::take(frame, spec, m);
-    let &DeltaSpec { n_head, n_head_k, head_dim_k: d_k, head_dim_v: d_v, by_channel, .. } = spec;
-    let (n_channel, n_k, n_out, n_rate) = (spec.conv().n_channel, n_head_k * d_k, spec.n_out(), spec.n_rate());
+    let Buffers {
+        channels,
+        convolved,
+        low,
+        beta,
+        rate,
+        gate,
+        feed,
+        by_part,
+        out,
+    } = Buffers::take(frame, spec, m);
+    let &DeltaSpec {
+        n_head,
+        n_head_k,
+        head_dim_k: d_k,
+        head_dim_v: d_v,
+        by_channel,
+        ..
+    } = spec;
+    let (n_channel, n_k, n_out, n_rate) = (
+        spec.conv().n_channel,
+        n_head_k * d_k,
+        spec.n_out(),
+        spec.n_rate(),
+    );
     match &w.input {
-        DeltaInput::Fused { qkv, gate: w_gate, beta_rate } => {
-            pass.linear(x, m, &mut [Product::of(qkv, channels, m), Product::of(w_gate, gate, m)]);
+        DeltaInput::Fused {
+            qkv,
+            gate: w_gate,
+            beta_rate,
+        } => {
+            pass.linear(
+                x,
+                m,
+                &mut [Product::of(qkv, channels, m), Product::of(w_gate, gate, m)],
+            );
             // By key head: strengths of its heads, then their rates.
             let (low, n) = (&mut low[..m * 2 * n_head], n_head / n_head_k);
             pass.linear(x, m, &mut [Product::of(beta_rate, low, m)]);
@@ -120,17 +177,38 @@ pub(super) fn mix<'a>(
                 rate.copy_from_slice(&low[n..]);
             }
         }
-        DeltaInput::Split { qkv, gate: w_gate, beta: w_beta, rate: w_rate } => {
-            pass.linear(x, m, &mut [Product::of(qkv, channels, m), Product::of(w_gate, gate, m)]);
-            pass.linear(x, m, &mut [Product::of(w_beta, beta, m), Product::of(w_rate, rate, m)]);
+        DeltaInput::Split {
+            qkv,
+            gate: w_gate,
+            beta: w_beta,
+            rate: w_rate,
+        } => {
+            pass.linear(
+                x,
+                m,
+                &mut [Product::of(qkv, channels, m), Product::of(w_gate, gate, m)],
+            );
+            pass.linear(
+                x,
+                m,
+                &mut [Product::of(w_beta, beta, m), Product::of(w_rate, rate, m)],
+            );
         }
-        DeltaInput::Low { qkv, beta: w_beta, rate: w_rate, gate: w_gate } => {
+        DeltaInput::Low {
+            qkv,
+            beta: w_beta,
+            rate: w_rate,
+            gate: w_gate,
+        } => {
             let mut first = 0;
             for w in &**qkv {
                 let n = w.w.n_out;
                 let part = &mut low[..m * n];
                 pass.linear(x, m, &mut [Product::of(w, part, m)]);
-                for (to, part) in channels.chunks_exact_mut(n_channel).zip(part.chunks_exact(n)) {
+                for (to, part) in channels
+                    .chunks_exact_mut(n_channel)
+                    .zip(part.chunks_exact(n))
+                {
                     to[first..first + n].copy_from_slice(part);
                 }
                 first += n;
@@ -144,32 +222,55 @@ pub(super) fn mix<'a>(
             }
         }
     }
-    let conv = CausalConv { spec: spec.conv(), w: &w.conv, silu: true };
+    let conv = CausalConv {
+        spec: spec.conv(),
+        w: &w.conv,
+        silu: true,
+    };
     pass.recur(&conv, (channels, n_channel), by_part, convolved);
     let (arch, eps) = (pass.base.arch, pass.eps);
     let scale = 1.0 / (d_k as f32).sqrt();
     let (convolved, beta, rate) = (&*convolved, &*beta, &*rate);
-    pass.base.crew.when(m > 1).for_chunks(feed, n_feed(spec), |row, feed| {
-        feed[..n_channel].copy_from_slice(&convolved[row * n_channel..][..n_channel]);
-        for (i, head) in feed[..2 * n_k].chunks_exact_mut(d_k).enumerate() {
-            let length = (arch.dot(head, head) + EPS).sqrt();
-            let factor = if i < n_head_k { scale / length } else { 1.0 / length };
-            head.iter_mut().for_each(|x| *x *= factor);
-        }
-        let (to_beta, to_rate) = feed[n_channel..].split_at_mut(n_head);
-        to_beta.iter_mut().zip(&beta[row * n_head..]).for_each(|(to, x)| *to = sigmoid(*x));
-        let of_head = if by_channel { d_k } else { 1 };
-        for (i, (to, x)) in to_rate.iter_mut().zip(&rate[row * n_rate..]).enumerate() {
-            *to = (w.a[i / of_head] * softplus(x + w.dt_bias[i])).exp();
-        }
-    });
+    pass.base
+        .crew
+        .when(m > 1)
+        .for_chunks(feed, n_feed(spec), |row, feed| {
+            feed[..n_channel].copy_from_slice(&convolved[row * n_channel..][..n_channel]);
+            for (i, head) in feed[..2 * n_k].chunks_exact_mut(d_k).enumerate() {
+                let length = (arch.dot(head, head) + EPS).sqrt();
+                let factor = if i < n_head_k {
+                    scale / length
+                } else {
+                    1.0 / length
+                };
+                head.iter_mut().for_each(|x| *x *= factor);
+            }
+            let (to_beta, to_rate) = feed[n_channel..].split_at_mut(n_head);
+            to_beta
+                .iter_mut()
+                .zip(&beta[row * n_head..])
+                .for_each(|(to, x)| *to = sigmoid(*x));
+            let of_head = if by_channel { d_k } else { 1 };
+            for (i, (to, x)) in to_rate.iter_mut().zip(&rate[row * n_rate..]).enumerate() {
+                *to = (w.a[i / of_head] * softplus(x + w.dt_bias[i])).exp();
+            }
+        });
     pass.recur(&Rule(spec), (feed, n_feed(spec)), by_part, out);
-    pass.base.crew.when(m > 1).for_chunk_pairs(gate, n_out, out, n_out, |_, gate, out| {
-        for head in out.chunks_exact_mut(d_v) {
-            let factor = 1.0 / (arch.dot(head, head) / d_v as f32 + eps).sqrt();
-            head.iter_mut().zip(&w.norm).for_each(|(x, norm)| *x = *x * factor * norm);
-        }
-        if by_channel { arch.sigmoid_mul(gate, out) } else { arch.silu_mul(gate, out) }
-    });
+    pass.base
+        .crew
+        .when(m > 1)
+        .for_chunk_pairs(gate, n_out, out, n_out, |_, gate, out| {
+            for head in out.chunks_exact_mut(d_v) {
+                let factor = 1.0 / (arch.dot(head, head) / d_v as f32 + eps).sqrt();
+                head.iter_mut()
+                    .zip(&w.norm)
+                    .for_each(|(x, norm)| *x = *x * factor * norm);
+            }
+            if by_channel {
+                arch.sigmoid_mul(gate, out)
+            } else {
+                arch.silu_mul(gate, out)
+            }
+        });
     gate
 }

@@ -1,14 +1,16 @@
 //! Drafts: several tokens per pass, and the text that would come without (speculative decoding,
 //! <https://arxiv.org/abs/2211.17192>).
 //!
-//! A [`Drafter`] guesses how a text goes on. One pass computes the last token and the guesses behind it, each a generated
-//! row with the bits that it has alone. Then tokens are sampled from these rows as they would be one after the other, with
-//! the same history and the same random numbers: as long as the token sampled is the one that was guessed, the row behind
-//! it is already there. So the text does not depend on who drafts, and how much; nothing is sampled that plain decoding
-//! would not sample, and of guesses that were wrong the sequence is rewound.
+//! A [`Drafter`] guesses how a text goes on. One pass computes the last token and the guesses
+//! behind it, each a generated row with the bits that it has alone. Then tokens are sampled from
+//! these rows as they would be one after the other, with the same history and the same random
+//! numbers: as long as the token sampled is the one that was guessed, the row behind it is already
+//! there. So the text does not depend on who drafts, and how much; nothing is sampled that plain
+//! decoding would not sample, and of guesses that were wrong the sequence is rewound.
 //!
-//! How much is drafted is decided by time alone ([`best_length`]): what a pass takes by its number of rows, which the
-//! engine measures ([`RowTimes`]), and how often the guesses of a drafter come true, by their grades ([`Speculator`]).
+//! How much is drafted is decided by time alone ([`best_length`]): what a pass takes by its number
+//! of rows, which the engine measures ([`RowTimes`]), and how often the guesses of a drafter come
+//! true, by their grades ([`Speculator`]).
 
 mod model;
 mod mtp;
@@ -41,8 +43,9 @@ const FIRST: usize = 3;
 const RETRY: usize = 256;
 /// Guesses that count for what is known of a drafter; older ones are forgotten.
 const MEMORY: f64 = 32.0;
-/// What is thought of a drafter before its first guesses were tested: how many come true, by grade, as if
-/// [`PRIOR_WEIGHT`] of each had been. (Of n-grams in code and prose of this repository, rounded down.)
+/// What is thought of a drafter before its first guesses were tested: how many come true, by grade,
+/// as if [`PRIOR_WEIGHT`] of each had been. (Of n-grams in code and prose of this repository,
+/// rounded down.)
 const PRIOR: [f64; N_GRADES] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8];
 const PRIOR_WEIGHT: f64 = 2.0;
 
@@ -51,12 +54,13 @@ const PRIOR_WEIGHT: f64 = 2.0;
 pub struct Guess {
     /// The token.
     pub token: u32,
-    /// How sure the drafter is, from 0 to 7. It need not be calibrated: for each grade it is measured how many guesses
-    /// come true.
+    /// How sure the drafter is, from 0 to 7. It need not be calibrated: for each grade it is
+    /// measured how many guesses come true.
     pub grade: u8,
 }
 
-/// Guesses how a text goes on. Whatever it guesses, the text stays the same; it only comes faster or slower.
+/// Guesses how a text goes on. Whatever it guesses, the text stays the same; it only comes faster
+/// or slower.
 pub trait Drafter: Debug + Send + Sync {
     /// What it is called in statistics.
     fn name(&self) -> &'static str;
@@ -69,27 +73,29 @@ pub trait Drafter: Debug + Send + Sync {
         false
     }
 
-    /// The engine that computes its passes, if it needs any: drafters of several texts share them. Before each
-    /// [`Drafter::draft`], passes are computed as long as there is a next one.
+    /// The engine that computes its passes, if it needs any: drafters of several texts share them.
+    /// Before each [`Drafter::draft`], passes are computed as long as there is a next one.
     fn engine(&self) -> Option<&Engine> {
         None
     }
 
-    /// Its part of the next pass for a draft of `n` tokens; the same if it is asked again before [`Drafter::end_pass`]. If it
-    /// [reads](Drafter::reads_states) them, `states` are the model's hidden states, after its last norm, of tokens up to the one
-    /// before the last of the text, that one's last; `(n, n_embd)`. There are none where they were not computed.
+    /// Its part of the next pass for a draft of `n` tokens; the same if it is asked again before
+    /// [`Drafter::end_pass`]. If it [reads](Drafter::reads_states) them, `states` are the
+    /// model's hidden states, after its last norm, of tokens up to the one before the last of
+    /// the text, that one's last; `(n, n_embd)`. There are none where they were not computed.
     fn next_pass<'a>(&'a mut self, n: usize, states: &'a [f32]) -> Option<Slot<'a>> {
         let _ = (n, states);
         None
     }
 
-    /// What the pass computed of its part: the logits that were requested, `(n, n_vocab)`, and the hidden states of these rows,
-    /// where they were. None if it failed.
+    /// What the pass computed of its part: the logits that were requested, `(n, n_vocab)`, and the
+    /// hidden states of these rows, where they were. None if it failed.
     fn end_pass(&mut self, rows: Option<(&[f32], &[f32])>) {
         let _ = rows;
     }
 
-    /// It may draft what it finds in `recent`, and leave its own text there when it is dropped. Called before the text begins.
+    /// It may draft what it finds in `recent`, and leave its own text there when it is dropped.
+    /// Called before the text begins.
     fn remember(&mut self, recent: &RecentTexts) {
         let _ = recent;
     }
@@ -129,26 +135,37 @@ impl Default for Speculation {
 
 impl Clone for Speculation {
     fn clone(&self) -> Self {
-        let drafters = self.drafters.iter().map(|drafter| drafter.boxed_clone()).collect();
-        Speculation { drafters, length: self.length }
+        let drafters = self
+            .drafters
+            .iter()
+            .map(|drafter| drafter.boxed_clone())
+            .collect();
+        Speculation {
+            drafters,
+            length: self.length,
+        }
     }
 }
 
 impl Speculation {
     /// By this drafter alone.
     pub fn by(drafter: impl Drafter + 'static) -> Speculation {
-        Speculation { drafters: vec![Box::new(drafter)], length: None }
+        Speculation {
+            drafters: vec![Box::new(drafter)],
+            length: None,
+        }
     }
 
-    /// By this one, too: at every step the draft that is expected to gain most is taken, of equal ones the first.
+    /// By this one, too: at every step the draft that is expected to gain most is taken, of equal
+    /// ones the first.
     #[must_use]
     pub fn and(mut self, drafter: impl Drafter + 'static) -> Speculation {
         self.drafters.push(Box::new(drafter));
         self
     }
 
-    /// Drafts `n` tokens at every step, at most 15, even where that is slower than to draft none: for measurements and
-    /// tests.
+    /// Drafts `n` tokens at every step, at most 15, even where that is slower than to draft none:
+    /// for measurements and tests.
     #[must_use]
     pub fn fixed_length(mut self, n: usize) -> Speculation {
         self.length = Some(n);
@@ -174,14 +191,16 @@ pub struct DraftStats {
 #[derive(Debug)]
 struct Tracked {
     drafter: Box<dyn Drafter>,
-    /// How many guesses of each grade come true, as a moving average; and how many were tested, up to [`MEMORY`].
+    /// How many guesses of each grade come true, as a moving average; and how many were tested, up
+    /// to [`MEMORY`].
     accepted: [(f64, f64); N_GRADES],
     /// The same of all grades.
     accepted_of_all: (f64, f64),
     /// Seconds that a guess takes, as a moving average, and steps since it was last asked.
     cost: f64,
     n_skipped: usize,
-    /// Its newest draft, and how many tokens of it have come true: so it is tested also where nobody computes it.
+    /// Its newest draft, and how many tokens of it have come true: so it is tested also where
+    /// nobody computes it.
     draft: Vec<Guess>,
     n_true: usize,
     /// For each guess of the draft, how probable it is that all up to it come true.
@@ -213,7 +232,9 @@ impl Tracked {
     /// Tests the draft with tokens that came, and lets the drafter have them.
     fn push(&mut self, tokens: &[u32]) {
         for &token in tokens {
-            let Some(guess) = self.draft.get(self.n_true) else { break };
+            let Some(guess) = self.draft.get(self.n_true) else {
+                break;
+            };
             let is_true = guess.token == token;
             let of_grade = &mut self.accepted[usize::from(guess.grade).min(N_GRADES - 1)];
             for (mean, n) in [of_grade, &mut self.accepted_of_all] {
@@ -228,10 +249,13 @@ impl Tracked {
         self.drafter.push(tokens);
     }
 
-    /// Of at most `n` guesses, as many as are expected to pay in a pass of `n_rows` rows without drafts, of `n_texts` that may
-    /// have as many, if passes take `times`: all, if to guess takes no time, few as long as that is not known.
+    /// Of at most `n` guesses, as many as are expected to pay in a pass of `n_rows` rows without
+    /// drafts, of `n_texts` that may have as many, if passes take `times`: all, if to guess
+    /// takes no time, few as long as that is not known.
     fn worth(&mut self, times: &RowTimes, (n_rows, n_texts): (usize, usize), n: usize) -> usize {
-        let Some(plain) = times.estimate(n_rows) else { return 0 };
+        let Some(plain) = times.estimate(n_rows) else {
+            return 0;
+        };
         if self.cost == 0.0 {
             return n.min(FIRST);
         }
@@ -243,19 +267,29 @@ impl Tracked {
         for i in 1..=n {
             p *= self.accepted_of_all.0;
             expected += n_texts as f64 * p;
-            let Some(time) = times.estimate(n_rows + n_texts * i) else { break };
+            let Some(time) = times.estimate(n_rows + n_texts * i) else {
+                break;
+            };
             let rate = expected / (time + (n_texts * i) as f64 * self.cost);
             if rate > best {
                 (best, length) = (rate, i);
             }
         }
         self.n_skipped += 1;
-        if length == 0 && self.n_skipped.is_multiple_of(RETRY) { n.min(1) } else { length }
+        if length == 0 && self.n_skipped.is_multiple_of(RETRY) {
+            n.min(1)
+        } else {
+            length
+        }
     }
 
     /// Its part of the next pass for the draft that was asked for.
     fn next_pass<'a>(&'a mut self, states: &'a [f32]) -> Option<Slot<'a>> {
-        if self.n_asked > 0 { self.drafter.next_pass(self.n_asked, states) } else { None }
+        if self.n_asked > 0 {
+            self.drafter.next_pass(self.n_asked, states)
+        } else {
+            None
+        }
     }
 
     /// Guesses, behind its passes.
@@ -279,7 +313,11 @@ impl Tracked {
         }
         self.stats.time += time;
         self.n_skipped = 0;
-        let in_vocabulary = self.draft.iter().take_while(|guess| (guess.token as usize) < n_vocab).count();
+        let in_vocabulary = self
+            .draft
+            .iter()
+            .take_while(|guess| (guess.token as usize) < n_vocab)
+            .count();
         self.draft.truncate(in_vocabulary);
         let (mut p, accepted) = (1.0, &self.accepted);
         let all = self.draft.iter().map(|guess| {
@@ -305,18 +343,27 @@ pub(super) struct Speculator {
 impl Speculator {
     pub(super) fn new(speculation: Speculation) -> Speculator {
         let drafters = speculation.drafters.into_iter().map(Tracked::new).collect();
-        Speculator { drafters, length: speculation.length, n_pushed: 0, current: 0 }
+        Speculator {
+            drafters,
+            length: speculation.length,
+            n_pushed: 0,
+            current: 0,
+        }
     }
 
     /// Lets the drafters look in `recent`, see [`Drafter::remember`].
     pub(super) fn remember(mut self, recent: &RecentTexts) -> Speculator {
-        self.drafters.iter_mut().for_each(|tracked| tracked.drafter.remember(recent));
+        self.drafters
+            .iter_mut()
+            .for_each(|tracked| tracked.drafter.remember(recent));
         self
     }
 
     /// Whether a drafter reads hidden states.
     pub(super) fn reads_states(&self) -> bool {
-        self.drafters.iter().any(|tracked| tracked.drafter.reads_states())
+        self.drafters
+            .iter()
+            .any(|tracked| tracked.drafter.reads_states())
     }
 
     /// Adds drafts for the next pass of `seq` alone, at most `n`, to follow `text` and `more`.
@@ -332,13 +379,24 @@ impl Speculator {
         passes.guess(engine, n_rows, &mut [Asked::new(self, seq, text, n)]);
         let n = match self.length {
             Some(_) => self.probabilities().len(),
-            None => best_length(&engine.times(), n_rows, self.probabilities().iter().copied()),
+            None => best_length(
+                &engine.times(),
+                n_rows,
+                self.probabilities().iter().copied(),
+            ),
         };
         drafts.extend(self.take(n));
     }
 
-    /// Tells the drafters how the text went on, and asks each for as many guesses as pay, at most `n`.
-    fn ask(&mut self, (text, more): (&[u32], &[u32]), n: usize, times: &RowTimes, rows: (usize, usize)) {
+    /// Tells the drafters how the text went on, and asks each for as many guesses as pay, at most
+    /// `n`.
+    fn ask(
+        &mut self,
+        (text, more): (&[u32], &[u32]),
+        n: usize,
+        times: &RowTimes,
+        rows: (usize, usize),
+    ) {
         let new = text.get(self.n_pushed..).unwrap_or(&[]);
         let new_more = &more[self.n_pushed.saturating_sub(text.len()).min(more.len())..];
         for tracked in &mut self.drafters {
@@ -356,7 +414,9 @@ impl Speculator {
 
     /// Takes the guesses of whoever is expected to gain most.
     fn choose(&mut self, n_vocab: usize) {
-        self.drafters.iter_mut().for_each(|tracked| tracked.guess(n_vocab));
+        self.drafters
+            .iter_mut()
+            .for_each(|tracked| tracked.guess(n_vocab));
         let gain = |tracked: &Tracked| tracked.p.iter().sum::<f64>();
         self.current = 0;
         for i in 1..self.drafters.len() {
@@ -373,7 +433,9 @@ impl Speculator {
 
     /// For each guess, how probable it is to be accepted, in descending order.
     pub(super) fn probabilities(&self) -> &[f64] {
-        self.drafters.get(self.current).map_or(&[], |tracked| &tracked.p)
+        self.drafters
+            .get(self.current)
+            .map_or(&[], |tracked| &tracked.p)
     }
 
     /// Whether all guesses are to be computed, whatever that costs.
@@ -398,7 +460,9 @@ impl Speculator {
 
     /// What became of each drafter's drafts.
     pub(super) fn by_drafter(&self) -> impl Iterator<Item = (&'static str, DraftStats)> {
-        self.drafters.iter().map(|tracked| (tracked.drafter.name(), tracked.stats))
+        self.drafters
+            .iter()
+            .map(|tracked| (tracked.drafter.name(), tracked.stats))
     }
 
     /// The same of all, without a number of passes.
@@ -413,15 +477,19 @@ impl Speculator {
     }
 }
 
-/// How many drafts a pass that has `n_rows` rows without them is to take so that most tokens per second are expected. The
-/// drafts have probabilities `p` to be accepted, in descending order.
+/// How many drafts a pass that has `n_rows` rows without them is to take so that most tokens per
+/// second are expected. The drafts have probabilities `p` to be accepted, in descending order.
 pub(super) fn best_length(times: &RowTimes, n_rows: usize, p: impl Iterator<Item = f64>) -> usize {
-    let Some(plain) = times.estimate(n_rows) else { return 0 };
+    let Some(plain) = times.estimate(n_rows) else {
+        return 0;
+    };
     let (mut best, mut n) = (MARGIN * n_rows as f64 / plain, 0);
     let mut expected = n_rows as f64;
     for (i, p) in (1..).zip(p) {
         expected += p;
-        let Some(time) = times.estimate(n_rows + i) else { break };
+        let Some(time) = times.estimate(n_rows + i) else {
+            break;
+        };
         if expected / time > best {
             (best, n) = (expected / time, i);
         }

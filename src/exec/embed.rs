@@ -43,12 +43,19 @@ impl Embedder {
     /// As [`Model::embedder`], on a given engine.
     ///
     /// # Errors
-    /// [`SessionError::NotOnDevice`] if a device computes the engine's passes, otherwise as [`Model::embedder`].
+    /// [`SessionError::NotOnDevice`] if a device computes the engine's passes, otherwise as
+    /// [`Model::embedder`].
     pub fn new(engine: &Engine) -> Result<Embedder, SessionError> {
         engine.cpu_only("embeddings")?;
         let pooling = engine.model().hparams().pooling.unwrap_or(Pooling::Mean);
         let (engine, cancel) = (engine.clone(), CancelToken::default());
-        Ok(Embedder { engine, pooling, normalise: true, n_batch: 512, cancel })
+        Ok(Embedder {
+            engine,
+            pooling,
+            normalise: true,
+            n_batch: 512,
+            cancel,
+        })
     }
 
     /// Sets the pooling, instead of the file's.
@@ -65,7 +72,8 @@ impl Embedder {
         self
     }
 
-    /// Sets the largest number of tokens in a pass; a longer text gets a pass of its own. Default 512.
+    /// Sets the largest number of tokens in a pass; a longer text gets a pass of its own. Default
+    /// 512.
     #[must_use]
     pub fn n_batch(mut self, n_batch: usize) -> Self {
         self.n_batch = n_batch;
@@ -80,7 +88,11 @@ impl Embedder {
     /// Width of a vector.
     pub fn n_embd(&self) -> usize {
         let model = self.engine.model();
-        model.weights().dense.last().map_or(model.hparams().n_embd, |w| w.n_out)
+        model
+            .weights()
+            .dense
+            .last()
+            .map_or(model.hparams().n_embd, |w| w.n_out)
     }
 
     /// A vector for each text, of its [`tokens`](Embedder::tokens).
@@ -92,23 +104,30 @@ impl Embedder {
         Ok(self.embed_tokens(&texts.collect::<Result<Vec<_>, _>>()?)?)
     }
 
-    /// The tokens of a text whose vector is wanted: with the special tokens at both ends that the model's file asks for
-    /// (`[CLS]` and `[SEP]`, or the end-of-sequence token), unlike a prompt, which is to be continued. Special tokens
-    /// written in the text are parsed.
+    /// The tokens of a text whose vector is wanted: with the special tokens at both ends that the
+    /// model's file asks for (`[CLS]` and `[SEP]`, or the end-of-sequence token), unlike a
+    /// prompt, which is to be continued. Special tokens written in the text are parsed.
     ///
     /// # Errors
     /// [`SessionError::NoTokenizer`].
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>, SessionError> {
-        let tokenizer = self.engine.model().tokenizer().ok_or(SessionError::NoTokenizer)?;
+        let tokenizer = self
+            .engine
+            .model()
+            .tokenizer()
+            .ok_or(SessionError::NoTokenizer)?;
         Ok(tokenizer.encode(text, true, true))
     }
 
     /// A vector for each text, as [`Embedder::tokens`] encodes it.
     ///
     /// # Errors
-    /// If a text has no tokens, more tokens than the model has positions, or a token outside the vocabulary; if the
-    /// call is cancelled, or there is not enough memory.
-    pub fn embed_tokens<T: AsRef<[u32]>>(&self, texts: &[T]) -> Result<Vec<Vec<f32>>, SessionError> {
+    /// If a text has no tokens, more tokens than the model has positions, or a token outside the
+    /// vocabulary; if the call is cancelled, or there is not enough memory.
+    pub fn embed_tokens<T: AsRef<[u32]>>(
+        &self,
+        texts: &[T],
+    ) -> Result<Vec<Vec<f32>>, SessionError> {
         let mut vectors = self.pooled(texts)?;
         let dense = &self.engine.model().weights().dense;
         if !dense.is_empty() {
@@ -118,14 +137,20 @@ impl Embedder {
         }
         if self.normalise {
             for vector in &mut vectors {
-                let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
+                let length = vector
+                    .iter()
+                    .map(|x| x * x)
+                    .sum::<f32>()
+                    .sqrt()
+                    .max(f32::MIN_POSITIVE);
                 vector.iter_mut().for_each(|x| *x /= length);
             }
         }
         Ok(vectors)
     }
 
-    /// The hidden states of a text after the last norm, `(tokens, n_embd)`, neither pooled nor normalised.
+    /// The hidden states of a text after the last norm, `(tokens, n_embd)`, neither pooled nor
+    /// normalised.
     ///
     /// # Errors
     /// As [`Embedder::embed_tokens`].
@@ -136,7 +161,11 @@ impl Embedder {
     }
 
     /// Calls `each` with the hidden states of each text.
-    fn states<T: AsRef<[u32]>>(&self, texts: &[T], each: &mut dyn FnMut(&[f32])) -> Result<(), SessionError> {
+    fn states<T: AsRef<[u32]>>(
+        &self,
+        texts: &[T],
+        each: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), SessionError> {
         let (h, mut outputs) = (self.engine.model().hparams(), Outputs::default());
         let mut rest = texts;
         while !rest.is_empty() {
@@ -153,14 +182,27 @@ impl Embedder {
                 kv_type: KvType::F32,
                 ..SessionOptions::default()
             };
-            if let Some(text) = texts.iter().find(|text| text.as_ref().len() > h.n_ctx_train) {
-                return Err(SessionError::ContextFull { n_ctx: h.n_ctx_train, n_past: 0, n_new: text.as_ref().len() });
+            if let Some(text) = texts
+                .iter()
+                .find(|text| text.as_ref().len() > h.n_ctx_train)
+            {
+                return Err(SessionError::ContextFull {
+                    n_ctx: h.n_ctx_train,
+                    n_past: 0,
+                    n_new: text.as_ref().len(),
+                });
             }
-            let sequences = texts.iter().map(|text| self.engine.sequence(&options(text)));
+            let sequences = texts
+                .iter()
+                .map(|text| self.engine.sequence(&options(text)));
             let mut sequences = sequences.collect::<Result<Vec<_>, _>>()?;
             let slots = sequences.iter_mut().zip(texts);
             let mut slots: Vec<_> = slots
-                .map(|(seq, text)| Slot::new(seq, text.as_ref(), TokenKind::Prompt).outputs_from(0).keeping_kind())
+                .map(|(seq, text)| {
+                    Slot::new(seq, text.as_ref(), TokenKind::Prompt)
+                        .outputs_from(0)
+                        .keeping_kind()
+                })
                 .collect();
             self.engine.states(&mut slots, &mut outputs, &self.cancel)?;
             let mut states = &outputs.states[..];
@@ -190,7 +232,10 @@ impl Embedder {
     }
 
     /// The pooled hidden states of each text.
-    pub(super) fn pooled<T: AsRef<[u32]>>(&self, texts: &[T]) -> Result<Vec<Vec<f32>>, SessionError> {
+    pub(super) fn pooled<T: AsRef<[u32]>>(
+        &self,
+        texts: &[T],
+    ) -> Result<Vec<Vec<f32>>, SessionError> {
         let mut vectors = Vec::with_capacity(texts.len());
         self.states(texts, &mut |states| vectors.push(self.pool(states)))?;
         Ok(vectors)
@@ -206,13 +251,22 @@ impl Embedder {
         self.engine.enter(&self.cancel, |crew, arena| {
             with_scratch(model, crew, arena, 1, |scratch| {
                 let (arch, gguf, adapters) = (model.arch(), model.gguf(), RowAdapters::All(&[]));
-                let ctx = Ctx { arch, crew, gguf, adapters, n_generated: 1, adapter_nanos: None };
+                let ctx = Ctx {
+                    arch,
+                    crew,
+                    gguf,
+                    adapters,
+                    n_generated: 1,
+                    adapter_nanos: None,
+                };
                 let mut product = |w: &Weight, x: &[f32]| {
                     let mut y = vec![0.0; w.n_out];
                     linear(ctx, scratch, x, 1, &mut [Product::of_weight(w, &mut y, 1)]);
                     y
                 };
-                vectors.iter_mut().for_each(|vector| change(&mut product, vector));
+                vectors
+                    .iter_mut()
+                    .for_each(|vector| change(&mut product, vector));
             })
         })?
     }

@@ -1,4 +1,5 @@
-//! Resources that the sessions of a model share: threads, the memory of a pass, and the order of passes.
+//! Resources that the sessions of a model share: threads, the memory of a pass, and the order of
+//! passes.
 
 use super::arena::Arena;
 use super::batch::{Outputs, Slot, Wanted};
@@ -10,8 +11,8 @@ use super::offload::{BatchBuffers, offload, open_runner};
 use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
 use super::{
-    CancelToken, KvPolicy, KvPool, KvTiers, KvType, PlanOptions, Session, SessionOptions, compute_bytes,
-    default_threads, kv_layout, shift,
+    CancelToken, KvPolicy, KvPool, KvTiers, KvType, PlanOptions, Session, SessionOptions,
+    compute_bytes, default_threads, kv_layout, shift,
 };
 use crate::arch::KV_BLOCK;
 use crate::cache::{PrefixFolder, SeqKv};
@@ -29,7 +30,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Most threads of an engine: a larger number is probably a typing error, and would stall the machine.
+/// Most threads of an engine: a larger number is probably a typing error, and would stall the
+/// machine.
 pub const MAX_THREADS: usize = 1024;
 
 /// Default limit on the bytes of the folder below the prefix cache.
@@ -46,14 +48,15 @@ const POLL: Duration = Duration::from_millis(5);
 pub struct EngineOptions {
     /// Threads, the caller's included. Default: [`default_threads`].
     pub n_threads: Option<NonZeroUsize>,
-    /// Most bytes that keys and values of all sequences take, together with the adapters that are attached to them. Default:
-    /// as many as there are, or as the model's memory limit leaves. Above 85 % of them the prefix cache, and then requests
-    /// that wait for their readers, give pages back, down to 70 %.
+    /// Most bytes that keys and values of all sequences take, together with the adapters that are
+    /// attached to them. Default: as many as there are, or as the model's memory limit leaves.
+    /// Above 85 % of them the prefix cache, and then requests that wait for their readers,
+    /// give pages back, down to 70 %.
     pub kv_budget: Option<u64>,
     /// Of them, those of the prefix cache. Default 1 GiB. See [`KvPool::set_prefix_budget`].
     pub prefix_budget: Option<u64>,
-    /// Folder in which the prefix cache outlives the process: sequences store their whole pages there, too, and any
-    /// number of processes can share it. Default: none.
+    /// Folder in which the prefix cache outlives the process: sequences store their whole pages
+    /// there, too, and any number of processes can share it. Default: none.
     pub prefix_folder: Option<PathBuf>,
     /// Limit on the bytes of the folder. Default 8 GiB.
     pub prefix_folder_budget: Option<u64>,
@@ -61,10 +64,12 @@ pub struct EngineOptions {
     pub device: Option<Device>,
 }
 
-/// A model and the threads that compute it: a handle that is cheap to clone, `Send + Sync + 'static`.
+/// A model and the threads that compute it: a handle that is cheap to clone, `Send + Sync +
+/// 'static`.
 ///
-/// All sessions of an engine share its threads and the memory of its passes. Passes are exclusive: a call that comes
-/// while another session computes waits, in the order of arrival, and can be cancelled meanwhile.
+/// All sessions of an engine share its threads and the memory of its passes. Passes are exclusive:
+/// a call that comes while another session computes waits, in the order of arrival, and can be
+/// cancelled meanwhile.
 ///
 /// ```
 /// use ruvllm::exec::{Engine, EngineOptions};
@@ -135,7 +140,8 @@ impl<'a> Progress<'a> {
 
 /// State of an engine besides its model, so that a model can own its default engine.
 struct Core {
-    /// Shared with the engine of the model's block for multi-token prediction, and so is what follows.
+    /// Shared with the engine of the model's block for multi-token prediction, and so is what
+    /// follows.
     team: Arc<Team>,
     turns: Arc<Turns>,
     /// Buffers of the running pass.
@@ -153,13 +159,24 @@ struct Core {
 }
 
 impl Core {
-    fn new(model: &Model, options: &EngineOptions, runner: Option<Arc<dyn Runner>>) -> Result<Core, SessionError> {
-        let n_threads = options.n_threads.map_or_else(default_threads, NonZeroUsize::get);
+    fn new(
+        model: &Model,
+        options: &EngineOptions,
+        runner: Option<Arc<dyn Runner>>,
+    ) -> Result<Core, SessionError> {
+        let n_threads = options
+            .n_threads
+            .map_or_else(default_threads, NonZeroUsize::get);
         if n_threads > MAX_THREADS {
             let expected = format!("at most {MAX_THREADS}");
-            return Err(SessionError::Option { option: "n_threads", value: n_threads, expected });
+            return Err(SessionError::Option {
+                option: "n_threads",
+                value: n_threads,
+                expected,
+            });
         }
-        let team = Team::new(n_threads).map_err(|error| SessionError::Threads { n_threads, error })?;
+        let team =
+            Team::new(n_threads).map_err(|error| SessionError::Threads { n_threads, error })?;
         let mut budget = options.kv_budget.unwrap_or(u64::MAX);
         if let Some(limit) = model.memory_limit() {
             let plan = model.memory_plan(&plan_options(SessionOptions::default(), n_threads))?;
@@ -177,35 +194,56 @@ impl Core {
         }
         let pool = match &options.prefix_folder {
             Some(path) => {
-                let folder = PrefixFolder::open(path, options.prefix_folder_budget.unwrap_or(PREFIX_FOLDER_BUDGET));
-                let refused =
-                    |error: io::Error| SessionError::PrefixFolder { path: path.clone(), error: error.to_string() };
+                let folder = PrefixFolder::open(
+                    path,
+                    options.prefix_folder_budget.unwrap_or(PREFIX_FOLDER_BUDGET),
+                );
+                let refused = |error: io::Error| SessionError::PrefixFolder {
+                    path: path.clone(),
+                    error: error.to_string(),
+                };
                 pool.with_folder(folder.map_err(refused)?)
             }
             None => pool,
         };
         let (team, turns, arena) = (Arc::new(team), Arc::default(), Arc::default());
-        let (of_piece_passes, batch_buffers, times) = (Arc::default(), Mutex::default(), Mutex::default());
-        Ok(Core { team, turns, arena, of_piece_passes, pool, runner, batch_buffers, times })
+        let (of_piece_passes, batch_buffers, times) =
+            (Arc::default(), Mutex::default(), Mutex::default());
+        Ok(Core {
+            team,
+            turns,
+            arena,
+            of_piece_passes,
+            pool,
+            runner,
+            batch_buffers,
+            times,
+        })
     }
 }
 
-/// What counts for the memory limit of a model. Buffers of no fewer tokens than by default are counted, so that what is
-/// left for pages does not depend on a session.
+/// What counts for the memory limit of a model. Buffers of no fewer tokens than by default are
+/// counted, so that what is left for pages does not depend on a session.
 pub(super) fn plan_options(mut session: SessionOptions, n_threads: usize) -> PlanOptions {
     session.n_batch = session.n_batch.max(SessionOptions::default().n_batch);
-    PlanOptions { n_threads: NonZeroUsize::new(n_threads), ..session.into() }
+    PlanOptions {
+        n_threads: NonZeroUsize::new(n_threads),
+        ..session.into()
+    }
 }
 
 impl Engine {
     /// An engine of its own for `model`, besides the one that [`Model::session`] uses.
     ///
     /// # Errors
-    /// If an option makes no sense, the system gives no more threads, or there is no such device, or it cannot compute
-    /// the model.
+    /// If an option makes no sense, the system gives no more threads, or there is no such device,
+    /// or it cannot compute the model.
     pub fn new(model: &Model, options: &EngineOptions) -> Result<Engine, SessionError> {
         let runner = open_runner(model, options.device.unwrap_or(model.device()))?;
-        Ok(Engine { model: model.clone(), core: Arc::new(Core::new(model, options, runner)?) })
+        Ok(Engine {
+            model: model.clone(),
+            core: Arc::new(Core::new(model, options, runner)?),
+        })
     }
 
     /// An engine whose passes are computed by `runner`, made for this model.
@@ -217,7 +255,10 @@ impl Engine {
         options: &EngineOptions,
         runner: Arc<dyn Runner>,
     ) -> Result<Engine, SessionError> {
-        Ok(Engine { model: model.clone(), core: Arc::new(Core::new(model, options, Some(runner))?) })
+        Ok(Engine {
+            model: model.clone(),
+            core: Arc::new(Core::new(model, options, Some(runner))?),
+        })
     }
 
     /// The runner that computes instead of the CPU, if there is one.
@@ -225,15 +266,31 @@ impl Engine {
         self.core.runner.as_deref()
     }
 
-    /// An engine for `block`, the model's for multi-token prediction: with the same threads and buffers, and a pool of its
-    /// own, so that the text finds as much room as without.
+    /// An engine for `block`, the model's for multi-token prediction: with the same threads and
+    /// buffers, and a pool of its own, so that the text finds as much room as without.
     pub(super) fn for_block(&self, block: &Model, kv_budget: u64) -> Engine {
-        let (team, turns, arena) =
-            (Arc::clone(&self.core.team), Arc::clone(&self.core.turns), Arc::clone(&self.core.arena));
-        let (pool, of_piece_passes, times) = (KvPool::new(kv_budget), Arc::default(), Mutex::default());
+        let (team, turns, arena) = (
+            Arc::clone(&self.core.team),
+            Arc::clone(&self.core.turns),
+            Arc::clone(&self.core.arena),
+        );
+        let (pool, of_piece_passes, times) =
+            (KvPool::new(kv_budget), Arc::default(), Mutex::default());
         let batch_buffers = Mutex::default();
-        let core = Core { team, turns, arena, of_piece_passes, pool, runner: None, batch_buffers, times };
-        Engine { model: block.clone(), core: Arc::new(core) }
+        let core = Core {
+            team,
+            turns,
+            arena,
+            of_piece_passes,
+            pool,
+            runner: None,
+            batch_buffers,
+            times,
+        };
+        Engine {
+            model: block.clone(),
+            core: Arc::new(core),
+        }
     }
 
     /// Whether it is a handle of the same engine.
@@ -281,46 +338,73 @@ impl Engine {
         let n_ctx = checked_n_ctx(h, options)?;
         let policy = options.kv_policy();
         let policies = [Some(policy), options.kv_pressure.map(KvPolicy::from)];
-        if let Some(what) = policies.into_iter().flatten().find_map(|policy| policy.not_on_gpu()) {
+        if let Some(what) = policies
+            .into_iter()
+            .flatten()
+            .find_map(|policy| policy.not_on_gpu())
+        {
             self.cpu_only(what)?;
         }
         if let Some(KvTiers { recent, middle }) = policy.tiers {
             if (policy.k, policy.v) != (KvType::F16, KvType::F16) {
-                return Err(SessionError::TiersNeedF16 { k: policy.k, v: policy.v });
+                return Err(SessionError::TiersNeedF16 {
+                    k: policy.k,
+                    v: policy.v,
+                });
             }
             if middle < recent {
                 let expected = format!("at least {recent}, where the tier before it ends");
-                return Err(SessionError::Option { option: "kv_tiers.middle", value: middle, expected });
+                return Err(SessionError::Option {
+                    option: "kv_tiers.middle",
+                    value: middle,
+                    expected,
+                });
             }
         }
         if self.model.memory_limit().is_some() {
-            self.model.check_memory(&plan_options(options.clone(), self.n_threads()))?;
+            self.model
+                .check_memory(&plan_options(options.clone(), self.n_threads()))?;
         }
         shift::check(self, n_ctx, options)?;
-        if let Some(layer) = options.pooled_layer.filter(|&layer| layer >= h.n_layer.saturating_sub(1)) {
+        if let Some(layer) = options
+            .pooled_layer
+            .filter(|&layer| layer >= h.n_layer.saturating_sub(1))
+        {
             let expected = format!("below {}, the last layer", h.n_layer.saturating_sub(1));
-            return Err(SessionError::Option { option: "pooled_layer", value: layer, expected });
+            return Err(SessionError::Option {
+                option: "pooled_layer",
+                value: layer,
+                expected,
+            });
         }
         let layout = Arc::new(kv_layout(h, policy));
         let lower = match options.kv_pressure {
             None => Arc::clone(&layout),
             Some(kind) if policy.is_above(kind) => Arc::new(kv_layout(h, kind.into())),
-            Some(pressure) => return Err(SessionError::PressureNotLower { pressure, usual: policy.to_string() }),
+            Some(pressure) => {
+                return Err(SessionError::PressureNotLower {
+                    pressure,
+                    usual: policy.to_string(),
+                });
+            }
         };
-        let device = self.runner().map_or_else(|| self.model.arch().name().to_owned(), Runner::name);
+        let device = self
+            .runner()
+            .map_or_else(|| self.model.arch().name().to_owned(), Runner::name);
         let kv = SeqKv::new(self.core.pool.clone(), Arc::clone(&layout));
         Sequence::new(&self.model, device, kv, [layout, lower], n_ctx, options)
     }
 
-    /// Computes one pass: appends each slot's tokens to its sequence, and writes the logits to `outputs`. Without slots
-    /// it does nothing.
+    /// Computes one pass: appends each slot's tokens to its sequence, and writes the logits to
+    /// `outputs`. Without slots it does nothing.
     ///
-    /// Tokens that a sequence holds but whose keys and values were released, as after a rewind across a window, are
-    /// recomputed first.
+    /// Tokens that a sequence holds but whose keys and values were released, as after a rewind
+    /// across a window, are recomputed first.
     ///
     /// # Errors
-    /// If a slot has no tokens, they do not fit or are not in the vocabulary, or its sequence belongs to another model;
-    /// if the call is cancelled, or there is not enough memory. The sequences are then unchanged.
+    /// If a slot has no tokens, they do not fit or are not in the vocabulary, or its sequence
+    /// belongs to another model; if the call is cancelled, or there is not enough memory. The
+    /// sequences are then unchanged.
     pub fn step(
         &self,
         slots: &mut [Slot<'_>],
@@ -332,12 +416,16 @@ impl Engine {
 
     /// A pass for [`Engine::step_piece`].
     pub(super) fn piece_pass(&self) -> PiecePass {
-        PiecePass { arena: Arena::default(), in_all: Arc::clone(&self.core.of_piece_passes), at: LayerAt::default() }
+        PiecePass {
+            arena: Arena::default(),
+            in_all: Arc::clone(&self.core.of_piece_passes),
+            at: LayerAt::default(),
+        }
     }
 
-    /// Computes a pass of the CPU over `slots` up to where it pauses; returns whether it is complete, as after
-    /// [`Engine::step`]. Until then it is to be called with the same slots, and nobody else may touch their sequences; after
-    /// an error the pass begins anew.
+    /// Computes a pass of the CPU over `slots` up to where it pauses; returns whether it is
+    /// complete, as after [`Engine::step`]. Until then it is to be called with the same slots,
+    /// and nobody else may touch their sequences; after an error the pass begins anew.
     pub(super) fn step_piece(
         &self,
         slots: &mut [Slot<'_>],
@@ -347,17 +435,22 @@ impl Engine {
         pause: Pause<'_>,
     ) -> Result<bool, SessionError> {
         let before = pass.arena.bytes();
-        let progress = Progress { at: &mut pass.at, piece: Some((&mut pass.arena, pause)) };
+        let progress = Progress {
+            at: &mut pass.at,
+            piece: Some((&mut pass.arena, pause)),
+        };
         let outcome = self.advance(slots, outputs, false, cancel, &mut NoProbe, progress);
         // An arena for which there was no memory is empty.
-        pass.in_all.fetch_add(pass.arena.bytes().wrapping_sub(before), Ordering::Relaxed);
+        pass.in_all
+            .fetch_add(pass.arena.bytes().wrapping_sub(before), Ordering::Relaxed);
         if !matches!(outcome, Ok(false)) {
             pass.restart();
         }
         outcome
     }
 
-    /// [`Engine::step`]; if `raw`, the logits are the head's bare products, and hidden states are returned, too.
+    /// [`Engine::step`]; if `raw`, the logits are the head's bare products, and hidden states are
+    /// returned, too.
     pub(super) fn pass(
         &self,
         slots: &mut [Slot<'_>],
@@ -366,7 +459,15 @@ impl Engine {
         cancel: &CancelToken,
         probe: &mut dyn Probe,
     ) -> Result<(), SessionError> {
-        self.advance(slots, outputs, raw, cancel, probe, Progress::whole(&mut LayerAt::default())).map(drop)
+        self.advance(
+            slots,
+            outputs,
+            raw,
+            cancel,
+            probe,
+            Progress::whole(&mut LayerAt::default()),
+        )
+        .map(drop)
     }
 
     /// Advances a pass; returns whether it is complete.
@@ -397,11 +498,17 @@ impl Engine {
         if !raw && self.runner().is_none() {
             for slot in slots.iter_mut().filter(|slot| slot.seq.hook.is_none()) {
                 let (position, n) = (slot.pos(), slot.tokens.len());
-                let first = slot.seq.states.as_ref().map_or(n, |states| states.first_of(position, n));
+                let first = slot
+                    .seq
+                    .states
+                    .as_ref()
+                    .map_or(n, |states| states.first_of(position, n));
                 slot.first_state = slot.first_state.min(first);
             }
         }
-        let has_states = slots.iter().any(|slot| slot.first_state < slot.tokens.len());
+        let has_states = slots
+            .iter()
+            .any(|slot| slot.first_state < slot.tokens.len());
         let wanted = match (raw || has_hooks, has_states) {
             (true, _) => Wanted::Raw,
             (false, true) => Wanted::Both,
@@ -416,9 +523,18 @@ impl Engine {
         let (n_vocab, n_embd) = (model.hparams().n_vocab, model.hparams().n_embd);
         for slot in slots {
             let (start, of_logits) = (slot.pos(), outputs.of_logits(slot.index));
-            let of_states = |first: usize| slot.outputs(first).start * n_embd..slot.outputs(first).end * n_embd;
-            let (of_logit_rows, of_kept) = (of_states(slot.first_output), of_states(slot.first_state));
-            let Slot { seq, tokens, kind, first_output, first_state, .. } = slot;
+            let of_states =
+                |first: usize| slot.outputs(first).start * n_embd..slot.outputs(first).end * n_embd;
+            let (of_logit_rows, of_kept) =
+                (of_states(slot.first_output), of_states(slot.first_state));
+            let Slot {
+                seq,
+                tokens,
+                kind,
+                first_output,
+                first_state,
+                ..
+            } = slot;
             if let Some(states) = seq.states.as_mut().filter(|_| has_states) {
                 states.append(start + *first_state, &outputs.states[of_kept]);
             }
@@ -433,7 +549,9 @@ impl Engine {
                 seq.follow(start..start + *first_output, *kind, states, logits);
             } else if has_hooks && !raw {
                 // They were left as the head's products for the hooks of other slots.
-                logits.chunks_exact_mut(n_vocab).for_each(|row| finish.row(row));
+                logits
+                    .chunks_exact_mut(n_vocab)
+                    .for_each(|row| finish.row(row));
             }
         }
         Ok(true)
@@ -442,7 +560,10 @@ impl Engine {
     /// Refuses `what` if a device computes passes.
     pub(super) fn cpu_only(&self, what: &'static str) -> Result<(), SessionError> {
         match self.runner() {
-            Some(runner) => Err(SessionError::NotOnDevice { device: runner.name(), what }),
+            Some(runner) => Err(SessionError::NotOnDevice {
+                device: runner.name(),
+                what,
+            }),
             None => Ok(()),
         }
     }
@@ -454,7 +575,11 @@ impl Engine {
         }
         let (n_ctx, n_past) = (seq.n_ctx(), seq.position());
         if tokens.len() > n_ctx - n_past {
-            return Err(SessionError::ContextFull { n_ctx, n_past, n_new: tokens.len() });
+            return Err(SessionError::ContextFull {
+                n_ctx,
+                n_past,
+                n_new: tokens.len(),
+            });
         }
         if let Some(&token) = tokens.iter().find(|&&t| t as usize >= n_vocab) {
             return Err(SessionError::TokenOutOfRange { token, n_vocab });
@@ -480,14 +605,22 @@ impl Engine {
             for tokens in tokens.chunks(MISSING_BATCH) {
                 let mut slot = [Slot::new(seq, tokens, kind).outputs_from(tokens.len())];
                 let at = &mut LayerAt::default();
-                self.compute(&mut slot, outputs, Wanted::Logits, cancel, &mut NoProbe, Progress::whole(at))?;
+                self.compute(
+                    &mut slot,
+                    outputs,
+                    Wanted::Logits,
+                    cancel,
+                    &mut NoProbe,
+                    Progress::whole(at),
+                )?;
                 seq.kv.commit(tokens.len());
             }
         }
         Ok(())
     }
 
-    /// Computes the hidden states of the slots' rows with outputs, without logits; sequences are unchanged.
+    /// Computes the hidden states of the slots' rows with outputs, without logits; sequences are
+    /// unchanged.
     pub(super) fn states(
         &self,
         slots: &mut [Slot<'_>],
@@ -498,7 +631,15 @@ impl Engine {
             self.check(slot.seq, slot.tokens)?;
         }
         let at = &mut LayerAt::default();
-        self.compute(slots, outputs, Wanted::States, cancel, &mut NoProbe, Progress::whole(at)).map(drop)
+        self.compute(
+            slots,
+            outputs,
+            Wanted::States,
+            cancel,
+            &mut NoProbe,
+            Progress::whole(at),
+        )
+        .map(drop)
     }
 
     fn compute(
@@ -510,7 +651,10 @@ impl Engine {
         probe: &mut dyn Probe,
         progress: Progress<'_>,
     ) -> Result<bool, SessionError> {
-        slots.iter_mut().enumerate().for_each(|(i, slot)| slot.index = i);
+        slots
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, slot)| slot.index = i);
         slots.sort_unstable_by_key(|slot| (!slot.is_generated(), slot.index));
         let outcome = self.compute_sorted(slots, outputs, wanted, cancel, probe, progress);
         if outcome.is_err() {
@@ -536,10 +680,17 @@ impl Engine {
         // On 32-bit systems sizes could overflow: if twice the estimate does not, they do not.
         if usize::BITS < u64::BITS {
             let m = slots.iter().map(|slot| slot.tokens.len()).sum();
-            let longest = slots.iter().map(|slot| slot.pos() + slot.tokens.len()).max().unwrap_or(0);
+            let longest = slots
+                .iter()
+                .map(|slot| slot.pos() + slot.tokens.len())
+                .max()
+                .unwrap_or(0);
             let bytes = compute_bytes(h, m, longest).saturating_mul(2);
             if usize::try_from(bytes).is_err() {
-                return Err(SessionError::OutOfMemory { what: "buffers", bytes });
+                return Err(SessionError::OutOfMemory {
+                    what: "buffers",
+                    bytes,
+                });
             }
         }
         let Progress { at, piece } = progress;
@@ -573,40 +724,49 @@ impl Engine {
             let timer = Timer::start();
             let arena = own_arena.unwrap_or(arena);
             let outcome = match self.runner() {
-                Some(runner) => offload(runner, &mut self.batch_buffers(), pass, crew, arena, probe),
+                Some(runner) => {
+                    offload(runner, &mut self.batch_buffers(), pass, crew, arena, probe)
+                }
                 None => forward(pass, crew, arena, probe),
             };
             outcome.map(|()| timer.elapsed())
         })??;
-        let is_decoding = |slot: &Slot<'_>| slot.kind == TokenKind::Generated && slot.first_output == 0;
+        let is_decoding =
+            |slot: &Slot<'_>| slot.kind == TokenKind::Generated && slot.first_output == 0;
         if slots.iter().all(is_decoding) && is_whole {
             self.times().note(row, time);
         }
         let adapter_time = Duration::from_nanos(adapter_nanos.into_inner());
-        slots.iter_mut().for_each(|slot| slot.seq.adapter_time += adapter_time);
+        slots
+            .iter_mut()
+            .for_each(|slot| slot.seq.adapter_time += adapter_time);
         Ok(is_whole || at.layer == h.n_layer)
     }
 
     /// What passes over generated rows took.
     pub(super) fn times(&self) -> MutexGuard<'_, RowTimes> {
-        self.core.times.lock().unwrap_or_else(PoisonError::into_inner)
+        self.core
+            .times
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Times of passes over so many generated rows, as measured by this engine. They say how much it pays to draft; another
-    /// process can begin with them, see [`Engine::assume_row_times`].
+    /// Times of passes over so many generated rows, as measured by this engine. They say how much
+    /// it pays to draft; another process can begin with them, see [`Engine::assume_row_times`].
     pub fn row_times(&self) -> Vec<(usize, Duration)> {
         self.times().measured()
     }
 
-    /// Begins with [`Engine::row_times`] that the same model took on the same machine before: what is measured from now on
-    /// takes their place. They change no text, whatever they are.
+    /// Begins with [`Engine::row_times`] that the same model took on the same machine before: what
+    /// is measured from now on takes their place. They change no text, whatever they are.
     pub fn assume_row_times(&self, times: &[(usize, Duration)]) {
         self.times().assume(times);
     }
 
-    /// How many drafts the next pass can compute of `seq`, the first at position `next`, so that nothing is left of those
-    /// that are rejected. A hook has to see the text's tokens and no others. And drafts share the page of the token before
-    /// them: for a guess no page is taken, which another sequence, or the pool's budget, may need.
+    /// How many drafts the next pass can compute of `seq`, the first at position `next`, so that
+    /// nothing is left of those that are rejected. A hook has to see the text's tokens and no
+    /// others. And drafts share the page of the token before them: for a guess no page is
+    /// taken, which another sequence, or the pool's budget, may need.
     pub(super) fn n_draftable(&self, seq: &Sequence, next: usize) -> usize {
         if seq.hook.is_some() || self.runner().is_some() {
             return 0;
@@ -616,12 +776,20 @@ impl Engine {
 
     /// Bytes of the buffers of a pass.
     pub(super) fn buffer_bytes(&self) -> u64 {
-        let arena = self.core.arena.lock().unwrap_or_else(PoisonError::into_inner).bytes();
+        let arena = self
+            .core
+            .arena
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .bytes();
         arena + self.core.of_piece_passes.load(Ordering::Relaxed) + self.batch_buffers().bytes()
     }
 
     fn batch_buffers(&self) -> MutexGuard<'_, BatchBuffers> {
-        self.core.batch_buffers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.core
+            .batch_buffers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How often [`Engine::enter`] was called.
@@ -641,8 +809,16 @@ impl Engine {
         cancel: &CancelToken,
         f: impl FnOnce(&Crew<'_>, &mut Arena) -> R,
     ) -> Result<R, SessionError> {
-        let _turn = self.core.turns.wait(|| cancel.is_cancelled()).ok_or(SessionError::Cancelled)?;
-        let mut arena = self.core.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self
+            .core
+            .turns
+            .wait(|| cancel.is_cancelled())
+            .ok_or(SessionError::Cancelled)?;
+        let mut arena = self
+            .core
+            .arena
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         Ok(self.core.team.enter(|crew| f(crew, &mut arena)))
     }
 }
@@ -653,9 +829,18 @@ impl Model {
     /// # Errors
     /// If the system gives no threads.
     pub fn engine(&self) -> Result<Engine, SessionError> {
-        let core = self
-            .shared(|| Core::new(self, &EngineOptions::default(), open_runner(self, self.device())?).map(Arc::new))?;
-        Ok(Engine { model: self.clone(), core })
+        let core = self.shared(|| {
+            Core::new(
+                self,
+                &EngineOptions::default(),
+                open_runner(self, self.device())?,
+            )
+            .map(Arc::new)
+        })?;
+        Ok(Engine {
+            model: self.clone(),
+            core,
+        })
     }
 
     /// A session of the model's default engine, with default options.
@@ -708,7 +893,10 @@ impl Turns {
                 queue.tickets.retain(|&t| t != ticket);
                 return None;
             }
-            (queue, _) = self.moved.wait_timeout(queue, POLL).unwrap_or_else(PoisonError::into_inner);
+            (queue, _) = self
+                .moved
+                .wait_timeout(queue, POLL)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         Some(Turn(self))
     }
@@ -728,7 +916,11 @@ mod tests {
 
     #[test]
     fn turns_are_exclusive_and_in_order() {
-        let (turns, inside, order) = (Turns::default(), AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let (turns, inside, order) = (
+            Turns::default(),
+            AtomicUsize::new(0),
+            Mutex::new(Vec::new()),
+        );
         let first = turns.wait(|| false);
         std::thread::scope(|s| {
             for i in 0..4 {
@@ -756,6 +948,9 @@ mod tests {
         assert!(turns.wait(|| true).is_none());
         assert_eq!(turns.lock().tickets.len(), 1);
         drop(first);
-        assert!(turns.wait(|| true).is_some(), "who need not wait has its turn");
+        assert!(
+            turns.wait(|| true).is_some(),
+            "who need not wait has its turn"
+        );
     }
 }

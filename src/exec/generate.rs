@@ -12,13 +12,15 @@ use std::time::Duration;
 
 /// Text as it is generated, token by token. Nothing follows an error.
 ///
-/// Tokens that the sampler's mask [forces](Sampler::forced) are computed in one pass with the token before them.
+/// Tokens that the sampler's mask [forces](Sampler::forced) are computed in one pass with the token
+/// before them.
 ///
-/// [`Session::generate`] borrows the session and the sampler for it, [`Session::into_generation`] moves them in; then
-/// it is `Send + 'static`, and [`Generation::into_parts`] gives them back.
+/// [`Session::generate`] borrows the session and the sampler for it, [`Session::into_generation`]
+/// moves them in; then it is `Send + 'static`, and [`Generation::into_parts`] gives them back.
 ///
-/// Whenever it ends, fails, or is dropped, the session holds the prompt and the tokens of the pieces that were handed
-/// out; the last of them is computed by the next call. So the next [`Session::generate`] goes on from there:
+/// Whenever it ends, fails, or is dropped, the session holds the prompt and the tokens of the
+/// pieces that were handed out; the last of them is computed by the next call. So the next
+/// [`Session::generate`] goes on from there:
 ///
 /// ```
 /// # fn main() -> Result<(), ruvllm::Error> {
@@ -31,9 +33,10 @@ use std::time::Duration;
 /// # Ok(()) }
 /// ```
 ///
-/// Three exceptions: a token that ends the text ([`StopReason::EndOfGeneration`]) has none and is not held, so that the
-/// prompt of the next turn brings it; of a full context the last token is missing; and where a stop string begins
-/// inside a token, that token is not held, and [`Generation::rest`] tells which text is missing.
+/// Three exceptions: a token that ends the text ([`StopReason::EndOfGeneration`]) has none and is
+/// not held, so that the prompt of the next turn brings it; of a full context the last token is
+/// missing; and where a stop string begins inside a token, that token is not held, and
+/// [`Generation::rest`] tells which text is missing.
 #[derive(Debug)]
 pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = Sampler> {
     /// Session and sampler; `None` only after [`Generation::into_parts`].
@@ -63,8 +66,9 @@ pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = S
 }
 
 impl Session {
-    /// Continues `prompt`, which is computed at once. Special tokens written in the prompt are parsed; a
-    /// beginning-of-text token is added if the model expects one and the session is empty.
+    /// Continues `prompt`, which is computed at once. Special tokens written in the prompt are
+    /// parsed; a beginning-of-text token is added if the model expects one and the session is
+    /// empty.
     ///
     /// # Errors
     /// If the file has no tokenizer, or as [`Session::prefill`].
@@ -85,16 +89,20 @@ impl Session {
         tokens: &[u32],
         sampler: &'s mut Sampler,
     ) -> Result<Generation<&'s mut Session, &'s mut Sampler>, Error> {
-        Generation::new(self, sampler).with_tokens(tokens).prefilled()
+        Generation::new(self, sampler)
+            .with_tokens(tokens)
+            .prefilled()
     }
 
     /// As [`Session::generate`], but the generation owns session and sampler. The first call of
-    /// [`next`](Iterator::next) computes the prompt, and returns the errors of [`Session::generate`].
+    /// [`next`](Iterator::next) computes the prompt, and returns the errors of
+    /// [`Session::generate`].
     pub fn into_generation(self, prompt: &str, sampler: Sampler) -> Generation {
         Generation::new(self, sampler).with_text(prompt)
     }
 
-    /// As [`Session::generate_from`], but the generation owns session and sampler: see [`Session::into_generation`].
+    /// As [`Session::generate_from`], but the generation owns session and sampler: see
+    /// [`Session::into_generation`].
     pub fn into_generation_from(self, tokens: &[u32], sampler: Sampler) -> Generation {
         Generation::new(self, sampler).with_tokens(tokens)
     }
@@ -165,15 +173,17 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         self
     }
 
-    /// Returns the log-probability of each token that is sampled from now on, and of the `n_top` most probable ones.
+    /// Returns the log-probability of each token that is sampled from now on, and of the `n_top`
+    /// most probable ones.
     #[must_use]
     pub fn logprobs(mut self, n_top: usize) -> Self {
         self.writer.logprobs = Some(n_top);
         self
     }
 
-    /// Computes several tokens per pass where that is faster: the text stays the same, see [`Speculation`]. Sessions with
-    /// a [hook](super::OutputHook), and engines on a device, do without.
+    /// Computes several tokens per pass where that is faster: the text stays the same, see
+    /// [`Speculation`]. Sessions with a [hook](super::OutputHook), and engines on a device, do
+    /// without.
     #[must_use]
     pub fn speculate(mut self, speculation: Speculation) -> Self {
         let speculator = Speculator::new(speculation);
@@ -192,7 +202,10 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
 
     /// What became of each drafter's drafts.
     pub fn drafters(&self) -> Vec<(&'static str, DraftStats)> {
-        self.speculator.iter().flat_map(Speculator::by_drafter).collect()
+        self.speculator
+            .iter()
+            .flat_map(Speculator::by_drafter)
+            .collect()
     }
 
     /// Tokens generated so far, those of a stop string included.
@@ -203,16 +216,43 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     /// How it ended, once it has; `None` after an error.
     pub fn finish(&self) -> Option<Finish> {
         let reason = self.writer.reason()?;
-        let adapters = self.session().adapter_time().saturating_sub(self.adapters_before);
-        let timings = Timings { adapters, ..self.timings };
-        let &Generation { n_prompt, n_cached, n_passes, .. } = self;
-        let drafts = DraftStats { n_passes, ..self.speculator.as_ref().map(Speculator::stats).unwrap_or_default() };
+        let adapters = self
+            .session()
+            .adapter_time()
+            .saturating_sub(self.adapters_before);
+        let timings = Timings {
+            adapters,
+            ..self.timings
+        };
+        let &Generation {
+            n_prompt,
+            n_cached,
+            n_passes,
+            ..
+        } = self;
+        let drafts = DraftStats {
+            n_passes,
+            ..self
+                .speculator
+                .as_ref()
+                .map(Speculator::stats)
+                .unwrap_or_default()
+        };
         let (stop, n_generated) = (self.writer.stopped_by(), self.tokens().len());
-        Some(Finish { reason, stop, n_prompt, n_cached, n_generated, drafts, timings })
+        Some(Finish {
+            reason,
+            stop,
+            n_prompt,
+            n_cached,
+            n_generated,
+            drafts,
+            timings,
+        })
     }
 
-    /// After [`StopReason::StopString`], the end of the text that the session does not hold, because the stop string
-    /// begins inside its token; usually empty. The next prompt should begin with it.
+    /// After [`StopReason::StopString`], the end of the text that the session does not hold,
+    /// because the stop string begins inside its token; usually empty. The next prompt should
+    /// begin with it.
     pub fn rest(&self) -> &str {
         self.writer.rest()
     }
@@ -227,17 +267,25 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
 
     /// The session it generates with.
     pub fn session(&self) -> &Session {
-        self.parts.as_ref().map(|(session, _)| session.borrow()).expect("parts are there until `into_parts`")
+        self.parts
+            .as_ref()
+            .map(|(session, _)| session.borrow())
+            .expect("parts are there until `into_parts`")
     }
 
     /// Ends the generation, and returns session and sampler.
     pub fn into_parts(mut self) -> (S, P) {
         self.take_back();
-        self.parts.take().expect("parts are there until `into_parts`")
+        self.parts
+            .take()
+            .expect("parts are there until `into_parts`")
     }
 
     fn session_mut(&mut self) -> &mut Session {
-        self.parts.as_mut().map(|(session, _)| session.borrow_mut()).expect("parts are there until `into_parts`")
+        self.parts
+            .as_mut()
+            .map(|(session, _)| session.borrow_mut())
+            .expect("parts are there until `into_parts`")
     }
 
     /// Computes the prompt and samples the first token, unless that is done.
@@ -265,17 +313,21 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
 
     /// The tokens that the sampler's mask forces next.
     fn forced(&mut self) -> Vec<u32> {
-        let Some((_, sampler)) = &mut self.parts else { return Vec::new() };
+        let Some((_, sampler)) = &mut self.parts else {
+            return Vec::new();
+        };
         self.writer.forced(sampler.borrow_mut())
     }
 
-    /// Computes the token that waits and what the mask forces behind it, in one pass, unless drafts have done that, and
-    /// samples what follows; or ends.
+    /// Computes the token that waits and what the mask forces behind it, in one pass, unless drafts
+    /// have done that, and samples what follows; or ends.
     fn decode(&mut self) -> Result<(), Error> {
         let timer = Timer::start();
         let is_full = self.position_of(self.tokens().len()) > self.session().position();
         let room = self.session().n_ctx() - self.session().position();
-        let Some((_, sampler)) = &mut self.parts else { return Ok(()) };
+        let Some((_, sampler)) = &mut self.parts else {
+            return Ok(());
+        };
         let sampler = sampler.borrow_mut();
         let forced = self.writer.forced(sampler);
         let forced = self.writer.go_on(sampler, forced, (room, is_full))?;
@@ -285,7 +337,9 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         }
         let pieces = self.compute(&forced)?;
         let timer = Timer::start();
-        let Some((_, sampler)) = &mut self.parts else { return Ok(()) };
+        let Some((_, sampler)) = &mut self.parts else {
+            return Ok(());
+        };
         let kept = self.writer.take_forced(sampler.borrow_mut(), pieces)?;
         self.timings.sample += timer.elapsed();
         match kept {
@@ -296,14 +350,23 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         Ok(())
     }
 
-    /// Computes the token that waits and `forced` behind it, as far as they were not drafted, and new drafts; the pieces
-    /// of `forced`, without text.
+    /// Computes the token that waits and `forced` behind it, as far as they were not drafted, and
+    /// new drafts; the pieces of `forced`, without text.
     fn compute(&mut self, forced: &[u32]) -> Result<Vec<Piece>, Error> {
         let timer = Timer::start();
-        let Generation { parts: Some((session, sampler)), writer, speculator, passes, drafts, .. } = self else {
+        let Generation {
+            parts: Some((session, sampler)),
+            writer,
+            speculator,
+            passes,
+            drafts,
+            ..
+        } = self
+        else {
             return Ok(Vec::new());
         };
-        let (session, sampler): (&mut Session, &mut Sampler) = ((*session).borrow_mut(), (*sampler).borrow_mut());
+        let (session, sampler): (&mut Session, &mut Sampler) =
+            ((*session).borrow_mut(), (*sampler).borrow_mut());
         let mut pieces: Vec<Piece> = forced.iter().map(|&token| Piece::new(token)).collect();
         let mut n = 0;
         while n < forced.len() && session.is_drafted(forced[n]) {
@@ -321,15 +384,28 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
             if let Some(speculator) = speculator {
                 let room = session.n_draftable(forced.len());
                 let n = room.min(writer.n_left().saturating_sub(forced.len() + 1));
-                speculator.draft((&session.engine, passes), &session.seq, (session.tokens(), forced), n, drafts);
+                speculator.draft(
+                    (&session.engine, passes),
+                    &session.seq,
+                    (session.tokens(), forced),
+                    n,
+                    drafts,
+                );
             }
             loop {
                 let mut next = pieces[n..].iter_mut();
-                let mut tell =
-                    |logits: &[f32]| next.next().into_iter().for_each(|piece| writer.tell(piece, sampler, logits));
+                let mut tell = |logits: &[f32]| {
+                    next.next()
+                        .into_iter()
+                        .for_each(|piece| writer.tell(piece, sampler, logits))
+                };
                 match session.catch_up_with(forced, drafts, writer.logprobs.is_some(), &mut tell) {
                     // What cannot be computed may be a draft.
-                    Err(error) if !drafts.is_empty() && !matches!(error, SessionError::Cancelled) => drafts.clear(),
+                    Err(error)
+                        if !drafts.is_empty() && !matches!(error, SessionError::Cancelled) =>
+                    {
+                        drafts.clear()
+                    }
                     outcome => break outcome?,
                 }
             }
@@ -341,14 +417,21 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
 
     fn sample(&mut self) -> Result<(), Error> {
         let timer = Timer::start();
-        let Some((session, sampler)) = &mut self.parts else { return Ok(()) };
-        let (session, sampler): (&Session, &mut Sampler) = ((*session).borrow(), sampler.borrow_mut());
-        self.pending = Some(self.writer.sample(sampler, session.logits(), session.tokens())?);
+        let Some((session, sampler)) = &mut self.parts else {
+            return Ok(());
+        };
+        let (session, sampler): (&Session, &mut Sampler) =
+            ((*session).borrow(), sampler.borrow_mut());
+        self.pending = Some(
+            self.writer
+                .sample(sampler, session.logits(), session.tokens())?,
+        );
         self.timings.sample += timer.elapsed();
         Ok(())
     }
 
-    /// Advances by one token, and those that are forced before it: their pieces are held, or the generation has ended.
+    /// Advances by one token, and those that are forced before it: their pieces are held, or the
+    /// generation has ended.
     fn advance(&mut self) -> Result<(), Error> {
         self.prefill()?;
         if self.writer.n_left() == 0 {
@@ -358,7 +441,9 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         if self.pending.is_none() {
             self.decode()?;
         }
-        let Some(piece) = self.pending.take() else { return Ok(()) };
+        let Some(piece) = self.pending.take() else {
+            return Ok(());
+        };
         let token = piece.token;
         if self.writer.is_eog(token) {
             self.writer.end(StopReason::EndOfGeneration);
@@ -367,7 +452,9 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         let timer = Timer::start();
         self.writer.hold(piece)?;
         if self.session_mut().accept(token) {
-            self.speculator.iter_mut().for_each(|speculator| speculator.accepted(1));
+            self.speculator
+                .iter_mut()
+                .for_each(|speculator| speculator.accepted(1));
         } else {
             self.make_room()?;
             self.session_mut().push_ahead(token)?;
@@ -385,14 +472,19 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         if session.seq.context_shift.is_some() && session.position() == session.n_ctx() {
             let n_dropped = session.shift()?;
             self.start -= n_dropped as isize;
-            self.speculator.iter_mut().for_each(|speculator| speculator.shifted(n_dropped));
+            self.speculator
+                .iter_mut()
+                .for_each(|speculator| speculator.shifted(n_dropped));
         }
         Ok(())
     }
 
     /// Position of the generated token `n`.
     fn position_of(&self, n: usize) -> usize {
-        self.start.saturating_add_unsigned(n).try_into().unwrap_or(0)
+        self.start
+            .saturating_add_unsigned(n)
+            .try_into()
+            .unwrap_or(0)
     }
 
     /// Takes all but the first `n` generated tokens out of the session.

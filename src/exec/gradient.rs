@@ -37,8 +37,8 @@ pub(crate) fn log_sum(logits: &[f32]) -> f32 {
     max + logits.iter().map(|l| (l - max).exp()).sum::<f32>().ln()
 }
 
-/// `weight·KL(p ‖ q)` in nats, given `ln p` of every token and the logits of `q`, which it replaces by the gradient,
-/// `weight·(q − p)`.
+/// `weight·KL(p ‖ q)` in nats, given `ln p` of every token and the logits of `q`, which it replaces
+/// by the gradient, `weight·(q − p)`.
 ///
 /// # Panics
 /// If there are not as many of one as of the other.
@@ -54,7 +54,8 @@ pub fn divergence(logits: &mut [f32], log_p: &[f32], weight: f32) -> f64 {
     f64::from(weight) * sum
 }
 
-/// A text whose likelihood [`Session::nll_gradients`] differentiates, as [`Session::nll_gradient`] does.
+/// A text whose likelihood [`Session::nll_gradients`] differentiates, as [`Session::nll_gradient`]
+/// does.
 #[derive(Clone, Copy, Debug)]
 pub struct Task<'a> {
     /// The tokens that are computed.
@@ -69,7 +70,10 @@ impl Task<'_> {
     /// Checks it, and returns the first target that counts.
     fn check(&self, model: &Model) -> Result<usize, SessionError> {
         let n = self.tokens.len();
-        assert!(self.targets.len() == n && self.weights.len() == n, "a target and a weight per token");
+        assert!(
+            self.targets.len() == n && self.weights.len() == n,
+            "a target and a weight per token"
+        );
         let n_vocab = model.hparams().n_vocab;
         if let Some(&token) = self.targets.iter().find(|&&t| t as usize >= n_vocab) {
             return Err(SessionError::TokenOutOfRange { token, n_vocab });
@@ -84,24 +88,27 @@ fn of_terms(gradients: &Gradients) -> impl Iterator<Item = &Site> {
 }
 
 impl Session {
-    /// Appends `tokens`, as [`Session::prefill`] does, and adds to `gradients` the gradient of a loss with respect to
-    /// the values of an attached adapter. Returns the loss.
+    /// Appends `tokens`, as [`Session::prefill`] does, and adds to `gradients` the gradient of a
+    /// loss with respect to the values of an attached adapter. Returns the loss.
     ///
-    /// The loss is the sum of `objective` over the logits that follow each of `tokens[first..]`: it is called with the
-    /// token's index and its logits `(n_vocab)`, which it replaces by the gradient with respect to them. It is called
-    /// from several threads, in any order; [`cross_entropy`] is the usual one.
+    /// The loss is the sum of `objective` over the logits that follow each of `tokens[first..]`: it
+    /// is called with the token's index and its logits `(n_vocab)`, which it replaces by the
+    /// gradient with respect to them. It is called from several threads, in any order;
+    /// [`cross_entropy`] is the usual one.
     ///
-    /// Exact reverse mode through the frozen model as it is computed, with `f32` sums and the weights' own values
-    /// (activations are rounded to 8 bits, as in prompts, where products of block formats do so): keys and values of
-    /// `tokens` are differentiated, those of earlier tokens are constants. The choice of experts is a constant, too.
-    /// Results do not depend on the number of threads. The memory is that of one layer for all of `tokens` or of 64 MiB
-    /// of logits, whichever is more, a few rows per token of each layer from the lowest with a gradient on, and at most
-    /// 144 MiB that save time; the session keeps it.
+    /// Exact reverse mode through the frozen model as it is computed, with `f32` sums and the
+    /// weights' own values (activations are rounded to 8 bits, as in prompts, where products of
+    /// block formats do so): keys and values of `tokens` are differentiated, those of earlier
+    /// tokens are constants. The choice of experts is a constant, too. Results do not depend on
+    /// the number of threads. The memory is that of one layer for all of `tokens` or of 64 MiB
+    /// of logits, whichever is more, a few rows per token of each layer from the lowest with a
+    /// gradient on, and at most 144 MiB that save time; the session keeps it.
     ///
     /// # Errors
-    /// [`SessionError::NoGradient`] if the model has a part without an implemented gradient; as [`Session::prefill`];
-    /// if the adapter is not attached, or if `gradients` do not belong to its terms. If the backward pass fails, the
-    /// tokens are in the session and `gradients` are incomplete.
+    /// [`SessionError::NoGradient`] if the model has a part without an implemented gradient; as
+    /// [`Session::prefill`]; if the adapter is not attached, or if `gradients` do not belong to
+    /// its terms. If the backward pass fails, the tokens are in the session and `gradients` are
+    /// incomplete.
     pub fn gradient(
         &mut self,
         id: AdapterId,
@@ -113,8 +120,8 @@ impl Session {
         self.gradient_in_parts(id, tokens, first, objective, gradients, None)
     }
 
-    /// [`Session::gradient`], to the same bits. Calls `between`, if there is one, between its parts, where other passes can
-    /// be computed: the forward pass, the head, and each layer.
+    /// [`Session::gradient`], to the same bits. Calls `between`, if there is one, between its
+    /// parts, where other passes can be computed: the forward pass, the head, and each layer.
     pub(crate) fn gradient_in_parts(
         &mut self,
         id: AdapterId,
@@ -130,24 +137,43 @@ impl Session {
         self.drop_drafts();
         let pos = self.position();
         self.seq.kv.hold(pos);
-        let result = self.run(TokenKind::Prompt, tokens, tokens.len(), &mut saved, &mut |_, _| ());
+        let result = self.run(
+            TokenKind::Prompt,
+            tokens,
+            tokens.len(),
+            &mut saved,
+            &mut |_, _| (),
+        );
         if let Err(error) = result {
             self.saved = saved;
             self.seq.kv.release();
             return Err(error.into());
         }
-        let text = BackwardText { tokens, first_output: first.min(tokens.len()), kv: &self.seq.kv };
+        let text = BackwardText {
+            tokens,
+            first_output: first.min(tokens.len()),
+            kv: &self.seq.kv,
+        };
         let objective = |_: usize, i: usize, logits: &mut [f32]| objective(i, logits);
         if let Some(between) = &mut between {
             between();
         }
-        let losses = self.backward(target, pos, &[text], &mut saved, &objective, gradients, between);
+        let losses = self.backward(
+            target,
+            pos,
+            &[text],
+            &mut saved,
+            &objective,
+            gradients,
+            between,
+        );
         self.saved = saved;
         self.seq.kv.release();
         Ok(losses?.iter().sum())
     }
 
-    /// The backward pass of `texts`, which begin at `pos`, after a forward pass that filled `saved`; the loss of each.
+    /// The backward pass of `texts`, which begin at `pos`, after a forward pass that filled
+    /// `saved`; the loss of each.
     fn backward(
         &self,
         target: usize,
@@ -158,14 +184,30 @@ impl Session {
         gradients: &mut Gradients,
         mut between: Option<&mut dyn FnMut()>,
     ) -> Result<Vec<f64>, SessionError> {
-        let Session { engine, seq: Sequence { rope, adapters, .. }, cancel, .. } = self;
+        let Session {
+            engine,
+            seq: Sequence { rope, adapters, .. },
+            cancel,
+            ..
+        } = self;
         let (model, cancelled) = (engine.model(), || cancel.is_cancelled());
         let adapters = &adapters.attached;
         let (mut at, pauses) = (BackwardAt::default(), between.is_some());
         loop {
             let (saved, at, cancelled) = (&mut *saved, &mut at, &cancelled);
-            let pass =
-                BackwardPass { model, adapters, target, rope, texts, pos, saved, objective, cancelled, at, pauses };
+            let pass = BackwardPass {
+                model,
+                adapters,
+                target,
+                rope,
+                texts,
+                pos,
+                saved,
+                objective,
+                cancelled,
+                at,
+                pauses,
+            };
             if engine.enter(cancel, |crew, arena| backward(pass, crew, arena, gradients))?? {
                 break;
             }
@@ -186,8 +228,9 @@ impl Session {
         Ok(target)
     }
 
-    /// The gradient of `Σ weights[i]·(−ln p(targets[i]))`, where `targets[i]` is the target after `tokens[i]`; a
-    /// negative weight makes a token less likely. Otherwise as [`Session::gradient`].
+    /// The gradient of `Σ weights[i]·(−ln p(targets[i]))`, where `targets[i]` is the target after
+    /// `tokens[i]`; a negative weight makes a token less likely. Otherwise as
+    /// [`Session::gradient`].
     ///
     /// # Errors
     /// As [`Session::gradient`], and if a target is not in the vocabulary.
@@ -202,16 +245,23 @@ impl Session {
         weights: &[f32],
         gradients: &mut Gradients,
     ) -> Result<f64, Error> {
-        let first = Task { tokens, targets, weights }.check(self.model())?;
+        let first = Task {
+            tokens,
+            targets,
+            weights,
+        }
+        .check(self.model())?;
         let arch = self.model().arch();
-        let objective = |i: usize, logits: &mut [f32]| cross_entropy(arch, logits, targets[i], weights[i]);
+        let objective =
+            |i: usize, logits: &mut [f32]| cross_entropy(arch, logits, targets[i], weights[i]);
         self.gradient(id, tokens, first, &objective, gradients)
     }
 
-    /// [`Session::nll_gradient`] of several texts in one forward and one backward pass, which takes less time if they are
-    /// short. Each of them follows the tokens that the session holds; the session itself does not change. Returns the loss
-    /// of each, and adds the gradients of all: what one call after the other would add, to the bit but for the `A` of
-    /// matrices whose parts are products of their own, to which it adds part by part.
+    /// [`Session::nll_gradient`] of several texts in one forward and one backward pass, which takes
+    /// less time if they are short. Each of them follows the tokens that the session holds; the
+    /// session itself does not change. Returns the loss of each, and adds the gradients of all:
+    /// what one call after the other would add, to the bit but for the `A` of matrices whose
+    /// parts are products of their own, to which it adds part by part.
     ///
     /// The memory is that of a text as long as all of them together.
     ///
@@ -227,47 +277,66 @@ impl Session {
         gradients: &mut Gradients,
     ) -> Result<Vec<f64>, Error> {
         let target = self.check_gradients(id, gradients)?;
-        let firsts = tasks.iter().map(|task| task.check(self.model())).collect::<Result<Vec<_>, _>>()?;
+        let firsts = tasks
+            .iter()
+            .map(|task| task.check(self.model()))
+            .collect::<Result<Vec<_>, _>>()?;
         if tasks.is_empty() {
             return Ok(Vec::new());
         }
         self.catch_up()?;
         let (pos, arch) = (self.position(), self.model().arch());
         let mut saved = std::mem::take(&mut self.saved);
-        saved.prepare(self.model(), of_terms(gradients), tasks.iter().map(|task| task.tokens.len()).sum());
-        let mut texts = tasks.iter().map(|_| self.seq.fork()).collect::<Result<Vec<_>, _>>()?;
+        saved.prepare(
+            self.model(),
+            of_terms(gradients),
+            tasks.iter().map(|task| task.tokens.len()).sum(),
+        );
+        let mut texts = tasks
+            .iter()
+            .map(|_| self.seq.fork())
+            .collect::<Result<Vec<_>, _>>()?;
         texts.iter_mut().for_each(|seq| {
             seq.hook = None;
             seq.kv.hold(pos);
         });
         let slots = texts.iter_mut().zip(tasks);
         let mut slots: Vec<Slot<'_>> = slots
-            .map(|(seq, task)| Slot::new(seq, task.tokens, TokenKind::Prompt).outputs_from(task.tokens.len()))
+            .map(|(seq, task)| {
+                Slot::new(seq, task.tokens, TokenKind::Prompt).outputs_from(task.tokens.len())
+            })
             .collect();
         let mut outputs = Outputs::default();
-        let result = self.engine.pass(&mut slots, &mut outputs, false, &self.cancel, &mut saved).and_then(|()| {
-            let texts = texts.iter().zip(tasks).zip(firsts);
-            let texts = texts.map(|((seq, task), first_output)| BackwardText {
-                tokens: task.tokens,
-                first_output,
-                kv: &seq.kv,
+        let result = self
+            .engine
+            .pass(&mut slots, &mut outputs, false, &self.cancel, &mut saved)
+            .and_then(|()| {
+                let texts = texts.iter().zip(tasks).zip(firsts);
+                let texts = texts.map(|((seq, task), first_output)| BackwardText {
+                    tokens: task.tokens,
+                    first_output,
+                    kv: &seq.kv,
+                });
+                let texts: Vec<_> = texts.collect();
+                let objective = |text: usize, i: usize, logits: &mut [f32]| {
+                    cross_entropy(arch, logits, tasks[text].targets[i], tasks[text].weights[i])
+                };
+                self.backward(target, pos, &texts, &mut saved, &objective, gradients, None)
             });
-            let texts: Vec<_> = texts.collect();
-            let objective = |text: usize, i: usize, logits: &mut [f32]| {
-                cross_entropy(arch, logits, tasks[text].targets[i], tasks[text].weights[i])
-            };
-            self.backward(target, pos, &texts, &mut saved, &objective, gradients, None)
-        });
         self.saved = saved;
         Ok(result?)
     }
 
-    /// Changes the values of an attached adapter; other holders of the adapter keep it unchanged. Empties the session,
-    /// as [`Session::attach`] does.
+    /// Changes the values of an attached adapter; other holders of the adapter keep it unchanged.
+    /// Empties the session, as [`Session::attach`] does.
     ///
     /// # Errors
     /// If it is not attached, or is no longer one of this model. Nothing has changed then.
-    pub fn update_adapter(&mut self, id: AdapterId, change: impl FnOnce(&mut Adapter)) -> Result<(), AdapterError> {
+    pub fn update_adapter(
+        &mut self,
+        id: AdapterId,
+        change: impl FnOnce(&mut Adapter),
+    ) -> Result<(), AdapterError> {
         let i = self.seq.adapters.index(id)?;
         let attached = &self.seq.adapters.attached[i];
         let mut adapter = Adapter::clone(&attached.adapter);
@@ -278,14 +347,15 @@ impl Session {
         Ok(())
     }
 
-    /// Learns to predict each of `text` from the tokens before it: one step of `optimiser` on the mean negative
-    /// log-likelihood. Tokens that the session already holds are context. Returns that mean, in nats per token, before
-    /// the step: measured on a stream, chunk by chunk, it is an honest score. `gradients` determines which terms learn;
-    /// it is overwritten.
+    /// Learns to predict each of `text` from the tokens before it: one step of `optimiser` on the
+    /// mean negative log-likelihood. Tokens that the session already holds are context. Returns
+    /// that mean, in nats per token, before the step: measured on a stream, chunk by chunk, it
+    /// is an honest score. `gradients` determines which terms learn; it is overwritten.
     ///
-    /// The first of `text` is not predicted: chunks of a stream overlap by one token, and the session holds the tokens
-    /// before. The adapter is unchanged if loss or gradient are not finite. The session is empty afterwards, as its
-    /// keys and values belong to the old adapter.
+    /// The first of `text` is not predicted: chunks of a stream overlap by one token, and the
+    /// session holds the tokens before. The adapter is unchanged if loss or gradient are not
+    /// finite. The session is empty afterwards, as its keys and values belong to the old
+    /// adapter.
     ///
     /// ```
     /// use ruvllm::lora::{Adapter, Gradients, Sgd};
@@ -315,7 +385,8 @@ impl Session {
         optimiser: &mut dyn Optimiser,
         gradients: &mut Gradients,
     ) -> Result<f64, Error> {
-        let (Some((_, targets)), Some((_, tokens))) = (text.split_first(), text.split_last()) else {
+        let (Some((_, targets)), Some((_, tokens))) = (text.split_first(), text.split_last())
+        else {
             return Err(SessionError::NoTokens.into());
         };
         gradients.clear();

@@ -39,10 +39,11 @@ pub enum Cut {
     AnswerShortened,
 }
 
-/// Follows the passes of a session after the last norm: gets hidden states and the head's products, returns logits.
+/// Follows the passes of a session after the last norm: gets hidden states and the head's products,
+/// returns logits.
 ///
-/// A hook does not affect keys and values. It turns each row of products into logits itself, in order; row `i` may
-/// depend on all rows before it.
+/// A hook does not affect keys and values. It turns each row of products into logits itself, in
+/// order; row `i` may depend on all rows before it.
 pub trait OutputHook: Any + Send + Sync {
     /// Turns the head's products into logits.
     fn rows(&mut self, rows: OutputRows<'_>);

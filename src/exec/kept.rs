@@ -11,7 +11,8 @@ const STATE: &str = "state.gguf";
 /// Locked by whoever has the session.
 const LOCK: &str = "lock";
 
-/// Name of a kept session: 1 to 64 letters, digits, `-` and `_`, which is the name of a folder on every system.
+/// Name of a kept session: 1 to 64 letters, digits, `-` and `_`, which is the name of a folder on
+/// every system.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionName(String);
 
@@ -62,7 +63,9 @@ pub struct KeptSessions {
 impl KeptSessions {
     /// Those in `folder`, which need not exist yet.
     pub fn new(folder: impl Into<PathBuf>) -> KeptSessions {
-        KeptSessions { folder: folder.into() }
+        KeptSessions {
+            folder: folder.into(),
+        }
     }
 
     /// Folder of the session `name`, whether or not there is one.
@@ -80,7 +83,10 @@ impl KeptSessions {
             Ok(entries) => {
                 for entry in entries {
                     let name = entry.map_err(KeptError::io(&self.folder))?.file_name();
-                    names.extend(name.to_str().and_then(|name| name.parse::<SessionName>().ok()));
+                    names.extend(
+                        name.to_str()
+                            .and_then(|name| name.parse::<SessionName>().ok()),
+                    );
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -108,7 +114,9 @@ impl KeptSessions {
         let target = self.folder_of(to);
         let folder = self.unused(name)?;
         if target.exists() {
-            return Err(KeptError::Exists { name: to.to_string() });
+            return Err(KeptError::Exists {
+                name: to.to_string(),
+            });
         }
         fs::rename(&folder, &target).map_err(KeptError::io(&folder))
     }
@@ -126,7 +134,9 @@ impl KeptSessions {
     fn unused(&self, name: &SessionName) -> Result<PathBuf, KeptError> {
         let folder = self.folder_of(name);
         if !folder.is_dir() {
-            return Err(KeptError::Missing { name: name.to_string() });
+            return Err(KeptError::Missing {
+                name: name.to_string(),
+            });
         }
         // Locked for a moment only: Windows neither renames nor deletes folders with open files.
         Ok(KeptSession::lock(folder)?.folder)
@@ -143,9 +153,16 @@ pub struct KeptSession {
 impl KeptSession {
     fn lock(folder: PathBuf) -> Result<KeptSession, KeptError> {
         let path = folder.join(LOCK);
-        let lock = File::options().create(true).append(true).open(&path).map_err(KeptError::io(&path))?;
+        let lock = File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(KeptError::io(&path))?;
         match lock.try_lock() {
-            Ok(()) => Ok(KeptSession { folder, _lock: lock }),
+            Ok(()) => Ok(KeptSession {
+                folder,
+                _lock: lock,
+            }),
             Err(TryLockError::WouldBlock) => Err(KeptError::InUse { folder }),
             Err(TryLockError::Error(error)) => Err(KeptError::io(&path)(error)),
         }
@@ -184,7 +201,9 @@ impl KeptSession {
     pub fn forget(&self) -> Result<(), KeptError> {
         let path = self.folder.join(STATE);
         match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(KeptError::io(&path)(error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(KeptError::io(&path)(error))
+            }
             _ => Ok(()),
         }
     }

@@ -14,8 +14,8 @@ pub(super) struct LatentBuffers<'a> {
     q: &'a mut [f32],
     /// Latents and rotated parts, `(m_kv, kv_rank + n_rot)`.
     kv: &'a mut [f32],
-    /// Latents after their norm, `(m_kv, kv_rank)`; and, unless absorbed, all heads' keys and values,
-    /// `(m_kv, n_head, n_plain + head_dim_v)`.
+    /// Latents after their norm, `(m_kv, kv_rank)`; and, unless absorbed, all heads' keys and
+    /// values, `(m_kv, n_head, n_plain + head_dim_v)`.
     normed: &'a mut [f32],
     wide: &'a mut [f32],
     /// If absorbed, operands and results of a head's matrix, and the output of all heads.
@@ -25,9 +25,21 @@ pub(super) struct LatentBuffers<'a> {
 }
 
 impl<'a> LatentBuffers<'a> {
-    pub(super) fn take(frame: &mut Frame<'a>, spec: &AttnSpec, m_kv: usize, m: usize) -> LatentBuffers<'a> {
+    pub(super) fn take(
+        frame: &mut Frame<'a>,
+        spec: &AttnSpec,
+        m_kv: usize,
+        m: usize,
+    ) -> LatentBuffers<'a> {
         let sizes = spec.latent.map_or([0; 9], |latent| {
-            let LatentSpec { q_rank, kv_rank, n_plain, n_rot, head_dim_v, absorbed } = latent;
+            let LatentSpec {
+                q_rank,
+                kv_rank,
+                n_plain,
+                n_rot,
+                head_dim_v,
+                absorbed,
+            } = latent;
             let (q_rank, n) = (q_rank.unwrap_or(0), spec.n_head);
             let [whole, by_head] = if absorbed { [0, m] } else { [m_kv, 0] };
             [
@@ -43,7 +55,17 @@ impl<'a> LatentBuffers<'a> {
             ]
         });
         let [q_low, q_normed, q, kv, normed, wide, x, y, out] = sizes.map(|n| frame.take(n));
-        LatentBuffers { q_low, q_normed, q, kv, normed, wide, x, y, out }
+        LatentBuffers {
+            q_low,
+            q_normed,
+            q,
+            kv,
+            normed,
+            wide,
+            x,
+            y,
+            out,
+        }
     }
 
     /// Keys and values of `m` rows of `x`; keys are not rotated yet.
@@ -56,7 +78,14 @@ impl<'a> LatentBuffers<'a> {
         k: &mut [f32],
         v: &mut [f32],
     ) {
-        let &LatentSpec { kv_rank, n_plain, n_rot, head_dim_v, absorbed, .. } = latent;
+        let &LatentSpec {
+            kv_rank,
+            n_plain,
+            n_rot,
+            head_dim_v,
+            absorbed,
+            ..
+        } = latent;
         let (arch, workers, n_kv) = (ctx.arch, ctx.crew.when(m > 1), kv_rank + n_rot);
         linear(ctx, scratch, x, m, &mut [Product::of(&w.wk, self.kv, m)]);
         let kv = &*self.kv;
@@ -72,11 +101,20 @@ impl<'a> LatentBuffers<'a> {
             });
             return;
         }
-        linear(ctx, scratch, latents, m, &mut [Product::of(&w.wv, self.wide, m)]);
+        linear(
+            ctx,
+            scratch,
+            latents,
+            m,
+            &mut [Product::of(&w.wv, self.wide, m)],
+        );
         let wide = &*self.wide;
         workers.for_chunk_pairs(k, spec.n_k(), v, spec.n_v(), |row, k, v| {
-            let heads = k.chunks_exact_mut(n_plain + n_rot).zip(v.chunks_exact_mut(head_dim_v));
-            let wide = wide[row * spec.n_head * (n_plain + head_dim_v)..].chunks_exact(n_plain + head_dim_v);
+            let heads = k
+                .chunks_exact_mut(n_plain + n_rot)
+                .zip(v.chunks_exact_mut(head_dim_v));
+            let wide = wide[row * spec.n_head * (n_plain + head_dim_v)..]
+                .chunks_exact(n_plain + head_dim_v);
             for ((k, v), wide) in heads.zip(wide) {
                 k[..n_plain].copy_from_slice(&wide[..n_plain]);
                 k[n_plain..].copy_from_slice(&kv[row * n_kv + kv_rank..][..n_rot]);
@@ -100,7 +138,8 @@ impl<'a> LatentBuffers<'a> {
                 let (low, n) = (&mut *self.q_low, norm.len());
                 linear(ctx, scratch, x, m, &mut [Product::of(q_a, low, m)]);
                 let low = &*low;
-                let normed = |row: usize, to: &mut [f32]| arch.rms_norm(to, &low[row * n..][..n], norm, eps);
+                let normed =
+                    |row: usize, to: &mut [f32]| arch.rms_norm(to, &low[row * n..][..n], norm, eps);
                 workers.for_chunks(self.q_normed, n, normed);
                 &*self.q_normed
             }
@@ -110,19 +149,33 @@ impl<'a> LatentBuffers<'a> {
             return linear(ctx, scratch, x, m, &mut [Product::of(&w.wq, q, m)]);
         };
         linear(ctx, scratch, x, m, &mut [Product::of(&w.wq, self.q, m)]);
-        let &LatentSpec { kv_rank, n_plain, n_rot, .. } = latent;
+        let &LatentSpec {
+            kv_rank,
+            n_plain,
+            n_rot,
+            ..
+        } = latent;
         let from = &*self.q;
         workers.for_chunks(q, spec.n_q(), |row, q| {
-            let from = from[row * spec.n_head * latent.head_dim()..].chunks_exact(latent.head_dim());
+            let from =
+                from[row * spec.n_head * latent.head_dim()..].chunks_exact(latent.head_dim());
             for (q, from) in q.chunks_exact_mut(kv_rank + n_rot).zip(from) {
                 q[kv_rank..].copy_from_slice(&from[n_plain..]);
             }
         });
         let (from, to) = ((from, latent.head_dim()), (q, kv_rank + n_rot));
-        by_head(ctx, scratch, (k_b, spec.n_head, m), from, to, (self.x, self.y));
+        by_head(
+            ctx,
+            scratch,
+            (k_b, spec.n_head, m),
+            from,
+            to,
+            (self.x, self.y),
+        );
     }
 
-    /// From `m` rows of latents, the output of attention in the absorbed form, to values: `(m, n_head·head_dim_v)`.
+    /// From `m` rows of latents, the output of attention in the absorbed form, to values: `(m,
+    /// n_head·head_dim_v)`.
     pub(super) fn values(
         &mut self,
         (ctx, scratch): (Ctx<'_>, &mut Scratch<'_>),
@@ -130,14 +183,24 @@ impl<'a> LatentBuffers<'a> {
         m: usize,
         latents: &[f32],
     ) -> &[f32] {
-        let (from, to) = ((latents, latent.kv_rank), (&mut *self.out, latent.head_dim_v));
-        by_head(ctx, scratch, (&w.wv.w, spec.n_head, m), from, to, (self.x, self.y));
+        let (from, to) = (
+            (latents, latent.kv_rank),
+            (&mut *self.out, latent.head_dim_v),
+        );
+        by_head(
+            ctx,
+            scratch,
+            (&w.wv.w, spec.n_head, m),
+            from,
+            to,
+            (self.x, self.y),
+        );
         self.out
     }
 }
 
-/// Multiplies each head of `from` by its own matrix. Operands and results are at the beginning of each head's values in
-/// `from` and `to`.
+/// Multiplies each head of `from` by its own matrix. Operands and results are at the beginning of
+/// each head's values in `from` and `to`.
 fn by_head(
     ctx: Ctx<'_>,
     scratch: &mut Scratch<'_>,

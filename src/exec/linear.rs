@@ -1,9 +1,10 @@
 //! The only place where a weight is multiplied.
 //!
-//! There are two arithmetics, one for rows of generated tokens and one for rows of prompts, and neither depends on the
-//! number of rows: generated rows are multiplied by [`Arch::matvec`], prompt rows by [`Arch::gemm`], even a single one.
-//! If a pass has both, a task multiplies the same weight rows by both kinds, so that weights are read from memory once;
-//! where [`Arch::both`] can, they are unpacked once, too.
+//! There are two arithmetics, one for rows of generated tokens and one for rows of prompts, and
+//! neither depends on the number of rows: generated rows are multiplied by [`Arch::matvec`], prompt
+//! rows by [`Arch::gemm`], even a single one. If a pass has both, a task multiplies the same weight
+//! rows by both kinds, so that weights are read from memory once; where [`Arch::both`] can, they
+//! are unpacked once, too.
 
 use super::arena::Frame;
 use crate::arch::{ActForm, Acts, Arch, BlockP16, BlockQ16, CacheLine, ColumnsMut};
@@ -16,10 +17,12 @@ use crate::team::{Crew, Tiled, n_tiles};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Weight bytes of one [`Arch::matvec`] task. Kernels prefetch some kilobytes ahead, which is wasted at the end of a
-/// task, so larger tasks waste less (from 48 to 768 KiB decoding gained a tenth to a quarter).
+/// Weight bytes of one [`Arch::matvec`] task. Kernels prefetch some kilobytes ahead, which is
+/// wasted at the end of a task, so larger tasks waste less (from 48 to 768 KiB decoding gained a
+/// tenth to a quarter).
 const TASK_BYTES: std::ops::RangeInclusive<usize> = 48 << 10..=2 << 20;
-/// Tasks of a product per thread, within [`TASK_BYTES`]: enough that all threads end at about the same time.
+/// Tasks of a product per thread, within [`TASK_BYTES`]: enough that all threads end at about the
+/// same time.
 const TASKS_PER_THREAD: usize = 4;
 /// Rows per task are a multiple of this, the largest number that kernels take at a time.
 const TASK_ROWS: usize = 16;
@@ -27,8 +30,8 @@ const TASK_ROWS: usize = 16;
 const PANEL_ROWS: usize = 32;
 /// Activation rows that one task multiplies by the `A` of an adapter.
 const LOW_ROWS: usize = 16;
-/// Columns of an adapter's gradient that one task adds to: few enough that its inputs for 512 tokens stay in the L2
-/// cache from one row of the adapter to the next.
+/// Columns of an adapter's gradient that one task adds to: few enough that its inputs for 512
+/// tokens stay in the L2 cache from one row of the adapter to the next.
 const LOW_COLUMNS: usize = 128;
 /// Regions of products that may pause, at most, and tasks per thread in each of them, at least.
 const N_PIECES: usize = 16;
@@ -41,7 +44,10 @@ pub(super) const MAX_EXPERTS: usize = 8;
 
 /// Most experts of a token whose products are computed together.
 pub(super) fn single_rows(h: &Hparams) -> usize {
-    h.mixtures().map(|x| x.n_used.min(MAX_EXPERTS)).max().unwrap_or(0)
+    h.mixtures()
+        .map(|x| x.n_used.min(MAX_EXPERTS))
+        .max()
+        .unwrap_or(0)
 }
 
 /// Context of products, besides their operands.
@@ -51,9 +57,11 @@ pub(crate) struct Ctx<'a> {
     pub(crate) crew: &'a Crew<'a>,
     pub(crate) gguf: &'a Gguf,
     pub(crate) adapters: RowAdapters<'a>,
-    /// Number of rows, the first ones, that are multiplied as generated tokens are; the others as prompts.
+    /// Number of rows, the first ones, that are multiplied as generated tokens are; the others as
+    /// prompts.
     pub(crate) n_generated: usize,
-    /// Counter of the nanoseconds that products with adapters took, divided by the number of threads.
+    /// Counter of the nanoseconds that products with adapters took, divided by the number of
+    /// threads.
     pub(crate) adapter_nanos: Option<&'a AtomicU64>,
 }
 
@@ -63,7 +71,10 @@ pub(crate) enum RowAdapters<'a> {
     /// All rows have these adapters.
     All(&'a [Attached]),
     /// The rows of a slot have its own; those of slot `i` end at row `ends[i]`.
-    Slots { slots: &'a dyn SlotAdapters, ends: &'a [u32] },
+    Slots {
+        slots: &'a dyn SlotAdapters,
+        ends: &'a [u32],
+    },
 }
 
 /// Adapters by slot.
@@ -78,7 +89,11 @@ impl<'a> RowAdapters<'a> {
 
     /// Runs of rows with the same adapters, of `m` rows.
     fn runs(self, m: usize) -> impl Iterator<Item = (Range<usize>, &'a [Attached])> {
-        let n_runs = if let RowAdapters::Slots { ends, .. } = self { ends.len() } else { 1 };
+        let n_runs = if let RowAdapters::Slots { ends, .. } = self {
+            ends.len()
+        } else {
+            1
+        };
         (0..n_runs).map(move |i| match self {
             RowAdapters::All(adapters) => (0..m, adapters),
             RowAdapters::Slots { slots, ends } => {
@@ -110,8 +125,17 @@ impl<'a> Product<'a> {
     }
 
     pub(crate) fn of_weight(w: &'a Weight, y: &'a mut [f32], m: usize) -> Product<'a> {
-        let item = Factors { w, b: None, row: 0, low: 0 };
-        Product { y: ColumnsMut::new(y, m, w.n_out), width: w.n_out, item }
+        let item = Factors {
+            w,
+            b: None,
+            row: 0,
+            low: 0,
+        };
+        Product {
+            y: ColumnsMut::new(y, m, w.n_out),
+            width: w.n_out,
+            item,
+        }
     }
 
     /// A product of row `row` alone; of none if `y` is empty.
@@ -134,7 +158,12 @@ pub(crate) struct Sizes<'a> {
 
 impl<'a> Sizes<'a> {
     pub(super) fn of(model: &'a Model, n_threads: usize) -> Sizes<'a> {
-        Sizes { h: model.hparams(), arch: model.arch(), shapes: &model.weights().shapes, n_threads }
+        Sizes {
+            h: model.hparams(),
+            arch: model.arch(),
+            shapes: &model.weights().shapes,
+            n_threads,
+        }
     }
 }
 
@@ -148,20 +177,30 @@ pub(crate) struct Scratch<'a> {
 }
 
 impl<'a> Scratch<'a> {
-    /// For products of up to `n_generated` rows of generated tokens and `n_prompt` of prompts with any matrix of the
-    /// model; `rank` is that of all adapters together.
+    /// For products of up to `n_generated` rows of generated tokens and `n_prompt` of prompts with
+    /// any matrix of the model; `rank` is that of all adapters together.
     pub(crate) fn take(
         frame: &mut Frame<'a>,
         sizes: Sizes<'_>,
         (n_generated, n_prompt): (usize, usize),
         rank: usize,
     ) -> Scratch<'a> {
-        let Sizes { h, arch, shapes, n_threads } = sizes;
+        let Sizes {
+            h,
+            arch,
+            shapes,
+            n_threads,
+        } = sizes;
         let m_single = single_rows(h);
         let rows = (n_generated.max(m_single), n_prompt);
-        let prepared = shapes.iter().map(|&(dtype, n)| prepared_len(arch, dtype, rows, n)).max();
+        let prepared = shapes
+            .iter()
+            .map(|&(dtype, n)| prepared_len(arch, dtype, rows, n))
+            .max();
         let by_panels = shapes.iter().filter(|_| n_prompt > 0);
-        let workspace = by_panels.map(|&(dtype, _)| arch.gemm_workspace(dtype)).max();
+        let workspace = by_panels
+            .map(|&(dtype, _)| arch.gemm_workspace(dtype))
+            .max();
         let low = (MAX_PRODUCTS * (n_generated + n_prompt)).max(2 * m_single) * rank;
         Scratch {
             prepared: frame.take(prepared.unwrap_or(0)),
@@ -172,13 +211,20 @@ impl<'a> Scratch<'a> {
 }
 
 /// Bytes of rows of `n` values in the forms that products with weights of `dtype` read.
-fn prepared_len(arch: Arch, dtype: DType, (n_generated, n_prompt): (usize, usize), n: usize) -> usize {
+fn prepared_len(
+    arch: Arch,
+    dtype: DType,
+    (n_generated, n_prompt): (usize, usize),
+    n: usize,
+) -> usize {
     rounded_len(arch, dtype, n_generated, n) + arch.packed_len(dtype, n_prompt, n)
 }
 
 /// Bytes of `m` rows of generated tokens, a multiple of a cache line.
 fn rounded_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize {
-    const _: () = assert!(size_of::<BlockP16>().is_multiple_of(64) && size_of::<BlockQ16>().is_multiple_of(64));
+    const _: () = assert!(
+        size_of::<BlockP16>().is_multiple_of(64) && size_of::<BlockQ16>().is_multiple_of(64)
+    );
     match arch.act_form(dtype) {
         ActForm::F32 => 0,
         ActForm::Q16 => m * BlockQ16::per_row(n) * size_of::<BlockQ16>(),
@@ -186,7 +232,8 @@ fn rounded_len(arch: Arch, dtype: DType, m: usize, n: usize) -> usize {
     }
 }
 
-/// Activations as the kernels of some products read them: rows of generated tokens, then rows of prompts.
+/// Activations as the kernels of some products read them: rows of generated tokens, then rows of
+/// prompts.
 struct Prepared<'a> {
     generated: Acts<'a>,
     /// `n_prompt` rows of `n` values.
@@ -199,14 +246,24 @@ impl Prepared<'_> {
     /// Rows of `w` per task. A row's result does not depend on it.
     fn task_rows(&self, ctx: Ctx<'_>, w: &Weight) -> usize {
         let share = w.n_out / (ctx.crew.n_threads() * TASKS_PER_THREAD);
-        // Where rows of both kinds are multiplied one after the other, the second reads the weights from the cache.
-        let at_once = ctx.n_generated == 0 || ctx.arch.has_both(w.dtype, ctx.n_generated, self.n_prompt);
-        let few = if at_once { ctx.arch.gemm_few(w.dtype) } else { 0 };
+        // Where rows of both kinds are multiplied one after the other, the second reads the weights
+        // from the cache.
+        let at_once =
+            ctx.n_generated == 0 || ctx.arch.has_both(w.dtype, ctx.n_generated, self.n_prompt);
+        let few = if at_once {
+            ctx.arch.gemm_few(w.dtype)
+        } else {
+            0
+        };
         if self.n_prompt > few {
-            return share.next_multiple_of(PANEL_ROWS).clamp(PANEL_ROWS, ctx.arch.gemm_tile(w.dtype));
+            return share
+                .next_multiple_of(PANEL_ROWS)
+                .clamp(PANEL_ROWS, ctx.arch.gemm_tile(w.dtype));
         }
         let bytes = (share * w.row_bytes()).clamp(*TASK_BYTES.start(), *TASK_BYTES.end());
-        (bytes / w.row_bytes()).next_multiple_of(TASK_ROWS).max(TASK_ROWS)
+        (bytes / w.row_bytes())
+            .next_multiple_of(TASK_ROWS)
+            .max(TASK_ROWS)
     }
 
     /// Multiplies all rows, or row `row` if `y` has one.
@@ -225,22 +282,41 @@ impl Prepared<'_> {
             return arch.both(dtype, y, w, &generated, self.packed, self.n);
         }
         if n_generated > 0 {
-            arch.matvec(dtype, &mut y.rows_mut(0..n_generated), w, &self.generated.rows(row, n_generated));
+            arch.matvec(
+                dtype,
+                &mut y.rows_mut(0..n_generated),
+                w,
+                &self.generated.rows(row, n_generated),
+            );
         }
         if self.n_prompt > 0 {
-            arch.gemm(dtype, &mut y.rows_mut(n_generated..y.rows()), w, self.packed, self.n, workspace);
+            arch.gemm(
+                dtype,
+                &mut y.rows_mut(n_generated..y.rows()),
+                w,
+                self.packed,
+                self.n,
+                workspace,
+            );
         }
     }
 }
 
-/// Computes all `products` of the same activations `x` (`m` rows), in as few parallel regions as their forms allow. A
-/// product reads all rows or, of generated tokens, a single one.
-pub(crate) fn linear(ctx: Ctx<'_>, scratch: &mut Scratch<'_>, x: &[f32], m: usize, products: &mut [Product<'_>]) {
+/// Computes all `products` of the same activations `x` (`m` rows), in as few parallel regions as
+/// their forms allow. A product reads all rows or, of generated tokens, a single one.
+pub(crate) fn linear(
+    ctx: Ctx<'_>,
+    scratch: &mut Scratch<'_>,
+    x: &[f32],
+    m: usize,
+    products: &mut [Product<'_>],
+) {
     linear_from(ctx, scratch, x, m, products, &mut 0, None);
 }
 
-/// [`linear`], of which the first `n_done` tiles are computed, until `pause` is true between two regions of a few tiles; returns
-/// whether it is complete. What it left in `scratch` has to be there when it goes on.
+/// [`linear`], of which the first `n_done` tiles are computed, until `pause` is true between two
+/// regions of a few tiles; returns whether it is complete. What it left in `scratch` has to be
+/// there when it goes on.
 pub(crate) fn linear_from(
     ctx: Ctx<'_>,
     scratch: &mut Scratch<'_>,
@@ -250,9 +326,20 @@ pub(crate) fn linear_from(
     n_done: &mut usize,
     pause: Option<&dyn Fn() -> bool>,
 ) -> bool {
-    assert!(products.iter().all(|p| x.len() == m * p.item.w.n_in), "linear: {m} rows in {} values", x.len());
-    assert!(ctx.n_generated == m || products.iter().all(|p| p.y.rows() == m), "linear: some of {m} rows");
-    let Scratch { prepared, low, workspace } = scratch;
+    assert!(
+        products.iter().all(|p| x.len() == m * p.item.w.n_in),
+        "linear: {m} rows in {} values",
+        x.len()
+    );
+    assert!(
+        ctx.n_generated == m || products.iter().all(|p| p.y.rows() == m),
+        "linear: some of {m} rows"
+    );
+    let Scratch {
+        prepared,
+        low,
+        workspace,
+    } = scratch;
     timed(ctx, 1, || project(ctx, low, x, products));
     let (mut rest, mut n_before, n_at_first) = (products, 0, *n_done);
     while let Some((first, _)) = rest.split_first() {
@@ -272,16 +359,21 @@ pub(crate) fn linear_from(
         }
         let n_tiles = n_tiles(group);
         let least = ctx.crew.n_threads() * TASKS_PER_THREAD;
-        let at_once = if pause.is_some() { n_tiles.div_ceil(N_PIECES).max(least) } else { n_tiles };
+        let at_once = if pause.is_some() {
+            n_tiles.div_ceil(N_PIECES).max(least)
+        } else {
+            n_tiles
+        };
         while *n_done < n_before + n_tiles {
             if *n_done > n_at_first && pause.is_some_and(|pause| pause()) {
                 return false;
             }
             let tiles = *n_done - n_before..(*n_done - n_before + at_once).min(n_tiles);
             *n_done += tiles.len();
-            ctx.crew.for_some_tiles(tiles, group, workspace, |p, rows, y, workspace| {
-                multiply(ctx, &x, low, p, rows, y, workspace);
-            });
+            ctx.crew
+                .for_some_tiles(tiles, group, workspace, |p, rows, y, workspace| {
+                    multiply(ctx, &x, low, p, rows, y, workspace);
+                });
         }
         n_before += n_tiles;
     }
@@ -290,7 +382,9 @@ pub(crate) fn linear_from(
 
 /// Runs `f`, which computes adapters' terms on `n` threads, and counts its time.
 fn timed(ctx: Ctx<'_>, n: usize, f: impl FnOnce()) {
-    let Some(nanos) = ctx.adapter_nanos.filter(|_| !ctx.adapters.is_empty()) else { return f() };
+    let Some(nanos) = ctx.adapter_nanos.filter(|_| !ctx.adapters.is_empty()) else {
+        return f();
+    };
     let timer = Timer::start();
     f();
     let taken = u64::try_from(timer.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -305,7 +399,10 @@ fn project(ctx: Ctx<'_>, low: &mut [f32], x: &[f32], products: &mut [Product<'_>
         let n_rows = rest[0].y.rows();
         let p = &mut rest[0].item;
         // Parts of one matrix share their `A`.
-        if let Some(same) = before.iter().find(|b| (b.item.w.site, b.item.row) == (p.w.site, p.row)) {
+        if let Some(same) = before
+            .iter()
+            .find(|b| (b.item.w.site, b.item.row) == (p.w.site, p.row))
+        {
             p.low = same.item.low;
             continue;
         }
@@ -316,33 +413,53 @@ fn project(ctx: Ctx<'_>, low: &mut [f32], x: &[f32], products: &mut [Product<'_>
                 let x = &x[(p.row + rows.start) * n..][..m * n];
                 let t = &mut low[end..end + m * rank];
                 end += m * rank;
-                low_rank(ctx.arch, &ctx.crew.when(m > 1), factor, t, x, (term.factors().0, n, 0, n));
+                low_rank(
+                    ctx.arch,
+                    &ctx.crew.when(m > 1),
+                    factor,
+                    t,
+                    x,
+                    (term.factors().0, n, 0, n),
+                );
             }
         }
     }
 }
 
-/// The `m` rows of `x` in the forms that products with `w` and weights of its type read; unless they are new, they are in
-/// `room`.
-fn prepare<'a>(ctx: Ctx<'_>, room: &'a mut [u8], x: &'a [f32], m: usize, w: &Weight, is_new: bool) -> Prepared<'a> {
+/// The `m` rows of `x` in the forms that products with `w` and weights of its type read; unless
+/// they are new, they are in `room`.
+fn prepare<'a>(
+    ctx: Ctx<'_>,
+    room: &'a mut [u8],
+    x: &'a [f32],
+    m: usize,
+    w: &Weight,
+    is_new: bool,
+) -> Prepared<'a> {
     let (n, dtype, n_prompt) = (w.n_in, w.dtype, m - ctx.n_generated);
     let (generated, prompt) = x.split_at(ctx.n_generated * n);
     let (rounded, room) = room.split_at_mut(rounded_len(ctx.arch, dtype, ctx.n_generated, n));
-    let workers = ctx.crew.when(ctx.n_generated > 1 && generated.len() >= SHARED_VALUES);
+    let workers = ctx
+        .crew
+        .when(ctx.n_generated > 1 && generated.len() >= SHARED_VALUES);
     let row = |i: usize| &generated[i * n..][..n];
     let generated = match ctx.arch.act_form(dtype) {
         ActForm::F32 => Acts::F32 { x: generated, n },
         ActForm::Q16 => {
             let blocks = bytemuck::cast_slice_mut(rounded);
             if is_new {
-                workers.for_chunks(blocks, BlockQ16::per_row(n), |i, blocks| ctx.arch.quantize_q16(row(i), blocks));
+                workers.for_chunks(blocks, BlockQ16::per_row(n), |i, blocks| {
+                    ctx.arch.quantize_q16(row(i), blocks)
+                });
             }
             Acts::Q16 { x: blocks, n }
         }
         ActForm::P16 => {
             let blocks = bytemuck::cast_slice_mut(rounded);
             if is_new {
-                workers.for_chunks(blocks, BlockP16::per_row(n), |i, blocks| ctx.arch.quantize_p16(row(i), blocks));
+                workers.for_chunks(blocks, BlockP16::per_row(n), |i, blocks| {
+                    ctx.arch.quantize_p16(row(i), blocks)
+                });
             }
             Acts::P16 { x: blocks, n }
         }
@@ -350,12 +467,24 @@ fn prepare<'a>(ctx: Ctx<'_>, room: &'a mut [u8], x: &'a [f32], m: usize, w: &Wei
     let packed = &mut room[..ctx.arch.packed_len(dtype, n_prompt, n)];
     if n_prompt > 0 && is_new {
         let group = ctx.arch.pack_group(dtype);
-        ctx.crew.for_chunks(packed, ctx.arch.packed_len(dtype, group, n), |i, packed| {
-            let rows = group.min(n_prompt - i * group);
-            ctx.arch.pack(dtype, &prompt[i * group * n..][..rows * n], n_prompt, n, packed);
-        });
+        ctx.crew
+            .for_chunks(packed, ctx.arch.packed_len(dtype, group, n), |i, packed| {
+                let rows = group.min(n_prompt - i * group);
+                ctx.arch.pack(
+                    dtype,
+                    &prompt[i * group * n..][..rows * n],
+                    n_prompt,
+                    n,
+                    packed,
+                );
+            });
     }
-    Prepared { generated, packed, n_prompt, n }
+    Prepared {
+        generated,
+        packed,
+        n_prompt,
+        n,
+    }
 }
 
 /// Computes the output rows `rows` of a product, with its bias and the adapters' terms.
@@ -369,7 +498,14 @@ fn multiply(
     workspace: &mut [CacheLine],
 ) {
     let row = p.w.row_bytes();
-    x.multiply(ctx.arch, p.w.dtype, &p.w.data(ctx.gguf)[rows.start * row..rows.end * row], p.row, y, workspace);
+    x.multiply(
+        ctx.arch,
+        p.w.dtype,
+        &p.w.data(ctx.gguf)[rows.start * row..rows.end * row],
+        p.row,
+        y,
+        workspace,
+    );
     scale(y, p.w.scale);
     if let Some(b) = p.b {
         for i in 0..y.rows() {
@@ -382,10 +518,16 @@ fn multiply(
             for (term, _) in adapters.iter().filter_map(|a| a.term(p.w.site)) {
                 let rank = term.rank();
                 let (t, rest) = low.split_at(of_run.len() * rank);
-                let (y, b, first) = (&mut y.rows_mut(of_run.clone()), term.factors().1, p.w.first_row + rows.start);
+                let (y, b, first) = (
+                    &mut y.rows_mut(of_run.clone()),
+                    term.factors().1,
+                    p.w.first_row + rows.start,
+                );
                 match b {
                     Factor::F32(b) => ctx.arch.add_product(y, t, &b[first..], b.len() / rank),
-                    Factor::F16(b, _) => ctx.arch.add_product_f16(y, t, &b[first..], b.len() / rank),
+                    Factor::F16(b, _) => {
+                        ctx.arch.add_product_f16(y, t, &b[first..], b.len() / rank)
+                    }
                 }
                 low = rest;
             }
@@ -408,13 +550,14 @@ pub(crate) struct ScratchBackward<'a> {
     dx: &'a mut [f32],
     /// `dy·B` and `A·x` of one adapter, `(m, rank)` each, and their transposes.
     low: [&'a mut [f32]; 4],
-    /// Workspace of the threads for [`TransposedProduct::multiply`](crate::arch::TransposedProduct::multiply).
+    /// Workspace of the threads for
+    /// [`TransposedProduct::multiply`](crate::arch::TransposedProduct::multiply).
     workspace: &'a mut [CacheLine],
 }
 
 impl<'a> ScratchBackward<'a> {
-    /// `outputs` are the weights' formats, the rows and the widths of the output gradients of the products; `n_in` is
-    /// the largest width of an input that several products share.
+    /// `outputs` are the weights' formats, the rows and the widths of the output gradients of the
+    /// products; `n_in` is the largest width of an input that several products share.
     pub(crate) fn take(
         frame: &mut Frame<'a>,
         arch: Arch,
@@ -447,8 +590,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) gradients: &'a mut Gradients,
 }
 
-/// The backward pass of [`linear`]: adds the gradients of the wanted adapter's terms in `products` of `x`, given the
-/// gradients `dy` of their results, and sets `dx` to that of `x`.
+/// The backward pass of [`linear`]: adds the gradients of the wanted adapter's terms in `products`
+/// of `x`, given the gradients `dy` of their results, and sets `dx` to that of `x`.
 pub(crate) fn linear_backward(
     ctx: Ctx<'_>,
     scratch: &mut ScratchBackward<'_>,
@@ -459,18 +602,33 @@ pub(crate) fn linear_backward(
     mut dx: Option<&mut [f32]>,
 ) {
     for (i, &(w, dy)) in products.iter().enumerate() {
-        assert!(x.len() == m * w.n_in && dy.len() == m * w.n_out, "linear_backward: {m} rows");
+        assert!(
+            x.len() == m * w.n_in && dy.len() == m * w.n_out,
+            "linear_backward: {m} rows"
+        );
         match &mut dx {
             Some(dx) if i == 0 => transposed(ctx, scratch.packed, scratch.workspace, w, dy, m, dx),
             Some(dx) => {
                 let more = &mut scratch.dx[..m * w.n_in];
                 transposed(ctx, scratch.packed, scratch.workspace, w, dy, m, more);
-                ctx.crew.for_chunks(dx, w.n_in, |i, dx| ctx.arch.add(dx, &more[i * w.n_in..][..w.n_in]));
+                ctx.crew.for_chunks(dx, w.n_in, |i, dx| {
+                    ctx.arch.add(dx, &more[i * w.n_in..][..w.n_in])
+                });
             }
             None => {}
         }
         for (j, attached) in wanted.adapters.iter().enumerate() {
-            low_rank_backward(ctx, &mut scratch.low, wanted, j, attached, x, m, (w, dy), dx.as_deref_mut());
+            low_rank_backward(
+                ctx,
+                &mut scratch.low,
+                wanted,
+                j,
+                attached,
+                x,
+                m,
+                (w, dy),
+                dx.as_deref_mut(),
+            );
         }
     }
 }
@@ -488,16 +646,22 @@ fn transposed(
     let product = ctx.arch.transposed(w.dtype, w.n_out, w.n_in);
     let packed = &mut packed[..product.packed_len(m)];
     let group = product.group();
-    ctx.crew.for_chunks(packed, product.packed_len(group), |i, packed| {
-        let rows = group.min(m - i * group);
-        product.pack(&dy[i * group * w.n_out..][..rows * w.n_out], rows, packed);
-    });
+    ctx.crew
+        .for_chunks(packed, product.packed_len(group), |i, packed| {
+            let rows = group.min(m - i * group);
+            product.pack(&dy[i * group * w.n_out..][..rows * w.n_out], rows, packed);
+        });
     let (packed, data) = (&*packed, w.data(ctx.gguf));
-    let mut dx = [Tiled { y: ColumnsMut::new(dx, m, w.n_in), width: product.tile(), item: () }];
-    ctx.crew.for_tiles(&mut dx, workspace, |(), columns, dx, workspace| {
-        product.multiply(dx, columns.start, data, packed, workspace);
-        scale(dx, w.scale);
-    });
+    let mut dx = [Tiled {
+        y: ColumnsMut::new(dx, m, w.n_in),
+        width: product.tile(),
+        item: (),
+    }];
+    ctx.crew
+        .for_tiles(&mut dx, workspace, |(), columns, dx, workspace| {
+            product.multiply(dx, columns.start, data, packed, workspace);
+            scale(dx, w.scale);
+        });
 }
 
 /// The backward pass of `y += s·B·A·x` for adapter `j`: `dB += s·dy·(A·x)ᵀ`, `dA += s·(Bᵀ·dy)·xᵀ`,
@@ -513,8 +677,14 @@ fn low_rank_backward(
     (w, dy): (&Weight, &[f32]),
     dx: Option<&mut [f32]>,
 ) {
-    let Some(term) = attached.adapter.term(w.site) else { return };
-    let gradient = if j == wanted.adapter { wanted.gradients.term_mut(w.site) } else { None };
+    let Some(term) = attached.adapter.term(w.site) else {
+        return;
+    };
+    let gradient = if j == wanted.adapter {
+        wanted.gradients.term_mut(w.site)
+    } else {
+        None
+    };
     // A term that is zero changes nothing, but can have a gradient.
     let dx = dx.filter(|_| attached.term(w.site).is_some());
     if gradient.is_none() && dx.is_none() {
@@ -531,22 +701,34 @@ fn low_rank_backward(
         low_rank(arch, &crew, factor, x_by_token, x, of_a);
         for (from, to) in [(&*by_token, &mut *by_rank), (&*x_by_token, &mut *x_by_rank)] {
             for (r, to) in to.chunks_exact_mut(m).enumerate() {
-                to.iter_mut().zip(from.chunks_exact(rank)).for_each(|(to, from)| *to = from[r]);
+                to.iter_mut()
+                    .zip(from.chunks_exact(rank))
+                    .for_each(|(to, from)| *to = from[r]);
             }
         }
         let (da, db) = gradient.parts_mut();
         let (by_rank, x_by_rank) = (&*by_rank, &*x_by_rank);
         // Columns of `dA` and `dB`, and where those of `x` and `dy` begin among them.
-        let sums = |d, cols, item| Tiled { y: ColumnsMut::new(d, rank, cols), width: LOW_COLUMNS, item };
-        let mut sums =
-            [sums(da, w.n_in, (x, w.n_in, 0, by_rank)), sums(db, n_rows, (dy, w.n_out, w.first_row, x_by_rank))];
-        crew.for_tiles(&mut sums, &mut [(); 0], |&(rows, n, first, t), columns, d, _| {
-            let (start, end) = (columns.start.max(first), columns.end.min(first + n));
-            if start < end {
-                let d = &mut d.columns_mut(start - columns.start..end - columns.start);
-                arch.add_product(d, t, &rows[start - first..], n);
-            }
-        });
+        let sums = |d, cols, item| Tiled {
+            y: ColumnsMut::new(d, rank, cols),
+            width: LOW_COLUMNS,
+            item,
+        };
+        let mut sums = [
+            sums(da, w.n_in, (x, w.n_in, 0, by_rank)),
+            sums(db, n_rows, (dy, w.n_out, w.first_row, x_by_rank)),
+        ];
+        crew.for_tiles(
+            &mut sums,
+            &mut [(); 0],
+            |&(rows, n, first, t), columns, d, _| {
+                let (start, end) = (columns.start.max(first), columns.end.min(first + n));
+                if start < end {
+                    let d = &mut d.columns_mut(start - columns.start..end - columns.start);
+                    arch.add_product(d, t, &rows[start - first..], n);
+                }
+            },
+        );
     }
     if let Some(dx) = dx {
         let by_token = &*by_token;
@@ -558,8 +740,8 @@ fn low_rank_backward(
     }
 }
 
-/// `t = factor·x·Wᵀ`, where `t` is `(m, rank)`; of the `rank` rows of `W`, which lie `stride` apart, `n` values from
-/// `first` on.
+/// `t = factor·x·Wᵀ`, where `t` is `(m, rank)`; of the `rank` rows of `W`, which lie `stride`
+/// apart, `n` values from `first` on.
 fn low_rank(
     arch: Arch,
     crew: &Crew<'_>,
@@ -570,10 +752,16 @@ fn low_rank(
 ) {
     let (dtype, w) = w.data();
     let row = dtype.float_format().bytes_of(1, stride).expect("floats");
-    let (rank, part) = (w.len() / row, first * row / stride..(first + n) * row / stride);
+    let (rank, part) = (
+        w.len() / row,
+        first * row / stride..(first + n) * row / stride,
+    );
     crew.for_chunks(t, LOW_ROWS * rank, |i, t| {
         let rows = t.len() / rank;
-        let x = Acts::F32 { x: &x[i * LOW_ROWS * n..][..rows * n], n };
+        let x = Acts::F32 {
+            x: &x[i * LOW_ROWS * n..][..rows * n],
+            n,
+        };
         let mut y = ColumnsMut::new(t, rows, rank);
         if stride == n {
             arch.matvec(dtype, &mut y, w, &x);

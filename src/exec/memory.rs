@@ -5,7 +5,10 @@ use super::batch::SlotSize;
 use super::forward::buffer_bytes;
 use super::linear::Sizes;
 use super::states::{KEPT_STATES, most_rows};
-use super::{CacheMode, Engine, MtpDrafter, Session, SessionOptions, compute_bytes, default_threads, kv_layout, n_ctx};
+use super::{
+    CacheMode, Engine, MtpDrafter, Session, SessionOptions, compute_bytes, default_threads,
+    kv_layout, n_ctx,
+};
 use crate::arch::Arch;
 use crate::cache::{DEFAULT_PREFIX_BUDGET, KvBytes, KvType, SeqKv};
 use crate::error::SessionError;
@@ -43,7 +46,12 @@ pub struct EngineMemory {
 impl EngineMemory {
     /// Sum of all.
     pub fn total(&self) -> u64 {
-        self.weights + self.weights_copy + self.kv.total() + self.kv_free + self.adapters + self.buffers
+        self.weights
+            + self.weights_copy
+            + self.kv.total()
+            + self.kv_free
+            + self.adapters
+            + self.buffers
     }
 }
 
@@ -103,13 +111,13 @@ pub struct PlanOptions {
     pub n_threads: Option<NonZeroUsize>,
     /// Tokens of a pass whose logits are wanted. Default 1.
     pub n_logits: usize,
-    /// Most prompt rows that a [`Schedule`](super::Schedule) computes in pieces, between passes of those that
-    /// decode: up to `n_batch`, as many as time allows; 0, the default: none.
+    /// Most prompt rows that a [`Schedule`](super::Schedule) computes in pieces, between passes of
+    /// those that decode: up to `n_batch`, as many as time allows; 0, the default: none.
     pub n_layered: usize,
     /// Adapters, attached to all sequences.
     pub adapters: Vec<Arc<Adapter>>,
-    /// Tokens of a text for which a session computes gradients of the last of them; 0, the default: none. The text is at the
-    /// end of a full context.
+    /// Tokens of a text for which a session computes gradients of the last of them; 0, the
+    /// default: none. The text is at the end of a full context.
     pub n_gradient: usize,
     /// What the prefix cache may hold if [`SessionOptions::prefix`] stores sequences, see
     /// [`EngineOptions::prefix_budget`](super::EngineOptions). Default 1 GiB.
@@ -138,11 +146,11 @@ impl From<SessionOptions> for PlanOptions {
     }
 }
 
-/// Most bytes that a model takes with sequences that fill their contexts: what [`Engine::memory`] and
-/// [`Session::memory`] will tell at the peak, see [`Model::memory_plan`].
+/// Most bytes that a model takes with sequences that fill their contexts: what [`Engine::memory`]
+/// and [`Session::memory`] will tell at the peak, see [`Model::memory_plan`].
 ///
-/// Not in it: checkpoints of conversations where layers have windows (two windows more). Pages make room for these where
-/// [`EngineOptions::kv_budget`](super::EngineOptions) says so.
+/// Not in it: checkpoints of conversations where layers have windows (two windows more). Pages make
+/// room for these where [`EngineOptions::kv_budget`](super::EngineOptions) says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryPlan {
@@ -154,8 +162,8 @@ pub struct MemoryPlan {
     pub weights_copy: u64,
     /// Keys and values of all sequences, each filled by one prompt.
     pub kv: u64,
-    /// Those of sequences that ended, in a full prefix cache. They make room for the others where there is a limit, and so do
-    /// not count in it.
+    /// Those of sequences that ended, in a full prefix cache. They make room for the others where
+    /// there is a limit, and so do not count in it.
     pub prefixes: u64,
     /// Buffers of the largest pass, and of prompt rows that are computed in pieces beside others.
     pub buffers: u64,
@@ -177,22 +185,46 @@ impl MemoryPlan {
 
     /// All but the prefix cache, which gives way.
     pub fn needed(&self) -> u64 {
-        [self.weights_copy, self.kv, self.buffers, self.rest, self.adapters, self.learner, self.gradients]
-            .into_iter()
-            .fold(self.weights, u64::saturating_add)
+        [
+            self.weights_copy,
+            self.kv,
+            self.buffers,
+            self.rest,
+            self.adapters,
+            self.learner,
+            self.gradients,
+        ]
+        .into_iter()
+        .fold(self.weights, u64::saturating_add)
     }
 
     /// The plan for a model of which the header alone is there, on the best level of this CPU.
     ///
     /// # Errors
     /// If the context or batch makes no sense.
-    pub fn of_header(header: &Header, h: &Hparams, options: &PlanOptions) -> Result<MemoryPlan, SessionError> {
-        let matrices = header.tensors.iter().filter(|t| t.dims.len() > 1 && t.dtype.format().is_some());
+    pub fn of_header(
+        header: &Header,
+        h: &Hparams,
+        options: &PlanOptions,
+    ) -> Result<MemoryPlan, SessionError> {
+        let matrices = header
+            .tensors
+            .iter()
+            .filter(|t| t.dims.len() > 1 && t.dtype.format().is_some());
         let shapes: BTreeSet<_> = matrices.map(|t| (t.dtype, t.dims[0] as usize)).collect();
         let shapes: Vec<(DType, usize)> = shapes.into_iter().collect();
         let n_threads = n_threads(options);
-        let sizes = Sizes { h, arch: Arch::detect(), shapes: &shapes, n_threads };
-        plan(sizes, header.tensors.iter().map(|t| t.n_bytes).sum(), options)
+        let sizes = Sizes {
+            h,
+            arch: Arch::detect(),
+            shapes: &shapes,
+            n_threads,
+        };
+        plan(
+            sizes,
+            header.tensors.iter().map(|t| t.n_bytes).sum(),
+            options,
+        )
     }
 }
 
@@ -227,7 +259,12 @@ impl Model {
     pub fn memory_plan(&self, options: &PlanOptions) -> Result<MemoryPlan, SessionError> {
         let weights = self.gguf().tensors().iter().map(|t| t.n_bytes).sum();
         let mut plan = plan(Sizes::of(self, n_threads(options)), weights, options)?;
-        if let Some(block) = self.mtp().ok().flatten().filter(|_| options.session.keep_states) {
+        if let Some(block) = self
+            .mtp()
+            .ok()
+            .flatten()
+            .filter(|_| options.session.keep_states)
+        {
             let of_block = block.memory_plan(&MtpDrafter::plan_options(block, options))?;
             plan.kv = plan.kv.saturating_add(of_block.kv);
             plan.buffers = plan.buffers.max(of_block.buffers);
@@ -235,9 +272,14 @@ impl Model {
         }
         let has_gradient = options.n_gradient > 0 && self.hparams().without_gradient().is_none();
         if let Some(adapter) = options.adapters.last().filter(|_| has_gradient) {
-            let rank = options.adapters.iter().map(|adapter| adapter.max_rank()).sum();
+            let rank = options
+                .adapters
+                .iter()
+                .map(|adapter| adapter.max_rank())
+                .sum();
             let (n, threads) = (options.n_gradient.min(plan.n_ctx), n_threads(options));
-            let [buffers, rows] = gradient_bytes((self, threads), adapter, rank, (n, plan.n_ctx - n));
+            let [buffers, rows] =
+                gradient_bytes((self, threads), adapter, rank, (n, plan.n_ctx - n));
             plan.buffers = plan.buffers.max(buffers);
             plan.gradients = rows.saturating_add(adapter.bytes());
         }
@@ -247,17 +289,29 @@ impl Model {
             Residence::Background | Residence::Copied => weights,
         };
         // What is copied out of a map is given back to it.
-        let left = if self.gguf().is_map() { weights.saturating_sub(copied) } else { weights };
-        Ok(MemoryPlan { weights: left, weights_copy: copied, ..plan })
+        let left = if self.gguf().is_map() {
+            weights.saturating_sub(copied)
+        } else {
+            weights
+        };
+        Ok(MemoryPlan {
+            weights: left,
+            weights_copy: copied,
+            ..plan
+        })
     }
 
-    /// The longest context, as long as the model was trained for at most, that fits into `bytes` with everything else, and
-    /// the most precise keys and values of those of `options` and [`KvType::Q8`] that it fits with; `None` if 512 tokens do
-    /// not fit.
+    /// The longest context, as long as the model was trained for at most, that fits into `bytes`
+    /// with everything else, and the most precise keys and values of those of `options` and
+    /// [`KvType::Q8`] that it fits with; `None` if 512 tokens do not fit.
     ///
     /// # Errors
     /// As [`Model::memory_plan`].
-    pub fn recommend(&self, options: &PlanOptions, bytes: u64) -> Result<Option<Recommendation>, SessionError> {
+    pub fn recommend(
+        &self,
+        options: &PlanOptions,
+        bytes: u64,
+    ) -> Result<Option<Recommendation>, SessionError> {
         let mut n_ctx = self.hparams().n_ctx_train.min(MAX_CTX);
         loop {
             for q8 in [false, true] {
@@ -275,7 +329,11 @@ impl Model {
                 let plan = self.memory_plan(&options)?;
                 if plan.needed() <= bytes {
                     let n_threads = n_threads(&options);
-                    return Ok(Some(Recommendation { session: options.session, n_threads, plan }));
+                    return Ok(Some(Recommendation {
+                        session: options.session,
+                        n_threads,
+                        plan,
+                    }));
                 }
             }
             if n_ctx / 2 < FEW_TOKENS {
@@ -291,7 +349,9 @@ impl Model {
     /// # Errors
     /// [`SessionError::MemoryLimit`] if none fit.
     pub fn session_options(&self) -> Result<SessionOptions, SessionError> {
-        let (true, Some(limit)) = (self.is_auto(), self.memory_limit()) else { return Ok(SessionOptions::default()) };
+        let (true, Some(limit)) = (self.is_auto(), self.memory_limit()) else {
+            return Ok(SessionOptions::default());
+        };
         let options = PlanOptions::default();
         match self.recommend(&options, limit)? {
             Some(recommended) => Ok(recommended.session),
@@ -314,14 +374,21 @@ impl Model {
                     let policy = fits.session.kv_policy();
                     (fits.plan.n_ctx.min(plan.n_ctx), policy.k, policy.v)
                 });
-                Err(SessionError::MemoryLimit { n_ctx: plan.n_ctx, need: plan.needed(), limit, fits })
+                Err(SessionError::MemoryLimit {
+                    n_ctx: plan.n_ctx,
+                    need: plan.needed(),
+                    limit,
+                    fits,
+                })
             }
         }
     }
 }
 
 fn n_threads(options: &PlanOptions) -> usize {
-    options.n_threads.map_or_else(default_threads, NonZeroUsize::get)
+    options
+        .n_threads
+        .map_or_else(default_threads, NonZeroUsize::get)
 }
 
 /// The plan, with `weights` bytes of weights in the file.
@@ -332,40 +399,73 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
     let (n_sequences, n_logits) = (options.n_sequences, options.n_logits.min(n_batch));
     let layout = Arc::new(kv_layout(h, session.kv_policy()));
     let kv = SeqKv::peak_bytes(&layout, n_ctx, n_batch, n_sequences);
-    let rank = options.adapters.iter().map(|adapter| adapter.max_rank()).sum();
+    let rank = options
+        .adapters
+        .iter()
+        .map(|adapter| adapter.max_rank())
+        .sum();
     let prompt = SlotSize {
         layout: &layout,
         n_past: n_ctx - n_batch,
         n_tokens: n_batch,
-        n_outputs: if session.keep_states { n_logits.max(KEPT_STATES.min(n_batch)) } else { n_logits },
+        n_outputs: if session.keep_states {
+            n_logits.max(KEPT_STATES.min(n_batch))
+        } else {
+            n_logits
+        },
         is_generated: session.exact,
         rank,
     };
-    let token = SlotSize { n_past: n_ctx - 1, n_tokens: 1, n_outputs: 1, is_generated: true, ..prompt };
+    let token = SlotSize {
+        n_past: n_ctx - 1,
+        n_tokens: 1,
+        n_outputs: 1,
+        is_generated: true,
+        ..prompt
+    };
     let others = std::iter::repeat_n(token, n_sequences.saturating_sub(1));
     let n_layered = options.n_layered.min(n_batch);
-    let layered = SlotSize { n_past: n_ctx - n_layered, n_tokens: n_layered, n_outputs: 1, ..prompt };
+    let layered = SlotSize {
+        n_past: n_ctx - n_layered,
+        n_tokens: n_layered,
+        n_outputs: 1,
+        ..prompt
+    };
     let layered = (n_layered > 0).then_some(layered);
     // On 32-bit systems sizes could wrap: what the estimate doubled does not reach does not.
-    let rough = compute_bytes(h, n_batch.saturating_add(n_sequences).saturating_add(n_layered), n_ctx);
+    let rough = compute_bytes(
+        h,
+        n_batch
+            .saturating_add(n_sequences)
+            .saturating_add(n_layered),
+        n_ctx,
+    );
     let buffers = if usize::try_from(rough.saturating_mul(2)).is_err() {
         rough
     } else {
-        let at_once =
-            buffer_bytes(sizes, others.clone().chain([prompt])).max(buffer_bytes(sizes, others.chain([token])));
+        let at_once = buffer_bytes(sizes, others.clone().chain([prompt]))
+            .max(buffer_bytes(sizes, others.chain([token])));
         at_once + layered.map_or(0, |layered| buffer_bytes(sizes, std::iter::once(layered)))
     };
     let n = n_sequences as u64;
     let of_tokens = n_ctx as u64 * (size_of::<u32>() + size_of::<super::TokenKind>()) as u64;
     let logits = n_logits as u64 * 4 * h.n_vocab as u64;
-    let n_states = if session.keep_states { most_rows(n_ctx) + KEPT_STATES.min(n_batch).max(n_logits) } else { 0 };
+    let n_states = if session.keep_states {
+        most_rows(n_ctx) + KEPT_STATES.min(n_batch).max(n_logits)
+    } else {
+        0
+    };
     let states = n_states as u64 * 4 * h.n_embd as u64;
     Ok(MemoryPlan {
         n_ctx,
         weights,
         weights_copy: 0,
         kv,
-        prefixes: if session.prefix.cache == CacheMode::On { options.prefix_budget } else { 0 },
+        prefixes: if session.prefix.cache == CacheMode::On {
+            options.prefix_budget
+        } else {
+            0
+        },
         buffers,
         rest: n.saturating_mul(of_tokens.saturating_add(logits).saturating_add(states)),
         adapters: options.adapters.iter().map(|adapter| adapter.bytes()).sum(),
@@ -378,14 +478,29 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
 pub(super) fn checked_n_ctx(h: &Hparams, options: &SessionOptions) -> Result<usize, SessionError> {
     let n_ctx = n_ctx(h, options);
     if n_ctx == 0 || n_ctx > MAX_CTX {
-        return Err(SessionError::Option { option: "n_ctx", value: n_ctx, expected: "1 to 2^31 - 1".into() });
+        return Err(SessionError::Option {
+            option: "n_ctx",
+            value: n_ctx,
+            expected: "1 to 2^31 - 1".into(),
+        });
     }
     if h.learned_positions && n_ctx > h.n_ctx_train {
-        let expected = format!("at most {}, as the model has so many positions", h.n_ctx_train);
-        return Err(SessionError::Option { option: "n_ctx", value: n_ctx, expected });
+        let expected = format!(
+            "at most {}, as the model has so many positions",
+            h.n_ctx_train
+        );
+        return Err(SessionError::Option {
+            option: "n_ctx",
+            value: n_ctx,
+            expected,
+        });
     }
     if options.n_batch == 0 {
-        return Err(SessionError::Option { option: "n_batch", value: 0, expected: "at least 1".into() });
+        return Err(SessionError::Option {
+            option: "n_batch",
+            value: 0,
+            expected: "at least 1".into(),
+        });
     }
     Ok(n_ctx)
 }

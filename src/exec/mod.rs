@@ -51,7 +51,9 @@ pub use adapters::AdapterId;
 pub use batch::{Outputs, Slot};
 pub(crate) use control::{ControlWindow, FIRST_STRENGTH, next_strength};
 pub use cores::default_threads;
-pub use draft::{DraftStats, Drafter, Guess, ModelDrafter, MtpDrafter, NgramDrafter, RecentTexts, Speculation};
+pub use draft::{
+    DraftStats, Drafter, Guess, ModelDrafter, MtpDrafter, NgramDrafter, RecentTexts, Speculation,
+};
 pub use embed::Embedder;
 pub use engine::{Engine, EngineOptions, MAX_THREADS};
 pub use generate::Generation;
@@ -79,7 +81,8 @@ pub const DEFAULT_CTX: usize = 4096;
 /// Options of a session. `..Default::default()` sets the remaining fields.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
-    /// Tokens the session can hold. Default: as many as the model was trained for, at most [`DEFAULT_CTX`].
+    /// Tokens the session can hold. Default: as many as the model was trained for, at most
+    /// [`DEFAULT_CTX`].
     pub n_ctx: Option<usize>,
     /// Most tokens computed at a time in [`Session::prefill`]. Default 512.
     pub n_batch: usize,
@@ -89,24 +92,28 @@ pub struct SessionOptions {
     pub kv_type_v: Option<KvType>,
     /// Lower precision for older tokens; both precisions must be [`KvType::F16`] then.
     pub kv_tiers: Option<KvTiers>,
-    /// Precision, of fewer bits, of a text that begins while the engine's pool is above 85 % of its budget and the prefix
-    /// cache has nothing to give back; it stays the text's own. The one option by which what is computed depends on what
-    /// others keep in the pool. Default `None`.
+    /// Precision, of fewer bits, of a text that begins while the engine's pool is above 85 % of
+    /// its budget and the prefix cache has nothing to give back; it stays the text's own. The
+    /// one option by which what is computed depends on what others keep in the pool. Default
+    /// `None`.
     pub kv_pressure: Option<KvType>,
-    /// Whether prompt tokens are computed like generated ones, with more exact activations and the same bits, which
-    /// takes about twice the time. Default: no.
+    /// Whether prompt tokens are computed like generated ones, with more exact activations and the
+    /// same bits, which takes about twice the time. Default: no.
     pub exact: bool,
     /// How it uses the engine's prefix cache. Default: not at all.
     pub prefix: PrefixOptions,
-    /// What a [`Generation`] does when the context is full: `None`, it ends with [`StopReason::ContextFull`]; or it goes
-    /// on by [`Session::shift`], and so many tokens at the beginning stay. Default `None`.
+    /// What a [`Generation`] does when the context is full: `None`, it ends with
+    /// [`StopReason::ContextFull`]; or it goes on by [`Session::shift`], and so many tokens at
+    /// the beginning stay. Default `None`.
     pub context_shift: Option<usize>,
-    /// The layer after which the hidden states of tokens are pooled, as vectors of prompts and answers: not the last one,
-    /// which computes few rows. Costs one addition per value. Passes of a device pool nothing. Default `None`.
+    /// The layer after which the hidden states of tokens are pooled, as vectors of prompts and
+    /// answers: not the last one, which computes few rows. Costs one addition per value.
+    /// Passes of a device pool nothing. Default `None`.
     pub pooled_layer: Option<usize>,
-    /// Whether the hidden states of its last tokens are kept, up to 512 of a prompt's, for a [`Drafter`] that reads them.
-    /// [`Generation::speculate`] and [`Request::speculate`] see to that, but too late for a prompt that is computed before.
-    /// Takes the last layer's work for these tokens. Default: no.
+    /// Whether the hidden states of its last tokens are kept, up to 512 of a prompt's, for a
+    /// [`Drafter`] that reads them. [`Generation::speculate`] and [`Request::speculate`] see
+    /// to that, but too late for a prompt that is computed before. Takes the last layer's work
+    /// for these tokens. Default: no.
     pub keep_states: bool,
 }
 
@@ -132,16 +139,22 @@ impl Default for SessionOptions {
 impl SessionOptions {
     /// Precision of keys and values, on which their bits depend, unless `kv_pressure` lowers it.
     pub fn kv_policy(&self) -> KvPolicy {
-        KvPolicy { k: self.kv_type, v: self.kv_type_v.unwrap_or(self.kv_type), tiers: self.kv_tiers }
+        KvPolicy {
+            k: self.kv_type,
+            v: self.kv_type_v.unwrap_or(self.kv_type),
+            tiers: self.kv_tiers,
+        }
     }
 }
 
-/// Cancels long calls from another thread: clone it, pass the clone on, and call [`CancelToken::cancel`].
+/// Cancels long calls from another thread: clone it, pass the clone on, and call
+/// [`CancelToken::cancel`].
 #[derive(Clone, Debug, Default)]
 pub struct CancelToken(Arc<AtomicBool>);
 
 impl CancelToken {
-    /// Makes running and later calls fail with [`SessionError::Cancelled`](crate::SessionError::Cancelled).
+    /// Makes running and later calls fail with
+    /// [`SessionError::Cancelled`](crate::SessionError::Cancelled).
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -165,18 +178,30 @@ fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
             + if a.gated { a.n_out() } else { 0 }
             + if a.gate_in_q { 2 * a.n_q() } else { 0 }
     }));
-    let attention = attention.max(most(&mut h.recurrent().map(|spec| recurrent::bytes(spec, 1) / size_of::<f32>())));
+    let attention = attention.max(most(
+        &mut h
+            .recurrent()
+            .map(|spec| recurrent::bytes(spec, 1) / size_of::<f32>()),
+    ));
     let n_ff = most(&mut h.layers.iter().map(|layer| layer.ffn.n_ff()));
-    let moe = most(&mut h.mixtures().map(|x| 2 * h.n_embd.max(x.latent.unwrap_or(0)) + x.n_expert));
+    let moe = most(
+        &mut h
+            .mixtures()
+            .map(|x| 2 * h.n_embd.max(x.latent.unwrap_or(0)) + x.n_expert),
+    );
     let moe = moe + 2 * most(&mut h.mixtures().filter_map(|x| x.latent));
     // Inputs of products are kept in a second form, of at most 32 bits.
-    let widest = most(&mut h.attention().map(|a| a.n_out())).max(n_ff).max(h.n_embd);
+    let widest = most(&mut h.attention().map(|a| a.n_out()))
+        .max(n_ff)
+        .max(h.n_embd);
     let width = 3 * h.n_embd + attention.max(2 * n_ff) + widest + moe;
     let partial = most(&mut h.attention().map(|a| 4 * a.n_head * (a.head_dim_v + 2)));
     // The number of spans rounded up to a power of two, plus limits between precisions.
     let n_pieces = n_ctx.div_ceil(KV_SPAN).next_power_of_two() + 3;
     let partials = (n_pieces as u64).saturating_mul(partial as u64);
-    (m as u64).saturating_mul(width as u64 * 4).saturating_add(partials)
+    (m as u64)
+        .saturating_mul(width as u64 * 4)
+        .saturating_add(partials)
 }
 
 /// Context length of a session with these options.

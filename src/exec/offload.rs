@@ -34,12 +34,17 @@ impl BatchBuffers {
 ///
 /// # Errors
 /// If the device does not exist, or it cannot compute the model.
-pub(super) fn open_runner(model: &Model, device: Device) -> Result<Option<Arc<dyn Runner>>, SessionError> {
+pub(super) fn open_runner(
+    model: &Model,
+    device: Device,
+) -> Result<Option<Arc<dyn Runner>>, SessionError> {
     let _ = model; // needed only by devices
     match device {
         Device::Cpu => Ok(None),
         #[cfg(feature = "metal")]
-        Device::Metal { n_layers } => crate::metal::open(model, n_layers).map(Some).map_err(SessionError::from),
+        Device::Metal { n_layers } => crate::metal::open(model, n_layers)
+            .map(Some)
+            .map_err(SessionError::from),
     }
 }
 
@@ -52,25 +57,65 @@ pub(super) fn offload(
     arena: &mut Arena,
     probe: &dyn Probe,
 ) -> Result<(), SessionError> {
-    let refuse = |what: &'static str| Err(SessionError::NotOnDevice { device: runner.name(), what });
+    let refuse = |what: &'static str| {
+        Err(SessionError::NotOnDevice {
+            device: runner.name(),
+            what,
+        })
+    };
     if probe.sees_all_rows() {
         return refuse("probes and gradients");
     }
     if (pass.cancelled)() {
         return Err(SessionError::Cancelled);
     }
-    let Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, at, .. } = pass;
+    let Pass {
+        model,
+        slots,
+        outputs,
+        wanted,
+        cancelled,
+        adapter_nanos,
+        at,
+        ..
+    } = pass;
     let (h, arch) = (model.hparams(), model.arch());
     let m: usize = slots.iter().map(|slot| slot.tokens.len()).sum();
-    let n_hidden = if runner.first_layer() > 0 { m.saturating_mul(h.n_embd) } else { 0 };
+    let n_hidden = if runner.first_layer() > 0 {
+        m.saturating_mul(h.n_embd)
+    } else {
+        0
+    };
     let n_angles = RopeTables::n_angles(h, m);
-    let BatchBuffers { arena: own, tables, places, slots: batch_slots } = buffers;
-    let (hidden, cos, sin, tokens) =
-        own.plan(|f| (f.take::<f32>(n_hidden), f.take::<f32>(n_angles), f.take::<f32>(n_angles), f.take::<u32>(m)))?;
+    let BatchBuffers {
+        arena: own,
+        tables,
+        places,
+        slots: batch_slots,
+    } = buffers;
+    let (hidden, cos, sin, tokens) = own.plan(|f| {
+        (
+            f.take::<f32>(n_hidden),
+            f.take::<f32>(n_angles),
+            f.take::<f32>(n_angles),
+            f.take::<u32>(m),
+        )
+    })?;
     if runner.first_layer() > 0 {
         let (end, hidden) = (runner.first_layer(), Some(&mut *hidden));
         let (slots, outputs) = (&mut *slots, &mut *outputs);
-        let pass = Pass { model, slots, outputs, wanted, cancelled, adapter_nanos, at, end, pause: None, hidden };
+        let pass = Pass {
+            model,
+            slots,
+            outputs,
+            wanted,
+            cancelled,
+            adapter_nanos,
+            at,
+            end,
+            pause: None,
+            hidden,
+        };
         forward(pass, crew, arena, &mut NoProbe)?;
     }
     places.clear();
@@ -78,7 +123,9 @@ pub(super) fn offload(
     let mut n_tables = 0;
     for slot in &*slots {
         let rows = Rows::All.range(slot);
-        slot.seq.rope.angles(arch, slot.pos(), (rows.clone(), m), cos, sin);
+        slot.seq
+            .rope
+            .angles(arch, slot.pos(), (rows.clone(), m), cos, sin);
         tokens[rows].copy_from_slice(slot.tokens);
         for pages in slot.seq.kv.page_tables() {
             if n_tables == tables.len() {
@@ -106,11 +153,26 @@ pub(super) fn offload(
     }
     let raw = wanted == Wanted::Raw;
     if raw {
-        outputs.states.resize(outputs.logits.len() / h.n_vocab * h.n_embd, 0.0);
+        outputs
+            .states
+            .resize(outputs.logits.len() / h.n_vocab * h.n_embd, 0.0);
     }
     let states = raw.then_some(&mut outputs.states[..]);
-    let batch = Batch { slots: &of_batch, tokens, hidden, cos, sin, places };
-    let outcome = runner.pass(&batch, BatchOutputs { logits: &mut outputs.logits, states });
+    let batch = Batch {
+        slots: &of_batch,
+        tokens,
+        hidden,
+        cos,
+        sin,
+        places,
+    };
+    let outcome = runner.pass(
+        &batch,
+        BatchOutputs {
+            logits: &mut outputs.logits,
+            states,
+        },
+    );
     *batch_slots = reuse(of_batch);
     outcome
 }

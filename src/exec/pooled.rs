@@ -3,13 +3,14 @@
 use super::hook::TokenKind;
 use crate::arch::Arch;
 
-/// Means of the residual stream after a layer, see [`SessionOptions::pooled_layer`](super::SessionOptions::pooled_layer).
+/// Means of the residual stream after a layer, see
+/// [`SessionOptions::pooled_layer`](super::SessionOptions::pooled_layer).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PooledStates {
     /// Of a prompt's tokens, `(n_embd)`; empty if none was computed.
     pub prompt: Vec<f32>,
-    /// Of generated tokens, `(n_embd)`: of those that a pass computes together, as with drafts, only of the first; empty if
-    /// none was computed.
+    /// Of generated tokens, `(n_embd)`: of those that a pass computes together, as with drafts,
+    /// only of the first; empty if none was computed.
     pub answer: Vec<f32>,
 }
 
@@ -26,12 +27,28 @@ pub(super) struct Pooling {
 impl Pooling {
     pub(super) fn new(layer: usize) -> Pooling {
         // The first token's state is the same whatever follows, and far longer than others.
-        Pooling { layer, next: 1, sums: Default::default() }
+        Pooling {
+            layer,
+            next: 1,
+            sums: Default::default(),
+        }
     }
 
-    /// Adds rows `(n, n_embd)` of tokens from `position` on. Of generated tokens only the first: others may be drafts.
-    pub(super) fn add(&mut self, arch: Arch, kind: TokenKind, position: usize, rows: &[f32], n_embd: usize) {
-        let most = if kind == TokenKind::Generated { 1 } else { usize::MAX };
+    /// Adds rows `(n, n_embd)` of tokens from `position` on. Of generated tokens only the first:
+    /// others may be drafts.
+    pub(super) fn add(
+        &mut self,
+        arch: Arch,
+        kind: TokenKind,
+        position: usize,
+        rows: &[f32],
+        n_embd: usize,
+    ) {
+        let most = if kind == TokenKind::Generated {
+            1
+        } else {
+            usize::MAX
+        };
         let (sum, n) = &mut self.sums[usize::from(kind == TokenKind::Generated)];
         for (at, row) in (position..).zip(rows.chunks_exact(n_embd)).take(most) {
             if at >= self.next {

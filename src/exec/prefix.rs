@@ -24,7 +24,8 @@ pub enum Reuse {
     /// Tokens that came in prompts: logits have the bits of a run without cache.
     #[default]
     Prompt,
-    /// Also generated tokens, whose arithmetic is more exact: logits have the bits of the run that generated them.
+    /// Also generated tokens, whose arithmetic is more exact: logits have the bits of the run that
+    /// generated them.
     Any,
 }
 
@@ -37,13 +38,17 @@ pub struct PrefixOptions {
     pub min_cache_tokens: usize,
     /// Which cached tokens match. Default [`Reuse::Prompt`].
     pub reuse: Reuse,
-    /// Sequences find only those stored with the same salt: with one per tenant, their prompts stay separate.
+    /// Sequences find only those stored with the same salt: with one per tenant, their prompts
+    /// stay separate.
     pub salt: String,
 }
 
 impl From<CacheMode> for PrefixOptions {
     fn from(cache: CacheMode) -> PrefixOptions {
-        PrefixOptions { cache, ..PrefixOptions::default() }
+        PrefixOptions {
+            cache,
+            ..PrefixOptions::default()
+        }
     }
 }
 
@@ -64,11 +69,13 @@ impl CachedTokens {
 }
 
 impl Sequence {
-    /// Begins this sequence, if it is empty, with as many of `tokens` as the engine's prefix cache has: at most all but
-    /// the last, so that there are logits to compute. Returns how many; the next pass continues after them.
+    /// Begins this sequence, if it is empty, with as many of `tokens` as the engine's prefix cache
+    /// has: at most all but the last, so that there are logits to compute. Returns how many;
+    /// the next pass continues after them.
     ///
-    /// A sequence with a [hook](super::OutputHook), which must see every token, reuses nothing. If nothing is found in the
-    /// usual precision, this is where [`SessionOptions::kv_pressure`](super::SessionOptions::kv_pressure) lowers the precision.
+    /// A sequence with a [hook](super::OutputHook), which must see every token, reuses nothing. If
+    /// nothing is found in the usual precision, this is where
+    /// [`SessionOptions::kv_pressure`](super::SessionOptions::kv_pressure) lowers the precision.
     ///
     /// # Errors
     /// If there is no memory for the tokens.
@@ -97,8 +104,15 @@ impl Sequence {
             return Ok(cached);
         }
         self.reserve(n)?;
-        let wanted: Vec<_> = tokens[..n].iter().map(|&token| self.cached(token, TokenKind::Prompt)).collect();
-        let (key, any, least) = (self.prefix_key(), self.prefix.reuse == Reuse::Any, self.prefix.min_cache_tokens);
+        let wanted: Vec<_> = tokens[..n]
+            .iter()
+            .map(|&token| self.cached(token, TokenKind::Prompt))
+            .collect();
+        let (key, any, least) = (
+            self.prefix_key(),
+            self.prefix.reuse == Reuse::Any,
+            self.prefix.min_cache_tokens,
+        );
         let mut found = self.kv.reuse(&key, &wanted, least, any);
         if self.kv.uses_folder() {
             found.extend_from_slice(&wanted[found.len()..]);
@@ -111,13 +125,20 @@ impl Sequence {
         for CachedToken { token, generated } in found {
             cached.prompt += usize::from(!generated);
             cached.generated += usize::from(generated);
-            self.push(&[token], if generated { TokenKind::Generated } else { TokenKind::Prompt });
+            self.push(
+                &[token],
+                if generated {
+                    TokenKind::Generated
+                } else {
+                    TokenKind::Prompt
+                },
+            );
         }
         Ok(cached)
     }
 
-    /// Releases the pages of this sequence, to the prefix cache if that is on; the tokens stay. The next pass restores
-    /// them, or recomputes what is no longer cached.
+    /// Releases the pages of this sequence, to the prefix cache if that is on; the tokens stay. The
+    /// next pass restores them, or recomputes what is no longer cached.
     pub fn unload(&mut self) {
         self.store();
         self.kv.truncate(0);
@@ -131,12 +152,19 @@ impl Sequence {
         }
     }
 
-    /// Begins this sequence, which is empty, with the cached part of tokens that were computed before, each as its own
-    /// kind.
-    pub(super) fn recall(&mut self, tokens: &[u32], kinds: &[TokenKind]) -> Result<(), SessionError> {
+    /// Begins this sequence, which is empty, with the cached part of tokens that were computed
+    /// before, each as its own kind.
+    pub(super) fn recall(
+        &mut self,
+        tokens: &[u32],
+        kinds: &[TokenKind],
+    ) -> Result<(), SessionError> {
         if self.prefix.cache != CacheMode::Off {
             self.reserve(kinds.len())?;
-            tokens.iter().zip(kinds).for_each(|(&token, &kind)| self.push(&[token], kind));
+            tokens
+                .iter()
+                .zip(kinds)
+                .for_each(|(&token, &kind)| self.push(&[token], kind));
             self.reload();
             self.truncate(self.kv.len());
         }
@@ -161,17 +189,27 @@ impl Sequence {
 
     /// The first `n` tokens in the form of the cache.
     fn cached_tokens(&self, n: usize) -> Vec<CachedToken> {
-        self.tokens()[..n].iter().zip(self.kinds()).map(|(&token, &kind)| self.cached(token, kind)).collect()
+        self.tokens()[..n]
+            .iter()
+            .zip(self.kinds())
+            .map(|(&token, &kind)| self.cached(token, kind))
+            .collect()
     }
 
     fn cached(&self, token: u32, kind: TokenKind) -> CachedToken {
-        CachedToken { token, generated: kind == TokenKind::Generated && !self.exact }
+        CachedToken {
+            token,
+            generated: kind == TokenKind::Generated && !self.exact,
+        }
     }
 
     /// Everything on which bits depend, in a form that outlives the process, and the salt.
     fn folder_key(&self) -> String {
         let salt = ("salt", "", self.prefix.salt.clone());
-        let lines = identity(self).into_iter().chain([salt]).map(|(key, _, value)| format!("{key}={value}\n"));
+        let lines = identity(self)
+            .into_iter()
+            .chain([salt])
+            .map(|(key, _, value)| format!("{key}={value}\n"));
         lines.collect()
     }
 
@@ -199,9 +237,9 @@ impl Drop for Sequence {
 }
 
 impl Session {
-    /// Begins an empty session with the part of `tokens` that the engine's prefix cache has, as [`Session::prefill`]
-    /// does: for callers who append a prompt in pieces. Returns how many tokens these are; the next prompt continues
-    /// after them.
+    /// Begins an empty session with the part of `tokens` that the engine's prefix cache has, as
+    /// [`Session::prefill`] does: for callers who append a prompt in pieces. Returns how many
+    /// tokens these are; the next prompt continues after them.
     ///
     /// # Errors
     /// As [`Session::prefill`].
@@ -211,7 +249,8 @@ impl Session {
         Ok(self.cached)
     }
 
-    /// Tokens of the last prompt that came from the prefix cache, which is used if the session is empty.
+    /// Tokens of the last prompt that came from the prefix cache, which is used if the session is
+    /// empty.
     pub fn cached_tokens(&self) -> CachedTokens {
         self.cached
     }

@@ -3,7 +3,8 @@
 use super::{KvTiers, KvType, SessionOptions};
 use crate::model::Hparams;
 
-/// A use with a context and a precision of keys and values that suit it; `docs/memory.md` has the numbers.
+/// A use with a context and a precision of keys and values that suit it; `docs/memory.md` has the
+/// numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Preset {
@@ -19,7 +20,12 @@ pub enum Preset {
 
 impl Preset {
     /// All of them.
-    pub const ALL: [Preset; 4] = [Preset::Chat, Preset::LongChat, Preset::Document, Preset::Code];
+    pub const ALL: [Preset; 4] = [
+        Preset::Chat,
+        Preset::LongChat,
+        Preset::Document,
+        Preset::Code,
+    ];
 
     /// Name on the command line.
     pub fn name(self) -> &'static str {
@@ -31,8 +37,8 @@ impl Preset {
         }
     }
 
-    /// Options of a session with a model of these hyper-parameters. The context is at most as long as the model was
-    /// trained for.
+    /// Options of a session with a model of these hyper-parameters. The context is at most as long
+    /// as the model was trained for.
     pub fn options(self, h: &Hparams) -> SessionOptions {
         let (n_ctx, k, v, tiers) = match self {
             Preset::Chat => (4096, KvType::F16, KvType::F16, None),

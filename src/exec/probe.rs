@@ -10,7 +10,8 @@ pub enum Tap {
     AttnNorm,
     /// Queries before their norm and rotation (unlike llama.cpp's).
     Qcur,
-    /// Queries in the form that attention reads, by sequence `(n_head_kv, tokens, group, head_dim)`.
+    /// Queries in the form that attention reads, by sequence `(n_head_kv, tokens, group,
+    /// head_dim)`.
     QByHead,
     /// Keys in the form that the cache stores.
     K,
@@ -67,10 +68,10 @@ pub trait Probe {
     /// Called with a tensor of layer `layer` (0 outside layers).
     fn tensor(&mut self, tap: Tap, layer: usize, values: &[f32]);
 
-    /// Whether the probe needs tokens of the last layer whose logits are not requested. If not, only their keys and
-    /// values are computed there, and the other tensors of that layer have only the rows of the remaining tokens. This
-    /// can turn products of many rows into products of few, which round differently: logits are then equal only up to
-    /// rounding.
+    /// Whether the probe needs tokens of the last layer whose logits are not requested. If not,
+    /// only their keys and values are computed there, and the other tensors of that layer have
+    /// only the rows of the remaining tokens. This can turn products of many rows into products
+    /// of few, which round differently: logits are then equal only up to rounding.
     fn sees_all_rows(&self) -> bool {
         true
     }

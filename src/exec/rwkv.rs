@@ -1,5 +1,6 @@
-//! RWKV 6 and 7 (arXiv 2404.05892, 2503.14456): a time mix, whose heads have a matrix from keys to values as state, and a
-//! channel mix. Both read a blend of each token's input with that of the token before it.
+//! RWKV 6 and 7 (arXiv 2404.05892, 2503.14456): a time mix, whose heads have a matrix from keys to
+//! values as state, and a channel mix. Both read a blend of each token's input with that of the
+//! token before it.
 
 use super::arena::Frame;
 use super::conv::{CausalConv, silu};
@@ -9,7 +10,8 @@ use super::recurrent::{Mixing, Recurrence};
 use crate::arch::{Arch, MAX_HEAD_DIM};
 use crate::cache::CellShape;
 use crate::model::{
-    ChannelMix, ChannelMixSpec, Conv, ConvSpec, Linear, TimeMix, TimeMix6, TimeMix7, TimeMixSpec, TimeMixWeights,
+    ChannelMix, ChannelMixSpec, Conv, ConvSpec, Linear, TimeMix, TimeMix6, TimeMix7, TimeMixSpec,
+    TimeMixWeights,
 };
 
 /// Epsilon of the norm of each head's output.
@@ -20,18 +22,39 @@ const MIN_LENGTH: f32 = 1e-12;
 const DECAY: f32 = 0.606_530_66;
 
 fn shift_spec(n_embd: usize) -> ConvSpec {
-    ConvSpec { n_channel: n_embd, n_tap: 2 }
+    ConvSpec {
+        n_channel: n_embd,
+        n_tap: 2,
+    }
 }
 
 /// The inputs of the tokens before: what a convolution gives out that weighs only them.
-fn shift(pass: &mut Mixing<'_, '_, '_>, w: &Conv, (x, n): (&[f32], usize), (by_part, out): (&mut [f32], &mut [f32])) {
-    pass.recur(&CausalConv { spec: shift_spec(n), w, silu: false }, (x, n), by_part, out);
+fn shift(
+    pass: &mut Mixing<'_, '_, '_>,
+    w: &Conv,
+    (x, n): (&[f32], usize),
+    (by_part, out): (&mut [f32], &mut [f32]),
+) {
+    pass.recur(
+        &CausalConv {
+            spec: shift_spec(n),
+            w,
+            silu: false,
+        },
+        (x, n),
+        by_part,
+        out,
+    );
 }
 
 /// `to = x + (before − x)·share`, row by row.
 fn blend(to: &mut [f32], x: &[f32], before: &[f32], share: &[f32]) {
     let n = share.len();
-    for ((to, x), before) in to.chunks_exact_mut(n).zip(x.chunks_exact(n)).zip(before.chunks_exact(n)) {
+    for ((to, x), before) in to
+        .chunks_exact_mut(n)
+        .zip(x.chunks_exact(n))
+        .zip(before.chunks_exact(n))
+    {
         for (i, to) in to.iter_mut().enumerate() {
             *to = x[i] + (before[i] - x[i]) * share[i];
         }
@@ -50,7 +73,11 @@ pub(super) struct ChannelBuffers<'a> {
 }
 
 impl<'a> ChannelBuffers<'a> {
-    pub(super) fn take(frame: &mut Frame<'a>, spec: &ChannelMixSpec, m: usize) -> ChannelBuffers<'a> {
+    pub(super) fn take(
+        frame: &mut Frame<'a>,
+        spec: &ChannelMixSpec,
+        m: usize,
+    ) -> ChannelBuffers<'a> {
         let n = m * spec.n_embd;
         ChannelBuffers {
             before: frame.take(n),
@@ -75,7 +102,14 @@ pub(super) fn channel_mix<'a>(
     (x, m): (&[f32], usize),
     frame: &mut Frame<'a>,
 ) -> &'a mut [f32] {
-    let ChannelBuffers { before, blend: mixed, receptance, by_part, key, out } = ChannelBuffers::take(frame, spec, m);
+    let ChannelBuffers {
+        before,
+        blend: mixed,
+        receptance,
+        by_part,
+        key,
+        out,
+    } = ChannelBuffers::take(frame, spec, m);
     shift(pass, &w.shift, (x, spec.n_embd), (by_part, before));
     blend(mixed, x, before, &w.share_key);
     pass.linear(mixed, m, &mut [Product::of(&w.key, key, m)]);
@@ -84,7 +118,9 @@ pub(super) fn channel_mix<'a>(
     if let Some((share, w)) = &w.receptance {
         blend(mixed, x, before, share);
         pass.linear(mixed, m, &mut [Product::of(w, receptance, m)]);
-        out.iter_mut().zip(&*receptance).for_each(|(out, r)| *out *= sigmoid(*r));
+        out.iter_mut()
+            .zip(&*receptance)
+            .for_each(|(out, r)| *out *= sigmoid(*r));
     }
     out
 }
@@ -131,7 +167,13 @@ impl<'a> TimeBuffers<'a> {
 
 pub(super) fn time_cells(spec: &TimeMixSpec) -> [CellShape; 2] {
     let n_state = spec.n_embd().saturating_mul(spec.head_dim);
-    [CausalConv::cell(shift_spec(spec.n_embd())), CellShape { n_state, n_feed: spec.n_feed() }]
+    [
+        CausalConv::cell(shift_spec(spec.n_embd())),
+        CellShape {
+            n_state,
+            n_feed: spec.n_feed(),
+        },
+    ]
 }
 
 /// [`Arch::rwkv6_step`] for each head's state; fed by `r, k, v, w`.
@@ -188,7 +230,17 @@ pub(super) fn time_mix<'a>(
     shift(pass, &w.shift, (x, n), (b.by_part, b.before));
     match &w.weights {
         TimeMixWeights::Six(w6) => {
-            let TimeMix6 { share, low, up, shares, decay, decay_low, decay_up, first, gate } = &**w6;
+            let TimeMix6 {
+                share,
+                low,
+                up,
+                shares,
+                decay,
+                decay_low,
+                decay_up,
+                first,
+                gate,
+            } = &**w6;
             blend(b.blend, x, b.before, share);
             let low_rows = &mut b.low[..m * low.w.n_out];
             pass.linear(b.blend, m, &mut [Product::of(low, low_rows, m)]);
@@ -198,13 +250,22 @@ pub(super) fn time_mix<'a>(
             let targets = [4, 1, 2, 0, 3];
             for (i, target) in targets.into_iter().enumerate() {
                 let part = &mut b.part[..m * rank];
-                for (to, low) in part.chunks_exact_mut(rank).zip(low_rows.chunks_exact(5 * rank)) {
+                for (to, low) in part
+                    .chunks_exact_mut(rank)
+                    .zip(low_rows.chunks_exact(5 * rank))
+                {
                     to.copy_from_slice(&low[i * rank..][..rank]);
                 }
-                pass.linear(part, m, &mut [Product::of_weight(&up.matrix(i, 5), b.out, m)]);
+                pass.linear(
+                    part,
+                    m,
+                    &mut [Product::of_weight(&up.matrix(i, 5), b.out, m)],
+                );
                 let share = &shares[i * n..][..n];
                 let rows = b.blend.chunks_exact_mut(n).zip(b.out.chunks_exact(n));
-                for ((to, change), (x, before)) in rows.zip(x.chunks_exact(n).zip(b.before.chunks_exact(n))) {
+                for ((to, change), (x, before)) in
+                    rows.zip(x.chunks_exact(n).zip(b.before.chunks_exact(n)))
+                {
                     for (j, to) in to.iter_mut().enumerate() {
                         *to = x[j] + (before[j] - x[j]) * (share[j] + change[j]);
                     }
@@ -225,17 +286,23 @@ pub(super) fn time_mix<'a>(
                 pass.linear(b.blend, m, &mut [Product::of(matrix, to, m)]);
             }
             let (r, k, v, decays) = (&*b.r, &*b.k, &*b.v, &*b.decay);
-            pass.base.crew.when(m > 1).for_chunks(b.feed, 4 * n, |row, feed| {
-                let row = row * n..(row + 1) * n;
-                feed[..n].copy_from_slice(&r[row.clone()]);
-                feed[n..2 * n].copy_from_slice(&k[row.clone()]);
-                feed[2 * n..3 * n].copy_from_slice(&v[row.clone()]);
-                let decays = feed[3 * n..].iter_mut().zip(&decays[row]).zip(decay);
-                decays.for_each(|((to, x), bias)| *to = (-(x + bias).exp()).exp());
-            });
+            pass.base
+                .crew
+                .when(m > 1)
+                .for_chunks(b.feed, 4 * n, |row, feed| {
+                    let row = row * n..(row + 1) * n;
+                    feed[..n].copy_from_slice(&r[row.clone()]);
+                    feed[n..2 * n].copy_from_slice(&k[row.clone()]);
+                    feed[2 * n..3 * n].copy_from_slice(&v[row.clone()]);
+                    let decays = feed[3 * n..].iter_mut().zip(&decays[row]).zip(decay);
+                    decays.for_each(|((to, x), bias)| *to = (-(x + bias).exp()).exp());
+                });
             pass.recur(&Rule6 { spec, first }, (b.feed, 4 * n), b.by_part, b.out);
             norm_heads(pass.base.arch, spec, w, b.out);
-            b.out.iter_mut().zip(&*b.gate).for_each(|(out, gate)| *out *= silu(*gate));
+            b.out
+                .iter_mut()
+                .zip(&*b.gate)
+                .for_each(|(out, gate)| *out *= silu(*gate));
         }
         TimeMixWeights::Seven(w7) => seven(pass, spec, (w, w7), (x, m), &mut b),
     }
@@ -252,13 +319,16 @@ fn seven(
     let (n, d, arch) = (spec.n_embd(), spec.head_dim, pass.base.arch);
     let share = |i: usize| &w7.shares[i * n..][..n];
     // A product of low rank, its middle changed by `change`.
-    let mut low =
-        |pass: &mut Mixing<'_, '_, '_>, x: &[f32], w: &[Linear; 2], change: fn(f32) -> f32, to: &mut [f32]| {
-            let low = &mut b.low[..m * w[0].w.n_out];
-            pass.linear(x, m, &mut [Product::of(&w[0], low, m)]);
-            low.iter_mut().for_each(|x| *x = change(*x));
-            pass.linear(low, m, &mut [Product::of(&w[1], to, m)]);
-        };
+    let mut low = |pass: &mut Mixing<'_, '_, '_>,
+                   x: &[f32],
+                   w: &[Linear; 2],
+                   change: fn(f32) -> f32,
+                   to: &mut [f32]| {
+        let low = &mut b.low[..m * w[0].w.n_out];
+        pass.linear(x, m, &mut [Product::of(&w[0], low, m)]);
+        low.iter_mut().for_each(|x| *x = change(*x));
+        pass.linear(low, m, &mut [Product::of(&w[1], to, m)]);
+    };
     blend(b.blend, x, b.before, share(0));
     pass.linear(b.blend, m, &mut [Product::of(&w.receptance, b.r, m)]);
     blend(b.blend, x, b.before, share(1));
@@ -273,7 +343,11 @@ fn seven(
         Some((bias, matrices)) => {
             low(pass, b.blend, matrices, |x| x, b.out);
             let first = pass.first_values.chunks_exact(n);
-            for ((v, out), first) in b.v.chunks_exact_mut(n).zip(b.out.chunks_exact(n)).zip(first) {
+            for ((v, out), first) in
+                b.v.chunks_exact_mut(n)
+                    .zip(b.out.chunks_exact(n))
+                    .zip(first)
+            {
                 for (j, v) in v.iter_mut().enumerate() {
                     *v += (first[j] - *v) * sigmoid(out[j] + bias[j]);
                 }
@@ -285,35 +359,43 @@ fn seven(
     blend(b.blend, x, b.before, share(5));
     low(pass, b.blend, &w7.gate, sigmoid, b.gate);
     let (r, v, rate, decay) = (&*b.r, &*b.v, &*b.rate, &*b.decay);
-    pass.base.crew.when(m > 1).for_chunk_pairs(b.feed, 6 * n, b.k, n, |row, feed, k| {
-        let [r, v, rate, decay] = [r, v, rate, decay].map(|x| &x[row * n..][..n]);
-        for head in 0..spec.n_head {
-            let here = head * d..(head + 1) * d;
-            let mut square = 0.0;
-            for j in here.clone() {
-                let removed = k[j] * w7.removal[j];
-                square += removed * removed;
-                feed[4 * n + j] = -removed;
+    pass.base
+        .crew
+        .when(m > 1)
+        .for_chunk_pairs(b.feed, 6 * n, b.k, n, |row, feed, k| {
+            let [r, v, rate, decay] = [r, v, rate, decay].map(|x| &x[row * n..][..n]);
+            for head in 0..spec.n_head {
+                let here = head * d..(head + 1) * d;
+                let mut square = 0.0;
+                for j in here.clone() {
+                    let removed = k[j] * w7.removal[j];
+                    square += removed * removed;
+                    feed[4 * n + j] = -removed;
+                }
+                let length = f32::sqrt(square).max(MIN_LENGTH);
+                for j in here {
+                    let rate = sigmoid(rate[j] + w7.rate_bias[j]);
+                    let removed = feed[4 * n + j] / length;
+                    (feed[4 * n + j], feed[5 * n + j]) = (removed, -removed * rate);
+                    k[j] += k[j] * w7.replacement[j] * (rate - 1.0);
+                    feed[3 * n + j] = (-DECAY * sigmoid(decay[j] + w7.decay_bias[j])).exp();
+                }
             }
-            let length = f32::sqrt(square).max(MIN_LENGTH);
-            for j in here {
-                let rate = sigmoid(rate[j] + w7.rate_bias[j]);
-                let removed = feed[4 * n + j] / length;
-                (feed[4 * n + j], feed[5 * n + j]) = (removed, -removed * rate);
-                k[j] += k[j] * w7.replacement[j] * (rate - 1.0);
-                feed[3 * n + j] = (-DECAY * sigmoid(decay[j] + w7.decay_bias[j])).exp();
-            }
-        }
-        feed[..n].copy_from_slice(r);
-        feed[n..2 * n].copy_from_slice(k);
-        feed[2 * n..3 * n].copy_from_slice(v);
-    });
+            feed[..n].copy_from_slice(r);
+            feed[n..2 * n].copy_from_slice(k);
+            feed[2 * n..3 * n].copy_from_slice(v);
+        });
     pass.recur(&Rule7(spec), (b.feed, 6 * n), b.by_part, b.out);
     norm_heads(arch, spec, w, b.out);
     for (i, out) in b.out.chunks_exact_mut(d).enumerate() {
         let (here, head) = (i * d..(i + 1) * d, i % spec.n_head * d);
         let (r, k) = (&b.r[here.clone()], &b.k[here.clone()]);
-        let bonus: f32 = r.iter().zip(k).zip(&w7.bonus[head..]).map(|((r, k), w)| r * k * w).sum();
+        let bonus: f32 = r
+            .iter()
+            .zip(k)
+            .zip(&w7.bonus[head..])
+            .map(|((r, k), w)| r * k * w)
+            .sum();
         for ((out, v), gate) in out.iter_mut().zip(&b.v[here.clone()]).zip(&b.gate[here]) {
             *out = (*out + bonus * v) * gate;
         }
@@ -328,6 +410,12 @@ fn norm_heads(arch: Arch, spec: &TimeMixSpec, w: &TimeMix, x: &mut [f32]) {
     for (i, x) in x.chunks_exact_mut(d).enumerate() {
         let head = i % spec.n_head * d;
         from.copy_from_slice(x);
-        arch.layer_norm(x, from, &w.norm.w[head..][..d], &w.norm.b[head..][..d], HEAD_EPS);
+        arch.layer_norm(
+            x,
+            from,
+            &w.norm.w[head..][..d],
+            &w.norm.b[head..][..d],
+            HEAD_EPS,
+        );
     }
 }

@@ -1,26 +1,34 @@
 //! Many requests on one engine: continuous batching.
 //!
-//! A [`Schedule`] decides the contents of the next pass and hands out its results; it has no thread. A [`Scheduler`] is
-//! a handle of one that runs on its own thread. Each step computes one row (and the tokens that a grammar forces after it)
-//! of every sequence that decodes, and rows of prompts, as far as the time between tokens of those sequences stays within
-//! its limit (`pace.rs`): in the same pass, or, where there is no time for all layers, a piece of a pass of their own.
-//! So prompts do not stop decoding sequences, and a finished sequence makes room at once (Orca, OSDI 2022).
+//! A [`Schedule`] decides the contents of the next pass and hands out its results; it has no
+//! thread. A [`Scheduler`] is a handle of one that runs on its own thread. Each step computes one
+//! row (and the tokens that a grammar forces after it) of every sequence that decodes, and rows of
+//! prompts, as far as the time between tokens of those sequences stays within its limit (`pace.
+//! rs`): in the same pass, or, where there is no time for all layers, a piece of a pass of their
+//! own. So prompts do not stop decoding sequences, and a finished sequence makes room at once
+//! (Orca, OSDI 2022).
 //!
-//! Requests have one order, their [`Rank`]: it determines who is admitted first, whose prompt advances first and, from
-//! its end, who loses its pages when the pool is full. A preempted request keeps its tokens, which are computed again,
-//! those of the prompt as a prompt and the others as generated ones, so that its text has the same bits.
+//! Requests have one order, their [`Rank`]: it determines who is admitted first, whose prompt
+//! advances first and, from its end, who loses its pages when the pool is full. A preempted request
+//! keeps its tokens, which are computed again, those of the prompt as a prompt and the others as
+//! generated ones, so that its text has the same bits.
 
 mod driver;
 mod pace;
 mod stream;
 
 use super::batch::reuse;
-use super::draft::{Asked, DraftPasses, DraftStats, RecentTexts, Speculation, Speculator, best_length};
+use super::draft::{
+    Asked, DraftPasses, DraftStats, RecentTexts, Speculation, Speculator, best_length,
+};
 use super::engine::{PiecePass, plan_options};
 use super::hook::TokenKind;
 use super::pooled::Pooling;
 use super::writer::{Finish, Piece, PieceWriter, StopReason, Timings};
-use super::{CacheMode, CachedTokens, CancelToken, Engine, Outputs, PlanOptions, Sequence, SessionOptions, Slot};
+use super::{
+    CacheMode, CachedTokens, CancelToken, Engine, Outputs, PlanOptions, Sequence, SessionOptions,
+    Slot,
+};
 use crate::cache::{KvLayout, Reserved};
 use crate::clock::Timer;
 use crate::error::{Error, ScheduleError, SessionError};
@@ -56,15 +64,21 @@ pub struct ScheduleOptions {
     pub max_requests: usize,
     /// Number of pieces waiting for a request's reader at which the request pauses. Default 64.
     pub n_pieces: usize,
-    /// Limit on the time between two tokens of a sequence while prompts of others are computed. Default: twice the time
-    /// without prompts.
+    /// Limit on the time between two tokens of a sequence while prompts of others are computed.
+    /// Default: twice the time without prompts.
     pub max_itl: Option<Duration>,
 }
 
 impl Default for ScheduleOptions {
     fn default() -> Self {
         let session = SessionOptions::default();
-        ScheduleOptions { session, n_parallel: 16, max_requests: 4096, n_pieces: 64, max_itl: None }
+        ScheduleOptions {
+            session,
+            n_parallel: 16,
+            max_requests: 4096,
+            n_pieces: 64,
+            max_itl: None,
+        }
     }
 }
 
@@ -134,32 +148,33 @@ impl Request {
         self
     }
 
-    /// Sets the priority: a request goes before those of lower priority, and keeps its pages longer. Default 0. A
-    /// request that has waited for 512 passes goes before newer ones of the next higher priority.
+    /// Sets the priority: a request goes before those of lower priority, and keeps its pages
+    /// longer. Default 0. A request that has waited for 512 passes goes before newer ones of
+    /// the next higher priority.
     #[must_use]
     pub fn priority(mut self, priority: i32) -> Request {
         self.priority = priority;
         self
     }
 
-    /// Ends the request after this time, as [`StopReason::Deadline`], with the text generated so far; never without a
-    /// clock (wasm32).
+    /// Ends the request after this time, as [`StopReason::Deadline`], with the text generated so
+    /// far; never without a clock (wasm32).
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Request {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Shares cached prefixes only with requests with this salt, one per tenant, instead of those with the schedule's
-    /// [`PrefixOptions::salt`](super::PrefixOptions::salt).
+    /// Shares cached prefixes only with requests with this salt, one per tenant, instead of those
+    /// with the schedule's [`PrefixOptions::salt`](super::PrefixOptions::salt).
     #[must_use]
     pub fn salt(mut self, salt: impl Into<String>) -> Request {
         self.salt = Some(salt.into());
         self
     }
 
-    /// Computes several of its tokens per pass where that is faster for all that run; the text stays the same. See
-    /// [`Speculation`].
+    /// Computes several of its tokens per pass where that is faster for all that run; the text
+    /// stays the same. See [`Speculation`].
     #[must_use]
     pub fn speculate(mut self, speculation: Speculation) -> Request {
         self.speculation = Some(speculation);
@@ -174,7 +189,8 @@ impl Request {
     }
 }
 
-/// Is notified of the events of every request, in this order, by the computing thread. A call delays all requests.
+/// Is notified of the events of every request, in this order, by the computing thread. A call
+/// delays all requests.
 pub trait Observer: Send + Sync {
     /// A step begins: at most one pass, and what is before and behind it.
     fn step_begins(&self) {}
@@ -197,8 +213,9 @@ struct NoObserver;
 
 impl Observer for NoObserver {}
 
-/// Order of requests, best first: the pass in which a request came, minus [`AGING`] passes per priority; then its
-/// number. As it never changes, the first request always advances, and every request becomes the first eventually.
+/// Order of requests, best first: the pass in which a request came, minus [`AGING`] passes per
+/// priority; then its number. As it never changes, the first request always advances, and every
+/// request becomes the first eventually.
 type Rank = (i64, u64);
 
 /// Everything that admission depends on; does not change.
@@ -207,10 +224,12 @@ struct Terms {
     options: ScheduleOptions,
     /// An empty sequence, of which those of requests are forks.
     empty: Sequence,
-    /// The same with adapters attached, the most recently used last. Forks of one share its generation of adapters, so
-    /// that requests with the same adapters find each other's prefixes.
+    /// The same with adapters attached, the most recently used last. Forks of one share its
+    /// generation of adapters, so that requests with the same adapters find each other's
+    /// prefixes.
     adapted: Mutex<Vec<Sequence>>,
-    /// Where the prefix cache is on: what drafters remember of each tenant, by salt, the most recently used last.
+    /// Where the prefix cache is on: what drafters remember of each tenant, by salt, the most
+    /// recently used last.
     recent: Mutex<Vec<(String, RecentTexts)>>,
     observer: Box<dyn Observer>,
     clock: Timer,
@@ -228,8 +247,8 @@ impl Drop for Place {
     }
 }
 
-/// If memory is limited, takes from the pages the buffers that passes need besides those of one session: of more
-/// sequences, and of a prompt in pieces.
+/// If memory is limited, takes from the pages the buffers that passes need besides those of one
+/// session: of more sequences, and of a prompt in pieces.
 fn reserve(engine: &Engine, options: &ScheduleOptions) -> Result<Option<Reserved>, SessionError> {
     let model = engine.model();
     if model.memory_limit().is_none() {
@@ -237,16 +256,40 @@ fn reserve(engine: &Engine, options: &ScheduleOptions) -> Result<Option<Reserved
     }
     let one = plan_options(options.session.clone(), engine.n_threads());
     // A device computes whole passes.
-    let n_layered = if engine.runner().is_some() { 0 } else { options.session.n_batch };
-    let pieces = PlanOptions { n_layered, ..one.clone() };
+    let n_layered = if engine.runner().is_some() {
+        0
+    } else {
+        options.session.n_batch
+    };
+    let pieces = PlanOptions {
+        n_layered,
+        ..one.clone()
+    };
     model.check_memory(&pieces)?;
-    let all = model.memory_plan(&PlanOptions { n_sequences: options.n_parallel, ..pieces })?;
-    Ok(Some(engine.pool().reserve(all.buffers - model.memory_plan(&one)?.buffers)))
+    let all = model.memory_plan(&PlanOptions {
+        n_sequences: options.n_parallel,
+        ..pieces
+    })?;
+    Ok(Some(
+        engine
+            .pool()
+            .reserve(all.buffers - model.memory_plan(&one)?.buffers),
+    ))
 }
 
 impl Terms {
-    fn new(engine: &Engine, options: &ScheduleOptions, observer: Box<dyn Observer>) -> Result<Terms, SessionError> {
-        let ScheduleOptions { session, n_parallel, max_requests, n_pieces, .. } = options;
+    fn new(
+        engine: &Engine,
+        options: &ScheduleOptions,
+        observer: Box<dyn Observer>,
+    ) -> Result<Terms, SessionError> {
+        let ScheduleOptions {
+            session,
+            n_parallel,
+            max_requests,
+            n_pieces,
+            ..
+        } = options;
         let sizes = [
             ("n_batch", session.n_batch),
             ("n_parallel", *n_parallel),
@@ -254,10 +297,16 @@ impl Terms {
             ("n_pieces", *n_pieces),
         ];
         if let Some((option, value)) = sizes.into_iter().find(|(_, value)| *value == 0) {
-            return Err(SessionError::Option { option, value, expected: "at least 1".into() });
+            return Err(SessionError::Option {
+                option,
+                value,
+                expected: "at least 1".into(),
+            });
         }
         if session.context_shift.is_some() {
-            return Err(SessionError::NoShift { what: "many requests" });
+            return Err(SessionError::NoShift {
+                what: "many requests",
+            });
         }
         Ok(Terms {
             engine: engine.clone(),
@@ -275,7 +324,11 @@ impl Terms {
 
     /// How keys and values of a request that waits will be laid out.
     fn layout(&self, live: &Live) -> &KvLayout {
-        self.empty.layout(if live.kinds.is_empty() { self.empty.is_pressed() } else { live.is_lower })
+        self.empty.layout(if live.kinds.is_empty() {
+            self.empty.is_pressed()
+        } else {
+            live.is_lower
+        })
     }
 
     fn n_requests(&self) -> usize {
@@ -286,13 +339,36 @@ impl Terms {
         let max = self.options.max_requests;
         let before = self.n_requests.fetch_add(1, Ordering::Relaxed);
         let place = Place(Arc::clone(&self.n_requests));
-        if before < max { Ok(place) } else { Err(ScheduleError::QueueFull { max }) }
+        if before < max {
+            Ok(place)
+        } else {
+            Err(ScheduleError::QueueFull { max })
+        }
     }
 
     /// Refuses what could never be computed.
-    fn judge(&self, request: Request, wake: &Arc<Wake>) -> Result<(Box<Live>, Stream), ScheduleError> {
-        let Request { tokens, sampler, max_tokens, stop, logprobs, special, .. } = request;
-        let Request { priority, deadline, adapters, salt, speculation, .. } = request;
+    fn judge(
+        &self,
+        request: Request,
+        wake: &Arc<Wake>,
+    ) -> Result<(Box<Live>, Stream), ScheduleError> {
+        let Request {
+            tokens,
+            sampler,
+            max_tokens,
+            stop,
+            logprobs,
+            special,
+            ..
+        } = request;
+        let Request {
+            priority,
+            deadline,
+            adapters,
+            salt,
+            speculation,
+            ..
+        } = request;
         let place = self.place()?;
         let mut writer = PieceWriter::new(self.engine.model(), special);
         if !writer.has_text() {
@@ -301,7 +377,11 @@ impl Terms {
         self.engine.check(&self.empty, &tokens)?;
         self.sequence(&adapters, salt.as_deref())?;
         let of_adapters = adapters.iter().map(|(adapter, _)| adapter.bytes()).sum();
-        let need = self.empty.layout(false).bytes_read(tokens.len()).saturating_add(of_adapters);
+        let need = self
+            .empty
+            .layout(false)
+            .bytes_read(tokens.len())
+            .saturating_add(of_adapters);
         let stats = self.engine.pool().stats();
         let budget = stats.budget.saturating_sub(stats.reserved);
         if need > budget {
@@ -309,7 +389,8 @@ impl Terms {
         }
         writer.set_stop(stop);
         (writer.max_tokens, writer.logprobs) = (max_tokens, logprobs);
-        let speculator = speculation.map(|speculation| self.speculator(speculation, salt.as_deref()));
+        let speculator =
+            speculation.map(|speculation| self.speculator(speculation, salt.as_deref()));
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let (sender, stream) = stream::stream(id, self.options.n_pieces, wake);
         let live = Live {
@@ -345,8 +426,16 @@ impl Terms {
         Ok((Box::new(live), stream))
     }
 
-    fn sequence(&self, adapters: &[(Arc<Adapter>, f32)], salt: Option<&str>) -> Result<Sequence, ScheduleError> {
-        let mut seq = if adapters.is_empty() { self.empty.fork()? } else { self.adapted(adapters)? };
+    fn sequence(
+        &self,
+        adapters: &[(Arc<Adapter>, f32)],
+        salt: Option<&str>,
+    ) -> Result<Sequence, ScheduleError> {
+        let mut seq = if adapters.is_empty() {
+            self.empty.fork()?
+        } else {
+            self.adapted(adapters)?
+        };
         if let Some(salt) = salt {
             seq.prefix.salt = salt.to_owned();
         }
@@ -362,7 +451,10 @@ impl Terms {
         let salt = salt.unwrap_or(&prefix.salt);
         let mut tenants = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let known = tenants.iter().position(|(of, _)| of == salt);
-        let tenant = known.map_or_else(|| (salt.to_owned(), RecentTexts::default()), |i| tenants.remove(i));
+        let tenant = known.map_or_else(
+            || (salt.to_owned(), RecentTexts::default()),
+            |i| tenants.remove(i),
+        );
         let speculator = speculator.remember(&tenant.1);
         if tenants.len() == MAX_TENANTS {
             tenants.remove(0);
@@ -373,12 +465,22 @@ impl Terms {
 
     /// An empty sequence with these adapters.
     fn adapted(&self, adapters: &[(Arc<Adapter>, f32)]) -> Result<Sequence, ScheduleError> {
-        let wanted = || adapters.iter().map(|(adapter, scale)| (Arc::as_ptr(adapter), scale.to_bits()));
-        let attached =
-            |seq: &Sequence| seq.adapters().map(|(_, a, scale)| (Arc::as_ptr(a), scale.to_bits())).eq(wanted());
+        let wanted = || {
+            adapters
+                .iter()
+                .map(|(adapter, scale)| (Arc::as_ptr(adapter), scale.to_bits()))
+        };
+        let attached = |seq: &Sequence| {
+            seq.adapters()
+                .map(|(_, a, scale)| (Arc::as_ptr(a), scale.to_bits()))
+                .eq(wanted())
+        };
         let mut known = self.adapted.lock().unwrap_or_else(PoisonError::into_inner);
         // What nobody else holds, nobody can ask for again.
-        known.retain(|seq| seq.adapters().all(|(_, adapter, _)| Arc::strong_count(adapter) > 1));
+        known.retain(|seq| {
+            seq.adapters()
+                .all(|(_, adapter, _)| Arc::strong_count(adapter) > 1)
+        });
         let mut seq = match known.iter().position(attached) {
             Some(i) => known.remove(i),
             None => {
@@ -404,7 +506,8 @@ impl Terms {
 #[derive(Clone, Copy, Debug, Default)]
 struct RequestRows {
     n: usize,
-    /// Whether the sequence decodes, rather than computing its existing tokens for the first time or again.
+    /// Whether the sequence decodes, rather than computing its existing tokens for the first time
+    /// or again.
     is_decoding: bool,
     /// First row whose logits are requested.
     first_output: usize,
@@ -443,9 +546,11 @@ struct Live {
     is_lower: bool,
     /// Tokens of the prompt that came from the prefix cache.
     n_cached: CachedTokens,
-    /// Tokens that must be computed before the sequence decodes: the prompt, or its tokens when it was preempted.
+    /// Tokens that must be computed before the sequence decodes: the prompt, or its tokens when it
+    /// was preempted.
     n_read: usize,
-    /// Pieces of the last tokens, which the sampler's mask forced and the next pass computes; without text yet.
+    /// Pieces of the last tokens, which the sampler's mask forced and the next pass computes;
+    /// without text yet.
     forced: Vec<Piece>,
     /// How many of them have their log-probabilities.
     n_told: usize,
@@ -476,7 +581,11 @@ impl Live {
 
     /// Kind of the token at a position.
     fn kind(&self, position: usize) -> TokenKind {
-        let of_place = if position < self.n_prompt { TokenKind::Prompt } else { TokenKind::Generated };
+        let of_place = if position < self.n_prompt {
+            TokenKind::Prompt
+        } else {
+            TokenKind::Generated
+        };
         self.kinds.get(position).copied().unwrap_or(of_place)
     }
 
@@ -488,9 +597,15 @@ impl Live {
             seq.set_lower(self.is_lower);
             seq.recall(&self.tokens, &self.kinds)?;
         }
-        if self.speculator.as_ref().is_some_and(Speculator::reads_states) {
+        if self
+            .speculator
+            .as_ref()
+            .is_some_and(Speculator::reads_states)
+        {
             seq.keep_states()?;
-            seq.states.iter_mut().for_each(|states| states.expect(self.n_read));
+            seq.states
+                .iter_mut()
+                .for_each(|states| states.expect(self.n_read));
         }
         // What is computed again is not pooled again.
         if self.pooling.is_some() {
@@ -502,12 +617,22 @@ impl Live {
 
     /// Its part of the next pass.
     fn slot(&mut self) -> Slot<'_> {
-        let (position, RequestRows { n, first_output, .. }) = (self.position(), self.rows);
+        let (
+            position,
+            RequestRows {
+                n, first_output, ..
+            },
+        ) = (self.position(), self.rows);
         let kind = self.kind(position);
         let seq = self.seq.as_mut().expect("who runs has a sequence");
-        let Drafts { tokens: drafts, pass, .. } = &mut self.drafts;
+        let Drafts {
+            tokens: drafts,
+            pass,
+            ..
+        } = &mut self.drafts;
         if drafts.is_empty() {
-            return Slot::new(seq, &self.tokens[position..position + n], kind).outputs_from(first_output);
+            return Slot::new(seq, &self.tokens[position..position + n], kind)
+                .outputs_from(first_output);
         }
         // So that what windows leave in this pass is still there when it is rewound.
         seq.kv.hold(position);
@@ -534,7 +659,12 @@ impl Live {
 
     /// Takes the drafts that were not accepted out of the sequence.
     fn drop_drafts(&mut self) {
-        let Drafts { tokens, at, n_accepted, .. } = &mut self.drafts;
+        let Drafts {
+            tokens,
+            at,
+            n_accepted,
+            ..
+        } = &mut self.drafts;
         if tokens.is_empty() {
             return;
         }
@@ -584,21 +714,45 @@ impl Live {
         if self.has_begun && position >= self.n_read {
             // Log-probabilities of forced tokens need the logits before each of them.
             let n = self.tokens.len() - position;
-            let first_output = if self.writer.logprobs.is_some() { 0 } else { n - 1 };
-            return RequestRows { n: n + self.drafts.tokens.len(), is_decoding: true, first_output };
+            let first_output = if self.writer.logprobs.is_some() {
+                0
+            } else {
+                n - 1
+            };
+            return RequestRows {
+                n: n + self.drafts.tokens.len(),
+                is_decoding: true,
+                first_output,
+            };
         }
         let kind = self.kind(position);
-        let n = (position..self.n_read).take(chunk).take_while(|&position| self.kind(position) == kind).count();
+        let n = (position..self.n_read)
+            .take(chunk)
+            .take_while(|&position| self.kind(position) == kind)
+            .count();
         let is_last = !self.has_begun && position + n == self.n_prompt;
-        RequestRows { n, is_decoding: false, first_output: n - usize::from(is_last && n > 0) }
+        RequestRows {
+            n,
+            is_decoding: false,
+            first_output: n - usize::from(is_last && n > 0),
+        }
     }
 
-    /// Goes on after a pass that computed its rows; `logits` are those it asked for, `(n, n_vocab)`.
+    /// Goes on after a pass that computed its rows; `logits` are those it asked for, `(n,
+    /// n_vocab)`.
     fn follow(&mut self, logits: &[f32], n_vocab: usize) -> Result<(), Error> {
         let mut rows = logits.chunks_exact(n_vocab.max(1));
-        let Some(last) = logits.rchunks_exact(n_vocab.max(1)).next() else { return Ok(()) };
+        let Some(last) = logits.rchunks_exact(n_vocab.max(1)).next() else {
+            return Ok(());
+        };
         if self.has_begun {
-            let Live { writer, sampler, forced, n_told, .. } = self;
+            let Live {
+                writer,
+                sampler,
+                forced,
+                n_told,
+                ..
+            } = self;
             for (piece, logits) in forced[*n_told..].iter_mut().zip(&mut rows) {
                 writer.tell(piece, sampler, logits);
             }
@@ -617,11 +771,15 @@ impl Live {
                 self.n_told = 1;
             }
         }
-        if self.forced.is_empty() && self.writer.reason().is_none() { self.sample(last) } else { Ok(()) }
+        if self.forced.is_empty() && self.writer.reason().is_none() {
+            self.sample(last)
+        } else {
+            Ok(())
+        }
     }
 
-    /// Samples a token from the first row of `logits`, and goes on as long as it and what the mask forces behind it are the
-    /// drafts that the next rows belong to.
+    /// Samples a token from the first row of `logits`, and goes on as long as it and what the mask
+    /// forces behind it are the drafts that the next rows belong to.
     fn verify(&mut self, logits: &[f32], n_vocab: usize) -> Result<(), Error> {
         let row = |i: usize| &logits[i * n_vocab..][..n_vocab];
         let mut n = 0;
@@ -633,9 +791,21 @@ impl Live {
             n += n_same;
             self.drafts.n_accepted = n;
             // The first is the one that was sampled.
-            let Some(n_forced) = n_same.checked_sub(1).filter(|_| self.writer.reason().is_none()) else { break };
-            let Live { writer, sampler, forced, n_told, .. } = self;
-            // What is forced, and the first that the next pass computes, come behind rows that are here.
+            let Some(n_forced) = n_same
+                .checked_sub(1)
+                .filter(|_| self.writer.reason().is_none())
+            else {
+                break;
+            };
+            let Live {
+                writer,
+                sampler,
+                forced,
+                n_told,
+                ..
+            } = self;
+            // What is forced, and the first that the next pass computes, come behind rows that are
+            // here.
             for (i, piece) in forced.iter_mut().enumerate().take(n_forced + 1) {
                 writer.tell(piece, sampler, row(n - n_forced + i));
             }
@@ -648,13 +818,16 @@ impl Live {
         Ok(())
     }
 
-    /// Samples a token, which the next pass computes, and takes what the mask forces behind it; or ends.
+    /// Samples a token, which the next pass computes, and takes what the mask forces behind it; or
+    /// ends.
     fn sample(&mut self, logits: &[f32]) -> Result<(), Error> {
         if self.writer.n_left() == 0 {
             self.writer.end(StopReason::MaxTokens);
             return Ok(());
         }
-        let piece = self.writer.sample(&mut self.sampler, logits, &self.tokens)?;
+        let piece = self
+            .writer
+            .sample(&mut self.sampler, logits, &self.tokens)?;
         let token = piece.token;
         if self.writer.is_eog(token) {
             self.writer.end(StopReason::EndOfGeneration);
@@ -677,7 +850,9 @@ impl Live {
     fn go_on(&mut self, forced: Vec<u32>) -> Result<(), Error> {
         let n_ctx = self.seq.as_ref().map_or(0, Sequence::n_ctx);
         let room = n_ctx.saturating_sub(self.tokens.len());
-        let forced = self.writer.go_on(&mut self.sampler, forced, (room, self.tokens.len() > n_ctx))?;
+        let forced =
+            self.writer
+                .go_on(&mut self.sampler, forced, (room, self.tokens.len() > n_ctx))?;
         self.tokens.extend_from_slice(&forced);
         self.forced.extend(forced.into_iter().map(Piece::new));
         self.n_told = 0;
@@ -685,7 +860,8 @@ impl Live {
     }
 }
 
-/// Requests on an engine, without a thread: [`Schedule::step`] computes the next pass on the caller's.
+/// Requests on an engine, without a thread: [`Schedule::step`] computes the next pass on the
+/// caller's.
 ///
 /// ```
 /// use ruvllm::exec::{Request, Schedule, ScheduleOptions};
@@ -719,7 +895,8 @@ pub struct Schedule {
     /// The pass over prompts of which some parts are computed, and of how many requests.
     piece: PiecePass,
     n_reading: usize,
-    /// Memory for [`Schedule::draft`]: who drafts; how probable each guess is, and its request; drafts for each request.
+    /// Memory for [`Schedule::draft`]: who drafts; how probable each guess is, and its request;
+    /// drafts for each request.
     asked: Vec<Asked<'static>>,
     passes: DraftPasses,
     chances: Vec<(f64, usize)>,
@@ -728,7 +905,12 @@ pub struct Schedule {
 
 impl std::fmt::Debug for Schedule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Schedule {{ queued: {}, running: {}, .. }}", self.queue.len(), self.running.len())
+        write!(
+            f,
+            "Schedule {{ queued: {}, running: {}, .. }}",
+            self.queue.len(),
+            self.running.len()
+        )
     }
 }
 
@@ -756,7 +938,12 @@ impl Schedule {
 
     fn on(terms: Arc<Terms>, wake: Arc<Wake>) -> Schedule {
         // A device computes whole passes.
-        let pace = Pace::new(terms.engine.runner().map_or(terms.engine.model().hparams().n_layer, |_| 1));
+        let pace = Pace::new(
+            terms
+                .engine
+                .runner()
+                .map_or(terms.engine.model().hparams().n_layer, |_| 1),
+        );
         let piece = terms.engine.piece_pass();
         Schedule {
             terms,
@@ -813,7 +1000,8 @@ impl Schedule {
         self.queue.is_empty() && self.running.is_empty()
     }
 
-    /// Computes a pass. Returns false if there is nothing to do: no request, or all wait for their readers.
+    /// Computes a pass. Returns false if there is nothing to do: no request, or all wait for their
+    /// readers.
     pub fn step(&mut self) -> bool {
         self.terms.observer.step_begins();
         let has_work = self.advance();
@@ -823,7 +1011,10 @@ impl Schedule {
 
     fn advance(&mut self) -> bool {
         let n = self.queue.len() + self.running.len();
-        self.running.iter_mut().filter(|live| !live.is_reading).for_each(|live| live.rows = RequestRows::default());
+        self.running
+            .iter_mut()
+            .filter(|live| !live.is_reading)
+            .for_each(|live| live.rows = RequestRows::default());
         self.sweep();
         self.give_back();
         self.admit();
@@ -839,7 +1030,12 @@ impl Schedule {
 
     /// The earliest deadline of a request.
     fn next_deadline(&self) -> Option<Duration> {
-        let deadline = self.queue.iter().chain(&self.running).filter_map(|live| live.deadline).min()?;
+        let deadline = self
+            .queue
+            .iter()
+            .chain(&self.running)
+            .filter_map(|live| live.deadline)
+            .min()?;
         Some(deadline.saturating_sub(self.terms.clock.elapsed()))
     }
 
@@ -861,15 +1057,26 @@ impl Schedule {
         for i in (0..self.queue.len()).rev() {
             if let Some(reason) = reason(&self.queue[i]) {
                 self.queue[i].writer.end(reason);
-                self.queue.remove(i).into_iter().for_each(|live| self.end(live, Ok(())));
+                self.queue
+                    .remove(i)
+                    .into_iter()
+                    .for_each(|live| self.end(live, Ok(())));
             }
         }
     }
 
     /// Hands out the last pieces of a request, and its result.
     fn end(&self, mut live: Box<Live>, outcome: Result<(), Error>) {
-        let n_prompt = if live.has_begun { live.n_prompt } else { live.position() };
-        let pooled = live.seq.as_mut().map(Sequence::take_pooled).unwrap_or_default();
+        let n_prompt = if live.has_begun {
+            live.n_prompt
+        } else {
+            live.position()
+        };
+        let pooled = live
+            .seq
+            .as_mut()
+            .map(Sequence::take_pooled)
+            .unwrap_or_default();
         live.release_sequence();
         let outcome = outcome.map(|()| Finish {
             reason: live.writer.reason().expect("an answer ends for a reason"),
@@ -879,7 +1086,11 @@ impl Schedule {
             n_generated: live.writer.tokens().len(),
             drafts: DraftStats {
                 n_passes: live.n_passes,
-                ..live.speculator.as_ref().map(Speculator::stats).unwrap_or_default()
+                ..live
+                    .speculator
+                    .as_ref()
+                    .map(Speculator::stats)
+                    .unwrap_or_default()
             },
             timings: live.timings,
         });
@@ -888,18 +1099,23 @@ impl Schedule {
         live.sender.end(outcome, pooled);
     }
 
-    /// Admits the next requests, as long as there are pages, possibly taking those of requests after it.
+    /// Admits the next requests, as long as there are pages, possibly taking those of requests
+    /// after it.
     fn admit(&mut self) {
         while let Some(i) = self.queue.iter().position(|live| !live.is_paused()) {
             let live = &self.queue[i];
             let has_place = self.running.len() < self.terms.options.n_parallel;
             if !has_place || !self.has_room(live) {
                 let rank = live.rank;
-                let Some(victim) = self.victim(|other| other.rank > rank) else { return };
+                let Some(victim) = self.victim(|other| other.rank > rank) else {
+                    return;
+                };
                 self.preempt(victim);
                 continue;
             }
-            let Some(mut live) = self.queue.remove(i) else { return };
+            let Some(mut live) = self.queue.remove(i) else {
+                return;
+            };
             let seq = self.terms.sequence(&live.adapters, live.salt.as_deref());
             match seq.and_then(|seq| Ok(live.begin(seq)?)) {
                 Ok(()) => {
@@ -912,8 +1128,8 @@ impl Schedule {
         }
     }
 
-    /// Above the pool's high mark, requests that wait for their readers leave their pages to the prefix cache, which gives
-    /// pages back, down to the low mark.
+    /// Above the pool's high mark, requests that wait for their readers leave their pages to the
+    /// prefix cache, which gives pages back, down to the low mark.
     fn give_back(&mut self) {
         let pool = self.terms.engine.pool();
         if self.terms.options.session.prefix.cache != CacheMode::On || !pool.is_high(0) {
@@ -921,13 +1137,16 @@ impl Schedule {
         }
         let pool = pool.clone();
         while !pool.give_back(0) {
-            let Some(idle) = self.running.iter().rposition(|live| live.is_paused()) else { return };
+            let Some(idle) = self.running.iter().rposition(|live| live.is_paused()) else {
+                return;
+            };
             self.preempt(idle);
         }
     }
 
-    /// Whether the pool has room for the tokens that a request must compute and its next page, besides those that
-    /// running requests still need. A request alone may try. The prefix cache makes room.
+    /// Whether the pool has room for the tokens that a request must compute and its next page,
+    /// besides those that running requests still need. A request alone may try. The prefix
+    /// cache makes room.
     fn has_room(&self, live: &Live) -> bool {
         let pool = self.terms.engine.pool();
         if self.running.is_empty() || pool.stats().budget == u64::MAX {
@@ -936,22 +1155,47 @@ impl Schedule {
         let n_batch = self.terms.options.session.n_batch;
         // Upper bounds of the bytes that it lacks.
         let to_come = |live: &Live| {
-            let layout = live.seq.as_ref().map_or_else(|| self.terms.layout(live), |seq| seq.kv.layout());
-            layout.bytes(live.n_read + 1, n_batch).saturating_sub(layout.bytes(live.position() + live.rows.n, n_batch))
+            let layout = live
+                .seq
+                .as_ref()
+                .map_or_else(|| self.terms.layout(live), |seq| seq.kv.layout());
+            layout
+                .bytes(live.n_read + 1, n_batch)
+                .saturating_sub(layout.bytes(live.position() + live.rows.n, n_batch))
         };
         let is_attached = |(adapter, _): &(Arc<Adapter>, f32)| {
-            self.running.iter().flat_map(|live| &live.adapters).any(|(other, _)| Arc::ptr_eq(adapter, other))
+            self.running
+                .iter()
+                .flat_map(|live| &live.adapters)
+                .any(|(other, _)| Arc::ptr_eq(adapter, other))
         };
-        let of_adapters: u64 = live.adapters.iter().filter(|a| !is_attached(a)).map(|(a, _)| a.bytes()).sum();
-        let promised = self.running.iter().fold(to_come(live), |sum, live| sum.saturating_add(to_come(live)));
+        let of_adapters: u64 = live
+            .adapters
+            .iter()
+            .filter(|a| !is_attached(a))
+            .map(|(a, _)| a.bytes())
+            .sum();
+        let promised = self
+            .running
+            .iter()
+            .fold(to_come(live), |sum, live| sum.saturating_add(to_come(live)));
         let promised = promised.saturating_add(of_adapters);
         promised <= pool.stats().left().saturating_add(pool.prefixes().bytes)
     }
 
-    /// The request that loses its pages next: one that waits for its reader, otherwise the last one, if it `is_behind`.
+    /// The request that loses its pages next: one that waits for its reader, otherwise the last
+    /// one, if it `is_behind`.
     fn victim(&self, is_behind: impl Fn(&Live) -> bool) -> Option<usize> {
-        let paused = self.running.iter().rposition(|live| live.rows.n == 0 && live.is_paused());
-        paused.or_else(|| self.running.len().checked_sub(1).filter(|&last| is_behind(&self.running[last])))
+        let paused = self
+            .running
+            .iter()
+            .rposition(|live| live.rows.n == 0 && live.is_paused());
+        paused.or_else(|| {
+            self.running
+                .len()
+                .checked_sub(1)
+                .filter(|&last| is_behind(&self.running[last]))
+        })
     }
 
     /// Takes a running request's pages; it keeps its tokens.
@@ -969,8 +1213,8 @@ impl Schedule {
         self.enqueue(live);
     }
 
-    /// Drafts for those that decode, so many in all that most tokens per second are expected. A pass that reads prompts
-    /// has no time for guesses.
+    /// Drafts for those that decode, so many in all that most tokens per second are expected. A
+    /// pass that reads prompts has no time for guesses.
     fn draft(&mut self) {
         self.running.iter_mut().for_each(|live| live.drop_drafts());
         if self.running.iter().all(|live| live.speculator.is_none()) {
@@ -980,19 +1224,41 @@ impl Schedule {
         if self.running.iter().any(|live| reads(live)) {
             return;
         }
-        let Schedule { terms, running, asked, passes, chances, lengths, .. } = self;
+        let Schedule {
+            terms,
+            running,
+            asked,
+            passes,
+            chances,
+            lengths,
+            ..
+        } = self;
         let engine = &terms.engine;
         chances.clear();
         lengths.clear();
         lengths.resize(running.len(), 0);
-        let decoding = || running.iter().enumerate().filter(|(_, live)| !live.is_paused());
+        let decoding = || {
+            running
+                .iter()
+                .enumerate()
+                .filter(|(_, live)| !live.is_paused())
+        };
         let mut n_rows = decoding().map(|(_, live)| live.next_rows(0).n).sum();
         let mut all = reuse(std::mem::take(asked));
-        all.extend(running.iter_mut().filter(|live| !live.is_paused()).filter_map(|live| live.ask(engine)));
+        all.extend(
+            running
+                .iter_mut()
+                .filter(|live| !live.is_paused())
+                .filter_map(|live| live.ask(engine)),
+        );
         passes.guess(engine, n_rows, &mut all);
         *asked = reuse(all);
-        let decoding = running.iter().enumerate().filter(|(_, live)| !live.is_paused());
-        for (i, speculator) in decoding.filter_map(|(i, live)| Some((i, live.speculator.as_ref()?))) {
+        let decoding = running
+            .iter()
+            .enumerate()
+            .filter(|(_, live)| !live.is_paused());
+        for (i, speculator) in decoding.filter_map(|(i, live)| Some((i, live.speculator.as_ref()?)))
+        {
             let probabilities = speculator.probabilities();
             if speculator.is_fixed() {
                 lengths[i] = probabilities.len();
@@ -1005,14 +1271,24 @@ impl Schedule {
         chances.sort_unstable_by(|(a, _), (b, _)| b.total_cmp(a));
         let n = best_length(&engine.times(), n_rows, chances.iter().map(|(p, _)| *p));
         chances[..n].iter().for_each(|&(_, i)| lengths[i] += 1);
-        running.iter_mut().zip(lengths).for_each(|(live, n)| live.take_drafts(*n));
+        running
+            .iter_mut()
+            .zip(lengths)
+            .for_each(|(live, n)| live.take_drafts(*n));
     }
 
-    /// Chooses the rows of the next step, and takes their pages. Returns how many decode, and how many are read.
+    /// Chooses the rows of the next step, and takes their pages. Returns how many decode, and how
+    /// many are read.
     fn plan(&mut self) -> (usize, usize) {
         let options = &self.terms.options;
-        let n_decoding = self.running.iter().filter(|live| live.next_rows(0).is_decoding && !live.is_paused()).count();
-        let n_rows = self.pace.rows(n_decoding, options.max_itl, options.session.n_batch);
+        let n_decoding = self
+            .running
+            .iter()
+            .filter(|live| live.next_rows(0).is_decoding && !live.is_paused())
+            .count();
+        let n_rows = self
+            .pace
+            .rows(n_decoding, options.max_itl, options.session.n_batch);
         let mut chunk = if self.n_reading > 0 { 0 } else { n_rows };
         let (mut n_decode, mut n_prompt, mut i) = (0, 0, 0);
         while let Some(live) = self.running.get(i) {
@@ -1021,15 +1297,25 @@ impl Schedule {
                 i += 1;
                 continue;
             }
-            let rows = if live.is_paused() { RequestRows::default() } else { live.next_rows(chunk) };
+            let rows = if live.is_paused() {
+                RequestRows::default()
+            } else {
+                live.next_rows(chunk)
+            };
             if rows.n == 0 {
                 i += 1;
                 continue;
             }
-            let Some((at, rows)) = self.reserve(i, rows, n_decode + n_prompt > 0) else { continue };
+            let Some((at, rows)) = self.reserve(i, rows, n_decode + n_prompt > 0) else {
+                continue;
+            };
             i = at + 1;
             self.running[at].rows = rows;
-            let n = if rows.is_decoding { &mut n_decode } else { &mut n_prompt };
+            let n = if rows.is_decoding {
+                &mut n_decode
+            } else {
+                &mut n_prompt
+            };
             *n += rows.n;
             chunk -= if rows.is_decoding { 0 } else { rows.n };
         }
@@ -1043,12 +1329,21 @@ impl Schedule {
         self.plan()
     }
 
-    /// Takes the pages of a running request for its rows, possibly those of requests after it. Returns its new index and
-    /// the rows that have pages: none if it waits until others are done, which it can if `may_wait`; fewer of a prompt if
-    /// windows give back pages between passes. `None` if it has ended.
-    fn reserve(&mut self, mut i: usize, mut rows: RequestRows, may_wait: bool) -> Option<(usize, RequestRows)> {
+    /// Takes the pages of a running request for its rows, possibly those of requests after it.
+    /// Returns its new index and the rows that have pages: none if it waits until others are
+    /// done, which it can if `may_wait`; fewer of a prompt if windows give back pages between
+    /// passes. `None` if it has ended.
+    fn reserve(
+        &mut self,
+        mut i: usize,
+        mut rows: RequestRows,
+        may_wait: bool,
+    ) -> Option<(usize, RequestRows)> {
         loop {
-            let seq = self.running[i].seq.as_mut().expect("who runs has a sequence");
+            let seq = self.running[i]
+                .seq
+                .as_mut()
+                .expect("who runs has a sequence");
             let error = match seq.kv.reserve(rows.n) {
                 Ok(()) => return Some((i, rows)),
                 Err(error) => error,
@@ -1061,7 +1356,9 @@ impl Schedule {
                     i -= usize::from(victim < i);
                 }
                 None if is_full && may_wait => return Some((i, RequestRows::default())),
-                None if is_full && !rows.is_decoding && rows.n > 1 => rows = self.running[i].next_rows(rows.n / 2),
+                None if is_full && !rows.is_decoding && rows.n > 1 => {
+                    rows = self.running[i].next_rows(rows.n / 2)
+                }
                 None => {
                     let live = self.running.remove(i);
                     self.end(live, Err(error.into()));
@@ -1092,32 +1389,65 @@ impl Schedule {
         }
     }
 
-    /// Computes a pass of those whose rows are `taken`, and hands out its results; or, beside so many rows that decode, as
-    /// much of one over so many rows of prompts as there is time in a step. Returns the time that it took, unless it failed.
-    fn pass(&mut self, taken: impl Fn(&RequestRows) -> bool, piece: Option<(usize, usize, Timer)>) -> Option<Duration> {
+    /// Computes a pass of those whose rows are `taken`, and hands out its results; or, beside so
+    /// many rows that decode, as much of one over so many rows of prompts as there is time in a
+    /// step. Returns the time that it took, unless it failed.
+    fn pass(
+        &mut self,
+        taken: impl Fn(&RequestRows) -> bool,
+        piece: Option<(usize, usize, Timer)>,
+    ) -> Option<Duration> {
         let taken = |live: &Live| live.rows.n > 0 && taken(&live.rows);
-        let Schedule { terms, running, outputs, cancel, slots, piece: of_prompts, pace, .. } = self;
+        let Schedule {
+            terms,
+            running,
+            outputs,
+            cancel,
+            slots,
+            piece: of_prompts,
+            pace,
+            ..
+        } = self;
         let timer = Timer::start();
         let mut pass = reuse(std::mem::take(slots));
-        pass.extend(running.iter_mut().filter(|live| taken(live)).map(|live| live.slot()));
+        pass.extend(
+            running
+                .iter_mut()
+                .filter(|live| taken(live))
+                .map(|live| live.slot()),
+        );
         let n_slots = pass.len();
         let outcome = match piece {
             None => terms.engine.step(&mut pass, outputs, cancel).map(|()| true),
             Some((n_decode, n_prompt, step)) => {
-                let pause = &pace.pause((n_decode, terms.options.max_itl), n_prompt, of_prompts.at(), step);
-                terms.engine.step_piece(&mut pass, outputs, cancel, of_prompts, pause)
+                let pause = &pace.pause(
+                    (n_decode, terms.options.max_itl),
+                    n_prompt,
+                    of_prompts.at(),
+                    step,
+                );
+                terms
+                    .engine
+                    .step_piece(&mut pass, outputs, cancel, of_prompts, pause)
             }
         };
         *slots = reuse(pass);
         let time = timer.elapsed();
         // Those of the step's other pass wait meanwhile.
         for live in running.iter_mut().filter(|live| live.rows.n > 0) {
-            let part = if live.rows.is_decoding { &mut live.timings.decode } else { &mut live.timings.prefill };
+            let part = if live.rows.is_decoding {
+                &mut live.timings.decode
+            } else {
+                &mut live.timings.prefill
+            };
             *part += time;
         }
         if piece.is_some() {
             let is_reading = matches!(outcome, Ok(false));
-            running.iter_mut().filter(|live| taken(live)).for_each(|live| live.is_reading = is_reading);
+            running
+                .iter_mut()
+                .filter(|live| taken(live))
+                .for_each(|live| live.is_reading = is_reading);
             self.n_reading = if is_reading { n_slots } else { 0 };
             if is_reading {
                 return Some(time);
@@ -1137,9 +1467,19 @@ impl Schedule {
                     // Of its drafts, too.
                     live.drop_drafts();
                     live.rows = live.next_rows(0);
-                    (self.terms.engine.step(&mut [live.slot()], &mut self.outputs, &self.cancel), 0)
+                    (
+                        self.terms
+                            .engine
+                            .step(&mut [live.slot()], &mut self.outputs, &self.cancel),
+                        0,
+                    )
                 }
-                Err(_) => (self.terms.engine.step(&mut [live.slot()], &mut self.outputs, &self.cancel), 0),
+                Err(_) => (
+                    self.terms
+                        .engine
+                        .step(&mut [live.slot()], &mut self.outputs, &self.cancel),
+                    0,
+                ),
             };
             slot += 1;
             let had_token = !live.writer.tokens().is_empty();

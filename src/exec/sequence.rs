@@ -20,20 +20,22 @@ const FEW_TOKENS: usize = 4096;
 /// Purpose of the memory, for [`SessionError::OutOfMemory`].
 const TOKENS: &str = "tokens";
 
-/// Tokens with their keys and values, the adapters they are computed with, and a hook that follows them.
+/// Tokens with their keys and values, the adapters they are computed with, and a hook that follows
+/// them.
 ///
-/// [`Engine::step`](super::Engine::step) appends to any number of sequences in one pass. A [`Session`](super::Session)
-/// is the simple interface to one.
+/// [`Engine::step`](super::Engine::step) appends to any number of sequences in one pass. A
+/// [`Session`](super::Session) is the simple interface to one.
 pub struct Sequence {
     model: Model,
     pub(super) kv: SeqKv,
-    /// How its pages are laid out, and how those of a text that begins in a pool above its high mark: the same, unless the
-    /// options ask for fewer bits then.
+    /// How its pages are laid out, and how those of a text that begins in a pool above its high
+    /// mark: the same, unless the options ask for fewer bits then.
     layouts: [Arc<KvLayout>; 2],
     pub(super) rope: Arc<RopeTables>,
     pub(super) adapters: Adapters,
     pub(super) hook: Option<Box<dyn OutputHook>>,
-    /// Tokens it holds; the cache has keys and values of the first `kv.len()`, and a pass computes the others first.
+    /// Tokens it holds; the cache has keys and values of the first `kv.len()`, and a pass computes
+    /// the others first.
     tokens: Vec<u32>,
     /// Kind of each token.
     kinds: Vec<TokenKind>,
@@ -57,7 +59,12 @@ pub struct Sequence {
 
 impl fmt::Debug for Sequence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sequence {{ position: {}, n_ctx: {}, .. }}", self.tokens.len(), self.n_ctx)
+        write!(
+            f,
+            "Sequence {{ position: {}, n_ctx: {}, .. }}",
+            self.tokens.len(),
+            self.n_ctx
+        )
     }
 }
 
@@ -105,12 +112,16 @@ impl Sequence {
         Ok(())
     }
 
-    /// Hidden states of tokens up to the one before `position`, that one's last; none where that one's is not there.
+    /// Hidden states of tokens up to the one before `position`, that one's last; none where that
+    /// one's is not there.
     pub(super) fn states_before(&self, position: usize) -> &[f32] {
-        self.states.as_ref().map_or(&[], |states| states.before(position))
+        self.states
+            .as_ref()
+            .map_or(&[], |states| states.before(position))
     }
 
-    /// Precision of its keys and values: that of its options, or the lower one that they ask for under pressure.
+    /// Precision of its keys and values: that of its options, or the lower one that they ask for
+    /// under pressure.
     pub fn kv_policy(&self) -> KvPolicy {
         self.kv.policy()
     }
@@ -176,13 +187,17 @@ impl Sequence {
     pub(super) fn missing(&self) -> (Vec<u32>, TokenKind) {
         let begin = self.kv.len();
         let kind = self.kinds[begin];
-        let n = self.kinds[begin..].iter().take_while(|&&k| k == kind).count();
+        let n = self.kinds[begin..]
+            .iter()
+            .take_while(|&&k| k == kind)
+            .count();
         (self.tokens[begin..begin + n].to_vec(), kind)
     }
 
     /// Bytes of its tokens, and of their hidden states where they are kept.
     pub(super) fn token_bytes(&self) -> u64 {
-        let tokens = self.tokens.capacity() * size_of::<u32>() + self.kinds.capacity() * size_of::<TokenKind>();
+        let tokens = self.tokens.capacity() * size_of::<u32>()
+            + self.kinds.capacity() * size_of::<TokenKind>();
         tokens as u64 + self.states.as_ref().map_or(0, KeptStates::bytes)
     }
 
@@ -234,7 +249,12 @@ impl Sequence {
     }
 
     /// Replaces the contents by other tokens with their keys and values.
-    pub(super) fn replace(&mut self, tokens: &[u32], kinds: &[TokenKind], kv: SeqKv) -> Result<(), SessionError> {
+    pub(super) fn replace(
+        &mut self,
+        tokens: &[u32],
+        kinds: &[TokenKind],
+        kv: SeqKv,
+    ) -> Result<(), SessionError> {
         self.reserve(tokens.len().saturating_sub(self.position()))?;
         self.cut(0, Cut::Rewound);
         self.tokens.extend_from_slice(tokens);
@@ -243,10 +263,24 @@ impl Sequence {
         Ok(())
     }
 
-    /// Calls the hook with the rows of a pass whose tokens begin at `new.start`, those with logits at `new.end`.
-    pub(super) fn follow(&mut self, new: Range<usize>, kind: TokenKind, states: &[f32], logits: &mut [f32]) {
+    /// Calls the hook with the rows of a pass whose tokens begin at `new.start`, those with logits
+    /// at `new.end`.
+    pub(super) fn follow(
+        &mut self,
+        new: Range<usize>,
+        kind: TokenKind,
+        states: &[f32],
+        logits: &mut [f32],
+    ) {
         let Some(hook) = &mut self.hook else { return };
-        hook.rows(OutputRows { tokens: &self.tokens, start: new.start, first: new.end, kind, states, logits });
+        hook.rows(OutputRows {
+            tokens: &self.tokens,
+            start: new.start,
+            first: new.end,
+            kind,
+            states,
+            logits,
+        });
     }
 
     /// Removes the last token.
@@ -264,12 +298,14 @@ impl Sequence {
         }
     }
 
-    /// Mean hidden states of the tokens computed since the last call; see [`SessionOptions::pooled_layer`].
+    /// Mean hidden states of the tokens computed since the last call; see
+    /// [`SessionOptions::pooled_layer`].
     pub fn take_pooled(&mut self) -> PooledStates {
         self.pooling.as_mut().map(Pooling::take).unwrap_or_default()
     }
 
-    /// An independent sequence that continues from the same point. Keys and values are shared until one of them writes.
+    /// An independent sequence that continues from the same point. Keys and values are shared until
+    /// one of them writes.
     ///
     /// # Errors
     /// If there is no memory for its tokens.

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 /// One sequence of tokens through a model: its keys and values, its position, its adapters.
 ///
-/// `Send + 'static`: it keeps its engine, and so its model, alive. So a struct can own a model, sessions and a
-/// generation, and be moved to another thread:
+/// `Send + 'static`: it keeps its engine, and so its model, alive. So a struct can own a model,
+/// sessions and a generation, and be moved to another thread:
 ///
 /// ```
 /// use ruvllm::{Generation, Model, Sampler, Session};
@@ -45,8 +45,9 @@ use std::time::Duration;
 /// # Ok(()) }
 /// ```
 ///
-/// Calls compute on the calling thread and return when they are done. In async code, run them on the runtime's blocking
-/// threads (`spawn_blocking`) and cancel them with the [`CancelToken`]; see `examples/async_use.rs`.
+/// Calls compute on the calling thread and return when they are done. In async code, run them on
+/// the runtime's blocking threads (`spawn_blocking`) and cancel them with the [`CancelToken`]; see
+/// `examples/async_use.rs`.
 pub struct Session {
     pub(super) engine: Engine,
     pub(super) seq: Sequence,
@@ -54,7 +55,8 @@ pub struct Session {
     pub(super) saved: Saved,
     /// Whether the last token was generated and never computed: the next pass begins with it.
     pub(super) ahead: bool,
-    /// How many tokens at the end of the sequence are drafts that were computed and are no part of the text yet.
+    /// How many tokens at the end of the sequence are drafts that were computed and are no part of
+    /// the text yet.
     drafts: usize,
     /// Memory for the tokens of a pass with drafts.
     pass: Vec<u32>,
@@ -67,7 +69,10 @@ pub struct Session {
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (position, n_ctx, n_batch) = (self.position(), self.n_ctx(), self.n_batch);
-        write!(f, "Session {{ position: {position}, n_ctx: {n_ctx}, n_batch: {n_batch}, .. }}")
+        write!(
+            f,
+            "Session {{ position: {position}, n_ctx: {n_ctx}, n_batch: {n_batch}, .. }}"
+        )
     }
 }
 
@@ -120,8 +125,8 @@ impl Session {
         &self.seq.tokens()[..self.position()]
     }
 
-    /// Logits of what follows the last token computed, `(n_vocab)`; empty before the first, and after tokens were
-    /// taken off the end.
+    /// Logits of what follows the last token computed, `(n_vocab)`; empty before the first, and
+    /// after tokens were taken off the end.
     pub fn logits(&self) -> &[f32] {
         self.outputs.before_last(self.drafts)
     }
@@ -141,7 +146,8 @@ impl Session {
         self.cancel = cancel;
     }
 
-    /// Mean hidden states of the tokens computed since the last call; see [`SessionOptions::pooled_layer`].
+    /// Mean hidden states of the tokens computed since the last call; see
+    /// [`SessionOptions::pooled_layer`].
     pub fn take_pooled(&mut self) -> PooledStates {
         self.seq.take_pooled()
     }
@@ -151,12 +157,14 @@ impl Session {
         self.seq.adapter_time
     }
 
-    /// Appends `tokens`; [`Session::logits`] are then those after the last of them. An empty session begins with the
-    /// part of them that the engine's prefix cache has, if [`SessionOptions::prefix`] enables it.
+    /// Appends `tokens`; [`Session::logits`] are then those after the last of them. An empty
+    /// session begins with the part of them that the engine's prefix cache has, if
+    /// [`SessionOptions::prefix`] enables it.
     ///
     /// # Errors
-    /// If there are none, they do not fit, or are not in the vocabulary; if the call is cancelled, or there is no
-    /// memory for its buffers. In the last two cases finished batches are kept: [`Session::position`] tells how many.
+    /// If there are none, they do not fit, or are not in the vocabulary; if the call is cancelled,
+    /// or there is no memory for its buffers. In the last two cases finished batches are kept:
+    /// [`Session::position`] tells how many.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<(), SessionError> {
         let last = tokens.len().saturating_sub(1);
         self.prefill_each(tokens, last, |_, _| ())
@@ -167,11 +175,17 @@ impl Session {
     /// # Errors
     /// As [`Session::prefill`].
     pub fn decode(&mut self, token: u32) -> Result<(), SessionError> {
-        self.run(TokenKind::Generated, &[token], 0, &mut NoProbe, &mut |_, _| ())
+        self.run(
+            TokenKind::Generated,
+            &[token],
+            0,
+            &mut NoProbe,
+            &mut |_, _| (),
+        )
     }
 
-    /// Appends `tokens` and calls `each` with the logits after each of `tokens[first..]`, in order, as
-    /// `(index, logits)`.
+    /// Appends `tokens` and calls `each` with the logits after each of `tokens[first..]`, in order,
+    /// as `(index, logits)`.
     ///
     /// # Errors
     /// As [`Session::prefill`].
@@ -182,8 +196,16 @@ impl Session {
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<(), SessionError> {
         self.engine.check(&self.seq, tokens)?;
-        let n = self.reuse(&tokens[..tokens.len().min(first.saturating_add(1))])?.total();
-        self.run(TokenKind::Prompt, &tokens[n..], first - n, &mut NoProbe, &mut |i, logits| each(n + i, logits))
+        let n = self
+            .reuse(&tokens[..tokens.len().min(first.saturating_add(1))])?
+            .total();
+        self.run(
+            TokenKind::Prompt,
+            &tokens[n..],
+            first - n,
+            &mut NoProbe,
+            &mut |i, logits| each(n + i, logits),
+        )
     }
 
     /// [`Session::prefill_each`] with a [`Probe`].
@@ -200,7 +222,8 @@ impl Session {
         self.run(TokenKind::Prompt, tokens, first, probe, &mut each)
     }
 
-    /// Appends `tokens` and passes on the logits from `first` on. Begins with the pending token, if there is one.
+    /// Appends `tokens` and passes on the logits from `first` on. Begins with the pending token, if
+    /// there is one.
     pub(super) fn run(
         &mut self,
         kind: TokenKind,
@@ -226,22 +249,33 @@ impl Session {
         Ok(())
     }
 
-    /// Computes the token that waits, if there is one: the logits are then those of what follows it.
+    /// Computes the token that waits, if there is one: the logits are then those of what follows
+    /// it.
     pub(crate) fn catch_up(&mut self) -> Result<(), SessionError> {
         self.drop_drafts();
-        let Some(token) = self.ahead.then(|| self.seq.pop()).flatten() else { return Ok(()) };
+        let Some(token) = self.ahead.then(|| self.seq.pop()).flatten() else {
+            return Ok(());
+        };
         self.ahead = false;
-        let outcome = self.passes(TokenKind::Generated, &[token], 0, false, &mut NoProbe, &mut |_| ());
+        let outcome = self.passes(
+            TokenKind::Generated,
+            &[token],
+            0,
+            false,
+            &mut NoProbe,
+            &mut |_| (),
+        );
         if outcome.is_err() {
             self.push_ahead(token)?;
         }
         outcome
     }
 
-    /// Computes the token that waits, if there is one, and the generated tokens `forced` behind it in one pass: the logits
-    /// are then those of what follows the last. Behind them, it computes `drafts`, to be [accepted](Session::accept) one
-    /// by one. With `all`, hands over the logits that precede each of `forced`, and those behind, in order. After an error
-    /// the session holds nothing of `forced` and `drafts`.
+    /// Computes the token that waits, if there is one, and the generated tokens `forced` behind it
+    /// in one pass: the logits are then those of what follows the last. Behind them, it
+    /// computes `drafts`, to be [accepted](Session::accept) one by one. With `all`, hands over
+    /// the logits that precede each of `forced`, and those behind, in order. After an error the
+    /// session holds nothing of `forced` and `drafts`.
     pub(super) fn catch_up_with(
         &mut self,
         forced: &[u32],
@@ -267,15 +301,26 @@ impl Session {
             tokens.insert(0, token);
         }
         // A hook sees every token.
-        let first = if all || self.seq.hook.is_some() { 0 } else { (tokens.len() - drafts.len()).saturating_sub(1) };
+        let first = if all || self.seq.hook.is_some() {
+            0
+        } else {
+            (tokens.len() - drafts.len()).saturating_sub(1)
+        };
         if !drafts.is_empty() {
             self.seq.kv.hold(begin);
         }
-        let outcome = self.passes(TokenKind::Generated, &tokens, first, false, &mut NoProbe, &mut |rows| {
-            if all {
-                rows.logits.chunks_exact(n_vocab).for_each(&mut *each);
-            }
-        });
+        let outcome = self.passes(
+            TokenKind::Generated,
+            &tokens,
+            first,
+            false,
+            &mut NoProbe,
+            &mut |rows| {
+                if all {
+                    rows.logits.chunks_exact(n_vocab).for_each(&mut *each);
+                }
+            },
+        );
         self.pass = tokens;
         match (&outcome, waiting) {
             (Ok(()), _) => self.drafts = drafts.len(),
@@ -288,9 +333,12 @@ impl Session {
         outcome
     }
 
-    /// How many drafts can be computed behind the tokens it holds and `n` forced ones, see [`Engine::n_draftable`].
+    /// How many drafts can be computed behind the tokens it holds and `n` forced ones, see
+    /// [`Engine::n_draftable`].
     pub(super) fn n_draftable(&self, n: usize) -> usize {
-        self.engine.n_draftable(&self.seq, self.position() + n).min(self.n_batch.saturating_sub(n + 1))
+        self.engine
+            .n_draftable(&self.seq, self.position() + n)
+            .min(self.n_batch.saturating_sub(n + 1))
     }
 
     /// Whether the sequence ends with drafts that are no part of the text yet.
@@ -303,8 +351,8 @@ impl Session {
         self.seq.tokens().get(self.position()) == Some(&token)
     }
 
-    /// Takes `token` into the text if it is the next draft, whose row was computed already: the logits are then those of
-    /// what follows it. Otherwise forgets all drafts.
+    /// Takes `token` into the text if it is the next draft, whose row was computed already: the
+    /// logits are then those of what follows it. Otherwise forgets all drafts.
     pub(super) fn accept(&mut self, token: u32) -> bool {
         let is_drafted = self.is_drafted(token);
         if !is_drafted {
@@ -343,8 +391,8 @@ impl Session {
         Ok(())
     }
 
-    /// Appends `tokens`, batch by batch, and passes on the rows from `first` on. If `raw`, the logits are the head's
-    /// bare products, and hidden states are returned, too.
+    /// Appends `tokens`, batch by batch, and passes on the rows from `first` on. If `raw`, the
+    /// logits are the head's bare products, and hidden states are returned, too.
     pub(crate) fn passes(
         &mut self,
         kind: TokenKind,
@@ -354,9 +402,16 @@ impl Session {
         probe: &mut dyn Probe,
         each: &mut dyn FnMut(OutputRows<'_>),
     ) -> Result<(), SessionError> {
-        let Session { engine, seq, outputs, n_batch, cancel, .. } = self;
-        // Everything is checked, and has its memory, before the first batch, so that later ones cannot fail for lack of
-        // it.
+        let Session {
+            engine,
+            seq,
+            outputs,
+            n_batch,
+            cancel,
+            ..
+        } = self;
+        // Everything is checked, and has its memory, before the first batch, so that later ones
+        // cannot fail for lack of it.
         engine.check(seq, tokens)?;
         let h = engine.model().hparams();
         let end = seq.position() + tokens.len();
@@ -368,34 +423,57 @@ impl Session {
             None if has_states => n_rows,
             None => 0,
         };
-        outputs.reserve(n_rows.saturating_mul(h.n_vocab), n_states.saturating_mul(h.n_embd))?;
+        outputs.reserve(
+            n_rows.saturating_mul(h.n_vocab),
+            n_states.saturating_mul(h.n_embd),
+        )?;
         for (i, batch) in tokens.chunks(*n_batch).enumerate() {
-            let (start, first_output) = (seq.position(), first.saturating_sub(i * *n_batch).min(batch.len()));
+            let (start, first_output) = (
+                seq.position(),
+                first.saturating_sub(i * *n_batch).min(batch.len()),
+            );
             let slot = Slot::new(seq, batch, kind).outputs_from(first_output);
             engine.pass(&mut [slot], outputs, raw, cancel, probe)?;
             let (states, logits) = (&*outputs.states, &mut *outputs.logits);
-            each(OutputRows { tokens: seq.tokens(), start, first: start + first_output, kind, states, logits });
+            each(OutputRows {
+                tokens: seq.tokens(),
+                start,
+                first: start + first_output,
+                kind,
+                states,
+                logits,
+            });
         }
         Ok(())
     }
 
-    /// Drops everything from `position` on. Later calls continue from there, as if the rest had never existed.
+    /// Drops everything from `position` on. Later calls continue from there, as if the rest had
+    /// never existed.
     ///
     /// # Errors
     /// If `position` is after the end.
     pub fn rewind(&mut self, position: usize) -> Result<(), SessionError> {
         if position > self.position() {
-            return Err(SessionError::RewindAhead { position, n_past: self.position() });
+            return Err(SessionError::RewindAhead {
+                position,
+                n_past: self.position(),
+            });
         }
         self.cut(position, Cut::Rewound);
         Ok(())
     }
 
-    /// Keeps the longest common prefix with `tokens` and drops the rest; returns its length. At least the last of
-    /// `tokens` is not kept, so that there is something to compute: a conversation that is rendered again for each turn
-    /// continues with `generate_from(&tokens[kept..], …)`.
+    /// Keeps the longest common prefix with `tokens` and drops the rest; returns its length. At
+    /// least the last of `tokens` is not kept, so that there is something to compute: a
+    /// conversation that is rendered again for each turn continues with
+    /// `generate_from(&tokens[kept..], …)`.
     pub fn keep(&mut self, tokens: &[u32]) -> usize {
-        let same = self.tokens().iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let same = self
+            .tokens()
+            .iter()
+            .zip(tokens)
+            .take_while(|(a, b)| a == b)
+            .count();
         let kept = same.min(tokens.len().saturating_sub(1));
         self.cut(kept, Cut::Rewound);
         kept
@@ -421,8 +499,9 @@ impl Session {
         self.outputs.clear();
     }
 
-    /// An independent session that continues from the same point: same engine, adapters and [`CancelToken`], and a copy
-    /// of the hook. Keys and values are shared until one of them writes.
+    /// An independent session that continues from the same point: same engine, adapters and
+    /// [`CancelToken`], and a copy of the hook. Keys and values are shared until one of them
+    /// writes.
     ///
     /// # Errors
     /// If there is no memory for its tokens and logits.

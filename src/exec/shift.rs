@@ -1,9 +1,11 @@
-//! Context shift: a session whose context is full goes on without half of what lies behind its first tokens.
+//! Context shift: a session whose context is full goes on without half of what lies behind its
+//! first tokens.
 //!
-//! Whole pages go, and the keys behind them are turned to their new positions, in 32 bits, and rounded once more. Keys and
-//! values of deeper layers still are those of tokens that saw what was dropped: what follows differs from what computing
-//! the rest anew would give, and depends on when the context was full. It is the one operation of which that is true,
-//! so nothing of a shifted session enters the prefix cache or a file.
+//! Whole pages go, and the keys behind them are turned to their new positions, in 32 bits, and
+//! rounded once more. Keys and values of deeper layers still are those of tokens that saw what was
+//! dropped: what follows differs from what computing the rest anew would give, and depends on when
+//! the context was full. It is the one operation of which that is true, so nothing of a shifted
+//! session enters the prefix cache or a file.
 
 use super::forward::RopeTables;
 use super::{Engine, Sequence, Session, SessionOptions};
@@ -12,14 +14,22 @@ use crate::error::SessionError;
 use crate::model::{AttnSpec, Model, QkNorm};
 
 /// Refuses a shift that [`SessionOptions::context_shift`] asks for where it cannot be.
-pub(super) fn check(engine: &Engine, n_ctx: usize, options: &SessionOptions) -> Result<(), SessionError> {
-    let Some(keep) = options.context_shift else { return Ok(()) };
+pub(super) fn check(
+    engine: &Engine,
+    n_ctx: usize,
+    options: &SessionOptions,
+) -> Result<(), SessionError> {
+    let Some(keep) = options.context_shift else {
+        return Ok(());
+    };
     engine.cpu_only("context shift")?;
     if let Some(what) = obstacle(engine.model(), options) {
         return Err(SessionError::NoShift { what });
     }
     // Behind them a page that goes and one that stays.
-    let most = (n_ctx / KV_BLOCK).checked_sub(2).map(|pages| pages * KV_BLOCK);
+    let most = (n_ctx / KV_BLOCK)
+        .checked_sub(2)
+        .map(|pages| pages * KV_BLOCK);
     match most {
         Some(most) if keep <= most => Ok(()),
         most => {
@@ -27,7 +37,11 @@ pub(super) fn check(engine: &Engine, n_ctx: usize, options: &SessionOptions) -> 
                 || format!("a context of at least {} tokens", 2 * KV_BLOCK),
                 |most| format!("at most {most} tokens, as two pages of {KV_BLOCK} lie behind them"),
             );
-            Err(SessionError::Option { option: "context_shift", value: keep, expected })
+            Err(SessionError::Option {
+                option: "context_shift",
+                value: keep,
+                expected,
+            })
         }
     }
 }
@@ -41,14 +55,26 @@ fn obstacle(model: &Model, options: &SessionOptions) -> Option<&'static str> {
     }
     let obstacles = [
         (h.learned_positions, "learned positions"),
-        (model.weights().rope_factors_short_long.is_some(), "learned rope factors"),
+        (
+            model.weights().rope_factors_short_long.is_some(),
+            "learned rope factors",
+        ),
         (any(|attn| attn.window.is_some()), "sliding windows"),
         (any(|attn| attn.latent.is_some()), "latent attention"),
-        (any(|attn| attn.qk_norm == Some(QkNorm::PerHeadRotated)), "norms of keys after their rotation"),
+        (
+            any(|attn| attn.qk_norm == Some(QkNorm::PerHeadRotated)),
+            "norms of keys after their rotation",
+        ),
         (policy.tiers.is_some(), "precision by age"),
-        (options.kv_pressure.unwrap_or(policy.k).bits() < 8, "keys of fewer than 8 bits"),
+        (
+            options.kv_pressure.unwrap_or(policy.k).bits() < 8,
+            "keys of fewer than 8 bits",
+        ),
     ];
-    obstacles.into_iter().find(|(is_there, _)| *is_there).map(|(_, what)| what)
+    obstacles
+        .into_iter()
+        .find(|(is_there, _)| *is_there)
+        .map(|(_, what)| what)
 }
 
 impl RopeTables {
@@ -62,15 +88,17 @@ impl RopeTables {
 }
 
 impl Session {
-    /// Drops half of the whole pages behind the first [`SessionOptions::context_shift`] tokens (rounded up to a page), and
-    /// turns the keys behind them to their new positions. Returns how many tokens it dropped, which are the first ones behind
-    /// those that stay; 0 if there is no whole page to drop. A [`Generation`](super::Generation) does so when the context
+    /// Drops half of the whole pages behind the first [`SessionOptions::context_shift`] tokens
+    /// (rounded up to a page), and turns the keys behind them to their new positions. Returns
+    /// how many tokens it dropped, which are the first ones behind those that stay; 0 if there
+    /// is no whole page to drop. A [`Generation`](super::Generation) does so when the context
     /// is full.
     ///
     /// # Errors
-    /// [`SessionError::NoShift`] if the session was not made for it, or has a hook (a learner), which sees every
-    /// token; if the call is cancelled; if there is no memory for pages that it shares. Nothing has changed then. If a
-    /// key does not fit its precision any more ([`SessionError::KvOverflow`]), the session holds the kept tokens alone.
+    /// [`SessionError::NoShift`] if the session was not made for it, or has a hook (a learner),
+    /// which sees every token; if the call is cancelled; if there is no memory for pages that
+    /// it shares. Nothing has changed then. If a key does not fit its precision any more
+    /// ([`SessionError::KvOverflow`]), the session holds the kept tokens alone.
     pub fn shift(&mut self) -> Result<usize, SessionError> {
         let Some(keep) = self.seq.context_shift else {
             return Err(SessionError::NoShift {
@@ -78,10 +106,18 @@ impl Session {
             });
         };
         if self.seq.hook.is_some() {
-            return Err(SessionError::NoShift { what: "a learner, which sees every token" });
+            return Err(SessionError::NoShift {
+                what: "a learner, which sees every token",
+            });
         }
         self.catch_up()?;
-        let Session { engine, seq, outputs, cancel, .. } = self;
+        let Session {
+            engine,
+            seq,
+            outputs,
+            cancel,
+            ..
+        } = self;
         engine.compute_missing(seq, outputs, cancel)?;
         let first = keep.div_ceil(KV_BLOCK);
         let n_pages = (seq.kv.len() / KV_BLOCK).saturating_sub(first).div_ceil(2);
@@ -92,10 +128,18 @@ impl Session {
         let arch = model.arch();
         let [cos, sin] = rope.back(arch, n_pages * KV_BLOCK);
         let stored = model.hparams().attention().filter(|attn| !attn.shares_kv);
-        let turns: Vec<_> = stored.map(|attn| attn.rope.map(|id| rope.rotation(arch, id, 1, &cos, &sin))).collect();
-        let turn = |layer: usize, key: &mut [f32]| turns[layer].iter().for_each(|rotation| rotation.apply(0, key));
+        let turns: Vec<_> = stored
+            .map(|attn| attn.rope.map(|id| rope.rotation(arch, id, 1, &cos, &sin)))
+            .collect();
+        let turn = |layer: usize, key: &mut [f32]| {
+            turns[layer]
+                .iter()
+                .for_each(|rotation| rotation.apply(0, key))
+        };
         let gone = first..first + n_pages;
-        let outcome = engine.enter(cancel, |crew, _| seq.kv.shift(crew, arch, gone.clone(), &turn))?;
+        let outcome = engine.enter(cancel, |crew, _| {
+            seq.kv.shift(crew, arch, gone.clone(), &turn)
+        })?;
         match outcome {
             Ok(()) => {
                 seq.drop_tokens(gone.start * KV_BLOCK..gone.end * KV_BLOCK);

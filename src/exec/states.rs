@@ -4,7 +4,8 @@ use super::batch::reserve;
 use crate::error::SessionError;
 use std::ops::Range;
 
-/// Most tokens of which they are kept: of a longer prompt only the end. Each takes the last layer's work.
+/// Most tokens of which they are kept: of a longer prompt only the end. Each takes the last layer's
+/// work.
 pub(super) const KEPT_STATES: usize = 512;
 /// Rows beyond those after which the first ones go, so that they seldom have to be moved.
 const SLACK: usize = 64;
@@ -27,7 +28,12 @@ impl KeptStates {
     pub(super) fn new(n_embd: usize, n_ctx: usize) -> Result<KeptStates, SessionError> {
         let mut rows = Vec::new();
         reserve(&mut rows, most_rows(n_ctx) * n_embd, STATES)?;
-        Ok(KeptStates { n_embd, first: 0, rows, wanted: 0 })
+        Ok(KeptStates {
+            n_embd,
+            first: 0,
+            rows,
+            wanted: 0,
+        })
     }
 
     /// Bytes that it takes.
@@ -42,15 +48,17 @@ impl KeptStates {
 
     /// Of the next `n` tokens, from `position` on, the first to keep.
     pub(super) fn first_of(&self, position: usize, n: usize) -> usize {
-        n.saturating_sub(KEPT_STATES).max(self.wanted.saturating_sub(position)).min(n)
+        n.saturating_sub(KEPT_STATES)
+            .max(self.wanted.saturating_sub(position))
+            .min(n)
     }
 
     fn end(&self) -> usize {
         self.first + self.rows.len() / self.n_embd
     }
 
-    /// Adds the states of tokens from `position` on, at most [`KEPT_STATES`]. Where they do not follow the others, those are
-    /// forgotten.
+    /// Adds the states of tokens from `position` on, at most [`KEPT_STATES`]. Where they do not
+    /// follow the others, those are forgotten.
     pub(super) fn append(&mut self, position: usize, rows: &[f32]) {
         if rows.is_empty() {
             return;
@@ -70,7 +78,8 @@ impl KeptStates {
 
     /// Tokens from `position` on are gone.
     pub(super) fn truncate(&mut self, position: usize) {
-        self.rows.truncate(position.saturating_sub(self.first) * self.n_embd);
+        self.rows
+            .truncate(position.saturating_sub(self.first) * self.n_embd);
         self.first = self.first.min(position);
     }
 
@@ -106,7 +115,9 @@ mod tests {
 
     /// Rows of two values that tell their tokens.
     fn rows(tokens: Range<usize>) -> Vec<f32> {
-        tokens.flat_map(|token| [token as f32, -(token as f32)]).collect()
+        tokens
+            .flat_map(|token| [token as f32, -(token as f32)])
+            .collect()
     }
 
     #[test]
@@ -124,7 +135,10 @@ mod tests {
         assert_eq!(states.before(4), rows(0..4));
         // Tokens of which nothing is known lie between.
         states.append(9, &rows(9..10));
-        assert_eq!((states.before(10), states.before(9), states.before(4)), (&rows(9..10)[..], NONE, NONE));
+        assert_eq!(
+            (states.before(10), states.before(9), states.before(4)),
+            (&rows(9..10)[..], NONE, NONE)
+        );
         states.truncate(3);
         states.append(3, &rows(3..7));
         assert_eq!(states.before(7), rows(3..7));
@@ -140,11 +154,18 @@ mod tests {
     #[test]
     fn of_a_prompt_in_pieces_the_end_is_kept() {
         let mut states = KeptStates::new(2, 4096).unwrap();
-        assert_eq!((states.first_of(0, 100), states.first_of(0, 2000)), (0, 2000 - KEPT_STATES));
+        assert_eq!(
+            (states.first_of(0, 100), states.first_of(0, 2000)),
+            (0, 2000 - KEPT_STATES)
+        );
         states.expect(1000);
         let first = 1000 - KEPT_STATES;
         assert_eq!(
-            [states.first_of(0, 300), states.first_of(300, 300), states.first_of(600, 400)],
+            [
+                states.first_of(0, 300),
+                states.first_of(300, 300),
+                states.first_of(600, 400)
+            ],
             [300, first - 300, 0]
         );
         assert_eq!(states.first_of(1000, 1), 0);

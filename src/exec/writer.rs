@@ -1,4 +1,5 @@
-//! The text of an answer as it comes into being: tokens are sampled or forced, become pieces, and end.
+//! The text of an answer as it comes into being: tokens are sampled or forced, become pieces, and
+//! end.
 
 use super::{CachedTokens, DraftStats};
 use crate::error::{Error, SampleError};
@@ -20,7 +21,8 @@ pub enum StopReason {
     MaxTokens,
     /// The context is full; the session does not hold the last token.
     ContextFull,
-    /// A request to a [`Scheduler`](super::Scheduler) was cancelled, or its [`Stream`](super::Stream) dropped.
+    /// A request to a [`Scheduler`](super::Scheduler) was cancelled, or its
+    /// [`Stream`](super::Stream) dropped.
     Cancelled,
     /// The time that a request to a [`Scheduler`](super::Scheduler) had is over.
     Deadline,
@@ -30,19 +32,27 @@ pub enum StopReason {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Piece {
-    /// The text that the token completes: empty if it ends inside a character, cut if a stop string begins inside it.
+    /// The text that the token completes: empty if it ends inside a character, cut if a stop
+    /// string begins inside it.
     pub text: String,
     /// The token.
     pub token: u32,
-    /// `ln p(token)` of the model, before bias and filters, if [`super::Generation::logprobs`] requested it.
+    /// `ln p(token)` of the model, before bias and filters, if [`super::Generation::logprobs`]
+    /// requested it.
     pub logprob: Option<f32>,
-    /// The most probable tokens and their `ln p`, as many as [`super::Generation::logprobs`] requested.
+    /// The most probable tokens and their `ln p`, as many as [`super::Generation::logprobs`]
+    /// requested.
     pub top_logprobs: Vec<(u32, f32)>,
 }
 
 impl Piece {
     pub(super) fn new(token: u32) -> Piece {
-        Piece { text: String::new(), token, logprob: None, top_logprobs: Vec::new() }
+        Piece {
+            text: String::new(),
+            token,
+            logprob: None,
+            top_logprobs: Vec::new(),
+        }
     }
 }
 
@@ -123,7 +133,9 @@ impl PieceWriter {
     pub(super) fn new(model: &Model, special: bool) -> PieceWriter {
         PieceWriter {
             model: model.clone(),
-            stream: model.tokenizer().map(|tokenizer| TextStream::new(tokenizer, special)),
+            stream: model
+                .tokenizer()
+                .map(|tokenizer| TextStream::new(tokenizer, special)),
             stop: Vec::new(),
             stopped_by: None,
             max_tokens: usize::MAX,
@@ -145,7 +157,12 @@ impl PieceWriter {
 
     /// Sets stop strings, before which the text ends.
     pub(super) fn set_stop<T: Into<String>>(&mut self, stop: impl IntoIterator<Item = T>) {
-        self.stop = stop.into_iter().map(Into::into).enumerate().filter(|(_, s): &(_, String)| !s.is_empty()).collect();
+        self.stop = stop
+            .into_iter()
+            .map(Into::into)
+            .enumerate()
+            .filter(|(_, s): &(_, String)| !s.is_empty())
+            .collect();
     }
 
     /// See [`Finish::stop`].
@@ -180,17 +197,22 @@ impl PieceWriter {
 
     /// Whether `token` ends a text.
     pub(super) fn is_eog(&self, token: u32) -> bool {
-        self.model.tokenizer().is_some_and(|tokenizer| tokenizer.is_eog(token))
+        self.model
+            .tokenizer()
+            .is_some_and(|tokenizer| tokenizer.is_eog(token))
     }
 
     /// The tokens that the sampler's mask forces next.
     pub(super) fn forced(&self, sampler: &mut Sampler) -> Vec<u32> {
         let tokenizer = self.model.tokenizer();
-        tokenizer.map_or_else(Vec::new, |tokenizer| sampler.forced(&|text| tokenizer.encode_inside(text)))
+        tokenizer.map_or_else(Vec::new, |tokenizer| {
+            sampler.forced(&|text| tokenizer.encode_inside(text))
+        })
     }
 
-    /// Truncates forced tokens to those to be computed: at most `room`, and at most the number still allowed. Ends
-    /// where the text ends, or if `is_full` says that the token before them did not fit.
+    /// Truncates forced tokens to those to be computed: at most `room`, and at most the number
+    /// still allowed. Ends where the text ends, or if `is_full` says that the token before them
+    /// did not fit.
     pub(super) fn go_on(
         &mut self,
         sampler: &mut Sampler,
@@ -215,23 +237,36 @@ impl PieceWriter {
 
     /// The logits of tokens. Embedding tables are padded; rows after the vocabulary are not tokens.
     fn of_tokens<'a>(&self, logits: &'a [f32]) -> &'a [f32] {
-        let n_vocab = self.model.tokenizer().map_or(usize::MAX, |tokenizer| tokenizer.n_vocab());
+        let n_vocab = self
+            .model
+            .tokenizer()
+            .map_or(usize::MAX, |tokenizer| tokenizer.n_vocab());
         &logits[..n_vocab.min(logits.len())]
     }
 
     /// Samples the token that follows `history`.
-    pub(super) fn sample(&self, sampler: &mut Sampler, logits: &[f32], history: &[u32]) -> Result<Piece, Error> {
+    pub(super) fn sample(
+        &self,
+        sampler: &mut Sampler,
+        logits: &[f32],
+        history: &[u32],
+    ) -> Result<Piece, Error> {
         let logits = self.of_tokens(logits);
         Ok(match self.logprobs {
             None => Piece::new(sampler.sample(logits, history)?),
             Some(n_top) => {
                 let sampled = sampler.sample_with_logprobs(logits, history, n_top)?;
-                Piece { logprob: Some(sampled.logprob), top_logprobs: sampled.top, ..Piece::new(sampled.token) }
+                Piece {
+                    logprob: Some(sampled.logprob),
+                    top_logprobs: sampled.top,
+                    ..Piece::new(sampled.token)
+                }
             }
         })
     }
 
-    /// Adds the log-probabilities of a forced piece, if they are requested, from the logits before it.
+    /// Adds the log-probabilities of a forced piece, if they are requested, from the logits before
+    /// it.
     pub(super) fn tell(&self, piece: &mut Piece, sampler: &mut Sampler, logits: &[f32]) {
         if let Some(n_top) = self.logprobs {
             let told = sampler.logprobs(self.of_tokens(logits), piece.token, n_top);
@@ -239,8 +274,8 @@ impl PieceWriter {
         }
     }
 
-    /// Takes forced pieces that were computed, up to a stop string. If one ended the text, returns the number of its
-    /// tokens.
+    /// Takes forced pieces that were computed, up to a stop string. If one ended the text, returns
+    /// the number of its tokens.
     pub(super) fn take_forced(
         &mut self,
         sampler: &mut Sampler,
@@ -259,7 +294,9 @@ impl PieceWriter {
 
     /// Gives a piece its text, and holds it back until [`Self::release`].
     pub(super) fn hold(&mut self, mut piece: Piece) -> Result<(), Error> {
-        let Some(stream) = &mut self.stream else { return Ok(()) };
+        let Some(stream) = &mut self.stream else {
+            return Ok(());
+        };
         piece.text.push_str(stream.push(piece.token)?);
         let is_whole = stream.is_whole();
         self.tokens.push(piece.token);
@@ -268,42 +305,67 @@ impl PieceWriter {
         Ok(())
     }
 
-    /// Makes pieces ready that cannot be part of a stop string. If a stop string ended the text, returns the number of
-    /// its tokens.
+    /// Makes pieces ready that cannot be part of a stop string. If a stop string ended the text,
+    /// returns the number of its tokens.
     pub(super) fn release(&mut self) -> Option<usize> {
-        let found = self.stop.iter().filter_map(|(i, s)| Some((self.text.find(s.as_str())?, *i)));
+        let found = self
+            .stop
+            .iter()
+            .filter_map(|(i, s)| Some((self.text.find(s.as_str())?, *i)));
         if let Some((at, i)) = found.min() {
             self.stopped_by = Some(i);
             return Some(self.end_before(at));
         }
-        let is_beginning = |from: &usize| self.stop.iter().any(|(_, s)| s.starts_with(&self.text[*from..]));
-        let free = (0..self.text.len()).filter(|&i| self.text.is_char_boundary(i)).find(is_beginning);
+        let is_beginning = |from: &usize| {
+            self.stop
+                .iter()
+                .any(|(_, s)| s.starts_with(&self.text[*from..]))
+        };
+        let free = (0..self.text.len())
+            .filter(|&i| self.text.is_char_boundary(i))
+            .find(is_beginning);
         let n = self.n_whole(free.unwrap_or(self.text.len()));
         self.make_ready(n);
         None
     }
 
-    /// Number of pieces, among those not ready, that end within the first `len` bytes of their text, at a whole
-    /// character.
+    /// Number of pieces, among those not ready, that end within the first `len` bytes of their
+    /// text, at a whole character.
     fn n_whole(&self, len: usize) -> usize {
         let mut end = 0;
         let ends = self.pieces.iter().skip(self.n_ready).map(|held| {
             end += held.piece.text.len();
             (end, held.is_whole)
         });
-        ends.enumerate().filter(|(_, (end, is_whole))| *is_whole && *end <= len).last().map_or(0, |(i, _)| i + 1)
+        ends.enumerate()
+            .filter(|(_, (end, is_whole))| *is_whole && *end <= len)
+            .last()
+            .map_or(0, |(i, _)| i + 1)
     }
 
     fn make_ready(&mut self, n: usize) {
-        let len = self.pieces.iter().skip(self.n_ready).take(n).map(|held| held.piece.text.len()).sum::<usize>();
+        let len = self
+            .pieces
+            .iter()
+            .skip(self.n_ready)
+            .take(n)
+            .map(|held| held.piece.text.len())
+            .sum::<usize>();
         self.text.drain(..len);
         self.n_ready += n;
     }
 
-    /// Ends before a stop string at byte `at` of the text that is not ready; returns the number of tokens of the text.
+    /// Ends before a stop string at byte `at` of the text that is not ready; returns the number of
+    /// tokens of the text.
     fn end_before(&mut self, at: usize) -> usize {
         let n = self.n_whole(at);
-        let kept = self.pieces.iter().skip(self.n_ready).take(n).map(|held| held.piece.text.len()).sum::<usize>();
+        let kept = self
+            .pieces
+            .iter()
+            .skip(self.n_ready)
+            .take(n)
+            .map(|held| held.piece.text.len())
+            .sum::<usize>();
         self.rest = self.text[kept..at].to_owned();
         let first_cut = self.pieces.drain(self.n_ready + n..).next();
         self.make_ready(n);
@@ -311,7 +373,10 @@ impl PieceWriter {
         let n_kept = self.n_out + self.n_ready;
         if let Some(Held { mut piece, .. }) = first_cut.filter(|_| !self.rest.is_empty()) {
             piece.text.clone_from(&self.rest);
-            self.pieces.push_back(Held { piece, is_whole: true });
+            self.pieces.push_back(Held {
+                piece,
+                is_whole: true,
+            });
             self.n_ready += 1;
         }
         self.reason = Some(StopReason::StopString);

@@ -7,8 +7,8 @@ use std::io;
 use std::ops::{Deref, Range};
 use std::sync::OnceLock;
 
-/// Alignment of every tensor in memory: the file's alignment is a multiple of it, maps begin at pages, and
-/// [`Bytes::in_memory`] copies bytes that are not aligned.
+/// Alignment of every tensor in memory: the file's alignment is a multiple of it, maps begin at
+/// pages, and [`Bytes::in_memory`] copies bytes that are not aligned.
 pub(super) const MEMORY_ALIGN: usize = 8;
 
 pub(super) struct Bytes {
@@ -29,14 +29,18 @@ enum Source {
 
 impl Bytes {
     fn of(source: Source) -> Bytes {
-        Bytes { source, copy: OnceLock::new() }
+        Bytes {
+            source,
+            copy: OnceLock::new(),
+        }
     }
 
     #[allow(unsafe_code)] // mapping a file is the point of this module
     pub(super) fn map(file: &File) -> io::Result<Bytes> {
-        // SAFETY: the map is read-only and private to this process. No program can rule out that another one changes or
-        // truncates the file meanwhile; the documentation of `gguf` tells callers the consequences. All bytes are valid
-        // values of the types read from them.
+        // SAFETY: the map is read-only and private to this process. No program can rule out that
+        // another one changes or truncates the file meanwhile; the documentation of `gguf`
+        // tells callers the consequences. All bytes are valid values of the types read from
+        // them.
         let map = unsafe { memmap2::Mmap::map(file)? };
         Ok(Bytes::of(Source::Mapped(map)))
     }
@@ -69,7 +73,8 @@ impl Bytes {
         self.copy.get().map_or(0, |copy| copy.copied() as u64)
     }
 
-    /// Copies the next part to huge pages, beginning at byte `start` of the file. Returns whether any was left.
+    /// Copies the next part to huge pages, beginning at byte `start` of the file. Returns whether
+    /// any was left.
     #[allow(unsafe_code)] // releasing pages of the map
     pub(super) fn copy_step(&self, start: usize) -> io::Result<bool> {
         let copy = match self.copy.get() {
@@ -85,9 +90,15 @@ impl Bytes {
             && !done.is_empty()
         {
             // The process should not hold these pages twice.
-            // SAFETY: the map is of a file and never written: pages that are touched again come back with
-            // the same bytes.
-            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, done.start, done.len()) };
+            // SAFETY: the map is of a file and never written: pages that are touched again come
+            // back with the same bytes.
+            let _ = unsafe {
+                map.unchecked_advise_range(
+                    memmap2::UncheckedAdvice::DontNeed,
+                    done.start,
+                    done.len(),
+                )
+            };
         }
         Ok(!done.is_empty())
     }

@@ -1,8 +1,8 @@
 //! The metadata of a file: keys and typed values.
 //!
-//! Numbers are copied out; a vocabulary is not. A [`StringArray`] keeps the bytes where they are and
-//! remembers where each string begins, so that opening a file with 400 000 tokens and merges costs
-//! one pass over their lengths and one allocation.
+//! Numbers are copied out; a vocabulary is not. A [`StringArray`] keeps the bytes where they are
+//! and remembers where each string begins, so that opening a file with 400 000 tokens and merges
+//! costs one pass over their lengths and one allocation.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -52,8 +52,8 @@ pub enum Array {
     Arrays(Vec<Array>),
 }
 
-/// Array of strings, kept in the file's form. They need not be UTF-8: byte-level vocabularies contain fragments of
-/// characters.
+/// Array of strings, kept in the file's form. They need not be UTF-8: byte-level vocabularies
+/// contain fragments of characters.
 #[derive(Clone)]
 pub struct StringArray {
     file: Arc<Bytes>,
@@ -68,7 +68,11 @@ const LEN: usize = 8;
 
 impl StringArray {
     pub(super) fn new(file: Arc<Bytes>, start: usize, offsets: Vec<u32>) -> Self {
-        StringArray { file, start, offsets: offsets.into() }
+        StringArray {
+            file,
+            start,
+            offsets: offsets.into(),
+        }
     }
 
     /// Number of strings.
@@ -96,7 +100,9 @@ impl StringArray {
     /// All strings in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
         let encoded = self.encoded();
-        self.offsets.windows(2).map(move |w| &encoded[w[0] as usize + LEN..w[1] as usize])
+        self.offsets
+            .windows(2)
+            .map(move |w| &encoded[w[0] as usize + LEN..w[1] as usize])
     }
 
     /// All strings in the file's form: each preceded by its length.
@@ -183,7 +189,12 @@ impl Array {
 
     /// Appends element type, count and elements.
     fn write(&self, out: &mut Vec<u8>) {
-        fn numbers<T: Copy, const N: usize>(out: &mut Vec<u8>, id: u32, v: &[T], bytes: fn(T) -> [u8; N]) {
+        fn numbers<T: Copy, const N: usize>(
+            out: &mut Vec<u8>,
+            id: u32,
+            v: &[T],
+            bytes: fn(T) -> [u8; N],
+        ) {
             out.extend_from_slice(&id.to_le_bytes());
             out.extend_from_slice(&(v.len() as u64).to_le_bytes());
             v.iter().for_each(|&x| out.extend_from_slice(&bytes(x)));
@@ -308,9 +319,9 @@ into_value! {
 /// Keys and values in the order of the file.
 ///
 /// Every type has two accessors. If the key is absent, `opt_…` returns `Ok(None)` and the plain one
-/// [`GgufError::MissingKey`]; both fail if the value has another type ([`GgufError::WrongType`]) or does not fit
-/// ([`GgufError::OutOfRange`]). Any integer type is accepted for any other as long as the number fits, since writers
-/// disagree about them.
+/// [`GgufError::MissingKey`]; both fail if the value has another type ([`GgufError::WrongType`]) or
+/// does not fit ([`GgufError::OutOfRange`]). Any integer type is accepted for any other as long as
+/// the number fits, since writers disagree about them.
 #[derive(Clone, Debug)]
 pub struct Metadata {
     entries: Vec<(String, Value)>,
@@ -325,7 +336,11 @@ trait Typed<'a>: Sized {
 }
 
 fn wrong_type(key: &str, expected: &'static str, found: &Value) -> GgufError {
-    GgufError::WrongType { key: key.to_owned(), expected, found: found.type_name() }
+    GgufError::WrongType {
+        key: key.to_owned(),
+        expected,
+        found: found.type_name(),
+    }
 }
 
 macro_rules! typed_integer {
@@ -343,7 +358,11 @@ macro_rules! typed_integer {
 typed_integer!(u32, i32, u64);
 
 fn out_of_range(key: &str, expected: &'static str, found: impl fmt::Display) -> GgufError {
-    GgufError::OutOfRange { key: key.to_owned(), expected, found: found.to_string() }
+    GgufError::OutOfRange {
+        key: key.to_owned(),
+        expected,
+        found: found.to_string(),
+    }
 }
 
 /// Arrays of integers: borrowed if the file has the requested type, otherwise converted.
@@ -385,7 +404,9 @@ impl Typed<'_> for f32 {
     fn from_value(key: &str, value: &Value) -> Result<Self, GgufError> {
         match *value {
             Value::F32(v) => Ok(v),
-            Value::F64(v) if v.is_finite() && !(v as f32).is_finite() => Err(out_of_range(key, Self::NAME, v)),
+            Value::F64(v) if v.is_finite() && !(v as f32).is_finite() => {
+                Err(out_of_range(key, Self::NAME, v))
+            }
             Value::F64(v) => Ok(v as f32),
             _ => Err(wrong_type(key, Self::NAME, value)),
         }
@@ -407,7 +428,9 @@ impl<'a> Typed<'a> for &'a str {
     fn from_value(key: &str, value: &'a Value) -> Result<Self, GgufError> {
         match value {
             Value::String(v) => Ok(v),
-            Value::Bytes(_) => Err(GgufError::NotUtf8 { item: format!("the value of `{key}`") }),
+            Value::Bytes(_) => Err(GgufError::NotUtf8 {
+                item: format!("the value of `{key}`"),
+            }),
             _ => Err(wrong_type(key, Self::NAME, value)),
         }
     }
@@ -482,31 +505,42 @@ impl Metadata {
         by_key.sort_unstable_by_key(|&i| &entries[i as usize].0);
         let key = |i: u32| &entries[i as usize].0;
         if let Some(twice) = by_key.windows(2).find(|pair| key(pair[0]) == key(pair[1])) {
-            return Err(GgufError::DuplicateKey { key: key(twice[0]).clone() });
+            return Err(GgufError::DuplicateKey {
+                key: key(twice[0]).clone(),
+            });
         }
         Ok(Metadata { entries, by_key })
     }
 
-    /// A copy in which `entries`, whose keys are distinct, replace those with the same keys or are added.
+    /// A copy in which `entries`, whose keys are distinct, replace those with the same keys or are
+    /// added.
     pub(super) fn overriding(&self, entries: &[(String, Value)]) -> Metadata {
         let mut all = self.entries.clone();
         all.retain(|(key, _)| entries.iter().all(|(other, _)| other != key));
         all.extend_from_slice(entries);
         let mut by_key: Vec<u32> = (0..all.len() as u32).collect();
         by_key.sort_unstable_by_key(|&i| &all[i as usize].0);
-        Metadata { entries: all, by_key }
+        Metadata {
+            entries: all,
+            by_key,
+        }
     }
 
     /// The value of a key, whatever its type.
     pub fn get(&self, key: &str) -> Option<&Value> {
         let entry = |i: u32| &self.entries[i as usize];
-        let found = self.by_key.binary_search_by(|&i| entry(i).0.as_str().cmp(key)).ok()?;
+        let found = self
+            .by_key
+            .binary_search_by(|&i| entry(i).0.as_str().cmp(key))
+            .ok()?;
         Some(&entry(self.by_key[found]).1)
     }
 
     /// All entries in the order of the file.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
-        self.entries.iter().map(|(key, value)| (key.as_str(), value))
+        self.entries
+            .iter()
+            .map(|(key, value)| (key.as_str(), value))
     }
 
     /// Number of entries.

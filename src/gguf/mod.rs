@@ -1,9 +1,10 @@
 //! GGUF files: open, look inside, write.
 //!
-//! [`Gguf::open`] maps the file and reads its header; tensors stay in place and are borrowed by [`Gguf::data`]. Nothing
-//! is trusted: the whole header is validated before `open` returns (the limits are in `reader.rs`), and after that
-//! nothing about a file's layout can fail. [`Header`] is the header without the tensor data, to inspect a file that is
-//! large or remote. [`Writer`] makes files; [`NewFile`] replaces any file safely.
+//! [`Gguf::open`] maps the file and reads its header; tensors stay in place and are borrowed by
+//! [`Gguf::data`]. Nothing is trusted: the whole header is validated before `open` returns (the
+//! limits are in `reader.rs`), and after that nothing about a file's layout can fail. [`Header`] is
+//! the header without the tensor data, to inspect a file that is large or remote. [`Writer`] makes
+//! files; [`NewFile`] replaces any file safely.
 //!
 //! The format: magic `GGUF`, version, counts, metadata, tensor table, padding, tensor data, all
 //! little-endian; see <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>. Versions 2 and 3
@@ -11,9 +12,10 @@
 //!
 //! # Files that change while they are open
 //!
-//! A mapped file is read from disk when its bytes are touched. If another program truncates it meanwhile, the operating
-//! system stops this process with `SIGBUS`; if one rewrites it in place, the model changes during use. Replace model
-//! files by renaming a new one over the old, as [`Writer`] does: a process that has the old one open keeps it.
+//! A mapped file is read from disk when its bytes are touched. If another program truncates it
+//! meanwhile, the operating system stops this process with `SIGBUS`; if one rewrites it in place,
+//! the model changes during use. Replace model files by renaming a new one over the old, as
+//! [`Writer`] does: a process that has the old one open keeps it.
 
 mod bytes;
 mod metadata;
@@ -40,8 +42,8 @@ use bytes::Bytes;
 pub struct TensorInfo {
     /// Its name, unique in the model.
     pub name: String,
-    /// Its dimensions, one to four, none of them zero, in ggml's order: the first is the length of a
-    /// row and varies fastest.
+    /// Its dimensions, one to four, none of them zero, in ggml's order: the first is the length of
+    /// a row and varies fastest.
     pub dims: Vec<u64>,
     /// Type of its elements.
     pub dtype: DType,
@@ -85,8 +87,8 @@ impl Header {
     /// Parses the header of a file of `file_size` bytes that begins with `prefix`.
     ///
     /// # Errors
-    /// [`GgufError::HeaderIncomplete`] if the header continues after the prefix: try again with more. Any other error
-    /// is final.
+    /// [`GgufError::HeaderIncomplete`] if the header continues after the prefix: try again with
+    /// more. Any other error is final.
     pub fn parse(prefix: &[u8], file_size: u64) -> Result<Header, GgufError> {
         Header::parse_owned(prefix.to_vec(), file_size)
     }
@@ -100,7 +102,10 @@ impl Header {
         let mut prefix_len = 1 << 20;
         loop {
             let mut prefix = Vec::new();
-            (&file).take(prefix_len).read_to_end(&mut prefix).map_err(io_error(path))?;
+            (&file)
+                .take(prefix_len)
+                .read_to_end(&mut prefix)
+                .map_err(io_error(path))?;
             match Header::parse_owned(prefix, file_size) {
                 Err(GgufError::HeaderIncomplete { have, need }) if have == prefix_len => {
                     prefix_len = need.max(4 * prefix_len);
@@ -119,7 +124,10 @@ impl Header {
     /// The index in `tensors` of the tensor called `name`.
     pub(crate) fn position(&self, name: &str) -> Option<usize> {
         let name_of = |i: u32| self.tensors[i as usize].name.as_str();
-        let found = self.tensor_index.binary_search_by(|&i| name_of(i).cmp(name)).ok()?;
+        let found = self
+            .tensor_index
+            .binary_search_by(|&i| name_of(i).cmp(name))
+            .ok()?;
         Some(self.tensor_index[found] as usize)
     }
 
@@ -134,7 +142,9 @@ fn index_by_name(tensors: &[TensorInfo]) -> Result<Vec<u32>, GgufError> {
     let mut index: Vec<u32> = (0..tensors.len() as u32).collect();
     index.sort_unstable_by_key(|&i| name(i));
     if let Some(twice) = index.windows(2).find(|pair| name(pair[0]) == name(pair[1])) {
-        return Err(GgufError::DuplicateTensor { name: name(twice[0]).to_owned() });
+        return Err(GgufError::DuplicateTensor {
+            name: name(twice[0]).to_owned(),
+        });
     }
     Ok(index)
 }
@@ -155,7 +165,13 @@ impl Inner {
     /// Copies the next part that is not copied yet. Returns whether there was one.
     fn copy_step(&self) -> io::Result<bool> {
         for (i, bytes) in self.shards.iter().enumerate() {
-            let first = self.header.tensors.iter().filter(|t| t.shard == i).map(|t| t.offset).min();
+            let first = self
+                .header
+                .tensors
+                .iter()
+                .filter(|t| t.shard == i)
+                .map(|t| t.offset)
+                .min();
             if let Some(first) = first
                 && bytes.copy_step(first as usize)?
             {
@@ -176,12 +192,18 @@ impl Gguf {
     /// The same model with other metadata: `entries` replace those with the same keys.
     pub(crate) fn overriding(&self, entries: &[(String, Value)]) -> Gguf {
         let Inner { header, shards } = &*self.0;
-        let header = Header { metadata: header.metadata.overriding(entries), ..header.clone() };
-        Gguf(Arc::new(Inner { header, shards: shards.clone() }))
+        let header = Header {
+            metadata: header.metadata.overriding(entries),
+            ..header.clone()
+        };
+        Gguf(Arc::new(Inner {
+            header,
+            shards: shards.clone(),
+        }))
     }
 
-    /// Maps a file and reads its header. Any part of a split model opens all of it: the parts lie in
-    /// one folder under names that end in `-00001-of-00003.gguf`.
+    /// Maps a file and reads its header. Any part of a split model opens all of it: the parts lie
+    /// in one folder under names that end in `-00001-of-00003.gguf`.
     ///
     /// # Errors
     /// Wrapped in [`GgufError::InFile`], which names the file, except for [`GgufError::Io`].
@@ -189,14 +211,26 @@ impl Gguf {
         let path = path.as_ref();
         let (bytes, header) = map(path)?;
         let Some(split) = Split::of(&header).map_err(in_file(path))? else {
-            return Ok(Gguf(Arc::new(Inner { header, shards: vec![bytes] })));
+            return Ok(Gguf(Arc::new(Inner {
+                header,
+                shards: vec![bytes],
+            })));
         };
         let first = split.sibling(path, 0).map_err(in_file(path))?;
-        let (bytes, header) = if split.no == 0 { (bytes, header) } else { map(&first)? };
+        let (bytes, header) = if split.no == 0 {
+            (bytes, header)
+        } else {
+            map(&first)?
+        };
         Gguf::open_split(&first, Split { no: 0, ..split }, bytes, header)
     }
 
-    fn open_split(path: &Path, split: Split, bytes: Arc<Bytes>, mut header: Header) -> Result<Gguf, GgufError> {
+    fn open_split(
+        path: &Path,
+        split: Split,
+        bytes: Arc<Bytes>,
+        mut header: Header,
+    ) -> Result<Gguf, GgufError> {
         split.check(&header, 0).map_err(in_file(path))?;
         let mut shards = vec![bytes];
         for no in 1..split.count {
@@ -207,25 +241,36 @@ impl Gguf {
             header.tensors.append(&mut part.tensors);
             shards.push(bytes);
         }
-        if let Some(expected) = header.metadata.opt_u64(SPLIT_TENSORS).map_err(in_file(path))? {
+        if let Some(expected) = header
+            .metadata
+            .opt_u64(SPLIT_TENSORS)
+            .map_err(in_file(path))?
+        {
             let found = header.tensors.len() as u64;
             if found != expected {
-                return Err(in_file(path)(GgufError::SplitMismatch { key: SPLIT_TENSORS, expected, found }));
+                return Err(in_file(path)(GgufError::SplitMismatch {
+                    key: SPLIT_TENSORS,
+                    expected,
+                    found,
+                }));
             }
         }
         header.tensor_index = index_by_name(&header.tensors).map_err(in_file(path))?;
         Ok(Gguf(Arc::new(Inner { header, shards })))
     }
 
-    /// Reads a model from memory: embedded in the program, or downloaded on systems without files. Bytes whose address
-    /// is not a multiple of 8 are copied once.
+    /// Reads a model from memory: embedded in the program, or downloaded on systems without files.
+    /// Bytes whose address is not a multiple of 8 are copied once.
     pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Gguf, GgufError> {
         let bytes = Arc::new(Bytes::in_memory(bytes.into()));
         let header = reader::parse(&bytes, bytes.len() as u64)?;
         if let Some(split) = Split::of(&header)? {
             return Err(GgufError::SplitInMemory { count: split.count });
         }
-        Ok(Gguf(Arc::new(Inner { header, shards: vec![bytes] })))
+        Ok(Gguf(Arc::new(Inner {
+            header,
+            shards: vec![bytes],
+        })))
     }
 
     /// The header; of a split model that of the first part, with the tensors of all parts.
@@ -263,7 +308,8 @@ impl Gguf {
         self.0.shards[info.shard].part(start..start + info.n_bytes as usize)
     }
 
-    /// A hash (FNV-1a) of the metadata, the tensor table, and the first and last bytes of every tensor.
+    /// A hash (FNV-1a) of the metadata, the tensor table, and the first and last bytes of every
+    /// tensor.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut bytes = Vec::new();
         for (key, value) in self.metadata().iter() {
@@ -273,13 +319,17 @@ impl Gguf {
         for t in self.tensors() {
             bytes.extend_from_slice(t.name.as_bytes());
             bytes.extend_from_slice(&(t.dtype as u32).to_le_bytes());
-            t.dims.iter().for_each(|dim| bytes.extend_from_slice(&dim.to_le_bytes()));
+            t.dims
+                .iter()
+                .for_each(|dim| bytes.extend_from_slice(&dim.to_le_bytes()));
             let data = self.data(t);
             let n = data.len().min(FINGERPRINT_BYTES);
             bytes.extend_from_slice(&data[..n]);
             bytes.extend_from_slice(&data[data.len() - n..]);
         }
-        bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+        bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &b| {
+            (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+        })
     }
 
     /// Size of the file, or of all files of a split model, in bytes.
@@ -292,10 +342,10 @@ impl Gguf {
         self.0.shards.iter().all(|bytes| bytes.is_map())
     }
 
-    /// Copies the tensors into memory of this process, in huge pages where the system has them: decoding then reads
-    /// about a fifth faster. The pages of a mapped file are released. Other threads can use the model meanwhile.
-    /// `progress` is called with the share done every few megabytes, and may stop the copying by returning `false`;
-    /// what was copied stays.
+    /// Copies the tensors into memory of this process, in huge pages where the system has them:
+    /// decoding then reads about a fifth faster. The pages of a mapped file are released. Other
+    /// threads can use the model meanwhile. `progress` is called with the share done every few
+    /// megabytes, and may stop the copying by returning `false`; what was copied stays.
     ///
     /// # Errors
     /// If there is no address space for a copy.
@@ -314,23 +364,26 @@ impl Gguf {
         self.0.shards.iter().map(|bytes| bytes.copied()).sum()
     }
 
-    /// Whether a copy would have huge pages and leave the same amount of memory free for other processes. Files of less
-    /// than 32 MiB stay in the caches anyway.
+    /// Whether a copy would have huge pages and leave the same amount of memory free for other
+    /// processes. Files of less than 32 MiB stay in the caches anyway.
     pub fn worth_residence(&self) -> bool {
         self.file_size() >= 32 << 20 && resident::worth_it(self.file_size() - self.resident_bytes())
     }
 
-    /// Runs [`Gguf::make_resident`] on a thread, which ends when the last clone of `self` is dropped.
+    /// Runs [`Gguf::make_resident`] on a thread, which ends when the last clone of `self` is
+    /// dropped.
     pub(crate) fn make_resident_in_background(&self) {
         let inner = Arc::downgrade(&self.0);
         // If there is no thread or memory for it, the map is used.
-        let _ = std::thread::Builder::new().name("ruvllm-resident".into()).spawn(move || {
-            while let Some(inner) = inner.upgrade() {
-                if !inner.copy_step().unwrap_or(false) {
-                    return;
+        let _ = std::thread::Builder::new()
+            .name("ruvllm-resident".into())
+            .spawn(move || {
+                while let Some(inner) = inner.upgrade() {
+                    if !inner.copy_step().unwrap_or(false) {
+                        return;
+                    }
                 }
-            }
-        });
+            });
     }
 
     /// Asks the system to start reading all tensors from disk, and returns at once.
@@ -365,7 +418,10 @@ impl Split {
         if count <= 1 {
             return Ok(None);
         }
-        Ok(Some(Split { no: header.metadata.u64(SPLIT_NO)?, count }))
+        Ok(Some(Split {
+            no: header.metadata.u64(SPLIT_NO)?,
+            count,
+        }))
     }
 
     /// File name suffix of part `no`.
@@ -376,9 +432,16 @@ impl Split {
     /// The path of part `no`, from that of this part.
     fn sibling(&self, path: &Path, no: u64) -> Result<PathBuf, GgufError> {
         let own = self.suffix(self.no);
-        let prefix = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(&own));
+        let prefix = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .and_then(|name| name.strip_suffix(&own));
         let Some(prefix) = prefix else {
-            return Err(GgufError::SplitName { no: self.no.saturating_add(1), count: self.count, expected: own });
+            return Err(GgufError::SplitName {
+                no: self.no.saturating_add(1),
+                count: self.count,
+                expected: own,
+            });
         };
         Ok(path.with_file_name(format!("{prefix}{}", self.suffix(no))))
     }
@@ -388,7 +451,11 @@ impl Split {
         for (key, expected) in [(SPLIT_COUNT, self.count), (SPLIT_NO, no)] {
             let found = header.metadata.u64(key)?;
             if found != expected {
-                return Err(GgufError::SplitMismatch { key, expected, found });
+                return Err(GgufError::SplitMismatch {
+                    key,
+                    expected,
+                    found,
+                });
             }
         }
         Ok(())
@@ -396,15 +463,22 @@ impl Split {
 }
 
 fn io_error(path: &Path) -> impl Fn(io::Error) -> GgufError {
-    move |error| GgufError::Io { path: path.to_owned(), error }
+    move |error| GgufError::Io {
+        path: path.to_owned(),
+        error,
+    }
 }
 
 fn in_file(path: &Path) -> impl Fn(GgufError) -> GgufError {
-    move |error| GgufError::InFile { path: path.to_owned(), error: Box::new(error) }
+    move |error| GgufError::InFile {
+        path: path.to_owned(),
+        error: Box::new(error),
+    }
 }
 
-/// A file of another format, mapped as [`Gguf::open`] maps its own: read-only, its bytes read from disk when they are
-/// touched. The same holds for [files that change](self#files-that-change-while-they-are-open).
+/// A file of another format, mapped as [`Gguf::open`] maps its own: read-only, its bytes read from
+/// disk when they are touched. The same holds for [files that
+/// change](self#files-that-change-while-they-are-open).
 pub struct MappedFile(Bytes);
 
 impl MappedFile {
@@ -427,12 +501,16 @@ impl std::ops::Deref for MappedFile {
     }
 }
 
-/// Opens a regular file. Other kinds (a folder, a pipe) cannot be mapped, and opening them might block.
+/// Opens a regular file. Other kinds (a folder, a pipe) cannot be mapped, and opening them might
+/// block.
 fn open_file(path: &Path) -> Result<(File, u64), GgufError> {
     let metadata = std::fs::metadata(path).map_err(io_error(path))?;
     if !metadata.is_file() {
         let error = io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
-        return Err(GgufError::Io { path: path.to_owned(), error });
+        return Err(GgufError::Io {
+            path: path.to_owned(),
+            error,
+        });
     }
     let file = File::open(path).map_err(io_error(path))?;
     let size = file.metadata().map_err(io_error(path))?.len();

@@ -1,8 +1,9 @@
-//! The parser of headers. Every byte comes through [`Reader::take`], which knows the size of the file, and every count
-//! is checked against the bytes that are left before memory is allocated for it. Memory is bounded by a small multiple
-//! of the header, whatever the file says: a vocabulary takes another half of its own bytes, a tensor five times its
-//! shortest description, and in the worst case an array of empty arrays of strings ten times its own bytes. A metadata
-//! value takes a hundred bytes where a short entry has 17, but the number of entries is limited.
+//! The parser of headers. Every byte comes through [`Reader::take`], which knows the size of the
+//! file, and every count is checked against the bytes that are left before memory is allocated for
+//! it. Memory is bounded by a small multiple of the header, whatever the file says: a vocabulary
+//! takes another half of its own bytes, a tensor five times its shortest description, and in the
+//! worst case an array of empty arrays of strings ten times its own bytes. A metadata value takes a
+//! hundred bytes where a short entry has 17, but the number of entries is limited.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use super::{Header, TensorInfo};
 use crate::error::GgufError;
 use crate::quant::DType;
 
-/// Longest key and tensor name, in bytes. GGUF limits keys to 65535; the same limit applies to names.
+/// Longest key and tensor name, in bytes. GGUF limits keys to 65535; the same limit applies to
+/// names.
 pub(super) const MAX_NAME: u64 = 65535;
 /// Deepest nesting of arrays.
 pub(super) const MAX_ARRAY_DEPTH: usize = 4;
@@ -24,8 +26,8 @@ pub(super) const MAX_DIMS: u32 = 4;
 /// Largest `general.alignment`.
 pub(super) const MAX_ALIGNMENT: u64 = 1 << 20;
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
-/// Longest header, an order of magnitude above the largest vocabularies. It also ensures that no length or offset
-/// inside a header overflows 32 bits, signed or not.
+/// Longest header, an order of magnitude above the largest vocabularies. It also ensures that no
+/// length or offset inside a header overflows 32 bits, signed or not.
 pub(super) const MAX_HEADER: u64 = 1 << 28;
 
 /// The numbers of the metadata types.
@@ -91,14 +93,27 @@ impl<'a> Reader<'a> {
         let end = offset.checked_add(n);
         if end.is_none_or(|end| end > self.file_size) {
             let item = item.to_string();
-            return Err(GgufError::UnexpectedEnd { item, offset, need: n, file_size: self.file_size });
+            return Err(GgufError::UnexpectedEnd {
+                item,
+                offset,
+                need: n,
+                file_size: self.file_size,
+            });
         }
         let end = offset + n;
         if end > MAX_HEADER {
-            return Err(GgufError::HeaderTooLarge { item: item.to_string(), offset, need: n, limit: MAX_HEADER });
+            return Err(GgufError::HeaderTooLarge {
+                item: item.to_string(),
+                offset,
+                need: n,
+                limit: MAX_HEADER,
+            });
         }
         if end > self.bytes.len() as u64 {
-            return Err(GgufError::HeaderIncomplete { have: self.bytes.len() as u64, need: end });
+            return Err(GgufError::HeaderIncomplete {
+                have: self.bytes.len() as u64,
+                need: end,
+            });
         }
         Ok(())
     }
@@ -130,7 +145,12 @@ impl<'a> Reader<'a> {
         let count = self.u64(item)?;
         let left = self.file_size - self.offset();
         if count > left / min_bytes {
-            return Err(GgufError::CountTooLarge { item: item.to_string(), offset, count, left });
+            return Err(GgufError::CountTooLarge {
+                item: item.to_string(),
+                offset,
+                count,
+                left,
+            });
         }
         self.need(count * min_bytes, item)?;
         Ok(count as usize)
@@ -145,10 +165,17 @@ impl<'a> Reader<'a> {
         let offset = self.offset();
         let len = self.u64(item)?;
         if len == 0 || len > MAX_NAME {
-            return Err(GgufError::NameLength { item: item.to_string(), offset, found: len, max: MAX_NAME });
+            return Err(GgufError::NameLength {
+                item: item.to_string(),
+                offset,
+                found: len,
+                max: MAX_NAME,
+            });
         }
         let bytes = self.take(len, item)?;
-        let name = str::from_utf8(bytes).map_err(|_| GgufError::NotUtf8 { item: item.to_string() })?;
+        let name = str::from_utf8(bytes).map_err(|_| GgufError::NotUtf8 {
+            item: item.to_string(),
+        })?;
         Ok(name.to_owned())
     }
 
@@ -157,7 +184,11 @@ impl<'a> Reader<'a> {
         match self.array::<1>(Item::Value(key))? {
             [0] => Ok(false),
             [1] => Ok(true),
-            [found] => Err(GgufError::InvalidBool { key: key.to_owned(), offset, found }),
+            [found] => Err(GgufError::InvalidBool {
+                key: key.to_owned(),
+                offset,
+                found,
+            }),
         }
     }
 
@@ -184,21 +215,40 @@ impl<'a> Reader<'a> {
             id::U64 => Value::U64(self.u64(item)?),
             id::I64 => Value::I64(i64::from_le_bytes(self.array(item)?)),
             id::F64 => Value::F64(f64::from_le_bytes(self.array(item)?)),
-            found => return Err(GgufError::ValueType { key: key.to_owned(), offset, found }),
+            found => {
+                return Err(GgufError::ValueType {
+                    key: key.to_owned(),
+                    offset,
+                    found,
+                });
+            }
         })
     }
 
-    fn numbers<const N: usize, T>(&mut self, key: &str, read: fn([u8; N]) -> T) -> Result<Vec<T>, GgufError> {
+    fn numbers<const N: usize, T>(
+        &mut self,
+        key: &str,
+        read: fn([u8; N]) -> T,
+    ) -> Result<Vec<T>, GgufError> {
         let count = self.count(Item::Length(key), N as u64)?;
         let bytes = self.take((count * N) as u64, Item::Value(key))?;
         let (elements, _) = bytes.as_chunks::<N>();
         Ok(elements.iter().map(|&element| read(element)).collect())
     }
 
-    fn array_value(&mut self, key: &str, depth: usize, file: &Arc<Bytes>) -> Result<Array, GgufError> {
+    fn array_value(
+        &mut self,
+        key: &str,
+        depth: usize,
+        file: &Arc<Bytes>,
+    ) -> Result<Array, GgufError> {
         let offset = self.offset();
         if depth > MAX_ARRAY_DEPTH {
-            return Err(GgufError::ArrayDepth { key: key.to_owned(), offset, max: MAX_ARRAY_DEPTH });
+            return Err(GgufError::ArrayDepth {
+                key: key.to_owned(),
+                offset,
+                max: MAX_ARRAY_DEPTH,
+            });
         }
         Ok(match self.u32(Item::Value(key))? {
             id::U8 => Array::U8(self.numbers(key, u8::from_le_bytes)?),
@@ -210,25 +260,39 @@ impl<'a> Reader<'a> {
             id::F32 => Array::F32(self.numbers(key, f32::from_le_bytes)?),
             id::BOOL => {
                 let count = self.count(Item::Length(key), 1)?;
-                Array::Bool((0..count).map(|_| self.bool(key)).collect::<Result<_, _>>()?)
+                Array::Bool(
+                    (0..count)
+                        .map(|_| self.bool(key))
+                        .collect::<Result<_, _>>()?,
+                )
             }
             id::STRING => Array::Strings(self.strings(key, file)?),
             id::ARRAY => {
                 let count = self.count(Item::Length(key), 4 + 8)?;
-                Array::Arrays((0..count).map(|_| self.array_value(key, depth + 1, file)).collect::<Result<_, _>>()?)
+                Array::Arrays(
+                    (0..count)
+                        .map(|_| self.array_value(key, depth + 1, file))
+                        .collect::<Result<_, _>>()?,
+                )
             }
             id::U64 => Array::U64(self.numbers(key, u64::from_le_bytes)?),
             id::I64 => Array::I64(self.numbers(key, i64::from_le_bytes)?),
             id::F64 => Array::F64(self.numbers(key, f64::from_le_bytes)?),
-            found => return Err(GgufError::ArrayElementType { key: key.to_owned(), offset, found }),
+            found => {
+                return Err(GgufError::ArrayElementType {
+                    key: key.to_owned(),
+                    offset,
+                    found,
+                });
+            }
         })
     }
 
     fn strings(&mut self, key: &str, file: &Arc<Bytes>) -> Result<StringArray, GgufError> {
         let count = self.count(Item::Length(key), 8)?;
         let start = self.pos;
-        // The count may be wrong although the file is large: memory beyond a vocabulary's size grows with the strings
-        // read.
+        // The count may be wrong although the file is large: memory beyond a vocabulary's size
+        // grows with the strings read.
         let mut offsets = Vec::with_capacity((count + 1).min(1 << 20));
         for _ in 0..count {
             // `MAX_HEADER` keeps every position below 2³².
@@ -245,19 +309,35 @@ impl<'a> Reader<'a> {
         let item = Item::Tensor(&name);
         let rank = self.u32(item)?;
         if rank > MAX_DIMS {
-            return Err(GgufError::TensorRank { name, found: rank, max: MAX_DIMS });
+            return Err(GgufError::TensorRank {
+                name,
+                found: rank,
+                max: MAX_DIMS,
+            });
         }
-        let mut dims = (0..rank).map(|_| self.u64(item)).collect::<Result<Vec<u64>, _>>()?;
+        let mut dims = (0..rank)
+            .map(|_| self.u64(item))
+            .collect::<Result<Vec<u64>, _>>()?;
         if dims.is_empty() {
             dims.push(1); // a scalar, which ggml holds as one row of one value
         }
         let type_id = self.u32(item)?;
         let offset = self.u64(item)?;
         let Some(dtype) = DType::from_ggml(type_id) else {
-            return Err(GgufError::TensorType { name, found: type_id });
+            return Err(GgufError::TensorType {
+                name,
+                found: type_id,
+            });
         };
         let n_bytes = tensor_bytes(&name, &dims, dtype)?;
-        Ok(TensorInfo { name, dims, dtype, offset, n_bytes, shard: 0 })
+        Ok(TensorInfo {
+            name,
+            dims,
+            dtype,
+            offset,
+            n_bytes,
+            shard: 0,
+        })
     }
 
     fn preamble(&mut self) -> Result<u32, GgufError> {
@@ -267,14 +347,20 @@ impl<'a> Reader<'a> {
         }
         if !start.starts_with(b"GGUF") {
             let found = start[..start.len().min(4)].to_vec();
-            return Err(GgufError::BadMagic { found, hint: guess(start) });
+            return Err(GgufError::BadMagic {
+                found,
+                hint: guess(start),
+            });
         }
         self.pos = 4;
         let version = self.u32(Item::Preamble)?;
         match version {
             2 | 3 => Ok(version),
-            // A small version read in the wrong byte order; ggml recognises big-endian files in the same way.
-            _ if version != 0 && version & 0xffff == 0 => Err(GgufError::BigEndian { version: version.swap_bytes() }),
+            // A small version read in the wrong byte order; ggml recognises big-endian files in the
+            // same way.
+            _ if version != 0 && version & 0xffff == 0 => Err(GgufError::BigEndian {
+                version: version.swap_bytes(),
+            }),
             _ => Err(GgufError::Version { found: version }),
         }
     }
@@ -284,18 +370,31 @@ impl<'a> Reader<'a> {
 pub(super) fn tensor_bytes(name: &str, dims: &[u64], dtype: DType) -> Result<u64, GgufError> {
     let name = || name.to_owned();
     if let Some(axis) = dims.iter().position(|&dim| dim == 0) {
-        return Err(GgufError::ZeroDim { name: name(), axis, dims: dims.to_vec() });
+        return Err(GgufError::ZeroDim {
+            name: name(),
+            axis,
+            dims: dims.to_vec(),
+        });
     }
     let (block, block_bytes) = dtype.block();
     let row = dims.first().copied().unwrap_or(1);
     if !row.is_multiple_of(block) {
-        return Err(GgufError::PartialBlock { name: name(), dtype: dtype.to_string(), row, block });
+        return Err(GgufError::PartialBlock {
+            name: name(),
+            dtype: dtype.to_string(),
+            row,
+            block,
+        });
     }
     dims.iter()
         .try_fold(1u64, |n, &dim| n.checked_mul(dim))
         .and_then(|n| (n / block).checked_mul(block_bytes))
         .filter(|&n| i64::try_from(n).is_ok())
-        .ok_or_else(|| GgufError::TensorTooLarge { name: name(), dtype: dtype.to_string(), dims: dims.to_vec() })
+        .ok_or_else(|| GgufError::TensorTooLarge {
+            name: name(),
+            dtype: dtype.to_string(),
+            dims: dims.to_vec(),
+        })
 }
 
 /// Guess at the kind of a file that is not GGUF; the end of an error message's sentence.
@@ -304,34 +403,55 @@ fn guess(start: &[u8]) -> &'static str {
         _ if start.starts_with(b"version https://git-lfs") => {
             "; it is a Git LFS pointer, fetch the real file (`git lfs pull`)"
         }
-        _ if start.starts_with(b"lmgg") || start.starts_with(b"fmgg") || start.starts_with(b"tjgg") => {
+        _ if start.starts_with(b"lmgg")
+            || start.starts_with(b"fmgg")
+            || start.starts_with(b"tjgg") =>
+        {
             "; it is a GGML file from before GGUF, convert the model again"
         }
-        _ if start.starts_with(b"PK\x03\x04") => "; it is a ZIP archive, perhaps PyTorch weights: convert them to GGUF",
-        _ if start.get(8) == Some(&b'{') => "; it looks like a safetensors file: convert it to GGUF",
-        _ if start.trim_ascii_start().first() == Some(&b'<') => "; it is a web page, the download went wrong",
+        _ if start.starts_with(b"PK\x03\x04") => {
+            "; it is a ZIP archive, perhaps PyTorch weights: convert them to GGUF"
+        }
+        _ if start.get(8) == Some(&b'{') => {
+            "; it looks like a safetensors file: convert it to GGUF"
+        }
+        _ if start.trim_ascii_start().first() == Some(&b'<') => {
+            "; it is a web page, the download went wrong"
+        }
         _ => "",
     }
 }
 
 fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
-    let found = metadata.opt_u64("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT);
+    let found = metadata
+        .opt_u64("general.alignment")?
+        .unwrap_or(DEFAULT_ALIGNMENT);
     // Below 8, which the specification asks for, `f32` data could not be read in place.
     if !found.is_power_of_two() || !(8..=MAX_ALIGNMENT).contains(&found) {
-        return Err(GgufError::Alignment { found, max: MAX_ALIGNMENT });
+        return Err(GgufError::Alignment {
+            found,
+            max: MAX_ALIGNMENT,
+        });
     }
     Ok(found)
 }
 
 pub(super) fn parse(file: &Arc<Bytes>, file_size: u64) -> Result<Header, GgufError> {
-    let mut reader = Reader { bytes: file, pos: 0, file_size };
+    let mut reader = Reader {
+        bytes: file,
+        pos: 0,
+        file_size,
+    };
     let version = reader.preamble()?;
-    // Smallest tensor entry: length of the name, rank, type, offset. Smallest metadata entry: length of the key, type,
-    // a value of one byte.
+    // Smallest tensor entry: length of the name, rank, type, offset. Smallest metadata entry:
+    // length of the key, type, a value of one byte.
     let n_tensors = reader.count(Item::TensorCount, 8 + 4 + 4 + 8)?;
     let n_entries = reader.count(Item::EntryCount, 8 + 4 + 1)?;
     if n_entries > MAX_ENTRIES {
-        return Err(GgufError::TooManyEntries { count: n_entries, max: MAX_ENTRIES });
+        return Err(GgufError::TooManyEntries {
+            count: n_entries,
+            max: MAX_ENTRIES,
+        });
     }
 
     let mut entries = Vec::new();
@@ -350,16 +470,32 @@ pub(super) fn parse(file: &Arc<Bytes>, file_size: u64) -> Result<Header, GgufErr
     let data_offset = reader.offset().next_multiple_of(alignment);
     place(&mut tensors, data_offset, alignment, file_size)?;
     let tensor_index = super::index_by_name(&tensors)?;
-    Ok(Header { version, metadata, tensors, tensor_index, alignment, data_offset })
+    Ok(Header {
+        version,
+        metadata,
+        tensors,
+        tensor_index,
+        alignment,
+        data_offset,
+    })
 }
 
 /// Checks the positions of the tensors, and makes their offsets relative to the start of the file.
-fn place(tensors: &mut [TensorInfo], data_offset: u64, alignment: u64, file_size: u64) -> Result<(), GgufError> {
+fn place(
+    tensors: &mut [TensorInfo],
+    data_offset: u64,
+    alignment: u64,
+    file_size: u64,
+) -> Result<(), GgufError> {
     // End of the data if tensors follow each other without gaps, as every writer lays them out.
     let mut packed_end = Some(data_offset);
     for t in &*tensors {
         if !t.offset.is_multiple_of(alignment) {
-            return Err(GgufError::TensorMisaligned { name: t.name.clone(), offset: t.offset, alignment });
+            return Err(GgufError::TensorMisaligned {
+                name: t.name.clone(),
+                offset: t.offset,
+                alignment,
+            });
         }
         packed_end = packed_end
             .and_then(|end| end.checked_next_multiple_of(alignment))
@@ -368,10 +504,14 @@ fn place(tensors: &mut [TensorInfo], data_offset: u64, alignment: u64, file_size
 
     let mut data_end = 0;
     for t in tensors.iter_mut() {
-        let end = data_offset.checked_add(t.offset).and_then(|start| start.checked_add(t.n_bytes));
-        // A file with gaps, or with sizes beyond all files, is invalid; one that is merely shorter than its tensors is
-        // truncated.
-        let Some(end) = end.filter(|&end| end <= file_size || packed_end.is_some_and(|packed| end <= packed)) else {
+        let end = data_offset
+            .checked_add(t.offset)
+            .and_then(|start| start.checked_add(t.n_bytes));
+        // A file with gaps, or with sizes beyond all files, is invalid; one that is merely shorter
+        // than its tensors is truncated.
+        let Some(end) =
+            end.filter(|&end| end <= file_size || packed_end.is_some_and(|packed| end <= packed))
+        else {
             return Err(GgufError::TensorOutOfFile {
                 name: t.name.clone(),
                 offset: data_offset.saturating_add(t.offset),
@@ -390,11 +530,19 @@ fn place(tensors: &mut [TensorInfo], data_offset: u64, alignment: u64, file_size
         let other_end = other.offset + other.n_bytes;
         if t.offset < other_end {
             let (name, other) = (t.name.clone(), other.name.clone());
-            return Err(GgufError::TensorOverlap { name, offset: t.offset, other, other_end });
+            return Err(GgufError::TensorOverlap {
+                name,
+                offset: t.offset,
+                other,
+                other_end,
+            });
         }
     }
     if data_end > file_size {
-        return Err(GgufError::Truncated { expected: data_end, actual: file_size });
+        return Err(GgufError::Truncated {
+            expected: data_end,
+            actual: file_size,
+        });
     }
     Ok(())
 }

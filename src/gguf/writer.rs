@@ -1,4 +1,5 @@
-//! Writing GGUF files: metadata first, then tensor by tensor, so that a file much larger than memory can be written.
+//! Writing GGUF files: metadata first, then tensor by tensor, so that a file much larger than
+//! memory can be written.
 
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -24,7 +25,8 @@ struct Tensor<'a> {
 
 /// Collects metadata and tensors, then writes them as a GGUF file of version 3.
 ///
-/// The result can be read: the header is checked by the parser, with all its limits, before the first byte is written.
+/// The result can be read: the header is checked by the parser, with all its limits, before the
+/// first byte is written.
 ///
 /// ```
 /// # fn main() -> Result<(), ruvllm::GgufError> {
@@ -75,8 +77,8 @@ impl<'a> Writer<'a> {
         self.tensor_with(name, dims, dtype, move |out| out.write_all(&data))
     }
 
-    /// Adds a tensor whose data `produce` writes when its turn comes, in any number of pieces. An error it returns
-    /// stops the writing and is returned as [`GgufError::Io`].
+    /// Adds a tensor whose data `produce` writes when its turn comes, in any number of pieces. An
+    /// error it returns stops the writing and is returned as [`GgufError::Io`].
     pub fn tensor_with(
         &mut self,
         name: impl Into<String>,
@@ -84,7 +86,12 @@ impl<'a> Writer<'a> {
         dtype: DType,
         produce: impl FnOnce(&mut dyn Write) -> io::Result<()> + 'a,
     ) -> &mut Self {
-        self.tensors.push(Tensor { name: name.into(), dims: dims.to_vec(), dtype, produce: Box::new(produce) });
+        self.tensors.push(Tensor {
+            name: name.into(),
+            dims: dims.to_vec(),
+            dtype,
+            produce: Box::new(produce),
+        });
         self
     }
 
@@ -108,7 +115,9 @@ impl<'a> Writer<'a> {
     pub fn write(self, path: impl AsRef<Path>) -> Result<(), GgufError> {
         let path = path.as_ref();
         let refuse = !self.overwrite;
-        let exists = || GgufError::Exists { path: path.to_owned() };
+        let exists = || GgufError::Exists {
+            path: path.to_owned(),
+        };
         if refuse && path.exists() {
             return Err(exists());
         }
@@ -134,13 +143,19 @@ impl<'a> Writer<'a> {
         match self.write_to(&mut out) {
             Ok(()) => Ok(out),
             Err(WriteError::Gguf(error)) => Err(error),
-            Err(WriteError::Io(error)) => Err(GgufError::Io { path: PathBuf::from("(memory)"), error }),
+            Err(WriteError::Io(error)) => Err(GgufError::Io {
+                path: PathBuf::from("(memory)"),
+                error,
+            }),
         }
     }
 
     fn write_to(self, out: &mut dyn Write) -> Result<(), WriteError> {
         // A wrong value does no harm here; the parser below refuses it.
-        let alignment = self.metadata.iter().find(|(key, _)| key == "general.alignment");
+        let alignment = self
+            .metadata
+            .iter()
+            .find(|(key, _)| key == "general.alignment");
         let alignment = alignment
             .and_then(|(_, value)| u64::try_from(value.integer()?).ok())
             .filter(|alignment| alignment.is_power_of_two() && *alignment <= MAX_ALIGNMENT)
@@ -158,14 +173,22 @@ impl<'a> Writer<'a> {
         for t in &self.tensors {
             string(&mut header, &t.name);
             header.extend_from_slice(&(t.dims.len() as u32).to_le_bytes());
-            t.dims.iter().for_each(|dim| header.extend_from_slice(&dim.to_le_bytes()));
+            t.dims
+                .iter()
+                .for_each(|dim| header.extend_from_slice(&dim.to_le_bytes()));
             header.extend_from_slice(&(t.dtype as u32).to_le_bytes());
             header.extend_from_slice(&data_size.to_le_bytes());
             let end = tensor_bytes(&t.name, &t.dims, t.dtype)?.checked_add(data_size);
-            data_size = end.and_then(|end| end.checked_next_multiple_of(alignment)).ok_or_else(|| {
-                let (name, dtype) = (t.name.clone(), t.dtype.to_string());
-                GgufError::TensorTooLarge { name, dtype, dims: t.dims.clone() }
-            })?;
+            data_size = end
+                .and_then(|end| end.checked_next_multiple_of(alignment))
+                .ok_or_else(|| {
+                    let (name, dtype) = (t.name.clone(), t.dtype.to_string());
+                    GgufError::TensorTooLarge {
+                        name,
+                        dtype,
+                        dims: t.dims.clone(),
+                    }
+                })?;
         }
         header.resize(header.len().next_multiple_of(alignment as usize), 0);
         let file_size = (header.len() as u64).saturating_add(data_size);
@@ -173,12 +196,22 @@ impl<'a> Writer<'a> {
         let checked = Header::parse(&header, file_size)?;
         out.write_all(&header)?;
         for (t, info) in self.tensors.into_iter().zip(&checked.tensors) {
-            let mut counted = Counted { out, written: 0, expected: info.n_bytes };
+            let mut counted = Counted {
+                out,
+                written: 0,
+                expected: info.n_bytes,
+            };
             let produced = (t.produce)(&mut counted);
             let found = counted.written;
-            // `produce` was stopped because of too much data; this error says more than the one it returned.
+            // `produce` was stopped because of too much data; this error says more than the one it
+            // returned.
             if found > info.n_bytes || (found < info.n_bytes && produced.is_ok()) {
-                return Err(GgufError::TensorData { name: t.name, expected: info.n_bytes, found }.into());
+                return Err(GgufError::TensorData {
+                    name: t.name,
+                    expected: info.n_bytes,
+                    found,
+                }
+                .into());
             }
             produced?;
             let padding = info.n_bytes.next_multiple_of(alignment) - info.n_bytes;
@@ -222,7 +255,10 @@ impl Write for Counted<'_> {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         if data.len() as u64 > self.expected.saturating_sub(self.written) {
             self.written += data.len() as u64;
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "more data than the tensor holds"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "more data than the tensor holds",
+            ));
         }
         let n = self.out.write(data)?;
         self.written += n as u64;
@@ -234,11 +270,12 @@ impl Write for Counted<'_> {
     }
 }
 
-/// A file being written: it has a temporary name beside its own until [`finish`](Self::finish) syncs it to disk and
-/// renames it, so that there never is half a file under its name, and a process that has an older one open keeps it.
-/// Dropped before that, it leaves nothing behind.
+/// A file being written: it has a temporary name beside its own until [`finish`](Self::finish)
+/// syncs it to disk and renames it, so that there never is half a file under its name, and a
+/// process that has an older one open keeps it. Dropped before that, it leaves nothing behind.
 ///
-/// Only regular files are replaced, and keep their permissions; for a symbolic link, its target is replaced.
+/// Only regular files are replaced, and keep their permissions; for a symbolic link, its target is
+/// replaced.
 #[derive(Debug)]
 pub struct NewFile {
     out: BufWriter<File>,
@@ -247,20 +284,29 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Begins the file `path`; `private` makes it unreadable for other users unless it replaces one that is not.
+    /// Begins the file `path`; `private` makes it unreadable for other users unless it replaces one
+    /// that is not.
     ///
     /// # Errors
-    /// If `path` is `-`, or something other than a regular file is there, or as [`File::create_new`].
+    /// If `path` is `-`, or something other than a regular file is there, or as
+    /// [`File::create_new`].
     pub fn create(path: &Path, private: bool) -> io::Result<NewFile> {
         if path == Path::new("-") {
             let text = "a file has to be named: this cannot go to standard output";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
-        let target = if is_link { fs::canonicalize(path)? } else { path.to_owned() };
+        let target = if is_link {
+            fs::canonicalize(path)?
+        } else {
+            path.to_owned()
+        };
         let replaced = fs::metadata(&target).ok();
         if replaced.as_ref().is_some_and(|found| !found.is_file()) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file, and not replaced by one"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "not a regular file, and not replaced by one",
+            ));
         }
         let private = private || replaced.is_some();
         let (file, temporary) = Temporary::create(&target, private)?;
@@ -268,7 +314,11 @@ impl NewFile {
         if let Some(replaced) = replaced {
             file.set_permissions(replaced.permissions())?;
         }
-        Ok(NewFile { out: BufWriter::with_capacity(1 << 20, file), temporary, target })
+        Ok(NewFile {
+            out: BufWriter::with_capacity(1 << 20, file),
+            temporary,
+            target,
+        })
     }
 
     /// Syncs the file to disk and renames it to its final name.
@@ -276,7 +326,10 @@ impl NewFile {
     /// # Errors
     /// If the disk is full or fails, or the folder does not allow it.
     pub fn finish(self) -> io::Result<()> {
-        let file = self.out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        let file = self
+            .out
+            .into_inner()
+            .map_err(io::IntoInnerError::into_error)?;
         file.sync_all()?;
         drop(file); // Windows does not rename open files
         self.temporary.rename(&self.target)
@@ -307,7 +360,9 @@ impl Temporary {
         }
         #[cfg(not(unix))]
         let _ = private;
-        let name = beside.file_name().ok_or(io::Error::from(io::ErrorKind::InvalidFilename))?;
+        let name = beside
+            .file_name()
+            .ok_or(io::Error::from(io::ErrorKind::InvalidFilename))?;
         for attempt in 0.. {
             let mut hidden = OsString::from(".");
             hidden.push(name);
@@ -324,10 +379,15 @@ impl Temporary {
 
     fn rename(self, to: &Path) -> io::Result<()> {
         fs::rename(&self.0, to)?;
-        // The new name is on disk once the folder is synced; failure of that is ignored, as the file is in place.
+        // The new name is on disk once the folder is synced; failure of that is ignored, as the
+        // file is in place.
         #[cfg(unix)]
         if let Some(folder) = to.parent() {
-            let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+            let folder = if folder.as_os_str().is_empty() {
+                Path::new(".")
+            } else {
+                folder
+            };
             let _ = File::open(folder).and_then(|folder| folder.sync_all());
         }
         Ok(())

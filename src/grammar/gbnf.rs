@@ -1,11 +1,13 @@
 //! Translates GBNF, the grammars of llama.cpp, to Lark.
 //!
-//! GBNF is a context-free grammar over characters. The engine has a lexer below its parser, and the lexer is greedy: it
-//! extends a terminal as far as possible. So a translation must split the grammar into terminals for which that is
-//! always right. It starts with the largest ones: every regular part of the grammar, as one regular expression. Then it
-//! looks for a terminal that ends where it, or another one, could also continue with a byte that may follow it, and
-//! splits one of the two into its parts, until nothing is left to split. No single character is a prefix of another, so
-//! at the latest this ends with a terminal per character: slower, but the same language.
+//! GBNF is a context-free grammar over characters. The engine has a lexer below its parser, and the
+//! lexer is greedy: it extends a terminal as far as possible. So a translation must split the
+//! grammar into terminals for which that is always right. It starts with the largest ones: every
+//! regular part of the grammar, as one regular expression. Then it looks for a terminal that ends
+//! where it, or another one, could also continue with a byte that may follow it, and splits one of
+//! the two into its parts, until nothing is left to split. No single character is a prefix of
+//! another, so at the latest this ends with a terminal per character: slower, but the same
+//! language.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write;
@@ -22,7 +24,8 @@ const MAX_TERMINAL: usize = 4 << 10;
 const MAX_NODES: usize = 20_000;
 /// Largest number of repetitions.
 const MAX_REPEAT: u32 = 10_000;
-/// Most states visited to find colliding terminals; beyond that, everything is split into characters.
+/// Most states visited to find colliding terminals; beyond that, everything is split into
+/// characters.
 const MAX_STATES: usize = 50_000;
 
 /// Index into [`Gbnf::nodes`].
@@ -60,8 +63,13 @@ pub(super) fn to_lark(source: &str, tree: &TokTrie) -> Result<String, GrammarErr
             Collision::None => break,
             Collision::Between(a, b) => {
                 // The longer one first: it is more likely to be the one that runs too far.
-                let len =
-                    |id: Id| if grammar.is_character(id) { 0 } else { regular[id].as_ref().map_or(0, String::len) };
+                let len = |id: Id| {
+                    if grammar.is_character(id) {
+                        0
+                    } else {
+                        regular[id].as_ref().map_or(0, String::len)
+                    }
+                };
                 let which = if len(a) >= len(b) { a } else { b };
                 if len(which) == 0 {
                     break;
@@ -120,8 +128,8 @@ impl Gbnf {
         }
     }
 
-    /// The regular expression of each part that has one of bounded length. Children are computed before their parents,
-    /// except for bodies of rules.
+    /// The regular expression of each part that has one of bounded length. Children are computed
+    /// before their parents, except for bodies of rules.
     fn regular(&self) -> Vec<Option<String>> {
         #[derive(Clone, Copy, PartialEq)]
         enum Visit {
@@ -131,20 +139,27 @@ impl Gbnf {
         }
         let mut out: Vec<Option<String>> = vec![None; self.nodes.len()];
         let mut visits = vec![Visit::No; self.nodes.len()];
-        // Depth first without recursion, since chains of rules may be long. A part is visited again when its children
-        // are done; a child that has begun but not ended is recursive, and so is everything that refers to it.
+        // Depth first without recursion, since chains of rules may be long. A part is visited again
+        // when its children are done; a child that has begun but not ended is recursive,
+        // and so is everything that refers to it.
         let mut stack: Vec<Id> = self.rules.iter().flatten().copied().collect();
         while let Some(&id) = stack.last() {
             if visits[id] != Visit::No {
                 stack.pop();
                 if visits[id] == Visit::Begun {
                     visits[id] = Visit::Done;
-                    out[id] = self.regex(id, &out).filter(|regex| regex.len() <= MAX_TERMINAL);
+                    out[id] = self
+                        .regex(id, &out)
+                        .filter(|regex| regex.len() <= MAX_TERMINAL);
                 }
                 continue;
             }
             visits[id] = Visit::Begun;
-            stack.extend(self.children(id).into_iter().filter(|&child| visits[child] == Visit::No));
+            stack.extend(
+                self.children(id)
+                    .into_iter()
+                    .filter(|&child| visits[child] == Visit::No),
+            );
         }
         out
     }
@@ -156,9 +171,15 @@ impl Gbnf {
             Node::Class(ranges) => {
                 let mut out = String::from("[");
                 for &(from, to) in ranges {
-                    let _ = write!(out, "\\x{{{:x}}}-\\x{{{:x}}}", u32::from(from), u32::from(to));
+                    let _ = write!(
+                        out,
+                        "\\x{{{:x}}}-\\x{{{:x}}}",
+                        u32::from(from),
+                        u32::from(to)
+                    );
                 }
-                // An empty class matches nothing; no expression for that is accepted by all parsers.
+                // An empty class matches nothing; no expression for that is accepted by all
+                // parsers.
                 (!ranges.is_empty()).then(|| out + "]")
             }
             Node::Seq(parts) => parts
@@ -169,7 +190,8 @@ impl Gbnf {
                 })
                 .collect(),
             Node::Alt(parts) => {
-                let parts: Option<Vec<String>> = parts.iter().map(|&part| known[part].clone()).collect();
+                let parts: Option<Vec<String>> =
+                    parts.iter().map(|&part| known[part].clone()).collect();
                 parts.map(|parts| parts.join("|"))
             }
             Node::Repeat(part, min, max) => {
@@ -201,9 +223,14 @@ impl Gbnf {
         out.into_values().collect()
     }
 
-    /// Finds two terminals of which one ends where the other, or itself, can continue with a byte that may follow the
-    /// first.
-    fn collision(&self, terminals: &[Id], regular: &[Option<String>], cut: &HashSet<Id>) -> Collision {
+    /// Finds two terminals of which one ends where the other, or itself, can continue with a byte
+    /// that may follow the first.
+    fn collision(
+        &self,
+        terminals: &[Id],
+        regular: &[Option<String>],
+        cut: &HashSet<Id>,
+    ) -> Collision {
         // A single terminal ends where the text ends.
         if terminals.len() == 1 && self.rules[self.root] == Some(terminals[0]) {
             return Collision::None;
@@ -213,7 +240,10 @@ impl Gbnf {
         }
         let mut automata = Vec::with_capacity(terminals.len());
         for &id in terminals {
-            match regular[id].as_ref().and_then(|regex| Regex::new(regex).ok()) {
+            match regular[id]
+                .as_ref()
+                .and_then(|regex| Regex::new(regex).ok())
+            {
                 Some(regex) => automata.push(regex),
                 None => return Collision::TooManyStates,
             }
@@ -230,11 +260,16 @@ impl Gbnf {
                 let mut seen = HashSet::from([start]);
                 let mut stack = vec![start];
                 while let Some((x, y)) = stack.pop() {
-                    let Some(left) = budget.checked_sub(1) else { return Collision::TooManyStates };
+                    let Some(left) = budget.checked_sub(1) else {
+                        return Collision::TooManyStates;
+                    };
                     budget = left;
                     let ends = automata[a].is_accepting(x) && (x, y) != start;
                     for byte in 0..=255 {
-                        let next = (automata[a].transition(x, byte), automata[b].transition(y, byte));
+                        let next = (
+                            automata[a].transition(x, byte),
+                            automata[b].transition(y, byte),
+                        );
                         if next.1 == StateID::DEAD {
                             continue;
                         }
@@ -261,17 +296,28 @@ impl Gbnf {
     ) -> Vec<Bytes> {
         let is_terminal = |id: Id| regular[id].is_some() && !cut.contains(&id);
         let n = self.nodes.len();
-        let (mut nullable, mut first, mut follow) =
-            (vec![false; n], vec![Bytes::default(); n], vec![Bytes::default(); n]);
-        let by_text: HashMap<&str, usize> =
-            terminals.iter().enumerate().filter_map(|(i, &id)| Some((regular[id].as_deref()?, i))).collect();
+        let (mut nullable, mut first, mut follow) = (
+            vec![false; n],
+            vec![Bytes::default(); n],
+            vec![Bytes::default(); n],
+        );
+        let by_text: HashMap<&str, usize> = terminals
+            .iter()
+            .enumerate()
+            .filter_map(|(i, &id)| Some((regular[id].as_deref()?, i)))
+            .collect();
         for id in (0..n).filter(|&id| is_terminal(id)) {
-            let Some(&i) = regular[id].as_deref().and_then(|regex| by_text.get(regex)) else { continue };
+            let Some(&i) = regular[id].as_deref().and_then(|regex| by_text.get(regex)) else {
+                continue;
+            };
             let start = automata[i].initial_state();
             nullable[id] = automata[i].is_accepting(start);
-            (0..=255).filter(|&b| automata[i].transition(start, b) != StateID::DEAD).for_each(|b| first[id].insert(b));
+            (0..=255)
+                .filter(|&b| automata[i].transition(start, b) != StateID::DEAD)
+                .for_each(|b| first[id].insert(b));
         }
-        // Iterates to the fixed point: which parts can be empty, which bytes begin a part, which follow it.
+        // Iterates to the fixed point: which parts can be empty, which bytes begin a part, which
+        // follow it.
         let mut changed = true;
         while changed {
             changed = false;
@@ -294,9 +340,10 @@ impl Gbnf {
                         (parts.iter().any(|&part| nullable[part]), begin)
                     }
                     Node::Repeat(part, min, _) => (*min == 0 || nullable[*part], first[*part]),
-                    Node::Rule(rule) => {
-                        self.rules[*rule].map_or((false, Bytes::default()), |body| (nullable[body], first[body]))
-                    }
+                    Node::Rule(rule) => self.rules[*rule]
+                        .map_or((false, Bytes::default()), |body| {
+                            (nullable[body], first[body])
+                        }),
                 };
                 begin.merge(first[id]);
                 changed |= nullable[id] != empty || begin != first[id];
@@ -319,7 +366,9 @@ impl Gbnf {
                             after.merge(first[part]);
                         }
                     }
-                    Node::Alt(parts) => parts.iter().for_each(|&part| changed |= follow[part].merge(after)),
+                    Node::Alt(parts) => parts
+                        .iter()
+                        .for_each(|&part| changed |= follow[part].merge(after)),
                     Node::Repeat(part, ..) => {
                         changed |= follow[*part].merge(after);
                         changed |= follow[*part].merge(first[*part]);
@@ -343,7 +392,8 @@ impl Gbnf {
         out
     }
 
-    /// Writes the grammar in Lark: a rule for each part that is not a terminal, so that nothing nests.
+    /// Writes the grammar in Lark: a rule for each part that is not a terminal, so that nothing
+    /// nests.
     fn write(&self, regular: &[Option<String>]) -> String {
         let mut out = String::new();
         let root = self.rules[self.root].unwrap_or_default();
@@ -357,8 +407,16 @@ impl Gbnf {
                 continue;
             }
             let body = match &self.nodes[id] {
-                Node::Seq(parts) => parts.iter().map(|&part| name(part)).collect::<Vec<_>>().join(" "),
-                Node::Alt(parts) => parts.iter().map(|&part| name(part)).collect::<Vec<_>>().join(" | "),
+                Node::Seq(parts) => parts
+                    .iter()
+                    .map(|&part| name(part))
+                    .collect::<Vec<_>>()
+                    .join(" "),
+                Node::Alt(parts) => parts
+                    .iter()
+                    .map(|&part| name(part))
+                    .collect::<Vec<_>>()
+                    .join(" | "),
                 Node::Repeat(part, 0, None) => format!("{}*", name(*part)),
                 Node::Repeat(part, 1, None) => format!("{}+", name(*part)),
                 Node::Repeat(part, 0, Some(1)) => format!("{}?", name(*part)),
@@ -370,8 +428,16 @@ impl Gbnf {
                 // Only an empty class is not a terminal.
                 Node::Class(_) => "/[^\\x{0}-\\x{10ffff}]/".to_owned(),
             };
-            let _ = writeln!(out, "n{id}: {}", if body.is_empty() { "\"\"" } else { &body });
-            stack.extend(self.children(id).into_iter().filter(|&child| seen.insert(child)));
+            let _ = writeln!(
+                out,
+                "n{id}: {}",
+                if body.is_empty() { "\"\"" } else { &body }
+            );
+            stack.extend(
+                self.children(id)
+                    .into_iter()
+                    .filter(|&child| seen.insert(child)),
+            );
         }
         out
     }
@@ -390,7 +456,14 @@ struct Parser<'a> {
 impl<'a> Parser<'a> {
     fn new(source: &str, tree: &'a TokTrie) -> Self {
         let chars = source.chars().collect();
-        Self { chars, at: 0, tree, nodes: Vec::new(), rules: Vec::new(), names: HashMap::new() }
+        Self {
+            chars,
+            at: 0,
+            tree,
+            nodes: Vec::new(),
+            rules: Vec::new(),
+            names: HashMap::new(),
+        }
     }
 
     fn parse(mut self) -> Result<Gbnf, GrammarError> {
@@ -408,12 +481,17 @@ impl<'a> Parser<'a> {
             self.rules[rule] = Some(body);
             match self.peek() {
                 None | Some('\n' | '\r') => self.space(true),
-                Some(c) => return Err(self.error(&format!("expected the end of the rule, found {c:?}"))),
+                Some(c) => {
+                    return Err(self.error(&format!("expected the end of the rule, found {c:?}")));
+                }
             }
         }
         for (name, &(rule, line)) in &self.names {
             if self.rules[rule].is_none() {
-                return Err(GrammarError::Line { line, message: format!("there is no rule {name:?}") });
+                return Err(GrammarError::Line {
+                    line,
+                    message: format!("there is no rule {name:?}"),
+                });
             }
         }
         let Some(&(root, _)) = self.names.get("root") else {
@@ -422,12 +500,19 @@ impl<'a> Parser<'a> {
                 message: "there is no rule \"root\"".into(),
             });
         };
-        Ok(Gbnf { nodes: self.nodes, rules: self.rules, root })
+        Ok(Gbnf {
+            nodes: self.nodes,
+            rules: self.rules,
+            root,
+        })
     }
 
     fn error(&self, message: &str) -> GrammarError {
         let line = 1 + self.chars[..self.at].iter().filter(|&&c| c == '\n').count();
-        GrammarError::Line { line, message: message.to_owned() }
+        GrammarError::Line {
+            line,
+            message: message.to_owned(),
+        }
     }
 
     fn peek(&self) -> Option<char> {
@@ -436,7 +521,10 @@ impl<'a> Parser<'a> {
 
     fn eat(&mut self, text: &str) -> bool {
         let n = text.chars().count();
-        let found = self.chars.get(self.at..self.at + n).is_some_and(|chars| chars.iter().copied().eq(text.chars()));
+        let found = self
+            .chars
+            .get(self.at..self.at + n)
+            .is_some_and(|chars| chars.iter().copied().eq(text.chars()));
         self.at += if found { n } else { 0 };
         found
     }
@@ -448,8 +536,10 @@ impl<'a> Parser<'a> {
                 ' ' | '\t' => self.at += 1,
                 '\n' | '\r' if lines => self.at += 1,
                 '#' => {
-                    self.at +=
-                        self.chars[self.at..].iter().position(|&c| c == '\n').unwrap_or(self.chars.len() - self.at)
+                    self.at += self.chars[self.at..]
+                        .iter()
+                        .position(|&c| c == '\n')
+                        .unwrap_or(self.chars.len() - self.at)
                 }
                 _ => break,
             }
@@ -458,7 +548,11 @@ impl<'a> Parser<'a> {
 
     fn name(&mut self) -> Result<String, GrammarError> {
         let is_name = |c: &char| c.is_ascii_alphanumeric() || *c == '-' || *c == '_';
-        let name: String = self.chars[self.at..].iter().copied().take_while(is_name).collect();
+        let name: String = self.chars[self.at..]
+            .iter()
+            .copied()
+            .take_while(is_name)
+            .collect();
         if name.is_empty() {
             return Err(self.error("expected the name of a rule"));
         }
@@ -492,7 +586,11 @@ impl<'a> Parser<'a> {
             self.space(true);
             parts.push(self.sequence(depth)?);
         }
-        if let [part] = parts[..] { Ok(part) } else { self.add(Node::Alt(parts)) }
+        if let [part] = parts[..] {
+            Ok(part)
+        } else {
+            self.add(Node::Alt(parts))
+        }
     }
 
     fn sequence(&mut self, depth: usize) -> Result<Id, GrammarError> {
@@ -503,7 +601,10 @@ impl<'a> Parser<'a> {
                 Some('[') => self.class()?,
                 Some('.') => {
                     self.at += 1;
-                    self.add(Node::Class(vec![('\0', '\u{d7ff}'), ('\u{e000}', char::MAX)]))?
+                    self.add(Node::Class(vec![
+                        ('\0', '\u{d7ff}'),
+                        ('\u{e000}', char::MAX),
+                    ]))?
                 }
                 Some('(') => {
                     self.at += 1;
@@ -515,7 +616,9 @@ impl<'a> Parser<'a> {
                     inner
                 }
                 Some('<') => self.token()?,
-                Some('!') => return Err(self.error("that a token does not come cannot be enforced")),
+                Some('!') => {
+                    return Err(self.error("that a token does not come cannot be enforced"));
+                }
                 Some(c) if c.is_ascii_alphanumeric() || c == '-' || c == '_' => {
                     let name = self.name()?;
                     let rule = self.rule(name);
@@ -527,7 +630,11 @@ impl<'a> Parser<'a> {
             let item = self.repeat(item, depth)?;
             parts.push(item);
         }
-        if let [part] = parts[..] { Ok(part) } else { self.add(Node::Seq(parts)) }
+        if let [part] = parts[..] {
+            Ok(part)
+        } else {
+            self.add(Node::Seq(parts))
+        }
     }
 
     fn repeat(&mut self, item: Id, depth: usize) -> Result<Id, GrammarError> {
@@ -540,7 +647,9 @@ impl<'a> Parser<'a> {
                 Some('{') => {
                     self.at += 1;
                     self.space(depth > 0);
-                    let min = self.number()?.ok_or_else(|| self.error("expected a number behind {"))?;
+                    let min = self
+                        .number()?
+                        .ok_or_else(|| self.error("expected a number behind {"))?;
                     self.space(depth > 0);
                     let max = if self.eat(",") {
                         self.space(depth > 0);
@@ -566,7 +675,11 @@ impl<'a> Parser<'a> {
     }
 
     fn number(&mut self) -> Result<Option<u32>, GrammarError> {
-        let digits: String = self.chars[self.at..].iter().copied().take_while(char::is_ascii_digit).collect();
+        let digits: String = self.chars[self.at..]
+            .iter()
+            .copied()
+            .take_while(char::is_ascii_digit)
+            .collect();
         self.at += digits.len();
         match digits.parse() {
             _ if digits.is_empty() => Ok(None),
@@ -583,7 +696,11 @@ impl<'a> Parser<'a> {
             parts.push(self.add(Node::Class(vec![(c, c)]))?);
         }
         self.at += 1;
-        if let [part] = parts[..] { Ok(part) } else { self.add(Node::Seq(parts)) }
+        if let [part] = parts[..] {
+            Ok(part)
+        } else {
+            self.add(Node::Seq(parts))
+        }
     }
 
     fn class(&mut self) -> Result<Id, GrammarError> {
@@ -612,7 +729,11 @@ impl<'a> Parser<'a> {
                     let end = char::from_u32(u32::from(from) - 1).unwrap_or('\u{d7ff}');
                     others.push((begin, end));
                 }
-                let after = if to == '\u{d7ff}' { Some('\u{e000}') } else { char::from_u32(u32::from(to) + 1) };
+                let after = if to == '\u{d7ff}' {
+                    Some('\u{e000}')
+                } else {
+                    char::from_u32(u32::from(to) + 1)
+                };
                 next = next.and_then(|begin| after.map(|after| after.max(begin)));
             }
             others.extend(next.map(|begin| (begin, char::MAX)));
@@ -623,7 +744,9 @@ impl<'a> Parser<'a> {
 
     /// Reads one character of a string or a class, possibly written as an escape.
     fn character(&mut self, place: &str) -> Result<char, GrammarError> {
-        let Some(c) = self.peek() else { return Err(self.error(&format!("{place} has no end"))) };
+        let Some(c) = self.peek() else {
+            return Err(self.error(&format!("{place} has no end")));
+        };
         self.at += 1;
         if c != '\\' {
             return Ok(c);
@@ -640,19 +763,37 @@ impl<'a> Parser<'a> {
             Some('U') => 8,
             _ => return Err(self.error("unknown escape")),
         };
-        let digits: String = self.chars[self.at..].iter().copied().take(n_digits).collect();
+        let digits: String = self.chars[self.at..]
+            .iter()
+            .copied()
+            .take(n_digits)
+            .collect();
         let value = (digits.chars().all(|c| c.is_ascii_hexdigit()) && digits.len() == n_digits)
-            .then(|| u32::from_str_radix(&digits, 16).ok().and_then(char::from_u32))
+            .then(|| {
+                u32::from_str_radix(&digits, 16)
+                    .ok()
+                    .and_then(char::from_u32)
+            })
             .flatten();
         self.at += if value.is_some() { n_digits } else { 0 };
-        value.ok_or_else(|| self.error(&format!("expected the {n_digits} hexadecimal digits of a character")))
+        value.ok_or_else(|| {
+            self.error(&format!(
+                "expected the {n_digits} hexadecimal digits of a character"
+            ))
+        })
     }
 
     /// Reads `<[id]>` or `<text>`.
     fn token(&mut self) -> Result<Id, GrammarError> {
-        let len = self.chars[self.at..].iter().position(|&c| c == '>').unwrap_or(0);
+        let len = self.chars[self.at..]
+            .iter()
+            .position(|&c| c == '>')
+            .unwrap_or(0);
         let text: String = self.chars[self.at..=self.at + len].iter().collect();
-        let by_id = text.strip_prefix("<[").and_then(|rest| rest.strip_suffix("]>")).and_then(|id| id.parse().ok());
+        let by_id = text
+            .strip_prefix("<[")
+            .and_then(|rest| rest.strip_suffix("]>"))
+            .and_then(|id| id.parse().ok());
         let marked = [&[TokTrie::SPECIAL_TOKEN_MARKER], text.as_bytes()].concat();
         let id = by_id.or_else(|| self.tree.token_id_at_bytes(&marked));
         let id = id.or_else(|| self.tree.token_id_at_bytes(text.as_bytes()));

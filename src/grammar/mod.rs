@@ -1,8 +1,9 @@
 //! Output that obeys a grammar: JSON, JSON Schema, regular expressions, GBNF and Lark.
 //!
-//! There are three types, from the longest-lived to the shortest. A [`TokenTrie`] holds the texts of all tokens and is
-//! made once per tokenizer. A [`Grammar`] is compiled once and shared. A [`Matcher`] follows one text: it tells which
-//! tokens may come next, and accepts the one that was chosen. It is a [`TokenMask`] for a sampler:
+//! There are three types, from the longest-lived to the shortest. A [`TokenTrie`] holds the texts
+//! of all tokens and is made once per tokenizer. A [`Grammar`] is compiled once and shared. A
+//! [`Matcher`] follows one text: it tells which tokens may come next, and accepts the one that was
+//! chosen. It is a [`TokenMask`] for a sampler:
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -28,21 +29,25 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The engine is `llguidance`: a lexer of regular-expression derivatives below an Earley parser, walking the tree of
-//! all tokens. Masks are exact: a token is in the mask if and only if the text with it can be continued to one that the
-//! grammar matches, however the text is split into tokens, even inside characters. This module adds:
+//! The engine is `llguidance`: a lexer of regular-expression derivatives below an Earley parser,
+//! walking the tree of all tokens. Masks are exact: a token is in the mask if and only if the text
+//! with it can be continued to one that the grammar matches, however the text is split into tokens,
+//! even inside characters. This module adds:
 //!
-//! - **Nothing is ignored.** A JSON Schema keyword that is not enforced is an error that names keyword and path
-//!   (`schema`), except for annotations and names that are no keyword in any draft, which have no effect.
-//! - **GBNF**, llama.cpp's grammar language, is translated (`gbnf`), and has the same meaning as there.
-//! - **Limits.** A grammar may come from an untrusted source. Its length, its nesting, and the work and memory of
-//!   compiling it and of each mask are bounded; exceeding a limit is an error.
-//! - **The end.** Where the grammar may end, all tokens that end a generation are allowed; where it must end, only they
-//!   are.
+//! - **Nothing is ignored.** A JSON Schema keyword that is not enforced is an error that names
+//!   keyword and path (`schema`), except for annotations and names that are no keyword in any
+//!   draft, which have no effect.
+//! - **GBNF**, llama.cpp's grammar language, is translated (`gbnf`), and has the same meaning as
+//!   there.
+//! - **Limits.** A grammar may come from an untrusted source. Its length, its nesting, and the work
+//!   and memory of compiling it and of each mask are bounded; exceeding a limit is an error.
+//! - **The end.** Where the grammar may end, all tokens that end a generation are allowed; where it
+//!   must end, only they are.
 //!
-//! Properties of JSON objects come in the order of the schema's `properties`, and between two JSON tokens there is at
-//! most one space, so that a weak model cannot write blanks up to its limit. Lengths that the schema does not bound are
-//! unbounded: strings without `maxLength`, arrays without `maxItems`, the digits of a fraction.
+//! Properties of JSON objects come in the order of the schema's `properties`, and between two JSON
+//! tokens there is at most one space, so that a weak model cannot write blanks up to its limit.
+//! Lengths that the schema does not bound are unbounded: strings without `maxLength`, arrays
+//! without `maxItems`, the digits of a fraction.
 
 mod gbnf;
 mod pattern;
@@ -55,7 +60,9 @@ use std::time::Duration;
 
 use llguidance::api::{GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
-use llguidance::toktrie::{InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
+use llguidance::toktrie::{
+    InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenizerEnv,
+};
 use llguidance::{ParserFactory, panic_utils};
 
 use crate::GrammarError;
@@ -69,17 +76,20 @@ const MAX_SOURCE: usize = 256 << 10;
 const MAX_DEPTH: usize = 64;
 /// Longest compile time. On current machines the limits of the engine are reached long before.
 const MAX_TIME: Duration = Duration::from_secs(5);
-/// Stack size for compiling, as the compilers recurse where grammars nest. Only the part used takes memory.
+/// Stack size for compiling, as the compilers recurse where grammars nest. Only the part used takes
+/// memory.
 const STACK: usize = 64 << 20;
-/// Longest text that is forced at once, in bytes. Longer ones, which may be endless, are left to masks.
+/// Longest text that is forced at once, in bytes. Longer ones, which may be endless, are left to
+/// masks.
 const MAX_FORCED: usize = 4096;
-/// Token texts that addresses, names and codes allow all together or not at all, besides those allowed in strings.
+/// Token texts that addresses, names and codes allow all together or not at all, besides those
+/// allowed in strings.
 const WORDS: &str = "[a-zA-Z0-9]+";
 /// Longest token that can be part of a matching text, in bytes. Longer ones are never allowed.
 const MAX_TOKEN: usize = 1000;
 
-/// Limits of compiling and of a mask, as counted work: a million units of fuel take 20 ms, a mask ends after some 15
-/// ms.
+/// Limits of compiling and of a mask, as counted work: a million units of fuel take 20 ms, a mask
+/// ends after some 15 ms.
 fn limits() -> ParserLimits {
     ParserLimits {
         initial_lexer_fuel: 1_000_000,
@@ -106,7 +116,9 @@ struct Trie {
 
 impl fmt::Debug for TokenTrie {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TokenTrie").field("n_vocab", &self.n_vocab()).finish_non_exhaustive()
+        f.debug_struct("TokenTrie")
+            .field("n_vocab", &self.n_vocab())
+            .finish_non_exhaustive()
     }
 }
 
@@ -122,8 +134,8 @@ impl TokenizerEnv for Env {
         self.0.greedy_tokenize(s)
     }
 
-    /// `false`, so that masks allow every way to split a forced text into tokens; [`TokenMask::forced`] returns the
-    /// canonical one.
+    /// `false`, so that masks allow every way to split a forced text into tokens;
+    /// [`TokenMask::forced`] returns the canonical one.
     fn tokenize_is_canonical(&self) -> bool {
         false
     }
@@ -132,29 +144,38 @@ impl TokenizerEnv for Env {
 impl TokenTrie {
     /// Builds the tree of `tokenizer`'s tokens.
     ///
-    /// Control tokens are no text: a grammar matches them only where it names them, which in Lark is `<name>` or
-    /// `<[id]>`.
+    /// Control tokens are no text: a grammar matches them only where it names them, which in Lark
+    /// is `<name>` or `<[id]>`.
     ///
     /// # Errors
-    /// [`GrammarError::NoEnd`] when no token ends a generation, [`GrammarError::Vocabulary`] when the engine refuses the
-    /// vocabulary.
+    /// [`GrammarError::NoEnd`] when no token ends a generation, [`GrammarError::Vocabulary`] when
+    /// the engine refuses the vocabulary.
     pub fn new(tokenizer: &Tokenizer) -> Result<Self, GrammarError> {
         let mut eog: Vec<u32> = tokenizer.eog().collect();
-        let end = tokenizer.eos().filter(|&eos| tokenizer.is_eog(eos)).or(eog.first().copied());
+        let end = tokenizer
+            .eos()
+            .filter(|&eos| tokenizer.is_eog(eos))
+            .or(eog.first().copied());
         let end = end.ok_or(GrammarError::NoEnd)?;
         eog.retain(|&id| id != end);
         eog.insert(0, end);
 
         let n_vocab = tokenizer.n_vocab();
         let refused = |message: String| GrammarError::Vocabulary { n_vocab, message };
-        let info = TokRxInfo::new(u32::try_from(n_vocab).map_err(|e| refused(e.to_string()))?, end);
+        let info = TokRxInfo::new(
+            u32::try_from(n_vocab).map_err(|e| refused(e.to_string()))?,
+            end,
+        );
         let special = TokTrie::SPECIAL_TOKEN_MARKER;
         let words: Vec<Vec<u8>> = (0..info.vocab_size)
             .map(|id| {
                 let bytes = tokenizer.token_bytes(id).unwrap_or_default();
                 if bytes.len() > MAX_TOKEN {
                     Vec::new()
-                } else if tokenizer.is_control(id) || eog.contains(&id) || tokenizer.unknown() == Some(id) {
+                } else if tokenizer.is_control(id)
+                    || eog.contains(&id)
+                    || tokenizer.unknown() == Some(id)
+                {
                     [&[special], tokenizer.token_text(id).unwrap_or_default()].concat()
                 } else if bytes.first() == Some(&special) {
                     // No UTF-8 text contains this byte; in the tree it marks special tokens.
@@ -166,8 +187,14 @@ impl TokenTrie {
             .collect();
         let factory = panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let env: TokEnv = Arc::new(Env(TokTrie::from(&info, &words)));
-            let slices = SlicedBiasComputer::general_slices().into_iter().chain([WORDS.to_owned()]);
-            ParserFactory::new(&env, InferenceCapabilities::default(), &slices.collect::<Vec<_>>())
+            let slices = SlicedBiasComputer::general_slices()
+                .into_iter()
+                .chain([WORDS.to_owned()]);
+            ParserFactory::new(
+                &env,
+                InferenceCapabilities::default(),
+                &slices.collect::<Vec<_>>(),
+            )
         }));
         let mut factory = factory.map_err(|e| refused(first_line(&format!("{e:#}"))))?;
         factory.quiet();
@@ -184,7 +211,9 @@ impl TokenTrie {
     #[cfg(feature = "chat")]
     pub(crate) fn text(&self, token: u32) -> &[u8] {
         let bytes = self.tree().token(token);
-        bytes.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER]).unwrap_or(bytes)
+        bytes
+            .strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER])
+            .unwrap_or(bytes)
     }
 
     /// The special token with this text.
@@ -222,11 +251,13 @@ impl TokenTrie {
 pub enum Syntax {
     /// JSON Schema; drafts 4 to 2020-12.
     JsonSchema,
-    /// A regular expression that matches the whole text, in the syntax of the crate `regex`, without assertions.
+    /// A regular expression that matches the whole text, in the syntax of the crate `regex`,
+    /// without assertions.
     Regex,
     /// GBNF, llama.cpp's grammar language.
     Gbnf,
-    /// llguidance's dialect of Lark: rules, terminals as strings and regular expressions, `%json {…}`.
+    /// llguidance's dialect of Lark: rules, terminals as strings and regular expressions, `%json
+    /// {…}`.
     Lark,
 }
 
@@ -248,7 +279,8 @@ impl fmt::Display for Syntax {
     }
 }
 
-/// A grammar over the tokens of a [`TokenTrie`]. Cloning is cheap, and all matchers share the states that they compute.
+/// A grammar over the tokens of a [`TokenTrie`]. Cloning is cheap, and all matchers share the
+/// states that they compute.
 #[derive(Clone)]
 pub struct Grammar {
     trie: TokenTrie,
@@ -258,7 +290,9 @@ pub struct Grammar {
 
 impl fmt::Debug for Grammar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grammar").field("trie", &self.trie).finish_non_exhaustive()
+        f.debug_struct("Grammar")
+            .field("trie", &self.trie)
+            .finish_non_exhaustive()
     }
 }
 
@@ -306,9 +340,10 @@ impl Grammar {
     /// Compiles `source`.
     ///
     /// # Errors
-    /// [`GrammarError::TooLong`], [`GrammarError::TooDeep`] and [`GrammarError::OutOfTime`] at the limits,
-    /// [`GrammarError::Invalid`] with the compiler's message, which includes its limits of work and memory,
-    /// [`GrammarError::Keyword`] for schema keywords that cannot be enforced.
+    /// [`GrammarError::TooLong`], [`GrammarError::TooDeep`] and [`GrammarError::OutOfTime`] at the
+    /// limits, [`GrammarError::Invalid`] with the compiler's message, which includes its limits
+    /// of work and memory, [`GrammarError::Keyword`] for schema keywords that cannot be
+    /// enforced.
     pub fn new(trie: &TokenTrie, syntax: Syntax, source: &str) -> Result<Self, GrammarError> {
         Self::with_layout(trie, syntax, source, Layout::Free)
     }
@@ -319,13 +354,24 @@ impl Grammar {
         Self::with_layout(trie, Syntax::Lark, grammar, Layout::Template)
     }
 
-    fn with_layout(trie: &TokenTrie, syntax: Syntax, source: &str, layout: Layout) -> Result<Self, GrammarError> {
+    fn with_layout(
+        trie: &TokenTrie,
+        syntax: Syntax,
+        source: &str,
+        layout: Layout,
+    ) -> Result<Self, GrammarError> {
         if source.len() > MAX_SOURCE {
-            return Err(GrammarError::TooLong { len: source.len(), limit: MAX_SOURCE });
+            return Err(GrammarError::TooLong {
+                len: source.len(),
+                limit: MAX_SOURCE,
+            });
         }
         let (send, receive) = sync_channel(1);
         let (job_trie, source) = (trie.clone(), source.to_owned());
-        let failed = |message: String| GrammarError::Invalid { syntax: syntax.name(), message };
+        let failed = |message: String| GrammarError::Invalid {
+            syntax: syntax.name(),
+            message,
+        };
         std::thread::Builder::new()
             .name("grammar".into())
             .stack_size(STACK)
@@ -333,8 +379,13 @@ impl Grammar {
             .spawn(move || drop(send.send(compile(&job_trie, syntax, &source, layout))))
             .map_err(|e| failed(format!("no thread to compile it: {e}")))?;
         match receive.recv_timeout(MAX_TIME) {
-            Ok(start) => Ok(Self { trie: trie.clone(), start: Arc::new(start?) }),
-            Err(RecvTimeoutError::Timeout) => Err(GrammarError::OutOfTime { seconds: MAX_TIME.as_secs() }),
+            Ok(start) => Ok(Self {
+                trie: trie.clone(),
+                start: Arc::new(start?),
+            }),
+            Err(RecvTimeoutError::Timeout) => Err(GrammarError::OutOfTime {
+                seconds: MAX_TIME.as_secs(),
+            }),
             Err(RecvTimeoutError::Disconnected) => Err(failed("its compiler panicked".into())),
         }
     }
@@ -342,7 +393,14 @@ impl Grammar {
     /// A matcher at the start of a text.
     pub fn matcher(&self) -> Matcher {
         let (inner, grammar) = ((*self.start).clone(), self.clone());
-        Matcher { inner, grammar, mask: None, tokens: Vec::new(), n_ends: 0, forces: true }
+        Matcher {
+            inner,
+            grammar,
+            mask: None,
+            tokens: Vec::new(),
+            n_ends: 0,
+            forces: true,
+        }
     }
 }
 
@@ -351,7 +409,8 @@ impl Grammar {
 enum Layout {
     /// At most one space wherever JSON allows white space.
     Free,
-    /// One space after commas and colons, none elsewhere: the layout of calls in chat templates, so that it is forced.
+    /// One space after commas and colons, none elsewhere: the layout of calls in chat templates, so
+    /// that it is forced.
     #[cfg_attr(not(feature = "chat"), expect(dead_code))]
     Template,
 }
@@ -363,30 +422,59 @@ fn compile(
     layout: Layout,
 ) -> Result<llguidance::Matcher, GrammarError> {
     match syntax {
-        Syntax::JsonSchema => schema::compile(source, layout, |schema| build(trie, syntax, from_schema(schema))),
+        Syntax::JsonSchema => schema::compile(source, layout, |schema| {
+            build(trie, syntax, from_schema(schema))
+        }),
         Syntax::Regex => {
             check_depth(source, "([", ")]", true)?;
-            build(trie, syntax, from_lark(format!("start: /{}/", llguidance::regex_to_lark(source, ""))))
+            build(
+                trie,
+                syntax,
+                from_lark(format!(
+                    "start: /{}/",
+                    llguidance::regex_to_lark(source, "")
+                )),
+            )
         }
         Syntax::Gbnf => build(trie, syntax, from_lark(gbnf::to_lark(source, trie.tree())?)),
         Syntax::Lark => {
             check_depth(source, "([{", ")]}", true)?;
-            build(trie, syntax, from_lark(schema::check_in_lark(source, layout)?))
+            build(
+                trie,
+                syntax,
+                from_lark(schema::check_in_lark(source, layout)?),
+            )
         }
     }
 }
 
 fn from_lark(lark: String) -> GrammarWithLexer {
-    GrammarWithLexer { lark_grammar: Some(lark), ..Default::default() }
+    GrammarWithLexer {
+        lark_grammar: Some(lark),
+        ..Default::default()
+    }
 }
 
 fn from_schema(schema: serde_json::Value) -> GrammarWithLexer {
-    GrammarWithLexer { json_schema: Some(schema), ..Default::default() }
+    GrammarWithLexer {
+        json_schema: Some(schema),
+        ..Default::default()
+    }
 }
 
-fn build(trie: &TokenTrie, syntax: Syntax, grammar: GrammarWithLexer) -> Result<llguidance::Matcher, GrammarError> {
-    let failed = |message| GrammarError::Invalid { syntax: syntax.name(), message };
-    let parser = trie.0.factory.create_parser(TopLevelGrammar::from_grammar(grammar));
+fn build(
+    trie: &TokenTrie,
+    syntax: Syntax,
+    grammar: GrammarWithLexer,
+) -> Result<llguidance::Matcher, GrammarError> {
+    let failed = |message| GrammarError::Invalid {
+        syntax: syntax.name(),
+        message,
+    };
+    let parser = trie
+        .0
+        .factory
+        .create_parser(TopLevelGrammar::from_grammar(grammar));
     let parser = parser.map_err(|e| failed(first_line(&format!("{e:#}"))))?;
     let matcher = llguidance::Matcher::new(Ok(parser));
     match matcher.get_error() {
@@ -400,7 +488,8 @@ fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// Refuses brackets that nest too deep for recursive parsers. With `escapes`, brackets after `\` are not counted.
+/// Refuses brackets that nest too deep for recursive parsers. With `escapes`, brackets after `\`
+/// are not counted.
 fn check_depth(source: &str, open: &str, close: &str, escapes: bool) -> Result<(), GrammarError> {
     let mut depth = 0usize;
     let mut chars = source.chars();
@@ -414,7 +503,9 @@ fn check_depth(source: &str, open: &str, close: &str, escapes: bool) -> Result<(
         }
         // Unclosed brackets in strings are counted, too: hence the margin.
         if depth > 4 * MAX_DEPTH {
-            return Err(GrammarError::TooDeep { limit: 4 * MAX_DEPTH });
+            return Err(GrammarError::TooDeep {
+                limit: 4 * MAX_DEPTH,
+            });
         }
     }
     Ok(())
@@ -438,7 +529,9 @@ pub struct Matcher {
 impl fmt::Debug for Matcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let n_tokens = self.tokens.len() + self.n_ends;
-        f.debug_struct("Matcher").field("n_tokens", &n_tokens).finish_non_exhaustive()
+        f.debug_struct("Matcher")
+            .field("n_tokens", &n_tokens)
+            .finish_non_exhaustive()
     }
 }
 
@@ -448,10 +541,12 @@ impl Matcher {
     /// # Errors
     /// [`MaskError::TooComplex`].
     pub fn is_accepting(&mut self) -> Result<bool, MaskError> {
-        Ok(self.n_ends > 0 || self.inner.is_stopped() && self.inner.stop_reason().is_ok() || {
-            let accepting = self.inner.is_accepting();
-            accepting.map_err(|e| self.failed(&e))?
-        })
+        Ok(
+            self.n_ends > 0 || self.inner.is_stopped() && self.inner.stop_reason().is_ok() || {
+                let accepting = self.inner.is_accepting();
+                accepting.map_err(|e| self.failed(&e))?
+            },
+        )
     }
 
     /// Whether the text is complete: only its end can follow.
@@ -463,8 +558,13 @@ impl Matcher {
     fn failed(&self, error: &impl fmt::Display) -> MaskError {
         let n_tokens = self.tokens.len();
         match self.inner.stop_reason() {
-            StopReason::NoExtension | StopReason::NoExtensionBias => MaskError::NothingAllowed { n_tokens },
-            _ => MaskError::TooComplex { n_tokens, limit: first_line(&error.to_string()) },
+            StopReason::NoExtension | StopReason::NoExtensionBias => {
+                MaskError::NothingAllowed { n_tokens }
+            }
+            _ => MaskError::TooComplex {
+                n_tokens,
+                limit: first_line(&error.to_string()),
+            },
         }
     }
 
@@ -477,7 +577,9 @@ impl Matcher {
                 Ok(mask) => mask,
                 // The engine reports a mask without tokens only in its message.
                 Err(e) if format!("{e}").contains("NoExtension") => {
-                    return Err(MaskError::NothingAllowed { n_tokens: self.tokens.len() });
+                    return Err(MaskError::NothingAllowed {
+                        n_tokens: self.tokens.len(),
+                    });
                 }
                 Err(e) => return Err(self.failed(&e)),
             }
@@ -489,8 +591,9 @@ impl Matcher {
     }
 }
 
-/// Number of `tokens` from the start that match `text` and, if its end is `open`, stay the same whatever follows: those
-/// before the first position from which the text is a prefix of a longer token.
+/// Number of `tokens` from the start that match `text` and, if its end is `open`, stay the same
+/// whatever follows: those before the first position from which the text is a prefix of a longer
+/// token.
 fn settled(tree: &TokTrie, tokens: &[u32], text: &[u8], open: bool) -> usize {
     let mut at = 0;
     for (i, &token) in tokens.iter().enumerate() {
@@ -506,7 +609,8 @@ fn settled(tree: &TokTrie, tokens: &[u32], text: &[u8], open: bool) -> usize {
     tokens.len()
 }
 
-/// The special token at the start of a forced text, after its marker by id or by name, and its length there.
+/// The special token at the start of a forced text, after its marker by id or by name, and its
+/// length there.
 fn special(tree: &TokTrie, text: &[u8]) -> Option<(u32, usize)> {
     if let Some((len, token)) = llguidance::toktrie::parse_numeric_token(&text[1..]) {
         return Some((token, 1 + len));
@@ -529,7 +633,10 @@ impl TokenMask for Matcher {
         }
         if self.grammar.trie.0.eog.contains(&token) || self.mask.is_some() {
             self.mask()?;
-            return Ok(self.mask.as_ref().is_some_and(|mask| mask.is_allowed(token)));
+            return Ok(self
+                .mask
+                .as_ref()
+                .is_some_and(|mask| mask.is_allowed(token)));
         }
         if self.is_finished() {
             return Ok(false);
@@ -538,8 +645,8 @@ impl TokenMask for Matcher {
         n.map(|n| n == 1).map_err(|e| self.failed(&e))
     }
 
-    /// The last tokens of a forced text are left out if they might merge with the text that follows. If only the end
-    /// can follow, returns a token that ends the text.
+    /// The last tokens of a forced text are left out if they might merge with the text that
+    /// follows. If only the end can follow, returns a token that ends the text.
     fn forced(&mut self, encode: &dyn Fn(&[u8]) -> Vec<u32>) -> Vec<u32> {
         if self.is_finished() {
             return vec![self.grammar.trie.0.eog[0]];
@@ -586,7 +693,10 @@ impl TokenMask for Matcher {
 
     fn accept(&mut self, token: u32) -> Result<(), MaskError> {
         if !self.allows(token)? {
-            return Err(MaskError::Refused { token, n_tokens: self.tokens.len() + self.n_ends });
+            return Err(MaskError::Refused {
+                token,
+                n_tokens: self.tokens.len() + self.n_ends,
+            });
         }
         if self.grammar.trie.0.eog.contains(&token) && self.is_accepting()? {
             self.n_ends += 1;

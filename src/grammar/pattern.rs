@@ -1,8 +1,9 @@
-//! Translates the regular expressions of JSON Schema, which are ECMAScript's, to the engine's syntax.
+//! Translates the regular expressions of JSON Schema, which are ECMAScript's, to the engine's
+//! syntax.
 //!
-//! Some things look alike but differ: `.` and `\s` match other characters, `\d` and `\w` are ASCII, and `[`, `&&`, `--`
-//! and `~~` inside a class are plain characters. Features that the engine cannot match (assertions inside a pattern,
-//! back-references) are refused.
+//! Some things look alike but differ: `.` and `\s` match other characters, `\d` and `\w` are ASCII,
+//! and `[`, `&&`, `--` and `~~` inside a class are plain characters. Features that the engine
+//! cannot match (assertions inside a pattern, back-references) are refused.
 
 use std::fmt::Write;
 
@@ -16,7 +17,11 @@ const LINE_END: &str = r"\n\r\x{2028}\x{2029}";
 /// # Errors
 /// A description of what cannot be matched.
 pub(super) fn from_ecma(pattern: &str) -> Result<String, String> {
-    let mut p = Parser { chars: pattern.chars().collect(), at: 0, out: String::new() };
+    let mut p = Parser {
+        chars: pattern.chars().collect(),
+        at: 0,
+        out: String::new(),
+    };
     while let Some(c) = p.next() {
         match c {
             '\\' => match p.escape()? {
@@ -76,7 +81,8 @@ impl Parser {
         }
     }
 
-    /// Reads the quantifier `{n}`, `{n,}` or `{n,m}` after its `{`; `None` if that is a plain character.
+    /// Reads the quantifier `{n}`, `{n,}` or `{n,m}` after its `{`; `None` if that is a plain
+    /// character.
     fn quantifier(&mut self) -> Option<String> {
         let len = self.chars[self.at..].iter().position(|&c| c == '}')?;
         let inner: String = self.chars[self.at..self.at + len].iter().collect();
@@ -130,7 +136,11 @@ impl Parser {
                 Some(c) if c.is_ascii_alphabetic() => Escape::Char(char::from(c as u8 % 32)),
                 _ => return Err("has an unknown control character".into()),
             },
-            'x' => Escape::Char(self.hex(2).and_then(char::from_u32).ok_or("has a wrong \\x escape")?),
+            'x' => Escape::Char(
+                self.hex(2)
+                    .and_then(char::from_u32)
+                    .ok_or("has a wrong \\x escape")?,
+            ),
             'u' => Escape::Char(self.unicode().ok_or("has a wrong \\u escape")?),
             p @ ('p' | 'P') => {
                 let rest: String = self.chars[self.at..].iter().collect();
@@ -147,7 +157,9 @@ impl Parser {
     /// Reads exactly `n` hexadecimal digits.
     fn hex(&mut self, n: usize) -> Option<u32> {
         let digits = self.chars.get(self.at..self.at + n)?;
-        let value = digits.iter().try_fold(0, |v, c| Some(v * 16 + c.to_digit(16)?))?;
+        let value = digits
+            .iter()
+            .try_fold(0, |v, c| Some(v * 16 + c.to_digit(16)?))?;
         self.at += n;
         Some(value)
     }
@@ -161,7 +173,9 @@ impl Parser {
             return char::from_u32(u32::from_str_radix(&digits, 16).ok()?);
         }
         let high = self.hex(4)?;
-        if (0xd800..0xdc00).contains(&high) && self.chars.get(self.at..self.at + 2) == Some(&['\\', 'u']) {
+        if (0xd800..0xdc00).contains(&high)
+            && self.chars.get(self.at..self.at + 2) == Some(&['\\', 'u'])
+        {
             self.at += 2;
             let low = self.hex(4).filter(|low| (0xdc00..0xe000).contains(low))?;
             return char::from_u32(0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00));
@@ -209,7 +223,8 @@ impl Parser {
             };
             self.literal(c);
             // A range, unless the `-` is followed by the end of the class or by a nested class.
-            let range = self.peek() == Some('-') && !matches!(self.chars.get(self.at + 1), None | Some(']'));
+            let range = self.peek() == Some('-')
+                && !matches!(self.chars.get(self.at + 1), None | Some(']'));
             if range {
                 self.at += 1;
                 let end = match self.next() {
@@ -238,7 +253,9 @@ mod tests {
 
     /// Whether the whole of `text` matches.
     fn matches(pattern: &str, text: &str) -> bool {
-        Regex::new(&from_ecma(pattern).unwrap()).unwrap().is_match(text)
+        Regex::new(&from_ecma(pattern).unwrap())
+            .unwrap()
+            .is_match(text)
     }
 
     #[test]
@@ -274,7 +291,10 @@ mod tests {
             assert!(matches(pattern, yes), "{pattern} and {yes:?}");
             assert!(!matches(pattern, no), "{pattern} and {no:?}");
         }
-        for pattern in [r"(?=a)", r"(?<!a)", r"\bword", r"(a)\1", r"[", r"\", r"[]", r"\A", r"[b-a]", r"\p", r"(?i)a"] {
+        for pattern in [
+            r"(?=a)", r"(?<!a)", r"\bword", r"(a)\1", r"[", r"\", r"[]", r"\A", r"[b-a]", r"\p",
+            r"(?i)a",
+        ] {
             assert!(from_ecma(pattern).is_err(), "{pattern}");
         }
     }

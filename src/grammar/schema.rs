@@ -1,8 +1,9 @@
 //! JSON Schema: what is enforced, what is refused, and one form for all drafts.
 //!
-//! A schema is rewritten before the engine sees it: keywords of older drafts become those of draft 2020-12, references
-//! (`$ref` to pointers, anchors and `$id`s inside the schema) point into `$defs`, patterns are translated, keywords
-//! without effect are dropped. The remaining keywords are those that the engine enforces.
+//! A schema is rewritten before the engine sees it: keywords of older drafts become those of draft
+//! 2020-12, references (`$ref` to pointers, anchors and `$id`s inside the schema) point into
+//! `$defs`, patterns are translated, keywords without effect are dropped. The remaining keywords
+//! are those that the engine enforces.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,7 +23,9 @@ const MAX_VALUES: usize = 5_000;
 const MAX_SEARCH: usize = 40;
 
 /// Formats that the engine enforces; those of [`own_format`] are enforced, too.
-const FORMATS: &[&str] = &["duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+const FORMATS: &[&str] = &[
+    "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
+];
 
 /// Keywords that describe and do not restrict.
 #[rustfmt::skip]
@@ -62,7 +65,8 @@ pub(super) fn compile<T>(
     layout: Layout,
     build: impl Fn(Value) -> Result<T, GrammarError>,
 ) -> Result<T, GrammarError> {
-    let value: Value = serde_json::from_str(source).map_err(|e| invalid(format!("not JSON: {e}")))?;
+    let value: Value =
+        serde_json::from_str(source).map_err(|e| invalid(format!("not JSON: {e}")))?;
     let document = Document::new(&value, layout);
     build(document.rewrite("")?).map_err(|error| {
         let (mut path, mut error) = (String::new(), error);
@@ -72,7 +76,9 @@ pub(super) fn compile<T>(
             // A part that is `false` has no value on purpose.
             let fresh = document.root.pointer(&child) != Some(&Value::Bool(false));
             let fresh = fresh && searched.len() < MAX_SEARCH && searched.insert(child.clone());
-            let refused = fresh.then(|| document.rewrite(&child).and_then(&build).err()).flatten()?;
+            let refused = fresh
+                .then(|| document.rewrite(&child).and_then(&build).err())
+                .flatten()?;
             Some((child, refused))
         }) {
             (path, error) = (child, e);
@@ -120,20 +126,43 @@ pub(super) fn check_in_lark(source: &str, layout: Layout) -> Result<String, Gram
 }
 
 fn invalid(message: String) -> GrammarError {
-    GrammarError::Invalid { syntax: Syntax::JsonSchema.name(), message }
+    GrammarError::Invalid {
+        syntax: Syntax::JsonSchema.name(),
+        message,
+    }
 }
 
 fn refusal(keyword: &str, path: &str, message: impl Into<String>) -> GrammarError {
-    GrammarError::Keyword { keyword: keyword.to_owned(), path: path.to_owned(), message: message.into() }
+    GrammarError::Keyword {
+        keyword: keyword.to_owned(),
+        path: path.to_owned(),
+        message: message.into(),
+    }
 }
 
 /// Converts the engine's refusal of the schema at `path` to an error that names the keyword.
 fn explain(path: String, message: String) -> GrammarError {
     let about = [
-        ("oneOf constraints", "oneOf", "is enforced only where no value can satisfy two of its schemas"),
-        ("min/maxProperties", "minProperties", "and maxProperties are enforced only where all properties are required"),
-        ("patternProperty", "patternProperties", "has patterns that overlap, or may: only distinct ones are enforced"),
-        ("circular ref", "$ref", "refers to itself beside other keywords, which cannot be enforced"),
+        (
+            "oneOf constraints",
+            "oneOf",
+            "is enforced only where no value can satisfy two of its schemas",
+        ),
+        (
+            "min/maxProperties",
+            "minProperties",
+            "and maxProperties are enforced only where all properties are required",
+        ),
+        (
+            "patternProperty",
+            "patternProperties",
+            "has patterns that overlap, or may: only distinct ones are enforced",
+        ),
+        (
+            "circular ref",
+            "$ref",
+            "refers to itself beside other keywords, which cannot be enforced",
+        ),
     ];
     match about.iter().find(|(words, ..)| message.contains(words)) {
         Some((_, keyword, message)) => refusal(keyword, &path, *message),
@@ -177,8 +206,18 @@ struct Definitions {
 
 impl<'a> Document<'a> {
     fn new(root: &'a Value, layout: Layout) -> Self {
-        let mut document = Self { root, ids: HashMap::new(), base: String::new(), layout };
-        let place = Place { path: String::new(), base: String::new(), draft: Draft::D2020, depth: 0 };
+        let mut document = Self {
+            root,
+            ids: HashMap::new(),
+            base: String::new(),
+            layout,
+        };
+        let place = Place {
+            path: String::new(),
+            base: String::new(),
+            draft: Draft::D2020,
+            depth: 0,
+        };
         document.base = enter(&place, root).base;
         document.register(root, &place);
         document
@@ -190,20 +229,38 @@ impl<'a> Document<'a> {
         match value {
             Value::Object(map) => {
                 if place.base != around.base || place.path.is_empty() {
-                    self.ids.entry(place.base.clone()).or_insert_with(|| place.path.clone());
+                    self.ids
+                        .entry(place.base.clone())
+                        .or_insert_with(|| place.path.clone());
                 }
                 for key in ["$anchor", "$dynamicAnchor"] {
                     if let Some(name) = map.get(key).and_then(Value::as_str) {
-                        self.ids.insert(format!("{}#{name}", place.base), place.path.clone());
+                        self.ids
+                            .insert(format!("{}#{name}", place.base), place.path.clone());
                     }
                 }
-                for (key, value) in map.iter().filter(|(key, _)| !matches!(&key[..], "enum" | "const" | "default")) {
-                    self.register(value, &Place { path: format!("{}/{}", place.path, token(key)), ..place.clone() });
+                for (key, value) in map
+                    .iter()
+                    .filter(|(key, _)| !matches!(&key[..], "enum" | "const" | "default"))
+                {
+                    self.register(
+                        value,
+                        &Place {
+                            path: format!("{}/{}", place.path, token(key)),
+                            ..place.clone()
+                        },
+                    );
                 }
             }
             Value::Array(items) => {
                 for (i, value) in items.iter().enumerate() {
-                    self.register(value, &Place { path: format!("{}/{i}", place.path), ..place.clone() });
+                    self.register(
+                        value,
+                        &Place {
+                            path: format!("{}/{i}", place.path),
+                            ..place.clone()
+                        },
+                    );
                 }
             }
             _ => {}
@@ -212,11 +269,22 @@ impl<'a> Document<'a> {
 
     /// The place of the value at a pointer, which must exist.
     fn place(&self, path: &str) -> Place {
-        let mut place = Place { path: String::new(), base: String::new(), draft: Draft::D2020, depth: 0 };
+        let mut place = Place {
+            path: String::new(),
+            base: String::new(),
+            draft: Draft::D2020,
+            depth: 0,
+        };
         for (at, _) in path.char_indices().filter(|&(_, c)| c == '/') {
-            place = enter(&place, self.root.pointer(&path[..at]).unwrap_or(&Value::Null));
+            place = enter(
+                &place,
+                self.root.pointer(&path[..at]).unwrap_or(&Value::Null),
+            );
         }
-        Place { path: path.to_owned(), ..place }
+        Place {
+            path: path.to_owned(),
+            ..place
+        }
     }
 
     /// The pointer to which a reference at `place` resolves.
@@ -238,7 +306,11 @@ impl<'a> Document<'a> {
         let mut out = match schema {
             Value::Object(map) => map,
             Value::Bool(true) => Map::new(),
-            _ => return Err(invalid(format!("no value satisfies the schema at {path:?}, which is false"))),
+            _ => {
+                return Err(invalid(format!(
+                    "no value satisfies the schema at {path:?}, which is false"
+                )));
+            }
         };
         let mut defs = Map::new();
         let mut done = 0;
@@ -252,20 +324,32 @@ impl<'a> Document<'a> {
         }
         let options = match self.layout {
             Layout::Free => json!({"whitespace_pattern": WHITE_SPACE}),
-            Layout::Template => json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
+            Layout::Template => {
+                json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "})
+            }
         };
         out.insert("x-guidance".into(), options);
         Ok(out.into())
     }
 
-    fn schema(&self, schema: &Value, around: &Place, definitions: &mut Definitions) -> Result<Value, GrammarError> {
+    fn schema(
+        &self,
+        schema: &Value,
+        around: &Place,
+        definitions: &mut Definitions,
+    ) -> Result<Value, GrammarError> {
         if around.depth > MAX_DEPTH {
             return Err(GrammarError::TooDeep { limit: MAX_DEPTH });
         }
         let map = match schema {
             Value::Bool(_) => return Ok(schema.clone()),
             Value::Object(map) => map,
-            _ => return Err(invalid(format!("at {:?}: a schema is an object, true or false", around.path))),
+            _ => {
+                return Err(invalid(format!(
+                    "at {:?}: a schema is an object, true or false",
+                    around.path
+                )));
+            }
         };
         let place = enter(around, schema);
         let below = |key: &str| Place {
@@ -275,7 +359,10 @@ impl<'a> Document<'a> {
         };
         let below_in = |key: &str, name: &str| {
             let place = below(key);
-            Place { path: format!("{}/{}", place.path, token(name)), ..place }
+            Place {
+                path: format!("{}/{}", place.path, token(name)),
+                ..place
+            }
         };
         let wrong = |keyword: &str, message: String| refusal(keyword, &place.path, message);
         let refuse = |keyword: &str, message: &str| Err(refusal(keyword, &place.path, message));
@@ -288,10 +375,13 @@ impl<'a> Document<'a> {
             if place.draft <= Draft::D7 && reference.is_some() && key != "$ref" {
                 continue;
             }
-            let nothing = matches!(value, Value::Bool(true)) || value.as_object().is_some_and(Map::is_empty);
+            let nothing =
+                matches!(value, Value::Bool(true)) || value.as_object().is_some_and(Map::is_empty);
             match &key[..] {
                 "$ref" => {
-                    let target = value.as_str().and_then(|reference| self.resolve(reference, &place));
+                    let target = value
+                        .as_str()
+                        .and_then(|reference| self.resolve(reference, &place));
                     let Some(target) = target else {
                         return refuse(key, &format!("is {value}, which is not inside the schema"));
                     };
@@ -303,12 +393,16 @@ impl<'a> Document<'a> {
                     out.insert(key.clone(), format!("#/$defs/{number}").into());
                 }
                 "allOf" | "anyOf" | "oneOf" | "prefixItems" => {
-                    let Some(items) = value.as_array() else { return refuse(key, "is not an array") };
+                    let Some(items) = value.as_array() else {
+                        return refuse(key, "is not an array");
+                    };
                     if key == "prefixItems" && place.draft < Draft::D2020 {
                         return refuse(key, "is of draft 2020-12, and the schema of an older one");
                     }
                     let items: Result<Vec<_>, _> = (items.iter().enumerate())
-                        .map(|(i, item)| self.schema(item, &below_in(key, &i.to_string()), definitions))
+                        .map(|(i, item)| {
+                            self.schema(item, &below_in(key, &i.to_string()), definitions)
+                        })
                         .collect();
                     match &key[..] {
                         "allOf" => {
@@ -320,29 +414,42 @@ impl<'a> Document<'a> {
                     }
                 }
                 "properties" | "patternProperties" => {
-                    let Some(members) = value.as_object() else { return refuse(key, "is not an object") };
+                    let Some(members) = value.as_object() else {
+                        return refuse(key, "is not an object");
+                    };
                     let mut rewritten = Map::new();
                     for (name, member) in members {
                         let name_out = match &key[..] {
                             "properties" => name.clone(),
-                            _ => from_ecma(name)
-                                .map_err(|e| wrong(key, format!("has the pattern {name:?}, which {e}")))?,
+                            _ => from_ecma(name).map_err(|e| {
+                                wrong(key, format!("has the pattern {name:?}, which {e}"))
+                            })?,
                         };
-                        rewritten.insert(name_out, self.schema(member, &below_in(key, name), definitions)?);
+                        rewritten.insert(
+                            name_out,
+                            self.schema(member, &below_in(key, name), definitions)?,
+                        );
                     }
                     out.insert(key.clone(), rewritten.into());
                 }
                 "items" => match value.as_array() {
                     Some(items) => {
                         let items: Result<Vec<_>, _> = (items.iter().enumerate())
-                            .map(|(i, item)| self.schema(item, &below_in(key, &i.to_string()), definitions))
+                            .map(|(i, item)| {
+                                self.schema(item, &below_in(key, &i.to_string()), definitions)
+                            })
                             .collect();
                         out.insert("prefixItems".into(), items?.into());
                     }
-                    None => drop(out.insert(key.clone(), self.schema(value, &below(key), definitions)?)),
+                    None => {
+                        drop(out.insert(key.clone(), self.schema(value, &below(key), definitions)?))
+                    }
                 },
                 "additionalItems" if map.get("items").is_some_and(Value::is_array) => {
-                    out.insert("items".into(), self.schema(value, &below(key), definitions)?);
+                    out.insert(
+                        "items".into(),
+                        self.schema(value, &below(key), definitions)?,
+                    );
                 }
                 "additionalItems" => {}
                 "additionalProperties" => {
@@ -355,18 +462,38 @@ impl<'a> Document<'a> {
                         (true, false) => ("items", "items"),
                         (false, _) => ("additionalProperties", "additionalProperties"),
                     };
-                    let applicators = ["$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "contains", "not"];
+                    let applicators = [
+                        "$ref",
+                        "allOf",
+                        "anyOf",
+                        "oneOf",
+                        "if",
+                        "dependentSchemas",
+                        "contains",
+                        "not",
+                    ];
                     match nothing || has(other) {
                         true if nothing || !applicators.iter().any(|key| has(key)) => {}
                         false if !applicators.iter().any(|key| has(key)) => {
-                            out.insert(written.into(), self.schema(value, &below(key), definitions)?);
+                            out.insert(
+                                written.into(),
+                                self.schema(value, &below(key), definitions)?,
+                            );
                         }
-                        _ => return refuse(key, "is enforced only without schemas beside it that evaluate too"),
+                        _ => {
+                            return refuse(
+                                key,
+                                "is enforced only without schemas beside it that evaluate too",
+                            );
+                        }
                     }
                 }
                 "pattern" => {
-                    let Some(pattern) = value.as_str() else { return refuse(key, "is not a string") };
-                    let pattern = from_ecma(pattern).map_err(|e| wrong(key, format!("is {value}, which {e}")))?;
+                    let Some(pattern) = value.as_str() else {
+                        return refuse(key, "is not a string");
+                    };
+                    let pattern = from_ecma(pattern)
+                        .map_err(|e| wrong(key, format!("is {value}, which {e}")))?;
                     out.insert(key.clone(), pattern.into());
                 }
                 "format" => match value.as_str() {
@@ -379,11 +506,17 @@ impl<'a> Document<'a> {
                             all_of.push(json!({"anyOf": [string, {"type": others}]}));
                         }
                     }
-                    Some(name) if FORMATS.contains(&name) => drop(out.insert(key.clone(), value.clone())),
+                    Some(name) if FORMATS.contains(&name) => {
+                        drop(out.insert(key.clone(), value.clone()))
+                    }
                     _ => return refuse(key, &format!("is {value}, which is not enforced")),
                 },
                 "type" | "required" => drop(out.insert(key.clone(), value.clone())),
-                "enum" if value.as_array().is_some_and(|values| values.len() > MAX_VALUES) => {
+                "enum"
+                    if value
+                        .as_array()
+                        .is_some_and(|values| values.len() > MAX_VALUES) =>
+                {
                     return refuse(key, &format!("has more than {MAX_VALUES} values"));
                 }
                 "enum" | "const" => {
@@ -392,15 +525,20 @@ impl<'a> Document<'a> {
                     }
                     out.insert(key.clone(), value.clone());
                 }
-                "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf" => match value {
-                    Value::Bool(false) => {}
-                    Value::Number(_) | Value::Bool(true) if is_exact(value) => {
-                        out.insert(key.clone(), value.clone());
+                "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf" => {
+                    match value {
+                        Value::Bool(false) => {}
+                        Value::Number(_) | Value::Bool(true) if is_exact(value) => {
+                            out.insert(key.clone(), value.clone());
+                        }
+                        _ => return refuse(key, "is no number, or too large to be exact"),
                     }
-                    _ => return refuse(key, "is no number, or too large to be exact"),
-                },
-                "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties" | "maxProperties" => {
-                    let float = value.as_f64().filter(|v| v.fract() == 0.0 && (0.0..=MAX_EXACT).contains(v));
+                }
+                "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties"
+                | "maxProperties" => {
+                    let float = value
+                        .as_f64()
+                        .filter(|v| v.fract() == 0.0 && (0.0..=MAX_EXACT).contains(v));
                     let Some(number) = value.as_u64().or(float.map(|v| v as u64)) else {
                         return refuse(key, "is no number of things");
                     };
@@ -408,23 +546,34 @@ impl<'a> Document<'a> {
                 }
                 // Without effect in these cases.
                 "uniqueItems" if value == &Value::Bool(false) => {}
-                "uniqueItems" if map.get("maxItems").and_then(Value::as_u64).is_some_and(|max| max <= 1) => {}
+                "uniqueItems"
+                    if map
+                        .get("maxItems")
+                        .and_then(Value::as_u64)
+                        .is_some_and(|max| max <= 1) => {}
                 "not" if value == &Value::Bool(false) => {}
                 "if" if !has("then") && !has("else") => {}
                 "then" | "else" if !has("if") => {}
                 "minContains" | "maxContains" if !has("contains") => {}
                 "propertyNames" if nothing => {}
                 "dependencies" | "dependentRequired" | "dependentSchemas" if nothing => {}
-                "uniqueItems" | "not" | "if" | "then" | "else" | "contains" | "minContains" | "maxContains"
-                | "propertyNames" | "dependencies" | "dependentRequired" | "dependentSchemas" | "$dynamicRef"
-                | "$recursiveRef" | "extends" | "disallow" | "divisibleBy" => {
+                "uniqueItems" | "not" | "if" | "then" | "else" | "contains" | "minContains"
+                | "maxContains" | "propertyNames" | "dependencies" | "dependentRequired"
+                | "dependentSchemas" | "$dynamicRef" | "$recursiveRef" | "extends" | "disallow"
+                | "divisibleBy" => {
                     return refuse(key, "is not enforced");
                 }
                 // Another meta-schema may have other keywords, or none.
-                "$schema" if !value.as_str().is_some_and(|uri| uri.contains("json-schema.org")) => {
+                "$schema"
+                    if !value
+                        .as_str()
+                        .is_some_and(|uri| uri.contains("json-schema.org")) =>
+                {
                     return refuse(key, &format!("is {value}, which is no draft"));
                 }
-                "x-guidance" => return refuse(key, "sets options of the engine, which a schema may not"),
+                "x-guidance" => {
+                    return refuse(key, "sets options of the engine, which a schema may not");
+                }
                 key if ANNOTATIONS.contains(&key) => {}
                 // Not a keyword in any draft: according to the standard, an annotation.
                 _ => {}
@@ -439,7 +588,9 @@ impl<'a> Document<'a> {
 
 /// The pointers of the subschemas of the schema at `path`.
 fn children(document: &Document<'_>, path: &str) -> Vec<String> {
-    let Some(Value::Object(map)) = document.root.pointer(path) else { return Vec::new() };
+    let Some(Value::Object(map)) = document.root.pointer(path) else {
+        return Vec::new();
+    };
     let mut out = Vec::new();
     for (key, value) in map {
         let here = format!("{path}/{}", token(key));
@@ -454,7 +605,9 @@ fn children(document: &Document<'_>, path: &str) -> Vec<String> {
             ("properties" | "patternProperties", Value::Object(members)) => {
                 out.extend(members.keys().map(|name| format!("{here}/{}", token(name))));
             }
-            ("items" | "additionalItems" | "additionalProperties", Value::Object(_)) => out.push(here),
+            ("items" | "additionalItems" | "additionalProperties", Value::Object(_)) => {
+                out.push(here)
+            }
             _ => {}
         }
     }
@@ -465,13 +618,20 @@ fn children(document: &Document<'_>, path: &str) -> Vec<String> {
 fn enter(around: &Place, schema: &Value) -> Place {
     let draft = Draft::of(schema, around.draft);
     let ignored = draft <= Draft::D7 && schema.get("$ref").is_some();
-    let id = schema.get(if draft == Draft::D4 { "id" } else { "$id" }).and_then(Value::as_str).filter(|_| !ignored);
+    let id = schema
+        .get(if draft == Draft::D4 { "id" } else { "$id" })
+        .and_then(Value::as_str)
+        .filter(|_| !ignored);
     let base = match id {
         // In old drafts, `#name` is an anchor.
         Some(id) if !id.starts_with('#') => join(&around.base, id).trim_end_matches('#').to_owned(),
         _ => around.base.clone(),
     };
-    Place { draft, base, ..around.clone() }
+    Place {
+        draft,
+        base,
+        ..around.clone()
+    }
 }
 
 /// Resolves the address `reference` relative to the address `base`.
@@ -489,7 +649,9 @@ fn join(base: &str, reference: &str) -> String {
         let path = scheme(document).map_or(0, |len| {
             let host = len + 1;
             if document[host..].starts_with("//") {
-                document[host + 2..].find('/').map_or(document.len(), |at| host + 2 + at)
+                document[host + 2..]
+                    .find('/')
+                    .map_or(document.len(), |at| host + 2 + at)
             } else {
                 host
             }
@@ -497,8 +659,15 @@ fn join(base: &str, reference: &str) -> String {
         if reference.starts_with('/') {
             return format!("{}{reference}", &document[..path]);
         }
-        let folder = document[path..].rfind('/').map_or(document[..path].len(), |at| path + at + 1);
-        let slash = if folder == document.len() && !document.is_empty() && !document.ends_with('/') { "/" } else { "" };
+        let folder = document[path..]
+            .rfind('/')
+            .map_or(document[..path].len(), |at| path + at + 1);
+        let slash = if folder == document.len() && !document.is_empty() && !document.ends_with('/')
+        {
+            "/"
+        } else {
+            ""
+        };
         format!("{}{slash}{reference}", &document[..folder])
     }
 }
@@ -509,7 +678,11 @@ fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = text.bytes();
     while let Some(b) = bytes.next() {
         let mut digit = || char::from(bytes.next()?).to_digit(16);
-        out.push(if b == b'%' { (digit()? * 16 + digit()?) as u8 } else { b });
+        out.push(if b == b'%' {
+            (digit()? * 16 + digit()?) as u8
+        } else {
+            b
+        });
     }
     String::from_utf8(out).ok()
 }
@@ -524,8 +697,8 @@ fn is_exact(value: &Value) -> bool {
     }
 }
 
-/// Pattern of a format for which the engine's own is too permissive: dates that do not exist, minutes with 61 seconds,
-/// fractions of a second of unlimited length.
+/// Pattern of a format for which the engine's own is too permissive: dates that do not exist,
+/// minutes with 61 seconds, fractions of a second of unlimited length.
 fn own_format(name: &str) -> Option<String> {
     let leap = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29";
     let days = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])";

@@ -1,4 +1,5 @@
-//! What must not be forgotten: moments of ordinary text, and the importance of each direction there.
+//! What must not be forgotten: moments of ordinary text, and the importance of each direction
+//! there.
 
 use super::moments::{Moment, computable};
 use super::optimiser::UPDATE_TOKENS;
@@ -7,8 +8,8 @@ use crate::arch::Arch;
 
 /// Kronecker-diagonal Fisher information of a change of the hidden state: `F_ij ≈ γ_i·ξ_j`.
 ///
-/// The penalty of `ΔW = B·A` is `½·tr[(BᵀΓB)(AΞAᵀ)]` (elastic weight consolidation in the space of the
-/// product, arXiv 2602.17559), and only `rank²` numbers besides `γ` and `ξ` are needed for it.
+/// The penalty of `ΔW = B·A` is `½·tr[(BᵀΓB)(AΞAᵀ)]` (elastic weight consolidation in the space of
+/// the product, arXiv 2602.17559), and only `rank²` numbers besides `γ` and `ξ` are needed for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Fisher {
     /// `γ: (n_embd)`, mean squared gradient with respect to the hidden state.
@@ -21,13 +22,22 @@ pub(crate) struct Fisher {
 
 impl Fisher {
     pub(crate) fn new(n_embd: usize) -> Fisher {
-        Fisher { gamma: vec![1.0; n_embd], xi: vec![1.0; n_embd], n_texts: 0 }
+        Fisher {
+            gamma: vec![1.0; n_embd],
+            xi: vec![1.0; n_embd],
+            n_texts: 0,
+        }
     }
 
     /// `F ← decay·F + (1 − decay)·F_new`; the first text replaces the initial guess.
     pub(crate) fn merge(&mut self, gamma: &[f32], xi: &[f32], decay: f32) {
         let decay = if self.n_texts == 0 { 0.0 } else { decay };
-        for (old, new) in self.gamma.iter_mut().zip(gamma).chain(self.xi.iter_mut().zip(xi)) {
+        for (old, new) in self
+            .gamma
+            .iter_mut()
+            .zip(gamma)
+            .chain(self.xi.iter_mut().zip(xi))
+        {
             let merged = decay * *old + (1.0 - decay) * new;
             if computable(&[merged]) {
                 *old = merged;
@@ -39,7 +49,10 @@ impl Fisher {
     /// `1/(γ + damping)`, positive and finite for any `γ`: the diagonal of the preconditioner.
     pub(crate) fn preconditioner(&self) -> Vec<f32> {
         let mean = self.gamma.iter().sum::<f32>() / self.gamma.len() as f32;
-        self.gamma.iter().map(|y| 1.0 / (y + DAMPING * mean).clamp(f32::MIN_POSITIVE, f32::MAX)).collect()
+        self.gamma
+            .iter()
+            .map(|y| 1.0 / (y + DAMPING * mean).clamp(f32::MIN_POSITIVE, f32::MAX))
+            .collect()
     }
 
     /// `∂/∂Bᵀ` of the penalty: `AΞAᵀ·Bᵀ·Γ`, with `A`, `Bᵀ` of `(rank, n_embd)`.
@@ -57,8 +70,8 @@ impl Fisher {
     }
 }
 
-/// `Ξ = D + HᵀH/m` of the hidden states `H: (m, n)` of some moments, where `D` is a fraction of its diagonal; solved by
-/// the Woodbury identity, so that no `n × n` matrix is ever built.
+/// `Ξ = D + HᵀH/m` of the hidden states `H: (m, n)` of some moments, where `D` is a fraction of its
+/// diagonal; solved by the Woodbury identity, so that no `n × n` matrix is ever built.
 pub(crate) struct Whitening {
     n: usize,
     diagonal: Vec<f32>,
@@ -67,7 +80,8 @@ pub(crate) struct Whitening {
     factor: Vec<f32>,
 }
 
-/// Fraction of the mean that is added to each number of a diagonal, to allow for states unlike those of the moments.
+/// Fraction of the mean that is added to each number of a diagonal, to allow for states unlike
+/// those of the moments.
 const DAMPING: f32 = 0.1;
 
 impl Whitening {
@@ -80,29 +94,46 @@ impl Whitening {
     ) -> Option<Whitening> {
         let m = moments.clone().count();
         let mut h = vec![0.0; m * n];
-        moments.zip(h.chunks_exact_mut(n)).for_each(|(x, h)| arch.f16_to_f32(x.h, h));
+        moments
+            .zip(h.chunks_exact_mut(n))
+            .for_each(|(x, h)| arch.f16_to_f32(x.h, h));
         let mut diagonal = vec![0.0f32; n];
-        h.chunks_exact(n).for_each(|h| diagonal.iter_mut().zip(h).for_each(|(d, x)| *d += x * x));
+        h.chunks_exact(n)
+            .for_each(|h| diagonal.iter_mut().zip(h).for_each(|(d, x)| *d += x * x));
         let mean = diagonal.iter().sum::<f32>() / (n * m.max(1)) as f32;
-        diagonal.iter_mut().for_each(|d| *d = DAMPING * (*d / m.max(1) as f32 + mean) + f32::MIN_POSITIVE);
+        diagonal
+            .iter_mut()
+            .for_each(|d| *d = DAMPING * (*d / m.max(1) as f32 + mean) + f32::MIN_POSITIVE);
         let mut factor = vec![0.0; m * m];
         let mut scaled = vec![0.0; n];
         for i in 0..m {
-            scaled.iter_mut().zip(&h[i * n..][..n]).zip(&diagonal).for_each(|((s, x), d)| *s = x / d);
+            scaled
+                .iter_mut()
+                .zip(&h[i * n..][..n])
+                .zip(&diagonal)
+                .for_each(|((s, x), d)| *s = x / d);
             for j in 0..=i {
-                factor[i * m + j] = arch.dot(&scaled, &h[j * n..][..n]) + if i == j { m as f32 } else { 0.0 };
+                factor[i * m + j] =
+                    arch.dot(&scaled, &h[j * n..][..n]) + if i == j { m as f32 } else { 0.0 };
             }
             slices.tick()?;
         }
         cholesky(arch, &mut factor, m, slices)?;
-        Some(Whitening { n, diagonal, h, factor })
+        Some(Whitening {
+            n,
+            diagonal,
+            h,
+            factor,
+        })
     }
 
     /// `Ξ·x`.
     fn multiply(&self, arch: Arch, x: &[f32]) -> Vec<f32> {
         let m = (self.h.len() / self.n) as f32;
         let mut y: Vec<f32> = x.iter().zip(&self.diagonal).map(|(x, d)| x * d).collect();
-        self.h.chunks_exact(self.n).for_each(|h| arch.add_scaled(&mut y, h, arch.dot(h, x) / m));
+        self.h
+            .chunks_exact(self.n)
+            .for_each(|h| arch.add_scaled(&mut y, h, arch.dot(h, x) / m));
         y
     }
 
@@ -110,7 +141,11 @@ impl Whitening {
     pub(crate) fn solve(&self, arch: Arch, x: &[f32]) -> Vec<f32> {
         let m = self.h.len() / self.n;
         let divided: Vec<f32> = x.iter().zip(&self.diagonal).map(|(x, d)| x / d).collect();
-        let mut t: Vec<f32> = self.h.chunks_exact(self.n).map(|h| arch.dot(h, &divided)).collect();
+        let mut t: Vec<f32> = self
+            .h
+            .chunks_exact(self.n)
+            .map(|h| arch.dot(h, &divided))
+            .collect();
         for i in 0..m {
             let row = &self.factor[i * m..];
             t[i] = (t[i] - arch.dot(&row[..i], &t[..i])) / row[i];
@@ -121,8 +156,16 @@ impl Whitening {
             arch.add_scaled(head, &self.factor[i * m..][..i], -tail[0]);
         }
         let mut back = vec![0.0; self.n];
-        self.h.chunks_exact(self.n).zip(&t).for_each(|(h, &t)| arch.add_scaled(&mut back, h, t));
-        divided.iter().zip(&back).zip(&self.diagonal).map(|((x, b), d)| x - b / d).collect()
+        self.h
+            .chunks_exact(self.n)
+            .zip(&t)
+            .for_each(|(h, &t)| arch.add_scaled(&mut back, h, t));
+        divided
+            .iter()
+            .zip(&back)
+            .zip(&self.diagonal)
+            .map(|((x, b), d)| x - b / d)
+            .collect()
     }
 }
 
@@ -136,21 +179,27 @@ fn cholesky(arch: Arch, k: &mut [f32], m: usize, slices: &mut Slices<'_>) -> Opt
             } else {
                 row[j] - arch.dot(&row[..j], &before[j * m..][..j])
             };
-            row[j] = if i == j { sum.max(1e-12).sqrt() } else { sum / before[j * m + j] };
+            row[j] = if i == j {
+                sum.max(1e-12).sqrt()
+            } else {
+                sum / before[j * m + j]
+            };
         }
         slices.tick()?;
     }
     Some(())
 }
 
-/// Squared length, relative to that of the original vector, that rounding may leave after projections: some `n·2⁻⁴⁶`.
+/// Squared length, relative to that of the original vector, that rounding may leave after
+/// projections: some `n·2⁻⁴⁶`.
 const ROUNDING: f32 = 1e-10;
 
-/// The strongest directions of `Σ_t g_t·h_tᵀ` in the metrics `Γ` and `Ξ`: `A`, whose rows have length one in `Ξ`, and
-/// `Bᵀ = −Γ⁻¹·Σ g·(A·h)ᵀ`, as many steps of steepest descent along them as there are updates in that many tokens.
-/// `inverse` is `Γ⁻¹`, damped; `g` and `h` are `(t, n)`. `A` and `Bᵀ` of the result, and of `old`, from which it
-/// continues, are `(rank, n)`, zero where there are fewer directions. Features of ordinary text are expensive in `Ξ`,
-/// so `A` picks what distinguishes the new text. `None` if `slices` gave up.
+/// The strongest directions of `Σ_t g_t·h_tᵀ` in the metrics `Γ` and `Ξ`: `A`, whose rows have
+/// length one in `Ξ`, and `Bᵀ = −Γ⁻¹·Σ g·(A·h)ᵀ`, as many steps of steepest descent along them as
+/// there are updates in that many tokens. `inverse` is `Γ⁻¹`, damped; `g` and `h` are `(t, n)`. `A`
+/// and `Bᵀ` of the result, and of `old`, from which it continues, are `(rank, n)`, zero where there
+/// are fewer directions. Features of ordinary text are expensive in `Ξ`, so `A` picks what
+/// distinguishes the new text. `None` if `slices` gave up.
 pub(crate) fn directions(
     arch: Arch,
     whitening: &Whitening,
@@ -168,13 +217,18 @@ pub(crate) fn directions(
     all_g.extend_from_slice(g);
     all_h.extend_from_slice(h);
     for (a, b) in old.0.chunks_exact(n).zip(old.1.chunks_exact(n)) {
-        all_g.extend(b.iter().zip(inverse).map(|(b, p)| -b / p * UPDATE_TOKENS as f32));
+        all_g.extend(
+            b.iter()
+                .zip(inverse)
+                .map(|(b, p)| -b / p * UPDATE_TOKENS as f32),
+        );
         all_h.extend(whitening.multiply(arch, a));
     }
     let (g, h) = (&all_g[..], &all_h[..]);
     let times = |x: &[f32], v: &[f32], slices: &mut Slices<'_>| -> Option<Vec<f32>> {
         let rows = x.chunks_exact(n).enumerate();
-        rows.map(|(i, x)| at_times(i, slices).map(|()| arch.dot(x, v))).collect()
+        rows.map(|(i, x)| at_times(i, slices).map(|()| arch.dot(x, v)))
+            .collect()
     };
     let transposed = |x: &[f32], v: &[f32], slices: &mut Slices<'_>| {
         let mut sum = vec![0.0; n];
@@ -227,7 +281,11 @@ pub(crate) fn directions(
 
 /// [`Slices::tick`] at every 32nd row.
 fn at_times(row: usize, slices: &mut Slices<'_>) -> Option<()> {
-    if row.is_multiple_of(32) { slices.tick() } else { Some(()) }
+    if row.is_multiple_of(32) {
+        slices.tick()
+    } else {
+        Some(())
+    }
 }
 
 #[cfg(test)]
@@ -243,7 +301,18 @@ mod tests {
         let value = |i: usize, j: usize| ((i * 31 + j * 17) % 13) as f32 / 4.0 - 1.5;
         for i in 0..m {
             let h: Vec<f32> = (0..n).map(|j| value(i, j)).collect();
-            moments.push(arch, Finish { scale: 1.0, cap: 0.0 }, &h, &[0.0, 1.0], &[0.3, 0.7], 1.3, 0);
+            moments.push(
+                arch,
+                Finish {
+                    scale: 1.0,
+                    cap: 0.0,
+                },
+                &h,
+                &[0.0, 1.0],
+                &[0.3, 0.7],
+                1.3,
+                0,
+            );
         }
         let w = Whitening::new(arch, moments.iter(), n, &mut Slices::whole()).unwrap();
         let x: Vec<f32> = (0..n).map(|j| j as f32 - 2.0).collect();
@@ -266,29 +335,68 @@ mod tests {
         let value = |i: usize, j: usize| ((i * 31 + j * 17) % 13) as f32 / 4.0 - 1.5;
         for i in 0..4 {
             let h: Vec<f32> = (0..n).map(|j| value(i, j)).collect();
-            moments.push(Arch::scalar(), Finish { scale: 1.0, cap: 0.0 }, &h, &[0.0, 1.0], &[0.3, 0.7], 1.3, 0);
+            moments.push(
+                Arch::scalar(),
+                Finish {
+                    scale: 1.0,
+                    cap: 0.0,
+                },
+                &h,
+                &[0.0, 1.0],
+                &[0.3, 0.7],
+                1.3,
+                0,
+            );
         }
         let arch = Arch::scalar();
         let whitening = Whitening::new(arch, moments.iter(), n, &mut Slices::whole()).unwrap();
         let [g, h]: [Vec<f32>; 2] = [5, 9].map(|i| (0..n).map(|j| value(i, j)).collect());
-        let found = directions(arch, &whitening, &vec![1.0; n], &g, &h, (&[], &[]), 4, &mut Slices::whole());
+        let found = directions(
+            arch,
+            &whitening,
+            &vec![1.0; n],
+            &g,
+            &h,
+            (&[], &[]),
+            4,
+            &mut Slices::whole(),
+        );
         let (a, b) = found.unwrap();
-        assert!(arch.dot(&a[..n], &a[..n]) > 1e-3 && arch.dot(&b[..n], &b[..n]) > 1e-6, "{a:?} {b:?}");
-        assert!(a[n..].iter().chain(&b[n..]).all(|&x| x == 0.0), "{a:?} {b:?}");
+        assert!(
+            arch.dot(&a[..n], &a[..n]) > 1e-3 && arch.dot(&b[..n], &b[..n]) > 1e-6,
+            "{a:?} {b:?}"
+        );
+        assert!(
+            a[n..].iter().chain(&b[n..]).all(|&x| x == 0.0),
+            "{a:?} {b:?}"
+        );
     }
 
     #[test]
     fn preconditioners_are_finite() {
         for gamma in [0.0, 1e-45, 1.0, f32::MAX] {
-            let fisher = Fisher { gamma: vec![gamma; 3], ..Fisher::new(3) };
-            assert!(fisher.preconditioner().iter().all(|p| *p > 0.0 && p.is_finite()), "{gamma}");
+            let fisher = Fisher {
+                gamma: vec![gamma; 3],
+                ..Fisher::new(3)
+            };
+            assert!(
+                fisher
+                    .preconditioner()
+                    .iter()
+                    .all(|p| *p > 0.0 && p.is_finite()),
+                "{gamma}"
+            );
         }
     }
 
     #[test]
     fn penalty_has_the_gradient_of_its_formula() {
         let n = 5;
-        let fisher = Fisher { gamma: vec![1.0, 2.0, 0.5, 3.0, 1.5], xi: vec![0.2, 1.0, 2.0, 0.7, 0.1], n_texts: 1 };
+        let fisher = Fisher {
+            gamma: vec![1.0, 2.0, 0.5, 3.0, 1.5],
+            xi: vec![0.2, 1.0, 2.0, 0.7, 0.1],
+            n_texts: 1,
+        };
         let a: Vec<f32> = (0..2 * n).map(|i| (i as f32 * 0.7).sin()).collect();
         let b: Vec<f32> = (0..2 * n).map(|i| (i as f32 * 1.3).cos()).collect();
         // ½·Σ_ij γ_i·ξ_j·(B·A)_ij².
@@ -296,7 +404,8 @@ mod tests {
             let mut sum = 0.0;
             for i in 0..n {
                 for j in 0..n {
-                    let w = f64::from(b[i]) * f64::from(a[j]) + f64::from(b[n + i]) * f64::from(a[n + j]);
+                    let w = f64::from(b[i]) * f64::from(a[j])
+                        + f64::from(b[n + i]) * f64::from(a[n + j]);
                     sum += 0.5 * f64::from(fisher.gamma[i]) * f64::from(fisher.xi[j]) * w * w;
                 }
             }

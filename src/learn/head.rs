@@ -1,7 +1,7 @@
 //! The adapter after the final norm: `h' = h + s·B·(A·h)`, so logits change by `s·(W·B)·(A·h)`.
 //!
-//! It comes after everything that the key/value cache depends on, so caches stay valid while it learns. With `W·B`
-//! stored, base and adapted logits come from one product with the head.
+//! It comes after everything that the key/value cache depends on, so caches stay valid while it
+//! learns. With `W·B` stored, base and adapted logits come from one product with the head.
 
 use super::moments::{Moment, NO_TOKEN, SLOTS};
 use crate::arch::Arch;
@@ -13,8 +13,8 @@ pub const MAX_RANK: usize = 4;
 /// One value per rank; those beyond the adapter's rank are zero.
 pub(crate) type Ranks = [f32; MAX_RANK];
 
-/// Largest number of values in those rows of the head that contribute to a gradient one by one, which takes most of the
-/// time of an update; the other rows contribute through their mean.
+/// Largest number of values in those rows of the head that contribute to a gradient one by one,
+/// which takes most of the time of an update; the other rows contribute through their mean.
 const ROW_VALUES: usize = 1 << 19;
 
 /// Statistics of the rows of the head `W: (n_vocab, n_embd)`.
@@ -123,7 +123,11 @@ impl Head {
 
     pub(crate) fn adapted(&self, finish: Finish, m: &Moment<'_>, z: &Ranks, scale: f32) -> Adapted {
         let n_vocab = self.n_vocab();
-        let mut out = Adapted { log_p: [f32::NEG_INFINITY; SLOTS], slope: [0.0; SLOTS], log_rest: 0.0 };
+        let mut out = Adapted {
+            log_p: [f32::NEG_INFINITY; SLOTS],
+            slope: [0.0; SLOTS],
+            log_rest: 0.0,
+        };
         let mut max = f32::NEG_INFINITY;
         for i in 0..SLOTS {
             if m.ids[i] == NO_TOKEN {
@@ -138,7 +142,8 @@ impl Head {
             out.slope[i] = finish.slope(logit);
             max = max.max(logit);
         }
-        // Over unlisted tokens the change is assumed to be normally distributed: ln E exp(x) = mean + variance/2.
+        // Over unlisted tokens the change is assumed to be normally distributed: ln E exp(x) = mean
+        // + variance/2.
         let step = scale * finish.scale;
         out.log_rest = m.rest + step * dot(z, &self.mean) + 0.5 * step * step * self.variance(z);
         max = max.max(out.log_rest);
@@ -179,17 +184,32 @@ impl Head {
         scale: f32,
     ) -> (f64, f64) {
         let adapted = self.adapted(finish, m, z, scale);
-        let term = |p: f32, q: f32| if p == f32::NEG_INFINITY { 0.0 } else { f64::from(p).exp() * f64::from(p - q) };
-        let listed: f64 = base.log_p.iter().zip(&adapted.log_p).map(|(&p, &q)| term(p, q)).sum();
+        let term = |p: f32, q: f32| {
+            if p == f32::NEG_INFINITY {
+                0.0
+            } else {
+                f64::from(p).exp() * f64::from(p - q)
+            }
+        };
+        let listed: f64 = base
+            .log_p
+            .iter()
+            .zip(&adapted.log_p)
+            .map(|(&p, &q)| term(p, q))
+            .sum();
         // Over unlisted tokens, a normally distributed change of variance v diverges by v/2.
         let step = scale * finish.scale;
-        let inside = f64::from(base.log_rest).exp() * f64::from(0.5 * step * step * self.variance(z));
+        let inside =
+            f64::from(base.log_rest).exp() * f64::from(0.5 * step * step * self.variance(z));
         let rise = f64::from(base.log_p[0] - adapted.log_p[0]);
-        (listed + term(base.log_rest, adapted.log_rest) + inside, rise)
+        (
+            listed + term(base.log_rest, adapted.log_rest) + inside,
+            rise,
+        )
     }
 
-    /// Confidence gradient: minus the derivative of the summed entropies of `moments` with respect to `s·B`, at
-    /// `s = 0`, as factors of the head's rows. `z` holds `A·h` of each moment.
+    /// Confidence gradient: minus the derivative of the summed entropies of `moments` with respect
+    /// to `s·B`, at `s = 0`, as factors of the head's rows. `z` holds `A·h` of each moment.
     pub(crate) fn confidence<'a>(
         &self,
         finish: Finish,
@@ -218,19 +238,24 @@ impl Head {
         g
     }
 
-    /// Covariance, summed over tokens, between the changes of logits and the observed token: `Σ_t δ_t(y_t) − δ_t(y_u)`,
-    /// averaged over all `u`, for `s = 1`.
+    /// Covariance, summed over tokens, between the changes of logits and the observed token: `Σ_t
+    /// δ_t(y_t) − δ_t(y_u)`, averaged over all `u`, for `s = 1`.
     pub(crate) fn pairing(&self, tokens: &[usize], z: &[Ranks]) -> f64 {
         let mut sum = 0.0;
         for (r, wb) in self.wb.chunks_exact(self.n_vocab()).enumerate() {
-            let mean = tokens.iter().map(|&y| f64::from(wb[y])).sum::<f64>() / tokens.len().max(1) as f64;
-            sum += tokens.iter().zip(z).map(|(&y, z)| f64::from(z[r]) * (f64::from(wb[y]) - mean)).sum::<f64>();
+            let mean =
+                tokens.iter().map(|&y| f64::from(wb[y])).sum::<f64>() / tokens.len().max(1) as f64;
+            sum += tokens
+                .iter()
+                .zip(z)
+                .map(|(&y, z)| f64::from(z[r]) * (f64::from(wb[y]) - mean))
+                .sum::<f64>();
         }
         sum
     }
 
-    /// Gradient of `Σ weight·(−ln p)` over `moments` at the current scale, with respect to `s·B`, as factors of the
-    /// listed tokens' rows. `z` holds `A·h` of each moment.
+    /// Gradient of `Σ weight·(−ln p)` over `moments` at the current scale, with respect to `s·B`,
+    /// as factors of the listed tokens' rows. `z` holds `A·h` of each moment.
     pub(crate) fn gradient<'a>(
         &self,
         finish: Finish,
@@ -249,7 +274,8 @@ impl Head {
                 if m.ids[i] == NO_TOKEN {
                     break;
                 }
-                let error = weight * (q.log_p[i].exp() - if i == 0 { 1.0 } else { 0.0 }) * q.slope[i];
+                let error =
+                    weight * (q.log_p[i].exp() - if i == 0 { 1.0 } else { 0.0 }) * q.slope[i];
                 let u = slots.at(m.ids[i]);
                 (0..MAX_RANK).for_each(|r| u[r] += error * z[r]);
             }
@@ -261,7 +287,9 @@ impl Head {
         g.rows = slots.taken();
         let max_rows = (ROW_VALUES / self.n_embd).max(SLOTS);
         if g.rows.len() > max_rows {
-            g.rows.select_nth_unstable_by(max_rows, |x, y| norm(&y.1).total_cmp(&norm(&x.1)).then(x.0.cmp(&y.0)));
+            g.rows.select_nth_unstable_by(max_rows, |x, y| {
+                norm(&y.1).total_cmp(&norm(&x.1)).then(x.0.cmp(&y.0))
+            });
             for (_, u) in g.rows.drain(max_rows..) {
                 (0..MAX_RANK).for_each(|r| g.rest[r] += u[r]);
                 g.error_bound += f64::from(norm(&u) * rows.spread);

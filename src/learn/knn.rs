@@ -1,5 +1,5 @@
-//! Cache of the tokens that followed similar hidden states (Khandelwal et al., arXiv 1911.00172): no training; an entry
-//! is kept until it is overwritten.
+//! Cache of the tokens that followed similar hidden states (Khandelwal et al., arXiv 1911.00172):
+//! no training; an entry is kept until it is overwritten.
 
 use super::ngram::{Sparse, add};
 use crate::arch::{Acts, Arch, ColumnsMut};
@@ -14,7 +14,8 @@ const SHARPNESS: f32 = 24.0;
 /// Entries for which there is room at first.
 const FIRST: usize = 64;
 
-/// Hidden states, scaled to length one, with the token that followed each; the oldest is overwritten.
+/// Hidden states, scaled to length one, with the token that followed each; the oldest is
+/// overwritten.
 #[derive(Clone, Debug)]
 pub(crate) struct KnnCache {
     n_embd: usize,
@@ -41,9 +42,15 @@ impl KnnCache {
 
     /// Keys `(n, n_embd)` and tokens, oldest first.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&[f16], u32)> {
-        let start = if self.tokens.len() < self.capacity { 0 } else { self.pushed % self.capacity };
+        let start = if self.tokens.len() < self.capacity {
+            0
+        } else {
+            self.pushed % self.capacity
+        };
         let n = self.tokens.len();
-        (start..n).chain(0..start).map(|i| (&self.keys[i * self.n_embd..][..self.n_embd], self.tokens[i]))
+        (start..n)
+            .chain(0..start)
+            .map(|i| (&self.keys[i * self.n_embd..][..self.n_embd], self.tokens[i]))
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -80,18 +87,33 @@ impl KnnCache {
     /// The tokens that followed the most similar states, and the largest cosine.
     pub(crate) fn continuations(&mut self, arch: Arch, h: &[f32]) -> (Sparse, f32) {
         let (h, n_keys) = (unit(arch, h), self.tokens.len());
-        self.cosines.reserve_exact(self.tokens.capacity() - self.cosines.len());
+        self.cosines
+            .reserve_exact(self.tokens.capacity() - self.cosines.len());
         self.cosines.resize(n_keys, 0.0);
         let cosines = &mut ColumnsMut::new(&mut self.cosines, 1, n_keys);
-        arch.matvec(DType::F16, cosines, bytemuck::cast_slice(&self.keys), &Acts::F32 { x: &h, n: self.n_embd });
+        arch.matvec(
+            DType::F16,
+            cosines,
+            bytemuck::cast_slice(&self.keys),
+            &Acts::F32 {
+                x: &h,
+                n: self.n_embd,
+            },
+        );
         self.near.clear();
         self.near.reserve_exact(self.tokens.capacity());
-        self.near.extend(self.cosines.iter().copied().zip(self.tokens.iter().copied()));
+        self.near.extend(
+            self.cosines
+                .iter()
+                .copied()
+                .zip(self.tokens.iter().copied()),
+        );
         let n = NEIGHBOURS.min(self.near.len());
         if n == 0 {
             return (Sparse::new(), 0.0);
         }
-        self.near.select_nth_unstable_by(n - 1, |x, y| y.0.total_cmp(&x.0).then(x.1.cmp(&y.1)));
+        self.near
+            .select_nth_unstable_by(n - 1, |x, y| y.0.total_cmp(&x.0).then(x.1.cmp(&y.1)));
         self.near[..n].sort_unstable_by(|x, y| y.0.total_cmp(&x.0).then(x.1.cmp(&y.1)));
         let nearest = self.near[0].0;
         let mut found = Sparse::new();

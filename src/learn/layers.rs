@@ -1,11 +1,13 @@
-//! Adapters of inner layers, one for each topic, that are learnt in the background by backpropagation, within a bound on
-//! control text.
+//! Adapters of inner layers, one for each topic, that are learnt in the background by
+//! backpropagation, within a bound on control text.
 
 use super::slices::Slices;
 use super::topics::{Counts, Topics, Trained};
 use super::{Evidence, Learner};
 use crate::error::{Error, SessionError};
-use crate::exec::{AdapterId, ControlWindow, FIRST_STRENGTH, Session, cross_entropy, log_sum, next_strength};
+use crate::exec::{
+    AdapterId, ControlWindow, FIRST_STRENGTH, Session, cross_entropy, log_sum, next_strength,
+};
 use crate::lora::{Adapter, Gradients, Sgd};
 use crate::model::Site;
 use std::ops::Range;
@@ -23,12 +25,15 @@ const READ: usize = 8;
 pub(super) const CONTROL_TOKENS: usize = 1 << 14;
 /// One in so many windows of control text is measured on, the others are rehearsed.
 const MEASURED: usize = 4;
-/// Fraction of the bound that divergence on rehearsed text must stay below: on other text it is larger.
+/// Fraction of the bound that divergence on rehearsed text must stay below: on other text it is
+/// larger.
 const REHEARSED: f64 = 0.95;
-/// Inner layers' part of the root of the bound: small changes add up as vectors do, whose squared length is the divergence.
+/// Inner layers' part of the root of the bound: small changes add up as vectors do, whose squared
+/// length is the divergence.
 const PART: f64 = 0.95;
 
-/// What the head may add to the divergence of an adapter of inner layers, so that both stay within `bound`.
+/// What the head may add to the divergence of an adapter of inner layers, so that both stay within
+/// `bound`.
 fn left_of(bound: f64, layers: f64) -> f64 {
     (bound.sqrt() - layers.sqrt()).max(0.0).powi(2).min(bound)
 }
@@ -49,7 +54,11 @@ pub(crate) struct Layers {
 impl Layers {
     /// With nothing learnt.
     pub(crate) fn new(control: Vec<u32>) -> Layers {
-        Layers { ordinary: Counts::of(&control), control, ..Default::default() }
+        Layers {
+            ordinary: Counts::of(&control),
+            control,
+            ..Default::default()
+        }
     }
 
     pub(crate) fn control(&self) -> &[u32] {
@@ -67,12 +76,18 @@ impl Layers {
 
     /// Divergence of the adapter in effect.
     fn divergence(&self) -> f64 {
-        self.chosen.and_then(|topic| self.topics.get(topic)).map_or(0.0, |topic| topic.trained.divergence)
+        self.chosen
+            .and_then(|topic| self.topics.get(topic))
+            .map_or(0.0, |topic| topic.trained.divergence)
     }
 
     /// Divergence of each topic's adapter, and that of none.
     fn divergences(&self) -> impl Iterator<Item = f64> {
-        self.topics.all.iter().map(|topic| topic.trained.divergence).chain([0.0])
+        self.topics
+            .all
+            .iter()
+            .map(|topic| topic.trained.divergence)
+            .chain([0.0])
     }
 
     /// Adds control text; windows of it at equal distances stay if it is too long.
@@ -92,7 +107,9 @@ pub(crate) type Lessons<'t> = [(&'t [u32], Range<usize>)];
 
 /// Whether a matrix is changed: those of feed-forward layers and the output of attention.
 fn is_trained(site: &Site) -> bool {
-    let part = ["ffn_down", "ffn_up", "ffn_gate", "attn_output"].iter().any(|part| site.part().starts_with(part));
+    let part = ["ffn_down", "ffn_up", "ffn_gate", "attn_output"]
+        .iter()
+        .any(|part| site.part().starts_with(part));
     part && site.layer().is_some() && site.part() != "ffn_gate_inp"
 }
 
@@ -103,7 +120,8 @@ struct Reader<'a, 'p> {
 }
 
 impl Reader<'_, '_> {
-    /// Calls `pass` with each part of `tokens[..n − 1]` of so many tokens and its place, unless the slices give up.
+    /// Calls `pass` with each part of `tokens[..n − 1]` of so many tokens and its place, unless the
+    /// slices give up.
     fn passes(
         &mut self,
         tokens: &[u32],
@@ -137,19 +155,28 @@ impl Reader<'_, '_> {
             let lse = log_sum(logits);
             let start = (i - 1) / SLICE * SLICE + 1;
             let slice = &tokens[start..(start + SLICE).min(tokens.len())];
-            all.push(slice.iter().map(|&token| logits[token as usize] - lse).collect());
+            all.push(
+                slice
+                    .iter()
+                    .map(|&token| logits[token as usize] - lse)
+                    .collect(),
+            );
         })?;
         Ok(all)
     }
 }
 
-/// A text with as much context as there is room for, and the first of its tokens that is to be predicted.
+/// A text with as much context as there is room for, and the first of its tokens that is to be
+/// predicted.
 fn pieces<'t>(lessons: &'t Lessons<'t>, n_ctx: usize) -> impl Iterator<Item = (&'t [u32], usize)> {
     let window = WINDOW.min(n_ctx);
     let pieces = lessons.iter().flat_map(move |(tokens, lesson)| {
         lesson.clone().step_by(window).map(move |start| {
             let begin = start.saturating_sub(n_ctx - window);
-            (&tokens[begin..(start + window).min(lesson.end)], (start - begin).max(1))
+            (
+                &tokens[begin..(start + window).min(lesson.end)],
+                (start - begin).max(1),
+            )
         })
     });
     pieces.filter(|(text, first)| text.len() > *first)
@@ -165,14 +192,20 @@ struct Training<'a, 'p> {
 }
 
 impl Training<'_, '_> {
-    /// Adds the gradient of `objective` over the logits before each of `tokens[first..]`; returns the loss.
+    /// Adds the gradient of `objective` over the logits before each of `tokens[first..]`; returns
+    /// the loss.
     fn gradient(
         &mut self,
         tokens: &[u32],
         first: usize,
         objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
     ) -> Result<f64, Error> {
-        let Training { reader, id, gradients, .. } = self;
+        let Training {
+            reader,
+            id,
+            gradients,
+            ..
+        } = self;
         let mut loss = 0.0;
         reader.passes(tokens, SLICE, |session, slices, start, part| {
             if start + part.len() < first {
@@ -183,7 +216,14 @@ impl Training<'_, '_> {
             let mut between = || {
                 slices.tick();
             };
-            loss += session.gradient_in_parts(*id, part, first, &objective, gradients, Some(&mut between))?;
+            loss += session.gradient_in_parts(
+                *id,
+                part,
+                first,
+                &objective,
+                gradients,
+                Some(&mut between),
+            )?;
             Ok(())
         })?;
         Ok(loss)
@@ -228,15 +268,26 @@ impl Training<'_, '_> {
         Ok(sum / f64::from(n.max(1)))
     }
 
-    /// Takes a step for each piece of the lessons, together with the divergence on a window of control text.
-    fn learn(&mut self, lessons: &Lessons<'_>, control: &[u32], turn: u64, bound: f64) -> Result<(), Error> {
-        let (arch, n_ctx) = (self.reader.session.model().arch(), self.reader.session.n_ctx());
+    /// Takes a step for each piece of the lessons, together with the divergence on a window of
+    /// control text.
+    fn learn(
+        &mut self,
+        lessons: &Lessons<'_>,
+        control: &[u32],
+        turn: u64,
+        bound: f64,
+    ) -> Result<(), Error> {
+        let (arch, n_ctx) = (
+            self.reader.session.model().arch(),
+            self.reader.session.n_ctx(),
+        );
         let rehearsed: Vec<&[u32]> = windows(control, n_ctx, false).collect();
         let mut descent = Sgd::new(self.reader.session.model().site_norms());
         for (i, (text, first)) in pieces(lessons, n_ctx).enumerate() {
             self.gradients.clear();
             let weight = 1.0 / (text.len() - first) as f32;
-            let objective = |i: usize, logits: &mut [f32]| cross_entropy(arch, logits, text[i], weight);
+            let objective =
+                |i: usize, logits: &mut [f32]| cross_entropy(arch, logits, text[i], weight);
             self.gradient(text, first, &objective)?;
             self.rehearse(rehearsed[(turn as usize + i) % rehearsed.len()], bound)?;
             let (Reader { session, slices }, gradients) = (&mut self.reader, &self.gradients);
@@ -271,24 +322,38 @@ impl Training<'_, '_> {
                 continue;
             }
             // The divergence grows with the square of the strength, as long as it is small.
-            scale = if scale < 1e-3 || excess.is_nan() { 0.0 } else { scale * (0.98 / excess.sqrt()).max(0.1) as f32 };
+            scale = if scale < 1e-3 || excess.is_nan() {
+                0.0
+            } else {
+                scale * (0.98 / excess.sqrt()).max(0.1) as f32
+            };
         }
-        self.reader.session.update_adapter(self.id, |adapter| adapter.rescale(scale))?;
+        self.reader
+            .session
+            .update_adapter(self.id, |adapter| adapter.rescale(scale))?;
         Ok(divergence)
     }
 }
 
 /// The windows of control text that are measured on, or those that are rehearsed.
 fn windows(control: &[u32], n_ctx: usize, measured: bool) -> impl Iterator<Item = &[u32]> {
-    let windows = control.chunks(WINDOW.min(n_ctx)).filter(|window| window.len() > 1).enumerate();
-    windows.filter(move |(i, _)| (i % MEASURED == MEASURED - 1) == measured).map(|(_, window)| window)
+    let windows = control
+        .chunks(WINDOW.min(n_ctx))
+        .filter(|window| window.len() > 1)
+        .enumerate();
+    windows
+        .filter(move |(i, _)| (i % MEASURED == MEASURED - 1) == measured)
+        .map(|(_, window)| window)
 }
 
 impl Learner {
     /// The learner without what it learnt in inner layers.
     pub(crate) fn without_layers(&self) -> Learner {
         let mut learner = self.clone();
-        learner.set_layers(Layers::new(self.layers.control.clone()), &mut Slices::whole());
+        learner.set_layers(
+            Layers::new(self.layers.control.clone()),
+            &mut Slices::whole(),
+        );
         learner
     }
 
@@ -316,10 +381,15 @@ impl Learner {
         }
     }
 
-    /// The most that head and layers can have together with any topic's adapter, given the head's divergence now.
+    /// The most that head and layers can have together with any topic's adapter, given the head's
+    /// divergence now.
     pub(super) fn divergence_of_both(&self, head: f64) -> f64 {
-        let (bound, now) = (self.options.max_divergence, self.adapter.rates.max_divergence.max(f64::MIN_POSITIVE));
-        let both = |layers: f64| ((head * left_of(bound, layers) / now).sqrt() + layers.sqrt()).powi(2);
+        let (bound, now) = (
+            self.options.max_divergence,
+            self.adapter.rates.max_divergence.max(f64::MIN_POSITIVE),
+        );
+        let both =
+            |layers: f64| ((head * left_of(bound, layers) / now).sqrt() + layers.sqrt()).powi(2);
         self.layers.divergences().map(both).fold(0.0, f64::max)
     }
 
@@ -331,7 +401,9 @@ impl Learner {
     /// The topic that a text belongs to, which may be a new one.
     pub(crate) fn sort(&mut self, text: &[u32]) -> u32 {
         let n_vocab = self.n_vocab;
-        let Layers { topics, ordinary, .. } = &mut self.layers;
+        let Layers {
+            topics, ordinary, ..
+        } = &mut self.layers;
         topics.sort(&Counts::of(text), ordinary, n_vocab)
     }
 
@@ -340,9 +412,10 @@ impl Learner {
         self.layers.topics.add(topic, &Counts::of(text));
     }
 
-    /// Learns lessons of a topic in inner layers, of a session without learner or adapters, then reduces their strength until
-    /// the bound holds; without lessons it does only that. Nothing is learnt where the model has parts without a gradient, and
-    /// nothing stays without control text. False if `slices` gave up: then nothing has changed.
+    /// Learns lessons of a topic in inner layers, of a session without learner or adapters, then
+    /// reduces their strength until the bound holds; without lessons it does only that. Nothing
+    /// is learnt where the model has parts without a gradient, and nothing stays without
+    /// control text. False if `slices` gave up: then nothing has changed.
     pub(crate) fn learn_layers(
         &mut self,
         session: &mut Session,
@@ -364,17 +437,33 @@ impl Learner {
         };
         let gradients = Gradients::zeros(&adapter);
         let id = session.attach(adapter, 1.0)?;
-        let reader = Reader { session: &mut *session, slices };
-        let mut training = Training { reader, id, gradients, strength: FIRST_STRENGTH };
-        let (control, bound) = (&self.layers.control, PART.powi(2) * self.options.max_divergence);
+        let reader = Reader {
+            session: &mut *session,
+            slices,
+        };
+        let mut training = Training {
+            reader,
+            id,
+            gradients,
+            strength: FIRST_STRENGTH,
+        };
+        let (control, bound) = (
+            &self.layers.control,
+            PART.powi(2) * self.options.max_divergence,
+        );
         let learnt = training.learn(lessons, control, self.n_updates(), bound);
         let outcome = learnt.and_then(|()| training.limit(control, bound));
         let adapter = session.detach(id)?;
         let goes_on = slices.goes_on();
         match outcome {
-            Ok(divergence) if goes_on => {
-                self.set_trained(topic, Trained { adapter: Some(adapter), divergence }, slices)
-            }
+            Ok(divergence) if goes_on => self.set_trained(
+                topic,
+                Trained {
+                    adapter: Some(adapter),
+                    divergence,
+                },
+                slices,
+            ),
             Err(Error::Session(SessionError::NoGradient { .. })) | Ok(_) => {}
             Err(error) => return Err(error),
         }
@@ -389,9 +478,9 @@ impl Learner {
         Ok(())
     }
 
-    /// What text of a topic that is not learnt yet says of what was learnt of it in inner layers, compared with what `before`
-    /// has: its tokens became likelier in their own places than in each other's only if their order is predicted better.
-    /// Nothing if `slices` gave up.
+    /// What text of a topic that is not learnt yet says of what was learnt of it in inner layers,
+    /// compared with what `before` has: its tokens became likelier in their own places than in
+    /// each other's only if their order is predicted better. Nothing if `slices` gave up.
     pub(crate) fn evidence_of_layers(
         &self,
         before: &Learner,
@@ -409,8 +498,15 @@ impl Learner {
         for (text, first) in pieces(lessons, n_ctx) {
             let mut found = [Vec::new(), Vec::new()];
             for (adapter, found) in both.iter().zip(&mut found) {
-                let id = adapter.clone().map(|adapter| session.attach(adapter, 1.0)).transpose()?;
-                let outcome = Reader { session: &mut *session, slices: &mut *slices }.exchanged(text);
+                let id = adapter
+                    .clone()
+                    .map(|adapter| session.attach(adapter, 1.0))
+                    .transpose()?;
+                let outcome = Reader {
+                    session: &mut *session,
+                    slices: &mut *slices,
+                }
+                .exchanged(text);
                 if let Some(id) = id {
                     session.detach(id)?;
                 }
@@ -420,10 +516,16 @@ impl Learner {
                 }
             }
             let [with, without] = &found;
-            for (slice, (with, without)) in with.chunks(SLICE).zip(without.chunks(SLICE)).enumerate() {
+            for (slice, (with, without)) in
+                with.chunks(SLICE).zip(without.chunks(SLICE)).enumerate()
+            {
                 let mut gain = 0.0;
                 for (i, (with, without)) in with.iter().zip(without).enumerate() {
-                    let gains: Vec<f64> = with.iter().zip(without).map(|(x, y)| f64::from(x - y)).collect();
+                    let gains: Vec<f64> = with
+                        .iter()
+                        .zip(without)
+                        .map(|(x, y)| f64::from(x - y))
+                        .collect();
                     if slice * SLICE + i + 1 >= first {
                         gain += gains[i] - gains.iter().sum::<f64>() / gains.len() as f64;
                     }

@@ -18,13 +18,15 @@ use crate::model::Model;
 pub struct LearnerOptions {
     /// Rank of the head adapter, 1 to [`MAX_RANK`]. Default 4.
     pub rank: usize,
-    /// Bound on the mean `KL(base ‖ adapted)` over the control text, and on the mean rise of its loss, in nats per
-    /// token. Default 0.0015: on other text of the kind, a perplexity up to about 0.3 % higher.
+    /// Bound on the mean `KL(base ‖ adapted)` over the control text, and on the mean rise of its
+    /// loss, in nats per token. Default 0.0015: on other text of the kind, a perplexity up to
+    /// about 0.3 % higher.
     pub max_divergence: f64,
-    /// Number of moments of control text that are kept: half of them shape the adapter, the bound is checked on the
-    /// other half. Default 2048.
+    /// Number of moments of control text that are kept: half of them shape the adapter, the bound
+    /// is checked on the other half. Default 2048.
     pub control_tokens: usize,
-    /// Number of latest observed tokens that updates and their step lengths consider. Default 1024.
+    /// Number of latest observed tokens that updates and their step lengths consider. Default
+    /// 1024.
     pub recent_tokens: usize,
     /// Capacity of the n-gram cache in observed tokens. Default 65536.
     pub cache_tokens: usize,
@@ -36,7 +38,8 @@ pub struct LearnerOptions {
     pub decay: f32,
     /// Weight of elastic weight consolidation. Default 0.1.
     pub consolidation: f32,
-    /// Whether generation uses the mixture of all experts instead of the adapted model. Default no.
+    /// Whether generation uses the mixture of all experts instead of the adapted model. Default
+    /// no.
     pub generate_with_mixture: bool,
 }
 
@@ -58,15 +61,25 @@ impl Default for LearnerOptions {
 }
 
 impl LearnerOptions {
-    /// Bytes that a learner takes at its peak: all it holds when full, plus the temporary memory of calibration or of choosing
-    /// directions, whichever is more. What is learnt in inner layers is not in it.
+    /// Bytes that a learner takes at its peak: all it holds when full, plus the temporary memory of
+    /// calibration or of choosing directions, whichever is more. What is learnt in inner layers
+    /// is not in it.
     pub(crate) fn bytes(&self, n_embd: usize, n_vocab: usize) -> u64 {
-        let neighbours = if self.neighbours == 0 { (NEIGHBOUR_BYTES / (2 * n_embd)).max(1) } else { self.neighbours };
+        let neighbours = if self.neighbours == 0 {
+            (NEIGHBOUR_BYTES / (2 * n_embd)).max(1)
+        } else {
+            self.neighbours
+        };
         let [n, n_vocab] = [n_embd, n_vocab].map(|n| n as u64);
         // Larger values are refused, so that nothing here overflows.
-        let [rank, control, recent, cached, neighbours] =
-            [self.rank, self.control_tokens, self.recent_tokens, self.cache_tokens, neighbours]
-                .map(|n| n.min(MAX_SIZE) as u64);
+        let [rank, control, recent, cached, neighbours] = [
+            self.rank,
+            self.control_tokens,
+            self.recent_tokens,
+            self.cache_tokens,
+            neighbours,
+        ]
+        .map(|n| n.min(MAX_SIZE) as u64);
         let slots = SLOTS as u64;
         let moments = (control + recent + ANSWER_TOKENS as u64) * (2 * n + 8 * slots + 4);
         let bounded = control.div_ceil(2) * (size_of::<Adapted>() as u64 + 16);
@@ -75,11 +88,13 @@ impl LearnerOptions {
         let head = 4 * rank * (3 * n + n_vocab);
         let rows = 4 * (4 * n_vocab + 4 * (n + n_vocab));
         let sums = 8 * n_vocab + 20 * n_vocab.min(slots * control.max(recent));
-        let control_text = 4 * CONTROL_TOKENS as u64 + 8 * n_vocab.min(CONTROL_TOKENS as u64).next_power_of_two();
+        let control_text =
+            4 * CONTROL_TOKENS as u64 + 8 * n_vocab.min(CONTROL_TOKENS as u64).next_power_of_two();
         let held = moments + bounded + ngrams + nearest + head + rows + sums + control_text;
         let whitened = control.max(recent).div_ceil(2);
         let whitening = 4 * (whitened * (n + whitened) + n);
-        // Gradients and hidden states of the lesson, then either a copy of both or what is bounded, anew.
+        // Gradients and hidden states of the lesson, then either a copy of both or what is bounded,
+        // anew.
         let lesson = 8 * recent * n;
         let choosing = whitening + lesson + bounded.max(lesson + 8 * rank * n);
         let calibrating = control * (4 * n + 8 * slots + 32);
@@ -102,7 +117,11 @@ fn in_range(option: &'static str, value: f64, max: f64) -> Result<(), LearnError
     if (0.0..=max).contains(&value) {
         return Ok(());
     }
-    Err(LearnError::Option { option, value, expected: format!("0 to {max}") })
+    Err(LearnError::Option {
+        option,
+        value,
+        expected: format!("0 to {max}"),
+    })
 }
 
 /// Origin of the tokens of a pass.
@@ -116,8 +135,8 @@ pub(crate) enum Source {
     Observed,
 }
 
-/// All that a session has learnt, and the state needed to learn more. Belongs to one model; can be moved between
-/// sessions, and saved to a file.
+/// All that a session has learnt, and the state needed to learn more. Belongs to one model; can be
+/// moved between sessions, and saved to a file.
 ///
 /// ```
 /// use ruvllm::{Model, learn::{Learner, LearnerOptions}};
@@ -149,7 +168,8 @@ pub struct Learner {
     pub(crate) n_rewards: u32,
     /// Losses of all tokens observed so far.
     pub(crate) total: Losses,
-    /// Seconds that the steps of the last update took: choosing directions, learning from text, making it effective.
+    /// Seconds that the steps of the last update took: choosing directions, learning from text,
+    /// making it effective.
     pub(crate) times: [f64; 3],
     /// Statistics of the head's rows; set when the learner is attached to a session.
     pub(crate) rows: Option<HeadRows>,
@@ -183,12 +203,23 @@ impl Learner {
         ];
         for (option, value, max) in sizes {
             if value == 0 || value > max {
-                return Err(LearnError::Option { option, value: value as f64, expected: format!("1 to {max}") });
+                return Err(LearnError::Option {
+                    option,
+                    value: value as f64,
+                    expected: format!("1 to {max}"),
+                });
             }
         }
         if options.cache_tokens < 64 || options.recent_tokens < 64 {
-            let (option, value) = ("cache_tokens and recent_tokens", options.cache_tokens.min(options.recent_tokens));
-            return Err(LearnError::Option { option, value: value as f64, expected: "at least 64".into() });
+            let (option, value) = (
+                "cache_tokens and recent_tokens",
+                options.cache_tokens.min(options.recent_tokens),
+            );
+            return Err(LearnError::Option {
+                option,
+                value: value as f64,
+                expected: "at least 64".into(),
+            });
         }
         let numbers = [
             ("max_divergence", options.max_divergence, 10.0),
@@ -214,7 +245,12 @@ impl Learner {
             n_embd: h.n_embd,
             n_vocab: h.n_vocab,
             adapter: HeadLearner::new(options.rank, h.n_embd, h.n_vocab, finish, rates, sizes),
-            experts: Experts::new(h.n_vocab, h.n_embd, options.cache_tokens, options.neighbours),
+            experts: Experts::new(
+                h.n_vocab,
+                h.n_embd,
+                options.cache_tokens,
+                options.neighbours,
+            ),
             layers: Layers::default(),
             options,
             mean_reward: 0.0,
@@ -255,9 +291,10 @@ impl Learner {
         self.adapter.n_updates
     }
 
-    /// Milliseconds that the steps of the last update took: choosing the directions onto which hidden states are
-    /// projected, 0 except once every [`LearnerOptions::recent_tokens`] tokens; learning, per 64 tokens; making it
-    /// effective (the product of head and adapter, the bound on forgetting, the length of the step).
+    /// Milliseconds that the steps of the last update took: choosing the directions onto which
+    /// hidden states are projected, 0 except once every [`LearnerOptions::recent_tokens`]
+    /// tokens; learning, per 64 tokens; making it effective (the product of head and adapter,
+    /// the bound on forgetting, the length of the step).
     pub fn last_times(&self) -> [f64; 3] {
         self.times.map(|seconds| 1e3 * seconds)
     }
@@ -272,8 +309,8 @@ impl Learner {
         self.adapter.control.len()
     }
 
-    /// Mean `KL(base ‖ adapted)` over the control text, in nats; 0 without one. With inner layers the most that both can have
-    /// in any topic, as each is measured alone.
+    /// Mean `KL(base ‖ adapted)` over the control text, in nats; 0 without one. With inner layers
+    /// the most that both can have in any topic, as each is measured alone.
     pub fn divergence(&self) -> f64 {
         self.divergence_of_both(self.adapter.divergence(self.adapter.head.scale))
     }
@@ -288,7 +325,8 @@ impl Learner {
         self.layers.chosen
     }
 
-    /// Gives the adapter of a topic its effect, or none; a learner that belongs to a session is to be set again.
+    /// Gives the adapter of a topic its effect, or none; a learner that belongs to a session is to
+    /// be set again.
     pub fn set_topic(&mut self, topic: Option<u32>) {
         self.set_topic_in_slices(topic, &mut Slices::whole());
     }
@@ -300,7 +338,9 @@ impl Learner {
 
     /// The topic to whose text a text belongs rather than to none, by how often it uses each token.
     pub fn nearest_topic(&self, text: &[u32]) -> Option<u32> {
-        self.layers.topics.nearest(&Counts::of(text), self.layers.ordinary(), self.n_vocab)
+        self.layers
+            .topics
+            .nearest(&Counts::of(text), self.layers.ordinary(), self.n_vocab)
     }
 
     /// Strength of the adapter; 0 while it changes nothing.
@@ -308,8 +348,9 @@ impl Learner {
         self.adapter.head.scale
     }
 
-    /// The adapter alone, as one that any LoRA implementation can apply: of the head, where `A`, and `W·B` in place of `B`,
-    /// change the output, and of inner layers, if a [topic](Learner::set_topic) is chosen.
+    /// The adapter alone, as one that any LoRA implementation can apply: of the head, where `A`,
+    /// and `W·B` in place of `B`, change the output, and of inner layers, if a
+    /// [topic](Learner::set_topic) is chosen.
     ///
     /// # Errors
     /// If `model` is another one, nothing has been learnt yet, or what was learnt has no effect.
@@ -318,7 +359,11 @@ impl Learner {
         let head = &self.adapter.head;
         let inner = self.layers.adapter().map(|adapter| Adapter::clone(adapter));
         if head.is_idle() || head.wb.iter().all(|&x| x == 0.0) {
-            let none = if self.n_updates() == 0 { LearnError::NothingLearnt } else { LearnError::NoEffect };
+            let none = if self.n_updates() == 0 {
+                LearnError::NothingLearnt
+            } else {
+                LearnError::NoEffect
+            };
             return inner.ok_or(none);
         }
         let mut adapter = inner.unwrap_or_else(|| Adapter::empty(model));
@@ -334,7 +379,11 @@ impl Learner {
     /// If the learner was made for another model.
     pub(crate) fn check(&self, model: &Model) -> Result<(), LearnError> {
         let (found, expected) = (self.fingerprint, model.fingerprint());
-        if found == expected { Ok(()) } else { Err(LearnError::OtherModel { found, expected }) }
+        if found == expected {
+            Ok(())
+        } else {
+            Err(LearnError::OtherModel { found, expected })
+        }
     }
 
     /// Drops the pending token and the answer: the text does not continue.
@@ -348,17 +397,30 @@ impl Learner {
         self.pending = None;
     }
 
-    /// Processes the rows of a pass: learns from the tokens, and turns the head's products into logits.
+    /// Processes the rows of a pass: learns from the tokens, and turns the head's products into
+    /// logits.
     pub(super) fn follow(&mut self, arch: Arch, rows: OutputRows<'_>, slices: &mut Slices<'_>) {
         let (n_embd, n_vocab) = (self.n_embd, self.n_vocab);
-        let OutputRows { tokens, start, first, kind, states, logits, .. } = rows;
+        let OutputRows {
+            tokens,
+            start,
+            first,
+            kind,
+            states,
+            logits,
+            ..
+        } = rows;
         let source = match kind {
             _ if self.recording.is_some() => Source::Observed,
             TokenKind::Prompt => Source::Prompt,
             TokenKind::Generated => Source::Answer,
         };
         let mut losses = self.came(arch, source, &tokens[..start], tokens[start]);
-        for (i, (h, raw)) in states.chunks_exact(n_embd).zip(logits.chunks_exact_mut(n_vocab)).enumerate() {
+        for (i, (h, raw)) in states
+            .chunks_exact(n_embd)
+            .zip(logits.chunks_exact_mut(n_vocab))
+            .enumerate()
+        {
             let (context, rest) = tokens.split_at(first + i + 1);
             self.predicted(arch, context, h, raw, rest.is_empty());
             if let Some(&next) = rest.first() {
@@ -371,12 +433,15 @@ impl Learner {
         }
     }
 
-    /// Processes `token`, which came after `context`; the row that predicted it was given to [`Learner::predicted`].
+    /// Processes `token`, which came after `context`; the row that predicted it was given to
+    /// [`Learner::predicted`].
     fn came(&mut self, arch: Arch, source: Source, context: &[u32], token: u32) -> Losses {
         if source != Source::Answer {
             self.adapter.answer.clear();
         }
-        let Some((h, raw)) = self.pending.take() else { return Losses::default() };
+        let Some((h, raw)) = self.pending.take() else {
+            return Losses::default();
+        };
         let losses = match source {
             Source::Prompt => Losses::default(),
             Source::Answer => {
@@ -391,19 +456,37 @@ impl Learner {
         losses
     }
 
-    /// Scores a token that came after `context`, `h` and `raw`, then stores it to learn from, unless the model's values
-    /// are not finite.
-    pub(crate) fn met(&mut self, arch: Arch, context: &[u32], h: &[f32], raw: &[f32], token: u32) -> Losses {
+    /// Scores a token that came after `context`, `h` and `raw`, then stores it to learn from,
+    /// unless the model's values are not finite.
+    pub(crate) fn met(
+        &mut self,
+        arch: Arch,
+        context: &[u32],
+        h: &[f32],
+        raw: &[f32],
+        token: u32,
+    ) -> Losses {
         let lse = self.base_softmax(arch, raw);
         let base_loss = lse - f64::from(self.logits[token as usize]);
         if !base_loss.is_finite() {
             let loss = base_loss;
-            return Losses { n: 1, base: loss, adapter: loss, ngram: loss, knn: loss, mixture: loss };
+            return Losses {
+                n: 1,
+                base: loss,
+                adapter: loss,
+                ngram: loss,
+                knn: loss,
+                mixture: loss,
+            };
         }
         self.adapter.observed(arch, h, raw, &self.p, lse, token);
-        let Learner { adapter, p, logits, .. } = self;
+        let Learner {
+            adapter, p, logits, ..
+        } = self;
         let adapter_loss = adapter.loss(arch, h, raw, base_loss, token, p, logits);
-        let losses = self.experts.score(arch, context, h, base_loss, adapter_loss, token);
+        let losses = self
+            .experts
+            .score(arch, context, h, base_loss, adapter_loss, token);
         self.experts.keep(arch, context, h, token);
         self.total += losses;
         losses
@@ -416,10 +499,13 @@ impl Learner {
         softmax(arch, &self.logits, &mut self.p)
     }
 
-    /// Processes a row of hidden state and head product; `raw` becomes the logits that the session returns: those of
-    /// the mixture if the row is the `last` of a call and generation uses it.
+    /// Processes a row of hidden state and head product; `raw` becomes the logits that the session
+    /// returns: those of the mixture if the row is the `last` of a call and generation uses it.
     fn predicted(&mut self, arch: Arch, context: &[u32], h: &[f32], raw: &mut [f32], last: bool) {
-        let (mut h_kept, mut raw_kept) = self.pending.take().unwrap_or_else(|| std::mem::take(&mut self.spare));
+        let (mut h_kept, mut raw_kept) = self
+            .pending
+            .take()
+            .unwrap_or_else(|| std::mem::take(&mut self.spare));
         h_kept.clear();
         h_kept.extend_from_slice(h);
         raw_kept.clear();
@@ -445,7 +531,11 @@ impl Learner {
     pub(crate) fn advantage(&mut self, reward: f32) -> f32 {
         let mean = f64::from(self.mean_reward);
         let advantage = f64::from(reward) - mean;
-        let rate = if self.n_rewards == 0 { 1.0 } else { REWARD_RATE.max(1.0 / (f64::from(self.n_rewards) + 1.0)) };
+        let rate = if self.n_rewards == 0 {
+            1.0
+        } else {
+            REWARD_RATE.max(1.0 / (f64::from(self.n_rewards) + 1.0))
+        };
         self.mean_reward = (mean + rate * advantage) as f32;
         self.n_rewards = self.n_rewards.saturating_add(1);
         (advantage as f32).clamp(f32::MIN, f32::MAX)

@@ -1,9 +1,10 @@
 //! Mixtures of several predictions that are never much worse than the base model alone.
 //!
-//! There are two layers. A [`Blend`] is a linear mixture whose weights follow what has helped, separately for each kind
-//! of context; a blend is one more expert. Above the blends, [`Bayes`] weighs experts by how well they predicted
-//! everything so far. Since its prediction is `Σ prior·p_expert`, its loss over any stream is at most that of any
-//! expert plus `ln(1/prior)`: with prior ½ for the base, at most `ln 2 ≈ 0.69` nats more than the base, in total.
+//! There are two layers. A [`Blend`] is a linear mixture whose weights follow what has helped,
+//! separately for each kind of context; a blend is one more expert. Above the blends, [`Bayes`]
+//! weighs experts by how well they predicted everything so far. Since its prediction is `Σ
+//! prior·p_expert`, its loss over any stream is at most that of any expert plus `ln(1/prior)`: with
+//! prior ½ for the base, at most `ln 2 ≈ 0.69` nats more than the base, in total.
 
 /// Weights of a linear mixture, one set for each kind of context.
 #[derive(Clone, Debug)]
@@ -23,8 +24,8 @@ const LEAST_RATE: f64 = 0.004;
 const MOST_SEEN: f64 = 1e9;
 /// Smallest weight.
 const LEAST_WEIGHT: f64 = 0.001;
-/// Tolerance for the sum of weights read from a file: far more than any step deviates, and no more than the allowed
-/// difference of a stream's loss.
+/// Tolerance for the sum of weights read from a file: far more than any step deviates, and no more
+/// than the allowed difference of a stream's loss.
 const ROUNDING: f64 = 1e-9;
 
 impl Blend {
@@ -32,7 +33,11 @@ impl Blend {
     pub(crate) fn new(prior: &[f64], kinds: usize) -> Blend {
         let sum: f64 = prior.iter().sum();
         let row = prior.iter().map(|w| w / sum);
-        Blend { n: prior.len(), weights: (0..kinds).flat_map(|_| row.clone()).collect(), seen: vec![0.0; kinds] }
+        Blend {
+            n: prior.len(),
+            weights: (0..kinds).flat_map(|_| row.clone()).collect(),
+            seen: vec![0.0; kinds],
+        }
     }
 
     pub(crate) fn weights(&self, kind: usize) -> &[f64] {
@@ -44,13 +49,14 @@ impl Blend {
         self.weights(kind).iter().zip(p).map(|(w, p)| w * p).sum()
     }
 
-    /// The loss for [`Blend::probability`], given the base model's loss, that of expert `base`: the base model's share
-    /// bounds the loss where the probability underflows.
+    /// The loss for [`Blend::probability`], given the base model's loss, that of expert `base`: the
+    /// base model's share bounds the loss where the probability underflows.
     pub(crate) fn loss(&self, kind: usize, p: &[f64], base: usize, base_loss: f64) -> f64 {
         (-self.probability(kind, p).ln()).min(base_loss - self.weights(kind)[base].ln())
     }
 
-    /// Moves weight to the experts that predicted the observed token: one step of expectation maximisation.
+    /// Moves weight to the experts that predicted the observed token: one step of expectation
+    /// maximisation.
     pub(crate) fn learn(&mut self, kind: usize, p: &[f64]) {
         let total = self.probability(kind, p);
         if total <= 0.0 {
@@ -76,7 +82,8 @@ impl Blend {
         let (weights, seen) = numbers.split_at(self.weights.len().min(numbers.len()));
         let sound = numbers.len() == self.weights.len() + self.seen.len()
             && weights.chunks_exact(self.n).all(|row| {
-                row.iter().all(|&w| w > 0.0 && w <= 1.0) && (row.iter().sum::<f64>() - 1.0).abs() < ROUNDING
+                row.iter().all(|&w| w > 0.0 && w <= 1.0)
+                    && (row.iter().sum::<f64>() - 1.0).abs() < ROUNDING
             })
             && seen.iter().all(|n| (0.0..=MOST_SEEN).contains(n));
         if sound {
@@ -95,20 +102,27 @@ const LEAST_LOG_WEIGHT: f64 = -1e30;
 pub(crate) struct Bayes {
     /// Logarithms of prior times all past probabilities, normalised.
     log_weights: Vec<f64>,
-    /// Fraction of all weight that is redistributed after each step, so that the best expert may change (fixed share,
-    /// Herbster & Warmuth 1998). The bound on total loss holds only if it is 0.
+    /// Fraction of all weight that is redistributed after each step, so that the best expert may
+    /// change (fixed share, Herbster & Warmuth 1998). The bound on total loss holds only if it
+    /// is 0.
     share: f64,
 }
 
 impl Bayes {
     /// Experts with these prior weights, which sum to one.
     pub(crate) fn new(prior: &[f64]) -> Bayes {
-        Bayes { log_weights: prior.iter().map(|w| w.ln()).collect(), share: 0.0 }
+        Bayes {
+            log_weights: prior.iter().map(|w| w.ln()).collect(),
+            share: 0.0,
+        }
     }
 
     /// `n` experts of equal weight, of which different ones are best at different times.
     pub(crate) fn switching(n: usize, share: f64) -> Bayes {
-        Bayes { log_weights: vec![-(n as f64).ln(); n], share }
+        Bayes {
+            log_weights: vec![-(n as f64).ln(); n],
+            share,
+        }
     }
 
     /// Log probability of the observed token by the mixture, without learning.
@@ -129,7 +143,9 @@ impl Bayes {
     pub(crate) fn restore(&mut self, log_weights: &[f64]) -> bool {
         let sum: f64 = log_weights.iter().map(|w| w.exp()).sum();
         let sound = log_weights.len() == self.log_weights.len()
-            && log_weights.iter().all(|w| (LEAST_LOG_WEIGHT..ROUNDING).contains(w))
+            && log_weights
+                .iter()
+                .all(|w| (LEAST_LOG_WEIGHT..ROUNDING).contains(w))
             && (sum - 1.0).abs() < ROUNDING;
         if sound {
             self.log_weights = log_weights.to_vec();
@@ -137,8 +153,8 @@ impl Bayes {
         sound
     }
 
-    /// Returns the loss `−ln Σ w·p` of the observed token, given the experts' log probabilities of it; then updates
-    /// `w ← w·p`, normalised.
+    /// Returns the loss `−ln Σ w·p` of the observed token, given the experts' log probabilities of
+    /// it; then updates `w ← w·p`, normalised.
     pub(crate) fn learn(&mut self, log_p: &[f64]) -> f64 {
         let log_p_mixed = self.log_probability(log_p);
         let (kept, dealt) = (1.0 - self.share, self.share / self.log_weights.len() as f64);
@@ -205,11 +221,18 @@ mod tests {
     fn what_any_step_leaves_can_be_restored() {
         let (good, bad) = (0.9f64, 0.003f64);
         for share in [0.0, 0.002] {
-            let mut bayes = Bayes { share, ..Bayes::new(&[0.5, 0.25, 0.25]) };
+            let mut bayes = Bayes {
+                share,
+                ..Bayes::new(&[0.5, 0.25, 0.25])
+            };
             let (mut total, mut base) = (0.0, 0.0);
             for i in 0..6000 {
                 let p = [1, 0, 2].map(|turn| {
-                    let p = if i / 1000 % 3 == turn { good - 0.0001 * f64::from(i * 7919 % 1009) } else { bad };
+                    let p = if i / 1000 % 3 == turn {
+                        good - 0.0001 * f64::from(i * 7919 % 1009)
+                    } else {
+                        bad
+                    };
                     p.ln()
                 });
                 total += bayes.learn(&p);
@@ -217,10 +240,18 @@ mod tests {
                 let saved = bayes.log_weights().to_vec();
                 assert!(bayes.restore(&saved), "{i}: {saved:?}");
             }
-            assert!(share > 0.0 || total <= base + 2f64.ln() + 1e-9, "{total} {base}");
+            assert!(
+                share > 0.0 || total <= base + 2f64.ln() + 1e-9,
+                "{total} {base}"
+            );
         }
         let mut bayes = Bayes::new(&[0.5, 0.5]);
-        for unsound in [[-0.5, -0.5], [f64::NAN, 0.0], [f64::NEG_INFINITY, 0.0], [f64::INFINITY, 0.0]] {
+        for unsound in [
+            [-0.5, -0.5],
+            [f64::NAN, 0.0],
+            [f64::NEG_INFINITY, 0.0],
+            [f64::INFINITY, 0.0],
+        ] {
             assert!(!bayes.restore(&unsound), "{unsound:?}");
         }
     }

@@ -1,4 +1,5 @@
-//! Moments: what the model predicted before each observed token, reduced to what later learning needs.
+//! Moments: what the model predicted before each observed token, reduced to what later learning
+//! needs.
 
 use crate::arch::Arch;
 use crate::model::Finish;
@@ -11,13 +12,16 @@ pub(crate) const SLOTS: usize = TOP + 1;
 /// Marks an empty slot, in vocabularies smaller than [`SLOTS`].
 pub(crate) const NO_TOKEN: u32 = u32::MAX;
 
-/// Largest value that is learnt or read from a file: sums of products of two such values stay finite.
+/// Largest value that is learnt or read from a file: sums of products of two such values stay
+/// finite.
 pub(crate) const LARGEST: f32 = 1e15;
 
 /// Whether all values are at most [`LARGEST`] in magnitude, and none is NaN.
 pub(crate) fn computable(values: &[f32]) -> bool {
     // Without a branch per value, so that it can be vectorised.
-    values.iter().fold(true, |all, x| all & (x.abs() <= LARGEST))
+    values
+        .iter()
+        .fold(true, |all, x| all & (x.abs() <= LARGEST))
 }
 
 /// Returns `ln Σ exp(logits)`; leaves the probabilities in `p`.
@@ -25,7 +29,9 @@ pub(crate) fn softmax(arch: Arch, logits: &[f32], p: &mut Vec<f32>) -> f64 {
     p.clear();
     p.extend_from_slice(logits);
     arch.softmax(p);
-    let best = (0..p.len()).max_by(|&i, &j| logits[i].total_cmp(&logits[j])).unwrap_or(0);
+    let best = (0..p.len())
+        .max_by(|&i, &j| logits[i].total_cmp(&logits[j]))
+        .unwrap_or(0);
     f64::from(logits[best]) - f64::from(p[best]).ln()
 }
 
@@ -104,9 +110,9 @@ impl Moments {
         }
     }
 
-    /// Stores a moment: hidden state `h`, the head's product `raw: (n_vocab)`, its probabilities `p` with their
-    /// normaliser `lse`, and the observed token. Moments with values that are not [`computable`] are skipped; returns
-    /// whether it was stored.
+    /// Stores a moment: hidden state `h`, the head's product `raw: (n_vocab)`, its probabilities
+    /// `p` with their normaliser `lse`, and the observed token. Moments with values that are
+    /// not [`computable`] are skipped; returns whether it was stored.
     pub(crate) fn push(
         &mut self,
         arch: Arch,
@@ -123,13 +129,17 @@ impl Moments {
         let mut kept = [0.0; SLOTS];
         let mut rest = 1.0f64;
         for (&id, kept) in ids.iter().zip(&mut kept) {
-            let Some(&value) = raw.get(id as usize) else { break };
+            let Some(&value) = raw.get(id as usize) else {
+                break;
+            };
             *kept = value;
             rest -= (f64::from(finish.logit(value)) - lse).exp();
         }
         // Rounding leaves the remaining probability uncertain by about 1e-7.
         let rest = (lse + rest.max(1e-9).ln()) as f32;
-        let fits = h.iter().fold(true, |all, x| all & (x.abs() <= f16::MAX.to_f32()));
+        let fits = h
+            .iter()
+            .fold(true, |all, x| all & (x.abs() <= f16::MAX.to_f32()));
         if !(fits && computable(&kept) && computable(&[rest])) {
             return false;
         }
@@ -180,7 +190,9 @@ mod tests {
 
     #[test]
     fn the_most_likely_are_kept() {
-        let p: Vec<f32> = (0..500).map(|i| ((i * 7919) % 500) as f32 / 125_000.0).collect();
+        let p: Vec<f32> = (0..500)
+            .map(|i| ((i * 7919) % 500) as f32 / 125_000.0)
+            .collect();
         let mut ids = [0; TOP];
         top(&p, 3, &mut ids);
         let mut expected: Vec<u32> = (0..500).filter(|&i| i != 3).collect();
@@ -193,10 +205,21 @@ mod tests {
     #[test]
     fn what_cannot_be_computed_with_is_not_kept() {
         let arch = Arch::scalar();
-        let finish = Finish { scale: 1.0, cap: 0.0 };
+        let finish = Finish {
+            scale: 1.0,
+            cap: 0.0,
+        };
         let mut moments = Moments::new(2, 2);
         let mut push = |h: f32, raw: f32, lse: f64, token: u32| {
-            moments.push(arch, finish, &[0.5, h], &[raw, 0.0, 1.0], &[0.2, 0.3, 0.5], lse, token)
+            moments.push(
+                arch,
+                finish,
+                &[0.5, h],
+                &[raw, 0.0, 1.0],
+                &[0.2, 0.3, 0.5],
+                lse,
+                token,
+            )
         };
         assert!(push(1.0, 2.0, 2.5, 0) && push(1.0, 2.0, 2.5, 1));
         for unsound in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30] {
@@ -210,19 +233,34 @@ mod tests {
     fn the_rest_completes_the_distribution() {
         let arch = Arch::scalar();
         for n_vocab in [10usize, 65, 300] {
-            let raw: Vec<f32> = (0..n_vocab).map(|i| ((i * 37 % 101) as f32) / 20.0).collect();
-            let finish = Finish { scale: 0.5, cap: 3.0 };
+            let raw: Vec<f32> = (0..n_vocab)
+                .map(|i| ((i * 37 % 101) as f32) / 20.0)
+                .collect();
+            let finish = Finish {
+                scale: 0.5,
+                cap: 3.0,
+            };
             let logits: Vec<f32> = raw.iter().map(|&x| finish.logit(x)).collect();
             let mut p = Vec::new();
             let lse = softmax(arch, &logits, &mut p);
             let mut moments = Moments::new(4, 2);
             for token in [1, 2, 3] {
-                moments.push(arch, finish, &[0.0, 1.0, 2.0, token as f32], &raw, &p, lse, token);
+                moments.push(
+                    arch,
+                    finish,
+                    &[0.0, 1.0, 2.0, token as f32],
+                    &raw,
+                    &p,
+                    lse,
+                    token,
+                );
             }
             assert_eq!(moments.iter().map(|m| m.ids[0]).collect::<Vec<_>>(), [2, 3]);
             for m in moments.iter() {
                 let kept = m.ids.iter().zip(m.raw).filter(|(id, _)| **id != NO_TOKEN);
-                let sum: f64 = kept.map(|(_, &raw)| f64::from(finish.logit(raw)).exp()).sum();
+                let sum: f64 = kept
+                    .map(|(_, &raw)| f64::from(finish.logit(raw)).exp())
+                    .sum();
                 let total = (sum + f64::from(m.rest).exp()).ln();
                 assert!((total - lse).abs() < 1e-6, "{n_vocab}: {total} {lse}");
             }

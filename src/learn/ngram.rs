@@ -1,9 +1,9 @@
 //! N-gram cache: counts of the tokens that followed the same context in the text observed so far.
 //!
-//! The text itself is kept, with chains of the positions where each token, and each pair of tokens, was followed by
-//! another. A query walks the latest of these positions, so recent text counts more, and measures how far back each
-//! matches the context: matches of any length are found (the unbounded cache of Grave et al., arXiv 1711.02604, on
-//! tokens instead of states).
+//! The text itself is kept, with chains of the positions where each token, and each pair of tokens,
+//! was followed by another. A query walks the latest of these positions, so recent text counts
+//! more, and measures how far back each matches the context: matches of any length are found (the
+//! unbounded cache of Grave et al., arXiv 1711.02604, on tokens instead of states).
 
 /// Most tokens of a context that are compared.
 const LONGEST: usize = 16;
@@ -16,13 +16,16 @@ const NONE: u32 = u32::MAX;
 pub(crate) type Sparse = Vec<(u32, f64)>;
 
 pub(crate) fn probability(of: &Sparse, token: u32) -> f64 {
-    of.iter().find(|(t, _)| *t == token).map_or(0.0, |(_, p)| *p)
+    of.iter()
+        .find(|(t, _)| *t == token)
+        .map_or(0.0, |(_, p)| *p)
 }
 
 /// Tokens that followed the context, by the length of the match. Empty if there was no match.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Continuations {
-    /// By length of match: one token, two, and the longest of three or more (longer ones weigh more).
+    /// By length of match: one token, two, and the longest of three or more (longer ones weigh
+    /// more).
     pub(crate) orders: [Sparse; 3],
     /// Length of the longest match.
     pub(crate) longest: usize,
@@ -36,7 +39,8 @@ pub(crate) struct NgramCache {
     /// How often each token occurs in `tokens`.
     counts: Vec<u32>,
     total: u64,
-    /// Latest position of each hash, and the previous one for each position: for one token and for two.
+    /// Latest position of each hash, and the previous one for each position: for one token and for
+    /// two.
     last: [Vec<u32>; 2],
     before: [Vec<u32>; 2],
 }
@@ -65,7 +69,9 @@ impl NgramCache {
 
     /// Fills an empty cache with the result of [`NgramCache::tokens`].
     pub(crate) fn restore(&mut self, tokens: &[u32]) {
-        tokens[tokens.len().saturating_sub(self.capacity)..].iter().for_each(|&token| self.push(token));
+        tokens[tokens.len().saturating_sub(self.capacity)..]
+            .iter()
+            .for_each(|&token| self.push(token));
     }
 
     /// Number of times that `token` was observed, and number of all tokens.
@@ -95,9 +101,15 @@ impl NgramCache {
         }
         let place = self.tokens.len() as u32;
         for order in [1, 2] {
-            let bucket = self.tokens.len().checked_sub(order).map(|at| self.bucket(&self.tokens[at..]));
+            let bucket = self
+                .tokens
+                .len()
+                .checked_sub(order)
+                .map(|at| self.bucket(&self.tokens[at..]));
             let previous = match bucket {
-                Some(bucket) if token != NONE => std::mem::replace(&mut self.last[order - 1][bucket], place),
+                Some(bucket) if token != NONE => {
+                    std::mem::replace(&mut self.last[order - 1][bucket], place)
+                }
                 _ => NONE,
             };
             self.before[order - 1].push(previous);
@@ -110,8 +122,11 @@ impl NgramCache {
     }
 
     fn bucket(&self, key: &[u32]) -> usize {
-        let hash =
-            key.iter().fold(0u64, |h, &t| (h ^ u64::from(t)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29));
+        let hash = key.iter().fold(0u64, |h, &t| {
+            (h ^ u64::from(t))
+                .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+                .rotate_left(29)
+        });
         (hash >> 16) as usize & (self.last[0].len() - 1)
     }
 
@@ -119,15 +134,20 @@ impl NgramCache {
     pub(crate) fn continuations(&self, context: &[u32]) -> Continuations {
         let mut found = Continuations::default();
         for order in [1, 2] {
-            let Some(at) = context.len().checked_sub(order) else { break };
+            let Some(at) = context.len().checked_sub(order) else {
+                break;
+            };
             let mut place = self.last[order - 1][self.bucket(&context[at..])];
             for _ in 0..PLACES {
                 if place == NONE {
                     break;
                 }
                 let before = self.tokens[..place as usize].iter().rev();
-                let agree =
-                    before.zip(context.iter().rev()).take(LONGEST).take_while(|(x, y)| x == y && **x != NONE).count();
+                let agree = before
+                    .zip(context.iter().rev())
+                    .take(LONGEST)
+                    .take_while(|(x, y)| x == y && **x != NONE)
+                    .count();
                 let token = self.tokens[place as usize];
                 if agree >= order {
                     add(&mut found.orders[order - 1], token, 1.0);
@@ -162,12 +182,20 @@ mod tests {
     fn longer_agreement_is_found_and_wins() {
         let mut cache = NgramCache::new(100, 64);
         let text = [1, 2, 3, 4, 5, 9, 3, 4, 6, 9, 3, 4, 6, 1, 2, 3, 4];
-        text.iter().enumerate().for_each(|(i, &t)| cache.observe(&text[..i], t));
+        text.iter()
+            .enumerate()
+            .for_each(|(i, &t)| cache.observe(&text[..i], t));
         assert_eq!(cache.tokens(), text);
         let found = cache.continuations(&text);
         assert_eq!(found.longest, 4);
-        assert!(probability(&found.orders[0], 6) > 0.6, "6 follows 4 twice, 5 once");
-        assert!(probability(&found.orders[2], 5) > 0.8, "after 1 2 3 4 came 5");
+        assert!(
+            probability(&found.orders[0], 6) > 0.6,
+            "6 follows 4 twice, 5 once"
+        );
+        assert!(
+            probability(&found.orders[2], 5) > 0.8,
+            "after 1 2 3 4 came 5"
+        );
         assert_eq!(cache.count(3), (4, 17));
     }
 
@@ -178,7 +206,13 @@ mod tests {
         assert!(cache.tokens().len() <= 32);
         assert_eq!(*cache.tokens().last().unwrap(), 299);
         assert_eq!(cache.count(0).0, 0);
-        assert!(cache.continuations(&[0, 1]).orders.iter().all(Vec::is_empty));
+        assert!(
+            cache
+                .continuations(&[0, 1])
+                .orders
+                .iter()
+                .all(Vec::is_empty)
+        );
         assert_eq!(cache.continuations(&[296, 297]).orders[1], [(298, 1.0)]);
     }
 
@@ -188,6 +222,12 @@ mod tests {
         cache.observe(&[1, 2], 3);
         cache.observe(&[5], 6);
         assert_eq!(cache.tokens(), [NONE, 1, 2, 3, NONE, 5, 6]);
-        assert!(cache.continuations(&[1, 2, 3]).orders.iter().all(Vec::is_empty));
+        assert!(
+            cache
+                .continuations(&[1, 2, 3])
+                .orders
+                .iter()
+                .all(Vec::is_empty)
+        );
     }
 }

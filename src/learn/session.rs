@@ -1,7 +1,8 @@
 //! Learning in a session.
 //!
-//! While tokens are computed, learning costs the adapter's few operations and a record of the model's prediction.
-//! Everything else happens when [`Session::observe`], [`Session::feedback`] or [`Session::update`] is called.
+//! While tokens are computed, learning costs the adapter's few operations and a record of the
+//! model's prediction. Everything else happens when [`Session::observe`], [`Session::feedback`] or
+//! [`Session::update`] is called.
 
 use super::moments::SLOTS;
 use super::optimiser::ErrorFactors;
@@ -10,19 +11,21 @@ use super::{HeadLearner, HeadRows, Learner, LearnerOptions, Lesson, Losses, Rank
 use crate::clock::Timer;
 use crate::error::{Error, LearnError, SessionError};
 use crate::exec::{
-    CancelToken, Ctx, Cut, MemoryPlan, NoProbe, OutputHook, OutputRows, Product, RowAdapters, Session, SessionOptions,
-    TokenKind, linear, with_scratch,
+    CancelToken, Ctx, Cut, MemoryPlan, NoProbe, OutputHook, OutputRows, Product, RowAdapters,
+    Session, SessionOptions, TokenKind, linear, with_scratch,
 };
 use crate::model::{Hparams, Weight};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Number of partial sums into which products with rows of the head are split: fixed, so that results do not depend on
-/// the number of threads.
+/// Number of partial sums into which products with rows of the head are split: fixed, so that
+/// results do not depend on the number of threads.
 const PARTS: usize = 8;
-/// Values of the head's rows that are added up before another pass gets its turn: half a millisecond.
+/// Values of the head's rows that are added up before another pass gets its turn: half a
+/// millisecond.
 const SLICE_VALUES: usize = 1 << 20;
-/// Values of the head that are multiplied by an adapter before another pass gets its turn: also about half a millisecond.
+/// Values of the head that are multiplied by an adapter before another pass gets its turn: also
+/// about half a millisecond.
 const PRODUCT_VALUES: usize = 4 << 20;
 /// Fewest tokens of control text.
 const LEAST_CONTROL: usize = 64;
@@ -50,7 +53,8 @@ impl OutputHook for Learner {
     }
 }
 
-/// A session and its learner, separated so that both can be borrowed mutably; rejoined on drop, also after a panic.
+/// A session and its learner, separated so that both can be borrowed mutably; rejoined on drop,
+/// also after a panic.
 struct Apart<'s> {
     session: &'s mut Session,
     learner: Option<Box<Learner>>,
@@ -72,9 +76,15 @@ impl<'s> Apart<'s> {
 }
 
 impl MemoryPlan {
-    /// Adds what learning takes, but for inner layers. Learning from text needs logits of all tokens of a batch.
+    /// Adds what learning takes, but for inner layers. Learning from text needs logits of all
+    /// tokens of a batch.
     #[must_use]
-    pub fn with_learner(mut self, h: &Hparams, options: &SessionOptions, learner: &LearnerOptions) -> MemoryPlan {
+    pub fn with_learner(
+        mut self,
+        h: &Hparams,
+        options: &SessionOptions,
+        learner: &LearnerOptions,
+    ) -> MemoryPlan {
         let m = options.n_batch.min(self.n_ctx) as u64;
         let rows = m.saturating_mul((h.n_embd + h.n_vocab) as u64 * 4);
         self.learner = learner.bytes(h.n_embd, h.n_vocab).saturating_add(rows);
@@ -83,9 +93,10 @@ impl MemoryPlan {
 }
 
 impl Session {
-    /// Lets the session learn with `learner`, new or loaded, which replaces one it has. The bound on forgetting holds
-    /// from the first token on, whatever a file contained; only of inner layers, as of any adapter's file, what it says is
-    /// believed. If it has learnt in inner layers, or the one before has, the session is emptied.
+    /// Lets the session learn with `learner`, new or loaded, which replaces one it has. The bound
+    /// on forgetting holds from the first token on, whatever a file contained; only of inner
+    /// layers, as of any adapter's file, what it says is believed. If it has learnt in inner
+    /// layers, or the one before has, the session is emptied.
     ///
     /// # Errors
     /// If the learner belongs to another model.
@@ -93,8 +104,8 @@ impl Session {
         self.set_learner_with(learner, &mut Slices::whole())
     }
 
-    /// As [`Session::set_learner`], in slices of a fraction of a millisecond, after each of which `pause` is called with the time
-    /// that it took.
+    /// As [`Session::set_learner`], in slices of a fraction of a millisecond, after each of which
+    /// `pause` is called with the time that it took.
     ///
     /// # Errors
     /// As [`Session::set_learner`].
@@ -112,7 +123,11 @@ impl Session {
         )
     }
 
-    pub(crate) fn set_learner_with(&mut self, mut learner: Learner, slices: &mut Slices<'_>) -> Result<(), LearnError> {
+    pub(crate) fn set_learner_with(
+        &mut self,
+        mut learner: Learner,
+        slices: &mut Slices<'_>,
+    ) -> Result<(), LearnError> {
         learner.check(self.model())?;
         learner.interrupt();
         if learner.rows.is_none() {
@@ -125,7 +140,9 @@ impl Session {
         learner.adapter.reproject(self.model().arch(), slices);
         learner.adapter.limit(self.model().arch(), slices);
         let adapter = learner.layers.adapter().cloned();
-        learner.layers.attached = adapter.map(|adapter| self.attach(adapter, 1.0)).transpose()?;
+        learner.layers.attached = adapter
+            .map(|adapter| self.attach(adapter, 1.0))
+            .transpose()?;
         drop(self.take_learner());
         self.set_hook(Box::new(learner));
         Ok(())
@@ -167,9 +184,10 @@ impl Session {
         Some(learner)
     }
 
-    /// Appends `tokens`, text written by the user, as [`Session::prefill`] does, and learns from them: each is scored
-    /// by the model and by all that was learnt before, then learnt. The losses are summed over all tokens that follow
-    /// another one: the first of an empty session has no loss.
+    /// Appends `tokens`, text written by the user, as [`Session::prefill`] does, and learns from
+    /// them: each is scored by the model and by all that was learnt before, then learnt. The
+    /// losses are summed over all tokens that follow another one: the first of an empty session
+    /// has no loss.
     ///
     /// # Errors
     /// As [`Session::prefill`], or if the session has no learner.
@@ -179,8 +197,8 @@ impl Session {
         Ok(losses)
     }
 
-    /// The first half of [`Session::observe`]: scores `tokens` and stores what [`Session::update`] needs to learn from
-    /// them later.
+    /// The first half of [`Session::observe`]: scores `tokens` and stores what [`Session::update`]
+    /// needs to learn from them later.
     ///
     /// # Errors
     /// As [`Session::observe`].
@@ -190,49 +208,81 @@ impl Session {
         }
         // A generated token that is still to be computed belongs to the previous answer.
         self.catch_up()?;
-        let Some(learner) = self.learner_mut() else { return Err(LearnError::NotLearning.into()) };
+        let Some(learner) = self.learner_mut() else {
+            return Err(LearnError::NotLearning.into());
+        };
         learner.recording = Some(Losses::default());
         let outcome = self.prefill_each(tokens, 0, |_, _| ());
-        let losses = self.learner_mut().and_then(|learner| learner.recording.take());
+        let losses = self
+            .learner_mut()
+            .and_then(|learner| learner.recording.take());
         outcome?;
         Ok(losses.unwrap_or_default())
     }
 
     /// [`Session::record`] in slices, for who needs no logits.
-    pub(crate) fn record_with(&mut self, tokens: &[u32], slices: &mut Slices<'_>) -> Result<Losses, Error> {
+    pub(crate) fn record_with(
+        &mut self,
+        tokens: &[u32],
+        slices: &mut Slices<'_>,
+    ) -> Result<Losses, Error> {
         self.catch_up()?;
         let mut apart = Apart::of(self);
-        let Apart { session, learner: Some(learner) } = &mut apart else { return Err(LearnError::NotLearning.into()) };
+        let Apart {
+            session,
+            learner: Some(learner),
+        } = &mut apart
+        else {
+            return Err(LearnError::NotLearning.into());
+        };
         learner.recording = Some(Losses::default());
         let arch = learner.arch;
         let mut follow = |rows: OutputRows<'_>| learner.follow(arch, rows, slices);
-        let outcome = session.passes(TokenKind::Prompt, tokens, 0, true, &mut NoProbe, &mut follow);
+        let outcome = session.passes(
+            TokenKind::Prompt,
+            tokens,
+            0,
+            true,
+            &mut NoProbe,
+            &mut follow,
+        );
         let losses = learner.recording.take();
         outcome?;
         Ok(losses.unwrap_or_default())
     }
 
-    /// Learns from the rating of the last answer, the tokens [decoded](Session::decode) since the last prompt: a rating
-    /// above the running mean makes similar answers more probable, one below less (negative preference optimisation,
-    /// arXiv 2404.05868). Returns the rating's advantage, its difference from that mean, which is all that counts: the
-    /// first rating is compared with 0, so that its sign decides, and an advantage of 0 teaches nothing.
+    /// Learns from the rating of the last answer, the tokens [decoded](Session::decode) since the
+    /// last prompt: a rating above the running mean makes similar answers more probable, one
+    /// below less (negative preference optimisation, arXiv 2404.05868). Returns the rating's
+    /// advantage, its difference from that mean, which is all that counts: the first rating is
+    /// compared with 0, so that its sign decides, and an advantage of 0 teaches nothing.
     ///
-    /// A rating takes effect at once, and text observed later does not undo it: from the first rating on, the adapter
-    /// stays in effect, within the bound on forgetting, even if that text is evidence against it.
+    /// A rating takes effect at once, and text observed later does not undo it: from the first
+    /// rating on, the adapter stays in effect, within the bound on forgetting, even if that
+    /// text is evidence against it.
     ///
     /// # Errors
-    /// If there is no answer or learner, the rating is not finite, or the learner has neither control text nor enough
-    /// observed text to tell what distinguishes the answer.
+    /// If there is no answer or learner, the rating is not finite, or the learner has neither
+    /// control text nor enough observed text to tell what distinguishes the answer.
     pub fn feedback(&mut self, reward: f32) -> Result<f32, LearnError> {
         let mut apart = Apart::of(self);
-        let Apart { session, learner: Some(learner) } = &mut apart else { return Err(LearnError::NotLearning) };
+        let Apart {
+            session,
+            learner: Some(learner),
+        } = &mut apart
+        else {
+            return Err(LearnError::NotLearning);
+        };
         if !reward.is_finite() {
             return Err(LearnError::Reward { value: reward });
         }
         if learner.adapter.answer.len() == 0 {
             return Err(LearnError::NoAnswer);
         }
-        if learner.adapter.is_undecided() && !learner.adapter.is_due() && learner.adapter.control.len() == 0 {
+        if learner.adapter.is_undecided()
+            && !learner.adapter.is_due()
+            && learner.adapter.control.len() == 0
+        {
             return Err(LearnError::NothingToCompare);
         }
         let advantage = learner.advantage(reward);
@@ -252,7 +302,8 @@ impl Session {
         Ok(advantage)
     }
 
-    /// Learns from text that was [recorded](Session::record) and not learnt from yet; a single token waits for another.
+    /// Learns from text that was [recorded](Session::record) and not learnt from yet; a single
+    /// token waits for another.
     ///
     /// # Errors
     /// If there is no memory for the product with the head.
@@ -260,22 +311,43 @@ impl Session {
         self.update_with(&mut Slices::whole())
     }
 
-    /// As [`Session::update`], in slices of a fraction of a millisecond: between them other passes can be computed. Calls
-    /// `pause` after each with the time that it took; if that returns false before directions are chosen, gives up, and what was
-    /// recorded is still to be learnt.
+    /// As [`Session::update`], in slices of a fraction of a millisecond: between them other passes
+    /// can be computed. Calls `pause` after each with the time that it took; if that returns
+    /// false before directions are chosen, gives up, and what was recorded is still to be
+    /// learnt.
     ///
     /// # Errors
     /// As [`Session::update`].
-    pub fn update_in_slices(&mut self, pause: &mut dyn FnMut(Duration) -> bool) -> Result<(), LearnError> {
+    pub fn update_in_slices(
+        &mut self,
+        pause: &mut dyn FnMut(Duration) -> bool,
+    ) -> Result<(), LearnError> {
         self.update_with(&mut Slices::new(pause))
     }
 
     pub(crate) fn update_with(&mut self, slices: &mut Slices<'_>) -> Result<(), LearnError> {
         let mut apart = Apart::of(self);
-        let Apart { session, learner: Some(learner) } = &mut apart else { return Ok(()) };
-        let Learner { rows: Some(rows), adapter, times, .. } = &mut **learner else { return Ok(()) };
+        let Apart {
+            session,
+            learner: Some(learner),
+        } = &mut apart
+        else {
+            return Ok(());
+        };
+        let Learner {
+            rows: Some(rows),
+            adapter,
+            times,
+            ..
+        } = &mut **learner
+        else {
+            return Ok(());
+        };
         let timer = Timer::start();
-        if session.prepare(adapter, rows, Lesson::Text, slices)?.is_none() {
+        if session
+            .prepare(adapter, rows, Lesson::Text, slices)?
+            .is_none()
+        {
             return Ok(());
         }
         let chosen = timer.elapsed().as_secs_f64();
@@ -287,20 +359,29 @@ impl Session {
         if n > 0 {
             let taught = timer.elapsed().as_secs_f64();
             session.settle(adapter, Lesson::Text, slices)?;
-            *times = [chosen, taught / f64::from(n), timer.elapsed().as_secs_f64() - taught];
+            *times = [
+                chosen,
+                taught / f64::from(n),
+                timer.elapsed().as_secs_f64() - taught,
+            ];
             slices.tick();
         }
         Ok(())
     }
 
-    /// Reads control text, on which the adapter must not change the model much. Stores moments of it, and the Fisher
-    /// information that consolidation uses; further calls add to these. Empties the session.
+    /// Reads control text, on which the adapter must not change the model much. Stores moments of
+    /// it, and the Fisher information that consolidation uses; further calls add to these.
+    /// Empties the session.
     ///
     /// # Errors
     /// As [`Session::prefill`], if there are too few tokens, or if the session has no learner.
     pub fn calibrate(&mut self, tokens: &[u32]) -> Result<(), Error> {
         if tokens.len() < LEAST_CONTROL {
-            return Err(LearnError::TooLittleText { n: tokens.len(), least: LEAST_CONTROL }.into());
+            return Err(LearnError::TooLittleText {
+                n: tokens.len(),
+                least: LEAST_CONTROL,
+            }
+            .into());
         }
         // No pass computes the last token; it is only predicted.
         let n_vocab = self.model().hparams().n_vocab;
@@ -308,7 +389,13 @@ impl Session {
             return Err(SessionError::TokenOutOfRange { token, n_vocab }.into());
         }
         let mut apart = Apart::of(self);
-        let Apart { session, learner: Some(learner) } = &mut apart else { return Err(LearnError::NotLearning.into()) };
+        let Apart {
+            session,
+            learner: Some(learner),
+        } = &mut apart
+        else {
+            return Err(LearnError::NotLearning.into());
+        };
         let outcome = session.read_control(learner, tokens);
         drop(apart);
         self.clear();
@@ -344,14 +431,21 @@ impl Session {
         learner.layers.add_control(tokens);
         xi.iter_mut().for_each(|x| *x /= n_tokens.max(1) as f32);
         let g = match &learner.rows {
-            Some(rows) => {
-                self.error_vectors(rows, &learner.adapter.control_errors(), &mut Slices::whole())?.unwrap_or_default()
-            }
+            Some(rows) => self
+                .error_vectors(
+                    rows,
+                    &learner.adapter.control_errors(),
+                    &mut Slices::whole(),
+                )?
+                .unwrap_or_default(),
             None => Vec::new(),
         };
         let mut gamma = vec![0.0; n];
-        g.chunks_exact(n).for_each(|g| gamma.iter_mut().zip(g).for_each(|(y, g)| *y += g * g));
-        gamma.iter_mut().for_each(|y| *y *= n as f32 / g.len().max(1) as f32);
+        g.chunks_exact(n)
+            .for_each(|g| gamma.iter_mut().zip(g).for_each(|(y, g)| *y += g * g));
+        gamma
+            .iter_mut()
+            .for_each(|y| *y *= n as f32 / g.len().max(1) as f32);
         learner.adapter.fisher.merge(&gamma, &xi, FISHER_DECAY);
         let slices = &mut Slices::whole();
         learner.adapter.reproject(arch, slices);
@@ -362,8 +456,9 @@ impl Session {
         self.settle(&mut learner.adapter, Lesson::Text, slices)
     }
 
-    /// Reads a text in windows that overlap by half, and calls `visit` with each token `i` and the hidden state and
-    /// head product that predicted it. Contexts are between half of the session's length and all of it.
+    /// Reads a text in windows that overlap by half, and calls `visit` with each token `i` and the
+    /// hidden state and head product that predicted it. Contexts are between half of the
+    /// session's length and all of it.
     pub(crate) fn windows(
         &mut self,
         tokens: &[u32],
@@ -371,7 +466,12 @@ impl Session {
     ) -> Result<(), SessionError> {
         let half = (self.n_ctx() / 2).max(1);
         for start in (0..tokens.len()).step_by(half) {
-            self.window(tokens, start..(start + half).min(tokens.len()), half, &mut each)?;
+            self.window(
+                tokens,
+                start..(start + half).min(tokens.len()),
+                half,
+                &mut each,
+            )?;
         }
         Ok(())
     }
@@ -384,7 +484,10 @@ impl Session {
         context: usize,
         each: &mut Visit<'_>,
     ) -> Result<(), SessionError> {
-        let (n, n_vocab) = (self.model().hparams().n_embd, self.model().hparams().n_vocab);
+        let (n, n_vocab) = (
+            self.model().hparams().n_embd,
+            self.model().hparams().n_vocab,
+        );
         let begin = chunk.start.saturating_sub(context);
         self.clear();
         if chunk.end - begin < 2 {
@@ -393,11 +496,23 @@ impl Session {
         // Row `i` predicts token `i + 1`; nothing predicts the first token.
         let first = (chunk.start - begin).saturating_sub(1);
         let kind = TokenKind::Prompt;
-        self.passes(kind, &tokens[begin..chunk.end - 1], first, true, &mut NoProbe, &mut |rows| {
-            for (j, (h, raw)) in rows.states.chunks_exact(n).zip(rows.logits.chunks_exact(n_vocab)).enumerate() {
-                each(begin + rows.first + j + 1, h, raw);
-            }
-        })
+        self.passes(
+            kind,
+            &tokens[begin..chunk.end - 1],
+            first,
+            true,
+            &mut NoProbe,
+            &mut |rows| {
+                for (j, (h, raw)) in rows
+                    .states
+                    .chunks_exact(n)
+                    .zip(rows.logits.chunks_exact(n_vocab))
+                    .enumerate()
+                {
+                    each(begin + rows.first + j + 1, h, raw);
+                }
+            },
+        )
     }
 
     /// Chooses directions if that is due, and makes them effective; `None` if `slices` gave up.
@@ -408,7 +523,11 @@ impl Session {
         lesson: Lesson,
         slices: &mut Slices<'_>,
     ) -> Result<Option<()>, SessionError> {
-        if adapter.is_due() { self.choose(adapter, rows, lesson, slices) } else { Ok(Some(())) }
+        if adapter.is_due() {
+            self.choose(adapter, rows, lesson, slices)
+        } else {
+            Ok(Some(()))
+        }
     }
 
     fn choose(
@@ -420,8 +539,14 @@ impl Session {
     ) -> Result<Option<()>, SessionError> {
         let arch = self.model().arch();
         let errors = adapter.errors(arch, lesson, slices);
-        let chosen = errors.map(|errors| self.error_vectors(rows, &errors, slices)).transpose()?.flatten();
-        if chosen.and_then(|g| adapter.choose(arch, &g, lesson, slices)).is_none() {
+        let chosen = errors
+            .map(|errors| self.error_vectors(rows, &errors, slices))
+            .transpose()?
+            .flatten();
+        if chosen
+            .and_then(|g| adapter.choose(arch, &g, lesson, slices))
+            .is_none()
+        {
             return Ok(None);
         }
         self.measure_confidence(adapter, rows, slices)?;
@@ -438,33 +563,46 @@ impl Session {
         slices: &mut Slices<'_>,
     ) -> Result<(), SessionError> {
         let surer = adapter.surer(self.model().arch(), slices);
-        adapter.confidence = self.combine(rows, &surer.rows, &surer.rest, adapter.head.rank, slices)?;
+        adapter.confidence =
+            self.combine(rows, &surer.rows, &surer.rest, adapter.head.rank, slices)?;
         Ok(())
     }
 
-    /// Takes one update step of the direction; returns whether there was anything to learn from. [`Session::settle`]
-    /// makes it effective.
+    /// Takes one update step of the direction; returns whether there was anything to learn from.
+    /// [`Session::settle`] makes it effective.
     pub(crate) fn teach(
         &self,
         adapter: &mut HeadLearner,
         rows: &HeadRows,
         lesson: Lesson,
     ) -> Result<bool, SessionError> {
-        let Some(g) = self.head_gradient(adapter, rows, lesson)? else { return Ok(false) };
+        let Some(g) = self.head_gradient(adapter, rows, lesson)? else {
+            return Ok(false);
+        };
         adapter.step(lesson, &g);
         Ok(true)
     }
 
-    /// Gradient `(rank, n_embd)` that [`Session::teach`] follows; `None` if there is nothing to learn from.
+    /// Gradient `(rank, n_embd)` that [`Session::teach`] follows; `None` if there is nothing to
+    /// learn from.
     pub(crate) fn head_gradient(
         &self,
         adapter: &mut HeadLearner,
         rows: &HeadRows,
         lesson: Lesson,
     ) -> Result<Option<Vec<f32>>, SessionError> {
-        let Some(gradient) = adapter.gradient(self.model().arch(), rows, lesson) else { return Ok(None) };
+        let Some(gradient) = adapter.gradient(self.model().arch(), rows, lesson) else {
+            return Ok(None);
+        };
         let slices = &mut Slices::whole();
-        self.combine(rows, &gradient.rows, &gradient.rest, adapter.head.rank, slices).map(Some)
+        self.combine(
+            rows,
+            &gradient.rows,
+            &gradient.rest,
+            adapter.head.rank,
+            slices,
+        )
+        .map(Some)
     }
 
     /// Makes updates effective: computes `W·B`, then the step length within the bound.
@@ -480,7 +618,11 @@ impl Session {
     }
 
     /// Recomputes the adapter's `W·B` and its statistics.
-    fn refresh(&self, adapter: &mut HeadLearner, slices: &mut Slices<'_>) -> Result<(), SessionError> {
+    fn refresh(
+        &self,
+        adapter: &mut HeadLearner,
+        slices: &mut Slices<'_>,
+    ) -> Result<(), SessionError> {
         let (model, head) = (self.model(), &mut adapter.head);
         let (w, n_vocab) = (&model.weights().output.w, head.n_vocab());
         // So many rows of the head at a time: other passes need not wait for all.
@@ -489,20 +631,31 @@ impl Session {
         for first in (0..n_vocab).step_by(each) {
             let w = w.rows(first..(first + each).min(n_vocab));
             let part = &mut part[..head.rank * w.n_out];
-            self.engine().enter(&CancelToken::default(), |crew, arena| {
-                let ctx = Ctx {
-                    arch: model.arch(),
-                    crew,
-                    gguf: model.gguf(),
-                    adapters: RowAdapters::All(&[]),
-                    n_generated: head.rank,
-                    adapter_nanos: None,
-                };
-                with_scratch(model, crew, arena, head.rank, |scratch| {
-                    linear(ctx, scratch, &head.b, head.rank, &mut [Product::of_weight(&w, part, head.rank)]);
-                })
-            })??;
-            for (wb, part) in head.wb.chunks_exact_mut(n_vocab).zip(part.chunks_exact(w.n_out)) {
+            self.engine()
+                .enter(&CancelToken::default(), |crew, arena| {
+                    let ctx = Ctx {
+                        arch: model.arch(),
+                        crew,
+                        gguf: model.gguf(),
+                        adapters: RowAdapters::All(&[]),
+                        n_generated: head.rank,
+                        adapter_nanos: None,
+                    };
+                    with_scratch(model, crew, arena, head.rank, |scratch| {
+                        linear(
+                            ctx,
+                            scratch,
+                            &head.b,
+                            head.rank,
+                            &mut [Product::of_weight(&w, part, head.rank)],
+                        );
+                    })
+                })??;
+            for (wb, part) in head
+                .wb
+                .chunks_exact_mut(n_vocab)
+                .zip(part.chunks_exact(w.n_out))
+            {
                 wb[first..][..w.n_out].copy_from_slice(part);
             }
             slices.tick();
@@ -533,20 +686,32 @@ impl Session {
                 crew.for_chunks(&mut sums, rank * n, |i, sum| {
                     let mut values = vec![0.0; n];
                     let end = ((i + 1) * share).min(parts.len());
-                    for (j, (token, u)) in parts[..end].iter().enumerate().skip(i * share + first).take(slice) {
+                    for (j, (token, u)) in parts[..end]
+                        .iter()
+                        .enumerate()
+                        .skip(i * share + first)
+                        .take(slice)
+                    {
                         if let Some((next, _)) = parts.get(j + 1) {
                             arch.prefetch(bytes(*next));
                         }
                         arch.dequantize(w.dtype, bytes(*token), &mut values);
-                        sum.chunks_exact_mut(n).zip(u).for_each(|(sum, &u)| arch.add_scaled(sum, &values, u));
+                        sum.chunks_exact_mut(n)
+                            .zip(u)
+                            .for_each(|(sum, &u)| arch.add_scaled(sum, &values, u));
                     }
                 });
             })?;
             slices.tick();
         }
         let (total, others) = sums.split_at_mut(rank * n);
-        others.chunks_exact(rank * n).for_each(|sum| arch.add(total, sum));
-        total.chunks_exact_mut(n).zip(rest).for_each(|(sum, &u)| arch.add_scaled(sum, &rows.mean, u));
+        others
+            .chunks_exact(rank * n)
+            .for_each(|sum| arch.add(total, sum));
+        total
+            .chunks_exact_mut(n)
+            .zip(rest)
+            .for_each(|(sum, &u)| arch.add_scaled(sum, &rows.mean, u));
         sums.truncate(rank * n);
         Ok(sums)
     }
@@ -589,14 +754,19 @@ fn head_rows(ctx: Ctx<'_>, w: &Weight) -> HeadRows {
     let each = |part: usize, visit: &mut dyn FnMut(&[f32])| {
         let mut values = vec![0.0; n];
         for v in part * share..((part + 1) * share).min(w.n_out) {
-            ctx.arch.dequantize(w.dtype, &data[v * row..][..row], &mut values);
+            ctx.arch
+                .dequantize(w.dtype, &data[v * row..][..row], &mut values);
             visit(&values);
         }
     };
     let mut sums = vec![0.0; PARTS * n];
-    ctx.crew.for_chunks(&mut sums, n, |i, sum| each(i, &mut |w| ctx.arch.add(sum, w)));
+    ctx.crew.for_chunks(&mut sums, n, |i, sum| {
+        each(i, &mut |w| ctx.arch.add(sum, w))
+    });
     let (mean, others) = sums.split_at_mut(n);
-    others.chunks_exact(n).for_each(|sum| ctx.arch.add(mean, sum));
+    others
+        .chunks_exact(n)
+        .for_each(|sum| ctx.arch.add(mean, sum));
     mean.iter_mut().for_each(|x| *x /= w.n_out as f32);
     let mean = mean.to_vec();
     let mut largest = vec![0.0f32; PARTS];
@@ -606,5 +776,8 @@ fn head_rows(ctx: Ctx<'_>, w: &Weight) -> HeadRows {
             largest[0] = largest[0].max(distance);
         });
     });
-    HeadRows { mean, spread: largest.into_iter().fold(0.0, f32::max).sqrt() }
+    HeadRows {
+        mean,
+        spread: largest.into_iter().fold(0.0, f32::max).sqrt(),
+    }
 }

@@ -3,8 +3,8 @@
 use crate::clock::Timer;
 use std::time::Duration;
 
-/// Time after which a slice ends where it can: a quarter of the millisecond that it may take, as what cannot be interrupted takes
-/// up to the rest.
+/// Time after which a slice ends where it can: a quarter of the millisecond that it may take, as
+/// what cannot be interrupted takes up to the rest.
 const SLICE_TIME: Duration = Duration::from_micros(250);
 
 /// Rests after a slice that took so long; false: gives up.
@@ -20,12 +20,20 @@ pub(crate) struct Slices<'p> {
 impl<'p> Slices<'p> {
     /// Slices with rests between them.
     pub(crate) fn new(pause: Pause<'p>) -> Slices<'p> {
-        Slices { timer: Timer::start(), pause: Some(pause), goes_on: true }
+        Slices {
+            timer: Timer::start(),
+            pause: Some(pause),
+            goes_on: true,
+        }
     }
 
     /// One slice, however long.
     pub(crate) fn whole() -> Slices<'static> {
-        Slices { timer: Timer::start(), pause: None, goes_on: true }
+        Slices {
+            timer: Timer::start(),
+            pause: None,
+            goes_on: true,
+        }
     }
 
     /// Ends the slice if it is long enough; `None`: gives up, or has given up before.

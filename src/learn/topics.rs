@@ -1,4 +1,5 @@
-//! Topics: texts sorted, as they come, by how often they use each token, and an adapter of inner layers for each.
+//! Topics: texts sorted, as they come, by how often they use each token, and an adapter of inner
+//! layers for each.
 
 use crate::lora::Adapter;
 use std::sync::Arc;
@@ -9,7 +10,8 @@ pub(crate) const MAX_TOPICS: usize = 8;
 const PRIOR: f64 = 300.0;
 /// Tokens that tell what a topic is about.
 const WORDS: usize = 16;
-/// By how many nats a text's tokens must be likelier in a new topic than in a known one to begin it.
+/// By how many nats a text's tokens must be likelier in a new topic than in a known one to begin
+/// it.
 const NEW: f64 = 14.0;
 
 /// How often each token was met, in order of tokens.
@@ -23,20 +25,35 @@ impl Counts {
     pub(crate) fn of(tokens: &[u32]) -> Counts {
         let mut sorted = tokens.to_vec();
         sorted.sort_unstable();
-        let each = sorted.chunk_by(|a, b| a == b).map(|run| (run[0], run.len() as u32)).collect();
-        Counts { each, total: tokens.len() as u64 }
+        let each = sorted
+            .chunk_by(|a, b| a == b)
+            .map(|run| (run[0], run.len() as u32))
+            .collect();
+        Counts {
+            each,
+            total: tokens.len() as u64,
+        }
     }
 
     pub(crate) fn add(&mut self, other: &Counts) {
         let mut all = [&self.each[..], &other.each].concat();
         all.sort_by_key(|(token, _)| *token);
         let same = all.chunk_by(|a, b| a.0 == b.0);
-        self.each = same.map(|run| (run[0].0, run.iter().fold(0, |n: u32, (_, m)| n.saturating_add(*m)))).collect();
+        self.each = same
+            .map(|run| {
+                (
+                    run[0].0,
+                    run.iter().fold(0, |n: u32, (_, m)| n.saturating_add(*m)),
+                )
+            })
+            .collect();
         self.total = self.total.saturating_add(other.total);
     }
 
     fn get(&self, token: u32) -> f64 {
-        self.each.binary_search_by_key(&token, |(token, _)| *token).map_or(0.0, |at| f64::from(self.each[at].1))
+        self.each
+            .binary_search_by_key(&token, |(token, _)| *token)
+            .map_or(0.0, |at| f64::from(self.each[at].1))
     }
 
     /// By how many nats both are likelier as texts of two topics than of one.
@@ -44,8 +61,17 @@ impl Counts {
         let (n, m) = (self.total as f64, other.total as f64);
         // `Σ x·ln x` of the parts, less that of the whole.
         let excess = |x: f64, y: f64| x * (x / (x + y)).ln() + y * (y / (x + y)).ln();
-        let both = self.each.iter().map(|(token, x)| (f64::from(*x), other.get(*token))).filter(|(_, y)| *y > 0.0);
-        both.map(|(x, y)| excess(x, y)).sum::<f64>() - if n > 0.0 && m > 0.0 { excess(n, m) } else { 0.0 }
+        let both = self
+            .each
+            .iter()
+            .map(|(token, x)| (f64::from(*x), other.get(*token)))
+            .filter(|(_, y)| *y > 0.0);
+        both.map(|(x, y)| excess(x, y)).sum::<f64>()
+            - if n > 0.0 && m > 0.0 {
+                excess(n, m)
+            } else {
+                0.0
+            }
     }
 }
 
@@ -108,17 +134,24 @@ impl Topics {
 
     /// What was learnt of a topic; nothing of an unknown one.
     pub(crate) fn trained(&self, id: u32) -> Trained {
-        self.get(id).map(|topic| topic.trained.clone()).unwrap_or_default()
+        self.get(id)
+            .map(|topic| topic.trained.clone())
+            .unwrap_or_default()
     }
 
-    /// `ln p` of a text's tokens in each topic, and in a new one: draws from a Pólya urn, in which each token that was drawn
-    /// becomes likelier. What is in the urn first is `ordinary` text and that of all topics, as if there were [`PRIOR`] tokens
-    /// of it, and the topic's own. So tokens of rare kinds, once met, tell much, and ordinary ones little.
+    /// `ln p` of a text's tokens in each topic, and in a new one: draws from a Pólya urn, in which
+    /// each token that was drawn becomes likelier. What is in the urn first is `ordinary` text
+    /// and that of all topics, as if there were [`PRIOR`] tokens of it, and the topic's own. So
+    /// tokens of rare kinds, once met, tell much, and ordinary ones little.
     fn likelihoods(&self, text: &Counts, ordinary: &Counts, n_vocab: usize) -> (Vec<f64>, f64) {
         let all = || self.all.iter().map(|topic| &topic.counts).chain([ordinary]);
         let n = n_vocab as f64 + all().map(|counts| counts.total as f64).sum::<f64>();
         let of = |token: u32| 1.0 + all().map(|counts| counts.get(token)).sum::<f64>();
-        let first: Vec<(u32, u32, f64)> = text.each.iter().map(|&(t, k)| (t, k, PRIOR * of(t) / n)).collect();
+        let first: Vec<(u32, u32, f64)> = text
+            .each
+            .iter()
+            .map(|&(t, k)| (t, k, PRIOR * of(t) / n))
+            .collect();
         let likelihood = |own: &Counts| {
             let drawn = first.iter().map(|&(token, k, prior)| {
                 let begin = prior + own.get(token);
@@ -127,7 +160,13 @@ impl Topics {
             let urn = PRIOR + own.total as f64;
             drawn.sum::<f64>() - (0..text.total).map(|i| (urn + i as f64).ln()).sum::<f64>()
         };
-        (self.all.iter().map(|topic| likelihood(&topic.counts)).collect(), likelihood(&Counts::default()))
+        (
+            self.all
+                .iter()
+                .map(|topic| likelihood(&topic.counts))
+                .collect(),
+            likelihood(&Counts::default()),
+        )
     }
 
     /// Replaces what was learnt of a topic, if it is known.
@@ -157,7 +196,11 @@ impl Topics {
                 n_tokens: topic.counts.total,
                 has_adapter: topic.trained.adapter.is_some(),
                 divergence: topic.trained.divergence,
-                words: words.into_iter().take(WORDS).map(|(_, token)| token).collect(),
+                words: words
+                    .into_iter()
+                    .take(WORDS)
+                    .map(|(_, token)| token)
+                    .collect(),
             }
         };
         self.all.iter().map(status).collect()
@@ -166,7 +209,11 @@ impl Topics {
     /// The topic whose text a text is likelier to be than of none.
     pub(crate) fn nearest(&self, text: &Counts, ordinary: &Counts, n_vocab: usize) -> Option<u32> {
         let (each, none) = self.likelihoods(text, ordinary, n_vocab);
-        let (topic, likelihood) = self.all.iter().zip(each).max_by(|a, b| a.1.total_cmp(&b.1))?;
+        let (topic, likelihood) = self
+            .all
+            .iter()
+            .zip(each)
+            .max_by(|a, b| a.1.total_cmp(&b.1))?;
         (likelihood > none).then_some(topic.id)
     }
 
@@ -182,7 +229,12 @@ impl Topics {
                 let id = self.next;
                 self.next += 1;
                 let (counts, trained) = Default::default();
-                self.all.push(Topic { id, counts, n_requests: 0, trained });
+                self.all.push(Topic {
+                    id,
+                    counts,
+                    n_requests: 0,
+                    trained,
+                });
                 id
             }
         }
@@ -220,9 +272,15 @@ mod tests {
     fn text(kind: u32, seed: u32) -> Counts {
         let mut state = u64::from(seed) << 8 | u64::from(kind);
         let tokens = (0..128).map(|i| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let x = (state >> 40) as u32;
-            if i % 4 == 0 { x % 50 } else { 50 + 40 * kind + x % 40 }
+            if i % 4 == 0 {
+                x % 50
+            } else {
+                50 + 40 * kind + x % 40
+            }
         });
         Counts::of(&tokens.collect::<Vec<_>>())
     }
@@ -260,8 +318,18 @@ mod tests {
                 assert!(topics.all.len() <= MAX_TOPICS);
             }
         }
-        assert_eq!(topics.all.iter().map(|topic| topic.n_requests).sum::<u64>(), 60);
-        assert_eq!(topics.all.iter().map(|topic| topic.counts.total).sum::<u64>(), 60 * 128);
+        assert_eq!(
+            topics.all.iter().map(|topic| topic.n_requests).sum::<u64>(),
+            60
+        );
+        assert_eq!(
+            topics
+                .all
+                .iter()
+                .map(|topic| topic.counts.total)
+                .sum::<u64>(),
+            60 * 128
+        );
         let mut ids: Vec<u32> = topics.all.iter().map(|topic| topic.id).collect();
         ids.sort_unstable();
         ids.dedup();

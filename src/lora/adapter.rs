@@ -18,14 +18,21 @@ pub(crate) enum Factor {
 impl Factor {
     /// Rounds values to 16 bits.
     pub(super) fn half(values: &[f32]) -> Factor {
-        Factor::F16(values.iter().map(|&x| f16::from_f32(x)).collect(), OnceLock::new())
+        Factor::F16(
+            values.iter().map(|&x| f16::from_f32(x)).collect(),
+            OnceLock::new(),
+        )
     }
 
     /// Expanded to `f32`.
     pub(crate) fn expand(&self) -> Cow<'_, [f32]> {
         match self {
             Factor::F32(values) => values.into(),
-            Factor::F16(values, _) => values.iter().map(|x| x.to_f32()).collect::<Vec<f32>>().into(),
+            Factor::F16(values, _) => values
+                .iter()
+                .map(|x| x.to_f32())
+                .collect::<Vec<f32>>()
+                .into(),
         }
     }
 
@@ -80,13 +87,19 @@ pub struct Term {
 /// Of values, however they are held.
 impl PartialEq for Term {
     fn eq(&self, other: &Term) -> bool {
-        self.rank == other.rank && self.a.expand() == other.a.expand() && self.b.expand() == other.b.expand()
+        self.rank == other.rank
+            && self.a.expand() == other.a.expand()
+            && self.b.expand() == other.b.expand()
     }
 }
 
 impl Term {
     pub(crate) fn new(rank: usize, a: Vec<f32>, b: Vec<f32>) -> Term {
-        Term { rank, a: Factor::F32(a), b: Factor::F32(b) }
+        Term {
+            rank,
+            a: Factor::F32(a),
+            b: Factor::F32(b),
+        }
     }
 
     pub(super) fn of(rank: usize, a: Factor, b: Factor) -> Term {
@@ -141,10 +154,11 @@ pub(super) fn max_rank(site: &Site) -> usize {
 }
 
 impl Adapter {
-    /// Makes an adapter for all sites that `targets` selects, each of rank `rank`. `A` is drawn uniformly from
-    /// `±1/√n_in` (He et al., arXiv 1502.01852, the usual initialisation of LoRA), `B` is zero: the model is unchanged
-    /// until the adapter is trained. The strength `alpha` is `rank`, so that `s = 1`. Sites include routers, the head
-    /// and the embedding table; [`Site::part`] tells them apart.
+    /// Makes an adapter for all sites that `targets` selects, each of rank `rank`. `A` is drawn
+    /// uniformly from `±1/√n_in` (He et al., arXiv 1502.01852, the usual initialisation of
+    /// LoRA), `B` is zero: the model is unchanged until the adapter is trained. The strength
+    /// `alpha` is `rank`, so that `s = 1`. Sites include routers, the head and the embedding
+    /// table; [`Site::part`] tells them apart.
     ///
     /// # Errors
     /// If the rank is 0 or larger than a selected matrix, or no site is selected.
@@ -157,28 +171,53 @@ impl Adapter {
         let mut adapter = Adapter::empty(model);
         adapter.alpha = rank as f32;
         let mut rng = seed;
-        for (site, term) in adapter.sites.iter().zip(&mut adapter.terms).filter(|(site, _)| targets(site)) {
+        for (site, term) in adapter
+            .sites
+            .iter()
+            .zip(&mut adapter.terms)
+            .filter(|(site, _)| targets(site))
+        {
             if rank == 0 || rank > max_rank(site) {
-                return Err(AdapterError::Rank { tensor: site.tensor.to_string(), rank, max: max_rank(site) });
+                return Err(AdapterError::Rank {
+                    tensor: site.tensor.to_string(),
+                    rank,
+                    max: max_rank(site),
+                });
             }
             let bound = 1.0 / (site.n_in as f32).sqrt();
-            let a = (0..rank * site.n_in).map(|_| bound * uniform(&mut rng)).collect();
+            let a = (0..rank * site.n_in)
+                .map(|_| bound * uniform(&mut rng))
+                .collect();
             *term = Some(Term::new(rank, a, vec![0.0; rank * site.n_out]));
         }
-        if adapter.n_params() == 0 { Err(AdapterError::Empty) } else { Ok(adapter) }
+        if adapter.n_params() == 0 {
+            Err(AdapterError::Empty)
+        } else {
+            Ok(adapter)
+        }
     }
 
     /// An adapter without terms and without strength.
     pub(crate) fn empty(model: &Model) -> Adapter {
         let sites = Arc::clone(model.sites());
         let terms = vec![None; sites.len()];
-        Adapter { arch: model.hparams().arch.clone(), sites, terms, alpha: 0.0 }
+        Adapter {
+            arch: model.hparams().arch.clone(),
+            sites,
+            terms,
+            alpha: 0.0,
+        }
     }
 
     /// An adapter for the same matrices, without terms and without strength.
     pub(super) fn without_terms(&self) -> Adapter {
         let terms = vec![None; self.sites.len()];
-        Adapter { arch: self.arch.clone(), sites: Arc::clone(&self.sites), terms, alpha: 0.0 }
+        Adapter {
+            arch: self.arch.clone(),
+            sites: Arc::clone(&self.sites),
+            terms,
+            alpha: 0.0,
+        }
     }
 
     pub(crate) fn set_term(&mut self, site: usize, term: Term) {
@@ -207,12 +246,18 @@ impl Adapter {
 
     /// All terms, with the index of their site.
     pub fn terms(&self) -> impl Iterator<Item = (usize, &Term)> {
-        self.terms.iter().enumerate().filter_map(|(i, term)| Some((i, term.as_ref()?)))
+        self.terms
+            .iter()
+            .enumerate()
+            .filter_map(|(i, term)| Some((i, term.as_ref()?)))
     }
 
     /// All terms, mutable, with the index of their site.
     pub fn terms_mut(&mut self) -> impl Iterator<Item = (usize, &mut Term)> {
-        self.terms.iter_mut().enumerate().filter_map(|(i, term)| Some((i, term.as_mut()?)))
+        self.terms
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(i, term)| Some((i, term.as_mut()?)))
     }
 
     /// `adapter.lora.alpha`: `ΔW = alpha/rank·B·A`, or `B·A` if it is 0.
@@ -238,13 +283,18 @@ impl Adapter {
         if self.alpha * scale != 0.0 {
             self.alpha *= scale;
         } else {
-            self.terms_mut().for_each(|(_, term)| term.parts_mut().1.iter_mut().for_each(|b| *b *= scale));
+            self.terms_mut()
+                .for_each(|(_, term)| term.parts_mut().1.iter_mut().for_each(|b| *b *= scale));
         }
     }
 
     /// The factor `s` of a term: `alpha/rank`, or 1 if alpha is 0.
     pub fn scale(&self, term: &Term) -> f32 {
-        if self.alpha == 0.0 { 1.0 } else { self.alpha / term.rank as f32 }
+        if self.alpha == 0.0 {
+            1.0
+        } else {
+            self.alpha / term.rank as f32
+        }
     }
 
     /// Number of values in all terms.
@@ -254,21 +304,31 @@ impl Adapter {
 
     /// Bytes of the values of all terms, as they are held.
     pub fn bytes(&self) -> u64 {
-        self.terms().map(|(_, t)| (t.a.data().1.len() + t.b.data().1.len()) as u64).sum()
+        self.terms()
+            .map(|(_, t)| (t.a.data().1.len() + t.b.data().1.len()) as u64)
+            .sum()
     }
 
-    /// The same with values rounded to 16 bits, which take half of the memory, but of the embedding table.
+    /// The same with values rounded to 16 bits, which take half of the memory, but of the embedding
+    /// table.
     ///
     /// # Errors
     /// If a value is too large for 16 bits.
     pub fn to_f16(&self) -> Result<Adapter, AdapterError> {
         let mut adapter = self.clone();
-        for (i, term) in adapter.terms_mut().filter(|(i, _)| !self.sites[*i].is_embedding()) {
+        for (i, term) in adapter
+            .terms_mut()
+            .filter(|(i, _)| !self.sites[*i].is_embedding())
+        {
             for factor in [&mut term.a, &mut term.b] {
                 let values = factor.expand();
                 if let Some(index) = values.iter().position(|&x| !f16::from_f32(x).is_finite()) {
                     let name = self.sites[i].tensor.to_string();
-                    return Err(AdapterError::NotFinite { name, index, value: values[index] });
+                    return Err(AdapterError::NotFinite {
+                        name,
+                        index,
+                        value: values[index],
+                    });
                 }
                 *factor = Factor::half(&values);
             }
@@ -296,7 +356,10 @@ impl Adapter {
 
     fn check_sites(&self, arch: &str, theirs: &Arc<[Site]>) -> Result<(), AdapterError> {
         if self.arch != arch {
-            return Err(AdapterError::Architecture { found: self.arch.clone(), expected: arch.to_owned() });
+            return Err(AdapterError::Architecture {
+                found: self.arch.clone(),
+                expected: arch.to_owned(),
+            });
         }
         let ours = &self.sites;
         if Arc::ptr_eq(ours, theirs) {
@@ -304,7 +367,9 @@ impl Adapter {
         }
         let differs = (0..ours.len().max(theirs.len())).find(|&i| ours.get(i) != theirs.get(i));
         match differs.and_then(|i| ours.get(i).or(theirs.get(i))) {
-            Some(site) => Err(AdapterError::OtherModel { tensor: site.tensor.to_string() }),
+            Some(site) => Err(AdapterError::OtherModel {
+                tensor: site.tensor.to_string(),
+            }),
             None => Ok(()),
         }
     }
@@ -332,7 +397,11 @@ pub(crate) struct Attached {
 impl Attached {
     /// # Errors
     /// If the adapter is for another model, or its factors are not finite.
-    pub(crate) fn new(model: &Model, adapter: Arc<Adapter>, scale: f32) -> Result<Attached, AdapterError> {
+    pub(crate) fn new(
+        model: &Model,
+        adapter: Arc<Adapter>,
+        scale: f32,
+    ) -> Result<Attached, AdapterError> {
         adapter.check(model)?;
         if !scale.is_finite() {
             return Err(AdapterError::Scale { value: scale });
@@ -347,12 +416,21 @@ impl Attached {
             factors[site] = factor;
         }
         let max_rank = adapter.max_rank();
-        Ok(Attached { adapter, scale, factors, max_rank })
+        Ok(Attached {
+            adapter,
+            scale,
+            factors,
+            max_rank,
+        })
     }
 
     /// The term of a site and the factor on `B·A`, unless the site is unchanged.
     pub(crate) fn term(&self, site: usize) -> Option<(&Term, f32)> {
         let factor = self.factors[site];
-        if factor == 0.0 { None } else { Some((self.adapter.term(site)?, factor)) }
+        if factor == 0.0 {
+            None
+        } else {
+            Some((self.adapter.term(site)?, factor))
+        }
     }
 }

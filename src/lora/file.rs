@@ -1,10 +1,10 @@
 //! Adapters as GGUF files, in the form llama.cpp reads and writes.
 //!
-//! `general.type` is `adapter`, `adapter.type` is `lora`, `adapter.lora.alpha` the strength. A matrix
-//! `T: (n_out, n_in)` is changed by two tensors: `T.lora_a`, rank rows of `n_in` values, and `T.lora_b`,
-//! `n_out` rows of rank values; matrices of experts are stacked in both. The embedding table is a
-//! product with one-hot vectors: its `lora_a` has one row of rank values per token, its `lora_b` one per
-//! value of an embedding.
+//! `general.type` is `adapter`, `adapter.type` is `lora`, `adapter.lora.alpha` the strength. A
+//! matrix `T: (n_out, n_in)` is changed by two tensors: `T.lora_a`, rank rows of `n_in` values, and
+//! `T.lora_b`, `n_out` rows of rank values; matrices of experts are stacked in both. The embedding
+//! table is a product with one-hot vectors: its `lora_a` has one row of rank values per token, its
+//! `lora_b` one per value of an embedding.
 
 use super::adapter::{Adapter, Factor, Term, max_rank};
 use crate::error::AdapterError;
@@ -31,12 +31,12 @@ pub(super) fn sites_by_tensor(sites: &[Site]) -> HashMap<&str, Range<usize>> {
 }
 
 impl Adapter {
-    /// Loads an adapter file for a model. Values in `F16` stay as they are, but those of the embedding table; others are
-    /// expanded to `f32`.
+    /// Loads an adapter file for a model. Values in `F16` stay as they are, but those of the
+    /// embedding table; others are expanded to `f32`.
     ///
     /// # Errors
-    /// If the file is invalid, no adapter, or for another model; names the first mismatch. Unknown contents are errors,
-    /// too.
+    /// If the file is invalid, no adapter, or for another model; names the first mismatch. Unknown
+    /// contents are errors, too.
     pub fn open(path: impl AsRef<Path>, model: &Model) -> Result<Adapter, AdapterError> {
         Adapter::from_gguf(&Gguf::open(path)?, model)
     }
@@ -45,7 +45,10 @@ impl Adapter {
     ///
     /// # Errors
     /// As [`Adapter::open`].
-    pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>, model: &Model) -> Result<Adapter, AdapterError> {
+    pub fn from_bytes(
+        bytes: impl Into<Cow<'static, [u8]>>,
+        model: &Model,
+    ) -> Result<Adapter, AdapterError> {
         Adapter::from_gguf(&Gguf::from_bytes(bytes)?, model)
     }
 
@@ -58,12 +61,22 @@ impl Adapter {
         for (key, expected) in [("general.type", "adapter"), ("adapter.type", "lora")] {
             let found = metadata.opt_str(key)?.unwrap_or_default();
             if found != expected {
-                return Err(AdapterError::NotAnAdapter { key, found: found.to_owned(), expected });
+                return Err(AdapterError::NotAnAdapter {
+                    key,
+                    found: found.to_owned(),
+                    expected,
+                });
             }
         }
-        let (found, expected) = (metadata.str("general.architecture")?, model.hparams().arch.as_str());
+        let (found, expected) = (
+            metadata.str("general.architecture")?,
+            model.hparams().arch.as_str(),
+        );
         if found != expected {
-            return Err(AdapterError::Architecture { found: found.to_owned(), expected: expected.to_owned() });
+            return Err(AdapterError::Architecture {
+                found: found.to_owned(),
+                expected: expected.to_owned(),
+            });
         }
         // Present in adapters that are active only after certain tokens.
         let key = "adapter.alora.invocation_tokens";
@@ -78,24 +91,37 @@ impl Adapter {
             let (tensor, partner) = match (t.name.strip_suffix(A), t.name.strip_suffix(B)) {
                 (Some(tensor), _) => (tensor, format!("{tensor}{B}")),
                 (_, Some(tensor)) => (tensor, format!("{tensor}{A}")),
-                _ => return Err(AdapterError::UnknownTensor { name: t.name.clone() }),
+                _ => {
+                    return Err(AdapterError::UnknownTensor {
+                        name: t.name.clone(),
+                    });
+                }
             };
             let Some(sites) = by_tensor.get(tensor) else {
-                return Err(AdapterError::NoSuchMatrix { tensor: tensor.to_owned() });
+                return Err(AdapterError::NoSuchMatrix {
+                    tensor: tensor.to_owned(),
+                });
             };
             let Some(partner) = gguf.tensor(&partner) else {
                 return Err(AdapterError::Unpaired { missing: partner });
             };
             if t.name.ends_with(A) {
                 let terms = terms(gguf, &model.sites()[sites.clone()], t, partner)?;
-                sites.clone().zip(terms).for_each(|(site, term)| adapter.set_term(site, term));
+                sites
+                    .clone()
+                    .zip(terms)
+                    .for_each(|(site, term)| adapter.set_term(site, term));
             }
         }
-        if adapter.n_params() == 0 { Err(AdapterError::Empty) } else { Ok(adapter) }
+        if adapter.n_params() == 0 {
+            Err(AdapterError::Empty)
+        } else {
+            Ok(adapter)
+        }
     }
 
-    /// Saves the adapter, in full precision. The file gets its name only when it is complete on disk, and then replaces
-    /// an older one.
+    /// Saves the adapter, in full precision. The file gets its name only when it is complete on
+    /// disk, and then replaces an older one.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -123,19 +149,38 @@ impl Adapter {
         for sites in self.sites().chunk_by(|a, b| a.tensor == b.tensor) {
             let (site, terms) = (&sites[0], end..end + sites.len());
             end = terms.end;
-            let Some(rank) = terms.clone().find_map(|i| self.term(i)).map(Term::rank) else { continue };
+            let Some(rank) = terms.clone().find_map(|i| self.term(i)).map(Term::rank) else {
+                continue;
+            };
             let [dims_a, dims_b] = dims(site, rank, sites.len());
             for (suffix, dims, turned) in [(A, dims_a, site.is_embedding()), (B, dims_b, true)] {
                 let terms = terms.clone();
-                writer.tensor_with(format!("{}{suffix}", site.tensor), &dims, DType::F32, move |out| {
-                    let zeros = vec![0.0; rank * if suffix == A { site.n_in } else { site.n_out }];
-                    for i in terms {
-                        let rows = self.term(i).map_or(&*zeros, |t| if suffix == A { t.a() } else { t.b() });
-                        let rows = if turned { transpose(rows, rank).into() } else { Cow::Borrowed(rows) };
-                        out.write_all(&rows.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
-                    }
-                    Ok(())
-                });
+                writer.tensor_with(
+                    format!("{}{suffix}", site.tensor),
+                    &dims,
+                    DType::F32,
+                    move |out| {
+                        let zeros =
+                            vec![0.0; rank * if suffix == A { site.n_in } else { site.n_out }];
+                        for i in terms {
+                            let rows = self
+                                .term(i)
+                                .map_or(&*zeros, |t| if suffix == A { t.a() } else { t.b() });
+                            let rows = if turned {
+                                transpose(rows, rank).into()
+                            } else {
+                                Cow::Borrowed(rows)
+                            };
+                            out.write_all(
+                                &rows
+                                    .iter()
+                                    .flat_map(|x| x.to_le_bytes())
+                                    .collect::<Vec<u8>>(),
+                            )?;
+                        }
+                        Ok(())
+                    },
+                );
             }
         }
         writer
@@ -144,25 +189,44 @@ impl Adapter {
 
 /// Dimensions of `lora_a` and `lora_b`, in ggml's order (row length first).
 fn dims(site: &Site, rank: usize, n_expert: usize) -> [Vec<u64>; 2] {
-    let a = if site.is_embedding() { [rank, site.n_in, n_expert] } else { [site.n_in, rank, n_expert] };
+    let a = if site.is_embedding() {
+        [rank, site.n_in, n_expert]
+    } else {
+        [site.n_in, rank, n_expert]
+    };
     let b = [rank, site.n_out, n_expert];
     let n_dims = if site.expert.is_some() { 3 } else { 2 };
     [a, b].map(|dims| dims[..n_dims].iter().map(|&n| n as u64).collect())
 }
 
 /// Reads the terms of one tensor's sites.
-fn terms(gguf: &Gguf, sites: &[Site], a: &TensorInfo, b: &TensorInfo) -> Result<Vec<Term>, AdapterError> {
+fn terms(
+    gguf: &Gguf,
+    sites: &[Site],
+    a: &TensorInfo,
+    b: &TensorInfo,
+) -> Result<Vec<Term>, AdapterError> {
     let site = &sites[0];
     let max = max_rank(site);
-    // Narrow enough for both checks: the rank is bounded first, then all dimensions must agree with it.
+    // Narrow enough for both checks: the rank is bounded first, then all dimensions must agree with
+    // it.
     let rank = usize::try_from(b.dims[0]).unwrap_or(usize::MAX);
     if rank > max {
-        return Err(AdapterError::Rank { tensor: site.tensor.to_string(), rank, max });
+        return Err(AdapterError::Rank {
+            tensor: site.tensor.to_string(),
+            rank,
+            max,
+        });
     }
-    let significant = |dims: &[u64]| dims.len() - dims.iter().rev().take_while(|&&n| n == 1).count();
+    let significant =
+        |dims: &[u64]| dims.len() - dims.iter().rev().take_while(|&&n| n == 1).count();
     for (t, expected) in [a, b].into_iter().zip(dims(site, rank, sites.len())) {
         if t.dims[..significant(&t.dims)] != expected[..significant(&expected)] {
-            return Err(AdapterError::Shape { name: t.name.clone(), found: t.dims.clone(), expected });
+            return Err(AdapterError::Shape {
+                name: t.name.clone(),
+                found: t.dims.clone(),
+                expected,
+            });
         }
     }
     let (values_a, values_b) = (values(gguf, a)?, values(gguf, b)?);
@@ -173,7 +237,11 @@ fn terms(gguf: &Gguf, sites: &[Site], a: &TensorInfo, b: &TensorInfo) -> Result<
         _ => Factor::F32(values),
     };
     let term = |(of_a, of_b): (&[f32], &[f32])| {
-        let of_a = if site.is_embedding() { transpose(of_a, site.n_in) } else { of_a.to_vec() };
+        let of_a = if site.is_embedding() {
+            transpose(of_a, site.n_in)
+        } else {
+            of_a.to_vec()
+        };
         Term::of(rank, held(of_a, a), held(transpose(of_b, site.n_out), b))
     };
     Ok(of_a.zip(of_b).map(term).collect())
@@ -182,10 +250,16 @@ fn terms(gguf: &Gguf, sites: &[Site], a: &TensorInfo, b: &TensorInfo) -> Result<
 /// Reads all values of a tensor.
 fn values(gguf: &Gguf, t: &TensorInfo) -> Result<Vec<f32>, AdapterError> {
     let mut values = vec![0.0; t.n_elems() as usize];
-    dequantize_row(t.dtype, gguf.data(t), &mut values)
-        .map_err(|_| AdapterError::TensorType { name: t.name.clone(), found: t.dtype.to_string() })?;
+    dequantize_row(t.dtype, gguf.data(t), &mut values).map_err(|_| AdapterError::TensorType {
+        name: t.name.clone(),
+        found: t.dtype.to_string(),
+    })?;
     match values.iter().position(|x| !x.is_finite()) {
-        Some(index) => Err(AdapterError::NotFinite { name: t.name.clone(), index, value: values[index] }),
+        Some(index) => Err(AdapterError::NotFinite {
+            name: t.name.clone(),
+            index,
+            value: values[index],
+        }),
         None => Ok(values),
     }
 }
@@ -193,5 +267,7 @@ fn values(gguf: &Gguf, t: &TensorInfo) -> Result<Vec<f32>, AdapterError> {
 /// Transposes a matrix of `n_rows` rows.
 fn transpose(x: &[f32], n_rows: usize) -> Vec<f32> {
     let n_cols = x.len() / n_rows;
-    (0..x.len()).map(|i| x[i % n_rows * n_cols + i / n_rows]).collect()
+    (0..x.len())
+        .map(|i| x[i % n_rows * n_cols + i / n_rows])
+        .collect()
 }

@@ -14,54 +14,88 @@ use std::sync::Arc;
 /// Number of values converted between two calls of the progress function.
 const SLAB: usize = 1 << 22;
 
-/// Prepares a copy of the model's file, with weights `W + scale·ΔW` of all `adapters`. Changed tensors keep their type
-/// (quantised ones are quantised again), or take `dtype`; everything else is copied. A head that shares the embedding
-/// table becomes a tensor of its own if one of the two changes.
+/// Prepares a copy of the model's file, with weights `W + scale·ΔW` of all `adapters`. Changed
+/// tensors keep their type (quantised ones are quantised again), or take `dtype`; everything else
+/// is copied. A head that shares the embedding table becomes a tensor of its own if one of the two
+/// changes.
 ///
-/// While the file is written, `progress` is called with the number of values done, out of [`Model::n_params`] or
-/// slightly more, and returns whether to continue.
+/// While the file is written, `progress` is called with the number of values done, out of
+/// [`Model::n_params`] or slightly more, and returns whether to continue.
 ///
 /// # Errors
-/// If an adapter is for another model, or there is no quantiser for a type. Writing also fails if a weight is not
-/// finite.
+/// If an adapter is for another model, or there is no quantiser for a type. Writing also fails if a
+/// weight is not finite.
 pub fn merge<'a>(
     model: &'a Model,
     adapters: &[(Arc<Adapter>, f32)],
     dtype: Option<DType>,
     progress: &'a dyn Fn(u64) -> bool,
 ) -> Result<Writer<'a>, AdapterError> {
-    let adapters = adapters.iter().map(|(adapter, scale)| Attached::new(model, Arc::clone(adapter), *scale));
+    let adapters = adapters
+        .iter()
+        .map(|(adapter, scale)| Attached::new(model, Arc::clone(adapter), *scale));
     let adapters: Arc<[Attached]> = adapters.collect::<Result<_, _>>()?;
     let gguf = model.gguf();
     let by_tensor = sites_by_tensor(model.sites());
     let job = |name: &str, from: &'a TensorInfo| -> Result<Job<'a>, AdapterError> {
         let sites = by_tensor.get(name).cloned().unwrap_or_default();
-        let changes = sites.clone().any(|i| adapters.iter().any(|a| a.term(i).is_some()));
+        let changes = sites
+            .clone()
+            .any(|i| adapters.iter().any(|a| a.term(i).is_some()));
         let to = dtype.filter(|_| changes).unwrap_or(from.dtype);
         if changes {
-            let format = to.format().ok_or_else(|| QuantError::NotAWeight { dtype: to.to_string() })?;
+            let format = to.format().ok_or_else(|| QuantError::NotAWeight {
+                dtype: to.to_string(),
+            })?;
             if format.quantize.is_none() {
-                return Err(QuantError::ReadOnly { dtype: to.to_string() }.into());
+                return Err(QuantError::ReadOnly {
+                    dtype: to.to_string(),
+                }
+                .into());
             }
             if !from.dims[0].is_multiple_of(format.block_elems as u64) {
                 let (name, n) = (name.to_owned(), from.dims[0]);
-                return Err(AdapterError::RowLength { name, n, dtype: to.to_string(), block: format.block_elems });
+                return Err(AdapterError::RowLength {
+                    name,
+                    n,
+                    dtype: to.to_string(),
+                    block: format.block_elems,
+                });
             }
         }
-        Ok(Job { model, name: name.to_owned(), from, to, sites, adapters: changes.then(|| Arc::clone(&adapters)) })
+        Ok(Job {
+            model,
+            name: name.to_owned(),
+            from,
+            to,
+            sites,
+            adapters: changes.then(|| Arc::clone(&adapters)),
+        })
     };
-    let mut jobs = gguf.tensors().iter().map(|t| job(&t.name, t)).collect::<Result<Vec<_>, _>>()?;
+    let mut jobs = gguf
+        .tensors()
+        .iter()
+        .map(|t| job(&t.name, t))
+        .collect::<Result<Vec<_>, _>>()?;
     if gguf.tensor("output.weight").is_none()
         && let Some(table) = gguf.tensor("token_embd.weight")
     {
         let head = job("output.weight", table)?;
-        if head.adapters.is_some() || jobs.iter().any(|job| job.from == table && job.adapters.is_some()) {
+        if head.adapters.is_some()
+            || jobs
+                .iter()
+                .any(|job| job.from == table && job.adapters.is_some())
+        {
             jobs.push(head);
         }
     }
 
     let mut writer = Writer::new();
-    for (key, value) in gguf.metadata().iter().filter(|(key, _)| !key.starts_with("split.")) {
+    for (key, value) in gguf
+        .metadata()
+        .iter()
+        .filter(|(key, _)| !key.starts_with("split."))
+    {
         writer.metadata(key, value.clone());
     }
     let mut before = 0;
@@ -94,22 +128,37 @@ impl Job<'_> {
         let row_bytes = |dtype: DType| n / dtype.block().0 as usize * dtype.block().1 as usize;
         let (from_bytes, to_bytes) = (row_bytes(self.from.dtype), row_bytes(self.to));
         let slab_rows = (SLAB / n).max(1);
-        let mut merged = vec![0; if self.adapters.is_some() { slab_rows * to_bytes } else { 0 }];
+        let mut merged = vec![
+            0;
+            if self.adapters.is_some() {
+                slab_rows * to_bytes
+            } else {
+                0
+            }
+        ];
         for (i, slab) in data.chunks(slab_rows * from_bytes).enumerate() {
             let first = i * slab_rows;
             let n_rows = slab.len() / from_bytes;
             if let Some(adapters) = &self.adapters {
                 let merged = &mut merged[..n_rows * to_bytes];
-                let rows = slab.par_chunks_exact(from_bytes).zip(merged.par_chunks_exact_mut(to_bytes));
+                let rows = slab
+                    .par_chunks_exact(from_bytes)
+                    .zip(merged.par_chunks_exact_mut(to_bytes));
                 rows.enumerate().try_for_each_init(
                     || vec![0.0; n],
                     |values, (r, (from, to))| {
-                        let converted = dequantize_row(self.from.dtype, from, values).and_then(|()| {
-                            self.change(adapters, first + r, values);
-                            quantize_row(self.to, values, None, to)
-                        });
-                        converted
-                            .map_err(|e| io::Error::other(format!("tensor {:?}, row {}: {e}", self.name, first + r)))
+                        let converted =
+                            dequantize_row(self.from.dtype, from, values).and_then(|()| {
+                                self.change(adapters, first + r, values);
+                                quantize_row(self.to, values, None, to)
+                            });
+                        converted.map_err(|e| {
+                            io::Error::other(format!(
+                                "tensor {:?}, row {}: {e}",
+                                self.name,
+                                first + r
+                            ))
+                        })
                     },
                 )?;
                 out.write_all(merged)?;
@@ -127,11 +176,17 @@ impl Job<'_> {
     fn change(&self, adapters: &[Attached], r: usize, values: &mut [f32]) {
         let sites = &self.model.sites()[self.sites.clone()];
         // The rows of the embedding table are its inputs.
-        let n_rows = if sites[0].is_embedding() { sites[0].n_in } else { sites[0].n_out };
+        let n_rows = if sites[0].is_embedding() {
+            sites[0].n_in
+        } else {
+            sites[0].n_out
+        };
         let (e, r) = (r / n_rows, r % n_rows);
         for (term, factor) in adapters.iter().filter_map(|a| a.term(self.sites.start + e)) {
             for (column, row) in rank_ones(&sites[e], term) {
-                self.model.arch().add_scaled(values, row, factor * column[r]);
+                self.model
+                    .arch()
+                    .add_scaled(values, row, factor * column[r]);
             }
         }
     }
@@ -140,6 +195,9 @@ impl Job<'_> {
 /// Pairs of column and row whose outer products add up to the change of a tensor.
 fn rank_ones<'t>(site: &Site, term: &'t Term) -> impl Iterator<Item = (&'t [f32], &'t [f32])> {
     let is_embedding = site.is_embedding();
-    let pairs = term.a().chunks_exact(site.n_in).zip(term.b().chunks_exact(site.n_out));
+    let pairs = term
+        .a()
+        .chunks_exact(site.n_in)
+        .zip(term.b().chunks_exact(site.n_out));
     pairs.map(move |(a, b)| if is_embedding { (a, b) } else { (b, a) })
 }

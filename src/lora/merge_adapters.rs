@@ -1,7 +1,8 @@
 //! Merging adapters into one.
 //!
-//! Adapters are merged by what they change, `ΔW = s·B·A`: the mean of two factors' products is not the product of their
-//! means. So the result of every method is a matrix, whose truncated singular value decomposition is the merged term.
+//! Adapters are merged by what they change, `ΔW = s·B·A`: the mean of two factors' products is not
+//! the product of their means. So the result of every method is a matrix, whose truncated singular
+//! value decomposition is the merged term.
 
 use super::adapter::{Adapter, Term, uniform};
 use super::svd::{Rows, truncate, truncate_dense};
@@ -19,14 +20,15 @@ pub enum MergeMethod {
     TaskArithmetic,
     /// The weighted sum, of the largest rank of the adapters unless another is given.
     Svd,
-    /// Spherical interpolation between two adapters, at `w₂ / (w₁ + w₂)` of the angle between their changes (Shoemake
-    /// 1985); a straight line where they have no angle.
+    /// Spherical interpolation between two adapters, at `w₂ / (w₁ + w₂)` of the angle between their
+    /// changes (Shoemake 1985); a straight line where they have no angle.
     Slerp,
-    /// Values below the quantile [`MergeOptions::density`] of each change become zero; each value then has the sign that
-    /// the sum of the changes has, and is the mean of `wᵢ·ΔWᵢ` over the adapters that have that sign (arXiv 2306.01708).
+    /// Values below the quantile [`MergeOptions::density`] of each change become zero; each value
+    /// then has the sign that the sum of the changes has, and is the mean of `wᵢ·ΔWᵢ` over the
+    /// adapters that have that sign (arXiv 2306.01708).
     Ties,
-    /// The weighted sum of changes whose values were set to zero at random, all but [`MergeOptions::density`] of them, and
-    /// enlarged by the inverse (arXiv 2311.03099).
+    /// The weighted sum of changes whose values were set to zero at random, all but
+    /// [`MergeOptions::density`] of them, and enlarged by the inverse (arXiv 2311.03099).
     Dare,
 }
 
@@ -47,11 +49,12 @@ impl MergeMethod {
 pub struct MergeOptions {
     /// How changes are merged. Default [`MergeMethod::TaskArithmetic`].
     pub method: MergeMethod,
-    /// Rank of the result, where a matrix is large enough. Default: the sum of the adapters' ranks, so that nothing is
-    /// lost by the methods that add changes up; their largest for [`MergeMethod::Svd`].
+    /// Rank of the result, where a matrix is large enough. Default: the sum of the adapters'
+    /// ranks, so that nothing is lost by the methods that add changes up; their largest for
+    /// [`MergeMethod::Svd`].
     pub rank: Option<usize>,
-    /// Fraction of the values that [`MergeMethod::Ties`] and [`MergeMethod::Dare`] keep, above 0 and at most 1. Default
-    /// 0.5.
+    /// Fraction of the values that [`MergeMethod::Ties`] and [`MergeMethod::Dare`] keep, above 0
+    /// and at most 1. Default 0.5.
     pub density: f64,
     /// Seed of [`MergeMethod::Dare`]. Default 1.
     pub seed: u64,
@@ -59,35 +62,63 @@ pub struct MergeOptions {
 
 impl Default for MergeOptions {
     fn default() -> Self {
-        MergeOptions { method: MergeMethod::TaskArithmetic, rank: None, density: 0.5, seed: 1 }
+        MergeOptions {
+            method: MergeMethod::TaskArithmetic,
+            rank: None,
+            density: 0.5,
+            seed: 1,
+        }
     }
 }
 
-/// Merges adapters of one model, each with a weight, into one that changes every matrix that one of them changes.
+/// Merges adapters of one model, each with a weight, into one that changes every matrix that one of
+/// them changes.
 ///
-/// Sums are in `f64`. Methods that add changes up never expand them; [`MergeMethod::Ties`] and [`MergeMethod::Dare`] need
-/// the memory of two dense `f32` matrices of the size of the largest one that is changed. Results do not depend on the
-/// number of threads.
+/// Sums are in `f64`. Methods that add changes up never expand them; [`MergeMethod::Ties`] and
+/// [`MergeMethod::Dare`] need the memory of two dense `f32` matrices of the size of the largest one
+/// that is changed. Results do not depend on the number of threads.
 ///
 /// # Errors
-/// If there is no adapter, they are for different models, an option or a weight is invalid, or the merged values exceed
-/// `f32`.
-pub fn merge_adapters(adapters: &[(&Adapter, f32)], options: &MergeOptions) -> Result<Adapter, AdapterError> {
-    let Some((first, _)) = adapters.first() else { return Err(AdapterError::Empty) };
-    let invalid = |option, value, expected| AdapterError::Merge { option, value, expected };
+/// If there is no adapter, they are for different models, an option or a weight is invalid, or the
+/// merged values exceed `f32`.
+pub fn merge_adapters(
+    adapters: &[(&Adapter, f32)],
+    options: &MergeOptions,
+) -> Result<Adapter, AdapterError> {
+    let Some((first, _)) = adapters.first() else {
+        return Err(AdapterError::Empty);
+    };
+    let invalid = |option, value, expected| AdapterError::Merge {
+        option,
+        value,
+        expected,
+    };
     for (adapter, weight) in adapters {
         first.check_same(adapter)?;
         if !weight.is_finite() {
             return Err(invalid("a weight", f64::from(*weight), "a finite number"));
         }
     }
-    let MergeOptions { method, rank, density, seed } = *options;
+    let MergeOptions {
+        method,
+        rank,
+        density,
+        seed,
+    } = *options;
     let total: f64 = adapters.iter().map(|(_, w)| f64::from(*w)).sum();
     if matches!(method, MergeMethod::Linear | MergeMethod::Slerp) && total.abs() < 1e-6 {
-        return Err(invalid("the sum of the weights", total, "another number than 0, by which it is divided"));
+        return Err(invalid(
+            "the sum of the weights",
+            total,
+            "another number than 0, by which it is divided",
+        ));
     }
     if method == MergeMethod::Slerp && adapters.len() != 2 {
-        return Err(invalid("the number of adapters", adapters.len() as f64, "2 for slerp"));
+        return Err(invalid(
+            "the number of adapters",
+            adapters.len() as f64,
+            "2 for slerp",
+        ));
     }
     if !(density > 0.0 && density <= 1.0) {
         return Err(invalid("the density", density, "above 0, at most 1"));
@@ -103,9 +134,19 @@ pub fn merge_adapters(adapters: &[(&Adapter, f32)], options: &MergeOptions) -> R
         let range = begin..begin + tensor.len();
         begin = range.end;
         // Terms of one tensor are stacked in files, so they have one rank.
-        let ranks = adapters.iter().map(|(a, _)| range.clone().filter_map(|i| a.term(i)).map(Term::rank).max());
+        let ranks = adapters.iter().map(|(a, _)| {
+            range
+                .clone()
+                .filter_map(|i| a.term(i))
+                .map(Term::rank)
+                .max()
+        });
         let ranks = ranks.map(Option::unwrap_or_default);
-        let most = if method == MergeMethod::Svd { ranks.max().unwrap_or(0) } else { ranks.sum() };
+        let most = if method == MergeMethod::Svd {
+            ranks.max().unwrap_or(0)
+        } else {
+            ranks.sum()
+        };
         if most == 0 {
             continue;
         }
@@ -117,10 +158,16 @@ pub fn merge_adapters(adapters: &[(&Adapter, f32)], options: &MergeOptions) -> R
                 continue;
             }
             let term = match method {
-                MergeMethod::Ties => truncate_dense(&ties(&changes, site, density), site.n_in, rank),
-                MergeMethod::Dare => truncate_dense(&dare(&changes, site, density, seed, i), site.n_in, rank),
+                MergeMethod::Ties => {
+                    truncate_dense(&ties(&changes, site, density), site.n_in, rank)
+                }
+                MergeMethod::Dare => {
+                    truncate_dense(&dare(&changes, site, density, seed, i), site.n_in, rank)
+                }
                 MergeMethod::Linear => sum(&changes, site, rank, |c| c.weight / total),
-                MergeMethod::TaskArithmetic | MergeMethod::Svd => sum(&changes, site, rank, |c| c.weight),
+                MergeMethod::TaskArithmetic | MergeMethod::Svd => {
+                    sum(&changes, site, rank, |c| c.weight)
+                }
                 MergeMethod::Slerp => {
                     let factors = slerp(&changes, f64::from(adapters[1].1) / total);
                     sum(&changes, site, rank, |c| factors[c.adapter])
@@ -129,7 +176,11 @@ pub fn merge_adapters(adapters: &[(&Adapter, f32)], options: &MergeOptions) -> R
             let values = || term.a().iter().chain(term.b());
             if let Some(index) = values().position(|x| !x.is_finite()) {
                 let value = values().nth(index).copied().unwrap_or(f32::NAN);
-                return Err(AdapterError::NotFinite { name: site.tensor.to_string(), index, value });
+                return Err(AdapterError::NotFinite {
+                    name: site.tensor.to_string(),
+                    index,
+                    value,
+                });
             }
             merged.set_term(i, term);
         }
@@ -151,7 +202,12 @@ impl<'t> Change<'t> {
     fn all(adapters: &'t [(&Adapter, f32)], site: usize) -> Vec<Change<'t>> {
         let change = |(adapter, (a, weight)): (usize, &'t (&Adapter, f32))| {
             let term = a.term(site)?;
-            Some(Change { adapter, weight: f64::from(*weight), scale: f64::from(a.scale(term)), term })
+            Some(Change {
+                adapter,
+                weight: f64::from(*weight),
+                scale: f64::from(a.scale(term)),
+                term,
+            })
         };
         adapters.iter().enumerate().filter_map(change).collect()
     }
@@ -159,16 +215,28 @@ impl<'t> Change<'t> {
     /// Row `r` of `s·B·A`, not weighted.
     fn row(&self, site: &Site, r: usize) -> Vec<f64> {
         let mut row = vec![0.0; site.n_in];
-        for (a, b) in self.term.a().chunks_exact(site.n_in).zip(self.term.b().chunks_exact(site.n_out)) {
+        for (a, b) in self
+            .term
+            .a()
+            .chunks_exact(site.n_in)
+            .zip(self.term.b().chunks_exact(site.n_out))
+        {
             let factor = self.scale * f64::from(b[r]);
-            row.iter_mut().zip(a).for_each(|(x, a)| *x += factor * f64::from(*a));
+            row.iter_mut()
+                .zip(a)
+                .for_each(|(x, a)| *x += factor * f64::from(*a));
         }
         row
     }
 }
 
 /// `Σ factor·ΔW` of rank `rank`.
-fn sum(changes: &[Change<'_>], site: &Site, rank: usize, factor: impl Fn(&Change<'_>) -> f64) -> Term {
+fn sum(
+    changes: &[Change<'_>],
+    site: &Site,
+    rank: usize,
+    factor: impl Fn(&Change<'_>) -> f64,
+) -> Term {
     let (mut a, mut b) = (Rows::new(site.n_in), Rows::new(site.n_out));
     for change in changes {
         let factor = factor(change) * change.scale;
@@ -188,16 +256,30 @@ fn slerp(changes: &[Change<'_>], t: f64) -> [f64; 2] {
     let [x, y] = changes else { return line };
     let (xx, yy, xy) = (inner(x, x), inner(y, y), inner(x, y));
     let angle = (xy / (xx * yy).sqrt()).clamp(-1.0, 1.0).acos();
-    // Opposite changes have no shortest arc, parallel ones none that differs from the line, zeros no angle.
+    // Opposite changes have no shortest arc, parallel ones none that differs from the line, zeros
+    // no angle.
     let has_arc = angle.sin() > 1e-3;
-    if has_arc { [(1.0 - t) * angle, t * angle].map(|part| part.sin() / angle.sin()) } else { line }
+    if has_arc {
+        [(1.0 - t) * angle, t * angle].map(|part| part.sin() / angle.sin())
+    } else {
+        line
+    }
 }
 
 /// Inner product of two changes as vectors: `tr(ΔW₁ᵀ·ΔW₂)`.
 fn inner(x: &Change<'_>, y: &Change<'_>) -> f64 {
     let dots = |x: &[f32], y: &[f32], n: usize| -> Vec<f64> {
-        let pairs = x.chunks_exact(n).flat_map(|x| y.chunks_exact(n).map(move |y| (x, y)));
-        pairs.map(|(x, y)| x.iter().zip(y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()).collect()
+        let pairs = x
+            .chunks_exact(n)
+            .flat_map(|x| y.chunks_exact(n).map(move |y| (x, y)));
+        pairs
+            .map(|(x, y)| {
+                x.iter()
+                    .zip(y)
+                    .map(|(x, y)| f64::from(*x) * f64::from(*y))
+                    .sum()
+            })
+            .collect()
     };
     let (tx, ty) = (x.term, y.term);
     let a = dots(tx.a(), ty.a(), tx.a().len() / tx.rank());
@@ -213,46 +295,68 @@ fn ties(changes: &[Change<'_>], site: &Site, density: f64) -> Vec<f32> {
         .iter()
         .map(|change| {
             let mut all: Vec<f32> = vec![0.0; n];
-            all.par_chunks_exact_mut(site.n_in).enumerate().for_each(|(r, to)| {
-                to.iter_mut().zip(change.row(site, r)).for_each(|(to, x)| *to = x.abs() as f32);
-            });
+            all.par_chunks_exact_mut(site.n_in)
+                .enumerate()
+                .for_each(|(r, to)| {
+                    to.iter_mut()
+                        .zip(change.row(site, r))
+                        .for_each(|(to, x)| *to = x.abs() as f32);
+                });
             f64::from(*all.select_nth_unstable_by(n - n_kept, f32::total_cmp).1)
         })
         .collect();
     let mut merged = vec![0.0; n];
-    merged.par_chunks_exact_mut(site.n_in).enumerate().for_each(|(r, to)| {
-        let mut rows: Vec<Vec<f64>> = changes.iter().map(|change| change.row(site, r)).collect();
-        for (row, &least) in rows.iter_mut().zip(&least) {
-            row.iter_mut().filter(|x| f64::from(x.abs() as f32) < least).for_each(|x| *x = 0.0);
-        }
-        for (c, to) in to.iter_mut().enumerate() {
-            let elected: f64 = rows.iter().map(|row| row[c]).sum();
-            let agree = changes.iter().zip(&rows).map(|(change, row)| (change.weight, row[c]));
-            let agree = agree.filter(|(_, x)| *x != 0.0 && (*x > 0.0) == (elected >= 0.0));
-            let (sum, n) = agree.fold((0.0, 0), |(sum, n), (w, x)| (sum + w * x, n + 1));
-            *to = if n == 0 { 0.0 } else { (sum / f64::from(n)) as f32 };
-        }
-    });
+    merged
+        .par_chunks_exact_mut(site.n_in)
+        .enumerate()
+        .for_each(|(r, to)| {
+            let mut rows: Vec<Vec<f64>> =
+                changes.iter().map(|change| change.row(site, r)).collect();
+            for (row, &least) in rows.iter_mut().zip(&least) {
+                row.iter_mut()
+                    .filter(|x| f64::from(x.abs() as f32) < least)
+                    .for_each(|x| *x = 0.0);
+            }
+            for (c, to) in to.iter_mut().enumerate() {
+                let elected: f64 = rows.iter().map(|row| row[c]).sum();
+                let agree = changes
+                    .iter()
+                    .zip(&rows)
+                    .map(|(change, row)| (change.weight, row[c]));
+                let agree = agree.filter(|(_, x)| *x != 0.0 && (*x > 0.0) == (elected >= 0.0));
+                let (sum, n) = agree.fold((0.0, 0), |(sum, n), (w, x)| (sum + w * x, n + 1));
+                *to = if n == 0 {
+                    0.0
+                } else {
+                    (sum / f64::from(n)) as f32
+                };
+            }
+        });
     merged
 }
 
 fn dare(changes: &[Change<'_>], site: &Site, density: f64, seed: u64, index: usize) -> Vec<f32> {
     let mut merged = vec![0.0; site.n_in * site.n_out];
-    merged.par_chunks_exact_mut(site.n_in).enumerate().for_each(|(r, to)| {
-        let mut sum = vec![0.0; site.n_in];
-        for change in changes {
-            // Every row of every change has random numbers of its own.
-            let mut rng = seed;
-            for part in [change.adapter, index, r] {
-                rng = (rng ^ part as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(31);
+    merged
+        .par_chunks_exact_mut(site.n_in)
+        .enumerate()
+        .for_each(|(r, to)| {
+            let mut sum = vec![0.0; site.n_in];
+            for change in changes {
+                // Every row of every change has random numbers of its own.
+                let mut rng = seed;
+                for part in [change.adapter, index, r] {
+                    rng = (rng ^ part as u64)
+                        .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+                        .rotate_left(31);
+                }
+                let factor = change.weight / density;
+                for (sum, x) in sum.iter_mut().zip(change.row(site, r)) {
+                    let is_kept = f64::from(uniform(&mut rng) + 1.0) < 2.0 * density;
+                    *sum += if is_kept { factor * x } else { 0.0 };
+                }
             }
-            let factor = change.weight / density;
-            for (sum, x) in sum.iter_mut().zip(change.row(site, r)) {
-                let is_kept = f64::from(uniform(&mut rng) + 1.0) < 2.0 * density;
-                *sum += if is_kept { factor * x } else { 0.0 };
-            }
-        }
-        to.iter_mut().zip(sum).for_each(|(to, x)| *to = x as f32);
-    });
+            to.iter_mut().zip(sum).for_each(|(to, x)| *to = x as f32);
+        });
     merged
 }

@@ -1,11 +1,11 @@
 //! Low-rank adapters (LoRA, arXiv 2106.09685): small matrices that change a frozen model.
 //!
-//! An adapter adds `s·B·A` to matrices of a model, with `A: (rank, n_in)`, `B: (n_out, rank)` and a small rank. The
-//! weights stay as they are, quantised and shared: `y = W·x + s·B·(A·x)`. An [`Adapter`] belongs to the
-//! [sites](Model::sites) of a model; sessions attach any number of them.
+//! An adapter adds `s·B·A` to matrices of a model, with `A: (rank, n_in)`, `B: (n_out, rank)` and a
+//! small rank. The weights stay as they are, quantised and shared: `y = W·x + s·B·(A·x)`. An
+//! [`Adapter`] belongs to the [sites](Model::sites) of a model; sessions attach any number of them.
 //!
-//! This module has data structures and arithmetic on slices. Everything that needs a forward pass is in
-//! [`exec`](crate::exec).
+//! This module has data structures and arithmetic on slices. Everything that needs a forward pass
+//! is in [`exec`](crate::exec).
 //!
 //! ```
 //! use ruvllm::{Model, lora::Adapter};

@@ -4,7 +4,8 @@ use super::{Adapter, Gradients, Term};
 
 /// Updates an adapter from gradients.
 pub trait Optimiser {
-    /// Takes one step against `gradients`, which must belong to `adapter`; terms without a gradient stay unchanged.
+    /// Takes one step against `gradients`, which must belong to `adapter`; terms without a gradient
+    /// stay unchanged.
     fn step(&mut self, adapter: &mut Adapter, gradients: &Gradients);
 }
 
@@ -36,40 +37,57 @@ pub struct Sgd {
 const DAMPING: (f64, f64) = (1e-2, 1e-8);
 
 impl Sgd {
-    /// Rate 0.01, steps of at most 0.05, no decay: on the shipped model, chunks of 128 tokens of other text are learnt
-    /// about equally well at a third and at three times that rate. `norms` are the norms of the matrices, as estimated
+    /// Rate 0.01, steps of at most 0.05, no decay: on the shipped model, chunks of 128 tokens of
+    /// other text are learnt about equally well at a third and at three times that rate.
+    /// `norms` are the norms of the matrices, as estimated
     /// by [`Model::site_norms`](crate::Model::site_norms).
     pub fn new(norms: Vec<f32>) -> Sgd {
         let seen = vec![(0.0, 0); norms.len()];
-        Sgd { rate: 0.01, clip: 0.05, decay: 0.0, norms, seen }
+        Sgd {
+            rate: 0.01,
+            clip: 0.05,
+            decay: 0.0,
+            norms,
+            seen,
+        }
     }
 }
 
 impl Optimiser for Sgd {
     fn step(&mut self, adapter: &mut Adapter, gradients: &Gradients) {
-        gradients.terms().for_each(|(site, _)| self.step_at(site, adapter, gradients));
+        gradients
+            .terms()
+            .for_each(|(site, _)| self.step_at(site, adapter, gradients));
     }
 }
 
 impl Sgd {
     /// The part of [`Optimiser::step`] that changes one term.
     pub(crate) fn step_at(&mut self, site: usize, adapter: &mut Adapter, gradients: &Gradients) {
-        let Some(gradient) = gradients.term(site) else { return };
-        let (Some(&norm), Some(term)) = (self.norms.get(site), adapter.term(site)) else { return };
+        let Some(gradient) = gradients.term(site) else {
+            return;
+        };
+        let (Some(&norm), Some(term)) = (self.norms.get(site), adapter.term(site)) else {
+            return;
+        };
         let s = f64::from(adapter.scale(term));
         let (mut a, mut b) = (gradient.a().to_vec(), gradient.b().to_vec());
         precondition(&mut a, term.b(), term.rank());
         precondition(&mut b, term.a(), term.rank());
         // First-order change of ΔW, the sum of both factors' parts.
-        let length = s.abs() * (product_norm(&a, term.b(), term.rank()) + product_norm(term.a(), &b, term.rank()));
+        let length = s.abs()
+            * (product_norm(&a, term.b(), term.rank()) + product_norm(term.a(), &b, term.rank()));
         if !(length.is_finite() && length > 0.0 && norm.is_finite()) {
             return;
         }
         let (squares, n) = &mut self.seen[site];
         (*squares, *n) = (*squares + length * length, *n + 1);
         let rms = (*squares / f64::from(*n)).sqrt();
-        let step = (f64::from(self.rate) / rms).min(f64::from(self.clip) / length) * f64::from(norm);
-        let Some(term) = adapter.term_mut(site) else { return };
+        let step =
+            (f64::from(self.rate) / rms).min(f64::from(self.clip) / length) * f64::from(norm);
+        let Some(term) = adapter.term_mut(site) else {
+            return;
+        };
         let keep = 1.0 - self.decay;
         let (old_a, old_b) = term.parts_mut();
         for (old, new) in old_a.iter_mut().zip(&a).chain(old_b.iter_mut().zip(&b)) {
@@ -79,7 +97,8 @@ impl Sgd {
     }
 }
 
-/// Adam (Kingma & Ba, arXiv 1412.6980) with decoupled weight decay (arXiv 1711.05101), for many steps on the same text.
+/// Adam (Kingma & Ba, arXiv 1412.6980) with decoupled weight decay (arXiv 1711.05101), for many
+/// steps on the same text.
 #[derive(Clone, Debug)]
 pub struct Adam {
     /// Learning rate: the largest step of a value.
@@ -98,16 +117,28 @@ pub struct Adam {
 impl Adam {
     /// Rate 0.003, betas 0.9 and 0.99, no decay.
     pub fn new() -> Adam {
-        Adam { rate: 3e-3, betas: (0.9, 0.99), eps: 1e-8, decay: 0.0, steps: 0, moments: Vec::new() }
+        Adam {
+            rate: 3e-3,
+            betas: (0.9, 0.99),
+            eps: 1e-8,
+            decay: 0.0,
+            steps: 0,
+            moments: Vec::new(),
+        }
     }
 
-    /// The means of the gradient and of its square, site by site, `A` before `B`; empty before the first step.
+    /// The means of the gradient and of its square, site by site, `A` before `B`; empty before the
+    /// first step.
     pub(crate) fn moments(&self) -> [Vec<f32>; 2] {
         let all = || self.moments.iter().flatten();
-        [all().flat_map(|(mean, _)| mean).copied().collect(), all().flat_map(|(_, square)| square).copied().collect()]
+        [
+            all().flat_map(|(mean, _)| mean).copied().collect(),
+            all().flat_map(|(_, square)| square).copied().collect(),
+        ]
     }
 
-    /// Continues after `steps` steps from what [`Adam::moments`] returned, for gradients of the same terms.
+    /// Continues after `steps` steps from what [`Adam::moments`] returned, for gradients of the
+    /// same terms.
     pub(crate) fn restore(&mut self, gradients: &Gradients, steps: usize, moments: &[Vec<f32>; 2]) {
         self.steps = i32::try_from(steps).unwrap_or(i32::MAX);
         self.moments = vec![None; gradients.sites().len()];
@@ -115,7 +146,10 @@ impl Adam {
         for (site, term) in gradients.terms().filter(|_| steps > 0) {
             let range = start..start + term.a().len() + term.b().len();
             start = range.end;
-            self.moments[site] = Some((moments[0][range.clone()].to_vec(), moments[1][range].to_vec()));
+            self.moments[site] = Some((
+                moments[0][range.clone()].to_vec(),
+                moments[1][range].to_vec(),
+            ));
         }
     }
 }
@@ -133,11 +167,17 @@ impl Optimiser for Adam {
         let (b1, b2) = self.betas;
         let bias = (1.0 - b1.powi(self.steps), 1.0 - b2.powi(self.steps));
         for (site, gradient) in gradients.terms() {
-            let Some(term) = adapter.term_mut(site) else { continue };
+            let Some(term) = adapter.term_mut(site) else {
+                continue;
+            };
             let n = gradient.a().len() + gradient.b().len();
-            let (mean, square) = self.moments[site].get_or_insert_with(|| (vec![0.0; n], vec![0.0; n]));
+            let (mean, square) =
+                self.moments[site].get_or_insert_with(|| (vec![0.0; n], vec![0.0; n]));
             let (a, b) = term.parts_mut();
-            let values = a.iter_mut().chain(b).zip(gradient.a().iter().chain(gradient.b()));
+            let values = a
+                .iter_mut()
+                .chain(b)
+                .zip(gradient.a().iter().chain(gradient.b()));
             for ((value, &g), (m, v)) in values.zip(mean.iter_mut().zip(square)) {
                 if !(g * g).is_finite() {
                     continue;
@@ -170,7 +210,9 @@ fn precondition(g: &mut [f32], f: &[f32], rank: usize) {
             column[i] = (column[i] - done) / factor[i * rank + i];
         }
         for i in (0..rank).rev() {
-            let done: f64 = (i + 1..rank).map(|j| factor[j * rank + i] * column[j]).sum();
+            let done: f64 = (i + 1..rank)
+                .map(|j| factor[j * rank + i] * column[j])
+                .sum();
             column[i] = (column[i] - done) / factor[i * rank + i];
         }
         for (i, x) in column.iter().enumerate() {
@@ -181,9 +223,16 @@ fn precondition(g: &mut [f32], f: &[f32], rank: usize) {
 
 /// Gram matrix `X·Yᵀ` of matrices with `rank` rows.
 fn gram(x: &[f32], y: &[f32], rank: usize) -> Vec<f64> {
-    let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum();
+    let dot = |x: &[f32], y: &[f32]| {
+        x.iter()
+            .zip(y)
+            .map(|(x, y)| f64::from(*x) * f64::from(*y))
+            .sum()
+    };
     let rows = |z: &[f32], i: usize| i * (z.len() / rank)..(i + 1) * (z.len() / rank);
-    (0..rank * rank).map(|ij| dot(&x[rows(x, ij / rank)], &y[rows(y, ij % rank)])).collect()
+    (0..rank * rank)
+        .map(|ij| dot(&x[rows(x, ij / rank)], &y[rows(y, ij % rank)]))
+        .collect()
 }
 
 /// Cholesky factor: the lower triangle `L` with `L·Lᵀ = M`, for a positive definite `M`.
@@ -192,16 +241,26 @@ fn cholesky(mut m: Vec<f64>, n: usize) -> Vec<f64> {
         for j in 0..=i {
             let done: f64 = (0..j).map(|k| m[i * n + k] * m[j * n + k]).sum();
             let rest = m[i * n + j] - done;
-            m[i * n + j] = if i == j { rest.max(f64::MIN_POSITIVE).sqrt() } else { rest / m[j * n + j] };
+            m[i * n + j] = if i == j {
+                rest.max(f64::MIN_POSITIVE).sqrt()
+            } else {
+                rest / m[j * n + j]
+            };
         }
     }
     m
 }
 
-/// Frobenius norm `‖Bᵀ·A‖` of matrices with `rank` rows, from their Gram matrices: `tr((A·Aᵀ)(B·Bᵀ))`.
+/// Frobenius norm `‖Bᵀ·A‖` of matrices with `rank` rows, from their Gram matrices:
+/// `tr((A·Aᵀ)(B·Bᵀ))`.
 fn product_norm(a: &[f32], b: &[f32], rank: usize) -> f64 {
     let (a, b) = (gram(a, a, rank), gram(b, b, rank));
-    a.iter().zip(&b).map(|(a, b)| a * b).sum::<f64>().max(0.0).sqrt()
+    a.iter()
+        .zip(&b)
+        .map(|(a, b)| a * b)
+        .sum::<f64>()
+        .max(0.0)
+        .sqrt()
 }
 
 /// Frobenius norm `‖ΔW‖` of a term, not yet scaled.
@@ -227,7 +286,9 @@ mod tests {
         let mut squares = 0.0;
         for r in 0..5 {
             for c in 0..7 {
-                let value: f64 = (0..rank).map(|j| f64::from(b[j * 5 + r]) * f64::from(a[j * 7 + c])).sum();
+                let value: f64 = (0..rank)
+                    .map(|j| f64::from(b[j * 5 + r]) * f64::from(a[j * 7 + c]))
+                    .sum();
                 squares += value * value;
             }
         }
@@ -242,7 +303,11 @@ mod tests {
         (0..rank).for_each(|i| m[i * rank + i] += DAMPING.0 * diagonal + DAMPING.1);
         // g = M·x
         let mut g: Vec<f32> = (0..rank * 4)
-            .map(|ic| (0..rank).map(|j| m[ic / 4 * rank + j] * f64::from(x[j * 4 + ic % 4])).sum::<f64>() as f32)
+            .map(|ic| {
+                (0..rank)
+                    .map(|j| m[ic / 4 * rank + j] * f64::from(x[j * 4 + ic % 4]))
+                    .sum::<f64>() as f32
+            })
             .collect();
         precondition(&mut g, &f, rank);
         // The Gram matrix of noise is well conditioned: rounding of `g` grows less than tenfold.

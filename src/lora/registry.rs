@@ -6,11 +6,13 @@ use crate::model::Model;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Adapters of one model by name. A file is read when its adapter is first asked for; when the adapters in memory take
-/// more than the budget, those that were asked for least recently go, and are read again when they are asked for again.
+/// Adapters of one model by name. A file is read when its adapter is first asked for; when the
+/// adapters in memory take more than the budget, those that were asked for least recently go, and
+/// are read again when they are asked for again.
 ///
-/// Whoever got an adapter keeps it: a request is computed to its end with what it began with, whether the name was given
-/// another file meanwhile, or the adapter had to go. The budget is for what the registry itself holds.
+/// Whoever got an adapter keeps it: a request is computed to its end with what it began with,
+/// whether the name was given another file meanwhile, or the adapter had to go. The budget is for
+/// what the registry itself holds.
 ///
 /// ```
 /// use ruvllm::{Model, lora::{Adapter, AdapterRegistry}};
@@ -52,7 +54,11 @@ impl Entry {
 impl AdapterRegistry {
     /// A registry that holds at most `budget` bytes of adapters of `model`.
     pub fn new(model: &Model, budget: u64) -> AdapterRegistry {
-        AdapterRegistry { model: model.clone(), budget, entries: Mutex::default() }
+        AdapterRegistry {
+            model: model.clone(),
+            budget,
+            entries: Mutex::default(),
+        }
     }
 
     /// Names the adapter in a file, instead of what had this name. Nothing is read yet.
@@ -60,7 +66,11 @@ impl AdapterRegistry {
         let (name, path) = (name.into(), path.as_ref().to_owned());
         let mut entries = self.lock();
         entries.retain(|entry| entry.name != name);
-        entries.push(Entry { name, path, adapter: None });
+        entries.push(Entry {
+            name,
+            path,
+            adapter: None,
+        });
     }
 
     /// Forgets a name; whether it was known.
@@ -74,12 +84,14 @@ impl AdapterRegistry {
     /// The adapter with this name. Waits while another one is read.
     ///
     /// # Errors
-    /// [`AdapterError::UnknownName`]; [`AdapterError::OverBudget`] if it is larger than the whole budget; or as
-    /// [`Adapter::open`].
+    /// [`AdapterError::UnknownName`]; [`AdapterError::OverBudget`] if it is larger than the whole
+    /// budget; or as [`Adapter::open`].
     pub fn get(&self, name: &str) -> Result<Arc<Adapter>, AdapterError> {
         let mut entries = self.lock();
         let Some(i) = entries.iter().position(|entry| entry.name == name) else {
-            return Err(AdapterError::UnknownName { name: name.to_owned() });
+            return Err(AdapterError::UnknownName {
+                name: name.to_owned(),
+            });
         };
         let adapter = match &entries[i].adapter {
             Some(adapter) => Arc::clone(adapter),
@@ -87,7 +99,11 @@ impl AdapterRegistry {
         };
         let (bytes, budget) = (adapter.bytes(), self.budget);
         if bytes > budget {
-            return Err(AdapterError::OverBudget { name: name.to_owned(), bytes, budget });
+            return Err(AdapterError::OverBudget {
+                name: name.to_owned(),
+                bytes,
+                budget,
+            });
         }
         let mut entry = entries.remove(i);
         entry.adapter = Some(Arc::clone(&adapter));

@@ -3,17 +3,20 @@
 use super::adapter::{Term, uniform};
 use rayon::prelude::*;
 
-/// Dimensions beyond the rank in the search for the leading directions of a dense matrix (Halko et al., arXiv
-/// 0909.4061, call it oversampling).
+/// Dimensions beyond the rank in the search for the leading directions of a dense matrix (Halko et
+/// al., arXiv 0909.4061, call it oversampling).
 const OVERSAMPLING: usize = 8;
-/// Passes of subspace iteration over a dense matrix: with singular values that fall by a fifth from one direction to the
-/// next, what lies behind the oversampled ones is damped by `0.8^(8·(2·4 + 1))`, 1e-7.
+/// Passes of subspace iteration over a dense matrix: with singular values that fall by a fifth from
+/// one direction to the next, what lies behind the oversampled ones is damped by `0.8^(8·(2·4 +
+/// 1))`, 1e-7.
 const ITERATIONS: usize = 4;
-/// Shorter side of a dense matrix up to which all of its directions are computed, so that nothing is approximate.
+/// Shorter side of a dense matrix up to which all of its directions are computed, so that nothing
+/// is approximate.
 const EXACT: usize = 128;
 /// Columns of a dense matrix that a thread sums together.
 const COLUMNS: usize = 256;
-/// Rotations of the Jacobi method end when columns are orthogonal to this many parts of their lengths.
+/// Rotations of the Jacobi method end when columns are orthogonal to this many parts of their
+/// lengths.
 const ORTHOGONAL: f64 = 1e-15;
 /// Most sweeps over all pairs of columns; some ten are usual.
 const SWEEPS: usize = 60;
@@ -27,7 +30,10 @@ pub(super) struct Rows {
 
 impl Rows {
     pub(super) fn new(n: usize) -> Rows {
-        Rows { n, values: Vec::new() }
+        Rows {
+            n,
+            values: Vec::new(),
+        }
     }
 
     pub(super) fn push(&mut self, row: impl Iterator<Item = f64>) {
@@ -43,8 +49,9 @@ impl Rows {
         &self.values[i * self.n..][..self.n]
     }
 
-    /// Replaces the rows `X` by orthonormal ones `Q`, and returns the square matrix `L`, row-major, with `X = L·Q`
-    /// (Gram–Schmidt, twice, which is enough: Giraud et al. 2005). A row that depends on earlier ones becomes zero.
+    /// Replaces the rows `X` by orthonormal ones `Q`, and returns the square matrix `L`, row-major,
+    /// with `X = L·Q` (Gram–Schmidt, twice, which is enough: Giraud et al. 2005). A row that
+    /// depends on earlier ones becomes zero.
     fn orthonormalise(&mut self) -> Vec<f64> {
         let k = self.len();
         let mut l = vec![0.0; k * k];
@@ -75,9 +82,9 @@ fn dot(x: &[f64], y: &[f64]) -> f64 {
     x.iter().zip(y).map(|(x, y)| x * y).sum()
 }
 
-/// The term of rank `rank` that is nearest to `M = Bᵀ·A` in the Frobenius norm (Eckart and Young 1936), given the rows of
-/// `A: (k, n_in)` and `B: (k, n_out)`. Each singular value is shared equally between the two factors; directions that `M`
-/// does not have are zero.
+/// The term of rank `rank` that is nearest to `M = Bᵀ·A` in the Frobenius norm (Eckart and Young
+/// 1936), given the rows of `A: (k, n_in)` and `B: (k, n_out)`. Each singular value is shared
+/// equally between the two factors; directions that `M` does not have are zero.
 pub(super) fn truncate(mut b: Rows, mut a: Rows, rank: usize) -> Term {
     let k = a.len();
     let (lb, la) = (b.orthonormalise(), a.orthonormalise());
@@ -91,11 +98,17 @@ pub(super) fn truncate(mut b: Rows, mut a: Rows, rank: usize) -> Term {
         }
     }
     let (columns, v) = jacobi(&core, k);
-    let mut order: Vec<(f64, usize)> = (0..k).map(|j| (dot(columns.row(j), columns.row(j)).sqrt(), j)).collect();
+    let mut order: Vec<(f64, usize)> = (0..k)
+        .map(|j| (dot(columns.row(j), columns.row(j)).sqrt(), j))
+        .collect();
     order.sort_by(|x, y| y.0.total_cmp(&x.0).then(x.1.cmp(&y.1)));
     let (mut terms_a, mut terms_b) = (vec![0.0; rank * a.n], vec![0.0; rank * b.n]);
     let largest = order.first().map_or(0.0, |(s, _)| *s);
-    for (&(s, j), (to_a, to_b)) in order.iter().zip(terms_a.chunks_exact_mut(a.n).zip(terms_b.chunks_exact_mut(b.n))) {
+    for (&(s, j), (to_a, to_b)) in order.iter().zip(
+        terms_a
+            .chunks_exact_mut(a.n)
+            .zip(terms_b.chunks_exact_mut(b.n)),
+    ) {
         if s <= 1e-14 * largest {
             break;
         }
@@ -112,11 +125,14 @@ fn combine(to: &mut [f32], rows: &Rows, weights: &[f64], factor: f64) {
     for (row, w) in rows.values.chunks_exact(rows.n).zip(weights) {
         sum.iter_mut().zip(row).for_each(|(x, y)| *x += w * y);
     }
-    to.iter_mut().zip(sum).for_each(|(to, x)| *to = (factor * x) as f32);
+    to.iter_mut()
+        .zip(sum)
+        .for_each(|(to, x)| *to = (factor * x) as f32);
 }
 
-/// Rotates the columns of a square matrix `C`, row-major, until they are orthogonal (Hestenes 1958): `C·V`, whose columns
-/// are left singular vectors times singular values, and `V`. Both are returned with columns as rows.
+/// Rotates the columns of a square matrix `C`, row-major, until they are orthogonal (Hestenes
+/// 1958): `C·V`, whose columns are left singular vectors times singular values, and `V`. Both are
+/// returned with columns as rows.
 fn jacobi(c: &[f64], k: usize) -> (Rows, Rows) {
     let (mut columns, mut v) = (Rows::new(k), Rows::new(k));
     for j in 0..k {
@@ -151,13 +167,18 @@ fn jacobi(c: &[f64], k: usize) -> (Rows, Rows) {
     (columns, v)
 }
 
-/// The term of rank `rank` that is practically nearest to a dense matrix, row-major `(n_out, n_in)`: its leading
-/// directions by subspace iteration from a random start (Halko et al., arXiv 0909.4061, algorithm 4.4), or all of a small
-/// one. Results do not depend on the number of threads.
+/// The term of rank `rank` that is practically nearest to a dense matrix, row-major `(n_out,
+/// n_in)`: its leading directions by subspace iteration from a random start (Halko et al., arXiv
+/// 0909.4061, algorithm 4.4), or all of a small one. Results do not depend on the number of
+/// threads.
 pub(super) fn truncate_dense(m: &[f32], n_in: usize, rank: usize) -> Term {
     let n_out = m.len() / n_in;
     let side = n_in.min(n_out);
-    let n_directions = if side <= EXACT { side } else { (rank + OVERSAMPLING).min(side) };
+    let n_directions = if side <= EXACT {
+        side
+    } else {
+        (rank + OVERSAMPLING).min(side)
+    };
     let mut a = Rows::new(n_in);
     let mut rng = 1;
     for _ in 0..n_directions {
@@ -202,7 +223,9 @@ fn times(y: &Rows, m: &[f32]) -> Rows {
             let mut sums = vec![0.0; k * n];
             for (r, row) in m.chunks_exact(n_in).enumerate() {
                 for (sums, y) in sums.chunks_exact_mut(n).zip(y.values.chunks_exact(y.n)) {
-                    sums.iter_mut().zip(&row[start..][..n]).for_each(|(s, m)| *s += y[r] * f64::from(*m));
+                    sums.iter_mut()
+                        .zip(&row[start..][..n])
+                        .for_each(|(s, m)| *s += y[r] * f64::from(*m));
                 }
             }
             sums
@@ -210,7 +233,9 @@ fn times(y: &Rows, m: &[f32]) -> Rows {
         .collect();
     let mut x = Rows::new(n_in);
     for i in 0..k {
-        let row = parts.iter().flat_map(|part| part.chunks_exact(part.len() / k).nth(i).unwrap_or_default());
+        let row = parts
+            .iter()
+            .flat_map(|part| part.chunks_exact(part.len() / k).nth(i).unwrap_or_default());
         x.push(row.copied());
     }
     x
@@ -236,18 +261,26 @@ mod tests {
         let mut m = vec![0.0f32; n_out * n_in];
         for (r, row) in m.chunks_exact_mut(n_in).enumerate() {
             for (c, x) in row.iter_mut().enumerate() {
-                *x = (0..n).map(|i| value(i) * u.row(i)[r] * v.row(i)[c]).sum::<f64>() as f32;
+                *x = (0..n)
+                    .map(|i| value(i) * u.row(i)[r] * v.row(i)[c])
+                    .sum::<f64>() as f32;
             }
         }
         let term = truncate_dense(&m, n_in, rank);
         let mut squares = 0.0;
         for r in 0..n_out {
             for c in 0..n_in {
-                let found: f64 = (0..rank).map(|j| f64::from(term.b()[j * n_out + r] * term.a()[j * n_in + c])).sum();
+                let found: f64 = (0..rank)
+                    .map(|j| f64::from(term.b()[j * n_out + r] * term.a()[j * n_in + c]))
+                    .sum();
                 squares += (f64::from(m[r * n_in + c]) - found).powi(2);
             }
         }
         let least = (rank..n).map(|i| value(i).powi(2)).sum::<f64>().sqrt();
-        assert!((squares.sqrt() / least - 1.0).abs() < 1e-4, "{} {least}", squares.sqrt());
+        assert!(
+            (squares.sqrt() / least - 1.0).abs() < 1e-4,
+            "{} {least}",
+            squares.sqrt()
+        );
     }
 }

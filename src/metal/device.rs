@@ -1,7 +1,8 @@
 //! The system's Metal GPU and its memory.
 //!
-//! A pass is one command buffer with one encoder, whose kernels may overlap between the barriers of the plan. Memory is
-//! shared with the CPU, which waits for the end of a pass before it accesses it.
+//! A pass is one command buffer with one encoder, whose kernels may overlap between the barriers of
+//! the plan. Memory is shared with the CPU, which waits for the end of a pass before it accesses
+//! it.
 
 #![allow(unsafe_code)] // calls of Metal
 
@@ -15,9 +16,10 @@ use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2_foundation::{NSError, NSString};
 use objc2_metal::{
-    MTLBarrierScope, MTLBuffer, MTLCommandBuffer, MTLCommandEncoder, MTLCommandQueue, MTLComputeCommandEncoder,
-    MTLComputePipelineState, MTLCreateSystemDefaultDevice, MTLDevice, MTLDispatchType, MTLGPUFamily, MTLLibrary,
-    MTLResource, MTLResourceOptions, MTLResourceUsage, MTLSize,
+    MTLBarrierScope, MTLBuffer, MTLCommandBuffer, MTLCommandEncoder, MTLCommandQueue,
+    MTLComputeCommandEncoder, MTLComputePipelineState, MTLCreateSystemDefaultDevice, MTLDevice,
+    MTLDispatchType, MTLGPUFamily, MTLLibrary, MTLResource, MTLResourceOptions, MTLResourceUsage,
+    MTLSize,
 };
 use std::collections::HashMap;
 use std::fmt;
@@ -47,19 +49,33 @@ impl Device {
     /// The system's GPU; `None` if it has none.
     ///
     /// # Errors
-    /// [`MetalError`] if the GPU lacks what the kernels need (Metal 3, Apple family 7: M1, A14 and later), or the
-    /// library cannot be compiled or loaded.
+    /// [`MetalError`] if the GPU lacks what the kernels need (Metal 3, Apple family 7: M1, A14 and
+    /// later), or the library cannot be compiled or loaded.
     pub fn system() -> Result<Option<Device>, MetalError> {
-        let Some(device) = MTLCreateSystemDefaultDevice() else { return Ok(None) };
+        let Some(device) = MTLCreateSystemDefaultDevice() else {
+            return Ok(None);
+        };
         let enough = device.supportsFamily(MTLGPUFamily::Metal3)
             && device.supportsFamily(MTLGPUFamily::Apple7)
             && device.maxThreadgroupMemoryLength() >= THREADGROUP_MEMORY as usize;
         if !enough {
-            return Err(MetalError::TooOld { device: device.name().to_string() });
+            return Err(MetalError::TooOld {
+                device: device.name().to_string(),
+            });
         }
-        let queue = device.newCommandQueue().ok_or(MetalError::OutOfMemory { bytes: 0 })?;
-        let library = library(&device).map_err(|e| MetalError::Library { message: message(&e) })?;
-        Ok(Some(Device { device, queue, library, pipelines: Mutex::default(), pages: Arc::default() }))
+        let queue = device
+            .newCommandQueue()
+            .ok_or(MetalError::OutOfMemory { bytes: 0 })?;
+        let library = library(&device).map_err(|e| MetalError::Library {
+            message: message(&e),
+        })?;
+        Ok(Some(Device {
+            device,
+            queue,
+            library,
+            pipelines: Mutex::default(),
+            pages: Arc::default(),
+        }))
     }
 
     /// Bytes of memory that the GPU can use without slowing down.
@@ -77,42 +93,77 @@ impl Device {
             (MTLGPUFamily::Metal3, "Metal3"),
             (MTLGPUFamily::Metal4, "Metal4"),
         ];
-        families.into_iter().filter(|(family, _)| self.device.supportsFamily(*family)).map(|(_, name)| name).collect()
+        families
+            .into_iter()
+            .filter(|(family, _)| self.device.supportsFamily(*family))
+            .map(|(_, name)| name)
+            .collect()
     }
 
     /// Makes an uninitialised buffer.
     fn memory(&self, bytes: usize) -> Result<Buffer, MetalError> {
         let options = MTLResourceOptions::StorageModeShared;
         // Metal has no buffers of zero bytes.
-        let buffer = self.device.newBufferWithLength_options(bytes.max(16), options);
+        let buffer = self
+            .device
+            .newBufferWithLength_options(bytes.max(16), options);
         let buffer = buffer.ok_or(MetalError::OutOfMemory { bytes })?;
-        Ok(Buffer { raw: Raw(buffer), start: 0, len: bytes, file: None })
+        Ok(Buffer {
+            raw: Raw(buffer),
+            start: 0,
+            len: bytes,
+            file: None,
+        })
     }
 
-    /// Makes a read-only buffer that aliases a part of a file's memory, without copying. `None` if Metal refuses.
+    /// Makes a read-only buffer that aliases a part of a file's memory, without copying. `None` if
+    /// Metal refuses.
     fn alias(&self, gguf: &Gguf, bytes: &[u8]) -> Option<Buffer> {
         let start = bytes.as_ptr() as usize % PAGE_BYTES;
-        let all = (start + bytes.len()).next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
+        let all = (start + bytes.len())
+            .next_multiple_of(PAGE_BYTES)
+            .max(PAGE_BYTES);
         let first = NonNull::from(bytes).cast::<u8>();
-        // SAFETY: maps begin and end at pages, so that the pages in which the bytes lie are mapped whole.
+        // SAFETY: maps begin and end at pages, so that the pages in which the bytes lie are mapped
+        // whole.
         let page = unsafe { first.sub(start) };
         let options = MTLResourceOptions::StorageModeShared;
-        // SAFETY: whole pages, which stay mapped as long as the buffer's `file` does; without a deallocator Metal frees
-        // nothing, and kernels only read weights.
-        let buffer =
-            unsafe { self.device.newBufferWithBytesNoCopy_length_options_deallocator(page.cast(), all, options, None) };
-        Some(Buffer { raw: Raw(buffer?), start, len: bytes.len(), file: Some(gguf.clone()) })
+        // SAFETY: whole pages, which stay mapped as long as the buffer's `file` does; without a
+        // deallocator Metal frees nothing, and kernels only read weights.
+        let buffer = unsafe {
+            self.device
+                .newBufferWithBytesNoCopy_length_options_deallocator(
+                    page.cast(),
+                    all,
+                    options,
+                    None,
+                )
+        };
+        Some(Buffer {
+            raw: Raw(buffer?),
+            start,
+            len: bytes.len(),
+            file: Some(gguf.clone()),
+        })
     }
 
     fn pipeline(&self, name: &str) -> Result<Pipeline, MetalError> {
-        let mut pipelines = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pipelines = self
+            .pipelines
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(pipeline) = pipelines.get(name) {
             return Ok(pipeline.clone());
         }
-        let failed = |message: String| MetalError::Kernel { kernel: name.to_string(), message };
+        let failed = |message: String| MetalError::Kernel {
+            kernel: name.to_string(),
+            message,
+        };
         let function = self.library.newFunctionWithName(&NSString::from_str(name));
         let function = function.ok_or_else(|| failed("it is not in the library".to_string()))?;
-        let pipeline = self.device.newComputePipelineStateWithFunction_error(&function);
+        let pipeline = self
+            .device
+            .newComputePipelineStateWithFunction_error(&function);
         let pipeline = pipeline.map_err(|e| failed(message(&e)))?;
         pipelines.insert(name.to_string(), pipeline.clone());
         Ok(pipeline)
@@ -143,8 +194,8 @@ fn library(device: &ProtocolObject<dyn MTLDevice>) -> Library {
 /// A Metal buffer that can be sent between threads.
 struct Raw(Retained<ProtocolObject<dyn MTLBuffer>>);
 
-// SAFETY: Metal's buffers may be used and released on any thread; their contents are only accessed through `&mut` and
-// `&` of their owners, and by passes, which are waited for.
+// SAFETY: Metal's buffers may be used and released on any thread; their contents are only accessed
+// through `&mut` and `&` of their owners, and by passes, which are waited for.
 unsafe impl Send for Raw {}
 // SAFETY: as above.
 unsafe impl Sync for Raw {}
@@ -180,7 +231,8 @@ impl Buffer {
         assert!(fits && self.file.is_none(), "Buffer::write: out of bounds");
         // SAFETY: within the buffer, as was checked.
         let to = unsafe { self.raw.at(offset) };
-        // SAFETY: as above; the buffer is exclusive, and passes are waited for before their borrow of it ends.
+        // SAFETY: as above; the buffer is exclusive, and passes are waited for before their borrow
+        // of it ends.
         unsafe { to.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
     }
 }
@@ -194,11 +246,16 @@ pub struct DeviceStage<'a> {
 impl<'a> DeviceStage<'a> {
     /// A stage without buffers.
     pub fn new(device: &'a Device) -> DeviceStage<'a> {
-        DeviceStage { device, buffers: Vec::new() }
+        DeviceStage {
+            device,
+            buffers: Vec::new(),
+        }
     }
 
     fn buffer(&self, handle: Handle) -> Result<&Buffer, String> {
-        self.buffers[handle.0 as usize].as_ref().map_err(MetalError::to_string)
+        self.buffers[handle.0 as usize]
+            .as_ref()
+            .map_err(MetalError::to_string)
     }
 }
 
@@ -216,25 +273,50 @@ impl Stage for DeviceStage<'_> {
     }
 
     fn point(&mut self, into: Handle, offset: u64, target: Handle) {
-        let address = self.buffer(target).map_or(0, |target| target.raw.0.gpuAddress());
+        let address = self
+            .buffer(target)
+            .map_or(0, |target| target.raw.0.gpuAddress());
         self.fill(into, offset, &address.to_le_bytes());
     }
 
     fn read(&mut self, buffer: Handle) -> Result<Vec<u8>, String> {
         let buffer = self.buffer(buffer)?;
         let mut bytes = vec![0; buffer.len];
-        self.device.read(buffer, &mut bytes).map_err(|e| e.to_string())?;
+        self.device
+            .read(buffer, &mut bytes)
+            .map_err(|e| e.to_string())?;
         Ok(bytes)
     }
 
-    fn run(&mut self, dispatch: &Dispatch, buffers: &[Handle], pages: &[Handle]) -> Result<(), String> {
-        let buffers = buffers.iter().map(|&b| Ok((self.buffer(b)?, 0))).collect::<Result<Vec<_>, String>>()?;
+    fn run(
+        &mut self,
+        dispatch: &Dispatch,
+        buffers: &[Handle],
+        pages: &[Handle],
+    ) -> Result<(), String> {
+        let buffers = buffers
+            .iter()
+            .map(|&b| Ok((self.buffer(b)?, 0)))
+            .collect::<Result<Vec<_>, String>>()?;
         for (&(buffer, _), &len) in buffers.iter().zip(&dispatch.lens) {
-            assert!(buffer.len as u64 >= len, "{}: a short buffer", dispatch.kernel);
+            assert!(
+                buffer.len as u64 >= len,
+                "{}: a short buffer",
+                dispatch.kernel
+            );
         }
-        let pages = pages.iter().map(|&page| self.buffer(page)).collect::<Result<Vec<_>, String>>()?;
-        let call = Call { dispatch, buffers, barrier: false };
-        self.device.submit(&[call], &mut pages.into_iter().map(|page| &page.raw)).map_err(|e| e.to_string())
+        let pages = pages
+            .iter()
+            .map(|&page| self.buffer(page))
+            .collect::<Result<Vec<_>, String>>()?;
+        let call = Call {
+            dispatch,
+            buffers,
+            barrier: false,
+        };
+        self.device
+            .submit(&[call], &mut pages.into_iter().map(|page| &page.raw))
+            .map_err(|e| e.to_string())
     }
 }
 
@@ -252,7 +334,11 @@ type Pages = Mutex<HashMap<u64, Arc<Raw>>>;
 
 impl fmt::Debug for Page {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Page {{ address: {:#x}, len: {} }}", self.address, self.len)
+        write!(
+            f,
+            "Page {{ address: {:#x}, len: {} }}",
+            self.address, self.len
+        )
     }
 }
 
@@ -260,8 +346,8 @@ impl PageMemory for Page {
     fn bytes(&self) -> &[u8] {
         // SAFETY: the buffer has that many bytes.
         let first = unsafe { self.buffer.at(0) };
-        // SAFETY: as above; no pass writes to a page while it is read here, since passes write only to pages of
-        // sequences that they borrow.
+        // SAFETY: as above; no pass writes to a page while it is read here, since passes write only
+        // to pages of sequences that they borrow.
         unsafe { std::slice::from_raw_parts(first.as_ptr(), self.len) }
     }
 
@@ -279,7 +365,10 @@ impl PageMemory for Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.address);
+        self.pages
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&self.address);
     }
 }
 
@@ -296,9 +385,13 @@ impl Gpu for Device {
 
     fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Buffer, bool), MetalError> {
         let bytes = gguf.data(&gguf.tensors()[index]);
-        // Files that are not mapped, whose tensors are not aligned, or that Metal refuses to alias, are copied.
+        // Files that are not mapped, whose tensors are not aligned, or that Metal refuses to alias,
+        // are copied.
         if gguf.is_mapped()
-            && bytes.as_ptr().addr().is_multiple_of(Element::Weights.align() as usize)
+            && bytes
+                .as_ptr()
+                .addr()
+                .is_multiple_of(Element::Weights.align() as usize)
             && let Some(buffer) = self.alias(gguf, bytes)
         {
             return Ok((buffer, false));
@@ -312,8 +405,16 @@ impl Gpu for Device {
         let buffer = Arc::new(self.memory(bytes).ok()?.raw);
         let address = buffer.0.gpuAddress();
         let pages = Arc::clone(&self.pages);
-        pages.lock().unwrap_or_else(PoisonError::into_inner).insert(address, Arc::clone(&buffer));
-        Some(Box::new(Page { buffer, len: bytes, address, pages }))
+        pages
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(address, Arc::clone(&buffer));
+        Some(Box::new(Page {
+            buffer,
+            len: bytes,
+            address,
+            pages,
+        }))
     }
 
     fn len(&self, buffer: &Buffer) -> usize {
@@ -336,7 +437,11 @@ impl Gpu for Device {
 
     fn run(&self, calls: &[Call<'_, Buffer>], pages: &[u64]) -> Result<(), MetalError> {
         let known = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        let pages: Vec<Arc<Raw>> = pages.iter().filter_map(|address| known.get(address)).cloned().collect();
+        let pages: Vec<Arc<Raw>> = pages
+            .iter()
+            .filter_map(|address| known.get(address))
+            .cloned()
+            .collect();
         drop(known);
         self.submit(calls, &mut pages.iter().map(|page| &**page))
     }
@@ -344,16 +449,28 @@ impl Gpu for Device {
 
 impl Device {
     /// Runs calls, whose kernels access `pages` by their addresses, and waits for them.
-    fn submit(&self, calls: &[Call<'_, Buffer>], pages: &mut dyn Iterator<Item = &Raw>) -> Result<(), MetalError> {
+    fn submit(
+        &self,
+        calls: &[Call<'_, Buffer>],
+        pages: &mut dyn Iterator<Item = &Raw>,
+    ) -> Result<(), MetalError> {
         // Looked up before anything is encoded, so that an error leaves no encoder behind.
-        let pipelines = calls.iter().map(|call| self.pipeline(&call.dispatch.kernel)).collect::<Result<Vec<_>, _>>()?;
+        let pipelines = calls
+            .iter()
+            .map(|call| self.pipeline(&call.dispatch.kernel))
+            .collect::<Result<Vec<_>, _>>()?;
         autoreleasepool(|_| {
-            let commands = self.queue.commandBuffer().ok_or(MetalError::OutOfMemory { bytes: 0 })?;
-            let encoder = commands.computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent);
+            let commands = self
+                .queue
+                .commandBuffer()
+                .ok_or(MetalError::OutOfMemory { bytes: 0 })?;
+            let encoder =
+                commands.computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent);
             let encoder = encoder.ok_or(MetalError::OutOfMemory { bytes: 0 })?;
             for page in pages {
                 let resource: &ProtocolObject<dyn MTLResource> = ProtocolObject::from_ref(&*page.0);
-                encoder.useResource_usage(resource, MTLResourceUsage::Read | MTLResourceUsage::Write);
+                encoder
+                    .useResource_usage(resource, MTLResourceUsage::Read | MTLResourceUsage::Write);
             }
             for (call, pipeline) in calls.iter().zip(&pipelines) {
                 if call.barrier {
@@ -365,7 +482,9 @@ impl Device {
             commands.commit();
             commands.waitUntilCompleted();
             match commands.error() {
-                Some(error) => Err(MetalError::Pass { message: message(&error) }),
+                Some(error) => Err(MetalError::Pass {
+                    message: message(&error),
+                }),
                 None => Ok(()),
             }
         })
@@ -381,8 +500,8 @@ fn encode(
     encoder.setComputePipelineState(pipeline);
     for (index, (buffer, offset)) in call.buffers.iter().enumerate() {
         let offset = buffer.start + *offset as usize;
-        // SAFETY: the buffer is borrowed until the pass has finished, and has the length in the table of kernels, as
-        // plans ensure.
+        // SAFETY: the buffer is borrowed until the pass has finished, and has the length in the
+        // table of kernels, as plans ensure.
         unsafe { encoder.setBuffer_offset_atIndex(Some(&buffer.raw.0), offset, index) };
     }
     let args = NonNull::from(d.args.as_slice()).cast();

@@ -1,5 +1,6 @@
-//! Table of the Metal kernels: the buffers that each reads and writes, their sizes for a given problem, and the number
-//! of threads. The host dispatches by this table, and `tests/metal` runs and checks the shaders by it.
+//! Table of the Metal kernels: the buffers that each reads and writes, their sizes for a given
+//! problem, and the number of threads. The host dispatches by this table, and `tests/metal` runs
+//! and checks the shaders by it.
 //!
 //! A kernel's last buffer is its arguments, a structure of the same name and fields in its source.
 
@@ -108,15 +109,30 @@ pub struct Buffer<A> {
 }
 
 const fn reads<A>(name: &'static str, element: Element, len: fn(&A) -> u64) -> Buffer<A> {
-    Buffer { name, element, access: Access::Read, len }
+    Buffer {
+        name,
+        element,
+        access: Access::Read,
+        len,
+    }
 }
 
 const fn writes<A>(name: &'static str, element: Element, len: fn(&A) -> u64) -> Buffer<A> {
-    Buffer { name, element, access: Access::Write, len }
+    Buffer {
+        name,
+        element,
+        access: Access::Write,
+        len,
+    }
 }
 
 const fn changes<A>(name: &'static str, element: Element, len: fn(&A) -> u64) -> Buffer<A> {
-    Buffer { name, element, access: Access::ReadWrite, len }
+    Buffer {
+        name,
+        element,
+        access: Access::ReadWrite,
+        len,
+    }
 }
 
 /// Arguments of kernels.
@@ -234,7 +250,8 @@ pub struct Declaration {
 }
 
 impl<A: Args> Kernel<A> {
-    /// Name in the library: `matvec_q4_k_1`. Kernels without formats or variants ignore `format` or `variant`.
+    /// Name in the library: `matvec_q4_k_1`. Kernels without formats or variants ignore `format` or
+    /// `variant`.
     pub fn full_name(&self, format: DType, variant: u32) -> String {
         let mut name = String::from(self.name);
         if self.per_format {
@@ -250,7 +267,11 @@ impl<A: Args> Kernel<A> {
     pub fn dispatch(&self, format: DType, variant: u32, args: &A) -> Dispatch {
         Dispatch {
             kernel: self.full_name(format, variant),
-            lens: self.buffers.iter().map(|b| (b.len)(args) * b.element.size()).collect(),
+            lens: self
+                .buffers
+                .iter()
+                .map(|b| (b.len)(args) * b.element.size())
+                .collect(),
             args: bytemuck::bytes_of(args).to_vec(),
             grid: (self.grid)(args, variant),
             threads: self.threads,
@@ -259,16 +280,30 @@ impl<A: Args> Kernel<A> {
     }
 
     fn declaration(&self) -> Declaration {
-        let formats = if self.per_format { FORMATS } else { &FORMATS[..1] };
-        let variants = if self.variants.is_empty() { &[0] } else { self.variants };
+        let formats = if self.per_format {
+            FORMATS
+        } else {
+            &FORMATS[..1]
+        };
+        let variants = if self.variants.is_empty() {
+            &[0]
+        } else {
+            self.variants
+        };
         let instances = formats.iter().flat_map(|&format| {
-            variants.iter().map(move |&v| (self.full_name(format, v), (self.threadgroup_bytes)(v)))
+            variants
+                .iter()
+                .map(move |&v| (self.full_name(format, v), (self.threadgroup_bytes)(v)))
         });
         Declaration {
             name: self.name,
             source: self.source,
             instances: instances.collect(),
-            buffers: self.buffers.iter().map(|b| (b.name, b.element, b.access)).collect(),
+            buffers: self
+                .buffers
+                .iter()
+                .map(|b| (b.name, b.element, b.access))
+                .collect(),
             args: A::NAME,
             fields: A::FIELDS,
             threads: self.threads,
@@ -289,7 +324,8 @@ fn outs_of(rows: u32) -> u32 {
     if rows <= 2 { 4 } else { 2 }
 }
 
-/// `y = x·Wᵀ` for up to as many activation rows as the variant number (more take several threadgroups).
+/// `y = x·Wᵀ` for up to as many activation rows as the variant number (more take several
+/// threadgroups).
 pub static MATVEC: Kernel<MatvecArgs> = Kernel {
     name: "matvec",
     source: "matvec.metal",
@@ -302,7 +338,13 @@ pub static MATVEC: Kernel<MatvecArgs> = Kernel {
     ],
     threads: 128,
     threadgroup_bytes: NO_MEMORY,
-    grid: |a, rows| [a.n_out.div_ceil(4 * outs_of(rows)), a.n_rows.div_ceil(rows), 1],
+    grid: |a, rows| {
+        [
+            a.n_out.div_ceil(4 * outs_of(rows)),
+            a.n_rows.div_ceil(rows),
+            1,
+        ]
+    },
 };
 
 /// One product per chosen expert.
@@ -312,8 +354,12 @@ pub static MATVEC_EXPERTS: Kernel<MatvecExpertsArgs> = Kernel {
     per_format: true,
     variants: NO_VARIANTS,
     buffers: &[
-        reads("w", Element::Weights, |a| product(&[a.n_expert, a.n_out, a.row_bytes])),
-        reads("x", Element::F32, |a| product(&[a.n_chosen / a.choices_per_row, a.n_in])),
+        reads("w", Element::Weights, |a| {
+            product(&[a.n_expert, a.n_out, a.row_bytes])
+        }),
+        reads("x", Element::F32, |a| {
+            product(&[a.n_chosen / a.choices_per_row, a.n_in])
+        }),
         reads("chosen", Element::U32, |a| a.n_chosen.into()),
         writes("y", Element::F32, |a| product(&[a.n_chosen, a.n_out])),
     ],
@@ -348,15 +394,27 @@ pub static MATMUL_EXPERTS: Kernel<MatmulExpertsArgs> = Kernel {
     per_format: true,
     variants: NO_VARIANTS,
     buffers: &[
-        reads("w", Element::Weights, |a| product(&[a.n_expert, a.n_out, a.row_bytes])),
-        reads("x", Element::F32, |a| product(&[a.n_chosen / a.choices_per_row, a.n_in])),
+        reads("w", Element::Weights, |a| {
+            product(&[a.n_expert, a.n_out, a.row_bytes])
+        }),
+        reads("x", Element::F32, |a| {
+            product(&[a.n_chosen / a.choices_per_row, a.n_in])
+        }),
         reads("counts", Element::U32, |a| a.n_expert.into()),
-        reads("lists", Element::U32, |a| product(&[a.n_expert, a.n_chosen])),
+        reads("lists", Element::U32, |a| {
+            product(&[a.n_expert, a.n_chosen])
+        }),
         writes("y", Element::F32, |a| product(&[a.n_chosen, a.n_out])),
     ],
     threads: 128,
     threadgroup_bytes: |_| TILE.2,
-    grid: |a, _| [a.n_out.div_ceil(TILE.1), a.n_chosen.div_ceil(TILE.0), a.n_expert],
+    grid: |a, _| {
+        [
+            a.n_out.div_ceil(TILE.1),
+            a.n_chosen.div_ceil(TILE.0),
+            a.n_expert,
+        ]
+    },
 };
 
 /// Looks up rows of the embedding table.
@@ -366,7 +424,9 @@ pub static EMBED: Kernel<EmbedArgs> = Kernel {
     per_format: true,
     variants: NO_VARIANTS,
     buffers: &[
-        reads("w", Element::Weights, |a| product(&[a.n_vocab, a.row_bytes])),
+        reads("w", Element::Weights, |a| {
+            product(&[a.n_vocab, a.row_bytes])
+        }),
         reads("tokens", Element::U32, |a| a.n_rows.into()),
         writes("x", Element::F32, |a| product(&[a.n_rows, a.n_embd])),
     ],
@@ -378,22 +438,32 @@ pub static EMBED: Kernel<EmbedArgs> = Kernel {
 /// Variant numbers of attention kernels: each takes heads up to this width.
 pub const HEAD_DIMS: &[u32] = &[128, 256, 512];
 
-/// Attention of generated tokens, one split of the keys per threadgroup. `n_splits` is the largest number of splits of
-/// a row in the batch, `n_pages` the length of all page tables.
+/// Attention of generated tokens, one split of the keys per threadgroup. `n_splits` is the largest
+/// number of splits of a row in the batch, `n_pages` the length of all page tables.
 pub static ATTENTION_DECODE: Kernel<AttentionArgs> = Kernel {
     name: "attention_decode",
     source: "attention_decode.metal",
     per_format: false,
     variants: HEAD_DIMS,
     buffers: &[
-        reads("q", Element::F32, |a| product(&[a.n_rows, a.n_head, a.head_dim])),
+        reads("q", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.head_dim])
+        }),
         reads("rows", Element::Row, |a| a.n_rows.into()),
         reads("pages", Element::Page, |a| a.n_pages.into()),
-        writes("partial", Element::F32, |a| product(&[a.n_rows, a.n_head, a.n_splits, a.head_dim_v + 2])),
+        writes("partial", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.n_splits, a.head_dim_v + 2])
+        }),
     ],
     threads: 128,
     threadgroup_bytes: |d| (2 * 1024 + 1024 / d * 65) * 4,
-    grid: |a, d| [a.n_splits, a.n_head_kv * (a.n_head / a.n_head_kv).div_ceil(1024 / d), a.n_rows],
+    grid: |a, d| {
+        [
+            a.n_splits,
+            a.n_head_kv * (a.n_head / a.n_head_kv).div_ceil(1024 / d),
+            a.n_rows,
+        ]
+    },
 };
 
 /// Merges the splits of [`ATTENTION_DECODE`].
@@ -403,10 +473,14 @@ pub static ATTENTION_MERGE: Kernel<AttentionArgs> = Kernel {
     per_format: false,
     variants: NO_VARIANTS,
     buffers: &[
-        reads("partial", Element::F32, |a| product(&[a.n_rows, a.n_head, a.n_splits, a.head_dim_v + 2])),
+        reads("partial", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.n_splits, a.head_dim_v + 2])
+        }),
         reads("rows", Element::Row, |a| a.n_rows.into()),
         reads("sinks", Element::F32, |a| a.n_head.into()),
-        writes("out", Element::F32, |a| product(&[a.n_rows, a.n_head, a.head_dim_v])),
+        writes("out", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.head_dim_v])
+        }),
     ],
     threads: 128,
     threadgroup_bytes: NO_MEMORY,
@@ -425,36 +499,52 @@ pub static ATTENTION_PROMPT: Kernel<AttentionArgs> = Kernel {
     per_format: false,
     variants: HEAD_DIMS,
     buffers: &[
-        reads("q", Element::F32, |a| product(&[a.n_rows, a.n_head, a.head_dim])),
+        reads("q", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.head_dim])
+        }),
         reads("rows", Element::Row, |a| a.n_rows.into()),
         reads("pages", Element::Page, |a| a.n_pages.into()),
         reads("tiles", Element::Tile, |a| a.n_tiles.into()),
         reads("sinks", Element::F32, |a| a.n_head.into()),
-        writes("out", Element::F32, |a| product(&[a.n_rows, a.n_head, a.head_dim_v])),
+        writes("out", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.head_dim_v])
+        }),
     ],
     threads: 128,
     threadgroup_bytes: |d| (4096 + prompt_tile_rows(d) * (64 + 8)) * 4 + d * 16,
     grid: |a, _| [a.n_tiles, a.n_head, 1],
 };
 
-/// Appends keys and values to pages, in f16 or quantised; a simdgroup takes up to 32 values of a head.
+/// Appends keys and values to pages, in f16 or quantised; a simdgroup takes up to 32 values of a
+/// head.
 pub static APPEND: Kernel<AppendArgs> = Kernel {
     name: "append",
     source: "pages.metal",
     per_format: false,
     variants: NO_VARIANTS,
     buffers: &[
-        reads("keys", Element::F32, |a| product(&[a.n_rows, a.n_head_kv, a.head_dim])),
-        reads("values", Element::F32, |a| product(&[a.n_rows, a.n_head_kv, a.head_dim_v])),
+        reads("keys", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head_kv, a.head_dim])
+        }),
+        reads("values", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head_kv, a.head_dim_v])
+        }),
         reads("rows", Element::Row, |a| a.n_rows.into()),
         reads("pages", Element::Page, |a| a.n_pages.into()),
     ],
     threads: 128,
     threadgroup_bytes: NO_MEMORY,
-    grid: |a, _| [(a.n_head_kv * (a.head_dim.div_ceil(32) + a.head_dim_v.div_ceil(32))).div_ceil(4), a.n_rows, 1],
+    grid: |a, _| {
+        [
+            (a.n_head_kv * (a.head_dim.div_ceil(32) + a.head_dim_v.div_ceil(32))).div_ceil(4),
+            a.n_rows,
+            1,
+        ]
+    },
 };
 
-/// Transforms keys below 8 bits, and their queries, in place: each row is a head of at most 512 values.
+/// Transforms keys below 8 bits, and their queries, in place: each row is a head of at most 512
+/// values.
 pub static HADAMARD: Kernel<HadamardArgs> = Kernel {
     name: "hadamard",
     source: "pages.metal",
@@ -540,15 +630,22 @@ pub static RMS_NORM_HEADS: Kernel<NormArgs> = Kernel {
     source: "norm.metal",
     per_format: false,
     variants: NO_VARIANTS,
-    buffers: &[changes("x", Element::F32, |a| product(&[a.n_rows, a.n])), reads("w", Element::F32, |a| a.n.into())],
+    buffers: &[
+        changes("x", Element::F32, |a| product(&[a.n_rows, a.n])),
+        reads("w", Element::F32, |a| a.n.into()),
+    ],
     threads: 128,
     threadgroup_bytes: NO_MEMORY,
     grid: |a, _| [a.n_rows.div_ceil(4), 1, 1],
 };
 
 const ROPE_BUFFERS: &[Buffer<RopeArgs>] = &[
-    changes("x", Element::F32, |a| product(&[a.n_rows, a.n_head, a.head_dim])),
-    reads("angles", Element::F32x2, |a| product(&[a.n_rows, a.n_dims / 2])),
+    changes("x", Element::F32, |a| {
+        product(&[a.n_rows, a.n_head, a.head_dim])
+    }),
+    reads("angles", Element::F32x2, |a| {
+        product(&[a.n_rows, a.n_dims / 2])
+    }),
 ];
 
 /// Rotates pairs of adjacent dimensions.
@@ -564,10 +661,15 @@ pub static ROPE_NORM: Kernel<RopeArgs> = Kernel {
 };
 
 /// Rotates pairs that are half of the rotated dimensions apart.
-pub static ROPE_NEOX: Kernel<RopeArgs> = Kernel { name: "rope_neox", ..ROPE_NORM };
+pub static ROPE_NEOX: Kernel<RopeArgs> = Kernel {
+    name: "rope_neox",
+    ..ROPE_NORM
+};
 
-const GATE_BUFFERS: &[Buffer<ElementwiseArgs>] =
-    &[changes("gate", Element::F32, |a| a.n.into()), reads("up", Element::F32, |a| a.n.into())];
+const GATE_BUFFERS: &[Buffer<ElementwiseArgs>] = &[
+    changes("gate", Element::F32, |a| a.n.into()),
+    reads("up", Element::F32, |a| a.n.into()),
+];
 
 /// `gate = silu(gate)·up`.
 pub static SILU_MUL: Kernel<ElementwiseArgs> = Kernel {
@@ -582,17 +684,29 @@ pub static SILU_MUL: Kernel<ElementwiseArgs> = Kernel {
 };
 
 /// `gate = gelu(gate)·up`.
-pub static GELU_MUL: Kernel<ElementwiseArgs> = Kernel { name: "gelu_mul", ..SILU_MUL };
+pub static GELU_MUL: Kernel<ElementwiseArgs> = Kernel {
+    name: "gelu_mul",
+    ..SILU_MUL
+};
 
 /// `gate = g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` = `up` clamped to ±7.
-pub static SWIGLU_OAI: Kernel<ElementwiseArgs> = Kernel { name: "swiglu_oai", ..SILU_MUL };
+pub static SWIGLU_OAI: Kernel<ElementwiseArgs> = Kernel {
+    name: "swiglu_oai",
+    ..SILU_MUL
+};
 
 /// `x = gelu(x)`.
-pub static GELU: Kernel<ElementwiseArgs> =
-    Kernel { name: "gelu", buffers: &[changes("x", Element::F32, |a| a.n.into())], ..SILU_MUL };
+pub static GELU: Kernel<ElementwiseArgs> = Kernel {
+    name: "gelu",
+    buffers: &[changes("x", Element::F32, |a| a.n.into())],
+    ..SILU_MUL
+};
 
 /// `x = max(x, 0)²`.
-pub static SQUARED_RELU: Kernel<ElementwiseArgs> = Kernel { name: "squared_relu", ..GELU };
+pub static SQUARED_RELU: Kernel<ElementwiseArgs> = Kernel {
+    name: "squared_relu",
+    ..GELU
+};
 
 /// `y += scale·x`.
 pub static ADD_SCALED: Kernel<AddScaledArgs> = Kernel {
@@ -600,7 +714,10 @@ pub static ADD_SCALED: Kernel<AddScaledArgs> = Kernel {
     source: "elementwise.metal",
     per_format: false,
     variants: NO_VARIANTS,
-    buffers: &[changes("y", Element::F32, |a| a.n.into()), reads("x", Element::F32, |a| a.n.into())],
+    buffers: &[
+        changes("y", Element::F32, |a| a.n.into()),
+        reads("x", Element::F32, |a| a.n.into()),
+    ],
     threads: 256,
     threadgroup_bytes: NO_MEMORY,
     grid: |a, _| [a.n.div_ceil(256), 1, 1],
@@ -612,7 +729,10 @@ pub static ADD_BIAS: Kernel<AddBiasArgs> = Kernel {
     source: "elementwise.metal",
     per_format: false,
     variants: NO_VARIANTS,
-    buffers: &[changes("y", Element::F32, |a| product(&[a.n_rows, a.n])), reads("bias", Element::F32, |a| a.n.into())],
+    buffers: &[
+        changes("y", Element::F32, |a| product(&[a.n_rows, a.n])),
+        reads("bias", Element::F32, |a| a.n.into()),
+    ],
     threads: 256,
     threadgroup_bytes: NO_MEMORY,
     grid: |a, _| [a.n.div_ceil(256), a.n_rows, 1],
@@ -672,7 +792,9 @@ pub static EXPERT_ROWS: Kernel<ExpertRowsArgs> = Kernel {
     buffers: &[
         reads("chosen", Element::U32, |a| a.n_chosen.into()),
         writes("counts", Element::U32, |a| a.n_expert.into()),
-        writes("lists", Element::U32, |a| product(&[a.n_expert, a.n_chosen])),
+        writes("lists", Element::U32, |a| {
+            product(&[a.n_expert, a.n_chosen])
+        }),
     ],
     threads: 32,
     threadgroup_bytes: NO_MEMORY,
@@ -738,8 +860,8 @@ pub static SOFTMAX: Kernel<SampleArgs> = Kernel {
     grid: |a, _| [a.n_rows, 1, 1],
 };
 
-/// The `k` largest of each [`SORTED`] values. If `k` is at most half of that, [`TOP_K_PAIRS`] can then reduce their
-/// number.
+/// The `k` largest of each [`SORTED`] values. If `k` is at most half of that, [`TOP_K_PAIRS`] can
+/// then reduce their number.
 pub static TOP_K: Kernel<TopKArgs> = Kernel {
     name: "top_k",
     source: "sample.metal",
@@ -747,8 +869,12 @@ pub static TOP_K: Kernel<TopKArgs> = Kernel {
     variants: NO_VARIANTS,
     buffers: &[
         reads("x", Element::F32, |a| product(&[a.n_rows, a.n])),
-        writes("top_values", Element::F32, |a| product(&[a.n_rows, a.n.div_ceil(SORTED), a.k])),
-        writes("top_indices", Element::U32, |a| product(&[a.n_rows, a.n.div_ceil(SORTED), a.k])),
+        writes("top_values", Element::F32, |a| {
+            product(&[a.n_rows, a.n.div_ceil(SORTED), a.k])
+        }),
+        writes("top_indices", Element::U32, |a| {
+            product(&[a.n_rows, a.n.div_ceil(SORTED), a.k])
+        }),
     ],
     threads: 256,
     threadgroup_bytes: |_| 2 * SORTED * 4,
@@ -761,8 +887,12 @@ pub static TOP_K_PAIRS: Kernel<TopKArgs> = Kernel {
     buffers: &[
         reads("x", Element::F32, |a| product(&[a.n_rows, a.n])),
         reads("x_indices", Element::U32, |a| product(&[a.n_rows, a.n])),
-        writes("top_values", Element::F32, |a| product(&[a.n_rows, a.n.div_ceil(SORTED), a.k])),
-        writes("top_indices", Element::U32, |a| product(&[a.n_rows, a.n.div_ceil(SORTED), a.k])),
+        writes("top_values", Element::F32, |a| {
+            product(&[a.n_rows, a.n.div_ceil(SORTED), a.k])
+        }),
+        writes("top_indices", Element::U32, |a| {
+            product(&[a.n_rows, a.n.div_ceil(SORTED), a.k])
+        }),
     ],
     ..TOP_K
 };
@@ -813,8 +943,9 @@ pub static LORA_EMBED: Kernel<LoraArgs> = Kernel {
     ..LORA_B
 };
 
-/// Adds the terms of chosen experts to their products. `terms` has four numbers per expert: the index of its `A` among
-/// the adapter's values, that of its `B`, the rank (0 without a term), and the bits of the scale.
+/// Adds the terms of chosen experts to their products. `terms` has four numbers per expert: the
+/// index of its `A` among the adapter's values, that of its `B`, the rank (0 without a term), and
+/// the bits of the scale.
 pub static LORA_EXPERTS: Kernel<LoraExpertsArgs> = Kernel {
     name: "lora_experts",
     source: "lora.metal",
@@ -822,7 +953,9 @@ pub static LORA_EXPERTS: Kernel<LoraExpertsArgs> = Kernel {
     variants: NO_VARIANTS,
     buffers: &[
         reads("values", Element::F32, |a| a.n_values.into()),
-        reads("x", Element::F32, |a| product(&[a.n_chosen / a.choices_per_row, a.n_in])),
+        reads("x", Element::F32, |a| {
+            product(&[a.n_chosen / a.choices_per_row, a.n_in])
+        }),
         reads("chosen", Element::U32, |a| a.n_chosen.into()),
         reads("terms", Element::U32, |a| product(&[4, a.n_expert])),
         changes("y", Element::F32, |a| product(&[a.n_chosen, a.n_out])),

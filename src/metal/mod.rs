@@ -1,10 +1,11 @@
-//! Passes on the GPU of Apple machines. Shaders are in `src/metal_shaders`, [`kernels`] describes their buffers,
-//! [`plan`] lists the kernels of a pass, and [`MetalRunner`] runs passes on any [`Gpu`]: `device::Device` on Apple's
+//! Passes on the GPU of Apple machines. Shaders are in `src/metal_shaders`, [`kernels`] describes
+//! their buffers, [`plan`] lists the kernels of a pass, and [`MetalRunner`] runs passes on any [`Gpu`]: `device::Device` on Apple's
 //! systems, an emulated one in `tests/metal`.
 //!
-//! No Mac has run this yet. The emulated GPU cannot show whether Apple's compiler accepts the shaders, whether calls of
-//! Metal do what their documentation says, real times, and fast math, which the library is compiled without. [`check_device`]
-//! runs every kernel against the scalar level on a real GPU.
+//! No Mac has run this yet. The emulated GPU cannot show whether Apple's compiler accepts the
+//! shaders, whether calls of Metal do what their documentation says, real times, and fast math,
+//! which the library is compiled without. [`check_device`] runs every kernel against the scalar
+//! level on a real GPU.
 
 pub mod check;
 #[cfg(target_vendor = "apple")]
@@ -43,7 +44,11 @@ pub fn device_info() -> Result<Option<DeviceInfo>, MetalError> {
     #[cfg(target_vendor = "apple")]
     if let Some(device) = device::Device::system()? {
         let (memory_limit, families) = (device.memory_limit(), device.families());
-        return Ok(Some(DeviceInfo { name: device.name(), memory_limit, families }));
+        return Ok(Some(DeviceInfo {
+            name: device.name(),
+            memory_limit,
+            families,
+        }));
     }
     Ok(None)
 }
@@ -52,7 +57,9 @@ pub fn device_info() -> Result<Option<DeviceInfo>, MetalError> {
 ///
 /// # Errors
 /// [`MetalError::NoDevice`] if the system has none, and as [`device_info`].
-pub fn check_device(mut report: impl FnMut(&'static str, Result<(), String>)) -> Result<(), MetalError> {
+pub fn check_device(
+    mut report: impl FnMut(&'static str, Result<(), String>),
+) -> Result<(), MetalError> {
     #[cfg(target_vendor = "apple")]
     if let Some(device) = device::Device::system()? {
         for case in check::CASES {
@@ -93,8 +100,8 @@ pub trait Gpu: Send + Sync {
     /// [`MetalError::OutOfMemory`].
     fn buffer(&self, bytes: usize) -> Result<Self::Buffer, MetalError>;
 
-    /// Makes a read-only buffer with a tensor of a file: the file's memory itself, if possible. Also returns whether it is
-    /// a copy.
+    /// Makes a read-only buffer with a tensor of a file: the file's memory itself, if possible.
+    /// Also returns whether it is a copy.
     ///
     /// # Errors
     /// [`MetalError::OutOfMemory`].
@@ -118,20 +125,23 @@ pub trait Gpu: Send + Sync {
     /// [`MetalError`] if the GPU is lost.
     fn read(&self, buffer: &Self::Buffer, bytes: &mut [u8]) -> Result<(), MetalError>;
 
-    /// Runs a pass and waits for it. `pages` are the addresses of all pages that its kernels access.
+    /// Runs a pass and waits for it. `pages` are the addresses of all pages that its kernels
+    /// access.
     ///
     /// # Errors
     /// [`MetalError`] if there is no memory, a kernel cannot be loaded, or the GPU stops.
     fn run(&self, calls: &[Call<'_, Self::Buffer>], pages: &[u64]) -> Result<(), MetalError>;
 }
 
-/// A kernel with its buffers. Only plans make these, which ensures that a kernel reads only what was written.
+/// A kernel with its buffers. Only plans make these, which ensures that a kernel reads only what
+/// was written.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Call<'a, B> {
     /// The kernel and its sizes.
     pub dispatch: &'a Dispatch,
-    /// Buffers before the arguments, with byte offsets; they have the lengths given in the table of kernels.
+    /// Buffers before the arguments, with byte offsets; they have the lengths given in the table
+    /// of kernels.
     pub buffers: Vec<(&'a B, u64)>,
     /// Whether everything before must be finished first. Calls between two such may overlap.
     pub barrier: bool,

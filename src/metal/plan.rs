@@ -1,17 +1,18 @@
-//! Plans: the kernels of a pass, in order, over named buffers, derived from a model and the rows of the pass. No GPU is
-//! used here: the runner gives each name a buffer of the size in the table of kernels.
+//! Plans: the kernels of a pass, in order, over named buffers, derived from a model and the rows of
+//! the pass. No GPU is used here: the runner gives each name a buffer of the size in the table of
+//! kernels.
 //!
-//! A row's arithmetic depends only on its kind: products of generated rows use `matvec`, however many there are, and
-//! their attention `attention_decode`; rows of a prompt use `matmul` and `attention_prompt`, even a single one. The
-//! head computes all rows as generated ones.
+//! A row's arithmetic depends only on its kind: products of generated rows use `matvec`, however
+//! many there are, and their attention `attention_decode`; rows of a prompt use `matmul` and
+//! `attention_prompt`, even a single one. The head computes all rows as generated ones.
 
 use super::kernels::*;
 use crate::arch::KvType;
 use crate::error::MetalError;
 use crate::lora::{Adapter, Attached};
 use crate::model::{
-    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, Layer, LayerSpec, Linear, Mixer, Model, Moe,
-    MoeSpec, Norm, NormKind, Norms, QkNorm, RopeOrder, Weight, Weights,
+    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, Layer, LayerSpec, Linear, Mixer,
+    Model, Moe, MoeSpec, Norm, NormKind, Norms, QkNorm, RopeOrder, Weight, Weights,
 };
 use crate::quant::DType;
 use crate::runner::{Batch, BatchSlot};
@@ -40,7 +41,8 @@ pub enum Name<'m> {
     Input(Input),
     /// Intermediate result, or output for the host.
     Intermediate(Intermediate),
-    /// Keys and values of a layer, which kernels access by addresses of pages. Not bound to a kernel.
+    /// Keys and values of a layer, which kernels access by addresses of pages. Not bound to a
+    /// kernel.
     Cache(usize),
 }
 
@@ -105,7 +107,8 @@ pub struct Command<'m> {
     pub dispatch: Dispatch,
     /// Buffers before the arguments, with byte offsets.
     pub buffers: Vec<(Name<'m>, u64)>,
-    /// Whether everything dispatched before must be finished. Between two such commands the order is free.
+    /// Whether everything dispatched before must be finished. Between two such commands the order
+    /// is free.
     pub barrier: bool,
 }
 
@@ -148,14 +151,31 @@ impl RowSet {
         let mut parts = Vec::new();
         let mut first = 0;
         for (i, slot) in slots.iter().enumerate() {
-            let rows = if set == Set::All { &slot.rows } else { &slot.outputs };
-            let (n, pos) = (size(rows.len())?, size(slot.pos + rows.start - slot.rows.start)?);
+            let rows = if set == Set::All {
+                &slot.rows
+            } else {
+                &slot.outputs
+            };
+            let (n, pos) = (
+                size(rows.len())?,
+                size(slot.pos + rows.start - slot.rows.start)?,
+            );
             if n > 0 {
-                parts.push(Part { first, n, pos, generated: slot.generated, slot: i });
+                parts.push(Part {
+                    first,
+                    n,
+                    pos,
+                    generated: slot.generated,
+                    slot: i,
+                });
             }
             first += n;
         }
-        Ok(RowSet { set, n: first, parts })
+        Ok(RowSet {
+            set,
+            n: first,
+            parts,
+        })
     }
 
     /// Adjacent rows of one kind, joined.
@@ -172,7 +192,9 @@ impl RowSet {
 
     /// The parts that make up a run.
     fn parts_of(&self, run: Part) -> impl Iterator<Item = &Part> {
-        self.parts.iter().filter(move |part| (run.first..run.first + run.n).contains(&part.first))
+        self.parts
+            .iter()
+            .filter(move |part| (run.first..run.first + run.n).contains(&part.first))
     }
 }
 
@@ -206,12 +228,17 @@ fn bytes(n: u32, width: u32) -> u64 {
 }
 
 impl<'m> Plan<'m> {
-    /// Plans a pass of `batch` through the layers of `model` from `first_layer` on; if `raw`, the logits are the head's
-    /// bare products.
+    /// Plans a pass of `batch` through the layers of `model` from `first_layer` on; if `raw`, the
+    /// logits are the head's bare products.
     ///
     /// # Errors
     /// [`MetalError::Unsupported`] if the model has a feature without a kernel.
-    pub fn new(model: &'m Model, first_layer: usize, batch: &Batch<'_>, raw: bool) -> Result<Plan<'m>, MetalError> {
+    pub fn new(
+        model: &'m Model,
+        first_layer: usize,
+        batch: &Batch<'_>,
+        raw: bool,
+    ) -> Result<Plan<'m>, MetalError> {
         Planner::new(model, batch)?.pass(first_layer, batch, raw)
     }
 
@@ -267,7 +294,13 @@ impl<'m, 'b> Planner<'m, 'b> {
             },
             first_values: Vec::new(),
             touched: Vec::new(),
-            n_pages: size(batch.slots.iter().map(|slot| slot.tables.first().map_or(0, Vec::len)).sum())?,
+            n_pages: size(
+                batch
+                    .slots
+                    .iter()
+                    .map(|slot| slot.tables.first().map_or(0, Vec::len))
+                    .sum(),
+            )?,
             rows: RowSet::new(Set::All, batch.slots)?,
             pending: None,
         })
@@ -286,21 +319,30 @@ impl<'m, 'b> Planner<'m, 'b> {
             .iter()
             .zip(&dispatch.lens)
             .zip(kernel.buffers)
-            .map(|((&(name, offset), len), buffer)| (name, offset..offset + len, buffer.access != Access::Read))
+            .map(|((&(name, offset), len), buffer)| {
+                (name, offset..offset + len, buffer.access != Access::Read)
+            })
             .collect();
         // Weights are never written, so they need no barriers.
         touches.retain(|(name, ..)| matches!(name, Name::Input(_) | Name::Intermediate(_)));
         touches.extend(cache.map(|(layer, written)| (Name::Cache(layer), 0..1, written)));
         let barrier = touches.iter().any(|(name, range, written)| {
             self.touched.iter().any(|(other, before, was_written)| {
-                name == other && (*written || *was_written) && range.start < before.end && before.start < range.end
+                name == other
+                    && (*written || *was_written)
+                    && range.start < before.end
+                    && before.start < range.end
             })
         });
         if barrier {
             self.touched.clear();
         }
         self.touched.extend(touches);
-        self.plan.commands.push(Command { dispatch, buffers: buffers.to_vec(), barrier });
+        self.plan.commands.push(Command {
+            dispatch,
+            buffers: buffers.to_vec(),
+            barrier,
+        });
     }
 
     /// [`Planner::push`] for a kernel without format, variant and pages.
@@ -318,8 +360,14 @@ impl<'m, 'b> Planner<'m, 'b> {
         Left(Intermediate::X(self.rows.set))
     }
 
-    fn pass(mut self, first_layer: usize, batch: &Batch<'_>, raw: bool) -> Result<Plan<'m>, MetalError> {
-        // Every field of the model, the layers and their weights is named: a new one must be computed or refused here.
+    fn pass(
+        mut self,
+        first_layer: usize,
+        batch: &Batch<'_>,
+        raw: bool,
+    ) -> Result<Plan<'m>, MetalError> {
+        // Every field of the model, the layers and their weights is named: a new one must be
+        // computed or refused here.
         let &Hparams {
             arch: _,
             n_vocab,
@@ -395,13 +443,21 @@ impl<'m, 'b> Planner<'m, 'b> {
             }
         }
         let normed = self.enter(output_norm.as_ref())?;
-        // As generated rows, whose kernels are faster for few rows: few rows of a prompt have logits.
-        self.rows.parts.iter_mut().for_each(|part| part.generated = true);
+        // As generated rows, whose kernels are faster for few rows: few rows of a prompt have
+        // logits.
+        self.rows
+            .parts
+            .iter_mut()
+            .for_each(|part| part.generated = true);
         self.linear(output, normed, Left(Intermediate::Logits))?;
         let finish = self.h.logit_finish();
         if !raw && (finish.scale != 1.0 || finish.cap > 0.0) {
             let n = size(self.rows.n as usize * n_vocab)?;
-            let args = FinishLogitsArgs { n, scale: finish.scale, softcap: finish.cap };
+            let args = FinishLogitsArgs {
+                n,
+                scale: finish.scale,
+                softcap: finish.cap,
+            };
             self.plain(&FINISH_LOGITS, &args, &[Left(Intermediate::Logits)]);
         }
         Ok(self.plan)
@@ -420,7 +476,11 @@ impl<'m, 'b> Planner<'m, 'b> {
     /// Index of an adapter in the plan, and that of the first value of its term at `site`.
     fn adapter(&mut self, attached: &Attached, site: usize) -> (usize, u64) {
         let adapter = &attached.adapter;
-        let known = self.plan.adapters.iter().position(|other| Arc::ptr_eq(other, adapter));
+        let known = self
+            .plan
+            .adapters
+            .iter()
+            .position(|other| Arc::ptr_eq(other, adapter));
         let index = known.unwrap_or_else(|| {
             let mut end = 0;
             let mut firsts = vec![0; adapter.sites().len()];
@@ -440,7 +500,9 @@ impl<'m, 'b> Planner<'m, 'b> {
         let x = self.x();
         for part in self.rows.parts.clone() {
             for attached in self.batch.slots[part.slot].adapters {
-                let Some((term, scale)) = attached.term(table.site) else { continue };
+                let Some((term, scale)) = attached.term(table.site) else {
+                    continue;
+                };
                 let (adapter, first) = self.adapter(attached, table.site);
                 let n_embd = self.n_embd()?;
                 let args = LoraArgs {
@@ -468,7 +530,9 @@ impl<'m, 'b> Planner<'m, 'b> {
         let (n_in, n_out) = (size(w.n_in)?, size(w.n_out)?);
         for part in self.rows.parts.clone() {
             for attached in self.batch.slots[part.slot].adapters {
-                let Some((term, scale)) = attached.term(w.site) else { continue };
+                let Some((term, scale)) = attached.term(w.site) else {
+                    continue;
+                };
                 let (adapter, first) = self.adapter(attached, w.site);
                 let args = LoraArgs {
                     n_in,
@@ -480,9 +544,22 @@ impl<'m, 'b> Planner<'m, 'b> {
                 };
                 let low = (Left(Intermediate::Low), bytes(part.first, args.rank));
                 let a = (Name::Adapter(adapter), 4 * first);
-                let b = (Name::Adapter(adapter), 4 * (first + (term.a().len() + w.first_row) as u64));
-                self.push((&LORA_A, DType::F32, 0), &args, &[a, (x, bytes(part.first, n_in)), low], None);
-                self.push((&LORA_B, DType::F32, 0), &args, &[b, low, (y, bytes(part.first, n_out))], None);
+                let b = (
+                    Name::Adapter(adapter),
+                    4 * (first + (term.a().len() + w.first_row) as u64),
+                );
+                self.push(
+                    (&LORA_A, DType::F32, 0),
+                    &args,
+                    &[a, (x, bytes(part.first, n_in)), low],
+                    None,
+                );
+                self.push(
+                    (&LORA_B, DType::F32, 0),
+                    &args,
+                    &[b, low, (y, bytes(part.first, n_out))],
+                    None,
+                );
             }
         }
         Ok(())
@@ -507,7 +584,12 @@ impl<'m, 'b> Planner<'m, 'b> {
                             let (adapter, first) = self.adapter(attached, site);
                             index = Some(adapter);
                             let first = size(first as usize)?;
-                            [first, first + size(term.a().len())?, size(term.rank())?, scale.to_bits()]
+                            [
+                                first,
+                                first + size(term.a().len())?,
+                                size(term.rank())?,
+                                scale.to_bits(),
+                            ]
                         }
                         None => [0; 4],
                     };
@@ -519,8 +601,14 @@ impl<'m, 'b> Planner<'m, 'b> {
                 };
                 let first = part.first * n_used;
                 let n_values = size(attached.adapter.n_params())?;
-                let args =
-                    LoraExpertsArgs { n_in, n_out, n_chosen: part.n * n_used, n_expert, choices_per_row, n_values };
+                let args = LoraExpertsArgs {
+                    n_in,
+                    n_out,
+                    n_chosen: part.n * n_used,
+                    n_expert,
+                    choices_per_row,
+                    n_values,
+                };
                 let buffers = [
                     (Name::Adapter(index), 0),
                     (x, bytes(first / choices_per_row, n_in)),
@@ -540,13 +628,27 @@ impl<'m, 'b> Planner<'m, 'b> {
         let (n_in, n_out, row_bytes) = (size(w.n_in)?, size(w.n_out)?, size(w.row_bytes())?);
         for run in self.rows.runs() {
             let n_rows = run.n;
-            let buffers = [matrix, (x, bytes(run.first, n_in)), (y, bytes(run.first, n_out))];
+            let buffers = [
+                matrix,
+                (x, bytes(run.first, n_in)),
+                (y, bytes(run.first, n_out)),
+            ];
             if run.generated {
                 let variant = *MATVEC.variants.iter().find(|&&v| v >= n_rows).unwrap_or(&8);
-                let args = MatvecArgs { n_in, n_out, n_rows, row_bytes };
+                let args = MatvecArgs {
+                    n_in,
+                    n_out,
+                    n_rows,
+                    row_bytes,
+                };
                 self.push((&MATVEC, format, variant), &args, &buffers, None);
             } else {
-                let args = MatmulArgs { n_in, n_out, n_rows, row_bytes };
+                let args = MatmulArgs {
+                    n_in,
+                    n_out,
+                    n_rows,
+                    row_bytes,
+                };
                 self.push((&MATMUL, format, 0), &args, &buffers, None);
             }
         }
@@ -557,7 +659,10 @@ impl<'m, 'b> Planner<'m, 'b> {
     fn linear(&mut self, linear: &'m Linear, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
         self.product(&linear.w, x, y)?;
         if let Some(b) = &linear.b {
-            let args = AddBiasArgs { n: size(linear.w.n_out)?, n_rows: self.rows.n };
+            let args = AddBiasArgs {
+                n: size(linear.w.n_out)?,
+                n_rows: self.rows.n,
+            };
             self.plain(&ADD_BIAS, &args, &[y, Name::Constant(b)]);
         }
         Ok(())
@@ -565,7 +670,11 @@ impl<'m, 'b> Planner<'m, 'b> {
 
     /// Norm of rows.
     fn norm(&mut self, norm: &'m Norm, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
-        let args = NormArgs { n: self.n_embd()?, n_rows: self.rows.n, eps: self.h.norm_eps };
+        let args = NormArgs {
+            n: self.n_embd()?,
+            n_rows: self.rows.n,
+            eps: self.h.norm_eps,
+        };
         let w = Name::Constant(&norm.w);
         match self.h.norm {
             NormKind::Rms => self.plain(&RMS_NORM, &args, &[x, w, y]),
@@ -576,8 +685,8 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(())
     }
 
-    /// Adds the pending branch to the residual stream; returns the input of the next branch: the stream, after its norm
-    /// if there is one.
+    /// Adds the pending branch to the residual stream; returns the input of the next branch: the
+    /// stream, after its norm if there is one.
     fn enter(&mut self, norm: Option<&'m Norm>) -> Result<Name<'m>, MetalError> {
         let (x, normed) = (self.x(), Left(Intermediate::Normed(self.rows.set)));
         let (n, n_rows, eps) = (self.n_embd()?, self.rows.n, self.h.norm_eps);
@@ -590,13 +699,20 @@ impl<'m, 'b> Planner<'m, 'b> {
                 return Ok(x);
             }
             (Some((branch, branch_scale)), Some(norm)) => {
-                let args = NormAddArgs { n, n_rows, eps, branch_scale };
+                let args = NormAddArgs {
+                    n,
+                    n_rows,
+                    eps,
+                    branch_scale,
+                };
                 let w = Name::Constant(&norm.w);
                 match self.h.norm {
                     NormKind::Rms => self.plain(&RMS_NORM_ADD, &args, &[x, branch, w, normed]),
-                    NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {
-                        self.plain(&LAYER_NORM_ADD, &args, &[x, branch, w, Name::Constant(&norm.b), normed])
-                    }
+                    NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => self.plain(
+                        &LAYER_NORM_ADD,
+                        &args,
+                        &[x, branch, w, Name::Constant(&norm.b), normed],
+                    ),
                 }
             }
         }
@@ -604,7 +720,12 @@ impl<'m, 'b> Planner<'m, 'b> {
     }
 
     /// Stores a branch, after its norm if there is one, as pending.
-    fn leave(&mut self, branch: Intermediate, norm: Option<&'m Norm>, scale: f32) -> Result<(), MetalError> {
+    fn leave(
+        &mut self,
+        branch: Intermediate,
+        norm: Option<&'m Norm>,
+        scale: f32,
+    ) -> Result<(), MetalError> {
         let branch = match norm {
             Some(norm) => {
                 self.norm(norm, Left(branch), Left(Intermediate::Post))?;
@@ -617,7 +738,12 @@ impl<'m, 'b> Planner<'m, 'b> {
     }
 
     /// Copies the rows that have outputs.
-    fn gather(&mut self, from: Name<'m>, to: Intermediate, n_outputs: u32) -> Result<(), MetalError> {
+    fn gather(
+        &mut self,
+        from: Name<'m>,
+        to: Intermediate,
+        n_outputs: u32,
+    ) -> Result<(), MetalError> {
         let n_embd = self.n_embd()?;
         let args = EmbedArgs {
             n_embd,
@@ -626,11 +752,16 @@ impl<'m, 'b> Planner<'m, 'b> {
             row_bytes: size(4 * self.h.n_embd)?,
             scale: 1.0,
         };
-        self.plain(&EMBED, &args, &[from, Name::Input(Input::OutputRows), Left(to)]);
+        self.plain(
+            &EMBED,
+            &args,
+            &[from, Name::Input(Input::OutputRows), Left(to)],
+        );
         Ok(())
     }
 
-    /// Plans a layer. `outputs` are given for the last one, which computes only keys and values of other rows.
+    /// Plans a layer. `outputs` are given for the last one, which computes only keys and values of
+    /// other rows.
     fn layer(
         &mut self,
         i: usize,
@@ -638,7 +769,14 @@ impl<'m, 'b> Planner<'m, 'b> {
         w: &'m Layer,
         outputs: Option<&RowSet>,
     ) -> Result<(), MetalError> {
-        let LayerSpec { mixer, ffn: _, norms, biases: _, residual_scale, output_scale: _ } = spec;
+        let LayerSpec {
+            mixer,
+            ffn: _,
+            norms,
+            biases: _,
+            residual_scale,
+            output_scale: _,
+        } = spec;
         let Layer {
             attn_norm,
             attn: weights,
@@ -654,7 +792,17 @@ impl<'m, 'b> Planner<'m, 'b> {
         let (Mixer::Attention(attn), Some(weights)) = (mixer, weights) else {
             return Err(refused(format!("the mixer of layer {i}")));
         };
-        let Attn { wq: _, wk: _, wv: _, q_norm: _, k_norm: _, wo: _, sinks: _, gate: _, latent: _ } = weights;
+        let Attn {
+            wq: _,
+            wk: _,
+            wv: _,
+            q_norm: _,
+            k_norm: _,
+            wo: _,
+            sinks: _,
+            gate: _,
+            latent: _,
+        } = weights;
         let mut normed = self.enter(attn_norm.as_ref())?;
         self.keys_values(i, attn, weights, normed)?;
         if let Some(outputs) = outputs.filter(|outputs| outputs.n < self.rows.n) {
@@ -672,7 +820,11 @@ impl<'m, 'b> Planner<'m, 'b> {
             self.plan.outputs = Set::Outputs;
         }
         self.attention(i, attn, weights, normed)?;
-        self.leave(Intermediate::AttnOut, post_attn_norm.as_ref(), *residual_scale)?;
+        self.leave(
+            Intermediate::AttnOut,
+            post_attn_norm.as_ref(),
+            *residual_scale,
+        )?;
         let input = if *norms == Norms::Shared {
             self.enter(None)?;
             normed
@@ -686,7 +838,11 @@ impl<'m, 'b> Planner<'m, 'b> {
                 return Err(refused(format!("layer {i} without a feed-forward layer")));
             }
         }
-        self.leave(Intermediate::FfnOut, post_ffn_norm.as_ref(), *residual_scale)
+        self.leave(
+            Intermediate::FfnOut,
+            post_ffn_norm.as_ref(),
+            *residual_scale,
+        )
     }
 
     /// Norm and rotation of heads; returns the buffer with the result.
@@ -702,30 +858,57 @@ impl<'m, 'b> Planner<'m, 'b> {
         let (n_head, head_dim, eps) = (size(n_head)?, size(spec.head_dim)?, self.h.norm_eps);
         match (spec.qk_norm, norm) {
             (Some(QkNorm::PerHead), Some(w)) => {
-                let args = NormArgs { n: head_dim, n_rows: size(rows as usize * n_head as usize)?, eps };
+                let args = NormArgs {
+                    n: head_dim,
+                    n_rows: size(rows as usize * n_head as usize)?,
+                    eps,
+                };
                 self.plain(&RMS_NORM_HEADS, &args, &[x, Name::Constant(w)]);
             }
             (Some(QkNorm::Full), Some(w)) => {
-                let args = NormArgs { n: size(width)?, n_rows: rows, eps };
+                let args = NormArgs {
+                    n: size(width)?,
+                    n_rows: rows,
+                    eps,
+                };
                 self.plain(&RMS_NORM, &args, &[x, Name::Constant(w), Left(normed)]);
                 x = Left(normed);
             }
-            (Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated | QkNorm::LayerByHead) | None, _) | (_, None) => {} // the ones are in `forward_only`
+            (
+                Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated | QkNorm::LayerByHead) | None,
+                _,
+            )
+            | (_, None) => {} // the ones are in `forward_only`
         }
         if let Some(id) = spec.rope {
             let rope = &self.h.ropes[id.index()];
-            let args = RopeArgs { n_rows: rows, n_head, head_dim, n_dims: size(rope.n_dims)? };
+            let args = RopeArgs {
+                n_rows: rows,
+                n_head,
+                head_dim,
+                n_dims: size(rope.n_dims)?,
+            };
             let kernel = match rope.order {
                 RopeOrder::Norm => &ROPE_NORM,
                 RopeOrder::NeoX => &ROPE_NEOX,
             };
-            self.plain(kernel, &args, &[x, Name::Input(Input::Angles(self.rows.set, id.index()))]);
+            self.plain(
+                kernel,
+                &args,
+                &[x, Name::Input(Input::Angles(self.rows.set, id.index()))],
+            );
         }
         Ok(x)
     }
 
     /// Transforms the heads of keys or queries where the keys of their layer are stored so.
-    fn transform(&mut self, transformed: bool, x: Name<'m>, n_head: usize, head_dim: usize) -> Result<(), MetalError> {
+    fn transform(
+        &mut self,
+        transformed: bool,
+        x: Name<'m>,
+        n_head: usize,
+        head_dim: usize,
+    ) -> Result<(), MetalError> {
         if transformed {
             let log_side = head_dim.trailing_zeros();
             let args = HadamardArgs {
@@ -740,10 +923,21 @@ impl<'m, 'b> Planner<'m, 'b> {
     }
 
     /// Appends keys and values of all rows to the pages.
-    fn keys_values(&mut self, i: usize, spec: &AttnSpec, w: &'m Attn, normed: Name<'m>) -> Result<(), MetalError> {
+    fn keys_values(
+        &mut self,
+        i: usize,
+        spec: &AttnSpec,
+        w: &'m Attn,
+        normed: Name<'m>,
+    ) -> Result<(), MetalError> {
         self.linear(&w.wk, normed, Left(Intermediate::K))?;
         self.linear(&w.wv, normed, Left(Intermediate::V))?;
-        let k = self.heads(spec, (Intermediate::K, Intermediate::KNormed), spec.n_head_kv, w.k_norm.as_ref())?;
+        let k = self.heads(
+            spec,
+            (Intermediate::K, Intermediate::KNormed),
+            spec.n_head_kv,
+            w.k_norm.as_ref(),
+        )?;
         let place = self.batch.places[i];
         self.transform(place.transformed, k, spec.n_head_kv, spec.head_dim)?;
         let [key_bits, value_bits] = place.types.map(bits);
@@ -769,7 +963,13 @@ impl<'m, 'b> Planner<'m, 'b> {
     }
 
     /// Attention of the current rows, whose keys and values are in the pages; stores its output.
-    fn attention(&mut self, i: usize, spec: &AttnSpec, w: &'m Attn, normed: Name<'m>) -> Result<(), MetalError> {
+    fn attention(
+        &mut self,
+        i: usize,
+        spec: &AttnSpec,
+        w: &'m Attn,
+        normed: Name<'m>,
+    ) -> Result<(), MetalError> {
         let AttnSpec {
             n_head,
             n_head_kv,
@@ -796,13 +996,20 @@ impl<'m, 'b> Planner<'m, 'b> {
         } = *spec;
         let widest = size(head_dim.max(head_dim_v))?;
         let variant = HEAD_DIMS.iter().copied().find(|&d| d >= widest);
-        let Some(variant) = variant.filter(|_| head_dim % 8 == 0 && head_dim_v % 8 == 0 && n_head <= MAX_HEADS) else {
+        let Some(variant) =
+            variant.filter(|_| head_dim % 8 == 0 && head_dim_v % 8 == 0 && n_head <= MAX_HEADS)
+        else {
             return Err(refused(format!(
                 "attention with {n_head} heads of {head_dim} and {head_dim_v} values (layer {i})"
             )));
         };
         self.linear(&w.wq, normed, Left(Intermediate::Q))?;
-        let q = self.heads(spec, (Intermediate::Q, Intermediate::QNormed), n_head, w.q_norm.as_ref())?;
+        let q = self.heads(
+            spec,
+            (Intermediate::Q, Intermediate::QNormed),
+            n_head,
+            w.q_norm.as_ref(),
+        )?;
         let place = self.batch.places[i];
         self.transform(place.transformed, q, n_head, head_dim)?;
         let [key_bits, value_bits] = place.types.map(bits);
@@ -817,7 +1024,9 @@ impl<'m, 'b> Planner<'m, 'b> {
             key_bits: key_bits?,
             value_bits: value_bits?,
             // A window too large for 32 bits has no effect.
-            window: window.and_then(|window| u32::try_from(window).ok()).unwrap_or(0),
+            window: window
+                .and_then(|window| u32::try_from(window).ok())
+                .unwrap_or(0),
             n_pages: self.n_pages,
             n_splits: 0,
             n_tiles: 0,
@@ -825,27 +1034,54 @@ impl<'m, 'b> Planner<'m, 'b> {
             softcap: softcap.unwrap_or(0.0),
         };
         let rows = self.rows.clone();
-        let (row_data, pages) = (Name::Input(Input::Rows(rows.set)), Name::Input(Input::Pages(place.group)));
-        let (out, sinks) = (Left(Intermediate::KqvOut), Name::Constant(w.sinks.as_deref().unwrap_or(&NO_SINKS)));
+        let (row_data, pages) = (
+            Name::Input(Input::Rows(rows.set)),
+            Name::Input(Input::Pages(place.group)),
+        );
+        let (out, sinks) = (
+            Left(Intermediate::KqvOut),
+            Name::Constant(w.sinks.as_deref().unwrap_or(&NO_SINKS)),
+        );
         let (n_q, n_out) = (size(spec.n_q())?, size(spec.n_out())?);
         let tile_rows = prompt_tile_rows(variant);
         let tiles = self.tiles(&rows, tile_rows);
         for run in rows.runs().into_iter().filter(|run| run.generated) {
             args.n_rows = run.n;
-            let first_seen = |pos: u32| if args.window == 0 { 0 } else { (pos + 1).saturating_sub(args.window) };
-            let positions = rows.parts_of(run).flat_map(|part| part.pos..part.pos + part.n);
-            args.n_splits = positions.map(|pos| pos / SPLIT - first_seen(pos) / SPLIT + 1).max().unwrap_or(1);
+            let first_seen = |pos: u32| {
+                if args.window == 0 {
+                    0
+                } else {
+                    (pos + 1).saturating_sub(args.window)
+                }
+            };
+            let positions = rows
+                .parts_of(run)
+                .flat_map(|part| part.pos..part.pos + part.n);
+            args.n_splits = positions
+                .map(|pos| pos / SPLIT - first_seen(pos) / SPLIT + 1)
+                .max()
+                .unwrap_or(1);
             let here = (row_data, u64::from(run.first) * Element::Row.size());
             let partial = (Left(Intermediate::Partial), 0);
             let buffers = [(q, bytes(run.first, n_q)), here, (pages, 0), partial];
-            self.push((&ATTENTION_DECODE, DType::F32, variant), &args, &buffers, Some((i, false)));
+            self.push(
+                (&ATTENTION_DECODE, DType::F32, variant),
+                &args,
+                &buffers,
+                Some((i, false)),
+            );
             let buffers = [partial, here, (sinks, 0), (out, bytes(run.first, n_out))];
             self.push((&ATTENTION_MERGE, DType::F32, 0), &args, &buffers, None);
         }
         if let Some((tiles, n_tiles)) = tiles {
             (args.n_rows, args.n_splits, args.n_tiles) = (rows.n, 0, n_tiles);
             let buffers = [q, row_data, pages, tiles, sinks, out].map(|name| (name, 0));
-            self.push((&ATTENTION_PROMPT, DType::F32, variant), &args, &buffers, Some((i, false)));
+            self.push(
+                (&ATTENTION_PROMPT, DType::F32, variant),
+                &args,
+                &buffers,
+                Some((i, false)),
+            );
         }
         self.linear(&w.wo, out, Left(Intermediate::AttnOut))
     }
@@ -853,7 +1089,11 @@ impl<'m, 'b> Planner<'m, 'b> {
     /// Tiles of the rows of prompts, and their number.
     fn tiles(&mut self, rows: &RowSet, tile_rows: u32) -> Option<(Name<'m>, u32)> {
         let input = Input::Tiles(rows.set, tile_rows);
-        let known = self.plan.tiles.iter().position(|(other, _)| *other == input);
+        let known = self
+            .plan
+            .tiles
+            .iter()
+            .position(|(other, _)| *other == input);
         let at = known.unwrap_or_else(|| {
             let prompts = rows.parts.iter().filter(|part| !part.generated);
             let tiles = prompts.flat_map(|part| {
@@ -867,7 +1107,8 @@ impl<'m, 'b> Planner<'m, 'b> {
         (n > 0).then_some((Name::Input(input), n))
     }
 
-    /// Activation of `n` values in [`Intermediate::Gate`] and [`Intermediate::Up`]; returns the buffer with the result.
+    /// Activation of `n` values in [`Intermediate::Gate`] and [`Intermediate::Up`]; returns the
+    /// buffer with the result.
     fn activate(&mut self, activation: Activation, n: usize) -> Result<Name<'m>, MetalError> {
         let args = ElementwiseArgs { n: size(n)? };
         let (gate, up) = (Left(Intermediate::Gate), Left(Intermediate::Up));
@@ -877,14 +1118,22 @@ impl<'m, 'b> Planner<'m, 'b> {
             Activation::Gelu => self.plain(&GELU, &args, &[up]),
             Activation::SquaredRelu => self.plain(&SQUARED_RELU, &args, &[up]),
             Activation::SwiGluOai => self.plain(&SWIGLU_OAI, &args, &[gate, up]),
-            Activation::ReGlu | Activation::GeGluErf | Activation::GeluErf | Activation::Xielu { .. } => {
+            Activation::ReGlu
+            | Activation::GeGluErf
+            | Activation::GeluErf
+            | Activation::Xielu { .. } => {
                 return Err(refused(format!("the activation {activation:?}")));
             }
         }
         Ok(if activation.is_gated() { gate } else { up })
     }
 
-    fn feed_forward(&mut self, ffn: &'m Ffn, x: Name<'m>, y: Intermediate) -> Result<(), MetalError> {
+    fn feed_forward(
+        &mut self,
+        ffn: &'m Ffn,
+        x: Name<'m>,
+        y: Intermediate,
+    ) -> Result<(), MetalError> {
         if let Some(gate) = &ffn.gate {
             self.linear(gate, x, Left(Intermediate::Gate))?;
         }
@@ -912,12 +1161,31 @@ impl<'m, 'b> Planner<'m, 'b> {
             latent: _,
             shared: _,
         } = moe.spec;
-        if groups.is_some_and(|groups| groups.n_used < groups.n_group) || n_expert > MAX_EXPERTS as usize {
-            return Err(refused(format!("a mixture of {n_expert} experts in groups")));
+        if groups.is_some_and(|groups| groups.n_used < groups.n_group)
+            || n_expert > MAX_EXPERTS as usize
+        {
+            return Err(refused(format!(
+                "a mixture of {n_expert} experts in groups"
+            )));
         }
-        let Moe { spec: _, router, router_norm: _, latent: _, output_scales: _, bias, stacked, shared, shared_gate } =
-            moe;
-        let Ffn { gate, up, down, activation: _, sparsity: _ } = stacked;
+        let Moe {
+            spec: _,
+            router,
+            router_norm: _,
+            latent: _,
+            output_scales: _,
+            bias,
+            stacked,
+            shared,
+            shared_gate,
+        } = moe;
+        let Ffn {
+            gate,
+            up,
+            down,
+            activation: _,
+            sparsity: _,
+        } = stacked;
         let (n_rows, n) = (self.rows.n, self.n_embd()?);
         let (expert_count, used) = (size(n_expert)?, size(n_used)?);
         self.linear(router, x, Left(Intermediate::Router))?;
@@ -935,11 +1203,26 @@ impl<'m, 'b> Planner<'m, 'b> {
             scale,
         };
         let bias = bias.as_ref().map_or(&NO_BIAS[..], Vec::as_slice);
-        let (chosen, weights) = (Left(Intermediate::Chosen), Left(Intermediate::ExpertWeights));
-        self.plain(&ROUTE, &args, &[Left(Intermediate::Router), Name::Constant(bias), chosen, weights]);
+        let (chosen, weights) = (
+            Left(Intermediate::Chosen),
+            Left(Intermediate::ExpertWeights),
+        );
+        self.plain(
+            &ROUTE,
+            &args,
+            &[
+                Left(Intermediate::Router),
+                Name::Constant(bias),
+                chosen,
+                weights,
+            ],
+        );
 
-        let (of_gate, of_up, of_out) =
-            (Left(Intermediate::Gate), Left(Intermediate::Up), Left(Intermediate::ExpertOut));
+        let (of_gate, of_up, of_out) = (
+            Left(Intermediate::Gate),
+            Left(Intermediate::Up),
+            Left(Intermediate::ExpertOut),
+        );
         let runs = self.expert_runs(used, expert_count);
         if let Some(gate) = gate {
             self.expert_product(&runs, gate, (x, used), of_gate)?;
@@ -948,7 +1231,15 @@ impl<'m, 'b> Planner<'m, 'b> {
         let inner = self.activate(activation, n_rows as usize * n_used * n_ff)?;
         self.expert_product(&runs, down, (inner, 1), of_out)?;
         let out = Left(Intermediate::FfnOut);
-        self.plain(&COMBINE_EXPERTS, &CombineExpertsArgs { n, n_rows, n_used: used }, &[of_out, weights, out]);
+        self.plain(
+            &COMBINE_EXPERTS,
+            &CombineExpertsArgs {
+                n,
+                n_rows,
+                n_used: used,
+            },
+            &[of_out, weights, out],
+        );
 
         let Some(shared) = shared else { return Ok(()) };
         self.feed_forward(shared, x, Intermediate::SharedOut)?;
@@ -956,10 +1247,17 @@ impl<'m, 'b> Planner<'m, 'b> {
         match shared_gate {
             Some(gate) => {
                 self.product(gate, x, Left(Intermediate::SharedGate))?;
-                self.plain(&ADD_GATED, &AddGatedArgs { n, n_rows }, &[out, shared, Left(Intermediate::SharedGate)]);
+                self.plain(
+                    &ADD_GATED,
+                    &AddGatedArgs { n, n_rows },
+                    &[out, shared, Left(Intermediate::SharedGate)],
+                );
             }
             None => {
-                let args = AddScaledArgs { n: size(n_rows as usize * self.h.n_embd)?, scale: 1.0 };
+                let args = AddScaledArgs {
+                    n: size(n_rows as usize * self.h.n_embd)?,
+                    scale: 1.0,
+                };
                 self.plain(&ADD_SCALED, &args, &[out, shared]);
             }
         }
@@ -972,14 +1270,25 @@ impl<'m, 'b> Planner<'m, 'b> {
         let mut runs = Vec::new();
         for run in self.rows.runs() {
             let n_chosen = run.n * n_used;
-            runs.push(ExpertRun { run, n_used, n_expert, counts, lists });
+            runs.push(ExpertRun {
+                run,
+                n_used,
+                n_expert,
+                counts,
+                lists,
+            });
             if !run.generated {
                 let buffers = [
                     (Left(Intermediate::Chosen), bytes(run.first, n_used)),
                     (Left(Intermediate::ExpertCounts), counts),
                     (Left(Intermediate::ExpertLists), lists),
                 ];
-                self.push((&EXPERT_ROWS, DType::F32, 0), &ExpertRowsArgs { n_chosen, n_expert }, &buffers, None);
+                self.push(
+                    (&EXPERT_ROWS, DType::F32, 0),
+                    &ExpertRowsArgs { n_chosen, n_expert },
+                    &buffers,
+                    None,
+                );
                 counts += bytes(n_expert, 1);
                 lists += bytes(n_expert, n_chosen);
             }
@@ -997,22 +1306,66 @@ impl<'m, 'b> Planner<'m, 'b> {
     ) -> Result<(), MetalError> {
         let w = &linear.w;
         let (matrix, format) = self.weight(w)?;
-        for &ExpertRun { run, n_used, n_expert, counts, lists } in runs {
-            let (n_in, n_out, row_bytes) = (size(w.n_in)?, size(w.n_out)? / n_expert, size(w.row_bytes())?);
+        for &ExpertRun {
+            run,
+            n_used,
+            n_expert,
+            counts,
+            lists,
+        } in runs
+        {
+            let (n_in, n_out, row_bytes) = (
+                size(w.n_in)?,
+                size(w.n_out)? / n_expert,
+                size(w.row_bytes())?,
+            );
             let (first, n_chosen) = (run.first * n_used, run.n * n_used);
-            let (x, y) = ((x, bytes(first / choices_per_row, n_in)), (y, bytes(first, n_out)));
+            let (x, y) = (
+                (x, bytes(first / choices_per_row, n_in)),
+                (y, bytes(first, n_out)),
+            );
             if run.generated {
-                let args = MatvecExpertsArgs { n_in, n_out, n_chosen, n_expert, choices_per_row, row_bytes };
+                let args = MatvecExpertsArgs {
+                    n_in,
+                    n_out,
+                    n_chosen,
+                    n_expert,
+                    choices_per_row,
+                    row_bytes,
+                };
                 let buffers = [matrix, x, (Left(Intermediate::Chosen), bytes(first, 1)), y];
                 self.push((&MATVEC_EXPERTS, format, 0), &args, &buffers, None);
             } else {
-                let args = MatmulExpertsArgs { n_in, n_out, n_chosen, n_expert, choices_per_row, row_bytes };
-                let lists = [(Left(Intermediate::ExpertCounts), counts), (Left(Intermediate::ExpertLists), lists)];
-                self.push((&MATMUL_EXPERTS, format, 0), &args, &[matrix, x, lists[0], lists[1], y], None);
+                let args = MatmulExpertsArgs {
+                    n_in,
+                    n_out,
+                    n_chosen,
+                    n_expert,
+                    choices_per_row,
+                    row_bytes,
+                };
+                let lists = [
+                    (Left(Intermediate::ExpertCounts), counts),
+                    (Left(Intermediate::ExpertLists), lists),
+                ];
+                self.push(
+                    (&MATMUL_EXPERTS, format, 0),
+                    &args,
+                    &[matrix, x, lists[0], lists[1], y],
+                    None,
+                );
             }
             if let Some(b) = &linear.b {
-                let args = AddExpertBiasArgs { n: n_out, n_chosen, n_expert };
-                let buffers = [y, (Name::Constant(b), 0), (Left(Intermediate::Chosen), bytes(first, 1))];
+                let args = AddExpertBiasArgs {
+                    n: n_out,
+                    n_chosen,
+                    n_expert,
+                };
+                let buffers = [
+                    y,
+                    (Name::Constant(b), 0),
+                    (Left(Intermediate::Chosen), bytes(first, 1)),
+                ];
                 self.push((&ADD_EXPERT_BIAS, DType::F32, 0), &args, &buffers, None);
             }
         }

@@ -19,8 +19,8 @@ pub struct MetalRunner<G: Gpu> {
     copied: u64,
     /// Weights, and buffers of passes, which grow on demand.
     buffers: Mutex<HashMap<Key, G::Buffer>>,
-    /// Terms of the adapters of earlier passes. A weak reference keeps an adapter's address and values as they are:
-    /// whoever changes it gets a new one.
+    /// Terms of the adapters of earlier passes. A weak reference keeps an adapter's address and
+    /// values as they are: whoever changes it gets a new one.
     adapters: Mutex<Vec<(Weak<Adapter>, G::Buffer)>>,
 }
 
@@ -47,23 +47,40 @@ impl Key {
 }
 
 impl<G: Gpu> MetalRunner<G> {
-    /// A runner for the last `n_layers` layers of `model`, or all if it has fewer. On return, their weights are
-    /// accessible to the GPU.
+    /// A runner for the last `n_layers` layers of `model`, or all if it has fewer. On return, their
+    /// weights are accessible to the GPU.
     ///
     /// # Errors
-    /// [`MetalError::Unsupported`] if the model has a feature without a kernel; [`MetalError::OutOfMemory`].
+    /// [`MetalError::Unsupported`] if the model has a feature without a kernel;
+    /// [`MetalError::OutOfMemory`].
     pub fn new(gpu: G, model: &Model, n_layers: usize) -> Result<MetalRunner<G>, MetalError> {
         let h = model.hparams();
         let first_layer = h.n_layer.saturating_sub(n_layers);
         // A pass of one token uses the same parts of the model as any other pass.
         let places = vec![PagePlace::default(); h.attention().count()];
-        let slot = BatchSlot { rows: 0..1, outputs: 0..1, pos: 0, generated: true, tables: &[], adapters: &[] };
+        let slot = BatchSlot {
+            rows: 0..1,
+            outputs: 0..1,
+            pos: 0,
+            generated: true,
+            tables: &[],
+            adapters: &[],
+        };
         let hidden = if first_layer > 0 { &[0.0][..] } else { &[] };
-        let batch = Batch { slots: &[slot], tokens: &[0], hidden, cos: &[], sin: &[], places: &places };
+        let batch = Batch {
+            slots: &[slot],
+            tokens: &[0],
+            hidden,
+            cos: &[],
+            sin: &[],
+            places: &places,
+        };
         let plan = Plan::new(model, first_layer, &batch, false)?;
         let (mut buffers, mut copied) = (HashMap::new(), 0);
         for (name, _) in plan.commands.iter().flat_map(|command| &command.buffers) {
-            let Some(key) = Key::of(*name).filter(|key| !buffers.contains_key(key)) else { continue };
+            let Some(key) = Key::of(*name).filter(|key| !buffers.contains_key(key)) else {
+                continue;
+            };
             let buffer = match name {
                 Name::Tensor(index) => {
                     let (buffer, is_copy) = gpu.tensor(model.gguf(), *index)?;
@@ -76,7 +93,9 @@ impl<G: Gpu> MetalRunner<G> {
                     gpu.write(&mut buffer, bytes)?;
                     buffer
                 }
-                Name::Adapter(_) | Name::Input(_) | Name::Intermediate(_) | Name::Cache(_) => continue,
+                Name::Adapter(_) | Name::Input(_) | Name::Intermediate(_) | Name::Cache(_) => {
+                    continue;
+                }
             };
             buffers.insert(key, buffer);
         }
@@ -96,13 +115,22 @@ impl<G: Gpu> MetalRunner<G> {
     }
 
     fn run(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), MetalError> {
-        let plan = Plan::new(&self.model, self.first_layer, batch, outputs.states.is_some())?;
+        let plan = Plan::new(
+            &self.model,
+            self.first_layer,
+            batch,
+            outputs.states.is_some(),
+        )?;
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, bytes) in plan.sizes() {
             let Some(key) = Key::of(name) else { continue };
-            if buffers.get(&key).is_none_or(|buffer| (self.gpu.len(buffer) as u64) < bytes) {
+            if buffers
+                .get(&key)
+                .is_none_or(|buffer| (self.gpu.len(buffer) as u64) < bytes)
+            {
                 buffers.remove(&key);
-                let bytes = usize::try_from(bytes).map_err(|_| MetalError::OutOfMemory { bytes: usize::MAX })?;
+                let bytes = usize::try_from(bytes)
+                    .map_err(|_| MetalError::OutOfMemory { bytes: usize::MAX })?;
                 buffers.insert(key, self.gpu.buffer(bytes)?);
             }
             if let Some(data) = self.input(&plan, batch, name)
@@ -115,9 +143,14 @@ impl<G: Gpu> MetalRunner<G> {
         adapters.retain(|(adapter, _)| adapter.strong_count() > 0);
         let mut places = Vec::with_capacity(plan.adapters.len());
         for adapter in &plan.adapters {
-            let known = adapters.iter().position(|(other, _)| other.as_ptr() == Arc::as_ptr(adapter));
+            let known = adapters
+                .iter()
+                .position(|(other, _)| other.as_ptr() == Arc::as_ptr(adapter));
             if known.is_none() {
-                let values: Vec<f32> = adapter.terms().flat_map(|(_, term)| [term.a(), term.b()].concat()).collect();
+                let values: Vec<f32> = adapter
+                    .terms()
+                    .flat_map(|(_, term)| [term.a(), term.b()].concat())
+                    .collect();
                 let bytes: &[u8] = bytemuck::cast_slice(&values);
                 let mut buffer = self.gpu.buffer(bytes.len())?;
                 self.gpu.write(&mut buffer, bytes)?;
@@ -134,13 +167,26 @@ impl<G: Gpu> MetalRunner<G> {
                 };
                 Some((buffer, offset))
             });
-            calls.push(Call { dispatch: &command.dispatch, buffers: buffers.collect(), barrier: command.barrier });
+            calls.push(Call {
+                dispatch: &command.dispatch,
+                buffers: buffers.collect(),
+                barrier: command.barrier,
+            });
         }
-        let pages: BTreeSet<u64> = batch.slots.iter().flat_map(|slot| slot.tables).flatten().copied().collect();
+        let pages: BTreeSet<u64> = batch
+            .slots
+            .iter()
+            .flat_map(|slot| slot.tables)
+            .flatten()
+            .copied()
+            .collect();
         let pages: Vec<u64> = pages.into_iter().filter(|&address| address != 0).collect();
         self.gpu.run(&calls, &pages)?;
         let normed = Intermediate::Normed(plan.outputs);
-        let results = [(Intermediate::Logits, Some(outputs.logits)), (normed, outputs.states)];
+        let results = [
+            (Intermediate::Logits, Some(outputs.logits)),
+            (normed, outputs.states),
+        ];
         for (scratch, values) in results {
             if let (Some(values), Some(buffer)) = (values, buffers.get(&Key::Intermediate(scratch)))
                 && !values.is_empty()
@@ -165,7 +211,9 @@ impl<G: Gpu> MetalRunner<G> {
             }
             Name::Input(Input::Tokens) => bytemuck::cast_slice(batch.tokens).to_vec(),
             Name::Input(Input::Terms) => bytemuck::cast_slice(&plan.terms).to_vec(),
-            Name::Input(Input::OutputRows) => u32s(rows(Set::Outputs).map(|row| row as u32).collect()),
+            Name::Input(Input::OutputRows) => {
+                u32s(rows(Set::Outputs).map(|row| row as u32).collect())
+            }
             Name::Input(Input::Rows(set)) => {
                 let mut table = 0;
                 let mut data = Vec::new();
@@ -179,23 +227,37 @@ impl<G: Gpu> MetalRunner<G> {
             Name::Input(Input::Angles(set, rope)) => {
                 let ropes = &self.model.hparams().ropes;
                 let n_pairs = ropes[rope].n_dims / 2;
-                let first = batch.tokens.len() * ropes[..rope].iter().map(|rope| rope.n_dims / 2).sum::<usize>();
+                let first = batch.tokens.len()
+                    * ropes[..rope]
+                        .iter()
+                        .map(|rope| rope.n_dims / 2)
+                        .sum::<usize>();
                 let mut data = Vec::<f32>::new();
                 for row in rows(set) {
-                    let [cos, sin] = [batch.cos, batch.sin].map(|x| &x[first + row * n_pairs..][..n_pairs]);
+                    let [cos, sin] =
+                        [batch.cos, batch.sin].map(|x| &x[first + row * n_pairs..][..n_pairs]);
                     data.extend(cos.iter().zip(sin).flat_map(|(cos, sin)| [cos, sin]));
                 }
                 bytemuck::cast_slice(&data).to_vec()
             }
             Name::Input(Input::Pages(group)) => {
-                let pages: Vec<u64> = batch.slots.iter().flat_map(|slot| &slot.tables[group]).copied().collect();
+                let pages: Vec<u64> = batch
+                    .slots
+                    .iter()
+                    .flat_map(|slot| &slot.tables[group])
+                    .copied()
+                    .collect();
                 bytemuck::cast_slice(&pages).to_vec()
             }
             Name::Input(input @ Input::Tiles(..)) => {
                 let (_, tiles) = plan.tiles.iter().find(|(other, _)| *other == input)?;
                 bytemuck::cast_slice(tiles).to_vec()
             }
-            Name::Intermediate(_) | Name::Tensor(_) | Name::Constant(_) | Name::Adapter(_) | Name::Cache(_) => {
+            Name::Intermediate(_)
+            | Name::Tensor(_)
+            | Name::Constant(_)
+            | Name::Adapter(_)
+            | Name::Cache(_) => {
                 return None;
             }
         };

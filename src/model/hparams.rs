@@ -1,10 +1,11 @@
-//! What distinguishes one transformer from another: sizes of the model, and a specification of each layer.
+//! What distinguishes one transformer from another: sizes of the model, and a specification of each
+//! layer.
 
 use super::family::Family;
 use super::spec::{
-    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mamba2Spec,
-    MambaNorms, MambaSpec, Mixer, MoeSpec, Norms, OutputScale, QkNorm, RecurrentSpec, SharedSpec, Temperature,
-    TimeMixRanks,
+    Activation, AttnSpec, Biases, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec,
+    Mamba2Spec, MambaNorms, MambaSpec, Mixer, MoeSpec, Norms, OutputScale, QkNorm, RecurrentSpec,
+    SharedSpec, Temperature, TimeMixRanks,
 };
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
@@ -36,7 +37,8 @@ pub struct Hparams {
     pub n_embd: usize,
     /// Number of layers.
     pub n_layer: usize,
-    /// Layers that one of the file's blocks consists of: RWKV's are two, a time mix and a channel mix.
+    /// Layers that one of the file's blocks consists of: RWKV's are two, a time mix and a channel
+    /// mix.
     pub n_part: usize,
     /// Blocks for multi-token prediction after those, which are no part of the model's own passes.
     pub n_mtp: usize,
@@ -54,14 +56,15 @@ pub struct Hparams {
     pub final_norm: bool,
     /// Whether embeddings have a norm.
     pub embd_norm: bool,
-    /// Whether embeddings of positions are added to those of tokens: then no position may reach `n_ctx_train`.
+    /// Whether embeddings of positions are added to those of tokens: then no position may reach
+    /// `n_ctx_train`.
     pub learned_positions: bool,
     /// Factor on logits.
     pub logit_scale: f32,
     /// Soft cap `c` of logits: `c·tanh(x/c)`.
     pub final_softcap: Option<f32>,
-    /// Whether the head must have a bias. Otherwise that is up to the file, as is whether the head is a matrix of its own:
-    /// where there is none, the embedding table replaces it.
+    /// Whether the head must have a bias. Otherwise that is up to the file, as is whether the head
+    /// is a matrix of its own: where there is none, the embedding table replaces it.
     pub head_bias: bool,
     /// How vectors of texts are pooled from hidden states, if the file says.
     pub pooling: Option<Pooling>,
@@ -73,12 +76,13 @@ pub struct Hparams {
     pub ropes: Vec<Rope>,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
-    /// For each layer, the index of the keys and values that it reads, among the layers that keep some; 0 for layers
-    /// without attention.
+    /// For each layer, the index of the keys and values that it reads, among the layers that keep
+    /// some; 0 for layers without attention.
     pub kv_layers: Vec<usize>,
     /// Several residual streams, if the model has them (Gemma 3n).
     pub streams: Option<StreamsSpec>,
-    /// Width of the vector that each layer has for each token, if layers have such vectors (Gemma 3n, 4).
+    /// Width of the vector that each layer has for each token, if layers have such vectors (Gemma
+    /// 3n, 4).
     pub per_layer_embd: Option<usize>,
 }
 
@@ -93,12 +97,20 @@ impl Finish {
     /// The logit for a product `raw`.
     pub(crate) fn logit(self, raw: f32) -> f32 {
         let x = self.scale * raw;
-        if self.cap > 0.0 { self.cap * (x / self.cap).tanh() } else { x }
+        if self.cap > 0.0 {
+            self.cap * (x / self.cap).tanh()
+        } else {
+            x
+        }
     }
 
     /// Derivative of [`Finish::logit`], given its result.
     pub(crate) fn slope(self, logit: f32) -> f32 {
-        let x = if self.cap > 0.0 { logit / self.cap } else { 0.0 };
+        let x = if self.cap > 0.0 {
+            logit / self.cap
+        } else {
+            0.0
+        };
         self.scale * (1.0 - x * x)
     }
 
@@ -108,7 +120,9 @@ impl Finish {
             logits.iter_mut().for_each(|x| *x *= self.scale);
         }
         if self.cap > 0.0 {
-            logits.iter_mut().for_each(|x| *x = self.cap * (*x / self.cap).tanh());
+            logits
+                .iter_mut()
+                .for_each(|x| *x = self.cap * (*x / self.cap).tanh());
         }
     }
 }
@@ -125,7 +139,8 @@ pub enum Pooling {
     Last,
 }
 
-/// Several residual streams (AltUp, arXiv 2301.13310), and in each layer a side path around attention (Laurel).
+/// Several residual streams (AltUp, arXiv 2301.13310), and in each layer a side path around
+/// attention (Laurel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StreamsSpec {
@@ -147,7 +162,8 @@ pub struct ClassifierSpec {
     pub activation: ClassifierActivation,
     /// Whether a norm without bias follows it.
     pub norm: bool,
-    /// Outputs of the last matrix, of which the first is the score; `None`: there is no such matrix.
+    /// Outputs of the last matrix, of which the first is the score; `None`: there is no such
+    /// matrix.
     pub n_label: Option<usize>,
     /// Whether the score is a probability: a softmax over the outputs.
     pub softmax: bool,
@@ -206,8 +222,9 @@ pub enum RopeScaling {
         /// Whether these bounds are rounded to whole dimensions.
         truncate: bool,
     },
-    /// Factors per dimension from the file, one set for short and one for long contexts (arXiv 2402.13753). Phi 3 files
-    /// have the factors without naming this scaling; they are used all the same.
+    /// Factors per dimension from the file, one set for short and one for long contexts (arXiv
+    /// 2402.13753). Phi 3 files have the factors without naming this scaling; they are used all
+    /// the same.
     Long,
 }
 
@@ -282,8 +299,8 @@ impl UnknownNames {
     }
 }
 
-/// Metadata of one architecture: keys are given without their prefix. Remembers which were read, so that none is
-/// ignored unnoticed.
+/// Metadata of one architecture: keys are given without their prefix. Remembers which were read, so
+/// that none is ignored unnoticed.
 pub(crate) struct Keys<'a> {
     pub(crate) arch: &'a str,
     /// Number of layers, without those of multi-token prediction, which are not run.
@@ -307,7 +324,8 @@ const HARMLESS: &[&str] = &[
     "vocab_size",
 ];
 
-/// Keys that would change the computation, with the values for which it is the one implemented here.
+/// Keys that would change the computation, with the values for which it is the one implemented
+/// here.
 const FIXED: &[(&str, &[f64])] = &[
     ("attention.causal", &[1.0]),
     ("attention.clamp_kqv", &[0.0]),
@@ -333,7 +351,15 @@ impl<'a> Keys<'a> {
         tensors: &'a [TensorInfo],
         n_vocab: usize,
     ) -> Result<Keys<'a>, ModelError> {
-        let keys = Keys { arch, n_layer: 0, n_mtp: 0, n_vocab, metadata, tensors, asked: RefCell::default() };
+        let keys = Keys {
+            arch,
+            n_layer: 0,
+            n_mtp: 0,
+            n_vocab,
+            metadata,
+            tensors,
+            asked: RefCell::default(),
+        };
         let n_block = keys.count("block_count", 1024)?;
         let n_mtp = match keys.opt_u64("nextn_predict_layers")? {
             Some(n) if n >= n_block as u64 => {
@@ -345,7 +371,11 @@ impl<'a> Keys<'a> {
             }
             n => n.unwrap_or(0) as usize,
         };
-        Ok(Keys { n_layer: n_block - n_mtp, n_mtp, ..keys })
+        Ok(Keys {
+            n_layer: n_block - n_mtp,
+            n_mtp,
+            ..keys
+        })
     }
 
     /// Whether layer `i` has a tensor of this name.
@@ -365,7 +395,8 @@ impl<'a> Keys<'a> {
         self.tensors.iter().any(|t| t.name == name)
     }
 
-    /// Output width of a matrix, if it is there; what is too large for one is refused when it is bound.
+    /// Output width of a matrix, if it is there; what is too large for one is refused when it is
+    /// bound.
     pub(crate) fn n_out(&self, name: &str) -> Option<usize> {
         let tensor = self.tensors.iter().find(|t| t.name == name)?;
         Some(tensor.dims.get(1).map_or(1, |&n| n.min(1 << 17) as usize))
@@ -373,7 +404,11 @@ impl<'a> Keys<'a> {
 
     /// Whether a layer has a tensor of this name.
     pub(crate) fn has_part(&self, part: &str) -> bool {
-        let is_it = |t: &TensorInfo| t.name.strip_suffix(part).is_some_and(|layer| layer.ends_with('.'));
+        let is_it = |t: &TensorInfo| {
+            t.name
+                .strip_suffix(part)
+                .is_some_and(|layer| layer.ends_with('.'))
+        };
         self.tensors.iter().any(is_it)
     }
 
@@ -387,7 +422,9 @@ impl<'a> Keys<'a> {
     /// Refuses a key unless it is absent or one of `values`; booleans count as 0 and 1.
     pub(crate) fn only(&self, key: &str, values: &[f64]) -> Result<(), ModelError> {
         let name = self.name(key);
-        let Some(value) = self.metadata.get(&name) else { return Ok(()) };
+        let Some(value) = self.metadata.get(&name) else {
+            return Ok(());
+        };
         let number = match value {
             Value::Bool(yes) => Some(f64::from(u8::from(*yes))),
             Value::F64(x) => Some(*x),
@@ -397,11 +434,21 @@ impl<'a> Keys<'a> {
         if number.is_some_and(|n| values.contains(&n)) {
             return Ok(());
         }
-        let shown = |n: f64| if let Value::Bool(_) = value { (n != 0.0).to_string() } else { n.to_string() };
+        let shown = |n: f64| {
+            if let Value::Bool(_) = value {
+                (n != 0.0).to_string()
+            } else {
+                n.to_string()
+            }
+        };
         Err(ModelError::OutOfRange {
             key: name,
             value: number.map_or_else(|| format!("of type {}", value.type_name()), shown),
-            expected: values.iter().map(|&n| shown(n)).collect::<Vec<_>>().join(" or "),
+            expected: values
+                .iter()
+                .map(|&n| shown(n))
+                .collect::<Vec<_>>()
+                .join(" or "),
         })
     }
 
@@ -413,12 +460,24 @@ impl<'a> Keys<'a> {
     /// Refuses or reports the architecture's keys that nothing has read, except the harmless ones.
     fn none_ignored(&self, unknown: &mut UnknownNames) -> Result<(), ModelError> {
         let asked = self.asked.take();
-        for (name, _) in self.metadata.iter().filter(|(name, _)| !asked.contains(*name)) {
-            let Some(key) = name.strip_prefix(self.arch).and_then(|rest| rest.strip_prefix('.')) else { continue };
+        for (name, _) in self
+            .metadata
+            .iter()
+            .filter(|(name, _)| !asked.contains(*name))
+        {
+            let Some(key) = name
+                .strip_prefix(self.arch)
+                .and_then(|rest| rest.strip_prefix('.'))
+            else {
+                continue;
+            };
             if let Some((key, values)) = FIXED.iter().find(|(fixed, _)| *fixed == key) {
                 self.only(key, values)?;
             } else if !HARMLESS.contains(&key) {
-                let error = ModelError::UnknownKey { key: name.to_owned(), arch: self.arch.to_owned() };
+                let error = ModelError::UnknownKey {
+                    key: name.to_owned(),
+                    arch: self.arch.to_owned(),
+                };
                 unknown.found(name, error)?;
             }
         }
@@ -432,7 +491,9 @@ impl<'a> Keys<'a> {
 
     pub(crate) fn opt_count(&self, key: &str, max: usize) -> Result<Option<usize>, ModelError> {
         let name = self.name(key);
-        self.uniform_u64(&name)?.map(|value| Self::in_range(&name, value, 1..=max)).transpose()
+        self.uniform_u64(&name)?
+            .map(|value| Self::in_range(&name, value, 1..=max))
+            .transpose()
     }
 
     fn in_range(name: &str, value: u64, range: RangeInclusive<usize>) -> Result<usize, ModelError> {
@@ -452,16 +513,27 @@ impl<'a> Keys<'a> {
         let values = self.metadata.u32s(name)?;
         let first = values.first().copied().unwrap_or(0);
         if values.iter().any(|&v| v != first) {
-            return Err(ModelError::VariesByLayer { key: name.to_owned() });
+            return Err(ModelError::VariesByLayer {
+                key: name.to_owned(),
+            });
         }
         Ok(Some(first.into()))
     }
 
     /// Counts per layer, refused outside `range`: one number for all, or an array.
-    pub(crate) fn opt_counts(&self, key: &str, range: RangeInclusive<usize>) -> Result<Option<Vec<usize>>, ModelError> {
+    pub(crate) fn opt_counts(
+        &self,
+        key: &str,
+        range: RangeInclusive<usize>,
+    ) -> Result<Option<Vec<usize>>, ModelError> {
         let name = self.name(key);
         let values: Vec<u64> = match self.metadata.get(&name) {
-            Some(Value::Array(_)) => self.metadata.u32s(&name)?.iter().map(|&n| n.into()).collect(),
+            Some(Value::Array(_)) => self
+                .metadata
+                .u32s(&name)?
+                .iter()
+                .map(|&n| n.into())
+                .collect(),
             _ => match self.metadata.opt_u64(&name)? {
                 Some(n) => vec![n; self.n_layer],
                 None => return Ok(None),
@@ -480,11 +552,15 @@ impl<'a> Keys<'a> {
         if n == self.n_layer || n == self.n_layer + self.n_mtp {
             return Ok(());
         }
-        Err(ModelError::Inconsistent { what: format!("{name} has {n} values for {} layers", self.n_layer) })
+        Err(ModelError::Inconsistent {
+            what: format!("{name} has {n} values for {} layers", self.n_layer),
+        })
     }
 
     pub(crate) fn missing(&self, key: &str) -> ModelError {
-        ModelError::MissingKey { key: format!("{}.{key}", self.arch) }
+        ModelError::MissingKey {
+            key: format!("{}.{key}", self.arch),
+        }
     }
 
     /// A boolean for each layer.
@@ -516,8 +592,18 @@ impl<'a> Keys<'a> {
             n_tap: self.taps("ssm.conv_kernel")?,
             norm: self.has_part("ssm_norm.weight"),
         };
-        self.divides("ssm.inner_size", spec.n_inner, "ssm.time_step_rank", spec.n_head)?;
-        self.divides("ssm.time_step_rank", spec.n_head, "ssm.group_count", spec.n_group)?;
+        self.divides(
+            "ssm.inner_size",
+            spec.n_inner,
+            "ssm.time_step_rank",
+            spec.n_head,
+        )?;
+        self.divides(
+            "ssm.time_step_rank",
+            spec.n_head,
+            "ssm.group_count",
+            spec.n_group,
+        )?;
         Ok(RecurrentSpec::Mamba2(spec))
     }
 
@@ -537,18 +623,32 @@ impl<'a> Keys<'a> {
     }
 
     /// Refuses sizes of which one is no multiple of the other.
-    pub(crate) fn divides(&self, key: &str, n: usize, by_key: &str, by: usize) -> Result<(), ModelError> {
+    pub(crate) fn divides(
+        &self,
+        key: &str,
+        n: usize,
+        by_key: &str,
+        by: usize,
+    ) -> Result<(), ModelError> {
         if n.is_multiple_of(by) {
             return Ok(());
         }
-        Err(ModelError::Inconsistent { what: format!("{key} {n} is no multiple of {by_key} {by}") })
+        Err(ModelError::Inconsistent {
+            what: format!("{key} {n} is no multiple of {by_key} {by}"),
+        })
     }
 
     /// Attention in the layers with key/value heads, `spec` in the others.
     pub(crate) fn attention_or(&self, spec: &RecurrentSpec) -> Result<Vec<Has>, ModelError> {
         let n_head_kv = self.opt_counts("attention.head_count_kv", 0..=1024)?;
         let n_head_kv = n_head_kv.ok_or_else(|| self.missing("attention.head_count_kv"))?;
-        let mixer = |n| if n > 0 { Has::Attention } else { Has::Recurrent(spec.clone()) };
+        let mixer = |n| {
+            if n > 0 {
+                Has::Attention
+            } else {
+                Has::Recurrent(spec.clone())
+            }
+        };
         Ok(n_head_kv.into_iter().map(mixer).collect())
     }
 
@@ -556,9 +656,11 @@ impl<'a> Keys<'a> {
     pub(crate) fn number(&self, key: &str) -> Result<Option<f32>, ModelError> {
         let name = self.name(key);
         match self.metadata.opt_f32(&name)? {
-            Some(v) if !v.is_finite() => {
-                Err(ModelError::OutOfRange { key: name, value: v.to_string(), expected: "a finite number".into() })
-            }
+            Some(v) if !v.is_finite() => Err(ModelError::OutOfRange {
+                key: name,
+                value: v.to_string(),
+                expected: "a finite number".into(),
+            }),
             v => Ok(v),
         }
     }
@@ -576,22 +678,34 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Sliding window of every layer: `default` positions unless the file says otherwise; 0 in the file means none.
-    /// Every `pattern`-th layer sees everything, or no layer does if that is 0, unless the file gives another pattern.
-    fn windows(&self, default: Option<usize>, pattern: usize) -> Result<Vec<Option<usize>>, ModelError> {
+    /// Sliding window of every layer: `default` positions unless the file says otherwise; 0 in the
+    /// file means none. Every `pattern`-th layer sees everything, or no layer does if that is
+    /// 0, unless the file gives another pattern.
+    fn windows(
+        &self,
+        default: Option<usize>,
+        pattern: usize,
+    ) -> Result<Vec<Option<usize>>, ModelError> {
         let size = self.uniform_u64(&self.name("attention.sliding_window"))?;
-        let size = size.map_or(default, |n| Some(usize::try_from(n).unwrap_or(usize::MAX))).filter(|&n| n > 0);
+        let size = size
+            .map_or(default, |n| Some(usize::try_from(n).unwrap_or(usize::MAX)))
+            .filter(|&n| n > 0);
         let key = self.name("attention.sliding_window_pattern");
         let covered: Vec<bool> = match self.metadata.get(&key) {
             Some(Value::Array(Array::Bool(by_layer))) => by_layer.clone(),
             Some(Value::Array(_)) => self.metadata.u32s(&key)?.iter().map(|&n| n != 0).collect(),
             _ => {
                 let pattern = self.metadata.opt_u32(&key)?.map_or(pattern, |n| n as usize);
-                (0..self.n_layer).map(|i| pattern == 0 || i % pattern < pattern - 1).collect()
+                (0..self.n_layer)
+                    .map(|i| pattern == 0 || i % pattern < pattern - 1)
+                    .collect()
             }
         };
         self.one_per_layer(&key, covered.len())?;
-        Ok(covered.into_iter().map(|covered| size.filter(|_| covered)).collect())
+        Ok(covered
+            .into_iter()
+            .map(|covered| size.filter(|_| covered))
+            .collect())
     }
 
     /// Dense feed-forward layers.
@@ -607,13 +721,27 @@ impl<'a> Keys<'a> {
     fn all_dense(&self, activation: Activation, fused: bool) -> Result<Vec<FfnSpec>, ModelError> {
         let n_ff = self.opt_counts("feed_forward_length", 1..=1 << 20)?;
         let n_ff = n_ff.ok_or_else(|| self.missing("feed_forward_length"))?;
-        Ok(n_ff.into_iter().map(|n_ff| FfnSpec::Dense(DenseSpec { n_ff, activation, fused, sparsity: None })).collect())
+        Ok(n_ff
+            .into_iter()
+            .map(|n_ff| {
+                FfnSpec::Dense(DenseSpec {
+                    n_ff,
+                    activation,
+                    fused,
+                    sparsity: None,
+                })
+            })
+            .collect())
     }
 
-    /// Feed-forward layers: `n_dense` dense ones, then mixtures of experts, unless the file says otherwise:
-    /// `silu(gate)·up`, the weights of the chosen experts divided by their sum if `normalise`, the shared expert
-    /// without a gate.
-    pub(crate) fn mixture(&self, n_dense: usize, normalise: bool) -> Result<Vec<FfnSpec>, ModelError> {
+    /// Feed-forward layers: `n_dense` dense ones, then mixtures of experts, unless the file says
+    /// otherwise: `silu(gate)·up`, the weights of the chosen experts divided by their sum if
+    /// `normalise`, the shared expert without a gate.
+    pub(crate) fn mixture(
+        &self,
+        n_dense: usize,
+        normalise: bool,
+    ) -> Result<Vec<FfnSpec>, ModelError> {
         let n_expert = self.count("expert_count", MAX_EXPERT)?;
         let n_used = self.count("expert_used_count", n_expert)?;
         // The width of dense layers, if there are any.
@@ -648,7 +776,10 @@ impl<'a> Keys<'a> {
             groups: self.expert_groups(n_expert, n_used)?,
             normalise: self.opt_bool("expert_weights_norm")?.unwrap_or(normalise),
             // 0 in a file means no factor.
-            scale: self.number("expert_weights_scale")?.filter(|&s| s != 0.0).unwrap_or(1.0),
+            scale: self
+                .number("expert_weights_scale")?
+                .filter(|&s| s != 0.0)
+                .unwrap_or(1.0),
             routes_early: false,
             router_norm: false,
             output_scales: false,
@@ -657,7 +788,10 @@ impl<'a> Keys<'a> {
             latent: None,
             shared: shared.map(|n_ff| SharedSpec { n_ff, gated: false }),
         };
-        let n_dense = self.opt_u64("leading_dense_block_count")?.map_or(n_dense, |n| n as usize).min(self.n_layer);
+        let n_dense = self
+            .opt_u64("leading_dense_block_count")?
+            .map_or(n_dense, |n| n as usize)
+            .min(self.n_layer);
         let mut layers = vec![FfnSpec::Moe(moe); self.n_layer];
         if n_dense > 0 {
             layers[..n_dense].clone_from_slice(&self.dense(Activation::SwiGlu)?[..n_dense]);
@@ -666,16 +800,30 @@ impl<'a> Keys<'a> {
     }
 
     /// As [`Keys::mixture`], with sigmoids unless the file says otherwise.
-    pub(crate) fn sigmoid_mixture(&self, n_dense: usize, normalise: bool) -> Result<Vec<FfnSpec>, ModelError> {
+    pub(crate) fn sigmoid_mixture(
+        &self,
+        n_dense: usize,
+        normalise: bool,
+    ) -> Result<Vec<FfnSpec>, ModelError> {
         let mut layers = self.mixture(n_dense, normalise)?;
         if self.opt_u64("expert_gating_func")?.is_none() {
-            layers.iter_mut().filter_map(FfnSpec::moe_mut).for_each(|moe| moe.gating = Gating::Sigmoid);
+            layers
+                .iter_mut()
+                .filter_map(FfnSpec::moe_mut)
+                .for_each(|moe| moe.gating = Gating::Sigmoid);
         }
         Ok(layers)
     }
 
-    fn expert_groups(&self, n_expert: usize, n_used: usize) -> Result<Option<ExpertGroups>, ModelError> {
-        let (count, used) = (self.opt_u64("expert_group_count")?, self.opt_u64("expert_group_used_count")?);
+    fn expert_groups(
+        &self,
+        n_expert: usize,
+        n_used: usize,
+    ) -> Result<Option<ExpertGroups>, ModelError> {
+        let (count, used) = (
+            self.opt_u64("expert_group_count")?,
+            self.opt_u64("expert_group_used_count")?,
+        );
         let (count, used) = (count.unwrap_or(1).max(1), used.unwrap_or(0));
         if count == 1 || used == 0 || used == count {
             return Ok(None);
@@ -684,7 +832,10 @@ impl<'a> Keys<'a> {
             n_expert.is_multiple_of(count) && used < count && n_used <= used * (n_expert / count)
         };
         match (usize::try_from(count), usize::try_from(used)) {
-            (Ok(n_group), Ok(used)) if fits(n_group, used) => Ok(Some(ExpertGroups { n_group, n_used: used })),
+            (Ok(n_group), Ok(used)) if fits(n_group, used) => Ok(Some(ExpertGroups {
+                n_group,
+                n_used: used,
+            })),
             _ => Err(ModelError::Inconsistent {
                 what: format!("{n_used} of {n_expert} experts from {used} of {count} groups"),
             }),
@@ -710,9 +861,14 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Head of a reranker, if the file says that its pooling is a score or has one: a matrix and tanh, then another matrix,
-    /// as far as the file has them, on hidden states that are pooled by `pooling`.
-    pub(crate) fn classifier(&self, n_embd: usize, pooling: Pooling) -> Result<Option<ClassifierSpec>, ModelError> {
+    /// Head of a reranker, if the file says that its pooling is a score or has one: a matrix and
+    /// tanh, then another matrix, as far as the file has them, on hidden states that are pooled
+    /// by `pooling`.
+    pub(crate) fn classifier(
+        &self,
+        n_embd: usize,
+        pooling: Pooling,
+    ) -> Result<Option<ClassifierSpec>, ModelError> {
         let labels = self.name("classifier.output_labels");
         let n_label = match self.metadata.get(&labels) {
             Some(Value::Array(Array::Strings(labels))) => labels.len().max(1),
@@ -724,12 +880,23 @@ impl<'a> Keys<'a> {
         }
         let n_label = self.has("cls.output.weight").then_some(n_label);
         // Without a second matrix the first one makes the score.
-        let n_hidden = self.has("cls.weight").then_some(if n_label.is_some() { n_embd } else { 1 });
+        let n_hidden = self
+            .has("cls.weight")
+            .then_some(if n_label.is_some() { n_embd } else { 1 });
         if n_hidden.is_none() && n_label.is_none() {
-            return Err(ModelError::MissingTensor { name: "cls.output.weight".into() });
+            return Err(ModelError::MissingTensor {
+                name: "cls.output.weight".into(),
+            });
         }
         let (activation, norm) = (ClassifierActivation::Tanh, self.has("cls.norm.weight"));
-        Ok(Some(ClassifierSpec { pooling, n_hidden, activation, norm, n_label, softmax: false }))
+        Ok(Some(ClassifierSpec {
+            pooling,
+            n_hidden,
+            activation,
+            norm,
+            n_label,
+            softmax: false,
+        }))
     }
 
     pub(crate) fn opt_bool(&self, key: &str) -> Result<Option<bool>, ModelError> {
@@ -764,15 +931,22 @@ impl Hparams {
             };
             return Err(ModelError::NotAModel { what });
         }
-        let arch = metadata
-            .opt_str("general.architecture")?
-            .ok_or_else(|| ModelError::MissingKey { key: "general.architecture".into() })?;
+        let arch =
+            metadata
+                .opt_str("general.architecture")?
+                .ok_or_else(|| ModelError::MissingKey {
+                    key: "general.architecture".into(),
+                })?;
         let family = Family::of(arch)?;
         if tensors.is_empty() {
-            return Err(ModelError::NotAModel { what: "a vocabulary without weights".into() });
+            return Err(ModelError::NotAModel {
+                what: "a vocabulary without weights".into(),
+            });
         }
         let Some(embd) = tensors.iter().find(|t| t.name == "token_embd.weight") else {
-            return Err(ModelError::MissingTensor { name: "token_embd.weight".into() });
+            return Err(ModelError::MissingTensor {
+                name: "token_embd.weight".into(),
+            });
         };
         // Binding checks the other dimensions.
         let n_vocab = embd.dims.get(1).copied().unwrap_or(1);
@@ -794,11 +968,18 @@ impl Hparams {
 
     /// How the head's products become logits.
     pub(crate) fn logit_finish(&self) -> Finish {
-        Finish { scale: self.logit_scale, cap: self.final_softcap.unwrap_or(0.0) }
+        Finish {
+            scale: self.logit_scale,
+            cap: self.final_softcap.unwrap_or(0.0),
+        }
     }
 
     /// A plain llama with the sizes of the file, which families then modify.
-    pub(crate) fn llama(keys: &Keys<'_>, norm: NormKind, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
+    pub(crate) fn llama(
+        keys: &Keys<'_>,
+        norm: NormKind,
+        ffn: Vec<FfnSpec>,
+    ) -> Result<Hparams, ModelError> {
         Hparams::hybrid(keys, norm, ffn, vec![Has::Attention; keys.n_layer])
     }
 
@@ -815,7 +996,9 @@ impl Hparams {
         let heads = usize::from(mixers.iter().all(has_attention))..=1024;
         let n_head = keys.opt_counts("attention.head_count", heads.clone())?;
         let n_head = n_head.ok_or_else(|| keys.missing("attention.head_count"))?;
-        let n_head_kv = keys.opt_counts("attention.head_count_kv", heads)?.unwrap_or_else(|| n_head.clone());
+        let n_head_kv = keys
+            .opt_counts("attention.head_count_kv", heads)?
+            .unwrap_or_else(|| n_head.clone());
         let n_ctx_train = keys.count("context_length", 1 << 28)?;
         let first = mixers.iter().position(has_attention);
         let heads_of_first = first.map_or(1, |i| n_head[i].max(1));
@@ -823,7 +1006,9 @@ impl Hparams {
             Some(n) => n,
             // Nobody asks.
             None if first.is_none() => 1,
-            None if n_embd % heads_of_first == 0 && n_embd / heads_of_first <= MAX_HEAD_DIM => n_embd / heads_of_first,
+            None if n_embd % heads_of_first == 0 && n_embd / heads_of_first <= MAX_HEAD_DIM => {
+                n_embd / heads_of_first
+            }
             None => {
                 return Err(ModelError::Inconsistent {
                     what: format!(
@@ -832,14 +1017,32 @@ impl Hparams {
                 });
             }
         };
-        let head_dim_v = keys.opt_count("attention.value_length", MAX_HEAD_DIM)?.unwrap_or(head_dim);
-        let of_attention = n_head.iter().zip(&n_head_kv).zip(&mixers).filter(|(_, mixer)| has_attention(mixer));
+        let head_dim_v = keys
+            .opt_count("attention.value_length", MAX_HEAD_DIM)?
+            .unwrap_or(head_dim);
+        let of_attention = n_head
+            .iter()
+            .zip(&n_head_kv)
+            .zip(&mixers)
+            .filter(|(_, mixer)| has_attention(mixer));
         let unfit = |n: usize, n_kv: usize| n == 0 || n_kv == 0 || !n.is_multiple_of(n_kv);
-        if let Some((n, n_kv)) = of_attention.map(|(heads, _)| heads).find(|(n, n_kv)| unfit(**n, **n_kv)) {
-            return Err(ModelError::Inconsistent { what: format!("{n} heads cannot share {n_kv} key/value heads") });
+        if let Some((n, n_kv)) = of_attention
+            .map(|(heads, _)| heads)
+            .find(|(n, n_kv)| unfit(**n, **n_kv))
+        {
+            return Err(ModelError::Inconsistent {
+                what: format!("{n} heads cannot share {n_kv} key/value heads"),
+            });
         }
-        let (rms, layer) = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon");
-        let (eps, other) = if norm == NormKind::Rms { (rms, layer) } else { (layer, rms) };
+        let (rms, layer) = (
+            "attention.layer_norm_rms_epsilon",
+            "attention.layer_norm_epsilon",
+        );
+        let (eps, other) = if norm == NormKind::Rms {
+            (rms, layer)
+        } else {
+            (layer, rms)
+        };
         let attention = |(n_head, n_head_kv): (usize, usize)| AttnSpec {
             n_head,
             n_head_kv,
@@ -864,21 +1067,34 @@ impl Hparams {
             gate_in_q: false,
             latent: None,
         };
-        let layers = n_head.into_iter().zip(n_head_kv).zip(&mixers).zip(ffn).map(|((heads, mixer), ffn)| LayerSpec {
-            mixer: match mixer {
-                Has::Attention => Mixer::Attention(attention(heads)),
-                Has::Both(spec) => Mixer::Both(attention(heads), spec.clone()),
-                Has::Recurrent(spec) => Mixer::Recurrent(spec.clone()),
-                Has::Nothing => Mixer::None,
-            },
-            ffn,
-            norms: Norms::Before,
-            biases: Biases::Optional,
-            residual_scale: 1.0,
-            output_scale: OutputScale::None,
-        });
+        let layers =
+            n_head
+                .into_iter()
+                .zip(n_head_kv)
+                .zip(&mixers)
+                .zip(ffn)
+                .map(|((heads, mixer), ffn)| LayerSpec {
+                    mixer: match mixer {
+                        Has::Attention => Mixer::Attention(attention(heads)),
+                        Has::Both(spec) => Mixer::Both(attention(heads), spec.clone()),
+                        Has::Recurrent(spec) => Mixer::Recurrent(spec.clone()),
+                        Has::Nothing => Mixer::None,
+                    },
+                    ffn,
+                    norms: Norms::Before,
+                    biases: Biases::Optional,
+                    residual_scale: 1.0,
+                    output_scale: OutputScale::None,
+                });
         let kv_layers = mixers.iter().enumerate().map(|(i, mixer)| {
-            if has_attention(mixer) { mixers[..i].iter().filter(|mixer| has_attention(mixer)).count() } else { 0 }
+            if has_attention(mixer) {
+                mixers[..i]
+                    .iter()
+                    .filter(|mixer| has_attention(mixer))
+                    .count()
+            } else {
+                0
+            }
         });
         Ok(Hparams {
             arch: keys.arch.to_owned(),
@@ -890,7 +1106,10 @@ impl Hparams {
             n_mtp: keys.n_mtp,
             is_mtp: false,
             norm,
-            norm_eps: keys.positive(eps)?.or(keys.positive(other)?).ok_or_else(|| keys.missing(eps))?,
+            norm_eps: keys
+                .positive(eps)?
+                .or(keys.positive(other)?)
+                .ok_or_else(|| keys.missing(eps))?,
             embd_scale: 1.0,
             token_types: false,
             final_norm: true,
@@ -902,7 +1121,11 @@ impl Hparams {
             pooling: keys.pooling()?,
             classifier: None,
             dense: Vec::new(),
-            ropes: first.map(|_| Rope::of(keys, head_dim, n_ctx_train)).transpose()?.into_iter().collect(),
+            ropes: first
+                .map(|_| Rope::of(keys, head_dim, n_ctx_train))
+                .transpose()?
+                .into_iter()
+                .collect(),
             layers: layers.collect(),
             kv_layers: kv_layers.collect(),
             streams: None,
@@ -945,8 +1168,8 @@ impl Hparams {
         self.forward_only()
     }
 
-    /// Names a feature of the model that only the CPU's forward pass implements, neither its gradient nor a GPU, if it
-    /// has one.
+    /// Names a feature of the model that only the CPU's forward pass implements, neither its
+    /// gradient nor a GPU, if it has one.
     pub(crate) fn forward_only(&self) -> Option<&'static str> {
         let attn = |is: fn(&AttnSpec) -> bool| self.attention().any(is);
         let moe = |is: fn(&MoeSpec) -> bool| self.mixtures().any(is);
@@ -958,39 +1181,84 @@ impl Hparams {
             return Some(spec.name());
         }
         let all = [
-            (self.layers.iter().any(|layer| layer.mixer == Mixer::None || layer.ffn == FfnSpec::None), "half layers"),
+            (
+                self.layers
+                    .iter()
+                    .any(|layer| layer.mixer == Mixer::None || layer.ffn == FfnSpec::None),
+                "half layers",
+            ),
             (self.is_mtp, "multi-token prediction"),
             (self.embd_norm, "a norm of embeddings"),
             (self.token_types, "types of tokens"),
             (self.learned_positions, "learned positions"),
-            (self.layers.iter().any(|layer| layer.norms == Norms::Parallel), "two norms of one residual stream"),
-            (self.layers.iter().any(|layer| layer.norms == Norms::Residual), "norms of the residual stream"),
             (
-                attn(|a| matches!(a.qk_norm, Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated))),
+                self.layers
+                    .iter()
+                    .any(|layer| layer.norms == Norms::Parallel),
+                "two norms of one residual stream",
+            ),
+            (
+                self.layers
+                    .iter()
+                    .any(|layer| layer.norms == Norms::Residual),
+                "norms of the residual stream",
+            ),
+            (
+                attn(|a| {
+                    matches!(
+                        a.qk_norm,
+                        Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated)
+                    )
+                }),
                 "norms of rotated queries and keys",
             ),
-            (attn(|a| a.qk_norm == Some(QkNorm::LayerByHead)), "layer norms of queries and keys"),
-            (attn(|a| a.clip.is_some()), "clamped queries, keys and values"),
+            (
+                attn(|a| a.qk_norm == Some(QkNorm::LayerByHead)),
+                "layer norms of queries and keys",
+            ),
+            (
+                attn(|a| a.clip.is_some()),
+                "clamped queries, keys and values",
+            ),
             (attn(|a| a.value_scale != 1.0), "a factor on values"),
             (attn(|a| a.value_norm), "norms of values"),
             (attn(|a| a.keys_as_values), "keys that serve as values"),
             (attn(|a| a.shares_kv), "keys and values of other layers"),
             (self.streams.is_some(), "several residual streams"),
             (self.per_layer_embd.is_some(), "embeddings for each layer"),
-            (self.layers.iter().any(|layer| layer.output_scale != OutputScale::None), "factors behind layers"),
+            (
+                self.layers
+                    .iter()
+                    .any(|layer| layer.output_scale != OutputScale::None),
+                "factors behind layers",
+            ),
             (attn(|a| a.alibi.is_some()), "ALiBi"),
             (attn(|a| a.temperature.is_some()), "attention temperature"),
             (attn(|a| a.gated), "gated attention"),
             (attn(|a| !a.causal), "attention to later tokens"),
             (attn(|a| a.chunked), "attention in chunks"),
             (attn(|a| a.latent.is_some()), "latent attention"),
-            (self.layers.iter().any(|layer| matches!(layer.ffn, FfnSpec::Both(..))), "mixtures beside dense layers"),
-            (moe(|x| x.routes_early), "a router that reads the layer's input"),
+            (
+                self.layers
+                    .iter()
+                    .any(|layer| matches!(layer.ffn, FfnSpec::Both(..))),
+                "mixtures beside dense layers",
+            ),
+            (
+                moe(|x| x.routes_early),
+                "a router that reads the layer's input",
+            ),
             (moe(|x| x.weighs_inputs), "experts with weighed inputs"),
             (moe(|x| x.fused), "experts whose gate and up are one matrix"),
             (moe(|x| x.latent.is_some()), "experts of a latent vector"),
-            (moe(|x| x.gating == Gating::SparseMixer), "the SparseMixer router"),
-            (activations, "the activation ReGLU, xIELU, or GELU by the error function"),
+            (
+                moe(|x| x.gating == Gating::SparseMixer),
+                "the SparseMixer router",
+            ),
+            (
+                activations,
+                "the activation ReGLU, xIELU, or GELU by the error function",
+            ),
         ];
         all.into_iter().find_map(|(is, what)| is.then_some(what))
     }
@@ -1021,11 +1289,14 @@ impl Hparams {
 
     /// Sets which matrices have a bias, in all layers.
     pub(crate) fn set_biases(&mut self, biases: Biases) {
-        self.layers.iter_mut().for_each(|layer| layer.biases = biases);
+        self.layers
+            .iter_mut()
+            .for_each(|layer| layer.biases = biases);
     }
 
-    /// Sets the layers' sliding windows: `default` positions unless the file says otherwise; 0 in the file means none.
-    /// Every `pattern`-th layer sees everything, or no layer does if that is 0, unless the file gives another pattern.
+    /// Sets the layers' sliding windows: `default` positions unless the file says otherwise; 0 in
+    /// the file means none. Every `pattern`-th layer sees everything, or no layer does if that
+    /// is 0, unless the file gives another pattern.
     pub(crate) fn set_windows(
         &mut self,
         keys: &Keys<'_>,
@@ -1034,16 +1305,20 @@ impl Hparams {
     ) -> Result<(), ModelError> {
         let windows = keys.windows(default, pattern)?;
         let layers = self.layers.iter_mut().zip(windows);
-        layers.filter_map(|(layer, window)| Some((layer.attention_mut()?, window))).for_each(|(attn, window)| {
-            attn.window = window;
-        });
+        layers
+            .filter_map(|(layer, window)| Some((layer.attention_mut()?, window)))
+            .for_each(|(attn, window)| {
+                attn.window = window;
+            });
         Ok(())
     }
 
     /// Sets the bound on queries, keys and values, if the file has one.
     pub(crate) fn set_clip(&mut self, keys: &Keys<'_>) -> Result<(), ModelError> {
         // 0 in a file means no bound.
-        let clip = keys.number("attention.clamp_kqv")?.filter(|&clip| clip > 0.0);
+        let clip = keys
+            .number("attention.clamp_kqv")?
+            .filter(|&clip| clip > 0.0);
         self.attention_mut().for_each(|attn| attn.clip = clip);
         Ok(())
     }
@@ -1052,8 +1327,10 @@ impl Hparams {
     pub(crate) fn set_alibi(&mut self, max_bias: f32) -> Result<(), ModelError> {
         for attn in self.attention_mut() {
             if attn.n_group() > 1 {
-                let what =
-                    format!("ALiBi with {} query heads for each key/value head is not supported", attn.n_group());
+                let what = format!(
+                    "ALiBi with {} query heads for each key/value head is not supported",
+                    attn.n_group()
+                );
                 return Err(ModelError::Inconsistent { what });
             }
             (attn.rope, attn.alibi) = (None, Some(max_bias));
@@ -1061,17 +1338,27 @@ impl Hparams {
         Ok(())
     }
 
-    /// Sets the attention temperature, if the file has one; `default` is scale and length if the file lacks them.
+    /// Sets the attention temperature, if the file has one; `default` is scale and length if the
+    /// file lacks them.
     pub(crate) fn set_temperature(
         &mut self,
         keys: &Keys<'_>,
         default: (f32, usize),
         offset: usize,
     ) -> Result<(), ModelError> {
-        let length = keys.opt_count("attention.temperature_length", 1 << 28)?.unwrap_or(default.1);
-        let scale = keys.number("attention.temperature_scale")?.unwrap_or(default.0);
-        let temperature = (scale != 0.0).then_some(Temperature { scale, length, offset });
-        self.attention_mut().for_each(|attn| attn.temperature = temperature);
+        let length = keys
+            .opt_count("attention.temperature_length", 1 << 28)?
+            .unwrap_or(default.1);
+        let scale = keys
+            .number("attention.temperature_scale")?
+            .unwrap_or(default.0);
+        let temperature = (scale != 0.0).then_some(Temperature {
+            scale,
+            length,
+            offset,
+        });
+        self.attention_mut()
+            .for_each(|attn| attn.temperature = temperature);
         Ok(())
     }
 
@@ -1080,7 +1367,9 @@ impl Hparams {
         let q_rank = keys.opt_count("attention.q_lora_rank", 1 << 17)?;
         let kv_rank = keys.count("attention.kv_lora_rank", MAX_HEAD_DIM)?;
         let Some(n_rot) = self.ropes.first().map(|rope| rope.n_dims) else {
-            return Err(ModelError::Inconsistent { what: "latent attention in no layer".into() });
+            return Err(ModelError::Inconsistent {
+                what: "latent attention in no layer".into(),
+            });
         };
         let absorbed = keys.has_part("attn_k_b.weight");
         let head_dim = match keys.opt_count("attention.key_length_mla", MAX_HEAD_DIM)? {
@@ -1103,33 +1392,54 @@ impl Hparams {
         let n_embd = self.n_embd;
         for attn in self.attention_mut() {
             let head_dim_v = head_dim_v.unwrap_or((n_embd / attn.n_head).clamp(1, MAX_HEAD_DIM));
-            attn.latent = Some(LatentSpec { q_rank, kv_rank, n_plain: head_dim - n_rot, n_rot, head_dim_v, absorbed });
-            (attn.n_head_kv, attn.head_dim, attn.head_dim_v) =
-                if absorbed { (1, kv_rank + n_rot, kv_rank) } else { (attn.n_head, head_dim, head_dim_v) };
+            attn.latent = Some(LatentSpec {
+                q_rank,
+                kv_rank,
+                n_plain: head_dim - n_rot,
+                n_rot,
+                head_dim_v,
+                absorbed,
+            });
+            (attn.n_head_kv, attn.head_dim, attn.head_dim_v) = if absorbed {
+                (1, kv_rank + n_rot, kv_rank)
+            } else {
+                (attn.n_head, head_dim, head_dim_v)
+            };
             attn.scale = 1.0 / (head_dim as f32).sqrt();
         }
         Ok(())
     }
 
-    /// Makes each of the last `n` layers read the keys and values of the last layer before them of its kind, with a
-    /// window or without.
+    /// Makes each of the last `n` layers read the keys and values of the last layer before them of
+    /// its kind, with a window or without.
     pub(crate) fn share_kv(&mut self, n: usize) -> Result<(), ModelError> {
         let windows: Vec<bool> = self.attention().map(|attn| attn.window.is_some()).collect();
         let own = self.n_layer.saturating_sub(n);
         for i in own..self.n_layer {
             let source = (0..own).rev().find(|&source| windows[source] == windows[i]);
             self.kv_layers[i] = source.ok_or_else(|| ModelError::Inconsistent {
-                what: format!("layer {i} shares keys and values, but no layer of its kind has some"),
+                what: format!(
+                    "layer {i} shares keys and values, but no layer of its kind has some"
+                ),
             })?;
         }
-        self.attention_mut().skip(own).for_each(|attn| attn.shares_kv = true);
+        self.attention_mut()
+            .skip(own)
+            .for_each(|attn| attn.shares_kv = true);
         Ok(())
     }
 
     /// Puts a layer with `mixer` alone behind each layer: the second half of a block of the file.
     pub(crate) fn split_blocks(&mut self, mixer: &RecurrentSpec) {
-        let second = |layer: &LayerSpec| LayerSpec { mixer: Mixer::Recurrent(mixer.clone()), ..layer.clone() };
-        self.layers = self.layers.iter().flat_map(|layer| [layer.clone(), second(layer)]).collect();
+        let second = |layer: &LayerSpec| LayerSpec {
+            mixer: Mixer::Recurrent(mixer.clone()),
+            ..layer.clone()
+        };
+        self.layers = self
+            .layers
+            .iter()
+            .flat_map(|layer| [layer.clone(), second(layer)])
+            .collect();
         self.kv_layers = vec![0; self.layers.len()];
         (self.n_layer, self.n_part) = (self.layers.len(), 2);
     }
@@ -1145,21 +1455,32 @@ impl Hparams {
 
     /// Removes the rope from layers without a window.
     pub(crate) fn rotate_in_windows_alone(&mut self) {
-        self.attention_mut().filter(|attn| attn.window.is_none()).for_each(|attn| attn.rope = None);
+        self.attention_mut()
+            .filter(|attn| attn.window.is_none())
+            .for_each(|attn| attn.rope = None);
     }
 
     /// Gives layers with a window a rope of their own, with base `theta` and no scaling.
     pub(crate) fn set_window_rope(&mut self, theta: f32) {
         let id = RopeId(self.ropes.len());
-        self.ropes.push(Rope { theta, scaling: RopeScaling::None, attn_factor: 1.0, ..self.ropes[0] });
-        self.attention_mut().filter(|attn| attn.window.is_some()).for_each(|attn| attn.rope = Some(id));
+        self.ropes.push(Rope {
+            theta,
+            scaling: RopeScaling::None,
+            attn_factor: 1.0,
+            ..self.ropes[0]
+        });
+        self.attention_mut()
+            .filter(|attn| attn.window.is_some())
+            .for_each(|attn| attn.rope = Some(id));
     }
 }
 
 impl Rope {
     /// Rope of a file, for heads of `head_dim`.
     fn of(keys: &Keys<'_>, head_dim: usize, n_ctx_train: usize) -> Result<Rope, ModelError> {
-        let n_dims = keys.opt_count("rope.dimension_count", MAX_HEAD_DIM)?.unwrap_or(head_dim);
+        let n_dims = keys
+            .opt_count("rope.dimension_count", MAX_HEAD_DIM)?
+            .unwrap_or(head_dim);
         if n_dims % 2 != 0 || n_dims > head_dim {
             return Err(ModelError::Inconsistent {
                 what: format!("rope rotates {n_dims} dimensions of heads of {head_dim}"),
@@ -1167,14 +1488,23 @@ impl Rope {
         }
         let linear = keys.positive("rope.scale_linear")?;
         let factor = keys.positive("rope.scaling.factor")?.or(linear);
-        let beta_fast = keys.positive("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0);
+        let beta_fast = keys
+            .positive("rope.scaling.yarn_beta_fast")?
+            .unwrap_or(32.0);
         let beta_slow = keys.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0);
         // No converter writes this key; Hugging Face's configuration of gpt-oss sets it to false.
-        let truncate = keys.opt_bool("rope.scaling.yarn_truncate")?.unwrap_or(keys.arch != "gpt-oss");
+        let truncate = keys
+            .opt_bool("rope.scaling.yarn_truncate")?
+            .unwrap_or(keys.arch != "gpt-oss");
         let scaling = match (keys.opt_str("rope.scaling.type")?, factor) {
             (None | Some("linear"), Some(factor)) => RopeScaling::Linear { factor },
             (None | Some("none" | "linear"), _) => RopeScaling::None,
-            (Some("yarn"), Some(factor)) => RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate },
+            (Some("yarn"), Some(factor)) => RopeScaling::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                truncate,
+            },
             (Some("longrope" | "su"), _) => RopeScaling::Long,
             (Some(other), _) => {
                 return Err(ModelError::OutOfRange {
@@ -1194,17 +1524,23 @@ impl Rope {
             n_dims,
             theta: keys.positive("rope.freq_base")?.unwrap_or(10000.0),
             scaling,
-            n_ctx_orig: keys.opt_count("rope.scaling.original_context_length", 1 << 28)?.unwrap_or(n_ctx_train),
-            attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0) * magnitude.unwrap_or(1.0),
+            n_ctx_orig: keys
+                .opt_count("rope.scaling.original_context_length", 1 << 28)?
+                .unwrap_or(n_ctx_train),
+            attn_factor: keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0)
+                * magnitude.unwrap_or(1.0),
             factors: true,
-            // Models with a multiplier of YaRN's logarithm (DeepSeek) divide the factor on rotated values by itself, so
-            // it is omitted.
-            yarn_magnitude: keys.number("rope.scaling.yarn_log_multiplier")?.is_none_or(|x| x == 0.0)
+            // Models with a multiplier of YaRN's logarithm (DeepSeek) divide the factor on rotated
+            // values by itself, so it is omitted.
+            yarn_magnitude: keys
+                .number("rope.scaling.yarn_log_multiplier")?
+                .is_none_or(|x| x == 0.0)
                 && magnitude.is_none(),
         })
     }
 
-    /// Frequencies of the pairs, and the factor on cosines and sines; `factors` are divisors of the frequencies.
+    /// Frequencies of the pairs, and the factor on cosines and sines; `factors` are divisors of the
+    /// frequencies.
     pub(crate) fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f32>, f32) {
         let Rope { theta, scaling, .. } = *self;
         let n = self.n_dims as f32;
@@ -1212,21 +1548,41 @@ impl Rope {
         let divide = |i: usize, f: f32| f / factors.map_or(1.0, |x| x[i]);
         let pairs = 0..self.n_dims / 2;
         match scaling {
-            RopeScaling::None | RopeScaling::Long => (pairs.map(|i| divide(i, base(i))).collect(), self.attn_factor),
-            RopeScaling::Linear { factor } => (pairs.map(|i| divide(i, base(i) / factor)).collect(), self.attn_factor),
-            RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate } => {
+            RopeScaling::None | RopeScaling::Long => (
+                pairs.map(|i| divide(i, base(i))).collect(),
+                self.attn_factor,
+            ),
+            RopeScaling::Linear { factor } => (
+                pairs.map(|i| divide(i, base(i) / factor)).collect(),
+                self.attn_factor,
+            ),
+            RopeScaling::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                truncate,
+            } => {
                 // Index of the pair that makes `beta` turns over the original context.
                 let pair = |beta: f32| {
-                    n * (self.n_ctx_orig as f32 / (beta * 2.0 * std::f32::consts::PI)).ln() / (2.0 * theta.ln())
+                    n * (self.n_ctx_orig as f32 / (beta * 2.0 * std::f32::consts::PI)).ln()
+                        / (2.0 * theta.ln())
                 };
                 let (low, high) = (pair(beta_fast), pair(beta_slow));
-                let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
+                let (low, high) = if truncate {
+                    (low.floor(), high.ceil())
+                } else {
+                    (low, high)
+                };
                 let (low, high) = (low.max(0.0), high.min(n - 1.0));
                 let frequencies = pairs.map(|i| {
                     let kept = 1.0 - ((i as f32 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                     divide(i, base(i) * (kept + (1.0 - kept) / factor))
                 });
-                let magnitude = if self.yarn_magnitude { 1.0 + 0.1 * factor.ln() } else { 1.0 };
+                let magnitude = if self.yarn_magnitude {
+                    1.0 + 0.1 * factor.ln()
+                } else {
+                    1.0
+                };
                 (frequencies.collect(), self.attn_factor * magnitude)
             }
         }

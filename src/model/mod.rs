@@ -1,4 +1,5 @@
-//! A model: hyper-parameters, weights and tokenizer of one GGUF file, validated as a whole when opened.
+//! A model: hyper-parameters, weights and tokenizer of one GGUF file, validated as a whole when
+//! opened.
 //!
 //! [`Model`] is an immutable, cheap handle: clone it, send it to threads, keep it in structs.
 
@@ -23,20 +24,20 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use hparams::UnknownNames;
 pub use hparams::{
-    ClassifierActivation, ClassifierSpec, Hparams, NormKind, Pooling, Rope, RopeId, RopeOrder, RopeScaling,
-    StreamsSpec, Unknown,
+    ClassifierActivation, ClassifierSpec, Hparams, NormKind, Pooling, Rope, RopeId, RopeOrder,
+    RopeScaling, StreamsSpec, Unknown,
 };
 pub(crate) use hparams::{Finish, MAX_EXPERT, MAX_STREAMS};
 pub use spec::{
-    Activation, AttnSpec, Biases, ChannelMixSpec, ConvSpec, DeltaSpec, DenseSpec, ExpertGroups, FfnSpec, Gating,
-    LatentSpec, LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, Mixer, MoeSpec, Norms, OutputScale, QkNorm,
-    RecurrentSpec, SharedSpec, Temperature, TimeMixRanks, TimeMixSpec,
+    Activation, AttnSpec, Biases, ChannelMixSpec, ConvSpec, DeltaSpec, DenseSpec, ExpertGroups,
+    FfnSpec, Gating, LatentSpec, LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, Mixer, MoeSpec,
+    Norms, OutputScale, QkNorm, RecurrentSpec, SharedSpec, Temperature, TimeMixRanks, TimeMixSpec,
 };
 pub use weights::Site;
 pub(crate) use weights::{
-    AltUp, AltUpEnds, Attn, Both, ChannelMix, Conv, Delta, DeltaInput, FeedForward, Ffn, Latent, Laurel, Layer, Linear,
-    Mamba, Mamba2, Moe, MtpInput, Norm, PerLayer, PerLayerInputs, Recurrent, ShortConv, TimeMix, TimeMix6, TimeMix7,
-    TimeMixWeights, Weight, Weights,
+    AltUp, AltUpEnds, Attn, Both, ChannelMix, Conv, Delta, DeltaInput, FeedForward, Ffn, Latent,
+    Laurel, Layer, Linear, Mamba, Mamba2, Moe, MtpInput, Norm, PerLayer, PerLayerInputs, Recurrent,
+    ShortConv, TimeMix, TimeMix6, TimeMix7, TimeMixWeights, Weight, Weights,
 };
 
 /// Where weights are read from.
@@ -46,9 +47,9 @@ pub enum Residence {
     /// From the mapped file: memory is shared with other processes that map it.
     #[default]
     Mapped,
-    /// From the map at first. After [`DECODES`] decoded tokens a copy in huge pages is made in the background, if that
-    /// leaves the same amount of memory free for other processes. Decoding then reads about a fifth faster, and the
-    /// process holds the weights twice.
+    /// From the map at first. After [`DECODES`] decoded tokens a copy in huge pages is made in the
+    /// background, if that leaves the same amount of memory free for other processes. Decoding
+    /// then reads about a fifth faster, and the process holds the weights twice.
     Background,
     /// From such a copy, made when the model is opened.
     Copied,
@@ -65,13 +66,14 @@ pub enum Device {
     /// [`MetalError::NoDevice`](crate::MetalError::NoDevice).
     #[cfg(feature = "metal")]
     Metal {
-        /// How many of the last layers the GPU computes; the CPU computes the others. `usize::MAX` for all.
+        /// How many of the last layers the GPU computes; the CPU computes the others. `usize::MAX`
+        /// for all.
         n_layers: usize,
     },
 }
 
-/// Tokens a model decodes before [`Residence::Background`] begins to copy, so that a process that only reads a prompt
-/// does not copy.
+/// Tokens a model decodes before [`Residence::Background`] begins to copy, so that a process that
+/// only reads a prompt does not copy.
 pub const DECODES: u32 = 16;
 
 /// A stage of opening a model.
@@ -84,7 +86,8 @@ pub enum OpenStage {
     Copy,
 }
 
-/// Callback for the progress of opening, as a share from 0 to 1 of the stage; returning `false` cancels.
+/// Callback for the progress of opening, as a share from 0 to 1 of the stage; returning `false`
+/// cancels.
 type Progress<'p> = Box<dyn FnMut(OpenStage, f32) -> bool + 'p>;
 
 /// Options for opening a model.
@@ -116,7 +119,13 @@ pub struct OpenOptions<'p> {
 
 impl fmt::Debug for OpenOptions<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let OpenOptions { arch, residence, unknown, device, .. } = self;
+        let OpenOptions {
+            arch,
+            residence,
+            unknown,
+            device,
+            ..
+        } = self;
         write!(
             f,
             "OpenOptions {{ arch: {arch:?}, residence: {residence:?}, unknown: {unknown:?}, device: {device:?}, .. }}"
@@ -151,15 +160,16 @@ impl<'p> OpenOptions<'p> {
         self
     }
 
-    /// Sets the device that computes the model. Default [`Device::Cpu`]. Whether it can is checked when an engine is
-    /// made.
+    /// Sets the device that computes the model. Default [`Device::Cpu`]. Whether it can is checked
+    /// when an engine is made.
     #[must_use]
     pub fn device(mut self, device: Device) -> Self {
         self.device = device;
         self
     }
 
-    /// Replaces or adds the value of a metadata key (`--override-kv`) of the architecture, `general` or `tokenizer`.
+    /// Replaces or adds the value of a metadata key (`--override-kv`) of the architecture,
+    /// `general` or `tokenizer`.
     #[must_use]
     pub fn override_kv(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
         let (key, value) = (key.into(), value.into());
@@ -168,17 +178,18 @@ impl<'p> OpenOptions<'p> {
         self
     }
 
-    /// Most bytes of memory that the model may take together with an engine and its sessions. A model whose weights exceed
-    /// it is refused, and so is a session whose context does not fit; keys and values of an engine share what is left.
-    /// Default: no limit.
+    /// Most bytes of memory that the model may take together with an engine and its sessions. A
+    /// model whose weights exceed it is refused, and so is a session whose context does not
+    /// fit; keys and values of an engine share what is left. Default: no limit.
     #[must_use]
     pub fn memory_limit(mut self, bytes: u64) -> Self {
         self.memory_limit = Some(bytes);
         self
     }
 
-    /// Sessions that are created without options get a context and a precision of keys and values that fit into the
-    /// memory limit. Without one, the limit is nine tenths of the memory available now ([`SystemMemory`]).
+    /// Sessions that are created without options get a context and a precision of keys and values
+    /// that fit into the memory limit. Without one, the limit is nine tenths of the memory
+    /// available now ([`SystemMemory`]).
     #[must_use]
     pub fn auto(mut self) -> Self {
         self.auto = true;
@@ -195,9 +206,9 @@ impl<'p> OpenOptions<'p> {
     /// Opens the model in a GGUF file.
     ///
     /// # Errors
-    /// If the file is invalid, or contains something this build cannot run: a model that opens can run.
-    /// [`ModelError::Cancelled`] if `progress` returns `false`, [`ModelError::NoRoom`] if there is no memory for a
-    /// copy.
+    /// If the file is invalid, or contains something this build cannot run: a model that opens can
+    /// run. [`ModelError::Cancelled`] if `progress` returns `false`, [`ModelError::NoRoom`] if
+    /// there is no memory for a copy.
     pub fn open(self, path: impl AsRef<Path>) -> Result<Model, ModelError> {
         self.open_gguf(Gguf::open(path)?)
     }
@@ -207,29 +218,51 @@ impl<'p> OpenOptions<'p> {
     /// # Errors
     /// As [`OpenOptions::open`].
     pub fn open_gguf(self, gguf: Gguf) -> Result<Model, ModelError> {
-        let gguf = if self.overrides.is_empty() { gguf } else { gguf.overriding(&self.overrides) };
+        let gguf = if self.overrides.is_empty() {
+            gguf
+        } else {
+            gguf.overriding(&self.overrides)
+        };
         let mut progress = self.progress.unwrap_or_else(|| Box::new(|_, _| true));
-        let mut unknown = UnknownNames { policy: self.unknown, ..Default::default() };
+        let mut unknown = UnknownNames {
+            policy: self.unknown,
+            ..Default::default()
+        };
         let hparams = Hparams::of_with(gguf.metadata(), gguf.tensors(), &mut unknown)?;
         let ignored = |key: &str| {
             let section = key.split_once('.').map(|(section, _)| section);
-            !section.is_some_and(|section| ["general", "tokenizer", &hparams.arch].contains(&section))
+            !section
+                .is_some_and(|section| ["general", "tokenizer", &hparams.arch].contains(&section))
         };
         if let Some((key, _)) = self.overrides.iter().find(|(key, _)| ignored(key)) {
-            return Err(ModelError::UnknownKey { key: key.clone(), arch: hparams.arch });
+            return Err(ModelError::UnknownKey {
+                key: key.clone(),
+                arch: hparams.arch,
+            });
         }
         if !progress(OpenStage::Bind, 0.0) {
             return Err(ModelError::Cancelled);
         }
-        let weights = Weights::bind(&gguf, &hparams, &mut unknown, &mut |share| progress(OpenStage::Bind, share))?;
+        let weights = Weights::bind(&gguf, &hparams, &mut unknown, &mut |share| {
+            progress(OpenStage::Bind, share)
+        })?;
         let tokenizer = Tokenizer::opt_from_metadata(gguf.metadata())?;
-        if let Some(n) = tokenizer.as_ref().map(Tokenizer::n_vocab).filter(|&n| n > hparams.n_vocab) {
+        if let Some(n) = tokenizer
+            .as_ref()
+            .map(Tokenizer::n_vocab)
+            .filter(|&n| n > hparams.n_vocab)
+        {
             return Err(ModelError::Inconsistent {
-                what: format!("the vocabulary has {n} tokens, the embedding table {} rows", hparams.n_vocab),
+                what: format!(
+                    "the vocabulary has {n} tokens, the embedding table {} rows",
+                    hparams.n_vocab
+                ),
             });
         }
         let available = || SystemMemory::now().map(|memory| memory.available / 10 * 9);
-        let memory_limit = self.memory_limit.or_else(|| self.auto.then(available).flatten());
+        let memory_limit = self
+            .memory_limit
+            .or_else(|| self.auto.then(available).flatten());
         let need = gguf.tensors().iter().map(|t| t.n_bytes).sum();
         if let Some(limit) = memory_limit.filter(|&limit| need > limit) {
             return Err(ModelError::MemoryLimit { need, limit });
@@ -243,10 +276,23 @@ impl<'p> OpenOptions<'p> {
             if cancelled {
                 return Err(ModelError::Cancelled);
             }
-            copied.map_err(|error| ModelError::NoRoom { n_bytes: gguf.file_size(), error })?;
+            copied.map_err(|error| ModelError::NoRoom {
+                n_bytes: gguf.file_size(),
+                error,
+            })?;
         }
-        let (tokenizer, arch) = (tokenizer.map(Arc::new), self.arch.unwrap_or_else(Arch::detect));
-        let mtp = mtp::bind(&gguf, &hparams, &weights, tokenizer.as_ref(), arch, &mut unknown.names);
+        let (tokenizer, arch) = (
+            tokenizer.map(Arc::new),
+            self.arch.unwrap_or_else(Arch::detect),
+        );
+        let mtp = mtp::bind(
+            &gguf,
+            &hparams,
+            &weights,
+            tokenizer.as_ref(),
+            arch,
+            &mut unknown.names,
+        );
         Ok(Model(Arc::new(Inner {
             gguf,
             hparams,
@@ -255,7 +301,11 @@ impl<'p> OpenOptions<'p> {
             tokenizer,
             arch,
             // A GPU reads the map itself.
-            residence: if self.device == Device::Cpu { self.residence } else { Residence::Mapped },
+            residence: if self.device == Device::Cpu {
+                self.residence
+            } else {
+                Residence::Mapped
+            },
             device: self.device,
             memory_limit,
             auto: self.auto,
@@ -292,13 +342,16 @@ struct Inner {
 
 impl fmt::Debug for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Model").field("hparams", self.hparams()).field("arch", &self.arch()).finish_non_exhaustive()
+        f.debug_struct("Model")
+            .field("hparams", self.hparams())
+            .field("arch", &self.arch())
+            .finish_non_exhaustive()
     }
 }
 
 impl Model {
-    /// Opens the model in a GGUF file with default options. The file is mapped, not read: this takes milliseconds
-    /// whatever its size.
+    /// Opens the model in a GGUF file with default options. The file is mapped, not read: this
+    /// takes milliseconds whatever its size.
     ///
     /// # Errors
     /// As [`OpenOptions::open`].
@@ -314,7 +367,8 @@ impl Model {
         OpenOptions::new().open_gguf(gguf)
     }
 
-    /// Does now what [`Residence::Background`] would do later, so that measurements see the same memory throughout.
+    /// Does now what [`Residence::Background`] would do later, so that measurements see the same
+    /// memory throughout.
     pub fn settle(&self) {
         if self.0.residence == Residence::Background && self.gguf().worth_residence() {
             // If there is no memory for a copy, the map is used.
@@ -324,7 +378,12 @@ impl Model {
 
     /// Counts one decoded token.
     pub(crate) fn decoded(&self) {
-        let Inner { gguf, residence, decoded, .. } = &*self.0;
+        let Inner {
+            gguf,
+            residence,
+            decoded,
+            ..
+        } = &*self.0;
         if *residence == Residence::Background
             && decoded.load(Ordering::Relaxed) < DECODES
             && decoded.fetch_add(1, Ordering::Relaxed) + 1 == DECODES
@@ -358,8 +417,8 @@ impl Model {
         &self.0.gguf
     }
 
-    /// Metadata keys and tensors that were ignored, as [`Unknown::Report`] allows, and tensors of blocks for multi-token
-    /// prediction that are not used.
+    /// Metadata keys and tensors that were ignored, as [`Unknown::Report`] allows, and tensors of
+    /// blocks for multi-token prediction that are not used.
     pub fn unknown(&self) -> &[String] {
         &self.0.unknown
     }
@@ -368,7 +427,8 @@ impl Model {
     /// [`MtpDrafter`](crate::exec::MtpDrafter).
     ///
     /// # Errors
-    /// What is wrong with the one it has. The model runs without it; [`Model::unknown`] has the names of its tensors.
+    /// What is wrong with the one it has. The model runs without it; [`Model::unknown`] has the
+    /// names of its tensors.
     pub fn has_mtp(&self) -> Result<bool, &ModelError> {
         self.mtp().map(|block| block.is_some())
     }
@@ -403,7 +463,8 @@ impl Model {
         self.0.residence
     }
 
-    /// Most bytes of memory that it may take with an engine and its sessions: see [`OpenOptions::memory_limit`].
+    /// Most bytes of memory that it may take with an engine and its sessions: see
+    /// [`OpenOptions::memory_limit`].
     pub fn memory_limit(&self) -> Option<u64> {
         self.0.memory_limit
     }
@@ -415,34 +476,41 @@ impl Model {
 
     /// The chat template of the file, as its author wrote it.
     pub fn chat_template(&self) -> Option<&str> {
-        self.gguf().metadata().opt_str("tokenizer.chat_template").ok().flatten()
+        self.gguf()
+            .metadata()
+            .opt_str("tokenizer.chat_template")
+            .ok()
+            .flatten()
     }
 
     /// Number of parameters.
     pub fn n_params(&self) -> u64 {
-        self.gguf().tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum()
+        self.gguf()
+            .tensors()
+            .iter()
+            .map(|t| t.dims.iter().product::<u64>())
+            .sum()
     }
 
-    /// Hash that tells models apart: of the metadata, the tensor table and samples of the weights. Not secure against
-    /// forgery.
+    /// Hash that tells models apart: of the metadata, the tensor table and samples of the weights.
+    /// Not secure against forgery.
     pub fn fingerprint(&self) -> u64 {
         *self.0.fingerprint.get_or_init(|| self.gguf().fingerprint())
     }
 
-    /// Tensors that passes multiply by: without blocks for multi-token prediction, and tables, from which only rows are
-    /// read.
+    /// Tensors that passes multiply by: without blocks for multi-token prediction, and tables, from
+    /// which only rows are read.
     fn multiplied(&self) -> impl Iterator<Item = &TensorInfo> {
         let n_layer = self.hparams().n_layer;
-        let is_run = move |t: &&TensorInfo| weights::in_layer(&t.name).is_none_or(|(i, _)| i < n_layer);
-        self.gguf()
-            .tensors()
-            .iter()
-            .filter(is_run)
-            .filter(|t| !["position_embd.weight", "per_layer_token_embd.weight"].contains(&&*t.name))
+        let is_run =
+            move |t: &&TensorInfo| weights::in_layer(&t.name).is_none_or(|(i, _)| i < n_layer);
+        self.gguf().tensors().iter().filter(is_run).filter(|t| {
+            !["position_embd.weight", "per_layer_token_embd.weight"].contains(&&*t.name)
+        })
     }
 
-    /// Bytes of weights that are read per token: only the experts used; the embedding table only if it serves as the
-    /// head, too.
+    /// Bytes of weights that are read per token: only the experts used; the embedding table only if
+    /// it serves as the head, too.
     pub fn bytes_per_token(&self) -> u64 {
         let tied = self.gguf().tensor("output.weight").is_none();
         let bytes = |t: &TensorInfo| match self.experts_of(t) {
@@ -453,8 +521,8 @@ impl Model {
         self.multiplied().map(bytes).sum()
     }
 
-    /// [`Model::bytes_per_token`] for a pass over `rows` tokens: the experts are those that so many tokens use on
-    /// average, if all are chosen equally often.
+    /// [`Model::bytes_per_token`] for a pass over `rows` tokens: the experts are those that so many
+    /// tokens use on average, if all are chosen equally often.
     pub fn bytes_per_pass(&self, rows: usize) -> u64 {
         let more = |t: &TensorInfo| match self.experts_of(t) {
             Some(x) => {
@@ -467,8 +535,8 @@ impl Model {
         self.bytes_per_token() + self.multiplied().map(more).sum::<u64>()
     }
 
-    /// Operations for a generated token with `depth` tokens before it: a multiplication and an addition for every
-    /// weight used, the head's included, and for every key and value.
+    /// Operations for a generated token with `depth` tokens before it: a multiplication and an
+    /// addition for every weight used, the head's included, and for every key and value.
     pub fn flops_per_row(&self, depth: usize) -> u64 {
         let h = self.hparams();
         let tied = self.gguf().tensor("output.weight").is_none();
@@ -477,12 +545,16 @@ impl Model {
             Some(x) => t.n_elems() * x.n_used as u64 / x.n_expert as u64,
             _ => t.n_elems(),
         };
-        let attention: usize = h.attention().map(|a| a.n_head * (a.head_dim + a.head_dim_v)).sum();
+        let attention: usize = h
+            .attention()
+            .map(|a| a.n_head * (a.head_dim + a.head_dim_v))
+            .sum();
         2 * (self.multiplied().map(weights).sum::<u64>() + (attention * depth) as u64)
     }
 
-    /// Operations for a token of a prompt with `depth` tokens before it: a multiplication and an addition for every
-    /// weight used, and for every key and value. The last layer computes only the token's key and value.
+    /// Operations for a token of a prompt with `depth` tokens before it: a multiplication and an
+    /// addition for every weight used, and for every key and value. The last layer computes
+    /// only the token's key and value.
     pub fn flops_per_token(&self, depth: usize) -> u64 {
         let h = self.hparams();
         let weights = |t: &TensorInfo| match self.experts_of(t) {
@@ -494,24 +566,41 @@ impl Model {
         let in_layer = |t: &&TensorInfo| weights::in_layer(&t.name).is_some_and(|(i, _)| i < last);
         let layers: u64 = self.multiplied().filter(in_layer).map(weights).sum();
         let attention = h.layers[..last].iter().filter_map(LayerSpec::attention);
-        let attention: usize = attention.map(|a| a.n_head * (a.head_dim + a.head_dim_v)).sum();
-        let last_layer = h.layers[last].attention().map_or(0, |a| h.n_embd * (a.n_k() + a.n_v()));
+        let attention: usize = attention
+            .map(|a| a.n_head * (a.head_dim + a.head_dim_v))
+            .sum();
+        let last_layer = h.layers[last]
+            .attention()
+            .map_or(0, |a| h.n_embd * (a.n_k() + a.n_v()));
         2 * (layers + (attention * depth + last_layer) as u64)
     }
 
     /// The mixture to which a tensor of stacked experts belongs.
     fn experts_of(&self, t: &TensorInfo) -> Option<&MoeSpec> {
         let (layer, part) = weights::in_layer(&t.name)?;
-        self.hparams().layers.get(layer)?.ffn.moe().filter(|_| part.contains("_exps."))
+        self.hparams()
+            .layers
+            .get(layer)?
+            .ffn
+            .moe()
+            .filter(|_| part.contains("_exps."))
     }
 
     /// The type that holds most of the layers' weights.
     pub fn main_type(&self) -> DType {
         let mut n_elems = BTreeMap::<DType, u64>::new();
-        for t in self.gguf().tensors().iter().filter(|t| t.name.starts_with("blk.")) {
+        for t in self
+            .gguf()
+            .tensors()
+            .iter()
+            .filter(|t| t.name.starts_with("blk."))
+        {
             *n_elems.entry(t.dtype).or_default() += t.n_elems();
         }
-        n_elems.into_iter().max_by_key(|&(_, n)| n).map_or(DType::F32, |(dtype, _)| dtype)
+        n_elems
+            .into_iter()
+            .max_by_key(|&(_, n)| n)
+            .map_or(DType::F32, |(dtype, _)| dtype)
     }
 
     /// Matrices that adapters can change; adapters index them in this order.
@@ -521,7 +610,10 @@ impl Model {
 
     /// The Frobenius norm of each of [`Model::sites`], estimated from at most 64 of its rows.
     pub fn site_norms(&self) -> Vec<f32> {
-        self.sites().iter().map(|site| self.weights().site_norm(self.gguf(), site)).collect()
+        self.sites()
+            .iter()
+            .map(|site| self.weights().site_norm(self.gguf(), site))
+            .collect()
     }
 
     pub(crate) fn weights(&self) -> &Weights {

@@ -1,11 +1,13 @@
-//! Blocks for multi-token prediction ("MTP", in files "nextn"): a layer behind the model's own that guesses the token after
-//! the next one from the model's hidden state and the next token (arXiv 2404.19737, 2412.19437).
+//! Blocks for multi-token prediction ("MTP", in files "nextn"): a layer behind the model's own that
+//! guesses the token after the next one from the model's hidden state and the next token (arXiv
+//! 2404.19737, 2412.19437).
 //!
-//! Its input is `proj·[norm(embedding of the next token); norm(hidden state)]`, the embedding first. The hidden state is the
-//! one that the model's head reads, after the last norm; and what the block's own last norm leaves takes its place where
-//! the block guesses further. So llama.cpp's `graph_mtp` and SGLang have it for all of these families. vLLM has it for
-//! Qwen; of GLM and DeepSeek it hands on the state before the block's norm, with which ik_llama.cpp's second guesses came
-//! true far less often (its #1814, #1815).
+//! Its input is `proj·[norm(embedding of the next token); norm(hidden state)]`, the embedding
+//! first. The hidden state is the one that the model's head reads, after the last norm; and what
+//! the block's own last norm leaves takes its place where the block guesses further. So llama.cpp's
+//! `graph_mtp` and SGLang have it for all of these families. vLLM has it for Qwen; of GLM and
+//! DeepSeek it hands on the state before the block's norm, with which ik_llama.cpp's second guesses
+//! came true far less often (its #1814, #1815).
 
 use super::hparams::Hparams;
 use super::weights::Weights;
@@ -22,7 +24,10 @@ const FAMILIES: &[&str] = &["deepseek2", "glm4moe", "qwen3next", "qwen35", "qwen
 impl Hparams {
     /// The first block for multi-token prediction as a model of one layer, if there is one.
     fn mtp(&self) -> Result<Option<Hparams>, ModelError> {
-        let layer = self.layers.iter().rfind(|layer| layer.attention().is_some());
+        let layer = self
+            .layers
+            .iter()
+            .rfind(|layer| layer.attention().is_some());
         match layer {
             _ if self.n_mtp == 0 => Ok(None),
             Some(layer) if FAMILIES.contains(&self.arch.as_str()) => Ok(Some(Hparams {
@@ -35,7 +40,9 @@ impl Hparams {
                 kv_layers: vec![0],
                 ..self.clone()
             })),
-            _ => Err(ModelError::UnknownMtp { arch: self.arch.clone() }),
+            _ => Err(ModelError::UnknownMtp {
+                arch: self.arch.clone(),
+            }),
         }
     }
 }
@@ -49,7 +56,9 @@ pub(super) fn bind(
     arch: Arch,
     unknown: &mut Vec<String>,
 ) -> Result<Option<Model>, ModelError> {
-    let Some(block) = h.mtp()? else { return Ok(None) };
+    let Some(block) = h.mtp()? else {
+        return Ok(None);
+    };
     let bound = Weights::bind_mtp(gguf, &block, h.n_layer, weights)?;
     let prefix = format!("blk.{}.", h.n_layer);
     unknown.retain(|name| !name.starts_with(&prefix));

@@ -1,5 +1,5 @@
-//! Specification of a layer: all that the executor knows about it. Families build specifications from metadata, and
-//! weights are bound according to them.
+//! Specification of a layer: all that the executor knows about it. Families build specifications
+//! from metadata, and weights are bound according to them.
 
 use super::hparams::RopeId;
 
@@ -15,7 +15,8 @@ pub struct LayerSpec {
     pub norms: Norms,
     /// The matrices that have a bias.
     pub biases: Biases,
-    /// Factor on the outputs of mixer and feed-forward layer before they are added to the residual stream.
+    /// Factor on the outputs of mixer and feed-forward layer before they are added to the residual
+    /// stream.
     pub residual_scale: f32,
     /// Factor on the residual stream after the layer.
     pub output_scale: OutputScale,
@@ -143,11 +144,14 @@ pub enum MambaNorms {
 impl MambaSpec {
     /// The convolution before the state.
     pub fn conv(&self) -> ConvSpec {
-        ConvSpec { n_channel: self.n_inner, n_tap: self.n_tap }
+        ConvSpec {
+            n_channel: self.n_inner,
+            n_tap: self.n_tap,
+        }
     }
 
-    /// Channels whose states lie side by side: the largest power of two that divides them, within what a kernel computes together,
-    /// so that it reads memory from front to back.
+    /// Channels whose states lie side by side: the largest power of two that divides them, within
+    /// what a kernel computes together, so that it reads memory from front to back.
     pub(crate) fn n_block(&self) -> usize {
         (1 << self.n_inner.trailing_zeros()).min(64)
     }
@@ -174,11 +178,15 @@ pub struct Mamba2Spec {
 impl Mamba2Spec {
     /// The convolution before the state.
     pub fn conv(&self) -> ConvSpec {
-        ConvSpec { n_channel: self.n_inner + 2 * self.n_group * self.n_state, n_tap: self.n_tap }
+        ConvSpec {
+            n_channel: self.n_inner + 2 * self.n_group * self.n_state,
+            n_tap: self.n_tap,
+        }
     }
 }
 
-/// Gated delta rule: each head has a matrix from keys to values, which a token corrects by as much as it errs.
+/// Gated delta rule: each head has a matrix from keys to values, which a token corrects by as much
+/// as it errs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeltaSpec {
@@ -192,9 +200,11 @@ pub struct DeltaSpec {
     pub head_dim_v: usize,
     /// Tokens that the convolution sees.
     pub n_tap: usize,
-    /// Which heads of values share one of keys: with `n_head_k` of them, every `n_head_k`-th; otherwise neighbours.
+    /// Which heads of values share one of keys: with `n_head_k` of them, every `n_head_k`-th;
+    /// otherwise neighbours.
     pub tiled: bool,
-    /// Whether each key dimension forgets at a rate of its own (arXiv 2510.26692), and the output's gate is a sigmoid.
+    /// Whether each key dimension forgets at a rate of its own (arXiv 2510.26692), and the
+    /// output's gate is a sigmoid.
     pub by_channel: bool,
     /// Whether strengths and rates are products with one matrix, by key head.
     pub fused: bool,
@@ -203,7 +213,10 @@ pub struct DeltaSpec {
 impl DeltaSpec {
     /// The convolution of queries, keys and values.
     pub fn conv(&self) -> ConvSpec {
-        ConvSpec { n_channel: 2 * self.n_head_k * self.head_dim_k + self.n_out(), n_tap: self.n_tap }
+        ConvSpec {
+            n_channel: 2 * self.n_head_k * self.head_dim_k + self.n_out(),
+            n_tap: self.n_tap,
+        }
     }
 
     /// Width of the output of all heads.
@@ -213,7 +226,11 @@ impl DeltaSpec {
 
     /// Rates at which the heads forget.
     pub fn n_rate(&self) -> usize {
-        if self.by_channel { self.n_head * self.head_dim_k } else { self.n_head }
+        if self.by_channel {
+            self.n_head * self.head_dim_k
+        } else {
+            self.n_head
+        }
     }
 }
 
@@ -263,13 +280,23 @@ impl TimeMixSpec {
     pub(crate) fn most_rank(&self) -> usize {
         match self.ranks {
             TimeMixRanks::Six { blend, decay } => decay.max(5 * blend),
-            TimeMixRanks::Seven { decay, rate, residual, gate } => decay.max(rate).max(residual.unwrap_or(0)).max(gate),
+            TimeMixRanks::Seven {
+                decay,
+                rate,
+                residual,
+                gate,
+            } => decay.max(rate).max(residual.unwrap_or(0)).max(gate),
         }
     }
 
     /// Values that feed a token into the states.
     pub(crate) fn n_feed(&self) -> usize {
-        self.n_embd() * if let TimeMixRanks::Six { .. } = self.ranks { 4 } else { 6 }
+        self.n_embd()
+            * if let TimeMixRanks::Six { .. } = self.ranks {
+                4
+            } else {
+                6
+            }
     }
 }
 
@@ -303,9 +330,11 @@ pub struct AttnSpec {
     pub softcap: Option<f32>,
     /// Positions seen, the current one included; `None`: all.
     pub window: Option<usize>,
-    /// Whether tokens see only earlier ones. Otherwise they see the whole text, or half a window on each side.
+    /// Whether tokens see only earlier ones. Otherwise they see the whole text, or half a window
+    /// on each side.
     pub causal: bool,
-    /// Whether positions are cut into chunks of the window's size instead: a token sees its chunk from the start.
+    /// Whether positions are cut into chunks of the window's size instead: a token sees its chunk
+    /// from the start.
     pub chunked: bool,
     /// How queries and keys are rotated; `None`: not at all.
     pub rope: Option<RopeId>,
@@ -319,32 +348,38 @@ pub struct AttnSpec {
     pub value_norm: bool,
     /// Whether the value matrix is the key matrix: values are keys before their norm and rotation.
     pub keys_as_values: bool,
-    /// Whether keys and values are those of another layer, see [`Hparams::kv_layers`](super::Hparams::kv_layers).
+    /// Whether keys and values are those of another layer, see
+    /// [`Hparams::kv_layers`](super::Hparams::kv_layers).
     pub shares_kv: bool,
-    /// ALiBi instead of a rope: a key `n` positions back has its score reduced by `n·slope` (arXiv 2108.12409); this is
-    /// the base-2 logarithm of the last head's slope, negated.
+    /// ALiBi instead of a rope: a key `n` positions back has its score reduced by `n·slope` (arXiv
+    /// 2108.12409); this is the base-2 logarithm of the last head's slope, negated.
     pub alibi: Option<f32>,
-    /// Whether each head has an attention sink: an extra score, of no key, in the softmax (arXiv 2309.17453).
+    /// Whether each head has an attention sink: an extra score, of no key, in the softmax (arXiv
+    /// 2309.17453).
     pub sinks: bool,
     /// Factor on queries that grows with the position.
     pub temperature: Option<Temperature>,
-    /// Whether the output of all heads is multiplied by the sigmoid of a product with the layer's normed input.
+    /// Whether the output of all heads is multiplied by the sigmoid of a product with the layer's
+    /// normed input.
     pub gated: bool,
-    /// Whether the gate is part of the query matrix: for each head its queries, then its part of the gate.
+    /// Whether the gate is part of the query matrix: for each head its queries, then its part of
+    /// the gate.
     pub gate_in_q: bool,
     /// Latent attention, from which the other sizes follow.
     pub latent: Option<LatentSpec>,
 }
 
-/// Multi-head latent attention (arXiv 2405.04434): keys and values of a token are computed from one short vector, its
-/// latent, except for the rotated part of keys, which all heads share. That part comes last in queries and keys.
+/// Multi-head latent attention (arXiv 2405.04434): keys and values of a token are computed from one
+/// short vector, its latent, except for the rotated part of keys, which all heads share. That part
+/// comes last in queries and keys.
 ///
-/// In the absorbed form, queries and outputs are multiplied by those matrices instead: there is one key/value head,
-/// whose key is the latent and the rotated part, and whose value is the latent.
+/// In the absorbed form, queries and outputs are multiplied by those matrices instead: there is one
+/// key/value head, whose key is the latent and the rotated part, and whose value is the latent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LatentSpec {
-    /// Width of the low-rank vector from which queries are computed; `None`: they are computed from the layer's input.
+    /// Width of the low-rank vector from which queries are computed; `None`: they are computed
+    /// from the layer's input.
     pub q_rank: Option<usize>,
     /// Width of the latent.
     pub kv_rank: usize,
@@ -393,20 +428,30 @@ impl AttnSpec {
 
     /// Width of the output matrix's input.
     pub fn n_mixed(&self) -> usize {
-        self.n_head * self.latent.map_or(self.head_dim_v, |latent| latent.head_dim_v)
+        self.n_head
+            * self
+                .latent
+                .map_or(self.head_dim_v, |latent| latent.head_dim_v)
     }
 
-    /// ALiBi slope of a head; 0 without ALiBi. If the number of heads is no power of two, those beyond the largest
-    /// power take every other slope of a model with twice as many.
+    /// ALiBi slope of a head; 0 without ALiBi. If the number of heads is no power of two, those
+    /// beyond the largest power take every other slope of a model with twice as many.
     pub fn slope(&self, head: usize) -> f32 {
-        let Some(max_bias) = self.alibi else { return 0.0 };
+        let Some(max_bias) = self.alibi else {
+            return 0.0;
+        };
         let n = 1 << self.n_head.ilog2();
-        let exponent = if head < n { (head + 1) as f32 } else { (2 * (head - n) + 1) as f32 / 2.0 };
+        let exponent = if head < n {
+            (head + 1) as f32
+        } else {
+            (2 * (head - n) + 1) as f32 / 2.0
+        };
         (-max_bias * exponent / n as f32).exp2()
     }
 }
 
-/// Temperature of attention: a factor `1 + scale·ln(1 + ⌊(position + offset) / length⌋)` on queries.
+/// Temperature of attention: a factor `1 + scale·ln(1 + ⌊(position + offset) / length⌋)` on
+/// queries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Temperature {
@@ -493,7 +538,8 @@ pub struct DenseSpec {
     pub activation: Activation,
     /// Whether gate and up are one matrix, the gate first.
     pub fused: bool,
-    /// Standard deviations above their mean below which gates are 0; what is left is reduced by as much (Gemma 3n).
+    /// Standard deviations above their mean below which gates are 0; what is left is reduced by as
+    /// much (Gemma 3n).
     pub sparsity: Option<f32>,
 }
 
@@ -525,12 +571,13 @@ pub struct MoeSpec {
     pub router_norm: bool,
     /// Whether the file has a factor on each expert's output.
     pub output_scales: bool,
-    /// Whether the weights of the used experts are factors on their inputs instead of their outputs.
+    /// Whether the weights of the used experts are factors on their inputs instead of their
+    /// outputs.
     pub weighs_inputs: bool,
     /// Whether gate and up of an expert are one matrix, gate rows first.
     pub fused: bool,
-    /// Width of the vectors that experts read and write, if a matrix before and one behind all of them make shorter ones;
-    /// router and shared expert read whole ones.
+    /// Width of the vectors that experts read and write, if a matrix before and one behind all of
+    /// them make shorter ones; router and shared expert read whole ones.
     pub latent: Option<usize>,
     /// The expert that every token uses.
     pub shared: Option<SharedSpec>,
@@ -546,12 +593,13 @@ pub enum Gating {
     SoftmaxAfterTopK,
     /// Sigmoid of each.
     Sigmoid,
-    /// For each pick, a softmax over the experts that are left and whose scores are close to it (arXiv 2409.12136).
+    /// For each pick, a softmax over the experts that are left and whose scores are close to it
+    /// (arXiv 2409.12136).
     SparseMixer,
 }
 
-/// Experts in groups of equal size. A group's score is the sum of its two best experts' scores; only experts of the
-/// best groups can be chosen (arXiv 2412.19437).
+/// Experts in groups of equal size. A group's score is the sum of its two best experts' scores;
+/// only experts of the best groups can be chosen (arXiv 2412.19437).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExpertGroups {
@@ -591,8 +639,8 @@ pub enum Activation {
     SwiGluOai,
     /// `gelu(up)`, by the error function; there is no gate.
     GeluErf,
-    /// `up²·alpha_p + up·beta` for positive values, `(e^min(up, eps) − 1 − up)·alpha_n + up·beta` for others; there is
-    /// no gate (arXiv 2411.13010).
+    /// `up²·alpha_p + up·beta` for positive values, `(e^min(up, eps) − 1 − up)·alpha_n + up·beta`
+    /// for others; there is no gate (arXiv 2411.13010).
     Xielu {
         /// Curvature above 0.
         alpha_p: f32,
@@ -610,7 +658,11 @@ impl Activation {
     pub fn is_gated(self) -> bool {
         matches!(
             self,
-            Activation::SwiGlu | Activation::GeGlu | Activation::ReGlu | Activation::GeGluErf | Activation::SwiGluOai
+            Activation::SwiGlu
+                | Activation::GeGlu
+                | Activation::ReGlu
+                | Activation::GeGluErf
+                | Activation::SwiGluOai
         )
     }
 }
@@ -629,14 +681,15 @@ pub enum Norms {
     After,
     /// On inputs and outputs of both.
     Both,
-    /// One norm on the input that both share: their outputs are added to the same residual stream (GPT-J style).
+    /// One norm on the input that both share: their outputs are added to the same residual stream
+    /// (GPT-J style).
     Shared,
     /// A norm each on the input that both share, the same residual stream (GPT-NeoX style).
     Parallel,
 }
 
-/// Matrices of a layer that have a bias in every file. Other biases are up to the file, but must be the same in all
-/// layers with equal specifications.
+/// Matrices of a layer that have a bias in every file. Other biases are up to the file, but must be
+/// the same in all layers with equal specifications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Biases {
@@ -656,7 +709,11 @@ mod tests {
 
     #[test]
     fn temperature_rises_by_steps() {
-        let temperature = Temperature { scale: 0.5, length: 8, offset: 1 };
+        let temperature = Temperature {
+            scale: 0.5,
+            length: 8,
+            offset: 1,
+        };
         assert_eq!(temperature.at(6), 1.0);
         assert_eq!(temperature.at(7), 1.0 + 0.5 * 2f32.ln());
         assert_eq!(temperature.at(14), temperature.at(7));

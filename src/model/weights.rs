@@ -4,7 +4,8 @@ mod recurrent;
 
 use super::hparams::{ClassifierSpec, Hparams, NormKind, RopeScaling, StreamsSpec, UnknownNames};
 use super::spec::{
-    Activation, AttnSpec, Biases, DenseSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MoeSpec, Norms, OutputScale, QkNorm,
+    Activation, AttnSpec, Biases, DenseSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MoeSpec, Norms,
+    OutputScale, QkNorm,
 };
 use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
@@ -15,15 +16,16 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 pub(crate) use recurrent::{
-    ChannelMix, Conv, Delta, DeltaInput, Mamba, Mamba2, Recurrent, ShortConv, TimeMix, TimeMix6, TimeMix7,
-    TimeMixWeights,
+    ChannelMix, Conv, Delta, DeltaInput, Mamba, Mamba2, Recurrent, ShortConv, TimeMix, TimeMix6,
+    TimeMix7, TimeMixWeights,
 };
 
 /// A matrix that an adapter can change: `W: (n_out, n_in)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Site {
-    /// Name of its tensor in the file; a head that shares the embedding table is called `output.weight`, too.
+    /// Name of its tensor in the file; a head that shares the embedding table is called
+    /// `output.weight`, too.
     pub tensor: Arc<str>,
     /// Index of the matrix in the tensor, if that holds one per expert.
     pub expert: Option<usize>,
@@ -41,7 +43,11 @@ impl Site {
 
     /// Name without layer and suffix: `attn_q`, `ffn_down_exps`, `output`, `token_embd`, …
     pub fn part(&self) -> &str {
-        self.tensor.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default()
+        self.tensor
+            .trim_end_matches(".weight")
+            .rsplit('.')
+            .next()
+            .unwrap_or_default()
     }
 
     /// Whether it is the embedding table, which is looked up instead of multiplied.
@@ -101,14 +107,25 @@ impl Weight {
     pub(crate) fn rows(&self, rows: Range<usize>) -> Weight {
         let row = self.row_bytes();
         let bytes = self.bytes.start + rows.start * row..self.bytes.start + rows.end * row;
-        Weight { n_out: rows.len(), bytes, first_row: self.first_row + rows.start, ..self.clone() }
+        Weight {
+            n_out: rows.len(),
+            bytes,
+            first_row: self.first_row + rows.start,
+            ..self.clone()
+        }
     }
 
     /// Matrix `e` of a stack of `n`, which is a site of its own.
     pub(crate) fn matrix(&self, e: usize, n: usize) -> Weight {
         let n_out = self.n_out / n;
         let scale = self.scales.as_ref().map_or(self.scale, |scales| scales[e]);
-        Weight { site: self.site + e, first_row: 0, scale, scales: None, ..self.rows(e * n_out..(e + 1) * n_out) }
+        Weight {
+            site: self.site + e,
+            first_row: 0,
+            scale,
+            scales: None,
+            ..self.rows(e * n_out..(e + 1) * n_out)
+        }
     }
 }
 
@@ -121,13 +138,19 @@ pub(crate) struct Linear {
 
 impl Linear {
     fn rows(&self, rows: Range<usize>) -> Linear {
-        Linear { w: self.w.rows(rows.clone()), b: self.b.as_ref().map(|b| b.rows(rows)) }
+        Linear {
+            w: self.w.rows(rows.clone()),
+            b: self.b.as_ref().map(|b| b.rows(rows)),
+        }
     }
 
     /// Matrix `e` of a stack of `n`, with its bias.
     fn matrix(&self, e: usize, n: usize) -> Linear {
         let n_out = self.w.n_out / n;
-        Linear { w: self.w.matrix(e, n), b: self.b.as_ref().map(|b| b.rows(e * n_out..(e + 1) * n_out)) }
+        Linear {
+            w: self.w.matrix(e, n),
+            b: self.b.as_ref().map(|b| b.rows(e * n_out..(e + 1) * n_out)),
+        }
     }
 }
 
@@ -140,12 +163,18 @@ pub(crate) struct Bias {
 
 impl Bias {
     fn new(values: Vec<f32>) -> Bias {
-        Bias { rows: 0..values.len(), values: values.into() }
+        Bias {
+            rows: 0..values.len(),
+            values: values.into(),
+        }
     }
 
     fn rows(&self, rows: Range<usize>) -> Bias {
         let rows = self.rows.start + rows.start..self.rows.start + rows.end;
-        Bias { values: Arc::clone(&self.values), rows }
+        Bias {
+            values: Arc::clone(&self.values),
+            rows,
+        }
     }
 }
 
@@ -188,10 +217,12 @@ pub(crate) struct Moe {
     pub(crate) output_scales: Option<Vec<f32>>,
     /// Bias added to the experts' scores for the selection only.
     pub(crate) bias: Option<Vec<f32>>,
-    /// Matrices of all experts, one after the other; `up` contains the gates, too, if they are fused.
+    /// Matrices of all experts, one after the other; `up` contains the gates, too, if they are
+    /// fused.
     pub(crate) stacked: Ffn,
     pub(crate) shared: Option<Ffn>,
-    /// Gate of the shared expert, whose output is multiplied by the sigmoid of this matrix's product.
+    /// Gate of the shared expert, whose output is multiplied by the sigmoid of this matrix's
+    /// product.
     pub(crate) shared_gate: Option<Weight>,
 }
 
@@ -199,14 +230,26 @@ impl Moe {
     /// Expert `e`.
     pub(crate) fn expert(&self, e: usize) -> Ffn {
         let one = |all: &Linear| all.matrix(e, self.spec.n_expert);
-        let Ffn { activation, sparsity, gate, up, down } = &self.stacked;
+        let Ffn {
+            activation,
+            sparsity,
+            gate,
+            up,
+            down,
+        } = &self.stacked;
         let (gate, up) = if self.spec.fused {
             let (both, n_ff) = (one(up), self.spec.n_ff);
             (Some(both.rows(0..n_ff)), both.rows(n_ff..2 * n_ff))
         } else {
             (gate.as_ref().map(one), one(up))
         };
-        Ffn { activation: *activation, sparsity: *sparsity, gate, up, down: one(down) }
+        Ffn {
+            activation: *activation,
+            sparsity: *sparsity,
+            gate,
+            up,
+            down: one(down),
+        }
     }
 }
 
@@ -243,10 +286,12 @@ pub(crate) struct Attn {
     pub(crate) wo: Linear,
     /// Attention sinks: a score per head.
     pub(crate) sinks: Option<Vec<f32>>,
-    /// Gate of the output of all heads, which is multiplied by the sigmoid of this matrix's product.
+    /// Gate of the output of all heads, which is multiplied by the sigmoid of this matrix's
+    /// product.
     pub(crate) gate: Option<Linear>,
-    /// With latent attention, `wk` computes the latent and the rotated part of keys. `wv` holds the matrices of all
-    /// heads from the latent to keys and values or, in the absorbed form, to values only.
+    /// With latent attention, `wk` computes the latent and the rotated part of keys. `wv` holds
+    /// the matrices of all heads from the latent to keys and values or, in the absorbed form,
+    /// to values only.
     pub(crate) latent: Option<Box<Latent>>,
 }
 
@@ -277,7 +322,8 @@ pub(crate) struct Layer {
     pub(crate) output_scale: Option<f32>,
 }
 
-/// Weights that compute each layer's vector per token: `(norm(proj·x) + table)/√2` from the embeddings `x`.
+/// Weights that compute each layer's vector per token: `(norm(proj·x) + table)/√2` from the
+/// embeddings `x`.
 #[derive(Clone, Debug)]
 pub(crate) struct PerLayerInputs {
     /// Embeddings per token, `n_layer·n` values.
@@ -324,14 +370,16 @@ pub(crate) struct Laurel {
     pub(crate) norm: Norm,
 }
 
-/// Matrices that make residual streams from embeddings, and that bring them together, for all but the first.
+/// Matrices that make residual streams from embeddings, and that bring them together, for all but
+/// the first.
 #[derive(Clone, Debug)]
 pub(crate) struct AltUpEnds {
     pub(crate) project: Vec<Weight>,
     pub(crate) unproject: Vec<Weight>,
 }
 
-/// Weights that make the inputs of a block for multi-token prediction: `proj·[norm(embedding); norm(state)]`.
+/// Weights that make the inputs of a block for multi-token prediction: `proj·[norm(embedding);
+/// norm(state)]`.
 #[derive(Clone, Debug)]
 pub(crate) struct MtpInput {
     pub(crate) embd_norm: Norm,
@@ -362,7 +410,8 @@ pub(crate) struct Weights {
     pub(crate) classifier: Option<Classifier>,
     /// Divisors of the rope frequencies, for every context length.
     pub(crate) rope_factors: Option<Vec<f32>>,
-    /// Divisors of the rope frequencies for contexts up to the original length, and for longer ones.
+    /// Divisors of the rope frequencies for contexts up to the original length, and for longer
+    /// ones.
     pub(crate) rope_factors_short_long: Option<(Vec<f32>, Vec<f32>)>,
     /// Every combination of format and row length among the matrices.
     pub(crate) shapes: Vec<(DType, usize)>,
@@ -384,14 +433,25 @@ impl<'a> Binder<'a> {
     }
 
     /// Finds a tensor and checks its shape; returns its index, too.
-    fn shaped(&self, name: &str, expected: &[usize]) -> Result<Option<(usize, &'a TensorInfo)>, ModelError> {
-        let Some(index) = self.gguf.header().position(name) else { return Ok(None) };
+    fn shaped(
+        &self,
+        name: &str,
+        expected: &[usize],
+    ) -> Result<Option<(usize, &'a TensorInfo)>, ModelError> {
+        let Some(index) = self.gguf.header().position(name) else {
+            return Ok(None);
+        };
         let tensor = &self.gguf.tensors()[index];
         self.used.borrow_mut().insert(&tensor.name);
         let expected: Vec<u64> = expected.iter().map(|&n| n as u64).collect();
-        let significant = |dims: &[u64]| dims.len() - dims.iter().rev().take_while(|&&n| n == 1).count();
+        let significant =
+            |dims: &[u64]| dims.len() - dims.iter().rev().take_while(|&&n| n == 1).count();
         if tensor.dims[..significant(&tensor.dims)] != expected[..significant(&expected)] {
-            return Err(ModelError::TensorShape { name: name.to_owned(), found: tensor.dims.clone(), expected });
+            return Err(ModelError::TensorShape {
+                name: name.to_owned(),
+                found: tensor.dims.clone(),
+                expected,
+            });
         }
         Ok(Some((index, tensor)))
     }
@@ -406,7 +466,9 @@ impl<'a> Binder<'a> {
     ) -> Result<Option<Weight>, ModelError> {
         let dims = [n_in, n_out, n_matrices];
         let shape = &dims[..if n_matrices == 1 { 2 } else { 3 }];
-        let Some((index, tensor)) = self.shaped(name, shape)? else { return Ok(None) };
+        let Some((index, tensor)) = self.shaped(name, shape)? else {
+            return Ok(None);
+        };
         if tensor.dtype.format().is_none() {
             return Err(ModelError::TensorType {
                 name: name.to_owned(),
@@ -426,17 +488,30 @@ impl<'a> Binder<'a> {
             n_out: n_out * n_matrices,
             site,
             first_row: 0,
-            scale: scales.as_ref().filter(|_| n_matrices == 1).map_or(1.0, |scales| scales[0]),
+            scale: scales
+                .as_ref()
+                .filter(|_| n_matrices == 1)
+                .map_or(1.0, |scales| scales[0]),
             scales: scales.filter(|_| n_matrices > 1).map(Arc::from),
             tensor: index,
             bytes: 0..self.gguf.data(tensor).len(),
         }))
     }
 
-    /// The factors of NVFP4 matrices in a layer, in a tensor of their own; those of their inputs, beside them, are for
-    /// engines that round activations to NVFP4, too.
-    fn scales(&self, name: &str, tensor: &TensorInfo, n_matrices: usize) -> Result<Option<Vec<f32>>, ModelError> {
-        let Some(name) = name.strip_suffix(".weight").filter(|_| tensor.dtype == DType::NVFP4) else { return Ok(None) };
+    /// The factors of NVFP4 matrices in a layer, in a tensor of their own; those of their inputs,
+    /// beside them, are for engines that round activations to NVFP4, too.
+    fn scales(
+        &self,
+        name: &str,
+        tensor: &TensorInfo,
+        n_matrices: usize,
+    ) -> Result<Option<Vec<f32>>, ModelError> {
+        let Some(name) = name
+            .strip_suffix(".weight")
+            .filter(|_| tensor.dtype == DType::NVFP4)
+        else {
+            return Ok(None);
+        };
         // Tables, which are looked up and not multiplied, are outside of layers.
         if in_layer(name).is_none() {
             return Ok(None);
@@ -472,9 +547,17 @@ impl<'a> Binder<'a> {
         Ok(bound)
     }
 
-    fn weight(&self, name: &str, n_in: usize, n_out: usize, n_matrices: usize) -> Result<Weight, ModelError> {
+    fn weight(
+        &self,
+        name: &str,
+        n_in: usize,
+        n_out: usize,
+        n_matrices: usize,
+    ) -> Result<Weight, ModelError> {
         self.opt_weight(name, n_in, n_out, n_matrices)?
-            .ok_or_else(|| ModelError::MissingTensor { name: name.to_owned() })
+            .ok_or_else(|| ModelError::MissingTensor {
+                name: name.to_owned(),
+            })
     }
 
     fn opt_vector(&self, name: &str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
@@ -483,7 +566,12 @@ impl<'a> Binder<'a> {
 
     /// The first row of a table of vectors.
     fn first_row(&self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
-        let tensor = self.gguf.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.to_owned() })?;
+        let tensor = self
+            .gguf
+            .tensor(name)
+            .ok_or_else(|| ModelError::MissingTensor {
+                name: name.to_owned(),
+            })?;
         let n_rows = tensor.dims.get(1).map_or(1, |&n| n.min(1 << 16) as usize);
         let mut table = self.values(name, &[n, n_rows])?.unwrap_or_default();
         table.truncate(n);
@@ -492,7 +580,9 @@ impl<'a> Binder<'a> {
 
     /// Values of a tensor that is not a matrix of the model.
     fn values(&self, name: &str, dims: &[usize]) -> Result<Option<Vec<f32>>, ModelError> {
-        let Some((_, tensor)) = self.shaped(name, dims)? else { return Ok(None) };
+        let Some((_, tensor)) = self.shaped(name, dims)? else {
+            return Ok(None);
+        };
         if !matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Err(ModelError::TensorType {
                 name: name.to_owned(),
@@ -506,42 +596,77 @@ impl<'a> Binder<'a> {
     }
 
     fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
-        self.opt_vector(name, n)?.ok_or_else(|| ModelError::MissingTensor { name: name.to_owned() })
+        self.opt_vector(name, n)?
+            .ok_or_else(|| ModelError::MissingTensor {
+                name: name.to_owned(),
+            })
     }
 
     /// Counts a tensor as used that the model has no use for.
     fn skip(&self, name: &str) {
-        self.used.borrow_mut().extend(self.gguf.tensor(name).map(|t| &*t.name));
+        self.used
+            .borrow_mut()
+            .extend(self.gguf.tensor(name).map(|t| &*t.name));
     }
 
     /// Binds a matrix and its bias, which must be there if `biased`.
-    fn linear(&self, name: &str, n_in: usize, n_out: usize, biased: bool) -> Result<Linear, ModelError> {
+    fn linear(
+        &self,
+        name: &str,
+        n_in: usize,
+        n_out: usize,
+        biased: bool,
+    ) -> Result<Linear, ModelError> {
         let w = self.weight(&format!("{name}.weight"), n_in, n_out, 1)?;
         let b = self.opt_vector(&format!("{name}.bias"), n_out)?;
         if biased && b.is_none() {
-            return Err(ModelError::MissingTensor { name: format!("{name}.bias") });
+            return Err(ModelError::MissingTensor {
+                name: format!("{name}.bias"),
+            });
         }
-        Ok(Linear { w, b: b.map(Bias::new) })
+        Ok(Linear {
+            w,
+            b: b.map(Bias::new),
+        })
     }
 
     /// Binds `n` stacked matrices and their biases, which must be there if `biased`.
-    fn stack(&self, name: &str, n_in: usize, n_out: usize, n: usize, biased: bool) -> Result<Linear, ModelError> {
+    fn stack(
+        &self,
+        name: &str,
+        n_in: usize,
+        n_out: usize,
+        n: usize,
+        biased: bool,
+    ) -> Result<Linear, ModelError> {
         let w = self.weight(&format!("{name}.weight"), n_in, n_out, n)?;
         let bias = format!("{name}.bias");
         let b = match biased {
-            true => Some(self.values(&bias, &[n_out, n])?.ok_or(ModelError::MissingTensor { name: bias })?),
+            true => Some(
+                self.values(&bias, &[n_out, n])?
+                    .ok_or(ModelError::MissingTensor { name: bias })?,
+            ),
             false => None,
         };
-        Ok(Linear { w, b: b.map(Bias::new) })
+        Ok(Linear {
+            w,
+            b: b.map(Bias::new),
+        })
     }
 
     fn norm(&self, name: &str, h: &Hparams) -> Result<Norm, ModelError> {
         // Falcon-H1's files leave the suffix out.
         if self.has(name) {
-            return Ok(Norm { w: self.vector(name, h.n_embd)?, b: Vec::new() });
+            return Ok(Norm {
+                w: self.vector(name, h.n_embd)?,
+                b: Vec::new(),
+            });
         }
         if h.norm == NormKind::LayerPlain {
-            return Ok(Norm { w: vec![1.0; h.n_embd], b: vec![0.0; h.n_embd] });
+            return Ok(Norm {
+                w: vec![1.0; h.n_embd],
+                b: vec![0.0; h.n_embd],
+            });
         }
         let w = self.vector(&format!("{name}.weight"), h.n_embd)?;
         let b = match h.norm {
@@ -555,10 +680,18 @@ impl<'a> Binder<'a> {
     /// Divisors of rope frequencies, refused where their size would make angles NaN or infinite.
     fn rope_factors(&self, name: &str, n: usize) -> Result<Option<Vec<f32>>, ModelError> {
         let factors = self.opt_vector(name, n)?;
-        match factors.iter().flatten().enumerate().find(|(_, x)| !(1e-6..=1e6).contains(*x) && **x != UNROTATED) {
-            Some((index, &value)) => {
-                Err(ModelError::TensorValue { name: name.to_owned(), index, value, expected: "1e-6 to 1e6" })
-            }
+        match factors
+            .iter()
+            .flatten()
+            .enumerate()
+            .find(|(_, x)| !(1e-6..=1e6).contains(*x) && **x != UNROTATED)
+        {
+            Some((index, &value)) => Err(ModelError::TensorValue {
+                name: name.to_owned(),
+                index,
+                value,
+                expected: "1e-6 to 1e6",
+            }),
             None => Ok(factors),
         }
     }
@@ -567,21 +700,32 @@ impl<'a> Binder<'a> {
     fn none_ignored(&self, h: &Hparams, unknown: &mut UnknownNames) -> Result<(), ModelError> {
         let used = self.used.borrow();
         // Tables that other engines once stored; they follow from the hyper-parameters.
-        let derived = |name: &str| name.ends_with("attn_rot_embd") || name.ends_with("rotary_emb.inv_freq");
-        for t in self.gguf.tensors().iter().filter(|t| !used.contains(t.name.as_str()) && !derived(&t.name)) {
-            // Blocks for multi-token prediction follow the others; what is wrong with one is no obstacle.
-            if in_layer(&t.name).is_some_and(|(i, _)| (h.n_layer..h.n_layer + h.n_mtp).contains(&i)) {
+        let derived =
+            |name: &str| name.ends_with("attn_rot_embd") || name.ends_with("rotary_emb.inv_freq");
+        for t in self
+            .gguf
+            .tensors()
+            .iter()
+            .filter(|t| !used.contains(t.name.as_str()) && !derived(&t.name))
+        {
+            // Blocks for multi-token prediction follow the others; what is wrong with one is no
+            // obstacle.
+            if in_layer(&t.name).is_some_and(|(i, _)| (h.n_layer..h.n_layer + h.n_mtp).contains(&i))
+            {
                 unknown.names.push(t.name.clone());
                 continue;
             }
-            let error = ModelError::UnknownTensor { name: t.name.clone(), arch: h.arch.clone() };
+            let error = ModelError::UnknownTensor {
+                name: t.name.clone(),
+                arch: h.arch.clone(),
+            };
             unknown.found(&t.name, error)?;
         }
         Ok(())
     }
 
-    /// Refuses differences between layers of equal specifications: a tensor that only some of them have suggests that
-    /// others lost it.
+    /// Refuses differences between layers of equal specifications: a tensor that only some of them
+    /// have suggests that others lost it.
     fn uniform(&self, h: &Hparams) -> Result<(), ModelError> {
         let layers: Vec<&[LayerSpec]> = h.layers.chunks(h.n_part).collect();
         let mut parts = vec![BTreeSet::new(); layers.len()];
@@ -593,7 +737,10 @@ impl<'a> Binder<'a> {
             for (missing, present) in [(i, first), (first, i)] {
                 if let Some(part) = parts[present].difference(&parts[missing]).next() {
                     let name = |i: usize| format!("blk.{i}.{part}");
-                    return Err(ModelError::MissingInLayer { name: name(missing), present: name(present) });
+                    return Err(ModelError::MissingInLayer {
+                        name: name(missing),
+                        present: name(present),
+                    });
                 }
             }
         }
@@ -602,19 +749,29 @@ impl<'a> Binder<'a> {
 }
 
 impl Weights {
-    /// Binds every tensor that `h` requires; `unknown` decides what happens to others, `progress` is told the share
-    /// done and may cancel.
+    /// Binds every tensor that `h` requires; `unknown` decides what happens to others, `progress`
+    /// is told the share done and may cancel.
     pub(crate) fn bind(
         gguf: &Gguf,
         h: &Hparams,
         unknown: &mut UnknownNames,
         progress: &mut dyn FnMut(f32) -> bool,
     ) -> Result<Weights, ModelError> {
-        let b = Binder { gguf, used: RefCell::default(), shapes: RefCell::default(), sites: RefCell::default() };
+        let b = Binder {
+            gguf,
+            used: RefCell::default(),
+            shapes: RefCell::default(),
+            sites: RefCell::default(),
+        };
         let token_embd = b.weight(TOKEN_EMBD, h.n_embd, h.n_vocab, 1)?;
-        let position_embd = h.learned_positions.then(|| b.table("position_embd.weight", h.n_embd, h.n_ctx_train));
+        let position_embd = h
+            .learned_positions
+            .then(|| b.table("position_embd.weight", h.n_embd, h.n_ctx_train));
         let position_embd = position_embd.transpose()?;
-        let embd_norm = h.embd_norm.then(|| b.norm("token_embd_norm", h)).transpose()?;
+        let embd_norm = h
+            .embd_norm
+            .then(|| b.norm("token_embd_norm", h))
+            .transpose()?;
         let per_layer = match h.per_layer_embd {
             Some(n) => Some(PerLayerInputs {
                 table: b.table("per_layer_token_embd.weight", h.n_layer * n, h.n_vocab)?,
@@ -634,24 +791,35 @@ impl Weights {
             }),
             None => None,
         };
-        let token_types = h.token_types.then(|| b.first_row("token_types.weight", h.n_embd)).transpose()?;
+        let token_types = h
+            .token_types
+            .then(|| b.first_row("token_types.weight", h.n_embd))
+            .transpose()?;
         // LFM2's files call it by the name of another, NeoBERT's by that of an encoder's.
         let mut names = ["output_norm", "enc.output_norm", "token_embd_norm"].into_iter();
         let is_there = |name: &&str| b.has(&format!("{name}.weight"));
-        let output_norm = names.find(is_there).filter(|_| !h.embd_norm).unwrap_or("output_norm");
+        let output_norm = names
+            .find(is_there)
+            .filter(|_| !h.embd_norm)
+            .unwrap_or("output_norm");
         let output_norm = h.final_norm.then(|| b.norm(output_norm, h)).transpose()?;
         let output = if b.has("output.weight") {
             b.linear("output", h.n_embd, h.n_vocab, h.head_bias)?
         } else {
             let site = b.site("output.weight", h.n_embd, h.n_vocab, 1);
             Linear {
-                w: Weight { site, ..token_embd.clone() },
+                w: Weight {
+                    site,
+                    ..token_embd.clone()
+                },
                 b: b.opt_vector("output.bias", h.n_vocab)?.map(Bias::new),
             }
         };
         let mut layers = Vec::with_capacity(h.n_layer);
         for (i, spec) in h.layers.iter().enumerate() {
-            let source = layers.get(h.kv_layers[i]).and_then(|layer: &Layer| layer.attn.as_ref());
+            let source = layers
+                .get(h.kv_layers[i])
+                .and_then(|layer: &Layer| layer.attn.as_ref());
             layers.push(layer(&b, h, spec, i, source)?);
             if !progress((i + 1) as f32 / h.n_layer as f32) {
                 return Err(ModelError::Cancelled);
@@ -664,12 +832,22 @@ impl Weights {
         let classifier = |spec: &ClassifierSpec| {
             let n_in = spec.n_hidden.unwrap_or(h.n_embd);
             Ok(Classifier {
-                hidden: spec.n_hidden.map(|n| b.linear("cls", h.n_embd, n, false)).transpose()?,
+                hidden: spec
+                    .n_hidden
+                    .map(|n| b.linear("cls", h.n_embd, n, false))
+                    .transpose()?,
                 norm: spec.norm.then(|| b.norm("cls.norm", h)).transpose()?,
-                output: spec.n_label.map(|n| b.linear("cls.output", n_in, n, false)).transpose()?,
+                output: spec
+                    .n_label
+                    .map(|n| b.linear("cls.output", n_in, n, false))
+                    .transpose()?,
             })
         };
-        let classifier = h.classifier.as_ref().map(|spec| b.fixed(|_| classifier(spec))).transpose()?;
+        let classifier = h
+            .classifier
+            .as_ref()
+            .map(|spec| b.fixed(|_| classifier(spec)))
+            .transpose()?;
         let rope_factors = |name: &str| match h.ropes.first() {
             Some(rope) => b.rope_factors(name, rope.n_dims / 2),
             None => Ok(None),
@@ -679,12 +857,26 @@ impl Weights {
         let long = rope_factors("rope_factors_long.weight")?;
         let rope_factors_short_long = match (short, long) {
             (Some(short), Some(long)) => Some((short, long)),
-            (None, None) if h.ropes.first().is_some_and(|rope| rope.scaling == RopeScaling::Long) => {
-                return Err(ModelError::MissingTensor { name: "rope_factors_short.weight".into() });
+            (None, None)
+                if h.ropes
+                    .first()
+                    .is_some_and(|rope| rope.scaling == RopeScaling::Long) =>
+            {
+                return Err(ModelError::MissingTensor {
+                    name: "rope_factors_short.weight".into(),
+                });
             }
             (None, None) => None,
-            (Some(_), None) => return Err(ModelError::MissingTensor { name: "rope_factors_long.weight".into() }),
-            (None, Some(_)) => return Err(ModelError::MissingTensor { name: "rope_factors_short.weight".into() }),
+            (Some(_), None) => {
+                return Err(ModelError::MissingTensor {
+                    name: "rope_factors_long.weight".into(),
+                });
+            }
+            (None, Some(_)) => {
+                return Err(ModelError::MissingTensor {
+                    name: "rope_factors_short.weight".into(),
+                });
+            }
         };
         b.none_ignored(h, unknown)?;
         b.uniform(h)?;
@@ -710,29 +902,52 @@ impl Weights {
 }
 
 impl Weights {
-    /// Binds block `i` of the file, whose specification is `h`: what it lacks it shares with the model. Nobody adapts it, so
-    /// that it has no sites.
-    pub(super) fn bind_mtp(gguf: &Gguf, h: &Hparams, i: usize, model: &Weights) -> Result<Weights, ModelError> {
-        let b = Binder { gguf, used: RefCell::default(), shapes: RefCell::default(), sites: RefCell::default() };
+    /// Binds block `i` of the file, whose specification is `h`: what it lacks it shares with the
+    /// model. Nobody adapts it, so that it has no sites.
+    pub(super) fn bind_mtp(
+        gguf: &Gguf,
+        h: &Hparams,
+        i: usize,
+        model: &Weights,
+    ) -> Result<Weights, ModelError> {
+        let b = Binder {
+            gguf,
+            used: RefCell::default(),
+            shapes: RefCell::default(),
+            sites: RefCell::default(),
+        };
         let name = |part: &str| format!("blk.{i}.nextn.{part}");
-        let matrix = |part: &str| b.opt_weight(&name(&format!("{part}.weight")), h.n_embd, h.n_vocab, 1);
+        let matrix =
+            |part: &str| b.opt_weight(&name(&format!("{part}.weight")), h.n_embd, h.n_vocab, 1);
         let has_norm = b.has(&name("shared_head_norm.weight"));
-        let output_norm = has_norm.then(|| b.norm(&name("shared_head_norm"), h)).transpose()?;
+        let output_norm = has_norm
+            .then(|| b.norm(&name("shared_head_norm"), h))
+            .transpose()?;
         let mtp = MtpInput {
             embd_norm: b.norm(&name("enorm"), h)?,
             state_norm: b.norm(&name("hnorm"), h)?,
             proj: b.linear(&name("eh_proj"), 2 * h.n_embd, h.n_embd, false)?,
         };
-        let layers = h.layers.iter().map(|spec| layer(&b, h, spec, i, None)).collect::<Result<_, _>>()?;
+        let layers = h
+            .layers
+            .iter()
+            .map(|spec| layer(&b, h, spec, i, None))
+            .collect::<Result<_, _>>()?;
         let (token_embd, output) = (matrix("embed_tokens")?, matrix("shared_head_head")?);
         let is_left = |t: &&TensorInfo| {
-            in_layer(&t.name).is_some_and(|(block, _)| block == i) && !b.used.borrow().contains(t.name.as_str())
+            in_layer(&t.name).is_some_and(|(block, _)| block == i)
+                && !b.used.borrow().contains(t.name.as_str())
         };
         if let Some(t) = gguf.tensors().iter().find(is_left) {
-            return Err(ModelError::UnknownTensor { name: t.name.clone(), arch: h.arch.clone() });
+            return Err(ModelError::UnknownTensor {
+                name: t.name.clone(),
+                arch: h.arch.clone(),
+            });
         }
         let output = output.map_or_else(|| model.output.clone(), |w| Linear { w, b: None });
-        b.shapes.borrow_mut().insert((output.w.dtype, output.w.n_in));
+        b.shapes
+            .borrow_mut()
+            .insert((output.w.dtype, output.w.n_in));
         Ok(Weights {
             token_embd: token_embd.unwrap_or_else(|| model.token_embd.clone()),
             mtp: Some(mtp),
@@ -757,9 +972,15 @@ impl Weights {
     /// Frobenius norm, estimated from some rows, evenly spaced.
     pub(crate) fn site_norm(&self, gguf: &Gguf, site: &Site) -> f32 {
         const ROWS: usize = 64;
-        let tensor = gguf.tensor(&site.tensor).unwrap_or(&gguf.tensors()[self.token_embd.tensor]);
+        let tensor = gguf
+            .tensor(&site.tensor)
+            .unwrap_or(&gguf.tensors()[self.token_embd.tensor]);
         let (data, format) = (gguf.data(tensor), tensor.dtype.float_format());
-        let (n, n_rows) = if site.is_embedding() { (site.n_out, site.n_in) } else { (site.n_in, site.n_out) };
+        let (n, n_rows) = if site.is_embedding() {
+            (site.n_out, site.n_in)
+        } else {
+            (site.n_in, site.n_out)
+        };
         let row = n / format.block_elems * format.block_bytes;
         let first = site.expert.unwrap_or(0) * n_rows;
         let mut values = vec![0.0; n];
@@ -767,45 +988,96 @@ impl Weights {
         let squares = (0..sampled).map(|i| {
             let r = first + i * n_rows / sampled;
             (format.dequantize)(&data[r * row..][..row], &mut values);
-            values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>()
+            values
+                .iter()
+                .map(|&x| f64::from(x) * f64::from(x))
+                .sum::<f64>()
         });
         (squares.sum::<f64>() * n_rows as f64 / sampled as f64).sqrt() as f32
     }
 }
 
-fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize, source: Option<&Attn>) -> Result<Layer, ModelError> {
+fn layer(
+    b: &Binder<'_>,
+    h: &Hparams,
+    spec: &LayerSpec,
+    i: usize,
+    source: Option<&Attn>,
+) -> Result<Layer, ModelError> {
     let name = |part: &str| format!("blk.{}.{part}", i / h.n_part);
     let (has_mixer, has_ffn) = (spec.mixer != Mixer::None, spec.ffn != FfnSpec::None);
     let norm = |part: &str, is_there: bool, places: &[Norms]| {
-        (is_there && places.contains(&spec.norms)).then(|| b.norm(&name(part), h)).transpose()
+        (is_there && places.contains(&spec.norms))
+            .then(|| b.norm(&name(part), h))
+            .transpose()
     };
-    // Some files name the norm before the feed-forward layer after the attention that precedes it. In Falcon files the
-    // norm that both branches share is the feed-forward layer's, if attention has one of its own.
+    // Some files name the norm before the feed-forward layer after the attention that precedes it.
+    // In Falcon files the norm that both branches share is the feed-forward layer's, if
+    // attention has one of its own.
     let (mut attn_norm, mut ffn_norm) = ("attn_norm", "ffn_norm");
     let (mut post_attn_norm, mut post_ffn_norm) = ("post_attention_norm", "post_ffw_norm");
     match spec.norms {
-        Norms::Residual => (post_attn_norm, post_ffn_norm) = ("attn_output_norm", "layer_output_norm"),
+        Norms::Residual => {
+            (post_attn_norm, post_ffn_norm) = ("attn_output_norm", "layer_output_norm")
+        }
         Norms::Before if !has_mixer => ffn_norm = attn_norm,
         Norms::Before if !i.is_multiple_of(h.n_part) => attn_norm = "attn_norm_2",
         Norms::Before => {
             let names = ["ffn_norm", "post_attention_norm", "attn_output_norm"];
-            ffn_norm = names.into_iter().find(|part| b.has(&name(&format!("{part}.weight")))).unwrap_or(ffn_norm);
+            ffn_norm = names
+                .into_iter()
+                .find(|part| b.has(&name(&format!("{part}.weight"))))
+                .unwrap_or(ffn_norm);
         }
-        Norms::Parallel if b.has(&name("attn_norm_2.weight")) => (attn_norm, ffn_norm) = ("attn_norm_2", "attn_norm"),
+        Norms::Parallel if b.has(&name("attn_norm_2.weight")) => {
+            (attn_norm, ffn_norm) = ("attn_norm_2", "attn_norm")
+        }
         _ => {}
     }
-    let attn = spec.attention().map(|attn| attention(b, h.n_embd, (attn, source), spec.biases, &name));
-    let recurrent = spec.recurrent().map(|recurrent| recurrent::bind(b, h.n_embd, recurrent, &name));
+    let attn = spec
+        .attention()
+        .map(|attn| attention(b, h.n_embd, (attn, source), spec.biases, &name));
+    let recurrent = spec
+        .recurrent()
+        .map(|recurrent| recurrent::bind(b, h.n_embd, recurrent, &name));
     Ok(Layer {
-        attn_norm: norm(attn_norm, has_mixer, &[Norms::Before, Norms::Both, Norms::Shared, Norms::Parallel])?,
+        attn_norm: norm(
+            attn_norm,
+            has_mixer,
+            &[Norms::Before, Norms::Both, Norms::Shared, Norms::Parallel],
+        )?,
         attn: attn.transpose()?,
         recurrent: recurrent.transpose()?,
-        post_attn_norm: norm(post_attn_norm, has_mixer, &[Norms::After, Norms::Both, Norms::Residual])?,
-        ffn_norm: norm(ffn_norm, has_ffn, &[Norms::Before, Norms::BeforeFfn, Norms::Both, Norms::Parallel])?,
+        post_attn_norm: norm(
+            post_attn_norm,
+            has_mixer,
+            &[Norms::After, Norms::Both, Norms::Residual],
+        )?,
+        ffn_norm: norm(
+            ffn_norm,
+            has_ffn,
+            &[
+                Norms::Before,
+                Norms::BeforeFfn,
+                Norms::Both,
+                Norms::Parallel,
+            ],
+        )?,
         ffn: feed_forward(b, h, spec, &name)?,
-        post_ffn_norm: norm(post_ffn_norm, has_ffn, &[Norms::After, Norms::Both, Norms::Residual])?,
-        per_layer: h.per_layer_embd.map(|n| per_layer(b, h, n, &name)).transpose()?,
-        alt_up: h.streams.map(|spec| alt_up(b, h, spec, &name)).transpose()?.map(Box::new),
+        post_ffn_norm: norm(
+            post_ffn_norm,
+            has_ffn,
+            &[Norms::After, Norms::Both, Norms::Residual],
+        )?,
+        per_layer: h
+            .per_layer_embd
+            .map(|n| per_layer(b, h, n, &name))
+            .transpose()?,
+        alt_up: h
+            .streams
+            .map(|spec| alt_up(b, h, spec, &name))
+            .transpose()?
+            .map(Box::new),
         output_scale: match spec.output_scale {
             OutputScale::None => None,
             OutputScale::OfFile => Some(b.vector(&name("layer_output_scale.weight"), 1)?[0]),
@@ -817,12 +1089,16 @@ fn layer(b: &Binder<'_>, h: &Hparams, spec: &LayerSpec, i: usize, source: Option
 fn alt_up(
     b: &Binder<'_>,
     h: &Hparams,
-    StreamsSpec { n_stream: n, laurel_rank: rank }: StreamsSpec,
+    StreamsSpec {
+        n_stream: n,
+        laurel_rank: rank,
+    }: StreamsSpec,
     name: &dyn Fn(&str) -> String,
 ) -> Result<AltUp, ModelError> {
     let table = |part: &str, n_out: usize| {
         let name = name(part);
-        b.values(&name, &[n, n_out])?.ok_or(ModelError::MissingTensor { name })
+        b.values(&name, &[n, n_out])?
+            .ok_or(ModelError::MissingTensor { name })
     };
     Ok(AltUp {
         norm: b.norm(&name("altup_router_norm"), h)?,
@@ -838,7 +1114,12 @@ fn alt_up(
     })
 }
 
-fn per_layer(b: &Binder<'_>, h: &Hparams, n: usize, name: &dyn Fn(&str) -> String) -> Result<PerLayer, ModelError> {
+fn per_layer(
+    b: &Binder<'_>,
+    h: &Hparams,
+    n: usize,
+    name: &dyn Fn(&str) -> String,
+) -> Result<PerLayer, ModelError> {
     Ok(PerLayer {
         gate: b.linear(&name("inp_gate"), h.n_embd, n, false)?,
         proj: b.linear(&name("proj"), n, h.n_embd, false)?,
@@ -857,16 +1138,26 @@ fn attention(
     if let Some(latent) = &spec.latent {
         return latent_attention(b, n_embd, spec, latent, name);
     }
-    let (n_q, n_k, n_v) = (spec.n_q() * if spec.gate_in_q { 2 } else { 1 }, spec.n_k(), spec.n_v());
+    let (n_q, n_k, n_v) = (
+        spec.n_q() * if spec.gate_in_q { 2 } else { 1 },
+        spec.n_k(),
+        spec.n_v(),
+    );
     let (wq, wk, wv) = if b.has(&name("attn_qkv.weight")) {
         let qkv = b.linear(&name("attn_qkv"), n_embd, n_q + n_k + n_v, biased)?;
-        (qkv.rows(0..n_q), qkv.rows(n_q..n_q + n_k), qkv.rows(n_q + n_k..n_q + n_k + n_v))
+        (
+            qkv.rows(0..n_q),
+            qkv.rows(n_q..n_q + n_k),
+            qkv.rows(n_q + n_k..n_q + n_k + n_v),
+        )
     } else {
         let wq = b.linear(&name("attn_q"), n_embd, n_q, biased)?;
         match source {
             Some(source) if spec.shares_kv => {
                 // Gemma 3n's files have some of their own all the same.
-                ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"].iter().for_each(|part| b.skip(&name(part)));
+                ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"]
+                    .iter()
+                    .for_each(|part| b.skip(&name(part)));
                 (wq, source.wk.clone(), source.wv.clone())
             }
             _ => {
@@ -887,7 +1178,9 @@ fn attention(
             Some(QkNorm::Full) => n,
             Some(QkNorm::LayerByHead) => {
                 let values = b.values(&name(part), &[spec.head_dim, n / spec.head_dim])?;
-                return values.map(Some).ok_or_else(|| ModelError::MissingTensor { name: name(part) });
+                return values
+                    .map(Some)
+                    .ok_or_else(|| ModelError::MissingTensor { name: name(part) });
             }
         };
         b.vector(&name(part), width).map(Some)
@@ -897,9 +1190,21 @@ fn attention(
         wk,
         wv,
         q_norm: norm("attn_q_norm.weight", spec.n_q())?,
-        k_norm: if spec.shares_kv { None } else { norm("attn_k_norm.weight", n_k)? },
-        wo: b.linear(&name("attn_output"), spec.n_out(), n_embd, matches!(biases, Biases::All | Biases::Everywhere))?,
-        sinks: spec.sinks.then(|| b.vector(&name("attn_sinks.weight"), spec.n_head)).transpose()?,
+        k_norm: if spec.shares_kv {
+            None
+        } else {
+            norm("attn_k_norm.weight", n_k)?
+        },
+        wo: b.linear(
+            &name("attn_output"),
+            spec.n_out(),
+            n_embd,
+            matches!(biases, Biases::All | Biases::Everywhere),
+        )?,
+        sinks: spec
+            .sinks
+            .then(|| b.vector(&name("attn_sinks.weight"), spec.n_head))
+            .transpose()?,
         gate: (spec.gated && !spec.gate_in_q)
             .then(|| b.linear(&name("attn_gate"), n_embd, spec.n_out(), false))
             .transpose()?,
@@ -914,13 +1219,23 @@ fn latent_attention(
     latent: &LatentSpec,
     name: &dyn Fn(&str) -> String,
 ) -> Result<Attn, ModelError> {
-    let &LatentSpec { q_rank, kv_rank, n_plain, n_rot, head_dim_v, absorbed } = latent;
+    let &LatentSpec {
+        q_rank,
+        kv_rank,
+        n_plain,
+        n_rot,
+        head_dim_v,
+        absorbed,
+    } = latent;
     let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
     let n_q = spec.n_head * latent.head_dim();
     let (q_a, wq) = match q_rank {
         Some(rank) => {
             let norm = b.vector(&name("attn_q_a_norm.weight"), rank)?;
-            (Some((linear("attn_q_a", n_embd, rank)?, norm)), linear("attn_q_b", rank, n_q)?)
+            (
+                Some((linear("attn_q_a", n_embd, rank)?, norm)),
+                linear("attn_q_b", rank, n_q)?,
+            )
         }
         None => (None, linear("attn_q", n_embd, n_q)?),
     };
@@ -978,12 +1293,24 @@ fn dense(
     let down = linear("ffn_down", ffn.n_ff, n_embd)?;
     let (gate, up) = if ffn.fused {
         let both = linear("ffn_up", n_embd, 2 * ffn.n_ff)?;
-        (Some(both.rows(0..ffn.n_ff)), both.rows(ffn.n_ff..2 * ffn.n_ff))
+        (
+            Some(both.rows(0..ffn.n_ff)),
+            both.rows(ffn.n_ff..2 * ffn.n_ff),
+        )
     } else {
-        let gate = ffn.activation.is_gated().then(|| linear("ffn_gate", n_embd, ffn.n_ff));
+        let gate = ffn
+            .activation
+            .is_gated()
+            .then(|| linear("ffn_gate", n_embd, ffn.n_ff));
         (gate.transpose()?, linear("ffn_up", n_embd, ffn.n_ff)?)
     };
-    Ok(Ffn { activation: ffn.activation, sparsity: ffn.sparsity, gate, up, down })
+    Ok(Ffn {
+        activation: ffn.activation,
+        sparsity: ffn.sparsity,
+        gate,
+        up,
+        down,
+    })
 }
 
 fn mixture(
@@ -995,28 +1322,48 @@ fn mixture(
     let n_embd = h.n_embd;
     let activation = x.activation;
     let biased = spec.biases == Biases::Everywhere;
-    let stack = |part: &str, n_in: usize, n_out: usize| b.stack(&name(part), n_in, n_out, x.n_expert, biased);
+    let stack = |part: &str, n_in: usize, n_out: usize| {
+        b.stack(&name(part), n_in, n_out, x.n_expert, biased)
+    };
     // For other mixtures it is not known whether biases are added.
     let router = if biased {
         b.linear(&name("ffn_gate_inp"), n_embd, x.n_expert, true)?
     } else {
-        Linear { w: b.weight(&name("ffn_gate_inp.weight"), n_embd, x.n_expert, 1)?, b: None }
+        Linear {
+            w: b.weight(&name("ffn_gate_inp.weight"), n_embd, x.n_expert, 1)?,
+            b: None,
+        }
     };
     let bias = name("exp_probs_b.bias");
-    let bias = if b.has(&bias) { bias } else { name("exp_probs_b") };
+    let bias = if b.has(&bias) {
+        bias
+    } else {
+        name("exp_probs_b")
+    };
     let bias = x.bias.then(|| b.vector(&bias, x.n_expert)).transpose()?;
     let width = x.latent.unwrap_or(n_embd);
     let (gate, up) = if x.fused {
         (None, stack("ffn_gate_up_exps", width, 2 * x.n_ff)?)
     } else {
-        let gate = activation.is_gated().then(|| stack("ffn_gate_exps", width, x.n_ff));
+        let gate = activation
+            .is_gated()
+            .then(|| stack("ffn_gate_exps", width, x.n_ff));
         (gate.transpose()?, stack("ffn_up_exps", width, x.n_ff)?)
     };
-    let stacked = Ffn { activation, sparsity: None, gate, up, down: stack("ffn_down_exps", x.n_ff, width)? };
+    let stacked = Ffn {
+        activation,
+        sparsity: None,
+        gate,
+        up,
+        down: stack("ffn_down_exps", x.n_ff, width)?,
+    };
     let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
     let latent = match x.latent {
         None => None,
-        Some(n) => Some((linear("ffn_latent_down", n_embd, n)?, linear("ffn_latent_up", n, n_embd)?)),
+        Some(n) => Some((
+            linear("ffn_latent_down", n_embd, n)?,
+            linear("ffn_latent_up", n, n_embd)?,
+        )),
     };
     let (shared, shared_gate) = match x.shared {
         None => (None, None),
@@ -1024,22 +1371,45 @@ fn mixture(
             let ffn = Ffn {
                 activation,
                 sparsity: None,
-                gate: activation.is_gated().then(|| linear("ffn_gate_shexp", n_embd, shared.n_ff)).transpose()?,
+                gate: activation
+                    .is_gated()
+                    .then(|| linear("ffn_gate_shexp", n_embd, shared.n_ff))
+                    .transpose()?,
                 up: linear("ffn_up_shexp", n_embd, shared.n_ff)?,
                 down: linear("ffn_down_shexp", shared.n_ff, n_embd)?,
             };
-            let gate = shared.gated.then(|| b.weight(&name("ffn_gate_inp_shexp.weight"), n_embd, 1, 1));
+            let gate = shared
+                .gated
+                .then(|| b.weight(&name("ffn_gate_inp_shexp.weight"), n_embd, 1, 1));
             (Some(ffn), gate.transpose()?)
         }
     };
     // Gemma 4 divides by the root of the width in addition.
-    let scales = x.router_norm.then(|| b.vector(&name("ffn_gate_inp.scale"), n_embd)).transpose()?;
+    let scales = x
+        .router_norm
+        .then(|| b.vector(&name("ffn_gate_inp.scale"), n_embd))
+        .transpose()?;
     let router_norm = scales.map(|w| {
         let width = (n_embd as f32).sqrt();
-        Norm { w: w.iter().map(|w| w / width).collect(), b: Vec::new() }
+        Norm {
+            w: w.iter().map(|w| w / width).collect(),
+            b: Vec::new(),
+        }
     });
     // Those of NVFP4 experts are factors of the matrices already.
     let output_scales = x.output_scales && stacked.down.w.scales.is_none();
-    let output_scales = output_scales.then(|| b.vector(&name("ffn_down_exps.scale"), x.n_expert)).transpose()?;
-    Ok(Moe { spec: x.clone(), router, router_norm, latent, output_scales, bias, stacked, shared, shared_gate })
+    let output_scales = output_scales
+        .then(|| b.vector(&name("ffn_down_exps.scale"), x.n_expert))
+        .transpose()?;
+    Ok(Moe {
+        spec: x.clone(),
+        router,
+        router_norm,
+        latent,
+        output_scales,
+        bias,
+        stacked,
+        shared,
+        shared_gate,
+    })
 }

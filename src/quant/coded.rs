@@ -1,11 +1,14 @@
-//! Formats whose values are looked up in a grid, or are trits, as the kernels of the vector levels read them: bytes,
-//! signs and scales, apart. Their definition is `dequantize`.
+//! Formats whose values are looked up in a grid, or are trits, as the kernels of the vector levels
+//! read them: bytes, signs and scales, apart. Their definition is `dequantize`.
 
 use super::iq_grids::{IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID};
-use super::{BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockTq1_0};
+use super::{
+    BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockTq1_0,
+};
 use bytemuck::Pod;
 
-/// The scales of a block: that of values `16·i..16·i + 16` is [`Coded::UNIT`]`·d·(2·nibble + 1)`, with nibble `i`.
+/// The scales of a block: that of values `16·i..16·i + 16` is [`Coded::UNIT`]`·d·(2·nibble + 1)`,
+/// with nibble `i`.
 #[derive(Clone, Copy, Debug)]
 pub struct CodedScales {
     /// An f16.
@@ -20,8 +23,8 @@ pub trait Coded: Pod {
     const LARGEST: i8;
     /// A power of two, see [`CodedScales`].
     const UNIT: f32;
-    /// The integer that a byte `g` of the grid stands for: `g`, or `−g` where the sign bit is set; with `EIGHTHS`
-    /// `8g + 1`, or `8g − 1` where it is set.
+    /// The integer that a byte `g` of the grid stands for: `g`, or `−g` where the sign bit is set;
+    /// with `EIGHTHS` `8g + 1`, or `8g − 1` where it is set.
     const EIGHTHS: bool = false;
 
     /// The scales of the block.
@@ -40,7 +43,10 @@ impl Coded for BlockIq2Xxs {
 
     #[inline(always)]
     fn scales(&self) -> CodedScales {
-        CodedScales { d: self.d, nibbles: each_twice(gathered(self.qs.map(|qs| qs[7] >> 4))) }
+        CodedScales {
+            d: self.d,
+            nibbles: each_twice(gathered(self.qs.map(|qs| qs[7] >> 4))),
+        }
     }
 
     #[inline(always)]
@@ -61,7 +67,10 @@ impl Coded for BlockIq2Xs {
 
     #[inline(always)]
     fn scales(&self) -> CodedScales {
-        CodedScales { d: self.d, nibbles: u64::from_le_bytes(self.scales) }
+        CodedScales {
+            d: self.d,
+            nibbles: u64::from_le_bytes(self.scales),
+        }
     }
 
     #[inline(always)]
@@ -82,7 +91,10 @@ impl Coded for BlockIq2S {
 
     #[inline(always)]
     fn scales(&self) -> CodedScales {
-        CodedScales { d: self.d, nibbles: u64::from_le_bytes(self.scales) }
+        CodedScales {
+            d: self.d,
+            nibbles: u64::from_le_bytes(self.scales),
+        }
     }
 
     #[inline(always)]
@@ -103,7 +115,10 @@ impl Coded for BlockIq3Xxs {
 
     #[inline(always)]
     fn scales(&self) -> CodedScales {
-        CodedScales { d: self.d, nibbles: each_twice(gathered(self.scales_and_signs.map(|bits| bits[3] >> 4))) }
+        CodedScales {
+            d: self.d,
+            nibbles: each_twice(gathered(self.scales_and_signs.map(|bits| bits[3] >> 4))),
+        }
     }
 
     #[inline(always)]
@@ -124,14 +139,18 @@ impl Coded for BlockIq3S {
 
     #[inline(always)]
     fn scales(&self) -> CodedScales {
-        CodedScales { d: self.d, nibbles: each_twice(u32::from_le_bytes(self.scales)) }
+        CodedScales {
+            d: self.d,
+            nibbles: each_twice(u32::from_le_bytes(self.scales)),
+        }
     }
 
     #[inline(always)]
     fn grid(&self, group: usize, part: usize) -> u64 {
         let high = usize::from(self.qh[group]) >> (2 * part);
-        let four =
-            |half: usize| IQ3_S_GRID[usize::from(self.qs[8 * group + 2 * part + half]) | (high >> half & 1) << 8];
+        let four = |half: usize| {
+            IQ3_S_GRID[usize::from(self.qs[8 * group + 2 * part + half]) | (high >> half & 1) << 8]
+        };
         joined(four(0), four(1))
     }
 
@@ -148,7 +167,10 @@ impl Coded for BlockIq1S {
 
     #[inline(always)]
     fn scales(&self) -> CodedScales {
-        CodedScales { d: self.d, nibbles: each_twice(gathered(self.qh.map(|qh| qh[1] >> 4 & 7))) }
+        CodedScales {
+            d: self.d,
+            nibbles: each_twice(gathered(self.qh.map(|qh| qh[1] >> 4 & 7))),
+        }
     }
 
     #[inline(always)]
@@ -174,10 +196,14 @@ impl Coded for BlockIq1M {
         for (j, word) in self.scales.iter().enumerate() {
             let word = u16::from_le_bytes(*word);
             d |= word >> 12 << (4 * j);
-            let four = word & 7 | (word >> 3 & 7) << 4 | (word >> 6 & 7) << 8 | (word >> 9 & 7) << 12;
+            let four =
+                word & 7 | (word >> 3 & 7) << 4 | (word >> 6 & 7) << 8 | (word >> 9 & 7) << 12;
             nibbles |= u64::from(four) << (16 * j);
         }
-        CodedScales { d: d.to_le_bytes(), nibbles }
+        CodedScales {
+            d: d.to_le_bytes(),
+            nibbles,
+        }
     }
 
     #[inline(always)]
@@ -188,7 +214,10 @@ impl Coded for BlockIq1M {
 
     #[inline(always)]
     fn signs(&self, group: usize) -> u32 {
-        let (a, b) = (u32::from(self.qh[2 * group]), u32::from(self.qh[2 * group + 1]));
+        let (a, b) = (
+            u32::from(self.qh[2 * group]),
+            u32::from(self.qh[2 * group + 1]),
+        );
         (a >> 3 & 1 | (a >> 7) << 8 | (b >> 3 & 1) << 16 | (b >> 7) << 24) * 0xFF
     }
 }
@@ -199,7 +228,10 @@ impl Coded for BlockTq1_0 {
 
     #[inline(always)]
     fn scales(&self) -> CodedScales {
-        CodedScales { d: self.d, nibbles: 0 }
+        CodedScales {
+            d: self.d,
+            nibbles: 0,
+        }
     }
 
     #[inline(always)]
@@ -210,7 +242,10 @@ impl Coded for BlockTq1_0 {
                 let last = u64::from(u32::from_le_bytes(self.qh));
                 trits(last, 2 * part - 4) & 0xFFFF_FFFF | trits(last, 2 * part - 3) << 32
             }
-            _ => trits(word(&self.qs, 32 + 8 * (part % 2)), 2 * (group - 5) + part / 2),
+            _ => trits(
+                word(&self.qs, 32 + 8 * (part % 2)),
+                2 * (group - 5) + part / 2,
+            ),
         }
     }
 
@@ -253,7 +288,12 @@ fn word(bytes: &[u8; 48], at: usize) -> u64 {
 /// Word `i` of the bytes.
 #[inline(always)]
 fn four_bytes(bytes: &[u8; 32], i: usize) -> u32 {
-    u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
+    u32::from_le_bytes([
+        bytes[4 * i],
+        bytes[4 * i + 1],
+        bytes[4 * i + 2],
+        bytes[4 * i + 3],
+    ])
 }
 
 /// Four times seven bits as the low bits of bytes.
@@ -274,7 +314,10 @@ fn even_signs(sevens: u32) -> u32 {
 /// Eight nibbles in one word, the first one lowest.
 #[inline(always)]
 fn gathered(nibbles: [u8; 8]) -> u32 {
-    nibbles.iter().rev().fold(0, |word, &nibble| word << 4 | u32::from(nibble))
+    nibbles
+        .iter()
+        .rev()
+        .fold(0, |word, &nibble| word << 4 | u32::from(nibble))
 }
 
 /// Each nibble twice.
@@ -298,7 +341,9 @@ mod tests {
         for _ in 0..200 {
             let mut block = B::zeroed();
             for byte in bytemuck::bytes_of_mut(&mut block) {
-                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                state = state
+                    .wrapping_mul(6364136223846793005)
+                    .wrapping_add(1442695040888963407);
                 *byte = (state >> 56) as u8;
             }
             let mut expected = [0.0; 256];

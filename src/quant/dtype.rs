@@ -1,5 +1,5 @@
-//! Element types of GGUF tensors and the size of their blocks: enough to compute a tensor's length. Sizes are those of
-//! ggml's block structures.
+//! Element types of GGUF tensors and the size of their blocks: enough to compute a tensor's length.
+//! Sizes are those of ggml's block structures.
 
 use std::fmt;
 
@@ -81,7 +81,8 @@ impl DType {
         DType::NVFP4,
     ];
 
-    /// The type numbered `id` in files; `None` for types that were removed from GGUF or that this build does not know.
+    /// The type numbered `id` in files; `None` for types that were removed from GGUF or that this
+    /// build does not know.
     pub fn from_ggml(id: u32) -> Option<DType> {
         DType::ALL.iter().copied().find(|dtype| *dtype as u32 == id)
     }
@@ -130,7 +131,9 @@ mod tests {
 
     #[test]
     fn ids_and_block_sizes() {
-        let known: Vec<u32> = (0..64).filter(|&id| DType::from_ggml(id).is_some()).collect();
+        let known: Vec<u32> = (0..64)
+            .filter(|&id| DType::from_ggml(id).is_some())
+            .collect();
         assert_eq!(known.len(), DType::ALL.len());
         for &dtype in DType::ALL {
             assert_eq!(DType::from_ggml(dtype as u32), Some(dtype));

@@ -1,10 +1,11 @@
 //! How the quantisers choose scales: weighted least squares over a handful of candidate grids.
 //!
-//! For fixed integer codes the best scale (and minimum) of a block is a closed formula, and for a fixed scale the best
-//! codes are a rounding. Neither says which codes to start from, so a series of slightly stretched and shrunk grids is
-//! tried and the best one kept; the idea, the weights and the range of the series are those of ggml's K-quants. In
-//! addition, the scales of a super-block are chosen together: after they are rounded to their few bits, neighbours are
-//! tried and the two f16 factors are fitted once more to the resulting codes.
+//! For fixed integer codes the best scale (and minimum) of a block is a closed formula, and for a
+//! fixed scale the best codes are a rounding. Neither says which codes to start from, so a series
+//! of slightly stretched and shrunk grids is tried and the best one kept; the idea, the weights and
+//! the range of the series are those of ggml's K-quants. In addition, the scales of a super-block
+//! are chosen together: after they are rounded to their few bits, neighbours are tried and the two
+//! f16 factors are fitted once more to the resulting codes.
 
 use super::{IQ4_VALUES, f16_value, to_f16};
 
@@ -39,13 +40,26 @@ pub(super) fn inverse(scale: f32) -> f32 {
 }
 
 /// Codes `q` in `lo..=hi` that bring `scale · q + min` nearest to `x`.
-pub(super) fn codes<const N: usize>(x: &[f32; N], scale: f32, min: f32, lo: f32, hi: f32) -> [f32; N] {
+pub(super) fn codes<const N: usize>(
+    x: &[f32; N],
+    scale: f32,
+    min: f32,
+    lo: f32,
+    hi: f32,
+) -> [f32; N] {
     let inverse = inverse(scale);
     std::array::from_fn(|i| code(x[i], inverse, min, lo, hi))
 }
 
 /// `Σ w·(scale·q + min − x)²` for the best codes.
-fn error<const N: usize>(x: &[f32; N], w: &[f32; N], scale: f32, min: f32, lo: f32, hi: f32) -> f32 {
+fn error<const N: usize>(
+    x: &[f32; N],
+    w: &[f32; N],
+    scale: f32,
+    min: f32,
+    lo: f32,
+    hi: f32,
+) -> f32 {
     let inverse = inverse(scale);
     sum::<N>(|i| {
         let e = scale * code(x[i], inverse, min, lo, hi) + min - x[i];
@@ -67,7 +81,8 @@ fn sum<const N: usize>(f: impl Fn(usize) -> f32) -> f32 {
 
 /// The value of largest magnitude.
 fn extreme(x: &[f32]) -> f32 {
-    x.iter().fold(0.0, |m: f32, &x| if x.abs() > m.abs() { x } else { m })
+    x.iter()
+        .fold(0.0, |m: f32, &x| if x.abs() > m.abs() { x } else { m })
 }
 
 /// Scale (of either sign) of the grid `scale · q`, `q` in `−n..n`, for weighted values.
@@ -118,14 +133,26 @@ pub(super) fn iq4_codes<const N: usize>(x: &[f32; N], inverse: f32) -> [u8; N] {
     x.map(|x| {
         let v = 2.0 * x * inverse;
         // The code is the number of midpoints below.
-        IQ4_VALUES.windows(2).map(|p| (v > (p[0] as i16 + p[1] as i16) as f32) as u8).sum()
+        IQ4_VALUES
+            .windows(2)
+            .map(|p| (v > (p[0] as i16 + p[1] as i16) as f32) as u8)
+            .sum()
     })
 }
 
 /// `(scale, min)` of the grid `scale · q + min`, `q` in `0..=n`, for weighted values, with
 /// `scale ≥ 0` and `min ≤ min_limit`.
-pub(super) fn affine<const N: usize>(x: &[f32; N], w: &[f32; N], n: f32, min_limit: f32) -> (f32, f32) {
-    let lowest = x.iter().copied().fold(f32::INFINITY, f32::min).min(min_limit);
+pub(super) fn affine<const N: usize>(
+    x: &[f32; N],
+    w: &[f32; N],
+    n: f32,
+    min_limit: f32,
+) -> (f32, f32) {
+    let lowest = x
+        .iter()
+        .copied()
+        .fold(f32::INFINITY, f32::min)
+        .min(min_limit);
     let highest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if highest - lowest < TINY {
         return (0.0, lowest);
@@ -174,7 +201,11 @@ pub(super) fn symmetric_super(x: &[f32; 256], w: &[f32; 256], n: f32, sc_n: f32)
         let dv = f16_value(d);
         let inverse = inverse(dv);
         let mut total = 0.0;
-        let mut fit = SymmetricSuper { d, sc: [0; 16], q: [0.0; 256] };
+        let mut fit = SymmetricSuper {
+            d,
+            sc: [0; 16],
+            q: [0.0; 256],
+        };
         for s in 0..16 {
             let near = code(scales[s], inverse, 0.0, -sc_n, sc_n - 1.0);
             let (mut best, mut best_error) = (near, f32::INFINITY);
@@ -234,7 +265,13 @@ pub(super) fn affine_super<const S: usize, const N: usize>(
         let (dv, mv) = (f16_value(d), f16_value(dmin));
         let (inverse_d, inverse_m) = (inverse(dv), inverse(mv));
         let mut total = 0.0;
-        let mut fit = AffineSuper { d, dmin, sc: [0; S], m: [0; S], q: [0.0; 256] };
+        let mut fit = AffineSuper {
+            d,
+            dmin,
+            sc: [0; S],
+            m: [0; S],
+            q: [0.0; 256],
+        };
         for s in 0..S {
             let near_sc = code(fits[s].0, inverse_d, 0.0, 0.0, sc_max);
             let near_m = code(-fits[s].1, inverse_m, 0.0, 0.0, sc_max);
@@ -250,7 +287,13 @@ pub(super) fn affine_super<const S: usize, const N: usize>(
             }
             total += best_error;
             (fit.sc[s], fit.m[s]) = (best.0 as u8, best.1 as u8);
-            fit.q[N * s..N * (s + 1)].copy_from_slice(&codes(&xs[s], dv * best.0, -mv * best.1, 0.0, n));
+            fit.q[N * s..N * (s + 1)].copy_from_slice(&codes(
+                &xs[s],
+                dv * best.0,
+                -mv * best.1,
+                0.0,
+                n,
+            ));
         }
         (fit, total)
     };

@@ -1,5 +1,5 @@
-//! The IQ formats. IQ4 looks up 4-bit values in a fixed non-linear table; the others store the index of a group of 4 or
-//! 8 magnitudes in a fixed grid (a codebook), and the signs separately.
+//! The IQ formats. IQ4 looks up 4-bit values in a fixed non-linear table; the others store the
+//! index of a group of 4 or 8 magnitudes in a fixed grid (a codebook), and the signs separately.
 //!
 //! Signs of a group of eight take eight bits, or seven where the format stores only groups with
 //! an even number of negative values (`even_signs`).
@@ -10,7 +10,9 @@ use bytemuck::{Pod, Zeroable};
 
 /// The sixteen values that a 4-bit code of IQ4_NL and IQ4_XS stands for: denser around zero, as
 /// weights are.
-pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub const IQ4_VALUES: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];
 
 /// IQ4_NL: 32 values; `x = d · IQ4_VALUES[q]`. 4.5 bits per value.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -160,7 +162,10 @@ impl Pack for BlockIq4Nl {
     fn pack(x: &[f32; 32], weights: &[f32; 32]) -> Self {
         let d = to_f16(fit::iq4(x, weights));
         let q = fit::iq4_codes(x, fit::inverse(f16_value(d)));
-        BlockIq4Nl { d, qs: std::array::from_fn(|i| q[i] | q[i + 16] << 4) }
+        BlockIq4Nl {
+            d,
+            qs: std::array::from_fn(|i| q[i] | q[i + 16] << 4),
+        }
     }
 }
 
@@ -248,7 +253,12 @@ impl Block for BlockIq3Xxs {
             let dl = d * ((bits >> 28) as f32 + 0.5) * 0.5;
             for l in 0..4 {
                 let (g, signs) = (4 * s + l, even_signs(bits >> (7 * l)));
-                signed(dl, &IQ3_XXS_GRID[self.qs[2 * g] as usize], signs, &mut out[8 * g..]);
+                signed(
+                    dl,
+                    &IQ3_XXS_GRID[self.qs[2 * g] as usize],
+                    signs,
+                    &mut out[8 * g..],
+                );
                 let grid = &IQ3_XXS_GRID[self.qs[2 * g + 1] as usize];
                 signed(dl, grid, signs >> 4, &mut out[8 * g + 4..]);
             }
@@ -265,7 +275,12 @@ impl Block for BlockIq3S {
             let dl = d * (2 * nibble(&self.scales, g / 8) + 1) as f32;
             let high = self.qh[g / 8] >> (g % 8) & 1;
             let grid = &IQ3_S_GRID[self.qs[g] as usize | (high as usize) << 8];
-            signed(dl, grid, self.signs[g / 2] >> (g % 2 * 4), &mut out[4 * g..]);
+            signed(
+                dl,
+                grid,
+                self.signs[g / 2] >> (g % 2 * 4),
+                &mut out[4 * g..],
+            );
         }
     }
 }

@@ -124,7 +124,10 @@ impl Block for BlockQ2K {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let (d, dmin) = (f16_value(self.d), f16_value(self.dmin));
         for s in 0..16 {
-            let (dl, ml) = (d * (self.scales[s] & 15) as f32, dmin * (self.scales[s] >> 4) as f32);
+            let (dl, ml) = (
+                d * (self.scales[s] & 15) as f32,
+                dmin * (self.scales[s] >> 4) as f32,
+            );
             for n in 16 * s..16 * s + 16 {
                 out[n] = dl * two_bits(&self.qs, n) as f32 - ml;
             }
@@ -206,7 +209,11 @@ fn two_bits(qs: &[u8; 64], n: usize) -> u8 {
 
 /// Inverse of [`two_bits`] for the low two bits of `q`.
 fn pack_two_bits(q: &[u8; 256]) -> [u8; 64] {
-    std::array::from_fn(|b| (0..4).fold(0, |byte, j| byte | (q[b / 32 * 128 + 32 * j + b % 32] & 3) << (2 * j)))
+    std::array::from_fn(|b| {
+        (0..4).fold(0, |byte, j| {
+            byte | (q[b / 32 * 128 + 32 * j + b % 32] & 3) << (2 * j)
+        })
+    })
 }
 
 /// The nibbles of [`BlockQ4K::qs`] from the low four bits of `q`.
@@ -258,7 +265,12 @@ impl Pack for BlockQ3K {
     fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
         let fit = fit::symmetric_super(x, weights, 4.0, 32.0);
         let q = fit.q.map(|q| (q + 4.0) as u8);
-        BlockQ3K { hmask: pack_bit(&q, 2), qs: pack_two_bits(&q), scales: pack_scales_q3_k(&fit.sc), d: fit.d }
+        BlockQ3K {
+            hmask: pack_bit(&q, 2),
+            qs: pack_two_bits(&q),
+            scales: pack_scales_q3_k(&fit.sc),
+            d: fit.d,
+        }
     }
 }
 

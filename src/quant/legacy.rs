@@ -152,7 +152,11 @@ fn pack_symmetric(x: &[f32; 32], weights: &[f32; 32], n: f32) -> ([u8; 2], [u8; 
 }
 
 /// `(d, m, qs, qh)` on the grid `d · q + m`, `q` in `0..=n`.
-fn pack_affine(x: &[f32; 32], weights: &[f32; 32], n: f32) -> ([u8; 2], [u8; 2], [u8; 16], [u8; 4]) {
+fn pack_affine(
+    x: &[f32; 32],
+    weights: &[f32; 32],
+    n: f32,
+) -> ([u8; 2], [u8; 2], [u8; 16], [u8; 4]) {
     let (d, m) = fit::affine(x, weights, n, f32::INFINITY);
     let (d, m) = (to_f16(d), to_f16(storable(m)));
     let (qs, qh) = pack_halves(&fit::codes(x, f16_value(d), f16_value(m), 0.0, n));

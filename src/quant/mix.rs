@@ -1,8 +1,9 @@
-//! Types of the tensors of a quantised model: the mixes of `llama-quantize`, whose users know `Q4_K_M` by its size and
-//! quality, so the same names choose the same types here.
+//! Types of the tensors of a quantised model: the mixes of `llama-quantize`, whose users know
+//! `Q4_K_M` by its size and quality, so the same names choose the same types here.
 //!
-//! The tensors whose errors matter most get more bits: the output matrix, and in the `_M` mixes the value projections
-//! and `ffn_down` of the first, the last and every third layer. llama.cpp's exceptions for Falcon are left out.
+//! The tensors whose errors matter most get more bits: the output matrix, and in the `_M` mixes the
+//! value projections and `ffn_down` of the first, the last and every third layer. llama.cpp's
+//! exceptions for Falcon are left out.
 
 use super::DType;
 
@@ -78,7 +79,10 @@ impl FileType {
             "Q5_K" => "Q5_K_M",
             name => name,
         };
-        FileType::ALL.iter().copied().find(|t| t.to_string() == name)
+        FileType::ALL
+            .iter()
+            .copied()
+            .find(|t| t.to_string() == name)
     }
 
     /// The file type numbered `id` in `general.file_type`.
@@ -129,12 +133,19 @@ impl FileType {
 
         if name == "output.weight" || embedding && model.tied_embeddings {
             let whole = row.is_multiple_of(base.block().0);
-            return if !whole || base == DType::Q8_0 { DType::Q8_0 } else { DType::Q6_K };
+            return if !whole || base == DType::Q8_0 {
+                DType::Q8_0
+            } else {
+                DType::Q6_K
+            };
         }
         if embedding {
             return base;
         }
-        if ["attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight"].iter().any(|s| name.contains(s)) {
+        if ["attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight"]
+            .iter()
+            .any(|s| name.contains(s))
+        {
             if eight_experts {
                 // Eight experts share these small tensors.
                 return DType::Q8_0;
@@ -254,7 +265,13 @@ fn fallback(dtype: DType, row: u64) -> DType {
 mod tests {
     use super::*;
 
-    const DENSE: ModelShape = ModelShape { n_layer: 32, n_head: 32, n_head_kv: 8, n_expert: 0, tied_embeddings: false };
+    const DENSE: ModelShape = ModelShape {
+        n_layer: 32,
+        n_head: 32,
+        n_head_kv: 8,
+        n_expert: 0,
+        tied_embeddings: false,
+    };
 
     fn chosen(file: FileType, name: &str, row: u64, model: &ModelShape) -> Option<DType> {
         file.tensor_type(name, &[row, 4096], model)
@@ -274,21 +291,49 @@ mod tests {
     #[test]
     fn more_bits_where_it_matters() {
         let down = |layer| format!("blk.{layer}.ffn_down.weight");
-        let more: Vec<usize> =
-            (0..32).filter(|&l| chosen(FileType::Q4_K_M, &down(l), 4096, &DENSE) == Some(DType::Q6_K)).collect();
-        assert_eq!(more, [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]);
-        assert_eq!(chosen(FileType::Q4_K_S, &down(3), 4096, &DENSE), Some(DType::Q5_K));
-        assert_eq!(chosen(FileType::Q4_K_S, &down(4), 4096, &DENSE), Some(DType::Q4_K));
-        assert_eq!(chosen(FileType::Q4_K_M, "output.weight", 4096, &DENSE), Some(DType::Q6_K));
-        assert_eq!(chosen(FileType::Q8_0, "output.weight", 4096, &DENSE), Some(DType::Q8_0));
-        assert_eq!(chosen(FileType::Q4_0, "token_embd.weight", 4096, &DENSE), Some(DType::Q4_0));
-        let tied = ModelShape { tied_embeddings: true, ..DENSE };
-        assert_eq!(chosen(FileType::Q4_0, "token_embd.weight", 4096, &tied), Some(DType::Q6_K));
+        let more: Vec<usize> = (0..32)
+            .filter(|&l| chosen(FileType::Q4_K_M, &down(l), 4096, &DENSE) == Some(DType::Q6_K))
+            .collect();
+        assert_eq!(
+            more,
+            [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]
+        );
+        assert_eq!(
+            chosen(FileType::Q4_K_S, &down(3), 4096, &DENSE),
+            Some(DType::Q5_K)
+        );
+        assert_eq!(
+            chosen(FileType::Q4_K_S, &down(4), 4096, &DENSE),
+            Some(DType::Q4_K)
+        );
+        assert_eq!(
+            chosen(FileType::Q4_K_M, "output.weight", 4096, &DENSE),
+            Some(DType::Q6_K)
+        );
+        assert_eq!(
+            chosen(FileType::Q8_0, "output.weight", 4096, &DENSE),
+            Some(DType::Q8_0)
+        );
+        assert_eq!(
+            chosen(FileType::Q4_0, "token_embd.weight", 4096, &DENSE),
+            Some(DType::Q4_0)
+        );
+        let tied = ModelShape {
+            tied_embeddings: true,
+            ..DENSE
+        };
+        assert_eq!(
+            chosen(FileType::Q4_0, "token_embd.weight", 4096, &tied),
+            Some(DType::Q6_K)
+        );
     }
 
     #[test]
     fn experts_and_70b() {
-        let mixtral = ModelShape { n_expert: 8, ..DENSE };
+        let mixtral = ModelShape {
+            n_expert: 8,
+            ..DENSE
+        };
         let file = FileType::Q4_K_M;
         for (name, dtype) in [
             ("blk.0.attn_v.weight", Some(DType::Q8_0)),
@@ -300,8 +345,14 @@ mod tests {
         ] {
             assert_eq!(chosen(file, name, 4096, &mixtral), dtype, "{name}");
         }
-        let large = ModelShape { n_layer: 80, ..DENSE };
-        assert_eq!(chosen(file, "blk.10.attn_v.weight", 4096, &large), Some(DType::Q5_K));
+        let large = ModelShape {
+            n_layer: 80,
+            ..DENSE
+        };
+        assert_eq!(
+            chosen(file, "blk.10.attn_v.weight", 4096, &large),
+            Some(DType::Q5_K)
+        );
     }
 
     #[test]
@@ -317,7 +368,10 @@ mod tests {
         ] {
             assert_eq!(chosen(file, up, row, &DENSE), Some(dtype), "{file} {row}");
         }
-        assert_eq!(chosen(FileType::Q4_K_M, "output.weight", 96, &DENSE), Some(DType::Q8_0));
+        assert_eq!(
+            chosen(FileType::Q4_K_M, "output.weight", 96, &DENSE),
+            Some(DType::Q8_0)
+        );
     }
 
     #[test]

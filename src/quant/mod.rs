@@ -1,8 +1,9 @@
 //! Storage formats of weights: block layouts, and their conversion from and to `f32`.
 //!
-//! One file per family of formats, one line per format in [`FORMATS`]. A format is a block structure of bytes, so that
-//! blocks can be read in place at any address of a memory-mapped file; `dequantize` is written in the plainest way and
-//! is the definition that every kernel is tested against. Layouts are ggml's.
+//! One file per family of formats, one line per format in [`FORMATS`]. A format is a block
+//! structure of bytes, so that blocks can be read in place at any address of a memory-mapped file;
+//! `dequantize` is written in the plainest way and is the definition that every kernel is tested
+//! against. Layouts are ggml's.
 //!
 //! Any bytes may be dequantised: a damaged file yields odd values (infinities and NaN included, as
 //! the f16 scales can hold them), never a panic.
@@ -23,10 +24,12 @@ mod ternary;
 pub use coded::{Coded, CodedScales};
 pub use dtype::DType;
 pub use iq::{
-    BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs,
-    IQ4_VALUES,
+    BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl,
+    BlockIq4Xs, IQ4_VALUES,
 };
-pub use k::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, unpack_scales_mins, unpack_scales_q3_k};
+pub use k::{
+    BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, unpack_scales_mins, unpack_scales_q3_k,
+};
 pub use legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 pub use mix::{FileType, ModelShape};
 pub use mxfp4::{BlockMxfp4, MXFP4_VALUES};
@@ -60,15 +63,19 @@ pub struct Format {
     /// squared error of each value of the row (`importance.len() == x.len()`). Panics on other
     /// lengths.
     ///
-    /// NaN counts as 0, and magnitudes beyond 65504, the largest that an f16 scale is sure to hold, saturate there, so
-    /// that the block is finite for any input. (F32 and BF16 have no scale and keep every value.)
+    /// NaN counts as 0, and magnitudes beyond 65504, the largest that an f16 scale is sure to
+    /// hold, saturate there, so that the block is finite for any input. (F32 and BF16 have no
+    /// scale and keep every value.)
     pub quantize: Option<QuantizeFn>,
 }
 
 impl Format {
-    /// Bytes of `rows` rows of `n` values; `None` if rows are not whole blocks, or there are too many.
+    /// Bytes of `rows` rows of `n` values; `None` if rows are not whole blocks, or there are too
+    /// many.
     pub fn bytes_of(&self, rows: usize, n: usize) -> Option<usize> {
-        let blocks = n.is_multiple_of(self.block_elems).then(|| rows.checked_mul(n / self.block_elems));
+        let blocks = n
+            .is_multiple_of(self.block_elems)
+            .then(|| rows.checked_mul(n / self.block_elems));
         blocks.flatten()?.checked_mul(self.block_bytes)
     }
 
@@ -86,7 +93,10 @@ impl Format {
 
     /// A block format that is read and written.
     const fn packed<B: Pack>(dtype: DType, name: &'static str) -> Format {
-        Format { quantize: Some(quantize_blocks::<B>), ..Format::blocks::<B>(dtype, name) }
+        Format {
+            quantize: Some(quantize_blocks::<B>),
+            ..Format::blocks::<B>(dtype, name)
+        }
     }
 }
 
@@ -152,7 +162,8 @@ impl DType {
     /// # Panics
     /// On a type without a [`format`](DType::format).
     pub fn float_format(self) -> &'static Format {
-        self.format().unwrap_or_else(|| panic!("{self} is not a weight format"))
+        self.format()
+            .unwrap_or_else(|| panic!("{self} is not a weight format"))
     }
 }
 
@@ -174,11 +185,21 @@ pub fn dequantize_row(dtype: DType, blocks: &[u8], out: &mut [f32]) -> Result<()
 ///
 /// # Panics
 /// If there is not one importance per value.
-pub fn quantize_row(dtype: DType, x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8]) -> Result<(), QuantError> {
+pub fn quantize_row(
+    dtype: DType,
+    x: &[f32],
+    importance: Option<&[f32]>,
+    blocks: &mut [u8],
+) -> Result<(), QuantError> {
     let format = row_format(dtype, blocks.len(), x.len())?;
-    let quantize = format.quantize.ok_or_else(|| QuantError::ReadOnly { dtype: dtype.to_string() })?;
+    let quantize = format.quantize.ok_or_else(|| QuantError::ReadOnly {
+        dtype: dtype.to_string(),
+    })?;
     if let Some(index) = x.iter().position(|x| !x.is_finite()) {
-        return Err(QuantError::NotFinite { index, value: x[index] });
+        return Err(QuantError::NotFinite {
+            index,
+            value: x[index],
+        });
     }
     quantize(x, importance, blocks);
     Ok(())
@@ -186,7 +207,9 @@ pub fn quantize_row(dtype: DType, x: &[f32], importance: Option<&[f32]>, blocks:
 
 /// The format of `dtype`, if `bytes` is the length of `values` values.
 fn row_format(dtype: DType, bytes: usize, values: usize) -> Result<&'static Format, QuantError> {
-    let format = dtype.format().ok_or_else(|| QuantError::NotAWeight { dtype: dtype.to_string() })?;
+    let format = dtype.format().ok_or_else(|| QuantError::NotAWeight {
+        dtype: dtype.to_string(),
+    })?;
     let fits = values.is_multiple_of(format.block_elems)
         && bytes.is_multiple_of(format.block_bytes)
         && values / format.block_elems == bytes / format.block_bytes;
@@ -214,8 +237,8 @@ trait Block: Pod {
 
 /// A block that can be written.
 trait Pack: Block {
-    /// Chooses the block with a small `Σ weight·error²`. Values are finite and at most 65504 in magnitude, weights
-    /// finite and not negative.
+    /// Chooses the block with a small `Σ weight·error²`. Values are finite and at most 65504 in
+    /// magnitude, weights finite and not negative.
     fn pack(x: &Self::Values, weights: &Self::Values) -> Self;
 }
 
@@ -233,7 +256,10 @@ fn quantize_blocks<B: Pack>(x: &[f32], importance: Option<&[f32]>, bytes: &mut [
     let importance: Option<&[B::Values]> = importance.map(bytemuck::cast_slice);
     let blocks: &mut [B] = bytemuck::cast_slice_mut(bytes);
     assert_eq!(blocks.len(), values.len(), "blocks and room for blocks");
-    assert!(importance.is_none_or(|i| i.len() == values.len()), "one importance per value");
+    assert!(
+        importance.is_none_or(|i| i.len() == values.len()),
+        "one importance per value"
+    );
     for (i, (block, &x)) in blocks.iter_mut().zip(values).enumerate() {
         let mut x = x;
         for x in x.as_mut() {
@@ -244,12 +270,16 @@ fn quantize_blocks<B: Pack>(x: &[f32], importance: Option<&[f32]>, bytes: &mut [
     }
 }
 
-/// Weights of the squared errors in a block: `importance · √(2 + x²/σ²)` with `σ²` the mean of `x²`. Errors of large
-/// values do more harm; ggml weighs them in the same way.
+/// Weights of the squared errors in a block: `importance · √(2 + x²/σ²)` with `σ²` the mean of
+/// `x²`. Errors of large values do more harm; ggml weighs them in the same way.
 fn weights<B: Block>(x: &B::Values, importance: Option<&B::Values>) -> B::Values {
     let x = x.as_ref();
     let mean_square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
-    let per_square = if mean_square > f32::MIN_POSITIVE { 1.0 / mean_square } else { 0.0 };
+    let per_square = if mean_square > f32::MIN_POSITIVE {
+        1.0 / mean_square
+    } else {
+        0.0
+    };
     // Relative to the largest, so that no sum overflows; unusable importances are ignored.
     let largest = importance.map_or(0.0, |i| i.as_ref().iter().fold(0.0, |m: f32, &i| m.max(i)));
     let importance = importance.filter(|_| largest > 0.0 && largest.is_finite());

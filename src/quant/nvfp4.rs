@@ -1,5 +1,5 @@
-//! NVFP4: 64 FP4 values (E2M1), of which each 16 share a scale in eight bits (E4M3 without its sign). Files have one more
-//! factor per matrix, in a tensor of its own.
+//! NVFP4: 64 FP4 values (E2M1), of which each 16 share a scale in eight bits (E4M3 without its
+//! sign). Files have one more factor per matrix, in a tensor of its own.
 
 use super::{Block, MXFP4_VALUES};
 use bytemuck::{Pod, Zeroable};
@@ -21,7 +21,12 @@ impl BlockNvfp4 {
     #[inline(always)]
     pub fn half_scales(&self) -> [f32; 4] {
         let [a, b, c, d] = self.d;
-        [HALF_SCALES[a as usize], HALF_SCALES[b as usize], HALF_SCALES[c as usize], HALF_SCALES[d as usize]]
+        [
+            HALF_SCALES[a as usize],
+            HALF_SCALES[b as usize],
+            HALF_SCALES[c as usize],
+            HALF_SCALES[d as usize],
+        ]
     }
 
     /// The bytes of values `32g..32g + 32`.
@@ -32,7 +37,8 @@ impl BlockNvfp4 {
     }
 }
 
-/// Half the value of each byte as a scale. As in ggml the sign is ignored, and `0x7F`, E4M3's NaN, is zero.
+/// Half the value of each byte as a scale. As in ggml the sign is ignored, and `0x7F`, E4M3's NaN,
+/// is zero.
 static HALF_SCALES: [f32; 256] = {
     let mut scales = [0.0; 256];
     let mut byte = 0;

@@ -82,7 +82,8 @@ impl Default for SamplerBuilder {
 }
 
 impl SamplerBuilder {
-    /// Number of last tokens that the three penalties consider; 0 turns them off, −1 means the whole history.
+    /// Number of last tokens that the three penalties consider; 0 turns them off, −1 means the
+    /// whole history.
     pub fn repeat_last_n(mut self, n: i32) -> Self {
         self.penalties.last_n = n;
         self
@@ -130,9 +131,9 @@ impl SamplerBuilder {
         self
     }
 
-    /// Token sequences across which DRY sees no repetition. None by default, since a sampler knows no texts;
-    /// [`breaker_sequences`](super::breaker_sequences) makes them from texts. llama.cpp's default breakers are `"\n"`,
-    /// `":"`, `"\""` and `"*"`.
+    /// Token sequences across which DRY sees no repetition. None by default, since a sampler knows
+    /// no texts; [`breaker_sequences`](super::breaker_sequences) makes them from texts.
+    /// llama.cpp's default breakers are `"\n"`, `":"`, `"\""` and `"*"`.
     pub fn dry_sequence_breakers(mut self, sequences: impl IntoIterator<Item = Vec<u32>>) -> Self {
         self.dry.breakers = sequences.into_iter().collect();
         self.dry.breakers.sort_unstable();
@@ -176,20 +177,22 @@ impl SamplerBuilder {
         self
     }
 
-    /// Smallest probability that makes a token a top choice for XTC, in `[0, 1]`; above 0.5 XTC is off.
+    /// Smallest probability that makes a token a top choice for XTC, in `[0, 1]`; above 0.5 XTC is
+    /// off.
     pub fn xtc_threshold(mut self, p: f32) -> Self {
         self.xtc_threshold = p;
         self
     }
 
-    /// Divides the logits: below 1 sharpens, above 1 flattens, 0 always takes the best token that the filters before it
-    /// have kept.
+    /// Divides the logits: below 1 sharpens, above 1 flattens, 0 always takes the best token that
+    /// the filters before it have kept.
     pub fn temperature(mut self, t: f32) -> Self {
         self.temperature = t;
         self
     }
 
-    /// Range of the dynamic temperature, which follows the entropy up and down by this much; 0 is off.
+    /// Range of the dynamic temperature, which follows the entropy up and down by this much; 0 is
+    /// off.
     pub fn dynatemp_range(mut self, range: f32) -> Self {
         self.dynatemp_range = range;
         self
@@ -226,9 +229,10 @@ impl SamplerBuilder {
         self
     }
 
-    /// The filters to run and their order, by name, separated by `;`, for example `"top_k;temperature"`. A filter that
-    /// is left out does not run, whatever its parameters; without `temperature`, a temperature of 0 has no effect
-    /// either. An empty list draws from the softmax of the logits.
+    /// The filters to run and their order, by name, separated by `;`, for example
+    /// `"top_k;temperature"`. A filter that is left out does not run, whatever its parameters;
+    /// without `temperature`, a temperature of 0 has no effect either. An empty list draws from
+    /// the softmax of the logits.
     pub fn samplers(mut self, names: impl Into<String>) -> Self {
         self.samplers = Some(names.into());
         self
@@ -243,21 +247,39 @@ impl SamplerBuilder {
     /// Builds the sampler.
     ///
     /// # Errors
-    /// [`SampleError::Parameter`] names the first parameter with an invalid value; [`SampleError::UnknownSampler`] a
-    /// name in [`samplers`](Self::samplers) that is no filter.
+    /// [`SampleError::Parameter`] names the first parameter with an invalid value;
+    /// [`SampleError::UnknownSampler`] a name in [`samplers`](Self::samplers) that is no
+    /// filter.
     pub fn build(self) -> Result<Sampler, SampleError> {
         let probability = |v: f32| (0.0..=1.0).contains(&v);
         let at_least_0 = |v: f32| v.is_finite() && v >= 0.0;
         let above_0 = |v: f32| v.is_finite() && v > 0.0;
         let finite = |v: f32| v.is_finite();
         let rules: [(&str, f32, &str, bool); 17] = {
-            let rule = |name, value, allowed, check: &dyn Fn(f32) -> bool| (name, value, allowed, check(value));
+            let rule = |name, value, allowed, check: &dyn Fn(f32) -> bool| {
+                (name, value, allowed, check(value))
+            };
             let unit = "a number from 0 to 1";
             [
                 rule("repeat_penalty", self.penalties.repeat, "above 0", &above_0),
-                rule("presence_penalty", self.penalties.presence, "finite", &finite),
-                rule("frequency_penalty", self.penalties.frequency, "finite", &finite),
-                rule("dry_multiplier", self.dry.multiplier, "0 or more", &at_least_0),
+                rule(
+                    "presence_penalty",
+                    self.penalties.presence,
+                    "finite",
+                    &finite,
+                ),
+                rule(
+                    "frequency_penalty",
+                    self.penalties.frequency,
+                    "finite",
+                    &finite,
+                ),
+                rule(
+                    "dry_multiplier",
+                    self.dry.multiplier,
+                    "0 or more",
+                    &at_least_0,
+                ),
                 rule("dry_base", self.dry.base, "0 or more", &at_least_0),
                 rule("top_n_sigma", self.top_n_sigma, "finite", &finite),
                 rule("typical", self.typical, unit, &probability),
@@ -266,20 +288,43 @@ impl SamplerBuilder {
                 rule("xtc_probability", self.xtc_probability, unit, &probability),
                 rule("xtc_threshold", self.xtc_threshold, unit, &probability),
                 rule("temperature", self.temperature, "0 or more", &at_least_0),
-                rule("dynatemp_range", self.dynatemp_range, "0 or more", &at_least_0),
-                rule("dynatemp_exponent", self.dynatemp_exponent, "0 or more", &at_least_0),
+                rule(
+                    "dynatemp_range",
+                    self.dynatemp_range,
+                    "0 or more",
+                    &at_least_0,
+                ),
+                rule(
+                    "dynatemp_exponent",
+                    self.dynatemp_exponent,
+                    "0 or more",
+                    &at_least_0,
+                ),
                 rule("mirostat_tau", self.mirostat_tau, "0 or more", &at_least_0),
                 rule("mirostat_eta", self.mirostat_eta, "0 or more", &at_least_0),
-                rule("logit_bias", self.worst_bias(), "below infinity", &|v| v < f32::INFINITY),
+                rule("logit_bias", self.worst_bias(), "below infinity", &|v| {
+                    v < f32::INFINITY
+                }),
             ]
         };
         if let Some(&(name, value, allowed, _)) = rules.iter().find(|rule| !rule.3) {
-            return Err(SampleError::Parameter { name, value: f64::from(value), allowed });
+            return Err(SampleError::Parameter {
+                name,
+                value: f64::from(value),
+                allowed,
+            });
         }
-        for (name, value) in [("repeat_last_n", self.penalties.last_n), ("dry_penalty_last_n", self.dry.last_n)] {
+        for (name, value) in [
+            ("repeat_last_n", self.penalties.last_n),
+            ("dry_penalty_last_n", self.dry.last_n),
+        ] {
             if value < -1 {
                 let (value, allowed) = (f64::from(value), "-1, 0 or a number of tokens");
-                return Err(SampleError::Parameter { name, value, allowed });
+                return Err(SampleError::Parameter {
+                    name,
+                    value,
+                    allowed,
+                });
             }
         }
         if self.dry.breakers.iter().any(Vec::is_empty) {
@@ -290,8 +335,8 @@ impl SamplerBuilder {
             None => FILTERS.iter().map(|&(_, _, filter)| filter).collect(),
             Some(names) => parse_chain(names)?,
         };
-        let mirostat =
-            (self.mirostat != Mirostat::Off).then(|| mirostat::Mirostat::new(self.mirostat_tau, self.mirostat_eta));
+        let mirostat = (self.mirostat != Mirostat::Off)
+            .then(|| mirostat::Mirostat::new(self.mirostat_tau, self.mirostat_eta));
         let seed = self.seed.unwrap_or_else(random_seed);
         Ok(Sampler {
             chain,
@@ -315,20 +360,29 @@ impl SamplerBuilder {
                 Filter::Dry => self.dry.multiplier > 0.0,
                 Filter::TypP => self.typical < 1.0,
                 Filter::Xtc => self.xtc_probability > 0.0,
-                Filter::TopNSigma | Filter::TopK | Filter::TopP | Filter::MinP | Filter::Temperature => false,
+                Filter::TopNSigma
+                | Filter::TopK
+                | Filter::TopP
+                | Filter::MinP
+                | Filter::Temperature => false,
             })
     }
 
     /// A bias that is NaN or +∞, if there is one.
     fn worst_bias(&self) -> f32 {
         let mut values = self.logit_bias.iter().map(|&(_, v)| v);
-        values.find(|&v| v.is_nan() || v == f32::INFINITY).unwrap_or(0.0)
+        values
+            .find(|&v| v.is_nan() || v == f32::INFINITY)
+            .unwrap_or(0.0)
     }
 }
 
 /// The filters named in `names`.
 fn parse_chain(names: &str) -> Result<Vec<Filter>, SampleError> {
-    let names = names.split(';').map(str::trim).filter(|name| !name.is_empty());
+    let names = names
+        .split(';')
+        .map(str::trim)
+        .filter(|name| !name.is_empty());
     names
         .map(|name| {
             FILTERS
@@ -350,21 +404,39 @@ mod tests {
     #[test]
     fn default_order_is_llama_cpp_s() {
         let names = FILTERS.map(|(name, ..)| name).join(";");
-        assert_eq!(names, "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature");
-        assert_eq!(SamplerBuilder::default().build().unwrap().chain, parse_chain(&names).unwrap());
+        assert_eq!(
+            names,
+            "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature"
+        );
+        assert_eq!(
+            SamplerBuilder::default().build().unwrap().chain,
+            parse_chain(&names).unwrap()
+        );
     }
 
     #[test]
     fn defaults_are_llama_cpp_s() {
         let b = SamplerBuilder::default();
         let p = &b.penalties;
-        assert_eq!((p.last_n, p.repeat, p.frequency, p.presence), (64, 1.0, 0.0, 0.0));
+        assert_eq!(
+            (p.last_n, p.repeat, p.frequency, p.presence),
+            (64, 1.0, 0.0, 0.0)
+        );
         let d = &b.dry;
-        assert_eq!((d.multiplier, d.base, d.allowed_length, d.last_n), (0.0, 1.75, 2, -1));
+        assert_eq!(
+            (d.multiplier, d.base, d.allowed_length, d.last_n),
+            (0.0, 1.75, 2, -1)
+        );
         assert_eq!((b.top_n_sigma, b.top_k, b.typical), (-1.0, 40, 1.0));
         assert_eq!((b.top_p, b.min_p), (0.95, 0.05));
         assert_eq!((b.xtc_probability, b.xtc_threshold), (0.0, 0.1));
-        assert_eq!((b.temperature, b.dynatemp_range, b.dynatemp_exponent), (0.8, 0.0, 1.0));
-        assert_eq!((b.mirostat, b.mirostat_tau, b.mirostat_eta), (Mirostat::Off, 5.0, 0.1));
+        assert_eq!(
+            (b.temperature, b.dynatemp_range, b.dynatemp_exponent),
+            (0.8, 0.0, 1.0)
+        );
+        assert_eq!(
+            (b.mirostat, b.mirostat_tau, b.mirostat_eta),
+            (Mirostat::Off, 5.0, 0.1)
+        );
     }
 }

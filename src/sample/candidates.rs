@@ -1,5 +1,5 @@
-//! The tokens that may still be chosen, and the three operations of which every filter consists: softmax, an ordered
-//! prefix, and dropping.
+//! The tokens that may still be chosen, and the three operations of which every filter consists:
+//! softmax, an ordered prefix, and dropping.
 
 use std::cmp::Ordering;
 
@@ -40,7 +40,12 @@ impl Candidates {
         self.sorted = false;
         self.items.clear();
         // `+ 0.0` turns −0 into +0, which the total order would otherwise tell apart.
-        self.items.extend(logits.iter().zip(0..).map(|(&logit, id)| Candidate { id, logit: logit + 0.0, p: 0.0 }));
+        self.items
+            .extend(logits.iter().zip(0..).map(|(&logit, id)| Candidate {
+                id,
+                logit: logit + 0.0,
+                p: 0.0,
+            }));
         for &(id, value) in bias {
             self.items[id as usize].logit += value;
         }
@@ -79,8 +84,8 @@ impl Candidates {
         self.sorted = false;
     }
 
-    /// `logit /= t` with `t > 0`, which keeps the order. If that would overflow, the logits are made relative to the
-    /// best one first, which gives the same probabilities.
+    /// `logit /= t` with `t > 0`, which keeps the order. If that would overflow, the logits are
+    /// made relative to the best one first, which gives the same probabilities.
     pub(super) fn divide(&mut self, t: f32) {
         if self.items.iter().any(|c| (c.logit / t).is_infinite())
             && let Some(best) = self.best().filter(|best| best.logit.is_finite())
@@ -107,13 +112,17 @@ impl Candidates {
 
     /// `p_i = exp(l_i − l_max) / Σ_j exp(l_j − l_max)`, summed in f64.
     ///
-    /// Candidates at the maximum weigh exactly 1, so that infinite logits are defined, too: they share all of the
-    /// probability.
+    /// Candidates at the maximum weigh exactly 1, so that infinite logits are defined, too: they
+    /// share all of the probability.
     pub(super) fn softmax(&mut self) {
         let Some(best) = self.best() else { return };
         let mut sum = 0.0f64;
         for c in &mut self.items {
-            c.p = if c.logit == best.logit { 1.0 } else { (c.logit - best.logit).exp() };
+            c.p = if c.logit == best.logit {
+                1.0
+            } else {
+                (c.logit - best.logit).exp()
+            };
             sum += f64::from(c.p);
         }
         for c in &mut self.items {
@@ -123,7 +132,11 @@ impl Candidates {
 
     /// Shannon entropy `−Σ p ln p` in nats; needs [`Self::softmax`].
     pub(super) fn entropy(&self) -> f32 {
-        let terms = self.items.iter().filter(|c| c.p > 0.0).map(|c| f64::from(c.p));
+        let terms = self
+            .items
+            .iter()
+            .filter(|c| c.p > 0.0)
+            .map(|c| f64::from(c.p));
         -terms.map(|p| p * p.ln()).sum::<f64>() as f32
     }
 
@@ -138,9 +151,9 @@ impl Candidates {
     /// Keeps the `k` best (all when there are fewer), sorted.
     /// Keeps the `k` best (all if there are fewer), sorted.
     ///
-    /// One pass: every candidate better than the k-th best so far is appended to a small front buffer, which is cut
-    /// back to `k` whenever it has doubled. For a whole vocabulary this is little more than a comparison per token,
-    /// where a full sort is `n log n`.
+    /// One pass: every candidate better than the k-th best so far is appended to a small front
+    /// buffer, which is cut back to `k` whenever it has doubled. For a whole vocabulary this is
+    /// little more than a comparison per token, where a full sort is `n log n`.
     pub(super) fn keep_best(&mut self, k: usize) {
         if k < self.items.len() && !self.sorted {
             let limit = (2 * k).max(64).min(self.items.len());
@@ -171,8 +184,8 @@ impl Candidates {
         self.items.drain(..n);
     }
 
-    /// Keeps the shortest prefix in `order` whose probabilities reach the target: `reached` is called with the running
-    /// sum after each candidate. Needs [`Self::softmax`].
+    /// Keeps the shortest prefix in `order` whose probabilities reach the target: `reached` is
+    /// called with the running sum after each candidate. Needs [`Self::softmax`].
     ///
     /// Sorts only as many candidates as necessary.
     pub(super) fn keep_mass(
@@ -218,9 +231,16 @@ impl Candidates {
     }
 
     /// [`Self::keep_mass`] in ascending order of `score`; leaves the candidates unsorted.
-    pub(super) fn keep_scored_mass(&mut self, score: impl Fn(&Candidate) -> f32, reached: impl Fn(f64) -> bool) {
-        let order =
-            |a: &Candidate, b: &Candidate| score(a).total_cmp(&score(b)).then_with(|| Candidate::best_first(a, b));
+    pub(super) fn keep_scored_mass(
+        &mut self,
+        score: impl Fn(&Candidate) -> f32,
+        reached: impl Fn(f64) -> bool,
+    ) {
+        let order = |a: &Candidate, b: &Candidate| {
+            score(a)
+                .total_cmp(&score(b))
+                .then_with(|| Candidate::best_first(a, b))
+        };
         self.keep_mass(order, reached);
         self.sorted = false;
     }
@@ -292,7 +312,10 @@ pub(super) mod tests {
     fn infinite_logits_share_the_probability() {
         let mut c = candidates(&[f32::INFINITY, 3.0, f32::INFINITY]);
         c.softmax();
-        assert_eq!(c.items.iter().map(|c| c.p).collect::<Vec<_>>(), [0.5, 0.0, 0.5]);
+        assert_eq!(
+            c.items.iter().map(|c| c.p).collect::<Vec<_>>(),
+            [0.5, 0.0, 0.5]
+        );
     }
 
     #[test]

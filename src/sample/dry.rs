@@ -19,7 +19,8 @@ pub(super) struct Dry {
     pub(super) allowed_length: usize,
     /// Number of last tokens considered: 0 is off, −1 means the whole history.
     pub(super) last_n: i32,
-    /// Token sequences across which nothing counts as a repetition, sorted, as a vocabulary has thousands of them.
+    /// Token sequences across which nothing counts as a repetition, sorted, as a vocabulary has
+    /// thousands of them.
     pub(super) breakers: Vec<Vec<u32>>,
     z: Vec<usize>,
     longest: TokenTable,
@@ -40,8 +41,8 @@ impl Default for Dry {
 }
 
 impl Dry {
-    /// Let `n(t)` be the length of the longest suffix of the history that also occurs earlier, followed there by `t`,
-    /// and that contains no breaker. Where `n(t) ≥ allowed_length`:
+    /// Let `n(t)` be the length of the longest suffix of the history that also occurs earlier,
+    /// followed there by `t`, and that contains no breaker. Where `n(t) ≥ allowed_length`:
     ///
     /// `l_t ← l_t − multiplier · base^(n(t) − allowed_length)`
     ///
@@ -89,7 +90,9 @@ impl Dry {
         for i in 0..history.len() {
             let tail = &history[history.len() - 1 - i..];
             let first = self.breakers.partition_point(|b| b[..] < tail[..1]);
-            let alike = self.breakers[first..].iter().take_while(|b| b[0] == tail[0]);
+            let alike = self.breakers[first..]
+                .iter()
+                .take_while(|b| b[0] == tail[0]);
             let longest = alike.filter(|b| tail.starts_with(b)).map(Vec::len).max();
             if let Some(len) = longest {
                 return tail.len() - len;
@@ -110,7 +113,11 @@ fn common_suffixes(tokens: &[u32], z: &mut Vec<usize>) {
     // `left..right` is the match that reaches furthest back.
     let (mut left, mut right) = (0, 0);
     for k in 1..n {
-        let mut len = if k < right { z[k - left].min(right - k) } else { 0 };
+        let mut len = if k < right {
+            z[k - left].min(right - k)
+        } else {
+            0
+        };
         while k + len < n && at(len) == at(k + len) {
             len += 1;
         }
@@ -127,12 +134,13 @@ const MAX_TAIL: usize = 20;
 /// The token sequences in which a sequence breaker, a text, can appear in a history; the input of
 /// [`dry_sequence_breakers`](super::SamplerBuilder::dry_sequence_breakers).
 ///
-/// A breaker is rarely a single token: `":"` is also part of `"):"`, and `"\n"` may be the end of one token or the
-/// beginning of the next. So each token of the vocabulary whose text contains `breaker` is a sequence by itself, and
-/// each token that ends in a prefix of `breaker` is one together with the tokens of the missing rest.
+/// A breaker is rarely a single token: `":"` is also part of `"):"`, and `"\n"` may be the end of
+/// one token or the beginning of the next. So each token of the vocabulary whose text contains
+/// `breaker` is a sequence by itself, and each token that ends in a prefix of `breaker` is one
+/// together with the tokens of the missing rest.
 ///
-/// `pieces` are the vocabulary's (id, text) pairs and `encode` tokenises without adding special tokens. An empty
-/// breaker has no sequences.
+/// `pieces` are the vocabulary's (id, text) pairs and `encode` tokenises without adding special
+/// tokens. An empty breaker has no sequences.
 pub fn breaker_sequences<'a>(
     breaker: &[u8],
     pieces: impl IntoIterator<Item = (u32, &'a [u8])>,
@@ -176,7 +184,11 @@ mod tests {
         let mut longest = None;
         for len in 1..n {
             let suffix = &history[n - len..];
-            if dry.breakers.iter().any(|b| suffix.windows(b.len()).any(|w| w == &b[..])) {
+            if dry
+                .breakers
+                .iter()
+                .any(|b| suffix.windows(b.len()).any(|w| w == &b[..]))
+            {
                 break;
             }
             // Ends before the last token, so that a token follows.
@@ -204,7 +216,11 @@ mod tests {
         // a b c c b c y a b c: after "a b c" came c (3 tokens), after "b c" y (2), after "c" b (1).
         let (a, b, c, y) = (0, 1, 2, 3);
         let history = [a, b, c, c, b, c, y, a, b, c];
-        let mut dry = Dry { multiplier: 0.8, base: 2.0, ..Dry::default() };
+        let mut dry = Dry {
+            multiplier: 0.8,
+            base: 2.0,
+            ..Dry::default()
+        };
         assert_eq!(penalties(&mut dry, &history, 4), [0.0, 0.0, 1.6, 0.8]);
         dry.allowed_length = 1;
         assert_eq!(penalties(&mut dry, &history, 4), [0.0, 0.8, 3.2, 1.6]);
@@ -218,7 +234,11 @@ mod tests {
 
     #[test]
     fn long_repetitions_stay_finite() {
-        let mut dry = Dry { multiplier: f32::MAX, base: f32::MAX, ..Dry::default() };
+        let mut dry = Dry {
+            multiplier: f32::MAX,
+            base: f32::MAX,
+            ..Dry::default()
+        };
         assert_eq!(penalties(&mut dry, &[1; 5000], 2), [0.0, f32::MAX]);
     }
 
@@ -228,7 +248,10 @@ mod tests {
         let pieces = (0..).zip(vocabulary);
         let encode = |text: &[u8]| vec![if text == b"b" { 2 } else { 6 }];
         let found = breaker_sequences(b"ab", pieces, encode);
-        assert_eq!(found, [vec![0], vec![1, 2], vec![3, 2], vec![4], vec![5, 2]]);
+        assert_eq!(
+            found,
+            [vec![0], vec![1, 2], vec![3, 2], vec![4], vec![5, 2]]
+        );
         assert!(breaker_sequences(b"", [(0, &b"a"[..])], |_| vec![]).is_empty());
     }
 

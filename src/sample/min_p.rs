@@ -21,7 +21,13 @@ mod tests {
     fn by_hand() {
         // p / p_max = 1/8, 1, 1/2, 1/4
         let logits = [0.0, 8f32.ln(), 4f32.ln(), 2f32.ln()];
-        for (p, kept) in [(0.0, &[0, 1, 2, 3][..]), (0.2, &[1, 2, 3]), (0.4, &[1, 2]), (0.6, &[1]), (1.0, &[1])] {
+        for (p, kept) in [
+            (0.0, &[0, 1, 2, 3][..]),
+            (0.2, &[1, 2, 3]),
+            (0.4, &[1, 2]),
+            (0.6, &[1]),
+            (1.0, &[1]),
+        ] {
             let mut c = candidates(&logits);
             apply(&mut c, p);
             assert_eq!(ids(&c), kept, "p = {p}");

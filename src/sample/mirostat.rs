@@ -20,7 +20,11 @@ pub(super) struct Mirostat {
 impl Mirostat {
     /// Starts at `mu = 2 · tau`.
     pub(super) fn new(tau: f32, eta: f32) -> Self {
-        Self { tau, eta, mu: 2.0 * tau }
+        Self {
+            tau,
+            eta,
+            mu: 2.0 * tau,
+        }
     }
 
     /// Resets to the initial state.
@@ -51,7 +55,11 @@ impl Mirostat {
         let epsilon = s - 1.0;
         let n = n_vocab as f64;
         // (1 − N^−ε) / ε tends to ln N where ε tends to 0.
-        let scale = if epsilon.abs() < 1e-9 { n.ln() } else { (1.0 - n.powf(-epsilon)) / epsilon };
+        let scale = if epsilon.abs() < 1e-9 {
+            n.ln()
+        } else {
+            (1.0 - n.powf(-epsilon)) / epsilon
+        };
         let k = (f64::from(self.mu).exp2() / scale).powf(1.0 / s);
         // `max` turns the NaN of a single candidate into 1; the cast saturates.
         candidates.keep_best(k.max(1.0) as usize);
@@ -61,7 +69,9 @@ impl Mirostat {
     pub(super) fn truncate_v2(&self, candidates: &mut Candidates) {
         candidates.softmax();
         candidates.sort();
-        let n = candidates.as_slice().partition_point(|c| -c.p.log2() <= self.mu);
+        let n = candidates
+            .as_slice()
+            .partition_point(|c| -c.p.log2() <= self.mu);
         candidates.keep_best(n.max(1));
     }
 
@@ -81,7 +91,12 @@ mod tests {
     fn version_2_cuts_by_surprise_and_learns() {
         // Surprises 1, 2, 3, 3 bits.
         let logits = [8f32.ln(), 4f32.ln(), 2f32.ln(), 2f32.ln()];
-        for (mu, kept) in [(0.5, &[0][..]), (1.5, &[0]), (2.5, &[0, 1]), (3.5, &[0, 1, 2, 3])] {
+        for (mu, kept) in [
+            (0.5, &[0][..]),
+            (1.5, &[0]),
+            (2.5, &[0, 1]),
+            (3.5, &[0, 1, 2, 3]),
+        ] {
             let mut c = candidates(&logits);
             Mirostat::new(mu / 2.0, 0.1).truncate_v2(&mut c);
             assert_eq!(ids(&c), kept, "mu = {mu}");
@@ -109,7 +124,12 @@ mod tests {
 
     #[test]
     fn version_1_survives_degenerate_inputs() {
-        for logits in [&[1.0][..], &[0.0; 50], &[0.0, -500.0, -500.0], &[f32::INFINITY, 0.0]] {
+        for logits in [
+            &[1.0][..],
+            &[0.0; 50],
+            &[0.0, -500.0, -500.0],
+            &[f32::INFINITY, 0.0],
+        ] {
             let mut c = candidates(logits);
             Mirostat::new(5.0, 0.1).truncate_v1(&mut c, logits.len());
             assert!(!c.is_empty());

@@ -15,12 +15,13 @@
 //! | `xtc` | [`xtc_probability`], [`xtc_threshold`] | 0, 0.1: off |
 //! | `temperature` | [`temperature`], [`dynatemp_range`], [`dynatemp_exponent`] | 0.8, 0, 1 |
 //!
-//! [`logit_bias`] comes before all of them, and so does a [`TokenMask`], such as a grammar: the tokens it forbids are
-//! no candidates. [`mirostat`] replaces the chain, as in llama.cpp: only bias, mask and temperature remain.
+//! [`logit_bias`] comes before all of them, and so does a [`TokenMask`], such as a grammar: the
+//! tokens it forbids are no candidates. [`mirostat`] replaces the chain, as in llama.cpp: only
+//! bias, mask and temperature remain.
 //!
-//! The choice depends only on the parameters, the seed, and the logits and histories of the calls since the sampler was
-//! built or [reset](Sampler::reset). Tokens dropped by one filter are gone for the next; they count neither as
-//! candidates nor in an entropy.
+//! The choice depends only on the parameters, the seed, and the logits and histories of the calls
+//! since the sampler was built or [reset](Sampler::reset). Tokens dropped by one filter are gone
+//! for the next; they count neither as candidates nor in an entropy.
 //!
 //! Each filter is a small file with its formula and source; a new one is a file, a builder method
 //! and a line in the `FILTERS` table. Read `candidates.rs` first.
@@ -90,7 +91,11 @@ const FILTERS: [(&str, &[&str], Filter); 9] = [
     ("dry", &[], Filter::Dry),
     ("top_n_sigma", &["top-n-sigma"], Filter::TopNSigma),
     ("top_k", &["top-k"], Filter::TopK),
-    ("typ_p", &["typical-p", "typical", "typ-p", "typ"], Filter::TypP),
+    (
+        "typ_p",
+        &["typical-p", "typical", "typ-p", "typ"],
+        Filter::TypP,
+    ),
     ("top_p", &["top-p", "nucleus"], Filter::TopP),
     ("min_p", &["min-p"], Filter::MinP),
     ("xtc", &[], Filter::Xtc),
@@ -148,10 +153,12 @@ impl Sampler {
         }
     }
 
-    /// Takes the last `n` tokens back from the [mask](Self::set_mask), because they are not kept in the text.
+    /// Takes the last `n` tokens back from the [mask](Self::set_mask), because they are not kept in
+    /// the text.
     ///
     /// # Errors
-    /// [`MaskError::Rollback`](crate::MaskError::Rollback) if fewer were sampled since the mask was set or reset.
+    /// [`MaskError::Rollback`](crate::MaskError::Rollback) if fewer were sampled since the mask was
+    /// set or reset.
     pub fn rollback(&mut self, n: usize) -> Result<(), SampleError> {
         match &mut self.mask {
             Some(mask) => Ok(mask.rollback(n)?),
@@ -159,22 +166,31 @@ impl Sampler {
         }
     }
 
-    /// The tokens that the [mask](Self::set_mask) forces next, tokenised by `encode` ([`Tokenizer::encode_inside`]), up
-    /// to the first that a bias of −∞ forbids; empty if there is a choice. The mask has not accepted them yet.
+    /// The tokens that the [mask](Self::set_mask) forces next, tokenised by `encode`
+    /// ([`Tokenizer::encode_inside`]), up to the first that a bias of −∞ forbids; empty if
+    /// there is a choice. The mask has not accepted them yet.
     ///
     /// They need no logits, so one pass can compute all of them: [`Session::generate`] does that.
     ///
     /// [`Tokenizer::encode_inside`]: crate::Tokenizer::encode_inside
     /// [`Session::generate`]: crate::Session::generate
     pub fn forced(&mut self, encode: &dyn Fn(&[u8]) -> Vec<u32>) -> Vec<u32> {
-        let mut tokens = self.mask.as_mut().map_or_else(Vec::new, |mask| mask.forced(encode));
-        let never = |token: &u32| self.params.logit_bias.contains(&(*token, f32::NEG_INFINITY));
+        let mut tokens = self
+            .mask
+            .as_mut()
+            .map_or_else(Vec::new, |mask| mask.forced(encode));
+        let never = |token: &u32| {
+            self.params
+                .logit_bias
+                .contains(&(*token, f32::NEG_INFINITY))
+        };
         let n = tokens.iter().position(never).unwrap_or(tokens.len());
         tokens.truncate(n);
         tokens
     }
 
-    /// Resets to the state after [`SamplerBuilder::build`], with the same seed; a mask returns to its beginning.
+    /// Resets to the state after [`SamplerBuilder::build`], with the same seed; a mask returns to
+    /// its beginning.
     pub fn reset(&mut self) {
         if let Some(mask) = &mut self.mask {
             mask.reset();
@@ -185,13 +201,15 @@ impl Sampler {
         }
     }
 
-    /// Chooses the next token from `logits` `(n_vocab)`; `history` (prompt and text so far, oldest first) is what the
-    /// penalties look at. On return the [mask](Self::set_mask) has accepted the token.
+    /// Chooses the next token from `logits` `(n_vocab)`; `history` (prompt and text so far, oldest
+    /// first) is what the penalties look at. On return the [mask](Self::set_mask) has accepted
+    /// the token.
     ///
     /// # Errors
-    /// [`SampleError::NoLogits`] if `logits` is empty, [`SampleError::NoCandidates`] if no token can be chosen: every
-    /// logit is NaN or −∞, or belongs to a token that the mask forbids. [`SampleError::BiasOutsideVocabulary`] if a
-    /// biased token is not in the vocabulary. [`SampleError::Mask`] if the mask fails.
+    /// [`SampleError::NoLogits`] if `logits` is empty, [`SampleError::NoCandidates`] if no token
+    /// can be chosen: every logit is NaN or −∞, or belongs to a token that the mask forbids.
+    /// [`SampleError::BiasOutsideVocabulary`] if a biased token is not in the vocabulary.
+    /// [`SampleError::Mask`] if the mask fails.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SampleError> {
         let token = self.choose(logits, history)?;
         if let Some(mask) = &mut self.mask {
@@ -247,11 +265,19 @@ impl Sampler {
                 Filter::TopP => top_p::apply(candidates, p.top_p),
                 Filter::MinP => min_p::apply(candidates, p.min_p),
                 Filter::Xtc => {
-                    xtc::apply(candidates, p.xtc_probability, p.xtc_threshold, &mut self.rng);
+                    xtc::apply(
+                        candidates,
+                        p.xtc_probability,
+                        p.xtc_threshold,
+                        &mut self.rng,
+                    );
                 }
-                Filter::Temperature => {
-                    temperature::apply_dynamic(candidates, p.temperature, p.dynatemp_range, p.dynatemp_exponent)
-                }
+                Filter::Temperature => temperature::apply_dynamic(
+                    candidates,
+                    p.temperature,
+                    p.dynatemp_range,
+                    p.dynatemp_exponent,
+                ),
             }
         }
         Ok(draw(candidates, &mut self.rng).id)
@@ -260,9 +286,9 @@ impl Sampler {
     /// [`Self::sample`], and the log-probabilities of the chosen token and of the `n_top` most
     /// probable ones.
     ///
-    /// They are the model's: `ln softmax(logits)` before bias and filters, as the OpenAI API and llama.cpp report them,
-    /// so the chosen token need not be among the top. If the model gives the chosen token no probability (only a bias
-    /// can cause that), it is −∞.
+    /// They are the model's: `ln softmax(logits)` before bias and filters, as the OpenAI API and
+    /// llama.cpp report them, so the chosen token need not be among the top. If the model gives
+    /// the chosen token no probability (only a bias can cause that), it is −∞.
     ///
     /// # Errors
     /// As [`Self::sample`].
@@ -276,28 +302,43 @@ impl Sampler {
         Ok(self.logprobs(logits, token, n_top))
     }
 
-    /// The log-probabilities of `token` and of the `n_top` most probable ones, as [`Self::sample_with_logprobs`]
-    /// returns them.
+    /// The log-probabilities of `token` and of the `n_top` most probable ones, as
+    /// [`Self::sample_with_logprobs`] returns them.
     pub(crate) fn logprobs(&mut self, logits: &[f32], token: u32, n_top: usize) -> Sampled {
         let valid = || logits.iter().copied().filter(|l| !l.is_nan());
         let max = valid().fold(f32::NEG_INFINITY, f32::max);
         // As in the softmax: logits at the maximum weigh 1, even infinite ones.
         let below = |l: f32| {
-            if l == max { 0.0 } else { f64::from(l) - f64::from(max) }
+            if l == max {
+                0.0
+            } else {
+                f64::from(l) - f64::from(max)
+            }
         };
         let ln_sum = valid().map(|l| below(l).exp()).sum::<f64>().ln();
         let logprob = |l: f32| (below(l) - ln_sum) as f32;
 
         self.ranked.load(logits, &[]);
         self.ranked.keep_best(n_top);
-        let top = self.ranked.as_slice().iter().map(|c| (c.id, logprob(c.logit))).collect();
-        let chosen = logits.get(token as usize).map_or(f32::NEG_INFINITY, |&l| logprob(l));
-        Sampled { token, logprob: chosen, top }
+        let top = self
+            .ranked
+            .as_slice()
+            .iter()
+            .map(|c| (c.id, logprob(c.logit)))
+            .collect();
+        let chosen = logits
+            .get(token as usize)
+            .map_or(f32::NEG_INFINITY, |&l| logprob(l));
+        Sampled {
+            token,
+            logprob: chosen,
+            top,
+        }
     }
 }
 
-/// Draws from the softmax of the candidates, at least one: walks the running sum up to a uniform random number times
-/// the total.
+/// Draws from the softmax of the candidates, at least one: walks the running sum up to a uniform
+/// random number times the total.
 fn draw(candidates: &mut Candidates, rng: &mut Rng) -> Candidate {
     candidates.softmax();
     let items = candidates.as_slice();

@@ -18,7 +18,13 @@ pub(super) struct Penalties {
 
 impl Default for Penalties {
     fn default() -> Self {
-        Self { last_n: 64, repeat: 1.0, frequency: 0.0, presence: 0.0, counts: TokenTable::default() }
+        Self {
+            last_n: 64,
+            repeat: 1.0,
+            frequency: 0.0,
+            presence: 0.0,
+            counts: TokenTable::default(),
+        }
     }
 }
 
@@ -56,7 +62,11 @@ impl Penalties {
         candidates.update(|c| {
             let n = counts.at(c.id);
             if n > 0 {
-                let l = if c.logit > 0.0 { c.logit / self.repeat } else { c.logit * self.repeat };
+                let l = if c.logit > 0.0 {
+                    c.logit / self.repeat
+                } else {
+                    c.logit * self.repeat
+                };
                 let penalty = n as f32 * self.frequency + self.presence;
                 // Bounded, because ∞ − ∞ would be NaN.
                 c.logit = l - penalty.clamp(f32::MIN, f32::MAX);
@@ -80,27 +90,53 @@ mod tests {
 
     #[test]
     fn repetition_divides_positive_and_multiplies_negative() {
-        let p = Penalties { repeat: 2.0, ..Penalties::default() };
+        let p = Penalties {
+            repeat: 2.0,
+            ..Penalties::default()
+        };
         assert_eq!(penalise(p, &[0, 1, 2, 0]), [1.0, -4.0, 0.0, 4.0]);
     }
 
     #[test]
     fn frequency_counts_and_presence_does_not() {
-        let p = Penalties { frequency: 0.5, presence: 0.25, ..Penalties::default() };
+        let p = Penalties {
+            frequency: 0.5,
+            presence: 0.25,
+            ..Penalties::default()
+        };
         assert_eq!(penalise(p, &[0, 1, 0, 0]), [0.25, -2.75, 0.0, 4.0]);
     }
 
     #[test]
     fn only_the_window_counts() {
-        let p = Penalties { last_n: 1, presence: 1.0, ..Penalties::default() };
+        let p = Penalties {
+            last_n: 1,
+            presence: 1.0,
+            ..Penalties::default()
+        };
         assert_eq!(penalise(p.clone(), &[0, 1]), [2.0, -3.0, 0.0, 4.0]);
-        assert_eq!(penalise(Penalties { last_n: 0, ..p.clone() }, &[0, 1]), [2.0, -2.0, 0.0, 4.0]);
-        assert_eq!(penalise(Penalties { last_n: -1, ..p }, &[0, 1]), [1.0, -3.0, 0.0, 4.0]);
+        assert_eq!(
+            penalise(
+                Penalties {
+                    last_n: 0,
+                    ..p.clone()
+                },
+                &[0, 1]
+            ),
+            [2.0, -2.0, 0.0, 4.0]
+        );
+        assert_eq!(
+            penalise(Penalties { last_n: -1, ..p }, &[0, 1]),
+            [1.0, -3.0, 0.0, 4.0]
+        );
     }
 
     #[test]
     fn foreign_tokens_in_the_history_are_ignored() {
-        let p = Penalties { presence: 1.0, ..Penalties::default() };
+        let p = Penalties {
+            presence: 1.0,
+            ..Penalties::default()
+        };
         assert_eq!(penalise(p, &[4, u32::MAX]), [2.0, -2.0, 0.0, 4.0]);
     }
 }

@@ -1,6 +1,6 @@
-//! Random numbers: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). One
-//! word of state, no bad seeds, passes BigCrush, and so short that a seed gives the same text in every version of this
-//! crate.
+//! Random numbers: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+//! generators", OOPSLA 2014). One word of state, no bad seeds, passes BigCrush, and so short that a
+//! seed gives the same text in every version of this crate.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -29,8 +29,8 @@ impl Rng {
     }
 }
 
-/// A random seed. The standard library seeds its hash maps from the operating system's entropy; hashing nothing with
-/// such a key returns some of it without another dependency.
+/// A random seed. The standard library seeds its hash maps from the operating system's entropy;
+/// hashing nothing with such a key returns some of it without another dependency.
 pub(super) fn random_seed() -> u64 {
     RandomState::new().hash_one(())
 }
@@ -44,8 +44,13 @@ mod tests {
     #[test]
     fn reference_sequence() {
         let mut rng = Rng::new(1234567);
-        let expected =
-            [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821];
+        let expected = [
+            6457827717110365317,
+            3203168211198807973,
+            9817491932198370423,
+            4593380528125082431,
+            16408922859458223821,
+        ];
         for e in expected {
             assert_eq!(rng.next_u64(), e);
         }

@@ -16,8 +16,8 @@ pub(super) fn apply(candidates: &mut Candidates, t: f32) {
 /// `t = t_min + (t_max − t_min) · (H / ln n)^exponent`, `t_min = max(0, t − range)`,
 /// `t_max = t + range`:
 ///
-/// low where the model is certain and high where it is not (kalomaze's "entropy sampling"). `range ≤ 0` is the plain
-/// temperature.
+/// low where the model is certain and high where it is not (kalomaze's "entropy sampling"). `range
+/// ≤ 0` is the plain temperature.
 pub(super) fn apply_dynamic(candidates: &mut Candidates, t: f32, range: f32, exponent: f32) {
     if range <= 0.0 {
         return apply(candidates, t);
@@ -51,7 +51,10 @@ mod tests {
         let mut c = candidates(&[20.0, 19.0, -20.0]);
         apply(&mut c, f32::MIN_POSITIVE);
         c.softmax();
-        assert_eq!(c.as_slice().iter().map(|c| c.p).collect::<Vec<_>>(), [1.0, 0.0, 0.0]);
+        assert_eq!(
+            c.as_slice().iter().map(|c| c.p).collect::<Vec<_>>(),
+            [1.0, 0.0, 0.0]
+        );
     }
 
     #[test]

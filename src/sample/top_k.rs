@@ -18,7 +18,12 @@ mod tests {
     #[test]
     fn by_hand() {
         let logits = [1.0, 5.0, 3.0, 5.0, 4.0];
-        for (k, kept) in [(0, &[0, 1, 2, 3, 4][..]), (1, &[1]), (3, &[1, 3, 4]), (9, &[0, 1, 2, 3, 4])] {
+        for (k, kept) in [
+            (0, &[0, 1, 2, 3, 4][..]),
+            (1, &[1]),
+            (3, &[1, 3, 4]),
+            (9, &[0, 1, 2, 3, 4]),
+        ] {
             let mut c = candidates(&logits);
             apply(&mut c, k);
             assert_eq!(ids(&c), kept, "k = {k}");

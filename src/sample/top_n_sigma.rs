@@ -10,14 +10,20 @@ pub(super) fn apply(candidates: &mut Candidates, n: f32) {
     if n <= 0.0 || candidates.len() == 1 {
         return;
     }
-    let Some(best) = candidates.best() else { return };
+    let Some(best) = candidates.best() else {
+        return;
+    };
     let logits = || candidates.as_slice().iter().map(|c| f64::from(c.logit));
     let count = candidates.len() as f64;
     let mean = logits().sum::<f64>() / count;
     let variance = logits().map(|l| (l - mean).powi(2)).sum::<f64>() / count;
     // With infinite logits the deviation is NaN: only they are kept then.
     let distance = f64::from(n) * variance.sqrt();
-    let min = if distance.is_nan() { best.logit } else { (f64::from(best.logit) - distance) as f32 };
+    let min = if distance.is_nan() {
+        best.logit
+    } else {
+        (f64::from(best.logit) - distance) as f32
+    };
     candidates.retain_logit(min);
 }
 
@@ -30,7 +36,12 @@ mod tests {
     fn by_hand() {
         // Mean 3, deviations ±1 and ±3: σ = √((9 + 1 + 1 + 9) / 4) = √5 ≈ 2.236.
         let logits = [0.0, 2.0, 4.0, 6.0];
-        for (n, kept) in [(0.5, &[3][..]), (0.9, &[2, 3]), (1.8, &[1, 2, 3]), (2.7, &[0, 1, 2, 3])] {
+        for (n, kept) in [
+            (0.5, &[3][..]),
+            (0.9, &[2, 3]),
+            (1.8, &[1, 2, 3]),
+            (2.7, &[0, 1, 2, 3]),
+        ] {
             let mut c = candidates(&logits);
             apply(&mut c, n);
             assert_eq!(ids(&c), kept, "n = {n}");

@@ -2,9 +2,9 @@
 
 use super::candidates::Candidates;
 
-/// Keeps the candidates whose surprise is closest to the expected one: in ascending order of `|−ln p_i − H|`, with the
-/// entropy `H = −Σ p ln p`, the smallest set whose probability exceeds `p` (Meister et al., "Locally typical sampling",
-/// arXiv:2202.00666). `p ≥ 1` is off.
+/// Keeps the candidates whose surprise is closest to the expected one: in ascending order of `|−ln
+/// p_i − H|`, with the entropy `H = −Σ p ln p`, the smallest set whose probability exceeds `p`
+/// (Meister et al., "Locally typical sampling", arXiv:2202.00666). `p ≥ 1` is off.
 pub(super) fn apply(candidates: &mut Candidates, p: f32) {
     if p >= 1.0 {
         return;
@@ -23,9 +23,13 @@ mod tests {
     fn by_hand() {
         // p = 1/2, 1/4, 1/8, 1/8: H = 1.75 bits; |surprise − H| = 0.75, 0.25, 1.25, 1.25 bits.
         let logits = [8f32.ln(), 4f32.ln(), 2f32.ln(), 2f32.ln()];
-        for (p, kept) in
-            [(0.2, &[1][..]), (0.5, &[0, 1]), (0.8, &[0, 1, 2]), (0.9, &[0, 1, 2, 3]), (1.0, &[0, 1, 2, 3])]
-        {
+        for (p, kept) in [
+            (0.2, &[1][..]),
+            (0.5, &[0, 1]),
+            (0.8, &[0, 1, 2]),
+            (0.9, &[0, 1, 2, 3]),
+            (1.0, &[0, 1, 2, 3]),
+        ] {
             let mut c = candidates(&logits);
             apply(&mut c, p);
             assert_eq!(ids(&c), kept, "p = {p}");

@@ -29,8 +29,13 @@ mod tests {
     fn by_hand() {
         // p = 0.1, 0.4, 0.2, 0.3
         let logits = [1f32.ln(), 4f32.ln(), 2f32.ln(), 3f32.ln()];
-        let cases =
-            [(0.05, &[0][..]), (0.15, &[0, 2]), (0.25, &[0, 2, 3]), (0.35, &[0, 1, 2, 3]), (0.45, &[0, 1, 2, 3])];
+        let cases = [
+            (0.05, &[0][..]),
+            (0.15, &[0, 2]),
+            (0.25, &[0, 2, 3]),
+            (0.35, &[0, 1, 2, 3]),
+            (0.45, &[0, 1, 2, 3]),
+        ];
         for (threshold, kept) in cases {
             let mut c = candidates(&logits);
             apply(&mut c, 1.0, threshold, &mut Rng::new(1));

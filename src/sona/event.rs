@@ -15,9 +15,11 @@ pub enum EventKind {
     Calibrated,
     /// Trajectories were learnt, and took effect as a new version.
     Accepted,
-    /// Trajectories were learnt, without a change of what is predicted, or without text to judge it on.
+    /// Trajectories were learnt, without a change of what is predicted, or without text to judge it
+    /// on.
     Unchanged,
-    /// What was learnt made text that was kept from it less likely, or broke the bound, and was thrown away.
+    /// What was learnt made text that was kept from it less likely, or broke the bound, and was
+    /// thrown away.
     Refused,
     /// The owner went back to an earlier version.
     RolledBack,
@@ -51,12 +53,18 @@ impl EventKind {
     /// Whether a version took effect by it.
     pub(super) fn is_start(self) -> bool {
         use EventKind::*;
-        matches!(self, Calibrated | Accepted | RolledBack | Imported | Forgotten)
+        matches!(
+            self,
+            Calibrated | Accepted | RolledBack | Imported | Forgotten
+        )
     }
 
     /// Its name.
     pub fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
+        Self::ALL
+            .iter()
+            .find(|(_, kind)| *kind == self)
+            .map_or("", |(name, _)| name)
     }
 }
 
@@ -74,12 +82,14 @@ pub struct Event {
     pub through: u64,
     /// Trajectories that were learnt, and tokens of them.
     pub n_learnt: [u64; 2],
-    /// Tokens of the trajectories that were kept to judge by, and their mean loss in nats with what was in effect before and
-    /// with what was learnt.
+    /// Tokens of the trajectories that were kept to judge by, and their mean loss in nats with
+    /// what was in effect before and with what was learnt.
     pub judged: (u64, f64, f64),
-    /// Mean divergence from the model on control text of what was learnt, in nats; 0 without control text.
+    /// Mean divergence from the model on control text of what was learnt, in nats; 0 without
+    /// control text.
     pub divergence: f64,
-    /// Hashes of the names of the sessions that were learnt from, or that is to be forgotten; may be [`ANY_SESSION`].
+    /// Hashes of the names of the sessions that were learnt from, or that is to be forgotten; may
+    /// be [`ANY_SESSION`].
     pub(super) sessions: Vec<u64>,
 }
 
@@ -100,16 +110,27 @@ impl Event {
     /// Whether the session was learnt from.
     pub(super) fn has_learnt(&self, session: u64) -> bool {
         let learns = !matches!(self.kind, EventKind::Forget | EventKind::Forgotten);
-        learns && self.sessions.iter().any(|&learnt| learnt == session || learnt == ANY_SESSION)
+        learns
+            && self
+                .sessions
+                .iter()
+                .any(|&learnt| learnt == session || learnt == ANY_SESSION)
     }
 
-    /// One event for adjacent ones, which leaves in effect what they did and names the sessions they learnt from.
+    /// One event for adjacent ones, which leaves in effect what they did and names the sessions
+    /// they learnt from.
     fn summary(events: &[Event]) -> Option<Event> {
         let last = events.last()?;
-        let mut sum = Event { kind: EventKind::Summary, n_learnt: [0; 2], sessions: Vec::new(), ..last.clone() };
+        let mut sum = Event {
+            kind: EventKind::Summary,
+            n_learnt: [0; 2],
+            sessions: Vec::new(),
+            ..last.clone()
+        };
         sum.judged = (0, 0.0, 0.0);
         for event in events {
-            (0..2).for_each(|i| sum.n_learnt[i] = sum.n_learnt[i].saturating_add(event.n_learnt[i]));
+            (0..2)
+                .for_each(|i| sum.n_learnt[i] = sum.n_learnt[i].saturating_add(event.n_learnt[i]));
             if !matches!(event.kind, EventKind::Forget | EventKind::Forgotten) {
                 sum.sessions.extend(&event.sessions);
             }
@@ -122,10 +143,15 @@ impl Event {
         Some(sum)
     }
 
-    /// A history in fewer events, in which the first `n_old` that nothing depends on are summed up. Of each version that
-    /// `is_there`, and the newest of all, those stay that made it, and by which its owner returned to it; and the last
-    /// training. So going back and forgetting do what they would have done.
-    pub(super) fn summarised(history: &[Event], n_old: usize, is_there: impl Fn(u64) -> bool) -> Vec<Event> {
+    /// A history in fewer events, in which the first `n_old` that nothing depends on are summed up.
+    /// Of each version that `is_there`, and the newest of all, those stay that made it, and by
+    /// which its owner returned to it; and the last training. So going back and forgetting do
+    /// what they would have done.
+    pub(super) fn summarised(
+        history: &[Event],
+        n_old: usize,
+        is_there: impl Fn(u64) -> bool,
+    ) -> Vec<Event> {
         let newest = history.iter().map(|event| event.version).max().unwrap_or(0);
         let is_needed = |i: usize| {
             let (before, event, after) = (&history[..i], &history[i], &history[i + 1..]);
@@ -143,7 +169,8 @@ impl Event {
             if i < n_old {
                 // What was forgotten since is in nothing any more.
                 let is_undone = |session: &u64| {
-                    let forgotten = |e: &Event| e.kind == EventKind::Forgotten && e.sessions.contains(session);
+                    let forgotten =
+                        |e: &Event| e.kind == EventKind::Forgotten && e.sessions.contains(session);
                     history[i + 1..].iter().any(forgotten)
                 };
                 event.sessions.retain(|session| !is_undone(session));
@@ -161,18 +188,29 @@ impl Event {
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut e = Encoder::default();
-        let kind = EventKind::ALL.iter().position(|(_, kind)| *kind == self.kind).unwrap_or_default();
-        e.u8(kind as u8).u64(self.timestamp).u64(self.version).u64(self.through);
+        let kind = EventKind::ALL
+            .iter()
+            .position(|(_, kind)| *kind == self.kind)
+            .unwrap_or_default();
+        e.u8(kind as u8)
+            .u64(self.timestamp)
+            .u64(self.version)
+            .u64(self.through);
         e.u64(self.n_learnt[0]).u64(self.n_learnt[1]);
-        e.u64(self.judged.0).f64(self.judged.1).f64(self.judged.2).f64(self.divergence).list(&self.sessions);
+        e.u64(self.judged.0)
+            .f64(self.judged.1)
+            .f64(self.judged.2)
+            .f64(self.divergence)
+            .list(&self.sessions);
         e.0
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Event, String> {
         let mut d = Decoder(bytes);
         let kind = d.u8()?;
-        let (_, kind) =
-            EventKind::ALL.get(usize::from(kind)).ok_or_else(|| format!("an event is of the unknown kind {kind}"))?;
+        let (_, kind) = EventKind::ALL
+            .get(usize::from(kind))
+            .ok_or_else(|| format!("an event is of the unknown kind {kind}"))?;
         let event = Event {
             kind: *kind,
             timestamp: d.u64()?,

@@ -34,7 +34,10 @@ pub struct FolderOptions {
 
 impl Default for FolderOptions {
     fn default() -> Self {
-        FolderOptions { max_bytes: 64 << 20, max_age_days: 90 }
+        FolderOptions {
+            max_bytes: 64 << 20,
+            max_age_days: 90,
+        }
     }
 }
 
@@ -64,8 +67,9 @@ pub struct FolderStatus {
 
 /// A folder of trajectories, events and versions, which this process alone has open.
 ///
-/// Files are readable by their owner only, and are whole whenever the process ends. Without the model its owner can see what
-/// was learnt, go back to a version, and forget a session; [`Sona`](super::Sona) learns.
+/// Files are readable by their owner only, and are whole whenever the process ends. Without the
+/// model its owner can see what was learnt, go back to a version, and forget a session;
+/// [`Sona`](super::Sona) learns.
 #[derive(Debug)]
 pub struct SonaFolder {
     path: PathBuf,
@@ -81,25 +85,46 @@ impl SonaFolder {
     /// Opens a folder; makes it if it does not exist.
     ///
     /// # Errors
-    /// If another process has it open, its files are damaged or of another version, or cannot be read or written.
+    /// If another process has it open, its files are damaged or of another version, or cannot be
+    /// read or written.
     pub fn open(path: impl AsRef<Path>, options: &FolderOptions) -> Result<SonaFolder, SonaError> {
         let path = path.as_ref();
         make_folder(path)?;
         let lock = path.join(LOCK);
-        let file = private().create(true).append(true).open(&lock).map_err(SonaError::io(&lock))?;
+        let file = private()
+            .create(true)
+            .append(true)
+            .open(&lock)
+            .map_err(SonaError::io(&lock))?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(SonaError::Locked { path: path.to_owned() }),
+            Err(TryLockError::WouldBlock) => {
+                return Err(SonaError::Locked {
+                    path: path.to_owned(),
+                });
+            }
             Err(TryLockError::Error(error)) => return Err(SonaError::io(&lock)(error)),
         }
         make_folder(&path.join(VERSIONS))?;
         let mut history = Vec::new();
-        let events = Log::open(path, EVENTS, 2, Limits { bytes: None, age: None }, &mut |record| {
-            history.push(Event::decode(record)?);
-            Ok(())
-        })?;
+        let events = Log::open(
+            path,
+            EVENTS,
+            2,
+            Limits {
+                bytes: None,
+                age: None,
+            },
+            &mut |record| {
+                history.push(Event::decode(record)?);
+                Ok(())
+            },
+        )?;
         let age = options.max_age_days.saturating_mul(24 * 3600 * 1000);
-        let limits = Limits { bytes: Some(options.max_bytes), age: Some(age) };
+        let limits = Limits {
+            bytes: Some(options.max_bytes),
+            age: Some(age),
+        };
         let mut next = 1 + history.iter().map(|event| event.through).max().unwrap_or(0);
         let mut log = Log::open(path, TRAJECTORIES, 1, limits, &mut |record| {
             if let Record::Trajectory(found) = Record::decode(record)? {
@@ -108,9 +133,20 @@ impl SonaFolder {
             Ok(())
         })?;
         log.prune(unix_millis());
-        let mut folder = SonaFolder { path: path.to_owned(), _lock: file, log, events, history, next };
+        let mut folder = SonaFolder {
+            path: path.to_owned(),
+            _lock: file,
+            log,
+            events,
+            history,
+            next,
+        };
         // A process may have ended while it forgot.
-        if let Some(Event { kind: EventKind::Forget, sessions, .. }) = folder.history.last()
+        if let Some(Event {
+            kind: EventKind::Forget,
+            sessions,
+            ..
+        }) = folder.history.last()
             && let Some(&session) = sessions.first()
         {
             folder.finish_forgetting(session)?;
@@ -131,7 +167,11 @@ impl SonaFolder {
     ///
     /// # Errors
     /// If it cannot be written; nothing is changed then.
-    pub fn record(&mut self, trajectory: &mut Trajectory, with_tokens: bool) -> Result<(), SonaError> {
+    pub fn record(
+        &mut self,
+        trajectory: &mut Trajectory,
+        with_tokens: bool,
+    ) -> Result<(), SonaError> {
         trajectory.number = self.next;
         if trajectory.timestamp == 0 {
             trajectory.timestamp = unix_millis();
@@ -159,7 +199,8 @@ impl SonaFolder {
     /// If the rating is not between 0 and 1, or cannot be written.
     pub fn rate(&mut self, number: u64, score: f32) -> Result<(), SonaError> {
         check_score(score)?;
-        self.log.append(unix_millis(), &Record::rating(number, score))
+        self.log
+            .append(unix_millis(), &Record::rating(number, score))
     }
 
     /// Calls `visit` with all trajectories, in order, each with its latest rating.
@@ -210,7 +251,8 @@ impl SonaFolder {
             if event.version == 0 || self.version_path(event.version).exists() {
                 return event.version;
             }
-            // The file was not written before the process ended; what was undone does not come back for that.
+            // The file was not written before the process ended; what was undone does not come back
+            // for that.
             if matches!(event.kind, EventKind::RolledBack | EventKind::Forgotten) {
                 break;
             }
@@ -220,7 +262,12 @@ impl SonaFolder {
 
     /// All versions that can be gone back to, in order.
     pub fn versions(&self) -> Vec<u64> {
-        let mut versions: Vec<u64> = self.history.iter().map(|event| event.version).filter(|&v| v > 0).collect();
+        let mut versions: Vec<u64> = self
+            .history
+            .iter()
+            .map(|event| event.version)
+            .filter(|&v| v > 0)
+            .collect();
         versions.sort_unstable();
         versions.dedup();
         versions.retain(|&version| self.version_path(version).exists());
@@ -250,11 +297,16 @@ impl SonaFolder {
 
     /// Number of the next version.
     pub(super) fn next_version(&self) -> u64 {
-        1 + self.history.iter().map(|event| event.version).max().unwrap_or(0)
+        1 + self
+            .history
+            .iter()
+            .map(|event| event.version)
+            .max()
+            .unwrap_or(0)
     }
 
-    /// Appends an event. It is on disk before anything is written that it announces, so that what a file was made of is
-    /// always known.
+    /// Appends an event. It is on disk before anything is written that it announces, so that what a
+    /// file was made of is always known.
     pub(super) fn push(&mut self, event: Event) -> Result<(), SonaError> {
         self.log.sync()?;
         self.events.append(event.timestamp, &event.encode())?;
@@ -270,9 +322,14 @@ impl SonaFolder {
     /// Sums up the first `n_old` events, if that makes them fewer; the last one stays.
     fn summarise(&mut self, n_old: usize) -> Result<(), SonaError> {
         let n_old = n_old.min(self.history.len().saturating_sub(1));
-        let left = Event::summarised(&self.history, n_old, |version| self.version_path(version).exists());
+        let left = Event::summarised(&self.history, n_old, |version| {
+            self.version_path(version).exists()
+        });
         if left.len() < self.history.len() {
-            let records: Vec<_> = left.iter().map(|event| (event.timestamp, event.encode())).collect();
+            let records: Vec<_> = left
+                .iter()
+                .map(|event| (event.timestamp, event.encode()))
+                .collect();
             if self.events.replace(&records)? {
                 self.history = left;
             }
@@ -284,7 +341,9 @@ impl SonaFolder {
     pub(super) fn prune_versions(&self) {
         let current = self.version();
         let versions = self.versions();
-        let is_there = |event: &&Event| event.kind == EventKind::Calibrated && versions.contains(&event.version);
+        let is_there = |event: &&Event| {
+            event.kind == EventKind::Calibrated && versions.contains(&event.version)
+        };
         let mut calibrated = self.history.iter().filter(is_there);
         let first = calibrated.next().map(|event| event.version);
         let latest = calibrated.next_back().map(|event| event.version);
@@ -297,7 +356,8 @@ impl SonaFolder {
         }
     }
 
-    /// Goes back to a version; 0 is the model alone. Later versions stay, so that this can be undone, too.
+    /// Goes back to a version; 0 is the model alone. Later versions stay, so that this can be
+    /// undone, too.
     ///
     /// # Errors
     /// If there is no such version, or the folder cannot be written.
@@ -319,59 +379,81 @@ impl SonaFolder {
         self.push(event)
     }
 
-    /// Forgets a session: its trajectories, and every version that was made after the first of them was learnt. What is left
-    /// is the latest version before that; trajectories of others since then are learnt again, if their tokens are stored.
-    /// Returns the number of trajectories that are gone.
+    /// Forgets a session: its trajectories, and every version that was made after the first of them
+    /// was learnt. What is left is the latest version before that; trajectories of others since
+    /// then are learnt again, if their tokens are stored. Returns the number of trajectories
+    /// that are gone.
     ///
     /// # Errors
-    /// If nothing of such a session is there, or the folder cannot be written. What was begun is finished when the folder is
-    /// opened again.
+    /// If nothing of such a session is there, or the folder cannot be written. What was begun is
+    /// finished when the folder is opened again.
     pub fn forget(&mut self, session_id: &str) -> Result<usize, SonaError> {
         let session = session_hash(session_id);
         let mut n = 0;
         self.trajectories(|found| n += usize::from(found.session_id == session_id))?;
         if n == 0 && !self.history.iter().any(|event| event.has_learnt(session)) {
-            return Err(SonaError::NoSuchSession { session_id: session_id.into() });
+            return Err(SonaError::NoSuchSession {
+                session_id: session_id.into(),
+            });
         }
         let event = Event::new(EventKind::Forget, self.version(), self.through());
-        self.push(Event { sessions: vec![session], ..event })?;
+        self.push(Event {
+            sessions: vec![session],
+            ..event
+        })?;
         self.finish_forgetting(session)?;
         Ok(n)
     }
 
     fn finish_forgetting(&mut self, session: u64) -> Result<(), SonaError> {
         // What an earlier request to forget has undone is no reason to undo more.
-        let undone = self
-            .history
-            .iter()
-            .rposition(|event| event.kind == EventKind::Forgotten && event.sessions.contains(&session));
+        let undone = self.history.iter().rposition(|event| {
+            event.kind == EventKind::Forgotten && event.sessions.contains(&session)
+        });
         let since = undone.map_or(0, |at| at + 1);
-        let first = self.history[since..].iter().position(|event| event.has_learnt(session)).map(|at| since + at);
+        let first = self.history[since..]
+            .iter()
+            .position(|event| event.has_learnt(session))
+            .map(|at| since + at);
         let (mut version, mut through) = (self.version(), self.through());
         if let Some(first) = first {
             let before = &self.history[..first];
             let made_before = |version: u64| before.iter().any(|event| event.version == version);
-            for version in self.versions().into_iter().filter(|&version| !made_before(version)) {
+            for version in self
+                .versions()
+                .into_iter()
+                .filter(|&version| !made_before(version))
+            {
                 remove(&self.version_path(version))?;
             }
             remove(&self.working_path())?;
-            let left =
-                before.iter().rev().find(|event| event.version == 0 || self.version_path(event.version).exists());
+            let left = before
+                .iter()
+                .rev()
+                .find(|event| event.version == 0 || self.version_path(event.version).exists());
             version = left.map_or(0, |event| event.version);
-            // Where it took effect. The model alone did so before the first trajectory, unless its owner went back to it.
-            let made = before.iter().rev().find(|event| event.version == version && event.kind.is_start());
+            // Where it took effect. The model alone did so before the first trajectory, unless its
+            // owner went back to it.
+            let made = before
+                .iter()
+                .rev()
+                .find(|event| event.version == version && event.kind.is_start());
             through = made.map_or(0, |event| event.through);
         }
         let mut numbers = Vec::new();
         let is_theirs = |found: &Trajectory| session_hash(&found.session_id) == session;
         self.trajectories(|found| numbers.extend(is_theirs(&found).then_some(found.number)))?;
-        self.log.retain(&mut |record| match Record::decode(record) {
-            Ok(Record::Trajectory(found)) => !is_theirs(&found),
-            Ok(Record::Rating { number, .. }) => numbers.binary_search(&number).is_err(),
-            Err(_) => true,
-        })?;
+        self.log
+            .retain(&mut |record| match Record::decode(record) {
+                Ok(Record::Trajectory(found)) => !is_theirs(&found),
+                Ok(Record::Rating { number, .. }) => numbers.binary_search(&number).is_err(),
+                Err(_) => true,
+            })?;
         let event = Event::new(EventKind::Forgotten, version, through);
-        self.push(Event { sessions: vec![session], ..event })
+        self.push(Event {
+            sessions: vec![session],
+            ..event
+        })
     }
 
     /// What is in it.
@@ -379,7 +461,11 @@ impl SonaFolder {
     /// # Errors
     /// If it cannot be read.
     pub fn status(&self) -> Result<FolderStatus, SonaError> {
-        let trained = self.history.iter().rev().find(|event| event.kind == EventKind::Trained);
+        let trained = self
+            .history
+            .iter()
+            .rev()
+            .find(|event| event.kind == EventKind::Trained);
         let trained = trained.map_or(0, |event| event.timestamp);
         let (mut status, mut sessions) = (FolderStatus::default(), Vec::new());
         self.trajectories(|found| {
@@ -396,8 +482,14 @@ impl SonaFolder {
         status.n_sessions = sessions.len();
         status.log_bytes = self.log.bytes() + self.events.bytes();
         (status.version, status.versions) = (self.version(), self.versions());
-        let paths = status.versions.iter().map(|&version| self.version_path(version)).chain([self.working_path()]);
-        status.version_bytes = paths.filter_map(|path| Some(fs::metadata(path).ok()?.len())).sum();
+        let paths = status
+            .versions
+            .iter()
+            .map(|&version| self.version_path(version))
+            .chain([self.working_path()]);
+        status.version_bytes = paths
+            .filter_map(|path| Some(fs::metadata(path).ok()?.len()))
+            .sum();
         Ok(status)
     }
 
@@ -416,7 +508,11 @@ pub(super) fn check_score(score: f32) -> Result<(), SonaError> {
     if (0.0..=1.0).contains(&score) {
         return Ok(());
     }
-    Err(SonaError::Option { option: "quality_score", value: f64::from(score), expected: "0 to 1" })
+    Err(SonaError::Option {
+        option: "quality_score",
+        value: f64::from(score),
+        expected: "0 to 1",
+    })
 }
 
 fn private() -> fs::OpenOptions {
@@ -431,7 +527,10 @@ fn make_folder(path: &Path) -> Result<(), SonaError> {
     let mut builder = DirBuilder::new();
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.recursive(true).create(path).map_err(SonaError::io(path))
+    builder
+        .recursive(true)
+        .create(path)
+        .map_err(SonaError::io(path))
 }
 
 /// Removes a file that may be gone already.
@@ -448,7 +547,8 @@ mod tests {
     use crate::sona::event::ANY_SESSION;
 
     fn folder(name: &str) -> SonaFolder {
-        let path = std::env::temp_dir().join(format!("ruvllm-folder-{}-{name}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("ruvllm-folder-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         SonaFolder::open(path, &FolderOptions::default()).unwrap()
     }
@@ -462,9 +562,17 @@ mod tests {
     /// An event as a batch of `sessions` leaves it, with a file if it made a version.
     fn learn(folder: &mut SonaFolder, kind: EventKind, sessions: &[u64]) {
         let (is_new, through) = (kind.is_start(), folder.through() + 1);
-        let version = if is_new { folder.next_version() } else { folder.version() };
+        let version = if is_new {
+            folder.next_version()
+        } else {
+            folder.version()
+        };
         folder
-            .push(Event { sessions: sessions.to_vec(), n_learnt: [1, 10], ..Event::new(kind, version, through) })
+            .push(Event {
+                sessions: sessions.to_vec(),
+                n_learnt: [1, 10],
+                ..Event::new(kind, version, through)
+            })
             .unwrap();
         if is_new {
             fs::write(folder.version_path(version), "learnt").unwrap();
@@ -472,13 +580,15 @@ mod tests {
         }
     }
 
-    /// Whatever happens: a folder whose history is summed up all the time has the same versions in effect as one whose is not,
-    /// and forgetting leaves the same.
+    /// Whatever happens: a folder whose history is summed up all the time has the same versions in
+    /// effect as one whose is not, and forgetting leaves the same.
     #[test]
     fn a_summary_changes_nothing_but_the_history() {
         let mut random = 1u64;
         let mut below = |n: u64| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) % n
         };
         for round in 0..20 {
@@ -495,13 +605,19 @@ mod tests {
                         16 => folder.trained().unwrap(),
                         17 => {
                             let versions = folder.versions();
-                            folder.rollback(versions.get(at).copied().unwrap_or(0)).unwrap();
+                            folder
+                                .rollback(versions.get(at).copied().unwrap_or(0))
+                                .unwrap();
                         }
                         _ => {
                             folder
                                 .push(Event {
                                     sessions: vec![session],
-                                    ..Event::new(EventKind::Forget, folder.version(), folder.through())
+                                    ..Event::new(
+                                        EventKind::Forget,
+                                        folder.version(),
+                                        folder.through(),
+                                    )
                                 })
                                 .unwrap();
                             folder.finish_forgetting(session).unwrap();
@@ -515,14 +631,16 @@ mod tests {
                 assert_eq!(whole.versions(), summed.versions(), "round {round}");
                 assert_eq!(whole.next_version(), summed.next_version(), "round {round}");
             }
-            let [learnt, left] =
-                [&whole, &summed].map(|folder| folder.history.iter().map(|e| e.n_learnt[1]).sum::<u64>());
+            let [learnt, left] = [&whole, &summed]
+                .map(|folder| folder.history.iter().map(|e| e.n_learnt[1]).sum::<u64>());
             assert_eq!(learnt, left);
             assert!(summed.history.len() < whole.history.len());
             let history = summed.history.clone();
             let summed = reopened(summed);
             assert_eq!(summed.history, history);
-            [whole, summed].into_iter().for_each(|folder| fs::remove_dir_all(&folder.path).unwrap());
+            [whole, summed]
+                .into_iter()
+                .for_each(|folder| fs::remove_dir_all(&folder.path).unwrap());
         }
     }
 
@@ -539,15 +657,26 @@ mod tests {
         summed.summarise(summed.history.len() - 1).unwrap();
         for folder in [&mut whole, &mut summed] {
             let event = Event::new(EventKind::Forget, folder.version(), folder.through());
-            folder.push(Event { sessions: vec![9], ..event }).unwrap();
+            folder
+                .push(Event {
+                    sessions: vec![9],
+                    ..event
+                })
+                .unwrap();
             folder.finish_forgetting(9).unwrap();
         }
-        assert_eq!((whole.version(), whole.through()), (summed.version(), summed.through()));
+        assert_eq!(
+            (whole.version(), whole.through()),
+            (summed.version(), summed.through())
+        );
         assert_eq!(summed.version(), 3);
-        [whole, summed].into_iter().for_each(|folder| fs::remove_dir_all(&folder.path).unwrap());
+        [whole, summed]
+            .into_iter()
+            .for_each(|folder| fs::remove_dir_all(&folder.path).unwrap());
     }
 
-    /// The log stays small however much happens, and forgetting goes too far rather than not far enough.
+    /// The log stays small however much happens, and forgetting goes too far rather than not far
+    /// enough.
     #[test]
     fn the_history_is_bounded() {
         let mut folder = folder("bounded");
@@ -555,25 +684,61 @@ mod tests {
         for i in 0..6000u64 {
             let sessions: Vec<u64> = (1..9).map(|j| 9 * i + j).collect();
             // Few versions: files are not what this is about.
-            let kind = if i % 300 == 0 { EventKind::Accepted } else { EventKind::Refused };
+            let kind = if i % 300 == 0 {
+                EventKind::Accepted
+            } else {
+                EventKind::Refused
+            };
             learn(&mut folder, kind, &sessions);
         }
-        assert!(folder.history.len() <= MAX_EVENTS && folder.events.bytes() < 2 << 20, "{}", folder.events.bytes());
-        assert!(folder.history.iter().any(|event| event.sessions == [ANY_SESSION]));
+        assert!(
+            folder.history.len() <= MAX_EVENTS && folder.events.bytes() < 2 << 20,
+            "{}",
+            folder.events.bytes()
+        );
+        assert!(
+            folder
+                .history
+                .iter()
+                .any(|event| event.sessions == [ANY_SESSION])
+        );
         let mut folder = reopened(folder);
-        assert_eq!((folder.version(), folder.history.iter().map(|event| event.n_learnt[0]).sum::<u64>()), (21, 6001));
+        assert_eq!(
+            (
+                folder.version(),
+                folder
+                    .history
+                    .iter()
+                    .map(|event| event.n_learnt[0])
+                    .sum::<u64>()
+            ),
+            (21, 6001)
+        );
         // One of the first, whose version is gone, too.
-        folder.push(Event { sessions: vec![6], ..Event::new(EventKind::Forget, 21, folder.through()) }).unwrap();
+        folder
+            .push(Event {
+                sessions: vec![6],
+                ..Event::new(EventKind::Forget, 21, folder.through())
+            })
+            .unwrap();
         folder.finish_forgetting(6).unwrap();
         assert_eq!((folder.version(), folder.versions()), (1, vec![1]));
         // Old events are summed up however few they are.
         for event in &mut folder.history {
             event.timestamp = 1;
         }
-        let records: Vec<_> = folder.history.iter().map(|event| (1, event.encode())).collect();
+        let records: Vec<_> = folder
+            .history
+            .iter()
+            .map(|event| (1, event.encode()))
+            .collect();
         folder.events.replace(&records).unwrap();
         let folder = reopened(folder);
-        assert!(folder.history.len() < 12 && folder.version() == 1, "{:?}", folder.history);
+        assert!(
+            folder.history.len() < 12 && folder.version() == 1,
+            "{:?}",
+            folder.history
+        );
         fs::remove_dir_all(&folder.path).unwrap();
     }
 }

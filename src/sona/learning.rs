@@ -5,7 +5,9 @@ use super::folder::{FolderOptions, FolderStatus, SonaFolder, check_score, sessio
 use super::trajectory::Trajectory;
 use crate::clock::Timer;
 use crate::error::{Error, LearnError, SonaError};
-use crate::exec::{CancelToken, Engine, Outputs, Session, SessionOptions, Slot, TokenKind, log_sum};
+use crate::exec::{
+    CancelToken, Engine, Outputs, Session, SessionOptions, Slot, TokenKind, log_sum,
+};
 use crate::learn::{Evidence, Learner, LearnerOptions, Losses, Pause, Slices, UPDATE_TOKENS};
 use crate::lora::Adapter;
 use std::collections::VecDeque;
@@ -17,7 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Tokens of a pass of the background, of which other passes wait for one at most, and of what text is judged by.
+/// Tokens of a pass of the background, of which other passes wait for one at most, and of what text
+/// is judged by.
 const SLICE: usize = 16;
 /// Longest context that text is learnt in, in tokens.
 const CONTEXT: usize = 512;
@@ -29,11 +32,13 @@ const JUDGED: usize = 4;
 const PENDING_TOKENS: usize = 4 << 20;
 /// Latest requests whose tokens are compared with those of the next one.
 const RECENT: usize = 8;
-/// A sample of one in so many tokens of a prompt chooses its topic, and how many tokens it has at least and at most.
+/// A sample of one in so many tokens of a prompt chooses its topic, and how many tokens it has at
+/// least and at most.
 const SAMPLED: usize = 128;
 const LEAST_SAMPLE: usize = 8;
 const LONGEST_SAMPLE: usize = 64;
-/// While others compute, it rests so many times as long as it computed: it takes at most 2 % of the time.
+/// While others compute, it rests so many times as long as it computed: it takes at most 2 % of the
+/// time.
 const BUSY_REST: u32 = 49;
 /// Time after which one that rests looks whether its owner waits.
 const NAP: Duration = Duration::from_millis(10);
@@ -64,8 +69,8 @@ impl SonaBuilder {
         self
     }
 
-    /// Whether tokens of requests are stored, so that others can be learnt again after a session is forgotten, and adapters
-    /// trained. Default: no.
+    /// Whether tokens of requests are stored, so that others can be learnt again after a session is
+    /// forgotten, and adapters trained. Default: no.
     #[must_use]
     pub fn keep_text(mut self, keep: bool) -> Self {
         self.keep_text = keep;
@@ -86,15 +91,17 @@ impl SonaBuilder {
         self
     }
 
-    /// Most trajectories that wait to be learnt: when there are so many, the background does not rest until they are learnt, and
-    /// for each further one the oldest is not learnt. All that wait have at most four million tokens. Default 1000.
+    /// Most trajectories that wait to be learnt: when there are so many, the background does not
+    /// rest until they are learnt, and for each further one the oldest is not learnt. All that
+    /// wait have at most four million tokens. Default 1000.
     #[must_use]
     pub fn max_pending_samples(mut self, n: usize) -> Self {
         self.max_pending_samples = n;
         self
     }
 
-    /// The rating from which on an answer is learnt; of a request with a worse one nothing is. Default 0.5.
+    /// The rating from which on an answer is learnt; of a request with a worse one nothing is.
+    /// Default 0.5.
     #[must_use]
     pub fn quality_threshold(mut self, threshold: f32) -> Self {
         self.quality_threshold = threshold;
@@ -108,15 +115,16 @@ impl SonaBuilder {
         self
     }
 
-    /// Factor on the steps of what is learnt from now on. Default: what the folder's learner has, at first 1.
+    /// Factor on the steps of what is learnt from now on. Default: what the folder's learner has,
+    /// at first 1.
     #[must_use]
     pub fn instant_lr(mut self, rate: f32) -> Self {
         self.instant_lr = Some(rate);
         self
     }
 
-    /// Whether inner layers are adapted, too, by backpropagation: seven more prefills of what is learnt, in the background.
-    /// It takes control text of at least 1,024 tokens. Default: yes.
+    /// Whether inner layers are adapted, too, by backpropagation: seven more prefills of what is
+    /// learnt, in the background. It takes control text of at least 1,024 tokens. Default: yes.
     #[must_use]
     pub fn inner_layers(mut self, on: bool) -> Self {
         self.inner_layers = on;
@@ -140,8 +148,8 @@ impl SonaBuilder {
     /// Opens a folder, or makes it, to learn with the model of `engine`.
     ///
     /// # Errors
-    /// As [`SonaFolder::open`]; if an option is invalid, what was learnt belongs to another model, or there is no memory for
-    /// a session.
+    /// As [`SonaFolder::open`]; if an option is invalid, what was learnt belongs to another model,
+    /// or there is no memory for a session.
     pub fn open(self, path: impl AsRef<Path>, engine: &Engine) -> Result<Sona, Error> {
         let sizes = [
             ("background_min_samples", self.background_min_samples),
@@ -149,21 +157,41 @@ impl SonaBuilder {
         ];
         for (option, value) in sizes {
             if value == 0 {
-                return Err(SonaError::Option { option, value: 0.0, expected: "at least 1" }.into());
+                return Err(SonaError::Option {
+                    option,
+                    value: 0.0,
+                    expected: "at least 1",
+                }
+                .into());
             }
         }
         if !(0.0..=1.0).contains(&self.quality_threshold) {
             let value = f64::from(self.quality_threshold);
-            return Err(SonaError::Option { option: "quality_threshold", value, expected: "0 to 1" }.into());
+            return Err(SonaError::Option {
+                option: "quality_threshold",
+                value,
+                expected: "0 to 1",
+            }
+            .into());
         }
         let folder = SonaFolder::open(path, &self.folder)?;
         let n_ctx = Some(CONTEXT.min(engine.model().hparams().n_ctx_train.max(2)));
-        let mut session = engine.session_with(&SessionOptions { n_ctx, ..Default::default() })?;
+        let mut session = engine.session_with(&SessionOptions {
+            n_ctx,
+            ..Default::default()
+        })?;
         let (learner, generation) = in_effect(&folder, &self, &mut session)?;
         let working = working(&folder, &self, &learner, &mut session)?;
         let pending: VecDeque<Trajectory> = folder.pending()?.into();
-        let state =
-            State { folder, learner, generation, pending, recent: VecDeque::new(), n_dropped: 0, failure: None };
+        let state = State {
+            folder,
+            learner,
+            generation,
+            pending,
+            recent: VecDeque::new(),
+            n_dropped: 0,
+            failure: None,
+        };
         let worker = Worker { session, working };
         Ok(Sona {
             shared: Arc::new(Shared {
@@ -180,9 +208,10 @@ impl SonaBuilder {
 
 /// A learner that goes on by itself; a handle that is cheap to clone. See the [module](super).
 ///
-/// **Gate.** One in four of the trajectories that are learnt together is kept back. What was learnt takes effect as a new
-/// version only if the kept ones became likelier than with the version in effect, and the bound on control text holds; if
-/// they became less likely than for the model alone, it is thrown away. Until then it is learnt on, without effect.
+/// **Gate.** One in four of the trajectories that are learnt together is kept back. What was learnt
+/// takes effect as a new version only if the kept ones became likelier than with the version in
+/// effect, and the bound on control text holds; if they became less likely than for the model
+/// alone, it is thrown away. Until then it is learnt on, without effect.
 #[derive(Clone)]
 pub struct Sona {
     shared: Arc<Shared>,
@@ -267,14 +296,16 @@ impl Sona {
         self.state().generation
     }
 
-    /// The version in effect, for [`Session::set_learner`], with the adapter of no [topic](Sona::topic).
+    /// The version in effect, for [`Session::set_learner`], with the adapter of no
+    /// [topic](Sona::topic).
     pub fn learner(&self) -> Learner {
         Learner::clone(&self.state().learner)
     }
 
-    /// The topic whose adapter of inner layers helps a prompt, if one does: the topic to whose text it belongs, by how often
-    /// it uses each token, unless a sample of it speaks against its adapter by two standard errors. The sample, one in 128
-    /// of the prompt's tokens, is read with the adapter and without it side by side, if it is at least eight tokens.
+    /// The topic whose adapter of inner layers helps a prompt, if one does: the topic to whose text
+    /// it belongs, by how often it uses each token, unless a sample of it speaks against its
+    /// adapter by two standard errors. The sample, one in 128 of the prompt's tokens, is read
+    /// with the adapter and without it side by side, if it is at least eight tokens.
     ///
     /// # Errors
     /// If the pass fails.
@@ -283,9 +314,10 @@ impl Sona {
         choose(&self.shared.engine, &learner, prompt)
     }
 
-    /// The version in effect as an adapter of the output head, and of inner layers as far as they help a `prompt`
-    /// ([`Sona::topic`]), for [`Request::adapter`](crate::exec::Request::adapter); nothing while it changes nothing. As long
-    /// as the version is in effect, the same topic has the same adapter.
+    /// The version in effect as an adapter of the output head, and of inner layers as far as they
+    /// help a `prompt` ([`Sona::topic`]), for
+    /// [`Request::adapter`](crate::exec::Request::adapter); nothing while it changes nothing. As
+    /// long as the version is in effect, the same topic has the same adapter.
     ///
     /// # Errors
     /// As [`Sona::topic`], or if the learner belongs to another model.
@@ -313,8 +345,8 @@ impl Sona {
         Ok(adapter)
     }
 
-    /// Records a request, and learns from its tokens in time; returns its number. The first tokens that the latest requests of
-    /// its session had are not learnt again.
+    /// Records a request, and learns from its tokens in time; returns its number. The first tokens
+    /// that the latest requests of its session had are not learnt again.
     ///
     /// # Errors
     /// If its numbers do not fit together, or it cannot be written.
@@ -322,13 +354,21 @@ impl Sona {
         let options = &self.shared.options;
         let t = &mut trajectory;
         let wrong = |what: String| SonaError::Trajectory { what };
-        let n = t.n_prompt.checked_add(t.n_answer).ok_or_else(|| wrong("has too many tokens".into()))?;
+        let n = t
+            .n_prompt
+            .checked_add(t.n_answer)
+            .ok_or_else(|| wrong("has too many tokens".into()))?;
         if !t.tokens.is_empty() && t.tokens.len() != n {
-            return Err(wrong(format!("has {} tokens, its prompt and answer {n}", t.tokens.len())));
+            return Err(wrong(format!(
+                "has {} tokens, its prompt and answer {n}",
+                t.tokens.len()
+            )));
         }
         let n_vocab = self.shared.engine.model().hparams().n_vocab;
         if let Some(token) = t.tokens.iter().find(|&&token| token as usize >= n_vocab) {
-            return Err(wrong(format!("has the token {token}, the vocabulary {n_vocab}")));
+            return Err(wrong(format!(
+                "has the token {token}, the vocabulary {n_vocab}"
+            )));
         }
         if let Some(score) = t.quality_score {
             check_score(score)?;
@@ -336,13 +376,27 @@ impl Sona {
         let mut state = self.state();
         t.tenant.clone_from(&options.tenant);
         t.generation = state.generation;
-        let known = |earlier: &[u32]| earlier.iter().zip(&t.tokens).take_while(|(a, b)| a == b).count();
-        let theirs = state.recent.iter().filter(|(_, session, ..)| *session == t.session_id);
+        let known = |earlier: &[u32]| {
+            earlier
+                .iter()
+                .zip(&t.tokens)
+                .take_while(|(a, b)| a == b)
+                .count()
+        };
+        let theirs = state
+            .recent
+            .iter()
+            .filter(|(_, session, ..)| *session == t.session_id);
         let n_known = theirs.map(|(.., tokens)| known(tokens)).max().unwrap_or(0);
         t.n_known = t.n_known.max(n_known);
         state.folder.record(t, options.keep_text)?;
         let number = t.number;
-        state.recent.push_back((t.request_id.clone(), t.session_id.clone(), number, t.tokens.clone()));
+        state.recent.push_back((
+            t.request_id.clone(),
+            t.session_id.clone(),
+            number,
+            t.tokens.clone(),
+        ));
         while state.recent.len() > RECENT {
             state.recent.pop_front();
         }
@@ -350,7 +404,10 @@ impl Sona {
             state.pending.push_back(trajectory);
             let mut n_tokens: usize = state.pending.iter().map(|found| found.tokens.len()).sum();
             while state.pending.len() > options.max_pending_samples || n_tokens > PENDING_TOKENS {
-                n_tokens -= state.pending.pop_front().map_or(n_tokens, |found| found.tokens.len());
+                n_tokens -= state
+                    .pending
+                    .pop_front()
+                    .map_or(n_tokens, |found| found.tokens.len());
                 state.n_dropped += 1;
             }
         }
@@ -363,8 +420,12 @@ impl Sona {
     /// If there is no such request, or the rating cannot be written.
     pub fn rate(&self, request_id: &str, score: f32) -> Result<(), SonaError> {
         let mut state = self.state();
-        let recent =
-            state.recent.iter().rev().find(|(request, ..)| request == request_id).map(|(_, _, number, _)| *number);
+        let recent = state
+            .recent
+            .iter()
+            .rev()
+            .find(|(request, ..)| request == request_id)
+            .map(|(_, _, number, _)| *number);
         let mut number = recent;
         if number.is_none() {
             state.folder.trajectories(|found| {
@@ -373,16 +434,24 @@ impl Sona {
                 }
             })?;
         }
-        let Some(number) = number else { return Err(SonaError::NoSuchRequest { request_id: request_id.into() }) };
+        let Some(number) = number else {
+            return Err(SonaError::NoSuchRequest {
+                request_id: request_id.into(),
+            });
+        };
         state.folder.rate(number, score)?;
-        if let Some(found) = state.pending.iter_mut().find(|found| found.number == number) {
+        if let Some(found) = state
+            .pending
+            .iter_mut()
+            .find(|found| found.number == number)
+        {
             found.quality_score = Some(score);
         }
         Ok(())
     }
 
-    /// Reads control text, on which nothing that is learnt may change the model much, as [`Session::calibrate`] does. Takes
-    /// effect at once.
+    /// Reads control text, on which nothing that is learnt may change the model much, as
+    /// [`Session::calibrate`] does. Takes effect at once.
     ///
     /// # Errors
     /// As [`Session::calibrate`], and if the folder cannot be written.
@@ -408,7 +477,8 @@ impl Sona {
         learner.save(path)
     }
 
-    /// Takes what was exported as the version in effect. The bound on forgetting holds for its control text from then on.
+    /// Takes what was exported as the version in effect. The bound on forgetting holds for its
+    /// control text from then on.
     ///
     /// # Errors
     /// As [`Learner::open`], and if the folder cannot be written.
@@ -421,12 +491,20 @@ impl Sona {
     }
 
     /// A new version that no trajectory was learnt for.
-    fn begin_version(&self, worker: &mut Worker, kind: EventKind, learner: Learner) -> Result<(), Error> {
+    fn begin_version(
+        &self,
+        worker: &mut Worker,
+        kind: EventKind,
+        learner: Learner,
+    ) -> Result<(), Error> {
         let mut state = self.state();
         let version = state.folder.next_version();
         let divergence = learner.divergence();
         let event = Event::new(kind, version, state.folder.through());
-        state.folder.push(Event { divergence, ..event })?;
+        state.folder.push(Event {
+            divergence,
+            ..event
+        })?;
         learner.save(state.folder.version_path(version))?;
         let learner = Arc::new(learner);
         (state.learner, state.generation) = (Arc::clone(&learner), version);
@@ -448,7 +526,8 @@ impl Sona {
         self.reload(&mut worker, &mut state)
     }
 
-    /// Forgets a session, and learns again what is left of others in time; see [`SonaFolder::forget`].
+    /// Forgets a session, and learns again what is left of others in time; see
+    /// [`SonaFolder::forget`].
     ///
     /// # Errors
     /// As [`SonaFolder::forget`].
@@ -456,10 +535,15 @@ impl Sona {
         let mut worker = self.owner();
         let mut state = self.state();
         let n = state.folder.forget(session_id)?;
-        state.recent.retain(|(_, session, ..)| session != session_id);
+        state
+            .recent
+            .retain(|(_, session, ..)| session != session_id);
         // What was not stored is pending only here.
         let mut pending = state.folder.pending()?;
-        let others = state.pending.iter().filter(|found| found.session_id != session_id);
+        let others = state
+            .pending
+            .iter()
+            .filter(|found| found.session_id != session_id);
         pending.extend(
             others
                 .filter(|found| pending.iter().all(|known| known.number != found.number))
@@ -521,7 +605,8 @@ impl Sona {
         self.state().failure.clone()
     }
 
-    /// Learns all that is pending, however little it is; for the end of a program, or where there are no threads.
+    /// Learns all that is pending, however little it is; for the end of a program, or where there
+    /// are no threads.
     ///
     /// # Errors
     /// If a pass fails, or the folder cannot be written.
@@ -529,8 +614,8 @@ impl Sona {
         self.work_in_slices(&mut |_| true)
     }
 
-    /// The same in slices, for programs that have no thread to spare: after each, `pause` gets the time that it took, and ends the
-    /// work with `false`; then the batch at hand stays pending.
+    /// The same in slices, for programs that have no thread to spare: after each, `pause` gets the
+    /// time that it took, and ends the work with `false`; then the batch at hand stays pending.
     ///
     /// # Errors
     /// As [`Sona::work`].
@@ -541,55 +626,72 @@ impl Sona {
 
     /// Begins to learn in the background, until the result is dropped.
     ///
-    /// A thread looks at what is pending at each interval. It learns in passes of a few tokens, of which other passes wait for
-    /// one at most, and rests after each for as long as it took, or 49 times as long if somebody else computes meanwhile.
+    /// A thread looks at what is pending at each interval. It learns in passes of a few tokens, of
+    /// which other passes wait for one at most, and rests after each for as long as it took, or
+    /// 49 times as long if somebody else computes meanwhile.
     ///
     /// # Errors
     /// If the system gives no thread.
     pub fn start(&self) -> std::io::Result<Background> {
         let (stop, stopped) = channel::<()>();
         let sona = self.clone();
-        let SonaBuilder { background_interval_ms, background_min_samples, max_pending_samples, .. } =
-            self.shared.options;
+        let SonaBuilder {
+            background_interval_ms,
+            background_min_samples,
+            max_pending_samples,
+            ..
+        } = self.shared.options;
         let interval = Duration::from_millis(background_interval_ms);
-        let thread = std::thread::Builder::new().name("sona".into()).spawn(move || {
-            let mut wait = interval;
-            // Too many wait: until they are learnt it does not rest.
-            let mut forced = false;
-            while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
-                // False if it is to end, or its owner waits.
-                let rest = |time: Duration| {
-                    let timer = Timer::start();
-                    loop {
-                        let left = time.saturating_sub(timer.elapsed()).min(NAP);
-                        let goes_on = stopped.recv_timeout(left) == Err(RecvTimeoutError::Timeout);
-                        if left.is_zero() || !goes_on || sona.has_owner() {
-                            return goes_on && !sona.has_owner();
+        let thread = std::thread::Builder::new()
+            .name("sona".into())
+            .spawn(move || {
+                let mut wait = interval;
+                // Too many wait: until they are learnt it does not rest.
+                let mut forced = false;
+                while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+                    // False if it is to end, or its owner waits.
+                    let rest = |time: Duration| {
+                        let timer = Timer::start();
+                        loop {
+                            let left = time.saturating_sub(timer.elapsed()).min(NAP);
+                            let goes_on =
+                                stopped.recv_timeout(left) == Err(RecvTimeoutError::Timeout);
+                            if left.is_zero() || !goes_on || sona.has_owner() {
+                                return goes_on && !sona.has_owner();
+                            }
                         }
-                    }
-                };
-                let outcome = sona.learn(background_min_samples, &mut |took| {
-                    forced |= sona.state().pending.len() >= max_pending_samples;
-                    if forced {
-                        return rest(Duration::ZERO);
-                    }
-                    let engine = &sona.shared.engine;
-                    let n_turns = engine.n_turns();
-                    rest(took) && (!engine.is_busy_since(n_turns) || rest(BUSY_REST.saturating_sub(1) * took))
-                });
-                let outcome = outcome.and_then(|learnt| {
-                    forced &= learnt;
-                    if !learnt {
-                        sona.state().folder.sync()?;
-                    }
-                    Ok(())
-                });
-                // What fails, such as a full disk, is not tried again at once.
-                wait = if outcome.is_ok() { interval } else { (2 * wait).clamp(interval, LONGEST_WAIT.max(interval)) };
-                sona.state().failure = outcome.err().map(|error| error.to_string());
-            }
-        })?;
-        Ok(Background { stop: Some(stop), thread: Some(thread) })
+                    };
+                    let outcome = sona.learn(background_min_samples, &mut |took| {
+                        forced |= sona.state().pending.len() >= max_pending_samples;
+                        if forced {
+                            return rest(Duration::ZERO);
+                        }
+                        let engine = &sona.shared.engine;
+                        let n_turns = engine.n_turns();
+                        rest(took)
+                            && (!engine.is_busy_since(n_turns)
+                                || rest(BUSY_REST.saturating_sub(1) * took))
+                    });
+                    let outcome = outcome.and_then(|learnt| {
+                        forced &= learnt;
+                        if !learnt {
+                            sona.state().folder.sync()?;
+                        }
+                        Ok(())
+                    });
+                    // What fails, such as a full disk, is not tried again at once.
+                    wait = if outcome.is_ok() {
+                        interval
+                    } else {
+                        (2 * wait).clamp(interval, LONGEST_WAIT.max(interval))
+                    };
+                    sona.state().failure = outcome.err().map(|error| error.to_string());
+                }
+            })?;
+        Ok(Background {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 
     /// Learns a batch if at least `least` trajectories are pending; returns whether it did.
@@ -600,24 +702,44 @@ impl Sona {
             if state.pending.len() < least {
                 return Ok(false);
             }
-            (state.pending.iter().take(BATCH).cloned().collect::<Vec<_>>(), Arc::clone(&state.learner))
+            (
+                state
+                    .pending
+                    .iter()
+                    .take(BATCH)
+                    .cloned()
+                    .collect::<Vec<_>>(),
+                Arc::clone(&state.learner),
+            )
         };
         let mut pause = |took| !self.has_owner() && pause(took);
         let slices = &mut Slices::new(&mut pause);
-        let Some(outcome) = learn_batch(&mut worker, &batch, &before, &self.shared.options, slices)? else {
+        let Some(outcome) =
+            learn_batch(&mut worker, &batch, &before, &self.shared.options, slices)?
+        else {
             return Ok(false);
         };
-        let Outcome { kind, candidate, working, mut event } = outcome;
+        let Outcome {
+            kind,
+            candidate,
+            working,
+            mut event,
+        } = outcome;
         let mut state = self.state();
         if kind == EventKind::Accepted {
             event.version = state.folder.next_version();
         } else {
             event.version = state.generation;
         }
-        event.through = batch.last().map_or(0, |last| last.number).max(state.folder.through());
+        event.through = batch
+            .last()
+            .map_or(0, |last| last.number)
+            .max(state.folder.through());
         let version = event.version;
         state.folder.push(event)?;
-        state.pending.retain(|found| batch.iter().all(|learnt| learnt.number != found.number));
+        state
+            .pending
+            .retain(|found| batch.iter().all(|learnt| learnt.number != found.number));
         working.save(state.folder.working_path())?;
         worker.working = working;
         if kind == EventKind::Accepted {
@@ -655,8 +777,8 @@ struct Outcome {
     event: Event,
 }
 
-/// Learns a batch from what is worked on, and judges the result against the learner `before`; nothing if `slices`
-/// gave up.
+/// Learns a batch from what is worked on, and judges the result against the learner `before`;
+/// nothing if `slices` gave up.
 fn learn_batch(
     worker: &mut Worker,
     batch: &[Trajectory],
@@ -664,8 +786,11 @@ fn learn_batch(
     options: &SonaBuilder,
     slices: &mut Slices<'_>,
 ) -> Result<Option<Outcome>, Error> {
-    let lessons = batch.iter().map(|found| (found, found.lesson(options.quality_threshold)));
-    let lessons: Vec<(&Trajectory, Range<usize>)> = lessons.filter(|(_, lesson)| !lesson.is_empty()).collect();
+    let lessons = batch
+        .iter()
+        .map(|found| (found, found.lesson(options.quality_threshold)));
+    let lessons: Vec<(&Trajectory, Range<usize>)> =
+        lessons.filter(|(_, lesson)| !lesson.is_empty()).collect();
     let Worker { session, working } = worker;
     let mut learner = Learner::clone(working);
     let has_layers = options.inner_layers && learner.can_learn_layers();
@@ -683,13 +808,24 @@ fn learn_batch(
         }
         topics.push(topic);
     }
-    let read = |session: &mut Session, learner: &Learner, which: &[usize], learns: bool, slices: &mut Slices<'_>| {
+    let read = |session: &mut Session,
+                learner: &Learner,
+                which: &[usize],
+                learns: bool,
+                slices: &mut Slices<'_>| {
         slices.tick();
         let mut learner = learner.clone();
         let mut losses = Vec::new();
         for &i in which {
             let (trajectory, lesson) = &lessons[i];
-            match read_lesson(session, learner, &trajectory.tokens, lesson.clone(), learns, slices)? {
+            match read_lesson(
+                session,
+                learner,
+                &trajectory.tokens,
+                lesson.clone(),
+                learns,
+                slices,
+            )? {
                 Some((next, more)) => {
                     learner = next;
                     losses.extend(more);
@@ -701,17 +837,23 @@ fn learn_batch(
     };
     let texts = |which: &[usize], topic: u32| -> Vec<(&[u32], Range<usize>)> {
         let which = which.iter().filter(|&&i| topics[i] == topic);
-        which.map(|&i| (&*lessons[i].0.tokens, lessons[i].1.clone())).collect()
+        which
+            .map(|&i| (&*lessons[i].0.tokens, lessons[i].1.clone()))
+            .collect()
     };
-    let learn_layers = |session: &mut Session, learner: &mut Learner, which: &[usize], slices: &mut Slices<'_>| {
-        for topic in learner.layers.topics.ids() {
-            let texts = texts(which, topic);
-            if has_layers && !texts.is_empty() && !learner.learn_layers(session, topic, &texts, slices)? {
-                return Ok::<_, Error>(false);
+    let learn_layers =
+        |session: &mut Session, learner: &mut Learner, which: &[usize], slices: &mut Slices<'_>| {
+            for topic in learner.layers.topics.ids() {
+                let texts = texts(which, topic);
+                if has_layers
+                    && !texts.is_empty()
+                    && !learner.learn_layers(session, topic, &texts, slices)?
+                {
+                    return Ok::<_, Error>(false);
+                }
             }
-        }
-        Ok(true)
-    };
+            Ok(true)
+        };
     if !learn_layers(session, &mut learner, &learnt, slices)? {
         return Ok(None);
     }
@@ -719,7 +861,8 @@ fn learn_batch(
     let (mut layers, mut supported) = (learner.layers.clone(), learner.layers.clone());
     for topic in layers.topics.ids() {
         let texts = texts(&judged, topic);
-        let Some(evidence) = learner.evidence_of_layers(before, session, topic, &texts, slices)? else {
+        let Some(evidence) = learner.evidence_of_layers(before, session, topic, &texts, slices)?
+        else {
             return Ok(None);
         };
         let earlier = before.layers.topics.trained(topic);
@@ -731,15 +874,22 @@ fn learn_batch(
         }
     }
     learner.set_layers(supported, slices);
-    let Some((candidate, _)) = read(session, &learner, &learnt, true, slices)? else { return Ok(None) };
+    let Some((candidate, _)) = read(session, &learner, &learnt, true, slices)? else {
+        return Ok(None);
+    };
     let candidate = Arc::new(candidate);
-    let Some((_, with)) = read(session, &candidate, &judged, false, slices)? else { return Ok(None) };
-    let Some((_, without)) = read(session, before, &judged, false, slices)? else { return Ok(None) };
+    let Some((_, with)) = read(session, &candidate, &judged, false, slices)? else {
+        return Ok(None);
+    };
+    let Some((_, without)) = read(session, before, &judged, false, slices)? else {
+        return Ok(None);
+    };
     // What is in effect when text is generated.
     let mixes = candidate.options().generate_with_mixture;
     let loss = |slice: &Losses| if mixes { slice.mixture } else { slice.adapter };
     let total = |slices: &[Losses]| slices.iter().map(loss).sum::<f64>();
-    // Judged on little text, chance would let some changes pass: what is gained has to be two standard errors.
+    // Judged on little text, chance would let some changes pass: what is gained has to be two
+    // standard errors.
     let mut gain = Evidence::default();
     for (with, without) in with.iter().zip(&without) {
         gain.add(loss(without) - loss(with), SLICE);
@@ -755,7 +905,8 @@ fn learn_batch(
     };
     // With nothing learnt, in inner layers either.
     let is_harmful = if kind == EventKind::Refused && is_valid {
-        let Some((_, alone)) = read(session, &before.without_layers(), &judged, false, slices)? else {
+        let Some((_, alone)) = read(session, &before.without_layers(), &judged, false, slices)?
+        else {
             return Ok(None);
         };
         total(&with) > alone.iter().map(|slice| slice.base).sum()
@@ -764,8 +915,14 @@ fn learn_batch(
     };
     let from = if is_harmful { before } else { &candidate };
     // Judged once, the rest is learnt, too, unless it is what spoke against the candidate.
-    let rest = if kind == EventKind::Refused && !is_likelier { &[] } else { &judged[..] };
-    let Some((mut next, _)) = read(session, from, rest, true, slices)? else { return Ok(None) };
+    let rest = if kind == EventKind::Refused && !is_likelier {
+        &[]
+    } else {
+        &judged[..]
+    };
+    let Some((mut next, _)) = read(session, from, rest, true, slices)? else {
+        return Ok(None);
+    };
     if !is_harmful {
         next.set_layers(layers, slices);
         for &i in rest {
@@ -775,7 +932,10 @@ fn learn_batch(
             return Ok(None);
         }
     }
-    let mut sessions: Vec<u64> = lessons.iter().map(|(found, _)| session_hash(&found.session_id)).collect();
+    let mut sessions: Vec<u64> = lessons
+        .iter()
+        .map(|(found, _)| session_hash(&found.session_id))
+        .collect();
     sessions.sort_unstable();
     sessions.dedup();
     let n_tokens: usize = lessons.iter().map(|(_, lesson)| lesson.len()).sum();
@@ -788,10 +948,16 @@ fn learn_batch(
         sessions,
         ..Event::new(kind, 0, 0)
     };
-    Ok(Some(Outcome { kind, candidate, working: Arc::new(next), event }))
+    Ok(Some(Outcome {
+        kind,
+        candidate,
+        working: Arc::new(next),
+        event,
+    }))
 }
 
-/// Scores `tokens[lesson]`, the losses of [`SLICE`] tokens each, and learns them if `learns`; nothing if `slices` gave up.
+/// Scores `tokens[lesson]`, the losses of [`SLICE`] tokens each, and learns them if `learns`;
+/// nothing if `slices` gave up.
 fn read_lesson(
     session: &mut Session,
     mut learner: Learner,
@@ -854,18 +1020,26 @@ fn read_text(
 
 /// The topic of a learner whose adapter helps a prompt; see [`Sona::topic`].
 fn choose(engine: &Engine, learner: &Learner, prompt: &[u32]) -> Result<Option<u32>, Error> {
-    let Some(topic) = learner.nearest_topic(prompt) else { return Ok(None) };
-    let Some(adapter) = learner.layers.topics.trained(topic).adapter else { return Ok(None) };
+    let Some(topic) = learner.nearest_topic(prompt) else {
+        return Ok(None);
+    };
+    let Some(adapter) = learner.layers.topics.trained(topic).adapter else {
+        return Ok(None);
+    };
     let sample = &prompt[prompt.len() - (prompt.len() / SAMPLED).min(LONGEST_SAMPLE)..];
     if sample.len() < LEAST_SAMPLE {
         return Ok(Some(topic));
     }
-    let options = SessionOptions { n_ctx: Some(sample.len()), ..Default::default() };
+    let options = SessionOptions {
+        n_ctx: Some(sample.len()),
+        ..Default::default()
+    };
     let [mut with, mut without] = [engine.sequence(&options)?, engine.sequence(&options)?];
     with.attach(adapter, 1.0)?;
     let (known, predicted) = (&sample[..sample.len() - 1], &sample[1..]);
     let mut outputs = Outputs::default();
-    let mut slots = [&mut with, &mut without].map(|seq| Slot::new(seq, known, TokenKind::Prompt).outputs_from(0));
+    let mut slots = [&mut with, &mut without]
+        .map(|seq| Slot::new(seq, known, TokenKind::Prompt).outputs_from(0));
     engine.step(&mut slots, &mut outputs, &CancelToken::default())?;
     let n_vocab = engine.model().hparams().n_vocab;
     let gains = predicted.iter().enumerate().map(|(i, &token)| {
@@ -875,27 +1049,43 @@ fn choose(engine: &Engine, learner: &Learner, prompt: &[u32]) -> Result<Option<u
         });
         with - without
     });
-    let (sum, squares) = gains.fold((0.0, 0.0), |(sum, squares), gain| (sum + gain, squares + gain * gain));
+    let (sum, squares) = gains.fold((0.0, 0.0), |(sum, squares), gain| {
+        (sum + gain, squares + gain * gain)
+    });
     Ok((sum >= -2.0 * squares.sqrt()).then_some(topic))
 }
 
-/// A learner whose products are there, so that it has its effect; it learns at the rate `instant_lr`.
-fn ready(session: &mut Session, mut learner: Learner, instant_lr: Option<f32>) -> Result<Learner, Error> {
+/// A learner whose products are there, so that it has its effect; it learns at the rate
+/// `instant_lr`.
+fn ready(
+    session: &mut Session,
+    mut learner: Learner,
+    instant_lr: Option<f32>,
+) -> Result<Learner, Error> {
     if let Some(rate) = instant_lr {
         learner.set_rate(rate)?;
     }
     session.set_learner(learner)?;
-    session.take_learner().ok_or_else(|| LearnError::NotLearning.into())
+    session
+        .take_learner()
+        .ok_or_else(|| LearnError::NotLearning.into())
 }
 
 /// The version in effect, and its number.
-fn in_effect(folder: &SonaFolder, options: &SonaBuilder, session: &mut Session) -> Result<(Arc<Learner>, u64), Error> {
+fn in_effect(
+    folder: &SonaFolder,
+    options: &SonaBuilder,
+    session: &mut Session,
+) -> Result<(Arc<Learner>, u64), Error> {
     let version = folder.version();
     let learner = match version {
         0 => Learner::new(session.model(), &options.learner)?,
         version => Learner::open(folder.version_path(version), session.model())?,
     };
-    Ok((Arc::new(ready(session, learner, options.instant_lr)?), version))
+    Ok((
+        Arc::new(ready(session, learner, options.instant_lr)?),
+        version,
+    ))
 }
 
 /// What was learnt, whether or not it is in effect.

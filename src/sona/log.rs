@@ -1,12 +1,12 @@
 //! Append-only files of records that survive a crash at any byte.
 //!
-//! A log is a sequence of segment files. A segment begins with a header: 8 bytes of magic, `u32` version, `u32` kind, `u64`
-//! number. Records follow, each in a block: `u32` length, `u64` time, `u32` checksum of these two, `u64` checksum of the
-//! payload, the payload. Checksums depend on a block's place, so that no block can stand in for another. All numbers are
-//! little-endian.
+//! A log is a sequence of segment files. A segment begins with a header: 8 bytes of magic, `u32`
+//! version, `u32` kind, `u64` number. Records follow, each in a block: `u32` length, `u64` time,
+//! `u32` checksum of these two, `u64` checksum of the payload, the payload. Checksums depend on a
+//! block's place, so that no block can stand in for another. All numbers are little-endian.
 //!
-//! A block that the end of the last segment cuts off was being written when the process ended: it is dropped. Anything else
-//! that does not fit its checksum is damage, and the log is refused.
+//! A block that the end of the last segment cuts off was being written when the process ended: it
+//! is dropped. Anything else that does not fit its checksum is damage, and the log is refused.
 
 use crate::cache::{SEED, mix};
 use crate::error::SonaError;
@@ -62,8 +62,8 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Opens the log `name` in `folder`, and calls `visit` with its records in order. `kind` tells logs of different records
-    /// apart.
+    /// Opens the log `name` in `folder`, and calls `visit` with its records in order. `kind` tells
+    /// logs of different records apart.
     pub(super) fn open(
         folder: &Path,
         name: &'static str,
@@ -74,13 +74,23 @@ impl Log {
         let mut numbers = Vec::new();
         for entry in fs::read_dir(folder).map_err(SonaError::io(folder))? {
             let file = entry.map_err(SonaError::io(folder))?.file_name();
-            let number =
-                file.to_str().and_then(|file| file.strip_prefix(name)?.strip_prefix('-')?.strip_suffix(".log"));
+            let number = file.to_str().and_then(|file| {
+                file.strip_prefix(name)?
+                    .strip_prefix('-')?
+                    .strip_suffix(".log")
+            });
             numbers.extend(number.and_then(|number| number.parse::<u64>().ok()));
         }
         numbers.sort_unstable();
-        let mut log =
-            Log { folder: folder.to_owned(), name, kind, limits, segments: Vec::new(), file: None, is_dirty: false };
+        let mut log = Log {
+            folder: folder.to_owned(),
+            name,
+            kind,
+            limits,
+            segments: Vec::new(),
+            file: None,
+            is_dirty: false,
+        };
         let last = numbers.last().copied();
         for number in numbers {
             let path = log.path(number);
@@ -95,7 +105,13 @@ impl Log {
     }
 
     fn header(&self, number: u64) -> Vec<u8> {
-        [&MAGIC[..], &VERSION.to_le_bytes(), &self.kind.to_le_bytes(), &number.to_le_bytes()].concat()
+        [
+            &MAGIC[..],
+            &VERSION.to_le_bytes(),
+            &self.kind.to_le_bytes(),
+            &number.to_le_bytes(),
+        ]
+        .concat()
     }
 
     fn read_segment(
@@ -106,26 +122,47 @@ impl Log {
         visit: &mut dyn FnMut(&[u8]) -> Result<(), String>,
     ) -> Result<Segment, SonaError> {
         let len = fs::metadata(path).map_err(SonaError::io(path))?.len();
-        let damaged =
-            |offset: usize, what: String| SonaError::Damaged { path: path.to_owned(), offset: offset as u64, what };
+        let damaged = |offset: usize, what: String| SonaError::Damaged {
+            path: path.to_owned(),
+            offset: offset as u64,
+            what,
+        };
         if len > MAX_SEGMENT + (MAX_RECORD + BLOCK_HEADER) as u64 {
-            return Err(damaged(0, format!("it has {len} bytes, more than any segment")));
+            return Err(damaged(
+                0,
+                format!("it has {len} bytes, more than any segment"),
+            ));
         }
         let data = fs::read(path).map_err(SonaError::io(path))?;
-        let mut segment = Segment { number, path: path.to_owned(), bytes: 0, n: 0, times: (u64::MAX, 0) };
+        let mut segment = Segment {
+            number,
+            path: path.to_owned(),
+            bytes: 0,
+            n: 0,
+            times: (u64::MAX, 0),
+        };
         let header = self.header(number);
         if data.len() < SEGMENT_HEADER {
-            return match is_last && (header.starts_with(&data) || data.iter().all(|&byte| byte == 0)) {
+            return match is_last
+                && (header.starts_with(&data) || data.iter().all(|&byte| byte == 0))
+            {
                 true => Ok(segment), // was being begun
                 false => Err(damaged(0, "its header is incomplete".into())),
             };
         }
         if data[..8] != header[..8] || data[12..SEGMENT_HEADER] != header[12..] {
-            return Err(damaged(0, format!("it does not begin as segment {number} of {}", self.name)));
+            return Err(damaged(
+                0,
+                format!("it does not begin as segment {number} of {}", self.name),
+            ));
         }
         let found = u32::from_le_bytes([data[8], data[9], data[10], data[11]]);
         if found != VERSION {
-            return Err(SonaError::Version { path: path.to_owned(), found, supported: VERSION });
+            return Err(SonaError::Version {
+                path: path.to_owned(),
+                found,
+                supported: VERSION,
+            });
         }
         let mut at = SEGMENT_HEADER;
         while at < data.len() {
@@ -144,7 +181,10 @@ impl Log {
                 if torn(false) {
                     break;
                 }
-                return Err(damaged(at, "the header of a block does not fit its checksum".into()));
+                return Err(damaged(
+                    at,
+                    "the header of a block does not fit its checksum".into(),
+                ));
             }
             let Some(payload) = body.get(..n) else {
                 if torn(true) {
@@ -175,25 +215,46 @@ impl Log {
     /// Appends a record of this time in milliseconds. If it fails, the log is as before.
     pub(super) fn append(&mut self, time: u64, payload: &[u8]) -> Result<(), SonaError> {
         if payload.len() > MAX_RECORD {
-            return Err(SonaError::TooLong { n: payload.len(), limit: MAX_RECORD });
+            return Err(SonaError::TooLong {
+                n: payload.len(),
+                limit: MAX_RECORD,
+            });
         }
-        let full = self.limits.bytes.map_or(MAX_SEGMENT, |bytes| (bytes / SEGMENTS).clamp(1 << 12, MAX_SEGMENT));
-        let too_late = |first: u64| self.limits.age.is_some_and(|age| time.saturating_sub(first) > age / SEGMENTS);
-        let begins = self
-            .segments
-            .last()
-            .is_none_or(|last| last.n > 0 && (last.bytes + payload.len() as u64 > full || too_late(last.times.0)));
+        let full = self.limits.bytes.map_or(MAX_SEGMENT, |bytes| {
+            (bytes / SEGMENTS).clamp(1 << 12, MAX_SEGMENT)
+        });
+        let too_late = |first: u64| {
+            self.limits
+                .age
+                .is_some_and(|age| time.saturating_sub(first) > age / SEGMENTS)
+        };
+        let begins = self.segments.last().is_none_or(|last| {
+            last.n > 0 && (last.bytes + payload.len() as u64 > full || too_late(last.times.0))
+        });
         if begins {
             let number = self.segments.last().map_or(1, |last| last.number + 1);
             self.file = None;
-            self.segments.push(Segment { number, path: self.path(number), bytes: 0, n: 0, times: (u64::MAX, 0) });
+            self.segments.push(Segment {
+                number,
+                path: self.path(number),
+                bytes: 0,
+                n: 0,
+                times: (u64::MAX, 0),
+            });
         }
-        let (header, Some(last)) =
-            (self.segments.last().map(|last| self.header(last.number)), self.segments.last_mut())
-        else {
+        let (header, Some(last)) = (
+            self.segments.last().map(|last| self.header(last.number)),
+            self.segments.last_mut(),
+        ) else {
             return Ok(());
         };
-        let outcome = append_block(&mut self.file, last, &header.unwrap_or_default(), time, payload);
+        let outcome = append_block(
+            &mut self.file,
+            last,
+            &header.unwrap_or_default(),
+            time,
+            payload,
+        );
         let failed = outcome.map_err(SonaError::io(&last.path));
         if failed.is_err() {
             self.file = None;
@@ -212,7 +273,8 @@ impl Log {
     pub(super) fn prune(&mut self, now: u64) {
         let Limits { bytes, age } = self.limits;
         while let [first, rest @ ..] = &self.segments[..] {
-            let is_old = age.is_some_and(|age| first.n > 0 && first.times.1.saturating_add(age) < now);
+            let is_old =
+                age.is_some_and(|age| first.n > 0 && first.times.1.saturating_add(age) < now);
             let is_excess = !rest.is_empty() && bytes.is_some_and(|most| self.bytes() > most);
             if !(is_old || is_excess) || fs::remove_file(&first.path).is_err() {
                 break;
@@ -234,24 +296,42 @@ impl Log {
     }
 
     /// Calls `visit` with all records, in order.
-    pub(super) fn read(&self, visit: &mut dyn FnMut(&[u8]) -> Result<(), String>) -> Result<(), SonaError> {
+    pub(super) fn read(
+        &self,
+        visit: &mut dyn FnMut(&[u8]) -> Result<(), String>,
+    ) -> Result<(), SonaError> {
         let last = self.segments.last().map(|last| last.number);
-        for Segment { number, path, n, .. } in self.segments.iter().filter(|segment| segment.n > 0) {
-            let found = self.read_segment(*number, path, Some(*number) == last, visit)?.n;
+        for Segment {
+            number, path, n, ..
+        } in self.segments.iter().filter(|segment| segment.n > 0)
+        {
+            let found = self
+                .read_segment(*number, path, Some(*number) == last, visit)?
+                .n;
             if found != *n {
                 let what = format!("{found} blocks are left of {n}");
-                return Err(SonaError::Damaged { path: path.clone(), offset: 0, what });
+                return Err(SonaError::Damaged {
+                    path: path.clone(),
+                    offset: 0,
+                    what,
+                });
             }
         }
         Ok(())
     }
 
-    /// Removes the records that `keep` does not want, a segment at a time: after a crash the segments are whole, old or new.
+    /// Removes the records that `keep` does not want, a segment at a time: after a crash the
+    /// segments are whole, old or new.
     pub(super) fn retain(&mut self, keep: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), SonaError> {
         self.file = None;
         let last = self.segments.last().map(|last| last.number);
         for i in 0..self.segments.len() {
-            let Segment { number, path, times, .. } = &self.segments[i];
+            let Segment {
+                number,
+                path,
+                times,
+                ..
+            } = &self.segments[i];
             let (number, path, latest) = (*number, path.clone(), times.1);
             let (mut kept, mut any_gone) = (Vec::new(), false);
             self.read_segment(number, &path, Some(number) == last, &mut |payload| {
@@ -270,8 +350,9 @@ impl Log {
         Ok(())
     }
 
-    /// Replaces all records by these, with their times: after a crash the log is the old one or the new one. Does it, and
-    /// returns true, if the log is one segment, as it is up to [`MAX_SEGMENT`] bytes.
+    /// Replaces all records by these, with their times: after a crash the log is the old one or the
+    /// new one. Does it, and returns true, if the log is one segment, as it is up to
+    /// [`MAX_SEGMENT`] bytes.
     pub(super) fn replace(&mut self, records: &[(u64, Vec<u8>)]) -> Result<bool, SonaError> {
         self.file = None;
         if self.segments.len() != 1 {
@@ -318,7 +399,11 @@ fn append_block(
             open.insert(file)
         }
     };
-    let mut data = if segment.bytes == 0 { header.to_vec() } else { Vec::new() };
+    let mut data = if segment.bytes == 0 {
+        header.to_vec()
+    } else {
+        Vec::new()
+    };
     data.extend(block(segment.number, segment.n, time, payload));
     file.write_all(&data)?;
     segment.bytes += data.len() as u64;
@@ -337,7 +422,10 @@ fn block(segment: u64, place: u64, time: u64, payload: &[u8]) -> Vec<u8> {
 }
 
 fn payload_sum(segment: u64, place: u64, payload: &[u8]) -> u64 {
-    mix(mix(mix(SEED, &segment.to_le_bytes()), &place.to_le_bytes()), payload)
+    mix(
+        mix(mix(SEED, &segment.to_le_bytes()), &place.to_le_bytes()),
+        payload,
+    )
 }
 
 fn head_sum(segment: u64, place: u64, head: &[u8]) -> u32 {
@@ -361,7 +449,10 @@ fn u64_at(data: &[u8], at: usize) -> u64 {
 mod tests {
     use super::*;
 
-    const FREE: Limits = Limits { bytes: None, age: None };
+    const FREE: Limits = Limits {
+        bytes: None,
+        age: None,
+    };
 
     fn folder(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("ruvllm-log-{}-{name}", std::process::id()));
@@ -388,7 +479,9 @@ mod tests {
     fn cut_off_anywhere_the_rest_is_whole() {
         let folder = folder("cut");
         let (mut log, _) = open(&folder, FREE).unwrap();
-        records().iter().for_each(|record| log.append(0, record).unwrap());
+        records()
+            .iter()
+            .for_each(|record| log.append(0, record).unwrap());
         let whole = fs::read(log.path(1)).unwrap();
         for n in 0..whole.len() {
             for ending in [&[][..], &[0; 40]] {
@@ -413,7 +506,9 @@ mod tests {
     fn a_changed_byte_never_changes_a_record() {
         let folder = folder("changed");
         let (mut log, _) = open(&folder, FREE).unwrap();
-        records().iter().for_each(|record| log.append(0, record).unwrap());
+        records()
+            .iter()
+            .for_each(|record| log.append(0, record).unwrap());
         let whole = fs::read(log.path(1)).unwrap();
         let mut refused = 0;
         for i in 0..whole.len() {
@@ -435,7 +530,10 @@ mod tests {
     #[test]
     fn size_and_age_are_bounded() {
         let folder = folder("bounds");
-        let limits = Limits { bytes: Some(64 << 10), age: Some(1000) };
+        let limits = Limits {
+            bytes: Some(64 << 10),
+            age: Some(1000),
+        };
         let (mut log, _) = open(&folder, limits).unwrap();
         for i in 0..1000u64 {
             log.append(i / 10, &[7; 500]).unwrap();
@@ -454,13 +552,23 @@ mod tests {
     #[test]
     fn what_is_not_wanted_goes() {
         let folder = folder("retain");
-        let (mut log, _) = open(&folder, Limits { bytes: Some(1 << 17), age: None }).unwrap();
+        let (mut log, _) = open(
+            &folder,
+            Limits {
+                bytes: Some(1 << 17),
+                age: None,
+            },
+        )
+        .unwrap();
         let all: Vec<Vec<u8>> = (0..200u8).map(|i| vec![i; 300]).collect();
         all.iter().for_each(|record| log.append(0, record).unwrap());
         assert!(log.segments.len() > 2);
         log.retain(&mut |record| record[0] % 3 != 0).unwrap();
         log.append(0, b"x").unwrap();
-        let mut kept: Vec<_> = all.into_iter().filter(|record| record[0] % 3 != 0).collect();
+        let mut kept: Vec<_> = all
+            .into_iter()
+            .filter(|record| record[0] % 3 != 0)
+            .collect();
         kept.push(b"x".to_vec());
         assert_eq!(open(&folder, FREE).unwrap().1, kept);
         fs::remove_dir_all(folder).unwrap();
@@ -475,9 +583,15 @@ mod tests {
         log.append(0, b"before").unwrap();
         log.file = Some(File::options().write(true).open("/dev/full").unwrap());
         let error = log.append(0, b"lost").unwrap_err();
-        assert!(matches!(&error, SonaError::Io { error, .. } if error.kind() == io::ErrorKind::StorageFull), "{error}");
+        assert!(
+            matches!(&error, SonaError::Io { error, .. } if error.kind() == io::ErrorKind::StorageFull),
+            "{error}"
+        );
         log.append(0, b"after").unwrap();
-        assert_eq!(open(&folder, FREE).unwrap().1, [b"before".to_vec(), b"after".to_vec()]);
+        assert_eq!(
+            open(&folder, FREE).unwrap().1,
+            [b"before".to_vec(), b"after".to_vec()]
+        );
         fs::remove_dir_all(folder).unwrap();
     }
 }

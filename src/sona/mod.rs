@@ -1,8 +1,9 @@
-//! Learning that goes on by itself: requests are recorded, learnt in the background, and take effect through a gate; their
-//! owner can see, undo and forget what was learnt.
+//! Learning that goes on by itself: requests are recorded, learnt in the background, and take
+//! effect through a gate; their owner can see, undo and forget what was learnt.
 //!
-//! [`SonaFolder`] holds everything of one tenant on disk. [`Sona`] learns with a model: while it runs, [`Sona::record`] adds
-//! requests, a [background thread](Sona::start) learns them, and [`Sona::learner`] or [`Sona::adapter`] is what is in effect.
+//! [`SonaFolder`] holds everything of one tenant on disk. [`Sona`] learns with a model: while it
+//! runs, [`Sona::record`] adds requests, a [background thread](Sona::start) learns them, and
+//! [`Sona::learner`] or [`Sona::adapter`] is what is in effect.
 //!
 //! ```
 //! use ruvllm::Model;

@@ -57,7 +57,9 @@ impl<'a> Decoder<'a> {
     pub(super) fn list<T: bytemuck::Pod>(&mut self) -> Result<Vec<T>, String> {
         let mut n = [0; 4];
         n.copy_from_slice(self.take(4)?);
-        let n = (u32::from_le_bytes(n) as usize).checked_mul(size_of::<T>()).ok_or("a list is too long")?;
+        let n = (u32::from_le_bytes(n) as usize)
+            .checked_mul(size_of::<T>())
+            .ok_or("a list is too long")?;
         Ok(bytemuck::pod_collect_to_vec(self.take(n)?))
     }
 
@@ -66,6 +68,10 @@ impl<'a> Decoder<'a> {
     }
 
     pub(super) fn end(self) -> Result<(), String> {
-        if self.0.is_empty() { Ok(()) } else { Err("a record is too long".into()) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err("a record is too long".into())
+        }
     }
 }

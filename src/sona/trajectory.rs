@@ -22,7 +22,8 @@ pub struct Trajectory {
     pub n_known: usize,
     /// Tokens of the answer.
     pub n_answer: usize,
-    /// Pooled hidden state of the prompt's new tokens, `(n_embd)`; empty if the caller computes none.
+    /// Pooled hidden state of the prompt's new tokens, `(n_embd)`; empty if the caller computes
+    /// none.
     pub query_embedding: Vec<f32>,
     /// Pooled hidden state of the answer, `(n_embd)`; empty if the caller computes none.
     pub response_embedding: Vec<f32>,
@@ -41,16 +42,17 @@ pub struct Trajectory {
 }
 
 /// The layer after which hidden states are pooled for [`Trajectory::query_embedding`] and
-/// [`Trajectory::response_embedding`], see [`SessionOptions::pooled_layer`](crate::exec::SessionOptions::pooled_layer): the
-/// middle one; `docs/learning.md` compares layers. `None` for a model of one layer.
+/// [`Trajectory::response_embedding`], see
+/// [`SessionOptions::pooled_layer`](crate::exec::SessionOptions::pooled_layer): the middle one;
+/// `docs/learning.md` compares layers. `None` for a model of one layer.
 pub fn pooled_layer(model: &Model) -> Option<usize> {
     let n_layer = model.hparams().n_layer;
     (n_layer > 1).then(|| (n_layer / 2).min(n_layer - 2))
 }
 
 impl Trajectory {
-    /// What is learnt from it: what its user wrote, the answer too if it was rated `threshold` or better, nothing if it was
-    /// rated worse.
+    /// What is learnt from it: what its user wrote, the answer too if it was rated `threshold` or
+    /// better, nothing if it was rated worse.
     pub fn lesson(&self, threshold: f32) -> Range<usize> {
         let end = match self.quality_score {
             None => self.n_prompt,
@@ -62,14 +64,24 @@ impl Trajectory {
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut e = Encoder::default();
-        e.u8(TRAJECTORY).u64(self.number).text(&self.request_id).text(&self.session_id).text(&self.tenant);
-        e.u64(self.n_prompt as u64).u64(self.n_known as u64).u64(self.n_answer as u64);
+        e.u8(TRAJECTORY)
+            .u64(self.number)
+            .text(&self.request_id)
+            .text(&self.session_id)
+            .text(&self.tenant);
+        e.u64(self.n_prompt as u64)
+            .u64(self.n_known as u64)
+            .u64(self.n_answer as u64);
         e.list(&self.query_embedding).list(&self.response_embedding);
-        e.list(self.quality_score.as_slice()).u64(self.latency.as_micros() as u64).u64(self.adapters.len() as u64);
+        e.list(self.quality_score.as_slice())
+            .u64(self.latency.as_micros() as u64)
+            .u64(self.adapters.len() as u64);
         for name in &self.adapters {
             e.text(name);
         }
-        e.u64(self.generation).u64(self.timestamp).list(&self.tokens);
+        e.u64(self.generation)
+            .u64(self.timestamp)
+            .list(&self.tokens);
         e.0
     }
 
@@ -120,7 +132,10 @@ impl Record {
             TRAJECTORY => Record::Trajectory(Box::new(Trajectory::decode(&mut d)?)),
             RATING => {
                 let number = d.u64()?;
-                Record::Rating { number, score: d.list()?.first().copied().ok_or("a rating is missing")? }
+                Record::Rating {
+                    number,
+                    score: d.list()?.first().copied().ok_or("a rating is missing")?,
+                }
             }
             kind => return Err(format!("a record is of the unknown kind {kind}")),
         };

@@ -1,8 +1,8 @@
 //! Byte-pair merging, and byte-level BPE on top of it.
 //!
-//! `merge` is the algorithm of both BPE models: it joins the neighbours of the best rank, leftmost first, until no two
-//! neighbours have a rank. Symbols are a linked list over the text and the ranks are in a heap, so a word of a million
-//! letters takes n log n steps.
+//! `merge` is the algorithm of both BPE models: it joins the neighbours of the best rank, leftmost
+//! first, until no two neighbours have a rank. Symbols are a linked list over the text and the
+//! ranks are in a heap, so a word of a million letters takes n log n steps.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -63,11 +63,18 @@ impl MergeBuffers {
         let i = self.symbols.len() as u32;
         let start = self.symbols.last().map_or(0, |s| s.start + s.len);
         let prev = i.checked_sub(1).unwrap_or(NONE);
-        self.symbols.push(Symbol { start, len: len as u32, prev, next: i + 1, rank: NO_RANK, hash });
+        self.symbols.push(Symbol {
+            start,
+            len: len as u32,
+            prev,
+            next: i + 1,
+            rank: NO_RANK,
+            hash,
+        });
     }
 
-    /// Merges the symbols. `rank` is the rank of joining two neighbours (lower first), `hash` the hash of a joined
-    /// symbol. Returns the remaining symbols, in order.
+    /// Merges the symbols. `rank` is the rank of joining two neighbours (lower first), `hash` the
+    /// hash of a joined symbol. Returns the remaining symbols, in order.
     pub(super) fn merge(
         &mut self,
         rank: impl Fn(&Symbol, &Symbol) -> u32,
@@ -84,8 +91,8 @@ impl MergeBuffers {
         while let Some(Reverse(entry)) = heap.pop() {
             let (left, entry_rank) = (entry as u32, (entry >> 32) as u32);
             let l = symbols[left as usize];
-            // The symbol or its neighbour has changed since the entry was made. If the new pair has the same rank, this
-            // entry is valid for it, too.
+            // The symbol or its neighbour has changed since the entry was made. If the new pair has
+            // the same rank, this entry is valid for it, too.
             if l.len == 0 || l.rank != entry_rank {
                 continue;
             }
@@ -115,7 +122,11 @@ fn set_rank(
     rank: &impl Fn(&Symbol, &Symbol) -> u32,
 ) {
     let s = &symbols[i as usize];
-    let rank = if s.next == NONE { NO_RANK } else { rank(s, &symbols[s.next as usize]) };
+    let rank = if s.next == NONE {
+        NO_RANK
+    } else {
+        rank(s, &symbols[s.next as usize])
+    };
     symbols[i as usize].rank = rank;
     if rank != NO_RANK {
         heap.push(Reverse(u64::from(rank) << 32 | u64::from(i)));
@@ -134,10 +145,17 @@ pub(super) struct Bpe {
 }
 
 impl Bpe {
-    pub(super) fn new(pre: &'static PreTokenizer, merges: StringArray, hasher: Hasher) -> Result<Self, TokenizerError> {
+    pub(super) fn new(
+        pre: &'static PreTokenizer,
+        merges: StringArray,
+        hasher: Hasher,
+    ) -> Result<Self, TokenizerError> {
         let n = merges.len();
         if n >= MAX_ENTRIES {
-            return Err(TokenizerError::TooLarge { key: "tokenizer.ggml.merges", len: n });
+            return Err(TokenizerError::TooLarge {
+                key: "tokenizer.ggml.merges",
+                len: n,
+            });
         }
         let mut index = Index::with_capacity(n);
         let mut longest = 0;
@@ -151,11 +169,16 @@ impl Bpe {
             index.insert(hash, rank, |i| text(&merges, i) == merge);
             longest = longest.max(merge.len());
         }
-        Ok(Bpe { pre, merges, index, longest })
+        Ok(Bpe {
+            pre,
+            merges,
+            index,
+            longest,
+        })
     }
 
-    /// Appends the tokens of `text`. A symbol that is no token is replaced by the tokens of its bytes; a byte without a
-    /// token is left out.
+    /// Appends the tokens of `text`. A symbol that is no token is replaced by the tokens of its
+    /// bytes; a byte without a token is left out.
     pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) {
         let escaped;
         let chars = if self.pre.raw_utf8 {
@@ -229,7 +252,9 @@ impl Bpe {
                 && merge[l.len()] == b' '
                 && &merge[l.len() + 1..] == r
         };
-        self.index.find(hasher.pair(left.hash, right.hash), same).unwrap_or(NO_RANK)
+        self.index
+            .find(hasher.pair(left.hash, right.hash), same)
+            .unwrap_or(NO_RANK)
     }
 }
 
@@ -247,11 +272,15 @@ pub(super) fn char_len(text: &[u8]) -> usize {
         0xc0.. => 2,
         _ => return 1,
     };
-    if text.get(..len).is_some_and(|c| str::from_utf8(c).is_ok()) { len } else { 1 }
+    if text.get(..len).is_some_and(|c| str::from_utf8(c).is_ok()) {
+        len
+    } else {
+        1
+    }
 }
 
-/// GPT-2's alphabet: maps each byte to a printable character, so that vocabularies are text. Printable Latin-1 maps to
-/// itself, the others to U+0100 to U+0143 in order.
+/// GPT-2's alphabet: maps each byte to a printable character, so that vocabularies are text.
+/// Printable Latin-1 maps to itself, the others to U+0100 to U+0143 in order.
 static ALPHABET: [u16; 256] = {
     let mut alphabet = [0; 256];
     let (mut byte, mut next) = (0, 0x100);
@@ -296,7 +325,8 @@ fn byte_in_alphabet(c: char) -> Option<u8> {
     }
 }
 
-/// Appends the bytes that a text in GPT-2's alphabet stands for. Characters outside the alphabet are kept.
+/// Appends the bytes that a text in GPT-2's alphabet stands for. Characters outside the alphabet
+/// are kept.
 pub(super) fn append_from_alphabet(text: &[u8], out: &mut Vec<u8>) {
     for chunk in text.utf8_chunks() {
         for c in chunk.valid().chars() {

@@ -1,11 +1,12 @@
-//! Replacement of characters before a unigram vocabulary splits a text: Unicode normalisation as SentencePiece has compiled
-//! it into `tokenizer.ggml.precompiled_charsmap`.
+//! Replacement of characters before a unigram vocabulary splits a text: Unicode normalisation as
+//! SentencePiece has compiled it into `tokenizer.ggml.precompiled_charsmap`.
 //!
-//! The bytes are the length of a tree, the tree, and the replacements, each ended by a zero. The tree is a double array with
-//! XOR (Kanda et al., "Compressed double-array tries for string dictionaries supporting fast lookup", 2017; the library
-//! `darts-clone`), one 32-bit unit per node: bits 0 to 7 are the byte that leads to the node, bit 8 says that what was read
-//! so far has a replacement, bits 10 to 30 are the offset to the node's children (times 256 with bit 9). A unit with bit 31
-//! holds where a replacement begins.
+//! The bytes are the length of a tree, the tree, and the replacements, each ended by a zero. The
+//! tree is a double array with XOR (Kanda et al., "Compressed double-array tries for string
+//! dictionaries supporting fast lookup", 2017; the library `darts-clone`), one 32-bit unit per
+//! node: bits 0 to 7 are the byte that leads to the node, bit 8 says that what was read so far has
+//! a replacement, bits 10 to 30 are the offset to the node's children (times 256 with bit 9). A
+//! unit with bit 31 holds where a replacement begins.
 
 use crate::TokenizerError;
 use crate::gguf::{Array, Metadata, Value};
@@ -13,8 +14,8 @@ use crate::gguf::{Array, Metadata, Value};
 const KEY: &str = "tokenizer.ggml.precompiled_charsmap";
 const HAS_VALUE: u32 = 1 << 8;
 const IS_VALUE: u32 = 1 << 31;
-/// Most bytes that are replaced at once, and that a replacement has: so no file makes long work of a short text. (NFKC has
-/// at most 33 bytes for a character.)
+/// Most bytes that are replaced at once, and that a replacement has: so no file makes long work of
+/// a short text. (NFKC has at most 33 bytes for a character.)
 const LONGEST: usize = 256;
 
 /// The replacements of texts.
@@ -31,34 +32,49 @@ impl Charsmap {
             Some(Value::Array(array)) if array.is_empty() => return Ok(None),
             Some(Value::Array(Array::U8(bytes))) => bytes,
             Some(Value::Array(Array::I8(bytes))) => bytemuck::cast_slice(bytes),
-            Some(_) => return Err(TokenizerError::Charsmap { wrong: "not an array of bytes" }),
+            Some(_) => {
+                return Err(TokenizerError::Charsmap {
+                    wrong: "not an array of bytes",
+                });
+            }
         };
         Charsmap::new(bytes).map(Some)
     }
 
     fn new(bytes: &[u8]) -> Result<Charsmap, TokenizerError> {
         let wrong = |wrong: &'static str| TokenizerError::Charsmap { wrong };
-        let (len, rest) = bytes.split_first_chunk().ok_or(wrong("shorter than its length field"))?;
+        let (len, rest) = bytes
+            .split_first_chunk()
+            .ok_or(wrong("shorter than its length field"))?;
         let (tree, replacements) = usize::try_from(u32::from_le_bytes(*len))
             .ok()
             .and_then(|len| rest.split_at_checked(len))
             .ok_or(wrong("shorter than its tree"))?;
-        let (units, []) = tree.as_chunks() else { return Err(wrong("a tree that is not of whole units")) };
+        let (units, []) = tree.as_chunks() else {
+            return Err(wrong("a tree that is not of whole units"));
+        };
         let units: Vec<u32> = units.iter().map(|&unit| u32::from_le_bytes(unit)).collect();
         if units.is_empty() || units[0] & IS_VALUE != 0 {
             return Err(wrong("a tree without a root"));
         }
-        let charsmap = Charsmap { units, replacements: replacements.to_vec() };
+        let charsmap = Charsmap {
+            units,
+            replacements: replacements.to_vec(),
+        };
         for (i, &unit) in charsmap.units.iter().enumerate() {
             if unit & IS_VALUE != 0 {
                 continue;
             }
-            let child =
-                charsmap.units.get(i ^ offset(unit)).ok_or(wrong("a node whose children lie outside of the tree"))?;
+            let child = charsmap
+                .units
+                .get(i ^ offset(unit))
+                .ok_or(wrong("a node whose children lie outside of the tree"))?;
             if unit & HAS_VALUE != 0 {
+                let text = Some(child)
+                    .filter(|child| **child & IS_VALUE != 0)
+                    .and_then(|child| charsmap.replacement(*child));
                 let text =
-                    Some(child).filter(|child| **child & IS_VALUE != 0).and_then(|child| charsmap.replacement(*child));
-                let text = text.ok_or(wrong("a replacement that does not exist, or is too long"))?;
+                    text.ok_or(wrong("a replacement that does not exist, or is too long"))?;
                 if str::from_utf8(text).is_err() {
                     return Err(wrong("a replacement that is not UTF-8"));
                 }
@@ -73,13 +89,18 @@ impl Charsmap {
         let mut node = offset(self.units[0]);
         for (i, &byte) in text.iter().take(LONGEST).enumerate() {
             node ^= usize::from(byte);
-            let Some(&unit) = self.units.get(node) else { break };
+            let Some(&unit) = self.units.get(node) else {
+                break;
+            };
             if byte == 0 || unit & (IS_VALUE | 0xFF) != u32::from(byte) {
                 break;
             }
             node ^= offset(unit);
             if unit & HAS_VALUE != 0 {
-                found = self.units.get(node).and_then(|&value| Some((i + 1, self.replacement(value)?)));
+                found = self
+                    .units
+                    .get(node)
+                    .and_then(|&value| Some((i + 1, self.replacement(value)?)));
             }
         }
         found
@@ -104,7 +125,8 @@ mod tests {
     /// A tree that replaces `a` by `xy`, and `ab` by nothing.
     fn small() -> Vec<u8> {
         let mut units = [0u32; 768];
-        // The root's children are at 256 ^ byte, those of `a` at 512 ^ byte, and of `ab` at 768 − 1.
+        // The root's children are at 256 ^ byte, those of `a` at 512 ^ byte, and of `ab` at 768 −
+        // 1.
         units[0] = 256 << 10;
         let a = 256 ^ usize::from(b'a');
         units[a] = u32::from(b'a') | HAS_VALUE | ((a ^ 512) as u32) << 10;
@@ -141,7 +163,9 @@ mod tests {
                 let mut bytes = good.clone();
                 bytes[at] ^= 1 << bit;
                 match Charsmap::new(&bytes) {
-                    Ok(charsmap) => assert!(charsmap.longest(b"abab").is_none_or(|(len, _)| len <= 4)),
+                    Ok(charsmap) => {
+                        assert!(charsmap.longest(b"abab").is_none_or(|(len, _)| len <= 4))
+                    }
                     Err(_) => refused += 1,
                 }
             }

@@ -1,13 +1,14 @@
 //! Text to tokens and back, from the GGUF file alone.
 //!
-//! The models are SentencePiece-style BPE (`spm`, `llama`), byte-level BPE (`bpe`, `gpt2` and `gemma4`), which is preceded
-//! by one of the pre-tokenisers of `split`, WordPiece (`wpm`, `bert`), unigram (`unigram`, `t5`) and RWKV's. Everything
-//! that affects ids follows llama.cpp exactly, because GGUF files are tested with it: special tokens (`special`),
-//! defaults of the flags, the clean-up of spaces. Nothing is guessed: an unknown tokenizer model or pre-tokeniser is
+//! The models are SentencePiece-style BPE (`spm`, `llama`), byte-level BPE (`bpe`, `gpt2` and
+//! `gemma4`), which is preceded by one of the pre-tokenisers of `split`, WordPiece (`wpm`, `bert`),
+//! unigram (`unigram`, `t5`) and RWKV's. Everything that affects ids follows llama.cpp exactly,
+//! because GGUF files are tested with it: special tokens (`special`), defaults of the flags, the
+//! clean-up of spaces. Nothing is guessed: an unknown tokenizer model or pre-tokeniser is
 //! refused by name.
 //!
-//! As in llama.cpp, there is no Unicode normalisation (Qwen2's own tokenizer applies NFC) but that which a unigram file
-//! brings along (`charsmap`).
+//! As in llama.cpp, there is no Unicode normalisation (Qwen2's own tokenizer applies NFC) but that
+//! which a unigram file brings along (`charsmap`).
 
 mod bpe;
 mod charsmap;
@@ -59,8 +60,9 @@ pub struct Tokenizer {
     clean_spaces: bool,
 }
 
-/// The tokens of a text with a gap, "FIM": `prefix`, the text before it, `suffix`, the text behind it, `middle`, and then
-/// the model writes what is missing (Bavarian et al., "Efficient training of language models to fill in the middle", 2022).
+/// The tokens of a text with a gap, "FIM": `prefix`, the text before it, `suffix`, the text behind
+/// it, `middle`, and then the model writes what is missing (Bavarian et al., "Efficient training of
+/// language models to fill in the middle", 2022).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FillInTheMiddle {
@@ -84,8 +86,8 @@ enum Model {
     Rwkv(Rwkv),
 }
 
-/// Texts of tokens that end a turn, most specific first: the end-of-turn token is the first of them in the vocabulary,
-/// if the file does not name one.
+/// Texts of tokens that end a turn, most specific first: the end-of-turn token is the first of them
+/// in the vocabulary, if the file does not name one.
 const END_OF_TURN: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -144,8 +146,8 @@ impl Tokenizer {
 
     /// The tokenizer that a file describes.
     ///
-    /// A byte-level BPE without `tokenizer.ggml.pre` (a file older than that key) gets the pre-tokeniser `default`, as
-    /// in llama.cpp.
+    /// A byte-level BPE without `tokenizer.ggml.pre` (a file older than that key) gets the
+    /// pre-tokeniser `default`, as in llama.cpp.
     ///
     /// # Errors
     /// [`TokenizerError::Metadata`] for missing keys and wrong types, [`TokenizerError::Model`] and
@@ -153,14 +155,20 @@ impl Tokenizer {
     /// vocabulary that contradicts itself.
     pub fn from_metadata(m: &Metadata) -> Result<Tokenizer, TokenizerError> {
         let model_name = m.str("tokenizer.ggml.model")?;
-        let pre_name = m.opt_str("tokenizer.ggml.pre")?.filter(|pre| !pre.is_empty());
+        let pre_name = m
+            .opt_str("tokenizer.ggml.pre")?
+            .filter(|pre| !pre.is_empty());
         let pre_name = match model_name {
             "llama" => None,
             "gpt2" => Some(pre_name.unwrap_or("default")),
             "gemma4" => Some("gemma4"),
             // WordPiece has a single pre-tokeniser, the others have none.
             "bert" | "t5" | "rwkv" => None,
-            _ => return Err(TokenizerError::Model { name: model_name.to_owned() }),
+            _ => {
+                return Err(TokenizerError::Model {
+                    name: model_name.to_owned(),
+                });
+            }
         };
         let pre = pre_name.map(PreTokenizer::by_name).transpose()?;
         let is = |name: &str| model_name == name;
@@ -169,7 +177,9 @@ impl Tokenizer {
         let types = m.opt_i32s("tokenizer.ggml.token_type")?;
         let tokens = m.strings("tokenizer.ggml.tokens")?;
         let tokens = match is_rwkv {
-            true => (0..tokens.len()).map(|i| rwkv::unescape(tokens.get(i).unwrap_or_default())).collect(),
+            true => (0..tokens.len())
+                .map(|i| rwkv::unescape(tokens.get(i).unwrap_or_default()))
+                .collect(),
             false => tokens.clone(),
         };
         let mut vocab = Vocab::new(tokens, types.as_deref())?;
@@ -192,7 +202,8 @@ impl Tokenizer {
         let bos = id_at("tokenizer.ggml.bos_token_id")?.or(inside(bos));
         let eos = id_at("tokenizer.ggml.eos_token_id")?.or(inside(eos));
         // BERT's texts end with the separator token.
-        let separator = id_at("tokenizer.ggml.seperator_token_id")?.or(inside(Some(102)).filter(|_| is_bert));
+        let separator =
+            id_at("tokenizer.ggml.seperator_token_id")?.or(inside(Some(102)).filter(|_| is_bert));
         let eos = if is_bert { separator.or(eos) } else { eos };
         let unknown = id_at("tokenizer.ggml.unknown_token_id")?.or(inside(unknown));
         let eot = id_at("tokenizer.ggml.eot_token_id")?;
@@ -202,7 +213,8 @@ impl Tokenizer {
         let eom = eom.or_else(|| vocab.find_control(&["<|eom_id|>"]));
         let mut eog: BTreeSet<u32> = [eos, eot, eom].into_iter().flatten().collect();
         let mut fill_in_the_middle = [None; FILL_IN_THE_MIDDLE.len()];
-        for (&(keys, texts, ends), found) in FILL_IN_THE_MIDDLE.iter().zip(&mut fill_in_the_middle) {
+        for (&(keys, texts, ends), found) in FILL_IN_THE_MIDDLE.iter().zip(&mut fill_in_the_middle)
+        {
             let mut named = None;
             for key in keys {
                 named = id_at(key)?.or(named);
@@ -218,7 +230,9 @@ impl Tokenizer {
         let specials = Specials::new(&vocab)?;
         set_strips(&mut vocab, m)?;
 
-        let add_space_prefix = m.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(is("llama"));
+        let add_space_prefix = m
+            .opt_bool("tokenizer.ggml.add_space_prefix")?
+            .unwrap_or(is("llama"));
         let model = match pre {
             Some(pre) => {
                 let merges = m.strings("tokenizer.ggml.merges")?.clone();
@@ -226,13 +240,21 @@ impl Tokenizer {
             }
             None if is_rwkv => Model::Rwkv(Rwkv::new(&vocab, unknown)),
             None if is_bert => {
-                let lowercase = m.opt_bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
-                let strip_accents = m.opt_bool("tokenizer.ggml.normalizer.strip_accents")?.unwrap_or(lowercase);
+                let lowercase = m
+                    .opt_bool("tokenizer.ggml.normalizer.lowercase")?
+                    .unwrap_or(true);
+                let strip_accents = m
+                    .opt_bool("tokenizer.ggml.normalizer.strip_accents")?
+                    .unwrap_or(lowercase);
                 Model::Wpm(Wpm::new(&vocab, lowercase, strip_accents, unknown))
             }
-            None if is_unigram => {
-                Model::Unigram(Unigram::new(&vocab, scores(m, n_vocab)?, unknown, add_space_prefix, m)?)
-            }
+            None if is_unigram => Model::Unigram(Unigram::new(
+                &vocab,
+                scores(m, n_vocab)?,
+                unknown,
+                add_space_prefix,
+                m,
+            )?),
             None => Model::Spm(Spm::new(&vocab, &scores(m, n_vocab)?, unknown)?),
         };
 
@@ -242,7 +264,9 @@ impl Tokenizer {
                 .opt_bool("tokenizer.ggml.add_bos_token")?
                 .unwrap_or(pre.map_or(!is_rwkv && !is_unigram, |pre| pre.add_bos)),
         };
-        let add_eos = m.opt_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(is_bert || is_unigram);
+        let add_eos = m
+            .opt_bool("tokenizer.ggml.add_eos_token")?
+            .unwrap_or(is_bert || is_unigram);
         let add_separator = m.opt_bool("tokenizer.ggml.add_sep_token")?.unwrap_or(false);
         for (flag, key, add, id) in [
             ("add_bos_token", "tokenizer.ggml.bos_token_id", add_bos, bos),
@@ -276,20 +300,21 @@ impl Tokenizer {
 
     /// The tokens of `text`.
     ///
-    /// With `add_special`, the beginning- and end-of-sequence tokens that the model expects are added
-    /// ([`add_bos`](Self::add_bos), [`add_eos`](Self::add_eos)). With `parse_special`, texts of control tokens in
-    /// `text` become these tokens: right for a rendered chat template, wrong for user input, which could end its turn
-    /// that way. User-defined tokens are always parsed.
+    /// With `add_special`, the beginning- and end-of-sequence tokens that the model expects are
+    /// added ([`add_bos`](Self::add_bos), [`add_eos`](Self::add_eos)). With `parse_special`,
+    /// texts of control tokens in `text` become these tokens: right for a rendered chat
+    /// template, wrong for user input, which could end its turn that way. User-defined tokens
+    /// are always parsed.
     ///
-    /// Bytes without a token are left out by byte-level BPE and become the unknown token in SentencePiece vocabularies;
-    /// vocabularies in use have a token for every byte.
+    /// Bytes without a token are left out by byte-level BPE and become the unknown token in
+    /// SentencePiece vocabularies; vocabularies in use have a token for every byte.
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<u32> {
         self.encode_bytes(text.as_bytes(), add_special, parse_special)
     }
 
-    /// The tokens of a prompt, a text that is to be continued: [`encode`](Self::encode) with special tokens, but
-    /// without the one at the end. The one at the beginning is not added to a text that already begins with it, as some
-    /// chat templates' texts do.
+    /// The tokens of a prompt, a text that is to be continued: [`encode`](Self::encode) with
+    /// special tokens, but without the one at the end. The one at the beginning is not added to
+    /// a text that already begins with it, as some chat templates' texts do.
     pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
         let mut ids = self.encode(text, true, true);
         if self.add_bos && self.bos.is_some() && ids.get(1).copied() == self.bos {
@@ -301,8 +326,9 @@ impl Tokenizer {
         ids
     }
 
-    /// The tokens of two texts as rerankers read them, each with the special tokens at its end that the model expects, and a
-    /// separator between them if the file says so. Special tokens written in the texts are plain text.
+    /// The tokens of two texts as rerankers read them, each with the special tokens at its end that
+    /// the model expects, and a separator between them if the file says so. Special tokens
+    /// written in the texts are plain text.
     pub fn encode_pair(&self, first: &str, second: &str) -> Vec<u32> {
         let mut out: Vec<u32> = self.bos.filter(|_| self.add_bos).into_iter().collect();
         for (text, separator) in [(first, self.separator), (second, None)] {
@@ -313,9 +339,10 @@ impl Tokenizer {
         out
     }
 
-    /// [`encode`](Self::encode) for bytes that need not be UTF-8. In SentencePiece vocabularies a byte outside any
-    /// valid character becomes its byte token, so that nothing is lost. In byte-level BPE it becomes U+FFFD, as in
-    /// llama.cpp (which however accepts overlong forms and surrogates as characters).
+    /// [`encode`](Self::encode) for bytes that need not be UTF-8. In SentencePiece vocabularies a
+    /// byte outside any valid character becomes its byte token, so that nothing is lost. In
+    /// byte-level BPE it becomes U+FFFD, as in llama.cpp (which however accepts overlong forms
+    /// and surrogates as characters).
     pub fn encode_bytes(&self, text: &[u8], add_special: bool, parse_special: bool) -> Vec<u32> {
         let mut out = Vec::new();
         if add_special && self.add_bos {
@@ -328,50 +355,60 @@ impl Tokenizer {
         out
     }
 
-    /// The tokens of a text that continues one whose last token is `last`: [`encode`](Self::encode) without the space
-    /// that SentencePiece vocabularies put before a text, unless `last` is a special token. Special tokens written in
-    /// the text are parsed.
+    /// The tokens of a text that continues one whose last token is `last`: [`encode`](Self::encode)
+    /// without the space that SentencePiece vocabularies put before a text, unless `last` is a
+    /// special token. Special tokens written in the text are parsed.
     pub fn encode_continuation(&self, text: &str, last: u32) -> Vec<u32> {
         let mut out = Vec::new();
-        self.append(text.as_bytes(), true, self.vocab.is(last, CONTROL), &mut out);
+        self.append(
+            text.as_bytes(),
+            true,
+            self.vocab.is(last, CONTROL),
+            &mut out,
+        );
         out
     }
 
-    /// The tokens of bytes inside a text: no space is put before them, and special tokens written in them are plain
-    /// text.
+    /// The tokens of bytes inside a text: no space is put before them, and special tokens written
+    /// in them are plain text.
     pub fn encode_inside(&self, text: &[u8]) -> Vec<u32> {
         let mut out = Vec::new();
         self.append(text, false, false, &mut out);
         out
     }
 
-    /// Appends the tokens of `text`; if `begins`, a text begins here, with a space if the vocabulary requires one.
+    /// Appends the tokens of `text`; if `begins`, a text begins here, with a space if the
+    /// vocabulary requires one.
     fn append(&self, text: &[u8], parse_special: bool, begins: bool, out: &mut Vec<u32>) {
         let mut after_special = begins;
-        self.specials.partition(&self.vocab, text, parse_special, |part| match part {
-            Part::Token(id) => {
-                out.push(id);
-                after_special = true;
-            }
-            Part::Text(text) => {
-                match &self.model {
-                    Model::Bpe(bpe) => bpe.encode(&self.vocab, text, out),
-                    Model::Rwkv(rwkv) => rwkv.encode(&self.vocab, text, out),
-                    Model::Wpm(wpm) => wpm.encode(&self.vocab, text, out),
-                    Model::Unigram(unigram) => unigram.encode(&self.vocab, text, after_special, out),
-                    Model::Spm(spm) => {
-                        let prefix = self.add_space_prefix && after_special;
-                        spm.encode(&self.vocab, &escape_spaces(text, prefix), out);
-                    }
+        self.specials
+            .partition(&self.vocab, text, parse_special, |part| match part {
+                Part::Token(id) => {
+                    out.push(id);
+                    after_special = true;
                 }
-                after_special = false;
-            }
-        });
+                Part::Text(text) => {
+                    match &self.model {
+                        Model::Bpe(bpe) => bpe.encode(&self.vocab, text, out),
+                        Model::Rwkv(rwkv) => rwkv.encode(&self.vocab, text, out),
+                        Model::Wpm(wpm) => wpm.encode(&self.vocab, text, out),
+                        Model::Unigram(unigram) => {
+                            unigram.encode(&self.vocab, text, after_special, out)
+                        }
+                        Model::Spm(spm) => {
+                            let prefix = self.add_space_prefix && after_special;
+                            spm.encode(&self.vocab, &escape_spaces(text, prefix), out);
+                        }
+                    }
+                    after_special = false;
+                }
+            });
     }
 
-    /// The text of a sequence of tokens, as returned by llama.cpp's `llama_detokenize`: without the space that
-    /// SentencePiece vocabularies put before a text, and for some families without spaces before punctuation. Control
-    /// and unknown tokens are left out unless `render_special`.
+    /// The text of a sequence of tokens, as returned by llama.cpp's `llama_detokenize`: without the
+    /// space that SentencePiece vocabularies put before a text, and for some families without
+    /// spaces before punctuation. Control and unknown tokens are left out unless
+    /// `render_special`.
     ///
     /// The result need not be UTF-8. For tokens that arrive one by one use [`TextStream`].
     ///
@@ -379,14 +416,23 @@ impl Tokenizer {
     /// [`TokenizerError::UnknownToken`].
     pub fn decode(&self, ids: &[u32], render_special: bool) -> Result<Vec<u8>, TokenizerError> {
         let out = self.decode_exact(ids, render_special)?;
-        Ok(if self.clean_spaces { clean_spaces(&out) } else { out })
+        Ok(if self.clean_spaces {
+            clean_spaces(&out)
+        } else {
+            out
+        })
     }
 
-    /// [`decode`](Self::decode) without removing spaces before punctuation: the inverse of [`encode`](Self::encode).
+    /// [`decode`](Self::decode) without removing spaces before punctuation: the inverse of
+    /// [`encode`](Self::encode).
     ///
     /// # Errors
     /// [`TokenizerError::UnknownToken`].
-    pub fn decode_exact(&self, ids: &[u32], render_special: bool) -> Result<Vec<u8>, TokenizerError> {
+    pub fn decode_exact(
+        &self,
+        ids: &[u32],
+        render_special: bool,
+    ) -> Result<Vec<u8>, TokenizerError> {
         let mut out = Vec::new();
         for (i, &id) in ids.iter().enumerate() {
             self.append_bytes(id, render_special, &mut out)?;
@@ -401,21 +447,34 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`TokenizerError::UnknownToken`].
-    pub fn decode_lossy(&self, ids: &[u32], render_special: bool) -> Result<String, TokenizerError> {
+    pub fn decode_lossy(
+        &self,
+        ids: &[u32],
+        render_special: bool,
+    ) -> Result<String, TokenizerError> {
         let bytes = self.decode(ids, render_special)?;
-        Ok(String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
+        Ok(String::from_utf8(bytes)
+            .unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
     }
 
-    /// The bytes that a token adds to a text, including those of special tokens; `None` if there is no such token.
-    /// Unused tokens add nothing.
+    /// The bytes that a token adds to a text, including those of special tokens; `None` if there is
+    /// no such token. Unused tokens add nothing.
     pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         self.append_bytes(id, true, &mut bytes).ok()?;
         Some(bytes)
     }
 
-    fn append_bytes(&self, id: u32, render_special: bool, out: &mut Vec<u8>) -> Result<(), TokenizerError> {
-        let text = self.token_text(id).ok_or(TokenizerError::UnknownToken { id, n_vocab: self.n_vocab() })?;
+    fn append_bytes(
+        &self,
+        id: u32,
+        render_special: bool,
+        out: &mut Vec<u8>,
+    ) -> Result<(), TokenizerError> {
+        let text = self.token_text(id).ok_or(TokenizerError::UnknownToken {
+            id,
+            n_vocab: self.n_vocab(),
+        })?;
         if self.vocab.is(id, CONTROL | UNKNOWN) {
             out.extend_from_slice(if render_special { text } else { b"" });
         } else if self.vocab.is(id, USER_DEFINED) {
@@ -480,7 +539,13 @@ impl Tokenizer {
     /// The tokens of a text with a gap, for models that fill one in.
     pub fn fill_in_the_middle(&self) -> Option<FillInTheMiddle> {
         let [prefix, suffix, middle, _, repository, file] = self.fill_in_the_middle;
-        Some(FillInTheMiddle { prefix: prefix?, suffix: suffix?, middle: middle?, repository, file })
+        Some(FillInTheMiddle {
+            prefix: prefix?,
+            suffix: suffix?,
+            middle: middle?,
+            repository,
+            file,
+        })
     }
 
     /// Whether a token ends the generation: end of sequence, turn or message, by id or by a
@@ -536,9 +601,11 @@ fn settle_exceptions(vocab: &mut Vocab, eog: &mut BTreeSet<u32>) {
     let ends = |text: &str| vocab.find(text.as_bytes()).filter(|id| eog.contains(id));
     // Where `<|return|>` or `<|flush|>` end the generation, `<|end|>` only ends a message.
     let calls = ends("<|call|>").or(ends("<|calls|>")).is_some();
-    let message_end = ends("<|end|>").filter(|_| calls && ends("<|return|>").or(ends("<|flush|>")).is_some());
+    let message_end =
+        ends("<|end|>").filter(|_| calls && ends("<|return|>").or(ends("<|flush|>")).is_some());
     // Gemma 4 and PLaMo have `</s>` as an ordinary token.
-    let ordinary = ends("</s>").filter(|_| ends("<|tool_response>").or(ends("<|plamo:eos|>")).is_some());
+    let ordinary =
+        ends("</s>").filter(|_| ends("<|tool_response>").or(ends("<|plamo:eos|>")).is_some());
     for (id, attr) in [(message_end, USER_DEFINED), (ordinary, NORMAL)] {
         if let Some(id) = id {
             eog.remove(&id);
@@ -549,13 +616,20 @@ fn settle_exceptions(vocab: &mut Vocab, eog: &mut BTreeSet<u32>) {
 
 /// Sets which tokens strip white space: files do not say, llama.cpp recognises them by names.
 fn set_strips(vocab: &mut Vocab, m: &Metadata) -> Result<(), TokenizerError> {
-    let name = m.opt_str("general.name")?.unwrap_or_default().to_lowercase();
+    let name = m
+        .opt_str("general.name")?
+        .unwrap_or_default()
+        .to_lowercase();
     let pre = m.opt_str("tokenizer.ggml.pre")?.unwrap_or_default();
     let contains = |s: &str, parts: &[&str]| parts.iter().any(|part| s.contains(part));
     if contains(pre, &["jina-v2-de", "jina-v2-es", "jina-v2-code"]) {
         vocab.set(b"<mask>", LSTRIP, true);
     } else if contains(&name, &["phi-3", "phi3"]) {
-        for attr in vocab.attrs.iter_mut().filter(|a| **a & (CONTROL | UNKNOWN | USER_DEFINED) != 0) {
+        for attr in vocab
+            .attrs
+            .iter_mut()
+            .filter(|a| **a & (CONTROL | UNKNOWN | USER_DEFINED) != 0)
+        {
             *attr |= RSTRIP;
         }
         for text in ["<unk>", "<s>", "<|endoftext|>"] {
@@ -576,7 +650,11 @@ fn scores(m: &Metadata, n_vocab: usize) -> Result<Vec<f32>, TokenizerError> {
         Some(_) => m.f32s(key)?.to_vec(),
     };
     if scores.len() != n_vocab {
-        return Err(TokenizerError::ArrayLength { key, len: scores.len(), n_vocab });
+        return Err(TokenizerError::ArrayLength {
+            key,
+            len: scores.len(),
+            n_vocab,
+        });
     }
     Ok(scores)
 }
@@ -591,7 +669,11 @@ fn escape_spaces(text: &[u8], prefix: bool) -> Vec<u8> {
         out.extend_from_slice(SPACE);
     }
     for &b in text {
-        if b == b' ' { out.extend_from_slice(SPACE) } else { out.push(b) }
+        if b == b' ' {
+            out.extend_from_slice(SPACE)
+        } else {
+            out.push(b)
+        }
     }
     out
 }
@@ -613,9 +695,14 @@ fn append_unescaped(text: &[u8], out: &mut Vec<u8>) {
 /// Removes the spaces in ` ?`, ` !`, ` .`, ` ,`, both in ` ' `, and those before `'s`, `'m`, `'re`
 /// and `'ve`: three passes, each over the result of the one before.
 fn clean_spaces(text: &[u8]) -> Vec<u8> {
-    let marks = |before: u8, after: &[u8]| before == b' ' && matches!(after[0], b'?' | b'!' | b'.' | b',');
+    let marks =
+        |before: u8, after: &[u8]| before == b' ' && matches!(after[0], b'?' | b'!' | b'.' | b',');
     let contractions = |before: u8, after: &[u8]| {
-        before == b' ' && matches!(after, [b'\'', b's' | b'm', ..] | [b'\'', b'r' | b'v', b'e', ..])
+        before == b' '
+            && matches!(
+                after,
+                [b'\'', b's' | b'm', ..] | [b'\'', b'r' | b'v', b'e', ..]
+            )
     };
     let text = without_spaces_before(text, marks);
     let text = without_lone_apostrophe_spaces(&text);
@@ -625,7 +712,10 @@ fn clean_spaces(text: &[u8]) -> Vec<u8> {
 /// Drops each byte that `drop` accepts, given it and what follows.
 fn without_spaces_before(text: &[u8], drop: impl Fn(u8, &[u8]) -> bool) -> Vec<u8> {
     let kept = |i: usize| i + 1 == text.len() || !drop(text[i], &text[i + 1..]);
-    (0..text.len()).filter(|&i| kept(i)).map(|i| text[i]).collect()
+    (0..text.len())
+        .filter(|&i| kept(i))
+        .map(|i| text[i])
+        .collect()
 }
 
 /// Drops both spaces in ` ' `.
@@ -664,7 +754,11 @@ mod tests {
             ("", ""),
             (" ", " "),
         ] {
-            assert_eq!(String::from_utf8(clean_spaces(text.as_bytes())).unwrap(), clean, "{text:?}");
+            assert_eq!(
+                String::from_utf8(clean_spaces(text.as_bytes())).unwrap(),
+                clean,
+                "{text:?}"
+            );
         }
     }
 

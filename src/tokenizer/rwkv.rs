@@ -1,5 +1,5 @@
-//! RWKV's vocabulary: a text is split from its start into the longest tokens there are. Texts of tokens are any bytes,
-//! which files write with escapes.
+//! RWKV's vocabulary: a text is split from its start into the longest tokens there are. Texts of
+//! tokens are any bytes, which files write with escapes.
 
 use super::vocab::Vocab;
 
@@ -13,7 +13,10 @@ pub(super) struct Rwkv {
 
 impl Rwkv {
     pub(super) fn new(vocab: &Vocab, unknown: Option<u32>) -> Rwkv {
-        let longest = (0..vocab.len() as u32).map(|id| vocab.text(id).len()).max().unwrap_or(0);
+        let longest = (0..vocab.len() as u32)
+            .map(|id| vocab.text(id).len())
+            .max()
+            .unwrap_or(0);
         Rwkv { longest, unknown }
     }
 
@@ -22,7 +25,9 @@ impl Rwkv {
         let mut rest = text;
         while !rest.is_empty() {
             let lengths = (1..=self.longest.min(rest.len())).rev();
-            let found = lengths.filter_map(|n| Some((n, vocab.find(&rest[..n])?))).next();
+            let found = lengths
+                .filter_map(|n| Some((n, vocab.find(&rest[..n])?)))
+                .next();
             let (n, id) = found.map_or((1, self.unknown), |(n, id)| (n, Some(id)));
             out.extend(id);
             rest = &rest[n..];
@@ -30,8 +35,8 @@ impl Rwkv {
     }
 }
 
-/// The bytes that a file's text of a token stands for: `\t`, `\n`, `\r`, `\xHH`, and other characters behind a backslash
-/// for themselves.
+/// The bytes that a file's text of a token stands for: `\t`, `\n`, `\r`, `\xHH`, and other
+/// characters behind a backslash for themselves.
 pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -41,10 +46,16 @@ pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
             out.push(byte);
             continue;
         }
-        let Some((&escaped, tail)) = rest.split_first() else { break };
+        let Some((&escaped, tail)) = rest.split_first() else {
+            break;
+        };
         rest = tail;
-        let digits = rest.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
-        let hexadecimal = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()).filter(|_| escaped == b'x');
+        let digits = rest
+            .get(..2)
+            .and_then(|digits| std::str::from_utf8(digits).ok());
+        let hexadecimal = digits
+            .and_then(|digits| u8::from_str_radix(digits, 16).ok())
+            .filter(|_| escaped == b'x');
         out.push(match (escaped, hexadecimal) {
             (_, Some(byte)) => {
                 rest = &rest[2..];

@@ -1,8 +1,9 @@
 //! Finding the special tokens in a text.
 //!
-//! A longer special token takes precedence over a shorter one anywhere in the text, and of equally long ones the lower
-//! id does; only then does the leftmost. So `<|im_end|>` is not broken by a `|im` before it. Each position of the text
-//! is looked up in a tree of the special texts, and the candidates are tried in that order of precedence.
+//! A longer special token takes precedence over a shorter one anywhere in the text, and of equally
+//! long ones the lower id does; only then does the leftmost. So `<|im_end|>` is not broken by a
+//! `|im` before it. Each position of the text is looked up in a tree of the special texts, and the
+//! candidates are tried in that order of precedence.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -29,8 +30,8 @@ pub(super) struct Specials {
     user_defined: Trie,
 }
 
-/// A radix tree: at most two nodes per text, of any length. The nodes are in breadth-first order, so that children are
-/// adjacent.
+/// A radix tree: at most two nodes per text, of any length. The nodes are in breadth-first order,
+/// so that children are adjacent.
 pub(super) struct Trie {
     nodes: Vec<Node>,
 }
@@ -49,12 +50,22 @@ struct Node {
 impl Specials {
     pub(super) fn new(vocab: &Vocab) -> Result<Self, TokenizerError> {
         let ids = 0..vocab.len() as u32;
-        let all: Vec<u32> = ids.filter(|&id| vocab.is(id, CONTROL | UNKNOWN | USER_DEFINED)).collect();
-        let user_defined = all.iter().copied().filter(|&id| !vocab.is(id, CONTROL | UNKNOWN)).collect();
-        Ok(Specials { user_defined: Trie::of(vocab, user_defined)?, all: Trie::of(vocab, all)? })
+        let all: Vec<u32> = ids
+            .filter(|&id| vocab.is(id, CONTROL | UNKNOWN | USER_DEFINED))
+            .collect();
+        let user_defined = all
+            .iter()
+            .copied()
+            .filter(|&id| !vocab.is(id, CONTROL | UNKNOWN))
+            .collect();
+        Ok(Specials {
+            user_defined: Trie::of(vocab, user_defined)?,
+            all: Trie::of(vocab, all)?,
+        })
     }
 
-    /// Calls `part` with the parts of `text`, in order. White space that a token strips is in no part.
+    /// Calls `part` with the parts of `text`, in order. White space that a token strips is in no
+    /// part.
     pub(super) fn partition<'a>(
         &self,
         vocab: &Vocab,
@@ -62,7 +73,11 @@ impl Specials {
         parse_special: bool,
         mut part: impl FnMut(Part<'a>),
     ) {
-        let specials = if parse_special { &self.all } else { &self.user_defined };
+        let specials = if parse_special {
+            &self.all
+        } else {
+            &self.user_defined
+        };
         let mut at = 0;
         for found in specials.matches(vocab, text) {
             if at < found.start {
@@ -97,11 +112,19 @@ impl Trie {
 
     /// Builds the tree of the texts of `ids`, which are sorted by text.
     fn new(vocab: &Vocab, ids: &[u32]) -> Self {
-        let mut nodes = vec![Node { byte: 0, depth: 0, example: 0, token: None, children: 0..0 }];
+        let mut nodes = vec![Node {
+            byte: 0,
+            depth: 0,
+            example: 0,
+            token: None,
+            children: 0..0,
+        }];
         // For each node, the texts below it.
         let mut texts = vec![ids];
         for i in 0.. {
-            let Some(&(mut ids)) = texts.get(i) else { break };
+            let Some(&(mut ids)) = texts.get(i) else {
+                break;
+            };
             let depth = nodes[i].depth as usize;
             if let Some((&id, rest)) = ids.split_first()
                 && vocab.text(id).len() == depth
@@ -112,9 +135,19 @@ impl Trie {
             let start = nodes.len() as u32;
             for alike in ids.chunk_by(|&a, &b| vocab.text(a)[depth] == vocab.text(b)[depth]) {
                 // A prefix shared by the first and the last text is shared by all between them.
-                let (example, first, last) = (alike[0], vocab.text(alike[0]), vocab.text(alike[alike.len() - 1]));
+                let (example, first, last) = (
+                    alike[0],
+                    vocab.text(alike[0]),
+                    vocab.text(alike[alike.len() - 1]),
+                );
                 let shared = first.iter().zip(last).take_while(|(a, b)| a == b).count() as u32;
-                nodes.push(Node { byte: first[depth], depth: shared, example, token: None, children: 0..0 });
+                nodes.push(Node {
+                    byte: first[depth],
+                    depth: shared,
+                    example,
+                    token: None,
+                    children: 0..0,
+                });
                 texts.push(alike);
             }
             nodes[i].children = start..nodes.len() as u32;
@@ -122,13 +155,16 @@ impl Trie {
         Trie { nodes }
     }
 
-    /// Calls `found` with length and id of each token text that `text` begins with, the shortest first.
+    /// Calls `found` with length and id of each token text that `text` begins with, the shortest
+    /// first.
     pub(super) fn prefixes(&self, vocab: &Vocab, text: &[u8], mut found: impl FnMut(usize, u32)) {
         let (mut node, mut depth) = (&self.nodes[0], 0);
         while let Some(&byte) = text.get(depth) {
             let children = &self.nodes[node.children.start as usize..node.children.end as usize];
             let child = children.get(children.partition_point(|child| child.byte < byte));
-            let Some(child) = child.filter(|child| child.byte == byte) else { break };
+            let Some(child) = child.filter(|child| child.byte == byte) else {
+                break;
+            };
             let end = child.depth as usize;
             if text.get(depth..end) != Some(&vocab.text(child.example)[depth..end]) {
                 break;
@@ -155,7 +191,10 @@ impl Trie {
             let (len, id) = self.longest_at(vocab, &text[at..end])?;
             Some((len, Reverse(id), Reverse(at)))
         };
-        let mut candidates: Vec<_> = (0..text.len()).rev().filter_map(|at| candidate(at, text.len())).collect();
+        let mut candidates: Vec<_> = (0..text.len())
+            .rev()
+            .filter_map(|at| candidate(at, text.len()))
+            .collect();
         candidates.sort();
         // Shorter candidates, for positions where the longest overlaps another match.
         let mut shorter: BinaryHeap<Candidate> = BinaryHeap::new();
@@ -164,8 +203,14 @@ impl Trie {
         let mut taken = vec![false; if candidates.is_empty() { 0 } else { text.len() }];
         let mut found = Vec::new();
         loop {
-            let best = if shorter.peek() > candidates.last() { shorter.pop() } else { candidates.pop() };
-            let Some((len, Reverse(id), Reverse(at))) = best else { break };
+            let best = if shorter.peek() > candidates.last() {
+                shorter.pop()
+            } else {
+                candidates.pop()
+            };
+            let Some((len, Reverse(id), Reverse(at))) = best else {
+                break;
+            };
             if let Some(room) = taken[at..at + len].iter().position(|&t| t) {
                 shorter.extend(candidate(at, at + room));
                 continue;

@@ -1,12 +1,14 @@
 //! Pre-tokenisers: how each family of byte-level BPE cuts a text into words before merging.
 //!
-//! Model authors publish these as regular expressions. Each is written by hand here, as the alternatives quoted in its
-//! documentation, in order; there is no regex engine, nothing backtracks further than one quoted alternative, and every
-//! splitter takes linear time in the length of the text.
+//! Model authors publish these as regular expressions. Each is written by hand here, as the
+//! alternatives quoted in its documentation, in order; there is no regex engine, nothing backtracks
+//! further than one quoted alternative, and every splitter takes linear time in the length of the
+//! text.
 //!
-//! Where a published pattern and llama.cpp's version of it differ, llama.cpp's is followed, since GGUF files are used
-//! with that. The visible cases: the case-aware patterns (`gpt-4o`, `tekken`) distinguish case for ASCII letters only,
-//! or not at all (`tiny_aya`, `youtu`), and contractions fold case for ASCII only.
+//! Where a published pattern and llama.cpp's version of it differ, llama.cpp's is followed, since
+//! GGUF files are used with that. The visible cases: the case-aware patterns (`gpt-4o`, `tekken`)
+//! distinguish case for ASCII letters only, or not at all (`tiny_aya`, `youtu`), and contractions
+//! fold case for ASCII only.
 
 use super::unicode::{Char, L, M, N, P, S, WS};
 use crate::TokenizerError;
@@ -17,8 +19,8 @@ type Sink<'a> = &'a mut dyn FnMut(&[Char]);
 /// One step of a pre-tokeniser. Each step splits every piece of the step before.
 #[derive(Clone, Copy)]
 enum Stage {
-    /// The length of the match at the start of the slice, if any. Matches become pieces, and so does the text between
-    /// two of them.
+    /// The length of the match at the start of the slice, if any. Matches become pieces, and so
+    /// does the text between two of them.
     Find(fn(&[Char]) -> Option<usize>),
     /// Splits the slice into pieces itself.
     Cut(fn(&[Char], Sink<'_>)),
@@ -36,8 +38,8 @@ pub(super) struct PreTokenizer {
     pub(super) add_bos: bool,
     /// Whether detokenising removes the spaces before `?!.,` and some apostrophes.
     pub(super) clean_spaces: bool,
-    /// Whether merges apply to UTF-8 text with `▁` for the space and `<0xNN>` for single bytes, instead of GPT-2's byte
-    /// alphabet.
+    /// Whether merges apply to UTF-8 text with `▁` for the space and `<0xNN>` for single bytes,
+    /// instead of GPT-2's byte alphabet.
     pub(super) raw_utf8: bool,
     /// BOS and EOS if the file names none.
     pub(super) default_bos: Option<u32>,
@@ -56,7 +58,10 @@ const BASE: PreTokenizer = PreTokenizer {
     default_eos: Some(11),
 };
 /// [`BASE`] without the clean-up of spaces.
-const PLAIN: PreTokenizer = PreTokenizer { clean_spaces: false, ..BASE };
+const PLAIN: PreTokenizer = PreTokenizer {
+    clean_spaces: false,
+    ..BASE
+};
 
 /// Every known pre-tokeniser. An unknown name is refused: a wrong guess would make the model write fluent nonsense.
 #[rustfmt::skip]
@@ -140,11 +145,21 @@ static PRE_TOKENIZERS: &[PreTokenizer] = &[
 impl PreTokenizer {
     /// The pre-tokeniser called `name`.
     pub(super) fn by_name(name: &str) -> Result<&'static PreTokenizer, TokenizerError> {
-        PRE_TOKENIZERS.iter().find(|p| p.names.contains(&name)).ok_or_else(|| {
-            let mut known: Vec<&str> = PRE_TOKENIZERS.iter().flat_map(|p| p.names).copied().collect();
-            known.sort_unstable();
-            TokenizerError::PreTokenizer { name: name.to_owned(), known: known.join(", ") }
-        })
+        PRE_TOKENIZERS
+            .iter()
+            .find(|p| p.names.contains(&name))
+            .ok_or_else(|| {
+                let mut known: Vec<&str> = PRE_TOKENIZERS
+                    .iter()
+                    .flat_map(|p| p.names)
+                    .copied()
+                    .collect();
+                known.sort_unstable();
+                TokenizerError::PreTokenizer {
+                    name: name.to_owned(),
+                    known: known.join(", "),
+                }
+            })
     }
 
     /// Calls `word` with the words of `text`, in order; concatenated they are `text`.
@@ -224,7 +239,11 @@ fn contraction(t: &[Char], fold: bool) -> Option<usize> {
     if !t[0].eq(b'\'') {
         return None;
     }
-    let at = |i: usize| t.get(i)?.ascii().map(|c| if fold { c.to_ascii_lowercase() } else { c });
+    let at = |i: usize| {
+        t.get(i)?
+            .ascii()
+            .map(|c| if fold { c.to_ascii_lowercase() } else { c })
+    };
     match (at(1)?, at(2)) {
         (b's' | b't' | b'm' | b'd', _) => Some(2),
         (b'r' | b'v', Some(b'e')) | (b'l', Some(b'l')) => Some(3),
@@ -260,7 +279,10 @@ fn other_newlines_slashes(t: &[Char]) -> Option<usize> {
 /// `\s*[\r\n]+`
 fn to_last_newline(t: &[Char]) -> Option<usize> {
     let space = star(t, |c| c.is(WS));
-    t[..space].iter().rposition(|&c| is_newline(c)).map(|i| i + 1)
+    t[..space]
+        .iter()
+        .rposition(|&c| is_newline(c))
+        .map(|i| i + 1)
 }
 
 /// `\s+(?!\S)|\s+`
@@ -296,7 +318,8 @@ fn gpt2(t: &[Char]) -> Option<usize> {
         .or_else(|| space(t))
 }
 
-/// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+/// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|
+/// ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 fn llama3(t: &[Char]) -> Option<usize> {
     any_contraction(t)
         .or_else(|| word(t))
@@ -307,8 +330,8 @@ fn llama3(t: &[Char]) -> Option<usize> {
 }
 
 /// White space without a line end, in pieces of 512, then of smaller powers of two:
-/// `\s{512}(?!\S)|\s{256}(?!\S)|…|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}`. What these pieces come from is one match of [`llama3`], so
-/// that the text after them is searched only once.
+/// `\s{512}(?!\S)|\s{256}(?!\S)|…|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}`. What these pieces come from is
+/// one match of [`llama3`], so that the text after them is searched only once.
 fn space_runs(t: &[Char], piece: Sink<'_>) {
     if !t.iter().all(|&c| c.is(WS) && !is_newline(c)) {
         return piece(t);
@@ -331,14 +354,19 @@ fn minicpm5(t: &[Char]) -> Option<usize> {
         .or_else(|| space(t))
 }
 
-/// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+/// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|
+/// ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 fn qwen2(t: &[Char]) -> Option<usize> {
     any_contraction(t).or_else(|| ufakzeka(t))
 }
 
 /// [`qwen2`] without contractions, so that Turkish suffixes stay attached.
 fn ufakzeka(t: &[Char]) -> Option<usize> {
-    word(t).or_else(|| number(t)).or_else(|| other_newlines(t)).or_else(|| to_last_newline(t)).or_else(|| space(t))
+    word(t)
+        .or_else(|| number(t))
+        .or_else(|| other_newlines(t))
+        .or_else(|| to_last_newline(t))
+        .or_else(|| space(t))
 }
 
 /// [`qwen2`] with marks as part of words:
@@ -365,8 +393,8 @@ fn seed_coder(t: &[Char]) -> Option<usize> {
         .or_else(|| space(t))
 }
 
-/// [`qwen2`] with words that continue across single spaces, `[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+`, and
-/// ` ?[^\s\p{L}\p{N}]+[\r\n/]?`.
+/// [`qwen2`] with words that continue across single spaces, `[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?:
+/// \p{L}\p{M}*)*)+`, and ` ?[^\s\p{L}\p{N}]+[\r\n/]?`.
 fn exaone_moe(t: &[Char]) -> Option<usize> {
     let phrase = || {
         let lead = usize::from(!is_newline(t[0]) && !t[0].is(L | N));
@@ -392,8 +420,8 @@ fn exaone_moe(t: &[Char]) -> Option<usize> {
 }
 
 /// Two alternatives for words that begin in upper case and end in lower case:
-/// `[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))*((?=[\p{L}])([^A-Z]))+|[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))+((?=[\p{L}])([^A-Z]))*`
-/// with `letters` in place of `\p{L}`.
+/// `[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))*((?=[\p{L}])([^A-Z]))+|[^\r\n\p{L}\p{N}]?((?=[\
+/// p{L}])([^a-z]))+((?=[\p{L}])([^A-Z]))*` with `letters` in place of `\p{L}`.
 fn cased_word(t: &[Char], letters: u8) -> Option<usize> {
     let not_lower = |c: Char| c.is(letters) && !c.ascii().is_some_and(|c| c.is_ascii_lowercase());
     let not_upper = |c: Char| c.is(letters) && !c.ascii().is_some_and(|c| c.is_ascii_uppercase());
@@ -411,7 +439,11 @@ fn cased_word(t: &[Char], letters: u8) -> Option<usize> {
     };
     let lead = !is_newline(t[0]) && !t[0].is(L | N);
     let led = |m: &dyn Fn(&[Char]) -> Option<usize>| {
-        let after = if lead { m(&t[1..]).map(|n| n + 1) } else { None };
+        let after = if lead {
+            m(&t[1..]).map(|n| n + 1)
+        } else {
+            None
+        };
         after.or_else(|| m(t))
     };
     led(&ends_lower).or_else(|| led(&begins_upper))
@@ -419,7 +451,11 @@ fn cased_word(t: &[Char], letters: u8) -> Option<usize> {
 
 /// `n` characters of `t`, plus a contraction if one follows.
 fn with_contraction(t: &[Char], n: usize) -> usize {
-    n + if n < t.len() { any_contraction(&t[n..]).unwrap_or(0) } else { 0 }
+    n + if n < t.len() {
+        any_contraction(&t[n..]).unwrap_or(0)
+    } else {
+        0
+    }
 }
 
 /// [`cased_word`]`(?i:'s|…)?` in both alternatives, then
@@ -454,7 +490,8 @@ fn tekken(t: &[Char]) -> Option<usize> {
 
 /// `[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+(?i:'s|…)?`
 fn marked_word(t: &[Char]) -> Option<usize> {
-    lead_plus(t, |c| !is_newline(c) && !c.is(L | N), |c| c.is(L | M)).map(|n| with_contraction(t, n))
+    lead_plus(t, |c| !is_newline(c) && !c.is(L | N), |c| c.is(L | M))
+        .map(|n| with_contraction(t, n))
 }
 
 /// [`marked_word`]`|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
@@ -492,12 +529,16 @@ fn youtu_scripts(t: &[Char]) -> Option<usize> {
 
 /// `[\p{P}$+<=>^~|]+`
 fn marks(t: &[Char]) -> Option<usize> {
-    plus(t, |c| c.is(P) || c.ascii().is_some_and(|c| b"$+<=>^~|".contains(&c)))
+    plus(t, |c| {
+        c.is(P) || c.ascii().is_some_and(|c| b"$+<=>^~|".contains(&c))
+    })
 }
 
 /// ``[\p{P}$+<=>^~|`]+``
 fn falcon_marks(t: &[Char]) -> Option<usize> {
-    plus(t, |c| c.is(P) || c.ascii().is_some_and(|c| b"$+<=>^~|`".contains(&c)))
+    plus(t, |c| {
+        c.is(P) || c.ascii().is_some_and(|c| b"$+<=>^~|`".contains(&c))
+    })
 }
 
 /// `[0-9][0-9][0-9]`
@@ -553,8 +594,14 @@ fn cased(t: &[Char]) -> Option<usize> {
 
 /// `\s?[!-/:-~！-／：-～‘-‟　-。]+`
 fn deepseek_marks(t: &[Char]) -> Option<usize> {
-    const MARKS: &[(u32, u32)] =
-        &[(0x21, 0x2f), (0x3a, 0x7e), (0x2018, 0x201f), (0x3000, 0x3002), (0xff01, 0xff0f), (0xff1a, 0xff5e)];
+    const MARKS: &[(u32, u32)] = &[
+        (0x21, 0x2f),
+        (0x3a, 0x7e),
+        (0x2018, 0x201f),
+        (0x3000, 0x3002),
+        (0xff01, 0xff0f),
+        (0xff1a, 0xff5e),
+    ];
     lead_plus(t, |c| c.is(WS), |c| in_ranges(c, MARKS))
 }
 
@@ -579,7 +626,10 @@ fn kana_han(t: &[Char]) -> Option<usize> {
 fn deepseek3_word(t: &[Char]) -> Option<usize> {
     let tag = || {
         t[0].ascii().filter(u8::is_ascii_punctuation)?;
-        plus(&t[1..], |c| c.ascii().is_some_and(|c| c.is_ascii_alphabetic())).map(|n| n + 1)
+        plus(&t[1..], |c| {
+            c.ascii().is_some_and(|c| c.is_ascii_alphabetic())
+        })
+        .map(|n| n + 1)
     };
     tag().or_else(|| lead_plus(t, |c| !is_newline(c) && !c.is(L | P | S), |c| c.is(L | M)))
 }
@@ -597,7 +647,10 @@ fn deepseek3(t: &[Char]) -> Option<usize> {
 
 /// [`deepseek3_word`]`| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+`
 fn spark(t: &[Char]) -> Option<usize> {
-    deepseek3_word(t).or_else(|| lead_plus(t, is_space, |c| c.is(P | S))).or_else(|| newline(t)).or_else(|| space(t))
+    deepseek3_word(t)
+        .or_else(|| lead_plus(t, is_space, |c| c.is(P | S)))
+        .or_else(|| newline(t))
+        .or_else(|| space(t))
 }
 
 /// ` ?[^(\s|.,!?…。，、।۔،)]+`
@@ -609,8 +662,9 @@ fn bloom(t: &[Char]) -> Option<usize> {
     lead_plus(t, is_space, |c| !c.is(WS) && !ENDS.contains(&c.cp()))
 }
 
-/// `\d{1,3}(?=(?:\d{3})*\b)`: runs of `\p{N}` in groups of three, counted from the right. As in llama.cpp a piece ends
-/// after each group, but the text before a run is in one piece with its first group.
+/// `\d{1,3}(?=(?:\d{3})*\b)`: runs of `\p{N}` in groups of three, counted from the right. As in
+/// llama.cpp a piece ends after each group, but the text before a run is in one piece with its
+/// first group.
 fn digit_groups(t: &[Char], piece: Sink<'_>) {
     let (mut start, mut at) = (0, 0);
     while at < t.len() {
@@ -648,8 +702,12 @@ mod tests {
 
     fn words(pre: &str, text: &str) -> Vec<String> {
         let mut words = Vec::new();
-        let mut push = |w: &[Char]| words.push(String::from_utf8(w.iter().flat_map(|c| c.utf8()).collect()).unwrap());
-        PreTokenizer::by_name(pre).unwrap().split(&chars(text.as_bytes()), &mut push);
+        let mut push = |w: &[Char]| {
+            words.push(String::from_utf8(w.iter().flat_map(|c| c.utf8()).collect()).unwrap())
+        };
+        PreTokenizer::by_name(pre)
+            .unwrap()
+            .split(&chars(text.as_bytes()), &mut push);
         words
     }
 
@@ -692,7 +750,11 @@ mod tests {
 
     #[test]
     fn names_are_unambiguous() {
-        let mut names: Vec<&str> = PRE_TOKENIZERS.iter().flat_map(|p| p.names).copied().collect();
+        let mut names: Vec<&str> = PRE_TOKENIZERS
+            .iter()
+            .flat_map(|p| p.names)
+            .copied()
+            .collect();
         let n = names.len();
         names.sort_unstable();
         names.dedup();

@@ -1,9 +1,9 @@
 //! SentencePiece-style BPE: scores instead of merges, and byte tokens where no other fits.
 //!
-//! Unlike byte-level BPE there is no pre-tokeniser: the whole text between two special tokens is merged, with spaces
-//! written as `▁`. Two neighbours join if their text is a token, the pair with the highest score first. In the usual
-//! vocabularies no token extends past the end of a word; the text is then merged word by word, which gives the same
-//! tokens from small heaps.
+//! Unlike byte-level BPE there is no pre-tokeniser: the whole text between two special tokens is
+//! merged, with spaces written as `▁`. Two neighbours join if their text is a token, the pair with
+//! the highest score first. In the usual vocabularies no token extends past the end of a word; the
+//! text is then merged word by word, which gives the same tokens from small heaps.
 
 use super::SPACE;
 use super::bpe::{MAX_TEXT, MergeBuffers, NO_RANK, Symbol, char_len};
@@ -20,7 +20,11 @@ pub(super) struct Spm {
 }
 
 impl Spm {
-    pub(super) fn new(vocab: &Vocab, scores: &[f32], unknown: Option<u32>) -> Result<Self, TokenizerError> {
+    pub(super) fn new(
+        vocab: &Vocab,
+        scores: &[f32],
+        unknown: Option<u32>,
+    ) -> Result<Self, TokenizerError> {
         let mut ranks = Vec::with_capacity(scores.len());
         for (id, &score) in (0u32..).zip(scores) {
             if score.is_nan() {
@@ -28,7 +32,11 @@ impl Spm {
             }
             ranks.push(rank_of(score));
         }
-        Ok(Spm { ranks, words: all_words(vocab), unknown })
+        Ok(Spm {
+            ranks,
+            words: all_words(vocab),
+            unknown,
+        })
     }
 
     /// Appends the tokens of `text`, whose spaces are already escaped.
@@ -36,7 +44,11 @@ impl Spm {
         let mut scratch = MergeBuffers::default();
         let mut rest = text;
         while !rest.is_empty() {
-            let len = if self.words { first_word(rest) } else { rest.len() };
+            let len = if self.words {
+                first_word(rest)
+            } else {
+                rest.len()
+            };
             let (text, after) = rest.split_at(len.min(MAX_TEXT));
             rest = after;
             scratch.clear();
@@ -47,7 +59,9 @@ impl Spm {
                 at += len;
             }
             let rank = |left: &Symbol, right: &Symbol| {
-                vocab.find(left.with(right, text)).map_or(NO_RANK, |id| self.ranks[id as usize])
+                vocab
+                    .find(left.with(right, text))
+                    .map_or(NO_RANK, |id| self.ranks[id as usize])
             };
             for symbol in scratch.merge(rank, |_| 0) {
                 let text = symbol.of(text);
@@ -60,7 +74,10 @@ impl Spm {
     }
 
     fn byte(&self, vocab: &Vocab, byte: u8) -> Option<u32> {
-        vocab.find(&byte_text(byte)).or_else(|| vocab.find(&[byte])).or(self.unknown)
+        vocab
+            .find(&byte_text(byte))
+            .or_else(|| vocab.find(&[byte]))
+            .or(self.unknown)
     }
 }
 
@@ -85,10 +102,14 @@ pub(super) fn first_word(text: &[u8]) -> usize {
 
 /// Maps scores to numbers in the opposite order, none of them `NO_RANK`.
 fn rank_of(score: f32) -> u32 {
-    // Adding zero makes -0 and 0 the same score. The bits of floats sort as the floats do once negative ones are
-    // inverted and positive ones have their sign bit set.
+    // Adding zero makes -0 and 0 the same score. The bits of floats sort as the floats do once
+    // negative ones are inverted and positive ones have their sign bit set.
     let bits = (score + 0.0).to_bits();
-    !(if bits >> 31 == 1 { !bits } else { bits | 1 << 31 })
+    !(if bits >> 31 == 1 {
+        !bits
+    } else {
+        bits | 1 << 31
+    })
 }
 
 #[cfg(test)]
@@ -97,7 +118,18 @@ mod tests {
 
     #[test]
     fn ranks_are_in_the_opposite_order_of_scores() {
-        let scores = [f32::INFINITY, 3e38, 1.0, 1e-45, 0.0, -1e-45, -1.0, -2.5, -3e38, f32::NEG_INFINITY];
+        let scores = [
+            f32::INFINITY,
+            3e38,
+            1.0,
+            1e-45,
+            0.0,
+            -1e-45,
+            -1.0,
+            -2.5,
+            -3e38,
+            f32::NEG_INFINITY,
+        ];
         assert!(scores.is_sorted_by(|a, b| rank_of(*a) < rank_of(*b)));
         assert_eq!(rank_of(0.0), rank_of(-0.0));
         assert_ne!(rank_of(f32::NEG_INFINITY), NO_RANK);

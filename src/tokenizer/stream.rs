@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 /// Turns tokens into text one by one.
 ///
-/// A token may end inside a character; its bytes are held back until the character is complete. Bytes that are not
-/// UTF-8 become U+FFFD. All texts together are what [`String::from_utf8_lossy`] makes of the bytes of all tokens.
+/// A token may end inside a character; its bytes are held back until the character is complete.
+/// Bytes that are not UTF-8 become U+FFFD. All texts together are what [`String::from_utf8_lossy`]
+/// makes of the bytes of all tokens.
 ///
-/// Special tokens give no text unless `render_special`. Unlike [`Tokenizer::decode`], spaces are not changed, since the
-/// text continues a prompt.
+/// Special tokens give no text unless `render_special`. Unlike [`Tokenizer::decode`], spaces are
+/// not changed, since the text continues a prompt.
 pub struct TextStream {
     tokenizer: Arc<Tokenizer>,
     render_special: bool,
@@ -21,14 +22,21 @@ pub struct TextStream {
 
 impl std::fmt::Debug for TextStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TextStream").field("held", &self.held).finish_non_exhaustive()
+        f.debug_struct("TextStream")
+            .field("held", &self.held)
+            .finish_non_exhaustive()
     }
 }
 
 impl TextStream {
     /// A stream of the tokens of `tokenizer`.
     pub fn new(tokenizer: &Arc<Tokenizer>, render_special: bool) -> Self {
-        TextStream { tokenizer: Arc::clone(tokenizer), render_special, held: Vec::new(), text: String::new() }
+        TextStream {
+            tokenizer: Arc::clone(tokenizer),
+            render_special,
+            held: Vec::new(),
+            text: String::new(),
+        }
     }
 
     /// The text that `token` completes: usually its own, sometimes empty.
@@ -36,7 +44,8 @@ impl TextStream {
     /// # Errors
     /// [`TokenizerError::UnknownToken`] if there is no such token; the stream is then unchanged.
     pub fn push(&mut self, token: u32) -> Result<&str, TokenizerError> {
-        self.tokenizer.append_bytes(token, self.render_special, &mut self.held)?;
+        self.tokenizer
+            .append_bytes(token, self.render_special, &mut self.held)?;
         self.text.clear();
         let mut kept = 0;
         for chunk in self.held.utf8_chunks() {

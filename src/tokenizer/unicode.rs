@@ -1,7 +1,7 @@
 //! Code points with the character classes that pre-tokenisers test.
 //!
-//! A [`Char`] stores its class when it is decoded, so that each code point is looked up once, however many alternatives
-//! of a pattern test it.
+//! A [`Char`] stores its class when it is decoded, so that each code point is looked up once,
+//! however many alternatives of a pattern test it.
 
 use super::unicode_table::{BASES, RUNS};
 
@@ -37,7 +37,11 @@ pub(super) struct Char(u32);
 impl Char {
     pub(super) fn new(c: char) -> Self {
         let cp = c as u32;
-        let class = if cp < 128 { ASCII[cp as usize] } else { class(cp) };
+        let class = if cp < 128 {
+            ASCII[cp as usize]
+        } else {
+            class(cp)
+        };
         Char(cp | u32::from(class) << 24)
     }
 
@@ -74,7 +78,11 @@ const fn class(cp: u32) -> u8 {
     let (mut lo, mut hi) = (0, RUNS.len());
     while hi - lo > 1 {
         let mid = (lo + hi) / 2;
-        if RUNS[mid] >> 8 <= cp { lo = mid } else { hi = mid }
+        if RUNS[mid] >> 8 <= cp {
+            lo = mid
+        } else {
+            hi = mid
+        }
     }
     RUNS[lo] as u8
 }
@@ -94,7 +102,12 @@ pub(super) fn chars(text: &[u8]) -> Vec<Char> {
     let mut out = Vec::with_capacity(text.len());
     for chunk in text.utf8_chunks() {
         out.extend(chunk.valid().chars().map(Char::new));
-        out.extend(chunk.invalid().iter().map(|_| Char::new(char::REPLACEMENT_CHARACTER)));
+        out.extend(
+            chunk
+                .invalid()
+                .iter()
+                .map(|_| Char::new(char::REPLACEMENT_CHARACTER)),
+        );
     }
     out
 }

@@ -1,9 +1,11 @@
-//! Unigram vocabularies (T5, XLM-RoBERTa): of all ways to split a text into tokens the one with the largest sum of scores,
-//! which are logarithms of probabilities (Kudo, "Subword Regularization", 2018, arXiv 1804.10959).
+//! Unigram vocabularies (T5, XLM-RoBERTa): of all ways to split a text into tokens the one with the
+//! largest sum of scores, which are logarithms of probabilities (Kudo, "Subword Regularization",
+//! 2018, arXiv 1804.10959).
 //!
-//! As in llama.cpp, sums are 64-bit, of equal ones the first found wins, a character without a token of its own may be the
-//! unknown token, at a penalty, and unknown characters side by side are one token. Where a vocabulary has byte tokens,
-//! which llama.cpp ignores here, an unknown character becomes its bytes, as in SentencePiece.
+//! As in llama.cpp, sums are 64-bit, of equal ones the first found wins, a character without a
+//! token of its own may be the unknown token, at a penalty, and unknown characters side by side are
+//! one token. Where a vocabulary has byte tokens, which llama.cpp ignores here, an unknown
+//! character becomes its bytes, as in SentencePiece.
 
 use super::SPACE;
 use super::bpe::char_len;
@@ -31,7 +33,8 @@ pub(super) struct Unigram {
     unknown_score: f32,
     /// Tokens of single bytes, if there is one for each.
     bytes: Option<Vec<u32>>,
-    /// Whether no token contains a `▁` after another character, so that words are split one by one.
+    /// Whether no token contains a `▁` after another character, so that words are split one by
+    /// one.
     words: bool,
 }
 
@@ -54,24 +57,37 @@ impl Unigram {
         add_space_prefix: bool,
         m: &Metadata,
     ) -> Result<Unigram, TokenizerError> {
-        if let Some(id) = (0u32..).zip(&scores).find_map(|(id, score)| (!score.is_finite()).then_some(id)) {
+        if let Some(id) = (0u32..)
+            .zip(&scores)
+            .find_map(|(id, score)| (!score.is_finite()).then_some(id))
+        {
             return Err(TokenizerError::Score { id });
         }
-        let normal = (0u32..).zip(&scores).filter(|&(id, _)| vocab.is(id, NORMAL));
+        let normal = (0u32..)
+            .zip(&scores)
+            .filter(|&(id, _)| vocab.is(id, NORMAL));
         let lowest = normal.map(|(_, &score)| score).fold(f32::MAX, f32::min);
         let ids = 0..vocab.len() as u32;
-        // Unused tokens, which have no attribute, take part as in llama.cpp; their scores are so low that they never win.
-        let in_texts = |id: &u32| vocab.attrs[*id as usize] == 0 || vocab.is(*id, NORMAL | USER_DEFINED);
+        // Unused tokens, which have no attribute, take part as in llama.cpp; their scores are so
+        // low that they never win.
+        let in_texts =
+            |id: &u32| vocab.attrs[*id as usize] == 0 || vocab.is(*id, NORMAL | USER_DEFINED);
         let tokens = Trie::of(vocab, ids.filter(in_texts).collect())?;
         for (id, score) in (0u32..).zip(&mut scores) {
             if vocab.is(id, USER_DEFINED) {
                 *score = 0.0;
             }
         }
-        let byte = |byte: u8| vocab.find(&byte_text(byte)).filter(|&id| vocab.is(id, BYTE));
+        let byte = |byte: u8| {
+            vocab
+                .find(&byte_text(byte))
+                .filter(|&id| vocab.is(id, BYTE))
+        };
         Ok(Unigram {
             charsmap: Charsmap::from_metadata(m)?,
-            merge_spaces: m.opt_bool("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false),
+            merge_spaces: m
+                .opt_bool("tokenizer.ggml.remove_extra_whitespaces")?
+                .unwrap_or(false),
             add_space_prefix,
             tokens,
             scores,
@@ -88,7 +104,11 @@ impl Unigram {
         let (mut best, mut parts) = (Vec::new(), Vec::new());
         let (mut rest, mut after_unknown) = (&text[..], false);
         while !rest.is_empty() {
-            let (word, after) = rest.split_at(if self.words { first_word(rest) } else { rest.len() });
+            let (word, after) = rest.split_at(if self.words {
+                first_word(rest)
+            } else {
+                rest.len()
+            });
             rest = after;
             self.split(vocab, word, &mut best);
             parts.clear();
@@ -101,7 +121,9 @@ impl Unigram {
             for &(part, token) in parts.iter().rev() {
                 match (token, &self.bytes) {
                     (Some(id), _) => out.push(id),
-                    (None, Some(bytes)) => out.extend(part.iter().map(|&byte| bytes[usize::from(byte)])),
+                    (None, Some(bytes)) => {
+                        out.extend(part.iter().map(|&byte| bytes[usize::from(byte)]))
+                    }
                     (None, None) if after_unknown => {}
                     (None, None) => out.extend(self.unknown),
                 }
@@ -113,7 +135,14 @@ impl Unigram {
     /// Leaves in `best` the best way to split `text` up to each of its bytes (Viterbi's algorithm).
     fn split(&self, vocab: &Vocab, text: &[u8], best: &mut Vec<Best>) {
         best.clear();
-        best.resize(text.len() + 1, Best { score: f64::MIN, start: 0, token: None });
+        best.resize(
+            text.len() + 1,
+            Best {
+                score: f64::MIN,
+                start: 0,
+                token: None,
+            },
+        );
         best[0].score = 0.0;
         let mut start = 0;
         while start < text.len() {
@@ -122,7 +151,11 @@ impl Unigram {
                 let score = score + f64::from(of_token);
                 let champion = &mut best[start + len];
                 if score > champion.score {
-                    *champion = Best { score, start, token };
+                    *champion = Best {
+                        score,
+                        start,
+                        token,
+                    };
                 }
             };
             let mut has_token = false;
@@ -144,11 +177,21 @@ impl Unigram {
         let (mut in_word, mut prefixed) = (!begins, !begins);
         let mut rest = text;
         while !rest.is_empty() {
-            let replaced = self.charsmap.as_ref().and_then(|charsmap| charsmap.longest(rest));
+            let replaced = self
+                .charsmap
+                .as_ref()
+                .and_then(|charsmap| charsmap.longest(rest));
             let (len, replacement) = replaced.unwrap_or_else(|| {
                 let len = char_len(rest);
                 let is_valid = len > 1 || rest[0].is_ascii();
-                (len, if is_valid { &rest[..len] } else { "\u{FFFD}".as_bytes() })
+                (
+                    len,
+                    if is_valid {
+                        &rest[..len]
+                    } else {
+                        "\u{FFFD}".as_bytes()
+                    },
+                )
             });
             rest = &rest[len..];
             for &byte in replacement {

@@ -1,8 +1,8 @@
 //! Token texts, merges and the tables that find them by text.
 //!
-//! A large vocabulary has 128 000 tokens and 280 000 merges, and a model should open in tens of milliseconds. So texts
-//! stay in the file, and a table maps the hash of a text to its number: one pass over the texts, no allocation per
-//! entry, and merges are resolved only when needed.
+//! A large vocabulary has 128 000 tokens and 280 000 merges, and a model should open in tens of
+//! milliseconds. So texts stay in the file, and a table maps the hash of a text to its number: one
+//! pass over the texts, no allocation per entry, and merges are resolved only when needed.
 
 use crate::TokenizerError;
 use crate::gguf::StringArray;
@@ -12,8 +12,8 @@ pub(super) fn text(strings: &StringArray, i: u32) -> &[u8] {
     strings.get(i as usize).unwrap_or_default()
 }
 
-/// Hash of a text, or of a merge from the hashes of its two sides. Seeded randomly per tokenizer, so that no file can
-/// be built to make the tables slow.
+/// Hash of a text, or of a merge from the hashes of its two sides. Seeded randomly per tokenizer,
+/// so that no file can be built to make the tables slow.
 #[derive(Clone, Copy)]
 pub(super) struct Hasher(u64);
 
@@ -31,7 +31,8 @@ impl Hasher {
 
     pub(super) fn text(self, text: &[u8]) -> u64 {
         let len = text.len();
-        // The last eight bytes overlap the previous ones, which saves assembling the rest byte by byte.
+        // The last eight bytes overlap the previous ones, which saves assembling the rest byte by
+        // byte.
         let tail = if let Some(last) = text.last_chunk() {
             u64::from_le_bytes(*last)
         } else if let (Some(first), Some(last)) = (text.first_chunk(), text.last_chunk()) {
@@ -41,7 +42,9 @@ impl Hasher {
         } else {
             text.first().copied().map_or(0, u64::from)
         };
-        let h = text.as_chunks().0.iter().fold(self.0 ^ len as u64, |h, w| self.fold(h, u64::from_le_bytes(*w)));
+        let h = text.as_chunks().0.iter().fold(self.0 ^ len as u64, |h, w| {
+            self.fold(h, u64::from_le_bytes(*w))
+        });
         self.fold(h, tail)
     }
 
@@ -50,8 +53,8 @@ impl Hasher {
     }
 }
 
-/// Open-addressing table from hash to number. A slot holds the hash's high half in its high half and the number plus
-/// one in its low half; zero is a free slot. At most two thirds are in use.
+/// Open-addressing table from hash to number. A slot holds the hash's high half in its high half
+/// and the number plus one in its low half; zero is a free slot. At most two thirds are in use.
 #[derive(Default)]
 pub(super) struct Index {
     slots: Vec<u64>,
@@ -59,10 +62,13 @@ pub(super) struct Index {
 
 impl Index {
     pub(super) fn with_capacity(n: usize) -> Self {
-        Index { slots: vec![0; (n + n / 2 + 1).next_power_of_two()] }
+        Index {
+            slots: vec![0; (n + n / 2 + 1).next_power_of_two()],
+        }
     }
 
-    /// The number stored under `hash` that `same` accepts, or the free slot at which the search ended.
+    /// The number stored under `hash` that `same` accepts, or the free slot at which the search
+    /// ended.
     fn probe(&self, hash: u64, same: impl Fn(u32) -> bool) -> Result<u32, usize> {
         let mask = self.slots.len() - 1;
         let mut i = hash as usize & mask;
@@ -81,12 +87,21 @@ impl Index {
 
     /// The number stored under `hash` that `same` accepts.
     pub(super) fn find(&self, hash: u64, same: impl Fn(u32) -> bool) -> Option<u32> {
-        if self.slots.is_empty() { None } else { self.probe(hash, same).ok() }
+        if self.slots.is_empty() {
+            None
+        } else {
+            self.probe(hash, same).ok()
+        }
     }
 
-    /// Inserts `number`, unless `same` accepts one that is already there: that one is returned. Panics or loops if more
-    /// numbers are inserted than the capacity.
-    pub(super) fn insert(&mut self, hash: u64, number: u32, same: impl Fn(u32) -> bool) -> Option<u32> {
+    /// Inserts `number`, unless `same` accepts one that is already there: that one is returned.
+    /// Panics or loops if more numbers are inserted than the capacity.
+    pub(super) fn insert(
+        &mut self,
+        hash: u64,
+        number: u32,
+        same: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
         match self.probe(hash, same) {
             Ok(there) => Some(there),
             Err(free) => {
@@ -140,13 +155,20 @@ impl Vocab {
             return Err(TokenizerError::NoTokens);
         }
         if n >= MAX_ENTRIES {
-            return Err(TokenizerError::TooLarge { key: "tokenizer.ggml.tokens", len: n });
+            return Err(TokenizerError::TooLarge {
+                key: "tokenizer.ggml.tokens",
+                len: n,
+            });
         }
         let attrs = match types {
             None => vec![NORMAL; n],
             Some(types) if types.len() != n => {
                 let key = "tokenizer.ggml.token_type";
-                return Err(TokenizerError::ArrayLength { key, len: types.len(), n_vocab: n });
+                return Err(TokenizerError::ArrayLength {
+                    key,
+                    len: types.len(),
+                    n_vocab: n,
+                });
             }
             Some(types) => types.iter().map(|&t| attr_of_type(t)).collect(),
         };
@@ -160,12 +182,22 @@ impl Vocab {
             if token.is_empty() {
                 continue;
             }
-            if let Some(first) = index.insert(hasher.text(token), id, |i| text(&texts, i) == token) {
+            if let Some(first) = index.insert(hasher.text(token), id, |i| text(&texts, i) == token)
+            {
                 let text = String::from_utf8_lossy(token).into_owned();
-                return Err(TokenizerError::DuplicateToken { text, first, second: id });
+                return Err(TokenizerError::DuplicateToken {
+                    text,
+                    first,
+                    second: id,
+                });
             }
         }
-        Ok(Vocab { texts, attrs, hasher, index })
+        Ok(Vocab {
+            texts,
+            attrs,
+            hasher,
+            index,
+        })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -187,7 +219,8 @@ impl Vocab {
         self.index.find(hash, |id| self.text(id) == text)
     }
 
-    /// The token with the first of these texts that exists. It becomes a control token, whatever the file says.
+    /// The token with the first of these texts that exists. It becomes a control token, whatever
+    /// the file says.
     pub(super) fn find_control(&mut self, texts: &[&str]) -> Option<u32> {
         let id = texts.iter().find_map(|text| self.find(text.as_bytes()))?;
         self.attrs[id as usize] |= CONTROL;
@@ -208,10 +241,12 @@ impl Vocab {
     }
 }
 
-/// The byte that a token text `<0xNN>` stands for. Exactly two hexadecimal digits: signs and spaces, which number
-/// parsers tend to accept, are refused.
+/// The byte that a token text `<0xNN>` stands for. Exactly two hexadecimal digits: signs and
+/// spaces, which number parsers tend to accept, are refused.
 pub(super) fn byte_of(text: &[u8]) -> Option<u8> {
-    let [b'<', b'0', b'x', hi, lo, b'>'] = text else { return None };
+    let [b'<', b'0', b'x', hi, lo, b'>'] = text else {
+        return None;
+    };
     let digit = |c: &u8| char::from(*c).to_digit(16);
     Some((digit(hi)? * 16 + digit(lo)?) as u8)
 }

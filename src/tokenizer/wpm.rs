@@ -1,7 +1,9 @@
-//! WordPiece (arXiv 1609.08144, §4.1): words are split from the front into the longest tokens in the vocabulary.
+//! WordPiece (arXiv 1609.08144, §4.1): words are split from the front into the longest tokens in
+//! the vocabulary.
 //!
-//! Files mark the beginning of a word by `▁` and omit BERT's `##` inside a word. Where accents are removed, a character
-//! is, as in llama.cpp, replaced by the first of its canonical decomposition, Hangul by its first jamo.
+//! Files mark the beginning of a word by `▁` and omit BERT's `##` inside a word. Where accents are
+//! removed, a character is, as in llama.cpp, replaced by the first of its canonical decomposition,
+//! Hangul by its first jamo.
 
 use super::SPACE;
 use super::unicode::{self, Char, M, P, S, WS};
@@ -18,16 +20,33 @@ pub(super) struct Wpm {
 }
 
 impl Wpm {
-    pub(super) fn new(vocab: &Vocab, lowercase: bool, strip_accents: bool, unknown: Option<u32>) -> Wpm {
-        let longest = (0..vocab.len() as u32).map(|id| vocab.text(id).len()).max().unwrap_or(0);
-        Wpm { longest, lowercase, strip_accents, unknown }
+    pub(super) fn new(
+        vocab: &Vocab,
+        lowercase: bool,
+        strip_accents: bool,
+        unknown: Option<u32>,
+    ) -> Wpm {
+        let longest = (0..vocab.len() as u32)
+            .map(|id| vocab.text(id).len())
+            .max()
+            .unwrap_or(0);
+        Wpm {
+            longest,
+            lowercase,
+            strip_accents,
+            unknown,
+        }
     }
 
     /// Appends the tokens of `text`.
     pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) {
         let mut word = SPACE.to_vec();
         for c in String::from_utf8_lossy(text).chars() {
-            let c = if self.strip_accents { unicode::base(c) } else { c };
+            let c = if self.strip_accents {
+                unicode::base(c)
+            } else {
+                c
+            };
             let c = if self.lowercase { lowercase(c) } else { c };
             let class = Char::new(c);
             let alone = class.is(P) || c.is_ascii() && class.is(S) || is_cjk(c);
@@ -46,12 +65,15 @@ impl Wpm {
         self.word(vocab, &mut word, out);
     }
 
-    /// Appends the tokens of a word that begins with `▁`, and leaves the start of the next one in `word`.
+    /// Appends the tokens of a word that begins with `▁`, and leaves the start of the next one in
+    /// `word`.
     fn word(&self, vocab: &Vocab, word: &mut Vec<u8>, out: &mut Vec<u32>) {
         let (before, mut at) = (out.len(), 0);
         while word.len() > SPACE.len() && at < word.len() {
             let longest = word.len().min(at + self.longest);
-            let found = (at + 1..=longest).rev().find_map(|end| Some((end, vocab.find(&word[at..end])?)));
+            let found = (at + 1..=longest)
+                .rev()
+                .find_map(|end| Some((end, vocab.find(&word[at..end])?)));
             let Some((end, id)) = found else {
                 out.truncate(before);
                 out.extend(self.unknown);
@@ -73,13 +95,15 @@ fn lowercase(c: char) -> char {
     }
 }
 
-/// Control, format and private-use characters (`Cc`, `Cf`, `Co` of Unicode 15.1), which are left out, like marks.
+/// Control, format and private-use characters (`Cc`, `Cf`, `Co` of Unicode 15.1), which are left
+/// out, like marks.
 fn is_control(c: char) -> bool {
     let format = matches!(u32::from(c),
         0xAD | 0x600..=0x605 | 0x61C | 0x6DD | 0x70F | 0x890..=0x891 | 0x8E2 | 0x180E | 0x200B..=0x200F
         | 0x202A..=0x202E | 0x2060..=0x2064 | 0x2066..=0x206F | 0xFEFF | 0xFFF9..=0xFFFB | 0x110BD | 0x110CD
         | 0x13430..=0x1343F | 0x1BCA0..=0x1BCA3 | 0x1D173..=0x1D17A | 0xE0001 | 0xE0020..=0xE007F);
-    let private = matches!(u32::from(c), 0xE000..=0xF8FF | 0xF0000..=0xFFFFD | 0x10_0000..=0x10_FFFD);
+    let private =
+        matches!(u32::from(c), 0xE000..=0xF8FF | 0xF0000..=0xFFFFD | 0x10_0000..=0x10_FFFD);
     c.is_control() || format || private
 }
 

@@ -1,4 +1,5 @@
-//! Elastic weight consolidation (Kirkpatrick et al., arXiv 1612.00796): values that control text depends on are held back.
+//! Elastic weight consolidation (Kirkpatrick et al., arXiv 1612.00796): values that control text
+//! depends on are held back.
 
 use super::Example;
 use super::checkpoint::flat;
@@ -9,8 +10,9 @@ use crate::lora::{Adapter, Gradients};
 
 /// The penalty `λ/2·Σ F·(θ − θ₀)²` on an adapter's values `θ`.
 ///
-/// `F` is the diagonal of the empirical Fisher information at `θ₀`: squares of the gradient of a window's log-likelihood,
-/// summed over windows and divided by their tokens. Where `B` is zero at first, `A` has no gradient, and only `B` is held.
+/// `F` is the diagonal of the empirical Fisher information at `θ₀`: squares of the gradient of a
+/// window's log-likelihood, summed over windows and divided by their tokens. Where `B` is zero at
+/// first, `A` has no gradient, and only `B` is held.
 pub(super) struct Ewc {
     lambda: f32,
     /// `θ₀`, in the order of [`flat`].
@@ -21,10 +23,15 @@ pub(super) struct Ewc {
 
 impl Ewc {
     pub(super) fn new(lambda: f32, anchor: Vec<f32>) -> Ewc {
-        Ewc { lambda, anchor, fisher: Vec::new() }
+        Ewc {
+            lambda,
+            anchor,
+            fisher: Vec::new(),
+        }
     }
 
-    /// Measures `F` on the windows that are replayed, with the adapter at `θ₀`, unless it is known. Overwrites `gradients`.
+    /// Measures `F` on the windows that are replayed, with the adapter at `θ₀`, unless it is known.
+    /// Overwrites `gradients`.
     pub(super) fn measure(
         &mut self,
         session: &mut Session,
@@ -39,7 +46,10 @@ impl Ewc {
         for window in replay.replayed() {
             gradients.clear();
             Example::nll_gradients(session, id, &[(&Example::text(window), 1.0)], gradients)?;
-            fisher.iter_mut().zip(gradients.values()).for_each(|(f, g)| *f += g * g);
+            fisher
+                .iter_mut()
+                .zip(gradients.values())
+                .for_each(|(f, g)| *f += g * g);
             n += window.len() - 1;
         }
         fisher.iter_mut().for_each(|f| *f /= n as f32);

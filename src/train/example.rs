@@ -6,11 +6,12 @@ use crate::error::Error;
 use crate::exec::{AdapterId, Session, Task};
 use crate::lora::Gradients;
 
-/// Most tokens of texts that share a pass: as many as fill the panels of products, and as a default batch of a prompt has.
+/// Most tokens of texts that share a pass: as many as fill the panels of products, and as a default
+/// batch of a prompt has.
 const PASS_ROWS: usize = 512;
 
-/// A text to train on: its tokens, and which of them the model is to learn to predict; for a preference, what is known of
-/// them besides.
+/// A text to train on: its tokens, and which of them the model is to learn to predict; for a
+/// preference, what is known of them besides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Example {
     tokens: Vec<u32>,
@@ -31,7 +32,8 @@ pub(super) enum Judgement {
 }
 
 impl Example {
-    /// Tokens, with for each of them whether it is to be learnt; the first has nothing before it that could predict it.
+    /// Tokens, with for each of them whether it is to be learnt; the first has nothing before it
+    /// that could predict it.
     ///
     /// # Panics
     /// If there are not as many flags as tokens.
@@ -40,7 +42,11 @@ impl Example {
         if let Some(first) = learnt.first_mut() {
             *first = false;
         }
-        Example { tokens, learnt, judgement: Judgement::Imitated }
+        Example {
+            tokens,
+            learnt,
+            judgement: Judgement::Imitated,
+        }
     }
 
     /// A text of which every token is to be learnt.
@@ -48,33 +54,46 @@ impl Example {
         Example::new(tokens.to_vec(), vec![true; tokens.len()])
     }
 
-    /// A text cut into examples of at most `n` tokens, each of which begins with the last token of the one before, so that
-    /// every token but the first is learnt once.
+    /// A text cut into examples of at most `n` tokens, each of which begins with the last token of
+    /// the one before, so that every token but the first is learnt once.
     ///
     /// # Panics
     /// If `n` is less than 2.
     pub fn pieces(tokens: &[u32], n: usize) -> Vec<Example> {
-        assert!(n >= 2, "an example needs a token to predict from and one to predict");
+        assert!(
+            n >= 2,
+            "an example needs a token to predict from and one to predict"
+        );
         let starts = (0..tokens.len().saturating_sub(1)).step_by(n - 1);
-        starts.map(|start| Example::text(&tokens[start..(start + n).min(tokens.len())])).collect()
+        starts
+            .map(|start| Example::text(&tokens[start..(start + n).min(tokens.len())]))
+            .collect()
     }
 
     /// A prompt that is given and a completion to learn.
     pub fn completion(prompt: &[u32], completion: &[u32]) -> Example {
-        let learnt = (0..prompt.len() + completion.len()).map(|i| i >= prompt.len()).collect();
+        let learnt = (0..prompt.len() + completion.len())
+            .map(|i| i >= prompt.len())
+            .collect();
         Example::new([prompt, completion].concat(), learnt)
     }
 
     /// A pair for [`Loss::Dpo`]: two texts with the same prompt, of which one was chosen.
     #[must_use]
     pub fn preference(chosen: Example, rejected: Example) -> Example {
-        Example { judgement: Judgement::Chosen(Box::new(rejected)), ..chosen }
+        Example {
+            judgement: Judgement::Chosen(Box::new(rejected)),
+            ..chosen
+        }
     }
 
     /// A text for [`Loss::Kto`], whose completion is desirable or not.
     #[must_use]
     pub fn labelled(text: Example, is_desirable: bool) -> Example {
-        Example { judgement: Judgement::Labelled(is_desirable), ..text }
+        Example {
+            judgement: Judgement::Labelled(is_desirable),
+            ..text
+        }
     }
 
     /// The loss that it is an example for.
@@ -90,12 +109,20 @@ impl Example {
         &self.judgement
     }
 
-    /// Its own tokens before the first one to be learnt, then those of `other` from there on; at most `n` in all.
+    /// Its own tokens before the first one to be learnt, then those of `other` from there on; at
+    /// most `n` in all.
     pub(super) fn with_completion_of(&self, other: &Example, n: usize) -> Example {
-        let begin = |example: &Example| example.learnt.iter().take_while(|learnt| !**learnt).count();
+        let begin =
+            |example: &Example| example.learnt.iter().take_while(|learnt| !**learnt).count();
         let (prompt, completion) = (begin(self), begin(other));
-        let tokens = self.tokens[..prompt].iter().chain(&other.tokens[completion..]).take(n);
-        let learnt = self.learnt[..prompt].iter().chain(&other.learnt[completion..]).take(n);
+        let tokens = self.tokens[..prompt]
+            .iter()
+            .chain(&other.tokens[completion..])
+            .take(n);
+        let learnt = self.learnt[..prompt]
+            .iter()
+            .chain(&other.learnt[completion..])
+            .take(n);
         Example::new(tokens.copied().collect(), learnt.copied().collect())
     }
 
@@ -120,8 +147,9 @@ impl Example {
         }
     }
 
-    /// For each of `texts`, its weight times the sum of the negative log-likelihoods of its tokens to be learnt, in nats;
-    /// adds the gradient of all. Empties the session. Short texts share passes.
+    /// For each of `texts`, its weight times the sum of the negative log-likelihoods of its tokens
+    /// to be learnt, in nats; adds the gradient of all. Empties the session. Short texts share
+    /// passes.
     pub(super) fn nll_gradients(
         session: &mut Session,
         id: AdapterId,
@@ -139,12 +167,19 @@ impl Example {
             let (pass, tail) = rest.split_at(rest.iter().take_while(fits).count().max(1));
             rest = tail;
             let weights = pass.iter().map(|(example, weight)| {
-                example.learnt[1..].iter().map(|&learnt| if learnt { *weight } else { 0.0 }).collect()
+                example.learnt[1..]
+                    .iter()
+                    .map(|&learnt| if learnt { *weight } else { 0.0 })
+                    .collect()
             });
             let weights: Vec<Vec<f32>> = weights.collect();
             let tasks = pass.iter().zip(&weights).map(|((example, _), weights)| {
                 let (tokens, targets) = (&example.tokens[..weights.len()], &example.tokens[1..]);
-                Task { tokens, targets, weights }
+                Task {
+                    tokens,
+                    targets,
+                    weights,
+                }
             });
             losses.extend(session.nll_gradients(id, &tasks.collect::<Vec<_>>(), gradients)?);
         }

@@ -1,13 +1,16 @@
 //! Replay of control text: what the model is to stay good at.
 
 use crate::error::Error;
-use crate::exec::{AdapterId, ControlWindow, FIRST_STRENGTH, Session, cross_entropy, next_strength};
+use crate::exec::{
+    AdapterId, ControlWindow, FIRST_STRENGTH, Session, cross_entropy, next_strength,
+};
 use crate::lora::Gradients;
 use std::ops::Range;
 
 /// Tokens of a window of control text.
 const WINDOW: usize = 128;
-/// Fraction of the bound that the divergence must stay below on text that is replayed: on other text it is larger.
+/// Fraction of the bound that the divergence must stay below on text that is replayed: on other
+/// text it is larger.
 const SHARE: f64 = 0.7;
 
 /// Control text, on which training must keep the base model's predictions.
@@ -30,22 +33,37 @@ impl Replay {
         let n = WINDOW.min(base.n_ctx());
         let windows = |range: Range<usize>| -> Vec<Range<usize>> {
             let starts = range.clone().step_by(n);
-            starts.map(|start| start..(start + n).min(range.end)).filter(|window| window.len() > 1).collect()
+            starts
+                .map(|start| start..(start + n).min(range.end))
+                .filter(|window| window.len() > 1)
+                .collect()
         };
         let half = text.len() / 2;
         let (replayed, measured) = (windows(0..half), windows(half..text.len()));
         let window = ControlWindow::new(base.model().hparams().n_vocab);
-        Replay { text: text.to_vec(), replayed, measured, base, strength: FIRST_STRENGTH, window }
+        Replay {
+            text: text.to_vec(),
+            replayed,
+            measured,
+            base,
+            strength: FIRST_STRENGTH,
+            window,
+        }
     }
 
     /// Tokens predicted in each of the windows that are measured on.
     pub(super) fn measured_tokens(&self) -> Vec<usize> {
-        self.measured.iter().map(|window| window.len() - 1).collect()
+        self.measured
+            .iter()
+            .map(|window| window.len() - 1)
+            .collect()
     }
 
     /// The windows that are replayed.
     pub(super) fn replayed(&self) -> impl Iterator<Item = &[u32]> {
-        self.replayed.iter().map(|window| &self.text[window.clone()])
+        self.replayed
+            .iter()
+            .map(|window| &self.text[window.clone()])
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -56,10 +74,13 @@ impl Replay {
         let text = &self.text[window.start..window.end - 1];
         self.window.clear();
         self.base.clear();
-        Ok(self.base.prefill_each(text, 0, |_, logits| self.window.push(logits))?)
+        Ok(self
+            .base
+            .prefill_each(text, 0, |_, logits| self.window.push(logits))?)
     }
 
-    /// Adds the gradient of `strength·KL(base ‖ adapted)` per token on window `turn`, and adapts the strength.
+    /// Adds the gradient of `strength·KL(base ‖ adapted)` per token on window `turn`, and adapts
+    /// the strength.
     pub(super) fn gradient(
         &mut self,
         session: &mut Session,
@@ -72,18 +93,29 @@ impl Replay {
         self.read(&window)?;
         session.clear();
         let tokens = &self.text[window.start..window.end - 1];
-        let loss = session.gradient(id, tokens, 0, &self.window.objective(self.strength), gradients)?;
+        let loss = session.gradient(
+            id,
+            tokens,
+            0,
+            &self.window.objective(self.strength),
+            gradients,
+        )?;
         self.strength = next_strength(self.strength, loss, SHARE * max_divergence);
         Ok(())
     }
 
-    /// Mean `KL(base ‖ adapted)` on the replayed half, and the sum of the rise of the loss on each window of the other
-    /// half; in nats.
+    /// Mean `KL(base ‖ adapted)` on the replayed half, and the sum of the rise of the loss on each
+    /// window of the other half; in nats.
     pub(super) fn measure(&mut self, session: &mut Session) -> Result<(f64, Vec<f64>), Error> {
         let arch = session.model().arch();
         let (mut apart, mut n, mut rises) = (0.0, 0, Vec::new());
-        let windows = self.replayed.iter().map(|w| (w, true)).chain(self.measured.iter().map(|w| (w, false)));
-        let windows: Vec<(Range<usize>, bool)> = windows.map(|(w, replayed)| (w.clone(), replayed)).collect();
+        let windows = self
+            .replayed
+            .iter()
+            .map(|w| (w, true))
+            .chain(self.measured.iter().map(|w| (w, false)));
+        let windows: Vec<(Range<usize>, bool)> =
+            windows.map(|(w, replayed)| (w.clone(), replayed)).collect();
         let mut row = Vec::new();
         for (window, is_replayed) in windows {
             self.read(&window)?;
@@ -97,7 +129,8 @@ impl Replay {
                     apart += base.divergence(i, &mut row);
                 } else {
                     let next = text[i + 1];
-                    rise += cross_entropy(arch, &mut row, next, 1.0) + f64::from(base.log_p(i)[next as usize]);
+                    rise += cross_entropy(arch, &mut row, next, 1.0)
+                        + f64::from(base.log_p(i)[next as usize]);
                 }
             })?;
             if is_replayed {

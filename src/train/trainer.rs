@@ -35,11 +35,14 @@ pub struct Evaluation {
     pub step: usize,
     /// Loss of the examples held out; NaN if none are.
     pub held_out: f64,
-    /// The strength at which the adapter keeps the bound on control text: 1 unless it had to be reduced.
+    /// The strength at which the adapter keeps the bound on control text: 1 unless it had to be
+    /// reduced.
     pub scale: f32,
-    /// Mean `KL(base ‖ adapted)` on the replayed half of the control text, in nats per token; 0 without control text.
+    /// Mean `KL(base ‖ adapted)` on the replayed half of the control text, in nats per token; 0
+    /// without control text.
     pub divergence: f64,
-    /// Rise of the loss on the other half of the control text, in nats per token; 0 without control text.
+    /// Rise of the loss on the other half of the control text, in nats per token; 0 without
+    /// control text.
     pub control: f64,
     /// Sum of the loss of each example held out.
     pub losses: Vec<f64>,
@@ -60,7 +63,8 @@ pub struct TrainReport {
     pub n_steps: usize,
     /// Number of examples that are trained on.
     pub n_trained: usize,
-    /// Tokens to be learnt of each example held out; 1 for preferences, whose losses have no tokens.
+    /// Tokens to be learnt of each example held out; 1 for preferences, whose losses have no
+    /// tokens.
     pub held_out_tokens: Vec<usize>,
     /// Tokens of each window of control text on which the rise is measured.
     pub control_tokens: Vec<usize>,
@@ -78,14 +82,15 @@ impl TrainReport {
 
 /// Trains an adapter on examples with Adam.
 ///
-/// Every step adds up the gradients of [`TrainOptions::batch`] examples, in an order that only the seed determines, and
-/// those of the divergence from the base model on a window of control text and of [`TrainOptions::ewc_lambda`]. Evaluations measure the loss on examples held
-/// out; if the divergence on control text is above the bound, the adapter's strength is reduced until it is not. The
-/// adapter with the least loss is kept, or the last one if nothing is held out.
+/// Every step adds up the gradients of [`TrainOptions::batch`] examples, in an order that only the
+/// seed determines, and those of the divergence from the base model on a window of control text and
+/// of [`TrainOptions::ewc_lambda`]. Evaluations measure the loss on examples held out; if the
+/// divergence on control text is above the bound, the adapter's strength is reduced until it is
+/// not. The adapter with the least loss is kept, or the last one if nothing is held out.
 ///
-/// Results do not depend on the number of threads, and are the same after an interruption (see [`Trainer::save`]). The
-/// memory is that of [`Session::gradient`], and seven values per value of the adapter; one more for preferences, two more for
-/// elastic weight consolidation.
+/// Results do not depend on the number of threads, and are the same after an interruption (see
+/// [`Trainer::save`]). The memory is that of [`Session::gradient`], and seven values per value of
+/// the adapter; one more for preferences, two more for elastic weight consolidation.
 pub struct Trainer {
     pub(super) session: Session,
     pub(super) id: AdapterId,
@@ -108,28 +113,29 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Prepares training on `examples`. `control` is text that the model must stay good at: the first half is replayed,
-    /// forgetting is measured on the second; empty if there is none.
+    /// Prepares training on `examples`. `control` is text that the model must stay good at: the
+    /// first half is replayed, forgetting is measured on the second; empty if there is none.
     ///
     /// # Errors
-    /// If an option or an example is invalid, too few examples are left to train on, or there is no memory for the
-    /// session.
+    /// If an option or an example is invalid, too few examples are left to train on, or there is no
+    /// memory for the session.
     pub fn new(
         engine: &Engine,
         examples: &[Example],
         control: &[u32],
         options: &TrainOptions,
     ) -> Result<Trainer, Error> {
-        let mut adapter =
-            Adapter::zeros(engine.model(), options.rank, options.seed, |site| options.targets.contains(site))?;
+        let mut adapter = Adapter::zeros(engine.model(), options.rank, options.seed, |site| {
+            options.targets.contains(site)
+        })?;
         if let Some(alpha) = options.alpha {
             adapter.set_alpha(alpha)?;
         }
         Trainer::continuing(engine, adapter, examples, control, options)
     }
 
-    /// Prepares further training of an adapter, which takes the place of [`TrainOptions::rank`], [`TrainOptions::alpha`]
-    /// and [`TrainOptions::targets`].
+    /// Prepares further training of an adapter, which takes the place of [`TrainOptions::rank`],
+    /// [`TrainOptions::alpha`] and [`TrainOptions::targets`].
     ///
     /// # Errors
     /// As [`Trainer::new`], and if the adapter is for another model.
@@ -143,10 +149,18 @@ impl Trainer {
         options.check()?;
         let model = engine.model();
         let h = model.hparams();
-        let n_ctx = if options.n_ctx == 0 { h.n_ctx_train.min(DEFAULT_CTX) } else { options.n_ctx };
+        let n_ctx = if options.n_ctx == 0 {
+            h.n_ctx_train.min(DEFAULT_CTX)
+        } else {
+            options.n_ctx
+        };
         for (index, example) in examples.iter().enumerate() {
             if example.loss() != options.loss {
-                let what = format!("is for the loss {}, not {}", example.loss().name(), options.loss.name());
+                let what = format!(
+                    "is for the loss {}, not {}",
+                    example.loss().name(),
+                    options.loss.name()
+                );
                 return Err(LearnError::Example { index, what }.into());
             }
             let rejected = match example.judgement() {
@@ -175,30 +189,47 @@ impl Trainer {
             return Err(LearnError::TooFewExamples { n, least }.into());
         }
         let order = shuffled(n, options.seed);
-        let [held_out, examples] =
-            [&order[..n_held_out], &order[n_held_out..]].map(|part| Examples::pick(examples, part, n_ctx));
+        let [held_out, examples] = [&order[..n_held_out], &order[n_held_out..]]
+            .map(|part| Examples::pick(examples, part, n_ctx));
 
         let gradients = Gradients::zeros(&adapter);
-        let new_session = || engine.session_with(&SessionOptions { n_ctx: Some(n_ctx), ..Default::default() });
+        let new_session = || {
+            engine.session_with(&SessionOptions {
+                n_ctx: Some(n_ctx),
+                ..Default::default()
+            })
+        };
         let mut session = new_session()?;
         let best = adapter.clone();
         let values = flat(&adapter);
         let id = session.attach(Arc::new(adapter), 1.0)?;
-        let replay = if control.is_empty() { None } else { Some(Replay::new(new_session()?, control)) };
+        let replay = if control.is_empty() {
+            None
+        } else {
+            Some(Replay::new(new_session()?, control))
+        };
         if replay.as_ref().is_some_and(Replay::is_empty) {
-            return Err(LearnError::TooLittleText { n: control.len(), least: 4 }.into());
+            return Err(LearnError::TooLittleText {
+                n: control.len(),
+                least: 4,
+            }
+            .into());
         }
         let preferences = (options.loss != Loss::Sft).then(|| Preferences::new(options, &best));
         let ewc = (options.ewc_lambda > 0.0).then(|| Ewc::new(options.ewc_lambda, values.clone()));
         if ewc.is_some() && replay.is_none() {
             let (option, value) = ("ewc_lambda", f64::from(options.ewc_lambda));
-            return Err(
-                LearnError::Option { option, value, expected: "0 where there is no control text".into() }.into()
-            );
+            return Err(LearnError::Option {
+                option,
+                value,
+                expected: "0 where there is no control text".into(),
+            }
+            .into());
         }
         let mut adam = Adam::new();
         (adam.betas, adam.decay) = (options.betas, options.weight_decay);
-        let n_steps = (f64::from(options.epochs) * examples.all.len() as f64 / options.batch as f64).ceil() as usize;
+        let n_steps = (f64::from(options.epochs) * examples.all.len() as f64 / options.batch as f64)
+            .ceil() as usize;
         let report = TrainReport {
             n_steps: n_steps.max(1),
             n_trained: examples.all.len(),
@@ -206,11 +237,21 @@ impl Trainer {
                 Loss::Sft => held_out.all.iter().map(Example::n_learnt).collect(),
                 Loss::Dpo | Loss::Kto => vec![1; n_held_out],
             },
-            control_tokens: replay.as_ref().map(Replay::measured_tokens).unwrap_or_default(),
+            control_tokens: replay
+                .as_ref()
+                .map(Replay::measured_tokens)
+                .unwrap_or_default(),
             ..Default::default()
         };
-        let fingerprint = examples.all.iter().chain(&held_out.all).fold(SEED, |hash, example| example.hash(hash));
-        let fingerprint = mix(mix(fingerprint, bytemuck::cast_slice(control)), format!("{options:?}").as_bytes());
+        let fingerprint = examples
+            .all
+            .iter()
+            .chain(&held_out.all)
+            .fold(SEED, |hash, example| example.hash(hash));
+        let fingerprint = mix(
+            mix(fingerprint, bytemuck::cast_slice(control)),
+            format!("{options:?}").as_bytes(),
+        );
         let fingerprint = mix(fingerprint, bytemuck::cast_slice(&values));
         Ok(Trainer {
             session,
@@ -231,27 +272,48 @@ impl Trainer {
         })
     }
 
-    /// Takes the next step; `None` once all are taken, or nothing was gained for so long that training ends.
+    /// Takes the next step; `None` once all are taken, or nothing was gained for so long that
+    /// training ends.
     ///
     /// # Errors
-    /// [`LearnError::Diverged`] if loss, gradient, keys or values are not finite; as [`Session::nll_gradient`]. The adapter is the one
-    /// before the step then.
+    /// [`LearnError::Diverged`] if loss, gradient, keys or values are not finite; as
+    /// [`Session::nll_gradient`]. The adapter is the one before the step then.
     pub fn step(&mut self) -> Result<Option<Step>, Error> {
         let step = self.report.steps.len();
         self.try_step().map_err(|error| match error {
             // The model itself has no such values.
-            Error::Session(SessionError::KvOverflow { .. }) if step > 0 => LearnError::Diverged { step }.into(),
+            Error::Session(SessionError::KvOverflow { .. }) if step > 0 => {
+                LearnError::Diverged { step }.into()
+            }
             error => error,
         })
     }
 
     fn try_step(&mut self) -> Result<Option<Step>, Error> {
         let (step, n_steps) = (self.report.steps.len(), self.report.n_steps);
-        let TrainOptions { batch, schedule, warmup, eval_every, patience, .. } = self.options;
-        let every = if eval_every == 0 { self.examples.all.len().div_ceil(batch) } else { eval_every };
-        // Evaluations belong to the beginning of a step, so that one that was cancelled is made up for.
+        let TrainOptions {
+            batch,
+            schedule,
+            warmup,
+            eval_every,
+            patience,
+            ..
+        } = self.options;
+        let every = if eval_every == 0 {
+            self.examples.all.len().div_ceil(batch)
+        } else {
+            eval_every
+        };
+        // Evaluations belong to the beginning of a step, so that one that was cancelled is made up
+        // for.
         let is_due = step.is_multiple_of(every) || step == n_steps;
-        if is_due && self.report.evaluations.last().is_none_or(|last| last.step < step) {
+        if is_due
+            && self
+                .report
+                .evaluations
+                .last()
+                .is_none_or(|last| last.step < step)
+        {
             self.evaluate()?;
             let since = self.report.evaluations.len() - 1 - self.report.kept;
             self.is_finished |= step == n_steps || (patience > 0 && since >= patience);
@@ -262,7 +324,9 @@ impl Trainer {
         if let (Some(ewc), Some(replay)) = (&mut self.ewc, &self.replay) {
             ewc.measure(&mut self.session, self.id, replay, &mut self.gradients)?;
         }
-        let picked: Vec<usize> = (step * batch..(step + 1) * batch).map(|i| self.example(i)).collect();
+        let picked: Vec<usize> = (step * batch..(step + 1) * batch)
+            .map(|i| self.example(i))
+            .collect();
         self.gradients.clear();
         let loss = self.gradient(&picked)?;
         if let Some(replay) = &mut self.replay {
@@ -279,28 +343,52 @@ impl Trainer {
             return Err(LearnError::Diverged { step: step + 1 }.into());
         }
         if norm > f64::from(self.options.clip) {
-            self.gradients.scale((f64::from(self.options.clip) / norm) as f32);
+            self.gradients
+                .scale((f64::from(self.options.clip) / norm) as f32);
         }
-        let rate = f64::from(self.options.rate) * schedule.factor(step, n_steps, warmup.min(n_steps));
+        let rate =
+            f64::from(self.options.rate) * schedule.factor(step, n_steps, warmup.min(n_steps));
         self.adam.rate = rate as f32;
-        let Trainer { session, adam, gradients, .. } = self;
+        let Trainer {
+            session,
+            adam,
+            gradients,
+            ..
+        } = self;
         session.update_adapter(self.id, |adapter| adam.step(adapter, gradients))?;
-        let done = Step { step: step + 1, loss, rate, norm };
+        let done = Step {
+            step: step + 1,
+            loss,
+            rate,
+            norm,
+        };
         self.report.steps.push(done);
         Ok(Some(done))
     }
 
     /// Adds the gradient of the loss of the examples `picked`, and returns the loss.
     fn gradient(&mut self, picked: &[usize]) -> Result<f64, Error> {
-        let Trainer { session, id, gradients, examples, preferences, .. } = self;
+        let Trainer {
+            session,
+            id,
+            gradients,
+            examples,
+            preferences,
+            ..
+        } = self;
         if let Some(preferences) = preferences {
             preferences.refer(session, *id, examples, picked)?;
             let losses = preferences.losses(session, *id, examples, picked, Some(gradients))?;
             return Ok(losses.iter().sum::<f64>() / picked.len() as f64);
         }
         let n: usize = picked.iter().map(|&i| examples.all[i].n_learnt()).sum();
-        let texts: Vec<_> = picked.iter().map(|&i| (&examples.all[i], 1.0 / n as f32)).collect();
-        Ok(Example::nll_gradients(session, *id, &texts, gradients)?.iter().sum())
+        let texts: Vec<_> = picked
+            .iter()
+            .map(|&i| (&examples.all[i], 1.0 / n as f32))
+            .collect();
+        Ok(Example::nll_gradients(session, *id, &texts, gradients)?
+            .iter()
+            .sum())
     }
 
     /// Index of the `i`th example to be read, counted over all epochs.
@@ -313,7 +401,8 @@ impl Trainer {
         self.order.1[i % n]
     }
 
-    /// Measures the adapter on the examples held out and on control text, and keeps it if it is the best.
+    /// Measures the adapter on the examples held out and on control text, and keeps it if it is the
+    /// best.
     fn evaluate(&mut self) -> Result<(), Error> {
         let measured = self.measure();
         self.session.set_scale(self.id, 1.0)?;
@@ -321,7 +410,9 @@ impl Trainer {
         let scale = evaluation.scale;
         let report = &mut self.report;
         let is_first = report.evaluations.is_empty();
-        let is_better = evaluation.held_out.is_nan() || is_first || evaluation.held_out < report.best().held_out;
+        let is_better = evaluation.held_out.is_nan()
+            || is_first
+            || evaluation.held_out < report.best().held_out;
         report.evaluations.push(evaluation);
         let mut held = self.session.adapters();
         if let Some((_, adapter, _)) = held.find(|(id, ..)| *id == self.id).filter(|_| is_better) {
@@ -332,7 +423,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Reduces the adapter's strength until it keeps the bound on control text, and measures it at that strength.
+    /// Reduces the adapter's strength until it keeps the bound on control text, and measures it at
+    /// that strength.
     fn measure(&mut self) -> Result<Evaluation, Error> {
         let (mut scale, mut divergence, mut rises) = (1.0, 0.0, Vec::new());
         let all: Vec<usize> = (0..self.held_out.all.len()).collect();
@@ -347,26 +439,43 @@ impl Trainer {
                     break;
                 }
                 // The divergence grows with the square of the strength, as long as it is small.
-                scale = if scale < 1e-3 { 0.0 } else { scale * (0.98 / excess.sqrt()).max(0.1) as f32 };
+                scale = if scale < 1e-3 {
+                    0.0
+                } else {
+                    scale * (0.98 / excess.sqrt()).max(0.1) as f32
+                };
                 self.session.set_scale(self.id, scale)?;
             }
         }
-        let Trainer { session, held_out, .. } = self;
+        let Trainer {
+            session, held_out, ..
+        } = self;
         let losses = match &mut self.preferences {
             Some(preferences) => preferences.losses(session, self.id, held_out, &all, None)?,
             None => {
                 let texts: Vec<_> = held_out.all.iter().map(|example| (example, 1.0)).collect();
-                Example::nll_gradients(session, self.id, &texts, &mut Gradients::for_terms(&self.best, |_| false))?
+                Example::nll_gradients(
+                    session,
+                    self.id,
+                    &texts,
+                    &mut Gradients::for_terms(&self.best, |_| false),
+                )?
             }
         };
         let report = &self.report;
-        let mean = |sums: &[f64], sizes: &[usize]| sums.iter().sum::<f64>() / sizes.iter().sum::<usize>() as f64;
+        let mean = |sums: &[f64], sizes: &[usize]| {
+            sums.iter().sum::<f64>() / sizes.iter().sum::<usize>() as f64
+        };
         Ok(Evaluation {
             step: report.steps.len(),
             held_out: mean(&losses, &report.held_out_tokens),
             scale,
             divergence,
-            control: if rises.is_empty() { 0.0 } else { mean(&rises, &report.control_tokens) },
+            control: if rises.is_empty() {
+                0.0
+            } else {
+                mean(&rises, &report.control_tokens)
+            },
             losses,
             rises,
         })

@@ -27,7 +27,11 @@ pub(crate) const CALLS: &[(&str, &str, &str)] = &[
         "[TOOL_CALLS]",
         "[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}}]",
     ),
-    ("mistral-v11", "[TOOL_CALLS]", "get_weather[ARGS]{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}"),
+    (
+        "mistral-v11",
+        "[TOOL_CALLS]",
+        "get_weather[ARGS]{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}",
+    ),
     (
         "deepseek",
         "<｜tool▁calls▁begin｜>",
@@ -63,14 +67,26 @@ pub(crate) const CALLS: &[(&str, &str, &str)] = &[
         "<function=",
         "get_weather>{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}</function>",
     ),
-    ("functionary-v3.2", ">>>", "get_weather\n{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}"),
+    (
+        "functionary-v3.2",
+        ">>>",
+        "get_weather\n{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}",
+    ),
     (
         "harmony",
         "<|channel|>commentary to=functions.",
         "get_weather <|constrain|>json<|message|>{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}",
     ),
-    ("lfm2", "<|tool_call_start|>", "[get_weather(city=\"Oslo\", days=3, unit=\"celsius\")]<|tool_call_end|>"),
-    ("gemma4", "<|tool_call>", "call:get_weather{city:<|\"|>Oslo<|\"|>,days:3,unit:<|\"|>celsius<|\"|>}<tool_call|>"),
+    (
+        "lfm2",
+        "<|tool_call_start|>",
+        "[get_weather(city=\"Oslo\", days=3, unit=\"celsius\")]<|tool_call_end|>",
+    ),
+    (
+        "gemma4",
+        "<|tool_call>",
+        "call:get_weather{city:<|\"|>Oslo<|\"|>,days:3,unit:<|\"|>celsius<|\"|>}<tool_call|>",
+    ),
     (
         "function-gemma",
         "<start_function_call>",

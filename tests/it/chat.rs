@@ -5,7 +5,10 @@ use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
 use serde_json::{Value, json};
 
 fn inputs() -> ChatInputs {
-    ChatInputs { add_generation_prompt: false, ..ChatInputs::new(&[Message::user("Hi")]) }
+    ChatInputs {
+        add_generation_prompt: false,
+        ..ChatInputs::new(&[Message::user("Hi")])
+    }
 }
 
 fn render(template: &str) -> Result<String, ChatError> {
@@ -32,7 +35,12 @@ fn renders_as_jinja2_does() {
             (expected, got) => failures.push(format!("{source}\n got {got:?}\nwant {expected:?}")),
         }
     }
-    assert!(failures.is_empty(), "{}:\n{}", failures.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{}:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
 }
 
 #[test]
@@ -40,7 +48,10 @@ fn undefined_and_none_are_different() {
     // Absent tools are None, absent variables undefined.
     let t = "{{ tools is defined }} {{ tools is none }} {{ documents is none }} {{ x is defined }}";
     assert_eq!(render(t).unwrap(), "True True True False");
-    assert!(matches!(render("{{ x.y }}"), Err(ChatError::Render { line: 1, .. })));
+    assert!(matches!(
+        render("{{ x.y }}"),
+        Err(ChatError::Render { line: 1, .. })
+    ));
 }
 
 #[test]
@@ -53,7 +64,10 @@ fn generation_marks_are_silent() {
 #[test]
 fn errors_say_where() {
     let syntax = ChatTemplate::parse("a\n{% if %}\n{% endif %}").unwrap_err();
-    assert!(matches!(syntax, ChatError::Syntax { line: 2, .. }), "{syntax:?}");
+    assert!(
+        matches!(syntax, ChatError::Syntax { line: 2, .. }),
+        "{syntax:?}"
+    );
     let unclosed = ChatTemplate::parse("{% for m in messages %}").unwrap_err();
     assert!(matches!(unclosed, ChatError::Syntax { .. }), "{unclosed:?}");
     let raised = render("\n{{ raise_exception('no ' ~ messages[0].role) }}");
@@ -61,9 +75,15 @@ fn errors_say_where() {
     let in_macro = render("{% macro m() %}{{ raise_exception('deep') }}{% endmacro %}{{ m() }}");
     assert_eq!(in_macro, Err(ChatError::Raised("deep".into())));
     let failed = render("\n\n{{ 1 + 'a' }}");
-    assert!(matches!(failed, Err(ChatError::Render { line: 3, .. })), "{failed:?}");
+    assert!(
+        matches!(failed, Err(ChatError::Render { line: 3, .. })),
+        "{failed:?}"
+    );
     let method = render("{{ messages.append(1) }}");
-    assert!(matches!(method, Err(ChatError::Render { .. })), "{method:?}");
+    assert!(
+        matches!(method, Err(ChatError::Render { .. })),
+        "{method:?}"
+    );
 }
 
 #[test]
@@ -118,10 +138,20 @@ fn cve_2024_34359_template_execution() {
 #[test]
 fn endless_templates_end() {
     for (name, t) in [
-        ("loops", "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"),
-        ("sums", "{% for a in range(9999) %}{% for b in range(9999) %}{% set c = a + b %}{% endfor %}{% endfor %}"),
+        (
+            "loops",
+            "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+        ),
+        (
+            "sums",
+            "{% for a in range(9999) %}{% for b in range(9999) %}{% set c = a + b %}{% endfor %}{% endfor %}",
+        ),
     ] {
-        assert!(matches!(render(t), Err(ChatError::OutOfSteps { .. })), "{name}: {:?}", render(t));
+        assert!(
+            matches!(render(t), Err(ChatError::OutOfSteps { .. })),
+            "{name}: {:?}",
+            render(t)
+        );
     }
     for t in [
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
@@ -139,7 +169,11 @@ fn endless_templates_end() {
         "{{ ('{0}' * 1000).format('x' * 10000000) }}",
         "{{ 'a'.ljust(67000000, 'x' * 100000000) }}",
     ] {
-        assert!(matches!(render(t), Err(ChatError::Render { .. })), "{t}: {:?}", render(t).map(|s| s.len()));
+        assert!(
+            matches!(render(t), Err(ChatError::Render { .. })),
+            "{t}: {:?}",
+            render(t).map(|s| s.len())
+        );
     }
 }
 
@@ -159,7 +193,10 @@ fn deep_values_and_sources_do_not_overflow_the_stack() {
              {% endfor %}";
     assert_eq!(render(t).unwrap(), "");
     for print in ["{{ ns.v }}", "{{ ns.v | tojson }}"] {
-        assert!(matches!(render(&format!("{t}{print}")), Err(ChatError::Render { .. })));
+        assert!(matches!(
+            render(&format!("{t}{print}")),
+            Err(ChatError::Render { .. })
+        ));
     }
     // As deep as the longest accepted source allows.
     for (open, middle, close) in [
@@ -181,9 +218,16 @@ fn deep_values_and_sources_do_not_overflow_the_stack() {
     ] {
         let n = (255 << 10) / (open.len() + close.len());
         let body = format!("{}{middle}{}", open.repeat(n), close.repeat(n));
-        let source = if middle == "{% if 1 %}" { body + "{% endif %}" } else { format!("{{{{ {body} }}}}") };
+        let source = if middle == "{% if 1 %}" {
+            body + "{% endif %}"
+        } else {
+            format!("{{{{ {body} }}}}")
+        };
         _ = ChatTemplate::parse(&source).and_then(|t| t.render(&inputs()));
     }
     let source = "{% if true %}".repeat(10_000) + &"{% endif %}".repeat(10_000);
-    assert!(matches!(ChatTemplate::parse(&source), Err(ChatError::Syntax { .. })));
+    assert!(matches!(
+        ChatTemplate::parse(&source),
+        Err(ChatError::Syntax { .. })
+    ));
 }

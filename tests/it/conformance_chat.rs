@@ -27,7 +27,10 @@ fn renders_as_hugging_face_does() {
             add_generation_prompt: case["add_generation_prompt"].as_bool().unwrap(),
             bos_token: token("bos_token"),
             eos_token: token("eos_token"),
-            kwargs: conversation["kwargs"].as_object().cloned().unwrap_or_default(),
+            kwargs: conversation["kwargs"]
+                .as_object()
+                .cloned()
+                .unwrap_or_default(),
             now: Some(now),
         };
         let name = case["template"].as_str().unwrap();
@@ -35,15 +38,24 @@ fn renders_as_hugging_face_does() {
         let got = template.render(&inputs);
         let expected = match case.get("expected") {
             Some(text) => Ok(text.as_str().unwrap().to_owned()),
-            None => Err(ChatError::Raised(case["error"].as_str().unwrap().to_owned())),
+            None => Err(ChatError::Raised(
+                case["error"].as_str().unwrap().to_owned(),
+            )),
         };
         checked += 1;
         if got != expected {
             let conversation = &case["conversation"];
-            failures.push(format!("{name} {conversation}:\n got {got:?}\nwant {expected:?}"));
+            failures.push(format!(
+                "{name} {conversation}:\n got {got:?}\nwant {expected:?}"
+            ));
         }
     }
     assert!(checked > 0);
-    assert!(failures.is_empty(), "{} of {checked}\n{}", failures.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{} of {checked}\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
     eprintln!("{checked} renderings are exact");
 }

@@ -1,5 +1,5 @@
-//! Vectors of texts against Hugging Face's (`RUVLLM_CONFORMANCE`), to the tolerance of the reference data: 1e-4 of
-//! vectors of length 1, and 1e-3 of hidden states, as of logits.
+//! Vectors of texts against Hugging Face's (`RUVLLM_CONFORMANCE`), to the tolerance of the
+//! reference data: 1e-4 of vectors of length 1, and 1e-3 of hidden states, as of logits.
 
 use crate::common::{conformance, emulated, numbers, read_f32, read_json};
 use crate::run::OnLevel;
@@ -13,7 +13,10 @@ use ruvllm::{Error, SessionError};
 
 fn max_abs(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d.is_nan() { f32::NAN } else { d.max(m) })
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |m, d| if d.is_nan() { f32::NAN } else { d.max(m) })
 }
 
 #[test]
@@ -37,11 +40,17 @@ fn f16_models_of_every_family() {
         let tests = manifest["tests"].as_array().unwrap();
         let texts: Vec<Vec<u32>> = tests.iter().map(|test| numbers(&test["tokens"])).collect();
         for arch in Arch::available() {
-            let model = Model::open(&path).unwrap_or_else(|e| panic!("{name}: {e}")).on(arch);
+            let model = Model::open(&path)
+                .unwrap_or_else(|e| panic!("{name}: {e}"))
+                .on(arch);
             let embedder = model.embedder().unwrap();
             let ours = embedder.embed_tokens(&texts).unwrap();
             // Neighbours of a text change no bit.
-            assert_eq!(embedder.clone().n_batch(1).embed_tokens(&texts).unwrap(), ours, "{name} {arch:?}");
+            assert_eq!(
+                embedder.clone().n_batch(1).embed_tokens(&texts).unwrap(),
+                ours,
+                "{name} {arch:?}"
+            );
             for ((test, tokens), ours) in tests.iter().zip(&texts).zip(ours) {
                 let id = test["id"].as_str().unwrap();
                 let golden = |file: &str| test[file].as_str().map(|file| read_f32(&dir.join(file)));
@@ -50,9 +59,17 @@ fn f16_models_of_every_family() {
                         failures.push(format!("{name} {arch:?} {id} {what}: {difference}"));
                     }
                 };
-                check("vector", max_abs(&ours, &golden("embedding_file").unwrap()), 1e-4);
+                check(
+                    "vector",
+                    max_abs(&ours, &golden("embedding_file").unwrap()),
+                    1e-4,
+                );
                 if let Some(golden) = golden("token_embeddings_file") {
-                    check("states", max_abs(&embedder.states_of(tokens).unwrap(), &golden), 1e-3);
+                    check(
+                        "states",
+                        max_abs(&embedder.states_of(tokens).unwrap(), &golden),
+                        1e-3,
+                    );
                 }
             }
             if emulated() {
@@ -74,9 +91,15 @@ fn poolings_of_the_same_states() {
     let vector = |pooling| embedder(pooling).embed_tokens(&[text]).unwrap().remove(0);
     assert_eq!(vector(Pooling::Cls), states[..n]);
     assert_eq!(vector(Pooling::Last), states[3 * n..]);
-    let mean: Vec<f32> = (0..n).map(|i| states.chunks(n).map(|row| row[i]).sum::<f32>() / 4.0).collect();
+    let mean: Vec<f32> = (0..n)
+        .map(|i| states.chunks(n).map(|row| row[i]).sum::<f32>() / 4.0)
+        .collect();
     assert!(max_abs(&vector(Pooling::Mean), &mean) <= 1e-6);
-    let unit = embedder(Pooling::Mean).normalise(true).embed_tokens(&[text]).unwrap().remove(0);
+    let unit = embedder(Pooling::Mean)
+        .normalise(true)
+        .embed_tokens(&[text])
+        .unwrap()
+        .remove(0);
     assert!((unit.iter().map(|x| x * x).sum::<f32>() - 1.0).abs() <= 1e-6);
 }
 
@@ -86,10 +109,26 @@ fn texts_that_do_not_fit_are_refused() {
     let embedder = Embedder::new(&model.engine().unwrap()).unwrap();
     let embed = |text: &[u32]| embedder.embed_tokens(&[text]).unwrap_err();
     assert!(matches!(embed(&[]), SessionError::NoTokens));
-    assert!(matches!(embed(&[1, 50]), SessionError::TokenOutOfRange { token: 50, .. }));
-    assert!(matches!(embed(&[1; 257]), SessionError::ContextFull { n_ctx: 256, n_new: 257, .. }));
-    assert!(matches!(embedder.embed(&["text"]), Err(Error::Session(SessionError::NoTokenizer))));
-    assert_eq!(embedder.embed_tokens::<Vec<u32>>(&[]).unwrap(), Vec::<Vec<f32>>::new());
+    assert!(matches!(
+        embed(&[1, 50]),
+        SessionError::TokenOutOfRange { token: 50, .. }
+    ));
+    assert!(matches!(
+        embed(&[1; 257]),
+        SessionError::ContextFull {
+            n_ctx: 256,
+            n_new: 257,
+            ..
+        }
+    ));
+    assert!(matches!(
+        embedder.embed(&["text"]),
+        Err(Error::Session(SessionError::NoTokenizer))
+    ));
+    assert_eq!(
+        embedder.embed_tokens::<Vec<u32>>(&[]).unwrap(),
+        Vec::<Vec<f32>>::new()
+    );
     embedder.cancel_token().cancel();
     assert!(matches!(embed(&[1]), SessionError::Cancelled));
 }

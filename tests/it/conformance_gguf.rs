@@ -24,12 +24,26 @@ fn check(gguf: &Gguf, path: &Path, opened: Duration) {
     let tokens = metadata.strings("tokenizer.ggml.tokens").unwrap();
     let token_types = metadata.i32s("tokenizer.ggml.token_type").unwrap();
     assert_eq!(tokens.len(), token_types.len(), "{path:?}");
-    let merges = metadata.opt_strings("tokenizer.ggml.merges").unwrap().map_or(0, |merges| merges.len());
+    let merges = metadata
+        .opt_strings("tokenizer.ggml.merges")
+        .unwrap()
+        .map_or(0, |merges| merges.len());
     let data: usize = gguf.tensors().iter().map(|t| gguf.data(t).len()).sum();
-    assert_eq!(data as u64, gguf.tensors().iter().map(|t| t.n_bytes).sum::<u64>());
+    assert_eq!(
+        data as u64,
+        gguf.tensors().iter().map(|t| t.n_bytes).sum::<u64>()
+    );
     // Writers pad only between tensors, or after the last one too.
-    let end = gguf.tensors().iter().map(|t| t.offset + t.n_bytes).max().unwrap_or(0);
-    assert!(end == 0 || gguf.file_size() - end < gguf.header().alignment, "{path:?}");
+    let end = gguf
+        .tensors()
+        .iter()
+        .map(|t| t.offset + t.n_bytes)
+        .max()
+        .unwrap_or(0);
+    assert!(
+        end == 0 || gguf.file_size() - end < gguf.header().alignment,
+        "{path:?}"
+    );
     let (n_tensors, n_tokens) = (gguf.tensors().len(), tokens.len());
     println!("{opened:>9.1?} {n_tensors:4} tensors {n_tokens:6} tokens {merges:6} merges {path:?}");
 }
@@ -39,7 +53,11 @@ fn every_file_opens() {
     let Some(root) = conformance() else { return };
     let mut files = Vec::new();
     files_ending(&root, ".gguf", &mut files);
-    assert!(files.len() >= 20, "only {} GGUF files in {root:?}", files.len());
+    assert!(
+        files.len() >= 20,
+        "only {} GGUF files in {root:?}",
+        files.len()
+    );
     for path in &files {
         let start = Instant::now();
         let gguf = Gguf::open(path).unwrap();
@@ -59,7 +77,11 @@ fn every_compressed_file_opens_from_memory() {
     files_ending(&root, ".gguf.xz", &mut files);
     assert!(!files.is_empty(), "no compressed files in {root:?}");
     for path in &files {
-        let unpacked = Command::new("xz").arg("-dc").arg(path).output().expect("the program xz");
+        let unpacked = Command::new("xz")
+            .arg("-dc")
+            .arg(path)
+            .output()
+            .expect("the program xz");
         assert!(unpacked.status.success(), "{path:?}");
         let start = Instant::now();
         let gguf = Gguf::from_bytes(unpacked.stdout).unwrap();

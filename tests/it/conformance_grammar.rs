@@ -1,9 +1,10 @@
-//! Grammars against public collections of schemas, which are not part of the repository. Each test names the variable
-//! with its folder, and prints what it counted:
+//! Grammars against public collections of schemas, which are not part of the repository. Each test
+//! names the variable with its folder, and prints what it counted:
 //!
-//! `RUVLLM_SCHEMA_SUITE`: `tests/draft2020-12` (or another draft) of json-schema-org/JSON-Schema-Test-Suite.
-//! `RUVLLM_MASKBENCH`: `maskbench/data` of guidance-ai/jsonschemabench; `RUVLLM_VOCAB` is a GGUF file with the vocabulary,
-//! `RUVLLM_EVERY` takes one in so many files.
+//! `RUVLLM_SCHEMA_SUITE`: `tests/draft2020-12` (or another draft) of
+//! json-schema-org/JSON-Schema-Test-Suite. `RUVLLM_MASKBENCH`: `maskbench/data` of
+//! guidance-ai/jsonschemabench; `RUVLLM_VOCAB` is a GGUF file with the vocabulary, `RUVLLM_EVERY`
+//! takes one in so many files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,8 +28,12 @@ fn folder(variable: &str) -> Option<PathBuf> {
 }
 
 fn json_files(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
-    let mut files: Vec<PathBuf> = entries.filter(|p| p.extension().is_some_and(|e| e == "json")).collect();
+    let entries = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|e| e.unwrap().path());
+    let mut files: Vec<PathBuf> = entries
+        .filter(|p| p.extension().is_some_and(|e| e == "json"))
+        .collect();
     files.sort();
     files
 }
@@ -41,18 +46,24 @@ fn tokenizer() -> Tokenizer {
 /// What a schema is refused for, in a word.
 fn reason(error: &GrammarError) -> String {
     match error {
-        GrammarError::Keyword { keyword, message, .. } if keyword == "format" => {
+        GrammarError::Keyword {
+            keyword, message, ..
+        } if keyword == "format" => {
             format!("format {}", message.split('"').nth(1).unwrap_or_default())
         }
         GrammarError::Keyword { keyword, .. } => keyword.clone(),
-        GrammarError::Invalid { message, .. } => {
-            message.rsplit([':', '(']).next().unwrap_or_default().trim().to_owned()
-        }
+        GrammarError::Invalid { message, .. } => message
+            .rsplit([':', '('])
+            .next()
+            .unwrap_or_default()
+            .trim()
+            .to_owned(),
         other => other.to_string(),
     }
 }
 
-/// Whether the grammar matches `text` cut into tokens of single bytes' texts as the tokenizer has it.
+/// Whether the grammar matches `text` cut into tokens of single bytes' texts as the tokenizer has
+/// it.
 fn matches(grammar: &Grammar, tokenizer: &Tokenizer, text: &str) -> bool {
     let mut matcher = grammar.matcher();
     for token in tokenizer.encode(text, false, false) {
@@ -69,9 +80,15 @@ fn names<'a>(schema: &'a Value, out: &mut Vec<&'a str>) {
         Value::Object(map) => {
             for (key, value) in map {
                 match (&key[..], value) {
-                    ("properties", Value::Object(members)) => out.extend(members.keys().map(String::as_str)),
-                    ("required", Value::Array(items)) => out.extend(items.iter().filter_map(Value::as_str)),
-                    ("const", Value::Object(members)) => out.extend(members.keys().map(String::as_str)),
+                    ("properties", Value::Object(members)) => {
+                        out.extend(members.keys().map(String::as_str))
+                    }
+                    ("required", Value::Array(items)) => {
+                        out.extend(items.iter().filter_map(Value::as_str))
+                    }
+                    ("const", Value::Object(members)) => {
+                        out.extend(members.keys().map(String::as_str))
+                    }
                     _ => {}
                 }
                 names(value, out);
@@ -82,17 +99,27 @@ fn names<'a>(schema: &'a Value, out: &mut Vec<&'a str>) {
     }
 }
 
-/// `value` with properties in the order of `names`, and whole numbers written as such: the same value to JSON Schema.
+/// `value` with properties in the order of `names`, and whole numbers written as such: the same
+/// value to JSON Schema.
 fn canonical(value: &Value, names: &[&str]) -> Value {
     match value {
         Value::Object(map) => {
             let mut members: Vec<(&String, &Value)> = map.iter().collect();
-            members.sort_by_key(|(name, _)| names.iter().position(|n| n == name).unwrap_or(usize::MAX));
-            Value::Object(members.into_iter().map(|(k, v)| (k.clone(), canonical(v, names))).collect())
+            members.sort_by_key(|(name, _)| {
+                names.iter().position(|n| n == name).unwrap_or(usize::MAX)
+            });
+            Value::Object(
+                members
+                    .into_iter()
+                    .map(|(k, v)| (k.clone(), canonical(v, names)))
+                    .collect(),
+            )
         }
         Value::Array(items) => items.iter().map(|item| canonical(item, names)).collect(),
         Value::Number(n) => match n.as_f64() {
-            Some(v) if n.is_f64() && v.fract() == 0.0 && v.abs() <= 9_007_199_254_740_992.0 => (v as i64).into(),
+            Some(v) if n.is_f64() && v.fract() == 0.0 && v.abs() <= 9_007_199_254_740_992.0 => {
+                (v as i64).into()
+            }
             _ => value.clone(),
         },
         _ => value.clone(),
@@ -103,7 +130,9 @@ fn canonical(value: &Value, names: &[&str]) -> Value {
 #[test]
 #[ignore = "needs the JSON-Schema-Test-Suite"]
 fn json_schema_test_suite() {
-    let Some(folder) = folder("RUVLLM_SCHEMA_SUITE") else { return };
+    let Some(folder) = folder("RUVLLM_SCHEMA_SUITE") else {
+        return;
+    };
     let tokenizer = tokenizer();
     let trie = TokenTrie::new(&tokenizer).unwrap();
     let draft = folder.file_name().unwrap().to_str().unwrap().to_owned();
@@ -115,12 +144,21 @@ fn json_schema_test_suite() {
         for group in read_json(&path).as_array().unwrap() {
             let mut schema = group["schema"].clone();
             // What the folder says is said in the schema for us.
-            if let Some(map) = schema.as_object_mut().filter(|map| !map.contains_key("$schema")) {
+            if let Some(map) = schema
+                .as_object_mut()
+                .filter(|map| !map.contains_key("$schema"))
+            {
                 let uri = match &draft[..] {
                     "draft2020-12" | "draft2019-09" => {
-                        format!("https://json-schema.org/{}/schema", draft.replacen("draft", "draft/", 1))
+                        format!(
+                            "https://json-schema.org/{}/schema",
+                            draft.replacen("draft", "draft/", 1)
+                        )
                     }
-                    old => format!("http://json-schema.org/{}/schema#", old.replacen("draft", "draft-0", 1)),
+                    old => format!(
+                        "http://json-schema.org/{}/schema#",
+                        old.replacen("draft", "draft-0", 1)
+                    ),
                 };
                 map.insert("$schema".into(), uri.into());
             }
@@ -137,7 +175,11 @@ fn json_schema_test_suite() {
                 }
                 Err(e) => {
                     refused += tests.len();
-                    *refusals.entry(keyword.clone()).or_default().entry(reason(&e)).or_default() += tests.len();
+                    *refusals
+                        .entry(keyword.clone())
+                        .or_default()
+                        .entry(reason(&e))
+                        .or_default() += tests.len();
                     continue;
                 }
             };
@@ -145,7 +187,10 @@ fn json_schema_test_suite() {
             names(&schema, &mut order);
             for test in tests {
                 let valid = test["valid"] == true;
-                let texts = [test["data"].to_string(), canonical(&test["data"], &order).to_string()];
+                let texts = [
+                    test["data"].to_string(),
+                    canonical(&test["data"], &order).to_string(),
+                ];
                 let matched = texts.map(|text| matches(&grammar, &tokenizer, &text));
                 if matched.contains(&true) == valid {
                     passed += 1;
@@ -163,12 +208,19 @@ fn json_schema_test_suite() {
         );
         (n_passed, n_refused) = (n_passed + passed, n_refused + refused);
     }
-    eprintln!("{draft}: {n_passed} passed, {n_refused} refused, {} wrong", wrong.len());
+    eprintln!(
+        "{draft}: {n_passed} passed, {n_refused} refused, {} wrong",
+        wrong.len()
+    );
     for line in &wrong {
         eprintln!("WRONG {line}");
     }
     // `format` is an annotation to the suite and a restriction to us.
-    assert!(wrong.iter().all(|line| line.starts_with("format:")), "{} wrong", wrong.len());
+    assert!(
+        wrong.iter().all(|line| line.starts_with("format:")),
+        "{} wrong",
+        wrong.len()
+    );
 }
 
 fn percentile(sorted: &[Duration], p: f64) -> f64 {
@@ -180,7 +232,9 @@ fn percentile(sorted: &[Duration], p: f64) -> f64 {
 #[test]
 #[ignore = "needs the schemas of MaskBench and a large vocabulary; some minutes"]
 fn maskbench() {
-    let Some(folder) = folder("RUVLLM_MASKBENCH") else { return };
+    let Some(folder) = folder("RUVLLM_MASKBENCH") else {
+        return;
+    };
     let tokenizer = tokenizer();
     let start = Instant::now();
     let trie = TokenTrie::new(&tokenizer).unwrap();
@@ -208,7 +262,12 @@ fn maskbench() {
         }
         first.push(start.elapsed());
         let before = rejected.len() + accepted.len() + failed.len();
-        for (i, test) in case["tests"].as_array().unwrap_or(&Vec::new()).iter().enumerate() {
+        for (i, test) in case["tests"]
+            .as_array()
+            .unwrap_or(&Vec::new())
+            .iter()
+            .enumerate()
+        {
             let text = spaced(&test["data"]);
             let mut matcher = grammar.matcher();
             let mut ok = true;
@@ -237,8 +296,13 @@ fn maskbench() {
     for times in [&mut first, &mut compile, &mut masks] {
         times.sort_unstable();
     }
-    let mean = |times: &[Duration]| times.iter().sum::<Duration>().as_secs_f64() * 1e6 / times.len().max(1) as f64;
-    eprintln!("{n_schemas} schemas: {n_passed} passed, {} refused", refusals.values().sum::<usize>());
+    let mean = |times: &[Duration]| {
+        times.iter().sum::<Duration>().as_secs_f64() * 1e6 / times.len().max(1) as f64
+    };
+    eprintln!(
+        "{n_schemas} schemas: {n_passed} passed, {} refused",
+        refusals.values().sum::<usize>()
+    );
     eprintln!("valid rejected: {} {rejected:#?}", rejected.len());
     eprintln!("invalid accepted: {} {accepted:#?}", accepted.len());
     eprintln!("failed: {} {failed:#?}", failed.len());
@@ -247,7 +311,11 @@ fn maskbench() {
     for (why, n) in refusals {
         eprintln!("refused {n:5}: {why}");
     }
-    for (name, times) in [("compile", &compile), ("first mask", &first), ("mask", &masks)] {
+    for (name, times) in [
+        ("compile", &compile),
+        ("first mask", &first),
+        ("mask", &masks),
+    ] {
         eprintln!(
             "{name:10} {:8} times, us: mean {:.1}, p50 {:.1}, p99 {:.1}, p99.9 {:.1}, max {:.1}",
             times.len(),
@@ -258,7 +326,11 @@ fn maskbench() {
             percentile(times, 1.0),
         );
     }
-    assert!(accepted.is_empty(), "{} invalid values accepted", accepted.len());
+    assert!(
+        accepted.is_empty(),
+        "{} invalid values accepted",
+        accepted.len()
+    );
 }
 
 /// `RUVLLM_EVERY`.
@@ -266,15 +338,27 @@ fn every() -> usize {
     std::env::var("RUVLLM_EVERY").map_or(1, |n| n.parse().unwrap())
 }
 
-/// The passes of a text that `mask` follows: what is chosen, each with what is `forced` behind it, if that is asked for.
-/// Nothing where its properties come in another order.
+/// The passes of a text that `mask` follows: what is chosen, each with what is `forced` behind it,
+/// if that is asked for. Nothing where its properties come in another order.
 #[cfg(feature = "chat")]
-fn passes(mask: &mut dyn TokenMask, tokenizer: &Tokenizer, text: &str, forced: bool) -> Option<Vec<Vec<u32>>> {
+fn passes(
+    mask: &mut dyn TokenMask,
+    tokenizer: &Tokenizer,
+    text: &str,
+    forced: bool,
+) -> Option<Vec<Vec<u32>>> {
     let mut rest = text.as_bytes();
     let mut passes: Vec<Vec<u32>> = Vec::new();
     loop {
-        let run = if forced { mask.forced(&|text| tokenizer.encode_inside(text)) } else { Vec::new() };
-        let run: Vec<u32> = run.into_iter().filter(|&token| !tokenizer.is_eog(token)).collect();
+        let run = if forced {
+            mask.forced(&|text| tokenizer.encode_inside(text))
+        } else {
+            Vec::new()
+        };
+        let run: Vec<u32> = run
+            .into_iter()
+            .filter(|&token| !tokenizer.is_eog(token))
+            .collect();
         let chosen = passes.is_empty() && !run.is_empty();
         for &token in &run {
             let bytes = tokenizer.token_bytes(token).unwrap();
@@ -286,7 +370,9 @@ fn passes(mask: &mut dyn TokenMask, tokenizer: &Tokenizer, text: &str, forced: b
             None if !run.is_empty() => passes.push(run),
             None => {}
         }
-        let Some(&token) = tokenizer.encode_bytes(rest, false, true).first() else { return Some(passes) };
+        let Some(&token) = tokenizer.encode_bytes(rest, false, true).first() else {
+            return Some(passes);
+        };
         mask.mask().unwrap();
         mask.accept(token).ok()?;
         rest = &rest[tokenizer.token_bytes(token).unwrap().len()..];
@@ -294,8 +380,8 @@ fn passes(mask: &mut dyn TokenMask, tokenizer: &Tokenizer, text: &str, forced: b
     }
 }
 
-/// The calls of BFCL, replayed in Hermes' format on a model with the shape of a 1B one, token by token and with forced
-/// tokens in the pass before them.
+/// The calls of BFCL, replayed in Hermes' format on a model with the shape of a 1B one, token by
+/// token and with forced tokens in the pass before them.
 #[cfg(feature = "chat")]
 #[test]
 #[ignore = "needs the schemas of MaskBench and a large vocabulary; a minute"]
@@ -306,7 +392,9 @@ fn forced_tokens_of_tool_calls() {
     use ruvllm::quant::FileType;
     use ruvllm::{CancelToken, Model};
 
-    let Some(folder) = folder("RUVLLM_MASKBENCH") else { return };
+    let Some(folder) = folder("RUVLLM_MASKBENCH") else {
+        return;
+    };
     let tokenizer = tokenizer();
     let trie = TokenTrie::new(&tokenizer).unwrap();
     let format = ToolFormat::by_name("hermes").unwrap();
@@ -319,13 +407,25 @@ fn forced_tokens_of_tool_calls() {
         }
         let case = read_json(&path);
         let (schema, data) = (&case["schema"], &case["tests"][0]["data"]);
-        let (Some(members), Some(call)) = (schema["properties"].as_object(), data.as_object()) else { continue };
-        let tools: Vec<Tool> = members.iter().map(|(name, schema)| Tool::new(name, schema.clone())).collect();
-        let [(name, arguments)] = &call.iter().collect::<Vec<_>>()[..] else { continue };
+        let (Some(members), Some(call)) = (schema["properties"].as_object(), data.as_object())
+        else {
+            continue;
+        };
+        let tools: Vec<Tool> = members
+            .iter()
+            .map(|(name, schema)| Tool::new(name, schema.clone()))
+            .collect();
+        let [(name, arguments)] = &call.iter().collect::<Vec<_>>()[..] else {
+            continue;
+        };
         let mut order = Vec::new();
         names(&schema["properties"][name], &mut order);
-        let (name, arguments) = (Value::from(&name[..]), spaced(&canonical(arguments, &order)));
-        let text = format!("<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>");
+        let (name, arguments) = (
+            Value::from(&name[..]),
+            spaced(&canonical(arguments, &order)),
+        );
+        let text =
+            format!("<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>");
         let Ok(mut mask) = ToolMask::new(&trie, format, &tools, &ToolChoice::Required, "") else {
             n_refused += 1;
             continue;
@@ -351,7 +451,11 @@ fn forced_tokens_of_tool_calls() {
         mask_time.as_secs_f64() * 1e6 / n_passes as f64
     );
 
-    let gguf = synthetic(Shape::from_name("llama-1b").unwrap(), FileType::from_name("Q4_K_M").unwrap()).unwrap();
+    let gguf = synthetic(
+        Shape::from_name("llama-1b").unwrap(),
+        FileType::from_name("Q4_K_M").unwrap(),
+    )
+    .unwrap();
     let model = Model::from_gguf(gguf).unwrap();
     let engine = model.engine().unwrap();
     let n_vocab = model.hparams().n_vocab as u32;
@@ -359,15 +463,23 @@ fn forced_tokens_of_tool_calls() {
     let (mut outputs, cancel) = (Outputs::default(), CancelToken::default());
     let mut step = |seq: &mut _, tokens: &[u32], kind| {
         let tokens: Vec<u32> = tokens.iter().map(|token| token % n_vocab).collect();
-        engine.step(&mut [Slot::new(seq, &tokens, kind)], &mut outputs, &cancel).unwrap();
+        engine
+            .step(&mut [Slot::new(seq, &tokens, kind)], &mut outputs, &cancel)
+            .unwrap();
     };
-    step(&mut prompt, &(0..256).collect::<Vec<u32>>(), TokenKind::Prompt);
+    step(
+        &mut prompt,
+        &(0..256).collect::<Vec<u32>>(),
+        TokenKind::Prompt,
+    );
     let (mut alone, mut together) = (Duration::ZERO, Duration::ZERO);
     for (single, several) in calls.iter().step_by(every().max(calls.len() / 16)) {
         for (passes, time) in [(single, &mut alone), (several, &mut together)] {
             let mut seq = prompt.fork().unwrap();
             let start = Instant::now();
-            passes.iter().for_each(|pass| step(&mut seq, pass, TokenKind::Generated));
+            passes
+                .iter()
+                .for_each(|pass| step(&mut seq, pass, TokenKind::Generated));
             *time += start.elapsed();
         }
     }
@@ -381,10 +493,15 @@ fn forced_tokens_of_tool_calls() {
 fn spaced(value: &Value) -> String {
     match value {
         Value::Object(map) => {
-            let members = map.iter().map(|(k, v)| format!("{}: {}", Value::from(k.clone()), spaced(v)));
+            let members = map
+                .iter()
+                .map(|(k, v)| format!("{}: {}", Value::from(k.clone()), spaced(v)));
             format!("{{{}}}", members.collect::<Vec<_>>().join(", "))
         }
-        Value::Array(items) => format!("[{}]", items.iter().map(spaced).collect::<Vec<_>>().join(", ")),
+        Value::Array(items) => format!(
+            "[{}]",
+            items.iter().map(spaced).collect::<Vec<_>>().join(", ")
+        ),
         other => other.to_string(),
     }
 }

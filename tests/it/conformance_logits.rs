@@ -16,15 +16,26 @@ use std::path::{Path, PathBuf};
 
 const MAX_ABS: f32 = 1e-3;
 
-/// Families that are quantised here, and all that an emulated CPU has time for, with one test of each
-/// and two sizes of batches.
-const FAMILIES: [&str; 8] =
-    ["gemma3", "granite", "llama-gqa-tied-rope3", "mixtral", "olmo2", "phi3-gqa", "qwen2-tied", "qwen3-tied"];
+/// Families that are quantised here, and all that an emulated CPU has time for, with one test of
+/// each and two sizes of batches.
+const FAMILIES: [&str; 8] = [
+    "gemma3",
+    "granite",
+    "llama-gqa-tied-rope3",
+    "mixtral",
+    "olmo2",
+    "phi3-gqa",
+    "qwen2-tied",
+    "qwen3-tied",
+];
 
-/// On the best level all of these sizes of batches, on others and on an emulated CPU the longest and the shortest.
+/// On the best level all of these sizes of batches, on others and on an emulated CPU the longest
+/// and the shortest.
 fn batches<const N: usize>(arch: Arch, all: [usize; N]) -> Vec<usize> {
     let few = emulated() || !long() && arch.name() != Arch::detect().name();
-    all.into_iter().filter(|&n| !few || [512, 1].contains(&n)).collect()
+    all.into_iter()
+        .filter(|&n| !few || [512, 1].contains(&n))
+        .collect()
 }
 
 fn session(model: &Model, n_ctx: usize, n_batch: usize) -> Session {
@@ -32,28 +43,41 @@ fn session(model: &Model, n_ctx: usize, n_batch: usize) -> Session {
 }
 
 fn session_with(model: &Model, n_ctx: usize, n_batch: usize, kv_type: KvType) -> Session {
-    let options = SessionOptions { n_ctx: Some(n_ctx), n_batch, kv_type, ..Default::default() };
+    let options = SessionOptions {
+        n_ctx: Some(n_ctx),
+        n_batch,
+        kv_type,
+        ..Default::default()
+    };
     session_on(model, 2, &options)
 }
 
 /// Logits of all tokens, flat.
 fn logits(session: &mut Session, tokens: &[u32]) -> Vec<f32> {
     let mut all = Vec::new();
-    session.prefill_each(tokens, 0, |_, logits| all.extend_from_slice(logits)).unwrap();
+    session
+        .prefill_each(tokens, 0, |_, logits| all.extend_from_slice(logits))
+        .unwrap();
     all
 }
 
 fn max_abs(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d.is_nan() { f32::NAN } else { d.max(m) })
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |m, d| if d.is_nan() { f32::NAN } else { d.max(m) })
 }
 
 fn rows(flat: &[f32], positions: &[usize], n_vocab: usize) -> Vec<f32> {
-    positions.iter().flat_map(|&p| flat[p * n_vocab..][..n_vocab].to_vec()).collect()
+    positions
+        .iter()
+        .flat_map(|&p| flat[p * n_vocab..][..n_vocab].to_vec())
+        .collect()
 }
 
-/// What is not in a file: constants of the real models that the small ones differ in, and how the reference of the file
-/// in MXFP4 rounds.
+/// What is not in a file: constants of the real models that the small ones differ in, and how the
+/// reference of the file in MXFP4 rounds.
 pub(crate) fn open_reference(path: &Path, name: &str) -> Model {
     let options = OpenOptions::new();
     let options = match name {
@@ -69,7 +93,10 @@ pub(crate) fn open_reference(path: &Path, name: &str) -> Model {
 /// Name and folder of every model with logits that this build runs; prints the others.
 fn models(root: &Path) -> Vec<(String, PathBuf)> {
     let (mut runs, mut others) = (Vec::new(), Vec::new());
-    for dir in ["models", "models2"].iter().flat_map(|set| crate::common::subdirectories(&root.join(set))) {
+    for dir in ["models", "models2"]
+        .iter()
+        .flat_map(|set| crate::common::subdirectories(&root.join(set)))
+    {
         let name = dir.file_name().unwrap().to_string_lossy().into_owned();
         if !dir.join("len17.logits.f32").exists() {
             continue;
@@ -82,7 +109,12 @@ fn models(root: &Path) -> Vec<(String, PathBuf)> {
             others.push(name);
         }
     }
-    eprintln!("{} models, {} not supported: {}", runs.len() + others.len(), others.len(), others.join(" "));
+    eprintln!(
+        "{} models, {} not supported: {}",
+        runs.len() + others.len(),
+        others.len(),
+        others.join(" ")
+    );
     runs
 }
 
@@ -106,12 +138,27 @@ fn f16_models_of_every_family() {
             for test in tests {
                 let tokens = numbers::<u32>(&test["tokens"]);
                 let greedy = test["id"].as_str().unwrap() == "greedy";
-                let n_ctx = if greedy { 256 } else { test["n_ctx"].as_u64().unwrap() as usize };
-                let positions: Vec<usize> =
-                    if greedy { (0..tokens.len() - 1).collect() } else { numbers(&test["positions"]) };
-                let file = if greedy { "greedy.logits.f32" } else { test["logits_file"].as_str().unwrap() };
+                let n_ctx = if greedy {
+                    256
+                } else {
+                    test["n_ctx"].as_u64().unwrap() as usize
+                };
+                let positions: Vec<usize> = if greedy {
+                    (0..tokens.len() - 1).collect()
+                } else {
+                    numbers(&test["positions"])
+                };
+                let file = if greedy {
+                    "greedy.logits.f32"
+                } else {
+                    test["logits_file"].as_str().unwrap()
+                };
                 let expected = read_f32(&dir.join(file));
-                let tokens = if greedy { &tokens[..tokens.len() - 1] } else { &tokens[..] };
+                let tokens = if greedy {
+                    &tokens[..tokens.len() - 1]
+                } else {
+                    &tokens[..]
+                };
                 for n_batch in batches(arch, [512, 64, 7, 1]) {
                     let ours = logits(&mut session(&model, n_ctx, n_batch), tokens);
                     let difference = max_abs(&rows(&ours, &positions, n_vocab), &expected);
@@ -126,18 +173,31 @@ fn f16_models_of_every_family() {
             }
         }
     }
-    assert!(worst.is_empty(), "{} beyond {MAX_ABS}:\n{}", worst.len(), worst.join("\n"));
-    assert!(n_models >= if emulated() { FAMILIES.len() } else { 97 }, "only {n_models} models found");
+    assert!(
+        worst.is_empty(),
+        "{} beyond {MAX_ABS}:\n{}",
+        worst.len(),
+        worst.join("\n")
+    );
+    assert!(
+        n_models >= if emulated() { FAMILIES.len() } else { 97 },
+        "only {n_models} models found"
+    );
 }
 
 /// Root-mean-square difference.
 fn rms(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
-    (a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>() / a.len() as f64).sqrt()
+    (a.iter()
+        .zip(b)
+        .map(|(a, b)| f64::from(a - b).powi(2))
+        .sum::<f64>()
+        / a.len() as f64)
+        .sqrt()
 }
 
-/// Keys and values in half precision cost what they were rounded by: how a level multiplies them adds an
-/// eighth to it at most.
+/// Keys and values in half precision cost what they were rounded by: how a level multiplies them
+/// adds an eighth to it at most.
 #[test]
 fn half_precision_caches() {
     let Some(root) = conformance() else { return };
@@ -148,18 +208,34 @@ fn half_precision_caches() {
             continue;
         }
         let manifest = read_json(&dir.join("manifest.json"));
-        let test = manifest["tests"].as_array().unwrap().iter().find(|test| test["id"] == "len150").unwrap();
+        let test = manifest["tests"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|test| test["id"] == "len150")
+            .unwrap();
         let tokens = numbers::<u32>(&test["tokens"]);
         let n_ctx = test["n_ctx"].as_u64().unwrap() as usize;
         let open = |arch| Model::open(dir.join("model-f16.gguf")).unwrap().on(arch);
         let exact = logits(&mut session(&open(Arch::scalar()), n_ctx, 512), &tokens);
-        let cost = |arch| rms(&logits(&mut session_with(&open(arch), n_ctx, 512, KvType::F16), &tokens), &exact);
+        let cost = |arch| {
+            rms(
+                &logits(
+                    &mut session_with(&open(arch), n_ctx, 512, KvType::F16),
+                    &tokens,
+                ),
+                &exact,
+            )
+        };
         let scalar = cost(Arch::scalar());
         for arch in Arch::available() {
             let ours = cost(arch);
             eprintln!("{name} {}: {ours:.2e} (scalar {scalar:.2e})", arch.name());
             if ours.is_nan() || ours > 1.125 * scalar {
-                failures.push(format!("{name} {}: {ours:e}, scalar {scalar:e}", arch.name()));
+                failures.push(format!(
+                    "{name} {}: {ours:e}, scalar {scalar:e}",
+                    arch.name()
+                ));
             }
         }
     }
@@ -167,21 +243,27 @@ fn half_precision_caches() {
 }
 
 /// The golden is HF in `f32` on the dequantised weights: `f32` activations have to reach it, and
-/// other levels may not be worse than llama.cpp's 8-bit activations, of which the manifests tell the root-mean-square
-/// difference by test or, for some files, of all tests together.
+/// other levels may not be worse than llama.cpp's 8-bit activations, of which the manifests tell
+/// the root-mean-square difference by test or, for some files, of all tests together.
 #[test]
 fn quantised_models() {
     let Some(root) = conformance() else { return };
     let mut failures = Vec::new();
     let mut n_files = 0;
-    for dir in
-        ["models", "models2"].iter().flat_map(|set| crate::common::subdirectories(&root.join(set).join("quantised")))
+    for dir in ["models", "models2"]
+        .iter()
+        .flat_map(|set| crate::common::subdirectories(&root.join(set).join("quantised")))
     {
         let folder = dir.file_name().unwrap().to_string_lossy().into_owned();
         let manifest = read_json(&dir.join("manifest.json"));
         for file in manifest["variants"].as_array().unwrap() {
-            let (name, kind) = (file["file"].as_str().unwrap(), file["type"].as_str().unwrap());
-            if emulated() && (folder == "q-gpt-oss-mxfp4" || !["Q8_0", "Q4_0", "Q4_K_M"].contains(&kind)) {
+            let (name, kind) = (
+                file["file"].as_str().unwrap(),
+                file["type"].as_str().unwrap(),
+            );
+            if emulated()
+                && (folder == "q-gpt-oss-mxfp4" || !["Q8_0", "Q4_0", "Q4_K_M"].contains(&kind))
+            {
                 continue;
             }
             let gguf = Gguf::open(dir.join(name)).unwrap();
@@ -196,8 +278,9 @@ fn quantised_models() {
                 let n_vocab = model.hparams().n_vocab;
                 let exact = arch.name() == "scalar";
                 let peer_of_file = file["llama_cpp_native_rms"].as_f64();
-                // Of its three experts the first token of two texts nearly ties two, which the 8-bit activations of prompts
-                // turn round (rms 2.3 in those two rows, 0.1 to 1 in all others): judged by the arithmetic of generated
+                // Of its three experts the first token of two texts nearly ties two, which the
+                // 8-bit activations of prompts turn round (rms 2.3 in those two
+                // rows, 0.1 to 1 in all others): judged by the arithmetic of generated
                 // tokens.
                 let ties = folder == "q-qwen3next" && kind == "Q4_K_M";
                 for n_batch in batches(arch, [512, 4, 1]) {
@@ -221,11 +304,17 @@ fn quantised_models() {
                         }
                         let about = &file["tests"][id];
                         let logits_file = about["logits_file"].as_str().map(str::to_owned);
-                        let logits_file = logits_file.unwrap_or_else(|| format!("{kind}.{id}.logits.f32"));
+                        let logits_file =
+                            logits_file.unwrap_or_else(|| format!("{kind}.{id}.logits.f32"));
                         let expected = read_f32(&dir.join(logits_file));
                         let kv_type = KvType::F32;
-                        let options =
-                            SessionOptions { n_ctx: Some(256), n_batch, kv_type, exact: ties, ..Default::default() };
+                        let options = SessionOptions {
+                            n_ctx: Some(256),
+                            n_batch,
+                            kv_type,
+                            exact: ties,
+                            ..Default::default()
+                        };
                         let mut session = session_on(&model, 2, &options);
                         let all = logits(&mut session, &numbers::<u32>(&test["tokens"]));
                         let ours = rows(&all, &numbers(&test["positions"]), n_vocab);
@@ -237,14 +326,27 @@ fn quantised_models() {
                         }
                     }
                     if !all_ours.is_empty() {
-                        judge("all", &all_ours, &all_expected, peer_of_file.expect("a difference by file"));
+                        judge(
+                            "all",
+                            &all_ours,
+                            &all_expected,
+                            peer_of_file.expect("a difference by file"),
+                        );
                     }
                 }
             }
         }
     }
-    assert!(n_files >= if emulated() { 5 } else { 29 }, "only {n_files} files found");
-    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    assert!(
+        n_files >= if emulated() { 5 } else { 29 },
+        "only {n_files} files found"
+    );
+    assert!(
+        failures.is_empty(),
+        "{} failures:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
 }
 
 /// The F16 model at `path` as `file_type`, for families of which there is no quantised reference.
@@ -266,7 +368,9 @@ fn quantised(path: &Path, file_type: FileType) -> Model {
     }
     for t in gguf.tensors() {
         let (row, data) = (t.dims[0] as usize, gguf.data(t).to_vec());
-        let to = file_type.tensor_type(&t.name, &t.dims, &shape).unwrap_or(t.dtype);
+        let to = file_type
+            .tensor_type(&t.name, &t.dims, &shape)
+            .unwrap_or(t.dtype);
         let data = if to == t.dtype {
             data
         } else {
@@ -274,7 +378,9 @@ fn quantised(path: &Path, file_type: FileType) -> Model {
             dequantize_row(t.dtype, &data, &mut values).unwrap();
             let f = to.float_format();
             let mut blocks = vec![0; values.len() / f.block_elems * f.block_bytes];
-            let rows = values.chunks_exact(row).zip(blocks.chunks_exact_mut(row / f.block_elems * f.block_bytes));
+            let rows = values
+                .chunks_exact(row)
+                .zip(blocks.chunks_exact_mut(row / f.block_elems * f.block_bytes));
             rows.for_each(|(values, blocks)| quantize_row(to, values, None, blocks).unwrap());
             blocks
         };
@@ -285,10 +391,10 @@ fn quantised(path: &Path, file_type: FileType) -> Model {
 
 /// Every level against scalar, which multiplies the same weights exactly.
 ///
-/// Decoding rounds activations to 16 bits: a step is 2⁻¹⁵ or 2⁻¹⁶ of the largest of 32 values, where
-/// rounding to f16 takes 2⁻¹¹ of each. So it may not move logits further than f16 activations do, which
-/// the manifest tells of llama.cpp on the F16 file. Panels of 8 bits have steps of 1/127 of the largest,
-/// 16 times those of f16 there; four times that for the values that are smaller.
+/// Decoding rounds activations to 16 bits: a step is 2⁻¹⁵ or 2⁻¹⁶ of the largest of 32 values,
+/// where rounding to f16 takes 2⁻¹¹ of each. So it may not move logits further than f16 activations
+/// do, which the manifest tells of llama.cpp on the F16 file. Panels of 8 bits have steps of 1/127
+/// of the largest, 16 times those of f16 there; four times that for the values that are smaller.
 #[test]
 fn quantised_families() {
     let Some(root) = conformance() else { return };
@@ -296,8 +402,15 @@ fn quantised_families() {
     for name in FAMILIES {
         let dir = root.join("models").join(name);
         let manifest = read_json(&dir.join("manifest.json"));
-        let f16 = manifest["llama_cpp_check"]["max_abs_diff"]["f16"]["len17.batch"].as_f64().unwrap() as f32;
-        let test = manifest["tests"].as_array().unwrap().iter().find(|t| t["id"] == "len17").unwrap();
+        let f16 = manifest["llama_cpp_check"]["max_abs_diff"]["f16"]["len17.batch"]
+            .as_f64()
+            .unwrap() as f32;
+        let test = manifest["tests"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|t| t["id"] == "len17")
+            .unwrap();
         let tokens = numbers::<u32>(&test["tokens"]);
         for file_type in [FileType::Q8_0, FileType::Q4_K_M] {
             let mut model = quantised(&dir.join("model-f16.gguf"), file_type).on(Arch::scalar());
@@ -305,10 +418,20 @@ fn quantised_families() {
             for arch in Arch::available() {
                 model = model.on(arch);
                 for (exact, allowed) in [(true, f16), (false, 64.0 * f16)] {
-                    let options = SessionOptions { n_ctx: Some(64), kv_type: KvType::F32, exact, ..Default::default() };
-                    let difference = max_abs(&logits(&mut session_on(&model, 2, &options), &tokens), &expected);
-                    let line =
-                        format!("{name} {file_type} {} exact {exact}: {difference:.2e} ({allowed:.2e})", arch.name());
+                    let options = SessionOptions {
+                        n_ctx: Some(64),
+                        kv_type: KvType::F32,
+                        exact,
+                        ..Default::default()
+                    };
+                    let difference = max_abs(
+                        &logits(&mut session_on(&model, 2, &options), &tokens),
+                        &expected,
+                    );
+                    let line = format!(
+                        "{name} {file_type} {} exact {exact}: {difference:.2e} ({allowed:.2e})",
+                        arch.name()
+                    );
                     eprintln!("{line}");
                     if difference.is_nan() || difference > allowed {
                         failures.push(line);
@@ -317,7 +440,12 @@ fn quantised_families() {
             }
         }
     }
-    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{} failures:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
 }
 
 /// The story model, in every format, continues its prompt with the very tokens of the reference:
@@ -339,7 +467,12 @@ fn stories() {
             let mut tokens = prompt.clone();
             let mut logits = session.prefilled(&prompt);
             while tokens.len() < expected.len() {
-                let next = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0 as u32;
+                let next = logits
+                    .iter()
+                    .enumerate()
+                    .max_by(|a, b| a.1.total_cmp(b.1))
+                    .unwrap()
+                    .0 as u32;
                 tokens.push(next);
                 logits = session.decoded(next);
             }

@@ -6,7 +6,12 @@ use ruvllm::quant::{DType, FORMATS, FileType, Format, ModelShape};
 
 fn floats(path: &std::path::Path) -> Vec<f32> {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
+    bytes
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|&b| f32::from_le_bytes(b))
+        .collect()
 }
 
 fn dequantize(format: &Format, blocks: &[u8]) -> Vec<f32> {
@@ -31,7 +36,11 @@ fn dequantizes_bit_for_bit() {
 }
 
 fn rms(x: &[f32], y: &[f32]) -> f64 {
-    let sum: f64 = x.iter().zip(y).map(|(x, y)| (*x as f64 - *y as f64).powi(2)).sum();
+    let sum: f64 = x
+        .iter()
+        .zip(y)
+        .map(|(x, y)| (*x as f64 - *y as f64).powi(2))
+        .sum();
     (sum / x.len() as f64).sqrt()
 }
 
@@ -41,7 +50,9 @@ fn quantizes_no_worse_than_ggml() {
     let mut compared = 0;
     for format in FORMATS {
         let source = dir.join(format!("quant_blocks/{}.src.f32", format.name));
-        let Some(quantize) = format.quantize.filter(|_| source.exists()) else { continue };
+        let Some(quantize) = format.quantize.filter(|_| source.exists()) else {
+            continue;
+        };
         let x = floats(&source);
         let mut blocks = vec![0; x.len() / format.block_elems * format.block_bytes];
         quantize(&x, None, &mut blocks);
@@ -52,7 +63,11 @@ fn quantizes_no_worse_than_ggml() {
         }
         let ours = rms(&x, &dequantize(format, &blocks));
         let theirs = rms(&x, &dequantize(format, theirs));
-        println!("{}: {ours} against {theirs}, {:.4}", format.name, ours / theirs);
+        println!(
+            "{}: {ours} against {theirs}, {:.4}",
+            format.name,
+            ours / theirs
+        );
         assert!(ours <= theirs, "{}: {ours} against {theirs}", format.name);
         compared += 1;
     }
@@ -67,13 +82,18 @@ fn mixes_are_those_of_llama_quantize() {
         for entry in std::fs::read_dir(dir.join("models/quantised").join(model)).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap();
-            let Some(file_type) =
-                name.strip_suffix(".gguf").and_then(|name| FileType::from_name(name.rsplit('.').next()?))
+            let Some(file_type) = name
+                .strip_suffix(".gguf")
+                .and_then(|name| FileType::from_name(name.rsplit('.').next()?))
             else {
                 continue;
             };
             let header = Header::read(&path).unwrap();
-            let arch = header.metadata.str("general.architecture").unwrap().to_owned();
+            let arch = header
+                .metadata
+                .str("general.architecture")
+                .unwrap()
+                .to_owned();
             let number = |key: &str| header.metadata.u32(&format!("{arch}.{key}"));
             let shape = ModelShape {
                 n_layer: number("block_count").unwrap() as usize,
@@ -82,9 +102,15 @@ fn mixes_are_those_of_llama_quantize() {
                 n_expert: number("expert_count").unwrap_or(0) as usize,
                 tied_embeddings: header.tensor("output.weight").is_none(),
             };
-            assert_eq!(header.metadata.u32("general.file_type").unwrap(), file_type as u32, "{name}");
+            assert_eq!(
+                header.metadata.u32("general.file_type").unwrap(),
+                file_type as u32,
+                "{name}"
+            );
             for t in &header.tensors {
-                let dtype = file_type.tensor_type(&t.name, &t.dims, &shape).unwrap_or(DType::F32);
+                let dtype = file_type
+                    .tensor_type(&t.name, &t.dims, &shape)
+                    .unwrap_or(DType::F32);
                 assert_eq!(dtype, t.dtype, "{name}: {}", t.name);
             }
             compared += 1;

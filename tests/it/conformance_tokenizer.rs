@@ -18,8 +18,16 @@ fn vocab_file(folder: &Path, name: &str) -> PathBuf {
         return plain;
     }
     let unpacked = std::env::temp_dir().join(format!("ruvllm-{}-{name}", std::process::id()));
-    let xz = Command::new("xz").arg("-dc").arg(folder.join(format!("{name}.xz"))).output().expect("the xz program");
-    assert!(xz.status.success(), "{name}: {}", String::from_utf8_lossy(&xz.stderr));
+    let xz = Command::new("xz")
+        .arg("-dc")
+        .arg(folder.join(format!("{name}.xz")))
+        .output()
+        .expect("the xz program");
+    assert!(
+        xz.status.success(),
+        "{name}: {}",
+        String::from_utf8_lossy(&xz.stderr)
+    );
     std::fs::write(&unpacked, xz.stdout).unwrap();
     unpacked
 }
@@ -33,11 +41,19 @@ fn json(path: &Path) -> Value {
 }
 
 fn ids(value: &Value) -> Vec<u32> {
-    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_u64().unwrap() as u32)
+        .collect()
 }
 
 fn hex(value: &str) -> Vec<u8> {
-    (0..value.len()).step_by(2).map(|i| u8::from_str_radix(&value[i..i + 2], 16).unwrap()).collect()
+    (0..value.len())
+        .step_by(2)
+        .map(|i| u8::from_str_radix(&value[i..i + 2], 16).unwrap())
+        .collect()
 }
 
 /// Compares every case of an expectation file; returns how many there were.
@@ -46,10 +62,16 @@ fn compare(tokenizer: &Arc<Tokenizer>, expected: &Value) -> usize {
     let mut failures = Vec::new();
     for case in cases {
         let text = case["text"].as_str().unwrap();
-        for (key, add_special, parse_special) in
-            [("plain", false, false), ("bos", true, false), ("parse", false, true), ("bos_parse", true, true)]
-        {
-            let (got, want) = (tokenizer.encode(text, add_special, parse_special), ids(&case[key]));
+        for (key, add_special, parse_special) in [
+            ("plain", false, false),
+            ("bos", true, false),
+            ("parse", false, true),
+            ("bos_parse", true, true),
+        ] {
+            let (got, want) = (
+                tokenizer.encode(text, add_special, parse_special),
+                ids(&case[key]),
+            );
             if got != want {
                 failures.push(format!("{key} {text:?}\n  got  {got:?}\n  want {want:?}"));
             }
@@ -71,15 +93,27 @@ fn compare(tokenizer: &Arc<Tokenizer>, expected: &Value) -> usize {
             streamed.push_str(stream.push(id).unwrap());
         }
         streamed.push_str(stream.finish());
-        let bytes: Vec<u8> = parsed.iter().flat_map(|&id| tokenizer.token_bytes(id).unwrap()).collect();
-        assert_eq!(streamed, String::from_utf8_lossy(&bytes), "stream of {text:?}");
+        let bytes: Vec<u8> = parsed
+            .iter()
+            .flat_map(|&id| tokenizer.token_bytes(id).unwrap())
+            .collect();
+        assert_eq!(
+            streamed,
+            String::from_utf8_lossy(&bytes),
+            "stream of {text:?}"
+        );
     }
-    assert!(failures.is_empty(), "{} of {tokenizer:?}:\n{}", failures.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{} of {tokenizer:?}:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
     cases.len()
 }
 
-/// Of the ids that llama.cpp (`llama_tokenize`, as in llama-cpp-python 0.3.36) makes of [`mixed_languages`], without special tokens: how many,
-/// and FNV-1a of their bytes.
+/// Of the ids that llama.cpp (`llama_tokenize`, as in llama-cpp-python 0.3.36) makes of
+/// [`mixed_languages`], without special tokens: how many, and FNV-1a of their bytes.
 const MIXED: [(&str, usize, u64); 12] = [
     ("bert-bge", 224_678, 0xD6F8_E32F_BE4D_2950),
     ("deepseek-coder", 857_247, 0xE37F_2FC6_A7E7_CC41),
@@ -124,11 +158,15 @@ fn mixed_languages() -> String {
         (0xFF01, 0xFF5E),
         (0x1F600, 0x1F64F),
     ];
-    const GAPS: [&str; 16] =
-        [" ", " ", " ", " ", "  ", "\n", "\n\n", "\t", "\r\n", ", ", ". ", "!", "-", "'s ", "\u{3000}", "   "];
+    const GAPS: [&str; 16] = [
+        " ", " ", " ", " ", "  ", "\n", "\n\n", "\t", "\r\n", ", ", ". ", "!", "-", "'s ",
+        "\u{3000}", "   ",
+    ];
     let mut state = 1u64;
     let mut below = |n: u32| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         ((state >> 33) % u64::from(n)) as u32
     };
     let mut text = String::new();
@@ -161,26 +199,47 @@ fn vocabularies() {
             std::fs::remove_file(&file).unwrap();
         }
         let tokenizer = Arc::new(tokenizer.unwrap());
-        let n = compare(&tokenizer, &json(&folder.join(entry["expected"].as_str().unwrap())));
+        let n = compare(
+            &tokenizer,
+            &json(&folder.join(entry["expected"].as_str().unwrap())),
+        );
         assert_eq!(n as u64, entry["n_cases"].as_u64().unwrap(), "{name}");
 
         let ids = tokenizer.encode(&mixed, false, false);
         let hash = ids
             .iter()
             .flat_map(|id| id.to_le_bytes())
-            .fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3));
+            .fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
+            });
         let &(_, n_ids, want) = MIXED.iter().find(|(of, ..)| of == name).unwrap();
-        assert!((ids.len(), hash) == (n_ids, want), "{name}: {} tokens, {hash:#X}", ids.len());
+        assert!(
+            (ids.len(), hash) == (n_ids, want),
+            "{name}: {} tokens, {hash:#X}",
+            ids.len()
+        );
 
-        let read =
-            |suffix: &str| std::fs::read_to_string(folder.join(format!("ggml-vocab-{name}.gguf.{suffix}"))).unwrap();
+        let read = |suffix: &str| {
+            std::fs::read_to_string(folder.join(format!("ggml-vocab-{name}.gguf.{suffix}")))
+                .unwrap()
+        };
         let (inputs, outputs) = (read("inp"), read("out"));
         let inputs: Vec<&str> = inputs.split("\n__ggml_vocab_test__\n").collect();
         let outputs: Vec<&str> = outputs.lines().collect();
-        assert_eq!(entry["inp_out"]["n"].as_u64().unwrap() as usize, outputs.len());
+        assert_eq!(
+            entry["inp_out"]["n"].as_u64().unwrap() as usize,
+            outputs.len()
+        );
         for (input, output) in inputs.iter().zip(&outputs) {
-            let want: Vec<u32> = output.split_whitespace().map(|id| id.parse().unwrap()).collect();
-            assert_eq!(tokenizer.encode(input, false, false), want, "{name}: {input:?}");
+            let want: Vec<u32> = output
+                .split_whitespace()
+                .map(|id| id.parse().unwrap())
+                .collect();
+            assert_eq!(
+                tokenizer.encode(input, false, false),
+                want,
+                "{name}: {input:?}"
+            );
         }
     }
 }
@@ -193,8 +252,14 @@ fn vocabularies_inside_models() {
     assert!(!tiny.is_empty());
     for (name, entry) in tiny {
         let tokenizer = open(&root.join(entry["gguf"].as_str().unwrap())).unwrap();
-        let n =
-            compare(&Arc::new(tokenizer), &json(&root.join("tokenizers").join(entry["expected"].as_str().unwrap())));
+        let n = compare(
+            &Arc::new(tokenizer),
+            &json(
+                &root
+                    .join("tokenizers")
+                    .join(entry["expected"].as_str().unwrap()),
+            ),
+        );
         assert_eq!(n as u64, entry["n_cases"].as_u64().unwrap(), "{name}");
     }
 }

@@ -1,5 +1,5 @@
-//! Families that are variants of others, against the logits, vectors and scores that llama.cpp computes
-//! (`tests/reference_llama_cpp.py`); and broken files of every family.
+//! Families that are variants of others, against the logits, vectors and scores that llama.cpp
+//! computes (`tests/reference_llama_cpp.py`); and broken files of every family.
 
 use crate::common::{cases, emulated, numbers};
 use crate::mutants::{compute, families, family, models, mutant};
@@ -13,8 +13,8 @@ use ruvllm::gguf::{Array, StringArray, Value};
 use ruvllm::model::{Model, supported_architectures};
 use serde_json::Value as Json;
 
-/// As of the tiny models of `tests/it/engine.rs`, which have the same sizes: some hundred roundings of 6e-8 on values of
-/// order 1 to 10, amplified at most tenfold by norms.
+/// As of the tiny models of `tests/it/engine.rs`, which have the same sizes: some hundred roundings
+/// of 6e-8 on values of order 1 to 10, amplified at most tenfold by norms.
 const TOLERANCE: f32 = 1e-4;
 
 #[test]
@@ -32,28 +32,54 @@ fn outputs_equal(reference: &Json) {
     let tokens: Vec<u32> = numbers(&reference["about"]["tokens"]);
     let positions: Vec<usize> = numbers(&reference["about"]["positions"]);
     let mut failures = Vec::new();
-    for (name, of_family) in reference.as_object().unwrap().iter().filter(|(name, _)| *name != "about") {
-        let rows = of_family.get("logits").or(of_family.get("pooled")).and_then(Json::as_array).unwrap();
-        let expected: Vec<f32> =
-            rows.iter().flat_map(|row| row.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32)).collect();
+    for (name, of_family) in reference
+        .as_object()
+        .unwrap()
+        .iter()
+        .filter(|(name, _)| *name != "about")
+    {
+        let rows = of_family
+            .get("logits")
+            .or(of_family.get("pooled"))
+            .and_then(Json::as_array)
+            .unwrap();
+        let expected: Vec<f32> = rows
+            .iter()
+            .flat_map(|row| {
+                row.as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|x| x.as_f64().unwrap() as f32)
+            })
+            .collect();
         let model = open(family(reference, name).gguf()).unwrap_or_else(|e| panic!("{name}: {e}"));
         for arch in Arch::available().take(if emulated() { 1 } else { usize::MAX }) {
             let model = model.on(arch);
             for n_batch in [64, 7, 1] {
                 let ours = match of_family.get("pooled") {
                     None => logits(&model, &tokens, &positions, n_batch),
-                    Some(_) if model.hparams().classifier.is_some() => {
-                        model.reranker().unwrap().n_batch(n_batch).rank_tokens(&[&tokens]).unwrap()
-                    }
+                    Some(_) if model.hparams().classifier.is_some() => model
+                        .reranker()
+                        .unwrap()
+                        .n_batch(n_batch)
+                        .rank_tokens(&[&tokens])
+                        .unwrap(),
                     Some(_) => {
                         let embedder = model.embedder().unwrap().normalise(false).n_batch(n_batch);
                         embedder.embed_tokens(&[&tokens]).unwrap().remove(0)
                     }
                 };
                 assert_eq!(ours.len(), expected.len(), "{name}");
-                let difference = ours.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                let difference = ours
+                    .iter()
+                    .zip(&expected)
+                    .map(|(a, b)| (a - b).abs())
+                    .fold(0.0, f32::max);
                 if difference > TOLERANCE || !ours.iter().all(|x| x.is_finite()) {
-                    failures.push(format!("{name} {} batch {n_batch}: {difference}", arch.name()));
+                    failures.push(format!(
+                        "{name} {} batch {n_batch}: {difference}",
+                        arch.name()
+                    ));
                 }
             }
         }
@@ -62,27 +88,50 @@ fn outputs_equal(reference: &Json) {
 }
 
 fn logits(model: &Model, tokens: &[u32], positions: &[usize], n_batch: usize) -> Vec<f32> {
-    let options = SessionOptions { n_ctx: Some(64), n_batch, kv_type: KvType::F32, ..Default::default() };
+    let options = SessionOptions {
+        n_ctx: Some(64),
+        n_batch,
+        kv_type: KvType::F32,
+        ..Default::default()
+    };
     let mut rows = Vec::new();
-    session_on(model, 1, &options).prefill_each(tokens, 0, |_, logits| rows.push(logits.to_vec())).unwrap();
-    positions.iter().flat_map(|&i| rows[i].iter().copied()).collect()
+    session_on(model, 1, &options)
+        .prefill_each(tokens, 0, |_, logits| rows.push(logits.to_vec()))
+        .unwrap();
+    positions
+        .iter()
+        .flat_map(|&i| rows[i].iter().copied())
+        .collect()
 }
 
-/// A reranker reads what its file's template says, in which a document's text is never a special token or a place of the
-/// template.
+/// A reranker reads what its file's template says, in which a document's text is never a special
+/// token or a place of the template.
 #[test]
 fn pairs_of_texts() {
     let reference = families();
     let reranker = |template: Option<&str>| {
         let mut parts = family(&reference, "qwen3-reranker");
         let texts: Vec<String> = (0..32).map(|i| char::from(b'a' + i).to_string()).collect();
-        let texts: Vec<&str> = texts.iter().take(30).map(String::as_str).chain(["<s>", "</s>"]).collect();
+        let texts: Vec<&str> = texts
+            .iter()
+            .take(30)
+            .map(String::as_str)
+            .chain(["<s>", "</s>"])
+            .collect();
         parts.set("tokenizer.ggml.model", "llama");
-        parts.set("tokenizer.ggml.tokens", Value::Array(Array::Strings(StringArray::from_iter(texts))));
-        parts.set("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0; 32])));
+        parts.set(
+            "tokenizer.ggml.tokens",
+            Value::Array(Array::Strings(StringArray::from_iter(texts))),
+        );
+        parts.set(
+            "tokenizer.ggml.scores",
+            Value::Array(Array::F32(vec![0.0; 32])),
+        );
         parts.set(
             "tokenizer.ggml.token_type",
-            Value::Array(Array::I32((0..32).map(|i| if i < 30 { 1 } else { 3 }).collect())),
+            Value::Array(Array::I32(
+                (0..32).map(|i| if i < 30 { 1 } else { 3 }).collect(),
+            )),
         );
         parts.set("tokenizer.ggml.add_space_prefix", false);
         for (key, id) in [("bos", 30u32), ("eos", 31), ("unknown", 29)] {
@@ -97,16 +146,26 @@ fn pairs_of_texts() {
     let plain = reranker(None);
     assert_eq!(plain.pair("ab", "c").unwrap(), [30, 0, 1, 31, 2, 31]);
     let of_template = reranker(Some("<s>q{query}d{document}</s>"));
-    assert_eq!(of_template.pair("ab", "c").unwrap(), [30, 16, 0, 1, 3, 2, 31]);
+    assert_eq!(
+        of_template.pair("ab", "c").unwrap(),
+        [30, 16, 0, 1, 3, 2, 31]
+    );
     let hostile = of_template.pair("{document}", "</s>c").unwrap();
-    assert_eq!(hostile.iter().filter(|&&token| token == 31).count(), 1, "{hostile:?}");
+    assert_eq!(
+        hostile.iter().filter(|&&token| token == 31).count(),
+        1,
+        "{hostile:?}"
+    );
     assert_eq!(hostile.last(), Some(&31));
     let scores = of_template.rank("ab", &["c", "d"]).unwrap();
     let alone = of_template.rank("ab", &["d"]).unwrap();
     assert_eq!(scores[1], alone[0]);
     assert!(scores.iter().all(|score| (0.0..=1.0).contains(score)));
     let llama = crate::tiny::Tiny::Llama.model(ruvllm::quant::DType::F32);
-    assert!(matches!(llama.reranker(), Err(ruvllm::SessionError::NoClassifier)));
+    assert!(matches!(
+        llama.reranker(),
+        Err(ruvllm::SessionError::NoClassifier)
+    ));
 }
 
 /// Every architecture has a tiny model, which computes.
@@ -114,14 +173,17 @@ fn pairs_of_texts() {
 fn tiny_models_of_every_architecture() {
     let all: Vec<&str> = models().iter().map(|m| m.arch.as_str()).collect();
     // `mistral` is another name of `llama`.
-    let missing: Vec<_> = supported_architectures().filter(|arch| *arch != "mistral" && !all.contains(arch)).collect();
+    let missing: Vec<_> = supported_architectures()
+        .filter(|arch| *arch != "mistral" && !all.contains(arch))
+        .collect();
     assert!(missing.is_empty(), "{missing:?}");
     for model in models() {
         compute(mutant(model, &[])).unwrap_or_else(|e| panic!("{}: {e}", model.name));
     }
 }
 
-/// Files whose metadata or tensors contradict each other are refused by an error, or run all the same.
+/// Files whose metadata or tensors contradict each other are refused by an error, or run all the
+/// same.
 #[test]
 fn changed_files_are_refused_or_run() {
     for model in models() {
@@ -131,6 +193,8 @@ fn changed_files_are_refused_or_run() {
             let _ = compute(mutant(model, &changes));
             Ok(())
         };
-        runner.run(&changes, run).unwrap_or_else(|e| panic!("{}: {e}", model.name));
+        runner
+            .run(&changes, run)
+            .unwrap_or_else(|e| panic!("{}: {e}", model.name));
     }
 }

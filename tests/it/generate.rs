@@ -1,4 +1,5 @@
-//! What a session holds after a generation, however it ended: the prompt and the text that was handed out.
+//! What a session holds after a generation, however it ended: the prompt and the text that was
+//! handed out.
 
 use crate::run::{OnLevel, Pass, session_on};
 use ruvllm::arch::Arch;
@@ -10,11 +11,20 @@ const NEXT: &str = " Borrowing is";
 
 /// Scalar, as there a token's bits do not depend on whether it was computed alone.
 fn model() -> Model {
-    Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf")).unwrap().on(Arch::scalar())
+    Model::open(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/models/ruvllm-rust-6m-q8_0.gguf"
+    ))
+    .unwrap()
+    .on(Arch::scalar())
 }
 
 fn session(model: &Model, n_ctx: usize) -> Session {
-    let options = SessionOptions { n_ctx: Some(n_ctx), kv_type: KvType::F32, ..Default::default() };
+    let options = SessionOptions {
+        n_ctx: Some(n_ctx),
+        kv_type: KvType::F32,
+        ..Default::default()
+    };
     session_on(model, 1, &options)
 }
 
@@ -34,7 +44,11 @@ fn answer(model: &Model, tokens: &[u32], n: usize) -> Vec<u32> {
 }
 
 fn decoded(model: &Model, tokens: &[u32]) -> String {
-    model.tokenizer().unwrap().decode_lossy(tokens, false).unwrap()
+    model
+        .tokenizer()
+        .unwrap()
+        .decode_lossy(tokens, false)
+        .unwrap()
 }
 
 /// A second turn writes what one run over all tokens writes.
@@ -61,7 +75,11 @@ fn a_session_holds_what_was_handed_out() {
     let mut sampler = greedy();
 
     let mut limited = session(&model, 128);
-    limited.generate(PROMPT, &mut sampler).unwrap().max_tokens(5).for_each(|piece| drop(piece.unwrap()));
+    limited
+        .generate(PROMPT, &mut sampler)
+        .unwrap()
+        .max_tokens(5)
+        .for_each(|piece| drop(piece.unwrap()));
     assert_eq!(limited.tokens(), held(5));
     assert_eq!(limited.fork().unwrap().tokens(), held(5));
     goes_on(&model, limited.fork().unwrap());
@@ -69,7 +87,11 @@ fn a_session_holds_what_was_handed_out() {
 
     // Dropped, and rewound to and before the token that waits.
     let mut dropped = session(&model, 128);
-    dropped.generate(PROMPT, &mut sampler).unwrap().take(3).for_each(|piece| drop(piece.unwrap()));
+    dropped
+        .generate(PROMPT, &mut sampler)
+        .unwrap()
+        .take(3)
+        .for_each(|piece| drop(piece.unwrap()));
     let n = dropped.position() - prompt.len();
     assert_eq!(dropped.tokens(), held(n));
     dropped.rewind(prompt.len() + n).unwrap();
@@ -84,10 +106,16 @@ fn a_session_holds_what_was_handed_out() {
     let mut generation = cancelled.generate(PROMPT, &mut sampler).unwrap();
     generation.next().unwrap().unwrap();
     cancel.cancel();
-    assert!(matches!(generation.last(), Some(Err(Error::Session(SessionError::Cancelled)))));
+    assert!(matches!(
+        generation.last(),
+        Some(Err(Error::Session(SessionError::Cancelled)))
+    ));
     let n = cancelled.position() - prompt.len();
     assert!(n > 0 && cancelled.tokens() == held(n));
-    assert!(matches!(cancelled.prefill(&[1]), Err(SessionError::Cancelled)));
+    assert!(matches!(
+        cancelled.prefill(&[1]),
+        Err(SessionError::Cancelled)
+    ));
     assert_eq!(cancelled.tokens(), held(n));
     cancel.reset();
     goes_on(&model, cancelled);
@@ -96,7 +124,10 @@ fn a_session_holds_what_was_handed_out() {
     let mut generation = full.generate(PROMPT, &mut sampler).unwrap();
     generation.by_ref().for_each(|piece| drop(piece.unwrap()));
     assert_eq!(
-        (generation.finish().map(|finish| finish.reason), generation.tokens()),
+        (
+            generation.finish().map(|finish| finish.reason),
+            generation.tokens()
+        ),
         (Some(StopReason::ContextFull), &answer[..5])
     );
     drop(generation);
@@ -108,17 +139,29 @@ fn a_stop_string_is_not_held() {
     let model = model();
     let prompt = model.tokenizer().unwrap().encode_prompt(PROMPT);
     let answer = answer(&model, &prompt, 12);
-    let texts: Vec<String> = answer.iter().map(|&token| decoded(&model, &[token])).collect();
+    let texts: Vec<String> = answer
+        .iter()
+        .map(|&token| decoded(&model, &[token]))
+        .collect();
     let text = texts.concat();
     let mut inside = 0;
     for (from, _) in text.char_indices().skip(1) {
-        let Some(stop) = text.get(from..text.len().min(from + 5)) else { continue };
+        let Some(stop) = text.get(from..text.len().min(from + 5)) else {
+            continue;
+        };
         // Where it appears first.
         let at = text.find(stop).unwrap();
         let mut session = session(&model, 128);
         let mut sampler = greedy();
-        let mut generation = session.generate(PROMPT, &mut sampler).unwrap().stop(["", "\u{1}", stop]).max_tokens(20);
-        let handed: String = generation.by_ref().map(|piece| piece.unwrap().text).collect();
+        let mut generation = session
+            .generate(PROMPT, &mut sampler)
+            .unwrap()
+            .stop(["", "\u{1}", stop])
+            .max_tokens(20);
+        let handed: String = generation
+            .by_ref()
+            .map(|piece| piece.unwrap().text)
+            .collect();
         assert_eq!(generation.finish().unwrap().stop, Some(2));
         assert_eq!(
             (generation.finish().map(|finish| finish.reason), &*handed),
@@ -144,33 +187,55 @@ fn what_is_known_of_a_conversation_is_kept() {
     let model = model();
     let mut session = session(&model, 128);
     session.prefill(&[5, 6, 7, 8]).unwrap();
-    assert_eq!((session.keep(&[5, 6, 9, 8]), session.tokens()), (2, &[5, 6][..]));
+    assert_eq!(
+        (session.keep(&[5, 6, 9, 8]), session.tokens()),
+        (2, &[5, 6][..])
+    );
     assert_eq!((session.keep(&[5, 6]), session.tokens()), (1, &[5][..]));
     assert_eq!((session.keep(&[]), session.position()), (0, 0));
 }
 
-/// Text that is held back when a generation is dropped or fails was handed to nobody: its tokens are taken back.
+/// Text that is held back when a generation is dropped or fails was handed to nobody: its tokens
+/// are taken back.
 #[test]
 fn what_nobody_was_handed_is_not_held() {
     let model = model();
     let prompt = model.tokenizer().unwrap().encode_prompt(PROMPT);
     let answer = answer(&model, &prompt, 12);
-    let text: String = answer.iter().map(|&token| decoded(&model, &[token])).collect();
+    let text: String = answer
+        .iter()
+        .map(|&token| decoded(&model, &[token]))
+        .collect();
     // Never comes, but its beginning does: everything from there on is held back.
     let stop = format!("{}\u{0}", &text[text.char_indices().nth(3).unwrap().0..]);
     for cancels in [false, true] {
         let (mut session, mut sampler) = (session(&model, 128), greedy());
         let cancel = session.cancel_token();
-        let mut generation = session.generate(PROMPT, &mut sampler).unwrap().stop([stop.as_str()]).max_tokens(12);
+        let mut generation = session
+            .generate(PROMPT, &mut sampler)
+            .unwrap()
+            .stop([stop.as_str()])
+            .max_tokens(12);
         let mut handed = generation.next().unwrap().unwrap().text;
         if cancels {
             cancel.cancel();
-            handed.extend(generation.by_ref().map_while(Result::ok).map(|piece| piece.text));
+            handed.extend(
+                generation
+                    .by_ref()
+                    .map_while(Result::ok)
+                    .map(|piece| piece.text),
+            );
         }
         drop(generation);
         let n = session.position() - prompt.len();
         assert_eq!(session.tokens(), [&prompt[..], &answer[..n]].concat());
-        assert_eq!(answer[..n].iter().map(|&token| decoded(&model, &[token])).collect::<String>(), handed);
+        assert_eq!(
+            answer[..n]
+                .iter()
+                .map(|&token| decoded(&model, &[token]))
+                .collect::<String>(),
+            handed
+        );
         cancel.reset();
         goes_on(&model, session);
     }
@@ -181,13 +246,19 @@ fn a_generation_that_owns_its_session_gives_it_back() {
     let model = model();
     let prompt = model.tokenizer().unwrap().encode_prompt(PROMPT);
     let expected = answer(&model, &prompt, 6);
-    let generation = session(&model, 128).into_generation(PROMPT, greedy()).max_tokens(6).logprobs(2);
+    let generation = session(&model, 128)
+        .into_generation(PROMPT, greedy())
+        .max_tokens(6)
+        .logprobs(2);
     let mut generation = std::thread::spawn(move || {
         let mut generation = generation;
         let first = generation.next().unwrap().unwrap();
         assert!(first.logprob.unwrap() <= 0.0 && first.top_logprobs.len() == 2);
         // The most probable token was taken.
-        assert_eq!((first.token, first.logprob), (first.top_logprobs[0].0, Some(first.top_logprobs[0].1)));
+        assert_eq!(
+            (first.token, first.logprob),
+            (first.top_logprobs[0].0, Some(first.top_logprobs[0].1))
+        );
         generation
     })
     .join()
@@ -195,15 +266,24 @@ fn a_generation_that_owns_its_session_gives_it_back() {
     assert!(generation.finish().is_none());
     generation.by_ref().for_each(|piece| drop(piece.unwrap()));
     let finish = generation.finish().unwrap();
-    assert_eq!((finish.reason, finish.n_prompt, finish.n_generated), (StopReason::MaxTokens, prompt.len(), 6));
-    assert!(finish.timings.first_token >= finish.timings.prefill && finish.timings.decode > Default::default());
+    assert_eq!(
+        (finish.reason, finish.n_prompt, finish.n_generated),
+        (StopReason::MaxTokens, prompt.len(), 6)
+    );
+    assert!(
+        finish.timings.first_token >= finish.timings.prefill
+            && finish.timings.decode > Default::default()
+    );
     assert_eq!(generation.tokens(), expected);
     let (session, _) = generation.into_parts();
     assert_eq!(session.tokens(), [&prompt[..], &expected[..]].concat());
 
     // What `generate` refuses at once comes with the first step.
     let mut refused = session.into_generation_from(&[], greedy());
-    assert!(matches!(refused.next(), Some(Err(Error::Session(SessionError::NoTokens)))));
+    assert!(matches!(
+        refused.next(),
+        Some(Err(Error::Session(SessionError::NoTokens)))
+    ));
     assert!(refused.next().is_none() && refused.finish().is_none());
 }
 
@@ -214,21 +294,31 @@ mod forced {
     use ruvllm::exec::{Cut, OutputHook, OutputRows};
     use ruvllm::grammar::{Grammar, TokenTrie};
 
-    const REGEX: &str =
-        "The owner of the value is (moved|borrowed) and then it is dropped by (the caller|nobody)\\. So it ends\\.";
+    const REGEX: &str = "The owner of the value is (moved|borrowed) and then it is dropped by (the caller|nobody)\\. So it ends\\.";
 
     fn masked(model: &Model, bias: &[(u32, f32)]) -> Sampler {
         let trie = TokenTrie::new(model.tokenizer().unwrap()).unwrap();
-        let mut sampler = Sampler::builder().temperature(0.0).logit_bias(bias.to_vec()).build().unwrap();
-        sampler.set_mask(Some(Box::new(Grammar::regex(&trie, REGEX).unwrap().matcher())));
+        let mut sampler = Sampler::builder()
+            .temperature(0.0)
+            .logit_bias(bias.to_vec())
+            .build()
+            .unwrap();
+        sampler.set_mask(Some(Box::new(
+            Grammar::regex(&trie, REGEX).unwrap().matcher(),
+        )));
         sampler
     }
 
-    /// Tokens, their log-probabilities, and how many of them were forced: every token computed alone.
+    /// Tokens, their log-probabilities, and how many of them were forced: every token computed
+    /// alone.
     fn one_by_one(model: &Model, prompt: &[u32]) -> (Vec<u32>, Vec<f32>, usize) {
-        let (tokenizer, mut sampler, mut session) =
-            (model.tokenizer().unwrap(), masked(model, &[]), session(model, 256));
-        let (mut logits, mut tokens, mut logprobs, mut n_forced) = (session.prefilled(prompt), vec![], vec![], 0);
+        let (tokenizer, mut sampler, mut session) = (
+            model.tokenizer().unwrap(),
+            masked(model, &[]),
+            session(model, 256),
+        );
+        let (mut logits, mut tokens, mut logprobs, mut n_forced) =
+            (session.prefilled(prompt), vec![], vec![], 0);
         loop {
             let forced = sampler.forced(&|text| tokenizer.encode_inside(text));
             let next = match forced.is_empty() {
@@ -272,24 +362,41 @@ mod forced {
         let model = model();
         let prompt = model.tokenizer().unwrap().encode_prompt(PROMPT);
         let (tokens, logprobs, n_forced) = one_by_one(&model, &prompt);
-        assert!(n_forced > tokens.len() / 2, "{n_forced} of {}", tokens.len());
+        assert!(
+            n_forced > tokens.len() / 2,
+            "{n_forced} of {}",
+            tokens.len()
+        );
         let (mut session, mut sampler) = (session(&model, 256), masked(&model, &[]));
         session.set_hook(Box::new(Count::default()));
         let mut generation = session.generate(PROMPT, &mut sampler).unwrap().logprobs(1);
         let pieces: Vec<_> = generation.by_ref().map(Result::unwrap).collect();
-        assert_eq!(generation.finish().unwrap().reason, StopReason::EndOfGeneration);
+        assert_eq!(
+            generation.finish().unwrap().reason,
+            StopReason::EndOfGeneration
+        );
         assert_eq!(generation.tokens(), tokens);
         drop(generation);
         assert_eq!(session.tokens(), [&prompt[..], &tokens].concat());
-        assert_eq!(pieces.iter().map(|piece| &*piece.text).collect::<String>(), decoded(&model, &tokens));
+        assert_eq!(
+            pieces.iter().map(|piece| &*piece.text).collect::<String>(),
+            decoded(&model, &tokens)
+        );
         for (piece, logprob) in pieces.iter().zip(&logprobs) {
-            assert!((piece.logprob.unwrap() - logprob).abs() < 1e-4, "{piece:?}: {logprob}");
+            assert!(
+                (piece.logprob.unwrap() - logprob).abs() < 1e-4,
+                "{piece:?}: {logprob}"
+            );
             assert!(piece.top_logprobs[0].1 >= piece.logprob.unwrap());
         }
         let passes = &session.hook::<Count>().unwrap().passes;
         // That of the prompt shows one row; what was sampled last was not computed.
         assert_eq!(passes.iter().sum::<usize>(), tokens.len(), "{passes:?}");
-        assert!(passes.len() <= 2 + tokens.len() - n_forced, "{passes:?} for {} tokens", tokens.len());
+        assert!(
+            passes.len() <= 2 + tokens.len() - n_forced,
+            "{passes:?} for {} tokens",
+            tokens.len()
+        );
         assert!(sampler.rollback(tokens.len() + 1).is_ok() && sampler.rollback(1).is_err());
     }
 
@@ -304,7 +411,10 @@ mod forced {
         for n in (0..tokens.len()).step_by(few_or_many(4, 2, 1)) {
             // A limit.
             let (mut limited, mut sampler) = (session(&model, 256), masked(&model, &[]));
-            let mut generation = limited.generate(PROMPT, &mut sampler).unwrap().max_tokens(n);
+            let mut generation = limited
+                .generate(PROMPT, &mut sampler)
+                .unwrap()
+                .max_tokens(n);
             generation.by_ref().for_each(|piece| drop(piece.unwrap()));
             assert_eq!(
                 (generation.finish().unwrap().reason, generation.tokens()),
@@ -314,25 +424,44 @@ mod forced {
             assert_eq!(limited.tokens(), held(n));
             assert_eq!(limited.fork().unwrap().tokens(), held(n));
             if n > 0 {
-                assert!(sampler.rollback(n).is_ok() && sampler.rollback(1).is_err(), "{n}");
+                assert!(
+                    sampler.rollback(n).is_ok() && sampler.rollback(1).is_err(),
+                    "{n}"
+                );
             }
             // Dropped.
             let (mut dropped, mut sampler) = (session(&model, 256), masked(&model, &[]));
-            dropped.generate(PROMPT, &mut sampler).unwrap().take(n).for_each(|piece| drop(piece.unwrap()));
+            dropped
+                .generate(PROMPT, &mut sampler)
+                .unwrap()
+                .take(n)
+                .for_each(|piece| drop(piece.unwrap()));
             assert_eq!(dropped.tokens(), held(n));
             // A full context.
-            let (mut full, mut sampler) = (session(&model, prompt.len() + n.max(1)), masked(&model, &[]));
+            let (mut full, mut sampler) = (
+                session(&model, prompt.len() + n.max(1)),
+                masked(&model, &[]),
+            );
             let mut generation = full.generate(PROMPT, &mut sampler).unwrap();
             generation.by_ref().for_each(|piece| drop(piece.unwrap()));
             let reason = generation.finish().unwrap().reason;
-            assert!(matches!(reason, StopReason::ContextFull | StopReason::EndOfGeneration));
-            assert!(text.starts_with(&decoded(&model, generation.tokens())), "{n}");
+            assert!(matches!(
+                reason,
+                StopReason::ContextFull | StopReason::EndOfGeneration
+            ));
+            assert!(
+                text.starts_with(&decoded(&model, generation.tokens())),
+                "{n}"
+            );
             assert!(generation.tokens().len() > n);
             // Cancelled, then continued by hand.
             let (mut cancelled, mut sampler) = (session(&model, 256), masked(&model, &[]));
             let cancel = cancelled.cancel_token();
             let mut generation = cancelled.generate(PROMPT, &mut sampler).unwrap();
-            generation.by_ref().take(n).for_each(|piece| drop(piece.unwrap()));
+            generation
+                .by_ref()
+                .take(n)
+                .for_each(|piece| drop(piece.unwrap()));
             cancel.cancel();
             let more = generation.by_ref().map_while(Result::ok).count();
             drop(generation);
@@ -346,12 +475,20 @@ mod forced {
         }
         // A stop string.
         for (from, _) in text.char_indices().skip(1).step_by(3) {
-            let Some(stop) = text.get(from..text.len().min(from + 5)) else { continue };
+            let Some(stop) = text.get(from..text.len().min(from + 5)) else {
+                continue;
+            };
             let at = text.find(stop).unwrap();
             let (mut stopped, mut sampler) = (session(&model, 256), masked(&model, &[]));
             let mut generation = stopped.generate(PROMPT, &mut sampler).unwrap().stop([stop]);
-            let handed: String = generation.by_ref().map(|piece| piece.unwrap().text).collect();
-            assert_eq!((generation.finish().unwrap().reason, &*handed), (StopReason::StopString, &text[..at]));
+            let handed: String = generation
+                .by_ref()
+                .map(|piece| piece.unwrap().text)
+                .collect();
+            assert_eq!(
+                (generation.finish().unwrap().reason, &*handed),
+                (StopReason::StopString, &text[..at])
+            );
             let rest = generation.rest().to_owned();
             drop(generation);
             let n = stopped.position() - prompt.len();
@@ -367,10 +504,19 @@ mod forced {
         let prompt = model.tokenizer().unwrap().encode_prompt(PROMPT);
         let (tokens, ..) = one_by_one(&model, &prompt);
         let never = tokens[3];
-        let (mut session, mut sampler) = (session(&model, 256), masked(&model, &[(never, f32::NEG_INFINITY)]));
+        let (mut session, mut sampler) = (
+            session(&model, 256),
+            masked(&model, &[(never, f32::NEG_INFINITY)]),
+        );
         let mut generation = session.generate(PROMPT, &mut sampler).unwrap();
-        let text: String = generation.by_ref().map(|piece| piece.unwrap().text).collect();
+        let text: String = generation
+            .by_ref()
+            .map(|piece| piece.unwrap().text)
+            .collect();
         assert!(!generation.tokens().contains(&never));
-        assert!(text.starts_with("The owner of the value is") && text.ends_with("So it ends."), "{text}");
+        assert!(
+            text.starts_with("The owner of the value is") && text.ends_with("So it ends."),
+            "{text}"
+        );
     }
 }

@@ -54,7 +54,12 @@ fn string(text: impl AsRef<[u8]>) -> Vec<u8> {
 }
 
 fn array(element_type: u32, count: u64, elements: &[u8]) -> Vec<u8> {
-    [&element_type.to_le_bytes(), &count.to_le_bytes()[..], elements].concat()
+    [
+        &element_type.to_le_bytes(),
+        &count.to_le_bytes()[..],
+        elements,
+    ]
+    .concat()
 }
 
 /// A file by its parts, each of which may be a lie.
@@ -73,11 +78,21 @@ struct Raw {
 impl Raw {
     fn new() -> Raw {
         let (entries, tensors, data) = (Vec::new(), Vec::new(), Vec::new());
-        Raw { magic: *b"GGUF", version: 3, n_tensors: None, n_entries: None, entries, tensors, alignment: 32, data }
+        Raw {
+            magic: *b"GGUF",
+            version: 3,
+            n_tensors: None,
+            n_entries: None,
+            entries,
+            tensors,
+            alignment: 32,
+            data,
+        }
     }
 
     fn entry(mut self, key: impl AsRef<[u8]>, value_type: u32, value: impl AsRef<[u8]>) -> Raw {
-        self.entries.push([&string(key), &value_type.to_le_bytes()[..], value.as_ref()].concat());
+        self.entries
+            .push([&string(key), &value_type.to_le_bytes()[..], value.as_ref()].concat());
         self
     }
 
@@ -99,8 +114,16 @@ impl Raw {
     fn bytes(&self) -> Vec<u8> {
         let mut out = self.magic.to_vec();
         out.extend(self.version.to_le_bytes());
-        out.extend(self.n_tensors.unwrap_or(self.tensors.len() as u64).to_le_bytes());
-        out.extend(self.n_entries.unwrap_or(self.entries.len() as u64).to_le_bytes());
+        out.extend(
+            self.n_tensors
+                .unwrap_or(self.tensors.len() as u64)
+                .to_le_bytes(),
+        );
+        out.extend(
+            self.n_entries
+                .unwrap_or(self.entries.len() as u64)
+                .to_le_bytes(),
+        );
         out.extend(self.entries.concat());
         out.extend(self.tensors.concat());
         if !self.data.is_empty() {
@@ -129,7 +152,11 @@ fn valid() -> Raw {
         .entry("i64", 11, (-1i64 << 40).to_le_bytes())
         .entry("f64", 12, 0.1f64.to_le_bytes())
         .entry("tokens", ARRAY, array(STRING, 4, &tokens))
-        .entry("types", ARRAY, array(I32, 2, &[1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]))
+        .entry(
+            "types",
+            ARRAY,
+            array(I32, 2, &[1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]),
+        )
         .entry("flags", ARRAY, array(BOOL, 2, &[0, 1]))
         .entry("nested", ARRAY, array(ARRAY, 2, &nested))
         .entry("latin-1", STRING, string([0xe9]))
@@ -147,7 +174,10 @@ fn refusal(bytes: Vec<u8>) -> GgufError {
     let before = ALLOCATED.get();
     let error = Gguf::from_bytes(bytes).expect_err("this file must be refused");
     let allocated = ALLOCATED.get() - before;
-    assert!(allocated <= allowed, "{allocated} bytes allocated, {allowed} allowed: {error}");
+    assert!(
+        allocated <= allowed,
+        "{allocated} bytes allocated, {allowed} allowed: {error}"
+    );
     assert!(!error.to_string().is_empty());
     error
 }
@@ -184,7 +214,10 @@ fn reads_every_type() {
         assert_eq!(*m.i32s("types").unwrap(), [1, -1]);
         assert_eq!(*m.bools("flags").unwrap(), [false, true]);
         assert_eq!(m.get("latin-1"), Some(&Value::Bytes(vec![0xe9])));
-        let nested = vec![Array::U8(vec![1, 2]), Array::Strings(["x"].iter().collect())];
+        let nested = vec![
+            Array::U8(vec![1, 2]),
+            Array::Strings(["x"].iter().collect()),
+        ];
         assert_eq!(m.get("nested"), Some(&Value::Array(Array::Arrays(nested))));
 
         let tokens = m.strings("tokens").unwrap();
@@ -196,13 +229,22 @@ fn reads_every_type() {
         assert_eq!((tokens.get(4), tokens.get(usize::MAX)), (None, None));
 
         let t = gguf.tensor("blocks").unwrap();
-        assert_eq!((&*t.dims, t.dtype, t.n_bytes), (&[64, 2][..], DType::Q8_0, 136));
+        assert_eq!(
+            (&*t.dims, t.dtype, t.n_bytes),
+            (&[64, 2][..], DType::Q8_0, 136)
+        );
         assert_eq!(t.offset, gguf.header().data_offset);
         assert_eq!(gguf.data(t), (0..136).map(|i| i as u8).collect::<Vec<_>>());
         let t = gguf.tensor("scalar").unwrap();
-        assert_eq!((&*t.dims, gguf.data(t)), (&[1][..], &[160, 161, 162, 163][..]));
+        assert_eq!(
+            (&*t.dims, gguf.data(t)),
+            (&[1][..], &[160, 161, 162, 163][..])
+        );
         let t = gguf.tensor("table").unwrap();
-        assert_eq!((t.n_elems(), gguf.data(t)), (6, &[192, 193, 194, 195, 196, 197][..]));
+        assert_eq!(
+            (t.n_elems(), gguf.data(t)),
+            (6, &[192, 193, 194, 195, 196, 197][..])
+        );
         assert_eq!(gguf.tensor("absent"), None);
         assert_eq!(gguf.tensors().len(), 3);
     }
@@ -214,31 +256,61 @@ fn accessors_say_what_is_wrong() {
     let m = gguf.metadata();
     assert_eq!(m.opt_u32("absent").unwrap(), None);
     let error = m.u32("absent").unwrap_err();
-    assert!(matches!(&error, GgufError::MissingKey { key } if key == "absent"), "{error:?}");
+    assert!(
+        matches!(&error, GgufError::MissingKey { key } if key == "absent"),
+        "{error:?}"
+    );
     // Integers of any type, as long as they fit.
-    assert_eq!((m.u32("u8").unwrap(), m.i32("u16").unwrap(), m.u64("u32").unwrap()), (200, 40000, 3_000_000_000));
+    assert_eq!(
+        (
+            m.u32("u8").unwrap(),
+            m.i32("u16").unwrap(),
+            m.u64("u32").unwrap()
+        ),
+        (200, 40000, 3_000_000_000)
+    );
     for (error, number) in [
         (m.opt_u32("i32").unwrap_err(), "-7"),
         (m.opt_i32("u32").unwrap_err(), "3000000000"),
         (m.u32("u64").unwrap_err(), "1099511627776"),
         (m.u32s("types").map(drop).unwrap_err(), "-1"),
     ] {
-        assert!(matches!(&error, GgufError::OutOfRange { found, .. } if found == number), "{error:?}");
+        assert!(
+            matches!(&error, GgufError::OutOfRange { found, .. } if found == number),
+            "{error:?}"
+        );
     }
     for (error, expected, found) in [
         (m.opt_u32("f32").unwrap_err(), "u32", "f32"),
         (m.opt_f32("u32").unwrap_err(), "f32", "u32"),
         (m.opt_bool("u8").unwrap_err(), "bool", "u8"),
-        (m.opt_str("tokens").unwrap_err(), "string", "array of strings"),
-        (m.opt_strings("types").map(drop).unwrap_err(), "array of strings", "array of i32"),
-        (m.opt_u32s("u32").map(drop).unwrap_err(), "array of u32", "u32"),
-        (m.opt_bools("types").map(drop).unwrap_err(), "array of bool", "array of i32"),
+        (
+            m.opt_str("tokens").unwrap_err(),
+            "string",
+            "array of strings",
+        ),
+        (
+            m.opt_strings("types").map(drop).unwrap_err(),
+            "array of strings",
+            "array of i32",
+        ),
+        (
+            m.opt_u32s("u32").map(drop).unwrap_err(),
+            "array of u32",
+            "u32",
+        ),
+        (
+            m.opt_bools("types").map(drop).unwrap_err(),
+            "array of bool",
+            "array of i32",
+        ),
     ] {
-        let right =
-            matches!(&error, GgufError::WrongType { expected: e, found: f, .. } if (*e, *f) == (expected, found));
+        let right = matches!(&error, GgufError::WrongType { expected: e, found: f, .. } if (*e, *f) == (expected, found));
         assert!(right, "{error:?}");
     }
-    assert!(matches!(m.str("latin-1").unwrap_err(), GgufError::NotUtf8 { item } if item.contains("latin-1")));
+    assert!(
+        matches!(m.str("latin-1").unwrap_err(), GgufError::NotUtf8 { item } if item.contains("latin-1"))
+    );
 }
 
 /// A vocabulary costs no allocation per string.
@@ -246,11 +318,16 @@ fn accessors_say_what_is_wrong() {
 fn strings_stay_in_place() {
     let n = 100_000u64;
     let tokens = string("tok").repeat(n as usize);
-    let bytes = Raw::new().entry("tokens", ARRAY, array(STRING, n, &tokens)).bytes();
+    let bytes = Raw::new()
+        .entry("tokens", ARRAY, array(STRING, n, &tokens))
+        .bytes();
     let before = ALLOCATED.get();
     let gguf = Gguf::from_bytes(bytes).unwrap();
     let allocated = ALLOCATED.get() - before;
-    assert_eq!(gguf.metadata().strings("tokens").unwrap().str(99_999), Some("tok"));
+    assert_eq!(
+        gguf.metadata().strings("tokens").unwrap().str(99_999),
+        Some("tok")
+    );
     // Four bytes of offset each, held twice for a moment, and a few hundred bytes for the rest.
     assert!(allocated <= 2 * 4 * (n as usize + 1) + 1024, "{allocated}");
 }
@@ -266,7 +343,10 @@ fn memory_of_any_address_is_read() {
         for t in gguf.tensors() {
             assert_eq!(gguf.data(t).as_ptr().addr() % 8, 0);
         }
-        assert_eq!(gguf.data(gguf.tensor("table").unwrap()), [192, 193, 194, 195, 196, 197]);
+        assert_eq!(
+            gguf.data(gguf.tensor("table").unwrap()),
+            [192, 193, 194, 195, 196, 197]
+        );
     }
 }
 
@@ -290,13 +370,19 @@ fn header_from_a_prefix() {
             Err(GgufError::HeaderIncomplete { have, need }) => {
                 assert_eq!(complete, None);
                 assert_eq!(have, len as u64);
-                assert!(need > have && need <= header_len as u64, "{need} of {header_len}");
+                assert!(
+                    need > have && need <= header_len as u64,
+                    "{need} of {header_len}"
+                );
             }
             Err(other) => panic!("prefix of {len}: {other:?}"),
         }
     }
     let complete = complete.unwrap();
-    assert!(complete <= header_len && header_len - complete < 32, "only padding follows");
+    assert!(
+        complete <= header_len && header_len - complete < 32,
+        "only padding follows"
+    );
 }
 
 /// Header::read starts with a prefix of 1 MiB; this header is larger.
@@ -304,7 +390,9 @@ fn header_from_a_prefix() {
 fn header_of_a_file() {
     let folder = Folder::new("header");
     let tokens = string("a token").repeat(200_000);
-    let file = valid().entry("more", ARRAY, array(STRING, 200_000, &tokens)).bytes();
+    let file = valid()
+        .entry("more", ARRAY, array(STRING, 200_000, &tokens))
+        .bytes();
     assert!(file.len() > 2 << 20);
     let path = folder.file("large.gguf", &file);
     let header = Header::read(&path).unwrap();
@@ -319,16 +407,28 @@ fn header_of_a_file() {
 fn not_gguf() {
     let hinted = |start: &[u8], word: &str| {
         let error = refusal(start.to_vec());
-        assert!(matches!(&error, GgufError::BadMagic { hint, .. } if hint.contains(word)), "{error:?}");
+        assert!(
+            matches!(&error, GgufError::BadMagic { hint, .. } if hint.contains(word)),
+            "{error:?}"
+        );
     };
-    hinted(b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "LFS");
+    hinted(
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0",
+        "LFS",
+    );
     hinted(b"<!DOCTYPE html><html>", "web page");
     hinted(b"tjgg\x01\0\0\0", "before GGUF");
     hinted(b"PK\x03\x04\0\0", "ZIP");
-    hinted(&[&64u64.to_le_bytes()[..], b"{\"__metadata__\":"].concat(), "safetensors");
+    hinted(
+        &[&64u64.to_le_bytes()[..], b"{\"__metadata__\":"].concat(),
+        "safetensors",
+    );
     refused!(Raw { magic: *b"FUGU", ..valid() }, GgufError::BadMagic { found, .. } if found == b"FUGU");
     let error = refusal(Vec::new());
-    assert!(matches!(error, GgufError::UnexpectedEnd { file_size: 0, .. }), "{error:?}");
+    assert!(
+        matches!(error, GgufError::UnexpectedEnd { file_size: 0, .. }),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -337,7 +437,10 @@ fn versions() {
         refused!(Raw { version, ..valid() }, GgufError::Version { found } if *found == version);
     }
     for version in [1u32, 2, 3] {
-        let swapped = Raw { version: version.swap_bytes(), ..valid() };
+        let swapped = Raw {
+            version: version.swap_bytes(),
+            ..valid()
+        };
         refused!(swapped, GgufError::BigEndian { version: v } if *v == version);
     }
 }
@@ -360,8 +463,17 @@ fn counts() {
         }
     }
     let many = (0..1 << 16).fold(Raw::new(), |file, i| file.entry(format!("k{i}"), BOOL, [1]));
-    assert_eq!(Gguf::from_bytes(many.bytes()).unwrap().metadata().len(), 1 << 16);
-    refused!(many.entry("k", BOOL, [1]), GgufError::TooManyEntries { count: 65537, max: 65536 });
+    assert_eq!(
+        Gguf::from_bytes(many.bytes()).unwrap().metadata().len(),
+        1 << 16
+    );
+    refused!(
+        many.entry("k", BOOL, [1]),
+        GgufError::TooManyEntries {
+            count: 65537,
+            max: 65536
+        }
+    );
     // One more than there is: what follows is read as what it is not.
     refused!(Raw { n_entries: Some(18), ..valid() }, GgufError::NameLength { item, .. } if item.contains("tensor 0"));
     refused!(Raw { n_tensors: Some(4), ..valid() }, GgufError::NameLength { item, .. } if item.contains("tensor 3"));
@@ -371,9 +483,20 @@ fn counts() {
 fn keys() {
     let long = |len| Raw::new().entry("k".repeat(len), U8, [0]);
     assert!(Gguf::from_bytes(long(65535).bytes()).is_ok());
-    refused!(long(65536), GgufError::NameLength { found: 65536, max: 65535, offset: 24, .. });
+    refused!(
+        long(65536),
+        GgufError::NameLength {
+            found: 65536,
+            max: 65535,
+            offset: 24,
+            ..
+        }
+    );
     refused!(Raw::new().entry([0xc3], U8, [0]), GgufError::NotUtf8 { item } if item.contains("entry 0"));
-    let twice = Raw::new().entry("a", U8, [0]).entry("b", U8, [0]).entry("a", U32, [0; 4]);
+    let twice = Raw::new()
+        .entry("a", U8, [0])
+        .entry("b", U8, [0])
+        .entry("a", U32, [0; 4]);
     refused!(twice, GgufError::DuplicateKey { key } if key == "a");
 }
 
@@ -386,9 +509,22 @@ fn values() {
         refused!(file, GgufError::ArrayElementType { key, offset: 37, found: f } if key == "k" && *f == found);
     }
     // The element type is judged even if there are no elements.
-    refused!(Raw::new().entry("k", ARRAY, array(99, 0, &[])), GgufError::ArrayElementType { found: 99, .. });
-    refused!(Raw::new().entry("k", BOOL, [2]), GgufError::InvalidBool { found: 2, offset: 37, .. });
-    refused!(Raw::new().entry("k", ARRAY, array(BOOL, 3, &[0, 1, 7])), GgufError::InvalidBool { found: 7, .. });
+    refused!(
+        Raw::new().entry("k", ARRAY, array(99, 0, &[])),
+        GgufError::ArrayElementType { found: 99, .. }
+    );
+    refused!(
+        Raw::new().entry("k", BOOL, [2]),
+        GgufError::InvalidBool {
+            found: 2,
+            offset: 37,
+            ..
+        }
+    );
+    refused!(
+        Raw::new().entry("k", ARRAY, array(BOOL, 3, &[0, 1, 7])),
+        GgufError::InvalidBool { found: 7, .. }
+    );
     let nested = |depth| {
         let inner = (1..depth).fold(array(U8, 0, &[]), |inner, _| array(ARRAY, 1, &inner));
         Raw::new().entry("k", ARRAY, inner)
@@ -401,8 +537,13 @@ fn values() {
 #[test]
 fn alignments() {
     let with = |alignment: u32| {
-        let file = Raw::new().entry("general.alignment", U32, alignment.to_le_bytes()).tensor("t", &[1], 0, 0);
-        Raw { alignment: alignment.clamp(1, 1 << 20) as usize, ..file.data(4) }
+        let file = Raw::new()
+            .entry("general.alignment", U32, alignment.to_le_bytes())
+            .tensor("t", &[1], 0, 0);
+        Raw {
+            alignment: alignment.clamp(1, 1 << 20) as usize,
+            ..file.data(4)
+        }
     };
     for alignment in [8, 32, 64, 1 << 20] {
         let gguf = Gguf::from_bytes(with(alignment).bytes()).unwrap();
@@ -412,7 +553,13 @@ fn alignments() {
         refused!(with(alignment), GgufError::Alignment { found, .. } if *found == u64::from(alignment));
     }
     let text = Raw::new().entry("general.alignment", STRING, string("32"));
-    refused!(text, GgufError::WrongType { found: "string", .. });
+    refused!(
+        text,
+        GgufError::WrongType {
+            found: "string",
+            ..
+        }
+    );
 }
 
 #[test]
@@ -436,7 +583,12 @@ fn tensor_shapes() {
     for unknown in [9, 15, 41, u32::MAX] {
         refused!(one(&[32], unknown), GgufError::TensorType { found, .. } if *found == unknown);
     }
-    for dims in [&[u64::MAX][..], &[1 << 32, 1 << 32], &[1 << 31, 1 << 31, 1 << 31, 1 << 31], &[1 << 61]] {
+    for dims in [
+        &[u64::MAX][..],
+        &[1 << 32, 1 << 32],
+        &[1 << 31, 1 << 31, 1 << 31, 1 << 31],
+        &[1 << 61],
+    ] {
         refused!(one(dims, 0), GgufError::TensorTooLarge { dims: d, .. } if d == dims);
     }
 }
@@ -445,17 +597,31 @@ fn tensor_shapes() {
 fn tensor_names() {
     let named = |name: &[u8]| Raw::new().tensor(name, &[1], 0, 0).data(4);
     refused!(named(b""), GgufError::NameLength { item, found: 0, .. } if item.contains("tensor 0"));
-    refused!(named(&[b'n'; 65536]), GgufError::NameLength { found: 65536, .. });
+    refused!(
+        named(&[b'n'; 65536]),
+        GgufError::NameLength { found: 65536, .. }
+    );
     refused!(named(&[0xff]), GgufError::NotUtf8 { item } if item.contains("tensor 0"));
-    let twice = Raw::new().tensor("t", &[1], 0, 0).tensor("t", &[1], 0, 32).data(36);
+    let twice = Raw::new()
+        .tensor("t", &[1], 0, 0)
+        .tensor("t", &[1], 0, 32)
+        .data(36);
     refused!(twice, GgufError::DuplicateTensor { name } if name == "t");
 }
 
 #[test]
 fn tensor_places() {
-    let two = |first, second| Raw::new().tensor("a", &[16], 0, first).tensor("b", &[16], 0, second).data(128);
+    let two = |first, second| {
+        Raw::new()
+            .tensor("a", &[16], 0, first)
+            .tensor("b", &[16], 0, second)
+            .data(128)
+    };
     assert!(Gguf::from_bytes(two(0, 64).bytes()).is_ok());
-    assert!(Gguf::from_bytes(two(64, 0).bytes()).is_ok(), "the order does not matter");
+    assert!(
+        Gguf::from_bytes(two(64, 0).bytes()).is_ok(),
+        "the order does not matter"
+    );
     refused!(two(0, 65), GgufError::TensorMisaligned { name, offset: 65, alignment: 32 } if name == "b");
     refused!(two(0, 32), GgufError::TensorOverlap { name, other, .. } if (&**name, &**other) == ("b", "a"));
     refused!(two(0, 0), GgufError::TensorOverlap { .. });
@@ -474,12 +640,17 @@ fn truncated_at_every_byte() {
         let error = refusal(bytes[..len].to_vec());
         let file_len = len as u64;
         let right = match &error {
-            GgufError::UnexpectedEnd { file_size, need, offset, .. } => {
-                len < header_len && *file_size == file_len && offset + need > file_len
-            }
+            GgufError::UnexpectedEnd {
+                file_size,
+                need,
+                offset,
+                ..
+            } => len < header_len && *file_size == file_len && offset + need > file_len,
             GgufError::CountTooLarge { left, .. } => len < header_len && *left < file_len,
             GgufError::Truncated { expected, actual } => {
-                header_len - len.min(header_len) < 32 && *expected == bytes.len() as u64 && *actual == file_len
+                header_len - len.min(header_len) < 32
+                    && *expected == bytes.len() as u64
+                    && *actual == file_len
             }
             _ => false,
         };
@@ -487,7 +658,8 @@ fn truncated_at_every_byte() {
     }
 }
 
-/// Any one byte of the header changed: an error or a model, but neither a panic nor a large allocation.
+/// Any one byte of the header changed: an error or a model, but neither a panic nor a large
+/// allocation.
 #[test]
 fn every_byte_flipped() {
     let bytes = valid().bytes();
@@ -500,7 +672,11 @@ fn every_byte_flipped() {
             let result = Gguf::from_bytes(bytes);
             assert!(ALLOCATED.get() - before <= allowed, "byte {i}");
             if let Ok(gguf) = result {
-                assert!(gguf.tensors().iter().all(|t| gguf.data(t).len() as u64 == t.n_bytes));
+                assert!(
+                    gguf.tensors()
+                        .iter()
+                        .all(|t| gguf.data(t).len() as u64 == t.n_bytes)
+                );
             }
         }
     }
@@ -508,8 +684,8 @@ fn every_byte_flipped() {
 
 // ---------------------------------------------------------------- published cases
 
-/// CVE-2025-49847 (llama.cpp): the length of a token overflowed a signed 32-bit integer. No token can
-/// be that long here, not even in a file that is long enough.
+/// CVE-2025-49847 (llama.cpp): the length of a token overflowed a signed 32-bit integer. No token
+/// can be that long here, not even in a file that is long enough.
 #[test]
 fn cve_2025_49847_token_length() {
     let len = (1u64 << 31) + 1;
@@ -518,11 +694,14 @@ fn cve_2025_49847_token_length() {
     refused!(file, GgufError::UnexpectedEnd { item, need, .. }
         if *need == len && item.contains("`tokenizer.ggml.tokens`"));
     let error = Header::parse(&file.bytes(), 1 << 33).unwrap_err();
-    assert!(matches!(&error, GgufError::HeaderTooLarge { need, .. } if *need == len), "{error:?}");
+    assert!(
+        matches!(&error, GgufError::HeaderTooLarge { need, .. } if *need == len),
+        "{error:?}"
+    );
 }
 
-/// GHSA-vgg9-87g3-85w8 (ggml): the sum of the tensor sizes wrapped around, so that the buffer for all
-/// of them was too small. And the way around its fix: one size that wraps when it is padded.
+/// GHSA-vgg9-87g3-85w8 (ggml): the sum of the tensor sizes wrapped around, so that the buffer for
+/// all of them was too small. And the way around its fix: one size that wraps when it is padded.
 #[test]
 fn ghsa_vgg9_87g3_85w8_tensor_size_overflow() {
     let quarter = 1u64 << 62; // bytes
@@ -531,17 +710,25 @@ fn ghsa_vgg9_87g3_85w8_tensor_size_overflow() {
         file = file.tensor(format!("t{i}"), &[quarter / 4], 0, quarter.wrapping_mul(i));
     }
     refused!(file, GgufError::TensorOutOfFile { name, .. } if name == "t0");
-    let padded = Raw::new().tensor("a", &[u64::MAX / 4], 0, 0).tensor("b", &[1], 0, 0).data(64);
+    let padded = Raw::new()
+        .tensor("a", &[u64::MAX / 4], 0, 0)
+        .tensor("b", &[1], 0, 0)
+        .data(64);
     refused!(padded, GgufError::TensorTooLarge { name, .. } if name == "a");
 }
 
-/// GHSA-96jg-mvhq-q7q7 (ggml): unchecked arithmetic on sizes and alignment. Elements that fit 63 bits
-/// and bytes that do not; and a last tensor whose padding would go beyond 2⁶⁴.
+/// GHSA-96jg-mvhq-q7q7 (ggml): unchecked arithmetic on sizes and alignment. Elements that fit 63
+/// bits and bytes that do not; and a last tensor whose padding would go beyond 2⁶⁴.
 #[test]
 fn ghsa_96jg_mvhq_q7q7_alignment() {
     let elements = Raw::new().tensor("t", &[1 << 62], 0, 0).data(64);
     refused!(elements, GgufError::TensorTooLarge { .. });
-    let padding = Raw::new().tensor("a", &[i64::MAX as u64], 24, 0).tensor("b", &[i64::MAX as u64], 24, 1 << 63);
+    let padding = Raw::new().tensor("a", &[i64::MAX as u64], 24, 0).tensor(
+        "b",
+        &[i64::MAX as u64],
+        24,
+        1 << 63,
+    );
     refused!(padding.data(64), GgufError::TensorOutOfFile { name, .. } if name == "a");
     for alignment in [0u32, 3, 1 << 31] {
         let file = Raw::new().entry("general.alignment", U32, alignment.to_le_bytes());
@@ -553,25 +740,41 @@ fn ghsa_96jg_mvhq_q7q7_alignment() {
 /// stayed where they were.
 #[test]
 fn llama_cpp_18674_dimension() {
-    let file = Raw::new().tensor("token_embd.weight", &[1152, (1 << 42) + 1], 8, 0).tensor("next", &[1], 0, 64);
+    let file = Raw::new()
+        .tensor("token_embd.weight", &[1152, (1 << 42) + 1], 8, 0)
+        .tensor("next", &[1], 0, 64);
     refused!(file.data(128), GgufError::TensorOverlap { name, other, .. }
         if (&**name, &**other) == ("next", "token_embd.weight"));
-    let alone = Raw::new().tensor("token_embd.weight", &[1152, (1 << 42) + 1], 8, 0).data(128);
+    let alone = Raw::new()
+        .tensor("token_embd.weight", &[1152, (1 << 42) + 1], 8, 0)
+        .data(128);
     refused!(alone, GgufError::Truncated { .. });
 }
 
 /// llama.cpp #26690: scores and token types stored as bytes were read as four bytes each.
 #[test]
 fn llama_cpp_26690_array_element_type() {
-    let file = Raw::new().entry("tokenizer.ggml.scores", ARRAY, array(U8, 3, &[1, 2, 3])).entry(
-        "tokenizer.ggml.token_type",
-        ARRAY,
-        array(U8, 3, &[1, 2, 3]),
-    );
+    let file = Raw::new()
+        .entry("tokenizer.ggml.scores", ARRAY, array(U8, 3, &[1, 2, 3]))
+        .entry("tokenizer.ggml.token_type", ARRAY, array(U8, 3, &[1, 2, 3]));
     let gguf = Gguf::from_bytes(file.bytes()).unwrap();
     let error = gguf.metadata().f32s("tokenizer.ggml.scores").unwrap_err();
-    assert!(matches!(error, GgufError::WrongType { expected: "array of f32", found: "array of u8", .. }), "{error:?}");
-    assert_eq!(*gguf.metadata().i32s("tokenizer.ggml.token_type").unwrap(), [1, 2, 3], "widened, not reinterpreted");
+    assert!(
+        matches!(
+            error,
+            GgufError::WrongType {
+                expected: "array of f32",
+                found: "array of u8",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert_eq!(
+        *gguf.metadata().i32s("tokenizer.ggml.token_type").unwrap(),
+        [1, 2, 3],
+        "widened, not reinterpreted"
+    );
 }
 
 /// ggml #1516: an alignment of 2³⁰ made gigabytes of padding, a string of 2³⁰ bytes was allocated
@@ -588,7 +791,16 @@ fn ggml_1516_alignment_and_string() {
 #[test]
 fn candle_3533_allocation() {
     for count in [1u64 << 24, 1 << 32, 1 << 60] {
-        let counts = [Raw { n_tensors: Some(count), ..Raw::new() }, Raw { n_entries: Some(count), ..Raw::new() }];
+        let counts = [
+            Raw {
+                n_tensors: Some(count),
+                ..Raw::new()
+            },
+            Raw {
+                n_entries: Some(count),
+                ..Raw::new()
+            },
+        ];
         for mut file in counts {
             file.entries.push(vec![0; 60 - 24]);
             assert_eq!(file.bytes().len(), 60);
@@ -600,21 +812,34 @@ fn candle_3533_allocation() {
     }
 }
 
-/// CVE-2025-66960 (ollama): an empty string of a version 1 file underflowed; and its sibling (ollama
-/// #17032), a string length that is huge, or negative as a signed number.
+/// CVE-2025-66960 (ollama): an empty string of a version 1 file underflowed; and its sibling
+/// (ollama #17032), a string length that is huge, or negative as a signed number.
 #[test]
 fn cve_2025_66960_string_length() {
-    refused!(Raw { version: 1, ..valid() }, GgufError::Version { found: 1 });
+    refused!(
+        Raw {
+            version: 1,
+            ..valid()
+        },
+        GgufError::Version { found: 1 }
+    );
     for len in [1 << 40, i64::MAX as u64, u64::MAX, u64::MAX - 7] {
         let file = Raw::new().entry("k", STRING, len.to_le_bytes());
         refused!(file, GgufError::UnexpectedEnd { item, need, .. } if *need == len && item.contains("`k`"));
         let mut key = Raw::new();
-        key.entries.push([&len.to_le_bytes()[..], b"four"].concat().into_iter().chain([0; 8]).collect());
+        key.entries.push(
+            [&len.to_le_bytes()[..], b"four"]
+                .concat()
+                .into_iter()
+                .chain([0; 8])
+                .collect(),
+        );
         refused!(key, GgufError::NameLength { found, .. } if *found == len);
     }
 }
 
-/// CVE-2026-7482 (ollama): a tensor outside the file was read from whatever lay behind it in memory.
+/// CVE-2026-7482 (ollama): a tensor outside the file was read from whatever lay behind it in
+/// memory.
 #[test]
 fn cve_2026_7482_tensor_outside_the_file() {
     let file = Raw::new().tensor("t", &[16], 0, 1 << 20).data(64);
@@ -627,9 +852,13 @@ fn cve_2026_7482_tensor_outside_the_file() {
 /// #27203: the product of the dimensions became negative.
 #[test]
 fn llama_cpp_27200_27203_block_bytes() {
-    let file = Raw::new().tensor("t", &[5_124_095_576_030_431_008], 2, 0).data(64);
+    let file = Raw::new()
+        .tensor("t", &[5_124_095_576_030_431_008], 2, 0)
+        .data(64);
     refused!(file, GgufError::Truncated { expected, .. } if *expected == 2_882_303_761_517_117_442 + 64);
-    let file = Raw::new().tensor("t", &[i64::MAX as u64, 2], 24, 0).data(64);
+    let file = Raw::new()
+        .tensor("t", &[i64::MAX as u64, 2], 24, 0)
+        .data(64);
     refused!(file, GgufError::TensorTooLarge { .. });
 }
 
@@ -643,7 +872,10 @@ fn llama_cpp_24884_empty_key() {
 /// gguf-py #27188: an array of 2⁶³ elements, also as element of an array, was read for ever.
 #[test]
 fn gguf_py_27188_array_length() {
-    refused!(Raw::new().entry("k", ARRAY, array(U8, 1 << 63, &[])), GgufError::CountTooLarge { .. });
+    refused!(
+        Raw::new().entry("k", ARRAY, array(U8, 1 << 63, &[])),
+        GgufError::CountTooLarge { .. }
+    );
     let nested = array(ARRAY, 1, &array(U8, 1 << 62, &[]));
     refused!(Raw::new().entry("k", ARRAY, nested), GgufError::CountTooLarge { count, .. } if *count == 1 << 62);
 }
@@ -667,7 +899,9 @@ impl Folder {
     }
 
     fn names(&self) -> Vec<String> {
-        let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        let name = |entry: std::io::Result<fs::DirEntry>| {
+            entry.unwrap().file_name().into_string().unwrap()
+        };
         fs::read_dir(&self.0).unwrap().map(name).collect()
     }
 }
@@ -685,10 +919,16 @@ fn opens_a_mapped_file() {
     let gguf = Gguf::open(&path).unwrap();
     gguf.prefetch();
     assert_eq!(gguf.file_size(), valid().bytes().len() as u64);
-    assert_eq!(gguf.data(gguf.tensor("table").unwrap()), [192, 193, 194, 195, 196, 197]);
+    assert_eq!(
+        gguf.data(gguf.tensor("table").unwrap()),
+        [192, 193, 194, 195, 196, 197]
+    );
     let clone = gguf.clone();
     let thread = std::thread::spawn(move || clone.metadata().strings("tokens").unwrap().len());
-    assert_eq!(thread.join().unwrap(), gguf.metadata().strings("tokens").unwrap().len());
+    assert_eq!(
+        thread.join().unwrap(),
+        gguf.metadata().strings("tokens").unwrap().len()
+    );
 }
 
 #[test]
@@ -696,19 +936,36 @@ fn errors_name_the_file() {
     let folder = Folder::new("errors");
     let bytes = valid().bytes();
     let path = folder.file("partial.gguf", &bytes[..bytes.len() - 10]);
-    for error in [Gguf::open(&path).unwrap_err(), Header::read(&path).unwrap_err()] {
+    for error in [
+        Gguf::open(&path).unwrap_err(),
+        Header::read(&path).unwrap_err(),
+    ] {
         assert!(error.to_string().contains("partial.gguf"), "{error}");
-        let GgufError::Truncated { expected, actual } = error.cause() else { panic!("{error:?}") };
-        assert_eq!((*expected, *actual), (bytes.len() as u64, bytes.len() as u64 - 10));
+        let GgufError::Truncated { expected, actual } = error.cause() else {
+            panic!("{error:?}")
+        };
+        assert_eq!(
+            (*expected, *actual),
+            (bytes.len() as u64, bytes.len() as u64 - 10)
+        );
     }
     for path in [folder.0.clone(), folder.0.join("absent.gguf")] {
-        for error in [Gguf::open(&path).unwrap_err(), Header::read(&path).unwrap_err()] {
-            assert!(matches!(&error, GgufError::Io { path: p, .. } if *p == path), "{error:?}");
+        for error in [
+            Gguf::open(&path).unwrap_err(),
+            Header::read(&path).unwrap_err(),
+        ] {
+            assert!(
+                matches!(&error, GgufError::Io { path: p, .. } if *p == path),
+                "{error:?}"
+            );
         }
     }
     let empty = folder.file("empty.gguf", b"");
     let error = Gguf::open(empty).unwrap_err();
-    assert!(matches!(error.cause(), GgufError::UnexpectedEnd { file_size: 0, .. }), "{error:?}");
+    assert!(
+        matches!(error.cause(), GgufError::UnexpectedEnd { file_size: 0, .. }),
+        "{error:?}"
+    );
 }
 
 fn part(no: u16, count: u16, n_tensors: u32, tensor: &str) -> Raw {
@@ -723,23 +980,39 @@ fn part(no: u16, count: u16, n_tensors: u32, tensor: &str) -> Raw {
 #[test]
 fn split_models() {
     let folder = Folder::new("split");
-    let names = ["m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"];
-    let paths: Vec<PathBuf> =
-        (0u16..).zip(names).map(|(no, name)| folder.file(name, &part(no, 3, 3, &format!("t{no}")).bytes())).collect();
-    let size: u64 = paths.iter().map(|path| fs::metadata(path).unwrap().len()).sum();
+    let names = [
+        "m-00001-of-00003.gguf",
+        "m-00002-of-00003.gguf",
+        "m-00003-of-00003.gguf",
+    ];
+    let paths: Vec<PathBuf> = (0u16..)
+        .zip(names)
+        .map(|(no, name)| folder.file(name, &part(no, 3, 3, &format!("t{no}")).bytes()))
+        .collect();
+    let size: u64 = paths
+        .iter()
+        .map(|path| fs::metadata(path).unwrap().len())
+        .sum();
     // Any part opens the whole model.
     for path in &paths {
         let gguf = Gguf::open(path).unwrap();
         assert_eq!(gguf.metadata().u32("split.no").unwrap(), 0);
         assert_eq!(gguf.file_size(), size);
-        let shards: Vec<_> = gguf.tensors().iter().map(|t| (t.name.as_str(), t.shard)).collect();
+        let shards: Vec<_> = gguf
+            .tensors()
+            .iter()
+            .map(|t| (t.name.as_str(), t.shard))
+            .collect();
         assert_eq!(shards, [("t0", 0), ("t1", 1), ("t2", 2)]);
         assert_eq!(gguf.data(gguf.tensor("t2").unwrap()), [0, 1, 2, 3]);
     }
     assert_eq!(Header::read(&paths[1]).unwrap().tensors.len(), 1);
 
     let error = Gguf::from_bytes(fs::read(&paths[0]).unwrap()).unwrap_err();
-    assert!(matches!(error, GgufError::SplitInMemory { count: 3 }), "{error:?}");
+    assert!(
+        matches!(error, GgufError::SplitInMemory { count: 3 }),
+        "{error:?}"
+    );
 
     let renamed = folder.file("renamed.gguf", &fs::read(&paths[0]).unwrap());
     let error = Gguf::open(renamed).unwrap_err();
@@ -755,23 +1028,56 @@ fn split_models() {
         error
     };
     let error = open_with(2, part(1, 3, 3, "t2"));
-    assert!(matches!(error.cause(), GgufError::SplitMismatch { key: "split.no", expected: 2, found: 1 }), "{error:?}");
+    assert!(
+        matches!(
+            error.cause(),
+            GgufError::SplitMismatch {
+                key: "split.no",
+                expected: 2,
+                found: 1
+            }
+        ),
+        "{error:?}"
+    );
     let error = open_with(2, part(2, 4, 3, "t2"));
-    assert!(matches!(error.cause(), GgufError::SplitMismatch { key: "split.count", expected: 3, found: 4 }));
+    assert!(matches!(
+        error.cause(),
+        GgufError::SplitMismatch {
+            key: "split.count",
+            expected: 3,
+            found: 4
+        }
+    ));
     let error = open_with(2, Raw::new().tensor("t2", &[1], 24, 0).data(1));
-    assert!(matches!(error.cause(), GgufError::MissingKey { key } if key == "split.count"), "{error:?}");
+    assert!(
+        matches!(error.cause(), GgufError::MissingKey { key } if key == "split.count"),
+        "{error:?}"
+    );
     let error = open_with(0, part(0, 3, 7, "t0"));
-    let expected = GgufError::SplitMismatch { key: "split.tensors.count", expected: 7, found: 3 };
+    let expected = GgufError::SplitMismatch {
+        key: "split.tensors.count",
+        expected: 7,
+        found: 3,
+    };
     assert_eq!(error.cause().to_string(), expected.to_string());
     let error = open_with(1, part(1, 3, 3, "t0"));
-    assert!(matches!(error.cause(), GgufError::DuplicateTensor { name } if name == "t0"), "{error:?}");
+    assert!(
+        matches!(error.cause(), GgufError::DuplicateTensor { name } if name == "t0"),
+        "{error:?}"
+    );
     let error = open_with(0, part(5, 3, 3, "t0"));
-    assert!(matches!(error.cause(), GgufError::SplitName { no: 6, .. }), "{error:?}");
+    assert!(
+        matches!(error.cause(), GgufError::SplitName { no: 6, .. }),
+        "{error:?}"
+    );
 
     fs::remove_file(&paths[1]).unwrap();
     for path in [&paths[0], &paths[2]] {
         let error = Gguf::open(path).unwrap_err();
-        assert!(matches!(&error, GgufError::Io { path, .. } if *path == paths[1]), "{error:?}");
+        assert!(
+            matches!(&error, GgufError::Io { path, .. } if *path == paths[1]),
+            "{error:?}"
+        );
     }
 }
 
@@ -784,32 +1090,51 @@ fn writes_through_a_temporary_file() {
     let make = |byte: u8| {
         let mut writer = Writer::new();
         writer.metadata("general.architecture", "llama");
-        writer.tensor_with("t", &[3], DType::I8, move |out| (0..3).try_for_each(|_| out.write_all(&[byte])));
+        writer.tensor_with("t", &[3], DType::I8, move |out| {
+            (0..3).try_for_each(|_| out.write_all(&[byte]))
+        });
         writer
     };
     make(1).write(&path).unwrap();
     let first = Gguf::open(&path).unwrap();
     let error = make(2).write(&path).unwrap_err();
-    assert!(matches!(&error, GgufError::Exists { path: p } if *p == path), "{error:?}");
+    assert!(
+        matches!(&error, GgufError::Exists { path: p } if *p == path),
+        "{error:?}"
+    );
     let mut writer = make(2);
     writer.overwrite();
     writer.write(&path).unwrap();
     let second = Gguf::open(&path).unwrap();
-    assert_eq!(first.data(&first.tensors()[0]), [1, 1, 1], "whoever has the old file open keeps it");
+    assert_eq!(
+        first.data(&first.tensors()[0]),
+        [1, 1, 1],
+        "whoever has the old file open keeps it"
+    );
     assert_eq!(second.data(&second.tensors()[0]), [2, 2, 2]);
 
-    // Data of the wrong length, and a failure while it is made: the old file stays, nothing else does.
+    // Data of the wrong length, and a failure while it is made: the old file stays, nothing else
+    // does.
     for n in [0, 2, 4, 100] {
         let mut writer = make(3);
-        writer.overwrite().tensor("wrong", &[3], DType::I8, vec![0; n]);
+        writer
+            .overwrite()
+            .tensor("wrong", &[3], DType::I8, vec![0; n]);
         let error = writer.write(&path).unwrap_err();
         let right = matches!(error.cause(), GgufError::TensorData { name, expected: 3, found } if name == "wrong" && *found == n as u64);
         assert!(right, "{error:?}");
     }
     let mut writer = make(3);
-    writer.overwrite().tensor_with("cancelled", &[3], DType::I8, |_| Err(std::io::Error::other("cancelled")));
+    writer
+        .overwrite()
+        .tensor_with("cancelled", &[3], DType::I8, |_| {
+            Err(std::io::Error::other("cancelled"))
+        });
     let error = writer.write(&path).unwrap_err();
-    assert!(matches!(&error, GgufError::Io { error, .. } if error.to_string() == "cancelled"), "{error:?}");
+    assert!(
+        matches!(&error, GgufError::Io { error, .. } if error.to_string() == "cancelled"),
+        "{error:?}"
+    );
     assert_eq!(folder.names(), ["out.gguf"]);
     let third = Gguf::open(&path).unwrap();
     assert_eq!(third.data(&third.tensors()[0]), [2, 2, 2]);
@@ -832,7 +1157,13 @@ fn replaces_files_alone_and_keeps_who_may_read_them() {
         }
         writer.write(folder.0.join(name))
     };
-    let mode = |name: &str| fs::metadata(folder.0.join(name)).unwrap().permissions().mode() & 0o777;
+    let mode = |name: &str| {
+        fs::metadata(folder.0.join(name))
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o777
+    };
     write("secret", true).unwrap();
     assert_eq!(mode("secret"), 0o600);
     write("secret", false).unwrap();
@@ -844,7 +1175,11 @@ fn replaces_files_alone_and_keeps_who_may_read_them() {
     symlink("secret", folder.0.join("link")).unwrap();
     fs::write(folder.0.join("secret"), "older").unwrap();
     write("link", false).unwrap();
-    assert!(fs::symlink_metadata(folder.0.join("link")).unwrap().is_symlink());
+    assert!(
+        fs::symlink_metadata(folder.0.join("link"))
+            .unwrap()
+            .is_symlink()
+    );
     assert!(Gguf::open(folder.0.join("secret")).is_ok());
     symlink("nowhere", folder.0.join("dangling")).unwrap();
     assert!(write("dangling", false).is_err());
@@ -878,16 +1213,32 @@ fn writes_only_what_can_be_read() {
     assert!(matches!(error, GgufError::TensorRank { .. }), "{error:?}");
     let error = refused(&|w| _ = w.tensor("t", &[33], DType::Q4_0, &[][..]));
     assert!(matches!(error, GgufError::PartialBlock { .. }), "{error:?}");
-    let error = refused(&|w| _ = w.tensor("t", &[1], DType::I8, &[0][..]).tensor("t", &[1], DType::I8, &[0][..]));
-    assert!(matches!(error, GgufError::DuplicateTensor { .. }), "{error:?}");
+    let error = refused(&|w| {
+        _ = w
+            .tensor("t", &[1], DType::I8, &[0][..])
+            .tensor("t", &[1], DType::I8, &[0][..])
+    });
+    assert!(
+        matches!(error, GgufError::DuplicateTensor { .. }),
+        "{error:?}"
+    );
 }
 
 #[test]
 fn alignment_of_any_integer_type_is_obeyed() {
-    for value in [Value::U32(64), Value::U64(64), Value::I32(64), Value::U8(64)] {
+    for value in [
+        Value::U32(64),
+        Value::U64(64),
+        Value::I32(64),
+        Value::U8(64),
+    ] {
         let mut writer = Writer::new();
-        writer.metadata("general.alignment", 32u32).metadata("general.alignment", value);
-        writer.tensor("a", &[1], DType::I8, vec![1]).tensor("b", &[1], DType::I8, vec![2]);
+        writer
+            .metadata("general.alignment", 32u32)
+            .metadata("general.alignment", value);
+        writer
+            .tensor("a", &[1], DType::I8, vec![1])
+            .tensor("b", &[1], DType::I8, vec![2]);
         let gguf = Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap();
         assert_eq!(gguf.metadata().len(), 1);
         assert_eq!(gguf.tensors()[1].offset, gguf.header().data_offset + 64);
@@ -900,7 +1251,8 @@ fn any_array() -> impl Strategy<Value = Array> {
     // Equality is compared, so no NaN.
     let f32s = vec(any::<f32>().prop_filter("NaN", |x| !x.is_nan()), 0..9);
     let f64s = vec(any::<f64>().prop_filter("NaN", |x| !x.is_nan()), 0..9);
-    let strings = vec(vec(any::<u8>(), 0..9), 0..9).prop_map(|v| Array::Strings(v.iter().collect::<StringArray>()));
+    let strings = vec(vec(any::<u8>(), 0..9), 0..9)
+        .prop_map(|v| Array::Strings(v.iter().collect::<StringArray>()));
     let flat = prop_oneof![
         vec(any::<u8>(), 0..9).prop_map(Array::U8),
         vec(any::<i8>(), 0..9).prop_map(Array::I8),
@@ -929,22 +1281,39 @@ fn any_value() -> impl Strategy<Value = Value> {
         any::<i32>().prop_map(Value::I32),
         any::<u64>().prop_map(Value::U64),
         any::<i64>().prop_map(Value::I64),
-        any::<f32>().prop_filter("NaN", |x| !x.is_nan()).prop_map(Value::F32),
-        any::<f64>().prop_filter("NaN", |x| !x.is_nan()).prop_map(Value::F64),
+        any::<f32>()
+            .prop_filter("NaN", |x| !x.is_nan())
+            .prop_map(Value::F32),
+        any::<f64>()
+            .prop_filter("NaN", |x| !x.is_nan())
+            .prop_map(Value::F64),
         any::<bool>().prop_map(Value::Bool),
         ".{0,20}".prop_map(Value::String),
-        bytes.prop_filter("text", |b| str::from_utf8(b).is_err()).prop_map(Value::Bytes),
+        bytes
+            .prop_filter("text", |b| str::from_utf8(b).is_err())
+            .prop_map(Value::Bytes),
         any_array().prop_map(Value::Array),
     ]
 }
 
 fn any_tensor() -> impl Strategy<Value = (Vec<u64>, DType, Vec<u8>)> {
-    let shape = (1u64..3, proptest::collection::vec(1u64..4, 0..4), proptest::sample::select(DType::ALL));
+    let shape = (
+        1u64..3,
+        proptest::collection::vec(1u64..4, 0..4),
+        proptest::sample::select(DType::ALL),
+    );
     shape.prop_flat_map(|(blocks, rest, dtype)| {
         let (block, block_bytes) = dtype.block();
-        let dims: Vec<u64> = [blocks * block].into_iter().chain(rest.iter().copied()).collect();
+        let dims: Vec<u64> = [blocks * block]
+            .into_iter()
+            .chain(rest.iter().copied())
+            .collect();
         let n_bytes = (blocks * rest.iter().product::<u64>() * block_bytes) as usize;
-        (Just(dims), Just(dtype), proptest::collection::vec(any::<u8>(), n_bytes))
+        (
+            Just(dims),
+            Just(dtype),
+            proptest::collection::vec(any::<u8>(), n_bytes),
+        )
     })
 }
 

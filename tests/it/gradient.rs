@@ -1,5 +1,5 @@
-//! Gradients of adapters against finite differences of an independent forward pass in 64 bits, for tiny
-//! models of every family and every matrix that an adapter can change.
+//! Gradients of adapters against finite differences of an independent forward pass in 64 bits, for
+//! tiny models of every family and every matrix that an adapter can change.
 //!
 //! A gradient `g` is compared with the truth `t` along random directions `r` of independent normal
 //! values: `E[(r·(t − g))²] = |t − g|²`.
@@ -13,7 +13,8 @@ use ruvllm::exec::{KvType, SessionOptions, Task, cross_entropy};
 use ruvllm::gguf::Writer;
 use ruvllm::lora::{Adam, Adapter, Gradients, Sgd, change_norm};
 use ruvllm::model::{
-    Activation, AttnSpec, FfnSpec, Gating, Hparams, Mixer, Model, MoeSpec, NormKind, Norms, QkNorm, RopeOrder, Site,
+    Activation, AttnSpec, FfnSpec, Gating, Hparams, Mixer, Model, MoeSpec, NormKind, Norms, QkNorm,
+    RopeOrder, Site,
 };
 use ruvllm::quant::DType;
 use ruvllm::{AdapterError, CancelToken, Error, SessionError};
@@ -75,8 +76,11 @@ enum Part {
 }
 use Part::*;
 
-const MOE: &[(&str, f32)] =
-    &[("expert_count", 4.0), ("expert_used_count", 2.0), ("expert_feed_forward_length", N_FF as f32)];
+const MOE: &[(&str, f32)] = &[
+    ("expert_count", 4.0),
+    ("expert_used_count", 2.0),
+    ("expert_feed_forward_length", N_FF as f32),
+];
 /// In every layer.
 const ALL_MOE: &[(&str, f32)] = &[
     ("expert_count", 4.0),
@@ -84,12 +88,31 @@ const ALL_MOE: &[(&str, f32)] = &[
     ("expert_feed_forward_length", N_FF as f32),
     ("leading_dense_block_count", 0.0),
 ];
-const SWA: &[(&str, f32)] = &[("attention.sliding_window", 3.0), ("rope.freq_base", 5000.0)];
+const SWA: &[(&str, f32)] = &[
+    ("attention.sliding_window", 3.0),
+    ("rope.freq_base", 5000.0),
+];
 const FAMILIES: &[Family] = &[
-    Family { arch: "llama", keys: &[], parts: &[Biases, Head] },
-    Family { arch: "llama", keys: MOE, parts: &[Experts, Head] },
-    Family { arch: "mistral", keys: &[("attention.sliding_window", 3.0)], parts: &[Head] },
-    Family { arch: "qwen2", keys: &[], parts: &[Biases] },
+    Family {
+        arch: "llama",
+        keys: &[],
+        parts: &[Biases, Head],
+    },
+    Family {
+        arch: "llama",
+        keys: MOE,
+        parts: &[Experts, Head],
+    },
+    Family {
+        arch: "mistral",
+        keys: &[("attention.sliding_window", 3.0)],
+        parts: &[Head],
+    },
+    Family {
+        arch: "qwen2",
+        keys: &[],
+        parts: &[Biases],
+    },
     Family {
         arch: "qwen2moe",
         keys: &[
@@ -100,8 +123,16 @@ const FAMILIES: &[Family] = &[
         ],
         parts: &[Experts, SharedExpert, SharedGate, Biases, Head],
     },
-    Family { arch: "qwen3", keys: &[], parts: &[HeadNorms] },
-    Family { arch: "qwen3moe", keys: MOE, parts: &[HeadNorms, Experts, Head] },
+    Family {
+        arch: "qwen3",
+        keys: &[],
+        parts: &[HeadNorms],
+    },
+    Family {
+        arch: "qwen3moe",
+        keys: MOE,
+        parts: &[HeadNorms, Experts, Head],
+    },
     // All that a mixture can have.
     Family {
         arch: "hy_v3",
@@ -136,80 +167,268 @@ const FAMILIES: &[Family] = &[
     },
     Family {
         arch: "phi3",
-        keys: &[("rope.dimension_count", 6.0), ("attention.sliding_window", 5.0)],
+        keys: &[
+            ("rope.dimension_count", 6.0),
+            ("attention.sliding_window", 5.0),
+        ],
         parts: &[FusedQkv, FusedGate, Head],
     },
     Family {
         arch: "gemma2",
-        keys: &[("attention.sliding_window", 4.0), ("attn_logit_softcapping", 3.0), ("final_logit_softcapping", 4.0)],
+        keys: &[
+            ("attention.sliding_window", 4.0),
+            ("attn_logit_softcapping", 3.0),
+            ("final_logit_softcapping", 4.0),
+        ],
         parts: &[PostNorms],
     },
     Family {
         arch: "gemma3",
-        keys: &[("attention.sliding_window", 4.0), ("rope.freq_base", 5000.0), ("rope.freq_base_swa", 100.0)],
+        keys: &[
+            ("attention.sliding_window", 4.0),
+            ("rope.freq_base", 5000.0),
+            ("rope.freq_base_swa", 100.0),
+        ],
         parts: &[PostNorms, HeadNorms],
     },
     Family {
         arch: "granite",
-        keys: &[("attention.scale", 0.25), ("embedding_scale", 3.0), ("residual_scale", 0.4), ("logit_scale", 1.5)],
+        keys: &[
+            ("attention.scale", 0.25),
+            ("embedding_scale", 3.0),
+            ("residual_scale", 0.4),
+            ("logit_scale", 1.5),
+        ],
         parts: &[],
     },
-    Family { arch: "olmo2", keys: &[], parts: &[FullNorms, PostNorms, NoPreNorms, NoFfnNorm, Head] },
+    Family {
+        arch: "olmo2",
+        keys: &[],
+        parts: &[FullNorms, PostNorms, NoPreNorms, NoFfnNorm, Head],
+    },
     // OLMo 3.
     Family {
         arch: "olmo2",
-        keys: &[("attention.sliding_window", 3.0), ("rope.freq_base", 5000.0), ("rope.freq_base_swa", 100.0)],
+        keys: &[
+            ("attention.sliding_window", 3.0),
+            ("rope.freq_base", 5000.0),
+            ("rope.freq_base_swa", 100.0),
+        ],
         parts: &[FullNorms, PostNorms, NoPreNorms, NoFfnNorm, Head],
     },
-    Family { arch: "smollm3", keys: &[], parts: &[Head] },
-    Family { arch: "internlm2", keys: &[], parts: &[Head] },
-    Family { arch: "baichuan", keys: &[], parts: &[Head] },
-    Family { arch: "ernie4_5", keys: &[], parts: &[] },
-    Family { arch: "ernie4_5-moe", keys: MOE, parts: &[Experts, SelectionBias] },
-    Family { arch: "qwen2vl", keys: &[], parts: &[Biases] },
-    Family { arch: "qwen3vl", keys: &[], parts: &[HeadNorms] },
-    Family { arch: "qwen3vlmoe", keys: MOE, parts: &[HeadNorms, Experts, Head] },
-    Family { arch: "seed_oss", keys: &[], parts: &[Biases, Head] },
-    Family { arch: "gemma", keys: &[], parts: &[] },
-    Family { arch: "granitemoe", keys: MOE, parts: &[Experts] },
     Family {
-        arch: "minicpm",
-        keys: &[("embedding_scale", 3.0), ("residual_scale", 0.4), ("logit_scale", 1.5)],
+        arch: "smollm3",
+        keys: &[],
+        parts: &[Head],
+    },
+    Family {
+        arch: "internlm2",
+        keys: &[],
+        parts: &[Head],
+    },
+    Family {
+        arch: "baichuan",
+        keys: &[],
+        parts: &[Head],
+    },
+    Family {
+        arch: "ernie4_5",
+        keys: &[],
         parts: &[],
     },
-    Family { arch: "olmoe", keys: MOE, parts: &[FullNorms, Experts, Head] },
-    Family { arch: "arcee", keys: &[], parts: &[Ungated, Head] },
-    Family { arch: "chatglm", keys: &[], parts: &[FusedGate, Biases, Head] },
-    Family { arch: "glm4", keys: &[], parts: &[PostNorms, FusedGate, Head] },
-    Family { arch: "glm4moe", keys: ALL_MOE, parts: &[HeadNorms, Biases, Experts, Head] },
-    Family { arch: "exaone4", keys: SWA, parts: &[HeadNorms, PostNorms, NoPreNorms, NoFfnNorm, Head] },
-    Family { arch: "exaone-moe", keys: ALL_MOE, parts: &[HeadNorms, Experts, SelectionBias, Head] },
-    Family { arch: "command-r", keys: &[("logit_scale", 0.5)], parts: &[NoNormBias, NoFfnNorm] },
-    Family { arch: "cohere2", keys: SWA, parts: &[NoNormBias, NoFfnNorm] },
-    Family { arch: "cohere2moe", keys: MOE, parts: &[NoNormBias, NoFfnNorm, Experts] },
-    Family { arch: "dots1", keys: ALL_MOE, parts: &[HeadNorms, Experts, Head] },
-    Family { arch: "hy_v3", keys: ALL_MOE, parts: &[HeadNorms, Experts, Head] },
-    Family { arch: "bailingmoe2", keys: ALL_MOE, parts: &[HeadNorms, FusedQkv, Experts, Head] },
-    Family { arch: "minimax-m2", keys: MOE, parts: &[FullNorms, Experts, Head] },
-    Family { arch: "stablelm", keys: &[], parts: &[LayerNorms, Head] },
-    Family { arch: "starcoder2", keys: &[], parts: &[LayerNorms, Ungated, Biases] },
-    Family { arch: "nemotron", keys: &[], parts: &[LayerNorms, Ungated, Head] },
-    Family { arch: "jais2", keys: &[], parts: &[LayerNorms, Ungated, Biases, Head] },
-    Family { arch: "xverse", keys: &[], parts: &[Head] },
-    Family { arch: "exaone", keys: &[], parts: &[] },
-    Family { arch: "pangu-embedded", keys: &[], parts: &[Biases, Head] },
-    Family { arch: "paddleocr", keys: &[], parts: &[Head] },
-    Family { arch: "openelm", keys: &[], parts: &[HeadNorms, FusedQkv] },
-    Family { arch: "plamo", keys: &[], parts: &[NoFfnNorm, Head] },
+    Family {
+        arch: "ernie4_5-moe",
+        keys: MOE,
+        parts: &[Experts, SelectionBias],
+    },
+    Family {
+        arch: "qwen2vl",
+        keys: &[],
+        parts: &[Biases],
+    },
+    Family {
+        arch: "qwen3vl",
+        keys: &[],
+        parts: &[HeadNorms],
+    },
+    Family {
+        arch: "qwen3vlmoe",
+        keys: MOE,
+        parts: &[HeadNorms, Experts, Head],
+    },
+    Family {
+        arch: "seed_oss",
+        keys: &[],
+        parts: &[Biases, Head],
+    },
+    Family {
+        arch: "gemma",
+        keys: &[],
+        parts: &[],
+    },
+    Family {
+        arch: "granitemoe",
+        keys: MOE,
+        parts: &[Experts],
+    },
+    Family {
+        arch: "minicpm",
+        keys: &[
+            ("embedding_scale", 3.0),
+            ("residual_scale", 0.4),
+            ("logit_scale", 1.5),
+        ],
+        parts: &[],
+    },
+    Family {
+        arch: "olmoe",
+        keys: MOE,
+        parts: &[FullNorms, Experts, Head],
+    },
+    Family {
+        arch: "arcee",
+        keys: &[],
+        parts: &[Ungated, Head],
+    },
+    Family {
+        arch: "chatglm",
+        keys: &[],
+        parts: &[FusedGate, Biases, Head],
+    },
+    Family {
+        arch: "glm4",
+        keys: &[],
+        parts: &[PostNorms, FusedGate, Head],
+    },
+    Family {
+        arch: "glm4moe",
+        keys: ALL_MOE,
+        parts: &[HeadNorms, Biases, Experts, Head],
+    },
+    Family {
+        arch: "exaone4",
+        keys: SWA,
+        parts: &[HeadNorms, PostNorms, NoPreNorms, NoFfnNorm, Head],
+    },
+    Family {
+        arch: "exaone-moe",
+        keys: ALL_MOE,
+        parts: &[HeadNorms, Experts, SelectionBias, Head],
+    },
+    Family {
+        arch: "command-r",
+        keys: &[("logit_scale", 0.5)],
+        parts: &[NoNormBias, NoFfnNorm],
+    },
+    Family {
+        arch: "cohere2",
+        keys: SWA,
+        parts: &[NoNormBias, NoFfnNorm],
+    },
+    Family {
+        arch: "cohere2moe",
+        keys: MOE,
+        parts: &[NoNormBias, NoFfnNorm, Experts],
+    },
+    Family {
+        arch: "dots1",
+        keys: ALL_MOE,
+        parts: &[HeadNorms, Experts, Head],
+    },
+    Family {
+        arch: "hy_v3",
+        keys: ALL_MOE,
+        parts: &[HeadNorms, Experts, Head],
+    },
+    Family {
+        arch: "bailingmoe2",
+        keys: ALL_MOE,
+        parts: &[HeadNorms, FusedQkv, Experts, Head],
+    },
+    Family {
+        arch: "minimax-m2",
+        keys: MOE,
+        parts: &[FullNorms, Experts, Head],
+    },
+    Family {
+        arch: "stablelm",
+        keys: &[],
+        parts: &[LayerNorms, Head],
+    },
+    Family {
+        arch: "starcoder2",
+        keys: &[],
+        parts: &[LayerNorms, Ungated, Biases],
+    },
+    Family {
+        arch: "nemotron",
+        keys: &[],
+        parts: &[LayerNorms, Ungated, Head],
+    },
+    Family {
+        arch: "jais2",
+        keys: &[],
+        parts: &[LayerNorms, Ungated, Biases, Head],
+    },
+    Family {
+        arch: "xverse",
+        keys: &[],
+        parts: &[Head],
+    },
+    Family {
+        arch: "exaone",
+        keys: &[],
+        parts: &[],
+    },
+    Family {
+        arch: "pangu-embedded",
+        keys: &[],
+        parts: &[Biases, Head],
+    },
+    Family {
+        arch: "paddleocr",
+        keys: &[],
+        parts: &[Head],
+    },
+    Family {
+        arch: "openelm",
+        keys: &[],
+        parts: &[HeadNorms, FusedQkv],
+    },
+    Family {
+        arch: "plamo",
+        keys: &[],
+        parts: &[NoFfnNorm, Head],
+    },
     Family {
         arch: "plamo3",
-        keys: &[("attention.sliding_window", 3.0), ("rope.freq_base", 5000.0), ("rope.freq_base_swa", 100.0)],
+        keys: &[
+            ("attention.sliding_window", 3.0),
+            ("rope.freq_base", 5000.0),
+            ("rope.freq_base_swa", 100.0),
+        ],
         parts: &[HeadNorms, PostNorms, FusedQkv, FusedGate, Head],
     },
-    Family { arch: "deci", keys: &[], parts: &[Head] },
-    Family { arch: "qwen", keys: &[("feed_forward_length", 96.0)], parts: &[Biases, FusedQkv, Head] },
-    Family { arch: "deepseek", keys: ALL_MOE, parts: &[Experts, Head] },
-    Family { arch: "bailingmoe", keys: ALL_MOE, parts: &[Experts, Head] },
+    Family {
+        arch: "deci",
+        keys: &[],
+        parts: &[Head],
+    },
+    Family {
+        arch: "qwen",
+        keys: &[("feed_forward_length", 96.0)],
+        parts: &[Biases, FusedQkv, Head],
+    },
+    Family {
+        arch: "deepseek",
+        keys: ALL_MOE,
+        parts: &[Experts, Head],
+    },
+    Family {
+        arch: "bailingmoe",
+        keys: ALL_MOE,
+        parts: &[Experts, Head],
+    },
     Family {
         arch: "mellum",
         keys: &[
@@ -221,14 +440,42 @@ const FAMILIES: &[Family] = &[
         ],
         parts: &[HeadNorms, Experts, Head],
     },
-    Family { arch: "orion", keys: &[], parts: &[LayerNorms, Head] },
-    Family { arch: "codeshell", keys: &[], parts: &[LayerNorms, Ungated, Biases] },
+    Family {
+        arch: "orion",
+        keys: &[],
+        parts: &[LayerNorms, Head],
+    },
+    Family {
+        arch: "codeshell",
+        keys: &[],
+        parts: &[LayerNorms, Ungated, Biases],
+    },
     // Without what gradients do not go through.
-    Family { arch: "mistral3", keys: &[], parts: &[Head] },
-    Family { arch: "granite_swa", keys: SWA, parts: &[] },
-    Family { arch: "mimo2", keys: MOE, parts: &[Experts, Head] },
-    Family { arch: "dbrx", keys: MOE, parts: &[NoNormBias, Experts, Head] },
-    Family { arch: "olmo", keys: &[], parts: &[NoNormBias, NoNormWeights, NoPreNorms, NoFfnNorm, Head] },
+    Family {
+        arch: "mistral3",
+        keys: &[],
+        parts: &[Head],
+    },
+    Family {
+        arch: "granite_swa",
+        keys: SWA,
+        parts: &[],
+    },
+    Family {
+        arch: "mimo2",
+        keys: MOE,
+        parts: &[Experts, Head],
+    },
+    Family {
+        arch: "dbrx",
+        keys: MOE,
+        parts: &[NoNormBias, Experts, Head],
+    },
+    Family {
+        arch: "olmo",
+        keys: &[],
+        parts: &[NoNormBias, NoNormWeights, NoPreNorms, NoFfnNorm, Head],
+    },
 ];
 
 /// Architectures all of whose models have something that gradients do not go through.
@@ -308,8 +555,11 @@ impl Family {
         ] {
             writer.metadata(format!("{}.{key}", self.arch), n as u32);
         }
-        let eps =
-            if self.has(LayerNorms) || self.has(NoNormBias) { "layer_norm_epsilon" } else { "layer_norm_rms_epsilon" };
+        let eps = if self.has(LayerNorms) || self.has(NoNormBias) {
+            "layer_norm_epsilon"
+        } else {
+            "layer_norm_rms_epsilon"
+        };
         writer.metadata(format!("{}.attention.{eps}", self.arch), 1e-3f32);
         let counts = ["_count", "_length", "_func", "sliding_window"];
         for &(key, value) in self.keys {
@@ -322,9 +572,16 @@ impl Family {
         }
         let mut put = |name: &str, dims: &[usize], scale: f64, shift: f64| {
             let n = dims.iter().product();
-            let values: Vec<f32> = (0..n).map(|_| (shift + scale * noise.next()) as f32).collect();
+            let values: Vec<f32> = (0..n)
+                .map(|_| (shift + scale * noise.next()) as f32)
+                .collect();
             let dims: Vec<u64> = dims.iter().map(|&n| n as u64).collect();
-            writer.tensor(name, &dims, DType::F32, bytemuck::cast_slice(&values).to_vec());
+            writer.tensor(
+                name,
+                &dims,
+                DType::F32,
+                bytemuck::cast_slice(&values).to_vec(),
+            );
         };
         let matrix_scale = |n_in: usize| 2.0 / (n_in as f64).sqrt();
         put("token_embd.weight", &[N_EMBD, N_VOCAB], 1.0, 0.0);
@@ -338,7 +595,12 @@ impl Family {
             norm(&mut put, "output_norm", N_EMBD);
         }
         if self.has(Head) {
-            put("output.weight", &[N_EMBD, N_VOCAB], matrix_scale(N_EMBD), 0.0);
+            put(
+                "output.weight",
+                &[N_EMBD, N_VOCAB],
+                matrix_scale(N_EMBD),
+                0.0,
+            );
         }
         if self.has(LayerNorms) && self.has(Biases) && self.has(Head) {
             put("output.bias", &[N_VOCAB], 0.3, 0.0);
@@ -364,7 +626,12 @@ impl Family {
                 }
             }
             let mut linear = |part: &str, n_in: usize, n_out: usize| {
-                put(&name(&format!("{part}.weight")), &[n_in, n_out], matrix_scale(n_in), 0.0);
+                put(
+                    &name(&format!("{part}.weight")),
+                    &[n_in, n_out],
+                    matrix_scale(n_in),
+                    0.0,
+                );
                 if self.has(Biases) && !part.contains("shexp") {
                     put(&name(&format!("{part}.bias")), &[n_out], 0.3, 0.0);
                 }
@@ -378,18 +645,47 @@ impl Family {
             }
             linear("attn_output", q, N_EMBD);
             if self.has(Experts) {
-                put(&name("ffn_gate_inp.weight"), &[N_EMBD, 4], matrix_scale(N_EMBD), 0.0);
-                put(&name("ffn_gate_exps.weight"), &[N_EMBD, N_FF, 4], matrix_scale(N_EMBD), 0.0);
-                put(&name("ffn_up_exps.weight"), &[N_EMBD, N_FF, 4], matrix_scale(N_EMBD), 0.0);
-                put(&name("ffn_down_exps.weight"), &[N_FF, N_EMBD, 4], matrix_scale(N_FF), 0.0);
+                put(
+                    &name("ffn_gate_inp.weight"),
+                    &[N_EMBD, 4],
+                    matrix_scale(N_EMBD),
+                    0.0,
+                );
+                put(
+                    &name("ffn_gate_exps.weight"),
+                    &[N_EMBD, N_FF, 4],
+                    matrix_scale(N_EMBD),
+                    0.0,
+                );
+                put(
+                    &name("ffn_up_exps.weight"),
+                    &[N_EMBD, N_FF, 4],
+                    matrix_scale(N_EMBD),
+                    0.0,
+                );
+                put(
+                    &name("ffn_down_exps.weight"),
+                    &[N_FF, N_EMBD, 4],
+                    matrix_scale(N_FF),
+                    0.0,
+                );
                 if self.has(SelectionBias) {
                     put(&name("exp_probs_b.bias"), &[4], 0.5, 0.0);
                 }
                 if self.has(SharedGate) {
-                    put(&name("ffn_gate_inp_shexp.weight"), &[N_EMBD], matrix_scale(N_EMBD), 0.0);
+                    put(
+                        &name("ffn_gate_inp_shexp.weight"),
+                        &[N_EMBD],
+                        matrix_scale(N_EMBD),
+                        0.0,
+                    );
                 }
                 if self.has(SharedExpert) {
-                    for (part, n_in, n_out) in [("gate", N_EMBD, 56), ("up", N_EMBD, 56), ("down", 56, N_EMBD)] {
+                    for (part, n_in, n_out) in [
+                        ("gate", N_EMBD, 56),
+                        ("up", N_EMBD, 56),
+                        ("down", 56, N_EMBD),
+                    ] {
                         let part = name(&format!("ffn_{part}_shexp.weight"));
                         put(&part, &[n_in, n_out], matrix_scale(n_in), 0.0);
                     }
@@ -440,7 +736,11 @@ impl<'a> Reference<'a> {
         if !tensors.contains_key("output.weight") {
             tensors.insert("output.weight".into(), tensors["token_embd.weight"].clone());
         }
-        Reference { h: model.hparams(), sites: model.sites(), tensors }
+        Reference {
+            h: model.hparams(),
+            sites: model.sites(),
+            tensors,
+        }
     }
 
     /// Adds `factor·s·B·A` of a term to its matrix.
@@ -451,8 +751,14 @@ impl<'a> Reference<'a> {
         let first = site.expert.unwrap_or(0) * n_out * n_in;
         for r in 0..n_out {
             for c in 0..n_in {
-                let sum: f64 = (0..term.rank).map(|j| term.b[j * n_out + r] * term.a[j * n_in + c]).sum();
-                let at = if site.is_embedding() { c * n_out + r } else { first + r * n_in + c };
+                let sum: f64 = (0..term.rank)
+                    .map(|j| term.b[j * n_out + r] * term.a[j * n_in + c])
+                    .sum();
+                let at = if site.is_embedding() {
+                    c * n_out + r
+                } else {
+                    first + r * n_in + c
+                };
                 w[at] += factor * sum;
             }
         }
@@ -466,7 +772,13 @@ impl<'a> Reference<'a> {
     fn linear(&self, name: &str, rows: std::ops::Range<usize>, x: &[f64]) -> Vec<f64> {
         let w = &self.tensors[&format!("{name}.weight")];
         let b = self.opt(&format!("{name}.bias"));
-        let row = |r: usize| w[r * x.len()..][..x.len()].iter().zip(x).map(|(w, x)| w * x).sum::<f64>();
+        let row = |r: usize| {
+            w[r * x.len()..][..x.len()]
+                .iter()
+                .zip(x)
+                .map(|(w, x)| w * x)
+                .sum::<f64>()
+        };
         rows.map(|r| row(r) + b.map_or(0.0, |b| b[r])).collect()
     }
 
@@ -479,7 +791,9 @@ impl<'a> Reference<'a> {
     fn norm(&self, name: &str, x: &[f64]) -> Option<Vec<f64>> {
         let ones = vec![1.0; x.len()];
         let plain = self.h.norm == NormKind::LayerPlain && !name.contains("post_");
-        let w = self.opt(&format!("{name}.weight")).or(plain.then_some(&ones))?;
+        let w = self
+            .opt(&format!("{name}.weight"))
+            .or(plain.then_some(&ones))?;
         if self.h.norm == NormKind::Rms {
             return Some(self.rms(x, w));
         }
@@ -489,11 +803,19 @@ impl<'a> Reference<'a> {
         let centred: Vec<f64> = x.iter().map(|x| x - mean).collect();
         let variance = centred.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
         let scale = 1.0 / (variance + f64::from(self.h.norm_eps)).sqrt();
-        Some(centred.iter().zip(w.iter().zip(b)).map(|(x, (w, b))| x * scale * w + b).collect())
+        Some(
+            centred
+                .iter()
+                .zip(w.iter().zip(b))
+                .map(|(x, (w, b))| x * scale * w + b)
+                .collect(),
+        )
     }
 
     fn rotate(&self, spec: &AttnSpec, position: usize, x: &mut [f64]) {
-        let Some(rope) = spec.rope.map(|id| self.h.rope(id)) else { return };
+        let Some(rope) = spec.rope.map(|id| self.h.rope(id)) else {
+            return;
+        };
         let n = rope.n_dims;
         for i in 0..n / 2 {
             // The engine's frequencies are f32.
@@ -507,13 +829,21 @@ impl<'a> Reference<'a> {
         }
     }
 
-    fn feed_forward(&self, act: Activation, parts: [(&str, usize); 3], n_ff: usize, x: &[f64]) -> Vec<f64> {
+    fn feed_forward(
+        &self,
+        act: Activation,
+        parts: [(&str, usize); 3],
+        n_ff: usize,
+        x: &[f64],
+    ) -> Vec<f64> {
         let [gate, up, down] = parts;
         let activate = |x: f64| match act {
             Activation::SwiGlu => x / (1.0 + (-x).exp()),
             Activation::SquaredRelu => x.max(0.0).powi(2),
             Activation::GeGlu | Activation::Gelu => {
-                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+                0.5 * x
+                    * (1.0
+                        + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
             }
             other => panic!("{other:?}"),
         };
@@ -544,18 +874,38 @@ impl<'a> Reference<'a> {
         };
         let mut y = vec![0.0; h.n_embd];
         for (i, weight) in self.choice(layer, spec, x) {
-            let parts = [name("ffn_gate_exps"), name("ffn_up_exps"), name("ffn_down_exps")];
-            let parts = [(&*parts[0], i * spec.n_ff), (&*parts[1], i * spec.n_ff), (&*parts[2], i * h.n_embd)];
+            let parts = [
+                name("ffn_gate_exps"),
+                name("ffn_up_exps"),
+                name("ffn_down_exps"),
+            ];
+            let parts = [
+                (&*parts[0], i * spec.n_ff),
+                (&*parts[1], i * spec.n_ff),
+                (&*parts[2], i * h.n_embd),
+            ];
             let out = self.feed_forward(spec.activation, parts, spec.n_ff, x);
-            y.iter_mut().zip(out).for_each(|(y, out)| *y += weight * out);
+            y.iter_mut()
+                .zip(out)
+                .for_each(|(y, out)| *y += weight * out);
         }
         if let Some(shared) = spec.shared {
             let gate = name("ffn_gate_inp_shexp");
-            let strength = if shared.gated { 1.0 / (1.0 + (-self.linear(&gate, 0..1, x)[0]).exp()) } else { 1.0 };
-            let parts = [name("ffn_gate_shexp"), name("ffn_up_shexp"), name("ffn_down_shexp")];
+            let strength = if shared.gated {
+                1.0 / (1.0 + (-self.linear(&gate, 0..1, x)[0]).exp())
+            } else {
+                1.0
+            };
+            let parts = [
+                name("ffn_gate_shexp"),
+                name("ffn_up_shexp"),
+                name("ffn_down_shexp"),
+            ];
             let parts = [(&*parts[0], 0), (&*parts[1], 0), (&*parts[2], 0)];
             let out = self.feed_forward(spec.activation, parts, shared.n_ff, x);
-            y.iter_mut().zip(out).for_each(|(y, out)| *y += strength * out);
+            y.iter_mut()
+                .zip(out)
+                .for_each(|(y, out)| *y += strength * out);
         }
         y
     }
@@ -572,8 +922,12 @@ impl<'a> Reference<'a> {
             Gating::Sigmoid => outputs.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
             _ => outputs,
         };
-        let bias = self.opt(&format!("blk.{layer}.exp_probs_b.bias")).filter(|_| spec.bias);
-        let biased: Vec<f64> = (0..spec.n_expert).map(|e| scores[e] + bias.map_or(0.0, |b| b[e])).collect();
+        let bias = self
+            .opt(&format!("blk.{layer}.exp_probs_b.bias"))
+            .filter(|_| spec.bias);
+        let biased: Vec<f64> = (0..spec.n_expert)
+            .map(|e| scores[e] + bias.map_or(0.0, |b| b[e]))
+            .collect();
         let best = |mut items: Vec<usize>, n: usize, score: &dyn Fn(usize) -> f64| {
             items.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
             items.truncate(n);
@@ -583,7 +937,9 @@ impl<'a> Reference<'a> {
         if let Some(groups) = spec.groups {
             let size = spec.n_expert / groups.n_group;
             let score = |group: usize| {
-                let two = best((group * size..(group + 1) * size).collect(), 2, &|e| biased[e]);
+                let two = best((group * size..(group + 1) * size).collect(), 2, &|e| {
+                    biased[e]
+                });
                 two.into_iter().map(|e| biased[e]).sum()
             };
             let groups = best((0..groups.n_group).collect(), groups.n_used, &score);
@@ -594,33 +950,58 @@ impl<'a> Reference<'a> {
         if spec.gating == Gating::SoftmaxAfterTopK {
             weights = softmax(&weights);
         }
-        let total: f64 = if spec.normalise { weights.iter().sum() } else { 1.0 };
-        chosen.into_iter().zip(weights.into_iter().map(|w| f64::from(spec.scale) * w / total)).collect()
+        let total: f64 = if spec.normalise {
+            weights.iter().sum()
+        } else {
+            1.0
+        };
+        chosen
+            .into_iter()
+            .zip(
+                weights
+                    .into_iter()
+                    .map(|w| f64::from(spec.scale) * w / total),
+            )
+            .collect()
     }
 
-    /// Logits of every token, and its keys and values; those of the tokens that `past` has are taken from
-    /// there.
+    /// Logits of every token, and its keys and values; those of the tokens that `past` has are
+    /// taken from there.
     fn forward(&self, tokens: &[u32], past: &Past) -> (Vec<Vec<f64>>, Past) {
         let h = self.h;
         let embd = &self.tensors["token_embd.weight"];
         let scale = f64::from(h.embd_scale);
         let mut xs: Vec<Vec<f64>> = tokens
             .iter()
-            .map(|&t| embd[t as usize * h.n_embd..][..h.n_embd].iter().map(|x| x * scale).collect())
+            .map(|&t| {
+                embd[t as usize * h.n_embd..][..h.n_embd]
+                    .iter()
+                    .map(|x| x * scale)
+                    .collect()
+            })
             .collect();
         let mut kept = Past::new();
         for (layer, spec) in h.layers.iter().enumerate() {
-            let Mixer::Attention(attn) = &spec.mixer else { panic!("{:?}", spec.mixer) };
+            let Mixer::Attention(attn) = &spec.mixer else {
+                panic!("{:?}", spec.mixer)
+            };
             let name = |part: &str| format!("blk.{layer}.{part}");
             let add = |x: &mut Vec<f64>, branch: Vec<f64>, post: &str| {
                 let branch = self.norm(&name(post), &branch).unwrap_or(branch);
-                x.iter_mut().zip(branch).for_each(|(x, b)| *x += f64::from(spec.residual_scale) * b);
+                x.iter_mut()
+                    .zip(branch)
+                    .for_each(|(x, b)| *x += f64::from(spec.residual_scale) * b);
             };
             let (n_q, n_k, n_v) = (attn.n_q(), attn.n_k(), attn.n_v());
             let mut kv: Vec<(Vec<f64>, Vec<f64>)> = Vec::new();
             let mut queries = Vec::new();
-            let normed: Vec<Vec<f64>> =
-                xs.iter().map(|x| self.norm(&name("attn_norm"), x).unwrap_or_else(|| x.clone())).collect();
+            let normed: Vec<Vec<f64>> = xs
+                .iter()
+                .map(|x| {
+                    self.norm(&name("attn_norm"), x)
+                        .unwrap_or_else(|| x.clone())
+                })
+                .collect();
             for (t, x) in normed.iter().enumerate() {
                 let fused = self.opt(&name("attn_qkv.weight")).is_some();
                 let part = |p: &str, first: usize, n: usize| match fused {
@@ -630,13 +1011,24 @@ impl<'a> Reference<'a> {
                 let mut q = part("attn_q", 0, n_q);
                 let mut k = part("attn_k", n_q, n_k);
                 let v = part("attn_v", n_q + n_k, n_v);
-                for (x, norm) in [(&mut q, "attn_q_norm.weight"), (&mut k, "attn_k_norm.weight")] {
-                    let Some(w) = self.opt(&name(norm)) else { continue };
-                    let width = if attn.qk_norm == Some(QkNorm::Full) { x.len() } else { attn.head_dim };
+                for (x, norm) in [
+                    (&mut q, "attn_q_norm.weight"),
+                    (&mut k, "attn_k_norm.weight"),
+                ] {
+                    let Some(w) = self.opt(&name(norm)) else {
+                        continue;
+                    };
+                    let width = if attn.qk_norm == Some(QkNorm::Full) {
+                        x.len()
+                    } else {
+                        attn.head_dim
+                    };
                     *x = x.chunks(width).flat_map(|x| self.rms(x, w)).collect();
                 }
-                q.chunks_mut(attn.head_dim).for_each(|q| self.rotate(attn, t, q));
-                k.chunks_mut(attn.head_dim).for_each(|k| self.rotate(attn, t, k));
+                q.chunks_mut(attn.head_dim)
+                    .for_each(|q| self.rotate(attn, t, q));
+                k.chunks_mut(attn.head_dim)
+                    .for_each(|k| self.rotate(attn, t, k));
                 queries.push(q);
                 kv.push(match past.get(layer).and_then(|p| p.get(t)) {
                     Some(old) => old.clone(),
@@ -652,21 +1044,32 @@ impl<'a> Reference<'a> {
                     let scores: Vec<f64> = (start..=t)
                         .map(|j| {
                             let k = &kv[j].0[kv_head * attn.head_dim..][..attn.head_dim];
-                            let s = f64::from(attn.scale) * q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>();
-                            attn.softcap.map(f64::from).map_or(s, |cap| cap * (s / cap).tanh())
+                            let s = f64::from(attn.scale)
+                                * q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>();
+                            attn.softcap
+                                .map(f64::from)
+                                .map_or(s, |cap| cap * (s / cap).tanh())
                         })
                         .collect();
                     let sum: f64 = scores.iter().map(|s| s.exp()).sum();
                     for c in 0..attn.head_dim_v {
                         let values = (start..=t).map(|j| kv[j].1[kv_head * attn.head_dim_v + c]);
-                        out.push(scores.iter().zip(values).map(|(s, v)| s.exp() / sum * v).sum());
+                        out.push(
+                            scores
+                                .iter()
+                                .zip(values)
+                                .map(|(s, v)| s.exp() / sum * v)
+                                .sum(),
+                        );
                     }
                 }
                 let branch = self.linear(&name("attn_output"), 0..h.n_embd, &out);
                 add(&mut xs[t], branch, "post_attention_norm");
                 let x = match spec.norms == Norms::Shared {
                     true => normed[t].clone(),
-                    false => self.norm(&name("ffn_norm"), &xs[t]).unwrap_or_else(|| xs[t].clone()),
+                    false => self
+                        .norm(&name("ffn_norm"), &xs[t])
+                        .unwrap_or_else(|| xs[t].clone()),
                 };
                 let branch = self.ffn(layer, &x);
                 add(&mut xs[t], branch, "post_ffw_norm");
@@ -674,10 +1077,16 @@ impl<'a> Reference<'a> {
             kept.push(kv);
         }
         let logits = xs.iter().map(|x| {
-            let logits = self.linear("output", 0..h.n_vocab, &self.norm("output_norm", x).unwrap());
+            let logits = self.linear(
+                "output",
+                0..h.n_vocab,
+                &self.norm("output_norm", x).unwrap(),
+            );
             let cap = h.final_softcap.map(f64::from);
             let scaled = logits.into_iter().map(|x| x * f64::from(h.logit_scale));
-            scaled.map(|x| cap.map_or(x, |cap| cap * (x / cap).tanh())).collect()
+            scaled
+                .map(|x| cap.map_or(x, |cap| cap * (x / cap).tanh()))
+                .collect()
         });
         (logits.collect(), kept)
     }
@@ -685,13 +1094,26 @@ impl<'a> Reference<'a> {
     fn loss(&self, tokens: &[u32], past: &Past, targets: &[u32], weights: &[f32]) -> f64 {
         let (logits, _) = self.forward(tokens, past);
         let outputs = &logits[tokens.len() - targets.len()..];
-        let nll = |l: &Vec<f64>, t: u32| l.iter().map(|x| x.exp()).sum::<f64>().ln() - l[t as usize];
-        outputs.iter().zip(targets.iter().zip(weights)).map(|(l, (&t, &w))| f64::from(w) * nll(l, t)).sum()
+        let nll =
+            |l: &Vec<f64>, t: u32| l.iter().map(|x| x.exp()).sum::<f64>().ln() - l[t as usize];
+        outputs
+            .iter()
+            .zip(targets.iter().zip(weights))
+            .map(|(l, (&t, &w))| f64::from(w) * nll(l, t))
+            .sum()
     }
 }
 
 fn session(model: &Model, n_threads: usize) -> Session {
-    session_on(model, n_threads, &SessionOptions { n_ctx: Some(48), kv_type: KvType::F32, ..Default::default() })
+    session_on(
+        model,
+        n_threads,
+        &SessionOptions {
+            n_ctx: Some(48),
+            kv_type: KvType::F32,
+            ..Default::default()
+        },
+    )
 }
 
 /// An adapter of everything, with a `B` that is not zero.
@@ -699,7 +1121,10 @@ fn adapter(model: &Model, rank: usize, targets: impl Fn(&Site) -> bool) -> Adapt
     let mut adapter = Adapter::zeros(model, rank, 7, targets).unwrap();
     let mut noise = Noise(3);
     for (_, term) in adapter.terms_mut() {
-        term.parts_mut().1.iter_mut().for_each(|b| *b = 0.2 * noise.next() as f32);
+        term.parts_mut()
+            .1
+            .iter_mut()
+            .for_each(|b| *b = 0.2 * noise.next() as f32);
     }
     adapter.set_alpha(3.0).unwrap();
     adapter
@@ -721,28 +1146,44 @@ fn gradient(
     }
     let mut gradients = Gradients::for_terms(adapter, targets);
     let (tokens, targets) = (&TOKENS[n_past..], &TARGETS[n_past..]);
-    let loss = session.nll_gradient(id, tokens, targets, &weights[n_past..], &mut gradients).unwrap();
+    let loss = session
+        .nll_gradient(id, tokens, targets, &weights[n_past..], &mut gradients)
+        .unwrap();
     assert_eq!(session.position(), TOKENS.len());
     (gradients, loss)
 }
 
 const DIRECTIONS: usize = 6;
-/// Third derivatives are of order 10 at most, and sums of order 100 are exact to 1e-14: a difference is off
-/// by less than 1e-8.
+/// Third derivatives are of order 10 at most, and sums of order 100 are exact to 1e-14: a
+/// difference is off by less than 1e-8.
 const STEP: f64 = 1e-4;
 
 /// Compares the gradients of every term with finite differences.
 fn check(name: &str, model: &Model, n_past: usize, rank: usize) {
     let adapter = Arc::new(adapter(model, rank, |_| true));
     // Signs of weights make tokens likelier and less likely; some do not count.
-    let weights: Vec<f32> = (0..TOKENS.len()).map(|i| [1.0, 0.5, -0.7, 0.0][i % 4]).collect();
+    let weights: Vec<f32> = (0..TOKENS.len())
+        .map(|i| [1.0, 0.5, -0.7, 0.0][i % 4])
+        .collect();
     let factor = |term: &ruvllm::lora::Term| 0.5 * f64::from(adapter.scale(term));
 
     let mut reference = Reference::new(model);
     let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
     let terms: HashMap<usize, (Term64, f64)> = adapter
         .terms()
-        .map(|(i, t)| (i, (Term64 { rank: t.rank(), a: wide(t.a()), b: wide(t.b()) }, factor(t))))
+        .map(|(i, t)| {
+            (
+                i,
+                (
+                    Term64 {
+                        rank: t.rank(),
+                        a: wide(t.a()),
+                        b: wide(t.b()),
+                    },
+                    factor(t),
+                ),
+            )
+        })
         .collect();
     for (&site, (term, factor)) in &terms {
         reference.change(site, term, *factor);
@@ -756,26 +1197,40 @@ fn check(name: &str, model: &Model, n_past: usize, rank: usize) {
     session
         .prefill_each(&TOKENS, 0, |i, logits| {
             for (a, b) in logits.iter().zip(&expected[i]) {
-                assert!((f64::from(*a) - b).abs() < 1e-4, "{name}: the passes differ, {a} and {b}");
+                assert!(
+                    (f64::from(*a) - b).abs() < 1e-4,
+                    "{name}: the passes differ, {a} and {b}"
+                );
             }
         })
         .unwrap();
 
     let (gradients, ours) = gradient(model, &adapter, n_past, &weights, 2, |_| true);
-    assert!((ours - loss(&reference)).abs() < 1e-4, "{name}: loss {ours}, expected {}", loss(&reference));
+    assert!(
+        (ours - loss(&reference)).abs() < 1e-4,
+        "{name}: loss {ours}, expected {}",
+        loss(&reference)
+    );
     let mut noise = Noise(5);
     for (site, gradient) in gradients.terms() {
         let (term, factor) = &terms[&site];
         for of_b in [false, true] {
             let g = if of_b { gradient.b() } else { gradient.a() };
-            let norm = g.iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>().sqrt();
+            let norm = g
+                .iter()
+                .map(|&g| f64::from(g) * f64::from(g))
+                .sum::<f64>()
+                .sqrt();
             let mut squares = 0.0;
             for _ in 0..DIRECTIONS {
                 let direction: Vec<f64> = g.iter().map(|_| noise.normal()).collect();
                 let shifted = |step: f64| {
                     let mut shifted = term.clone();
                     let values = if of_b { &mut shifted.b } else { &mut shifted.a };
-                    values.iter_mut().zip(&direction).for_each(|(x, d)| *x += step * d);
+                    values
+                        .iter_mut()
+                        .zip(&direction)
+                        .for_each(|(x, d)| *x += step * d);
                     shifted
                 };
                 let mut at = |step: f64| {
@@ -783,11 +1238,18 @@ fn check(name: &str, model: &Model, n_past: usize, rank: usize) {
                     reference.change(site, term, -factor);
                     reference.change(site, &shifted(step), *factor);
                     let loss = loss(&reference);
-                    *reference.tensors.get_mut(&*model.sites()[site].tensor).unwrap() = kept;
+                    *reference
+                        .tensors
+                        .get_mut(&*model.sites()[site].tensor)
+                        .unwrap() = kept;
                     loss
                 };
                 let truth = (at(STEP) - at(-STEP)) / (2.0 * STEP);
-                let along: f64 = direction.iter().zip(g).map(|(d, g)| d * f64::from(*g)).sum();
+                let along: f64 = direction
+                    .iter()
+                    .zip(g)
+                    .map(|(d, g)| d * f64::from(*g))
+                    .sum();
                 squares += (truth - along) * (truth - along) / DIRECTIONS as f64;
             }
             let at = format!(
@@ -797,7 +1259,10 @@ fn check(name: &str, model: &Model, n_past: usize, rank: usize) {
                 if of_b { "B" } else { "A" }
             );
             let error = squares.sqrt();
-            assert!(error <= 1e-3 * norm + 1e-7, "{at}: off by {error:e}, the gradient is {norm:e}");
+            assert!(
+                error <= 1e-3 * norm + 1e-7,
+                "{at}: off by {error:e}, the gradient is {norm:e}"
+            );
             let unused = model.sites()[site].expert.is_some();
             assert!(norm > 1e-6 || unused, "{at}: no gradient");
         }
@@ -808,8 +1273,8 @@ fn family(arch: &str) -> impl Iterator<Item = &'static Family> {
     FAMILIES.iter().filter(move |f| f.arch == arch)
 }
 
-/// One layer of each kind, and more layers, on the best level; `.ci/long` on all. (Every level's kernels of gradients are
-/// compared with scalar in `kernels_backward`.)
+/// One layer of each kind, and more layers, on the best level; `.ci/long` on all. (Every level's
+/// kernels of gradients are compared with scalar in `kernels_backward`.)
 fn check_family(arch: &str) {
     if emulated() && !["llama", "phi2", "gemma3"].contains(&arch) {
         return;
@@ -820,7 +1285,12 @@ fn check_family(arch: &str) {
             check(&format!("{} {}", family.arch, level.name()), &model, 0, 2);
         }
         if !emulated() {
-            check(&format!("{} after a context", family.arch), &family.model(2), 4, 3);
+            check(
+                &format!("{} after a context", family.arch),
+                &family.model(2),
+                4,
+                3,
+            );
         }
     }
 }
@@ -837,7 +1307,11 @@ macro_rules! families {
 /// The families of the lists that have no name of their own below.
 #[test]
 fn further_families() {
-    let mut archs: Vec<&str> = FAMILIES.iter().map(|family| family.arch).skip_while(|&a| a != "internlm2").collect();
+    let mut archs: Vec<&str> = FAMILIES
+        .iter()
+        .map(|family| family.arch)
+        .skip_while(|&a| a != "internlm2")
+        .collect();
     archs.dedup();
     for arch in archs {
         check_family(arch);
@@ -849,14 +1323,22 @@ families! { llama mistral qwen2 qwen2moe qwen3 qwen3moe phi2 phi3 gemma2 gemma3 
 #[test]
 fn every_family_is_checked() {
     for arch in ruvllm::model::supported_architectures() {
-        assert_eq!(family(arch).count() == 0, REFUSED.contains(&arch), "{arch} has no gradient check");
+        assert_eq!(
+            family(arch).count() == 0,
+            REFUSED.contains(&arch),
+            "{arch} has no gradient check"
+        );
     }
 }
 
-/// Gradients of some sites are those of all, to the bit: what is not differentiated changes nothing.
+/// Gradients of some sites are those of all, to the bit: what is not differentiated changes
+/// nothing.
 #[test]
 fn gradients_of_some_sites_are_those_of_all() {
-    for family in FAMILIES.iter().take(if emulated() { 2 } else { usize::MAX }) {
+    for family in FAMILIES
+        .iter()
+        .take(if emulated() { 2 } else { usize::MAX })
+    {
         let model = family.model(3);
         let adapter = Arc::new(adapter(&model, 2, |_| true));
         let weights = [1.0; TOKENS.len()];
@@ -875,7 +1357,13 @@ fn gradients_of_some_sites_are_those_of_all() {
                 let (part, part_loss) = gradient(&model, &adapter, 0, &weights, n_threads, targets);
                 assert_eq!(loss, part_loss);
                 for (site, term) in part.terms() {
-                    assert_eq!(Some(term), all.term(site), "{} {}", family.arch, model.sites()[site].tensor);
+                    assert_eq!(
+                        Some(term),
+                        all.term(site),
+                        "{} {}",
+                        family.arch,
+                        model.sites()[site].tensor
+                    );
                 }
             }
         }
@@ -884,10 +1372,14 @@ fn gradients_of_some_sites_are_those_of_all() {
 
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
-    for family in FAMILIES.iter().take(if emulated() { 2 } else { usize::MAX }) {
+    for family in FAMILIES
+        .iter()
+        .take(if emulated() { 2 } else { usize::MAX })
+    {
         let model = family.model(2);
         let adapter = Arc::new(adapter(&model, 2, |_| true));
-        let [one, two, three] = [1, 2, 3].map(|n| gradient(&model, &adapter, 2, &[1.0; 11], n, |_| true));
+        let [one, two, three] =
+            [1, 2, 3].map(|n| gradient(&model, &adapter, 2, &[1.0; 11], n, |_| true));
         for other in [two, three] {
             assert_eq!(one.1, other.1);
             assert!(one.0.terms().eq(other.0.terms()), "{}", family.arch);
@@ -895,20 +1387,24 @@ fn any_number_of_threads_gives_the_same_bits() {
     }
 }
 
-/// Texts that share a pass have the losses and, in sum, the gradients that they have one after the other: to the bit, but for
-/// the `A` of a matrix whose parts are products of their own, to which a pass adds part by part. These are sums of up to 90
-/// terms in another order: rounding errors of 6e-8 of the terms add up like random numbers, to 6e-7, and terms cancel to no
-/// less than a tenth.
+/// Texts that share a pass have the losses and, in sum, the gradients that they have one after the
+/// other: to the bit, but for the `A` of a matrix whose parts are products of their own, to which a
+/// pass adds part by part. These are sums of up to 90 terms in another order: rounding errors of
+/// 6e-8 of the terms add up like random numbers, to 6e-7, and terms cancel to no less than a tenth.
 #[test]
 fn texts_of_one_pass_have_the_gradients_of_each() {
     let texts = [(3..11, 2), (5..9, 0), (4..5, 0), (2..10, 6), (1..2, 1)];
-    for family in FAMILIES.iter().take(if emulated() { 2 } else { usize::MAX }) {
+    for family in FAMILIES
+        .iter()
+        .take(if emulated() { 2 } else { usize::MAX })
+    {
         let model = family.model(2);
         let adapter = Arc::new(adapter(&model, 2, |_| true));
         for (n_past, n_threads) in [(0, 1), (0, 3), (2, 2)] {
             let tasks = texts.clone().map(|(range, first)| {
-                let weights: Vec<f32> =
-                    (0..range.len()).map(|i| if i < first { 0.0 } else { 0.5 + i as f32 }).collect();
+                let weights: Vec<f32> = (0..range.len())
+                    .map(|i| if i < first { 0.0 } else { 0.5 + i as f32 })
+                    .collect();
                 (&TOKENS[range.clone()], &TARGETS[range], weights)
             });
             let mut session = session(&model, n_threads);
@@ -919,11 +1415,22 @@ fn texts_of_one_pass_have_the_gradients_of_each() {
             let mut one_by_one = Gradients::zeros(&adapter);
             let losses = tasks.each_ref().map(|(tokens, targets, weights)| {
                 let mut session = session.fork().unwrap();
-                session.nll_gradient(id, tokens, targets, weights, &mut one_by_one).unwrap()
+                session
+                    .nll_gradient(id, tokens, targets, weights, &mut one_by_one)
+                    .unwrap()
             });
             let mut together = Gradients::zeros(&adapter);
-            let tasks = tasks.each_ref().map(|(tokens, targets, weights)| Task { tokens, targets, weights });
-            assert_eq!(session.nll_gradients(id, &tasks, &mut together).unwrap(), losses, "{}", family.arch);
+            let tasks = tasks.each_ref().map(|(tokens, targets, weights)| Task {
+                tokens,
+                targets,
+                weights,
+            });
+            assert_eq!(
+                session.nll_gradients(id, &tasks, &mut together).unwrap(),
+                losses,
+                "{}",
+                family.arch
+            );
             assert_eq!(session.position(), n_past);
             for ((site, together), (_, one_by_one)) in together.terms().zip(one_by_one.terms()) {
                 let site = &model.sites()[site];
@@ -931,9 +1438,14 @@ fn texts_of_one_pass_have_the_gradients_of_each() {
                 assert_eq!(together.b(), one_by_one.b(), "{name}");
                 let has_fused_gate = family.parts.contains(&FusedGate);
                 if site.part() == "attn_qkv" || (site.part() == "ffn_up" && has_fused_gate) {
-                    let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| x * x).sum::<f32>().sqrt();
-                    let apart = norm(&mut together.a().iter().zip(one_by_one.a()).map(|(a, b)| a - b));
-                    assert!(apart <= 6e-6 * norm(&mut one_by_one.a().iter().copied()), "{name}: {apart:e}");
+                    let norm =
+                        |x: &mut dyn Iterator<Item = f32>| x.map(|x| x * x).sum::<f32>().sqrt();
+                    let apart =
+                        norm(&mut together.a().iter().zip(one_by_one.a()).map(|(a, b)| a - b));
+                    assert!(
+                        apart <= 6e-6 * norm(&mut one_by_one.a().iter().copied()),
+                        "{name}: {apart:e}"
+                    );
                 } else {
                     assert_eq!(together.a(), one_by_one.a(), "{name}");
                 }
@@ -942,12 +1454,17 @@ fn texts_of_one_pass_have_the_gradients_of_each() {
     }
 }
 
-/// Quantised weights: the gradient is that of the model with the values that its blocks have, up to how
-/// products of such formats round.
+/// Quantised weights: the gradient is that of the model with the values that its blocks have, up to
+/// how products of such formats round.
 #[test]
 fn quantised_weights_have_the_gradient_of_their_values() {
     let gguf = |dtype: DType, values_only: bool| {
-        let source = Family { arch: "llama", keys: &[], parts: &[Head] }.model(2);
+        let source = Family {
+            arch: "llama",
+            keys: &[],
+            parts: &[Head],
+        }
+        .model(2);
         let mut writer = Writer::new();
         source.gguf().metadata().iter().for_each(|(k, v)| {
             writer.metadata(k, v.clone());
@@ -956,7 +1473,12 @@ fn quantised_weights_have_the_gradient_of_their_values() {
             let values: Vec<f32> = bytemuck::pod_collect_to_vec(source.gguf().data(t));
             let format = dtype.format().unwrap();
             if t.dims.len() == 1 || t.dims[0] % format.block_elems as u64 != 0 {
-                writer.tensor(t.name.clone(), &t.dims, DType::F32, bytemuck::cast_slice(&values).to_vec());
+                writer.tensor(
+                    t.name.clone(),
+                    &t.dims,
+                    DType::F32,
+                    bytemuck::cast_slice(&values).to_vec(),
+                );
                 continue;
             }
             let mut bytes = vec![0; values.len() / format.block_elems * format.block_bytes];
@@ -964,7 +1486,12 @@ fn quantised_weights_have_the_gradient_of_their_values() {
             if values_only {
                 let mut values = vec![0.0f32; values.len()];
                 (dtype.float_format().dequantize)(&bytes, &mut values);
-                writer.tensor(t.name.clone(), &t.dims, DType::F32, bytemuck::cast_slice(&values).to_vec());
+                writer.tensor(
+                    t.name.clone(),
+                    &t.dims,
+                    DType::F32,
+                    bytemuck::cast_slice(&values).to_vec(),
+                );
             } else {
                 writer.tensor(t.name.clone(), &t.dims, dtype, bytes);
             }
@@ -975,8 +1502,17 @@ fn quantised_weights_have_the_gradient_of_their_values() {
     for dtype in [DType::Q4_0, DType::Q8_0, DType::F16] {
         for level in Arch::available() {
             let (quantised, plain) = (gguf(dtype, false).on(level), gguf(dtype, true).on(level));
-            let all =
-                |model: &Model| gradient(model, &Arc::new(adapter(model, 2, |_| true)), 0, &[1.0; 11], 1, |_| true).0;
+            let all = |model: &Model| {
+                gradient(
+                    model,
+                    &Arc::new(adapter(model, 2, |_| true)),
+                    0,
+                    &[1.0; 11],
+                    1,
+                    |_| true,
+                )
+                .0
+            };
             let (ours, truth) = (all(&quantised), all(&plain));
             let (mut difference, mut size) = (0.0, 0.0);
             for ((_, a), (_, b)) in ours.terms().zip(truth.terms()) {
@@ -985,12 +1521,17 @@ fn quantised_weights_have_the_gradient_of_their_values() {
                     size += f64::from(*b).powi(2);
                 }
             }
-            // A factor rounded to a byte, one of 32 (going back, of 64) whose largest is about twice their typical size, is off by
-            // 2/254/√3 of that, a product by √2 of it; 15 products there and 15 back, one behind the other,
-            // make √30 of that, or twice as much where errors are not independent. The scalar level
+            // A factor rounded to a byte, one of 32 (going back, of 64) whose largest is about
+            // twice their typical size, is off by 2/254/√3 of that, a product by √2 of
+            // it; 15 products there and 15 back, one behind the other, make √30 of
+            // that, or twice as much where errors are not independent. The scalar level
             // rounds to `f32` alone, as F16 does everywhere.
             let exact = level.name() == "scalar" || dtype == DType::F16;
-            let bound = if exact { 1e-5 } else { 2.0 * (30.0f64 * 2.0 / 3.0).sqrt() * 2.0 / 254.0 };
+            let bound = if exact {
+                1e-5
+            } else {
+                2.0 * (30.0f64 * 2.0 / 3.0).sqrt() * 2.0 / 254.0
+            };
             let error = (difference / size).sqrt();
             assert!(error <= bound, "{dtype} {}: {error}", level.name());
         }
@@ -1019,7 +1560,8 @@ fn cross_entropy_is_the_logarithm_and_its_gradient() {
 fn learning_a_text_makes_it_likelier() {
     let model = family("llama").next().unwrap().model(2);
     for sgd in [true, false] {
-        let adapter = Arc::new(Adapter::zeros(&model, 2, 1, |s| s.part().starts_with("ffn")).unwrap());
+        let adapter =
+            Arc::new(Adapter::zeros(&model, 2, 1, |s| s.part().starts_with("ffn")).unwrap());
         let mut session = session(&model, 2);
         let id = session.attach(Arc::clone(&adapter), 1.0).unwrap();
         let mut gradients = Gradients::zeros(&adapter);
@@ -1027,8 +1569,13 @@ fn learning_a_text_makes_it_likelier() {
         (descent.rate, descent.clip, adam.rate) = (0.03, 0.1, 0.02);
         let mut losses = Vec::new();
         for _ in 0..40 {
-            let optimiser: &mut dyn ruvllm::lora::Optimiser = if sgd { &mut descent } else { &mut adam };
-            losses.push(session.learn(id, &TOKENS, optimiser, &mut gradients).unwrap());
+            let optimiser: &mut dyn ruvllm::lora::Optimiser =
+                if sgd { &mut descent } else { &mut adam };
+            losses.push(
+                session
+                    .learn(id, &TOKENS, optimiser, &mut gradients)
+                    .unwrap(),
+            );
             assert_eq!(session.position(), 0);
         }
         assert!(losses[39] < 0.7 * losses[0], "{losses:?}");
@@ -1042,23 +1589,38 @@ fn steps_are_clipped_and_decay() {
     let model = family("qwen2").next().unwrap().model(2);
     let norms = model.site_norms();
     for (site, norm) in model.sites().iter().zip(&norms) {
-        let tensor = model.gguf().tensor(&site.tensor).or(model.gguf().tensor("token_embd.weight")).unwrap();
+        let tensor = model
+            .gguf()
+            .tensor(&site.tensor)
+            .or(model.gguf().tensor("token_embd.weight"))
+            .unwrap();
         let values: Vec<f32> = bytemuck::pod_collect_to_vec(model.gguf().data(tensor));
         let truth = values.iter().map(|x| x * x).sum::<f32>().sqrt();
-        assert!((norm - truth).abs() < 0.2 * truth, "{}: {norm}, {truth}", site.tensor);
+        assert!(
+            (norm - truth).abs() < 0.2 * truth,
+            "{}: {norm}, {truth}",
+            site.tensor
+        );
     }
     let mut trained = adapter(&model, 2, |s| s.part() == "ffn_up");
-    let (gradients, _) = gradient(&model, &Arc::new(trained.clone()), 0, &[1.0; 11], 1, |_| true);
+    let (gradients, _) = gradient(&model, &Arc::new(trained.clone()), 0, &[1.0; 11], 1, |_| {
+        true
+    });
     let before = trained.clone();
     let mut sgd = Sgd::new(norms.clone());
     (sgd.rate, sgd.clip) = (1.0, 1e-3);
     ruvllm::lora::Optimiser::step(&mut sgd, &mut trained, &gradients);
     for (site, term) in trained.terms() {
         let old = before.term(site).unwrap();
-        // ΔW of both together, as one term of twice the rank, would need a constructor; the first order is
-        // enough for a small step.
-        let moved: f32 =
-            term.a().iter().zip(old.a()).chain(term.b().iter().zip(old.b())).map(|(x, y)| (x - y).abs()).sum();
+        // ΔW of both together, as one term of twice the rank, would need a constructor; the first
+        // order is enough for a small step.
+        let moved: f32 = term
+            .a()
+            .iter()
+            .zip(old.a())
+            .chain(term.b().iter().zip(old.b()))
+            .map(|(x, y)| (x - y).abs())
+            .sum();
         assert!(moved > 0.0);
         let change = (change_norm(term) - change_norm(old)).abs() * f64::from(trained.scale(term));
         assert!(change <= 1.1e-3 * f64::from(norms[site]), "{change}");
@@ -1088,41 +1650,77 @@ fn misuse_is_a_typed_error() {
     let mut wide = Gradients::zeros(&self::adapter(&model, 3, |s| s.part() == "ffn_up"));
     for gradients in [&mut foreign, &mut wide] {
         let refused = session.nll_gradient(id, &TOKENS, &TARGETS, &[1.0; 11], gradients);
-        assert!(matches!(refused, Err(Error::Adapter(AdapterError::OtherModel { .. }))), "{refused:?}");
+        assert!(
+            matches!(
+                refused,
+                Err(Error::Adapter(AdapterError::OtherModel { .. }))
+            ),
+            "{refused:?}"
+        );
     }
     let outside = session.nll_gradient(id, &[1], &[N_VOCAB as u32], &[1.0], &mut gradients);
-    assert!(matches!(outside, Err(Error::Session(SessionError::TokenOutOfRange { .. }))));
+    assert!(matches!(
+        outside,
+        Err(Error::Session(SessionError::TokenOutOfRange { .. }))
+    ));
     let outside = session.nll_gradient(id, &[N_VOCAB as u32], &[1], &[1.0], &mut gradients);
-    assert!(matches!(outside, Err(Error::Session(SessionError::TokenOutOfRange { .. }))));
+    assert!(matches!(
+        outside,
+        Err(Error::Session(SessionError::TokenOutOfRange { .. }))
+    ));
     assert!(matches!(
         session.nll_gradient(id, &[], &[], &[], &mut gradients),
         Err(Error::Session(SessionError::NoTokens))
     ));
     let long = [1; 49];
     let full = session.nll_gradient(id, &long, &long, &[1.0; 49], &mut gradients);
-    assert!(matches!(full, Err(Error::Session(SessionError::ContextFull { .. }))));
+    assert!(matches!(
+        full,
+        Err(Error::Session(SessionError::ContextFull { .. }))
+    ));
     assert_eq!(gradients.norm(), 0.0);
     assert!(matches!(
         session.learn(id, &[1], &mut Adam::new(), &mut gradients),
         Err(Error::Session(SessionError::NoTokens))
     ));
-    assert_eq!(session.nll_gradients(id, &[], &mut gradients).unwrap(), [0.0; 0]);
-    let (good, none) = ((&TOKENS[..], &TARGETS[..], &[1.0; 11][..]), (&TOKENS[..0], &TARGETS[..0], &[1.0; 0][..]));
-    let tasks = [good, none].map(|(tokens, targets, weights)| Task { tokens, targets, weights });
+    assert_eq!(
+        session.nll_gradients(id, &[], &mut gradients).unwrap(),
+        [0.0; 0]
+    );
+    let (good, none) = (
+        (&TOKENS[..], &TARGETS[..], &[1.0; 11][..]),
+        (&TOKENS[..0], &TARGETS[..0], &[1.0; 0][..]),
+    );
+    let tasks = [good, none].map(|(tokens, targets, weights)| Task {
+        tokens,
+        targets,
+        weights,
+    });
     let refused = session.nll_gradients(id, &tasks, &mut gradients);
-    assert!(matches!(refused, Err(Error::Session(SessionError::NoTokens))), "{refused:?}");
+    assert!(
+        matches!(refused, Err(Error::Session(SessionError::NoTokens))),
+        "{refused:?}"
+    );
     assert_eq!(gradients.norm(), 0.0);
     let cancel = CancelToken::default();
     session.set_cancel_token(cancel.clone());
     cancel.cancel();
     let cancelled = session.nll_gradient(id, &TOKENS, &TARGETS, &[1.0; 11], &mut gradients);
-    assert!(matches!(cancelled, Err(Error::Session(SessionError::Cancelled))));
+    assert!(matches!(
+        cancelled,
+        Err(Error::Session(SessionError::Cancelled))
+    ));
     cancel.reset();
     session.clear();
-    session.nll_gradient(id, &TOKENS, &TARGETS, &[1.0; 11], &mut gradients).unwrap();
+    session
+        .nll_gradient(id, &TOKENS, &TARGETS, &[1.0; 11], &mut gradients)
+        .unwrap();
     assert!(gradients.norm() > 0.0);
     session.detach(id).unwrap();
-    assert!(matches!(session.update_adapter(id, |_| ()), Err(AdapterError::NotAttached)));
+    assert!(matches!(
+        session.update_adapter(id, |_| ()),
+        Err(AdapterError::NotAttached)
+    ));
 }
 
 /// What only the forward pass computes is refused on the way back, by name.
@@ -1132,9 +1730,20 @@ fn gradients_of_what_has_none_are_refused() {
     let adapter = Arc::new(adapter(&model, 2, |s| s.part() == "ffn_up"));
     let mut session = session(&model, 1);
     let id = session.attach(Arc::clone(&adapter), 1.0).unwrap();
-    let refused = session.nll_gradient(id, &[1, 2], &[2, 3], &[1.0; 2], &mut Gradients::zeros(&adapter));
+    let refused = session.nll_gradient(
+        id,
+        &[1, 2],
+        &[2, 3],
+        &[1.0; 2],
+        &mut Gradients::zeros(&adapter),
+    );
     assert!(
-        matches!(refused, Err(Error::Session(SessionError::NoGradient { what: "attention sinks" }))),
+        matches!(
+            refused,
+            Err(Error::Session(SessionError::NoGradient {
+                what: "attention sinks"
+            }))
+        ),
         "{refused:?}"
     );
     assert_eq!(session.position(), 0);

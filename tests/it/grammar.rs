@@ -1,4 +1,5 @@
-//! Grammars: masks against brute force, languages against independent recognisers, hostile input, the sampler.
+//! Grammars: masks against brute force, languages against independent recognisers, hostile input,
+//! the sampler.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -27,13 +28,24 @@ fn setup() -> (Tokenizer, TokenTrie) {
 
 /// The tokens that are one byte each.
 fn byte_tokens(tokenizer: &Tokenizer) -> HashMap<u8, u32> {
-    let bytes = |id| tokenizer.token_bytes(id).filter(|b| b.len() == 1 && !tokenizer.is_control(id)).map(|b| b[0]);
-    (0..tokenizer.n_vocab() as u32).filter_map(|id| Some((bytes(id)?, id))).collect()
+    let bytes = |id| {
+        tokenizer
+            .token_bytes(id)
+            .filter(|b| b.len() == 1 && !tokenizer.is_control(id))
+            .map(|b| b[0])
+    };
+    (0..tokenizer.n_vocab() as u32)
+        .filter_map(|id| Some((bytes(id)?, id)))
+        .collect()
 }
 
 /// Takes `text` byte by byte; whether the grammar allows it.
 fn feed(matcher: &mut Matcher, bytes: &HashMap<u8, u32>, text: &[u8]) -> bool {
-    text.iter().all(|b| bytes.get(b).is_some_and(|&token| matcher.accept(token).is_ok()))
+    text.iter().all(|b| {
+        bytes
+            .get(b)
+            .is_some_and(|&token| matcher.accept(token).is_ok())
+    })
 }
 
 fn matches(grammar: &Grammar, bytes: &HashMap<u8, u32>, text: &str) -> bool {
@@ -42,11 +54,16 @@ fn matches(grammar: &Grammar, bytes: &HashMap<u8, u32>, text: &str) -> bool {
 }
 
 fn is_set(words: &[u32], token: u32) -> bool {
-    words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    words
+        .get(token as usize / 32)
+        .is_some_and(|word| word >> (token % 32) & 1 == 1)
 }
 
 fn runner(cases: u32) -> TestRunner {
-    TestRunner::new_with_rng(Config::with_cases(cases), TestRng::deterministic_rng(RngAlgorithm::ChaCha))
+    TestRunner::new_with_rng(
+        Config::with_cases(cases),
+        TestRng::deterministic_rng(RngAlgorithm::ChaCha),
+    )
 }
 
 fn draw<T>(runner: &mut TestRunner, strategy: impl Strategy<Value = T>) -> T {
@@ -62,7 +79,9 @@ fn grammars() -> impl Strategy<Value = (Syntax, String)> {
         Just(
             r#"{"type":"array","items":{"enum":["let mut","fn","é","日本",1.5,null,true]},"minItems":1,"maxItems":4}"#
         ),
-        Just(r#"{"anyOf":[{"type":"string","pattern":"^[a-f]{2,4}(-[0-9]+)?$"},{"type":"number"}]}"#),
+        Just(
+            r#"{"anyOf":[{"type":"string","pattern":"^[a-f]{2,4}(-[0-9]+)?$"},{"type":"number"}]}"#
+        ),
         Just(r##"{"type":"object","additionalProperties":{"type":"array","items":{"$ref":"#"}}}"##),
         Just(r#"{"type":"string","minLength":2,"maxLength":6}"#),
         Just(r#"{"type":"string","format":"date-time"}"#),
@@ -78,15 +97,30 @@ fn grammars() -> impl Strategy<Value = (Syntax, String)> {
         Just("let"),
         Just("\\s"),
     ];
-    let regex = proptest::collection::vec((atom, prop_oneof![Just(""), Just("*"), Just("?"), Just("{1,3}")]), 1..6)
-        .prop_map(|parts| parts.iter().map(|(a, r)| format!("(?:{a}){r}")).collect::<String>());
+    let regex = proptest::collection::vec(
+        (
+            atom,
+            prop_oneof![Just(""), Just("*"), Just("?"), Just("{1,3}")],
+        ),
+        1..6,
+    )
+    .prop_map(|parts| {
+        parts
+            .iter()
+            .map(|(a, r)| format!("(?:{a}){r}"))
+            .collect::<String>()
+    });
     let gbnf = prop_oneof![
         Just("root ::= expr\nexpr ::= term ([-+*/] term)*\nterm ::= [0-9]+ | \"(\" expr \")\""),
         Just("root ::= \"<\" root \">\" | [a-z]+ | \"\""),
         Just("root ::= line+\nline ::= \"- \" [^\\n]{1,20} \"\\n\""),
-        Just("root ::= list\nlist ::= list \",\" item | item\nitem ::= \"yes\" | \"no\" | \"ja\" [0-9]?"),
+        Just(
+            "root ::= list\nlist ::= list \",\" item | item\nitem ::= \"yes\" | \"no\" | \"ja\" [0-9]?"
+        ),
     ];
-    let lark = Just("start: \"fn \" NAME \"(\" [arg (\", \" arg)*] \")\"\narg: NAME \": \" NAME\nNAME: /[a-z_]{1,8}/");
+    let lark = Just(
+        "start: \"fn \" NAME \"(\" [arg (\", \" arg)*] \")\"\narg: NAME \": \" NAME\nNAME: /[a-z_]{1,8}/",
+    );
     prop_oneof![
         schema.prop_map(|s| (Syntax::JsonSchema, s.to_owned())),
         regex.prop_map(|s| (Syntax::Regex, s)),
@@ -95,8 +129,8 @@ fn grammars() -> impl Strategy<Value = (Syntax, String)> {
     ]
 }
 
-/// Masks after random prefixes, each against all tokens of the vocabulary, taken byte by byte. All pairs of grammar and
-/// prefix with `RUVLLM_LONG`, which takes minutes.
+/// Masks after random prefixes, each against all tokens of the vocabulary, taken byte by byte. All
+/// pairs of grammar and prefix with `RUVLLM_LONG`, which takes minutes.
 #[test]
 fn masks_equal_brute_force() {
     const SEED: u64 = 18;
@@ -105,10 +139,12 @@ fn masks_equal_brute_force() {
     let (tokenizer, trie) = setup();
     let bytes = byte_tokens(&tokenizer);
     let texts: Vec<Vec<u8>> = (0..trie.n_vocab() as u32)
-        .map(|token| match tokenizer.is_control(token) || tokenizer.unknown() == Some(token) {
-            true => Vec::new(),
-            false => tokenizer.token_bytes(token).unwrap(),
-        })
+        .map(
+            |token| match tokenizer.is_control(token) || tokenizer.unknown() == Some(token) {
+                true => Vec::new(),
+                false => tokenizer.token_bytes(token).unwrap(),
+            },
+        )
         .collect();
     let mut random = Random(SEED);
     let mut runner = runner(pairs);
@@ -119,9 +155,9 @@ fn masks_equal_brute_force() {
             0 => (Syntax::JsonSchema, schema(&mut random).to_string()),
             _ => draw(&mut runner, grammars()),
         };
-        let grammar = compiled
-            .entry(source.clone())
-            .or_insert_with(|| Grammar::new(&trie, syntax, &source).unwrap_or_else(|e| panic!("{source}: {e}")));
+        let grammar = compiled.entry(source.clone()).or_insert_with(|| {
+            Grammar::new(&trie, syntax, &source).unwrap_or_else(|e| panic!("{source}: {e}"))
+        });
         let mut matcher = grammar.matcher();
         for _ in 0..1 + random.below(if done % 8 == 0 { 40 } else { 8 }) {
             let before = matcher.clone();
@@ -137,7 +173,11 @@ fn masks_equal_brute_force() {
                     true => copy.is_accepting().unwrap(),
                     false => !text.is_empty() && feed(&mut copy, &bytes, text),
                 };
-                assert_eq!(is_set(&words, token), expected, "{source}: token {token} {text:?} after {matcher:?}");
+                assert_eq!(
+                    is_set(&words, token),
+                    expected,
+                    "{source}: token {token} {text:?} after {matcher:?}"
+                );
                 if expected && !tokenizer.is_eog(token) {
                     allowed.push(token);
                 }
@@ -148,11 +188,17 @@ fn masks_equal_brute_force() {
             }
             // Mostly text, so that white space and strings do not take all.
             let token = (0..4).map(|_| allowed[random.below(allowed.len())]);
-            let token = token.max_by_key(|&t| !texts[t as usize].iter().all(u8::is_ascii_whitespace)).unwrap();
+            let token = token
+                .max_by_key(|&t| !texts[t as usize].iter().all(u8::is_ascii_whitespace))
+                .unwrap();
             matcher.accept(token).unwrap();
         }
     }
-    println!("{} grammars, {} tokens allowed per mask", compiled.len(), n_allowed / done as usize);
+    println!(
+        "{} grammars, {} tokens allowed per mask",
+        compiled.len(),
+        n_allowed / done as usize
+    );
 }
 
 /// A grammar of the GBNF test, as its own recogniser understands it.
@@ -168,7 +214,8 @@ enum Part {
 
 impl Part {
     fn write(&self) -> String {
-        let all = |parts: &[Part], by: &str| parts.iter().map(Part::write).collect::<Vec<_>>().join(by);
+        let all =
+            |parts: &[Part], by: &str| parts.iter().map(Part::write).collect::<Vec<_>>().join(by);
         match self {
             Part::Text(text) => format!("\"{text}\""),
             Part::Class(chars) => format!("[{chars}]"),
@@ -202,17 +249,26 @@ impl Part {
                 _ => vec![],
             },
             Part::Rule(i) => rules[*i][at].clone(),
-            Part::Seq(parts) => parts
+            Part::Seq(parts) => parts.iter().fold(vec![at], |starts, part| {
+                starts
+                    .into_iter()
+                    .flat_map(|s| part.ends(text, s, rules))
+                    .collect()
+            }),
+            Part::Alt(parts) => parts
                 .iter()
-                .fold(vec![at], |starts, part| starts.into_iter().flat_map(|s| part.ends(text, s, rules)).collect()),
-            Part::Alt(parts) => parts.iter().flat_map(|part| part.ends(text, at, rules)).collect(),
+                .flat_map(|part| part.ends(text, at, rules))
+                .collect(),
             Part::Repeat(part, min, max) => {
                 let (mut now, mut out) = (vec![at], vec![]);
                 for n in 0..=*max {
                     if n >= *min {
                         out.extend(&now);
                     }
-                    now = now.into_iter().flat_map(|s| part.ends(text, s, rules)).collect();
+                    now = now
+                        .into_iter()
+                        .flat_map(|s| part.ends(text, s, rules))
+                        .collect();
                     now.sort_unstable();
                     now.dedup();
                 }
@@ -225,12 +281,19 @@ impl Part {
     }
 }
 
-/// Whether the first rule matches all of `text`: to the fixed point, so that left recursion is no problem.
+/// Whether the first rule matches all of `text`: to the fixed point, so that left recursion is no
+/// problem.
 fn recognises(rules: &[Part], text: &str) -> bool {
     let mut known = vec![vec![Vec::new(); text.len() + 1]; rules.len()];
     loop {
-        let next: Vec<Vec<Vec<usize>>> =
-            rules.iter().map(|rule| (0..=text.len()).map(|at| rule.ends(text, at, &known)).collect()).collect();
+        let next: Vec<Vec<Vec<usize>>> = rules
+            .iter()
+            .map(|rule| {
+                (0..=text.len())
+                    .map(|at| rule.ends(text, at, &known))
+                    .collect()
+            })
+            .collect();
         if next == known {
             return known[0][0].contains(&text.len());
         }
@@ -249,13 +312,17 @@ fn parts() -> impl Strategy<Value = Part> {
         prop_oneof![
             several().prop_map(Part::Seq),
             several().prop_map(Part::Alt),
-            (inner.clone(), prop_oneof![Just((0, 9)), Just((1, 9)), Just((0, 1)), Just((1, 2))])
+            (
+                inner.clone(),
+                prop_oneof![Just((0, 9)), Just((1, 9)), Just((0, 1)), Just((1, 2))]
+            )
                 .prop_map(|(part, (min, max))| Part::Repeat(Box::new(part), min, max)),
         ]
     })
 }
 
-/// Random GBNF grammars, recursive on all sides, against a recogniser that has no lexer: all texts of five characters.
+/// Random GBNF grammars, recursive on all sides, against a recogniser that has no lexer: all texts
+/// of five characters.
 #[test]
 fn gbnf_means_what_it_says() {
     let cases = super::common::few_or_many(3, 40, 3_000);
@@ -265,25 +332,38 @@ fn gbnf_means_what_it_says() {
     let mut texts = vec![String::new()];
     let mut last = texts.clone();
     for _ in 0..5 {
-        last = last.iter().flat_map(|t| ["a", "b", "c"].map(|c| format!("{t}{c}"))).collect();
+        last = last
+            .iter()
+            .flat_map(|t| ["a", "b", "c"].map(|c| format!("{t}{c}")))
+            .collect();
         texts.extend(last.clone());
     }
     let mut compiled = 0;
     for _ in 0..cases {
         let rules: Vec<Part> = (0..3).map(|_| draw(&mut runner, parts())).collect();
-        let source: String =
-            rules.iter().enumerate().map(|(i, r)| format!("{} ::= {}\n", Part::Rule(i).write(), r.write())).collect();
+        let source: String = rules
+            .iter()
+            .enumerate()
+            .map(|(i, r)| format!("{} ::= {}\n", Part::Rule(i).write(), r.write()))
+            .collect();
         let grammar = match Grammar::gbnf(&trie, &source) {
             Ok(grammar) => grammar,
             // Rules that only call themselves match nothing.
             Err(e) => {
-                assert!(!texts.iter().any(|text| recognises(&rules, text)), "{source}: {e}");
+                assert!(
+                    !texts.iter().any(|text| recognises(&rules, text)),
+                    "{source}: {e}"
+                );
                 continue;
             }
         };
         compiled += 1;
         for text in &texts {
-            assert_eq!(matches(&grammar, &bytes, text), recognises(&rules, text), "{text:?} of\n{source}");
+            assert_eq!(
+                matches(&grammar, &bytes, text),
+                recognises(&rules, text),
+                "{text:?} of\n{source}"
+            );
         }
     }
     assert!(compiled > cases / 2, "{compiled} of {cases}");
@@ -304,10 +384,22 @@ fn gbnf_dialect() {
         ws ::= | " " | "\n" [ \t]{0,20}
     "##;
     for (grammar, yes, no) in [
-        (json, "{\"a\": [1, -2.5e+3, \"x\\u00e9\\n\", null],\n\t\"b\": {}} ", "{\"a\": }"),
+        (
+            json,
+            "{\"a\": [1, -2.5e+3, \"x\\u00e9\\n\", null],\n\t\"b\": {}} ",
+            "{\"a\": }",
+        ),
         ("root ::= [^a-z]", "\u{e000}", "b"),
-        ("root ::= [\\u00e9\\U0001F600] \"\\t\\\"\\\\\"", "😀\t\"\\", "e"),
-        ("root ::= \"\" | (\"a\" |\n  \"b\") # nested lines\n", "b", "ab"),
+        (
+            "root ::= [\\u00e9\\U0001F600] \"\\t\\\"\\\\\"",
+            "😀\t\"\\",
+            "e",
+        ),
+        (
+            "root ::= \"\" | (\"a\" |\n  \"b\") # nested lines\n",
+            "b",
+            "ab",
+        ),
         ("root ::= a-b\na-b ::= \"x\"{2} \"y\"{1,}", "xxyyy", "xyy"),
         ("root ::= . .", "é\n", "é"),
         ("root ::= root \"a\" | \"b\"", "baaa", "aab"),
@@ -331,14 +423,22 @@ fn gbnf_dialect() {
         ("root ::= <no-such-token>", 1, "no-such-token"),
     ] {
         match Grammar::gbnf(&trie, grammar).unwrap_err() {
-            GrammarError::Line { line: found, message } => {
+            GrammarError::Line {
+                line: found,
+                message,
+            } => {
                 assert_eq!(found, line, "{grammar}: {message}");
                 assert!(message.contains(word), "{grammar}: {message}");
             }
             other => panic!("{grammar}: {other:?}"),
         }
     }
-    assert!(Grammar::gbnf(&trie, "a ::= \"b\"").unwrap_err().to_string().contains("root"));
+    assert!(
+        Grammar::gbnf(&trie, "a ::= \"b\"")
+            .unwrap_err()
+            .to_string()
+            .contains("root")
+    );
 }
 
 /// Each is answered, by a grammar or an error, in time; and a grammar by a mask.
@@ -362,8 +462,15 @@ fn hostile_grammars_are_answered() {
             }
         }
         eprintln!("{best:?}: {syntax} {shown}");
-        let limit = if cfg!(debug_assertions) || super::common::emulated() { 3000 } else { 100 };
-        assert!(best < Duration::from_millis(limit), "{syntax} {shown}: {best:?}");
+        let limit = if cfg!(debug_assertions) || super::common::emulated() {
+            3000
+        } else {
+            100
+        };
+        assert!(
+            best < Duration::from_millis(limit),
+            "{syntax} {shown}: {best:?}"
+        );
     }
 }
 
@@ -381,7 +488,13 @@ fn the_end_and_the_way_back() {
         assert_eq!(is_set(&words, token), eog.contains(&token), "token {token}");
     }
     let refused = matcher.accept(bytes[&b'x']).unwrap_err();
-    assert_eq!(refused, MaskError::Refused { token: bytes[&b'x'], n_tokens: 2 });
+    assert_eq!(
+        refused,
+        MaskError::Refused {
+            token: bytes[&b'x'],
+            n_tokens: 2
+        }
+    );
     // The end comes once or more, and can be taken back like any token.
     matcher.accept(eog[0]).unwrap();
     matcher.accept(*eog.last().unwrap()).unwrap();
@@ -389,7 +502,10 @@ fn the_end_and_the_way_back() {
     matcher.rollback(3).unwrap();
     assert!(!matcher.is_finished());
     assert!(feed(&mut matcher, &bytes, b"o"));
-    assert_eq!(matcher.rollback(3), Err(MaskError::Rollback { n: 3, n_tokens: 2 }));
+    assert_eq!(
+        matcher.rollback(3),
+        Err(MaskError::Rollback { n: 3, n_tokens: 2 })
+    );
     let mut fork = matcher.clone();
     matcher.reset();
     assert!(feed(&mut matcher, &bytes, b"yes") && matcher.is_finished());
@@ -398,7 +514,8 @@ fn the_end_and_the_way_back() {
     assert!(feed(&mut fork, &bytes, b"yes"));
 }
 
-/// What is forced is what a tokenizer makes of the forced text, and does not change the mask's texts.
+/// What is forced is what a tokenizer makes of the forced text, and does not change the mask's
+/// texts.
 #[test]
 fn forced_tokens() {
     let (tokenizer, trie) = setup();
@@ -419,7 +536,8 @@ fn forced_tokens() {
         }
         // Otherwise the shortest token without white space.
         let words = matcher.mask().unwrap().to_vec();
-        let allowed = (0..trie.n_vocab() as u32).filter(|&t| is_set(&words, t) && !tokenizer.is_eog(t));
+        let allowed =
+            (0..trie.n_vocab() as u32).filter(|&t| is_set(&words, t) && !tokenizer.is_eog(t));
         let texts = allowed.map(|t| (t, tokenizer.token_bytes(t).unwrap()));
         let (token, bytes) = texts
             .filter(|(_, b)| !b.iter().any(u8::is_ascii_whitespace) || steps > 200)
@@ -429,7 +547,10 @@ fn forced_tokens() {
         text.extend_from_slice(&bytes);
         steps += 1;
     }
-    assert_eq!(String::from_utf8(text).unwrap(), r#"{"ownership_of_value":"borrowed and returned"}"#);
+    assert_eq!(
+        String::from_utf8(text).unwrap(),
+        r#"{"ownership_of_value":"borrowed and returned"}"#
+    );
     assert!(n_forced >= 3, "{n_forced} tokens were forced");
     // Asking changes nothing.
     let (mut asked, mut plain) = (grammar.matcher(), grammar.matcher());
@@ -450,13 +571,25 @@ fn long_texts_are_not_forced() {
     let array = format!("{{\"const\": [{}0]}}", "12, ".repeat(3000));
     for (syntax, source) in [
         (Syntax::Gbnf, "root ::= \"ab\" root"),
-        (Syntax::Gbnf, &format!("root ::= \"{}\"", "ab ".repeat(3000))),
+        (
+            Syntax::Gbnf,
+            &format!("root ::= \"{}\"", "ab ".repeat(3000)),
+        ),
         (Syntax::Lark, &format!("start: %json {array}")),
     ] {
         let mut matcher = Grammar::new(&trie, syntax, source).unwrap().matcher();
-        let begin: &[u8] = if source.contains("json") { b"[12," } else { b"ab" };
+        let begin: &[u8] = if source.contains("json") {
+            b"[12,"
+        } else {
+            b"ab"
+        };
         assert!(feed(&mut matcher, &bytes, begin));
-        assert!(matcher.forced(&|text| tokenizer.encode_inside(text)).is_empty(), "{syntax}");
+        assert!(
+            matcher
+                .forced(&|text| tokenizer.encode_inside(text))
+                .is_empty(),
+            "{syntax}"
+        );
         matcher.mask().unwrap();
         matcher.rollback(1).unwrap();
         assert!(feed(&mut matcher, &bytes, &begin[begin.len() - 1..]));
@@ -500,8 +633,14 @@ fn keywords_are_never_ignored() {
         ("dependencies", r#"{"a": ["b"]}"#),
         ("dependentRequired", r#"{"a": ["b"]}"#),
         ("dependentSchemas", r#"{"a": {"required": ["b"]}}"#),
-        ("unevaluatedProperties", r#"false, "allOf": [{"properties": {"a": true}}]"#),
-        ("unevaluatedItems", r#"false, "anyOf": [{"prefixItems": [true]}]"#),
+        (
+            "unevaluatedProperties",
+            r#"false, "allOf": [{"properties": {"a": true}}]"#,
+        ),
+        (
+            "unevaluatedItems",
+            r#"false, "anyOf": [{"prefixItems": [true]}]"#,
+        ),
         ("$dynamicRef", "\"#meta\""),
         ("$recursiveRef", "\"#\""),
         ("extends", "{}"),
@@ -517,10 +656,20 @@ fn keywords_are_never_ignored() {
         ("enum", "[123456789012345678901]"),
         ("x-guidance", r#"{"lenient": true}"#),
     ] {
-        let schema = format!(r#"{{"type": "object", "properties": {{"a/b": {{"items": {{"{keyword}": {value}}}}}}}}}"#);
+        let schema = format!(
+            r#"{{"type": "object", "properties": {{"a/b": {{"items": {{"{keyword}": {value}}}}}}}}}"#
+        );
         match Grammar::json_schema(&trie, &schema) {
-            Err(GrammarError::Keyword { keyword: found, path, .. }) => {
-                assert_eq!((&found[..], &path[..]), (keyword, "/properties/a~1b/items"), "{schema}");
+            Err(GrammarError::Keyword {
+                keyword: found,
+                path,
+                ..
+            }) => {
+                assert_eq!(
+                    (&found[..], &path[..]),
+                    (keyword, "/properties/a~1b/items"),
+                    "{schema}"
+                );
             }
             other => panic!("{schema}: {other:?}"),
         }
@@ -561,8 +710,18 @@ fn references() {
         }
     }"##;
     let grammar = Grammar::json_schema(&trie, schema).unwrap();
-    assert!(matches(&grammar, &bytes, r#"{"a":1,"b":2,"c":3,"d":4,"e":{"a":1}}"#));
-    for text in [r#"{"a":2}"#, r#"{"b":1}"#, r#"{"c":1}"#, r#"{"d":1}"#, r#"{"e":{"a":2}}"#] {
+    assert!(matches(
+        &grammar,
+        &bytes,
+        r#"{"a":1,"b":2,"c":3,"d":4,"e":{"a":1}}"#
+    ));
+    for text in [
+        r#"{"a":2}"#,
+        r#"{"b":1}"#,
+        r#"{"c":1}"#,
+        r#"{"d":1}"#,
+        r#"{"e":{"a":2}}"#,
+    ] {
         assert!(!matches(&grammar, &bytes, text), "{text}");
     }
 }
@@ -572,13 +731,17 @@ fn samplers_obey() {
     let (tokenizer, trie) = setup();
     let grammar = Grammar::regex(&trie, "[0-9]{3}").unwrap();
     let n = trie.n_vocab();
-    let logits: Vec<f32> = (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 16) as f32 / 65536.0).collect();
+    let logits: Vec<f32> = (0..n as u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 16) as f32 / 65536.0)
+        .collect();
     for builder in [
         Sampler::builder().temperature(0.0),
         Sampler::builder().temperature(0.0).repeat_penalty(1.3),
         Sampler::builder().temperature(1.5).top_k(1).seed(3),
         Sampler::builder().temperature(1.0).min_p(0.99).seed(4),
-        Sampler::builder().mirostat(ruvllm::sample::Mirostat::V2).seed(5),
+        Sampler::builder()
+            .mirostat(ruvllm::sample::Mirostat::V2)
+            .seed(5),
     ] {
         let mut sampler = builder.build().unwrap();
         for _ in 0..2 {
@@ -589,7 +752,11 @@ fn samplers_obey() {
                     let words = sampler.mask_mut().unwrap().mask().unwrap();
                     (0..n as u32)
                         .filter(|&t| is_set(words, t))
-                        .max_by(|&a, &b| logits[a as usize].total_cmp(&logits[b as usize]).then(b.cmp(&a)))
+                        .max_by(|&a, &b| {
+                            logits[a as usize]
+                                .total_cmp(&logits[b as usize])
+                                .then(b.cmp(&a))
+                        })
                 };
                 let mut greedy = Sampler::builder().temperature(0.0).build().unwrap();
                 greedy.set_mask(sampler.mask_mut().map(|mask| mask.boxed_clone()));
@@ -601,7 +768,10 @@ fn samplers_obey() {
                 }
             }
             let text = tokenizer.decode_exact(&tokens, false).unwrap();
-            assert!(text.len() == 3 && text.iter().all(u8::is_ascii_digit), "{text:?}");
+            assert!(
+                text.len() == 3 && text.iter().all(u8::is_ascii_digit),
+                "{text:?}"
+            );
             sampler.rollback(tokens.len()).unwrap();
             assert!(sampler.rollback(1).is_err());
         }
@@ -609,25 +779,40 @@ fn samplers_obey() {
     // Nothing to choose from is an error, and the mask is as before.
     let mut sampler = Sampler::builder().build().unwrap();
     sampler.set_mask(Some(Box::new(grammar.matcher())));
-    let error = sampler.sample(&vec![f32::NEG_INFINITY; n], &[]).unwrap_err();
+    let error = sampler
+        .sample(&vec![f32::NEG_INFINITY; n], &[])
+        .unwrap_err();
     assert!(matches!(error, SampleError::NoCandidates { .. }));
     assert!(sampler.sample(&logits, &[]).is_ok());
 }
 
-/// A mask costs the same after ten thousand tokens: texts up to a tag (xgrammar #873), strings, arrays.
+/// A mask costs the same after ten thousand tokens: texts up to a tag (xgrammar #873), strings,
+/// arrays.
 #[test]
 fn masks_stay_fast() {
     let (tokenizer, trie) = setup();
     let bytes = byte_tokens(&tokenizer);
     for (syntax, source, text) in [
-        (Syntax::Lark, "start: text\ntext[suffix=\"</think>\"]: /(?s:.*)/", "so </th"),
+        (
+            Syntax::Lark,
+            "start: text\ntext[suffix=\"</think>\"]: /(?s:.*)/",
+            "so </th",
+        ),
         (Syntax::JsonSchema, r#"{"type": "string"}"#, "ab"),
-        (Syntax::JsonSchema, r#"{"type": "array", "items": {"type": "integer"}}"#, "12,"),
+        (
+            Syntax::JsonSchema,
+            r#"{"type": "array", "items": {"type": "integer"}}"#,
+            "12,",
+        ),
     ] {
         let grammar = Grammar::new(&trie, syntax, source).unwrap();
         let mut matcher = grammar.matcher();
         if syntax == Syntax::JsonSchema {
-            let begin: &[u8] = if source.contains("array") { b"[" } else { b"\"" };
+            let begin: &[u8] = if source.contains("array") {
+                b"["
+            } else {
+                b"\""
+            };
             assert!(feed(&mut matcher, &bytes, begin));
         }
         let n = if super::common::emulated() { 200 } else { 3000 };
@@ -643,7 +828,10 @@ fn masks_stay_fast() {
             times[times.len() / 2]
         };
         let (first, last) = (middle(&mut times[20..120]), middle(&mut times[n - 100..]));
-        assert!(last < first * 4 + Duration::from_micros(50), "{source}: {first:?}, at the end {last:?}");
+        assert!(
+            last < first * 4 + Duration::from_micros(50),
+            "{source}: {first:?}, at the end {last:?}"
+        );
     }
 }
 

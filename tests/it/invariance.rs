@@ -1,13 +1,15 @@
-//! One arithmetic per token: whatever is computed beside it, in batches of whatever size, on however many threads, and
-//! whoever wants logits, a token's logits, keys and values are the same bits. All levels, formats, dense, windowed and
-//! mixture models.
+//! One arithmetic per token: whatever is computed beside it, in batches of whatever size, on
+//! however many threads, and whoever wants logits, a token's logits, keys and values are the same
+//! bits. All levels, formats, dense, windowed and mixture models.
 
 use crate::common::{emulated, long};
 use crate::run::{OnLevel, engine};
 use crate::tiny::{N_VOCAB, Parts};
 use ruvllm::Session;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{CancelToken, KvType, Outputs, Probe, Sequence, SessionOptions, Slot, Tap, TokenKind};
+use ruvllm::exec::{
+    CancelToken, KvType, Outputs, Probe, Sequence, SessionOptions, Slot, Tap, TokenKind,
+};
 use ruvllm::gguf::Array;
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
@@ -19,7 +21,10 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 33) as usize) % n
     }
 
@@ -67,8 +72,14 @@ pub(crate) enum Shape {
 
 impl Shape {
     /// Those with recurrent layers.
-    pub(crate) const RECURRENT: [Shape; 6] =
-        [Shape::ShortConv, Shape::Mamba, Shape::Beside, Shape::Delta, Shape::DeltaByChannel, Shape::Rwkv];
+    pub(crate) const RECURRENT: [Shape; 6] = [
+        Shape::ShortConv,
+        Shape::Mamba,
+        Shape::Beside,
+        Shape::Delta,
+        Shape::DeltaByChannel,
+        Shape::Rwkv,
+    ];
 
     pub(crate) const ALL: [Shape; 17] = {
         use Shape::*;
@@ -95,7 +106,10 @@ impl Shape {
 
     fn is_mixture(self) -> bool {
         use Shape::{DeltaByChannel, EarlyRouter, Gated, Latent, Mixture, Oss, Sinks};
-        matches!(self, Mixture | Sinks | EarlyRouter | Gated | Latent | Oss | DeltaByChannel)
+        matches!(
+            self,
+            Mixture | Sinks | EarlyRouter | Gated | Latent | Oss | DeltaByChannel
+        )
     }
 }
 
@@ -113,21 +127,43 @@ fn recurrent(p: &mut Parts, shape: Shape, i: usize, dtype: DType) {
     const N: usize = 256;
     let name = |part: &str| format!("blk.{i}.{part}");
     let matrices = |p: &mut Parts, of: &[(&str, usize, usize)]| {
-        of.iter().for_each(|&(part, n_in, n_out)| p.matrix(&name(part), n_in, &[n_out], dtype));
+        of.iter()
+            .for_each(|&(part, n_in, n_out)| p.matrix(&name(part), n_in, &[n_out], dtype));
     };
     // Something between -0.1 and -1.
-    let rates = |n: usize| (0..n).map(|i| -0.1 * (1 + i * 7 % 10) as f32).collect::<Vec<f32>>();
-    let conv = |p: &mut Parts, part: &str, n_tap: usize, n: usize| p.matrix(&name(part), n_tap, &[n], DType::F32);
-    let attention = ["attn_q", "attn_k", "attn_v", "attn_output"].map(|part| name(&format!("{part}.weight")));
+    let rates = |n: usize| {
+        (0..n)
+            .map(|i| -0.1 * (1 + i * 7 % 10) as f32)
+            .collect::<Vec<f32>>()
+    };
+    let conv = |p: &mut Parts, part: &str, n_tap: usize, n: usize| {
+        p.matrix(&name(part), n_tap, &[n], DType::F32)
+    };
+    let attention =
+        ["attn_q", "attn_k", "attn_v", "attn_output"].map(|part| name(&format!("{part}.weight")));
     match shape {
         Shape::ShortConv => {
             conv(p, "shortconv.conv", 3, N);
-            matrices(p, &[("shortconv.in_proj", N, 3 * N), ("shortconv.out_proj", N, N)]);
+            matrices(
+                p,
+                &[
+                    ("shortconv.in_proj", N, 3 * N),
+                    ("shortconv.out_proj", N, N),
+                ],
+            );
         }
         Shape::Mamba => {
             conv(p, "ssm_conv1d", 4, N);
             p.vector(&name("ssm_conv1d.bias"), &[0.25; N]);
-            matrices(p, &[("ssm_in", N, 2 * N), ("ssm_x", N, 64), ("ssm_dt", 32, N), ("ssm_out", N, N)]);
+            matrices(
+                p,
+                &[
+                    ("ssm_in", N, 2 * N),
+                    ("ssm_x", N, 64),
+                    ("ssm_dt", 32, N),
+                    ("ssm_out", N, N),
+                ],
+            );
             p.vector(&name("ssm_dt.bias"), &[-1.0; N]);
             p.vector(&name("ssm_a"), &rates(16 * N));
             p.reshape(&name("ssm_a"), &[16, N as u64]);
@@ -149,7 +185,14 @@ fn recurrent(p: &mut Parts, shape: Shape, i: usize, dtype: DType) {
         }
         Shape::Delta => {
             conv(p, "ssm_conv1d", 4, N);
-            matrices(p, &[("attn_qkv", N, N), ("attn_gate", N, 128), ("ssm_out", 128, N)]);
+            matrices(
+                p,
+                &[
+                    ("attn_qkv", N, N),
+                    ("attn_gate", N, 128),
+                    ("ssm_out", 128, N),
+                ],
+            );
             matrices(p, &[("ssm_alpha", N, 4), ("ssm_beta", N, 4)]);
             p.vector(&name("ssm_dt.bias"), &[-1.0; 4]);
             p.vector(&name("ssm_a"), &rates(4));
@@ -159,10 +202,21 @@ fn recurrent(p: &mut Parts, shape: Shape, i: usize, dtype: DType) {
             attention.iter().for_each(|part| p.remove_tensor(part));
             for part in ["q", "k", "v"] {
                 conv(p, &format!("ssm_conv1d_{part}"), 4, N);
-                p.reshape(&name(&format!("ssm_conv1d_{part}.weight")), &[4, 1, N as u64]);
+                p.reshape(
+                    &name(&format!("ssm_conv1d_{part}.weight")),
+                    &[4, 1, N as u64],
+                );
                 matrices(p, &[(&format!("attn_{part}"), N, N)]);
             }
-            matrices(p, &[("ssm_beta", N, 8), ("ssm_f_a", N, 32), ("ssm_f_b", 32, N), ("ssm_g_a", N, 32)]);
+            matrices(
+                p,
+                &[
+                    ("ssm_beta", N, 8),
+                    ("ssm_f_a", N, 32),
+                    ("ssm_f_b", 32, N),
+                    ("ssm_g_a", N, 32),
+                ],
+            );
             matrices(p, &[("ssm_g_b", 32, N), ("attn_output", N, N)]);
             p.vector(&name("ssm_dt.bias"), &[-1.0; N]);
             p.vector(&name("ssm_a"), &rates(8));
@@ -180,7 +234,12 @@ fn rwkv(dtype: DType) -> Model {
     const N: usize = 256;
     let mut p = Parts::new();
     p.set("general.architecture", "rwkv7");
-    for (key, n) in [("context_length", 512), ("embedding_length", N), ("block_count", 2), ("wkv.head_size", 32)] {
+    for (key, n) in [
+        ("context_length", 512),
+        ("embedding_length", N),
+        ("block_count", 2),
+        ("wkv.head_size", 32),
+    ] {
         p.set(&format!("rwkv7.{key}"), n as u32);
     }
     p.set("rwkv7.feed_forward_length", 512u32);
@@ -189,13 +248,22 @@ fn rwkv(dtype: DType) -> Model {
     for rank in ["decay", "iclr", "value_residual_mix", "gate"] {
         p.set(&format!("rwkv7.attention.{rank}_lora_rank"), 32u32);
     }
-    let norm =
-        |p: &mut Parts, name: &str| ["weight", "bias"].iter().for_each(|s| p.hashed(&format!("{name}.{s}"), &[N]));
-    ["token_embd", "output"].iter().for_each(|name| p.matrix(name, N, &[N_VOCAB], dtype));
-    ["token_embd_norm", "output_norm"].iter().for_each(|name| norm(&mut p, name));
+    let norm = |p: &mut Parts, name: &str| {
+        ["weight", "bias"]
+            .iter()
+            .for_each(|s| p.hashed(&format!("{name}.{s}"), &[N]))
+    };
+    ["token_embd", "output"]
+        .iter()
+        .for_each(|name| p.matrix(name, N, &[N_VOCAB], dtype));
+    ["token_embd_norm", "output_norm"]
+        .iter()
+        .for_each(|name| norm(&mut p, name));
     for i in 0..2 {
         let name = |part: &str| format!("blk.{i}.{part}");
-        ["attn_norm", "attn_norm_2", "time_mix_ln"].iter().for_each(|part| norm(&mut p, &name(part)));
+        ["attn_norm", "attn_norm_2", "time_mix_ln"]
+            .iter()
+            .for_each(|part| norm(&mut p, &name(part)));
         p.hashed(&name("time_mix_lerp_fused.weight"), &[N, 1, 1, 6]);
         for part in ["w0", "a0", "v0", "k_k", "k_a", "r_k"] {
             p.hashed(&name(&format!("time_mix_{part}.weight")), &[N]);
@@ -269,7 +337,11 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
                 _ => (4, 32),
             };
             let n_inner = if shape == Shape::Delta { 128 } else { N };
-            for (key, n) in [("conv_kernel", 4), ("inner_size", n_inner), ("state_size", n_state)] {
+            for (key, n) in [
+                ("conv_kernel", 4),
+                ("inner_size", n_inner),
+                ("state_size", n_state),
+            ] {
                 p.set(&format!("{arch}.ssm.{key}"), n as u32);
             }
             p.set(&format!("{arch}.ssm.time_step_rank"), heads as u32);
@@ -278,7 +350,10 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
                 Shape::Beside => p.set("falcon-h1.ssm.group_count", 1u32),
                 _ => {
                     p.set("qwen35.ssm.group_count", 2u32);
-                    p.set("qwen35.attention.recurrent_layers", Array::Bool(vec![false, true]));
+                    p.set(
+                        "qwen35.attention.recurrent_layers",
+                        Array::Bool(vec![false, true]),
+                    );
                 }
             }
         }
@@ -289,7 +364,10 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
             if shape == Shape::Streams {
                 p.set("gemma3n.altup.num_inputs", 3u32);
                 p.set("gemma3n.altup.active_idx", 0u32);
-                p.set("gemma3n.activation_sparsity_scale", Array::F32(vec![0.5, f32::NEG_INFINITY]));
+                p.set(
+                    "gemma3n.activation_sparsity_scale",
+                    Array::F32(vec![0.5, f32::NEG_INFINITY]),
+                );
             }
         }
         Shape::Windowed => {
@@ -301,7 +379,10 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
             p.set(&format!("{arch}.expert_used_count"), 2u32);
             p.set(&format!("{arch}.expert_feed_forward_length"), 256u32);
             if shape == Shape::DeltaByChannel {
-                p.set("kimi-linear.attention.head_count_kv", Array::U32(vec![1, 0]));
+                p.set(
+                    "kimi-linear.attention.head_count_kv",
+                    Array::U32(vec![1, 0]),
+                );
                 p.set("kimi-linear.kda.head_dim", 32u32);
                 p.set("kimi-linear.ssm.conv_kernel", 4u32);
                 p.set("kimi-linear.leading_dense_block_count", 0u32);
@@ -342,7 +423,9 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
         p.vector("output_norm.bias", &[0.25; N]);
     }
     if shape == Shape::Streams {
-        ["altup_proj", "altup_unembd_proj"].iter().for_each(|name| p.matrix(name, N, &[N, 2], dtype));
+        ["altup_proj", "altup_unembd_proj"]
+            .iter()
+            .for_each(|name| p.matrix(name, N, &[N, 2], dtype));
     }
     if matches!(shape, Shape::SharedKeys | Shape::Streams) {
         p.matrix("per_layer_token_embd", 2 * 64, &[N_VOCAB], dtype);
@@ -352,7 +435,12 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
     for i in 0..2 {
         let name = |part: &str| format!("blk.{i}.{part}");
         let n_kv = if shape == Shape::Alibi { N } else { 64 };
-        let plain = [("attn_q", N), ("attn_k", n_kv), ("attn_v", n_kv), ("attn_output", N)];
+        let plain = [
+            ("attn_q", N),
+            ("attn_k", n_kv),
+            ("attn_v", n_kv),
+            ("attn_output", N),
+        ];
         for (part, n_out) in plain.into_iter().filter(|_| shape != Shape::Latent) {
             p.matrix(&name(part), N, &[n_out], dtype);
         }
@@ -365,7 +453,9 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
                     p.hashed(&name("altup_correct_scale.weight"), &[N]);
                     p.matrix(&name("laurel_l"), N, &[32], dtype);
                     p.matrix(&name("laurel_r"), 32, &[N], dtype);
-                    ["altup_router_norm", "laurel_post_norm"].iter().for_each(|part| p.norm(&name(part), N));
+                    ["altup_router_norm", "laurel_post_norm"]
+                        .iter()
+                        .for_each(|part| p.norm(&name(part), N));
                 }
                 p.matrix(&name("inp_gate"), N, &[64], dtype);
                 p.matrix(&name("proj"), 64, &[N], dtype);
@@ -374,10 +464,15 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
                 if i == 0 {
                     p.norm(&name("attn_k_norm"), 32);
                 } else {
-                    ["attn_k", "attn_v"].iter().for_each(|part| p.remove_tensor(&name(&format!("{part}.weight"))));
+                    ["attn_k", "attn_v"]
+                        .iter()
+                        .for_each(|part| p.remove_tensor(&name(&format!("{part}.weight"))));
                 }
             }
-            Shape::Sinks => p.vector(&name("attn_sinks.weight"), &[-1.0, 0.0, 1.0, 2.0, 0.5, -2.0, 3.0, 0.0]),
+            Shape::Sinks => p.vector(
+                &name("attn_sinks.weight"),
+                &[-1.0, 0.0, 1.0, 2.0, 0.5, -2.0, 3.0, 0.0],
+            ),
             Shape::Latent => {
                 p.matrix(&name("attn_q_a"), N, &[64], dtype);
                 p.norm(&name("attn_q_a_norm"), 64);
@@ -385,13 +480,24 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
                 latent(&mut p, &name, dtype);
             }
             Shape::Oss => {
-                p.vector(&name("attn_sinks.weight"), &[-1.0, 0.0, 1.0, 2.0, 0.5, -2.0, 3.0, 0.0]);
-                for (part, n) in
-                    [("attn_q", N), ("attn_k", 64), ("attn_v", 64), ("attn_output", N), ("ffn_gate_inp", 5)]
-                {
+                p.vector(
+                    &name("attn_sinks.weight"),
+                    &[-1.0, 0.0, 1.0, 2.0, 0.5, -2.0, 3.0, 0.0],
+                );
+                for (part, n) in [
+                    ("attn_q", N),
+                    ("attn_k", 64),
+                    ("attn_v", 64),
+                    ("attn_output", N),
+                    ("ffn_gate_inp", 5),
+                ] {
                     p.vector(&name(&format!("{part}.bias")), &vec![0.25; n]);
                 }
-                for (part, n) in [("ffn_gate_exps", 256), ("ffn_up_exps", 256), ("ffn_down_exps", N)] {
+                for (part, n) in [
+                    ("ffn_gate_exps", 256),
+                    ("ffn_up_exps", 256),
+                    ("ffn_down_exps", N),
+                ] {
                     let values: Vec<f32> = (0..5 * n).map(|i| (i % 7) as f32 / 8.0).collect();
                     p.vector(&name(&format!("{part}.bias")), &values);
                     p.reshape(&name(&format!("{part}.bias")), &[n as u64, 5]);
@@ -401,17 +507,23 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
             Shape::Delta if i == 0 => {
                 p.remove_tensor(&name("attn_q.weight"));
                 p.matrix(&name("attn_q"), N, &[2 * N], dtype);
-                ["attn_q_norm", "attn_k_norm"].iter().for_each(|part| p.norm(&name(part), 32));
+                ["attn_q_norm", "attn_k_norm"]
+                    .iter()
+                    .for_each(|part| p.norm(&name(part), 32));
             }
             Shape::ShortConv | Shape::Mamba if i == 0 => recurrent(&mut p, shape, i, dtype),
             Shape::Beside | Shape::Delta => recurrent(&mut p, shape, i, dtype),
             Shape::DeltaByChannel if i == 1 => recurrent(&mut p, shape, i, dtype),
             Shape::DeltaByChannel => {
-                plain.iter().for_each(|(part, _)| p.remove_tensor(&name(&format!("{part}.weight"))));
+                plain
+                    .iter()
+                    .for_each(|(part, _)| p.remove_tensor(&name(&format!("{part}.weight"))));
                 latent(&mut p, &name, dtype);
                 p.matrix(&name("attn_q"), N, &[8 * 64], dtype);
             }
-            Shape::ShortConv => ["attn_q_norm", "attn_k_norm"].iter().for_each(|part| p.norm(&name(part), 32)),
+            Shape::ShortConv => ["attn_q_norm", "attn_k_norm"]
+                .iter()
+                .for_each(|part| p.norm(&name(part), 32)),
             Shape::Alibi => {
                 for (part, n) in [
                     ("attn_norm", N),
@@ -430,7 +542,10 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
         }
         p.norm(&name("attn_norm"), N);
         p.norm(&name("ffn_norm"), N);
-        if matches!(shape, Shape::Windowed | Shape::Gated | Shape::SharedKeys | Shape::Streams) {
+        if matches!(
+            shape,
+            Shape::Windowed | Shape::Gated | Shape::SharedKeys | Shape::Streams
+        ) {
             p.norm(&name("post_attention_norm"), N);
             p.norm(&name("post_ffw_norm"), N);
         }
@@ -455,7 +570,13 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
 }
 
 fn options(kv_type: KvType, n_batch: usize, exact: bool) -> SessionOptions {
-    SessionOptions { n_ctx: Some(512), n_batch, kv_type, exact, ..Default::default() }
+    SessionOptions {
+        n_ctx: Some(512),
+        n_batch,
+        kv_type,
+        exact,
+        ..Default::default()
+    }
 }
 
 /// A text: a prompt, then generated tokens; and the logits that follow each token.
@@ -467,15 +588,30 @@ struct Text {
 
 impl Text {
     /// Computed alone on one thread, the prompt as a whole, the other tokens one by one.
-    fn new(model: &Model, options: &SessionOptions, n_prompt: usize, n_generated: usize, random: &mut Random) -> Text {
+    fn new(
+        model: &Model,
+        options: &SessionOptions,
+        n_prompt: usize,
+        n_generated: usize,
+        random: &mut Random,
+    ) -> Text {
         let (prompt, generated) = (random.tokens(n_prompt), random.tokens(n_generated));
-        let mut session = engine(model, 1).session_with(&SessionOptions { n_batch: 512, ..options.clone() }).unwrap();
+        let mut session = engine(model, 1)
+            .session_with(&SessionOptions {
+                n_batch: 512,
+                ..options.clone()
+            })
+            .unwrap();
         let mut logits = all_logits(&mut session, &prompt);
         for &token in &generated {
             session.decode(token).unwrap();
             logits.extend_from_slice(session.logits());
         }
-        Text { prompt, generated, logits }
+        Text {
+            prompt,
+            generated,
+            logits,
+        }
     }
 
     /// The logits that follow the tokens from `first` on.
@@ -491,29 +627,50 @@ impl Text {
 
 fn all_logits(session: &mut Session, tokens: &[u32]) -> Vec<f32> {
     let mut logits = Vec::new();
-    session.prefill_each(tokens, 0, |_, row| logits.extend_from_slice(row)).unwrap();
+    session
+        .prefill_each(tokens, 0, |_, row| logits.extend_from_slice(row))
+        .unwrap();
     logits
 }
 
 #[track_caller]
 fn assert_same(expected: &[f32], got: &[f32], what: &str) {
     assert_eq!(expected.len(), got.len(), "{what}");
-    let differs = expected.iter().zip(got).position(|(a, b)| a.to_bits() != b.to_bits());
+    let differs = expected
+        .iter()
+        .zip(got)
+        .position(|(a, b)| a.to_bits() != b.to_bits());
     if let Some(i) = differs {
-        panic!("{what}: row {} of {}: {} instead of {}", i / N_VOCAB, got.len() / N_VOCAB, got[i], expected[i]);
+        panic!(
+            "{what}: row {} of {}: {} instead of {}",
+            i / N_VOCAB,
+            got.len() / N_VOCAB,
+            got[i],
+            expected[i]
+        );
     }
 }
 
 /// Threads, sizes of batches, and which rows' logits are wanted.
 fn batches_and_threads(model: &Model, kv_type: KvType, text: &Text, exact: bool, what: &str) {
-    let sizes: &[usize] = if short(model.arch()) { &[33, 512] } else { &[1, 7, 32, 64, 512] };
+    let sizes: &[usize] = if short(model.arch()) {
+        &[33, 512]
+    } else {
+        &[1, 7, 32, 64, 512]
+    };
     for (i, &n_batch) in sizes.iter().enumerate() {
         let n_threads = 1 + (i + text.prompt.len()) % 3;
         let what = format!("{what}, {n_threads} threads, batches of {n_batch}");
         let engine = engine(model, n_threads);
-        let mut session = engine.session_with(&options(kv_type, n_batch, exact)).unwrap();
+        let mut session = engine
+            .session_with(&options(kv_type, n_batch, exact))
+            .unwrap();
         let mut last = session.fork().unwrap();
-        assert_same(text.rows(0, text.prompt.len()), &all_logits(&mut session, &text.prompt), &what);
+        assert_same(
+            text.rows(0, text.prompt.len()),
+            &all_logits(&mut session, &text.prompt),
+            &what,
+        );
         last.prefill(&text.prompt).unwrap();
         for session in [&mut session, &mut last] {
             assert_same(text.rows(text.prompt.len() - 1, 1), session.logits(), &what);
@@ -525,7 +682,8 @@ fn batches_and_threads(model: &Model, kv_type: KvType, text: &Text, exact: bool,
     }
 }
 
-/// The text's tokens, some at a time, among those of other sequences, in any order; drafts are verified together.
+/// The text's tokens, some at a time, among those of other sequences, in any order; drafts are
+/// verified together.
 fn neighbours(model: &Model, kv_type: KvType, text: &Text, random: &mut Random, what: &str) {
     let engine = engine(model, 1 + random.below(3));
     let new = || engine.sequence(&options(kv_type, 512, false)).unwrap();
@@ -535,7 +693,10 @@ fn neighbours(model: &Model, kv_type: KvType, text: &Text, random: &mut Random, 
     let mut adapter = Adapter::zeros(model, 2, 1, |_| true).unwrap();
     adapter.terms_mut().for_each(|(i, term)| {
         let (a, b) = term.parts_mut();
-        a.iter_mut().chain(b).enumerate().for_each(|(j, x)| *x = ((i + j) % 7) as f32 * 0.01 - 0.03);
+        a.iter_mut()
+            .chain(b)
+            .enumerate()
+            .for_each(|(j, x)| *x = ((i + j) % 7) as f32 * 0.01 - 0.03);
     });
     others[0].attach(Arc::new(adapter), 1.0).unwrap();
     let mut seq = new();
@@ -558,14 +719,26 @@ fn neighbours(model: &Model, kv_type: KvType, text: &Text, random: &mut Random, 
             .collect();
         let first = random.below(tokens.len() + 1);
         let mut slots = vec![Slot::new(&mut seq, tokens, kind).outputs_from(first)];
-        slots.extend(others.iter_mut().zip(&theirs).map(|(seq, (tokens, kind))| Slot::new(seq, tokens, *kind)));
+        slots.extend(
+            others
+                .iter_mut()
+                .zip(&theirs)
+                .map(|(seq, (tokens, kind))| Slot::new(seq, tokens, *kind)),
+        );
         let at = random.below(slots.len());
         slots.swap(0, at);
         engine.step(&mut slots, &mut outputs, &cancel).unwrap();
         drop(slots);
         let expected = text.rows(begin + first, tokens.len() - first);
-        assert_same(expected, outputs.logits(at), &format!("{what}, from {begin} on, slot {at} of {}", n_others + 1));
-        others.iter_mut().filter(|other| other.position() > 400).for_each(|other| *other = new());
+        assert_same(
+            expected,
+            outputs.logits(at),
+            &format!("{what}, from {begin} on, slot {at} of {}", n_others + 1),
+        );
+        others
+            .iter_mut()
+            .filter(|other| other.position() > 400)
+            .for_each(|other| *other = new());
     }
 }
 
@@ -610,14 +783,24 @@ impl Probe for KeysValues {
 fn keys_and_values(model: &Model, kv_type: KvType, text: &Text, what: &str) {
     let last = text.prompt.len() - 1;
     let [whole, parts] = [512, 41].map(|n_batch| {
-        let mut session = engine(model, 2).session_with(&options(kv_type, n_batch, false)).unwrap();
+        let mut session = engine(model, 2)
+            .session_with(&options(kv_type, n_batch, false))
+            .unwrap();
         let mut seen = KeysValues::default();
-        session.prefill_probed(&text.prompt, last, &mut seen, |_, _| ()).unwrap();
+        session
+            .prefill_probed(&text.prompt, last, &mut seen, |_, _| ())
+            .unwrap();
         assert_same(text.rows(last, 1), session.logits(), what);
         seen.0
     });
     for (whole, parts) in whole.iter().zip(&parts) {
-        assert!(whole.iter().map(|x| x.to_bits()).eq(parts.iter().map(|x| x.to_bits())), "{what}: keys or values");
+        assert!(
+            whole
+                .iter()
+                .map(|x| x.to_bits())
+                .eq(parts.iter().map(|x| x.to_bits())),
+            "{what}: keys or values"
+        );
     }
 }
 
@@ -625,11 +808,22 @@ fn keys_and_values(model: &Model, kv_type: KvType, text: &Text, what: &str) {
 fn exact(model: &Model, kv_type: KvType, random: &mut Random, what: &str) {
     let what = format!("{what}, exact");
     let options = options(kv_type, 512, true);
-    let all = Text::new(model, &options, if short(model.arch()) { 70 } else { 90 }, 2, random);
+    let all = Text::new(
+        model,
+        &options,
+        if short(model.arch()) { 70 } else { 90 },
+        2,
+        random,
+    );
     batches_and_threads(model, kv_type, &all, true, &what);
     let one = engine(model, 1);
     let mut session = one.session_with(&options).unwrap();
-    let mut not_exact = one.session_with(&SessionOptions { exact: false, ..options }).unwrap();
+    let mut not_exact = one
+        .session_with(&SessionOptions {
+            exact: false,
+            ..options
+        })
+        .unwrap();
     for (i, &token) in all.prompt.iter().chain(&all.generated).enumerate() {
         session.decode(token).unwrap();
         not_exact.decode(token).unwrap();
@@ -643,7 +837,13 @@ fn check(shape: Shape, dtype: DType, arch: Arch, kv_type: KvType) {
     let model = model(shape, dtype).on(arch);
     let mut random = Random(dtype as u64 * 31 + shape as u64);
     let n_prompt = random.below(60) + if short(arch) { 70 } else { 140 };
-    let text = Text::new(&model, &options(kv_type, 512, false), n_prompt, 9, &mut random);
+    let text = Text::new(
+        &model,
+        &options(kv_type, 512, false),
+        n_prompt,
+        9,
+        &mut random,
+    );
     batches_and_threads(&model, kv_type, &text, false, &what);
     for _ in 0..if short(arch) { 1 } else { 2 } {
         neighbours(&model, kv_type, &text, &mut random, &what);
@@ -653,20 +853,25 @@ fn check(shape: Shape, dtype: DType, arch: Arch, kv_type: KvType) {
     exact(&model, kv_type, &mut random, &what);
 }
 
-/// Whether instructions are emulated, those of a CPU or tiles alone: then a part of all this has to do.
+/// Whether instructions are emulated, those of a CPU or tiles alone: then a part of all this has to
+/// do.
 fn few() -> bool {
     emulated() || cfg!(ruvllm_emulate_amx)
 }
 
-/// Whether shorter texts and fewer batches have to do on this level, too: the portable one, which is slow and has one code for
-/// all shapes, unless time does not matter.
+/// Whether shorter texts and fewer batches have to do on this level, too: the portable one, which
+/// is slow and has one code for all shapes, unless time does not matter.
 fn short(arch: Arch) -> bool {
     few() || arch.name() == "scalar" && !long()
 }
 
 /// Levels this CPU has; under emulation the one that is tested.
 fn levels() -> Vec<Arch> {
-    if few() { vec![crate::run::level()] } else { Arch::available().collect() }
+    if few() {
+        vec![crate::run::level()]
+    } else {
+        Arch::available().collect()
+    }
 }
 
 #[test]
@@ -688,7 +893,10 @@ fn dense() {
 #[test]
 fn windowed() {
     for arch in levels() {
-        for dtype in [DType::Q4_K, DType::Q8_0].into_iter().take(if few() { 1 } else { 2 }) {
+        for dtype in [DType::Q4_K, DType::Q8_0]
+            .into_iter()
+            .take(if few() { 1 } else { 2 })
+        {
             check(Shape::Windowed, dtype, arch, KvType::F16);
         }
     }
@@ -697,7 +905,10 @@ fn windowed() {
 #[test]
 fn mixture() {
     for arch in levels() {
-        for dtype in [DType::Q4_K, DType::Q5_0, DType::BF16].into_iter().take(if few() { 1 } else { 3 }) {
+        for dtype in [DType::Q4_K, DType::Q5_0, DType::BF16]
+            .into_iter()
+            .take(if few() { 1 } else { 3 })
+        {
             check(Shape::Mixture, dtype, arch, KvType::F16);
         }
     }

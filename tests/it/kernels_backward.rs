@@ -10,10 +10,14 @@ const U: f64 = 1.0 / (1u64 << 24) as f64;
 /// Covers the products of errors.
 const SLACK: f64 = 1.02;
 
-/// Roundings one term of an `n`-term sum can meet: no level uses fewer than 16 partial sums, but for some
-/// of scalar's sums, which have one.
+/// Roundings one term of an `n`-term sum can meet: no level uses fewer than 16 partial sums, but
+/// for some of scalar's sums, which have one.
 fn depth(arch: Arch, n: usize) -> f64 {
-    if arch.name() == "scalar" { (n + 2) as f64 } else { (n.div_ceil(16) + 17) as f64 }
+    if arch.name() == "scalar" {
+        (n + 2) as f64
+    } else {
+        (n.div_ceil(16) + 17) as f64
+    }
 }
 
 fn noise(n: usize, seed: u64) -> Vec<f32> {
@@ -31,7 +35,10 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
 #[track_caller]
 fn assert_close(arch: Arch, what: &str, y: f32, truth: f64, bound: f64) {
     let error = (f64::from(y) - truth).abs();
-    assert!(error <= bound * SLACK + 1e-40, "{arch:?} {what}: {y:e} is {error:e} off {truth:e}, bound {bound:e}");
+    assert!(
+        error <= bound * SLACK + 1e-40,
+        "{arch:?} {what}: {y:e} is {error:e} off {truth:e}, bound {bound:e}"
+    );
 }
 
 fn wide(x: f32) -> f64 {
@@ -144,8 +151,14 @@ proptest! {
 fn activations_at_the_ends() {
     for arch in Arch::available() {
         for n in [1, 7, 16, 33] {
-            for (x, slope) in [(1e4f32, 1.0f32), (-1e4, 0.0), (f32::MAX, 1.0), (f32::MIN, 0.0)] {
-                let check = |y: f32| assert!((y - 3.0 * slope).abs() < 1e-6, "{arch:?} at {x}: {y}");
+            for (x, slope) in [
+                (1e4f32, 1.0f32),
+                (-1e4, 0.0),
+                (f32::MAX, 1.0),
+                (f32::MIN, 0.0),
+            ] {
+                let check =
+                    |y: f32| assert!((y - 3.0 * slope).abs() < 1e-6, "{arch:?} at {x}: {y}");
                 let (mut gate, mut up) = (vec![x; n], vec![1.0; n]);
                 arch.silu_mul_backward(&mut gate, &mut up, &vec![3.0; n]);
                 gate.iter().for_each(|&y| check(y));
@@ -174,7 +187,12 @@ struct Truth {
     dv: Vec<(f64, f64)>,
 }
 
-fn attention(x: &AttnBackward<'_>, ranges: &[(u32, u32)], p: &AttnParams, depth: impl Fn(usize) -> f64) -> Truth {
+fn attention(
+    x: &AttnBackward<'_>,
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+    depth: impl Fn(usize) -> f64,
+) -> Truth {
     let (d, d_v) = (p.head_dim, p.head_dim_v);
     let n_kv = x.k.len() / d;
     let mut t = Truth {
@@ -185,7 +203,10 @@ fn attention(x: &AttnBackward<'_>, ranges: &[(u32, u32)], p: &AttnParams, depth:
     };
     let terms = |a: &[f32], b: &[f32]| {
         let products = a.iter().zip(b).map(|(a, b)| wide(*a) * wide(*b));
-        (products.clone().sum::<f64>(), products.map(f64::abs).sum::<f64>())
+        (
+            products.clone().sum::<f64>(),
+            products.map(f64::abs).sum::<f64>(),
+        )
     };
     let (scale, cap) = (wide(p.scale), wide(p.softcap));
     for (i, &(start, end)) in ranges.iter().enumerate() {
@@ -194,11 +215,17 @@ fn attention(x: &AttnBackward<'_>, ranges: &[(u32, u32)], p: &AttnParams, depth:
         let scores: Vec<[f64; 4]> = (start as usize..end as usize)
             .map(|j| {
                 let (qk, size) = terms(q, &x.k[j * d..][..d]);
-                let off = scale.abs() * ((depth(d) + 2.0) * U * size) + 2.0 * U * (scale * qk).abs();
+                let off =
+                    scale.abs() * ((depth(d) + 2.0) * U * size) + 2.0 * U * (scale * qk).abs();
                 if cap > 0.0 {
                     let t = (scale * qk / cap).tanh();
                     let t_off = off / cap * (1.0 - t * t) + 4.0 * U;
-                    [cap * t, scale * (1.0 - t * t), cap * t_off + U * (cap * t).abs(), scale * (2.0 * t_off + 3.0 * U)]
+                    [
+                        cap * t,
+                        scale * (1.0 - t * t),
+                        cap * t_off + U * (cap * t).abs(),
+                        scale * (2.0 * t_off + 3.0 * U),
+                    ]
                 } else {
                     [scale * qk, scale, off, 0.0]
                 }
@@ -212,10 +239,12 @@ fn attention(x: &AttnBackward<'_>, ranges: &[(u32, u32)], p: &AttnParams, depth:
             let weight = (s[0] - max).exp() / sum;
             let (dp, dp_size) = terms(dout, &x.v[j * d_v..][..d_v]);
             let delta = wide(x.delta[i]);
-            // Of the weight: the score's and the sum's error, the logarithm's rounding, differences,
-            // exponentials, and as many additions of weights and of weighted rows as there are blocks.
-            let relative =
-                2.0 * worst + U * (8.0 * (max.abs() + t.lse[i].abs() + 1.0) + 3.0 * (n_kv + ranges.len()) as f64);
+            // Of the weight: the score's and the sum's error, the logarithm's rounding,
+            // differences, exponentials, and as many additions of weights and of
+            // weighted rows as there are blocks.
+            let relative = 2.0 * worst
+                + U * (8.0 * (max.abs() + t.lse[i].abs() + 1.0)
+                    + 3.0 * (n_kv + ranges.len()) as f64);
             let g = weight * (dp - delta) * s[1];
             let g_off = g.abs() * (relative + 6.0 * U)
                 + weight * s[1].abs() * ((depth(d_v) + 2.0) * U * dp_size + U * (dp - delta).abs())
@@ -228,7 +257,10 @@ fn attention(x: &AttnBackward<'_>, ranges: &[(u32, u32)], p: &AttnParams, depth:
             }
             for c in 0..d_v {
                 let (dout, dv) = (wide(dout[c]), &mut t.dv[j * d_v + c]);
-                *dv = (dv.0 + weight * dout, dv.1 + weight * (relative + 6.0 * U) * dout.abs());
+                *dv = (
+                    dv.0 + weight * dout,
+                    dv.1 + weight * (relative + 6.0 * U) * dout.abs(),
+                );
             }
         }
     }

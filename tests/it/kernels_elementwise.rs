@@ -1,4 +1,5 @@
-//! Every level's element-wise and attention kernels against 64-bit arithmetic or exact expectations.
+//! Every level's element-wise and attention kernels against 64-bit arithmetic or exact
+//! expectations.
 //!
 //! Error bounds count roundings: each operation adds a relative error of at most `U = 2⁻²⁴`.
 //! `k·U` bounds below are first order; `SLACK` covers the products of errors.
@@ -8,8 +9,8 @@ use bytemuck::Zeroable;
 use half::f16;
 use proptest::prelude::*;
 use ruvllm::arch::{
-    Arch, AttnParams, AttnPartial, BlockP16, BlockQ16, ColumnsMut, KV_BLOCK, KV_SPAN, KvBlock, KvElement, KvSpan,
-    KvStored, KvType, MAX_HEAD_DIM,
+    Arch, AttnParams, AttnPartial, BlockP16, BlockQ16, ColumnsMut, KV_BLOCK, KV_SPAN, KvBlock,
+    KvElement, KvSpan, KvStored, KvType, MAX_HEAD_DIM,
 };
 use std::fmt::Display;
 use std::ops::Range;
@@ -50,7 +51,10 @@ fn misaligned<T: Copy + Default>(x: &[T], shift: usize) -> (Vec<T>, std::ops::Ra
 #[track_caller]
 fn assert_close(arch: Arch, what: impl Display, y: f32, truth: f64, bound: f64) {
     let error = (f64::from(y) - truth).abs();
-    assert!(error <= bound * SLACK + TINY, "{arch:?} {what}: {y:e} is {error:e} off {truth:e}, bound {bound:e}");
+    assert!(
+        error <= bound * SLACK + TINY,
+        "{arch:?} {what}: {y:e} is {error:e} off {truth:e}, bound {bound:e}"
+    );
 }
 
 fn same(a: f32, b: f32) -> bool {
@@ -480,7 +484,11 @@ fn q16_of_zeros_tiny_and_broken_values() {
             (q, block[0].d[0], [block[0].s[0], block[0].s[1]])
         };
         for tiny in [0.0, -0.0, 1e-45, 1e-35] {
-            assert_eq!(quantized([tiny; 32]), ([0; 32], 0.0, [0.0; 2]), "{arch:?} {tiny:e}");
+            assert_eq!(
+                quantized([tiny; 32]),
+                ([0; 32], 0.0, [0.0; 2]),
+                "{arch:?} {tiny:e}"
+            );
         }
         let mut x = [1.0; 32];
         x[5] = -4.0;
@@ -488,7 +496,13 @@ fn q16_of_zeros_tiny_and_broken_values() {
         let (largest, quarter) = (i32::from(BlockQ16::MAX), i32::from(BlockQ16::MAX) / 4 + 1);
         assert_eq!((q[5].into(), q[6].into()), (-largest, quarter), "{arch:?}");
         assert_eq!(d, 4.0 / largest as f32);
-        assert_eq!(s, [d * (15 * quarter - largest) as f32, d * (16 * quarter) as f32]);
+        assert_eq!(
+            s,
+            [
+                d * (15 * quarter - largest) as f32,
+                d * (16 * quarter) as f32
+            ]
+        );
         for broken in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             x[17] = broken;
             let (_, d, _) = quantized(x);
@@ -510,7 +524,10 @@ fn every_half_widens_exactly() {
             let mut back = vec![f16::ZERO; y.len()];
             arch.f32_to_f16(&y, &mut back);
             for (x, y) in x[shift..].iter().zip(&back) {
-                assert!(x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan(), "{arch:?}: {x} came back as {y}");
+                assert!(
+                    x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan(),
+                    "{arch:?}: {x} came back as {y}"
+                );
             }
         }
     }
@@ -522,10 +539,22 @@ fn activations_over_all_floats() {
     let step = if emulated() { 16381 } else { 1021 };
     let x: Vec<f32> = (0..=u32::MAX).step_by(step).map(f32::from_bits).collect();
     let ones = vec![1.0; x.len()];
-    let silu = |x: f64| if x < -800.0 { 0.0 } else { x / (1.0 + (-x).exp()) };
+    let silu = |x: f64| {
+        if x < -800.0 {
+            0.0
+        } else {
+            x / (1.0 + (-x).exp())
+        }
+    };
     // Twice the argument of the tanh: x/2·(1 + tanh t) = x·σ(2t).
     let inner = |x: f64| 2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
-    let gelu = |x: f64| if x < -20.0 { 0.0 } else { x / (1.0 + (-inner(x)).exp()) };
+    let gelu = |x: f64| {
+        if x < -20.0 {
+            0.0
+        } else {
+            x / (1.0 + (-inner(x)).exp())
+        }
+    };
     for arch in Arch::available() {
         let (mut s, mut g, mut h) = (x.clone(), x.clone(), x.clone());
         let (mut sigmoid, mut clamped, mut erf) = (x.clone(), x.clone(), x.clone());
@@ -536,30 +565,64 @@ fn activations_over_all_floats() {
         arch.gelu_mul(&mut g, &ones);
         arch.gelu(&mut h);
         for (i, &x) in x.iter().enumerate() {
-            assert!(same(g[i], h[i]), "{arch:?}: gelu({x:e}) is {:e} or {:e}", g[i], h[i]);
+            assert!(
+                same(g[i], h[i]),
+                "{arch:?}: gelu({x:e}) is {:e} or {:e}",
+                g[i],
+                h[i]
+            );
             if x.is_nan() {
                 let all = [s[i], g[i], sigmoid[i], clamped[i], erf[i]];
                 assert!(all.iter().all(|y| y.is_nan()), "{arch:?}: NaN must pass");
                 continue;
             }
             let wide = f64::from(x);
-            let truth = if x < -800.0 { 0.0 } else { 1.0 / (1.0 + (-wide).exp()) };
-            assert_close(arch, format_args!("sigmoid({x:e})"), sigmoid[i], truth, 5.0 * U * truth.abs() + TINY);
+            let truth = if x < -800.0 {
+                0.0
+            } else {
+                1.0 / (1.0 + (-wide).exp())
+            };
+            assert_close(
+                arch,
+                format_args!("sigmoid({x:e})"),
+                sigmoid[i],
+                truth,
+                5.0 * U * truth.abs() + TINY,
+            );
             // The argument is rounded once, and its factor is off by half a place.
             let least = wide.min(7.0);
-            let truth = 2.0 * if x < -480.0 { 0.0 } else { least / (1.0 + (-1.702 * least).exp()) };
-            let bound = (7.0 + 2.0 * (1.702 * least).abs().min(104.0)) * U * truth.abs() + 208.0 * TINY;
-            assert_close(arch, format_args!("swiglu_oai({x:e})"), clamped[i], truth, bound);
+            let truth = 2.0
+                * if x < -480.0 {
+                    0.0
+                } else {
+                    least / (1.0 + (-1.702 * least).exp())
+                };
+            let bound =
+                (7.0 + 2.0 * (1.702 * least).abs().min(104.0)) * U * truth.abs() + 208.0 * TINY;
+            assert_close(
+                arch,
+                format_args!("swiglu_oai({x:e})"),
+                clamped[i],
+                truth,
+                bound,
+            );
             // Far from zero it is 0 or x.
             let far = if x < 0.0 { 0.0 } else { wide };
             if x.abs() > 14.5 {
                 assert_close(arch, format_args!("gelu_erf({x:e})"), erf[i], far, TINY);
             }
-            // exp within one place (2U), or half the smallest denormal times x; sum, product, quotient.
+            // exp within one place (2U), or half the smallest denormal times x; sum, product,
+            // quotient.
             let truth = silu(wide);
-            assert_close(arch, format_args!("silu({x:e})"), s[i], truth, 5.0 * U * truth.abs() + 104.0 * TINY);
-            // The argument has six roundings at most, and two constants off by half a place each; exp turns
-            // its relative error into |t| times as much.
+            assert_close(
+                arch,
+                format_args!("silu({x:e})"),
+                s[i],
+                truth,
+                5.0 * U * truth.abs() + 104.0 * TINY,
+            );
+            // The argument has six roundings at most, and two constants off by half a place each;
+            // exp turns its relative error into |t| times as much.
             let truth = gelu(wide);
             let argument = inner(wide).abs().min(104.0);
             let bound = (5.0 + 8.0 * argument) * U * truth.abs() + 104.0 * TINY;
@@ -587,7 +650,13 @@ fn gelu_by_the_error_function() {
         arch.gelu_erf(&mut y);
         for (x, y) in x.iter().zip(y) {
             let truth = 0.5 * f64::from(*x) * (1.0 + erf(f64::from(*x) / std::f64::consts::SQRT_2));
-            assert_close(arch, format_args!("gelu_erf({x})"), y, truth, (2e-6 * truth.abs()).max(1e-12));
+            assert_close(
+                arch,
+                format_args!("gelu_erf({x})"),
+                y,
+                truth,
+                (2e-6 * truth.abs()).max(1e-12),
+            );
         }
         let mut y = [f32::INFINITY, 0.0, -40.0, f32::NEG_INFINITY];
         arch.gelu_erf(&mut y);
@@ -598,7 +667,17 @@ fn gelu_by_the_error_function() {
 #[test]
 fn activations_at_the_limits() {
     for arch in Arch::available() {
-        let (mut s, mut g) = ([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0, f32::MAX, f32::MIN], [0.0; 6]);
+        let (mut s, mut g) = (
+            [
+                f32::INFINITY,
+                f32::NEG_INFINITY,
+                f32::NAN,
+                0.0,
+                f32::MAX,
+                f32::MIN,
+            ],
+            [0.0; 6],
+        );
         g.copy_from_slice(&s);
         arch.silu_mul(&mut s, &[1.0; 6]);
         arch.gelu(&mut g);
@@ -616,7 +695,14 @@ fn softmax_at_the_limits() {
     for arch in Arch::available() {
         let mut empty = [];
         arch.softmax(&mut empty);
-        let mut x = [f32::NEG_INFINITY, 3.0, f32::NEG_INFINITY, 3.0, -1e30, f32::MIN];
+        let mut x = [
+            f32::NEG_INFINITY,
+            3.0,
+            f32::NEG_INFINITY,
+            3.0,
+            -1e30,
+            f32::MIN,
+        ];
         arch.softmax(&mut x);
         assert_eq!(x, [0.0, 0.5, 0.0, 0.5, 0.0, 0.0], "{arch:?}");
         for n in [3, 40] {
@@ -628,13 +714,16 @@ fn softmax_at_the_limits() {
             }
             let mut x = vec![f32::NEG_INFINITY; n];
             arch.softmax(&mut x);
-            assert!(x.iter().all(|x| x.is_nan()), "{arch:?}: nothing to choose from");
+            assert!(
+                x.iter().all(|x| x.is_nan()),
+                "{arch:?}: nothing to choose from"
+            );
         }
     }
 }
 
-/// Attention over keys and values in pages that lie in memory in any order. The pages before the first that is
-/// seen are missing; in the last, the rows behind the keys are what nobody may read.
+/// Attention over keys and values in pages that lie in memory in any order. The pages before the
+/// first that is seen are missing; in the last, the rows behind the keys are what nobody may read.
 fn attend<T: KvElement>(
     arch: Arch,
     q: &[f32],
@@ -646,7 +735,13 @@ fn attend<T: KvElement>(
 ) -> Vec<f32> {
     let n_pages = (k.len() / p.head_dim).div_ceil(KV_BLOCK);
     // Page `i` lies at place `i·7 mod n`, or is turned around where 7 divides n.
-    let place = |i: usize| if n_pages.is_multiple_of(7) { n_pages - 1 - i } else { i * 7 % n_pages };
+    let place = |i: usize| {
+        if n_pages.is_multiple_of(7) {
+            n_pages - 1 - i
+        } else {
+            i * 7 % n_pages
+        }
+    };
     let paged = |rows: &[f32], dim: usize| {
         let mut memory = vec![narrow(f32::NAN); n_pages * KV_BLOCK * dim];
         for (i, page) in rows.chunks(KV_BLOCK * dim).enumerate() {
@@ -662,14 +757,19 @@ fn attend<T: KvElement>(
     };
     let n_q = ranges.len();
     let mut buffers = [0; 2].map(|_| vec![f32::NAN; AttnPartial::len(n_q, p.head_dim_v)]);
-    let [mut total, mut part] = buffers.each_mut().map(|buffer| AttnPartial::of(buffer, n_q));
+    let [mut total, mut part] = buffers
+        .each_mut()
+        .map(|buffer| AttnPartial::of(buffer, n_q));
     total.clear();
     let start = ranges.iter().map(|r| r.0 as usize).min().unwrap() / KV_BLOCK;
     const N: usize = KV_SPAN / KV_BLOCK;
     for span in start / N..n_pages.div_ceil(N) {
         let first = start.max(span * N);
         let blocks: Vec<_> = (first..n_pages.min((span + 1) * N)).map(page).collect();
-        let keys = KvSpan { first: first * KV_BLOCK, blocks: &blocks };
+        let keys = KvSpan {
+            first: first * KV_BLOCK,
+            blocks: &blocks,
+        };
         if apart {
             part.clear();
             arch.attention(&mut part, q, keys, ranges, p);
@@ -693,7 +793,13 @@ struct Case {
 }
 
 impl Case {
-    fn new(dims: (usize, usize), n_kv: usize, ranges: Vec<(u32, u32)>, softcap: f32, seed: u64) -> Case {
+    fn new(
+        dims: (usize, usize),
+        n_kv: usize,
+        ranges: Vec<(u32, u32)>,
+        softcap: f32,
+        seed: u64,
+    ) -> Case {
         let (head_dim, head_dim_v) = dims;
         let p = AttnParams {
             head_dim,
@@ -714,7 +820,8 @@ impl Case {
         }
     }
 
-    /// Rows of a prompt, `n_group` of them per position, with factors of `10^log` on queries, keys and values.
+    /// Rows of a prompt, `n_group` of them per position, with factors of `10^log` on queries, keys
+    /// and values.
     fn prompt(
         dims: (usize, usize),
         n_q: usize,
@@ -725,11 +832,15 @@ impl Case {
         seed: u64,
     ) -> Case {
         let n_kv = before + n_q.div_ceil(n_group);
-        let ranges: Vec<_> =
-            (0..n_q).map(|i| (before + i / n_group + 1) as u32).map(|end| (end.saturating_sub(window), end)).collect();
+        let ranges: Vec<_> = (0..n_q)
+            .map(|i| (before + i / n_group + 1) as u32)
+            .map(|end| (end.saturating_sub(window), end))
+            .collect();
         let mut case = Case::new(dims, n_kv, ranges, softcap, seed);
-        let halves =
-            |x: &mut [f32], log: i32| x.iter_mut().for_each(|x| *x = f16::from_f32(*x * 10f32.powi(log)).to_f32());
+        let halves = |x: &mut [f32], log: i32| {
+            x.iter_mut()
+                .for_each(|x| *x = f16::from_f32(*x * 10f32.powi(log)).to_f32())
+        };
         case.q.iter_mut().for_each(|x| *x *= 10f32.powi(log_q));
         halves(&mut case.k, log_k);
         halves(&mut case.v, log_v);
@@ -747,11 +858,25 @@ impl Case {
     }
 
     /// The rows; if `apart`, each span by itself, then merged, as one token is computed.
-    fn compute(&self, arch: Arch, half: bool, rows: std::ops::Range<usize>, apart: bool) -> Vec<f32> {
+    fn compute(
+        &self,
+        arch: Arch,
+        half: bool,
+        rows: std::ops::Range<usize>,
+        apart: bool,
+    ) -> Vec<f32> {
         let q = &self.q[rows.start * self.p.head_dim..rows.end * self.p.head_dim];
         let ranges = &self.ranges[rows];
         if half {
-            attend(arch, q, (&self.k, &self.v), ranges, &self.p, f16::from_f32, apart)
+            attend(
+                arch,
+                q,
+                (&self.k, &self.v),
+                ranges,
+                &self.p,
+                f16::from_f32,
+                apart,
+            )
         } else {
             attend(arch, q, (&self.k, &self.v), ranges, &self.p, |x| x, apart)
         }
@@ -760,17 +885,28 @@ impl Case {
     /// All rows of these levels against the definition.
     fn check(&self, levels: impl IntoIterator<Item = Arch>, half: bool) {
         let (n_q, dim) = (self.ranges.len(), self.p.head_dim_v);
-        let outs: Vec<_> =
-            levels.into_iter().map(|arch| (arch, self.loss(arch, half), self.rows(arch, half, 0..n_q))).collect();
+        let outs: Vec<_> = levels
+            .into_iter()
+            .map(|arch| (arch, self.loss(arch, half), self.rows(arch, half, 0..n_q)))
+            .collect();
         for i in 0..n_q {
             let mut truths: Vec<(Loss, Vec<(f64, f64)>)> = Vec::new();
             for (arch, loss, out) in &outs {
-                let known = truths.iter().position(|(of, _)| of == loss).unwrap_or_else(|| {
-                    truths.push((*loss, self.truth(i, *loss)));
-                    truths.len() - 1
-                });
+                let known = truths
+                    .iter()
+                    .position(|(of, _)| of == loss)
+                    .unwrap_or_else(|| {
+                        truths.push((*loss, self.truth(i, *loss)));
+                        truths.len() - 1
+                    });
                 for (y, (truth, bound)) in out[i * dim..][..dim].iter().zip(&truths[known].1) {
-                    assert_close(*arch, format_args!("attention row {i} half {half}"), *y, *truth, *bound);
+                    assert_close(
+                        *arch,
+                        format_args!("attention row {i} half {half}"),
+                        *y,
+                        *truth,
+                        *bound,
+                    );
                 }
             }
         }
@@ -791,23 +927,49 @@ impl Case {
                 .map(|rows| {
                     let mut page = vec![u64::MAX; kind.block_bytes(dim) / 8];
                     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut page);
-                    rows.chunks(dim).enumerate().for_each(|(i, row)| assert!(arch.store_kv(kind, bytes, i, row)));
+                    rows.chunks(dim)
+                        .enumerate()
+                        .for_each(|(i, row)| assert!(arch.store_kv(kind, bytes, i, row)));
                     arch.load_kv(kind, bytes, dim, rows);
                     page
                 })
                 .collect()
         };
-        let (k, v) = (store(&mut case.k, k_type, p.head_dim), store(&mut case.v, v_type, p.head_dim_v));
+        let (k, v) = (
+            store(&mut case.k, k_type, p.head_dim),
+            store(&mut case.v, v_type, p.head_dim_v),
+        );
         let pages: Vec<_> = k.iter().zip(&v).collect();
-        let (q, ranges) = (&self.q[rows.start * p.head_dim..rows.end * p.head_dim], &self.ranges[rows]);
+        let (q, ranges) = (
+            &self.q[rows.start * p.head_dim..rows.end * p.head_dim],
+            &self.ranges[rows],
+        );
         let mut buffer = vec![f32::NAN; AttnPartial::len(ranges.len(), p.head_dim_v)];
         let mut total = AttnPartial::of(&mut buffer, ranges.len());
         total.clear();
         for (i, pages) in pages.chunks(KV_SPAN / KV_BLOCK).enumerate() {
-            let blocks: Vec<_> =
-                pages.iter().map(|(k, v)| KvBlock { k: bytemuck::cast_slice(k), v: bytemuck::cast_slice(v) }).collect();
-            let span = KvSpan { first: i * KV_SPAN, blocks: &blocks };
-            arch.attention_stored(&mut total, q, KvStored { k: k_type, v: v_type, span }, ranges, p);
+            let blocks: Vec<_> = pages
+                .iter()
+                .map(|(k, v)| KvBlock {
+                    k: bytemuck::cast_slice(k),
+                    v: bytemuck::cast_slice(v),
+                })
+                .collect();
+            let span = KvSpan {
+                first: i * KV_SPAN,
+                blocks: &blocks,
+            };
+            arch.attention_stored(
+                &mut total,
+                q,
+                KvStored {
+                    k: k_type,
+                    v: v_type,
+                    span,
+                },
+                ranges,
+                p,
+            );
         }
         arch.attention_finish(&mut total, p);
         (total.out.to_vec(), case)
@@ -819,34 +981,54 @@ impl Case {
         let (out, case) = self.compute_stored(arch, kinds, 0..n_q);
         let fits = |dim: usize| dim.is_multiple_of(16) && dim <= 256;
         let rounds = takes_rows_together(arch, true) && fits(self.p.head_dim) && fits(dim);
-        let in_groups = kinds.iter().all(|kind| kind.is_quantized()) && (self.p.head_dim | dim).is_multiple_of(32);
+        let in_groups = kinds.iter().all(|kind| kind.is_quantized())
+            && (self.p.head_dim | dim).is_multiple_of(32);
         let loss = match self.p.exact {
             false if rounds => Loss::Words,
-            true if in_groups && rounds => Loss::Codes { max_weight: 65535.0 },
+            true if in_groups && rounds => Loss::Codes {
+                max_weight: 65535.0,
+            },
             true if in_groups && fits(self.p.head_dim) && fits(dim) && arch.name() != "scalar" => {
-                Loss::Codes { max_weight: 32767.0 }
+                Loss::Codes {
+                    max_weight: 32767.0,
+                }
             }
             _ => Loss::Nothing,
         };
         for i in 0..n_q {
             for (y, (truth, bound)) in out[i * dim..][..dim].iter().zip(case.truth(i, loss)) {
-                assert_close(arch, format_args!("attention row {i} of {kinds:?}"), *y, truth, bound);
+                assert_close(
+                    arch,
+                    format_args!("attention row {i} of {kinds:?}"),
+                    *y,
+                    truth,
+                    bound,
+                );
             }
         }
         // Few rows, and all that are exact, do not depend on each other.
         let n_apart = if n_q < 32 || self.p.exact { n_q } else { 0 };
         for i in (0..n_apart).step_by(1 + n_q / 32) {
             let (alone, _) = self.compute_stored(arch, kinds, i..i + 1);
-            assert!(alone.iter().zip(&out[i * dim..]).all(|(a, b)| same(*a, *b)), "{arch:?} row {i} of {kinds:?}");
+            assert!(
+                alone.iter().zip(&out[i * dim..]).all(|(a, b)| same(*a, *b)),
+                "{arch:?} row {i} of {kinds:?}"
+            );
         }
     }
 
     /// What `arch` loses of products besides the roundings of sums of `f32`.
     fn loss(&self, arch: Arch, half: bool) -> Loss {
-        let AttnParams { head_dim, head_dim_v, .. } = self.p;
+        let AttnParams {
+            head_dim,
+            head_dim_v,
+            ..
+        } = self.p;
         let fits = |dim: usize| dim.is_multiple_of(16) && dim <= 256;
         match arch.name() {
-            "amx" if half => Loss::Tiles { longest: (self.k.len() / head_dim).max(head_dim) },
+            "amx" if half => Loss::Tiles {
+                longest: (self.k.len() / head_dim).max(head_dim),
+            },
             "avx512" | "avx512_bf16" if half && fits(head_dim) && fits(head_dim_v) => Loss::Words,
             _ => Loss::Nothing,
         }
@@ -854,7 +1036,14 @@ impl Case {
 
     /// Output of row `i` in `f64`, and a bound on the error of each value.
     fn truth(&self, i: usize, loss: Loss) -> Vec<(f64, f64)> {
-        let AttnParams { head_dim, head_dim_v, scale, softcap, slope, .. } = self.p;
+        let AttnParams {
+            head_dim,
+            head_dim_v,
+            scale,
+            softcap,
+            slope,
+            ..
+        } = self.p;
         let (scale, cap) = (f64::from(scale), f64::from(softcap));
         let q = &self.q[i * head_dim..][..head_dim];
         let keys = self.ranges[i].0 as usize..self.ranges[i].1 as usize;
@@ -866,7 +1055,10 @@ impl Case {
         // places of tanh, product).
         let mut score_error: f64 = 0.0;
         for j in keys.clone() {
-            let terms = q.iter().zip(&self.k[j * head_dim..][..head_dim]).map(|(q, k)| f64::from(*q) * f64::from(*k));
+            let terms = q
+                .iter()
+                .zip(&self.k[j * head_dim..][..head_dim])
+                .map(|(q, k)| f64::from(*q) * f64::from(*k));
             let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
             let score = scale * sum;
             let norms = q_norm * norm(&self.k[j * head_dim..][..head_dim]);
@@ -876,7 +1068,8 @@ impl Case {
                 error += (1.0 + 4.0 + 1.0) * U * score.abs();
                 scores.push(cap * (score / cap).tanh());
             } else if slope > 0.0 {
-                // Taken off before the scale: a quotient, a product, a difference and a product are rounded.
+                // Taken off before the scale: a quotient, a product, a difference and a product are
+                // rounded.
                 let lean = f64::from(slope) * (keys.end - 1 - j) as f64;
                 error += 4.0 * U * (lean + score.abs());
                 scores.push(score - lean);
@@ -890,26 +1083,38 @@ impl Case {
         let sum: f64 = weights.iter().sum();
         // A weight: both scores of the difference, its rounding, exp within one place, and a
         // rounding of the running maximum's correction (difference, exp, product) for each key at
-        // most, spans included. A sum of weights or weighted values: a rounding for each key, product and addition.
+        // most, spans included. A sum of weights or weighted values: a rounding for each key,
+        // product and addition.
         let n = keys.len() as f64;
         let spread = scores.iter().map(|s| max - s).fold(0.0, f64::max);
         let weight_error = 2.0 * score_error + (2.0 * spread + 2.0) * U + loss.of_weight(spread);
         let relative = 2.0 * (weight_error + 4.0 * n * U + 2.0 * n * U) + U + lost;
-        // A weight that underflows is off by one denormal, and by half of one where it is scaled in two steps; so is
-        // each product with a value, and each correction of a sum.
-        let underflow = |w: f64| if w < 2.0 * f64::from(f32::MIN_POSITIVE) { 3.0 * TINY } else { 0.0 };
+        // A weight that underflows is off by one denormal, and by half of one where it is scaled in
+        // two steps; so is each product with a value, and each correction of a sum.
+        let underflow = |w: f64| {
+            if w < 2.0 * f64::from(f32::MIN_POSITIVE) {
+                3.0 * TINY
+            } else {
+                0.0
+            }
+        };
         (0..head_dim_v)
             .map(|c| {
                 let value = |j: usize| f64::from(self.v[j * head_dim_v + c]);
                 let terms = || keys.clone().zip(&weights).map(|(j, w)| w / sum * value(j));
                 let mut bound = relative * terms().map(f64::abs).sum::<f64>();
-                let underflows = keys.clone().zip(&weights).map(|(j, w)| underflow(*w) * value(j).abs() + 2.0 * TINY);
+                let underflows = keys
+                    .clone()
+                    .zip(&weights)
+                    .map(|(j, w)| underflow(*w) * value(j).abs() + 2.0 * TINY);
                 bound += underflows.sum::<f64>() / sum;
                 for block in (keys.start / 64 * 64..keys.end).step_by(64) {
                     let seen = block.max(keys.start)..keys.end.min(block + 64);
                     let weights = &weights[seen.start - keys.start..seen.end - keys.start];
                     let group = c / 32 * 32..head_dim_v.min(c / 32 * 32 + 32);
-                    let in_group = seen.clone().flat_map(|j| &self.v[j * head_dim_v..][group.clone()]);
+                    let in_group = seen
+                        .clone()
+                        .flat_map(|j| &self.v[j * head_dim_v..][group.clone()]);
                     let largest = || in_group.fold(0.0, |a: f64, v| a.max(f64::from(*v).abs()));
                     bound += loss.of_block(weights, seen.map(value), largest) / sum;
                 }
@@ -923,16 +1128,17 @@ impl Case {
 #[derive(Clone, Copy, PartialEq)]
 enum Loss {
     Nothing,
-    /// Tiles multiply sums of two bf16 numbers: an `f32` loses 2⁻¹⁸ of itself, and four sums of up to `longest`
-    /// products are rounded for one. Whatever is below 2⁻¹²⁶, operands and sums, counts as zero.
+    /// Tiles multiply sums of two bf16 numbers: an `f32` loses 2⁻¹⁸ of itself, and four sums of up
+    /// to `longest` products are rounded for one. Whatever is below 2⁻¹²⁶, operands and sums,
+    /// counts as zero.
     Tiles {
         longest: usize,
     },
-    /// Vectors are rounded to integers, after their 2-norm was made `NORM`: each value is off by half an integer
-    /// at most, so by `|vector|/(2·NORM)`.
+    /// Vectors are rounded to integers, after their 2-norm was made `NORM`: each value is off by
+    /// half an integer at most, so by `|vector|/(2·NORM)`.
     Words,
-    /// A query is rounded to integers up to `MAX_QUERY`, and so are the weights of a block, each times the scale of
-    /// 32 values, up to `max_weight`.
+    /// A query is rounded to integers up to `MAX_QUERY`, and so are the weights of a block, each
+    /// times the scale of 32 values, up to `max_weight`.
     Codes {
         max_weight: f64,
     },
@@ -953,9 +1159,9 @@ impl Loss {
         }
     }
 
-    /// Of a score, relative to the 2-norms of query and key: `|δq·k| + |q·δk|`, with `|δq| ≤ √n·|q|/(2·NORM)`.
-    /// Sums of integers are exact; conversion and factors are rounded eight times, which the depth of a sum of
-    /// `f32` allows for.
+    /// Of a score, relative to the 2-norms of query and key: `|δq·k| + |q·δk|`, with `|δq| ≤
+    /// √n·|q|/(2·NORM)`. Sums of integers are exact; conversion and factors are rounded eight
+    /// times, which the depth of a sum of `f32` allows for.
     fn of_norms(self, head_dim: usize) -> f64 {
         match self {
             Loss::Words => (head_dim as f64).sqrt() / NORM,
@@ -964,8 +1170,9 @@ impl Loss {
         }
     }
 
-    /// Of a weight, relative to it: the polynomial, the argument's conversion to powers of two (a product with a
-    /// rounded constant), and the factor between the block's and the running maximum (difference, exp, product).
+    /// Of a weight, relative to it: the polynomial, the argument's conversion to powers of two (a
+    /// product with a rounded constant), and the factor between the block's and the running
+    /// maximum (difference, exp, product).
     fn of_weight(self, spread: f64) -> f64 {
         match self {
             Loss::Words | Loss::Codes { .. } => 2f64.powi(-18) + (3.0 * spread + 4.0) * U,
@@ -975,15 +1182,17 @@ impl Loss {
 
     /// Of the sum of a block's values by weight.
     ///
-    /// Words: values are a vector, `Σ w·|δv| ≤ Σ w·|v|₂/(2·NORM)`. Of weights `Σ w²` is bounded by `max w·Σ w`, so
-    /// that `Σ |δw|·|v| ≤ √(max w·Σ w)·Σ |v|/(2·NORM)`.
+    /// Words: values are a vector, `Σ w·|δv| ≤ Σ w·|v|₂/(2·NORM)`. Of weights `Σ w²` is bounded by
+    /// `max w·Σ w`, so that `Σ |δw|·|v| ≤ √(max w·Σ w)·Σ |v|/(2·NORM)`.
     ///
-    /// Tiles: a weight loses less than 2⁻¹²⁶ in each of its two parts, as a value does, whose parts are far above that
-    /// or nothing. An instruction adds two products to a number, each of which may vanish; four do so for a product.
+    /// Tiles: a weight loses less than 2⁻¹²⁶ in each of its two parts, as a value does, whose parts
+    /// are far above that or nothing. An instruction adds two products to a number, each of
+    /// which may vanish; four do so for a product.
     ///
-    /// Codes: a weight times a scale is off by half an integer, of which the largest product of a weight and a scale is
-    /// at most `max_weight`, and a value is at most 128 scales. The `largest` value of the group is at least 120 scales of
-    /// `q4_0`, whose codes stand for the middle of 16; its scale may have been rounded up by 2⁻⁷.
+    /// Codes: a weight times a scale is off by half an integer, of which the largest product of a
+    /// weight and a scale is at most `max_weight`, and a value is at most 128 scales. The
+    /// `largest` value of the group is at least 120 scales of `q4_0`, whose codes stand for the
+    /// middle of 16; its scale may have been rounded up by 2⁻⁷.
     fn of_block(
         self,
         weights: &[f64],
@@ -993,14 +1202,18 @@ impl Loss {
         match self {
             Loss::Nothing => 0.0,
             Loss::Tiles { .. } => {
-                values.map(|v| 2.0 * v.abs() + 4.0 * 3.0 / 2.0).sum::<f64>() * f64::from(f32::MIN_POSITIVE)
+                values.map(|v| 2.0 * v.abs() + 4.0 * 3.0 / 2.0).sum::<f64>()
+                    * f64::from(f32::MIN_POSITIVE)
             }
             Loss::Codes { max_weight } => {
                 let max = weights.iter().copied().fold(0.0, f64::max);
                 weights.len() as f64 * max * 1.1 * largest() / (2.0 * max_weight)
             }
             Loss::Words => {
-                let (sum, max) = (weights.iter().sum::<f64>(), weights.iter().copied().fold(0.0, f64::max));
+                let (sum, max) = (
+                    weights.iter().sum::<f64>(),
+                    weights.iter().copied().fold(0.0, f64::max),
+                );
                 let norm = values.clone().map(|v| v * v).sum::<f64>().sqrt();
                 (sum * norm + (max * sum).sqrt() * values.map(f64::abs).sum::<f64>()) / (2.0 * NORM)
             }
@@ -1020,7 +1233,11 @@ fn ranges(n_kv: usize, n_q: usize, seed: u64) -> Vec<(u32, u32)> {
         .map(|i| {
             let end = 1 + at(draw[3 * i], n_kv);
             // Half of the rows see everything before their end.
-            let start = if draw[3 * i + 1] < 0.0 { 0 } else { at(draw[3 * i + 2], end) };
+            let start = if draw[3 * i + 1] < 0.0 {
+                0
+            } else {
+                at(draw[3 * i + 2], end)
+            };
             (start as u32, end as u32)
         })
         .collect()
@@ -1104,7 +1321,9 @@ fn prefill_equals_decodes() {
     let (tokens, group, pos, dim) = (75, 4, 131, 64);
     for window in [u32::MAX, 50, 1] {
         let end = |row: usize| (pos + row / group + 1) as u32;
-        let ranges = (0..tokens * group).map(|row| (end(row).saturating_sub(window), end(row))).collect();
+        let ranges = (0..tokens * group)
+            .map(|row| (end(row).saturating_sub(window), end(row)))
+            .collect();
         let case = Case::new((dim, dim), pos + tokens, ranges, 0.0, 11);
         for half in [false, true] {
             // Tiles, integers and multiply-adds round differently.
@@ -1119,15 +1338,19 @@ fn prefill_equals_decodes() {
                     then.k.truncate(end(rows.start) as usize * dim);
                     then.v.truncate(end(rows.start) as usize * dim);
                     let decode = then.rows(arch, half, rows.clone());
-                    assert_eq!(prefill[rows.start * dim..rows.end * dim], decode, "{arch:?}, token {token}");
+                    assert_eq!(
+                        prefill[rows.start * dim..rows.end * dim],
+                        decode,
+                        "{arch:?}, token {token}"
+                    );
                 }
             }
         }
     }
 }
 
-/// Contexts of several spans: a row's bits are the same whether one task takes the spans in turn or many take one
-/// each, alone or among others, and right; windows begin inside pages and spans.
+/// Contexts of several spans: a row's bits are the same whether one task takes the spans in turn or
+/// many take one each, alone or among others, and right; windows begin inside pages and spans.
 #[test]
 fn spans_are_merged_in_one_order() {
     let n_kv = 3 * KV_SPAN + 70;
@@ -1137,18 +1360,35 @@ fn spans_are_merged_in_one_order() {
         let ranges: Vec<_> = (0..n_rows)
             .map(|i| (n_kv - 40 + i / 4 + 1) as u32)
             .enumerate()
-            .map(|(i, end)| (end.saturating_sub([u32::MAX, 100, 1, 1200, 700][5 * i / n_rows]), end))
+            .map(|(i, end)| {
+                (
+                    end.saturating_sub([u32::MAX, 100, 1, 1200, 700][5 * i / n_rows]),
+                    end,
+                )
+            })
             .collect();
         let case = Case::new(dims, n_kv, ranges, softcap, 5);
         for half in [false, true] {
             case.check(Arch::available(), half);
             for arch in Arch::available() {
-                let n = if takes_rows_together(arch, half) { 31 } else { n_rows };
+                let n = if takes_rows_together(arch, half) {
+                    31
+                } else {
+                    n_rows
+                };
                 let together = case.compute(arch, half, 0..n, false);
-                assert_eq!(together, case.compute(arch, half, 0..n, true), "{arch:?} half {half}");
+                assert_eq!(
+                    together,
+                    case.compute(arch, half, 0..n, true),
+                    "{arch:?} half {half}"
+                );
                 for row in (0..n).step_by(5) {
                     let alone = case.compute(arch, half, row..row + 1, true);
-                    assert_eq!(alone, together[row * dims.1..][..dims.1], "{arch:?} half {half} row {row}");
+                    assert_eq!(
+                        alone,
+                        together[row * dims.1..][..dims.1],
+                        "{arch:?} half {half} row {row}"
+                    );
                 }
                 // Those that take rows together are merged in the same way, too.
                 let all = |whole| case.compute(arch, half, 0..n_rows, whole);
@@ -1162,19 +1402,42 @@ fn spans_are_merged_in_one_order() {
 #[test]
 fn spans_that_are_not_seen_change_nothing() {
     for arch in Arch::available() {
-        let p = AttnParams { head_dim: 16, head_dim_v: 16, scale: 0.25, softcap: 0.0, slope: 0.0, exact: false };
-        let (k, v, q) = (noise(KV_BLOCK * 16, 1), noise(KV_BLOCK * 16, 2), noise(2 * 16, 3));
+        let p = AttnParams {
+            head_dim: 16,
+            head_dim_v: 16,
+            scale: 0.25,
+            softcap: 0.0,
+            slope: 0.0,
+            exact: false,
+        };
+        let (k, v, q) = (
+            noise(KV_BLOCK * 16, 1),
+            noise(KV_BLOCK * 16, 2),
+            noise(2 * 16, 3),
+        );
         let blocks = [KvBlock { k: &k[..], v: &v }];
-        let span = |first| KvSpan { first, blocks: &blocks };
+        let span = |first| KvSpan {
+            first,
+            blocks: &blocks,
+        };
         let mut buffer = vec![0.0; AttnPartial::len(2, 16)];
         let mut total = AttnPartial::of(&mut buffer, 2);
         total.clear();
         let ranges = [(0, 10), (KV_SPAN as u32 + 3, KV_SPAN as u32 + 9)];
         arch.attention(&mut total, &q, span(KV_SPAN), &ranges, &p);
-        assert!(total.sum[0] == 0.0 && total.max[0] == f32::NEG_INFINITY && total.out[..16] == [0.0; 16], "{arch:?}");
+        assert!(
+            total.sum[0] == 0.0
+                && total.max[0] == f32::NEG_INFINITY
+                && total.out[..16] == [0.0; 16],
+            "{arch:?}"
+        );
         let second = (total.out[16..].to_vec(), total.max[1], total.sum[1]);
         arch.attention(&mut total, &q, span(0), &ranges, &p);
-        assert_eq!(second, (total.out[16..].to_vec(), total.max[1], total.sum[1]), "{arch:?}");
+        assert_eq!(
+            second,
+            (total.out[16..].to_vec(), total.max[1], total.sum[1]),
+            "{arch:?}"
+        );
         assert!(total.sum[0] >= 1.0, "{arch:?}");
         arch.attention_finish(&mut total, &p);
         assert!(total.out.iter().all(|x| x.is_finite()), "{arch:?}");
@@ -1184,11 +1447,18 @@ fn spans_that_are_not_seen_change_nothing() {
 /// Rows of a prompt, some of them with a window, that see whole blocks of keys together.
 #[test]
 fn prompts_of_many_rows() {
-    let shapes = [((64, 64), 0.0, 400), ((96, 64), 0.0, 230), ((128, 128), 5.0, 150), ((80, 80), 0.0, 400)];
+    let shapes = [
+        ((64, 64), 0.0, 400),
+        ((96, 64), 0.0, 230),
+        ((128, 128), 5.0, 150),
+        ((80, 80), 0.0, 400),
+    ];
     for (dims, softcap, window) in shapes.into_iter().take(if emulated() { 2 } else { 4 }) {
         let (n_kv, n_group) = (330, 4);
-        let ranges: Vec<_> =
-            (0..4 * 37).map(|i| 293 + i / n_group + 1).map(|end| (u32::saturating_sub(end, window), end)).collect();
+        let ranges: Vec<_> = (0..4 * 37)
+            .map(|i| 293 + i / n_group + 1)
+            .map(|end| (u32::saturating_sub(end, window), end))
+            .collect();
         let mut case = Case::new(dims, n_kv, ranges, softcap, 7);
         for half in [false, true] {
             case.check(Arch::available(), half);
@@ -1196,7 +1466,11 @@ fn prompts_of_many_rows() {
                 let together = case.rows(arch, half, 0..148);
                 for start in [0, 32, 64, 128] {
                     let some = case.rows(arch, half, start..(start + 32).min(148));
-                    assert_eq!(some, &together[start * dims.1..][..some.len()], "{arch:?}: rows from {start}");
+                    assert_eq!(
+                        some,
+                        &together[start * dims.1..][..some.len()],
+                        "{arch:?}: rows from {start}"
+                    );
                 }
             }
         }
@@ -1205,8 +1479,14 @@ fn prompts_of_many_rows() {
         case.v[329 * dims.1..].fill(f32::NAN);
         for arch in Arch::available() {
             let rows = case.rows(arch, true, 0..148);
-            assert!(rows[..144 * dims.1].iter().all(|x| x.is_finite()), "{arch:?}");
-            assert!(rows[144 * dims.1..].iter().all(|x| !x.is_finite()), "{arch:?}");
+            assert!(
+                rows[..144 * dims.1].iter().all(|x| x.is_finite()),
+                "{arch:?}"
+            );
+            assert!(
+                rows[144 * dims.1..].iter().all(|x| !x.is_finite()),
+                "{arch:?}"
+            );
         }
     }
 }
@@ -1273,11 +1553,19 @@ proptest! {
     }
 }
 
-/// A row that sees little but the key whose values are zero: what is left of the others are weights below the
-/// smallest normal number.
+/// A row that sees little but the key whose values are zero: what is left of the others are weights
+/// below the smallest normal number.
 #[test]
 fn weights_that_underflow() {
-    let case = Case::prompt((52, 52), 105, 65, 7, (u32::MAX, 0.0), [2, 0, 3], 2408768242109702944);
+    let case = Case::prompt(
+        (52, 52),
+        105,
+        65,
+        7,
+        (u32::MAX, 0.0),
+        [2, 0, 3],
+        2408768242109702944,
+    );
     case.check(Arch::available(), true);
 }
 
@@ -1286,28 +1574,62 @@ fn weights_that_underflow() {
 fn attention_of_known_results() {
     for arch in Arch::available() {
         let n = 200;
-        let p = AttnParams { head_dim: 8, head_dim_v: 3, scale: 1.0, softcap: 0.0, slope: 0.0, exact: false };
+        let p = AttnParams {
+            head_dim: 8,
+            head_dim_v: 3,
+            scale: 1.0,
+            softcap: 0.0,
+            slope: 0.0,
+            exact: false,
+        };
         let v: Vec<f32> = (0..3 * n).map(|i| (i / 3) as f32).collect();
-        let attention = |q: &[f32], k: &[f32], range| attend(arch, q, (k, &v), &[range], &p, |x| x, false);
-        assert_eq!(attention(&[0.0; 8], &vec![1.0; 8 * n], (0, n as u32)), [99.5; 3], "{arch:?}");
+        let attention =
+            |q: &[f32], k: &[f32], range| attend(arch, q, (k, &v), &[range], &p, |x| x, false);
+        assert_eq!(
+            attention(&[0.0; 8], &vec![1.0; 8 * n], (0, n as u32)),
+            [99.5; 3],
+            "{arch:?}"
+        );
         let mut k = vec![0.0; 8 * n];
         k[8 * 77] = 1e4;
-        assert_eq!(attention(&[1.0; 8], &k, (3, n as u32)), [77.0; 3], "{arch:?}");
+        assert_eq!(
+            attention(&[1.0; 8], &k, (3, n as u32)),
+            [77.0; 3],
+            "{arch:?}"
+        );
         // The maximum of every block is far above the one before.
         for j in 0..n {
             k[8 * j] = j as f32 * 200.0;
         }
-        assert_eq!(attention(&[1.0; 8], &k, (0, n as u32)), [199.0; 3], "{arch:?}");
+        assert_eq!(
+            attention(&[1.0; 8], &k, (0, n as u32)),
+            [199.0; 3],
+            "{arch:?}"
+        );
     }
 }
 
 #[test]
 #[should_panic(expected = "attention: heads at most")]
 fn wider_heads_are_refused() {
-    let p =
-        AttnParams { head_dim: MAX_HEAD_DIM + 1, head_dim_v: 1, scale: 1.0, softcap: 0.0, slope: 0.0, exact: false };
+    let p = AttnParams {
+        head_dim: MAX_HEAD_DIM + 1,
+        head_dim_v: 1,
+        scale: 1.0,
+        softcap: 0.0,
+        slope: 0.0,
+        exact: false,
+    };
     let q = vec![0.0; MAX_HEAD_DIM + 1];
-    attend(Arch::scalar(), &q, (&q, &[1.0]), &[(0, 1)], &p, |x| x, false);
+    attend(
+        Arch::scalar(),
+        &q,
+        (&q, &[1.0]),
+        &[(0, 1)],
+        &p,
+        |x| x,
+        false,
+    );
 }
 
 /// Rows so far apart that their distance wraps are refused: they would begin before `b`.
@@ -1317,10 +1639,15 @@ fn add_product_of_rows_that_wrap() {
         for stride in [usize::MAX, usize::MAX / 2 + 1, usize::MAX - 7] {
             for rank in [2, 3] {
                 let (b, t) = ([1.0; 8], vec![1.0; rank]);
-                let add = || arch.add_product(&mut ColumnsMut::new(&mut [0.0; 8], 1, 8), &t, &b, stride);
+                let add =
+                    || arch.add_product(&mut ColumnsMut::new(&mut [0.0; 8], 1, 8), &t, &b, stride);
                 let refused = std::panic::catch_unwind(add).expect_err("a panic");
                 let message = refused.downcast_ref::<String>().expect("a message");
-                assert!(message.starts_with("add_product"), "{}: {message}", arch.name());
+                assert!(
+                    message.starts_with("add_product"),
+                    "{}: {message}",
+                    arch.name()
+                );
             }
         }
     }

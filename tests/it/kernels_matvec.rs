@@ -7,7 +7,11 @@ use ruvllm::quant::{DType, FORMATS, Format};
 
 /// The largest integer of an activation rounded to 16 bits.
 fn largest(form: ActForm) -> f32 {
-    f32::from(if form == ActForm::P16 { BlockP16::MAX } else { BlockQ16::MAX })
+    f32::from(if form == ActForm::P16 {
+        BlockP16::MAX
+    } else {
+        BlockQ16::MAX
+    })
 }
 
 /// xorshift64*: the tests need variety, not quality.
@@ -29,7 +33,13 @@ impl Random {
 
 /// Where a block has f16 scales and minima, which bytes are packed integers (for formats that
 /// subtract something from those), and which bytes are scales of sub-blocks.
-fn layout(dtype: DType) -> (&'static [usize], std::ops::Range<usize>, std::ops::Range<usize>) {
+fn layout(
+    dtype: DType,
+) -> (
+    &'static [usize],
+    std::ops::Range<usize>,
+    std::ops::Range<usize>,
+) {
     match dtype {
         DType::Q4_0 => (&[0], 2..18, 0..0),
         DType::Q4_1 => (&[0, 2], 4..20, 0..0),
@@ -46,7 +56,9 @@ fn layout(dtype: DType) -> (&'static [usize], std::ops::Range<usize>, std::ops::
         DType::IQ2_XS => (&[0], 0..0, 66..74),
         DType::IQ2_S => (&[0], 0..0, 74..82),
         DType::IQ3_S => (&[0], 0..0, 106..110),
-        DType::Q8_0 | DType::IQ4_NL | DType::IQ1_S | DType::IQ2_XXS | DType::IQ3_XXS => (&[0], 0..0, 0..0),
+        DType::Q8_0 | DType::IQ4_NL | DType::IQ1_S | DType::IQ2_XXS | DType::IQ3_XXS => {
+            (&[0], 0..0, 0..0)
+        }
         _ => (&[], 0..0, 0..0),
     }
 }
@@ -55,11 +67,15 @@ fn layout(dtype: DType) -> (&'static [usize], std::ops::Range<usize>, std::ops::
 fn weights(random: &mut Random, format: &Format, rows: usize, n: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..rows * n / format.block_elems {
-        let mut block: Vec<u8> = (0..format.block_bytes).map(|_| random.bits() as u8).collect();
+        let mut block: Vec<u8> = (0..format.block_bytes)
+            .map(|_| random.bits() as u8)
+            .collect();
         match format.dtype {
             DType::F32 => block.copy_from_slice(&random.value().to_le_bytes()),
             DType::F16 => block.copy_from_slice(&f16::from_f32(random.value()).to_le_bytes()),
-            DType::BF16 => block.copy_from_slice(&half::bf16::from_f32(random.value()).to_le_bytes()),
+            DType::BF16 => {
+                block.copy_from_slice(&half::bf16::from_f32(random.value()).to_le_bytes())
+            }
             DType::MXFP4 => block[0] = 115 + (random.bits() % 8) as u8,
             // Half of 2⁻⁶ to 1, with any mantissa.
             DType::NVFP4 => block[..4].iter_mut().for_each(|d| *d = 8 + *d % 48),
@@ -91,19 +107,30 @@ fn product(arch: Arch, dtype: DType, rows: usize, w: &[u8], n: usize, x: &[f32])
     let acts = match arch.act_form(dtype) {
         ActForm::F32 => Acts::F32 { x, n },
         ActForm::Q16 => {
-            for (x, blocks) in x.chunks_exact(n).zip(blocks.chunks_exact_mut(BlockQ16::per_row(n))) {
+            for (x, blocks) in x
+                .chunks_exact(n)
+                .zip(blocks.chunks_exact_mut(BlockQ16::per_row(n)))
+            {
                 arch.quantize_q16(x, blocks);
             }
             Acts::Q16 { x: &blocks, n }
         }
         ActForm::P16 => {
-            for (x, planes) in x.chunks_exact(n).zip(planes.chunks_exact_mut(BlockP16::per_row(n))) {
+            for (x, planes) in x
+                .chunks_exact(n)
+                .zip(planes.chunks_exact_mut(BlockP16::per_row(n)))
+            {
                 arch.quantize_p16(x, planes);
             }
             Acts::P16 { x: &planes, n }
         }
     };
-    arch.matvec(dtype, &mut ColumnsMut::new(&mut y, m, rows), &odd[1..], &acts);
+    arch.matvec(
+        dtype,
+        &mut ColumnsMut::new(&mut y, m, rows),
+        &odd[1..],
+        &acts,
+    );
     y
 }
 
@@ -120,8 +147,8 @@ fn expand(format: &Format, row: &[u8], n: usize) -> (Vec<f32>, Vec<f32>) {
         }
         (format.dequantize)(&row, &mut offset);
     }
-    // Values that are looked up may become integers from 0 by adding the largest to all, which share a scale in 16s, or
-    // in 256s where a value may be 0. Here it is over the smallest:
+    // Values that are looked up may become integers from 0 by adding the largest to all, which
+    // share a scale in 16s, or in 256s where a value may be 0. Here it is over the smallest:
     let (together, excess) = match format.dtype {
         DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => (16, 43.0 / 8.0),
         DType::IQ3_XXS => (16, 62.0 / 4.0),
@@ -130,10 +157,18 @@ fn expand(format: &Format, row: &[u8], n: usize) -> (Vec<f32>, Vec<f32>) {
         DType::TQ1_0 => (256, 1.0),
         _ => (256, 0.0),
     };
-    for (w, offset) in w.chunks(together).zip(offset.chunks_mut(together)).filter(|_| excess > 0.0) {
+    for (w, offset) in w
+        .chunks(together)
+        .zip(offset.chunks_mut(together))
+        .filter(|_| excess > 0.0)
+    {
         offset.fill(excess * w.iter().fold(0.0, |max, w| w.abs().max(max)));
     }
-    let size = w.iter().zip(&offset).map(|(w, o)| (w - o).abs() + o.abs()).collect();
+    let size = w
+        .iter()
+        .zip(&offset)
+        .map(|(w, o)| (w - o).abs() + o.abs())
+        .collect();
     (w, size)
 }
 
@@ -162,14 +197,17 @@ fn check(arch: Arch, format: &Format, rows: usize, n: usize, w: &[u8], x: &[f32]
                 let max = x.iter().fold(0.0f64, |max, x| max.max(x.abs() as f64));
                 let rounding = match form {
                     ActForm::F32 => 0.0,
-                    ActForm::Q16 | ActForm::P16 if max / f64::from(largest(form)) < 1.01 * f32::MIN_POSITIVE as f64 => {
+                    ActForm::Q16 | ActForm::P16
+                        if max / f64::from(largest(form)) < 1.01 * f32::MIN_POSITIVE as f64 =>
+                    {
                         max
                     }
                     ActForm::Q16 | ActForm::P16 => 0.51 * max / f64::from(largest(form)),
                 };
                 for (x, size) in x.iter().zip(size) {
                     let x = x.abs() as f64 + rounding;
-                    bound += *size as f64 * (rounding + (additions + 16) as f64 * f32::EPSILON as f64 * x);
+                    bound += *size as f64
+                        * (rounding + (additions + 16) as f64 * f32::EPSILON as f64 * x);
                 }
             }
             // Products of the tiniest activations may end below f32's range.
@@ -199,7 +237,17 @@ fn products_are_right() {
         for format in FORMATS {
             let mut random = Random(7 + format.dtype as u64);
             for &n in widths(format).iter().filter(|&&n| !emulated() || n <= 512) {
-                let all = [(7, 1), (9, 5), (2, 3), (1, 1), (8, 2), (9, 16), (16, 5), (33, 1), (17, 17)];
+                let all = [
+                    (7, 1),
+                    (9, 5),
+                    (2, 3),
+                    (1, 1),
+                    (8, 2),
+                    (9, 16),
+                    (16, 5),
+                    (33, 1),
+                    (17, 17),
+                ];
                 for (rows, m) in all.into_iter().take(if emulated() { 2 } else { all.len() }) {
                     let w = weights(&mut random, format, rows, n);
                     let x: Vec<f32> = (0..m * n).map(|_| random.value()).collect();
@@ -247,7 +295,8 @@ fn integers_are_exact() {
             let mut w = weights(&mut random, format, 9, n);
             for block in w.chunks_exact_mut(format.block_bytes) {
                 block[sub_scales.clone()].fill(match format.dtype {
-                    DType::Q2_K | DType::Q4_K | DType::Q5_K => 0x11, // 1, and a minimum of 1 (of 17 once)
+                    DType::Q2_K | DType::Q4_K | DType::Q5_K => 0x11, /* 1, and a minimum of 1
+                    * (of 17 once) */
                     DType::Q6_K => 1,
                     _ => 0, // −32, or ½, 1
                 });
@@ -272,13 +321,20 @@ fn integers_are_exact() {
                 for x in &mut x[32 * block..][..32] {
                     *x = (random.bits() % 99) as f32 - 49.0;
                 }
-                x[32 * block + random.bits() as usize % 32] =
-                    if block % 2 == 0 { largest(form) } else { -largest(form) };
+                x[32 * block + random.bits() as usize % 32] = if block % 2 == 0 {
+                    largest(form)
+                } else {
+                    -largest(form)
+                };
                 let y = product(arch, format.dtype, 9, &w, n, &x);
                 for (r, row) in w.chunks_exact(w.len() / 9).enumerate() {
                     let (w, _) = expand(format, row, n);
                     let expected: f64 = w.iter().zip(&x).map(|(w, x)| *w as f64 * *x as f64).sum();
-                    assert_eq!(y[r] as f64, expected, "{arch:?} {} row {r}, block {block}", format.name);
+                    assert_eq!(
+                        y[r] as f64, expected,
+                        "{arch:?} {} row {r}, block {block}",
+                        format.name
+                    );
                 }
             }
         }
@@ -291,7 +347,11 @@ fn tiles_do_not_change_results() {
     for arch in Arch::available() {
         for format in FORMATS {
             let mut random = Random(17 + format.dtype as u64);
-            let n = if format.block_elems == 1 { 333 } else { 256 + 32 * (256 / format.block_elems).min(2) };
+            let n = if format.block_elems == 1 {
+                333
+            } else {
+                256 + 32 * (256 / format.block_elems).min(2)
+            };
             let n = n.next_multiple_of(format.block_elems);
             let w = weights(&mut random, format, 17, n);
             let x: Vec<f32> = (0..17 * n).map(|_| random.value()).collect();
@@ -300,11 +360,25 @@ fn tiles_do_not_change_results() {
             for m in 1..=17 {
                 for rows in 1..=17 {
                     let (r, i) = (17 - rows, (17 - m) / 2);
-                    let some = product(arch, format.dtype, rows, &w[r * row..], n, &x[i * n..][..m * n]);
+                    let some = product(
+                        arch,
+                        format.dtype,
+                        rows,
+                        &w[r * row..],
+                        n,
+                        &x[i * n..][..m * n],
+                    );
                     for (j, some) in some.chunks_exact(rows).enumerate() {
                         let all = &all[(i + j) * 17 + r..][..rows];
-                        let same = all.iter().zip(some).all(|(a, b)| a.to_bits() == b.to_bits());
-                        assert!(same, "{arch:?} {} {rows} rows, {m} activations: {some:?}, {all:?}", format.name);
+                        let same = all
+                            .iter()
+                            .zip(some)
+                            .all(|(a, b)| a.to_bits() == b.to_bits());
+                        assert!(
+                            same,
+                            "{arch:?} {} {rows} rows, {m} activations: {some:?}, {all:?}",
+                            format.name
+                        );
                     }
                 }
             }
@@ -337,7 +411,11 @@ fn hostile_scales_stay_in_their_row() {
                 let mut w = w.clone();
                 let row = w.len() / 3;
                 w[row + at..][..2].copy_from_slice(&f16::NAN.to_le_bytes());
-                assert!(product(arch, format.dtype, 3, &w, 256, &x)[1].is_nan(), "{arch:?} {}", format.name);
+                assert!(
+                    product(arch, format.dtype, 3, &w, 256, &x)[1].is_nan(),
+                    "{arch:?} {}",
+                    format.name
+                );
             }
         }
     }
@@ -355,8 +433,16 @@ fn nan_and_infinite_activations_reach_the_result() {
                 x[77] = bad;
                 let y = product(arch, format.dtype, 2, &w, 256, &x);
                 // A zero weight times infinity is NaN; any other keeps it infinite.
-                assert!(!y[0].is_finite() && !y[1].is_finite(), "{arch:?} {} {bad}: {y:?}", format.name);
-                assert!(y[2].is_finite() && y[3].is_finite(), "{arch:?} {} {bad}: {y:?}", format.name);
+                assert!(
+                    !y[0].is_finite() && !y[1].is_finite(),
+                    "{arch:?} {} {bad}: {y:?}",
+                    format.name
+                );
+                assert!(
+                    y[2].is_finite() && y[3].is_finite(),
+                    "{arch:?} {} {bad}: {y:?}",
+                    format.name
+                );
             }
         }
     }
@@ -380,8 +466,11 @@ fn activations_round_to_the_nearest_step() {
                     for (i, &x) in x.iter().enumerate() {
                         let q = block.integer(b % 16 * 16 + i);
                         sum += i32::from(q);
-                        let step =
-                            if d == 0.0 { BlockQ16::MAX as f64 * f32::MIN_POSITIVE as f64 / 0.5 } else { d as f64 };
+                        let step = if d == 0.0 {
+                            BlockQ16::MAX as f64 * f32::MIN_POSITIVE as f64 / 0.5
+                        } else {
+                            d as f64
+                        };
                         let error = (x as f64 - d as f64 * f64::from(q)).abs();
                         assert!(error <= 0.51 * step, "{arch:?}: {x} became {d}·{q}");
                     }
@@ -418,8 +507,11 @@ fn activations_round_to_the_nearest_step_in_planes() {
                     for (i, &x) in x.iter().enumerate() {
                         let q = block.integer(16 * b + i);
                         sum += i32::from(q);
-                        let step =
-                            if d == 0.0 { BlockP16::MAX as f64 * f32::MIN_POSITIVE as f64 / 0.5 } else { d as f64 };
+                        let step = if d == 0.0 {
+                            BlockP16::MAX as f64 * f32::MIN_POSITIVE as f64 / 0.5
+                        } else {
+                            d as f64
+                        };
                         let error = (x as f64 - d as f64 * f64::from(q)).abs();
                         assert!(error <= 0.51 * step, "{arch:?}: {x} became {d}·{q}");
                     }

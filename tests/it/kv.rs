@@ -1,4 +1,5 @@
-//! Keys and values in fewer bits: how rows are stored on every level, and sessions that keep them so.
+//! Keys and values in fewer bits: how rows are stored on every level, and sessions that keep them
+//! so.
 
 use crate::common::cases;
 use crate::run::{OnLevel, Pass, engine};
@@ -6,7 +7,9 @@ use crate::tiny::{N_VOCAB, Tiny};
 use proptest::prelude::*;
 use ruvllm::SessionError;
 use ruvllm::arch::{Arch, KV_BLOCK, KvType};
-use ruvllm::exec::{CacheMode, Engine, EngineOptions, KvPolicy, KvTiers, PrefixOptions, Probe, SessionOptions, Tap};
+use ruvllm::exec::{
+    CacheMode, Engine, EngineOptions, KvPolicy, KvTiers, PrefixOptions, Probe, SessionOptions, Tap,
+};
 use ruvllm::model::{Model, OpenOptions};
 use ruvllm::quant::DType;
 
@@ -27,7 +30,9 @@ fn row(arch: Arch, kind: KvType, block: &[u64], i: usize, dim: usize) -> Vec<f32
 fn numbers(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed | 1;
     let draw = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1 << 23) as f32 - 1.0
     };
     std::iter::repeat_with(draw).take(n).collect()
@@ -125,7 +130,8 @@ proptest! {
     }
 }
 
-/// Zeros stay zeros, what is not a finite number takes its group with it and no other, and the largest numbers fit.
+/// Zeros stay zeros, what is not a finite number takes its group with it and no other, and the
+/// largest numbers fit.
 #[test]
 fn zeros_and_numbers_that_are_not_finite() {
     for arch in Arch::available() {
@@ -136,9 +142,17 @@ fn zeros_and_numbers_that_are_not_finite() {
                 let mut x = vec![1.0; 80];
                 x[40] = broken;
                 let y = row(arch, kind, &block(arch, kind, 63, &x), 63, 80);
-                assert!(!y[40].is_finite(), "{arch:?} {kind}: {broken} became {}", y[40]);
+                assert!(
+                    !y[40].is_finite(),
+                    "{arch:?} {kind}: {broken} became {}",
+                    y[40]
+                );
                 for (i, y) in y.iter().enumerate() {
-                    let lost = if kind.is_quantized() { (32..64).contains(&i) } else { i == 40 };
+                    let lost = if kind.is_quantized() {
+                        (32..64).contains(&i)
+                    } else {
+                        i == 40
+                    };
                     assert_eq!(!y.is_finite(), lost, "{arch:?} {kind} {broken} value {i}");
                 }
             }
@@ -147,7 +161,10 @@ fn zeros_and_numbers_that_are_not_finite() {
             assert_eq!(fits, kind != KvType::F16, "{arch:?} {kind}");
             if fits {
                 let y = row(arch, kind, &bytes, 0, 33);
-                assert!(y.iter().all(|y| (y / -3e38 - 1.0).abs() < 0.07), "{arch:?} {kind}: {y:?}");
+                assert!(
+                    y.iter().all(|y| (y / -3e38 - 1.0).abs() < 0.07),
+                    "{arch:?} {kind}: {y:?}"
+                );
             }
         }
     }
@@ -158,19 +175,26 @@ fn names_are_those_of_llama_cpp() {
     for kind in KvType::ALL {
         assert_eq!(kind.name().parse(), Ok(kind));
     }
-    for (name, kind) in [("q5_1", KvType::Q5), ("q4_1", KvType::Q4), ("q8", KvType::Q8)] {
+    for (name, kind) in [
+        ("q5_1", KvType::Q5),
+        ("q4_1", KvType::Q4),
+        ("q8", KvType::Q8),
+    ] {
         assert_eq!(name.parse(), Ok(kind));
     }
     for name in ["", "f64", "q3_0", "iq4_nl", "Q8_0"] {
         assert!(name.parse::<KvType>().is_err(), "{name}");
     }
-    // By hand: 128 values are four groups; 16 bytes of upper bits, 2 of a scale, and 16, 8, 4 or 0 of lower ones each.
+    // By hand: 128 values are four groups; 16 bytes of upper bits, 2 of a scale, and 16, 8, 4 or 0
+    // of lower ones each.
     let bytes = KvType::ALL.map(|kind| kind.block_bytes(128) / KV_BLOCK);
     assert_eq!(bytes, [512, 256, 256, 4 * 34, 4 * 26, 4 * 22, 4 * 18]);
 }
 
 fn tokens(n: usize, seed: usize) -> Vec<u32> {
-    (0..n).map(|i| ((i * 31 + seed * 7 + i * i % 11) % N_VOCAB) as u32).collect()
+    (0..n)
+        .map(|i| ((i * 31 + seed * 7 + i * i % 11) % N_VOCAB) as u32)
+        .collect()
 }
 
 /// Scalar, as there a token's bits do not depend on whether it was computed alone.
@@ -180,25 +204,48 @@ fn model(tiny: Tiny) -> Model {
 
 fn options(policy: KvPolicy) -> SessionOptions {
     let KvPolicy { k, v, tiers, .. } = policy;
-    SessionOptions { n_ctx: Some(4096), kv_type: k, kv_type_v: Some(v), kv_tiers: tiers, ..Default::default() }
+    SessionOptions {
+        n_ctx: Some(4096),
+        kv_type: k,
+        kv_type_v: Some(v),
+        kv_tiers: tiers,
+        ..Default::default()
+    }
 }
 
 /// Borders after one page and after three.
-const NEAR: KvTiers = KvTiers { recent: 64, middle: 192 };
+const NEAR: KvTiers = KvTiers {
+    recent: 64,
+    middle: 192,
+};
 
 fn policies() -> impl Iterator<Item = KvPolicy> {
-    let tiered = KvPolicy { tiers: Some(NEAR), ..KvPolicy::default() };
-    let mixed = KvPolicy { k: KvType::Q8, v: KvType::Q4, tiers: None };
-    KvType::ALL.into_iter().map(KvPolicy::from).chain([mixed, tiered])
+    let tiered = KvPolicy {
+        tiers: Some(NEAR),
+        ..KvPolicy::default()
+    };
+    let mixed = KvPolicy {
+        k: KvType::Q8,
+        v: KvType::Q4,
+        tiers: None,
+    };
+    KvType::ALL
+        .into_iter()
+        .map(KvPolicy::from)
+        .chain([mixed, tiered])
 }
 
 /// The logits after `tokens` in a session of their own.
 fn fresh(model: &Model, policy: KvPolicy, tokens: &[u32]) -> Vec<f32> {
-    engine(model, 1).session_with(&options(policy)).unwrap().prefilled(tokens)
+    engine(model, 1)
+        .session_with(&options(policy))
+        .unwrap()
+        .prefilled(tokens)
 }
 
-/// mlx-vlm#1310: a prompt in chunks over a quantised cache was another prompt. Chunks of any size, single tokens and any
-/// number of threads give the same bits, also where chunks and borders between precisions cross.
+/// mlx-vlm#1310: a prompt in chunks over a quantised cache was another prompt. Chunks of any size,
+/// single tokens and any number of threads give the same bits, also where chunks and borders
+/// between precisions cross.
 #[test]
 fn chunks_change_no_bits() {
     for tiny in [Tiny::Llama, Tiny::Gemma2] {
@@ -207,18 +254,27 @@ fn chunks_change_no_bits() {
         for policy in policies() {
             let expected = fresh(&model, policy, &all);
             for (n_batch, n_threads) in [(7, 1), (64, 2), (100, 1)] {
-                let options = SessionOptions { n_batch, ..options(policy) };
+                let options = SessionOptions {
+                    n_batch,
+                    ..options(policy)
+                };
                 let mut session = engine(&model, n_threads).session_with(&options).unwrap();
                 session.prefill(&all[..330]).unwrap();
-                all[330..399].iter().for_each(|&token| session.decode(token).unwrap());
-                assert_eq!(session.decoded(all[399]), expected, "{tiny:?} {policy:?} by {n_batch}");
+                all[330..399]
+                    .iter()
+                    .for_each(|&token| session.decode(token).unwrap());
+                assert_eq!(
+                    session.decoded(all[399]),
+                    expected,
+                    "{tiny:?} {policy:?} by {n_batch}"
+                );
             }
         }
     }
 }
 
-/// Fewer bits are other logits, but not very: a bound of the largest change by the largest logit, which mistakes in
-/// scales, planes, signs or transforms exceed.
+/// Fewer bits are other logits, but not very: a bound of the largest change by the largest logit,
+/// which mistakes in scales, planes, signs or transforms exceed.
 #[test]
 fn fewer_bits_change_little() {
     for tiny in Tiny::ALL {
@@ -228,8 +284,16 @@ fn fewer_bits_change_little() {
         let largest = exact.iter().fold(0.0f32, |max, x| max.max(x.abs()));
         for policy in policies() {
             let logits = fresh(&model, policy, &all);
-            let apart = exact.iter().zip(&logits).fold(0.0f32, |max, (a, b)| max.max((a - b).abs())) / largest;
-            let bits = if policy.tiers.is_some() { 4 } else { policy.k.bits().min(policy.v.bits()) };
+            let apart = exact
+                .iter()
+                .zip(&logits)
+                .fold(0.0f32, |max, (a, b)| max.max((a - b).abs()))
+                / largest;
+            let bits = if policy.tiers.is_some() {
+                4
+            } else {
+                policy.k.bits().min(policy.v.bits())
+            };
             let bound = 3.0 * 0.5f32.powi(bits.min(9) as i32);
             assert!(apart <= bound, "{tiny:?} {policy:?}: {apart} of {bound}");
         }
@@ -244,7 +308,12 @@ fn rewinding_across_borders_leaves_no_trace() {
     for policy in policies().filter(|policy| policy.tiers.is_some() || policy.k == KvType::Q4) {
         let whole = fresh(&model, policy, &all);
         let mut sessions = [50, 512].map(|n_batch| {
-            let mut session = engine(&model, 1).session_with(&SessionOptions { n_batch, ..options(policy) }).unwrap();
+            let mut session = engine(&model, 1)
+                .session_with(&SessionOptions {
+                    n_batch,
+                    ..options(policy)
+                })
+                .unwrap();
             session.prefill(&all[..600]).unwrap();
             session
         });
@@ -257,7 +326,11 @@ fn rewinding_across_borders_leaves_no_trace() {
                 assert_eq!(session.decoded(5), expected, "{policy:?} {position}");
                 assert_eq!(fork.decoded(5), expected, "{policy:?} {position}");
                 session.rewind(position).unwrap();
-                assert_eq!(session.prefilled(&all[position..]), whole, "{policy:?} {position}");
+                assert_eq!(
+                    session.prefilled(&all[position..]),
+                    whole,
+                    "{policy:?} {position}"
+                );
             }
         }
     }
@@ -266,24 +339,65 @@ fn rewinding_across_borders_leaves_no_trace() {
 #[test]
 fn policies_that_make_no_sense_are_refused() {
     let model = model(Tiny::Llama);
-    let mut wrong = options(KvPolicy { k: KvType::Q8, v: KvType::F16, tiers: Some(KvTiers::default()) });
+    let mut wrong = options(KvPolicy {
+        k: KvType::Q8,
+        v: KvType::F16,
+        tiers: Some(KvTiers::default()),
+    });
     let error = model.session_with(&wrong).unwrap_err();
-    assert!(matches!(error, SessionError::TiersNeedF16 { k: KvType::Q8, v: KvType::F16 }), "{error}");
-    wrong = options(KvPolicy { tiers: Some(KvTiers { recent: 300, middle: 200 }), ..KvPolicy::default() });
+    assert!(
+        matches!(
+            error,
+            SessionError::TiersNeedF16 {
+                k: KvType::Q8,
+                v: KvType::F16
+            }
+        ),
+        "{error}"
+    );
+    wrong = options(KvPolicy {
+        tiers: Some(KvTiers {
+            recent: 300,
+            middle: 200,
+        }),
+        ..KvPolicy::default()
+    });
     let error = model.session_with(&wrong).unwrap_err();
-    assert!(matches!(error, SessionError::Option { option: "kv_tiers.middle", value: 200, .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            SessionError::Option {
+                option: "kv_tiers.middle",
+                value: 200,
+                ..
+            }
+        ),
+        "{error}"
+    );
 }
 
-/// A text that begins while others have more than 85 % of the pool has the precision that its options ask for then, and all
-/// bits of that precision: alone, from the prefix cache, and from a file. What began before keeps its own.
+/// A text that begins while others have more than 85 % of the pool has the precision that its
+/// options ask for then, and all bits of that precision: alone, from the prefix cache, and from a
+/// file. What began before keeps its own.
 #[test]
 fn pressure_lowers_the_precision_of_what_begins() {
     let model = model(Tiny::Llama);
     let page = 2 * 2 * 2 * 64 * 32;
-    let engine = Engine::new(&model, &EngineOptions { kv_budget: Some(40 * page), ..Default::default() }).unwrap();
+    let engine = Engine::new(
+        &model,
+        &EngineOptions {
+            kv_budget: Some(40 * page),
+            ..Default::default()
+        },
+    )
+    .unwrap();
     let (usual, lower) = (KvPolicy::default(), KvType::Q8.into());
     let prefix = PrefixOptions::from(CacheMode::On);
-    let pressed = SessionOptions { kv_pressure: Some(KvType::Q8), prefix, ..options(usual) };
+    let pressed = SessionOptions {
+        kv_pressure: Some(KvType::Q8),
+        prefix,
+        ..options(usual)
+    };
     let begin = |text: &[u32]| {
         let mut session = engine.session_with(&pressed).unwrap();
         let logits = session.prefilled(text);
@@ -291,15 +405,31 @@ fn pressure_lowers_the_precision_of_what_begins() {
     };
     let text = tokens(100, 2);
     let (first, logits) = begin(&text);
-    assert_eq!((first.kv_policy(), &logits), (usual, &fresh(&model, usual, &text)));
+    assert_eq!(
+        (first.kv_policy(), &logits),
+        (usual, &fresh(&model, usual, &text))
+    );
     drop(first);
     engine.pool().clear_prefixes();
     // 34 of 40 pages are not above the mark, 35 are.
     let (mut large, _) = begin(&tokens(34 * 64, 1));
-    assert_eq!((begin(&text[..1]).0.kv_policy(), engine.pool().prefixes().evictions), (usual, 0));
+    assert_eq!(
+        (
+            begin(&text[..1]).0.kv_policy(),
+            engine.pool().prefixes().evictions
+        ),
+        (usual, 0)
+    );
     large.prefill(&[1]).unwrap();
     let (mut small, logits) = begin(&text);
-    assert_eq!((small.kv_policy(), small.memory().kv.of(KvType::F16), large.kv_policy()), (lower, 0, usual));
+    assert_eq!(
+        (
+            small.kv_policy(),
+            small.memory().kv.of(KvType::F16),
+            large.kv_policy()
+        ),
+        (lower, 0, usual)
+    );
     assert_eq!(logits, fresh(&model, lower, &text));
     assert_ne!(logits, fresh(&model, usual, &text));
     // A file has the precision of its text.
@@ -307,24 +437,44 @@ fn pressure_lowers_the_precision_of_what_begins() {
     let next = small.decoded(5);
     let mut loaded = engine.session_with(&pressed).unwrap();
     loaded.load_bytes(saved.clone()).unwrap();
-    assert_eq!((loaded.kv_policy(), loaded.decoded(5)), (lower, next.clone()));
+    assert_eq!(
+        (loaded.kv_policy(), loaded.decoded(5)),
+        (lower, next.clone())
+    );
     drop(loaded);
-    let error = engine.session_with(&options(usual)).unwrap().load_bytes(saved).unwrap_err();
-    assert!(error.to_string().contains("precision of keys and values"), "{error}");
+    let error = engine
+        .session_with(&options(usual))
+        .unwrap()
+        .load_bytes(saved)
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("precision of keys and values"),
+        "{error}"
+    );
     // Others find it under its precision alone, and it finds itself when it was unloaded.
     small.rewind(100).unwrap();
     small.unload();
     assert_eq!((small.decoded(5), small.kv_policy()), (next, lower));
     drop(small);
     let (again, same) = begin(&text);
-    assert_eq!((again.kv_policy(), again.cached_tokens().prompt, same), (lower, 99, logits));
+    assert_eq!(
+        (again.kv_policy(), again.cached_tokens().prompt, same),
+        (lower, 99, logits)
+    );
     drop(again);
-    let plain = SessionOptions { kv_pressure: None, ..pressed.clone() };
+    let plain = SessionOptions {
+        kv_pressure: None,
+        ..pressed.clone()
+    };
     let mut other = engine.session_with(&plain).unwrap();
     other.prefill(&text).unwrap();
-    assert_eq!((other.kv_policy(), other.cached_tokens().total()), (usual, 0));
+    assert_eq!(
+        (other.kv_policy(), other.cached_tokens().total()),
+        (usual, 0)
+    );
     drop(other);
-    // What is cached in the usual precision is taken, and when others are gone, what begins has it, too.
+    // What is cached in the usual precision is taken, and when others are gone, what begins has it,
+    // too.
     let (same, _) = begin(&text);
     assert_eq!((same.kv_policy(), same.cached_tokens().prompt), (usual, 99));
     drop((same, large));
@@ -337,29 +487,59 @@ fn pressure_lowers_the_precision_of_what_begins() {
         (usual, KvType::F16),
         (usual, KvType::F32),
         (KvType::Q8.into(), KvType::Q8),
-        (KvPolicy { v: KvType::Q4, ..usual }, KvType::Q8),
-        (KvPolicy { tiers: Some(NEAR), ..usual }, KvType::Q8),
+        (
+            KvPolicy {
+                v: KvType::Q4,
+                ..usual
+            },
+            KvType::Q8,
+        ),
+        (
+            KvPolicy {
+                tiers: Some(NEAR),
+                ..usual
+            },
+            KvType::Q8,
+        ),
     ] {
-        let wrong = SessionOptions { kv_pressure: Some(pressure), ..options(policy) };
+        let wrong = SessionOptions {
+            kv_pressure: Some(pressure),
+            ..options(policy)
+        };
         let error = model.session_with(&wrong).unwrap_err();
         assert!(
             matches!(error, SessionError::PressureNotLower { pressure: named, .. } if named == pressure),
             "{error}"
         );
-        let right = SessionOptions { kv_pressure: Some(KvType::Q4), ..options(policy) };
+        let right = SessionOptions {
+            kv_pressure: Some(KvType::Q4),
+            ..options(policy)
+        };
         assert!(model.session_with(&right).is_ok(), "{policy}");
     }
-    let shifts = SessionOptions { context_shift: Some(64), kv_pressure: Some(KvType::Q4), ..options(usual) };
-    assert!(matches!(model.session_with(&shifts), Err(SessionError::NoShift { .. })));
+    let shifts = SessionOptions {
+        context_shift: Some(64),
+        kv_pressure: Some(KvType::Q4),
+        ..options(usual)
+    };
+    assert!(matches!(
+        model.session_with(&shifts),
+        Err(SessionError::NoShift { .. })
+    ));
 }
 
-/// By hand: two layers of two KV heads of 16, which are one group of 32. A row takes 32 bytes in f16, 34 in q8 (16 of upper
-/// bits, 16 of lower ones, a scale) and 18 in q4; a page `2·2·64` rows of keys and as many of values.
+/// By hand: two layers of two KV heads of 16, which are one group of 32. A row takes 32 bytes in
+/// f16, 34 in q8 (16 of upper bits, 16 of lower ones, a scale) and 18 in q4; a page `2·2·64` rows
+/// of keys and as many of values.
 #[test]
 fn memory_is_counted_by_precision() {
     let page = |row: u64| 2 * 2 * 2 * 64 * row;
     let model = model(Tiny::Llama);
-    let mixed = KvPolicy { k: KvType::Q8, v: KvType::Q4, tiers: None };
+    let mixed = KvPolicy {
+        k: KvType::Q8,
+        v: KvType::Q4,
+        tiers: None,
+    };
     let engine_of = engine(&model, 1);
     let mut session = engine_of.session_with(&options(mixed)).unwrap();
     assert_eq!(session.memory().kv.total(), 0);
@@ -369,32 +549,52 @@ fn memory_is_counted_by_precision() {
     assert_eq!(of_session.of(KvType::Q4), 2 * page(18) / 2);
     assert_eq!(of_session.iter().count(), 2);
     // Another session of the engine, with a fork that shares its pages.
-    let mut other = engine_of.session_with(&options(KvType::F16.into())).unwrap();
+    let mut other = engine_of
+        .session_with(&options(KvType::F16.into()))
+        .unwrap();
     other.prefill(&tokens(130, 1)).unwrap();
     let fork = other.fork().unwrap();
     assert_eq!(fork.memory().kv, other.memory().kv);
     let all = engine_of.memory();
-    assert_eq!((all.kv.of(KvType::F16), all.kv.of(KvType::Q8)), (3 * page(32), 2 * page(34) / 2));
+    assert_eq!(
+        (all.kv.of(KvType::F16), all.kv.of(KvType::Q8)),
+        (3 * page(32), 2 * page(34) / 2)
+    );
     assert_eq!(all.kv.total(), engine_of.pool().stats().used);
     assert!(all.weights > 0 && all.buffers > 0 && all.total() > all.kv.total() + all.buffers);
     drop((session, other, fork));
-    assert_eq!((engine_of.memory().kv.total(), engine_of.memory().kv_free), (0, 3 * page(32) + page(34) + page(18)));
+    assert_eq!(
+        (engine_of.memory().kv.total(), engine_of.memory().kv_free),
+        (0, 3 * page(32) + page(34) + page(18))
+    );
 
-    // At position 700 queries belong to page 10. They read pages 0, 9 and 10 in f16, 7 and 8 in q8, 1 to 6 in q4.
-    let policy = KvPolicy { tiers: Some(NEAR), ..KvPolicy::default() };
-    let options = SessionOptions { n_batch: 1024, ..options(policy) };
+    // At position 700 queries belong to page 10. They read pages 0, 9 and 10 in f16, 7 and 8 in q8,
+    // 1 to 6 in q4.
+    let policy = KvPolicy {
+        tiers: Some(NEAR),
+        ..KvPolicy::default()
+    };
+    let options = SessionOptions {
+        n_batch: 1024,
+        ..options(policy)
+    };
     let mut session = engine(&model, 1).session_with(&options).unwrap();
     session.prefill(&tokens(700, 1)).unwrap();
     let kv = session.memory().kv;
-    let expected = [(KvType::F16, 3 * page(32)), (KvType::Q8, 2 * page(34)), (KvType::Q4, 6 * page(18))];
+    let expected = [
+        (KvType::F16, 3 * page(32)),
+        (KvType::Q8, 2 * page(34)),
+        (KvType::Q4, 6 * page(18)),
+    ];
     assert_eq!(kv.iter().collect::<Vec<_>>(), expected);
     assert_eq!(session.engine().memory().kv, kv);
 }
 
-/// How far attention's outputs are from those over keys and values in `f32`, for the last 64 of 16,384 tokens of text: in
-/// the first layer, where queries, keys and values are the same until they are stored, and in all, where errors of the
-/// layers below add up. The shipped model has seen 512 positions; its rotations go on. `cargo test --release -p ruvllm
-/// --test it -- --ignored --nocapture kv::errors_far_back`.
+/// How far attention's outputs are from those over keys and values in `f32`, for the last 64 of
+/// 16,384 tokens of text: in the first layer, where queries, keys and values are the same until
+/// they are stored, and in all, where errors of the layers below add up. The shipped model has seen
+/// 512 positions; its rotations go on. `cargo test --release -p ruvllm --test it -- --ignored
+/// --nocapture kv::errors_far_back`.
 #[test]
 #[ignore = "measures"]
 fn errors_far_back() {
@@ -411,48 +611,94 @@ fn errors_far_back() {
     }
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let open = OpenOptions::new().override_kv("llama.context_length", N as u32);
-    let model = open.open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
-    let texts = ["models/demo-heldout.txt", "tests/data/project-docs.txt", "tests/data/bakery-papers.txt"];
-    let text: String = texts.iter().map(|file| std::fs::read_to_string(root.join(file)).unwrap()).collect();
+    let model = open
+        .open(root.join("models/ruvllm-rust-6m-q8_0.gguf"))
+        .unwrap();
+    let texts = [
+        "models/demo-heldout.txt",
+        "tests/data/project-docs.txt",
+        "tests/data/bakery-papers.txt",
+    ];
+    let text: String = texts
+        .iter()
+        .map(|file| std::fs::read_to_string(root.join(file)).unwrap())
+        .collect();
     let tokens = model.tokenizer().unwrap().encode(&text, true, false);
     let (before, last) = tokens[..N].split_at(N - LAST);
     let outputs = |k: KvType, v: KvType, kv_tiers: Option<KvTiers>| {
-        let options = SessionOptions { n_ctx: Some(N), kv_type: k, kv_type_v: Some(v), kv_tiers, ..Default::default() };
+        let options = SessionOptions {
+            n_ctx: Some(N),
+            kv_type: k,
+            kv_type_v: Some(v),
+            kv_tiers,
+            ..Default::default()
+        };
         let mut session = model.session_with(&options).unwrap();
         session.prefill(before).unwrap();
         let mut outputs = Outputs::default();
-        session.prefill_probed(last, LAST, &mut outputs, |_, _| ()).unwrap();
+        session
+            .prefill_probed(last, LAST, &mut outputs, |_, _| ())
+            .unwrap();
         outputs.0
     };
     let exact = outputs(KvType::F32, KvType::F32, None);
-    let mut policies: Vec<(String, KvType, KvType, Option<KvTiers>)> =
-        [KvType::F16, KvType::Bf16, KvType::Q8, KvType::Q6, KvType::Q5, KvType::Q4]
-            .map(|kind| (format!("{kind:?}"), kind, kind, None))
-            .into();
+    let mut policies: Vec<(String, KvType, KvType, Option<KvTiers>)> = [
+        KvType::F16,
+        KvType::Bf16,
+        KvType::Q8,
+        KvType::Q6,
+        KvType::Q5,
+        KvType::Q4,
+    ]
+    .map(|kind| (format!("{kind:?}"), kind, kind, None))
+    .into();
     policies.push(("keys Q8, values Q4".into(), KvType::Q8, KvType::Q4, None));
-    policies.push(("tiers, 256 and 2048".into(), KvType::F16, KvType::F16, Some(KvTiers::default())));
+    policies.push((
+        "tiers, 256 and 2048".into(),
+        KvType::F16,
+        KvType::F16,
+        Some(KvTiers::default()),
+    ));
     for (name, k, v, tiers) in policies {
-        let of_layer = outputs(k, v, tiers).into_iter().zip(&exact).map(|(found, exact)| {
-            let off: f64 = found.iter().zip(exact).map(|(x, y)| f64::from(x - y).powi(2)).sum();
-            (off / exact.iter().map(|y| f64::from(*y).powi(2)).sum::<f64>()).sqrt()
-        });
+        let of_layer = outputs(k, v, tiers)
+            .into_iter()
+            .zip(&exact)
+            .map(|(found, exact)| {
+                let off: f64 = found
+                    .iter()
+                    .zip(exact)
+                    .map(|(x, y)| f64::from(x - y).powi(2))
+                    .sum();
+                (off / exact.iter().map(|y| f64::from(*y).powi(2)).sum::<f64>()).sqrt()
+            });
         let of_layer: Vec<f64> = of_layer.collect();
         let worst = of_layer.iter().copied().fold(0.0, f64::max);
-        println!("{name}: {:.2e} in the first layer, at most {worst:.2e} in one of {}", of_layer[0], of_layer.len());
+        println!(
+            "{name}: {:.2e} in the first layer, at most {worst:.2e} in one of {}",
+            of_layer[0],
+            of_layer.len()
+        );
     }
 }
 
-/// What a pass takes longer in which pages come to their next precisions, one to 8 bits and one to 4, than those after it
-/// that convert nothing: of a 1B shape, two threads. `cargo test --release -p ruvllm --test it -- --ignored --nocapture
-/// kv::migrations`.
+/// What a pass takes longer in which pages come to their next precisions, one to 8 bits and one to
+/// 4, than those after it that convert nothing: of a 1B shape, two threads. `cargo test --release
+/// -p ruvllm --test it -- --ignored --nocapture kv::migrations`.
 #[test]
 #[ignore = "measures"]
 fn migrations() {
     use ruvllm::bench::{Shape, synthetic};
     use ruvllm::quant::FileType;
-    let gguf = synthetic(Shape::from_name("llama-1b").unwrap(), FileType::from_name("Q4_K_M").unwrap()).unwrap();
+    let gguf = synthetic(
+        Shape::from_name("llama-1b").unwrap(),
+        FileType::from_name("Q4_K_M").unwrap(),
+    )
+    .unwrap();
     let model = Model::from_gguf(gguf).unwrap();
-    let policy = KvPolicy { tiers: Some(NEAR), ..KvPolicy::default() };
+    let policy = KvPolicy {
+        tiers: Some(NEAR),
+        ..KvPolicy::default()
+    };
     let mut session = engine(&model, 2).session_with(&options(policy)).unwrap();
     let (mut border, mut after) = (Vec::new(), Vec::new());
     session.prefill(&tokens(5 * KV_BLOCK - 1, 1)).unwrap();
@@ -469,6 +715,11 @@ fn migrations() {
     let mut added: Vec<f64> = border.iter().zip(&after).map(|(a, b)| a - b).collect();
     for times in [&mut border, &mut after, &mut added] {
         times.sort_by(f64::total_cmp);
-        println!("{:.2} ms, from {:.2} to {:.2}", times[times.len() / 2], times[0], times[times.len() - 1]);
+        println!(
+            "{:.2} ms, from {:.2} to {:.2}",
+            times[times.len() / 2],
+            times[0],
+            times[times.len() - 1]
+        );
     }
 }

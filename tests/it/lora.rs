@@ -10,13 +10,17 @@ use ruvllm::quant::DType;
 use ruvllm::{AdapterError, GgufError, Session};
 use std::sync::Arc;
 
-/// Models compute with F32 weights here, so a change of the weights and the same change by an adapter
-/// differ by roundings alone: of sums of about a hundred products of size 1, some dozens deep, in
-/// logits of size 1 to 10. That is 10⁻⁵ and less.
+/// Models compute with F32 weights here, so a change of the weights and the same change by an
+/// adapter differ by roundings alone: of sums of about a hundred products of size 1, some dozens
+/// deep, in logits of size 1 to 10. That is 10⁻⁵ and less.
 const TOLERANCE: f32 = 1e-4;
 
 fn session(model: &Model) -> Session {
-    let options = SessionOptions { n_ctx: Some(64), kv_type: KvType::F32, ..Default::default() };
+    let options = SessionOptions {
+        n_ctx: Some(64),
+        kv_type: KvType::F32,
+        ..Default::default()
+    };
     session_on(model, 2, &options)
 }
 
@@ -24,14 +28,19 @@ fn session(model: &Model) -> Session {
 fn prefilled(session: &mut Session) -> Vec<f32> {
     let mut all = Vec::new();
     session.clear();
-    session.prefill_each(&TOKENS, 0, |_, logits| all.extend_from_slice(logits)).unwrap();
+    session
+        .prefill_each(&TOKENS, 0, |_, logits| all.extend_from_slice(logits))
+        .unwrap();
     all
 }
 
 /// The same, token by token.
 fn decoded(session: &mut Session) -> Vec<f32> {
     session.clear();
-    TOKENS.iter().flat_map(|&token| session.decoded(token)).collect()
+    TOKENS
+        .iter()
+        .flat_map(|&token| session.decoded(token))
+        .collect()
 }
 
 /// The same, of a model whose weights are F32, where both ways must agree.
@@ -44,13 +53,19 @@ fn logits(session: &mut Session) -> Vec<f32> {
 #[track_caller]
 fn assert_close(a: &[f32], b: &[f32], tolerance: f32) {
     assert_eq!(a.len(), b.len());
-    let worst =
-        a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m: f32, d| if d.is_nan() { d } else { m.max(d) });
+    let worst = a
+        .iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |m: f32, d| if d.is_nan() { d } else { m.max(d) });
     assert!(worst <= tolerance, "off by {worst}");
 }
 
 fn differ(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max)
 }
 
 /// An adapter of `rank` with something in its `B`.
@@ -59,7 +74,9 @@ fn adapter(model: &Model, rank: usize, seed: u64, targets: impl Fn(&Site) -> boo
     let mut state = seed;
     for (_, term) in adapter.terms_mut() {
         for b in term.parts_mut().1 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             *b = ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.3;
         }
     }
@@ -75,11 +92,19 @@ fn dense(tiny: Tiny, adapters: &[(&Adapter, f32)]) -> Model {
     }
     for (adapter, scale) in adapters {
         for (i, term) in adapter.terms() {
-            let Site { tensor, expert, n_in, n_out, .. } = &adapter.sites()[i];
+            let Site {
+                tensor,
+                expert,
+                n_in,
+                n_out,
+                ..
+            } = &adapter.sites()[i];
             let delta = |row: usize, col: usize| {
-                let terms = (0..term.rank())
-                    .map(|j| f64::from(term.b()[j * n_out + row]) * f64::from(term.a()[j * n_in + col]));
-                f64::from(*scale) * f64::from(adapter.alpha()) / term.rank() as f64 * terms.sum::<f64>()
+                let terms = (0..term.rank()).map(|j| {
+                    f64::from(term.b()[j * n_out + row]) * f64::from(term.a()[j * n_in + col])
+                });
+                f64::from(*scale) * f64::from(adapter.alpha()) / term.rank() as f64
+                    * terms.sum::<f64>()
             };
             parts.edit(tensor, |w| {
                 for row in 0..*n_out {
@@ -121,8 +146,15 @@ fn every_matrix_of_every_shape_changes_as_its_weights_would() {
             let adapter = adapter(&model, 1 + i % 3, i as u64, |site| &*site.tensor == *tensor);
             let adapted = with(&model, &[(&adapter, 0.7)]);
             eprintln!("{tiny:?} {tensor}: {}", differ(&adapted, &base));
-            assert!(differ(&adapted, &base) > 1e-2, "{tiny:?} {tensor}: nothing has changed");
-            assert_close(&adapted, &logits(&mut session(&dense(tiny, &[(&adapter, 0.7)]))), TOLERANCE);
+            assert!(
+                differ(&adapted, &base) > 1e-2,
+                "{tiny:?} {tensor}: nothing has changed"
+            );
+            assert_close(
+                &adapted,
+                &logits(&mut session(&dense(tiny, &[(&adapter, 0.7)]))),
+                TOLERANCE,
+            );
         }
     }
 }
@@ -133,8 +165,16 @@ fn all_matrices_at_once_and_several_adapters() {
         let model = tiny.model(DType::F32);
         let small = adapter(&model, 2, 1, |_| true);
         let large = adapter(&model, 5, 2, |site| !site.part().starts_with("attn_q"));
-        for adapters in [&[(&small, 0.4)][..], &[(&small, 0.3), (&large, -0.2)], &[(&large, 0.1), (&large, 0.1)]] {
-            assert_close(&with(&model, adapters), &logits(&mut session(&dense(tiny, adapters))), TOLERANCE);
+        for adapters in [
+            &[(&small, 0.4)][..],
+            &[(&small, 0.3), (&large, -0.2)],
+            &[(&large, 0.1), (&large, 0.1)],
+        ] {
+            assert_close(
+                &with(&model, adapters),
+                &logits(&mut session(&dense(tiny, adapters))),
+                TOLERANCE,
+            );
         }
     }
 }
@@ -150,9 +190,16 @@ fn adapters_that_add_nothing_change_no_bit() {
             };
             let mut session = session(&model);
             let base = bits(&mut session);
-            let zeros = session.attach(Arc::new(Adapter::zeros(&model, 4, 3, |_| true).unwrap()), 1.0).unwrap();
+            let zeros = session
+                .attach(
+                    Arc::new(Adapter::zeros(&model, 4, 3, |_| true).unwrap()),
+                    1.0,
+                )
+                .unwrap();
             assert_eq!(bits(&mut session), base);
-            let other = session.attach(Arc::new(adapter(&model, 3, 4, |_| true)), 0.0).unwrap();
+            let other = session
+                .attach(Arc::new(adapter(&model, 3, 4, |_| true)), 0.0)
+                .unwrap();
             assert_eq!(bits(&mut session), base);
             session.set_scale(other, 0.5).unwrap();
             assert_ne!(bits(&mut session), base);
@@ -167,7 +214,8 @@ fn adapters_that_add_nothing_change_no_bit() {
 fn sessions_have_adapters_of_their_own() {
     let model = Tiny::Llama.model(DType::Q8_0);
     let adapters = [1, 2].map(|seed| adapter(&model, 2, seed, |_| true));
-    let expected = [&[][..], &[(&adapters[0], 0.5)], &[(&adapters[1], 0.5)]].map(|a| decoded(&mut adapted(&model, a)));
+    let expected = [&[][..], &[(&adapters[0], 0.5)], &[(&adapters[1], 0.5)]]
+        .map(|a| decoded(&mut adapted(&model, a)));
     let mut sessions = [(); 3].map(|()| session(&model));
     for (session, adapter) in sessions[1..].iter_mut().zip(&adapters) {
         session.attach(Arc::new(adapter.clone()), 0.5).unwrap();
@@ -192,7 +240,11 @@ fn any_number_of_threads_gives_the_same_bits() {
             let mut session = session_on(&model, n_threads, &SessionOptions::default());
             session.attach(Arc::clone(&adapter), 0.5).unwrap();
             let mut all = Vec::new();
-            session.prefill_each(&TOKENS, 0, |_, logits| all.extend(logits.iter().map(|x| x.to_bits()))).unwrap();
+            session
+                .prefill_each(&TOKENS, 0, |_, logits| {
+                    all.extend(logits.iter().map(|x| x.to_bits()))
+                })
+                .unwrap();
             all.extend(session.decoded(3).iter().map(|x| x.to_bits()));
             all
         });
@@ -231,7 +283,13 @@ fn a_change_empties_the_session_and_is_a_generation_of_its_own() {
     generations.push(session.adapter_generation());
     let other = session.attach(Arc::clone(&adapter), 1.0).unwrap();
     generations.push(session.adapter_generation());
-    assert_eq!(session.adapters().map(|(id, _, scale)| (id, scale)).collect::<Vec<_>>(), [(id, 0.25), (other, 1.0)]);
+    assert_eq!(
+        session
+            .adapters()
+            .map(|(id, _, scale)| (id, scale))
+            .collect::<Vec<_>>(),
+        [(id, 0.25), (other, 1.0)]
+    );
 
     fill(&mut session);
     let mut fork = session.fork().unwrap();
@@ -252,10 +310,19 @@ fn a_change_empties_the_session_and_is_a_generation_of_its_own() {
     session.detach(id).unwrap();
     session.detach(other).unwrap();
     assert_eq!((session.position(), session.adapter_generation()), (0, 0));
-    assert!(matches!(session.detach(other), Err(AdapterError::NotAttached)));
-    assert!(matches!(session.set_scale(id, 1.0), Err(AdapterError::NotAttached)));
+    assert!(matches!(
+        session.detach(other),
+        Err(AdapterError::NotAttached)
+    ));
+    assert!(matches!(
+        session.set_scale(id, 1.0),
+        Err(AdapterError::NotAttached)
+    ));
     fill(&mut session);
-    assert!(matches!(session.attach(adapter, f32::NAN), Err(AdapterError::Scale { .. })));
+    assert!(matches!(
+        session.attach(adapter, f32::NAN),
+        Err(AdapterError::Scale { .. })
+    ));
     assert_eq!(session.position(), TOKENS.len());
 }
 
@@ -264,9 +331,14 @@ fn adapters_of_other_models_are_refused() {
     let llama = Tiny::Llama.model(DType::F32);
     let fits = Arc::new(adapter(&llama, 1, 1, |_| true));
     // The same matrices in another file.
-    session(&Tiny::Llama.model(DType::Q8_0)).attach(Arc::clone(&fits), 1.0).unwrap();
+    session(&Tiny::Llama.model(DType::Q8_0))
+        .attach(Arc::clone(&fits), 1.0)
+        .unwrap();
     let refused = |model: &Model| session(model).attach(Arc::clone(&fits), 1.0).unwrap_err();
-    assert!(matches!(refused(&Tiny::Phi3.model(DType::F32)), AdapterError::Architecture { .. }));
+    assert!(matches!(
+        refused(&Tiny::Phi3.model(DType::F32)),
+        AdapterError::Architecture { .. }
+    ));
     let mut parts = Tiny::Llama.parts(DType::F32);
     parts.set("llama.block_count", 1u32);
     for tensor in fits.sites().iter().filter(|s| s.layer() == Some(1)) {
@@ -277,10 +349,15 @@ fn adapters_of_other_models_are_refused() {
         parts.remove_tensor(&format!("blk.1.{norm}.weight"));
     }
     let shorter = Model::from_gguf(parts.gguf()).unwrap();
-    let Err(AdapterError::OtherModel { tensor }) = session(&shorter).attach(Arc::clone(&fits), 1.0) else { panic!() };
+    let Err(AdapterError::OtherModel { tensor }) = session(&shorter).attach(Arc::clone(&fits), 1.0)
+    else {
+        panic!()
+    };
     assert!(tensor.starts_with("blk.1."), "{tensor}");
     let back = Arc::new(adapter(&shorter, 1, 1, |_| true));
-    let Err(AdapterError::OtherModel { tensor }) = session(&llama).attach(back, 1.0) else { panic!() };
+    let Err(AdapterError::OtherModel { tensor }) = session(&llama).attach(back, 1.0) else {
+        panic!()
+    };
     assert!(tensor.starts_with("blk.1."), "{tensor}");
 }
 
@@ -288,15 +365,27 @@ fn adapters_of_other_models_are_refused() {
 fn ranks_are_bounded_and_something_must_be_chosen() {
     let model = Tiny::Llama.model(DType::F32);
     let zeros = |rank, part: &str| Adapter::zeros(&model, rank, 1, |site| site.part() == part);
-    assert!(matches!(zeros(0, "attn_q"), Err(AdapterError::Rank { rank: 0, .. })));
+    assert!(matches!(
+        zeros(0, "attn_q"),
+        Err(AdapterError::Rank { rank: 0, .. })
+    ));
     assert!(zeros(N_EMBD, "attn_q").is_ok());
-    assert!(matches!(zeros(N_EMBD + 1, "attn_q"), Err(AdapterError::Rank { max: N_EMBD, .. })));
+    assert!(matches!(
+        zeros(N_EMBD + 1, "attn_q"),
+        Err(AdapterError::Rank { max: N_EMBD, .. })
+    ));
     assert!(matches!(zeros(1, "attn_x"), Err(AdapterError::Empty)));
     let mut fits = zeros(1, "attn_q").unwrap();
-    assert!(matches!(fits.set_alpha(f32::INFINITY), Err(AdapterError::Alpha { .. })));
+    assert!(matches!(
+        fits.set_alpha(f32::INFINITY),
+        Err(AdapterError::Alpha { .. })
+    ));
     assert_eq!(fits.alpha(), 1.0);
     let half = Adapter::zeros(&model, 2, 1, |site| site.layer() == Some(1)).unwrap();
-    assert!(half.terms().all(|(i, _)| half.sites()[i].tensor.starts_with("blk.1.")));
+    assert!(
+        half.terms()
+            .all(|(i, _)| half.sites()[i].tensor.starts_with("blk.1."))
+    );
     assert_eq!(half.terms().count(), 7);
 }
 
@@ -308,24 +397,37 @@ fn files_hold_what_was_saved() {
     for tiny in Tiny::SHAPES {
         let model = tiny.model(DType::Q8_0);
         let saved = adapter(&model, 3, 7, |site| site.part() != "attn_output");
-        assert_eq!(Adapter::from_bytes(saved.to_bytes().unwrap(), &model).unwrap(), saved);
+        assert_eq!(
+            Adapter::from_bytes(saved.to_bytes().unwrap(), &model).unwrap(),
+            saved
+        );
         saved.save(&path).unwrap(); // over the last one
         assert_eq!(Adapter::open(&path, &model).unwrap(), saved);
     }
-    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "temporary files stay behind");
+    assert_eq!(
+        std::fs::read_dir(&folder).unwrap().count(),
+        1,
+        "temporary files stay behind"
+    );
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
 fn experts_that_were_not_chosen_are_saved_as_zeros() {
     let model = Tiny::Qwen3Moe.model(DType::F32);
-    let some = adapter(&model, 2, 8, |site| site.part() == "ffn_up_exps" && site.expert == Some(1));
+    let some = adapter(&model, 2, 8, |site| {
+        site.part() == "ffn_up_exps" && site.expert == Some(1)
+    });
     let read = Adapter::from_bytes(some.to_bytes().unwrap(), &model).unwrap();
-    assert_eq!(read.terms().filter(|(_, t)| !t.is_zero()).count(), some.terms().count());
+    assert_eq!(
+        read.terms().filter(|(_, t)| !t.is_zero()).count(),
+        some.terms().count()
+    );
     assert_eq!(with(&model, &[(&read, 1.0)]), with(&model, &[(&some, 1.0)]));
 }
 
-/// An adapter file in pieces: `(name, dims, values)`, and a key that replaces or adds to the usual ones.
+/// An adapter file in pieces: `(name, dims, values)`, and a key that replaces or adds to the usual
+/// ones.
 struct File {
     metadata: Vec<(&'static str, Option<Value>)>,
     tensors: Vec<(&'static str, Vec<u64>, DType, Vec<f32>)>,
@@ -346,8 +448,18 @@ impl File {
                 ("adapter.lora.alpha", Some(4.0f32.into())),
             ],
             tensors: vec![
-                (QA, vec![64, 2], DType::F32, (0..128).map(|i| i as f32 / 64.0).collect()),
-                (QB, vec![2, 64], DType::F32, (0..128).map(|i| 1.0 - i as f32 / 64.0).collect()),
+                (
+                    QA,
+                    vec![64, 2],
+                    DType::F32,
+                    (0..128).map(|i| i as f32 / 64.0).collect(),
+                ),
+                (
+                    QB,
+                    vec![2, 64],
+                    DType::F32,
+                    (0..128).map(|i| 1.0 - i as f32 / 64.0).collect(),
+                ),
             ],
         }
     }
@@ -361,7 +473,12 @@ impl File {
     fn tensor(mut self, name: &'static str, dims: &[u64], dtype: DType) -> File {
         self.tensors.retain(|t| t.0 != name);
         let n = dims.iter().product::<u64>() as usize;
-        self.tensors.push((name, dims.to_vec(), dtype, (0..n).map(|i| (i % 7) as f32 - 3.0).collect()));
+        self.tensors.push((
+            name,
+            dims.to_vec(),
+            dtype,
+            (0..n).map(|i| (i % 7) as f32 - 3.0).collect(),
+        ));
         self
     }
 
@@ -379,7 +496,10 @@ impl File {
         }
         for (name, dims, dtype, values) in self.tensors {
             let data = match dtype {
-                DType::I32 => values.iter().flat_map(|&x| (x as i32).to_le_bytes()).collect(),
+                DType::I32 => values
+                    .iter()
+                    .flat_map(|&x| (x as i32).to_le_bytes())
+                    .collect(),
                 DType::F32 => bytemuck::cast_slice(&values).to_vec(),
                 _ => {
                     let format = dtype.format().unwrap();
@@ -402,14 +522,24 @@ impl File {
 fn values_lie_where_llama_cpp_puts_them() {
     let adapter = File::sound().open().unwrap();
     let (i, term) = adapter.terms().next().unwrap();
-    assert_eq!((&*adapter.sites()[i].tensor, term.rank(), adapter.scale(term)), (Q, 2, 2.0));
+    assert_eq!(
+        (
+            &*adapter.sites()[i].tensor,
+            term.rank(),
+            adapter.scale(term)
+        ),
+        (Q, 2, 2.0)
+    );
     // A is stored by rows, B too: two values for each output.
     assert_eq!(term.a()[..3], [0.0, 1.0 / 64.0, 2.0 / 64.0]);
     assert_eq!(term.b()[..3], [1.0, 1.0 - 2.0 / 64.0, 1.0 - 4.0 / 64.0]);
     assert_eq!(term.b()[64], 1.0 - 1.0 / 64.0);
     // Without a strength, B·A counts as it is.
     for alpha in [None, Some(0.0f32.into())] {
-        let adapter = File::sound().set("adapter.lora.alpha", alpha).open().unwrap();
+        let adapter = File::sound()
+            .set("adapter.lora.alpha", alpha)
+            .open()
+            .unwrap();
         assert_eq!(adapter.scale(adapter.term(i).unwrap()), 1.0);
     }
 }
@@ -417,7 +547,11 @@ fn values_lie_where_llama_cpp_puts_them() {
 #[test]
 fn small_types_are_read() {
     let values = |a: DType, b: DType| {
-        let adapter = File::sound().tensor(QA, &[64, 2], a).tensor(QB, &[2, 64], b).open().unwrap();
+        let adapter = File::sound()
+            .tensor(QA, &[64, 2], a)
+            .tensor(QB, &[2, 64], b)
+            .open()
+            .unwrap();
         let term: &Term = adapter.terms().next().unwrap().1;
         (term.a().to_vec(), term.b().to_vec())
     };
@@ -430,14 +564,21 @@ fn small_types_are_read() {
     assert_eq!(b, exact.1);
 }
 
-/// Values of F16 files stay in 16 bits: they take half of the memory and compute the same, bit by bit; what is changed is
-/// expanded.
+/// Values of F16 files stay in 16 bits: they take half of the memory and compute the same, bit by
+/// bit; what is changed is expanded.
 #[test]
 fn half_precision_stays_as_it_is() {
-    let file = File::sound().tensor(QA, &[64, 2], DType::F16).tensor(QB, &[2, 64], DType::F16).open().unwrap();
+    let file = File::sound()
+        .tensor(QA, &[64, 2], DType::F16)
+        .tensor(QB, &[2, 64], DType::F16)
+        .open()
+        .unwrap();
     assert_eq!(2 * file.bytes(), File::sound().open().unwrap().bytes());
     let model = Tiny::Llama.model(DType::F32);
-    for adapter in [adapter(&model, 3, 7, |_| true), adapter(&model, 1, 8, |site| !site.is_embedding())] {
+    for adapter in [
+        adapter(&model, 3, 7, |_| true),
+        adapter(&model, 1, 8, |site| !site.is_embedding()),
+    ] {
         let half = adapter.to_f16().unwrap();
         let mut expanded = half.clone();
         for (_, term) in expanded.terms_mut() {
@@ -453,8 +594,13 @@ fn half_precision_stays_as_it_is() {
         assert_eq!(of(&half), of(&expanded));
     }
     let mut large = adapter(&model, 2, 9, |_| true);
-    large.terms_mut().for_each(|(_, term)| term.parts_mut().1.fill(1e5));
-    assert!(matches!(large.to_f16(), Err(AdapterError::NotFinite { .. })));
+    large
+        .terms_mut()
+        .for_each(|(_, term)| term.parts_mut().1.fill(1e5));
+    assert!(matches!(
+        large.to_f16(),
+        Err(AdapterError::NotFinite { .. })
+    ));
 }
 
 #[test]
@@ -470,17 +616,28 @@ fn what_cannot_be_used_is_named() {
     }
     let e = error(File::sound().set("general.architecture", Some("qwen2".into())));
     assert!(matches!(e, AdapterError::Architecture { .. }));
-    assert!(matches!(error(File::sound().set("general.architecture", None)), AdapterError::Gguf(_)));
+    assert!(matches!(
+        error(File::sound().set("general.architecture", None)),
+        AdapterError::Gguf(_)
+    ));
     let tokens = Value::Array(ruvllm::gguf::Array::U32(vec![1, 2]));
-    assert!(text(File::sound().set("adapter.alora.invocation_tokens", Some(tokens))).contains("alora"));
+    assert!(
+        text(File::sound().set("adapter.alora.invocation_tokens", Some(tokens))).contains("alora")
+    );
     for alpha in [f32::NAN, f32::INFINITY] {
         assert!(matches!(
             error(File::sound().set("adapter.lora.alpha", Some(alpha.into()))),
             AdapterError::Alpha { .. }
         ));
     }
-    assert!(matches!(error(File::sound().set("adapter.lora.alpha", Some("4".into()))), AdapterError::Gguf(_)));
-    assert!(matches!(error(File::sound().without(QA).without(QB)), AdapterError::Empty | AdapterError::Gguf(_)));
+    assert!(matches!(
+        error(File::sound().set("adapter.lora.alpha", Some("4".into()))),
+        AdapterError::Gguf(_)
+    ));
+    assert!(matches!(
+        error(File::sound().without(QA).without(QB)),
+        AdapterError::Empty | AdapterError::Gguf(_)
+    ));
     for (half, other) in [(QA, QB), (QB, QA)] {
         assert!(
             matches!(error(File::sound().without(half)), AdapterError::Unpaired { missing } if missing == half),
@@ -488,11 +645,19 @@ fn what_cannot_be_used_is_named() {
         );
     }
     // Neither a pair nor known.
-    for name in ["blk.0.attn_norm.weight", "blk.0.attn_q.weight", "blk.0.attn_q.weight.lora_c"] {
+    for name in [
+        "blk.0.attn_norm.weight",
+        "blk.0.attn_q.weight",
+        "blk.0.attn_q.weight.lora_c",
+    ] {
         let e = error(File::sound().tensor(name, &[64], DType::F32));
         assert!(matches!(e, AdapterError::UnknownTensor { name: n } if n == name));
     }
-    for name in ["blk.2.attn_q.weight.lora_a", "blk.0.attn_norm.weight.lora_a", "blk.0.attn_q.lora_b"] {
+    for name in [
+        "blk.2.attn_q.weight.lora_a",
+        "blk.0.attn_norm.weight.lora_a",
+        "blk.0.attn_q.lora_b",
+    ] {
         let e = error(File::sound().tensor(name, &[64, 2], DType::F32));
         assert!(matches!(e, AdapterError::NoSuchMatrix { tensor } if name.starts_with(&tensor)));
     }
@@ -509,22 +674,52 @@ fn what_cannot_be_used_is_named() {
         (QB, &[2, 64, 2]),
     ] {
         let e = error(File::sound().tensor(name, dims, DType::F32));
-        let AdapterError::Shape { name: n, .. } = &e else { panic!("{name} {dims:?}: {e}") };
-        assert!(n == name || dims == [3, 64] || dims == [64, 2], "{name} {dims:?}: {e}");
+        let AdapterError::Shape { name: n, .. } = &e else {
+            panic!("{name} {dims:?}: {e}")
+        };
+        assert!(
+            n == name || dims == [3, 64] || dims == [64, 2],
+            "{name} {dims:?}: {e}"
+        );
     }
-    let e = error(File::sound().tensor(QA, &[64, 65], DType::F32).tensor(QB, &[65, 64], DType::F32));
-    assert!(matches!(e, AdapterError::Rank { rank: 65, max: 64, .. }));
-    assert!(File::sound().tensor(QA, &[64, 64], DType::F32).tensor(QB, &[64, 64], DType::F32).open().is_ok());
-    assert!(matches!(error(File::sound().tensor(QA, &[64, 2], DType::I32)), AdapterError::TensorType { .. }));
+    let e = error(File::sound().tensor(QA, &[64, 65], DType::F32).tensor(
+        QB,
+        &[65, 64],
+        DType::F32,
+    ));
+    assert!(matches!(
+        e,
+        AdapterError::Rank {
+            rank: 65,
+            max: 64,
+            ..
+        }
+    ));
+    assert!(
+        File::sound()
+            .tensor(QA, &[64, 64], DType::F32)
+            .tensor(QB, &[64, 64], DType::F32)
+            .open()
+            .is_ok()
+    );
+    assert!(matches!(
+        error(File::sound().tensor(QA, &[64, 2], DType::I32)),
+        AdapterError::TensorType { .. }
+    ));
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut file = File::sound();
         file.tensors[1].3[5] = value;
-        assert!(matches!(error(file), AdapterError::NotFinite { index: 5, name, .. } if name == QB));
+        assert!(
+            matches!(error(file), AdapterError::NotFinite { index: 5, name, .. } if name == QB)
+        );
     }
     // A model is no adapter, and the other way round.
     let llama = Tiny::Llama.model(DType::F32);
     let bytes = Tiny::Llama.parts(DType::F32).bytes();
-    assert!(matches!(Adapter::from_bytes(bytes, &llama), Err(AdapterError::NotAnAdapter { .. })));
+    assert!(matches!(
+        Adapter::from_bytes(bytes, &llama),
+        Err(AdapterError::NotAnAdapter { .. })
+    ));
     let bytes = File::sound().bytes();
     assert!(Model::from_gguf(Gguf::from_bytes(bytes).unwrap()).is_err());
 }
@@ -535,10 +730,19 @@ fn damaged_files_are_errors() {
     let bytes = File::sound().bytes();
     for n in 0..bytes.len() {
         let cut = Adapter::from_bytes(bytes[..n].to_vec(), &model);
-        assert!(matches!(cut, Err(AdapterError::Gguf(_))), "{n} bytes of {}", bytes.len());
+        assert!(
+            matches!(cut, Err(AdapterError::Gguf(_))),
+            "{n} bytes of {}",
+            bytes.len()
+        );
     }
     // A rank of 0 cannot be written, so it is patched in.
-    let at = bytes.windows(QB.len()).position(|w| w == QB.as_bytes()).unwrap() + QB.len() + 4;
+    let at = bytes
+        .windows(QB.len())
+        .position(|w| w == QB.as_bytes())
+        .unwrap()
+        + QB.len()
+        + 4;
     for rank in [0, u64::MAX, 1 << 62, 3] {
         let mut bytes = bytes.clone();
         assert_eq!(bytes[at..at + 8], 2u64.to_le_bytes());
@@ -555,7 +759,10 @@ fn damaged_files_are_errors() {
         }
     }
     let missing = Adapter::open("/no/such/adapter.gguf", &model);
-    assert!(matches!(missing, Err(AdapterError::Gguf(GgufError::Io { .. }))));
+    assert!(matches!(
+        missing,
+        Err(AdapterError::Gguf(GgufError::Io { .. }))
+    ));
 }
 
 /// `tests/reference_peft.py` makes the files.
@@ -584,7 +791,10 @@ fn peft_computes_the_same() {
 }
 
 fn merged(model: &Model, adapters: &[(&Adapter, f32)], dtype: Option<DType>) -> Gguf {
-    let adapters: Vec<_> = adapters.iter().map(|&(a, scale)| (Arc::new(a.clone()), scale)).collect();
+    let adapters: Vec<_> = adapters
+        .iter()
+        .map(|&(a, scale)| (Arc::new(a.clone()), scale))
+        .collect();
     let writer = merge(model, &adapters, dtype, &|_| true).unwrap();
     Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap()
 }
@@ -597,10 +807,21 @@ fn open(gguf: Gguf) -> Model {
 fn a_merged_model_computes_what_the_adapter_does() {
     for tiny in Tiny::SHAPES {
         let model = tiny.model(DType::F32);
-        let (one, two) = (adapter(&model, 3, 1, |_| true), adapter(&model, 1, 2, |site| site.part() == "output"));
-        for adapters in [&[(&one, 0.3)][..], &[(&one, 0.2), (&two, 0.5)], &[(&two, 0.5)]] {
+        let (one, two) = (
+            adapter(&model, 3, 1, |_| true),
+            adapter(&model, 1, 2, |site| site.part() == "output"),
+        );
+        for adapters in [
+            &[(&one, 0.3)][..],
+            &[(&one, 0.2), (&two, 0.5)],
+            &[(&two, 0.5)],
+        ] {
             let merged = open(merged(&model, adapters, None));
-            assert_close(&logits(&mut session(&merged)), &with(&model, adapters), TOLERANCE);
+            assert_close(
+                &logits(&mut session(&merged)),
+                &with(&model, adapters),
+                TOLERANCE,
+            );
         }
     }
 }
@@ -610,19 +831,33 @@ fn merging_touches_nothing_else() {
     let model = Tiny::Llama.model(DType::Q8_0);
     let adapter = adapter(&model, 2, 1, |site| site.part() == "ffn_down");
     let (before, after) = (model.gguf(), merged(&model, &[(&adapter, 0.5)], None));
-    assert_eq!(before.metadata().iter().collect::<Vec<_>>(), after.metadata().iter().collect::<Vec<_>>());
+    assert_eq!(
+        before.metadata().iter().collect::<Vec<_>>(),
+        after.metadata().iter().collect::<Vec<_>>()
+    );
     assert_eq!(before.tensors().len(), after.tensors().len());
     for (a, b) in before.tensors().iter().zip(after.tensors()) {
         assert_eq!((&a.name, &a.dims, a.dtype), (&b.name, &b.dims, b.dtype));
-        assert_eq!(before.data(a) == after.data(b), !a.name.contains("ffn_down"), "{}", a.name);
+        assert_eq!(
+            before.data(a) == after.data(b),
+            !a.name.contains("ffn_down"),
+            "{}",
+            a.name
+        );
     }
     // Quantised again, or in a type without loss.
     let quantised = decoded(&mut session(&open(after)));
     let expected = decoded(&mut adapted(&model, &[(&adapter, 0.5)]));
     assert!(differ(&quantised, &expected) < 0.1);
     let exact = merged(&model, &[(&adapter, 0.5)], Some(DType::F32));
-    assert_eq!(exact.tensor("blk.0.ffn_down.weight").unwrap().dtype, DType::F32);
-    assert_eq!(exact.tensor("blk.0.ffn_up.weight").unwrap().dtype, DType::Q8_0);
+    assert_eq!(
+        exact.tensor("blk.0.ffn_down.weight").unwrap().dtype,
+        DType::F32
+    );
+    assert_eq!(
+        exact.tensor("blk.0.ffn_up.weight").unwrap().dtype,
+        DType::Q8_0
+    );
     // 16-bit activations against 32-bit ones.
     assert!(differ(&decoded(&mut session(&open(exact))), &expected) < 2e-3);
 }
@@ -630,36 +865,69 @@ fn merging_touches_nothing_else() {
 #[test]
 fn a_shared_table_is_divided_when_one_side_changes() {
     let model = Tiny::Gemma2.model(DType::Q8_0);
-    let table = model.gguf().data(model.gguf().tensor("token_embd.weight").unwrap());
-    for (part, keeps) in [("output", "token_embd.weight"), ("token_embd", "output.weight")] {
+    let table = model
+        .gguf()
+        .data(model.gguf().tensor("token_embd.weight").unwrap());
+    for (part, keeps) in [
+        ("output", "token_embd.weight"),
+        ("token_embd", "output.weight"),
+    ] {
         let adapter = adapter(&model, 2, 1, |site| site.part() == part);
         let merged = merged(&model, &[(&adapter, 0.5)], None);
         assert_eq!(merged.data(merged.tensor(keeps).unwrap()), table);
-        assert_ne!(merged.data(merged.tensor(&format!("{part}.weight")).unwrap()), table);
+        assert_ne!(
+            merged.data(merged.tensor(&format!("{part}.weight")).unwrap()),
+            table
+        );
     }
     let other = adapter(&model, 2, 1, |site| site.part() == "attn_q");
-    assert!(merged(&model, &[(&other, 0.5)], None).tensor("output.weight").is_none());
+    assert!(
+        merged(&model, &[(&other, 0.5)], None)
+            .tensor("output.weight")
+            .is_none()
+    );
 }
 
 #[test]
 fn merging_refuses_what_it_cannot_do() {
     let model = Tiny::Llama.model(DType::F32);
     let fits = Arc::new(adapter(&model, 2, 1, |_| true));
-    let try_merge = |adapters: &[(Arc<Adapter>, f32)], dtype| merge(&model, adapters, dtype, &|_| true).map(|_| ());
+    let try_merge = |adapters: &[(Arc<Adapter>, f32)], dtype| {
+        merge(&model, adapters, dtype, &|_| true).map(|_| ())
+    };
     let refused = |scale, dtype| try_merge(&[(Arc::clone(&fits), scale)], dtype).unwrap_err();
-    assert!(matches!(refused(f32::NAN, None), AdapterError::Scale { .. }));
-    assert!(matches!(refused(1.0, Some(DType::IQ2_XXS)), AdapterError::Quant(_)));
-    assert!(matches!(refused(1.0, Some(DType::I32)), AdapterError::Quant(_)));
-    assert!(matches!(refused(1.0, Some(DType::Q4_K)), AdapterError::RowLength { n: 64, .. }));
+    assert!(matches!(
+        refused(f32::NAN, None),
+        AdapterError::Scale { .. }
+    ));
+    assert!(matches!(
+        refused(1.0, Some(DType::IQ2_XXS)),
+        AdapterError::Quant(_)
+    ));
+    assert!(matches!(
+        refused(1.0, Some(DType::I32)),
+        AdapterError::Quant(_)
+    ));
+    assert!(matches!(
+        refused(1.0, Some(DType::Q4_K)),
+        AdapterError::RowLength { n: 64, .. }
+    ));
     let other = Tiny::Phi3.model(DType::F32);
     let foreign = Arc::new(adapter(&other, 2, 1, |_| true));
     assert!(try_merge(&[(foreign, 1.0)], None).is_err());
     // A weight that would not be finite, and a call that is ended.
     assert!(matches!(refused(3e38, None), AdapterError::Scale { .. }));
     let mut large = (*fits).clone();
-    large.terms_mut().for_each(|(_, term)| term.parts_mut().1.fill(1e3));
+    large
+        .terms_mut()
+        .for_each(|(_, term)| term.parts_mut().1.fill(1e3));
     let huge = merge(&model, &[(Arc::new(large), 1e38)], None, &|_| true).unwrap();
-    assert!(huge.to_bytes().unwrap_err().to_string().contains("token_embd"));
+    assert!(
+        huge.to_bytes()
+            .unwrap_err()
+            .to_string()
+            .contains("token_embd")
+    );
     let ended = merge(&model, &[(fits, 1.0)], None, &|_| false).unwrap();
     assert!(ended.to_bytes().is_err());
 }

@@ -1,5 +1,6 @@
-//! The tests of the library in one program, which links once. `cargo test --release --test it engine::` runs
-//! those of one module. A test that needs a process of its own is a file beside this folder.
+//! The tests of the library in one program, which links once. `cargo test --release --test it
+//! engine::` runs those of one module. A test that needs a process of its own is a file beside this
+//! folder.
 
 mod batch;
 #[cfg(feature = "chat")]

@@ -1,11 +1,12 @@
-//! Memory is planned: what a model takes is what was said before, and what does not fit is refused before it is begun.
+//! Memory is planned: what a model takes is what was said before, and what does not fit is refused
+//! before it is begun.
 
 use crate::common::emulated;
 use crate::run::level;
 use crate::tiny::{N_VOCAB, Tiny};
 use ruvllm::exec::{
-    CacheMode, Engine, EngineOptions, KvTiers, KvType, MemoryPlan, PlanOptions, Preset, Request, Schedule,
-    ScheduleOptions, SessionOptions,
+    CacheMode, Engine, EngineOptions, KvTiers, KvType, MemoryPlan, PlanOptions, Preset, Request,
+    Schedule, ScheduleOptions, SessionOptions,
 };
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::{Adapter, Gradients};
@@ -17,25 +18,40 @@ use std::sync::Arc;
 use std::time::Duration;
 
 fn tokens(n: usize) -> Vec<u32> {
-    (0..n).map(|i| ((i * 31 + i * i % 11) % N_VOCAB) as u32).collect()
+    (0..n)
+        .map(|i| ((i * 31 + i * i % 11) % N_VOCAB) as u32)
+        .collect()
 }
 
 fn session(n_ctx: usize) -> SessionOptions {
-    SessionOptions { n_ctx: Some(n_ctx), ..Default::default() }
+    SessionOptions {
+        n_ctx: Some(n_ctx),
+        ..Default::default()
+    }
 }
 
-/// What an engine takes at the peak of a prompt that fills the context but for one token, which is decoded: keys and values,
-/// buffers, and the rest.
+/// What an engine takes at the peak of a prompt that fills the context but for one token, which is
+/// decoded: keys and values, buffers, and the rest.
 fn taken(model: &Model, options: &PlanOptions) -> [u64; 3] {
-    let engine = Engine::new(model, &EngineOptions { n_threads: options.n_threads, ..Default::default() }).unwrap();
+    let engine = Engine::new(
+        model,
+        &EngineOptions {
+            n_threads: options.n_threads,
+            ..Default::default()
+        },
+    )
+    .unwrap();
     let n_ctx = options.session.n_ctx.unwrap();
-    let mut sessions: Vec<_> =
-        (0..options.n_sequences).map(|_| engine.session_with(&options.session).unwrap()).collect();
+    let mut sessions: Vec<_> = (0..options.n_sequences)
+        .map(|_| engine.session_with(&options.session).unwrap())
+        .collect();
     for session in &mut sessions {
         for adapter in &options.adapters {
             session.attach(Arc::clone(adapter), 1.0).unwrap();
         }
-        session.prefill_each(&tokens(n_ctx - 1), n_ctx - 1 - options.n_logits, |_, _| ()).unwrap();
+        session
+            .prefill_each(&tokens(n_ctx - 1), n_ctx - 1 - options.n_logits, |_, _| ())
+            .unwrap();
         session.decode(3).unwrap();
     }
     // Pages that are given back stay in the pool.
@@ -44,7 +60,8 @@ fn taken(model: &Model, options: &PlanOptions) -> [u64; 3] {
     [stats.used + stats.free, engine.memory().buffers, rest]
 }
 
-/// Every shape of a layer, precision and size; within 5 % of what is there, or a kilobyte where there is hardly anything.
+/// Every shape of a layer, precision and size; within 5 % of what is there, or a kilobyte where
+/// there is hardly anything.
 #[test]
 fn plans_are_what_engines_take() {
     let long = |tiny: Tiny| {
@@ -53,47 +70,116 @@ fn plans_are_what_engines_take() {
         if tiny == Tiny::Gemma2 {
             parts.set("gemma2.attention.sliding_window", 200u32);
         }
-        OpenOptions::new().arch(level()).open_gguf(parts.gguf()).unwrap()
+        OpenOptions::new()
+            .arch(level())
+            .open_gguf(parts.gguf())
+            .unwrap()
     };
-    let tiered = SessionOptions { kv_tiers: Some(KvTiers { recent: 64, middle: 192 }), ..session(1024) };
+    let tiered = SessionOptions {
+        kv_tiers: Some(KvTiers {
+            recent: 64,
+            middle: 192,
+        }),
+        ..session(1024)
+    };
     let plans: Vec<PlanOptions> = vec![
         session(1024).into(),
-        SessionOptions { n_batch: 100, ..session(1024) }.into(),
-        SessionOptions { kv_type: KvType::Q8, kv_type_v: Some(KvType::Q4), ..session(700) }.into(),
-        SessionOptions { kv_type: KvType::F32, exact: true, n_batch: 64, ..session(1024) }.into(),
+        SessionOptions {
+            n_batch: 100,
+            ..session(1024)
+        }
+        .into(),
+        SessionOptions {
+            kv_type: KvType::Q8,
+            kv_type_v: Some(KvType::Q4),
+            ..session(700)
+        }
+        .into(),
+        SessionOptions {
+            kv_type: KvType::F32,
+            exact: true,
+            n_batch: 64,
+            ..session(1024)
+        }
+        .into(),
         tiered.clone().into(),
-        PlanOptions { n_sequences: 3, ..tiered.into() },
-        PlanOptions { n_sequences: 3, n_threads: NonZeroUsize::new(2), ..session(300).into() },
-        PlanOptions { n_logits: 60, n_threads: NonZeroUsize::new(1), ..session(512).into() },
+        PlanOptions {
+            n_sequences: 3,
+            ..tiered.into()
+        },
+        PlanOptions {
+            n_sequences: 3,
+            n_threads: NonZeroUsize::new(2),
+            ..session(300).into()
+        },
+        PlanOptions {
+            n_logits: 60,
+            n_threads: NonZeroUsize::new(1),
+            ..session(512).into()
+        },
     ];
-    for tiny in Tiny::SHAPES.into_iter().take(if emulated() { 2 } else { usize::MAX }) {
+    for tiny in Tiny::SHAPES
+        .into_iter()
+        .take(if emulated() { 2 } else { usize::MAX })
+    {
         let model = long(tiny);
         for options in &plans {
             let plan = model.memory_plan(options).unwrap();
             let planned = [plan.kv, plan.buffers, plan.rest];
-            for (part, (planned, taken)) in
-                ["kv", "buffers", "rest"].iter().zip(planned.into_iter().zip(taken(&model, options)))
+            for (part, (planned, taken)) in ["kv", "buffers", "rest"]
+                .iter()
+                .zip(planned.into_iter().zip(taken(&model, options)))
             {
                 let off = planned.abs_diff(taken);
-                assert!(20 * off <= taken.max(20 << 10), "{tiny:?} {options:?}: {part} {taken}, planned {planned}");
+                assert!(
+                    20 * off <= taken.max(20 << 10),
+                    "{tiny:?} {options:?}: {part} {taken}, planned {planned}"
+                );
             }
-            assert_eq!(plan.weights, model.gguf().tensors().iter().map(|t| t.n_bytes).sum::<u64>());
+            assert_eq!(
+                plan.weights,
+                model
+                    .gguf()
+                    .tensors()
+                    .iter()
+                    .map(|t| t.n_bytes)
+                    .sum::<u64>()
+            );
         }
     }
 }
 
-/// Of a prompt that is computed in pieces beside a sequence that decodes; the buffers go with the schedule.
+/// Of a prompt that is computed in pieces beside a sequence that decodes; the buffers go with the
+/// schedule.
 #[test]
 fn prompts_in_pieces_are_planned() {
     let mut parts = Tiny::Llama.parts(DType::Q8_0);
     crate::mtp::set_vocabulary(&mut parts, N_VOCAB);
-    let model = OpenOptions::new().arch(level()).open_gguf(parts.gguf()).unwrap();
+    let model = OpenOptions::new()
+        .arch(level())
+        .open_gguf(parts.gguf())
+        .unwrap();
     let n_threads = NonZeroUsize::new(2);
-    let engine = Engine::new(&model, &EngineOptions { n_threads, ..Default::default() }).unwrap();
-    let session = SessionOptions { n_batch: 64, ..session(128) };
+    let engine = Engine::new(
+        &model,
+        &EngineOptions {
+            n_threads,
+            ..Default::default()
+        },
+    )
+    .unwrap();
+    let session = SessionOptions {
+        n_batch: 64,
+        ..session(128)
+    };
     // No time at all: 64 rows at least, and the second prompt has 60.
     let max_itl = Some(Duration::ZERO);
-    let options = ScheduleOptions { session: session.clone(), n_parallel: 2, max_itl, ..Default::default() };
+    let options = ScheduleOptions {
+        session: session.clone(),
+        n_parallel: 2,
+        max_itl,
+        ..Default::default()
+    };
     let mut schedule = Schedule::new(&engine, &options).unwrap();
     let sampler = || Sampler::builder().temperature(0.0).build().unwrap();
     let request = |n| Request::new(tokens(n), sampler()).max_tokens(40);
@@ -105,17 +191,31 @@ fn prompts_in_pieces_are_planned() {
         stream
     });
     let plan = |n_layered| {
-        let options = PlanOptions { n_sequences: 2, n_threads, n_layered, ..session.clone().into() };
+        let options = PlanOptions {
+            n_sequences: 2,
+            n_threads,
+            n_layered,
+            ..session.clone().into()
+        };
         model.memory_plan(&options).unwrap().buffers
     };
     let taken = engine.memory().buffers;
-    assert!(20 * plan(60).abs_diff(taken) <= taken, "{taken}, planned {}", plan(60));
+    assert!(
+        20 * plan(60).abs_diff(taken) <= taken,
+        "{taken}, planned {}",
+        plan(60)
+    );
     drop((schedule, streams));
     let left = engine.memory().buffers;
-    assert!(left < taken && 20 * plan(0).abs_diff(left) <= left, "{left}, planned {}", plan(0));
+    assert!(
+        left < taken && 20 * plan(0).abs_diff(left) <= left,
+        "{left}, planned {}",
+        plan(0)
+    );
 }
 
-/// A limit leaves room for the prompts in pieces of a schedule, and refuses the schedule up front where there is none.
+/// A limit leaves room for the prompts in pieces of a schedule, and refuses the schedule up front
+/// where there is none.
 #[test]
 fn limits_leave_room_for_prompts_in_pieces() {
     let gguf = || {
@@ -125,8 +225,19 @@ fn limits_leave_room_for_prompts_in_pieces() {
         parts.gguf()
     };
     let open = |limit| {
-        let model = OpenOptions::new().arch(level()).memory_limit(limit).open_gguf(gguf()).unwrap();
-        Engine::new(&model, &EngineOptions { n_threads: NonZeroUsize::new(2), ..Default::default() }).unwrap()
+        let model = OpenOptions::new()
+            .arch(level())
+            .memory_limit(limit)
+            .open_gguf(gguf())
+            .unwrap();
+        Engine::new(
+            &model,
+            &EngineOptions {
+                n_threads: NonZeroUsize::new(2),
+                ..Default::default()
+            },
+        )
+        .unwrap()
     };
     let session = session(1024);
     let options = ScheduleOptions {
@@ -137,13 +248,26 @@ fn limits_leave_room_for_prompts_in_pieces() {
     };
     let n_threads = NonZeroUsize::new(2);
     let plan = |n_layered| {
-        let options = PlanOptions { n_threads, n_layered, ..session.clone().into() };
-        OpenOptions::new().arch(level()).open_gguf(gguf()).unwrap().memory_plan(&options).unwrap().total()
+        let options = PlanOptions {
+            n_threads,
+            n_layered,
+            ..session.clone().into()
+        };
+        OpenOptions::new()
+            .arch(level())
+            .open_gguf(gguf())
+            .unwrap()
+            .memory_plan(&options)
+            .unwrap()
+            .total()
     };
     // What a session fits into does not suffice.
     let engine = open(plan(0));
     engine.session_with(&session).unwrap();
-    assert!(matches!(Schedule::new(&engine, &options).map(drop), Err(SessionError::MemoryLimit { .. })));
+    assert!(matches!(
+        Schedule::new(&engine, &options).map(drop),
+        Err(SessionError::MemoryLimit { .. })
+    ));
     assert_eq!(engine.pool().stats().reserved, 0);
 
     let limit = plan(session.n_batch);
@@ -151,7 +275,11 @@ fn limits_leave_room_for_prompts_in_pieces() {
     let mut schedule = Schedule::new(&engine, &options).unwrap();
     assert!(engine.pool().stats().reserved >= limit - plan(0));
     let sampler = || Sampler::builder().temperature(0.0).build().unwrap();
-    let streams = [100, 900].map(|n| schedule.submit(Request::new(tokens(n), sampler()).max_tokens(20)).unwrap());
+    let streams = [100, 900].map(|n| {
+        schedule
+            .submit(Request::new(tokens(n), sampler()).max_tokens(20))
+            .unwrap()
+    });
     let (mut peak, mut n_steps) = (0, 0);
     while schedule.step() && n_steps < 10_000 {
         (peak, n_steps) = (peak.max(engine.memory().total()), n_steps + 1);
@@ -164,18 +292,34 @@ fn limits_leave_room_for_prompts_in_pieces() {
 #[test]
 fn adapters_are_planned() {
     let model = Tiny::Llama.model(DType::Q8_0);
-    let adapters: Vec<_> = [3, 8].map(|rank| Arc::new(Adapter::zeros(&model, rank, 1, |_| true).unwrap())).into();
-    let options = PlanOptions { adapters, ..session(256).into() };
-    let (plan, bare) = (model.memory_plan(&options).unwrap(), model.memory_plan(&session(256).into()).unwrap());
-    let n_params: usize = options.adapters.iter().map(|adapter| adapter.n_params()).sum();
+    let adapters: Vec<_> = [3, 8]
+        .map(|rank| Arc::new(Adapter::zeros(&model, rank, 1, |_| true).unwrap()))
+        .into();
+    let options = PlanOptions {
+        adapters,
+        ..session(256).into()
+    };
+    let (plan, bare) = (
+        model.memory_plan(&options).unwrap(),
+        model.memory_plan(&session(256).into()).unwrap(),
+    );
+    let n_params: usize = options
+        .adapters
+        .iter()
+        .map(|adapter| adapter.n_params())
+        .sum();
     assert_eq!(plan.adapters, 4 * n_params as u64);
     assert!(plan.buffers > bare.buffers);
     let [_, buffers, _] = taken(&model, &options);
-    assert!(20 * plan.buffers.abs_diff(buffers) <= buffers, "{buffers}, planned {}", plan.buffers);
+    assert!(
+        20 * plan.buffers.abs_diff(buffers) <= buffers,
+        "{buffers}, planned {}",
+        plan.buffers
+    );
 }
 
-/// Buffers and rows that gradients of adapters take, of all matrices and of the last layer's, at the end of a context; and the
-/// adapters themselves, as the pool counts them.
+/// Buffers and rows that gradients of adapters take, of all matrices and of the last layer's, at
+/// the end of a context; and the adapters themselves, as the pool counts them.
 #[test]
 fn gradients_are_planned() {
     let mut n_planned = 0;
@@ -183,10 +327,19 @@ fn gradients_are_planned() {
         let model = tiny.model(DType::Q8_0);
         let last = model.hparams().n_layer - 1;
         for (n_past, lowest, rank) in [(0, 0, 4), (40, last, 8)] {
-            let adapter = Adapter::zeros(&model, rank, 1, |site| site.layer().is_some_and(|layer| layer >= lowest));
+            let adapter = Adapter::zeros(&model, rank, 1, |site| {
+                site.layer().is_some_and(|layer| layer >= lowest)
+            });
             let adapter = Arc::new(adapter.unwrap());
             let (n, session, n_threads) = (120 - n_past, session(120), NonZeroUsize::new(2));
-            let engine = Engine::new(&model, &EngineOptions { n_threads, ..Default::default() }).unwrap();
+            let engine = Engine::new(
+                &model,
+                &EngineOptions {
+                    n_threads,
+                    ..Default::default()
+                },
+            )
+            .unwrap();
             let mut found = engine.session_with(&session).unwrap();
             let id = found.attach(Arc::clone(&adapter), 1.0).unwrap();
             let text = tokens(121);
@@ -194,9 +347,19 @@ fn gradients_are_planned() {
                 found.prefill(&text[..n_past]).unwrap();
             }
             let (weights, mut gradients) = (vec![1.0; n], Gradients::zeros(&adapter));
-            let outcome = found.nll_gradient(id, &text[n_past..120], &text[n_past + 1..], &weights, &mut gradients);
-            let options =
-                PlanOptions { adapters: vec![Arc::clone(&adapter)], n_gradient: n, n_threads, ..session.into() };
+            let outcome = found.nll_gradient(
+                id,
+                &text[n_past..120],
+                &text[n_past + 1..],
+                &weights,
+                &mut gradients,
+            );
+            let options = PlanOptions {
+                adapters: vec![Arc::clone(&adapter)],
+                n_gradient: n,
+                n_threads,
+                ..session.into()
+            };
             let plan = model.memory_plan(&options).unwrap();
             if outcome.is_err() {
                 assert_eq!(plan.gradients, 0, "{tiny:?}");
@@ -204,38 +367,72 @@ fn gradients_are_planned() {
             }
             n_planned += 1;
             let memory = engine.memory();
-            let taken = [found.memory().gradients + adapter.bytes(), memory.buffers, memory.adapters];
+            let taken = [
+                found.memory().gradients + adapter.bytes(),
+                memory.buffers,
+                memory.adapters,
+            ];
             let planned = [plan.gradients, plan.buffers, plan.adapters];
             for (i, (planned, taken)) in planned.into_iter().zip(taken).enumerate() {
-                assert!(20 * planned.abs_diff(taken) <= taken, "{tiny:?} {n_past}: {i}: {taken}, planned {planned}");
+                assert!(
+                    20 * planned.abs_diff(taken) <= taken,
+                    "{tiny:?} {n_past}: {i}: {taken}, planned {planned}"
+                );
             }
         }
     }
     assert!(n_planned > 4);
 }
 
-/// A prefix cache that was filled, beside sequences that fill their contexts; a limit does not count it.
+/// A prefix cache that was filled, beside sequences that fill their contexts; a limit does not
+/// count it.
 #[test]
 fn prefix_caches_are_planned() {
     for kv_type in [KvType::F16, KvType::Q4] {
         let model = Tiny::Llama.model(DType::Q8_0);
-        let options = SessionOptions { kv_type, prefix: CacheMode::On.into(), ..session(512) };
+        let options = SessionOptions {
+            kv_type,
+            prefix: CacheMode::On.into(),
+            ..session(512)
+        };
         let prefix_budget = 1 << 20;
-        let plan = PlanOptions { n_sequences: 2, prefix_budget, ..options.clone().into() };
+        let plan = PlanOptions {
+            n_sequences: 2,
+            prefix_budget,
+            ..options.clone().into()
+        };
         let plan = model.memory_plan(&plan).unwrap();
-        let with_budget = EngineOptions { prefix_budget: Some(prefix_budget), ..Default::default() };
+        let with_budget = EngineOptions {
+            prefix_budget: Some(prefix_budget),
+            ..Default::default()
+        };
         let engine = Engine::new(&model, &with_budget).unwrap();
         for i in 0..40 {
             let text = [&[i][..], &tokens(499)].concat();
-            engine.session_with(&options).unwrap().prefill(&text).unwrap();
+            engine
+                .session_with(&options)
+                .unwrap()
+                .prefill(&text)
+                .unwrap();
         }
-        let cold = SessionOptions { prefix: CacheMode::Off.into(), ..options };
+        let cold = SessionOptions {
+            prefix: CacheMode::Off.into(),
+            ..options
+        };
         let mut sessions = [0; 2].map(|_| engine.session_with(&cold).unwrap());
-        sessions.iter_mut().for_each(|session| session.prefill(&tokens(512)).unwrap());
+        sessions
+            .iter_mut()
+            .for_each(|session| session.prefill(&tokens(512)).unwrap());
         let stats = engine.pool().stats();
         let (taken, planned) = (stats.used + stats.free, plan.kv + plan.prefixes);
-        assert!(20 * planned.abs_diff(taken) <= taken, "{kv_type}: {taken}, planned {planned}");
-        assert_eq!((plan.prefixes, plan.total() - plan.needed()), (prefix_budget, prefix_budget));
+        assert!(
+            20 * planned.abs_diff(taken) <= taken,
+            "{kv_type}: {taken}, planned {planned}"
+        );
+        assert_eq!(
+            (plan.prefixes, plan.total() - plan.needed()),
+            (prefix_budget, prefix_budget)
+        );
     }
 }
 
@@ -246,7 +443,14 @@ fn a_header_is_enough() {
         let gguf: Gguf = tiny.parts(DType::Q8_0).gguf();
         let h = Hparams::of(gguf.metadata(), gguf.tensors()).unwrap();
         let plan = MemoryPlan::of_header(gguf.header(), &h, &PlanOptions::default()).unwrap();
-        assert_eq!(plan, Model::from_gguf(gguf).unwrap().memory_plan(&PlanOptions::default()).unwrap(), "{tiny:?}");
+        assert_eq!(
+            plan,
+            Model::from_gguf(gguf)
+                .unwrap()
+                .memory_plan(&PlanOptions::default())
+                .unwrap(),
+            "{tiny:?}"
+        );
     }
 }
 
@@ -254,13 +458,30 @@ fn a_header_is_enough() {
 #[test]
 fn absurd_sizes_do_not_wrap() {
     let model = Tiny::Llama.model(DType::F32);
-    let plan = |n_ctx, n_batch| model.memory_plan(&SessionOptions { n_batch, ..session(n_ctx) }.into());
+    let plan = |n_ctx, n_batch| {
+        model.memory_plan(
+            &SessionOptions {
+                n_batch,
+                ..session(n_ctx)
+            }
+            .into(),
+        )
+    };
     assert_eq!(plan(64, usize::MAX).unwrap(), plan(64, 64).unwrap());
     assert!(plan(i32::MAX as usize, usize::MAX).unwrap().total() > 1 << 40);
-    for (n_ctx, n_batch, name) in [(usize::MAX, 64, "n_ctx"), (0, 64, "n_ctx"), (64, 0, "n_batch")] {
-        assert!(matches!(plan(n_ctx, n_batch), Err(SessionError::Option { option, .. }) if option == name));
+    for (n_ctx, n_batch, name) in [
+        (usize::MAX, 64, "n_ctx"),
+        (0, 64, "n_ctx"),
+        (64, 0, "n_batch"),
+    ] {
+        assert!(
+            matches!(plan(n_ctx, n_batch), Err(SessionError::Option { option, .. }) if option == name)
+        );
     }
-    let many = PlanOptions { n_sequences: 1 << 20, ..session(64).into() };
+    let many = PlanOptions {
+        n_sequences: 1 << 20,
+        ..session(64).into()
+    };
     assert!(model.memory_plan(&many).unwrap().kv >= 1 << 30);
 }
 
@@ -272,7 +493,12 @@ fn limits_are_kept() {
         parts.set("llama.context_length", 4096u32);
         parts.gguf()
     };
-    let open = |limit: u64| OpenOptions::new().arch(level()).memory_limit(limit).open_gguf(gguf());
+    let open = |limit: u64| {
+        OpenOptions::new()
+            .arch(level())
+            .memory_limit(limit)
+            .open_gguf(gguf())
+    };
     let free = OpenOptions::new().arch(level()).open_gguf(gguf()).unwrap();
     let plan = free.memory_plan(&session(4096).into()).unwrap();
     let model = open(plan.total()).unwrap();
@@ -284,36 +510,81 @@ fn limits_are_kept() {
     let model = open(plan.total() - 1).unwrap();
     let refused = model.session_with(&session(4096)).map(drop).unwrap_err();
     let message = refused.to_string();
-    let SessionError::MemoryLimit { n_ctx: 4096, need, limit, fits: Some((n_ctx, k, v)) } = refused else {
+    let SessionError::MemoryLimit {
+        n_ctx: 4096,
+        need,
+        limit,
+        fits: Some((n_ctx, k, v)),
+    } = refused
+    else {
         panic!("{message}");
     };
     assert_eq!((need, limit), (plan.total(), plan.total() - 1));
-    assert!(message.contains(&format!("-c {n_ctx} -ctk {k} -ctv {v}")), "{message}");
+    assert!(
+        message.contains(&format!("-c {n_ctx} -ctk {k} -ctv {v}")),
+        "{message}"
+    );
     // What it says does fit.
-    let smaller = SessionOptions { kv_type: k, kv_type_v: Some(v), ..session(n_ctx) };
-    model.session_with(&smaller).unwrap().prefill(&tokens(n_ctx)).unwrap();
+    let smaller = SessionOptions {
+        kv_type: k,
+        kv_type_v: Some(v),
+        ..session(n_ctx)
+    };
+    model
+        .session_with(&smaller)
+        .unwrap()
+        .prefill(&tokens(n_ctx))
+        .unwrap();
 
     // Sessions share what is left: the second one finds the pool full.
     let engine = open(plan.total()).unwrap().engine().unwrap();
     let mut two = [0, 1].map(|_| engine.session_with(&session(4096)).unwrap());
     two[0].prefill(&tokens(4096)).unwrap();
-    assert!(matches!(two[1].prefill(&tokens(64)), Err(SessionError::PoolFull { .. })));
+    assert!(matches!(
+        two[1].prefill(&tokens(64)),
+        Err(SessionError::PoolFull { .. })
+    ));
 
     let none = open(plan.weights + 1).unwrap();
-    assert!(matches!(none.session().map(drop), Err(SessionError::MemoryLimit { fits: None, .. })));
+    assert!(matches!(
+        none.session().map(drop),
+        Err(SessionError::MemoryLimit { fits: None, .. })
+    ));
     let heavy = open(plan.weights - 1).map(drop).unwrap_err();
-    assert!(matches!(heavy, ModelError::MemoryLimit { need, .. } if need == plan.weights), "{heavy}");
+    assert!(
+        matches!(heavy, ModelError::MemoryLimit { need, .. } if need == plan.weights),
+        "{heavy}"
+    );
 }
 
-/// As long as the model was trained for, in half precision, where there is room; then fewer bits; then less context.
+/// As long as the model was trained for, in half precision, where there is room; then fewer bits;
+/// then less context.
 #[test]
 fn recommendations_fit_and_are_used() {
-    let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");
-    let auto = || OpenOptions::new().arch(level()).auto().override_kv("llama.context_length", 4096u32);
+    let shipped = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/models/ruvllm-rust-6m-q8_0.gguf"
+    );
+    let auto = || {
+        OpenOptions::new()
+            .arch(level())
+            .auto()
+            .override_kv("llama.context_length", 4096u32)
+    };
     let open = |limit| auto().memory_limit(limit).open(shipped).unwrap();
     let model = open(u64::MAX);
-    let at =
-        |n_ctx, kind| model.memory_plan(&SessionOptions { kv_type: kind, ..session(n_ctx) }.into()).unwrap().total();
+    let at = |n_ctx, kind| {
+        model
+            .memory_plan(
+                &SessionOptions {
+                    kv_type: kind,
+                    ..session(n_ctx)
+                }
+                .into(),
+            )
+            .unwrap()
+            .total()
+    };
     for (limit, expected) in [
         (u64::MAX, Some((4096, KvType::F16))),
         (at(4096, KvType::F16), Some((4096, KvType::F16))),
@@ -325,11 +596,18 @@ fn recommendations_fit_and_are_used() {
         let found = model.recommend(&PlanOptions::default(), limit).unwrap();
         let found = found.inspect(|found| assert!(found.plan.total() <= limit));
         let found = found.map(|found| (found.plan.n_ctx, found.session.kv_policy()));
-        assert_eq!(found, expected.map(|(n_ctx, kind)| (n_ctx, kind.into())), "{limit}");
+        assert_eq!(
+            found,
+            expected.map(|(n_ctx, kind)| (n_ctx, kind.into())),
+            "{limit}"
+        );
         let session = open(limit).session();
         match expected {
             Some((n_ctx, _)) => assert_eq!(session.unwrap().n_ctx(), n_ctx),
-            None => assert!(matches!(session.map(drop), Err(SessionError::MemoryLimit { fits: None, .. }))),
+            None => assert!(matches!(
+                session.map(drop),
+                Err(SessionError::MemoryLimit { fits: None, .. })
+            )),
         }
     }
     // Within what the machine has, where it tells.
@@ -342,8 +620,8 @@ fn recommendations_fit_and_are_used() {
     assert_eq!(auto.session().unwrap().n_ctx(), 4096);
 }
 
-/// Sequences of a model of the 1B shape (16 layers, eight heads of 64 for keys and values) whose keys and values take 8 GiB:
-/// the table in `docs/memory.md`.
+/// Sequences of a model of the 1B shape (16 layers, eight heads of 64 for keys and values) whose
+/// keys and values take 8 GiB: the table in `docs/memory.md`.
 #[test]
 fn presets_take_what_is_documented() {
     let gguf = Tiny::Llama.parts(DType::Q8_0).gguf();
@@ -351,7 +629,9 @@ fn presets_take_what_is_documented() {
     h.n_ctx_train = 131_072;
     h.layers = vec![h.layers[0].clone(); 16];
     for layer in &mut h.layers {
-        let Mixer::Attention(attn) = &mut layer.mixer else { panic!("a llama") };
+        let Mixer::Attention(attn) = &mut layer.mixer else {
+            panic!("a llama")
+        };
         (attn.n_head, attn.n_head_kv, attn.head_dim, attn.head_dim_v) = (32, 8, 64, 64);
     }
     let table = include_str!("../../docs/memory.md");
@@ -369,7 +649,11 @@ fn presets_take_what_is_documented() {
         assert_eq!(preset.name().parse(), Ok(preset));
     }
     h.n_ctx_train = 512;
-    assert!(Preset::ALL.iter().all(|preset| preset.options(&h).n_ctx == Some(512)));
+    assert!(
+        Preset::ALL
+            .iter()
+            .all(|preset| preset.options(&h).n_ctx == Some(512))
+    );
 }
 
 /// A copy counts once where it replaces a map, and besides where the file lies in memory.
@@ -387,7 +671,13 @@ fn copies_of_weights_count() {
     assert!(n > 0);
     assert_eq!(plan(open(Residence::Copied).open(&path).unwrap()), (0, n));
     let in_memory = || Gguf::from_bytes(bytes.clone()).unwrap();
-    assert_eq!(plan(open(Residence::Mapped).open_gguf(in_memory()).unwrap()), (n, 0));
-    assert_eq!(plan(open(Residence::Copied).open_gguf(in_memory()).unwrap()), (n, n));
+    assert_eq!(
+        plan(open(Residence::Mapped).open_gguf(in_memory()).unwrap()),
+        (n, 0)
+    );
+    assert_eq!(
+        plan(open(Residence::Copied).open_gguf(in_memory()).unwrap()),
+        (n, n)
+    );
     std::fs::remove_file(&path).unwrap();
 }

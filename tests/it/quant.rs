@@ -10,7 +10,10 @@ struct Lcg(u64);
 
 impl Lcg {
     fn next(&mut self) -> f64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         (self.0 >> 40) as f64 / (1u64 << 24) as f64
     }
 
@@ -98,7 +101,10 @@ fn errors_are_no_larger_than_those_of_ggml() {
             let blocks = quantize(format, x, weighted.then_some(&importance));
             let y = dequantize(format, &blocks);
             let error = rms(x, &y, |i| if weighted { importance[i] } else { 1.0 });
-            println!("{name} case {case}: {:.4} of the reference", error / reference);
+            println!(
+                "{name} case {case}: {:.4} of the reference",
+                error / reference
+            );
             if error > reference {
                 failures.push(format!("{name}, case {case}: {error} against {reference}"));
             }
@@ -109,12 +115,12 @@ fn errors_are_no_larger_than_those_of_ggml() {
 
 /// Upper bound of the root-mean-square error in a block of `x`, without importances.
 ///
-/// On a plain grid of step `s` every value is off by `s/2` at most, or by `s` at the positive end of
-/// a symmetric grid. The search only lowers `Σ w·error²`, where the weights `w ≥ 1` have a mean of
-/// at most √2, so the root mean square is at most `2^¼ < 1.2` times that. Rounding sub-block scales
-/// and minima to `sc` steps adds half a step of the largest each, which after the search is at most
-/// twice that of the plain grid. f16 scales add a relative 2⁻¹¹ each, or where they are subnormal
-/// 2⁻²⁵ times the largest code.
+/// On a plain grid of step `s` every value is off by `s/2` at most, or by `s` at the positive end
+/// of a symmetric grid. The search only lowers `Σ w·error²`, where the weights `w ≥ 1` have a mean
+/// of at most √2, so the root mean square is at most `2^¼ < 1.2` times that. Rounding sub-block
+/// scales and minima to `sc` steps adds half a step of the largest each, which after the search is
+/// at most twice that of the plain grid. f16 scales add a relative 2⁻¹¹ each, or where they are
+/// subnormal 2⁻²⁵ times the largest code.
 fn bound(format: &Format, x: &[f32]) -> f64 {
     let low = x.iter().fold(0.0f32, |m, &x| m.min(x)) as f64;
     let high = x.iter().fold(0.0f32, |m, &x| m.max(x)) as f64;
@@ -149,7 +155,11 @@ fn check_bound(format: &Format, x: &[f32]) {
     let block = format.block_elems;
     for (x, y) in x.chunks(block).zip(y.chunks(block)) {
         let (error, bound) = (rms(x, y, |_| 1.0), bound(format, x));
-        assert!(error <= bound, "{}: error {error:e}, bound {bound:e} for {x:?}", format.name);
+        assert!(
+            error <= bound,
+            "{}: error {error:e}, bound {bound:e} for {x:?}",
+            format.name
+        );
     }
 }
 
@@ -209,7 +219,11 @@ fn zeros_stay_zeros() {
         for x in [[0.0; 256], [-0.0; 256], [f32::MIN_POSITIVE / 4.0; 256]] {
             let y = dequantize(format, &quantize(format, &x, None));
             let exact = matches!(format.dtype, DType::F32);
-            assert!(y.iter().all(|&y| y.abs() < 1e-37 && (!exact || y == x[0])), "{}", format.name);
+            assert!(
+                y.iter().all(|&y| y.abs() < 1e-37 && (!exact || y == x[0])),
+                "{}",
+                format.name
+            );
         }
     }
 }
@@ -232,7 +246,11 @@ fn non_finite_and_huge_values() {
     for format in writable().filter(|f| !matches!(f.dtype, DType::F32 | DType::BF16)) {
         let blocks = quantize(format, &x, None);
         assert_eq!(blocks, quantize(format, &expected, None), "{}", format.name);
-        assert!(dequantize(format, &blocks).iter().all(|y| y.is_finite()), "{}", format.name);
+        assert!(
+            dequantize(format, &blocks).iter().all(|y| y.is_finite()),
+            "{}",
+            format.name
+        );
     }
 }
 
@@ -256,20 +274,44 @@ fn rows_are_checked() {
     dequantize_row(DType::Q4_K, &blocks, &mut y).unwrap();
 
     let row_length = |result| matches!(result, Err(QuantError::RowLength { .. }));
-    assert!(row_length(quantize_row(DType::Q4_K, &x, None, &mut blocks[..143])));
-    assert!(row_length(quantize_row(DType::Q4_K, &x[..255], None, &mut blocks)));
-    assert!(row_length(dequantize_row(DType::Q4_K, &blocks, &mut y[..255])));
+    assert!(row_length(quantize_row(
+        DType::Q4_K,
+        &x,
+        None,
+        &mut blocks[..143]
+    )));
+    assert!(row_length(quantize_row(
+        DType::Q4_K,
+        &x[..255],
+        None,
+        &mut blocks
+    )));
+    assert!(row_length(dequantize_row(
+        DType::Q4_K,
+        &blocks,
+        &mut y[..255]
+    )));
     assert!(row_length(dequantize_row(DType::Q4_K, &[], &mut y)));
     assert_eq!(
         quantize_row(DType::IQ1_S, &x, None, &mut blocks[..50]),
-        Err(QuantError::ReadOnly { dtype: "IQ1_S".into() })
+        Err(QuantError::ReadOnly {
+            dtype: "IQ1_S".into()
+        })
     );
-    assert_eq!(dequantize_row(DType::I32, &blocks, &mut y), Err(QuantError::NotAWeight { dtype: "I32".into() }));
+    assert_eq!(
+        dequantize_row(DType::I32, &blocks, &mut y),
+        Err(QuantError::NotAWeight {
+            dtype: "I32".into()
+        })
+    );
     let mut bad = x;
     bad[7] = f32::INFINITY;
     assert_eq!(
         quantize_row(DType::F16, &bad, None, &mut [0; 512]),
-        Err(QuantError::NotFinite { index: 7, value: f32::INFINITY })
+        Err(QuantError::NotFinite {
+            index: 7,
+            value: f32::INFINITY
+        })
     );
 }
 
@@ -309,12 +351,16 @@ fn layouts_have_not_changed() {
     let mut changed = Vec::new();
     for format in FORMATS {
         let mut lcg = Lcg(4);
-        let bytes: Vec<u8> = (0..64 * format.block_bytes).map(|_| (lcg.next() * 256.0) as u8).collect();
-        let hash = dequantize(format, &bytes).iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, y| {
-            // A random scale may be NaN, whose bits the hardware chooses.
-            let bits = if y.is_nan() { 0 } else { y.to_bits() };
-            (hash ^ bits as u64).wrapping_mul(0x0000_0100_0000_01b3)
-        });
+        let bytes: Vec<u8> = (0..64 * format.block_bytes)
+            .map(|_| (lcg.next() * 256.0) as u8)
+            .collect();
+        let hash = dequantize(format, &bytes)
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325u64, |hash, y| {
+                // A random scale may be NaN, whose bits the hardware chooses.
+                let bits = if y.is_nan() { 0 } else { y.to_bits() };
+                (hash ^ bits as u64).wrapping_mul(0x0000_0100_0000_01b3)
+            });
         if !EXPANDED.contains(&(format.name, hash)) {
             changed.push(format!("(\"{}\", 0x{hash:016x})", format.name));
         }
@@ -325,13 +371,19 @@ fn layouts_have_not_changed() {
 #[test]
 fn the_table_of_formats_is_complete() {
     for &dtype in DType::ALL {
-        let integer = matches!(dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64 | DType::F64);
+        let integer = matches!(
+            dtype,
+            DType::I8 | DType::I16 | DType::I32 | DType::I64 | DType::F64
+        );
         let Some(format) = dtype.format() else {
             assert!(integer, "{dtype} has no format");
             continue;
         };
         assert!(!integer);
         assert_eq!(format.name, dtype.to_string());
-        assert_eq!((format.block_elems as u64, format.block_bytes as u64), dtype.block());
+        assert_eq!(
+            (format.block_elems as u64, format.block_bytes as u64),
+            dtype.block()
+        );
     }
 }

@@ -1,12 +1,14 @@
-//! Sequences of models with recurrent layers: wherever they go back to, whatever they are saved as and whoever goes on with
-//! what they left, the bits are those of a sequence that never was anywhere else.
+//! Sequences of models with recurrent layers: wherever they go back to, whatever they are saved as
+//! and whoever goes on with what they left, the bits are those of a sequence that never was
+//! anywhere else.
 
 use crate::invariance::{Shape, model};
 use crate::run::{Pass, engine, open};
 use crate::speculate::{Oracle, Scatter};
 use crate::tiny::N_VOCAB;
 use ruvllm::exec::{
-    CacheMode, Engine, EngineOptions, Request, Schedule, ScheduleOptions, SessionOptions, Speculation, TokenKind,
+    CacheMode, Engine, EngineOptions, Request, Schedule, ScheduleOptions, SessionOptions,
+    Speculation, TokenKind,
 };
 use ruvllm::gguf::{Array, Gguf, Writer};
 use ruvllm::lora::{Adapter, Gradients};
@@ -16,11 +18,17 @@ use ruvllm::{Error, Sampler, Session, SessionError};
 use std::sync::Arc;
 
 fn tokens(n: usize, seed: usize) -> Vec<u32> {
-    (0..n).map(|i| ((i * 31 + seed * 7 + i * i % 11) % N_VOCAB) as u32).collect()
+    (0..n)
+        .map(|i| ((i * 31 + seed * 7 + i * i % 11) % N_VOCAB) as u32)
+        .collect()
 }
 
 fn options() -> SessionOptions {
-    SessionOptions { n_ctx: Some(512), n_batch: 100, ..Default::default() }
+    SessionOptions {
+        n_ctx: Some(512),
+        n_batch: 100,
+        ..Default::default()
+    }
 }
 
 fn session(model: &Model) -> Session {
@@ -34,19 +42,38 @@ fn text(model: &Model) -> (Session, Vec<(u32, TokenKind)>) {
     let mut session = session(model);
     session.prefill(&tokens(N_PROMPT, 1)).unwrap();
     let generated = tokens(20, 2);
-    generated.iter().for_each(|&token| session.decode(token).unwrap());
-    let prompt = tokens(N_PROMPT, 1).into_iter().map(|token| (token, TokenKind::Prompt));
-    (session, prompt.chain(generated.into_iter().map(|token| (token, TokenKind::Generated))).collect())
+    generated
+        .iter()
+        .for_each(|&token| session.decode(token).unwrap());
+    let prompt = tokens(N_PROMPT, 1)
+        .into_iter()
+        .map(|token| (token, TokenKind::Prompt));
+    (
+        session,
+        prompt
+            .chain(
+                generated
+                    .into_iter()
+                    .map(|token| (token, TokenKind::Generated)),
+            )
+            .collect(),
+    )
 }
 
 /// A session that holds the first `n` of `text` and was never anywhere else.
 fn fresh(model: &Model, text: &[(u32, TokenKind)], n: usize) -> Session {
     let mut session = session(model);
-    let prompt: Vec<u32> = text[..n.min(N_PROMPT)].iter().map(|(token, _)| *token).collect();
+    let prompt: Vec<u32> = text[..n.min(N_PROMPT)]
+        .iter()
+        .map(|(token, _)| *token)
+        .collect();
     if n > 0 {
         session.prefill(&prompt).unwrap();
     }
-    text[..n].iter().skip(N_PROMPT).for_each(|(token, _)| session.decode(*token).unwrap());
+    text[..n]
+        .iter()
+        .skip(N_PROMPT)
+        .for_each(|(token, _)| session.decode(*token).unwrap());
     session
 }
 
@@ -55,11 +82,18 @@ fn rewinds_forks_and_files_change_no_bit() {
     for shape in Shape::RECURRENT {
         let model = model(shape, DType::Q8_0);
         let (whole, text) = text(&model);
-        // Inside the last pass; some tokens back; inside the prompt's last pass and farther back; page borders.
-        for n in [250, 249, 248, 240, 231, 230, 229, 215, 192, 190, 128, 100, 64, 7, 1, 0] {
+        // Inside the last pass; some tokens back; inside the prompt's last pass and farther back;
+        // page borders.
+        for n in [
+            250, 249, 248, 240, 231, 230, 229, 215, 192, 190, 128, 100, 64, 7, 1, 0,
+        ] {
             let what = format!("{shape:?} {n}");
             let mut expected = fresh(&model, &text, n);
-            let expected = (expected.decoded(5), expected.prefilled(&tokens(70, 4)), expected.decoded(6));
+            let expected = (
+                expected.decoded(5),
+                expected.prefilled(&tokens(70, 4)),
+                expected.decoded(6),
+            );
             let go_on = |mut session: Session| {
                 let first = session.decoded(5);
                 // Back and forth: what was computed meanwhile leaves nothing.
@@ -80,21 +114,36 @@ fn rewinds_forks_and_files_change_no_bit() {
     }
 }
 
-/// What a sequence leaves is found by others up to its checkpoints, and is the same as if it had been computed.
+/// What a sequence leaves is found by others up to its checkpoints, and is the same as if it had
+/// been computed.
 #[test]
 fn prefixes_are_reused_from_checkpoints_on() {
     for shape in Shape::RECURRENT {
         let model = model(shape, DType::Q8_0);
         let engine = engine(&model, 2);
-        let cached = SessionOptions { prefix: CacheMode::On.into(), ..options() };
-        engine.session_with(&cached).unwrap().prefill(&tokens(230, 1)).unwrap();
+        let cached = SessionOptions {
+            prefix: CacheMode::On.into(),
+            ..options()
+        };
+        engine
+            .session_with(&cached)
+            .unwrap()
+            .prefill(&tokens(230, 1))
+            .unwrap();
         for (same, n_reused) in [(230, 230), (229, 192), (150, 128), (60, 0)] {
             let mut prompt = tokens(230, 1)[..same].to_vec();
             prompt.extend([3, 4, 5]);
             let mut cold = engine.session_with(&options()).unwrap();
-            let mut warm =
-                engine.session_with(&SessionOptions { prefix: CacheMode::ReadOnly.into(), ..options() }).unwrap();
-            assert!(warm.prefilled(&prompt) == cold.prefilled(&prompt), "{shape:?} {same}");
+            let mut warm = engine
+                .session_with(&SessionOptions {
+                    prefix: CacheMode::ReadOnly.into(),
+                    ..options()
+                })
+                .unwrap();
+            assert!(
+                warm.prefilled(&prompt) == cold.prefilled(&prompt),
+                "{shape:?} {same}"
+            );
             assert_eq!(warm.cached_tokens().total(), n_reused, "{shape:?} {same}");
             assert!(warm.decoded(7) == cold.decoded(7), "{shape:?} {same}");
             warm.rewind(same / 2).unwrap();
@@ -114,29 +163,52 @@ fn what_recurrent_layers_cannot_do_is_refused_by_name() {
         (Shape::Rwkv, "RWKV"),
     ] {
         let model = model(shape, DType::F32);
-        let adapter =
-            Adapter::zeros(&model, 2, 1, |site| ["ffn_up", "channel_mix_key"].contains(&site.part())).unwrap();
+        let adapter = Adapter::zeros(&model, 2, 1, |site| {
+            ["ffn_up", "channel_mix_key"].contains(&site.part())
+        })
+        .unwrap();
         let adapter = Arc::new(adapter);
         let mut session = session(&model);
         let id = session.attach(Arc::clone(&adapter), 1.0).unwrap();
-        let refused = session.nll_gradient(id, &[1, 2], &[2, 3], &[1.0; 2], &mut Gradients::zeros(&adapter));
-        assert!(matches!(refused, Err(Error::Session(SessionError::NoGradient { what })) if what == name), "{shape:?}");
-        let shifting = SessionOptions { context_shift: Some(0), ..options() };
+        let refused = session.nll_gradient(
+            id,
+            &[1, 2],
+            &[2, 3],
+            &[1.0; 2],
+            &mut Gradients::zeros(&adapter),
+        );
+        assert!(
+            matches!(refused, Err(Error::Session(SessionError::NoGradient { what })) if what == name),
+            "{shape:?}"
+        );
+        let shifting = SessionOptions {
+            context_shift: Some(0),
+            ..options()
+        };
         let refused = engine(&model, 1).session_with(&shifting);
-        assert!(matches!(refused, Err(SessionError::NoShift { what }) if what == name), "{shape:?}");
+        assert!(
+            matches!(refused, Err(SessionError::NoShift { what }) if what == name),
+            "{shape:?}"
+        );
     }
 }
 
-/// Rows of a pass that are taken back, as drafts are, leave nothing in the state: they are computed with the arithmetic of
-/// generated tokens (`exact`), some at a time, of which one stays.
+/// Rows of a pass that are taken back, as drafts are, leave nothing in the state: they are computed
+/// with the arithmetic of generated tokens (`exact`), some at a time, of which one stays.
 #[test]
 fn rejected_rows_leave_nothing() {
     for shape in Shape::RECURRENT {
         let model = model(shape, DType::Q8_0);
-        let options = SessionOptions { exact: true, ..options() };
-        let [mut drafted, mut plain] = [(); 2].map(|()| engine(&model, 2).session_with(&options).unwrap());
+        let options = SessionOptions {
+            exact: true,
+            ..options()
+        };
+        let [mut drafted, mut plain] =
+            [(); 2].map(|()| engine(&model, 2).session_with(&options).unwrap());
         let text = tokens(200, 1);
-        [&mut drafted, &mut plain].into_iter().for_each(|session| session.prefill(&text[..100]).unwrap());
+        [&mut drafted, &mut plain]
+            .into_iter()
+            .for_each(|session| session.prefill(&text[..100]).unwrap());
         for (i, &token) in text[100..170].iter().enumerate() {
             let mut rows = text[100 + i..][..1 + i % 3].to_vec();
             rows.extend(tokens(i % 7, 5));
@@ -161,12 +233,19 @@ fn with_tokens(model: &Model) -> Model {
     for (key, value) in gguf.metadata().iter() {
         writer.metadata(key, value.clone());
     }
-    let letters = (b'!'..).take(N_VOCAB - 3).map(|letter| char::from(letter).to_string());
-    let tokens = ["<unk>", "<s>", "</s>"].into_iter().map(str::to_owned).chain(letters);
+    let letters = (b'!'..)
+        .take(N_VOCAB - 3)
+        .map(|letter| char::from(letter).to_string());
+    let tokens = ["<unk>", "<s>", "</s>"]
+        .into_iter()
+        .map(str::to_owned)
+        .chain(letters);
     writer.metadata("tokenizer.ggml.model", "llama");
     writer.metadata("tokenizer.ggml.tokens", Array::Strings(tokens.collect()));
     writer.metadata("tokenizer.ggml.scores", vec![0.0f32; N_VOCAB]);
-    let kinds = (0..N_VOCAB).map(|i| [2, 3, 3, 1][i.min(3)]).collect::<Vec<i32>>();
+    let kinds = (0..N_VOCAB)
+        .map(|i| [2, 3, 3, 1][i.min(3)])
+        .collect::<Vec<i32>>();
     writer.metadata("tokenizer.ggml.token_type", kinds);
     for tensor in gguf.tensors() {
         writer.tensor(&*tensor.name, &tensor.dims, tensor.dtype, gguf.data(tensor));
@@ -174,22 +253,33 @@ fn with_tokens(model: &Model) -> Model {
     open(Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap()).unwrap()
 }
 
-/// Right and wrong drafts change no token, of a session alone and of requests side by side, on a pool with room for all
-/// and on one where some lose their pages.
+/// Right and wrong drafts change no token, of a session alone and of requests side by side, on a
+/// pool with room for all and on one where some lose their pages.
 #[test]
 fn drafts_change_no_text() {
     for shape in Shape::RECURRENT {
         let model = with_tokens(&model(shape, DType::Q8_0));
         let prompts: Vec<Vec<u32>> = (0..4).map(|i| tokens(3 + 37 * i, i)).collect();
-        let sampler = |i: usize| Sampler::builder().temperature(0.8).seed(i as u64).build().unwrap();
+        let sampler = |i: usize| {
+            Sampler::builder()
+                .temperature(0.8)
+                .seed(i as u64)
+                .build()
+                .unwrap()
+        };
         let n = 90;
         let alone = |i: usize, speculation: Option<Speculation>| {
-            let mut generation = session(&model).into_generation_from(&prompts[i], sampler(i)).max_tokens(n);
+            let mut generation = session(&model)
+                .into_generation_from(&prompts[i], sampler(i))
+                .max_tokens(n);
             if let Some(speculation) = speculation {
                 generation = generation.speculate(speculation);
             }
             generation.by_ref().for_each(|piece| drop(piece.unwrap()));
-            (generation.tokens().to_vec(), generation.finish().unwrap().drafts)
+            (
+                generation.tokens().to_vec(),
+                generation.finish().unwrap().drafts,
+            )
         };
         let texts: Vec<Vec<u32>> = (0..prompts.len()).map(|i| alone(i, None).0).collect();
         let speculation = |i: usize| {
@@ -203,14 +293,32 @@ fn drafts_change_no_text() {
         for i in 0..prompts.len() {
             let (text, drafts) = alone(i, Some(speculation(i)));
             assert_eq!(text, texts[i], "{shape:?} {i}");
-            assert!(i % 3 != 0 || drafts.n_accepted > 0 && drafts.n_accepted < drafts.n_drafted, "{drafts:?}");
+            assert!(
+                i % 3 != 0 || drafts.n_accepted > 0 && drafts.n_accepted < drafts.n_drafted,
+                "{drafts:?}"
+            );
         }
         let side_by_side = |kv_budget: Option<u64>| {
-            let engine = Engine::new(&model, &EngineOptions { kv_budget, ..Default::default() }).unwrap();
-            let options = ScheduleOptions { session: options(), n_pieces: 1000, ..Default::default() };
+            let engine = Engine::new(
+                &model,
+                &EngineOptions {
+                    kv_budget,
+                    ..Default::default()
+                },
+            )
+            .unwrap();
+            let options = ScheduleOptions {
+                session: options(),
+                n_pieces: 1000,
+                ..Default::default()
+            };
             let mut schedule = Schedule::new(&engine, &options).unwrap();
             let request = |i: usize| Request::new(prompts[i].clone(), sampler(i)).max_tokens(n);
-            let streams = (0..prompts.len()).map(|i| schedule.submit(request(i).speculate(speculation(i))).unwrap());
+            let streams = (0..prompts.len()).map(|i| {
+                schedule
+                    .submit(request(i).speculate(speculation(i)))
+                    .unwrap()
+            });
             let streams: Vec<_> = streams.collect();
             let mut most = 0;
             while schedule.step() {
@@ -240,7 +348,11 @@ fn sizes_that_make_no_sense_are_refused() {
         ("falcon-h1.ssm.group_count", 3, "no multiple of"),
         ("falcon-h1.ssm.state_size", 0, "1 to 4096"),
     ] {
-        let refused = OpenOptions::new().override_kv(key, value).open_gguf(gguf.clone()).unwrap_err().to_string();
+        let refused = OpenOptions::new()
+            .override_kv(key, value)
+            .open_gguf(gguf.clone())
+            .unwrap_err()
+            .to_string();
         assert!(refused.contains(expected), "{key} {value}: {refused}");
     }
 }

@@ -9,10 +9,14 @@ use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder};
 /// `n` logits without pattern, between −5 and 5, from a multiplicative hash of the index.
 fn logits(n: usize, salt: u32) -> Vec<f32> {
     let hash = |i: u32| {
-        let h = (i ^ salt.rotate_left(20)).wrapping_mul(0x9e37_79b1).rotate_left(13);
+        let h = (i ^ salt.rotate_left(20))
+            .wrapping_mul(0x9e37_79b1)
+            .rotate_left(13);
         (h ^ (h >> 15)).wrapping_mul(0x85eb_ca6b)
     };
-    (0..n as u32).map(|i| (hash(i) >> 8) as f32 / (1 << 24) as f32 * 10.0 - 5.0).collect()
+    (0..n as u32)
+        .map(|i| (hash(i) >> 8) as f32 / (1 << 24) as f32 * 10.0 - 5.0)
+        .collect()
 }
 
 fn argmax(logits: &[f32]) -> u32 {
@@ -59,7 +63,11 @@ fn seeded_runs_repeat_and_seeds_differ() {
         let first = run(builder.clone().seed(42), 60);
         assert_eq!(first, run(builder.clone().seed(42), 60));
         assert_ne!(first, run(builder.clone().seed(43), 60));
-        assert_ne!(run(builder.clone(), 60), run(builder, 60), "no seed must mean chance");
+        assert_ne!(
+            run(builder.clone(), 60),
+            run(builder, 60),
+            "no seed must mean chance"
+        );
     }
 }
 
@@ -68,7 +76,9 @@ fn a_seed_means_the_same_tokens_for_ever() {
     // The generator's first outputs for seed 0, from its published test vector, divided by 2⁶⁴:
     // 0.8833, 0.4318, 0.0264, 0.9741. Over eight equal tokens they pick ⌊8u⌋.
     let mut sampler = plain().seed(0).build().unwrap();
-    let tokens: Vec<u32> = (0..4).map(|_| sampler.sample(&[0.0; 8], &[]).unwrap()).collect();
+    let tokens: Vec<u32> = (0..4)
+        .map(|_| sampler.sample(&[0.0; 8], &[]).unwrap())
+        .collect();
     assert_eq!(tokens, [7, 3, 0, 7]);
 }
 
@@ -77,7 +87,9 @@ fn reset_restarts() {
     for mirostat in [Mirostat::Off, Mirostat::V2] {
         let mut sampler = Sampler::builder().mirostat(mirostat).build().unwrap();
         let draw = |sampler: &mut Sampler| -> Vec<u32> {
-            (0..40).map(|i| sampler.sample(&logits(300, i), &[]).unwrap()).collect()
+            (0..40)
+                .map(|i| sampler.sample(&logits(300, i), &[]).unwrap())
+                .collect()
         };
         let first = draw(&mut sampler);
         let rng_moved_on: Vec<u32> = draw(&mut sampler);
@@ -105,8 +117,13 @@ fn draws_have_the_softmax_distribution() {
             let weight = |i: usize| ((i + 1) as f64).powf(power);
             let total: f64 = (0..10).map(weight).sum();
             let expected = |i: usize| 20_000.0 * weight(i) / total;
-            let chi2: f64 = (0..10).map(|i| (counts[i] - expected(i)).powi(2) / expected(i)).sum();
-            assert!(chi2 < 27.9, "seed {seed}, temperature {temperature}: χ² = {chi2}");
+            let chi2: f64 = (0..10)
+                .map(|i| (counts[i] - expected(i)).powi(2) / expected(i))
+                .sum();
+            assert!(
+                chi2 < 27.9,
+                "seed {seed}, temperature {temperature}: χ² = {chi2}"
+            );
         }
     }
 }
@@ -119,7 +136,14 @@ fn mirostat_cuts_below_the_entropy_of_the_model() {
     let logits: Vec<f32> = (1..=2000).map(|i| -1.1 * (i as f32).ln()).collect();
     let mean_bits = |builder: SamplerBuilder| {
         let mut sampler = builder.temperature(1.0).seed(5).build().unwrap();
-        let mut bits = || -sampler.sample_with_logprobs(&logits, &[], 0).unwrap().logprob.exp().log2();
+        let mut bits = || {
+            -sampler
+                .sample_with_logprobs(&logits, &[], 0)
+                .unwrap()
+                .logprob
+                .exp()
+                .log2()
+        };
         // Settle first; then σ of the mean is about 2 / √2000 < 0.05 bits.
         (0..200).for_each(|_| _ = bits());
         (0..2000).map(|_| bits()).sum::<f32>() / 2000.0
@@ -127,7 +151,10 @@ fn mirostat_cuts_below_the_entropy_of_the_model() {
     let free = mean_bits(plain());
     for version in [Mirostat::V1, Mirostat::V2] {
         let cut = mean_bits(Sampler::builder().mirostat(version).mirostat_tau(3.0));
-        assert!(cut > 3.0 - 0.25 && cut < free - 1.0, "{version:?}: {cut}, free {free}");
+        assert!(
+            cut > 3.0 - 0.25 && cut < free - 1.0,
+            "{version:?}: {cut}, free {free}"
+        );
     }
 }
 
@@ -136,14 +163,31 @@ fn order_is_the_one_given() {
     // p = 0.6, 0.3, 0.1. Excluding top choices after top-k 1 changes nothing; before it, the
     // second is all that is left.
     let logits = [6f32.ln(), 3f32.ln(), 0.0];
-    let chain = |names: &str| Sampler::builder().xtc_probability(1.0).xtc_threshold(0.2).top_k(1).samplers(names);
-    assert_eq!(chain("top_k;xtc").build().unwrap().sample(&logits, &[]), Ok(0));
-    assert_eq!(chain(" xtc; top-k ").build().unwrap().sample(&logits, &[]), Ok(1));
+    let chain = |names: &str| {
+        Sampler::builder()
+            .xtc_probability(1.0)
+            .xtc_threshold(0.2)
+            .top_k(1)
+            .samplers(names)
+    };
+    assert_eq!(
+        chain("top_k;xtc").build().unwrap().sample(&logits, &[]),
+        Ok(0)
+    );
+    assert_eq!(
+        chain(" xtc; top-k ").build().unwrap().sample(&logits, &[]),
+        Ok(1)
+    );
 }
 
 #[test]
 fn a_filter_that_is_not_named_does_not_run() {
-    let mut sampler = Sampler::builder().top_k(1).samplers("temperature").seed(3).build().unwrap();
+    let mut sampler = Sampler::builder()
+        .top_k(1)
+        .samplers("temperature")
+        .seed(3)
+        .build()
+        .unwrap();
     assert!((0..50).any(|_| sampler.sample(&[0.0; 10], &[]) != Ok(0)));
 }
 
@@ -168,29 +212,55 @@ fn dry_stops_a_loop() {
     let looped = [5, 6, 7, 5, 6, 7, 5, 6];
     let mut logits = vec![0.0; 10];
     (logits[7], logits[3]) = (4.0, 3.0);
-    let choose = |b: SamplerBuilder| b.temperature(0.0).build().unwrap().sample(&logits, &looped).unwrap();
+    let choose = |b: SamplerBuilder| {
+        b.temperature(0.0)
+            .build()
+            .unwrap()
+            .sample(&logits, &looped)
+            .unwrap()
+    };
     assert_eq!(choose(Sampler::builder()), 7);
     // 5 repeated tokens: 0.8 · 1.75³ ≈ 4.3 > 1.
     assert_eq!(choose(Sampler::builder().dry_multiplier(0.8)), 3);
-    let breaker = Sampler::builder().dry_multiplier(0.8).dry_sequence_breakers([vec![6]]);
+    let breaker = Sampler::builder()
+        .dry_multiplier(0.8)
+        .dry_sequence_breakers([vec![6]]);
     assert_eq!(choose(breaker), 7);
 }
 
 #[test]
 fn logprobs_are_those_of_the_model() {
-    let logits = [1f32.ln(), 4f32.ln(), f32::NAN, 2f32.ln(), 3f32.ln(), f32::NEG_INFINITY];
+    let logits = [
+        1f32.ln(),
+        4f32.ln(),
+        f32::NAN,
+        2f32.ln(),
+        3f32.ln(),
+        f32::NEG_INFINITY,
+    ];
     // Temperature and bias must not show.
     let builder = Sampler::builder().temperature(0.0).logit_bias([(0, 9.0)]);
-    let sampled = builder.build().unwrap().sample_with_logprobs(&logits, &[], 3).unwrap();
+    let sampled = builder
+        .build()
+        .unwrap()
+        .sample_with_logprobs(&logits, &[], 3)
+        .unwrap();
     assert_eq!(sampled.token, 0);
     // Below 3 in magnitude and three roundings: well within 1e-6.
     let close = |a: f32, b: f64| assert!((f64::from(a) - b).abs() < 1e-6, "{a} {b}");
     close(sampled.logprob, 0.1f64.ln());
-    assert_eq!(sampled.top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 4, 3]);
+    assert_eq!(
+        sampled.top.iter().map(|t| t.0).collect::<Vec<_>>(),
+        [1, 4, 3]
+    );
     for (&(_, l), p) in sampled.top.iter().zip([0.4f64, 0.3, 0.2]) {
         close(l, p.ln());
     }
-    let all = Sampler::builder().build().unwrap().sample_with_logprobs(&logits, &[], 99).unwrap();
+    let all = Sampler::builder()
+        .build()
+        .unwrap()
+        .sample_with_logprobs(&logits, &[], 99)
+        .unwrap();
     assert_eq!(all.top.len(), 4);
 }
 
@@ -200,11 +270,20 @@ fn nothing_to_choose_from_is_an_error() {
     let nothing = |n_vocab, n_nan| Err(SampleError::NoCandidates { n_vocab, n_nan });
     assert_eq!(sampler.sample(&[], &[]), Err(SampleError::NoLogits));
     assert_eq!(sampler.sample(&[f32::NAN; 3], &[]), nothing(3, 3));
-    assert_eq!(sampler.sample(&[f32::NEG_INFINITY, f32::NAN], &[]), nothing(2, 1));
-    let mut forbidden = Sampler::builder().logit_bias([(0, f32::NEG_INFINITY)]).build().unwrap();
+    assert_eq!(
+        sampler.sample(&[f32::NEG_INFINITY, f32::NAN], &[]),
+        nothing(2, 1)
+    );
+    let mut forbidden = Sampler::builder()
+        .logit_bias([(0, f32::NEG_INFINITY)])
+        .build()
+        .unwrap();
     assert_eq!(forbidden.sample(&[1.0], &[]), nothing(1, 0));
     let mut outside = Sampler::builder().logit_bias([(3, 1.0)]).build().unwrap();
-    let error = SampleError::BiasOutsideVocabulary { token: 3, n_vocab: 3 };
+    let error = SampleError::BiasOutsideVocabulary {
+        token: 3,
+        n_vocab: 3,
+    };
     assert_eq!(outside.sample(&[0.0; 3], &[]), Err(error));
 }
 
@@ -250,7 +329,15 @@ fn senseless_parameters_are_refused_by_name() {
 
 /// Logits as a hostile model could give them.
 fn any_logit() -> impl Strategy<Value = f32> {
-    let special = vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, -0.0, 1e-45];
+    let special = vec![
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MAX,
+        f32::MIN,
+        -0.0,
+        1e-45,
+    ];
     prop_oneof![6 => -20f32..20.0, 1 => any::<f32>(), 1 => prop::sample::select(special)]
 }
 

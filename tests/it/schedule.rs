@@ -4,19 +4,24 @@ use crate::common::long;
 use crate::run::{self, level, open};
 use crate::speculate::{Oracle, Scatter, WINDOWED};
 use ruvllm::exec::{
-    CacheMode, Engine, EngineOptions, Finish, KvTiers, KvType, ModelDrafter, Observer, Piece, Request, RequestId,
-    Schedule, ScheduleOptions, Scheduler, SessionOptions, Speculation, Stream,
+    CacheMode, Engine, EngineOptions, Finish, KvTiers, KvType, ModelDrafter, Observer, Piece,
+    Request, RequestId, Schedule, ScheduleOptions, Scheduler, SessionOptions, Speculation, Stream,
 };
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::{Adapter, AdapterRegistry};
-use ruvllm::{AdapterError, Error, Model, SampleError, Sampler, ScheduleError, SessionError, StopReason};
+use ruvllm::{
+    AdapterError, Error, Model, SampleError, Sampler, ScheduleError, SessionError, StopReason,
+};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/models/ruvllm-rust-6m-q8_0.gguf"
+    );
     open(Gguf::open(path).unwrap()).unwrap()
 });
 
@@ -35,7 +40,15 @@ fn tokens(text: &str) -> Vec<u32> {
 
 fn engine(n_threads: usize, kv_budget: Option<u64>) -> Engine {
     let n_threads = NonZeroUsize::new(n_threads);
-    Engine::new(&MODEL, &EngineOptions { n_threads, kv_budget, ..Default::default() }).unwrap()
+    Engine::new(
+        &MODEL,
+        &EngineOptions {
+            n_threads,
+            kv_budget,
+            ..Default::default()
+        },
+    )
+    .unwrap()
 }
 
 /// Bytes of the pages of so many positions of one sequence.
@@ -51,11 +64,20 @@ fn greedy() -> Sampler {
 }
 
 fn sampled(seed: u64) -> Sampler {
-    Sampler::builder().temperature(0.9).seed(seed).repeat_penalty(1.1).build().unwrap()
+    Sampler::builder()
+        .temperature(0.9)
+        .seed(seed)
+        .repeat_penalty(1.1)
+        .build()
+        .unwrap()
 }
 
 fn session_options(n_ctx: usize, n_batch: usize) -> SessionOptions {
-    SessionOptions { n_ctx: Some(n_ctx), n_batch, ..Default::default() }
+    SessionOptions {
+        n_ctx: Some(n_ctx),
+        n_batch,
+        ..Default::default()
+    }
 }
 
 /// A request in pieces, to be given to a session and to a schedule.
@@ -79,17 +101,26 @@ impl Case {
         prompt.rotate_left(i / 32 % n);
         Case {
             prompt,
-            sampler: if i.is_multiple_of(3) { greedy() } else { sampled(i as u64) },
+            sampler: if i.is_multiple_of(3) {
+                greedy()
+            } else {
+                sampled(i as u64)
+            },
             max_tokens: [40, 1, 90, 17, 0, 64][i % 6],
-            stop: if i % 4 == 1 { vec!["the ".into(), ".\n".into()] } else { vec![] },
+            stop: if i % 4 == 1 {
+                vec!["the ".into(), ".\n".into()]
+            } else {
+                vec![]
+            },
             logprobs: (i % 5 == 2).then_some(2),
             adapter: (i % 7 == 3).then(|| Arc::clone(&ADAPTER)),
         }
     }
 
     fn request(&self) -> Request {
-        let mut request =
-            Request::new(self.prompt.clone(), self.sampler.clone()).max_tokens(self.max_tokens).stop(self.stop.clone());
+        let mut request = Request::new(self.prompt.clone(), self.sampler.clone())
+            .max_tokens(self.max_tokens)
+            .stop(self.stop.clone());
         if let Some(n_top) = self.logprobs {
             request = request.logprobs(n_top);
         }
@@ -107,9 +138,12 @@ impl Case {
         }
         let mut sampler = self.sampler.clone();
         let mut generation = session.generate_from(&self.prompt, &mut sampler).unwrap();
-        generation = generation.max_tokens(self.max_tokens).stop(self.stop.clone());
+        generation = generation
+            .max_tokens(self.max_tokens)
+            .stop(self.stop.clone());
         if let Some(n_top) = self.logprobs {
-            // The first token was sampled already, so that a session tells nothing of it: ask again.
+            // The first token was sampled already, so that a session tells nothing of it: ask
+            // again.
             drop(generation);
             session.clear();
             sampler = self.sampler.clone();
@@ -122,7 +156,11 @@ impl Case {
             return (pieces, owned.finish().unwrap().reason, owned.tokens().len());
         }
         let pieces = generation.by_ref().map(Result::unwrap).collect();
-        (pieces, generation.finish().unwrap().reason, generation.tokens().len())
+        (
+            pieces,
+            generation.finish().unwrap().reason,
+            generation.tokens().len(),
+        )
     }
 }
 
@@ -131,7 +169,10 @@ static ADAPTER: LazyLock<Arc<Adapter>> = LazyLock::new(|| {
     let mut adapter = Adapter::zeros(&MODEL, 2, 1, |_| true).unwrap();
     adapter.terms_mut().for_each(|(i, term)| {
         let (a, b) = term.parts_mut();
-        a.iter_mut().chain(b).enumerate().for_each(|(j, x)| *x = ((i + j) % 7) as f32 * 0.01 - 0.03);
+        a.iter_mut()
+            .chain(b)
+            .enumerate()
+            .for_each(|(j, x)| *x = ((i + j) % 7) as f32 * 0.01 - 0.03);
     });
     Arc::new(adapter)
 });
@@ -156,7 +197,9 @@ fn steps(schedule: &mut Schedule, n: usize) {
 
 fn answer(stream: &mut Stream) -> Answer {
     let mut pieces = Vec::new();
-    let finish = drain(stream, &mut pieces).expect("the stream has ended").unwrap();
+    let finish = drain(stream, &mut pieces)
+        .expect("the stream has ended")
+        .unwrap();
     (pieces, finish.reason, finish.n_generated)
 }
 
@@ -179,17 +222,31 @@ impl Log {
     }
 
     fn of(&self, id: RequestId) -> Vec<Event> {
-        self.0.lock().unwrap().iter().filter(|(i, _)| *i == id).map(|(_, event)| *event).collect()
+        self.0
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|(i, _)| *i == id)
+            .map(|(_, event)| *event)
+            .collect()
     }
 
     fn count(&self, event: Event) -> usize {
-        self.0.lock().unwrap().iter().filter(|(_, e)| *e == event).count()
+        self.0
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|(_, e)| *e == event)
+            .count()
     }
 
     /// Requests in the order in which they ended.
     fn ends(&self) -> Vec<RequestId> {
         let log = self.0.lock().unwrap();
-        log.iter().filter(|(_, event)| matches!(event, Event::Ended(_))).map(|(id, _)| *id).collect()
+        log.iter()
+            .filter(|(_, event)| matches!(event, Event::Ended(_)))
+            .map(|(id, _)| *id)
+            .collect()
     }
 }
 
@@ -229,8 +286,17 @@ fn all_are(expected: &[Answer], streams: &mut [Stream], what: &str) {
 fn answers_are_those_of_sessions_alone() {
     let n = 32;
     // The last is exact, and its contexts are full soon.
-    let tiers = SessionOptions { kv_tiers: Some(KvTiers { recent: 64, middle: 128 }), ..session_options(600, 512) };
-    let exact = SessionOptions { exact: true, ..session_options(150, 64) };
+    let tiers = SessionOptions {
+        kv_tiers: Some(KvTiers {
+            recent: 64,
+            middle: 128,
+        }),
+        ..session_options(600, 512)
+    };
+    let exact = SessionOptions {
+        exact: true,
+        ..session_options(150, 64)
+    };
     for (session, sizes) in [
         (session_options(600, 512), &[1, 2, 3, 8, 16][..]),
         (session_options(600, 7), &[5]),
@@ -261,7 +327,11 @@ fn answers_are_those_of_sessions_alone() {
                 assert!(schedule.n_running() <= n_parallel);
             }
             assert!(schedule.is_empty());
-            all_are(&expected, &mut streams, &format!("{n_parallel} side by side, {session:?}"));
+            all_are(
+                &expected,
+                &mut streams,
+                &format!("{n_parallel} side by side, {session:?}"),
+            );
             assert_eq!(engine.pool().stats().n_pages, 0);
         }
     }
@@ -272,54 +342,110 @@ fn answers_are_those_of_sessions_alone() {
 fn who_was_preempted_answers_the_same() {
     let n = 24;
     let expected = answers_alone(n, &session_options(600, 512));
-    let longest = (0..n).map(|i| Case::numbered(i).prompt.len() + 90).max().unwrap();
-    let pooling = |n_batch| SessionOptions { pooled_layer: Some(1), ..session_options(600, n_batch) };
+    let longest = (0..n)
+        .map(|i| Case::numbered(i).prompt.len() + 90)
+        .max()
+        .unwrap();
+    let pooling = |n_batch| SessionOptions {
+        pooled_layer: Some(1),
+        ..session_options(600, n_batch)
+    };
     let mut pooled = Vec::new();
     for i in 0..n {
-        let options = ScheduleOptions { session: pooling(512), n_pieces: 1000, ..Default::default() };
+        let options = ScheduleOptions {
+            session: pooling(512),
+            n_pieces: 1000,
+            ..Default::default()
+        };
         let mut schedule = Schedule::new(&engine(2, None), &options).unwrap();
         let mut stream = schedule.submit(Case::numbered(i).request()).unwrap();
         while schedule.step() {}
         answer(&mut stream);
         pooled.push(stream.take_pooled());
     }
-    let cases = [(1, 512, CacheMode::Off), (1, 9, CacheMode::Off), (2, 64, CacheMode::Off), (2, 32, CacheMode::On)];
+    let cases = [
+        (1, 512, CacheMode::Off),
+        (1, 9, CacheMode::Off),
+        (2, 64, CacheMode::Off),
+        (2, 32, CacheMode::On),
+    ];
     for (n_longest, n_batch, cache) in cases {
         let budget = n_longest * page_bytes(longest);
         let (engine, log) = (engine(2, Some(budget)), Log::default());
-        let session = SessionOptions { prefix: cache.into(), ..pooling(n_batch) };
-        let options = ScheduleOptions { session, n_pieces: 1000, ..Default::default() };
+        let session = SessionOptions {
+            prefix: cache.into(),
+            ..pooling(n_batch)
+        };
+        let options = ScheduleOptions {
+            session,
+            n_pieces: 1000,
+            ..Default::default()
+        };
         let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
         let mut streams = Vec::new();
         for i in 0..n {
             // Priorities, so that pages are taken from those that run.
-            streams.push(schedule.submit(Case::numbered(i).request().priority((i % 4) as i32)).unwrap());
+            streams.push(
+                schedule
+                    .submit(Case::numbered(i).request().priority((i % 4) as i32))
+                    .unwrap(),
+            );
             steps(&mut schedule, 3);
         }
         while schedule.step() {}
-        all_are(&expected, &mut streams, &format!("pool of {budget} bytes, {cache:?}"));
+        all_are(
+            &expected,
+            &mut streams,
+            &format!("pool of {budget} bytes, {cache:?}"),
+        );
         // What came from the prefix cache was not pooled.
-        for (i, (stream, pooled)) in streams.iter_mut().zip(&pooled).enumerate().filter(|_| cache == CacheMode::Off) {
-            assert_eq!(stream.take_pooled(), *pooled, "request {i}, pool of {budget} bytes");
+        for (i, (stream, pooled)) in streams
+            .iter_mut()
+            .zip(&pooled)
+            .enumerate()
+            .filter(|_| cache == CacheMode::Off)
+        {
+            assert_eq!(
+                stream.take_pooled(),
+                *pooled,
+                "request {i}, pool of {budget} bytes"
+            );
         }
         let hits = engine.pool().prefixes().hits;
         assert_eq!(hits > 0, cache == CacheMode::On, "{hits}");
         engine.pool().clear_prefixes();
         assert_eq!(engine.pool().stats().n_pages, 0);
-        assert!(log.count(Event::Preempted) > n / 6, "{} of {n}", log.count(Event::Preempted));
+        assert!(
+            log.count(Event::Preempted) > n / 6,
+            "{} of {n}",
+            log.count(Event::Preempted)
+        );
     }
 }
 
-/// Drafts, right ones and wrong ones, change no answer, side by side, preempted, ended inside a run of accepted ones; and
-/// they leave nothing in the prefix cache.
+/// Drafts, right ones and wrong ones, change no answer, side by side, preempted, ended inside a run
+/// of accepted ones; and they leave nothing in the prefix cache.
 #[test]
 fn drafts_change_no_answer() {
-    let (n, n_parallel): (_, &[usize]) = if long() { (1000, &[1, 2, 4, 8, 16, 32, 64]) } else { (32, &[16]) };
+    let (n, n_parallel): (_, &[usize]) = if long() {
+        (1000, &[1, 2, 4, 8, 16, 32, 64])
+    } else {
+        (32, &[16])
+    };
     let expected = answers_alone(n, &session_options(600, 512));
-    let longest = (0..n).map(|i| Case::numbered(i).prompt.len() + 90).max().unwrap();
+    let longest = (0..n)
+        .map(|i| Case::numbered(i).prompt.len() + 90)
+        .max()
+        .unwrap();
     let budget = Some(page_bytes(longest) + ADAPTER.bytes());
     let speculation = |i: usize| {
-        let text = || [Case::numbered(i).prompt, expected[i].0.iter().map(|piece| piece.token).collect()].concat();
+        let text = || {
+            [
+                Case::numbered(i).prompt,
+                expected[i].0.iter().map(|piece| piece.token).collect(),
+            ]
+            .concat()
+        };
         // All of them with all limits.
         match (i + i / 6) % 6 {
             0 => Speculation::default(),
@@ -330,7 +456,9 @@ fn drafts_change_no_answer() {
             _ => Speculation::by(Oracle::new(text(), 50)).and(Scatter(2)),
         }
     };
-    let of_sizes = n_parallel.iter().map(|&n_parallel| (None, 512, CacheMode::Off, n_parallel));
+    let of_sizes = n_parallel
+        .iter()
+        .map(|&n_parallel| (None, 512, CacheMode::Off, n_parallel));
     for (kv_budget, n_batch, cache, n_parallel) in of_sizes.chain([
         (None, 512, CacheMode::On, 16),
         (budget, 512, CacheMode::Off, 16),
@@ -339,26 +467,52 @@ fn drafts_change_no_answer() {
     ]) {
         for drafts in [false, true] {
             let (engine, log) = (engine(2, kv_budget), Log::default());
-            let session = SessionOptions { prefix: cache.into(), ..session_options(600, n_batch) };
-            // Prompts are read as fast as they come, or whether there is time to draft would depend on the machine.
+            let session = SessionOptions {
+                prefix: cache.into(),
+                ..session_options(600, n_batch)
+            };
+            // Prompts are read as fast as they come, or whether there is time to draft would depend
+            // on the machine.
             let max_itl = Some(Duration::from_secs(3600));
-            let options = ScheduleOptions { session, n_parallel, n_pieces: 1000, max_itl, ..Default::default() };
+            let options = ScheduleOptions {
+                session,
+                n_parallel,
+                n_pieces: 1000,
+                max_itl,
+                ..Default::default()
+            };
             let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
             let mut streams = Vec::new();
             for i in 0..n {
                 let request = Case::numbered(i).request().priority((i % 4) as i32);
-                let request = if drafts { request.speculate(speculation(i)) } else { request };
+                let request = if drafts {
+                    request.speculate(speculation(i))
+                } else {
+                    request
+                };
                 streams.push(schedule.submit(request).unwrap());
-                // Where many are to run at once, they come at once; and as long as prompts come, nobody drafts.
+                // Where many are to run at once, they come at once; and as long as prompts come,
+                // nobody drafts.
                 steps(&mut schedule, if n_parallel > 16 { 0 } else { 3 });
                 while i % 64 == 63 && schedule.step() {}
             }
             while schedule.step() {}
-            all_are(&expected, &mut streams, &format!("{kv_budget:?} {cache:?} {n_parallel} {drafts}"));
-            let stats: Vec<_> = streams.iter().map(|stream| stream.finish().unwrap().drafts).collect();
+            all_are(
+                &expected,
+                &mut streams,
+                &format!("{kv_budget:?} {cache:?} {n_parallel} {drafts}"),
+            );
+            let stats: Vec<_> = streams
+                .iter()
+                .map(|stream| stream.finish().unwrap().drafts)
+                .collect();
             let n_accepted: usize = stats.iter().map(|stats| stats.n_accepted).sum();
             let n_drafted: usize = stats.iter().map(|stats| stats.n_drafted).sum();
-            assert_eq!(drafts, n_accepted > n && n_drafted > n_accepted + n, "{n_accepted} of {n_drafted}");
+            assert_eq!(
+                drafts,
+                n_accepted > n && n_drafted > n_accepted + n,
+                "{n_accepted} of {n_drafted}"
+            );
             assert!(kv_budget.is_none() || log.count(Event::Preempted) > n / 8);
             engine.pool().clear_prefixes();
             assert_eq!(engine.pool().stats().n_pages, 0);
@@ -368,8 +522,18 @@ fn drafts_change_no_answer() {
     for i in 0..n.min(100) {
         let left = |request: Request| {
             let engine = engine(1, None);
-            let session = SessionOptions { prefix: CacheMode::On.into(), ..session_options(600, 512) };
-            let mut schedule = Schedule::new(&engine, &ScheduleOptions { session, ..Default::default() }).unwrap();
+            let session = SessionOptions {
+                prefix: CacheMode::On.into(),
+                ..session_options(600, 512)
+            };
+            let mut schedule = Schedule::new(
+                &engine,
+                &ScheduleOptions {
+                    session,
+                    ..Default::default()
+                },
+            )
+            .unwrap();
             let mut stream = schedule.submit(request).unwrap();
             while !schedule.is_empty() {
                 schedule.step();
@@ -378,33 +542,64 @@ fn drafts_change_no_answer() {
             engine.pool().prefixes()
         };
         let plain = Case::numbered(i).request();
-        assert_eq!(left(plain.clone().speculate(speculation(i))), left(plain), "request {i}");
+        assert_eq!(
+            left(plain.clone().speculate(speculation(i))),
+            left(plain),
+            "request {i}"
+        );
     }
 }
 
-/// A model drafts for several requests in one pass, whatever the length of their prompts and drafts: its engine has measured
-/// passes over a row of each. A text that its context does not hold gets no drafts, and the others theirs.
+/// A model drafts for several requests in one pass, whatever the length of their prompts and
+/// drafts: its engine has measured passes over a row of each. A text that its context does not hold
+/// gets no drafts, and the others theirs.
 #[test]
 fn a_model_drafts_for_all_at_once() {
     let n = 6;
-    let case = |i: usize| Case { max_tokens: 60, ..Case::numbered(i) };
-    let expected: Vec<Answer> = (0..n).map(|i| case(i).alone(&session_options(600, 512))).collect();
+    let case = |i: usize| Case {
+        max_tokens: 60,
+        ..Case::numbered(i)
+    };
+    let expected: Vec<Answer> = (0..n)
+        .map(|i| case(i).alone(&session_options(600, 512)))
+        .collect();
     for (n_ctx, n_batch) in [(600, 512), (80, 7)] {
         let of_drafts = run::engine(&WINDOWED, 1);
-        let drafter = ModelDrafter::new(&of_drafts, &MODEL, &session_options(n_ctx, n_batch)).unwrap();
-        let options = ScheduleOptions { session: session_options(600, 512), n_pieces: 1000, ..Default::default() };
+        let drafter =
+            ModelDrafter::new(&of_drafts, &MODEL, &session_options(n_ctx, n_batch)).unwrap();
+        let options = ScheduleOptions {
+            session: session_options(600, 512),
+            n_pieces: 1000,
+            ..Default::default()
+        };
         let mut schedule = Schedule::new(&engine(1, None), &options).unwrap();
         let speculation = |i: usize| match i % 3 {
             2 => Speculation::default().and(drafter.clone()),
             _ => Speculation::by(drafter.clone()).fixed_length(3 + i),
         };
-        let mut streams: Vec<Stream> =
-            (0..n).map(|i| schedule.submit(case(i).request().speculate(speculation(i))).unwrap()).collect();
+        let mut streams: Vec<Stream> = (0..n)
+            .map(|i| {
+                schedule
+                    .submit(case(i).request().speculate(speculation(i)))
+                    .unwrap()
+            })
+            .collect();
         while schedule.step() {}
         all_are(&expected, &mut streams, &format!("{n_ctx} {n_batch}"));
-        let n_accepted: usize = streams.iter().map(|stream| stream.finish().unwrap().drafts.n_accepted).sum();
-        let most = of_drafts.row_times().iter().map(|(n, _)| *n).max().unwrap_or(0);
-        assert!(n_accepted > 4 * n && most >= 4, "{n_accepted} accepted, {most} rows in a pass");
+        let n_accepted: usize = streams
+            .iter()
+            .map(|stream| stream.finish().unwrap().drafts.n_accepted)
+            .sum();
+        let most = of_drafts
+            .row_times()
+            .iter()
+            .map(|(n, _)| *n)
+            .max()
+            .unwrap_or(0);
+        assert!(
+            n_accepted > 4 * n && most >= 4,
+            "{n_accepted} accepted, {most} rows in a pass"
+        );
     }
 }
 
@@ -412,23 +607,39 @@ fn a_model_drafts_for_all_at_once() {
 #[test]
 fn drafting_requests_can_be_cancelled() {
     let engine = engine(1, None);
-    let options = ScheduleOptions { session: session_options(600, 512), ..Default::default() };
+    let options = ScheduleOptions {
+        session: session_options(600, 512),
+        ..Default::default()
+    };
     let mut schedule = Schedule::new(&engine, &options).unwrap();
-    let case = Case { stop: vec![], logprobs: None, adapter: None, ..Case::numbered(2) };
-    let request = || case.request().speculate(Speculation::default().fixed_length(7));
-    let (first, mut other) = (schedule.submit(request()).unwrap(), schedule.submit(request()).unwrap());
+    let case = Case {
+        stop: vec![],
+        logprobs: None,
+        adapter: None,
+        ..Case::numbered(2)
+    };
+    let request = || {
+        case.request()
+            .speculate(Speculation::default().fixed_length(7))
+    };
+    let (first, mut other) = (
+        schedule.submit(request()).unwrap(),
+        schedule.submit(request()).unwrap(),
+    );
     steps(&mut schedule, 5);
     first.cancel();
     schedule.step();
     assert_eq!(schedule.n_running(), 1);
     while schedule.step() {
-        other.poll_next(&mut Context::from_waker(Waker::noop())).is_pending();
+        other
+            .poll_next(&mut Context::from_waker(Waker::noop()))
+            .is_pending();
     }
     assert!(schedule.is_empty() && engine.pool().stats().n_pages == 0);
 }
 
-/// Windows give pages back: a prompt longer than the pool is read in chunks for which there is room, alone and beside
-/// others, with drafts and without.
+/// Windows give pages back: a prompt longer than the pool is read in chunks for which there is
+/// room, alone and beside others, with drafts and without.
 #[test]
 fn prompts_longer_than_the_pool_of_a_windowed_model() {
     let options = session_options(2000, 512);
@@ -437,14 +648,20 @@ fn prompts_longer_than_the_pool_of_a_windowed_model() {
         session.prefill(&[1]).unwrap();
         session.engine().pool().stats().used
     };
-    let prompts = [tokens(&TEXTS[1].repeat(20)), tokens(TEXTS[3]), tokens(&TEXTS[4].repeat(15))];
+    let prompts = [
+        tokens(&TEXTS[1].repeat(20)),
+        tokens(TEXTS[3]),
+        tokens(&TEXTS[4].repeat(15)),
+    ];
     assert!(prompts[0].len() > 64 * 8);
     let alone: Vec<Vec<u32>> = prompts
         .iter()
         .enumerate()
         .map(|(i, prompt)| {
             let session = crate::run::session_on(&WINDOWED, 1, &options);
-            let mut generation = session.into_generation_from(prompt, sampled(i as u64)).max_tokens(70);
+            let mut generation = session
+                .into_generation_from(prompt, sampled(i as u64))
+                .max_tokens(70);
             generation.by_ref().for_each(|piece| drop(piece.unwrap()));
             generation.tokens().to_vec()
         })
@@ -452,15 +669,27 @@ fn prompts_longer_than_the_pool_of_a_windowed_model() {
     for n_pages in [4, 8] {
         for drafts in [false, true] {
             let budget = Some(n_pages * n_page);
-            let engine = Engine::new(&WINDOWED, &EngineOptions { kv_budget: budget, ..Default::default() }).unwrap();
-            let options = ScheduleOptions { session: options.clone(), n_pieces: 1000, ..Default::default() };
+            let engine = Engine::new(
+                &WINDOWED,
+                &EngineOptions {
+                    kv_budget: budget,
+                    ..Default::default()
+                },
+            )
+            .unwrap();
+            let options = ScheduleOptions {
+                session: options.clone(),
+                n_pieces: 1000,
+                ..Default::default()
+            };
             let mut schedule = Schedule::new(&engine, &options).unwrap();
             let mut streams = Vec::new();
             for (i, prompt) in prompts.iter().enumerate() {
                 let mut request = Request::new(prompt.clone(), sampled(i as u64)).max_tokens(70);
                 if drafts {
                     let text = [&prompt[..], &alone[i]].concat();
-                    request = request.speculate(Speculation::by(Oracle::new(text, 300)).fixed_length(7));
+                    request =
+                        request.speculate(Speculation::by(Oracle::new(text, 300)).fixed_length(7));
                 }
                 streams.push(schedule.submit(request).unwrap());
             }
@@ -471,13 +700,33 @@ fn prompts_longer_than_the_pool_of_a_windowed_model() {
             }
         }
     }
-    let engine = Engine::new(&WINDOWED, &EngineOptions { kv_budget: Some(n_page), ..Default::default() }).unwrap();
-    let mut schedule = Schedule::new(&engine, &ScheduleOptions { session: options, ..Default::default() }).unwrap();
-    let refused = schedule.submit(Request::new(prompts[0].clone(), greedy())).unwrap_err();
-    assert!(matches!(refused, ScheduleError::PoolTooSmall { need, .. } if need <= 3 * n_page), "{refused}");
+    let engine = Engine::new(
+        &WINDOWED,
+        &EngineOptions {
+            kv_budget: Some(n_page),
+            ..Default::default()
+        },
+    )
+    .unwrap();
+    let mut schedule = Schedule::new(
+        &engine,
+        &ScheduleOptions {
+            session: options,
+            ..Default::default()
+        },
+    )
+    .unwrap();
+    let refused = schedule
+        .submit(Request::new(prompts[0].clone(), greedy()))
+        .unwrap_err();
+    assert!(
+        matches!(refused, ScheduleError::PoolTooSmall { need, .. } if need <= 3 * n_page),
+        "{refused}"
+    );
 }
 
-/// A registry's adapters leave memory and change their files while requests run: each is computed with what it began with.
+/// A registry's adapters leave memory and change their files while requests run: each is computed
+/// with what it began with.
 #[test]
 fn adapters_change_while_requests_run() {
     let folder = std::env::temp_dir().join(format!("ruvllm-registry-test-{}", std::process::id()));
@@ -486,7 +735,9 @@ fn adapters_change_while_requests_run() {
         let mut adapter = Adapter::zeros(&MODEL, 2, 1, |site| site.part() == "ffn_down").unwrap();
         for (_, term) in adapter.terms_mut() {
             let b = term.parts_mut().1;
-            b.iter_mut().enumerate().for_each(|(i, b)| *b = ((i * i + 7 * salt * i) % 31) as f32 * 0.02 - 0.3);
+            b.iter_mut()
+                .enumerate()
+                .for_each(|(i, b)| *b = ((i * i + 7 * salt * i) % 31) as f32 * 0.02 - 0.3);
         }
         let path = folder.join(name);
         adapter.save(&path).unwrap();
@@ -495,23 +746,38 @@ fn adapters_change_while_requests_run() {
     let files = [file("a.gguf", 1), file("b.gguf", 2), file("c.gguf", 3)];
     let one = files[0].1.bytes();
     let registry = AdapterRegistry::new(&MODEL, 2 * one);
-    files.iter().enumerate().for_each(|(i, (path, _))| registry.set(format!("{i}"), path));
+    files
+        .iter()
+        .enumerate()
+        .for_each(|(i, (path, _))| registry.set(format!("{i}"), path));
     let options = session_options(300, 128);
     let alone = |adapter: &Arc<Adapter>| {
         let mut session = engine(1, None).session_with(&options).unwrap();
         session.attach(Arc::clone(adapter), 1.0).unwrap();
-        let mut generation = session.into_generation_from(&tokens(TEXTS[0]), greedy()).max_tokens(40);
+        let mut generation = session
+            .into_generation_from(&tokens(TEXTS[0]), greedy())
+            .max_tokens(40);
         generation.by_ref().for_each(|piece| drop(piece.unwrap()));
         generation.tokens().to_vec()
     };
-    let expected = files.each_ref().map(|(_, adapter)| alone(&Arc::new(adapter.clone())));
+    let expected = files
+        .each_ref()
+        .map(|(_, adapter)| alone(&Arc::new(adapter.clone())));
     assert!(expected[0] != expected[1] && expected[1] != expected[2]);
 
-    let mut schedule =
-        Schedule::new(&engine(1, None), &ScheduleOptions { session: options.clone(), ..Default::default() }).unwrap();
+    let mut schedule = Schedule::new(
+        &engine(1, None),
+        &ScheduleOptions {
+            session: options.clone(),
+            ..Default::default()
+        },
+    )
+    .unwrap();
     let ask = |schedule: &mut Schedule, name: &str| {
         let request = Request::new(tokens(TEXTS[0]), greedy()).max_tokens(40);
-        schedule.submit(request.adapter(registry.get(name).unwrap(), 1.0)).unwrap()
+        schedule
+            .submit(request.adapter(registry.get(name).unwrap(), 1.0))
+            .unwrap()
     };
     let mut streams = Vec::new();
     for i in 0..3 {
@@ -537,7 +803,10 @@ fn adapters_change_while_requests_run() {
     registry.get("2").unwrap();
     assert!(Arc::ptr_eq(&first, &registry.get("0").unwrap()) && registry.bytes() == 2 * one);
     std::fs::remove_file(&files[1].0).unwrap();
-    assert!(matches!(registry.get("1"), Err(AdapterError::Gguf(_))), "it had to go, and its file is gone");
+    assert!(
+        matches!(registry.get("1"), Err(AdapterError::Gguf(_))),
+        "it had to go, and its file is gone"
+    );
     assert!(matches!(registry.get("4"), Err(AdapterError::UnknownName { name }) if name == "4"));
     let small = AdapterRegistry::new(&MODEL, one - 1);
     small.set("0", &files[0].0);
@@ -549,11 +818,21 @@ fn adapters_change_while_requests_run() {
 /// Cached prompts are found by who has the same salt.
 #[test]
 fn tenants_do_not_see_each_other() {
-    let session = SessionOptions { prefix: CacheMode::On.into(), ..session_options(600, 512) };
-    let options = ScheduleOptions { session, ..Default::default() };
+    let session = SessionOptions {
+        prefix: CacheMode::On.into(),
+        ..session_options(600, 512)
+    };
+    let options = ScheduleOptions {
+        session,
+        ..Default::default()
+    };
     let mut schedule = Schedule::new(&engine(1, None), &options).unwrap();
     let mut cached = |salt: &str| {
-        let request = Request::new(tokens("What one tenant asks is no other's business"), greedy()).max_tokens(4);
+        let request = Request::new(
+            tokens("What one tenant asks is no other's business"),
+            greedy(),
+        )
+        .max_tokens(4);
         let mut stream = schedule.submit(request.salt(salt)).unwrap();
         while schedule.step() {}
         stream.by_ref().for_each(|piece| drop(piece.unwrap()));
@@ -563,7 +842,8 @@ fn tenants_do_not_see_each_other() {
     assert!(cached("one") > 0 && cached("") > 0);
 }
 
-/// One row for each that decodes, and between them a piece of a layer of some rows of a prompt: nobody waits for a whole prompt.
+/// One row for each that decodes, and between them a piece of a layer of some rows of a prompt:
+/// nobody waits for a whole prompt.
 #[test]
 fn prompts_do_not_stop_who_decodes() {
     let engine = engine(1, None);
@@ -574,14 +854,18 @@ fn prompts_do_not_stop_who_decodes() {
         ..Default::default()
     };
     let mut schedule = Schedule::new(&engine, &options).unwrap();
-    let mut decoding = schedule.submit(Request::new(tokens("The"), greedy())).unwrap();
+    let mut decoding = schedule
+        .submit(Request::new(tokens("The"), greedy()))
+        .unwrap();
     let mut pieces = Vec::new();
     (0..10).for_each(|_| assert!(schedule.step()));
     assert!(drain(&mut decoding, &mut pieces).is_none());
     let prompt = tokens(&TEXTS[1].repeat(2));
     // Five parts of each layer, or more pieces of them, but of the last, which is one.
     let n_least = prompt.len().div_ceil(64) * (5 * (MODEL.hparams().n_layer - 1) + 1);
-    let mut long = schedule.submit(Request::new(prompt, greedy()).max_tokens(1)).unwrap();
+    let mut long = schedule
+        .submit(Request::new(prompt, greedy()).max_tokens(1))
+        .unwrap();
     pieces.clear();
     let (mut n_passes, mut ended) = (0, None);
     while ended.is_none() {
@@ -591,12 +875,16 @@ fn prompts_do_not_stop_who_decodes() {
         assert!(drain(&mut decoding, &mut pieces).is_none());
     }
     assert!(n_passes >= n_least, "{n_passes} passes, at least {n_least}");
-    assert!(pieces.len() + 3 >= n_passes - 1, "{} pieces in {n_passes} passes", pieces.len());
+    assert!(
+        pieces.len() + 3 >= n_passes - 1,
+        "{} pieces in {n_passes} passes",
+        pieces.len()
+    );
     assert!(matches!(ended, Some(Ok(finish)) if finish.reason == StopReason::MaxTokens));
 }
 
-/// In models of every architecture prompts that are computed in pieces, two at once, end as sessions alone do; and if
-/// one of them goes away in the middle, the other begins anew.
+/// In models of every architecture prompts that are computed in pieces, two at once, end as
+/// sessions alone do; and if one of them goes away in the middle, the other begins anew.
 #[test]
 fn prompts_are_computed_in_pieces() {
     let mut n = 0;
@@ -611,13 +899,22 @@ fn prompts_are_computed_in_pieces() {
         let model = open(parts.gguf()).unwrap_or_else(|e| panic!("{}: {e}", shapes.name));
         let n_vocab = model.hparams().n_vocab as u32;
         let session = session_options(model.hparams().n_ctx_train.min(120), 512);
-        let prompt = |seed: u32, n: u32| (0..n).map(|i| (i * i + seed) % n_vocab).collect::<Vec<u32>>();
+        let prompt = |seed: u32, n: u32| {
+            (0..n)
+                .map(|i| (i * i + seed) % n_vocab)
+                .collect::<Vec<u32>>()
+        };
         let prompts = [prompt(1, 3), prompt(2, 37), prompt(3, 22), prompt(4, 19)];
         let alone = |prompt: &[u32]| {
             let mut session = run::engine(&model, 1).session_with(&session).unwrap();
             let mut sampler = sampled(1);
-            let generation = session.generate_from(prompt, &mut sampler).unwrap().max_tokens(60);
-            generation.map(|piece| piece.unwrap().token).collect::<Vec<u32>>()
+            let generation = session
+                .generate_from(prompt, &mut sampler)
+                .unwrap()
+                .max_tokens(60);
+            generation
+                .map(|piece| piece.unwrap().token)
+                .collect::<Vec<u32>>()
         };
         let options = ScheduleOptions {
             session: session.clone(),
@@ -627,7 +924,9 @@ fn prompts_are_computed_in_pieces() {
         };
         let mut schedule = Schedule::new(&run::engine(&model, 2), &options).unwrap();
         let submit = |schedule: &mut Schedule, i: usize| {
-            schedule.submit(Request::new(prompts[i].clone(), sampled(1)).max_tokens(60)).unwrap()
+            schedule
+                .submit(Request::new(prompts[i].clone(), sampled(1)).max_tokens(60))
+                .unwrap()
         };
         let first = submit(&mut schedule, 0);
         steps(&mut schedule, 4);
@@ -652,10 +951,17 @@ fn who_is_cancelled_is_gone_within_a_pass() {
     let engine = engine(1, None);
     for drops in [false, true] {
         let log = Log::default();
-        let options = ScheduleOptions { session: session_options(600, 16), n_parallel: 2, ..Default::default() };
+        let options = ScheduleOptions {
+            session: session_options(600, 16),
+            n_parallel: 2,
+            ..Default::default()
+        };
         let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
         let request = || Request::new(tokens(TEXTS[1]), greedy());
-        let (decoding, mut stays) = (schedule.submit(request()).unwrap(), schedule.submit(request()).unwrap());
+        let (decoding, mut stays) = (
+            schedule.submit(request()).unwrap(),
+            schedule.submit(request()).unwrap(),
+        );
         while log.count(Event::FirstToken) < 2 {
             schedule.step();
         }
@@ -682,12 +988,20 @@ fn who_is_cancelled_is_gone_within_a_pass() {
         schedule.step();
         assert!(schedule.n_running() == 1 && engine.pool().stats().n_pages < pages);
         assert_eq!(log.count(Event::Ended(Some(StopReason::Cancelled))), 3);
-        assert!(drain(&mut stays, &mut Vec::new()).is_none(), "the others go on");
+        assert!(
+            drain(&mut stays, &mut Vec::new()).is_none(),
+            "the others go on"
+        );
         stays.cancel();
         schedule.step();
-        assert!(matches!(drain(&mut stays, &mut Vec::new()), Some(Ok(f)) if f.reason == StopReason::Cancelled));
         assert!(
-            matches!(stays.poll_next(&mut Context::from_waker(Waker::noop())), Poll::Ready(None)),
+            matches!(drain(&mut stays, &mut Vec::new()), Some(Ok(f)) if f.reason == StopReason::Cancelled)
+        );
+        assert!(
+            matches!(
+                stays.poll_next(&mut Context::from_waker(Waker::noop())),
+                Poll::Ready(None)
+            ),
             "an end is an end"
         );
         assert!(schedule.is_empty() && engine.pool().stats().n_pages == 0);
@@ -696,7 +1010,13 @@ fn who_is_cancelled_is_gone_within_a_pass() {
 
 #[test]
 fn slow_readers_pause_themselves_alone() {
-    let case = |seed| Case { max_tokens: 60, stop: vec![], logprobs: None, adapter: None, ..Case::numbered(seed) };
+    let case = |seed| Case {
+        max_tokens: 60,
+        stop: vec![],
+        logprobs: None,
+        adapter: None,
+        ..Case::numbered(seed)
+    };
     let session = session_options(600, 512);
     let (slow, fast) = (case(1), case(4));
     let n_pieces = 6;
@@ -704,7 +1024,11 @@ fn slow_readers_pause_themselves_alone() {
     let budget = page_bytes(slow.prompt.len().max(fast.prompt.len()) + 60);
     for kv_budget in [None, Some(budget)] {
         let (engine, log) = (engine(2, kv_budget), Log::default());
-        let options = ScheduleOptions { session: session.clone(), n_pieces, ..Default::default() };
+        let options = ScheduleOptions {
+            session: session.clone(),
+            n_pieces,
+            ..Default::default()
+        };
         let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
         let mut one = schedule.submit(slow.request()).unwrap();
         steps(&mut schedule, 20);
@@ -716,9 +1040,15 @@ fn slow_readers_pause_themselves_alone() {
             ended = drain(&mut other, &mut pieces);
         }
         let finish = ended.unwrap().unwrap();
-        assert_eq!((pieces, finish.reason, finish.n_generated), fast.alone(&session));
+        assert_eq!(
+            (pieces, finish.reason, finish.n_generated),
+            fast.alone(&session)
+        );
         assert!(!schedule.step() && !schedule.is_empty());
-        assert_eq!(log.count(Event::Preempted), usize::from(kv_budget.is_some()));
+        assert_eq!(
+            log.count(Event::Preempted),
+            usize::from(kv_budget.is_some())
+        );
         let (mut pieces, mut ended) = (Vec::new(), None);
         while ended.is_none() {
             let n = pieces.len();
@@ -727,23 +1057,39 @@ fn slow_readers_pause_themselves_alone() {
             while schedule.step() {}
         }
         let finish = ended.unwrap().unwrap();
-        assert_eq!((pieces, finish.reason, finish.n_generated), slow.alone(&session));
+        assert_eq!(
+            (pieces, finish.reason, finish.n_generated),
+            slow.alone(&session)
+        );
     }
 }
 
-/// With both texts the pool has room to spare, but more than 85 % of it in use: who waits for its reader leaves its pages to
-/// the prefix cache, and answers the same.
+/// With both texts the pool has room to spare, but more than 85 % of it in use: who waits for its
+/// reader leaves its pages to the prefix cache, and answers the same.
 #[test]
 fn who_waits_for_its_reader_gives_pages_back() {
-    let case = |seed| Case { max_tokens: 60, stop: vec![], logprobs: None, adapter: None, ..Case::numbered(seed) };
+    let case = |seed| Case {
+        max_tokens: 60,
+        stop: vec![],
+        logprobs: None,
+        adapter: None,
+        ..Case::numbered(seed)
+    };
     let (slow, fast) = (case(1), case(4));
     let page = page_bytes(1);
     let of_slow = page_bytes(slow.prompt.len() + 8);
     let budget = of_slow + page_bytes(fast.prompt.len() + 60);
     for (cache, n) in [(CacheMode::On, 1), (CacheMode::Off, 0)] {
         let (engine, log) = (engine(2, Some(budget)), Log::default());
-        let session = SessionOptions { prefix: cache.into(), ..session_options(600, 512) };
-        let options = ScheduleOptions { session: session.clone(), n_pieces: 6, ..Default::default() };
+        let session = SessionOptions {
+            prefix: cache.into(),
+            ..session_options(600, 512)
+        };
+        let options = ScheduleOptions {
+            session: session.clone(),
+            n_pieces: 6,
+            ..Default::default()
+        };
         let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
         let mut one = schedule.submit(slow.request()).unwrap();
         while schedule.step() {}
@@ -756,7 +1102,10 @@ fn who_waits_for_its_reader_gives_pages_back() {
             assert!(n == 0 || engine.pool().stats().used <= budget * 85 / 100 + page);
         }
         assert_eq!(log.count(Event::Preempted), n, "{cache:?}");
-        let alone = SessionOptions { prefix: CacheMode::Off.into(), ..session };
+        let alone = SessionOptions {
+            prefix: CacheMode::Off.into(),
+            ..session
+        };
         assert_eq!(pieces, fast.alone(&alone).0);
         let (mut pieces, mut ended) = (Vec::new(), None);
         while ended.is_none() {
@@ -767,20 +1116,30 @@ fn who_waits_for_its_reader_gives_pages_back() {
     }
 }
 
-/// On a small pool some texts begin under pressure. Each is, whole, what a session of its precision alone answers, also when it
-/// was preempted.
+/// On a small pool some texts begin under pressure. Each is, whole, what a session of its precision
+/// alone answers, also when it was preempted.
 #[test]
 fn texts_that_begin_under_pressure_have_one_precision() {
     let n = 24;
-    let types = [KvType::F16, KvType::Q4].map(|kv_type| SessionOptions { kv_type, ..session_options(600, 512) });
+    let types = [KvType::F16, KvType::Q4].map(|kv_type| SessionOptions {
+        kv_type,
+        ..session_options(600, 512)
+    });
     let expected = types.map(|options| answers_alone(n, &options));
     let (mut counts, mut n_preempted) = ([0; 2], 0);
     // What begins under pressure depends on how long passes take.
     for cache in [CacheMode::Off, CacheMode::On].repeat(10) {
         let log = Log::default();
-        let session =
-            SessionOptions { kv_pressure: Some(KvType::Q4), prefix: cache.into(), ..session_options(600, 64) };
-        let options = ScheduleOptions { session, n_pieces: 1000, ..Default::default() };
+        let session = SessionOptions {
+            kv_pressure: Some(KvType::Q4),
+            prefix: cache.into(),
+            ..session_options(600, 64)
+        };
+        let options = ScheduleOptions {
+            session,
+            n_pieces: 1000,
+            ..Default::default()
+        };
         let engine = engine(2, Some(2 * page_bytes(300)));
         let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
         let mut streams = Vec::new();
@@ -801,25 +1160,51 @@ fn texts_that_begin_under_pressure_have_one_precision() {
         }
     }
     eprintln!("{counts:?} of both precisions, {n_preempted} preempted");
-    assert!(counts.iter().all(|&n| n > 2) && n_preempted > 2, "{counts:?}, {n_preempted} preempted");
+    assert!(
+        counts.iter().all(|&n| n > 2) && n_preempted > 2,
+        "{counts:?}, {n_preempted} preempted"
+    );
 }
 
 #[test]
 fn deadlines_end_what_there_is() {
     let engine = engine(1, None);
-    let mut schedule = Schedule::new(&engine, &ScheduleOptions { n_parallel: 1, ..Default::default() }).unwrap();
+    let mut schedule = Schedule::new(
+        &engine,
+        &ScheduleOptions {
+            n_parallel: 1,
+            ..Default::default()
+        },
+    )
+    .unwrap();
     let long = || Request::new(tokens("The"), greedy());
-    let mut running = schedule.submit(long().deadline(Duration::from_millis(60)).max_tokens(100_000)).unwrap();
+    let mut running = schedule
+        .submit(
+            long()
+                .deadline(Duration::from_millis(60))
+                .max_tokens(100_000),
+        )
+        .unwrap();
     let mut queued = schedule.submit(long().deadline(Duration::ZERO)).unwrap();
-    let mut patient = schedule.submit(long().deadline(Duration::MAX).max_tokens(3)).unwrap();
+    let mut patient = schedule
+        .submit(long().deadline(Duration::MAX).max_tokens(3))
+        .unwrap();
     let (mut pieces, mut ended) = (Vec::new(), None);
     while ended.is_none() && schedule.step() {
         ended = drain(&mut running, &mut pieces);
     }
     // A very fast machine may come to the end of the context.
     let finish = ended.unwrap().unwrap();
-    assert!(matches!(finish.reason, StopReason::Deadline | StopReason::ContextFull | StopReason::EndOfGeneration));
-    let case = Case { prompt: tokens("The"), max_tokens: finish.n_generated, stop: vec![], ..Case::numbered(0) };
+    assert!(matches!(
+        finish.reason,
+        StopReason::Deadline | StopReason::ContextFull | StopReason::EndOfGeneration
+    ));
+    let case = Case {
+        prompt: tokens("The"),
+        max_tokens: finish.n_generated,
+        stop: vec![],
+        ..Case::numbered(0)
+    };
     let alone = case.alone(&SessionOptions::default()).0;
     let text = |pieces: &[Piece]| pieces.iter().map(|piece| &*piece.text).collect::<String>();
     assert_eq!(text(&pieces), text(&alone));
@@ -832,20 +1217,34 @@ fn deadlines_end_what_there_is() {
 #[test]
 fn priority_goes_first_and_age_before_it() {
     let engine = engine(1, None);
-    let options = ScheduleOptions { n_parallel: 1, ..Default::default() };
+    let options = ScheduleOptions {
+        n_parallel: 1,
+        ..Default::default()
+    };
     let log = Log::default();
     let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
-    let request = |priority| Request::new(tokens("The"), greedy()).max_tokens(4).priority(priority);
-    let ids: Vec<Stream> = [0, 0, 2, 1, 2].into_iter().map(|p| schedule.submit(request(p)).unwrap()).collect();
+    let request = |priority| {
+        Request::new(tokens("The"), greedy())
+            .max_tokens(4)
+            .priority(priority)
+    };
+    let ids: Vec<Stream> = [0, 0, 2, 1, 2]
+        .into_iter()
+        .map(|p| schedule.submit(request(p)).unwrap())
+        .collect();
     while schedule.step() {}
     assert_eq!(log.ends(), [2, 4, 3, 0, 1].map(|i: usize| ids[i].id()));
-    // The last to run is the first to make room: one that runs gives way to a better one that comes.
+    // The last to run is the first to make room: one that runs gives way to a better one that
+    // comes.
     let running = schedule.submit(request(0).max_tokens(50)).unwrap();
     steps(&mut schedule, 3);
     let better = schedule.submit(request(1)).unwrap();
     while schedule.step() {}
     assert_eq!(log.ends()[5..], [better.id(), running.id()]);
-    assert_eq!(log.of(running.id())[3..5], [Event::Preempted, Event::Admitted]);
+    assert_eq!(
+        log.of(running.id())[3..5],
+        [Event::Preempted, Event::Admitted]
+    );
     // In an endless stream of better ones everyone has their turn.
     let old = schedule.submit(request(0)).unwrap();
     let mut others = Vec::new();
@@ -865,30 +1264,54 @@ fn priority_goes_first_and_age_before_it() {
 #[test]
 fn one_that_fails_harms_nobody() {
     let session = session_options(600, 64);
-    let options = ScheduleOptions { session: session.clone(), n_pieces: 1000, ..Default::default() };
+    let options = ScheduleOptions {
+        session: session.clone(),
+        n_pieces: 1000,
+        ..Default::default()
+    };
     let mut schedule = Schedule::new(&engine(2, None), &options).unwrap();
     let n_vocab = MODEL.hparams().n_vocab as u32;
-    let wrong = Sampler::builder().logit_bias(vec![(n_vocab + 7, 1.0)]).build().unwrap();
+    let wrong = Sampler::builder()
+        .logit_bias(vec![(n_vocab + 7, 1.0)])
+        .build()
+        .unwrap();
     let mut good = schedule.submit(Case::numbered(2).request()).unwrap();
     let mut bad = schedule.submit(Request::new(tokens("The"), wrong)).unwrap();
     while schedule.step() {}
     let error = drain(&mut bad, &mut Vec::new()).unwrap().unwrap_err();
-    assert!(matches!(error, Error::Sample(SampleError::BiasOutsideVocabulary { .. })), "{error}");
     assert!(
-        matches!(bad.poll_next(&mut Context::from_waker(Waker::noop())), Poll::Ready(None)) && bad.finish().is_none()
+        matches!(
+            error,
+            Error::Sample(SampleError::BiasOutsideVocabulary { .. })
+        ),
+        "{error}"
+    );
+    assert!(
+        matches!(
+            bad.poll_next(&mut Context::from_waker(Waker::noop())),
+            Poll::Ready(None)
+        ) && bad.finish().is_none()
     );
     assert_eq!(answer(&mut good), Case::numbered(2).alone(&session));
 
-    // A pool that the answer outgrows, though it held the prompt: that request ends, and the next one has its turn.
+    // A pool that the answer outgrows, though it held the prompt: that request ends, and the next
+    // one has its turn.
     let prompt = tokens(TEXTS[4]);
     let engine = engine(1, Some(page_bytes(64)));
     let mut schedule = Schedule::new(&engine, &ScheduleOptions::default()).unwrap();
-    let mut long = schedule.submit(Request::new(prompt.clone(), greedy()).max_tokens(300)).unwrap();
-    let mut short = schedule.submit(Request::new(prompt, greedy()).max_tokens(5)).unwrap();
+    let mut long = schedule
+        .submit(Request::new(prompt.clone(), greedy()).max_tokens(300))
+        .unwrap();
+    let mut short = schedule
+        .submit(Request::new(prompt, greedy()).max_tokens(5))
+        .unwrap();
     while schedule.step() {}
     let mut pieces = Vec::new();
     let error = drain(&mut long, &mut pieces).unwrap().unwrap_err();
-    assert!(matches!(error, Error::Session(SessionError::PoolFull { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Session(SessionError::PoolFull { .. })),
+        "{error}"
+    );
     assert!(pieces.len() > 5);
     assert_eq!(answer(&mut short).1, StopReason::MaxTokens);
 }
@@ -896,21 +1319,49 @@ fn one_that_fails_harms_nobody() {
 #[test]
 fn what_could_never_be_computed_is_refused() {
     let engine = engine(1, Some(page_bytes(64)));
-    let options = ScheduleOptions { session: session_options(200, 64), max_requests: 2, ..Default::default() };
+    let options = ScheduleOptions {
+        session: session_options(200, 64),
+        max_requests: 2,
+        ..Default::default()
+    };
     let mut schedule = Schedule::new(&engine, &options).unwrap();
-    let mut refused = |tokens: Vec<u32>| schedule.submit(Request::new(tokens, greedy())).unwrap_err();
-    assert!(matches!(refused(vec![]), ScheduleError::Session(SessionError::NoTokens)));
-    assert!(matches!(refused(vec![1; 201]), ScheduleError::Session(SessionError::ContextFull { n_new: 201, .. })));
-    assert!(matches!(refused(vec![u32::MAX]), ScheduleError::Session(SessionError::TokenOutOfRange { .. })));
-    assert!(matches!(refused(vec![1; 65]), ScheduleError::PoolTooSmall { need, budget } if need > budget));
+    let mut refused =
+        |tokens: Vec<u32>| schedule.submit(Request::new(tokens, greedy())).unwrap_err();
+    assert!(matches!(
+        refused(vec![]),
+        ScheduleError::Session(SessionError::NoTokens)
+    ));
+    assert!(matches!(
+        refused(vec![1; 201]),
+        ScheduleError::Session(SessionError::ContextFull { n_new: 201, .. })
+    ));
+    assert!(matches!(
+        refused(vec![u32::MAX]),
+        ScheduleError::Session(SessionError::TokenOutOfRange { .. })
+    ));
+    assert!(
+        matches!(refused(vec![1; 65]), ScheduleError::PoolTooSmall { need, budget } if need > budget)
+    );
     let adapted = Request::new(vec![1], greedy()).adapter(Arc::clone(&ADAPTER), f32::NAN);
-    assert!(matches!(schedule.submit(adapted), Err(ScheduleError::Adapter(_))));
+    assert!(matches!(
+        schedule.submit(adapted),
+        Err(ScheduleError::Adapter(_))
+    ));
     let request = || Request::new(vec![1], greedy()).max_tokens(1);
-    let places = [schedule.submit(request()).unwrap(), schedule.submit(request()).unwrap()];
-    assert!(matches!(schedule.submit(request()), Err(ScheduleError::QueueFull { max: 2 })));
+    let places = [
+        schedule.submit(request()).unwrap(),
+        schedule.submit(request()).unwrap(),
+    ];
+    assert!(matches!(
+        schedule.submit(request()),
+        Err(ScheduleError::QueueFull { max: 2 })
+    ));
     while schedule.step() {}
     drop(places);
-    assert!(schedule.submit(request()).is_ok(), "who ended leaves a place");
+    assert!(
+        schedule.submit(request()).is_ok(),
+        "who ended leaves a place"
+    );
     for option in ["n_parallel", "n_batch", "n_pieces", "max_requests"] {
         let mut options = ScheduleOptions::default();
         match option {
@@ -920,19 +1371,27 @@ fn what_could_never_be_computed_is_refused() {
             _ => options.max_requests = 0,
         }
         let error = Scheduler::new(&engine, &options).unwrap_err();
-        assert!(matches!(error, ScheduleError::Session(SessionError::Option { option: o, .. }) if o == option));
+        assert!(
+            matches!(error, ScheduleError::Session(SessionError::Option { option: o, .. }) if o == option)
+        );
     }
 }
 
 #[test]
 fn observers_hear_of_a_whole_life() {
     let (engine, log) = (engine(1, None), Log::default());
-    let mut schedule = Schedule::observed(&engine, &ScheduleOptions::default(), log.clone()).unwrap();
-    let stream = schedule.submit(Request::new(tokens("The"), greedy()).max_tokens(3)).unwrap();
+    let mut schedule =
+        Schedule::observed(&engine, &ScheduleOptions::default(), log.clone()).unwrap();
+    let stream = schedule
+        .submit(Request::new(tokens("The"), greedy()).max_tokens(3))
+        .unwrap();
     assert_eq!(log.of(stream.id()), [Event::Queued]);
     while schedule.step() {}
     let ended = Event::Ended(Some(StopReason::MaxTokens));
-    assert_eq!(log.of(stream.id()), [Event::Queued, Event::Admitted, Event::FirstToken, ended]);
+    assert_eq!(
+        log.of(stream.id()),
+        [Event::Queued, Event::Admitted, Event::FirstToken, ended]
+    );
 }
 
 /// Numbers that look random, the same in every run.
@@ -940,13 +1399,17 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 33) as usize) % n
     }
 }
 
-/// llama.cpp #25566: a full cache ended all generations. Requests of random length, priority, deadline and patience on a
-/// pool of a few pages, from several threads: all of them end or are refused with a type, in order, and nothing is left.
+/// llama.cpp #25566: a full cache ended all generations. Requests of random length, priority,
+/// deadline and patience on a pool of a few pages, from several threads: all of them end or are
+/// refused with a type, in order, and nothing is left.
 #[test]
 fn random_requests_on_a_tiny_pool_all_end() {
     let n = if long() { 10_000 } else { 160 };
@@ -967,9 +1430,16 @@ fn random_requests_on_a_tiny_pool_all_end() {
             scope.spawn(move || {
                 let mut random = Random(thread);
                 for i in 0..n / 4 {
-                    let prompt: Vec<u32> = (0..1 + random.below(300)).map(|_| random.below(500) as u32).collect();
-                    let prompt = if random.below(30) == 0 { prompt.repeat(20) } else { prompt };
-                    let mut request = Request::new(prompt, sampled(i)).priority(random.below(3) as i32);
+                    let prompt: Vec<u32> = (0..1 + random.below(300))
+                        .map(|_| random.below(500) as u32)
+                        .collect();
+                    let prompt = if random.below(30) == 0 {
+                        prompt.repeat(20)
+                    } else {
+                        prompt
+                    };
+                    let mut request =
+                        Request::new(prompt, sampled(i)).priority(random.below(3) as i32);
                     request = request.max_tokens(random.below(100));
                     if random.below(10) == 0 {
                         request = request.deadline(Duration::from_millis(random.below(50) as u64));
@@ -985,7 +1455,9 @@ fn random_requests_on_a_tiny_pool_all_end() {
                             let error = stream.by_ref().find_map(Result::err);
                             assert_eq!(stream.finish().is_some(), error.is_none());
                             // Its answer outgrew the pool.
-                            let outgrown = |e: &Error| matches!(e, Error::Session(SessionError::PoolFull { .. }));
+                            let outgrown = |e: &Error| {
+                                matches!(e, Error::Session(SessionError::PoolFull { .. }))
+                            };
                             assert!(error.iter().all(outgrown), "{error:?}");
                             2
                         }
@@ -1000,14 +1472,30 @@ fn random_requests_on_a_tiny_pool_all_end() {
     }
     let n_ended = n_ended.into_inner().unwrap();
     assert!(n_ended.iter().all(|&n| n > 0), "{n_ended:?}");
-    assert_eq!((n_ended.iter().sum::<u64>(), engine.pool().stats().n_pages), (n / 4 * 4, 0));
+    assert_eq!(
+        (n_ended.iter().sum::<u64>(), engine.pool().stats().n_pages),
+        (n / 4 * 4, 0)
+    );
     let mut lives = std::collections::BTreeMap::<RequestId, Vec<Event>>::new();
-    log.0.lock().unwrap().iter().for_each(|&(id, event)| lives.entry(id).or_default().push(event));
+    log.0
+        .lock()
+        .unwrap()
+        .iter()
+        .for_each(|&(id, event)| lives.entry(id).or_default().push(event));
     assert_eq!(lives.len() as u64, n_ended[1] + n_ended[2]);
     for (id, life) in lives {
         assert_eq!(life[0], Event::Queued, "{id:?}");
-        assert!(matches!(life[life.len() - 1], Event::Ended(_)), "{id:?}: {life:?}");
-        assert!(life.iter().filter(|&&event| event == Event::FirstToken).count() <= 1, "{id:?}: {life:?}");
+        assert!(
+            matches!(life[life.len() - 1], Event::Ended(_)),
+            "{id:?}: {life:?}"
+        );
+        assert!(
+            life.iter()
+                .filter(|&&event| event == Event::FirstToken)
+                .count()
+                <= 1,
+            "{id:?}: {life:?}"
+        );
         let mut is_running = false;
         for event in &life[1..life.len() - 1] {
             assert_eq!(is_running, *event != Event::Admitted, "{id:?}: {life:?}");
@@ -1023,7 +1511,9 @@ fn a_scheduler_outlives_its_handles_but_not_a_panic() {
     let engine = engine(1, None);
     let scheduler = Scheduler::new(&engine, &ScheduleOptions::default()).unwrap();
     anywhere(&scheduler);
-    let stream = scheduler.submit(Request::new(tokens("The"), greedy()).max_tokens(20)).unwrap();
+    let stream = scheduler
+        .submit(Request::new(tokens("The"), greedy()).max_tokens(20))
+        .unwrap();
     to_a_thread(&stream);
     to_a_thread(&Schedule::new(&engine, &ScheduleOptions::default()).unwrap());
     drop(scheduler);
@@ -1036,10 +1526,18 @@ fn a_scheduler_outlives_its_handles_but_not_a_panic() {
         }
     }
     let scheduler = Scheduler::observed(&engine, &ScheduleOptions::default(), Panics).unwrap();
-    let mut stream = scheduler.submit(Request::new(tokens("The"), greedy())).unwrap();
-    assert!(matches!(stream.next(), Some(Err(Error::Schedule(ScheduleError::Ended)))));
+    let mut stream = scheduler
+        .submit(Request::new(tokens("The"), greedy()))
+        .unwrap();
+    assert!(matches!(
+        stream.next(),
+        Some(Err(Error::Schedule(ScheduleError::Ended)))
+    ));
     assert!(stream.next().is_none());
-    while scheduler.submit(Request::new(tokens("The"), greedy())).is_ok() {
+    while scheduler
+        .submit(Request::new(tokens("The"), greedy()))
+        .is_ok()
+    {
         std::thread::yield_now();
     }
     assert_eq!(level().name(), MODEL.arch().name());
@@ -1050,46 +1548,78 @@ fn a_scheduler_outlives_its_handles_but_not_a_panic() {
 #[test]
 fn forced_tokens_are_those_of_a_session_alone() {
     use ruvllm::grammar::{Grammar, TokenTrie};
-    let regex =
-        "The owner of the value is (moved|borrowed) and then it is dropped by (the caller|nobody)\\. It ends\\.";
+    let regex = "The owner of the value is (moved|borrowed) and then it is dropped by (the caller|nobody)\\. It ends\\.";
     let trie = TokenTrie::new(MODEL.tokenizer().unwrap()).unwrap();
     let masked = |mut sampler: Sampler| {
-        sampler.set_mask(Some(Box::new(Grammar::regex(&trie, regex).unwrap().matcher())));
+        sampler.set_mask(Some(Box::new(
+            Grammar::regex(&trie, regex).unwrap().matcher(),
+        )));
         sampler
     };
     let prompt = tokens("Ownership is");
     let case = |i: usize| Case {
         prompt: prompt.clone(),
-        sampler: masked(if i.is_multiple_of(2) { greedy() } else { sampled(i as u64) }),
+        sampler: masked(if i.is_multiple_of(2) {
+            greedy()
+        } else {
+            sampled(i as u64)
+        }),
         max_tokens: [100, i][i % 2],
-        stop: if i.is_multiple_of(3) { vec![["then", "call", "is"][i / 3 % 3].into()] } else { vec![] },
+        stop: if i.is_multiple_of(3) {
+            vec![["then", "call", "is"][i / 3 % 3].into()]
+        } else {
+            vec![]
+        },
         logprobs: (i % 4 > 1).then_some(1),
         adapter: None,
     };
     for n_ctx in [200, prompt.len() + 9] {
         let (engine, session) = (engine(2, None), session_options(n_ctx, 512));
-        let options = ScheduleOptions { session: session.clone(), n_parallel: 5, ..Default::default() };
+        let options = ScheduleOptions {
+            session: session.clone(),
+            n_parallel: 5,
+            ..Default::default()
+        };
         let n = 30;
         // With drafts, too, that are right mostly: of what is forced, and of what is not.
         let mut schedule = Schedule::new(&engine, &options).unwrap();
         let mut streams: Vec<_> = (0..n)
             .map(|i| {
-                let text = case(i).alone(&session).0.into_iter().map(|piece| piece.token);
+                let text = case(i)
+                    .alone(&session)
+                    .0
+                    .into_iter()
+                    .map(|piece| piece.token);
                 let oracle = Oracle::new(prompt.iter().copied().chain(text).collect(), 150);
-                schedule.submit(case(i).request().speculate(Speculation::by(oracle).fixed_length(1 + i % 15))).unwrap()
+                schedule
+                    .submit(
+                        case(i)
+                            .request()
+                            .speculate(Speculation::by(oracle).fixed_length(1 + i % 15)),
+                    )
+                    .unwrap()
             })
             .collect();
         while schedule.step() {}
         let expected: Vec<_> = (0..n).map(|i| case(i).alone(&session)).collect();
-        all_are(&expected, &mut streams, &format!("drafts in a context of {n_ctx}"));
+        all_are(
+            &expected,
+            &mut streams,
+            &format!("drafts in a context of {n_ctx}"),
+        );
         let mut schedule = Schedule::new(&engine, &options).unwrap();
-        let mut streams: Vec<_> = (0..n).map(|i| schedule.submit(case(i).request()).unwrap()).collect();
+        let mut streams: Vec<_> = (0..n)
+            .map(|i| schedule.submit(case(i).request()).unwrap())
+            .collect();
         let mut n_steps = 0;
         while schedule.step() {
             n_steps += 1;
         }
         all_are(&expected, &mut streams, &format!("context of {n_ctx}"));
         let n_tokens: usize = expected.iter().map(|(_, _, n)| n).sum();
-        assert!(5 * n_steps < 4 * n_tokens, "{n_steps} steps of five for {n_tokens} tokens");
+        assert!(
+            5 * n_steps < 4 * n_tokens,
+            "{n_steps} steps of five for {n_tokens} tokens"
+        );
     }
 }

@@ -20,10 +20,35 @@ impl Random {
     }
 }
 
-const NAMES: &[&str] =
-    &["name", "id", "créé", "two words", "a/b~c", "日本", "\"quoted\"", "x", "items", "type", "é", "ownership", "😀"];
-const WORDS: &[&str] =
-    &["shared", "mutable", "let mut", "", "été", "日本語", "a\nb", "tab\t", "back\\slash", "\"", "😀", "null"];
+const NAMES: &[&str] = &[
+    "name",
+    "id",
+    "créé",
+    "two words",
+    "a/b~c",
+    "日本",
+    "\"quoted\"",
+    "x",
+    "items",
+    "type",
+    "é",
+    "ownership",
+    "😀",
+];
+const WORDS: &[&str] = &[
+    "shared",
+    "mutable",
+    "let mut",
+    "",
+    "été",
+    "日本語",
+    "a\nb",
+    "tab\t",
+    "back\\slash",
+    "\"",
+    "😀",
+    "null",
+];
 
 /// A schema. Strings and arrays have a greatest length, integers a range.
 pub(crate) fn schema(random: &mut Random) -> Value {
@@ -58,7 +83,9 @@ fn any(random: &mut Random, depth: usize) -> Value {
             0 => json!({"const": {"a": [1, 2.5, WORDS[random.below(WORDS.len())]], "b": null}}),
             1 => json!({"const": random.one(WORDS)}),
             2 => json!({"type": "null"}),
-            _ => json!({"enum": [random.one(WORDS), random.below(100), null, true, [1, "x"], random.one(WORDS)]}),
+            _ => {
+                json!({"enum": [random.one(WORDS), random.below(100), null, true, [1, "x"], random.one(WORDS)]})
+            }
         },
         5 => string(random),
         6 => integer(random),
@@ -83,13 +110,16 @@ fn integer(random: &mut Random) -> Value {
     match random.below(5) {
         0 => json!({"type": "integer", "minimum": low, "maximum": high}),
         1 => json!({"type": "integer", "exclusiveMinimum": low, "exclusiveMaximum": high + 2}),
-        2 => json!({"type": "integer", "minimum": 0, "maximum": 999, "multipleOf": 1 + random.below(9)}),
+        2 => {
+            json!({"type": "integer", "minimum": 0, "maximum": 999, "multipleOf": 1 + random.below(9)})
+        }
         3 => json!({"type": "integer", "minimum": low, "maximum": low}),
         _ => json!({"type": "integer", "minimum": -9, "maximum": 99_999}),
     }
 }
 
-/// One of a few: nothing bounds the digits of a fraction in a schema, and a weak model repeats them.
+/// One of a few: nothing bounds the digits of a fraction in a schema, and a weak model repeats
+/// them.
 fn number(random: &mut Random) -> Value {
     let value = random.below(200) as f64 / 8.0 - 12.5;
     json!({"type": "number", "minimum": -5, "enum": [value, -2.5, 0.125, 1e-3, 31]})
@@ -97,7 +127,9 @@ fn number(random: &mut Random) -> Value {
 
 fn string(random: &mut Random) -> Value {
     match random.below(8) {
-        0 => json!({"type": "string", "format": random.one(&["date", "time", "date-time", "uuid", "ipv4"])}),
+        0 => {
+            json!({"type": "string", "format": random.one(&["date", "time", "date-time", "uuid", "ipv4"])})
+        }
         1 => json!({"type": "string", "pattern": "^[a-z]{2,5}(-[0-9]{1,3})?$"}),
         2 => json!({"type": "string", "pattern": "^\\p{Lu}\\w{0,6}$"}),
         3 => json!({"type": "string", "pattern": "^(?:ab|é|\\d\\d){1,4}$"}),
@@ -113,7 +145,9 @@ fn array(random: &mut Random, depth: usize) -> Value {
     let least = random.below(3);
     match random.below(3) {
         0 => {
-            let items: Vec<Value> = (0..1 + random.below(3)).map(|_| any(random, depth - 1)).collect();
+            let items: Vec<Value> = (0..1 + random.below(3))
+                .map(|_| any(random, depth - 1))
+                .collect();
             json!({"type": "array", "minItems": items.len(), "prefixItems": items, "items": false})
         }
         _ => {

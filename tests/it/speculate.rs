@@ -1,17 +1,21 @@
-//! Drafts change the speed, never the text: whoever drafts, and however much, all is as in plain decoding.
+//! Drafts change the speed, never the text: whoever drafts, and however much, all is as in plain
+//! decoding.
 
 use crate::common::few_or_many;
 use crate::run::{engine, level, open};
 use ruvllm::exec::{
-    Cut, DraftStats, Drafter, Finish, Generation, Guess, KvTiers, KvType, ModelDrafter, OutputHook, OutputRows, Piece,
-    SessionOptions, Speculation,
+    Cut, DraftStats, Drafter, Finish, Generation, Guess, KvTiers, KvType, ModelDrafter, OutputHook,
+    OutputRows, Piece, SessionOptions, Speculation,
 };
 use ruvllm::gguf::{Array, Gguf, Value, Writer};
 use ruvllm::model::OpenOptions;
 use ruvllm::{Model, Sampler, Session, SessionError, StopReason};
 use std::sync::LazyLock;
 
-const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");
+const PATH: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/models/ruvllm-rust-6m-q8_0.gguf"
+);
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| open(Gguf::open(PATH).unwrap()).unwrap());
 
@@ -20,7 +24,11 @@ pub(crate) static WINDOWED: LazyLock<Model> = LazyLock::new(|| {
     let gguf = Gguf::open(PATH).unwrap();
     let mut writer = Writer::new();
     for (key, value) in gguf.metadata().iter() {
-        let value = if key == "general.architecture" { Value::from("granite_swa") } else { value.clone() };
+        let value = if key == "general.architecture" {
+            Value::from("granite_swa")
+        } else {
+            value.clone()
+        };
         writer.metadata(key.replacen("llama.", "granite_swa.", 1), value);
     }
     writer.metadata("granite_swa.attention.sliding_window", 70u32);
@@ -29,7 +37,12 @@ pub(crate) static WINDOWED: LazyLock<Model> = LazyLock::new(|| {
     }
     let gguf = Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap();
     let model = OpenOptions::new().arch(level()).open_gguf(gguf).unwrap();
-    assert!(model.hparams().attention().all(|attn| attn.window == Some(70)));
+    assert!(
+        model
+            .hparams()
+            .attention()
+            .all(|attn| attn.window == Some(70))
+    );
     model
 });
 
@@ -40,8 +53,10 @@ static RENAMED: LazyLock<Model> = LazyLock::new(|| {
     for (key, value) in gguf.metadata().iter() {
         let value = match value {
             Value::Array(Array::Strings(texts)) if key == "tokenizer.ggml.tokens" => {
-                let mut texts: Vec<String> =
-                    texts.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect();
+                let mut texts: Vec<String> = texts
+                    .iter()
+                    .map(|text| String::from_utf8_lossy(text).into_owned())
+                    .collect();
                 texts[0] = "<|end|>".into();
                 Value::from(Array::Strings(texts.into_iter().collect()))
             }
@@ -74,11 +89,21 @@ fn greedy() -> Sampler {
 
 /// Everything that has a state: penalties over the history, random numbers in filters and draws.
 fn sampled(seed: u64) -> Sampler {
-    let builder = Sampler::builder().temperature(0.9).seed(seed).repeat_penalty(1.1);
+    let builder = Sampler::builder()
+        .temperature(0.9)
+        .seed(seed)
+        .repeat_penalty(1.1);
     match seed % 3 {
         0 => builder.build().unwrap(),
-        1 => builder.xtc_probability(0.3).dry_multiplier(0.5).build().unwrap(),
-        _ => builder.mirostat(ruvllm::sample::Mirostat::V2).build().unwrap(),
+        1 => builder
+            .xtc_probability(0.3)
+            .dry_multiplier(0.5)
+            .build()
+            .unwrap(),
+        _ => builder
+            .mirostat(ruvllm::sample::Mirostat::V2)
+            .build()
+            .unwrap(),
     }
 }
 
@@ -94,7 +119,12 @@ pub(crate) struct Oracle {
 
 impl Oracle {
     pub(crate) fn new(tokens: Vec<u32>, n_wrong: u64) -> Oracle {
-        Oracle { tokens, n: 0, n_wrong, state: 5 }
+        Oracle {
+            tokens,
+            n: 0,
+            n_wrong,
+            state: 5,
+        }
     }
 }
 
@@ -106,16 +136,26 @@ impl Drafter for Oracle {
     fn push(&mut self, tokens: &[u32]) {
         let known = &self.tokens[self.n.min(self.tokens.len())..];
         let n_same = known.len().min(tokens.len());
-        assert_eq!(known[..n_same], tokens[..n_same], "drafters are told the text");
+        assert_eq!(
+            known[..n_same],
+            tokens[..n_same],
+            "drafters are told the text"
+        );
         self.n += tokens.len();
     }
 
     fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {
         let known = &self.tokens[self.n.min(self.tokens.len())..];
         for &token in known.iter().take(n) {
-            self.state = self.state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            self.state = self
+                .state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             let is_wrong = (self.state >> 33) % 1000 < self.n_wrong;
-            draft.push(Guess { token: if is_wrong { token ^ 1 } else { token }, grade: 7 });
+            draft.push(Guess {
+                token: if is_wrong { token ^ 1 } else { token },
+                grade: 7,
+            });
         }
     }
 
@@ -124,7 +164,8 @@ impl Drafter for Oracle {
     }
 }
 
-/// Guesses at random, tokens outside the vocabulary and grades that there are not among them; more than asked for.
+/// Guesses at random, tokens outside the vocabulary and grades that there are not among them; more
+/// than asked for.
 #[derive(Clone, Debug)]
 pub(crate) struct Scatter(pub(crate) u64);
 
@@ -137,8 +178,14 @@ impl Drafter for Scatter {
 
     fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {
         for _ in 0..n + 3 {
-            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            draft.push(Guess { token: (self.0 >> 33) as u32 % 4500, grade: (self.0 >> 50) as u8 });
+            self.0 = self
+                .0
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            draft.push(Guess {
+                token: (self.0 >> 33) as u32 % 4500,
+                grade: (self.0 >> 50) as u8,
+            });
         }
     }
 
@@ -161,16 +208,26 @@ impl Case {
     fn numbered(i: usize) -> Case {
         Case {
             prompt: tokens(TEXTS[i % TEXTS.len()]),
-            sampler: if i.is_multiple_of(3) { greedy() } else { sampled(i as u64) },
+            sampler: if i.is_multiple_of(3) {
+                greedy()
+            } else {
+                sampled(i as u64)
+            },
             max_tokens: [70, 90, 1, 33, 2, 120, 0][i % 7],
-            stop: if i % 4 == 1 { vec!["the ".into(), ";\n".into()] } else { vec![] },
+            stop: if i % 4 == 1 {
+                vec!["the ".into(), ";\n".into()]
+            } else {
+                vec![]
+            },
             logprobs: (i % 5 == 2).then_some(2),
         }
     }
 
     fn generation(&self, session: Session) -> Generation {
         let generation = session.into_generation_from(&self.prompt, self.sampler.clone());
-        let generation = generation.max_tokens(self.max_tokens).stop(self.stop.clone());
+        let generation = generation
+            .max_tokens(self.max_tokens)
+            .stop(self.stop.clone());
         match self.logprobs {
             Some(n_top) => generation.logprobs(n_top),
             None => generation,
@@ -178,21 +235,33 @@ impl Case {
     }
 }
 
-/// Pieces, the end, and what is left behind: the session's tokens, and what it and the sampler write next.
+/// Pieces, the end, and what is left behind: the session's tokens, and what it and the sampler
+/// write next.
 type Outcome = (Vec<Piece>, StopReason, usize, String, Vec<u32>, Vec<u32>);
 
 /// Takes the first `n` pieces, then whatever comes from the same session and sampler.
-fn outcome(mut generation: Generation, n: usize) -> (Outcome, Option<Finish>, Vec<(&'static str, DraftStats)>) {
+fn outcome(
+    mut generation: Generation,
+    n: usize,
+) -> (Outcome, Option<Finish>, Vec<(&'static str, DraftStats)>) {
     let pieces: Vec<Piece> = generation.by_ref().take(n).map(Result::unwrap).collect();
     let (finish, drafters) = (generation.finish(), generation.drafters());
     let rest = generation.rest().to_owned();
     let (session, sampler) = generation.into_parts();
     let held = session.tokens().to_vec();
-    let mut next = session.into_generation_from(&[held[0]], sampler).max_tokens(12);
+    let mut next = session
+        .into_generation_from(&[held[0]], sampler)
+        .max_tokens(12);
     // Of a full context nothing.
     next.by_ref().for_each(drop);
-    let (reason, n) = finish.map_or((StopReason::Cancelled, 0), |finish| (finish.reason, finish.n_generated));
-    ((pieces, reason, n, rest, held, next.tokens().to_vec()), finish, drafters)
+    let (reason, n) = finish.map_or((StopReason::Cancelled, 0), |finish| {
+        (finish.reason, finish.n_generated)
+    });
+    (
+        (pieces, reason, n, rest, held, next.tokens().to_vec()),
+        finish,
+        drafters,
+    )
 }
 
 /// Answers by whoever drafts, for a text whose tokens are known.
@@ -203,11 +272,26 @@ fn drafters(text: Vec<u32>, i: usize) -> Vec<(&'static str, Speculation)> {
     vec![
         ("ngram", Speculation::default().fixed_length(length)),
         ("ngram, as many as pay", Speculation::default()),
-        ("random", Speculation::by(Scatter(i as u64)).fixed_length(length)),
-        ("always right", Speculation::by(oracle(0)).fixed_length(length)),
-        ("always wrong", Speculation::by(oracle(1000)).fixed_length(length)),
-        ("right and wrong", Speculation::by(oracle(300)).fixed_length(15)),
-        ("right, as many as pay", Speculation::by(oracle(100)).and(Scatter(1))),
+        (
+            "random",
+            Speculation::by(Scatter(i as u64)).fixed_length(length),
+        ),
+        (
+            "always right",
+            Speculation::by(oracle(0)).fixed_length(length),
+        ),
+        (
+            "always wrong",
+            Speculation::by(oracle(1000)).fixed_length(length),
+        ),
+        (
+            "right and wrong",
+            Speculation::by(oracle(300)).fixed_length(15),
+        ),
+        (
+            "right, as many as pay",
+            Speculation::by(oracle(100)).and(Scatter(1)),
+        ),
         ("none", Speculation::default().fixed_length(0)),
     ]
 }
@@ -225,23 +309,37 @@ fn check(model: &Model, options: &SessionOptions, cases: impl Iterator<Item = us
             full.by_ref().for_each(|piece| drop(piece.unwrap()));
             let text = [&case.prompt[..], full.tokens()].concat();
             for (name, speculation) in drafters(text, i) {
-                let (drafted, finish, drafters) = outcome(case.generation(session()).speculate(speculation), n);
+                let (drafted, finish, drafters) =
+                    outcome(case.generation(session()).speculate(speculation), n);
                 assert_eq!(drafted, plain, "case {i}, {name}, {options:?}");
-                let sum = |of: fn(&DraftStats) -> usize| drafters.iter().map(|(_, stats)| of(stats)).sum::<usize>();
+                let sum = |of: fn(&DraftStats) -> usize| {
+                    drafters.iter().map(|(_, stats)| of(stats)).sum::<usize>()
+                };
                 let (accepted, all) = (sum(|stats| stats.n_accepted), sum(|stats| stats.n_drafted));
                 assert!(accepted <= all);
                 let Some(finish) = finish else { continue };
-                assert_eq!((finish.drafts.n_accepted, finish.drafts.n_drafted), (accepted, all));
+                assert_eq!(
+                    (finish.drafts.n_accepted, finish.drafts.n_drafted),
+                    (accepted, all)
+                );
                 match name {
-                    // Each pass gives one token that was not drafted; the last token is not computed, the first comes
-                    // with the prompt.
+                    // Each pass gives one token that was not drafted; the last token is not
+                    // computed, the first comes with the prompt.
                     _ if case.stop.is_empty() && finish.reason == StopReason::MaxTokens => {
-                        assert_eq!(finish.n_generated.saturating_sub(1), finish.drafts.n_passes + accepted, "{name}");
+                        assert_eq!(
+                            finish.n_generated.saturating_sub(1),
+                            finish.drafts.n_passes + accepted,
+                            "{name}"
+                        );
                     }
                     "always wrong" | "none" => assert_eq!(accepted, 0),
                     _ => {}
                 }
-                assert!(name != "always right" || accepted == all || finish.reason != StopReason::MaxTokens);
+                assert!(
+                    name != "always right"
+                        || accepted == all
+                        || finish.reason != StopReason::MaxTokens
+                );
                 n_accepted += accepted;
                 n_rejected += all - accepted;
             }
@@ -251,31 +349,68 @@ fn check(model: &Model, options: &SessionOptions, cases: impl Iterator<Item = us
     assert!(n_accepted > 100 && n_rejected > 100);
 }
 
-/// Greedy and sampled, with stop strings, limits, log-probabilities; to the end and dropped half-way.
+/// Greedy and sampled, with stop strings, limits, log-probabilities; to the end and dropped
+/// half-way.
 #[test]
 fn the_text_is_that_of_plain_decoding() {
     let n = few_or_many(6, 14, 1000);
-    check(&MODEL, &SessionOptions { n_ctx: Some(300), ..Default::default() }, 0..n);
+    check(
+        &MODEL,
+        &SessionOptions {
+            n_ctx: Some(300),
+            ..Default::default()
+        },
+        0..n,
+    );
     // Whose context is full soon, at the end of a page and within one.
     for n_ctx in [64, 75] {
-        check(&MODEL, &SessionOptions { n_ctx: Some(n_ctx), exact: true, ..Default::default() }, 0..n.min(12));
+        check(
+            &MODEL,
+            &SessionOptions {
+                n_ctx: Some(n_ctx),
+                exact: true,
+                ..Default::default()
+            },
+            0..n.min(12),
+        );
     }
 }
 
-/// A stop string inside a run of right guesses: what lies behind it is neither counted, nor in the text or the session.
+/// A stop string inside a run of right guesses: what lies behind it is neither counted, nor in the
+/// text or the session.
 #[test]
 fn a_stop_string_ends_a_text_within_a_run() {
-    let session =
-        || engine(&MODEL, 1).session_with(&SessionOptions { n_ctx: Some(100), ..Default::default() }).unwrap();
-    let case = Case { sampler: greedy(), max_tokens: 24, stop: vec![], logprobs: None, ..Case::numbered(0) };
+    let session = || {
+        engine(&MODEL, 1)
+            .session_with(&SessionOptions {
+                n_ctx: Some(100),
+                ..Default::default()
+            })
+            .unwrap()
+    };
+    let case = Case {
+        sampler: greedy(),
+        max_tokens: 24,
+        stop: vec![],
+        logprobs: None,
+        ..Case::numbered(0)
+    };
     let (plain, ..) = outcome(case.generation(session()), usize::MAX);
-    let text = [&case.prompt[..], &plain.0.iter().map(|piece| piece.token).collect::<Vec<_>>()].concat();
+    let text = [
+        &case.prompt[..],
+        &plain.0.iter().map(|piece| piece.token).collect::<Vec<_>>(),
+    ]
+    .concat();
     let mut n_inside = 0;
     for piece in plain.0.iter().filter(|piece| piece.text.len() > 2) {
-        let case = Case { stop: vec![piece.text.clone()], ..case.clone() };
+        let case = Case {
+            stop: vec![piece.text.clone()],
+            ..case.clone()
+        };
         let (stopped, ..) = outcome(case.generation(session()), usize::MAX);
         let guesses = Speculation::by(Oracle::new(text.clone(), 0)).fixed_length(15);
-        let (drafted, finish, _) = outcome(case.generation(session()).speculate(guesses), usize::MAX);
+        let (drafted, finish, _) =
+            outcome(case.generation(session()).speculate(guesses), usize::MAX);
         assert_eq!(drafted, stopped, "{:?}", piece.text);
         let finish = finish.unwrap();
         assert_eq!(finish.reason, StopReason::StopString);
@@ -286,48 +421,109 @@ fn a_stop_string_ends_a_text_within_a_run() {
     assert!(n_inside > 5, "{n_inside}");
 }
 
-/// What is rewound leaves no trace in keys and values of any precision, precision by age and windows included.
+/// What is rewound leaves no trace in keys and values of any precision, precision by age and
+/// windows included.
 #[test]
 fn rejected_drafts_leave_no_trace_in_any_cache() {
     let n = few_or_many(2, 4, 80);
     for kv_type in [KvType::F32, KvType::Bf16, KvType::Q8, KvType::Q4] {
-        check(&MODEL, &SessionOptions { n_ctx: Some(300), kv_type, ..Default::default() }, 0..n);
+        check(
+            &MODEL,
+            &SessionOptions {
+                n_ctx: Some(300),
+                kv_type,
+                ..Default::default()
+            },
+            0..n,
+        );
     }
-    let kv_tiers = Some(KvTiers { recent: 64, middle: 64 });
-    check(&MODEL, &SessionOptions { n_ctx: Some(300), kv_tiers, n_batch: 6, ..Default::default() }, 0..n);
-    check(&WINDOWED, &SessionOptions { n_ctx: Some(300), ..Default::default() }, 0..2 * n);
+    let kv_tiers = Some(KvTiers {
+        recent: 64,
+        middle: 64,
+    });
+    check(
+        &MODEL,
+        &SessionOptions {
+            n_ctx: Some(300),
+            kv_tiers,
+            n_batch: 6,
+            ..Default::default()
+        },
+        0..n,
+    );
+    check(
+        &WINDOWED,
+        &SessionOptions {
+            n_ctx: Some(300),
+            ..Default::default()
+        },
+        0..2 * n,
+    );
 }
 
-/// A model drafts for itself, and is right in most of what is greedy; its own session follows what was rejected.
+/// A model drafts for itself, and is right in most of what is greedy; its own session follows what
+/// was rejected.
 #[test]
 fn a_model_drafts() {
-    let options = SessionOptions { n_ctx: Some(200), ..Default::default() };
+    let options = SessionOptions {
+        n_ctx: Some(200),
+        ..Default::default()
+    };
     let drafter = || ModelDrafter::new(&engine(&WINDOWED, 1), &MODEL, &options).unwrap();
     for i in 0..6 {
-        let case = Case { max_tokens: 60, stop: vec![], ..Case::numbered(i) };
+        let case = Case {
+            max_tokens: 60,
+            stop: vec![],
+            ..Case::numbered(i)
+        };
         let session = || engine(&MODEL, 1).session_with(&options).unwrap();
         let (plain, ..) = outcome(case.generation(session()), usize::MAX);
-        for (speculation, is_fixed) in
-            [(Speculation::by(drafter()).fixed_length(5), true), (Speculation::default().and(drafter()), false)]
-        {
-            let (drafted, finish, _) = outcome(case.generation(session()).speculate(speculation), usize::MAX);
+        for (speculation, is_fixed) in [
+            (Speculation::by(drafter()).fixed_length(5), true),
+            (Speculation::default().and(drafter()), false),
+        ] {
+            let (drafted, finish, _) = outcome(
+                case.generation(session()).speculate(speculation),
+                usize::MAX,
+            );
             assert_eq!(drafted, plain, "{i}");
             let drafts = finish.unwrap().drafts;
-            assert!(!is_fixed || i % 3 != 0 || drafts.n_accepted > drafts.n_passes, "{drafts:?}");
+            assert!(
+                !is_fixed || i % 3 != 0 || drafts.n_accepted > drafts.n_passes,
+                "{drafts:?}"
+            );
         }
     }
     let refused = ModelDrafter::new(&engine(&RENAMED, 1), &MODEL, &options);
-    assert!(matches!(refused, Err(SessionError::DraftVocabulary { token: 0, .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(SessionError::DraftVocabulary { token: 0, .. })),
+        "{refused:?}"
+    );
 }
 
-/// A pool with no room for a guess's page: drafts take none, so that a text which fits without them fits with them.
+/// A pool with no room for a guess's page: drafts take none, so that a text which fits without them
+/// fits with them.
 #[test]
 fn drafts_take_no_pages() {
     use ruvllm::exec::{Engine, EngineOptions};
-    let options = SessionOptions { n_ctx: Some(300), ..Default::default() };
-    let case = Case { max_tokens: 100, stop: vec![], ..Case::numbered(1) };
+    let options = SessionOptions {
+        n_ctx: Some(300),
+        ..Default::default()
+    };
+    let case = Case {
+        max_tokens: 100,
+        stop: vec![],
+        ..Case::numbered(1)
+    };
     let run = |kv_budget: Option<u64>, speculation: Option<Speculation>| {
-        let engine = Engine::new(&MODEL, &EngineOptions { kv_budget, ..Default::default() }).unwrap();
+        let engine = Engine::new(
+            &MODEL,
+            &EngineOptions {
+                kv_budget,
+                ..Default::default()
+            },
+        )
+        .unwrap();
         let mut generation = case.generation(engine.session_with(&options).unwrap());
         if let Some(speculation) = speculation {
             generation = generation.speculate(speculation);
@@ -338,7 +534,12 @@ fn drafts_take_no_pages() {
             n_pages = n_pages.max(engine.pool().stats().n_pages);
             outcome = outcome.and(piece.map(drop));
         }
-        (generation.tokens().to_vec(), n_pages, engine.pool().stats().used, outcome.map_err(|error| error.to_string()))
+        (
+            generation.tokens().to_vec(),
+            n_pages,
+            engine.pool().stats().used,
+            outcome.map_err(|error| error.to_string()),
+        )
     };
     let plain = run(None, None);
     assert!(plain.1 > 1 && plain.3.is_ok());
@@ -378,8 +579,16 @@ fn hooks_see_no_drafts() {
 /// Who looks at a session while it generates, or copies or saves it, sees the text and no drafts.
 #[test]
 fn drafts_are_nobodys_business() {
-    let case = Case { max_tokens: 60, stop: vec![], logprobs: None, ..Case::numbered(0) };
-    let options = SessionOptions { n_ctx: Some(200), ..Default::default() };
+    let case = Case {
+        max_tokens: 60,
+        stop: vec![],
+        logprobs: None,
+        ..Case::numbered(0)
+    };
+    let options = SessionOptions {
+        n_ctx: Some(200),
+        ..Default::default()
+    };
     let session = || engine(&MODEL, 1).session_with(&options).unwrap();
     let mut plain = case.generation(session());
     let mut texts = vec![case.prompt.clone()];
@@ -394,18 +603,36 @@ fn drafts_are_nobodys_business() {
             break;
         }
         let session = drafted.session();
-        assert_eq!((session.tokens(), session.position()), (&texts[n][..], texts[n].len()));
+        assert_eq!(
+            (session.tokens(), session.position()),
+            (&texts[n][..], texts[n].len())
+        );
         let mut fork = session.fork().unwrap();
         let mut loaded = engine(&MODEL, 1).session_with(&options).unwrap();
         loaded.load_bytes(session.to_bytes().unwrap()).unwrap();
         for session in [&mut fork, &mut loaded] {
             assert_eq!(session.tokens(), &texts[n]);
             let mut sampler = greedy();
-            let next = session.generate_from(&[text[0]], &mut sampler).unwrap().max_tokens(3).text().unwrap();
+            let next = session
+                .generate_from(&[text[0]], &mut sampler)
+                .unwrap()
+                .max_tokens(3)
+                .text()
+                .unwrap();
             let mut again = engine(&MODEL, 1).session_with(&options).unwrap();
             again.prefill(&case.prompt).unwrap();
-            texts[n][case.prompt.len()..].iter().for_each(|&token| again.decode(token).unwrap());
-            assert_eq!(again.generate_from(&[text[0]], &mut sampler).unwrap().max_tokens(3).text().unwrap(), next);
+            texts[n][case.prompt.len()..]
+                .iter()
+                .for_each(|&token| again.decode(token).unwrap());
+            assert_eq!(
+                again
+                    .generate_from(&[text[0]], &mut sampler)
+                    .unwrap()
+                    .max_tokens(3)
+                    .text()
+                    .unwrap(),
+                next
+            );
         }
     }
     assert!(drafted.finish().unwrap().drafts.n_accepted > 20);
@@ -416,8 +643,8 @@ mod forced {
     use super::*;
     use ruvllm::grammar::{Grammar, TokenTrie};
 
-    /// What a grammar forces and what is drafted meet in the middle of a pass: braces are not doubled (vLLM #48516), the
-    /// mask has accepted each token once.
+    /// What a grammar forces and what is drafted meet in the middle of a pass: braces are not
+    /// doubled (vLLM #48516), the mask has accepted each token once.
     #[test]
     fn grammars_and_drafts_agree() {
         let trie = TokenTrie::new(MODEL.tokenizer().unwrap()).unwrap();
@@ -428,10 +655,16 @@ mod forced {
         ];
         for (i, regex) in regexes.iter().enumerate() {
             for seed in 0..6 {
-                let mut case = Case { max_tokens: 200, stop: vec![], ..Case::numbered(0) };
+                let mut case = Case {
+                    max_tokens: 200,
+                    stop: vec![],
+                    ..Case::numbered(0)
+                };
                 case.logprobs = (seed % 2 == 1).then_some(1);
                 case.sampler = if seed == 0 { greedy() } else { sampled(seed) };
-                case.sampler.set_mask(Some(Box::new(Grammar::regex(&trie, regex).unwrap().matcher())));
+                case.sampler.set_mask(Some(Box::new(
+                    Grammar::regex(&trie, regex).unwrap().matcher(),
+                )));
                 for max_tokens in [200, 9 + seed as usize] {
                     case.max_tokens = max_tokens;
                     let session = || engine(&MODEL, 1).session().unwrap();
@@ -444,14 +677,22 @@ mod forced {
                         let (finish, n) = (generation.finish().unwrap(), generation.tokens().len());
                         let (session, mut sampler) = generation.into_parts();
                         let at_end = usize::from(finish.reason == StopReason::EndOfGeneration);
-                        assert!(sampler.rollback(n + at_end).is_ok() && sampler.rollback(1).is_err());
-                        ((pieces, finish.reason, session.tokens().to_vec()), finish.drafts)
+                        assert!(
+                            sampler.rollback(n + at_end).is_ok() && sampler.rollback(1).is_err()
+                        );
+                        (
+                            (pieces, finish.reason, session.tokens().to_vec()),
+                            finish.drafts,
+                        )
                     };
                     let (plain, before) = run(None);
                     for (name, speculation) in drafters(plain.2.clone(), i + seed as usize) {
                         let (drafted, drafts) = run(Some(speculation));
                         assert_eq!(drafted, plain, "{regex} {name} {seed}");
-                        assert!(drafts.n_passes <= before.n_passes, "{name}: {drafts:?}, without {before:?}");
+                        assert!(
+                            drafts.n_passes <= before.n_passes,
+                            "{name}: {drafts:?}, without {before:?}"
+                        );
                     }
                 }
             }

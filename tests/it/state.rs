@@ -5,7 +5,9 @@ use crate::run::{OnLevel, Pass, engine, level};
 use crate::tiny::{N_VOCAB, Tiny};
 use proptest::prelude::*;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{CacheMode, KeptSessions, KvPolicy, KvTiers, KvType, SessionName, SessionOptions};
+use ruvllm::exec::{
+    CacheMode, KeptSessions, KvPolicy, KvTiers, KvType, SessionName, SessionOptions,
+};
 use ruvllm::gguf::{Gguf, Value, Writer};
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
@@ -15,12 +17,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 fn tokens(n: usize, seed: usize) -> Vec<u32> {
-    (0..n).map(|i| ((i * 31 + seed * 7 + i * i % 11) % N_VOCAB) as u32).collect()
+    (0..n)
+        .map(|i| ((i * 31 + seed * 7 + i * i % 11) % N_VOCAB) as u32)
+        .collect()
 }
 
 fn options(policy: KvPolicy) -> SessionOptions {
     let KvPolicy { k, v, tiers, .. } = policy;
-    SessionOptions { n_ctx: Some(1024), kv_type: k, kv_type_v: Some(v), kv_tiers: tiers, ..Default::default() }
+    SessionOptions {
+        n_ctx: Some(1024),
+        kv_type: k,
+        kv_type_v: Some(v),
+        kv_tiers: tiers,
+        ..Default::default()
+    }
 }
 
 fn session(model: &Model, options: &SessionOptions) -> Session {
@@ -28,8 +38,18 @@ fn session(model: &Model, options: &SessionOptions) -> Session {
 }
 
 fn policies() -> [KvPolicy; 3] {
-    let mixed = KvPolicy { k: KvType::Q8, v: KvType::Q4, tiers: None };
-    let tiered = KvPolicy { tiers: Some(KvTiers { recent: 64, middle: 192 }), ..KvPolicy::default() };
+    let mixed = KvPolicy {
+        k: KvType::Q8,
+        v: KvType::Q4,
+        tiers: None,
+    };
+    let tiered = KvPolicy {
+        tiers: Some(KvTiers {
+            recent: 64,
+            middle: 192,
+        }),
+        ..KvPolicy::default()
+    };
     [KvPolicy::default(), mixed, tiered]
 }
 
@@ -38,13 +58,16 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Folder {
-        let folder = std::env::temp_dir().join(format!("ruvllm-state-{name}-{}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("ruvllm-state-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         Folder(folder)
     }
 
     fn names(&self) -> Vec<String> {
-        let names = std::fs::read_dir(&self.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let names = std::fs::read_dir(&self.0)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap());
         names.collect()
     }
 }
@@ -55,8 +78,8 @@ impl Drop for Folder {
     }
 }
 
-/// llama.cpp #25913: what was saved of windows came back without checkpoints, and all was computed again. Here rewinds find
-/// them, too.
+/// llama.cpp #25913: what was saved of windows came back without checkpoints, and all was computed
+/// again. Here rewinds find them, too.
 #[test]
 fn a_loaded_session_goes_on_with_the_same_bits() {
     for tiny in Tiny::ALL {
@@ -72,7 +95,11 @@ fn a_loaded_session_goes_on_with_the_same_bits() {
             // In place of something else.
             loaded.prefill(&tokens(20, 9)).unwrap();
             loaded.load_bytes(bytes.clone()).unwrap();
-            assert_eq!((loaded.tokens(), loaded.logits()), (saved.tokens(), saved.logits()), "{name}");
+            assert_eq!(
+                (loaded.tokens(), loaded.logits()),
+                (saved.tokens(), saved.logits()),
+                "{name}"
+            );
             assert_eq!(loaded.memory().kv, saved.memory().kv, "{name}");
             assert!(loaded.to_bytes().unwrap() == bytes, "{name}");
             for position in [480, 470, 449, 320, 64, 10] {
@@ -86,27 +113,52 @@ fn a_loaded_session_goes_on_with_the_same_bits() {
     }
 }
 
-/// The last token of a generation waits to be computed; it does in the loaded session, too. Empty sessions and unloaded
-/// ones can be saved.
+/// The last token of a generation waits to be computed; it does in the loaded session, too. Empty
+/// sessions and unloaded ones can be saved.
 #[test]
 fn generations_go_on() {
-    let model = Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
+    let model = Model::open(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/models/ruvllm-rust-6m-q8_0.gguf"
+    ))
+    .unwrap();
     let mut sampler = Sampler::builder().temperature(0.0).build().unwrap();
     let mut saved = model.session().unwrap();
-    let begun = saved.generate("Ownership is", &mut sampler).unwrap().max_tokens(8).text().unwrap();
+    let begun = saved
+        .generate("Ownership is", &mut sampler)
+        .unwrap()
+        .max_tokens(8)
+        .text()
+        .unwrap();
     assert!(!begun.is_empty());
     let bytes = saved.to_bytes().unwrap();
     let mut loaded = model.session().unwrap();
     loaded.load_bytes(bytes).unwrap();
     let more = |session: &mut Session, sampler: &mut Sampler| {
-        session.generate(" and", sampler).unwrap().max_tokens(8).text().unwrap()
+        session
+            .generate(" and", sampler)
+            .unwrap()
+            .max_tokens(8)
+            .text()
+            .unwrap()
     };
-    assert_eq!(more(&mut saved, &mut sampler), more(&mut loaded, &mut sampler));
+    assert_eq!(
+        more(&mut saved, &mut sampler),
+        more(&mut loaded, &mut sampler)
+    );
     saved.unload();
     loaded.load_bytes(saved.to_bytes().unwrap()).unwrap();
-    assert_eq!((loaded.position(), loaded.memory().kv.total()), (saved.position(), 0));
-    assert_eq!(more(&mut saved, &mut sampler), more(&mut loaded, &mut sampler));
-    loaded.load_bytes(model.session().unwrap().to_bytes().unwrap()).unwrap();
+    assert_eq!(
+        (loaded.position(), loaded.memory().kv.total()),
+        (saved.position(), 0)
+    );
+    assert_eq!(
+        more(&mut saved, &mut sampler),
+        more(&mut loaded, &mut sampler)
+    );
+    loaded
+        .load_bytes(model.session().unwrap().to_bytes().unwrap())
+        .unwrap();
     assert_eq!((loaded.position(), loaded.logits().len()), (0, 0));
 }
 
@@ -118,22 +170,48 @@ fn what_bits_depend_on_is_compared_by_name() {
     saved.prefill(&tokens(40, 1)).unwrap();
     let bytes = saved.to_bytes().unwrap();
     let refused = |mut other: Session| match other.load_bytes(bytes.clone()).unwrap_err() {
-        StateError::Other { what, found, expected } if found != expected && other.position() == 0 => what,
+        StateError::Other {
+            what,
+            found,
+            expected,
+        } if found != expected && other.position() == 0 => what,
         e => panic!("{e}"),
     };
-    assert_eq!(refused(session(&Tiny::Llama.model(DType::F32), &plain)), "model");
-    assert_eq!(refused(session(&Tiny::Qwen3Moe.model(DType::Q8_0), &plain)), "model");
-    let other_level = if level().name() == "scalar" { Arch::detect() } else { Arch::scalar() };
+    assert_eq!(
+        refused(session(&Tiny::Llama.model(DType::F32), &plain)),
+        "model"
+    );
+    assert_eq!(
+        refused(session(&Tiny::Qwen3Moe.model(DType::Q8_0), &plain)),
+        "model"
+    );
+    let other_level = if level().name() == "scalar" {
+        Arch::detect()
+    } else {
+        Arch::scalar()
+    };
     if other_level.name() == level().name() {
         skipped("this CPU has one level");
     } else {
-        assert_eq!(refused(session(&model.on(other_level), &plain)), "instruction-set level or device");
+        assert_eq!(
+            refused(session(&model.on(other_level), &plain)),
+            "instruction-set level or device"
+        );
     }
     for policy in policies().into_iter().skip(1).chain([KvType::F32.into()]) {
-        assert_eq!(refused(session(&model, &options(policy))), "precision of keys and values");
+        assert_eq!(
+            refused(session(&model, &options(policy))),
+            "precision of keys and values"
+        );
     }
-    let exact = SessionOptions { exact: true, ..plain.clone() };
-    assert_eq!(refused(session(&model, &exact)), "arithmetic of prompts (exact)");
+    let exact = SessionOptions {
+        exact: true,
+        ..plain.clone()
+    };
+    assert_eq!(
+        refused(session(&model, &exact)),
+        "arithmetic of prompts (exact)"
+    );
     let adapted = |seed| {
         let mut other = session(&model, &plain);
         let mut adapter = Adapter::zeros(&model, 2, seed, |_| true).unwrap();
@@ -151,19 +229,51 @@ fn what_bits_depend_on_is_compared_by_name() {
     assert_eq!(again.logits(), logits);
     assert_eq!(again.decoded(3), with.decoded(3));
     let error = adapted(2).load_bytes(bytes_with).unwrap_err();
-    assert!(matches!(error, StateError::Other { what: "set of adapters", .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            StateError::Other {
+                what: "set of adapters",
+                ..
+            }
+        ),
+        "{error}"
+    );
 
-    let mut small = session(&model, &SessionOptions { n_ctx: Some(39), ..plain.clone() });
+    let mut small = session(
+        &model,
+        &SessionOptions {
+            n_ctx: Some(39),
+            ..plain.clone()
+        },
+    );
     let error = small.load_bytes(bytes.clone()).unwrap_err();
     assert!(
-        matches!(error, StateError::Session(SessionError::ContextFull { n_ctx: 39, n_past: 0, n_new: 40 })),
+        matches!(
+            error,
+            StateError::Session(SessionError::ContextFull {
+                n_ctx: 39,
+                n_past: 0,
+                n_new: 40
+            })
+        ),
         "{error}"
     );
     // How the session is used does not matter.
-    let other = SessionOptions { n_ctx: Some(40), n_batch: 3, prefix: CacheMode::On.into(), ..plain };
+    let other = SessionOptions {
+        n_ctx: Some(40),
+        n_batch: 3,
+        prefix: CacheMode::On.into(),
+        ..plain
+    };
     session(&model, &other).load_bytes(bytes).unwrap();
-    let error = session(&model, &other).load_bytes(Tiny::Llama.parts(DType::F32).bytes()).unwrap_err();
-    assert!(matches!(&error, StateError::NotASession { found } if found.is_empty()), "{error}");
+    let error = session(&model, &other)
+        .load_bytes(Tiny::Llama.parts(DType::F32).bytes())
+        .unwrap_err();
+    assert!(
+        matches!(&error, StateError::NotASession { found } if found.is_empty()),
+        "{error}"
+    );
 }
 
 #[test]
@@ -180,7 +290,9 @@ fn files_are_replaced_whole_or_not_at_all() {
     assert_eq!(folder.names(), ["a.session"]);
     #[cfg(unix)]
     {
-        let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
+        let mode = std::os::unix::fs::PermissionsExt::mode(
+            &std::fs::metadata(&path).unwrap().permissions(),
+        );
         assert_eq!(mode & 0o777, 0o600);
     }
     let mut loaded = session(&model, &plain);
@@ -188,15 +300,25 @@ fn files_are_replaced_whole_or_not_at_all() {
     assert_eq!(loaded.tokens(), saved.tokens());
     assert_eq!(loaded.decoded(1), saved.decoded(1));
     let position = loaded.position();
-    for missing in [folder.0.join("b.session"), folder.0.join("no/folder"), folder.0.clone()] {
+    for missing in [
+        folder.0.join("b.session"),
+        folder.0.join("no/folder"),
+        folder.0.clone(),
+    ] {
         let error = loaded.load(&missing).unwrap_err();
         assert!(matches!(&error, StateError::Gguf(_)), "{error}");
     }
     for wrong in [folder.0.join("no/folder"), folder.0.clone()] {
         let error = loaded.save(&wrong).unwrap_err();
-        assert!(matches!(&error, StateError::Gguf(GgufError::Io { .. })), "{error}");
+        assert!(
+            matches!(&error, StateError::Gguf(GgufError::Io { .. })),
+            "{error}"
+        );
     }
-    assert_eq!((loaded.position(), folder.names()), (position, vec!["a.session".to_owned()]));
+    assert_eq!(
+        (loaded.position(), folder.names()),
+        (position, vec!["a.session".to_owned()])
+    );
     // Not as root, who may write everywhere.
     let mut permissions = std::fs::metadata(&folder.0).unwrap().permissions();
     let before = permissions.clone();
@@ -206,7 +328,10 @@ fn files_are_replaced_whole_or_not_at_all() {
     let outcome = loaded.save(folder.0.join("c.session"));
     std::fs::set_permissions(&folder.0, before).unwrap();
     match probe {
-        Err(_) => assert!(matches!(outcome, Err(StateError::Gguf(GgufError::Io { .. })))),
+        Err(_) => assert!(matches!(
+            outcome,
+            Err(StateError::Gguf(GgufError::Io { .. }))
+        )),
         Ok(()) => skipped("this user may write to read-only folders"),
     }
 }
@@ -222,7 +347,10 @@ fn every_truncation_and_flipped_bits_are_noticed() {
     for n in (0..bytes.len()).rev() {
         // The padding behind the last tensor may be missing.
         let Err(error) = loaded.load_bytes(bytes[..n].to_vec()) else {
-            assert!(loaded.to_bytes().unwrap() == bytes && n + 32 > bytes.len(), "{n} bytes");
+            assert!(
+                loaded.to_bytes().unwrap() == bytes && n + 32 > bytes.len(),
+                "{n} bytes"
+            );
             continue;
         };
         assert!(!error.to_string().is_empty());
@@ -243,14 +371,20 @@ fn every_truncation_and_flipped_bits_are_noticed() {
         assert_eq!(loaded.position(), 0);
     }
     eprintln!("{n_harmless} flips changed nothing");
-    assert!(n_harmless < 8 * 32 * 16, "{n_harmless} flips in at most 16 gaps between tensors");
+    assert!(
+        n_harmless < 8 * 32 * 16,
+        "{n_harmless} flips in at most 16 gaps between tensors"
+    );
 }
 
 /// The hash as `session.checksum` has it, written anew: of names and bytes, by words.
 fn checksum(tensors: &[(String, DType, Vec<u8>)]) -> u64 {
     let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x100_0000_01b3).rotate_left(23);
     let mut hash = 0xcbf2_9ce4_8422_2325;
-    for bytes in tensors.iter().flat_map(|(name, _, bytes)| [name.as_bytes(), bytes]) {
+    for bytes in tensors
+        .iter()
+        .flat_map(|(name, _, bytes)| [name.as_bytes(), bytes])
+    {
         for word in bytes.chunks(8).filter(|word| word.len() == 8) {
             hash = step(hash, u64::from_le_bytes(word.try_into().unwrap()));
         }
@@ -269,7 +403,11 @@ fn forged(gguf: &Gguf, change: impl FnOnce(&mut Vec<(String, DType, Vec<u8>)>)) 
     tensors.retain(|(_, _, bytes)| !bytes.is_empty());
     let mut writer = Writer::new();
     for (key, value) in gguf.metadata().iter() {
-        let value = if key == "session.checksum" { Value::U64(checksum(&tensors)) } else { value.clone() };
+        let value = if key == "session.checksum" {
+            Value::U64(checksum(&tensors))
+        } else {
+            value.clone()
+        };
         writer.metadata(key, value);
     }
     for (name, dtype, bytes) in tensors {
@@ -328,7 +466,10 @@ proptest! {
 /// Sessions are listed, resumed, renamed and deleted by name; one that somebody has is left alone.
 #[test]
 fn sessions_are_kept_by_name() {
-    let (model, folder) = (Tiny::Llama.model(DType::F32).on(Arch::scalar()), Folder::new("kept"));
+    let (model, folder) = (
+        Tiny::Llama.model(DType::F32).on(Arch::scalar()),
+        Folder::new("kept"),
+    );
     let kept = KeptSessions::new(folder.0.join("sessions"));
     let name = |name: &str| name.parse::<SessionName>().unwrap();
     assert!(kept.names().unwrap().is_empty());
@@ -342,12 +483,27 @@ fn sessions_are_kept_by_name() {
     std::fs::create_dir(folder.0.join("sessions/not one")).unwrap();
     assert_eq!(kept.names().unwrap(), [name("a-2_B"), name("trip")]);
 
-    assert!(matches!(kept.open(&name("trip")), Err(KeptError::InUse { .. })));
-    assert!(matches!(kept.rename(&name("trip"), &name("paris")), Err(KeptError::InUse { .. })));
-    assert!(matches!(kept.delete(&name("trip")), Err(KeptError::InUse { .. })));
+    assert!(matches!(
+        kept.open(&name("trip")),
+        Err(KeptError::InUse { .. })
+    ));
+    assert!(matches!(
+        kept.rename(&name("trip"), &name("paris")),
+        Err(KeptError::InUse { .. })
+    ));
+    assert!(matches!(
+        kept.delete(&name("trip")),
+        Err(KeptError::InUse { .. })
+    ));
     drop(trip);
-    assert!(matches!(kept.rename(&name("trip"), &name("a-2_B")), Err(KeptError::Exists { .. })));
-    assert!(matches!(kept.rename(&name("rome"), &name("paris")), Err(KeptError::Missing { .. })));
+    assert!(matches!(
+        kept.rename(&name("trip"), &name("a-2_B")),
+        Err(KeptError::Exists { .. })
+    ));
+    assert!(matches!(
+        kept.rename(&name("rome"), &name("paris")),
+        Err(KeptError::Missing { .. })
+    ));
     kept.rename(&name("trip"), &name("paris")).unwrap();
 
     let paris = kept.open(&name("paris")).unwrap();
@@ -359,7 +515,10 @@ fn sessions_are_kept_by_name() {
     assert!(!paris.load(&mut second).unwrap());
     drop(paris);
     kept.delete(&name("paris")).unwrap();
-    assert!(matches!(kept.delete(&name("paris")), Err(KeptError::Missing { .. })));
+    assert!(matches!(
+        kept.delete(&name("paris")),
+        Err(KeptError::Missing { .. })
+    ));
     assert_eq!(kept.names().unwrap(), [name("a-2_B")]);
     for wrong in ["", ".", "..", "a/b", "a b", "\u{e9}", &"x".repeat(65)[..]] {
         assert!(wrong.parse::<SessionName>().is_err(), "{wrong:?}");

@@ -42,8 +42,14 @@ impl File {
     }
 
     fn tokens(self, tokens: &[(Vec<u8>, i32)]) -> File {
-        self.set("tokens", tokens.iter().map(|(text, _)| text).collect::<StringArray>())
-            .set("token_type", tokens.iter().map(|&(_, kind)| kind).collect::<Vec<i32>>())
+        self.set(
+            "tokens",
+            tokens.iter().map(|(text, _)| text).collect::<StringArray>(),
+        )
+        .set(
+            "token_type",
+            tokens.iter().map(|&(_, kind)| kind).collect::<Vec<i32>>(),
+        )
     }
 
     fn open(&self) -> Result<Tokenizer, TokenizerError> {
@@ -51,7 +57,11 @@ impl File {
         for (key, value) in &self.0 {
             writer.metadata(key.clone(), value.clone());
         }
-        Tokenizer::from_metadata(Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap().metadata())
+        Tokenizer::from_metadata(
+            Gguf::from_bytes(writer.to_bytes().unwrap())
+                .unwrap()
+                .metadata(),
+        )
     }
 }
 
@@ -68,7 +78,13 @@ fn alphabet(byte: u8) -> char {
 /// Tokens 0 to 255 are the bytes, then come `tokens`.
 fn bpe_tokens(tokens: &[(&str, i32)]) -> Vec<(Vec<u8>, i32)> {
     let bytes = (0..=255).map(|b| (alphabet(b).to_string().into_bytes(), NORMAL));
-    bytes.chain(tokens.iter().map(|&(text, kind)| (text.as_bytes().to_vec(), kind))).collect()
+    bytes
+        .chain(
+            tokens
+                .iter()
+                .map(|&(text, kind)| (text.as_bytes().to_vec(), kind)),
+        )
+        .collect()
 }
 
 fn bpe(pre: &str, tokens: &[(&str, i32)], merges: &[&str]) -> File {
@@ -82,12 +98,24 @@ fn bpe(pre: &str, tokens: &[(&str, i32)], merges: &[&str]) -> File {
 
 /// Tokens 0 to 2 are `<unk>`, `<s>` and `</s>`, 3 to 258 the bytes, then come `tokens`.
 fn spm(tokens: &[(&str, i32, f32)]) -> File {
-    let mut all: Vec<(Vec<u8>, i32)> =
-        vec![(b"<unk>".to_vec(), UNKNOWN), (b"<s>".to_vec(), CONTROL), (b"</s>".to_vec(), CONTROL)];
+    let mut all: Vec<(Vec<u8>, i32)> = vec![
+        (b"<unk>".to_vec(), UNKNOWN),
+        (b"<s>".to_vec(), CONTROL),
+        (b"</s>".to_vec(), CONTROL),
+    ];
     all.extend((0..=255u8).map(|b| (format!("<0x{b:02X}>").into_bytes(), BYTE)));
-    all.extend(tokens.iter().map(|(text, kind, _)| (text.as_bytes().to_vec(), *kind)));
-    let scores = std::iter::repeat_n(0.0, 259).chain(tokens.iter().map(|t| t.2)).collect::<Vec<f32>>();
-    File::default().set("model", "llama").tokens(&all).set("scores", scores)
+    all.extend(
+        tokens
+            .iter()
+            .map(|(text, kind, _)| (text.as_bytes().to_vec(), *kind)),
+    );
+    let scores = std::iter::repeat_n(0.0, 259)
+        .chain(tokens.iter().map(|t| t.2))
+        .collect::<Vec<f32>>();
+    File::default()
+        .set("model", "llama")
+        .tokens(&all)
+        .set("scores", scores)
 }
 
 fn small_spm() -> File {
@@ -109,18 +137,41 @@ fn byte_id(b: u8) -> u32 {
 
 /// A vocabulary of `tests/reference_unigram.py`.
 fn unigram(variant: &Json) -> File {
-    let floats = |key: &str| variant[key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32);
-    let texts = variant["tokens"].as_array().unwrap().iter().map(|text| text.as_str().unwrap().as_bytes().to_vec());
-    let types = variant["types"].as_array().unwrap().iter().map(|kind| kind.as_i64().unwrap() as i32);
+    let floats = |key: &str| {
+        variant[key]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|x| x.as_f64().unwrap() as f32)
+    };
+    let texts = variant["tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|text| text.as_str().unwrap().as_bytes().to_vec());
+    let types = variant["types"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|kind| kind.as_i64().unwrap() as i32);
     let hex = variant["charsmap"].as_str().unwrap().as_bytes().chunks(2);
     let charsmap = hex.map(|byte| u8::from_str_radix(str::from_utf8(byte).unwrap(), 16).unwrap());
     File::default()
         .set("model", "t5")
         .tokens(&texts.zip(types).collect::<Vec<_>>())
         .set("scores", floats("scores").collect::<Vec<f32>>())
-        .set("precompiled_charsmap", Value::Array(Array::U8(charsmap.collect())))
-        .set("add_space_prefix", variant["add_space_prefix"].as_bool().unwrap())
-        .set("remove_extra_whitespaces", variant["remove_extra_whitespaces"].as_bool().unwrap())
+        .set(
+            "precompiled_charsmap",
+            Value::Array(Array::U8(charsmap.collect())),
+        )
+        .set(
+            "add_space_prefix",
+            variant["add_space_prefix"].as_bool().unwrap(),
+        )
+        .set(
+            "remove_extra_whitespaces",
+            variant["remove_extra_whitespaces"].as_bool().unwrap(),
+        )
 }
 
 fn unigrams() -> Vec<Json> {
@@ -137,7 +188,12 @@ fn unigram_ids_are_those_of_sentencepiece() {
         assert!(cases.len() > 40);
         for case in cases {
             let (text, ids) = (case[0].as_str().unwrap(), numbers::<u32>(&case[1]));
-            assert_eq!(t.encode(text, false, false), ids, "{} {text:?}", variant["name"]);
+            assert_eq!(
+                t.encode(text, false, false),
+                ids,
+                "{} {text:?}",
+                variant["name"]
+            );
         }
         // T5's defaults.
         assert_eq!((t.bos(), t.eos(), t.unknown()), (None, Some(1), Some(2)));
@@ -149,41 +205,80 @@ fn unigram_ids_are_those_of_sentencepiece() {
 fn unigram_texts_come_back() {
     let t = unigram(&unigrams()[0]).open().unwrap();
     let text = "The river rose by two hands in the night.";
-    assert_eq!(t.decode_lossy(&t.encode(text, true, false), false).unwrap(), text);
+    assert_eq!(
+        t.decode_lossy(&t.encode(text, true, false), false).unwrap(),
+        text
+    );
     // What goes on after a text has no space put in front of it.
-    let (begun, more) = (t.encode("The river", false, false), t.encode_inside(b" rose"));
-    assert_eq!([begun, more].concat(), t.encode("The river rose", false, false));
+    let (begun, more) = (
+        t.encode("The river", false, false),
+        t.encode_inside(b" rose"),
+    );
+    assert_eq!(
+        [begun, more].concat(),
+        t.encode("The river rose", false, false)
+    );
 }
 
 /// Of all ways the one with the largest sum, by hand.
 #[test]
 fn unigram_sums_decide() {
-    let tokens = [("<pad>", CONTROL, 0.0), ("</s>", CONTROL, 0.0), ("<unk>", UNKNOWN, 0.0), ("a", NORMAL, -1.0)];
-    let more = [("b", NORMAL, -1.0), ("ab", NORMAL, -1.5), ("aab", NORMAL, -2.6), ("U", USER_DEFINED, -9.0)];
+    let tokens = [
+        ("<pad>", CONTROL, 0.0),
+        ("</s>", CONTROL, 0.0),
+        ("<unk>", UNKNOWN, 0.0),
+        ("a", NORMAL, -1.0),
+    ];
+    let more = [
+        ("b", NORMAL, -1.0),
+        ("ab", NORMAL, -1.5),
+        ("aab", NORMAL, -2.6),
+        ("U", USER_DEFINED, -9.0),
+    ];
     let all: Vec<_> = tokens.into_iter().chain(more).collect();
     let file = |score: f32| {
         let mut scores: Vec<f32> = all.iter().map(|token| token.2).collect();
         scores[5] = score;
-        let texts: Vec<_> = all.iter().map(|token| (token.0.as_bytes().to_vec(), token.1)).collect();
-        File::default().set("model", "t5").tokens(&texts).set("scores", scores)
+        let texts: Vec<_> = all
+            .iter()
+            .map(|token| (token.0.as_bytes().to_vec(), token.1))
+            .collect();
+        File::default()
+            .set("model", "t5")
+            .tokens(&texts)
+            .set("scores", scores)
     };
     let t = file(-1.5).open().unwrap();
     assert_eq!(t.encode("aab", false, false), [3, 5], "−2.5 before −2.6");
     assert_eq!(t.encode("aUb", false, false), [3, 7, 4]);
-    assert_eq!(t.encode("xyaxb", false, false), [2, 3, 2, 4], "unknown characters side by side are one token");
+    assert_eq!(
+        t.encode("xyaxb", false, false),
+        [2, 3, 2, 4],
+        "unknown characters side by side are one token"
+    );
     assert_eq!(file(-1.7).open().unwrap().encode("aab", false, false), [6]);
     // Of equal sums the first found: `a`, `b` reaches the end of `ab` after `ab` has.
     assert_eq!(file(-2.0).open().unwrap().encode("ab", false, false), [5]);
     for score in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        assert!(matches!(file(score).open(), Err(TokenizerError::Score { id: 5 })));
+        assert!(matches!(
+            file(score).open(),
+            Err(TokenizerError::Score { id: 5 })
+        ));
     }
     let charsmap = |value: Value| file(-1.5).set("precompiled_charsmap", value).open();
-    assert!(matches!(charsmap(Value::Array(Array::U8(vec![1, 2, 3]))), Err(TokenizerError::Charsmap { .. })));
-    assert!(matches!(charsmap("text".into()), Err(TokenizerError::Charsmap { .. })));
+    assert!(matches!(
+        charsmap(Value::Array(Array::U8(vec![1, 2, 3]))),
+        Err(TokenizerError::Charsmap { .. })
+    ));
+    assert!(matches!(
+        charsmap("text".into()),
+        Err(TokenizerError::Charsmap { .. })
+    ));
     assert!(charsmap(Value::Array(Array::I8(Vec::new()))).is_ok());
 }
 
-/// A text that goes on after another has no space put in front of it; behind a special token a text begins.
+/// A text that goes on after another has no space put in front of it; behind a special token a text
+/// begins.
 #[test]
 fn a_continuation_begins_with_no_space() {
     let t = small_spm().open().unwrap();
@@ -197,7 +292,13 @@ fn a_continuation_begins_with_no_space() {
 
 #[test]
 fn merges_apply_in_order_of_rank_and_leftmost_first() {
-    let t = bpe("gpt-2", &[("aa", NORMAL), ("ab", NORMAL), ("aab", NORMAL)], &["a b", "a a", "a ab"]).open().unwrap();
+    let t = bpe(
+        "gpt-2",
+        &[("aa", NORMAL), ("ab", NORMAL), ("aab", NORMAL)],
+        &["a b", "a a", "a ab"],
+    )
+    .open()
+    .unwrap();
     assert_eq!(t.encode("aab", false, false), [258]);
     assert_eq!(t.encode("aaa", false, false), [256, 97]);
     assert_eq!(t.encode("aaaab", false, false), [256, 258]);
@@ -212,7 +313,10 @@ fn scores_decide_over_length() {
     assert_eq!(t.encode("a b", false, false), [id("▁a"), id("▁"), id("b")]);
     assert_eq!(t.encode("", true, false), [1]);
     assert_eq!(t.encode("ac", true, false), [1, id("▁a"), byte_id(b'c')]);
-    assert_eq!(t.encode("ñ", false, false), [id("▁"), byte_id(0xc3), byte_id(0xb1)]);
+    assert_eq!(
+        t.encode("ñ", false, false),
+        [id("▁"), byte_id(0xc3), byte_id(0xb1)]
+    );
 }
 
 #[test]
@@ -220,23 +324,37 @@ fn spaces_in_front_follow_the_flag_and_special_tokens() {
     let file = small_spm();
     let t = file.open().unwrap();
     let id = |text: &str| t.token_id(text.as_bytes()).unwrap();
-    assert_eq!(t.encode("a<x>a", false, false), [id("▁a"), id("<x>"), id("▁a")]);
+    assert_eq!(
+        t.encode("a<x>a", false, false),
+        [id("▁a"), id("<x>"), id("▁a")]
+    );
     let bare = file.set("add_space_prefix", false).open().unwrap();
-    assert_eq!(bare.encode("a<x>a", false, false), [id("a"), id("<x>"), id("a")]);
+    assert_eq!(
+        bare.encode("a<x>a", false, false),
+        [id("a"), id("<x>"), id("a")]
+    );
     assert_eq!(t.decode(&[id("▁a")], false).unwrap(), b"a");
     assert_eq!(bare.decode(&[id("▁a")], false).unwrap(), b" a");
 }
 
 #[test]
 fn a_token_across_words_is_found() {
-    let t =
-        spm(&[("▁", NORMAL, -9.0), ("a", NORMAL, -9.0), ("a▁", NORMAL, -1.0), ("a▁a", NORMAL, -2.0)]).open().unwrap();
+    let t = spm(&[
+        ("▁", NORMAL, -9.0),
+        ("a", NORMAL, -9.0),
+        ("a▁", NORMAL, -1.0),
+        ("a▁a", NORMAL, -2.0),
+    ])
+    .open()
+    .unwrap();
     assert_eq!(t.encode("a a", false, false), [259, 262]);
 }
 
 #[test]
 fn control_tokens_are_parsed_on_request_and_user_defined_ones_always() {
-    let t = bpe("gpt-2", &[("<c>", CONTROL), ("<u>", USER_DEFINED)], &[]).open().unwrap();
+    let t = bpe("gpt-2", &[("<c>", CONTROL), ("<u>", USER_DEFINED)], &[])
+        .open()
+        .unwrap();
     assert_eq!(t.encode("<c>", false, true), [256]);
     assert_eq!(t.encode("<c>", false, false), [60, 99, 62]);
     assert_eq!(t.encode("<u>", false, false), [257]);
@@ -252,7 +370,13 @@ fn the_longest_special_token_wins_wherever_it_is() {
     assert_eq!(t.encode("abcde", false, true), [258]);
     assert_eq!(t.encode("abc", false, true), [256, 99]);
     // The longest is blocked by another one, a shorter one fits.
-    let t = bpe("gpt-2", &[("cdef", CONTROL), ("abc", CONTROL), ("ab", CONTROL)], &[]).open().unwrap();
+    let t = bpe(
+        "gpt-2",
+        &[("cdef", CONTROL), ("abc", CONTROL), ("ab", CONTROL)],
+        &[],
+    )
+    .open()
+    .unwrap();
     assert_eq!(t.encode("abcdef", false, true), [258, 256]);
 }
 
@@ -287,7 +411,11 @@ fn bos_and_eos_follow_the_flags() {
     assert!(t.add_bos() && !t.add_eos());
     assert_eq!(t.encode("a", true, false), [256, 97]);
     assert_eq!(t.encode("a", false, false), [97]);
-    let t = file.set("add_bos_token", false).set("add_eos_token", true).open().unwrap();
+    let t = file
+        .set("add_bos_token", false)
+        .set("add_eos_token", true)
+        .open()
+        .unwrap();
     assert_eq!(t.encode("a", true, false), [97, 257]);
     assert_eq!(t.encode_prompt("a"), [97]);
     assert_eq!(t.encode_prompt("a<e>"), [97, 257]);
@@ -326,11 +454,19 @@ fn raw_utf8_bpe_escapes_spaces_and_falls_back_to_bytes() {
 
 #[test]
 fn tokens_that_end_a_generation_are_known_by_id_and_by_text() {
-    let t =
-        bpe("qwen2", &[("<|im_end|>", NORMAL), ("<|endoftext|>", CONTROL), ("</s>", NORMAL), ("<end>", CONTROL)], &[])
-            .set("eos_token_id", 259u32)
-            .open()
-            .unwrap();
+    let t = bpe(
+        "qwen2",
+        &[
+            ("<|im_end|>", NORMAL),
+            ("<|endoftext|>", CONTROL),
+            ("</s>", NORMAL),
+            ("<end>", CONTROL),
+        ],
+        &[],
+    )
+    .set("eos_token_id", 259u32)
+    .open()
+    .unwrap();
     assert_eq!(t.eog().collect::<Vec<_>>(), [256, 257, 258, 259]);
     assert_eq!(t.eot(), Some(256));
     assert!(t.is_control(256), "whatever the file says");
@@ -339,8 +475,16 @@ fn tokens_that_end_a_generation_are_known_by_id_and_by_text() {
 
 #[test]
 fn gpt_oss_messages_end_without_ending_the_generation() {
-    let tokens = [("<|end|>", CONTROL), ("<|return|>", CONTROL), ("<|call|>", CONTROL), ("<|channel|>", CONTROL)];
-    let t = bpe("gpt-4o", &tokens, &[]).set("eos_token_id", 257u32).open().unwrap();
+    let tokens = [
+        ("<|end|>", CONTROL),
+        ("<|return|>", CONTROL),
+        ("<|call|>", CONTROL),
+        ("<|channel|>", CONTROL),
+    ];
+    let t = bpe("gpt-4o", &tokens, &[])
+        .set("eos_token_id", 257u32)
+        .open()
+        .unwrap();
     assert_eq!(t.eog().collect::<Vec<_>>(), [257, 258]);
     assert!(!t.is_control(256) && !t.is_control(259));
 }
@@ -351,15 +495,24 @@ fn gpt_oss_messages_end_without_ending_the_generation() {
 fn unsupported_models_are_refused_by_name() {
     for name in ["plamo2", "no_vocab", "none", "hybriddna", ""] {
         let error = small_spm().set("model", name).open().unwrap_err();
-        assert!(matches!(&error, TokenizerError::Model { name: n } if n == name), "{error}");
+        assert!(
+            matches!(&error, TokenizerError::Model { name: n } if n == name),
+            "{error}"
+        );
     }
-    assert!(matches!(small_spm().without("model").open(), Err(TokenizerError::Metadata(_))));
+    assert!(matches!(
+        small_spm().without("model").open(),
+        Err(TokenizerError::Metadata(_))
+    ));
 }
 
 #[test]
 fn an_unknown_pre_tokenizer_is_refused_with_the_known_ones() {
     let error = bpe("qwen9", &[], &[]).open().unwrap_err().to_string();
-    assert!(error.contains("qwen9") && error.contains("qwen2, ") && error.contains("llama-bpe"), "{error}");
+    assert!(
+        error.contains("qwen9") && error.contains("qwen2, ") && error.contains("llama-bpe"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -369,8 +522,20 @@ fn arrays_have_one_entry_per_token() {
         assert!(
             matches!(error, TokenizerError::ArrayLength { key: "tokenizer.ggml.scores", len, n_vocab: 267 } if len == n)
         );
-        let error = small_spm().set("token_type", vec![1i32; n]).open().unwrap_err();
-        assert!(matches!(error, TokenizerError::ArrayLength { key: "tokenizer.ggml.token_type", .. }), "{error}");
+        let error = small_spm()
+            .set("token_type", vec![1i32; n])
+            .open()
+            .unwrap_err();
+        assert!(
+            matches!(
+                error,
+                TokenizerError::ArrayLength {
+                    key: "tokenizer.ggml.token_type",
+                    ..
+                }
+            ),
+            "{error}"
+        );
     }
     let integers = small_spm().set("scores", Value::Array(Array::I32(vec![0; 267])));
     integers.open().unwrap();
@@ -379,21 +544,38 @@ fn arrays_have_one_entry_per_token() {
 #[test]
 fn missing_or_mistyped_keys_are_named() {
     for key in ["tokens", "merges"] {
-        let error = bpe("gpt-2", &[], &[]).without(key).open().unwrap_err().to_string();
+        let error = bpe("gpt-2", &[], &[])
+            .without(key)
+            .open()
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(key), "{error}");
-        let error = bpe("gpt-2", &[], &[]).set(key, 7u32).open().unwrap_err().to_string();
+        let error = bpe("gpt-2", &[], &[])
+            .set(key, 7u32)
+            .open()
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(key), "{error}");
     }
     let empty: StringArray = std::iter::empty::<&str>().collect();
     assert!(matches!(
-        bpe("gpt-2", &[], &[]).set("tokens", empty).without("token_type").open(),
+        bpe("gpt-2", &[], &[])
+            .set("tokens", empty)
+            .without("token_type")
+            .open(),
         Err(TokenizerError::NoTokens)
     ));
 }
 
 #[test]
 fn two_tokens_with_one_text_are_refused() {
-    let error = bpe("gpt-2", &[("ab", NORMAL), ("x y", NORMAL), ("ab", CONTROL)], &[]).open().unwrap_err();
+    let error = bpe(
+        "gpt-2",
+        &[("ab", NORMAL), ("x y", NORMAL), ("ab", CONTROL)],
+        &[],
+    )
+    .open()
+    .unwrap_err();
     assert!(
         matches!(error, TokenizerError::DuplicateToken { ref text, first: 256, second: 258 } if text == "ab"),
         "{error}"
@@ -402,7 +584,9 @@ fn two_tokens_with_one_text_are_refused() {
 
 #[test]
 fn tokens_without_text_are_kept_but_never_found() {
-    let t = bpe("gpt-2", &[("", CONTROL), ("", NORMAL)], &[]).open().unwrap();
+    let t = bpe("gpt-2", &[("", CONTROL), ("", NORMAL)], &[])
+        .open()
+        .unwrap();
     assert_eq!(t.token_id(b""), None);
     assert_eq!(t.encode("a", false, true), [97]);
     assert_eq!(t.decode(&[256, 257], true).unwrap(), b"");
@@ -411,15 +595,22 @@ fn tokens_without_text_are_kept_but_never_found() {
 #[test]
 fn merges_have_two_sides() {
     for merge in ["ab", "", " ", " ab"] {
-        let error = bpe("gpt-2", &[("ab", NORMAL)], &["a b", merge]).open().unwrap_err();
-        assert!(matches!(error, TokenizerError::Merge { rank: 1, ref text } if text == merge), "{error}");
+        let error = bpe("gpt-2", &[("ab", NORMAL)], &["a b", merge])
+            .open()
+            .unwrap_err();
+        assert!(
+            matches!(error, TokenizerError::Merge { rank: 1, ref text } if text == merge),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn a_merge_need_not_give_a_token() {
     // `ab` is no token: it falls apart again unless a later merge makes use of it.
-    let t = bpe("gpt-2", &[("abc", NORMAL)], &["a b", "ab c", "no where"]).open().unwrap();
+    let t = bpe("gpt-2", &[("abc", NORMAL)], &["a b", "ab c", "no where"])
+        .open()
+        .unwrap();
     assert_eq!(t.encode("abab", false, false), [97, 98, 97, 98]);
     assert_eq!(t.encode("abc", false, false), [256]);
 }
@@ -427,7 +618,9 @@ fn a_merge_need_not_give_a_token() {
 #[test]
 fn of_two_equal_merges_the_first_counts() {
     let tokens = [("ab", NORMAL), ("bc", NORMAL)];
-    let t = bpe("gpt-2", &tokens, &["a b", "b c", "a b"]).open().unwrap();
+    let t = bpe("gpt-2", &tokens, &["a b", "b c", "a b"])
+        .open()
+        .unwrap();
     assert_eq!(t.encode("abc", false, false), [256, 99]);
 }
 
@@ -436,19 +629,35 @@ fn bytes_without_a_token_are_left_out_or_unknown() {
     let tokens = vec![(b"a".to_vec(), NORMAL), (b"b".to_vec(), NORMAL)];
     let t = bpe("gpt-2", &[], &[]).tokens(&tokens).open().unwrap();
     assert_eq!(t.encode("axb", false, false), [0, 1]);
-    let file = File::default().set("model", "llama").tokens(&tokens).set("add_bos_token", false);
-    assert_eq!(file.open().unwrap().encode("axb", false, false), [0, 0, 0, 0, 0, 1], "▁ and x are unknown");
+    let file = File::default()
+        .set("model", "llama")
+        .tokens(&tokens)
+        .set("add_bos_token", false);
+    assert_eq!(
+        file.open().unwrap().encode("axb", false, false),
+        [0, 0, 0, 0, 0, 1],
+        "▁ and x are unknown"
+    );
 }
 
 #[test]
 fn llama_cpp_25969_byte_tokens_are_two_hexadecimal_digits() {
-    for text in ["<0x-1>", "<0x+1>", "<0x 1>", "<0x1>", "<0x001>", "<0xG0>", "<0x41", "0x41", "<0X41>", "", "\u{20ac}"]
-    {
+    for text in [
+        "<0x-1>", "<0x+1>", "<0x 1>", "<0x1>", "<0x001>", "<0xG0>", "<0x41", "0x41", "<0X41>", "",
+        "\u{20ac}",
+    ] {
         let mut tokens = bpe_tokens(&[]);
         tokens.push((text.as_bytes().to_vec(), BYTE));
         for model in ["llama", "gpt2"] {
-            let error = bpe("gpt-2", &[], &[]).set("model", model).tokens(&tokens).open().unwrap_err();
-            assert!(matches!(error, TokenizerError::ByteToken { id: 256, text: ref t } if t == text), "{error}");
+            let error = bpe("gpt-2", &[], &[])
+                .set("model", model)
+                .tokens(&tokens)
+                .open()
+                .unwrap_err();
+            assert!(
+                matches!(error, TokenizerError::ByteToken { id: 256, text: ref t } if t == text),
+                "{error}"
+            );
         }
     }
 }
@@ -457,18 +666,39 @@ fn llama_cpp_25969_byte_tokens_are_two_hexadecimal_digits() {
 fn ghsa_7rxv_5jhh_j6xx_ids_and_lengths_are_not_signed() {
     // Ids that are negative as 32-bit signed numbers, where the file or the caller gives ids.
     for id in [0x8000_0000, 0xffff_fffe, 267] {
-        for key in ["bos_token_id", "eos_token_id", "eot_token_id", "unknown_token_id", "fim_pad_token_id"] {
+        for key in [
+            "bos_token_id",
+            "eos_token_id",
+            "eot_token_id",
+            "unknown_token_id",
+            "fim_pad_token_id",
+        ] {
             let error = small_spm().set(key, id).open().unwrap_err();
-            assert!(matches!(error, TokenizerError::SpecialId { id: i, n_vocab: 267, .. } if i == id), "{error}");
+            assert!(
+                matches!(error, TokenizerError::SpecialId { id: i, n_vocab: 267, .. } if i == id),
+                "{error}"
+            );
         }
         let t = small_spm().open().unwrap();
         assert!(
             matches!(t.decode(&[1, id], true), Err(TokenizerError::UnknownToken { id: i, n_vocab: 267 }) if i == id)
         );
-        assert!(t.token_bytes(id).is_none() && t.token_text(id).is_none() && !t.is_control(id) && !t.is_eog(id));
+        assert!(
+            t.token_bytes(id).is_none()
+                && t.token_text(id).is_none()
+                && !t.is_control(id)
+                && !t.is_eog(id)
+        );
     }
     // Writers put -1 for "none".
-    assert_eq!(small_spm().set("bos_token_id", u32::MAX).open().unwrap().bos(), Some(1));
+    assert_eq!(
+        small_spm()
+            .set("bos_token_id", u32::MAX)
+            .open()
+            .unwrap()
+            .bos(),
+        Some(1)
+    );
     // More tokens than the text has bytes.
     let t = small_spm().open().unwrap();
     let ids = t.encode("\u{1}", true, false);
@@ -480,23 +710,53 @@ fn a_flag_without_its_token_is_refused() {
     let tokens = [(b"a".to_vec(), NORMAL)];
     let file = File::default().set("model", "llama").tokens(&tokens);
     let error = file.open().unwrap_err();
-    assert!(matches!(error, TokenizerError::NoSpecialToken { key: "tokenizer.ggml.bos_token_id", .. }), "{error}");
-    let error = file.set("add_bos_token", false).set("add_eos_token", true).open().unwrap_err();
-    assert!(matches!(error, TokenizerError::NoSpecialToken { key: "tokenizer.ggml.eos_token_id", .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            TokenizerError::NoSpecialToken {
+                key: "tokenizer.ggml.bos_token_id",
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let error = file
+        .set("add_bos_token", false)
+        .set("add_eos_token", true)
+        .open()
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            TokenizerError::NoSpecialToken {
+                key: "tokenizer.ggml.eos_token_id",
+                ..
+            }
+        ),
+        "{error}"
+    );
 }
 
 #[test]
 fn scores_are_numbers() {
     let mut scores = vec![0f32; 267];
     scores[260] = f32::NAN;
-    assert!(matches!(small_spm().set("scores", scores).open(), Err(TokenizerError::Score { id: 260 })));
+    assert!(matches!(
+        small_spm().set("scores", scores).open(),
+        Err(TokenizerError::Score { id: 260 })
+    ));
 }
 
 #[test]
 fn special_tokens_have_a_reasonable_length() {
     let long = "x".repeat(1025);
-    assert!(matches!(bpe("gpt-2", &[(&long, CONTROL)], &[]).open(), Err(TokenizerError::TokenTooLong { id: 256, .. })));
-    bpe("gpt-2", &[(&long, NORMAL), (&long[..1024], CONTROL)], &[]).open().unwrap();
+    assert!(matches!(
+        bpe("gpt-2", &[(&long, CONTROL)], &[]).open(),
+        Err(TokenizerError::TokenTooLong { id: 256, .. })
+    ));
+    bpe("gpt-2", &[(&long, NORMAL), (&long[..1024], CONTROL)], &[])
+        .open()
+        .unwrap();
 }
 
 #[test]
@@ -512,10 +772,22 @@ fn a_special_token_may_cut_a_character() {
 #[test]
 fn a_megabyte_of_anything_is_encoded() {
     const N: usize = 1 << 20;
-    let all = ["llama-bpe", "deepseek-llm", "gpt-4o", "tiny_aya", "exaone-moe", "jais-2"];
+    let all = [
+        "llama-bpe",
+        "deepseek-llm",
+        "gpt-4o",
+        "tiny_aya",
+        "exaone-moe",
+        "jais-2",
+    ];
     let runs: Vec<String> = (1..=24).map(|n| " ".repeat(n)).collect();
     let mut tokens: Vec<(&str, i32)> = runs.iter().map(|s| (s.as_str(), USER_DEFINED)).collect();
-    tokens.extend([("<|im_start|>", CONTROL), ("<|<|<", CONTROL), ("aa", NORMAL), ("aaaa", NORMAL)]);
+    tokens.extend([
+        ("<|im_start|>", CONTROL),
+        ("<|<|<", CONTROL),
+        ("aa", NORMAL),
+        ("aaaa", NORMAL),
+    ]);
     let merges = ["a a", "aa aa"];
     let sentencepiece = small_spm().open().unwrap();
     for &pre in &all[..if long() { 6 } else { 2 }] {
@@ -523,21 +795,35 @@ fn a_megabyte_of_anything_is_encoded() {
         assert_eq!(t.encode(&"a".repeat(N), false, true).len(), N / 4);
         assert_eq!(t.encode(&" ".repeat(N), false, true).len(), N.div_ceil(24));
         assert_eq!(t.encode(&"7".repeat(N), false, true).len(), N);
-        assert_eq!(t.encode(&"<|im_star".repeat(N / 9), false, true).len(), N / 9 * 9);
+        assert_eq!(
+            t.encode(&"<|im_star".repeat(N / 9), false, true).len(),
+            N / 9 * 9
+        );
         assert_eq!(t.encode(&"<|".repeat(N / 2), false, true).len(), {
             let (matches, rest) = (N / 2 / 3, N / 2 % 3);
             matches + matches + rest * 2 // `<|<|<` and the `|` after it
         });
-        for unit in ["😀", "\n", "\t ", "É", "aB", "\u{301}", "\u{3000}", "'", "٣1", "!a", "中", "\r", "a ", "\0"]
-        {
+        for unit in [
+            "😀", "\n", "\t ", "É", "aB", "\u{301}", "\u{3000}", "'", "٣1", "!a", "中", "\r", "a ",
+            "\0",
+        ] {
             let text = unit.repeat(N / unit.len());
             let ids = t.encode(&text, false, false);
             assert!(ids.len() <= text.len() && !ids.is_empty(), "{pre} {unit:?}");
         }
     }
-    assert_eq!(sentencepiece.encode(&"ab".repeat(N / 2), false, true).len(), N / 2);
-    assert_eq!(sentencepiece.encode(&" ".repeat(N), false, true).len(), N + 1);
-    assert_eq!(sentencepiece.encode(&"😀".repeat(N / 4), false, true).len(), N + 1);
+    assert_eq!(
+        sentencepiece.encode(&"ab".repeat(N / 2), false, true).len(),
+        N / 2
+    );
+    assert_eq!(
+        sentencepiece.encode(&" ".repeat(N), false, true).len(),
+        N + 1
+    );
+    assert_eq!(
+        sentencepiece.encode(&"😀".repeat(N / 4), false, true).len(),
+        N + 1
+    );
 }
 
 // Properties.
@@ -668,12 +954,21 @@ fn unused_tokens_have_no_text() {
 
 #[test]
 fn a_file_may_have_no_tokenizer() {
-    for (kind, expected) in [(None, true), (Some("none"), true), (Some("no_vocab"), true), (Some("other"), false)] {
+    for (kind, expected) in [
+        (None, true),
+        (Some("none"), true),
+        (Some("no_vocab"), true),
+        (Some("other"), false),
+    ] {
         let mut writer = Writer::new();
         if let Some(kind) = kind {
             writer.metadata("tokenizer.ggml.model", kind);
         }
         let gguf = Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap();
-        assert_eq!(matches!(Tokenizer::opt_from_metadata(gguf.metadata()), Ok(None)), expected, "{kind:?}");
+        assert_eq!(
+            matches!(Tokenizer::opt_from_metadata(gguf.metadata()), Ok(None)),
+            expected,
+            "{kind:?}"
+        );
     }
 }

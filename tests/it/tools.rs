@@ -1,5 +1,5 @@
-//! Function calling: every format reads its own calls however the text is cut, loses nothing, and its grammar allows
-//! what it reads.
+//! Function calling: every format reads its own calls however the text is cut, loses nothing, and
+//! its grammar allows what it reads.
 
 use crate::calls::CALLS;
 use proptest::prelude::*;
@@ -51,7 +51,11 @@ fn turn_of(mut parser: TurnParser, pieces: &[&str]) -> Turn {
             _ => unreachable!(),
         }
     }
-    assert_eq!((&reasoning, &text, &calls), (&turn.reasoning, &turn.text, &turn.calls), "{pieces:?}");
+    assert_eq!(
+        (&reasoning, &text, &calls),
+        (&turn.reasoning, &turn.text, &turn.calls),
+        "{pieces:?}"
+    );
     turn
 }
 
@@ -62,17 +66,25 @@ fn check(call: &ToolCall, name: &str) {
 
 #[test]
 fn every_format_reads_its_calls() {
-    assert_eq!(CALLS.len(), ToolFormat::names().count(), "a call of each format");
+    assert_eq!(
+        CALLS.len(),
+        ToolFormat::names().count(),
+        "a call of each format"
+    );
     for (name, open, rest) in CALLS {
         let turn = parse(name, "", &[open, rest]);
         assert_eq!(turn.calls.len(), 1, "{name}: {turn:?}");
         check(&turn.calls[0], name);
-        assert_eq!((&turn.text[..], &turn.reasoning[..], &turn.unfinished), ("", "", &None), "{name}");
+        assert_eq!(
+            (&turn.text[..], &turn.reasoning[..], &turn.unfinished),
+            ("", "", &None),
+            "{name}"
+        );
     }
 }
 
-/// Without tools, and where a grammar made the text, nothing is a call: all of it is text, at once, and only reasoning
-/// before it is told apart.
+/// Without tools, and where a grammar made the text, nothing is a call: all of it is text, at once,
+/// and only reasoning before it is told apart.
 #[test]
 fn no_calls_without_tools() {
     for (name, open, rest) in CALLS {
@@ -83,28 +95,49 @@ fn no_calls_without_tools() {
         for parser in [free.clone(), free.clone().verbatim(), made] {
             for pieces in [&[&call[..]][..], &each] {
                 let turn = turn_of(parser.clone(), pieces);
-                assert_eq!((&turn.text, turn.calls.len(), &turn.unfinished), (&call, 0, &None), "{name}");
+                assert_eq!(
+                    (&turn.text, turn.calls.len(), &turn.unfinished),
+                    (&call, 0, &None),
+                    "{name}"
+                );
             }
             for at in [call.len() / 3, call.len() - 1] {
                 let cut = &call[..border(&call, at)];
                 let turn = turn_of(parser.clone(), &[cut]);
-                assert_eq!((&turn.text[..], turn.calls.len(), &turn.unfinished), (cut, 0, &None), "{name}");
+                assert_eq!(
+                    (&turn.text[..], turn.calls.len(), &turn.unfinished),
+                    (cut, 0, &None),
+                    "{name}"
+                );
             }
         }
         if open.is_empty() {
-            assert_eq!(free.push("{"), [TurnPart::Text("{".into())], "{name}: nothing is waited for");
+            assert_eq!(
+                free.push("{"),
+                [TurnPart::Text("{".into())],
+                "{name}: nothing is waited for"
+            );
         }
     }
-    for parser in [TurnParser::new(format("hermes"), &[], ""), TurnParser::new(format("hermes"), &[], "").verbatim()] {
+    for parser in [
+        TurnParser::new(format("hermes"), &[], ""),
+        TurnParser::new(format("hermes"), &[], "").verbatim(),
+    ] {
         let turn = turn_of(parser, &["<think>Hm, {</think>\n\n{\"name\": \"f\"}"]);
-        assert_eq!((&turn.reasoning[..], &turn.text[..]), ("Hm, {", "{\"name\": \"f\"}"));
+        assert_eq!(
+            (&turn.reasoning[..], &turn.text[..]),
+            ("Hm, {", "{\"name\": \"f\"}")
+        );
     }
     // Markers inside a text that a grammar made are a part of it.
     let text = "{\"a\": \"<think>b</think><response><tool_call>\"}";
-    let turn = turn_of(TurnParser::new(format("granite"), &[], "").verbatim(), &[text]);
+    let turn = turn_of(
+        TurnParser::new(format("granite"), &[], "").verbatim(),
+        &[text],
+    );
     assert_eq!((&turn.text[..], &turn.reasoning[..]), (text, ""));
-    // Where the prompt opens the first message, text for the user has a marker, with tools or without, but not what a
-    // grammar made.
+    // Where the prompt opens the first message, text for the user has a marker, with tools or
+    // without, but not what a grammar made.
     for tools in [&tools()[..], &[]] {
         let parser = TurnParser::new(format("functionary-v3.2"), tools, "...>>>");
         assert_eq!(turn_of(parser, &["al", "l\nHello."]).text, "Hello.");
@@ -128,14 +161,30 @@ fn text_and_reasoning_around_calls() {
         let call = format!("{open}{rest}");
         if !think.is_empty() {
             let turn = parse(name, "", &[&format!("{think}Which city?{thought}\n{call}")]);
-            assert_eq!((&turn.reasoning[..], turn.calls.len()), ("Which city?", 1), "{name}: {turn:?}");
+            assert_eq!(
+                (&turn.reasoning[..], turn.calls.len()),
+                ("Which city?", 1),
+                "{name}: {turn:?}"
+            );
             assert_eq!(turn.text, "", "{name}");
             // The prompt has begun the reasoning.
-            let turn = parse(name, &format!("...{think}"), &[&format!("Which{thought}{call}")]);
-            assert_eq!((&turn.reasoning[..], turn.calls.len()), ("Which", 1), "{name}: {turn:?}");
+            let turn = parse(
+                name,
+                &format!("...{think}"),
+                &[&format!("Which{thought}{call}")],
+            );
+            assert_eq!(
+                (&turn.reasoning[..], turn.calls.len()),
+                ("Which", 1),
+                "{name}: {turn:?}"
+            );
             // It never ends (llama.cpp #27733).
             let turn = parse(name, "", &[&format!("{call}{think}")]);
-            assert_eq!((turn.calls.len(), &turn.text[..]), (1, ""), "{name}: {turn:?}");
+            assert_eq!(
+                (turn.calls.len(), &turn.text[..]),
+                (1, ""),
+                "{name}: {turn:?}"
+            );
         }
         let two = parse(name, "", &[&format!("{call}\n{call}")]);
         assert_eq!(two.calls.len(), 2, "{name}: {two:?}");
@@ -144,13 +193,22 @@ fn text_and_reasoning_around_calls() {
         }
         // llama.cpp #20260.
         let turn = parse(name, "", &[&format!("Let me see.\n{call}")]);
-        assert_eq!((&turn.text[..], turn.calls.len()), ("Let me see.\n", 1), "{name}: {turn:?}");
+        assert_eq!(
+            (&turn.text[..], turn.calls.len()),
+            ("Let me see.\n", 1),
+            "{name}: {turn:?}"
+        );
         let turn = parse(name, "", &[&format!("{call}Done <b>.")]);
-        assert_eq!((&turn.text[..], turn.calls.len()), ("Done <b>.", 1), "{name}: {turn:?}");
+        assert_eq!(
+            (&turn.text[..], turn.calls.len()),
+            ("Done <b>.", 1),
+            "{name}: {turn:?}"
+        );
     }
 }
 
-/// Every beginning of a call is a call, nothing yet, or unfinished; and what is unfinished is all of it.
+/// Every beginning of a call is a call, nothing yet, or unfinished; and what is unfinished is all
+/// of it.
 #[test]
 fn calls_that_are_cut_off() {
     for (name, open, rest) in CALLS {
@@ -172,9 +230,15 @@ fn calls_that_are_cut_off() {
 #[test]
 fn what_is_no_call_is_text() {
     for (name, text) in [
-        ("hermes", "Use <tool_call> like this: <tool_call>{\"name\": ...}</tool_call>."),
+        (
+            "hermes",
+            "Use <tool_call> like this: <tool_call>{\"name\": ...}</tool_call>.",
+        ),
         ("hermes", "<tool_call>not JSON</tool_call> and more"),
-        ("hermes", "<tool_call>{\"arguments\": {}}</tool_call> and more"),
+        (
+            "hermes",
+            "<tool_call>{\"arguments\": {}}</tool_call> and more",
+        ),
         ("hermes", "a < b, <tool, </think> and <tool_cal"),
         ("glm", "<tool_call>{\"name\": 1}</tool_call> and more"),
         ("qwen3-coder", "<tool_call>nothing</tool_call> and more"),
@@ -183,8 +247,14 @@ fn what_is_no_call_is_text() {
         ("llama3", "{\"answer\": 42}"),
         ("generic", "{\"answer\": 42} is the answer"),
         ("mistral", "[TOOL_CALLS] is a marker"),
-        ("kimi", "<|tool_calls_section_begin|>none<|tool_calls_section_end|> and more"),
-        ("deepseek", "<｜tool▁calls▁begin｜>none<｜tool▁calls▁end｜> and more"),
+        (
+            "kimi",
+            "<|tool_calls_section_begin|>none<|tool_calls_section_end|> and more",
+        ),
+        (
+            "deepseek",
+            "<｜tool▁calls▁begin｜>none<｜tool▁calls▁end｜> and more",
+        ),
         ("functionary-v3.1", "<function=f>none</function> and more"),
     ] {
         let turn = parse(name, "", &[text]);
@@ -203,24 +273,53 @@ fn several_calls_in_one_block() {
     let json = "{\"name\": \"a\", \"arguments\": {}}, {\"name\": \"b\", \"arguments\": \"{\\\"x\\\": 1}\", \"id\": \"abcdefghi\"}";
     let turn = parse("mistral", "", &[&format!("[TOOL_CALLS] [{json}]")]);
     assert_eq!(turn.calls.len(), 2);
-    assert_eq!((turn.calls[1].arguments["x"].clone(), turn.calls[1].id.as_deref()), (json!(1), Some("abcdefghi")));
-    let turn = parse("llama3", "", &["{\"name\": \"a\", \"parameters\": {}}; {\"name\": \"b\", \"parameters\": {}}"]);
+    assert_eq!(
+        (
+            turn.calls[1].arguments["x"].clone(),
+            turn.calls[1].id.as_deref()
+        ),
+        (json!(1), Some("abcdefghi"))
+    );
+    let turn = parse(
+        "llama3",
+        "",
+        &["{\"name\": \"a\", \"parameters\": {}}; {\"name\": \"b\", \"parameters\": {}}"],
+    );
     assert_eq!(turn.calls.len(), 2, "{turn:?}");
     let turn = parse(
         "lfm2",
         "",
-        &["<|tool_call_start|>[a(), b(x=[1, {'k': \"v\\u00e9\"}], y=None, z=-1.5e3)]<|tool_call_end|>"],
+        &[
+            "<|tool_call_start|>[a(), b(x=[1, {'k': \"v\\u00e9\"}], y=None, z=-1.5e3)]<|tool_call_end|>",
+        ],
     );
-    assert_eq!(Value::Object(turn.calls[1].arguments.clone()), json!({"x": [1, {"k": "vé"}], "y": null, "z": -1500.0}));
-    let turn = parse("gemma4", "", &["<|tool_call>call:f{a:[1,<|\"|>x,}<|\"|>],b:{c:true}}<tool_call|>"]);
-    assert_eq!(Value::Object(turn.calls[0].arguments.clone()), json!({"a": [1, "x,}"], "b": {"c": true}}));
+    assert_eq!(
+        Value::Object(turn.calls[1].arguments.clone()),
+        json!({"x": [1, {"k": "vé"}], "y": null, "z": -1500.0})
+    );
+    let turn = parse(
+        "gemma4",
+        "",
+        &["<|tool_call>call:f{a:[1,<|\"|>x,}<|\"|>],b:{c:true}}<tool_call|>"],
+    );
+    assert_eq!(
+        Value::Object(turn.calls[0].arguments.clone()),
+        json!({"a": [1, "x,}"], "b": {"c": true}})
+    );
     let harmony = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Looking.<|end|>\
                    <|start|>assistant to=functions.now<|channel|>commentary <|constrain|>json<|message|>{}";
     let turn = parse("harmony", "", &[harmony]);
-    assert_eq!((&turn.reasoning[..], &turn.text[..], &turn.calls[0].name[..]), ("Hm.", "Looking.", "now"));
+    assert_eq!(
+        (&turn.reasoning[..], &turn.text[..], &turn.calls[0].name[..]),
+        ("Hm.", "Looking.", "now")
+    );
     let turn = parse("functionary-v3.2", ">>>", &["all\nHello.>>>now\n{}"]);
     assert_eq!((&turn.text[..], &turn.calls[0].name[..]), ("Hello.", "now"));
-    let turn = parse("command-r", "", &["<|START_RESPONSE|>Hello.<|END_RESPONSE|>"]);
+    let turn = parse(
+        "command-r",
+        "",
+        &["<|START_RESPONSE|>Hello.<|END_RESPONSE|>"],
+    );
     assert_eq!(turn.text, "Hello.");
 }
 
@@ -243,7 +342,9 @@ fn formats_are_found_by_their_templates() {
     ] {
         assert_eq!(ToolFormat::of(template).name(), name, "{template}");
     }
-    let Some(folder) = super::common::conformance() else { return };
+    let Some(folder) = super::common::conformance() else {
+        return;
+    };
     for (file, name) in [
         ("Qwen-Qwen2.5-7B-Instruct", "hermes"),
         ("Qwen-Qwen3-0.6B", "hermes"),
@@ -255,7 +356,9 @@ fn formats_are_found_by_their_templates() {
         ("llama-cpp-deepseek-r1", "deepseek"),
         ("microsoft-Phi-3.5-mini-instruct", "generic"),
     ] {
-        let template = std::fs::read_to_string(folder.join("chat_templates").join(format!("{file}.jinja"))).unwrap();
+        let template =
+            std::fs::read_to_string(folder.join("chat_templates").join(format!("{file}.jinja")))
+                .unwrap();
         assert_eq!(ToolFormat::of(&template).name(), name, "{file}");
     }
 }
@@ -263,18 +366,37 @@ fn formats_are_found_by_their_templates() {
 /// What a name may not hold is looked for before all of a call is there.
 #[test]
 fn brackets_before_a_call() {
-    let text = "[TOOL_CALLS]>{]get_weather[ARGS]{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}";
+    let text =
+        "[TOOL_CALLS]>{]get_weather[ARGS]{\"city\": \"Oslo\", \"days\": 3, \"unit\": \"celsius\"}";
     let each: Vec<&str> = text.split_inclusive(|_| true).collect();
-    assert_eq!(parse("mistral-v11", "", &[text]), parse("mistral-v11", "", &each));
+    assert_eq!(
+        parse("mistral-v11", "", &[text]),
+        parse("mistral-v11", "", &each)
+    );
     assert_eq!(parse("mistral-v11", "", &[text]).text, text);
 }
 
-const MARKERS: &[&str] =
-    &["<think>", "</think>", "<|end|>", "</tool_call>", ">>>", "{\"name\"", "\"", "}", "é", "\n", " ", "all\n"];
+const MARKERS: &[&str] = &[
+    "<think>",
+    "</think>",
+    "<|end|>",
+    "</tool_call>",
+    ">>>",
+    "{\"name\"",
+    "\"",
+    "}",
+    "é",
+    "\n",
+    " ",
+    "all\n",
+];
 
 /// The last border between characters up to `at`.
 fn border(text: &str, at: usize) -> usize {
-    (0..=at.min(text.len())).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0)
+    (0..=at.min(text.len()))
+        .rev()
+        .find(|&i| text.is_char_boundary(i))
+        .unwrap_or(0)
 }
 
 /// Texts made of what formats are made of, and of anything.
@@ -288,7 +410,10 @@ fn texts() -> impl Strategy<Value = (usize, String)> {
             4 => proptest::sample::select(MARKERS).prop_map(str::to_owned),
             2 => "[a-z<>|{}\\[\\] ]{0,6}",
         ];
-        (Just(i), proptest::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat()))
+        (
+            Just(i),
+            proptest::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat()),
+        )
     })
 }
 
@@ -350,7 +475,8 @@ mod grammar {
     }
 
     fn mask(trie: &TokenTrie, name: &str, choice: &ToolChoice, prompt: &str) -> ToolMask {
-        ToolMask::new(trie, format(name), &tools(), choice, prompt).unwrap_or_else(|e| panic!("{name}: {e}"))
+        ToolMask::new(trie, format(name), &tools(), choice, prompt)
+            .unwrap_or_else(|e| panic!("{name}: {e}"))
     }
 
     /// The number of bytes of `text`, token by token, that the mask allows.
@@ -359,7 +485,12 @@ mod grammar {
         for token in tokenizer.encode(text, false, false) {
             let words = mask.mask().unwrap().to_vec();
             let in_mask = words[token as usize / 32] >> (token % 32) & 1 == 1;
-            assert_eq!(in_mask, mask.allows(token).unwrap(), "{text}: token {token} behind {}", &text[..len]);
+            assert_eq!(
+                in_mask,
+                mask.allows(token).unwrap(),
+                "{text}: token {token} behind {}",
+                &text[..len]
+            );
             if mask.accept(token).is_err() {
                 return len;
             }
@@ -377,10 +508,17 @@ mod grammar {
             let before = if open.is_empty() { "" } else { "I see. " };
             let text = format!("{before}{call}");
             let mut auto = mask(&trie, name, &ToolChoice::Auto, "");
-            assert_eq!(allowed(&mut auto, &tokenizer, &text), text.len(), "{name}: {text}");
+            assert_eq!(
+                allowed(&mut auto, &tokenizer, &text),
+                text.len(),
+                "{name}: {text}"
+            );
             assert!(auto.allows(end).unwrap(), "{name}: the end behind a call");
             // A wrong name, and a wrong argument.
-            for wrong in [text.replace("get_weather", "get_money"), text.replace('3', "x")] {
+            for wrong in [
+                text.replace("get_weather", "get_money"),
+                text.replace('3', "x"),
+            ] {
                 let mut auto = mask(&trie, name, &ToolChoice::Auto, "");
                 let n = allowed(&mut auto, &tokenizer, &wrong);
                 assert!(n < wrong.len() && n >= before.len(), "{name}: {wrong}");
@@ -388,13 +526,23 @@ mod grammar {
             // Required: nothing before the call, no end before its end.
             let mut required = mask(&trie, name, &ToolChoice::Required, "");
             assert!(!required.allows(end).unwrap(), "{name}");
-            assert_eq!(allowed(&mut required, &tokenizer, &call), call.len(), "{name}: {call}");
+            assert_eq!(
+                allowed(&mut required, &tokenizer, &call),
+                call.len(),
+                "{name}: {call}"
+            );
             assert!(required.allows(end).unwrap(), "{name}");
             let mut required = mask(&trie, name, &ToolChoice::Required, "");
-            assert!(allowed(&mut required, &tokenizer, "No, never.") < 5, "{name}");
+            assert!(
+                allowed(&mut required, &tokenizer, "No, never.") < 5,
+                "{name}"
+            );
             // Another tool is named.
             let mut named = mask(&trie, name, &ToolChoice::Named("now".into()), "");
-            assert!(allowed(&mut named, &tokenizer, &call) < call.len(), "{name}");
+            assert!(
+                allowed(&mut named, &tokenizer, &call) < call.len(),
+                "{name}"
+            );
             // None at all.
             let mut none = mask(&trie, name, &ToolChoice::None, "");
             assert!(allowed(&mut none, &tokenizer, &text) < text.len(), "{name}");
@@ -405,7 +553,9 @@ mod grammar {
                 auto.accept(tokens[i]).unwrap();
                 let n = (i * 7 % 5).min(i + 1);
                 auto.rollback(n).unwrap();
-                tokens[i + 1 - n..=i].iter().for_each(|&token| auto.accept(token).unwrap());
+                tokens[i + 1 - n..=i]
+                    .iter()
+                    .for_each(|&token| auto.accept(token).unwrap());
             }
             assert!(auto.rollback(tokens.len() + 1).is_err());
         }
@@ -439,11 +589,13 @@ mod grammar {
             for step in 0..400u32 {
                 let logits: Vec<f32> = (0..trie.n_vocab() as u32)
                     .map(|i| {
-                        let noise =
-                            ((i ^ step.rotate_left(9)).wrapping_mul(0x9e37_79b1) >> 8) as f32 / (1 << 24) as f32;
+                        let noise = ((i ^ step.rotate_left(9)).wrapping_mul(0x9e37_79b1) >> 8)
+                            as f32
+                            / (1 << 24) as f32;
                         // Ends are likely, so that texts are short.
                         let bytes = tokenizer.token_bytes(i).unwrap();
-                        let ends = bytes.iter().any(|b| b"\"}<>".contains(b)) || tokenizer.is_eog(i);
+                        let ends =
+                            bytes.iter().any(|b| b"\"}<>".contains(b)) || tokenizer.is_eog(i);
                         noise * 4.0 + if ends { 6.0 } else { 0.0 }
                     })
                     .collect();
@@ -462,14 +614,20 @@ mod grammar {
                     "get_weather" => {
                         let unit = call.arguments.get("unit");
                         call.arguments.get("city").is_some_and(Value::is_string)
-                            && call.arguments.get("days").is_none_or(|d| (1..=14).contains(&d.as_i64().unwrap_or(0)))
+                            && call
+                                .arguments
+                                .get("days")
+                                .is_none_or(|d| (1..=14).contains(&d.as_i64().unwrap_or(0)))
                             && unit.is_none_or(|u| u == "celsius" || u == "fahrenheit")
                     }
                     _ => false,
                 };
                 assert!(valid, "{name}: {call:?} of {text:?}");
             }
-            assert!(!turn.calls.is_empty() || turn.unfinished.is_some(), "{name}: {text:?} gave {turn:?}");
+            assert!(
+                !turn.calls.is_empty() || turn.unfinished.is_some(),
+                "{name}: {text:?} gave {turn:?}"
+            );
         }
     }
 }

@@ -68,26 +68,50 @@ impl Gpu for Emulated {
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer, MetalError> {
-        Ok(Buffer { id: self.0.emulator.lock().unwrap().empty(bytes as u64, ALIGN), len: bytes })
+        Ok(Buffer {
+            id: self.0.emulator.lock().unwrap().empty(bytes as u64, ALIGN),
+            len: bytes,
+        })
     }
 
     fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Buffer, bool), MetalError> {
         let data = gguf.data(&gguf.tensors()[index]);
-        Ok((Buffer { id: self.0.emulator.lock().unwrap().filled(data, ALIGN), len: data.len() }, true))
+        Ok((
+            Buffer {
+                id: self.0.emulator.lock().unwrap().filled(data, ALIGN),
+                len: data.len(),
+            },
+            true,
+        ))
     }
 
     fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {
         static UNIQUE: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("page-{}-{}", std::process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "page-{}-{}",
+            std::process::id(),
+            UNIQUE.fetch_add(1, Ordering::Relaxed)
+        );
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        let file = std::fs::OpenOptions::new().create_new(true).read(true).write(true).open(&path).unwrap();
+        let file = std::fs::OpenOptions::new()
+            .create_new(true)
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
         file.set_len(bytes as u64).unwrap();
-        // SAFETY: nobody else knows the file but the emulator, which writes to it only while it runs a pass.
+        // SAFETY: nobody else knows the file but the emulator, which writes to it only while it
+        // runs a pass.
         let memory = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
         let (id, address) = self.0.emulator.lock().unwrap().shared(bytes as u64, &path);
         std::fs::remove_file(path).unwrap();
         self.0.pages.lock().unwrap().insert(address, id);
-        Some(Box::new(Page { memory, id, address, gpu: self.clone() }))
+        Some(Box::new(Page {
+            memory,
+            id,
+            address,
+            gpu: self.clone(),
+        }))
     }
 
     fn len(&self, buffer: &Buffer) -> usize {
@@ -106,7 +130,10 @@ impl Gpu for Emulated {
     }
 
     fn run(&self, calls: &[Call<'_, Buffer>], pages: &[u64]) -> Result<(), MetalError> {
-        let pages: Vec<Handle> = pages.iter().map(|page| self.0.pages.lock().unwrap()[page]).collect();
+        let pages: Vec<Handle> = pages
+            .iter()
+            .map(|page| self.0.pages.lock().unwrap()[page])
+            .collect();
         let left_out = *self.0.left_out.lock().unwrap();
         let mut barriers = Vec::new();
         let mut emulator = self.0.emulator.lock().unwrap();
@@ -117,11 +144,24 @@ impl Gpu for Emulated {
                     emulator.fence();
                 }
             }
-            assert_eq!(call.buffers.len(), call.dispatch.lens.len(), "{}: buffers", call.dispatch.kernel);
-            let parts: Vec<_> =
-                call.buffers.iter().zip(&call.dispatch.lens).map(|((b, offset), &len)| (b.id, *offset, len)).collect();
+            assert_eq!(
+                call.buffers.len(),
+                call.dispatch.lens.len(),
+                "{}: buffers",
+                call.dispatch.kernel
+            );
+            let parts: Vec<_> = call
+                .buffers
+                .iter()
+                .zip(&call.dispatch.lens)
+                .map(|((b, offset), &len)| (b.id, *offset, len))
+                .collect();
             for (&(_, offset, len), (buffer, _)) in parts.iter().zip(&call.buffers) {
-                assert!(offset + len <= buffer.len as u64, "{}: a short buffer", call.dispatch.kernel);
+                assert!(
+                    offset + len <= buffer.len as u64,
+                    "{}: a short buffer",
+                    call.dispatch.kernel
+                );
             }
             let outcome = emulator.run_parts(call.dispatch, &parts, &pages);
             if let Err(message) = outcome {
@@ -155,7 +195,12 @@ impl PageMemory for Page {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        self.gpu.0.emulator.lock().unwrap().take_for_written(self.id);
+        self.gpu
+            .0
+            .emulator
+            .lock()
+            .unwrap()
+            .take_for_written(self.id);
         &mut self.memory
     }
 

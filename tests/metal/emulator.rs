@@ -1,4 +1,5 @@
-//! Builds the emulator with clang and talks to it as a child process, whose protocol `emulator/main.cpp` describes.
+//! Builds the emulator with clang and talks to it as a child process, whose protocol
+//! `emulator/main.cpp` describes.
 
 use crate::{operations, shaders};
 use ruvllm::metal::check::{Handle, Stage};
@@ -14,7 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Parts of the emulator that do not depend on shaders.
 const PARTS: &[&str] = &["threads.cpp", "memory.cpp", "main.cpp"];
 
-/// Of code that is checked: the pass that reports accesses (its runtime is ours), undefined behaviour, line numbers.
+/// Of code that is checked: the pass that reports accesses (its runtime is ours), undefined
+/// behaviour, line numbers.
 const CHECKED: &[&str] = &[
     "-O1",
     "-g1",
@@ -30,7 +32,8 @@ const CHECKED: &[&str] = &[
     "-fsanitize-recover=all",
 ];
 
-/// Of code whose operations are counted: optimised as for a GPU that has fused multiplication, and no more checks.
+/// Of code whose operations are counted: optimised as for a GPU that has fused multiplication, and
+/// no more checks.
 const COUNTED: &[&str] = &[
     "-O2",
     "-fno-vectorize",
@@ -53,11 +56,19 @@ fn clang() -> &'static str {
     static CLANG: OnceLock<String> = OnceLock::new();
     CLANG.get_or_init(|| {
         let given = std::env::var("CLANGXX").ok();
-        let known = (17..=22).rev().map(|v| format!("clang++-{v}")).chain(["clang++".to_string()]);
+        let known = (17..=22)
+            .rev()
+            .map(|v| format!("clang++-{v}"))
+            .chain(["clang++".to_string()]);
         given
             .into_iter()
             .chain(known)
-            .find(|clang| Command::new(clang).arg("--version").output().is_ok_and(|o| o.status.success()))
+            .find(|clang| {
+                Command::new(clang)
+                    .arg("--version")
+                    .output()
+                    .is_ok_and(|o| o.status.success())
+            })
             .expect("clang++ 17 or later is needed (`bash .ci/install` gets it, CLANGXX names it)")
     })
 }
@@ -80,10 +91,29 @@ fn hash_of(value: &impl Hash) -> u64 {
 }
 
 fn clang_run(arguments: &[&str]) -> Result<(), String> {
-    let common = ["-std=c++20", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-Wno-unknown-attributes"];
-    let cpu: &[&str] = if cfg!(target_arch = "x86_64") { &["-march=x86-64-v3"] } else { &[] };
-    let output = Command::new(clang()).args(common).args(cpu).args(arguments).output().unwrap();
-    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+    let common = [
+        "-std=c++20",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-ffp-contract=off",
+        "-Wno-unknown-attributes",
+    ];
+    let cpu: &[&str] = if cfg!(target_arch = "x86_64") {
+        &["-march=x86-64-v3"]
+    } else {
+        &[]
+    };
+    let output = Command::new(clang())
+        .args(common)
+        .args(cpu)
+        .args(arguments)
+        .output()
+        .unwrap();
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
 }
 
 /// Makes `cache()/name` by `make` unless it is there; files appear whole.
@@ -118,7 +148,10 @@ pub(crate) struct Build<'a> {
 
 impl Build<'_> {
     fn translate(&self, file: &str, text: &str) -> Result<String, String> {
-        let text = self.change.filter(|change| change.0 == file).map_or(text, |change| change.1);
+        let text = self
+            .change
+            .filter(|change| change.0 == file)
+            .map_or(text, |change| change.1);
         Ok(shaders::translate(file, text, self.types, self.format)?.text)
     }
 }
@@ -140,11 +173,21 @@ fn headers(build: Build<'_>) -> Result<PathBuf, String> {
 }
 
 fn emulator_sources() -> Vec<(String, String)> {
-    ["msl.h", "emulator.h", "metal_stdlib", "metal_simdgroup_matrix"]
-        .iter()
-        .chain(PARTS)
-        .map(|file| (file.to_string(), std::fs::read_to_string(emulator_folder().join(file)).unwrap()))
-        .collect()
+    [
+        "msl.h",
+        "emulator.h",
+        "metal_stdlib",
+        "metal_simdgroup_matrix",
+    ]
+    .iter()
+    .chain(PARTS)
+    .map(|file| {
+        (
+            file.to_string(),
+            std::fs::read_to_string(emulator_folder().join(file)).unwrap(),
+        )
+    })
+    .collect()
 }
 
 /// Compiles a shader.
@@ -152,9 +195,26 @@ fn compile_shader(file: &str, text: &str, build: Build<'_>) -> Result<PathBuf, S
     let (sources, emulator) = (emulator_sources(), emulator_folder());
     let headers = headers(build)?;
     let translated = build.translate(file, text)?;
-    let key = hash_of(&(&translated, &headers, build.types, build.counted, &sources, CHECKED, COUNTED, clang()));
-    let source = cached(&format!("{key:016x}.cpp"), |to| std::fs::write(to, &translated).map_err(|e| e.to_string()))?;
-    let input = ["-I", headers.to_str().unwrap(), "-I", emulator.to_str().unwrap(), source.to_str().unwrap()];
+    let key = hash_of(&(
+        &translated,
+        &headers,
+        build.types,
+        build.counted,
+        &sources,
+        CHECKED,
+        COUNTED,
+        clang(),
+    ));
+    let source = cached(&format!("{key:016x}.cpp"), |to| {
+        std::fs::write(to, &translated).map_err(|e| e.to_string())
+    })?;
+    let input = [
+        "-I",
+        headers.to_str().unwrap(),
+        "-I",
+        emulator.to_str().unwrap(),
+        source.to_str().unwrap(),
+    ];
     cached(&format!("{key:016x}.o"), |to| {
         if build.types {
             clang_run(&[&["-fsyntax-only", "-DMSL_TYPES"], &input[..]].concat())?;
@@ -185,7 +245,14 @@ fn link(objects: &[PathBuf]) -> Result<PathBuf, String> {
     }
     cached(&format!("emulator-{key:016x}"), |to| {
         let inputs: Vec<&str> = inputs.iter().map(|path| path.to_str().unwrap()).collect();
-        clang_run(&[&["-no-pie", "-lstdc++", "-o", to], &inputs[..], &["-lstdc++", "-lm"]].concat())
+        clang_run(
+            &[
+                &["-no-pie", "-lstdc++", "-o", to],
+                &inputs[..],
+                &["-lstdc++", "-lm"],
+            ]
+            .concat(),
+        )
     })
 }
 
@@ -198,7 +265,9 @@ pub(crate) fn build_all() -> Result<PathBuf, String> {
 fn compile_all() -> Result<PathBuf, String> {
     let files = shaders::files("metal");
     let next = AtomicUsize::new(0);
-    let threads = std::thread::available_parallelism().map_or(2, usize::from).min(files.len());
+    let threads = std::thread::available_parallelism()
+        .map_or(2, usize::from)
+        .min(files.len());
     let objects: Vec<Result<(usize, PathBuf), String>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|_| {
@@ -206,30 +275,56 @@ fn compile_all() -> Result<PathBuf, String> {
                     let mut objects = Vec::new();
                     loop {
                         let i = next.fetch_add(1, Ordering::Relaxed);
-                        let Some((file, text)) = files.get(i) else { return objects };
-                        let typed = compile_shader(file, text, Build { types: true, ..Build::default() });
-                        let object = typed.and_then(|_| compile_shader(file, text, Build::default()));
+                        let Some((file, text)) = files.get(i) else {
+                            return objects;
+                        };
+                        let typed = compile_shader(
+                            file,
+                            text,
+                            Build {
+                                types: true,
+                                ..Build::default()
+                            },
+                        );
+                        let object =
+                            typed.and_then(|_| compile_shader(file, text, Build::default()));
                         objects.push(object.map(|object| (i, object)));
                     }
                 })
             })
             .collect();
-        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+        workers
+            .into_iter()
+            .flat_map(|worker| worker.join().unwrap())
+            .collect()
     });
     let mut objects: Vec<(usize, PathBuf)> = objects.into_iter().collect::<Result<_, _>>()?;
     objects.sort();
-    link(&objects.into_iter().map(|(_, object)| object).collect::<Vec<_>>())
+    link(
+        &objects
+            .into_iter()
+            .map(|(_, object)| object)
+            .collect::<Vec<_>>(),
+    )
 }
 
 /// The emulator with one shader; nothing is linked where only types are checked.
 pub(crate) fn build_one(file: &str, build: Build<'_>) -> Result<PathBuf, String> {
-    build_text(file, &std::fs::read_to_string(shaders::folder().join(file)).unwrap(), build)
+    build_text(
+        file,
+        &std::fs::read_to_string(shaders::folder().join(file)).unwrap(),
+        build,
+    )
 }
 
 /// The same of any text.
 pub(crate) fn build_text(file: &str, text: &str, build: Build<'_>) -> Result<PathBuf, String> {
     let object = compile_shader(file, text, build)?;
-    if build.types { Ok(object) } else { link(&[object]) }
+    if build.types {
+        Ok(object)
+    } else {
+        link(&[object])
+    }
 }
 
 /// What a dispatch took.
@@ -261,9 +356,23 @@ pub(crate) struct Emulator {
 
 impl Emulator {
     pub(crate) fn start(program: &Path) -> Emulator {
-        let mut child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (to, from) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
-        Emulator { child, to, from, buffers: 0, seed: 0, counters: Counters::default() }
+        let mut child = Command::new(program)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (to, from) = (
+            child.stdin.take(),
+            BufReader::new(child.stdout.take().unwrap()),
+        );
+        Emulator {
+            child,
+            to,
+            from,
+            buffers: 0,
+            seed: 0,
+            counters: Counters::default(),
+        }
     }
 
     fn send(&mut self, bytes: &[u8]) {
@@ -272,7 +381,9 @@ impl Emulator {
 
     fn receive<const N: usize>(&mut self) -> [u8; N] {
         let mut bytes = [0; N];
-        self.from.read_exact(&mut bytes).expect("the emulator has ended");
+        self.from
+            .read_exact(&mut bytes)
+            .expect("the emulator has ended");
         bytes
     }
 
@@ -317,7 +428,8 @@ impl Emulator {
         self.send(&[&b"X"[..], &id.0.to_le_bytes()].concat());
     }
 
-    /// Dispatches with parts of buffers (offset and bytes), and `pages` that are reached through addresses.
+    /// Dispatches with parts of buffers (offset and bytes), and `pages` that are reached through
+    /// addresses.
     pub(crate) fn run_parts(
         &mut self,
         d: &Dispatch,
@@ -337,23 +449,44 @@ impl Emulator {
             message.extend(bytes.to_le_bytes());
         }
         message.extend((pages.len() as u32).to_le_bytes());
-        pages.iter().for_each(|id| message.extend(id.0.to_le_bytes()));
+        pages
+            .iter()
+            .for_each(|id| message.extend(id.0.to_le_bytes()));
         text(&mut message, &d.args);
         d.grid.iter().for_each(|n| message.extend(n.to_le_bytes()));
         message.extend(d.threads.to_le_bytes());
         message.extend(self.seed.to_le_bytes());
         self.send(&message);
         let report = self.receive_text();
-        let [distinct_read, unique_read, written, operations, multiplied, threadgroup_bytes] =
-            std::array::from_fn(|_| u64::from_le_bytes(self.receive()));
-        self.counters = Counters { distinct_read, unique_read, written, operations, multiplied };
+        let [
+            distinct_read,
+            unique_read,
+            written,
+            operations,
+            multiplied,
+            threadgroup_bytes,
+        ] = std::array::from_fn(|_| u64::from_le_bytes(self.receive()));
+        self.counters = Counters {
+            distinct_read,
+            unique_read,
+            written,
+            operations,
+            multiplied,
+        };
         if !report.is_empty() {
-            return Err(format!("{}: {}", d.kernel, String::from_utf8_lossy(&report)));
+            return Err(format!(
+                "{}: {}",
+                d.kernel,
+                String::from_utf8_lossy(&report)
+            ));
         }
         // Known from the first thread that reaches a declaration.
         if threadgroup_bytes != 0 && threadgroup_bytes != u64::from(d.threadgroup_bytes) {
             let declared = d.threadgroup_bytes;
-            return Err(format!("{}: {threadgroup_bytes} bytes of threadgroup memory, {declared} declared", d.kernel));
+            return Err(format!(
+                "{}: {threadgroup_bytes} bytes of threadgroup memory, {declared} declared",
+                d.kernel
+            ));
         }
         Ok(())
     }
@@ -403,11 +536,18 @@ impl Stage for Emulator {
         self.send(&message);
         let [status] = self.receive();
         let data = self.receive_text();
-        if status == 0 { Ok(data) } else { Err("result: some of it was never written".to_string()) }
+        if status == 0 {
+            Ok(data)
+        } else {
+            Err("result: some of it was never written".to_string())
+        }
     }
 
     fn run(&mut self, d: &Dispatch, buffers: &[Handle], pages: &[Handle]) -> Result<(), String> {
-        let whole: Vec<_> = buffers.iter().map(|&buffer| (buffer, 0, u64::MAX)).collect();
+        let whole: Vec<_> = buffers
+            .iter()
+            .map(|&buffer| (buffer, 0, u64::MAX))
+            .collect();
         self.run_parts(d, &whole, pages)?;
         self.fence();
         Ok(())

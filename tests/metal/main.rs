@@ -1,5 +1,6 @@
-//! The Metal shaders on an emulated GPU: every kernel against the scalar reference, the shaders' declarations against
-//! the table that the host dispatches from, and detectors against shaders that are broken on purpose.
+//! The Metal shaders on an emulated GPU: every kernel against the scalar reference, the shaders'
+//! declarations against the table that the host dispatches from, and detectors against shaders that
+//! are broken on purpose.
 
 #![cfg(target_os = "linux")] // whose linker and processes the emulator relies on
 
@@ -23,7 +24,9 @@ mod tiny;
 
 use emulator::Emulator;
 use ruvllm::metal::check::{CASES, Checker, Data, Stage};
-use ruvllm::metal::kernels::{Access, Declaration, Dispatch, Element, ElementwiseArgs, FORMATS, GELU, declarations};
+use ruvllm::metal::kernels::{
+    Access, Declaration, Dispatch, Element, ElementwiseArgs, FORMATS, GELU, declarations,
+};
 use ruvllm::quant::DType;
 use shaders::{Kernel, Parameter, Structure};
 use std::path::PathBuf;
@@ -42,7 +45,11 @@ fn kernels_yield_what_the_scalar_level_does() {
         .filter(|case| only.as_ref().is_none_or(|only| only == case.name))
         .filter_map(|case| {
             let start = std::time::Instant::now();
-            let result = (case.run)(&mut Checker::new(&mut Emulator::start(&program), FORMATS, true));
+            let result = (case.run)(&mut Checker::new(
+                &mut Emulator::start(&program),
+                FORMATS,
+                true,
+            ));
             println!("{}: {:.1} s", case.name, start.elapsed().as_secs_f32());
             result.err().map(|e| format!("{}: {e}", case.name))
         })
@@ -65,23 +72,37 @@ fn declared_parameters(d: &Declaration) -> Vec<Parameter> {
         index: i as u32,
     };
     let buffers = d.buffers.iter().enumerate();
-    let buffers = buffers.map(|(i, (name, e, access))| buffer(i, "device", *access == Access::Read, e.msl(), name));
-    buffers.chain([buffer(d.buffers.len(), "constant", true, d.args, "p")]).collect()
+    let buffers = buffers
+        .map(|(i, (name, e, access))| buffer(i, "device", *access == Access::Read, e.msl(), name));
+    buffers
+        .chain([buffer(d.buffers.len(), "constant", true, d.args, "p")])
+        .collect()
 }
 
 #[test]
 fn shaders_declare_what_the_table_says() {
     let mut kernels: Vec<(String, Kernel)> = Vec::new();
     let mut structures: Vec<Structure> = Vec::new();
-    for (file, text) in shaders::files("metal").into_iter().chain(shaders::files("h")) {
-        let translated = shaders::translate(&file, &text, false, None).unwrap_or_else(|e| panic!("{e}"));
-        kernels.extend(translated.kernels.into_iter().map(|kernel| (file.clone(), kernel)));
+    for (file, text) in shaders::files("metal")
+        .into_iter()
+        .chain(shaders::files("h"))
+    {
+        let translated =
+            shaders::translate(&file, &text, false, None).unwrap_or_else(|e| panic!("{e}"));
+        kernels.extend(
+            translated
+                .kernels
+                .into_iter()
+                .map(|kernel| (file.clone(), kernel)),
+        );
         structures.extend(translated.structures);
     }
     let table = declarations();
     for (file, kernel) in &kernels {
         assert!(
-            table.iter().any(|d| d.name == kernel.name && d.source == file),
+            table
+                .iter()
+                .any(|d| d.name == kernel.name && d.source == file),
             "{file}: {} is in no table",
             kernel.name
         );
@@ -89,13 +110,30 @@ fn shaders_declare_what_the_table_says() {
     let program = all_shaders();
     let mut gpu = Emulator::start(&program);
     for d in &table {
-        let (_, kernel) = kernels.iter().find(|(_, kernel)| kernel.name == d.name).expect(d.name);
-        let buffers: Vec<&Parameter> =
-            kernel.parameters.iter().filter(|p| matches!(p, Parameter::Buffer { .. })).collect();
-        assert_eq!(buffers, declared_parameters(d).iter().collect::<Vec<_>>(), "{}", d.name);
+        let (_, kernel) = kernels
+            .iter()
+            .find(|(_, kernel)| kernel.name == d.name)
+            .expect(d.name);
+        let buffers: Vec<&Parameter> = kernel
+            .parameters
+            .iter()
+            .filter(|p| matches!(p, Parameter::Buffer { .. }))
+            .collect();
+        assert_eq!(
+            buffers,
+            declared_parameters(d).iter().collect::<Vec<_>>(),
+            "{}",
+            d.name
+        );
         let structure = structures.iter().find(|s| s.name == d.args).expect(d.args);
-        let fields = d.fields.iter().map(|(name, of)| (name.to_string(), if *of == "u32" { "uint" } else { "float" }));
-        let fields: Vec<(String, String)> = fields.map(|(name, of)| (name, of.to_string())).collect();
+        let fields = d.fields.iter().map(|(name, of)| {
+            (
+                name.to_string(),
+                if *of == "u32" { "uint" } else { "float" },
+            )
+        });
+        let fields: Vec<(String, String)> =
+            fields.map(|(name, of)| (name, of.to_string())).collect();
         assert_eq!(structure.fields, fields, "{}", d.args);
         for (instance, _) in &d.instances {
             let nothing = Dispatch {
@@ -116,7 +154,10 @@ fn shaders_declare_what_the_table_says() {
 #[test]
 fn the_library_is_one_text() {
     let text = build::library(&shaders::folder()).unwrap();
-    let types = emulator::Build { types: true, ..emulator::Build::default() };
+    let types = emulator::Build {
+        types: true,
+        ..emulator::Build::default()
+    };
     emulator::build_text("library.metal", &text, types).unwrap_or_else(|e| panic!("{e}"));
 }
 
@@ -143,10 +184,15 @@ fn short_buffers_are_caught() {
     let x = gpu.filled(bytemuck::cast_slice(&[1.0f32; 99]), Element::F32.align());
     let mut dispatch = GELU.dispatch(DType::F32, 0, &ElementwiseArgs { n: 100 });
     let report = gpu.run(&dispatch, &[x], &[]).unwrap_err();
-    assert!(report.contains("out of bounds: read of 4 bytes, 0 bytes behind the 396 of buffer 0"), "{report}");
+    assert!(
+        report.contains("out of bounds: read of 4 bytes, 0 bytes behind the 396 of buffer 0"),
+        "{report}"
+    );
     dispatch.args.push(0);
     let report = gpu.run(&dispatch, &[x], &[]).unwrap_err();
     assert!(report.contains("arguments: buffer 1"), "{report}");
     let args = ElementwiseArgs { n: 99 };
-    Checker::new(&mut gpu, FORMATS, true).call(&GELU, DType::F32, 0, &args, &[Data::F32(&[1.0; 99])], &[]).unwrap();
+    Checker::new(&mut gpu, FORMATS, true)
+        .call(&GELU, DType::F32, 0, &args, &[Data::F32(&[1.0; 99])], &[])
+        .unwrap();
 }

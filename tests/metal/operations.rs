@@ -1,29 +1,46 @@
-//! Counts operations of shaders: LLVM's text gets, at the end of every block, an addition of how many the block has.
-//! A product that is only added to something is part of a fused multiplication, which counts as one.
+//! Counts operations of shaders: LLVM's text gets, at the end of every block, an addition of how
+//! many the block has. A product that is only added to something is part of a fused multiplication,
+//! which counts as one.
 
 use std::collections::HashSet;
 
-/// Operations of an instruction per lane: one per component of what it computes. Address computations by
-/// `getelementptr`, conversions between widths of integers, loads and stores are none.
+/// Operations of an instruction per lane: one per component of what it computes. Address
+/// computations by `getelementptr`, conversions between widths of integers, loads and stores are
+/// none.
 fn operations(instruction: &str) -> u64 {
-    let value = instruction.split_once(" = ").map_or(instruction, |(_, value)| value).trim();
-    let Some((opcode, rest)) = value.split_once(' ') else { return 0 };
+    let value = instruction
+        .split_once(" = ")
+        .map_or(instruction, |(_, value)| value)
+        .trim();
+    let Some((opcode, rest)) = value.split_once(' ') else {
+        return 0;
+    };
     let components = || {
-        let vector = rest.split('<').nth(1).and_then(|vector| vector.split_once(" x "));
+        let vector = rest
+            .split('<')
+            .nth(1)
+            .and_then(|vector| vector.split_once(" x "));
         vector.and_then(|(n, _)| n.parse::<u64>().ok()).unwrap_or(1)
     };
     match opcode {
-        "add" | "sub" | "mul" | "udiv" | "urem" | "shl" | "lshr" | "ashr" | "and" | "or" | "xor" | "icmp" | "fadd"
-        | "fsub" | "fmul" | "fdiv" | "fneg" | "fcmp" | "select" | "sitofp" | "uitofp" | "fptoui" | "fptosi"
-        | "fpext" | "fptrunc" => components(),
+        "add" | "sub" | "mul" | "udiv" | "urem" | "shl" | "lshr" | "ashr" | "and" | "or"
+        | "xor" | "icmp" | "fadd" | "fsub" | "fmul" | "fdiv" | "fneg" | "fcmp" | "select"
+        | "sitofp" | "uitofp" | "fptoui" | "fptosi" | "fpext" | "fptrunc" => components(),
         "call" | "tail" => {
-            let Some((_, called)) = rest.split_once('@') else { return 0 };
+            let Some((_, called)) = rest.split_once('@') else {
+                return 0;
+            };
             let name = called.split('(').next().unwrap_or("");
             match name {
-                "msl_reduce_float" | "msl_reduce_uint" | "msl_prefix_sum" => 10, // five shuffles, five combinations
+                "msl_reduce_float" | "msl_reduce_uint" | "msl_prefix_sum" => 10, /* five shuffles, five combinations */
                 "msl_shuffle_xor" => 1,
                 "expf" | "tanhf" | "sqrtf" => 4, // a quarter of the rate
-                _ if is_matrix_access(name) || name.starts_with("llvm.sqrt") || name.starts_with("llvm.exp") => 4,
+                _ if is_matrix_access(name)
+                    || name.starts_with("llvm.sqrt")
+                    || name.starts_with("llvm.exp") =>
+                {
+                    4
+                }
                 _ if name.starts_with("llvm.lifetime") || !name.starts_with("llvm.") => 0,
                 _ => components(), // minimum, maximum, fused multiplication
             }
@@ -32,7 +49,8 @@ fn operations(instruction: &str) -> u64 {
     }
 }
 
-/// Whether this is (mangled) a load or store of a matrix: an address and two elements, however the emulator spells it out.
+/// Whether this is (mangled) a load or store of a matrix: an address and two elements, however the
+/// emulator spells it out.
 fn is_matrix_access(name: &str) -> bool {
     name.contains("simdgroup_load") || name.contains("simdgroup_store")
 }
@@ -43,7 +61,10 @@ fn added(module: &str) -> HashSet<(usize, &str)> {
     for line in module.lines() {
         function += usize::from(line.starts_with("define "));
         if line.contains(" = fadd ") || line.contains(" = fsub ") {
-            let operands = line.split(['=', ',']).skip(1).filter_map(|part| part.split_whitespace().last());
+            let operands = line
+                .split(['=', ','])
+                .skip(1)
+                .filter_map(|part| part.split_whitespace().last());
             added.extend(operands.map(|name| (function, name)));
         }
     }

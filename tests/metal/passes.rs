@@ -1,5 +1,5 @@
-//! Whole passes: engines on the emulated GPU, by the runner and the plans that Metal has, against the CPU's scalar level
-//! with the same keys and values in half precision.
+//! Whole passes: engines on the emulated GPU, by the runner and the plans that Metal has, against
+//! the CPU's scalar level with the same keys and values in half precision.
 
 use crate::all_shaders;
 use crate::common::{conformance, long, numbers, read_f32, read_json};
@@ -7,7 +7,9 @@ use crate::emulated::Emulated;
 use crate::run::{OnLevel, engine};
 use crate::tiny::{N_VOCAB, Tiny};
 use ruvllm::arch::Arch;
-use ruvllm::exec::{CancelToken, Engine, EngineOptions, KvTiers, KvType, Outputs, SessionOptions, Slot, TokenKind};
+use ruvllm::exec::{
+    CancelToken, Engine, EngineOptions, KvTiers, KvType, Outputs, SessionOptions, Slot, TokenKind,
+};
 use ruvllm::lora::Adapter;
 use ruvllm::metal::MetalRunner;
 use ruvllm::model::{Model, OpenOptions, Site};
@@ -20,32 +22,56 @@ use std::sync::Arc;
 fn on_gpu(model: &Model, n_layers: usize) -> (Engine, Emulated) {
     let gpu = Emulated::start(&all_shaders());
     let runner = MetalRunner::new(gpu.clone(), model, n_layers).unwrap_or_else(|e| panic!("{e}"));
-    let options = EngineOptions { n_threads: NonZeroUsize::new(1), ..Default::default() };
-    (Engine::with_runner(model, &options, Arc::new(runner)).unwrap(), gpu)
+    let options = EngineOptions {
+        n_threads: NonZeroUsize::new(1),
+        ..Default::default()
+    };
+    (
+        Engine::with_runner(model, &options, Arc::new(runner)).unwrap(),
+        gpu,
+    )
 }
 
 fn options() -> SessionOptions {
-    SessionOptions { n_ctx: Some(256), kv_type: KvType::F16, ..Default::default() }
+    SessionOptions {
+        n_ctx: Some(256),
+        kv_type: KvType::F16,
+        ..Default::default()
+    }
 }
 
 fn tokens(n: usize, seed: usize) -> Vec<u32> {
-    (0..n).map(|i| ((i * 31 + seed * 7 + i * i % 11) % N_VOCAB) as u32).collect()
+    (0..n)
+        .map(|i| ((i * 31 + seed * 7 + i * i % 11) % N_VOCAB) as u32)
+        .collect()
 }
 
 fn max_abs(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d.is_nan() { f32::NAN } else { d.max(m) })
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |m, d| if d.is_nan() { f32::NAN } else { d.max(m) })
 }
 
 fn rms(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
-    (a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>() / a.len() as f64).sqrt()
+    (a.iter()
+        .zip(b)
+        .map(|(a, b)| f64::from(a - b).powi(2))
+        .sum::<f64>()
+        / a.len() as f64)
+        .sqrt()
 }
 
 /// Logits of all tokens: a prompt of `n_prompt`, then one by one.
 fn logits(session: &mut Session, tokens: &[u32], n_prompt: usize) -> Vec<f32> {
     let mut all = Vec::new();
-    session.prefill_each(&tokens[..n_prompt], 0, |_, logits| all.extend_from_slice(logits)).unwrap();
+    session
+        .prefill_each(&tokens[..n_prompt], 0, |_, logits| {
+            all.extend_from_slice(logits)
+        })
+        .unwrap();
     for &token in &tokens[n_prompt..] {
         session.decode(token).unwrap();
         all.extend_from_slice(session.logits());
@@ -54,27 +80,42 @@ fn logits(session: &mut Session, tokens: &[u32], n_prompt: usize) -> Vec<f32> {
 }
 
 fn gpt_oss(dtype: DType) -> (&'static str, Model) {
-    ("gpt-oss", crate::run::open(Tiny::gpt_oss(dtype).gguf()).unwrap())
+    (
+        "gpt-oss",
+        crate::run::open(Tiny::gpt_oss(dtype).gguf()).unwrap(),
+    )
 }
 
 /// These models and gpt-oss, with their names.
 fn models(tiny: &[Tiny], dtype: DType) -> Vec<(&'static str, Model)> {
-    tiny.iter().map(|tiny| (tiny.name(), tiny.model(dtype))).chain([gpt_oss(dtype)]).collect()
+    tiny.iter()
+        .map(|tiny| (tiny.name(), tiny.model(dtype)))
+        .chain([gpt_oss(dtype)])
+        .collect()
 }
 
-/// Largest difference of logits from the scalar level's, where both keep keys and values in half precision: those of
-/// tiny models are below 10, and a key that rounds the other way moves them by some 1e-4.
+/// Largest difference of logits from the scalar level's, where both keep keys and values in half
+/// precision: those of tiny models are below 10, and a key that rounds the other way moves them by
+/// some 1e-4.
 const CLOSE: f32 = 1e-3;
 
 #[test]
 fn passes_of_every_shape_of_a_layer() {
-    for (dtype, shapes) in [(DType::F32, &Tiny::SHAPES[..]), (DType::Q8_0, &Tiny::SHAPES), (DType::MXFP4, &[])] {
+    for (dtype, shapes) in [
+        (DType::F32, &Tiny::SHAPES[..]),
+        (DType::Q8_0, &Tiny::SHAPES),
+        (DType::MXFP4, &[]),
+    ] {
         for (name, model) in models(shapes, dtype) {
             let model = model.on(Arch::scalar());
             let (gpu, _) = on_gpu(&model, usize::MAX);
             let tokens = tokens(41, 3);
             let ours = logits(&mut gpu.session_with(&options()).unwrap(), &tokens, 37);
-            let expected = logits(&mut engine(&model, 1).session_with(&options()).unwrap(), &tokens, 37);
+            let expected = logits(
+                &mut engine(&model, 1).session_with(&options()).unwrap(),
+                &tokens,
+                37,
+            );
             let difference = max_abs(&ours, &expected);
             println!("{name} {dtype}: {difference:.1e}");
             assert!(difference <= CLOSE, "{name} {dtype}: {difference}");
@@ -82,19 +123,30 @@ fn passes_of_every_shape_of_a_layer() {
     }
 }
 
-/// The engine's step with these slots, `(sequence, tokens, generated, first output)`; logits by slot.
+/// The engine's step with these slots, `(sequence, tokens, generated, first output)`; logits by
+/// slot.
 fn step(engine: &Engine, slots: &mut [Slot<'_>]) -> Vec<Vec<f32>> {
     let mut outputs = Outputs::default();
-    engine.step(slots, &mut outputs, &CancelToken::default()).unwrap_or_else(|e| panic!("{e}"));
-    (0..slots.len()).map(|slot| outputs.logits(slot).to_vec()).collect()
+    engine
+        .step(slots, &mut outputs, &CancelToken::default())
+        .unwrap_or_else(|e| panic!("{e}"));
+    (0..slots.len())
+        .map(|slot| outputs.logits(slot).to_vec())
+        .collect()
 }
 
-/// A row's bits depend on its kind and the tokens before it: not on who is computed beside it, on how many rows there
-/// are, on pages that are shared, or on the order of threads.
+/// A row's bits depend on its kind and the tokens before it: not on who is computed beside it, on
+/// how many rows there are, on pages that are shared, or on the order of threads.
 #[test]
 fn several_sequences_in_one_pass() {
-    let in_f16 = models(&Tiny::ALL, DType::Q8_0).into_iter().map(|(_, model)| (model, options()));
-    let quantised = SessionOptions { kv_type: KvType::Q4, kv_type_v: Some(KvType::Q5), ..options() };
+    let in_f16 = models(&Tiny::ALL, DType::Q8_0)
+        .into_iter()
+        .map(|(_, model)| (model, options()));
+    let quantised = SessionOptions {
+        kv_type: KvType::Q4,
+        kv_type_v: Some(KvType::Q5),
+        ..options()
+    };
     for (model, options) in in_f16.chain([(Tiny::Gemma2.model(DType::Q8_0), quantised)]) {
         let (engine, gpu) = on_gpu(&model, usize::MAX);
         let (prompt, other) = (tokens(70, 1), tokens(21, 2));
@@ -104,16 +156,26 @@ fn several_sequences_in_one_pass() {
 
         // Alone: a prompt in one piece, then token by token; another prompt.
         let (mut a, mut b) = (sequence(), sequence());
-        let of_prompt = step(&engine, &mut [Slot::new(&mut a, &prompt, Prompt).outputs_from(60)]).remove(0);
+        let of_prompt = step(
+            &engine,
+            &mut [Slot::new(&mut a, &prompt, Prompt).outputs_from(60)],
+        )
+        .remove(0);
         let mut shared = a.fork().unwrap();
-        let one_by_one: Vec<f32> =
-            draft.iter().flat_map(|t| step(&engine, &mut [Slot::new(&mut a, &[*t], Generated)]).remove(0)).collect();
+        let one_by_one: Vec<f32> = draft
+            .iter()
+            .flat_map(|t| step(&engine, &mut [Slot::new(&mut a, &[*t], Generated)]).remove(0))
+            .collect();
         let of_other = step(&engine, &mut [Slot::new(&mut b, &other, Prompt)]).remove(0);
 
-        // Together: the same prompt in two pieces, the draft on shared pages, one of which is copied, the other prompt.
+        // Together: the same prompt in two pieces, the draft on shared pages, one of which is
+        // copied, the other prompt.
         gpu.shuffle(99);
         let (mut c, mut d, mut e) = (sequence(), sequence(), shared.fork().unwrap());
-        step(&engine, &mut [Slot::new(&mut c, &prompt[..33], Prompt).outputs_from(33)]);
+        step(
+            &engine,
+            &mut [Slot::new(&mut c, &prompt[..33], Prompt).outputs_from(33)],
+        );
         let together = step(
             &engine,
             &mut [
@@ -124,13 +186,29 @@ fn several_sequences_in_one_pass() {
             ],
         );
         gpu.shuffle(0);
-        assert_eq!(together, [of_prompt, one_by_one.clone(), of_other, one_by_one[..model.hparams().n_vocab].to_vec()]);
+        assert_eq!(
+            together,
+            [
+                of_prompt,
+                one_by_one.clone(),
+                of_other,
+                one_by_one[..model.hparams().n_vocab].to_vec()
+            ]
+        );
 
-        // A draft of which one token is accepted: what follows is computed again, with other tokens.
+        // A draft of which one token is accepted: what follows is computed again, with other
+        // tokens.
         let mut rejected = e.fork().unwrap();
-        step(&engine, &mut [Slot::new(&mut rejected, &[30, 31, 32, 33, 34], Generated)]);
+        step(
+            &engine,
+            &mut [Slot::new(&mut rejected, &[30, 31, 32, 33, 34], Generated)],
+        );
         drop(rejected);
-        let rest = step(&engine, &mut [Slot::new(&mut e, &draft[1..], Generated).outputs_from(0)]).remove(0);
+        let rest = step(
+            &engine,
+            &mut [Slot::new(&mut e, &draft[1..], Generated).outputs_from(0)],
+        )
+        .remove(0);
         assert_eq!(rest, one_by_one[model.hparams().n_vocab..]);
         let mut session = engine.session_with(&options).unwrap();
         session.prefill(&prompt).unwrap();
@@ -149,16 +227,34 @@ fn layers_are_split() {
     for tiny in Tiny::ALL {
         let model = tiny.model(DType::F32).on(Arch::scalar());
         let tokens = tokens(70, 5);
-        let whole = logits(&mut engine(&model, 1).session_with(&options()).unwrap(), &tokens, 66);
+        let whole = logits(
+            &mut engine(&model, 1).session_with(&options()).unwrap(),
+            &tokens,
+            66,
+        );
         let (split, _) = on_gpu(&model, 1);
-        assert_eq!(split.runner().unwrap().first_layer(), model.hparams().n_layer - 1);
+        assert_eq!(
+            split.runner().unwrap().first_layer(),
+            model.hparams().n_layer - 1
+        );
         // The second layer's matrices, and the head.
-        let of_gpu =
-            |name: &str| !name.starts_with("blk.0.") && !name.ends_with("norm.weight") && !name.ends_with("bias");
-        let tied = model.gguf().tensors().iter().all(|tensor| tensor.name != "output.weight");
-        let tensors =
-            model.gguf().tensors().iter().filter(|t| of_gpu(&t.name) && (tied || t.name != "token_embd.weight"));
-        assert_eq!(split.runner().unwrap().copied_bytes(), tensors.map(|tensor| tensor.n_bytes).sum::<u64>());
+        let of_gpu = |name: &str| {
+            !name.starts_with("blk.0.") && !name.ends_with("norm.weight") && !name.ends_with("bias")
+        };
+        let tied = model
+            .gguf()
+            .tensors()
+            .iter()
+            .all(|tensor| tensor.name != "output.weight");
+        let tensors = model
+            .gguf()
+            .tensors()
+            .iter()
+            .filter(|t| of_gpu(&t.name) && (tied || t.name != "token_embd.weight"));
+        assert_eq!(
+            split.runner().unwrap().copied_bytes(),
+            tensors.map(|tensor| tensor.n_bytes).sum::<u64>()
+        );
         let mut session = split.session_with(&options()).unwrap();
         let ours = logits(&mut session, &tokens, 66);
         let difference = max_abs(&ours, &whole);
@@ -172,44 +268,75 @@ fn layers_are_split() {
     }
 }
 
-/// Keys and values in 8 to 4 bits, in any combination with f16: the logits differ from the scalar level's by a part of what
-/// that precision costs there, as the same rows are rounded to the same codes but for those near a border. The second
-/// engine leaves the first layer to the CPU.
+/// Keys and values in 8 to 4 bits, in any combination with f16: the logits differ from the scalar
+/// level's by a part of what that precision costs there, as the same rows are rounded to the same
+/// codes but for those near a border. The second engine leaves the first layer to the CPU.
 #[test]
 fn quantised_pages() {
     use KvType::{F16, Q4, Q5, Q6, Q8};
-    let cases = if long() { &[(Q8, Q8), (Q6, F16), (Q5, Q4), (Q4, Q5)][..] } else { &[(Q8, Q8), (Q4, Q5)] };
+    let cases = if long() {
+        &[(Q8, Q8), (Q6, F16), (Q5, Q4), (Q4, Q5)][..]
+    } else {
+        &[(Q8, Q8), (Q4, Q5)]
+    };
     for tiny in [Tiny::Llama, Tiny::Gemma2] {
         let model = tiny.model(DType::F32).on(Arch::scalar());
         let tokens = tokens(70, 6);
-        let of =
-            |engine: &Engine, options: &SessionOptions| logits(&mut engine.session_with(options).unwrap(), &tokens, 66);
+        let of = |engine: &Engine, options: &SessionOptions| {
+            logits(&mut engine.session_with(options).unwrap(), &tokens, 66)
+        };
         let cpu = engine(&model, 1);
-        let exact = of(&cpu, &SessionOptions { kv_type: KvType::F32, ..options() });
+        let exact = of(
+            &cpu,
+            &SessionOptions {
+                kv_type: KvType::F32,
+                ..options()
+            },
+        );
         for &(k, v) in cases {
-            let options = SessionOptions { kv_type: k, kv_type_v: Some(v), ..options() };
+            let options = SessionOptions {
+                kv_type: k,
+                kv_type_v: Some(v),
+                ..options()
+            };
             let scalar = of(&cpu, &options);
             let cost = rms(&scalar, &exact);
             for n_layers in [usize::MAX, 1] {
                 let apart = rms(&of(&on_gpu(&model, n_layers).0, &options), &scalar);
-                println!("{} {k} {v}: rms {apart:.1e} apart, {cost:.1e} from f32", tiny.name());
-                assert!(cost > 0.0 && apart <= 0.25 * cost, "{} {k} {v}: {apart:e} apart, cost {cost:e}", tiny.name());
+                println!(
+                    "{} {k} {v}: rms {apart:.1e} apart, {cost:.1e} from f32",
+                    tiny.name()
+                );
+                assert!(
+                    cost > 0.0 && apart <= 0.25 * cost,
+                    "{} {k} {v}: {apart:e} apart, cost {cost:e}",
+                    tiny.name()
+                );
             }
         }
     }
 }
 
-/// Every barrier of a plan is needed: without any one of them the emulator finds a hazard. So none is missing either,
-/// for passes run without such reports.
+/// Every barrier of a plan is needed: without any one of them the emulator finds a hazard. So none
+/// is missing either, for passes run without such reports.
 #[test]
 fn passes_need_each_of_their_barriers() {
-    let plain =
-        [Tiny::Gemma2, Tiny::Qwen2Moe, Tiny::Phi2].map(|tiny| ((tiny.name(), tiny.model(DType::F32)), options(), 0));
+    let plain = [Tiny::Gemma2, Tiny::Qwen2Moe, Tiny::Phi2]
+        .map(|tiny| ((tiny.name(), tiny.model(DType::F32)), options(), 0));
     // Sinks, biases of experts, transformed keys, and terms of two adapters at every site.
-    let quantised = SessionOptions { kv_type: KvType::Q4, ..options() };
-    for ((name, model), options, n_adapters) in plain.into_iter().chain([(gpt_oss(DType::MXFP4), quantised, 2)]) {
+    let quantised = SessionOptions {
+        kv_type: KvType::Q4,
+        ..options()
+    };
+    for ((name, model), options, n_adapters) in
+        plain
+            .into_iter()
+            .chain([(gpt_oss(DType::MXFP4), quantised, 2)])
+    {
         let (engine, gpu) = on_gpu(&model, usize::MAX);
-        let adapters: Vec<_> = (0..n_adapters).map(|i| adapter(&model, 2, i, |_| true)).collect();
+        let adapters: Vec<_> = (0..n_adapters)
+            .map(|i| adapter(&model, 2, i, |_| true))
+            .collect();
         for (kind, n) in [(TokenKind::Prompt, 5), (TokenKind::Generated, 2)] {
             let tokens = tokens(n, 1);
             let run = || {
@@ -218,7 +345,11 @@ fn passes_need_each_of_their_barriers() {
                     seq.attach(Arc::clone(adapter), 1.0).unwrap();
                 }
                 let slot = Slot::new(&mut seq, &tokens, kind);
-                engine.step(&mut [slot], &mut Outputs::default(), &CancelToken::default())
+                engine.step(
+                    &mut [slot],
+                    &mut Outputs::default(),
+                    &CancelToken::default(),
+                )
             };
             run().unwrap();
             let barriers = gpu.barriers();
@@ -227,7 +358,8 @@ fn passes_need_each_of_their_barriers() {
             for barrier in barriers {
                 gpu.leave_out(Some(barrier));
                 match run() {
-                    Err(SessionError::Metal(MetalError::Pass { message })) if message.contains("hazard") => {}
+                    Err(SessionError::Metal(MetalError::Pass { message }))
+                        if message.contains("hazard") => {}
                     other => panic!("{name} {kind:?}: barrier before call {barrier}: {other:?}"),
                 }
             }
@@ -237,45 +369,66 @@ fn passes_need_each_of_their_barriers() {
     }
 }
 
-/// An adapter of every matrix that `targets` selects, with terms that change logits by about their own size.
+/// An adapter of every matrix that `targets` selects, with terms that change logits by about their
+/// own size.
 fn adapter(model: &Model, rank: usize, seed: u64, targets: fn(&Site) -> bool) -> Arc<Adapter> {
     let mut adapter = Adapter::zeros(model, rank, seed, targets).unwrap();
     for (site, term) in adapter.terms_mut() {
         let b = term.parts_mut().1;
-        b.iter_mut().enumerate().for_each(|(i, b)| *b = ((i * 7 + site * 5 + seed as usize) % 11) as f32 / 50.0 - 0.1);
+        b.iter_mut()
+            .enumerate()
+            .for_each(|(i, b)| *b = ((i * 7 + site * 5 + seed as usize) % 11) as f32 / 50.0 - 0.1);
     }
     Arc::new(adapter)
 }
 
-/// Adapters of all matrices, of some experts, two at a time, and none: several sequences in one pass have the bits of
-/// each alone, and the logits of the scalar level, also with layers split. A changed adapter is used at once.
+/// Adapters of all matrices, of some experts, two at a time, and none: several sequences in one
+/// pass have the bits of each alone, and the logits of the scalar level, also with layers split. A
+/// changed adapter is used at once.
 #[test]
 fn sequences_have_their_own_adapters() {
     let phi3 = ("phi3", Tiny::Phi3.model(DType::F32));
-    for (name, model) in models(&[Tiny::Gemma2], DType::F32).into_iter().chain([phi3]) {
+    for (name, model) in models(&[Tiny::Gemma2], DType::F32)
+        .into_iter()
+        .chain([phi3])
+    {
         let model = model.on(Arch::scalar());
         let (engine, _) = on_gpu(&model, usize::MAX);
         let cpu = crate::run::engine(&model, 1);
         let all = adapter(&model, 2, 1, |_| true);
         // Of a stack of experts only the second.
-        let some = adapter(&model, 3, 2, |site| site.expert.is_none_or(|e| e == 1) && site.part() != "token_embd");
+        let some = adapter(&model, 3, 2, |site| {
+            site.expert.is_none_or(|e| e == 1) && site.part() != "token_embd"
+        });
         let attached = [vec![], vec![&all], vec![&some, &all], vec![&all]];
         let prompts = [tokens(9, 1), tokens(5, 2), tokens(7, 3), tokens(3, 4)];
         let sequence = |engine: &Engine, adapters: &[&Arc<Adapter>]| {
             let mut sequence = engine.sequence(&options()).unwrap();
             for (i, adapter) in adapters.iter().enumerate() {
-                sequence.attach(Arc::clone(adapter), 1.0 - i as f32 / 4.0).unwrap();
+                sequence
+                    .attach(Arc::clone(adapter), 1.0 - i as f32 / 4.0)
+                    .unwrap();
             }
             sequence
         };
         let run = |engine: &Engine, which: &[usize]| -> Vec<Vec<f32>> {
-            let mut sequences: Vec<_> = which.iter().map(|&i| sequence(engine, &attached[i])).collect();
+            let mut sequences: Vec<_> = which
+                .iter()
+                .map(|&i| sequence(engine, &attached[i]))
+                .collect();
             let slots = sequences.iter_mut().zip(which);
-            let prompt = |(s, &i): (_, &usize)| Slot::new(s, &prompts[i][..], TokenKind::Prompt).outputs_from(1);
+            let prompt = |(s, &i): (_, &usize)| {
+                Slot::new(s, &prompts[i][..], TokenKind::Prompt).outputs_from(1)
+            };
             let mut logits = step(engine, &mut slots.map(prompt).collect::<Vec<_>>());
-            let slots = sequences.iter_mut().map(|s| Slot::new(s, &[4, 5], TokenKind::Generated).outputs_from(0));
+            let slots = sequences
+                .iter_mut()
+                .map(|s| Slot::new(s, &[4, 5], TokenKind::Generated).outputs_from(0));
             let next = step(engine, &mut slots.collect::<Vec<_>>());
-            logits.iter_mut().zip(next).for_each(|(logits, next)| logits.extend(next));
+            logits
+                .iter_mut()
+                .zip(next)
+                .for_each(|(logits, next)| logits.extend(next));
             logits
         };
         let together = run(&engine, &[0, 1, 2, 3]);
@@ -296,15 +449,26 @@ fn sequences_have_their_own_adapters() {
             session.prefill(&prompts[1]).unwrap();
             let before = session.logits().to_vec();
             let negate = |term: &mut [f32]| term.iter_mut().for_each(|b| *b = -*b);
-            session.update_adapter(id, |all| all.terms_mut().for_each(|(_, t)| negate(t.parts_mut().1))).unwrap();
+            session
+                .update_adapter(id, |all| {
+                    all.terms_mut().for_each(|(_, t)| negate(t.parts_mut().1))
+                })
+                .unwrap();
             session.clear();
             session.prefill(&prompts[1]).unwrap();
             (before, session.logits().to_vec())
         };
         let (before, after) = changed(&engine);
         let (_, expected) = changed(&cpu);
-        assert!(max_abs(&after, &expected) <= CLOSE, "{name}: {}", max_abs(&after, &expected));
-        assert!(max_abs(&before, &after) > 100.0 * CLOSE, "{name}: the change has no effect");
+        assert!(
+            max_abs(&after, &expected) <= CLOSE,
+            "{name}: {}",
+            max_abs(&after, &expected)
+        );
+        assert!(
+            max_abs(&before, &after) > 100.0 * CLOSE,
+            "{name}: the change has no effect"
+        );
     }
 }
 
@@ -313,37 +477,62 @@ fn what_the_gpu_does_without_is_refused() {
     let model = Tiny::Llama.model(DType::F32);
     let (engine, gpu) = on_gpu(&model, usize::MAX);
     let refused = |outcome: Result<(), SessionError>, what: &str| match outcome {
-        Err(SessionError::NotOnDevice { what: found, device }) => {
-            assert!(found.contains(what) && device.contains("emulated"), "{found} {device}")
+        Err(SessionError::NotOnDevice {
+            what: found,
+            device,
+        }) => {
+            assert!(
+                found.contains(what) && device.contains("emulated"),
+                "{found} {device}"
+            )
         }
         other => panic!("{what}: {other:?}"),
     };
     for (kv_type, what) in [(KvType::F32, "f32"), (KvType::Bf16, "bf16")] {
-        let values = SessionOptions { kv_type_v: Some(kv_type), ..options() };
-        refused(engine.session_with(&SessionOptions { kv_type, ..options() }).map(|_| ()), what);
+        let values = SessionOptions {
+            kv_type_v: Some(kv_type),
+            ..options()
+        };
+        refused(
+            engine
+                .session_with(&SessionOptions {
+                    kv_type,
+                    ..options()
+                })
+                .map(|_| ()),
+            what,
+        );
         refused(engine.session_with(&values).map(|_| ()), what);
     }
-    let tiers = SessionOptions { kv_tiers: Some(KvTiers::default()), ..options() };
+    let tiers = SessionOptions {
+        kv_tiers: Some(KvTiers::default()),
+        ..options()
+    };
     refused(engine.session_with(&tiers).map(|_| ()), "age");
     struct Look;
     impl ruvllm::exec::Probe for Look {
         fn tensor(&mut self, _: ruvllm::exec::Tap, _: usize, _: &[f32]) {}
     }
     let mut session = engine.session_with(&options()).unwrap();
-    refused(session.prefill_probed(&[1], 0, &mut Look, |_, _| ()), "probes");
+    refused(
+        session.prefill_probed(&[1], 0, &mut Look, |_, _| ()),
+        "probes",
+    );
     // Nothing has happened, and the session goes on.
     assert_eq!(session.position(), 0);
     session.prefill(&[1, 2]).unwrap();
 
     let odd = Tiny::Llama.model(DType::Q4_1);
     match MetalRunner::new(gpu, &odd, usize::MAX) {
-        Err(MetalError::Unsupported { what }) => assert!(what.contains("Q4_1 of token_embd.weight"), "{what}"),
+        Err(MetalError::Unsupported { what }) => {
+            assert!(what.contains("Q4_1 of token_embd.weight"), "{what}")
+        }
         _ => panic!("Q4_1"),
     }
 }
 
-/// Logits of other engines: prompts, and tokens one by one, as far from them as the scalar level with keys and values
-/// in the same precision.
+/// Logits of other engines: prompts, and tokens one by one, as far from them as the scalar level
+/// with keys and values in the same precision.
 #[test]
 fn conformance_models() {
     use KvType::{F16, Q8};
@@ -375,20 +564,43 @@ fn conformance_models() {
         let n_vocab = model.hparams().n_vocab;
         let (gpu, _) = on_gpu(&model, usize::MAX);
         for id in ["len17", "len150"] {
-            let test = manifest["tests"].as_array().unwrap().iter().find(|test| test["id"] == id).unwrap();
-            let (tokens, positions) = (numbers::<u32>(&test["tokens"]), numbers::<usize>(&test["positions"]));
+            let test = manifest["tests"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|test| test["id"] == id)
+                .unwrap();
+            let (tokens, positions) = (
+                numbers::<u32>(&test["tokens"]),
+                numbers::<usize>(&test["positions"]),
+            );
             let golden = read_f32(&dir.join(format!("{id}.{logits_of}")));
             let n_prompt = tokens.len() - 4;
             let of = |engine: &Engine| {
-                let options = SessionOptions { kv_type, ..options() };
-                let all = logits(&mut engine.session_with(&options).unwrap(), &tokens, n_prompt);
-                positions.iter().flat_map(|&p| all[p * n_vocab..][..n_vocab].to_vec()).collect::<Vec<_>>()
+                let options = SessionOptions {
+                    kv_type,
+                    ..options()
+                };
+                let all = logits(
+                    &mut engine.session_with(&options).unwrap(),
+                    &tokens,
+                    n_prompt,
+                );
+                positions
+                    .iter()
+                    .flat_map(|&p| all[p * n_vocab..][..n_vocab].to_vec())
+                    .collect::<Vec<_>>()
             };
             let (ours, scalar) = (of(&gpu), of(&engine(&model, 2)));
             let (cost, allowed) = (rms(&ours, &golden), rms(&scalar, &golden));
             let apart = rms(&ours, &scalar);
-            println!("{name} {kv_type} {id}: rms {cost:.2e} (scalar {allowed:.2e}), {apart:.2e} apart");
-            assert!(cost <= 1.125 * allowed, "{name} {kv_type} {id}: {cost:e}, scalar {allowed:e}");
+            println!(
+                "{name} {kv_type} {id}: rms {cost:.2e} (scalar {allowed:.2e}), {apart:.2e} apart"
+            );
+            assert!(
+                cost <= 1.125 * allowed,
+                "{name} {kv_type} {id}: {cost:e}, scalar {allowed:e}"
+            );
             // Most of that cost is the same: few keys and values round the other way.
             assert!(
                 apart <= 0.25 * allowed,

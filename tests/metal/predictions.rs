@@ -1,5 +1,5 @@
-//! Bytes and operations of the hot kernels, counted, against the least there can be; and what that would take on an
-//! M4 Pro, as a prediction: the longer of the times for memory and for arithmetic.
+//! Bytes and operations of the hot kernels, counted, against the least there can be; and what that
+//! would take on an M4 Pro, as a prediction: the longer of the times for memory and for arithmetic.
 
 use crate::emulator::{Build, Counters, Emulator, build_one};
 use ruvllm::exec::KvType;
@@ -51,7 +51,11 @@ impl Measured {
 
 fn start(source: &str, format: DType) -> Emulator {
     let name = format.to_string().to_lowercase();
-    let build = Build { format: Some(&name), counted: true, ..Build::default() };
+    let build = Build {
+        format: Some(&name),
+        counted: true,
+        ..Build::default()
+    };
     let program = build_one(source, build).unwrap_or_else(|e| panic!("{e}"));
     Emulator::start(&program)
 }
@@ -64,14 +68,28 @@ fn product(format: DType, n_rows: u32) -> Measured {
     let x = Lcg(1).values((n_rows * n_in) as usize);
     let data = [Data::Bytes(&w), Data::F32(&x), Data::Out];
     let (gpu, kernel) = if n_rows <= 8 {
-        let args = MatvecArgs { n_in, n_out, n_rows, row_bytes };
+        let args = MatvecArgs {
+            n_in,
+            n_out,
+            n_rows,
+            row_bytes,
+        };
         let mut gpu = start("matvec.metal", format);
-        Checker::new(&mut gpu, &[], false).call(&MATVEC, format, n_rows, &args, &data, &[]).unwrap();
+        Checker::new(&mut gpu, &[], false)
+            .call(&MATVEC, format, n_rows, &args, &data, &[])
+            .unwrap();
         (gpu, MATVEC.full_name(format, n_rows))
     } else {
-        let args = MatmulArgs { n_in, n_out, n_rows, row_bytes };
+        let args = MatmulArgs {
+            n_in,
+            n_out,
+            n_rows,
+            row_bytes,
+        };
         let mut gpu = start("matmul.metal", format);
-        Checker::new(&mut gpu, &[], false).call(&MATMUL, format, 0, &args, &data, &[]).unwrap();
+        Checker::new(&mut gpu, &[], false)
+            .call(&MATMUL, format, 0, &args, &data, &[])
+            .unwrap();
         (gpu, MATMUL.full_name(format, 0))
     };
     let least = |n_out: u32| f64::from(n_out * row_bytes + 4 * n_rows * n_in + 4 * n_rows * n_out);
@@ -96,7 +114,9 @@ fn called<A: Args>(
     (outputs, least): (f64, f64),
 ) -> Measured {
     let mut gpu = start(kernel.source, format);
-    Checker::new(&mut gpu, &[], false).call(kernel, format, variant, args, data, &[]).unwrap();
+    Checker::new(&mut gpu, &[], false)
+        .call(kernel, format, variant, args, data, &[])
+        .unwrap();
     Measured {
         kernel: kernel.full_name(format, variant),
         problem: problem.to_string(),
@@ -108,8 +128,8 @@ fn called<A: Args>(
     }
 }
 
-/// The experts of gpt-oss-20b, of which a row chooses 4 of 32: some of their outputs, for the experts of one row, and for
-/// prompts as many rows as each of them gets of 64.
+/// The experts of gpt-oss-20b, of which a row chooses 4 of 32: some of their outputs, for the
+/// experts of one row, and for prompts as many rows as each of them gets of 64.
 fn experts(n_rows: u32) -> Measured {
     let (n_in, n_out, format, n_expert) = (2880, 64, DType::MXFP4, 4);
     let row_bytes = format.format().unwrap().bytes_of(1, n_in as usize).unwrap() as u32;
@@ -119,67 +139,188 @@ fn experts(n_rows: u32) -> Measured {
     let x = Lcg(3).values((rows * n_in) as usize);
     let sizes = |n_expert: u32, n_rows: u32, n_out: u32| {
         let outputs = f64::from(4 * n_rows * n_out);
-        (outputs, f64::from(n_expert * n_out) * f64::from(row_bytes) + 4.0 * (f64::from(n_rows * n_in) + outputs))
+        (
+            outputs,
+            f64::from(n_expert * n_out) * f64::from(row_bytes)
+                + 4.0 * (f64::from(n_rows * n_in) + outputs),
+        )
     };
     let part = sizes(n_expert, rows, n_out);
-    let problem = format!("{} of 32 experts, 2880 × 2880, {n_rows} rows", if n_rows == 1 { 4 } else { 32 });
+    let problem = format!(
+        "{} of 32 experts, 2880 × 2880, {n_rows} rows",
+        if n_rows == 1 { 4 } else { 32 }
+    );
     let (part, (all_outputs, all_least)) = if n_rows == 1 {
-        let args = MatvecExpertsArgs { n_in, n_out, n_chosen, n_expert, choices_per_row: 4, row_bytes };
-        let data = [Data::Bytes(&w), Data::F32(&x), Data::U32(&[0, 1, 2, 3]), Data::Out];
-        (called(&MATVEC_EXPERTS, (format, 0), &problem, &args, &data, part), sizes(4, 1, 2880))
+        let args = MatvecExpertsArgs {
+            n_in,
+            n_out,
+            n_chosen,
+            n_expert,
+            choices_per_row: 4,
+            row_bytes,
+        };
+        let data = [
+            Data::Bytes(&w),
+            Data::F32(&x),
+            Data::U32(&[0, 1, 2, 3]),
+            Data::Out,
+        ];
+        (
+            called(&MATVEC_EXPERTS, (format, 0), &problem, &args, &data, part),
+            sizes(4, 1, 2880),
+        )
     } else {
-        let args = MatmulExpertsArgs { n_in, n_out, n_chosen, n_expert, choices_per_row: 4, row_bytes };
+        let args = MatmulExpertsArgs {
+            n_in,
+            n_out,
+            n_chosen,
+            n_expert,
+            choices_per_row: 4,
+            row_bytes,
+        };
         let list = |expert: u32| (0..n_chosen).map(move |i| (i * n_expert + expert) % n_chosen);
-        let (counts, lists) = (vec![rows; n_expert as usize], (0..n_expert).flat_map(list).collect::<Vec<_>>());
-        let data = [Data::Bytes(&w), Data::F32(&x), Data::U32(&counts), Data::U32(&lists), Data::Out];
-        (called(&MATMUL_EXPERTS, (format, 0), &problem, &args, &data, part), sizes(32, n_rows, 2880))
+        let (counts, lists) = (
+            vec![rows; n_expert as usize],
+            (0..n_expert).flat_map(list).collect::<Vec<_>>(),
+        );
+        let data = [
+            Data::Bytes(&w),
+            Data::F32(&x),
+            Data::U32(&counts),
+            Data::U32(&lists),
+            Data::Out,
+        ];
+        (
+            called(&MATMUL_EXPERTS, (format, 0), &problem, &args, &data, part),
+            sizes(32, n_rows, 2880),
+        )
     };
-    Measured { all_outputs, all_least, ..part }
+    Measured {
+        all_outputs,
+        all_least,
+        ..part
+    }
 }
 
 /// An adapter of rank 16: `A` and `B` of a matrix, and both of the four chosen experts of gpt-oss.
 fn adapters() -> [Measured; 3] {
     let (n, rank) = (4096, 16);
-    let (values, low) = (Lcg(4).values((rank * n) as usize), Lcg(5).values(rank as usize));
+    let (values, low) = (
+        Lcg(4).values((rank * n) as usize),
+        Lcg(5).values(rank as usize),
+    );
     let x = Lcg(6).values(n as usize);
-    let args = LoraArgs { n_in: n, n_out: n, rank, n_rows: 1, b_stride: n, scale: 1.0 };
+    let args = LoraArgs {
+        n_in: n,
+        n_out: n,
+        rank,
+        n_rows: 1,
+        b_stride: n,
+        scale: 1.0,
+    };
     let [of_low, of_row, of_values] = [&low, &x, &values].map(|x| 4.0 * x.len() as f64);
     let plain = (DType::F32, 0);
     let data = [Data::F32(&values), Data::F32(&x), Data::Out];
     let sizes = (f64::from(rank), of_values + of_row + of_low);
-    let a = called(&LORA_A, plain, "rank 16, 4096 inputs, 1 row", &args, &data, sizes);
+    let a = called(
+        &LORA_A,
+        plain,
+        "rank 16, 4096 inputs, 1 row",
+        &args,
+        &data,
+        sizes,
+    );
     let data = [Data::F32(&values), Data::F32(&low), Data::F32(&x)];
     let sizes = (f64::from(n), of_values + of_low + 2.0 * of_row);
-    let b = called(&LORA_B, plain, "rank 16, 4096 outputs, 1 row", &args, &data, sizes);
+    let b = called(
+        &LORA_B,
+        plain,
+        "rank 16, 4096 outputs, 1 row",
+        &args,
+        &data,
+        sizes,
+    );
 
     let (n, n_expert) = (2880, 4);
     let values = Lcg(4).values((2 * n_expert * rank * n) as usize);
-    let (x, y) = (Lcg(6).values(n as usize), Lcg(7).values((n_expert * n) as usize));
-    let terms: Vec<u32> =
-        (0..n_expert).flat_map(|e| [2 * e * rank * n, (2 * e + 1) * rank * n, rank, 1f32.to_bits()]).collect();
+    let (x, y) = (
+        Lcg(6).values(n as usize),
+        Lcg(7).values((n_expert * n) as usize),
+    );
+    let terms: Vec<u32> = (0..n_expert)
+        .flat_map(|e| {
+            [
+                2 * e * rank * n,
+                (2 * e + 1) * rank * n,
+                rank,
+                1f32.to_bits(),
+            ]
+        })
+        .collect();
     let n_values = values.len() as u32;
-    let args = LoraExpertsArgs { n_in: n, n_out: n, n_chosen: 4, n_expert, choices_per_row: 4, n_values };
-    let data = [Data::F32(&values), Data::F32(&x), Data::U32(&[0, 1, 2, 3]), Data::U32(&terms), Data::F32(&y)];
+    let args = LoraExpertsArgs {
+        n_in: n,
+        n_out: n,
+        n_chosen: 4,
+        n_expert,
+        choices_per_row: 4,
+        n_values,
+    };
+    let data = [
+        Data::F32(&values),
+        Data::F32(&x),
+        Data::U32(&[0, 1, 2, 3]),
+        Data::U32(&terms),
+        Data::F32(&y),
+    ];
     let least = 4.0 * (values.len() + x.len() + 2 * y.len()) as f64;
     let problem = "rank 16, 4 experts, 2880 × 2880, 1 row";
-    let experts = called(&LORA_EXPERTS, plain, problem, &args, &data, (y.len() as f64, least));
+    let experts = called(
+        &LORA_EXPERTS,
+        plain,
+        problem,
+        &args,
+        &data,
+        (y.len() as f64, least),
+    );
     [a, b, experts]
 }
 
 /// Element-wise kernels of gpt-oss's experts, 64 rows.
 fn of_experts() -> [Measured; 2] {
     let (n, n_chosen, n_expert) = (2880, 256, 32);
-    let (x, bias) = (Lcg(8).values((n * n_chosen) as usize), Lcg(9).values((n * n_expert) as usize));
+    let (x, bias) = (
+        Lcg(8).values((n * n_chosen) as usize),
+        Lcg(9).values((n * n_expert) as usize),
+    );
     let chosen: Vec<u32> = (0..n_chosen).map(|c| c % n_expert).collect();
     let outputs = x.len() as f64;
     let problem = "256 choices of 32 experts, 2880 values";
-    let args = AddExpertBiasArgs { n, n_chosen, n_expert };
+    let args = AddExpertBiasArgs {
+        n,
+        n_chosen,
+        n_expert,
+    };
     let data = [Data::F32(&x), Data::F32(&bias), Data::U32(&chosen)];
     let sizes = (outputs, 8.0 * outputs + 4.0 * bias.len() as f64);
-    let biases = called(&ADD_EXPERT_BIAS, (DType::F32, 0), problem, &args, &data, sizes);
+    let biases = called(
+        &ADD_EXPERT_BIAS,
+        (DType::F32, 0),
+        problem,
+        &args,
+        &data,
+        sizes,
+    );
     let args = ElementwiseArgs { n: n * n_chosen };
     let data = [Data::F32(&x), Data::F32(&x)];
-    let gates = called(&SWIGLU_OAI, (DType::F32, 0), problem, &args, &data, (outputs, 12.0 * outputs));
+    let gates = called(
+        &SWIGLU_OAI,
+        (DType::F32, 0),
+        problem,
+        &args,
+        &data,
+        (outputs, 12.0 * outputs),
+    );
     [biases, gates]
 }
 
@@ -194,11 +335,19 @@ fn zero_pages(gpu: &mut Emulator, n_pages: usize, bytes: usize) -> (Handle, Vec<
     (table, pages)
 }
 
-/// A row, or a tile of 32, at position 511 of a layer of 8 query heads and one key/value head of 128.
+/// A row, or a tile of 32, at position 511 of a layer of 8 query heads and one key/value head of
+/// 128.
 fn attention(n_rows: u32, kind: KvType) -> Measured {
     let (n_head, head_dim, n_pages) = (8, 128, 8);
     let decode = n_rows == 1;
-    let mut gpu = start(if decode { "attention_decode.metal" } else { "attention_prompt.metal" }, DType::F32);
+    let mut gpu = start(
+        if decode {
+            "attention_decode.metal"
+        } else {
+            "attention_prompt.metal"
+        },
+        DType::F32,
+    );
     let bytes = kind.block_bytes(head_dim as usize);
     let (table, pages) = zero_pages(&mut gpu, n_pages, 2 * bytes);
     let args = AttentionArgs {
@@ -221,14 +370,29 @@ fn attention(n_rows: u32, kind: KvType) -> Measured {
     let q = Lcg(2).values((n_rows * n_head * head_dim) as usize);
     let rows: Vec<u32> = (0..n_rows).flat_map(|i| [512 - n_rows + i, 0]).collect();
     let kernel = if decode {
-        let data = [Data::F32(&q), Data::U32(&rows), Data::Made(table), Data::Out];
-        Checker::new(&mut gpu, &[], false).call(&ATTENTION_DECODE, DType::F32, 128, &args, &data, &pages).unwrap();
+        let data = [
+            Data::F32(&q),
+            Data::U32(&rows),
+            Data::Made(table),
+            Data::Out,
+        ];
+        Checker::new(&mut gpu, &[], false)
+            .call(&ATTENTION_DECODE, DType::F32, 128, &args, &data, &pages)
+            .unwrap();
         ATTENTION_DECODE.full_name(DType::F32, 128)
     } else {
         let (tiles, sinks) = ([0, n_rows], [-1e30; 8]);
-        let data =
-            [Data::F32(&q), Data::U32(&rows), Data::Made(table), Data::U32(&tiles), Data::F32(&sinks), Data::Out];
-        Checker::new(&mut gpu, &[], false).call(&ATTENTION_PROMPT, DType::F32, 128, &args, &data, &pages).unwrap();
+        let data = [
+            Data::F32(&q),
+            Data::U32(&rows),
+            Data::Made(table),
+            Data::U32(&tiles),
+            Data::F32(&sinks),
+            Data::Out,
+        ];
+        Checker::new(&mut gpu, &[], false)
+            .call(&ATTENTION_PROMPT, DType::F32, 128, &args, &data, &pages)
+            .unwrap();
         ATTENTION_PROMPT.full_name(DType::F32, 128)
     };
     let outputs = f64::from(n_rows * n_head * head_dim);
@@ -249,11 +413,29 @@ fn merge() -> Measured {
     let (n_head, head_dim_v, n_splits) = (64, 64, 8);
     let partial = Lcg(10).values((n_head * n_splits * (head_dim_v + 2)) as usize);
     let sinks = vec![0.5; n_head as usize];
-    let args = AttentionArgs { n_rows: 1, n_head, head_dim_v, n_splits, ..AttentionArgs::default() };
-    let data = [Data::F32(&partial), Data::U32(&[4095, 0]), Data::F32(&sinks), Data::Out];
+    let args = AttentionArgs {
+        n_rows: 1,
+        n_head,
+        head_dim_v,
+        n_splits,
+        ..AttentionArgs::default()
+    };
+    let data = [
+        Data::F32(&partial),
+        Data::U32(&[4095, 0]),
+        Data::F32(&sinks),
+        Data::Out,
+    ];
     let outputs = f64::from(n_head * head_dim_v);
     let least = 4.0 * (partial.len() + sinks.len()) as f64 + 4.0 * outputs;
-    called(&ATTENTION_MERGE, (DType::F32, 0), "8 splits, 64 heads of 64, sinks, 1 row", &args, &data, (outputs, least))
+    called(
+        &ATTENTION_MERGE,
+        (DType::F32, 0),
+        "8 splits, 64 heads of 64, sinks, 1 row",
+        &args,
+        &data,
+        (outputs, least),
+    )
 }
 
 /// 64 rows of 8 key/value heads of 128, appended; and the keys transformed.
@@ -275,8 +457,15 @@ fn append(kind: KvType) -> Measured {
     };
     let x = Lcg(11).values((n_rows * n_head_kv * head_dim) as usize);
     let rows: Vec<u32> = (0..n_rows).flat_map(|i| [i, 0]).collect();
-    let data = [Data::F32(&x), Data::F32(&x), Data::U32(&rows), Data::Made(table)];
-    Checker::new(&mut gpu, &[], false).call(&APPEND, DType::F32, 0, &args, &data, &pages).unwrap();
+    let data = [
+        Data::F32(&x),
+        Data::F32(&x),
+        Data::U32(&rows),
+        Data::Made(table),
+    ];
+    Checker::new(&mut gpu, &[], false)
+        .call(&APPEND, DType::F32, 0, &args, &data, &pages)
+        .unwrap();
     let outputs = 2.0 * x.len() as f64;
     let least = 4.0 * outputs + 2.0 * bytes as f64;
     Measured {
@@ -294,8 +483,20 @@ fn hadamard() -> Measured {
     let (n, n_rows) = (128, 512);
     let x = Lcg(12).values((n * n_rows) as usize);
     let outputs = x.len() as f64;
-    let args = HadamardArgs { n, n_rows, log_side: 7, factor: 0.088_388_35 };
-    called(&HADAMARD, (DType::F32, 0), "512 heads of 128", &args, &[Data::F32(&x)], (outputs, 8.0 * outputs))
+    let args = HadamardArgs {
+        n,
+        n_rows,
+        log_side: 7,
+        factor: 0.088_388_35,
+    };
+    called(
+        &HADAMARD,
+        (DType::F32, 0),
+        "512 heads of 128",
+        &args,
+        &[Data::F32(&x)],
+        (outputs, 8.0 * outputs),
+    )
 }
 
 fn all() -> Vec<Measured> {
@@ -318,16 +519,33 @@ fn all() -> Vec<Measured> {
 #[test]
 fn bytes_are_near_the_least() {
     let q4 = attention(1, KvType::Q4);
-    let products = [(product(DType::Q4_K, 1), 1.5), (product(DType::Q4_K, 64), 1.5)];
-    for (measured, of_caches) in products.into_iter().chain([(attention(1, KvType::F16), 1.1), (q4, 1.1)]) {
+    let products = [
+        (product(DType::Q4_K, 1), 1.5),
+        (product(DType::Q4_K, 64), 1.5),
+    ];
+    for (measured, of_caches) in products
+        .into_iter()
+        .chain([(attention(1, KvType::F16), 1.1), (q4, 1.1)])
+    {
         let c = &measured.counters;
         let ratio = |bytes: u64| (bytes + c.written) as f64 / measured.least;
-        assert!(ratio(c.unique_read) < 1.02, "{}: {}", measured.kernel, ratio(c.unique_read));
-        assert!(ratio(c.distinct_read) < of_caches, "{}: {}", measured.kernel, ratio(c.distinct_read));
+        assert!(
+            ratio(c.unique_read) < 1.02,
+            "{}: {}",
+            measured.kernel,
+            ratio(c.unique_read)
+        );
+        assert!(
+            ratio(c.distinct_read) < of_caches,
+            "{}: {}",
+            measured.kernel,
+            ratio(c.distinct_read)
+        );
     }
 }
 
-/// The table of `docs/metal.md`: `cargo test --features metal --test metal -- --ignored --nocapture table`.
+/// The table of `docs/metal.md`: `cargo test --features metal --test metal -- --ignored --nocapture
+/// table`.
 #[test]
 #[ignore = "prints a table"]
 fn table() {

@@ -1,8 +1,8 @@
 //! Shaders as C++ that `emulator/msl.h` understands, and what their kernels declare.
 //!
-//! Little has to change: threadgroup variables become static objects that the emulator knows, kernels get a table of
-//! their parameters, and instantiations are registered by name. What MSL forbids and C++ allows is refused where
-//! shaders are apt to use it; clang does the rest.
+//! Little has to change: threadgroup variables become static objects that the emulator knows,
+//! kernels get a table of their parameters, and instantiations are registered by name. What MSL
+//! forbids and C++ allows is refused where shaders are apt to use it; clang does the rest.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,13 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Parameter {
     /// A pointer or reference in a buffer.
-    Buffer { space: String, constant: bool, element: String, name: String, index: u32 },
+    Buffer {
+        space: String,
+        constant: bool,
+        element: String,
+        name: String,
+        index: u32,
+    },
     /// A value such as `thread_index_in_threadgroup`.
     Builtin { name: String },
 }
@@ -48,7 +54,12 @@ pub(crate) fn files(extension: &str) -> Vec<(String, String)> {
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.extension().is_some_and(|e| e == extension))
-        .map(|path| (path.file_name().unwrap().to_str().unwrap().to_string(), std::fs::read_to_string(&path).unwrap()))
+        .map(|path| {
+            (
+                path.file_name().unwrap().to_str().unwrap().to_string(),
+                std::fs::read_to_string(&path).unwrap(),
+            )
+        })
         .collect();
     files.sort();
     files
@@ -94,7 +105,9 @@ fn words(line: &str) -> Vec<(&str, &str)> {
     while let Some(start) = rest.find(is_word) {
         let tail = &rest[start..];
         let number = tail.starts_with(|c: char| c.is_ascii_digit());
-        let end = tail.find(|c: char| !(is_word(c) || number && c == '.')).unwrap_or(tail.len());
+        let end = tail
+            .find(|c: char| !(is_word(c) || number && c == '.'))
+            .unwrap_or(tail.len());
         found.push((&tail[..end], &tail[end..]));
         rest = &tail[end..];
     }
@@ -113,13 +126,21 @@ fn lint(line: &str) -> Result<(), String> {
         // `1.0` is a float in MSL and a double in C++; `1.0f` is a float in both.
         let decimal = word.starts_with(|c: char| c.is_ascii_digit()) && !word.starts_with("0x");
         let float = word.contains('.') || word.contains('e') && !word.ends_with('u');
-        if decimal && float && !word.ends_with('f') && !(word.ends_with('e') && rest.starts_with('-')) {
+        if decimal
+            && float
+            && !word.ends_with('f')
+            && !(word.ends_with('e') && rest.starts_with('-'))
+        {
             return Err(format!("`{word}` needs the suffix f"));
         }
     }
-    for vector in ["float4", "float2", "half4", "uint4", "uint2", "uchar4", "char4"] {
+    for vector in [
+        "float4", "float2", "half4", "uint4", "uint2", "uchar4", "char4",
+    ] {
         if line.contains(&format!("({vector})")) {
-            return Err(format!("write `{vector}(x)`: clang takes a cast for the same bits"));
+            return Err(format!(
+                "write `{vector}(x)`: clang takes a cast for the same bits"
+            ));
         }
     }
     Ok(())
@@ -127,7 +148,10 @@ fn lint(line: &str) -> Result<(), String> {
 
 /// `threadgroup T name[n];` as type, name and size.
 fn threadgroup_variable(line: &str) -> Option<(&str, &str, &str)> {
-    let rest = line.trim().strip_prefix("threadgroup ")?.strip_suffix("];")?;
+    let rest = line
+        .trim()
+        .strip_prefix("threadgroup ")?
+        .strip_suffix("];")?;
     let (declared, size) = rest.split_once('[')?;
     let (element, name) = declared.split_once(' ')?;
     (name.chars().all(is_word) && element.chars().all(is_word)).then_some((element, name, size))
@@ -170,13 +194,23 @@ fn arguments(text: &str) -> Vec<&str> {
 /// `device const float* x [[buffer(0)]]`, or `uint t [[thread_index_in_threadgroup]]`.
 fn parameter(text: &str) -> Result<Parameter, String> {
     let wrong = || format!("parameter `{text}`");
-    let (declared, attribute) = text.strip_suffix("]]").and_then(|t| t.split_once("[[")).ok_or_else(wrong)?;
-    let Some(index) = attribute.strip_prefix("buffer(").and_then(|t| t.strip_suffix(')')) else {
-        return Ok(Parameter::Builtin { name: attribute.to_string() });
+    let (declared, attribute) = text
+        .strip_suffix("]]")
+        .and_then(|t| t.split_once("[["))
+        .ok_or_else(wrong)?;
+    let Some(index) = attribute
+        .strip_prefix("buffer(")
+        .and_then(|t| t.strip_suffix(')'))
+    else {
+        return Ok(Parameter::Builtin {
+            name: attribute.to_string(),
+        });
     };
     let (types, name) = declared.trim().split_once(['*', '&']).ok_or_else(wrong)?;
     let types: Vec<&str> = types.split_whitespace().collect();
-    let [space, between @ .., element] = &types[..] else { return Err(wrong()) };
+    let [space, between @ .., element] = &types[..] else {
+        return Err(wrong());
+    };
     if !["device", "constant"].contains(space) {
         return Err(format!("{}: no address space", wrong()));
     }
@@ -195,9 +229,16 @@ fn kernels(code: &str) -> Result<Vec<Kernel>, String> {
         let rest = &code[at + "kernel void ".len()..];
         let open = rest.find('(').ok_or("a kernel without parameters")?;
         let close = open + closing(&rest[open..]).ok_or("an open bracket")?;
-        let parameters = arguments(&rest[open + 1..close]).into_iter().map(parameter).collect::<Result<_, _>>()?;
+        let parameters = arguments(&rest[open + 1..close])
+            .into_iter()
+            .map(parameter)
+            .collect::<Result<_, _>>()?;
         let template = code[..at].trim_end().ends_with('>');
-        kernels.push(Kernel { name: rest[..open].to_string(), template, parameters });
+        kernels.push(Kernel {
+            name: rest[..open].to_string(),
+            template,
+            parameters,
+        });
     }
     Ok(kernels)
 }
@@ -206,18 +247,34 @@ fn structures(code: &str) -> Vec<Structure> {
     let mut structures = Vec::new();
     for (at, _) in code.match_indices("struct ") {
         let rest = &code[at + "struct ".len()..];
-        let Some((name, body)) = rest.split_once('{') else { continue };
-        let Some((body, _)) = body.split_once('}') else { continue };
-        let fields = body.split(';').filter_map(|field| field.trim().split_once(' '));
-        let fields = fields.map(|(of, name)| (name.trim().to_string(), of.to_string())).collect();
-        structures.push(Structure { name: name.trim().to_string(), fields });
+        let Some((name, body)) = rest.split_once('{') else {
+            continue;
+        };
+        let Some((body, _)) = body.split_once('}') else {
+            continue;
+        };
+        let fields = body
+            .split(';')
+            .filter_map(|field| field.trim().split_once(' '));
+        let fields = fields
+            .map(|(of, name)| (name.trim().to_string(), of.to_string()))
+            .collect();
+        structures.push(Structure {
+            name: name.trim().to_string(),
+            fields,
+        });
     }
     structures
 }
 
-/// Translates a shader file. `types` for the compilation that checks address spaces; `format` keeps only the kernels of
-/// one weight format.
-pub(crate) fn translate(file: &str, text: &str, types: bool, format: Option<&str>) -> Result<Translated, String> {
+/// Translates a shader file. `types` for the compilation that checks address spaces; `format` keeps
+/// only the kernels of one weight format.
+pub(crate) fn translate(
+    file: &str,
+    text: &str,
+    types: bool,
+    format: Option<&str>,
+) -> Result<Translated, String> {
     let code = without_comments(text);
     let mut lines = Vec::new();
     for (i, line) in code.lines().enumerate() {
@@ -251,15 +308,23 @@ pub(crate) fn translate(file: &str, text: &str, types: bool, format: Option<&str
             })
             .collect();
         let name = &kernel.name;
-        text += &format!("static const msl::Parameter {name}_parameters[] = {{{}}};\n", parameters.join(", "));
+        text += &format!(
+            "static const msl::Parameter {name}_parameters[] = {{{}}};\n",
+            parameters.join(", ")
+        );
     }
     text += &format!("#line 1 \"{file}\"\n{}\n", lines.join("\n"));
     for kernel in kernels.iter().filter(|kernel| !kernel.template) {
         let name = &kernel.name;
-        text += &format!("MSL_REGISTER(\"{name}\", registration_{name}, {name}_parameters, {name})\n");
+        text +=
+            &format!("MSL_REGISTER(\"{name}\", registration_{name}, {name}_parameters, {name})\n");
     }
     if file.ends_with(".h") {
         text = format!("#line 1 \"{file}\"\n{}\n", lines.join("\n"));
     }
-    Ok(Translated { text, kernels, structures: structures(&code) })
+    Ok(Translated {
+        text,
+        kernels,
+        structures: structures(&code),
+    })
 }

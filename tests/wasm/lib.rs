@@ -11,7 +11,11 @@ struct Host {
     model: Option<Model>,
 }
 
-static HOST: Mutex<Host> = Mutex::new(Host { input: Vec::new(), output: String::new(), model: None });
+static HOST: Mutex<Host> = Mutex::new(Host {
+    input: Vec::new(),
+    output: String::new(),
+    model: None,
+});
 
 /// Runs `f`, keeps its text for [`output`], and says whether it worked; if not, the text says why.
 fn answer(f: impl FnOnce(&mut Host) -> Result<String, ruvllm::Error>) -> bool {
@@ -39,7 +43,10 @@ pub extern "C" fn output_len() -> usize {
 /// The text that the last call left, in UTF-8.
 #[unsafe(no_mangle)]
 pub extern "C" fn output() -> *const u8 {
-    HOST.lock().unwrap_or_else(|e| e.into_inner()).output.as_ptr()
+    HOST.lock()
+        .unwrap_or_else(|e| e.into_inner())
+        .output
+        .as_ptr()
 }
 
 /// Opens the model whose GGUF file the input is.
@@ -48,7 +55,11 @@ pub extern "C" fn open() -> bool {
     answer(|host| {
         let gguf = Gguf::from_bytes(std::mem::take(&mut host.input))?;
         let model = Model::from_gguf(gguf)?;
-        let text = format!("{} weights, level {}", model.n_params(), model.arch().name());
+        let text = format!(
+            "{} weights, level {}",
+            model.n_params(),
+            model.arch().name()
+        );
         host.model = Some(model);
         Ok(text)
     })
@@ -64,12 +75,15 @@ pub extern "C" fn generate(n_tokens: usize) -> bool {
         let prompt = String::from_utf8_lossy(&host.input);
         let mut session = host.model.as_ref().expect("`open` comes first").session()?;
         let mut sampler = Sampler::builder().temperature(0.0).build()?;
-        session.generate(&prompt, &mut sampler)?.max_tokens(n_tokens).text()
+        session
+            .generate(&prompt, &mut sampler)?
+            .max_tokens(n_tokens)
+            .text()
     })
 }
 
-/// Learns the text that the input is, saves what was learnt, and goes on from what was saved; tells the losses of the text
-/// read twice.
+/// Learns the text that the input is, saves what was learnt, and goes on from what was saved; tells
+/// the losses of the text read twice.
 ///
 /// # Panics
 /// If no model is open.
@@ -78,15 +92,25 @@ pub extern "C" fn learn() -> bool {
     answer(|host| {
         let model = host.model.as_ref().expect("`open` comes first");
         let text = String::from_utf8_lossy(&host.input);
-        let tokens = model.tokenizer().map(|tokenizer| tokenizer.encode(&text, true, false)).unwrap_or_default();
+        let tokens = model
+            .tokenizer()
+            .map(|tokenizer| tokenizer.encode(&text, true, false))
+            .unwrap_or_default();
         let mut session = model.session()?;
         session.set_learner(Learner::new(model, &LearnerOptions::default())?)?;
         let first = session.observe(&tokens)?;
-        let saved = session.take_learner().map(|learner| learner.to_bytes()).transpose()?.unwrap_or_default();
+        let saved = session
+            .take_learner()
+            .map(|learner| learner.to_bytes())
+            .transpose()?
+            .unwrap_or_default();
         let n_bytes = saved.len();
         session.clear();
         session.set_learner(Learner::from_bytes(saved, model)?)?;
         let again = session.observe(&tokens)?;
-        Ok(format!("{} {} {} {n_bytes}", first.base, first.mixture, again.mixture))
+        Ok(format!(
+            "{} {} {} {n_bytes}",
+            first.base, first.mixture, again.mixture
+        ))
     })
 }

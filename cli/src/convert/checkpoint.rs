@@ -44,27 +44,39 @@ impl Checkpoint {
         let mut names = BTreeSet::new();
         if let Some(content) = read_json(&index)? {
             let wrong = |what: &str| Failure::Work(format!("{}: {what}", index.display()));
-            let map =
-                content.get("weight_map").and_then(Value::as_object).ok_or_else(|| wrong("there is no weight_map"))?;
+            let map = content
+                .get("weight_map")
+                .and_then(Value::as_object)
+                .ok_or_else(|| wrong("there is no weight_map"))?;
             for file in map.values() {
                 let file = file.as_str().filter(|name| is_plain(name));
-                names.insert(file.ok_or_else(|| wrong("a value of weight_map is not the name of a file"))?.to_owned());
+                names.insert(
+                    file.ok_or_else(|| wrong("a value of weight_map is not the name of a file"))?
+                        .to_owned(),
+                );
             }
         } else {
             let entries = std::fs::read_dir(folder).map_err(Failure::file(folder))?;
             for entry in entries {
-                let name = entry.map_err(Failure::file(folder))?.file_name().to_string_lossy().into_owned();
+                let name = entry
+                    .map_err(Failure::file(folder))?
+                    .file_name()
+                    .to_string_lossy()
+                    .into_owned();
                 if name.starts_with("model") && name.ends_with(".safetensors") {
                     names.insert(name);
                 }
             }
         }
         if names.is_empty() {
-            let text = "there is no model*.safetensors in it; other kinds of checkpoints are not read";
+            let text =
+                "there is no model*.safetensors in it; other kinds of checkpoints are not read";
             return Err(Failure::Work(format!("{}: {text}", folder.display())));
         }
         let mut checkpoint = Checkpoint { files: Vec::new() };
-        names.into_iter().try_for_each(|name| checkpoint.add(String::new(), folder.join(name)))?;
+        names
+            .into_iter()
+            .try_for_each(|name| checkpoint.add(String::new(), folder.join(name)))?;
         Ok(checkpoint)
     }
 
@@ -81,7 +93,11 @@ impl Checkpoint {
         let mut names = BTreeSet::new();
         for (prefix, path, map) in &self.files {
             let wrong = |what: String| Failure::Work(format!("{}: {what}", path.display()));
-            let broken = |error| wrong(format!("{error}: the file is incomplete or no safetensors; download it again"));
+            let broken = |error| {
+                wrong(format!(
+                    "{error}: the file is incomplete or no safetensors; download it again"
+                ))
+            };
             let file = SafeTensors::deserialize(map).map_err(broken)?;
             let mut tensors = file.tensors();
             // Where the data lies, so that a disk reads it in one go.
@@ -89,19 +105,34 @@ impl Checkpoint {
             for (name, tensor) in tensors {
                 let name = format!("{prefix}{name}");
                 if !names.insert(name.clone()) || names.len() > MAX_TENSORS {
-                    return Err(wrong(format!("tensor {name} is there twice, or there are more than {MAX_TENSORS}")));
+                    return Err(wrong(format!(
+                        "tensor {name} is there twice, or there are more than {MAX_TENSORS}"
+                    )));
                 }
                 let dtype = match tensor.dtype() {
                     Dtype::U8 if name.ends_with(BLOCKS) || name.ends_with(SCALES) => DType::MXFP4,
                     Dtype::F32 => DType::F32,
                     Dtype::F16 => DType::F16,
                     Dtype::BF16 => DType::BF16,
-                    other => return Err(wrong(format!("tensor {name} has the type {other:?}: {QUANTISED}"))),
+                    other => {
+                        return Err(wrong(format!(
+                            "tensor {name} has the type {other:?}: {QUANTISED}"
+                        )));
+                    }
                 };
                 if tensor.shape().contains(&0) {
-                    return Err(wrong(format!("tensor {name} is empty: {:?}", tensor.shape())));
+                    return Err(wrong(format!(
+                        "tensor {name} is empty: {:?}",
+                        tensor.shape()
+                    )));
                 }
-                all.push(Source { name, shape: tensor.shape().to_vec(), dtype, data: tensor.data(), scales: &[] });
+                all.push(Source {
+                    name,
+                    shape: tensor.shape().to_vec(),
+                    dtype,
+                    data: tensor.data(),
+                    scales: &[],
+                });
             }
         }
         join_blocks(all)
@@ -112,32 +143,45 @@ impl Checkpoint {
 const BLOCKS: &str = "_blocks";
 const SCALES: &str = "_scales";
 
-/// Makes one tensor of the codes `(…, n / 32, 16)` and the exponents `(…, n / 32)` of an MXFP4 tensor `(…, n)`.
+/// Makes one tensor of the codes `(…, n / 32, 16)` and the exponents `(…, n / 32)` of an MXFP4
+/// tensor `(…, n)`.
 fn join_blocks(all: Vec<Source<'_>>) -> Result<Vec<Source<'_>>, Failure> {
-    let (scales, mut all): (Vec<_>, Vec<_>) =
-        all.into_iter().partition(|source| source.dtype == DType::MXFP4 && source.name.ends_with(SCALES));
-    let mut scales: HashMap<String, Source<'_>> =
-        scales.into_iter().map(|source| (source.name.trim_end_matches(SCALES).to_owned(), source)).collect();
+    let (scales, mut all): (Vec<_>, Vec<_>) = all
+        .into_iter()
+        .partition(|source| source.dtype == DType::MXFP4 && source.name.ends_with(SCALES));
+    let mut scales: HashMap<String, Source<'_>> = scales
+        .into_iter()
+        .map(|source| (source.name.trim_end_matches(SCALES).to_owned(), source))
+        .collect();
     for source in all.iter_mut().filter(|source| source.dtype == DType::MXFP4) {
         let name = source.name.trim_end_matches(BLOCKS).to_owned();
         let wrong = |what: String| Failure::Work(format!("tensor {}: {what}", source.name));
-        let of_blocks = scales.remove(&name).ok_or_else(|| wrong(format!("there is no {name}{SCALES}")))?;
-        let [outer @ .., _, 16] = &source.shape[..] else { return Err(wrong("blocks have 16 bytes".into())) };
-        if source.shape.split_last().map(|(_, blocks)| blocks) != Some(&of_blocks.shape[..]) || outer.is_empty() {
+        let of_blocks = scales
+            .remove(&name)
+            .ok_or_else(|| wrong(format!("there is no {name}{SCALES}")))?;
+        let [outer @ .., _, 16] = &source.shape[..] else {
+            return Err(wrong("blocks have 16 bytes".into()));
+        };
+        if source.shape.split_last().map(|(_, blocks)| blocks) != Some(&of_blocks.shape[..])
+            || outer.is_empty()
+        {
             let (blocks, scales) = (&source.shape, &of_blocks.shape);
-            return Err(wrong(format!("blocks of shape {blocks:?} do not have scales of shape {scales:?}")));
+            return Err(wrong(format!(
+                "blocks of shape {blocks:?} do not have scales of shape {scales:?}"
+            )));
         }
         source.shape = [outer, &[32 * of_blocks.n()]].concat();
         (source.scales, source.name) = (of_blocks.data, name);
     }
     match scales.into_keys().next() {
-        Some(name) => Err(Failure::Work(format!("tensor {name}{SCALES} has no blocks"))),
+        Some(name) => Err(Failure::Work(format!(
+            "tensor {name}{SCALES} has no blocks"
+        ))),
         None => Ok(all),
     }
 }
 
-pub(super) const QUANTISED: &str =
-    "only F32, F16, BF16 and gpt-oss's MXFP4 weights are converted; take the checkpoint from which it was quantised";
+pub(super) const QUANTISED: &str = "only F32, F16, BF16 and gpt-oss's MXFP4 weights are converted; take the checkpoint from which it was quantised";
 
 /// Whether `name` is that of a file or folder in the same folder.
 pub(super) fn is_plain(name: &str) -> bool {

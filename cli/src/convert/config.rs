@@ -13,23 +13,34 @@ pub(super) const MAX_HEAD: u32 = 1 << 16;
 /// Reads a JSON object, if the file exists.
 pub(super) fn read_json(path: &Path) -> Result<Option<Value>, Failure> {
     match read_any_json(path)? {
-        Some(value) if !value.is_object() => Err(Failure::Work(format!("{}: not a JSON object", path.display()))),
+        Some(value) if !value.is_object() => Err(Failure::Work(format!(
+            "{}: not a JSON object",
+            path.display()
+        ))),
         value => Ok(value),
     }
 }
 
 /// Reads JSON, if the file exists.
 pub(super) fn read_any_json(path: &Path) -> Result<Option<Value>, Failure> {
-    let Some(bytes) = read_file(path, MAX_JSON)? else { return Ok(None) };
-    let value = serde_json::from_slice(&bytes).or_else(|_| serde_json::from_slice(&without_infinities(&bytes)));
-    value.map(Some).map_err(|error| Failure::Work(format!("{}: {error}", path.display())))
+    let Some(bytes) = read_file(path, MAX_JSON)? else {
+        return Ok(None);
+    };
+    let value = serde_json::from_slice(&bytes)
+        .or_else(|_| serde_json::from_slice(&without_infinities(&bytes)));
+    value
+        .map(Some)
+        .map_err(|error| Failure::Work(format!("{}: {error}", path.display())))
 }
 
-/// JSON as Python writes it (`time_step_limit` of Mamba 2 is `[0.0, Infinity]`) with `null` for numbers that JSON has not.
+/// JSON as Python writes it (`time_step_limit` of Mamba 2 is `[0.0, Infinity]`) with `null` for
+/// numbers that JSON has not.
 fn without_infinities(json: &[u8]) -> Vec<u8> {
     let (mut out, mut rest, mut in_string) = (Vec::with_capacity(json.len()), json, false);
     while let [byte, tail @ ..] = rest {
-        let number = [&b"-Infinity"[..], b"Infinity", b"NaN"].into_iter().find(|number| rest.starts_with(number));
+        let number = [&b"-Infinity"[..], b"Infinity", b"NaN"]
+            .into_iter()
+            .find(|number| rest.starts_with(number));
         if let Some(number) = number.filter(|_| !in_string) {
             out.extend(b"null");
             rest = &rest[number.len()..];
@@ -37,7 +48,11 @@ fn without_infinities(json: &[u8]) -> Vec<u8> {
         }
         in_string ^= *byte == b'"';
         // What is escaped ends no string.
-        let n = if in_string && *byte == b'\\' && !tail.is_empty() { 2 } else { 1 };
+        let n = if in_string && *byte == b'\\' && !tail.is_empty() {
+            2
+        } else {
+            1
+        };
         out.extend(&rest[..n]);
         rest = &rest[n..];
     }
@@ -50,16 +65,23 @@ pub(super) fn read_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Fail
     match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(error)),
-        Ok(found) if !found.is_file() => return Err(Failure::Work(format!("{}: not a file", path.display()))),
+        Ok(found) if !found.is_file() => {
+            return Err(Failure::Work(format!("{}: not a file", path.display())));
+        }
         Ok(found) if found.len() > limit => {
-            return Err(Failure::Work(format!("{}: {} bytes, more than {limit}", path.display(), found.len())));
+            return Err(Failure::Work(format!(
+                "{}: {} bytes, more than {limit}",
+                path.display(),
+                found.len()
+            )));
         }
         Ok(_) => {}
     }
     std::fs::read(path).map(Some).map_err(failed)
 }
 
-/// The hyper-parameters of a model, by the names of Hugging Face. A key that is `null` counts as absent.
+/// The hyper-parameters of a model, by the names of Hugging Face. A key that is `null` counts as
+/// absent.
 pub(super) struct Config {
     path: PathBuf,
     keys: Map<String, Value>,
@@ -74,15 +96,25 @@ impl Config {
     /// Reads `config.json`. The text part of a model with several counts as all of it.
     pub(super) fn open(folder: &Path) -> Result<Config, Failure> {
         let path = folder.join("config.json");
-        let missing =
-            || Failure::Work(format!("{}: no such file, and a folder of Hugging Face has one", path.display()));
-        let Some(Value::Object(mut keys)) = read_json(&path)? else { return Err(missing()) };
+        let missing = || {
+            Failure::Work(format!(
+                "{}: no such file, and a folder of Hugging Face has one",
+                path.display()
+            ))
+        };
+        let Some(Value::Object(mut keys)) = read_json(&path)? else {
+            return Err(missing());
+        };
         if let Some(Value::Object(text)) = keys.remove("text_config") {
             let architectures = keys.remove("architectures");
             keys.extend(text);
             keys.extend(architectures.map(|value| ("architectures".to_owned(), value)));
         }
-        let nulls = keys.iter().filter(|(_, value)| value.is_null()).map(|(name, _)| name.clone()).collect();
+        let nulls = keys
+            .iter()
+            .filter(|(_, value)| value.is_null())
+            .map(|(name, _)| name.clone())
+            .collect();
         keys.retain(|_, value| !value.is_null());
         // Older code has names of its own for what everything is read by.
         let alternatives = [
@@ -99,17 +131,29 @@ impl Config {
                 keys.entry(name).or_insert(value);
             }
         }
-        if let Some(layers) = keys.get("layers_block_type").and_then(Value::as_array).map(Vec::len) {
+        if let Some(layers) = keys
+            .get("layers_block_type")
+            .and_then(Value::as_array)
+            .map(Vec::len)
+        {
             keys.entry("num_hidden_layers").or_insert(layers.into());
         }
-        let mut config = Config { path, keys, nulls, rope: Map::new(), rope_swa: Map::new() };
+        let mut config = Config {
+            path,
+            keys,
+            nulls,
+            rope: Map::new(),
+            rope_swa: Map::new(),
+        };
         config.read_rope();
         Ok(config)
     }
 
     /// Keys that a family's configuration may leave out, `defaults` (a JSON object) by name.
     pub(super) fn add_defaults(&mut self, defaults: &str) {
-        let Ok(Value::Object(defaults)) = serde_json::from_str(defaults) else { unreachable!("{defaults}") };
+        let Ok(Value::Object(defaults)) = serde_json::from_str(defaults) else {
+            unreachable!("{defaults}")
+        };
         for (key, value) in defaults {
             self.keys.entry(key).or_insert(value);
         }
@@ -119,18 +163,37 @@ impl Config {
     /// Gathers what older files have beside `rope_scaling`.
     fn read_rope(&mut self) {
         let object = |name: &str| self.keys.get(name).and_then(Value::as_object);
-        let all = object("rope_parameters").or(object("rope_scaling")).cloned().unwrap_or_default();
+        let all = object("rope_parameters")
+            .or(object("rope_scaling"))
+            .cloned()
+            .unwrap_or_default();
         let by_type = |name: &str| all.get(name).and_then(Value::as_object);
         self.rope_swa = by_type("sliding_attention").cloned().unwrap_or_default();
         self.rope = by_type("full_attention").cloned().unwrap_or(all);
         let alternatives: [(&str, &[&str]); 3] = [
-            ("rope_theta", &["global_rope_theta", "rope_theta", "rotary_emb_base"]),
-            ("partial_rotary_factor", &["partial_rotary_factor", "rope_pct", "rope_percent", "rotary_pct"]),
-            ("original_max_position_embeddings", &["original_max_position_embeddings"]),
+            (
+                "rope_theta",
+                &["global_rope_theta", "rope_theta", "rotary_emb_base"],
+            ),
+            (
+                "partial_rotary_factor",
+                &[
+                    "partial_rotary_factor",
+                    "rope_pct",
+                    "rope_percent",
+                    "rotary_pct",
+                ],
+            ),
+            (
+                "original_max_position_embeddings",
+                &["original_max_position_embeddings"],
+            ),
         ];
         for (name, keys) in alternatives {
-            if let Some(value) =
-                keys.iter().find_map(|key| self.keys.get(*key)).filter(|_| !self.rope.contains_key(name))
+            if let Some(value) = keys
+                .iter()
+                .find_map(|key| self.keys.get(*key))
+                .filter(|_| !self.rope.contains_key(name))
             {
                 self.rope.insert(name.to_owned(), value.clone());
             }
@@ -138,8 +201,9 @@ impl Config {
         if let Some(value) = self.rope.get("type").cloned() {
             self.rope.entry("rope_type").or_insert(value);
         }
-        let local =
-            ["local_rope_theta", "swa_rope_theta", "rope_local_base_freq"].iter().find_map(|key| self.keys.get(*key));
+        let local = ["local_rope_theta", "swa_rope_theta", "rope_local_base_freq"]
+            .iter()
+            .find_map(|key| self.keys.get(*key));
         if let Some(theta) = local.filter(|_| !self.rope_swa.contains_key("rope_theta")) {
             self.rope_swa.insert("rope_theta".to_owned(), theta.clone());
         }
@@ -150,7 +214,9 @@ impl Config {
         names.iter().find_map(|name| {
             let mut parts = name.split('.');
             let first = self.keys.get(parts.next()?)?;
-            let value = parts.try_fold(first, |object, part| object.get(part)).filter(|value| !value.is_null());
+            let value = parts
+                .try_fold(first, |object, part| object.get(part))
+                .filter(|value| !value.is_null());
             value.map(|value| ((*name).to_owned(), value))
         })
     }
@@ -190,83 +256,146 @@ impl Config {
 
     /// A list of counts.
     pub(super) fn opt_counts(&self, name: &str) -> Result<Option<Vec<i32>>, Failure> {
-        let Some((_, value)) = self.get(&[name]) else { return Ok(None) };
-        let counts = value.as_array().and_then(|list| list.iter().map(|n| i32::try_from(n.as_u64()?).ok()).collect());
-        counts.ok_or_else(|| self.wrong(name, value, "a list of whole numbers below 2^31")).map(Some)
+        let Some((_, value)) = self.get(&[name]) else {
+            return Ok(None);
+        };
+        let counts = value.as_array().and_then(|list| {
+            list.iter()
+                .map(|n| i32::try_from(n.as_u64()?).ok())
+                .collect()
+        });
+        counts
+            .ok_or_else(|| self.wrong(name, value, "a list of whole numbers below 2^31"))
+            .map(Some)
     }
 
     /// A list of numbers.
     pub(super) fn opt_numbers(&self, name: &str) -> Result<Option<Vec<f64>>, Failure> {
-        let Some((_, value)) = self.get(&[name]) else { return Ok(None) };
-        let numbers = value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
-        numbers.ok_or_else(|| self.wrong(name, value, "a list of numbers")).map(Some)
+        let Some((_, value)) = self.get(&[name]) else {
+            return Ok(None);
+        };
+        let numbers = value
+            .as_array()
+            .and_then(|list| list.iter().map(Value::as_f64).collect());
+        numbers
+            .ok_or_else(|| self.wrong(name, value, "a list of numbers"))
+            .map(Some)
     }
 
     pub(super) fn opt_f32(&self, names: &[&str]) -> Result<Option<f32>, Failure> {
-        let value = self.get(names).map(|(name, value)| self.finite(&name, value));
+        let value = self
+            .get(names)
+            .map(|(name, value)| self.finite(&name, value));
         value.transpose()
     }
 
     pub(super) fn f64(&self, name: &str) -> Result<f64, Failure> {
         let (name, value) = self.get(&[name]).ok_or_else(|| self.missing(name))?;
-        value.as_f64().ok_or_else(|| self.wrong(&name, value, "a number"))
+        value
+            .as_f64()
+            .ok_or_else(|| self.wrong(&name, value, "a number"))
     }
 
     pub(super) fn opt_bool(&self, names: &[&str]) -> Result<Option<bool>, Failure> {
         let value = self.get(names);
-        value.map(|(name, value)| value.as_bool().ok_or_else(|| self.wrong(&name, value, "true or false"))).transpose()
+        value
+            .map(|(name, value)| {
+                value
+                    .as_bool()
+                    .ok_or_else(|| self.wrong(&name, value, "true or false"))
+            })
+            .transpose()
     }
 
     /// A list of texts.
     pub(super) fn opt_strs(&self, name: &str) -> Result<Option<Vec<&str>>, Failure> {
-        let Some(value) = self.keys.get(name) else { return Ok(None) };
-        let texts = value.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
-        texts.ok_or_else(|| self.wrong(name, value, "a list of texts")).map(Some)
+        let Some(value) = self.keys.get(name) else {
+            return Ok(None);
+        };
+        let texts = value
+            .as_array()
+            .and_then(|list| list.iter().map(Value::as_str).collect());
+        texts
+            .ok_or_else(|| self.wrong(name, value, "a list of texts"))
+            .map(Some)
     }
 
     pub(super) fn rope_type(&self) -> Option<&str> {
-        self.rope.get("rope_type").and_then(Value::as_str).filter(|name| *name != "default")
+        self.rope
+            .get("rope_type")
+            .and_then(Value::as_str)
+            .filter(|name| *name != "default")
     }
 
     pub(super) fn rope_type_swa(&self) -> Option<&str> {
-        self.rope_swa.get("rope_type").and_then(Value::as_str).filter(|name| *name != "default")
+        self.rope_swa
+            .get("rope_type")
+            .and_then(Value::as_str)
+            .filter(|name| *name != "default")
     }
 
     pub(super) fn rope_bool(&self, name: &str) -> Result<Option<bool>, Failure> {
         let value = self.rope.get(name).filter(|value| !value.is_null());
-        value.map(|value| value.as_bool().ok_or_else(|| self.wrong(name, value, "true or false"))).transpose()
+        value
+            .map(|value| {
+                value
+                    .as_bool()
+                    .ok_or_else(|| self.wrong(name, value, "true or false"))
+            })
+            .transpose()
     }
 
     pub(super) fn rope_f32(&self, name: &str) -> Result<Option<f32>, Failure> {
         let value = self.rope.get(name).filter(|value| !value.is_null());
-        value.map(|value| self.finite(&format!("rope_parameters.{name}"), value)).transpose()
+        value
+            .map(|value| self.finite(&format!("rope_parameters.{name}"), value))
+            .transpose()
     }
 
     pub(super) fn rope_theta_swa(&self) -> Result<Option<f32>, Failure> {
         let value = self.rope_swa.get("rope_theta");
-        value.map(|value| self.finite("rope_parameters.sliding_attention.rope_theta", value)).transpose()
+        value
+            .map(|value| self.finite("rope_parameters.sliding_attention.rope_theta", value))
+            .transpose()
     }
 
     /// A list of counts of the rope.
     pub(super) fn rope_counts(&self, name: &str) -> Result<Option<Vec<i32>>, Failure> {
-        let Some(value) = self.rope.get(name).filter(|value| !value.is_null()) else { return Ok(None) };
+        let Some(value) = self.rope.get(name).filter(|value| !value.is_null()) else {
+            return Ok(None);
+        };
         let counts = value.as_array().filter(|list| list.len() <= 4);
-        let counts = counts.and_then(|list| list.iter().map(|n| i32::try_from(n.as_u64()?).ok()).collect());
-        counts.ok_or_else(|| self.wrong(name, value, "a list of up to four whole numbers")).map(Some)
+        let counts = counts.and_then(|list| {
+            list.iter()
+                .map(|n| i32::try_from(n.as_u64()?).ok())
+                .collect()
+        });
+        counts
+            .ok_or_else(|| self.wrong(name, value, "a list of up to four whole numbers"))
+            .map(Some)
     }
 
     /// A list of factors of the rope.
     pub(super) fn rope_factors(&self, name: &str) -> Result<Option<Vec<f32>>, Failure> {
-        let Some(value) = self.rope.get(name) else { return Ok(None) };
-        let list = value.as_array().ok_or_else(|| self.wrong(name, value, "a list of numbers"))?;
-        list.iter().map(|value| self.finite(name, value)).collect::<Result<_, _>>().map(Some)
+        let Some(value) = self.rope.get(name) else {
+            return Ok(None);
+        };
+        let list = value
+            .as_array()
+            .ok_or_else(|| self.wrong(name, value, "a list of numbers"))?;
+        list.iter()
+            .map(|value| self.finite(name, value))
+            .collect::<Result<_, _>>()
+            .map(Some)
     }
 
     /// Width of a head; that of a query, where the file does not say.
     pub(super) fn head_dim(&self) -> Result<u32, Failure> {
         let n = match self.opt_u32(&["head_dim"])? {
             Some(n) => Some(n),
-            None => self.u32("hidden_size")?.checked_div(self.u32("num_attention_heads")?),
+            None => self
+                .u32("hidden_size")?
+                .checked_div(self.u32("num_attention_heads")?),
         };
         let n = n.filter(|n| *n <= MAX_HEAD);
         n.ok_or_else(|| {
@@ -301,8 +430,12 @@ mod tests {
 
     #[test]
     fn numbers_that_json_has_not_count_as_absent() {
-        let python = br#"{"a": [0.0, Infinity], "b": NaN, "c": -Infinity, "d \\\" NaN": "Infinity \\"}"#;
+        let python =
+            br#"{"a": [0.0, Infinity], "b": NaN, "c": -Infinity, "d \\\" NaN": "Infinity \\"}"#;
         let value: Value = serde_json::from_slice(&without_infinities(python)).unwrap();
-        assert_eq!(value, serde_json::json!({"a": [0.0, null], "b": null, "c": null, "d \\\" NaN": "Infinity \\"}));
+        assert_eq!(
+            value,
+            serde_json::json!({"a": [0.0, null], "b": null, "c": null, "d \\\" NaN": "Infinity \\"})
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! `ruvllm convert`: a GGUF file from a folder of Hugging Face.
 //!
-//! `config.rs` reads the configuration, `family/` the table of families, `tensors.rs` lays the tensors out,
-//! `tokenizer.rs` reads the vocabulary. What is written is what llama.cpp's `convert_hf_to_gguf.py` writes, but for what
-//! `docs/convert.md` lists.
+//! `config.rs` reads the configuration, `family/` the table of families, `tensors.rs` lays the
+//! tensors out, `tokenizer.rs` reads the vocabulary. What is written is what llama.cpp's
+//! `convert_hf_to_gguf.py` writes, but for what `docs/convert.md` lists.
 
 mod checkpoint;
 mod config;
@@ -40,7 +40,8 @@ pub(super) struct Args {
     /// GGUF file to write; without it, the folder's name and the type
     #[arg(short, long, value_name = "FILE")]
     outfile: Option<PathBuf>,
-    /// Type of the matrices; auto is that of the checkpoint, if that has 16 bits, and f16 otherwise
+    /// Type of the matrices; auto is that of the checkpoint, if that has 16 bits, and f16
+    /// otherwise
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     outtype: OutType,
     /// Leave out blocks for multi-token prediction, which draft (--spec mtp)
@@ -76,8 +77,14 @@ impl OutType {
             OutType::Bf16 => FileType::BF16,
             OutType::Q8_0 => FileType::Q8_0,
             OutType::Auto => {
-                let types = sources.iter().filter(|source| source.shape.len() > 1).map(|source| source.dtype);
-                match types.into_iter().find(|dtype| !matches!(dtype, DType::F32 | DType::MXFP4)) {
+                let types = sources
+                    .iter()
+                    .filter(|source| source.shape.len() > 1)
+                    .map(|source| source.dtype);
+                match types
+                    .into_iter()
+                    .find(|dtype| !matches!(dtype, DType::F32 | DType::MXFP4))
+                {
                     Some(DType::BF16) => FileType::BF16,
                     _ => FileType::F16,
                 }
@@ -95,9 +102,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         config.set("head_dim", config.head_dim()?);
     }
     if let Some((_, how)) = config.get(&["quantization_config"]) {
-        let method = how.get("quant_method").and_then(Json::as_str).unwrap_or("unknown");
+        let method = how
+            .get("quant_method")
+            .and_then(Json::as_str)
+            .unwrap_or("unknown");
         if method != "mxfp4" {
-            let what = format!("the checkpoint is quantised ({method}): {}", checkpoint::QUANTISED);
+            let what = format!(
+                "the checkpoint is quantised ({method}): {}",
+                checkpoint::QUANTISED
+            );
             return Err(config.refuse(what));
         }
     }
@@ -107,21 +120,37 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         add_dense(&args.folder, &mut checkpoint)?;
     }
     let sources = checkpoint.tensors()?;
-    let n_block = if args.no_mtp { 0 } else { tensors::n_blocks(family, &config, &sources, n_layer)? };
+    let n_block = if args.no_mtp {
+        0
+    } else {
+        tensors::n_blocks(family, &config, &sources, n_layer)?
+    };
     config.add_layers(n_block)?;
     let blocks = (n_layer, n_block);
     let tokenizer = Tokenizer::open(&args.folder, &config)?;
     let file_type = args.outtype.file_type(&sources);
-    let tensors = tensors::plan(family, &config, &sources, blocks, tokenizer.len(), file_type.base())?;
+    let tensors = tensors::plan(
+        family,
+        &config,
+        &sources,
+        blocks,
+        tokenizer.len(),
+        file_type.base(),
+    )?;
     let extra = (family.extra)(&config)?;
 
     let name = folder_name(&args.folder)?;
     let output = args.outfile.clone().unwrap_or_else(|| {
         // Beside the folder, whatever its path looks like.
-        args.folder.join("..").join(format!("{name}-{file_type}.gguf"))
+        args.folder
+            .join("..")
+            .join(format!("{name}-{file_type}.gguf"))
     });
     args.overwrite.check(&output)?;
-    let total: u64 = tensors.iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum();
+    let total: u64 = tensors
+        .iter()
+        .map(|tensor| tensor.dims.iter().product::<u64>())
+        .sum();
 
     let rows = Rows::new("converting", total, args.threads)?;
     let mut writer = Writer::new();
@@ -138,7 +167,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         "ffn_config.moe_num_experts",
     ])?;
     let n_extra: u64 = extra.iter().map(|(_, values)| values.len() as u64).sum();
-    writer.metadata("general.size_label", size_label(total + n_extra, &tensors, n_expert));
+    writer.metadata(
+        "general.size_label",
+        size_label(total + n_extra, &tensors, n_expert),
+    );
     family::write_keys(family, &config, blocks, &mut |key, value| {
         writer.metadata(key, value);
     })?;
@@ -148,14 +180,24 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(pooling) = pooling(&args.folder)? {
         writer.metadata(format!("{}.pooling_type", family.arch), pooling);
     }
-    for tensor in tensors.iter().filter(|tensor| tensor.name.starts_with("dense_")) {
+    for tensor in tensors
+        .iter()
+        .filter(|tensor| tensor.name.starts_with("dense_"))
+    {
         for (part, n) in ["in", "out"].into_iter().zip(&tensor.dims) {
             let name = tensor.name.trim_end_matches(".weight");
             writer.metadata(format!("{}.{name}_feat_{part}", family.arch), *n as u32);
         }
     }
     let mxfp4 = tensors.iter().any(|tensor| tensor.to == DType::MXFP4);
-    writer.metadata("general.file_type", if mxfp4 { MXFP4_EXPERTS } else { file_type as u32 });
+    writer.metadata(
+        "general.file_type",
+        if mxfp4 {
+            MXFP4_EXPERTS
+        } else {
+            file_type as u32
+        },
+    );
     writer.metadata("general.quantization_version", 2u32);
     tokenizer.write(&config, family, &mut |key, value| {
         writer.metadata(key, value);
@@ -167,14 +209,24 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     for tensor in &tensors {
         if args.verbose {
-            note(format!("{:<40} {:>8} -> {}", printable(&tensor.name), tensor.from.to_string(), tensor.to));
+            note(format!(
+                "{:<40} {:>8} -> {}",
+                printable(&tensor.name),
+                tensor.from.to_string(),
+                tensor.to
+            ));
         }
         let (rows, n_rows) = (&rows, tensor.n_rows());
         let n = tensor.dims.iter().product::<u64>() as usize / n_rows;
         writer.tensor_with(&tensor.name, &tensor.dims, tensor.to, move |out| {
             let change = |i: usize, values: &mut [f32]| tensor.change(i, values);
             let change = tensor.is_changed().then_some(&change as &Change<'_>);
-            let conversion = Conversion { n, from: tensor.from, to: tensor.to, change };
+            let conversion = Conversion {
+                n,
+                from: tensor.from,
+                to: tensor.to,
+                change,
+            };
             rows.write(&tensor.name, n_rows, |i| tensor.row(i), conversion, out)
         });
     }
@@ -184,19 +236,32 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     // A tensor may be missing, or have a shape that the configuration does not tell.
     if let Err(error) = Model::open(&output) {
         let _ = std::fs::remove_file(&output);
-        return Err(Failure::Work(format!("{}: what is in it makes no model: {error}", args.folder.display())));
+        return Err(Failure::Work(format!(
+            "{}: what is in it makes no model: {error}",
+            args.folder.display()
+        )));
     }
-    let bytes = std::fs::metadata(&output).map_err(Failure::file(&output))?.len();
+    let bytes = std::fs::metadata(&output)
+        .map_err(Failure::file(&output))?
+        .len();
     let seconds = start.elapsed().as_secs_f64();
     let path = output.display();
-    note(format!("{path}: {}, {} parameters, {}, {file_type}, {seconds:.1} s", family.arch, count(total), size(bytes)));
+    note(format!(
+        "{path}: {}, {} parameters, {}, {file_type}, {seconds:.1} s",
+        family.arch,
+        count(total),
+        size(bytes)
+    ));
     Ok(())
 }
 
 /// The name of a folder, also of `.`.
 fn folder_name(folder: &Path) -> Result<String, Failure> {
     let path = std::fs::canonicalize(folder).map_err(Failure::file(folder))?;
-    Ok(path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned()))
+    Ok(path.file_name().map_or_else(
+        || "model".into(),
+        |name| name.to_string_lossy().into_owned(),
+    ))
 }
 
 /// A name for people: `qwen3-0.6b` becomes `Qwen3 0.6b`.
@@ -211,21 +276,32 @@ fn title(name: &str) -> String {
             _ => word.to_owned(),
         }
     };
-    name.split(['-', ' ']).filter(|part| !part.is_empty()).map(word).collect::<Vec<String>>().join(" ")
+    name.split(['-', ' '])
+        .filter(|part| !part.is_empty())
+        .map(word)
+        .collect::<Vec<String>>()
+        .join(" ")
 }
 
 /// The modules of sentence-transformers whose type ends so: their folders and configurations.
 fn modules(folder: &Path, kind: &str) -> Result<Vec<(PathBuf, Json)>, Failure> {
     let list = read_any_json(&folder.join("modules.json"))?;
-    let all = list.iter().flat_map(|modules| modules.as_array().into_iter().flatten());
-    let modules = all.filter(|module| text(module, "type").ends_with(kind)).map(|module| {
-        let path = text(module, "path");
-        if !checkpoint::is_plain(path) {
-            return Err(wrong_modules(folder, "the path of a module is not a folder in this one"));
-        }
-        let config = read_json(&folder.join(path).join("config.json"))?.unwrap_or_default();
-        Ok((folder.join(path), config))
-    });
+    let all = list
+        .iter()
+        .flat_map(|modules| modules.as_array().into_iter().flatten());
+    let modules = all
+        .filter(|module| text(module, "type").ends_with(kind))
+        .map(|module| {
+            let path = text(module, "path");
+            if !checkpoint::is_plain(path) {
+                return Err(wrong_modules(
+                    folder,
+                    "the path of a module is not a folder in this one",
+                ));
+            }
+            let config = read_json(&folder.join(path).join("config.json"))?.unwrap_or_default();
+            Ok((folder.join(path), config))
+        });
     modules.collect()
 }
 
@@ -240,19 +316,30 @@ fn text<'j>(json: &'j Json, key: &str) -> &'j str {
 /// Adds the matrices that a model of sentence-transformers applies to its vectors.
 fn add_dense(folder: &Path, checkpoint: &mut Checkpoint) -> Result<(), Failure> {
     for (i, (path, config)) in (2..).zip(modules(folder, "Dense")?) {
-        if !matches!(text(&config, "activation_function"), "" | "torch.nn.modules.linear.Identity") {
-            return Err(wrong_modules(folder, "a dense module with an activation function"));
+        if !matches!(
+            text(&config, "activation_function"),
+            "" | "torch.nn.modules.linear.Identity"
+        ) {
+            return Err(wrong_modules(
+                folder,
+                "a dense module with an activation function",
+            ));
         }
         checkpoint.add(format!("dense_{i}."), path.join("model.safetensors"))?;
     }
     Ok(())
 }
 
-/// How a model of sentence-transformers makes one vector of a text's: 1 the mean, 2 the first, 3 the last.
+/// How a model of sentence-transformers makes one vector of a text's: 1 the mean, 2 the first, 3
+/// the last.
 fn pooling(folder: &Path) -> Result<Option<u32>, Failure> {
     let modules = modules(folder, "Pooling")?;
-    let Some((_, config)) = modules.first() else { return Ok(None) };
-    let is = |key: &str, mode: &str| config.get(key) == Some(&Json::Bool(true)) || text(config, "pooling_mode") == mode;
+    let Some((_, config)) = modules.first() else {
+        return Ok(None);
+    };
+    let is = |key: &str, mode: &str| {
+        config.get(key) == Some(&Json::Bool(true)) || text(config, "pooling_mode") == mode
+    };
     let modes = [
         ("pooling_mode_mean_tokens", "mean"),
         ("pooling_mode_cls_token", "cls"),
@@ -265,13 +352,23 @@ fn pooling(folder: &Path) -> Result<Option<u32>, Failure> {
 
 /// What `generation_config.json` recommends.
 fn write_sampling(folder: &Path, writer: &mut Writer<'_>) -> Result<(), Failure> {
-    let Some(config) = read_json(&folder.join("generation_config.json"))? else { return Ok(()) };
+    let Some(config) = read_json(&folder.join("generation_config.json"))? else {
+        return Ok(());
+    };
     let number = |name: &str| config.get(name).and_then(Json::as_f64).map(|x| x as f32);
-    if let Some(top_k) = config.get("top_k").and_then(Json::as_i64).and_then(|k| i32::try_from(k).ok()) {
+    if let Some(top_k) = config
+        .get("top_k")
+        .and_then(Json::as_i64)
+        .and_then(|k| i32::try_from(k).ok())
+    {
         writer.metadata("general.sampling.top_k", top_k);
     }
-    let numbers =
-        [("top_p", "top_p"), ("min_p", "min_p"), ("temperature", "temp"), ("repetition_penalty", "penalty_repeat")];
+    let numbers = [
+        ("top_p", "top_p"),
+        ("min_p", "min_p"),
+        ("temperature", "temp"),
+        ("repetition_penalty", "penalty_repeat"),
+    ];
     for (from, to) in numbers {
         if let Some(number) = number(from) {
             writer.metadata(format!("general.sampling.{to}"), number);
@@ -280,13 +377,22 @@ fn write_sampling(folder: &Path, writer: &mut Writer<'_>) -> Result<(), Failure>
     Ok(())
 }
 
-/// The size as names of models have it: `0.6B`, or `128x30B`-like for mixtures, where the second is all of one expert's
-/// weights and those that all share.
+/// The size as names of models have it: `0.6B`, or `128x30B`-like for mixtures, where the second is
+/// all of one expert's weights and those that all share.
 fn size_label(total: u64, tensors: &[tensors::Tensor<'_>], n_expert: Option<u32>) -> String {
-    let Some(n_expert) = n_expert.filter(|n| *n > 0) else { return rounded(total) };
+    let Some(n_expert) = n_expert.filter(|n| *n > 0) else {
+        return rounded(total);
+    };
     let is_expert = |tensor: &&tensors::Tensor<'_>| tensor.name.contains("_exps.weight");
-    let experts: u64 = tensors.iter().filter(is_expert).map(|tensor| tensor.dims.iter().product::<u64>()).sum();
-    format!("{n_expert}x{}", rounded(total - experts + experts / u64::from(n_expert)))
+    let experts: u64 = tensors
+        .iter()
+        .filter(is_expert)
+        .map(|tensor| tensor.dims.iter().product::<u64>())
+        .sum();
+    format!(
+        "{n_expert}x{}",
+        rounded(total - experts + experts / u64::from(n_expert))
+    )
 }
 
 /// A number with two digits at least.

@@ -1,4 +1,5 @@
-//! `tokenizer.model`, the file of SentencePiece: a message of protocol buffers, of which the pieces are read.
+//! `tokenizer.model`, the file of SentencePiece: a message of protocol buffers, of which the pieces
+//! are read.
 
 /// A piece of the vocabulary.
 pub(super) struct Piece {
@@ -15,7 +16,11 @@ pub(super) fn pieces(file: &[u8]) -> Option<Vec<Piece>> {
     while let Some((field, value)) = file.next()? {
         // Field 1 of `ModelProto`.
         if let (1, Field::Bytes(message)) = (field, value) {
-            let mut piece = Piece { text: Vec::new(), score: 0.0, kind: 1 };
+            let mut piece = Piece {
+                text: Vec::new(),
+                score: 0.0,
+                kind: 1,
+            };
             let mut message = Fields(message);
             while let Some(field) = message.next()? {
                 match field {

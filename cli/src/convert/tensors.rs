@@ -1,4 +1,5 @@
-//! From the tensors of a checkpoint to those of a GGUF file: names, shapes, types, and which row comes from where.
+//! From the tensors of a checkpoint to those of a GGUF file: names, shapes, types, and which row
+//! comes from where.
 
 use super::checkpoint::{QUANTISED, Source};
 use super::config::Config;
@@ -37,10 +38,16 @@ struct Piece<'a> {
 enum Order {
     /// From a row on, every so many.
     Rows { first: usize, step: usize },
-    /// In each group of so many rows (a head), row `i` of the first half, then row `i` of the second.
+    /// In each group of so many rows (a head), row `i` of the first half, then row `i` of the
+    /// second.
     Pairs(usize),
     /// Columns, from one on, every so many, of `n` rows beginning with `row`.
-    Columns { row: usize, n: usize, first: usize, step: usize },
+    Columns {
+        row: usize,
+        n: usize,
+        first: usize,
+        step: usize,
+    },
     /// Rows that the checkpoint lacks.
     Zeros,
 }
@@ -69,9 +76,17 @@ impl<'a> Tensor<'a> {
     pub(super) fn row(&self, i: usize) -> Cow<'a, [u8]> {
         let piece = &self.pieces[self.pieces.partition_point(|piece| piece.start <= i) - 1];
         let row = piece.row(i - piece.start);
-        let Some(columns) = &self.columns else { return row };
+        let Some(columns) = &self.columns else {
+            return row;
+        };
         let size = self.from.block().1 as usize;
-        Cow::Owned(columns.iter().flat_map(|run| &row[run.first * size..(run.first + run.n) * size]).copied().collect())
+        Cow::Owned(
+            columns
+                .iter()
+                .flat_map(|run| &row[run.first * size..(run.first + run.n) * size])
+                .copied()
+                .collect(),
+        )
     }
 }
 
@@ -83,10 +98,20 @@ impl<'a> Piece<'a> {
                 let in_head = i % head;
                 i - in_head + in_head % 2 * (head / 2) + in_head / 2
             }
-            Order::Columns { row, n, first, step } => {
+            Order::Columns {
+                row,
+                n,
+                first,
+                step,
+            } => {
                 let size = self.source.dtype.block().1 as usize;
                 let at = |j: usize| (row + j) * self.row_bytes + (first + i * step) * size;
-                return Cow::Owned((0..n).flat_map(|j| &self.source.data[at(j)..at(j) + size]).copied().collect());
+                return Cow::Owned(
+                    (0..n)
+                        .flat_map(|j| &self.source.data[at(j)..at(j) + size])
+                        .copied()
+                        .collect(),
+                );
             }
             Order::Zeros => return Cow::Owned(vec![0; self.row_bytes]),
         };
@@ -95,12 +120,15 @@ impl<'a> Piece<'a> {
             return Cow::Borrowed(row);
         }
         let n_blocks = self.row_bytes / 16;
-        Cow::Owned(mxfp4_row(row, &self.source.scales[i * n_blocks..(i + 1) * n_blocks]))
+        Cow::Owned(mxfp4_row(
+            row,
+            &self.source.scales[i * n_blocks..(i + 1) * n_blocks],
+        ))
     }
 }
 
-/// Blocks of a GGUF file, whose byte `j` has the codes of values `j` and `j + 16`, from those of gpt-oss, whose byte `j` has
-/// `2j` and `2j + 1`; the first of the two is in the lower half.
+/// Blocks of a GGUF file, whose byte `j` has the codes of values `j` and `j + 16`, from those of
+/// gpt-oss, whose byte `j` has `2j` and `2j + 1`; the first of the two is in the lower half.
 fn mxfp4_row(codes: &[u8], scales: &[u8]) -> Vec<u8> {
     let mut row = Vec::with_capacity(17 * scales.len());
     for (codes, scale) in codes.chunks_exact(16).zip(scales) {
@@ -111,7 +139,8 @@ fn mxfp4_row(codes: &[u8], scales: &[u8]) -> Vec<u8> {
     row
 }
 
-/// A module's name: its layer, its path with `*` for the number of an expert, that number, and its end.
+/// A module's name: its layer, its path with `*` for the number of an expert, that number, and its
+/// end.
 struct Name<'n> {
     layer: Option<u32>,
     path: String,
@@ -121,19 +150,40 @@ struct Name<'n> {
 }
 
 /// Parts of models that also see and hear.
-const OTHER_PARTS: &[&str] =
-    &["vision_", "visual.", "vision.", "audio_", "audio.", "projector.", "image_newline", "patch_embed"];
+const OTHER_PARTS: &[&str] = &[
+    "vision_",
+    "visual.",
+    "vision.",
+    "audio_",
+    "audio.",
+    "projector.",
+    "image_newline",
+    "patch_embed",
+];
 /// Buffers that older checkpoints have beside their weights.
-const BUFFERS: &[&str] = &[".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias"];
+const BUFFERS: &[&str] = &[
+    ".rotary_emb.inv_freq",
+    ".attention.masked_bias",
+    ".attention.bias",
+];
 
 /// Most blocks for multi-token prediction.
 const MAX_BLOCKS: u32 = 64;
 
 /// Modules around a model.
-const WRAPPERS: &[&str] =
-    &["model", "language_model", "backbone", "transformer", "gpt_neox", "rwkv", "bert", "roberta"];
+const WRAPPERS: &[&str] = &[
+    "model",
+    "language_model",
+    "backbone",
+    "transformer",
+    "gpt_neox",
+    "rwkv",
+    "bert",
+    "roberta",
+];
 
-/// Modules of a block for multi-token prediction, beside those of its layer; and what Qwen calls them.
+/// Modules of a block for multi-token prediction, beside those of its layer; and what Qwen calls
+/// them.
 const BLOCK: &[(&str, &str, &str)] = &[
     ("eh_proj", "nextn.eh_proj", "fc"),
     ("enorm", "nextn.enorm", "pre_fc_norm_embedding"),
@@ -143,46 +193,92 @@ const BLOCK: &[(&str, &str, &str)] = &[
     ("embed_tokens", "nextn.embed_tokens", ""),
 ];
 
-/// A tensor's name, and whether it belongs to a block for multi-token prediction: a layer behind the `n_layer` of the
-/// model, of which there may be `n_next`, or Qwen's `mtp`, which is taken for the first one.
+/// A tensor's name, and whether it belongs to a block for multi-token prediction: a layer behind
+/// the `n_layer` of the model, of which there may be `n_next`, or Qwen's `mtp`, which is taken for
+/// the first one.
 fn parse_any(name: &str, n_layer: u32, n_next: u32) -> (Name<'_>, bool) {
     let parsed = parse(name);
     let Some(own) = without_wrappers(name).strip_prefix("mtp.") else {
-        let is_block = parsed.layer.and_then(|layer| layer.checked_sub(n_layer)).is_some_and(|i| i < n_next);
+        let is_block = parsed
+            .layer
+            .and_then(|layer| layer.checked_sub(n_layer))
+            .is_some_and(|i| i < n_next);
         return (parsed, is_block);
     };
     let inner = parse(own);
-    let module = BLOCK.iter().find(|(.., of_qwen)| inner.path == *of_qwen).map(|(module, ..)| (*module).to_owned());
+    let module = BLOCK
+        .iter()
+        .find(|(.., of_qwen)| inner.path == *of_qwen)
+        .map(|(module, ..)| (*module).to_owned());
     match (inner.layer, module) {
-        (None, Some(path)) => (Name { layer: Some(n_layer), path, ..inner }, true),
-        (Some(layer), _) => (Name { layer: n_layer.checked_add(layer), ..inner }, true),
+        (None, Some(path)) => (
+            Name {
+                layer: Some(n_layer),
+                path,
+                ..inner
+            },
+            true,
+        ),
+        (Some(layer), _) => (
+            Name {
+                layer: n_layer.checked_add(layer),
+                ..inner
+            },
+            true,
+        ),
         (None, None) => (parsed, true),
     }
 }
 
-/// Blocks for multi-token prediction that are written: those that the configuration tells and whose parts are there, up to
-/// the first of which one is missing.
-pub(super) fn n_blocks(family: &Family, config: &Config, sources: &[Source<'_>], n_layer: u32) -> Result<u32, Failure> {
-    let n_next = if family.blocks { n_next(config, sources)? } else { 0 };
+/// Blocks for multi-token prediction that are written: those that the configuration tells and whose
+/// parts are there, up to the first of which one is missing.
+pub(super) fn n_blocks(
+    family: &Family,
+    config: &Config,
+    sources: &[Source<'_>],
+    n_layer: u32,
+) -> Result<u32, Failure> {
+    let n_next = if family.blocks {
+        n_next(config, sources)?
+    } else {
+        0
+    };
     let has = |i: u32, module: &str| {
         sources.iter().any(|source| {
             let (name, is_block) = parse_any(&source.name, n_layer, n_next);
             is_block && name.layer.is_some_and(|layer| layer - n_layer == i) && name.path == module
         })
     };
-    Ok((0..n_next).take_while(|&i| ["eh_proj", "enorm", "hnorm"].iter().all(|module| has(i, module))).count() as u32)
+    Ok((0..n_next)
+        .take_while(|&i| {
+            ["eh_proj", "enorm", "hnorm"]
+                .iter()
+                .all(|module| has(i, module))
+        })
+        .count() as u32)
 }
 
 /// Blocks that there may be.
 fn n_next(config: &Config, sources: &[Source<'_>]) -> Result<u32, Failure> {
-    let of_qwen = sources.iter().any(|source| without_wrappers(&source.name).starts_with("mtp."));
-    let n = config.opt_u32(&["num_nextn_predict_layers", "mtp_num_hidden_layers"])?.unwrap_or(u32::from(of_qwen));
+    let of_qwen = sources
+        .iter()
+        .any(|source| without_wrappers(&source.name).starts_with("mtp."));
+    let n = config
+        .opt_u32(&["num_nextn_predict_layers", "mtp_num_hidden_layers"])?
+        .unwrap_or(u32::from(of_qwen));
     // Qwen's layers behind the first one would share its other parts.
-    Ok(if of_qwen && n > 1 { 0 } else { n.min(MAX_BLOCKS) })
+    Ok(if of_qwen && n > 1 {
+        0
+    } else {
+        n.min(MAX_BLOCKS)
+    })
 }
 
 fn without_wrappers(mut name: &str) -> &str {
-    while let Some((_, rest)) = name.split_once('.').filter(|(first, _)| WRAPPERS.contains(first)) {
+    while let Some((_, rest)) = name
+        .split_once('.')
+        .filter(|(first, _)| WRAPPERS.contains(first))
+    {
         name = rest;
     }
     name
@@ -190,14 +286,24 @@ fn without_wrappers(mut name: &str) -> &str {
 
 fn parse(name: &str) -> Name<'_> {
     // The last two are TensorFlow's names of a norm's.
-    let ends = [(".weight", ".weight"), (".bias", ".bias"), (".gamma", ".weight"), (".beta", ".bias")];
-    let known = ends.into_iter().find_map(|(end, to)| Some((name.strip_suffix(end)?, to)));
+    let ends = [
+        (".weight", ".weight"),
+        (".bias", ".bias"),
+        (".gamma", ".weight"),
+        (".beta", ".bias"),
+    ];
+    let known = ends
+        .into_iter()
+        .find_map(|(end, to)| Some((name.strip_suffix(end)?, to)));
     let (stem, end) = known.unwrap_or((name, ""));
     let (mut layer, mut expert) = (None, None);
     let mut path = Vec::new();
     for part in stem.split('.') {
         match part.parse::<u32>() {
-            Ok(number) if layer.is_none() && matches!(path.last(), Some(&("layers" | "layer" | "blocks" | "h"))) => {
+            Ok(number)
+                if layer.is_none()
+                    && matches!(path.last(), Some(&("layers" | "layer" | "blocks" | "h"))) =>
+            {
                 layer = Some(number);
                 path.clear();
             }
@@ -209,11 +315,16 @@ fn parse(name: &str) -> Name<'_> {
             _ => path.push(part),
         }
     }
-    Name { layer, path: path.join("."), expert, end }
+    Name {
+        layer,
+        path: path.join("."),
+        expert,
+        end,
+    }
 }
 
-/// Lays out all tensors, those of `n_block` blocks for multi-token prediction behind the `n_layer` layers too. `n_vocab`
-/// tokens have a row in the embedding; `outtype` is the type of matrices.
+/// Lays out all tensors, those of `n_block` blocks for multi-token prediction behind the `n_layer`
+/// layers too. `n_vocab` tokens have a row in the embedding; `outtype` is the type of matrices.
 pub(super) fn plan<'a>(
     family: &Family,
     config: &Config,
@@ -226,8 +337,12 @@ pub(super) fn plan<'a>(
     let end = n_layer.saturating_add(n_block);
     // Pieces by the number of the expert, in the order of the checkpoint.
     let (mut order, mut n_left_out) = (Vec::new(), 0);
-    let mut parts: BTreeMap<String, BTreeMap<u32, (&'a Source<'a>, Option<usize>)>> = BTreeMap::new();
-    for source in sources.iter().filter(|source| scalar_of(family, &source.name).is_none()) {
+    let mut parts: BTreeMap<String, BTreeMap<u32, (&'a Source<'a>, Option<usize>)>> =
+        BTreeMap::new();
+    for source in sources
+        .iter()
+        .filter(|source| scalar_of(family, &source.name).is_none())
+    {
         let skipped = |list: &[&str]| list.iter().any(|part| source.name.contains(part));
         let (name, is_block) = parse_any(&source.name, n_layer, n_next);
         let is_kept = is_block && name.layer.is_some_and(|layer| layer < end);
@@ -239,7 +354,11 @@ pub(super) fn plan<'a>(
             n_left_out += 1;
             continue;
         }
-        let of_block = BLOCK.iter().filter(|_| is_kept).find(|(from, ..)| *from == name.path).map(|(_, to, _)| *to);
+        let of_block = BLOCK
+            .iter()
+            .filter(|_| is_kept)
+            .find(|(from, ..)| *from == name.path)
+            .map(|(_, to, _)| *to);
         let (known, expert) = match of_block {
             Some(to) => (Some(to), name.expert),
             None => look_up(family, &name),
@@ -267,8 +386,15 @@ pub(super) fn plan<'a>(
                 if !parts.contains_key(&full) {
                     order.push(full.clone());
                 }
-                if let Some((twin, _)) = parts.entry(full).or_default().insert(piece, (source, share)) {
-                    return Err(config.refuse(format_args!("{} and {} are the same tensor", twin.name, source.name)));
+                if let Some((twin, _)) = parts
+                    .entry(full)
+                    .or_default()
+                    .insert(piece, (source, share))
+                {
+                    return Err(config.refuse(format_args!(
+                        "{} and {} are the same tensor",
+                        twin.name, source.name
+                    )));
                 }
             }
         }
@@ -287,7 +413,14 @@ pub(super) fn plan<'a>(
 
 /// What a tensor is called in the GGUF file, and the number of its expert.
 fn look_up(family: &Family, name: &Name<'_>) -> (Option<&'static str>, Option<u32>) {
-    let find = |path: &str| family.names.iter().chain(NAMES).find(|(from, _)| *from == path).map(|(_, to)| *to);
+    let find = |path: &str| {
+        family
+            .names
+            .iter()
+            .chain(NAMES)
+            .find(|(from, _)| *from == path)
+            .map(|(_, to)| *to)
+    };
     let exact = match name.expert {
         Some(number) => name.path.replace('*', &number.to_string()),
         None => name.path.clone(),
@@ -300,8 +433,15 @@ fn look_up(family: &Family, name: &Name<'_>) -> (Option<&'static str>, Option<u3
 
 /// The key that a tensor with one number of a layer becomes part of.
 fn scalar_of(family: &Family, name: &str) -> Option<(&'static str, u32)> {
-    let is = |from: &str| name.strip_suffix(from).is_some_and(|rest| rest.ends_with('.'));
-    let key = family.scalars.iter().find(|(from, _)| is(from)).map(|(_, to)| *to);
+    let is = |from: &str| {
+        name.strip_suffix(from)
+            .is_some_and(|rest| rest.ends_with('.'))
+    };
+    let key = family
+        .scalars
+        .iter()
+        .find(|(from, _)| is(from))
+        .map(|(_, to)| *to);
     key.zip(parse(name).layer)
 }
 
@@ -313,24 +453,40 @@ pub(super) fn scalars(
 ) -> Result<BTreeMap<&'static str, Vec<f32>>, Failure> {
     let mut by_layer: BTreeMap<&'static str, BTreeMap<u32, f32>> = BTreeMap::new();
     for source in sources {
-        let Some((key, layer)) = scalar_of(family, &source.name) else { continue };
+        let Some((key, layer)) = scalar_of(family, &source.name) else {
+            continue;
+        };
         let mut number = [0.0];
         if dequantize_row(source.dtype, source.data, &mut number).is_err() {
             return Err(config.refuse(format_args!("{} is not one number", source.name)));
         }
         by_layer.entry(key).or_default().insert(layer, number[0]);
     }
-    Ok(by_layer.into_iter().map(|(key, numbers)| (key, numbers.into_values().collect())).collect())
+    Ok(by_layer
+        .into_iter()
+        .map(|(key, numbers)| (key, numbers.into_values().collect()))
+        .collect())
 }
 
 /// Whether a tensor, named without [`WRAPPERS`], or a part of a layer, is one of [`Family::skips`].
 fn is_left_out(family: &Family, name: &str) -> bool {
-    family.skips.iter().any(|start| name.starts_with(start) || name.ends_with(&format!(".{start}")))
+    family
+        .skips
+        .iter()
+        .any(|start| name.starts_with(start) || name.ends_with(&format!(".{start}")))
 }
 
 fn unknown(family: &Family, name: &str) -> String {
-    let packed =
-        [".qweight", ".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_packed", "_blocks"];
+    let packed = [
+        ".qweight",
+        ".qzeros",
+        ".scales",
+        ".g_idx",
+        ".weight_scale",
+        ".weight_scale_inv",
+        ".weight_packed",
+        "_blocks",
+    ];
     match packed.iter().any(|end| name.ends_with(end)) {
         true => format!("tensor {name} belongs to quantised weights: {QUANTISED}"),
         false => format!("tensor {name} is none of {}'s", family.arch),
@@ -347,19 +503,31 @@ fn stack<'a>(
     outtype: DType,
 ) -> Result<Tensor<'a>, Failure> {
     let refuse = |what: String| Err(config.refuse(format_args!("{name}: {what}")));
-    let stacked = name.contains("_exps") || name.starts_with("altup_") || name.contains("_lerp_fused");
-    let Some((&last, &(first, share))) = pieces.last_key_value() else { unreachable!("a name has a piece") };
+    let stacked =
+        name.contains("_exps") || name.starts_with("altup_") || name.contains("_lerp_fused");
+    let Some((&last, &(first, share))) = pieces.last_key_value() else {
+        unreachable!("a name has a piece")
+    };
     let n_pieces = pieces.len();
     if last as usize + 1 != n_pieces {
-        return refuse(format!("there are {n_pieces} experts, and one has number {last}"));
+        return refuse(format!(
+            "there are {n_pieces} experts, and one has number {last}"
+        ));
     }
-    if let Some((other, _)) =
-        pieces.values().find(|(piece, _)| (&piece.shape, piece.dtype) != (&first.shape, first.dtype))
+    if let Some((other, _)) = pieces
+        .values()
+        .find(|(piece, _)| (&piece.shape, piece.dtype) != (&first.shape, first.dtype))
     {
         let (a, b) = (&first.shape, &other.shape);
-        return refuse(format!("its experts have the shapes {a:?} and {b:?}, or different types"));
+        return refuse(format!(
+            "its experts have the shapes {a:?} and {b:?}, or different types"
+        ));
     }
-    let mut shape = if first.shape.is_empty() { vec![1] } else { first.shape.clone() };
+    let mut shape = if first.shape.is_empty() {
+        vec![1]
+    } else {
+        first.shape.clone()
+    };
     // A convolution by channels has one input.
     if let [channels, 1, taps] = shape[..] {
         shape = vec![channels, taps];
@@ -368,7 +536,10 @@ fn stack<'a>(
     let n_values: usize = shape.iter().product();
     (family.reshape)(config, part, &mut shape)?;
     if shape.iter().product::<usize>() != n_values {
-        return refuse(format!("{:?} is not of the shape that the configuration tells, {shape:?}", first.shape));
+        return refuse(format!(
+            "{:?} is not of the shape that the configuration tells, {shape:?}",
+            first.shape
+        ));
     }
     if name == "token_embd.weight"
         && shape[0] > n_vocab
@@ -379,7 +550,8 @@ fn stack<'a>(
     }
     let pairs = family.pairs && matches!(part, "attn_q" | "attn_k");
     let reorder = (family.reorder)(config, part)?;
-    let transpose = (family.transpose)(part).filter(|_| first.dtype != DType::MXFP4 && name.ends_with(".weight"));
+    let transpose = (family.transpose)(part)
+        .filter(|_| first.dtype != DType::MXFP4 && name.ends_with(".weight"));
     // A bias has a value for each row of its matrix.
     let by_value = match shape.len() {
         1 => pairs || matches!(reorder, Some(Reorder::Rows(_))),
@@ -390,37 +562,68 @@ fn stack<'a>(
         return refuse("only experts are MXFP4".into());
     }
     // One matrix or several, such as those of experts.
-    let width = if by_value { 1 } else { shape.pop().unwrap_or(1) };
+    let width = if by_value {
+        1
+    } else {
+        shape.pop().unwrap_or(1)
+    };
     let height = shape.pop().unwrap_or(1);
     let n_matrices: usize = shape.iter().product();
-    let row_bytes = if first.dtype == DType::MXFP4 { width / 2 } else { width * first.dtype.block().1 as usize };
+    let row_bytes = if first.dtype == DType::MXFP4 {
+        width / 2
+    } else {
+        width * first.dtype.block().1 as usize
+    };
 
     // Rows, or columns that become rows, and their order.
-    let n_lines = if transpose == Some(Transpose::BeforeCut) { width } else { height };
-    let mut runs = vec![Run { first: 0, n: n_lines, step: 1 }];
+    let n_lines = if transpose == Some(Transpose::BeforeCut) {
+        width
+    } else {
+        height
+    };
+    let mut runs = vec![Run {
+        first: 0,
+        n: n_lines,
+        step: 1,
+    }];
     if let Some(i) = share {
         if is_vector {
             return refuse("it is a vector".into());
         }
-        runs = (family.cut)(config, n_lines)?.into_iter().nth(i).unwrap_or_default();
+        runs = (family.cut)(config, n_lines)?
+            .into_iter()
+            .nth(i)
+            .unwrap_or_default();
     } else if let Some(Reorder::Rows(order)) = &reorder {
         runs.clone_from(order);
     } else if let Some(Reorder::RowsFrom(first)) = reorder {
-        runs = vec![Run { first, n: n_lines.saturating_sub(first), step: 1 }];
+        runs = vec![Run {
+            first,
+            n: n_lines.saturating_sub(first),
+            step: 1,
+        }];
     }
     let is_part = share.is_some() || matches!(reorder, Some(Reorder::RowsFrom(_)));
     let columns = match reorder {
         Some(Reorder::Columns(columns)) => Some(columns),
         _ => None,
     };
-    let inside = |runs: &[Run], n: usize| runs.iter().all(|run| run.n > 0 && run.first + (run.n - 1) * run.step < n);
+    let inside = |runs: &[Run], n: usize| {
+        runs.iter()
+            .all(|run| run.n > 0 && run.first + (run.n - 1) * run.step < n)
+    };
     let all = |runs: &[Run]| runs.iter().map(|run| run.n).sum::<usize>();
     let n_lines_out = all(&runs);
     if !inside(&runs, n_lines)
         || (!is_part && n_lines_out != n_lines)
-        || columns.as_ref().is_some_and(|columns| !inside(columns, width) || all(columns) != width)
+        || columns
+            .as_ref()
+            .is_some_and(|columns| !inside(columns, width) || all(columns) != width)
     {
-        return refuse(format!("{:?} is not of the shape that the configuration tells", first.shape));
+        return refuse(format!(
+            "{:?} is not of the shape that the configuration tells",
+            first.shape
+        ));
     }
     let mut head = 0;
     if pairs {
@@ -428,33 +631,72 @@ fn stack<'a>(
             "attn_k" => config.opt_u32(&["num_key_value_heads", "num_attention_heads"])?,
             _ => config.opt_u32(&["num_attention_heads"])?,
         };
-        head = n_head.and_then(|n| height.checked_div(n as usize)).unwrap_or(0);
+        head = n_head
+            .and_then(|n| height.checked_div(n as usize))
+            .unwrap_or(0);
         if head == 0 || head % 2 != 0 || !height.is_multiple_of(head) {
-            return refuse(format!("{height} rows are not {} heads", n_head.unwrap_or(0)));
+            return refuse(format!(
+                "{height} rows are not {} heads",
+                n_head.unwrap_or(0)
+            ));
         }
     }
 
     let (mut n_rows, mut laid) = (0, Vec::new());
     for (source, _) in pieces.values() {
         let mut piece = |order, n: usize| {
-            laid.push(Piece { start: n_rows, source, row_bytes, order });
+            laid.push(Piece {
+                start: n_rows,
+                source,
+                row_bytes,
+                order,
+            });
             n_rows += n;
         };
         if pairs {
             piece(Order::Pairs(head), height);
             continue;
         }
-        if transpose.is_none() && runs[..] == [Run { first: 0, n: height, step: 1 }] {
+        if transpose.is_none()
+            && runs[..]
+                == [Run {
+                    first: 0,
+                    n: height,
+                    step: 1,
+                }]
+        {
             piece(Order::Rows { first: 0, step: 1 }, n_matrices * height);
             continue;
         }
         for row in (0..n_matrices).map(|i| i * height) {
             for &Run { first, n, step } in &runs {
                 match transpose {
-                    None => piece(Order::Rows { first: row + first, step }, n),
-                    Some(Transpose::BeforeCut) => piece(Order::Columns { row, n: height, first, step }, n),
+                    None => piece(
+                        Order::Rows {
+                            first: row + first,
+                            step,
+                        },
+                        n,
+                    ),
+                    Some(Transpose::BeforeCut) => piece(
+                        Order::Columns {
+                            row,
+                            n: height,
+                            first,
+                            step,
+                        },
+                        n,
+                    ),
                     Some(Transpose::AfterCut) => {
-                        piece(Order::Columns { row: row + first, n, first: 0, step: 1 }, width);
+                        piece(
+                            Order::Columns {
+                                row: row + first,
+                                n,
+                                first: 0,
+                                step: 1,
+                            },
+                            width,
+                        );
                     }
                 }
             }
@@ -462,11 +704,18 @@ fn stack<'a>(
     }
     // Tokens of pictures and sounds that have no row.
     let n_missing = match (family.arch, &name[..]) {
-        ("gemma3n", "token_embd.weight" | "per_layer_token_embd.weight") => n_vocab.saturating_sub(n_rows),
+        ("gemma3n", "token_embd.weight" | "per_layer_token_embd.weight") => {
+            n_vocab.saturating_sub(n_rows)
+        }
         _ => 0,
     };
     if n_missing > 0 {
-        laid.push(Piece { start: n_rows, source: first, row_bytes, order: Order::Zeros });
+        laid.push(Piece {
+            start: n_rows,
+            source: first,
+            row_bytes,
+            order: Order::Zeros,
+        });
         n_rows += n_missing;
     }
     let n = match transpose {
@@ -484,12 +733,19 @@ fn stack<'a>(
         shape.insert(0, n_pieces);
     }
     if shape.len() > 4 || n_rows * n != shape.iter().product::<usize>() {
-        return refuse(format!("{n_pieces} tensors of shape {:?} are not one", first.shape));
+        return refuse(format!(
+            "{n_pieces} tensors of shape {:?} are not one",
+            first.shape
+        ));
     }
     let is_norm = name.ends_with("norm.weight");
     let map = (family.map)(&name);
     let factors = (family.factors)(config, &name)?;
-    let to = if shape.len() == 1 || is_norm || !name.ends_with(".weight") || is_small(&name) && family.arch != "dbrx" {
+    let to = if shape.len() == 1
+        || is_norm
+        || !name.ends_with(".weight")
+        || is_small(&name) && family.arch != "dbrx"
+    {
         DType::F32
     } else if first.dtype == DType::MXFP4 {
         DType::MXFP4
@@ -499,12 +755,25 @@ fn stack<'a>(
         outtype
     };
     let dims = shape.iter().rev().map(|&n| n as u64).collect();
-    Ok(Tensor { name, dims, from: first.dtype, to, map, factors, pieces: laid, n_rows, columns })
+    Ok(Tensor {
+        name,
+        dims,
+        from: first.dtype,
+        to,
+        map,
+        factors,
+        pieces: laid,
+        n_rows,
+        columns,
+    })
 }
 
 /// The name of a tensor without its layer and end: `attn_q`, `ssm_a`.
 fn part_of(name: &str) -> &str {
-    let name = name.strip_suffix(".weight").or(name.strip_suffix(".bias")).unwrap_or(name);
+    let name = name
+        .strip_suffix(".weight")
+        .or(name.strip_suffix(".bias"))
+        .unwrap_or(name);
     let mut parts = name.splitn(3, '.');
     match (parts.next(), parts.next(), parts.next()) {
         (Some("blk"), Some(_), Some(part)) => part,

@@ -1,4 +1,5 @@
-//! The vocabulary: `tokenizer.model`, `tokenizer.json` or RWKV's file, and what `tokenizer_config.json` adds.
+//! The vocabulary: `tokenizer.model`, `tokenizer.json` or RWKV's file, and what
+//! `tokenizer_config.json` adds.
 
 use super::Failure;
 use super::config::{Config, read_file, read_json};
@@ -36,8 +37,15 @@ const SPECIAL: [(&str, &str); 7] = [
 ];
 
 /// Tokens that Gemma 4 writes around thoughts and calls.
-const GEMMA4_SHOWN: [&str; 7] =
-    ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", r#"<|"|>"#];
+const GEMMA4_SHOWN: [&str; 7] = [
+    "<|channel>",
+    "<channel|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_response>",
+    "<tool_response|>",
+    r#"<|"|>"#,
+];
 
 /// Special tokens that all files of an architecture name by number.
 const BY_NUMBER: [(&str, &str, u32); 9] = [
@@ -144,26 +152,34 @@ impl Tokenizer {
         let tokens = tokens.ok_or_else(|| self.refuse(world::FILE, "not a vocabulary of RWKV"))?;
         let (n_tokens, n_vocab) = (tokens.len() + 1, n_vocab.unwrap_or(1 << 16));
         if n_tokens > n_vocab {
-            return Err(self.refuse(world::FILE, format_args!("{n_tokens} tokens, and vocab_size is {n_vocab}")));
+            return Err(self.refuse(
+                world::FILE,
+                format_args!("{n_tokens} tokens, and vocab_size is {n_vocab}"),
+            ));
         }
         self.model = "rwkv";
         self.tokens = vec![b"<s>".to_vec()];
         self.tokens.extend(tokens);
         self.types = vec![NORMAL; n_tokens];
         self.types[0] = CONTROL;
-        self.tokens.extend((n_tokens..n_vocab).map(|i| format!("[PAD{i}]").into_bytes()));
+        self.tokens
+            .extend((n_tokens..n_vocab).map(|i| format!("[PAD{i}]").into_bytes()));
         self.types.resize(n_vocab, UNUSED);
         Ok(())
     }
 
     /// The vocabulary of SentencePiece, with the tokens that other files add.
     fn read_pieces(&mut self, file: &[u8], n_vocab: Option<usize>) -> Result<(), Failure> {
-        let pieces = sentencepiece::pieces(file).filter(|pieces| !pieces.is_empty() && pieces.len() <= MAX_VOCAB);
-        let pieces = pieces.ok_or_else(|| self.refuse("tokenizer.model", "not a vocabulary of SentencePiece"))?;
+        let pieces = sentencepiece::pieces(file)
+            .filter(|pieces| !pieces.is_empty() && pieces.len() <= MAX_VOCAB);
+        let pieces = pieces
+            .ok_or_else(|| self.refuse("tokenizer.model", "not a vocabulary of SentencePiece"))?;
         self.adds_space = sentencepiece::adds_space(file);
         let n_vocab = n_vocab.unwrap_or(pieces.len());
         let mut scores = vec![-10000.0; n_vocab];
-        self.tokens = (0..n_vocab).map(|i| format!("[PAD{i}]").into_bytes()).collect();
+        self.tokens = (0..n_vocab)
+            .map(|i| format!("[PAD{i}]").into_bytes())
+            .collect();
         self.types = vec![UNUSED; n_vocab];
         for (i, piece) in pieces.into_iter().take(n_vocab).enumerate() {
             scores[i] = piece.score;
@@ -176,77 +192,134 @@ impl Tokenizer {
                 _ => NORMAL,
             };
         }
-        let mut add = |id: usize, text: &str, kind: i32, tokens: &mut Vec<Vec<u8>>, types: &mut Vec<i32>| {
-            if id < n_vocab {
-                scores[id] = -1000.0;
-                tokens[id] = text.as_bytes().to_vec();
-                types[id] = kind;
-            }
-        };
+        let mut add =
+            |id: usize, text: &str, kind: i32, tokens: &mut Vec<Vec<u8>>, types: &mut Vec<i32>| {
+                if id < n_vocab {
+                    scores[id] = -1000.0;
+                    tokens[id] = text.as_bytes().to_vec();
+                    types[id] = kind;
+                }
+            };
         let id_of = |value: &Json| value.as_u64().and_then(|id| usize::try_from(id).ok());
         if let Some(Json::Object(added)) = read_json(&self.folder.join("added_tokens.json"))? {
-            for (text, id) in added.iter().filter_map(|(text, id)| Some((text, id_of(id)?))) {
+            for (text, id) in added
+                .iter()
+                .filter_map(|(text, id)| Some((text, id_of(id)?)))
+            {
                 add(id, text, USER_DEFINED, &mut self.tokens, &mut self.types);
             }
         }
-        let decoder = self.settings.as_ref().and_then(|settings| settings.get("added_tokens_decoder")?.as_object());
+        let decoder = self
+            .settings
+            .as_ref()
+            .and_then(|settings| settings.get("added_tokens_decoder")?.as_object());
         for (id, token) in decoder.into_iter().flatten() {
             let text = token.get("content").and_then(Json::as_str);
             let (Ok(id), Some(text)) = (id.parse(), text) else {
-                return Err(self.refuse("tokenizer_config.json", "added_tokens_decoder has an entry that is no token"));
+                return Err(self.refuse(
+                    "tokenizer_config.json",
+                    "added_tokens_decoder has an entry that is no token",
+                ));
             };
-            let special = token.get("special").and_then(Json::as_bool) == Some(true) || looks_special(text);
+            let special =
+                token.get("special").and_then(Json::as_bool) == Some(true) || looks_special(text);
             match special {
                 true => add(id, text, CONTROL, &mut self.tokens, &mut self.types),
-                false => add(id, &text.replace('▁', " "), USER_DEFINED, &mut self.tokens, &mut self.types),
+                false => add(
+                    id,
+                    &text.replace('▁', " "),
+                    USER_DEFINED,
+                    &mut self.tokens,
+                    &mut self.types,
+                ),
             }
         }
         self.scores = Some(scores);
         Ok(())
     }
 
-    /// The vocabulary of `tokenizer.json`: byte-level BPE, SentencePiece's with `▁` and bytes, WordPiece, or unigram.
+    /// The vocabulary of `tokenizer.json`: byte-level BPE, SentencePiece's with `▁` and bytes,
+    /// WordPiece, or unigram.
     fn read_json_model(&mut self, n_vocab: Option<usize>) -> Result<(), Failure> {
         let file = "tokenizer.json";
         let Some(json) = self.json.take() else {
             return Err(self.refuse(file, "no such file, and there is no tokenizer.model either"));
         };
         let model = json.get("model");
-        let kind = model.and_then(|model| model.get("type")?.as_str()).unwrap_or("");
+        let kind = model
+            .and_then(|model| model.get("type")?.as_str())
+            .unwrap_or("");
         let (wordpiece, unigram) = (kind == "WordPiece", kind == "Unigram");
         if !wordpiece && !unigram && kind != "BPE" {
             let known = "BPE, WordPiece and Unigram are converted";
-            return Err(self.refuse(file, format_args!("a model of type {kind:?}, and only {known}")));
+            return Err(self.refuse(
+                file,
+                format_args!("a model of type {kind:?}, and only {known}"),
+            ));
         }
         let is = |key: &str| model.and_then(|model| model.get(key)?.as_bool()) == Some(true);
         let mut texts: HashMap<usize, (&str, i32)> = HashMap::new();
-        let bad_entry = || self.refuse(file, format_args!("a token without a text or an id below {MAX_VOCAB}"));
-        let id_of = |id: &Json| id.as_u64().map(|id| id as usize).filter(|id| *id < MAX_VOCAB).ok_or_else(bad_entry);
-        for (text, id) in model.and_then(|model| model.get("vocab")?.as_object()).into_iter().flatten() {
+        let bad_entry = || {
+            self.refuse(
+                file,
+                format_args!("a token without a text or an id below {MAX_VOCAB}"),
+            )
+        };
+        let id_of = |id: &Json| {
+            id.as_u64()
+                .map(|id| id as usize)
+                .filter(|id| *id < MAX_VOCAB)
+                .ok_or_else(bad_entry)
+        };
+        for (text, id) in model
+            .and_then(|model| model.get("vocab")?.as_object())
+            .into_iter()
+            .flatten()
+        {
             texts.insert(id_of(id)?, (text, NORMAL));
         }
         let mut scores = Vec::new();
         if unigram {
             let unknown = model.and_then(|model| model.get("unk_id")?.as_u64());
-            for piece in model.and_then(|model| model.get("vocab")?.as_array()).into_iter().flatten() {
-                let text = piece.get(0).and_then(Json::as_str).filter(|_| scores.len() < MAX_VOCAB);
+            for piece in model
+                .and_then(|model| model.get("vocab")?.as_array())
+                .into_iter()
+                .flatten()
+            {
+                let text = piece
+                    .get(0)
+                    .and_then(Json::as_str)
+                    .filter(|_| scores.len() < MAX_VOCAB);
                 let score = piece.get(1).and_then(Json::as_f64);
-                let (Some(text), Some(score)) = (text, score) else { return Err(bad_entry()) };
+                let (Some(text), Some(score)) = (text, score) else {
+                    return Err(bad_entry());
+                };
                 let is_unknown = unknown == Some(scores.len() as u64);
-                texts.insert(scores.len(), (text, if is_unknown { UNKNOWN } else { NORMAL }));
+                texts.insert(
+                    scores.len(),
+                    (text, if is_unknown { UNKNOWN } else { NORMAL }),
+                );
                 scores.push(score as f32);
             }
         }
         let n_base = texts.len();
         let sentencepiece = is("byte_fallback") && !is("ignore_merges");
-        let named: Vec<&str> =
-            SPECIAL.iter().filter_map(|(name, _)| self.special_text(&format!("{name}_token"))).collect();
+        let named: Vec<&str> = SPECIAL
+            .iter()
+            .filter_map(|(name, _)| self.special_text(&format!("{name}_token")))
+            .collect();
         let added = json.get("added_tokens").and_then(Json::as_array);
         for token in added.into_iter().flatten() {
-            let text = token.get("content").and_then(Json::as_str).ok_or_else(bad_entry)?;
+            let text = token
+                .get("content")
+                .and_then(Json::as_str)
+                .ok_or_else(bad_entry)?;
             let special = match sentencepiece {
                 true => named.contains(&text),
-                false => token.get("special").and_then(Json::as_bool) == Some(true) || looks_special(text),
+                false => {
+                    token.get("special").and_then(Json::as_bool) == Some(true)
+                        || looks_special(text)
+                }
             };
             let id = id_of(token.get("id").unwrap_or(&Json::Null))?;
             let kind = match special {
@@ -254,19 +327,34 @@ impl Tokenizer {
                 false if sentencepiece && id < n_base => NORMAL,
                 false => USER_DEFINED,
             };
-            let kind = if texts.get(&id).is_some_and(|(_, kind)| *kind == UNKNOWN) { UNKNOWN } else { kind };
+            let kind = if texts.get(&id).is_some_and(|(_, kind)| *kind == UNKNOWN) {
+                UNKNOWN
+            } else {
+                kind
+            };
             texts.insert(id, (text, kind));
         }
         let n_tokens = texts.keys().max().map_or(0, |last| last + 1);
-        let n_vocab = if sentencepiece { n_tokens } else { n_vocab.unwrap_or(n_tokens) };
+        let n_vocab = if sentencepiece {
+            n_tokens
+        } else {
+            n_vocab.unwrap_or(n_tokens)
+        };
         if n_tokens > n_vocab {
-            return Err(self.refuse(file, format_args!("token {} is beyond a vocab_size of {n_vocab}", n_tokens - 1)));
+            return Err(self.refuse(
+                file,
+                format_args!("token {} is beyond a vocab_size of {n_vocab}", n_tokens - 1),
+            ));
         }
         for id in 0..n_vocab {
             let (text, kind) = match texts.get(&id) {
                 None => (format!("[PAD{id}]"), UNUSED),
-                Some((text, USER_DEFINED)) if !sentencepiece && !unigram => (text.replace('▁', " "), USER_DEFINED),
-                Some((text, NORMAL)) if sentencepiece && is_byte(text) => ((*text).to_owned(), BYTE),
+                Some((text, USER_DEFINED)) if !sentencepiece && !unigram => {
+                    (text.replace('▁', " "), USER_DEFINED)
+                }
+                Some((text, NORMAL)) if sentencepiece && is_byte(text) => {
+                    ((*text).to_owned(), BYTE)
+                }
                 Some((text, kind)) => ((*text).to_owned(), *kind),
             };
             // Files mark the beginnings of words, not what goes on.
@@ -296,23 +384,39 @@ impl Tokenizer {
 
     /// The replacements of characters of a unigram vocabulary.
     fn read_charsmap(&self, json: &Json) -> Result<Vec<u8>, Failure> {
-        let charsmap = steps(json, "normalizer", "normalizers").find_map(|step| step.get("precompiled_charsmap"));
-        let Some(text) = charsmap.and_then(Json::as_str) else { return Ok(Vec::new()) };
-        BASE64_STANDARD.decode(text).map_err(|error| self.refuse("tokenizer.json", error))
+        let charsmap = steps(json, "normalizer", "normalizers")
+            .find_map(|step| step.get("precompiled_charsmap"));
+        let Some(text) = charsmap.and_then(Json::as_str) else {
+            return Ok(Vec::new());
+        };
+        BASE64_STANDARD
+            .decode(text)
+            .map_err(|error| self.refuse("tokenizer.json", error))
     }
 
     /// The name of the pre-tokeniser.
     fn pre_tokenizer(&self, json: &Json, ignore_merges: bool) -> Result<&'static str, Failure> {
         let steps = match json.get("pre_tokenizer") {
-            Some(pre) => pre.get("pretokenizers").and_then(Json::as_array).cloned().unwrap_or(vec![pre.clone()]),
+            Some(pre) => pre
+                .get("pretokenizers")
+                .and_then(Json::as_array)
+                .cloned()
+                .unwrap_or(vec![pre.clone()]),
             None => Vec::new(),
         };
-        let text = |step: &Json, key: &str| step.get(key).and_then(Json::as_str).unwrap_or("").to_owned();
+        let text = |step: &Json, key: &str| {
+            step.get(key)
+                .and_then(Json::as_str)
+                .unwrap_or("")
+                .to_owned()
+        };
         let mut found = Vec::new();
         for step in &steps {
             match text(step, "type").as_str() {
                 "Split" => found.push(text(step.get("pattern").unwrap_or(&Json::Null), "Regex")),
-                "Digits" if step.get("individual_digits") == Some(&Json::Bool(true)) => found.push(DIGITS.into()),
+                "Digits" if step.get("individual_digits") == Some(&Json::Bool(true)) => {
+                    found.push(DIGITS.into())
+                }
                 // After a regular expression it only replaces bytes by letters.
                 "ByteLevel" if step.get("use_regex") == Some(&Json::Bool(false)) => {}
                 "ByteLevel" => found.push(GPT2.into()),
@@ -323,24 +427,41 @@ impl Tokenizer {
             known.iter().eq(found.iter()) && ignores.is_none_or(|ignores| ignores == ignore_merges)
         });
         line.map(|(_, _, name)| *name).ok_or_else(|| {
-            self.refuse("tokenizer.json", format_args!("no pre-tokeniser of GGUF files has the steps {found:?}"))
+            self.refuse(
+                "tokenizer.json",
+                format_args!("no pre-tokeniser of GGUF files has the steps {found:?}"),
+            )
         })
     }
 
     /// The merges, which are pairs or texts with a space between two sides.
     fn read_merges(&self, json: &Json) -> Result<Vec<String>, Failure> {
-        let wrong = || self.refuse("tokenizer.json", "model.merges is no list of pairs of texts");
-        let merges = json.get("model").and_then(|model| model.get("merges")?.as_array()).ok_or_else(wrong)?;
+        let wrong = || {
+            self.refuse(
+                "tokenizer.json",
+                "model.merges is no list of pairs of texts",
+            )
+        };
+        let merges = json
+            .get("model")
+            .and_then(|model| model.get("merges")?.as_array())
+            .ok_or_else(wrong)?;
         let merge = |merge: &Json| match merge {
             Json::String(text) => Some(text.clone()),
             // A space inside a side is written as the letter that byte-level BPE has for it.
             Json::Array(pair) => match pair.as_slice() {
-                [Json::String(a), Json::String(b)] => Some(format!("{} {}", a.replace(' ', "Ġ"), b.replace(' ', "Ġ"))),
+                [Json::String(a), Json::String(b)] => {
+                    Some(format!("{} {}", a.replace(' ', "Ġ"), b.replace(' ', "Ġ")))
+                }
                 _ => None,
             },
             _ => None,
         };
-        merges.iter().map(merge).collect::<Option<_>>().ok_or_else(wrong)
+        merges
+            .iter()
+            .map(merge)
+            .collect::<Option<_>>()
+            .ok_or_else(wrong)
     }
 
     /// The text of a special token in `tokenizer_config.json`: a text, or an object with one.
@@ -358,11 +479,17 @@ impl Tokenizer {
     ) -> Result<(), Failure> {
         let mut put = |name: &str, value: Value| key(format!("tokenizer.{name}"), value);
         let is_gemma4 = family.arch == "gemma4";
-        put("ggml.model", if is_gemma4 { family.arch } else { self.model }.into());
+        put(
+            "ggml.model",
+            if is_gemma4 { family.arch } else { self.model }.into(),
+        );
         if !is_gemma4 && self.model != "rwkv" {
             put("ggml.pre", self.pre.into());
         }
-        put("ggml.tokens", Value::Array(Array::Strings(self.tokens.iter().collect())));
+        put(
+            "ggml.tokens",
+            Value::Array(Array::Strings(self.tokens.iter().collect())),
+        );
         if let Some(scores) = &self.scores {
             put("ggml.scores", Value::Array(Array::F32(scores.clone())));
         }
@@ -371,34 +498,62 @@ impl Tokenizer {
         if let Some(json) = self.json.as_ref().filter(|_| is_gemma4) {
             // What marks calls is always shown.
             let shown = |token: &[u8]| GEMMA4_SHOWN.iter().any(|text| text.as_bytes() == token);
-            let marks = types.iter_mut().zip(&self.tokens).filter(|(_, token)| shown(token));
+            let marks = types
+                .iter_mut()
+                .zip(&self.tokens)
+                .filter(|(_, token)| shown(token));
             marks.for_each(|(kind, _)| *kind = USER_DEFINED);
             merges = self.read_merges(json)?;
         }
         put("ggml.token_type", Value::Array(Array::I32(types)));
         if !merges.is_empty() {
-            put("ggml.merges", Value::Array(Array::Strings(merges.iter().collect())));
+            put(
+                "ggml.merges",
+                Value::Array(Array::Strings(merges.iter().collect())),
+            );
         }
         let ends = self.ends();
         // BERT's token for a whole text is the one that texts begin with.
         for (name, ggml) in SPECIAL.into_iter().filter(|(name, _)| *name != "cls") {
-            let text = ends.texts.iter().find(|(special, _)| *special == name).map(|(_, text)| text.as_str());
-            let by_text =
-                text.or_else(|| self.special_text(&format!("{name}_token"))).and_then(|text| self.added_id(text));
-            let by_number = || config.opt_u32(&[&format!("{name}_token_id")]).ok().flatten();
+            let text = ends
+                .texts
+                .iter()
+                .find(|(special, _)| *special == name)
+                .map(|(_, text)| text.as_str());
+            let by_text = text
+                .or_else(|| self.special_text(&format!("{name}_token")))
+                .and_then(|text| self.added_id(text));
+            let by_number = || {
+                config
+                    .opt_u32(&[&format!("{name}_token_id")])
+                    .ok()
+                    .flatten()
+            };
             let special = family.special.iter().find(|(special, _)| *special == ggml);
             let by_family = || self.added_id(special?.1);
-            if let Some(id) = by_text.or_else(by_number).or_else(by_family).filter(|id| (*id as usize) < self.len()) {
+            if let Some(id) = by_text
+                .or_else(by_number)
+                .or_else(by_family)
+                .filter(|id| (*id as usize) < self.len())
+            {
                 put(&format!("ggml.{ggml}_token_id"), id.into());
             }
         }
-        let further = family.special.iter().filter(|(name, _)| SPECIAL.iter().all(|(_, ggml)| ggml != name));
+        let further = family
+            .special
+            .iter()
+            .filter(|(name, _)| SPECIAL.iter().all(|(_, ggml)| ggml != name));
         for (name, text) in further {
             let id = self.added_id(text).filter(|id| (*id as usize) < self.len());
-            let id = id.ok_or_else(|| self.refuse("tokenizer.json", format_args!("there is no token {text}")))?;
+            let id = id.ok_or_else(|| {
+                self.refuse("tokenizer.json", format_args!("there is no token {text}"))
+            })?;
             put(&format!("ggml.{name}_token_id"), id.into());
         }
-        for (_, name, id) in BY_NUMBER.into_iter().filter(|(arch, ..)| *arch == family.arch) {
+        for (_, name, id) in BY_NUMBER
+            .into_iter()
+            .filter(|(arch, ..)| *arch == family.arch)
+        {
             put(&format!("ggml.{name}_token_id"), id.into());
         }
         if family.arch == "hunyuan-dense" {
@@ -406,8 +561,12 @@ impl Tokenizer {
             if let Some(id) = config.opt_u32(&["eod_token_id"])? {
                 put("ggml.eos_token_id", id.into());
             }
-            let generation = read_json(&self.folder.join("generation_config.json"))?.unwrap_or_default();
-            let ends = generation.get("eos_token_id").and_then(Json::as_array).filter(|ends| ends.len() > 1);
+            let generation =
+                read_json(&self.folder.join("generation_config.json"))?.unwrap_or_default();
+            let ends = generation
+                .get("eos_token_id")
+                .and_then(Json::as_array)
+                .filter(|ends| ends.len() > 1);
             if let Some(id) = ends.and_then(|ends| u32::try_from(ends[0].as_u64()?).ok()) {
                 put("ggml.eot_token_id", id.into());
             }
@@ -416,9 +575,21 @@ impl Tokenizer {
             put("ggml.add_sep_token", true.into());
         }
         for (name, _) in SPECIAL {
-            let add = ends.adds.iter().find(|(special, _)| *special == name).map(|(_, add)| *add);
-            let setting = || self.settings.as_ref()?.get(format!("add_{name}_token"))?.as_bool();
-            if let Some(add) = add.or_else(setting).filter(|_| matches!(name, "bos" | "eos" | "sep")) {
+            let add = ends
+                .adds
+                .iter()
+                .find(|(special, _)| *special == name)
+                .map(|(_, add)| *add);
+            let setting = || {
+                self.settings
+                    .as_ref()?
+                    .get(format!("add_{name}_token"))?
+                    .as_bool()
+            };
+            if let Some(add) = add
+                .or_else(setting)
+                .filter(|_| matches!(name, "bos" | "eos" | "sep"))
+            {
                 put(&format!("ggml.add_{name}_token"), add.into());
             }
         }
@@ -427,14 +598,19 @@ impl Tokenizer {
         }
         let flag = |value: Option<&Json>| value.and_then(Json::as_bool);
         if matches!(self.model, "bert" | "t5") {
-            put("ggml.token_type_count", config.u32("type_vocab_size")?.into());
+            put(
+                "ggml.token_type_count",
+                config.u32("type_vocab_size")?.into(),
+            );
         }
         if let Some(json) = &self.json {
             for step in steps(json, "normalizer", "normalizers") {
                 let (lowercase, strip_accents) = match step.get("type").and_then(Json::as_str) {
                     Some("Lowercase") => (Some(true), None),
                     Some("StripAccents") => (None, Some(true)),
-                    Some("BertNormalizer") => (flag(step.get("lowercase")), flag(step.get("strip_accents"))),
+                    Some("BertNormalizer") => {
+                        (flag(step.get("lowercase")), flag(step.get("strip_accents")))
+                    }
                     _ => (None, None),
                 };
                 for (name, value) in [("lowercase", lowercase), ("strip_accents", strip_accents)] {
@@ -444,28 +620,42 @@ impl Tokenizer {
                 }
             }
             if self.model == "t5" {
-                let is = |step: &Json, name: &str| step.get("type").and_then(Json::as_str) == Some(name);
+                let is =
+                    |step: &Json, name: &str| step.get("type").and_then(Json::as_str) == Some(name);
                 let prefix = steps(json, "pre_tokenizer", "pretokenizers").any(|step| {
                     let never = step.get("prepend_scheme").and_then(Json::as_str) == Some("never");
-                    is(step, "Metaspace") && !never && flag(step.get("add_prefix_space")) != Some(false)
+                    is(step, "Metaspace")
+                        && !never
+                        && flag(step.get("add_prefix_space")) != Some(false)
                 });
-                let splits = steps(json, "pre_tokenizer", "pretokenizers").any(|step| is(step, "WhitespaceSplit"));
-                let merges = steps(json, "normalizer", "normalizers").any(|step| is(step, "Replace"));
+                let splits = steps(json, "pre_tokenizer", "pretokenizers")
+                    .any(|step| is(step, "WhitespaceSplit"));
+                let merges =
+                    steps(json, "normalizer", "normalizers").any(|step| is(step, "Replace"));
                 put("ggml.add_space_prefix", prefix.into());
                 put("ggml.remove_extra_whitespaces", (splits || merges).into());
                 if !self.charsmap.is_empty() {
-                    put("ggml.precompiled_charsmap", Value::Array(Array::U8(self.charsmap.clone())));
+                    put(
+                        "ggml.precompiled_charsmap",
+                        Value::Array(Array::U8(self.charsmap.clone())),
+                    );
                 }
             }
         }
-        let setting = flag(self.settings.as_ref().and_then(|settings| settings.get("add_prefix_space")));
+        let setting = flag(
+            self.settings
+                .as_ref()
+                .and_then(|settings| settings.get("add_prefix_space")),
+        );
         match (family.spaces, setting) {
             (Spaces::Trained, _) => {
                 if let Some(add) = self.adds_space {
                     put("ggml.add_space_prefix", add.into());
                 }
             }
-            (Spaces::Never, _) if self.scores.is_some() => put("ggml.add_space_prefix", false.into()),
+            (Spaces::Never, _) if self.scores.is_some() => {
+                put("ggml.add_space_prefix", false.into())
+            }
             (Spaces::Setting, Some(add)) => put("ggml.add_space_prefix", add.into()),
             _ => {}
         }
@@ -475,26 +665,45 @@ impl Tokenizer {
     /// The number of a token that `tokenizer.json` lists as added.
     fn added_id(&self, text: &str) -> Option<u32> {
         let added = self.json.as_ref()?.get("added_tokens")?.as_array()?;
-        let token = added.iter().find(|token| token.get("content").and_then(Json::as_str) == Some(text))?;
+        let token = added
+            .iter()
+            .find(|token| token.get("content").and_then(Json::as_str) == Some(text))?;
         token.get("id")?.as_u64()?.try_into().ok()
     }
 
     /// What the post-processor of `tokenizer.json` puts around a text.
     fn ends(&self) -> Ends {
         let mut ends = Ends::default();
-        let Some(post) = self.json.as_ref().and_then(|json| json.get("post_processor")).filter(|post| !post.is_null())
+        let Some(post) = self
+            .json
+            .as_ref()
+            .and_then(|json| json.get("post_processor"))
+            .filter(|post| !post.is_null())
         else {
             return ends;
         };
         let one = [post.clone()];
-        let processors = post.get("processors").and_then(Json::as_array).map_or(&one[..], Vec::as_slice);
+        let processors = post
+            .get("processors")
+            .and_then(Json::as_array)
+            .map_or(&one[..], Vec::as_slice);
         for processor in processors {
             match processor.get("type").and_then(Json::as_str) {
-                Some("ByteLevel") => ["bos", "eos"].into_iter().for_each(|name| ends.or_add(name, false)),
+                Some("ByteLevel") => ["bos", "eos"]
+                    .into_iter()
+                    .for_each(|name| ends.or_add(name, false)),
                 Some("TemplateProcessing") => {
-                    let single = processor.get("single").and_then(Json::as_array).map_or(&[][..], Vec::as_slice);
-                    let special =
-                        |item: Option<&Json>| item?.get("SpecialToken")?.get("id")?.as_str().map(str::to_owned);
+                    let single = processor
+                        .get("single")
+                        .and_then(Json::as_array)
+                        .map_or(&[][..], Vec::as_slice);
+                    let special = |item: Option<&Json>| {
+                        item?
+                            .get("SpecialToken")?
+                            .get("id")?
+                            .as_str()
+                            .map(str::to_owned)
+                    };
                     if single.len() > 1 {
                         for (name, item) in [("bos", single.first()), ("eos", single.last())] {
                             if let Some(text) = special(item) {
@@ -503,7 +712,10 @@ impl Tokenizer {
                             }
                         }
                     }
-                    let pair = processor.get("pair").and_then(Json::as_array).map_or(&[][..], Vec::as_slice);
+                    let pair = processor
+                        .get("pair")
+                        .and_then(Json::as_array)
+                        .map_or(&[][..], Vec::as_slice);
                     if let Some(add) = self.separates(pair, &ends) {
                         ends.add("sep", add);
                     }
@@ -514,18 +726,33 @@ impl Tokenizer {
         ends
     }
 
-    /// Whether a pair of texts has a separator between them, if it has anything there: the end of a text only counts where
-    /// no text has one.
+    /// Whether a pair of texts has a separator between them, if it has anything there: the end of a
+    /// text only counts where no text has one.
     fn separates(&self, pair: &[Json], ends: &Ends) -> Option<bool> {
-        let special =
-            |item: &Json| item.get("SpecialToken").and_then(|token| token.get("id")?.as_str().map(str::to_owned));
-        let is_text =
-            |item: &Json, name: &str| item.get("Sequence").and_then(|text| text.get("id")?.as_str()) == Some(name);
+        let special = |item: &Json| {
+            item.get("SpecialToken")
+                .and_then(|token| token.get("id")?.as_str().map(str::to_owned))
+        };
+        let is_text = |item: &Json, name: &str| {
+            item.get("Sequence")
+                .and_then(|text| text.get("id")?.as_str())
+                == Some(name)
+        };
         let first = pair.iter().position(|item| is_text(item, "A"))?;
-        let between = &pair[first + 1..first + 1 + pair[first + 1..].iter().position(|item| is_text(item, "B"))?];
+        let between = &pair[first + 1
+            ..first
+                + 1
+                + pair[first + 1..]
+                    .iter()
+                    .position(|item| is_text(item, "B"))?];
         let ends_texts = ends.texts.iter().any(|(name, _)| *name == "eos");
-        let separators = [self.special_text("sep_token"), self.special_text("eos_token")];
-        let separates = |item: &Json| special(item).is_some_and(|text| separators.contains(&Some(text.as_str())));
+        let separators = [
+            self.special_text("sep_token"),
+            self.special_text("eos_token"),
+        ];
+        let separates = |item: &Json| {
+            special(item).is_some_and(|text| separators.contains(&Some(text.as_str())))
+        };
         match between {
             [] => None,
             [one] => Some(separates(one) && !ends_texts),
@@ -537,26 +764,35 @@ impl Tokenizer {
     fn write_templates(&self, put: &mut dyn FnMut(&str, Value)) -> Result<(), Failure> {
         let jinja = read_file(&self.folder.join("chat_template.jinja"), MAX_MODEL)?;
         let json = read_json(&self.folder.join("chat_template.json"))?;
-        let setting = self.settings.as_ref().and_then(|settings| settings.get("chat_template"));
+        let setting = self
+            .settings
+            .as_ref()
+            .and_then(|settings| settings.get("chat_template"));
         let setting = setting.filter(|template| !template.is_null()).cloned();
         let template = match (setting, jinja) {
             (Some(setting), _) => Some(setting),
             (None, Some(text)) => {
-                let text = String::from_utf8(text).map_err(|error| self.refuse("chat_template.jinja", error))?;
+                let text = String::from_utf8(text)
+                    .map_err(|error| self.refuse("chat_template.jinja", error))?;
                 Some(Json::String(text))
             }
             (None, None) => json.and_then(|json| json.get("chat_template").cloned()),
         };
         let mut names = Vec::new();
         match template {
-            None | Some(Json::Null) if self.model == "rwkv" => put("chat_template", world::TEMPLATE.into()),
+            None | Some(Json::Null) if self.model == "rwkv" => {
+                put("chat_template", world::TEMPLATE.into())
+            }
             None | Some(Json::Null) => {}
             Some(Json::String(text)) => put("chat_template", text.into()),
             Some(Json::Array(list)) => {
                 for item in &list {
                     let text = |key: &str| item.get(key).and_then(Json::as_str);
                     let (Some(name), Some(template)) = (text("name"), text("template")) else {
-                        return Err(self.refuse("tokenizer_config.json", "a chat template without a name or a text"));
+                        return Err(self.refuse(
+                            "tokenizer_config.json",
+                            "a chat template without a name or a text",
+                        ));
                     };
                     let name = name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
                     match name.as_str() {
@@ -568,10 +804,18 @@ impl Tokenizer {
                     }
                 }
             }
-            Some(_) => return Err(self.refuse("tokenizer_config.json", "chat_template is neither a text nor a list")),
+            Some(_) => {
+                return Err(self.refuse(
+                    "tokenizer_config.json",
+                    "chat_template is neither a text nor a list",
+                ));
+            }
         }
         if !names.is_empty() {
-            put("chat_templates", Value::Array(Array::Strings(names.iter().collect())));
+            put(
+                "chat_templates",
+                Value::Array(Array::Strings(names.iter().collect())),
+            );
         }
         Ok(())
     }
@@ -581,7 +825,9 @@ impl Tokenizer {
 fn steps<'j>(json: &'j Json, part: &str, list: &str) -> impl Iterator<Item = &'j Json> {
     let part = json.get(part);
     let steps = part.and_then(|part| part.get(list)?.as_array());
-    steps.map_or(part.map_or(&[][..], std::slice::from_ref), Vec::as_slice).iter()
+    steps
+        .map_or(part.map_or(&[][..], std::slice::from_ref), Vec::as_slice)
+        .iter()
 }
 
 /// Tokens around a text.
@@ -615,6 +861,8 @@ fn looks_special(text: &str) -> bool {
 
 /// Whether a text is `<0xNN>`.
 fn is_byte(text: &str) -> bool {
-    let digits = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    let digits = text
+        .strip_prefix("<0x")
+        .and_then(|rest| rest.strip_suffix('>'));
     digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_hexdigit()))
 }

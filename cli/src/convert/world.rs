@@ -1,4 +1,5 @@
-//! RWKV's vocabulary of world languages: lines such as `257 '\n\n' 2` with a number, a literal of Python and its bytes.
+//! RWKV's vocabulary of world languages: lines such as `257 '\n\n' 2` with a number, a literal of
+//! Python and its bytes.
 
 /// Name of the file.
 pub(super) const FILE: &str = "rwkv_vocab_v20230424.txt";
@@ -13,7 +14,8 @@ pub(super) const TEMPLATE: &str = "\
 {%- endfor -%}
 {%- if add_generation_prompt -%}Assistant:{%- endif -%}";
 
-/// The texts of the tokens from 1 on, in the form that GGUF files have; `None` if the file is damaged.
+/// The texts of the tokens from 1 on, in the form that GGUF files have; `None` if the file is
+/// damaged.
 pub(super) fn tokens(file: &[u8]) -> Option<Vec<Vec<u8>>> {
     let token = |(i, line): (usize, &str)| {
         let (id, rest) = line.split_once(' ')?;
@@ -22,7 +24,12 @@ pub(super) fn tokens(file: &[u8]) -> Option<Vec<Vec<u8>>> {
         (id.parse() == Ok(i + 1) && n_bytes.parse() == Ok(bytes.len())).then(|| escaped(&bytes))
     };
     // Not `lines`, as other marks of a line's end are tokens.
-    str::from_utf8(file).ok()?.split_terminator('\n').enumerate().map(token).collect()
+    str::from_utf8(file)
+        .ok()?
+        .split_terminator('\n')
+        .enumerate()
+        .map(token)
+        .collect()
 }
 
 /// The bytes of a literal of Python: `'text'`, `"text"` or `b'bytes'`.
@@ -49,7 +56,9 @@ fn literal(source: &str) -> Option<Vec<u8>> {
                         _ => 8,
                     };
                     let digits: String = chars.by_ref().take(n).collect();
-                    let code = u32::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == n)?;
+                    let code = u32::from_str_radix(&digits, 16)
+                        .ok()
+                        .filter(|_| digits.len() == n)?;
                     char::from_u32(code)?
                 }
                 c @ ('\\' | '\'' | '"') => c,
@@ -91,12 +100,29 @@ mod tests {
     #[test]
     fn literals_of_python() {
         let file = "1 '\\x00' 1\n2 b'\\xe4\\xb8' 2\n3 'é\\u00e9' 4\n4 \"'\" 1\n5 '\"\\'' 2\n6 '\\\\ \\n' 3\n7 ' ' 1\n8 '\u{2028}' 3\n";
-        let expected: [&[u8]; 8] =
-            [br"\x00", br"\xe4\xb8", br"\xc3\xa9\xc3\xa9", b"'", br#""\'"#, br"\\ \n", b" ", br"\xe2\x80\xa8"];
+        let expected: [&[u8]; 8] = [
+            br"\x00",
+            br"\xe4\xb8",
+            br"\xc3\xa9\xc3\xa9",
+            b"'",
+            br#""\'"#,
+            br"\\ \n",
+            b" ",
+            br"\xe2\x80\xa8",
+        ];
         assert_eq!(tokens(file.as_bytes()).unwrap(), expected);
-        for damaged in
-            ["1 'a' 2", "2 'a' 1", "1 'a 1", "1 a 1", "1 '", "1 '\\q' 1", "1 '\\x1' 1", "1 b'é\\u0100' 2", "", " "]
-        {
+        for damaged in [
+            "1 'a' 2",
+            "2 'a' 1",
+            "1 'a 1",
+            "1 a 1",
+            "1 '",
+            "1 '\\q' 1",
+            "1 '\\x1' 1",
+            "1 b'é\\u0100' 2",
+            "",
+            " ",
+        ] {
             assert_eq!(tokens(format!("{damaged}\n").as_bytes()), None, "{damaged}");
         }
         assert_eq!(tokens(b"1 '\xff' 1"), None);

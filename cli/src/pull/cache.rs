@@ -1,6 +1,6 @@
-//! The folder in which Hugging Face's tools keep what they downloaded, which models are shared with:
-//! `models--OWNER--NAME/blobs/SHA256` hold the bytes, `snapshots/COMMIT/PATH` link to them, `refs/REVISION` tell the commit
-//! (<https://huggingface.co/docs/huggingface_hub/guides/manage-cache>).
+//! The folder in which Hugging Face's tools keep what they downloaded, which models are shared
+//! with: `models--OWNER--NAME/blobs/SHA256` hold the bytes, `snapshots/COMMIT/PATH` link to them,
+//! `refs/REVISION` tell the commit (<https://huggingface.co/docs/huggingface_hub/guides/manage-cache>).
 
 use super::super::output::Failure;
 use super::hub::{HubFile, Listing, home, variable};
@@ -27,12 +27,14 @@ pub(super) struct Cached {
 impl Cache {
     pub(super) fn open() -> Result<Cache, Failure> {
         let folder = variable("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")));
-        let folder = folder.ok_or_else(|| Failure::Usage("there is no home folder: set HF_HUB_CACHE".into()))?;
+        let folder = folder
+            .ok_or_else(|| Failure::Usage("there is no home folder: set HF_HUB_CACHE".into()))?;
         Ok(Cache { folder })
     }
 
     fn repo(&self, repo: &str) -> PathBuf {
-        self.folder.join(format!("models--{}", repo.replace('/', "--")))
+        self.folder
+            .join(format!("models--{}", repo.replace('/', "--")))
     }
 
     fn blob(&self, repo: &str, file: &HubFile) -> PathBuf {
@@ -46,11 +48,15 @@ impl Cache {
 
     /// Where a file of a snapshot is.
     pub(super) fn path(&self, listing: &Listing, file: &HubFile) -> PathBuf {
-        self.repo(&listing.repo).join("snapshots").join(&listing.commit).join(&file.path)
+        self.repo(&listing.repo)
+            .join("snapshots")
+            .join(&listing.commit)
+            .join(&file.path)
     }
 
-    /// Gets the bytes of a file, unless they are there. `get` gets them from a place on and gives them to its second
-    /// argument. They lie beside the blob until they are complete and have the right sum.
+    /// Gets the bytes of a file, unless they are there. `get` gets them from a place on and gives
+    /// them to its second argument. They lie beside the blob until they are complete and have
+    /// the right sum.
     pub(super) fn download(
         &self,
         repo: &str,
@@ -64,11 +70,19 @@ impl Cache {
         let partial = blob.with_file_name(format!("{}.incomplete", file.sha256));
         let failed = Failure::file(&partial);
         fs::create_dir_all(self.repo(repo).join("blobs")).map_err(&failed)?;
-        let mut out = OpenOptions::new().read(true).append(true).create(true).open(&partial).map_err(&failed)?;
+        let mut out = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .open(&partial)
+            .map_err(&failed)?;
         match out.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(Failure::Work(format!("{}: another process downloads it", file.path)));
+                return Err(Failure::Work(format!(
+                    "{}: another process downloads it",
+                    file.path
+                )));
             }
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
@@ -88,7 +102,10 @@ impl Cache {
         let sum = sha256(&mut out).map_err(&failed)?;
         if sum != file.sha256 {
             fs::remove_file(&partial).map_err(&failed)?;
-            let message = format!("{}: its SHA-256 is {sum}, the hub's is {}; it was removed", file.path, file.sha256);
+            let message = format!(
+                "{}: its SHA-256 is {sum}, the hub's is {}; it was removed",
+                file.path, file.sha256
+            );
             return Err(Failure::Work(message));
         }
         fs::rename(&partial, &blob).map_err(&failed)
@@ -109,7 +126,8 @@ impl Cache {
         {
             // From the file up to the folder of the model, as the other tools have it.
             let up = "../".repeat(2 + file.path.split('/').count() - 1);
-            std::os::unix::fs::symlink(format!("{up}blobs/{}", file.sha256), &path).map_err(failed)?;
+            std::os::unix::fs::symlink(format!("{up}blobs/{}", file.sha256), &path)
+                .map_err(failed)?;
             debug_assert!(blob.exists());
         }
         #[cfg(not(unix))]
@@ -123,19 +141,33 @@ impl Cache {
         let (path, new) = (refs.join(revision), refs.join(format!("{revision}.new")));
         let failed = Failure::file(&path);
         fs::create_dir_all(&refs).map_err(&failed)?;
-        fs::write(&new, &listing.commit).and_then(|()| fs::rename(&new, &path)).map_err(failed)
+        fs::write(&new, &listing.commit)
+            .and_then(|()| fs::rename(&new, &path))
+            .map_err(failed)
     }
 
     /// All GGUF files, by name.
     pub(super) fn models(&self) -> Result<Vec<Cached>, Failure> {
         let mut models = Vec::new();
         for folder in entries(&self.folder)? {
-            let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            let Some((owner, name)) = name.strip_prefix("models--").and_then(|name| name.split_once("--")) else {
+            let name = folder
+                .file_name()
+                .and_then(|name| name.to_str())
+                .unwrap_or_default();
+            let Some((owner, name)) = name
+                .strip_prefix("models--")
+                .and_then(|name| name.split_once("--"))
+            else {
                 continue;
             };
             for snapshot in entries(&folder.join("snapshots"))? {
-                walk(&snapshot, &snapshot, &format!("{owner}/{name}"), &mut models, 0)?;
+                walk(
+                    &snapshot,
+                    &snapshot,
+                    &format!("{owner}/{name}"),
+                    &mut models,
+                    0,
+                )?;
             }
         }
         models.sort_by(|a, b| (&a.repo, &a.file, &a.path).cmp(&(&b.repo, &b.file, &b.path)));
@@ -144,10 +176,14 @@ impl Cache {
 
     /// GGUF files of the newest snapshot of a model that is known here.
     pub(super) fn newest(&self, repo: &str) -> Result<Vec<Cached>, Failure> {
-        let Ok(commit) = fs::read_to_string(self.repo(repo).join("refs").join("main")) else { return Ok(Vec::new()) };
+        let Ok(commit) = fs::read_to_string(self.repo(repo).join("refs").join("main")) else {
+            return Ok(Vec::new());
+        };
         let snapshot = self.repo(repo).join("snapshots").join(commit.trim());
         let models = self.models()?.into_iter();
-        Ok(models.filter(|m| m.repo == repo && m.path.starts_with(&snapshot)).collect())
+        Ok(models
+            .filter(|m| m.repo == repo && m.path.starts_with(&snapshot))
+            .collect())
     }
 
     /// Removes a file from its snapshot, and its bytes if no other snapshot has them.
@@ -158,13 +194,18 @@ impl Cache {
         let blobs = fs::canonicalize(self.repo(&model.repo).join("blobs")).ok();
         if let (Some(blob), Some(blobs)) = (blob, blobs)
             && blob.starts_with(&blobs)
-            && !self.models()?.iter().any(|other| fs::canonicalize(&other.path).is_ok_and(|other| other == blob))
+            && !self
+                .models()?
+                .iter()
+                .any(|other| fs::canonicalize(&other.path).is_ok_and(|other| other == blob))
         {
             fs::remove_file(&blob).map_err(&failed)?;
         }
         // Folders that are empty now.
         let mut folder = model.path.parent();
-        while let Some(empty) = folder.filter(|folder| **folder != self.folder && fs::remove_dir(folder).is_ok()) {
+        while let Some(empty) =
+            folder.filter(|folder| **folder != self.folder && fs::remove_dir(folder).is_ok())
+        {
             folder = empty.parent();
         }
         if entries(&self.repo(&model.repo).join("snapshots"))?.is_empty() {
@@ -177,22 +218,46 @@ impl Cache {
 /// What is in a folder; nothing if it is not there.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     match fs::read_dir(folder) {
-        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>().map_err(Failure::file(folder)),
-        Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => Ok(Vec::new()),
+        Ok(entries) => entries
+            .map(|entry| Ok(entry?.path()))
+            .collect::<io::Result<_>>()
+            .map_err(Failure::file(folder)),
+        Err(error)
+            if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) =>
+        {
+            Ok(Vec::new())
+        }
         Err(error) => Err(Failure::file(folder)(error)),
     }
 }
 
 /// Adds the GGUF files below `folder` of a snapshot.
-fn walk(snapshot: &Path, folder: &Path, repo: &str, models: &mut Vec<Cached>, depth: usize) -> Result<(), Failure> {
+fn walk(
+    snapshot: &Path,
+    folder: &Path,
+    repo: &str,
+    models: &mut Vec<Cached>,
+    depth: usize,
+) -> Result<(), Failure> {
     for path in entries(folder)? {
         // A link whose bytes are not there is no model.
-        let Ok(metadata) = fs::metadata(&path) else { continue };
+        let Ok(metadata) = fs::metadata(&path) else {
+            continue;
+        };
         if metadata.is_dir() && depth < 8 {
             walk(snapshot, &path, repo, models, depth + 1)?;
         } else if metadata.is_file() && path.extension().is_some_and(|end| end == "gguf") {
-            let file = path.strip_prefix(snapshot).unwrap_or(&path).to_string_lossy().replace('\\', "/");
-            models.push(Cached { repo: repo.to_owned(), file, bytes: metadata.len(), path });
+            let file = path
+                .strip_prefix(snapshot)
+                .unwrap_or(&path)
+                .to_string_lossy()
+                .replace('\\', "/");
+            models.push(Cached {
+                repo: repo.to_owned(),
+                file,
+                bytes: metadata.len(),
+                path,
+            });
         }
     }
     Ok(())
@@ -204,7 +269,13 @@ fn sha256(file: &mut File) -> io::Result<String> {
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut buffer)? {
-            0 => return Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
+            0 => {
+                return Ok(hash
+                    .finalize()
+                    .iter()
+                    .map(|byte| format!("{byte:02x}"))
+                    .collect());
+            }
             n => hash.update(&buffer[..n]),
         }
     }

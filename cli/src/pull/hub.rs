@@ -1,7 +1,8 @@
 //! Hugging Face's hub over HTTP: what files a model has, and their bytes.
 //!
-//! Nothing that a server says is believed further than needed: sizes are those of the listing, and bytes count once their
-//! SHA-256 is that of the listing; addresses are those of the hub, over https, unless the user named another.
+//! Nothing that a server says is believed further than needed: sizes are those of the listing, and
+//! bytes count once their SHA-256 is that of the listing; addresses are those of the hub, over
+//! https, unless the user named another.
 
 use super::super::output::{Failure, note};
 use ruvllm::GgufError;
@@ -38,12 +39,15 @@ pub(super) struct Hub {
 
 /// A variable of the environment that is set.
 pub(super) fn variable(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+    std::env::var_os(name)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from)
 }
 
 /// Where Hugging Face's tools keep everything.
 pub(super) fn home() -> Option<PathBuf> {
-    let cache = || variable("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")));
+    let cache =
+        || variable("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")));
     variable("HF_HOME").or_else(|| Some(cache()?.join("huggingface")))
 }
 
@@ -70,12 +74,14 @@ fn failure(what: &str, why: impl std::fmt::Display) -> Failure {
 
 /// `text` if it is `n` hexadecimal digits.
 fn hex(text: Option<&str>, n: usize) -> Option<String> {
-    text.filter(|text| text.len() == n && text.bytes().all(|b| b.is_ascii_hexdigit())).map(str::to_ascii_lowercase)
+    text.filter(|text| text.len() == n && text.bytes().all(|b| b.is_ascii_hexdigit()))
+        .map(str::to_ascii_lowercase)
 }
 
 /// Whether a path leads to a file below a folder, on every system.
 fn is_sound(path: &str) -> bool {
-    let part = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.ends_with(['.', ' ']);
+    let part =
+        |part: &str| !part.is_empty() && !part.starts_with('.') && !part.ends_with(['.', ' ']);
     let is_odd = |c: char| c.is_control() || "\\:*?\"<>|%#".contains(c);
     path.len() <= 255 && path.split('/').all(part) && !path.contains(is_odd)
 }
@@ -86,18 +92,31 @@ impl Hub {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
         let wrong = || Failure::Usage(format!("HF_ENDPOINT={endpoint}: expected https://HOST"));
-        let endpoint: Uri = endpoint.trim_end_matches('/').parse().map_err(|_| wrong())?;
+        let endpoint: Uri = endpoint
+            .trim_end_matches('/')
+            .parse()
+            .map_err(|_| wrong())?;
         if !matches!(endpoint.scheme_str(), Some("https" | "http")) || endpoint.host().is_none() {
             return Err(wrong());
         }
         let of_file = || {
-            let path = variable("HF_TOKEN_PATH").map(Into::into).or_else(|| Some(home()?.join("token")));
+            let path = variable("HF_TOKEN_PATH")
+                .map(Into::into)
+                .or_else(|| Some(home()?.join("token")));
             std::fs::read_to_string(path?).ok()
         };
-        let token = variable("HF_TOKEN").or_else(of_file).map(|token| token.trim().to_owned());
-        let provider =
-            if cfg!(any(windows, target_vendor = "apple")) { TlsProvider::NativeTls } else { TlsProvider::Rustls };
-        let tls = TlsConfig::builder().provider(provider).root_certs(RootCerts::PlatformVerifier).build();
+        let token = variable("HF_TOKEN")
+            .or_else(of_file)
+            .map(|token| token.trim().to_owned());
+        let provider = if cfg!(any(windows, target_vendor = "apple")) {
+            TlsProvider::NativeTls
+        } else {
+            TlsProvider::Rustls
+        };
+        let tls = TlsConfig::builder()
+            .provider(provider)
+            .root_certs(RootCerts::PlatformVerifier)
+            .build();
         let config = Agent::config_builder()
             .tls_config(tls)
             .user_agent(concat!("ruvllm/", env!("CARGO_PKG_VERSION")))
@@ -110,29 +129,48 @@ impl Hub {
             .timeout_recv_response(Some(Duration::from_secs(60)))
             .timeout_per_read(Some(Duration::from_secs(60)));
         let token = token.filter(|token| !token.is_empty());
-        Ok(Hub { agent: config.build().new_agent(), endpoint, token, hosts: hosts.to_vec() })
+        Ok(Hub {
+            agent: config.build().new_agent(),
+            endpoint,
+            token,
+            hosts: hosts.to_vec(),
+        })
     }
 
     /// Whether an address may be asked.
     fn is_allowed(&self, uri: &Uri) -> bool {
         let Some(host) = uri.host() else { return false };
-        let same = |other: &Uri| uri.scheme() == other.scheme() && uri.authority() == other.authority();
-        let ours =
-            HOSTS.iter().any(|ours| host == *ours || host.strip_suffix(ours).is_some_and(|sub| sub.ends_with('.')));
+        let same =
+            |other: &Uri| uri.scheme() == other.scheme() && uri.authority() == other.authority();
+        let ours = HOSTS.iter().any(|ours| {
+            host == *ours
+                || host
+                    .strip_suffix(ours)
+                    .is_some_and(|sub| sub.ends_with('.'))
+        });
         same(&self.endpoint)
-            || (uri.scheme_str() == Some("https") && (ours || self.hosts.iter().any(|told| told == host)))
+            || (uri.scheme_str() == Some("https")
+                && (ours || self.hosts.iter().any(|told| told == host)))
     }
 
-    /// Asks for what is at a path of the hub, from byte `range.0` on to `range.1`, wherever that leads.
-    fn get(&self, path: &str, range: Option<(u64, Option<u64>)>) -> Result<Response<Body>, Failure> {
+    /// Asks for what is at a path of the hub, from byte `range.0` on to `range.1`, wherever that
+    /// leads.
+    fn get(
+        &self,
+        path: &str,
+        range: Option<(u64, Option<u64>)>,
+    ) -> Result<Response<Body>, Failure> {
         let url = format!("{}{path}", self.endpoint.to_string().trim_end_matches('/'));
         let mut uri: Uri = url.parse().map_err(|error| failure(&url, error))?;
         for _ in 0..=MAX_REDIRECTS {
             if !self.is_allowed(&uri) {
-                let why =
-                    "the hub leads to an address that is not its own, or not over https; --allow-host HOST allows it";
+                let why = "the hub leads to an address that is not its own, or not over https; --allow-host HOST allows it";
                 return Err(failure(
-                    &format!("{}://{}", uri.scheme_str().unwrap_or(""), uri.authority().map_or("", |a| a.as_str())),
+                    &format!(
+                        "{}://{}",
+                        uri.scheme_str().unwrap_or(""),
+                        uri.authority().map_or("", |a| a.as_str())
+                    ),
                     why,
                 ));
             }
@@ -142,15 +180,24 @@ impl Hub {
                 request = request.header(header::RANGE, format!("bytes={from}-{to}"));
             }
             // Whoever keeps the files does not learn the token.
-            if let Some(token) = self.token.as_ref().filter(|_| uri.authority() == self.endpoint.authority()) {
+            if let Some(token) = self
+                .token
+                .as_ref()
+                .filter(|_| uri.authority() == self.endpoint.authority())
+            {
                 request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
             }
-            let response =
-                request.call().map_err(|error| failure(&format!("https://{}", uri.host().unwrap_or("")), error))?;
+            let response = request.call().map_err(|error| {
+                failure(&format!("https://{}", uri.host().unwrap_or("")), error)
+            })?;
             match response.status() {
                 status if status.is_success() => return Ok(response),
                 status if status.is_redirection() => {
-                    let to = response.headers().get(header::LOCATION).and_then(|to| to.to_str().ok()).unwrap_or("");
+                    let to = response
+                        .headers()
+                        .get(header::LOCATION)
+                        .and_then(|to| to.to_str().ok())
+                        .unwrap_or("");
                     let absolute = if to.starts_with('/') && !to.starts_with("//") {
                         format!(
                             "{}://{}{to}",
@@ -160,14 +207,23 @@ impl Hub {
                     } else {
                         to.to_owned()
                     };
-                    uri = absolute.parse().map_err(|error| failure(&url, format!("leads to {to:?}: {error}")))?;
+                    uri = absolute
+                        .parse()
+                        .map_err(|error| failure(&url, format!("leads to {to:?}: {error}")))?;
                 }
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                     let why = "the hub does not let you: does the model exist? If so, accept its terms there, and set HF_TOKEN";
                     return Err(failure(&url, why));
                 }
-                StatusCode::NOT_FOUND => return Err(failure(&url, "there is no such thing on the hub")),
-                status => return Err(failure(&url, format!("the hub answers with status {status}"))),
+                StatusCode::NOT_FOUND => {
+                    return Err(failure(&url, "there is no such thing on the hub"));
+                }
+                status => {
+                    return Err(failure(
+                        &url,
+                        format!("the hub answers with status {status}"),
+                    ));
+                }
             }
         }
         Err(failure(&url, "it leads from address to address"))
@@ -175,49 +231,97 @@ impl Hub {
 
     /// The GGUF files of a model.
     pub(super) fn list(&self, repo: &str, revision: &str) -> Result<Listing, Failure> {
-        let mut response = self.get(&format!("/api/models/{repo}/revision/{revision}?blobs=true"), None)?;
-        let text = response.body_mut().with_config().limit(MAX_LISTING).read_to_string();
+        let mut response = self.get(
+            &format!("/api/models/{repo}/revision/{revision}?blobs=true"),
+            None,
+        )?;
+        let text = response
+            .body_mut()
+            .with_config()
+            .limit(MAX_LISTING)
+            .read_to_string();
         let value: Value = text
             .map_err(|error| error.to_string())
             .and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string()))
             .map_err(|error| failure(repo, format!("the hub's list of its files: {error}")))?;
-        let commit = hex(value["sha"].as_str(), 40).ok_or_else(|| failure(repo, "the hub names no commit"))?;
+        let commit = hex(value["sha"].as_str(), 40)
+            .ok_or_else(|| failure(repo, "the hub names no commit"))?;
         let mut files = Vec::new();
         for file in value["siblings"].as_array().into_iter().flatten() {
-            let Some(path) = file["rfilename"].as_str().filter(|path| path.ends_with(".gguf")) else { continue };
+            let Some(path) = file["rfilename"]
+                .as_str()
+                .filter(|path| path.ends_with(".gguf"))
+            else {
+                continue;
+            };
             if !is_sound(path) {
                 return Err(failure(repo, format!("{path:?} is no name of a file")));
             }
             let lfs = &file["lfs"];
-            let (Some(bytes), Some(sha256)) = (lfs["size"].as_u64(), hex(lfs["sha256"].as_str(), 64)) else {
-                return Err(failure(repo, format!("the hub tells no size and SHA-256 of {path}")));
+            let (Some(bytes), Some(sha256)) =
+                (lfs["size"].as_u64(), hex(lfs["sha256"].as_str(), 64))
+            else {
+                return Err(failure(
+                    repo,
+                    format!("the hub tells no size and SHA-256 of {path}"),
+                ));
             };
-            files.push(HubFile { path: path.to_owned(), bytes, sha256 });
+            files.push(HubFile {
+                path: path.to_owned(),
+                bytes,
+                sha256,
+            });
         }
-        Ok(Listing { repo: repo.to_owned(), commit, files })
+        Ok(Listing {
+            repo: repo.to_owned(),
+            commit,
+            files,
+        })
     }
 
-    /// The bytes of a file from `from` on, `to` not included; the server has to agree about its size.
-    fn bytes(&self, listing: &Listing, file: &HubFile, from: u64, to: u64) -> Result<impl Read, Failure> {
-        let path = format!("/{}/resolve/{}/{}", listing.repo, listing.commit, file.path.replace(' ', "%20"));
+    /// The bytes of a file from `from` on, `to` not included; the server has to agree about its
+    /// size.
+    fn bytes(
+        &self,
+        listing: &Listing,
+        file: &HubFile,
+        from: u64,
+        to: u64,
+    ) -> Result<impl Read, Failure> {
+        let path = format!(
+            "/{}/resolve/{}/{}",
+            listing.repo,
+            listing.commit,
+            file.path.replace(' ', "%20")
+        );
         let range = (from > 0 || to < file.bytes).then_some((from, Some(to - 1)));
         let response = self.get(&path, range)?;
-        let of = |name| response.headers().get(name).and_then(|value: &header::HeaderValue| value.to_str().ok());
+        let of = |name| {
+            response
+                .headers()
+                .get(name)
+                .and_then(|value: &header::HeaderValue| value.to_str().ok())
+        };
         let agrees = match (response.status(), from) {
             (StatusCode::PARTIAL_CONTENT, _) => {
-                let range = of(header::CONTENT_RANGE).and_then(|range| range.strip_prefix("bytes "));
+                let range =
+                    of(header::CONTENT_RANGE).and_then(|range| range.strip_prefix("bytes "));
                 let numbers = range.and_then(|range| range.split_once('/'));
                 let begin = numbers.and_then(|(range, _)| range.split('-').next()?.parse().ok());
                 let total = numbers.and_then(|(_, total)| total.parse().ok());
                 begin == Some(from) && total == Some(file.bytes)
             }
             // Who does not know ranges sends everything.
-            (_, 0) => of(header::CONTENT_LENGTH).is_none_or(|length| length.parse() == Ok(file.bytes)),
+            (_, 0) => {
+                of(header::CONTENT_LENGTH).is_none_or(|length| length.parse() == Ok(file.bytes))
+            }
             _ => false,
         };
         if !agrees {
-            let why =
-                format!("the server has another size than the hub's {}, or no part from byte {from} on", file.bytes);
+            let why = format!(
+                "the server has another size than the hub's {}, or no part from byte {from} on",
+                file.bytes
+            );
             return Err(failure(&file.path, why));
         }
         Ok(response.into_body().into_reader().take(to - from))
@@ -229,9 +333,13 @@ impl Hub {
         loop {
             let to = want.min(file.bytes);
             let mut prefix = Vec::new();
-            self.bytes(listing, file, 0, to)?.read_to_end(&mut prefix).map_err(|error| failure(&file.path, error))?;
+            self.bytes(listing, file, 0, to)?
+                .read_to_end(&mut prefix)
+                .map_err(|error| failure(&file.path, error))?;
             match Header::parse(&prefix, file.bytes) {
-                Err(GgufError::HeaderIncomplete { need, .. }) if to < file.bytes && want < MAX_HEADER => {
+                Err(GgufError::HeaderIncomplete { need, .. })
+                    if to < file.bytes && want < MAX_HEADER =>
+                {
                     want = need.max(4 * want).min(MAX_HEADER);
                 }
                 other => return other.map_err(|error| failure(&file.path, error)),
@@ -239,7 +347,8 @@ impl Hub {
         }
     }
 
-    /// Gives the bytes of a file from `from` on to `write`, with how many there are then. Goes on where a connection broke off.
+    /// Gives the bytes of a file from `from` on to `write`, with how many there are then. Goes on
+    /// where a connection broke off.
     pub(super) fn download(
         &self,
         listing: &Listing,
@@ -291,7 +400,10 @@ mod tests {
         for path in ["a.gguf", "BF16/a-00001-of-00002.gguf", "a (1).gguf"] {
             assert!(is_sound(path), "{path}");
         }
-        for path in ["../a", "a/../b", "/a", "a//b", "a\\b", "C:a", "", ".a", "a/.", "a\0b", "a%2f", "a ", "a#b"] {
+        for path in [
+            "../a", "a/../b", "/a", "a//b", "a\\b", "C:a", "", ".a", "a/.", "a\0b", "a%2f", "a ",
+            "a#b",
+        ] {
             assert!(!is_sound(path), "{path}");
         }
     }
@@ -300,7 +412,12 @@ mod tests {
     fn only_the_hub_is_asked() {
         let hub = |endpoint: &'static str| {
             let agent = Agent::new_with_defaults();
-            Hub { agent, endpoint: Uri::from_static(endpoint), token: None, hosts: vec!["mirror.example".into()] }
+            Hub {
+                agent,
+                endpoint: Uri::from_static(endpoint),
+                token: None,
+                hosts: vec!["mirror.example".into()],
+            }
         };
         let usual = hub(ENDPOINT);
         let allows = |hub: &Hub, uri: &'static str| hub.is_allowed(&Uri::from_static(uri));
@@ -325,6 +442,8 @@ mod tests {
             assert!(!allows(&usual, uri), "{uri}");
         }
         let local = hub("http://127.0.0.1:8000");
-        assert!(allows(&local, "http://127.0.0.1:8000/a") && !allows(&local, "http://127.0.0.1:8001/a"));
+        assert!(
+            allows(&local, "http://127.0.0.1:8000/a") && !allows(&local, "http://127.0.0.1:8001/a")
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! Models by name: `ruvllm pull`, `list` and `rm`, and `-hf` of subcommands that open a model.
 //!
-//! `hub.rs` speaks to Hugging Face's hub, `cache.rs` knows its usual folder on this machine. A model's header comes
-//! first, so that one that this build cannot run is refused before it is downloaded.
+//! `hub.rs` speaks to Hugging Face's hub, `cache.rs` knows its usual folder on this machine. A
+//! model's header comes first, so that one that this build cannot run is refused before it is
+//! downloaded.
 
 mod cache;
 mod hub;
@@ -71,7 +72,9 @@ impl FromStr for Name {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Name, String> {
-        let (repo, quant) = text.split_once(':').map_or((text, None), |(repo, quant)| (repo, Some(quant)));
+        let (repo, quant) = text
+            .split_once(':')
+            .map_or((text, None), |(repo, quant)| (repo, Some(quant)));
         let sound = |part: &str| {
             let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             // What the hub allows: the two dashes separate names in the cache.
@@ -82,9 +85,10 @@ impl FromStr for Name {
                 && !part.contains("..")
         };
         match repo.split_once('/') {
-            Some((owner, name)) if sound(owner) && sound(name) && quant != Some("") => {
-                Ok(Name { repo: repo.to_owned(), quant: quant.map(str::to_owned) })
-            }
+            Some((owner, name)) if sound(owner) && sound(name) && quant != Some("") => Ok(Name {
+                repo: repo.to_owned(),
+                quant: quant.map(str::to_owned),
+            }),
             _ => Err("expected OWNER/NAME or OWNER/NAME:QUANT, as the hub has it".into()),
         }
     }
@@ -115,23 +119,41 @@ pub(super) fn pull(args: &PullArgs) -> Result<(), Failure> {
 pub(super) fn list(args: &ListArgs) -> Result<(), Failure> {
     let models = Cache::open()?.models()?;
     if args.json {
-        let row = |m: &Cached| json!({"repo": m.repo, "file": m.file, "bytes": m.bytes, "path": m.path});
+        let row =
+            |m: &Cached| json!({"repo": m.repo, "file": m.file, "bytes": m.bytes, "path": m.path});
         return print_json(&models.iter().map(row).collect());
     }
-    models.iter().try_for_each(|m| print(format!("{:>10}  {}:{}\n", size(m.bytes), m.repo, m.file)))
+    models
+        .iter()
+        .try_for_each(|m| print(format!("{:>10}  {}:{}\n", size(m.bytes), m.repo, m.file)))
 }
 
 pub(super) fn rm(args: &RmArgs) -> Result<(), Failure> {
     let cache = Cache::open()?;
-    let models = cache.models()?.into_iter().filter(|m| m.repo == args.model.repo);
-    let matches = |m: &Cached| args.model.quant.as_deref().is_none_or(|quant| has_word(&m.file, quant));
+    let models = cache
+        .models()?
+        .into_iter()
+        .filter(|m| m.repo == args.model.repo);
+    let matches = |m: &Cached| {
+        args.model
+            .quant
+            .as_deref()
+            .is_none_or(|quant| has_word(&m.file, quant))
+    };
     let models: Vec<_> = models.filter(matches).collect();
     if models.is_empty() {
-        return Err(Failure::Work("there is no such model here: `ruvllm list` lists them".into()));
+        return Err(Failure::Work(
+            "there is no such model here: `ruvllm list` lists them".into(),
+        ));
     }
     for model in &models {
         cache.remove(model)?;
-        note(format!("removed {}:{} ({})", model.repo, model.file, size(model.bytes)));
+        note(format!(
+            "removed {}:{} ({})",
+            model.repo,
+            model.file,
+            size(model.bytes)
+        ));
     }
     Ok(())
 }
@@ -140,8 +162,14 @@ pub(super) fn rm(args: &RmArgs) -> Result<(), Failure> {
 pub(super) fn resolve(name: &Name) -> Result<PathBuf, Failure> {
     let here = Cache::open()?.newest(&name.repo)?;
     let groups = group(here.into_iter().map(|m| (m.file.clone(), m)).collect());
-    let mut groups: Vec<_> =
-        groups.into_iter().filter(|g| name.quant.as_deref().is_none_or(|quant| has_word(&g.name, quant))).collect();
+    let mut groups: Vec<_> = groups
+        .into_iter()
+        .filter(|g| {
+            name.quant
+                .as_deref()
+                .is_none_or(|quant| has_word(&g.name, quant))
+        })
+        .collect();
     match groups.pop() {
         Some(group) if groups.is_empty() && group.is_whole => Ok(group.files[0].path.clone()),
         _ => fetch(name, &Revision("main".into()), &[]),
@@ -155,9 +183,17 @@ fn fetch(name: &Name, revision: &Revision, hosts: &[String]) -> Result<PathBuf, 
     let group = choose(&hub, &listing, name)?;
     let n = group.files.len();
     for (i, file) in group.files.iter().enumerate() {
-        let part = if n > 1 { format!(", part {} of {n}", i + 1) } else { String::new() };
+        let part = if n > 1 {
+            format!(", part {} of {n}", i + 1)
+        } else {
+            String::new()
+        };
         if !cache.has(&listing.repo, file) {
-            note(format!("downloading {} ({}{part})", file.path, size(file.bytes)));
+            note(format!(
+                "downloading {} ({}{part})",
+                file.path,
+                size(file.bytes)
+            ));
         }
         let mut bar = None;
         cache.download(&listing.repo, file, |from, write| {
@@ -187,7 +223,11 @@ struct Group<T> {
 fn part_of(path: &str) -> Option<(&str, usize, usize)> {
     let (rest, count) = path.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (stem, part) = rest.rsplit_once('-')?;
-    let number = |text: &str| text.parse().ok().filter(|_| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit()));
+    let number = |text: &str| {
+        text.parse()
+            .ok()
+            .filter(|_| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit()))
+    };
     Some((stem, number(part)?, number(count)?))
 }
 
@@ -196,7 +236,9 @@ fn group<T>(mut files: Vec<(String, T)>) -> Vec<Group<T>> {
     files.retain(|(path, _)| {
         let file_name = path.rsplit('/').next().unwrap_or(path);
         // What goes with a model, but is none.
-        path.ends_with(".gguf") && !file_name.starts_with("mmproj") && !file_name.contains("imatrix")
+        path.ends_with(".gguf")
+            && !file_name.starts_with("mmproj")
+            && !file_name.contains("imatrix")
     });
     files.sort_by(|(a, _), (b, _)| a.cmp(b));
     let mut groups: Vec<(Option<String>, usize, Group<T>)> = Vec::new();
@@ -207,30 +249,57 @@ fn group<T>(mut files: Vec<(String, T)>) -> Vec<Group<T>> {
             Some((last, _, group)) if stem.is_some() && *last == stem => group.files.push(file),
             _ => {
                 let count = part.map_or(1, |(.., count)| count);
-                groups.push((stem, count, Group { name: path, files: vec![file], is_whole: false }));
+                groups.push((
+                    stem,
+                    count,
+                    Group {
+                        name: path,
+                        files: vec![file],
+                        is_whole: false,
+                    },
+                ));
             }
         }
     }
-    let whole = |(_, count, group): (_, usize, Group<T>)| Group { is_whole: group.files.len() == count, ..group };
+    let whole = |(_, count, group): (_, usize, Group<T>)| Group {
+        is_whole: group.files.len() == count,
+        ..group
+    };
     groups.into_iter().map(whole).collect()
 }
 
-/// Whether a path contains a word, between characters that belong to none: `Q4_K` is not in `Q4_K_M`.
+/// Whether a path contains a word, between characters that belong to none: `Q4_K` is not in
+/// `Q4_K_M`.
 fn has_word(path: &str, word: &str) -> bool {
     let (path, word) = (path.to_ascii_lowercase(), word.to_ascii_lowercase());
     let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
-    path.match_indices(&word)
-        .any(|(at, _)| !is_part(path[..at].chars().next_back()) && !is_part(path[at + word.len()..].chars().next()))
+    path.match_indices(&word).any(|(at, _)| {
+        !is_part(path[..at].chars().next_back()) && !is_part(path[at + word.len()..].chars().next())
+    })
 }
 
 /// The model that is asked for; without a word for its name, the largest that fits into memory.
 fn choose<'a>(hub: &Hub, listing: &'a Listing, name: &Name) -> Result<Group<&'a HubFile>, Failure> {
-    let files = listing.files.iter().map(|file| (file.path.clone(), file)).collect();
-    let mut groups: Vec<Group<&HubFile>> = group(files).into_iter().filter(|group| group.is_whole).collect();
-    let names =
-        |groups: &[Group<&HubFile>]| groups.iter().map(|group| format!("\n  {}", group.name)).collect::<String>();
+    let files = listing
+        .files
+        .iter()
+        .map(|file| (file.path.clone(), file))
+        .collect();
+    let mut groups: Vec<Group<&HubFile>> = group(files)
+        .into_iter()
+        .filter(|group| group.is_whole)
+        .collect();
+    let names = |groups: &[Group<&HubFile>]| {
+        groups
+            .iter()
+            .map(|group| format!("\n  {}", group.name))
+            .collect::<String>()
+    };
     if groups.is_empty() {
-        return Err(Failure::Work(format!("{}: there is no GGUF file in it", name.repo)));
+        return Err(Failure::Work(format!(
+            "{}: there is no GGUF file in it",
+            name.repo
+        )));
     }
     if let Some(quant) = &name.quant {
         let all = names(&groups);
@@ -238,13 +307,21 @@ fn choose<'a>(hub: &Hub, listing: &'a Listing, name: &Name) -> Result<Group<&'a 
         return match (groups.pop(), groups.is_empty()) {
             (Some(group), true) => match plan(&header(hub, listing, &group)?) {
                 Ok(_) => Ok(group),
-                Err(obstacle) => Err(Failure::Work(format!("{}: this build cannot run it: {obstacle}", group.name))),
+                Err(obstacle) => Err(Failure::Work(format!(
+                    "{}: this build cannot run it: {obstacle}",
+                    group.name
+                ))),
             },
             (Some(last), false) => {
                 groups.push(last);
-                Err(Failure::Usage(format!("{quant} is in the names of several:{}", names(&groups))))
+                Err(Failure::Usage(format!(
+                    "{quant} is in the names of several:{}",
+                    names(&groups)
+                )))
             }
-            (None, _) => Err(Failure::Usage(format!("{quant} is in the name of none of these:{all}"))),
+            (None, _) => Err(Failure::Usage(format!(
+                "{quant} is in the name of none of these:{all}"
+            ))),
         };
     }
     let bytes = |group: &Group<&HubFile>| group.files.iter().map(|file| file.bytes).sum::<u64>();
@@ -260,7 +337,12 @@ fn choose<'a>(hub: &Hub, listing: &'a Listing, name: &Name) -> Result<Group<&'a 
     for group in groups {
         // Weights alone are too many; nothing has to be asked for that.
         if bytes(&group) > memory {
-            obstacles += &format!("\n  {}: {} of {}", group.name, size(bytes(&group)), size(memory));
+            obstacles += &format!(
+                "\n  {}: {} of {}",
+                group.name,
+                size(bytes(&group)),
+                size(memory)
+            );
             continue;
         }
         let plan = match plan(&header(hub, listing, &group)?) {
@@ -279,9 +361,17 @@ fn choose<'a>(hub: &Hub, listing: &'a Listing, name: &Name) -> Result<Group<&'a 
             ));
             return Ok(group);
         }
-        obstacles += &format!("\n  {}: {} of {}", group.name, size(plan.total()), size(memory));
+        obstacles += &format!(
+            "\n  {}: {} of {}",
+            group.name,
+            size(plan.total()),
+            size(memory)
+        );
     }
-    Err(Failure::Work(format!("{}: nothing of it can be run here:{obstacles}", name.repo)))
+    Err(Failure::Work(format!(
+        "{}: nothing of it can be run here:{obstacles}",
+        name.repo
+    )))
 }
 
 /// What a model with this header takes, or why this build cannot run it.
@@ -289,7 +379,8 @@ fn plan(header: &Header) -> Result<MemoryPlan, String> {
     let hparams = Hparams::of(&header.metadata, &header.tensors);
     let tokenizer = Tokenizer::opt_from_metadata(&header.metadata);
     match (obstacle(header, &hparams, &tokenizer), hparams) {
-        (None, Ok(h)) => MemoryPlan::of_header(header, &h, &PlanOptions::default()).map_err(|error| error.to_string()),
+        (None, Ok(h)) => MemoryPlan::of_header(header, &h, &PlanOptions::default())
+            .map_err(|error| error.to_string()),
         (obstacle, _) => Err(obstacle.unwrap_or_default()),
     }
 }
@@ -309,11 +400,16 @@ mod tests {
 
     #[test]
     fn names() {
-        let name = |repo: &str, quant: Option<&str>| Name { repo: repo.into(), quant: quant.map(str::to_owned) };
+        let name = |repo: &str, quant: Option<&str>| Name {
+            repo: repo.into(),
+            quant: quant.map(str::to_owned),
+        };
         assert_eq!("a/b-GGUF".parse(), Ok(name("a/b-GGUF", None)));
         assert_eq!("a/b:Q4_K_M".parse(), Ok(name("a/b", Some("Q4_K_M"))));
-        for text in ["", "a", "a/b/c", "../b", "a/..", "a/b:", "a--b/c", "/b", "a/", "-a/b", "a/b c", "a\\b/c", "ä/b"]
-        {
+        for text in [
+            "", "a", "a/b/c", "../b", "a/..", "a/b:", "a--b/c", "/b", "a/", "-a/b", "a/b c",
+            "a\\b/c", "ä/b",
+        ] {
             assert!(text.parse::<Name>().is_err(), "{text}");
         }
     }
@@ -349,7 +445,10 @@ mod tests {
             "d-1-of-2.gguf",
         ];
         let groups = group(paths.iter().map(|path| (path.to_string(), *path)).collect());
-        let found: Vec<_> = groups.iter().map(|g| (g.name.as_str(), g.files.len(), g.is_whole)).collect();
+        let found: Vec<_> = groups
+            .iter()
+            .map(|g| (g.name.as_str(), g.files.len(), g.is_whole))
+            .collect();
         let expected = [
             ("a.gguf", 1, true),
             ("b-00001-of-00003.gguf", 3, true),

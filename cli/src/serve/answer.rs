@@ -47,7 +47,16 @@ impl Answer {
         parser: Option<TurnParser>,
         one_call: bool,
     ) -> Answer {
-        Answer { index, n_prompt, stream, parser, n_calls: 0, one_call, is_over: false, recorder: None }
+        Answer {
+            index,
+            n_prompt,
+            stream,
+            parser,
+            n_calls: 0,
+            one_call,
+            is_over: false,
+            recorder: None,
+        }
     }
 
     /// The same, which is recorded at its end.
@@ -195,6 +204,10 @@ pub(super) fn token_text(app: &App, token: u32) -> String {
 pub(super) fn chat_logprob(app: &App, token: u32, logprob: f32) -> Value {
     let bytes = app.tokenizer.token_bytes(token).unwrap_or_default();
     // JSON has no infinities; the OpenAI API's own smallest is -9999.
-    let logprob = if logprob.is_finite() { logprob } else { -9999.0 };
+    let logprob = if logprob.is_finite() {
+        logprob
+    } else {
+        -9999.0
+    };
     json!({"token": String::from_utf8_lossy(&bytes), "logprob": logprob, "bytes": bytes})
 }

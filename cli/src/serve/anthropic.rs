@@ -24,7 +24,10 @@ pub(super) async fn messages(
         // The API has no default.
         let max_tokens: i64 = fields.need("max_tokens")?;
         if max_tokens < 1 {
-            return Err(ApiError::field("max_tokens", format!("expected 1 or more, found {max_tokens}")));
+            return Err(ApiError::field(
+                "max_tokens",
+                format!("expected 1 or more, found {max_tokens}"),
+            ));
         }
         fields.set("max_tokens", max_tokens.into())?;
         translate(&mut fields)?;
@@ -32,17 +35,28 @@ pub(super) async fn messages(
         fields.finish()?;
         let (job, answers) = turn.submit().await?;
         drop(share);
-        let Some(answer) = answers.into_iter().next() else { return Err(ApiError::internal("there is no answer")) };
+        let Some(answer) = answers.into_iter().next() else {
+            return Err(ApiError::internal("there is no answer"));
+        };
         let (id, model) = (new_id("msg_"), job.app.name.clone());
         let stops = (job.app.stop.len(), job.params.stop.clone());
-        let message = Message { id, model, stops, n_prompt: answer.n_prompt, delta: ("", "") };
+        let message = Message {
+            id,
+            model,
+            stops,
+            n_prompt: answer.n_prompt,
+            delta: ("", ""),
+        };
         if job.params.stream {
             return Ok(stream(message, answer));
         }
         let (blocks, answer) = whole(answer).await?;
         let content = blocks.into_iter().map(content_block).collect::<Vec<_>>();
         let (reason, stop) = message.end_of(&answer);
-        Ok(json_response(StatusCode::OK, &message.json(content, Some(reason), stop, usage(&answer))))
+        Ok(json_response(
+            StatusCode::OK,
+            &message.json(content, Some(reason), stop, usage(&answer)),
+        ))
     };
     run.await.map_err(ApiError::of_anthropic)
 }
@@ -57,7 +71,10 @@ pub(super) async fn count_tokens(
         translate(&mut fields)?;
         let turn = Turn::of(shared.app()?, caller, &mut fields)?;
         fields.finish()?;
-        Ok(json_response(StatusCode::OK, &json!({"input_tokens": turn.count_tokens().await?})))
+        Ok(json_response(
+            StatusCode::OK,
+            &json!({"input_tokens": turn.count_tokens().await?}),
+        ))
     };
     run.await.map_err(ApiError::of_anthropic)
 }
@@ -70,12 +87,23 @@ fn translate(fields: &mut Fields) -> Result<(), ApiError> {
     if let Some(system) = fields.take::<Value>("system")? {
         messages.push(json!({"role": "system", "content": text_of("system", &system)?}));
     }
-    for (i, message) in fields.need::<Vec<Value>>("messages")?.into_iter().enumerate() {
+    for (i, message) in fields
+        .need::<Vec<Value>>("messages")?
+        .into_iter()
+        .enumerate()
+    {
         add_message(&format!("messages[{i}]"), message, &mut messages)?;
     }
     fields.set("messages", messages.into())?;
     if let Some(tools) = fields.take::<Vec<Value>>("tools")? {
-        fields.set("tools", tools.into_iter().enumerate().map(tool).collect::<Result<Value, _>>()?)?;
+        fields.set(
+            "tools",
+            tools
+                .into_iter()
+                .enumerate()
+                .map(tool)
+                .collect::<Result<Value, _>>()?,
+        )?;
     }
     if let Some(mut choice) = fields.object("tool_choice")? {
         let kind: String = choice.need("type")?;
@@ -84,10 +112,18 @@ fn translate(fields: &mut Fields) -> Result<(), ApiError> {
             ("auto" | "none", None) => json!(kind),
             ("any", None) => json!("required"),
             ("tool", Some(name)) => json!({"type": "function", "function": {"name": name}}),
-            _ => return Err(ApiError::field("tool_choice", "expected auto, any, none, or tool and a name")),
+            _ => {
+                return Err(ApiError::field(
+                    "tool_choice",
+                    "expected auto, any, none, or tool and a name",
+                ));
+            }
         };
         fields.set("tool_choice", choice_json)?;
-        fields.set("parallel_tool_calls", (!choice.flag("disable_parallel_tool_use")?).into())?;
+        fields.set(
+            "parallel_tool_calls",
+            (!choice.flag("disable_parallel_tool_use")?).into(),
+        )?;
         choice.finish()?;
     }
     if let Some(mut thinking) = fields.object("thinking")? {
@@ -98,11 +134,23 @@ fn translate(fields: &mut Fields) -> Result<(), ApiError> {
         let enable = match &kind[..] {
             "enabled" | "adaptive" => true,
             "disabled" => false,
-            other => return Err(ApiError::field("thinking", format!("the type {other:?} is not known"))),
+            other => {
+                return Err(ApiError::field(
+                    "thinking",
+                    format!("the type {other:?} is not known"),
+                ));
+            }
         };
         fields.set("chat_template_kwargs", json!({"enable_thinking": enable}))?;
     }
-    fields.ignore(&["metadata", "service_tier", "container", "context_management", "cache_control", "betas"]);
+    fields.ignore(&[
+        "metadata",
+        "service_tier",
+        "container",
+        "context_management",
+        "cache_control",
+        "betas",
+    ]);
     Ok(())
 }
 
@@ -110,9 +158,10 @@ fn translate(fields: &mut Fields) -> Result<(), ApiError> {
 fn text_of(place: &str, value: &Value) -> Result<String, ApiError> {
     let block = |block: &Value| match (block["type"].as_str(), block["text"].as_str()) {
         (Some("text"), Some(text)) => Ok(text.to_owned()),
-        (kind, _) => {
-            Err(ApiError::field(place, format!("blocks of the type {kind:?} are not supported here, only text")))
-        }
+        (kind, _) => Err(ApiError::field(
+            place,
+            format!("blocks of the type {kind:?} are not supported here, only text"),
+        )),
     };
     match value {
         Value::String(text) => Ok(text.clone()),
@@ -121,10 +170,14 @@ fn text_of(place: &str, value: &Value) -> Result<String, ApiError> {
     }
 }
 
-/// Adds a message as those of chat completions are: results of calls are messages of their own there.
+/// Adds a message as those of chat completions are: results of calls are messages of their own
+/// there.
 fn add_message(place: &str, message: Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
-    let role = message["role"].as_str().filter(|role| ["user", "assistant", "system"].contains(role));
-    let role = role.ok_or_else(|| ApiError::field(place, "the role is none of user, assistant and system"))?;
+    let role = message["role"]
+        .as_str()
+        .filter(|role| ["user", "assistant", "system"].contains(role));
+    let role = role
+        .ok_or_else(|| ApiError::field(place, "the role is none of user, assistant and system"))?;
     let Value::Array(blocks) = &message["content"] else {
         let content = text_of(place, &message["content"])?;
         messages.push(json!({"role": role, "content": content}));
@@ -133,7 +186,9 @@ fn add_message(place: &str, message: Value, messages: &mut Vec<Value>) -> Result
     let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
     for block in blocks {
         let field = |name: &str| {
-            block[name].as_str().ok_or_else(|| ApiError::field(place, format!("a block has no text {name:?}")))
+            block[name]
+                .as_str()
+                .ok_or_else(|| ApiError::field(place, format!("a block has no text {name:?}")))
         };
         match block["type"].as_str() {
             Some("text") => text.push_str(field("text")?),
@@ -152,7 +207,10 @@ fn add_message(place: &str, message: Value, messages: &mut Vec<Value>) -> Result
             }
             _ => {
                 let kind = &block["type"];
-                return Err(ApiError::field(place, format!("blocks of the type {kind} are not supported")));
+                return Err(ApiError::field(
+                    place,
+                    format!("blocks of the type {kind} are not supported"),
+                ));
             }
         }
     }
@@ -172,12 +230,25 @@ fn add_message(place: &str, message: Value, messages: &mut Vec<Value>) -> Result
 
 fn tool((i, tool): (usize, Value)) -> Result<Value, ApiError> {
     let place = format!("tools[{i}]");
-    let Value::Object(mut tool) = tool else { return Err(ApiError::field(&place, "expected an object")) };
-    if let Some(kind) = tool.get("type").and_then(Value::as_str).filter(|&kind| kind != "custom") {
-        return Err(ApiError::field(&place, format!("the server has no tool of the type {kind:?}")));
+    let Value::Object(mut tool) = tool else {
+        return Err(ApiError::field(&place, "expected an object"));
+    };
+    if let Some(kind) = tool
+        .get("type")
+        .and_then(Value::as_str)
+        .filter(|&kind| kind != "custom")
+    {
+        return Err(ApiError::field(
+            &place,
+            format!("the server has no tool of the type {kind:?}"),
+        ));
     }
     let mut function = Map::new();
-    for (name, elsewhere) in [("name", "name"), ("description", "description"), ("input_schema", "parameters")] {
+    for (name, elsewhere) in [
+        ("name", "name"),
+        ("description", "description"),
+        ("input_schema", "parameters"),
+    ] {
         function.extend(tool.remove(name).map(|value| (elsewhere.to_owned(), value)));
     }
     Ok(json!({"type": "function", "function": function}))
@@ -186,8 +257,14 @@ fn tool((i, tool): (usize, Value)) -> Result<Value, ApiError> {
 fn content_block(block: Block) -> Value {
     match block {
         Block::Text(text) => json!({"type": "text", "text": text}),
-        Block::Reasoning(thinking) => json!({"type": "thinking", "thinking": thinking, "signature": ""}),
-        Block::Call { id, name, arguments } => {
+        Block::Reasoning(thinking) => {
+            json!({"type": "thinking", "thinking": thinking, "signature": ""})
+        }
+        Block::Call {
+            id,
+            name,
+            arguments,
+        } => {
             let input: Value = serde_json::from_str(&arguments).unwrap_or_else(|_| json!({}));
             json!({"type": "tool_use", "id": id, "name": name, "input": input})
         }
@@ -219,7 +296,13 @@ struct Message {
 }
 
 impl Message {
-    fn json(&self, content: Vec<Value>, reason: Option<&str>, stop: Option<&str>, usage: Value) -> Value {
+    fn json(
+        &self,
+        content: Vec<Value>,
+        reason: Option<&str>,
+        stop: Option<&str>,
+        usage: Value,
+    ) -> Value {
         json!({
             "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
             "stop_reason": reason, "stop_sequence": stop, "usage": usage,
@@ -231,7 +314,11 @@ impl Message {
         match answer.finish_reason() {
             "tool_calls" => ("tool_use", None),
             "length" => ("max_tokens", None),
-            _ => match answer.finish().and_then(|finish| finish.stop).filter(|&i| i >= self.stops.0) {
+            _ => match answer
+                .finish()
+                .and_then(|finish| finish.stop)
+                .filter(|&i| i >= self.stops.0)
+            {
                 Some(i) => ("stop_sequence", Some(&self.stops.1[i])),
                 None => ("end_turn", None),
             },
@@ -268,7 +355,10 @@ impl Events for Message {
     fn end(&mut self, answer: &Answer) -> Vec<Value> {
         let (reason, stop) = self.end_of(answer);
         let delta = json!({"stop_reason": reason, "stop_sequence": stop});
-        vec![json!({"type": "message_delta", "delta": delta, "usage": usage(answer)}), json!({"type": "message_stop"})]
+        vec![
+            json!({"type": "message_delta", "delta": delta, "usage": usage(answer)}),
+            json!({"type": "message_stop"}),
+        ]
     }
 
     fn failed(&mut self, error: ApiError) -> Vec<Value> {

@@ -1,5 +1,5 @@
-//! Answers as lists of blocks, which is how Anthropic's API and OpenAI's Responses tell them: stretches of text, stretches
-//! of reasoning, and calls.
+//! Answers as lists of blocks, which is how Anthropic's API and OpenAI's Responses tell them:
+//! stretches of text, stretches of reasoning, and calls.
 
 use super::answer::{Answer, Delta, call_id};
 use super::error::ApiError;
@@ -27,12 +27,19 @@ pub(super) enum Block {
 impl Block {
     fn text(&mut self) -> &mut String {
         match self {
-            Block::Reasoning(text) | Block::Text(text) | Block::Call { arguments: text, .. } => text,
+            Block::Reasoning(text)
+            | Block::Text(text)
+            | Block::Call {
+                arguments: text, ..
+            } => text,
         }
     }
 
     fn goes_on_as(&self, next: &Block) -> bool {
-        matches!((self, next), (Block::Text(_), Block::Text(_)) | (Block::Reasoning(_), Block::Reasoning(_)))
+        matches!(
+            (self, next),
+            (Block::Text(_), Block::Text(_)) | (Block::Reasoning(_), Block::Reasoning(_))
+        )
     }
 }
 
@@ -59,11 +66,19 @@ impl Blocks {
             Delta::Text(text) => (Block::Text(String::new()), text),
             Delta::Reasoning(text) => (Block::Reasoning(String::new()), text),
             Delta::Call(_, call) => {
-                let block = Block::Call { id: call_id(&call), name: call.name, arguments: String::new() };
+                let block = Block::Call {
+                    id: call_id(&call),
+                    name: call.name,
+                    arguments: String::new(),
+                };
                 (block, Value::Object(call.arguments).to_string())
             }
         };
-        if !self.open.as_ref().is_some_and(|open| open.goes_on_as(&block)) {
+        if !self
+            .open
+            .as_ref()
+            .is_some_and(|open| open.goes_on_as(&block))
+        {
             self.end(each);
             each(self.n_whole, Change::Begin(block.clone()));
         }
@@ -88,7 +103,10 @@ pub(super) async fn whole(mut answer: Answer) -> Result<(Vec<Block>, Answer), Ap
         }
     };
     while let Some(step) = answer.next().await {
-        step?.deltas.into_iter().for_each(|delta| blocks.push(delta, &mut keep));
+        step?
+            .deltas
+            .into_iter()
+            .for_each(|delta| blocks.push(delta, &mut keep));
     }
     blocks.end(&mut keep);
     Ok((all, answer))
@@ -106,30 +124,36 @@ pub(super) trait Events: Send + 'static {
 /// An answer as it comes.
 pub(super) fn stream(api: impl Events, answer: Answer) -> Response {
     let begin = (api, answer, Blocks::default(), false, false);
-    let values = stream::unfold(begin, |(mut api, mut answer, mut blocks, has_begun, has_ended)| async move {
-        if has_ended {
-            return None;
-        }
-        if !has_begun {
-            return Some((api.begin(), (api, answer, blocks, true, false)));
-        }
-        let mut values = Vec::new();
-        let (step, mut has_ended) = (answer.next().await, false);
-        let mut each = |i, change| values.extend(api.change(i, change));
-        match step {
-            Some(Ok(step)) => step.deltas.into_iter().for_each(|delta| blocks.push(delta, &mut each)),
-            Some(Err(error)) => {
-                values = api.failed(error);
-                has_ended = true;
+    let values = stream::unfold(
+        begin,
+        |(mut api, mut answer, mut blocks, has_begun, has_ended)| async move {
+            if has_ended {
+                return None;
             }
-            None => {
-                blocks.end(&mut each);
-                values.extend(api.end(&answer));
-                has_ended = true;
+            if !has_begun {
+                return Some((api.begin(), (api, answer, blocks, true, false)));
             }
-        }
-        Some((values, (api, answer, blocks, true, has_ended)))
-    });
+            let mut values = Vec::new();
+            let (step, mut has_ended) = (answer.next().await, false);
+            let mut each = |i, change| values.extend(api.change(i, change));
+            match step {
+                Some(Ok(step)) => step
+                    .deltas
+                    .into_iter()
+                    .for_each(|delta| blocks.push(delta, &mut each)),
+                Some(Err(error)) => {
+                    values = api.failed(error);
+                    has_ended = true;
+                }
+                None => {
+                    blocks.end(&mut each);
+                    values.extend(api.end(&answer));
+                    has_ended = true;
+                }
+            }
+            Some((values, (api, answer, blocks, true, has_ended)))
+        },
+    );
     let named = |value: Value| {
         let event = Event::default().event(value["type"].as_str().unwrap_or_default());
         Ok(event.data(value.to_string()))

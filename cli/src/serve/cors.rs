@@ -1,5 +1,6 @@
 //! Requests that browsers send for pages of other origins (<https://fetch.spec.whatwg.org/#http-cors-protocol>): allowed
-//! for those that `--cors-origins` names. The server knows no cookies, so pages never send a user's rights along.
+//! for those that `--cors-origins` names. The server knows no cookies, so pages never send a user's
+//! rights along.
 
 use super::Shared;
 use axum::extract::{Request, State};
@@ -10,25 +11,47 @@ use axum::response::{IntoResponse, Response};
 /// An origin as browsers write it, or `*`.
 pub(super) fn origin(text: &str) -> Result<HeaderValue, String> {
     let text = text.trim().trim_end_matches('/');
-    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    let rest = text
+        .strip_prefix("https://")
+        .or_else(|| text.strip_prefix("http://"));
     if text != "*" && rest.is_none_or(|rest| rest.is_empty() || rest.contains('/')) {
-        return Err("expected * or an origin, as in https://example.com or http://localhost:3000".into());
+        return Err(
+            "expected * or an origin, as in https://example.com or http://localhost:3000".into(),
+        );
     }
     HeaderValue::from_str(text).map_err(|error| error.to_string())
 }
 
-/// Answers the question of a browser whether it may ask, and tells it that its page may read the answer.
+/// Answers the question of a browser whether it may ask, and tells it that its page may read the
+/// answer.
 pub(super) async fn allow(State(shared): State<Shared>, request: Request, next: Next) -> Response {
     let origins = &*shared.origins;
     if origins.is_empty() {
         return next.run(request).await;
     }
-    let is_allowed = |origin: &&HeaderValue| origins.iter().any(|allowed| allowed == "*" || allowed == *origin);
-    let origin = request.headers().get(header::ORIGIN).filter(is_allowed).cloned();
-    let wanted = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
-    let is_question =
-        *request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
-    let mut response = if is_question { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
+    let is_allowed = |origin: &&HeaderValue| {
+        origins
+            .iter()
+            .any(|allowed| allowed == "*" || allowed == *origin)
+    };
+    let origin = request
+        .headers()
+        .get(header::ORIGIN)
+        .filter(is_allowed)
+        .cloned();
+    let wanted = request
+        .headers()
+        .get(header::ACCESS_CONTROL_REQUEST_HEADERS)
+        .cloned();
+    let is_question = *request.method() == Method::OPTIONS
+        && request
+            .headers()
+            .contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    let mut response = if is_question {
+        StatusCode::NO_CONTENT.into_response()
+    } else {
+        next.run(request).await
+    };
     let headers = response.headers_mut();
     // Caches must not give one origin the answer of another.
     headers.append(header::VARY, HeaderValue::from_static("origin"));
@@ -44,8 +67,14 @@ pub(super) async fn allow(State(shared): State<Shared>, request: Request, next: 
 }
 
 fn question(headers: &mut HeaderMap, wanted: Option<HeaderValue>) {
-    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
-    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    headers.insert(
+        header::ACCESS_CONTROL_ALLOW_METHODS,
+        HeaderValue::from_static("GET, POST"),
+    );
+    headers.insert(
+        header::ACCESS_CONTROL_MAX_AGE,
+        HeaderValue::from_static("600"),
+    );
     if let Some(wanted) = wanted {
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);
     }
@@ -57,12 +86,21 @@ mod tests {
 
     #[test]
     fn origins() {
-        for (text, expected) in
-            [("*", "*"), ("https://a.example", "https://a.example"), (" http://b:1/ ", "http://b:1")]
-        {
+        for (text, expected) in [
+            ("*", "*"),
+            ("https://a.example", "https://a.example"),
+            (" http://b:1/ ", "http://b:1"),
+        ] {
             assert_eq!(origin(text).unwrap(), expected);
         }
-        for wrong in ["", "a.example", "https://", "https://a/b", "https://a\u{1}", "null"] {
+        for wrong in [
+            "",
+            "a.example",
+            "https://",
+            "https://a/b",
+            "https://a\u{1}",
+            "null",
+        ] {
             assert!(origin(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -22,8 +22,19 @@ pub(super) struct ApiError {
 }
 
 impl ApiError {
-    pub(super) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { status, kind, message: message.into(), param: None, code: None, is_anthropic: false }
+    pub(super) fn new(
+        status: StatusCode,
+        kind: &'static str,
+        message: impl Into<String>,
+    ) -> ApiError {
+        ApiError {
+            status,
+            kind,
+            message: message.into(),
+            param: None,
+            code: None,
+            is_anthropic: false,
+        }
     }
 
     /// The request makes no sense.
@@ -33,12 +44,19 @@ impl ApiError {
 
     /// A field makes no sense.
     pub(super) fn field(name: &str, message: impl std::fmt::Display) -> ApiError {
-        ApiError { param: Some(name.to_owned()), ..ApiError::wrong(format!("{name}: {message}")) }
+        ApiError {
+            param: Some(name.to_owned()),
+            ..ApiError::wrong(format!("{name}: {message}"))
+        }
     }
 
     /// The model is not there yet.
     pub(super) fn loading() -> ApiError {
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", "the model is being loaded")
+        ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "unavailable_error",
+            "the model is being loaded",
+        )
     }
 
     /// It failed here.
@@ -47,7 +65,14 @@ impl ApiError {
     }
 
     pub(super) fn json(&self) -> Value {
-        let ApiError { status, kind, message, param, code, is_anthropic } = self;
+        let ApiError {
+            status,
+            kind,
+            message,
+            param,
+            code,
+            is_anthropic,
+        } = self;
         // It may have a value of the request in it.
         let message = match message.char_indices().nth(MAX_MESSAGE) {
             None => message.clone(),
@@ -69,7 +94,11 @@ impl ApiError {
             status if status.is_server_error() => "api_error",
             _ => self.kind,
         };
-        ApiError { kind, is_anthropic: true, ..self }
+        ApiError {
+            kind,
+            is_anthropic: true,
+            ..self
+        }
     }
 }
 
@@ -77,11 +106,15 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = super::http::json_response(self.status, &self.json());
         let more = match self.status {
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Some((header::RETRY_AFTER, "1")),
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                Some((header::RETRY_AFTER, "1"))
+            }
             StatusCode::UNAUTHORIZED => Some((header::WWW_AUTHENTICATE, "Bearer")),
             _ => None,
         };
-        response.headers_mut().extend(more.map(|(name, value)| (name, HeaderValue::from_static(value))));
+        response
+            .headers_mut()
+            .extend(more.map(|(name, value)| (name, HeaderValue::from_static(value))));
         response
     }
 }
@@ -90,9 +123,10 @@ impl From<SessionError> for ApiError {
     fn from(error: SessionError) -> ApiError {
         let message = error.to_string();
         match error {
-            SessionError::ContextFull { .. } => {
-                ApiError { code: Some("context_length_exceeded"), ..ApiError::wrong(message) }
-            }
+            SessionError::ContextFull { .. } => ApiError {
+                code: Some("context_length_exceeded"),
+                ..ApiError::wrong(message)
+            },
             SessionError::NoTokens
             | SessionError::TokenOutOfRange { .. }
             | SessionError::NoTokenizer
@@ -112,7 +146,11 @@ impl From<ScheduleError> for ApiError {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
             }
             ScheduleError::PoolTooSmall { .. } => ApiError::wrong(message),
-            ScheduleError::Ended => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message),
+            ScheduleError::Ended => ApiError::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "unavailable_error",
+                message,
+            ),
             _ => ApiError::internal(message),
         }
     }
@@ -123,8 +161,11 @@ impl From<Error> for ApiError {
         match error {
             Error::Session(error) => error.into(),
             Error::Schedule(error) => error.into(),
-            // A template that refuses the conversation, tools or a grammar that cannot be obeyed, a sampler's settings.
-            Error::Chat(_) | Error::Grammar(_) | Error::Sample(_) => ApiError::wrong(error.to_string()),
+            // A template that refuses the conversation, tools or a grammar that cannot be obeyed, a
+            // sampler's settings.
+            Error::Chat(_) | Error::Grammar(_) | Error::Sample(_) => {
+                ApiError::wrong(error.to_string())
+            }
             _ => ApiError::internal(error.to_string()),
         }
     }

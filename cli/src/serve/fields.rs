@@ -21,13 +21,16 @@ impl Fields {
     pub(super) fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
         match self.0.shift_remove(name) {
             None | Some(Value::Null) => Ok(None),
-            Some(value) => from_value(value).map(Some).map_err(|message| ApiError::field(name, message)),
+            Some(value) => from_value(value)
+                .map(Some)
+                .map_err(|message| ApiError::field(name, message)),
         }
     }
 
     /// The value of a field that has to be there.
     pub(super) fn need<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, ApiError> {
-        self.take(name)?.ok_or_else(|| ApiError::field(name, "this field is required"))
+        self.take(name)?
+            .ok_or_else(|| ApiError::field(name, "this field is required"))
     }
 
     /// Whether a flag is set; false if it is not there.
@@ -63,15 +66,21 @@ impl Fields {
 
     /// Fields that change nothing here.
     pub(super) fn ignore(&mut self, names: &[&str]) {
-        names.iter().for_each(|name| drop(self.0.shift_remove(*name)));
+        names
+            .iter()
+            .for_each(|name| drop(self.0.shift_remove(*name)));
     }
 
     /// A field of other servers, with the value for what happens here anyway.
     pub(super) fn only(&mut self, name: &str, value: impl Into<Value>) -> Result<(), ApiError> {
         let value = value.into();
-        let is_value = |other: &Value| *other == value || value.is_number() && other.as_f64() == value.as_f64();
+        let is_value = |other: &Value| {
+            *other == value || value.is_number() && other.as_f64() == value.as_f64()
+        };
         match self.take::<Value>(name)? {
-            Some(other) if !is_value(&other) => Err(ApiError::field(name, format!("only {value} is supported"))),
+            Some(other) if !is_value(&other) => {
+                Err(ApiError::field(name, format!("only {value} is supported")))
+            }
             _ => Ok(()),
         }
     }
@@ -87,11 +96,15 @@ impl Fields {
 
 /// A value of a type, or what is wrong with it, in words of JSON.
 fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, String> {
-    let whole = value.as_f64().filter(|x| value.is_f64() && x.fract() == 0.0 && x.abs() < 2f64.powi(53));
+    let whole = value
+        .as_f64()
+        .filter(|x| value.is_f64() && x.fract() == 0.0 && x.abs() < 2f64.powi(53));
     let value = whole.map_or(value, |x| (x as i64).into());
     serde_json::from_value(value).map_err(|error| {
         let message = error.to_string();
-        let Some((found, expected)) = message.rsplit_once("expected ") else { return message };
+        let Some((found, expected)) = message.rsplit_once("expected ") else {
+            return message;
+        };
         let expected = match expected {
             "i64" => "an integer",
             "usize" | "u32" | "u8" => "an integer of 0 or more",
@@ -112,13 +125,32 @@ mod tests {
     fn numbers() {
         assert_eq!(from_value::<i64>(json!(5.0)), Ok(5));
         assert_eq!(from_value::<f32>(json!(-1)), Ok(-1.0));
-        assert_eq!(from_value::<f32>(json!(1e300)), Ok(f32::INFINITY), "a sampler says what is wrong with it");
-        for (value, message) in [(json!(5.5), "an integer"), (json!("5"), "an integer"), (json!(1e300), "an integer")] {
-            assert!(from_value::<i64>(value.clone()).unwrap_err().ends_with(message), "{value}");
+        assert_eq!(
+            from_value::<f32>(json!(1e300)),
+            Ok(f32::INFINITY),
+            "a sampler says what is wrong with it"
+        );
+        for (value, message) in [
+            (json!(5.5), "an integer"),
+            (json!("5"), "an integer"),
+            (json!(1e300), "an integer"),
+        ] {
+            assert!(
+                from_value::<i64>(value.clone())
+                    .unwrap_err()
+                    .ends_with(message),
+                "{value}"
+            );
         }
-        assert!(from_value::<usize>(json!(-1.0)).unwrap_err().ends_with("0 or more"));
+        assert!(
+            from_value::<usize>(json!(-1.0))
+                .unwrap_err()
+                .ends_with("0 or more")
+        );
         let only = |found: Value, value: Value| {
-            Fields::parse(json!({"a": found}).to_string().as_bytes()).unwrap().only("a", value)
+            Fields::parse(json!({"a": found}).to_string().as_bytes())
+                .unwrap()
+                .only("a", value)
         };
         assert!(only(json!(1), json!(1.0)).is_ok() && only(json!(null), json!(1)).is_ok());
         assert!(

@@ -21,11 +21,15 @@ pub(super) fn json_response(status: StatusCode, value: &Value) -> Response {
 /// A response that is JSON already.
 pub(super) fn json_text(text: String) -> Response {
     let mut response = Response::new(Body::from(text));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
     response
 }
 
-/// A list of values as JSON. Each is made when its turn comes: all of them would take many times the memory of the text.
+/// A list of values as JSON. Each is made when its turn comes: all of them would take many times
+/// the memory of the text.
 pub(super) fn json_list(values: impl Iterator<Item = Value>) -> String {
     let mut list = String::from("[");
     for value in values {
@@ -39,10 +43,16 @@ pub(super) fn json_list(values: impl Iterator<Item = Value>) -> String {
 }
 
 /// JSON objects as events, with comments while none comes.
-pub(super) fn events(stream: impl Stream<Item = Result<Event, Infallible>> + Send + 'static) -> Response {
-    let mut response = Sse::new(stream).keep_alive(KeepAlive::new().interval(PING)).into_response();
+pub(super) fn events(
+    stream: impl Stream<Item = Result<Event, Infallible>> + Send + 'static,
+) -> Response {
+    let mut response = Sse::new(stream)
+        .keep_alive(KeepAlive::new().interval(PING))
+        .into_response();
     // Some proxies hold back what looks like a page.
-    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+        .headers_mut()
+        .insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
 

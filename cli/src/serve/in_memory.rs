@@ -29,17 +29,28 @@ impl InMemory {
             let args = Args::from_arg_matches(&command.try_get_matches_from(flags)?)?;
             let shared = Shared::new(&args)?;
             drop(shared.app.set(Arc::new(load(&args, &shared.keys)?)));
-            let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-            Ok(InMemory { runtime, service: TowerToHyperService::new(router(shared)) })
+            let runtime = Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()?;
+            Ok(InMemory {
+                runtime,
+                service: TowerToHyperService::new(router(shared)),
+            })
         };
         start().map_err(|failure: Failure| format!("{failure:?}"))
     }
 
     /// What a client reads on a connection to which it writes `sent` and no more.
     pub fn answer(&self, sent: &[u8]) -> Vec<u8> {
-        let mut socket = Socket { sent, answer: Vec::new() };
+        let mut socket = Socket {
+            sent,
+            answer: Vec::new(),
+        };
         // Clients that read no more are gone; this one still reads.
-        let connection = http_builder().half_close(true).serve_connection(&mut socket, self.service.clone());
+        let connection = http_builder()
+            .half_close(true)
+            .serve_connection(&mut socket, self.service.clone());
         // Bytes that are no request are answered, too; then the connection ends with an error.
         let _ = self.runtime.block_on(connection);
         socket.answer
@@ -54,7 +65,11 @@ struct Socket<'a> {
 }
 
 impl Read for Socket<'_> {
-    fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, mut buffer: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        mut buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
         let (now, rest) = self.sent.split_at(self.sent.len().min(buffer.remaining()));
         buffer.put_slice(now);
         self.sent = rest;
@@ -63,7 +78,11 @@ impl Read for Socket<'_> {
 }
 
 impl Write for Socket<'_> {
-    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.answer.extend_from_slice(bytes);
         Poll::Ready(Ok(bytes.len()))
     }

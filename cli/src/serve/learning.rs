@@ -26,28 +26,48 @@ pub(super) struct Learner {
 }
 
 impl Learner {
-    fn open(args: &Args, folder: &Path, tenant: &str, engine: &Engine) -> Result<Arc<Learner>, Failure> {
+    fn open(
+        args: &Args,
+        folder: &Path,
+        tenant: &str,
+        engine: &Engine,
+    ) -> Result<Arc<Learner>, Failure> {
         let sona = args.sona.open(folder, tenant, engine)?;
         let background = sona.start()?;
-        Ok(Arc::new(Learner { sona, _background: background }))
+        Ok(Arc::new(Learner {
+            sona,
+            _background: background,
+        }))
     }
 
     /// One for each key, or one for all if there are no keys to tell users by.
-    pub(super) fn all(args: &Args, keys: &[String], engine: &Engine) -> Result<Vec<Arc<Learner>>, Failure> {
-        let Some(folder) = &args.sona.sona else { return Ok(Vec::new()) };
+    pub(super) fn all(
+        args: &Args,
+        keys: &[String],
+        engine: &Engine,
+    ) -> Result<Vec<Arc<Learner>>, Failure> {
+        let Some(folder) = &args.sona.sona else {
+            return Ok(Vec::new());
+        };
         match (args.learn_per_user, keys) {
             (false, [] | [_]) => Ok(vec![Learner::open(args, folder, "", engine)?]),
             (false, _) => {
                 let why = "there are several keys, and what one user writes must not reach another";
-                Err(Failure::Usage(format!("--sona: {why}: give --learn-per-user")))
+                Err(Failure::Usage(format!(
+                    "--sona: {why}: give --learn-per-user"
+                )))
             }
-            (true, []) => {
-                Err(Failure::Usage("--learn-per-user: users are told apart by --api-key, and there is none".into()))
-            }
+            (true, []) => Err(Failure::Usage(
+                "--learn-per-user: users are told apart by --api-key, and there is none".into(),
+            )),
             (true, keys) => {
                 let open = |key: &String| {
                     // The name stays when keys come or go, and does not tell the key.
-                    let name: String = Sha256::digest(key).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+                    let name: String = Sha256::digest(key)
+                        .iter()
+                        .take(16)
+                        .map(|byte| format!("{byte:02x}"))
+                        .collect();
                     Learner::open(args, &folder.join(&name), &name, engine)
                 };
                 keys.iter().map(open).collect()
@@ -84,7 +104,11 @@ impl Recorder {
         prompt: &[u32],
         i: usize,
     ) -> Recorder {
-        let request_id = if i == 0 { caller.request.to_string() } else { format!("{}#{i}", caller.request) };
+        let request_id = if i == 0 {
+            caller.request.to_string()
+        } else {
+            format!("{}#{i}", caller.request)
+        };
         let trajectory = Trajectory {
             session_id: user.unwrap_or(&caller.request).to_owned(),
             request_id,
@@ -92,7 +116,11 @@ impl Recorder {
             tokens: prompt.to_vec(),
             ..Default::default()
         };
-        Recorder { learner: Arc::clone(learner), begun: Instant::now(), trajectory }
+        Recorder {
+            learner: Arc::clone(learner),
+            begun: Instant::now(),
+            trajectory,
+        }
     }
 
     /// Another token of the answer.
@@ -103,9 +131,14 @@ impl Recorder {
 
     /// Records it; what fails is logged, as the answer is there.
     pub(super) fn finish(self, pooled: PooledStates) {
-        let Recorder { learner, begun, mut trajectory } = self;
+        let Recorder {
+            learner,
+            begun,
+            mut trajectory,
+        } = self;
         trajectory.latency = begun.elapsed();
-        (trajectory.query_embedding, trajectory.response_embedding) = (pooled.prompt, pooled.answer);
+        (trajectory.query_embedding, trajectory.response_embedding) =
+            (pooled.prompt, pooled.answer);
         tokio::task::spawn_blocking(move || {
             if let Err(error) = learner.sona.record(trajectory) {
                 tracing::warn!(target: super::log::HTTP, %error, "a request was not recorded");
@@ -124,8 +157,16 @@ pub(super) async fn feedback(
     let (request, score): (String, f32) = (fields.need("request_id")?, fields.need("score")?);
     fields.finish()?;
     let Some(learner) = app.learner(&caller).cloned() else {
-        return Err(ApiError::wrong("nothing is recorded here: the server was started without --sona"));
+        return Err(ApiError::wrong(
+            "nothing is recorded here: the server was started without --sona",
+        ));
     };
-    blocking(move || learner.sona.rate(&request, score).map_err(|error| ApiError::wrong(error.to_string()))).await?;
+    blocking(move || {
+        learner
+            .sona
+            .rate(&request, score)
+            .map_err(|error| ApiError::wrong(error.to_string()))
+    })
+    .await?;
     Ok(json_response(StatusCode::OK, &json!({"recorded": true})))
 }

@@ -23,11 +23,17 @@ const SERVER: &str = "server";
 
 #[derive(clap::Args)]
 pub(super) struct LogArgs {
-    /// What is logged: off, error, warn, info (requests), debug (their stages); or by part, as in warn,http=info
+    /// What is logged: off, error, warn, info (requests), debug (their stages); or by part, as in
+    /// warn,http=info
     #[arg(long, value_name = "LEVEL", default_value = "warn", env = "RUVLLM_LOG")]
     log_level: Targets,
     /// Form of the log
-    #[arg(long, value_name = "FORMAT", default_value = "text", env = "RUVLLM_LOG_FORMAT")]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value = "text",
+        env = "RUVLLM_LOG_FORMAT"
+    )]
     log_format: LogFormat,
 }
 
@@ -47,8 +53,13 @@ impl LogArgs {
             LogFormat::Text => layer.boxed(),
             LogFormat::Json => layer.json().flatten_event(true).boxed(),
         };
-        let filter = self.log_level.clone().with_target(SERVER, tracing::Level::INFO);
-        Ok(tracing_subscriber::registry().with(layer.with_filter(filter)).try_init()?)
+        let filter = self
+            .log_level
+            .clone()
+            .with_target(SERVER, tracing::Level::INFO);
+        Ok(tracing_subscriber::registry()
+            .with(layer.with_filter(filter))
+            .try_init()?)
     }
 
     /// Says what is said whatever the level.
@@ -60,17 +71,25 @@ impl LogArgs {
     }
 }
 
-/// Gives a request its name, which its answer and its lines in logs have, and logs how it was answered.
+/// Gives a request its name, which its answer and its lines in logs have, and logs how it was
+/// answered.
 pub(super) async fn name_and_log(mut request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let caller = Caller { request: new_id("req_").into(), path: path.as_str().into(), tenant: "".into() };
+    let caller = Caller {
+        request: new_id("req_").into(),
+        path: path.as_str().into(),
+        tenant: "".into(),
+    };
     request.extensions_mut().insert(caller.clone());
     let mut response = next.run(request).await;
     if let Ok(name) = HeaderValue::from_str(&caller.request) {
         response.headers_mut().insert("x-request-id", name);
     }
-    let (status, ms) = (response.status().as_u16(), super::super::output::milliseconds(begun.elapsed()));
+    let (status, ms) = (
+        response.status().as_u16(),
+        super::super::output::milliseconds(begun.elapsed()),
+    );
     let request = &*caller.request;
     if status == 500 {
         tracing::error!(target: HTTP, request, %method, path, status, ms, "failed");

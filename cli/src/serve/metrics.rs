@@ -66,10 +66,18 @@ impl Metrics {
         let mut registry = Registry::default();
         let pool = self.engine.pool().stats();
         let kv_usage = Gauge::<f64, AtomicU64>::default();
-        kv_usage.set(if pool.budget == u64::MAX { 0.0 } else { pool.used as f64 / pool.budget as f64 });
+        kv_usage.set(if pool.budget == u64::MAX {
+            0.0
+        } else {
+            pool.used as f64 / pool.budget as f64
+        });
         let mean = |n: &Counter, seconds: &Seconds| {
             let gauge = Gauge::<f64, AtomicU64>::default();
-            gauge.set(if seconds.get() > 0.0 { n.get() as f64 / seconds.get() } else { 0.0 });
+            gauge.set(if seconds.get() > 0.0 {
+                n.get() as f64 / seconds.get()
+            } else {
+                0.0
+            });
             gauge
         };
         let (kv_bytes, prefix_bytes) = (Gauge::<i64>::default(), Gauge::<i64>::default());
@@ -82,7 +90,9 @@ impl Metrics {
             ("running_lora_adapters", adapters.join(",")),
             ("waiting_lora_adapters", String::new()),
         ];
-        lora_info.get_or_create(&labels.into()).set(unix_time() as i64);
+        lora_info
+            .get_or_create(&labels.into())
+            .set(unix_time() as i64);
         macro_rules! register {
             ($($name:literal, $help:literal, $metric:expr;)+) => {
                 $(registry.register($name, $help, $metric.clone());)+
@@ -132,7 +142,11 @@ impl Metrics {
     /// Whether it is running from now on; whether it was before.
     fn set_running(&self, id: RequestId, running: bool) -> bool {
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
-        let was_running = if running { !ids.insert(id) } else { ids.remove(&id) };
+        let was_running = if running {
+            !ids.insert(id)
+        } else {
+            ids.remove(&id)
+        };
         self.running.set(ids.len() as i64);
         was_running
     }
@@ -173,7 +187,8 @@ impl Observer for Metrics {
                     self.first_token.observe(timings.first_token.as_secs_f64());
                 }
                 if finish.n_generated > 1 {
-                    self.between_tokens.observe(timings.decode.as_secs_f64() / (finish.n_generated - 1) as f64);
+                    self.between_tokens
+                        .observe(timings.decode.as_secs_f64() / (finish.n_generated - 1) as f64);
                 }
             }
         }

@@ -1,8 +1,9 @@
 //! `ruvllm serve`: the model behind the APIs of OpenAI, Anthropic and llama-server.
 //!
-//! Handlers read a request field by field (`fields.rs`), submit it to the library's `Scheduler`, and tell what its
-//! `Stream` brings (`answer.rs`). A closed socket drops the handler, which drops the stream, which cancels the request
-//! within a pass. What takes longer than a moment (templates, tokens, grammars) runs on threads for such work.
+//! Handlers read a request field by field (`fields.rs`), submit it to the library's `Scheduler`,
+//! and tell what its `Stream` brings (`answer.rs`). A closed socket drops the handler, which drops
+//! the stream, which cancels the request within a pass. What takes longer than a moment (templates,
+//! tokens, grammars) runs on threads for such work.
 
 mod answer;
 mod anthropic;
@@ -59,7 +60,9 @@ use log::LogArgs;
 use metrics::Metrics;
 use ruvllm::chat::ChatTemplate;
 use ruvllm::chat::tools::ToolFormat;
-use ruvllm::exec::{CacheMode, Engine, KvType, PrefixOptions, Reuse, ScheduleOptions, Scheduler, Speculation};
+use ruvllm::exec::{
+    CacheMode, Engine, KvType, PrefixOptions, Reuse, ScheduleOptions, Scheduler, Speculation,
+};
 use ruvllm::grammar::TokenTrie;
 use ruvllm::lora::AdapterRegistry;
 use ruvllm::sample::{SamplerBuilder, TokenMask};
@@ -91,7 +94,8 @@ const MAX_POOLING: usize = 4;
 const HEAD: usize = 32 << 10;
 /// Most time until a new connection has sent the headers of a request, if `--timeout` is not less.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most time from an answer to the headers of the next request on its connection: pools of clients keep idle connections.
+/// Most time from an answer to the headers of the next request on its connection: pools of clients
+/// keep idle connections.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
 const EXAMPLES: &str = "\
@@ -115,8 +119,8 @@ pub(super) struct AppArgs {
     #[arg(long, value_name = "N", default_value_t = 16, env = "LLAMA_ARG_N_PARALLEL",
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) parallel: u32,
-    /// Most memory for adapters (--lora), such as 512M: those used least recently are read again when they are asked for
-    /// [default: no limit]
+    /// Most memory for adapters (--lora), such as 512M: those used least recently are read again
+    /// when they are asked for [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     lora_budget: Option<u64>,
     /// Most tokens of an answer if the request says nothing; -1 is as many as the context holds
@@ -124,9 +128,15 @@ pub(super) struct AppArgs {
           allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     n_predict: i64,
     /// Jinja file to use instead of the model's chat template
-    #[arg(long, value_name = "FILE", alias = "template", env = "LLAMA_ARG_CHAT_TEMPLATE_FILE")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        alias = "template",
+        env = "LLAMA_ARG_CHAT_TEMPLATE_FILE"
+    )]
     chat_template_file: Option<PathBuf>,
-    /// What the template is told besides the conversation, as in {"enable_thinking": false}; requests may say otherwise
+    /// What the template is told besides the conversation, as in {"enable_thinking": false};
+    /// requests may say otherwise
     #[arg(long, value_name = "JSON", env = "LLAMA_ARG_CHAT_TEMPLATE_KWARGS", value_parser = json_object)]
     chat_template_kwargs: Option<Map<String, Value>>,
     #[command(flatten)]
@@ -143,7 +153,12 @@ pub(super) struct Args {
     #[command(flatten)]
     app: AppArgs,
     /// Address to listen on; 0.0.0.0 is reached from other machines: set --api-key then
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", env = "LLAMA_ARG_HOST")]
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1",
+        env = "LLAMA_ARG_HOST"
+    )]
     host: String,
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "N", default_value_t = 8080, env = "LLAMA_ARG_PORT")]
@@ -152,7 +167,13 @@ pub(super) struct Args {
     #[arg(short, long, value_name = "NAME", env = "LLAMA_ARG_ALIAS")]
     alias: Option<String>,
     /// Key that requests have to bring; repeatable, or several separated by commas
-    #[arg(long, value_name = "KEY", value_delimiter = ',', env = "LLAMA_API_KEY", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "KEY",
+        value_delimiter = ',',
+        env = "LLAMA_API_KEY",
+        hide_env_values = true
+    )]
     api_key: Vec<String>,
     /// File with a key on each line; lines that begin with # are comments
     #[arg(long, value_name = "FILE", env = "LLAMA_ARG_API_KEY_FILE")]
@@ -160,19 +181,20 @@ pub(super) struct Args {
     /// Requests that run or wait; more are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     max_requests: u32,
-    /// Most memory for the bodies of requests that are being read, beyond 64 KiB for each; who finds no room is refused
-    /// with status 429
+    /// Most memory for the bodies of requests that are being read, beyond 64 KiB for each; who
+    /// finds no room is refused with status 429
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     body_budget: u64,
     /// Web pages that may send requests from browsers, as in https://example.com, separated by commas; * is any
     /// [default: none but the server's own]
     #[arg(long, value_name = "ORIGINS", value_delimiter = ',', env = "LLAMA_ARG_CORS_ORIGINS", value_parser = origin)]
     cors_origins: Vec<HeaderValue>,
-    /// Most milliseconds between two tokens that prompts of others may cause [default: twice what it is without]
+    /// Most milliseconds between two tokens that prompts of others may cause [default: twice what
+    /// it is without]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     max_itl_ms: Option<u64>,
-    /// Time for which a client may read nothing of its answer, or on a new connection (of ten seconds at most) send no
-    /// request, then its connection is closed [short: -to]
+    /// Time for which a client may read nothing of its answer, or on a new connection (of ten
+    /// seconds at most) send no request, then its connection is closed [short: -to]
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, env = "LLAMA_ARG_TIMEOUT", value_parser = positive)]
     timeout: f64,
     /// Time in one pass after which /health answers 503
@@ -192,7 +214,11 @@ pub(super) struct Args {
 /// A number of seconds above 0.
 fn positive(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
-    if (0.001..=1e6).contains(&seconds) { Ok(seconds) } else { Err("expected 0.001 to 1000000".into()) }
+    if (0.001..=1e6).contains(&seconds) {
+        Ok(seconds)
+    } else {
+        Err("expected 0.001 to 1000000".into())
+    }
 }
 
 /// What handlers use.
@@ -270,7 +296,10 @@ impl App {
 
     /// The names by which requests ask for the model with an adapter.
     fn adapted_names(&self) -> Vec<String> {
-        self.adapters.iter().map(|adapter| format!("{}:{}", self.name, adapter.name)).collect()
+        self.adapters
+            .iter()
+            .map(|adapter| format!("{}:{}", self.name, adapter.name))
+            .collect()
     }
 
     /// All names by which requests ask for it.
@@ -278,23 +307,31 @@ impl App {
         std::iter::once(self.name.clone()).chain(self.adapted_names())
     }
 
-    /// Refuses a request that would find the queue full, before its template, grammar or text is prepared.
+    /// Refuses a request that would find the queue full, before its template, grammar or text is
+    /// prepared.
     fn has_room(&self) -> Result<(), ApiError> {
         let max = self.max_requests;
-        if self.scheduler.n_requests() < max { Ok(()) } else { Err(ScheduleError::QueueFull { max }.into()) }
+        if self.scheduler.n_requests() < max {
+            Ok(())
+        } else {
+            Err(ScheduleError::QueueFull { max }.into())
+        }
     }
 
-    /// Refuses a request for more answers than there ever is room for: it would be told to come again for ever.
+    /// Refuses a request for more answers than there ever is room for: it would be told to come
+    /// again for ever.
     fn can_hold(&self, n_answers: usize) -> Result<(), ApiError> {
         let max = self.max_requests;
         if n_answers <= max {
             return Ok(());
         }
-        Err(ApiError::wrong(format!("{n_answers} answers are asked for, and at most {max} are computed or wait here")))
+        Err(ApiError::wrong(format!(
+            "{n_answers} answers are asked for, and at most {max} are computed or wait here"
+        )))
     }
 
-    /// Does what makes a request of a conversation: template, tokens, grammar. One at a time for each core, so that passes
-    /// keep theirs.
+    /// Does what makes a request of a conversation: template, tokens, grammar. One at a time for
+    /// each core, so that passes keep theirs.
     async fn prepare<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -345,21 +382,34 @@ impl Shared {
 
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     // Addresses of IPv6 are written in brackets where a port follows.
-    let host = args.host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&args.host);
-    let listener = TcpListener::bind((host, args.port))
-        .map_err(|error| Failure::Work(format!("cannot listen on {}:{}: {error}", args.host, args.port)))?;
+    let host = args
+        .host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(&args.host);
+    let listener = TcpListener::bind((host, args.port)).map_err(|error| {
+        Failure::Work(format!(
+            "cannot listen on {}:{}: {error}",
+            args.host, args.port
+        ))
+    })?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     let (shared, args) = (Shared::new(&args)?, Arc::new(args));
     args.log.start()?;
     if !address.ip().is_loopback() && shared.keys.is_empty() {
-        args.log.say(format!("warning: {address} is reached by others, and no --api-key is set"));
+        args.log.say(format!(
+            "warning: {address} is reached by others, and no --api-key is set"
+        ));
     }
     let (stop, stopped) = channel::channel(0u32);
     let interrupt = stop.clone();
     on_interrupt(move || interrupt.send_modify(|n| *n += 1))?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    runtime.worker_threads(2).max_blocking_threads(MAX_BLOCKING).thread_keep_alive(Duration::from_secs(2));
+    runtime
+        .worker_threads(2)
+        .max_blocking_threads(MAX_BLOCKING)
+        .thread_keep_alive(Duration::from_secs(2));
     let runtime = runtime.enable_all().build()?;
     let (failed, failure) = mpsc::channel();
     let (of_loader, to) = (Arc::clone(&args), shared.clone());
@@ -375,7 +425,9 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         }
     };
     // Its end is not awaited: it may take as long as the download of a model.
-    std::thread::Builder::new().name("loader".into()).spawn(loader)?;
+    std::thread::Builder::new()
+        .name("loader".into())
+        .spawn(loader)?;
     runtime.block_on(serve(listener, router(shared.clone()), stopped, &args))?;
     // Streams that nobody reads any more end with it.
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -391,12 +443,27 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
 }
 
 fn keys(args: &Args) -> Result<Vec<String>, Failure> {
-    let of_file = args.api_key_file.as_deref().map(read_text).transpose()?.unwrap_or_default();
+    let of_file = args
+        .api_key_file
+        .as_deref()
+        .map(read_text)
+        .transpose()?
+        .unwrap_or_default();
     let lines = of_file.lines().filter(|line| !line.starts_with('#'));
-    let keys = args.api_key.iter().map(String::as_str).chain(lines).map(str::trim);
-    let keys: Vec<_> = keys.filter(|key| !key.is_empty()).map(str::to_owned).collect();
+    let keys = args
+        .api_key
+        .iter()
+        .map(String::as_str)
+        .chain(lines)
+        .map(str::trim);
+    let keys: Vec<_> = keys
+        .filter(|key| !key.is_empty())
+        .map(str::to_owned)
+        .collect();
     if keys.is_empty() && args.api_key_file.is_some() {
-        return Err(Failure::Usage("--api-key-file: there is no key in it".into()));
+        return Err(Failure::Usage(
+            "--api-key-file: there is no key in it".into(),
+        ));
     }
     Ok(keys)
 }
@@ -433,19 +500,30 @@ struct Purpose<'a> {
 impl App {
     fn open(args: &AppArgs, purpose: Purpose<'_>) -> Result<App, Failure> {
         let model = args.model.open(&args.residence)?;
-        let tokenizer = model.tokenizer().ok_or_else(|| super::generate::no_tokenizer(&args.model))?.clone();
+        let tokenizer = model
+            .tokenizer()
+            .ok_or_else(|| super::generate::no_tokenizer(&args.model))?
+            .clone();
         let mut stop = Vec::new();
         let source = match (&args.chat_template_file, model.chat_template()) {
             (Some(path), _) => read_regular(path)?,
             (None, Some(source)) => source.to_owned(),
             (None, None) => {
-                note("The model has no chat template: conversations go on after \"User:\" and \"Assistant:\".");
+                note(
+                    "The model has no chat template: conversations go on after \"User:\" and \"Assistant:\".",
+                );
                 stop.push(TRANSCRIPT_STOP.to_owned());
                 TRANSCRIPT.to_owned()
             }
         };
-        let mut options = args.session.for_model(&args.session.options(None, KvType::default()), &model);
-        options.prefix = PrefixOptions { cache: CacheMode::On, reuse: purpose.reuse, ..Default::default() };
+        let mut options = args
+            .session
+            .for_model(&args.session.options(None, KvType::default()), &model);
+        options.prefix = PrefixOptions {
+            cache: CacheMode::On,
+            reuse: purpose.reuse,
+            ..Default::default()
+        };
         if purpose.learns {
             options.pooled_layer = pooled_layer(&model);
         }
@@ -453,11 +531,21 @@ impl App {
         let registry = AdapterRegistry::new(&model, args.lora_budget.unwrap_or(u64::MAX));
         let mut adapters = Vec::new();
         for (path, scale) in args.session.lora.files()? {
-            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            let adapter = ServedAdapter { name, path: path.to_owned(), scale };
+            let name = path
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            let adapter = ServedAdapter {
+                name,
+                path: path.to_owned(),
+                scale,
+            };
             registry.set(adapter.key(), path);
             // A damaged file is better found now.
-            registry.get(&adapter.key()).map_err(adapter_failure(path))?;
+            registry
+                .get(&adapter.key())
+                .map_err(adapter_failure(path))?;
             adapters.push(adapter);
         }
         let engine = args.session.engine(&model, purpose.learns, &options)?;
@@ -472,8 +560,16 @@ impl App {
             max_itl: purpose.max_itl,
             ..Default::default()
         };
-        let witness = purpose.witness.map(|witness| witness.open(&metrics.witness_dropped)).transpose()?.flatten();
-        let watch = Watch { metrics: metrics.clone(), witness: witness.clone(), watchdog: watchdog.clone() };
+        let witness = purpose
+            .witness
+            .map(|witness| witness.open(&metrics.witness_dropped))
+            .transpose()?
+            .flatten();
+        let watch = Watch {
+            metrics: metrics.clone(),
+            witness: witness.clone(),
+            watchdog: watchdog.clone(),
+        };
         let scheduler = Scheduler::observed(&engine, &schedule, watch).map_err(Error::from)?;
         let file_name = args.model.file_name().to_string_lossy().into_owned();
         Ok(App {
@@ -489,7 +585,9 @@ impl App {
             n_ctx,
             n_parallel: schedule.n_parallel,
             max_requests: schedule.max_requests,
-            preparing: Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, |n| n.get()))),
+            preparing: Arc::new(Semaphore::new(
+                std::thread::available_parallelism().map_or(1, |n| n.get()),
+            )),
             pooling: Semaphore::new(MAX_POOLING),
             template: ChatTemplate::parse(&source)?,
             kwargs: args.chat_template_kwargs.clone().unwrap_or_default(),
@@ -526,7 +624,12 @@ pub(super) fn local(args: &AppArgs) -> Result<Router, Failure> {
         witness: None,
     };
     let app = Arc::new(Arc::new(App::open(args, purpose)?).into());
-    Ok(router(Shared { app, keys: Arc::default(), bodies: Budget::new(usize::MAX), origins: Arc::default() }))
+    Ok(router(Shared {
+        app,
+        keys: Arc::default(),
+        bodies: Budget::new(usize::MAX),
+        origins: Arc::default(),
+    }))
 }
 
 fn router(shared: Shared) -> Router {
@@ -534,7 +637,10 @@ fn router(shared: Shared) -> Router {
         .route("/v1/chat/completions", post(openai::chat))
         .route("/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completions))
-        .route("/v1/chat/completions/input_tokens", post(openai::count_tokens))
+        .route(
+            "/v1/chat/completions/input_tokens",
+            post(openai::count_tokens),
+        )
         .route("/v1/responses", post(responses::responses))
         .route("/responses", post(responses::responses))
         .route("/v1/responses/input_tokens", post(responses::count_tokens))
@@ -561,17 +667,34 @@ fn router(shared: Shared) -> Router {
         .route("/apply-template", post(native::apply_template))
         .route("/metrics", get(native::metrics))
         .route("/feedback", post(learning::feedback))
-        .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "not_found_error", "there is nothing at this path"))
+        .fallback(async || {
+            ApiError::new(
+                StatusCode::NOT_FOUND,
+                "not_found_error",
+                "there is nothing at this path",
+            )
+        })
         .method_not_allowed_fallback(not_allowed)
         .layer(from_fn_with_state(shared.clone(), authorize));
-    let public = Router::new().route("/health", get(native::health)).route("/v1/health", get(native::health));
-    let all = public.merge(page::routes()).method_not_allowed_fallback(not_allowed).merge(protected);
-    all.layer(from_fn_with_state(shared.clone(), cors::allow)).layer(from_fn(log::name_and_log)).with_state(shared)
+    let public = Router::new()
+        .route("/health", get(native::health))
+        .route("/v1/health", get(native::health));
+    let all = public
+        .merge(page::routes())
+        .method_not_allowed_fallback(not_allowed)
+        .merge(protected);
+    all.layer(from_fn_with_state(shared.clone(), cors::allow))
+        .layer(from_fn(log::name_and_log))
+        .with_state(shared)
 }
 
 async fn not_allowed(method: Method) -> ApiError {
     let message = format!("this path takes no {method}");
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+    ApiError::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "invalid_request_error",
+        message,
+    )
 }
 
 /// Whose request it is.
@@ -588,8 +711,10 @@ struct Caller {
 async fn authorize(State(shared): State<Shared>, mut request: Request, next: Next) -> Response {
     let key = key_of(request.headers(), &shared.keys);
     if key.is_none() && !shared.keys.is_empty() {
-        let message = "the key is missing or wrong: expected the header \"Authorization: Bearer KEY\"";
-        return ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message).into_response();
+        let message =
+            "the key is missing or wrong: expected the header \"Authorization: Bearer KEY\"";
+        return ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
+            .into_response();
     }
     if let (Some(key), Some(caller)) = (key, request.extensions_mut().get_mut::<Caller>()) {
         caller.tenant = key.to_string().into();
@@ -597,17 +722,26 @@ async fn authorize(State(shared): State<Shared>, mut request: Request, next: Nex
     next.run(request).await
 }
 
-/// Which of `keys` is there. All of them are compared, each in a time that tells nothing of where they differ.
+/// Which of `keys` is there. All of them are compared, each in a time that tells nothing of where
+/// they differ.
 fn key_of(headers: &HeaderMap, keys: &[String]) -> Option<usize> {
-    let bearer = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    let bearer = headers
+        .get(header::AUTHORIZATION)
+        .map(HeaderValue::as_bytes);
     let bearer = bearer.and_then(|value| value.split_at_checked("Bearer ".len()));
-    let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer ")).map(|(_, key)| key);
+    let bearer = bearer
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "))
+        .map(|(_, key)| key);
     let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))?;
     let is_it = |key: &String| bool::from(key.as_bytes().ct_eq(given));
-    keys.iter().enumerate().fold(None, |found, (i, key)| if is_it(key) { Some(i) } else { found })
+    keys.iter().enumerate().fold(
+        None,
+        |found, (i, key)| if is_it(key) { Some(i) } else { found },
+    )
 }
 
-/// Serves connections until `stopped`, then answers what was asked; the second time it ends at once.
+/// Serves connections until `stopped`, then answers what was asked; the second time it ends at
+/// once.
 async fn serve(
     listener: TcpListener,
     router: Router,
@@ -615,17 +749,21 @@ async fn serve(
     args: &Args,
 ) -> Result<(), Failure> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let (graceful, permits) = (GracefulShutdown::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+    let (graceful, permits) = (
+        GracefulShutdown::new(),
+        Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+    );
     let http = http_builder();
     loop {
         let accept = async {
             let permit = Arc::clone(&permits).acquire_owned().await;
             (permit, listener.accept().await)
         };
-        let (permit, accepted) = match select(pin!(accept), pin!(stopped.wait_for(|&n| n > 0))).await {
-            Either::Left((accepted, _)) => accepted,
-            Either::Right(_) => break,
-        };
+        let (permit, accepted) =
+            match select(pin!(accept), pin!(stopped.wait_for(|&n| n > 0))).await {
+                Either::Left((accepted, _)) => accepted,
+                Either::Right(_) => break,
+            };
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -659,7 +797,11 @@ async fn serve(
     drop(listener);
     if *stopped.borrow() < 2 {
         args.log.say("ending; what was asked is answered first");
-        select(pin!(graceful.shutdown()), pin!(stopped.wait_for(|&n| n > 1))).await;
+        select(
+            pin!(graceful.shutdown()),
+            pin!(stopped.wait_for(|&n| n > 1)),
+        )
+        .await;
     }
     Ok(())
 }
@@ -667,7 +809,9 @@ async fn serve(
 /// How connections are served.
 fn http_builder() -> http1::Builder {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).max_buf_size(HEAD);
+    http.timer(TokioTimer::new())
+        .header_read_timeout(IDLE_TIMEOUT)
+        .max_buf_size(HEAD);
     http
 }
 
@@ -675,7 +819,9 @@ fn http_builder() -> http1::Builder {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(ApiError::internal(error.to_string())))
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(ApiError::internal(error.to_string())))
 }
 
 /// A new identifier.

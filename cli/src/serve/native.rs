@@ -22,8 +22,15 @@ use std::sync::Arc;
 pub(super) async fn health(State(shared): State<Shared>) -> Result<Response, ApiError> {
     let app = shared.app()?;
     if let Some(time) = app.watchdog.stuck() {
-        let message = format!("the engine has computed one pass for {:.1} s", time.as_secs_f64());
-        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message));
+        let message = format!(
+            "the engine has computed one pass for {:.1} s",
+            time.as_secs_f64()
+        );
+        return Err(ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "unavailable_error",
+            message,
+        ));
     }
     Ok(json_response(StatusCode::OK, &json!({"status": "ok"})))
 }
@@ -55,12 +62,19 @@ pub(super) async fn tokenize(
     fields.finish()?;
     let tokens = blocking(move || {
         let ids = app.tokenizer.encode(&text, add_special, parse_special);
-        let piece = |id| match String::from_utf8(app.tokenizer.token_bytes(id).unwrap_or_default()) {
+        let piece = |id| match String::from_utf8(app.tokenizer.token_bytes(id).unwrap_or_default())
+        {
             Ok(text) => json!(text),
             // A part of a character.
             Err(error) => json!(error.as_bytes()),
         };
-        let token = |id| if with_pieces { json!({"id": id, "piece": piece(id)}) } else { json!(id) };
+        let token = |id| {
+            if with_pieces {
+                json!({"id": id, "piece": piece(id)})
+            } else {
+                json!(id)
+            }
+        };
         Ok(json_list(ids.into_iter().map(token)))
     })
     .await?;
@@ -74,9 +88,12 @@ pub(super) async fn detokenize(
     let app = shared.app()?;
     let tokens: Vec<u32> = fields.need("tokens")?;
     fields.finish()?;
-    let text =
-        blocking(move || app.tokenizer.decode_lossy(&tokens, true).map_err(|error| ApiError::field("tokens", error)))
-            .await?;
+    let text = blocking(move || {
+        app.tokenizer
+            .decode_lossy(&tokens, true)
+            .map_err(|error| ApiError::field("tokens", error))
+    })
+    .await?;
     Ok(json_response(StatusCode::OK, &json!({"content": text})))
 }
 
@@ -96,19 +113,29 @@ pub(super) async fn apply_template(
 pub(super) async fn slots(State(shared): State<Shared>, uri: Uri) -> Result<Response, ApiError> {
     let app = shared.app()?;
     let mut tasks = app.metrics.running();
-    let must_have_room = uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "fail_on_no_slot=1"));
+    let must_have_room = uri
+        .query()
+        .is_some_and(|query| query.split('&').any(|pair| pair == "fail_on_no_slot=1"));
     if must_have_room && tasks.len() >= app.n_parallel {
-        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", "no slot is available"));
+        return Err(ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "unavailable_error",
+            "no slot is available",
+        ));
     }
     tasks.resize(app.n_parallel, None);
     let slot = |(i, task): (usize, Option<u64>)| json!({"id": i, "id_task": task, "n_ctx": app.n_ctx, "is_processing": task.is_some()});
-    Ok(json_response(StatusCode::OK, &tasks.into_iter().enumerate().map(slot).collect()))
+    Ok(json_response(
+        StatusCode::OK,
+        &tasks.into_iter().enumerate().map(slot).collect(),
+    ))
 }
 
 pub(super) async fn lora_adapters(State(shared): State<Shared>) -> Result<Response, ApiError> {
     let app = shared.app()?;
     let adapters = app.adapters.iter().enumerate();
-    let adapters = adapters.map(|(i, adapter)| json!({"id": i, "path": adapter.path, "scale": adapter.scale}));
+    let adapters =
+        adapters.map(|(i, adapter)| json!({"id": i, "path": adapter.path, "scale": adapter.scale}));
     Ok(json_response(StatusCode::OK, &adapters.collect()))
 }
 
@@ -131,27 +158,47 @@ pub(super) async fn infill(
     let app = shared.app_with_room()?;
     let Some(fim) = app.tokenizer.fill_in_the_middle() else {
         let message = "the model has no tokens for texts with a gap";
-        return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message));
+        return Err(ApiError::new(
+            StatusCode::NOT_IMPLEMENTED,
+            "not_supported_error",
+            message,
+        ));
     };
     let extra: Vec<Value> = fields.take("input_extra")?.unwrap_or_default();
-    let (prefix, suffix): (String, String) = (fields.need("input_prefix")?, fields.need("input_suffix")?);
+    let (prefix, suffix): (String, String) =
+        (fields.need("input_prefix")?, fields.need("input_suffix")?);
     // What the missing text begins with.
     let begin: String = fields.take("prompt")?.unwrap_or_default();
     let tokenizer = Arc::clone(&app.tokenizer);
     let tokens = blocking(move || {
         let text = |text: &str| tokenizer.encode(text, false, false);
-        let mut tokens: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
+        let mut tokens: Vec<u32> = tokenizer
+            .bos()
+            .filter(|_| tokenizer.add_bos())
+            .into_iter()
+            .collect();
         if !extra.is_empty() {
             tokens.extend(fim.repository);
-            tokens.extend(fim.repository.map(|_| text("repository\n")).unwrap_or_default());
+            tokens.extend(
+                fim.repository
+                    .map(|_| text("repository\n"))
+                    .unwrap_or_default(),
+            );
         }
         for (i, chunk) in extra.iter().enumerate() {
             let Some(content) = chunk["text"].as_str() else {
-                return Err(ApiError::field(&format!("input_extra[{i}]"), "it has no text"));
+                return Err(ApiError::field(
+                    &format!("input_extra[{i}]"),
+                    "it has no text",
+                ));
             };
             let name = chunk["filename"].as_str().unwrap_or("other");
             match fim.file {
-                Some(file) => tokens.extend([file].into_iter().chain(text(&format!("{name}\n{content}")))),
+                Some(file) => tokens.extend(
+                    [file]
+                        .into_iter()
+                        .chain(text(&format!("{name}\n{content}"))),
+                ),
                 None => tokens.extend(text(&format!("\n\n--- {name} ---\n\n{content}"))),
             }
         }
@@ -182,7 +229,11 @@ async fn complete(
     let with_tokens = fields.flag("return_tokens")? || params.stream;
     let wanted = fields.take("response_fields")?;
     // Those that would end an answer earlier, or tell other figures.
-    for (name, value) in [("n_indent", 0), ("t_max_prompt_ms", 0), ("t_max_predict_ms", 0)] {
+    for (name, value) in [
+        ("n_indent", 0),
+        ("t_max_prompt_ms", 0),
+        ("t_max_predict_ms", 0),
+    ] {
         fields.only(name, value)?;
     }
     fields.only("post_sampling_probs", false)?;
@@ -190,9 +241,20 @@ async fn complete(
     if params.stream && prompts.len() * params.n != 1 {
         return Err(ApiError::field("stream", "of one answer alone"));
     }
-    let (job, answers) = Job { app, caller, params, logprobs }.submit(prompts, format).await?;
+    let (job, answers) = Job {
+        app,
+        caller,
+        params,
+        logprobs,
+    }
+    .submit(prompts, format)
+    .await?;
     drop(share);
-    let call = Call { job, with_tokens, wanted };
+    let call = Call {
+        job,
+        with_tokens,
+        wanted,
+    };
     if call.job.params.stream {
         let begin = (call, answers.into_iter().next());
         let parts = stream::unfold(begin, |(call, answer)| async move {
@@ -200,7 +262,9 @@ async fn complete(
             loop {
                 match answer.next().await {
                     Some(Ok(Step { piece: None, .. })) => {}
-                    Some(Ok(Step { piece: Some(piece), .. })) => {
+                    Some(Ok(Step {
+                        piece: Some(piece), ..
+                    })) => {
                         let part = call.part(&answer, &[piece]);
                         break Some((event(&part), (call, Some(answer))));
                     }
@@ -219,8 +283,15 @@ async fn complete(
         Ok::<_, ApiError>((pieces, answer))
     });
     let whole = try_join_all(whole).await?;
-    let mut all: Vec<_> = whole.iter().map(|(pieces, answer)| call.end(answer, pieces)).collect();
-    let answer = if all.len() == 1 { all.remove(0) } else { all.into() };
+    let mut all: Vec<_> = whole
+        .iter()
+        .map(|(pieces, answer)| call.end(answer, pieces))
+        .collect();
+    let answer = if all.len() == 1 {
+        all.remove(0)
+    } else {
+        all.into()
+    };
     Ok(json_response(StatusCode::OK, &answer))
 }
 
@@ -237,7 +308,10 @@ impl Call {
     fn part(&self, answer: &Answer, pieces: &[Piece]) -> Value {
         let app = &self.job.app;
         let text: String = pieces.iter().map(|piece| &piece.text[..]).collect();
-        let tokens = pieces.iter().filter(|_| self.with_tokens).map(|piece| piece.token);
+        let tokens = pieces
+            .iter()
+            .filter(|_| self.with_tokens)
+            .map(|piece| piece.token);
         let mut part = json!({
             "index": answer.index, "content": text, "tokens": tokens.collect::<Vec<_>>(), "stop": false,
             "tokens_evaluated": answer.n_prompt,
@@ -250,7 +324,11 @@ impl Call {
             };
             let piece = |piece: &Piece| {
                 let mut value = of(piece.token, piece.logprob.unwrap_or(f32::NAN));
-                value["top_logprobs"] = piece.top_logprobs.iter().map(|&(token, logprob)| of(token, logprob)).collect();
+                value["top_logprobs"] = piece
+                    .top_logprobs
+                    .iter()
+                    .map(|&(token, logprob)| of(token, logprob))
+                    .collect();
                 value
             };
             part["completion_probabilities"] = pieces.iter().map(piece).collect();
@@ -261,7 +339,9 @@ impl Call {
     /// A whole answer, or its end.
     fn end(&self, answer: &Answer, pieces: &[Piece]) -> Value {
         let mut end = self.part(answer, pieces);
-        let Some(finish) = answer.finish() else { return end };
+        let Some(finish) = answer.finish() else {
+            return end;
+        };
         end["stop"] = true.into();
         end["model"] = self.job.app.name.clone().into();
         end["stop_type"] = match finish.reason {
@@ -286,7 +366,9 @@ impl Call {
 /// Fields by their paths, as in `timings/predicted_ms`: each under the last name of its path.
 fn selected(value: &Value, paths: &[String]) -> Value {
     let found = paths.iter().filter_map(|path| {
-        let field = path.split('/').try_fold(value, |object, name| object.get(name))?;
+        let field = path
+            .split('/')
+            .try_fold(value, |object, name| object.get(name))?;
         Some((path.rsplit('/').next()?.to_owned(), field.clone()))
     });
     Value::Object(found.collect())
@@ -294,7 +376,10 @@ fn selected(value: &Value, paths: &[String]) -> Value {
 
 pub(super) async fn metrics(State(shared): State<Shared>) -> Result<Response, ApiError> {
     let app = shared.app()?;
-    let text = app.metrics.text(&app.adapted_names()).map_err(|error| ApiError::internal(error.to_string()))?;
+    let text = app
+        .metrics
+        .text(&app.adapted_names())
+        .map_err(|error| ApiError::internal(error.to_string()))?;
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }

@@ -37,8 +37,14 @@ fn model_json(app: &App, id: String) -> Value {
 
 pub(super) async fn models(State(shared): State<Shared>) -> Result<Response, ApiError> {
     let app = shared.app()?;
-    let models = app.names().map(|id| model_json(&app, id)).collect::<Vec<_>>();
-    Ok(json_response(StatusCode::OK, &json!({"object": "list", "data": models})))
+    let models = app
+        .names()
+        .map(|id| model_json(&app, id))
+        .collect::<Vec<_>>();
+    Ok(json_response(
+        StatusCode::OK,
+        &json!({"object": "list", "data": models}),
+    ))
 }
 
 pub(super) async fn model(
@@ -51,7 +57,11 @@ pub(super) async fn model(
         Some(id) => Ok(json_response(StatusCode::OK, &model_json(&app, id))),
         None => {
             let message = format!("no model is called {name:?} here; /v1/models lists them");
-            Err(ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message))
+            Err(ApiError::new(
+                StatusCode::NOT_FOUND,
+                "not_found_error",
+                message,
+            ))
         }
     }
 }
@@ -68,7 +78,12 @@ struct Call {
 impl Call {
     fn new(job: Job, is_chat: bool) -> Call {
         let id = new_id(if is_chat { "chatcmpl-" } else { "cmpl-" });
-        Call { job, id, created: unix_time(), is_chat }
+        Call {
+            job,
+            id,
+            created: unix_time(),
+            is_chat,
+        }
     }
 
     fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
@@ -93,14 +108,23 @@ impl Call {
         let answers = try_join_all(answers.into_iter().map(|answer| self.whole(answer))).await?;
         let (mut choices, mut usage, mut times) = (Vec::new(), Usage::default(), Value::Null);
         for (whole, answer) in answers {
-            let finish = answer.finish().ok_or_else(|| ApiError::internal("the answer has no end"))?;
+            let finish = answer
+                .finish()
+                .ok_or_else(|| ApiError::internal("the answer has no end"))?;
             usage.add(&finish, answer.index % per_prompt == 0);
             if times.is_null() {
                 times = timings(&finish);
             }
             choices.push(whole.choice(&self, answer.index, answer.finish_reason()));
         }
-        let mut response = self.envelope(if self.is_chat { "chat.completion" } else { "text_completion" }, choices);
+        let mut response = self.envelope(
+            if self.is_chat {
+                "chat.completion"
+            } else {
+                "text_completion"
+            },
+            choices,
+        );
         response["usage"] = usage.json();
         response["timings"] = times;
         Ok(json_response(StatusCode::OK, &response))
@@ -117,7 +141,9 @@ impl Call {
 
     fn stream(self, answers: Vec<Answer>, per_prompt: usize) -> Response {
         let call = Arc::new(self);
-        let chunks = answers.into_iter().map(|answer| Box::pin(chunks_of(Arc::clone(&call), answer)));
+        let chunks = answers
+            .into_iter()
+            .map(|answer| Box::pin(chunks_of(Arc::clone(&call), answer)));
         let (mut usage, mut n_left) = (Usage::default(), chunks.len());
         let all = stream::select_all(chunks).flat_map(move |chunk| {
             let mut out = Vec::new();
@@ -145,7 +171,11 @@ impl Call {
     }
 
     fn chunk_object(&self) -> &'static str {
-        if self.is_chat { "chat.completion.chunk" } else { "text_completion" }
+        if self.is_chat {
+            "chat.completion.chunk"
+        } else {
+            "text_completion"
+        }
     }
 
     /// A chunk of an answer.
@@ -155,7 +185,8 @@ impl Call {
         self.envelope(self.chunk_object(), vec![choice])
     }
 
-    /// What is told of the tokens of `pieces`, the first of which begins at byte `offset` of the text.
+    /// What is told of the tokens of `pieces`, the first of which begins at byte `offset` of the
+    /// text.
     fn logprobs(&self, pieces: &[Piece], mut offset: usize) -> Value {
         if self.job.logprobs.is_none() || pieces.is_empty() {
             return Value::Null;
@@ -164,17 +195,24 @@ impl Call {
         if self.is_chat {
             let content = pieces.iter().map(|piece| {
                 let mut token = chat_logprob(app, piece.token, piece.logprob.unwrap_or(f32::NAN));
-                let top = piece.top_logprobs.iter().map(|&(token, logprob)| chat_logprob(app, token, logprob));
+                let top = piece
+                    .top_logprobs
+                    .iter()
+                    .map(|&(token, logprob)| chat_logprob(app, token, logprob));
                 token["top_logprobs"] = top.collect();
                 token
             });
             return json!({"content": content.collect::<Vec<_>>(), "refusal": null});
         }
-        let (mut tokens, mut of_tokens, mut top, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut tokens, mut of_tokens, mut top, mut offsets) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for piece in pieces {
             tokens.push(token_text(app, piece.token));
             of_tokens.push(piece.logprob);
-            let best = piece.top_logprobs.iter().map(|&(token, logprob)| (token_text(app, token), logprob.into()));
+            let best = piece
+                .top_logprobs
+                .iter()
+                .map(|&(token, logprob)| (token_text(app, token), logprob.into()));
             top.push(Value::Object(best.collect()));
             offsets.push(offset);
             offset += piece.text.len();
@@ -224,20 +262,30 @@ fn chunks_of(call: Arc<Call>, answer: Answer) -> impl stream::Stream<Item = Chun
                         break Some((Chunk::Value(chunk), (call, answer, Stage::Text, offset)));
                     }
                     Some(Err(error)) => {
-                        break Some((Chunk::Value(error.json()), (call, answer, Stage::End(None), offset)));
+                        break Some((
+                            Chunk::Value(error.json()),
+                            (call, answer, Stage::End(None), offset),
+                        ));
                     }
                     None => {
                         let reason = answer.finish_reason();
-                        let mut chunk = call.chunk(index, call.empty_delta(), Value::Null, Some(reason));
+                        let mut chunk =
+                            call.chunk(index, call.empty_delta(), Value::Null, Some(reason));
                         let finish = answer.finish();
                         if !call.job.params.include_usage {
                             chunk["timings"] = finish.as_ref().map(timings).into();
                         }
-                        break Some((Chunk::Value(chunk), (call, answer, Stage::End(finish), offset)));
+                        break Some((
+                            Chunk::Value(chunk),
+                            (call, answer, Stage::End(finish), offset),
+                        ));
                     }
                 }
             },
-            Stage::End(finish) => Some((Chunk::End(index, finish), (call, answer, Stage::Over, offset))),
+            Stage::End(finish) => Some((
+                Chunk::End(index, finish),
+                (call, answer, Stage::Over, offset),
+            )),
             Stage::Over => None,
         }
     })
@@ -269,10 +317,15 @@ impl Call {
             return Some(text.into());
         }
         let mut delta = Map::new();
-        let mut add =
-            |name: &str, is_there: bool, value: Value| drop(is_there.then(|| delta.insert(name.into(), value)));
+        let mut add = |name: &str, is_there: bool, value: Value| {
+            drop(is_there.then(|| delta.insert(name.into(), value)))
+        };
         add("content", !text.is_empty(), text.clone().into());
-        add("reasoning_content", !reasoning.is_empty(), reasoning.clone().into());
+        add(
+            "reasoning_content",
+            !reasoning.is_empty(),
+            reasoning.clone().into(),
+        );
         add("tool_calls", !calls.is_empty(), calls.into());
         Some(delta.into())
     }
@@ -302,7 +355,8 @@ impl Collected {
                 Delta::Call(_, call) => self.calls.push(tool_call(&call)),
             }
         }
-        self.pieces.extend(step.piece.filter(|_| call.job.logprobs.is_some()));
+        self.pieces
+            .extend(step.piece.filter(|_| call.job.logprobs.is_some()));
     }
 
     fn choice(self, call: &Call, index: usize, reason: &str) -> Value {
@@ -313,8 +367,7 @@ impl Collected {
             return choice;
         }
         let only_calls = self.text.is_empty() && !self.calls.is_empty();
-        let mut message =
-            json!({"role": "assistant", "content": if only_calls { Value::Null } else { self.text.into() }});
+        let mut message = json!({"role": "assistant", "content": if only_calls { Value::Null } else { self.text.into() }});
         if !self.reasoning.is_empty() {
             message["reasoning_content"] = self.reasoning.into();
         }
@@ -336,16 +389,33 @@ pub(super) async fn completions(
     let params = Params::of(&app, &mut fields)?;
     let format = Format::of(&mut fields)?;
     let logprobs = top_logprobs("logprobs", fields.take("logprobs")?)?;
-    if fields.flag("echo")? || fields.take::<String>("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
+    if fields.flag("echo")?
+        || fields
+            .take::<String>("suffix")?
+            .is_some_and(|suffix| !suffix.is_empty())
+    {
         return Err(ApiError::wrong("echo and suffix are not supported"));
     }
-    if fields.take::<usize>("best_of")?.is_some_and(|n| n != params.n) {
-        return Err(ApiError::field("best_of", "only as many answers as n are made"));
+    if fields
+        .take::<usize>("best_of")?
+        .is_some_and(|n| n != params.n)
+    {
+        return Err(ApiError::field(
+            "best_of",
+            "only as many answers as n are made",
+        ));
     }
     fields.finish()?;
     // Where the API's default is a limit of 16 tokens, llama-server's, and ours, is none.
     let n_prompts = prompts.len();
-    let (job, answers) = Job { app, caller, params, logprobs }.submit(prompts, format).await?;
+    let (job, answers) = Job {
+        app,
+        caller,
+        params,
+        logprobs,
+    }
+    .submit(prompts, format)
+    .await?;
     drop(share);
     Call::new(job, false).respond(answers, n_prompts).await
 }
@@ -356,10 +426,14 @@ const QUICK_TEXT: usize = 1 << 14;
 /// The tokens of prompts, which are to be continued.
 pub(super) async fn prompts(app: &App, value: Value) -> Result<Vec<Vec<u32>>, ApiError> {
     let tokenizer = Arc::clone(&app.tokenizer);
-    texts("prompt", value, MAX_PROMPTS, move |text| Ok(tokenizer.encode_prompt(text))).await
+    texts("prompt", value, MAX_PROMPTS, move |text| {
+        Ok(tokenizer.encode_prompt(text))
+    })
+    .await
 }
 
-/// The tokens of what a field holds: a text, which `encode` makes tokens of, tokens, or several of either, at most `n_max`.
+/// The tokens of what a field holds: a text, which `encode` makes tokens of, tokens, or several of
+/// either, at most `n_max`.
 pub(super) async fn texts(
     name: &'static str,
     value: Value,
@@ -371,21 +445,38 @@ pub(super) async fn texts(
         value => vec![value],
     };
     if list.len() > n_max {
-        return Err(ApiError::field(name, format!("expected at most {n_max} of them, found {}", list.len())));
+        return Err(ApiError::field(
+            name,
+            format!("expected at most {n_max} of them, found {}", list.len()),
+        ));
     }
     let n_bytes: usize = list.iter().filter_map(Value::as_str).map(str::len).sum();
     let work = move || {
-        let wrong = || ApiError::field(name, "expected a text, an array of tokens, or an array of either");
+        let wrong = || {
+            ApiError::field(
+                name,
+                "expected a text, an array of tokens, or an array of either",
+            )
+        };
         let of = |value: &Value| match value {
             Value::String(text) => Ok(encode(text)?),
-            Value::Array(tokens) => {
-                tokens.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong)).collect()
-            }
+            Value::Array(tokens) => tokens
+                .iter()
+                .map(|id| {
+                    id.as_u64()
+                        .and_then(|id| u32::try_from(id).ok())
+                        .ok_or_else(wrong)
+                })
+                .collect(),
             _ => Err(wrong()),
         };
         list.iter().map(of).collect()
     };
-    if n_bytes <= QUICK_TEXT { work() } else { blocking(work).await }
+    if n_bytes <= QUICK_TEXT {
+        work()
+    } else {
+        blocking(work).await
+    }
 }
 
 /// Tokens of a chat's prompt, as llama-server tells them.
@@ -401,7 +492,10 @@ pub(super) async fn count_tokens(
 
 /// The number of a prompt's tokens, as OpenAI's Responses tell it.
 pub(super) fn input_tokens(n: usize) -> Response {
-    json_response(StatusCode::OK, &json!({"object": "response.input_tokens", "input_tokens": n}))
+    json_response(
+        StatusCode::OK,
+        &json!({"object": "response.input_tokens", "input_tokens": n}),
+    )
 }
 
 pub(super) async fn chat(

@@ -12,9 +12,23 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 /// Its parts, which need no key: the script asks for one.
 pub(super) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     Router::new()
-        .route("/", get(async || part("text/html; charset=utf-8", include_str!("page/index.html"))))
-        .route("/page.css", get(async || part("text/css; charset=utf-8", include_str!("page/page.css"))))
-        .route("/page.js", get(async || part("text/javascript; charset=utf-8", include_str!("page/page.js"))))
+        .route(
+            "/",
+            get(async || part("text/html; charset=utf-8", include_str!("page/index.html"))),
+        )
+        .route(
+            "/page.css",
+            get(async || part("text/css; charset=utf-8", include_str!("page/page.css"))),
+        )
+        .route(
+            "/page.js",
+            get(async || {
+                part(
+                    "text/javascript; charset=utf-8",
+                    include_str!("page/page.js"),
+                )
+            }),
+        )
 }
 
 fn part(kind: &'static str, text: &'static str) -> impl IntoResponse {

@@ -58,7 +58,11 @@ impl Params {
         let mut builder = app.sampling.clone();
         let (breaker_texts, breakers) = &app.breakers;
         fields.only("dry_sequence_breakers", json!(breaker_texts))?;
-        if fields.get("dry_multiplier").and_then(Value::as_f64).is_some_and(|x| x != 0.0) {
+        if fields
+            .get("dry_multiplier")
+            .and_then(Value::as_f64)
+            .is_some_and(|x| x != 0.0)
+        {
             builder = builder.dry_sequence_breakers(breakers.iter().cloned());
         }
         set!(fields, builder,
@@ -89,29 +93,48 @@ impl Params {
         if fields.flag("ignore_eos")? {
             bias.extend(app.tokenizer.eog().map(|id| (id, f32::NEG_INFINITY)));
         }
-        let seed =
-            fields.take::<i64>("seed")?.filter(|&seed| seed != -1).map_or_else(|| app.seed(), |seed| seed as u64);
+        let seed = fields
+            .take::<i64>("seed")?
+            .filter(|&seed| seed != -1)
+            .map_or_else(|| app.seed(), |seed| seed as u64);
         if bias.len() > MAX_BIASES {
-            return Err(ApiError::field("logit_bias", format!("expected at most {MAX_BIASES} tokens")));
+            return Err(ApiError::field(
+                "logit_bias",
+                format!("expected at most {MAX_BIASES} tokens"),
+            ));
         }
         let sampling = builder.logit_bias(bias);
         // Says what makes no sense before anything else is done.
-        sampling.clone().build().map_err(|error| ApiError::wrong(error.to_string()))?;
+        sampling
+            .clone()
+            .build()
+            .map_err(|error| ApiError::wrong(error.to_string()))?;
         fields.rename("n_cmpl", "n")?;
         let n = fields.take("n")?.unwrap_or(1);
         if !(1..=MAX_ANSWERS).contains(&n) {
-            return Err(ApiError::field("n", format!("expected 1 to {MAX_ANSWERS}, found {n}")));
+            return Err(ApiError::field(
+                "n",
+                format!("expected 1 to {MAX_ANSWERS}, found {n}"),
+            ));
         }
         let stop: Vec<String> = match fields.take("stop")? {
             None => Vec::new(),
             Some(Value::String(stop)) => vec![stop],
-            Some(list) => serde_json::from_value(list).map_err(|error| ApiError::field("stop", error))?,
+            Some(list) => {
+                serde_json::from_value(list).map_err(|error| ApiError::field("stop", error))?
+            }
         };
         if stop.len() > MAX_STOPS {
-            return Err(ApiError::field("stop", format!("expected at most {MAX_STOPS} strings, found {}", stop.len())));
+            return Err(ApiError::field(
+                "stop",
+                format!("expected at most {MAX_STOPS} strings, found {}", stop.len()),
+            ));
         }
         if stop.iter().map(String::len).sum::<usize>() > MAX_STOP_BYTES {
-            return Err(ApiError::field("stop", format!("the strings have more than {MAX_STOP_BYTES} bytes")));
+            return Err(ApiError::field(
+                "stop",
+                format!("the strings have more than {MAX_STOP_BYTES} bytes"),
+            ));
         }
         let include_usage = match fields.object("stream_options")? {
             None => false,
@@ -125,7 +148,10 @@ impl Params {
         };
         let user: Option<String> = fields.take("user")?;
         if user.as_ref().is_some_and(|user| user.len() > MAX_USER) {
-            return Err(ApiError::field("user", format!("it has more than {MAX_USER} bytes")));
+            return Err(ApiError::field(
+                "user",
+                format!("it has more than {MAX_USER} bytes"),
+            ));
         }
         fields.ignore(&[
             "store",
@@ -160,8 +186,14 @@ impl Params {
         fields.only("min_keep", 0)?;
         fields.only("modalities", json!(["text"]))?;
         // Reasoning is told apart, which is what `deepseek` asks for.
-        if fields.take::<String>("reasoning_format")?.is_some_and(|name| name != "auto" && name != "deepseek") {
-            return Err(ApiError::field("reasoning_format", "expected \"auto\" or \"deepseek\""));
+        if fields
+            .take::<String>("reasoning_format")?
+            .is_some_and(|name| name != "auto" && name != "deepseek")
+        {
+            return Err(ApiError::field(
+                "reasoning_format",
+                "expected \"auto\" or \"deepseek\"",
+            ));
         }
         Ok(Params {
             sampling,
@@ -181,51 +213,94 @@ impl Params {
     }
 
     /// The sampler of answer `i`: each has luck of its own.
-    pub(super) fn sampler(&self, i: usize, mask: Option<Box<dyn TokenMask>>) -> Result<Sampler, ApiError> {
+    pub(super) fn sampler(
+        &self,
+        i: usize,
+        mask: Option<Box<dyn TokenMask>>,
+    ) -> Result<Sampler, ApiError> {
         let sampling = self.sampling.clone().seed(self.seed.wrapping_add(i as u64));
-        let mut sampler = sampling.build().map_err(|error| ApiError::wrong(error.to_string()))?;
+        let mut sampler = sampling
+            .build()
+            .map_err(|error| ApiError::wrong(error.to_string()))?;
         sampler.set_mask(mask);
         Ok(sampler)
     }
 }
 
-/// The adapters of a request: those that llama-server's `lora` (`[{"id": 0, "scale": 0.5}]`) lists, or the one behind the
-/// colon of `model`, or all with the scales that they were loaded with. Other names are of models: there is one, and the
-/// answer says which.
-fn adapters(app: &App, model: Option<&str>, lora: Option<Vec<Value>>) -> Result<Vec<ChosenAdapter>, ApiError> {
+/// The adapters of a request: those that llama-server's `lora` (`[{"id": 0, "scale": 0.5}]`) lists,
+/// or the one behind the colon of `model`, or all with the scales that they were loaded with. Other
+/// names are of models: there is one, and the answer says which.
+fn adapters(
+    app: &App,
+    model: Option<&str>,
+    lora: Option<Vec<Value>>,
+) -> Result<Vec<ChosenAdapter>, ApiError> {
     let chosen = |of: &ServedAdapter, scale| {
-        let adapter = app.registry.get(&of.key()).map_err(|error| ApiError::internal(error.to_string()))?;
-        Ok(ChosenAdapter { name: of.name.clone(), adapter, scale })
+        let adapter = app
+            .registry
+            .get(&of.key())
+            .map_err(|error| ApiError::internal(error.to_string()))?;
+        Ok(ChosenAdapter {
+            name: of.name.clone(),
+            adapter,
+            scale,
+        })
     };
     if let Some(list) = lora {
         let of = |entry: &Value| {
-            let found = app.adapters.get(usize::try_from(entry["id"].as_u64()?).ok()?)?;
-            let scale = entry["scale"].as_f64().map(|scale| scale as f32).filter(|scale| scale.is_finite())?;
+            let found = app
+                .adapters
+                .get(usize::try_from(entry["id"].as_u64()?).ok()?)?;
+            let scale = entry["scale"]
+                .as_f64()
+                .map(|scale| scale as f32)
+                .filter(|scale| scale.is_finite())?;
             Some((found, scale))
         };
         let wrong = |entry: &Value| {
             let n = app.adapters.len();
-            ApiError::field("lora", format!("expected an id below {n} and a scale, found {entry}"))
+            ApiError::field(
+                "lora",
+                format!("expected an id below {n} and a scale, found {entry}"),
+            )
         };
-        let of = |entry| of(entry).ok_or_else(|| wrong(entry)).and_then(|(found, scale)| chosen(found, scale));
+        let of = |entry| {
+            of(entry)
+                .ok_or_else(|| wrong(entry))
+                .and_then(|(found, scale)| chosen(found, scale))
+        };
         return list.iter().map(of).collect();
     }
     let name = model.and_then(|model| Some(model.rsplit_once(':')?.1));
-    let named = app.adapters.iter().find(|adapter| name == Some(&adapter.name));
+    let named = app
+        .adapters
+        .iter()
+        .find(|adapter| name == Some(&adapter.name));
     let asked = named.map_or(&app.adapters[..], std::slice::from_ref);
-    asked.iter().map(|adapter| chosen(adapter, adapter.scale)).collect()
+    asked
+        .iter()
+        .map(|adapter| chosen(adapter, adapter.scale))
+        .collect()
 }
 
 /// Most tokens of an answer, under any of its names; -1 is as many as fit.
 fn max_tokens(fields: &mut Fields) -> Result<Option<i64>, ApiError> {
     let mut found = None;
     for name in ["max_tokens", "max_completion_tokens", "n_predict"] {
-        let Some(n) = fields.take::<i64>(name)? else { continue };
+        let Some(n) = fields.take::<i64>(name)? else {
+            continue;
+        };
         if n < -1 {
-            return Err(ApiError::field(name, format!("expected -1 or more, found {n}")));
+            return Err(ApiError::field(
+                name,
+                format!("expected -1 or more, found {n}"),
+            ));
         }
         if found.is_some_and(|other| other != n) {
-            return Err(ApiError::field(name, "another field has another limit of tokens"));
+            return Err(ApiError::field(
+                name,
+                "another field has another limit of tokens",
+            ));
         }
         found = Some(n);
     }
@@ -236,31 +311,46 @@ fn max_tokens(fields: &mut Fields) -> Result<Option<i64>, ApiError> {
 fn biases(app: &App, value: Option<Value>) -> Result<Vec<(u32, f32)>, ApiError> {
     let n_vocab = app.tokenizer.n_vocab();
     let wrong = |found: &dyn std::fmt::Display| {
-        ApiError::field("logit_bias", format!("expected tokens below {n_vocab} and numbers, found {found}"))
+        ApiError::field(
+            "logit_bias",
+            format!("expected tokens below {n_vocab} and numbers, found {found}"),
+        )
     };
     let id = |id: u64| u32::try_from(id).ok().filter(|&id| (id as usize) < n_vocab);
     let bias = |value: &Value| match value {
         Value::Bool(false) => Some(f32::NEG_INFINITY),
-        value => value.as_f64().map(|bias| bias as f32).filter(|bias| bias.is_finite()),
+        value => value
+            .as_f64()
+            .map(|bias| bias as f32)
+            .filter(|bias| bias.is_finite()),
     };
     match value {
         None => Ok(Vec::new()),
         Some(Value::Object(biases)) => {
             let pair = |key: &str, value| Some((id(key.parse().ok()?)?, bias(value)?));
-            let pairs =
-                biases.iter().map(|(key, value)| pair(key, value).ok_or_else(|| wrong(&format!("{key}: {value}"))));
+            let pairs = biases.iter().map(|(key, value)| {
+                pair(key, value).ok_or_else(|| wrong(&format!("{key}: {value}")))
+            });
             pairs.collect()
         }
         Some(Value::Array(biases)) => {
             let mut all = Vec::new();
             for pair in &biases {
-                let Some([token, value]) = pair.as_array().map(Vec::as_slice) else { return Err(wrong(pair)) };
+                let Some([token, value]) = pair.as_array().map(Vec::as_slice) else {
+                    return Err(wrong(pair));
+                };
                 let value = bias(value).ok_or_else(|| wrong(pair))?;
                 match token {
-                    Value::String(text) => {
-                        all.extend(app.tokenizer.encode(text, false, true).into_iter().map(|id| (id, value)))
-                    }
-                    token => all.push((token.as_u64().and_then(id).ok_or_else(|| wrong(pair))?, value)),
+                    Value::String(text) => all.extend(
+                        app.tokenizer
+                            .encode(text, false, true)
+                            .into_iter()
+                            .map(|id| (id, value)),
+                    ),
+                    token => all.push((
+                        token.as_u64().and_then(id).ok_or_else(|| wrong(pair))?,
+                        value,
+                    )),
                 }
             }
             Ok(all)
@@ -269,11 +359,14 @@ fn biases(app: &App, value: Option<Value>) -> Result<Vec<(u32, f32)>, ApiError> 
     }
 }
 
-/// What the text has to be: `response_format`, or llama.cpp's `grammar` and `json_schema`. Takes a while for large
-/// schemas.
+/// What the text has to be: `response_format`, or llama.cpp's `grammar` and `json_schema`. Takes a
+/// while for large schemas.
 pub(super) fn mask(app: &App, format: &Format) -> Result<Option<Box<dyn TokenMask>>, ApiError> {
-    let Some((name, syntax, source)) = &format.0 else { return Ok(app.mask.clone()) };
-    let grammar = Grammar::new(&app.trie, *syntax, source).map_err(|error| ApiError::field(name, error))?;
+    let Some((name, syntax, source)) = &format.0 else {
+        return Ok(app.mask.clone());
+    };
+    let grammar =
+        Grammar::new(&app.trie, *syntax, source).map_err(|error| ApiError::field(name, error))?;
     Ok(Some(Box::new(grammar.matcher())))
 }
 
@@ -283,7 +376,10 @@ pub(super) struct Format(Option<(&'static str, Syntax, String)>);
 impl Format {
     pub(super) fn of(fields: &mut Fields) -> Result<Format, ApiError> {
         let mut found = Vec::new();
-        if let Some(grammar) = fields.take::<String>("grammar")?.filter(|grammar| !grammar.is_empty()) {
+        if let Some(grammar) = fields
+            .take::<String>("grammar")?
+            .filter(|grammar| !grammar.is_empty())
+        {
             found.push(("grammar", Syntax::Gbnf, grammar));
         }
         if let Some(schema) = fields.take::<Value>("json_schema")? {
@@ -294,10 +390,15 @@ impl Format {
             let kind: String = format.need("type")?;
             let schema = match &kind[..] {
                 "text" => None,
-                "json_object" => Some(format.take::<Value>("schema")?.unwrap_or_else(|| json!({"type": "object"}))),
+                "json_object" => Some(
+                    format
+                        .take::<Value>("schema")?
+                        .unwrap_or_else(|| json!({"type": "object"})),
+                ),
                 "json_schema" => {
-                    let mut described =
-                        format.object("json_schema")?.ok_or_else(|| ApiError::field(NAME, "no json_schema"))?;
+                    let mut described = format
+                        .object("json_schema")?
+                        .ok_or_else(|| ApiError::field(NAME, "no json_schema"))?;
                     // `strict: false` would allow other text; a schema is obeyed here in any case.
                     described.ignore(&["name", "description", "strict"]);
                     let schema = described.need::<Value>("schema")?;
@@ -316,7 +417,10 @@ impl Format {
         }
         let first = found.pop();
         match found.pop() {
-            Some((name, ..)) => Err(ApiError::field(name, "another field says what the text has to be, too")),
+            Some((name, ..)) => Err(ApiError::field(
+                name,
+                "another field says what the text has to be, too",
+            )),
             None => Ok(Format(first)),
         }
     }

@@ -12,21 +12,29 @@ use ruvllm::exec::Reranker;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Documents that become tokens at once, each with the query: those of all could take much more memory than the request.
+/// Documents that become tokens at once, each with the query: those of all could take much more
+/// memory than the request.
 const AT_ONCE: usize = 16;
 
 /// A document: a text, or an object with one.
 fn text_of(document: &Value) -> Result<String, ApiError> {
     let text = document.as_str().or_else(|| document.get("text")?.as_str());
-    text.map(str::to_owned).ok_or_else(|| ApiError::field("documents", "expected an array of texts"))
+    text.map(str::to_owned)
+        .ok_or_else(|| ApiError::field("documents", "expected an array of texts"))
 }
 
-pub(super) async fn rerank(State(shared): State<Shared>, Body(mut fields, _share): Body) -> Result<Response, ApiError> {
+pub(super) async fn rerank(
+    State(shared): State<Shared>,
+    Body(mut fields, _share): Body,
+) -> Result<Response, ApiError> {
     let app = shared.app()?;
     let query: String = fields.need("query")?;
     let documents: Vec<Value> = fields.need("documents")?;
     if documents.is_empty() || documents.len() > MAX_TEXTS {
-        let message = format!("expected 1 to {MAX_TEXTS} of them, found {}", documents.len());
+        let message = format!(
+            "expected 1 to {MAX_TEXTS} of them, found {}",
+            documents.len()
+        );
         return Err(ApiError::field("documents", message));
     }
     let documents: Vec<String> = documents.iter().map(text_of).collect::<Result<_, _>>()?;
@@ -40,7 +48,10 @@ pub(super) async fn rerank(State(shared): State<Shared>, Body(mut fields, _share
     let computed = app.pool(move || {
         let (mut n_tokens, mut scores) = (0, Vec::new());
         for some in documents.chunks(AT_ONCE) {
-            let pairs = some.iter().map(|document| reranker.pair(&query, document)).collect::<Result<Vec<_>, _>>()?;
+            let pairs = some
+                .iter()
+                .map(|document| reranker.pair(&query, document))
+                .collect::<Result<Vec<_>, _>>()?;
             this.fit(&pairs)?;
             n_tokens += pairs.iter().map(Vec::len).sum::<usize>();
             scores.extend(reranker.rank_tokens(&pairs)?);

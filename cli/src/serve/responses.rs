@@ -26,7 +26,9 @@ pub(super) async fn responses(
     let turn = Turn::of(app, caller, &mut fields)?;
     fields.finish()?;
     let (job, answers) = turn.submit().await?;
-    let Some(answer) = answers.into_iter().next() else { return Err(ApiError::internal("there is no answer")) };
+    let Some(answer) = answers.into_iter().next() else {
+        return Err(ApiError::internal("there is no answer"));
+    };
     let (id, created, model) = (new_id("resp_"), unix_time(), job.app.name.clone());
     let response = Response {
         id,
@@ -43,7 +45,10 @@ pub(super) async fn responses(
         return Ok(stream(response, answer));
     }
     let (blocks, answer) = whole(answer).await?;
-    let items = blocks.into_iter().map(|block| item(&item_id(&block), block, "completed")).collect();
+    let items = blocks
+        .into_iter()
+        .map(|block| item(&item_id(&block), block, "completed"))
+        .collect();
     let response = Response { items, ..response };
     Ok(json_response(StatusCode::OK, &response.ended(&answer)))
 }
@@ -59,7 +64,8 @@ pub(super) async fn count_tokens(
     Ok(input_tokens(turn.count_tokens().await?))
 }
 
-/// Fields of a request that its response repeats, with the values that they have if they are not there.
+/// Fields of a request that its response repeats, with the values that they have if they are not
+/// there.
 fn repeated() -> [(&'static str, Value); 11] {
     [
         ("instructions", Value::Null),
@@ -84,7 +90,10 @@ fn translate(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     }
     for name in ["previous_response_id", "conversation", "prompt"] {
         if fields.take::<Value>(name)?.is_some() {
-            return Err(ApiError::field(name, "nothing is stored here: send the conversation whole"));
+            return Err(ApiError::field(
+                name,
+                "nothing is stored here: send the conversation whole",
+            ));
         }
     }
     if fields.flag("background")? {
@@ -94,7 +103,9 @@ fn translate(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     fields.only("n", 1)?;
     let mut messages = Messages(Vec::new());
     if let Some(instructions) = fields.take::<String>("instructions")? {
-        messages.0.push(json!({"role": "system", "content": instructions}));
+        messages
+            .0
+            .push(json!({"role": "system", "content": instructions}));
     }
     match fields.need("input")? {
         Value::String(text) => messages.0.push(json!({"role": "user", "content": text})),
@@ -123,7 +134,14 @@ fn translate(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
         text.finish()?;
     }
     if let Some(tools) = fields.take::<Vec<Value>>("tools")? {
-        fields.set("tools", tools.into_iter().enumerate().map(tool).collect::<Result<Value, _>>()?)?;
+        fields.set(
+            "tools",
+            tools
+                .into_iter()
+                .enumerate()
+                .map(tool)
+                .collect::<Result<Value, _>>()?,
+        )?;
     }
     match fields.take::<Value>("tool_choice")? {
         Some(Value::Object(choice)) => {
@@ -150,29 +168,42 @@ fn response_format(mut format: Map<String, Value>) -> Value {
 
 fn tool((i, tool): (usize, Value)) -> Result<Value, ApiError> {
     let Value::Object(mut tool) = tool else {
-        return Err(ApiError::field(&format!("tools[{i}]"), "expected an object"));
+        return Err(ApiError::field(
+            &format!("tools[{i}]"),
+            "expected an object",
+        ));
     };
     match tool.shift_remove("type") {
         Some(kind) if kind == "function" => Ok(json!({"type": "function", "function": tool})),
         kind => {
             let kind = kind.unwrap_or_default();
-            Err(ApiError::field(&format!("tools[{i}]"), format!("the server has no tool of the type {kind}")))
+            Err(ApiError::field(
+                &format!("tools[{i}]"),
+                format!("the server has no tool of the type {kind}"),
+            ))
         }
     }
 }
 
-/// Messages as those of chat completions are: calls and reasoning belong to messages of the assistant there.
+/// Messages as those of chat completions are: calls and reasoning belong to messages of the
+/// assistant there.
 struct Messages(Vec<Value>);
 
 impl Messages {
     fn add(&mut self, place: &str, item: &Value) -> Result<(), ApiError> {
-        let field =
-            |name: &str| item[name].as_str().ok_or_else(|| ApiError::field(place, format!("it has no text {name:?}")));
+        let field = |name: &str| {
+            item[name]
+                .as_str()
+                .ok_or_else(|| ApiError::field(place, format!("it has no text {name:?}")))
+        };
         match item["type"].as_str() {
             None | Some("message") => {
                 let (role, content) = (field("role")?, text_of(place, &item["content"])?);
                 let last = self.0.last_mut().filter(|last| {
-                    role == "assistant" && last["role"] == role && last["content"] == "" && last["tool_calls"].is_null()
+                    role == "assistant"
+                        && last["role"] == role
+                        && last["content"] == ""
+                        && last["tool_calls"].is_null()
                 });
                 match last {
                     Some(last) => last["content"] = content.into(),
@@ -180,10 +211,16 @@ impl Messages {
                 }
             }
             Some("reasoning") => {
-                let texts = item["content"].as_array().into_iter().flatten().filter_map(|part| part["text"].as_str());
+                let texts = item["content"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|part| part["text"].as_str());
                 let text = texts.collect::<String>();
                 if !text.is_empty() {
-                    self.0.push(json!({"role": "assistant", "content": "", "reasoning_content": text}));
+                    self.0.push(
+                        json!({"role": "assistant", "content": "", "reasoning_content": text}),
+                    );
                 }
             }
             Some("function_call") => {
@@ -203,10 +240,15 @@ impl Messages {
             }
             Some("function_call_output") => {
                 let content = text_of(place, &item["output"])?;
-                self.0.push(json!({"role": "tool", "tool_call_id": field("call_id")?, "content": content}));
+                self.0.push(
+                    json!({"role": "tool", "tool_call_id": field("call_id")?, "content": content}),
+                );
             }
             Some(kind) => {
-                return Err(ApiError::field(place, format!("items of the type {kind:?} are not supported")));
+                return Err(ApiError::field(
+                    place,
+                    format!("items of the type {kind:?} are not supported"),
+                ));
             }
         }
         Ok(())
@@ -215,11 +257,20 @@ impl Messages {
 
 /// A text, or the texts of parts, one behind the other.
 fn text_of(place: &str, value: &Value) -> Result<String, ApiError> {
-    let part = |part: &Value| match (part["type"].as_str(), part["text"].as_str(), part["refusal"].as_str()) {
-        (Some("input_text" | "output_text" | "text"), Some(text), _) | (Some("refusal"), _, Some(text)) => {
-            Ok(text.to_owned())
-        }
-        _ => Err(ApiError::field(place, format!("parts of the type {} are not supported, only text", part["type"]))),
+    let part = |part: &Value| match (
+        part["type"].as_str(),
+        part["text"].as_str(),
+        part["refusal"].as_str(),
+    ) {
+        (Some("input_text" | "output_text" | "text"), Some(text), _)
+        | (Some("refusal"), _, Some(text)) => Ok(text.to_owned()),
+        _ => Err(ApiError::field(
+            place,
+            format!(
+                "parts of the type {} are not supported, only text",
+                part["type"]
+            ),
+        )),
     };
     match value {
         Value::String(text) => Ok(text.clone()),
@@ -240,15 +291,26 @@ fn item_id(block: &Block) -> String {
 fn item(id: &str, block: Block, status: &str) -> Value {
     match block {
         Block::Text(text) => {
-            let content = if status == "completed" { vec![part(&text)] } else { Vec::new() };
+            let content = if status == "completed" {
+                vec![part(&text)]
+            } else {
+                Vec::new()
+            };
             json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
         }
         Block::Reasoning(text) => {
-            let content =
-                if status == "completed" { vec![json!({"type": "reasoning_text", "text": text})] } else { vec![] };
+            let content = if status == "completed" {
+                vec![json!({"type": "reasoning_text", "text": text})]
+            } else {
+                vec![]
+            };
             json!({"id": id, "type": "reasoning", "status": status, "summary": [], "content": content})
         }
-        Block::Call { id: call_id, name, arguments } => json!({
+        Block::Call {
+            id: call_id,
+            name,
+            arguments,
+        } => json!({
             "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name,
             "arguments": arguments,
         }),
@@ -320,7 +382,10 @@ impl Response {
 impl Events for Response {
     fn begin(&mut self) -> Vec<Value> {
         let response = json!({"response": self.json("in_progress")});
-        vec![self.event("created", response.clone()), self.event("in_progress", response)]
+        vec![
+            self.event("created", response.clone()),
+            self.event("in_progress", response),
+        ]
     }
 
     fn change(&mut self, i: usize, change: Change) -> Vec<Value> {
@@ -341,35 +406,68 @@ impl Events for Response {
                 };
                 let is_text = matches!(block, Block::Text(_));
                 let item = item(&self.item, block, "in_progress");
-                events.push(("output_item.added".into(), json!({"output_index": i, "item": item})));
+                events.push((
+                    "output_item.added".into(),
+                    json!({"output_index": i, "item": item}),
+                ));
                 if is_text {
-                    events.push(("content_part.added".into(), with(in_part(&self.item), "part", part(""))));
+                    events.push((
+                        "content_part.added".into(),
+                        with(in_part(&self.item), "part", part("")),
+                    ));
                 }
             }
             Change::More(delta) => {
-                let event =
-                    if self.kind == "function_call_arguments" { place(&self.item) } else { in_part(&self.item) };
-                let event = if self.kind == "output_text" { with(event, "logprobs", json!([])) } else { event };
-                events.push((format!("{}.delta", self.kind), with(event, "delta", delta.into())));
+                let event = if self.kind == "function_call_arguments" {
+                    place(&self.item)
+                } else {
+                    in_part(&self.item)
+                };
+                let event = if self.kind == "output_text" {
+                    with(event, "logprobs", json!([]))
+                } else {
+                    event
+                };
+                events.push((
+                    format!("{}.delta", self.kind),
+                    with(event, "delta", delta.into()),
+                ));
             }
             Change::End(block) => {
                 let done = match &block {
-                    Block::Call { name, arguments, .. } => {
-                        with(with(place(&self.item), "name", json!(name)), "arguments", json!(arguments))
-                    }
+                    Block::Call {
+                        name, arguments, ..
+                    } => with(
+                        with(place(&self.item), "name", json!(name)),
+                        "arguments",
+                        json!(arguments),
+                    ),
                     Block::Reasoning(text) => with(in_part(&self.item), "text", json!(text)),
-                    Block::Text(text) => with(with(in_part(&self.item), "text", json!(text)), "logprobs", json!([])),
+                    Block::Text(text) => with(
+                        with(in_part(&self.item), "text", json!(text)),
+                        "logprobs",
+                        json!([]),
+                    ),
                 };
                 events.push((format!("{}.done", self.kind), done));
                 if let Block::Text(text) = &block {
-                    events.push(("content_part.done".into(), with(in_part(&self.item), "part", part(text))));
+                    events.push((
+                        "content_part.done".into(),
+                        with(in_part(&self.item), "part", part(text)),
+                    ));
                 }
                 let item = item(&self.item, block, "completed");
                 self.items.push(item.clone());
-                events.push(("output_item.done".into(), json!({"output_index": i, "item": item})));
+                events.push((
+                    "output_item.done".into(),
+                    json!({"output_index": i, "item": item}),
+                ));
             }
         }
-        events.into_iter().map(|(kind, event)| self.event(&kind, event)).collect()
+        events
+            .into_iter()
+            .map(|(kind, event)| self.event(&kind, event))
+            .collect()
     }
 
     fn end(&mut self, answer: &Answer) -> Vec<Value> {
@@ -380,7 +478,8 @@ impl Events for Response {
 
     fn failed(&mut self, error: ApiError) -> Vec<Value> {
         let mut response = self.json("failed");
-        response["error"] = json!({"code": "server_error", "message": error.json()["error"]["message"]});
+        response["error"] =
+            json!({"code": "server_error", "message": error.json()["error"]["message"]});
         vec![self.event("failed", json!({"response": response}))]
     }
 }

@@ -1,5 +1,5 @@
-//! Connections whose client has to go on reading: otherwise one that stops would keep its request, and the end of the
-//! server, waiting for ever.
+//! Connections whose client has to go on reading: otherwise one that stops would keep its request,
+//! and the end of the server, waiting for ever.
 
 use std::future::Future;
 use std::io;
@@ -19,29 +19,53 @@ pub(super) struct Sending<S> {
 
 impl<S> Sending<S> {
     pub(super) fn new(stream: S, limit: Duration) -> Sending<S> {
-        Sending { stream, limit, stuck: None }
+        Sending {
+            stream,
+            limit,
+            stuck: None,
+        }
     }
 
     /// What became of an attempt to write, unless the time is over.
-    fn watch(&mut self, cx: &mut Context<'_>, attempt: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn watch(
+        &mut self,
+        cx: &mut Context<'_>,
+        attempt: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
         if attempt.is_ready() {
             self.stuck = None;
             return attempt;
         }
         let limit = self.limit;
-        ready!(self.stuck.get_or_insert_with(|| Box::pin(sleep(limit))).as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client reads nothing")))
+        ready!(
+            self.stuck
+                .get_or_insert_with(|| Box::pin(sleep(limit)))
+                .as_mut()
+                .poll(cx)
+        );
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the client reads nothing",
+        )))
     }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Sending<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Sending<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let attempt = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.watch(cx, attempt)
     }
@@ -81,7 +105,11 @@ mod tests {
     }
 
     impl AsyncWrite for Client {
-        fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &[u8],
+        ) -> Poll<io::Result<usize>> {
             match self.reads.first() {
                 Some(&ms) if self.begun.elapsed() >= Duration::from_millis(ms) => {
                     self.reads.remove(0);
@@ -103,9 +131,18 @@ mod tests {
     /// Only who reads nothing for all of the time is sent away, not who reads slowly.
     #[test]
     fn whoever_reads_stays() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap();
         let (limit, begun) = (Duration::from_millis(400), Instant::now());
-        let mut stream = Sending::new(Client { begun, reads: vec![0, 250, 500, 750] }, limit);
+        let mut stream = Sending::new(
+            Client {
+                begun,
+                reads: vec![0, 250, 500, 750],
+            },
+            limit,
+        );
         let mut write = async || {
             // The client wakes nobody.
             let mut retry = tokio::time::interval(Duration::from_millis(10));

@@ -26,10 +26,22 @@ pub(super) struct Job {
 
 impl Job {
     /// A request for answer `i`, to `tokens`.
-    fn request(&self, tokens: Vec<u32>, i: usize, mask: Option<Box<dyn TokenMask>>) -> Result<Request, ApiError> {
-        let learnt = self.app.learner(&self.caller).map(|learner| learner.adapter(&tokens)).transpose()?.flatten();
+    fn request(
+        &self,
+        tokens: Vec<u32>,
+        i: usize,
+        mask: Option<Box<dyn TokenMask>>,
+    ) -> Result<Request, ApiError> {
+        let learnt = self
+            .app
+            .learner(&self.caller)
+            .map(|learner| learner.adapter(&tokens))
+            .transpose()?
+            .flatten();
         let request = Request::new(tokens, self.params.sampler(i, mask)?);
-        let mut request = request.stop(self.params.stop.iter().cloned()).priority(self.params.priority);
+        let mut request = request
+            .stop(self.params.stop.iter().cloned())
+            .priority(self.params.priority);
         request = request.salt(&*self.caller.tenant);
         if let Some(n) = self.params.max_tokens {
             request = request.max_tokens(n);
@@ -52,18 +64,37 @@ impl Job {
     /// What records answer `i` to `tokens`, if answers are recorded.
     fn recorder(&self, tokens: &[u32], i: usize) -> Option<Recorder> {
         let learner = self.app.learner(&self.caller)?;
-        Some(Recorder::new(learner, &self.caller, self.params.user.as_deref(), tokens, i))
+        Some(Recorder::new(
+            learner,
+            &self.caller,
+            self.params.user.as_deref(),
+            tokens,
+            i,
+        ))
     }
 
     /// Submits a request for an answer to `tokens`.
     fn start(&self, request: Request, tokens: &[u32]) -> Result<Stream, ApiError> {
-        let Job { app, caller, params, .. } = self;
+        let Job {
+            app,
+            caller,
+            params,
+            ..
+        } = self;
         let stream = app.scheduler.submit(request)?;
         if let Some(witness) = &app.witness {
-            let adapters: Map<_, _> = params.adapters.iter().map(|of| (of.name.clone(), json!(of.scale))).collect();
+            let adapters: Map<_, _> = params
+                .adapters
+                .iter()
+                .map(|of| (of.name.clone(), json!(of.scale)))
+                .collect();
             let mut asked = json!({"adapters": adapters, "seed": params.seed});
             if witness.with_prompts {
-                asked["prompt"] = app.tokenizer.decode_lossy(tokens, true).unwrap_or_default().into();
+                asked["prompt"] = app
+                    .tokenizer
+                    .decode_lossy(tokens, true)
+                    .unwrap_or_default()
+                    .into();
             }
             witness.describe(stream.id(), caller, &app.name, asked);
         }
@@ -71,11 +102,15 @@ impl Job {
     }
 
     /// As many answers to each prompt as are asked for, prompt by prompt.
-    pub(super) async fn submit(self, prompts: Vec<Vec<u32>>, format: Format) -> Result<(Job, Vec<Answer>), ApiError> {
+    pub(super) async fn submit(
+        self,
+        prompts: Vec<Vec<u32>>,
+        format: Format,
+    ) -> Result<(Job, Vec<Answer>), ApiError> {
         let app = Arc::clone(&self.app);
         app.can_hold(prompts.len() * self.params.n)?;
-        // A moment, unless a learner's adapter or the prompt's text has to be written: another thread would take longer
-        // to wake up.
+        // A moment, unless a learner's adapter or the prompt's text has to be written: another
+        // thread would take longer to wake up.
         let is_quick = format.is_text()
             && self.params.n == 1
             && matches!(&prompts[..], [tokens] if tokens.len() <= QUICK_TOKENS)
@@ -89,12 +124,19 @@ impl Job {
                     let request = self.request(tokens.clone(), answers.len(), mask.clone())?;
                     let stream = self.start(request, tokens)?;
                     let recorder = self.recorder(tokens, answers.len());
-                    answers.push(Answer::new(answers.len(), tokens.len(), stream, None, false).recorded(recorder));
+                    answers.push(
+                        Answer::new(answers.len(), tokens.len(), stream, None, false)
+                            .recorded(recorder),
+                    );
                 }
             }
             Ok((self, answers))
         };
-        if is_quick { work() } else { app.prepare(work).await }
+        if is_quick {
+            work()
+        } else {
+            app.prepare(work).await
+        }
     }
 }
 
@@ -108,7 +150,8 @@ pub(super) struct Turn {
     conversation: Conversation,
     tools: Vec<Tool>,
     choice: ToolChoice,
-    /// Whether the model may call tools. If not, nothing in the text is a call, whatever it looks like.
+    /// Whether the model may call tools. If not, nothing in the text is a call, whatever it looks
+    /// like.
     may_call: bool,
     /// Whether it ends behind the first call.
     one_call: bool,
@@ -122,11 +165,17 @@ impl Turn {
         let logprobs = match (fields.flag("logprobs")?, n_top) {
             (true, n) => Some(n.unwrap_or(0)),
             (false, None | Some(0)) => None,
-            (false, Some(_)) => return Err(ApiError::field("top_logprobs", "logprobs has to be true")),
+            (false, Some(_)) => {
+                return Err(ApiError::field("top_logprobs", "logprobs has to be true"));
+            }
         };
         let one_call = !fields.take("parallel_tool_calls")?.unwrap_or(true);
-        let choice = fields.take::<Value>("tool_choice")?.map(|choice| ToolChoice::from_json(&choice));
-        let choice = choice.transpose().map_err(|error| ApiError::field("tool_choice", error))?;
+        let choice = fields
+            .take::<Value>("tool_choice")?
+            .map(|choice| ToolChoice::from_json(&choice));
+        let choice = choice
+            .transpose()
+            .map_err(|error| ApiError::field("tool_choice", error))?;
         let conversation = app.conversation(fields)?;
         let tools = conversation.tools()?;
         let choice = choice.unwrap_or(ToolChoice::Auto);
@@ -137,16 +186,40 @@ impl Turn {
             _ => true,
         };
         if may_call && !format.is_text() {
-            return Err(ApiError::wrong("an answer with tools cannot have a format or a grammar as well"));
+            return Err(ApiError::wrong(
+                "an answer with tools cannot have a format or a grammar as well",
+            ));
         }
-        let job = Job { app, caller, params, logprobs };
-        Ok(Turn { job, format, conversation, tools, choice, may_call, one_call })
+        let job = Job {
+            app,
+            caller,
+            params,
+            logprobs,
+        };
+        Ok(Turn {
+            job,
+            format,
+            conversation,
+            tools,
+            choice,
+            may_call,
+            one_call,
+        })
     }
 
     /// Tokens of its prompt.
     pub(super) async fn count_tokens(self) -> Result<usize, ApiError> {
-        let Turn { job, conversation, .. } = self;
-        blocking(move || Ok(job.app.tokenizer.encode_prompt(&conversation.render(&job.app)?).len())).await
+        let Turn {
+            job, conversation, ..
+        } = self;
+        blocking(move || {
+            Ok(job
+                .app
+                .tokenizer
+                .encode_prompt(&conversation.render(&job.app)?)
+                .len())
+        })
+        .await
     }
 
     /// As many answers as are asked for.
@@ -154,7 +227,15 @@ impl Turn {
         let app = Arc::clone(&self.job.app);
         app.can_hold(self.job.params.n)?;
         app.prepare(move || {
-            let Turn { job, format, conversation, tools, choice, may_call, one_call } = self;
+            let Turn {
+                job,
+                format,
+                conversation,
+                tools,
+                choice,
+                may_call,
+                one_call,
+            } = self;
             let app = &job.app;
             let prompt = conversation.render(app)?;
             let grammar = if may_call { None } else { mask(app, &format)? };
@@ -166,15 +247,20 @@ impl Turn {
                 }
                 grammar => grammar,
             };
-            // JSON that a schema describes begins at once, so that nothing of it is reasoning that the prompt began.
+            // JSON that a schema describes begins at once, so that nothing of it is reasoning that
+            // the prompt began.
             let begun = if format.is_json() { "" } else { &prompt };
-            let parser = TurnParser::new(app.tool_format, if may_call { &tools } else { &[] }, begun);
+            let parser =
+                TurnParser::new(app.tool_format, if may_call { &tools } else { &[] }, begun);
             let parser = if is_free { parser } else { parser.verbatim() };
             let tokens = app.tokenizer.encode_prompt(&prompt);
             let mut answers = Vec::new();
             for i in 0..job.params.n {
                 // What tells text from calls may be special tokens.
-                let stream = job.start(job.request(tokens.clone(), i, mask.clone())?.special(), &tokens)?;
+                let stream = job.start(
+                    job.request(tokens.clone(), i, mask.clone())?.special(),
+                    &tokens,
+                )?;
                 let answer = Answer::new(i, tokens.len(), stream, Some(parser.clone()), one_call);
                 answers.push(answer.recorded(job.recorder(&tokens, i)));
             }
@@ -186,9 +272,10 @@ impl Turn {
 
 pub(super) fn top_logprobs(name: &str, n: Option<usize>) -> Result<Option<usize>, ApiError> {
     match n {
-        Some(n) if n > MAX_TOP_LOGPROBS => {
-            Err(ApiError::field(name, format!("expected at most {MAX_TOP_LOGPROBS}, found {n}")))
-        }
+        Some(n) if n > MAX_TOP_LOGPROBS => Err(ApiError::field(
+            name,
+            format!("expected at most {MAX_TOP_LOGPROBS}, found {n}"),
+        )),
         n => Ok(n),
     }
 }
@@ -211,7 +298,11 @@ impl App {
         if let Some(effort) = fields.take::<String>("reasoning_effort")? {
             kwargs.insert("reasoning_effort".into(), effort.into());
         }
-        kwargs.extend(fields.take::<Map<String, Value>>("chat_template_kwargs")?.unwrap_or_default());
+        kwargs.extend(
+            fields
+                .take::<Map<String, Value>>("chat_template_kwargs")?
+                .unwrap_or_default(),
+        );
         Ok(Conversation {
             messages: messages
                 .into_iter()
@@ -228,14 +319,19 @@ impl App {
 impl Conversation {
     fn tools(&self) -> Result<Vec<Tool>, ApiError> {
         let tools = self.tools.as_ref().map(Tool::from_json).transpose();
-        Ok(tools.map_err(|error| ApiError::field("tools", error))?.unwrap_or_default())
+        Ok(tools
+            .map_err(|error| ApiError::field("tools", error))?
+            .unwrap_or_default())
     }
 
     /// The prompt; at most ten seconds.
     pub(super) fn render(&self, app: &App) -> Result<String, ApiError> {
         let inputs = ruvllm::chat::ChatInputs {
             messages: self.messages.clone().into(),
-            tools: self.tools.clone().filter(|tools| tools.as_array().is_some_and(|tools| !tools.is_empty())),
+            tools: self
+                .tools
+                .clone()
+                .filter(|tools| tools.as_array().is_some_and(|tools| !tools.is_empty())),
             kwargs: self.kwargs.clone(),
             add_generation_prompt: self.add_generation_prompt,
             bos_token: app.bos.clone(),
@@ -247,22 +343,36 @@ impl Conversation {
 }
 
 /// A message as templates expect it: text that came in parts in one, arguments of calls as objects.
-fn message_for_template(i: usize, mut message: Value, knows_developer: bool) -> Result<Value, ApiError> {
+fn message_for_template(
+    i: usize,
+    mut message: Value,
+    knows_developer: bool,
+) -> Result<Value, ApiError> {
     let wrong = |what: &str| ApiError::field(&format!("messages[{i}]"), what);
-    let Some(fields) = message.as_object_mut() else { return Err(wrong("expected an object")) };
+    let Some(fields) = message.as_object_mut() else {
+        return Err(wrong("expected an object"));
+    };
     match fields.get("role").and_then(Value::as_str) {
         None => return Err(wrong("it has no role")),
         // OpenAI's newer name of it.
-        Some("developer") if !knows_developer => drop(fields.insert("role".into(), "system".into())),
+        Some("developer") if !knows_developer => {
+            drop(fields.insert("role".into(), "system".into()))
+        }
         Some(_) => {}
     }
     match fields.get_mut("content") {
         Some(Value::String(_)) => {}
         Some(Value::Array(parts)) => {
             let texts = parts.iter().map(|part| match part["type"].as_str() {
-                Some("text") => part["text"].as_str().ok_or_else(|| wrong("a part has no text")),
-                Some("refusal") => part["refusal"].as_str().ok_or_else(|| wrong("a part has no refusal")),
-                other => Err(wrong(&format!("parts of the type {other:?} are not supported, only text"))),
+                Some("text") => part["text"]
+                    .as_str()
+                    .ok_or_else(|| wrong("a part has no text")),
+                Some("refusal") => part["refusal"]
+                    .as_str()
+                    .ok_or_else(|| wrong("a part has no refusal")),
+                other => Err(wrong(&format!(
+                    "parts of the type {other:?} are not supported, only text"
+                ))),
             });
             let text = texts.collect::<Result<Vec<_>, _>>()?.concat();
             fields.insert("content".into(), text.into());
@@ -270,10 +380,19 @@ fn message_for_template(i: usize, mut message: Value, knows_developer: bool) -> 
         None | Some(Value::Null) => drop(fields.insert("content".into(), "".into())),
         Some(_) => return Err(wrong("its content is neither text nor parts")),
     }
-    for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
-        let arguments = call.get_mut("function").and_then(|function| function.get_mut("arguments"));
+    for call in fields
+        .get_mut("tool_calls")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        let arguments = call
+            .get_mut("function")
+            .and_then(|function| function.get_mut("arguments"));
         if let Some(arguments) = arguments
-            && let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
+            && let Some(object) = arguments
+                .as_str()
+                .and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
         {
             *arguments = object.into();
         }

@@ -1,4 +1,5 @@
-//! What the scheduler tells of requests, for all who want to know: metrics, log, witness log, watchdog.
+//! What the scheduler tells of requests, for all who want to know: metrics, log, witness log,
+//! watchdog.
 
 use super::log::SCHEDULE;
 use super::metrics::Metrics;
@@ -29,7 +30,9 @@ impl Observer for Watch {
     fn queued(&self, id: RequestId, n_prompt: usize) {
         debug!(target: SCHEDULE, id = id.0, n_prompt, "queued");
         self.metrics.queued(id, n_prompt);
-        self.witness.iter().for_each(|witness| witness.queued(id, n_prompt));
+        self.witness
+            .iter()
+            .for_each(|witness| witness.queued(id, n_prompt));
     }
 
     fn admitted(&self, id: RequestId) {
@@ -45,24 +48,31 @@ impl Observer for Watch {
     fn preempted(&self, id: RequestId) {
         debug!(target: SCHEDULE, id = id.0, "preempted");
         self.metrics.preempted(id);
-        self.witness.iter().for_each(|witness| witness.preempted(id));
+        self.witness
+            .iter()
+            .for_each(|witness| witness.preempted(id));
     }
 
     fn ended(&self, id: RequestId, outcome: Result<&Finish, &Error>) {
         match outcome {
             Ok(finish) => {
-                let (reason, n_generated) = (super::super::generate::reason_name(finish.reason), finish.n_generated);
+                let (reason, n_generated) = (
+                    super::super::generate::reason_name(finish.reason),
+                    finish.n_generated,
+                );
                 debug!(target: SCHEDULE, id = id.0, reason, n_generated, "ended");
             }
             Err(error) => warn!(target: SCHEDULE, id = id.0, %error, "failed"),
         }
         self.metrics.ended(id, outcome);
-        self.witness.iter().for_each(|witness| witness.ended(id, outcome));
+        self.witness
+            .iter()
+            .for_each(|witness| witness.ended(id, outcome));
     }
 }
 
-/// Notices that the scheduler no longer goes on: a pass that takes too long, or a thread that ended within one. A
-/// scheduler that has nothing to do, or waits for readers, is in no step.
+/// Notices that the scheduler no longer goes on: a pass that takes too long, or a thread that ended
+/// within one. A scheduler that has nothing to do, or waits for readers, is in no step.
 #[derive(Clone)]
 pub(super) struct Watchdog {
     limit: Duration,
@@ -73,11 +83,18 @@ pub(super) struct Watchdog {
 
 impl Watchdog {
     pub(super) fn new(limit: Duration) -> Watchdog {
-        Watchdog { limit, start: Instant::now(), begun: Arc::default() }
+        Watchdog {
+            limit,
+            start: Instant::now(),
+            begun: Arc::default(),
+        }
     }
 
     fn begins(&self) {
-        self.begun.store(self.start.elapsed().as_micros().max(1) as u64, Ordering::Relaxed);
+        self.begun.store(
+            self.start.elapsed().as_micros().max(1) as u64,
+            Ordering::Relaxed,
+        );
     }
 
     fn ends(&self) {
@@ -87,7 +104,10 @@ impl Watchdog {
     /// For how long nothing went on, if that is too long.
     pub(super) fn stuck(&self) -> Option<Duration> {
         let begun = Some(self.begun.load(Ordering::Relaxed)).filter(|&begun| begun > 0)?;
-        let time = self.start.elapsed().saturating_sub(Duration::from_micros(begun));
+        let time = self
+            .start
+            .elapsed()
+            .saturating_sub(Duration::from_micros(begun));
         Some(time).filter(|&time| time >= self.limit)
     }
 }
@@ -104,7 +124,10 @@ mod tests {
         dog.begins();
         assert_eq!(dog.stuck(), None, "it has just begun");
         std::thread::sleep(Duration::from_millis(30));
-        assert!(dog.stuck().is_some_and(|time| time >= Duration::from_millis(20)));
+        assert!(
+            dog.stuck()
+                .is_some_and(|time| time >= Duration::from_millis(20))
+        );
         dog.begins();
         assert_eq!(dog.stuck(), None, "another one");
         std::thread::sleep(Duration::from_millis(30));

@@ -1,7 +1,8 @@
 //! The witness log: a file to which every request that was computed appends a line of JSON.
 //!
-//! The scheduler's thread only puts a line into a bounded queue; another thread writes them, 100 at a time or what came
-//! within a second. Lines that find the queue full, or cannot be written, are counted.
+//! The scheduler's thread only puts a line into a bounded queue; another thread writes them, 100 at
+//! a time or what came within a second. Lines that find the queue full, or cannot be written, are
+//! counted.
 
 use super::super::generate::reason_name;
 use super::super::memory::parse_size;
@@ -28,7 +29,8 @@ const DELAY: Duration = Duration::from_secs(1);
 
 #[derive(clap::Args)]
 pub(super) struct WitnessArgs {
-    /// Append a line of JSON per request to this file: who asked, counts of tokens, times, how it ended
+    /// Append a line of JSON per request to this file: who asked, counts of tokens, times, how it
+    /// ended
     #[arg(long, value_name = "FILE")]
     witness_log: Option<PathBuf>,
     /// Write the prompts into it, too
@@ -48,7 +50,9 @@ pub(super) struct WitnessArgs {
 impl WitnessArgs {
     /// Opens the log, if there shall be one. `dropped` counts lines that are not in it.
     pub(super) fn open(&self, dropped: &Counter) -> Result<Option<Witness>, Failure> {
-        let Some(path) = &self.witness_log else { return Ok(None) };
+        let Some(path) = &self.witness_log else {
+            return Ok(None);
+        };
         let mut log = LogFile {
             path: path.clone(),
             file: append(path).map_err(Failure::file(path))?,
@@ -59,9 +63,16 @@ impl WitnessArgs {
         log.end_torn_line().map_err(Failure::file(path))?;
         let (queue, lines) = sync_channel(MAX_WAITING);
         let counter = dropped.clone();
-        std::thread::Builder::new().name("witness".into()).spawn(move || write(log, &lines, &counter))?;
+        std::thread::Builder::new()
+            .name("witness".into())
+            .spawn(move || write(log, &lines, &counter))?;
         let requests = Arc::default();
-        Ok(Some(Witness { requests, queue, dropped: dropped.clone(), with_prompts: self.witness_prompts }))
+        Ok(Some(Witness {
+            requests,
+            queue,
+            dropped: dropped.clone(),
+            with_prompts: self.witness_prompts,
+        }))
     }
 }
 
@@ -99,19 +110,32 @@ impl Witness {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         let pending = requests.entry(id).or_default();
         change(pending);
-        let Pending { description: Some(description), outcome: Some(outcome), .. } = pending else { return };
+        let Pending {
+            description: Some(description),
+            outcome: Some(outcome),
+            ..
+        } = pending
+        else {
+            return;
+        };
         let mut line = std::mem::take(description);
         line.append(outcome);
         requests.remove(&id);
         drop(requests);
-        if self.queue.try_send(Message::Line(Value::Object(line).to_string())).is_err() {
+        if self
+            .queue
+            .try_send(Message::Line(Value::Object(line).to_string()))
+            .is_err()
+        {
             self.dropped.inc();
         }
     }
 
     /// Says whose request it is and what it asks for. May come after its end.
     pub(super) fn describe(&self, id: RequestId, caller: &Caller, model: &str, mut more: Value) {
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let time = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         let mut line = Map::new();
         line.insert("time".into(), json!(time.as_millis() as f64 / 1e3));
         line.insert("request".into(), json!(&*caller.request));
@@ -119,7 +143,12 @@ impl Witness {
         line.insert("path".into(), json!(&*caller.path));
         line.insert("tenant".into(), json!(&*caller.tenant));
         line.insert("model".into(), json!(model));
-        line.extend(more.as_object_mut().map(std::mem::take).into_iter().flatten());
+        line.extend(
+            more.as_object_mut()
+                .map(std::mem::take)
+                .into_iter()
+                .flatten(),
+        );
         self.change(id, |pending| pending.description = Some(line));
     }
 
@@ -197,7 +226,11 @@ impl LogFile {
             self.file.seek(SeekFrom::End(-1))?;
             self.file.read_exact(&mut last)?;
         }
-        if last == *b"\n" { Ok(()) } else { self.file.write_all(b"\n") }
+        if last == *b"\n" {
+            Ok(())
+        } else {
+            self.file.write_all(b"\n")
+        }
     }
 
     fn write(&mut self, lines: &str) -> io::Result<()> {
@@ -207,7 +240,11 @@ impl LogFile {
             self.rotate()?;
         }
         self.file.write_all(lines.as_bytes())?;
-        if self.syncs { self.file.sync_data() } else { Ok(()) }
+        if self.syncs {
+            self.file.sync_data()
+        } else {
+            Ok(())
+        }
     }
 
     /// Puts the file behind a new one, and drops the oldest.
@@ -284,7 +321,11 @@ mod tests {
     }
 
     fn caller() -> Caller {
-        Caller { request: "r".into(), path: "/".into(), tenant: "".into() }
+        Caller {
+            request: "r".into(),
+            path: "/".into(),
+            tenant: "".into(),
+        }
     }
 
     /// Both sides of request `i` tell, the handler last if `late`.
@@ -304,7 +345,8 @@ mod tests {
 
     #[test]
     fn whoever_tells_last_writes_and_files_rotate() {
-        let folder = std::env::temp_dir().join(format!("ruvllm-witness-unit-{}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("ruvllm-witness-unit-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let dropped = Counter::default();
         let witness = args(&folder, 1).open(&dropped).unwrap().unwrap();
@@ -312,12 +354,18 @@ mod tests {
             tell(&witness, i, i % 2 == 0);
             witness.flush();
         }
-        assert!(witness.requests.lock().unwrap().is_empty(), "nothing is kept of what has its line");
+        assert!(
+            witness.requests.lock().unwrap().is_empty(),
+            "nothing is kept of what has its line"
+        );
         let id = |name: &str| -> Value {
             let text = std::fs::read_to_string(folder.join(name)).unwrap();
             serde_json::from_str::<Value>(text.trim_end()).unwrap()["id"].clone()
         };
-        assert_eq!([id("log"), id("log.1"), id("log.2")], [3, 2, 1].map(Value::from));
+        assert_eq!(
+            [id("log"), id("log.1"), id("log.2")],
+            [3, 2, 1].map(Value::from)
+        );
         assert!(!folder.join("log.3").exists() && dropped.get() == 0);
         std::fs::remove_dir_all(folder).unwrap();
     }
@@ -326,7 +374,12 @@ mod tests {
     fn a_full_queue_drops_lines_and_counts_them() {
         let (queue, lines) = sync_channel(2);
         let dropped = Counter::default();
-        let witness = Witness { requests: Arc::default(), queue, dropped: dropped.clone(), with_prompts: false };
+        let witness = Witness {
+            requests: Arc::default(),
+            queue,
+            dropped: dropped.clone(),
+            with_prompts: false,
+        };
         (0..5).for_each(|i| tell(&witness, i, false));
         assert_eq!((dropped.get(), lines.try_iter().count()), (3, 2));
     }

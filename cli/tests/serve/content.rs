@@ -1,4 +1,5 @@
-//! Text that looks like a call is text where no call may be made: where the request has no tools, or allows none.
+//! Text that looks like a call is text where no call may be made: where the request has no tools,
+//! or allows none.
 
 use super::calls::CALLS;
 use super::{Folder, Server, batch, named_events, tiny};
@@ -31,7 +32,11 @@ fn template(format: &str) -> String {
         other => panic!("{other} has no marks here"),
     };
     // As Functionary's own does.
-    let open = if format == "functionary-v3.2" { ">>>" } else { "" };
+    let open = if format == "functionary-v3.2" {
+        ">>>"
+    } else {
+        ""
+    };
     let template = format!(
         "{{# {marks} #}}{{% for message in messages %}}<|im_start|>{{{{ message.role }}}}\n{{{{ message.content }}}}\
          <|im_end|>\n{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant\n{open}{{% endif %}}"
@@ -48,19 +53,32 @@ fn told(path: &str, answer: &Value) -> (String, String, usize) {
     match path {
         "/v1/chat/completions" => {
             let message = &choice["message"];
-            (string(&message["content"]), string(&choice["finish_reason"]), list(&message["tool_calls"]).len())
+            (
+                string(&message["content"]),
+                string(&choice["finish_reason"]),
+                list(&message["tool_calls"]).len(),
+            )
         }
         "/v1/completions" => (string(&choice["text"]), string(&choice["finish_reason"]), 0),
         "/v1/responses" => {
-            let (texts, others): (Vec<_>, Vec<_>) =
-                list(&answer["output"]).into_iter().partition(|item| item["type"] == "message");
-            let text = texts.iter().map(|item| string(&item["content"][0]["text"])).collect();
+            let (texts, others): (Vec<_>, Vec<_>) = list(&answer["output"])
+                .into_iter()
+                .partition(|item| item["type"] == "message");
+            let text = texts
+                .iter()
+                .map(|item| string(&item["content"][0]["text"]))
+                .collect();
             (text, string(&answer["status"]), others.len())
         }
         "/v1/messages" => {
-            let (texts, others): (Vec<_>, Vec<_>) =
-                list(&answer["content"]).into_iter().partition(|block| block["type"] == "text");
-            (texts.iter().map(|block| string(&block["text"])).collect(), string(&answer["stop_reason"]), others.len())
+            let (texts, others): (Vec<_>, Vec<_>) = list(&answer["content"])
+                .into_iter()
+                .partition(|block| block["type"] == "text");
+            (
+                texts.iter().map(|block| string(&block["text"])).collect(),
+                string(&answer["stop_reason"]),
+                others.len(),
+            )
         }
         "/completion" => (string(&answer["content"]), string(&answer["stop_type"]), 0),
         other => panic!("{other}"),
@@ -73,7 +91,10 @@ fn streamed(server: &Server, path: &str, body: &Value) -> (String, String, usize
     if path.ends_with("/completions") {
         for event in server.stream(path, body.clone()) {
             let choice = &event["choices"][0];
-            text += choice["text"].as_str().or(choice["delta"]["content"].as_str()).unwrap_or_default();
+            text += choice["text"]
+                .as_str()
+                .or(choice["delta"]["content"].as_str())
+                .unwrap_or_default();
             reason += choice["finish_reason"].as_str().unwrap_or_default();
             n_calls += usize::from(!choice["delta"]["tool_calls"].is_null());
         }
@@ -87,23 +108,28 @@ fn streamed(server: &Server, path: &str, body: &Value) -> (String, String, usize
                 assert_eq!(whole.0, text);
                 (reason, n_calls) = (whole.1, whole.2);
             }
-            "content_block_start" => n_calls += usize::from(event["content_block"]["type"] != "text"),
+            "content_block_start" => {
+                n_calls += usize::from(event["content_block"]["type"] != "text")
+            }
             "content_block_delta" => text += event["delta"]["text"].as_str().unwrap_or_default(),
-            "message_delta" => event["delta"]["stop_reason"].as_str().unwrap().clone_into(&mut reason),
+            "message_delta" => event["delta"]["stop_reason"]
+                .as_str()
+                .unwrap()
+                .clone_into(&mut reason),
             _ => {}
         }
     }
     (text, reason, n_calls)
 }
 
-/// Requests in the words of each API, without tools and with tools that may not be called; and how each ends.
+/// Requests in the words of each API, without tools and with tools that may not be called; and how
+/// each ends.
 fn requests(wish: &Value) -> Vec<(&'static str, Value, &'static str)> {
     let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
     let function = json!({"name": "get_weather", "parameters": schema});
     let messages = json!([{"role": "user", "content": "Rain?"}]);
     let chat = json!({"messages": messages});
-    let chat_none =
-        json!({"messages": messages, "tools": [{"type": "function", "function": function}], "tool_choice": "none"});
+    let chat_none = json!({"messages": messages, "tools": [{"type": "function", "function": function}], "tool_choice": "none"});
     let chat_empty = json!({"messages": messages, "tools": [], "tool_choice": "auto"});
     let response = json!({"input": "Rain?"});
     let response_none = json!({"input": "Rain?", "tool_choice": "none",
@@ -123,7 +149,9 @@ fn requests(wish: &Value) -> Vec<(&'static str, Value, &'static str)> {
         ("/completion", json!({"prompt": "Rain?"}), "eos"),
     ];
     let with_wish = |(path, mut body, end): (_, Value, _)| {
-        body.as_object_mut().unwrap().extend(wish.as_object().unwrap().clone());
+        body.as_object_mut()
+            .unwrap()
+            .extend(wish.as_object().unwrap().clone());
         (path, body, end)
     };
     requests.map(with_wish).into()
@@ -140,8 +168,8 @@ fn schema_of(value: &Value) -> Value {
     }
 }
 
-/// A grammar forces the text of a call, a schema an object with the members of one or with such a text in it: all of it
-/// is the answer's text, in every API, streamed or not, and in batches.
+/// A grammar forces the text of a call, a schema an object with the members of one or with such a
+/// text in it: all of it is the answer's text, in every API, streamed or not, and in batches.
 #[test]
 fn what_looks_like_a_call_is_text() {
     let folder = Folder::new("content");
@@ -152,12 +180,14 @@ fn what_looks_like_a_call_is_text() {
         let server = Server::start(&flags);
         let call = format!("{open}{rest}");
         let arguments = json!({"city": "Oslo"});
-        let members =
-            json!({"name": "get_weather", "arguments": arguments, "parameters": arguments, "tool_calls": call, "n": 1});
+        let members = json!({"name": "get_weather", "arguments": arguments, "parameters": arguments, "tool_calls": call, "n": 1});
         let inside = json!({"note": call, "thoughts": "<think>a</think>"});
         // What is asked for, and the text or the object that makes.
         for (wish, expected) in [
-            (json!({"grammar": format!("root ::= {}", json!(call))}), json!(call)),
+            (
+                json!({"grammar": format!("root ::= {}", json!(call))}),
+                json!(call),
+            ),
             (json!({"json_schema": schema_of(&members)}), members),
             (json!({"json_schema": schema_of(&inside)}), inside),
         ] {
@@ -166,11 +196,23 @@ fn what_looks_like_a_call_is_text() {
                 object => serde_json::from_str::<Value>(text).is_ok_and(|found| found == *object),
             };
             let requests = requests(&wish);
-            let in_batch: Vec<_> = requests.iter().map(|(path, body, _)| (*path, body.clone())).collect();
-            for ((path, body, end), of_batch) in requests.iter().zip(batch(&folder, &flags, &in_batch)) {
+            let in_batch: Vec<_> = requests
+                .iter()
+                .map(|(path, body, _)| (*path, body.clone()))
+                .collect();
+            for ((path, body, end), of_batch) in
+                requests.iter().zip(batch(&folder, &flags, &in_batch))
+            {
                 let check = |how: &str, (text, reason, n_calls): (String, String, usize)| {
-                    assert!(is_right(&text), "{format}, {path}, {how}: {text:?} by {body}");
-                    assert_eq!((&reason[..], n_calls), (*end, 0), "{format}, {path}, {how}: {body}");
+                    assert!(
+                        is_right(&text),
+                        "{format}, {path}, {how}: {text:?} by {body}"
+                    );
+                    assert_eq!(
+                        (&reason[..], n_calls),
+                        (*end, 0),
+                        "{format}, {path}, {how}: {body}"
+                    );
                 };
                 check("whole", told(path, &server.ask(path, body)));
                 check("in a batch", told(path, &of_batch));
@@ -196,10 +238,18 @@ fn a_schema_with_a_name() {
         "response_format": {"type": "json_schema", "json_schema": format}});
     let mut format = format;
     format["type"] = "json_schema".into();
-    let response = json!({"input": "Say something.", "max_output_tokens": 200, "text": {"format": format}});
-    for (path, body, end) in [("/v1/chat/completions", chat, "stop"), ("/v1/responses", response, "completed")] {
-        for (text, reason, n_calls) in [told(path, &server.ask(path, &body)), streamed(&server, path, &body)] {
-            let value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path}: {text:?}: {error}"));
+    let response =
+        json!({"input": "Say something.", "max_output_tokens": 200, "text": {"format": format}});
+    for (path, body, end) in [
+        ("/v1/chat/completions", chat, "stop"),
+        ("/v1/responses", response, "completed"),
+    ] {
+        for (text, reason, n_calls) in [
+            told(path, &server.ask(path, &body)),
+            streamed(&server, path, &body),
+        ] {
+            let value = serde_json::from_str(&text)
+                .unwrap_or_else(|error| panic!("{path}: {text:?}: {error}"));
             assert!(jsonschema::is_valid(&schema, &value), "{value}");
             assert_eq!((&reason[..], n_calls), (end, 0), "{path}: {text}");
         }
@@ -210,13 +260,23 @@ fn a_schema_with_a_name() {
 #[test]
 fn json_behind_an_open_thought() {
     let folder = Folder::new("thought");
-    let file = folder.file("template.jinja", "{% for m in messages %}{{ m.content }}\n{% endfor %}<think>\n");
+    let file = folder.file(
+        "template.jinja",
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}<think>\n",
+    );
     let server = Server::start(&["--chat-template-file", &file, "-c", "512", "--temp", "0"]);
     let body = json!({"messages": [{"role": "user", "content": "hi"}], "json_schema": {"const": {"a": 1}}});
     for (text, reason, _) in [
-        told("/v1/chat/completions", &server.ask("/v1/chat/completions", &body)),
+        told(
+            "/v1/chat/completions",
+            &server.ask("/v1/chat/completions", &body),
+        ),
         streamed(&server, "/v1/chat/completions", &body),
     ] {
-        assert_eq!((serde_json::from_str(&text).ok(), &reason[..]), (Some(json!({"a": 1})), "stop"), "{text:?}");
+        assert_eq!(
+            (serde_json::from_str(&text).ok(), &reason[..]),
+            (Some(json!({"a": 1})), "stop"),
+            "{text:?}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Requests that were damaged at random: every one is answered, with an error of its own, and the server goes on.
+//! Requests that were damaged at random: every one is answered, with an error of its own, and the
+//! server goes on.
 
 use super::Server;
 use super::load::{Rng, is_long};
@@ -9,7 +10,10 @@ use std::net::Shutdown;
 /// The fuzzer's requests with a body, which are all right: their paths and bodies.
 fn sound() -> Vec<(String, Value)> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/serve");
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     files.sort();
     let request = |path: &std::path::PathBuf| {
         let text = std::fs::read_to_string(path).unwrap();
@@ -22,8 +26,13 @@ fn sound() -> Vec<(String, Value)> {
 
 /// What programs forget.
 fn odd(rng: &mut Rng) -> Value {
-    let deep =
-        (0..rng.below(200)).fold(json!(1), |inner, i| if i % 2 == 0 { json!([inner]) } else { json!({"a": inner}) });
+    let deep = (0..rng.below(200)).fold(json!(1), |inner, i| {
+        if i % 2 == 0 {
+            json!([inner])
+        } else {
+            json!({"a": inner})
+        }
+    });
     let all = [
         json!(null),
         json!(true),
@@ -61,7 +70,11 @@ fn odd(rng: &mut Rng) -> Value {
 fn damage(value: &mut Value, rng: &mut Rng) {
     match value {
         Value::Object(fields) if !fields.is_empty() && rng.below(5) > 0 => {
-            let name = fields.keys().nth(rng.below(fields.len())).cloned().unwrap_or_default();
+            let name = fields
+                .keys()
+                .nth(rng.below(fields.len()))
+                .cloned()
+                .unwrap_or_default();
             match rng.below(6) {
                 0 => drop(fields.shift_remove(&name)),
                 1 => drop(fields.insert(format!("{name}s"), odd(rng))),
@@ -98,18 +111,28 @@ fn damaged_requests() {
         let (path, mut body) = sound[rng.below(sound.len())].clone();
         (0..1 + rng.below(3)).for_each(|_| damage(&mut body, &mut rng));
         let (status, response) = server.send("POST", &path, "", &body.to_string());
-        assert!([200, 400, 501].contains(&status), "case {i}: {path} {body}: {status} {response}");
+        assert!(
+            [200, 400, 501].contains(&status),
+            "case {i}: {path} {body}: {status} {response}"
+        );
         if status != 200 {
             let error: Value = serde_json::from_str(&response).unwrap();
-            assert!(error["error"]["message"].as_str().is_some_and(|text| !text.is_empty()), "case {i}: {response}");
+            assert!(
+                error["error"]["message"]
+                    .as_str()
+                    .is_some_and(|text| !text.is_empty()),
+                "case {i}: {response}"
+            );
         }
     }
     // Bytes of a whole request, head and all.
     for i in 0..if is_long() { 20_000 } else { 200 } {
         let (path, body) = &sound[rng.below(sound.len())];
         let body = body.to_string();
-        let head =
-            format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
         let mut bytes = (head + &body).into_bytes();
         for _ in 0..1 + rng.below(8) {
             let at = rng.below(bytes.len());
@@ -120,12 +143,24 @@ fn damaged_requests() {
             }
         }
         let mut stream = server.connect();
-        let (mut response, sent) =
-            (Vec::new(), stream.write_all(&bytes).and_then(|()| stream.shutdown(Shutdown::Write)));
+        let (mut response, sent) = (
+            Vec::new(),
+            stream
+                .write_all(&bytes)
+                .and_then(|()| stream.shutdown(Shutdown::Write)),
+        );
         let read = stream.read_to_end(&mut response);
         let is_fine = response.is_empty() || response.starts_with(b"HTTP/1.");
-        assert!(is_fine, "case {i}: {sent:?} {read:?} {:?}", String::from_utf8_lossy(&response));
-        assert!(!response.starts_with(b"HTTP/1.1 500"), "case {i}: {:?}", String::from_utf8_lossy(&bytes));
+        assert!(
+            is_fine,
+            "case {i}: {sent:?} {read:?} {:?}",
+            String::from_utf8_lossy(&response)
+        );
+        assert!(
+            !response.starts_with(b"HTTP/1.1 500"),
+            "case {i}: {:?}",
+            String::from_utf8_lossy(&bytes)
+        );
     }
     server.is_idle_soon();
     assert_eq!(server.get("/health").0, 200);

@@ -12,8 +12,8 @@ const CHAT_TEMPLATE: &str = "\
     <|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// A reranker of Qwen 3's architecture with one layer, made-up weights, and a vocabulary of bytes and control tokens. It
-/// generates text as well, and vectors.
+/// A reranker of Qwen 3's architecture with one layer, made-up weights, and a vocabulary of bytes
+/// and control tokens. It generates text as well, and vectors.
 pub(crate) fn reranker() -> Writer<'static> {
     let mut writer = Writer::new();
     writer.metadata("general.architecture", "qwen3");
@@ -35,13 +35,29 @@ pub(crate) fn reranker() -> Writer<'static> {
         "qwen3.classifier.output_labels",
         Array::Strings(["yes", "no"].map(String::from).into_iter().collect()),
     );
-    let controls = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
+    let controls = [
+        "<s>",
+        "</s>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|fim_prefix|>",
+        "<|fim_suffix|>",
+        "<|fim_middle|>",
+    ];
     let bytes = (0..256u32).map(|byte| format!("<0x{byte:02X}>"));
-    let tokens: Vec<String> = ["<unk>"].iter().chain(&controls).map(|text| text.to_string()).chain(bytes).collect();
+    let tokens: Vec<String> = ["<unk>"]
+        .iter()
+        .chain(&controls)
+        .map(|text| text.to_string())
+        .chain(bytes)
+        .collect();
     let n_vocab = tokens.len();
     let types = std::iter::once(2).chain([3; 7]).chain([6; 256]);
     writer.metadata("tokenizer.ggml.model", "llama");
-    writer.metadata("tokenizer.ggml.tokens", Array::Strings(tokens.into_iter().collect()));
+    writer.metadata(
+        "tokenizer.ggml.tokens",
+        Array::Strings(tokens.into_iter().collect()),
+    );
     writer.metadata("tokenizer.ggml.scores", Array::F32(vec![0.0; n_vocab]));
     writer.metadata("tokenizer.ggml.token_type", Array::I32(types.collect()));
     writer.metadata("tokenizer.ggml.bos_token_id", 1u32);
@@ -64,12 +80,15 @@ pub(crate) fn reranker() -> Writer<'static> {
         ("output_norm", &[64]),
         ("cls.output", &[64, 2]),
     ];
-    fill(&mut writer, weights.map(|(name, dims)| (format!("{name}.weight"), dims.to_vec())));
+    fill(
+        &mut writer,
+        weights.map(|(name, dims)| (format!("{name}.weight"), dims.to_vec())),
+    );
     writer
 }
 
-/// An encoder of BERT's architecture with one layer, made-up weights, and a WordPiece vocabulary of letters; with a head
-/// that scores pairs, if it is a reranker.
+/// An encoder of BERT's architecture with one layer, made-up weights, and a WordPiece vocabulary of
+/// letters; with a head that scores pairs, if it is a reranker.
 pub(crate) fn encoder(is_reranker: bool) -> Writer<'static> {
     let mut writer = Writer::new();
     writer.metadata("general.architecture", "bert");
@@ -87,14 +106,29 @@ pub(crate) fn encoder(is_reranker: bool) -> Writer<'static> {
     writer.metadata("bert.attention.layer_norm_epsilon", 1e-6f32);
     writer.metadata("bert.attention.causal", false);
     let controls = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].map(String::from);
-    let begins = ('a'..='z').chain(".,?!".chars()).map(|c| format!("\u{2581}{c}"));
-    let tokens: Vec<String> = controls.into_iter().chain(begins).chain(('a'..='z').map(String::from)).collect();
+    let begins = ('a'..='z')
+        .chain(".,?!".chars())
+        .map(|c| format!("\u{2581}{c}"));
+    let tokens: Vec<String> = controls
+        .into_iter()
+        .chain(begins)
+        .chain(('a'..='z').map(String::from))
+        .collect();
     let n_vocab = tokens.len();
     let types = (0..n_vocab).map(|i| if i < 5 { 3 } else { 1 });
     writer.metadata("tokenizer.ggml.model", "bert");
-    writer.metadata("tokenizer.ggml.tokens", Array::Strings(tokens.into_iter().collect()));
+    writer.metadata(
+        "tokenizer.ggml.tokens",
+        Array::Strings(tokens.into_iter().collect()),
+    );
     writer.metadata("tokenizer.ggml.token_type", Array::I32(types.collect()));
-    for (name, id) in [("padding", 0u32), ("unknown", 1), ("bos", 2), ("seperator", 3), ("mask", 4)] {
+    for (name, id) in [
+        ("padding", 0u32),
+        ("unknown", 1),
+        ("bos", 2),
+        ("seperator", 3),
+        ("mask", 4),
+    ] {
         writer.metadata(format!("tokenizer.ggml.{name}_token_id"), id);
     }
     let layers = [
@@ -109,11 +143,24 @@ pub(crate) fn encoder(is_reranker: bool) -> Writer<'static> {
         ("blk.0.layer_output_norm", &[64]),
     ];
     let head = [("cls", &[64, 64][..]), ("cls.output", &[64, 1])];
-    let tables = [("token_embd", n_vocab as u64), ("token_types", 2), ("position_embd", 128)];
-    fill(&mut writer, tables.map(|(name, n)| (format!("{name}.weight"), vec![64, n])));
+    let tables = [
+        ("token_embd", n_vocab as u64),
+        ("token_types", 2),
+        ("position_embd", 128),
+    ];
+    fill(
+        &mut writer,
+        tables.map(|(name, n)| (format!("{name}.weight"), vec![64, n])),
+    );
     for (name, dims) in layers.iter().chain(head.iter().filter(|_| is_reranker)) {
         let bias = vec![dims[dims.len() - 1]];
-        fill(&mut writer, [(format!("{name}.weight"), dims.to_vec()), (format!("{name}.bias"), bias)]);
+        fill(
+            &mut writer,
+            [
+                (format!("{name}.weight"), dims.to_vec()),
+                (format!("{name}.bias"), bias),
+            ],
+        );
     }
     writer
 }
@@ -121,13 +168,23 @@ pub(crate) fn encoder(is_reranker: bool) -> Writer<'static> {
 /// Adds tensors with made-up values.
 fn fill(writer: &mut Writer<'static>, tensors: impl IntoIterator<Item = (String, Vec<u64>)>) {
     for (name, dims) in tensors {
-        let mut state = name.bytes().fold(7u64, |state, byte| state.wrapping_mul(31).wrapping_add(byte.into()));
+        let mut state = name.bytes().fold(7u64, |state, byte| {
+            state.wrapping_mul(31).wrapping_add(byte.into())
+        });
         let mut random = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.3
         };
         let n: u64 = dims.iter().product();
-        let values = (0..n).map(|_| if name.ends_with("norm.weight") { 1.0 } else { random() });
+        let values = (0..n).map(|_| {
+            if name.ends_with("norm.weight") {
+                1.0
+            } else {
+                random()
+            }
+        });
         let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
         writer.tensor(name, &dims, DType::F32, values);
     }

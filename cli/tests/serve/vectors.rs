@@ -1,11 +1,17 @@
-//! Vectors and scores are the same over HTTP, in batches and on the command line: where a text ends, its tokens end, too.
+//! Vectors and scores are the same over HTTP, in batches and on the command line: where a text
+//! ends, its tokens end, too.
 
 use super::{Folder, Server, batch, program, tiny};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
 
-const TEXTS: [&str; 4] = ["a", "hello world", "Once upon a time, there was a little girl named Lily.", "naïve, 東京!"];
+const TEXTS: [&str; 4] = [
+    "a",
+    "hello world",
+    "Once upon a time, there was a little girl named Lily.",
+    "naïve, 東京!",
+];
 
 fn parsed(text: Result<String, String>) -> Value {
     serde_json::from_str(&text.unwrap()).unwrap()
@@ -14,14 +20,25 @@ fn parsed(text: Result<String, String>) -> Value {
 /// The answers to these requests over HTTP, then those in a batch.
 fn answers(folder: &Folder, model: &str, requests: &[(&str, Value)]) -> Vec<Vec<Value>> {
     let server = Server::start(&["-m", model]);
-    let of_server = requests.iter().map(|(path, body)| server.ask(path, body)).collect();
+    let of_server = requests
+        .iter()
+        .map(|(path, body)| server.ask(path, body))
+        .collect();
     vec![of_server, batch(folder, &["-m", model], requests)]
 }
 
 /// The vectors of these texts, which are the same everywhere.
 fn vectors(folder: &Folder, model: &str, texts: &[&str]) -> Vec<Value> {
     let file = folder.file("texts.txt", &(texts.join("\n") + "\n"));
-    let expected = parsed(program(&["embed", "-m", model, "-f", &file, "--embd-output-format", "array"]));
+    let expected = parsed(program(&[
+        "embed",
+        "-m",
+        model,
+        "-f",
+        &file,
+        "--embd-output-format",
+        "array",
+    ]));
     let expected = expected.as_array().unwrap();
     assert_eq!(expected.len(), texts.len(), "{model}: a row for each line");
     let requests = [
@@ -34,12 +51,17 @@ fn vectors(folder: &Folder, model: &str, texts: &[&str]) -> Vec<Value> {
     for answers in answers(folder, model, &requests) {
         for (answer, (path, body)) in answers.iter().zip(&requests) {
             let found: Vec<&Value> = match answer.get("data").unwrap_or(answer).as_array() {
-                Some(list) if answer.is_array() => list.iter().map(|of| &of["embedding"][0]).collect(),
+                Some(list) if answer.is_array() => {
+                    list.iter().map(|of| &of["embedding"][0]).collect()
+                }
                 Some(list) => list.iter().map(|of| &of["embedding"]).collect(),
                 None => panic!("{model}, {path}: {answer}"),
             };
             let expected: Vec<&Value> = expected.iter().take(found.len()).collect();
-            assert!(!found.is_empty() && found == expected, "{model}, {path}: {body}");
+            assert!(
+                !found.is_empty() && found == expected,
+                "{model}, {path}: {body}"
+            );
         }
     }
     expected.clone()
@@ -48,28 +70,45 @@ fn vectors(folder: &Folder, model: &str, texts: &[&str]) -> Vec<Value> {
 /// The scores of these documents, which are the same everywhere, in the same order.
 fn scores(folder: &Folder, model: &str, query: &str, documents: &[&str]) {
     let file = folder.file("documents.txt", &(documents.join("\n") + "\n"));
-    let expected = parsed(program(&["rerank", "-m", model, "-q", query, "-f", &file, "--json"]));
+    let expected = parsed(program(&[
+        "rerank", "-m", model, "-q", query, "-f", &file, "--json",
+    ]));
     let pairs = |list: &Value, score: &str| -> Vec<(Value, Value)> {
-        list.as_array().unwrap().iter().map(|of| (of["index"].clone(), of[score].clone())).collect()
+        list.as_array()
+            .unwrap()
+            .iter()
+            .map(|of| (of["index"].clone(), of[score].clone()))
+            .collect()
     };
     let expected = pairs(&expected, "score");
-    assert_eq!(expected.len(), documents.len(), "{model}: a score for each line");
+    assert_eq!(
+        expected.len(),
+        documents.len(),
+        "{model}: a score for each line"
+    );
     let body = json!({"query": query, "documents": documents});
     let requests = ["/v1/rerank", "/rerank"].map(|path| (path, body.clone()));
     for answer in answers(folder, model, &requests).into_iter().flatten() {
-        assert_eq!(pairs(&answer["results"], "relevance_score"), expected, "{model}");
+        assert_eq!(
+            pairs(&answer["results"], "relevance_score"),
+            expected,
+            "{model}"
+        );
     }
 }
 
-/// Vectors end as the model's file says: with [SEP], with the end-of-sequence token, or with nothing; blank lines have
-/// vectors, too.
+/// Vectors end as the model's file says: with [SEP], with the end-of-sequence token, or with
+/// nothing; blank lines have vectors, too.
 #[test]
 fn vectors_and_scores_are_the_same_everywhere() {
     let folder = Folder::new("tiny");
     let with_blank = [&TEXTS[..], &["", "b"]].concat();
     let mut with_end = tiny::reranker();
     with_end.metadata("tokenizer.ggml.add_eos_token", true);
-    let (bert, qwen) = (folder.model("bert.gguf", tiny::encoder(false)), folder.model("qwen.gguf", with_end));
+    let (bert, qwen) = (
+        folder.model("bert.gguf", tiny::encoder(false)),
+        folder.model("qwen.gguf", with_end),
+    );
     let begins_only = folder.model("begins.gguf", tiny::reranker());
     for model in [&bert, &qwen, &begins_only] {
         vectors(&folder, model, &with_blank);
@@ -82,7 +121,12 @@ fn vectors_and_scores_are_the_same_everywhere() {
     assert_eq!(tokens(&qwen), tokens(&begins_only) + 1, "the end");
     let bert_reranker = folder.model("bert-reranker.gguf", tiny::encoder(true));
     for model in [&bert_reranker, &qwen] {
-        scores(&folder, model, "hot?", &["It rains.", "", "It is hot.", "Cold."]);
+        scores(
+            &folder,
+            model,
+            "hot?",
+            &["It rains.", "", "It is hot.", "Cold."],
+        );
     }
     // Without any token around a text, a blank one has none: it is named, and not left out.
     let mut bare = tiny::reranker();
@@ -91,22 +135,31 @@ fn vectors_and_scores_are_the_same_everywhere() {
     let bare = folder.model("bare.gguf", bare);
     let file = folder.file("texts.txt", "a\n\nb\n");
     let error = program(&["embed", "-m", &bare, "-f", &file]).unwrap_err();
-    assert!(error.contains("text 2") && error.contains("no tokens"), "{error}");
+    assert!(
+        error.contains("text 2") && error.contains("no tokens"),
+        "{error}"
+    );
     vectors(&folder, &bare, &TEXTS);
 }
 
-/// Each embedding model of the reference data, of which none is a reranker. The vectors of its texts are Hugging Face's,
-/// where the file asks for the special tokens that those have (that of Qwen 3 does not).
+/// Each embedding model of the reference data, of which none is a reranker. The vectors of its
+/// texts are Hugging Face's, where the file asks for the special tokens that those have (that of
+/// Qwen 3 does not).
 #[test]
 fn vectors_of_reference_models() {
     let Some(root) = std::env::var_os("RUVLLM_CONFORMANCE") else {
-        let _ = writeln!(std::io::stderr(), "SKIPPED vectors_of_reference_models: RUVLLM_CONFORMANCE is not set");
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIPPED vectors_of_reference_models: RUVLLM_CONFORMANCE is not set"
+        );
         return;
     };
     let (folder, mut n_models, mut n_golden) = (Folder::new("reference"), 0, 0);
     for entry in std::fs::read_dir(Path::new(&root).join("models2")).unwrap() {
         let dir = entry.unwrap().path();
-        let Ok(manifest) = std::fs::read(dir.join("manifest.json")) else { continue };
+        let Ok(manifest) = std::fs::read(dir.join("manifest.json")) else {
+            continue;
+        };
         let manifest: Value = serde_json::from_slice(&manifest).unwrap();
         if manifest["kind"] != "embedding" {
             continue;
@@ -114,24 +167,40 @@ fn vectors_of_reference_models() {
         n_models += 1;
         let model = dir.join("model-f16.gguf").to_str().unwrap().to_owned();
         let embedder = ruvllm::Model::open(&model).unwrap().embedder().unwrap();
-        let golden = manifest["tests"].as_array().unwrap().iter().filter_map(|test| {
-            let tokens = embedder.tokens(test["text"].as_str()?).unwrap();
-            if json!(tokens) != test["tokens"] {
-                return None;
-            }
-            let bytes = std::fs::read(dir.join(test["embedding_file"].as_str()?)).ok()?;
-            let vector = bytes.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap()));
-            Some((test["text"].as_str()?, vector.collect::<Vec<f32>>()))
-        });
+        let golden = manifest["tests"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|test| {
+                let tokens = embedder.tokens(test["text"].as_str()?).unwrap();
+                if json!(tokens) != test["tokens"] {
+                    return None;
+                }
+                let bytes = std::fs::read(dir.join(test["embedding_file"].as_str()?)).ok()?;
+                let vector = bytes
+                    .chunks_exact(4)
+                    .map(|x| f32::from_le_bytes(x.try_into().unwrap()));
+                Some((test["text"].as_str()?, vector.collect::<Vec<f32>>()))
+            });
         let golden: Vec<_> = golden.collect();
         let texts: Vec<&str> = golden.iter().map(|&(text, _)| text).chain(TEXTS).collect();
         let found = vectors(&folder, &model, &texts);
         for ((text, golden), found) in golden.iter().zip(found) {
             n_golden += 1;
-            let found = found.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32);
-            let difference = found.zip(golden).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+            let found = found
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|x| x.as_f64().unwrap() as f32);
+            let difference = found
+                .zip(golden)
+                .map(|(x, y)| (x - y).abs())
+                .fold(0.0, f32::max);
             assert!(difference <= 1e-4, "{model}, {text:?}: {difference}");
         }
     }
-    assert!(n_models >= 7 && n_golden >= 28, "{n_models} models, {n_golden} vectors");
+    assert!(
+        n_models >= 7 && n_golden >= 28,
+        "{n_models} models, {n_golden} vectors"
+    );
 }

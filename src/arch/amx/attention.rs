@@ -1,17 +1,17 @@
 //! Attention over half-precision keys and values for many query rows, on bf16 tiles.
 //!
-//! Tiles multiply the blocks of keys that a prompt's row sees whole, and that end before its own position. AVX-512's
-//! kernels do the rest: the edges of what rows see, odd widths of heads, generated tokens, and every softmax. Rows are
-//! taken 32 at a time; some of them may take a block this way and the others the other way. Every factor is the sum of
-//! two bf16 numbers, as for F16 weights: for f16 the sum is exact, queries and weights lose at most 2⁻¹⁸ of their
-//! value.
+//! Tiles multiply the blocks of keys that a prompt's row sees whole, and that end before its own
+//! position. AVX-512's kernels do the rest: the edges of what rows see, odd widths of heads,
+//! generated tokens, and every softmax. Rows are taken 32 at a time; some of them may take a block
+//! this way and the others the other way. Every factor is the sum of two bf16 numbers, as for F16
+//! weights: for f16 the sum is exact, queries and weights lose at most 2⁻¹⁸ of their value.
 //!
-//! The budget of 64 keys of 64 values for 128 query rows, in cycles: 512 tile products, 8200; keys and values
-//! to tiles, 3100, once for all rows of a task; softmax, 6000; weights to tiles, 2800. AVX-512's
-//! multiply-adds take 32800 at their peak, besides the softmax.
+//! The budget of 64 keys of 64 values for 128 query rows, in cycles: 512 tile products, 8200; keys
+//! and values to tiles, 3100, once for all rows of a task; softmax, 6000; weights to tiles, 2800.
+//! AVX-512's multiply-adds take 32800 at their peak, besides the softmax.
 //!
-//! A row's result depends on its position and the keys that it sees, not on the other rows. An infinite key, which is
-//! an f16 that overflowed, becomes NaN in tiles.
+//! A row's result depends on its position and the keys that it sees, not on the other rows. An
+//! infinite key, which is an f16 that overflowed, becomes NaN in tiles.
 
 use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
 use super::unpack::{LANES, load_bytes, split};
@@ -78,7 +78,11 @@ pub(super) unsafe fn attention_f16(
         )
     };
     const MANY: usize = PASSES * ROWS;
-    for (many, (q, ranges)) in q.chunks(MANY * p.head_dim).zip(ranges.chunks(MANY)).enumerate() {
+    for (many, (q, ranges)) in q
+        .chunks(MANY * p.head_dim)
+        .zip(ranges.chunks(MANY))
+        .enumerate()
+    {
         let seen = span.seen(ranges);
         if seen.is_empty() {
             continue;
@@ -87,7 +91,8 @@ pub(super) unsafe fn attention_f16(
         let mut passes: [Option<SoftmaxRows<'_>>; PASSES] = std::array::from_fn(|i| {
             let (q, ranges) = parts.next()?;
             let out = out.wrapping_add(i * ROWS * p.head_dim_v);
-            // SAFETY: room for the outputs of a pass of its own, whole because tiles have missing rows, too.
+            // SAFETY: room for the outputs of a pass of its own, whole because tiles have missing
+            // rows, too.
             unsafe { out.write_bytes(0, ROWS * p.head_dim_v) };
             // SAFETY: room for outputs as above, and room for scores.
             Some(unsafe { SoftmaxRows::new(p, q, out, ranges, scores) })
@@ -104,7 +109,14 @@ pub(super) unsafe fn attention_f16(
                 first = spare;
             }
             // SAFETY: the rows of a pass exist, and there is room for them.
-            unsafe { pack_rows(first, p.head_dim, p.head_dim, queries.wrapping_add(i * ROWS * p.head_dim)) };
+            unsafe {
+                pack_rows(
+                    first,
+                    p.head_dim,
+                    p.head_dim,
+                    queries.wrapping_add(i * ROWS * p.head_dim),
+                )
+            };
         }
         for i in seen.clone() {
             let (k, v) = block_rows(span, i, seen.end, p);
@@ -131,9 +143,14 @@ pub(super) unsafe fn attention_f16(
                 }
                 let queries = queries.wrapping_add(i * ROWS * p.head_dim);
                 for pair in 0..BLOCK / 32 {
-                    let (keys, to) = (keys.wrapping_add(pair * 32 * p.head_dim), scores.wrapping_add(pair * 32));
+                    let (keys, to) = (
+                        keys.wrapping_add(pair * 32 * p.head_dim),
+                        scores.wrapping_add(pair * 32),
+                    );
                     // SAFETY: 32 rows of queries, 32 keys, and the scores of both.
-                    unsafe { products(queries, p.head_dim, keys, p.head_dim / 32, to, STRIDE, true) };
+                    unsafe {
+                        products(queries, p.head_dim, keys, p.head_dim / 32, to, STRIDE, true)
+                    };
                 }
                 for row in (0..ROWS).filter(|row| rows >> row & 1 == 1) {
                     // SAFETY: the row's scores of the block have just been written.
@@ -147,15 +164,22 @@ pub(super) unsafe fn attention_f16(
                     unsafe { std::ptr::copy_nonoverlapping(out, spare, ROWS * p.head_dim_v) };
                 }
                 for column in (0..p.head_dim_v).step_by(32) {
-                    let (values, to) = (values.wrapping_add(column * BLOCK), out.wrapping_add(column));
+                    let (values, to) = (
+                        values.wrapping_add(column * BLOCK),
+                        out.wrapping_add(column),
+                    );
                     // SAFETY: 32 rows of weights, 32 columns of values, and the outputs of both.
-                    unsafe { products(weights, BLOCK, values, BLOCK / 32, to, p.head_dim_v, false) };
+                    unsafe {
+                        products(weights, BLOCK, values, BLOCK / 32, to, p.head_dim_v, false)
+                    };
                 }
                 // Tiles have all rows: those that skip the block get back what they had.
                 for row in (0..ROWS).filter(|row| rows >> row & 1 == 0) {
                     let at = row * p.head_dim_v;
                     // SAFETY: a row of outputs, which was copied.
-                    unsafe { std::ptr::copy_nonoverlapping(spare.add(at), out.add(at), p.head_dim_v) };
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(spare.add(at), out.add(at), p.head_dim_v)
+                    };
                 }
             }
         }
@@ -196,7 +220,10 @@ unsafe fn store_parts(parts: [__m512i; 2], to: *mut u32, apart: usize) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 fn split_f16(x: __m512i) -> [__m512i; 2] {
-    split([_mm512_cvtph_ps(_mm512_castsi512_si256(x)), _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(x))])
+    split([
+        _mm512_cvtph_ps(_mm512_castsi512_si256(x)),
+        _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(x)),
+    ])
 }
 
 /// Words between `hi` and `lo` of the second operand, 32 rows or columns wide.
@@ -213,9 +240,12 @@ unsafe fn pack_keys(k: RowPtr<f16>, to: *mut u32) {
             let mut rows = [_mm512_setzero_si512(); LANES];
             for (i, row) in rows.iter_mut().enumerate() {
                 // SAFETY: 32 values of a key.
-                *row = unsafe { _mm512_loadu_si512(k.row(register * LANES + i).wrapping_add(g * 32).cast()) };
+                *row = unsafe {
+                    _mm512_loadu_si512(k.row(register * LANES + i).wrapping_add(g * 32).cast())
+                };
             }
-            let to = to.wrapping_add(register / 2 * 32 * k.dim + g * 2 * PART + register % 2 * LANES);
+            let to =
+                to.wrapping_add(register / 2 * 32 * k.dim + g * 2 * PART + register % 2 * LANES);
             for (word, pairs) in avx512::transpose(rows).into_iter().enumerate() {
                 // SAFETY: room for the keys.
                 unsafe { store_parts(split_f16(pairs), to.wrapping_add(word * 2 * LANES), PART) };
@@ -241,14 +271,19 @@ unsafe fn pack_values(v: RowPtr<f16>, to: *mut u32) {
         }
         turns
     };
-    let turns = [load_bytes(bytemuck::cast_ref(&TURNS[0])), load_bytes(bytemuck::cast_ref(&TURNS[1]))];
+    let turns = [
+        load_bytes(bytemuck::cast_ref(&TURNS[0])),
+        load_bytes(bytemuck::cast_ref(&TURNS[1])),
+    ];
     for pair in 0..BLOCK / 2 {
         for column in (0..v.dim).step_by(32) {
             // SAFETY: 32 values of a row.
             let first = unsafe { _mm512_loadu_si512(v.row(2 * pair).wrapping_add(column).cast()) };
             // SAFETY: as above.
-            let second = unsafe { _mm512_loadu_si512(v.row(2 * pair + 1).wrapping_add(column).cast()) };
-            let to = to.wrapping_add(column * BLOCK + pair / LANES * 2 * PART + pair % LANES * 2 * LANES);
+            let second =
+                unsafe { _mm512_loadu_si512(v.row(2 * pair + 1).wrapping_add(column).cast()) };
+            let to = to
+                .wrapping_add(column * BLOCK + pair / LANES * 2 * PART + pair % LANES * 2 * LANES);
             for (register, turn) in turns.into_iter().enumerate() {
                 let pairs = _mm512_permutex2var_epi16(first, turn, second);
                 // SAFETY: room for the values.
@@ -258,8 +293,9 @@ unsafe fn pack_values(v: RowPtr<f16>, to: *mut u32) {
     }
 }
 
-/// `c[i][j] (+)= Σ a[i]·b[j]` over `groups` of 32 values for 32 rows of `a` and 32 of `b`; `first` starts from
-/// zero. Rows of `a` lie `a_stride` words apart, those of `c` as many values as `c_stride`.
+/// `c[i][j] (+)= Σ a[i]·b[j]` over `groups` of 32 values for 32 rows of `a` and 32 of `b`; `first`
+/// starts from zero. Rows of `a` lie `a_stride` words apart, those of `c` as many values as
+/// `c_stride`.
 ///
 /// # Safety
 /// A configuration must be loaded, and all this memory exist.
@@ -290,7 +326,10 @@ unsafe fn products(
             tile_loadd::<3>(lower.wrapping_add(LANES).cast(), c_bytes);
         }
         for g in 0..groups {
-            let (a, b) = (a.wrapping_add(g * GROUP_WORDS), b.wrapping_add(g * 2 * PART));
+            let (a, b) = (
+                a.wrapping_add(g * GROUP_WORDS),
+                b.wrapping_add(g * 2 * PART),
+            );
             let (a_low, b_low) = (a.wrapping_add(LANES), b.wrapping_add(PART));
             tile_loadd::<4>(a, a_bytes);
             tile_loadd::<5>(a.wrapping_add(below), a_bytes);

@@ -1,6 +1,6 @@
-//! The tile instructions in software, for CPUs without them: what traps as an illegal instruction is decoded and
-//! executed here, after the pseudocode of Intel's "Software Developer's Manual", volume 2. So tests run this level's
-//! real machine code, some hundred times slower.
+//! The tile instructions in software, for CPUs without them: what traps as an illegal instruction
+//! is decoded and executed here, after the pseudocode of Intel's "Software Developer's Manual",
+//! volume 2. So tests run this level's real machine code, some hundred times slower.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -49,7 +49,12 @@ thread_local! {
 pub(super) fn install() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(|| {
-        let action = SigAction { handler: handle as *const () as usize, mask: [0; 16], flags: SA_SIGINFO, restorer: 0 };
+        let action = SigAction {
+            handler: handle as *const () as usize,
+            mask: [0; 16],
+            flags: SA_SIGINFO,
+            restorer: 0,
+        };
         // SAFETY: a valid action; `handle` has the signature that SA_SIGINFO asks for.
         unsafe { sigaction(SIGILL, &action, std::ptr::null_mut()) == 0 }
     })
@@ -66,16 +71,21 @@ enum Instruction {
     DotBf16 { c: usize, a: usize, b: usize },
 }
 
-/// The instruction at `code` and its length, if it is one of those that [`super::tiles`] uses: three
-/// bytes of VEX, an opcode of the map 0F38, ModRM, perhaps SIB, perhaps a displacement of one byte.
+/// The instruction at `code` and its length, if it is one of those that [`super::tiles`] uses:
+/// three bytes of VEX, an opcode of the map 0F38, ModRM, perhaps SIB, perhaps a displacement of one
+/// byte.
 fn decode(code: &[u8; 7], registers: &[u64; 17]) -> Option<(Instruction, u64)> {
-    let [0xc4, rxb, wvvvv, opcode, modrm, sib, _] = *code else { return None };
+    let [0xc4, rxb, wvvvv, opcode, modrm, sib, _] = *code else {
+        return None;
+    };
     let (prefix, map) = (wvvvv & 3, rxb & 0x1f);
     if map != 2 {
         return None;
     }
     // VEX holds the fourth bits of register numbers inverted.
-    let value = |bit: u8, low: u8| registers[NUMBERED[(low & 7 | if rxb & bit == 0 { 8 } else { 0 }) as usize]];
+    let value = |bit: u8, low: u8| {
+        registers[NUMBERED[(low & 7 | if rxb & bit == 0 { 8 } else { 0 }) as usize]]
+    };
     let (mode, reg, rm) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
     let tile = reg as usize;
     // Address, index register, length of the instruction.
@@ -87,20 +97,41 @@ fn decode(code: &[u8; 7], registers: &[u64; 17]) -> Option<(Instruction, u64)> {
             false => 0,
         };
         let length = 5 + u64::from(has_sib) + u64::from(mode);
-        let displacement = if mode == 1 { code[length as usize - 1] as i8 } else { 0 };
+        let displacement = if mode == 1 {
+            code[length as usize - 1] as i8
+        } else {
+            0
+        };
         // No scaled index; without a displacement, base 5 would mean an absolute address.
         let known = mode < 2 && (!has_sib || sib >> 6 == 0) && (mode == 1 || base & 7 != 5);
-        known.then(|| (value(0x20, base).wrapping_add_signed(displacement.into()), index, length))
+        known.then(|| {
+            (
+                value(0x20, base).wrapping_add_signed(displacement.into()),
+                index,
+                length,
+            )
+        })
     };
     match (opcode, prefix) {
         (0x49, 0) if mode == 3 => Some((Instruction::Release, 5)),
-        (0x49, 0) => memory().map(|(from, index, length)| (Instruction::LoadConfig { from: from + index }, length)),
+        (0x49, 0) => memory()
+            .map(|(from, index, length)| (Instruction::LoadConfig { from: from + index }, length)),
         (0x49, 3) if mode == 3 => Some((Instruction::Zero(tile), 5)),
-        (0x4b, 1 | 3) => memory().map(|(from, stride, length)| (Instruction::Load { tile, from, stride }, length)),
-        (0x4b, 2) => memory().map(|(to, stride, length)| (Instruction::Store { tile, to, stride }, length)),
+        (0x4b, 1 | 3) => memory()
+            .map(|(from, stride, length)| (Instruction::Load { tile, from, stride }, length)),
+        (0x4b, 2) => {
+            memory().map(|(to, stride, length)| (Instruction::Store { tile, to, stride }, length))
+        }
         (0x5c, 2) if mode == 3 => {
             let b = (!wvvvv >> 3 & 7) as usize;
-            Some((Instruction::DotBf16 { c: tile, a: rm as usize, b }, 5))
+            Some((
+                Instruction::DotBf16 {
+                    c: tile,
+                    a: rm as usize,
+                    b,
+                },
+                5,
+            ))
         }
         _ => None,
     }
@@ -109,26 +140,35 @@ fn decode(code: &[u8; 7], registers: &[u64; 17]) -> Option<(Instruction, u64)> {
 extern "C" fn handle(_signal: c_int, _info: *mut c_void, context: *mut c_void) {
     // SAFETY: the kernel hands over a context of this layout, which only this handler uses now.
     let context = unsafe { &mut *context.cast::<Context>() };
-    // SAFETY: the address is that of code; only bytes after an instruction at the very end of a mapping
-    // might not exist, and functions end with a return.
+    // SAFETY: the address is that of code; only bytes after an instruction at the very end of a
+    // mapping might not exist, and functions end with a return.
     let code = unsafe { (context.registers[RIP] as *const [u8; 7]).read_unaligned() };
     let Some((instruction, length)) = decode(&code, &context.registers) else {
         // Not ours: with the default action the instruction traps again and ends the process.
-        let default = SigAction { handler: 0, mask: [0; 16], flags: 0, restorer: 0 };
+        let default = SigAction {
+            handler: 0,
+            mask: [0; 16],
+            flags: 0,
+            restorer: 0,
+        };
         // SAFETY: a valid action.
         unsafe { sigaction(SIGILL, &default, std::ptr::null_mut()) };
         return;
     };
     context.registers[RIP] += length;
     TILES.with(|tiles| {
-        // SAFETY: only this handler uses the tiles of its thread, and it executes no tile instruction.
+        // SAFETY: only this handler uses the tiles of its thread, and it executes no tile
+        // instruction.
         let tiles = unsafe { &mut *tiles.get() };
         match instruction {
-            Instruction::LoadConfig { .. } | Instruction::Release => *tiles = [[[0; ROW_BYTES]; ROWS]; 8],
+            Instruction::LoadConfig { .. } | Instruction::Release => {
+                *tiles = [[[0; ROW_BYTES]; ROWS]; 8]
+            }
             Instruction::Zero(tile) => tiles[tile] = [[0; ROW_BYTES]; ROWS],
             Instruction::Load { tile, from, stride } => {
                 for (i, row) in tiles[tile].iter_mut().enumerate() {
-                    let from = from.wrapping_add(stride.wrapping_mul(i as u64)) as *const [u8; ROW_BYTES];
+                    let from =
+                        from.wrapping_add(stride.wrapping_mul(i as u64)) as *const [u8; ROW_BYTES];
                     // SAFETY: the instruction reads there.
                     *row = unsafe { from.read_unaligned() };
                 }
@@ -150,8 +190,8 @@ extern "C" fn handle(_signal: c_int, _info: *mut c_void, context: *mut c_void) {
     });
 }
 
-/// One row of sums: products of even `k` and of odd `k` are summed separately first. Denormals count as zero, both as
-/// operands and as results.
+/// One row of sums: products of even `k` and of odd `k` are summed separately first. Denormals
+/// count as zero, both as operands and as results.
 fn dot_row(c: [u8; ROW_BYTES], a: &[u8; ROW_BYTES], b: &Tile) -> [u8; ROW_BYTES] {
     let mut sums = [[0.0; 16]; 2];
     let a: [[u16; 2]; 16] = bytemuck::cast(*a);
@@ -192,26 +232,70 @@ mod tests {
             registers[place] = number as u64;
         }
         let cases: [(&[u8], Instruction); 10] = [
-            (&[0xc4, 0xe2, 0x78, 0x49, 0x07], Instruction::LoadConfig { from: 7 }), // ldtilecfg [rdi]
-            (&[0xc4, 0xc2, 0x78, 0x49, 0x04, 0x24], Instruction::LoadConfig { from: 12 }), // ldtilecfg [r12]
-            (&[0xc4, 0xc2, 0x78, 0x49, 0x45, 0x00], Instruction::LoadConfig { from: 13 }), // ldtilecfg [r13]
-            (&[0xc4, 0xe2, 0x78, 0x49, 0xc0], Instruction::Release),                // tilerelease
-            (&[0xc4, 0xe2, 0x7b, 0x49, 0xd8], Instruction::Zero(3)),                // tilezero tmm3
+            (
+                &[0xc4, 0xe2, 0x78, 0x49, 0x07],
+                Instruction::LoadConfig { from: 7 },
+            ), // ldtilecfg [rdi]
+            (
+                &[0xc4, 0xc2, 0x78, 0x49, 0x04, 0x24],
+                Instruction::LoadConfig { from: 12 },
+            ), // ldtilecfg [r12]
+            (
+                &[0xc4, 0xc2, 0x78, 0x49, 0x45, 0x00],
+                Instruction::LoadConfig { from: 13 },
+            ), // ldtilecfg [r13]
+            (&[0xc4, 0xe2, 0x78, 0x49, 0xc0], Instruction::Release), // tilerelease
+            (&[0xc4, 0xe2, 0x7b, 0x49, 0xd8], Instruction::Zero(3)), // tilezero tmm3
             // tileloadd tmm6, [rax + r9]
-            (&[0xc4, 0xa2, 0x7b, 0x4b, 0x34, 0x08], Instruction::Load { tile: 6, from: 0, stride: 9 }),
+            (
+                &[0xc4, 0xa2, 0x7b, 0x4b, 0x34, 0x08],
+                Instruction::Load {
+                    tile: 6,
+                    from: 0,
+                    stride: 9,
+                },
+            ),
             // tileloadd tmm4, [r13 + r12]
-            (&[0xc4, 0x82, 0x7b, 0x4b, 0x64, 0x25, 0x00], Instruction::Load { tile: 4, from: 13, stride: 12 }),
+            (
+                &[0xc4, 0x82, 0x7b, 0x4b, 0x64, 0x25, 0x00],
+                Instruction::Load {
+                    tile: 4,
+                    from: 13,
+                    stride: 12,
+                },
+            ),
             // tileloaddt1 tmm6, [rax + r9]
-            (&[0xc4, 0xa2, 0x79, 0x4b, 0x34, 0x08], Instruction::Load { tile: 6, from: 0, stride: 9 }),
+            (
+                &[0xc4, 0xa2, 0x79, 0x4b, 0x34, 0x08],
+                Instruction::Load {
+                    tile: 6,
+                    from: 0,
+                    stride: 9,
+                },
+            ),
             // tilestored [r8 + rdx], tmm1
-            (&[0xc4, 0xc2, 0x7a, 0x4b, 0x0c, 0x10], Instruction::Store { tile: 1, to: 8, stride: 2 }),
+            (
+                &[0xc4, 0xc2, 0x7a, 0x4b, 0x0c, 0x10],
+                Instruction::Store {
+                    tile: 1,
+                    to: 8,
+                    stride: 2,
+                },
+            ),
             // tdpbf16ps tmm2, tmm5, tmm6
-            (&[0xc4, 0xe2, 0x4a, 0x5c, 0xd5], Instruction::DotBf16 { c: 2, a: 5, b: 6 }),
+            (
+                &[0xc4, 0xe2, 0x4a, 0x5c, 0xd5],
+                Instruction::DotBf16 { c: 2, a: 5, b: 6 },
+            ),
         ];
         for (bytes, instruction) in cases {
             let mut code = [0x90; 7];
             code[..bytes.len()].copy_from_slice(bytes);
-            assert_eq!(decode(&code, &registers), Some((instruction, bytes.len() as u64)), "{code:x?}");
+            assert_eq!(
+                decode(&code, &registers),
+                Some((instruction, bytes.len() as u64)),
+                "{code:x?}"
+            );
         }
         assert_eq!(decode(&[0x0f, 0x0b, 0, 0, 0, 0, 0], &registers), None); // ud2
     }

@@ -1,13 +1,14 @@
 //! Products with many activation rows on bf16 tiles.
 //!
-//! A panel row is 32 weights to 16 words, as a tile of weights wants them, and the packed activations are the words of
-//! 16 rows side by side, as a tile of the other operand does: tiles are loaded from both without any more shuffling. A
-//! register tile is 2 × 2 tiles of sums. Block formats are rounded to bf16, which has 0.4 of the error of 8-bit
-//! activations. F16 and BF16 weights are to stay exact: an activation is the sum of three bf16 numbers, a weight of two
-//! or, for BF16, of one; all products of the parts go into the same sum, except that of the two smallest, 2⁻²⁷ of the
-//! whole. With two numbers an activation would lose up to 2⁻¹⁸ of its value, and logits of F16 models with 32 layers
-//! would be off by three thousandths. F32 weights have more bits than two numbers hold, and use the `f32` panels of
-//! AVX-512.
+//! A panel row is 32 weights to 16 words, as a tile of weights wants them, and the packed
+//! activations are the words of 16 rows side by side, as a tile of the other operand does: tiles
+//! are loaded from both without any more shuffling. A register tile is 2 × 2 tiles of sums. Block
+//! formats are rounded to bf16, which has 0.4 of the error of 8-bit activations. F16 and BF16
+//! weights are to stay exact: an activation is the sum of three bf16 numbers, a weight of two
+//! or, for BF16, of one; all products of the parts go into the same sum, except that of the two
+//! smallest, 2⁻²⁷ of the whole. With two numbers an activation would lose up to 2⁻¹⁸ of its value,
+//! and logits of F16 models with 32 layers would be off by three thousandths. F32 weights have more
+//! bits than two numbers hold, and use the `f32` panels of AVX-512.
 //!
 //! ```text
 //! for each SUMS activation rows, for each SWEEP of weight rows
@@ -19,7 +20,8 @@
 //!                 add the new sums of the register tile before to its sums (L2: 1 MiB), or store them to y
 //! ```
 //!
-//! What decides, measured on a Xeon with 2 MiB of L2 at 3.7 GHz, one core, ns per product of tiles (16 cycles, 4.4 ns):
+//! What decides, measured on a Xeon with 2 MiB of L2 at 3.7 GHz, one core, ns per product of tiles
+//! (16 cycles, 4.4 ns):
 //!
 //! | | zeros | random numbers |
 //! |---|---|---|
@@ -32,23 +34,27 @@
 //! | … new sums added by AVX-512, with hints | | 6.8 |
 //! | activations from L3 once per sweep | | 8.5 |
 //!
-//! So the CPU multiplies random numbers at 80 % of its peak at best; activations from L2 cost nothing, software prefetches of
-//! them only time; sums are what is dear. Panels of 512 values leave L1 no room for activations, unless these are loaded
-//! with the hint that they are not needed again (`tileloaddt1`). Vector instructions between the products run beside them,
-//! except `vcvtne2ps2bf16` (0.2 ns). Stores to lines of y that are in L3 come at 10 GB/s: they are asked for one register tile ahead.
-//! Values that were stored in pieces and are loaded as a whole wait until all older products are retired, so nothing of
-//! the kind may happen between products: what works beside them takes its arguments in registers.
+//! So the CPU multiplies random numbers at 80 % of its peak at best; activations from L2 cost
+//! nothing, software prefetches of them only time; sums are what is dear. Panels of 512 values
+//! leave L1 no room for activations, unless these are loaded with the hint that they are not needed
+//! again (`tileloaddt1`). Vector instructions between the products run beside them,
+//! except `vcvtne2ps2bf16` (0.2 ns). Stores to lines of y that are in L3 come at 10 GB/s: they are
+//! asked for one register tile ahead. Values that were stored in pieces and are loaded as a whole
+//! wait until all older products are retired, so nothing of the kind may happen between products:
+//! what works beside them takes its arguments in registers.
 //!
-//! Of these, unpacking takes 0.9 to 1.3 ns per product with 512 rows (Q4_K; alone 0.08 ns per weight), sums 1.0 to 1.9,
-//! stores 1.2 where k is 2048. With more than one thread per 2048 weight rows sweeps are shorter, so that all threads have
-//! work. A task of one panel would read all activations from L3: 32 KiB per 64 products, at 30 GB/s 17 ns each.
+//! Of these, unpacking takes 0.9 to 1.3 ns per product with 512 rows (Q4_K; alone 0.08 ns per
+//! weight), sums 1.0 to 1.9, stores 1.2 where k is 2048. With more than one thread per 2048 weight
+//! rows sweeps are shorter, so that all threads have work. A task of one panel would read all
+//! activations from L3: 32 KiB per 64 products, at 30 GB/s 17 ns each.
 //!
-//! Up to 16 rows, unpacking decides: 0.08 ns per weight. Activations then stay in L2 anyway, and a task goes through the
-//! weights of one panel after the other, in the order of memory.
+//! Up to 16 rows, unpacking decides: 0.08 ns per weight. Activations then stay in L2 anyway, and a
+//! task goes through the weights of one panel after the other, in the order of memory.
 
 use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_stream_loadd, tile_zero};
 use super::unpack::{
-    Bf16, DEPTH, Dequantized, F16, FiveBits, GROUP, Halves, LANES, PanelRow, UnpackTile, Widened, split,
+    Bf16, DEPTH, Dequantized, F16, FiveBits, GROUP, Halves, LANES, PanelRow, UnpackTile, Widened,
+    split,
 };
 use crate::arch::avx512::{gemm as avx512, peak};
 use crate::arch::gemm::{TILE, packed_bytes, prefetch};
@@ -103,14 +109,23 @@ const fn on_tiles<W: UnpackTile>() -> Gemm {
         few: 0,
         both: None,
         group: VECS * LANES,
-        packed_len: if W::X_PARTS == 1 { packed_len::<1> } else { packed_len::<3> },
-        pack: if W::X_PARTS == 1 { pack::<1> } else { pack::<3> },
+        packed_len: if W::X_PARTS == 1 {
+            packed_len::<1>
+        } else {
+            packed_len::<3>
+        },
+        pack: if W::X_PARTS == 1 {
+            pack::<1>
+        } else {
+            pack::<3>
+        },
         workspace: CacheLine::holding(2 * TILE * PANEL + TILE_SUMS + SWEEP * SUMS),
         kernel: kernel::<W>,
     }
 }
 
-/// Products of parts per product of a weight and an activation: all except that of the smallest parts of both.
+/// Products of parts per product of a weight and an activation: all except that of the smallest
+/// parts of both.
 const fn products_of<W: UnpackTile>() -> u64 {
     (W::PARTS * W::X_PARTS - (W::PARTS - 1)) as u64
 }
@@ -124,8 +139,8 @@ fn packed_len<const PARTS: usize>(m: usize, k: usize) -> usize {
     packed_bytes(m, LANES, words::<PARTS>(k))
 }
 
-/// Four independent tiles of sums, as in [`tile`], without loads: of numbers of any bits, as a tile of zeros takes less power
-/// and so runs at a higher clock.
+/// Four independent tiles of sums, as in [`tile`], without loads: of numbers of any bits, as a tile
+/// of zeros takes less power and so runs at a higher clock.
 pub(super) unsafe fn peak(element: PanelElement, rounds: u64) -> u64 {
     if element != PanelElement::Bf16 {
         // SAFETY: this level includes AVX-512.
@@ -150,13 +165,17 @@ pub(super) unsafe fn peak(element: PanelElement, rounds: u64) -> u64 {
     rounds * 4 * 2 * (LANES * LANES * GROUP) as u64
 }
 
-/// `packed[g][part][v][word][lane]`: of group `g` of the rows `v·LANES + lane`, at most `VECS · LANES`.
+/// `packed[g][part][v][word][lane]`: of group `g` of the rows `v·LANES + lane`, at most `VECS ·
+/// LANES`.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn pack<const PARTS: usize>(x: &[f32], _m: usize, k: usize, packed: &mut [u8]) {
     let packed: &mut [u32] = bytemuck::cast_slice_mut(packed);
     let n_vecs = (x.len() / k).div_ceil(LANES);
     for (v, x) in x.chunks(LANES * k).enumerate() {
-        for (g, packed) in packed.chunks_mut(PARTS * LANES * n_vecs * LANES).enumerate() {
+        for (g, packed) in packed
+            .chunks_mut(PARTS * LANES * n_vecs * LANES)
+            .enumerate()
+        {
             let mut parts = [[_mm512_setzero_si512(); LANES]; PARTS];
             for (row, x) in x.chunks_exact(k).enumerate() {
                 let x = avx512::load_f32(&x[g * GROUP..((g + 1) * GROUP).min(k)]);
@@ -164,7 +183,10 @@ unsafe fn pack<const PARTS: usize>(x: &[f32], _m: usize, k: usize, packed: &mut 
                     to[row] = part;
                 }
             }
-            for (part, packed) in parts.into_iter().zip(packed.chunks_exact_mut(n_vecs * SQUARE)) {
+            for (part, packed) in parts
+                .into_iter()
+                .zip(packed.chunks_exact_mut(n_vecs * SQUARE))
+            {
                 let tile = &mut packed[v * SQUARE..][..SQUARE];
                 avx512::interleave(avx512::transpose(part), tile, 0, 1);
             }
@@ -181,11 +203,13 @@ struct PanelWeights<'a> {
     k: usize,
     /// Bytes of `W::VALUES` values.
     bytes: usize,
-    /// Weight rows that are multiplied by one part of the activations before the next part is used.
+    /// Weight rows that are multiplied by one part of the activations before the next part is
+    /// used.
     sweep: usize,
 }
 
-/// A panel: the rows from `row` on, which is row `in_sweep` of a sweep, and the values from `k0` on.
+/// A panel: the rows from `row` on, which is row `in_sweep` of a sweep, and the values from `k0`
+/// on.
 #[derive(Clone, Copy)]
 struct Panel {
     row: usize,
@@ -199,15 +223,28 @@ impl PanelWeights<'_> {
         let start = p.row - p.in_sweep;
         let end = (start + self.sweep).min(self.n_rows);
         if p.row + TILE < end {
-            Some(Panel { row: p.row + TILE, in_sweep: p.in_sweep + TILE, ..p })
+            Some(Panel {
+                row: p.row + TILE,
+                in_sweep: p.in_sweep + TILE,
+                ..p
+            })
         } else if p.k0 + depth::<W>() < self.k {
-            Some(Panel { row: start, in_sweep: 0, k0: p.k0 + depth::<W>() })
+            Some(Panel {
+                row: start,
+                in_sweep: 0,
+                k0: p.k0 + depth::<W>(),
+            })
         } else {
-            (end < self.n_rows).then_some(Panel { row: end, in_sweep: 0, k0: 0 })
+            (end < self.n_rows).then_some(Panel {
+                row: end,
+                in_sweep: 0,
+                k0: 0,
+            })
         }
     }
 
-    /// The blocks of piece `i` of `p`, each row's pieces one after the other; empty past the last row or value.
+    /// The blocks of piece `i` of `p`, each row's pieces one after the other; empty past the last
+    /// row or value.
     #[inline]
     fn blocks<W: UnpackTile>(&self, p: Panel, i: usize) -> &[u8] {
         let row = p.row + i / pieces::<W>();
@@ -225,14 +262,21 @@ impl PanelWeights<'_> {
     /// The CPU must have the level's features.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
-    unsafe fn unpack<W: UnpackTile>(&self, p: Panel, after: Option<Panel>, i: usize, panel: &mut [PanelRow]) {
+    unsafe fn unpack<W: UnpackTile>(
+        &self,
+        p: Panel,
+        after: Option<Panel>,
+        i: usize,
+        panel: &mut [PanelRow],
+    ) {
         let to = &mut panel[i / pieces::<W>() * PIECES + i % pieces::<W>()];
         let blocks = self.blocks::<W>(p, i);
         if blocks.len() == self.bytes {
             // SAFETY: the caller's promise.
             unsafe { W::unpack(self.dtype, blocks, to) };
         } else {
-            // Panels are multiplied whole: missing blocks are replaced by zero bytes, which expand to 0.
+            // Panels are multiplied whole: missing blocks are replaced by zero bytes, which expand
+            // to 0.
             let mut filled = [0; 2 * DEPTH];
             filled[..blocks.len()].copy_from_slice(blocks);
             // SAFETY: the caller's promise.
@@ -283,8 +327,10 @@ unsafe fn kernel<W: UnpackTile>(
     let n_vecs = y.rows().div_ceil(LANES);
 
     // One buffer is multiplied while the other is filled.
-    let (buffers, sums) = bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(2 * TILE * PANEL);
-    let (mut current, mut filled) = bytemuck::cast_slice_mut::<_, PanelRow>(buffers).split_at_mut(PIECES * TILE);
+    let (buffers, sums) =
+        bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(2 * TILE * PANEL);
+    let (mut current, mut filled) =
+        bytemuck::cast_slice_mut::<_, PanelRow>(buffers).split_at_mut(PIECES * TILE);
     // The new sums of a register tile, then `[TILE of weight rows][register tile]` of a sweep.
     let sums: &mut [f32] = bytemuck::cast_slice_mut(&mut sums[..TILE_SUMS + SWEEP * SUMS]);
     let new = sums.as_mut_ptr();
@@ -300,27 +346,44 @@ unsafe fn kernel<W: UnpackTile>(
             let x = &x[t * VECS * vec_words..][..vecs * vec_words];
             x[words(k0) * vecs * LANES..words((k0 + depth::<W>()).min(k)) * vecs * LANES].as_ptr()
         };
-        let mut next = (panels.n_rows > 0 && k > 0).then_some(Panel { row: 0, in_sweep: 0, k0: 0 });
+        let mut next = (panels.n_rows > 0 && k > 0).then_some(Panel {
+            row: 0,
+            in_sweep: 0,
+            k0: 0,
+        });
         if let Some(first) = next {
             for i in 0..pieces::<W>() * TILE {
                 // SAFETY: the caller's promise.
                 unsafe { panels.unpack::<W>(first, panels.after::<W>(first), i, current) };
             }
         }
-        let mut before = NewSums { sums, line: 0, end: 0, first: true, last: false, vec: 0, col: 0 };
+        let mut before = NewSums {
+            sums,
+            line: 0,
+            end: 0,
+            first: true,
+            last: false,
+            vec: 0,
+            col: 0,
+        };
         while let Some(panel) = next {
             next = panels.after::<W>(panel);
             let after = next.and_then(|next| panels.after::<W>(next));
             let groups = (k - panel.k0).min(depth::<W>()).div_ceil(GROUP);
             let last = panel.k0 + depth::<W>() >= k;
-            // Shares of a group of what is done beside the products: registers of sums, rows of y, pieces of a panel, of
-            // which `due` counts the fractions.
-            let (lines, rows) = ((VECS * TILE).div_ceil(groups), (VECS * LANES).div_ceil(groups));
+            // Shares of a group of what is done beside the products: registers of sums, rows of y,
+            // pieces of a panel, of which `due` counts the fractions.
+            let (lines, rows) = (
+                (VECS * TILE).div_ceil(groups),
+                (VECS * LANES).div_ceil(groups),
+            );
             let (mut unpacked, mut due) = (0, 0);
             for t in 0..n_tiles {
                 let (vec, vecs) = (first_vec + t * VECS, (n_vecs - t * VECS).min(VECS));
                 let stride = y.stride();
-                let y_tile = y.as_mut_ptr().wrapping_add(vec * LANES * stride + panel.row);
+                let y_tile = y
+                    .as_mut_ptr()
+                    .wrapping_add(vec * LANES * stride + panel.row);
                 let beside = |g: usize| {
                     due += pieces::<W>() * TILE;
                     while due >= n_tiles * groups {
@@ -340,8 +403,18 @@ unsafe fn kernel<W: UnpackTile>(
                         }
                     }
                 };
-                // SAFETY: the panel is unpacked, the activations are packed; the new sums before were added.
-                unsafe { tile::<W>(current.as_ptr().cast(), activations(t, panel.k0), groups, vecs, new, beside) };
+                // SAFETY: the panel is unpacked, the activations are packed; the new sums before
+                // were added.
+                unsafe {
+                    tile::<W>(
+                        current.as_ptr().cast(),
+                        activations(t, panel.k0),
+                        groups,
+                        vecs,
+                        new,
+                        beside,
+                    )
+                };
                 before = NewSums {
                     sums: sums.wrapping_add((panel.in_sweep / TILE * n_tiles + t) * TILE_SUMS),
                     line: 0,
@@ -366,10 +439,11 @@ fn prefetch_to_write(y: *const f32) {
     unsafe { _mm_prefetch::<_MM_HINT_ET0>(y.cast()) }
 }
 
-/// Sums of a register tile over one panel, which are to be added to those over the panels before and, after the last
-/// panel of k, stored to `y`.
+/// Sums of a register tile over one panel, which are to be added to those over the panels before
+/// and, after the last panel of k, stored to `y`.
 struct NewSums {
-    /// Those over the panels before: `[register of activations][weight row][lane]`, as the new ones.
+    /// Those over the panels before: `[register of activations][weight row][lane]`, as the new
+    /// ones.
     sums: *mut f32,
     /// Registers that were added, and how many there are.
     line: usize,
@@ -401,7 +475,10 @@ impl NewSums {
                 _mm512_store_ps(sums, x);
             }
             if self.last && line % LANES == LANES - 1 {
-                let (vec, col) = (self.vec + line / TILE, self.col + line % TILE / LANES * LANES);
+                let (vec, col) = (
+                    self.vec + line / TILE,
+                    self.col + line % TILE / LANES * LANES,
+                );
                 // SAFETY: the sums of these 16 weight rows are complete.
                 unsafe { store(y, vec, col, self.sums.wrapping_add(line / LANES * SQUARE)) };
             }
@@ -410,8 +487,8 @@ impl NewSums {
     }
 }
 
-/// Stores the sums of 16 weight rows from `col` on and the activation rows in register `vec` to `y`, as far as it has
-/// them.
+/// Stores the sums of 16 weight rows from `col` on and the activation rows in register `vec` to
+/// `y`, as far as it has them.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn store(y: &mut ColumnsMut<'_>, vec: usize, col: usize, sums: *const f32) {
@@ -420,13 +497,21 @@ unsafe fn store(y: &mut ColumnsMut<'_>, vec: usize, col: usize, sums: *const f32
     if row < rows && col < cols {
         let y = y.as_mut_ptr().wrapping_add(row * stride + col);
         // SAFETY: rows `row..row + n` and these columns are in `y`.
-        unsafe { avx512::store_transposed(sums, y, stride, (rows - row).min(LANES), (cols - col).min(LANES)) };
+        unsafe {
+            avx512::store_transposed(
+                sums,
+                y,
+                stride,
+                (rows - row).min(LANES),
+                (cols - col).min(LANES),
+            )
+        };
     }
 }
 
-/// `sums[v][r][lane] = Σ w[r]·x[v][lane]` for 32 weight rows and `vecs` registers of activations. Tiles 0 to 3 are the
-/// sums (`2·row + vec`), 4 and 5 weights, 6 and 7 activations. Calls `beside` for each group, for work that runs while
-/// the tiles multiply.
+/// `sums[v][r][lane] = Σ w[r]·x[v][lane]` for 32 weight rows and `vecs` registers of activations.
+/// Tiles 0 to 3 are the sums (`2·row + vec`), 4 and 5 weights, 6 and 7 activations. Calls `beside`
+/// for each group, for work that runs while the tiles multiply.
 ///
 /// # Safety
 /// A configuration must be loaded, `w` be a panel, `x` have the groups, and `sums` room.
@@ -456,7 +541,8 @@ unsafe fn tile<W: UnpackTile>(
             activations(x, vecs);
             products(vecs);
             if W::X_PARTS == 3 {
-                // hi·lowest, hi·middle, lo·middle, lo·hi: each time only one operand has to be loaded.
+                // hi·lowest, hi·middle, lo·middle, lo·hi: each time only one operand has to be
+                // loaded.
                 activations(x.wrapping_add(2 * x_part), vecs);
                 products(vecs);
                 activations(x.wrapping_add(x_part), vecs);

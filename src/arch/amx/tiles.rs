@@ -1,8 +1,8 @@
 //! The tile instructions, until `core::arch` has them on stable Rust (feature `x86_amx_intrinsics`;
 //! named here as there). A tile is 16 rows of 64 bytes.
 //!
-//! The compiler knows nothing of tile registers and never touches them. It must not reorder these instructions, and
-//! does not as long as none of them is marked `pure`.
+//! The compiler knows nothing of tile registers and never touches them. It must not reorder these
+//! instructions, and does not as long as none of them is marked `pure`.
 
 use std::arch::asm;
 
@@ -24,8 +24,8 @@ static FULL_TILES: Config = Config {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// Configuration of eight full tiles, released on drop: otherwise the state that the kernel saves at every thread
-/// switch would stay large.
+/// Configuration of eight full tiles, released on drop: otherwise the state that the kernel saves
+/// at every thread switch would stay large.
 pub(super) struct Tiles(());
 
 impl Tiles {
@@ -34,7 +34,9 @@ impl Tiles {
     #[inline]
     pub(super) unsafe fn load_config() -> Tiles {
         // SAFETY: the configuration is one that palette 1 allows; the rest is the caller's promise.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &FULL_TILES, options(readonly, nostack, preserves_flags)) };
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &FULL_TILES, options(readonly, nostack, preserves_flags))
+        };
         Tiles(())
     }
 }

@@ -1,9 +1,9 @@
 //! Weights as tiles of bf16 need them: 32 values of a row in 64 bytes, in order.
 //!
-//! A group of 32 weights of 4 bits has only 16 values (of 5 bits, 32): they are computed and rounded
-//! once, and the weights look theirs up. `vpermb` looks up in 64 bytes, 32 numbers or two tables
-//! of 16, and a byte of its indices is made of a nibble by a rotation and a mask; the two bytes of a number
-//! have indices that differ in the lowest bit. Other formats go through `f32`.
+//! A group of 32 weights of 4 bits has only 16 values (of 5 bits, 32): they are computed and
+//! rounded once, and the weights look theirs up. `vpermb` looks up in 64 bytes, 32 numbers or two
+//! tables of 16, and a byte of its indices is made of a nibble by a rotation and a mask; the two
+//! bytes of a number have indices that differ in the lowest bit. Other formats go through `f32`.
 
 use crate::arch::avx2::unpack::{Factors, Groups, f16_value, load128, load256, scales_mins_bytes};
 use crate::arch::avx512_bf16::gemm::{self as avx512_bf16, bf16_pairs};
@@ -31,7 +31,8 @@ pub(super) trait UnpackTile {
     /// Values that are unpacked at a time and fill a [`PanelRow`].
     const VALUES: usize = DEPTH / Self::PARTS;
 
-    /// Writes the values of `bytes`, `VALUES` of them; part `p` of group `g` to the words of group `g·PARTS + p`.
+    /// Writes the values of `bytes`, `VALUES` of them; part `p` of group `g` to the words of group
+    /// `g·PARTS + p`.
     ///
     /// # Safety
     /// The CPU must have the level's features.
@@ -118,7 +119,8 @@ large! {
     BlockTq2_0: 1, Groups::factors;
 }
 
-/// The f16 numbers of eight blocks, combined in general registers: the vector units are busy enough.
+/// The f16 numbers of eight blocks, combined in general registers: the vector units are busy
+/// enough.
 #[inline]
 #[target_feature(enable = "avx512f,f16c")]
 fn f16_values<B>(blocks: &[B], field: impl Fn(&B) -> [u8; 2]) -> __m512 {
@@ -126,7 +128,10 @@ fn f16_values<B>(blocks: &[B], field: impl Fn(&B) -> [u8; 2]) -> __m512 {
     for (i, b) in blocks[..8].iter().enumerate() {
         words[i / 4] |= u64::from(u16::from_le_bytes(field(b))) << (16 * (i % 4));
     }
-    _mm512_castps256_ps512(_mm256_cvtph_ps(_mm_set_epi64x(words[1] as i64, words[0] as i64)))
+    _mm512_castps256_ps512(_mm256_cvtph_ps(_mm_set_epi64x(
+        words[1] as i64,
+        words[0] as i64,
+    )))
 }
 
 #[inline]
@@ -136,8 +141,8 @@ fn floats(x: __m512) -> [f32; 16] {
     unsafe { std::mem::transmute(x) }
 }
 
-/// `*x` in all lanes, loaded from memory: that needs none of the ports that shuffles and lookups wait for. The compiler
-/// would shuffle.
+/// `*x` in all lanes, loaded from memory: that needs none of the ports that shuffles and lookups
+/// wait for. The compiler would shuffle.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn splat(x: &f32) -> __m512 {
@@ -372,7 +377,10 @@ impl UnpackTile for BlockQ5K {
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16,avx512vbmi")]
 fn look_up_32(indices: __m512i, scale: &f32, offset: &f32, values: [__m512; 2]) -> __m512i {
     let (scale, offset) = (splat(scale), splat(offset));
-    let (low, high) = (_mm512_fmadd_ps(scale, values[0], offset), _mm512_fmadd_ps(scale, values[1], offset));
+    let (low, high) = (
+        _mm512_fmadd_ps(scale, values[0], offset),
+        _mm512_fmadd_ps(scale, values[1], offset),
+    );
     _mm512_permutexvar_epi8(indices, bf16_pairs([low, high]))
 }
 
@@ -413,7 +421,8 @@ impl<B: Fifths> UnpackTile for FiveBits<B> {
             let (qs, qh) = b.parts();
             let qs = _mm512_permutexvar_epi8(bytes_twice, _mm512_castsi128_si512(load128(qs)));
             let qs = indices(_mm512_rolv_epi32(qs, turn), 0);
-            let qs = _mm512_mask_add_epi16(qs, u32::from_le_bytes(qh), qs, _mm512_set1_epi16(0x2020));
+            let qs =
+                _mm512_mask_add_epi16(qs, u32::from_le_bytes(qh), qs, _mm512_set1_epi16(0x2020));
             store(&mut out[g], look_up_32(qs, &scale[g], &offset[g], values));
         }
     }
@@ -444,7 +453,12 @@ impl UnpackTile for F16 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn unpack(_dtype: DType, bytes: &[u8], out: &mut PanelRow) {
-        for (x, out) in bytes.as_chunks::<64>().0.iter().zip(out.as_chunks_mut::<2>().0) {
+        for (x, out) in bytes
+            .as_chunks::<64>()
+            .0
+            .iter()
+            .zip(out.as_chunks_mut::<2>().0)
+        {
             let x = load_bytes(x);
             let low = _mm512_cvtph_ps(_mm512_castsi512_si256(x));
             let high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(x));
@@ -462,7 +476,10 @@ pub(super) fn split<const PARTS: usize>(mut rest: [__m512; 2]) -> [__m512i; PART
     let mut parts = [_mm512_setzero_si512(); PARTS];
     for part in &mut parts {
         *part = bf16_pairs(rest);
-        let widened = [_mm512_castsi512_si256(*part), _mm512_extracti64x4_epi64::<1>(*part)];
+        let widened = [
+            _mm512_castsi512_si256(*part),
+            _mm512_extracti64x4_epi64::<1>(*part),
+        ];
         for (rest, part) in rest.iter_mut().zip(widened) {
             let part = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(part)));
             *rest = _mm512_sub_ps(*rest, part);
@@ -478,7 +495,8 @@ mod tests {
     /// Rounded values of any bytes.
     #[test]
     fn as_rounded_from_f32() {
-        let has_bf16 = (crate::arch::avx512::KERNELS.supported)() && is_x86_feature_detected!("avx512bf16");
+        let has_bf16 =
+            (crate::arch::avx512::KERNELS.supported)() && is_x86_feature_detected!("avx512bf16");
         if !has_bf16 || !is_x86_feature_detected!("avx512vbmi") {
             return;
         }
@@ -499,14 +517,19 @@ mod tests {
         ];
         let mut seed = 1u64;
         let mut random = || {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            seed = seed
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             (seed >> 56) as u8
         };
         for (dtype, unpack) in cases {
             let f = dtype.float_format();
             for _ in 0..1000 {
-                let bytes: Vec<u8> = (0..DEPTH / f.block_elems * f.block_bytes).map(|_| random()).collect();
-                let (mut found, mut expected) = ([[0; LANES]; DEPTH / GROUP], [[0; LANES]; DEPTH / GROUP]);
+                let bytes: Vec<u8> = (0..DEPTH / f.block_elems * f.block_bytes)
+                    .map(|_| random())
+                    .collect();
+                let (mut found, mut expected) =
+                    ([[0; LANES]; DEPTH / GROUP], [[0; LANES]; DEPTH / GROUP]);
                 // SAFETY: the CPU has the features.
                 unsafe { unpack(dtype, &bytes, &mut found) };
                 // SAFETY: as above.

@@ -1,10 +1,13 @@
-//! The shared attention over codes, by `vpmaddwd`: 16 multiply-adds, where an `f32` instruction does 8.
+//! The shared attention over codes, by `vpmaddwd`: 16 multiply-adds, where an `f32` instruction
+//! does 8.
 //!
-//! Halves of a vector hold two keys, four apart, so that a group of 32 values fills four vectors of words of two keys. A score
-//! is the sum of a half; for values, words of two adjacent keys alternate.
+//! Halves of a vector hold two keys, four apart, so that a group of 32 values fills four vectors of
+//! words of two keys. A score is the sum of a half; for values, words of two adjacent keys
+//! alternate.
 //!
-//! The budget for 64 keys of 64 values and a query, in instructions besides loads: 660 for scores, 600 for values, 400 for
-//! softmax and weights; once for all queries 1,300 (`q4_0`) to 2,300 (`q8_0`). `docs/memory.md` has the measured times.
+//! The budget for 64 keys of 64 values and a query, in instructions besides loads: 660 for scores,
+//! 600 for values, 400 for softmax and weights; once for all queries 1,300 (`q4_0`) to 2,300
+//! (`q8_0`). `docs/memory.md` has the measured times.
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
@@ -36,7 +39,12 @@ pub(super) fn attention_stored(
     if !fits(&stored, p) {
         return attention::attention_stored(to, q, stored, ranges, p);
     }
-    let steps = Steps { round, unpack, add_scores, add_weighted };
+    let steps = Steps {
+        round,
+        unpack,
+        add_scores,
+        add_weighted,
+    };
     // SAFETY: they fit, and the steps are this level's.
     unsafe { attention_codes(zero(), steps, to, q, stored, ranges, p) }
 }
@@ -69,9 +77,19 @@ struct Plane {
 
 /// See [`Steps::unpack`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack(kind: KvType, block: &[u8], n_groups: usize, keys: bool, room: *mut Room, ahead: &mut Ahead<'_>) {
+unsafe fn unpack(
+    kind: KvType,
+    block: &[u8],
+    n_groups: usize,
+    keys: bool,
+    room: *mut Room,
+    ahead: &mut Ahead<'_>,
+) {
     let [upper, lower, scales] = kind.row_bytes(n_groups * GROUP);
-    let from = |at: usize, row: usize| Plane { first: block[at..].as_ptr(), row };
+    let from = |at: usize, row: usize| Plane {
+        first: block[at..].as_ptr(),
+        row,
+    };
     // SAFETY: an address of a part of the room.
     let to: *mut __m256i = unsafe { (&raw mut (*room).codes).cast() };
     let planes = [from(0, upper), from(BLOCK * upper, lower)];
@@ -84,13 +102,18 @@ unsafe fn unpack(kind: KvType, block: &[u8], n_groups: usize, keys: bool, room: 
             _ => unpack_codes::<0>(planes, n_groups, keys, to, ahead),
         }
         let step = (1 << (8 - kind.bits())) as f32;
-        unpack_scales(from(BLOCK * (upper + lower), scales), n_groups, step, (&raw mut (*room).scales).cast());
+        unpack_scales(
+            from(BLOCK * (upper + lower), scales),
+            n_groups,
+            step,
+            (&raw mut (*room).scales).cast(),
+        );
     }
 }
 
-/// [`unpack`] for codes with so many `LOWER` bits. Keys lie as `[8 keys][group][i][word]`, key `i` in the lower half and
-/// `i + 4` in the upper; values as `[group][8 keys][word, half][pair]`: keys 0 and 1, or 2 and 3, of four columns, and in the
-/// upper half the keys four behind.
+/// [`unpack`] for codes with so many `LOWER` bits. Keys lie as `[8 keys][group][i][word]`, key `i`
+/// in the lower half and `i + 4` in the upper; values as `[group][8 keys][word, half][pair]`: keys
+/// 0 and 1, or 2 and 3, of four columns, and in the upper half the keys four behind.
 ///
 /// # Safety
 /// The planes must be those of a block, and there must be room for its codes.
@@ -106,20 +129,28 @@ unsafe fn unpack_codes<const LOWER: usize>(
     for t in 0..N_VECTORS {
         for g in 0..n_groups {
             ahead.point();
-            let at = |plane: Plane, bytes: usize| plane.first.wrapping_add(t * LANES * plane.row + g * bytes);
+            let at = |plane: Plane, bytes: usize| {
+                plane.first.wrapping_add(t * LANES * plane.row + g * bytes)
+            };
             let (upper_at, lower_at) = (at(upper, GROUP / 2), at(lower, 4 * LOWER));
             let mut words = [[_mm256_setzero_si256(); WORDS]; 4];
             for (i, words) in words.iter_mut().enumerate() {
                 // SAFETY: a group of two rows of the planes.
                 *words = unsafe {
-                    let upper = [0, 4].map(|j| _mm_loadu_si128(upper_at.add((i + j) * upper.row).cast()));
-                    let lower = [0, 4].map(|j| lower_bits::<LOWER>(lower_at.wrapping_add((i + j) * lower.row)));
+                    let upper =
+                        [0, 4].map(|j| _mm_loadu_si128(upper_at.add((i + j) * upper.row).cast()));
+                    let lower = [0, 4]
+                        .map(|j| lower_bits::<LOWER>(lower_at.wrapping_add((i + j) * lower.row)));
                     words_of(codes::<LOWER>(both(upper), both(lower)))
                 };
             }
             if keys {
                 // SAFETY: there is room for all codes of the block.
-                unsafe { to.add((t * n_groups + g) * CODES).cast::<[[__m256i; WORDS]; 4]>().write(words) };
+                unsafe {
+                    to.add((t * n_groups + g) * CODES)
+                        .cast::<[[__m256i; WORDS]; 4]>()
+                        .write(words)
+                };
                 continue;
             }
             let [a, b, c, d] = words;
@@ -131,7 +162,11 @@ unsafe fn unpack_codes<const LOWER: usize>(
                     _mm256_unpackhi_epi16(c[w], d[w]),
                 ];
                 // SAFETY: as above.
-                unsafe { to.add((g * N_VECTORS + t) * CODES + 4 * w).cast::<[__m256i; 4]>().write(pairs) };
+                unsafe {
+                    to.add((g * N_VECTORS + t) * CODES + 4 * w)
+                        .cast::<[__m256i; 4]>()
+                        .write(pairs)
+                };
             }
         }
     }
@@ -161,13 +196,16 @@ unsafe fn lower_bits<const LOWER: usize>(p: *const u8) -> __m128i {
     }
 }
 
-/// Codes of a group of two keys, its lower values first, from their four upper bits and so many `LOWER` ones below these
-/// (`kv.rs` has their places).
+/// Codes of a group of two keys, its lower values first, from their four upper bits and so many
+/// `LOWER` ones below these (`kv.rs` has their places).
 #[inline]
 #[target_feature(enable = "avx2")]
 fn codes<const LOWER: usize>(upper: __m256i, lower: __m256i) -> [__m256i; 2] {
     let nibble = _mm256_set1_epi8(15);
-    let upper = [_mm256_and_si256(upper, nibble), _mm256_and_si256(_mm256_srli_epi16::<4>(upper), nibble)];
+    let upper = [
+        _mm256_and_si256(upper, nibble),
+        _mm256_and_si256(_mm256_srli_epi16::<4>(upper), nibble),
+    ];
     let lower = match LOWER {
         4 => [lower, _mm256_srli_epi16::<4>(lower)],
         2 => [
@@ -182,7 +220,10 @@ fn codes<const LOWER: usize>(upper: __m256i, lower: __m256i) -> [__m256i; 2] {
     };
     let bits = _mm256_set1_epi8((1 << LOWER) - 1);
     let joined = |upper, lower| {
-        _mm256_or_si256(_mm256_sll_epi16(upper, _mm_cvtsi32_si128(LOWER as i32)), _mm256_and_si256(lower, bits))
+        _mm256_or_si256(
+            _mm256_sll_epi16(upper, _mm_cvtsi32_si128(LOWER as i32)),
+            _mm256_and_si256(lower, bits),
+        )
     };
     [joined(upper[0], lower[0]), joined(upper[1], lower[1])]
 }
@@ -212,14 +253,22 @@ unsafe fn unpack_scales(plane: Plane, n_groups: usize, step: f32, to: *mut f32) 
         for g in (0..n_groups / 2 * 2).step_by(2) {
             // SAFETY: two scales of eight rows.
             let pairs = unsafe {
-                let at = |i: usize| first.add(i * plane.row + 2 * g).cast::<i32>().read_unaligned();
+                let at = |i: usize| {
+                    first
+                        .add(i * plane.row + 2 * g)
+                        .cast::<i32>()
+                        .read_unaligned()
+                };
                 if n_groups == 2 {
                     _mm256_loadu_si256(first.cast())
                 } else {
                     _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7))
                 }
             };
-            let scales = [_mm256_slli_epi32::<16>(pairs), _mm256_and_si256(pairs, _mm256_set1_epi32(!0xffff))];
+            let scales = [
+                _mm256_slli_epi32::<16>(pairs),
+                _mm256_and_si256(pairs, _mm256_set1_epi32(!0xffff)),
+            ];
             for (i, scales) in scales.into_iter().enumerate() {
                 // SAFETY: there is room for 64 scales of each group.
                 unsafe {
@@ -232,8 +281,12 @@ unsafe fn unpack_scales(plane: Plane, n_groups: usize, step: f32, to: *mut f32) 
             for i in 0..LANES {
                 // SAFETY: the last scale of a row, and room for it.
                 unsafe {
-                    let bits = first.add(i * plane.row + 2 * (n_groups - 1)).cast::<u16>().read_unaligned();
-                    to.add((n_groups - 1) * BLOCK + t * LANES + i).write(widen(bits) * step);
+                    let bits = first
+                        .add(i * plane.row + 2 * (n_groups - 1))
+                        .cast::<u16>()
+                        .read_unaligned();
+                    to.add((n_groups - 1) * BLOCK + t * LANES + i)
+                        .write(widen(bits) * step);
                 }
             }
         }
@@ -263,9 +316,13 @@ unsafe fn add_scores(room: *mut Room, r: usize, n_groups: usize, ahead: &mut Ahe
             let mut sums = [_mm256_setzero_si256(); 4];
             for (i, sum) in sums.iter_mut().enumerate() {
                 // SAFETY: codes of the block.
-                let at = |w: usize| unsafe { _mm256_load_si256(codes.add((t * n_groups + g) * CODES + i * WORDS + w)) };
-                let low = _mm256_add_epi32(_mm256_madd_epi16(at(0), q0), _mm256_madd_epi16(at(1), q1));
-                let high = _mm256_add_epi32(_mm256_madd_epi16(at(2), q2), _mm256_madd_epi16(at(3), q3));
+                let at = |w: usize| unsafe {
+                    _mm256_load_si256(codes.add((t * n_groups + g) * CODES + i * WORDS + w))
+                };
+                let low =
+                    _mm256_add_epi32(_mm256_madd_epi16(at(0), q0), _mm256_madd_epi16(at(1), q1));
+                let high =
+                    _mm256_add_epi32(_mm256_madd_epi16(at(2), q2), _mm256_madd_epi16(at(3), q3));
                 *sum = _mm256_add_epi32(low, high);
             }
             let sum = _mm256_add_epi32(sums_of_halves(sums), _mm256_set1_epi32(q.start[g]));
@@ -291,7 +348,8 @@ fn sums_of_halves([a, b, c, d]: [__m256i; 4]) -> __m256i {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_weighted(room: *const Room, n_groups: usize, out: *mut f32, ahead: &mut Ahead<'_>) {
     // SAFETY: parts of the room, which are initialised by the caller's promise.
-    let (codes, w): (*const __m256i, &Weights) = unsafe { ((&raw const (*room).codes).cast(), &(*room).weights) };
+    let (codes, w): (*const __m256i, &Weights) =
+        unsafe { ((&raw const (*room).codes).cast(), &(*room).weights) };
     for g in 0..n_groups {
         let mut sums = [_mm256_setzero_si256(); 2 * WORDS];
         for (t, words) in w.words[g].chunks_exact(LANES).enumerate() {
@@ -303,7 +361,9 @@ unsafe fn add_weighted(room: *const Room, n_groups: usize, out: *mut f32, ahead:
             let second = pair(_mm256_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3));
             for (i, sum) in sums.iter_mut().enumerate() {
                 // SAFETY: codes of the block.
-                let at = |i: usize| unsafe { _mm256_load_si256(codes.add((g * N_VECTORS + t) * CODES + i)) };
+                let at = |i: usize| unsafe {
+                    _mm256_load_si256(codes.add((g * N_VECTORS + t) * CODES + i))
+                };
                 *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(at(2 * i), first));
                 *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(at(2 * i + 1), second));
             }

@@ -83,8 +83,15 @@ impl Lanes for F32x8 {
     #[inline(always)]
     unsafe fn read_f16_first(self, p: *const f16, n: usize) -> F32x8 {
         let mut values = [f16::ZERO; 8];
-        // SAFETY: `n < 8` values, which the caller promises; as bytes, since they need not be aligned.
-        unsafe { std::ptr::copy_nonoverlapping(p.cast::<u8>(), values.as_mut_ptr().cast(), n * size_of::<f16>()) };
+        // SAFETY: `n < 8` values, which the caller promises; as bytes, since they need not be
+        // aligned.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                p.cast::<u8>(),
+                values.as_mut_ptr().cast(),
+                n * size_of::<f16>(),
+            )
+        };
         // SAFETY: eight values.
         unsafe { self.read_f16(values.as_ptr()) }
     }
@@ -124,7 +131,10 @@ impl Lanes for F32x8 {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn first(n: usize) -> __m256i {
-    _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
+    _mm256_cmpgt_epi32(
+        _mm256_set1_epi32(n as i32),
+        _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+    )
 }
 
 #[inline]
@@ -140,8 +150,16 @@ fn copysign(x: __m256, sign: __m256) -> __m256 {
 fn scale2(x: __m256, n: __m256) -> __m256 {
     let n = _mm256_cvtps_epi32(n);
     let half = _mm256_srai_epi32::<1>(n);
-    let power = |n| _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127))));
-    _mm256_mul_ps(_mm256_mul_ps(x, power(half)), power(_mm256_sub_epi32(n, half)))
+    let power = |n| {
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(
+            n,
+            _mm256_set1_epi32(127),
+        )))
+    };
+    _mm256_mul_ps(
+        _mm256_mul_ps(x, power(half)),
+        power(_mm256_sub_epi32(n, half)),
+    )
 }
 
 #[inline]
@@ -181,7 +199,10 @@ fn rotate_pairs(a: __m256, b: __m256, cos: __m256, sin: __m256) -> [__m256; 2] {
     let low = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
     let high = _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7);
     let rotate = |x, lanes| {
-        let (cos, sin) = (_mm256_permutevar8x32_ps(cos, lanes), _mm256_permutevar8x32_ps(sin, lanes));
+        let (cos, sin) = (
+            _mm256_permutevar8x32_ps(cos, lanes),
+            _mm256_permutevar8x32_ps(sin, lanes),
+        );
         let swapped = _mm256_permute_ps::<0b10_11_00_01>(x);
         _mm256_fmaddsub_ps(x, cos, _mm256_mul_ps(swapped, sin))
     };

@@ -1,16 +1,18 @@
 //! Products with many activation rows: the packing, unpacking and register tiles of this level.
 //!
-//! Block-quantised weights are multiplied as integers. With activations rounded to 16 bits, at no loss that could be
-//! noticed, `vpmaddwd` does twice the products of an `f32` multiply-add. K-quants take 8-bit activations, which
-//! `vpmaddubsw` multiplies twice as fast again: with a scale per 32 of them their error is three quarters of
-//! llama.cpp's, which has one per 256 for these formats. F32, F16 and BF16 weights are multiplied as for
-//! generated tokens.
+//! Block-quantised weights are multiplied as integers. With activations rounded to 16 bits, at no
+//! loss that could be noticed, `vpmaddwd` does twice the products of an `f32` multiply-add.
+//! K-quants take 8-bit activations, which `vpmaddubsw` multiplies twice as fast again: with a scale
+//! per 32 of them their error is three quarters of llama.cpp's, which has one per 256 for these
+//! formats. F32, F16 and BF16 weights are multiplied as for generated tokens.
 
 use super::elementwise::{F32x8, zero};
 use super::matmul::plain_gemm;
 use super::unpack::{Factors, Groups, store256, wanted_groups, with_groups};
 use crate::arch::acts::byte_scale;
-use crate::arch::gemm::{BLOCK, FewRows, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table};
+use crate::arch::gemm::{
+    BLOCK, FewRows, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table,
+};
 use crate::arch::lanes::Lanes;
 use crate::arch::lanes::packing::{MAX_LANES, Transpose};
 use crate::arch::lanes::panels::{self, f32_panels};
@@ -34,8 +36,14 @@ pub(super) fn gemm_for(dtype: DType) -> Gemm {
         DType::Q4_K => const { table::<IntPanels<4, 32>>() },
         DType::Q2_K | DType::Q3_K | DType::Q5_K => const { table::<IntPanels<5, 16>>() },
         DType::Q6_K => const { table::<IntPanels<6, 16>>() },
-        DType::IQ1_M | DType::IQ2_XS | DType::IQ2_S | DType::NVFP4 => const { table::<IntPanels<16, 16>>() },
-        _ => with_groups!(dtype, integers, unreachable!("{dtype} is no format of weights")),
+        DType::IQ1_M | DType::IQ2_XS | DType::IQ2_S | DType::NVFP4 => {
+            const { table::<IntPanels<16, 16>>() }
+        }
+        _ => with_groups!(
+            dtype,
+            integers,
+            unreachable!("{dtype} is no format of weights")
+        ),
     }
 }
 
@@ -53,9 +61,27 @@ impl Transpose for F32x8 {
     #[inline(always)]
     fn transpose([a, b, c, d, e, f, g, h, rest @ ..]: [F32x8; MAX_LANES]) -> [F32x8; MAX_LANES] {
         // SAFETY: a vector exists, so the CPU has the level's features.
-        let [a, b, c, d, e, f, g, h] = unsafe { transpose([a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0]) };
+        let [a, b, c, d, e, f, g, h] =
+            unsafe { transpose([a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0]) };
         let [i, j, k, l, m, n, o, p] = rest;
-        [F32x8(a), F32x8(b), F32x8(c), F32x8(d), F32x8(e), F32x8(f), F32x8(g), F32x8(h), i, j, k, l, m, n, o, p]
+        [
+            F32x8(a),
+            F32x8(b),
+            F32x8(c),
+            F32x8(d),
+            F32x8(e),
+            F32x8(f),
+            F32x8(g),
+            F32x8(h),
+            i,
+            j,
+            k,
+            l,
+            m,
+            n,
+            o,
+            p,
+        ]
     }
 }
 
@@ -96,7 +122,11 @@ fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
         DType::F32 => panels::widen::<_, f32>(zero(), bytes, out),
         DType::F16 => panels::widen::<_, f16>(zero(), bytes, out),
         DType::BF16 => panels::widen::<_, bf16>(zero(), bytes, out),
-        _ => with_groups!(dtype, blocks, unreachable!("{dtype} is no format of weights")),
+        _ => with_groups!(
+            dtype,
+            blocks,
+            unreachable!("{dtype} is no format of weights")
+        ),
     }
 }
 
@@ -112,12 +142,24 @@ fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
             // SAFETY: as above.
             let q = unsafe { block.bytes(g) };
             let (low, high) = (_mm256_castsi256_si128(q), _mm256_extracti128_si256::<1>(q));
-            let eights = [low, _mm_srli_si128::<8>(low), high, _mm_srli_si128::<8>(high)];
+            let eights = [
+                low,
+                _mm_srli_si128::<8>(low),
+                high,
+                _mm_srli_si128::<8>(high),
+            ];
             let out = out[i * B::GROUPS + g - wanted.start / 32].as_chunks_mut().0;
             for (e, (q, out)) in eights.into_iter().zip(out).enumerate() {
                 let factor = 2 * g + e / 2;
                 let q = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q));
-                store(out, _mm256_fmadd_ps(_mm256_set1_ps(scale[factor]), q, _mm256_set1_ps(offset[factor])));
+                store(
+                    out,
+                    _mm256_fmadd_ps(
+                        _mm256_set1_ps(scale[factor]),
+                        q,
+                        _mm256_set1_ps(offset[factor]),
+                    ),
+                );
             }
         }
     }
@@ -144,8 +186,8 @@ fn array(x: __m256) -> [f32; 8] {
     unsafe { std::mem::transmute(x) }
 }
 
-/// Panels of integers: weights of up to `BITS`, as bytes for up to six bits, else as 16-bit words, with
-/// factors for each `SPAN` of 16 or 32 weights.
+/// Panels of integers: weights of up to `BITS`, as bytes for up to six bits, else as 16-bit words,
+/// with factors for each `SPAN` of 16 or 32 weights.
 ///
 /// Both operands consist of records of 32 values: words of four or two integers, then four words of
 /// factors. A weight row has its two scales and its two offsets there, an activation row the scale
@@ -169,11 +211,24 @@ impl<const BITS: u32, const SPAN: usize> IntPanels<BITS, SPAN> {
 impl<const BITS: u32, const SPAN: usize> Panels for IntPanels<BITS, SPAN> {
     const LANES: usize = LANES;
     const TILES: &[RegisterTile] = &[
-        RegisterTile { rows: 4, multiply: int_tile::<BITS, SPAN, 1, 4, false> },
-        RegisterTile { rows: 4, multiply: int_tile::<BITS, SPAN, 2, 4, false> },
-        RegisterTile { rows: 2, multiply: int_tile::<BITS, SPAN, 3, 2, false> },
+        RegisterTile {
+            rows: 4,
+            multiply: int_tile::<BITS, SPAN, 1, 4, false>,
+        },
+        RegisterTile {
+            rows: 4,
+            multiply: int_tile::<BITS, SPAN, 2, 4, false>,
+        },
+        RegisterTile {
+            rows: 2,
+            multiply: int_tile::<BITS, SPAN, 3, 2, false>,
+        },
     ];
-    const PACK: unsafe fn(&[f32], usize, &mut [u32]) = if Self::BYTES { pack_ints::<true> } else { pack_ints::<false> };
+    const PACK: unsafe fn(&[f32], usize, &mut [u32]) = if Self::BYTES {
+        pack_ints::<true>
+    } else {
+        pack_ints::<false>
+    };
     const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
 
     fn words(k: usize) -> usize {
@@ -182,7 +237,14 @@ impl<const BITS: u32, const SPAN: usize> Panels for IntPanels<BITS, SPAN> {
 }
 
 impl<const BITS: u32, const SPAN: usize> UnpackRows for IntPanels<BITS, SPAN> {
-    const ELEMENT: (PanelElement, u64) = (if Self::BYTES { PanelElement::I8 } else { PanelElement::I16 }, 1);
+    const ELEMENT: (PanelElement, u64) = (
+        if Self::BYTES {
+            PanelElement::I8
+        } else {
+            PanelElement::I16
+        },
+        1,
+    );
 
     unsafe fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
         macro_rules! blocks {
@@ -196,19 +258,35 @@ impl<const BITS: u32, const SPAN: usize> UnpackRows for IntPanels<BITS, SPAN> {
                 }
             };
         }
-        with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
+        with_groups!(
+            dtype,
+            blocks,
+            unreachable!("{dtype} is no format of integers")
+        )
     }
 
     const FEW: Option<FewRows> = Some(FewRows {
         most: 4,
-        fill: if Self::BYTES { fill_ints::<true> } else { fill_ints::<false> },
-        tiles: &[int_tile::<BITS, SPAN, 1, 2, true>, int_tile::<BITS, SPAN, 1, 4, true>],
+        fill: if Self::BYTES {
+            fill_ints::<true>
+        } else {
+            fill_ints::<false>
+        },
+        tiles: &[
+            int_tile::<BITS, SPAN, 1, 2, true>,
+            int_tile::<BITS, SPAN, 1, 4, true>,
+        ],
     });
 }
 
 /// See [`FewRows::fill`].
 #[target_feature(enable = "avx2,f16c")]
-fn fill_ints<const BYTES: bool>(dtype: DType, rows: &[&[u8]; MAX_LANES], panel: &mut [u32], turned: &mut [u32]) {
+fn fill_ints<const BYTES: bool>(
+    dtype: DType,
+    rows: &[&[u8]; MAX_LANES],
+    panel: &mut [u32],
+    turned: &mut [u32],
+) {
     macro_rules! blocks {
         ($block:ident) => {
             if <$block>::GROUPS == 1 {
@@ -224,7 +302,11 @@ fn fill_ints<const BYTES: bool>(dtype: DType, rows: &[&[u8]; MAX_LANES], panel: 
             }
         };
     }
-    with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
+    with_groups!(
+        dtype,
+        blocks,
+        unreachable!("{dtype} is no format of integers")
+    )
 }
 
 /// Stores a register for each eight words.
@@ -236,8 +318,8 @@ fn store_all(to: &mut [u32], x: [__m256; LANES]) {
     }
 }
 
-/// Writes the records of eight weight rows in blocks of 32, which have one scale and one offset. (Blocks of 256 take
-/// less time row by row.)
+/// Writes the records of eight weight rows in blocks of 32, which have one scale and one offset.
+/// (Blocks of 256 take less time row by row.)
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn fill_groups<B: Groups, const BYTES: bool>(rows: &[&[u8]; MAX_LANES], turned: &mut [u32]) {
@@ -245,21 +327,29 @@ fn fill_groups<B: Groups, const BYTES: bool>(rows: &[&[u8]; MAX_LANES], turned: 
     for r in 0..LANES {
         blocks[r] = bytemuck::cast_slice(rows[r]);
     }
-    for (i, record) in turned.chunks_exact_mut(record(BYTES) * LANES).enumerate().take(blocks[0].len()) {
+    for (i, record) in turned
+        .chunks_exact_mut(record(BYTES) * LANES)
+        .enumerate()
+        .take(blocks[0].len())
+    {
         let (words, factors) = record.split_at_mut(int_words(BYTES) * LANES);
         let (mut low, mut high) = ([_mm256_setzero_ps(); LANES], [_mm256_setzero_ps(); LANES]);
         for r in 0..LANES {
             let block = &blocks[r][i];
             // SAFETY: this level has AVX2 and F16C.
             let (Factors { scale, offset }, q) = unsafe { (block.factors(), block.bytes(0)) };
-            for (f, factor) in [scale[0], scale[0], offset[0], offset[0]].into_iter().enumerate() {
+            for (f, factor) in [scale[0], scale[0], offset[0], offset[0]]
+                .into_iter()
+                .enumerate()
+            {
                 factors[f * LANES + r] = factor.to_bits();
             }
             if BYTES {
                 low[r] = _mm256_castsi256_ps(q);
             } else {
                 low[r] = _mm256_castsi256_ps(_mm256_cvtepi8_epi16(_mm256_castsi256_si128(q)));
-                high[r] = _mm256_castsi256_ps(_mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(q)));
+                high[r] =
+                    _mm256_castsi256_ps(_mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(q)));
             }
         }
         store_all(words, transpose(low));
@@ -269,9 +359,16 @@ fn fill_groups<B: Groups, const BYTES: bool>(rows: &[&[u8]; MAX_LANES], turned: 
     }
 }
 
-/// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times activation rows.
+/// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times
+/// activation rows.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn int_tile<const BITS: u32, const SPAN: usize, const VECS: usize, const ROWS: usize, const TURNED: bool>(
+unsafe fn int_tile<
+    const BITS: u32,
+    const SPAN: usize,
+    const VECS: usize,
+    const ROWS: usize,
+    const TURNED: bool,
+>(
     w: *const u32,
     x: *const u32,
     k: usize,
@@ -279,8 +376,8 @@ unsafe fn int_tile<const BITS: u32, const SPAN: usize, const VECS: usize, const 
     first: bool,
     ahead: *const u32,
 ) {
-    // Words per span, hidden from the compiler: it would unroll the inner loop and turn the sums into trees that need
-    // more registers than there are.
+    // Words per span, hidden from the compiler: it would unroll the inner loop and turn the sums
+    // into trees that need more registers than there are.
     let words = std::hint::black_box(int_words(BITS <= 6) * SPAN / 32);
     let mut acc = [[_mm256_setzero_ps(); VECS]; ROWS];
     if !first {
@@ -303,10 +400,15 @@ unsafe fn int_tile<const BITS: u32, const SPAN: usize, const VECS: usize, const 
             }
         }
         // SAFETY: word `j` of the record, for the rows in register `v`.
-        let lanes =
-            |j: usize, v: usize| unsafe { _mm256_loadu_si256(lanes.wrapping_add((j * VECS + v) * LANES).cast()) };
+        let lanes = |j: usize, v: usize| unsafe {
+            _mm256_loadu_si256(lanes.wrapping_add((j * VECS + v) * LANES).cast())
+        };
         let splat = |j: usize, r: usize| {
-            let at = if TURNED { j * LANES + r } else { r * (BLOCK / 32) * record(bytes) + j };
+            let at = if TURNED {
+                j * LANES + r
+            } else {
+                r * (BLOCK / 32) * record(bytes) + j
+            };
             // SAFETY: word `j` of the record of row `r`, for all lanes.
             _mm256_set1_epi32(unsafe { w.wrapping_add(at).read() } as i32)
         };
@@ -321,14 +423,18 @@ unsafe fn int_tile<const BITS: u32, const SPAN: usize, const VECS: usize, const 
                     for v in 0..VECS {
                         let product = |j: usize| _mm256_maddubs_epi16(w(j, r, v), x(j, r, v));
                         int[r][v] = match BITS {
-                            // Sums of 16 products below 16·127, or of 8 below 32·127: less than 2¹⁵.
+                            // Sums of 16 products below 16·127, or of 8 below 32·127: less than
+                            // 2¹⁵.
                             ..6 => _mm256_add_epi16(int[r][v], product(j)),
                             6 => {
                                 let pair = _mm256_add_epi16(product(j), product(j + 1));
                                 _mm256_add_epi32(int[r][v], _mm256_madd_epi16(pair, one))
                             }
                             // Sums of at most 32 products of 2⁷ and 2¹⁴.
-                            _ => _mm256_add_epi32(int[r][v], _mm256_madd_epi16(w(j, r, v), x(j, r, v))),
+                            _ => _mm256_add_epi32(
+                                int[r][v],
+                                _mm256_madd_epi16(w(j, r, v), x(j, r, v)),
+                            ),
                         };
                     }
                 }
@@ -336,10 +442,21 @@ unsafe fn int_tile<const BITS: u32, const SPAN: usize, const VECS: usize, const 
             let sum_word = factors + if SPAN == 32 { 3 } else { 1 + span };
             for r in 0..ROWS {
                 for v in 0..VECS {
-                    let int = if BITS < 6 { _mm256_madd_epi16(int[r][v], one) } else { int[r][v] };
-                    let (d, sum) = (_mm256_castsi256_ps(x(factors, r, v)), _mm256_castsi256_ps(x(sum_word, r, v)));
+                    let int = if BITS < 6 {
+                        _mm256_madd_epi16(int[r][v], one)
+                    } else {
+                        int[r][v]
+                    };
+                    let (d, sum) = (
+                        _mm256_castsi256_ps(x(factors, r, v)),
+                        _mm256_castsi256_ps(x(sum_word, r, v)),
+                    );
                     let product = _mm256_mul_ps(_mm256_cvtepi32_ps(int), d);
-                    acc[r][v] = _mm256_fmadd_ps(product, _mm256_castsi256_ps(w(factors + span, r, v)), acc[r][v]);
+                    acc[r][v] = _mm256_fmadd_ps(
+                        product,
+                        _mm256_castsi256_ps(w(factors + span, r, v)),
+                        acc[r][v],
+                    );
                     let offset = _mm256_castsi256_ps(w(factors + 2 + span, r, v));
                     acc[r][v] = _mm256_fmadd_ps(offset, sum, acc[r][v]);
                 }
@@ -358,7 +475,10 @@ unsafe fn int_tile<const BITS: u32, const SPAN: usize, const VECS: usize, const 
 fn pack_ints<const BYTES: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
     let n_vecs = (x.len() / k).div_ceil(LANES);
     for (v, x) in x.chunks(LANES * k).enumerate() {
-        for (i, packed) in packed.chunks_exact_mut(record(BYTES) * n_vecs * LANES).enumerate() {
+        for (i, packed) in packed
+            .chunks_exact_mut(record(BYTES) * n_vecs * LANES)
+            .enumerate()
+        {
             let mut rows = [[[0.0; LANES]; 3]; LANES];
             for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
                 if let Some(x) = x[32 * i..].first_chunk() {
@@ -370,7 +490,10 @@ fn pack_ints<const BYTES: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
                 for (words, row) in words.iter_mut().zip(&rows) {
                     *words = load(&row[c]);
                 }
-                for (word, out) in transpose(words).into_iter().zip(packed.chunks_exact_mut(n_vecs * LANES)) {
+                for (word, out) in transpose(words)
+                    .into_iter()
+                    .zip(packed.chunks_exact_mut(n_vecs * LANES))
+                {
                     out[v * LANES..][..LANES].copy_from_slice(&array(word).map(f32::to_bits));
                 }
             }
@@ -378,8 +501,8 @@ fn pack_ints<const BYTES: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
     }
 }
 
-/// A record of 32 activations `x ≈ d·q`. With 16 bits `|q| ≤ 2¹⁴` and `d` is a power of two, so that
-/// products with it are exact; with 8 bits, `|q| ≤ 127`.
+/// A record of 32 activations `x ≈ d·q`. With 16 bits `|q| ≤ 2¹⁴` and `d` is a power of two, so
+/// that products with it are exact; with 8 bits, `|q| ≤ 127`.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(in crate::arch) fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES]; 3] {
@@ -388,25 +511,42 @@ pub(in crate::arch) fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES];
     let absolute = x.map(|x| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX)));
     // The bits of positive numbers sort as the numbers do, NaN last.
     let max = |a, b| _mm256_max_epi32(a, b);
-    let largest = int_array(max(max(absolute[0], absolute[1]), max(absolute[2], absolute[3])));
+    let largest = int_array(max(
+        max(absolute[0], absolute[1]),
+        max(absolute[2], absolute[3]),
+    ));
     let largest = largest.into_iter().fold(0, i32::max) as u32;
     let exponent = largest >> 23;
     // Activations below 2⁻¹⁰⁰ count as 0.
     let (d, inverse) = match exponent {
         0..27 => (0.0, 0.0),
         255.. => (f32::NAN, 0.0),
-        _ if BYTES => (f32::from_bits(largest) / 127.0, 127.0 / f32::from_bits(largest)),
-        _ => (f32::from_bits((exponent - 13) << 23), f32::from_bits((267 - exponent) << 23)),
+        _ if BYTES => (
+            f32::from_bits(largest) / 127.0,
+            127.0 / f32::from_bits(largest),
+        ),
+        _ => (
+            f32::from_bits((exponent - 13) << 23),
+            f32::from_bits((267 - exponent) << 23),
+        ),
     };
     // 0 also where infinity times 0 would be NaN.
     let finite = _mm256_castsi256_ps(_mm256_set1_epi32(if inverse == 0.0 { 0 } else { -1 }));
-    let q = x.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_and_ps(x, finite), _mm256_set1_ps(inverse))));
+    let q = x.map(|x| {
+        _mm256_cvtps_epi32(_mm256_mul_ps(
+            _mm256_and_ps(x, finite),
+            _mm256_set1_ps(inverse),
+        ))
+    });
     let halves = [_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3])];
     let [first, second] = halves.map(|half| int_array(half).iter().sum::<i32>());
     let sums = [first, second, first + second].map(|sum| d * sum as f32);
 
     // Packing works in each 128-bit half.
-    let (low, high) = (_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+    let (low, high) = (
+        _mm256_packs_epi32(q[0], q[1]),
+        _mm256_packs_epi32(q[2], q[3]),
+    );
     let mut record = [0; 3 * LANES];
     if BYTES {
         let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -414,7 +554,8 @@ pub(in crate::arch) fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES];
         record[..8].copy_from_slice(&int_array(words).map(|word| word as u32));
     } else {
         for (record, words) in record.as_chunks_mut::<8>().0.iter_mut().zip([low, high]) {
-            *record = int_array(_mm256_permute4x64_epi64::<0b11_01_10_00>(words)).map(|word| word as u32);
+            *record =
+                int_array(_mm256_permute4x64_epi64::<0b11_01_10_00>(words)).map(|word| word as u32);
         }
     }
     let factors = [d, sums[0], sums[1], sums[2]].map(f32::to_bits);
@@ -422,18 +563,24 @@ pub(in crate::arch) fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES];
     bytemuck::cast(record)
 }
 
-/// A record of 32 activations `x ≈ d·q` with `|q| ≤ 127` and a `d` for each half, for weights whose bytes are 128 too
-/// large: instead of `d·Σq` it has the correction for that excess, `−128·Σq` of each half, as an integer.
+/// A record of 32 activations `x ≈ d·q` with `|q| ≤ 127` and a `d` for each half, for weights whose
+/// bytes are 128 too large: instead of `d·Σq` it has the correction for that excess, `−128·Σq` of
+/// each half, as an integer.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(in crate::arch) fn round_halves(x: &[f32; 32]) -> [[f32; LANES]; 3] {
     let mut record = [0; 3 * LANES];
     for (h, x) in x.as_chunks::<16>().0.iter().enumerate() {
-        let x = [load(x.first_chunk().expect("8 of 16")), load(x.last_chunk().expect("8 of 16"))];
+        let x = [
+            load(x.first_chunk().expect("8 of 16")),
+            load(x.last_chunk().expect("8 of 16")),
+        ];
         let magnitude = _mm256_set1_epi32(i32::MAX);
         let first = _mm256_and_si256(_mm256_castps_si256(x[0]), magnitude);
         let second = _mm256_and_si256(_mm256_castps_si256(x[1]), magnitude);
-        let largest = int_array(_mm256_max_epi32(first, second)).into_iter().fold(0, i32::max) as u32;
+        let largest = int_array(_mm256_max_epi32(first, second))
+            .into_iter()
+            .fold(0, i32::max) as u32;
         let (d, inverse) = byte_scale(largest);
         // 0 also where infinity times 0 would be NaN.
         let finite = _mm256_castsi256_ps(_mm256_set1_epi32(if inverse == 0.0 { 0 } else { -1 }));
@@ -442,8 +589,12 @@ pub(in crate::arch) fn round_halves(x: &[f32; 32]) -> [[f32; LANES]; 3] {
         let second = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_and_ps(x[1], finite), inverse));
         let sum: i32 = int_array(_mm256_add_epi32(first, second)).iter().sum();
         // Packing works in each 128-bit half: words 0, 2, 1, 3 of bytes.
-        let words = int_array(_mm256_packs_epi16(_mm256_packs_epi32(first, second), _mm256_setzero_si256()));
-        record[4 * h..][..4].copy_from_slice(&[words[0], words[4], words[1], words[5]].map(i32::cast_unsigned));
+        let words = int_array(_mm256_packs_epi16(
+            _mm256_packs_epi32(first, second),
+            _mm256_setzero_si256(),
+        ));
+        record[4 * h..][..4]
+            .copy_from_slice(&[words[0], words[4], words[1], words[5]].map(i32::cast_unsigned));
         record[int_words(true) + h] = d.to_bits();
         record[int_words(true) + 2 + h] = (-128 * sum).cast_unsigned();
     }
@@ -460,23 +611,45 @@ fn int_array(x: __m256i) -> [i32; 8] {
 /// Writes the records of a weight row. With `EXCESS`, bytes are 128 larger than the weights.
 #[inline(never)]
 #[target_feature(enable = "avx2,f16c")]
-pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const EXCESS: bool>(bytes: &[u8], out: &mut [u32]) {
+pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const EXCESS: bool>(
+    bytes: &[u8],
+    out: &mut [u32],
+) {
     let blocks = bytemuck::cast_slice::<u8, B>(bytes);
     assert!(out.len() >= blocks.len() * B::GROUPS * record(BYTES));
-    for (block, out) in blocks.iter().zip(out.chunks_exact_mut(B::GROUPS * record(BYTES))) {
+    for (block, out) in blocks
+        .iter()
+        .zip(out.chunks_exact_mut(B::GROUPS * record(BYTES)))
+    {
         // SAFETY: this level has AVX2 and F16C.
         let Factors { scale, offset } = unsafe { block.factors() };
         for (g, out) in out.chunks_exact_mut(record(BYTES)).enumerate() {
             // SAFETY: as above.
             let q = unsafe { block.bytes(g) };
-            let q = if EXCESS { _mm256_add_epi8(q, _mm256_set1_epi8((128 - B::ZERO).cast_signed())) } else { q };
+            let q = if EXCESS {
+                _mm256_add_epi8(q, _mm256_set1_epi8((128 - B::ZERO).cast_signed()))
+            } else {
+                q
+            };
             if BYTES {
                 store256(&mut out[..8], q);
             } else {
-                store256(&mut out[..8], _mm256_cvtepi8_epi16(_mm256_castsi256_si128(q)));
-                store256(&mut out[8..16], _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(q)));
+                store256(
+                    &mut out[..8],
+                    _mm256_cvtepi8_epi16(_mm256_castsi256_si128(q)),
+                );
+                store256(
+                    &mut out[8..16],
+                    _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(q)),
+                );
             }
-            let factors = [scale[2 * g], scale[2 * g + 1], offset[2 * g], offset[2 * g + 1]].map(f32::to_bits);
+            let factors = [
+                scale[2 * g],
+                scale[2 * g + 1],
+                offset[2 * g],
+                offset[2 * g + 1],
+            ]
+            .map(f32::to_bits);
             out[int_words(BYTES)..].copy_from_slice(&factors);
         }
     }

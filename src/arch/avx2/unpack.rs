@@ -1,6 +1,6 @@
-//! Block formats as 32 signed bytes with a scale and an offset for each 16: the source of panels, at this level and
-//! those above, and of one row's products for the formats whose values are looked up. Scales have so few bits that one
-//! multiply-add gives exactly the values of `dequantize`.
+//! Block formats as 32 signed bytes with a scale and an offset for each 16: the source of panels,
+//! at this level and those above, and of one row's products for the formats whose values are looked
+//! up. Scales have so few bits that one multiply-add gives exactly the values of `dequantize`.
 
 use crate::quant::*;
 use bytemuck::Pod;
@@ -34,7 +34,12 @@ pub(in crate::arch) trait Groups: Pod {
 #[inline]
 pub(in crate::arch) fn wanted_groups<B: Groups>(i: usize, wanted: &Range<usize>) -> Range<usize> {
     let before = i * B::GROUPS;
-    (wanted.start / 32).saturating_sub(before)..wanted.end.div_ceil(32).saturating_sub(before).min(B::GROUPS)
+    (wanted.start / 32).saturating_sub(before)
+        ..wanted
+            .end
+            .div_ceil(32)
+            .saturating_sub(before)
+            .min(B::GROUPS)
 }
 
 /// Calls `$do!(Type)` for the block type of `$dtype`, or evaluates to `$other`.
@@ -81,7 +86,10 @@ macro_rules! small {
             #[target_feature(enable = "avx2,f16c")]
             unsafe fn factors(&self) -> Factors {
                 let $b = self;
-                Factors { scale: [$scale; 16], offset: [$offset; 16] }
+                Factors {
+                    scale: [$scale; 16],
+                    offset: [$offset; 16],
+                }
             }
 
             #[inline]
@@ -109,14 +117,20 @@ impl Groups for BlockNvfp4 {
     unsafe fn factors(&self) -> Factors {
         let mut scale = [0.0; 16];
         scale[..4].copy_from_slice(&self.half_scales());
-        Factors { scale, offset: [0.0; 16] }
+        Factors {
+            scale,
+            offset: [0.0; 16],
+        }
     }
 
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn bytes(&self, g: usize) -> __m256i {
         // Each eight bytes hold eight values and the eight after them.
-        look_up(&MXFP4_VALUES, _mm256_permute4x64_epi64::<0b11_01_10_00>(halves(self.half(g))))
+        look_up(
+            &MXFP4_VALUES,
+            _mm256_permute4x64_epi64::<0b11_01_10_00>(halves(self.half(g))),
+        )
     }
 }
 
@@ -158,19 +172,30 @@ large!(
     BlockQ3K,
     |b| {
         let (d, scales) = (f16_value(b.d), load128(&unpack_scales_q3_k(&b.scales)));
-        Factors { scale: times(d, scales), offset: times(-4.0 * d, scales) }
+        Factors {
+            scale: times(d, scales),
+            offset: times(-4.0 * d, scales),
+        }
     },
     |g| _mm256_or_si256(two_bits(&b.qs, g), byte_bit(&b.hmask, g, 4))
 );
-large!(BlockQ4K, |b| scales_mins(b.d, b.dmin, &b.scales), |g| nibbles(&b.qs[g / 2 * 32..][..32], g % 2));
+large!(BlockQ4K, |b| scales_mins(b.d, b.dmin, &b.scales), |g| {
+    nibbles(&b.qs[g / 2 * 32..][..32], g % 2)
+});
 large!(BlockQ5K, |b| scales_mins(b.d, b.dmin, &b.scales), |g| {
-    _mm256_or_si256(nibbles(&b.qs[g / 2 * 32..][..32], g % 2), byte_bit(&b.qh, g, 16))
+    _mm256_or_si256(
+        nibbles(&b.qs[g / 2 * 32..][..32], g % 2),
+        byte_bit(&b.qh, g, 16),
+    )
 });
 large!(
     BlockQ6K,
     |b| {
         let (d, scales) = (f16_value(b.d), load128(&b.scales));
-        Factors { scale: times(d, scales), offset: times(-32.0 * d, scales) }
+        Factors {
+            scale: times(d, scales),
+            offset: times(-32.0 * d, scales),
+        }
     },
     |g| {
         let low = nibbles(&b.ql[g / 4 * 64 + g % 2 * 32..][..32], g / 2 % 2);
@@ -183,17 +208,28 @@ large!(
         let (d, high) = (f16_value(b.d), u16::from_le_bytes(b.scales_h));
         let scale = std::array::from_fn(|i| {
             let s = i / 2;
-            let sc = b.scales_l[s / 2] as u32 >> (s % 2 * 4) & 15 | (high as u32 >> (2 * s) & 3) << 4;
+            let sc =
+                b.scales_l[s / 2] as u32 >> (s % 2 * 4) & 15 | (high as u32 >> (2 * s) & 3) << 4;
             d * (sc as f32 - 32.0)
         });
-        Factors { scale, offset: [0.0; 16] }
+        Factors {
+            scale,
+            offset: [0.0; 16],
+        }
     },
-    |g| look_up(&IQ4_VALUES, halves(b.qs[16 * g..].first_chunk().unwrap_or(&[0; 16])))
+    |g| look_up(
+        &IQ4_VALUES,
+        halves(b.qs[16 * g..].first_chunk().unwrap_or(&[0; 16]))
+    )
 );
-large!(BlockTq2_0, |b| Factors { scale: [f16_value(b.d); 16], offset: [0.0; 16] }, |g| _mm256_sub_epi8(
-    two_bits(&b.qs, g),
-    _mm256_set1_epi8(1)
-));
+large!(
+    BlockTq2_0,
+    |b| Factors {
+        scale: [f16_value(b.d); 16],
+        offset: [0.0; 16]
+    },
+    |g| _mm256_sub_epi8(two_bits(&b.qs, g), _mm256_set1_epi8(1))
+);
 
 /// Formats whose values are looked up.
 macro_rules! coded {
@@ -215,7 +251,10 @@ coded!(BlockIq1S BlockIq1M BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockIq3
 #[target_feature(enable = "avx2")]
 pub(in crate::arch) fn odd_numbers(nibbles: u64) -> __m128i {
     let (nibbles, mask) = (_mm_cvtsi64_si128(nibbles.cast_signed()), _mm_set1_epi8(15));
-    let (even, odd) = (_mm_and_si128(nibbles, mask), _mm_and_si128(_mm_srli_epi16::<4>(nibbles), mask));
+    let (even, odd) = (
+        _mm_and_si128(nibbles, mask),
+        _mm_and_si128(_mm_srli_epi16::<4>(nibbles), mask),
+    );
     let n = _mm_unpacklo_epi8(even, odd);
     _mm_add_epi8(_mm_add_epi8(n, n), _mm_set1_epi8(1))
 }
@@ -224,8 +263,18 @@ pub(in crate::arch) fn odd_numbers(nibbles: u64) -> __m128i {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn integers<B: Coded>(block: &B, g: usize) -> __m256i {
-    let (a, b, c, d) = (block.grid(g, 0), block.grid(g, 1), block.grid(g, 2), block.grid(g, 3));
-    let grid = _mm256_set_epi64x(d.cast_signed(), c.cast_signed(), b.cast_signed(), a.cast_signed());
+    let (a, b, c, d) = (
+        block.grid(g, 0),
+        block.grid(g, 1),
+        block.grid(g, 2),
+        block.grid(g, 3),
+    );
+    let grid = _mm256_set_epi64x(
+        d.cast_signed(),
+        c.cast_signed(),
+        b.cast_signed(),
+        a.cast_signed(),
+    );
     let negative = bits(block.signs(g).to_le_bytes(), -1);
     if B::EIGHTHS {
         // The shift of words brings bits of one byte to the next.
@@ -245,15 +294,19 @@ fn scales_mins(d: [u8; 2], dmin: [u8; 2], packed: &[u8; 12]) -> Factors {
         _mm_unpacklo_epi8(x, x)
     };
     let [sc, m] = scales_mins_bytes(packed);
-    Factors { scale: times(f16_value(d), twice(sc)), offset: times(-f16_value(dmin), twice(m)) }
+    Factors {
+        scale: times(f16_value(d), twice(sc)),
+        offset: times(-f16_value(dmin), twice(m)),
+    }
 }
 
 /// `unpack_scales_mins` on four bytes at a time.
 #[inline]
 pub(in crate::arch) fn scales_mins_bytes(packed: &[u8; 12]) -> [u64; 2] {
     let [a, b, c] = bytemuck::cast::<_, [[u8; 4]; 3]>(*packed).map(u32::from_le_bytes);
-    let six =
-        |low: u32, high: u32| (low & 0x3f3f3f3f) as u64 | ((high & 0x0f0f0f0f | low >> 2 & 0x30303030) as u64) << 32;
+    let six = |low: u32, high: u32| {
+        (low & 0x3f3f3f3f) as u64 | ((high & 0x0f0f0f0f | low >> 2 & 0x30303030) as u64) << 32
+    };
     [six(a, c), six(b, c >> 4)]
 }
 
@@ -261,7 +314,12 @@ pub(in crate::arch) fn scales_mins_bytes(packed: &[u8; 12]) -> [u64; 2] {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn times(d: f32, q: __m128i) -> [f32; 16] {
-    let eight = |q| _mm256_mul_ps(_mm256_set1_ps(d), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)));
+    let eight = |q| {
+        _mm256_mul_ps(
+            _mm256_set1_ps(d),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)),
+        )
+    };
     let halves = [eight(q), eight(_mm_srli_si128::<8>(q))];
     // SAFETY: the same values.
     unsafe { std::mem::transmute(halves) }
@@ -270,7 +328,9 @@ fn times(d: f32, q: __m128i) -> [f32; 16] {
 #[inline]
 #[target_feature(enable = "f16c")]
 pub(in crate::arch) fn f16_value(bytes: [u8; 2]) -> f32 {
-    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(u16::from_le_bytes(bytes) as i32)))
+    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(
+        u16::from_le_bytes(bytes) as i32
+    )))
 }
 
 /// The low nibbles of 16 bytes, then the high ones.
@@ -278,7 +338,10 @@ pub(in crate::arch) fn f16_value(bytes: [u8; 2]) -> f32 {
 #[target_feature(enable = "avx2")]
 fn halves(qs: &[u8; 16]) -> __m256i {
     let qs = load128(qs);
-    _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(qs), qs), _mm256_set1_epi8(15))
+    _mm256_and_si256(
+        _mm256_set_m128i(_mm_srli_epi16::<4>(qs), qs),
+        _mm256_set1_epi8(15),
+    )
 }
 
 /// The low (0) or high (1) nibbles of 32 bytes.
@@ -293,7 +356,10 @@ fn nibbles(qs: &[u8], high: usize) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn two_bits(qs: &[u8; 64], g: usize) -> __m256i {
-    let shifted = _mm256_srl_epi16(load256(&qs[g / 4 * 32..][..32]), _mm_cvtsi32_si128(g as i32 % 4 * 2));
+    let shifted = _mm256_srl_epi16(
+        load256(&qs[g / 4 * 32..][..32]),
+        _mm_cvtsi32_si128(g as i32 % 4 * 2),
+    );
     _mm256_and_si256(shifted, _mm256_set1_epi8(3))
 }
 
@@ -312,9 +378,17 @@ fn byte_bit(bytes: &[u8; 32], i: usize, value: i8) -> __m256i {
 fn bits(number: [u8; 4], value: i8) -> __m256i {
     let bytes = _mm256_set1_epi32(i32::from_le_bytes(number));
     // Byte `i` of the result gets byte `i / 8` of the number.
-    let of_eight = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    let of_eight = _mm256_setr_epi64x(
+        0,
+        0x0101010101010101,
+        0x0202020202020202,
+        0x0303030303030303,
+    );
     let bit = _mm256_set1_epi64x(0x8040201008040201u64 as i64);
-    let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(bytes, of_eight), bit), bit);
+    let set = _mm256_cmpeq_epi8(
+        _mm256_and_si256(_mm256_shuffle_epi8(bytes, of_eight), bit),
+        bit,
+    );
     _mm256_and_si256(set, _mm256_set1_epi8(value))
 }
 

@@ -1,21 +1,24 @@
 //! Attention for many query rows over keys and values of 16 bits or fewer, in integers of 16 bits.
 //!
-//! `vpdpwssd` does 32 multiply-adds, where an `f32` instruction does 16. It multiplies the blocks of keys that a
-//! prompt's row sees whole, and that end before its own position. The shared kernel does the rest: the edges of what
-//! rows see, odd widths of heads, numbers that are not finite, and generated tokens. Rows are taken 32 at a time; some
-//! of them may take a block this way and the others the shared way.
+//! `vpdpwssd` does 32 multiply-adds, where an `f32` instruction does 16. It multiplies the blocks
+//! of keys that a prompt's row sees whole, and that end before its own position. The shared kernel
+//! does the rest: the edges of what rows see, odd widths of heads, numbers that are not finite, and
+//! generated tokens. Rows are taken 32 at a time; some of them may take a block this way and the
+//! others the shared way.
 //!
-//! Queries lie in lanes, so that keys need no transposition, the softmax goes down the lanes, and both products are one
-//! loop: pairs of words of 32 rows against pairs broadcast from memory. A query, a key, the weights of a query and a
-//! column of values are each rounded to integers whose 2-norm is at most 32767: by the Cauchy–Schwarz inequality no sum
-//! exceeds 2³⁰, and a product of vectors `a` and `b` of `n` values errs by at most `|a||b|·√n/NORM`, typically by
-//! `|a||b|·2⁻¹⁶`. Storing the keys in half precision lost as much.
+//! Queries lie in lanes, so that keys need no transposition, the softmax goes down the lanes, and
+//! both products are one loop: pairs of words of 32 rows against pairs broadcast from memory. A
+//! query, a key, the weights of a query and a column of values are each rounded to integers whose
+//! 2-norm is at most 32767: by the Cauchy–Schwarz inequality no sum exceeds 2³⁰, and a product of
+//! vectors `a` and `b` of `n` values errs by at most `|a||b|·√n/NORM`, typically by `|a||b|·2⁻¹⁶`.
+//! Storing the keys in half precision lost as much.
 //!
-//! The budget of 64 keys of 64 values for 16 query rows, in cycles of Zen 4 (a multiplication of 64 bytes each): 64·64
-//! for the products, 64·9 for scores and weights, 64·2 for outputs; everything else runs on other ports. Rounding keys
-//! and values takes about 64·64, once for all rows of a task: in all 64·83 with 128 rows, where the shared kernel's
-//! multiply-adds alone take 64·128. Measured there, best of 20 runs with 128 rows, 4096 keys and heads of 64, 128 and
-//! 256 values: 166, 181 and 182 GFLOP/s on one core, the shared kernel 67, 84 and 94.
+//! The budget of 64 keys of 64 values for 16 query rows, in cycles of Zen 4 (a multiplication of 64
+//! bytes each): 64·64 for the products, 64·9 for scores and weights, 64·2 for outputs; everything
+//! else runs on other ports. Rounding keys and values takes about 64·64, once for all rows of a
+//! task: in all 64·83 with 128 rows, where the shared kernel's multiply-adds alone take 64·128.
+//! Measured there, best of 20 runs with 128 rows, 4096 keys and heads of 64, 128 and 256 values:
+//! 166, 181 and 182 GFLOP/s on one core, the shared kernel 67, 84 and 94.
 //!
 //! A row's result depends on its position and the keys that it sees, not on the other rows.
 
@@ -24,7 +27,9 @@ use super::gemm::transpose;
 use super::kv::load_kv;
 use super::{attention, attention_i8};
 use crate::arch::gemm::Aligned;
-use crate::arch::lanes::attention::{BLOCK, Blocks, ROWS, RowPtr, STRIDE, SoftmaxRows, Tile, Widen, Widened, wanted};
+use crate::arch::lanes::attention::{
+    BLOCK, Blocks, ROWS, RowPtr, STRIDE, SoftmaxRows, Tile, Widen, Widened, wanted,
+};
 use crate::arch::lanes::attention_codes;
 use crate::arch::lanes::{Lanes, exp, tanh};
 use crate::arch::{AttnParams, AttnPartial, KvSpan, KvStored};
@@ -40,9 +45,11 @@ const WIDEST: usize = 256;
 /// Rows of the second operand of a tile of products.
 const TILE: usize = 8;
 const LANES: usize = 16;
-/// The 2-norm to which vectors are scaled before they are rounded; rounding adds at most `√256/2` to it.
+/// The 2-norm to which vectors are scaled before they are rounded; rounding adds at most `√256/2`
+/// to it.
 const NORM: f32 = 32700.0;
-/// Rows whose squared 2-norm is this or more are left to the shared kernel, as are those that are not finite.
+/// Rows whose squared 2-norm is this or more are left to the shared kernel, as are those that are
+/// not finite.
 const HUGE: f32 = 1e36;
 /// So are keys whose squared 2-norm exceeds this, which half precision cannot reach.
 const LONG: f32 = 256.0 * 65536.0 * 65536.0;
@@ -52,8 +59,8 @@ const SMALL: f32 = 1e-30;
 /// Working memory of a task.
 #[repr(C)]
 struct Room {
-    /// Scores, then exponentials, of a pass, `[key][row]`; its outputs while they are transposed; scratch of the shared
-    /// kernel.
+    /// Scores, then exponentials, of a pass, `[key][row]`; its outputs while they are transposed;
+    /// scratch of the shared kernel.
     scores: [f32; ROWS * WIDEST],
     /// `[pass][pair][row]`
     queries: [u32; PASSES * ROWS * WIDEST / 2],
@@ -155,7 +162,11 @@ fn many_rows<B: Blocks<F32x16>>(
     // SAFETY: an address of a part of the room.
     let out: *mut f32 = unsafe { (&raw mut (*room).out).cast() };
     const MANY: usize = PASSES * ROWS;
-    for (many, (q, ranges)) in q.chunks(MANY * p.head_dim).zip(ranges.chunks(MANY)).enumerate() {
+    for (many, (q, ranges)) in q
+        .chunks(MANY * p.head_dim)
+        .zip(ranges.chunks(MANY))
+        .enumerate()
+    {
         let seen = blocks.seen(ranges);
         if seen.is_empty() {
             continue;
@@ -164,12 +175,14 @@ fn many_rows<B: Blocks<F32x16>>(
         let mut passes: [Option<SoftmaxRows<'_>>; PASSES] = std::array::from_fn(|i| {
             let (q, ranges) = chunks.next()?;
             let out = out.wrapping_add(i * ROWS * p.head_dim_v);
-            // SAFETY: room for the outputs of a pass of its own, whole because missing rows are transposed, too.
+            // SAFETY: room for the outputs of a pass of its own, whole because missing rows are
+            // transposed, too.
             unsafe { out.write_bytes(0, ROWS * p.head_dim_v) };
             // SAFETY: room for outputs as above, and room for scores.
             Some(unsafe { SoftmaxRows::new(p, q, out, ranges, parts.scores) })
         });
-        // The rows of each pass whose queries could be rounded; whether its outputs are transposed, once it has any.
+        // The rows of each pass whose queries could be rounded; whether its outputs are transposed,
+        // once it has any.
         let (mut rounded, mut turned) = ([0; PASSES], [None; PASSES]);
         for (i, q) in q.chunks(ROWS * p.head_dim).enumerate() {
             let mut first = q.as_ptr();
@@ -293,7 +306,8 @@ unsafe fn squares<E: Widen<F32x16>>(rows: [*const E; 4], dim: usize) -> [f32; 4]
     F32x16::sum4(sums)
 }
 
-/// Rounds the queries of a pass. Returns the rows, one bit each, that are finite, as are all their scores.
+/// Rounds the queries of a pass. Returns the rows, one bit each, that are finite, as are all their
+/// scores.
 ///
 /// # Safety
 /// [`ROWS`] rows must be readable, and there must be room for them.
@@ -311,7 +325,11 @@ unsafe fn round_queries(parts: Parts, q: *const f32, p: &AttnParams) -> u32 {
             let largest = norm * p.scale.abs();
             let is_finite = square < HUGE && largest < 1e30;
             finite |= u32::from(is_finite) << (r + i);
-            let (factor, of_query) = if is_finite { (NORM / norm, norm * p.scale / NORM) } else { (0.0, 0.0) };
+            let (factor, of_query) = if is_finite {
+                (NORM / norm, norm * p.scale / NORM)
+            } else {
+                (0.0, 0.0)
+            };
             factors[r + i] = factor;
             // SAFETY: there is one number per row.
             unsafe { parts.of_queries.add(r + i).write(of_query) };
@@ -362,7 +380,9 @@ unsafe fn round_keys<E: Widen<F32x16>>(parts: Parts, k: RowPtr<E>) -> bool {
                 // SAFETY: this key.
                 let [a, b] = unsafe { read_pair(row, g, k.dim) };
                 // SAFETY: room for the key.
-                unsafe { _mm512_storeu_si512(to.wrapping_add(g * LANES).cast(), words(a, b, factor)) };
+                unsafe {
+                    _mm512_storeu_si512(to.wrapping_add(g * LANES).cast(), words(a, b, factor))
+                };
             }
         }
     }
@@ -389,7 +409,12 @@ unsafe fn round_values<E: Widen<F32x16>>(parts: Parts, v: RowPtr<E>) -> bool {
         let norm = _mm512_sqrt_ps(_mm512_max_ps(square.0, _mm512_set1_ps(SMALL)));
         let bound = _mm512_set1_ps(NORM);
         // SAFETY: there is one number per column.
-        unsafe { _mm512_storeu_ps(parts.of_values.wrapping_add(column), _mm512_div_ps(norm, bound)) };
+        unsafe {
+            _mm512_storeu_ps(
+                parts.of_values.wrapping_add(column),
+                _mm512_div_ps(norm, bound),
+            )
+        };
         let factor = _mm512_div_ps(bound, norm);
         for j in 0..BLOCK / 2 {
             // SAFETY: a vector of a row.
@@ -442,7 +467,10 @@ unsafe fn add_block(parts: Parts, pass: &mut SoftmaxRows<'_>, rows: u32, p: &Att
     let out = pass.out_mut();
     let (max, sum) = pass.softmax_mut();
     for h in 0..2 {
-        let (max, sum) = (&mut max[h * LANES..][..LANES], &mut sum[h * LANES..][..LANES]);
+        let (max, sum) = (
+            &mut max[h * LANES..][..LANES],
+            &mut sum[h * LANES..][..LANES],
+        );
         let before = z.load(max);
         let after = before.max(top[h]);
         let (shrink, part) = (exp(before - after), exp(top[h] - after));
@@ -479,7 +507,12 @@ unsafe fn add_scores(parts: Parts, p: &AttnParams) -> [F32x16; 2] {
     let (z, n) = (zero(), pairs(p.head_dim));
     let mut top = [z.splat(f32::NEG_INFINITY); 2];
     // SAFETY: there is one number per row.
-    let of_queries = unsafe { [z.read(parts.of_queries), z.read(parts.of_queries.wrapping_add(LANES))] };
+    let of_queries = unsafe {
+        [
+            z.read(parts.of_queries),
+            z.read(parts.of_queries.wrapping_add(LANES)),
+        ]
+    };
     for j in (0..BLOCK).step_by(TILE) {
         // SAFETY: the queries, and as many keys.
         let sums = unsafe { products(parts.queries, parts.keys.wrapping_add(j * n), n, 1, n) };
@@ -516,8 +549,11 @@ unsafe fn add_scores(parts: Parts, p: &AttnParams) -> [F32x16; 2] {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn short_exp(x: F32x16) -> F32x16 {
     let x = x * x.splat(std::f32::consts::LOG2_E);
-    // How far `x` is above the integer below it, in 0..=1: the minimax polynomial of 2ʳ, off by 2.7·10⁻⁶.
-    let r = F32x16(_mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x.0));
+    // How far `x` is above the integer below it, in 0..=1: the minimax polynomial of 2ʳ, off by
+    // 2.7·10⁻⁶.
+    let r = F32x16(_mm512_reduce_ps::<
+        { _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC },
+    >(x.0));
     let p = x.splat(1.353_416_8e-2);
     let p = p.mul_add(r, x.splat(5.201_146e-2));
     let p = p.mul_add(r, x.splat(0.241_442_76));
@@ -526,7 +562,8 @@ pub(super) fn short_exp(x: F32x16) -> F32x16 {
     p.scale2(x)
 }
 
-/// Turns scores into weights. Returns the sums of exponentials, and the scales of the weights' integers.
+/// Turns scores into weights. Returns the sums of exponentials, and the scales of the weights'
+/// integers.
 ///
 /// # Safety
 /// The scores must be there.
@@ -546,7 +583,10 @@ unsafe fn weigh(parts: Parts, top: [F32x16; 2]) -> ([F32x16; 2], [F32x16; 2]) {
     }
     let bound = z.splat(NORM);
     // The largest exponential is 1, so that the sum of squares is at most the sum.
-    let norms = [F32x16(_mm512_sqrt_ps(sums[0].0)), F32x16(_mm512_sqrt_ps(sums[1].0))];
+    let norms = [
+        F32x16(_mm512_sqrt_ps(sums[0].0)),
+        F32x16(_mm512_sqrt_ps(sums[1].0)),
+    ];
     let factors = [bound / norms[0], bound / norms[1]];
     for j in 0..BLOCK / 2 {
         for h in 0..2 {
@@ -561,7 +601,8 @@ unsafe fn weigh(parts: Parts, top: [F32x16; 2]) -> ([F32x16; 2], [F32x16; 2]) {
     (sums, [norms[0] / bound, norms[1] / bound])
 }
 
-/// Adds the values, by weights of scale `factors`, to the outputs of the rows whose bits are set in `rows`.
+/// Adds the values, by weights of scale `factors`, to the outputs of the rows whose bits are set in
+/// `rows`.
 ///
 /// # Safety
 /// Weights and values must be there, and the outputs transposed.
@@ -570,7 +611,15 @@ unsafe fn add_values(parts: Parts, factors: [F32x16; 2], rows: u32, out: *mut f3
     let z = zero();
     for c in (0..dim).step_by(TILE) {
         // SAFETY: the weights, and as many columns.
-        let sums = unsafe { products(parts.weights, parts.values.wrapping_add(c), 1, dim, BLOCK / 2) };
+        let sums = unsafe {
+            products(
+                parts.weights,
+                parts.values.wrapping_add(c),
+                1,
+                dim,
+                BLOCK / 2,
+            )
+        };
         for r in 0..TILE {
             // SAFETY: of a column.
             let of_column = z.splat(unsafe { *parts.of_values.wrapping_add(c + r) });
@@ -578,25 +627,45 @@ unsafe fn add_values(parts: Parts, factors: [F32x16; 2], rows: u32, out: *mut f3
                 let out = out.wrapping_add((c + r) * ROWS + h * LANES);
                 let sum = F32x16(_mm512_cvtepi32_ps(sums[r][h])) * factors[h];
                 // SAFETY: half a column of outputs.
-                unsafe { _mm512_mask_storeu_ps(out, halves(rows)[h], sum.mul_add(of_column, z.read(out)).0) };
+                unsafe {
+                    _mm512_mask_storeu_ps(
+                        out,
+                        halves(rows)[h],
+                        sum.mul_add(of_column, z.read(out)).0,
+                    )
+                };
             }
         }
     }
 }
 
-/// Products of [`ROWS`] rows of `a`, `[pair][row]`, with [`TILE`] rows of `b`, which lie `of_row` words apart; the `n`
-/// pairs of a row lie `of_pair` words apart.
+/// Products of [`ROWS`] rows of `a`, `[pair][row]`, with [`TILE`] rows of `b`, which lie `of_row`
+/// words apart; the `n` pairs of a row lie `of_pair` words apart.
 ///
 /// # Safety
 /// All of these must be readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn products(a: *const u32, b: *const u32, of_row: usize, of_pair: usize, n: usize) -> [[__m512i; 2]; TILE] {
+unsafe fn products(
+    a: *const u32,
+    b: *const u32,
+    of_row: usize,
+    of_pair: usize,
+    n: usize,
+) -> [[__m512i; 2]; TILE] {
     let mut sums = [[_mm512_setzero_si512(); 2]; TILE];
     for i in 0..n {
-        let (a, b) = (a.wrapping_add(i * ROWS), b.wrapping_add(i * of_pair).cast::<i32>());
+        let (a, b) = (
+            a.wrapping_add(i * ROWS),
+            b.wrapping_add(i * of_pair).cast::<i32>(),
+        );
         // SAFETY: a pair of all rows.
-        let a = unsafe { [_mm512_loadu_si512(a.cast()), _mm512_loadu_si512(a.wrapping_add(LANES).cast())] };
+        let a = unsafe {
+            [
+                _mm512_loadu_si512(a.cast()),
+                _mm512_loadu_si512(a.wrapping_add(LANES).cast()),
+            ]
+        };
         for r in 0..TILE {
             // SAFETY: a pair of a row.
             let b = _mm512_set1_epi32(unsafe { *b.wrapping_add(r * of_row) });

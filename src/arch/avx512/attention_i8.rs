@@ -1,14 +1,17 @@
 //! Attention of generated tokens over quantised keys and values, in integers.
 //!
-//! Codes stay bytes: `vpdpbusd` does 64 multiply-adds, where an `f32` instruction does 16 and needs each code widened. A
-//! query, and a row's weights times the scales of the values, are rounded to 16 bits, two planes of bytes; scores are as
-//! good as those of `f32`, as sums of integers are exact, and weights are rounded relative to the block's largest. Both products keep lanes apart until a block ends: a lane has a
-//! key in scores, and a column in outputs. For this, codes are transposed while they are still packed, four bytes of a key
-//! to a lane for scores, a byte of four keys to a lane for values, and unpacked once for all rows.
+//! Codes stay bytes: `vpdpbusd` does 64 multiply-adds, where an `f32` instruction does 16 and needs
+//! each code widened. A query, and a row's weights times the scales of the values, are rounded to
+//! 16 bits, two planes of bytes; scores are as good as those of `f32`, as sums of integers are
+//! exact, and weights are rounded relative to the block's largest. Both products keep lanes apart
+//! until a block ends: a lane has a key in scores, and a column in outputs. For this, codes are
+//! transposed while they are still packed, four bytes of a key to a lane for scores, a byte of four
+//! keys to a lane for values, and unpacked once for all rows.
 //!
-//! The budget for 64 keys of 64 values and a query, in instructions of 64 bytes, of which Zen 4 starts one multiplication
-//! per cycle and Zen 5 two: 256 `vpdpbusd`, 90 for softmax and weights, 110 for outputs; once for all queries, transposing
-//! and unpacking 360 (`q4_0`) to 620 (`q8_0`). `docs/memory.md` has the measured times.
+//! The budget for 64 keys of 64 values and a query, in instructions of 64 bytes, of which Zen 4
+//! starts one multiplication per cycle and Zen 5 two: 256 `vpdpbusd`, 90 for softmax and weights,
+//! 110 for outputs; once for all queries, transposing and unpacking 360 (`q4_0`) to 620 (`q8_0`).
+//! `docs/memory.md` has the measured times.
 //!
 //! A row's result depends on the row and on the keys that it sees alone.
 
@@ -38,7 +41,8 @@ const MAX_WEIGHT: f32 = 65535.0;
 struct Query {
     /// `[group][upper or lower bytes][four values]`
     words: [[[i32; CODES]; 2]; MAX_GROUPS],
-    /// What the sums of each group start with, as codes are unsigned and stand for the middle of their step.
+    /// What the sums of each group start with, as codes are unsigned and stand for the middle of
+    /// their step.
     start: [i32; MAX_GROUPS],
     /// What an integer stands for.
     scale: f32,
@@ -47,7 +51,8 @@ struct Query {
 /// A row's weights times the scales of the values, in 16 bits.
 #[repr(C, align(64))]
 struct Weights {
-    /// `[group][upper or lower bytes]`: lane `m` of 128 bits has in word `t` the keys `16t + 4m ..` of the block.
+    /// `[group][upper or lower bytes]`: lane `m` of 128 bits has in word `t` the keys `16t + 4m
+    /// ..` of the block.
     planes: [[__m512i; 2]; MAX_GROUPS],
     /// Half a step of a code of eight bits times their sum.
     middle: [f32; MAX_GROUPS],
@@ -58,13 +63,14 @@ struct Weights {
 /// Working memory of a task.
 #[repr(C, align(64))]
 struct Room {
-    /// Of keys `[16 keys][group][k, half]`: lane `i` has the values `16·half + 4k ..` of key `i`. Of values
-    /// `[group][16 keys][k, half]`: word `i` of lane `m` of 128 bits has the column `16·half + 4k + i` of the keys `4m ..`,
-    /// minus 128.
+    /// Of keys `[16 keys][group][k, half]`: lane `i` has the values `16·half + 4k ..` of key `i`.
+    /// Of values `[group][16 keys][k, half]`: word `i` of lane `m` of 128 bits has the column
+    /// `16·half + 4k + i` of the keys `4m ..`, minus 128.
     codes: [__m512i; N_VECTORS * MAX_GROUPS * CODES],
     /// `[group][key]`
     scales: [f32; MAX_GROUPS * BLOCK],
-    /// The same, divided by the group's largest, times [`MAX_WEIGHT`]; 0 for keys that are not seen.
+    /// The same, divided by the group's largest, times [`MAX_WEIGHT`]; 0 for keys that are not
+    /// seen.
     relative: [f32; MAX_GROUPS * BLOCK],
     /// The largest scale of each group.
     largest: [f32; MAX_GROUPS],
@@ -74,7 +80,8 @@ struct Room {
     out: [f32; ROWS * MAX_GROUPS * GROUP],
 }
 
-/// See [`crate::arch::Arch::attention_stored`]; the heads must [fit](crate::arch::lanes::attention_codes::fits).
+/// See [`crate::arch::Arch::attention_stored`]; the heads must
+/// [fit](crate::arch::lanes::attention_codes::fits).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) fn attention_stored(
     to: &mut AttnPartial<'_>,
@@ -87,10 +94,18 @@ pub(super) fn attention_stored(
     let mut room = MaybeUninit::<Room>::uninit();
     let room = room.as_mut_ptr();
     // SAFETY: addresses of parts of the room.
-    let (queries, out): (*mut Query, *mut f32) =
-        unsafe { ((&raw mut (*room).queries).cast(), (&raw mut (*room).out).cast()) };
+    let (queries, out): (*mut Query, *mut f32) = unsafe {
+        (
+            (&raw mut (*room).queries).cast(),
+            (&raw mut (*room).out).cast(),
+        )
+    };
     let (n_groups, n_groups_v) = (p.head_dim / GROUP, p.head_dim_v / GROUP);
-    for (i, (q, ranges)) in q.chunks(ROWS * p.head_dim).zip(ranges.chunks(ROWS)).enumerate() {
+    for (i, (q, ranges)) in q
+        .chunks(ROWS * p.head_dim)
+        .zip(ranges.chunks(ROWS))
+        .enumerate()
+    {
         let seen = span.seen(ranges);
         if seen.is_empty() {
             continue;
@@ -106,7 +121,8 @@ pub(super) fn attention_stored(
         unsafe { out.write_bytes(0, ranges.len() * p.head_dim_v) };
         let (mut max, mut sums) = ([f32::NEG_INFINITY; ROWS], [_mm512_setzero_ps(); ROWS]);
         let n_keys = N_VECTORS * n_groups * (1 + tiles(ranges.len()).count());
-        let n_points = n_keys + N_VECTORS * n_groups_v + ranges.len() * (1 + N_VECTORS * n_groups_v);
+        let n_points =
+            n_keys + N_VECTORS * n_groups_v + ranges.len() * (1 + N_VECTORS * n_groups_v);
         for i in seen {
             let (block, mut ahead) = (blocks[i], Ahead::new(blocks.get(i + 1), n_points));
             let first = span.first + i * BLOCK;
@@ -115,7 +131,8 @@ pub(super) fn attention_stored(
                 unpack(stored.k, block.k, p.head_dim, true, room, &mut ahead);
                 add_scores(room, ranges.len(), n_groups, &mut ahead);
                 unpack(stored.v, block.v, p.head_dim_v, false, room, &mut ahead);
-                // First the weights of all rows: they are chains of dependent instructions, which the CPU takes side by side.
+                // First the weights of all rows: they are chains of dependent instructions, which
+                // the CPU takes side by side.
                 let (mut last, mut seen) = (0..0, [0; N_VECTORS]);
                 for (r, &range) in ranges.iter().enumerate() {
                     let span = visible(range, first);
@@ -127,8 +144,19 @@ pub(super) fn attention_stored(
                         relative_scales(room, seen, n_groups_v);
                         last = span;
                     }
-                    let weigh = if stored.v == KvType::Q8 { weigh::<true> } else { weigh::<false> };
-                    weigh(room, r, seen, (&mut max[r], &mut sums[r]), out.add(r * p.head_dim_v), p);
+                    let weigh = if stored.v == KvType::Q8 {
+                        weigh::<true>
+                    } else {
+                        weigh::<false>
+                    };
+                    weigh(
+                        room,
+                        r,
+                        seen,
+                        (&mut max[r], &mut sums[r]),
+                        out.add(r * p.head_dim_v),
+                        p,
+                    );
                     ahead.point();
                 }
                 for (r, &range) in ranges.iter().enumerate() {
@@ -139,12 +167,23 @@ pub(super) fn attention_stored(
             }
         }
         let mut sum = [0.0; ROWS];
-        sum.iter_mut().zip(sums).for_each(|(sum, lanes)| *sum = F32x16(lanes).sum());
+        sum.iter_mut()
+            .zip(sums)
+            .for_each(|(sum, lanes)| *sum = F32x16(lanes).sum());
         let n = ranges.len();
         // SAFETY: all rows of outputs are initialised.
         let out = unsafe { std::slice::from_raw_parts_mut(out, n * p.head_dim_v) };
-        let from = AttnPartial { out, max: &mut max[..n], sum: &mut sum[..n] };
-        attention_merge(zero(), &mut to.rows(i * ROWS, ROWS, p.head_dim_v), &from, p.head_dim_v);
+        let from = AttnPartial {
+            out,
+            max: &mut max[..n],
+            sum: &mut sum[..n],
+        };
+        attention_merge(
+            zero(),
+            &mut to.rows(i * ROWS, ROWS, p.head_dim_v),
+            &from,
+            p.head_dim_v,
+        );
     }
 }
 
@@ -162,7 +201,11 @@ fn step(kind: KvType) -> i32 {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 fn round_query(q: &[f32], keys: KvType, factor: f32) -> Query {
     let z = zero();
-    let mut to = Query { words: [[[0; CODES]; 2]; MAX_GROUPS], start: [0; MAX_GROUPS], scale: 0.0 };
+    let mut to = Query {
+        words: [[[0; CODES]; 2]; MAX_GROUPS],
+        start: [0; MAX_GROUPS],
+        scale: 0.0,
+    };
     // Zero, or NaN where a value is not finite.
     let (mut top, mut finite) = (z, z);
     for q in q.chunks_exact(LANES) {
@@ -171,7 +214,11 @@ fn round_query(q: &[f32], keys: KvType, factor: f32) -> Query {
         finite = q.mul_add(z, finite);
     }
     let largest = top.max_lane();
-    let inverse = z.splat(if largest >= TINY { MAX_QUERY / largest } else { 0.0 });
+    let inverse = z.splat(if largest >= TINY {
+        MAX_QUERY / largest
+    } else {
+        0.0
+    });
     to.scale = largest / MAX_QUERY * factor + finite.sum();
     for (g, q) in q.chunks_exact(GROUP).enumerate() {
         let halves = [0, LANES].map(|i| _mm512_cvtps_epi32((z.load(&q[i..]) * inverse).0));
@@ -205,11 +252,22 @@ struct Plane {
 /// Unpacks a block of keys, or of values, to codes and scales in the room.
 ///
 /// # Safety
-/// The block must be whole, and the dimension one that [`fits`](crate::arch::lanes::attention_codes::fits).
+/// The block must be whole, and the dimension one that
+/// [`fits`](crate::arch::lanes::attention_codes::fits).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn unpack(kind: KvType, block: &[u8], dim: usize, keys: bool, room: *mut Room, ahead: &mut Ahead<'_>) {
+unsafe fn unpack(
+    kind: KvType,
+    block: &[u8],
+    dim: usize,
+    keys: bool,
+    room: *mut Room,
+    ahead: &mut Ahead<'_>,
+) {
     let [upper, lower, scales] = kind.row_bytes(dim);
-    let from = |at: usize, row: usize| Plane { first: block[at..].as_ptr(), row };
+    let from = |at: usize, row: usize| Plane {
+        first: block[at..].as_ptr(),
+        row,
+    };
     let n_groups = dim / GROUP;
     // SAFETY: an address of a part of the room.
     let to: *mut __m512i = unsafe { (&raw mut (*room).codes).cast() };
@@ -222,7 +280,11 @@ unsafe fn unpack(kind: KvType, block: &[u8], dim: usize, keys: bool, room: *mut 
             KvType::Q5 => unpack_codes::<1>(planes, n_groups, keys, to, ahead),
             _ => unpack_codes::<0>(planes, n_groups, keys, to, ahead),
         }
-        unpack_scales(from(BLOCK * (upper + lower), scales), n_groups, (&raw mut (*room).scales).cast());
+        unpack_scales(
+            from(BLOCK * (upper + lower), scales),
+            n_groups,
+            (&raw mut (*room).scales).cast(),
+        );
     }
 }
 
@@ -242,20 +304,36 @@ unsafe fn unpack_codes<const LOWER: usize>(
     for t in 0..N_VECTORS {
         for g in 0..n_groups {
             ahead.point();
-            let at = |plane: Plane, bytes: usize| plane.first.wrapping_add(t * LANES * plane.row + g * bytes);
+            let at = |plane: Plane, bytes: usize| {
+                plane.first.wrapping_add(t * LANES * plane.row + g * bytes)
+            };
             // SAFETY: 16 rows of the planes, and a group of each.
             let (upper, lower) = unsafe {
                 let upper_rows = rows(at(upper, GROUP / 2), upper.row, GROUP / 2);
-                (upper_rows, if LOWER == 0 { upper_rows } else { rows(at(lower, 4 * LOWER), lower.row, 4 * LOWER) })
+                (
+                    upper_rows,
+                    if LOWER == 0 {
+                        upper_rows
+                    } else {
+                        rows(at(lower, 4 * LOWER), lower.row, 4 * LOWER)
+                    },
+                )
             };
-            // Where codes have fewer than eight bits, the bit below them is the middle of their step.
+            // Where codes have fewer than eight bits, the bit below them is the middle of their
+            // step.
             let middle = 8 >> LOWER;
             let (codes, i) = if keys {
-                (codes::<LOWER>(by_word(upper), by_word(lower), 0), t * n_groups + g)
+                (
+                    codes::<LOWER>(by_word(upper), by_word(lower), 0),
+                    t * n_groups + g,
+                )
             } else {
                 // Flips the upper bit of both codes of a byte: 128 less, as signed bytes.
                 let upper = upper.map(|x| _mm512_xor_si512(x, _mm512_set1_epi8(0x88u8 as i8)));
-                (codes::<LOWER>(by_byte(upper), by_byte(lower), middle), g * N_VECTORS + t)
+                (
+                    codes::<LOWER>(by_byte(upper), by_byte(lower), middle),
+                    g * N_VECTORS + t,
+                )
             };
             for (j, codes) in codes.into_iter().enumerate() {
                 // SAFETY: there is room for all codes of the block.
@@ -265,7 +343,8 @@ unsafe fn unpack_codes<const LOWER: usize>(
     }
 }
 
-/// The first `n` bytes, at most 16, of 16 rows: of row `4m + k` in lane `m` of 128 bits of vector `k`, then zeros.
+/// The first `n` bytes, at most 16, of 16 rows: of row `4m + k` in lane `m` of 128 bits of vector
+/// `k`, then zeros.
 ///
 /// # Safety
 /// They must be readable.
@@ -277,7 +356,11 @@ unsafe fn rows(first: *const u8, stride: usize, n: usize) -> [__m512i; 4] {
         // SAFETY: the caller's promise; bytes that are masked are not read.
         let row = |m: usize| unsafe {
             let p = first.add((4 * m + k) * stride);
-            if n == 16 { _mm_loadu_si128(p.cast()) } else { _mm_maskz_loadu_epi8((1 << n) - 1, p.cast()) }
+            if n == 16 {
+                _mm_loadu_si128(p.cast())
+            } else {
+                _mm_maskz_loadu_epi8((1 << n) - 1, p.cast())
+            }
         };
         *to = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(row(0)), row(1));
         *to = _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(*to, row(2)), row(3));
@@ -313,11 +396,16 @@ fn by_byte([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     ]
 }
 
-/// Codes of eight bits from their four upper ones and so many `LOWER` ones below these (`kv.rs` has their places): first
-/// those in low halves of bytes of `upper[0]`, then those in high ones, and so on. All have the bits of `middle`, too.
+/// Codes of eight bits from their four upper ones and so many `LOWER` ones below these (`kv.rs` has
+/// their places): first those in low halves of bytes of `upper[0]`, then those in high ones, and so
+/// on. All have the bits of `middle`, too.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-fn codes<const LOWER: usize>(upper: [__m512i; 4], lower: [__m512i; 4], middle: i8) -> [__m512i; CODES] {
+fn codes<const LOWER: usize>(
+    upper: [__m512i; 4],
+    lower: [__m512i; 4],
+    middle: i8,
+) -> [__m512i; CODES] {
     let middle = _mm512_set1_epi8(middle);
     // `a | b & c`.
     const OR_AND: i32 = 0xf8;
@@ -329,7 +417,11 @@ fn codes<const LOWER: usize>(upper: [__m512i; 4], lower: [__m512i; 4], middle: i
     let mut all = [_mm512_setzero_si512(); CODES];
     for k in 0..4 {
         for half in 0..2 {
-            let upper = if half == 0 { _mm512_slli_epi16::<4>(upper[k]) } else { upper[k] };
+            let upper = if half == 0 {
+                _mm512_slli_epi16::<4>(upper[k])
+            } else {
+                upper[k]
+            };
             all[2 * k + half] = if LOWER == 0 {
                 _mm512_ternarylogic_epi32::<OR_AND>(middle, upper, high)
             } else {
@@ -343,7 +435,11 @@ fn codes<const LOWER: usize>(upper: [__m512i; 4], lower: [__m512i; 4], middle: i
                     _mm512_sll_epi16(lower, count(to - from))
                 };
                 // The first where `high` is set, else the second.
-                _mm512_ternarylogic_epi32::<0xca>(high, upper, _mm512_ternarylogic_epi32::<OR_AND>(middle, lower, low))
+                _mm512_ternarylogic_epi32::<0xca>(
+                    high,
+                    upper,
+                    _mm512_ternarylogic_epi32::<OR_AND>(middle, lower, low),
+                )
             };
         }
     }
@@ -404,7 +500,12 @@ unsafe fn add_scores(room: *mut Room, n: usize, n_groups: usize, ahead: &mut Ahe
 /// As there.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn dots<const R: usize>(room: *mut Room, row: usize, n_groups: usize, ahead: &mut Ahead<'_>) {
+unsafe fn dots<const R: usize>(
+    room: *mut Room,
+    row: usize,
+    n_groups: usize,
+    ahead: &mut Ahead<'_>,
+) {
     // SAFETY: addresses of parts of the room, which are initialised by the caller's promise.
     let (q, codes, scales, scores): (&[Query; R], *const __m512i, *const f32, *mut f32) = unsafe {
         (
@@ -425,15 +526,24 @@ unsafe fn dots<const R: usize>(room: *mut Room, row: usize, n_groups: usize, ahe
                 let code = unsafe { _mm512_load_si512(codes.add((t * n_groups + g) * CODES + i)) };
                 for r in 0..R {
                     // A sum of 32 products of a code and a byte is below 2²⁰: times 256 it fits.
-                    upper[r] = _mm512_dpbusd_epi32(upper[r], code, _mm512_set1_epi32(q[r].words[g][0][i]));
-                    lower[r] = _mm512_dpbusd_epi32(lower[r], code, _mm512_set1_epi32(q[r].words[g][1][i]));
+                    upper[r] =
+                        _mm512_dpbusd_epi32(upper[r], code, _mm512_set1_epi32(q[r].words[g][0][i]));
+                    lower[r] =
+                        _mm512_dpbusd_epi32(lower[r], code, _mm512_set1_epi32(q[r].words[g][1][i]));
                 }
             }
             // SAFETY: scales of the block.
             let scale = unsafe { _mm512_loadu_ps(scales.add(g * BLOCK + t * LANES)) };
             for r in 0..R {
-                let sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(upper[r]), lower[r]));
-                sums[r] = _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, _mm512_set1_ps(q[r].scale)), sums[r]);
+                let sum = _mm512_cvtepi32_ps(_mm512_add_epi32(
+                    _mm512_slli_epi32::<8>(upper[r]),
+                    lower[r],
+                ));
+                sums[r] = _mm512_fmadd_ps(
+                    sum,
+                    _mm512_mul_ps(scale, _mm512_set1_ps(q[r].scale)),
+                    sums[r],
+                );
             }
         }
         for (r, sum) in sums.into_iter().enumerate() {
@@ -460,13 +570,21 @@ fn masks(span: &Range<usize>) -> [u16; N_VECTORS] {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn relative_scales(room: *mut Room, seen: [u16; N_VECTORS], n_groups: usize) {
     for g in 0..n_groups {
-        // The bits of numbers that are not negative have their order, and those of NaN are the largest.
-        let (mut scales, mut top) =
-            ([_mm512_setzero_si512(); N_VECTORS], _mm512_set1_epi32(TINY_SCALE.to_bits() as i32));
+        // The bits of numbers that are not negative have their order, and those of NaN are the
+        // largest.
+        let (mut scales, mut top) = (
+            [_mm512_setzero_si512(); N_VECTORS],
+            _mm512_set1_epi32(TINY_SCALE.to_bits() as i32),
+        );
         for (t, scales) in scales.iter_mut().enumerate() {
             // SAFETY: scales of the block.
             *scales = unsafe {
-                _mm512_maskz_loadu_epi32(seen[t], (&raw const (*room).scales).cast::<i32>().add(g * BLOCK + t * LANES))
+                _mm512_maskz_loadu_epi32(
+                    seen[t],
+                    (&raw const (*room).scales)
+                        .cast::<i32>()
+                        .add(g * BLOCK + t * LANES),
+                )
             };
             top = _mm512_max_epi32(*scales, top);
         }
@@ -476,18 +594,21 @@ unsafe fn relative_scales(room: *mut Room, seen: [u16; N_VECTORS], n_groups: usi
         unsafe {
             (*room).largest[g] = largest;
             for (t, scales) in scales.into_iter().enumerate() {
-                let to = (&raw mut (*room).relative).cast::<f32>().add(g * BLOCK + t * LANES);
+                let to = (&raw mut (*room).relative)
+                    .cast::<f32>()
+                    .add(g * BLOCK + t * LANES);
                 _mm512_storeu_ps(to, _mm512_mul_ps(_mm512_castsi512_ps(scales), inverse));
             }
         }
     }
 }
 
-/// Turns the scores of row `r` of the keys that are `seen` into weights, and moves its running maximum and sum, and its outputs
-/// `out`. If `HALF`, codes of values stand for half a step more.
+/// Turns the scores of row `r` of the keys that are `seen` into weights, and moves its running
+/// maximum and sum, and its outputs `out`. If `HALF`, codes of values stand for half a step more.
 ///
 /// # Safety
-/// The room must have the row's scores, and relative scales of what is seen; `out` must be a row of outputs.
+/// The room must have the row's scores, and relative scales of what is seen; `out` must be a row of
+/// outputs.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn weigh<const HALF: bool>(
@@ -503,14 +624,23 @@ unsafe fn weigh<const HALF: bool>(
     for (t, score) in scores.iter_mut().enumerate() {
         // SAFETY: the row's scores; lanes that are masked are not read.
         *score = F32x16(unsafe {
-            _mm512_maskz_loadu_ps(seen[t], (&raw const (*room).scores).cast::<f32>().add(r * STRIDE + t * LANES))
+            _mm512_maskz_loadu_ps(
+                seen[t],
+                (&raw const (*room).scores)
+                    .cast::<f32>()
+                    .add(r * STRIDE + t * LANES),
+            )
         });
         if p.softcap > 0.0 {
             let cap = z.splat(p.softcap);
             *score = tanh(*score / cap) * cap;
         }
         // After the cap, which would make them finite.
-        *score = F32x16(_mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), seen[t], score.0));
+        *score = F32x16(_mm512_mask_mov_ps(
+            _mm512_set1_ps(f32::NEG_INFINITY),
+            seen[t],
+            score.0,
+        ));
         top = score.max(top);
     }
     let top = _mm512_reduce_max_ps(top.0);
@@ -534,12 +664,19 @@ unsafe fn weigh<const HALF: bool>(
         part = _mm512_cvtss_f32(shrink.0);
         *sum = total.mul_add(shrink, F32x16(*sum)).0;
     }
-    // The largest is 1 now: weights are rounded relative to the block's largest, whatever came before.
+    // The largest is 1 now: weights are rounded relative to the block's largest, whatever came
+    // before.
     for g in 0..p.head_dim_v / GROUP {
         let (mut words, mut sum) = ([_mm512_setzero_si512(); N_VECTORS], z);
         for t in 0..N_VECTORS {
             // SAFETY: relative scales of what is seen.
-            let scale = unsafe { z.read((&raw const (*room).relative).cast::<f32>().add(g * BLOCK + t * LANES)) };
+            let scale = unsafe {
+                z.read(
+                    (&raw const (*room).relative)
+                        .cast::<f32>()
+                        .add(g * BLOCK + t * LANES),
+                )
+            };
             let x = scores[t] * scale;
             if HALF {
                 sum = sum + x;
@@ -564,13 +701,20 @@ unsafe fn weigh<const HALF: bool>(
 /// Adds values by weight to a row of outputs.
 ///
 /// # Safety
-/// The room must have the row's weights, and codes and scales of a block of values with as many groups; `out` must be a
-/// row of them.
+/// The room must have the row's weights, and codes and scales of a block of values with as many
+/// groups; `out` must be a row of them.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn add_weighted(room: *const Room, r: usize, n_groups: usize, out: *mut f32, ahead: &mut Ahead<'_>) {
+unsafe fn add_weighted(
+    room: *const Room,
+    r: usize,
+    n_groups: usize,
+    out: *mut f32,
+    ahead: &mut Ahead<'_>,
+) {
     // SAFETY: parts of the room, which are initialised by the caller's promise.
-    let (codes, w): (*const __m512i, &Weights) = unsafe { ((&raw const (*room).codes).cast(), &(*room).weights[r]) };
+    let (codes, w): (*const __m512i, &Weights) =
+        unsafe { ((&raw const (*room).codes).cast(), &(*room).weights[r]) };
     for g in 0..n_groups {
         let [upper, lower] = w.planes[g].map(|plane| {
             [
@@ -611,7 +755,15 @@ unsafe fn add_weighted(room: *const Room, r: usize, n_groups: usize, out: *mut f
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 fn fold([a, b, c, d]: [__m512i; 4]) -> __m512i {
-    let pair = |a, b| _mm512_add_epi32(_mm512_shuffle_i32x4::<0x44>(a, b), _mm512_shuffle_i32x4::<0xee>(a, b));
+    let pair = |a, b| {
+        _mm512_add_epi32(
+            _mm512_shuffle_i32x4::<0x44>(a, b),
+            _mm512_shuffle_i32x4::<0xee>(a, b),
+        )
+    };
     let (a, b) = (pair(a, b), pair(c, d));
-    _mm512_add_epi32(_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b))
+    _mm512_add_epi32(
+        _mm512_shuffle_i32x4::<0x88>(a, b),
+        _mm512_shuffle_i32x4::<0xdd>(a, b),
+    )
 }

@@ -1,13 +1,15 @@
 //! Formats whose values are looked up, as planes.
 //!
-//! A grid holds few different bytes, so it fits into registers as codes of them: two bits for each of eight values, or
-//! four bits for each of four, in a 16-bit word per entry. Two-register permutations then look up 32 entries at a time, and
-//! the words are where the 32-bit lanes of [`BlockP16`] have these values: shifts and masks make bytes of the codes, one
-//! shuffle per register their values. Grids of more than 512 entries would take more permutations than loads; they
-//! are read from memory.
+//! A grid holds few different bytes, so it fits into registers as codes of them: two bits for each
+//! of eight values, or four bits for each of four, in a 16-bit word per entry. Two-register
+//! permutations then look up 32 entries at a time, and the words are where the 32-bit lanes of
+//! [`BlockP16`] have these values: shifts and masks make bytes of the codes, one shuffle per
+//! register their values. Grids of more than 512 entries would take more permutations than loads;
+//! they are read from memory.
 //!
-//! Cycles for 256 weights of a generated row, from L2, on Emerald Rapids (in brackets with bytes of all grids in memory):
-//! IQ2_XXS 44 (94), IQ2_XS 50 (85), IQ3_XXS 53 (127), IQ3_S 75 (117); from memory IQ1_S 73, IQ1_M 74, IQ2_S 69.
+//! Cycles for 256 weights of a generated row, from L2, on Emerald Rapids (in brackets with bytes of
+//! all grids in memory): IQ2_XXS 44 (94), IQ2_XS 50 (85), IQ3_XXS 53 (127), IQ3_S 75 (117); from
+//! memory IQ1_S 73, IQ1_M 74, IQ2_S 69.
 //!
 //! [`BlockP16`]: crate::arch::BlockP16
 
@@ -19,7 +21,8 @@ use crate::quant::*;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// What this level reads of a block of 256 values. Lane `l` of 32 bits is about values `16·l..16·l + 16`.
+/// What this level reads of a block of 256 values. Lane `l` of 32 bits is about values `16·l..16·l
+/// + 16`.
 trait CodedPlanes: Coded {
     /// The values of the grid plus [`Coded::LARGEST`], or `8·value + 1` plus that, in the order of
     /// [`BlockP16`](crate::arch::BlockP16).
@@ -93,7 +96,8 @@ fn scaled<B: Coded + UnpackPlanes>(block: &B, w: [__m512i; 4], odd: __m512i) -> 
     Unpacked::scaled::<B>(w, scale)
 }
 
-/// For each byte of register `r`, 0 or 1, which of the first eight values of its lane it is, as a bit.
+/// For each byte of register `r`, 0 or 1, which of the first eight values of its lane it is, as a
+/// bit.
 const fn bits_of_bytes(r: usize) -> [i32; 16] {
     let mut bits = swapped(r, 4);
     let mut i = 0;
@@ -110,8 +114,14 @@ const fn bits_of_bytes(r: usize) -> [i32; 16] {
 pub(super) fn registers_of_bits(bits: __m512i) -> [__mmask64; 4] {
     // Of each 16 bits the first eight, or the others, in all bytes of their lane.
     let byte = |i: i32| _mm512_set4_epi32(0x0C0C_0C0C + i, 0x0808_0808 + i, 0x0404_0404 + i, i);
-    let (first, second) = (_mm512_shuffle_epi8(bits, byte(0)), _mm512_shuffle_epi8(bits, byte(0x0101_0101)));
-    let (even, odd) = (load_i32(const { &bits_of_bytes(0) }), load_i32(const { &bits_of_bytes(1) }));
+    let (first, second) = (
+        _mm512_shuffle_epi8(bits, byte(0)),
+        _mm512_shuffle_epi8(bits, byte(0x0101_0101)),
+    );
+    let (even, odd) = (
+        load_i32(const { &bits_of_bytes(0) }),
+        load_i32(const { &bits_of_bytes(1) }),
+    );
     [
         _mm512_test_epi8_mask(first, even),
         _mm512_test_epi8_mask(first, odd),
@@ -120,7 +130,8 @@ pub(super) fn registers_of_bits(bits: __m512i) -> [__mmask64; 4] {
     ]
 }
 
-/// The words of a grid that registers hold: the code of value `i` at bit `8·(i % 2) + bits·(i % 4 / 2) + 4·(i / 4)`.
+/// The words of a grid that registers hold: the code of value `i` at bit `8·(i % 2) + bits·(i % 4 /
+/// 2) + 4·(i / 4)`.
 const fn words<const N: usize>(codes: &[u16; N], bits: usize) -> [u16; N] {
     let mut words = [0; N];
     let mut g = 0;
@@ -177,9 +188,14 @@ fn or_masked(a: __m512i, b: __m512i, mask: i32) -> __m512i {
     _mm512_ternarylogic_epi32::<0b1111_1000>(a, b, _mm512_set1_epi32(mask))
 }
 
-/// 0 for registers 0 and 2, 1 for 1 and 3, the other way round for every second 32 values; times `n`.
+/// 0 for registers 0 and 2, 1 for 1 and 3, the other way round for every second 32 values; times
+/// `n`.
 const fn swapped(r: usize, n: i32) -> [i32; 16] {
-    if r.is_multiple_of(2) { by_lane(0, [n, 0, 0]) } else { plus(by_lane(0, [-n, 0, 0]), n) }
+    if r.is_multiple_of(2) {
+        by_lane(0, [n, 0, 0])
+    } else {
+        plus(by_lane(0, [-n, 0, 0]), n)
+    }
 }
 
 /// The values of [`words`] with two-bit codes, two to a lane: each 16 values.
@@ -188,8 +204,15 @@ const fn swapped(r: usize, n: i32) -> [i32; 16] {
 fn two_bit_bytes<B: Coded>(found: __m512i, values: &[i8]) -> [__m512i; 4] {
     // Two bits further on in the upper half of a lane are the values of bytes 2 and 3.
     let first = select(0xFFFF, found, _mm512_slli_epi32::<14>(found));
-    let second = select(0xFFFF, _mm512_srli_epi32::<16>(found), _mm512_srli_epi32::<2>(found));
-    let by = [load_i32(const { &swapped(0, 4) }), load_i32(const { &swapped(1, 4) })];
+    let second = select(
+        0xFFFF,
+        _mm512_srli_epi32::<16>(found),
+        _mm512_srli_epi32::<2>(found),
+    );
+    let by = [
+        load_i32(const { &swapped(0, 4) }),
+        load_i32(const { &swapped(1, 4) }),
+    ];
     let mut w = [first, first, second, second];
     for r in 0..4 {
         let codes = _mm512_and_si512(_mm512_srlv_epi32(w[r], by[r % 2]), _mm512_set1_epi8(3));
@@ -198,11 +221,15 @@ fn two_bit_bytes<B: Coded>(found: __m512i, values: &[i8]) -> [__m512i; 4] {
     w
 }
 
-/// The values of [`words`] with four-bit codes, two to a lane: the first and the last eight of each 16 values.
+/// The values of [`words`] with four-bit codes, two to a lane: the first and the last eight of each
+/// 16 values.
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn four_bit_bytes<B: Coded>([first, second]: [__m512i; 2], values: &[i8]) -> [__m512i; 4] {
-    let by = [load_i32(const { &swapped(0, 16) }), load_i32(const { &swapped(1, 16) })];
+    let by = [
+        load_i32(const { &swapped(0, 16) }),
+        load_i32(const { &swapped(1, 16) }),
+    ];
     let mut w = [first, first, second, second];
     for r in 0..4 {
         let word = _mm512_srlv_epi32(w[r], by[r % 2]);
@@ -259,8 +286,8 @@ fn read_grid<B: Coded>(grid: impl Fn(usize, usize) -> u64) -> [__m512i; 4] {
     w
 }
 
-/// The same number, of which the compiler does not know that: it would compute indices in vector registers, and take most
-/// of the time to get them out again.
+/// The same number, of which the compiler does not know that: it would compute indices in vector
+/// registers, and take most of the time to get them out again.
 #[inline(always)]
 fn opaque(mut x: u32) -> u32 {
     // SAFETY: does nothing.
@@ -268,7 +295,8 @@ fn opaque(mut x: u32) -> u32 {
     x
 }
 
-/// Two times seven bits of a byte, the rest zero: with an eighth that makes the number of set bits even.
+/// Two times seven bits of a byte, the rest zero: with an eighth that makes the number of set bits
+/// even.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn even_signs(sevens: __m512i) -> __m512i {
@@ -278,7 +306,8 @@ fn even_signs(sevens: __m512i) -> __m512i {
     or_masked(sevens, _mm512_slli_epi32::<7>(parity), 0x8080)
 }
 
-/// The signs of IQ2_XXS and IQ3_XXS, given their words of 32 values in both lanes: four times seven bits.
+/// The signs of IQ2_XXS and IQ3_XXS, given their words of 32 values in both lanes: four times seven
+/// bits.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn signs_of_words(words: __m512i) -> __m512i {
@@ -301,20 +330,28 @@ impl CodedPlanes for BlockIq2Xxs {
         let x = _mm512_shuffle_epi32::<0b10_10_00_00>(load_64(bytemuck::cast_ref(&self.qs)));
         let x = _mm512_srlv_epi32(x, load_i32(const { &by_lane(16, [0; 3]) }));
         // Two bytes of each lane, as words.
-        let at = or_masked(_mm512_and_si512(x, _mm512_set1_epi32(0xFF)), _mm512_slli_epi32::<8>(x), 0xFF_0000);
+        let at = or_masked(
+            _mm512_and_si512(x, _mm512_set1_epi32(0xFF)),
+            _mm512_slli_epi32::<8>(x),
+            0xFF_0000,
+        );
         two_bit_bytes::<Self>(look_up(&IQ2_XXS_WORDS, at), &IQ2_VALUES)
     }
 
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn sign_bits(&self) -> __m512i {
-        signs_of_words(_mm512_shuffle_epi32::<0b11_11_01_01>(load_64(bytemuck::cast_ref(&self.qs))))
+        signs_of_words(_mm512_shuffle_epi32::<0b11_11_01_01>(load_64(
+            bytemuck::cast_ref(&self.qs),
+        )))
     }
 
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn odd_scales(&self) -> __m512i {
-        odd_scales_of_words(_mm512_shuffle_epi32::<0b11_11_01_01>(load_64(bytemuck::cast_ref(&self.qs))))
+        odd_scales_of_words(_mm512_shuffle_epi32::<0b11_11_01_01>(load_64(
+            bytemuck::cast_ref(&self.qs),
+        )))
     }
 }
 
@@ -361,7 +398,10 @@ impl CodedPlanes for BlockIq3Xxs {
     #[target_feature(enable = "avx512bw")]
     unsafe fn grid_bytes(&self) -> [__m512i; 4] {
         let at = four_bytes_as_words(&self.qs);
-        let found = [look_up(&IQ3_XXS_WORDS, at[0]), look_up(&IQ3_XXS_WORDS, at[1])];
+        let found = [
+            look_up(&IQ3_XXS_WORDS, at[0]),
+            look_up(&IQ3_XXS_WORDS, at[1]),
+        ];
         four_bit_bytes::<Self>(found, &IQ3_XXS_VALUES)
     }
 
@@ -386,7 +426,11 @@ fn four_bytes_as_words(qs: &[u8; 64]) -> [__m512i; 2] {
     let low = |x| _mm512_and_si512(x, _mm512_set1_epi32(0xFF));
     [
         or_masked(low(x), _mm512_slli_epi32::<8>(x), 0xFF_0000),
-        or_masked(low(_mm512_srli_epi32::<16>(x)), _mm512_srli_epi32::<8>(x), 0xFF_0000),
+        or_masked(
+            low(_mm512_srli_epi32::<16>(x)),
+            _mm512_srli_epi32::<8>(x),
+            0xFF_0000,
+        ),
     ]
 }
 
@@ -434,7 +478,10 @@ impl CodedPlanes for BlockIq1S {
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn odd_scales(&self) -> __m512i {
-        let twice = _mm512_and_si512(_mm512_srli_epi32::<11>(iq1_s_words(self)), _mm512_set1_epi32(14));
+        let twice = _mm512_and_si512(
+            _mm512_srli_epi32::<11>(iq1_s_words(self)),
+            _mm512_set1_epi32(14),
+        );
         _mm512_or_si512(twice, _mm512_set1_epi32(1))
     }
 }
@@ -443,7 +490,9 @@ impl CodedPlanes for BlockIq1S {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn iq1_s_words(block: &BlockIq1S) -> __m512i {
-    _mm512_shuffle_epi32::<0b10_10_00_00>(_mm512_cvtepu16_epi64(load_16(bytemuck::cast_ref(&block.qh))))
+    _mm512_shuffle_epi32::<0b10_10_00_00>(_mm512_cvtepu16_epi64(load_16(bytemuck::cast_ref(
+        &block.qh,
+    ))))
 }
 
 impl CodedPlanes for BlockIq1M {

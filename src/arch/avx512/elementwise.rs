@@ -156,7 +156,10 @@ fn rotate_pairs(a: __m512, b: __m512, cos: __m512, sin: __m512) -> [__m512; 2] {
     let low = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     let high = _mm512_setr_epi32(8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
     let rotate = |x, lanes| {
-        let (cos, sin) = (_mm512_permutexvar_ps(lanes, cos), _mm512_permutexvar_ps(lanes, sin));
+        let (cos, sin) = (
+            _mm512_permutexvar_ps(lanes, cos),
+            _mm512_permutexvar_ps(lanes, sin),
+        );
         let swapped = _mm512_permute_ps::<0b10_11_00_01>(x);
         _mm512_fmaddsub_ps(x, cos, _mm512_mul_ps(swapped, sin))
     };

@@ -1,10 +1,12 @@
 //! Products of quantised weights with few rows of prompts, and with rows of both kinds.
 //!
-//! K-quants and blocks of 32 are multiplied by `streams`. Here are the others with blocks of 256, and K-quants where
-//! generated rows share the unpacking. Weights stay in registers, as `planes` unpacks them: a 32-bit lane has 16 values, so
-//! that four `vpdpbusd` give the 16 integer sums of a block of 256. Not the weights but the sums of 16 weight rows are
-//! transposed; then a lane is a weight row, and scales, offsets and `f32` sums follow in the order of the panels'
-//! tiles, with the same bits. Formats of 256 without a minimum have a scale per 16 activations, as in their panels.
+//! K-quants and blocks of 32 are multiplied by `streams`. Here are the others with blocks of 256,
+//! and K-quants where generated rows share the unpacking. Weights stay in registers, as `planes`
+//! unpacks them: a 32-bit lane has 16 values, so that four `vpdpbusd` give the 16 integer sums of a
+//! block of 256. Not the weights but the sums of 16 weight rows are transposed; then a lane is a
+//! weight row, and scales, offsets and `f32` sums follow in the order of the panels' tiles, with
+//! the same bits. Formats of 256 without a minimum have a scale per 16 activations, as in their
+//! panels.
 
 use super::gemm::{IntPanels, LANES, transpose, transpose_quarters};
 use super::matmul::load_64;
@@ -17,7 +19,8 @@ use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
 
-/// 256 activations rounded to bytes: the integers and scales of the panels in the order of [`BlockP16`].
+/// 256 activations rounded to bytes: the integers and scales of the panels in the order of
+/// [`BlockP16`].
 pub(super) trait Rounded: Pod {
     /// The panels that have the same sums.
     type Panels: UnpackRows;
@@ -45,8 +48,8 @@ pub(super) trait Rounded: Pod {
     /// As above; lengths as there.
     unsafe fn alone(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &[Self]);
 
-    /// Adds to the sums of each row, a lane per weight row, the products of a block of it, whose integer sums, scales and
-    /// offsets are `[weight row][16 columns]`.
+    /// Adds to the sums of each row, a lane per weight row, the products of a block of it, whose
+    /// integer sums, scales and offsets are `[weight row][16 columns]`.
     ///
     /// # Safety
     /// As above.
@@ -119,14 +122,32 @@ pub(super) const fn halves() -> Gemm {
 
 const fn table<X: Rounded>() -> Gemm {
     let panels = gemm::table::<X::Panels>();
-    let few = if panels.few > X::MOST { panels.few } else { X::MOST };
-    let both = Some(Both { most: (GENERATED, X::BOTH), kernel: both::<X> });
-    Gemm { few, pack: pack::<X>, kernel: kernel::<X>, both, ..panels }
+    let few = if panels.few > X::MOST {
+        panels.few
+    } else {
+        X::MOST
+    };
+    let both = Some(Both {
+        most: (GENERATED, X::BOTH),
+        kernel: both::<X>,
+    });
+    Gemm {
+        few,
+        pack: pack::<X>,
+        kernel: kernel::<X>,
+        both,
+        ..panels
+    }
 }
 
 /// The [`Gemm`] table entry for a format with blocks of 32 and no minimum.
 pub(super) const fn blocks_of_32() -> Gemm {
-    Gemm { few: streams::MOST, pack: pack_records, kernel: kernel_of_32, ..gemm::table::<Panels32>() }
+    Gemm {
+        few: streams::MOST,
+        pack: pack_records,
+        kernel: kernel_of_32,
+        ..gemm::table::<Panels32>()
+    }
 }
 
 type Panels32 = IntPanels<true, 32, true>;
@@ -143,7 +164,9 @@ unsafe fn pack_records(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
     pack_blocks(x, m, k, packed, |x| -> Record {
         // SAFETY: this level includes AVX2.
         let record = unsafe { round_halves(x) };
-        *bytemuck::cast_ref::<_, [u32; 24]>(&record).first_chunk().expect("12 of 24")
+        *bytemuck::cast_ref::<_, [u32; 24]>(&record)
+            .first_chunk()
+            .expect("12 of 24")
     });
 }
 
@@ -242,7 +265,9 @@ unsafe fn both<X: Rounded>(
     packed: &[u8],
     k: usize,
 ) {
-    let Acts::P16 { x, .. } = *generated else { unreachable!("the form this level asks for") };
+    let Acts::P16 { x, .. } = *generated else {
+        unreachable!("the form this level asks for")
+    };
     let packed = packed_blocks::<X>(packed, y.rows() - generated.m(), k);
     // SAFETY: the CPU has this level's features.
     unsafe { few_rows::<X, true>(y, dtype, w, x, packed) }
@@ -286,8 +311,9 @@ fn few_rows<X: Rounded, const BOTH: bool>(
     }
 }
 
-/// Products of all rows of `w` with those of `x`, which has a block of each row, then the next of each. If `BOTH`, the
-/// first rows of `y` are those of `generated`, which has all blocks of a row, then those of the next.
+/// Products of all rows of `w` with those of `x`, which has a block of each row, then the next of
+/// each. If `BOTH`, the first rows of `y` are those of `generated`, which has all blocks of a row,
+/// then those of the next.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
 fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
@@ -303,7 +329,10 @@ fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
     let ints = &mut ints[..m];
     let mut starts = [_mm512_setzero_si512(); MOST];
     // Of blocks of 16 weight rows, `[weight row][16 columns]`.
-    let (mut scales, mut offsets) = ([_mm512_setzero_si512(); LANES], [_mm512_setzero_si512(); LANES]);
+    let (mut scales, mut offsets) = (
+        [_mm512_setzero_si512(); LANES],
+        [_mm512_setzero_si512(); LANES],
+    );
     // Of generated rows, `[activation row][weight row]`.
     let mut generated_totals = [[_mm512_setzero_ps(); LANES]; GENERATED];
     let generated_totals = &mut generated_totals[..if BOTH { n_generated } else { 0 }];
@@ -342,8 +371,12 @@ fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
                     }
                     ints[r..r + TOGETHER].copy_from_slice(&sums);
                 }
-                for (totals, x) in generated_totals.iter_mut().zip(generated.chunks_exact(row_blocks)) {
-                    let totals: &mut [_; TOGETHER] = totals[r..].first_chunk_mut().expect("a divisor of LANES");
+                for (totals, x) in generated_totals
+                    .iter_mut()
+                    .zip(generated.chunks_exact(row_blocks))
+                {
+                    let totals: &mut [_; TOGETHER] =
+                        totals[r..].first_chunk_mut().expect("a divisor of LANES");
                     planes::multiply::<B, TOGETHER>(totals, &weights, &x[k]);
                 }
             }
@@ -412,7 +445,14 @@ impl Rounded for Spans<32> {
         for ((total, ints), x) in totals.iter_mut().zip(ints).zip(x) {
             let ints = pair_sums(ints);
             for g in 0..8 {
-                *total = add(*total, ints[g], x.d[g], factors[2 * g], x.sums[g], factors[2 * g + 1]);
+                *total = add(
+                    *total,
+                    ints[g],
+                    x.d[g],
+                    factors[2 * g],
+                    x.sums[g],
+                    factors[2 * g + 1],
+                );
             }
         }
     }
@@ -462,7 +502,14 @@ impl Rounded for Spans<16> {
         for ((total, ints), x) in totals.iter_mut().zip(ints).zip(x) {
             let ints = transpose(*ints);
             for g in 0..16 {
-                *total = add(*total, ints[g], x.d[g / 2], scales[g], x.half_sums[g], offsets[g]);
+                *total = add(
+                    *total,
+                    ints[g],
+                    x.d[g / 2],
+                    scales[g],
+                    x.half_sums[g],
+                    offsets[g],
+                );
             }
         }
     }
@@ -551,8 +598,8 @@ fn add(total: __m512, int: __m512i, d: f32, scale: __m512i, sum: f32, offset: __
     _mm512_fmadd_ps(_mm512_castsi512_ps(offset), _mm512_set1_ps(sum), total)
 }
 
-/// Adds neighbouring words of 16 rows and transposes: lane `r` of register `g` is the sum of words `2g` and `2g + 1` of
-/// row `r`.
+/// Adds neighbouring words of 16 rows and transposes: lane `r` of register `g` is the sum of words
+/// `2g` and `2g + 1` of row `r`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn pair_sums(rows: &[__m512i; LANES]) -> [__m512i; 8] {
@@ -574,5 +621,7 @@ fn pair_sums(rows: &[__m512i; LANES]) -> [__m512i; 8] {
         [first[i], second[i]] = zip(pairs[2 * i], pairs[2 * i + 1]);
     }
     let (first, second) = (transpose_quarters(first), transpose_quarters(second));
-    [first[0], second[0], first[1], second[1], first[2], second[2], first[3], second[3]]
+    [
+        first[0], second[0], first[1], second[1], first[2], second[2], first[3], second[3],
+    ]
 }

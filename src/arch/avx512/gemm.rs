@@ -1,15 +1,16 @@
 //! Products with many activation rows: the packing, unpacking and register tiles of this level.
 //!
-//! K-quants are multiplied as integers, with 8-bit activations, by `vpdpbusd`: it does four times the products of an
-//! `f32` multiply-add. With a scale per 32 activations the error of the logits is two thirds of llama.cpp's, which has
-//! a scale per 256.
+//! K-quants are multiplied as integers, with 8-bit activations, by `vpdpbusd`: it does four times
+//! the products of an `f32` multiply-add. With a scale per 32 activations the error of the logits
+//! is two thirds of llama.cpp's, which has a scale per 256.
 //!
-//! The others are integers, too. For formats of 32 values llama.cpp has a scale per 32 activations. Here they get one
-//! per 16, and no minimum to subtract, as sums of products start with the correction for an excess of 128 in the
-//! weights' bytes; the error of the logits is at most 0.9 of llama.cpp's, and 1.2 to 1.5 times as many products are done
-//! as with bf16 (Zen 4).
+//! The others are integers, too. For formats of 32 values llama.cpp has a scale per 32 activations.
+//! Here they get one per 16, and no minimum to subtract, as sums of products start with the
+//! correction for an excess of 128 in the weights' bytes; the error of the logits is at most 0.9 of
+//! llama.cpp's, and 1.2 to 1.5 times as many products are done as with bf16 (Zen 4).
 //!
-//! Q4_1 and Q5_1 take 16-bit activations and `vpdpwssd`, which does twice the products of an `f32` multiply-add.
+//! Q4_1 and Q5_1 take 16-bit activations and `vpdpwssd`, which does twice the products of an `f32`
+//! multiply-add.
 //!
 //! F32, F16 and BF16 weights are multiplied as for generated tokens.
 
@@ -19,7 +20,9 @@ use super::matmul::plain_gemm;
 use crate::arch::acts::byte_scale;
 use crate::arch::avx2::gemm::{int_blocks, int_words, record, round, round_halves};
 use crate::arch::avx2::unpack::{Factors, Groups, wanted_groups, with_groups};
-use crate::arch::gemm::{BLOCK, FewRows, Multiply, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table};
+use crate::arch::gemm::{
+    BLOCK, FewRows, Multiply, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table,
+};
 use crate::arch::lanes::Lanes;
 use crate::arch::lanes::packing::{MAX_LANES, Transpose};
 use crate::arch::lanes::panels::{self, f32_panels};
@@ -50,14 +53,18 @@ pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
         DType::Q4_K | DType::Q5_K => const { few::spans::<32>() },
         DType::Q2_K | DType::Q3_K | DType::Q6_K => const { few::spans::<16>() },
         DType::Q4_1 | DType::Q5_1 => const { table::<IntPanels<false, 32>>() },
-        _ => with_groups!(dtype, bytes, unreachable!("{dtype} is no format of weights")),
+        _ => with_groups!(
+            dtype,
+            bytes,
+            unreachable!("{dtype} is no format of weights")
+        ),
     }
 }
 
-/// Scales run along rows, so that columns are rounded again: to bytes with a scale for each 64 rows, like gradients,
-/// which is more than twice as fast as bf16. Both are then off by six tenths of a per cent of their typical size (the
-/// largest of 64 normally distributed values is 2.6 times that; half a step of a 127th of it, over √3), where bf16 has
-/// a third of that error.
+/// Scales run along rows, so that columns are rounded again: to bytes with a scale for each 64
+/// rows, like gradients, which is more than twice as fast as bf16. Both are then off by six tenths
+/// of a per cent of their typical size (the largest of 64 normally distributed values is 2.6 times
+/// that; half a step of a 127th of it, over √3), where bf16 has a third of that error.
 pub(super) fn transposed_for(dtype: DType) -> Transposed {
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => const { transposed::<F32Panels>() },
@@ -71,18 +78,24 @@ impl Transpose for F32x16 {
     #[inline(always)]
     fn transpose(x: [F32x16; MAX_LANES]) -> [F32x16; MAX_LANES] {
         // SAFETY: a vector exists, so the CPU has the level's features; registers of the same bits.
-        unsafe { std::mem::transmute(transpose(std::mem::transmute::<[F32x16; 16], [__m512i; 16]>(x))) }
+        unsafe {
+            std::mem::transmute(transpose(
+                std::mem::transmute::<[F32x16; 16], [__m512i; 16]>(x),
+            ))
+        }
     }
 
     #[inline(always)]
     unsafe fn read_transposed(self, p: *const f32, stride: usize) -> [F32x16; MAX_LANES] {
         // SAFETY: as above; the caller's promise.
-        unsafe { std::mem::transmute::<[__m512i; 16], [F32x16; 16]>(read_transposed(p.cast(), stride)) }
+        unsafe {
+            std::mem::transmute::<[__m512i; 16], [F32x16; 16]>(read_transposed(p.cast(), stride))
+        }
     }
 }
 
-/// [`transpose`] of 16 rows in memory, `stride` words apart: quarters of rows go to their lanes as they are read, which
-/// takes half of the shuffles.
+/// [`transpose`] of 16 rows in memory, `stride` words apart: quarters of rows go to their lanes as
+/// they are read, which takes half of the shuffles.
 ///
 /// # Safety
 /// They must be readable.
@@ -93,7 +106,8 @@ unsafe fn read_transposed(p: *const u32, stride: usize) -> [__m512i; 16] {
     for q in 0..4 {
         for j in 0..4 {
             // SAFETY: the caller's promise.
-            let quarter = |r: usize| unsafe { _mm_loadu_si128(p.wrapping_add(r * stride + 4 * q).cast()) };
+            let quarter =
+                |r: usize| unsafe { _mm_loadu_si128(p.wrapping_add(r * stride + 4 * q).cast()) };
             let first = _mm512_castsi128_si512(quarter(j));
             let two = _mm512_inserti32x4::<1>(first, quarter(4 + j));
             let three = _mm512_inserti32x4::<2>(two, quarter(8 + j));
@@ -146,20 +160,37 @@ pub(in crate::arch) unsafe fn store_sums<const VECS: usize, const ROWS: usize>(
     }
 }
 
-/// Panels of integers, as at the AVX2 level, multiplied by `vpdpbusd` and `vpdpwssd`. With `EXCESS`, weights are bytes
-/// 128 too large, and activations those of [`round_halves`]. Weights have a scale (and an offset) per `SPAN`.
+/// Panels of integers, as at the AVX2 level, multiplied by `vpdpbusd` and `vpdpwssd`. With
+/// `EXCESS`, weights are bytes 128 too large, and activations those of [`round_halves`]. Weights
+/// have a scale (and an offset) per `SPAN`.
 pub(super) enum IntPanels<const BYTES: bool, const SPAN: usize, const EXCESS: bool = false> {}
 
-impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels for IntPanels<BYTES, SPAN, EXCESS> {
+impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels
+    for IntPanels<BYTES, SPAN, EXCESS>
+{
     const LANES: usize = LANES;
-    // Joined products take as many registers as sums do, so that there are too few for three registers of activations.
+    // Joined products take as many registers as sums do, so that there are too few for three
+    // registers of activations.
     const TILES: &[RegisterTile] = {
         let tiles = &[
-            RegisterTile { rows: 8, multiply: int_tile::<BYTES, SPAN, EXCESS, 1, 8, false, false> },
-            RegisterTile { rows: 4, multiply: int_tile::<BYTES, SPAN, EXCESS, 2, 4, false, false> },
-            RegisterTile { rows: 4, multiply: int_tile::<BYTES, SPAN, EXCESS, 3, 4, false, false> },
+            RegisterTile {
+                rows: 8,
+                multiply: int_tile::<BYTES, SPAN, EXCESS, 1, 8, false, false>,
+            },
+            RegisterTile {
+                rows: 4,
+                multiply: int_tile::<BYTES, SPAN, EXCESS, 2, 4, false, false>,
+            },
+            RegisterTile {
+                rows: 4,
+                multiply: int_tile::<BYTES, SPAN, EXCESS, 3, 4, false, false>,
+            },
         ];
-        if joins(SPAN, EXCESS) { tiles.split_at(2).0 } else { tiles }
+        if joins(SPAN, EXCESS) {
+            tiles.split_at(2).0
+        } else {
+            tiles
+        }
     };
     const HALVES: &[Multiply] = &[
         int_tile::<BYTES, SPAN, EXCESS, 1, 8, false, true>,
@@ -174,8 +205,17 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels for IntPan
     }
 }
 
-impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> UnpackRows for IntPanels<BYTES, SPAN, EXCESS> {
-    const ELEMENT: (PanelElement, u64) = (if BYTES { PanelElement::I8 } else { PanelElement::I16 }, 1);
+impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> UnpackRows
+    for IntPanels<BYTES, SPAN, EXCESS>
+{
+    const ELEMENT: (PanelElement, u64) = (
+        if BYTES {
+            PanelElement::I8
+        } else {
+            PanelElement::I16
+        },
+        1,
+    );
 
     unsafe fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
         macro_rules! blocks {
@@ -184,7 +224,11 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> UnpackRows for In
                 unsafe { int_blocks::<$block, BYTES, EXCESS>(bytes, out) }
             };
         }
-        with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
+        with_groups!(
+            dtype,
+            blocks,
+            unreachable!("{dtype} is no format of integers")
+        )
     }
 
     const FEW: Option<FewRows> = Some(FewRows {
@@ -221,7 +265,11 @@ fn fill_ints<const BYTES: bool, const EXCESS: bool>(
             }
         };
     }
-    with_groups!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
+    with_groups!(
+        dtype,
+        blocks,
+        unreachable!("{dtype} is no format of integers")
+    )
 }
 
 /// Stores a register per row.
@@ -234,8 +282,8 @@ pub(in crate::arch) fn store_all<const N: usize>(to: &mut [[u32; LANES]; N], x: 
     }
 }
 
-/// Writes the records of 16 weight rows in blocks of 32, which have one scale and one offset. (Blocks of 256 take less time
-/// row by row.)
+/// Writes the records of 16 weight rows in blocks of 32, which have one scale and one offset.
+/// (Blocks of 256 take less time row by row.)
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 fn fill_words<B: Groups>(rows: &[&[u8]; LANES], turned: &mut [u32]) {
@@ -243,8 +291,15 @@ fn fill_words<B: Groups>(rows: &[&[u8]; LANES], turned: &mut [u32]) {
     for r in 0..LANES {
         blocks[r] = bytemuck::cast_slice(rows[r]);
     }
-    for (i, record) in turned.chunks_exact_mut(record(false) * LANES).enumerate().take(blocks[0].len()) {
-        let (words, factors) = record.as_chunks_mut::<LANES>().0.split_at_mut(int_words(false));
+    for (i, record) in turned
+        .chunks_exact_mut(record(false) * LANES)
+        .enumerate()
+        .take(blocks[0].len())
+    {
+        let (words, factors) = record
+            .as_chunks_mut::<LANES>()
+            .0
+            .split_at_mut(int_words(false));
         let mut q = [_mm512_setzero_si512(); LANES];
         for r in 0..LANES {
             // SAFETY: this level includes AVX2 and F16C.
@@ -260,15 +315,15 @@ fn fill_words<B: Groups>(rows: &[&[u8]; LANES], turned: &mut [u32]) {
     }
 }
 
-/// Whether 32 weights have one scale and their activations two: then the products with those are added before they are
-/// multiplied by that.
+/// Whether 32 weights have one scale and their activations two: then the products with those are
+/// added before they are multiplied by that.
 const fn joins(span: usize, excess: bool) -> bool {
     excess && span == 32
 }
 
-/// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times activation rows. With
-/// `HALF`, the last register of activations has rows in its lower half only, which takes half the time on cores that do
-/// an instruction of 512 bits in two steps.
+/// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times
+/// activation rows. With `HALF`, the last register of activations has rows in its lower half only,
+/// which takes half the time on cores that do an instruction of 512 bits in two steps.
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni")]
 unsafe fn int_tile<
     const BYTES: bool,
@@ -302,11 +357,16 @@ unsafe fn int_tile<
         }
         // Word `j` of the record, for the rows in register `v`.
         // SAFETY: it is there.
-        let lanes =
-            |j: usize, v: usize| unsafe { _mm512_loadu_si512(lanes.wrapping_add((j * VECS + v) * LANES).cast()) };
+        let lanes = |j: usize, v: usize| unsafe {
+            _mm512_loadu_si512(lanes.wrapping_add((j * VECS + v) * LANES).cast())
+        };
         // Word `j` of the record of row `r`, in all lanes.
         let splat = |j: usize, r: usize| {
-            let at = if TURNED { j * LANES + r } else { r * (BLOCK / 32) * record(BYTES) + j };
+            let at = if TURNED {
+                j * LANES + r
+            } else {
+                r * (BLOCK / 32) * record(BYTES) + j
+            };
             // SAFETY: it is there.
             _mm512_set1_epi32(unsafe { w.wrapping_add(at).read() } as i32)
         };
@@ -327,7 +387,8 @@ unsafe fn int_tile<
             for j in part * factors / parts..(part + 1) * factors / parts {
                 for r in 0..ROWS {
                     for v in 0..VECS {
-                        int[r][v] = add_products::<BYTES>(int[r][v], w(j, r, v), x(j, r, v), half(v));
+                        int[r][v] =
+                            add_products::<BYTES>(int[r][v], w(j, r, v), x(j, r, v), half(v));
                     }
                 }
             }
@@ -338,7 +399,10 @@ unsafe fn int_tile<
             };
             for r in 0..ROWS {
                 for v in 0..VECS {
-                    let (sum, d) = (to_floats(int[r][v], half(v)), _mm512_castsi512_ps(x(d_word, r, v)));
+                    let (sum, d) = (
+                        to_floats(int[r][v], half(v)),
+                        _mm512_castsi512_ps(x(d_word, r, v)),
+                    );
                     if joins && part > 0 {
                         joined[r][v] = mul_add(sum, d, joined[r][v], half(v));
                     } else {
@@ -361,22 +425,35 @@ unsafe fn int_tile<
     unsafe { store_sums(sums, acc) };
 }
 
-/// Adds the products of four bytes or two 16-bit integers to each lane of `sum`; with `half`, to each of the lower half.
+/// Adds the products of four bytes or two 16-bit integers to each lane of `sum`; with `half`, to
+/// each of the lower half.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni")]
 fn add_products<const BYTES: bool>(sum: __m512i, w: __m512i, x: __m512i, half: bool) -> __m512i {
     if half {
         let [sum, w, x] = [sum, w, x].map(|x| _mm512_castsi512_si256(x));
-        let sum = if BYTES { _mm256_dpbusd_epi32(sum, w, x) } else { _mm256_dpwssd_epi32(sum, w, x) };
+        let sum = if BYTES {
+            _mm256_dpbusd_epi32(sum, w, x)
+        } else {
+            _mm256_dpwssd_epi32(sum, w, x)
+        };
         return _mm512_castsi256_si512(sum);
     }
-    if BYTES { _mm512_dpbusd_epi32(sum, w, x) } else { _mm512_dpwssd_epi32(sum, w, x) }
+    if BYTES {
+        _mm512_dpbusd_epi32(sum, w, x)
+    } else {
+        _mm512_dpwssd_epi32(sum, w, x)
+    }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
 fn to_floats(x: __m512i, half: bool) -> __m512 {
-    if half { _mm512_castps256_ps512(_mm256_cvtepi32_ps(_mm512_castsi512_si256(x))) } else { _mm512_cvtepi32_ps(x) }
+    if half {
+        _mm512_castps256_ps512(_mm256_cvtepi32_ps(_mm512_castsi512_si256(x)))
+    } else {
+        _mm512_cvtepi32_ps(x)
+    }
 }
 
 #[inline]
@@ -399,11 +476,12 @@ fn mul_add(a: __m512, b: __m512, c: __m512, half: bool) -> __m512 {
     _mm512_fmadd_ps(a, b, c)
 }
 
-/// Panels of the transposed product: of columns, and of gradients, as bytes with a scale for each 64.
+/// Panels of the transposed product: of columns, and of gradients, as bytes with a scale for each
+/// 64.
 ///
-/// Both consist of records of 64 values: 16 words of bytes, the scale and, for gradients, `−128·Σq`, with which sums of
-/// products start because the bytes of weights are 128 too large. `d·q` with `|q| ≤ 127` is off by at most half of `d`,
-/// a 127th of the record's largest magnitude.
+/// Both consist of records of 64 values: 16 words of bytes, the scale and, for gradients,
+/// `−128·Σq`, with which sums of products start because the bytes of weights are 128 too large.
+/// `d·q` with `|q| ≤ 127` is off by at most half of `d`, a 127th of the record's largest magnitude.
 enum BytePanels {}
 
 impl BytePanels {
@@ -417,9 +495,18 @@ impl BytePanels {
 impl Panels for BytePanels {
     const LANES: usize = LANES;
     const TILES: &[RegisterTile] = &[
-        RegisterTile { rows: 8, multiply: byte_tile::<1, 8> },
-        RegisterTile { rows: 4, multiply: byte_tile::<2, 4> },
-        RegisterTile { rows: 4, multiply: byte_tile::<3, 4> },
+        RegisterTile {
+            rows: 8,
+            multiply: byte_tile::<1, 8>,
+        },
+        RegisterTile {
+            rows: 4,
+            multiply: byte_tile::<2, 4>,
+        },
+        RegisterTile {
+            rows: 4,
+            multiply: byte_tile::<3, 4>,
+        },
     ];
     const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack_bytes;
     const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
@@ -454,10 +541,13 @@ unsafe fn byte_tile<const VECS: usize, const ROWS: usize>(
         }
         let x = x.wrapping_add(start);
         // SAFETY: word `j` of the record, for the rows in register `v`.
-        let x = |j: usize, v: usize| unsafe { _mm512_loadu_si512(x.wrapping_add((j * VECS + v) * LANES).cast()) };
+        let x = |j: usize, v: usize| unsafe {
+            _mm512_loadu_si512(x.wrapping_add((j * VECS + v) * LANES).cast())
+        };
         // SAFETY: word `j` of the record of column `r`.
         let w = |j: usize, r: usize| unsafe {
-            w.wrapping_add((r * (BLOCK / BytePanels::SPAN) + i) * BytePanels::RECORD + j).read()
+            w.wrapping_add((r * (BLOCK / BytePanels::SPAN) + i) * BytePanels::RECORD + j)
+                .read()
         };
         let mut int = [[_mm512_setzero_si512(); VECS]; ROWS];
         for r in 0..ROWS {
@@ -480,8 +570,10 @@ unsafe fn byte_tile<const VECS: usize, const ROWS: usize>(
         for r in 0..ROWS {
             let scale = _mm512_set1_ps(f32::from_bits(w(BytePanels::WORDS, r)));
             for v in 0..VECS {
-                let product =
-                    _mm512_mul_ps(_mm512_cvtepi32_ps(int[r][v]), _mm512_castsi512_ps(x(BytePanels::WORDS, v)));
+                let product = _mm512_mul_ps(
+                    _mm512_cvtepi32_ps(int[r][v]),
+                    _mm512_castsi512_ps(x(BytePanels::WORDS, v)),
+                );
                 acc[r][v] = _mm512_fmadd_ps(product, scale, acc[r][v]);
             }
         }
@@ -490,24 +582,31 @@ unsafe fn byte_tile<const VECS: usize, const ROWS: usize>(
     unsafe { store_sums(sums, acc) };
 }
 
-/// Scales of records and their inverses, given their largest magnitudes: NaN if one is not finite, and 0 for all
-/// magnitudes below 2⁻¹⁰⁰.
+/// Scales of records and their inverses, given their largest magnitudes: NaN if one is not finite,
+/// and 0 for all magnitudes below 2⁻¹⁰⁰.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn byte_scales(largest: __m512i) -> (__m512, __m512) {
     let values = _mm512_castsi512_ps(largest);
     let finite = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(values, _mm512_set1_ps(f32::INFINITY));
-    let some = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(finite, values, _mm512_set1_ps(2f32.powi(-100)));
+    let some =
+        _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(finite, values, _mm512_set1_ps(2f32.powi(-100)));
     let scale = _mm512_maskz_div_ps(some, values, _mm512_set1_ps(127.0));
     let inverse = _mm512_maskz_div_ps(some, _mm512_set1_ps(127.0), values);
-    (_mm512_mask_mov_ps(_mm512_set1_ps(f32::NAN), finite, scale), inverse)
+    (
+        _mm512_mask_mov_ps(_mm512_set1_ps(f32::NAN), finite, scale),
+        inverse,
+    )
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 fn pack_bytes(x: &[f32], k: usize, packed: &mut [u32]) {
     let n_vecs = (x.len() / k).div_ceil(LANES);
     for (v, x) in x.chunks(LANES * k).enumerate() {
-        for (i, packed) in packed.chunks_exact_mut(BytePanels::RECORD * n_vecs * LANES).enumerate() {
+        for (i, packed) in packed
+            .chunks_exact_mut(BytePanels::RECORD * n_vecs * LANES)
+            .enumerate()
+        {
             let (mut words, mut scales) = ([_mm512_setzero_si512(); LANES], [0.0f32; LANES]);
             for (row, x) in x.chunks_exact(k).enumerate() {
                 let x = &x[i * BytePanels::SPAN..k.min((i + 1) * BytePanels::SPAN)];
@@ -534,26 +633,42 @@ fn round_bytes(x: &[f32]) -> (__m512i, f32) {
     let mut largest = _mm512_setzero_si512();
     for x in [a, b, c, d] {
         // The bits of positive numbers sort as the numbers do, NaN last.
-        largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX)));
+        largest = _mm512_max_epu32(
+            largest,
+            _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX)),
+        );
     }
     let (scale, inverse) = byte_scale(_mm512_reduce_max_epu32(largest));
     let mut bytes = [_mm_setzero_si128(); 4];
     for (bytes, x) in bytes.iter_mut().zip([a, b, c, d]) {
-        *bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse))));
+        *bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(
+            x,
+            _mm512_set1_ps(inverse),
+        )));
     }
     // SAFETY: array and register have the same size.
-    (unsafe { std::mem::transmute::<[__m128i; 4], __m512i>(bytes) }, scale)
+    (
+        unsafe { std::mem::transmute::<[__m128i; 4], __m512i>(bytes) },
+        scale,
+    )
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
 fn pack_ints<const BYTES: bool, const EXCESS: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
     let n_vecs = (x.len() / k).div_ceil(LANES);
     for (v, x) in x.chunks(LANES * k).enumerate() {
-        for (i, packed) in packed.chunks_exact_mut(record(BYTES) * n_vecs * LANES).enumerate() {
+        for (i, packed) in packed
+            .chunks_exact_mut(record(BYTES) * n_vecs * LANES)
+            .enumerate()
+        {
             let mut rows = [[[0.0; 8]; 3]; LANES];
             for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
                 if let Some(x) = x[32 * i..].first_chunk() {
-                    *row = if EXCESS { round_halves(x) } else { round::<BYTES>(x) };
+                    *row = if EXCESS {
+                        round_halves(x)
+                    } else {
+                        round::<BYTES>(x)
+                    };
                 }
             }
             for (c, packed) in packed.chunks_mut(LANES * n_vecs * LANES).enumerate() {
@@ -567,8 +682,8 @@ fn pack_ints<const BYTES: bool, const EXCESS: bool>(x: &[f32], k: usize, packed:
     }
 }
 
-/// Writes the words of register `v` of the activations to their places in `packed`, among those of all `n_vecs`
-/// registers; stops at the end of `packed`.
+/// Writes the words of register `v` of the activations to their places in `packed`, among those of
+/// all `n_vecs` registers; stops at the end of `packed`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(in crate::arch) fn interleave(
@@ -577,7 +692,10 @@ pub(in crate::arch) fn interleave(
     v: usize,
     n_vecs: usize,
 ) {
-    for (word, out) in words.into_iter().zip(packed.chunks_exact_mut(n_vecs * LANES)) {
+    for (word, out) in words
+        .into_iter()
+        .zip(packed.chunks_exact_mut(n_vecs * LANES))
+    {
         let out: &mut [u32] = &mut out[v * LANES..][..LANES];
         // SAFETY: array and register have the same size.
         unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), word) };
@@ -596,7 +714,8 @@ pub(in crate::arch) fn load_f32(x: &[f32]) -> [__m512; 2] {
     [low, high]
 }
 
-/// Transposes the 128-bit lanes of each four registers: in lane `l`, `c[4g + j]` has word `4l + j` of `a[4g..4g + 4]`.
+/// Transposes the 128-bit lanes of each four registers: in lane `l`, `c[4g + j]` has word `4l + j`
+/// of `a[4g..4g + 4]`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose_lanes<const N: usize>(a: [__m512i; N]) -> [__m512i; N] {
@@ -622,7 +741,8 @@ pub(in crate::arch) fn transpose(a: [__m512i; 16]) -> [__m512i; 16] {
     let c = transpose_lanes(a);
     let mut d = c;
     for j in 0..4 {
-        [d[j], d[4 + j], d[8 + j], d[12 + j]] = transpose_quarters([c[j], c[4 + j], c[8 + j], c[12 + j]]);
+        [d[j], d[4 + j], d[8 + j], d[12 + j]] =
+            transpose_quarters([c[j], c[4 + j], c[8 + j], c[12 + j]]);
     }
     d
 }
@@ -658,12 +778,18 @@ unsafe fn turn_bytes(values: *const f32, panel: *mut u32) {
     // Adding this leaves an integer, rounded to nearest even and 128 too large, in the low byte.
     let excess = _mm512_set1_ps((3 << 22 | 128) as f32);
     let bits = |r: usize| _mm512_castps_si512(_mm512_fmadd_ps(row(r), inverse, excess));
-    let select = |mask: i32, a: __m512i, b: __m512i| _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi32(mask), a, b);
+    let select = |mask: i32, a: __m512i, b: __m512i| {
+        _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi32(mask), a, b)
+    };
     let mut words = [_mm512_setzero_si512(); LANES];
     for (i, word) in words.iter_mut().enumerate() {
         let low = select(0xff, bits(4 * i), _mm512_slli_epi32::<8>(bits(4 * i + 1)));
         let high = _mm512_slli_epi32::<24>(bits(4 * i + 3));
-        *word = select(0xffff, low, select(0xff_ffff, _mm512_slli_epi32::<16>(bits(4 * i + 2)), high));
+        *word = select(
+            0xffff,
+            low,
+            select(0xff_ffff, _mm512_slli_epi32::<16>(bits(4 * i + 2)), high),
+        );
     }
     let mut scales = [0.0f32; LANES];
     // SAFETY: array and register have the same size.
@@ -673,7 +799,10 @@ unsafe fn turn_bytes(values: *const f32, panel: *mut u32) {
         // SAFETY: panel rows have room for a record.
         unsafe { _mm512_storeu_si512(out.cast(), words) };
         // SAFETY: as above.
-        unsafe { out.wrapping_add(BytePanels::WORDS).write(scales[c].to_bits()) };
+        unsafe {
+            out.wrapping_add(BytePanels::WORDS)
+                .write(scales[c].to_bits())
+        };
     }
 }
 
@@ -689,7 +818,11 @@ fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
         DType::F32 => panels::widen::<_, f32>(zero(), bytes, out),
         DType::F16 => panels::widen::<_, f16>(zero(), bytes, out),
         DType::BF16 => panels::widen::<_, bf16>(zero(), bytes, out),
-        _ => with_groups!(dtype, blocks, unreachable!("{dtype} is no format of weights")),
+        _ => with_groups!(
+            dtype,
+            blocks,
+            unreachable!("{dtype} is no format of weights")
+        ),
     }
 }
 
@@ -711,7 +844,10 @@ fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
         // SAFETY: this level includes AVX2 and F16C.
         let factors = unsafe { block.factors() };
         for g in wanted_groups::<B>(i, &wanted) {
-            store(&mut out[i * B::GROUPS + g - wanted.start / 32], group(block, &factors, g));
+            store(
+                &mut out[i * B::GROUPS + g - wanted.start / 32],
+                group(block, &factors, g),
+            );
         }
     }
 }
@@ -719,14 +855,25 @@ fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
 /// The values of group `g` of `block`, whose factors are given.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-pub(in crate::arch) fn group<B: Groups>(block: &B, Factors { scale, offset }: &Factors, g: usize) -> [__m512; 2] {
+pub(in crate::arch) fn group<B: Groups>(
+    block: &B,
+    Factors { scale, offset }: &Factors,
+    g: usize,
+) -> [__m512; 2] {
     // SAFETY: this level includes AVX2.
     let q = unsafe { block.bytes(g) };
     let value = |half: usize, q: __m128i| {
         let q = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q));
-        _mm512_fmadd_ps(_mm512_set1_ps(scale[2 * g + half]), q, _mm512_set1_ps(offset[2 * g + half]))
+        _mm512_fmadd_ps(
+            _mm512_set1_ps(scale[2 * g + half]),
+            q,
+            _mm512_set1_ps(offset[2 * g + half]),
+        )
     };
-    [value(0, _mm256_castsi256_si128(q)), value(1, _mm256_extracti128_si256::<1>(q))]
+    [
+        value(0, _mm256_castsi256_si128(q)),
+        value(1, _mm256_extracti128_si256::<1>(q)),
+    ]
 }
 
 #[inline]

@@ -13,8 +13,14 @@ use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 pub(super) fn matvec_for(dtype: DType) -> Matvec {
-    let p16 = |kernel: MatvecFn| Matvec { form: ActForm::P16, kernel };
-    let f32 = |kernel: MatvecFn| Matvec { form: ActForm::F32, kernel };
+    let p16 = |kernel: MatvecFn| Matvec {
+        form: ActForm::P16,
+        kernel,
+    };
+    let f32 = |kernel: MatvecFn| Matvec {
+        form: ActForm::F32,
+        kernel,
+    };
     match dtype {
         DType::F32 => f32(matvec_plain::<f32>),
         DType::F16 => f32(matvec_plain::<f16>),
@@ -94,7 +100,11 @@ impl UnpackPlanes for Eight<BlockQ5_1> {
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
         let w = with_fifth_bits(nibbles(each!(self.qs)), each!(self.qh));
-        Unpacked { w, scale: halves(each!(self.d)), offset: halves(each!(self.m)) }
+        Unpacked {
+            w,
+            scale: halves(each!(self.d)),
+            offset: halves(each!(self.m)),
+        }
     }
 }
 
@@ -174,14 +184,19 @@ impl UnpackPlanes for [BlockNvfp4; 4] {
 pub(super) fn power_of_two(e: __m512i) -> __m512 {
     let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
     let small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
-    _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, small, _mm512_set1_epi32(0x0020_0000), e))
+    _mm512_castsi512_ps(_mm512_mask_sllv_epi32(
+        normal,
+        small,
+        _mm512_set1_epi32(0x0020_0000),
+        e,
+    ))
 }
 
 /// Positions of the nibbles in the bytes of [`nibble_bytes`].
 const HIGH_HALVES: [i32; 16] = planes::by_lane(4, [0; 3]);
 
-/// Nibbles of blocks that hold value `j` in the low half of byte `j` and value `j + 16` in its high half, in the order of
-/// [`BlockP16`].
+/// Nibbles of blocks that hold value `j` in the low half of byte `j` and value `j + 16` in its high
+/// half, in the order of [`BlockP16`].
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn nibbles(qs: [&[u8; 16]; 8]) -> [__m512i; 4] {
@@ -192,7 +207,10 @@ fn nibbles(qs: [&[u8; 16]; 8]) -> [__m512i; 4] {
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn nibble_bytes(qs: [&[u8; 16]; 8]) -> [__m512i; 4] {
-    let [even, odd] = [lanes([qs[0], qs[2], qs[4], qs[6]]), lanes([qs[1], qs[3], qs[5], qs[7]])];
+    let [even, odd] = [
+        lanes([qs[0], qs[2], qs[4], qs[6]]),
+        lanes([qs[1], qs[3], qs[5], qs[7]]),
+    ];
     // Of each block one word twice, for its two lanes.
     [
         shuffled::<0b01_01_00_00>(even, odd),
@@ -206,7 +224,10 @@ fn nibble_bytes(qs: [&[u8; 16]; 8]) -> [__m512i; 4] {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn shuffled<const WHICH: i32>(a: __m512i, b: __m512i) -> __m512i {
-    _mm512_castps_si512(_mm512_shuffle_ps::<WHICH>(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b)))
+    _mm512_castps_si512(_mm512_shuffle_ps::<WHICH>(
+        _mm512_castsi512_ps(a),
+        _mm512_castsi512_ps(b),
+    ))
 }
 
 /// Low and high nibbles.
@@ -214,14 +235,26 @@ fn shuffled<const WHICH: i32>(a: __m512i, b: __m512i) -> __m512i {
 #[target_feature(enable = "avx512bw")]
 fn split_nibbles(x: __m512i) -> [__m512i; 2] {
     let nibble = _mm512_set1_epi8(15);
-    [_mm512_and_si512(x, nibble), _mm512_and_si512(_mm512_srli_epi16::<4>(x), nibble)]
+    [
+        _mm512_and_si512(x, nibble),
+        _mm512_and_si512(_mm512_srli_epi16::<4>(x), nibble),
+    ]
 }
 
 /// Adds bit `j` of `qh` of each block as bit 4 of its value `j`.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
 fn with_fifth_bits(low: [__m512i; 4], [a, b, c, d, e, f, g, h]: [&[u8; 4]; 8]) -> [__m512i; 4] {
-    let bits = _mm256_setr_epi32(word(*a), word(*b), word(*c), word(*d), word(*e), word(*f), word(*g), word(*h));
+    let bits = _mm256_setr_epi32(
+        word(*a),
+        word(*b),
+        word(*c),
+        word(*d),
+        word(*e),
+        word(*f),
+        word(*g),
+        word(*h),
+    );
     let has = registers_of_bits(_mm512_cvtepu16_epi32(bits));
     let mut w = low;
     for r in 0..4 {
@@ -249,7 +282,10 @@ fn twice(x: u64) -> __m128i {
 fn halves(x: [&[u8; 2]; 8]) -> __m512 {
     // Combined in general registers: there are few ports for vector shuffles.
     let [a, b, c, d, e, f, g, h] = x;
-    let x = _mm_set_epi64x(four([*e, *f, *g, *h]).cast_signed(), four([*a, *b, *c, *d]).cast_signed());
+    let x = _mm_set_epi64x(
+        four([*e, *f, *g, *h]).cast_signed(),
+        four([*a, *b, *c, *d]).cast_signed(),
+    );
     let twice = _mm256_setr_epi16(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     _mm512_cvtph_ps(_mm256_permutexvar_epi16(twice, _mm256_castsi128_si256(x)))
 }
@@ -265,7 +301,9 @@ fn four([a, b, c, d]: [[u8; 2]; 4]) -> u64 {
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
 pub(super) fn half(x: [u8; 2]) -> __m512 {
-    _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(u16::from_le_bytes(x).into())))
+    _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(
+        u16::from_le_bytes(x).into(),
+    )))
 }
 
 #[inline]
@@ -351,9 +389,15 @@ fn planes_256(x: &[f32; 256], block: &mut BlockP16) {
     for i in 0..16 {
         let q = rounded(load_f32(&x[i]), inverse[i]);
         low[i] = _mm512_cvtepi32_epi8(q);
-        high[i] = _mm512_cvtepi32_epi8(_mm512_srai_epi32::<8>(_mm512_add_epi32(q, _mm512_set1_epi32(128))));
+        high[i] = _mm512_cvtepi32_epi8(_mm512_srai_epi32::<8>(_mm512_add_epi32(
+            q,
+            _mm512_set1_epi32(128),
+        )));
     }
-    let (high, low) = (planes::in_order(fourths(high)), planes::in_order(fourths(low)));
+    let (high, low) = (
+        planes::in_order(fourths(high)),
+        planes::in_order(fourths(low)),
+    );
     let (mut high_sum, mut low_sum) = (_mm512_setzero_si512(), _mm512_setzero_si512());
     for r in 0..4 {
         store_64(bytemuck::cast_mut(&mut block.high[r]), high[r]);
@@ -371,8 +415,14 @@ fn planes_256(x: &[f32; 256], block: &mut BlockP16) {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn scales(x: &[[f32; 16]; 16], largest_integer: i16) -> (__m512, [f32; 16]) {
-    let magnitude = |i: usize| _mm512_and_si512(_mm512_castps_si512(load_f32(&x[i])), _mm512_set1_epi32(i32::MAX));
-    // Bits of magnitudes sort as integers do, NaN last. Of eight registers: the largest lane of each.
+    let magnitude = |i: usize| {
+        _mm512_and_si512(
+            _mm512_castps_si512(load_f32(&x[i])),
+            _mm512_set1_epi32(i32::MAX),
+        )
+    };
+    // Bits of magnitudes sort as integers do, NaN last. Of eight registers: the largest lane of
+    // each.
     let max = |a, b| _mm512_max_epu32(a, b);
     let mut largest = [_mm512_setzero_si512(); 8];
     for b in 0..8 {
@@ -411,7 +461,10 @@ fn scales(x: &[[f32; 16]; 16], largest_integer: i16) -> (__m512, [f32; 16]) {
 fn fourths(x: [__m128i; 16]) -> [__m512i; 4] {
     let mut fourths = [_mm512_setzero_si512(); 4];
     for q in 0..4 {
-        let (low, high) = (_mm256_set_m128i(x[4 + q], x[q]), _mm256_set_m128i(x[12 + q], x[8 + q]));
+        let (low, high) = (
+            _mm256_set_m128i(x[4 + q], x[q]),
+            _mm256_set_m128i(x[12 + q], x[8 + q]),
+        );
         fourths[q] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
     }
     fourths

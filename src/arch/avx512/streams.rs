@@ -1,19 +1,21 @@
 //! Products of blocks of 256 weights with few rows of prompts.
 //!
-//! A lane is a weight row, so that each sum is added up in the order of columns, as in panels, without a horizontal step.
-//! Words of 16 rows are transposed as they are stored, before their nibbles or pairs of bits become bytes, which takes half
-//! or a quarter of the shuffles. Then `vpdpbusd` multiplies four columns of 16 rows by a word of activations that it
-//! broadcasts from memory.
+//! A lane is a weight row, so that each sum is added up in the order of columns, as in panels,
+//! without a horizontal step. Words of 16 rows are transposed as they are stored, before their
+//! nibbles or pairs of bits become bytes, which takes half or a quarter of the shuffles. Then
+//! `vpdpbusd` multiplies four columns of 16 rows by a word of activations that it broadcasts from
+//! memory.
 //!
-//! The 16 rows of a tile lie far apart: lane `l` goes along the `l`th part of the task's rows from its beginning to its end.
-//! The CPU's prefetcher follows 16 long streams, but not 16 rows of a kilobyte side by side. In a loop written to try it, two
-//! threads took 149, 148, 162, 268 ns for 16 × 256 weights of Q4_K from memory and 1, 2, 4, 8 activation rows; with rows
-//! side by side and the next ones prefetched 188, 201, 230, 271; from L2 100, 115, 148, 244 (Emerald Rapids; reading alone
-//! takes 130). Groups of up to 8 activation rows share what is transposed; making bytes of it anew for each of them takes
-//! less than storing the bytes.
+//! The 16 rows of a tile lie far apart: lane `l` goes along the `l`th part of the task's rows from
+//! its beginning to its end. The CPU's prefetcher follows 16 long streams, but not 16 rows of a
+//! kilobyte side by side. In a loop written to try it, two threads took 149, 148, 162, 268 ns for
+//! 16 × 256 weights of Q4_K from memory and 1, 2, 4, 8 activation rows; with rows side by side and
+//! the next ones prefetched 188, 201, 230, 271; from L2 100, 115, 148, 244 (Emerald Rapids; reading
+//! alone takes 130). Groups of up to 8 activation rows share what is transposed; making bytes of it
+//! anew for each of them takes less than storing the bytes.
 //!
-//! Instructions for the two ports of vectors, for 16 × 256 weights; two of them a cycle would be the ceiling, of which
-//! that loop reached 77, 86 and 79 % from L2 for 1, 4 and 8 rows at 2.87 GHz:
+//! Instructions for the two ports of vectors, for 16 × 256 weights; two of them a cycle would be
+//! the ceiling, of which that loop reached 77, 86 and 79 % from L2 for 1, 4 and 8 rows at 2.87 GHz:
 //!
 //! | | to unpack | for an activation row |
 //! |---|---|---|
@@ -46,7 +48,8 @@ pub(super) struct Factors {
     offset: [__m512; 16],
 }
 
-/// A format of 256 weights, of 16 rows at a time. All functions need this level's features, and readable rows.
+/// A format of 256 weights, of 16 rows at a time. All functions need this level's features, and
+/// readable rows.
 pub(super) trait Turn: Pod {
     /// Words of 128 columns as they are stored.
     type Packed;
@@ -81,8 +84,8 @@ pub(super) trait Step {
     /// Blocks at a time, at most 8.
     const BLOCKS: usize;
 
-    /// Adds the products of some blocks of each row to the sums of the activation rows. `x` has the activations of each
-    /// row for a block, then for the next.
+    /// Adds the products of some blocks of each row to the sums of the activation rows. `x` has the
+    /// activations of each row for a block, then for the next.
     ///
     /// # Safety
     /// The CPU must have this level's features, and the rows that many blocks.
@@ -97,17 +100,21 @@ pub(super) struct Small<B>(PhantomData<B>);
 
 /// Most activation rows.
 pub(super) const MOST: usize = 16;
-/// How far ahead of their use weights are prefetched, in bytes of each row. Twice as far takes 5 % longer, four times as
-/// far 16 %.
+/// How far ahead of their use weights are prefetched, in bytes of each row. Twice as far takes 5 %
+/// longer, four times as far 16 %.
 const AHEAD: usize = 512;
 
-/// Products of all rows of `w` with those of `x`, which has the activations of each row for a block, then for the next.
+/// Products of all rows of `w` with those of `x`, which has the activations of each row for a
+/// block, then for the next.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
 pub(super) fn multiply<S: Step>(y: &mut ColumnsMut<'_>, w: &[u8], x: &[S::X]) {
     let (m, n, w) = (y.rows(), y.cols(), bytemuck::cast_slice::<_, S::Block>(w));
     let row_blocks = x.len() / m;
-    assert!(m <= MOST && x.len() == m * row_blocks && w.len() == n * row_blocks, "streams: {m} rows");
+    assert!(
+        m <= MOST && x.len() == m * row_blocks && w.len() == n * row_blocks,
+        "streams: {m} rows"
+    );
     let mut first = 0;
     while n - first >= LANES {
         // An odd number of rows apart, lanes do not meet in the same sets of the L1 cache.
@@ -116,8 +123,12 @@ pub(super) fn multiply<S: Step>(y: &mut ColumnsMut<'_>, w: &[u8], x: &[S::X]) {
         for t in first..first + run {
             let mut totals = [_mm512_setzero_ps(); MOST];
             for (k, x) in x.chunks(S::BLOCKS * m).enumerate() {
-                let rows = Rows { first: w[t * row_blocks + k * S::BLOCKS..].as_ptr().cast(), stride };
-                // SAFETY: this function has the features; rows `t`, `t + run` and so on have these blocks.
+                let rows = Rows {
+                    first: w[t * row_blocks + k * S::BLOCKS..].as_ptr().cast(),
+                    stride,
+                };
+                // SAFETY: this function has the features; rows `t`, `t + run` and so on have these
+                // blocks.
                 unsafe { S::add(&mut totals[..m], rows, x) };
             }
             put(y, &totals[..m], LANES, |lane| lane * run + t);
@@ -130,10 +141,16 @@ pub(super) fn multiply<S: Step>(y: &mut ColumnsMut<'_>, w: &[u8], x: &[S::X]) {
         let mut copies = [[S::Block::zeroed(); 8]; LANES];
         for (k, x) in x.chunks(S::BLOCKS * m).enumerate() {
             let n_blocks = x.len() / m;
-            for (copy, row) in copies.iter_mut().zip(w[first * row_blocks..].chunks_exact(row_blocks)) {
+            for (copy, row) in copies
+                .iter_mut()
+                .zip(w[first * row_blocks..].chunks_exact(row_blocks))
+            {
                 copy[..n_blocks].copy_from_slice(&row[k * S::BLOCKS..][..n_blocks]);
             }
-            let rows = Rows { first: copies.as_ptr().cast(), stride: size_of_val(&copies[0]) };
+            let rows = Rows {
+                first: copies.as_ptr().cast(),
+                stride: size_of_val(&copies[0]),
+            };
             // SAFETY: as above.
             unsafe { S::add(&mut totals[..m], rows, x) };
         }
@@ -156,7 +173,8 @@ fn put(y: &mut ColumnsMut<'_>, totals: &[__m512], n: usize, column: impl Fn(usiz
     }
 }
 
-/// `$add` for all of `$totals`: `$M` sums `$tile`, of activation rows from `$i` on, as many at a time as there are registers for.
+/// `$add` for all of `$totals`: `$M` sums `$tile`, of activation rows from `$i` on, as many at a
+/// time as there are registers for.
 macro_rules! in_tiles {
     ($totals:expr, |$tile:ident, $i:ident, $M:ident| $add:expr) => {
         let (totals, mut $i): (&mut [__m512], usize) = ($totals, 0);
@@ -231,13 +249,22 @@ unsafe fn add_half<B: Turn, const SPAN: usize, const M: usize>(
                     // SAFETY: the caller's promise.
                     let w = unsafe { B::word::<$g>(packed, i) };
                     for m in 0..M {
-                        ints[m] = _mm512_dpbusd_epi32(ints[m], w, _mm512_set1_epi32(x[m].word(8 * g + i)));
+                        ints[m] = _mm512_dpbusd_epi32(
+                            ints[m],
+                            w,
+                            _mm512_set1_epi32(x[m].word(8 * g + i)),
+                        );
                     }
                 }
                 let at = g * (32 / SPAN) + span;
                 for m in 0..M {
-                    let sum = if SPAN == 32 { x[m].sums[g] } else { x[m].half_sums[at] };
-                    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(ints[m]), _mm512_set1_ps(x[m].d[g]));
+                    let sum = if SPAN == 32 {
+                        x[m].sums[g]
+                    } else {
+                        x[m].half_sums[at]
+                    };
+                    let product =
+                        _mm512_mul_ps(_mm512_cvtepi32_ps(ints[m]), _mm512_set1_ps(x[m].d[g]));
                     let total = _mm512_fmadd_ps(product, factors.scale[at], sums[m]);
                     sums[m] = _mm512_fmadd_ps(factors.offset[at], _mm512_set1_ps(sum), total);
                 }
@@ -267,14 +294,19 @@ impl<B: TurnSmall> Step for Small<B> {
     }
 }
 
-/// Adds the products of some blocks to the sums of `M` activation rows, the first of `x`, which has those of `m` rows for
-/// each block.
+/// Adds the products of some blocks to the sums of `M` activation rows, the first of `x`, which has
+/// those of `m` rows for each block.
 ///
 /// # Safety
 /// The CPU must have this level's features, and the rows that many blocks.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn add_blocks<B: TurnSmall, const M: usize>(totals: &mut [__m512; M], rows: Rows, x: &[Record], m: usize) {
+unsafe fn add_blocks<B: TurnSmall, const M: usize>(
+    totals: &mut [__m512; M],
+    rows: Rows,
+    x: &[Record],
+    m: usize,
+) {
     let mut sums = *totals;
     let mut block = rows;
     for (b, x) in x.chunks(m).enumerate() {
@@ -288,17 +320,29 @@ unsafe fn add_blocks<B: TurnSmall, const M: usize>(totals: &mut [__m512; M], row
             for i in 0..M {
                 // `−128·Σq`.
                 let start = _mm512_set1_epi32(x[i][10 + span].cast_signed() >> B::HALVED);
-                ints[i] = _mm512_dpbusd_epi32(start, words[4 * span], _mm512_set1_epi32(x[i][4 * span].cast_signed()));
+                ints[i] = _mm512_dpbusd_epi32(
+                    start,
+                    words[4 * span],
+                    _mm512_set1_epi32(x[i][4 * span].cast_signed()),
+                );
             }
             for j in 4 * span + 1..4 * span + 4 {
                 for i in 0..M {
-                    ints[i] = _mm512_dpbusd_epi32(ints[i], words[j], _mm512_set1_epi32(x[i][j].cast_signed()));
+                    ints[i] = _mm512_dpbusd_epi32(
+                        ints[i],
+                        words[j],
+                        _mm512_set1_epi32(x[i][j].cast_signed()),
+                    );
                 }
             }
             for i in 0..M {
                 let d = _mm512_set1_ps(f32::from_bits(x[i][8 + span]));
                 let sum = _mm512_cvtepi32_ps(ints[i]);
-                joined[i] = if span == 0 { _mm512_mul_ps(sum, d) } else { _mm512_fmadd_ps(sum, d, joined[i]) };
+                joined[i] = if span == 0 {
+                    _mm512_mul_ps(sum, d)
+                } else {
+                    _mm512_fmadd_ps(sum, d, joined[i])
+                };
             }
         }
         for i in 0..M {
@@ -310,8 +354,8 @@ unsafe fn add_blocks<B: TurnSmall, const M: usize>(totals: &mut [__m512; M], row
 }
 
 impl Rows {
-    /// Prefetches an eighth of the lines of later `bytes` of each row. Spread over the work they leave the buffers for
-    /// misses to others.
+    /// Prefetches an eighth of the lines of later `bytes` of each row. Spread over the work they
+    /// leave the buffers for misses to others.
     #[inline(always)]
     fn prefetch(self, bytes: usize, eighth: usize) {
         let lines = LANES * bytes / 64;
@@ -328,15 +372,24 @@ impl Rows {
         let mut q = [_mm512_setzero_si512(); 4];
         for (j, q) in q.iter_mut().enumerate() {
             // SAFETY: the caller's promise.
-            let row = |r: usize| unsafe { _mm_loadu_si128(self.first.wrapping_add(r * self.stride + at).cast()) };
-            // Masked broadcasts from memory take no port for shuffles; insertions take one on Zen 4.
+            let row = |r: usize| unsafe {
+                _mm_loadu_si128(self.first.wrapping_add(r * self.stride + at).cast())
+            };
+            // Masked broadcasts from memory take no port for shuffles; insertions take one on Zen
+            // 4.
             let first = _mm512_castsi128_si512(row(j));
             let two = _mm512_mask_broadcast_i32x4(first, 0x00f0, row(4 + j));
             let three = _mm512_mask_broadcast_i32x4(two, 0x0f00, row(8 + j));
             *q = _mm512_mask_broadcast_i32x4(three, 0xf000, row(12 + j));
         }
-        let (ab, ab_high) = (_mm512_unpacklo_epi32(q[0], q[1]), _mm512_unpackhi_epi32(q[0], q[1]));
-        let (cd, cd_high) = (_mm512_unpacklo_epi32(q[2], q[3]), _mm512_unpackhi_epi32(q[2], q[3]));
+        let (ab, ab_high) = (
+            _mm512_unpacklo_epi32(q[0], q[1]),
+            _mm512_unpackhi_epi32(q[0], q[1]),
+        );
+        let (cd, cd_high) = (
+            _mm512_unpacklo_epi32(q[2], q[3]),
+            _mm512_unpackhi_epi32(q[2], q[3]),
+        );
         [
             _mm512_unpacklo_epi64(ab, cd),
             _mm512_unpackhi_epi64(ab, cd),
@@ -361,7 +414,12 @@ impl Rows {
         let mut bits = [0u16; LANES];
         for (r, bits) in bits.iter_mut().enumerate() {
             // SAFETY: the caller's promise.
-            *bits = unsafe { self.first.wrapping_add(r * self.stride + at).cast::<u16>().read_unaligned() };
+            *bits = unsafe {
+                self.first
+                    .wrapping_add(r * self.stride + at)
+                    .cast::<u16>()
+                    .read_unaligned()
+            };
         }
         // SAFETY: array and register have the same size.
         _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(bits.as_ptr().cast()) })
@@ -407,7 +465,11 @@ fn negated(x: __m512) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn merged(low: __m512i, high: __m512i, mask: u8) -> __m512i {
-    _mm512_ternarylogic_epi32::<0b1111_1000>(low, high, _mm512_set1_epi32(i32::from_ne_bytes([mask; 4])))
+    _mm512_ternarylogic_epi32::<0b1111_1000>(
+        low,
+        high,
+        _mm512_set1_epi32(i32::from_ne_bytes([mask; 4])),
+    )
 }
 
 #[inline]
@@ -420,7 +482,14 @@ fn masked(x: __m512i, mask: u8) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn nibbles(x: __m512i, high: usize) -> __m512i {
-    masked(if high == 0 { x } else { _mm512_srli_epi32::<4>(x) }, 15)
+    masked(
+        if high == 0 {
+            x
+        } else {
+            _mm512_srli_epi32::<4>(x)
+        },
+        15,
+    )
 }
 
 /// Those of Q4_K and Q5_K, see [`unpack_scales_mins`]; both begin with the same 16 bytes.
@@ -431,10 +500,15 @@ unsafe fn scales_mins(rows: Rows) -> Factors {
     let [both, a, b, c] = unsafe { rows.words(0) };
     let half = |x| _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x));
     let (d, min) = (half(both), negated(half(_mm512_srli_epi32::<16>(both))));
-    let last = |four: __m512i, two: __m512i| merged(masked(four, 15), _mm512_srli_epi32::<2>(two), 0x30);
+    let last =
+        |four: __m512i, two: __m512i| merged(masked(four, 15), _mm512_srli_epi32::<2>(two), 0x30);
     Factors {
         scale: times(d, [masked(a, 63), last(c, a)], false),
-        offset: times(min, [masked(b, 63), last(_mm512_srli_epi32::<4>(c), b)], false),
+        offset: times(
+            min,
+            [masked(b, 63), last(_mm512_srli_epi32::<4>(c), b)],
+            false,
+        ),
     }
 }
 
@@ -495,7 +569,8 @@ impl Turn for BlockQ5K {
     }
 }
 
-/// The eight words from byte `at` on, whose bytes have a bit for each group of a block, those of this half lowest.
+/// The eight words from byte `at` on, whose bytes have a bit for each group of a block, those of
+/// this half lowest.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn bits_of(rows: Rows, at: usize, half: usize) -> [__m512i; 8] {
@@ -528,7 +603,12 @@ impl Turn for BlockQ6K {
     #[target_feature(enable = "avx512f")]
     unsafe fn packed(rows: Rows, half: usize) -> Self::Packed {
         // SAFETY: the caller's promise.
-        unsafe { ([rows.eight(64 * half), rows.eight(64 * half + 32)], rows.eight(128 + 32 * half)) }
+        unsafe {
+            (
+                [rows.eight(64 * half), rows.eight(64 * half + 32)],
+                rows.eight(128 + 32 * half),
+            )
+        }
     }
 
     #[inline]
@@ -566,9 +646,17 @@ impl Turn for BlockQ2K {
         // SAFETY: the caller's promise.
         let (d, min, both) = unsafe { (rows.half(80), rows.half(82), rows.words(0)) };
         let of = |high: usize| {
-            [nibbles(both[0], high), nibbles(both[1], high), nibbles(both[2], high), nibbles(both[3], high)]
+            [
+                nibbles(both[0], high),
+                nibbles(both[1], high),
+                nibbles(both[2], high),
+                nibbles(both[3], high),
+            ]
         };
-        Factors { scale: times(d, of(0), false), offset: times(negated(min), of(1), false) }
+        Factors {
+            scale: times(d, of(0), false),
+            offset: times(negated(min), of(1), false),
+        }
     }
 
     #[inline]
@@ -685,14 +773,23 @@ unsafe fn with_fifth_bits(low: [__m512i; 8], rows: Rows, at: usize) -> [__m512i;
     let mut bits = [0u32; LANES];
     for (r, bits) in bits.iter_mut().enumerate() {
         // SAFETY: the caller's promise.
-        *bits = unsafe { rows.first.wrapping_add(r * rows.stride + at).cast::<u32>().read_unaligned() };
+        *bits = unsafe {
+            rows.first
+                .wrapping_add(r * rows.stride + at)
+                .cast::<u32>()
+                .read_unaligned()
+        };
     }
     let (bits, mut w) = (planes::load_i32(bytemuck::cast_ref(&bits)), low);
     for (j, w) in w.iter_mut().enumerate() {
         // The byte with the four bits, in all bytes of a lane.
         let byte = |lane: i32| (4 * lane + j as i32 / 2) * 0x0101_0101;
         let four = _mm512_shuffle_epi8(bits, _mm512_set4_epi32(byte(3), byte(2), byte(1), byte(0)));
-        let each = if j % 2 == 0 { 0x0804_0201 } else { 0x8040_2010_u32.cast_signed() };
+        let each = if j % 2 == 0 {
+            0x0804_0201
+        } else {
+            0x8040_2010_u32.cast_signed()
+        };
         let has = _mm512_test_epi8_mask(four, _mm512_set1_epi32(each));
         *w = _mm512_mask_add_epi8(*w, has, *w, _mm512_set1_epi8(16));
     }

@@ -1,9 +1,10 @@
-//! Products with many activation rows: bf16 panels for Q4_1 and Q5_1, as fast as the 16-bit integers of the AVX-512
-//! level.
+//! Products with many activation rows: bf16 panels for Q4_1 and Q5_1, as fast as the 16-bit
+//! integers of the AVX-512 level.
 
 use crate::arch::avx2::unpack::{Groups, with_groups};
 use crate::arch::avx512::gemm::{
-    self as avx512, LANES, group, interleave, load_f32, load_sums, store_all, store_sums, store_transposed, transpose,
+    self as avx512, LANES, group, interleave, load_f32, load_sums, store_all, store_sums,
+    store_transposed, transpose,
 };
 use crate::arch::gemm::{BLOCK, FewRows, Panels, RegisterTile, UnpackRows, prefetch_line, table};
 use crate::arch::{Gemm, PanelElement};
@@ -23,9 +24,18 @@ enum Bf16Panels {}
 impl Panels for Bf16Panels {
     const LANES: usize = LANES;
     const TILES: &[RegisterTile] = &[
-        RegisterTile { rows: 16, multiply: tile::<1, 16, false> },
-        RegisterTile { rows: 8, multiply: tile::<2, 8, false> },
-        RegisterTile { rows: 8, multiply: tile::<3, 8, false> },
+        RegisterTile {
+            rows: 16,
+            multiply: tile::<1, 16, false>,
+        },
+        RegisterTile {
+            rows: 8,
+            multiply: tile::<2, 8, false>,
+        },
+        RegisterTile {
+            rows: 8,
+            multiply: tile::<3, 8, false>,
+        },
     ];
     const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack;
     const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
@@ -43,11 +53,15 @@ impl UnpackRows for Bf16Panels {
         unsafe { unpack(dtype, blocks, out) }
     }
 
-    const FEW: Option<FewRows> =
-        Some(FewRows { most: 10, fill, tiles: &[tile::<1, 2, true>, tile::<1, 4, true>, tile::<1, 8, true>] });
+    const FEW: Option<FewRows> = Some(FewRows {
+        most: 10,
+        fill,
+        tiles: &[tile::<1, 2, true>, tile::<1, 4, true>, tile::<1, 8, true>],
+    });
 }
 
-/// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times activation rows.
+/// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times
+/// activation rows.
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn tile<const VECS: usize, const ROWS: usize, const TURNED: bool>(
     w: *const u32,
@@ -69,7 +83,11 @@ unsafe fn tile<const VECS: usize, const ROWS: usize, const TURNED: bool>(
             xs[v] = unsafe { _mm512_loadu_si512(x.wrapping_add((i * VECS + v) * LANES).cast()) };
         }
         for r in 0..ROWS {
-            let at = if TURNED { i * LANES + r } else { r * BLOCK / 2 + i };
+            let at = if TURNED {
+                i * LANES + r
+            } else {
+                r * BLOCK / 2 + i
+            };
             // SAFETY: word `i` of row `r`.
             let w = _mm512_set1_epi32(unsafe { w.wrapping_add(at).read() } as i32);
             for v in 0..VECS {
@@ -121,7 +139,11 @@ pub(in crate::arch) fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
             blocks::<$block>(bytes, out)
         };
     }
-    with_groups!(dtype, blocks, unreachable!("{dtype} is no format of blocks"))
+    with_groups!(
+        dtype,
+        blocks,
+        unreachable!("{dtype} is no format of blocks")
+    )
 }
 
 /// See [`FewRows::fill`].
@@ -133,7 +155,11 @@ fn fill(dtype: DType, rows: &[&[u8]; LANES], _: &mut [u32], turned: &mut [u32]) 
             fill_blocks::<$block>(rows, turned)
         };
     }
-    with_groups!(dtype, blocks, unreachable!("{dtype} is no format of blocks"))
+    with_groups!(
+        dtype,
+        blocks,
+        unreachable!("{dtype} is no format of blocks")
+    )
 }
 
 /// Expands blocks of 16 rows.

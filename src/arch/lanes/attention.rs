@@ -1,20 +1,23 @@
 //! Softmax attention over [`Lanes`], block of keys by block of keys with a running maximum (Milakov
 //! & Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135).
 //!
-//! For each block: scores of some query rows, then their weights, then the weighted sum of the block's values. Query
-//! rows are taken in register tiles, so that rows that share a KV head share the loads of its keys and values: few rows
-//! are limited by memory bandwidth, many by arithmetic.
+//! For each block: scores of some query rows, then their weights, then the weighted sum of the
+//! block's values. Query rows are taken in register tiles, so that rows that share a KV head share
+//! the loads of its keys and values: few rows are limited by memory bandwidth, many by arithmetic.
 //!
-//! A row's result depends on nothing but the row itself. Blocks and spans lie on a fixed grid of positions; every score
-//! is one chain of additions over the head dimension, and every output of a span one over its keys, in the same order
-//! whatever the tile's shape. So a prefill equals as many decodes, bit for bit, except for the prompt blocks that
-//! `attention_i16.rs` and `amx/attention.rs` compute.
+//! A row's result depends on nothing but the row itself. Blocks and spans lie on a fixed grid of
+//! positions; every score is one chain of additions over the head dimension, and every output of a
+//! span one over its keys, in the same order whatever the tile's shape. So a prefill equals as many
+//! decodes, bit for bit, except for the prompt blocks that `attention_i16.rs` and
+//! `amx/attention.rs` compute.
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
 use super::{Lanes, exp, tanh};
 use crate::arch::gemm::{prefetch, prefetch_line};
-use crate::arch::{AttnParams, AttnPartial, KV_BLOCK, KvBlock, KvSpan, KvStored, LoadKvFn, MAX_HEAD_DIM};
+use crate::arch::{
+    AttnParams, AttnPartial, KV_BLOCK, KvBlock, KvSpan, KvStored, LoadKvFn, MAX_HEAD_DIM,
+};
 use half::f16;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -24,10 +27,11 @@ use std::ops::Range;
 pub(in crate::arch) const BLOCK: usize = KV_BLOCK;
 /// Query rows that go through a block while it is in the cache; bounds stack use.
 pub(in crate::arch) const ROWS: usize = 32;
-/// Bytes that a prefetch runs ahead of the rows in use: keys and values alternate block by block, which the hardware's
-/// prefetcher does not see through. From memory, one query row on half precision runs at 49 GB/s with it, 21 without; in the
-/// cache it costs up to a tenth (Zen 5, where `dot` reads 37 GB/s). At most a block, as only the next one is known. Into the
-/// L2 cache: the L1 cache waits for so few lines at a time that a core of Zen 4 reads 12 GB/s that way, 22 this way.
+/// Bytes that a prefetch runs ahead of the rows in use: keys and values alternate block by block,
+/// which the hardware's prefetcher does not see through. From memory, one query row on half
+/// precision runs at 49 GB/s with it, 21 without; in the cache it costs up to a tenth (Zen 5, where
+/// `dot` reads 37 GB/s). At most a block, as only the next one is known. Into the L2 cache: the L1
+/// cache waits for so few lines at a time that a core of Zen 4 reads 12 GB/s that way, 22 this way.
 const AHEAD: usize = 8192;
 /// Room for scores of one row: tiles and vectors run over the end of a block.
 pub(in crate::arch) const STRIDE: usize = BLOCK + 16;
@@ -75,7 +79,8 @@ pub(in crate::arch) struct RowPtr<T> {
     next: *const T,
 }
 
-/// Keys and values of block `i` of a span; blocks before `end` will be read, too, and can be prefetched.
+/// Keys and values of block `i` of a span; blocks before `end` will be read, too, and can be
+/// prefetched.
 #[inline(always)]
 pub(in crate::arch) fn block_rows<T>(
     span: KvSpan<'_, T>,
@@ -88,14 +93,29 @@ pub(in crate::arch) fn block_rows<T>(
     if i + 1 < end {
         (k, v) = (span.blocks[i + 1].k.as_ptr(), span.blocks[i + 1].v.as_ptr());
     }
-    let k = RowPtr { first: block.k.as_ptr(), dim: p.head_dim, next: k };
-    (k, RowPtr { first: block.v.as_ptr(), dim: p.head_dim_v, next: v })
+    let k = RowPtr {
+        first: block.k.as_ptr(),
+        dim: p.head_dim,
+        next: k,
+    };
+    (
+        k,
+        RowPtr {
+            first: block.v.as_ptr(),
+            dim: p.head_dim_v,
+            next: v,
+        },
+    )
 }
 
 impl<T> RowPtr<T> {
     #[inline(always)]
     pub(super) fn new(first: *const T, dim: usize) -> RowPtr<T> {
-        RowPtr { first, dim, next: std::ptr::null() }
+        RowPtr {
+            first,
+            dim,
+            next: std::ptr::null(),
+        }
     }
 
     /// # Safety
@@ -194,7 +214,8 @@ pub(in crate::arch) trait Blocks<V: Lanes> {
     /// See [`KvSpan::seen`].
     fn seen(&self, ranges: &[(u32, u32)]) -> Range<usize>;
 
-    /// Keys and values of block `i`, of which the first `n` rows are needed; the blocks before `end` come next.
+    /// Keys and values of block `i`, of which the first `n` rows are needed; the blocks before
+    /// `end` come next.
     fn rows(
         &mut self,
         i: usize,
@@ -270,7 +291,13 @@ impl<V: Lanes> Blocks<V> for Widened<'_> {
     }
 
     #[inline(always)]
-    fn rows(&mut self, i: usize, end: usize, n: usize, p: &AttnParams) -> (RowPtr<f32>, RowPtr<f32>) {
+    fn rows(
+        &mut self,
+        i: usize,
+        end: usize,
+        n: usize,
+        p: &AttnParams,
+    ) -> (RowPtr<f32>, RowPtr<f32>) {
         let (KvStored { k, v, span }, load) = (self.stored, self.load);
         let block = &span.blocks[i];
         // Keys and values alternate, which the hardware's prefetcher does not see through.
@@ -283,12 +310,15 @@ impl<V: Lanes> Blocks<V> for Widened<'_> {
             load(k, block.k, p.head_dim, &mut self.k[..n * p.head_dim]);
             load(v, block.v, p.head_dim_v, &mut self.v[..n * p.head_dim_v]);
         }
-        (RowPtr::new(self.k.as_ptr(), p.head_dim), RowPtr::new(self.v.as_ptr(), p.head_dim_v))
+        (
+            RowPtr::new(self.k.as_ptr(), p.head_dim),
+            RowPtr::new(self.v.as_ptr(), p.head_dim_v),
+        )
     }
 }
 
-/// The bytes of the next block, some of which are prefetched at each of many points of the work on this one: a memory
-/// system takes only so many requests at a time.
+/// The bytes of the next block, some of which are prefetched at each of many points of the work on
+/// this one: a memory system takes only so many requests at a time.
 pub(in crate::arch) struct Ahead<'a> {
     parts: [&'a [u8]; 2],
     /// Bytes prefetched.
@@ -302,7 +332,11 @@ impl<'a> Ahead<'a> {
     #[inline(always)]
     pub(in crate::arch) fn new(block: Option<&KvBlock<'a, u8>>, n_points: usize) -> Ahead<'a> {
         let parts = block.map_or([&[][..]; 2], |block| [block.k, block.v]);
-        Ahead { parts, done: 0, lines: (parts[0].len() + parts[1].len()).div_ceil(64 * n_points) }
+        Ahead {
+            parts,
+            done: 0,
+            lines: (parts[0].len() + parts[1].len()).div_ceil(64 * n_points),
+        }
     }
 
     /// Prefetches the next ones.
@@ -345,7 +379,11 @@ pub(in crate::arch) fn attention<V: Lanes, B: Blocks<V>>(
     let room = room.as_mut_ptr();
     // SAFETY: addresses of parts of the room.
     let (scores, out) = unsafe { (&raw mut (*room).scores, &raw mut (*room).out) };
-    for (i, (q, ranges)) in q.chunks(ROWS * p.head_dim).zip(ranges.chunks(ROWS)).enumerate() {
+    for (i, (q, ranges)) in q
+        .chunks(ROWS * p.head_dim)
+        .zip(ranges.chunks(ROWS))
+        .enumerate()
+    {
         let seen = blocks.seen(ranges);
         if seen.is_empty() {
             continue;
@@ -379,7 +417,14 @@ pub(in crate::arch) fn attention_merge<V: Lanes>(
 
 /// Adds partial results of a later span; rows whose sum is 0 saw none of its keys.
 #[inline(always)]
-fn merge<V: Lanes>(z: V, to: &mut AttnPartial<'_>, out: &[f32], max: &[f32], sum: &[f32], dim: usize) {
+fn merge<V: Lanes>(
+    z: V,
+    to: &mut AttnPartial<'_>,
+    out: &[f32],
+    max: &[f32],
+    sum: &[f32],
+    dim: usize,
+) {
     for first in (0..to.sum.len()).step_by(V::N) {
         let rows = first..to.sum.len().min(first + V::N);
         let (before, now) = (z.load(&to.max[rows.clone()]), z.load(&max[rows.clone()]));
@@ -401,7 +446,9 @@ fn merge<V: Lanes>(z: V, to: &mut AttnPartial<'_>, out: &[f32], max: &[f32], sum
             let [before, now] = factors.map(|factors| factors[i - first]);
             let (shrink, add) = (z.splat(before), z.splat(now));
             for (total, out) in total.chunks_mut(V::N).zip(out.chunks(V::N)) {
-                z.load(out).mul_add(add, z.load(total) * shrink).store(total);
+                z.load(out)
+                    .mul_add(add, z.load(total) * shrink)
+                    .store(total);
             }
             to.sum[i] = to.sum[i] * before + sum[i] * now;
             to.max[i] = to.max[i].max(max[i]);
@@ -411,7 +458,11 @@ fn merge<V: Lanes>(z: V, to: &mut AttnPartial<'_>, out: &[f32], max: &[f32], sum
 
 /// See [`crate::arch::Arch::attention_finish`].
 #[inline(always)]
-pub(in crate::arch) fn attention_finish<V: Lanes>(z: V, to: &mut AttnPartial<'_>, head_dim_v: usize) {
+pub(in crate::arch) fn attention_finish<V: Lanes>(
+    z: V,
+    to: &mut AttnPartial<'_>,
+    head_dim_v: usize,
+) {
     for (out, sum) in to.out.chunks_exact_mut(head_dim_v).zip(&*to.sum) {
         let sum = z.splat(*sum);
         for out in out.chunks_mut(V::N) {
@@ -424,8 +475,8 @@ impl<'a> SoftmaxRows<'a> {
     /// At most [`ROWS`] rows that have seen no key yet.
     ///
     /// # Safety
-    /// `out` must have room for as many rows of values, `scores` for `(ROWS, STRIDE)`, and nobody else may use
-    /// `out` meanwhile.
+    /// `out` must have room for as many rows of values, `scores` for `(ROWS, STRIDE)`, and nobody
+    /// else may use `out` meanwhile.
     #[inline(always)]
     pub(in crate::arch) unsafe fn new(
         p: &'a AttnParams,
@@ -439,7 +490,16 @@ impl<'a> SoftmaxRows<'a> {
         unsafe { out.write_bytes(0, n) };
         // SAFETY: the caller's promise, and they are zeros now.
         let out = unsafe { std::slice::from_raw_parts_mut(out, n) };
-        SoftmaxRows { p, q, out, ranges, skip: 0, scores, max: [f32::NEG_INFINITY; ROWS], sum: [0.0; ROWS] }
+        SoftmaxRows {
+            p,
+            q,
+            out,
+            ranges,
+            skip: 0,
+            scores,
+            max: [f32::NEG_INFINITY; ROWS],
+            sum: [0.0; ROWS],
+        }
     }
 
     /// Adds what the rows saw to their partial results.
@@ -448,24 +508,33 @@ impl<'a> SoftmaxRows<'a> {
         merge(z, to, self.out, &self.max, &self.sum, self.p.head_dim_v);
     }
 
-    /// The rows, one bit each, that see all of `block` and whose own position, the last one that they see, lies after
-    /// it.
+    /// The rows, one bit each, that see all of `block` and whose own position, the last one that
+    /// they see, lies after it.
     #[cfg(target_arch = "x86_64")]
     pub(in crate::arch) fn behind(&self, block: &Range<usize>) -> u32 {
         let behind = |r: &(u32, u32)| r.0 as usize <= block.start && block.end < r.1 as usize;
-        self.ranges.iter().enumerate().fold(0, |rows, (i, r)| rows | u32::from(behind(r)) << i)
+        self.ranges
+            .iter()
+            .enumerate()
+            .fold(0, |rows, (i, r)| rows | u32::from(behind(r)) << i)
     }
 
     /// The rows, one bit each, that see any of `block`.
     #[cfg(target_arch = "x86_64")]
     pub(in crate::arch) fn sees(&self, block: &Range<usize>) -> u32 {
-        self.ranges.iter().enumerate().fold(0, |rows, (i, &r)| rows | u32::from(!visible(r, block).is_empty()) << i)
+        self.ranges.iter().enumerate().fold(0, |rows, (i, &r)| {
+            rows | u32::from(!visible(r, block).is_empty()) << i
+        })
     }
 
     /// What row `i` sees of `block`.
     #[inline(always)]
     fn visible(&self, i: usize, block: &Range<usize>) -> Range<usize> {
-        if self.skip >> i & 1 == 1 { 0..0 } else { visible(self.ranges[i], block) }
+        if self.skip >> i & 1 == 1 {
+            0..0
+        } else {
+            visible(self.ranges[i], block)
+        }
     }
 
     /// Outputs, not yet divided by the sums of weights.
@@ -503,10 +572,20 @@ impl<'a> SoftmaxRows<'a> {
     /// # Safety
     /// `k` must hold the keys of the block.
     #[inline(always)]
-    unsafe fn add_scores<V: Lanes, E: Widen<V>>(&mut self, z: V, k: RowPtr<E>, block: &Range<usize>) {
+    unsafe fn add_scores<V: Lanes, E: Widen<V>>(
+        &mut self,
+        z: V,
+        k: RowPtr<E>,
+        block: &Range<usize>,
+    ) {
         for tile in tiles(self.ranges.len()) {
-            let spans = tile.clone().map(|i| self.visible(i, block)).filter(|s| !s.is_empty());
-            let Some(span) = spans.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { continue };
+            let spans = tile
+                .clone()
+                .map(|i| self.visible(i, block))
+                .filter(|s| !s.is_empty());
+            let Some(span) = spans.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else {
+                continue;
+            };
             let q = self.q[tile.start * self.p.head_dim..].as_ptr();
             let q = RowPtr::new(q, self.p.head_dim);
             // SAFETY: `scores` has `ROWS` rows.
@@ -535,14 +614,17 @@ impl<'a> SoftmaxRows<'a> {
         }
     }
 
-    /// Subtracts the ALiBi bias from the products of row `i` over `span`, which are not scaled yet; the block begins at
-    /// position `first`.
+    /// Subtracts the ALiBi bias from the products of row `i` over `span`, which are not scaled yet;
+    /// the block begins at position `first`.
     ///
     /// # Safety
     /// The products over the span must be initialised.
     #[inline(always)]
     unsafe fn lean(&mut self, i: usize, span: Range<usize>, first: usize) {
-        let (slope, own) = (self.p.slope / self.p.scale, self.ranges[i].1 as usize - 1 - first);
+        let (slope, own) = (
+            self.p.slope / self.p.scale,
+            self.ranges[i].1 as usize - 1 - first,
+        );
         for j in span {
             // SAFETY: the product is initialised, and inside the row.
             unsafe { *self.scores.add(i * STRIDE + j) -= slope * (own - j) as f32 };
@@ -600,7 +682,12 @@ impl<'a> SoftmaxRows<'a> {
     /// # Safety
     /// `v` must hold the values of the block, and the weights must be those of the block.
     #[inline(always)]
-    unsafe fn add_values<V: Lanes, E: Widen<V>>(&mut self, z: V, v: RowPtr<E>, block: &Range<usize>) {
+    unsafe fn add_values<V: Lanes, E: Widen<V>>(
+        &mut self,
+        z: V,
+        v: RowPtr<E>,
+        block: &Range<usize>,
+    ) {
         for tile in tiles(self.ranges.len()) {
             let spans = tile.clone().map(|i| self.visible(i, block));
             let shared = spans.fold(0..BLOCK, |a, b| a.start.max(b.start)..a.end.min(b.end));
@@ -609,7 +696,11 @@ impl<'a> SoftmaxRows<'a> {
             let shared = if shared.is_empty() { 0..0 } else { shared };
             for i in tile.clone() {
                 let span = self.visible(i, block);
-                let end = if shared.is_empty() { span.end } else { shared.start };
+                let end = if shared.is_empty() {
+                    span.end
+                } else {
+                    shared.start
+                };
                 // SAFETY: the row's weights over its span are initialised.
                 unsafe { self.add_weighted::<V, E, 1>(z, i, v, span.start..end) };
             }
@@ -667,8 +758,8 @@ impl<'a> SoftmaxRows<'a> {
     }
 }
 
-/// `s[r][j] = q[r]·k[j]` for the keys `j` of `span`, `C` at a time; up to `C − 1` scores after the span are overwritten
-/// with garbage. If `ahead`, prefetches keys.
+/// `s[r][j] = q[r]·k[j]` for the keys `j` of `span`, `C` at a time; up to `C − 1` scores after the
+/// span are overwritten with garbage. If `ahead`, prefetches keys.
 ///
 /// # Safety
 /// `q` must have `R` rows as wide as those of `k`, `k` the rows of the span, and `s` `R` rows of
@@ -682,7 +773,12 @@ pub(super) unsafe fn dots<V: Lanes, E: Widen<V>, const R: usize, const C: usize>
     span: Range<usize>,
     ahead: bool,
 ) {
-    const { assert!(C.is_multiple_of(4) || R == 4, "scores are summed four at a time") };
+    const {
+        assert!(
+            C.is_multiple_of(4) || R == 4,
+            "scores are summed four at a time"
+        )
+    };
     let (whole, rest) = (k.dim / V::N * V::N, k.dim % V::N);
     for j in span.clone().step_by(C) {
         if ahead {
@@ -730,17 +826,26 @@ pub(super) unsafe fn dots<V: Lanes, E: Widen<V>, const R: usize, const C: usize>
         } else {
             for c in (0..C).step_by(4) {
                 for r in 0..R {
-                    let sums = V::sum4([acc[c][r], acc[(c + 1) % C][r], acc[(c + 2) % C][r], acc[(c + 3) % C][r]]);
+                    let sums = V::sum4([
+                        acc[c][r],
+                        acc[(c + 1) % C][r],
+                        acc[(c + 2) % C][r],
+                        acc[(c + 3) % C][r],
+                    ]);
                     // SAFETY: inside row `r` of the scores.
-                    unsafe { s.add(r * STRIDE + j + c).cast::<[f32; 4]>().write_unaligned(sums) };
+                    unsafe {
+                        s.add(r * STRIDE + j + c)
+                            .cast::<[f32; 4]>()
+                            .write_unaligned(sums)
+                    };
                 }
             }
         }
     }
 }
 
-/// `out[r][i] += Σ_j w[r][j]·v[j][i]` over the keys `j` of `span`, for as many tiles of `C` vectors of columns as fit
-/// from `column` on; advances `column` past them. If `ahead`, prefetches values.
+/// `out[r][i] += Σ_j w[r][j]·v[j][i]` over the keys `j` of `span`, for as many tiles of `C` vectors
+/// of columns as fit from `column` on; advances `column` past them. If `ahead`, prefetches values.
 ///
 /// # Safety
 /// `out` must have `R` rows as wide as those of `v`, `w` `R` rows of `STRIDE` weights, initialised

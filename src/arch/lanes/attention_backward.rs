@@ -1,9 +1,11 @@
-//! Backward pass of softmax attention over [`Lanes`], in blocks, from two numbers that are kept per query: the
-//! log-sum-exp of its scores, and `δ = Σ dout·out` (Dao et al., arXiv 2205.14135). No matrix of weights is ever stored.
+//! Backward pass of softmax attention over [`Lanes`], in blocks, from two numbers that are kept per
+//! query: the log-sum-exp of its scores, and `δ = Σ dout·out` (Dao et al., arXiv 2205.14135). No
+//! matrix of weights is ever stored.
 //!
-//! With scores `s = scale·q·k` (capped), weights `p = e^(s − lse)` and `dp = dout·v`, the gradient of the product `q·k`
-//! is `w = p·(dp − δ)·s'`; then `dq = Σ w·k`, `dk = Σ w·q`, `dv = Σ p·dout`. One kernel goes over the keys of some
-//! queries, the other over the queries of some keys, so that no two tasks add to the same row.
+//! With scores `s = scale·q·k` (capped), weights `p = e^(s − lse)` and `dp = dout·v`, the gradient
+//! of the product `q·k` is `w = p·(dp − δ)·s'`; then `dq = Σ w·k`, `dk = Σ w·q`, `dv = Σ p·dout`.
+//! One kernel goes over the keys of some queries, the other over the queries of some keys, so that
+//! no two tasks add to the same row.
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
@@ -36,22 +38,36 @@ pub(in crate::arch) fn attention_queries<V: Lanes>(
     p: &AttnParams,
 ) {
     let (mut s, mut dp) = (Block::uninit(), Block::uninit());
-    let pairs = Pairs { s: s.as_mut_ptr().cast(), dp: dp.as_mut_ptr().cast() };
+    let pairs = Pairs {
+        s: s.as_mut_ptr().cast(),
+        dp: dp.as_mut_ptr().cast(),
+    };
     for first in (0..ranges.len()).step_by(ROWS) {
         let n = (ranges.len() - first).min(ROWS);
         let dq = &mut dq[first * p.head_dim..][..n * p.head_dim];
         dq.fill(0.0);
         let q = rows(&q[first * p.head_dim..][..n * p.head_dim], p.head_dim);
-        let dout = rows(&dout[first * p.head_dim_v..][..n * p.head_dim_v], p.head_dim_v);
+        let dout = rows(
+            &dout[first * p.head_dim_v..][..n * p.head_dim_v],
+            p.head_dim_v,
+        );
         let ranges = &ranges[first..][..n];
         let (mut max, mut sum) = ([f32::NEG_INFINITY; ROWS], [0.0; ROWS]);
         let all = union(ranges, &(0..usize::MAX)).unwrap_or(0..0);
         for start in (all.start / BLOCK * BLOCK..all.end).step_by(BLOCK) {
             let block = start..all.end.min(start + BLOCK);
-            let k = rows(&k[block.start * p.head_dim..block.end * p.head_dim], p.head_dim);
-            let v = rows(&v[block.start * p.head_dim_v..block.end * p.head_dim_v], p.head_dim_v);
+            let k = rows(
+                &k[block.start * p.head_dim..block.end * p.head_dim],
+                p.head_dim,
+            );
+            let v = rows(
+                &v[block.start * p.head_dim_v..block.end * p.head_dim_v],
+                p.head_dim_v,
+            );
             for tile in tiles(n) {
-                let Some(span) = union(&ranges[tile.clone()], &block) else { continue };
+                let Some(span) = union(&ranges[tile.clone()], &block) else {
+                    continue;
+                };
                 // SAFETY: the tile's rows and the span's exist.
                 unsafe { products(z, &pairs, &tile, (q, k), (dout, v), &span) };
                 for i in tile.clone() {
@@ -59,7 +75,19 @@ pub(in crate::arch) fn attention_queries<V: Lanes>(
                     if !own.is_empty() {
                         let dq = &mut dq[i * p.head_dim..][..p.head_dim];
                         // SAFETY: the row's products over its span were just computed.
-                        unsafe { weigh(z, &pairs, i, own.clone(), delta[first + i], p, dq, &mut max[i], &mut sum[i]) };
+                        unsafe {
+                            weigh(
+                                z,
+                                &pairs,
+                                i,
+                                own.clone(),
+                                delta[first + i],
+                                p,
+                                dq,
+                                &mut max[i],
+                                &mut sum[i],
+                            )
+                        };
                     }
                     // SAFETY: inside the row.
                     unsafe { clear_outside(pairs.s, i, &own, &span) };
@@ -95,7 +123,10 @@ pub(in crate::arch) fn attention_keys<V: Lanes>(
     p: &AttnParams,
 ) {
     let (mut s, mut dp) = (Block::uninit(), Block::uninit());
-    let pairs = Pairs { s: s.as_mut_ptr().cast(), dp: dp.as_mut_ptr().cast() };
+    let pairs = Pairs {
+        s: s.as_mut_ptr().cast(),
+        dp: dp.as_mut_ptr().cast(),
+    };
     for first in (0..ranges.len()).step_by(ROWS) {
         let n = (ranges.len() - first).min(ROWS);
         let dk = &mut dk[first * p.head_dim..][..n * p.head_dim];
@@ -108,11 +139,19 @@ pub(in crate::arch) fn attention_keys<V: Lanes>(
         let all = union(ranges, &(0..usize::MAX)).unwrap_or(0..0);
         for start in (all.start / BLOCK * BLOCK..all.end).step_by(BLOCK) {
             let block = start..all.end.min(start + BLOCK);
-            let q = rows(&q[block.start * p.head_dim..block.end * p.head_dim], p.head_dim);
-            let dout = rows(&dout[block.start * p.head_dim_v..block.end * p.head_dim_v], p.head_dim_v);
+            let q = rows(
+                &q[block.start * p.head_dim..block.end * p.head_dim],
+                p.head_dim,
+            );
+            let dout = rows(
+                &dout[block.start * p.head_dim_v..block.end * p.head_dim_v],
+                p.head_dim_v,
+            );
             let (lse, delta) = (&lse[block.clone()], &delta[block.clone()]);
             for tile in tiles(n) {
-                let Some(span) = union(&ranges[tile.clone()], &block) else { continue };
+                let Some(span) = union(&ranges[tile.clone()], &block) else {
+                    continue;
+                };
                 // SAFETY: the tile's rows and the span's exist.
                 unsafe { products(z, &pairs, &tile, (k, q), (v, dout), &span) };
                 for i in tile.clone() {
@@ -263,7 +302,8 @@ unsafe fn weigh<V: Lanes>(
     *sum += weights.sum();
 }
 
-/// Replaces the products of key `i` by weights: `s` by `p`, for its value's gradient, and `dp` by `w`, for its own.
+/// Replaces the products of key `i` by weights: `s` by `p`, for its value's gradient, and `dp` by
+/// `w`, for its own.
 ///
 /// # Safety
 /// The products over the span must be initialised.
@@ -282,7 +322,11 @@ unsafe fn weigh_known<V: Lanes>(
     // SAFETY: the caller's promise.
     let dp = unsafe { row(z, pairs.dp, i, &span) };
     let known = lse[span.clone()].chunks(V::N).zip(delta[span].chunks(V::N));
-    for ((s, dp), (lse, delta)) in s.chunks_exact_mut(V::N).zip(dp.chunks_exact_mut(V::N)).zip(known) {
+    for ((s, dp), (lse, delta)) in s
+        .chunks_exact_mut(V::N)
+        .zip(dp.chunks_exact_mut(V::N))
+        .zip(known)
+    {
         let (x, slope) = score(z.load(s), p);
         let weight = exp(x - z.load(lse));
         weight.store(s);

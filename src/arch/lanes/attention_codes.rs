@@ -1,9 +1,10 @@
-//! Attention of generated tokens over quantised keys and values, in integers of 16 bits: what levels without products of bytes
-//! share.
+//! Attention of generated tokens over quantised keys and values, in integers of 16 bits: what
+//! levels without products of bytes share.
 //!
-//! The arithmetic is that of `avx512/attention_i8.rs`. A query, and a row's weights times the scales of the values, are rounded to
-//! 16 bits, weights relative to the block's largest; sums of integers are exact. Codes are widened to words once for all rows.
-//! Levels bring the [`Steps`] that depend on how their instructions pair words.
+//! The arithmetic is that of `avx512/attention_i8.rs`. A query, and a row's weights times the
+//! scales of the values, are rounded to 16 bits, weights relative to the block's largest; sums of
+//! integers are exact. Codes are widened to words once for all rows. Levels bring the [`Steps`]
+//! that depend on how their instructions pair words.
 //!
 //! A row's result depends on the row and on the keys that it sees alone.
 
@@ -16,21 +17,22 @@ use std::ops::Range;
 
 /// Widest head that these kernels take, in groups of values with one scale.
 pub(in crate::arch) const MAX_GROUPS: usize = 8;
-/// Largest integers that a query and weights are rounded to. The upper byte of a query's is at most 127, and the lower one at
-/// least −128.
+/// Largest integers that a query and weights are rounded to. The upper byte of a query's is at most
+/// 127, and the lower one at least −128.
 pub(in crate::arch) const MAX_QUERY: f32 = 32512.0;
 const MAX_WEIGHT: f32 = 32767.0;
 /// Queries whose magnitudes are all smaller count as zero.
 pub(in crate::arch) const TINY: f32 = 1e-30;
-/// Scales of values are divided by the largest, which is not taken to be smaller than this: a 128th of what is stored as
-/// zero.
+/// Scales of values are divided by the largest, which is not taken to be smaller than this: a 128th
+/// of what is stored as zero.
 pub(in crate::arch) const TINY_SCALE: f32 = 1e-33;
 
 /// A query in 16 bits.
 #[repr(C, align(32))]
 pub(in crate::arch) struct Query {
     pub(in crate::arch) words: [[i16; GROUP]; MAX_GROUPS],
-    /// What the sums of each group start with, as codes are unsigned and stand for the middle of their step.
+    /// What the sums of each group start with, as codes are unsigned and stand for the middle of
+    /// their step.
     pub(in crate::arch) start: [i32; MAX_GROUPS],
     /// What an integer stands for.
     pub(in crate::arch) scale: f32,
@@ -53,7 +55,8 @@ pub(in crate::arch) struct Room {
     pub(in crate::arch) codes: [i16; BLOCK * MAX_GROUPS * GROUP],
     /// What a step of a code stands for.
     pub(in crate::arch) scales: [[f32; BLOCK]; MAX_GROUPS],
-    /// The same, divided by the group's largest, times [`MAX_WEIGHT`]; 0 for keys that are not seen.
+    /// The same, divided by the group's largest, times [`MAX_WEIGHT`]; 0 for keys that are not
+    /// seen.
     relative: [[f32; BLOCK]; MAX_GROUPS],
     /// The largest scale of each group.
     largest: [f32; MAX_GROUPS],
@@ -63,10 +66,12 @@ pub(in crate::arch) struct Room {
     out: [f32; ROWS * MAX_GROUPS * GROUP],
 }
 
-/// The steps of a level. Their promises: the CPU has it; blocks are whole; the room has what the step reads.
+/// The steps of a level. Their promises: the CPU has it; blocks are whole; the room has what the
+/// step reads.
 #[derive(Clone, Copy)]
 pub(in crate::arch) struct Steps {
-    /// Rounds as many numbers as there are words, a multiple of 16, to the nearest integers. Returns their sum.
+    /// Rounds as many numbers as there are words, a multiple of 16, to the nearest integers.
+    /// Returns their sum.
     pub(in crate::arch) round: unsafe fn(&[f32], &mut [i16]) -> i32,
     /// Unpacks a block of keys, or of values, of so many groups a row, to codes and scales.
     pub(in crate::arch) unpack: unsafe fn(KvType, &[u8], usize, bool, *mut Room, &mut Ahead<'_>),
@@ -104,9 +109,17 @@ pub(in crate::arch) unsafe fn attention_codes<V: Lanes>(
     let mut room = MaybeUninit::<Room>::uninit();
     let room = room.as_mut_ptr();
     // SAFETY: addresses of parts of the room.
-    let (queries, out): (*mut Query, *mut f32) =
-        unsafe { ((&raw mut (*room).queries).cast(), (&raw mut (*room).out).cast()) };
-    for (i, (q, ranges)) in q.chunks(ROWS * p.head_dim).zip(ranges.chunks(ROWS)).enumerate() {
+    let (queries, out): (*mut Query, *mut f32) = unsafe {
+        (
+            (&raw mut (*room).queries).cast(),
+            (&raw mut (*room).out).cast(),
+        )
+    };
+    for (i, (q, ranges)) in q
+        .chunks(ROWS * p.head_dim)
+        .zip(ranges.chunks(ROWS))
+        .enumerate()
+    {
         let seen = span.seen(ranges);
         if seen.is_empty() {
             continue;
@@ -147,7 +160,17 @@ pub(in crate::arch) unsafe fn attention_codes<V: Lanes>(
                         last = span.clone();
                     }
                     let out = out.add(r * p.head_dim_v);
-                    weigh(z, steps, room, r, &span, stored.v, (&mut max[r], &mut sum[r]), out, p);
+                    weigh(
+                        z,
+                        steps,
+                        room,
+                        r,
+                        &span,
+                        stored.v,
+                        (&mut max[r], &mut sum[r]),
+                        out,
+                        p,
+                    );
                     (steps.add_weighted)(room, n_groups_v, out, &mut ahead);
                 }
             }
@@ -155,13 +178,22 @@ pub(in crate::arch) unsafe fn attention_codes<V: Lanes>(
         let n = ranges.len();
         // SAFETY: all rows of outputs are initialised.
         let out = unsafe { std::slice::from_raw_parts_mut(out, n_out) };
-        let from = AttnPartial { out, max: &mut max[..n], sum: &mut sum[..n] };
-        attention_merge(z, &mut to.rows(i * ROWS, ROWS, p.head_dim_v), &from, p.head_dim_v);
+        let from = AttnPartial {
+            out,
+            max: &mut max[..n],
+            sum: &mut sum[..n],
+        };
+        attention_merge(
+            z,
+            &mut to.rows(i * ROWS, ROWS, p.head_dim_v),
+            &from,
+            p.head_dim_v,
+        );
     }
 }
 
-/// What a sum of codes, each times an integer, starts with if these have the given sum: codes stand for the middle of their
-/// step, half of the largest code above 0.
+/// What a sum of codes, each times an integer, starts with if these have the given sum: codes stand
+/// for the middle of their step, half of the largest code above 0.
 #[inline(always)]
 fn start(kind: KvType, sum: i32) -> i32 {
     -(sum.wrapping_mul((1 << kind.bits()) - 1) >> 1)
@@ -172,7 +204,14 @@ fn start(kind: KvType, sum: i32) -> i32 {
 /// # Safety
 /// `to` must be writable, and the steps be those of the level.
 #[inline(always)]
-unsafe fn round_query<V: Lanes>(z: V, steps: Steps, to: *mut Query, q: &[f32], keys: KvType, factor: f32) {
+unsafe fn round_query<V: Lanes>(
+    z: V,
+    steps: Steps,
+    to: *mut Query,
+    q: &[f32],
+    keys: KvType,
+    factor: f32,
+) {
     // Zero, or NaN where a value is not finite.
     let (mut top, mut finite) = (z, z);
     for q in q.chunks_exact(V::N) {
@@ -181,7 +220,11 @@ unsafe fn round_query<V: Lanes>(z: V, steps: Steps, to: *mut Query, q: &[f32], k
         finite = q.mul_add(z, finite);
     }
     let largest = top.max_lane();
-    let inverse = z.splat(if largest >= TINY { MAX_QUERY / largest } else { 0.0 });
+    let inverse = z.splat(if largest >= TINY {
+        MAX_QUERY / largest
+    } else {
+        0.0
+    });
     for (g, q) in q.chunks_exact(GROUP).enumerate() {
         let mut scaled = [0.0f32; GROUP];
         for (q, to) in q.chunks_exact(V::N).zip(scaled.chunks_exact_mut(V::N)) {
@@ -206,22 +249,34 @@ unsafe fn round_query<V: Lanes>(z: V, steps: Steps, to: *mut Query, q: &[f32], k
 unsafe fn relative_scales(room: *mut Room, span: &Range<usize>, n_groups: usize) {
     for g in 0..n_groups {
         // SAFETY: the caller's promise, and room for as many.
-        let (scales, relative, to) = unsafe { (&(*room).scales[g], &mut (*room).relative[g], &mut (*room).largest[g]) };
-        // The bits of numbers that are not negative have their order, and those of NaN are the largest.
-        let largest = scales[span.clone()].iter().fold(TINY_SCALE.to_bits(), |top, x| top.max(x.to_bits()));
+        let (scales, relative, to) = unsafe {
+            (
+                &(*room).scales[g],
+                &mut (*room).relative[g],
+                &mut (*room).largest[g],
+            )
+        };
+        // The bits of numbers that are not negative have their order, and those of NaN are the
+        // largest.
+        let largest = scales[span.clone()]
+            .iter()
+            .fold(TINY_SCALE.to_bits(), |top, x| top.max(x.to_bits()));
         *to = f32::from_bits(largest);
         let inverse = MAX_WEIGHT / *to;
         *relative = [0.0; BLOCK];
-        relative[span.clone()].iter_mut().zip(&scales[span.clone()]).for_each(|(y, x)| *y = x * inverse);
+        relative[span.clone()]
+            .iter_mut()
+            .zip(&scales[span.clone()])
+            .for_each(|(y, x)| *y = x * inverse);
     }
 }
 
-/// Turns the scores of row `r`, which sees the keys of `span`, into weights, and moves its running maximum and sum, and its
-/// outputs `out`.
+/// Turns the scores of row `r`, which sees the keys of `span`, into weights, and moves its running
+/// maximum and sum, and its outputs `out`.
 ///
 /// # Safety
-/// The room must have the row's scores, and relative scales of the span; `out` must be a row of outputs. The steps must be those
-/// of the level.
+/// The room must have the row's scores, and relative scales of the span; `out` must be a row of
+/// outputs. The steps must be those of the level.
 #[inline(always)]
 unsafe fn weigh<V: Lanes>(
     z: V,
@@ -237,7 +292,12 @@ unsafe fn weigh<V: Lanes>(
     // SAFETY: parts of the room; the row has a score for each key of the block.
     let (scores, relative, largest, weights) = unsafe {
         let scores: &mut [f32; BLOCK] = &mut *(&raw mut (*room).scores[r]).cast();
-        (scores, &(*room).relative, &(*room).largest, &mut (*room).weights)
+        (
+            scores,
+            &(*room).relative,
+            &(*room).largest,
+            &mut (*room).weights,
+        )
     };
     if p.softcap > 0.0 {
         let cap = z.splat(p.softcap);
@@ -271,10 +331,13 @@ unsafe fn weigh<V: Lanes>(
         part = exp(z.splat(top - before)).max_lane();
         *sum += total * part;
     }
-    // The largest is 1 now: weights are rounded relative to the block's largest, whatever came before.
+    // The largest is 1 now: weights are rounded relative to the block's largest, whatever came
+    // before.
     for g in 0..p.head_dim_v / GROUP {
         let mut scaled = [0.0f32; BLOCK];
-        let of_keys = scores.chunks_exact(V::N).zip(relative[g].chunks_exact(V::N));
+        let of_keys = scores
+            .chunks_exact(V::N)
+            .zip(relative[g].chunks_exact(V::N));
         for ((s, scale), to) in of_keys.zip(scaled.chunks_exact_mut(V::N)) {
             (z.load(s) * z.load(scale)).store(to);
         }

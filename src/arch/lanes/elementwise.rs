@@ -39,8 +39,8 @@ macro_rules! set {
     }};
 }
 
-/// `sum!(z, sum, |a, b| f)`: applies `sum = f(a, b)` to all vectors of equally long slices, and adds up the lanes; past
-/// the end of the slices the values are zero.
+/// `sum!(z, sum, |a, b| f)`: applies `sum = f(a, b)` to all vectors of equally long slices, and
+/// adds up the lanes; past the end of the slices the values are zero.
 macro_rules! sum {
     ($z:ident, $sum:ident, |$first:ident $(, $x:ident)*| $f:expr) => {{
         let n = $first.len();
@@ -89,22 +89,44 @@ pub(in crate::arch) fn add_scaled<V: Lanes>(z: V, y: &mut [f32], x: &[f32], a: f
 }
 
 #[inline(always)]
-pub(in crate::arch) fn add_product<V: Lanes>(z: V, y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize) {
+pub(in crate::arch) fn add_product<V: Lanes>(
+    z: V,
+    y: &mut ColumnsMut<'_>,
+    t: &[f32],
+    b: &[f32],
+    stride: usize,
+) {
     add_product_of(z, y, t, b, stride);
 }
 
 #[inline(always)]
-pub(in crate::arch) fn add_product_f16<V: Lanes>(z: V, y: &mut ColumnsMut<'_>, t: &[f32], b: &[f16], stride: usize) {
+pub(in crate::arch) fn add_product_f16<V: Lanes>(
+    z: V,
+    y: &mut ColumnsMut<'_>,
+    t: &[f32],
+    b: &[f16],
+    stride: usize,
+) {
     add_product_of(z, y, t, b, stride);
 }
 
-/// Four rows share the loads of `b`, two vectors wide; a single row goes eight vectors wide, for as many independent
-/// sums.
+/// Four rows share the loads of `b`, two vectors wide; a single row goes eight vectors wide, for as
+/// many independent sums.
 #[inline(always)]
-fn add_product_of<V: Lanes, E: Widen<V>>(z: V, y: &mut ColumnsMut<'_>, t: &[f32], b: &[E], stride: usize) {
+fn add_product_of<V: Lanes, E: Widen<V>>(
+    z: V,
+    y: &mut ColumnsMut<'_>,
+    t: &[f32],
+    b: &[E],
+    stride: usize,
+) {
     let rank = t.len() / y.rows();
-    let end = stride.checked_mul(rank - 1).and_then(|last| last.checked_add(y.cols()));
-    assert!(t.len() == y.rows() * rank && y.cols() <= stride && end.is_some_and(|end| end <= b.len()));
+    let end = stride
+        .checked_mul(rank - 1)
+        .and_then(|last| last.checked_add(y.cols()));
+    assert!(
+        t.len() == y.rows() * rank && y.cols() <= stride && end.is_some_and(|end| end <= b.len())
+    );
     let mut i = 0;
     while i + 4 <= y.rows() {
         add_product_rows::<V, E, 4, 2>(z, y, i, &t[i * rank..(i + 4) * rank], b, stride);
@@ -116,7 +138,8 @@ fn add_product_of<V: Lanes, E: Widen<V>>(z: V, y: &mut ColumnsMut<'_>, t: &[f32]
     }
 }
 
-/// Adds the product to `R` rows from row `i` on, `C` vectors of columns at a time; `t` has those rows.
+/// Adds the product to `R` rows from row `i` on, `C` vectors of columns at a time; `t` has those
+/// rows.
 #[inline(always)]
 fn add_product_rows<V: Lanes, E: Widen<V>, const R: usize, const C: usize>(
     z: V,
@@ -130,15 +153,25 @@ fn add_product_rows<V: Lanes, E: Widen<V>, const R: usize, const C: usize>(
     let mut col = 0;
     while col < cols {
         // SAFETY: rows `i..i + R` are there, and the caller checked the lengths of all columns.
-        let (y, b, y_stride) = unsafe { (y.as_mut_ptr().add(i * y.stride() + col), b.as_ptr().add(col), y.stride()) };
+        let (y, b, y_stride) = unsafe {
+            (
+                y.as_mut_ptr().add(i * y.stride() + col),
+                b.as_ptr().add(col),
+                y.stride(),
+            )
+        };
         let n = cols - col;
         if n >= C * V::N {
             // SAFETY: that many columns are left.
-            unsafe { add_product_tile::<V, E, R, C, true>(z, y, y_stride, t, rank, b, stride, V::N) };
+            unsafe {
+                add_product_tile::<V, E, R, C, true>(z, y, y_stride, t, rank, b, stride, V::N)
+            };
             col += C * V::N;
         } else if n >= V::N {
             // SAFETY: as above.
-            unsafe { add_product_tile::<V, E, R, 1, true>(z, y, y_stride, t, rank, b, stride, V::N) };
+            unsafe {
+                add_product_tile::<V, E, R, 1, true>(z, y, y_stride, t, rank, b, stride, V::N)
+            };
             col += V::N;
         } else {
             // SAFETY: as above.
@@ -148,12 +181,19 @@ fn add_product_rows<V: Lanes, E: Widen<V>, const R: usize, const C: usize>(
     }
 }
 
-/// Adds the product to a tile of `R` rows and `C` vectors; unless `WHOLE`, the last vector has `n` lanes.
+/// Adds the product to a tile of `R` rows and `C` vectors; unless `WHOLE`, the last vector has `n`
+/// lanes.
 ///
 /// # Safety
 /// `y` must have these columns in `R` rows, `b` in `rank` rows; `t` has `R·rank` values.
 #[inline(always)]
-unsafe fn add_product_tile<V: Lanes, E: Widen<V>, const R: usize, const C: usize, const WHOLE: bool>(
+unsafe fn add_product_tile<
+    V: Lanes,
+    E: Widen<V>,
+    const R: usize,
+    const C: usize,
+    const WHOLE: bool,
+>(
     z: V,
     y: *mut f32,
     y_stride: usize,
@@ -169,7 +209,13 @@ unsafe fn add_product_tile<V: Lanes, E: Widen<V>, const R: usize, const C: usize
             // SAFETY: the caller's promise.
             let from = unsafe { y.add(r * y_stride + c * V::N) };
             // SAFETY: as above.
-            sums[r][c] = unsafe { if WHOLE { z.read(from) } else { z.read_first(from, n) } };
+            sums[r][c] = unsafe {
+                if WHOLE {
+                    z.read(from)
+                } else {
+                    z.read_first(from, n)
+                }
+            };
         }
     }
     for j in 0..rank {
@@ -181,7 +227,13 @@ unsafe fn add_product_tile<V: Lanes, E: Widen<V>, const R: usize, const C: usize
             // SAFETY: the caller's promise.
             let from = unsafe { b.add(j * stride + c * V::N) };
             // SAFETY: as above.
-            let b = unsafe { if WHOLE { E::read(z, from) } else { E::read_first(z, from, n) } };
+            let b = unsafe {
+                if WHOLE {
+                    E::read(z, from)
+                } else {
+                    E::read_first(z, from, n)
+                }
+            };
             for r in 0..R {
                 sums[r][c] = weights[r].mul_add(b, sums[r][c]);
             }
@@ -192,7 +244,13 @@ unsafe fn add_product_tile<V: Lanes, E: Widen<V>, const R: usize, const C: usize
             // SAFETY: the caller's promise.
             let to = unsafe { y.add(r * y_stride + c * V::N) };
             // SAFETY: as above.
-            unsafe { if WHOLE { sums[r][c].write(to) } else { sums[r][c].write_first(to, n) } };
+            unsafe {
+                if WHOLE {
+                    sums[r][c].write(to)
+                } else {
+                    sums[r][c].write_first(to, n)
+                }
+            };
         }
     }
 }
@@ -205,21 +263,37 @@ pub(in crate::arch) fn rms_norm<V: Lanes>(z: V, y: &mut [f32], x: &[f32], w: &[f
 }
 
 #[inline(always)]
-pub(in crate::arch) fn layer_norm<V: Lanes>(z: V, y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32) {
+pub(in crate::arch) fn layer_norm<V: Lanes>(
+    z: V,
+    y: &mut [f32],
+    x: &[f32],
+    w: &[f32],
+    b: &[f32],
+    eps: f32,
+) {
     let n = x.len() as f32;
     let mean = sum!(z, sum, |x| x + *sum) / n;
     let m = z.splat(mean);
-    // In two passes: E[x²] − E[x]² would cancel. An incomplete last vector is padded with zeros, which the subtraction
-    // would make nonzero, so its values are added separately.
+    // In two passes: E[x²] − E[x]² would cancel. An incomplete last vector is padded with zeros,
+    // which the subtraction would make nonzero, so its values are added separately.
     let (vectors, rest) = x.split_at(x.len() / V::N * V::N);
     let squares = sum!(z, sum, |vectors| (vectors - m).mul_add(vectors - m, *sum));
-    let squares = rest.iter().fold(squares, |sum, x| sum + (x - mean) * (x - mean));
+    let squares = rest
+        .iter()
+        .fold(squares, |sum, x| sum + (x - mean) * (x - mean));
     let scale = z.splat(1.0 / (squares / n + eps).sqrt());
     set!(z, y, |x, w, b| ((x - m) * scale).mul_add(w, b));
 }
 
 #[inline(always)]
-pub(in crate::arch) fn rms_norm_backward<V: Lanes>(z: V, dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
+pub(in crate::arch) fn rms_norm_backward<V: Lanes>(
+    z: V,
+    dx: &mut [f32],
+    dy: &[f32],
+    x: &[f32],
+    w: &[f32],
+    eps: f32,
+) {
     let n = x.len() as f32;
     let scale = 1.0 / (dot(z, x, x) / n + eps).sqrt();
     let along = sum!(z, sum, |dy, x, w| (dy * w).mul_add(x, *sum));
@@ -228,20 +302,30 @@ pub(in crate::arch) fn rms_norm_backward<V: Lanes>(z: V, dx: &mut [f32], dy: &[f
 }
 
 #[inline(always)]
-pub(in crate::arch) fn layer_norm_backward<V: Lanes>(z: V, dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
+pub(in crate::arch) fn layer_norm_backward<V: Lanes>(
+    z: V,
+    dx: &mut [f32],
+    dy: &[f32],
+    x: &[f32],
+    w: &[f32],
+    eps: f32,
+) {
     let n = x.len() as f32;
     let mean = sum!(z, sum, |x| x + *sum) / n;
     let m = z.splat(mean);
     let (vectors, rest) = x.split_at(x.len() / V::N * V::N);
     let squares = sum!(z, sum, |vectors| (vectors - m).mul_add(vectors - m, *sum));
-    let squares = rest.iter().fold(squares, |sum, x| sum + (x - mean) * (x - mean));
+    let squares = rest
+        .iter()
+        .fold(squares, |sum, x| sum + (x - mean) * (x - mean));
     let scale = 1.0 / (squares / n + eps).sqrt();
     // Past the end of the slices the first factors are zero.
     let total = sum!(z, sum, |dy, w| dy.mul_add(w, *sum));
     let along = sum!(z, sum, |dy, x, w| (dy * w).mul_add(x - m, *sum));
     let (scale, mean_dy) = (z.splat(scale), z.splat(total / n));
     let shift = z.splat(along / n) * scale * scale;
-    set!(z, dx, |dx, dy, x, w| dx + (dy * w - mean_dy - (x - m) * shift) * scale);
+    set!(z, dx, |dx, dy, x, w| dx
+        + (dy * w - mean_dy - (x - m) * shift) * scale);
 }
 
 #[inline(always)]
@@ -253,8 +337,14 @@ pub(in crate::arch) fn softmax<V: Lanes>(z: V, x: &mut [f32]) {
             *max = z.load(x).max(*max);
         }
     }
-    let rest = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let max = max.into_iter().fold(rest, |rest, max| rest.max(max.max_lane()));
+    let rest = chunks
+        .remainder()
+        .iter()
+        .copied()
+        .fold(f32::NEG_INFINITY, f32::max);
+    let max = max
+        .into_iter()
+        .fold(rest, |rest, max| rest.max(max.max_lane()));
     let max = z.splat(max);
     set!(z, x, |x| super::exp(x - max));
     let total = sum!(z, sum, |x| x + *sum);
@@ -272,7 +362,11 @@ pub(in crate::arch) fn rope_angles<V: Lanes>(
     factor: f32,
 ) {
     let (pos, factor, limit) = (z.splat(pos), z.splat(factor), z.splat(COS_SIN_LIMIT));
-    for ((cos, sin), f) in cos.chunks_mut(V::N).zip(sin.chunks_mut(V::N)).zip(frequencies.chunks(V::N)) {
+    for ((cos, sin), f) in cos
+        .chunks_mut(V::N)
+        .zip(sin.chunks_mut(V::N))
+        .zip(frequencies.chunks(V::N))
+    {
         let angles = pos * z.load(f);
         // Angles this large are rare, as is NaN: the library reduces them.
         if angles.abs().if_less(limit, z, limit).max_lane() > 0.0 {
@@ -293,7 +387,11 @@ pub(in crate::arch) fn rope_angles<V: Lanes>(
 
 #[inline(always)]
 pub(in crate::arch) fn rope_norm<V: Lanes>(z: V, x: &mut [f32], cos: &[f32], sin: &[f32]) {
-    for ((x, cos), sin) in x.chunks_mut(2 * V::N).zip(cos.chunks(V::N)).zip(sin.chunks(V::N)) {
+    for ((x, cos), sin) in x
+        .chunks_mut(2 * V::N)
+        .zip(cos.chunks(V::N))
+        .zip(sin.chunks(V::N))
+    {
         let (first, second) = x.split_at_mut(x.len().min(V::N));
         let [a, b] = V::rotate_pairs([z.load(first), z.load(second)], z.load(cos), z.load(sin));
         a.store(first);
@@ -318,11 +416,15 @@ pub(in crate::arch) fn silu_mul<V: Lanes>(z: V, gate: &mut [f32], up: &[f32]) {
     set!(z, gate, |gate, up| times_sigmoid(gate, gate) * up);
 }
 
-/// `x/2·(1 + tanh t) = x·σ(2t)`, with `t = √(2/π)·(x + 0.044715·x³)`; the right side does not cancel.
+/// `x/2·(1 + tanh t) = x·σ(2t)`, with `t = √(2/π)·(x + 0.044715·x³)`; the right side does not
+/// cancel.
 #[inline(always)]
 fn gelu_tanh<V: Lanes>(x: V) -> V {
     const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_2;
-    let cubic = (x * x).mul_add(x.splat(0.044_715 * TWO_SQRT_2_OVER_PI), x.splat(TWO_SQRT_2_OVER_PI));
+    let cubic = (x * x).mul_add(
+        x.splat(0.044_715 * TWO_SQRT_2_OVER_PI),
+        x.splat(TWO_SQRT_2_OVER_PI),
+    );
     times_sigmoid(x, x * cubic)
 }
 
@@ -382,7 +484,10 @@ fn sigmoid<V: Lanes>(t: V) -> (V, V) {
     let one = t.splat(1.0);
     let e = super::exp(t.splat(0.0) - t.abs());
     let inverse = one / (one + e);
-    (t.if_less(t.splat(0.0), e, one) * inverse, e * inverse * inverse)
+    (
+        t.if_less(t.splat(0.0), e, one) * inverse,
+        e * inverse * inverse,
+    )
 }
 
 /// `x` clamped to bounds outside which activations are linear; NaN passes.
@@ -395,7 +500,10 @@ fn curved<V: Lanes>(x: V, bound: f32) -> V {
 #[inline(always)]
 fn silu_slope<V: Lanes>(x: V) -> (V, V) {
     let (sigmoid, slope) = sigmoid(x);
-    (times_sigmoid(x, x), curved(x, 100.0).mul_add(slope, sigmoid))
+    (
+        times_sigmoid(x, x),
+        curved(x, 100.0).mul_add(slope, sigmoid),
+    )
 }
 
 /// `gelu(x) = x·σ(u)` and its derivative `σ(u) + x·σ'(u)·u'`.
@@ -405,15 +513,30 @@ fn gelu_slope<V: Lanes>(x: V) -> (V, V) {
     let y = gelu_tanh(x);
     let x = curved(x, 20.0);
     let square = x * x;
-    let cubic = square.mul_add(x.splat(0.044_715 * TWO_SQRT_2_OVER_PI), x.splat(TWO_SQRT_2_OVER_PI));
-    let rise = square.mul_add(x.splat(3.0 * 0.044_715 * TWO_SQRT_2_OVER_PI), x.splat(TWO_SQRT_2_OVER_PI));
+    let cubic = square.mul_add(
+        x.splat(0.044_715 * TWO_SQRT_2_OVER_PI),
+        x.splat(TWO_SQRT_2_OVER_PI),
+    );
+    let rise = square.mul_add(
+        x.splat(3.0 * 0.044_715 * TWO_SQRT_2_OVER_PI),
+        x.splat(TWO_SQRT_2_OVER_PI),
+    );
     let (sigmoid, slope) = sigmoid(x * cubic);
     (y, (x * rise).mul_add(slope, sigmoid))
 }
 
 #[inline(always)]
-pub(in crate::arch) fn silu_mul_backward<V: Lanes>(z: V, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
-    for ((gate, up), dy) in gate.chunks_mut(V::N).zip(up.chunks_mut(V::N)).zip(dy.chunks(V::N)) {
+pub(in crate::arch) fn silu_mul_backward<V: Lanes>(
+    z: V,
+    gate: &mut [f32],
+    up: &mut [f32],
+    dy: &[f32],
+) {
+    for ((gate, up), dy) in gate
+        .chunks_mut(V::N)
+        .zip(up.chunks_mut(V::N))
+        .zip(dy.chunks(V::N))
+    {
         let ((y, slope), dy) = (silu_slope(z.load(gate)), z.load(dy));
         (dy * z.load(up) * slope).store(gate);
         (dy * y).store(up);
@@ -421,8 +544,17 @@ pub(in crate::arch) fn silu_mul_backward<V: Lanes>(z: V, gate: &mut [f32], up: &
 }
 
 #[inline(always)]
-pub(in crate::arch) fn gelu_mul_backward<V: Lanes>(z: V, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
-    for ((gate, up), dy) in gate.chunks_mut(V::N).zip(up.chunks_mut(V::N)).zip(dy.chunks(V::N)) {
+pub(in crate::arch) fn gelu_mul_backward<V: Lanes>(
+    z: V,
+    gate: &mut [f32],
+    up: &mut [f32],
+    dy: &[f32],
+) {
+    for ((gate, up), dy) in gate
+        .chunks_mut(V::N)
+        .zip(up.chunks_mut(V::N))
+        .zip(dy.chunks(V::N))
+    {
         let ((y, slope), dy) = (gelu_slope(z.load(gate)), z.load(dy));
         (dy * z.load(up) * slope).store(gate);
         (dy * y).store(up);

@@ -1,12 +1,15 @@
-//! Products of activations with the plain formats, F32, F16 and BF16, of generated rows and of prompt rows alike.
+//! Products of activations with the plain formats, F32, F16 and BF16, of generated rows and of
+//! prompt rows alike.
 //!
-//! Lane `l` of a sum adds up the columns `l`, `l + N`, `l + 2N` …; then the lanes are added. A product has the same bits
-//! whichever rows are multiplied together with it, so prompts and generated tokens share this arithmetic.
+//! Lane `l` of a sum adds up the columns `l`, `l + N`, `l + 2N` …; then the lanes are added. A
+//! product has the same bits whichever rows are multiplied together with it, so prompts and
+//! generated tokens share this arithmetic.
 //!
-//! Some weight rows are multiplied by some activation rows at a time, and the next weight rows are prefetched, each as the
-//! same columns of its predecessor are used: from memory, 2 to 6 activation rows take hardly longer than reading, but up to
-//! 1.4 times as long with a distance of 8 KiB (Zen 4, two threads, rows of 2,048 and 8,192 F16 values). Many activation
-//! rows reach 98 % of the peak of multiply-adds, without copies of weights: widening F16 costs nothing there.
+//! Some weight rows are multiplied by some activation rows at a time, and the next weight rows are
+//! prefetched, each as the same columns of its predecessor are used: from memory, 2 to 6 activation
+//! rows take hardly longer than reading, but up to 1.4 times as long with a distance of 8 KiB (Zen
+//! 4, two threads, rows of 2,048 and 8,192 F16 values). Many activation rows reach 98 % of the peak
+//! of multiply-adds, without copies of weights: widening F16 costs nothing there.
 
 use super::Lanes;
 use super::attention::Widen;
@@ -18,19 +21,20 @@ use half::bf16;
 const L2_BYTES: usize = 256 << 10;
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Values between packed rows. Rows whose lengths are powers of two would share the ways of a cache set: 10 such rows
-/// reach 85 % of the speed that they have with this distance.
+/// Values between packed rows. Rows whose lengths are powers of two would share the ways of a cache
+/// set: 10 such rows reach 85 % of the speed that they have with this distance.
 pub(in crate::arch) const GAP: usize = 16;
 
 /// How a level multiplies a single activation row.
 #[derive(Clone, Copy)]
 pub(in crate::arch) struct OneRow {
-    /// Longest row that is multiplied by one weight row at a time. A longer one, in `f32`, leaves the L1 cache before the
-    /// next weight row comes; with several weight rows at a time 8192 values take half as long (AVX-512 on Zen 4), 2048 a
-    /// fifth longer.
+    /// Longest row that is multiplied by one weight row at a time. A longer one, in `f32`, leaves
+    /// the L1 cache before the next weight row comes; with several weight rows at a time 8192
+    /// values take half as long (AVX-512 on Zen 4), 2048 a fifth longer.
     pub(in crate::arch) short: usize,
-    /// Prefetch distance in bytes, instead of that to the next weight rows: the CPU's own prefetcher follows one stream
-    /// or eight. With 2 to 8 KiB F16 models decode 14 to 28 % slower, without prefetching 3 to 10 % (AVX-512 on Zen 4).
+    /// Prefetch distance in bytes, instead of that to the next weight rows: the CPU's own
+    /// prefetcher follows one stream or eight. With 2 to 8 KiB F16 models decode 14 to 28 %
+    /// slower, without prefetching 3 to 10 % (AVX-512 on Zen 4).
     pub(in crate::arch) ahead: Option<usize>,
 }
 
@@ -44,16 +48,29 @@ impl<V: Lanes> Widen<V> for bf16 {
     unsafe fn read_first(z: V, p: *const bf16, n: usize) -> V {
         let mut values = [bf16::ZERO; 16];
         // SAFETY: `n` values, which the caller promises; a vector has at most 16.
-        unsafe { std::ptr::copy_nonoverlapping(p.cast::<u8>(), values.as_mut_ptr().cast(), n * size_of::<bf16>()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                p.cast::<u8>(),
+                values.as_mut_ptr().cast(),
+                n * size_of::<bf16>(),
+            )
+        };
         // SAFETY: a vector's values.
         unsafe { z.read_bf16(values.as_ptr()) }
     }
 }
 
-/// Products of weight rows of `T` with activation rows of `n` values, the first of them `x[..n]`, `stride` values apart:
-/// `R` weight rows by up to `M` activation rows at a time, or `R1` by a single one.
+/// Products of weight rows of `T` with activation rows of `n` values, the first of them `x[..n]`,
+/// `stride` values apart: `R` weight rows by up to `M` activation rows at a time, or `R1` by a
+/// single one.
 #[inline(always)]
-pub(in crate::arch) fn plain<V: Lanes, T: Widen<V>, const R: usize, const M: usize, const R1: usize>(
+pub(in crate::arch) fn plain<
+    V: Lanes,
+    T: Widen<V>,
+    const R: usize,
+    const M: usize,
+    const R1: usize,
+>(
     z: V,
     one: OneRow,
     y: &mut ColumnsMut<'_>,
@@ -96,7 +113,8 @@ pub(in crate::arch) fn plain<V: Lanes, T: Widen<V>, const R: usize, const M: usi
     }
 }
 
-/// Products of weight rows, `R` at a time, with `M` activation rows; `at` are the first row and column of them in `y`.
+/// Products of weight rows, `R` at a time, with `M` activation rows; `at` are the first row and
+/// column of them in `y`.
 #[inline(always)]
 fn rows<V: Lanes, T: Widen<V>, const R: usize, const M: usize>(
     z: V,
@@ -119,7 +137,8 @@ fn rows<V: Lanes, T: Widen<V>, const R: usize, const M: usize>(
     }
 }
 
-/// `R` weight rows times `M` activation rows; the weights `ahead` bytes behind their use are prefetched, none if it is 0.
+/// `R` weight rows times `M` activation rows; the weights `ahead` bytes behind their use are
+/// prefetched, none if it is 0.
 #[inline(always)]
 fn tile<V: Lanes, T: Widen<V>, const R: usize, const M: usize>(
     z: V,
@@ -145,7 +164,16 @@ fn tile<V: Lanes, T: Widen<V>, const R: usize, const M: usize>(
         let mut v = 0;
         while v < line {
             // SAFETY: a vector from there on is inside each row.
-            unsafe { add(z, w.wrapping_add(k + v), x.wrapping_add(k + v), (n, stride), V::N, &mut sums) };
+            unsafe {
+                add(
+                    z,
+                    w.wrapping_add(k + v),
+                    x.wrapping_add(k + v),
+                    (n, stride),
+                    V::N,
+                    &mut sums,
+                )
+            };
             v += V::N;
         }
         k += line;
@@ -185,12 +213,24 @@ unsafe fn add<V: Lanes, T: Widen<V>, const R: usize, const M: usize>(
     for m in 0..M {
         let x = x.wrapping_add(m * stride);
         // SAFETY: the caller's promise.
-        xs[m] = unsafe { if len == V::N { z.read(x) } else { z.read_first(x, len) } };
+        xs[m] = unsafe {
+            if len == V::N {
+                z.read(x)
+            } else {
+                z.read_first(x, len)
+            }
+        };
     }
     for r in 0..R {
         let w = w.wrapping_add(r * n);
         // SAFETY: as above.
-        let w = unsafe { if len == V::N { T::read(z, w) } else { T::read_first(z, w, len) } };
+        let w = unsafe {
+            if len == V::N {
+                T::read(z, w)
+            } else {
+                T::read_first(z, w, len)
+            }
+        };
         for m in 0..M {
             sums[r][m] = w.mul_add(xs[m], sums[r][m]);
         }
@@ -210,15 +250,17 @@ pub(in crate::arch) fn pack(x: &[f32], _m: usize, k: usize, packed: &mut [u8]) {
     }
 }
 
-/// The products of one level with plain weights, see [`plain`]: `$zero` must be safe under `$features`.
+/// The products of one level with plain weights, see [`plain`]: `$zero` must be safe under
+/// `$features`.
 macro_rules! plain_products {
     (
         $features:literal, $zero:expr, $lanes:ty,
         rows: $rows:literal, activation_rows: $m:literal, rows_by_one: $rows_by_one:literal, $one:expr
     ) => {
         /// How rows of prompts are multiplied by weights of `T`: as those of generated tokens.
-        pub(in crate::arch) const fn plain_gemm<T: $crate::arch::lanes::attention::Widen<$lanes>>() -> $crate::arch::Gemm
-        {
+        pub(in crate::arch) const fn plain_gemm<
+            T: $crate::arch::lanes::attention::Widen<$lanes>,
+        >() -> $crate::arch::Gemm {
             $crate::arch::Gemm {
                 element: ($crate::arch::PanelElement::F32, 1),
                 tile: 128,
@@ -240,7 +282,9 @@ macro_rules! plain_products {
             n: usize,
             stride: usize,
         ) {
-            $crate::arch::lanes::matvec::plain::<_, T, $rows, $m, $rows_by_one>($zero, $one, y, w, x, n, stride);
+            $crate::arch::lanes::matvec::plain::<_, T, $rows, $m, $rows_by_one>(
+                $zero, $one, y, w, x, n, stride,
+            );
         }
 
         #[target_feature(enable = $features)]
@@ -250,7 +294,9 @@ macro_rules! plain_products {
             w: &[u8],
             x: &Acts<'_>,
         ) {
-            let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
+            let Acts::F32 { x, n } = *x else {
+                unreachable!("the form this level asks for")
+            };
             plain::<T>(y, w, x, n, n);
         }
 
@@ -263,7 +309,13 @@ macro_rules! plain_products {
             k: usize,
             _: &mut [$crate::arch::CacheLine],
         ) {
-            plain::<T>(y, w, bytemuck::cast_slice(packed), k, k + $crate::arch::lanes::matvec::GAP);
+            plain::<T>(
+                y,
+                w,
+                bytemuck::cast_slice(packed),
+                k,
+                k + $crate::arch::lanes::matvec::GAP,
+            );
         }
     };
 }

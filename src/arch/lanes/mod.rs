@@ -1,8 +1,8 @@
 //! Kernels written once over a vector type, and instantiated by each level under its
 //! `#[target_feature]`.
 //!
-//! Only what differs between instruction sets in spelling and width is shared this way: `f32` arithmetic. Integer dot
-//! products differ in shape and stay in the levels' own files.
+//! Only what differs between instruction sets in spelling and width is shared this way: `f32`
+//! arithmetic. Integer dot products differ in shape and stay in the levels' own files.
 
 pub(in crate::arch) mod attention;
 pub(super) mod attention_backward;
@@ -19,10 +19,10 @@ use std::ops::{Add, Div, Mul, Sub};
 
 /// A vector of `f32`.
 ///
-/// Everything here must be inlined (so no closures) into a function that is compiled for the level's instruction set,
-/// and may run only where the CPU has it. Possession proves that: a level makes its first vector
-/// inside such a function, and all others come from methods of one that exists. By convention that
-/// first one is `z`, zero.
+/// Everything here must be inlined (so no closures) into a function that is compiled for the
+/// level's instruction set, and may run only where the CPU has it. Possession proves that: a level
+/// makes its first vector inside such a function, and all others come from methods of one that
+/// exists. By convention that first one is `z`, zero.
 pub(super) trait Lanes:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
 {
@@ -154,8 +154,8 @@ pub(in crate::arch) fn exp<V: Lanes>(x: V) -> V {
     p.scale2(n)
 }
 
-/// `2ᵗ` as [`exp`], from which the polynomial is; `t − n` is exact. Several vectors at a time, as each operation waits for the
-/// one before it.
+/// `2ᵗ` as [`exp`], from which the polynomial is; `t − n` is exact. Several vectors at a time, as
+/// each operation waits for the one before it.
 #[inline(always)]
 pub(in crate::arch) fn exp2<V: Lanes, const C: usize>(z: V, mut t: [V; C]) -> [V; C] {
     let (mut n, mut p) = ([z; C], [z.splat(1.532_786_3e-4); C]);
@@ -164,7 +164,14 @@ pub(in crate::arch) fn exp2<V: Lanes, const C: usize>(z: V, mut t: [V; C]) -> [V
         n[i] = t[i].round();
         t[i] = t[i] - n[i];
     }
-    for c in [1.339_010_6e-3, 9.618_498e-3, 5.550_362_5e-2, 0.240_226_48, std::f32::consts::LN_2, 1.0] {
+    for c in [
+        1.339_010_6e-3,
+        9.618_498e-3,
+        5.550_362_5e-2,
+        0.240_226_48,
+        std::f32::consts::LN_2,
+        1.0,
+    ] {
         for i in 0..C {
             p[i] = p[i].mul_add(t[i], z.splat(c));
         }
@@ -208,9 +215,9 @@ pub(super) const COS_SIN_LIMIT: f32 = 1_048_576.0;
 
 /// `(cos x, sin x)` for `|x| ≤ COS_SIN_LIMIT`, each off by less than 2⁻²³.
 ///
-/// With `n = round(x·2/π)`, the rest `|r| ≤ π/4` comes from π/2 in three parts: the first difference
-/// is exact, since both sides are multiples of 2⁻²⁴ and cancel to less than 1. Then minimax
-/// polynomials, off by 4·10⁻⁹, and the quadrant `n mod 4`.
+/// With `n = round(x·2/π)`, the rest `|r| ≤ π/4` comes from π/2 in three parts: the first
+/// difference is exact, since both sides are multiples of 2⁻²⁴ and cancel to less than 1. Then
+/// minimax polynomials, off by 4·10⁻⁹, and the quadrant `n mod 4`.
 #[inline(always)]
 pub(super) fn cos_sin<V: Lanes>(x: V) -> (V, V) {
     let (one, half) = (x.splat(1.0), x.splat(0.5));
@@ -375,7 +382,11 @@ pub(super) mod tests {
 
     /// Every 1021st number: a prime, so that all exponents meet all kinds of mantissas.
     fn numbers() -> Vec<f32> {
-        (0..=u32::MAX).step_by(1021).map(f32::from_bits).chain([0.0, -0.0]).collect()
+        (0..=u32::MAX)
+            .step_by(1021)
+            .map(f32::from_bits)
+            .chain([0.0, -0.0])
+            .collect()
     }
 
     /// The largest error of `f` in units of the last place.
@@ -395,7 +406,10 @@ pub(super) mod tests {
                     worst = (error, x);
                 }
             } else {
-                assert!(y.is_nan() && truth.is_nan() || y == truth as f32, "f({x:e}) = {y:e}, not {truth:e}");
+                assert!(
+                    y.is_nan() && truth.is_nan() || y == truth as f32,
+                    "f({x:e}) = {y:e}, not {truth:e}"
+                );
             }
         }
         worst

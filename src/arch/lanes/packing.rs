@@ -1,4 +1,5 @@
-//! Packing of activations and storing of sums, shared by the panels of all levels whose sums are `f32`.
+//! Packing of activations and storing of sums, shared by the panels of all levels whose sums are
+//! `f32`.
 
 use super::Lanes;
 
@@ -103,7 +104,9 @@ macro_rules! packing {
             cols: usize,
         ) {
             // SAFETY: the caller's promise.
-            unsafe { $crate::arch::lanes::packing::store_transposed($zero, sums, y, stride, rows, cols) }
+            unsafe {
+                $crate::arch::lanes::packing::store_transposed($zero, sums, y, stride, rows, cols)
+            }
         }
     };
 }

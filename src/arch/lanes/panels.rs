@@ -1,4 +1,5 @@
-//! `f32` panels whose rows lie one after the other, over [`Lanes`]; [`crate::arch::gemm`] says what panels are.
+//! `f32` panels whose rows lie one after the other, over [`Lanes`]; [`crate::arch::gemm`] says what
+//! panels are.
 
 use super::Lanes;
 use super::attention::Widen;
@@ -52,12 +53,18 @@ pub(in crate::arch) unsafe fn tile<V: Lanes, const VECS: usize, const ROWS: usiz
     }
 }
 
-/// Transposes `V::N` panel rows of `n` words, a multiple of `V::N`: word `i` of row `j` becomes `turned[i·N + j]`.
+/// Transposes `V::N` panel rows of `n` words, a multiple of `V::N`: word `i` of row `j` becomes
+/// `turned[i·N + j]`.
 ///
 /// # Safety
 /// The pointers must be valid for that.
 #[inline(always)]
-pub(in crate::arch) unsafe fn turn_panel<V: Transpose>(z: V, panel: *const f32, n: usize, turned: *mut f32) {
+pub(in crate::arch) unsafe fn turn_panel<V: Transpose>(
+    z: V,
+    panel: *const f32,
+    n: usize,
+    turned: *mut f32,
+) {
     for i in (0..n).step_by(V::N) {
         // SAFETY: words of `N` rows.
         let words = unsafe { z.read_transposed(panel.wrapping_add(i), n) };
@@ -79,7 +86,8 @@ pub(in crate::arch) const TURN_ROWS: usize = 32;
 pub(in crate::arch) unsafe fn turn<V: Transpose>(z: V, values: *const f32, panel: *mut f32) {
     for part in 0..TURN_ROWS / V::N {
         // SAFETY: a vector of `N` rows.
-        let columns = unsafe { z.read_transposed(values.wrapping_add(part * V::N * COLUMNS), COLUMNS) };
+        let columns =
+            unsafe { z.read_transposed(values.wrapping_add(part * V::N * COLUMNS), COLUMNS) };
         for c in 0..V::N {
             // SAFETY: panel rows have room for the values.
             unsafe { columns[c].write(panel.wrapping_add(c * BLOCK + part * V::N)) };
@@ -94,13 +102,20 @@ pub(in crate::arch) fn widen<V: Lanes, T: Widen<V>>(z: V, bytes: &[u8], out: &mu
     for (i, out) in out.chunks_mut(V::N).enumerate() {
         let x = bytes.as_ptr().cast::<T>().wrapping_add(i * V::N);
         // SAFETY: `bytes` has as many values from `x` on as `out`.
-        unsafe { if out.len() == V::N { T::read(z, x) } else { T::read_first(z, x, out.len()) } }.store(out);
+        unsafe {
+            if out.len() == V::N {
+                T::read(z, x)
+            } else {
+                T::read_first(z, x, out.len())
+            }
+        }
+        .store(out);
     }
 }
 
-/// `F32Panels` of one level, whose register tiles have up to three registers of activations and `rows` weight rows, or
-/// `rows_of_one` with one register; `$zero` must be safe under `$features`, and `unpack` must expand the wanted values
-/// of a row's blocks.
+/// `F32Panels` of one level, whose register tiles have up to three registers of activations and
+/// `rows` weight rows, or `rows_of_one` with one register; `$zero` must be safe under `$features`,
+/// and `unpack` must expand the wanted values of a row's blocks.
 macro_rules! f32_panels {
     ($features:literal, $lanes:ty, $zero:expr, depth: $depth:expr, rows: $rows:literal, rows_of_one: $alone:literal) => {
         /// Panels of `f32`.
@@ -110,9 +125,18 @@ macro_rules! f32_panels {
             const LANES: usize = <$lanes>::N;
             const DEPTH: usize = $depth;
             const TILES: &[RegisterTile] = &[
-                RegisterTile { rows: $alone, multiply: tile::<1, $alone> },
-                RegisterTile { rows: $rows, multiply: tile::<2, $rows> },
-                RegisterTile { rows: $rows, multiply: tile::<3, $rows> },
+                RegisterTile {
+                    rows: $alone,
+                    multiply: tile::<1, $alone>,
+                },
+                RegisterTile {
+                    rows: $rows,
+                    multiply: tile::<2, $rows>,
+                },
+                RegisterTile {
+                    rows: $rows,
+                    multiply: tile::<3, $rows>,
+                },
             ];
             const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack;
             const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
@@ -138,7 +162,9 @@ macro_rules! f32_panels {
             ahead: *const u32,
         ) {
             // SAFETY: the caller's promise.
-            unsafe { panels::tile::<$lanes, VECS, ROWS>($zero, w.cast(), x.cast(), k, sums, first, ahead) }
+            unsafe {
+                panels::tile::<$lanes, VECS, ROWS>($zero, w.cast(), x.cast(), k, sums, first, ahead)
+            }
         }
 
         /// See [`panels::turn_panel`].

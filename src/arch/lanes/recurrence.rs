@@ -64,7 +64,13 @@ unsafe fn delta_columns<V: Lanes, const C: usize, const WHOLE: bool>(
     };
     let write = |x: V, p: *mut f32| {
         // SAFETY: the caller's promise.
-        unsafe { if WHOLE { x.write(p) } else { x.write_first(p, n) } }
+        unsafe {
+            if WHOLE {
+                x.write(p)
+            } else {
+                x.write_first(p, n)
+            }
+        }
     };
     let state = state.as_mut_ptr().wrapping_add(c);
     let rate_of = |i: usize| if rate.len() == 1 { rate[0] } else { rate[i] };
@@ -75,7 +81,8 @@ unsafe fn delta_columns<V: Lanes, const C: usize, const WHOLE: bool>(
             if i < d_k {
                 let weight = z.splat(rate_of(i) * k[i]);
                 for j in 0..C {
-                    sums[s][j] = weight.mul_add(read(state.wrapping_add(i * d_v + j * V::N)), sums[s][j]);
+                    sums[s][j] =
+                        weight.mul_add(read(state.wrapping_add(i * d_v + j * V::N)), sums[s][j]);
                 }
             }
         }
@@ -168,7 +175,8 @@ fn selective_scan<V: Lanes>(
     while first < n {
         let left = n - first;
         if left >= SUMS * V::N {
-            // SAFETY: so many channels are left, and all lengths were checked, here and by the callers.
+            // SAFETY: so many channels are left, and all lengths were checked, here and by the
+            // callers.
             unsafe { scan_channels::<V, SUMS, true>(z, state, rates, b, c, x, out, first, V::N) };
             first += SUMS * V::N;
         } else if left >= V::N {
@@ -186,7 +194,8 @@ fn selective_scan<V: Lanes>(
 /// `C` vectors of channels from `first` on; unless `WHOLE`, the only one has `lanes` lanes.
 ///
 /// # Safety
-/// `x` must have these channels, and the lengths must be those of [`selective_scan`] and its callers.
+/// `x` must have these channels, and the lengths must be those of [`selective_scan`] and its
+/// callers.
 #[inline(always)]
 unsafe fn scan_channels<V: Lanes, const C: usize, const WHOLE: bool>(
     z: V,
@@ -201,11 +210,23 @@ unsafe fn scan_channels<V: Lanes, const C: usize, const WHOLE: bool>(
 ) {
     let read = |p: *const f32| {
         // SAFETY: the caller's promise.
-        unsafe { if WHOLE { z.read(p) } else { z.read_first(p, lanes) } }
+        unsafe {
+            if WHOLE {
+                z.read(p)
+            } else {
+                z.read_first(p, lanes)
+            }
+        }
     };
     let write = |x: V, p: *mut f32| {
         // SAFETY: the caller's promise.
-        unsafe { if WHOLE { x.write(p) } else { x.write_first(p, lanes) } }
+        unsafe {
+            if WHOLE {
+                x.write(p)
+            } else {
+                x.write_first(p, lanes)
+            }
+        }
     };
     let (mut u, mut exponents, mut sums) = ([z; C], [z; C], [z; C]);
     for j in 0..C {
@@ -226,14 +247,17 @@ unsafe fn scan_channels<V: Lanes, const C: usize, const WHOLE: bool>(
                 for j in 0..C {
                     let at = i * x.len() + first + j * V::N;
                     powers[j] = exponents[j] * read(a.as_ptr().wrapping_add(at));
-                    // States of other channels follow; a block takes too long for the CPU to read ahead by itself.
+                    // States of other channels follow; a block takes too long for the CPU to read
+                    // ahead by itself.
                     prefetch_line(state.as_ptr().wrapping_add(2 * state.len() + at).cast());
                 }
                 super::exp2(z, powers)
             }
         };
         for j in 0..C {
-            let at = state.as_mut_ptr().wrapping_add(i * x.len() + first + j * V::N);
+            let at = state
+                .as_mut_ptr()
+                .wrapping_add(i * x.len() + first + j * V::N);
             let s = u[j].mul_add(b, decays[j] * read(at));
             write(s, at);
             sums[j] = s.mul_add(c, sums[j]);
@@ -257,21 +281,34 @@ pub(in crate::arch) fn rwkv6_step<V: Lanes>(
     out: &mut [f32],
 ) {
     let d_v = v.len();
-    assert!(state.len() == k.len() * d_v && [r, w, first].iter().all(|x| x.len() == k.len()) && out.len() == d_v);
-    let bonus: f32 = r.iter().zip(first).zip(k).map(|((r, first), k)| r * first * k).sum();
+    assert!(
+        state.len() == k.len() * d_v
+            && [r, w, first].iter().all(|x| x.len() == k.len())
+            && out.len() == d_v
+    );
+    let bonus: f32 = r
+        .iter()
+        .zip(first)
+        .zip(k)
+        .map(|((r, first), k)| r * first * k)
+        .sum();
     for c in (0..d_v).step_by(SUMS * V::N) {
         let columns = c..d_v.min(c + SUMS * V::N);
         let mut sums = [z; SUMS];
         for (i, row) in state.chunks_exact_mut(d_v).enumerate() {
             let (r, k, w) = (z.splat(r[i]), z.splat(k[i]), z.splat(w[i]));
-            let parts = row[columns.clone()].chunks_mut(V::N).zip(v[columns.clone()].chunks(V::N));
+            let parts = row[columns.clone()]
+                .chunks_mut(V::N)
+                .zip(v[columns.clone()].chunks(V::N));
             for ((s, v), sum) in parts.zip(&mut sums) {
                 let x = z.load(s);
                 *sum = r.mul_add(x, *sum);
                 k.mul_add(z.load(v), w * x).store(s);
             }
         }
-        let parts = out[columns.clone()].chunks_mut(V::N).zip(v[columns].chunks(V::N));
+        let parts = out[columns.clone()]
+            .chunks_mut(V::N)
+            .zip(v[columns].chunks(V::N));
         for ((out, v), sum) in parts.zip(sums) {
             z.splat(bonus).mul_add(z.load(v), sum).store(out);
         }
@@ -288,9 +325,17 @@ pub(in crate::arch) fn rwkv7_step<V: Lanes>(
     out: &mut [f32],
 ) {
     let n = r.len();
-    assert!(state.len() == n * v.len() && [k, w, a, b].iter().all(|x| x.len() == n) && out.len() == v.len());
+    assert!(
+        state.len() == n * v.len()
+            && [k, w, a, b].iter().all(|x| x.len() == n)
+            && out.len() == v.len()
+    );
     // The lanes of four rows are added up at once.
-    for ((rows, v), out) in state.chunks_mut(SUMS * n).zip(v.chunks(SUMS)).zip(out.chunks_mut(SUMS)) {
+    for ((rows, v), out) in state
+        .chunks_mut(SUMS * n)
+        .zip(v.chunks(SUMS))
+        .zip(out.chunks_mut(SUMS))
+    {
         let mut sums = [z; SUMS];
         for c in (0..n).step_by(V::N) {
             let columns = c..n.min(c + V::N);
@@ -305,9 +350,12 @@ pub(in crate::arch) fn rwkv7_step<V: Lanes>(
             let columns = c..n.min(c + V::N);
             let (r, k) = (z.load(&r[columns.clone()]), z.load(&k[columns.clone()]));
             let (w, b) = (z.load(&w[columns.clone()]), z.load(&b[columns.clone()]));
-            for (((row, sum), said), v) in rows.chunks_exact_mut(n).zip(&mut sums).zip(said).zip(v) {
+            for (((row, sum), said), v) in rows.chunks_exact_mut(n).zip(&mut sums).zip(said).zip(v)
+            {
                 let s = &mut row[columns.clone()];
-                let x = z.splat(*v).mul_add(k, z.splat(said).mul_add(b, z.load(s) * w));
+                let x = z
+                    .splat(*v)
+                    .mul_add(k, z.splat(said).mul_add(b, z.load(s) * w));
                 x.store(s);
                 *sum = x.mul_add(r, *sum);
             }
@@ -340,6 +388,7 @@ pub(in crate::arch) fn causal_conv<V: Lanes>(
         if n_past > 0 {
             x.store(&mut past[(n_past - 1) * n..][columns.clone()]);
         }
-        x.mul_add(z.load(&taps[n_past * stride..][columns.clone()]), sum).store(&mut out[columns]);
+        x.mul_add(z.load(&taps[n_past * stride..][columns.clone()]), sum)
+            .store(&mut out[columns]);
     }
 }

@@ -1,8 +1,9 @@
-//! The shared attention over codes, by `smlal`: as many products as an `f32` instruction does, but codes need no conversion.
+//! The shared attention over codes, by `smlal`: as many products as an `f32` instruction does, but
+//! codes need no conversion.
 //!
-//! Per value of a key or value, in executed instructions (`tests/neon_instructions.py`, heads of 128): 0.55 for each query,
-//! softmax included; unpacking, once for all queries, and prefetching take 0.86 (`q4_0`), 0.98 (`q8_0`), and 1.2 (`q5_0`,
-//! `q6_0`).
+//! Per value of a key or value, in executed instructions (`tests/neon_instructions.py`, heads of
+//! 128): 0.55 for each query, softmax included; unpacking, once for all queries, and prefetching
+//! take 0.86 (`q4_0`), 0.98 (`q8_0`), and 1.2 (`q5_0`, `q6_0`).
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
@@ -10,7 +11,9 @@ use super::attention;
 use super::elementwise::zero;
 use crate::arch::kv::{GROUP, widen};
 use crate::arch::lanes::attention::{Ahead, BLOCK};
-use crate::arch::lanes::attention_codes::{MAX_GROUPS, Query, Room, Steps, Weights, attention_codes, fits};
+use crate::arch::lanes::attention_codes::{
+    MAX_GROUPS, Query, Room, Steps, Weights, attention_codes, fits,
+};
 use crate::arch::{AttnParams, AttnPartial, KvStored, KvType};
 use std::arch::aarch64::*;
 
@@ -29,7 +32,12 @@ pub(super) fn attention_stored(
     if !fits(&stored, p) {
         return attention::attention_stored(to, q, stored, ranges, p);
     }
-    let steps = Steps { round, unpack, add_scores, add_weighted };
+    let steps = Steps {
+        round,
+        unpack,
+        add_scores,
+        add_weighted,
+    };
     // SAFETY: they fit, and the steps are this level's.
     unsafe { attention_codes(zero(), steps, to, q, stored, ranges, p) }
 }
@@ -53,7 +61,14 @@ unsafe fn round(x: &[f32], words: &mut [i16]) -> i32 {
 
 /// See [`Steps::unpack`]: keys lie as `[key][group]`, values as `[group][key]`.
 #[target_feature(enable = "neon")]
-unsafe fn unpack(kind: KvType, block: &[u8], n_groups: usize, keys: bool, room: *mut Room, ahead: &mut Ahead<'_>) {
+unsafe fn unpack(
+    kind: KvType,
+    block: &[u8],
+    n_groups: usize,
+    keys: bool,
+    room: *mut Room,
+    ahead: &mut Ahead<'_>,
+) {
     // SAFETY: the caller's promise.
     unsafe {
         match kind {
@@ -91,9 +106,14 @@ unsafe fn unpack_groups<const LOWER: usize>(
             let at = if keys { i } else { g * BLOCK + j };
             // SAFETY: a group of each plane; there is room for its codes and scale.
             unsafe {
-                let scale = u16::from_le(scales.add(i * scale_group).cast::<u16>().read_unaligned());
-                (&raw mut (*room).scales).cast::<f32>().add(g * BLOCK + j).write(widen(scale) * step);
-                let [a, b] = codes::<LOWER>(uppers.add(i * upper_group), lowers.add(i * lower_group));
+                let scale =
+                    u16::from_le(scales.add(i * scale_group).cast::<u16>().read_unaligned());
+                (&raw mut (*room).scales)
+                    .cast::<f32>()
+                    .add(g * BLOCK + j)
+                    .write(widen(scale) * step);
+                let [a, b] =
+                    codes::<LOWER>(uppers.add(i * upper_group), lowers.add(i * lower_group));
                 let to = (&raw mut (*room).codes).cast::<u16>().add(at * GROUP);
                 vst1q_u16(to, vmovl_u8(vget_low_u8(a)));
                 vst1q_u16(to.add(8), vmovl_high_u8(a));
@@ -104,8 +124,8 @@ unsafe fn unpack_groups<const LOWER: usize>(
     }
 }
 
-/// Codes of a group, its lower values first, from their four upper bits and so many `LOWER` ones below these (`kv.rs` has
-/// their places).
+/// Codes of a group, its lower values first, from their four upper bits and so many `LOWER` ones
+/// below these (`kv.rs` has their places).
 ///
 /// # Safety
 /// The planes must have the group.
@@ -128,8 +148,10 @@ unsafe fn codes<const LOWER: usize>(upper: *const u8, lower: *const u8) -> [uint
     }
     let bits = vdupq_n_u8((1 << LOWER) - 1);
     [0, 1].map(|half| {
-        // How far the bits of each value are to be moved to the right; the lower bits of 16 values take `2·LOWER` bytes.
-        let places: [i8; 16] = std::array::from_fn(|i| -((i / (4 * LOWER) * LOWER + 4 * half) as i8));
+        // How far the bits of each value are to be moved to the right; the lower bits of 16 values
+        // take `2·LOWER` bytes.
+        let places: [i8; 16] =
+            std::array::from_fn(|i| -((i / (4 * LOWER) * LOWER + 4 * half) as i8));
         // SAFETY: 16 bytes.
         let places = unsafe { vld1q_s8(places.as_ptr()) };
         let lower = vandq_u8(vshlq_u8(lower, places), bits);
@@ -162,7 +184,9 @@ unsafe fn add_scores(room: *mut Room, r: usize, n_groups: usize, ahead: &mut Ahe
                 let q = unsafe { vld1q_s16(words.add(8 * w)) };
                 for (i, sum) in sums.iter_mut().enumerate() {
                     // SAFETY: codes of the block.
-                    let code = unsafe { vld1q_s16(codes.add(((4 * t + i) * n_groups + g) * GROUP + 8 * w)) };
+                    let code = unsafe {
+                        vld1q_s16(codes.add(((4 * t + i) * n_groups + g) * GROUP + 8 * w))
+                    };
                     *sum = vmlal_s16(*sum, vget_low_s16(code), vget_low_s16(q));
                     *sum = vmlal_high_s16(*sum, code, q);
                 }
@@ -182,7 +206,8 @@ unsafe fn add_scores(room: *mut Room, r: usize, n_groups: usize, ahead: &mut Ahe
 #[target_feature(enable = "neon")]
 unsafe fn add_weighted(room: *const Room, n_groups: usize, out: *mut f32, ahead: &mut Ahead<'_>) {
     // SAFETY: parts of the room, which are initialised by the caller's promise.
-    let (codes, w): (*const i16, &Weights) = unsafe { ((&raw const (*room).codes).cast(), &(*room).weights) };
+    let (codes, w): (*const i16, &Weights) =
+        unsafe { ((&raw const (*room).codes).cast(), &(*room).weights) };
     for g in 0..n_groups {
         let mut sums = [vdupq_n_s32(0); 2 * WORDS];
         for (t, words) in w.words[g].chunks_exact(8).enumerate() {
@@ -207,7 +232,10 @@ unsafe fn add_weighted(room: *const Room, n_groups: usize, out: *mut f32, ahead:
             // SAFETY: four columns of the row.
             unsafe {
                 let to = out.add(g * GROUP + 4 * i);
-                vst1q_f32(to, vfmaq_f32(vld1q_f32(to), vcvtq_f32_s32(vaddq_s32(sum, start)), unit));
+                vst1q_f32(
+                    to,
+                    vfmaq_f32(vld1q_f32(to), vcvtq_f32_s32(vaddq_s32(sum, start)), unit),
+                );
             }
         }
     }
@@ -219,7 +247,11 @@ unsafe fn add_weighted(room: *const Room, n_groups: usize, out: *mut f32, ahead:
 /// The codes must be readable.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn add_key<const J: i32>(sums: &mut [int32x4_t; 2 * WORDS], keys: *const i16, words: int16x8_t) {
+unsafe fn add_key<const J: i32>(
+    sums: &mut [int32x4_t; 2 * WORDS],
+    keys: *const i16,
+    words: int16x8_t,
+) {
     for i in 0..WORDS {
         // SAFETY: the caller's promise.
         let code = unsafe { vld1q_s16(keys.add(J as usize * GROUP + 8 * i)) };

@@ -1,12 +1,14 @@
 //! Four lanes of `f32`: this level's [`Lanes`] and its element-wise kernels.
 //!
-//! Instructions per value: `dot` 0.63 and the sum of squares of a norm 0.5, in eight sums that do not wait for
-//! each other; sums and conversions 2, which only caches bound; exponentials of softmax 9, SiLU and GELU with
-//! their gate 12 and 13: 17.6 billion instructions per second on four pipes at 4.4 GHz are 1.4 billion
-//! activations. A sigmoid gate takes 11, clamped SwiGLU 14, GELU by the error function 19.
+//! Instructions per value: `dot` 0.63 and the sum of squares of a norm 0.5, in eight sums that do
+//! not wait for each other; sums and conversions 2, which only caches bound; exponentials of
+//! softmax 9, SiLU and GELU with their gate 12 and 13: 17.6 billion instructions per second on four
+//! pipes at 4.4 GHz are 1.4 billion activations. A sigmoid gate takes 11, clamped SwiGLU 14, GELU
+//! by the error function 19.
 //!
-//! Executed instructions per value of a recurrent layer's state: Mamba 2 1.3, Mamba 1 10.8 (with an exponential), delta
-//! rule 3.7, RWKV 6 6.3, RWKV 7 8.8; a convolution takes 9.1 per product, as it checks lengths for each vector.
+//! Executed instructions per value of a recurrent layer's state: Mamba 2 1.3, Mamba 1 10.8 (with an
+//! exponential), delta rule 3.7, RWKV 6 6.3, RWKV 7 8.8; a convolution takes 9.1 per product, as it
+//! checks lengths for each vector.
 
 use crate::arch::lanes::{Lanes, elementwise_kernels, methods};
 use half::{bf16, f16};
@@ -57,7 +59,9 @@ impl Lanes for F32x4 {
     #[inline(always)]
     fn sum4([a, b, c, d]: [F32x4; 4]) -> [f32; 4] {
         // SAFETY: a vector exists, so the CPU has NEON.
-        bytemuck::cast(array(unsafe { vpaddq_f32(vpaddq_f32(a.0, b.0), vpaddq_f32(c.0, d.0)) }))
+        bytemuck::cast(array(unsafe {
+            vpaddq_f32(vpaddq_f32(a.0, b.0), vpaddq_f32(c.0, d.0))
+        }))
     }
 
     #[inline(always)]
@@ -76,8 +80,15 @@ impl Lanes for F32x4 {
     #[inline(always)]
     unsafe fn read_first(self, p: *const f32, n: usize) -> F32x4 {
         let mut values = [0.0; 4];
-        // SAFETY: `n < 4` values, which the caller promises; as bytes, since they need not be aligned.
-        unsafe { std::ptr::copy_nonoverlapping(p.cast::<u8>(), values.as_mut_ptr().cast(), n * size_of::<f32>()) };
+        // SAFETY: `n < 4` values, which the caller promises; as bytes, since they need not be
+        // aligned.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                p.cast::<u8>(),
+                values.as_mut_ptr().cast(),
+                n * size_of::<f32>(),
+            )
+        };
         // SAFETY: four values.
         unsafe { self.read(values.as_ptr()) }
     }
@@ -93,8 +104,15 @@ impl Lanes for F32x4 {
     #[inline(always)]
     unsafe fn read_f16_first(self, p: *const f16, n: usize) -> F32x4 {
         let mut values = [f16::ZERO; 4];
-        // SAFETY: `n < 4` values, which the caller promises; as bytes, since they need not be aligned.
-        unsafe { std::ptr::copy_nonoverlapping(p.cast::<u8>(), values.as_mut_ptr().cast(), n * size_of::<f16>()) };
+        // SAFETY: `n < 4` values, which the caller promises; as bytes, since they need not be
+        // aligned.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                p.cast::<u8>(),
+                values.as_mut_ptr().cast(),
+                n * size_of::<f16>(),
+            )
+        };
         // SAFETY: four values.
         unsafe { self.read_f16(values.as_ptr()) }
     }
@@ -177,7 +195,12 @@ fn power(n: int32x4_t) -> float32x4_t {
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn rotate_pairs(a: float32x4_t, b: float32x4_t, cos: float32x4_t, sin: float32x4_t) -> [float32x4_t; 2] {
+fn rotate_pairs(
+    a: float32x4_t,
+    b: float32x4_t,
+    cos: float32x4_t,
+    sin: float32x4_t,
+) -> [float32x4_t; 2] {
     let (even, odd) = (vuzp1q_f32(a, b), vuzp2q_f32(a, b));
     let first = vfmaq_f32(vnegq_f32(vmulq_f32(odd, sin)), even, cos);
     let second = vfmaq_f32(vmulq_f32(odd, cos), even, sin);

@@ -2,9 +2,9 @@
 //!
 //! The tile multiplies 12 activation rows (three registers) by 8 weight rows: 24 sums that do not
 //! wait for each other, where four pipes of four cycles need 16. Eight rows of a panel lie
-//! interleaved, so that two registers hold a value of each, which `fmla` by element broadcasts. Of 58
-//! instructions for two values of all rows 48 multiply: 0.30 per product of a weight and an activation.
-//! Four 128-bit pipes at 4.4 GHz bound it to 141 GFLOP/s per core.
+//! interleaved, so that two registers hold a value of each, which `fmla` by element broadcasts. Of
+//! 58 instructions for two values of all rows 48 multiply: 0.30 per product of a weight and an
+//! activation. Four 128-bit pipes at 4.4 GHz bound it to 141 GFLOP/s per core.
 
 use super::elementwise::{F32x4, widen_f16, zero};
 use super::matmul::{load, plain_gemm};
@@ -44,9 +44,18 @@ impl Panels for F32Panels {
     const LANES: usize = LANES;
     const INTERLEAVED: usize = ROWS;
     const TILES: &[RegisterTile] = &[
-        RegisterTile { rows: ROWS, multiply: tile_f32::<1> },
-        RegisterTile { rows: ROWS, multiply: tile_f32::<2> },
-        RegisterTile { rows: ROWS, multiply: tile_f32::<3> },
+        RegisterTile {
+            rows: ROWS,
+            multiply: tile_f32::<1>,
+        },
+        RegisterTile {
+            rows: ROWS,
+            multiply: tile_f32::<2>,
+        },
+        RegisterTile {
+            rows: ROWS,
+            multiply: tile_f32::<3>,
+        },
     ];
     const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack;
     const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
@@ -77,7 +86,12 @@ unsafe fn turn(values: *const f32, panel: *mut u32) {
     let panel = panel.cast::<f32>();
     for r in 0..F32Panels::ROWS {
         // SAFETY: a register of a row, and of the panel's word `r`.
-        unsafe { vst1q_f32(panel.wrapping_add(r * ROWS), vld1q_f32(values.wrapping_add(r * COLUMNS))) };
+        unsafe {
+            vst1q_f32(
+                panel.wrapping_add(r * ROWS),
+                vld1q_f32(values.wrapping_add(r * COLUMNS)),
+            )
+        };
     }
 }
 
@@ -106,14 +120,28 @@ unsafe fn tile_f32<const VECS: usize>(
     while i + 2 <= k {
         // SAFETY: words `i` and `i + 1` of all rows.
         unsafe {
-            word(&mut acc, w.wrapping_add(i * ROWS), x.wrapping_add(i * VECS * LANES));
-            word(&mut acc, w.wrapping_add((i + 1) * ROWS), x.wrapping_add((i + 1) * VECS * LANES));
+            word(
+                &mut acc,
+                w.wrapping_add(i * ROWS),
+                x.wrapping_add(i * VECS * LANES),
+            );
+            word(
+                &mut acc,
+                w.wrapping_add((i + 1) * ROWS),
+                x.wrapping_add((i + 1) * VECS * LANES),
+            );
         }
         i += 2;
     }
     if i < k {
         // SAFETY: word `i` of all rows.
-        unsafe { word(&mut acc, w.wrapping_add(i * ROWS), x.wrapping_add(i * VECS * LANES)) };
+        unsafe {
+            word(
+                &mut acc,
+                w.wrapping_add(i * ROWS),
+                x.wrapping_add(i * VECS * LANES),
+            )
+        };
     }
     for r in 0..ROWS {
         for v in 0..VECS {
@@ -126,7 +154,11 @@ unsafe fn tile_f32<const VECS: usize>(
 /// Adds the products of one value of each row.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn word<const VECS: usize>(acc: &mut [[float32x4_t; VECS]; ROWS], w: *const f32, x: *const f32) {
+unsafe fn word<const VECS: usize>(
+    acc: &mut [[float32x4_t; VECS]; ROWS],
+    w: *const f32,
+    x: *const f32,
+) {
     // SAFETY: the caller's promise.
     let w = unsafe { [vld1q_f32(w), vld1q_f32(w.wrapping_add(LANES))] };
     for v in 0..VECS {
@@ -160,7 +192,12 @@ fn transpose([a, b, c, d]: [float32x4_t; 4]) -> [float32x4_t; 4] {
     // a₀ c₀ a₁ c₁, b₀ d₀ b₁ d₁ and the same of values 2 and 3.
     let (ac, bd) = (vzip1q_f32(a, c), vzip1q_f32(b, d));
     let (ac2, bd2) = (vzip2q_f32(a, c), vzip2q_f32(b, d));
-    [vzip1q_f32(ac, bd), vzip2q_f32(ac, bd), vzip1q_f32(ac2, bd2), vzip2q_f32(ac2, bd2)]
+    [
+        vzip1q_f32(ac, bd),
+        vzip2q_f32(ac, bd),
+        vzip1q_f32(ac2, bd2),
+        vzip2q_f32(ac2, bd2),
+    ]
 }
 
 /// Expands the values `wanted` of a row's blocks, to every `STRIDE`th word of `out`.
@@ -175,7 +212,10 @@ fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>,
         DType::F32 => {
             let (whole, rest) = bytes.as_chunks::<16>();
             for (i, x) in whole.iter().enumerate() {
-                let x = load(bytemuck::cast_ref::<_, [f32; 4]>(&bytemuck::cast::<_, [u32; 4]>(*x)));
+                let x = load(bytemuck::cast_ref::<_, [f32; 4]>(&bytemuck::cast::<
+                    _,
+                    [u32; 4],
+                >(*x)));
                 spread::<STRIDE>(x, &mut out[4 * i * STRIDE..]);
             }
             dequantized_rest::<STRIDE>(dtype, rest, 4 * whole.len(), out);
@@ -184,12 +224,20 @@ fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>,
             let (whole, rest) = bytes.as_chunks::<8>();
             for (i, x) in whole.iter().enumerate() {
                 let x = vcreate_u16(u64::from_le_bytes(*x));
-                let x = if dtype == DType::F16 { widen_f16(x) } else { vreinterpretq_f32_u32(vshll_n_u16::<16>(x)) };
+                let x = if dtype == DType::F16 {
+                    widen_f16(x)
+                } else {
+                    vreinterpretq_f32_u32(vshll_n_u16::<16>(x))
+                };
                 spread::<STRIDE>(x, &mut out[4 * i * STRIDE..]);
             }
             dequantized_rest::<STRIDE>(dtype, rest, 4 * whole.len(), out);
         }
-        _ => with_weights!(dtype, blocks, unreachable!("{dtype} is no format of weights")),
+        _ => with_weights!(
+            dtype,
+            blocks,
+            unreachable!("{dtype} is no format of weights")
+        ),
     }
 }
 
@@ -225,11 +273,18 @@ fn blocks<B: UnpackBlocks<N>, const N: usize, const STRIDE: usize>(
 /// Factors per 16 values.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(in crate::arch) fn factors<B: UnpackBlocks<N>, const N: usize>([a, b, c, d]: [float32x4_t; 4]) -> [f32; 16] {
+pub(in crate::arch) fn factors<B: UnpackBlocks<N>, const N: usize>(
+    [a, b, c, d]: [float32x4_t; 4],
+) -> [f32; 16] {
     bytemuck::cast(if B::FACTORS_PER_16 {
         [array(a), array(b), array(c), array(d)]
     } else {
-        [array(vzip1q_f32(a, a)), array(vzip2q_f32(a, a)), array(vzip1q_f32(b, b)), array(vzip2q_f32(b, b))]
+        [
+            array(vzip1q_f32(a, a)),
+            array(vzip2q_f32(a, a)),
+            array(vzip1q_f32(b, b)),
+            array(vzip2q_f32(b, b)),
+        ]
     })
 }
 
@@ -279,8 +334,8 @@ pub(in crate::arch) const fn record(planes: usize) -> usize {
     int_words(planes) + 4
 }
 
-/// A record of 32 activations `x ≈ d·q`. In one plane, `|q| ≤ 127`; in two, the high bytes first, `|q| ≤ 2¹⁴`, and `d`
-/// is a power of two, so that products with it are exact.
+/// A record of 32 activations `x ≈ d·q`. In one plane, `|q| ≤ 127`; in two, the high bytes first,
+/// `|q| ≤ 2¹⁴`, and `d` is a power of two, so that products with it are exact.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(in crate::arch) fn round<const PLANES: usize>(x: &[f32; 32]) -> [u32; record(2)] {
@@ -296,8 +351,14 @@ pub(in crate::arch) fn round<const PLANES: usize>(x: &[f32; 32]) -> [u32; record
     let (d, inverse) = match exponent {
         0..27 => (0.0, 0.0),
         255.. => (f32::NAN, 0.0),
-        _ if PLANES == 1 => (f32::from_bits(largest) / 127.0, 127.0 / f32::from_bits(largest)),
-        _ => (f32::from_bits((exponent - 13) << 23), f32::from_bits((267 - exponent) << 23)),
+        _ if PLANES == 1 => (
+            f32::from_bits(largest) / 127.0,
+            127.0 / f32::from_bits(largest),
+        ),
+        _ => (
+            f32::from_bits((exponent - 13) << 23),
+            f32::from_bits((267 - exponent) << 23),
+        ),
     };
     let mut words = [vdupq_n_s16(0); 4];
     let mut sums = [0; 2];
@@ -315,12 +376,23 @@ pub(in crate::arch) fn round<const PLANES: usize>(x: &[f32; 32]) -> [u32; record
     let (planes, _) = record.as_chunks_mut::<4>();
     for h in 0..2 {
         let [a, b] = [words[2 * h], words[2 * h + 1]];
-        store_bytes(&mut planes[2 * (PLANES - 1) + h], vmovn_high_s16(vmovn_s16(a), b));
+        store_bytes(
+            &mut planes[2 * (PLANES - 1) + h],
+            vmovn_high_s16(vmovn_s16(a), b),
+        );
         if PLANES == 2 {
-            store_bytes(&mut planes[h], vrshrn_high_n_s16::<8>(vrshrn_n_s16::<8>(a), b));
+            store_bytes(
+                &mut planes[h],
+                vrshrn_high_n_s16::<8>(vrshrn_n_s16::<8>(a), b),
+            );
         }
     }
-    let factors = [d, d * sums[0] as f32, d * sums[1] as f32, d * (sums[0] + sums[1]) as f32];
+    let factors = [
+        d,
+        d * sums[0] as f32,
+        d * sums[1] as f32,
+        d * (sums[0] + sums[1]) as f32,
+    ];
     record[int_words(PLANES)..][..4].copy_from_slice(&factors.map(f32::to_bits));
     record
 }

@@ -1,17 +1,18 @@
 //! Products of weights with few activation rows.
 //!
-//! A block format only says how 256 of its weights become bytes, scales and offsets ([`UnpackBlocks`]);
-//! the product is the same for all formats and all Arm levels, which differ in how 16 bytes are
-//! multiplied by 16 ([`Dot`]). Activations are 16-bit integers in two planes of bytes
-//! ([`BlockQ16`]): the sums of the high plane are shifted and those of the low plane added to them,
-//! so that a product costs twice the multiplications of 8-bit activations, and all else once.
+//! A block format only says how 256 of its weights become bytes, scales and offsets
+//! ([`UnpackBlocks`]); the product is the same for all formats and all Arm levels, which differ in
+//! how 16 bytes are multiplied by 16 ([`Dot`]). Activations are 16-bit integers in two planes of
+//! bytes ([`BlockQ16`]): the sums of the high plane are shifted and those of the low plane added to
+//! them, so that a product costs twice the multiplications of 8-bit activations, and all else once.
 //!
 //! Two weight rows at a time share the loads of an activation row where registers allow. Up to four
 //! activation rows share the unpacking of the weights.
 //!
-//! A row's result is summed in four lanes: each takes every fourth product, or pair of products, of 32 columns, as
-//! `Dot` makes them (so that the levels' bits differ), in the order of columns; the offsets of 256 columns come before
-//! their products; the lanes are added at the end. It does not depend on how many rows share the unpacking.
+//! A row's result is summed in four lanes: each takes every fourth product, or pair of products, of
+//! 32 columns, as `Dot` makes them (so that the levels' bits differ), in the order of columns; the
+//! offsets of 256 columns come before their products; the lanes are added at the end. It does not
+//! depend on how many rows share the unpacking.
 //!
 //! Instructions per weight, all counted (`tests/neon_instructions.py`), and the billions of weights
 //! per second that four 128-bit pipes at 4.4 GHz (a core of Apple's M4) multiply at most if each of
@@ -38,7 +39,10 @@ use half::{bf16, f16};
 use std::arch::aarch64::*;
 
 pub(super) fn matvec_for(dtype: DType) -> Matvec {
-    let f32 = |kernel: MatvecFn| Matvec { form: ActForm::F32, kernel };
+    let f32 = |kernel: MatvecFn| Matvec {
+        form: ActForm::F32,
+        kernel,
+    };
     match dtype {
         DType::F32 => f32(matvec_plain::<f32>),
         DType::F16 => f32(matvec_plain::<f16>),
@@ -52,7 +56,10 @@ macro_rules! matvec_ints {
     ($dtype:expr, $other:expr) => {{
         macro_rules! q16 {
             ($block:ident, $n:literal) => {
-                Matvec { form: ActForm::Q16, kernel: matvec_q16::<$block, $n> }
+                Matvec {
+                    form: ActForm::Q16,
+                    kernel: matvec_q16::<$block, $n>,
+                }
             };
         }
         with_weights!($dtype, q16, $other)
@@ -62,13 +69,14 @@ pub(in crate::arch) use matvec_ints;
 
 /// How a level multiplies signed bytes.
 pub(in crate::arch) trait Dot {
-    /// Adds the 16 products `w·x`, of which some go to each lane; the high bytes of activations come
-    /// first, so that no 16-bit sum of two of them overflows unless `WHOLE_BYTES`, where `w` may be
-    /// −128.
+    /// Adds the 16 products `w·x`, of which some go to each lane; the high bytes of activations
+    /// come first, so that no 16-bit sum of two of them overflows unless `WHOLE_BYTES`, where
+    /// `w` may be −128.
     ///
     /// # Safety
     /// The CPU must have the level's features.
-    unsafe fn dot<const WHOLE_BYTES: bool>(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t;
+    unsafe fn dot<const WHOLE_BYTES: bool>(acc: int32x4_t, w: int8x16_t, x: int8x16_t)
+    -> int32x4_t;
 }
 
 /// The multiply-adds of ARMv8.0.
@@ -76,7 +84,11 @@ enum Smull {}
 
 impl Dot for Smull {
     #[inline(always)]
-    unsafe fn dot<const WHOLE_BYTES: bool>(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+    unsafe fn dot<const WHOLE_BYTES: bool>(
+        acc: int32x4_t,
+        w: int8x16_t,
+        x: int8x16_t,
+    ) -> int32x4_t {
         // SAFETY: the caller's promise.
         unsafe {
             let low = vmull_s8(vget_low_s8(w), vget_low_s8(x));
@@ -91,8 +103,15 @@ impl Dot for Smull {
 }
 
 #[target_feature(enable = "neon")]
-fn matvec_q16<B: UnpackBlocks<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
-    let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
+fn matvec_q16<B: UnpackBlocks<N>, const N: usize>(
+    y: &mut ColumnsMut<'_>,
+    _: DType,
+    w: &[u8],
+    x: &Acts<'_>,
+) {
+    let Acts::Q16 { x, n } = *x else {
+        unreachable!("the form this level asks for")
+    };
     // SAFETY: this function has the features.
     unsafe { matvec::<Smull, B, N>(y, w, x, n) }
 }
@@ -100,19 +119,24 @@ fn matvec_q16<B: UnpackBlocks<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DTy
 /// 32 activations as integers: their high bytes, then the low ones.
 type Integers = [[int8x16_t; 2]; 2];
 
-/// The scales of activations, and the factors on the weights' offsets: per 32 values in the first two registers, or per
-/// 16.
+/// The scales of activations, and the factors on the weights' offsets: per 32 values in the first
+/// two registers, or per 16.
 #[inline]
 #[target_feature(enable = "neon")]
 fn factors(x: &BlockQ16, per_16: bool) -> [[float32x4_t; 4]; 2] {
-    if per_16 { [sixteen(&x.d), sixteen(&x.s)] } else { [firsts(&x.d), pair_sums(&x.s)] }
+    if per_16 {
+        [sixteen(&x.d), sixteen(&x.s)]
+    } else {
+        [firsts(&x.d), pair_sums(&x.s)]
+    }
 }
 
 /// The integers of group `b`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn integers(x: &BlockQ16, b: usize) -> Integers {
-    let (high, low): (&[[i8; 32]; 8], &[[i8; 32]; 8]) = (bytemuck::cast_ref(&x.high), bytemuck::cast_ref(&x.low));
+    let (high, low): (&[[i8; 32]; 8], &[[i8; 32]; 8]) =
+        (bytemuck::cast_ref(&x.high), bytemuck::cast_ref(&x.low));
     [two(&high[b]), two(&low[b])]
 }
 
@@ -171,7 +195,11 @@ pub(in crate::arch) unsafe fn matvec<D: Dot, B: UnpackBlocks<N>, const N: usize>
     let (w, blocks) = (bytemuck::cast_slice::<u8, B>(w), n * N / 256);
     let groups = n.div_ceil(256);
     // With factors per 16, a second row would leave too few registers.
-    let rows = if B::FACTORS_PER_16 || y.rows() >= 4 { 1 } else { 2 };
+    let rows = if B::FACTORS_PER_16 || y.rows() >= 4 {
+        1
+    } else {
+        2
+    };
     for (t, w) in w.chunks(rows * blocks).enumerate() {
         let mut i = 0;
         while let rest @ 1.. = y.rows() - i {
@@ -208,8 +236,13 @@ unsafe fn tile<D: Dot, B: UnpackBlocks<N>, const N: usize, const R: usize, const
         let (whole, rest) = (blocks / N, blocks % N);
         for g in 0..whole {
             // The blocks of group `g` of each row.
-            let rows = std::array::from_fn(|r| &*w.as_ptr().add(r * blocks + g * N).cast::<[B; N]>());
-            accumulate::<D, B, N, R, M>(&mut totals, rows, std::array::from_fn(|i| &x[i * groups + g]));
+            let rows =
+                std::array::from_fn(|r| &*w.as_ptr().add(r * blocks + g * N).cast::<[B; N]>());
+            accumulate::<D, B, N, R, M>(
+                &mut totals,
+                rows,
+                std::array::from_fn(|i| &x[i * groups + g]),
+            );
         }
         if rest > 0 {
             let mut rows = [[B::zeroed(); N]; R];
@@ -284,7 +317,8 @@ unsafe fn group<D: Dot, B: UnpackBlocks<N>, const N: usize, const R: usize, cons
                 if B::FACTORS_PER_16 {
                     for h in 0..2 {
                         let sum = dot_32::<D, B, N>(w, x, Some(h));
-                        totals[r][i] = add_scaled(totals[r][i], sum, scales[b / 2], 2 * (b % 2) + h);
+                        totals[r][i] =
+                            add_scaled(totals[r][i], sum, scales[b / 2], 2 * (b % 2) + h);
                     }
                 } else {
                     let sum = dot_32::<D, B, N>(w, x, None);
@@ -303,12 +337,23 @@ unsafe fn dot_32<D: Dot, B: UnpackBlocks<N>, const N: usize>(
     only: Option<usize>,
 ) -> int32x4_t {
     // SAFETY: the caller's promise.
-    unsafe { if B::WHOLE_BYTES { dot_planes::<D, true>(w, x, only) } else { dot_planes::<D, false>(w, x, only) } }
+    unsafe {
+        if B::WHOLE_BYTES {
+            dot_planes::<D, true>(w, x, only)
+        } else {
+            dot_planes::<D, false>(w, x, only)
+        }
+    }
 }
 
 /// `total + sum·scale[lane]`.
 #[inline(always)]
-unsafe fn add_scaled(total: float32x4_t, sum: int32x4_t, scale: float32x4_t, lane: usize) -> float32x4_t {
+unsafe fn add_scaled(
+    total: float32x4_t,
+    sum: int32x4_t,
+    scale: float32x4_t,
+    lane: usize,
+) -> float32x4_t {
     // SAFETY: the caller's promise.
     unsafe {
         let sum = vcvtq_f32_s32(sum);
@@ -352,8 +397,8 @@ pub(in crate::arch) fn load(x: &[f32; 4]) -> float32x4_t {
     unsafe { vld1q_f32(x.as_ptr()) }
 }
 
-// Six activation rows by four weight rows need more than 32 registers: 0.56 instructions per product of F32 and 0.82 of
-// BF16, instead of 0.43 and 0.46; F16 takes 0.56 instead of 0.58.
+// Six activation rows by four weight rows need more than 32 registers: 0.56 instructions per
+// product of F32 and 0.82 of BF16, instead of 0.43 and 0.46; F16 takes 0.56 instead of 0.58.
 plain_products!(
     "neon", zero(), F32x4,
     rows: 4, activation_rows: 4, rows_by_one: 8, OneRow { short: 0, ahead: None }
@@ -397,10 +442,16 @@ fn quantize_256(x: &[f32; 256], block: &mut BlockQ16) {
                 *q = vcvtnq_s32_f32(vmulq_n_f32(*x, inverse));
             }
             let (i, [low, high]) = (2 * b + h, [&mut low[2 * b + h], &mut high[2 * b + h]]);
-            let words = [vmovn_high_s32(vmovn_s32(q[0]), q[1]), vmovn_high_s32(vmovn_s32(q[2]), q[3])];
+            let words = [
+                vmovn_high_s32(vmovn_s32(q[0]), q[1]),
+                vmovn_high_s32(vmovn_s32(q[2]), q[3]),
+            ];
             store(low, vmovn_high_s16(vmovn_s16(words[0]), words[1]));
             // Rounded, because the low bytes are signed.
-            store(high, vrshrn_high_n_s16::<8>(vrshrn_n_s16::<8>(words[0]), words[1]));
+            store(
+                high,
+                vrshrn_high_n_s16::<8>(vrshrn_n_s16::<8>(words[0]), words[1]),
+            );
             let sum = vaddvq_s32(vaddq_s32(vaddq_s32(q[0], q[1]), vaddq_s32(q[2], q[3])));
             block.d[i] = d;
             block.s[i] = d * sum as f32;

@@ -1,4 +1,5 @@
-//! Peak rate of multiply-adds: enough accumulators to hide the instructions' latency, operands in registers.
+//! Peak rate of multiply-adds: enough accumulators to hide the instructions' latency, operands in
+//! registers.
 
 use crate::arch::PanelElement;
 use std::arch::aarch64::*;

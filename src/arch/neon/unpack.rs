@@ -1,5 +1,6 @@
-//! Block formats as signed bytes in the order of the values, with scales and offsets: the source of the products of all
-//! Arm levels. Scales have so few bits that one multiply-add gives exactly the values of `dequantize`.
+//! Block formats as signed bytes in the order of the values, with scales and offsets: the source of
+//! the products of all Arm levels. Scales have so few bits that one multiply-add gives exactly the
+//! values of `dequantize`.
 
 use super::elementwise::widen_f16;
 use crate::quant::*;
@@ -111,7 +112,10 @@ weights!(
     {},
     |blocks| {
         let scale = scales(heads!(blocks, [u8; 8]));
-        Factors { scale, offset: times(scale, -8.0) }
+        Factors {
+            scale,
+            offset: times(scale, -8.0),
+        }
     },
     |blocks, b| nibbles(&blocks[b].qs)
 );
@@ -131,7 +135,10 @@ weights!(
     {},
     |blocks| {
         let scale = scales(heads!(blocks, [u8; 8]));
-        Factors { scale, offset: times(scale, -16.0) }
+        Factors {
+            scale,
+            offset: times(scale, -16.0),
+        }
     },
     |blocks, b| with_fifth_bits(nibbles(&blocks[b].qs), blocks[b].qh)
 );
@@ -159,7 +166,10 @@ weights!(
     BlockIq4Nl,
     8,
     { OFFSETS = false },
-    |blocks| Factors { scale: scales(heads!(blocks, [u8; 8])), offset: [vdupq_n_f32(0.0); 4] },
+    |blocks| Factors {
+        scale: scales(heads!(blocks, [u8; 8])),
+        offset: [vdupq_n_f32(0.0); 4]
+    },
     |blocks, b| look_up(&IQ4_VALUES, nibbles(&blocks[b].qs))
 );
 weights!(
@@ -168,7 +178,15 @@ weights!(
     { OFFSETS = false },
     |blocks| {
         let zero = vdupq_n_f32(0.0);
-        Factors { scale: [half_scales(&blocks[..4]), half_scales(&blocks[4..]), zero, zero], offset: [zero; 4] }
+        Factors {
+            scale: [
+                half_scales(&blocks[..4]),
+                half_scales(&blocks[4..]),
+                zero,
+                zero,
+            ],
+            offset: [zero; 4],
+        }
     },
     |blocks, b| look_up(&MXFP4_VALUES, nibbles(&blocks[b].qs))
 );
@@ -195,7 +213,10 @@ weights!(
     |[block]| {
         let (packed, [d, dmin]) = (load(&block.scales), halves(block.d, block.dmin));
         let (scale, min) = (vandq_u8(packed, vdupq_n_u8(15)), vshrq_n_u8::<4>(packed));
-        Factors { scale: times(widened(scale), d), offset: times(widened(min), -dmin) }
+        Factors {
+            scale: times(widened(scale), d),
+            offset: times(widened(min), -dmin),
+        }
     },
     |[block], b| two_bits(&block.qs, b)
 );
@@ -206,35 +227,71 @@ weights!(
     |[block]| {
         let scales = load_signed(&unpack_scales_q3_k(&block.scales));
         let scale = times(widened_signed(scales), halves(block.d, block.d)[0]);
-        Factors { scale, offset: times(scale, -4.0) }
+        Factors {
+            scale,
+            offset: times(scale, -4.0),
+        }
     },
     |[block], b| {
         let ([low, high], bit) = (two_bits(&block.qs, b), vdupq_n_u8(1));
         let [first, second]: &[[u8; 16]; 2] = bytemuck::cast_ref(&block.hmask);
-        let (first, second) = (vandq_u8(shifted(load(first), b), bit), vandq_u8(shifted(load(second), b), bit));
-        [vsliq_n_s8::<2>(low, vreinterpretq_s8_u8(first)), vsliq_n_s8::<2>(high, vreinterpretq_s8_u8(second))]
+        let (first, second) = (
+            vandq_u8(shifted(load(first), b), bit),
+            vandq_u8(shifted(load(second), b), bit),
+        );
+        [
+            vsliq_n_s8::<2>(low, vreinterpretq_s8_u8(first)),
+            vsliq_n_s8::<2>(high, vreinterpretq_s8_u8(second)),
+        ]
     }
 );
-weights!(BlockQ4K, 1, {}, |[block]| scales_mins(head(block)), |[block], b| nibble_pairs(&block.qs, b));
-weights!(BlockQ5K, 1, {}, |[block]| scales_mins(head(block)), |[block], b| {
-    let ([low, high], bit) = (nibble_pairs(&block.qs, b), vdupq_n_u8(16));
-    let [first, second]: &[[u8; 16]; 2] = bytemuck::cast_ref(&block.qh);
-    let (first, second) =
-        (vandq_u8(shifted_to::<4>(load(first), b), bit), vandq_u8(shifted_to::<4>(load(second), b), bit));
-    [vorrq_s8(low, vreinterpretq_s8_u8(first)), vorrq_s8(high, vreinterpretq_s8_u8(second))]
-});
+weights!(
+    BlockQ4K,
+    1,
+    {},
+    |[block]| scales_mins(head(block)),
+    |[block], b| nibble_pairs(&block.qs, b)
+);
+weights!(
+    BlockQ5K,
+    1,
+    {},
+    |[block]| scales_mins(head(block)),
+    |[block], b| {
+        let ([low, high], bit) = (nibble_pairs(&block.qs, b), vdupq_n_u8(16));
+        let [first, second]: &[[u8; 16]; 2] = bytemuck::cast_ref(&block.qh);
+        let (first, second) = (
+            vandq_u8(shifted_to::<4>(load(first), b), bit),
+            vandq_u8(shifted_to::<4>(load(second), b), bit),
+        );
+        [
+            vorrq_s8(low, vreinterpretq_s8_u8(first)),
+            vorrq_s8(high, vreinterpretq_s8_u8(second)),
+        ]
+    }
+);
 weights!(
     BlockQ6K,
     1,
     { FACTORS_PER_16 = true },
     |[block]| {
-        let scale = times(widened_signed(load_signed(&block.scales)), halves(block.d, block.d)[0]);
-        Factors { scale, offset: times(scale, -32.0) }
+        let scale = times(
+            widened_signed(load_signed(&block.scales)),
+            halves(block.d, block.d)[0],
+        );
+        Factors {
+            scale,
+            offset: times(scale, -32.0),
+        }
     },
     |[block], b| {
-        let (ql, qh): (&[[u8; 16]; 8], &[[u8; 16]; 4]) = (bytemuck::cast_ref(&block.ql), bytemuck::cast_ref(&block.qh));
+        let (ql, qh): (&[[u8; 16]; 8], &[[u8; 16]; 4]) =
+            (bytemuck::cast_ref(&block.ql), bytemuck::cast_ref(&block.qh));
         let (low, high) = (4 * (b / 4) + 2 * (b % 2), 2 * (b / 4));
-        [six_bits(load(&ql[low]), load(&qh[high]), b % 4), six_bits(load(&ql[low + 1]), load(&qh[high + 1]), b % 4)]
+        [
+            six_bits(load(&ql[low]), load(&qh[high]), b % 4),
+            six_bits(load(&ql[low + 1]), load(&qh[high + 1]), b % 4),
+        ]
     }
 );
 weights!(
@@ -243,15 +300,27 @@ weights!(
     { OFFSETS = false },
     |[block]| {
         // Scale `b` is in nibble `b` of one number, and in bits `2b` and `2b + 1` of another.
-        let (low, high) = (vcreate_u8(u32::from_le_bytes(block.scales_l).into()), u16::from_le_bytes(block.scales_h));
+        let (low, high) = (
+            vcreate_u8(u32::from_le_bytes(block.scales_l).into()),
+            u16::from_le_bytes(block.scales_h),
+        );
         let low = vmovl_u8(vzip1_u8(vand_u8(low, vdup_n_u8(15)), vshr_n_u8::<4>(low)));
-        let right = vcombine_s16(vcreate_s16(0xFFFA_FFFC_FFFE_0000), vcreate_s16(0xFFF2_FFF4_FFF6_FFF8));
+        let right = vcombine_s16(
+            vcreate_s16(0xFFFA_FFFC_FFFE_0000),
+            vcreate_s16(0xFFF2_FFF4_FFF6_FFF8),
+        );
         let high = vandq_u16(vshlq_u16(vdupq_n_u16(high), right), vdupq_n_u16(3));
-        let scale = vsubq_s16(vreinterpretq_s16_u16(vsliq_n_u16::<4>(low, high)), vdupq_n_s16(32));
+        let scale = vsubq_s16(
+            vreinterpretq_s16_u16(vsliq_n_u16::<4>(low, high)),
+            vdupq_n_s16(32),
+        );
         let (zero, d) = (vdupq_n_f32(0.0), halves(block.d, block.d)[0]);
         let first = vmulq_n_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(scale))), d);
         let second = vmulq_n_f32(vcvtq_f32_s32(vmovl_high_s16(scale)), d);
-        Factors { scale: [first, second, zero, zero], offset: [zero; 4] }
+        Factors {
+            scale: [first, second, zero, zero],
+            offset: [zero; 4],
+        }
     },
     |[block], b| {
         let qs: &[[u8; 16]; 8] = bytemuck::cast_ref(&block.qs);
@@ -262,7 +331,10 @@ weights!(
     BlockTq2_0,
     1,
     { OFFSETS = false },
-    |[block]| Factors { scale: [vdupq_n_f32(halves(block.d, block.d)[0]); 4], offset: [vdupq_n_f32(0.0); 4] },
+    |[block]| Factors {
+        scale: [vdupq_n_f32(halves(block.d, block.d)[0]); 4],
+        offset: [vdupq_n_f32(0.0); 4]
+    },
     |[block], b| {
         let ([low, high], one) = (two_bits(&block.qs, b), vdupq_n_s8(1));
         [vsubq_s8(low, one), vsubq_s8(high, one)]
@@ -291,7 +363,10 @@ fn coded_factors<B: Coded>(block: &B) -> Factors {
     let (even, odd) = (vand_u8(nibbles, vdup_n_u8(15)), vshr_n_u8::<4>(nibbles));
     let n = vcombine_u8(vzip1_u8(even, odd), vzip2_u8(even, odd));
     let odd_numbers = vaddq_u8(vaddq_u8(n, n), vdupq_n_u8(1));
-    Factors { scale: times(widened(odd_numbers), B::UNIT * halves(d, d)[0]), offset: [vdupq_n_f32(0.0); 4] }
+    Factors {
+        scale: times(widened(odd_numbers), B::UNIT * halves(d, d)[0]),
+        offset: [vdupq_n_f32(0.0); 4],
+    }
 }
 
 /// The integers of group `b`.
@@ -299,8 +374,14 @@ fn coded_factors<B: Coded>(block: &B) -> Factors {
 #[target_feature(enable = "neon")]
 fn integers<B: Coded>(block: &B, b: usize) -> [int8x16_t; 2] {
     let [s0, s1, s2, s3] = block.signs(b).to_le_bytes();
-    let (first, second) = ([block.grid(b, 0), block.grid(b, 1)], [block.grid(b, 2), block.grid(b, 3)]);
-    [sixteen_integers::<B>(first, [s0, s1]), sixteen_integers::<B>(second, [s2, s3])]
+    let (first, second) = (
+        [block.grid(b, 0), block.grid(b, 1)],
+        [block.grid(b, 2), block.grid(b, 3)],
+    );
+    [
+        sixteen_integers::<B>(first, [s0, s1]),
+        sixteen_integers::<B>(second, [s2, s3]),
+    ]
 }
 
 #[inline]
@@ -327,7 +408,12 @@ fn head<B: Pod, H: Pod>(block: &B) -> &H {
 #[target_feature(enable = "neon")]
 fn scales(x: [&[u8; 8]; 8]) -> [float32x4_t; 4] {
     let zero = vdupq_n_f32(0.0);
-    [first_of(x[0], x[1], x[2], x[3]).0, first_of(x[4], x[5], x[6], x[7]).0, zero, zero]
+    [
+        first_of(x[0], x[1], x[2], x[3]).0,
+        first_of(x[4], x[5], x[6], x[7]).0,
+        zero,
+        zero,
+    ]
 }
 
 /// The two f16 in front of eight heads, widened.
@@ -346,8 +432,14 @@ fn scales_minima(x: [&[u8; 8]; 8]) -> ([float32x4_t; 4], [float32x4_t; 4]) {
 fn first_of(a: &[u8; 8], b: &[u8; 8], c: &[u8; 8], d: &[u8; 8]) -> (float32x4_t, float32x4_t) {
     let (a, b, c, d) = (load_u16(a), load_u16(b), load_u16(c), load_u16(d));
     // a₀ b₀ a₁ b₁ and c₀ d₀ c₁ d₁
-    let (ab, cd) = (vreinterpret_u32_u16(vzip1_u16(a, b)), vreinterpret_u32_u16(vzip1_u16(c, d)));
-    let (first, second) = (vreinterpret_u16_u32(vzip1_u32(ab, cd)), vreinterpret_u16_u32(vzip2_u32(ab, cd)));
+    let (ab, cd) = (
+        vreinterpret_u32_u16(vzip1_u16(a, b)),
+        vreinterpret_u32_u16(vzip1_u16(c, d)),
+    );
+    let (first, second) = (
+        vreinterpret_u16_u32(vzip1_u32(ab, cd)),
+        vreinterpret_u16_u32(vzip2_u32(ab, cd)),
+    );
     (widen_f16(first), widen_f16(second))
 }
 
@@ -386,16 +478,27 @@ fn scales_mins(head: &[u8; 16]) -> Factors {
     let scale = vmovl_u8(vreinterpret_u8_u32(vzip1_u32(first, last)));
     let min = vmovl_u8(vreinterpret_u8_u32(vzip2_u32(first, last)));
     let d = widen_f16(vcreate_u16(u32::from_le_bytes(d).into()));
-    Factors { scale: eight_times::<0>(scale, d), offset: eight_times::<1>(min, vnegq_f32(d)) }
+    Factors {
+        scale: eight_times::<0>(scale, d),
+        offset: eight_times::<1>(min, vnegq_f32(d)),
+    }
 }
 
 /// `d·q` of eight numbers.
 #[inline]
 #[target_feature(enable = "neon")]
 fn eight_times<const D: i32>(q: uint16x8_t, d: float32x4_t) -> [float32x4_t; 4] {
-    let (first, second) = (vcvtq_f32_u32(vmovl_u16(vget_low_u16(q))), vcvtq_f32_u32(vmovl_high_u16(q)));
+    let (first, second) = (
+        vcvtq_f32_u32(vmovl_u16(vget_low_u16(q))),
+        vcvtq_f32_u32(vmovl_high_u16(q)),
+    );
     let zero = vdupq_n_f32(0.0);
-    [vmulq_laneq_f32::<D>(first, d), vmulq_laneq_f32::<D>(second, d), zero, zero]
+    [
+        vmulq_laneq_f32::<D>(first, d),
+        vmulq_laneq_f32::<D>(second, d),
+        zero,
+        zero,
+    ]
 }
 
 /// Unsigned bytes as numbers.
@@ -427,7 +530,12 @@ pub(super) fn widened_signed(q: int8x16_t) -> [float32x4_t; 4] {
 #[inline]
 #[target_feature(enable = "neon")]
 fn times(x: [float32x4_t; 4], factor: f32) -> [float32x4_t; 4] {
-    [vmulq_n_f32(x[0], factor), vmulq_n_f32(x[1], factor), vmulq_n_f32(x[2], factor), vmulq_n_f32(x[3], factor)]
+    [
+        vmulq_n_f32(x[0], factor),
+        vmulq_n_f32(x[1], factor),
+        vmulq_n_f32(x[2], factor),
+        vmulq_n_f32(x[3], factor),
+    ]
 }
 
 /// Low nibbles of 16 bytes, then the high ones.
@@ -435,7 +543,10 @@ fn times(x: [float32x4_t; 4], factor: f32) -> [float32x4_t; 4] {
 #[target_feature(enable = "neon")]
 fn nibbles(qs: &[u8; 16]) -> [int8x16_t; 2] {
     let qs = load(qs);
-    [vreinterpretq_s8_u8(half_bytes(qs, 0)), vreinterpretq_s8_u8(half_bytes(qs, 1))]
+    [
+        vreinterpretq_s8_u8(half_bytes(qs, 0)),
+        vreinterpretq_s8_u8(half_bytes(qs, 1)),
+    ]
 }
 
 /// Group `b` of pairs: the low nibbles of 32 bytes are one group, the high ones the next.
@@ -444,14 +555,21 @@ fn nibbles(qs: &[u8; 16]) -> [int8x16_t; 2] {
 fn nibble_pairs(qs: &[u8; 128], b: usize) -> [int8x16_t; 2] {
     let qs: &[[u8; 16]; 8] = bytemuck::cast_ref(qs);
     let (first, second) = (load(&qs[b / 2 * 2]), load(&qs[b / 2 * 2 + 1]));
-    [vreinterpretq_s8_u8(half_bytes(first, b % 2)), vreinterpretq_s8_u8(half_bytes(second, b % 2))]
+    [
+        vreinterpretq_s8_u8(half_bytes(first, b % 2)),
+        vreinterpretq_s8_u8(half_bytes(second, b % 2)),
+    ]
 }
 
 /// Low (0) or high (1) nibbles.
 #[inline]
 #[target_feature(enable = "neon")]
 fn half_bytes(qs: uint8x16_t, high: usize) -> uint8x16_t {
-    if high == 0 { vandq_u8(qs, vdupq_n_u8(15)) } else { vshrq_n_u8::<4>(qs) }
+    if high == 0 {
+        vandq_u8(qs, vdupq_n_u8(15))
+    } else {
+        vshrq_n_u8::<4>(qs)
+    }
 }
 
 /// Group `b` in the two-bit layout of Q2_K, Q3_K, Q6_K and TQ2_0.
@@ -460,8 +578,14 @@ fn half_bytes(qs: uint8x16_t, high: usize) -> uint8x16_t {
 fn two_bits(qs: &[u8; 64], b: usize) -> [int8x16_t; 2] {
     let qs: &[[u8; 16]; 4] = bytemuck::cast_ref(qs);
     let mask = vdupq_n_u8(3);
-    let (first, second) = (shifted(load(&qs[b / 4 * 2]), 2 * (b % 4)), shifted(load(&qs[b / 4 * 2 + 1]), 2 * (b % 4)));
-    [vreinterpretq_s8_u8(vandq_u8(first, mask)), vreinterpretq_s8_u8(vandq_u8(second, mask))]
+    let (first, second) = (
+        shifted(load(&qs[b / 4 * 2]), 2 * (b % 4)),
+        shifted(load(&qs[b / 4 * 2 + 1]), 2 * (b % 4)),
+    );
+    [
+        vreinterpretq_s8_u8(vandq_u8(first, mask)),
+        vreinterpretq_s8_u8(vandq_u8(second, mask)),
+    ]
 }
 
 /// Moves bit `from` of each byte to bit 0.
@@ -515,7 +639,10 @@ fn with_fifth_bits(low: [int8x16_t; 2], qh: [u8; 4]) -> [int8x16_t; 2] {
     let mut w = low;
     for (h, w) in w.iter_mut().enumerate() {
         // Each byte gets the byte of `qh` that holds its bit.
-        let bytes = vqtbl1q_u8(qh, vcombine_u8(vcreate_u8(eight(2 * h)), vcreate_u8(eight(2 * h + 1))));
+        let bytes = vqtbl1q_u8(
+            qh,
+            vcombine_u8(vcreate_u8(eight(2 * h)), vcreate_u8(eight(2 * h + 1))),
+        );
         let high = vandq_u8(vtstq_u8(bytes, bit), vdupq_n_u8(16));
         *w = vorrq_s8(*w, vreinterpretq_s8_u8(high));
     }
@@ -528,7 +655,10 @@ fn with_fifth_bits(low: [int8x16_t; 2], qh: [u8; 4]) -> [int8x16_t; 2] {
 fn look_up(values: &[i8; 16], codes: [int8x16_t; 2]) -> [int8x16_t; 2] {
     let values = load_signed(values);
     let [a, b] = codes;
-    [vqtbl1q_s8(values, vreinterpretq_u8_s8(a)), vqtbl1q_s8(values, vreinterpretq_u8_s8(b))]
+    [
+        vqtbl1q_s8(values, vreinterpretq_u8_s8(a)),
+        vqtbl1q_s8(values, vreinterpretq_u8_s8(b)),
+    ]
 }
 
 #[inline]

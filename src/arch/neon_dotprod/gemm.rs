@@ -1,17 +1,18 @@
 //! Products with many activation rows: panels of integers, at this level and with `smmla`.
 //!
-//! Block-quantised weights are multiplied as bytes. K-quants take 8-bit activations, whose scale per 32 leaves an error
-//! below llama.cpp's with one per 256. For formats of 32 weights llama.cpp has a scale per 32, too, which leaves no
-//! margin: they take 16-bit activations, in two planes of bytes. F32, F16 and BF16 weights are multiplied as by
-//! generated tokens (`lanes/matvec.rs`).
+//! Block-quantised weights are multiplied as bytes. K-quants take 8-bit activations, whose scale
+//! per 32 leaves an error below llama.cpp's with one per 256. For formats of 32 weights llama.cpp
+//! has a scale per 32, too, which leaves no margin: they take 16-bit activations, in two planes of
+//! bytes. F32, F16 and BF16 weights are multiplied as by generated tokens (`lanes/matvec.rs`).
 //!
 //! The tile multiplies 8 activation rows by 4 weight rows: 8 registers of integer sums, and 8 of
-//! `f32` that they are added to with their factors after each 32 (or 16) values. More would not leave
-//! registers for operands. As each record's integers start from zero, those of the next records do
-//! not wait for them.
+//! `f32` that they are added to with their factors after each 32 (or 16) values. More would not
+//! leave registers for operands. As each record's integers start from zero, those of the next
+//! records do not wait for them.
 //!
 //! Instructions per product of a weight and an activation (`tests/neon_instructions.py`), and the
-//! billions of products per second that four 128-bit pipes at 4.4 GHz bound them to if each took one:
+//! billions of products per second that four 128-bit pipes at 4.4 GHz bound them to if each took
+//! one:
 //!
 //! | | one plane, factors per 32 | per 16 | two planes, per 32 | per 16 |
 //! |---|---|---|---|---|
@@ -38,7 +39,9 @@ macro_rules! int_gemm_for {
             match dtype {
                 DType::Q4_K | DType::Q5_K => const { table::<$ints<1, 32>>() },
                 DType::Q2_K | DType::Q3_K | DType::Q6_K => const { table::<$ints<1, 16>>() },
-                DType::IQ1_M | DType::IQ2_XS | DType::IQ2_S | DType::NVFP4 => const { table::<$ints<2, 16>>() },
+                DType::IQ1_M | DType::IQ2_XS | DType::IQ2_S | DType::NVFP4 => {
+                    const { table::<$ints<2, 16>>() }
+                }
                 _ => with_weights!(dtype, two_planes, gemm::gemm_for(dtype)),
             }
         }
@@ -50,8 +53,8 @@ pub(in crate::arch) const ROWS: usize = 4;
 
 /// How a level adds products of bytes to a tile of integers.
 pub(in crate::arch) trait Products {
-    /// Whether activation rows come in pairs, eight bytes of each in a register; else a register has
-    /// four bytes of four rows.
+    /// Whether activation rows come in pairs, eight bytes of each in a register; else a register
+    /// has four bytes of four rows.
     const PAIRS: bool;
 
     /// Adds the products of 16 weights of each row with the activations in registers
@@ -59,13 +62,21 @@ pub(in crate::arch) trait Products {
     ///
     /// # Safety
     /// The CPU must have the level's features, and there must be such activations.
-    unsafe fn add<const VECS: usize>(int: &mut [[int32x4_t; VECS]; ROWS], w: [int8x16_t; ROWS], x: *const u32);
+    unsafe fn add<const VECS: usize>(
+        int: &mut [[int32x4_t; VECS]; ROWS],
+        w: [int8x16_t; ROWS],
+        x: *const u32,
+    );
 
     /// The sums for weight row `r` and the four activation rows of register `v`.
     ///
     /// # Safety
     /// The CPU must have the level's features.
-    unsafe fn sums<const VECS: usize>(int: &[[int32x4_t; VECS]; ROWS], r: usize, v: usize) -> int32x4_t;
+    unsafe fn sums<const VECS: usize>(
+        int: &[[int32x4_t; VECS]; ROWS],
+        r: usize,
+        v: usize,
+    ) -> int32x4_t;
 }
 
 /// `sdot` by element.
@@ -75,7 +86,11 @@ impl Products for Sdot {
     const PAIRS: bool = false;
 
     #[inline(always)]
-    unsafe fn add<const VECS: usize>(int: &mut [[int32x4_t; VECS]; ROWS], w: [int8x16_t; ROWS], x: *const u32) {
+    unsafe fn add<const VECS: usize>(
+        int: &mut [[int32x4_t; VECS]; ROWS],
+        w: [int8x16_t; ROWS],
+        x: *const u32,
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
             word::<0, VECS>(int, w, x);
@@ -86,7 +101,11 @@ impl Products for Sdot {
     }
 
     #[inline(always)]
-    unsafe fn sums<const VECS: usize>(int: &[[int32x4_t; VECS]; ROWS], r: usize, v: usize) -> int32x4_t {
+    unsafe fn sums<const VECS: usize>(
+        int: &[[int32x4_t; VECS]; ROWS],
+        r: usize,
+        v: usize,
+    ) -> int32x4_t {
         int[r][v]
     }
 }
@@ -137,11 +156,18 @@ macro_rules! int_panels {
         impl<const PLANES: usize, const SPAN: usize> Panels for $ints<PLANES, SPAN> {
             const LANES: usize = LANES;
             const TILES: &[RegisterTile] = &[
-                RegisterTile { rows: ROWS, multiply: tile_ints::<PLANES, SPAN, 1> },
-                RegisterTile { rows: ROWS, multiply: tile_ints::<PLANES, SPAN, 2> },
+                RegisterTile {
+                    rows: ROWS,
+                    multiply: tile_ints::<PLANES, SPAN, 1>,
+                },
+                RegisterTile {
+                    rows: ROWS,
+                    multiply: tile_ints::<PLANES, SPAN, 2>,
+                },
             ];
             const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack_ints::<$products, PLANES>;
-            const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = gemm::store_transposed;
+            const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) =
+                gemm::store_transposed;
 
             fn words(k: usize) -> usize {
                 k / 32 * record(PLANES)
@@ -162,7 +188,11 @@ macro_rules! int_panels {
                         unsafe { int_blocks::<$block, $n>(bytes, out) }
                     };
                 }
-                with_weights!(dtype, blocks, unreachable!("{dtype} is no format of integers"))
+                with_weights!(
+                    dtype,
+                    blocks,
+                    unreachable!("{dtype} is no format of integers")
+                )
             }
         }
 
@@ -192,7 +222,12 @@ int_gemm_for!(IntPanels);
 /// # Safety
 /// The CPU must have them; else as [`crate::arch::gemm::Multiply`].
 #[inline(always)]
-pub(in crate::arch) unsafe fn int_tile<P: Products, const PLANES: usize, const SPAN: usize, const VECS: usize>(
+pub(in crate::arch) unsafe fn int_tile<
+    P: Products,
+    const PLANES: usize,
+    const SPAN: usize,
+    const VECS: usize,
+>(
     w: *const u32,
     x: *const u32,
     records: usize,
@@ -246,13 +281,19 @@ unsafe fn add_span<P: Products, const PLANES: usize, const VECS: usize, const N:
                 }
             }
         }
-        add_plane::<P, VECS, N>(&mut int, w, x.wrapping_add(int_words(PLANES - 1) * VECS * LANES), span);
+        add_plane::<P, VECS, N>(
+            &mut int,
+            w,
+            x.wrapping_add(int_words(PLANES - 1) * VECS * LANES),
+            span,
+        );
 
         let mut factors = [vdupq_n_f32(0.0); ROWS];
         for r in 0..ROWS {
             factors[r] = vld1q_f32(w.wrapping_add(r * ROW + int_words(1)).cast());
         }
-        let word = |j: usize, v: usize| x.wrapping_add(((int_words(PLANES) + j) * VECS + v) * LANES);
+        let word =
+            |j: usize, v: usize| x.wrapping_add(((int_words(PLANES) + j) * VECS + v) * LANES);
         for v in 0..VECS {
             let d = vld1q_f32(word(0, v).cast());
             let x_sum = vld1q_f32(word(if N == 2 { 3 } else { 1 + span }, v).cast());
@@ -309,13 +350,22 @@ unsafe fn add_16<P: Products, const VECS: usize>(
 
 /// Packs groups of activation rows.
 #[target_feature(enable = "neon")]
-pub(in crate::arch) fn pack_ints<P: Products, const PLANES: usize>(x: &[f32], k: usize, packed: &mut [u32]) {
+pub(in crate::arch) fn pack_ints<P: Products, const PLANES: usize>(
+    x: &[f32],
+    k: usize,
+    packed: &mut [u32],
+) {
     let n_vecs = (x.len() / k).div_ceil(LANES);
-    for (i, packed) in packed.chunks_exact_mut(record(PLANES) * n_vecs * LANES).enumerate() {
+    for (i, packed) in packed
+        .chunks_exact_mut(record(PLANES) * n_vecs * LANES)
+        .enumerate()
+    {
         for row in 0..n_vecs * LANES {
             let (v, lane) = (row / LANES, row % LANES);
             let words = match x.get(row * k + 32 * i..) {
-                Some(x) if !x.is_empty() => round::<PLANES>(x.first_chunk().expect("rows of whole records")),
+                Some(x) if !x.is_empty() => {
+                    round::<PLANES>(x.first_chunk().expect("rows of whole records"))
+                }
                 _ => [0; record(2)],
             };
             for (j, &word) in words.iter().enumerate().take(record(PLANES)) {
@@ -332,7 +382,10 @@ pub(in crate::arch) fn pack_ints<P: Products, const PLANES: usize>(x: &[f32], k:
 
 /// Writes the records of a weight row.
 #[target_feature(enable = "neon")]
-pub(in crate::arch) fn int_blocks<B: UnpackBlocks<N>, const N: usize>(bytes: &[u8], out: &mut [u32]) {
+pub(in crate::arch) fn int_blocks<B: UnpackBlocks<N>, const N: usize>(
+    bytes: &[u8],
+    out: &mut [u32],
+) {
     let bytes = bytemuck::cast_slice::<u8, B>(bytes);
     let mut blocks = [B::zeroed(); N];
     blocks[..bytes.len()].copy_from_slice(bytes);
@@ -345,6 +398,12 @@ pub(in crate::arch) fn int_blocks<B: UnpackBlocks<N>, const N: usize>(bytes: &[u
         let (words, _) = out[b * record(1)..].as_chunks_mut::<4>();
         store_bytes(&mut words[0], low);
         store_bytes(&mut words[1], high);
-        words[2] = [scale[2 * b], scale[2 * b + 1], offset[2 * b], offset[2 * b + 1]].map(f32::to_bits);
+        words[2] = [
+            scale[2 * b],
+            scale[2 * b + 1],
+            offset[2 * b],
+            offset[2 * b + 1],
+        ]
+        .map(f32::to_bits);
     }
 }

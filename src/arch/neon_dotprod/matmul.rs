@@ -1,5 +1,5 @@
-//! Products of weights with few activation rows, by `sdot`. Instruction counts and their bounds are given in
-//! [`crate::arch::neon::matmul`].
+//! Products of weights with few activation rows, by `sdot`. Instruction counts and their bounds are
+//! given in [`crate::arch::neon::matmul`].
 
 use crate::arch::neon::matmul::{Dot, matvec, matvec_ints};
 use crate::arch::neon::unpack::{UnpackBlocks, with_weights};
@@ -16,7 +16,11 @@ enum Sdot {}
 
 impl Dot for Sdot {
     #[inline(always)]
-    unsafe fn dot<const WHOLE_BYTES: bool>(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+    unsafe fn dot<const WHOLE_BYTES: bool>(
+        acc: int32x4_t,
+        w: int8x16_t,
+        x: int8x16_t,
+    ) -> int32x4_t {
         // SAFETY: the caller's promise.
         unsafe { sdot(acc, w, x) }
     }
@@ -35,8 +39,15 @@ pub(super) fn sdot(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
 }
 
 #[target_feature(enable = "neon,dotprod")]
-fn matvec_q16<B: UnpackBlocks<N>, const N: usize>(y: &mut ColumnsMut<'_>, _: DType, w: &[u8], x: &Acts<'_>) {
-    let Acts::Q16 { x, n } = *x else { unreachable!("the form this level asks for") };
+fn matvec_q16<B: UnpackBlocks<N>, const N: usize>(
+    y: &mut ColumnsMut<'_>,
+    _: DType,
+    w: &[u8],
+    x: &Acts<'_>,
+) {
+    let Acts::Q16 { x, n } = *x else {
+        unreachable!("the form this level asks for")
+    };
     // SAFETY: this function has the features.
     unsafe { matvec::<Sdot, B, N>(y, w, x, n) }
 }

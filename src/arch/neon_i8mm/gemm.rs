@@ -1,10 +1,12 @@
-//! Products with many activation rows: the integer panels of [`crate::arch::neon_dotprod`], two rows
-//! by two rows at a time. Instruction counts are given there.
+//! Products with many activation rows: the integer panels of [`crate::arch::neon_dotprod`], two
+//! rows by two rows at a time. Instruction counts are given there.
 
 use crate::arch::gemm::{Panels, RegisterTile, UnpackRows, table};
 use crate::arch::neon::gemm::{self, LANES, record};
 use crate::arch::neon::unpack::with_weights;
-use crate::arch::neon_dotprod::gemm::{Products, ROWS, int_blocks, int_gemm_for, int_panels, int_tile, pack_ints};
+use crate::arch::neon_dotprod::gemm::{
+    Products, ROWS, int_blocks, int_gemm_for, int_panels, int_tile, pack_ints,
+};
 use crate::arch::{Gemm, PanelElement};
 use crate::quant::*;
 use std::arch::aarch64::*;
@@ -12,24 +14,35 @@ use std::arch::aarch64::*;
 int_panels!(IntPanels, "neon,i8mm", Smmla);
 int_gemm_for!(IntPanels);
 
-/// Register `2p + q` of a tile has the products of weight rows `2p, 2p + 1` with the activation rows
-/// `2q, 2q + 1`, those of an activation row side by side.
+/// Register `2p + q` of a tile has the products of weight rows `2p, 2p + 1` with the activation
+/// rows `2q, 2q + 1`, those of an activation row side by side.
 enum Smmla {}
 
 impl Products for Smmla {
     const PAIRS: bool = true;
 
     #[inline(always)]
-    unsafe fn add<const VECS: usize>(int: &mut [[int32x4_t; VECS]; ROWS], w: [int8x16_t; ROWS], x: *const u32) {
+    unsafe fn add<const VECS: usize>(
+        int: &mut [[int32x4_t; VECS]; ROWS],
+        w: [int8x16_t; ROWS],
+        x: *const u32,
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
             for p in 0..2 {
-                let (a, b) = (vreinterpretq_s64_s8(w[2 * p]), vreinterpretq_s64_s8(w[2 * p + 1]));
-                let eights = [vreinterpretq_s8_s64(vzip1q_s64(a, b)), vreinterpretq_s8_s64(vzip2q_s64(a, b))];
+                let (a, b) = (
+                    vreinterpretq_s64_s8(w[2 * p]),
+                    vreinterpretq_s64_s8(w[2 * p + 1]),
+                );
+                let eights = [
+                    vreinterpretq_s8_s64(vzip1q_s64(a, b)),
+                    vreinterpretq_s8_s64(vzip2q_s64(a, b)),
+                ];
                 for (c, w) in eights.into_iter().enumerate() {
                     for v in 0..VECS {
                         for q in 0..2 {
-                            let x = vld1q_s8(x.wrapping_add(((2 * c + q) * VECS + v) * LANES).cast());
+                            let x =
+                                vld1q_s8(x.wrapping_add(((2 * c + q) * VECS + v) * LANES).cast());
                             int[2 * p + q][v] = smmla(int[2 * p + q][v], x, w);
                         }
                     }
@@ -39,10 +52,20 @@ impl Products for Smmla {
     }
 
     #[inline(always)]
-    unsafe fn sums<const VECS: usize>(int: &[[int32x4_t; VECS]; ROWS], r: usize, v: usize) -> int32x4_t {
+    unsafe fn sums<const VECS: usize>(
+        int: &[[int32x4_t; VECS]; ROWS],
+        r: usize,
+        v: usize,
+    ) -> int32x4_t {
         let (a, b) = (int[r / 2 * 2][v], int[r / 2 * 2 + 1][v]);
         // SAFETY: the caller's promise.
-        unsafe { if r.is_multiple_of(2) { vuzp1q_s32(a, b) } else { vuzp2q_s32(a, b) } }
+        unsafe {
+            if r.is_multiple_of(2) {
+                vuzp1q_s32(a, b)
+            } else {
+                vuzp2q_s32(a, b)
+            }
+        }
     }
 }
 

@@ -28,8 +28,18 @@ pub(super) fn attention<T: Widen>(
 ) {
     let (d, d_v) = (p.head_dim, p.head_dim_v);
     let key = |i: usize, j: usize, key: &mut [f32]| T::widen(&span.blocks[i].k[j * d..][..d], key);
-    let value = |i: usize, j: usize, value: &mut [f32]| T::widen(&span.blocks[i].v[j * d_v..][..d_v], value);
-    add_rows(to, q, (span.first, span.blocks.len()), ranges, p, key, value);
+    let value = |i: usize, j: usize, value: &mut [f32]| {
+        T::widen(&span.blocks[i].v[j * d_v..][..d_v], value)
+    };
+    add_rows(
+        to,
+        q,
+        (span.first, span.blocks.len()),
+        ranges,
+        p,
+        key,
+        value,
+    );
 }
 
 pub(super) fn attention_stored(
@@ -56,10 +66,19 @@ pub(super) fn attention_stored(
         }
         value.copy_from_slice(&values[j * d_v..][..d_v]);
     };
-    add_rows(to, q, (span.first, span.blocks.len()), ranges, p, key, value);
+    add_rows(
+        to,
+        q,
+        (span.first, span.blocks.len()),
+        ranges,
+        p,
+        key,
+        value,
+    );
 }
 
-/// Adds `n_blocks` blocks of keys from position `first` on; `key` and `value` read row `j` of block `i`.
+/// Adds `n_blocks` blocks of keys from position `first` on; `key` and `value` read row `j` of block
+/// `i`.
 fn add_rows(
     to: &mut AttnPartial<'_>,
     q: &[f32],
@@ -98,7 +117,12 @@ fn add_rows(
             read_value(i, j, value);
             add_scaled(out, value, weight);
         }
-        merge_row(&mut to.out[row * d_v..][..d_v], &mut to.max[row], &mut to.sum[row], (out, max, sum));
+        merge_row(
+            &mut to.out[row * d_v..][..d_v],
+            &mut to.max[row],
+            &mut to.sum[row],
+            (out, max, sum),
+        );
     }
 }
 
@@ -110,7 +134,9 @@ fn merge_row(out: &mut [f32], max: &mut f32, sum: &mut f32, later: (&[f32], f32,
     let top = max.max(later.1);
     // A row that saw nothing before has a sum of 0 and the smallest of all maxima.
     let (before, now) = ((*max - top).exp(), (later.1 - top).exp());
-    out.iter_mut().zip(later.0).for_each(|(o, l)| *o = before * *o + now * l);
+    out.iter_mut()
+        .zip(later.0)
+        .for_each(|(o, l)| *o = before * *o + now * l);
     *sum = before * *sum + now * later.2;
     *max = top;
 }
@@ -152,14 +178,27 @@ pub(super) fn attention_queries(
 ) {
     let (d, d_v) = (p.head_dim, p.head_dim_v);
     for (i, &(start, end)) in ranges.iter().enumerate() {
-        let (q, dout, dq) = (&q[i * d..][..d], &dout[i * d_v..][..d_v], &mut dq[i * d..][..d]);
-        let keys = || (start as usize..end as usize).map(|j| (&k[j * d..][..d], &v[j * d_v..][..d_v]));
-        let max = keys().map(|(k, _)| score(dot(q, k), p).0).fold(f32::NEG_INFINITY, f32::max);
-        let sum: f32 = keys().map(|(k, _)| (score(dot(q, k), p).0 - max).exp()).sum();
+        let (q, dout, dq) = (
+            &q[i * d..][..d],
+            &dout[i * d_v..][..d_v],
+            &mut dq[i * d..][..d],
+        );
+        let keys =
+            || (start as usize..end as usize).map(|j| (&k[j * d..][..d], &v[j * d_v..][..d_v]));
+        let max = keys()
+            .map(|(k, _)| score(dot(q, k), p).0)
+            .fold(f32::NEG_INFINITY, f32::max);
+        let sum: f32 = keys()
+            .map(|(k, _)| (score(dot(q, k), p).0 - max).exp())
+            .sum();
         dq.fill(0.0);
         for (k, v) in keys() {
             let (s, slope) = score(dot(q, k), p);
-            add_scaled(dq, k, (s - max).exp() / sum * (dot(dout, v) - delta[i]) * slope);
+            add_scaled(
+                dq,
+                k,
+                (s - max).exp() / sum * (dot(dout, v) - delta[i]) * slope,
+            );
         }
         lse[i] = max + sum.ln();
     }
@@ -188,7 +227,11 @@ pub(super) fn attention_keys(
             let (s, slope) = score(dot(q, k), p);
             let weight = (s - lse[i]).exp();
             add_scaled(&mut dv[j * d_v..][..d_v], dout, weight);
-            add_scaled(&mut dk[j * d..][..d], q, weight * (dot(dout, v) - delta[i]) * slope);
+            add_scaled(
+                &mut dk[j * d..][..d],
+                q,
+                weight * (dot(dout, v) - delta[i]) * slope,
+            );
         }
     }
 }

@@ -9,7 +9,12 @@ const LANES: usize = 16;
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; LANES];
     let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let tail: f32 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
+    let tail: f32 = a_chunks
+        .remainder()
+        .iter()
+        .zip(b_chunks.remainder())
+        .map(|(a, b)| a * b)
+        .sum();
     for (a, b) in a_chunks.zip(b_chunks) {
         for l in 0..LANES {
             sums[l] += a[l] * b[l];
@@ -42,12 +47,23 @@ pub(super) fn add_product(y: &mut ColumnsMut<'_>, t: &[f32], b: &[f32], stride: 
 pub(super) fn add_product_f16(y: &mut ColumnsMut<'_>, t: &[f32], b: &[f16], stride: usize) {
     for (i, t) in t.chunks(t.len() / y.rows()).enumerate() {
         for (b, t) in b.chunks(stride).zip(t) {
-            y.row(i).iter_mut().zip(b).for_each(|(y, b)| *y += t * b.to_f32());
+            y.row(i)
+                .iter_mut()
+                .zip(b)
+                .for_each(|(y, b)| *y += t * b.to_f32());
         }
     }
 }
 
-pub(super) fn delta_rule(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], beta: f32, rate: &[f32], out: &mut [f32]) {
+pub(super) fn delta_rule(
+    state: &mut [f32],
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    beta: f32,
+    rate: &[f32],
+    out: &mut [f32],
+) {
     let rate = |i: usize| if rate.len() == 1 { rate[0] } else { rate[i] };
     // What the state says of the key.
     out.fill(0.0);
@@ -55,7 +71,9 @@ pub(super) fn delta_rule(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], bet
         row.iter_mut().for_each(|s| *s *= rate(i));
         add_scaled(out, row, *k);
     }
-    out.iter_mut().zip(v).for_each(|(said, v)| *said = beta * (v - *said));
+    out.iter_mut()
+        .zip(v)
+        .for_each(|(said, v)| *said = beta * (v - *said));
     for (row, k) in state.chunks_exact_mut(v.len()).zip(k) {
         add_scaled(row, out, *k);
     }
@@ -65,10 +83,21 @@ pub(super) fn delta_rule(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], bet
     }
 }
 
-pub(super) fn ssm_step(state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: f32, x: &[f32], out: &mut [f32]) {
+pub(super) fn ssm_step(
+    state: &mut [f32],
+    b: &[f32],
+    c: &[f32],
+    decay: f32,
+    dt: f32,
+    x: &[f32],
+    out: &mut [f32],
+) {
     out.fill(0.0);
     for (state, (b, c)) in state.chunks_exact_mut(x.len()).zip(b.iter().zip(c)) {
-        state.iter_mut().zip(x).for_each(|(s, x)| *s = *s * decay + dt * x * b);
+        state
+            .iter_mut()
+            .zip(x)
+            .for_each(|(s, x)| *s = *s * decay + dt * x * b);
         add_scaled(out, state, *c);
     }
 }
@@ -83,7 +112,11 @@ pub(super) fn ssm_step_by_state(
     out: &mut [f32],
 ) {
     out.fill(0.0);
-    for ((state, a), (b, c)) in state.chunks_exact_mut(x.len()).zip(a.chunks_exact(x.len())).zip(b.iter().zip(c)) {
+    for ((state, a), (b, c)) in state
+        .chunks_exact_mut(x.len())
+        .zip(a.chunks_exact(x.len()))
+        .zip(b.iter().zip(c))
+    {
         for (i, (s, a)) in state.iter_mut().zip(a).enumerate() {
             *s = *s * (dt[i] * a).exp() + dt[i] * x[i] * b;
         }
@@ -109,7 +142,12 @@ pub(super) fn rwkv6_step(
     }
 }
 
-pub(super) fn rwkv7_step(state: &mut [f32], [r, k, w, a, b]: [&[f32]; 5], v: &[f32], out: &mut [f32]) {
+pub(super) fn rwkv7_step(
+    state: &mut [f32],
+    [r, k, w, a, b]: [&[f32]; 5],
+    v: &[f32],
+    out: &mut [f32],
+) {
     for ((row, v), out) in state.chunks_exact_mut(r.len()).zip(v).zip(out) {
         let said = dot(row, a);
         row.iter_mut().zip(w).for_each(|(s, w)| *s *= w);
@@ -119,9 +157,21 @@ pub(super) fn rwkv7_step(state: &mut [f32], [r, k, w, a, b]: [&[f32]; 5], v: &[f
     }
 }
 
-pub(super) fn causal_conv(past: &mut [f32], (taps, stride): (&[f32], usize), x: &[f32], out: &mut [f32]) {
-    for (x, taps) in past.chunks_exact(x.len()).chain([x]).zip(taps.chunks(stride)) {
-        out.iter_mut().zip(x).zip(taps).for_each(|((out, x), tap)| *out += x * tap);
+pub(super) fn causal_conv(
+    past: &mut [f32],
+    (taps, stride): (&[f32], usize),
+    x: &[f32],
+    out: &mut [f32],
+) {
+    for (x, taps) in past
+        .chunks_exact(x.len())
+        .chain([x])
+        .zip(taps.chunks(stride))
+    {
+        out.iter_mut()
+            .zip(x)
+            .zip(taps)
+            .for_each(|((out, x), tap)| *out += x * tap);
     }
     if let Some(last) = past.len().checked_sub(x.len()) {
         past.copy_within(x.len().., 0);
@@ -163,7 +213,12 @@ pub(super) fn layer_norm_backward(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f3
     let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / n;
     let scale = 1.0 / (variance + eps).sqrt();
     let mean_dy = dot(dy, w) / n;
-    let along: f32 = dy.iter().zip(x).zip(w).map(|((dy, x), w)| dy * w * (x - mean)).sum();
+    let along: f32 = dy
+        .iter()
+        .zip(x)
+        .zip(w)
+        .map(|((dy, x), w)| dy * w * (x - mean))
+        .sum();
     let shift = along / n * scale * scale;
     for (((dx, dy), x), w) in dx.iter_mut().zip(dy).zip(x).zip(w) {
         *dx += (dy * w - mean_dy - (x - mean) * shift) * scale;
@@ -182,7 +237,13 @@ pub(super) fn softmax(x: &mut [f32]) {
     }
 }
 
-pub(super) fn rope_angles(cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32) {
+pub(super) fn rope_angles(
+    cos: &mut [f32],
+    sin: &mut [f32],
+    frequencies: &[f32],
+    pos: f32,
+    factor: f32,
+) {
     for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(frequencies) {
         let angle = pos * frequency;
         (*cos, *sin) = (factor * angle.cos(), factor * angle.sin());
@@ -205,7 +266,11 @@ pub(super) fn rope_neox(x: &mut [f32], cos: &[f32], sin: &[f32]) {
 /// `x·σ(t)`, with an exponential that cannot overflow; 0 for `x = t = −∞`.
 fn times_sigmoid(x: f32, t: f32) -> f32 {
     let e = (-t.abs()).exp();
-    if t < 0.0 { x.max(f32::MIN) * e / (1.0 + e) } else { x / (1.0 + e) }
+    if t < 0.0 {
+        x.max(f32::MIN) * e / (1.0 + e)
+    } else {
+        x / (1.0 + e)
+    }
 }
 
 /// `x·σ(x)`.
@@ -213,7 +278,8 @@ fn silu(x: f32) -> f32 {
     times_sigmoid(x, x)
 }
 
-/// `x/2·(1 + tanh t) = x·σ(2t)` with `t = √(2/π)·(x + 0.044715·x³)`; the right side does not cancel.
+/// `x/2·(1 + tanh t) = x·σ(2t)` with `t = √(2/π)·(x + 0.044715·x³)`; the right side does not
+/// cancel.
 fn gelu_tanh(x: f32) -> f32 {
     const SQRT_2_OVER_PI: f32 = 0.797_884_6;
     times_sigmoid(x, 2.0 * SQRT_2_OVER_PI * x * (1.0 + 0.044715 * x * x))
@@ -249,7 +315,9 @@ fn gelu_by_erf(x: f32) -> f32 {
 }
 
 pub(super) fn gelu_erf_mul(gate: &mut [f32], up: &[f32]) {
-    gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = gelu_by_erf(*gate) * up);
+    gate.iter_mut()
+        .zip(up)
+        .for_each(|(gate, up)| *gate = gelu_by_erf(*gate) * up);
 }
 
 pub(super) fn gelu_erf(x: &mut [f32]) {
@@ -264,13 +332,18 @@ pub(super) fn swiglu_oai(gate: &mut [f32], up: &[f32]) {
 }
 
 pub(super) fn sigmoid_mul(gate: &mut [f32], x: &[f32]) {
-    gate.iter_mut().zip(x).for_each(|(gate, x)| *gate = sigmoid(*gate).0 * x);
+    gate.iter_mut()
+        .zip(x)
+        .for_each(|(gate, x)| *gate = sigmoid(*gate).0 * x);
 }
 
 /// `σ(t)` and its derivative.
 fn sigmoid(t: f32) -> (f32, f32) {
     let e = (-t.abs()).exp();
-    (if t < 0.0 { e } else { 1.0 } / (1.0 + e), e / ((1.0 + e) * (1.0 + e)))
+    (
+        if t < 0.0 { e } else { 1.0 } / (1.0 + e),
+        e / ((1.0 + e) * (1.0 + e)),
+    )
 }
 
 /// Derivative of `silu`: `σ(x)·(1 + x·(1 − σ(x)))`. Outside the bounds `silu` is linear.

@@ -1,4 +1,5 @@
-//! Products with weights: expand some values of a weight row, multiply every activation row by them.
+//! Products with weights: expand some values of a weight row, multiply every activation row by
+//! them.
 
 use super::elementwise::{add_scaled, dot};
 use crate::arch::{Acts, BlockP16, BlockQ16, CacheLine, ColumnsMut};
@@ -28,13 +29,17 @@ fn product(y: &mut ColumnsMut<'_>, format: &Format, w: &[u8], x: &[f32], n: usiz
 }
 
 pub(super) fn matvec(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_>) {
-    let Acts::F32 { x, n } = *x else { unreachable!("the form this level asks for") };
+    let Acts::F32 { x, n } = *x else {
+        unreachable!("the form this level asks for")
+    };
     product(y, dtype.float_format(), w, x, n);
 }
 
 /// Bytes of `m` rows of `k` values.
 pub(super) fn packed_len(m: usize, k: usize) -> usize {
-    let bytes = m.checked_mul(k).and_then(|values| values.checked_mul(size_of::<f32>()));
+    let bytes = m
+        .checked_mul(k)
+        .and_then(|values| values.checked_mul(size_of::<f32>()));
     bytes.unwrap_or_else(|| panic!("{m} packed rows of {k} values"))
 }
 
@@ -85,16 +90,29 @@ pub(super) fn transposed(
 pub(super) fn quantize_q16(x: &[f32], blocks: &mut [BlockQ16]) {
     for (block, x) in blocks.iter_mut().zip(x.chunks(BlockQ16::VALUES)) {
         let Rounded { q, d, s, .. } = round(x, BlockQ16::scale);
-        *block = BlockQ16 { d, s, ..BlockQ16::zeroed() };
-        q.into_iter().enumerate().for_each(|(i, q)| block.set_integer(i, q));
+        *block = BlockQ16 {
+            d,
+            s,
+            ..BlockQ16::zeroed()
+        };
+        q.into_iter()
+            .enumerate()
+            .for_each(|(i, q)| block.set_integer(i, q));
     }
 }
 
 pub(super) fn quantize_p16(x: &[f32], blocks: &mut [BlockP16]) {
     for (block, x) in blocks.iter_mut().zip(x.chunks(BlockP16::VALUES)) {
         let Rounded { q, d, s, sums } = round(x, BlockP16::scale);
-        *block = BlockP16 { d, s, sums, ..BlockP16::zeroed() };
-        q.into_iter().enumerate().for_each(|(i, q)| block.set_integer(i, q));
+        *block = BlockP16 {
+            d,
+            s,
+            sums,
+            ..BlockP16::zeroed()
+        };
+        q.into_iter()
+            .enumerate()
+            .for_each(|(i, q)| block.set_integer(i, q));
     }
 }
 
@@ -108,7 +126,12 @@ struct Rounded {
 
 /// Rounds up to 256 activations, given `(d, 1/d)` from the largest bits of their magnitudes.
 fn round(x: &[f32], scale: fn(u32) -> (f32, f32)) -> Rounded {
-    let mut rounded = Rounded { q: [0; 256], d: [0.0; 16], s: [0.0; 16], sums: [0; 16] };
+    let mut rounded = Rounded {
+        q: [0; 256],
+        d: [0.0; 16],
+        s: [0.0; 16],
+        sums: [0; 16],
+    };
     for (b, x) in x.chunks(32).enumerate() {
         let (d, inverse) = scale(x.iter().fold(0, |max, x| max.max(x.abs().to_bits())));
         rounded.d[2 * b..][..2].fill(d);

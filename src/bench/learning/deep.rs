@@ -3,7 +3,8 @@
 use super::LearningOptions;
 use crate::error::Error;
 use crate::exec::{
-    AdapterId, ControlWindow, Engine, FIRST_STRENGTH, Session, SessionOptions, cross_entropy, next_strength,
+    AdapterId, ControlWindow, Engine, FIRST_STRENGTH, Session, SessionOptions, cross_entropy,
+    next_strength,
 };
 use crate::learn::{Evidence, random, softmax};
 use crate::lora::{Adapter, Gradients, Optimiser, Sgd};
@@ -14,7 +15,8 @@ use std::time::Instant;
 
 /// Rank of the adapters.
 const RANK: usize = 4;
-/// Fraction of the bound that divergence on rehearsed text must stay below: on other text it is larger.
+/// Fraction of the bound that divergence on rehearsed text must stay below: on other text it is
+/// larger.
 const REHEARSED_SHARE: f64 = 0.8;
 /// Most windows of control text that are rehearsed in turn.
 const REHEARSED: usize = 64;
@@ -28,17 +30,27 @@ pub(super) struct Rehearsal<'t> {
 }
 
 impl<'t> Rehearsal<'t> {
-    pub(super) fn new(session: &mut Session, text: &'t [u32], n_chunk: usize) -> Result<Self, Error> {
+    pub(super) fn new(
+        session: &mut Session,
+        text: &'t [u32],
+        n_chunk: usize,
+    ) -> Result<Self, Error> {
         let n = (text.len() / n_chunk).min(REHEARSED);
         let mut windows = Vec::new();
         for i in 0..n {
             let start = i * (text.len() - n_chunk) / n;
             let mut window = ControlWindow::new(session.model().hparams().n_vocab);
             session.clear();
-            session.prefill_each(&text[start..start + n_chunk - 1], 0, |_, logits| window.push(logits))?;
+            session.prefill_each(&text[start..start + n_chunk - 1], 0, |_, logits| {
+                window.push(logits)
+            })?;
             windows.push((start, window));
         }
-        Ok(Rehearsal { text, windows, n_chunk })
+        Ok(Rehearsal {
+            text,
+            windows,
+            n_chunk,
+        })
     }
 
     /// Adds the gradient of `strength·KL(base ‖ adapted)` on window `turn`; returns the loss.
@@ -90,18 +102,32 @@ pub(super) struct DeepArm {
     pub(super) logits: Vec<f32>,
 }
 
-/// Whether backpropagation trains a matrix: those of feed-forward layers and the output of attention, in the last
-/// quarter of the layers.
+/// Whether backpropagation trains a matrix: those of feed-forward layers and the output of
+/// attention, in the last quarter of the layers.
 fn is_trained(site: &Site, n_layer: usize) -> bool {
-    let part = ["ffn_down", "ffn_up", "ffn_gate", "attn_output"].iter().any(|part| site.part().starts_with(part));
-    part && site.layer().is_some_and(|layer| layer >= n_layer - n_layer.div_ceil(4))
+    let part = ["ffn_down", "ffn_up", "ffn_gate", "attn_output"]
+        .iter()
+        .any(|part| site.part().starts_with(part));
+    part && site
+        .layer()
+        .is_some_and(|layer| layer >= n_layer - n_layer.div_ceil(4))
 }
 
 impl DeepArm {
-    pub(super) fn new(engine: &Engine, n_ctx: usize, options: &LearningOptions, told: Told) -> Result<Self, Error> {
+    pub(super) fn new(
+        engine: &Engine,
+        n_ctx: usize,
+        options: &LearningOptions,
+        told: Told,
+    ) -> Result<Self, Error> {
         let model = engine.model();
-        let mut session = engine.session_with(&SessionOptions { n_ctx: Some(n_ctx), ..Default::default() })?;
-        let adapter = Adapter::zeros(model, RANK, 1, |site| is_trained(site, model.hparams().n_layer))?;
+        let mut session = engine.session_with(&SessionOptions {
+            n_ctx: Some(n_ctx),
+            ..Default::default()
+        })?;
+        let adapter = Adapter::zeros(model, RANK, 1, |site| {
+            is_trained(site, model.hparams().n_layer)
+        })?;
         let gradients = Gradients::zeros(&adapter);
         let mut descent = Sgd::new(model.site_norms());
         descent.rate = options.deep_rate;
@@ -129,17 +155,23 @@ impl DeepArm {
                 "last quarter of the layers, backpropagation",
                 Some("last quarter of the layers, backpropagation, while it helps"),
             ),
-            Told::Shuffled => ("backpropagation of the stream's words in another order", None),
+            Told::Shuffled => (
+                "backpropagation of the stream's words in another order",
+                None,
+            ),
             Told::Opposite => (
                 "control: backpropagation of the opposite",
                 Some("control: backpropagation of the opposite, while it helps"),
             ),
-            Told::Chance => ("control: backpropagation, random direction of equal length", None),
+            Told::Chance => (
+                "control: backpropagation, random direction of equal length",
+                None,
+            ),
         }
     }
 
-    /// Scores the part `chunk` of the stream after at most `context` tokens, then learns it, as chunk number `turn`.
-    /// Returns the loss.
+    /// Scores the part `chunk` of the stream after at most `context` tokens, then learns it, as
+    /// chunk number `turn`. Returns the loss.
     pub(super) fn learn(
         &mut self,
         stream: &[u32],
@@ -148,7 +180,10 @@ impl DeepArm {
         turn: usize,
         rehearsal: &Rehearsal<'_>,
     ) -> Result<f64, Error> {
-        let (arch, n_vocab) = (self.session.model().arch(), self.session.model().hparams().n_vocab);
+        let (arch, n_vocab) = (
+            self.session.model().arch(),
+            self.session.model().hparams().n_vocab,
+        );
         let begin = chunk.start.saturating_sub(context);
         let first = chunk.start.max(1) - 1;
         let before = Instant::now();
@@ -159,8 +194,16 @@ impl DeepArm {
         self.gradients.clear();
         self.logits.resize(n * n_vocab, 0.0);
         if n > 0 {
-            let sign = if self.told == Told::Opposite { -1.0 } else { 1.0 };
-            let away = if self.told == Told::Shuffled { stream.len() / 2 } else { 0 };
+            let sign = if self.told == Told::Opposite {
+                -1.0
+            } else {
+                1.0
+            };
+            let away = if self.told == Told::Shuffled {
+                stream.len() / 2
+            } else {
+                0
+            };
             let kept = Mutex::new(&mut self.logits);
             let objective = |i: usize, logits: &mut [f32]| {
                 let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -170,13 +213,26 @@ impl DeepArm {
                 cross_entropy(arch, logits, token, sign / n as f32)
             };
             let tokens = &stream[first..chunk.end - 1];
-            self.session.gradient(self.id, tokens, 0, &objective, &mut self.gradients)?;
+            self.session
+                .gradient(self.id, tokens, 0, &objective, &mut self.gradients)?;
             if self.told == Told::Chance {
                 self.randomise(turn);
             }
-            let loss = rehearsal.gradient(&mut self.session, self.id, turn, self.strength, &mut self.gradients)?;
-            self.strength = next_strength(self.strength, loss, REHEARSED_SHARE * self.max_divergence);
-            let DeepArm { session, descent, gradients, .. } = self;
+            let loss = rehearsal.gradient(
+                &mut self.session,
+                self.id,
+                turn,
+                self.strength,
+                &mut self.gradients,
+            )?;
+            self.strength =
+                next_strength(self.strength, loss, REHEARSED_SHARE * self.max_divergence);
+            let DeepArm {
+                session,
+                descent,
+                gradients,
+                ..
+            } = self;
             session.update_adapter(self.id, |adapter| descent.step(adapter, gradients))?;
         }
         self.update_ms.push(before.elapsed().as_secs_f64() * 1e3);
@@ -186,7 +242,9 @@ impl DeepArm {
             .logits
             .chunks_exact(n_vocab)
             .zip(came)
-            .map(|(logits, &token)| softmax(arch, logits, &mut p) - f64::from(logits[token as usize]));
+            .map(|(logits, &token)| {
+                softmax(arch, logits, &mut p) - f64::from(logits[token as usize])
+            });
         let loss = losses.sum();
         self.losses.push(loss);
         Ok(loss)
@@ -195,7 +253,9 @@ impl DeepArm {
     fn randomise(&mut self, turn: usize) {
         let n = self.gradients.sites().len();
         for site in 0..n {
-            let Some(term) = self.gradients.term_mut(site) else { continue };
+            let Some(term) = self.gradients.term_mut(site) else {
+                continue;
+            };
             let (a, b) = term.parts_mut();
             for (i, part) in [a, b].into_iter().enumerate() {
                 let length = part.iter().map(|x| x * x).sum::<f32>().sqrt();

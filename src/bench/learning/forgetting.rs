@@ -43,7 +43,9 @@ pub(super) fn forgetting(
         for ((head, more), found) in heads.iter().zip(&mut more).zip(&mut found) {
             more[i / n_chunk] += head.exact_loss(arch, h, raw, text[i], &mut q, &mut logits) - loss;
             let divergence = p.iter().zip(&q).filter(|(p, _)| **p > 0.0);
-            found.divergence += divergence.map(|(&p, &q)| f64::from(p) * f64::from(p / q.max(1e-38)).ln()).sum::<f64>();
+            found.divergence += divergence
+                .map(|(&p, &q)| f64::from(p) * f64::from(p / q.max(1e-38)).ln())
+                .sum::<f64>();
             found.agreement += f64::from(u8::from(largest(&q) == best));
         }
     })?;
@@ -77,11 +79,15 @@ pub(super) fn forgetting_of(
         })?;
         let (mut sum, mut rows_left) = (0.0, rows.iter());
         adapted.window(text, chunk, n_chunk, &mut |i, _, raw| {
-            let Some((p, loss)) = rows_left.next() else { return };
+            let Some((p, loss)) = rows_left.next() else {
+                return;
+            };
             let lse = base_softmax(arch, finish, raw, &mut q, &mut logits);
             sum += lse - f64::from(logits[text[i] as usize]) - loss;
             let divergence = p.iter().zip(&q).filter(|(p, _)| **p > 0.0);
-            found.divergence += divergence.map(|(&p, &q)| f64::from(p) * f64::from(p / q.max(1e-38)).ln()).sum::<f64>();
+            found.divergence += divergence
+                .map(|(&p, &q)| f64::from(p) * f64::from(p / q.max(1e-38)).ln())
+                .sum::<f64>();
             found.agreement += f64::from(u8::from(largest(&q) == largest(p)));
         })?;
         sizes.push(rows.len() as f64);
@@ -89,9 +95,15 @@ pub(super) fn forgetting_of(
     }
     let n = sizes.iter().sum::<f64>();
     let loss = bootstrap(more.into_iter(), &sizes, n_bootstrap);
-    Ok(Forgetting { loss, divergence: found.divergence / n, agreement: found.agreement / n })
+    Ok(Forgetting {
+        loss,
+        divergence: found.divergence / n,
+        agreement: found.agreement / n,
+    })
 }
 
 fn largest(p: &[f32]) -> usize {
-    (0..p.len()).max_by(|&i, &j| p[i].total_cmp(&p[j])).unwrap_or(0)
+    (0..p.len())
+        .max_by(|&i, &j| p[i].total_cmp(&p[j]))
+        .unwrap_or(0)
 }

@@ -1,4 +1,5 @@
-//! Gain and cost of learning during use, measured on a text: every token is scored before anything is learnt from it.
+//! Gain and cost of learning during use, measured on a text: every token is scored before anything
+//! is learnt from it.
 
 mod deep;
 mod estimate;
@@ -9,7 +10,9 @@ use super::median;
 use crate::arch::Arch;
 use crate::error::{Error, LearnError};
 use crate::exec::{Engine, EngineOptions, SessionOptions};
-use crate::learn::{Experts, HeadLearner, Learner, LearnerOptions, Lesson, Ranks, Slices, UPDATE_TOKENS, softmax};
+use crate::learn::{
+    Experts, HeadLearner, Learner, LearnerOptions, Lesson, Ranks, Slices, UPDATE_TOKENS, softmax,
+};
 use crate::model::{Finish, Model};
 use deep::{DeepArm, Rehearsal, Told};
 use estimate::bootstrap;
@@ -24,8 +27,8 @@ pub use forgetting::Forgetting;
 /// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct LearningOptions {
-    /// Context of the model, in tokens, at least 8; 0 means a quarter of the context it was trained for, at most 1024.
-    /// Each token is predicted from at least half of it.
+    /// Context of the model, in tokens, at least 8; 0 means a quarter of the context it was
+    /// trained for, at most 1024. Each token is predicted from at least half of it.
     pub n_ctx: usize,
     /// Number of threads, as in [`EngineOptions`].
     pub n_threads: Option<NonZeroUsize>,
@@ -43,9 +46,11 @@ pub struct LearningOptions {
 
 /// One chunk in this many times a prefill, with which costs are compared.
 const TIMED: usize = 4;
-/// One chunk in this many is scored without the adapters of backpropagation, to check whether they help.
+/// One chunk in this many is scored without the adapters of backpropagation, to check whether they
+/// help.
 const JUDGED: usize = 2;
-/// One chunk in this many is also learnt with the exact gradient, to measure what truncation leaves out.
+/// One chunk in this many is also learnt with the exact gradient, to measure what truncation leaves
+/// out.
 const COMPARED: usize = 8;
 
 impl Default for LearningOptions {
@@ -73,18 +78,20 @@ pub struct Contender {
     pub loss: f64,
     /// Gain over the base model with the same context, in nats per token.
     pub gain: Estimate,
-    /// Gain over the base model in nats per token if the logits of both are divided by their best temperatures, chosen
-    /// in hindsight: what is learnt besides confidence. Only for adapters that learn from the stream.
+    /// Gain over the base model in nats per token if the logits of both are divided by their best
+    /// temperatures, chosen in hindsight: what is learnt besides confidence. Only for adapters
+    /// that learn from the stream.
     pub beyond_temperature: Option<Estimate>,
-    /// Gain in nats per token over the same method learning the stream's words in another order: what is learnt besides
-    /// confidence and word frequencies.
+    /// Gain in nats per token over the same method learning the stream's words in another order:
+    /// what is learnt besides confidence and word frequencies.
     pub beyond_words: Option<Estimate>,
     /// Median milliseconds per update of the direction; 0 if there is none.
     pub update_ms: f64,
-    /// Median milliseconds to make updates effective: the product of head and adapter, the bound on forgetting, the
-    /// length of the step.
+    /// Median milliseconds to make updates effective: the product of head and adapter, the bound
+    /// on forgetting, the length of the step.
     pub settle_ms: f64,
-    /// Milliseconds of the longest update until it was effective, including a choice of directions.
+    /// Milliseconds of the longest update until it was effective, including a choice of
+    /// directions.
     pub longest_ms: f64,
     /// Effect on control text, for methods that change the model.
     pub forgetting: Option<Forgetting>,
@@ -101,17 +108,18 @@ pub struct LearningReport {
     pub n_tokens: usize,
     /// Tokens per chunk, which are learnt together.
     pub n_chunk: usize,
-    /// Time of reading a chunk and learning it by backpropagation, in units of a prefill of the whole context. Checking
-    /// whether that helps takes half a prefill more, on average.
+    /// Time of reading a chunk and learning it by backpropagation, in units of a prefill of the
+    /// whole context. Checking whether that helps takes half a prefill more, on average.
     pub deep_cost: f64,
     /// Loss of the base model, in nats per token.
     pub base_loss: f64,
     /// Loss of the base model on the control text, in nats per token.
     pub control_loss: f64,
-    /// Mean fraction of the head adapter's gradient, by length, that truncation leaves out, measured on one chunk in
-    /// eight; NaN if none was learnt from.
+    /// Mean fraction of the head adapter's gradient, by length, that truncation leaves out,
+    /// measured on one chunk in eight; NaN if none was learnt from.
     pub truncation: f64,
-    /// Mean over all updates of the upper bound of that fraction, which is known without the exact gradient.
+    /// Mean over all updates of the upper bound of that fraction, which is known without the exact
+    /// gradient.
     pub truncation_bound: f64,
     /// All methods, the base model first.
     pub contenders: Vec<Contender>,
@@ -128,7 +136,8 @@ impl LearningReport {
 #[derive(Clone, Copy, PartialEq)]
 enum Reads {
     Stream,
-    /// The stream's contexts, each followed by a token from half a stream away: right words in wrong places.
+    /// The stream's contexts, each followed by a token from half a stream away: right words in
+    /// wrong places.
     Shuffled,
     /// Contexts of the control text, shuffled likewise, so that the words are wrong, too.
     OtherShuffled,
@@ -148,8 +157,8 @@ struct Arm {
     longest_ms: f64,
 }
 
-/// A mixture whose caches hold each chunk's words in another order: it measures what a mixture gains by word
-/// frequencies and lower confidence alone. Its weights adapt to the stream.
+/// A mixture whose caches hold each chunk's words in another order: it measures what a mixture
+/// gains by word frequencies and lower confidence alone. Its weights adapt to the stream.
 struct Mixture {
     name: &'static str,
     experts: Experts,
@@ -164,25 +173,32 @@ impl Mixture {
         let mut state = turn as u64;
         let mut tokens = tokens.to_vec();
         for i in (1..tokens.len()).rev() {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             tokens.swap(i, (state >> 33) as usize % (i + 1));
         }
-        for (h, token) in states.chunks_exact(states.len() / tokens.len().max(1)).zip(tokens) {
+        for (h, token) in states
+            .chunks_exact(states.len() / tokens.len().max(1))
+            .zip(tokens)
+        {
             self.experts.keep(arch, &self.text, h, token);
             self.text.push(token);
         }
     }
 }
 
-/// Sums of a chunk's exact gradient with respect to `s·B`, as factors of the head's rows, for comparison with the
-/// truncated one.
+/// Sums of a chunk's exact gradient with respect to `s·B`, as factors of the head's rows, for
+/// comparison with the truncated one.
 struct Exact {
     rows: Vec<(u32, Ranks)>,
 }
 
 impl Exact {
     fn new(n_vocab: usize) -> Exact {
-        Exact { rows: (0..n_vocab as u32).map(|v| (v, Ranks::default())).collect() }
+        Exact {
+            rows: (0..n_vocab as u32).map(|v| (v, Ranks::default())).collect(),
+        }
     }
 
     fn add(&mut self, adapter: &HeadLearner, z: &Ranks, p: &[f32], logits: &[f32], token: u32) {
@@ -212,8 +228,8 @@ impl Mean {
     }
 }
 
-/// Measures on `stream` how well the model predicts it with and without learning. The first half of `control` is used
-/// for calibration, the second to measure forgetting.
+/// Measures on `stream` how well the model predicts it with and without learning. The first half of
+/// `control` is used for calibration, the second to measure forgetting.
 ///
 /// # Errors
 /// If a text is too short, an option is invalid, or a session fails.
@@ -232,7 +248,12 @@ pub fn learning(
     };
     if n_ctx < LEAST_CTX {
         let expected = format!("at least {LEAST_CTX}");
-        return Err(LearnError::Option { option: "n_ctx", value: n_ctx as f64, expected }.into());
+        return Err(LearnError::Option {
+            option: "n_ctx",
+            value: n_ctx as f64,
+            expected,
+        }
+        .into());
     }
     // Such a window must fit the half of the control text used for calibration.
     for (n, least) in [(stream.len(), LEAST), (control.len(), LEAST.max(n_ctx / 2))] {
@@ -241,8 +262,19 @@ pub fn learning(
         }
     }
     let n_chunk = n_ctx / 2;
-    let engine = Engine::new(model, &EngineOptions { n_threads: options.n_threads, ..Default::default() })?;
-    let at = |n_ctx| engine.session_with(&SessionOptions { n_ctx: Some(n_ctx), ..Default::default() });
+    let engine = Engine::new(
+        model,
+        &EngineOptions {
+            n_threads: options.n_threads,
+            ..Default::default()
+        },
+    )?;
+    let at = |n_ctx| {
+        engine.session_with(&SessionOptions {
+            n_ctx: Some(n_ctx),
+            ..Default::default()
+        })
+    };
     let (mut session, mut far) = (at(n_ctx)?, at(4 * n_ctx)?);
     let arch = model.arch();
     let finish = model.hparams().logit_finish();
@@ -251,21 +283,52 @@ pub fn learning(
 
     session.set_learner(Learner::new(model, &options.learner)?)?;
     session.calibrate(known)?;
-    let Some(mut learner) = session.take_learner() else { return Err(LearnError::NotLearning.into()) };
+    let Some(mut learner) = session.take_learner() else {
+        return Err(LearnError::NotLearning.into());
+    };
     learner.adapter.rates.rate = options.head_rate;
     let rows = session.head_rows()?;
 
-    let ranks = [1, 2, 4].map(|rank| (format!("head adapter, rank {rank}"), rank, Lesson::Text, Reads::Stream));
+    let ranks = [1, 2, 4].map(|rank| {
+        (
+            format!("head adapter, rank {rank}"),
+            rank,
+            Lesson::Text,
+            Reads::Stream,
+        )
+    });
     let negatives = [
-        ("control: adapter learns from the stream, shuffled", Lesson::Text, Reads::Shuffled),
-        ("control: adapter learns from other text, shuffled", Lesson::Text, Reads::OtherShuffled),
-        ("control: adapter learns the opposite", Lesson::Opposite, Reads::Stream),
-        ("control: adapter, random direction of equal length", Lesson::Chance, Reads::Stream),
+        (
+            "control: adapter learns from the stream, shuffled",
+            Lesson::Text,
+            Reads::Shuffled,
+        ),
+        (
+            "control: adapter learns from other text, shuffled",
+            Lesson::Text,
+            Reads::OtherShuffled,
+        ),
+        (
+            "control: adapter learns the opposite",
+            Lesson::Opposite,
+            Reads::Stream,
+        ),
+        (
+            "control: adapter, random direction of equal length",
+            Lesson::Chance,
+            Reads::Stream,
+        ),
     ]
     .map(|(name, lesson, reads)| (name.to_owned(), 4, lesson, reads));
     let mut arms = Vec::new();
     for (name, rank, lesson, reads) in ranks.into_iter().chain(negatives) {
-        let mut all = Learner::new(model, &LearnerOptions { rank, ..options.learner.clone() })?;
+        let mut all = Learner::new(
+            model,
+            &LearnerOptions {
+                rank,
+                ..options.learner.clone()
+            },
+        )?;
         all.adapter.control = learner.adapter.control.clone();
         all.adapter.fisher = learner.adapter.fisher.clone();
         all.adapter.rates.rate = options.head_rate;
@@ -282,7 +345,12 @@ pub fn learning(
             adapter: all.adapter,
             losses: Vec::new(),
             tempered: (lesson == Lesson::Text && reads == Reads::Stream).then(Tempered::default),
-            mixture: mixture.map(|name| Mixture { name, experts, text: Vec::new(), losses: Vec::new() }),
+            mixture: mixture.map(|name| Mixture {
+                name,
+                experts,
+                text: Vec::new(),
+                losses: Vec::new(),
+            }),
             update_ms: Vec::new(),
             settle_ms: Vec::new(),
             longest_ms: 0.0,
@@ -329,27 +397,61 @@ pub fn learning(
         for arm in &mut arms {
             arm.losses.push(0.0);
             arm.tempered.iter_mut().for_each(Tempered::next_chunk);
-            arm.mixture.iter_mut().for_each(|mixture| mixture.losses.push(0.0));
+            arm.mixture
+                .iter_mut()
+                .for_each(|mixture| mixture.losses.push(0.0));
         }
         session.window(stream, chunk.clone(), n_chunk, &mut |i, h, raw| {
             let token = stream[i];
             states.extend_from_slice(h);
             let losses = learner.met(arch, &stream[..i], h, raw, token);
-            let all = [losses.base, losses.adapter, losses.ngram, losses.knn, losses.mixture];
-            sums.iter_mut().zip(all).for_each(|(sum, loss)| *sum += loss);
+            let all = [
+                losses.base,
+                losses.adapter,
+                losses.ngram,
+                losses.knn,
+                losses.mixture,
+            ];
+            sums.iter_mut()
+                .zip(all)
+                .for_each(|(sum, loss)| *sum += loss);
             let lse = base_softmax(arch, finish, raw, &mut p, &mut logits);
             base_tempered.add(arch, &logits, token, &mut q);
             if let Some(exact) = &mut exact {
-                learner.adapter.exact_loss(arch, h, raw, token, &mut q, &mut adapted);
-                exact.add(&learner.adapter, &learner.adapter.head.project(arch, h), &q, &adapted, token);
+                learner
+                    .adapter
+                    .exact_loss(arch, h, raw, token, &mut q, &mut adapted);
+                exact.add(
+                    &learner.adapter,
+                    &learner.adapter.head.project(arch, h),
+                    &q,
+                    &adapted,
+                    token,
+                );
             }
             for arm in &mut arms {
-                let loss = arm.adapter.loss(arch, h, raw, losses.base, token, &mut q, &mut adapted);
+                let loss = arm
+                    .adapter
+                    .loss(arch, h, raw, losses.base, token, &mut q, &mut adapted);
                 *arm.losses.last_mut().unwrap_or(&mut 0.0) += loss;
                 if let Some(tempered) = &mut arm.tempered {
-                    tempered.add(arch, if arm.adapter.head.is_idle() { &logits } else { &adapted }, token, &mut q);
+                    tempered.add(
+                        arch,
+                        if arm.adapter.head.is_idle() {
+                            &logits
+                        } else {
+                            &adapted
+                        },
+                        token,
+                        &mut q,
+                    );
                 }
-                if let Some(Mixture { experts, losses: mixed, .. }) = &mut arm.mixture {
+                if let Some(Mixture {
+                    experts,
+                    losses: mixed,
+                    ..
+                }) = &mut arm.mixture
+                {
                     let scored = experts.score(arch, &stream[..i], h, losses.base, loss, token);
                     *mixed.last_mut().unwrap_or(&mut 0.0) += scored.mixture;
                 }
@@ -362,10 +464,13 @@ pub fn learning(
             }
         })?;
         for arm in arms.iter_mut().filter(|arm| arm.reads == Reads::Shuffled) {
-            arm.mixture.iter_mut().for_each(|mixture| mixture.keep(arch, &states, came, c));
+            arm.mixture
+                .iter_mut()
+                .for_each(|mixture| mixture.keep(arch, &states, came, c));
         }
-        // Contexts of other text, each followed by a token from quite another place in it; at the end of that text it
-        // starts again with another shift, since repetitions could be learnt, and no token keeps its own place.
+        // Contexts of other text, each followed by a token from quite another place in it; at the
+        // end of that text it starts again with another shift, since repetitions could be
+        // learnt, and no token keeps its own place.
         let pieces = (known.len() / n_chunk).max(1);
         let (turn, start) = (c / pieces, c % pieces * n_chunk);
         let away = (1 + (3 + turn) % 8) * known.len() / 9;
@@ -374,13 +479,22 @@ pub fn learning(
         session.window(known, other.clone(), n_chunk, &mut |i, h, raw| {
             states.extend_from_slice(h);
             let lse = base_softmax(arch, finish, raw, &mut p, &mut logits);
-            for arm in arms.iter_mut().filter(|arm| arm.reads == Reads::OtherShuffled) {
-                arm.adapter.observed(arch, h, raw, &p, lse, known[(i + away) % known.len()]);
+            for arm in arms
+                .iter_mut()
+                .filter(|arm| arm.reads == Reads::OtherShuffled)
+            {
+                arm.adapter
+                    .observed(arch, h, raw, &p, lse, known[(i + away) % known.len()]);
             }
         })?;
-        for arm in arms.iter_mut().filter(|arm| arm.reads == Reads::OtherShuffled) {
+        for arm in arms
+            .iter_mut()
+            .filter(|arm| arm.reads == Reads::OtherShuffled)
+        {
             let tokens = &known[other.start.max(1)..other.end];
-            arm.mixture.iter_mut().for_each(|mixture| mixture.keep(arch, &states, tokens, c));
+            arm.mixture
+                .iter_mut()
+                .for_each(|mixture| mixture.keep(arch, &states, tokens, c));
         }
         for (sum, by_chunk) in sums.into_iter().zip(&mut by_chunk) {
             by_chunk.push(sum);
@@ -403,7 +517,12 @@ pub fn learning(
         }
 
         let moved = learner.adapter.is_due() || learner.adapter.is_undecided();
-        session.prepare(&mut learner.adapter, &rows, Lesson::Text, &mut Slices::whole())?;
+        session.prepare(
+            &mut learner.adapter,
+            &rows,
+            Lesson::Text,
+            &mut Slices::whole(),
+        )?;
         let mut truncated: Vec<f32> = Vec::new();
         while let Some(g) = session.head_gradient(&mut learner.adapter, &rows, Lesson::Text)? {
             learner.adapter.step(Lesson::Text, &g);
@@ -420,7 +539,8 @@ pub fn learning(
                 learner.adapter.head.rank,
                 &mut Slices::whole(),
             )?;
-            let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+            let norm =
+                |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
             let error = norm(&mut exact.iter().zip(&truncated).map(|(x, y)| x - y));
             left_out.add(error / norm(&mut exact.iter().copied()).max(f64::MIN_POSITIVE));
         }
@@ -447,7 +567,11 @@ pub fn learning(
     let n_tokens = sizes.iter().sum::<f64>();
     let base = &by_chunk[0];
     let less = |base: &[f64], losses: &[f64]| {
-        bootstrap(base.iter().zip(losses).map(|(b, l)| b - l), &sizes, options.n_bootstrap)
+        bootstrap(
+            base.iter().zip(losses).map(|(b, l)| b - l),
+            &sizes,
+            options.n_bootstrap,
+        )
     };
     let contender = |name: &str, losses: &[f64]| {
         let mut so_far = 0.0;
@@ -472,17 +596,28 @@ pub fn learning(
     let beyond = |tempered: &Tempered| less(base_tempered.best(), tempered.best());
     let mut contenders = vec![
         contender("base", base),
-        contender("base, the best temperature in hindsight", base_tempered.best()),
+        contender(
+            "base, the best temperature in hindsight",
+            base_tempered.best(),
+        ),
         contender("base, 4 times the context", &far_by_chunk),
         contender("n-gram cache", &by_chunk[2]),
         contender("nearest neighbours", &by_chunk[3]),
     ];
     let mixtures: Vec<&Mixture> = arms.iter().filter_map(|arm| arm.mixture.as_ref()).collect();
-    let beyond_words = mixtures.first().map(|words| less(&words.losses, &by_chunk[4]));
-    contenders.push(Contender { beyond_words, ..contender("mixture", &by_chunk[4]) });
+    let beyond_words = mixtures
+        .first()
+        .map(|words| less(&words.losses, &by_chunk[4]));
+    contenders.push(Contender {
+        beyond_words,
+        ..contender("mixture", &by_chunk[4])
+    });
     contenders.extend(mixtures.iter().map(|m| contender(m.name, &m.losses)));
     let (mut learning, mut negative) = (Vec::new(), Vec::new());
-    let shuffled = arms.iter().find(|arm| arm.reads == Reads::Shuffled).map(|arm| arm.losses.clone());
+    let shuffled = arms
+        .iter()
+        .find(|arm| arm.reads == Reads::Shuffled)
+        .map(|arm| arm.losses.clone());
     for (arm, forgetting) in arms.iter_mut().zip(&forgotten) {
         let found = Contender {
             update_ms: median(&arm.update_ms).unwrap_or(0.0),
@@ -490,24 +625,46 @@ pub fn learning(
             longest_ms: arm.longest_ms,
             forgetting: Some(*forgetting),
             beyond_temperature: arm.tempered.as_ref().map(beyond),
-            beyond_words: arm.tempered.as_ref().and(shuffled.as_ref()).map(|words| less(words, &arm.losses)),
+            beyond_words: arm
+                .tempered
+                .as_ref()
+                .and(shuffled.as_ref())
+                .map(|words| less(words, &arm.losses)),
             ..contender(&arm.name, &arm.losses)
         };
-        if found.negative { &mut negative } else { &mut learning }.push(found);
+        if found.negative {
+            &mut negative
+        } else {
+            &mut learning
+        }
+        .push(found);
     }
     let mut deep_ms = 0.0;
-    let shuffled = deep_arms.iter().find(|arm| arm.told == Told::Shuffled).map(|arm| arm.losses.clone());
+    let shuffled = deep_arms
+        .iter()
+        .find(|arm| arm.told == Told::Shuffled)
+        .map(|arm| arm.losses.clone());
     for mut arm in deep_arms {
-        let forgetting = forgetting_of(&mut session, &mut arm.session, unknown, options.n_bootstrap)?;
+        let forgetting =
+            forgetting_of(&mut session, &mut arm.session, unknown, options.n_bootstrap)?;
         let longest_ms = arm.update_ms.iter().copied().fold(0.0, f64::max);
         let update_ms = median(&arm.update_ms).unwrap_or(0.0);
         let (name, judged) = arm.names();
-        let found = Contender { update_ms, longest_ms, forgetting: Some(forgetting), ..contender(name, &arm.losses) };
+        let found = Contender {
+            update_ms,
+            longest_ms,
+            forgetting: Some(forgetting),
+            ..contender(name, &arm.losses)
+        };
         let judged = judged.map(|name| contender(name, &arm.judged_losses));
         if arm.told == Told::Stream {
             deep_ms = update_ms;
             let beyond_words = shuffled.as_ref().map(|words| less(words, &arm.losses));
-            learning.push(Contender { beyond_temperature: Some(beyond(&deep_tempered)), beyond_words, ..found });
+            learning.push(Contender {
+                beyond_temperature: Some(beyond(&deep_tempered)),
+                beyond_words,
+                ..found
+            });
             learning.extend(judged);
         } else {
             negative.push(found);
@@ -529,7 +686,13 @@ pub fn learning(
     })
 }
 
-fn base_softmax(arch: Arch, finish: Finish, raw: &[f32], p: &mut Vec<f32>, logits: &mut Vec<f32>) -> f64 {
+fn base_softmax(
+    arch: Arch,
+    finish: Finish,
+    raw: &[f32],
+    p: &mut Vec<f32>,
+    logits: &mut Vec<f32>,
+) -> f64 {
     logits.clear();
     logits.extend_from_slice(raw);
     finish.row(logits);

@@ -31,6 +31,10 @@ impl Tempered {
     /// Losses by chunk at the temperature with the smallest sum.
     pub(super) fn best(&self) -> &[f64] {
         let sum = |losses: &[f64]| losses.iter().sum::<f64>();
-        self.losses.iter().map(Vec::as_slice).min_by(|x, y| sum(x).total_cmp(&sum(y))).unwrap_or(&[])
+        self.losses
+            .iter()
+            .map(Vec::as_slice)
+            .min_by(|x, y| sum(x).total_cmp(&sum(y)))
+            .unwrap_or(&[])
     }
 }

@@ -43,30 +43,62 @@ impl SeqKv {
         let mut tables = Vec::new();
         for (t, table) in self.tables.iter().enumerate() {
             let filled = table.iter().take(self.pages_of(t));
-            tables.push(filled.map(|page| page.as_ref().map_or(NO_PAGE, &mut number)).collect());
+            tables.push(
+                filled
+                    .map(|page| page.as_ref().map_or(NO_PAGE, &mut number))
+                    .collect(),
+            );
         }
         let mut checkpoints = Vec::new();
         let len = self.settled();
-        for Checkpoint { pos, marked, pages } in self.checkpoints.iter().filter(|checkpoint| checkpoint.pos <= len) {
-            let pages = pages.iter().map(|(table, i, page)| [*table as u32, *i as u32, number(page)]).collect();
-            checkpoints.push(KvCheckpoint { pos: *pos, marked: *marked, pages });
+        for Checkpoint { pos, marked, pages } in self
+            .checkpoints
+            .iter()
+            .filter(|checkpoint| checkpoint.pos <= len)
+        {
+            let pages = pages
+                .iter()
+                .map(|(table, i, page)| [*table as u32, *i as u32, number(page)])
+                .collect();
+            checkpoints.push(KvCheckpoint {
+                pos: *pos,
+                marked: *marked,
+                pages,
+            });
         }
-        KvState { len, pages, tables, checkpoints }
+        KvState {
+            len,
+            pages,
+            tables,
+            checkpoints,
+        }
     }
 
     /// Pages of a table that can hold something.
     fn pages_of(&self, table: usize) -> usize {
         let len = self.settled();
-        if self.layout.recurrences.as_ref().is_some_and(|recurrences| recurrences.table == table) {
+        if self
+            .layout
+            .recurrences
+            .as_ref()
+            .is_some_and(|recurrences| recurrences.table == table)
+        {
             return len.min(1);
         }
         let is_first = self.layout.groups.iter().any(|group| group.table == table);
         // Later forms are those of whole pages.
-        if is_first { len.div_ceil(KV_BLOCK) } else { len / KV_BLOCK }
+        if is_first {
+            len.div_ceil(KV_BLOCK)
+        } else {
+            len / KV_BLOCK
+        }
     }
 
     /// A sequence of the same kind with the contents `state`, or what is wrong with these.
-    pub(crate) fn with_state(&self, state: &KvState<'_>) -> Result<Result<SeqKv, &'static str>, SessionError> {
+    pub(crate) fn with_state(
+        &self,
+        state: &KvState<'_>,
+    ) -> Result<Result<SeqKv, &'static str>, SessionError> {
         let mut seq = SeqKv::new(self.pool.clone(), Arc::clone(&self.layout));
         seq.len = state.len;
         seq.states_from(state.len, None);
@@ -77,7 +109,9 @@ impl SeqKv {
         }
         let mut made: Vec<Option<Arc<Page>>> = vec![None; state.pages.len()];
         let mut page = |table: usize, number: u32| {
-            let (Some(&n_bytes), Some(slot)) = (page_bytes.get(table), made.get_mut(number as usize)) else {
+            let (Some(&n_bytes), Some(slot)) =
+                (page_bytes.get(table), made.get_mut(number as usize))
+            else {
                 return Ok(None);
             };
             let bytes = state.pages[number as usize];
@@ -100,18 +134,31 @@ impl SeqKv {
                     table.push(None);
                     continue;
                 }
-                let Some(page) = page(t, number)? else { return Ok(Err("a page that is not there")) };
+                let Some(page) = page(t, number)? else {
+                    return Ok(Err("a page that is not there"));
+                };
                 table.push(Some(page));
             }
             seq.tables[t] = table;
         }
-        for KvCheckpoint { pos, marked, pages: listed } in &state.checkpoints {
+        for KvCheckpoint {
+            pos,
+            marked,
+            pages: listed,
+        } in &state.checkpoints
+        {
             let mut pages = Vec::new();
             for &[table, i, number] in listed {
-                let Some(page) = page(table as usize, number)? else { return Ok(Err("a page that is not there")) };
+                let Some(page) = page(table as usize, number)? else {
+                    return Ok(Err("a page that is not there"));
+                };
                 pages.push((table as usize, i as usize, page));
             }
-            seq.checkpoints.push(Checkpoint { pos: *pos, marked: *marked, pages });
+            seq.checkpoints.push(Checkpoint {
+                pos: *pos,
+                marked: *marked,
+                pages,
+            });
         }
         Ok(seq.check().map(|()| seq))
     }
@@ -121,7 +168,8 @@ impl SeqKv {
         if (0..self.tables.len()).any(|t| self.tables[t].len() > self.pages_of(t)) {
             return Err("more pages than positions");
         }
-        let held = |table: usize, page: usize| self.tables[table].get(page).is_some_and(Option::is_some);
+        let held =
+            |table: usize, page: usize| self.tables[table].get(page).is_some_and(Option::is_some);
         if !self.sees(self.len, |_, table, page| held(table, page)) {
             return Err("too few pages");
         }
@@ -132,9 +180,20 @@ impl SeqKv {
             if checkpoint.pos == 0 || checkpoint.pos > self.len {
                 return Err("a checkpoint behind the end");
             }
-            let listed: std::collections::HashSet<_> = checkpoint.pages.iter().map(|&(t, page, _)| (t, page)).collect();
-            let is_sound = |&(t, page)| page < checkpoint.pos.div_ceil(KV_BLOCK) && t < self.tables.len();
-            let has = |given_back: bool, t, page| if given_back { listed.contains(&(t, page)) } else { held(t, page) };
+            let listed: std::collections::HashSet<_> = checkpoint
+                .pages
+                .iter()
+                .map(|&(t, page, _)| (t, page))
+                .collect();
+            let is_sound =
+                |&(t, page)| page < checkpoint.pos.div_ceil(KV_BLOCK) && t < self.tables.len();
+            let has = |given_back: bool, t, page| {
+                if given_back {
+                    listed.contains(&(t, page))
+                } else {
+                    held(t, page)
+                }
+            };
             if !listed.iter().all(is_sound) || !self.sees(checkpoint.pos, has) {
                 return Err("a checkpoint with too few pages");
             }
@@ -142,8 +201,8 @@ impl SeqKv {
         Ok(())
     }
 
-    /// Whether everything that the query at `pos` sees is present: `has` is called with whether a table's pages may be
-    /// released, the table, and the page.
+    /// Whether everything that the query at `pos` sees is present: `has` is called with whether a
+    /// table's pages may be released, the table, and the page.
     fn sees(&self, pos: usize, has: impl Fn(bool, usize, usize) -> bool) -> bool {
         let of_group = |group: &Group| {
             group.seen(pos).all(|page| {
@@ -152,7 +211,11 @@ impl SeqKv {
             })
         };
         let state = |table: usize| pos == 0 || has(true, table, 0);
-        let states = self.layout.recurrences.as_ref().is_none_or(|recurrences| state(recurrences.table));
+        let states = self
+            .layout
+            .recurrences
+            .as_ref()
+            .is_none_or(|recurrences| state(recurrences.table));
         states && self.layout.groups.iter().all(of_group)
     }
 }

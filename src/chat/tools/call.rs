@@ -1,13 +1,13 @@
-//! Parts shared by the formats: the end of a JSON value in a text, calls in JSON, values in XML-like tags, and their
-//! grammars.
+//! Parts shared by the formats: the end of a JSON value in a text, calls in JSON, values in
+//! XML-like tags, and their grammars.
 
 use serde_json::{Map, Value, json};
 
 use super::{Marks, Scan, Tool, ToolCall, lark_text};
 use crate::ChatError;
 
-/// The length of white space and the JSON array or object after it; `None` if that is incomplete, an error if there is
-/// none.
+/// The length of white space and the JSON array or object after it; `None` if that is incomplete,
+/// an error if there is none.
 pub(super) fn json_len(text: &str) -> Result<Option<usize>, ()> {
     let begin = text.len() - text.trim_start().len();
     match text[begin..].chars().next() {
@@ -60,7 +60,8 @@ pub(super) fn scan_close(text: &str, len: usize, close: &str) -> Scan {
 
 /// Scans up to and including `close`.
 pub(super) fn scan_until(text: &str, close: &str) -> Scan {
-    text.find(close).map_or(Scan::More, |at| Scan::Calls(at + close.len()))
+    text.find(close)
+        .map_or(Scan::More, |at| Scan::Calls(at + close.len()))
 }
 
 /// The JSON value at the start of `block`.
@@ -87,12 +88,24 @@ pub(super) fn calls_of(value: &Value) -> Option<Vec<ToolCall>> {
 }
 
 fn call_of(value: &Value) -> Option<ToolCall> {
-    let function = value.get("function").filter(|f| f.is_object()).unwrap_or(value);
-    let any = |keys: &[&str]| keys.iter().find_map(|key| function.get(key).or(value.get(key)));
-    let name = any(&["name", "tool_name", "function"])?.as_str()?.to_owned();
+    let function = value
+        .get("function")
+        .filter(|f| f.is_object())
+        .unwrap_or(value);
+    let any = |keys: &[&str]| {
+        keys.iter()
+            .find_map(|key| function.get(key).or(value.get(key)))
+    };
+    let name = any(&["name", "tool_name", "function"])?
+        .as_str()?
+        .to_owned();
     let arguments = any(&["arguments", "parameters"]).map_or(Some(Map::new()), arguments_of)?;
     let id = any(&["id", "tool_call_id"]).and_then(|id| id.as_str().map(str::to_owned));
-    Some(ToolCall { name, arguments, id })
+    Some(ToolCall {
+        name,
+        arguments,
+        id,
+    })
 }
 
 /// Arguments, given as an object or as its JSON in a string.
@@ -109,10 +122,15 @@ pub(super) fn arguments_of(value: &Value) -> Option<Map<String, Value>> {
 pub(super) fn named_call(name: &str, arguments: &str) -> Option<ToolCall> {
     let name = name.trim();
     let arguments = arguments_of(&serde_json::from_str(arguments).ok()?)?;
-    (!name.is_empty()).then(|| ToolCall { name: name.to_owned(), arguments, id: None })
+    (!name.is_empty()).then(|| ToolCall {
+        name: name.to_owned(),
+        arguments,
+        id: None,
+    })
 }
 
-/// The schema of a tool's arguments, to be embedded in another schema; its references still resolve within it.
+/// The schema of a tool's arguments, to be embedded in another schema; its references still resolve
+/// within it.
 pub(super) fn parameters(tool: &Tool) -> Value {
     let mut schema = tool.parameters.clone();
     if let Some(members) = schema.as_object_mut() {
@@ -140,20 +158,37 @@ pub(super) fn call_schema(tools: &[Tool], name_key: &str, arguments_key: &str) -
 }
 
 /// The grammar of a JSON value with this schema between two texts, then the marker `close`.
-pub(super) fn json_grammar(schema: &Value, around: (&str, &str), close: &str, marks: &Marks<'_>) -> String {
+pub(super) fn json_grammar(
+    schema: &Value,
+    around: (&str, &str),
+    close: &str,
+    marks: &Marks<'_>,
+) -> String {
     let (before, after) = (lark_text(around.0), lark_text(around.1));
-    let close = if close.is_empty() { String::new() } else { marks.lark(close) };
+    let close = if close.is_empty() {
+        String::new()
+    } else {
+        marks.lark(close)
+    };
     format!("start: {before} json {after} {close}\njson: %json {schema}\n")
 }
 
-/// A grammar with `start` as the body of its start rule, in which `call` is a call of any tool. `body` writes the rule
-/// for one tool; it may refer to `args<number>`, the JSON of the arguments.
-pub(super) fn per_tool(start: &str, tools: &[Tool], body: impl Fn(&Tool, &str) -> String) -> String {
+/// A grammar with `start` as the body of its start rule, in which `call` is a call of any tool.
+/// `body` writes the rule for one tool; it may refer to `args<number>`, the JSON of the arguments.
+pub(super) fn per_tool(
+    start: &str,
+    tools: &[Tool],
+    body: impl Fn(&Tool, &str) -> String,
+) -> String {
     let names: Vec<String> = (0..tools.len()).map(|i| format!("call{i}")).collect();
     let mut out = format!("start: {start}\ncall: {}\n", names.join(" | "));
     for (i, tool) in tools.iter().enumerate() {
         let arguments = format!("args{i}");
-        out.push_str(&format!("call{i}: {}\n{arguments}: %json {}\n", body(tool, &arguments), parameters(tool)));
+        out.push_str(&format!(
+            "call{i}: {}\n{arguments}: %json {}\n",
+            body(tool, &arguments),
+            parameters(tool)
+        ));
     }
     out
 }
@@ -168,40 +203,87 @@ pub(super) struct Parameter<'a> {
 /// The parameters of `tool`, number `i`, in the order of its schema.
 ///
 /// # Errors
-/// [`ChatError::Tool`] for a schema that restricts the object by more than its properties and which of them are
-/// required.
+/// [`ChatError::Tool`] for a schema that restricts the object by more than its properties and which
+/// of them are required.
 pub(super) fn parameters_of(i: usize, tool: &Tool) -> Result<Vec<Parameter<'_>>, ChatError> {
     let wrong = |message: String| ChatError::Tool { index: i, message };
-    let known = ["$schema", "additionalProperties", "description", "properties", "required", "title", "type"];
-    let schema = tool.parameters.as_object().ok_or_else(|| wrong("its parameters are no schema".into()))?;
+    let known = [
+        "$schema",
+        "additionalProperties",
+        "description",
+        "properties",
+        "required",
+        "title",
+        "type",
+    ];
+    let schema = tool
+        .parameters
+        .as_object()
+        .ok_or_else(|| wrong("its parameters are no schema".into()))?;
     if let Some(key) = schema.keys().find(|key| !known.contains(&&key[..])) {
-        return Err(wrong(format!("{key:?} in its parameters cannot be enforced in the model's format")));
+        return Err(wrong(format!(
+            "{key:?} in its parameters cannot be enforced in the model's format"
+        )));
     }
-    let properties = schema.get("properties").map(|value| value.as_object().ok_or(value)).transpose();
-    let properties = properties.map_err(|value| wrong(format!("its properties are {value}, not an object")))?;
-    let required = schema.get("required").map(|value| value.as_array().ok_or(value)).transpose();
-    let required = required.map_err(|value| wrong(format!("its required parameters are {value}, not a list")))?;
+    let properties = schema
+        .get("properties")
+        .map(|value| value.as_object().ok_or(value))
+        .transpose();
+    let properties =
+        properties.map_err(|value| wrong(format!("its properties are {value}, not an object")))?;
+    let required = schema
+        .get("required")
+        .map(|value| value.as_array().ok_or(value))
+        .transpose();
+    let required = required
+        .map_err(|value| wrong(format!("its required parameters are {value}, not a list")))?;
     let is_required = |name: &str| required.is_some_and(|names| names.iter().any(|n| n == name));
-    let is_property = |name: &Value| properties.zip(name.as_str()).is_some_and(|(members, n)| members.contains_key(n));
-    if let Some(name) = required.into_iter().flatten().find(|name| !is_property(name)) {
-        return Err(wrong(format!("the required parameter {name} is not among its properties")));
+    let is_property = |name: &Value| {
+        properties
+            .zip(name.as_str())
+            .is_some_and(|(members, n)| members.contains_key(n))
+    };
+    if let Some(name) = required
+        .into_iter()
+        .flatten()
+        .find(|name| !is_property(name))
+    {
+        return Err(wrong(format!(
+            "the required parameter {name} is not among its properties"
+        )));
     }
     let members = properties.into_iter().flatten();
-    Ok(members.map(|(name, schema)| Parameter { name, schema, required: is_required(name) }).collect())
+    Ok(members
+        .map(|(name, schema)| Parameter {
+            name,
+            schema,
+            required: is_required(name),
+        })
+        .collect())
 }
 
-/// Rules for arguments separated by `comma`: `args<i>_0_0` is the whole list, `arg<i>_<k>` one argument.
+/// Rules for arguments separated by `comma`: `args<i>_0_0` is the whole list, `arg<i>_<k>` one
+/// argument.
 pub(super) fn comma_rules(i: usize, parameters: &[Parameter<'_>], comma: &str) -> String {
     let mut rules = String::new();
-    // args{i}_{k}_{c}: the arguments from k on; c is 1 if one came before, so that a comma is needed.
+    // args{i}_{k}_{c}: the arguments from k on; c is 1 if one came before, so that a comma is
+    // needed.
     for k in 0..=parameters.len() {
         for c in 0..2 {
             let body = match parameters.get(k) {
                 None => "\"\"".to_owned(),
                 Some(parameter) => {
-                    let due = if c == 1 { lark_text(comma) } else { String::new() };
+                    let due = if c == 1 {
+                        lark_text(comma)
+                    } else {
+                        String::new()
+                    };
                     let with = format!("{due} arg{i}_{k} args{i}_{}_1", k + 1);
-                    if parameter.required { with } else { format!("{with} | args{i}_{}_{c}", k + 1) }
+                    if parameter.required {
+                        with
+                    } else {
+                        format!("{with} | args{i}_{}_{c}", k + 1)
+                    }
                 }
             };
             rules.push_str(&format!("args{i}_{k}_{c}: {body}\n"));
@@ -210,12 +292,13 @@ pub(super) fn comma_rules(i: usize, parameters: &[Parameter<'_>], comma: &str) -
     rules
 }
 
-/// The grammar of calls whose arguments are written one by one, strings without quotes: for each tool `before`, the
-/// arguments in the order of the schema, each between `open` and `close`, then `after`.
+/// The grammar of calls whose arguments are written one by one, strings without quotes: for each
+/// tool `before`, the arguments in the order of the schema, each between `open` and `close`, then
+/// `after`.
 ///
 /// # Errors
-/// As [`parameters_of`], and for a schema that restricts strings by more than a list of values: without quotes only the
-/// end of such a text can be recognised.
+/// As [`parameters_of`], and for a schema that restricts strings by more than a list of values:
+/// without quotes only the end of such a text can be recognised.
 pub(super) fn tagged_grammar(
     tools: &[Tool],
     before: impl Fn(&Tool) -> String,
@@ -227,7 +310,15 @@ pub(super) fn tagged_grammar(
     let mut calls = Vec::new();
     for (i, tool) in tools.iter().enumerate() {
         let mut call = before(tool);
-        for (k, Parameter { name, schema, required }) in parameters_of(i, tool)?.into_iter().enumerate() {
+        for (
+            k,
+            Parameter {
+                name,
+                schema,
+                required,
+            },
+        ) in parameters_of(i, tool)?.into_iter().enumerate()
+        {
             let value = format!("value{i}_{k}");
             let optional = if required { "" } else { "?" };
             call.push_str(&format!(" ({} {value}){optional}", lark_text(&open(name))));
@@ -260,8 +351,8 @@ pub(super) fn is_text(property: &Value) -> bool {
     property.get("type").is_some_and(|kind| kind == "string")
 }
 
-/// The value of parameter `name` of function `function`, written as `text`: a string if the parameter is one, otherwise
-/// parsed as JSON, or a string if it is no JSON.
+/// The value of parameter `name` of function `function`, written as `text`: a string if the
+/// parameter is one, otherwise parsed as JSON, or a string if it is no JSON.
 pub(super) fn value_of(tools: &[Tool], function: &str, name: &str, text: &str) -> Value {
     let tool = tools.iter().find(|tool| tool.name == function);
     let property = tool.and_then(|tool| tool.parameters.get("properties")?.get(name));

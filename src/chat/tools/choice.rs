@@ -42,19 +42,24 @@ impl ToolChoice {
             Some("auto") => Ok(Self::Auto),
             Some("none") => Ok(Self::None),
             Some("required") => Ok(Self::Required),
-            _ => named().map(|name| Self::Named(name.to_owned())).ok_or_else(|| ChatError::Tool {
-                index: 0,
-                message: format!("the tool choice {choice} is none of auto, none, required and a function"),
-            }),
+            _ => named()
+                .map(|name| Self::Named(name.to_owned()))
+                .ok_or_else(|| ChatError::Tool {
+                    index: 0,
+                    message: format!(
+                        "the tool choice {choice} is none of auto, none, required and a function"
+                    ),
+                }),
         }
     }
 }
 
 /// A [`TokenMask`] for an answer with tools.
 ///
-/// The model writes freely until it begins a call in its format; the call then follows the format's grammar, with the
-/// name of a tool and arguments that match its parameters; after the call the text is free again. A token that would
-/// begin a call and continue it in an invalid way is forbidden, so every call can be completed, and is then valid.
+/// The model writes freely until it begins a call in its format; the call then follows the format's
+/// grammar, with the name of a tool and arguments that match its parameters; after the call the
+/// text is free again. A token that would begin a call and continue it in an invalid way is
+/// forbidden, so every call can be completed, and is then valid.
 #[derive(Clone, Debug)]
 pub struct ToolMask {
     shared: Arc<Shared>,
@@ -74,7 +79,8 @@ struct Shared {
     required: Option<Grammar>,
     /// Whether calls, and so their openings, are forbidden.
     forbidden: bool,
-    /// Tokens that extend beyond the end of some opening, or of reasoning that must lead to a call.
+    /// Tokens that extend beyond the end of some opening, or of reasoning that must lead to a
+    /// call.
     overrun: Vec<u32>,
 }
 
@@ -89,21 +95,25 @@ struct Trigger {
 
 #[derive(Clone, Debug)]
 enum Phase {
-    /// Free text: its last bytes since the last boundary, and whether only white space came since then.
+    /// Free text: its last bytes since the last boundary, and whether only white space came since
+    /// then.
     Free { tail: Vec<u8>, at_start: bool },
     /// Reasoning, in which no call can begin; and whether a call must follow it.
     Reasoning { tail: Vec<u8>, required: bool },
     /// A call, and the number of tokens since it began.
-    Call { matcher: Box<Matcher>, n_tokens: usize },
+    Call {
+        matcher: Box<Matcher>,
+        n_tokens: usize,
+    },
 }
 
 impl ToolMask {
     /// A mask for the answer to `prompt`, the rendered template.
     ///
     /// # Errors
-    /// [`ChatError::Tool`] for parameters that cannot be enforced in this format, a named tool that does not exist, no
-    /// tools although a call is required, or more than 256; [`GrammarError`](crate::GrammarError) for parameters that
-    /// cannot be enforced at all.
+    /// [`ChatError::Tool`] for parameters that cannot be enforced in this format, a named tool that
+    /// does not exist, no tools although a call is required, or more than 256;
+    /// [`GrammarError`](crate::GrammarError) for parameters that cannot be enforced at all.
     pub fn new(
         trie: &TokenTrie,
         format: ToolFormat,
@@ -113,7 +123,11 @@ impl ToolMask {
     ) -> Result<Self, Error> {
         let wrong = |index, message: String| ChatError::Tool { index, message };
         if tools.len() > MAX_TOOLS {
-            return Err(wrong(MAX_TOOLS, format!("there are {} tools; the limit is {MAX_TOOLS}", tools.len())).into());
+            return Err(wrong(
+                MAX_TOOLS,
+                format!("there are {} tools; the limit is {MAX_TOOLS}", tools.len()),
+            )
+            .into());
         }
         let named = match choice {
             ToolChoice::Named(name) => match tools.iter().position(|tool| &tool.name == name) {
@@ -138,11 +152,23 @@ impl ToolMask {
             let lark = (format.grammar)(tools, &marks)?;
             let grammar = Grammar::calls(trie, &lark)?;
             if required {
-                let opening = format.openings.iter().find(|o| o.keep).unwrap_or(&format.openings[0]);
+                let opening = format
+                    .openings
+                    .iter()
+                    .find(|o| o.keep)
+                    .unwrap_or(&format.openings[0]);
                 // An opening that is part of the call is contained in its grammar.
-                let opening = if opening.keep { "\"\"".to_owned() } else { marks.lark(opening.text) };
+                let opening = if opening.keep {
+                    "\"\"".to_owned()
+                } else {
+                    marks.lark(opening.text)
+                };
                 let white = if in_reasoning { "WHITE " } else { "" };
-                let lark = lark.replacen("start: ", &format!("{WHITE}start: {white}{opening} body\nbody: "), 1);
+                let lark = lark.replacen(
+                    "start: ",
+                    &format!("{WHITE}start: {white}{opening} body\nbody: "),
+                    1,
+                );
                 first = Some(Grammar::calls(trie, &lark)?);
             }
             triggers.extend(format.openings.iter().map(|opening| Trigger {
@@ -158,16 +184,37 @@ impl ToolMask {
         let decides = |id: &u32| reaches(trie.text(*id), &texts, forbidden);
         let overrun = (0..trie.n_vocab() as u32).filter(decides).collect();
         let start = if in_reasoning {
-            Phase::Reasoning { tail: Vec::new(), required }
+            Phase::Reasoning {
+                tail: Vec::new(),
+                required,
+            }
         } else {
             match &first {
-                Some(grammar) => Phase::Call { matcher: Box::new(grammar.matcher()), n_tokens: 0 },
-                None => Phase::Free { tail: Vec::new(), at_start: true },
+                Some(grammar) => Phase::Call {
+                    matcher: Box::new(grammar.matcher()),
+                    n_tokens: 0,
+                },
+                None => Phase::Free {
+                    tail: Vec::new(),
+                    at_start: true,
+                },
             }
         };
-        let shared =
-            Shared { trie: trie.clone(), reasoning: format.reasoning, triggers, required: first, forbidden, overrun };
-        Ok(Self { shared: Arc::new(shared), phase: start.clone(), start, tokens: Vec::new(), words: Vec::new() })
+        let shared = Shared {
+            trie: trie.clone(),
+            reasoning: format.reasoning,
+            triggers,
+            required: first,
+            forbidden,
+            overrun,
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+            phase: start.clone(),
+            start,
+            tokens: Vec::new(),
+            words: Vec::new(),
+        })
     }
 
     /// The phase after `token` in `phase`, which is not a call; `None` if the token is forbidden.
@@ -186,7 +233,10 @@ impl ToolMask {
                     }
                     let kept = tail.len() - tail.len().min(close.len() - 1);
                     tail.drain(..kept);
-                    return Some(Phase::Reasoning { tail, required: *required });
+                    return Some(Phase::Reasoning {
+                        tail,
+                        required: *required,
+                    });
                 };
                 let rest = &tail[at + close.len()..];
                 match shared.required.as_ref().filter(|_| *required) {
@@ -205,16 +255,21 @@ impl ToolMask {
         let white = tail.iter().take_while(|b| b.is_ascii_whitespace()).count();
         let openings = shared.triggers.iter().filter_map(|trigger| {
             let at = match trigger.at_start {
-                true => (at_start && tail[white..].starts_with(trigger.text.as_bytes())).then_some(white)?,
+                true => (at_start && tail[white..].starts_with(trigger.text.as_bytes()))
+                    .then_some(white)?,
                 false => find(&tail, trigger.text.as_bytes())?,
             };
             Some((at, trigger.text.len(), Some(trigger)))
         });
         let (open, close) = shared.reasoning;
-        let reasoning =
-            (!open.is_empty()).then(|| find(&tail, open.as_bytes())).flatten().map(|at| (at, open.len(), None));
+        let reasoning = (!open.is_empty())
+            .then(|| find(&tail, open.as_bytes()))
+            .flatten()
+            .map(|at| (at, open.len(), None));
         // The earliest opening; if several start there, the longest.
-        let first = openings.chain(reasoning).min_by_key(|&(at, len, _)| (at, std::cmp::Reverse(len)));
+        let first = openings
+            .chain(reasoning)
+            .min_by_key(|&(at, len, _)| (at, std::cmp::Reverse(len)));
         match first {
             Some(_) if shared.forbidden && first.is_some_and(|f| f.2.is_some()) => None,
             Some((at, len, Some(trigger))) => {
@@ -225,12 +280,21 @@ impl ToolMask {
                 let rest = tail[at + len..].to_vec();
                 match find(&rest, close.as_bytes()) {
                     Some(at) => self.next_free(Vec::new(), true, &rest[at + close.len()..]),
-                    None => Some(Phase::Reasoning { tail: rest, required: false }),
+                    None => Some(Phase::Reasoning {
+                        tail: rest,
+                        required: false,
+                    }),
                 }
             }
             None => {
                 let at_start = at_start && (white == tail.len() || self.may_begin(&tail[white..]));
-                let longest = shared.triggers.iter().map(|t| t.text.len()).chain([open.len()]).max().unwrap_or(0);
+                let longest = shared
+                    .triggers
+                    .iter()
+                    .map(|t| t.text.len())
+                    .chain([open.len()])
+                    .max()
+                    .unwrap_or(0);
                 if at_start {
                     tail.drain(..white);
                 } else {
@@ -244,7 +308,10 @@ impl ToolMask {
 
     /// Whether `text` is a prefix of an opening that only counts at the start.
     fn may_begin(&self, text: &[u8]) -> bool {
-        self.shared.triggers.iter().any(|trigger| trigger.at_start && trigger.text.as_bytes().starts_with(text))
+        self.shared
+            .triggers
+            .iter()
+            .any(|trigger| trigger.at_start && trigger.text.as_bytes().starts_with(text))
     }
 
     /// A call that begins with `text`.
@@ -253,17 +320,22 @@ impl ToolMask {
         for token in self.shared.trie.cut(text) {
             matcher.accept(token).ok()?;
         }
-        Some(Phase::Call { matcher: Box::new(matcher), n_tokens: 0 })
+        Some(Phase::Call {
+            matcher: Box::new(matcher),
+            n_tokens: 0,
+        })
     }
 }
 
 /// The first position of `text` in `bytes`.
 fn find(bytes: &[u8], text: &[u8]) -> Option<usize> {
-    (!text.is_empty()).then(|| bytes.windows(text.len()).position(|window| window == text)).flatten()
+    (!text.is_empty())
+        .then(|| bytes.windows(text.len()).position(|window| window == text))
+        .flatten()
 }
 
-/// Whether a token with this text can contain the end of one of `texts` and continue after it, or contain the whole of
-/// one; with `exact`, also if it ends there.
+/// Whether a token with this text can contain the end of one of `texts` and continue after it, or
+/// contain the whole of one; with `exact`, also if it ends there.
 fn reaches(token: &[u8], texts: &[&str], exact: bool) -> bool {
     texts.iter().map(|text| text.as_bytes()).any(|text| {
         (1..=token.len()).any(|end| {
@@ -303,7 +375,8 @@ impl TokenMask for ToolMask {
             Phase::Call { matcher, .. } => matcher.allows(token),
             phase => {
                 let phase = phase.clone();
-                Ok((token as usize) < self.shared.trie.n_vocab() && self.next(&phase, token).is_some())
+                Ok((token as usize) < self.shared.trie.n_vocab()
+                    && self.next(&phase, token).is_some())
             }
         }
     }
@@ -316,7 +389,10 @@ impl TokenMask for ToolMask {
     }
 
     fn accept(&mut self, token: u32) -> Result<(), MaskError> {
-        let refused = MaskError::Refused { token, n_tokens: self.tokens.len() };
+        let refused = MaskError::Refused {
+            token,
+            n_tokens: self.tokens.len(),
+        };
         let next = match &mut self.phase {
             Phase::Call { matcher, n_tokens } => {
                 matcher.accept(token)?;
@@ -337,7 +413,10 @@ impl TokenMask for ToolMask {
             && matcher.is_finished()
             && !self.shared.trie.is_eog(token)
         {
-            self.phase = Phase::Free { tail: Vec::new(), at_start: true };
+            self.phase = Phase::Free {
+                tail: Vec::new(),
+                at_start: true,
+            };
         }
         self.tokens.push(token);
         Ok(())
@@ -345,7 +424,10 @@ impl TokenMask for ToolMask {
 
     fn rollback(&mut self, n: usize) -> Result<(), MaskError> {
         let kept = self.tokens.len().checked_sub(n);
-        let kept = kept.ok_or(MaskError::Rollback { n, n_tokens: self.tokens.len() })?;
+        let kept = kept.ok_or(MaskError::Rollback {
+            n,
+            n_tokens: self.tokens.len(),
+        })?;
         match &mut self.phase {
             Phase::Call { matcher, n_tokens } if *n_tokens >= n => {
                 matcher.rollback(n)?;
@@ -357,7 +439,9 @@ impl TokenMask for ToolMask {
             _ => {
                 let tokens = std::mem::take(&mut self.tokens);
                 self.phase = self.start.clone();
-                tokens[..kept].iter().try_for_each(|&token| self.accept(token))
+                tokens[..kept]
+                    .iter()
+                    .try_for_each(|&token| self.accept(token))
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Command R7B and Command A: a JSON array of calls between `<|START_ACTION|>` and `<|END_ACTION|>`.
+//! Command R7B and Command A: a JSON array of calls between `<|START_ACTION|>` and
+//! `<|END_ACTION|>`.
 
 use super::{Format, Opening, Tool, call, lark_text};
 use serde_json::{Value, json};
@@ -31,6 +32,8 @@ pub(super) const FORMAT: Format = Format {
         let call = json!({"anyOf": any});
         let [open, between, end] = ["[\n    ", ",\n    ", "\n]"].map(lark_text);
         let close = marks.lark(CLOSE);
-        Ok(format!("start: {open} call ({between} call)* {end} {close}\ncall: %json {call}\n"))
+        Ok(format!(
+            "start: {open} call ({between} call)* {end} {close}\ncall: %json {call}\n"
+        ))
     },
 };

@@ -1,5 +1,5 @@
-//! DeepSeek R1, V3 and V3.1: calls between markers, each a name, a separator and the arguments, which R1 and V3 write
-//! in a code block.
+//! DeepSeek R1, V3 and V3.1: calls between markers, each a name, a separator and the arguments,
+//! which R1 and V3 write in a code block.
 
 use super::{Format, Opening, Tool, ToolCall, call, lark_text};
 
@@ -19,8 +19,11 @@ pub(super) const V3_1: Format = Format {
     scan: |text| call::scan_until(text, CLOSE),
     read,
     grammar: |tools, marks| {
-        let [call, separator, end, close] = [CALL, SEPARATOR, CALL_END, CLOSE].map(|mark| marks.lark(mark));
-        let one = |tool: &Tool, json: &str| format!("{call} {} {separator} {json} {end}", lark_text(&tool.name));
+        let [call, separator, end, close] =
+            [CALL, SEPARATOR, CALL_END, CLOSE].map(|mark| marks.lark(mark));
+        let one = |tool: &Tool, json: &str| {
+            format!("{call} {} {separator} {json} {end}", lark_text(&tool.name))
+        };
         // One block can contain several calls.
         Ok(call::per_tool(&format!("call+ {close}"), tools, one))
     },
@@ -30,12 +33,17 @@ pub(super) const V3: Format = Format {
     name: "deepseek",
     marks: &[CALL, SEPARATOR, "```json"],
     grammar: |tools, marks| {
-        let [call, separator, end, close] = [CALL, SEPARATOR, CALL_END, CLOSE].map(|mark| marks.lark(mark));
+        let [call, separator, end, close] =
+            [CALL, SEPARATOR, CALL_END, CLOSE].map(|mark| marks.lark(mark));
         let one = |tool: &Tool, json: &str| {
             let name = lark_text(&format!("{}\n```json\n", tool.name));
             format!("{call} \"function\" {separator} {name} {json} \"\\n```\" {end}")
         };
-        Ok(call::per_tool(&format!("call (\"\\n\" call)* {close}"), tools, one))
+        Ok(call::per_tool(
+            &format!("call (\"\\n\" call)* {close}"),
+            tools,
+            one,
+        ))
     },
     ..V3_1
 };

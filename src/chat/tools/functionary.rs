@@ -1,5 +1,5 @@
-//! Functionary: `<function=name>{…}</function>` (v3.1), or messages that begin with `>>>` and the name of a function, or
-//! with `all` for the user (v3.2).
+//! Functionary: `<function=name>{…}</function>` (v3.1), or messages that begin with `>>>` and the
+//! name of a function, or with `all` for the user (v3.2).
 
 use super::{Format, Opening, Scan, call, lark_text};
 
@@ -27,8 +27,14 @@ pub(super) const V3_1: Format = Format {
         Some(vec![call::named_call(name, &rest[..len])?])
     },
     grammar: |tools, marks| {
-        let one = |tool: &super::Tool, json: &str| format!("{} {json}", lark_text(&format!("{}>", tool.name)));
-        Ok(call::per_tool(&format!("call {}", marks.lark(CLOSE)), tools, one))
+        let one = |tool: &super::Tool, json: &str| {
+            format!("{} {json}", lark_text(&format!("{}>", tool.name)))
+        };
+        Ok(call::per_tool(
+            &format!("call {}", marks.lark(CLOSE)),
+            tools,
+            one,
+        ))
     },
 };
 
@@ -52,7 +58,9 @@ pub(super) const V3_2: Format = Format {
         Some(vec![call::named_call(name, arguments)?])
     },
     grammar: |tools, _| {
-        let one = |tool: &super::Tool, json: &str| format!("{} {json}", lark_text(&format!("{}\n", tool.name)));
+        let one = |tool: &super::Tool, json: &str| {
+            format!("{} {json}", lark_text(&format!("{}\n", tool.name)))
+        };
         Ok(call::per_tool("call", tools, one))
     },
     ..V3_1

@@ -1,4 +1,5 @@
-//! Gemma 4 and FunctionGemma: `call:name{key:value}` between markers, with special markers around strings.
+//! Gemma 4 and FunctionGemma: `call:name{key:value}` between markers, with special markers around
+//! strings.
 
 use super::call::{self, Parameter, Reader};
 use super::{Format, Opening, Tool, ToolCall, lark_text};
@@ -34,22 +35,31 @@ pub(super) const FUNCTION_GEMMA: Format = Format {
     ..GEMMA4
 };
 
-/// A rule for each parameter. Keys have no quotes and strings have special ones, so only types with a rule here are
-/// enforced: strings, lists of values, numbers, booleans and arrays of these.
+/// A rule for each parameter. Keys have no quotes and strings have special ones, so only types with
+/// a rule here are enforced: strings, lists of values, numbers, booleans and arrays of these.
 fn grammar(tools: &[Tool], close: &str, quote: &str) -> Result<String, ChatError> {
     let mut rules = format!("TEXT: /[^<]*/\ntext: {quote} TEXT {quote}\n");
     let mut calls = Vec::new();
     for (i, tool) in tools.iter().enumerate() {
         let parameters = call::parameters_of(i, tool)?;
         for (k, Parameter { name, schema, .. }) in parameters.iter().enumerate() {
-            let value = value_rule(schema, quote, &format!("item{i}_{k}"), &mut rules).ok_or_else(|| {
-                let message = format!("parameter {name:?} cannot be enforced in the model's format");
-                ChatError::Tool { index: i, message }
-            })?;
-            rules.push_str(&format!("arg{i}_{k}: {} ({value})\n", lark_text(&format!("{name}:"))));
+            let value = value_rule(schema, quote, &format!("item{i}_{k}"), &mut rules).ok_or_else(
+                || {
+                    let message =
+                        format!("parameter {name:?} cannot be enforced in the model's format");
+                    ChatError::Tool { index: i, message }
+                },
+            )?;
+            rules.push_str(&format!(
+                "arg{i}_{k}: {} ({value})\n",
+                lark_text(&format!("{name}:"))
+            ));
         }
         rules.push_str(&call::comma_rules(i, &parameters, ","));
-        rules.push_str(&format!("call{i}: {} args{i}_0_0 \"}}\"\n", lark_text(&format!("call:{}{{", tool.name))));
+        rules.push_str(&format!(
+            "call{i}: {} args{i}_0_0 \"}}\"\n",
+            lark_text(&format!("call:{}{{", tool.name))
+        ));
         calls.push(format!("call{i}"));
     }
     Ok(format!("start: ({}) {close}\n{rules}", calls.join(" | ")))
@@ -59,7 +69,9 @@ fn grammar(tools: &[Tool], close: &str, quote: &str) -> Result<String, ChatError
 fn value_rule(schema: &Value, quote: &str, name: &str, rules: &mut String) -> Option<String> {
     let members = schema.as_object()?;
     let only = |known: &[&str]| {
-        let known = |key: &str| known.contains(&key) || ["type", "description", "title", "default"].contains(&key);
+        let known = |key: &str| {
+            known.contains(&key) || ["type", "description", "title", "default"].contains(&key)
+        };
         members.keys().all(|key| known(key))
     };
     if let Some(Value::Array(values)) = members.get("enum").filter(|_| only(&["enum"])) {
@@ -79,7 +91,9 @@ fn value_rule(schema: &Value, quote: &str, name: &str, rules: &mut String) -> Op
         }
         "array" if only(&["items"]) => {
             let item = value_rule(members.get("items")?, quote, &format!("{name}i"), rules)?;
-            rules.push_str(&format!("{name}: \"[\" (({item}) (\",\" ({item}))*)? \"]\"\n"));
+            rules.push_str(&format!(
+                "{name}: \"[\" (({item}) (\",\" ({item}))*)? \"]\"\n"
+            ));
             Some(name.into())
         }
         _ => None,
@@ -90,9 +104,17 @@ fn read(block: &str, close: &str, quote: &str) -> Option<Vec<ToolCall>> {
     let body = block.strip_suffix(close)?.trim().strip_prefix("call:")?;
     let (name, rest) = body.split_at(body.find('{')?);
     let mut reader = Arguments { rest, quote };
-    let Value::Object(arguments) = reader.value(0)? else { return None };
+    let Value::Object(arguments) = reader.value(0)? else {
+        return None;
+    };
     let whole = reader.rest.trim().is_empty() && !name.trim().is_empty();
-    whole.then(|| vec![ToolCall { name: name.trim().to_owned(), arguments, id: None }])
+    whole.then(|| {
+        vec![ToolCall {
+            name: name.trim().to_owned(),
+            arguments,
+            id: None,
+        }]
+    })
 }
 
 /// Reader of this notation: JSON with unquoted keys, and `quote` around strings.

@@ -1,5 +1,6 @@
-//! Fallback for templates without tools: a JSON object with `name` and `arguments`, or with `tool_calls`, an array of
-//! them, as the whole answer. The messages must contain the instruction to write that.
+//! Fallback for templates without tools: a JSON object with `name` and `arguments`, or with
+//! `tool_calls`, an array of them, as the whole answer. The messages must contain the instruction
+//! to write that.
 
 use super::{Format, Opening, call};
 
@@ -12,5 +13,12 @@ pub(super) const FORMAT: Format = Format {
     close: "",
     scan: |text| call::scan_json(text, ""),
     read: call::read_json,
-    grammar: |tools, marks| Ok(call::json_grammar(&call::call_schema(tools, "name", "arguments"), ("", ""), "", marks)),
+    grammar: |tools, marks| {
+        Ok(call::json_grammar(
+            &call::call_schema(tools, "name", "arguments"),
+            ("", ""),
+            "",
+            marks,
+        ))
+    },
 };

@@ -1,4 +1,5 @@
-//! GLM 4.5 and later: a name, then keys and values in tags, between `<tool_call>` and `</tool_call>`.
+//! GLM 4.5 and later: a name, then keys and values in tags, between `<tool_call>` and
+//! `</tool_call>`.
 
 use super::{Format, Opening, Tool, ToolCall, call};
 use serde_json::Map;
@@ -28,9 +29,18 @@ fn read(block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
     let mut arguments = Map::new();
     while let Some((key, behind)) = call::between(rest, "<arg_key>", "</arg_key>") {
         let (value, behind) = call::between(behind, "<arg_value>", "</arg_value>")?;
-        arguments.insert(key.trim().to_owned(), call::value_of(tools, name, key.trim(), value));
+        arguments.insert(
+            key.trim().to_owned(),
+            call::value_of(tools, name, key.trim(), value),
+        );
         rest = behind;
     }
     let is_call = !name.is_empty() && !name.contains(['<', '{', '\n']) && rest.trim().is_empty();
-    is_call.then(|| vec![ToolCall { name: name.to_owned(), arguments, id: None }])
+    is_call.then(|| {
+        vec![ToolCall {
+            name: name.to_owned(),
+            arguments,
+            id: None,
+        }]
+    })
 }

@@ -1,5 +1,5 @@
-//! gpt-oss (harmony): messages in channels. `analysis` is reasoning, `final` is text, and a message to `functions.name` is
-//! a call. A call ends with `<|call|>`, which ends the generation.
+//! gpt-oss (harmony): messages in channels. `analysis` is reasoning, `final` is text, and a message
+//! to `functions.name` is a call. A call ends with `<|call|>`, which ends the generation.
 
 use super::{Format, Opening, Scan, Tool, call, lark_text};
 
@@ -22,7 +22,11 @@ pub(super) const FORMAT: Format = Format {
         Opening::marker("<|channel|>commentary to=functions."),
         Opening::marker("<|channel|>analysis to=functions."),
         Opening::marker("<|start|>assistant to=functions."),
-        Opening { text: "to=functions.", at_start: true, keep: false },
+        Opening {
+            text: "to=functions.",
+            at_start: true,
+            keep: false,
+        },
     ],
     close: "",
     scan: |text| match text.find(MESSAGE) {
@@ -42,7 +46,10 @@ pub(super) const FORMAT: Format = Format {
     grammar: |tools, marks| {
         let (constrain, message) = (marks.lark("<|constrain|>"), marks.lark(MESSAGE));
         let one = |tool: &Tool, json: &str| {
-            format!("{} {constrain} \"json\" {message} {json}", lark_text(&format!("{} ", tool.name)))
+            format!(
+                "{} {constrain} \"json\" {message} {json}",
+                lark_text(&format!("{} ", tool.name))
+            )
         };
         Ok(call::per_tool("call", tools, one))
     },

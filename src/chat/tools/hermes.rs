@@ -1,4 +1,5 @@
-//! Hermes 2 Pro, Qwen 2.5, Qwen 3 and many others: JSON between `<tool_call>` and `</tool_call>`, one call each.
+//! Hermes 2 Pro, Qwen 2.5, Qwen 3 and many others: JSON between `<tool_call>` and `</tool_call>`,
+//! one call each.
 
 use super::{Format, Opening, call};
 
@@ -14,6 +15,11 @@ pub(super) const FORMAT: Format = Format {
     scan: |text| call::scan_json(text, CLOSE),
     read: call::read_json,
     grammar: |tools, marks| {
-        Ok(call::json_grammar(&call::call_schema(tools, "name", "arguments"), ("\n", "\n"), CLOSE, marks))
+        Ok(call::json_grammar(
+            &call::call_schema(tools, "name", "arguments"),
+            ("\n", "\n"),
+            CLOSE,
+            marks,
+        ))
     },
 };

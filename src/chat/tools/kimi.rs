@@ -1,4 +1,5 @@
-//! Kimi K2: a section of calls, each named `functions.name:number`, with the arguments after a marker.
+//! Kimi K2: a section of calls, each named `functions.name:number`, with the arguments after a
+//! marker.
 
 use super::{Format, Opening, Tool, ToolCall, call, lark_text};
 
@@ -17,7 +18,8 @@ pub(super) const FORMAT: Format = Format {
     scan: |text| call::scan_until(text, CLOSE),
     read,
     grammar: |tools, marks| {
-        let [call, arguments, end, close] = [CALL, ARGUMENTS, CALL_END, CLOSE].map(|mark| marks.lark(mark));
+        let [call, arguments, end, close] =
+            [CALL, ARGUMENTS, CALL_END, CLOSE].map(|mark| marks.lark(mark));
         let one = |tool: &Tool, json: &str| {
             let name = lark_text(&format!("functions.{}:", tool.name));
             format!("{call} {name} /[0-9]{{1,3}}/ {arguments} {json} {end}")
@@ -34,7 +36,10 @@ fn read(block: &str, _: &[Tool]) -> Option<Vec<ToolCall>> {
         let id = id.trim();
         let name = id.strip_prefix("functions.").unwrap_or(id);
         let name = name.rsplit_once(':').map_or(name, |(name, _)| name);
-        calls.push(ToolCall { id: Some(id.to_owned()), ..call::named_call(name, &rest[..len])? });
+        calls.push(ToolCall {
+            id: Some(id.to_owned()),
+            ..call::named_call(name, &rest[..len])?
+        });
     }
     (!calls.is_empty()).then_some(calls)
 }

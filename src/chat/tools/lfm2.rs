@@ -23,15 +23,23 @@ pub(super) const FORMAT: Format = Format {
         for (i, tool) in tools.iter().enumerate() {
             let parameters = call::parameters_of(i, tool)?;
             for (k, Parameter { name, schema, .. }) in parameters.iter().enumerate() {
-                rules.push_str(&format!("arg{i}_{k}: {} value{i}_{k}\n", lark_text(&format!("{name}="))));
+                rules.push_str(&format!(
+                    "arg{i}_{k}: {} value{i}_{k}\n",
+                    lark_text(&format!("{name}="))
+                ));
                 rules.push_str(&format!("value{i}_{k}: %json {schema}\n"));
             }
             rules.push_str(&call::comma_rules(i, &parameters, ", "));
-            rules.push_str(&format!("call{i}: {} args{i}_0_0 \")\"\n", lark_text(&format!("{}(", tool.name))));
+            rules.push_str(&format!(
+                "call{i}: {} args{i}_0_0 \")\"\n",
+                lark_text(&format!("{}(", tool.name))
+            ));
             calls.push(format!("call{i}"));
         }
         let any = calls.join(" | ");
-        Ok(format!("start: \"[\" call (\", \" call)* \"]\" {close}\ncall: {any}\n{rules}"))
+        Ok(format!(
+            "start: \"[\" call (\", \" call)* \"]\" {close}\ncall: {any}\n{rules}"
+        ))
     },
 };
 
@@ -40,7 +48,9 @@ fn read(block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
     if let Some(calls) = call::read_json(block, tools) {
         return Some(calls);
     }
-    let mut python = Python { rest: block.strip_prefix('[')?.strip_suffix(']')? };
+    let mut python = Python {
+        rest: block.strip_prefix('[')?.strip_suffix(']')?,
+    };
     let mut calls = vec![python.call()?];
     while python.eat(",") {
         calls.push(python.call()?);
@@ -78,7 +88,11 @@ impl<'a> Python<'a> {
             arguments.insert(key, reader.value(0)?);
             Some(())
         })?;
-        Some(ToolCall { name, arguments, id: None })
+        Some(ToolCall {
+            name,
+            arguments,
+            id: None,
+        })
     }
 
     fn value(&mut self, depth: usize) -> Option<Value> {
@@ -112,7 +126,9 @@ impl<'a> Python<'a> {
                 self.eat("{");
                 let mut members = Map::new();
                 self.items("}", |reader| {
-                    let Value::String(key) = reader.value(depth + 1)? else { return None };
+                    let Value::String(key) = reader.value(depth + 1)? else {
+                        return None;
+                    };
                     reader.eat(":").then_some(())?;
                     members.insert(key, reader.value(depth + 1)?);
                     Some(())
@@ -120,7 +136,9 @@ impl<'a> Python<'a> {
                 Some(members.into())
             }
             _ => {
-                let end = self.rest.find(|c: char| !(c.is_ascii_alphanumeric() || "+-._".contains(c)))?;
+                let end = self
+                    .rest
+                    .find(|c: char| !(c.is_ascii_alphanumeric() || "+-._".contains(c)))?;
                 let (number, rest) = self.rest.split_at(end);
                 self.rest = rest;
                 serde_json::from_str(number).ok().filter(Value::is_number)
@@ -144,15 +162,20 @@ impl<'a> Python<'a> {
                     'b' => '\u{8}',
                     'f' => '\u{c}',
                     'u' => {
-                        let mut unit = || (0..4).try_fold(0, |v, _| Some(v * 16 + chars.next()?.1.to_digit(16)?));
+                        let mut unit = || {
+                            (0..4).try_fold(0, |v, _| Some(v * 16 + chars.next()?.1.to_digit(16)?))
+                        };
                         let high = unit()?;
                         match char::from_u32(high) {
                             Some(c) => c,
                             None => {
                                 chars.next().filter(|c| c.1 == '\\')?;
                                 chars.next().filter(|c| c.1 == 'u')?;
-                                let mut unit =
-                                    || (0..4).try_fold(0u32, |v, _| Some(v * 16 + chars.next()?.1.to_digit(16)?));
+                                let mut unit = || {
+                                    (0..4).try_fold(0u32, |v, _| {
+                                        Some(v * 16 + chars.next()?.1.to_digit(16)?)
+                                    })
+                                };
                                 let low = unit()?.checked_sub(0xdc00)?;
                                 char::from_u32(0x10000 + (high.checked_sub(0xd800)? << 10) + low)?
                             }

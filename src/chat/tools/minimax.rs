@@ -1,4 +1,5 @@
-//! MiniMax M2: a block with an `<invoke name="…">` per call, which contains `<parameter name="…">` tags.
+//! MiniMax M2: a block with an `<invoke name="…">` per call, which contains `<parameter name="…">`
+//! tags.
 
 use super::{Format, Opening, Tool, ToolCall, call};
 use serde_json::Map;
@@ -16,8 +17,15 @@ pub(super) const FORMAT: Format = Format {
     read,
     grammar: |tools, _| {
         let open = |name: &str| format!("<parameter name=\"{name}\">");
-        let before = |tool: &Tool| super::lark_text(&format!("\n<invoke name=\"{}\">\n", tool.name));
-        call::tagged_grammar(tools, before, open, "</parameter>\n", &format!("</invoke>\n{CLOSE}"))
+        let before =
+            |tool: &Tool| super::lark_text(&format!("\n<invoke name=\"{}\">\n", tool.name));
+        call::tagged_grammar(
+            tools,
+            before,
+            open,
+            "</parameter>\n",
+            &format!("</invoke>\n{CLOSE}"),
+        )
     },
 };
 
@@ -27,12 +35,18 @@ fn read(block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
     while let Some((invoke, behind)) = call::between(rest, "<invoke name=\"", "</invoke>") {
         let (name, mut parameters) = invoke.split_once("\">")?;
         let mut arguments = Map::new();
-        while let Some((parameter, behind)) = call::between(parameters, "<parameter name=\"", "</parameter>") {
+        while let Some((parameter, behind)) =
+            call::between(parameters, "<parameter name=\"", "</parameter>")
+        {
             let (key, value) = parameter.split_once("\">")?;
             arguments.insert(key.to_owned(), call::value_of(tools, name, key, value));
             parameters = behind;
         }
-        calls.push(ToolCall { name: name.to_owned(), arguments, id: None });
+        calls.push(ToolCall {
+            name: name.to_owned(),
+            arguments,
+            id: None,
+        });
         rest = behind;
     }
     (!calls.is_empty() && block.ends_with(CLOSE)).then_some(calls)

@@ -1,5 +1,5 @@
-//! Mistral: after `[TOOL_CALLS]`, a JSON array of calls (tokenizers v3 to v7), or for each call its name and, after
-//! `[ARGS]`, its arguments (v11 on).
+//! Mistral: after `[TOOL_CALLS]`, a JSON array of calls (tokenizers v3 to v7), or for each call its
+//! name and, after `[ARGS]`, its arguments (v11 on).
 
 use super::{Format, Opening, Scan, Tool, ToolCall, call};
 use serde_json::{Value, json};
@@ -41,13 +41,15 @@ pub(super) const V11: Format = Format {
     marks: &[OPEN, ARGS],
     grammar: |tools, marks| {
         let args = marks.lark(ARGS);
-        Ok(call::per_tool("call", tools, |tool, json| format!("{} {args} {json}", super::lark_text(&tool.name))))
+        Ok(call::per_tool("call", tools, |tool, json| {
+            format!("{} {args} {json}", super::lark_text(&tool.name))
+        }))
     },
     ..V3
 };
 
-/// Position at which the name ends and the arguments begin, in the newer form. It does not depend on the text after
-/// that.
+/// Position at which the name ends and the arguments begin, in the newer form. It does not depend
+/// on the text after that.
 fn arguments_at(text: &str) -> Option<usize> {
     // Some templates omit the marker.
     let brace = text.find('{').filter(|&at| !text[..at].contains('['));
@@ -74,7 +76,9 @@ fn read(block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
     }
     let (head, arguments) = block.split_at(arguments_at(block)?);
     let head = head.trim_end_matches(ARGS);
-    let (name, id) = head.split_once(CALL_ID).map_or((head, None), |(name, id)| (name, Some(id.trim().to_owned())));
+    let (name, id) = head.split_once(CALL_ID).map_or((head, None), |(name, id)| {
+        (name, Some(id.trim().to_owned()))
+    });
     let call = call::named_call(name, arguments)?;
     Some(vec![ToolCall { id, ..call }])
 }

@@ -1,9 +1,10 @@
 //! Function calling: the calls in a model's text, in the form that the model was trained on.
 //!
-//! Families write calls in different ways. A [`ToolFormat`] is one of them, chosen [by the template](ToolFormat::of). A
-//! [`TurnParser`] takes the text of an answer as it arrives and separates reasoning, text and calls; the same text
-//! gives the same [`Turn`], however it is cut into pieces, and nothing is lost: text that looks like a call but is none
-//! is kept as text, and an incomplete call is [`Turn::unfinished`]. Without tools nothing is a call, whatever it looks
+//! Families write calls in different ways. A [`ToolFormat`] is one of them, chosen [by the
+//! template](ToolFormat::of). A [`TurnParser`] takes the text of an answer as it arrives and
+//! separates reasoning, text and calls; the same text gives the same [`Turn`], however it is cut
+//! into pieces, and nothing is lost: text that looks like a call but is none is kept as text, and
+//! an incomplete call is [`Turn::unfinished`]. Without tools nothing is a call, whatever it looks
 //! like.
 //!
 //! ```
@@ -20,8 +21,8 @@
 //! assert_eq!(turn.calls[0].arguments["city"], "Oslo");
 //! ```
 //!
-//! With the feature `grammar`, `ToolMask` makes the arguments of calls match the parameters of their tools, and can
-//! forbid or require calls.
+//! With the feature `grammar`, `ToolMask` makes the arguments of calls match the parameters of
+//! their tools, and can forbid or require calls.
 //!
 //! A format is a file with one `Format`, and one line in `FORMATS`.
 
@@ -110,12 +111,20 @@ struct Opening {
 impl Opening {
     /// A marker as an opening, anywhere in the text.
     const fn marker(text: &'static str) -> Opening {
-        Opening { text, at_start: false, keep: false }
+        Opening {
+            text,
+            at_start: false,
+            keep: false,
+        }
     }
 
     /// An opening at the start that is part of the call.
     const fn start(text: &'static str) -> Opening {
-        Opening { text, at_start: true, keep: true }
+        Opening {
+            text,
+            at_start: true,
+            keep: true,
+        }
     }
 }
 
@@ -157,24 +166,37 @@ pub struct Tool {
 impl Tool {
     /// Makes a tool.
     pub fn new(name: impl Into<String>, parameters: Value) -> Self {
-        Self { name: name.into(), parameters }
+        Self {
+            name: name.into(),
+            parameters,
+        }
     }
 
-    /// Parses the tools of [`ChatInputs::tools`](super::ChatInputs::tools): an array in the OpenAI form, with or
-    /// without `{"type": "function", "function": …}` around each.
+    /// Parses the tools of [`ChatInputs::tools`](super::ChatInputs::tools): an array in the OpenAI
+    /// form, with or without `{"type": "function", "function": …}` around each.
     ///
     /// # Errors
     /// [`ChatError::Tool`], with the position of the error.
     pub fn from_json(tools: &Value) -> Result<Vec<Self>, ChatError> {
-        let wrong = |index, message: &str| ChatError::Tool { index, message: message.to_owned() };
-        let tools = tools.as_array().ok_or_else(|| wrong(0, "the tools are not an array"))?;
+        let wrong = |index, message: &str| ChatError::Tool {
+            index,
+            message: message.to_owned(),
+        };
+        let tools = tools
+            .as_array()
+            .ok_or_else(|| wrong(0, "the tools are not an array"))?;
         (tools.iter().enumerate())
             .map(|(i, tool)| {
                 let tool = tool.get("function").unwrap_or(tool);
-                let name = tool.get("name").and_then(Value::as_str).filter(|name| !name.is_empty());
+                let name = tool
+                    .get("name")
+                    .and_then(Value::as_str)
+                    .filter(|name| !name.is_empty());
                 let name = name.ok_or_else(|| wrong(i, "it has no name"))?;
                 let parameters = match tool.get("parameters") {
-                    None | Some(Value::Null) => serde_json::json!({"type": "object", "properties": {}}),
+                    None | Some(Value::Null) => {
+                        serde_json::json!({"type": "object", "properties": {}})
+                    }
                     Some(parameters) if parameters.is_object() => parameters.clone(),
                     Some(_) => return Err(wrong(i, "its parameters are not a JSON Schema")),
                 };
@@ -239,15 +261,21 @@ impl PartialEq for ToolFormat {
 }
 
 impl ToolFormat {
-    /// The format in which a chat template writes calls. If it has none, a JSON object with `name` and `arguments`.
+    /// The format in which a chat template writes calls. If it has none, a JSON object with `name`
+    /// and `arguments`.
     pub fn of(template: &str) -> Self {
-        let found = FORMATS.iter().find(|format| format.marks.iter().all(|mark| template.contains(mark)));
+        let found = FORMATS
+            .iter()
+            .find(|format| format.marks.iter().all(|mark| template.contains(mark)));
         Self(found.copied().unwrap_or(&generic::FORMAT))
     }
 
     /// The format with this [name](Self::name).
     pub fn by_name(name: &str) -> Option<Self> {
-        FORMATS.iter().find(|format| format.name == name).map(|format| Self(format))
+        FORMATS
+            .iter()
+            .find(|format| format.name == name)
+            .map(|format| Self(format))
     }
 
     /// The names of all formats.
@@ -291,12 +319,18 @@ pub struct TurnParser {
 }
 
 impl TurnParser {
-    /// A parser of the answer to `prompt`, the rendered template, which may end inside the model's reasoning. `tools` are
-    /// those that the model may call: if there are none, nothing is read as a call.
+    /// A parser of the answer to `prompt`, the rendered template, which may end inside the model's
+    /// reasoning. `tools` are those that the model may call: if there are none, nothing is read
+    /// as a call.
     pub fn new(format: ToolFormat, tools: &[Tool], prompt: &str) -> Self {
-        let state = if ends_in_reasoning(prompt, format.0.reasoning) { State::Reasoning } else { State::Text };
+        let state = if ends_in_reasoning(prompt, format.0.reasoning) {
+            State::Reasoning
+        } else {
+            State::Text
+        };
         // Such a prompt ends with the opening of the first message.
-        let is_open = format == ToolFormat(&functionary::V3_2) && prompt.ends_with(functionary::OPEN);
+        let is_open =
+            format == ToolFormat(&functionary::V3_2) && prompt.ends_with(functionary::OPEN);
         Self {
             format,
             tools: tools.to_vec(),
@@ -304,13 +338,17 @@ impl TurnParser {
             state,
             verbatim: false,
             at_start: true,
-            held: if is_open { functionary::OPEN.to_owned() } else { String::new() },
+            held: if is_open {
+                functionary::OPEN.to_owned()
+            } else {
+                String::new()
+            },
             parts: Vec::new(),
         }
     }
 
-    /// For an answer that obeys a grammar: reasoning may come first, and all text behind it is kept as it is, whatever
-    /// markers it contains.
+    /// For an answer that obeys a grammar: reasoning may come first, and all text behind it is kept
+    /// as it is, whatever markers it contains.
     #[must_use]
     pub fn verbatim(mut self) -> Self {
         self.verbatim = true;
@@ -332,7 +370,8 @@ impl TurnParser {
         self.turn
     }
 
-    /// Ends the text: returns what that adds, except [`Turn::unfinished`], and completes [`Self::turn`].
+    /// Ends the text: returns what that adds, except [`Turn::unfinished`], and completes
+    /// [`Self::turn`].
     pub fn finish_parts(&mut self) -> Vec<TurnPart> {
         while self.step(true) {}
         std::mem::take(&mut self.parts)
@@ -343,8 +382,8 @@ impl TurnParser {
         &self.turn
     }
 
-    /// Processes the start of the held text; returns whether there is more to process. `last` means that no more text
-    /// comes.
+    /// Processes the start of the held text; returns whether there is more to process. `last` means
+    /// that no more text comes.
     fn step(&mut self, last: bool) -> bool {
         match self.state {
             State::Text => self.step_text(last),
@@ -359,28 +398,47 @@ impl TurnParser {
             let white = self.held.len() - self.held.trim_start().len();
             self.held.drain(..white);
         }
-        // Finds the earliest marker, the longest if several start there; and the position from which a marker may still
-        // be completed.
+        // Finds the earliest marker, the longest if several start there; and the position from
+        // which a marker may still be completed.
         let mut found: Option<(usize, &'static str)> = None;
         let mut kept = self.held.len();
-        let hidden = if self.verbatim { &[][..] } else { format.hidden };
-        let openings = if self.verbatim || self.tools.is_empty() { &[][..] } else { format.openings };
+        let hidden = if self.verbatim {
+            &[][..]
+        } else {
+            format.hidden
+        };
+        let openings = if self.verbatim || self.tools.is_empty() {
+            &[][..]
+        } else {
+            format.openings
+        };
         let markers = [(format.reasoning.0, self.verbatim)].into_iter();
         let markers = markers.chain(hidden.iter().map(|&marker| (marker, false)));
-        let markers = markers.chain(openings.iter().map(|opening| (opening.text, opening.at_start)));
+        let markers = markers.chain(
+            openings
+                .iter()
+                .map(|opening| (opening.text, opening.at_start)),
+        );
         for (marker, only_at_start) in markers.filter(|(marker, _)| !marker.is_empty()) {
             let at = match only_at_start {
                 false => self.held.find(marker),
                 true => (self.at_start && self.held.starts_with(marker)).then_some(0),
             };
             if let Some(at) = at
-                && found.is_none_or(|(first, longest)| at < first || at == first && marker.len() > longest.len())
+                && found.is_none_or(|(first, longest)| {
+                    at < first || at == first && marker.len() > longest.len()
+                })
             {
                 found = Some((at, marker));
             }
-            let mut begins =
-                self.held.char_indices().map(|(i, _)| i).filter(|&i| !only_at_start || i == 0 && self.at_start);
-            let begin = begins.find(|&i| marker.len() > self.held.len() - i && marker.starts_with(&self.held[i..]));
+            let mut begins = self
+                .held
+                .char_indices()
+                .map(|(i, _)| i)
+                .filter(|&i| !only_at_start || i == 0 && self.at_start);
+            let begin = begins.find(|&i| {
+                marker.len() > self.held.len() - i && marker.starts_with(&self.held[i..])
+            });
             kept = begin.map_or(kept, |begin| kept.min(begin));
         }
         if !last && found.is_none_or(|(at, _)| kept <= at) {
@@ -395,7 +453,8 @@ impl TurnParser {
         };
         self.emit_text(at);
         if let Some(opening) = format.openings.iter().find(|o| o.text == marker) {
-            self.held.drain(..if opening.keep { 0 } else { marker.len() });
+            self.held
+                .drain(..if opening.keep { 0 } else { marker.len() });
             self.state = State::Call(opening.text);
         } else {
             self.held.drain(..marker.len());
@@ -414,8 +473,16 @@ impl TurnParser {
             (self.state, self.at_start) = (State::Text, true);
             return true;
         }
-        let begin = self.held.char_indices().map(|(i, _)| i).find(|&i| close.starts_with(&self.held[i..]));
-        let kept = if last { self.held.len() } else { begin.unwrap_or(self.held.len()) };
+        let begin = self
+            .held
+            .char_indices()
+            .map(|(i, _)| i)
+            .find(|&i| close.starts_with(&self.held[i..]));
+        let kept = if last {
+            self.held.len()
+        } else {
+            begin.unwrap_or(self.held.len())
+        };
         self.emit_reasoning(kept);
         false
     }
@@ -432,9 +499,14 @@ impl TurnParser {
             }
             Scan::Nothing => self.end_call(shown, 0, None),
             // At the end of the text, a call may lack only its end marker.
-            Scan::More => match ((format.read)(&self.held, &self.tools), self.held.find(format.close)) {
+            Scan::More => match (
+                (format.read)(&self.held, &self.tools),
+                self.held.find(format.close),
+            ) {
                 (Some(calls), _) => self.end_call(shown, self.held.len(), Some(calls)),
-                (None, Some(at)) if !format.close.is_empty() => self.end_call(shown, at + format.close.len(), None),
+                (None, Some(at)) if !format.close.is_empty() => {
+                    self.end_call(shown, at + format.close.len(), None)
+                }
                 _ => {
                     let rest = std::mem::take(&mut self.held);
                     self.turn.unfinished = Some(format!("{shown}{rest}"));
@@ -458,9 +530,14 @@ impl TurnParser {
                 }
             }
             None => {
-                // At least one character, so that an opening that is part of the text is not found again.
+                // At least one character, so that an opening that is part of the text is not found
+                // again.
                 let first = self.held.chars().next().map_or(0, char::len_utf8);
-                let len = if shown.is_empty() { len.max(first) } else { len };
+                let len = if shown.is_empty() {
+                    len.max(first)
+                } else {
+                    len
+                };
                 self.held.insert_str(0, shown);
                 self.at_start = false;
                 self.emit_text(shown.len() + len);

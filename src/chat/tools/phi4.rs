@@ -14,6 +14,11 @@ pub(super) const FORMAT: Format = Format {
     scan: |text| call::scan_json(text, CLOSE),
     read: call::read_json,
     grammar: |tools, marks| {
-        Ok(call::json_grammar(&call::call_schema(tools, "name", "arguments"), ("", ""), CLOSE, marks))
+        Ok(call::json_grammar(
+            &call::call_schema(tools, "name", "arguments"),
+            ("", ""),
+            CLOSE,
+            marks,
+        ))
     },
 };

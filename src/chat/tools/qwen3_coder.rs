@@ -1,4 +1,5 @@
-//! Qwen3-Coder: `<function=name>` with `<parameter=name>` in it, between `<tool_call>` and `</tool_call>`.
+//! Qwen3-Coder: `<function=name>` with `<parameter=name>` in it, between `<tool_call>` and
+//! `</tool_call>`.
 
 use super::{Format, Opening, Tool, ToolCall, call};
 use serde_json::Map;
@@ -17,7 +18,13 @@ pub(super) const FORMAT: Format = Format {
     grammar: |tools, _| {
         let open = |name: &str| format!("<parameter={name}>\n");
         let before = |tool: &Tool| super::lark_text(&format!("\n<function={}>\n", tool.name));
-        call::tagged_grammar(tools, before, open, "\n</parameter>\n", &format!("</function>\n{CLOSE}"))
+        call::tagged_grammar(
+            tools,
+            before,
+            open,
+            "\n</parameter>\n",
+            &format!("</function>\n{CLOSE}"),
+        )
     },
 };
 
@@ -27,15 +34,24 @@ fn read(block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
     while let Some((function, behind)) = call::between(rest, "<function=", "</function>") {
         let (name, mut parameters) = function.split_once('>')?;
         let mut arguments = Map::new();
-        while let Some((parameter, behind)) = call::between(parameters, "<parameter=", "</parameter>") {
+        while let Some((parameter, behind)) =
+            call::between(parameters, "<parameter=", "</parameter>")
+        {
             let (key, value) = parameter.split_once('>')?;
             // One line end on each side is not part of the value.
             let value = value.strip_prefix('\n').unwrap_or(value);
             let value = value.strip_suffix('\n').unwrap_or(value);
-            arguments.insert(key.trim().to_owned(), call::value_of(tools, name.trim(), key.trim(), value));
+            arguments.insert(
+                key.trim().to_owned(),
+                call::value_of(tools, name.trim(), key.trim(), value),
+            );
             parameters = behind;
         }
-        calls.push(ToolCall { name: name.trim().to_owned(), arguments, id: None });
+        calls.push(ToolCall {
+            name: name.trim().to_owned(),
+            arguments,
+            id: None,
+        });
         rest = behind;
     }
     (!calls.is_empty() && block.ends_with(CLOSE)).then_some(calls)

@@ -6,11 +6,13 @@ use crate::exec::hook::TokenKind;
 use crate::exec::{Engine, Sequence, SessionOptions, Slot};
 use crate::model::Model;
 
-/// Most tokens that are read as generated ones: with few of them that takes less time than a prompt's panels.
+/// Most tokens that are read as generated ones: with few of them that takes less time than a
+/// prompt's panels.
 pub(super) const FEW: usize = 32;
 
-/// Drafts, token by token, what a model thinks most probable. Its sequence follows the text: where a draft was rejected
-/// it is rewound. Passes are computed for all texts that are drafted for together.
+/// Drafts, token by token, what a model thinks most probable. Its sequence follows the text: where
+/// a draft was rejected it is rewound. Passes are computed for all texts that are drafted for
+/// together.
 ///
 /// A text that its context does not hold, or that it cannot compute, gets no drafts.
 #[derive(Debug)]
@@ -30,11 +32,16 @@ pub struct ModelDrafter {
 }
 
 impl ModelDrafter {
-    /// Drafts by the engine's model for `target`. Of `options` the session's are used; its context may be shorter.
+    /// Drafts by the engine's model for `target`. Of `options` the session's are used; its context
+    /// may be shorter.
     ///
     /// # Errors
     /// If the two models' vocabularies differ.
-    pub fn new(engine: &Engine, target: &Model, options: &SessionOptions) -> Result<ModelDrafter, SessionError> {
+    pub fn new(
+        engine: &Engine,
+        target: &Model,
+        options: &SessionOptions,
+    ) -> Result<ModelDrafter, SessionError> {
         check(engine.model(), target)?;
         Ok(ModelDrafter::on(engine.clone(), options.clone()))
     }
@@ -68,21 +75,34 @@ fn check(model: &Model, target: &Model) -> Result<(), SessionError> {
     match (0..n).find(differs) {
         None => Ok(()),
         Some(token) => {
-            let text = |text: Option<&[u8]>| text.map(|text| String::from_utf8_lossy(text).into_owned());
+            let text =
+                |text: Option<&[u8]>| text.map(|text| String::from_utf8_lossy(text).into_owned());
             let (found, expected) = (text(own.token_text(token)), text(other.token_text(token)));
-            Err(SessionError::DraftVocabulary { token, found, expected })
+            Err(SessionError::DraftVocabulary {
+                token,
+                found,
+                expected,
+            })
         }
     }
 }
 
 /// The most probable token, and how probable it is: a grade for each eighth.
 pub(super) fn best(logits: &[f32]) -> Guess {
-    let better = |best: (usize, f32), (i, &logit): (usize, &f32)| if logit > best.1 { (i, logit) } else { best };
-    let (token, max) = logits.iter().enumerate().fold((0, f32::NEG_INFINITY), better);
+    let better = |best: (usize, f32), (i, &logit): (usize, &f32)| {
+        if logit > best.1 { (i, logit) } else { best }
+    };
+    let (token, max) = logits
+        .iter()
+        .enumerate()
+        .fold((0, f32::NEG_INFINITY), better);
     let sum: f32 = logits.iter().map(|logit| (logit - max).exp()).sum();
     // Not a number where the logits are none: the last grade of those that are not sure.
     let p = 1.0 / sum;
-    Guess { token: token as u32, grade: (p * N_GRADES as f32).min(N_GRADES as f32 - 1.0) as u8 }
+    Guess {
+        token: token as u32,
+        grade: (p * N_GRADES as f32).min(N_GRADES as f32 - 1.0) as u8,
+    }
 }
 
 impl Drafter for ModelDrafter {
@@ -109,24 +129,39 @@ impl Drafter for ModelDrafter {
                 Err(_) => self.fail(),
             }
         }
-        let seq = self.seq.as_mut().filter(|seq| self.text.len() + n <= seq.n_ctx())?;
+        let seq = self
+            .seq
+            .as_mut()
+            .filter(|seq| self.text.len() + n <= seq.n_ctx())?;
         if let Some(guess) = self.guesses.last() {
             self.last = [guess.token];
             return Some(Slot::new(seq, &self.last, TokenKind::Generated));
         }
         // Guesses that came true stay; the last token is computed again, for its logits.
-        let n_same =
-            seq.tokens()[self.n_read..].iter().zip(&self.text[self.n_read..]).take_while(|(a, b)| a == b).count();
+        let n_same = seq.tokens()[self.n_read..]
+            .iter()
+            .zip(&self.text[self.n_read..])
+            .take_while(|(a, b)| a == b)
+            .count();
         self.n_read = (self.n_read + n_same).min(self.text.len() - 1);
         seq.truncate(self.n_read);
         let new = &self.text[self.n_read..];
-        let kind = if new.len() > FEW { TokenKind::Prompt } else { TokenKind::Generated };
+        let kind = if new.len() > FEW {
+            TokenKind::Prompt
+        } else {
+            TokenKind::Generated
+        };
         let batch = &new[..new.len().min(self.options.n_batch)];
-        Some(Slot::new(seq, batch, kind).outputs_from(batch.len() - usize::from(batch.len() == new.len())))
+        Some(
+            Slot::new(seq, batch, kind)
+                .outputs_from(batch.len() - usize::from(batch.len() == new.len())),
+        )
     }
 
     fn end_pass(&mut self, rows: Option<(&[f32], &[f32])>) {
-        let (Some((logits, _)), Some(seq)) = (rows, &mut self.seq) else { return self.fail() };
+        let (Some((logits, _)), Some(seq)) = (rows, &mut self.seq) else {
+            return self.fail();
+        };
         if self.guesses.is_empty() {
             self.n_read = seq.position();
             // To which it goes back.

@@ -9,53 +9,69 @@ use crate::exec::states::most_rows;
 use crate::exec::{Engine, PlanOptions, Sequence, SessionOptions, Slot, n_ctx};
 use crate::model::Model;
 
-/// Drafts what the block for multi-token prediction of the model itself thinks most probable (`--spec mtp`): GLM 4.5,
-/// DeepSeek 3, Qwen 3 Next and 3.5 have one, if their files do.
+/// Drafts what the block for multi-token prediction of the model itself thinks most probable
+/// (`--spec mtp`): GLM 4.5, DeepSeek 3, Qwen 3 Next and 3.5 have one, if their files do.
 ///
-/// The block is a layer with keys and values of its own. It reads a token and the model's hidden state of the token before
-/// ([`SessionOptions::keep_states`]), and guesses the next one; for further guesses its own state takes the place of the
-/// model's. Of a prompt it reads the end, up to 512 tokens, and what comes behind. Where states are missing, behind tokens
-/// from the prefix cache or forced ones, it drafts nothing, or begins anew. It knows no adapters.
+/// The block is a layer with keys and values of its own. It reads a token and the model's hidden
+/// state of the token before ([`SessionOptions::keep_states`]), and guesses the next one; for
+/// further guesses its own state takes the place of the model's. Of a prompt it reads the end, up
+/// to 512 tokens, and what comes behind. Where states are missing, behind tokens from the prefix
+/// cache or forced ones, it drafts nothing, or begins anew. It knows no adapters.
 #[derive(Debug)]
 pub struct MtpDrafter {
     engine: Engine,
     options: SessionOptions,
     text: Vec<u32>,
-    /// The block's keys and values for tokens of the text from `begin` on, each with the state of the token before.
+    /// The block's keys and values for tokens of the text from `begin` on, each with the state of
+    /// the token before.
     seq: Option<Sequence>,
     begin: usize,
     /// How many tokens the sequence held when it had read the text, and what it guesses behind it.
     n_read: usize,
     guesses: Vec<Guess>,
-    /// The last of them, which the next pass computes, and the block's own state of the token before it.
+    /// The last of them, which the next pass computes, and the block's own state of the token
+    /// before it.
     last: [u32; 1],
     state: Vec<f32>,
     has_failed: bool,
 }
 
 impl MtpDrafter {
-    /// Drafts for sessions of `engine` with these options. The block's keys and values do not count for the engine's budget,
-    /// but for the model's memory limit, which has to leave room for them
-    /// ([`EngineOptions::kv_budget`](crate::exec::EngineOptions)).
+    /// Drafts for sessions of `engine` with these options. The block's keys and values do not count
+    /// for the engine's budget, but for the model's memory limit, which has to leave room for
+    /// them ([`EngineOptions::kv_budget`](crate::exec::EngineOptions)).
     ///
     /// # Errors
-    /// [`SessionError::NoMtp`] if the model has no such block, or none that can be used; or if there is no room.
+    /// [`SessionError::NoMtp`] if the model has no such block, or none that can be used; or if
+    /// there is no room.
     pub fn new(engine: &Engine, options: &SessionOptions) -> Result<MtpDrafter, SessionError> {
         let model = engine.model();
         let block = match model.mtp() {
             Ok(Some(block)) => block,
             Ok(None) => return Err(SessionError::NoMtp { why: None }),
-            Err(error) => return Err(SessionError::NoMtp { why: Some(error.to_string()) }),
+            Err(error) => {
+                return Err(SessionError::NoMtp {
+                    why: Some(error.to_string()),
+                });
+            }
         };
         let of_block = of_block(block, options);
         let mut kv_budget = u64::MAX;
         if let Some(limit) = model.memory_limit() {
-            let session = SessionOptions { keep_states: true, ..options.clone() };
+            let session = SessionOptions {
+                keep_states: true,
+                ..options.clone()
+            };
             let plan = model.memory_plan(&plan_options(session, engine.n_threads()))?;
             let without = (plan.total() - plan.kv).saturating_add(engine.pool().stats().budget);
             let need = without.saturating_add(block.memory_plan(&of_block.clone().into())?.kv);
             if need > limit {
-                return Err(SessionError::MemoryLimit { n_ctx: plan.n_ctx, need, limit, fits: None });
+                return Err(SessionError::MemoryLimit {
+                    n_ctx: plan.n_ctx,
+                    need,
+                    limit,
+                    fits: None,
+                });
             }
             kv_budget = limit - without;
         }
@@ -64,8 +80,17 @@ impl MtpDrafter {
 
     /// What `block` takes beside the model, whose plan is that of `options`.
     pub(in crate::exec) fn plan_options(block: &Model, options: &PlanOptions) -> PlanOptions {
-        let &PlanOptions { n_sequences, n_threads, ref session, .. } = options;
-        PlanOptions { n_sequences, n_threads, ..of_block(block, session).into() }
+        let &PlanOptions {
+            n_sequences,
+            n_threads,
+            ref session,
+            ..
+        } = options;
+        PlanOptions {
+            n_sequences,
+            n_threads,
+            ..of_block(block, session).into()
+        }
     }
 
     fn on(engine: Engine, options: SessionOptions) -> MtpDrafter {
@@ -94,7 +119,13 @@ fn of_block(block: &Model, options: &SessionOptions) -> SessionOptions {
     let n_ctx = n_ctx(block.hparams(), options).max(1);
     let (kv_type, kv_type_v) = (options.kv_type, options.kv_type_v);
     let (n_batch, n_ctx) = (most_rows(n_ctx), Some(n_ctx.saturating_add(MAX_DRAFT)));
-    SessionOptions { n_ctx, n_batch, kv_type, kv_type_v, ..SessionOptions::default() }
+    SessionOptions {
+        n_ctx,
+        n_batch,
+        kv_type,
+        kv_type_v,
+        ..SessionOptions::default()
+    }
 }
 
 impl Drafter for MtpDrafter {
@@ -130,7 +161,11 @@ impl Drafter for MtpDrafter {
         let seq = self.seq.as_mut()?;
         if let Some(guess) = self.guesses.last() {
             self.last = [guess.token];
-            return Some(Slot::new(seq, &self.last, TokenKind::Generated).with_states(&self.state).states_from(0));
+            return Some(
+                Slot::new(seq, &self.last, TokenKind::Generated)
+                    .with_states(&self.state)
+                    .states_from(0),
+            );
         }
         seq.truncate(self.n_read);
         // The first token whose state is there; it comes with the token behind it.
@@ -147,19 +182,30 @@ impl Drafter for MtpDrafter {
         self.n_read = next - self.begin;
         seq.truncate(self.n_read);
         let (tokens, states) = (&self.text[next + 1..], &states[(next - first) * n_embd..]);
-        let kind = if tokens.len() > FEW { TokenKind::Prompt } else { TokenKind::Generated };
-        Some(Slot::new(seq, tokens, kind).with_states(states).states_from(tokens.len() - 1))
+        let kind = if tokens.len() > FEW {
+            TokenKind::Prompt
+        } else {
+            TokenKind::Generated
+        };
+        Some(
+            Slot::new(seq, tokens, kind)
+                .with_states(states)
+                .states_from(tokens.len() - 1),
+        )
     }
 
     fn end_pass(&mut self, rows: Option<(&[f32], &[f32])>) {
-        let (Some((logits, states)), Some(seq)) = (rows, &self.seq) else { return self.fail() };
+        let (Some((logits, states)), Some(seq)) = (rows, &self.seq) else {
+            return self.fail();
+        };
         if self.guesses.is_empty() {
             self.n_read = seq.position();
         }
         self.guesses.push(best(logits));
         let n_embd = self.engine.model().hparams().n_embd;
         self.state.clear();
-        self.state.extend_from_slice(&states[states.len() - n_embd..]);
+        self.state
+            .extend_from_slice(&states[states.len() - n_embd..]);
     }
 
     fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {

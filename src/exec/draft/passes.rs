@@ -20,8 +20,8 @@ pub(in crate::exec) struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    /// At most `n` guesses that follow `text` and `more`, the tokens of `seq` and those that it computes next; the text begins
-    /// with what the drafters were given before.
+    /// At most `n` guesses that follow `text` and `more`, the tokens of `seq` and those that it
+    /// computes next; the text begins with what the drafters were given before.
     pub(in crate::exec) fn new(
         speculator: &'a mut Speculator,
         seq: &'a Sequence,
@@ -29,7 +29,12 @@ impl<'a> Asked<'a> {
         n: usize,
     ) -> Asked<'a> {
         let states = seq.states_before((text.len() + more.len()).saturating_sub(1));
-        Asked { speculator, text: (text, more), states, n }
+        Asked {
+            speculator,
+            text: (text, more),
+            states,
+            n,
+        }
     }
 
     fn next_pass(&mut self, drafter: usize) -> Option<Slot<'_>> {
@@ -48,34 +53,63 @@ pub(in crate::exec) struct DraftPasses {
 }
 
 impl DraftPasses {
-    /// Guesses how each text goes on; passes of `engine` over their rows have `n_rows` without guesses. No guess is computed
-    /// unless it is [taken](Speculator::take).
-    pub(in crate::exec) fn guess(&mut self, engine: &Engine, n_rows: usize, asked: &mut [Asked<'_>]) {
-        let (times, n_vocab, n_texts) = (engine.times().clone(), engine.model().hparams().n_vocab, asked.len());
-        asked.iter_mut().for_each(|one| one.speculator.ask(one.text, one.n, &times, (n_rows, n_texts)));
+    /// Guesses how each text goes on; passes of `engine` over their rows have `n_rows` without
+    /// guesses. No guess is computed unless it is [taken](Speculator::take).
+    pub(in crate::exec) fn guess(
+        &mut self,
+        engine: &Engine,
+        n_rows: usize,
+        asked: &mut [Asked<'_>],
+    ) {
+        let (times, n_vocab, n_texts) = (
+            engine.times().clone(),
+            engine.model().hparams().n_vocab,
+            asked.len(),
+        );
+        asked.iter_mut().for_each(|one| {
+            one.speculator
+                .ask(one.text, one.n, &times, (n_rows, n_texts))
+        });
         for i in 0..asked.len() {
             for j in 0..asked[i].speculator.drafters.len() {
-                let Some(engine) = asked[i].speculator.drafters[j].drafter.engine().cloned() else { continue };
+                let Some(engine) = asked[i].speculator.drafters[j].drafter.engine().cloned() else {
+                    continue;
+                };
                 while asked[i].next_pass(j).is_some() {
                     self.pass(&engine, asked);
                 }
             }
         }
-        asked.iter_mut().for_each(|one| one.speculator.choose(n_vocab));
+        asked
+            .iter_mut()
+            .for_each(|one| one.speculator.choose(n_vocab));
     }
 
     /// Computes the next pass of all drafters on `engine`.
     fn pass(&mut self, engine: &Engine, asked: &mut [Asked<'_>]) {
-        let DraftPasses { outputs, slots, of, cancel } = self;
+        let DraftPasses {
+            outputs,
+            slots,
+            of,
+            cancel,
+        } = self;
         let mut pass = reuse(std::mem::take(slots));
         of.clear();
         let mut n_rows = 0;
-        for (i, Asked { speculator, states, .. }) in asked.iter_mut().enumerate() {
+        for (
+            i,
+            Asked {
+                speculator, states, ..
+            },
+        ) in asked.iter_mut().enumerate()
+        {
             for (j, tracked) in speculator.drafters.iter_mut().enumerate() {
                 if !tracked.drafter.engine().is_some_and(|own| own.same(engine)) {
                     continue;
                 }
-                let Some(slot) = tracked.next_pass(states) else { continue };
+                let Some(slot) = tracked.next_pass(states) else {
+                    continue;
+                };
                 let n = slot.tokens.len();
                 if n_rows > 0 && n_rows + n > MAX_ROWS {
                     continue;
@@ -93,14 +127,19 @@ impl DraftPasses {
             let computed = match &outcome {
                 Ok(()) => Some(slot),
                 // Whose rows cannot be computed fails alone.
-                Err(_) if of.len() > 1 => asked[i]
-                    .next_pass(j)
-                    .and_then(|slot| engine.step(&mut [slot], outputs, cancel).is_ok().then_some(0)),
+                Err(_) if of.len() > 1 => asked[i].next_pass(j).and_then(|slot| {
+                    engine
+                        .step(&mut [slot], outputs, cancel)
+                        .is_ok()
+                        .then_some(0)
+                }),
                 Err(_) => None,
             };
             let tracked = &mut asked[i].speculator.drafters[j];
             tracked.in_passes += time.mul_f64(n as f64 / n_rows as f64);
-            tracked.drafter.end_pass(computed.map(|slot| (outputs.logits(slot), outputs.states(slot))));
+            tracked
+                .drafter
+                .end_pass(computed.map(|slot| (outputs.logits(slot), outputs.states(slot))));
         }
     }
 }

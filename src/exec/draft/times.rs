@@ -8,21 +8,26 @@ const MAX_ROWS: usize = 64;
 const NEWEST: f64 = 0.2;
 /// Passes after which a measurement is too old: the machine may have been busy then.
 const OLD: u64 = 1024;
-/// What each row beyond the first adds at least, as a share of the first, as far as nobody measured it.
+/// What each row beyond the first adds at least, as a share of the first, as far as nobody measured
+/// it.
 const LEAST_SLOPE: f64 = 0.05;
 
-/// Time of passes over so many generated rows, each with logits, as measured: a moving average, and what it says of
-/// numbers that were not measured.
+/// Time of passes over so many generated rows, each with logits, as measured: a moving average, and
+/// what it says of numbers that were not measured.
 #[derive(Clone, Debug)]
 pub(in crate::exec) struct RowTimes {
-    /// Seconds, and the pass of the last measurement, by the number of rows less one; 0 seconds were never measured.
+    /// Seconds, and the pass of the last measurement, by the number of rows less one; 0 seconds
+    /// were never measured.
     rows: [(f64, u64); MAX_ROWS],
     n_passes: u64,
 }
 
 impl Default for RowTimes {
     fn default() -> Self {
-        RowTimes { rows: [(0.0, 0); MAX_ROWS], n_passes: 0 }
+        RowTimes {
+            rows: [(0.0, 0); MAX_ROWS],
+            n_passes: 0,
+        }
     }
 }
 
@@ -44,7 +49,9 @@ impl RowTimes {
 
     /// What was measured, by number of rows.
     pub(in crate::exec) fn measured(&self) -> Vec<(usize, Duration)> {
-        (1..=MAX_ROWS).filter_map(|n| Some((n, Duration::from_secs_f64(self.get(n)?)))).collect()
+        (1..=MAX_ROWS)
+            .filter_map(|n| Some((n, Duration::from_secs_f64(self.get(n)?))))
+            .collect()
     }
 
     /// Begins with what was measured before, as far as nothing was measured since.
@@ -62,8 +69,8 @@ impl RowTimes {
         (time > 0.0 && self.n_passes - pass < OLD).then_some(time)
     }
 
-    /// Seconds that a pass over `n` rows is expected to take, if any pass was measured: on the line between the nearest
-    /// measurements, or that of the first and the last.
+    /// Seconds that a pass over `n` rows is expected to take, if any pass was measured: on the line
+    /// between the nearest measurements, or that of the first and the last.
     pub(in crate::exec) fn estimate(&self, n: usize) -> Option<f64> {
         if !(1..=MAX_ROWS).contains(&n) {
             return None;
@@ -77,13 +84,19 @@ impl RowTimes {
         let line = |(n0, t0): (usize, f64), slope: f64| t0 + (n as f64 - n0 as f64) * slope;
         match (below, above) {
             (None, None) => None,
-            (Some(below), Some(above)) => Some(line(below, (above.1 - below.1) / (above.0 - below.0) as f64)),
+            (Some(below), Some(above)) => Some(line(
+                below,
+                (above.1 - below.1) / (above.0 - below.0) as f64,
+            )),
             // Fewer rows never take longer.
             (None, Some(above)) => Some(above.1),
             (Some(below), None) => {
                 let first = (1..n).find_map(measured).unwrap_or(below);
                 let slope = (below.1 - first.1) / (below.0 - first.0).max(1) as f64;
-                Some(line(below, slope.max(LEAST_SLOPE * first.1 / first.0 as f64)))
+                Some(line(
+                    below,
+                    slope.max(LEAST_SLOPE * first.1 / first.0 as f64),
+                ))
             }
         }
     }
@@ -109,7 +122,10 @@ mod tests {
         times.note(5, MS(30));
         close(times.estimate(3), 0.02);
         close(times.estimate(9), 0.05);
-        assert_eq!((times.estimate(0), times.estimate(MAX_ROWS + 1)), (None, None));
+        assert_eq!(
+            (times.estimate(0), times.estimate(MAX_ROWS + 1)),
+            (None, None)
+        );
         // Outside the table nothing is learnt.
         times.note(0, MS(1));
         times.note(MAX_ROWS + 1, MS(1));
@@ -137,7 +153,13 @@ mod tests {
         times.note(4, MS(16));
         assert_eq!(times.measured(), [(1, MS(10)), (4, MS(16))]);
         later.note(4, MS(20));
-        later.assume(&[times.measured(), vec![(0, MS(1)), (MAX_ROWS + 1, MS(1)), (2, Duration::ZERO)]].concat());
+        later.assume(
+            &[
+                times.measured(),
+                vec![(0, MS(1)), (MAX_ROWS + 1, MS(1)), (2, Duration::ZERO)],
+            ]
+            .concat(),
+        );
         close(later.estimate(1), 0.01);
         close(later.estimate(4), 0.02);
         close(later.estimate(2), 0.01 + 0.01 / 3.0);

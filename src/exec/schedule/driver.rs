@@ -7,10 +7,11 @@ use crate::exec::Engine;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Requests on an engine, computed concurrently by a separate thread: a handle that is cheap to clone,
-/// `Send + Sync + 'static`.
+/// Requests on an engine, computed concurrently by a separate thread: a handle that is cheap to
+/// clone, `Send + Sync + 'static`.
 ///
-/// When the last handle is dropped, requests whose [`Stream`]s still exist are computed to their ends.
+/// When the last handle is dropped, requests whose [`Stream`]s still exist are computed to their
+/// ends.
 ///
 /// ```
 /// use ruvllm::exec::{Request, ScheduleOptions, Scheduler};
@@ -84,8 +85,12 @@ impl Scheduler {
             let inbox = Arc::clone(&inbox);
             move || inbox.drive(schedule)
         };
-        let thread = std::thread::Builder::new().name("ruvllm-schedule".into()).spawn(drive);
-        thread.map_err(|error| ScheduleError::Thread { error: error.to_string() })?;
+        let thread = std::thread::Builder::new()
+            .name("ruvllm-schedule".into())
+            .spawn(drive);
+        thread.map_err(|error| ScheduleError::Thread {
+            error: error.to_string(),
+        })?;
         Ok(Scheduler(Arc::new(Handle { terms, inbox })))
     }
 

@@ -27,9 +27,14 @@ impl Wake {
     pub(super) fn wait(&self, timeout: Option<Duration>) {
         let guard = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
         let mut guard = match timeout {
-            None => self.set.wait_while(guard, |is_set| !*is_set).unwrap_or_else(PoisonError::into_inner),
+            None => self
+                .set
+                .wait_while(guard, |is_set| !*is_set)
+                .unwrap_or_else(PoisonError::into_inner),
             Some(timeout) => {
-                let outcome = self.set.wait_timeout_while(guard, timeout, |is_set| !*is_set);
+                let outcome = self
+                    .set
+                    .wait_timeout_while(guard, timeout, |is_set| !*is_set);
                 outcome.unwrap_or_else(PoisonError::into_inner).0
             }
         };
@@ -52,7 +57,8 @@ struct State {
     pieces: VecDeque<Piece>,
     outcome: Option<Result<Finish, Error>>,
     pooled: PooledStates,
-    /// Whether the reader lags behind: from `n_pieces` waiting pieces on, until half of them are left.
+    /// Whether the reader lags behind: from `n_pieces` waiting pieces on, until half of them are
+    /// left.
     is_paused: bool,
     /// Waker of the reader, if it is a waiting task.
     waker: Option<Waker>,
@@ -85,11 +91,18 @@ pub(super) fn stream(id: RequestId, n_pieces: usize, wake: &Arc<Wake>) -> (Sende
     });
     (
         Sender(Arc::clone(&channel)),
-        Stream { id, channel, finish: None, pooled: PooledStates::default(), is_over: false },
+        Stream {
+            id,
+            channel,
+            finish: None,
+            pooled: PooledStates::default(),
+            is_over: false,
+        },
     )
 }
 
-/// The schedule's end. If it is dropped without an outcome, the answer ends with [`ScheduleError::Ended`].
+/// The schedule's end. If it is dropped without an outcome, the answer ends with
+/// [`ScheduleError::Ended`].
 #[derive(Debug)]
 pub(super) struct Sender(Arc<Channel>);
 
@@ -128,9 +141,9 @@ impl Drop for Sender {
 /// The pieces of a request's answer, as they come; nothing follows an error.
 ///
 /// Iterating waits for the next piece, [`Stream::poll_next`] does not. At most
-/// [`ScheduleOptions::n_pieces`](super::ScheduleOptions::n_pieces) pieces (and the tokens that a grammar forces in one
-/// pass) wait for the reader: slow reading pauses this request, and no other. Dropping the stream cancels the request
-/// within a pass.
+/// [`ScheduleOptions::n_pieces`](super::ScheduleOptions::n_pieces) pieces (and the tokens that a
+/// grammar forces in one pass) wait for the reader: slow reading pauses this request, and no other.
+/// Dropping the stream cancels the request within a pass.
 #[derive(Debug)]
 pub struct Stream {
     id: RequestId,
@@ -157,14 +170,15 @@ impl Stream {
         std::mem::take(&mut self.pooled)
     }
 
-    /// Ends the request within a pass, as [`StopReason::Cancelled`](crate::exec::StopReason::Cancelled).
+    /// Ends the request within a pass, as
+    /// [`StopReason::Cancelled`](crate::exec::StopReason::Cancelled).
     pub fn cancel(&self) {
         self.channel.is_cancelled.store(true, Ordering::Relaxed);
         self.channel.wake.set();
     }
 
-    /// The next piece, if it is available; `Ready(None)` at the end. Otherwise the task of `cx` is woken when it
-    /// arrives, as for futures.
+    /// The next piece, if it is available; `Ready(None)` at the end. Otherwise the task of `cx` is
+    /// woken when it arrives, as for futures.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, Error>>> {
         let channel = Arc::clone(&self.channel);
         let mut state = channel.lock();
@@ -221,7 +235,10 @@ impl Iterator for Stream {
             if let Poll::Ready(piece) = self.take(&mut state) {
                 return piece;
             }
-            state = channel.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = channel
+                .moved
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

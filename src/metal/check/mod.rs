@@ -1,9 +1,10 @@
-//! Checks every kernel against the scalar level, with odd sizes: on the emulated GPU of `tests/metal`, and on a real
-//! one in `ruvllm doctor --metal`.
+//! Checks every kernel against the scalar level, with odd sizes: on the emulated GPU of
+//! `tests/metal`, and on a real one in `ruvllm doctor --metal`.
 //!
-//! Tolerances: sums of n terms may be taken in any order and with or without fused multiplication, so they err by at
-//! most `n · 2⁻²⁴ · Σ|term|`. Square roots, divisions and exponentials may be approximate: `FAST` is their relative
-//! error, above the 4 units in the last place that Metal allows itself, or 8 with fast math.
+//! Tolerances: sums of n terms may be taken in any order and with or without fused multiplication,
+//! so they err by at most `n · 2⁻²⁴ · Σ|term|`. Square roots, divisions and exponentials may be
+//! approximate: `FAST` is their relative error, above the 4 units in the last place that Metal
+//! allows itself, or 8 with fast math.
 
 mod attention;
 mod elementwise;
@@ -32,27 +33,111 @@ pub struct Case {
 
 /// All cases.
 pub const CASES: &[Case] = &[
-    Case { name: "matvec", source: "matvec.metal", run: products::matvec },
-    Case { name: "matvec_experts", source: "matvec.metal", run: products::matvec_experts },
-    Case { name: "matmul", source: "matmul.metal", run: products::matmul },
-    Case { name: "matmul_experts", source: "matmul.metal", run: products::matmul_experts },
-    Case { name: "embed", source: "embed.metal", run: products::embed },
-    Case { name: "lora", source: "lora.metal", run: products::lora },
-    Case { name: "lora_experts", source: "lora.metal", run: products::lora_experts },
-    Case { name: "attention_decode", source: "attention_decode.metal", run: attention::decode },
-    Case { name: "attention_prompt", source: "attention_prompt.metal", run: attention::prompt },
-    Case { name: "append", source: "pages.metal", run: attention::append },
-    Case { name: "hadamard", source: "pages.metal", run: attention::hadamard },
-    Case { name: "norm", source: "norm.metal", run: elementwise::norm },
-    Case { name: "rope", source: "rope.metal", run: elementwise::rope },
-    Case { name: "elementwise", source: "elementwise.metal", run: elementwise::elementwise },
-    Case { name: "route", source: "experts.metal", run: experts::route },
-    Case { name: "expert_rows", source: "experts.metal", run: experts::expert_rows },
-    Case { name: "add_expert_bias", source: "experts.metal", run: experts::add_expert_bias },
-    Case { name: "combine_experts", source: "experts.metal", run: experts::combine_experts },
-    Case { name: "argmax", source: "sample.metal", run: sample::argmax },
-    Case { name: "softmax", source: "sample.metal", run: sample::softmax },
-    Case { name: "top_k", source: "sample.metal", run: sample::top_k },
+    Case {
+        name: "matvec",
+        source: "matvec.metal",
+        run: products::matvec,
+    },
+    Case {
+        name: "matvec_experts",
+        source: "matvec.metal",
+        run: products::matvec_experts,
+    },
+    Case {
+        name: "matmul",
+        source: "matmul.metal",
+        run: products::matmul,
+    },
+    Case {
+        name: "matmul_experts",
+        source: "matmul.metal",
+        run: products::matmul_experts,
+    },
+    Case {
+        name: "embed",
+        source: "embed.metal",
+        run: products::embed,
+    },
+    Case {
+        name: "lora",
+        source: "lora.metal",
+        run: products::lora,
+    },
+    Case {
+        name: "lora_experts",
+        source: "lora.metal",
+        run: products::lora_experts,
+    },
+    Case {
+        name: "attention_decode",
+        source: "attention_decode.metal",
+        run: attention::decode,
+    },
+    Case {
+        name: "attention_prompt",
+        source: "attention_prompt.metal",
+        run: attention::prompt,
+    },
+    Case {
+        name: "append",
+        source: "pages.metal",
+        run: attention::append,
+    },
+    Case {
+        name: "hadamard",
+        source: "pages.metal",
+        run: attention::hadamard,
+    },
+    Case {
+        name: "norm",
+        source: "norm.metal",
+        run: elementwise::norm,
+    },
+    Case {
+        name: "rope",
+        source: "rope.metal",
+        run: elementwise::rope,
+    },
+    Case {
+        name: "elementwise",
+        source: "elementwise.metal",
+        run: elementwise::elementwise,
+    },
+    Case {
+        name: "route",
+        source: "experts.metal",
+        run: experts::route,
+    },
+    Case {
+        name: "expert_rows",
+        source: "experts.metal",
+        run: experts::expert_rows,
+    },
+    Case {
+        name: "add_expert_bias",
+        source: "experts.metal",
+        run: experts::add_expert_bias,
+    },
+    Case {
+        name: "combine_experts",
+        source: "experts.metal",
+        run: experts::combine_experts,
+    },
+    Case {
+        name: "argmax",
+        source: "sample.metal",
+        run: sample::argmax,
+    },
+    Case {
+        name: "softmax",
+        source: "sample.metal",
+        run: sample::softmax,
+    },
+    Case {
+        name: "top_k",
+        source: "sample.metal",
+        run: sample::top_k,
+    },
 ];
 
 /// A GPU on which single kernels run.
@@ -83,7 +168,12 @@ pub trait Stage {
     ///
     /// # Errors
     /// A description of the failure.
-    fn run(&mut self, dispatch: &Dispatch, buffers: &[Handle], pages: &[Handle]) -> Result<(), String>;
+    fn run(
+        &mut self,
+        dispatch: &Dispatch,
+        buffers: &[Handle],
+        pages: &[Handle],
+    ) -> Result<(), String>;
 
     /// Changes the order of threads from now on, unless `seed` is 0, where that is possible.
     fn shuffle(&mut self, _seed: u32) {}
@@ -99,7 +189,10 @@ pub struct Lcg(pub u64);
 
 impl Lcg {
     fn next(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         (self.0 >> 32) as u32
     }
 
@@ -157,10 +250,14 @@ pub struct Checker<'a> {
 }
 
 impl<'a> Checker<'a> {
-    /// A checker on `stage`, with weights in these formats. If `twice`, each call is repeated with another order of
-    /// threads, which must not change any bit.
+    /// A checker on `stage`, with weights in these formats. If `twice`, each call is repeated with
+    /// another order of threads, which must not change any bit.
     pub fn new(stage: &'a mut dyn Stage, formats: &'a [DType], twice: bool) -> Checker<'a> {
-        Checker { stage, formats, twice }
+        Checker {
+            stage,
+            formats,
+            twice,
+        }
     }
 
     /// Runs a kernel; `pages` are buffers that it accesses through addresses.
@@ -184,7 +281,10 @@ impl<'a> Checker<'a> {
             let second = self.call_once(kernel, format, variant, args, data, pages);
             self.stage.shuffle(0);
             if second?.0 != first.0 {
-                return Err(format!("result: {} depends on the order of threads", kernel.full_name(format, variant)));
+                return Err(format!(
+                    "result: {} depends on the order of threads",
+                    kernel.full_name(format, variant)
+                ));
             }
         }
         Ok(first)
@@ -200,7 +300,12 @@ impl<'a> Checker<'a> {
         pages: &[Handle],
     ) -> Result<Output, String> {
         let dispatch = kernel.dispatch(format, variant, args);
-        assert_eq!(data.len(), kernel.buffers.len(), "{}: buffers", dispatch.kernel);
+        assert_eq!(
+            data.len(),
+            kernel.buffers.len(),
+            "{}: buffers",
+            dispatch.kernel
+        );
         let mut ids = Vec::new();
         for ((data, buffer), &len) in data.iter().zip(kernel.buffers).zip(&dispatch.lens) {
             let filled: &[u8] = match data {
@@ -208,7 +313,13 @@ impl<'a> Checker<'a> {
                 Data::U32(x) => bytemuck::cast_slice(x),
                 Data::Bytes(x) => x,
                 Data::Out => {
-                    assert_eq!(buffer.access, Access::Write, "{}: {}", dispatch.kernel, buffer.name);
+                    assert_eq!(
+                        buffer.access,
+                        Access::Write,
+                        "{}: {}",
+                        dispatch.kernel,
+                        buffer.name
+                    );
                     ids.push(self.stage.empty(len, buffer.element.align()));
                     continue;
                 }
@@ -217,7 +328,13 @@ impl<'a> Checker<'a> {
                     continue;
                 }
             };
-            assert_eq!(filled.len() as u64, len, "{}: bytes of {}", dispatch.kernel, buffer.name);
+            assert_eq!(
+                filled.len() as u64,
+                len,
+                "{}: bytes of {}",
+                dispatch.kernel,
+                buffer.name
+            );
             ids.push(self.stage.filled(filled, buffer.element.align()));
         }
         self.stage.run(&dispatch, &ids, pages)?;
@@ -232,12 +349,20 @@ impl<'a> Checker<'a> {
 }
 
 /// Compares values with the expected ones; `tolerance` is absolute, per value.
-fn close(what: &str, y: &[f32], expected: &[f32], tolerance: impl Fn(usize) -> f32) -> Result<(), String> {
+fn close(
+    what: &str,
+    y: &[f32],
+    expected: &[f32],
+    tolerance: impl Fn(usize) -> f32,
+) -> Result<(), String> {
     assert_eq!(y.len(), expected.len(), "{what}");
     for (i, (&y, &e)) in y.iter().zip(expected).enumerate() {
         let error = (y - e).abs();
         if error.is_nan() || error > tolerance(i) {
-            return Err(format!("result: {what}: value {i} is {y} instead of {e}, allowed are {}", tolerance(i)));
+            return Err(format!(
+                "result: {what}: value {i} is {y} instead of {e}, allowed are {}",
+                tolerance(i)
+            ));
         }
     }
     Ok(())
@@ -247,7 +372,10 @@ fn close(what: &str, y: &[f32], expected: &[f32], tolerance: impl Fn(usize) -> f
 fn same<T: PartialEq + std::fmt::Debug>(what: &str, y: &[T], expected: &[T]) -> Result<(), String> {
     assert_eq!(y.len(), expected.len(), "{what}");
     match (0..y.len()).find(|&i| y[i] != expected[i]) {
-        Some(i) => Err(format!("result: {what}: value {i} is {:?} instead of {:?}", y[i], expected[i])),
+        Some(i) => Err(format!(
+            "result: {what}: value {i} is {:?} instead of {:?}",
+            y[i], expected[i]
+        )),
         None => Ok(()),
     }
 }

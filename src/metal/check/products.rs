@@ -13,7 +13,8 @@ pub(super) struct TestWeights {
 }
 
 impl TestWeights {
-    /// Random blocks whose largest value is within 0.001..1000; the bytes of scales are random, too.
+    /// Random blocks whose largest value is within 0.001..1000; the bytes of scales are random,
+    /// too.
     pub(super) fn random(lcg: &mut Lcg, dtype: DType, rows: usize, n_in: usize) -> TestWeights {
         let f = dtype.format().unwrap();
         let (mut bytes, mut values) = (Vec::new(), Vec::new());
@@ -21,20 +22,33 @@ impl TestWeights {
         while values.len() < rows * n_in {
             block.fill_with(|| lcg.next() as u8);
             (f.dequantize)(&block, &mut x);
-            let largest = x.iter().fold(0.0f32, |m, x| if x.is_nan() { f32::NAN } else { m.max(x.abs()) });
+            let largest = x.iter().fold(
+                0.0f32,
+                |m, x| if x.is_nan() { f32::NAN } else { m.max(x.abs()) },
+            );
             if (1e-3..1e3).contains(&largest) {
                 bytes.extend(&block);
                 values.extend(&x);
             }
         }
         let row_bytes = (n_in / f.block_elems * f.block_bytes) as u32;
-        TestWeights { bytes, values, n_in, row_bytes }
+        TestWeights {
+            bytes,
+            values,
+            n_in,
+            row_bytes,
+        }
     }
 
-    /// The product of row `r` with `x`, and its tolerance: one more term, for the rounding of each weight.
+    /// The product of row `r` with `x`, and its tolerance: one more term, for the rounding of each
+    /// weight.
     fn dot(&self, r: usize, x: &[f32]) -> (f32, f32) {
-        let terms =
-            || self.values[r * self.n_in..][..self.n_in].iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x));
+        let terms = || {
+            self.values[r * self.n_in..][..self.n_in]
+                .iter()
+                .zip(x)
+                .map(|(&w, &x)| f64::from(w) * f64::from(x))
+        };
         let (sum, magnitude) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
         (sum as f32, (self.n_in + 4) as f32 * EPS * magnitude as f32)
     }
@@ -68,8 +82,9 @@ pub(super) fn matvec(gpu: &mut Checker<'_>) -> Result<(), String> {
                 let y = gpu.call(&MATVEC, format, variant, &args, &data, &[])?;
                 let what = format!("matvec {format} {n_in} x {n_out}, {n_rows} rows");
                 if variant == 1 {
-                    let (e, t): (Vec<f32>, Vec<f32>) =
-                        (0..n_rows * n_out).map(|i| w.dot(i % n_out, &x[i / n_out * n_in..][..n_in])).unzip();
+                    let (e, t): (Vec<f32>, Vec<f32>) = (0..n_rows * n_out)
+                        .map(|i| w.dot(i % n_out, &x[i / n_out * n_in..][..n_in]))
+                        .unzip();
                     close(&what, y.f32(0), &e, |i| t[i])?;
                     single = y.f32(0).to_vec();
                 } else {
@@ -87,8 +102,8 @@ pub(super) fn matvec_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
     for &format in gpu.formats {
         let (n_in, n_out, n_expert) = (lengths(format)[1], 11, 3);
         let w = TestWeights::random(&mut lcg, format, n_expert * n_out, n_in);
-        // Two choices per row sharing an input, then one input per choice; and the index of an expert that does not
-        // exist.
+        // Two choices per row sharing an input, then one input per choice; and the index of an
+        // expert that does not exist.
         for (chosen, choices_per_row) in [(&[2, 0, 1, 2][..], 2), (&[1, 7, 0][..], 1)] {
             let x = lcg.values(chosen.len() / choices_per_row * n_in);
             let args = MatvecExpertsArgs {
@@ -99,7 +114,12 @@ pub(super) fn matvec_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
                 choices_per_row: choices_per_row as u32,
                 row_bytes: w.row_bytes,
             };
-            let data = [Data::Bytes(&w.bytes), Data::F32(&x), Data::U32(chosen), Data::Out];
+            let data = [
+                Data::Bytes(&w.bytes),
+                Data::F32(&x),
+                Data::U32(chosen),
+                Data::Out,
+            ];
             let y = gpu.call(&MATVEC_EXPERTS, format, 0, &args, &data, &[])?;
             let (e, t) = expected_of_experts(&w, &x, chosen, n_out, n_expert, choices_per_row);
             close(&format!("matvec_experts {format}"), y.f32(0), &e, |i| t[i])?;
@@ -121,7 +141,11 @@ fn expected_of_experts(
             let (c, o) = (i / n_out, i % n_out);
             let x = &x[c / choices_per_row * w.n_in..][..w.n_in];
             let expert = chosen[c] as usize;
-            if expert < n_expert { w.dot(expert * n_out + o, x) } else { (0.0, 0.0) }
+            if expert < n_expert {
+                w.dot(expert * n_out + o, x)
+            } else {
+                (0.0, 0.0)
+            }
         })
         .unzip()
 }
@@ -133,12 +157,29 @@ pub(super) fn matmul(gpu: &mut Checker<'_>) -> Result<(), String> {
         for (n_in, n_out, n_rows) in [(lengths[0], 3, 1), (lengths[lengths.len() - 1], 70, 37)] {
             let w = TestWeights::random(&mut lcg, format, n_out, n_in);
             let x = lcg.values(n_rows * n_in);
-            let args =
-                MatmulArgs { n_in: n_in as u32, n_out: n_out as u32, n_rows: n_rows as u32, row_bytes: w.row_bytes };
-            let y = gpu.call(&MATMUL, format, 0, &args, &[Data::Bytes(&w.bytes), Data::F32(&x), Data::Out], &[])?;
-            let (e, t): (Vec<f32>, Vec<f32>) =
-                (0..n_rows * n_out).map(|i| w.dot(i % n_out, &x[i / n_out * n_in..][..n_in])).unzip();
-            close(&format!("matmul {format} {n_in} x {n_out}, {n_rows} rows"), y.f32(0), &e, |i| t[i])?;
+            let args = MatmulArgs {
+                n_in: n_in as u32,
+                n_out: n_out as u32,
+                n_rows: n_rows as u32,
+                row_bytes: w.row_bytes,
+            };
+            let y = gpu.call(
+                &MATMUL,
+                format,
+                0,
+                &args,
+                &[Data::Bytes(&w.bytes), Data::F32(&x), Data::Out],
+                &[],
+            )?;
+            let (e, t): (Vec<f32>, Vec<f32>) = (0..n_rows * n_out)
+                .map(|i| w.dot(i % n_out, &x[i / n_out * n_in..][..n_in]))
+                .unzip();
+            close(
+                &format!("matmul {format} {n_in} x {n_out}, {n_rows} rows"),
+                y.f32(0),
+                &e,
+                |i| t[i],
+            )?;
         }
     }
     Ok(())
@@ -166,7 +207,13 @@ pub(super) fn matmul_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
             choices_per_row: choices_per_row as u32,
             row_bytes: w.row_bytes,
         };
-        let data = [Data::Bytes(&w.bytes), Data::F32(&x), Data::U32(&counts), Data::U32(&lists), Data::Out];
+        let data = [
+            Data::Bytes(&w.bytes),
+            Data::F32(&x),
+            Data::U32(&counts),
+            Data::U32(&lists),
+            Data::Out,
+        ];
         let y = gpu.call(&MATMUL_EXPERTS, format, 0, &args, &data, &[])?;
         let (e, t) = expected_of_experts(&w, &x, &chosen, n_out, n_expert, choices_per_row);
         close(&format!("matmul_experts {format}"), y.f32(0), &e, |i| t[i])?;
@@ -190,12 +237,23 @@ pub(super) fn embed(gpu: &mut Checker<'_>) -> Result<(), String> {
             };
             let data = [Data::Bytes(&w.bytes), Data::U32(&tokens), Data::Out];
             let x = gpu.call(&EMBED, format, 0, &args, &data, &[])?;
-            let value = |token: u32, i: usize| if token < 5 { w.values[token as usize * n_embd + i] } else { 0.0 };
-            let e: Vec<f32> = tokens.iter().flat_map(|&t| (0..n_embd).map(move |i| scale * value(t, i))).collect();
-            // A weight is `d · q + m`: three roundings of numbers up to the row's largest, with sums of q up to twice
-            // that.
+            let value = |token: u32, i: usize| {
+                if token < 5 {
+                    w.values[token as usize * n_embd + i]
+                } else {
+                    0.0
+                }
+            };
+            let e: Vec<f32> = tokens
+                .iter()
+                .flat_map(|&t| (0..n_embd).map(move |i| scale * value(t, i)))
+                .collect();
+            // A weight is `d · q + m`: three roundings of numbers up to the row's largest, with
+            // sums of q up to twice that.
             let largest = w.values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-            close(&format!("embed {format} {n_embd}"), x.f32(0), &e, |_| 8.0 * EPS * scale * largest)?;
+            close(&format!("embed {format} {n_embd}"), x.f32(0), &e, |_| {
+                8.0 * EPS * scale * largest
+            })?;
         }
     }
     Ok(())
@@ -204,8 +262,13 @@ pub(super) fn embed(gpu: &mut Checker<'_>) -> Result<(), String> {
 pub(super) fn lora(gpu: &mut Checker<'_>) -> Result<(), String> {
     let (mut lcg, arch) = (Lcg(6), crate::arch::Arch::scalar());
     // `b_stride` is wider than `n_out` where a product has some rows of a matrix.
-    for (n_in, n_out, b_stride, rank, n_rows) in [(1, 1, 1, 1, 1), (77, 300, 311, 3, 5), (64, 256, 256, 8, 2)] {
-        let (a, b) = (lcg.values(rank * n_in), lcg.values((rank - 1) * b_stride + n_out));
+    for (n_in, n_out, b_stride, rank, n_rows) in
+        [(1, 1, 1, 1, 1), (77, 300, 311, 3, 5), (64, 256, 256, 8, 2)]
+    {
+        let (a, b) = (
+            lcg.values(rank * n_in),
+            lcg.values((rank - 1) * b_stride + n_out),
+        );
         let (x, y) = (lcg.values(n_rows * n_in), lcg.values(n_rows * n_out));
         let scale = 0.5;
         let args = LoraArgs {
@@ -237,15 +300,32 @@ pub(super) fn lora(gpu: &mut Checker<'_>) -> Result<(), String> {
         let result = gpu.call(&LORA_B, DType::F32, 0, &args, &data, &[])?;
         let e = with_terms(&|row, r| expected[row * rank + r]);
         let r = rank as f32;
-        close("lora_b", result.f32(0), &e, |_| 4.0 * (r + 1.0) * (r + 1.0) * n * EPS)?;
+        close("lora_b", result.f32(0), &e, |_| {
+            4.0 * (r + 1.0) * (r + 1.0) * n * EPS
+        })?;
 
         // The last token does not exist.
-        let tokens: Vec<u32> = (0..n_rows).map(|i| if i == 4 { n_in } else { i * 31 % n_in } as u32).collect();
-        let data = [Data::F32(&a), Data::F32(&b), Data::U32(&tokens), Data::F32(&y)];
+        let tokens: Vec<u32> = (0..n_rows)
+            .map(|i| if i == 4 { n_in } else { i * 31 % n_in } as u32)
+            .collect();
+        let data = [
+            Data::F32(&a),
+            Data::F32(&b),
+            Data::U32(&tokens),
+            Data::F32(&y),
+        ];
         let result = gpu.call(&LORA_EMBED, DType::F32, 0, &args, &data, &[])?;
-        let column = |token: u32, r: usize| if token < n_in as u32 { a[r * n_in + token as usize] } else { 0.0 };
+        let column = |token: u32, r: usize| {
+            if token < n_in as u32 {
+                a[r * n_in + token as usize]
+            } else {
+                0.0
+            }
+        };
         let e = with_terms(&|row, r| column(tokens[row], r));
-        close("lora_embed", result.f32(0), &e, |_| 4.0 * (r + 1.0) * (r + 1.0) * EPS)?;
+        close("lora_embed", result.f32(0), &e, |_| {
+            4.0 * (r + 1.0) * (r + 1.0) * EPS
+        })?;
     }
     Ok(())
 }
@@ -263,7 +343,10 @@ pub(super) fn lora_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
             n_values += rank * (n_in + n_out);
         }
         let values = lcg.values(n_values);
-        let (x, y) = (lcg.values(chosen.len() / choices_per_row * n_in), lcg.values(chosen.len() * n_out));
+        let (x, y) = (
+            lcg.values(chosen.len() / choices_per_row * n_in),
+            lcg.values(chosen.len() * n_out),
+        );
         let args = LoraExpertsArgs {
             n_in: n_in as u32,
             n_out: n_out as u32,
@@ -272,20 +355,33 @@ pub(super) fn lora_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
             choices_per_row: choices_per_row as u32,
             n_values: n_values as u32,
         };
-        let data = [Data::F32(&values), Data::F32(&x), Data::U32(&chosen), Data::U32(&terms), Data::F32(&y)];
+        let data = [
+            Data::F32(&values),
+            Data::F32(&x),
+            Data::U32(&chosen),
+            Data::U32(&terms),
+            Data::F32(&y),
+        ];
         let result = gpu.call(&LORA_EXPERTS, DType::F32, 0, &args, &data, &[])?;
         let mut e = y.clone();
         for (c, y) in e.chunks_exact_mut(n_out).enumerate() {
-            let Some(term) = terms.chunks_exact(4).nth(chosen[c] as usize) else { continue };
+            let Some(term) = terms.chunks_exact(4).nth(chosen[c] as usize) else {
+                continue;
+            };
             let (a, b) = (&values[term[0] as usize..], &values[term[1] as usize..]);
             for r in 0..term[2] as usize {
-                let low = arch.dot(&a[r * n_in..][..n_in], &x[c / choices_per_row * n_in..][..n_in]);
+                let low = arch.dot(
+                    &a[r * n_in..][..n_in],
+                    &x[c / choices_per_row * n_in..][..n_in],
+                );
                 arch.add_scaled(y, &b[r * n_out..][..n_out], scale * low);
             }
         }
         // The sum over the inputs, below `n_in`, in two orders, and at most 4 terms of it.
         let n = n_in as f32;
-        close("lora_experts", result.f32(0), &e, |_| (3.0 * 2.0 * n * n + 4.0 * 4.0 * 4.0 * n) * EPS)?;
+        close("lora_experts", result.f32(0), &e, |_| {
+            (3.0 * 2.0 * n * n + 4.0 * 4.0 * 4.0 * n) * EPS
+        })?;
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The Swiss AI Initiative's Apertus: a llama with norms of queries and keys, whose activation has parameters per
-//! layer.
+//! The Swiss AI Initiative's Apertus: a llama with norms of queries and keys, whose activation has
+//! parameters per layer.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
@@ -7,7 +7,8 @@ use crate::model::spec::{Activation, DenseSpec, FfnSpec, QkNorm};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let [alpha_p, alpha_n, beta, eps] =
-        ["xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps"].map(|name| keys.numbers(name));
+        ["xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps"]
+            .map(|name| keys.numbers(name));
     let (alpha_p, alpha_n, beta, eps) = (alpha_p?, alpha_n?, beta?, eps?);
     let softplus = |x: f32| x.max(0.0) + (-x.abs()).exp().ln_1p();
     let mut layers = keys.dense(Activation::SquaredRelu)?;
@@ -22,6 +23,7 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         }
     }
     let mut h = Hparams::llama(keys, NormKind::Rms, layers)?;
-    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
+    h.attention_mut()
+        .for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
     Ok(h)
 }

@@ -1,4 +1,5 @@
-//! Encoders: BERT (and XLM-RoBERTa), Nomic BERT and its mixture, Jina BERT 2 and 3, ModernBERT, EuroBERT, NeoBERT, Llama-Embed. Their tokens see the whole text.
+//! Encoders: BERT (and XLM-RoBERTa), Nomic BERT and its mixture, Jina BERT 2 and 3, ModernBERT,
+//! EuroBERT, NeoBERT, Llama-Embed. Their tokens see the whole text.
 
 use crate::error::ModelError;
 use crate::model::hparams::{ClassifierActivation, Hparams, Keys, NormKind, Pooling, RopeOrder};
@@ -17,14 +18,22 @@ pub(super) fn nomic(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     post_norms(keys, keys.dense(Activation::SwiGlu)?)
 }
 
-/// Nomic's mixture (nomic-embed-text-v2-moe): of each `moe_every_n_layers` layers the second has experts.
+/// Nomic's mixture (nomic-embed-text-v2-moe): of each `moe_every_n_layers` layers the second has
+/// experts.
 pub(super) fn nomic_moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut layers = keys.dense(Activation::GeluErf)?;
     let every = keys.opt_u64("moe_every_n_layers")?.unwrap_or(0);
     if every > 0 {
-        let mixtures = keys.mixture(0, false)?.into_iter().enumerate().zip(&mut layers);
+        let mixtures = keys
+            .mixture(0, false)?
+            .into_iter()
+            .enumerate()
+            .zip(&mut layers);
         for ((_, mut mixture), layer) in mixtures.filter(|((i, _), _)| *i as u64 % every == 1) {
-            mixture.moe_mut().into_iter().for_each(|moe| moe.activation = Activation::GeluErf);
+            mixture
+                .moe_mut()
+                .into_iter()
+                .for_each(|moe| moe.activation = Activation::GeluErf);
             *layer = mixture;
         }
     }
@@ -36,7 +45,8 @@ pub(super) fn jina3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     post_norms(keys, keys.dense(Activation::GeluErf)?)
 }
 
-/// Jina BERT 2, with ALiBi on both sides, whose exponent is not in the file (Hugging Face `_build_alibi_tensor`).
+/// Jina BERT 2, with ALiBi on both sides, whose exponent is not in the file (Hugging Face
+/// `_build_alibi_tensor`).
 pub(super) fn jina2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = post_norms(keys, keys.dense_fused(Activation::GeGluErf)?)?;
     h.set_alibi(keys.number("attention.max_alibi_bias")?.unwrap_or(8.0))?;
@@ -50,14 +60,23 @@ fn post_norms(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError>
     Ok(h)
 }
 
-/// ModernBERT. The first of every three layers sees the whole text, the others windows with a rope of their own; the
-/// first layer has no norm before attention, as embeddings have one.
+/// ModernBERT. The first of every three layers sees the whole text, the others windows with a rope
+/// of their own; the first layer has no norm before attention, as embeddings have one.
 pub(super) fn modern(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     keys.ignore("hidden_activation");
-    let mut h = encoder(keys, NormKind::LayerNoBias, keys.dense_fused(Activation::GeGluErf)?)?;
+    let mut h = encoder(
+        keys,
+        NormKind::LayerNoBias,
+        keys.dense_fused(Activation::GeGluErf)?,
+    )?;
     h.set_windows(keys, None, 0)?;
-    h.attention_mut().step_by(3).for_each(|attn| attn.window = None);
-    h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(h.ropes[0].theta));
+    h.attention_mut()
+        .step_by(3)
+        .for_each(|attn| attn.window = None);
+    h.set_window_rope(
+        keys.positive("rope.freq_base_swa")?
+            .unwrap_or(h.ropes[0].theta),
+    );
     let pooling = keys.opt_u64("classifier.pooling_type")?;
     if let Some(classifier) = &mut h.classifier {
         classifier.activation = ClassifierActivation::GeluErf;

@@ -1,5 +1,5 @@
-//! Cohere's Command R and R7B, and their mixtures: attention and feed-forward layer in parallel, norms without bias.
-//! Command R7B rotates only in layers with windows.
+//! Cohere's Command R and R7B, and their mixtures: attention and feed-forward layer in parallel,
+//! norms without bias. Command R7B rotates only in layers with windows.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
@@ -32,7 +32,8 @@ fn all(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     h.set_norms(Norms::Shared);
     // Of Command R+.
     if keys.has_part("attn_q_norm.weight") {
-        h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::LayerByHead));
+        h.attention_mut()
+            .for_each(|attn| attn.qk_norm = Some(QkNorm::LayerByHead));
     }
     h.logit_scale = keys.positive("logit_scale")?.unwrap_or(1.0);
     Ok(h)

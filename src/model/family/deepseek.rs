@@ -1,15 +1,20 @@
-//! Models with latent attention: DeepSeek 2 and 3 and those of the same form (GLM 4.7 Flash, Kimi K2), MiniCPM 3,
-//! Mistral 4, PLM, Kimi Linear.
+//! Models with latent attention: DeepSeek 2 and 3 and those of the same form (GLM 4.7 Flash, Kimi
+//! K2), MiniCPM 3, Mistral 4, PLM, Kimi Linear.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
 use crate::model::spec::{Activation, DeltaSpec, FfnSpec, RecurrentSpec};
 
-/// DeepSeek 2. Its files do not say that expert weights are not divided by their sum. Files of its successors have a bias
-/// for the choice of experts, but not always the key that says that their scores are sigmoids.
+/// DeepSeek 2. Its files do not say that expert weights are not divided by their sum. Files of its
+/// successors have a bias for the choice of experts, but not always the key that says that their
+/// scores are sigmoids.
 pub(super) fn deepseek2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let is_later = keys.has_part("exp_probs_b.bias");
-    let ffn = if is_later { keys.sigmoid_mixture(0, false)? } else { keys.mixture(0, false)? };
+    let ffn = if is_later {
+        keys.sigmoid_mixture(0, false)?
+    } else {
+        keys.mixture(0, false)?
+    };
     let mut h = latent(keys, ffn)?;
     h.ropes[0].order = RopeOrder::Norm;
     Ok(h)
@@ -36,7 +41,9 @@ pub(super) fn minicpm3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let depth = (h.n_layer as f32).sqrt();
     h.embd_scale = keys.positive("embedding_scale")?.unwrap_or(12.0);
     h.logit_scale = 256.0 / h.n_embd as f32;
-    h.layers.iter_mut().for_each(|layer| layer.residual_scale = 1.4 / depth);
+    h.layers
+        .iter_mut()
+        .for_each(|layer| layer.residual_scale = 1.4 / depth);
     Ok(h)
 }
 
@@ -44,15 +51,22 @@ pub(super) fn minicpm3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 fn latent(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Rms, ffn)?;
     h.set_latent(keys)?;
-    let stretched = keys.number("rope.scaling.yarn_log_multiplier")?.zip(keys.positive("rope.scaling.factor")?);
+    let stretched = keys
+        .number("rope.scaling.yarn_log_multiplier")?
+        .zip(keys.positive("rope.scaling.factor")?);
     let magnitude = stretched.map_or(1.0, |(multiplier, factor)| 1.0 + multiplier * factor.ln());
-    h.attention_mut().for_each(|attn| attn.scale *= magnitude * magnitude);
+    h.attention_mut()
+        .for_each(|attn| attn.scale *= magnitude * magnitude);
     Ok(h)
 }
 
-/// Moonshot's Kimi Linear: delta rules whose rates are by channel, latent attention that knows no positions in some layers.
+/// Moonshot's Kimi Linear: delta rules whose rates are by channel, latent attention that knows no
+/// positions in some layers.
 pub(super) fn kimi_linear(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let (n_head, head_dim) = (keys.count("attention.head_count", 1024)?, keys.count("kda.head_dim", 1 << 12)?);
+    let (n_head, head_dim) = (
+        keys.count("attention.head_count", 1024)?,
+        keys.count("kda.head_dim", 1 << 12)?,
+    );
     let spec = RecurrentSpec::Delta(DeltaSpec {
         n_head,
         n_head_k: n_head,
@@ -63,7 +77,12 @@ pub(super) fn kimi_linear(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         by_channel: true,
         fused: false,
     });
-    let mut h = Hparams::hybrid(keys, NormKind::Rms, keys.mixture(1, true)?, keys.attention_or(&spec)?)?;
+    let mut h = Hparams::hybrid(
+        keys,
+        NormKind::Rms,
+        keys.mixture(1, true)?,
+        keys.attention_or(&spec)?,
+    )?;
     h.set_latent(keys)?;
     h.attention_mut().for_each(|attn| attn.rope = None);
     Ok(h)

@@ -1,5 +1,5 @@
-//! EXAONE 4, with norms after each block, and the mixture K-EXAONE. If some layers have windows, only those are
-//! rotated.
+//! EXAONE 4, with norms after each block, and the mixture K-EXAONE. If some layers have windows,
+//! only those are rotated.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
@@ -17,7 +17,8 @@ pub(super) fn moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 fn both(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Rms, ffn)?;
-    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
+    h.attention_mut()
+        .for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
     h.set_windows(keys, None, 4)?;
     if h.attention().any(|attn| attn.window.is_some()) {
         h.rotate_in_windows_alone();

@@ -1,5 +1,5 @@
-//! Gemma 3n: several residual streams with a side path around attention, a vector for each layer and token, sparse
-//! activations, and last layers that read the keys and values of others.
+//! Gemma 3n: several residual streams with a side path around attention, a vector for each layer
+//! and token, sparse activations, and last layers that read the keys and values of others.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, MAX_STREAMS, NormKind, StreamsSpec};
@@ -28,7 +28,10 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     keys.only("altup.active_idx", &[0.0])?;
     let n_stream = keys.count("altup.num_inputs", MAX_STREAMS)?;
     let laurel_rank = keys.n_out("blk.0.laurel_l.weight").unwrap_or(1);
-    h.streams = Some(StreamsSpec { n_stream, laurel_rank });
+    h.streams = Some(StreamsSpec {
+        n_stream,
+        laurel_rank,
+    });
     h.final_softcap = keys.positive("final_logit_softcapping")?;
     Ok(h)
 }

@@ -1,5 +1,6 @@
-//! Gemma 4: layers with and without windows differ in heads and ropes, the last layers read the keys and values of
-//! others, and each layer has a vector for each token; or mixtures beside the dense layers.
+//! Gemma 4: layers with and without windows differ in heads and ropes, the last layers read the
+//! keys and values of others, and each layer has a vector for each token; or mixtures beside the
+//! dense layers.
 
 use crate::arch::MAX_HEAD_DIM;
 use crate::error::ModelError;
@@ -11,7 +12,12 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     if keys.opt_u64("expert_count")?.is_some_and(|n| n > 0) {
         for (ffn, moe) in ffn.iter_mut().zip(keys.mixture(0, true)?) {
             if let (FfnSpec::Dense(dense), FfnSpec::Moe(moe)) = (&*ffn, moe) {
-                let moe = MoeSpec { activation: Activation::GeGlu, router_norm: true, output_scales: true, ..moe };
+                let moe = MoeSpec {
+                    activation: Activation::GeGlu,
+                    router_norm: true,
+                    output_scales: true,
+                    ..moe
+                };
                 *ffn = FfnSpec::Both(dense.clone(), moe);
             }
         }
@@ -32,8 +38,14 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         attn.keys_as_values = !keys.has_in_layer(i, "attn_v.weight");
     }
     // In layers without a window, frequency divisors say which part of a head is rotated.
-    let narrowest = h.attention().filter(|attn| attn.window.is_some()).map(|attn| attn.head_dim).min();
-    let n_dims = keys.opt_count("rope.dimension_count_swa", MAX_HEAD_DIM)?.unwrap_or(h.ropes[1].n_dims);
+    let narrowest = h
+        .attention()
+        .filter(|attn| attn.window.is_some())
+        .map(|attn| attn.head_dim)
+        .min();
+    let n_dims = keys
+        .opt_count("rope.dimension_count_swa", MAX_HEAD_DIM)?
+        .unwrap_or(h.ropes[1].n_dims);
     if narrowest.is_some_and(|head_dim| n_dims % 2 != 0 || n_dims > head_dim) {
         return Err(ModelError::Inconsistent {
             what: format!("rope rotates {n_dims} dimensions of heads of {narrowest:?}"),
@@ -41,9 +53,13 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     }
     (h.ropes[1].n_dims, h.ropes[1].factors) = (n_dims, false);
     h.share_kv(keys.opt_u64("attention.shared_kv_layers")?.unwrap_or(0) as usize)?;
-    h.attention_mut().filter(|attn| attn.shares_kv).for_each(|attn| attn.keys_as_values = false);
-    h.per_layer_embd =
-        keys.opt_u64("embedding_length_per_layer_input")?.map(|n| n.min(1 << 16) as usize).filter(|&n| n > 0);
+    h.attention_mut()
+        .filter(|attn| attn.shares_kv)
+        .for_each(|attn| attn.keys_as_values = false);
+    h.per_layer_embd = keys
+        .opt_u64("embedding_length_per_layer_input")?
+        .map(|n| n.min(1 << 16) as usize)
+        .filter(|&n| n > 0);
     h.layers.iter_mut().enumerate().for_each(|(i, layer)| {
         if keys.has_in_layer(i, "layer_output_scale.weight") {
             layer.output_scale = OutputScale::OfFile;

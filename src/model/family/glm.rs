@@ -1,4 +1,5 @@
-//! Zhipu's GLM 4: chatglm files, the 0414 models with norms on both sides, and the mixtures GLM 4.5 and later.
+//! Zhipu's GLM 4: chatglm files, the 0414 models with norms on both sides, and the mixtures GLM 4.5
+//! and later.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
@@ -22,7 +23,8 @@ pub(super) fn glm4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 pub(super) fn glm4moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Rms, keys.sigmoid_mixture(1, true)?)?;
     if keys.has_part("attn_q_norm.weight") {
-        h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
+        h.attention_mut()
+            .for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
     }
     Ok(h)
 }

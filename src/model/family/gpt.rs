@@ -1,4 +1,5 @@
-//! OpenAI's GPT-2, StarCoder 1 and others with learned positions; GPT-NeoX (Pythia), Falcon, BLOOM and MPT.
+//! OpenAI's GPT-2, StarCoder 1 and others with learned positions; GPT-NeoX (Pythia), Falcon, BLOOM
+//! and MPT.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
@@ -34,9 +35,16 @@ fn biased(keys: &Keys<'_>, activation: Activation) -> Result<Hparams, ModelError
 }
 
 pub(super) fn mpt(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let mut h = Hparams::llama(keys, NormKind::LayerNoBias, keys.dense(Activation::GeluErf)?)?;
+    let mut h = Hparams::llama(
+        keys,
+        NormKind::LayerNoBias,
+        keys.dense(Activation::GeluErf)?,
+    )?;
     h.attention_mut().for_each(|attn| attn.rope = None);
-    match keys.number("attention.max_alibi_bias")?.filter(|&bias| bias > 0.0) {
+    match keys
+        .number("attention.max_alibi_bias")?
+        .filter(|&bias| bias > 0.0)
+    {
         Some(max_bias) => h.set_alibi(max_bias)?,
         None => h.learned_positions = true,
     }
@@ -47,6 +55,10 @@ pub(super) fn mpt(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 /// Falcon. The 7B models have one norm for both branches, larger ones one for each.
 pub(super) fn falcon(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Layer, keys.dense(Activation::GeluErf)?)?;
-    h.set_norms(if keys.has_part("attn_norm_2.weight") { Norms::Parallel } else { Norms::Shared });
+    h.set_norms(if keys.has_part("attn_norm_2.weight") {
+        Norms::Parallel
+    } else {
+        Norms::Shared
+    });
     Ok(h)
 }

@@ -1,4 +1,5 @@
-//! OpenAI's gpt-oss: a mixture with attention sinks, windows in every second layer, and biases everywhere.
+//! OpenAI's gpt-oss: a mixture with attention sinks, windows in every second layer, and biases
+//! everywhere.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};

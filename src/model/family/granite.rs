@@ -15,8 +15,17 @@ pub(super) fn moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 /// Granite 4: Mamba 2, attention between them.
 pub(super) fn hybrid(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let is_mixture = keys.has_part("ffn_gate_inp.weight");
-    let ffn = if is_mixture { keys.mixture(0, true)? } else { keys.dense(Activation::SwiGlu)? };
-    let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, keys.attention_or(&keys.mamba2()?)?)?;
+    let ffn = if is_mixture {
+        keys.mixture(0, true)?
+    } else {
+        keys.dense(Activation::SwiGlu)?
+    };
+    let mut h = Hparams::hybrid(
+        keys,
+        NormKind::Rms,
+        ffn,
+        keys.attention_or(&keys.mamba2()?)?,
+    )?;
     if keys.opt_bool("rope.scaling.finetuned")? == Some(false) {
         h.attention_mut().for_each(|attn| attn.rope = None);
     }
@@ -25,8 +34,15 @@ pub(super) fn hybrid(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 fn all(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     let h = Hparams::llama(keys, NormKind::Rms, ffn)?;
-    // Of a hybrid model without state spaces (Granite 4.0 Micro) files say the sizes of those all the same.
-    for key in ["conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank"] {
+    // Of a hybrid model without state spaces (Granite 4.0 Micro) files say the sizes of those all
+    // the same.
+    for key in [
+        "conv_kernel",
+        "group_count",
+        "inner_size",
+        "state_size",
+        "time_step_rank",
+    ] {
         keys.ignore(&format!("ssm.{key}"));
     }
     // In Granite files this key says whether anything is rotated.
@@ -35,12 +51,16 @@ fn all(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
 }
 
 fn multiplied(keys: &Keys<'_>, mut h: Hparams) -> Result<Hparams, ModelError> {
-    h.ropes.iter_mut().for_each(|rope| rope.order = RopeOrder::Norm);
+    h.ropes
+        .iter_mut()
+        .for_each(|rope| rope.order = RopeOrder::Norm);
     if let Some(scale) = keys.positive("attention.scale")? {
         h.attention_mut().for_each(|attn| attn.scale = scale);
     }
     if let Some(scale) = keys.positive("residual_scale")? {
-        h.layers.iter_mut().for_each(|layer| layer.residual_scale = scale);
+        h.layers
+            .iter_mut()
+            .for_each(|layer| layer.residual_scale = scale);
     }
     h.embd_scale = keys.positive("embedding_scale")?.unwrap_or(1.0);
     h.logit_scale = 1.0 / keys.positive("logit_scale")?.unwrap_or(1.0);
@@ -49,7 +69,11 @@ fn multiplied(keys: &Keys<'_>, mut h: Hparams) -> Result<Hparams, ModelError> {
 
 /// Granite with windows in some layers, and attention sinks; dense or a mixture.
 pub(super) fn swa(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let mut h = if keys.has_part("ffn_gate_inp.weight") { moe(keys)? } else { hparams(keys)? };
+    let mut h = if keys.has_part("ffn_gate_inp.weight") {
+        moe(keys)?
+    } else {
+        hparams(keys)?
+    };
     h.set_windows(keys, None, 0)?;
     h.set_sinks(keys);
     Ok(h)

@@ -13,9 +13,13 @@ pub(super) fn lfm2moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 }
 
 fn both(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
-    let (n_channel, n_tap) = (keys.count("embedding_length", 1 << 17)?, keys.taps("shortconv.l_cache")?);
+    let (n_channel, n_tap) = (
+        keys.count("embedding_length", 1 << 17)?,
+        keys.taps("shortconv.l_cache")?,
+    );
     let mixers = keys.attention_or(&RecurrentSpec::ShortConv(ConvSpec { n_channel, n_tap }))?;
     let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, mixers)?;
-    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
+    h.attention_mut()
+        .for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
     Ok(h)
 }

@@ -1,9 +1,11 @@
-//! Llama 1 to 3 and models of the same form: Mistral, Mixtral, TinyLlama, Yi, InternLM 2 and 3, Baichuan, XVERSE,
-//! Maincoder, ERNIE 4.5, …
+//! Llama 1 to 3 and models of the same form: Mistral, Mixtral, TinyLlama, Yi, InternLM 2 and 3,
+//! Baichuan, XVERSE, Maincoder, ERNIE 4.5, …
 
 use crate::error::ModelError;
 use crate::model::hparams::{Has, Hparams, Keys, NormKind, RopeOrder};
-use crate::model::spec::{Activation, DenseSpec, FfnSpec, Gating, Mixer, Norms, QkNorm, SharedSpec};
+use crate::model::spec::{
+    Activation, DenseSpec, FfnSpec, Gating, Mixer, Norms, QkNorm, SharedSpec,
+};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let ffn = match keys.opt_u64("expert_count")? {
@@ -24,17 +26,23 @@ pub(super) fn mistral3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Llama 4. Of every four layers the last sees everything and is not rotated, the others see chunks of 8192 positions;
-/// neither the chunks nor the temperature's parameters are in the file (llama.cpp's `llama-model.cpp`).
+/// Llama 4. Of every four layers the last sees everything and is not rotated, the others see chunks
+/// of 8192 positions; neither the chunks nor the temperature's parameters are in the file
+/// (llama.cpp's `llama-model.cpp`).
 pub(super) fn llama4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut mixtures = keys.mixture(0, false)?;
     for moe in mixtures.iter_mut().filter_map(FfnSpec::moe_mut) {
         (moe.gating, moe.weighs_inputs) = (Gating::Sigmoid, true);
-        moe.shared = Some(SharedSpec { n_ff: moe.n_ff, gated: false });
+        moe.shared = Some(SharedSpec {
+            n_ff: moe.n_ff,
+            gated: false,
+        });
     }
     let step = keys.count("interleave_moe_layer_step", 1024)?;
     let mut layers = keys.dense(Activation::SwiGlu)?;
-    (step - 1..keys.n_layer).step_by(step).for_each(|i| layers[i] = mixtures[i].clone());
+    (step - 1..keys.n_layer)
+        .step_by(step)
+        .for_each(|i| layers[i] = mixtures[i].clone());
     let mut h = Hparams::llama(keys, NormKind::Rms, layers)?;
     h.ropes[0].order = RopeOrder::Norm;
     h.set_windows(keys, Some(8192), 4)?;
@@ -50,8 +58,8 @@ pub(super) fn llama4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Baichuan. The 13B models, recognised by their layer count, have ALiBi instead of a rope, whose exponent is not in
-/// the file (llama.cpp's `models/baichuan.cpp`).
+/// Baichuan. The 13B models, recognised by their layer count, have ALiBi instead of a rope, whose
+/// exponent is not in the file (llama.cpp's `models/baichuan.cpp`).
 pub(super) fn baichuan(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = hparams(keys)?;
     if h.n_layer == 40 {
@@ -60,21 +68,51 @@ pub(super) fn baichuan(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Llamas that NVIDIA pruned (Nemotron Super and Ultra), DeciLM: layers differ in heads and widths, and may lack attention, the
-/// feed-forward layer, or both.
+/// Llamas that NVIDIA pruned (Nemotron Super and Ultra), DeciLM: layers differ in heads and widths,
+/// and may lack attention, the feed-forward layer, or both.
 pub(super) fn deci(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let counts = |key: &str, max| keys.opt_counts(key, 0..=max)?.ok_or_else(|| keys.missing(key));
-    let (n_head, n_head_kv) = (counts("attention.head_count", 1024)?, counts("attention.head_count_kv", 1024)?);
-    if n_head.iter().zip(&n_head_kv).any(|(&n, &n_kv)| n > 0 && n_kv == 0) {
-        return Err(ModelError::Inconsistent { what: "attention replaced by a matrix is not supported".into() });
+    let counts = |key: &str, max| {
+        keys.opt_counts(key, 0..=max)?
+            .ok_or_else(|| keys.missing(key))
+    };
+    let (n_head, n_head_kv) = (
+        counts("attention.head_count", 1024)?,
+        counts("attention.head_count_kv", 1024)?,
+    );
+    if n_head
+        .iter()
+        .zip(&n_head_kv)
+        .any(|(&n, &n_kv)| n > 0 && n_kv == 0)
+    {
+        return Err(ModelError::Inconsistent {
+            what: "attention replaced by a matrix is not supported".into(),
+        });
     }
-    let mixers = n_head.iter().map(|&n| if n > 0 { Has::Attention } else { Has::Nothing }).collect();
-    let dense = |n_ff| FfnSpec::Dense(DenseSpec { n_ff, activation: Activation::SwiGlu, fused: false, sparsity: None });
+    let mixers = n_head
+        .iter()
+        .map(|&n| if n > 0 { Has::Attention } else { Has::Nothing })
+        .collect();
+    let dense = |n_ff| {
+        FfnSpec::Dense(DenseSpec {
+            n_ff,
+            activation: Activation::SwiGlu,
+            fused: false,
+            sparsity: None,
+        })
+    };
     let n_ff = counts("feed_forward_length", 1 << 20)?.into_iter();
-    let ffn = n_ff.map(|n| if n > 0 { dense(n) } else { FfnSpec::None }).collect();
+    let ffn = n_ff
+        .map(|n| if n > 0 { dense(n) } else { FfnSpec::None })
+        .collect();
     let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, mixers)?;
-    h.ropes.iter_mut().for_each(|rope| rope.order = RopeOrder::Norm);
-    for layer in h.layers.iter_mut().filter(|layer| layer.mixer == Mixer::None) {
+    h.ropes
+        .iter_mut()
+        .for_each(|rope| rope.order = RopeOrder::Norm);
+    for layer in h
+        .layers
+        .iter_mut()
+        .filter(|layer| layer.mixer == Mixer::None)
+    {
         layer.norms = Norms::BeforeFfn;
     }
     if let Some(scale) = keys.positive("attention.scale")? {
@@ -86,11 +124,13 @@ pub(super) fn deci(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 /// Maincoder: a norm of rotated queries and keys.
 pub(super) fn maincoder(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = hparams(keys)?;
-    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHeadRotated));
+    h.attention_mut()
+        .for_each(|attn| attn.qk_norm = Some(QkNorm::PerHeadRotated));
     Ok(h)
 }
 
-/// ERNIE 4.5: mixtures in the layers that have a router. The width of the shared expert that converters write is a guess.
+/// ERNIE 4.5: mixtures in the layers that have a router. The width of the shared expert that
+/// converters write is a guess.
 pub(super) fn ernie4_5(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     keys.ignore("interleave_moe_layer_step");
     let mut h = hparams(keys)?;
@@ -99,7 +139,9 @@ pub(super) fn ernie4_5(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         if !keys.has_in_layer(i, "ffn_gate_inp.weight") {
             layer.ffn = dense;
         } else if let Some(shared) = layer.ffn.moe_mut().and_then(|moe| moe.shared.as_mut()) {
-            shared.n_ff = keys.n_out(&format!("blk.{i}.ffn_gate_shexp.weight")).unwrap_or(shared.n_ff);
+            shared.n_ff = keys
+                .n_out(&format!("blk.{i}.ffn_gate_shexp.weight"))
+                .unwrap_or(shared.n_ff);
         }
     }
     Ok(h)

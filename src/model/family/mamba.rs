@@ -17,7 +17,12 @@ fn alone(keys: &Keys<'_>, spec: RecurrentSpec) -> Result<Hparams, ModelError> {
     // Files say 0.
     keys.only("feed_forward_length", &[0.0])?;
     let mixers = vec![Has::Recurrent(spec); keys.n_layer];
-    Hparams::hybrid(keys, NormKind::Rms, vec![FfnSpec::None; keys.n_layer], mixers)
+    Hparams::hybrid(
+        keys,
+        NormKind::Rms,
+        vec![FfnSpec::None; keys.n_layer],
+        mixers,
+    )
 }
 
 /// AI21's Jamba: Mamba 1, attention between them that knows no positions, a mixture in some layers.
@@ -26,7 +31,9 @@ pub(super) fn jamba(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let ffn = if keys.has_part("ffn_gate_inp.weight") {
         let layers = keys.mixture(0, false)?.into_iter().zip(dense).enumerate();
         let is_mixture = |i: usize| keys.has_in_layer(i, "ffn_gate_inp.weight");
-        layers.map(|(i, (moe, dense))| if is_mixture(i) { moe } else { dense }).collect()
+        layers
+            .map(|(i, (moe, dense))| if is_mixture(i) { moe } else { dense })
+            .collect()
     } else {
         // One expert is a dense layer.
         keys.only("expert_count", &[0.0, 1.0])?;
@@ -38,13 +45,15 @@ pub(super) fn jamba(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// TII's Falcon-H1: Mamba 2 beside attention. Converters multiply its many multipliers into the weights.
+/// TII's Falcon-H1: Mamba 2 beside attention. Converters multiply its many multipliers into the
+/// weights.
 pub(super) fn falcon_h1(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mixers = vec![Has::Both(keys.mamba2()?); keys.n_layer];
     Hparams::hybrid(keys, NormKind::Rms, keys.dense(Activation::SwiGlu)?, mixers)
 }
 
-/// NVIDIA's Nemotron-H: each layer is Mamba 2, attention that knows no positions, or a feed-forward layer.
+/// NVIDIA's Nemotron-H: each layer is Mamba 2, attention that knows no positions, or a feed-forward
+/// layer.
 pub(super) fn nemotron_h(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let n_ff = keys.opt_counts("feed_forward_length", 0..=1 << 20)?;
     let n_ff = n_ff.ok_or_else(|| keys.missing("feed_forward_length"))?;
@@ -57,12 +66,29 @@ pub(super) fn nemotron_h(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         }
         layers
     } else {
-        let dense = |&n_ff: &usize| FfnSpec::Dense(DenseSpec { n_ff, activation, fused: false, sparsity: None });
+        let dense = |&n_ff: &usize| {
+            FfnSpec::Dense(DenseSpec {
+                n_ff,
+                activation,
+                fused: false,
+                sparsity: None,
+            })
+        };
         n_ff.iter().map(dense).collect()
     };
-    let of_layers = keys.attention_or(&keys.mamba2()?)?.into_iter().zip(ffn).zip(n_ff);
+    let of_layers = keys
+        .attention_or(&keys.mamba2()?)?
+        .into_iter()
+        .zip(ffn)
+        .zip(n_ff);
     let (mixers, ffn) = of_layers
-        .map(|((mixer, ffn), n_ff)| if n_ff > 0 { (Has::Nothing, ffn) } else { (mixer, FfnSpec::None) })
+        .map(|((mixer, ffn), n_ff)| {
+            if n_ff > 0 {
+                (Has::Nothing, ffn)
+            } else {
+                (mixer, FfnSpec::None)
+            }
+        })
         .unzip();
     let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, mixers)?;
     keys.ignore("rope.dimension_count");

@@ -1,5 +1,5 @@
-//! Mixtures of experts that differ from a llama in little else: DeepSeek 1, Ling 1 and 2, dots.llm1, Hunyuan 3, MiniMax M2,
-//! OLMoE, Mellum 2.
+//! Mixtures of experts that differ from a llama in little else: DeepSeek 1, Ling 1 and 2,
+//! dots.llm1, Hunyuan 3, MiniMax M2, OLMoE, Mellum 2.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
@@ -29,7 +29,10 @@ pub(super) fn deepseek(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 pub(super) fn mellum(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = mixture(keys, keys.mixture(0, true)?, QkNorm::PerHead)?;
     h.set_windows(keys, None, 4)?;
-    h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(h.ropes[0].theta));
+    h.set_window_rope(
+        keys.positive("rope.freq_base_swa")?
+            .unwrap_or(h.ropes[0].theta),
+    );
     Ok(h)
 }
 
@@ -42,6 +45,7 @@ pub(super) fn dbrx(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 fn mixture(keys: &Keys<'_>, layers: Vec<FfnSpec>, qk_norm: QkNorm) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Rms, layers)?;
-    h.attention_mut().for_each(|attn| attn.qk_norm = Some(qk_norm));
+    h.attention_mut()
+        .for_each(|attn| attn.qk_norm = Some(qk_norm));
     Ok(h)
 }

@@ -1,4 +1,5 @@
-//! Model families: each maps the metadata of its architecture to [`Hparams`], which specify every layer.
+//! Model families: each maps the metadata of its architecture to [`Hparams`], which specify every
+//! layer.
 
 mod apertus;
 mod arcee;
@@ -41,122 +42,451 @@ pub(crate) struct Family {
 impl Family {
     /// The family called `arch`.
     pub(crate) fn of(arch: &str) -> Result<&'static Family, ModelError> {
-        FAMILIES.iter().find(|f| f.arch == arch).ok_or_else(|| ModelError::UnsupportedArchitecture {
-            arch: arch.to_owned(),
-            supported: FAMILIES.iter().map(|f| f.arch).collect(),
+        FAMILIES.iter().find(|f| f.arch == arch).ok_or_else(|| {
+            ModelError::UnsupportedArchitecture {
+                arch: arch.to_owned(),
+                supported: FAMILIES.iter().map(|f| f.arch).collect(),
+            }
         })
     }
 }
 
 /// All architectures this build runs.
 pub(crate) static FAMILIES: &[Family] = &[
-    Family { arch: "llama", hparams: llama::hparams },
-    Family { arch: "mistral", hparams: llama::hparams },
-    Family { arch: "llama4", hparams: llama::llama4 },
-    Family { arch: "mistral3", hparams: llama::mistral3 },
-    Family { arch: "internlm2", hparams: llama::hparams },
-    Family { arch: "baichuan", hparams: llama::baichuan },
-    Family { arch: "xverse", hparams: llama::hparams },
-    Family { arch: "maincoder", hparams: llama::maincoder },
-    Family { arch: "ernie4_5", hparams: llama::ernie4_5 },
-    Family { arch: "ernie4_5-moe", hparams: llama::ernie4_5 },
-    Family { arch: "exaone", hparams: neox::hparams },
-    Family { arch: "pangu-embedded", hparams: neox::hparams },
-    Family { arch: "paddleocr", hparams: neox::paddleocr },
-    Family { arch: "openelm", hparams: neox::openelm },
-    Family { arch: "plamo", hparams: neox::plamo },
-    Family { arch: "plamo3", hparams: neox::plamo3 },
-    Family { arch: "deci", hparams: llama::deci },
-    Family { arch: "qwen", hparams: qwen::qwen1 },
-    Family { arch: "qwen2", hparams: qwen::qwen2 },
-    Family { arch: "qwen2moe", hparams: qwen::qwen2moe },
-    Family { arch: "qwen2vl", hparams: qwen::qwen2vl },
-    Family { arch: "qwen3", hparams: qwen::qwen3 },
-    Family { arch: "qwen3moe", hparams: qwen::qwen3moe },
-    Family { arch: "qwen3vl", hparams: qwen::qwen3vl },
-    Family { arch: "qwen3vlmoe", hparams: qwen::qwen3vlmoe },
-    Family { arch: "seed_oss", hparams: qwen::seed_oss },
-    Family { arch: "phi2", hparams: phi::phi2 },
-    Family { arch: "phi3", hparams: phi::phi3 },
-    Family { arch: "phimoe", hparams: phi::phimoe },
-    Family { arch: "gemma", hparams: gemma::gemma1 },
-    Family { arch: "gemma2", hparams: gemma::gemma2 },
-    Family { arch: "gemma3", hparams: gemma::gemma3 },
-    Family { arch: "gemma3n", hparams: gemma3n::hparams },
-    Family { arch: "gemma4", hparams: gemma4::hparams },
-    Family { arch: "gemma-embedding", hparams: gemma::embedding },
-    Family { arch: "bert", hparams: bert::bert },
-    Family { arch: "nomic-bert", hparams: bert::nomic },
-    Family { arch: "nomic-bert-moe", hparams: bert::nomic_moe },
-    Family { arch: "jina-bert-v2", hparams: bert::jina2 },
-    Family { arch: "jina-bert-v3", hparams: bert::jina3 },
-    Family { arch: "modern-bert", hparams: bert::modern },
-    Family { arch: "eurobert", hparams: bert::euro },
-    Family { arch: "neo-bert", hparams: bert::neo },
-    Family { arch: "llama-embed", hparams: bert::llama },
-    Family { arch: "granite", hparams: granite::hparams },
-    Family { arch: "granitemoe", hparams: granite::moe },
-    Family { arch: "granite_swa", hparams: granite::swa },
-    Family { arch: "minicpm", hparams: granite::minicpm },
-    Family { arch: "olmo", hparams: olmo::olmo1 },
-    Family { arch: "olmo2", hparams: olmo::hparams },
-    Family { arch: "olmoe", hparams: mixtures::olmoe },
-    Family { arch: "smollm3", hparams: smollm3::hparams },
-    Family { arch: "arcee", hparams: arcee::hparams },
-    Family { arch: "chatglm", hparams: glm::chatglm },
-    Family { arch: "glm4", hparams: glm::glm4 },
-    Family { arch: "glm4moe", hparams: glm::glm4moe },
-    Family { arch: "exaone4", hparams: exaone::exaone4 },
-    Family { arch: "exaone-moe", hparams: exaone::moe },
-    Family { arch: "command-r", hparams: cohere::command_r },
-    Family { arch: "cohere2", hparams: cohere::cohere2 },
-    Family { arch: "cohere2moe", hparams: cohere::cohere2moe },
-    Family { arch: "dbrx", hparams: mixtures::dbrx },
-    Family { arch: "deepseek", hparams: mixtures::deepseek },
-    Family { arch: "bailingmoe", hparams: mixtures::deepseek },
-    Family { arch: "mellum", hparams: mixtures::mellum },
-    Family { arch: "dots1", hparams: mixtures::head_norms },
-    Family { arch: "hy_v3", hparams: mixtures::head_norms },
-    Family { arch: "bailingmoe2", hparams: mixtures::head_norms },
-    Family { arch: "minimax-m2", hparams: mixtures::minimax },
-    Family { arch: "stablelm", hparams: stablelm::stablelm },
-    Family { arch: "orion", hparams: stablelm::stablelm },
-    Family { arch: "jais", hparams: stablelm::jais },
-    Family { arch: "codeshell", hparams: stablelm::starcoder2 },
-    Family { arch: "starcoder2", hparams: stablelm::starcoder2 },
-    Family { arch: "nemotron", hparams: stablelm::nemotron },
-    Family { arch: "jais2", hparams: stablelm::jais2 },
-    Family { arch: "deepseek2", hparams: deepseek::deepseek2 },
-    Family { arch: "mistral4", hparams: deepseek::mistral4 },
-    Family { arch: "plm", hparams: deepseek::plm },
-    Family { arch: "minicpm3", hparams: deepseek::minicpm3 },
-    Family { arch: "gpt-oss", hparams: gpt_oss::hparams },
-    Family { arch: "gpt2", hparams: gpt::gpt2 },
-    Family { arch: "starcoder", hparams: gpt::gpt2 },
-    Family { arch: "gptneox", hparams: gpt::gptneox },
-    Family { arch: "falcon", hparams: gpt::falcon },
-    Family { arch: "bloom", hparams: gpt::bloom },
-    Family { arch: "mpt", hparams: gpt::mpt },
-    Family { arch: "apertus", hparams: apertus::hparams },
-    Family { arch: "hunyuan-dense", hparams: hunyuan::dense },
-    Family { arch: "hunyuan_vl", hparams: hunyuan::vision },
-    Family { arch: "hunyuan-moe", hparams: hunyuan::moe },
-    Family { arch: "lfm2", hparams: lfm2::lfm2 },
-    Family { arch: "lfm2moe", hparams: lfm2::lfm2moe },
-    Family { arch: "mamba", hparams: mamba::mamba },
-    Family { arch: "mamba2", hparams: mamba::mamba2 },
-    Family { arch: "jamba", hparams: mamba::jamba },
-    Family { arch: "rwkv6", hparams: rwkv::six },
-    Family { arch: "rwkv7", hparams: rwkv::seven },
-    Family { arch: "falcon-h1", hparams: mamba::falcon_h1 },
-    Family { arch: "nemotron_h", hparams: mamba::nemotron_h },
-    Family { arch: "nemotron_h_moe", hparams: mamba::nemotron_h },
-    Family { arch: "granitehybrid", hparams: granite::hybrid },
-    Family { arch: "qwen3next", hparams: qwen::qwen3next },
-    Family { arch: "qwen35", hparams: qwen::qwen35 },
-    Family { arch: "qwen35moe", hparams: qwen::qwen35moe },
-    Family { arch: "kimi-linear", hparams: deepseek::kimi_linear },
-    Family { arch: "afmoe", hparams: windows::afmoe },
-    Family { arch: "mimo2", hparams: windows::mimo2 },
-    Family { arch: "smallthinker", hparams: windows::smallthinker },
+    Family {
+        arch: "llama",
+        hparams: llama::hparams,
+    },
+    Family {
+        arch: "mistral",
+        hparams: llama::hparams,
+    },
+    Family {
+        arch: "llama4",
+        hparams: llama::llama4,
+    },
+    Family {
+        arch: "mistral3",
+        hparams: llama::mistral3,
+    },
+    Family {
+        arch: "internlm2",
+        hparams: llama::hparams,
+    },
+    Family {
+        arch: "baichuan",
+        hparams: llama::baichuan,
+    },
+    Family {
+        arch: "xverse",
+        hparams: llama::hparams,
+    },
+    Family {
+        arch: "maincoder",
+        hparams: llama::maincoder,
+    },
+    Family {
+        arch: "ernie4_5",
+        hparams: llama::ernie4_5,
+    },
+    Family {
+        arch: "ernie4_5-moe",
+        hparams: llama::ernie4_5,
+    },
+    Family {
+        arch: "exaone",
+        hparams: neox::hparams,
+    },
+    Family {
+        arch: "pangu-embedded",
+        hparams: neox::hparams,
+    },
+    Family {
+        arch: "paddleocr",
+        hparams: neox::paddleocr,
+    },
+    Family {
+        arch: "openelm",
+        hparams: neox::openelm,
+    },
+    Family {
+        arch: "plamo",
+        hparams: neox::plamo,
+    },
+    Family {
+        arch: "plamo3",
+        hparams: neox::plamo3,
+    },
+    Family {
+        arch: "deci",
+        hparams: llama::deci,
+    },
+    Family {
+        arch: "qwen",
+        hparams: qwen::qwen1,
+    },
+    Family {
+        arch: "qwen2",
+        hparams: qwen::qwen2,
+    },
+    Family {
+        arch: "qwen2moe",
+        hparams: qwen::qwen2moe,
+    },
+    Family {
+        arch: "qwen2vl",
+        hparams: qwen::qwen2vl,
+    },
+    Family {
+        arch: "qwen3",
+        hparams: qwen::qwen3,
+    },
+    Family {
+        arch: "qwen3moe",
+        hparams: qwen::qwen3moe,
+    },
+    Family {
+        arch: "qwen3vl",
+        hparams: qwen::qwen3vl,
+    },
+    Family {
+        arch: "qwen3vlmoe",
+        hparams: qwen::qwen3vlmoe,
+    },
+    Family {
+        arch: "seed_oss",
+        hparams: qwen::seed_oss,
+    },
+    Family {
+        arch: "phi2",
+        hparams: phi::phi2,
+    },
+    Family {
+        arch: "phi3",
+        hparams: phi::phi3,
+    },
+    Family {
+        arch: "phimoe",
+        hparams: phi::phimoe,
+    },
+    Family {
+        arch: "gemma",
+        hparams: gemma::gemma1,
+    },
+    Family {
+        arch: "gemma2",
+        hparams: gemma::gemma2,
+    },
+    Family {
+        arch: "gemma3",
+        hparams: gemma::gemma3,
+    },
+    Family {
+        arch: "gemma3n",
+        hparams: gemma3n::hparams,
+    },
+    Family {
+        arch: "gemma4",
+        hparams: gemma4::hparams,
+    },
+    Family {
+        arch: "gemma-embedding",
+        hparams: gemma::embedding,
+    },
+    Family {
+        arch: "bert",
+        hparams: bert::bert,
+    },
+    Family {
+        arch: "nomic-bert",
+        hparams: bert::nomic,
+    },
+    Family {
+        arch: "nomic-bert-moe",
+        hparams: bert::nomic_moe,
+    },
+    Family {
+        arch: "jina-bert-v2",
+        hparams: bert::jina2,
+    },
+    Family {
+        arch: "jina-bert-v3",
+        hparams: bert::jina3,
+    },
+    Family {
+        arch: "modern-bert",
+        hparams: bert::modern,
+    },
+    Family {
+        arch: "eurobert",
+        hparams: bert::euro,
+    },
+    Family {
+        arch: "neo-bert",
+        hparams: bert::neo,
+    },
+    Family {
+        arch: "llama-embed",
+        hparams: bert::llama,
+    },
+    Family {
+        arch: "granite",
+        hparams: granite::hparams,
+    },
+    Family {
+        arch: "granitemoe",
+        hparams: granite::moe,
+    },
+    Family {
+        arch: "granite_swa",
+        hparams: granite::swa,
+    },
+    Family {
+        arch: "minicpm",
+        hparams: granite::minicpm,
+    },
+    Family {
+        arch: "olmo",
+        hparams: olmo::olmo1,
+    },
+    Family {
+        arch: "olmo2",
+        hparams: olmo::hparams,
+    },
+    Family {
+        arch: "olmoe",
+        hparams: mixtures::olmoe,
+    },
+    Family {
+        arch: "smollm3",
+        hparams: smollm3::hparams,
+    },
+    Family {
+        arch: "arcee",
+        hparams: arcee::hparams,
+    },
+    Family {
+        arch: "chatglm",
+        hparams: glm::chatglm,
+    },
+    Family {
+        arch: "glm4",
+        hparams: glm::glm4,
+    },
+    Family {
+        arch: "glm4moe",
+        hparams: glm::glm4moe,
+    },
+    Family {
+        arch: "exaone4",
+        hparams: exaone::exaone4,
+    },
+    Family {
+        arch: "exaone-moe",
+        hparams: exaone::moe,
+    },
+    Family {
+        arch: "command-r",
+        hparams: cohere::command_r,
+    },
+    Family {
+        arch: "cohere2",
+        hparams: cohere::cohere2,
+    },
+    Family {
+        arch: "cohere2moe",
+        hparams: cohere::cohere2moe,
+    },
+    Family {
+        arch: "dbrx",
+        hparams: mixtures::dbrx,
+    },
+    Family {
+        arch: "deepseek",
+        hparams: mixtures::deepseek,
+    },
+    Family {
+        arch: "bailingmoe",
+        hparams: mixtures::deepseek,
+    },
+    Family {
+        arch: "mellum",
+        hparams: mixtures::mellum,
+    },
+    Family {
+        arch: "dots1",
+        hparams: mixtures::head_norms,
+    },
+    Family {
+        arch: "hy_v3",
+        hparams: mixtures::head_norms,
+    },
+    Family {
+        arch: "bailingmoe2",
+        hparams: mixtures::head_norms,
+    },
+    Family {
+        arch: "minimax-m2",
+        hparams: mixtures::minimax,
+    },
+    Family {
+        arch: "stablelm",
+        hparams: stablelm::stablelm,
+    },
+    Family {
+        arch: "orion",
+        hparams: stablelm::stablelm,
+    },
+    Family {
+        arch: "jais",
+        hparams: stablelm::jais,
+    },
+    Family {
+        arch: "codeshell",
+        hparams: stablelm::starcoder2,
+    },
+    Family {
+        arch: "starcoder2",
+        hparams: stablelm::starcoder2,
+    },
+    Family {
+        arch: "nemotron",
+        hparams: stablelm::nemotron,
+    },
+    Family {
+        arch: "jais2",
+        hparams: stablelm::jais2,
+    },
+    Family {
+        arch: "deepseek2",
+        hparams: deepseek::deepseek2,
+    },
+    Family {
+        arch: "mistral4",
+        hparams: deepseek::mistral4,
+    },
+    Family {
+        arch: "plm",
+        hparams: deepseek::plm,
+    },
+    Family {
+        arch: "minicpm3",
+        hparams: deepseek::minicpm3,
+    },
+    Family {
+        arch: "gpt-oss",
+        hparams: gpt_oss::hparams,
+    },
+    Family {
+        arch: "gpt2",
+        hparams: gpt::gpt2,
+    },
+    Family {
+        arch: "starcoder",
+        hparams: gpt::gpt2,
+    },
+    Family {
+        arch: "gptneox",
+        hparams: gpt::gptneox,
+    },
+    Family {
+        arch: "falcon",
+        hparams: gpt::falcon,
+    },
+    Family {
+        arch: "bloom",
+        hparams: gpt::bloom,
+    },
+    Family {
+        arch: "mpt",
+        hparams: gpt::mpt,
+    },
+    Family {
+        arch: "apertus",
+        hparams: apertus::hparams,
+    },
+    Family {
+        arch: "hunyuan-dense",
+        hparams: hunyuan::dense,
+    },
+    Family {
+        arch: "hunyuan_vl",
+        hparams: hunyuan::vision,
+    },
+    Family {
+        arch: "hunyuan-moe",
+        hparams: hunyuan::moe,
+    },
+    Family {
+        arch: "lfm2",
+        hparams: lfm2::lfm2,
+    },
+    Family {
+        arch: "lfm2moe",
+        hparams: lfm2::lfm2moe,
+    },
+    Family {
+        arch: "mamba",
+        hparams: mamba::mamba,
+    },
+    Family {
+        arch: "mamba2",
+        hparams: mamba::mamba2,
+    },
+    Family {
+        arch: "jamba",
+        hparams: mamba::jamba,
+    },
+    Family {
+        arch: "rwkv6",
+        hparams: rwkv::six,
+    },
+    Family {
+        arch: "rwkv7",
+        hparams: rwkv::seven,
+    },
+    Family {
+        arch: "falcon-h1",
+        hparams: mamba::falcon_h1,
+    },
+    Family {
+        arch: "nemotron_h",
+        hparams: mamba::nemotron_h,
+    },
+    Family {
+        arch: "nemotron_h_moe",
+        hparams: mamba::nemotron_h,
+    },
+    Family {
+        arch: "granitehybrid",
+        hparams: granite::hybrid,
+    },
+    Family {
+        arch: "qwen3next",
+        hparams: qwen::qwen3next,
+    },
+    Family {
+        arch: "qwen35",
+        hparams: qwen::qwen35,
+    },
+    Family {
+        arch: "qwen35moe",
+        hparams: qwen::qwen35moe,
+    },
+    Family {
+        arch: "kimi-linear",
+        hparams: deepseek::kimi_linear,
+    },
+    Family {
+        arch: "afmoe",
+        hparams: windows::afmoe,
+    },
+    Family {
+        arch: "mimo2",
+        hparams: windows::mimo2,
+    },
+    Family {
+        arch: "smallthinker",
+        hparams: windows::smallthinker,
+    },
 ];

@@ -1,4 +1,5 @@
-//! Llamas whose rotated pairs are halves of a head: EXAONE 3, Pangu Embedded, PaddleOCR, OpenELM, PLaMo 1 and 3.
+//! Llamas whose rotated pairs are halves of a head: EXAONE 3, Pangu Embedded, PaddleOCR, OpenELM,
+//! PLaMo 1 and 3.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
@@ -8,7 +9,8 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Hparams::llama(keys, NormKind::Rms, keys.dense(Activation::SwiGlu)?)
 }
 
-/// PaddleOCR's text part. A text token has three equal positions, so the sections of dimensions do not matter.
+/// PaddleOCR's text part. A text token has three equal positions, so the sections of dimensions do
+/// not matter.
 pub(super) fn paddleocr(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     keys.ignore("rope.dimension_sections");
     hparams(keys)
@@ -17,7 +19,8 @@ pub(super) fn paddleocr(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 /// Apple's OpenELM: layers differ in heads and widths.
 pub(super) fn openelm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = hparams(keys)?;
-    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
+    h.attention_mut()
+        .for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
     Ok(h)
 }
 
@@ -34,6 +37,7 @@ pub(super) fn plamo3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     h.set_norms(Norms::Both);
     h.set_windows(keys, None, 8)?;
     h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(10000.0));
-    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
+    h.attention_mut()
+        .for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
     Ok(h)
 }

@@ -1,5 +1,5 @@
-//! OLMo 1. OLMo 2: norms after each block instead of before it, q/k norm over all heads. OLMo 3: windows in three of
-//! four layers, whose rope is not scaled.
+//! OLMo 1. OLMo 2: norms after each block instead of before it, q/k norm over all heads. OLMo 3:
+//! windows in three of four layers, whose rope is not scaled.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
@@ -8,9 +8,13 @@ use crate::model::spec::{Activation, Norms, QkNorm};
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Rms, keys.dense(Activation::SwiGlu)?)?;
     h.set_norms(Norms::After);
-    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::Full));
+    h.attention_mut()
+        .for_each(|attn| attn.qk_norm = Some(QkNorm::Full));
     h.set_windows(keys, None, 4)?;
-    h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(h.ropes[0].theta));
+    h.set_window_rope(
+        keys.positive("rope.freq_base_swa")?
+            .unwrap_or(h.ropes[0].theta),
+    );
     Ok(h)
 }
 

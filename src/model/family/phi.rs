@@ -12,10 +12,14 @@ pub(super) fn phi2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Phi 3.5 MoE. Each of the router's two picks has its own softmax, as in Hugging Face; llama.cpp has one softmax.
+/// Phi 3.5 MoE. Each of the router's two picks has its own softmax, as in Hugging Face; llama.cpp
+/// has one softmax.
 pub(super) fn phimoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut layers = keys.mixture(0, false)?;
-    layers.iter_mut().filter_map(FfnSpec::moe_mut).for_each(|moe| moe.gating = Gating::SparseMixer);
+    layers
+        .iter_mut()
+        .filter_map(FfnSpec::moe_mut)
+        .for_each(|moe| moe.gating = Gating::SparseMixer);
     let mut h = Hparams::llama(keys, NormKind::Layer, layers)?;
     h.set_windows(keys, None, 0)?;
     h.set_biases(Biases::All);

@@ -1,4 +1,5 @@
-//! Qwen 1 to 3.5, dense and mixture of experts, and Seed OSS. Of the vision models, only the text part.
+//! Qwen 1 to 3.5, dense and mixture of experts, and Seed OSS. Of the vision models, only the text
+//! part.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Has, Hparams, Keys, NormKind, Pooling};
@@ -23,7 +24,9 @@ pub(super) fn qwen1(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 pub(super) fn qwen3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = three(keys, keys.dense(Activation::SwiGlu)?)?;
     h.classifier = keys.classifier(h.n_embd, Pooling::Last)?;
-    h.classifier.iter_mut().for_each(|classifier| classifier.softmax = true);
+    h.classifier
+        .iter_mut()
+        .for_each(|classifier| classifier.softmax = true);
     Ok(h)
 }
 
@@ -67,11 +70,17 @@ pub(super) fn qwen35moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     hybrid(keys, moe(keys, true)?, true)
 }
 
-/// Gated delta rules, and gated attention in every so manieth layer. Of Qwen 3.5 converters lay value heads out as `tiled`
-/// says.
+/// Gated delta rules, and gated attention in every so manieth layer. Of Qwen 3.5 converters lay
+/// value heads out as `tiled` says.
 fn hybrid(keys: &Keys<'_>, ffn: Vec<FfnSpec>, tiled: bool) -> Result<Hparams, ModelError> {
-    let (n_head, n_inner) = (keys.count("ssm.time_step_rank", 1 << 12)?, keys.count("ssm.inner_size", 1 << 17)?);
-    let (n_head_k, head_dim_k) = (keys.count("ssm.group_count", 1 << 12)?, keys.count("ssm.state_size", 1 << 12)?);
+    let (n_head, n_inner) = (
+        keys.count("ssm.time_step_rank", 1 << 12)?,
+        keys.count("ssm.inner_size", 1 << 17)?,
+    );
+    let (n_head_k, head_dim_k) = (
+        keys.count("ssm.group_count", 1 << 12)?,
+        keys.count("ssm.state_size", 1 << 12)?,
+    );
     keys.divides("ssm.inner_size", n_inner, "ssm.time_step_rank", n_head)?;
     keys.divides("ssm.time_step_rank", n_head, "ssm.group_count", n_head_k)?;
     let spec = RecurrentSpec::Delta(DeltaSpec {
@@ -84,14 +93,34 @@ fn hybrid(keys: &Keys<'_>, ffn: Vec<FfnSpec>, tiled: bool) -> Result<Hparams, Mo
         by_channel: false,
         fused: keys.has_part("ssm_ba.weight"),
     });
-    let interval = keys.opt_count("full_attention_interval", 1024)?.unwrap_or(4);
+    let interval = keys
+        .opt_count("full_attention_interval", 1024)?
+        .unwrap_or(4);
     let recurrent = keys.bools("attention.recurrent_layers")?;
-    let is_recurrent = |i: usize| recurrent.as_ref().map_or(i % interval < interval - 1, |layers| layers[i]);
-    let mixer = |i: usize| if is_recurrent(i) { Has::Recurrent(spec.clone()) } else { Has::Attention };
-    let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, (0..keys.n_layer).map(mixer).collect())?;
+    let is_recurrent = |i: usize| {
+        recurrent
+            .as_ref()
+            .map_or(i % interval < interval - 1, |layers| layers[i])
+    };
+    let mixer = |i: usize| {
+        if is_recurrent(i) {
+            Has::Recurrent(spec.clone())
+        } else {
+            Has::Attention
+        }
+    };
+    let mut h = Hparams::hybrid(
+        keys,
+        NormKind::Rms,
+        ffn,
+        (0..keys.n_layer).map(mixer).collect(),
+    )?;
     for attn in h.attention_mut() {
         if attn.head_dim_v != attn.head_dim {
-            let what = format!("heads of {} have gates of {}", attn.head_dim_v, attn.head_dim);
+            let what = format!(
+                "heads of {} have gates of {}",
+                attn.head_dim_v, attn.head_dim
+            );
             return Err(ModelError::Inconsistent { what });
         }
         (attn.qk_norm, attn.gated, attn.gate_in_q) = (Some(QkNorm::PerHead), true, true);
@@ -112,7 +141,8 @@ pub(super) fn seed_oss(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 fn three(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     let mut h = both(keys, ffn)?;
-    h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
+    h.attention_mut()
+        .for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
     Ok(h)
 }
 
@@ -122,8 +152,8 @@ fn both(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     Ok(h)
 }
 
-/// Mixtures. If a file lacks the experts' width, `feed_forward_length` is that of all used experts together; the shared
-/// one has a gate.
+/// Mixtures. If a file lacks the experts' width, `feed_forward_length` is that of all used experts
+/// together; the shared one has a gate.
 fn moe(keys: &Keys<'_>, normalise: bool) -> Result<Vec<FfnSpec>, ModelError> {
     let mut layers = keys.mixture(0, normalise)?;
     let together = keys.opt_u64("expert_feed_forward_length")?.is_none();

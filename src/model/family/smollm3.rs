@@ -7,6 +7,9 @@ use crate::model::spec::Activation;
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Rms, keys.dense(Activation::SwiGlu)?)?;
     h.ropes[0].order = RopeOrder::Norm;
-    h.attention_mut().skip(3).step_by(4).for_each(|attn| attn.rope = None);
+    h.attention_mut()
+        .skip(3)
+        .step_by(4)
+        .for_each(|attn| attn.rope = None);
     Ok(h)
 }

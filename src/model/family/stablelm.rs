@@ -1,4 +1,5 @@
-//! Llamas with layer norms: StableLM 2, Orion, Jais 1; without a gate StarCoder 2, CodeShell, Nemotron, Jais 2.
+//! Llamas with layer norms: StableLM 2, Orion, Jais 1; without a gate StarCoder 2, CodeShell,
+//! Nemotron, Jais 2.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
@@ -11,17 +12,23 @@ pub(super) fn stablelm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         h.set_norms(Norms::Shared);
     }
     if keys.has_part("attn_q_norm.weight") {
-        h.attention_mut().for_each(|attn| attn.qk_norm = Some(QkNorm::LayerByHead));
+        h.attention_mut()
+            .for_each(|attn| attn.qk_norm = Some(QkNorm::LayerByHead));
     }
     Ok(h)
 }
 
-/// Jais 1: ALiBi, and scores divided by the width of a head instead of its root (llama.cpp's `models/jais.cpp`).
+/// Jais 1: ALiBi, and scores divided by the width of a head instead of its root (llama.cpp's
+/// `models/jais.cpp`).
 pub(super) fn jais(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Layer, keys.dense(Activation::SwiGlu)?)?;
     h.set_biases(Biases::All);
-    h.set_alibi(keys.positive("attention.max_alibi_bias")?.ok_or_else(|| keys.missing("attention.max_alibi_bias"))?)?;
-    h.attention_mut().for_each(|attn| attn.scale = 1.0 / attn.head_dim as f32);
+    h.set_alibi(
+        keys.positive("attention.max_alibi_bias")?
+            .ok_or_else(|| keys.missing("attention.max_alibi_bias"))?,
+    )?;
+    h.attention_mut()
+        .for_each(|attn| attn.scale = 1.0 / attn.head_dim as f32);
     Ok(h)
 }
 

@@ -1,4 +1,5 @@
-//! Mixtures of experts with special window patterns: Arcee's AFMoE (Trinity), Xiaomi's MiMo 2, SmallThinker.
+//! Mixtures of experts with special window patterns: Arcee's AFMoE (Trinity), Xiaomi's MiMo 2,
+//! SmallThinker.
 
 use crate::error::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
@@ -11,19 +12,29 @@ pub(super) fn afmoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     h.set_norms(Norms::Both);
     h.set_windows(keys, None, 4)?;
     h.rotate_in_windows_alone();
-    h.attention_mut().for_each(|attn| (attn.qk_norm, attn.gated) = (Some(QkNorm::PerHead), true));
+    h.attention_mut()
+        .for_each(|attn| (attn.qk_norm, attn.gated) = (Some(QkNorm::PerHead), true));
     Ok(h)
 }
 
 /// MiMo 2: layers with windows have their own rope, number of key/value heads, and sinks.
 pub(super) fn mimo2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let n_dense = (0..keys.n_layer).take_while(|&i| !keys.has_in_layer(i, "ffn_gate_inp.weight")).count();
+    let n_dense = (0..keys.n_layer)
+        .take_while(|&i| !keys.has_in_layer(i, "ffn_gate_inp.weight"))
+        .count();
     let mut h = Hparams::llama(keys, NormKind::Rms, keys.mixture(n_dense, true)?)?;
     h.set_windows(keys, None, 0)?;
-    h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(h.ropes[0].theta));
+    h.set_window_rope(
+        keys.positive("rope.freq_base_swa")?
+            .unwrap_or(h.ropes[0].theta),
+    );
     h.set_sinks(keys);
-    let value_scale = keys.number("attention.value_scale")?.filter(|&scale| scale != 0.0).unwrap_or(1.0);
-    h.attention_mut().for_each(|attn| attn.value_scale = value_scale);
+    let value_scale = keys
+        .number("attention.value_scale")?
+        .filter(|&scale| scale != 0.0)
+        .unwrap_or(1.0);
+    h.attention_mut()
+        .for_each(|attn| attn.value_scale = value_scale);
     Ok(h)
 }
 
@@ -35,6 +46,8 @@ pub(super) fn smallthinker(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     }
     let mut h = Hparams::llama(keys, NormKind::Rms, layers)?;
     h.set_windows(keys, None, 0)?;
-    h.attention_mut().step_by(4).for_each(|attn| attn.rope = attn.rope.filter(|_| attn.window.take().is_none()));
+    h.attention_mut()
+        .step_by(4)
+        .for_each(|attn| attn.rope = attn.rope.filter(|_| attn.window.take().is_none()));
     Ok(h)
 }

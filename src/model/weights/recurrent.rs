@@ -3,7 +3,8 @@
 use super::{Binder, Linear, Norm, Weight};
 use crate::error::ModelError;
 use crate::model::spec::{
-    ConvSpec, DeltaSpec, Mamba2Spec, MambaNorms, MambaSpec, RecurrentSpec, TimeMixRanks, TimeMixSpec,
+    ConvSpec, DeltaSpec, Mamba2Spec, MambaNorms, MambaSpec, RecurrentSpec, TimeMixRanks,
+    TimeMixSpec,
 };
 
 /// Weights of a recurrent mixer.
@@ -43,13 +44,18 @@ pub(crate) struct Conv {
 impl Conv {
     /// `taps` are `(n_channel, n_tap)`, as in files.
     fn new(taps: &[f32], n_tap: usize, bias: Vec<f32>) -> Conv {
-        Conv { taps: by_column(taps, n_tap), bias }
+        Conv {
+            taps: by_column(taps, n_tap),
+            bias,
+        }
     }
 }
 
 /// A table with rows of `n` values, column by column.
 fn by_column(table: &[f32], n: usize) -> Vec<f32> {
-    (0..n).flat_map(|column| table.iter().skip(column).step_by(n).copied()).collect()
+    (0..n)
+        .flat_map(|column| table.iter().skip(column).step_by(n).copied())
+        .collect()
 }
 
 /// Weights of a gated short convolution.
@@ -67,13 +73,15 @@ pub(crate) struct Mamba {
     /// To what is convolved, and the gate.
     pub(crate) input: Linear,
     pub(crate) conv: Conv,
-    /// From convolved channels to time steps of low rank, what goes into the state, and what comes out of it.
+    /// From convolved channels to time steps of low rank, what goes into the state, and what comes
+    /// out of it.
     pub(crate) x: Linear,
     /// Norms of these three; empty if there are none.
     pub(crate) norms: Vec<Vec<f32>>,
     /// To time steps.
     pub(crate) dt: Linear,
-    /// How fast each value of a state is forgotten, negative: `(n_state, n_block)` for each [`MambaSpec::n_block`] channels.
+    /// How fast each value of a state is forgotten, negative: `(n_state, n_block)` for each
+    /// [`MambaSpec::n_block`] channels.
     pub(crate) a: Vec<f32>,
     /// Factors on what bypasses the state.
     pub(crate) d: Vec<f32>,
@@ -113,14 +121,29 @@ pub(crate) struct Delta {
 #[derive(Clone, Debug)]
 pub(crate) enum DeltaInput {
     /// Strengths and rates in one, by key head (Qwen3-Next).
-    Fused { qkv: Linear, gate: Linear, beta_rate: Linear },
+    Fused {
+        qkv: Linear,
+        gate: Linear,
+        beta_rate: Linear,
+    },
     /// One for each (Qwen 3.5).
-    Split { qkv: Linear, gate: Linear, beta: Linear, rate: Linear },
+    Split {
+        qkv: Linear,
+        gate: Linear,
+        beta: Linear,
+        rate: Linear,
+    },
     /// Rates and gates of low rank (Kimi Linear).
-    Low { qkv: Box<[Linear; 3]>, beta: Linear, rate: Box<[Linear; 2]>, gate: Box<[Linear; 2]> },
+    Low {
+        qkv: Box<[Linear; 3]>,
+        beta: Linear,
+        rate: Box<[Linear; 2]>,
+        gate: Box<[Linear; 2]>,
+    },
 }
 
-/// Weights of RWKV's time mix. Blends of a token's input with that of the one before have shares, `(n_embd)` each.
+/// Weights of RWKV's time mix. Blends of a token's input with that of the one before have shares,
+/// `(n_embd)` each.
 #[derive(Clone, Debug)]
 pub(crate) struct TimeMix {
     /// Gives out the inputs of the tokens before.
@@ -144,8 +167,8 @@ pub(crate) enum TimeMixWeights {
 /// Weights of RWKV 6.
 #[derive(Clone, Debug)]
 pub(crate) struct TimeMix6 {
-    /// Of the blend from which shares are computed by products of low rank, those of decay, key, value, receptance
-    /// and gate; and what is added to these.
+    /// Of the blend from which shares are computed by products of low rank, those of decay, key,
+    /// value, receptance and gate; and what is added to these.
     pub(crate) share: Vec<f32>,
     pub(crate) low: Linear,
     pub(crate) up: Weight,
@@ -207,8 +230,14 @@ pub(super) fn bind(
         RecurrentSpec::Delta(spec) => Recurrent::Delta(Box::new(delta(b, n_embd, spec, name)?)),
         RecurrentSpec::TimeMix(spec) => Recurrent::TimeMix(Box::new(time_mix(b, spec, name)?)),
         RecurrentSpec::ChannelMix(spec) => {
-            let share = |part: &str| b.vector(&name(&format!("channel_mix_lerp_{part}.weight")), n_embd);
-            let gate = || Ok::<_, ModelError>((share("r")?, linear("channel_mix_receptance", n_embd, n_embd)?));
+            let share =
+                |part: &str| b.vector(&name(&format!("channel_mix_lerp_{part}.weight")), n_embd);
+            let gate = || {
+                Ok::<_, ModelError>((
+                    share("r")?,
+                    linear("channel_mix_receptance", n_embd, n_embd)?,
+                ))
+            };
             Recurrent::ChannelMix(Box::new(ChannelMix {
                 shift: shift(n_embd),
                 share_key: share("k")?,
@@ -220,13 +249,26 @@ pub(super) fn bind(
     })
 }
 
-fn mamba(b: &Binder<'_>, n_embd: usize, spec: &MambaSpec, name: &dyn Fn(&str) -> String) -> Result<Mamba, ModelError> {
-    let &MambaSpec { n_inner, n_state, dt_rank, norms, .. } = spec;
+fn mamba(
+    b: &Binder<'_>,
+    n_embd: usize,
+    spec: &MambaSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Mamba, ModelError> {
+    let &MambaSpec {
+        n_inner,
+        n_state,
+        dt_rank,
+        norms,
+        ..
+    } = spec;
     let mut all = Vec::new();
     for (part, n) in [("dt", dt_rank), ("b", n_state), ("c", n_state)] {
         match norms {
             MambaNorms::None => {}
-            MambaNorms::Weighted => all.push(b.vector(&name(&format!("ssm_{part}_norm.weight")), n)?),
+            MambaNorms::Weighted => {
+                all.push(b.vector(&name(&format!("ssm_{part}_norm.weight")), n)?)
+            }
             MambaNorms::Plain => all.push(vec![1.0; n]),
         }
     }
@@ -237,7 +279,9 @@ fn mamba(b: &Binder<'_>, n_embd: usize, spec: &MambaSpec, name: &dyn Fn(&str) ->
         x: b.linear(&name("ssm_x"), n_inner, dt_rank + 2 * n_state, false)?,
         norms: all,
         dt: b.linear(&name("ssm_dt"), dt_rank, n_inner, true)?,
-        a: a.chunks(n_state * spec.n_block()).flat_map(|block| by_column(block, n_state)).collect(),
+        a: a.chunks(n_state * spec.n_block())
+            .flat_map(|block| by_column(block, n_state))
+            .collect(),
         d: b.vector(&name("ssm_d"), n_inner)?,
         output: b.linear(&name("ssm_out"), n_inner, n_embd, false)?,
     })
@@ -249,7 +293,13 @@ fn mamba2(
     spec: &Mamba2Spec,
     name: &dyn Fn(&str) -> String,
 ) -> Result<Mamba2, ModelError> {
-    let &Mamba2Spec { n_inner, n_head, n_group, norm, .. } = spec;
+    let &Mamba2Spec {
+        n_inner,
+        n_head,
+        n_group,
+        norm,
+        ..
+    } = spec;
     let n_input = n_inner + spec.conv().n_channel + n_head;
     let norm = norm.then(|| table(b, name("ssm_norm.weight"), &[n_inner / n_group, n_group]));
     Ok(Mamba2 {
@@ -263,20 +313,45 @@ fn mamba2(
     })
 }
 
-fn delta(b: &Binder<'_>, n_embd: usize, spec: &DeltaSpec, name: &dyn Fn(&str) -> String) -> Result<Delta, ModelError> {
-    let &DeltaSpec { n_head, n_head_k, head_dim_k, head_dim_v, n_tap, by_channel, fused, .. } = spec;
+fn delta(
+    b: &Binder<'_>,
+    n_embd: usize,
+    spec: &DeltaSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Delta, ModelError> {
+    let &DeltaSpec {
+        n_head,
+        n_head_k,
+        head_dim_k,
+        head_dim_v,
+        n_tap,
+        by_channel,
+        fused,
+        ..
+    } = spec;
     let (n_k, n_out) = (n_head_k * head_dim_k, spec.n_out());
     let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
     if by_channel {
         let mut taps = Vec::new();
         for (part, n) in [("q", n_k), ("k", n_k), ("v", n_out)] {
-            taps.extend(table(b, name(&format!("ssm_conv1d_{part}.weight")), &[n_tap, 1, n])?);
+            taps.extend(table(
+                b,
+                name(&format!("ssm_conv1d_{part}.weight")),
+                &[n_tap, 1, n],
+            )?);
         }
         let [q, k, v] = [("attn_q", n_k), ("attn_k", n_k), ("attn_v", n_out)];
-        let qkv = Box::new([linear(q.0, n_embd, q.1)?, linear(k.0, n_embd, k.1)?, linear(v.0, n_embd, v.1)?]);
+        let qkv = Box::new([
+            linear(q.0, n_embd, q.1)?,
+            linear(k.0, n_embd, k.1)?,
+            linear(v.0, n_embd, v.1)?,
+        ]);
         let low = |part: &str, n_out: usize| {
             let [down, up] = ["a", "b"].map(|stage| format!("ssm_{part}_{stage}"));
-            Ok::<_, ModelError>(Box::new([linear(&down, n_embd, head_dim_v)?, linear(&up, head_dim_v, n_out)?]))
+            Ok::<_, ModelError>(Box::new([
+                linear(&down, n_embd, head_dim_v)?,
+                linear(&up, head_dim_v, n_out)?,
+            ]))
         };
         return Ok(Delta {
             input: DeltaInput::Low {
@@ -292,13 +367,28 @@ fn delta(b: &Binder<'_>, n_embd: usize, spec: &DeltaSpec, name: &dyn Fn(&str) ->
             output: linear("attn_output", n_out, n_embd)?,
         });
     }
-    let (qkv, gate) = (linear("attn_qkv", n_embd, 2 * n_k + n_out)?, linear("attn_gate", n_embd, n_out)?);
+    let (qkv, gate) = (
+        linear("attn_qkv", n_embd, 2 * n_k + n_out)?,
+        linear("attn_gate", n_embd, n_out)?,
+    );
     Ok(Delta {
         input: if fused {
-            DeltaInput::Fused { qkv, gate, beta_rate: linear("ssm_ba", n_embd, 2 * n_head)? }
+            DeltaInput::Fused {
+                qkv,
+                gate,
+                beta_rate: linear("ssm_ba", n_embd, 2 * n_head)?,
+            }
         } else {
-            let (beta, rate) = (linear("ssm_beta", n_embd, n_head)?, linear("ssm_alpha", n_embd, n_head)?);
-            DeltaInput::Split { qkv, gate, beta, rate }
+            let (beta, rate) = (
+                linear("ssm_beta", n_embd, n_head)?,
+                linear("ssm_alpha", n_embd, n_head)?,
+            );
+            DeltaInput::Split {
+                qkv,
+                gate,
+                beta,
+                rate,
+            }
         },
         conv: conv(b, &name("ssm_conv1d"), spec.conv())?,
         a: b.vector(&name("ssm_a"), n_head)?,
@@ -313,14 +403,21 @@ fn shift(n_embd: usize) -> Conv {
     Conv::new(&[1.0, 0.0].repeat(n_embd), 2, Vec::new())
 }
 
-fn time_mix(b: &Binder<'_>, spec: &TimeMixSpec, name: &dyn Fn(&str) -> String) -> Result<TimeMix, ModelError> {
+fn time_mix(
+    b: &Binder<'_>,
+    spec: &TimeMixSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<TimeMix, ModelError> {
     let n = spec.n_embd();
     let name = |part: &str| name(&format!("time_mix_{part}"));
     let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
     let vector = |part: &str| b.vector(&name(&format!("{part}.weight")), n);
     let shares = |n_share: usize| table(b, name("lerp_fused.weight"), &[n, 1, 1, n_share]);
     let low = |part: &str, rank: usize| {
-        Ok::<_, ModelError>([linear(&format!("{part}1"), n, rank)?, linear(&format!("{part}2"), rank, n)?])
+        Ok::<_, ModelError>([
+            linear(&format!("{part}1"), n, rank)?,
+            linear(&format!("{part}2"), rank, n)?,
+        ])
     };
     let weights = match spec.ranks {
         TimeMixRanks::Six { blend, decay } => TimeMixWeights::Six(Box::new(TimeMix6 {
@@ -334,7 +431,12 @@ fn time_mix(b: &Binder<'_>, spec: &TimeMixSpec, name: &dyn Fn(&str) -> String) -
             first: table(b, name("first.weight"), &[spec.head_dim, spec.n_head])?,
             gate: linear("gate", n, n)?,
         })),
-        TimeMixRanks::Seven { decay, rate, residual, gate } => {
+        TimeMixRanks::Seven {
+            decay,
+            rate,
+            residual,
+            gate,
+        } => {
             // The first layer's are not used; they have the rank of rates.
             let matrices = (vector("v0")?, low("v", residual.unwrap_or(rate))?);
             TimeMixWeights::Seven(Box::new(TimeMix7 {
@@ -356,7 +458,10 @@ fn time_mix(b: &Binder<'_>, spec: &TimeMixSpec, name: &dyn Fn(&str) -> String) -
         receptance: linear("receptance", n, n)?,
         key: linear("key", n, n)?,
         value: linear("value", n, n)?,
-        norm: Norm { w: vector("ln")?, b: b.vector(&name("ln.bias"), n)? },
+        norm: Norm {
+            w: vector("ln")?,
+            b: b.vector(&name("ln.bias"), n)?,
+        },
         output: linear("output", n, n)?,
         weights,
     })
@@ -364,12 +469,15 @@ fn time_mix(b: &Binder<'_>, spec: &TimeMixSpec, name: &dyn Fn(&str) -> String) -
 
 /// Values that are there.
 fn table(b: &Binder<'_>, name: String, dims: &[usize]) -> Result<Vec<f32>, ModelError> {
-    b.values(&name, dims)?.ok_or(ModelError::MissingTensor { name })
+    b.values(&name, dims)?
+        .ok_or(ModelError::MissingTensor { name })
 }
 
 fn conv(b: &Binder<'_>, name: &str, spec: ConvSpec) -> Result<Conv, ModelError> {
     let ConvSpec { n_channel, n_tap } = spec;
     let taps = table(b, format!("{name}.weight"), &[n_tap, n_channel])?;
-    let bias = b.opt_vector(&format!("{name}.bias"), n_channel)?.unwrap_or_default();
+    let bias = b
+        .opt_vector(&format!("{name}.bias"), n_channel)?
+        .unwrap_or_default();
     Ok(Conv::new(&taps, n_tap, bias))
 }

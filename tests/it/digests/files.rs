@@ -1,8 +1,9 @@
-//! Files that the code before a change of structure wrote, in `tests/data/digests/files`: later code loads them and goes on
-//! to the same text. They are of the portable level, so that every CPU has it; `texts.txt` has the texts.
+//! Files that the code before a change of structure wrote, in `tests/data/digests/files`: later
+//! code loads them and goes on to the same text. They are of the portable level, so that every CPU
+//! has it; `texts.txt` has the texts.
 //!
-//! `RUVLLM_WRITE_DIGESTS=1` makes those that are missing. Whoever changes arithmetic or a format on purpose, so that older
-//! files are refused, deletes them first.
+//! `RUVLLM_WRITE_DIGESTS=1` makes those that are missing. Whoever changes arithmetic or a format on
+//! purpose, so that older files are refused, deletes them first.
 
 use super::learning::{chance, phrases};
 use super::passes::{Folder, adapter, greedy, tokens};
@@ -29,12 +30,36 @@ struct Kept {
 }
 
 const KEPT: [Kept; 6] = [
-    Kept { name: "session", make: make_session, go_on: go_on_with_session },
-    Kept { name: "prefixes", make: make_prefixes, go_on: go_on_with_prefixes },
-    Kept { name: "adapter", make: make_adapter, go_on: go_on_with_adapter },
-    Kept { name: "learner", make: make_learner, go_on: go_on_with_learner },
-    Kept { name: "training", make: make_training, go_on: go_on_with_training },
-    Kept { name: "requests", make: make_requests, go_on: go_on_with_requests },
+    Kept {
+        name: "session",
+        make: make_session,
+        go_on: go_on_with_session,
+    },
+    Kept {
+        name: "prefixes",
+        make: make_prefixes,
+        go_on: go_on_with_prefixes,
+    },
+    Kept {
+        name: "adapter",
+        make: make_adapter,
+        go_on: go_on_with_adapter,
+    },
+    Kept {
+        name: "learner",
+        make: make_learner,
+        go_on: go_on_with_learner,
+    },
+    Kept {
+        name: "training",
+        make: make_training,
+        go_on: go_on_with_training,
+    },
+    Kept {
+        name: "requests",
+        make: make_requests,
+        go_on: go_on_with_requests,
+    },
 ];
 
 fn model(tiny: Tiny) -> Model {
@@ -43,7 +68,11 @@ fn model(tiny: Tiny) -> Model {
 
 /// With keys and values of 8 bits, which make small files.
 fn options() -> SessionOptions {
-    SessionOptions { n_ctx: Some(200), kv_type: KvType::Q8, ..Default::default() }
+    SessionOptions {
+        n_ctx: Some(200),
+        kv_type: KvType::Q8,
+        ..Default::default()
+    }
 }
 
 fn session(model: &Model) -> Session {
@@ -66,7 +95,10 @@ fn make_session(folder: &Path) {
 fn go_on_with_session(folder: &Path) -> Vec<u32> {
     let mut session = session(&model(Tiny::Llama));
     session.load(folder.join("session.gguf")).unwrap();
-    assert_eq!((session.position(), &session.tokens()[..40]), (44, &tokens(session.model(), 40, 0)[..]));
+    assert_eq!(
+        (session.position(), &session.tokens()[..40]),
+        (44, &tokens(session.model(), 40, 0)[..])
+    );
     greedy(&mut session, 24, &mut Vec::new())
 }
 
@@ -74,9 +106,17 @@ fn go_on_with_session(folder: &Path) -> Vec<u32> {
 const OF_PREFIXES: [Tiny; 2] = [Tiny::Llama, Tiny::Gemma2];
 
 fn with_prefixes(tiny: Tiny, folder: &Path) -> Session {
-    let options_of_engine = EngineOptions { prefix_folder: Some(folder.to_owned()), ..Default::default() };
+    let options_of_engine = EngineOptions {
+        prefix_folder: Some(folder.to_owned()),
+        ..Default::default()
+    };
     let engine = Engine::new(&model(tiny), &options_of_engine).unwrap();
-    engine.session_with(&SessionOptions { prefix: CacheMode::On.into(), ..options() }).unwrap()
+    engine
+        .session_with(&SessionOptions {
+            prefix: CacheMode::On.into(),
+            ..options()
+        })
+        .unwrap()
 }
 
 fn make_prefixes(folder: &Path) {
@@ -91,14 +131,20 @@ fn go_on_with_prefixes(folder: &Path) -> Vec<u32> {
     for tiny in OF_PREFIXES {
         let mut session = with_prefixes(tiny, folder);
         session.prefill(&tokens(session.model(), 90, 0)).unwrap();
-        assert!(session.cached_tokens().prompt >= 64, "{tiny:?}: {:?}", session.cached_tokens());
+        assert!(
+            session.cached_tokens().prompt >= 64,
+            "{tiny:?}: {:?}",
+            session.cached_tokens()
+        );
         text.extend(greedy(&mut session, 24, &mut Vec::new()));
     }
     text
 }
 
 fn make_adapter(folder: &Path) {
-    let file = adapter(&model(Tiny::Llama), |site| site.part() == "attn_q").to_bytes().unwrap();
+    let file = adapter(&model(Tiny::Llama), |site| site.part() == "attn_q")
+        .to_bytes()
+        .unwrap();
     std::fs::write(folder.join("adapter.gguf"), file).unwrap();
 }
 
@@ -122,8 +168,16 @@ fn learner_options() -> LearnerOptions {
 
 fn make_learner(folder: &Path) {
     let mut session = session(&model(Tiny::Llama));
-    session.set_learner(Learner::new(session.model(), &learner_options()).unwrap()).unwrap();
-    session.calibrate(&chance(5, session.model().hparams().n_vocab).take(80).collect::<Vec<_>>()).unwrap();
+    session
+        .set_learner(Learner::new(session.model(), &learner_options()).unwrap())
+        .unwrap();
+    session
+        .calibrate(
+            &chance(5, session.model().hparams().n_vocab)
+                .take(80)
+                .collect::<Vec<_>>(),
+        )
+        .unwrap();
     for piece in phrases(7).take(320).collect::<Vec<_>>().chunks(32) {
         session.clear();
         session.observe(piece).unwrap();
@@ -142,9 +196,19 @@ fn go_on_with_learner(folder: &Path) -> Vec<u32> {
 }
 
 fn trainer() -> Trainer {
-    let examples: Vec<_> = (0..8).map(|i| Example::completion(&[1, 7, 10 + i], &[11 + i, 2])).collect();
+    let examples: Vec<_> = (0..8)
+        .map(|i| Example::completion(&[1, 7, 10 + i], &[11 + i, 2]))
+        .collect();
     let targets = TargetSet::Qv;
-    let options = TrainOptions { targets, rank: 1, rate: 0.1, epochs: 6.0, batch: 4, n_ctx: 32, ..Default::default() };
+    let options = TrainOptions {
+        targets,
+        rank: 1,
+        rate: 0.1,
+        epochs: 6.0,
+        batch: 4,
+        n_ctx: 32,
+        ..Default::default()
+    };
     Trainer::new(&engine(&model(Tiny::Llama), 1), &examples, &[], &options).unwrap()
 }
 
@@ -160,23 +224,42 @@ fn go_on_with_training(folder: &Path) -> Vec<u32> {
     assert_eq!(trainer.report().steps.len(), 4);
     while trainer.step().unwrap().is_some() {}
     let mut session = session(&model(Tiny::Llama));
-    session.attach(Arc::new(trainer.adapter().clone()), 1.0).unwrap();
+    session
+        .attach(Arc::new(trainer.adapter().clone()), 1.0)
+        .unwrap();
     text_of(session)
 }
 
 /// Of requests without an age at which they go.
 fn builder() -> SonaBuilder {
-    let folder = FolderOptions { max_age_days: 1_000_000, ..Default::default() };
-    Sona::builder().learner(learner_options()).folder(folder).inner_layers(false).keep_text(true)
+    let folder = FolderOptions {
+        max_age_days: 1_000_000,
+        ..Default::default()
+    };
+    Sona::builder()
+        .learner(learner_options())
+        .folder(folder)
+        .inner_layers(false)
+        .keep_text(true)
 }
 
 fn make_requests(folder: &Path) {
     let engine = engine(&model(Tiny::Llama), 1);
     let sona = builder().open(folder, &engine).unwrap();
-    sona.calibrate(&chance(5, engine.model().hparams().n_vocab).take(100).collect::<Vec<_>>()).unwrap();
+    sona.calibrate(
+        &chance(5, engine.model().hparams().n_vocab)
+            .take(100)
+            .collect::<Vec<_>>(),
+    )
+    .unwrap();
     for seed in 0..24 {
         let tokens: Vec<u32> = phrases(seed).take(32).collect();
-        let request = Trajectory { session_id: "a".into(), n_prompt: tokens.len(), tokens, ..Default::default() };
+        let request = Trajectory {
+            session_id: "a".into(),
+            n_prompt: tokens.len(),
+            tokens,
+            ..Default::default()
+        };
         sona.record(request).unwrap();
     }
     sona.work().unwrap();
@@ -186,7 +269,10 @@ fn make_requests(folder: &Path) {
 fn go_on_with_requests(folder: &Path) -> Vec<u32> {
     let engine = engine(&model(Tiny::Llama), 1);
     let sona = builder().open(folder, &engine).unwrap();
-    assert_eq!((sona.n_pending(), sona.status().unwrap().n_trajectories), ((0, 0), 24));
+    assert_eq!(
+        (sona.n_pending(), sona.status().unwrap().n_trajectories),
+        ((0, 0), 24)
+    );
     assert!(sona.generation() > 0 && !sona.history().is_empty());
     let mut session = engine.session_with(&options()).unwrap();
     session.set_learner(sona.learner()).unwrap();
@@ -212,7 +298,10 @@ fn copied(from: &Path) -> Folder {
 
 #[test]
 fn files_of_earlier_versions_load_and_go_on() {
-    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/digests/files"));
+    let root = Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/data/digests/files"
+    ));
     let writes = super::writes();
     let line = |line: &str| {
         let (name, text) = line.split_once(": ").unwrap();
@@ -230,14 +319,24 @@ fn files_of_earlier_versions_load_and_go_on() {
             std::fs::create_dir_all(&folder).unwrap();
             make(&folder);
         }
-        let text = go_on(&copied(&folder).0).iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+        let text = go_on(&copied(&folder).0)
+            .iter()
+            .map(u32::to_string)
+            .collect::<Vec<_>>()
+            .join(" ");
         if writes {
             texts.entry(name.to_owned()).or_insert_with(|| text.clone());
         }
         assert_eq!(texts.get(name), Some(&text), "{name}");
     }
     if writes {
-        std::fs::write(&path, texts.iter().map(|(name, text)| format!("{name}: {text}\n")).collect::<String>())
-            .unwrap();
+        std::fs::write(
+            &path,
+            texts
+                .iter()
+                .map(|(name, text)| format!("{name}: {text}\n"))
+                .collect::<String>(),
+        )
+        .unwrap();
     }
 }

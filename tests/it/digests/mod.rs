@@ -1,15 +1,17 @@
-//! Digests of results and files, compared with those in `tests/data/digests`: a change of structure may not change a bit.
+//! Digests of results and files, compared with those in `tests/data/digests`: a change of structure
+//! may not change a bit.
 //!
-//! A line of a table is a model, an instruction-set level and chunks (prompt tokens per pass), with a digest per result:
-//! the first 16 hexadecimal digits of its SHA-256, as all 64 would make the tables three times as large. `-` stands for a
-//! result that the model does not have, or refuses. By default all models run on all levels of the CPU in chunks of 7, and
-//! a sample of the rest; with `RUVLLM_LONG` everything does, with one thread and with two. `RUVLLM_WRITE_DIGESTS=1` computes
-//! everything and adds what is missing; a digest that differs is an error even then, so whoever changes arithmetic on
-//! purpose deletes it first.
+//! A line of a table is a model, an instruction-set level and chunks (prompt tokens per pass), with
+//! a digest per result: the first 16 hexadecimal digits of its SHA-256, as all 64 would make the
+//! tables three times as large. `-` stands for a result that the model does not have, or refuses.
+//! By default all models run on all levels of the CPU in chunks of 7, and a sample of the rest;
+//! with `RUVLLM_LONG` everything does, with one thread and with two. `RUVLLM_WRITE_DIGESTS=1`
+//! computes everything and adds what is missing; a digest that differs is an error even then, so
+//! whoever changes arithmetic on purpose deletes it first.
 //!
-//! No kernel uses an instruction whose result the vendors of CPUs may choose (approximate reciprocals and roots). `exp`,
-//! `ln` and their like come from the system's C library, so each table names the digest of their values; where these are
-//! others, nothing is compared.
+//! No kernel uses an instruction whose result the vendors of CPUs may choose (approximate
+//! reciprocals and roots). `exp`, `ln` and their like come from the system's C library, so each
+//! table names the digest of their values; where these are others, nothing is compared.
 
 mod compare;
 mod files;
@@ -33,23 +35,63 @@ fn own_models() -> Vec<Job> {
     let plain = SessionOptions::default();
     let mut jobs = Vec::new();
     let mut add = |name: String, options: &SessionOptions, open: Box<dyn Fn() -> Model + Sync>| {
-        jobs.push(Job { name, options: options.clone(), open });
+        jobs.push(Job {
+            name,
+            options: options.clone(),
+            open,
+        });
     };
     let parts = |parts: fn() -> Parts| Box::new(move || crate::run::open(parts().gguf()).unwrap());
     add("tiny/granite-swa".into(), &plain, parts(Tiny::granite_swa));
-    add("tiny/gpt-oss".into(), &plain, parts(|| Tiny::gpt_oss(DType::MXFP4)));
+    add(
+        "tiny/gpt-oss".into(),
+        &plain,
+        parts(|| Tiny::gpt_oss(DType::MXFP4)),
+    );
     add("tiny/gpt2".into(), &plain, parts(Tiny::gpt2));
     for tiny in Tiny::SHAPES {
         for dtype in [DType::F32, DType::Q8_0] {
-            add(format!("tiny/{}-{dtype}", tiny.name()), &plain, Box::new(move || tiny.model(dtype)));
+            add(
+                format!("tiny/{}-{dtype}", tiny.name()),
+                &plain,
+                Box::new(move || tiny.model(dtype)),
+            );
         }
     }
-    let tiers = KvTiers { recent: 64, middle: 64 };
+    let tiers = KvTiers {
+        recent: 64,
+        middle: 64,
+    };
     let precisions = [
-        ("f32", SessionOptions { kv_type: KvType::F32, ..plain.clone() }),
-        ("q8-q4", SessionOptions { kv_type: KvType::Q8, kv_type_v: Some(KvType::Q4), ..plain.clone() }),
-        ("tiers", SessionOptions { kv_tiers: Some(tiers), ..plain.clone() }),
-        ("exact", SessionOptions { exact: true, ..plain.clone() }),
+        (
+            "f32",
+            SessionOptions {
+                kv_type: KvType::F32,
+                ..plain.clone()
+            },
+        ),
+        (
+            "q8-q4",
+            SessionOptions {
+                kv_type: KvType::Q8,
+                kv_type_v: Some(KvType::Q4),
+                ..plain.clone()
+            },
+        ),
+        (
+            "tiers",
+            SessionOptions {
+                kv_tiers: Some(tiers),
+                ..plain.clone()
+            },
+        ),
+        (
+            "exact",
+            SessionOptions {
+                exact: true,
+                ..plain.clone()
+            },
+        ),
     ];
     for tiny in [Tiny::Llama, Tiny::Gemma2] {
         for (what, options) in &precisions {
@@ -60,12 +102,27 @@ fn own_models() -> Vec<Job> {
     for (i, shapes) in crate::mutants::models().iter().enumerate() {
         let open = Box::new(|| crate::run::open(shapes.parts().gguf()).unwrap());
         // Two files have a model of this name.
-        let is_second = crate::mutants::models()[..i].iter().any(|other| other.name == shapes.name);
-        add(format!("family/{}{}", shapes.name, if is_second { "-2" } else { "" }), &plain, open);
+        let is_second = crate::mutants::models()[..i]
+            .iter()
+            .any(|other| other.name == shapes.name);
+        add(
+            format!(
+                "family/{}{}",
+                shapes.name,
+                if is_second { "-2" } else { "" }
+            ),
+            &plain,
+            open,
+        );
     }
-    let formats = FORMATS.iter().filter(|f| f.quantize.is_some()).map(|f| (Shape::Dense, f.dtype));
+    let formats = FORMATS
+        .iter()
+        .filter(|f| f.quantize.is_some())
+        .map(|f| (Shape::Dense, f.dtype));
     for (shape, dtype) in formats.chain(Shape::ALL.map(|shape| (shape, DType::Q8_0))) {
-        if (shape, dtype) != (Shape::Dense, DType::Q8_0) || jobs.iter().all(|job| job.name != "shape/Dense-Q8_0") {
+        if (shape, dtype) != (Shape::Dense, DType::Q8_0)
+            || jobs.iter().all(|job| job.name != "shape/Dense-Q8_0")
+        {
             let name = format!("shape/{shape:?}-{dtype}");
             jobs.push(Job {
                 name,
@@ -74,8 +131,15 @@ fn own_models() -> Vec<Job> {
             });
         }
     }
-    let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");
-    jobs.push(Job { name: "shipped".into(), options: plain, open: Box::new(move || Model::open(shipped).unwrap()) });
+    let shipped = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/models/ruvllm-rust-6m-q8_0.gguf"
+    );
+    jobs.push(Job {
+        name: "shipped".into(),
+        options: plain,
+        open: Box::new(move || Model::open(shipped).unwrap()),
+    });
     jobs.retain(|job| !emulated() || job.name.starts_with("tiny/"));
     jobs
 }
@@ -83,19 +147,36 @@ fn own_models() -> Vec<Job> {
 /// The models of the reference data that this build runs.
 fn reference_models(root: &Path) -> Vec<Job> {
     let sets = ["models", "models2", "models/quantised", "models2/quantised"];
-    let mut folders: Vec<_> = sets.iter().flat_map(|set| subdirectories(&root.join(set))).collect();
+    let mut folders: Vec<_> = sets
+        .iter()
+        .flat_map(|set| subdirectories(&root.join(set)))
+        .collect();
     folders.push(root.join("stories"));
     let mut jobs = Vec::new();
     for folder in folders {
-        let files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
-        for path in files.filter(|path| path.extension().is_some_and(|extension| extension == "gguf")) {
+        let files = std::fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        for path in files.filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "gguf")
+        }) {
             let gguf = Gguf::open(&path).unwrap();
             let architecture = gguf.metadata().str("general.architecture").unwrap();
             if supported_architectures().any(|supported| supported == architecture) {
-                let name = path.strip_prefix(root).unwrap().with_extension("").to_string_lossy().replace('\\', "/");
+                let name = path
+                    .strip_prefix(root)
+                    .unwrap()
+                    .with_extension("")
+                    .to_string_lossy()
+                    .replace('\\', "/");
                 let folder = folder.file_name().unwrap().to_string_lossy().into_owned();
                 let open = Box::new(move || open_reference(&path, &folder));
-                jobs.push(Job { name, options: SessionOptions::default(), open });
+                jobs.push(Job {
+                    name,
+                    options: SessionOptions::default(),
+                    open,
+                });
             }
         }
     }
@@ -116,7 +197,9 @@ fn own_models_compute_the_same_bits() {
 fn reference_models_compute_the_same_bits() {
     let Some(root) = conformance() else { return };
     if emulated() {
-        return crate::common::skipped("on an emulated CPU only the repository's own models are compared");
+        return crate::common::skipped(
+            "on an emulated CPU only the repository's own models are compared",
+        );
     }
     check("reference.txt", &passes::GROUPS, reference_models(&root));
 }
@@ -130,7 +213,13 @@ fn learners_have_the_same_states() {
 fn learners_of_reference_models_have_the_same_states() {
     let Some(root) = conformance() else { return };
     if emulated() {
-        return crate::common::skipped("on an emulated CPU only the repository's own models are compared");
+        return crate::common::skipped(
+            "on an emulated CPU only the repository's own models are compared",
+        );
     }
-    check("reference-learning.txt", &learning::GROUPS, reference_models(&root));
+    check(
+        "reference-learning.txt",
+        &learning::GROUPS,
+        reference_models(&root),
+    );
 }

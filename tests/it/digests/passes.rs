@@ -3,7 +3,8 @@
 use super::compare::{Case, Group, Item};
 use crate::run::{Pass, engine};
 use ruvllm::exec::{
-    CacheMode, Embedder, Engine, EngineOptions, Request, Reranker, Schedule, ScheduleOptions, SessionOptions,
+    CacheMode, Embedder, Engine, EngineOptions, Request, Reranker, Schedule, ScheduleOptions,
+    SessionOptions,
 };
 use ruvllm::lora::{Adapter, Gradients};
 use ruvllm::model::{Model, Site};
@@ -13,10 +14,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(super) const GROUPS: [Group; 4] = [
-    Group { compute: logits_and_files, always: true },
-    Group { compute: vectors, always: true },
-    Group { compute: answers, always: false },
-    Group { compute: adapters, always: false },
+    Group {
+        compute: logits_and_files,
+        always: true,
+    },
+    Group {
+        compute: vectors,
+        always: true,
+    },
+    Group {
+        compute: answers,
+        always: false,
+    },
+    Group {
+        compute: adapters,
+        always: false,
+    },
 ];
 
 /// Tokens of a prompt: two pages of keys and values, and two positions more.
@@ -30,7 +43,11 @@ pub(super) struct Folder(pub(super) PathBuf);
 impl Folder {
     pub(super) fn new() -> Folder {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("ruvllm-digests-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "ruvllm-digests-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let folder = std::env::temp_dir().join(name);
         let _ = std::fs::remove_dir_all(&folder);
         Folder(folder)
@@ -47,7 +64,9 @@ impl Drop for Folder {
 pub(super) fn tokens(model: &Model, n: usize, room: usize) -> Vec<u32> {
     let h = model.hparams();
     let n = n.min(h.n_ctx_train.saturating_sub(room));
-    (0..n).map(|i| ((i * i * 31 + 7 * i + 3) % h.n_vocab) as u32).collect()
+    (0..n)
+        .map(|i| ((i * i * 31 + 7 * i + 3) % h.n_vocab) as u32)
+        .collect()
 }
 
 pub(super) fn bytes(values: &[f32]) -> Vec<u8> {
@@ -64,7 +83,8 @@ fn likeliest(logits: &[f32]) -> u32 {
     (0..logits.len()).fold(0, better) as u32
 }
 
-/// What the model goes on with after the tokens of the session, greedily; adds the logits that follow each to `all`.
+/// What the model goes on with after the tokens of the session, greedily; adds the logits that
+/// follow each to `all`.
 pub(super) fn greedy(session: &mut Session, n: usize, all: &mut Vec<u8>) -> Vec<u32> {
     let mut text = Vec::new();
     for _ in 0..n {
@@ -76,14 +96,24 @@ pub(super) fn greedy(session: &mut Session, n: usize, all: &mut Vec<u8>) -> Vec<
 
 /// Names and bytes of the files of a folder.
 fn contents(folder: &Path) -> Vec<u8> {
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     files.sort();
-    let named = files.iter().map(|file| (file.file_name().unwrap().as_encoded_bytes(), std::fs::read(file).unwrap()));
-    named.flat_map(|(name, bytes)| [name, b"\n", &bytes[..]].concat()).collect()
+    let named = files.iter().map(|file| {
+        (
+            file.file_name().unwrap().as_encoded_bytes(),
+            std::fs::read(file).unwrap(),
+        )
+    });
+    named
+        .flat_map(|(name, bytes)| [name, b"\n", &bytes[..]].concat())
+        .collect()
 }
 
-/// Logits after every token of a prompt and after generated ones, the generated text, the saved session, and what the
-/// prefix cache writes.
+/// Logits after every token of a prompt and after generated ones, the generated text, the saved
+/// session, and what the prefix cache writes.
 fn logits_and_files(case: &Case<'_>) -> Vec<Item> {
     if !is_causal(case.model) {
         return Vec::new();
@@ -96,10 +126,17 @@ fn logits_and_files(case: &Case<'_>) -> Vec<Item> {
         ..Default::default()
     };
     let engine = Engine::new(case.model, &options).unwrap();
-    let options = SessionOptions { prefix: CacheMode::On.into(), ..case.options.clone() };
+    let options = SessionOptions {
+        prefix: CacheMode::On.into(),
+        ..case.options.clone()
+    };
     let mut logits = Vec::new();
     let mut session = engine.session_with(&case.options).unwrap();
-    session.prefill_each(&prompt[..prompt.len() / 2], 0, |_, row| logits.extend(bytes(row))).unwrap();
+    session
+        .prefill_each(&prompt[..prompt.len() / 2], 0, |_, row| {
+            logits.extend(bytes(row))
+        })
+        .unwrap();
     let mut session = engine.session_with(&options).unwrap();
     logits.extend(bytes(&session.prefilled(&prompt)));
     let text = greedy(&mut session, N_TEXT, &mut logits);
@@ -108,9 +145,14 @@ fn logits_and_files(case: &Case<'_>) -> Vec<Item> {
     drop(engine);
     let text = text.iter().flat_map(|token| token.to_le_bytes()).collect();
     let prefixes = contents(&folder.0);
-    [("logits", logits), ("text", text), ("session", saved), ("prefixes", prefixes)]
-        .map(|(name, bytes)| (name, Some(bytes)))
-        .into()
+    [
+        ("logits", logits),
+        ("text", text),
+        ("session", saved),
+        ("prefixes", prefixes),
+    ]
+    .map(|(name, bytes)| (name, Some(bytes)))
+    .into()
 }
 
 /// Vectors of texts, or scores of pairs.
@@ -119,13 +161,21 @@ fn vectors(case: &Case<'_>) -> Vec<Item> {
     let texts = [tokens(model, 70, 0), tokens(model, 5, 0)];
     let engine = engine(model, case.n_threads);
     if model.hparams().classifier.is_some() {
-        let scores = Reranker::new(&engine).unwrap().n_batch(n_batch).rank_tokens(&texts).unwrap();
+        let scores = Reranker::new(&engine)
+            .unwrap()
+            .n_batch(n_batch)
+            .rank_tokens(&texts)
+            .unwrap();
         return vec![("scores", Some(bytes(&scores)))];
     }
     if is_causal(model) && model.hparams().pooling.is_none() {
         return Vec::new();
     }
-    let vectors = Embedder::new(&engine).unwrap().n_batch(n_batch).embed_tokens(&texts).unwrap();
+    let vectors = Embedder::new(&engine)
+        .unwrap()
+        .n_batch(n_batch)
+        .embed_tokens(&texts)
+        .unwrap();
     vec![("vectors", Some(bytes(&vectors.concat())))]
 }
 
@@ -135,23 +185,47 @@ fn answers(case: &Case<'_>) -> Vec<Item> {
         return Vec::new();
     }
     let engine = engine(case.model, case.n_threads);
-    let options = ScheduleOptions { session: case.options.clone(), ..Default::default() };
+    let options = ScheduleOptions {
+        session: case.options.clone(),
+        ..Default::default()
+    };
     let mut schedule = Schedule::new(&engine, &options).unwrap();
     let all = tokens(case.model, 40, 24);
     let samplers = [
         Sampler::builder().temperature(0.0).build().unwrap(),
-        Sampler::builder().temperature(0.9).seed(3).repeat_penalty(1.1).top_p(0.9).build().unwrap(),
-        Sampler::builder().temperature(0.7).seed(5).top_k(20).min_p(0.02).build().unwrap(),
+        Sampler::builder()
+            .temperature(0.9)
+            .seed(3)
+            .repeat_penalty(1.1)
+            .top_p(0.9)
+            .build()
+            .unwrap(),
+        Sampler::builder()
+            .temperature(0.7)
+            .seed(5)
+            .top_k(20)
+            .min_p(0.02)
+            .build()
+            .unwrap(),
     ];
     let requests = samplers.into_iter().zip([&all[..], &all[..9], &all[3..20]]);
-    let requests = requests.map(|(sampler, prompt)| Request::new(prompt.to_vec(), sampler).max_tokens(16).logprobs(2));
-    let mut streams: Vec<_> = requests.map(|request| schedule.submit(request).unwrap()).collect();
+    let requests = requests.map(|(sampler, prompt)| {
+        Request::new(prompt.to_vec(), sampler)
+            .max_tokens(16)
+            .logprobs(2)
+    });
+    let mut streams: Vec<_> = requests
+        .map(|request| schedule.submit(request).unwrap())
+        .collect();
     while schedule.step() {}
     let mut text = String::new();
     for stream in &mut streams {
         let pieces: Vec<_> = stream.by_ref().map(Result::unwrap).collect();
         let finish = stream.finish().unwrap();
-        let tokens: Vec<_> = pieces.iter().map(|p| (p.token, p.text.as_str(), p.logprob.map(f32::to_bits))).collect();
+        let tokens: Vec<_> = pieces
+            .iter()
+            .map(|p| (p.token, p.text.as_str(), p.logprob.map(f32::to_bits)))
+            .collect();
         text += &format!("{tokens:?} {:?} {}\n", finish.reason, finish.n_generated);
     }
     vec![("answers", Some(text.into_bytes()))]
@@ -162,7 +236,9 @@ pub(super) fn adapter(model: &Model, targets: impl Fn(&Site) -> bool) -> Adapter
     let mut adapter = Adapter::zeros(model, 2, 7, targets).unwrap();
     for (i, term) in adapter.terms_mut() {
         let b = term.parts_mut().1;
-        b.iter_mut().enumerate().for_each(|(j, b)| *b = ((5 * i + 3 * j) % 11) as f32 * 0.01 - 0.05);
+        b.iter_mut()
+            .enumerate()
+            .for_each(|(j, b)| *b = ((5 * i + 3 * j) % 11) as f32 * 0.01 - 0.05);
     }
     adapter
 }
@@ -172,7 +248,9 @@ fn adapters(case: &Case<'_>) -> Vec<Item> {
     if !is_causal(case.model) {
         return Vec::new();
     }
-    let mut session = engine(case.model, case.n_threads).session_with(&case.options).unwrap();
+    let mut session = engine(case.model, case.n_threads)
+        .session_with(&case.options)
+        .unwrap();
     let adapter = Arc::new(adapter(case.model, |_| true));
     let id = session.attach(Arc::clone(&adapter), 0.5).unwrap();
     let all = tokens(case.model, 41, 0);
@@ -183,7 +261,13 @@ fn adapters(case: &Case<'_>) -> Vec<Item> {
     session.prefill(&prompt[..9]).unwrap();
     let mut gradients = Gradients::zeros(&adapter);
     let weights: Vec<f32> = (1..text.len()).map(|i| [1.0, 0.5, 0.0][i % 3]).collect();
-    let gradient = match session.nll_gradient(id, &text[..text.len() - 1], &text[1..], &weights, &mut gradients) {
+    let gradient = match session.nll_gradient(
+        id,
+        &text[..text.len() - 1],
+        &text[1..],
+        &weights,
+        &mut gradients,
+    ) {
         Ok(loss) => {
             let mut all = loss.to_le_bytes().to_vec();
             all.extend(bytes(&gradients.values().collect::<Vec<f32>>()));

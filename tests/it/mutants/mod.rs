@@ -22,8 +22,12 @@ impl Shapes {
     /// The file, with seeded weights.
     pub(crate) fn parts(&self) -> Parts {
         let mut parts = Parts::new();
-        self.metadata.iter().for_each(|(key, value)| parts.set(key, value.clone()));
-        self.tensors.iter().for_each(|(name, dims)| parts.hashed(name, dims));
+        self.metadata
+            .iter()
+            .for_each(|(key, value)| parts.set(key, value.clone()));
+        self.tensors
+            .iter()
+            .for_each(|(name, dims)| parts.hashed(name, dims));
         parts
     }
 
@@ -37,7 +41,10 @@ impl Shapes {
             metadata: std::iter::once(("general.architecture".to_owned(), arch.into()))
                 .chain(metadata(family))
                 .collect(),
-            tensors: tensors.iter().map(|(name, dims)| (name.clone(), sizes(dims))).collect(),
+            tensors: tensors
+                .iter()
+                .map(|(name, dims)| (name.clone(), sizes(dims)))
+                .collect(),
         }
     }
 
@@ -45,23 +52,42 @@ impl Shapes {
     pub(crate) fn of_line(line: &Json) -> Shapes {
         let of_layers = |entry: &Json| -> Vec<(String, Vec<usize>)> {
             let name = entry[0].as_str().unwrap();
-            sizes(&entry[2]).iter().map(|i| (name.replace('*', &i.to_string()), sizes(&entry[1]))).collect()
+            sizes(&entry[2])
+                .iter()
+                .map(|i| (name.replace('*', &i.to_string()), sizes(&entry[1])))
+                .collect()
         };
         Shapes {
             name: line["name"].as_str().unwrap().to_owned(),
-            arch: line["metadata"]["general.architecture"].as_str().unwrap().to_owned(),
+            arch: line["metadata"]["general.architecture"]
+                .as_str()
+                .unwrap()
+                .to_owned(),
             metadata: metadata(line).collect(),
-            tensors: line["tensors"].as_array().unwrap().iter().flat_map(of_layers).collect(),
+            tensors: line["tensors"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .flat_map(of_layers)
+                .collect(),
         }
     }
 }
 
 fn metadata(model: &Json) -> impl Iterator<Item = (String, Value)> {
-    model["metadata"].as_object().unwrap().iter().map(|(key, json)| (key.clone(), value(json)))
+    model["metadata"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(|(key, json)| (key.clone(), value(json)))
 }
 
 fn sizes(json: &Json) -> Vec<usize> {
-    json.as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).collect()
+    json.as_array()
+        .unwrap()
+        .iter()
+        .map(|n| n.as_u64().unwrap() as usize)
+        .collect()
 }
 
 fn value(json: &Json) -> Value {
@@ -72,8 +98,12 @@ fn value(json: &Json) -> Value {
         Json::Number(x) => (x.as_f64().unwrap() as f32).into(),
         Json::Array(all) => Value::Array(match &all[0] {
             Json::Bool(_) => Array::Bool(all.iter().map(|x| x.as_bool().unwrap()).collect()),
-            Json::String(_) => Array::Strings(StringArray::from_iter(all.iter().map(|x| x.as_str().unwrap()))),
-            first if first.is_f64() => Array::F32(all.iter().map(|x| x.as_f64().unwrap() as f32).collect()),
+            Json::String(_) => Array::Strings(StringArray::from_iter(
+                all.iter().map(|x| x.as_str().unwrap()),
+            )),
+            first if first.is_f64() => {
+                Array::F32(all.iter().map(|x| x.as_f64().unwrap() as f32).collect())
+            }
             _ => Array::U32(all.iter().map(|x| x.as_u64().unwrap() as u32).collect()),
         }),
         other => panic!("{other}"),
@@ -96,8 +126,14 @@ pub(crate) fn models() -> &'static [Shapes] {
         let lines = include_str!("../../data/shapes.json").lines();
         let lines = lines.map(|line| Shapes::of_line(&serde_json::from_str(line).unwrap()));
         let families = families();
-        let families = families.as_object().unwrap().iter().filter(|(name, _)| *name != "about");
-        lines.chain(families.map(|(name, family)| Shapes::of_family(name, family))).collect()
+        let families = families
+            .as_object()
+            .unwrap()
+            .iter()
+            .filter(|(name, _)| *name != "about");
+        lines
+            .chain(families.map(|(name, family)| Shapes::of_family(name, family)))
+            .collect()
     })
 }
 
@@ -105,8 +141,15 @@ pub(crate) fn models() -> &'static [Shapes] {
 fn keys() -> &'static [String] {
     static KEYS: OnceLock<Vec<String>> = OnceLock::new();
     KEYS.get_or_init(|| {
-        let keys = models().iter().flat_map(|m| m.metadata.iter().map(|(key, _)| key.split_once('.').unwrap().1));
-        keys.map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
+        let keys = models().iter().flat_map(|m| {
+            m.metadata
+                .iter()
+                .map(|(key, _)| key.split_once('.').unwrap().1)
+        });
+        keys.map(str::to_owned)
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect()
     })
 }
 
@@ -114,14 +157,26 @@ fn keys() -> &'static [String] {
 fn names() -> &'static [String] {
     static NAMES: OnceLock<Vec<String>> = OnceLock::new();
     NAMES.get_or_init(|| {
-        let names = models().iter().flat_map(|m| m.tensors.iter().map(|(name, _)| name.clone()));
+        let names = models()
+            .iter()
+            .flat_map(|m| m.tensors.iter().map(|(name, _)| name.clone()));
         names.collect::<BTreeSet<_>>().into_iter().collect()
     })
 }
 
-const TEXTS: [&str; 10] = ["none", "linear", "yarn", "longrope", "llama3", "mean", "rank", "", "\u{fffd}", "llama"];
-const TYPES: [DType; 8] =
-    [DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::MXFP4, DType::Q4_K, DType::F64, DType::I32];
+const TEXTS: [&str; 10] = [
+    "none", "linear", "yarn", "longrope", "llama3", "mean", "rank", "", "\u{fffd}", "llama",
+];
+const TYPES: [DType; 8] = [
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::MXFP4,
+    DType::Q4_K,
+    DType::F64,
+    DType::I32,
+];
 
 /// The file of `model` with changes of six bytes each: what, where, and a number.
 pub(crate) fn mutant(model: &Shapes, changes: &[[u8; 6]]) -> Vec<u8> {
@@ -134,10 +189,17 @@ pub(crate) fn mutant(model: &Shapes, changes: &[[u8; 6]]) -> Vec<u8> {
         // One of its own keys, or of any architecture's.
         let key = match what & 0x80 == 0 && !own.is_empty() {
             true => own[usize::from(place) % own.len()].clone(),
-            false => format!("{}.{}", model.arch, keys()[usize::from(place) % keys().len()]),
+            false => format!(
+                "{}.{}",
+                model.arch,
+                keys()[usize::from(place) % keys().len()]
+            ),
         };
         let tensors = parts.tensor_names();
-        let tensor = tensors.get(usize::from(place) % tensors.len().max(1)).cloned().unwrap_or_default();
+        let tensor = tensors
+            .get(usize::from(place) % tensors.len().max(1))
+            .cloned()
+            .unwrap_or_default();
         match what % 16 {
             0 => parts.set(&key, number),
             // Numbers of the order that files have.
@@ -176,14 +238,22 @@ fn array(number: u32) -> Value {
     let bits = number >> 8;
     Value::Array(match number >> 4 & 3 {
         0 => Array::Bool((0..n).map(|i| bits >> i & 1 == 1).collect()),
-        1 => Array::F32((0..n).map(|i| f32::from_bits(bits.rotate_left(3 * i as u32))).collect()),
-        2 => Array::I32((0..n).map(|i| bits.rotate_left(5 * i as u32) as i32).collect()),
+        1 => Array::F32(
+            (0..n)
+                .map(|i| f32::from_bits(bits.rotate_left(3 * i as u32)))
+                .collect(),
+        ),
+        2 => Array::I32(
+            (0..n)
+                .map(|i| bits.rotate_left(5 * i as u32) as i32)
+                .collect(),
+        ),
         _ => Array::U32((0..n).map(|i| bits >> (3 * i) & 7).collect()),
     })
 }
 
-/// Opens a file and computes a prompt and tokens with it, goes back and on, or computes a vector. Whatever is refused is
-/// refused in words.
+/// Opens a file and computes a prompt and tokens with it, goes back and on, or computes a vector.
+/// Whatever is refused is refused in words.
 pub(crate) fn compute(file: Vec<u8>) -> Result<(), String> {
     let words = |error: &dyn std::error::Error| {
         let text = error.to_string();
@@ -197,16 +267,25 @@ pub(crate) fn compute(file: Vec<u8>) -> Result<(), String> {
     let tokens: Vec<u32> = (0..40).map(|i| i * 7 % n_vocab).collect();
     if model.hparams().attention().any(|attn| !attn.causal) {
         let embedder = model.embedder().map_err(|e| words(&e))?;
-        return embedder.embed_tokens(&[&tokens[..9], &tokens[..1]]).map(drop).map_err(|e| words(&e));
+        return embedder
+            .embed_tokens(&[&tokens[..9], &tokens[..1]])
+            .map(drop)
+            .map_err(|e| words(&e));
     }
-    let options = SessionOptions { n_ctx: Some(48), ..SessionOptions::default() };
+    let options = SessionOptions {
+        n_ctx: Some(48),
+        ..SessionOptions::default()
+    };
     let mut session = model.session_with(&options).map_err(|e| words(&e))?;
     if let Ok(mut block) = MtpDrafter::new(session.engine(), &options) {
         let (mut outputs, mut draft) = (Outputs::default(), Vec::new());
         let states = vec![0.5; (tokens.len() - 1) * model.hparams().n_embd];
         block.push(&tokens);
         while let Some(slot) = block.next_pass(3, &states) {
-            let is_ok = session.engine().step(&mut [slot], &mut outputs, &CancelToken::default()).is_ok();
+            let is_ok = session
+                .engine()
+                .step(&mut [slot], &mut outputs, &CancelToken::default())
+                .is_ok();
             block.end_pass(is_ok.then(|| (outputs.logits(0), outputs.states(0))));
         }
         block.draft(3, &mut draft);

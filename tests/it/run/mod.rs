@@ -10,7 +10,9 @@ use std::num::NonZeroUsize;
 
 /// The level that `RUVLLM_ARCH` names, else the best one.
 pub(crate) fn level() -> Arch {
-    let name = std::env::var("RUVLLM_ARCH").ok().filter(|name| !name.is_empty());
+    let name = std::env::var("RUVLLM_ARCH")
+        .ok()
+        .filter(|name| !name.is_empty());
     name.map_or_else(Arch::detect, |name| Arch::named(&name).unwrap())
 }
 
@@ -26,7 +28,10 @@ pub(crate) trait OnLevel {
 
 impl OnLevel for Model {
     fn on(&self, arch: Arch) -> Model {
-        OpenOptions::new().arch(arch).open_gguf(self.gguf().clone()).unwrap()
+        OpenOptions::new()
+            .arch(arch)
+            .open_gguf(self.gguf().clone())
+            .unwrap()
     }
 }
 
@@ -36,7 +41,14 @@ pub(crate) fn session_on(model: &Model, n_threads: usize, options: &SessionOptio
 }
 
 pub(crate) fn engine(model: &Model, n_threads: usize) -> Engine {
-    Engine::new(model, &EngineOptions { n_threads: NonZeroUsize::new(n_threads), ..Default::default() }).unwrap()
+    Engine::new(
+        model,
+        &EngineOptions {
+            n_threads: NonZeroUsize::new(n_threads),
+            ..Default::default()
+        },
+    )
+    .unwrap()
 }
 
 /// Passes and their logits in one call.

@@ -36,7 +36,10 @@ pub(crate) struct Parts {
 
 impl Parts {
     pub(crate) fn new() -> Parts {
-        Parts { metadata: Vec::new(), tensors: Vec::new() }
+        Parts {
+            metadata: Vec::new(),
+            tensors: Vec::new(),
+        }
     }
 
     pub(crate) fn set(&mut self, key: &str, value: impl Into<Value>) {
@@ -53,7 +56,10 @@ impl Parts {
     }
 
     pub(crate) fn rename_tensor(&mut self, from: &str, to: &str) {
-        self.tensors.iter_mut().filter(|t| t.0 == from).for_each(|t| t.0 = to.to_owned());
+        self.tensors
+            .iter_mut()
+            .filter(|t| t.0 == from)
+            .for_each(|t| t.0 = to.to_owned());
     }
 
     /// Changes the values of an F32 tensor.
@@ -79,7 +85,10 @@ impl Parts {
 
     /// Changes the shape of a tensor, of as many elements.
     pub(crate) fn reshape(&mut self, name: &str, dims: &[u64]) {
-        self.tensors.iter_mut().filter(|t| t.0 == name).for_each(|t| t.1 = dims.to_vec());
+        self.tensors
+            .iter_mut()
+            .filter(|t| t.0 == name)
+            .for_each(|t| t.1 = dims.to_vec());
     }
 
     /// Makes an F32 tensor smaller, of its first elements.
@@ -96,10 +105,16 @@ impl Parts {
 
     /// Changes a dimension of an F32 tensor, which then has its first elements, or more zeros.
     pub(crate) fn resize(&mut self, name: &str, dimension: usize, n: usize) {
-        if let Some(tensor) = self.tensors.iter_mut().find(|t| t.0 == name && t.2 == DType::F32) {
+        if let Some(tensor) = self
+            .tensors
+            .iter_mut()
+            .find(|t| t.0 == name && t.2 == DType::F32)
+        {
             let dimension = dimension % tensor.1.len();
             tensor.1[dimension] = n.max(1) as u64;
-            tensor.3.resize(4 * tensor.1.iter().product::<u64>() as usize, 0);
+            tensor
+                .3
+                .resize(4 * tensor.1.iter().product::<u64>() as usize, 0);
         }
     }
 
@@ -129,15 +144,25 @@ impl Parts {
         for (name, dims, _, bytes) in matrices {
             self.remove_tensor(&name);
             let dims: Vec<usize> = dims.iter().map(|&n| n as usize).collect();
-            let values: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+            let values: Vec<f32> = bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+                .collect();
             self.put(name, &dims, dtype, &values);
         }
     }
 
     /// Sets all values of an F32 tensor.
     pub(crate) fn fill(&mut self, name: &str, value: f32) {
-        if let Some(tensor) = self.tensors.iter_mut().find(|t| t.0 == name && t.2 == DType::F32) {
-            tensor.3.chunks_exact_mut(4).for_each(|bytes| bytes.copy_from_slice(&value.to_le_bytes()));
+        if let Some(tensor) = self
+            .tensors
+            .iter_mut()
+            .find(|t| t.0 == name && t.2 == DType::F32)
+        {
+            tensor
+                .3
+                .chunks_exact_mut(4)
+                .for_each(|bytes| bytes.copy_from_slice(&value.to_le_bytes()));
         }
     }
 
@@ -146,8 +171,8 @@ impl Parts {
         self.put(name.to_owned(), &[values.len()], DType::F32, values);
     }
 
-    /// Adds an F32 tensor of values as in `tests/reference_values.py`: a bias, a rate, a vector near 1, or
-    /// a matrix.
+    /// Adds an F32 tensor of values as in `tests/reference_values.py`: a bias, a rate, a vector
+    /// near 1, or a matrix.
     pub(crate) fn hashed(&mut self, name: &str, dims: &[usize]) {
         let (scale, shift) = match dims {
             _ if name.ends_with("bias") => (0.5, 0.0),
@@ -155,7 +180,12 @@ impl Parts {
             [_] => (0.25, 1.0),
             _ => ((1.5 / (dims[0] as f64).sqrt()) as f32, 0.0),
         };
-        self.put(name.to_owned(), dims, DType::F32, &values(name, dims.iter().product(), scale, shift));
+        self.put(
+            name.to_owned(),
+            dims,
+            DType::F32,
+            &values(name, dims.iter().product(), scale, shift),
+        );
     }
 
     pub(crate) fn bytes(self) -> Vec<u8> {
@@ -181,12 +211,18 @@ impl Parts {
             DType::MXFP4 => mxfp4(values, &mut bytes),
             _ => format.quantize.unwrap()(values, None, &mut bytes),
         }
-        self.tensors.push((name, dims.iter().map(|&n| n as u64).collect(), dtype, bytes));
+        self.tensors
+            .push((name, dims.iter().map(|&n| n as u64).collect(), dtype, bytes));
     }
 
     pub(crate) fn matrix(&mut self, name: &str, n_in: usize, n_out: &[usize], dtype: DType) {
         let name = format!("{name}.weight");
-        let values = values(&name, n_in * n_out.iter().product::<usize>(), (1.5 / (n_in as f64).sqrt()) as f32, 0.0);
+        let values = values(
+            &name,
+            n_in * n_out.iter().product::<usize>(),
+            (1.5 / (n_in as f64).sqrt()) as f32,
+            0.0,
+        );
         self.put(name, &[&[n_in], n_out].concat(), dtype, &values);
     }
 
@@ -206,36 +242,53 @@ impl Parts {
 /// Blocks of 32 values, each rounded to the nearest code; the library makes no such blocks.
 fn mxfp4(values: &[f32], bytes: &mut [u8]) {
     for (block, values) in bytes.chunks_exact_mut(17).zip(values.chunks_exact(32)) {
-        let largest = values.iter().fold(f32::MIN_POSITIVE, |most, x| most.max(x.abs()));
+        let largest = values
+            .iter()
+            .fold(f32::MIN_POSITIVE, |most, x| most.max(x.abs()));
         let exponent = (largest / 6.0).log2().ceil();
         block[0] = (exponent as i32 + 127) as u8;
         let code = |x: f32| {
-            let apart = |code: usize| (f32::from(MXFP4_VALUES[code]) / 2.0 * exponent.exp2() - x).abs();
-            (0..16).min_by(|&a, &b| apart(a).total_cmp(&apart(b))).unwrap() as u8
+            let apart =
+                |code: usize| (f32::from(MXFP4_VALUES[code]) / 2.0 * exponent.exp2() - x).abs();
+            (0..16)
+                .min_by(|&a, &b| apart(a).total_cmp(&apart(b)))
+                .unwrap() as u8
         };
         let (low, high) = values.split_at(16);
-        block[1..].iter_mut().zip(low.iter().zip(high)).for_each(|(to, (&a, &b))| *to = code(a) | code(b) << 4);
+        block[1..]
+            .iter_mut()
+            .zip(low.iter().zip(high))
+            .for_each(|(to, (&a, &b))| *to = code(a) | code(b) << 4);
     }
 }
 
 /// Values in `shift ± scale` from a hash of name and index.
 fn values(name: &str, n: usize, scale: f32, shift: f32) -> Vec<f32> {
-    let seed = name.bytes().fold(0xCBF2_9CE4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3));
+    let seed = name.bytes().fold(0xCBF2_9CE4_8422_2325u64, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3)
+    });
     let splitmix = |x: u64| {
         let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         x ^ (x >> 31)
     };
-    let unit = |i: usize| (splitmix(seed.wrapping_add(i as u64)) >> 40) as f32 / (1 << 23) as f32 - 1.0;
+    let unit =
+        |i: usize| (splitmix(seed.wrapping_add(i as u64)) >> 40) as f32 / (1 << 23) as f32 - 1.0;
     (0..n).map(|i| shift + scale * unit(i)).collect()
 }
 
 impl Tiny {
     pub(crate) const ALL: [Tiny; 3] = [Tiny::Llama, Tiny::Gemma2, Tiny::Qwen3Moe];
     /// One for every shape of a layer.
-    pub(crate) const SHAPES: [Tiny; 6] =
-        [Tiny::Llama, Tiny::Gemma2, Tiny::Qwen3Moe, Tiny::Qwen2Moe, Tiny::Phi3, Tiny::Phi2];
+    pub(crate) const SHAPES: [Tiny; 6] = [
+        Tiny::Llama,
+        Tiny::Gemma2,
+        Tiny::Qwen3Moe,
+        Tiny::Qwen2Moe,
+        Tiny::Phi3,
+        Tiny::Phi2,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -251,28 +304,50 @@ impl Tiny {
     /// A llama with attention sinks and windows.
     pub(crate) fn granite_swa() -> Parts {
         let mut p = Tiny::Llama.parts(DType::F32);
-        p.metadata.iter_mut().for_each(|(key, _)| *key = key.replacen("llama.", "granite_swa.", 1));
+        p.metadata
+            .iter_mut()
+            .for_each(|(key, _)| *key = key.replacen("llama.", "granite_swa.", 1));
         p.set("general.architecture", "granite_swa");
         p.set("granite_swa.attention.sliding_window", 4u32);
-        (0..N_LAYER).for_each(|i| p.vector(&format!("blk.{i}.attn_sinks.weight"), &[0.5, -1.0, 2.0, 0.0]));
+        (0..N_LAYER).for_each(|i| {
+            p.vector(
+                &format!("blk.{i}.attn_sinks.weight"),
+                &[0.5, -1.0, 2.0, 0.0],
+            )
+        });
         p
     }
 
     /// A mixture with attention sinks, a window in the first layer, and biases of everything.
     pub(crate) fn gpt_oss(dtype: DType) -> Parts {
         let mut p = Tiny::Qwen3Moe.parts(dtype);
-        p.metadata.iter_mut().for_each(|(key, _)| *key = key.replacen("qwen3moe.", "gpt-oss.", 1));
+        p.metadata
+            .iter_mut()
+            .for_each(|(key, _)| *key = key.replacen("qwen3moe.", "gpt-oss.", 1));
         p.set("general.architecture", "gpt-oss");
         p.set("gpt-oss.attention.sliding_window", 4u32);
         for i in 0..N_LAYER {
             let name = |part: &str| format!("blk.{i}.{part}");
-            ["attn_q_norm", "attn_k_norm"].iter().for_each(|part| p.remove_tensor(&name(&format!("{part}.weight"))));
+            ["attn_q_norm", "attn_k_norm"]
+                .iter()
+                .for_each(|part| p.remove_tensor(&name(&format!("{part}.weight"))));
             p.vector(&name("attn_sinks.weight"), &[0.5, -1.0, 2.0, 0.0]);
-            let heads = [("attn_q", N_HEAD * HEAD), ("attn_k", N_KV * HEAD), ("attn_v", N_KV * HEAD)];
-            for (part, n) in heads.into_iter().chain([("attn_output", N_EMBD), ("ffn_gate_inp", N_EXPERT)]) {
+            let heads = [
+                ("attn_q", N_HEAD * HEAD),
+                ("attn_k", N_KV * HEAD),
+                ("attn_v", N_KV * HEAD),
+            ];
+            for (part, n) in heads
+                .into_iter()
+                .chain([("attn_output", N_EMBD), ("ffn_gate_inp", N_EXPERT)])
+            {
                 p.bias(&name(part), n);
             }
-            for (part, n) in [("ffn_gate_exps", N_FF), ("ffn_up_exps", N_FF), ("ffn_down_exps", N_EMBD)] {
+            for (part, n) in [
+                ("ffn_gate_exps", N_FF),
+                ("ffn_up_exps", N_FF),
+                ("ffn_down_exps", N_EMBD),
+            ] {
                 p.bias(&name(part), n * N_EXPERT);
                 p.reshape(&name(&format!("{part}.bias")), &[n as u64, N_EXPERT as u64]);
             }
@@ -283,7 +358,9 @@ impl Tiny {
     /// Layer norms with biases, learned positions, no gate.
     pub(crate) fn gpt2() -> Parts {
         let mut p = Tiny::Phi2.parts(DType::F32);
-        p.metadata.iter_mut().for_each(|(key, _)| *key = key.replacen("phi2.", "gpt2.", 1));
+        p.metadata
+            .iter_mut()
+            .for_each(|(key, _)| *key = key.replacen("phi2.", "gpt2.", 1));
         p.remove("gpt2.rope.dimension_count");
         p.set("general.architecture", "gpt2");
         p.matrix("position_embd", N_EMBD, &[256], DType::F32);
@@ -335,7 +412,10 @@ impl Tiny {
             }
         }
         if self == Tiny::Qwen2Moe {
-            p.set("qwen2moe.expert_shared_feed_forward_length", N_FF as u32 + 32);
+            p.set(
+                "qwen2moe.expert_shared_feed_forward_length",
+                N_FF as u32 + 32,
+            );
         }
         p.matrix("token_embd", N_EMBD, &[N_VOCAB], dtype);
         p.norm("output_norm", N_EMBD);
@@ -361,7 +441,12 @@ impl Tiny {
             p.norm(&name("ffn_norm"), N_EMBD);
         }
         if matches!(self, Tiny::Phi2 | Tiny::Phi3) {
-            p.matrix(&name("attn_qkv"), N_EMBD, &[(N_HEAD + 2 * N_KV) * HEAD], dtype);
+            p.matrix(
+                &name("attn_qkv"),
+                N_EMBD,
+                &[(N_HEAD + 2 * N_KV) * HEAD],
+                dtype,
+            );
         } else {
             for (part, heads) in [("attn_q", N_HEAD), ("attn_k", N_KV), ("attn_v", N_KV)] {
                 p.matrix(&name(part), N_EMBD, &[heads * HEAD], dtype);

@@ -1,13 +1,20 @@
-//! Latent attention: DeepSeek 2 and 3, Mistral 4, MiniCPM 3, Kimi Linear; and GLM 4, of which one has it too.
+//! Latent attention: DeepSeek 2 and 3, Mistral 4, MiniCPM 3, Kimi Linear; and GLM 4, of which one
+//! has it too.
 
 use super::super::Failure;
 use super::super::config::{Config, MAX_HEAD};
 use super::dense::long_factors;
-use super::{EXPERT_KEYS, Family, Kind, PLAIN, Put, Run, SHARED_EXPERTS, Transpose, decays, partial_rope};
+use super::{
+    EXPERT_KEYS, Family, Kind, PLAIN, Put, Run, SHARED_EXPERTS, Transpose, decays, partial_rope,
+};
 use ruvllm::gguf::{Array, Value};
 
-const GLM_SPECIAL: &[(&str, &str)] =
-    &[("bos", "[gMASK]"), ("eot", "<|user|>"), ("unknown", "<|endoftext|>"), ("eom", "<|observation|>")];
+const GLM_SPECIAL: &[(&str, &str)] = &[
+    ("bos", "[gMASK]"),
+    ("eot", "<|user|>"),
+    ("unknown", "<|endoftext|>"),
+    ("eom", "<|observation|>"),
+];
 
 /// Latent attention: keys and values of all heads from one vector per token.
 const DEEPSEEK2: Family = Family {
@@ -32,10 +39,22 @@ const DEEPSEEK2: Family = Family {
         (&["kv_lora_rank"], "attention.kv_lora_rank", Kind::Count),
         (&["v_head_dim"], "attention.value_length_mla", Kind::Count),
         (&["qk_rope_head_dim"], "rope.dimension_count", Kind::Count),
-        (&["moe_intermediate_size", "intermediate_size"], "expert_feed_forward_length", Kind::Count),
+        (
+            &["moe_intermediate_size", "intermediate_size"],
+            "expert_feed_forward_length",
+            Kind::Count,
+        ),
         (&["n_shared_experts"], "expert_shared_count", Kind::Count),
-        (&["first_k_dense_replace"], "leading_dense_block_count", Kind::Count),
-        (&["routed_scaling_factor"], "expert_weights_scale", Kind::Number),
+        (
+            &["first_k_dense_replace"],
+            "leading_dense_block_count",
+            Kind::Count,
+        ),
+        (
+            &["routed_scaling_factor"],
+            "expert_weights_scale",
+            Kind::Number,
+        ),
     ],
     reshape: |config, part, shape| {
         // One matrix per head, of the keys' rows and the values'.
@@ -48,8 +67,21 @@ const DEEPSEEK2: Family = Family {
     cut: |config, n_rows| {
         let n = config.u32("qk_nope_head_dim")? as usize;
         let n_rest = n_rows.checked_sub(n);
-        let n_rest = n_rest.ok_or_else(|| config.refuse(format_args!("a head has {n_rows} rows, fewer than {n}")))?;
-        Ok(vec![vec![Run { first: 0, n, step: 1 }], vec![Run { first: n, n: n_rest, step: 1 }]])
+        let n_rest = n_rest.ok_or_else(|| {
+            config.refuse(format_args!("a head has {n_rows} rows, fewer than {n}"))
+        })?;
+        Ok(vec![
+            vec![Run {
+                first: 0,
+                n,
+                step: 1,
+            }],
+            vec![Run {
+                first: n,
+                n: n_rest,
+                step: 1,
+            }],
+        ])
     },
     blocks: true,
     transpose: |part| (part == "attn_k_b").then_some(Transpose::AfterCut),
@@ -62,7 +94,10 @@ pub(super) const FAMILIES: &[Family] = &[
         hf: &["Glm4ForCausalLM"],
         arch: "glm4",
         defaults: r#"{"partial_rotary_factor": 0.5}"#,
-        names: &[("post_self_attn_layernorm", "post_attention_norm"), ("post_mlp_layernorm", "post_ffw_norm")],
+        names: &[
+            ("post_self_attn_layernorm", "post_attention_norm"),
+            ("post_mlp_layernorm", "post_ffw_norm"),
+        ],
         special: &[
             ("eos", "<|endoftext|>"),
             ("eot", "<|user|>"),
@@ -86,8 +121,16 @@ pub(super) const FAMILIES: &[Family] = &[
         keys: &[
             EXPERT_KEYS[0],
             (&["n_shared_experts"], "expert_shared_count", Kind::Count),
-            (&["first_k_dense_replace"], "leading_dense_block_count", Kind::Count),
-            (&["routed_scaling_factor"], "expert_weights_scale", Kind::Number),
+            (
+                &["first_k_dense_replace"],
+                "leading_dense_block_count",
+                Kind::Count,
+            ),
+            (
+                &["routed_scaling_factor"],
+                "expert_weights_scale",
+                Kind::Number,
+            ),
             (&["norm_topk_prob"], "expert_weights_norm", Kind::Flag),
         ],
         special: GLM_SPECIAL,
@@ -98,11 +141,28 @@ pub(super) const FAMILIES: &[Family] = &[
         },
         ..PLAIN
     },
-    Family { hf: &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"], arch: "deepseek2", ..DEEPSEEK2 },
-    Family { hf: &["Glm4MoeLiteForCausalLM"], arch: "deepseek2", special: GLM_SPECIAL, ..DEEPSEEK2 },
     Family {
-        hf: &["Mistral4ForCausalLM", "Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"],
-        fits: |config| config.get(&["model_type"]).is_some_and(|(_, kind)| kind == "mistral4"),
+        hf: &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],
+        arch: "deepseek2",
+        ..DEEPSEEK2
+    },
+    Family {
+        hf: &["Glm4MoeLiteForCausalLM"],
+        arch: "deepseek2",
+        special: GLM_SPECIAL,
+        ..DEEPSEEK2
+    },
+    Family {
+        hf: &[
+            "Mistral4ForCausalLM",
+            "Mistral3ForConditionalGeneration",
+            "Ministral3ForCausalLM",
+        ],
+        fits: |config| {
+            config
+                .get(&["model_type"])
+                .is_some_and(|(_, kind)| kind == "mistral4")
+        },
         arch: "mistral4",
         only: r#"{"hidden_act": ["silu", "swish"], "rope_interleave": [true]}"#,
         names: &[
@@ -120,7 +180,10 @@ pub(super) const FAMILIES: &[Family] = &[
         ],
         blocks: false,
         more: |config, key| {
-            if let Some(scale) = config.rope_f32("llama_4_scaling_beta")?.filter(|scale| *scale != 0.0) {
+            if let Some(scale) = config
+                .rope_f32("llama_4_scaling_beta")?
+                .filter(|scale| *scale != 0.0)
+            {
                 key("attention.temperature_scale", scale.into());
             }
             deepseek2_keys(config, key)
@@ -141,10 +204,21 @@ pub(super) const FAMILIES: &[Family] = &[
             DEEPSEEK2.names[8],
             ("self_attn.kv_b_proj", "attn_kv_b"),
         ],
-        keys: &[DEEPSEEK2.keys[0], DEEPSEEK2.keys[1], DEEPSEEK2.keys[2], DEEPSEEK2.keys[4]],
-        no_keys: &["attention.value_length", "rope.freq_base", "rope.scaling.type"],
+        keys: &[
+            DEEPSEEK2.keys[0],
+            DEEPSEEK2.keys[1],
+            DEEPSEEK2.keys[2],
+            DEEPSEEK2.keys[4],
+        ],
+        no_keys: &[
+            "attention.value_length",
+            "rope.freq_base",
+            "rope.scaling.type",
+        ],
         more: |config, key| {
-            let n = config.u32("qk_nope_head_dim")?.checked_add(config.u32("qk_rope_head_dim")?);
+            let n = config
+                .u32("qk_nope_head_dim")?
+                .checked_add(config.u32("qk_rope_head_dim")?);
             let n = n.ok_or_else(|| config.refuse("the widths of heads are too large"))?;
             key("attention.key_length", n.into());
             Ok(())
@@ -176,13 +250,22 @@ pub(super) const FAMILIES: &[Family] = &[
             ("self_attn.k_conv1d", "ssm_conv1d_k"),
             ("self_attn.v_conv1d", "ssm_conv1d_v"),
             ("block_sparse_moe.gate", "ffn_gate_inp"),
-            ("block_sparse_moe.gate.e_score_correction_bias", "exp_probs_b.bias"),
+            (
+                "block_sparse_moe.gate.e_score_correction_bias",
+                "exp_probs_b.bias",
+            ),
             ("block_sparse_moe.experts.*.w1", "ffn_gate_exps"),
             ("block_sparse_moe.experts.*.w2", "ffn_down_exps"),
             ("block_sparse_moe.experts.*.w3", "ffn_up_exps"),
-            ("block_sparse_moe.shared_experts.gate_proj", "ffn_gate_shexp"),
+            (
+                "block_sparse_moe.shared_experts.gate_proj",
+                "ffn_gate_shexp",
+            ),
             ("block_sparse_moe.shared_experts.up_proj", "ffn_up_shexp"),
-            ("block_sparse_moe.shared_experts.down_proj", "ffn_down_shexp"),
+            (
+                "block_sparse_moe.shared_experts.down_proj",
+                "ffn_down_shexp",
+            ),
         ],
         keys: &[
             DEEPSEEK2.keys[0],
@@ -192,10 +275,26 @@ pub(super) const FAMILIES: &[Family] = &[
             DEEPSEEK2.keys[4],
             EXPERT_KEYS[0],
             (&["num_shared_experts"], "expert_shared_count", Kind::Count),
-            (&["first_k_dense_replace"], "leading_dense_block_count", Kind::Count),
-            (&["routed_scaling_factor"], "expert_weights_scale", Kind::Number),
-            (&["linear_attn_config.short_conv_kernel_size"], "ssm.conv_kernel", Kind::Count),
-            (&["linear_attn_config.head_dim"], "kda.head_dim", Kind::Count),
+            (
+                &["first_k_dense_replace"],
+                "leading_dense_block_count",
+                Kind::Count,
+            ),
+            (
+                &["routed_scaling_factor"],
+                "expert_weights_scale",
+                Kind::Number,
+            ),
+            (
+                &["linear_attn_config.short_conv_kernel_size"],
+                "ssm.conv_kernel",
+                Kind::Count,
+            ),
+            (
+                &["linear_attn_config.head_dim"],
+                "kda.head_dim",
+                Kind::Count,
+            ),
         ],
         map: decays,
         reshape: |config, part, shape| match (part, &shape[..]) {
@@ -209,10 +308,15 @@ pub(super) const FAMILIES: &[Family] = &[
         transpose: DEEPSEEK2.transpose,
         more: |config, key| {
             let (latent, rope) = (config.u32("kv_lora_rank")?, config.u32("qk_rope_head_dim")?);
-            let sum =
-                |a: u32, b: u32| a.checked_add(b).ok_or_else(|| config.refuse("the widths of heads are too large"));
+            let sum = |a: u32, b: u32| {
+                a.checked_add(b)
+                    .ok_or_else(|| config.refuse("the widths of heads are too large"))
+            };
             key("attention.key_length", sum(latent, rope)?.into());
-            key("attention.key_length_mla", sum(config.u32("qk_nope_head_dim")?, rope)?.into());
+            key(
+                "attention.key_length_mla",
+                sum(config.u32("qk_nope_head_dim")?, rope)?.into(),
+            );
             // Latent attention has one head for keys, delta rules have none. Layers count from 1.
             let full = config.opt_counts("linear_attn_config.full_attn_layers")?;
             let full = full.ok_or_else(|| config.missing("linear_attn_config.full_attn_layers"))?;
@@ -228,11 +332,17 @@ pub(super) const FAMILIES: &[Family] = &[
 fn deepseek2_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     // One head reads the latent vector and the rotated part, which all heads share.
     let (latent, rope) = (config.u32("kv_lora_rank")?, config.u32("qk_rope_head_dim")?);
-    let sum = |a: u32, b: u32| a.checked_add(b).ok_or_else(|| config.refuse("the widths of heads are too large"));
+    let sum = |a: u32, b: u32| {
+        a.checked_add(b)
+            .ok_or_else(|| config.refuse("the widths of heads are too large"))
+    };
     key("attention.head_count_kv", 1u32.into());
     key("attention.key_length", sum(latent, rope)?.into());
     key("attention.value_length", latent.into());
-    key("attention.key_length_mla", sum(config.u32("qk_nope_head_dim")?, rope)?.into());
+    key(
+        "attention.key_length_mla",
+        sum(config.u32("qk_nope_head_dim")?, rope)?.into(),
+    );
     // `mlp_layer_types` counts, if it is there.
     if let Some(kinds) = config.opt_strs("mlp_layer_types")? {
         let n = kinds.iter().take_while(|kind| **kind == "dense").count();
@@ -241,23 +351,36 @@ fn deepseek2_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
         }
         key("leading_dense_block_count", (n as u32).into());
     } else if config.opt_u32(&["first_k_dense_replace"])?.is_none() {
-        let dense = if config.get(&["n_routed_experts"]).is_some() { 0 } else { config.u32("num_hidden_layers")? };
+        let dense = if config.get(&["n_routed_experts"]).is_some() {
+            0
+        } else {
+            config.u32("num_hidden_layers")?
+        };
         key("leading_dense_block_count", dense.into());
     }
-    let method = config.get(&["topk_method"]).and_then(|(_, method)| method.as_str());
+    let method = config
+        .get(&["topk_method"])
+        .and_then(|(_, method)| method.as_str());
     if method == Some("greedy") && config.opt_u32(&["n_group"])?.is_some_and(|n| n > 1) {
-        return Err(config.refuse("topk_method is greedy, and files with n_group choose experts by group"));
+        return Err(
+            config.refuse("topk_method is greedy, and files with n_group choose experts by group")
+        );
     }
-    // Of DeepSeek 2, whose published code scales weights or divides them, and transformers only scales.
+    // Of DeepSeek 2, whose published code scales weights or divides them, and transformers only
+    // scales.
     let is_2 = matches!(method, Some("greedy" | "group_limited_greedy"));
     if is_2 && config.opt_bool(&["norm_topk_prob"])? == Some(true) {
-        return Err(config.refuse("norm_topk_prob is true, and the weights of these experts are not divided"));
+        return Err(config
+            .refuse("norm_topk_prob is true, and the weights of these experts are not divided"));
     }
     if config.opt_bool(&["norm_topk_prob"])? == Some(true) {
         key("expert_weights_norm", true.into());
     }
     if let Some(scale) = config.rope_f32("mscale_all_dim")? {
-        key("rope.scaling.yarn_log_multiplier", (0.1 * f64::from(scale) as f32).into());
+        key(
+            "rope.scaling.yarn_log_multiplier",
+            (0.1 * f64::from(scale) as f32).into(),
+        );
     }
     Ok(())
 }

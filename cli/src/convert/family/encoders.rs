@@ -32,12 +32,18 @@ const BERT: Family = Family {
     only: r#"{"hidden_act": ["gelu"], "position_embedding_type": ["absolute"], "is_decoder": [false]}"#,
     names: BERT_NAMES,
     // What only pre-training needs.
-    skips: &["embeddings.position_ids", "cls.predictions.", "cls.seq_relationship.", "pooler."],
+    skips: &[
+        "embeddings.position_ids",
+        "cls.predictions.",
+        "cls.seq_relationship.",
+        "pooler.",
+    ],
     more: bert_keys,
     ..PLAIN
 };
 
-/// Its positions count from behind the number of the padding token, so that the first rows belong to none.
+/// Its positions count from behind the number of the padding token, so that the first rows belong
+/// to none.
 const XLM_ROBERTA: Family = Family {
     defaults: r#"{"layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 1}"#,
     reorder: |config, part| match part {
@@ -45,8 +51,11 @@ const XLM_ROBERTA: Family = Family {
         _ => Ok(None),
     },
     more: |config, key| {
-        let n = config.u32("max_position_embeddings")?.checked_sub(first_position(config)?);
-        let n = n.ok_or_else(|| config.refuse("max_position_embeddings is not above pad_token_id"))?;
+        let n = config
+            .u32("max_position_embeddings")?
+            .checked_sub(first_position(config)?);
+        let n =
+            n.ok_or_else(|| config.refuse("max_position_embeddings is not above pad_token_id"))?;
         key("context_length", n.into());
         bert_keys(config, key)
     },
@@ -77,11 +86,16 @@ const NOMIC_BERT: Family = Family {
     skips: &["cls.", "pooler.", "mlp.experts.bias"],
     more: |config, key| {
         // Of these positions the models have seen so many.
-        let n = match (config.u32("n_positions")?, config.opt_u32(&["max_trained_positions"])?.unwrap_or(2048)) {
+        let n = match (
+            config.u32("n_positions")?,
+            config.opt_u32(&["max_trained_positions"])?.unwrap_or(2048),
+        ) {
             (8192, 2048) => 2048u32,
             (2048, 2048) => 512,
             (n, trained) => {
-                return Err(config.refuse(format_args!("n_positions {n} with max_trained_positions {trained}")));
+                return Err(config.refuse(format_args!(
+                    "n_positions {n} with max_trained_positions {trained}"
+                )));
             }
         };
         key("context_length", n.into());
@@ -91,9 +105,19 @@ const NOMIC_BERT: Family = Family {
 };
 
 pub(super) const FAMILIES: &[Family] = &[
-    Family { hf: &["BertModel", "BertForMaskedLM"], ..BERT },
-    Family { hf: &["BertForSequenceClassification"], skips: &["embeddings.position_ids"], ..BERT },
-    Family { hf: &["XLMRobertaModel", "XLMRobertaForSequenceClassification"], ..XLM_ROBERTA },
+    Family {
+        hf: &["BertModel", "BertForMaskedLM"],
+        ..BERT
+    },
+    Family {
+        hf: &["BertForSequenceClassification"],
+        skips: &["embeddings.position_ids"],
+        ..BERT
+    },
+    Family {
+        hf: &["XLMRobertaModel", "XLMRobertaForSequenceClassification"],
+        ..XLM_ROBERTA
+    },
     Family {
         hf: &["ModernBertModel", "ModernBertForMaskedLM"],
         arch: "modern-bert",
@@ -111,21 +135,34 @@ pub(super) const FAMILIES: &[Family] = &[
             ("mlp.Wo", "ffn_down"),
         ],
         keys: &[
-            (&["local_attention"], "attention.sliding_window", Kind::Count),
+            (
+                &["local_attention"],
+                "attention.sliding_window",
+                Kind::Count,
+            ),
             (&["vocab_size"], "vocab_size", Kind::Count),
         ],
         // What only pre-training needs.
         skips: &["head.", "decoder."],
         more: |config, key| {
             bert_keys(config, key)?;
-            match config.get(&["classifier_pooling"]).map(|(_, pooling)| pooling.as_str()) {
+            match config
+                .get(&["classifier_pooling"])
+                .map(|(_, pooling)| pooling.as_str())
+            {
                 Some(Some("mean")) => key("classifier.pooling_type", 1u32.into()),
                 Some(Some("cls")) => key("classifier.pooling_type", 2u32.into()),
                 Some(_) => return Err(config.refuse("classifier_pooling is neither mean nor cls")),
                 None => {}
             }
-            if let Some((_, kind)) = config.get(&["hidden_activation"]).filter(|(_, kind)| kind.is_string()) {
-                key("hidden_activation", kind.as_str().unwrap_or_default().into());
+            if let Some((_, kind)) = config
+                .get(&["hidden_activation"])
+                .filter(|(_, kind)| kind.is_string())
+            {
+                key(
+                    "hidden_activation",
+                    kind.as_str().unwrap_or_default().into(),
+                );
             }
             no_scaling(config, key)
         },
@@ -189,14 +226,22 @@ fn first_position(config: &Config) -> Result<u32, Failure> {
 
 fn bert_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     key("attention.causal", false.into());
-    let labels = config.get(&["id2label"]).and_then(|(_, labels)| labels.as_object());
-    let mut labels: Vec<(u64, &str)> =
-        labels.into_iter().flatten().filter_map(|(n, label)| Some((n.parse().ok()?, label.as_str()?))).collect();
+    let labels = config
+        .get(&["id2label"])
+        .and_then(|(_, labels)| labels.as_object());
+    let mut labels: Vec<(u64, &str)> = labels
+        .into_iter()
+        .flatten()
+        .filter_map(|(n, label)| Some((n.parse().ok()?, label.as_str()?)))
+        .collect();
     labels.sort_unstable();
     // Two labels without a name of their own are those that every configuration has.
     if !labels.is_empty() && !matches!(labels[..], [(0, "LABEL_0"), _]) {
         let labels = labels.iter().map(|(_, label)| *label).collect();
-        key("classifier.output_labels", Value::Array(Array::Strings(labels)));
+        key(
+            "classifier.output_labels",
+            Value::Array(Array::Strings(labels)),
+        );
     }
     Ok(())
 }

@@ -45,8 +45,16 @@ pub(super) const FAMILIES: &[Family] = &[
         names: SANDWICH,
         keys: &[
             WINDOW,
-            (&["attn_logit_softcapping"], "attn_logit_softcapping", Kind::Number),
-            (&["final_logit_softcapping"], "final_logit_softcapping", Kind::Number),
+            (
+                &["attn_logit_softcapping"],
+                "attn_logit_softcapping",
+                Kind::Number,
+            ),
+            (
+                &["final_logit_softcapping"],
+                "final_logit_softcapping",
+                Kind::Number,
+            ),
         ],
         no_keys: &["rope.freq_base"],
         skips: &["lm_head"],
@@ -56,7 +64,9 @@ pub(super) const FAMILIES: &[Family] = &[
             // Readers have bounds where the file says none.
             for bound in ["attn_logit_softcapping", "final_logit_softcapping"] {
                 if config.is_null(bound) {
-                    return Err(config.refuse(format_args!("{bound} is null, and files of gemma2 always have it")));
+                    return Err(config.refuse(format_args!(
+                        "{bound} is null, and files of gemma2 always have it"
+                    )));
                 }
             }
             window_pattern(config, key, 2)?;
@@ -73,7 +83,14 @@ pub(super) const FAMILIES: &[Family] = &[
         only: r#"{"hidden_activation": ["gelu_pytorch_tanh"], "attn_logit_softcapping": [],
             "use_bidirectional_attention": [false]}"#,
         names: SANDWICH,
-        keys: &[WINDOW, (&["final_logit_softcapping"], "final_logit_softcapping", Kind::Number)],
+        keys: &[
+            WINDOW,
+            (
+                &["final_logit_softcapping"],
+                "final_logit_softcapping",
+                Kind::Number,
+            ),
+        ],
         map: norms_plus_one,
         spaces: Spaces::Never,
         more: |config, key| {
@@ -113,12 +130,32 @@ pub(super) const FAMILIES: &[Family] = &[
         ],
         keys: &[
             WINDOW,
-            (&["layer_types"], "attention.sliding_window_pattern", Kind::Sliding),
-            (&["num_kv_shared_layers"], "attention.shared_kv_layers", Kind::Count),
-            (&["hidden_size_per_layer_input"], "embedding_length_per_layer_input", Kind::Count),
+            (
+                &["layer_types"],
+                "attention.sliding_window_pattern",
+                Kind::Sliding,
+            ),
+            (
+                &["num_kv_shared_layers"],
+                "attention.shared_kv_layers",
+                Kind::Count,
+            ),
+            (
+                &["hidden_size_per_layer_input"],
+                "embedding_length_per_layer_input",
+                Kind::Count,
+            ),
             (&["top_k_experts"], "expert_used_count", Kind::Count),
-            (&["expert_intermediate_size", "moe_intermediate_size"], "expert_feed_forward_length", Kind::Count),
-            (&["final_logit_softcapping"], "final_logit_softcapping", Kind::Number),
+            (
+                &["expert_intermediate_size", "moe_intermediate_size"],
+                "expert_feed_forward_length",
+                Kind::Count,
+            ),
+            (
+                &["final_logit_softcapping"],
+                "final_logit_softcapping",
+                Kind::Number,
+            ),
         ],
         spaces: Spaces::Never,
         more: gemma4_keys,
@@ -177,19 +214,38 @@ pub(super) const FAMILIES: &[Family] = &[
         names: GEMMA3N_NAMES,
         keys: &[
             WINDOW,
-            (&["layer_types"], "attention.sliding_window_pattern", Kind::Sliding),
-            (&["num_kv_shared_layers"], "attention.shared_kv_layers", Kind::Count),
-            (&["hidden_size_per_layer_input"], "embedding_length_per_layer_input", Kind::Count),
+            (
+                &["layer_types"],
+                "attention.sliding_window_pattern",
+                Kind::Sliding,
+            ),
+            (
+                &["num_kv_shared_layers"],
+                "attention.shared_kv_layers",
+                Kind::Count,
+            ),
+            (
+                &["hidden_size_per_layer_input"],
+                "embedding_length_per_layer_input",
+                Kind::Count,
+            ),
             (&["altup_active_idx"], "altup.active_idx", Kind::Count),
             (&["altup_num_inputs"], "altup.num_inputs", Kind::Count),
-            (&["final_logit_softcapping"], "final_logit_softcapping", Kind::Number),
+            (
+                &["final_logit_softcapping"],
+                "final_logit_softcapping",
+                Kind::Number,
+            ),
         ],
         spaces: Spaces::Never,
         more: |config, key| {
             // Standard deviations above the mean below which so large a share of gates is.
             if let Some(shares) = config.opt_numbers("activation_sparsity_pattern")? {
                 let scales = shares.iter().map(|&share| normal_quantile(share));
-                key("activation_sparsity_scale", Value::Array(Array::F32(scales.collect())));
+                key(
+                    "activation_sparsity_scale",
+                    Value::Array(Array::F32(scales.collect())),
+                );
             }
             Ok(())
         },
@@ -197,11 +253,15 @@ pub(super) const FAMILIES: &[Family] = &[
     },
 ];
 
-/// The number below which a share `p` of a normal distribution lies; −∞ for 0. Newton's method, with the distribution as the
-/// series `1/2 + density·(x + x³/3 + x⁵/(3·5) + …)`.
+/// The number below which a share `p` of a normal distribution lies; −∞ for 0. Newton's method,
+/// with the distribution as the series `1/2 + density·(x + x³/3 + x⁵/(3·5) + …)`.
 fn normal_quantile(p: f64) -> f32 {
     if !(p > 0.0 && p < 1.0) {
-        return if p > 0.0 { f32::INFINITY } else { f32::NEG_INFINITY };
+        return if p > 0.0 {
+            f32::INFINITY
+        } else {
+            f32::NEG_INFINITY
+        };
     }
     let mut x = 0.0f64;
     for _ in 0..100 {
@@ -217,9 +277,12 @@ fn normal_quantile(p: f64) -> f32 {
     x as f32
 }
 
-/// The factor on scores, where it is not what readers take for granted: they know models with `n_layer` layers.
+/// The factor on scores, where it is not what readers take for granted: they know models with
+/// `n_layer` layers.
 fn gemma_scale(config: &Config, key: Put<'_>, n_layer: u32) -> Result<(), Failure> {
-    let Some(squared) = config.opt_f32(&["query_pre_attn_scalar"])? else { return Ok(()) };
+    let Some(squared) = config.opt_f32(&["query_pre_attn_scalar"])? else {
+        return Ok(());
+    };
     let usual = match config.u32("num_hidden_layers")? {
         n if n == n_layer => config.u32("hidden_size")? / config.u32("num_attention_heads")?.max(1),
         _ => config.head_dim()?,
@@ -236,41 +299,77 @@ fn of_full_layers(config: &Config, name: &str, of_layer: &str) -> Result<Option<
         return Ok(Some(n));
     }
     let layers = config.opt_strs("layer_types")?.unwrap_or_default();
-    let full = layers.iter().position(|kind| *kind == "full_attention").map(|i| i.to_string());
-    let by_layer = config.get(&["per_layer_config"]).and_then(|(_, by_layer)| by_layer.get(full?)?.get(of_layer));
-    by_layer.map(|n| n.as_u64()?.try_into().ok()).map_or(Ok(None), |n: Option<u32>| {
-        n.map(Some).ok_or_else(|| config.refuse(format_args!("per_layer_config has a {of_layer} that is no number")))
-    })
+    let full = layers
+        .iter()
+        .position(|kind| *kind == "full_attention")
+        .map(|i| i.to_string());
+    let by_layer = config
+        .get(&["per_layer_config"])
+        .and_then(|(_, by_layer)| by_layer.get(full?)?.get(of_layer));
+    by_layer
+        .map(|n| n.as_u64()?.try_into().ok())
+        .map_or(Ok(None), |n: Option<u32>| {
+            n.map(Some).ok_or_else(|| {
+                config.refuse(format_args!(
+                    "per_layer_config has a {of_layer} that is no number"
+                ))
+            })
+        })
 }
 
 fn gemma4_head(config: &Config) -> Result<u32, Failure> {
     let n = of_full_layers(config, "global_head_dim", "head_dim")?.unwrap_or(512);
-    if n <= MAX_HEAD { Ok(n) } else { Err(config.refuse(format_args!("global_head_dim is {n}, more than {MAX_HEAD}"))) }
+    if n <= MAX_HEAD {
+        Ok(n)
+    } else {
+        Err(config.refuse(format_args!("global_head_dim is {n}, more than {MAX_HEAD}")))
+    }
 }
 
 fn gemma4_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
-    let layers = config.opt_strs("layer_types")?.ok_or_else(|| config.missing("layer_types"))?;
+    let layers = config
+        .opt_strs("layer_types")?
+        .ok_or_else(|| config.missing("layer_types"))?;
     let (full, of_window) = (gemma4_head(config)?, config.u32("head_dim")?);
-    for part in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
+    for part in [
+        "attention.key_length",
+        "attention.value_length",
+        "rope.dimension_count",
+    ] {
         key(part, full.into());
         key(&format!("{part}_swa"), of_window.into());
     }
     if config.opt_bool(&["use_double_wide_mlp"])? == Some(true) {
         let n_ff = config.u32("intermediate_size")? as i32;
-        let n_own = layers.len().saturating_sub(config.u32("num_kv_shared_layers")? as usize);
-        let widths = (0..layers.len()).map(|i| if i < n_own { n_ff } else { n_ff.saturating_mul(2) });
-        key("feed_forward_length", Value::Array(Array::I32(widths.collect())));
+        let n_own = layers
+            .len()
+            .saturating_sub(config.u32("num_kv_shared_layers")? as usize);
+        let widths = (0..layers.len()).map(|i| {
+            if i < n_own {
+                n_ff
+            } else {
+                n_ff.saturating_mul(2)
+            }
+        });
+        key(
+            "feed_forward_length",
+            Value::Array(Array::I32(widths.collect())),
+        );
     }
-    if let Some(full) = of_full_layers(config, "num_global_key_value_heads", "num_key_value_heads")? {
+    if let Some(full) = of_full_layers(config, "num_global_key_value_heads", "num_key_value_heads")?
+    {
         let of_window = config.u32("num_key_value_heads")?;
         let heads = layers.iter().map(|kind| if *kind == "sliding_attention" { of_window } else { full } as i32);
-        key("attention.head_count_kv", Value::Array(Array::I32(heads.collect())));
+        key(
+            "attention.head_count_kv",
+            Value::Array(Array::I32(heads.collect())),
+        );
     }
     Ok(())
 }
 
-/// A proportional rope, which Gemma 4's full layers have, turns the first pairs of a head only: the others are slowed down to
-/// a stand.
+/// A proportional rope, which Gemma 4's full layers have, turns the first pairs of a head only: the
+/// others are slowed down to a stand.
 fn gemma4_factors(config: &Config) -> Result<Vec<Extra>, Failure> {
     let n = gemma4_head(config)?;
     let share = match config.rope_type() {
@@ -278,5 +377,10 @@ fn gemma4_factors(config: &Config) -> Result<Vec<Extra>, Failure> {
         _ => 1.0,
     };
     let turned = (f64::from(n) * f64::from(share) / 2.0) as u32;
-    Ok(vec![("rope_freqs.weight", (0..n / 2).map(|i| if i < turned { 1.0 } else { 1e30 }).collect())])
+    Ok(vec![(
+        "rope_freqs.weight",
+        (0..n / 2)
+            .map(|i| if i < turned { 1.0 } else { 1e30 })
+            .collect(),
+    )])
 }

@@ -1,11 +1,15 @@
-//! GPT-2 and its successors before Llama: learned positions or slopes by distance, and queries, keys and values in one matrix.
+//! GPT-2 and its successors before Llama: learned positions or slopes by distance, and queries,
+//! keys and values in one matrix.
 
 use super::super::Failure;
 use super::super::config::Config;
 use super::{Family, Kind, PLAIN, Put, Reorder, Run, Transpose, partial_rope};
 
 /// Of BLOOM, GPT-NeoX and Falcon.
-const DENSE: [(&str, &str); 2] = [("mlp.dense_h_to_4h", "ffn_up"), ("mlp.dense_4h_to_h", "ffn_down")];
+const DENSE: [(&str, &str); 2] = [
+    ("mlp.dense_h_to_4h", "ffn_up"),
+    ("mlp.dense_4h_to_h", "ffn_down"),
+];
 
 const GPT2_NAMES: &[(&str, &str)] = &[
     ("wte", "token_embd"),
@@ -63,8 +67,14 @@ pub(super) const FAMILIES: &[Family] = &[
         reorder: by_part,
         more: |config, key| {
             let n = config.opt_u32(&["seq_length", "hidden_size"])?;
-            key("context_length", n.ok_or_else(|| config.missing("hidden_size"))?.into());
-            key("attention.head_count_kv", config.u32("num_attention_heads")?.into());
+            key(
+                "context_length",
+                n.ok_or_else(|| config.missing("hidden_size"))?.into(),
+            );
+            key(
+                "attention.head_count_kv",
+                config.u32("num_attention_heads")?.into(),
+            );
             four_times(config, key)
         },
         ..PLAIN
@@ -83,7 +93,11 @@ pub(super) const FAMILIES: &[Family] = &[
             DENSE[0],
             DENSE[1],
         ],
-        keys: &[(&["use_parallel_residual"], "use_parallel_residual", Kind::Flag)],
+        keys: &[(
+            &["use_parallel_residual"],
+            "use_parallel_residual",
+            Kind::Flag,
+        )],
         no_keys: &["rope.freq_base", "attention.head_count_kv"],
         reorder: by_part,
         more: partial_rope,
@@ -105,13 +119,23 @@ pub(super) const FAMILIES: &[Family] = &[
         ],
         keys: &[
             (&["max_seq_len"], "context_length", Kind::Count),
-            (&["attn_config.kv_n_heads"], "attention.head_count_kv", Kind::Count),
-            (&["attn_config.clip_qkv"], "attention.clamp_kqv", Kind::Number),
+            (
+                &["attn_config.kv_n_heads"],
+                "attention.head_count_kv",
+                Kind::Count,
+            ),
+            (
+                &["attn_config.clip_qkv"],
+                "attention.clamp_kqv",
+                Kind::Number,
+            ),
         ],
         more: |config, key| {
             key("attention.layer_norm_epsilon", 1e-5f32.into());
             let bias = match config.opt_bool(&["attn_config.alibi"])? {
-                Some(true) => config.opt_f32(&["attn_config.alibi_bias_max"])?.unwrap_or(8.0),
+                Some(true) => config
+                    .opt_f32(&["attn_config.alibi_bias_max"])?
+                    .unwrap_or(8.0),
                 _ => 0.0,
             };
             key("attention.max_alibi_bias", bias.into());
@@ -135,15 +159,27 @@ pub(super) const FAMILIES: &[Family] = &[
         ],
         no_keys: &["rope.freq_base"],
         reorder: |config, part| {
-            let (n_head, n_head_kv) = (config.u32("num_attention_heads")? as usize, falcon_heads(config)? as usize);
+            let (n_head, n_head_kv) = (
+                config.u32("num_attention_heads")? as usize,
+                falcon_heads(config)? as usize,
+            );
             Ok((part == "attn_qkv").then(|| {
                 let n = config.head_dim().unwrap_or(0) as usize;
                 let n_shared = n_head.checked_div(n_head_kv).unwrap_or(0);
                 // Each key head has its queries, its keys and its values.
                 let of = move |from: usize, heads: usize| {
-                    (0..n_head_kv).map(move |i| Run { first: (i * (n_shared + 2) + from) * n, n: heads * n, step: 1 })
+                    (0..n_head_kv).map(move |i| Run {
+                        first: (i * (n_shared + 2) + from) * n,
+                        n: heads * n,
+                        step: 1,
+                    })
                 };
-                Reorder::Rows(of(0, n_shared).chain(of(n_shared, 1)).chain(of(n_shared + 1, 1)).collect())
+                Reorder::Rows(
+                    of(0, n_shared)
+                        .chain(of(n_shared, 1))
+                        .chain(of(n_shared + 1, 1))
+                        .collect(),
+                )
             }))
         },
         more: |config, key| {
@@ -162,14 +198,27 @@ fn four_times(config: &Config, key: Put<'_>) -> Result<(), Failure> {
         None => config.u32("hidden_size")?.checked_mul(4),
         n => n,
     };
-    key("feed_forward_length", n.ok_or_else(|| config.refuse("hidden_size is too large"))?.into());
+    key(
+        "feed_forward_length",
+        n.ok_or_else(|| config.refuse("hidden_size is too large"))?
+            .into(),
+    );
     Ok(())
 }
 
 /// Each head of the checkpoint has its queries, keys and values; GGUF files have all queries first.
 fn by_part(config: &Config, part: &str) -> Result<Option<Reorder>, Failure> {
-    let (n_head, n) = (config.u32("num_attention_heads")? as usize, config.head_dim()? as usize);
-    let heads = (0..3).flat_map(|part| (0..n_head).map(move |head| Run { first: (3 * head + part) * n, n, step: 1 }));
+    let (n_head, n) = (
+        config.u32("num_attention_heads")? as usize,
+        config.head_dim()? as usize,
+    );
+    let heads = (0..3).flat_map(|part| {
+        (0..n_head).map(move |head| Run {
+            first: (3 * head + part) * n,
+            n,
+            step: 1,
+        })
+    });
     Ok((part == "attn_qkv").then(|| Reorder::Rows(heads.collect())))
 }
 
@@ -179,5 +228,7 @@ fn falcon_heads(config: &Config) -> Result<u32, Failure> {
     if shared && config.opt_bool(&["new_decoder_architecture"])? != Some(true) {
         return Ok(1);
     }
-    Ok(config.opt_u32(&["num_kv_heads", "n_head_kv", "num_attention_heads"])?.unwrap_or(1))
+    Ok(config
+        .opt_u32(&["num_kv_heads", "n_head_kv", "num_attention_heads"])?
+        .unwrap_or(1))
 }

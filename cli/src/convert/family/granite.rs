@@ -14,7 +14,11 @@ const GRANITE: Family = Family {
         (&["embedding_multiplier"], "embedding_scale", Kind::Number),
         (&["residual_multiplier"], "residual_scale", Kind::Number),
         (&["logits_scaling"], "logit_scale", Kind::Number),
-        (&["shared_intermediate_size"], "expert_shared_feed_forward_length", Kind::Count),
+        (
+            &["shared_intermediate_size"],
+            "expert_shared_feed_forward_length",
+            Kind::Count,
+        ),
     ],
     no_keys: &["attention.key_length", "attention.value_length"],
     ..LLAMA
@@ -23,7 +27,10 @@ const GRANITE: Family = Family {
 /// Mixtures of Granite.
 const GRANITE_MOE_NAMES: &[(&str, &str)] = &[
     ("block_sparse_moe.router.layer", "ffn_gate_inp"),
-    ("block_sparse_moe.input_linear", "ffn_gate_exps + ffn_up_exps"),
+    (
+        "block_sparse_moe.input_linear",
+        "ffn_gate_exps + ffn_up_exps",
+    ),
     ("block_sparse_moe.output_linear", "ffn_down_exps"),
     ("shared_mlp.input_linear", "ffn_gate_shexp + ffn_up_shexp"),
     ("shared_mlp.output_linear", "ffn_down_shexp"),
@@ -34,7 +41,10 @@ const GRANITE_HYBRID: Family = Family {
     hf: &["GraniteMoeHybridForCausalLM"],
     arch: "granitehybrid",
     only: r#"{"hidden_act": ["silu", "swish"], "position_embedding_type": ["nope"]}"#,
-    names: &[("shared_mlp.input_linear", "ffn_gate + ffn_up"), ("shared_mlp.output_linear", "ffn_down")],
+    names: &[
+        ("shared_mlp.input_linear", "ffn_gate + ffn_up"),
+        ("shared_mlp.output_linear", "ffn_down"),
+    ],
     map: decays,
     reshape: mamba2_shapes,
     more: |config, key| {
@@ -60,22 +70,37 @@ const GRANITE_SWA: Family = Family {
         GRANITE.keys[3],
         GRANITE.keys[4],
         (&["sliding_window"], "attention.sliding_window", Kind::Count),
-        (&["layer_types"], "attention.sliding_window_pattern", Kind::Sliding),
+        (
+            &["layer_types"],
+            "attention.sliding_window_pattern",
+            Kind::Sliding,
+        ),
     ],
     more: granite_swa_keys,
     ..GRANITE
 };
 
 pub(super) const FAMILIES: &[Family] = &[
-    Family { hf: &["GraniteForCausalLM"], arch: "granite", ..GRANITE },
+    Family {
+        hf: &["GraniteForCausalLM"],
+        arch: "granite",
+        ..GRANITE
+    },
     Family {
         hf: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
         arch: "granitemoe",
         names: GRANITE_MOE_NAMES,
         ..GRANITE
     },
-    Family { fits: |config| has_recurrent(config) && !has_experts(config), ..GRANITE_HYBRID },
-    Family { fits: |config| has_recurrent(config), names: GRANITE_MOE_NAMES, ..GRANITE_HYBRID },
+    Family {
+        fits: |config| has_recurrent(config) && !has_experts(config),
+        ..GRANITE_HYBRID
+    },
+    Family {
+        fits: |config| has_recurrent(config),
+        names: GRANITE_MOE_NAMES,
+        ..GRANITE_HYBRID
+    },
     // Granite 4 without state spaces.
     Family {
         hf: GRANITE_HYBRID.hf,
@@ -85,15 +110,28 @@ pub(super) const FAMILIES: &[Family] = &[
         more: granite4_keys,
         ..GRANITE
     },
-    Family { hf: GRANITE_HYBRID.hf, arch: "granitemoe", names: GRANITE_MOE_NAMES, more: granite4_keys, ..GRANITE },
-    Family { hf: &["GraniteSWAForCausalLM"], names: &[SINKS], ..GRANITE_SWA },
+    Family {
+        hf: GRANITE_HYBRID.hf,
+        arch: "granitemoe",
+        names: GRANITE_MOE_NAMES,
+        more: granite4_keys,
+        ..GRANITE
+    },
+    Family {
+        hf: &["GraniteSWAForCausalLM"],
+        names: &[SINKS],
+        ..GRANITE_SWA
+    },
     Family {
         hf: &["GraniteMoeSWAForCausalLM"],
         names: &[
             SINKS,
             ("block_sparse_moe.router", "ffn_gate_inp"),
             ("block_sparse_moe.router.layer", "ffn_gate_inp"),
-            ("block_sparse_moe.experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+            (
+                "block_sparse_moe.experts.gate_up_proj",
+                "ffn_gate_up_exps.weight",
+            ),
             ("block_sparse_moe.experts.down_proj", "ffn_down_exps.weight"),
             ("block_sparse_moe.input_linear", "ffn_gate_up_exps"),
             ("block_sparse_moe.output_linear", "ffn_down_exps"),
@@ -104,13 +142,16 @@ pub(super) const FAMILIES: &[Family] = &[
     },
 ];
 
-/// Granite 4's sizes of state spaces, which files say even of models that have none, and its heads by layer.
+/// Granite 4's sizes of state spaces, which files say even of models that have none, and its heads
+/// by layer.
 fn granite_hybrid_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     rope_dimensions(config, key)?;
     heads_by_layer(config, key)?;
-    for (from, to) in
-        [("mamba_d_conv", "conv_kernel"), ("mamba_d_state", "state_size"), ("mamba_n_groups", "group_count")]
-    {
+    for (from, to) in [
+        ("mamba_d_conv", "conv_kernel"),
+        ("mamba_d_state", "state_size"),
+        ("mamba_n_groups", "group_count"),
+    ] {
         key(&format!("ssm.{to}"), config.u32(from)?.into());
     }
     key("ssm.inner_size", mamba2_inner(config)?.into());
@@ -128,8 +169,13 @@ fn granite4_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
 fn granite_swa_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     rope_dimensions(config, key)?;
     if config.opt_strs("layer_types")?.is_none() {
-        let windows = (0..config.u32("num_hidden_layers")?.min(MAX_HEAD)).map(|i| i % 4 != 0).collect();
-        key("attention.sliding_window_pattern", Value::Array(Array::Bool(windows)));
+        let windows = (0..config.u32("num_hidden_layers")?.min(MAX_HEAD))
+            .map(|i| i % 4 != 0)
+            .collect();
+        key(
+            "attention.sliding_window_pattern",
+            Value::Array(Array::Bool(windows)),
+        );
     }
     let thetas = config.opt_numbers("layer_rope_theta")?.unwrap_or_default();
     if thetas.iter().any(|theta| *theta != thetas[0]) {

@@ -4,8 +4,8 @@ use super::super::Failure;
 use super::super::config::Config;
 use super::dense::{ERNIE, hunyuan_rope, phi3_factors, phi3_rope};
 use super::{
-    EXPERT_KEYS, Family, Kind, PLAIN, Put, Run, SHARED_EXPERTS, Transpose, WINDOW, halves, no_scaling, normalised,
-    partial_rope, rope_dimensions, window_pattern,
+    EXPERT_KEYS, Family, Kind, PLAIN, Put, Run, SHARED_EXPERTS, Transpose, WINDOW, halves,
+    no_scaling, normalised, partial_rope, rope_dimensions, window_pattern,
 };
 use ruvllm::gguf::{Array, Value};
 
@@ -35,14 +35,32 @@ pub(super) const FAMILIES: &[Family] = &[
             ("post_attention_layernorm", "post_attention_norm"),
             ("self_attn.sinks", "attn_sinks.weight"),
             ("mlp.router", "ffn_gate_inp"),
-            ("mlp.experts.gate_up_proj_bias", "ffn_gate_exps.bias + ffn_up_exps.bias"),
+            (
+                "mlp.experts.gate_up_proj_bias",
+                "ffn_gate_exps.bias + ffn_up_exps.bias",
+            ),
             ("mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
         ],
-        keys: &[WINDOW, (&["intermediate_size"], "expert_feed_forward_length", Kind::Count)],
+        keys: &[
+            WINDOW,
+            (
+                &["intermediate_size"],
+                "expert_feed_forward_length",
+                Kind::Count,
+            ),
+        ],
         // Gate and up take turns; matrices that are not quantised are input by output.
         cut: |config, n_rows| {
             halves(config, n_rows)?;
-            Ok([0, 1].map(|first| vec![Run { first, n: n_rows / 2, step: 2 }]).into())
+            Ok([0, 1]
+                .map(|first| {
+                    vec![Run {
+                        first,
+                        n: n_rows / 2,
+                        step: 2,
+                    }]
+                })
+                .into())
         },
         transpose: |part| part.ends_with("_exps").then_some(Transpose::BeforeCut),
         more: |config, key| window_pattern(config, key, 2),
@@ -55,20 +73,47 @@ pub(super) const FAMILIES: &[Family] = &[
             SHARED_EXPERTS[0],
             SHARED_EXPERTS[1],
             SHARED_EXPERTS[2],
-            ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias"),
+            (
+                "mlp.moe_statics.e_score_correction_bias",
+                "exp_probs_b.bias",
+            ),
         ],
         keys: &[
             (&["moe_num_experts"], "expert_count", Kind::Count),
             (&["moe_k"], "expert_used_count", Kind::Count),
-            (&["moe_layer_interval"], "interleave_moe_layer_step", Kind::Count),
-            (&["moe_layer_start_index"], "leading_dense_block_count", Kind::Count),
-            (&["moe_intermediate_size"], "expert_feed_forward_length", Kind::Count),
-            (&["moe_num_shared_experts"], "expert_shared_count", Kind::Count),
+            (
+                &["moe_layer_interval"],
+                "interleave_moe_layer_step",
+                Kind::Count,
+            ),
+            (
+                &["moe_layer_start_index"],
+                "leading_dense_block_count",
+                Kind::Count,
+            ),
+            (
+                &["moe_intermediate_size"],
+                "expert_feed_forward_length",
+                Kind::Count,
+            ),
+            (
+                &["moe_num_shared_experts"],
+                "expert_shared_count",
+                Kind::Count,
+            ),
         ],
         // Its blocks for multi-token prediction.
-        skips: &["mtp_block.", "mtp_emb_norm.", "mtp_hidden_norm.", "mtp_linear_proj."],
+        skips: &[
+            "mtp_block.",
+            "mtp_emb_norm.",
+            "mtp_hidden_norm.",
+            "mtp_linear_proj.",
+        ],
         more: |config, key| {
-            if let Some(n) = config.opt_u32(&["moe_num_shared_experts"])?.filter(|n| *n > 0) {
+            if let Some(n) = config
+                .opt_u32(&["moe_num_shared_experts"])?
+                .filter(|n| *n > 0)
+            {
                 shared_width(config, key, n)?;
             }
             Ok(())
@@ -83,8 +128,16 @@ pub(super) const FAMILIES: &[Family] = &[
         keys: &[
             EXPERT_KEYS[0],
             (&["n_shared_experts"], "expert_shared_count", Kind::Count),
-            (&["first_k_dense_replace"], "leading_dense_block_count", Kind::Count),
-            (&["routed_scaling_factor"], "expert_weights_scale", Kind::Number),
+            (
+                &["first_k_dense_replace"],
+                "leading_dense_block_count",
+                Kind::Count,
+            ),
+            (
+                &["routed_scaling_factor"],
+                "expert_weights_scale",
+                Kind::Number,
+            ),
             (&["norm_topk_prob"], "expert_weights_norm", Kind::Flag),
         ],
         ..PLAIN
@@ -98,10 +151,17 @@ pub(super) const FAMILIES: &[Family] = &[
             ("block_sparse_moe.experts.*.w1", "ffn_gate_exps"),
             ("block_sparse_moe.experts.*.w2", "ffn_down_exps"),
             ("block_sparse_moe.experts.*.w3", "ffn_up_exps"),
-            ("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias"),
+            (
+                "block_sparse_moe.e_score_correction_bias",
+                "exp_probs_b.bias",
+            ),
         ],
         keys: &[
-            (&["intermediate_size"], "expert_feed_forward_length", Kind::Count),
+            (
+                &["intermediate_size"],
+                "expert_feed_forward_length",
+                Kind::Count,
+            ),
             (&["rotary_dim"], "rope.dimension_count", Kind::Count),
         ],
         ..PLAIN
@@ -126,7 +186,11 @@ pub(super) const FAMILIES: &[Family] = &[
             (&["vocab_size"], "vocab_size", Kind::Count),
             (&["num_shared_experts"], "expert_shared_count", Kind::Count),
             EXPERT_KEYS[0],
-            (&["num_dense_layers"], "leading_dense_block_count", Kind::Count),
+            (
+                &["num_dense_layers"],
+                "leading_dense_block_count",
+                Kind::Count,
+            ),
             (&["route_norm"], "expert_weights_norm", Kind::Flag),
             (&["route_scale"], "expert_weights_scale", Kind::Number),
             WINDOW,
@@ -148,12 +212,24 @@ pub(super) const FAMILIES: &[Family] = &[
         keys: &[
             (&["vocab_size"], "vocab_size", Kind::Count),
             WINDOW,
-            (&["layer_types"], "attention.sliding_window_pattern", Kind::Sliding),
+            (
+                &["layer_types"],
+                "attention.sliding_window_pattern",
+                Kind::Sliding,
+            ),
             EXPERT_KEYS[0],
             (&["num_shared_experts"], "expert_shared_count", Kind::Count),
-            (&["routed_scaling_factor"], "expert_weights_scale", Kind::Number),
+            (
+                &["routed_scaling_factor"],
+                "expert_weights_scale",
+                Kind::Number,
+            ),
             (&["norm_topk_prob"], "expert_weights_norm", Kind::Flag),
-            (&["first_k_dense_replace"], "leading_dense_block_count", Kind::Count),
+            (
+                &["first_k_dense_replace"],
+                "leading_dense_block_count",
+                Kind::Count,
+            ),
         ],
         more: |config, key| {
             key("nextn_predict_layers", 0u32.into());
@@ -177,7 +253,11 @@ pub(super) const FAMILIES: &[Family] = &[
         keys: &[
             EXPERT_KEYS[0],
             (&["route_norm"], "expert_weights_norm", Kind::Flag),
-            (&["router_scaling_factor"], "expert_weights_scale", Kind::Number),
+            (
+                &["router_scaling_factor"],
+                "expert_weights_scale",
+                Kind::Number,
+            ),
         ],
         more: |config, key| {
             shared_width(config, key, config.u32("num_shared_experts")?)?;
@@ -192,7 +272,11 @@ pub(super) const FAMILIES: &[Family] = &[
         defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-5, "sliding_window": 0}"#,
         names: BLOCK_SPARSE,
         keys: &[WINDOW],
-        no_keys: &["rope.scaling.type", "attention.key_length", "attention.value_length"],
+        no_keys: &[
+            "rope.scaling.type",
+            "attention.key_length",
+            "attention.value_length",
+        ],
         more: phi3_rope,
         extra: phi3_factors,
         ..PLAIN
@@ -210,14 +294,22 @@ pub(super) const FAMILIES: &[Family] = &[
             ("mlp.shared_mlp.up_proj", "ffn_up_shexp"),
             ("mlp.shared_mlp.down_proj", "ffn_down_shexp"),
         ],
-        keys: &[(&["intermediate_size"], "expert_shared_feed_forward_length", Kind::Count)],
+        keys: &[(
+            &["intermediate_size"],
+            "expert_shared_feed_forward_length",
+            Kind::Count,
+        )],
         more: |config, key| {
             // A number, or a list of as many equal ones as there are layers.
             let equal = |name: &str, default: u32| match config.get(&[name]) {
                 Some((_, value)) if value.is_array() => {
                     let counts = config.opt_counts(name)?.unwrap_or_default();
-                    let first = counts.first().filter(|first| counts.iter().all(|n| n == *first));
-                    first.map(|n| *n as u32).ok_or_else(|| config.refuse(format_args!("{name} differs between layers")))
+                    let first = counts
+                        .first()
+                        .filter(|first| counts.iter().all(|n| n == *first));
+                    first
+                        .map(|n| *n as u32)
+                        .ok_or_else(|| config.refuse(format_args!("{name} differs between layers")))
                 }
                 _ => Ok(config.opt_u32(&[name])?.unwrap_or(default)),
             };
@@ -238,8 +330,16 @@ pub(super) const FAMILIES: &[Family] = &[
             (&["vocab_size"], "vocab_size", Kind::Count),
             (&["logit_scale"], "logit_scale", Kind::Number),
             WINDOW,
-            (&["layer_types"], "attention.sliding_window_pattern", Kind::Sliding),
-            (&["intermediate_size"], "expert_feed_forward_length", Kind::Count),
+            (
+                &["layer_types"],
+                "attention.sliding_window_pattern",
+                Kind::Sliding,
+            ),
+            (
+                &["intermediate_size"],
+                "expert_feed_forward_length",
+                Kind::Count,
+            ),
             (&["norm_topk_prob"], "expert_weights_norm", Kind::Flag),
         ],
         more: |config, key| {
@@ -270,16 +370,31 @@ pub(super) const FAMILIES: &[Family] = &[
             SHARED_EXPERTS[2],
         ],
         keys: &[
-            (&["first_k_dense_replace"], "leading_dense_block_count", Kind::Count),
+            (
+                &["first_k_dense_replace"],
+                "leading_dense_block_count",
+                Kind::Count,
+            ),
             (&["vocab_size"], "vocab_size", Kind::Count),
             EXPERT_KEYS[0],
-            (&["moe_shared_expert_intermediate_size"], "expert_shared_feed_forward_length", Kind::Count),
-            (&["routed_scaling_factor"], "expert_weights_scale", Kind::Number),
+            (
+                &["moe_shared_expert_intermediate_size"],
+                "expert_shared_feed_forward_length",
+                Kind::Count,
+            ),
+            (
+                &["routed_scaling_factor"],
+                "expert_weights_scale",
+                Kind::Number,
+            ),
             (&["num_shared_experts"], "expert_shared_count", Kind::Count),
             (&["norm_topk_prob"], "expert_weights_norm", Kind::Flag),
         ],
         more: |config, key| {
-            if config.opt_u32(&["moe_shared_expert_intermediate_size"])?.is_none() {
+            if config
+                .opt_u32(&["moe_shared_expert_intermediate_size"])?
+                .is_none()
+            {
                 shared_width(config, key, config.u32("num_shared_experts")?)?;
             }
             if config.opt_u32(&["num_nextn_predict_layers"])?.is_some() {
@@ -294,14 +409,29 @@ pub(super) const FAMILIES: &[Family] = &[
         arch: "mimo2",
         defaults: r#"{"layernorm_epsilon": 1e-5}"#,
         only: r#"{"hidden_act": ["silu", "swish"], "topk_method": ["noaux_tc"]}"#,
-        names: &[("self_attn.attention_sink_bias", "attn_sinks.weight"), SHARED_EXPERTS[3]],
+        names: &[
+            ("self_attn.attention_sink_bias", "attn_sinks.weight"),
+            SHARED_EXPERTS[3],
+        ],
         keys: &[
             WINDOW,
-            (&["hybrid_layer_pattern"], "attention.sliding_window_pattern", Kind::Count),
+            (
+                &["hybrid_layer_pattern"],
+                "attention.sliding_window_pattern",
+                Kind::Count,
+            ),
             (&["v_head_dim"], "attention.value_length", Kind::Count),
             EXPERT_KEYS[0],
-            (&["layernorm_epsilon"], "attention.layer_norm_rms_epsilon", Kind::Number),
-            (&["attention_value_scale"], "attention.value_scale", Kind::Number),
+            (
+                &["layernorm_epsilon"],
+                "attention.layer_norm_rms_epsilon",
+                Kind::Number,
+            ),
+            (
+                &["attention_value_scale"],
+                "attention.value_scale",
+                Kind::Number,
+            ),
         ],
         more: |config, key| {
             for part in ["head_dim", "v_head_dim", "num_attention_heads"] {
@@ -312,8 +442,14 @@ pub(super) const FAMILIES: &[Family] = &[
             }
             let windows = config.opt_counts("hybrid_layer_pattern")?;
             let windows = windows.ok_or_else(|| config.missing("hybrid_layer_pattern"))?;
-            let (n, n_of_window) = (config.u32("num_key_value_heads")?, config.u32("swa_num_key_value_heads")?);
-            let heads = windows.iter().map(|&window| if window == 1 { n_of_window } else { n } as i32).collect();
+            let (n, n_of_window) = (
+                config.u32("num_key_value_heads")?,
+                config.u32("swa_num_key_value_heads")?,
+            );
+            let heads = windows
+                .iter()
+                .map(|&window| if window == 1 { n_of_window } else { n } as i32)
+                .collect();
             key("attention.head_count_kv", Value::Array(Array::I32(heads)));
             partial_rope(config, key)
         },
@@ -330,23 +466,38 @@ pub(super) const FAMILIES: &[Family] = &[
         ],
         keys: &[
             (&["moe_num_primary_experts"], "expert_count", Kind::Count),
-            (&["moe_num_active_primary_experts"], "expert_used_count", Kind::Count),
-            (&["moe_ffn_hidden_size"], "expert_feed_forward_length", Kind::Count),
+            (
+                &["moe_num_active_primary_experts"],
+                "expert_used_count",
+                Kind::Count,
+            ),
+            (
+                &["moe_ffn_hidden_size"],
+                "expert_feed_forward_length",
+                Kind::Count,
+            ),
             (&["moe_ffn_hidden_size"], "feed_forward_length", Kind::Count),
         ],
         more: |config, key| {
             let softmax = config.opt_bool(&["moe_primary_router_apply_softmax"])? == Some(true);
             key("expert_gating_func", if softmax { 1u32 } else { 2 }.into());
             // The first of every four layers sees everything and is not rotated, or all do.
-            let windows = config.opt_counts("sliding_window_layout")?.unwrap_or_default();
+            let windows = config
+                .opt_counts("sliding_window_layout")?
+                .unwrap_or_default();
             let usual = |(i, window): (usize, &i32)| (*window == 1) == (i % 4 != 0);
             let some = windows.contains(&1);
             let same = config.opt_counts("rope_layout")?.unwrap_or_default() == windows;
             if some && !(same && windows.iter().enumerate().all(usual)) {
-                return Err(config.refuse("sliding_window_layout or rope_layout is not all but every fourth layer"));
+                return Err(config.refuse(
+                    "sliding_window_layout or rope_layout is not all but every fourth layer",
+                ));
             }
             if some {
-                key("attention.sliding_window", config.u32("sliding_window_size")?.into());
+                key(
+                    "attention.sliding_window",
+                    config.u32("sliding_window_size")?.into(),
+                );
             }
             Ok(())
         },
@@ -370,15 +521,30 @@ pub(super) const FAMILIES: &[Family] = &[
         ],
         keys: &[
             (&["max_seq_len"], "context_length", Kind::Count),
-            (&["ffn_config.ffn_hidden_size"], "feed_forward_length", Kind::Count),
-            (&["attn_config.kv_n_heads"], "attention.head_count_kv", Kind::Count),
-            (&["attn_config.clip_qkv"], "attention.clamp_kqv", Kind::Number),
+            (
+                &["ffn_config.ffn_hidden_size"],
+                "feed_forward_length",
+                Kind::Count,
+            ),
+            (
+                &["attn_config.kv_n_heads"],
+                "attention.head_count_kv",
+                Kind::Count,
+            ),
+            (
+                &["attn_config.clip_qkv"],
+                "attention.clamp_kqv",
+                Kind::Number,
+            ),
             (&["ffn_config.moe_num_experts"], "expert_count", Kind::Count),
             (&["ffn_config.moe_top_k"], "expert_used_count", Kind::Count),
         ],
         reshape: |config, part, shape| {
             if let (true, [rows, width]) = (part.ends_with("_exps"), &shape[..]) {
-                let n_expert = config.opt_u32(&["ffn_config.moe_num_experts"])?.unwrap_or(1).max(1) as usize;
+                let n_expert = config
+                    .opt_u32(&["ffn_config.moe_num_experts"])?
+                    .unwrap_or(1)
+                    .max(1) as usize;
                 *shape = vec![n_expert, rows / n_expert, *width];
             }
             Ok(())
@@ -386,7 +552,13 @@ pub(super) const FAMILIES: &[Family] = &[
         transpose: |part| (part == "ffn_down_exps").then_some(Transpose::BeforeCut),
         more: |config, key| {
             key("attention.layer_norm_epsilon", 1e-5f32.into());
-            key("rope.freq_base", config.opt_f32(&["attn_config.rope_theta"])?.unwrap_or(10000.0).into());
+            key(
+                "rope.freq_base",
+                config
+                    .opt_f32(&["attn_config.rope_theta"])?
+                    .unwrap_or(10000.0)
+                    .into(),
+            );
             Ok(())
         },
         ..PLAIN
@@ -398,7 +570,8 @@ fn shared_width(config: &Config, key: Put<'_>, n: u32) -> Result<(), Failure> {
     let n_ff = config.u32("moe_intermediate_size")?.checked_mul(n);
     key(
         "expert_shared_feed_forward_length",
-        n_ff.ok_or_else(|| config.refuse("moe_intermediate_size is too large"))?.into(),
+        n_ff.ok_or_else(|| config.refuse("moe_intermediate_size is too large"))?
+            .into(),
     );
     Ok(())
 }

@@ -1,8 +1,9 @@
-//! The families: how each one's configuration and tensors are called at Hugging Face and in GGUF files.
+//! The families: how each one's configuration and tensors are called at Hugging Face and in GGUF
+//! files.
 //!
-//! Names and values of the GGUF side are those that llama.cpp's `convert_hf_to_gguf.py` writes; `tests/convert.rs` compares
-//! with it. Where that leaves out what the configuration says (windows, factors, bases), the key is written only if it says
-//! something unusual.
+//! Names and values of the GGUF side are those that llama.cpp's `convert_hf_to_gguf.py` writes;
+//! `tests/convert.rs` compares with it. Where that leaves out what the configuration says (windows,
+//! factors, bases), the key is written only if it says something unusual.
 
 mod deepseek_glm;
 mod dense;
@@ -29,9 +30,11 @@ pub(super) struct Family {
     fits: fn(&Config) -> bool,
     /// What `general.architecture` says.
     pub(super) arch: &'static str,
-    /// Keys that `config.json` may leave out, as JSON: what transformers' configuration class takes instead.
+    /// Keys that `config.json` may leave out, as JSON: what transformers' configuration class
+    /// takes instead.
     pub(super) defaults: &'static str,
-    /// Keys that the GGUF file does not tell, as JSON: the values with which the model is what its readers take for granted.
+    /// Keys that the GGUF file does not tell, as JSON: the values with which the model is what its
+    /// readers take for granted.
     pub(super) only: &'static str,
     /// Tensors beside those of [`NAMES`], or called differently.
     pub(super) names: &'static [(&'static str, &'static str)],
@@ -43,8 +46,8 @@ pub(super) struct Family {
     pub(super) skips: &'static [&'static str],
     /// The name of a second tensor with the same values, by the first one's name in the GGUF file.
     pub(super) copy: fn(&str) -> Option<String>,
-    /// Whether rows of queries and keys are reordered: Hugging Face rotates value `i` of a head with value `i + n/2`, GGUF
-    /// files of this family have them side by side.
+    /// Whether rows of queries and keys are reordered: Hugging Face rotates value `i` of a head
+    /// with value `i + n/2`, GGUF files of this family have them side by side.
     pub(super) pairs: bool,
     /// What happens to the values of a tensor, by its name in the GGUF file.
     pub(super) map: fn(&str) -> Option<Map>,
@@ -56,7 +59,8 @@ pub(super) struct Family {
     pub(super) blocks: bool,
     /// Changes the shape of a tensor, by its part in the GGUF file (`ssm_norm`).
     pub(super) reshape: fn(&Config, &str, &mut Vec<usize>) -> Result<(), Failure>,
-    /// The parts of a tensor that is cut, from its number of rows; an expert's, if there are several.
+    /// The parts of a tensor that is cut, from its number of rows; an expert's, if there are
+    /// several.
     pub(super) cut: fn(&Config, usize) -> Result<Parts, Failure>,
     /// The tensors whose matrices are transposed.
     pub(super) transpose: fn(&str) -> Option<Transpose>,
@@ -64,7 +68,8 @@ pub(super) struct Family {
     pub(super) reorder: fn(&Config, &str) -> Result<Option<Reorder>, Failure>,
     /// Whether the head's width is written even if the file does not say it.
     pub(super) head_dim: bool,
-    /// Special tokens that the other files do not tell: their names in GGUF files, and their texts.
+    /// Special tokens that the other files do not tell: their names in GGUF files, and their
+    /// texts.
     pub(super) special: &'static [(&'static str, &'static str)],
     /// What the files say about a space before a text.
     pub(super) spaces: Spaces,
@@ -124,8 +129,8 @@ pub(super) enum Spaces {
     Trained,
 }
 
-/// How a value of `config.json` becomes one of the GGUF file: its names, of which the first counts that is there, the key
-/// behind the architecture, and the type.
+/// How a value of `config.json` becomes one of the GGUF file: its names, of which the first counts
+/// that is there, the key behind the architecture, and the type.
 pub(super) type Key = (&'static [&'static str], &'static str, Kind);
 
 #[derive(Clone, Copy)]
@@ -159,9 +164,10 @@ pub(super) const KEYS: &[Key] = &[
     (&["score_function", "scoring_func", "moe_router_activation_func", "expert_selection_fn"], "expert_gating_func", Kind::Gating),
 ];
 
-/// Modules of most families, without `model.`, `layers.N.` and the ends `.weight` and `.bias`; `*` stands for the number of
-/// an expert; a name with its number and end counts first. What is called `a + b` in the GGUF file is cut; what is called
-/// `a[2]` is the third piece of `a`, what is called `a!` has that name, whatever the end, and `/a` is no part of a layer.
+/// Modules of most families, without `model.`, `layers.N.` and the ends `.weight` and `.bias`; `*`
+/// stands for the number of an expert; a name with its number and end counts first. What is called
+/// `a + b` in the GGUF file is cut; what is called `a[2]` is the third piece of `a`, what is called
+/// `a!` has that name, whatever the end, and `/a` is no part of a layer.
 pub(super) const NAMES: &[(&str, &str)] = &[
     ("embed_tokens", "token_embd"),
     ("norm", "output_norm"),
@@ -183,7 +189,10 @@ pub(super) const NAMES: &[(&str, &str)] = &[
     ("mlp.experts.*.gate_proj", "ffn_gate_exps"),
     ("mlp.experts.*.up_proj", "ffn_up_exps"),
     ("mlp.experts.*.down_proj", "ffn_down_exps"),
-    ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight + ffn_up_exps.weight"),
+    (
+        "mlp.experts.gate_up_proj",
+        "ffn_gate_exps.weight + ffn_up_exps.weight",
+    ),
     ("mlp.experts.down_proj", "ffn_down_exps.weight"),
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
@@ -235,8 +244,16 @@ const PLAIN: Family = Family {
 
 /// Keys that name the widths of experts.
 const EXPERT_KEYS: &[Key] = &[
-    (&["moe_intermediate_size"], "expert_feed_forward_length", Kind::Count),
-    (&["shared_expert_intermediate_size"], "expert_shared_feed_forward_length", Kind::Count),
+    (
+        &["moe_intermediate_size"],
+        "expert_feed_forward_length",
+        Kind::Count,
+    ),
+    (
+        &["shared_expert_intermediate_size"],
+        "expert_shared_feed_forward_length",
+        Kind::Count,
+    ),
 ];
 
 const WINDOW: Key = (&["sliding_window"], "attention.sliding_window", Kind::Count);
@@ -249,7 +266,8 @@ const SHARED_EXPERTS: [(&str, &str); 4] = [
     ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
 ];
 
-/// Every family that can be converted, a list for each file; of those that are called the same the first that fits counts.
+/// Every family that can be converted, a list for each file; of those that are called the same the
+/// first that fits counts.
 static FAMILIES: &[&[Family]] = &[
     llama::FAMILIES,
     granite::FAMILIES,
@@ -269,16 +287,29 @@ pub(super) fn by_name(config: &Config) -> Result<&'static Family, Failure> {
     let names = config.opt_strs("architectures")?.unwrap_or_default();
     let all = || FAMILIES.iter().copied().flatten();
     let fits = |name: &str, family: &Family| family.hf.contains(&name) && (family.fits)(config);
-    let family = names.iter().find_map(|name| all().find(|family| fits(name, family)));
+    let family = names
+        .iter()
+        .find_map(|name| all().find(|family| fits(name, family)));
     family.ok_or_else(|| {
         let known: Vec<&str> = all().flat_map(|family| family.hf).copied().collect();
-        config.refuse(format_args!("architectures is {names:?}, and there are {}", known.join(", ")))
+        config.refuse(format_args!(
+            "architectures is {names:?}, and there are {}",
+            known.join(", ")
+        ))
     })
 }
 
 fn halves(config: &Config, n_rows: usize) -> Result<Parts, Failure> {
     match n_rows.is_multiple_of(2) {
-        true => Ok([0, n_rows / 2].map(|first| vec![Run { first, n: n_rows / 2, step: 1 }]).into()),
+        true => Ok([0, n_rows / 2]
+            .map(|first| {
+                vec![Run {
+                    first,
+                    n: n_rows / 2,
+                    step: 1,
+                }]
+            })
+            .into()),
         false => Err(config.refuse(format_args!("{n_rows} rows have no halves"))),
     }
 }
@@ -300,17 +331,25 @@ fn rope_dimensions(config: &Config, key: Put<'_>) -> Result<(), Failure> {
 
 fn partial_rope(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     let share = config.rope_f32("partial_rotary_factor")?.unwrap_or(1.0);
-    key("rope.dimension_count", ((share * config.head_dim()? as f32) as u32).into());
+    key(
+        "rope.dimension_count",
+        ((share * config.head_dim()? as f32) as u32).into(),
+    );
     Ok(())
 }
 
 /// Whether there are mixtures.
 fn has_experts(config: &Config) -> bool {
-    let n = config.opt_u32(&["num_local_experts", "moe_every_n_layers", "num_experts_per_tok"]);
+    let n = config.opt_u32(&[
+        "num_local_experts",
+        "moe_every_n_layers",
+        "num_experts_per_tok",
+    ]);
     n.is_ok_and(|n| n.is_some_and(|n| n > 0))
 }
 
-/// Whether the weights of experts are divided by their sum, where it is not what files of the architecture mean without.
+/// Whether the weights of experts are divided by their sum, where it is not what files of the
+/// architecture mean without.
 fn normalised(config: &Config, key: Put<'_>, usual: bool) -> Result<(), Failure> {
     if config.opt_bool(&["norm_topk_prob"])? == Some(!usual) {
         key("expert_weights_norm", (!usual).into());
@@ -318,38 +357,59 @@ fn normalised(config: &Config, key: Put<'_>, usual: bool) -> Result<(), Failure>
     Ok(())
 }
 
-/// Which layers have windows, where it is not all but every `n`-th one, as readers take for granted.
+/// Which layers have windows, where it is not all but every `n`-th one, as readers take for
+/// granted.
 fn window_pattern(config: &Config, key: Put<'_>, n: usize) -> Result<(), Failure> {
     let Some(layers) = config.opt_strs("layer_types")? else {
-        if let Some(other) = config.opt_u32(&["sliding_window_pattern"])?.filter(|&other| other as usize != n) {
+        if let Some(other) = config
+            .opt_u32(&["sliding_window_pattern"])?
+            .filter(|&other| other as usize != n)
+        {
             key("attention.sliding_window_pattern", other.into());
         }
         return Ok(());
     };
-    let windows: Vec<bool> = layers.iter().map(|kind| *kind == "sliding_attention").collect();
-    if windows.iter().enumerate().any(|(i, &window)| window != (i % n < n - 1)) {
-        key("attention.sliding_window_pattern", Value::Array(Array::Bool(windows)));
+    let windows: Vec<bool> = layers
+        .iter()
+        .map(|kind| *kind == "sliding_attention")
+        .collect();
+    if windows
+        .iter()
+        .enumerate()
+        .any(|(i, &window)| window != (i % n < n - 1))
+    {
+        key(
+            "attention.sliding_window_pattern",
+            Value::Array(Array::Bool(windows)),
+        );
     }
     Ok(())
 }
 
 fn no_scaling(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     if let Some(kind) = config.rope_type().filter(|kind| *kind != "dynamic") {
-        return Err(config.refuse(format_args!("rope type {kind}, and files of this family say that there is none")));
+        return Err(config.refuse(format_args!(
+            "rope type {kind}, and files of this family say that there is none"
+        )));
     }
     key("rope.scaling.type", "none".into());
     Ok(())
 }
 
-/// Factors of Llama 3.1's rope: periods that are long against the first context are stretched, short ones are not, and in
-/// between there is a passage (transformers' `_compute_llama3_parameters`).
+/// Factors of Llama 3.1's rope: periods that are long against the first context are stretched,
+/// short ones are not, and in between there is a passage (transformers'
+/// `_compute_llama3_parameters`).
 fn llama3_factors(config: &Config) -> Result<Vec<Extra>, Failure> {
     if config.rope_type() != Some("llama3") {
         return Ok(Vec::new());
     }
-    let number = |name: &str, default: f32| Ok::<_, Failure>(config.rope_f32(name)?.unwrap_or(default));
+    let number =
+        |name: &str, default: f32| Ok::<_, Failure>(config.rope_f32(name)?.unwrap_or(default));
     let (theta, factor) = (number("rope_theta", 10000.0)?, number("factor", 8.0)?);
-    let (low, high) = (number("low_freq_factor", 1.0)?, number("high_freq_factor", 4.0)?);
+    let (low, high) = (
+        number("low_freq_factor", 1.0)?,
+        number("high_freq_factor", 4.0)?,
+    );
     let n_ctx = number("original_max_position_embeddings", 8192.0)?;
     let n = config.head_dim()?;
     let factors = (0..n).step_by(2).map(|i| {
@@ -374,13 +434,17 @@ fn yarn_keys(family: &Family, config: &Config, key: Put<'_>) -> Result<(), Failu
     let (of_rope, of_scores) = (number("mscale")?, number("mscale_all_dim")?);
     let known = match (of_rope, of_scores) {
         (_, None) => true,
-        (of_rope, Some(of_scores)) if matches!(family.arch, "deepseek2" | "mistral3" | "mistral4") => {
+        (of_rope, Some(of_scores))
+            if matches!(family.arch, "deepseek2" | "mistral3" | "mistral4") =>
+        {
             of_rope == Some(of_scores)
         }
         (of_rope, _) => of_rope.is_none() || config.rope_f32("attention_factor")?.is_some(),
     };
     if !known {
-        return Err(config.refuse("mscale and mscale_all_dim of the rope are something that the file cannot say"));
+        return Err(config.refuse(
+            "mscale and mscale_all_dim of the rope are something that the file cannot say",
+        ));
     }
     // Whether the range is rounded, where it is not what readers take for granted.
     let truncate = config.rope_bool("truncate")?.unwrap_or(true);
@@ -397,14 +461,21 @@ fn check_only(family: &Family, config: &Config) -> Result<(), Failure> {
     };
     for (name, known) in &only {
         let known = known.as_array().map_or(&[][..], Vec::as_slice);
-        if let Some((_, found)) = config.get(&[name]).filter(|(_, found)| !known.iter().any(|known| same(known, found)))
+        if let Some((_, found)) = config
+            .get(&[name])
+            .filter(|(_, found)| !known.iter().any(|known| same(known, found)))
         {
-            return Err(config.refuse(format_args!("{name} is {found}, of which files of {} say nothing", family.arch)));
+            return Err(config.refuse(format_args!(
+                "{name} is {found}, of which files of {} say nothing",
+                family.arch
+            )));
         }
     }
     match config.rope_type_swa() {
         None => Ok(()),
-        Some(kind) => Err(config.refuse(format_args!("rope type {kind} of layers with windows is not known"))),
+        Some(kind) => Err(config.refuse(format_args!(
+            "rope type {kind} of layers with windows is not known"
+        ))),
     }
 }
 
@@ -417,8 +488,8 @@ fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
     }
 }
 
-/// Writes the keys of `family`, in the order of the tables; behind the layers are `n_block` blocks for multi-token
-/// prediction.
+/// Writes the keys of `family`, in the order of the tables; behind the layers are `n_block` blocks
+/// for multi-token prediction.
 pub(super) fn write_keys(
     family: &Family,
     config: &Config,
@@ -441,23 +512,34 @@ pub(super) fn write_keys(
         let value = match kind {
             Kind::Count => match config.get(names) {
                 // A number for each layer.
-                Some((name, value)) if value.is_array() => {
-                    config.opt_counts(&name)?.map(|counts| Value::Array(Array::I32(counts)))
-                }
+                Some((name, value)) if value.is_array() => config
+                    .opt_counts(&name)?
+                    .map(|counts| Value::Array(Array::I32(counts))),
                 _ => config.opt_u32(names)?.map(Value::from),
             },
             Kind::Number => config.opt_f32(names)?.map(Value::from),
             Kind::Flag => config.opt_bool(names)?.map(Value::from),
-            Kind::Gating => match config.get(names).map(|(name, value)| (name, value.as_str())) {
+            Kind::Gating => match config
+                .get(names)
+                .map(|(name, value)| (name, value.as_str()))
+            {
                 None => None,
                 Some((_, Some("softmax"))) => Some(1u32.into()),
                 Some((_, Some("sigmoid"))) => Some(2u32.into()),
-                Some((name, _)) => return Err(config.refuse(format_args!("{name} is neither softmax nor sigmoid"))),
+                Some((name, _)) => {
+                    return Err(
+                        config.refuse(format_args!("{name} is neither softmax nor sigmoid"))
+                    );
+                }
             },
             Kind::Sliding => {
                 let list = config.opt_strs(names[0])?;
                 list.map(|list| {
-                    Value::Array(Array::Bool(list.iter().map(|kind| *kind == "sliding_attention").collect()))
+                    Value::Array(Array::Bool(
+                        list.iter()
+                            .map(|kind| *kind == "sliding_attention")
+                            .collect(),
+                    ))
                 })
             }
         };
@@ -472,11 +554,14 @@ pub(super) fn write_keys(
         key("rope.freq_base_swa", theta.into());
     }
     match config.rope_type() {
-        // `dynamic` changes nothing within the context that the model was trained on. The factors of the others are tensors.
+        // `dynamic` changes nothing within the context that the model was trained on. The factors
+        // of the others are tensors.
         None | Some("dynamic") => {}
         Some("llama3") if !matches!(family.arch, "phi3" | "gemma4") => {}
         Some("proportional") if family.arch == "gemma4" => {}
-        Some("su" | "longrope") if family.arch == "phi3" => key("rope.scaling.type", "longrope".into()),
+        Some("su" | "longrope") if family.arch == "phi3" => {
+            key("rope.scaling.type", "longrope".into())
+        }
         Some(kind @ ("linear" | "yarn")) => {
             key("rope.scaling.type", kind.into());
             let numbers: [(&str, &str); 5] = [
@@ -499,7 +584,10 @@ pub(super) fn write_keys(
             }
         }
         Some(kind) => {
-            return Err(config.refuse(format_args!("rope type {kind} is not known for {}", family.arch)));
+            return Err(config.refuse(format_args!(
+                "rope type {kind} is not known for {}",
+                family.arch
+            )));
         }
     }
     (family.more)(config, &mut key)

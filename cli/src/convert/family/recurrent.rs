@@ -73,8 +73,10 @@ const LFM2_NAMES: &[(&str, &str)] = &[
     ("feed_forward.experts.*.w3", "ffn_up_exps"),
 ];
 
-const LFM2_KEYS: &[Key] =
-    &[(&["vocab_size"], "vocab_size", Kind::Count), (&["conv_L_cache"], "shortconv.l_cache", Kind::Count)];
+const LFM2_KEYS: &[Key] = &[
+    (&["vocab_size"], "vocab_size", Kind::Count),
+    (&["conv_L_cache"], "shortconv.l_cache", Kind::Count),
+];
 
 /// What Hugging Face calls layers with attention, and recurrent ones.
 const ATTENTION: &[&str] = &["attention", "full_attention"];
@@ -110,7 +112,11 @@ pub(super) const FAMILIES: &[Family] = &[
             ("mixer.x_proj", "ssm_x"),
         ],
         keys: &[
-            (&["layer_norm_epsilon", "rms_norm_eps"], "attention.layer_norm_rms_epsilon", Kind::Number),
+            (
+                &["layer_norm_epsilon", "rms_norm_eps"],
+                "attention.layer_norm_rms_epsilon",
+                Kind::Number,
+            ),
             (&["conv_kernel"], "ssm.conv_kernel", Kind::Count),
             (&["intermediate_size"], "ssm.inner_size", Kind::Count),
             (&["state_size"], "ssm.state_size", Kind::Count),
@@ -141,7 +147,11 @@ pub(super) const FAMILIES: &[Family] = &[
             ("mixer.out_proj", "ssm_out"),
         ],
         keys: &[
-            (&["layer_norm_epsilon", "rms_norm_eps"], "attention.layer_norm_rms_epsilon", Kind::Number),
+            (
+                &["layer_norm_epsilon", "rms_norm_eps"],
+                "attention.layer_norm_rms_epsilon",
+                Kind::Number,
+            ),
             (&["conv_kernel"], "ssm.conv_kernel", Kind::Count),
             (&["state_size"], "ssm.state_size", Kind::Count),
             (&["n_groups"], "ssm.group_count", Kind::Count),
@@ -167,7 +177,11 @@ pub(super) const FAMILIES: &[Family] = &[
             LFM2_KEYS[0],
             LFM2_KEYS[1],
             EXPERT_KEYS[0],
-            (&["num_dense_layers"], "leading_dense_block_count", Kind::Count),
+            (
+                &["num_dense_layers"],
+                "leading_dense_block_count",
+                Kind::Count,
+            ),
         ],
         more: |config, key| {
             heads_by_layer(config, key)?;
@@ -186,10 +200,18 @@ pub(super) const FAMILIES: &[Family] = &[
             NEMOTRON_H.keys[2],
             NEMOTRON_H.keys[3],
             EXPERT_KEYS[0],
-            (&["moe_shared_expert_intermediate_size"], "expert_shared_feed_forward_length", Kind::Count),
+            (
+                &["moe_shared_expert_intermediate_size"],
+                "expert_shared_feed_forward_length",
+                Kind::Count,
+            ),
             (&["n_shared_experts"], "expert_shared_count", Kind::Count),
             (&["norm_topk_prob"], "expert_weights_norm", Kind::Flag),
-            (&["routed_scaling_factor"], "expert_weights_scale", Kind::Number),
+            (
+                &["routed_scaling_factor"],
+                "expert_weights_scale",
+                Kind::Number,
+            ),
             (&["moe_latent_size"], "moe_latent_size", Kind::Count),
         ],
         ..NEMOTRON_H
@@ -217,13 +239,26 @@ pub(super) const FAMILIES: &[Family] = &[
         map: decays,
         more: |config, key| {
             let (width, expand) = (config.u32("hidden_size")?, config.u32("mamba_expand")?);
-            let inner = width.checked_mul(expand).ok_or_else(|| config.refuse("hidden_size is too large"))?;
+            let inner = width
+                .checked_mul(expand)
+                .ok_or_else(|| config.refuse("hidden_size is too large"))?;
             key("ssm.inner_size", inner.into());
-            key("ssm.time_step_rank", config.opt_u32(&["mamba_dt_rank"])?.unwrap_or(width.div_ceil(16)).into());
+            key(
+                "ssm.time_step_rank",
+                config
+                    .opt_u32(&["mamba_dt_rank"])?
+                    .unwrap_or(width.div_ceil(16))
+                    .into(),
+            );
             let n_head_kv = config.u32("num_key_value_heads")? as i32;
-            let (period, offset) = (config.u32("attn_layer_period")?.max(1), config.u32("attn_layer_offset")?);
+            let (period, offset) = (
+                config.u32("attn_layer_period")?.max(1),
+                config.u32("attn_layer_offset")?,
+            );
             let layers = 0..config.u32("num_hidden_layers")?.min(MAX_HEAD);
-            let heads = layers.map(|i| if i % period == offset { n_head_kv } else { 0 }).collect();
+            let heads = layers
+                .map(|i| if i % period == offset { n_head_kv } else { 0 })
+                .collect();
             key("attention.head_count_kv", Value::Array(Array::I32(heads)));
             Ok(())
         },
@@ -256,7 +291,9 @@ pub(super) const FAMILIES: &[Family] = &[
         more: |config, _| {
             let is = |name: &str| Ok::<_, Failure>(config.opt_bool(&[name])? == Some(true));
             match is("mamba_rms_norm")? && is("mamba_norm_before_gate")? {
-                true => Err(config.refuse("mamba_norm_before_gate is true, and files have a norm behind the gate")),
+                true => Err(config.refuse(
+                    "mamba_norm_before_gate is true, and files have a norm behind the gate",
+                )),
                 false => Ok(()),
             }
         },
@@ -272,16 +309,29 @@ pub(super) fn has_recurrent(config: &Config) -> bool {
 
 /// Heads of keys by layer: none where there is no attention.
 pub(super) fn heads_by_layer(config: &Config, key: Put<'_>) -> Result<(), Failure> {
-    let layers = config.opt_strs("layer_types")?.ok_or_else(|| config.missing("layer_types"))?;
+    let layers = config
+        .opt_strs("layer_types")?
+        .ok_or_else(|| config.missing("layer_types"))?;
     let n_head_kv = config.u32("num_key_value_heads")? as i32;
-    let heads = layers.iter().map(|kind| if ATTENTION.contains(kind) { n_head_kv } else { 0 }).collect();
+    let heads = layers
+        .iter()
+        .map(|kind| {
+            if ATTENTION.contains(kind) {
+                n_head_kv
+            } else {
+                0
+            }
+        })
+        .collect();
     key("attention.head_count_kv", Value::Array(Array::I32(heads)));
     Ok(())
 }
 
 /// Which layers are what: a letter each (`M`, `*`, `-`, `E`), or a list of texts.
 fn nemotron_h_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
-    let letters = config.get(&["hybrid_override_pattern"]).and_then(|(_, pattern)| pattern.as_str());
+    let letters = config
+        .get(&["hybrid_override_pattern"])
+        .and_then(|(_, pattern)| pattern.as_str());
     let layers: Vec<char> = match (config.opt_strs("layers_block_type")?, letters) {
         (Some(layers), _) => {
             let letter = |kind: &&str| match *kind {
@@ -296,19 +346,39 @@ fn nemotron_h_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
         (None, None) => return Err(config.missing("hybrid_override_pattern")),
     };
     let by_layer = |letters: &[char], n: u32| {
-        let values = layers.iter().map(|layer| if letters.contains(layer) { n as i32 } else { 0 });
+        let values = layers
+            .iter()
+            .map(|layer| if letters.contains(layer) { n as i32 } else { 0 });
         Value::Array(Array::I32(values.collect()))
     };
-    let n_ff = match config.opt_u32(&["moe_intermediate_size"])?.filter(|_| layers.contains(&'E')) {
+    let n_ff = match config
+        .opt_u32(&["moe_intermediate_size"])?
+        .filter(|_| layers.contains(&'E'))
+    {
         Some(n_ff) if layers.contains(&'-') => {
             return Err(config.refuse(format_args!("dense layers beside mixtures of {n_ff}")));
         }
         n_ff => n_ff,
     };
-    key("feed_forward_length", by_layer(&['E', '-'], n_ff.map_or_else(|| config.u32("intermediate_size"), Ok)?));
-    key("attention.head_count_kv", by_layer(&['*'], config.u32("num_key_value_heads")?));
-    let n = config.u32("hidden_size")?.checked_div(config.u32("num_attention_heads")?);
-    key("rope.dimension_count", n.ok_or_else(|| config.refuse("num_attention_heads is 0"))?.into());
+    key(
+        "feed_forward_length",
+        by_layer(
+            &['E', '-'],
+            n_ff.map_or_else(|| config.u32("intermediate_size"), Ok)?,
+        ),
+    );
+    key(
+        "attention.head_count_kv",
+        by_layer(&['*'], config.u32("num_key_value_heads")?),
+    );
+    let n = config
+        .u32("hidden_size")?
+        .checked_div(config.u32("num_attention_heads")?);
+    key(
+        "rope.dimension_count",
+        n.ok_or_else(|| config.refuse("num_attention_heads is 0"))?
+            .into(),
+    );
     key("context_length", (1u32 << 20).into());
     key("rope.scaling.finetuned", false.into());
     key("ssm.inner_size", mamba2_inner(config)?.into());
@@ -319,11 +389,14 @@ fn nemotron_h_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
 /// Heads of keys by layer, and the width that the feed-forward layers are rounded to.
 fn lfm2_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     heads_by_layer(config, key)?;
-    let n_ff =
-        config.opt_u32(&["block_ff_dim", "intermediate_size"])?.ok_or_else(|| config.missing("intermediate_size"))?;
+    let n_ff = config
+        .opt_u32(&["block_ff_dim", "intermediate_size"])?
+        .ok_or_else(|| config.missing("intermediate_size"))?;
     let n_ff = match config.opt_bool(&["block_auto_adjust_ff_dim"])? {
         Some(true) => {
-            let factor = config.opt_f32(&["block_ffn_dim_multiplier"])?.unwrap_or(1.0);
+            let factor = config
+                .opt_f32(&["block_ffn_dim_multiplier"])?
+                .unwrap_or(1.0);
             let multiple = config.u32("block_multiple_of")?.max(1);
             let n_ff = f64::from(factor) * f64::from((2 * u64::from(n_ff) / 3) as u32);
             (n_ff as u32).div_ceil(multiple).saturating_mul(multiple)
@@ -340,27 +413,43 @@ fn mamba_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     key("feed_forward_length", 0u32.into());
     key("attention.head_count", 0u32.into());
     if config.opt_u32(&["time_step_rank"])?.is_none() {
-        key("ssm.time_step_rank", config.u32("hidden_size")?.div_ceil(16).into());
+        key(
+            "ssm.time_step_rank",
+            config.u32("hidden_size")?.div_ceil(16).into(),
+        );
     }
-    key("ssm.dt_b_c_rms", (config.get(&["model_type"]).is_some_and(|(_, kind)| kind == "falcon_mamba")).into());
+    key(
+        "ssm.dt_b_c_rms",
+        (config
+            .get(&["model_type"])
+            .is_some_and(|(_, kind)| kind == "falcon_mamba"))
+        .into(),
+    );
     Ok(())
 }
 
 /// Width of Mamba 2's inner vectors.
 pub(super) fn mamba2_inner(config: &Config) -> Result<u32, Failure> {
     let heads = config.opt_u32(&["mamba_num_heads", "mamba_n_heads"])?;
-    let n = match (heads, config.opt_u32(&["mamba_head_dim", "mamba_d_head"])?, config.opt_u32(&["intermediate_size"])?)
-    {
+    let n = match (
+        heads,
+        config.opt_u32(&["mamba_head_dim", "mamba_d_head"])?,
+        config.opt_u32(&["intermediate_size"])?,
+    ) {
         (Some(n_head), Some(head_dim), _) => n_head.checked_mul(head_dim),
         (.., Some(n)) => Some(n),
-        _ => config.u32("expand")?.checked_mul(config.u32("hidden_size")?),
+        _ => config
+            .u32("expand")?
+            .checked_mul(config.u32("hidden_size")?),
     };
     n.ok_or_else(|| config.refuse("hidden_size is too large"))
 }
 
 fn mamba2_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     let inner = mamba2_inner(config)?;
-    let n_head = inner.checked_div(config.u32("head_dim")?).ok_or_else(|| config.refuse("head_dim is 0"))?;
+    let n_head = inner
+        .checked_div(config.u32("head_dim")?)
+        .ok_or_else(|| config.refuse("head_dim is 0"))?;
     key("context_length", (1u32 << 20).into());
     key("feed_forward_length", 0u32.into());
     key("attention.head_count", 0u32.into());
@@ -370,11 +459,18 @@ fn mamba2_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
 }
 
 /// Decays and skips are columns, norms have a row per group.
-pub(super) fn mamba2_shapes(config: &Config, part: &str, shape: &mut Vec<usize>) -> Result<(), Failure> {
+pub(super) fn mamba2_shapes(
+    config: &Config,
+    part: &str,
+    shape: &mut Vec<usize>,
+) -> Result<(), Failure> {
     match part {
         "ssm_a" | "ssm_d" => shape.push(1),
         "ssm_norm" => {
-            let n_group = config.opt_u32(&["n_groups", "mamba_n_groups"])?.unwrap_or(1).max(1) as usize;
+            let n_group = config
+                .opt_u32(&["n_groups", "mamba_n_groups"])?
+                .unwrap_or(1)
+                .max(1) as usize;
             *shape = vec![n_group, mamba2_inner(config)? as usize / n_group];
         }
         _ => {}
@@ -385,12 +481,21 @@ pub(super) fn mamba2_shapes(config: &Config, part: &str, shape: &mut Vec<usize>)
 /// Falcon-H1's multipliers, which its files have in the weights.
 fn falcon_h1_factors(config: &Config, name: &str) -> Result<Vec<Factor>, Failure> {
     let all = |names: &[&str]| -> Result<Vec<Factor>, Failure> {
-        names.iter().map(|name| Ok((0..usize::MAX, config.opt_f32(&[name])?.unwrap_or(1.0)))).collect()
+        names
+            .iter()
+            .map(|name| Ok((0..usize::MAX, config.opt_f32(&[name])?.unwrap_or(1.0))))
+            .collect()
     };
     let of_list = |name: &str, i: usize| -> Result<f32, Failure> {
-        Ok(config.opt_numbers(name)?.and_then(|list| list.get(i).copied()).unwrap_or(1.0) as f32)
+        Ok(config
+            .opt_numbers(name)?
+            .and_then(|list| list.get(i).copied())
+            .unwrap_or(1.0) as f32)
     };
-    let (_, part) = name.strip_suffix(".weight").and_then(|name| name.rsplit_once('.')).unwrap_or(("", name));
+    let (_, part) = name
+        .strip_suffix(".weight")
+        .and_then(|name| name.rsplit_once('.'))
+        .unwrap_or(("", name));
     Ok(match part {
         "ffn_gate" => vec![(0..usize::MAX, of_list("mlp_multipliers", 0)?)],
         "ffn_down" => vec![(0..usize::MAX, of_list("mlp_multipliers", 1)?)],
@@ -400,10 +505,14 @@ fn falcon_h1_factors(config: &Config, name: &str) -> Result<Vec<Factor>, Failure
         "ssm_out" => all(&["ssm_out_multiplier"])?,
         "ssm_in" => {
             let inner = config.u32("mamba_d_ssm")? as usize;
-            let state = config.u32("mamba_n_groups")? as usize * config.u32("mamba_d_state")? as usize;
+            let state =
+                config.u32("mamba_n_groups")? as usize * config.u32("mamba_d_state")? as usize;
             let mut factors = all(&["ssm_in_multiplier"])?;
             let mut first = 0;
-            for (i, n) in [inner, inner, state, state, usize::MAX >> 1].into_iter().enumerate() {
+            for (i, n) in [inner, inner, state, state, usize::MAX >> 1]
+                .into_iter()
+                .enumerate()
+            {
                 factors.push((first..first + n, of_list("ssm_multipliers", i)?));
                 first += n;
             }

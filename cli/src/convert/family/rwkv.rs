@@ -44,11 +44,20 @@ pub(super) const FAMILIES: &[Family] = &[
             (&["head_size"], "wkv.head_size", Kind::Count),
             (&["rescale_every"], "rescale_every_n_layers", Kind::Count),
         ],
-        no_keys: &["attention.head_count_kv", "attention.key_length", "attention.value_length"],
+        no_keys: &[
+            "attention.head_count_kv",
+            "attention.key_length",
+            "attention.value_length",
+        ],
         factors: six_factors,
         reshape: shapes,
         transpose: |part| {
-            let parts = ["time_mix_w1", "time_mix_w2", "time_mix_decay_w1", "time_mix_decay_w2"];
+            let parts = [
+                "time_mix_w1",
+                "time_mix_w2",
+                "time_mix_decay_w1",
+                "time_mix_decay_w2",
+            ];
             parts.contains(&part).then_some(Transpose::BeforeCut)
         },
         more: six_keys,
@@ -98,25 +107,39 @@ pub(super) const FAMILIES: &[Family] = &[
             (&["head_dim"], "wkv.head_size", Kind::Count),
             (&["norm_eps"], "attention.layer_norm_epsilon", Kind::Number),
         ],
-        no_keys: &["attention.layer_norm_rms_epsilon", "attention.key_length", "attention.value_length"],
+        no_keys: &[
+            "attention.layer_norm_rms_epsilon",
+            "attention.key_length",
+            "attention.value_length",
+        ],
         skips: &["layers.0.attn.v_lora."],
         // llama.cpp wants what the first layer does not use.
-        copy: |name| name.strip_prefix("blk.0.time_mix_a").map(|rest| format!("blk.0.time_mix_v{rest}")),
+        copy: |name| {
+            name.strip_prefix("blk.0.time_mix_a")
+                .map(|rest| format!("blk.0.time_mix_v{rest}"))
+        },
         reshape: shapes,
         more: seven_keys,
         ..PLAIN
     },
 ];
 
-/// What is one value per channel has other dimensions of 1 in the checkpoint; shares of blends lie in one tensor.
+/// What is one value per channel has other dimensions of 1 in the checkpoint; shares of blends lie
+/// in one tensor.
 fn shapes(config: &Config, part: &str, shape: &mut Vec<usize>) -> Result<(), Failure> {
     let n: usize = shape.iter().product();
     match part {
         "time_mix_lerp_fused" => {
             let width = config.u32("hidden_size")?.max(1) as usize;
-            *shape = if n == width { vec![1, 1, n] } else { vec![n / width, 1, 1, width] };
+            *shape = if n == width {
+                vec![1, 1, n]
+            } else {
+                vec![n / width, 1, 1, width]
+            };
         }
-        "time_mix_lerp_x" | "time_mix_decay" | "channel_mix_lerp_k" | "channel_mix_lerp_r" => *shape = vec![n],
+        "time_mix_lerp_x" | "time_mix_decay" | "channel_mix_lerp_k" | "channel_mix_lerp_r" => {
+            *shape = vec![n]
+        }
         "time_mix_k_k" | "time_mix_k_a" | "time_mix_r_k" => *shape = vec![n],
         _ => {}
     }
@@ -125,11 +148,23 @@ fn shapes(config: &Config, part: &str, shape: &mut Vec<usize>) -> Result<(), Fai
 
 /// Weights of outputs are halved after every so many layers, as the residual stream is.
 fn six_factors(config: &Config, name: &str) -> Result<Vec<Factor>, Failure> {
-    let parsed = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
-    let Some((layer, "time_mix_output.weight" | "channel_mix_value.weight")) = parsed else { return Ok(Vec::new()) };
+    let parsed = name
+        .strip_prefix("blk.")
+        .and_then(|rest| rest.split_once('.'));
+    let Some((layer, "time_mix_output.weight" | "channel_mix_value.weight")) = parsed else {
+        return Ok(Vec::new());
+    };
     let every = config.u32("rescale_every")?;
-    let n = layer.parse::<u32>().ok().and_then(|layer| layer.checked_div(every)).unwrap_or(0);
-    Ok(if n > 0 { vec![(0..usize::MAX, 0.5f32.powi(n.min(64) as i32))] } else { Vec::new() })
+    let n = layer
+        .parse::<u32>()
+        .ok()
+        .and_then(|layer| layer.checked_div(every))
+        .unwrap_or(0);
+    Ok(if n > 0 {
+        vec![(0..usize::MAX, 0.5f32.powi(n.min(64) as i32))]
+    } else {
+        Vec::new()
+    })
 }
 
 fn six_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
@@ -138,19 +173,36 @@ fn six_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     // (3.5 times the width, in steps of 32)
     let n_ff = || (u64::from(width) * 7 / 64 * 32).try_into().ok();
     let n_ff = config.opt_u32(&["intermediate_size"])?.or_else(n_ff);
-    key("feed_forward_length", n_ff.ok_or_else(|| config.refuse("hidden_size is too large"))?.into());
+    key(
+        "feed_forward_length",
+        n_ff.ok_or_else(|| config.refuse("hidden_size is too large"))?
+            .into(),
+    );
     let is_wide = width == 4096;
-    key("time_mix_extra_dim", if is_wide { 64u32 } else { 32 }.into());
-    key("time_decay_extra_dim", if is_wide { 128u32 } else { 64 }.into());
+    key(
+        "time_mix_extra_dim",
+        if is_wide { 64u32 } else { 32 }.into(),
+    );
+    key(
+        "time_decay_extra_dim",
+        if is_wide { 128u32 } else { 64 }.into(),
+    );
     Ok(())
 }
 
 fn seven_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
     let width = config.u32("hidden_size")?;
     common_keys(key);
-    let n_ff = config.opt_u32(&["intermediate_size"])?.or_else(|| width.checked_mul(4));
-    key("feed_forward_length", n_ff.ok_or_else(|| config.refuse("hidden_size is too large"))?.into());
-    // The ranks that configurations may leave out: a power of the width times a factor, in steps of 32.
+    let n_ff = config
+        .opt_u32(&["intermediate_size"])?
+        .or_else(|| width.checked_mul(4));
+    key(
+        "feed_forward_length",
+        n_ff.ok_or_else(|| config.refuse("hidden_size is too large"))?
+            .into(),
+    );
+    // The ranks that configurations may leave out: a power of the width times a factor, in steps of
+    // 32.
     let ranks = [
         ("decay_low_rank_dim", "decay", 0.5, 1.8),
         ("a_low_rank_dim", "iclr", 0.5, 1.8),
@@ -158,7 +210,12 @@ fn seven_keys(config: &Config, key: Put<'_>) -> Result<(), Failure> {
         ("gate_low_rank_dim", "gate", 0.8, 0.6),
     ];
     for (name, to, exponent, factor) in ranks {
-        let usual = || (f64::from(width).powf(exponent) * factor / 32.0).round_ties_even().max(1.0) as u32 * 32;
+        let usual = || {
+            (f64::from(width).powf(exponent) * factor / 32.0)
+                .round_ties_even()
+                .max(1.0) as u32
+                * 32
+        };
         let rank = config.opt_u32(&[name])?.unwrap_or_else(usual);
         key(&format!("attention.{to}_lora_rank"), rank.into());
     }
