@@ -80,15 +80,13 @@ mod clock;
 mod error;
 pub mod exec;
 pub mod gguf;
+pub mod gpu;
 #[cfg(feature = "grammar")]
 pub mod grammar;
 pub mod learn;
 pub mod lora;
-#[cfg(feature = "metal")]
-pub mod metal;
 pub mod model;
 pub mod quant;
-pub mod runner;
 pub mod sample;
 pub mod sona;
 mod system;
@@ -96,15 +94,29 @@ mod team;
 pub mod tokenizer;
 pub mod train;
 
-pub use error::*;
+pub use cache::{KvError, KvPart};
+#[cfg(feature = "chat")]
+pub use chat::ChatError;
+pub use error::{Error, Result};
 pub use exec::{
     CancelToken, Embedder, Engine, Finish, Generation, KvType, Piece, Reranker, Session,
     SessionOptions, StopReason,
 };
-pub use model::Model;
-pub use sample::Sampler;
+pub use exec::{DecodeError, GradientError, KeptError, ScheduleError, SessionError, StateError};
+pub use gguf::GgufError;
+pub use gpu::GpuError;
+#[cfg(feature = "metal")]
+pub use gpu::metal::MetalError;
+#[cfg(feature = "grammar")]
+pub use grammar::GrammarError;
+pub use learn::LearnError;
+pub use lora::AdapterError;
+pub use model::{Model, ModelError};
+pub use quant::QuantError;
+pub use sample::{MaskError, SampleError, Sampler};
+pub use sona::SonaError;
 pub use system::SystemMemory;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Tokenizer, TokenizerError};
 
 /// Runs the examples of these pages as tests.
 #[cfg(doctest)]

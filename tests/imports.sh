@@ -1,34 +1,33 @@
 #!/usr/bin/env bash
 # Modules may import only from layers below their own:
-#   error, quant, arch, team, cache, gguf, tokenizer, model, lora, runner, metal, exec, learn, train, sona, bench — and sample, grammar, chat
+#   quant, arch, team, cache, gguf, tokenizer, model, lora, gpu, exec, learn, train, sona, error, bench — and sample, grammar, chat
 # beside them.
-# `error` sits at the bottom: it names types of other layers only to wrap them.
+# Each module has its own errors; `error` is their sum, for programs and `bench`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail=0
 # module:modules it may use (besides itself)
 rules="
-error:arch
-quant:error
-arch:error quant
-gguf:error quant
-sample:error
-chat:error grammar tokenizer sample
-tokenizer:error gguf
-grammar:error tokenizer sample
-model:error quant arch gguf tokenizer
+error:quant gguf tokenizer sample grammar chat model exec learn sona lora
+quant:
+arch:quant
+gguf:quant
+sample:
+chat:grammar tokenizer sample
+tokenizer:gguf
+grammar:tokenizer sample
+model:quant arch gguf tokenizer
 team:arch
-metal:error quant arch gguf model cache lora runner
-runner:error cache lora
-cache:error arch team
-lora:error quant arch gguf tokenizer model
-exec:error quant arch gguf tokenizer model lora team cache sample runner metal
-learn:error quant arch gguf tokenizer model lora exec
-train:error quant gguf model cache lora exec learn
-sona:error gguf model cache lora exec learn
+gpu:quant arch gguf model cache lora
+cache:arch team
+lora:quant arch gguf tokenizer model
+exec:quant arch gguf tokenizer model lora team cache sample gpu
+learn:quant arch gguf tokenizer model lora exec
+train:quant gguf model cache lora exec learn
+sona:gguf model cache lora exec learn
 bench:error quant arch gguf tokenizer model lora cache exec learn sample
 "
-modules="error quant arch gguf tokenizer sample grammar chat model team cache runner exec learn train sona lora metal bench"
+modules="error quant arch gguf tokenizer sample grammar chat model team cache gpu exec learn train sona lora bench"
 while IFS=: read -r module allowed; do
     [ -n "$module" ] || continue
     files=$(find src -path "src/$module/*" -name '*.rs' -o -path "src/$module.rs")

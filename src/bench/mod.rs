@@ -12,7 +12,8 @@ mod replay;
 mod scenario;
 mod synthetic;
 
-use crate::error::{Error, SessionError};
+use crate::error::Error;
+use crate::exec::SessionError;
 use crate::exec::{
     CancelToken, Engine, Outputs, Sequence, Session, SessionOptions, Slot, TokenKind, kv_bytes_read,
 };

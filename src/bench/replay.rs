@@ -2,8 +2,10 @@
 //! that workloads can be measured on shapes whose weights are random. Every draft, mask and pass is
 //! paid as if the model had written the answer.
 
-use crate::error::{Error, MaskError, SampleError, SessionError};
+use crate::error::Error;
+use crate::exec::SessionError;
 use crate::exec::{DraftStats, Drafter, Engine, Guess, Session, SessionOptions, Speculation};
+use crate::sample::{MaskError, SampleError};
 use crate::sample::{Sampler, TokenMask};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

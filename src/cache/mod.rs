@@ -14,6 +14,7 @@
 //! Recurrent layers have a state instead, which every token changes: of all of them one page
 //! (`sequence/recurrent.rs`).
 
+mod error;
 mod folder;
 mod hash;
 mod layout;
@@ -21,6 +22,7 @@ mod pool;
 mod prefix;
 mod sequence;
 
+pub use error::{KvError, KvPart};
 pub(crate) use folder::PrefixFolder;
 pub(crate) use hash::{SEED, mix};
 pub(crate) use layout::{CellShape, KvLayout, LayerShape};

@@ -3,7 +3,7 @@
 use super::folder::PrefixFolder;
 use super::prefix::{PrefixStats, PrefixTree};
 use super::{KvBytes, KvType};
-use crate::error::SessionError;
+use crate::cache::KvError;
 use bytemuck::{Pod, Zeroable};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -301,7 +301,7 @@ impl KvPool {
 
     /// The state, in which there is room for `size` bytes more. The prefix cache makes it: above
     /// the high mark it gives pages back down to the low one.
-    fn with_room(&self, size: u64) -> Result<MutexGuard<'_, State>, SessionError> {
+    fn with_room(&self, size: u64) -> Result<MutexGuard<'_, State>, KvError> {
         if self.is_high(size) {
             self.give_back(size);
         }
@@ -314,7 +314,7 @@ impl KvPool {
             }
             drop(state);
             if !self.prefix_tree().evict(false) {
-                return Err(SessionError::PoolFull {
+                return Err(KvError::PoolFull {
                     need: size,
                     used,
                     budget,
@@ -330,7 +330,7 @@ impl KvPool {
         &self,
         bytes: usize,
         types: [(KvType, u64); 2],
-    ) -> Result<Arc<Page>, SessionError> {
+    ) -> Result<Arc<Page>, KvError> {
         let size = bytes as u64;
         let mut state = self.with_room(size)?;
         let recycled = state.take_free(bytes);
@@ -356,7 +356,7 @@ impl KvPool {
             pool: Arc::clone(&self.inner),
         };
         if out_of_memory {
-            return Err(SessionError::OutOfMemory {
+            return Err(KvError::OutOfMemory {
                 what: "a page of keys and values",
                 bytes: size,
             });
@@ -520,7 +520,7 @@ mod tests {
     use super::*;
 
     /// A page whose bytes are half keys.
-    fn page(pool: &KvPool, bytes: usize) -> Result<Arc<Page>, SessionError> {
+    fn page(pool: &KvPool, bytes: usize) -> Result<Arc<Page>, KvError> {
         pool.page(
             bytes,
             [
@@ -552,9 +552,7 @@ mod tests {
         let small: Vec<_> = (0..16).map(|_| page(&pool, 1 << 16).unwrap()).collect();
         assert_eq!(pool.stats(), self::stats(1 << 20, 0, 16, 1 << 20));
         let full = page(&pool, 64).unwrap_err();
-        assert!(
-            matches!(full, SessionError::PoolFull { need: 64, used, budget } if used == budget)
-        );
+        assert!(matches!(full, KvError::PoolFull { need: 64, used, budget } if used == budget));
         drop(small);
         assert_eq!(pool.stats(), self::stats(0, 1 << 20, 0, 1 << 20));
         // Any size fits again, including the largest, whatever is on the free lists.

@@ -12,7 +12,8 @@ use crate::arch::{
     Arch, AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvElement, KvSpan, KvStored,
     MAX_HEAD_DIM, drop_bits,
 };
-use crate::error::{KvPart, SessionError};
+use crate::cache::KvError;
+use crate::cache::KvPart;
 use crate::team::Crew;
 use half::f16;
 use std::collections::HashSet;
@@ -294,7 +295,7 @@ impl SeqKv {
 
     /// Takes the pages that `n` more positions need, and copies the filled rows of a shared one. If
     /// the pool is full, the oldest checkpoints are dropped.
-    pub(crate) fn reserve(&mut self, n: usize) -> Result<(), SessionError> {
+    pub(crate) fn reserve(&mut self, n: usize) -> Result<(), KvError> {
         self.forget_pending();
         let outcome = self.try_reserve(n);
         if outcome.is_err() {
@@ -303,7 +304,7 @@ impl SeqKv {
         outcome
     }
 
-    fn try_reserve(&mut self, n: usize) -> Result<(), SessionError> {
+    fn try_reserve(&mut self, n: usize) -> Result<(), KvError> {
         let layout = Arc::clone(&self.layout);
         for (g, group) in layout.groups.iter().enumerate() {
             for i in self.len / KV_BLOCK..(self.len + n).div_ceil(KV_BLOCK) {
@@ -337,14 +338,10 @@ impl SeqKv {
     }
 
     /// A page of the pool, for which the oldest checkpoints make room.
-    fn new_page(
-        &mut self,
-        bytes: usize,
-        types: [(KvType, u64); 2],
-    ) -> Result<Arc<Page>, SessionError> {
+    fn new_page(&mut self, bytes: usize, types: [(KvType, u64); 2]) -> Result<Arc<Page>, KvError> {
         loop {
             match self.pool.page(bytes, types) {
-                Err(SessionError::PoolFull { .. }) if !self.checkpoints.is_empty() => {
+                Err(KvError::PoolFull { .. }) if !self.checkpoints.is_empty() => {
                     drop(self.checkpoints.remove(0))
                 }
                 outcome => return outcome,
@@ -362,7 +359,7 @@ impl SeqKv {
     }
 
     /// Makes page `i` of the group's first form writable.
-    fn own_page(&mut self, group: usize, i: usize) -> Result<(), SessionError> {
+    fn own_page(&mut self, group: usize, i: usize) -> Result<(), KvError> {
         let table = self.layout.groups[group].table;
         let form = self.layout.groups[group].forms[0];
         let slots = &mut self.tables[table];
@@ -410,7 +407,7 @@ impl SeqKv {
         pos: usize,
         k: &[f32],
         v: &[f32],
-    ) -> Result<(), SessionError> {
+    ) -> Result<(), KvError> {
         let layout = Arc::clone(&self.layout);
         let at = layout.layers[layer];
         let group = &layout.groups[at.group];
@@ -433,11 +430,11 @@ impl SeqKv {
         });
         match overflow.map(AtomicBool::into_inner) {
             [false, false] => Ok(()),
-            [true, _] => Err(SessionError::KvOverflow {
+            [true, _] => Err(KvError::Overflow {
                 layer,
                 part: KvPart::Key,
             }),
-            [false, true] => Err(SessionError::KvOverflow {
+            [false, true] => Err(KvError::Overflow {
                 layer,
                 part: KvPart::Value,
             }),
@@ -707,7 +704,7 @@ impl SeqKv {
         arch: Arch,
         gone: Range<usize>,
         turn: &(dyn Fn(usize, &mut [f32]) + Sync),
-    ) -> Result<(), SessionError> {
+    ) -> Result<(), KvError> {
         self.forget_pending();
         let (layout, len) = (Arc::clone(&self.layout), self.len);
         let moved = gone.end..len.div_ceil(KV_BLOCK);
@@ -760,7 +757,7 @@ impl SeqKv {
         self.len -= gone.len() * KV_BLOCK;
         match overflow.into_inner() {
             usize::MAX => Ok(()),
-            layer => Err(SessionError::KvOverflow {
+            layer => Err(KvError::Overflow {
                 layer,
                 part: KvPart::Key,
             }),
@@ -1098,7 +1095,7 @@ mod tests {
             }
         }
 
-        fn append(&mut self, n: usize, random: &mut Random) -> Result<(), SessionError> {
+        fn append(&mut self, n: usize, random: &mut Random) -> Result<(), KvError> {
             self.seq.reserve(n)?;
             let pos = self.seq.len();
             self.tokens.extend((0..n).map(|_| random.token()));
@@ -1205,7 +1202,7 @@ mod tests {
         }
 
         /// Loads what it saves.
-        fn reload(&mut self) -> Result<(), SessionError> {
+        fn reload(&mut self) -> Result<(), KvError> {
             let loaded = self.seq.with_state(&self.seq.state())?;
             self.seq = loaded.expect("what was saved is sound");
             Ok(())
@@ -1225,7 +1222,7 @@ mod tests {
         }
 
         /// Drops the pages `gone`.
-        fn shift(&mut self, gone: Range<usize>, random: &mut Random) -> Result<(), SessionError> {
+        fn shift(&mut self, gone: Range<usize>, random: &mut Random) -> Result<(), KvError> {
             self.seq
                 .shift(&Crew::alone(), Arch::scalar(), gone.clone(), &|_, key| {
                     turn(key)
@@ -1380,9 +1377,9 @@ mod tests {
         for step in 0..n_steps {
             let i = random.below(pairs.len());
             let len = pairs[i].seq.len();
-            let mut or_full = |outcome: Result<(), SessionError>| match outcome {
+            let mut or_full = |outcome: Result<(), KvError>| match outcome {
                 Ok(()) => true,
-                Err(SessionError::PoolFull { need, used, budget }) => {
+                Err(KvError::PoolFull { need, used, budget }) => {
                     assert!(used + need > budget);
                     full += 1;
                     false
@@ -1616,7 +1613,7 @@ mod tests {
             let expected = [KvPart::Key, KvPart::Value][part];
             match outcome {
                 Ok(()) => assert!(fits, "{x} {kind:?}"),
-                Err(SessionError::KvOverflow { layer: 1, part }) => {
+                Err(KvError::Overflow { layer: 1, part }) => {
                     assert!(!fits && part == expected, "{x} {kind:?}")
                 }
                 Err(e) => panic!("{e}"),

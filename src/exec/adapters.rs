@@ -3,7 +3,7 @@
 use super::hook::Cut;
 use super::{Sequence, Session};
 use crate::cache::Counted;
-use crate::error::AdapterError;
+use crate::lora::AdapterError;
 use crate::lora::{Adapter, Attached};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,7 +3,7 @@
 //! A pass opens a [`Frame`] and takes its buffers in its first lines, which therefore are the
 //! memory plan. The block only ever grows, so a second pass of the same size allocates nothing.
 
-use crate::error::SessionError;
+use crate::exec::SessionError;
 use bytemuck::{Pod, Zeroable};
 
 /// Alignment of buffers: a cache line, and the widest vector.

@@ -24,7 +24,7 @@ use super::linear::{
 use super::probe::{Probe, Tap};
 use crate::arch::{AttnBackward, MAX_HEAD_DIM};
 use crate::cache::SeqKv;
-use crate::error::SessionError;
+use crate::exec::SessionError;
 use crate::lora::{Adapter, Attached, Gradients};
 use crate::model::{
     Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, Layer, LayerSpec, Linear, Model,

@@ -4,7 +4,7 @@ use super::hook::TokenKind;
 use super::linear::SlotAdapters;
 use super::sequence::Sequence;
 use crate::cache::KvLayout;
-use crate::error::SessionError;
+use crate::exec::SessionError;
 use crate::lora::Attached;
 use std::ops::Range;
 

@@ -5,7 +5,7 @@ use super::forward::with_scratch;
 use super::hook::TokenKind;
 use super::linear::{Ctx, Product, RowAdapters, linear};
 use super::{CancelToken, Engine, KvType, SessionOptions};
-use crate::error::{Error, SessionError};
+use crate::exec::SessionError;
 use crate::model::{Model, Pooling, Weight};
 
 /// Makes vectors of texts; texts of similar meaning have vectors of similar direction.
@@ -99,7 +99,7 @@ impl Embedder {
     ///
     /// # Errors
     /// [`SessionError::NoTokenizer`], otherwise as [`Embedder::embed_tokens`].
-    pub fn embed<T: AsRef<str>>(&self, texts: &[T]) -> Result<Vec<Vec<f32>>, Error> {
+    pub fn embed<T: AsRef<str>>(&self, texts: &[T]) -> Result<Vec<Vec<f32>>, SessionError> {
         let tokenizer = self
             .engine
             .model()

@@ -17,9 +17,9 @@ use super::{
 use crate::arch::KV_BLOCK;
 use crate::cache::{PrefixFolder, SeqKv};
 use crate::clock::Timer;
-use crate::error::SessionError;
+use crate::exec::SessionError;
+use crate::gpu::Runner;
 use crate::model::{Device, Model};
-use crate::runner::Runner;
 use crate::team::{Crew, Team};
 use std::collections::VecDeque;
 use std::fmt;

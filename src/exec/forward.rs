@@ -16,7 +16,7 @@ use super::linear::{
 use super::probe::{Probe, Tap};
 use super::recurrent::{self, Mixing};
 use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK, MAX_HEAD_DIM};
-use crate::error::SessionError;
+use crate::exec::SessionError;
 use crate::gguf::Gguf;
 use crate::model::{
     Activation, Attn, AttnSpec, Both, FeedForward, Ffn, FfnSpec, Gating, Hparams, Laurel, Layer,

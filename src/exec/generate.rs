@@ -5,7 +5,8 @@ use super::hook::Cut;
 use super::writer::{Finish, Piece, PieceWriter, StopReason, Timings};
 use super::{CachedTokens, Session};
 use crate::clock::Timer;
-use crate::error::{Error, SessionError};
+use crate::exec::DecodeError;
+use crate::exec::SessionError;
 use crate::sample::Sampler;
 use std::borrow::BorrowMut;
 use std::time::Duration;
@@ -45,7 +46,7 @@ pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = S
     /// Tokens to be computed before the first sampled one; empty afterwards.
     prompt: Vec<u32>,
     /// Refusal of the prompt, to be handed out first.
-    refused: Option<Error>,
+    refused: Option<DecodeError>,
     /// Position of the first token generated; less than 0 once the context was shifted beyond it.
     start: isize,
     /// Sampled, not yet in the session.
@@ -76,7 +77,7 @@ impl Session {
         &'s mut self,
         prompt: &str,
         sampler: &'s mut Sampler,
-    ) -> Result<Generation<&'s mut Session, &'s mut Sampler>, Error> {
+    ) -> Result<Generation<&'s mut Session, &'s mut Sampler>, DecodeError> {
         Generation::new(self, sampler).with_text(prompt).prefilled()
     }
 
@@ -88,7 +89,7 @@ impl Session {
         &'s mut self,
         tokens: &[u32],
         sampler: &'s mut Sampler,
-    ) -> Result<Generation<&'s mut Session, &'s mut Sampler>, Error> {
+    ) -> Result<Generation<&'s mut Session, &'s mut Sampler>, DecodeError> {
         Generation::new(self, sampler)
             .with_tokens(tokens)
             .prefilled()
@@ -154,7 +155,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     }
 
     /// Computes the prompt.
-    fn prefilled(mut self) -> Result<Self, Error> {
+    fn prefilled(mut self) -> Result<Self, DecodeError> {
         self.prefill()?;
         Ok(self)
     }
@@ -261,7 +262,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     ///
     /// # Errors
     /// The first error of the generation.
-    pub fn text(self) -> Result<String, Error> {
+    pub fn text(self) -> Result<String, DecodeError> {
         self.map(|piece| Ok(piece?.text)).collect()
     }
 
@@ -289,7 +290,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     }
 
     /// Computes the prompt and samples the first token, unless that is done.
-    fn prefill(&mut self) -> Result<(), Error> {
+    fn prefill(&mut self) -> Result<(), DecodeError> {
         if let Some(refusal) = self.refused.take() {
             return Err(refusal);
         }
@@ -321,7 +322,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
 
     /// Computes the token that waits and what the mask forces behind it, in one pass, unless drafts
     /// have done that, and samples what follows; or ends.
-    fn decode(&mut self) -> Result<(), Error> {
+    fn decode(&mut self) -> Result<(), DecodeError> {
         let timer = Timer::start();
         let is_full = self.position_of(self.tokens().len()) > self.session().position();
         let room = self.session().n_ctx() - self.session().position();
@@ -352,7 +353,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
 
     /// Computes the token that waits and `forced` behind it, as far as they were not drafted, and
     /// new drafts; the pieces of `forced`, without text.
-    fn compute(&mut self, forced: &[u32]) -> Result<Vec<Piece>, Error> {
+    fn compute(&mut self, forced: &[u32]) -> Result<Vec<Piece>, DecodeError> {
         let timer = Timer::start();
         let Generation {
             parts: Some((session, sampler)),
@@ -415,7 +416,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         Ok(pieces)
     }
 
-    fn sample(&mut self) -> Result<(), Error> {
+    fn sample(&mut self) -> Result<(), DecodeError> {
         let timer = Timer::start();
         let Some((session, sampler)) = &mut self.parts else {
             return Ok(());
@@ -432,7 +433,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
 
     /// Advances by one token, and those that are forced before it: their pieces are held, or the
     /// generation has ended.
-    fn advance(&mut self) -> Result<(), Error> {
+    fn advance(&mut self) -> Result<(), DecodeError> {
         self.prefill()?;
         if self.writer.n_left() == 0 {
             self.writer.end(StopReason::MaxTokens);
@@ -467,7 +468,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     }
 
     /// Shifts a context that is full, if the session was made for it.
-    fn make_room(&mut self) -> Result<(), Error> {
+    fn make_room(&mut self) -> Result<(), DecodeError> {
         let session = self.session_mut();
         if session.seq.context_shift.is_some() && session.position() == session.n_ctx() {
             let n_dropped = session.shift()?;
@@ -510,7 +511,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
 }
 
 impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Iterator for Generation<S, P> {
-    type Item = Result<Piece, Error>;
+    type Item = Result<Piece, DecodeError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         while !self.writer.is_ready() && self.writer.reason().is_none() && !self.failed {

@@ -6,7 +6,9 @@ use super::hook::TokenKind;
 use super::sequence::Sequence;
 use super::{AdapterId, Session};
 use crate::arch::Arch;
-use crate::error::{AdapterError, Error, SessionError};
+use crate::exec::GradientError;
+use crate::exec::SessionError;
+use crate::lora::AdapterError;
 use crate::lora::{Adapter, Attached, Gradients, Optimiser};
 use crate::model::{Model, Site};
 use std::sync::Arc;
@@ -116,7 +118,7 @@ impl Session {
         first: usize,
         objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
         gradients: &mut Gradients,
-    ) -> Result<f64, Error> {
+    ) -> Result<f64, GradientError> {
         self.gradient_in_parts(id, tokens, first, objective, gradients, None)
     }
 
@@ -130,7 +132,7 @@ impl Session {
         objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
         gradients: &mut Gradients,
         mut between: Option<&mut dyn FnMut()>,
-    ) -> Result<f64, Error> {
+    ) -> Result<f64, GradientError> {
         let target = self.check_gradients(id, gradients)?;
         let mut saved = std::mem::take(&mut self.saved);
         saved.prepare(self.model(), of_terms(gradients), tokens.len());
@@ -219,7 +221,11 @@ impl Session {
     }
 
     /// The index of an attached adapter, if its gradients can be added to `gradients`.
-    fn check_gradients(&self, id: AdapterId, gradients: &Gradients) -> Result<usize, Error> {
+    fn check_gradients(
+        &self,
+        id: AdapterId,
+        gradients: &Gradients,
+    ) -> Result<usize, GradientError> {
         if let Some(what) = self.model().hparams().without_gradient() {
             return Err(SessionError::NoGradient { what }.into());
         }
@@ -244,7 +250,7 @@ impl Session {
         targets: &[u32],
         weights: &[f32],
         gradients: &mut Gradients,
-    ) -> Result<f64, Error> {
+    ) -> Result<f64, GradientError> {
         let first = Task {
             tokens,
             targets,
@@ -275,7 +281,7 @@ impl Session {
         id: AdapterId,
         tasks: &[Task<'_>],
         gradients: &mut Gradients,
-    ) -> Result<Vec<f64>, Error> {
+    ) -> Result<Vec<f64>, GradientError> {
         let target = self.check_gradients(id, gradients)?;
         let firsts = tasks
             .iter()
@@ -384,7 +390,7 @@ impl Session {
         text: &[u32],
         optimiser: &mut dyn Optimiser,
         gradients: &mut Gradients,
-    ) -> Result<f64, Error> {
+    ) -> Result<f64, GradientError> {
         let (Some((_, targets)), Some((_, tokens))) = (text.split_first(), text.split_last())
         else {
             return Err(SessionError::NoTokens.into());

@@ -1,7 +1,7 @@
 //! Sessions that are kept by name: each in a folder of its own, in a common one.
 
 use super::Session;
-use crate::error::{KeptError, StateError};
+use crate::exec::{KeptError, StateError};
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::arch::Arch;
 use crate::cache::{DEFAULT_PREFIX_BUDGET, KvBytes, KvType, SeqKv};
-use crate::error::SessionError;
+use crate::exec::SessionError;
 use crate::gguf::Header;
 use crate::lora::Adapter;
 use crate::model::{Hparams, Model, Residence};

@@ -13,6 +13,7 @@ mod delta;
 mod draft;
 mod embed;
 mod engine;
+mod error;
 mod forward;
 mod generate;
 mod gradient;
@@ -56,6 +57,7 @@ pub use draft::{
 };
 pub use embed::Embedder;
 pub use engine::{Engine, EngineOptions, MAX_THREADS};
+pub use error::{DecodeError, GradientError, KeptError, ScheduleError, SessionError, StateError};
 pub use generate::Generation;
 pub(crate) use gradient::log_sum;
 pub use gradient::{Task, cross_entropy, divergence};
@@ -154,7 +156,7 @@ pub struct CancelToken(Arc<AtomicBool>);
 
 impl CancelToken {
     /// Makes running and later calls fail with
-    /// [`SessionError::Cancelled`](crate::SessionError::Cancelled).
+    /// [`SessionError::Cancelled`](crate::exec::SessionError::Cancelled).
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -5,9 +5,11 @@ use super::batch::{Rows, Wanted, reuse};
 use super::forward::{Pass, RopeTables, forward};
 use super::probe::{NoProbe, Probe};
 use crate::cache::PagePlace;
-use crate::error::SessionError;
+use crate::exec::SessionError;
+#[cfg(feature = "metal")]
+use crate::gpu::GpuError;
+use crate::gpu::{Batch, BatchOutputs, BatchSlot, Runner};
 use crate::model::{Device, Model};
-use crate::runner::{Batch, BatchOutputs, BatchSlot, Runner};
 use crate::team::Crew;
 use std::sync::Arc;
 
@@ -42,9 +44,9 @@ pub(super) fn open_runner(
     match device {
         Device::Cpu => Ok(None),
         #[cfg(feature = "metal")]
-        Device::Metal { n_layers } => crate::metal::open(model, n_layers)
+        Device::Metal { n_layers } => crate::gpu::metal::open(model, n_layers)
             .map(Some)
-            .map_err(SessionError::from),
+            .map_err(|error| GpuError::from(error).into()),
     }
 }
 
@@ -174,5 +176,5 @@ pub(super) fn offload(
         },
     );
     *batch_slots = reuse(of_batch);
-    outcome
+    Ok(outcome?)
 }

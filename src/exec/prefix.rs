@@ -4,7 +4,7 @@ use super::state::identity;
 use super::{Sequence, Session, TokenKind};
 use crate::arch::ARITHMETIC_VERSION;
 use crate::cache::{CachedToken, PrefixKey};
-use crate::error::SessionError;
+use crate::exec::SessionError;
 
 /// Use of the engine's prefix cache by a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

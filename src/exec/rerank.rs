@@ -1,7 +1,7 @@
 //! Scores of pairs of texts: how well a document answers a query.
 
 use super::{CancelToken, Embedder, Engine};
-use crate::error::{Error, SessionError};
+use crate::exec::SessionError;
 use crate::model::{ClassifierActivation, Linear, Model, NormKind};
 
 /// Scores documents by how well they answer a query. Scores order the documents of one query; those
@@ -77,7 +77,11 @@ impl Reranker {
     ///
     /// # Errors
     /// [`SessionError::NoTokenizer`], otherwise as [`Reranker::rank_tokens`].
-    pub fn rank<T: AsRef<str>>(&self, query: &str, documents: &[T]) -> Result<Vec<f32>, Error> {
+    pub fn rank<T: AsRef<str>>(
+        &self,
+        query: &str,
+        documents: &[T],
+    ) -> Result<Vec<f32>, SessionError> {
         let pairs = documents
             .iter()
             .map(|document| self.pair(query, document.as_ref()));

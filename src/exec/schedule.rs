@@ -29,9 +29,11 @@ use super::{
     CacheMode, CachedTokens, CancelToken, Engine, Outputs, PlanOptions, Sequence, SessionOptions,
     Slot,
 };
+use crate::cache::KvError;
 use crate::cache::{KvLayout, Reserved};
 use crate::clock::Timer;
-use crate::error::{Error, ScheduleError, SessionError};
+use crate::exec::DecodeError;
+use crate::exec::{ScheduleError, SessionError};
 use crate::lora::Adapter;
 use crate::sample::Sampler;
 use pace::Pace;
@@ -205,7 +207,7 @@ pub trait Observer: Send + Sync {
     /// Its pages were given to others; it waits to be admitted again.
     fn preempted(&self, _id: RequestId) {}
     /// The request ended: with an answer, which may be cut short, or with an error.
-    fn ended(&self, _id: RequestId, _outcome: Result<&Finish, &Error>) {}
+    fn ended(&self, _id: RequestId, _outcome: Result<&Finish, &ScheduleError>) {}
 }
 
 /// An observer that ignores everything.
@@ -740,7 +742,7 @@ impl Live {
 
     /// Goes on after a pass that computed its rows; `logits` are those it asked for, `(n,
     /// n_vocab)`.
-    fn follow(&mut self, logits: &[f32], n_vocab: usize) -> Result<(), Error> {
+    fn follow(&mut self, logits: &[f32], n_vocab: usize) -> Result<(), DecodeError> {
         let mut rows = logits.chunks_exact(n_vocab.max(1));
         let Some(last) = logits.rchunks_exact(n_vocab.max(1)).next() else {
             return Ok(());
@@ -780,7 +782,7 @@ impl Live {
 
     /// Samples a token from the first row of `logits`, and goes on as long as it and what the mask
     /// forces behind it are the drafts that the next rows belong to.
-    fn verify(&mut self, logits: &[f32], n_vocab: usize) -> Result<(), Error> {
+    fn verify(&mut self, logits: &[f32], n_vocab: usize) -> Result<(), DecodeError> {
         let row = |i: usize| &logits[i * n_vocab..][..n_vocab];
         let mut n = 0;
         while self.writer.reason().is_none() {
@@ -820,7 +822,7 @@ impl Live {
 
     /// Samples a token, which the next pass computes, and takes what the mask forces behind it; or
     /// ends.
-    fn sample(&mut self, logits: &[f32]) -> Result<(), Error> {
+    fn sample(&mut self, logits: &[f32]) -> Result<(), DecodeError> {
         if self.writer.n_left() == 0 {
             self.writer.end(StopReason::MaxTokens);
             return Ok(());
@@ -847,7 +849,7 @@ impl Live {
     }
 
     /// Appends forced tokens, as far as there is room; or ends.
-    fn go_on(&mut self, forced: Vec<u32>) -> Result<(), Error> {
+    fn go_on(&mut self, forced: Vec<u32>) -> Result<(), DecodeError> {
         let n_ctx = self.seq.as_ref().map_or(0, Sequence::n_ctx);
         let room = n_ctx.saturating_sub(self.tokens.len());
         let forced =
@@ -1066,7 +1068,7 @@ impl Schedule {
     }
 
     /// Hands out the last pieces of a request, and its result.
-    fn end(&self, mut live: Box<Live>, outcome: Result<(), Error>) {
+    fn end(&self, mut live: Box<Live>, outcome: Result<(), ScheduleError>) {
         let n_prompt = if live.has_begun {
             live.n_prompt
         } else {
@@ -1348,7 +1350,7 @@ impl Schedule {
                 Ok(()) => return Some((i, rows)),
                 Err(error) => error,
             };
-            let is_full = matches!(error, SessionError::PoolFull { .. });
+            let is_full = matches!(error, KvError::PoolFull { .. });
             let rank = self.running[i].rank;
             match self.victim(|other| other.rank > rank).filter(|_| is_full) {
                 Some(victim) => {
@@ -1361,7 +1363,7 @@ impl Schedule {
                 }
                 None => {
                     let live = self.running.remove(i);
-                    self.end(live, Err(error.into()));
+                    self.end(live, Err(SessionError::from(error).into()));
                     return None;
                 }
             }
@@ -1483,9 +1485,9 @@ impl Schedule {
             };
             slot += 1;
             let had_token = !live.writer.tokens().is_empty();
-            let outcome = outcome.map_err(Error::from).and_then(|()| {
+            let outcome = outcome.map_err(ScheduleError::from).and_then(|()| {
                 live.n_passes += usize::from(live.rows.is_decoding);
-                live.follow(self.outputs.logits(at), n_vocab)
+                Ok(live.follow(self.outputs.logits(at), n_vocab)?)
             });
             live.drop_drafts();
             if !had_token && !live.writer.tokens().is_empty() {

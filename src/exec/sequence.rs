@@ -8,7 +8,7 @@ use super::pooled::{PooledStates, Pooling};
 use super::states::KeptStates;
 use super::{PrefixOptions, SessionOptions};
 use crate::cache::{KvLayout, KvPolicy, SeqKv};
-use crate::error::SessionError;
+use crate::exec::SessionError;
 use crate::model::Model;
 use std::fmt;
 use std::ops::Range;

@@ -8,7 +8,7 @@ use super::probe::{NoProbe, Probe};
 use super::sequence::Sequence;
 use super::states::KEPT_STATES;
 use super::{CachedTokens, CancelToken, Engine, KvPolicy, SessionOptions};
-use crate::error::SessionError;
+use crate::exec::SessionError;
 use crate::model::Model;
 use std::fmt;
 use std::time::Duration;

@@ -10,7 +10,8 @@
 use super::forward::RopeTables;
 use super::{Engine, Sequence, Session, SessionOptions};
 use crate::arch::{Arch, KV_BLOCK};
-use crate::error::SessionError;
+use crate::cache::KvError;
+use crate::exec::SessionError;
 use crate::model::{AttnSpec, Model, QkNorm};
 
 /// Refuses a shift that [`SessionOptions::context_shift`] asks for where it cannot be.
@@ -98,7 +99,7 @@ impl Session {
     /// [`SessionError::NoShift`] if the session was not made for it, or has a hook (a learner),
     /// which sees every token; if the call is cancelled; if there is no memory for pages that
     /// it shares. Nothing has changed then. If a key does not fit its precision any more
-    /// ([`SessionError::KvOverflow`]), the session holds the kept tokens alone.
+    /// ([`KvError::Overflow`]), the session holds the kept tokens alone.
     pub fn shift(&mut self) -> Result<usize, SessionError> {
         let Some(keep) = self.seq.context_shift else {
             return Err(SessionError::NoShift {
@@ -146,11 +147,11 @@ impl Session {
                 Ok(n_pages * KV_BLOCK)
             }
             Err(error) => {
-                if matches!(error, SessionError::KvOverflow { .. }) {
+                if matches!(error, KvError::Overflow { .. }) {
                     seq.truncate(gone.start * KV_BLOCK);
                     self.forget_outputs();
                 }
-                Err(error)
+                Err(error.into())
             }
         }
     }

@@ -7,7 +7,7 @@
 use super::{Sequence, Session, TokenKind};
 use crate::arch::ARITHMETIC_VERSION;
 use crate::cache::{KvCheckpoint, KvState, SEED, mix};
-use crate::error::{SessionError, StateError};
+use crate::exec::{SessionError, StateError};
 use crate::gguf::{Gguf, Writer};
 use crate::quant::DType;
 use bytemuck::Pod;

@@ -1,7 +1,7 @@
 //! Hidden states of the last tokens of a sequence, for drafters that read them.
 
 use super::batch::reserve;
-use crate::error::SessionError;
+use crate::exec::SessionError;
 use std::ops::Range;
 
 /// Most tokens of which they are kept: of a longer prompt only the end. Each takes the last layer's

@@ -2,8 +2,9 @@
 //! end.
 
 use super::{CachedTokens, DraftStats};
-use crate::error::{Error, SampleError};
+use crate::exec::DecodeError;
 use crate::model::Model;
+use crate::sample::SampleError;
 use crate::sample::Sampler;
 use crate::tokenizer::TextStream;
 use std::collections::VecDeque;
@@ -218,7 +219,7 @@ impl PieceWriter {
         sampler: &mut Sampler,
         mut forced: Vec<u32>,
         (room, is_full): (usize, bool),
-    ) -> Result<Vec<u32>, Error> {
+    ) -> Result<Vec<u32>, DecodeError> {
         match forced.iter().position(|&token| self.is_eog(token)) {
             Some(0) => {
                 accept(sampler, forced[0])?;
@@ -250,7 +251,7 @@ impl PieceWriter {
         sampler: &mut Sampler,
         logits: &[f32],
         history: &[u32],
-    ) -> Result<Piece, Error> {
+    ) -> Result<Piece, DecodeError> {
         let logits = self.of_tokens(logits);
         Ok(match self.logprobs {
             None => Piece::new(sampler.sample(logits, history)?),
@@ -280,7 +281,7 @@ impl PieceWriter {
         &mut self,
         sampler: &mut Sampler,
         pieces: impl IntoIterator<Item = Piece>,
-    ) -> Result<Option<usize>, Error> {
+    ) -> Result<Option<usize>, DecodeError> {
         for piece in pieces {
             accept(sampler, piece.token)?;
             self.hold(piece)?;
@@ -293,7 +294,7 @@ impl PieceWriter {
     }
 
     /// Gives a piece its text, and holds it back until [`Self::release`].
-    pub(super) fn hold(&mut self, mut piece: Piece) -> Result<(), Error> {
+    pub(super) fn hold(&mut self, mut piece: Piece) -> Result<(), DecodeError> {
         let Some(stream) = &mut self.stream else {
             return Ok(());
         };
@@ -416,7 +417,7 @@ impl PieceWriter {
 }
 
 /// Lets the sampler's mask accept a token that was not sampled.
-fn accept(sampler: &mut Sampler, token: u32) -> Result<(), Error> {
+fn accept(sampler: &mut Sampler, token: u32) -> Result<(), DecodeError> {
     match sampler.mask_mut() {
         Some(mask) => Ok(mask.accept(token).map_err(SampleError::from)?),
         None => Ok(()),

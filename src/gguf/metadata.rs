@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::bytes::Bytes;
 use super::reader::id;
-use crate::error::GgufError;
+use crate::gguf::GgufError;
 
 /// A metadata value.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::bytes::Bytes;
 use super::metadata::{Array, Metadata, StringArray, Value};
 use super::{Header, TensorInfo};
-use crate::error::GgufError;
+use crate::gguf::GgufError;
 use crate::quant::DType;
 
 /// Longest key and tensor name, in bytes. GGUF limits keys to 65535; the same limit applies to

@@ -11,7 +11,7 @@ use std::process;
 use super::metadata::Value;
 use super::reader::{DEFAULT_ALIGNMENT, MAX_ALIGNMENT, tensor_bytes};
 use super::{Header, in_file, io_error};
-use crate::error::GgufError;
+use crate::gguf::GgufError;
 use crate::quant::DType;
 
 type Produce<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + 'a>;

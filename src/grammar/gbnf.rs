@@ -16,7 +16,7 @@ use llguidance::derivre::{Regex, StateID};
 use llguidance::toktrie::TokTrie;
 
 use super::{MAX_DEPTH, Syntax};
-use crate::GrammarError;
+use crate::grammar::GrammarError;
 
 /// Longest regular expression of a terminal, in bytes; longer parts are split.
 const MAX_TERMINAL: usize = 4 << 10;

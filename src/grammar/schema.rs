@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::pattern::from_ecma;
 use super::{Layout, MAX_DEPTH, Syntax};
-use crate::GrammarError;
+use crate::grammar::GrammarError;
 
 /// White space between two JSON tokens, if there is any.
 const WHITE_SPACE: &str = r"\x20";

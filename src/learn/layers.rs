@@ -4,10 +4,11 @@
 use super::slices::Slices;
 use super::topics::{Counts, Topics, Trained};
 use super::{Evidence, Learner};
-use crate::error::{Error, SessionError};
+use crate::exec::SessionError;
 use crate::exec::{
     AdapterId, ControlWindow, FIRST_STRENGTH, Session, cross_entropy, log_sum, next_strength,
 };
+use crate::learn::LearnError;
 use crate::lora::{Adapter, Gradients, Sgd};
 use crate::model::Site;
 use std::ops::Range;
@@ -126,8 +127,8 @@ impl Reader<'_, '_> {
         &mut self,
         tokens: &[u32],
         each: usize,
-        mut pass: impl FnMut(&mut Session, &mut Slices<'_>, usize, &[u32]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+        mut pass: impl FnMut(&mut Session, &mut Slices<'_>, usize, &[u32]) -> Result<(), LearnError>,
+    ) -> Result<(), LearnError> {
         self.session.clear();
         for (i, part) in tokens[..tokens.len() - 1].chunks(each).enumerate() {
             if self.slices.tick().is_none() {
@@ -139,7 +140,11 @@ impl Reader<'_, '_> {
     }
 
     /// Calls `visit` with each of `1..n` and the logits before that token.
-    fn read(&mut self, tokens: &[u32], mut visit: impl FnMut(usize, &[f32])) -> Result<(), Error> {
+    fn read(
+        &mut self,
+        tokens: &[u32],
+        mut visit: impl FnMut(usize, &[f32]),
+    ) -> Result<(), LearnError> {
         self.passes(tokens, READ, |session, slices, start, part| {
             Ok(session.prefill_each(part, 0, |i, logits| {
                 visit(start + i + 1, logits);
@@ -149,7 +154,7 @@ impl Reader<'_, '_> {
     }
 
     /// For each token of a text, the `ln p` in its place of all that the same slice predicts.
-    fn exchanged(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
+    fn exchanged(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, LearnError> {
         let mut all = Vec::new();
         self.read(tokens, |i, logits| {
             let lse = log_sum(logits);
@@ -199,7 +204,7 @@ impl Training<'_, '_> {
         tokens: &[u32],
         first: usize,
         objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
-    ) -> Result<f64, Error> {
+    ) -> Result<f64, LearnError> {
         let Training {
             reader,
             id,
@@ -230,7 +235,7 @@ impl Training<'_, '_> {
     }
 
     /// What the model alone predicts in a window.
-    fn base(&mut self, tokens: &[u32], scale: f32) -> Result<ControlWindow, Error> {
+    fn base(&mut self, tokens: &[u32], scale: f32) -> Result<ControlWindow, LearnError> {
         let mut window = ControlWindow::new(self.reader.session.model().hparams().n_vocab);
         self.reader.session.set_scale(self.id, 0.0)?;
         self.reader.read(tokens, |_, logits| window.push(logits))?;
@@ -239,7 +244,7 @@ impl Training<'_, '_> {
     }
 
     /// Adds the gradient of the divergence from the model on a window, and adapts its weight.
-    fn rehearse(&mut self, tokens: &[u32], max_divergence: f64) -> Result<(), Error> {
+    fn rehearse(&mut self, tokens: &[u32], max_divergence: f64) -> Result<(), LearnError> {
         let window = self.base(tokens, 1.0)?;
         if !self.reader.slices.goes_on() {
             return Ok(());
@@ -251,7 +256,7 @@ impl Training<'_, '_> {
     }
 
     /// Mean divergence from the model over windows, with the adapter at `scale`.
-    fn divergence(&mut self, windows: &[&[u32]], scale: f32) -> Result<f64, Error> {
+    fn divergence(&mut self, windows: &[&[u32]], scale: f32) -> Result<f64, LearnError> {
         let (mut sum, mut n, mut row) = (0.0, 0, Vec::new());
         for tokens in windows {
             let window = self.base(tokens, scale)?;
@@ -276,7 +281,7 @@ impl Training<'_, '_> {
         control: &[u32],
         turn: u64,
         bound: f64,
-    ) -> Result<(), Error> {
+    ) -> Result<(), LearnError> {
         let (arch, n_ctx) = (
             self.reader.session.model().arch(),
             self.reader.session.n_ctx(),
@@ -307,7 +312,7 @@ impl Training<'_, '_> {
     }
 
     /// Reduces the strength until the divergence on control text is within the bound; returns it.
-    fn limit(&mut self, control: &[u32], bound: f64) -> Result<f64, Error> {
+    fn limit(&mut self, control: &[u32], bound: f64) -> Result<f64, LearnError> {
         let measured: Vec<&[u32]> = windows(control, self.reader.session.n_ctx(), true).collect();
         // A few windows tell about how strong it may be, all of them whether it is.
         let few: Vec<&[u32]> = measured.iter().copied().step_by(4).collect();
@@ -422,7 +427,7 @@ impl Learner {
         topic: u32,
         lessons: &Lessons<'_>,
         slices: &mut Slices<'_>,
-    ) -> Result<bool, Error> {
+    ) -> Result<bool, LearnError> {
         if !self.can_learn_layers() {
             self.set_trained(topic, Trained::default(), slices);
             return Ok(true);
@@ -464,14 +469,14 @@ impl Learner {
                 },
                 slices,
             ),
-            Err(Error::Session(SessionError::NoGradient { .. })) | Ok(_) => {}
+            Err(LearnError::Session(SessionError::NoGradient { .. })) | Ok(_) => {}
             Err(error) => return Err(error),
         }
         Ok(goes_on)
     }
 
     /// Reduces the strength of what was learnt of each topic until the bound holds.
-    pub(crate) fn limit_layers(&mut self, session: &mut Session) -> Result<(), Error> {
+    pub(crate) fn limit_layers(&mut self, session: &mut Session) -> Result<(), LearnError> {
         for topic in self.layers.topics.ids() {
             self.learn_layers(session, topic, &[], &mut Slices::whole())?;
         }
@@ -488,7 +493,7 @@ impl Learner {
         topic: u32,
         lessons: &Lessons<'_>,
         slices: &mut Slices<'_>,
-    ) -> Result<Option<Evidence>, Error> {
+    ) -> Result<Option<Evidence>, LearnError> {
         let n_ctx = session.n_ctx();
         let mut evidence = Evidence::default();
         let both = [self, before].map(|learner| learner.layers.topics.trained(topic).adapter);

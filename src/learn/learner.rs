@@ -8,8 +8,8 @@ use super::optimiser::{HeadLearner, Rates};
 use super::slices::Slices;
 use super::topics::{Counts, TopicStatus};
 use crate::arch::Arch;
-use crate::error::LearnError;
 use crate::exec::{OutputRows, TokenKind};
+use crate::learn::LearnError;
 use crate::lora::{Adapter, Term};
 use crate::model::Model;
 

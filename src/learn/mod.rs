@@ -4,6 +4,7 @@
 //! A [`Learner`] is attached to a session as its [`OutputHook`](crate::exec::OutputHook).
 
 mod control;
+mod error;
 mod experts;
 mod head;
 mod knn;
@@ -18,6 +19,7 @@ mod slices;
 mod state;
 mod topics;
 
+pub use error::LearnError;
 pub use experts::Losses;
 pub use head::MAX_RANK;
 pub use learner::{Learner, LearnerOptions};

@@ -7,8 +7,8 @@
 //! `lora_b` one per value of an embedding.
 
 use super::adapter::{Adapter, Factor, Term, max_rank};
-use crate::error::AdapterError;
 use crate::gguf::{Gguf, TensorInfo, Writer};
+use crate::lora::AdapterError;
 use crate::model::{Model, Site};
 use crate::quant::{DType, dequantize_row};
 use std::borrow::Cow;

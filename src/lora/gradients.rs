@@ -1,7 +1,7 @@
 //! Gradients of an adapter.
 
 use super::{Adapter, Term};
-use crate::error::AdapterError;
+use crate::lora::AdapterError;
 use crate::model::Site;
 use std::sync::Arc;
 

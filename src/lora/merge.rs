@@ -2,9 +2,10 @@
 
 use super::adapter::{Adapter, Attached, Term};
 use super::file::sites_by_tensor;
-use crate::error::{AdapterError, QuantError};
 use crate::gguf::{TensorInfo, Writer};
+use crate::lora::AdapterError;
 use crate::model::{Model, Site};
+use crate::quant::QuantError;
 use crate::quant::{DType, dequantize_row, quantize_row};
 use rayon::prelude::*;
 use std::io::{self, Write};

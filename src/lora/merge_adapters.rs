@@ -6,7 +6,7 @@
 
 use super::adapter::{Adapter, Term, uniform};
 use super::svd::{Rows, truncate, truncate_dense};
-use crate::error::AdapterError;
+use crate::lora::AdapterError;
 use crate::model::Site;
 use rayon::prelude::*;
 use std::sync::Arc;

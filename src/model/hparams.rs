@@ -8,8 +8,8 @@ use super::spec::{
     SharedSpec, Temperature, TimeMixRanks,
 };
 use crate::arch::MAX_HEAD_DIM;
-use crate::error::ModelError;
 use crate::gguf::{Array, Metadata, TensorInfo, Value};
+use crate::model::ModelError;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;

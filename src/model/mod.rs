@@ -3,6 +3,7 @@
 //!
 //! [`Model`] is an immutable, cheap handle: clone it, send it to threads, keep it in structs.
 
+mod error;
 mod family;
 mod hparams;
 mod mtp;
@@ -10,7 +11,6 @@ mod spec;
 mod weights;
 
 use crate::arch::Arch;
-use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo, Value};
 use crate::quant::DType;
 use crate::system::SystemMemory;
@@ -22,6 +22,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+pub use error::ModelError;
 use hparams::UnknownNames;
 pub use hparams::{
     ClassifierActivation, ClassifierSpec, Hparams, NormKind, Pooling, Rope, RopeId, RopeOrder,
@@ -63,7 +64,7 @@ pub enum Device {
     #[default]
     Cpu,
     /// The GPU of an Apple machine. Without one, making an engine fails with
-    /// [`MetalError::NoDevice`](crate::MetalError::NoDevice).
+    /// [`MetalError::NoDevice`](crate::gpu::metal::MetalError::NoDevice).
     #[cfg(feature = "metal")]
     Metal {
         /// How many of the last layers the GPU computes; the CPU computes the others. `usize::MAX`

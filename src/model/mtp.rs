@@ -13,8 +13,8 @@ use super::hparams::Hparams;
 use super::weights::Weights;
 use super::{Device, Inner, Model, Residence};
 use crate::arch::Arch;
-use crate::error::ModelError;
 use crate::gguf::Gguf;
+use crate::model::ModelError;
 use crate::tokenizer::Tokenizer;
 use std::sync::Arc;
 

@@ -7,8 +7,8 @@ use super::spec::{
     Activation, AttnSpec, Biases, DenseSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MoeSpec, Norms,
     OutputScale, QkNorm,
 };
-use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo};
+use crate::model::ModelError;
 use crate::quant::DType;
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};

@@ -5,7 +5,7 @@ use super::dry::Dry;
 use super::penalties::Penalties;
 use super::rng::{Rng, random_seed};
 use super::{FILTERS, Filter, Sampler, mirostat};
-use crate::SampleError;
+use crate::sample::SampleError;
 
 /// Which version of Mirostat replaces the chain of filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

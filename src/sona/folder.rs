@@ -5,8 +5,8 @@ use super::log::{Limits, Log};
 use super::trajectory::{Record, Trajectory};
 use crate::cache::{SEED, mix};
 use crate::clock::unix_millis;
-use crate::error::{Error, SonaError};
 use crate::learn::{TopicStatus, topics_in};
+use crate::sona::SonaError;
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;
@@ -283,7 +283,7 @@ impl SonaFolder {
     ///
     /// # Errors
     /// If there is no such version, or its file cannot be read.
-    pub fn topics(&self, version: u64) -> Result<Vec<TopicStatus>, Error> {
+    pub fn topics(&self, version: u64) -> Result<Vec<TopicStatus>, SonaError> {
         if !self.versions().contains(&version) {
             return Err(SonaError::NoSuchVersion { version }.into());
         }

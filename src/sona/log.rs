@@ -9,8 +9,8 @@
 //! is dropped. Anything else that does not fit its checksum is damage, and the log is refused.
 
 use crate::cache::{SEED, mix};
-use crate::error::SonaError;
 use crate::gguf::NewFile;
+use crate::sona::SonaError;
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};

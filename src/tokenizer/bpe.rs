@@ -10,8 +10,8 @@ use std::collections::BinaryHeap;
 use super::split::PreTokenizer;
 use super::unicode::{self, Char};
 use super::vocab::{Hasher, Index, MAX_ENTRIES, Vocab, byte_text, text};
-use crate::TokenizerError;
 use crate::gguf::StringArray;
+use crate::tokenizer::TokenizerError;
 
 /// A range of the text that is to become a token.
 #[derive(Clone, Copy)]

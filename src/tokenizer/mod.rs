@@ -12,6 +12,7 @@
 
 mod bpe;
 mod charsmap;
+mod error;
 mod rwkv;
 mod special;
 mod split;
@@ -25,9 +26,9 @@ mod wpm;
 
 use std::collections::BTreeSet;
 
+pub use error::TokenizerError;
 pub use stream::TextStream;
 
-use crate::TokenizerError;
 use crate::gguf::{Array, Metadata, Value};
 use bpe::Bpe;
 use rwkv::Rwkv;

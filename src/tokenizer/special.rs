@@ -10,7 +10,7 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use super::vocab::{CONTROL, LSTRIP, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
-use crate::TokenizerError;
+use crate::tokenizer::TokenizerError;
 
 /// Longest text a token in a tree may have; bounds the work per position of a text.
 const MAX_LEN: usize = 1024;

@@ -11,7 +11,7 @@
 //! fold case for ASCII only.
 
 use super::unicode::{Char, L, M, N, P, S, WS};
-use crate::TokenizerError;
+use crate::tokenizer::TokenizerError;
 
 /// Receives the pieces of a text.
 type Sink<'a> = &'a mut dyn FnMut(&[Char]);

@@ -8,7 +8,7 @@
 use super::SPACE;
 use super::bpe::{MAX_TEXT, MergeBuffers, NO_RANK, Symbol, char_len};
 use super::vocab::{Vocab, byte_text};
-use crate::TokenizerError;
+use crate::tokenizer::TokenizerError;
 
 /// Token scores as ranks: a higher score is a lower rank.
 pub(super) struct Spm {

@@ -13,8 +13,8 @@ use super::charsmap::Charsmap;
 use super::special::Trie;
 use super::spm::{all_words, first_word};
 use super::vocab::{BYTE, NORMAL, USER_DEFINED, Vocab, byte_text};
-use crate::TokenizerError;
 use crate::gguf::Metadata;
+use crate::tokenizer::TokenizerError;
 
 /// What an unknown character scores below the lowest score of a token.
 const UNKNOWN_PENALTY: f32 = 10.0;

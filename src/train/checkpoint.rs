@@ -2,8 +2,8 @@
 //! models, and writing leaves either the old file or the new one.
 
 use super::trainer::{Evaluation, Step, Trainer};
-use crate::error::{Error, LearnError};
 use crate::gguf::{Gguf, Writer};
+use crate::learn::LearnError;
 use crate::learn::{number, put, values};
 use crate::lora::Adapter;
 use crate::quant::DType;
@@ -122,7 +122,7 @@ impl Trainer {
     /// # Errors
     /// If the file is invalid, or was saved with another model, other examples, control text or
     /// options. The trainer is unchanged then.
-    pub fn resume(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
+    pub fn resume(&mut self, path: impl AsRef<Path>) -> Result<(), LearnError> {
         let gguf = Gguf::open(path).map_err(LearnError::Gguf)?;
         let state = self.read(&gguf)?;
         let State {

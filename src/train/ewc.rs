@@ -4,8 +4,8 @@
 use super::Example;
 use super::checkpoint::flat;
 use super::replay::Replay;
-use crate::error::Error;
 use crate::exec::{AdapterId, Session};
+use crate::learn::LearnError;
 use crate::lora::{Adapter, Gradients};
 
 /// The penalty `λ/2·Σ F·(θ − θ₀)²` on an adapter's values `θ`.
@@ -38,7 +38,7 @@ impl Ewc {
         id: AdapterId,
         replay: &Replay,
         gradients: &mut Gradients,
-    ) -> Result<(), Error> {
+    ) -> Result<(), LearnError> {
         if !self.fisher.is_empty() {
             return Ok(());
         }

@@ -2,8 +2,8 @@
 
 use super::Loss;
 use crate::cache::mix;
-use crate::error::Error;
 use crate::exec::{AdapterId, Session, Task};
+use crate::learn::LearnError;
 use crate::lora::Gradients;
 
 /// Most tokens of texts that share a pass: as many as fill the panels of products, and as a default
@@ -155,7 +155,7 @@ impl Example {
         id: AdapterId,
         texts: &[(&Example, f32)],
         gradients: &mut Gradients,
-    ) -> Result<Vec<f64>, Error> {
+    ) -> Result<Vec<f64>, LearnError> {
         session.clear();
         let (mut losses, mut rest) = (Vec::with_capacity(texts.len()), texts);
         while !rest.is_empty() {

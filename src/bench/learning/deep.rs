@@ -65,7 +65,7 @@ impl<'t> Rehearsal<'t> {
         let (start, window) = &self.windows[turn % self.windows.len()];
         session.clear();
         let tokens = &self.text[*start..start + self.n_chunk - 1];
-        session.gradient(id, tokens, 0, &window.objective(strength), gradients)
+        Ok(session.gradient(id, tokens, 0, &window.objective(strength), gradients)?)
     }
 }
 

@@ -8,8 +8,9 @@ mod temperature;
 
 use super::median;
 use crate::arch::Arch;
-use crate::error::{Error, LearnError};
+use crate::error::Error;
 use crate::exec::{Engine, EngineOptions, SessionOptions};
+use crate::learn::LearnError;
 use crate::learn::{
     Experts, HeadLearner, Learner, LearnerOptions, Lesson, Ranks, Slices, UPDATE_TOKENS, softmax,
 };

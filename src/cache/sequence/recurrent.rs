@@ -9,7 +9,7 @@
 //! and goes on to its own tokens. It leaves the state at its end in a page of its own, and copies
 //! of it on the way where checkpoints are to be.
 
-use super::{KV_BLOCK, KvType, Page, SeqKv, SessionError, thin};
+use super::{KV_BLOCK, KvError, KvType, Page, SeqKv, thin};
 use crate::cache::layout::N_FEEDS;
 use crate::team::Crew;
 use std::ops::Range;
@@ -118,7 +118,7 @@ impl SeqKv {
     }
 
     /// Takes the pages that a pass over `n` tokens writes states to.
-    pub(super) fn reserve_states(&mut self, n: usize) -> Result<(), SessionError> {
+    pub(super) fn reserve_states(&mut self, n: usize) -> Result<(), KvError> {
         let layout = Arc::clone(&self.layout);
         let Some(recurrences) = &layout.recurrences else {
             return Ok(());
@@ -356,12 +356,7 @@ mod tests {
         }
 
         /// A pass, which may fail in its second recurrence.
-        fn append(
-            &mut self,
-            n: usize,
-            fails: bool,
-            random: &mut Random,
-        ) -> Result<(), SessionError> {
+        fn append(&mut self, n: usize, fails: bool, random: &mut Random) -> Result<(), KvError> {
             self.seq.reserve(n)?;
             for (i, cell) in CELLS
                 .into_iter()
@@ -460,7 +455,7 @@ mod tests {
                 0..6 if len < 1500 => {
                     let n = [1, 1, 3, 40, 64, 65, 150, 300][random.below(8)];
                     match pairs[i].append(n, random.below(12) == 0, &mut random) {
-                        Err(SessionError::PoolFull { .. }) => {
+                        Err(KvError::PoolFull { .. }) => {
                             full += 1;
                             pairs[i].seq.abandon();
                             let len = pairs[i].seq.len();

@@ -1,6 +1,6 @@
 //! What a sequence holds, as numbers and bytes, and back.
 
-use super::{Checkpoint, KV_BLOCK, Page, SeqKv, SessionError, is_given_back};
+use super::{Checkpoint, KV_BLOCK, KvError, Page, SeqKv, is_given_back};
 use crate::cache::layout::Group;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ impl SeqKv {
     pub(crate) fn with_state(
         &self,
         state: &KvState<'_>,
-    ) -> Result<Result<SeqKv, &'static str>, SessionError> {
+    ) -> Result<Result<SeqKv, &'static str>, KvError> {
         let mut seq = SeqKv::new(self.pool.clone(), Arc::clone(&self.layout));
         seq.len = state.len;
         seq.states_from(state.len, None);
@@ -125,7 +125,7 @@ impl SeqKv {
                 }
                 *slot = Some(page);
             }
-            Ok::<_, SessionError>(slot.clone())
+            Ok::<_, KvError>(slot.clone())
         };
         for (t, listed) in state.tables.iter().enumerate() {
             let mut table = Vec::new();

@@ -3,7 +3,7 @@
 
 use super::call::{self, Parameter, Reader};
 use super::{Format, Opening, Tool, ToolCall, lark_text};
-use crate::ChatError;
+use crate::chat::ChatError;
 use serde_json::{Map, Value};
 
 const CLOSE_4: &str = "<tool_call|>";

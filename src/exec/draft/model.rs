@@ -1,7 +1,7 @@
 //! Drafts by a smaller model of the same vocabulary.
 
 use super::{Drafter, Guess, N_GRADES};
-use crate::error::SessionError;
+use crate::exec::SessionError;
 use crate::exec::hook::TokenKind;
 use crate::exec::{Engine, Sequence, SessionOptions, Slot};
 use crate::model::Model;

@@ -2,7 +2,7 @@
 
 use super::model::{FEW, best};
 use super::{Drafter, Guess, MAX_DRAFT};
-use crate::error::SessionError;
+use crate::exec::SessionError;
 use crate::exec::engine::plan_options;
 use crate::exec::hook::TokenKind;
 use crate::exec::states::most_rows;

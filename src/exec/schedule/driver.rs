@@ -2,8 +2,8 @@
 
 use super::stream::Wake;
 use super::{Live, NoObserver, Observer, Request, Schedule, ScheduleOptions, Stream, Terms};
-use crate::error::ScheduleError;
 use crate::exec::Engine;
+use crate::exec::ScheduleError;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 

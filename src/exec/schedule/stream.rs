@@ -1,7 +1,7 @@
 //! The answer of a request, passed from the schedule to its reader.
 
 use super::RequestId;
-use crate::error::{Error, ScheduleError};
+use crate::exec::ScheduleError;
 use crate::exec::pooled::PooledStates;
 use crate::exec::writer::{Finish, Piece};
 use std::collections::VecDeque;
@@ -55,7 +55,7 @@ struct Channel {
 #[derive(Debug, Default)]
 struct State {
     pieces: VecDeque<Piece>,
-    outcome: Option<Result<Finish, Error>>,
+    outcome: Option<Result<Finish, ScheduleError>>,
     pooled: PooledStates,
     /// Whether the reader lags behind: from `n_pieces` waiting pieces on, until half of them are
     /// left.
@@ -123,7 +123,7 @@ impl Sender {
         });
     }
 
-    pub(super) fn end(&self, outcome: Result<Finish, Error>, pooled: PooledStates) {
+    pub(super) fn end(&self, outcome: Result<Finish, ScheduleError>, pooled: PooledStates) {
         self.0.tell(|state| {
             if state.outcome.is_none() {
                 (state.outcome, state.pooled) = (Some(outcome), pooled);
@@ -179,7 +179,10 @@ impl Stream {
 
     /// The next piece, if it is available; `Ready(None)` at the end. Otherwise the task of `cx` is
     /// woken when it arrives, as for futures.
-    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, Error>>> {
+    pub fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Piece, ScheduleError>>> {
         let channel = Arc::clone(&self.channel);
         let mut state = channel.lock();
         let piece = self.take(&mut state);
@@ -193,11 +196,11 @@ impl Stream {
     ///
     /// # Errors
     /// The first error of the answer.
-    pub fn text(self) -> Result<String, Error> {
+    pub fn text(self) -> Result<String, ScheduleError> {
         self.map(|piece| Ok(piece?.text)).collect()
     }
 
-    fn take(&mut self, state: &mut State) -> Poll<Option<Result<Piece, Error>>> {
+    fn take(&mut self, state: &mut State) -> Poll<Option<Result<Piece, ScheduleError>>> {
         if self.is_over {
             return Poll::Ready(None);
         }
@@ -226,7 +229,7 @@ impl Stream {
 }
 
 impl Iterator for Stream {
-    type Item = Result<Piece, Error>;
+    type Item = Result<Piece, ScheduleError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let channel = Arc::clone(&self.channel);

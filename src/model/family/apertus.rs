@@ -1,7 +1,7 @@
 //! The Swiss AI Initiative's Apertus: a llama with norms of queries and keys, whose activation has
 //! parameters per layer.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, DenseSpec, FfnSpec, QkNorm};
 

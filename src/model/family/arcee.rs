@@ -1,6 +1,6 @@
 //! Arcee's AFM: a llama whose feed-forward layer is a squared ReLU without a gate.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
 use crate::model::spec::Activation;
 

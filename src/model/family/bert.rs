@@ -1,7 +1,7 @@
 //! Encoders: BERT (and XLM-RoBERTa), Nomic BERT and its mixture, Jina BERT 2 and 3, ModernBERT,
 //! EuroBERT, NeoBERT, Llama-Embed. Their tokens see the whole text.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{ClassifierActivation, Hparams, Keys, NormKind, Pooling, RopeOrder};
 use crate::model::spec::{Activation, Biases, FfnSpec, Norms};
 

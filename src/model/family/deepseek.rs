@@ -1,7 +1,7 @@
 //! Models with latent attention: DeepSeek 2 and 3 and those of the same form (GLM 4.7 Flash, Kimi
 //! K2), MiniCPM 3, Mistral 4, PLM, Kimi Linear.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
 use crate::model::spec::{Activation, DeltaSpec, FfnSpec, RecurrentSpec};
 

@@ -1,7 +1,7 @@
 //! EXAONE 4, with norms after each block, and the mixture K-EXAONE. If some layers have windows,
 //! only those are rotated.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 

@@ -1,6 +1,6 @@
 //! Gemma 1 to 3. Norm weights are `1 + w` in the file already.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, Norms, QkNorm};
 

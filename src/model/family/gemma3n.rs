@@ -1,7 +1,7 @@
 //! Gemma 3n: several residual streams with a side path around attention, a vector for each layer
 //! and token, sparse activations, and last layers that read the keys and values of others.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, MAX_STREAMS, NormKind, StreamsSpec};
 use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 

@@ -3,7 +3,7 @@
 //! dense layers.
 
 use crate::arch::MAX_HEAD_DIM;
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, FfnSpec, MoeSpec, Norms, OutputScale, QkNorm};
 

@@ -1,7 +1,7 @@
 //! OpenAI's GPT-2, StarCoder 1 and others with learned positions; GPT-NeoX (Pythia), Falcon, BLOOM
 //! and MPT.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, Biases, Norms};
 

@@ -1,7 +1,7 @@
 //! OpenAI's gpt-oss: a mixture with attention sinks, windows in every second layer, and biases
 //! everywhere.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, Biases, FfnSpec, Gating};
 

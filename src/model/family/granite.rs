@@ -1,6 +1,6 @@
 //! IBM Granite 3 and 4, dense and mixture of experts, and MiniCPM: a llama with multipliers.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
 use crate::model::spec::{Activation, FfnSpec};
 

@@ -1,6 +1,6 @@
 //! Liquid's LFM2, dense and mixture of experts: short convolutions, attention between them.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, ConvSpec, FfnSpec, QkNorm, RecurrentSpec};
 

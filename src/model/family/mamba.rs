@@ -1,6 +1,6 @@
 //! State spaces: Mamba 1 (also Falcon Mamba) and 2, Jamba, Falcon-H1, Nemotron-H.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Has, Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, DenseSpec, FfnSpec, Gating, RecurrentSpec};
 

@@ -29,7 +29,7 @@ mod stablelm;
 mod windows;
 
 use super::hparams::{Hparams, Keys};
-use crate::error::ModelError;
+use crate::model::ModelError;
 
 /// One architecture.
 pub(crate) struct Family {

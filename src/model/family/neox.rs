@@ -1,7 +1,7 @@
 //! Llamas whose rotated pairs are halves of a head: EXAONE 3, Pangu Embedded, PaddleOCR, OpenELM,
 //! PLaMo 1 and 3.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, Norms, QkNorm};
 

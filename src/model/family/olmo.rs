@@ -1,7 +1,7 @@
 //! OLMo 1. OLMo 2: norms after each block instead of before it, q/k norm over all heads. OLMo 3:
 //! windows in three of four layers, whose rope is not scaled.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
 use crate::model::spec::{Activation, Norms, QkNorm};
 

@@ -1,6 +1,6 @@
 //! Phi 2, and Phi 3 to 4 (fused q/k/v and gate/up, long rope, partial rotation).
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, Biases, FfnSpec, Gating, Norms};
 

@@ -1,7 +1,7 @@
 //! Qwen 1 to 3.5, dense and mixture of experts, and Seed OSS. Of the vision models, only the text
 //! part.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Has, Hparams, Keys, NormKind, Pooling};
 use crate::model::spec::{Activation, Biases, DeltaSpec, FfnSpec, QkNorm, RecurrentSpec};
 

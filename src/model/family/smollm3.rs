@@ -1,6 +1,6 @@
 //! SmolLM 3: a llama whose every fourth layer is not rotated.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
 use crate::model::spec::Activation;
 

@@ -1,7 +1,7 @@
 //! Llamas with layer norms: StableLM 2, Orion, Jais 1; without a gate StarCoder 2, CodeShell,
 //! Nemotron, Jais 2.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, Biases, Norms, QkNorm};
 

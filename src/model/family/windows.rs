@@ -1,7 +1,7 @@
 //! Mixtures of experts with special window patterns: Arcee's AFMoE (Trinity), Xiaomi's MiMo 2,
 //! SmallThinker.
 
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::hparams::{Hparams, Keys, NormKind};
 use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 

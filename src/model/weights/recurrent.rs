@@ -1,7 +1,7 @@
 //! Weights of recurrent mixers.
 
 use super::{Binder, Linear, Norm, Weight};
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::spec::{
     ConvSpec, DeltaSpec, Mamba2Spec, MambaNorms, MambaSpec, RecurrentSpec, TimeMixRanks,
     TimeMixSpec,

@@ -5,7 +5,7 @@
 //! done by the CPU alone, and the CPU can compute the first layers of a model.
 
 use crate::cache::{PageMemory, PagePlace};
-use crate::error::SessionError;
+use crate::gpu::GpuError;
 use crate::lora::Attached;
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ pub trait Runner: Send + Sync {
     ///
     /// # Errors
     /// If the device has no memory or fails. Earlier contents of the pages are unchanged.
-    fn pass(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), SessionError>;
+    fn pass(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), GpuError>;
 }
 
 /// The rows of a pass, one per token, slot by slot.

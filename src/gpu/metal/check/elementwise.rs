@@ -2,7 +2,7 @@
 
 use super::{Checker, Data, EPS, FAST, Lcg, close};
 use crate::arch::Arch;
-use crate::metal::kernels::*;
+use crate::gpu::metal::kernels::*;
 use crate::quant::DType;
 
 pub(super) fn norm(gpu: &mut Checker<'_>) -> Result<(), String> {

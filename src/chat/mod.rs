@@ -77,6 +77,7 @@
 //! # }
 //! ```
 
+mod error;
 mod python;
 mod time;
 pub mod tools;
@@ -89,7 +90,7 @@ use std::time::{Duration, Instant};
 use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, json};
 
-use crate::ChatError;
+pub use error::ChatError;
 pub use time::LocalTime;
 
 /// Longest template, in bytes. The longest published ones have about 20 kB.

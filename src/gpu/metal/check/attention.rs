@@ -2,7 +2,7 @@
 
 use super::{Checker, Data, EPS, FAST, Handle, Lcg, close, same};
 use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvSpan, KvType};
-use crate::metal::kernels::*;
+use crate::gpu::metal::kernels::*;
 use crate::quant::DType;
 use KvType::{F16, Q4, Q5, Q6, Q8};
 use std::ops::Range;

@@ -3,10 +3,11 @@
 use super::plan::{Input, Intermediate, Name, Plan, Set};
 use super::{Call, Gpu};
 use crate::cache::{PageMemory, PagePlace};
-use crate::error::{MetalError, SessionError};
+use crate::gpu::GpuError;
+use crate::gpu::metal::MetalError;
+use crate::gpu::{Batch, BatchOutputs, BatchSlot, Runner};
 use crate::lora::Adapter;
 use crate::model::Model;
-use crate::runner::{Batch, BatchOutputs, BatchSlot, Runner};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -282,7 +283,7 @@ impl<G: Gpu> Runner for MetalRunner<G> {
         self.gpu.page(bytes)
     }
 
-    fn pass(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), SessionError> {
+    fn pass(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), GpuError> {
         Ok(self.run(batch, outputs)?)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Checker, Data, EPS, FAST, Lcg, close, same};
 use crate::arch::Arch;
-use crate::metal::kernels::*;
+use crate::gpu::metal::kernels::*;
 use crate::quant::DType;
 
 /// Indices of the `n` largest, the lower first among equals.

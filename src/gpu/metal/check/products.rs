@@ -1,7 +1,7 @@
 //! Products with weights, embedding rows, adapters.
 
 use super::{Checker, Data, EPS, Lcg, close, same};
-use crate::metal::kernels::*;
+use crate::gpu::metal::kernels::*;
 use crate::quant::DType;
 
 /// Rows of random blocks, and their values.

@@ -8,14 +8,14 @@
 
 use super::kernels::*;
 use crate::arch::KvType;
-use crate::error::MetalError;
+use crate::gpu::metal::MetalError;
+use crate::gpu::{Batch, BatchSlot};
 use crate::lora::{Adapter, Attached};
 use crate::model::{
     Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, Layer, LayerSpec, Linear, Mixer,
     Model, Moe, MoeSpec, Norm, NormKind, Norms, QkNorm, RopeOrder, Weight, Weights,
 };
 use crate::quant::DType;
-use crate::runner::{Batch, BatchSlot};
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -10,17 +10,18 @@
 pub mod check;
 #[cfg(target_vendor = "apple")]
 pub mod device;
+mod error;
 pub mod kernels;
 pub mod plan;
 mod runner;
 
+pub use error::MetalError;
 pub use runner::MetalRunner;
 
 use crate::cache::PageMemory;
-use crate::error::MetalError;
 use crate::gguf::Gguf;
+use crate::gpu::Runner;
 use crate::model::Model;
-use crate::runner::Runner;
 use kernels::Dispatch;
 use std::sync::Arc;
 
