@@ -3,7 +3,8 @@
 
 #[cfg(feature = "chat")]
 use crate::chat::ChatError;
-use crate::exec::{DecodeError, GradientError, ScheduleError, SessionError, StateError};
+use crate::decode::DecodeError;
+use crate::engine::SessionError;
 use crate::gguf::GgufError;
 #[cfg(feature = "grammar")]
 use crate::grammar::GrammarError;
@@ -12,6 +13,8 @@ use crate::lora::AdapterError;
 use crate::model::ModelError;
 use crate::quant::QuantError;
 use crate::sample::SampleError;
+use crate::scheduler::ScheduleError;
+use crate::session::{GradientError, StateError};
 use crate::sona::SonaError;
 use crate::tokenizer::TokenizerError;
 

@@ -6,13 +6,13 @@ mod run;
 #[path = "it/tiny/mod.rs"]
 mod tiny;
 
-use ruvllm::cache::PageMemory;
 use ruvllm::exec::{
     CancelToken, Engine, EngineOptions, Outputs, Request, Schedule, ScheduleOptions,
     SessionOptions, Slot, Speculation, TokenKind,
 };
 use ruvllm::gguf::Gguf;
 use ruvllm::gpu::{Batch, BatchOutputs, Runner};
+use ruvllm::kv::PageMemory;
 use ruvllm::lora::Adapter;
 use ruvllm::quant::DType;
 use ruvllm::{GpuError, Sampler};

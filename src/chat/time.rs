@@ -249,7 +249,7 @@ fn parse(text: &str) -> Option<LocalTime> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::chat::time::*;
 
     #[test]
     fn refuses_what_is_no_time() {

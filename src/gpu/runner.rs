@@ -4,8 +4,8 @@
 //! is allocated by the runner and accessible to both: so forks, rewinds and copies on write are
 //! done by the CPU alone, and the CPU can compute the first layers of a model.
 
-use crate::cache::{PageMemory, PagePlace};
 use crate::gpu::GpuError;
+use crate::kv::{PageMemory, PagePlace};
 use crate::lora::Attached;
 use std::ops::Range;
 

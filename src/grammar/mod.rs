@@ -68,8 +68,7 @@ use llguidance::toktrie::{
 };
 use llguidance::{ParserFactory, panic_utils};
 
-use crate::sample::MaskError;
-use crate::sample::TokenMask;
+use crate::sample::{MaskError, TokenMask};
 use crate::tokenizer::Tokenizer;
 
 /// Longest grammar or schema, in bytes.

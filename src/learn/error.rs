@@ -1,8 +1,9 @@
 //! Failures of learning and training.
 
-use crate::exec::{GradientError, SessionError};
+use crate::engine::SessionError;
 use crate::gguf::GgufError;
 use crate::lora::AdapterError;
+use crate::session::GradientError;
 
 /// Why learning, or a file of what was learnt, was refused.
 #[derive(Debug, thiserror::Error)]

@@ -1,29 +1,26 @@
 //! Adapters of inner layers, one for each topic, that are learnt in the background by
 //! backpropagation, within a bound on control text.
 
-use super::slices::Slices;
-use super::topics::{Counts, Topics, Trained};
-use super::{Evidence, Learner};
-use crate::exec::SessionError;
-use crate::exec::{
-    AdapterId, ControlWindow, FIRST_STRENGTH, Session, cross_entropy, log_sum, next_strength,
-};
-use crate::learn::LearnError;
+use crate::engine::SessionError;
+use crate::engine::adapters::AdapterId;
+use crate::learn::control_window::{ControlWindow, FIRST_STRENGTH, next_strength};
+use crate::learn::inner_layers::{Layers, WINDOW};
+use crate::learn::slices::Slices;
+use crate::learn::topics::{Counts, Trained};
+use crate::learn::{Evidence, LearnError, Learner};
 use crate::lora::{Adapter, Gradients, Sgd};
 use crate::model::Site;
+use crate::session::gradients::{cross_entropy, log_sum};
+use crate::session::session::Session;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Rank of the adapter.
 const RANK: usize = 4;
-/// Tokens that one step learns, and of a window of control text, unless the context is shorter.
-const WINDOW: usize = 128;
 /// Tokens of a pass whose gradient is computed.
 const SLICE: usize = 16;
 /// Tokens of a pass that only reads: others wait for one of them at most.
 const READ: usize = 8;
-/// Most tokens of control text that are kept.
-pub(super) const CONTROL_TOKENS: usize = 1 << 14;
 /// One in so many windows of control text is measured on, the others are rehearsed.
 const MEASURED: usize = 4;
 /// Fraction of the bound that divergence on rehearsed text must stay below: on other text it is
@@ -37,70 +34,6 @@ const PART: f64 = 0.95;
 /// `bound`.
 fn left_of(bound: f64, layers: f64) -> f64 {
     (bound.sqrt() - layers.sqrt()).max(0.0).powi(2).min(bound)
-}
-
-/// What was learnt in inner layers, and on what text it may not change the model much.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Layers {
-    pub(crate) topics: Topics,
-    /// The topic whose adapter is in effect.
-    pub(crate) chosen: Option<u32>,
-    control: Vec<u32>,
-    /// How often each token is in the control text.
-    ordinary: Counts,
-    /// The chosen topic's adapter, while the learner belongs to a session.
-    pub(super) attached: Option<AdapterId>,
-}
-
-impl Layers {
-    /// With nothing learnt.
-    pub(crate) fn new(control: Vec<u32>) -> Layers {
-        Layers {
-            ordinary: Counts::of(&control),
-            control,
-            ..Default::default()
-        }
-    }
-
-    pub(crate) fn control(&self) -> &[u32] {
-        &self.control
-    }
-
-    pub(super) fn ordinary(&self) -> &Counts {
-        &self.ordinary
-    }
-
-    /// The adapter in effect.
-    pub(super) fn adapter(&self) -> Option<&Arc<Adapter>> {
-        self.topics.get(self.chosen?)?.trained.adapter.as_ref()
-    }
-
-    /// Divergence of the adapter in effect.
-    fn divergence(&self) -> f64 {
-        self.chosen
-            .and_then(|topic| self.topics.get(topic))
-            .map_or(0.0, |topic| topic.trained.divergence)
-    }
-
-    /// Divergence of each topic's adapter, and that of none.
-    fn divergences(&self) -> impl Iterator<Item = f64> {
-        self.topics
-            .all
-            .iter()
-            .map(|topic| topic.trained.divergence)
-            .chain([0.0])
-    }
-
-    /// Adds control text; windows of it at equal distances stay if it is too long.
-    pub(super) fn add_control(&mut self, tokens: &[u32]) {
-        self.control.extend(tokens);
-        let (n, most) = (self.control.len() / WINDOW, CONTROL_TOKENS / WINDOW);
-        if n > most {
-            let windows = (0..most).flat_map(|i| &self.control[i * n / most * WINDOW..][..WINDOW]);
-            self.control = windows.copied().collect();
-        }
-        self.ordinary = Counts::of(&self.control);
-    }
 }
 
 /// Texts, and which of their tokens are to be learnt.

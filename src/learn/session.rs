@@ -4,18 +4,21 @@
 //! model's prediction. Everything else happens when [`Session::observe`], [`Session::feedback`] or
 //! [`Session::update`] is called.
 
-use super::moments::SLOTS;
-use super::optimiser::ErrorFactors;
-use super::slices::Slices;
-use super::{HeadLearner, HeadRows, Learner, LearnerOptions, Lesson, Losses, Ranks, softmax};
 use crate::clock::Timer;
-use crate::exec::SessionError;
-use crate::exec::{
-    CancelToken, Ctx, Cut, MemoryPlan, NoProbe, OutputHook, OutputRows, Product, RowAdapters,
-    Session, SessionOptions, TokenKind, linear, with_scratch,
+use crate::compute::hook::{Cut, OutputHook, OutputRows, TokenKind};
+use crate::compute::linear::{Ctx, Product, RowAdapters, linear, with_scratch};
+use crate::compute::probe::NoProbe;
+use crate::engine::SessionError;
+use crate::engine::memory_plan::MemoryPlan;
+use crate::engine::options::{CancelToken, SessionOptions};
+use crate::learn::moments::SLOTS;
+use crate::learn::optimiser::ErrorFactors;
+use crate::learn::slices::Slices;
+use crate::learn::{
+    HeadLearner, HeadRows, LearnError, Learner, LearnerOptions, Lesson, Losses, Ranks, softmax,
 };
-use crate::learn::LearnError;
 use crate::model::{Hparams, Weight};
+use crate::session::session::Session;
 use std::ops::Range;
 use std::time::Duration;
 

@@ -6,7 +6,10 @@
 mod error;
 mod family;
 mod hparams;
+mod keys;
 mod mtp;
+mod rope;
+mod setters;
 mod spec;
 mod weights;
 
@@ -23,16 +26,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 pub use error::ModelError;
-use hparams::UnknownNames;
-pub use hparams::{
-    ClassifierActivation, ClassifierSpec, Hparams, NormKind, Pooling, Rope, RopeId, RopeOrder,
-    RopeScaling, StreamsSpec, Unknown,
-};
-pub(crate) use hparams::{Finish, MAX_EXPERT, MAX_STREAMS};
+pub(crate) use hparams::{Finish, MAX_STREAMS};
+pub use hparams::{Hparams, NormKind, StreamsSpec};
+pub use keys::Unknown;
+use keys::UnknownNames;
+pub use rope::{Rope, RopeOrder, RopeScaling};
+pub(crate) use spec::MAX_EXPERT;
 pub use spec::{
-    Activation, AttnSpec, Biases, ChannelMixSpec, ConvSpec, DeltaSpec, DenseSpec, ExpertGroups,
-    FfnSpec, Gating, LatentSpec, LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, Mixer, MoeSpec,
-    Norms, OutputScale, QkNorm, RecurrentSpec, SharedSpec, Temperature, TimeMixRanks, TimeMixSpec,
+    Activation, AttnSpec, Biases, ChannelMixSpec, ClassifierActivation, ClassifierSpec, ConvSpec,
+    DeltaSpec, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mamba2Spec,
+    MambaNorms, MambaSpec, Mixer, MoeSpec, Norms, OutputScale, Pooling, QkNorm, RecurrentSpec,
+    RopeId, SharedSpec, Temperature, TimeMixRanks, TimeMixSpec,
 };
 pub use weights::Site;
 pub(crate) use weights::{
@@ -425,7 +429,7 @@ impl Model {
     }
 
     /// Whether the file has a block for multi-token prediction that can draft, see
-    /// [`MtpDrafter`](crate::exec::MtpDrafter).
+    /// [`MtpDrafter`](crate::decode::speculative::mtp::MtpDrafter).
     ///
     /// # Errors
     /// What is wrong with the one it has. The model runs without it; [`Model::unknown`] has the

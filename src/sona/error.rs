@@ -1,6 +1,6 @@
 //! Failures of folders of trajectories.
 
-use crate::exec::SessionError;
+use crate::engine::SessionError;
 use crate::learn::LearnError;
 use crate::lora::AdapterError;
 use std::path::PathBuf;

@@ -1,16 +1,21 @@
 //! Learning from what is recorded.
 
-use super::event::{Event, EventKind};
-use super::folder::{FolderOptions, FolderStatus, SonaFolder, check_score, session_hash};
-use super::trajectory::Trajectory;
 use crate::clock::Timer;
-use crate::exec::{
-    CancelToken, Engine, Outputs, Session, SessionOptions, Slot, TokenKind, log_sum,
+use crate::compute::hook::TokenKind;
+use crate::engine::batch::Slot;
+use crate::engine::engine::Engine;
+use crate::engine::options::{CancelToken, SessionOptions};
+use crate::layers::outputs::Outputs;
+use crate::learn::{
+    Evidence, LearnError, Learner, LearnerOptions, Losses, Pause, Slices, UPDATE_TOKENS,
 };
-use crate::learn::LearnError;
-use crate::learn::{Evidence, Learner, LearnerOptions, Losses, Pause, Slices, UPDATE_TOKENS};
 use crate::lora::Adapter;
+use crate::session::gradients::log_sum;
+use crate::session::session::Session;
 use crate::sona::SonaError;
+use crate::sona::event::{Event, EventKind};
+use crate::sona::folder::{FolderOptions, FolderStatus, SonaFolder, check_score, session_hash};
+use crate::sona::trajectory::Trajectory;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::Path;
@@ -317,7 +322,7 @@ impl Sona {
 
     /// The version in effect as an adapter of the output head, and of inner layers as far as they
     /// help a `prompt` ([`Sona::topic`]), for
-    /// [`Request::adapter`](crate::exec::Request::adapter); nothing while it changes nothing. As
+    /// [`Request::adapter`](crate::scheduler::schedule::Request::adapter); nothing while it changes nothing. As
     /// long as the version is in effect, the same topic has the same adapter.
     ///
     /// # Errors

@@ -120,7 +120,7 @@ fn offset(unit: u32) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::tokenizer::charsmap::*;
 
     /// A tree that replaces `a` by `xy`, and `ab` by nothing.
     fn small() -> Vec<u8> {

@@ -737,7 +737,7 @@ fn without_lone_apostrophe_spaces(text: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::tokenizer::*;
 
     #[test]
     fn spaces_are_cleaned_in_three_passes() {

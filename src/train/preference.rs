@@ -1,11 +1,12 @@
 //! Losses of preferences, which compare the adapted model with a reference: the model without the
 //! adapter.
 
-use super::example::Judgement;
-use super::{Example, Loss, TrainOptions};
-use crate::exec::{AdapterId, Session};
+use crate::engine::adapters::AdapterId;
 use crate::learn::LearnError;
 use crate::lora::{Adapter, Gradients};
+use crate::session::session::Session;
+use crate::train::example::Judgement;
+use crate::train::{Example, Loss, TrainOptions};
 
 /// Examples with what the reference says of them.
 pub(super) struct Examples {

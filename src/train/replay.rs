@@ -1,10 +1,11 @@
 //! Replay of control text: what the model is to stay good at.
 
-use crate::exec::{
-    AdapterId, ControlWindow, FIRST_STRENGTH, Session, cross_entropy, next_strength,
-};
+use crate::engine::adapters::AdapterId;
 use crate::learn::LearnError;
+use crate::learn::control_window::{ControlWindow, FIRST_STRENGTH, next_strength};
 use crate::lora::Gradients;
+use crate::session::gradients::cross_entropy;
+use crate::session::session::Session;
 use std::ops::Range;
 
 /// Tokens of a window of control text.

@@ -1,17 +1,19 @@
 //! Training, step by step.
 
-use super::checkpoint::flat;
-use super::ewc::Ewc;
-use super::example::Judgement;
-use super::preference::{Examples, Preferences};
-use super::replay::Replay;
-use super::{Example, Loss, TrainOptions};
-use crate::cache::KvError;
-use crate::cache::{SEED, mix};
-use crate::exec::SessionError;
-use crate::exec::{AdapterId, CancelToken, Engine, Session, SessionOptions};
+use crate::engine::SessionError;
+use crate::engine::adapters::AdapterId;
+use crate::engine::engine::Engine;
+use crate::engine::options::{CancelToken, SessionOptions};
+use crate::kv::{KvError, SEED, mix};
 use crate::learn::LearnError;
 use crate::lora::{Adam, Adapter, Gradients, Optimiser};
+use crate::session::session::Session;
+use crate::train::ewc::Ewc;
+use crate::train::example::Judgement;
+use crate::train::flat::flat;
+use crate::train::preference::{Examples, Preferences};
+use crate::train::replay::Replay;
+use crate::train::{Example, Loss, TrainOptions};
 use std::sync::Arc;
 
 /// Longest context that is chosen without being asked for.

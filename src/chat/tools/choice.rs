@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Marks, Tool, ToolFormat, ends_in_reasoning};
 use crate::chat::ChatError;
+use crate::chat::tools::{Marks, Tool, ToolFormat, ends_in_reasoning};
 use crate::grammar::{Grammar, Matcher, TokenTrie};
-use crate::sample::MaskError;
-use crate::sample::TokenMask;
+use crate::sample::{MaskError, TokenMask};
 
 /// Most tools that a mask supports.
 const MAX_TOOLS: usize = 256;

@@ -6,12 +6,12 @@
 
 #![allow(unsafe_code)] // calls of Metal
 
-use super::check::{Handle, Stage};
-use super::kernels::{Dispatch, Element, THREADGROUP_MEMORY};
-use super::{Call, Gpu};
-use crate::cache::PageMemory;
 use crate::gguf::Gguf;
 use crate::gpu::metal::MetalError;
+use crate::gpu::metal::check::{Handle, Stage};
+use crate::gpu::metal::kernels::{Dispatch, Element, THREADGROUP_MEMORY};
+use crate::gpu::metal::{Call, Gpu};
+use crate::kv::PageMemory;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2_foundation::{NSError, NSString};

@@ -18,9 +18,9 @@ mod runner;
 pub use error::MetalError;
 pub use runner::MetalRunner;
 
-use crate::cache::PageMemory;
 use crate::gguf::Gguf;
 use crate::gpu::Runner;
+use crate::kv::PageMemory;
 use crate::model::Model;
 use kernels::Dispatch;
 use std::sync::Arc;

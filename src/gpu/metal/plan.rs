@@ -6,9 +6,9 @@
 //! many there are, and their attention `attention_decode`; rows of a prompt use `matmul` and
 //! `attention_prompt`, even a single one. The head computes all rows as generated ones.
 
-use super::kernels::*;
 use crate::arch::KvType;
 use crate::gpu::metal::MetalError;
+use crate::gpu::metal::kernels::*;
 use crate::gpu::{Batch, BatchSlot};
 use crate::lora::{Adapter, Attached};
 use crate::model::{

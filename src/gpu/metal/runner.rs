@@ -1,11 +1,11 @@
 //! Runs plans: allocates buffers for their names, writes inputs, reads results.
 
-use super::plan::{Input, Intermediate, Name, Plan, Set};
-use super::{Call, Gpu};
-use crate::cache::{PageMemory, PagePlace};
 use crate::gpu::GpuError;
 use crate::gpu::metal::MetalError;
+use crate::gpu::metal::plan::{Input, Intermediate, Name, Plan, Set};
+use crate::gpu::metal::{Call, Gpu};
 use crate::gpu::{Batch, BatchOutputs, BatchSlot, Runner};
+use crate::kv::{PageMemory, PagePlace};
 use crate::lora::Adapter;
 use crate::model::Model;
 use std::collections::{BTreeSet, HashMap};

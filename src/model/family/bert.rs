@@ -2,8 +2,10 @@
 //! EuroBERT, NeoBERT, Llama-Embed. Their tokens see the whole text.
 
 use crate::model::ModelError;
-use crate::model::hparams::{ClassifierActivation, Hparams, Keys, NormKind, Pooling, RopeOrder};
-use crate::model::spec::{Activation, Biases, FfnSpec, Norms};
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
+use crate::model::rope::RopeOrder;
+use crate::model::spec::{Activation, Biases, ClassifierActivation, FfnSpec, Norms, Pooling};
 
 /// BERT. GELU uses the error function, as in Hugging Face; llama.cpp uses the tanh formula.
 pub(super) fn bert(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -2,7 +2,9 @@
 //! norms without bias. Command R7B rotates only in layers with windows.
 
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
+use crate::model::rope::RopeOrder;
 use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 
 pub(super) fn command_r(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

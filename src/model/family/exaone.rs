@@ -2,7 +2,8 @@
 //! only those are rotated.
 
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 
 pub(super) fn exaone4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -2,7 +2,9 @@
 //! and later.
 
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
+use crate::model::rope::RopeOrder;
 use crate::model::spec::{Activation, Biases, Norms, QkNorm};
 
 pub(super) fn chatglm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

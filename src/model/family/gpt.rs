@@ -2,7 +2,8 @@
 //! and MPT.
 
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, Biases, Norms};
 
 pub(super) fn gpt2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

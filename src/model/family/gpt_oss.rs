@@ -2,7 +2,8 @@
 //! everywhere.
 
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, Biases, FfnSpec, Gating};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

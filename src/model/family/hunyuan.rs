@@ -2,7 +2,8 @@
 //! norms after they are rotated.
 
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, FfnSpec, QkNorm};
 
 pub(super) fn dense(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -2,7 +2,9 @@
 //! Baichuan, XVERSE, Maincoder, ERNIE 4.5, …
 
 use crate::model::ModelError;
-use crate::model::hparams::{Has, Hparams, Keys, NormKind, RopeOrder};
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::{Has, Keys};
+use crate::model::rope::RopeOrder;
 use crate::model::spec::{
     Activation, DenseSpec, FfnSpec, Gating, Mixer, Norms, QkNorm, SharedSpec,
 };

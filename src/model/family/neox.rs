@@ -2,7 +2,8 @@
 //! PLaMo 1 and 3.
 
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, Norms, QkNorm};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

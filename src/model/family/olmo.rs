@@ -2,7 +2,9 @@
 //! windows in three of four layers, whose rope is not scaled.
 
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
+use crate::model::rope::RopeOrder;
 use crate::model::spec::{Activation, Norms, QkNorm};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -2,7 +2,8 @@
 
 use crate::arch::MAX_HEAD_DIM;
 use crate::model::ModelError;
-use crate::model::hparams::{Has, Hparams, Keys, NormKind};
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::{Has, Keys};
 use crate::model::spec::{
     ChannelMixSpec, FfnSpec, OutputScale, RecurrentSpec, TimeMixRanks, TimeMixSpec,
 };

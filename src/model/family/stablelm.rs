@@ -2,7 +2,8 @@
 //! Nemotron, Jais 2.
 
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, Biases, Norms, QkNorm};
 
 pub(super) fn stablelm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

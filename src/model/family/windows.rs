@@ -2,7 +2,8 @@
 //! SmallThinker.
 
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 
 /// AFMoE: only layers with windows are rotated.

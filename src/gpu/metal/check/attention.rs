@@ -1,7 +1,7 @@
 //! Attention over page tables, and appending to them.
 
-use super::{Checker, Data, EPS, FAST, Handle, Lcg, close, same};
 use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvSpan, KvType};
+use crate::gpu::metal::check::{Checker, Data, EPS, FAST, Handle, Lcg, close, same};
 use crate::gpu::metal::kernels::*;
 use crate::quant::DType;
 use KvType::{F16, Q4, Q5, Q6, Q8};

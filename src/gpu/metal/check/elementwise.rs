@@ -1,7 +1,7 @@
 //! Norms, rotations and element-wise kernels.
 
-use super::{Checker, Data, EPS, FAST, Lcg, close};
 use crate::arch::Arch;
+use crate::gpu::metal::check::{Checker, Data, EPS, FAST, Lcg, close};
 use crate::gpu::metal::kernels::*;
 use crate::quant::DType;
 

@@ -1,7 +1,7 @@
 //! Routing, lists of rows per expert, weighted sums.
 
-use super::{Checker, Data, EPS, FAST, Lcg, close, same};
 use crate::arch::Arch;
+use crate::gpu::metal::check::{Checker, Data, EPS, FAST, Lcg, close, same};
 use crate::gpu::metal::kernels::*;
 use crate::quant::DType;
 

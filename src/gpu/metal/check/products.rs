@@ -1,6 +1,6 @@
 //! Products with weights, embedding rows, adapters.
 
-use super::{Checker, Data, EPS, Lcg, close, same};
+use crate::gpu::metal::check::{Checker, Data, EPS, Lcg, close, same};
 use crate::gpu::metal::kernels::*;
 use crate::quant::DType;
 

@@ -1,7 +1,7 @@
 //! Kernels that prepare logits for sampling.
 
-use super::{Checker, Data, EPS, FAST, Lcg, close, same};
 use crate::arch::Arch;
+use crate::gpu::metal::check::{Checker, Data, EPS, FAST, Lcg, close, same};
 use crate::gpu::metal::kernels::*;
 use crate::quant::DType;
 
