@@ -2,12 +2,12 @@
 //! through a channel, and dropping the receiver cancels. With tokio replace `std::thread::spawn` by
 //! `tokio::task::spawn_blocking` and the channel by `tokio::sync::mpsc` with `blocking_send`.
 
-use ruvllm::{CancelToken, Error, Generation, Model, Sampler};
+use ruvllm::{CancelToken, DecodeError, Generation, Model, Sampler};
 use std::sync::mpsc::{Receiver, sync_channel};
 
 /// Pieces of text as they come. Dropped, it ends the generation within one pass.
 struct Answer {
-    pieces: Receiver<Result<String, Error>>,
+    pieces: Receiver<Result<String, DecodeError>>,
     cancel: CancelToken,
 }
 

@@ -21,7 +21,7 @@ impl Assistant {
         })
     }
 
-    fn answer(&mut self, prompt: &str) -> Result<String, ruvllm::Error> {
+    fn answer(&mut self, prompt: &str) -> Result<String, ruvllm::DecodeError> {
         self.session
             .generate(prompt, &mut self.sampler)?
             .max_tokens(16)

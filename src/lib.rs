@@ -59,7 +59,7 @@
 //! [`model`] (what is run), [`exec`] (how), [`lora`] (adapters), [`learn`] (learning during use),
 //! [`sona`] (learning that goes on by itself), [`train`] (training adapters), [`gguf`] (the file),
 //! [`quant`] (its formats), [`arch`] (the kernels), [`tokenizer`], [`sample`], `chat` (templates,
-//! and an example of a whole conversation). In the source, begin with `exec/forward.rs`;
+//! and an example of a whole conversation). In the source, begin with `forward/mod.rs`;
 //! `ARCHITECTURE.md` has the map.
 
 #![deny(unsafe_code)]
@@ -71,40 +71,72 @@
 )]
 
 pub mod arch;
+mod backward;
 #[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))] // this target has no clock
 pub mod bench;
-pub mod cache;
 #[cfg(feature = "chat")]
 pub mod chat;
 mod clock;
+mod compute;
+pub mod decode;
+pub mod embed;
+pub mod engine;
 mod error;
-pub mod exec;
+mod forward;
 pub mod gguf;
+pub mod gpu;
 #[cfg(feature = "grammar")]
 pub mod grammar;
+pub mod kv;
+mod layers;
 pub mod learn;
 pub mod lora;
-#[cfg(feature = "metal")]
-pub mod metal;
 pub mod model;
 pub mod quant;
-pub mod runner;
 pub mod sample;
+pub mod scheduler;
+pub mod session;
 pub mod sona;
 mod system;
-mod team;
+mod threads;
 pub mod tokenizer;
 pub mod train;
 
-pub use error::*;
-pub use exec::{
-    CancelToken, Embedder, Engine, Finish, Generation, KvType, Piece, Reranker, Session,
-    SessionOptions, StopReason,
-};
-pub use model::Model;
-pub use sample::Sampler;
+#[cfg(feature = "chat")]
+pub use chat::ChatError;
+pub use compute::ComputeError;
+pub use decode::{DecodeError, Finish, Generation, Piece, StopReason};
+pub use embed::{Embedder, Reranker};
+pub use engine::{CancelToken, Engine, SessionError, SessionOptions};
+pub use error::{Error, Result};
+pub use gguf::GgufError;
+pub use gpu::GpuError;
+#[cfg(feature = "metal")]
+pub use gpu::metal::MetalError;
+#[cfg(feature = "grammar")]
+pub use grammar::GrammarError;
+pub use kv::{KvError, KvPart, KvType};
+pub use learn::LearnError;
+pub use lora::AdapterError;
+pub use model::{Model, ModelError};
+pub use quant::QuantError;
+pub use sample::{MaskError, SampleError, Sampler};
+pub use scheduler::ScheduleError;
+pub use session::{GradientError, KeptError, Session, StateError};
+pub use sona::SonaError;
 pub use system::SystemMemory;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Tokenizer, TokenizerError};
+
+/// The names of before, until every user names the module.
+pub mod exec {
+    pub use crate::compute::*;
+    pub use crate::decode::*;
+    pub use crate::embed::*;
+    pub use crate::engine::*;
+    pub use crate::kv::{KvBytes, KvPolicy, KvPool, KvTiers, KvType, PoolStats, PrefixStats};
+    pub use crate::scheduler::*;
+    pub use crate::session::*;
+}
 
 /// Runs the examples of these pages as tests.
 #[cfg(doctest)]

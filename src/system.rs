@@ -117,7 +117,7 @@ fn groups(read: &dyn Fn(&str) -> Option<String>) -> Vec<Group> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::system::*;
 
     const MEMINFO: &str = "MemTotal:        1000 kB\nMemFree:  10 kB\nMemAvailable:     600 kB\n";
     const KIB: u64 = 1024;

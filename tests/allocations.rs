@@ -6,16 +6,16 @@ mod run;
 #[path = "it/tiny/mod.rs"]
 mod tiny;
 
-use ruvllm::cache::PageMemory;
 use ruvllm::exec::{
     CancelToken, Engine, EngineOptions, Outputs, Request, Schedule, ScheduleOptions,
     SessionOptions, Slot, Speculation, TokenKind,
 };
 use ruvllm::gguf::Gguf;
+use ruvllm::gpu::{Batch, BatchOutputs, Runner};
+use ruvllm::kv::PageMemory;
 use ruvllm::lora::Adapter;
 use ruvllm::quant::DType;
-use ruvllm::runner::{Batch, BatchOutputs, Runner};
-use ruvllm::{Sampler, SessionError};
+use ruvllm::{GpuError, Sampler};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::num::NonZeroUsize;
@@ -121,7 +121,7 @@ impl Runner for Idle {
     fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {
         Some(Box::new(Memory(vec![0; bytes.div_ceil(8)])))
     }
-    fn pass(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), SessionError> {
+    fn pass(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), GpuError> {
         let n = batch.tokens.len();
         assert_eq!(
             batch.hidden.len(),

@@ -23,7 +23,7 @@ use ruvllm::exec::{AdapterId, CancelToken, PooledStates, Session, Speculation, S
 use ruvllm::sample::Sampler;
 use ruvllm::sona::{Background, Sona, Trajectory, pooled_layer};
 use ruvllm::tokenizer::Tokenizer;
-use ruvllm::{Error, SessionError};
+use ruvllm::{DecodeError, Error, SessionError};
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -733,6 +733,12 @@ impl From<Error> for Stop {
             Error::Session(SessionError::Cancelled) => Stop::Cancelled,
             error => Stop::Failed(error.into()),
         }
+    }
+}
+
+impl From<DecodeError> for Stop {
+    fn from(error: DecodeError) -> Stop {
+        Error::from(error).into()
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) struct Args {
 /// A line about the GPU.
 #[cfg(any(feature = "metal", target_os = "macos"))]
 fn gpu() -> Option<String> {
-    Some(match ruvllm::metal::device_info() {
+    Some(match ruvllm::gpu::metal::device_info() {
         Ok(Some(gpu)) => {
             format!(
                 "{} (Metal: {}), {} of memory for it",
@@ -62,7 +62,7 @@ fn check_gpu() -> Result<(), Failure> {
         gpu().unwrap_or_default()
     );
     let mut failed = 0;
-    ruvllm::metal::check_device(|kernels, result| {
+    ruvllm::gpu::metal::check_device(|kernels, result| {
         let result = result.err().map_or("ok".to_string(), |error| {
             failed += 1;
             format!("FAILED: {error}")

@@ -368,7 +368,7 @@ pub(super) fn begin<'s>(
         }
         progress.set(((i + 1) * n_batch) as u64);
     }
-    session.generate_from(&ids[last..], sampler)
+    Ok(session.generate_from(&ids[last..], sampler)?)
 }
 
 pub(super) fn reason_name(reason: StopReason) -> &'static str {

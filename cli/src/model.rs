@@ -577,8 +577,7 @@ pub(super) fn engine(
         return on_cpu(&format!("the GPU does without {what}"));
     }
     match Engine::new(model, &engine_options) {
-        #[cfg(any(feature = "metal", target_os = "macos"))]
-        Err(ruvllm::SessionError::Metal(error)) => on_cpu(&error.to_string()),
+        Err(ruvllm::SessionError::Gpu(error)) => on_cpu(&error.to_string()),
         engine => {
             let engine = engine?;
             if let Some(bytes) = engine

@@ -1,7 +1,7 @@
 //! What leaves the program: failures and their exit codes, text, progress.
 
 use ruvllm::gguf::Writer;
-use ruvllm::{GgufError, SessionError};
+use ruvllm::{DecodeError, GgufError, GradientError, LearnError, SessionError};
 use std::any::Any;
 use std::error::Error;
 use std::fmt;
@@ -106,10 +106,7 @@ impl<E: Error + 'static> From<E> for Failure {
         let broken_pipe = any
             .downcast_ref()
             .is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe);
-        let cancelled = any.downcast_ref().is_some_and(|e: &ruvllm::Error| {
-            matches!(e, ruvllm::Error::Session(SessionError::Cancelled))
-        });
-        match (broken_pipe, cancelled) {
+        match (broken_pipe, is_cancelled(any)) {
             (true, _) => Failure::Closed,
             (_, true) => Failure::Interrupted,
             _ if any.is::<ruvllm::arch::ArchError>() => {
@@ -118,6 +115,26 @@ impl<E: Error + 'static> From<E> for Failure {
             _ => Failure::Work(error.to_string()),
         }
     }
+}
+
+/// Whether an error of the library says that a call was cancelled.
+fn is_cancelled(error: &dyn Any) -> bool {
+    let session = match error.downcast_ref() {
+        Some(ruvllm::Error::Session(error)) => Some(error),
+        _ => None,
+    };
+    let decode = match error.downcast_ref() {
+        Some(DecodeError::Session(error)) => Some(error),
+        _ => None,
+    };
+    let learn = match error.downcast_ref() {
+        Some(LearnError::Session(error) | LearnError::Gradient(GradientError::Session(error))) => {
+            Some(error)
+        }
+        _ => None,
+    };
+    let cancelled = error.downcast_ref().or(session).or(decode).or(learn);
+    matches!(cancelled, Some(SessionError::Cancelled))
 }
 
 /// `text` as it can be shown: what comes from a file could otherwise command the terminal, or fill

@@ -4,6 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use ruvllm::KvError;
 use ruvllm::SessionError;
 use ruvllm::exec::SessionOptions;
 use ruvllm::lora::Adapter;
@@ -37,7 +38,7 @@ fuzz_target!(|bytes: &[u8]| {
     // Terms may be so large that keys or values are.
     let outcome = session.prefill(&[1, 2, 3]).and_then(|()| session.decode(4));
     assert!(
-        matches!(outcome, Ok(()) | Err(SessionError::KvOverflow { .. })),
+        matches!(outcome, Ok(()) | Err(SessionError::Kv(KvError::Overflow { .. }))),
         "{outcome:?}"
     );
 });

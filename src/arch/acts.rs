@@ -1,6 +1,6 @@
 //! Activation rows in the forms that product kernels read.
 
-use super::ActForm;
+use crate::arch::ActForm;
 
 /// 256 activations rounded to 16-bit integers, for products with block-quantised weights.
 ///

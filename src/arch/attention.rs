@@ -7,7 +7,7 @@
 //! positions, so a row's bits are the same whether one task takes them in turn, as in prompts, or
 //! many tasks take one each, as in decoding.
 
-use super::{Arch, AttentionFn, Kernels, KvStored, MAX_HEAD_DIM};
+use crate::arch::{Arch, AttentionFn, Kernels, KvStored, MAX_HEAD_DIM};
 
 /// Positions of a block of keys and values.
 pub const KV_BLOCK: usize = 64;
@@ -250,7 +250,7 @@ impl KvElement for half::f16 {}
 
 #[allow(private_interfaces)] // the trait is sealed: nobody outside can call it
 mod sealed {
-    use super::{AttentionFn, Kernels};
+    use crate::arch::attention::{AttentionFn, Kernels};
     #[allow(unreachable_pub, private_interfaces)] // public in a private module: seals the trait
     pub trait Attention: Sized {
         fn attention(k: &Kernels) -> AttentionFn<Self>;

@@ -10,7 +10,7 @@
 //! bits of all rows, `lower` the others, `scales` the scales. Rows whose width is no multiple of 32
 //! end in an incomplete group.
 
-use super::{Arch, KV_BLOCK, KvSpan, MAX_HEAD_DIM};
+use crate::arch::{Arch, KV_BLOCK, KvSpan, MAX_HEAD_DIM};
 use half::{bf16, f16};
 
 /// Values per scale.

@@ -2,10 +2,10 @@
 //! [`super::gemm`] with panels of weight *columns*. Some rows are expanded to `f32`, then
 //! transposed to panel rows, in the words of the level's register tile.
 
-use super::gemm::{
+use crate::arch::gemm::{
     BLOCK, Panels, SUMS, TILE, multiply_panel, pack, packed_len, place, prefetch, store_sums,
 };
-use super::{CacheLine, ColumnsMut, Transposed};
+use crate::arch::{CacheLine, ColumnsMut, Transposed};
 use crate::quant::DType;
 use std::ops::Range;
 

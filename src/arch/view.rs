@@ -164,7 +164,7 @@ impl<'a> ColumnsMut<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::arch::view::*;
 
     /// Threads write tiles of one matrix; Miri watches what each touches.
     #[test]

@@ -1,10 +1,10 @@
 //! Speed of every kernel of a level, compared with the machine's limits.
 
-use super::machine::{arithmetic_peak, read_bandwidth};
 use crate::arch::{
     ActForm, Acts, Arch, AttnParams, AttnPartial, BlockP16, BlockQ16, CacheLine, ColumnsMut,
     KV_BLOCK, KV_SPAN, KvBlock, KvElement, KvSpan, PanelElement,
 };
+use crate::bench::machine::{arithmetic_peak, read_bandwidth};
 use crate::quant::{DType, FORMATS};
 use half::f16;
 use std::hint::black_box;

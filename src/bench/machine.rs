@@ -129,7 +129,7 @@ impl Load {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::bench::machine::*;
 
     #[test]
     fn noise_is_a_share() {

@@ -12,11 +12,16 @@ mod replay;
 mod scenario;
 mod synthetic;
 
-use crate::error::{Error, SessionError};
-use crate::exec::{
-    CancelToken, Engine, Outputs, Sequence, Session, SessionOptions, Slot, TokenKind, kv_bytes_read,
-};
+use crate::compute::hook::TokenKind;
+use crate::engine::SessionError;
+use crate::engine::batch::Slot;
+use crate::engine::engine::Engine;
+use crate::engine::options::{CancelToken, SessionOptions, kv_bytes_read};
+use crate::engine::sequence::Sequence;
+use crate::error::Error;
+use crate::layers::outputs::Outputs;
 use crate::lora::Adapter;
+use crate::session::session::Session;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

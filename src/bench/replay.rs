@@ -2,9 +2,13 @@
 //! that workloads can be measured on shapes whose weights are random. Every draft, mask and pass is
 //! paid as if the model had written the answer.
 
-use crate::error::{Error, MaskError, SampleError, SessionError};
-use crate::exec::{DraftStats, Drafter, Engine, Guess, Session, SessionOptions, Speculation};
-use crate::sample::{Sampler, TokenMask};
+use crate::decode::speculative::{DraftStats, Drafter, Guess, Speculation};
+use crate::engine::SessionError;
+use crate::engine::engine::Engine;
+use crate::engine::options::SessionOptions;
+use crate::error::Error;
+use crate::sample::{MaskError, SampleError, Sampler, TokenMask};
+use crate::session::session::Session;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,10 @@
 //! What the prefix cache saves: the time to the first token with and without it, and how much of
 //! made-up traffic it finds again.
 
+use crate::engine::engine::Engine;
+use crate::engine::options::{CacheMode, PrefixOptions, Reuse, SessionOptions};
 use crate::error::Error;
-use crate::exec::{CacheMode, Engine, PrefixOptions, Reuse, Session, SessionOptions};
+use crate::session::session::Session;
 use std::time::Instant;
 
 /// A kind of traffic. Requests come one after the other; each is a session of its own, as in a

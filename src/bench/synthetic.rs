@@ -1,7 +1,6 @@
 //! Models with the shapes of published ones and random weights, to measure without a download.
 
-use crate::error::GgufError;
-use crate::gguf::{Gguf, Metadata, Writer};
+use crate::gguf::{Gguf, GgufError, Metadata, Writer};
 use crate::quant::{DType, FileType, ModelShape};
 
 /// Sizes of a published model; of the largest, of some of its layers.

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::ChatError;
+use crate::chat::ChatError;
 
 /// A point in time on the local clock, without a time zone: what Python calls a naive
 /// `datetime`. Parses from ISO 8601, `2025-01-15T09:05:07`; seconds, their fraction and the time
@@ -249,7 +249,7 @@ fn parse(text: &str) -> Option<LocalTime> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::chat::time::*;
 
     #[test]
     fn refuses_what_is_no_time() {

@@ -1,6 +1,6 @@
 //! The bytes of a file: mapped, or in memory.
 
-use super::resident::Resident;
+use crate::gguf::resident::Resident;
 use std::borrow::Cow;
 use std::fs::File;
 use std::io;

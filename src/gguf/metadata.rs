@@ -8,9 +8,25 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use super::bytes::Bytes;
-use super::reader::id;
-use crate::error::GgufError;
+use crate::gguf::GgufError;
+use crate::gguf::bytes::Bytes;
+
+/// The numbers of the metadata types.
+pub(super) mod id {
+    pub(in crate::gguf) const U8: u32 = 0;
+    pub(in crate::gguf) const I8: u32 = 1;
+    pub(in crate::gguf) const U16: u32 = 2;
+    pub(in crate::gguf) const I16: u32 = 3;
+    pub(in crate::gguf) const U32: u32 = 4;
+    pub(in crate::gguf) const I32: u32 = 5;
+    pub(in crate::gguf) const F32: u32 = 6;
+    pub(in crate::gguf) const BOOL: u32 = 7;
+    pub(in crate::gguf) const STRING: u32 = 8;
+    pub(in crate::gguf) const ARRAY: u32 = 9;
+    pub(in crate::gguf) const U64: u32 = 10;
+    pub(in crate::gguf) const I64: u32 = 11;
+    pub(in crate::gguf) const F64: u32 = 12;
+}
 
 /// A metadata value.
 #[derive(Clone, Debug, PartialEq)]

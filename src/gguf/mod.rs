@@ -18,6 +18,7 @@
 //! [`Writer`] does: a process that has the old one open keeps it.
 
 mod bytes;
+mod error;
 mod metadata;
 mod reader;
 mod resident;
@@ -29,10 +30,10 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub use error::GgufError;
 pub use metadata::{Array, Metadata, StringArray, Value};
 pub use writer::{NewFile, Writer};
 
-use crate::error::GgufError;
 use crate::quant::DType;
 use bytes::Bytes;
 

@@ -8,10 +8,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::bytes::Bytes;
-use super::metadata::{Array, Metadata, StringArray, Value};
-use super::{Header, TensorInfo};
-use crate::error::GgufError;
+use crate::gguf::bytes::Bytes;
+use crate::gguf::metadata::{Array, Metadata, StringArray, Value, id};
+use crate::gguf::{GgufError, Header, TensorInfo};
 use crate::quant::DType;
 
 /// Longest key and tensor name, in bytes. GGUF limits keys to 65535; the same limit applies to
@@ -29,23 +28,6 @@ pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 /// Longest header, an order of magnitude above the largest vocabularies. It also ensures that no
 /// length or offset inside a header overflows 32 bits, signed or not.
 pub(super) const MAX_HEADER: u64 = 1 << 28;
-
-/// The numbers of the metadata types.
-pub(super) mod id {
-    pub(in crate::gguf) const U8: u32 = 0;
-    pub(in crate::gguf) const I8: u32 = 1;
-    pub(in crate::gguf) const U16: u32 = 2;
-    pub(in crate::gguf) const I16: u32 = 3;
-    pub(in crate::gguf) const U32: u32 = 4;
-    pub(in crate::gguf) const I32: u32 = 5;
-    pub(in crate::gguf) const F32: u32 = 6;
-    pub(in crate::gguf) const BOOL: u32 = 7;
-    pub(in crate::gguf) const STRING: u32 = 8;
-    pub(in crate::gguf) const ARRAY: u32 = 9;
-    pub(in crate::gguf) const U64: u32 = 10;
-    pub(in crate::gguf) const I64: u32 = 11;
-    pub(in crate::gguf) const F64: u32 = 12;
-}
 
 /// What is being read, for error messages.
 #[derive(Clone, Copy)]

@@ -92,7 +92,7 @@ pub(super) fn worth_it(len: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::gguf::resident::*;
 
     #[test]
     fn serves_what_is_copied() {

@@ -8,10 +8,9 @@ use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process;
 
-use super::metadata::Value;
-use super::reader::{DEFAULT_ALIGNMENT, MAX_ALIGNMENT, tensor_bytes};
-use super::{Header, in_file, io_error};
-use crate::error::GgufError;
+use crate::gguf::metadata::Value;
+use crate::gguf::reader::{DEFAULT_ALIGNMENT, MAX_ALIGNMENT, tensor_bytes};
+use crate::gguf::{GgufError, Header, in_file, io_error};
 use crate::quant::DType;
 
 type Produce<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + 'a>;

@@ -15,8 +15,7 @@ use std::fmt::Write;
 use llguidance::derivre::{Regex, StateID};
 use llguidance::toktrie::TokTrie;
 
-use super::{MAX_DEPTH, Syntax};
-use crate::GrammarError;
+use crate::grammar::{GrammarError, MAX_DEPTH, Syntax};
 
 /// Longest regular expression of a terminal, in bytes; longer parts are split.
 const MAX_TERMINAL: usize = 4 << 10;

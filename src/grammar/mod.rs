@@ -49,9 +49,12 @@
 //! Lengths that the schema does not bound are unbounded: strings without `maxLength`, arrays
 //! without `maxItems`, the digits of a fraction.
 
+mod error;
 mod gbnf;
 mod pattern;
 mod schema;
+
+pub use error::GrammarError;
 
 use std::fmt;
 use std::sync::Arc;
@@ -65,9 +68,7 @@ use llguidance::toktrie::{
 };
 use llguidance::{ParserFactory, panic_utils};
 
-use crate::GrammarError;
-use crate::MaskError;
-use crate::sample::TokenMask;
+use crate::sample::{MaskError, TokenMask};
 use crate::tokenizer::Tokenizer;
 
 /// Longest grammar or schema, in bytes.

@@ -248,7 +248,7 @@ impl Parser {
 
 #[cfg(test)]
 mod tests {
-    use super::from_ecma;
+    use crate::grammar::pattern::from_ecma;
     use llguidance::derivre::Regex;
 
     /// Whether the whole of `text` matches.

@@ -9,9 +9,8 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
-use super::pattern::from_ecma;
-use super::{Layout, MAX_DEPTH, Syntax};
-use crate::GrammarError;
+use crate::grammar::pattern::from_ecma;
+use crate::grammar::{GrammarError, Layout, MAX_DEPTH, Syntax};
 
 /// White space between two JSON tokens, if there is any.
 const WHITE_SPACE: &str = r"\x20";

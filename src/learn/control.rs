@@ -1,10 +1,12 @@
 //! What must not be forgotten: moments of ordinary text, and the importance of each direction
 //! there.
 
-use super::moments::{Moment, computable};
-use super::optimiser::UPDATE_TOKENS;
-use super::slices::Slices;
 use crate::arch::Arch;
+use crate::learn::moments::{Moment, computable};
+use crate::learn::slices::Slices;
+
+/// Tokens that one update learns from.
+pub(crate) const UPDATE_TOKENS: usize = 64;
 
 /// Kronecker-diagonal Fisher information of a change of the hidden state: `F_ij ≈ γ_i·ξ_j`.
 ///
@@ -290,7 +292,7 @@ fn at_times(row: usize, slices: &mut Slices<'_>) -> Option<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::learn::control::*;
     use crate::learn::moments::Moments;
     use crate::model::Finish;
 

@@ -1,10 +1,10 @@
 //! The predictors ("experts") of observed text, and their mixture.
 
-use super::knn::KnnCache;
-use super::mixture::{Bayes, Blend};
-use super::moments::softmax;
-use super::ngram::{Continuations, NgramCache, Sparse, probability};
 use crate::arch::Arch;
+use crate::learn::knn::KnnCache;
+use crate::learn::mixture::{Bayes, Blend};
+use crate::learn::moments::softmax;
+use crate::learn::ngram::{Continuations, NgramCache, Sparse, probability};
 
 /// Losses of one or many tokens, in nats.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

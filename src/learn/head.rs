@@ -3,8 +3,8 @@
 //! It comes after everything that the key/value cache depends on, so caches stay valid while it
 //! learns. With `W·B` stored, base and adapted logits come from one product with the head.
 
-use super::moments::{Moment, NO_TOKEN, SLOTS};
 use crate::arch::Arch;
+use crate::learn::moments::{Moment, NO_TOKEN, SLOTS};
 use crate::model::Finish;
 
 /// Largest rank of a head adapter.

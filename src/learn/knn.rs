@@ -1,8 +1,8 @@
 //! Cache of the tokens that followed similar hidden states (Khandelwal et al., arXiv 1911.00172):
 //! no training; an entry is kept until it is overwritten.
 
-use super::ngram::{Sparse, add};
 use crate::arch::{Acts, Arch, ColumnsMut};
+use crate::learn::ngram::{Sparse, add};
 use crate::quant::DType;
 use half::f16;
 

@@ -1,28 +1,26 @@
 //! Adapters of inner layers, one for each topic, that are learnt in the background by
 //! backpropagation, within a bound on control text.
 
-use super::slices::Slices;
-use super::topics::{Counts, Topics, Trained};
-use super::{Evidence, Learner};
-use crate::error::{Error, SessionError};
-use crate::exec::{
-    AdapterId, ControlWindow, FIRST_STRENGTH, Session, cross_entropy, log_sum, next_strength,
-};
+use crate::engine::SessionError;
+use crate::engine::adapters::AdapterId;
+use crate::learn::control_window::{ControlWindow, FIRST_STRENGTH, next_strength};
+use crate::learn::inner_layers::{Layers, WINDOW};
+use crate::learn::slices::Slices;
+use crate::learn::topics::{Counts, Trained};
+use crate::learn::{Evidence, LearnError, Learner};
 use crate::lora::{Adapter, Gradients, Sgd};
 use crate::model::Site;
+use crate::session::gradients::{cross_entropy, log_sum};
+use crate::session::session::Session;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Rank of the adapter.
 const RANK: usize = 4;
-/// Tokens that one step learns, and of a window of control text, unless the context is shorter.
-const WINDOW: usize = 128;
 /// Tokens of a pass whose gradient is computed.
 const SLICE: usize = 16;
 /// Tokens of a pass that only reads: others wait for one of them at most.
 const READ: usize = 8;
-/// Most tokens of control text that are kept.
-pub(super) const CONTROL_TOKENS: usize = 1 << 14;
 /// One in so many windows of control text is measured on, the others are rehearsed.
 const MEASURED: usize = 4;
 /// Fraction of the bound that divergence on rehearsed text must stay below: on other text it is
@@ -36,70 +34,6 @@ const PART: f64 = 0.95;
 /// `bound`.
 fn left_of(bound: f64, layers: f64) -> f64 {
     (bound.sqrt() - layers.sqrt()).max(0.0).powi(2).min(bound)
-}
-
-/// What was learnt in inner layers, and on what text it may not change the model much.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Layers {
-    pub(crate) topics: Topics,
-    /// The topic whose adapter is in effect.
-    pub(crate) chosen: Option<u32>,
-    control: Vec<u32>,
-    /// How often each token is in the control text.
-    ordinary: Counts,
-    /// The chosen topic's adapter, while the learner belongs to a session.
-    pub(super) attached: Option<AdapterId>,
-}
-
-impl Layers {
-    /// With nothing learnt.
-    pub(crate) fn new(control: Vec<u32>) -> Layers {
-        Layers {
-            ordinary: Counts::of(&control),
-            control,
-            ..Default::default()
-        }
-    }
-
-    pub(crate) fn control(&self) -> &[u32] {
-        &self.control
-    }
-
-    pub(super) fn ordinary(&self) -> &Counts {
-        &self.ordinary
-    }
-
-    /// The adapter in effect.
-    pub(super) fn adapter(&self) -> Option<&Arc<Adapter>> {
-        self.topics.get(self.chosen?)?.trained.adapter.as_ref()
-    }
-
-    /// Divergence of the adapter in effect.
-    fn divergence(&self) -> f64 {
-        self.chosen
-            .and_then(|topic| self.topics.get(topic))
-            .map_or(0.0, |topic| topic.trained.divergence)
-    }
-
-    /// Divergence of each topic's adapter, and that of none.
-    fn divergences(&self) -> impl Iterator<Item = f64> {
-        self.topics
-            .all
-            .iter()
-            .map(|topic| topic.trained.divergence)
-            .chain([0.0])
-    }
-
-    /// Adds control text; windows of it at equal distances stay if it is too long.
-    pub(super) fn add_control(&mut self, tokens: &[u32]) {
-        self.control.extend(tokens);
-        let (n, most) = (self.control.len() / WINDOW, CONTROL_TOKENS / WINDOW);
-        if n > most {
-            let windows = (0..most).flat_map(|i| &self.control[i * n / most * WINDOW..][..WINDOW]);
-            self.control = windows.copied().collect();
-        }
-        self.ordinary = Counts::of(&self.control);
-    }
 }
 
 /// Texts, and which of their tokens are to be learnt.
@@ -126,8 +60,8 @@ impl Reader<'_, '_> {
         &mut self,
         tokens: &[u32],
         each: usize,
-        mut pass: impl FnMut(&mut Session, &mut Slices<'_>, usize, &[u32]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+        mut pass: impl FnMut(&mut Session, &mut Slices<'_>, usize, &[u32]) -> Result<(), LearnError>,
+    ) -> Result<(), LearnError> {
         self.session.clear();
         for (i, part) in tokens[..tokens.len() - 1].chunks(each).enumerate() {
             if self.slices.tick().is_none() {
@@ -139,7 +73,11 @@ impl Reader<'_, '_> {
     }
 
     /// Calls `visit` with each of `1..n` and the logits before that token.
-    fn read(&mut self, tokens: &[u32], mut visit: impl FnMut(usize, &[f32])) -> Result<(), Error> {
+    fn read(
+        &mut self,
+        tokens: &[u32],
+        mut visit: impl FnMut(usize, &[f32]),
+    ) -> Result<(), LearnError> {
         self.passes(tokens, READ, |session, slices, start, part| {
             Ok(session.prefill_each(part, 0, |i, logits| {
                 visit(start + i + 1, logits);
@@ -149,7 +87,7 @@ impl Reader<'_, '_> {
     }
 
     /// For each token of a text, the `ln p` in its place of all that the same slice predicts.
-    fn exchanged(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
+    fn exchanged(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, LearnError> {
         let mut all = Vec::new();
         self.read(tokens, |i, logits| {
             let lse = log_sum(logits);
@@ -199,7 +137,7 @@ impl Training<'_, '_> {
         tokens: &[u32],
         first: usize,
         objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
-    ) -> Result<f64, Error> {
+    ) -> Result<f64, LearnError> {
         let Training {
             reader,
             id,
@@ -230,7 +168,7 @@ impl Training<'_, '_> {
     }
 
     /// What the model alone predicts in a window.
-    fn base(&mut self, tokens: &[u32], scale: f32) -> Result<ControlWindow, Error> {
+    fn base(&mut self, tokens: &[u32], scale: f32) -> Result<ControlWindow, LearnError> {
         let mut window = ControlWindow::new(self.reader.session.model().hparams().n_vocab);
         self.reader.session.set_scale(self.id, 0.0)?;
         self.reader.read(tokens, |_, logits| window.push(logits))?;
@@ -239,7 +177,7 @@ impl Training<'_, '_> {
     }
 
     /// Adds the gradient of the divergence from the model on a window, and adapts its weight.
-    fn rehearse(&mut self, tokens: &[u32], max_divergence: f64) -> Result<(), Error> {
+    fn rehearse(&mut self, tokens: &[u32], max_divergence: f64) -> Result<(), LearnError> {
         let window = self.base(tokens, 1.0)?;
         if !self.reader.slices.goes_on() {
             return Ok(());
@@ -251,7 +189,7 @@ impl Training<'_, '_> {
     }
 
     /// Mean divergence from the model over windows, with the adapter at `scale`.
-    fn divergence(&mut self, windows: &[&[u32]], scale: f32) -> Result<f64, Error> {
+    fn divergence(&mut self, windows: &[&[u32]], scale: f32) -> Result<f64, LearnError> {
         let (mut sum, mut n, mut row) = (0.0, 0, Vec::new());
         for tokens in windows {
             let window = self.base(tokens, scale)?;
@@ -276,7 +214,7 @@ impl Training<'_, '_> {
         control: &[u32],
         turn: u64,
         bound: f64,
-    ) -> Result<(), Error> {
+    ) -> Result<(), LearnError> {
         let (arch, n_ctx) = (
             self.reader.session.model().arch(),
             self.reader.session.n_ctx(),
@@ -307,7 +245,7 @@ impl Training<'_, '_> {
     }
 
     /// Reduces the strength until the divergence on control text is within the bound; returns it.
-    fn limit(&mut self, control: &[u32], bound: f64) -> Result<f64, Error> {
+    fn limit(&mut self, control: &[u32], bound: f64) -> Result<f64, LearnError> {
         let measured: Vec<&[u32]> = windows(control, self.reader.session.n_ctx(), true).collect();
         // A few windows tell about how strong it may be, all of them whether it is.
         let few: Vec<&[u32]> = measured.iter().copied().step_by(4).collect();
@@ -422,7 +360,7 @@ impl Learner {
         topic: u32,
         lessons: &Lessons<'_>,
         slices: &mut Slices<'_>,
-    ) -> Result<bool, Error> {
+    ) -> Result<bool, LearnError> {
         if !self.can_learn_layers() {
             self.set_trained(topic, Trained::default(), slices);
             return Ok(true);
@@ -464,14 +402,14 @@ impl Learner {
                 },
                 slices,
             ),
-            Err(Error::Session(SessionError::NoGradient { .. })) | Ok(_) => {}
+            Err(LearnError::Session(SessionError::NoGradient { .. })) | Ok(_) => {}
             Err(error) => return Err(error),
         }
         Ok(goes_on)
     }
 
     /// Reduces the strength of what was learnt of each topic until the bound holds.
-    pub(crate) fn limit_layers(&mut self, session: &mut Session) -> Result<(), Error> {
+    pub(crate) fn limit_layers(&mut self, session: &mut Session) -> Result<(), LearnError> {
         for topic in self.layers.topics.ids() {
             self.learn_layers(session, topic, &[], &mut Slices::whole())?;
         }
@@ -488,7 +426,7 @@ impl Learner {
         topic: u32,
         lessons: &Lessons<'_>,
         slices: &mut Slices<'_>,
-    ) -> Result<Option<Evidence>, Error> {
+    ) -> Result<Option<Evidence>, LearnError> {
         let n_ctx = session.n_ctx();
         let mut evidence = Evidence::default();
         let both = [self, before].map(|learner| learner.layers.topics.trained(topic).adapter);

@@ -1,15 +1,15 @@
 //! Everything that a session learns, and the options of learning.
 
-use super::experts::{Experts, Losses};
-use super::head::{Adapted, HeadRows, MAX_RANK};
-use super::layers::{CONTROL_TOKENS, Layers};
-use super::moments::{SLOTS, softmax};
-use super::optimiser::{HeadLearner, Rates};
-use super::slices::Slices;
-use super::topics::{Counts, TopicStatus};
 use crate::arch::Arch;
-use crate::error::LearnError;
-use crate::exec::{OutputRows, TokenKind};
+use crate::compute::hook::{OutputRows, TokenKind};
+use crate::learn::LearnError;
+use crate::learn::experts::{Experts, Losses};
+use crate::learn::head::{Adapted, HeadRows, MAX_RANK};
+use crate::learn::inner_layers::{CONTROL_TOKENS, Layers};
+use crate::learn::moments::{SLOTS, softmax};
+use crate::learn::optimiser::{HeadLearner, Rates};
+use crate::learn::slices::Slices;
+use crate::learn::topics::{Counts, TopicStatus};
 use crate::lora::{Adapter, Term};
 use crate::model::Model;
 

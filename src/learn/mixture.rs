@@ -177,7 +177,7 @@ fn log_sum(terms: impl Iterator<Item = f64> + Clone) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::learn::mixture::*;
     use proptest::prelude::*;
 
     proptest! {

@@ -1,11 +1,14 @@
 //! Learning during use: a small adapter after the final norm, caches of observed text, a mixture
 //! that is never much worse than the model alone, and a bound on what is forgotten.
 //!
-//! A [`Learner`] is attached to a session as its [`OutputHook`](crate::exec::OutputHook).
+//! A [`Learner`] is attached to a session as its [`OutputHook`](crate::compute::hook::OutputHook).
 
 mod control;
+pub(crate) mod control_window;
+mod error;
 mod experts;
 mod head;
+mod inner_layers;
 mod knn;
 mod layers;
 mod learner;
@@ -18,14 +21,16 @@ mod slices;
 mod state;
 mod topics;
 
+pub use error::LearnError;
 pub use experts::Losses;
 pub use head::MAX_RANK;
 pub use learner::{Learner, LearnerOptions};
 pub use topics::TopicStatus;
 
+pub(crate) use control::UPDATE_TOKENS;
 pub(crate) use experts::Experts;
 pub(crate) use head::{HeadRows, Ranks};
 pub(crate) use moments::softmax;
-pub(crate) use optimiser::{Evidence, HeadLearner, Lesson, UPDATE_TOKENS, random};
+pub(crate) use optimiser::{Evidence, HeadLearner, Lesson, random};
 pub(crate) use slices::{Pause, Slices};
 pub(crate) use state::{number, put, topics_in, values};

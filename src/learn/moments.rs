@@ -186,7 +186,7 @@ fn top(p: &[f32], except: u32, ids: &mut [u32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::learn::moments::*;
 
     #[test]
     fn the_most_likely_are_kept() {

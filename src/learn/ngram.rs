@@ -176,7 +176,7 @@ pub(crate) fn add(sparse: &mut Sparse, token: u32, weight: f64) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::learn::ngram::*;
 
     #[test]
     fn longer_agreement_is_found_and_wins() {

@@ -1,15 +1,13 @@
 //! Optimiser of the head adapter: averaged gradients choose the direction, a line search its
 //! length, and the bound on forgetting limits it.
 
-use super::control::{Fisher, Whitening, directions};
-use super::head::{Adapted, Gradient, Head, HeadRows, Ranks, Slots};
-use super::moments::{Moment, Moments, NO_TOKEN, SLOTS, computable, softmax};
-use super::slices::Slices;
 use crate::arch::Arch;
+use crate::learn::control::{Fisher, UPDATE_TOKENS, Whitening, directions};
+use crate::learn::head::{Adapted, Gradient, Head, HeadRows, Ranks, Slots};
+use crate::learn::moments::{Moment, Moments, NO_TOKEN, SLOTS, computable, softmax};
+use crate::learn::slices::Slices;
 use crate::model::Finish;
 
-/// Tokens that one update learns from.
-pub(crate) const UPDATE_TOKENS: usize = 64;
 /// Observed tokens before the first directions are chosen.
 const FIRST_TOKENS: usize = 256;
 /// Latest tokens on which the step length is evaluated.

@@ -4,17 +4,21 @@
 //! model's prediction. Everything else happens when [`Session::observe`], [`Session::feedback`] or
 //! [`Session::update`] is called.
 
-use super::moments::SLOTS;
-use super::optimiser::ErrorFactors;
-use super::slices::Slices;
-use super::{HeadLearner, HeadRows, Learner, LearnerOptions, Lesson, Losses, Ranks, softmax};
 use crate::clock::Timer;
-use crate::error::{Error, LearnError, SessionError};
-use crate::exec::{
-    CancelToken, Ctx, Cut, MemoryPlan, NoProbe, OutputHook, OutputRows, Product, RowAdapters,
-    Session, SessionOptions, TokenKind, linear, with_scratch,
+use crate::compute::hook::{Cut, OutputHook, OutputRows, TokenKind};
+use crate::compute::linear::{Ctx, Product, RowAdapters, linear, with_scratch};
+use crate::compute::probe::NoProbe;
+use crate::engine::SessionError;
+use crate::engine::memory_plan::MemoryPlan;
+use crate::engine::options::{CancelToken, SessionOptions};
+use crate::learn::moments::SLOTS;
+use crate::learn::optimiser::ErrorFactors;
+use crate::learn::slices::Slices;
+use crate::learn::{
+    HeadLearner, HeadRows, LearnError, Learner, LearnerOptions, Lesson, Losses, Ranks, softmax,
 };
 use crate::model::{Hparams, Weight};
+use crate::session::session::Session;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -191,7 +195,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::prefill`], or if the session has no learner.
-    pub fn observe(&mut self, tokens: &[u32]) -> Result<Losses, Error> {
+    pub fn observe(&mut self, tokens: &[u32]) -> Result<Losses, LearnError> {
         let losses = self.record(tokens)?;
         self.update()?;
         Ok(losses)
@@ -202,7 +206,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::observe`].
-    pub fn record(&mut self, tokens: &[u32]) -> Result<Losses, Error> {
+    pub fn record(&mut self, tokens: &[u32]) -> Result<Losses, LearnError> {
         if tokens.is_empty() {
             return Err(SessionError::NoTokens.into());
         }
@@ -225,7 +229,7 @@ impl Session {
         &mut self,
         tokens: &[u32],
         slices: &mut Slices<'_>,
-    ) -> Result<Losses, Error> {
+    ) -> Result<Losses, LearnError> {
         self.catch_up()?;
         let mut apart = Apart::of(self);
         let Apart {
@@ -375,7 +379,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::prefill`], if there are too few tokens, or if the session has no learner.
-    pub fn calibrate(&mut self, tokens: &[u32]) -> Result<(), Error> {
+    pub fn calibrate(&mut self, tokens: &[u32]) -> Result<(), LearnError> {
         if tokens.len() < LEAST_CONTROL {
             return Err(LearnError::TooLittleText {
                 n: tokens.len(),

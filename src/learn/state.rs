@@ -1,14 +1,14 @@
 //! Saved learners: a GGUF file type of its own, so that reading is bounded and validated as it is
 //! for models, and writing leaves either the old file or the new one.
 
-use super::layers::{CONTROL_TOKENS, Layers};
-use super::learner::{Learner, LearnerOptions};
-use super::moments::{LARGEST, Moment, Moments, NO_TOKEN, SLOTS, computable};
-use super::optimiser::Evidence;
-use super::slices::Slices;
-use super::topics::{Counts, MAX_TOPICS, Topic, TopicStatus, Topics, Trained};
-use crate::error::LearnError;
 use crate::gguf::{Gguf, Metadata, TensorInfo, Value, Writer};
+use crate::learn::LearnError;
+use crate::learn::inner_layers::{CONTROL_TOKENS, Layers};
+use crate::learn::learner::{Learner, LearnerOptions};
+use crate::learn::moments::{LARGEST, Moment, Moments, NO_TOKEN, SLOTS, computable};
+use crate::learn::optimiser::Evidence;
+use crate::learn::slices::Slices;
+use crate::learn::topics::{Counts, MAX_TOPICS, Topic, TopicStatus, Topics, Trained};
 use crate::lora::Adapter;
 use crate::model::Model;
 use crate::quant::DType;

@@ -266,7 +266,7 @@ impl Topics {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::learn::topics::*;
 
     /// Tokens of a kind by chance, every fourth an ordinary one.
     fn text(kind: u32, seed: u32) -> Counts {

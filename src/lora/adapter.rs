@@ -1,6 +1,6 @@
 //! Adapters in memory.
 
-use crate::error::AdapterError;
+use crate::lora::AdapterError;
 use crate::model::{Model, Site};
 use crate::quant::DType;
 use half::f16;

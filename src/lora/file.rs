@@ -6,9 +6,9 @@
 //! table is a product with one-hot vectors: its `lora_a` has one row of rank values per token, its
 //! `lora_b` one per value of an embedding.
 
-use super::adapter::{Adapter, Factor, Term, max_rank};
-use crate::error::AdapterError;
 use crate::gguf::{Gguf, TensorInfo, Writer};
+use crate::lora::AdapterError;
+use crate::lora::adapter::{Adapter, Factor, Term, max_rank};
 use crate::model::{Model, Site};
 use crate::quant::{DType, dequantize_row};
 use std::borrow::Cow;

@@ -1,7 +1,6 @@
 //! Gradients of an adapter.
 
-use super::{Adapter, Term};
-use crate::error::AdapterError;
+use crate::lora::{Adapter, AdapterError, Term};
 use crate::model::Site;
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
 //! Merging adapters into weights.
 
-use super::adapter::{Adapter, Attached, Term};
-use super::file::sites_by_tensor;
-use crate::error::{AdapterError, QuantError};
 use crate::gguf::{TensorInfo, Writer};
+use crate::lora::AdapterError;
+use crate::lora::adapter::{Adapter, Attached, Term};
+use crate::lora::file::sites_by_tensor;
 use crate::model::{Model, Site};
-use crate::quant::{DType, dequantize_row, quantize_row};
+use crate::quant::{DType, QuantError, dequantize_row, quantize_row};
 use rayon::prelude::*;
 use std::io::{self, Write};
 use std::ops::Range;

@@ -4,9 +4,9 @@
 //! the product of their means. So the result of every method is a matrix, whose truncated singular
 //! value decomposition is the merged term.
 
-use super::adapter::{Adapter, Term, uniform};
-use super::svd::{Rows, truncate, truncate_dense};
-use crate::error::AdapterError;
+use crate::lora::AdapterError;
+use crate::lora::adapter::{Adapter, Term, uniform};
+use crate::lora::svd::{Rows, truncate, truncate_dense};
 use crate::model::Site;
 use rayon::prelude::*;
 use std::sync::Arc;

@@ -24,6 +24,7 @@
 //! ```
 
 mod adapter;
+mod error;
 mod file;
 mod gradients;
 mod merge;
@@ -34,6 +35,7 @@ mod svd;
 
 pub use adapter::{Adapter, Term};
 pub(crate) use adapter::{Attached, Factor};
+pub use error::AdapterError;
 pub use gradients::Gradients;
 pub use merge::merge;
 pub use merge_adapters::{MergeMethod, MergeOptions, merge_adapters};

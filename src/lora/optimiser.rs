@@ -1,6 +1,6 @@
 //! Optimisers: they train adapters by gradients, with plain arithmetic on the terms.
 
-use super::{Adapter, Gradients, Term};
+use crate::lora::{Adapter, Gradients, Term};
 
 /// Updates an adapter from gradients.
 pub trait Optimiser {
@@ -270,7 +270,7 @@ pub fn change_norm(term: &Term) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::lora::optimiser::*;
 
     fn noise(n: usize, mut seed: u32) -> Vec<f32> {
         let mut next = || {

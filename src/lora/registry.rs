@@ -1,7 +1,6 @@
 //! Adapters by name, as many in memory as a budget allows.
 
-use super::Adapter;
-use crate::error::AdapterError;
+use crate::lora::{Adapter, AdapterError};
 use crate::model::Model;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

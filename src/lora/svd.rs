@@ -1,6 +1,6 @@
 //! Truncated singular value decompositions of matrices `M: (n_out, n_in)`, in `f64`.
 
-use super::adapter::{Term, uniform};
+use crate::lora::adapter::{Term, uniform};
 use rayon::prelude::*;
 
 /// Dimensions beyond the rank in the search for the leading directions of a dense matrix (Halko et
@@ -243,7 +243,7 @@ fn times(y: &Rows, m: &[f32]) -> Rows {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::lora::svd::*;
 
     /// A matrix with known singular values, too large to be decomposed exactly.
     #[test]

@@ -3,14 +3,17 @@
 //!
 //! [`Model`] is an immutable, cheap handle: clone it, send it to threads, keep it in structs.
 
+mod error;
 mod family;
 mod hparams;
+mod keys;
 mod mtp;
+mod rope;
+mod setters;
 mod spec;
 mod weights;
 
 use crate::arch::Arch;
-use crate::error::ModelError;
 use crate::gguf::{Gguf, TensorInfo, Value};
 use crate::quant::DType;
 use crate::system::SystemMemory;
@@ -22,16 +25,18 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use hparams::UnknownNames;
-pub use hparams::{
-    ClassifierActivation, ClassifierSpec, Hparams, NormKind, Pooling, Rope, RopeId, RopeOrder,
-    RopeScaling, StreamsSpec, Unknown,
-};
-pub(crate) use hparams::{Finish, MAX_EXPERT, MAX_STREAMS};
+pub use error::ModelError;
+pub(crate) use hparams::{Finish, MAX_STREAMS};
+pub use hparams::{Hparams, NormKind, StreamsSpec};
+pub use keys::Unknown;
+use keys::UnknownNames;
+pub use rope::{Rope, RopeOrder, RopeScaling};
+pub(crate) use spec::MAX_EXPERT;
 pub use spec::{
-    Activation, AttnSpec, Biases, ChannelMixSpec, ConvSpec, DeltaSpec, DenseSpec, ExpertGroups,
-    FfnSpec, Gating, LatentSpec, LayerSpec, Mamba2Spec, MambaNorms, MambaSpec, Mixer, MoeSpec,
-    Norms, OutputScale, QkNorm, RecurrentSpec, SharedSpec, Temperature, TimeMixRanks, TimeMixSpec,
+    Activation, AttnSpec, Biases, ChannelMixSpec, ClassifierActivation, ClassifierSpec, ConvSpec,
+    DeltaSpec, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mamba2Spec,
+    MambaNorms, MambaSpec, Mixer, MoeSpec, Norms, OutputScale, Pooling, QkNorm, RecurrentSpec,
+    RopeId, SharedSpec, Temperature, TimeMixRanks, TimeMixSpec,
 };
 pub use weights::Site;
 pub(crate) use weights::{
@@ -63,7 +68,7 @@ pub enum Device {
     #[default]
     Cpu,
     /// The GPU of an Apple machine. Without one, making an engine fails with
-    /// [`MetalError::NoDevice`](crate::MetalError::NoDevice).
+    /// [`MetalError::NoDevice`](crate::gpu::metal::MetalError::NoDevice).
     #[cfg(feature = "metal")]
     Metal {
         /// How many of the last layers the GPU computes; the CPU computes the others. `usize::MAX`
@@ -424,7 +429,7 @@ impl Model {
     }
 
     /// Whether the file has a block for multi-token prediction that can draft, see
-    /// [`MtpDrafter`](crate::exec::MtpDrafter).
+    /// [`MtpDrafter`](crate::decode::speculative::mtp::MtpDrafter).
     ///
     /// # Errors
     /// What is wrong with the one it has. The model runs without it; [`Model::unknown`] has the

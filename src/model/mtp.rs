@@ -9,12 +9,11 @@
 //! DeepSeek it hands on the state before the block's norm, with which ik_llama.cpp's second guesses
 //! came true far less often (its #1814, #1815).
 
-use super::hparams::Hparams;
-use super::weights::Weights;
-use super::{Device, Inner, Model, Residence};
 use crate::arch::Arch;
-use crate::error::ModelError;
 use crate::gguf::Gguf;
+use crate::model::hparams::Hparams;
+use crate::model::weights::Weights;
+use crate::model::{Device, Inner, Model, ModelError, Residence};
 use crate::tokenizer::Tokenizer;
 use std::sync::Arc;
 

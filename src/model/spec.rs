@@ -1,8 +1,6 @@
 //! Specification of a layer: all that the executor knows about it. Families build specifications
 //! from metadata, and weights are bound according to them.
 
-use super::hparams::RopeId;
-
 /// One layer: a mixer, then a feed-forward layer, each added to the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -705,7 +703,7 @@ pub enum Biases {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::model::spec::*;
 
     #[test]
     fn temperature_rises_by_steps() {
@@ -720,3 +718,57 @@ mod tests {
         assert_eq!(temperature.at(31), 1.0 + 0.5 * 5f32.ln());
     }
 }
+
+/// Index of a rope in [`Hparams::ropes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeId(pub(super) usize);
+
+impl RopeId {
+    pub(crate) fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// How the vector of a text is made from the hidden states of its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// The first token's.
+    Cls,
+    /// The last token's.
+    Last,
+}
+
+/// Head of a reranker: from the pooled hidden states of a pair of texts to its score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClassifierSpec {
+    /// How hidden states are pooled.
+    pub pooling: Pooling,
+    /// Output width of the matrix before the activation; `None`: there is neither.
+    pub n_hidden: Option<usize>,
+    /// That activation.
+    pub activation: ClassifierActivation,
+    /// Whether a norm without bias follows it.
+    pub norm: bool,
+    /// Outputs of the last matrix, of which the first is the score; `None`: there is no such
+    /// matrix.
+    pub n_label: Option<usize>,
+    /// Whether the score is a probability: a softmax over the outputs.
+    pub softmax: bool,
+}
+
+/// Activation in the head of a reranker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ClassifierActivation {
+    /// `tanh`.
+    Tanh,
+    /// GELU by the error function.
+    GeluErf,
+}
+
+/// Most experts of a layer.
+pub(crate) const MAX_EXPERT: usize = 1024;

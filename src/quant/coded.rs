@@ -1,8 +1,10 @@
 //! Formats whose values are looked up in a grid, or are trits, as the kernels of the vector levels
 //! read them: bytes, signs and scales, apart. Their definition is `dequantize`.
 
-use super::iq_grids::{IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID};
-use super::{
+use crate::quant::iq_grids::{
+    IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID,
+};
+use crate::quant::{
     BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockTq1_0,
 };
 use bytemuck::Pod;
@@ -332,8 +334,8 @@ fn each_twice(nibbles: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::quant::Block;
+    use crate::quant::coded::*;
 
     /// What the parts of a block say, against its definition.
     fn check<B: Coded + Block<Values = [f32; 256]>>() {

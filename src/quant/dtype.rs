@@ -127,7 +127,7 @@ impl fmt::Display for DType {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::quant::dtype::*;
 
     #[test]
     fn ids_and_block_sizes() {

@@ -4,8 +4,10 @@
 //! Signs of a group of eight take eight bits, or seven where the format stores only groups with
 //! an even number of negative values (`even_signs`).
 
-use super::iq_grids::{IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID};
-use super::{Block, Pack, f16_value, fit, to_f16};
+use crate::quant::iq_grids::{
+    IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID,
+};
+use crate::quant::{Block, Pack, f16_value, fit, to_f16};
 use bytemuck::{Pod, Zeroable};
 
 /// The sixteen values that a 4-bit code of IQ4_NL and IQ4_XS stands for: denser around zero, as

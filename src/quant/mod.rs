@@ -10,6 +10,7 @@
 
 mod coded;
 mod dtype;
+mod error;
 mod fit;
 mod float;
 mod iq;
@@ -23,6 +24,7 @@ mod ternary;
 
 pub use coded::{Coded, CodedScales};
 pub use dtype::DType;
+pub use error::QuantError;
 pub use iq::{
     BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl,
     BlockIq4Xs, IQ4_VALUES,
@@ -36,7 +38,6 @@ pub use mxfp4::{BlockMxfp4, MXFP4_VALUES};
 pub use nvfp4::BlockNvfp4;
 pub use ternary::{BlockTq1_0, BlockTq2_0};
 
-use crate::QuantError;
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 

@@ -1,11 +1,10 @@
 //! The parameters of a sampler and their valid ranges.
 
-use super::candidates::Candidates;
-use super::dry::Dry;
-use super::penalties::Penalties;
-use super::rng::{Rng, random_seed};
-use super::{FILTERS, Filter, Sampler, mirostat};
-use crate::SampleError;
+use crate::sample::candidates::Candidates;
+use crate::sample::dry::Dry;
+use crate::sample::penalties::Penalties;
+use crate::sample::rng::{Rng, random_seed};
+use crate::sample::{FILTERS, Filter, SampleError, Sampler, mirostat};
 
 /// Which version of Mirostat replaces the chain of filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -399,7 +398,7 @@ fn parse_chain(names: &str) -> Result<Vec<Filter>, SampleError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::sample::builder::*;
 
     #[test]
     fn default_order_is_llama_cpp_s() {

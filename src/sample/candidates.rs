@@ -285,7 +285,7 @@ impl TokenTable {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::*;
+    use crate::sample::candidates::*;
     use proptest::prelude::*;
 
     pub(crate) fn candidates(logits: &[f32]) -> Candidates {

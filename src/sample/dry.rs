@@ -5,8 +5,8 @@
 //! Proposed by p-e-w in text-generation-webui (pull request 5677); parameters, the treatment of
 //! sequence breakers and their defaults follow llama.cpp.
 
-use super::candidates::{Candidates, TokenTable};
-use super::penalties::window;
+use crate::sample::candidates::{Candidates, TokenTable};
+use crate::sample::penalties::window;
 
 /// The DRY filter.
 #[derive(Debug, Clone)]
@@ -171,8 +171,8 @@ pub fn breaker_sequences<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::candidates;
-    use super::*;
+    use crate::sample::candidates::tests::candidates;
+    use crate::sample::dry::*;
     use proptest::prelude::*;
 
     /// The definition in the documentation of [`Dry::apply`], literally.

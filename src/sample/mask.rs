@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::MaskError;
+use crate::sample::MaskError;
 
 /// Restricts which tokens may come next, token after token; a grammar is one example.
 ///

@@ -1,6 +1,6 @@
 //! Min-p.
 
-use super::candidates::Candidates;
+use crate::sample::candidates::Candidates;
 
 /// Keeps the candidates with `p_i ≥ p · p_max`, that is `l_i ≥ l_max + ln p` (Nguyen et al.,
 /// "Turning up the heat: min-p sampling", arXiv:2407.01082). `p ≤ 0` is off.
@@ -14,8 +14,8 @@ pub(super) fn apply(candidates: &mut Candidates, p: f32) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, ids};
-    use super::*;
+    use crate::sample::candidates::tests::{candidates, ids};
+    use crate::sample::min_p::*;
 
     #[test]
     fn by_hand() {

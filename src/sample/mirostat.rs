@@ -2,7 +2,7 @@
 //! (Basu et al., "Mirostat: a neural text decoding algorithm that directly controls perplexity",
 //! arXiv:2007.14966).
 
-use super::candidates::Candidates;
+use crate::sample::candidates::Candidates;
 
 /// Number of candidates from which version 1 estimates Zipf's exponent, as in the paper.
 const M: usize = 100;
@@ -84,8 +84,8 @@ impl Mirostat {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, ids};
-    use super::*;
+    use crate::sample::candidates::tests::{candidates, ids};
+    use crate::sample::mirostat::*;
 
     #[test]
     fn version_2_cuts_by_surprise_and_learns() {

@@ -51,6 +51,7 @@
 mod builder;
 mod candidates;
 mod dry;
+mod error;
 mod mask;
 mod min_p;
 mod mirostat;
@@ -66,9 +67,9 @@ mod xtc;
 pub use builder::{Mirostat, SamplerBuilder};
 use candidates::{Candidate, Candidates};
 pub use dry::breaker_sequences;
+pub use error::{MaskError, SampleError};
 pub use mask::TokenMask;
 
-use crate::SampleError;
 use rng::Rng;
 
 /// A filter of the chain.
@@ -157,7 +158,7 @@ impl Sampler {
     /// the text.
     ///
     /// # Errors
-    /// [`MaskError::Rollback`](crate::MaskError::Rollback) if fewer were sampled since the mask was
+    /// [`MaskError::Rollback`](crate::sample::MaskError::Rollback) if fewer were sampled since the mask was
     /// set or reset.
     pub fn rollback(&mut self, n: usize) -> Result<(), SampleError> {
         match &mut self.mask {

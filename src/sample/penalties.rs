@@ -1,6 +1,6 @@
 //! Penalties for tokens that were used recently.
 
-use super::candidates::{Candidates, TokenTable};
+use crate::sample::candidates::{Candidates, TokenTable};
 
 /// Repetition, frequency and presence penalties over the last tokens of the history.
 #[derive(Debug, Clone)]
@@ -77,8 +77,8 @@ impl Penalties {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::candidates;
-    use super::*;
+    use crate::sample::candidates::tests::candidates;
+    use crate::sample::penalties::*;
 
     fn penalise(p: Penalties, history: &[u32]) -> Vec<f32> {
         let mut p = p;

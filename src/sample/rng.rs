@@ -37,7 +37,7 @@ pub(super) fn random_seed() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::sample::rng::*;
 
     /// Known outputs for seed 1234567, from the test vectors of the Rosetta Code task
     /// "Pseudo-random numbers/Splitmix64".

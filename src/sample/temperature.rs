@@ -1,6 +1,6 @@
 //! Temperature, fixed or following the entropy.
 
-use super::candidates::Candidates;
+use crate::sample::candidates::Candidates;
 
 /// `l ← l / t`; at `t = 0` only the best candidate stays, which makes the choice greedy.
 pub(super) fn apply(candidates: &mut Candidates, t: f32) {
@@ -32,8 +32,8 @@ pub(super) fn apply_dynamic(candidates: &mut Candidates, t: f32, range: f32, exp
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, ids};
-    use super::*;
+    use crate::sample::candidates::tests::{candidates, ids};
+    use crate::sample::temperature::*;
 
     fn logits(c: &Candidates) -> Vec<f32> {
         c.as_slice().iter().map(|c| c.logit).collect()

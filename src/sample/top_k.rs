@@ -1,6 +1,6 @@
 //! Top-k.
 
-use super::candidates::Candidates;
+use crate::sample::candidates::Candidates;
 
 /// Keeps the `k` candidates with the highest logits (Fan et al., "Hierarchical neural story
 /// generation", arXiv:1805.04833); 0 is off.
@@ -12,8 +12,8 @@ pub(super) fn apply(candidates: &mut Candidates, k: usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, ids};
-    use super::*;
+    use crate::sample::candidates::tests::{candidates, ids};
+    use crate::sample::top_k::*;
 
     #[test]
     fn by_hand() {

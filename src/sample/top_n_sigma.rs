@@ -1,6 +1,6 @@
 //! Top-nσ: keeps logits within `n` standard deviations of the best one.
 
-use super::candidates::Candidates;
+use crate::sample::candidates::Candidates;
 
 /// Keeps `l_i ≥ l_max − n · σ`, σ being the standard deviation of all candidates' logits
 /// (Tang et al., "Top-nσ: not all logits are you need", arXiv:2411.07641). `n ≤ 0` is off.
@@ -29,8 +29,8 @@ pub(super) fn apply(candidates: &mut Candidates, n: f32) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, ids};
-    use super::*;
+    use crate::sample::candidates::tests::{candidates, ids};
+    use crate::sample::top_n_sigma::*;
 
     #[test]
     fn by_hand() {

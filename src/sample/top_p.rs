@@ -1,6 +1,6 @@
 //! Top-p, nucleus sampling.
 
-use super::candidates::Candidates;
+use crate::sample::candidates::Candidates;
 
 /// Keeps the smallest set of most probable candidates whose probabilities sum to at least `p`
 /// (Holtzman et al., "The curious case of neural text degeneration", arXiv:1904.09751).
@@ -14,8 +14,8 @@ pub(super) fn apply(candidates: &mut Candidates, p: f32) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, ids};
-    use super::*;
+    use crate::sample::candidates::tests::{candidates, ids};
+    use crate::sample::top_p::*;
 
     #[test]
     fn by_hand() {

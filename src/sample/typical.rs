@@ -1,6 +1,6 @@
 //! Locally typical sampling.
 
-use super::candidates::Candidates;
+use crate::sample::candidates::Candidates;
 
 /// Keeps the candidates whose surprise is closest to the expected one: in ascending order of `|−ln
 /// p_i − H|`, with the entropy `H = −Σ p ln p`, the smallest set whose probability exceeds `p`
@@ -16,8 +16,8 @@ pub(super) fn apply(candidates: &mut Candidates, p: f32) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, ids};
-    use super::*;
+    use crate::sample::candidates::tests::{candidates, ids};
+    use crate::sample::typical::*;
 
     #[test]
     fn by_hand() {

@@ -1,7 +1,7 @@
 //! XTC, "exclude top choices".
 
-use super::candidates::Candidates;
-use super::rng::Rng;
+use crate::sample::candidates::Candidates;
+use crate::sample::rng::Rng;
 
 /// With the given `probability`, drops every candidate of probability `threshold` or more except
 /// the least probable of them (p-e-w, text-generation-webui pull request 6335). Off for
@@ -22,8 +22,8 @@ pub(super) fn apply(candidates: &mut Candidates, probability: f32, threshold: f3
 
 #[cfg(test)]
 mod tests {
-    use super::super::candidates::tests::{candidates, ids};
-    use super::*;
+    use crate::sample::candidates::tests::{candidates, ids};
+    use crate::sample::xtc::*;
 
     #[test]
     fn by_hand() {

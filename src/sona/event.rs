@@ -1,6 +1,6 @@
 //! What happened to what is learnt.
 
-use super::record::{Decoder, Encoder};
+use crate::sona::record::{Decoder, Encoder};
 
 /// Stands for all sessions, where there are too many to name each.
 pub(super) const ANY_SESSION: u64 = 0;

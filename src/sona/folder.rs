@@ -1,12 +1,12 @@
 //! The folder in which everything is kept; what its owner can see and undo without the model.
 
-use super::event::{Event, EventKind};
-use super::log::{Limits, Log};
-use super::trajectory::{Record, Trajectory};
-use crate::cache::{SEED, mix};
 use crate::clock::unix_millis;
-use crate::error::{Error, SonaError};
+use crate::kv::{SEED, mix};
 use crate::learn::{TopicStatus, topics_in};
+use crate::sona::SonaError;
+use crate::sona::event::{Event, EventKind};
+use crate::sona::log::{Limits, Log};
+use crate::sona::trajectory::{Record, Trajectory};
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;
@@ -283,7 +283,7 @@ impl SonaFolder {
     ///
     /// # Errors
     /// If there is no such version, or its file cannot be read.
-    pub fn topics(&self, version: u64) -> Result<Vec<TopicStatus>, Error> {
+    pub fn topics(&self, version: u64) -> Result<Vec<TopicStatus>, SonaError> {
         if !self.versions().contains(&version) {
             return Err(SonaError::NoSuchVersion { version }.into());
         }
@@ -543,8 +543,8 @@ fn remove(path: &Path) -> Result<(), SonaError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::sona::event::ANY_SESSION;
+    use crate::sona::folder::*;
 
     fn folder(name: &str) -> SonaFolder {
         let path =

@@ -1,15 +1,21 @@
 //! Learning from what is recorded.
 
-use super::event::{Event, EventKind};
-use super::folder::{FolderOptions, FolderStatus, SonaFolder, check_score, session_hash};
-use super::trajectory::Trajectory;
 use crate::clock::Timer;
-use crate::error::{Error, LearnError, SonaError};
-use crate::exec::{
-    CancelToken, Engine, Outputs, Session, SessionOptions, Slot, TokenKind, log_sum,
+use crate::compute::hook::TokenKind;
+use crate::engine::batch::Slot;
+use crate::engine::engine::Engine;
+use crate::engine::options::{CancelToken, SessionOptions};
+use crate::layers::outputs::Outputs;
+use crate::learn::{
+    Evidence, LearnError, Learner, LearnerOptions, Losses, Pause, Slices, UPDATE_TOKENS,
 };
-use crate::learn::{Evidence, Learner, LearnerOptions, Losses, Pause, Slices, UPDATE_TOKENS};
 use crate::lora::Adapter;
+use crate::session::gradients::log_sum;
+use crate::session::session::Session;
+use crate::sona::SonaError;
+use crate::sona::event::{Event, EventKind};
+use crate::sona::folder::{FolderOptions, FolderStatus, SonaFolder, check_score, session_hash};
+use crate::sona::trajectory::Trajectory;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::Path;
@@ -150,7 +156,7 @@ impl SonaBuilder {
     /// # Errors
     /// As [`SonaFolder::open`]; if an option is invalid, what was learnt belongs to another model,
     /// or there is no memory for a session.
-    pub fn open(self, path: impl AsRef<Path>, engine: &Engine) -> Result<Sona, Error> {
+    pub fn open(self, path: impl AsRef<Path>, engine: &Engine) -> Result<Sona, SonaError> {
         let sizes = [
             ("background_min_samples", self.background_min_samples),
             ("max_pending_samples", self.max_pending_samples),
@@ -309,19 +315,19 @@ impl Sona {
     ///
     /// # Errors
     /// If the pass fails.
-    pub fn topic(&self, prompt: &[u32]) -> Result<Option<u32>, Error> {
+    pub fn topic(&self, prompt: &[u32]) -> Result<Option<u32>, SonaError> {
         let learner = Arc::clone(&self.state().learner);
         choose(&self.shared.engine, &learner, prompt)
     }
 
     /// The version in effect as an adapter of the output head, and of inner layers as far as they
     /// help a `prompt` ([`Sona::topic`]), for
-    /// [`Request::adapter`](crate::exec::Request::adapter); nothing while it changes nothing. As
+    /// [`Request::adapter`](crate::scheduler::schedule::Request::adapter); nothing while it changes nothing. As
     /// long as the version is in effect, the same topic has the same adapter.
     ///
     /// # Errors
     /// As [`Sona::topic`], or if the learner belongs to another model.
-    pub fn adapter(&self, prompt: &[u32]) -> Result<Option<Arc<Adapter>>, Error> {
+    pub fn adapter(&self, prompt: &[u32]) -> Result<Option<Arc<Adapter>>, SonaError> {
         let (learner, generation) = {
             let state = self.state();
             (Arc::clone(&state.learner), state.generation)
@@ -455,7 +461,7 @@ impl Sona {
     ///
     /// # Errors
     /// As [`Session::calibrate`], and if the folder cannot be written.
-    pub fn calibrate(&self, tokens: &[u32]) -> Result<(), Error> {
+    pub fn calibrate(&self, tokens: &[u32]) -> Result<(), SonaError> {
         let mut worker = self.owner();
         let learner = self.learner();
         worker.session.set_learner(learner)?;
@@ -482,7 +488,7 @@ impl Sona {
     ///
     /// # Errors
     /// As [`Learner::open`], and if the folder cannot be written.
-    pub fn import(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+    pub fn import(&self, path: impl AsRef<Path>) -> Result<(), SonaError> {
         let mut learner = Learner::open(path, self.shared.engine.model())?;
         let mut worker = self.owner();
         learner.limit_layers(&mut worker.session)?;
@@ -496,7 +502,7 @@ impl Sona {
         worker: &mut Worker,
         kind: EventKind,
         learner: Learner,
-    ) -> Result<(), Error> {
+    ) -> Result<(), SonaError> {
         let mut state = self.state();
         let version = state.folder.next_version();
         let divergence = learner.divergence();
@@ -518,7 +524,7 @@ impl Sona {
     ///
     /// # Errors
     /// As [`SonaFolder::rollback`].
-    pub fn rollback(&self, version: u64) -> Result<(), Error> {
+    pub fn rollback(&self, version: u64) -> Result<(), SonaError> {
         let mut worker = self.owner();
         let mut state = self.state();
         state.folder.rollback(version)?;
@@ -531,7 +537,7 @@ impl Sona {
     ///
     /// # Errors
     /// As [`SonaFolder::forget`].
-    pub fn forget(&self, session_id: &str) -> Result<usize, Error> {
+    pub fn forget(&self, session_id: &str) -> Result<usize, SonaError> {
         let mut worker = self.owner();
         let mut state = self.state();
         let n = state.folder.forget(session_id)?;
@@ -557,7 +563,7 @@ impl Sona {
     }
 
     /// Loads what the folder says is in effect.
-    fn reload(&self, worker: &mut Worker, state: &mut State) -> Result<(), Error> {
+    fn reload(&self, worker: &mut Worker, state: &mut State) -> Result<(), SonaError> {
         let options = &self.shared.options;
         let (learner, generation) = in_effect(&state.folder, options, &mut worker.session)?;
         worker.working = working(&state.folder, options, &learner, &mut worker.session)?;
@@ -610,7 +616,7 @@ impl Sona {
     ///
     /// # Errors
     /// If a pass fails, or the folder cannot be written.
-    pub fn work(&self) -> Result<(), Error> {
+    pub fn work(&self) -> Result<(), SonaError> {
         self.work_in_slices(&mut |_| true)
     }
 
@@ -619,7 +625,7 @@ impl Sona {
     ///
     /// # Errors
     /// As [`Sona::work`].
-    pub fn work_in_slices(&self, pause: &mut dyn FnMut(Duration) -> bool) -> Result<(), Error> {
+    pub fn work_in_slices(&self, pause: &mut dyn FnMut(Duration) -> bool) -> Result<(), SonaError> {
         while self.learn(1, &mut *pause)? {}
         Ok(self.state().folder.sync()?)
     }
@@ -695,7 +701,7 @@ impl Sona {
     }
 
     /// Learns a batch if at least `least` trajectories are pending; returns whether it did.
-    fn learn(&self, least: usize, pause: Pause<'_>) -> Result<bool, Error> {
+    fn learn(&self, least: usize, pause: Pause<'_>) -> Result<bool, SonaError> {
         let mut worker = lock(&self.shared.worker);
         let (batch, before) = {
             let state = self.state();
@@ -785,7 +791,7 @@ fn learn_batch(
     before: &Arc<Learner>,
     options: &SonaBuilder,
     slices: &mut Slices<'_>,
-) -> Result<Option<Outcome>, Error> {
+) -> Result<Option<Outcome>, SonaError> {
     let lessons = batch
         .iter()
         .map(|found| (found, found.lesson(options.quality_threshold)));
@@ -830,7 +836,7 @@ fn learn_batch(
                     learner = next;
                     losses.extend(more);
                 }
-                None => return Ok::<_, Error>(None),
+                None => return Ok::<_, SonaError>(None),
             }
         }
         Ok(Some((learner, losses)))
@@ -849,7 +855,7 @@ fn learn_batch(
                     && !texts.is_empty()
                     && !learner.learn_layers(session, topic, &texts, slices)?
                 {
-                    return Ok::<_, Error>(false);
+                    return Ok::<_, SonaError>(false);
                 }
             }
             Ok(true)
@@ -965,7 +971,7 @@ fn read_lesson(
     lesson: Range<usize>,
     learns: bool,
     slices: &mut Slices<'_>,
-) -> Result<Option<(Learner, Vec<Losses>)>, Error> {
+) -> Result<Option<(Learner, Vec<Losses>)>, SonaError> {
     let mut losses = Vec::new();
     session.clear();
     learner.set_topic_in_slices(learner.nearest_topic(&tokens[lesson.clone()]), slices);
@@ -988,7 +994,7 @@ fn read_text(
     learns: bool,
     losses: &mut Vec<Losses>,
     slices: &mut Slices<'_>,
-) -> Result<(), Error> {
+) -> Result<(), SonaError> {
     let n_ctx = session.n_ctx();
     let mut at = lesson.start;
     while at < lesson.end {
@@ -1019,7 +1025,7 @@ fn read_text(
 }
 
 /// The topic of a learner whose adapter helps a prompt; see [`Sona::topic`].
-fn choose(engine: &Engine, learner: &Learner, prompt: &[u32]) -> Result<Option<u32>, Error> {
+fn choose(engine: &Engine, learner: &Learner, prompt: &[u32]) -> Result<Option<u32>, SonaError> {
     let Some(topic) = learner.nearest_topic(prompt) else {
         return Ok(None);
     };
@@ -1061,7 +1067,7 @@ fn ready(
     session: &mut Session,
     mut learner: Learner,
     instant_lr: Option<f32>,
-) -> Result<Learner, Error> {
+) -> Result<Learner, SonaError> {
     if let Some(rate) = instant_lr {
         learner.set_rate(rate)?;
     }
@@ -1076,7 +1082,7 @@ fn in_effect(
     folder: &SonaFolder,
     options: &SonaBuilder,
     session: &mut Session,
-) -> Result<(Arc<Learner>, u64), Error> {
+) -> Result<(Arc<Learner>, u64), SonaError> {
     let version = folder.version();
     let learner = match version {
         0 => Learner::new(session.model(), &options.learner)?,
@@ -1094,7 +1100,7 @@ fn working(
     options: &SonaBuilder,
     in_effect: &Arc<Learner>,
     session: &mut Session,
-) -> Result<Arc<Learner>, Error> {
+) -> Result<Arc<Learner>, SonaError> {
     let path = folder.working_path();
     if !path.exists() {
         return Ok(Arc::clone(in_effect));

@@ -8,9 +8,9 @@
 //! A block that the end of the last segment cuts off was being written when the process ended: it
 //! is dropped. Anything else that does not fit its checksum is damage, and the log is refused.
 
-use crate::cache::{SEED, mix};
-use crate::error::SonaError;
 use crate::gguf::NewFile;
+use crate::kv::{SEED, mix};
+use crate::sona::SonaError;
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -447,7 +447,7 @@ fn u64_at(data: &[u8], at: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::sona::log::*;
 
     const FREE: Limits = Limits {
         bytes: None,

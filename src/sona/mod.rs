@@ -24,6 +24,7 @@
 //! # Ok(()) }
 //! ```
 
+mod error;
 mod event;
 mod folder;
 mod learning;
@@ -31,6 +32,7 @@ mod log;
 mod record;
 mod trajectory;
 
+pub use error::SonaError;
 pub use event::{Event, EventKind};
 pub use folder::{FolderOptions, FolderStatus, SonaFolder};
 pub use learning::{Background, Sona, SonaBuilder};

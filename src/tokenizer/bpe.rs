@@ -7,11 +7,11 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::split::PreTokenizer;
-use super::unicode::{self, Char};
-use super::vocab::{Hasher, Index, MAX_ENTRIES, Vocab, byte_text, text};
-use crate::TokenizerError;
 use crate::gguf::StringArray;
+use crate::tokenizer::TokenizerError;
+use crate::tokenizer::split::PreTokenizer;
+use crate::tokenizer::unicode::{self, Char};
+use crate::tokenizer::vocab::{Hasher, Index, MAX_ENTRIES, Vocab, byte_text, text};
 
 /// A range of the text that is to become a token.
 #[derive(Clone, Copy)]
@@ -341,7 +341,7 @@ pub(super) fn append_from_alphabet(text: &[u8], out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::tokenizer::bpe::*;
 
     #[test]
     fn the_alphabet_is_a_bijection() {

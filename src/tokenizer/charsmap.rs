@@ -8,8 +8,8 @@
 //! a replacement, bits 10 to 30 are the offset to the node's children (times 256 with bit 9). A
 //! unit with bit 31 holds where a replacement begins.
 
-use crate::TokenizerError;
 use crate::gguf::{Array, Metadata, Value};
+use crate::tokenizer::TokenizerError;
 
 const KEY: &str = "tokenizer.ggml.precompiled_charsmap";
 const HAS_VALUE: u32 = 1 << 8;
@@ -120,7 +120,7 @@ fn offset(unit: u32) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::tokenizer::charsmap::*;
 
     /// A tree that replaces `a` by `xy`, and `ab` by nothing.
     fn small() -> Vec<u8> {

@@ -12,6 +12,7 @@
 
 mod bpe;
 mod charsmap;
+mod error;
 mod rwkv;
 mod special;
 mod split;
@@ -25,9 +26,9 @@ mod wpm;
 
 use std::collections::BTreeSet;
 
+pub use error::TokenizerError;
 pub use stream::TextStream;
 
-use crate::TokenizerError;
 use crate::gguf::{Array, Metadata, Value};
 use bpe::Bpe;
 use rwkv::Rwkv;
@@ -736,7 +737,7 @@ fn without_lone_apostrophe_spaces(text: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::tokenizer::*;
 
     #[test]
     fn spaces_are_cleaned_in_three_passes() {

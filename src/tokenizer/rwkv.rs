@@ -1,7 +1,7 @@
 //! RWKV's vocabulary: a text is split from its start into the longest tokens there are. Texts of
 //! tokens are any bytes, which files write with escapes.
 
-use super::vocab::Vocab;
+use crate::tokenizer::vocab::Vocab;
 
 /// An RWKV vocabulary.
 pub(super) struct Rwkv {
@@ -72,7 +72,7 @@ pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::tokenizer::rwkv::*;
 
     #[test]
     fn escapes_stand_for_bytes() {

@@ -9,8 +9,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-use super::vocab::{CONTROL, LSTRIP, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
-use crate::TokenizerError;
+use crate::tokenizer::TokenizerError;
+use crate::tokenizer::vocab::{CONTROL, LSTRIP, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
 
 /// Longest text a token in a tree may have; bounds the work per position of a text.
 const MAX_LEN: usize = 1024;

@@ -10,8 +10,8 @@
 //! distinguish case for ASCII letters only, or not at all (`tiny_aya`, `youtu`), and contractions
 //! fold case for ASCII only.
 
-use super::unicode::{Char, L, M, N, P, S, WS};
-use crate::TokenizerError;
+use crate::tokenizer::TokenizerError;
+use crate::tokenizer::unicode::{Char, L, M, N, P, S, WS};
 
 /// Receives the pieces of a text.
 type Sink<'a> = &'a mut dyn FnMut(&[Char]);
@@ -697,8 +697,8 @@ fn ascii_digit_groups(t: &[Char], piece: Sink<'_>) {
 }
 #[cfg(test)]
 mod tests {
-    use super::super::unicode::chars;
-    use super::*;
+    use crate::tokenizer::split::*;
+    use crate::tokenizer::unicode::chars;
 
     fn words(pre: &str, text: &str) -> Vec<String> {
         let mut words = Vec::new();

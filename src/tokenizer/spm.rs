@@ -5,10 +5,9 @@
 //! the highest score first. In the usual vocabularies no token extends past the end of a word; the
 //! text is then merged word by word, which gives the same tokens from small heaps.
 
-use super::SPACE;
-use super::bpe::{MAX_TEXT, MergeBuffers, NO_RANK, Symbol, char_len};
-use super::vocab::{Vocab, byte_text};
-use crate::TokenizerError;
+use crate::tokenizer::bpe::{MAX_TEXT, MergeBuffers, NO_RANK, Symbol, char_len};
+use crate::tokenizer::vocab::{Vocab, byte_text};
+use crate::tokenizer::{SPACE, TokenizerError};
 
 /// Token scores as ranks: a higher score is a lower rank.
 pub(super) struct Spm {
@@ -114,7 +113,7 @@ fn rank_of(score: f32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::tokenizer::spm::*;
 
     #[test]
     fn ranks_are_in_the_opposite_order_of_scores() {

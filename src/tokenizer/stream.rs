@@ -1,7 +1,6 @@
 //! Text from tokens, as they arrive.
 
-use super::Tokenizer;
-use crate::TokenizerError;
+use crate::tokenizer::{Tokenizer, TokenizerError};
 use std::sync::Arc;
 
 /// Turns tokens into text one by one.

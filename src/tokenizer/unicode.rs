@@ -3,7 +3,7 @@
 //! A [`Char`] stores its class when it is decoded, so that each code point is looked up once,
 //! however many alternatives of a pattern test it.
 
-use super::unicode_table::{BASES, RUNS};
+use crate::tokenizer::unicode_table::{BASES, RUNS};
 
 /// `\p{L}`: letters.
 pub(super) const L: u8 = 1;
@@ -114,7 +114,7 @@ pub(super) fn chars(text: &[u8]) -> Vec<Char> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::tokenizer::unicode::*;
 
     #[test]
     fn classes_of_known_code_points() {

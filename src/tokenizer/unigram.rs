@@ -7,14 +7,13 @@
 //! one token. Where a vocabulary has byte tokens, which llama.cpp ignores here, an unknown
 //! character becomes its bytes, as in SentencePiece.
 
-use super::SPACE;
-use super::bpe::char_len;
-use super::charsmap::Charsmap;
-use super::special::Trie;
-use super::spm::{all_words, first_word};
-use super::vocab::{BYTE, NORMAL, USER_DEFINED, Vocab, byte_text};
-use crate::TokenizerError;
 use crate::gguf::Metadata;
+use crate::tokenizer::bpe::char_len;
+use crate::tokenizer::charsmap::Charsmap;
+use crate::tokenizer::special::Trie;
+use crate::tokenizer::spm::{all_words, first_word};
+use crate::tokenizer::vocab::{BYTE, NORMAL, USER_DEFINED, Vocab, byte_text};
+use crate::tokenizer::{SPACE, TokenizerError};
 
 /// What an unknown character scores below the lowest score of a token.
 const UNKNOWN_PENALTY: f32 = 10.0;

@@ -4,8 +4,8 @@
 //! milliseconds. So texts stay in the file, and a table maps the hash of a text to its number: one
 //! pass over the texts, no allocation per entry, and merges are resolved only when needed.
 
-use crate::TokenizerError;
 use crate::gguf::StringArray;
+use crate::tokenizer::TokenizerError;
 
 /// String `i` of an array; empty if it does not exist.
 pub(super) fn text(strings: &StringArray, i: u32) -> &[u8] {

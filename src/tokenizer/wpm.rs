@@ -5,9 +5,9 @@
 //! removed, a character is, as in llama.cpp, replaced by the first of its canonical decomposition,
 //! Hangul by its first jamo.
 
-use super::SPACE;
-use super::unicode::{self, Char, M, P, S, WS};
-use super::vocab::Vocab;
+use crate::tokenizer::SPACE;
+use crate::tokenizer::unicode::{self, Char, M, P, S, WS};
+use crate::tokenizer::vocab::Vocab;
 
 /// A WordPiece vocabulary.
 pub(super) struct Wpm {

@@ -1,12 +1,11 @@
 //! Checkpoints of a training: GGUF files, so that reading is bounded and validated as it is for
 //! models, and writing leaves either the old file or the new one.
 
-use super::trainer::{Evaluation, Step, Trainer};
-use crate::error::{Error, LearnError};
 use crate::gguf::{Gguf, Writer};
-use crate::learn::{number, put, values};
-use crate::lora::Adapter;
+use crate::learn::{LearnError, number, put, values};
 use crate::quant::DType;
+use crate::train::flat::{flat, set_flat};
+use crate::train::trainer::{Evaluation, Step, Trainer};
 use std::path::Path;
 
 const TYPE: &str = "training";
@@ -122,7 +121,7 @@ impl Trainer {
     /// # Errors
     /// If the file is invalid, or was saved with another model, other examples, control text or
     /// options. The trainer is unchanged then.
-    pub fn resume(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
+    pub fn resume(&mut self, path: impl AsRef<Path>) -> Result<(), LearnError> {
         let gguf = Gguf::open(path).map_err(LearnError::Gguf)?;
         let state = self.read(&gguf)?;
         let State {
@@ -262,24 +261,4 @@ struct State {
     fisher: Vec<f32>,
     report: (Vec<Step>, Vec<Evaluation>, usize),
     is_finished: bool,
-}
-
-/// All values of an adapter, site by site, `A` before `B`.
-pub(super) fn flat(adapter: &Adapter) -> Vec<f32> {
-    adapter
-        .terms()
-        .flat_map(|(_, term)| term.a().iter().chain(term.b()))
-        .copied()
-        .collect()
-}
-
-fn set_flat(adapter: &mut Adapter, mut values: &[f32]) {
-    for (_, term) in adapter.terms_mut() {
-        let (a, b) = term.parts_mut();
-        for part in [a, b] {
-            let (head, rest) = values.split_at(part.len());
-            part.copy_from_slice(head);
-            values = rest;
-        }
-    }
 }

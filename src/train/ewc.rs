@@ -1,12 +1,13 @@
 //! Elastic weight consolidation (Kirkpatrick et al., arXiv 1612.00796): values that control text
 //! depends on are held back.
 
-use super::Example;
-use super::checkpoint::flat;
-use super::replay::Replay;
-use crate::error::Error;
-use crate::exec::{AdapterId, Session};
+use crate::engine::adapters::AdapterId;
+use crate::learn::LearnError;
 use crate::lora::{Adapter, Gradients};
+use crate::session::session::Session;
+use crate::train::Example;
+use crate::train::flat::flat;
+use crate::train::replay::Replay;
 
 /// The penalty `λ/2·Σ F·(θ − θ₀)²` on an adapter's values `θ`.
 ///
@@ -38,7 +39,7 @@ impl Ewc {
         id: AdapterId,
         replay: &Replay,
         gradients: &mut Gradients,
-    ) -> Result<(), Error> {
+    ) -> Result<(), LearnError> {
         if !self.fisher.is_empty() {
             return Ok(());
         }

@@ -1,10 +1,12 @@
 //! Examples to train on.
 
-use super::Loss;
-use crate::cache::mix;
-use crate::error::Error;
-use crate::exec::{AdapterId, Session, Task};
+use crate::engine::adapters::AdapterId;
+use crate::kv::mix;
+use crate::learn::LearnError;
 use crate::lora::Gradients;
+use crate::session::gradients::Task;
+use crate::session::session::Session;
+use crate::train::Loss;
 
 /// Most tokens of texts that share a pass: as many as fill the panels of products, and as a default
 /// batch of a prompt has.
@@ -155,7 +157,7 @@ impl Example {
         id: AdapterId,
         texts: &[(&Example, f32)],
         gradients: &mut Gradients,
-    ) -> Result<Vec<f64>, Error> {
+    ) -> Result<Vec<f64>, LearnError> {
         session.clear();
         let (mut losses, mut rest) = (Vec::with_capacity(texts.len()), texts);
         while !rest.is_empty() {

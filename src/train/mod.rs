@@ -25,6 +25,7 @@
 mod checkpoint;
 mod ewc;
 mod example;
+mod flat;
 mod options;
 mod preference;
 mod replay;

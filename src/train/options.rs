@@ -1,6 +1,6 @@
 //! Options of training.
 
-use crate::error::LearnError;
+use crate::learn::LearnError;
 use crate::model::Site;
 use std::f64::consts::PI;
 

@@ -1,11 +1,12 @@
 //! Losses of preferences, which compare the adapted model with a reference: the model without the
 //! adapter.
 
-use super::example::Judgement;
-use super::{Example, Loss, TrainOptions};
-use crate::error::Error;
-use crate::exec::{AdapterId, Session};
+use crate::engine::adapters::AdapterId;
+use crate::learn::LearnError;
 use crate::lora::{Adapter, Gradients};
+use crate::session::session::Session;
+use crate::train::example::Judgement;
+use crate::train::{Example, Loss, TrainOptions};
 
 /// Examples with what the reference says of them.
 pub(super) struct Examples {
@@ -63,7 +64,7 @@ impl Preferences {
         id: AdapterId,
         examples: &mut Examples,
         picked: &[usize],
-    ) -> Result<(), Error> {
+    ) -> Result<(), LearnError> {
         let Examples {
             all,
             mismatched,
@@ -81,7 +82,7 @@ impl Preferences {
                 .into_iter()
                 .collect();
             let other = Example::nll_gradients(session, id, &other, &mut self.none)?;
-            Ok::<_, Error>((text, other.iter().sum()))
+            Ok::<_, LearnError>((text, other.iter().sum()))
         };
         let outcome = picked.iter().try_for_each(|&i| {
             if references[i].is_none() {
@@ -102,7 +103,7 @@ impl Preferences {
         examples: &Examples,
         picked: &[usize],
         mut gradients: Option<&mut Gradients>,
-    ) -> Result<Vec<f64>, Error> {
+    ) -> Result<Vec<f64>, LearnError> {
         let Examples {
             all,
             mismatched,
@@ -167,7 +168,7 @@ fn own(
     id: AdapterId,
     example: &Example,
     gradients: &mut Gradients,
-) -> Result<f64, Error> {
+) -> Result<f64, LearnError> {
     let mut texts = vec![(example, 1.0)];
     if let Judgement::Chosen(rejected) = example.judgement() {
         texts.push((rejected, -1.0));

@@ -1,10 +1,11 @@
 //! Replay of control text: what the model is to stay good at.
 
-use crate::error::Error;
-use crate::exec::{
-    AdapterId, ControlWindow, FIRST_STRENGTH, Session, cross_entropy, next_strength,
-};
+use crate::engine::adapters::AdapterId;
+use crate::learn::LearnError;
+use crate::learn::control_window::{ControlWindow, FIRST_STRENGTH, next_strength};
 use crate::lora::Gradients;
+use crate::session::gradients::cross_entropy;
+use crate::session::session::Session;
 use std::ops::Range;
 
 /// Tokens of a window of control text.
@@ -70,7 +71,7 @@ impl Replay {
         self.replayed.is_empty() || self.measured.is_empty()
     }
 
-    fn read(&mut self, window: &Range<usize>) -> Result<(), Error> {
+    fn read(&mut self, window: &Range<usize>) -> Result<(), LearnError> {
         let text = &self.text[window.start..window.end - 1];
         self.window.clear();
         self.base.clear();
@@ -88,7 +89,7 @@ impl Replay {
         turn: usize,
         max_divergence: f64,
         gradients: &mut Gradients,
-    ) -> Result<(), Error> {
+    ) -> Result<(), LearnError> {
         let window = self.replayed[turn % self.replayed.len()].clone();
         self.read(&window)?;
         session.clear();
@@ -106,7 +107,7 @@ impl Replay {
 
     /// Mean `KL(base ‖ adapted)` on the replayed half, and the sum of the rise of the loss on each
     /// window of the other half; in nats.
-    pub(super) fn measure(&mut self, session: &mut Session) -> Result<(f64, Vec<f64>), Error> {
+    pub(super) fn measure(&mut self, session: &mut Session) -> Result<(f64, Vec<f64>), LearnError> {
         let arch = session.model().arch();
         let (mut apart, mut n, mut rises) = (0.0, 0, Vec::new());
         let windows = self

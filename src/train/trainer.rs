@@ -1,15 +1,19 @@
 //! Training, step by step.
 
-use super::checkpoint::flat;
-use super::ewc::Ewc;
-use super::example::Judgement;
-use super::preference::{Examples, Preferences};
-use super::replay::Replay;
-use super::{Example, Loss, TrainOptions};
-use crate::cache::{SEED, mix};
-use crate::error::{Error, LearnError, SessionError};
-use crate::exec::{AdapterId, CancelToken, Engine, Session, SessionOptions};
+use crate::engine::SessionError;
+use crate::engine::adapters::AdapterId;
+use crate::engine::engine::Engine;
+use crate::engine::options::{CancelToken, SessionOptions};
+use crate::kv::{KvError, SEED, mix};
+use crate::learn::LearnError;
 use crate::lora::{Adam, Adapter, Gradients, Optimiser};
+use crate::session::session::Session;
+use crate::train::ewc::Ewc;
+use crate::train::example::Judgement;
+use crate::train::flat::flat;
+use crate::train::preference::{Examples, Preferences};
+use crate::train::replay::Replay;
+use crate::train::{Example, Loss, TrainOptions};
 use std::sync::Arc;
 
 /// Longest context that is chosen without being asked for.
@@ -124,7 +128,7 @@ impl Trainer {
         examples: &[Example],
         control: &[u32],
         options: &TrainOptions,
-    ) -> Result<Trainer, Error> {
+    ) -> Result<Trainer, LearnError> {
         let mut adapter = Adapter::zeros(engine.model(), options.rank, options.seed, |site| {
             options.targets.contains(site)
         })?;
@@ -145,7 +149,7 @@ impl Trainer {
         examples: &[Example],
         control: &[u32],
         options: &TrainOptions,
-    ) -> Result<Trainer, Error> {
+    ) -> Result<Trainer, LearnError> {
         options.check()?;
         let model = engine.model();
         let h = model.hparams();
@@ -278,18 +282,18 @@ impl Trainer {
     /// # Errors
     /// [`LearnError::Diverged`] if loss, gradient, keys or values are not finite; as
     /// [`Session::nll_gradient`]. The adapter is the one before the step then.
-    pub fn step(&mut self) -> Result<Option<Step>, Error> {
+    pub fn step(&mut self) -> Result<Option<Step>, LearnError> {
         let step = self.report.steps.len();
         self.try_step().map_err(|error| match error {
             // The model itself has no such values.
-            Error::Session(SessionError::KvOverflow { .. }) if step > 0 => {
+            LearnError::Session(SessionError::Kv(KvError::Overflow { .. })) if step > 0 => {
                 LearnError::Diverged { step }.into()
             }
             error => error,
         })
     }
 
-    fn try_step(&mut self) -> Result<Option<Step>, Error> {
+    fn try_step(&mut self) -> Result<Option<Step>, LearnError> {
         let (step, n_steps) = (self.report.steps.len(), self.report.n_steps);
         let TrainOptions {
             batch,
@@ -367,7 +371,7 @@ impl Trainer {
     }
 
     /// Adds the gradient of the loss of the examples `picked`, and returns the loss.
-    fn gradient(&mut self, picked: &[usize]) -> Result<f64, Error> {
+    fn gradient(&mut self, picked: &[usize]) -> Result<f64, LearnError> {
         let Trainer {
             session,
             id,
@@ -403,7 +407,7 @@ impl Trainer {
 
     /// Measures the adapter on the examples held out and on control text, and keeps it if it is the
     /// best.
-    fn evaluate(&mut self) -> Result<(), Error> {
+    fn evaluate(&mut self) -> Result<(), LearnError> {
         let measured = self.measure();
         self.session.set_scale(self.id, 1.0)?;
         let evaluation = measured?;
@@ -425,7 +429,7 @@ impl Trainer {
 
     /// Reduces the adapter's strength until it keeps the bound on control text, and measures it at
     /// that strength.
-    fn measure(&mut self) -> Result<Evaluation, Error> {
+    fn measure(&mut self) -> Result<Evaluation, LearnError> {
         let (mut scale, mut divergence, mut rises) = (1.0, 0.0, Vec::new());
         let all: Vec<usize> = (0..self.held_out.all.len()).collect();
         if let Some(preferences) = &mut self.preferences {

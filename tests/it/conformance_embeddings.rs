@@ -4,12 +4,12 @@
 use crate::common::{conformance, emulated, numbers, read_f32, read_json};
 use crate::run::OnLevel;
 use crate::tiny::Tiny;
+use ruvllm::SessionError;
 use ruvllm::arch::Arch;
 use ruvllm::exec::Embedder;
 use ruvllm::gguf::Gguf;
 use ruvllm::model::{Model, Pooling, supported_architectures};
 use ruvllm::quant::DType;
-use ruvllm::{Error, SessionError};
 
 fn max_abs(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
@@ -123,7 +123,7 @@ fn texts_that_do_not_fit_are_refused() {
     ));
     assert!(matches!(
         embedder.embed(&["text"]),
-        Err(Error::Session(SessionError::NoTokenizer))
+        Err(SessionError::NoTokenizer)
     ));
     assert_eq!(
         embedder.embed_tokens::<Vec<u32>>(&[]).unwrap(),

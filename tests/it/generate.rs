@@ -2,9 +2,10 @@
 //! handed out.
 
 use crate::run::{OnLevel, Pass, session_on};
+use ruvllm::DecodeError;
 use ruvllm::arch::Arch;
 use ruvllm::exec::{KvType, SessionOptions};
-use ruvllm::{CancelToken, Error, Model, Sampler, Session, SessionError, StopReason};
+use ruvllm::{CancelToken, Model, Sampler, Session, SessionError, StopReason};
 
 const PROMPT: &str = "Ownership is";
 const NEXT: &str = " Borrowing is";
@@ -108,7 +109,7 @@ fn a_session_holds_what_was_handed_out() {
     cancel.cancel();
     assert!(matches!(
         generation.last(),
-        Some(Err(Error::Session(SessionError::Cancelled)))
+        Some(Err(DecodeError::Session(SessionError::Cancelled)))
     ));
     let n = cancelled.position() - prompt.len();
     assert!(n > 0 && cancelled.tokens() == held(n));
@@ -282,7 +283,7 @@ fn a_generation_that_owns_its_session_gives_it_back() {
     let mut refused = session.into_generation_from(&[], greedy());
     assert!(matches!(
         refused.next(),
-        Some(Err(Error::Session(SessionError::NoTokens)))
+        Some(Err(DecodeError::Session(SessionError::NoTokens)))
     ));
     assert!(refused.next().is_none() && refused.finish().is_none());
 }

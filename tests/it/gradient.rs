@@ -7,6 +7,7 @@
 use crate::common::{emulated, long};
 use crate::run::{OnLevel, session_on};
 use crate::tiny::Tiny;
+use ruvllm::GradientError;
 use ruvllm::Session;
 use ruvllm::arch::Arch;
 use ruvllm::exec::{KvType, SessionOptions, Task, cross_entropy};
@@ -17,7 +18,7 @@ use ruvllm::model::{
     RopeOrder, Site,
 };
 use ruvllm::quant::DType;
-use ruvllm::{AdapterError, CancelToken, Error, SessionError};
+use ruvllm::{AdapterError, CancelToken, SessionError};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -1653,7 +1654,7 @@ fn misuse_is_a_typed_error() {
         assert!(
             matches!(
                 refused,
-                Err(Error::Adapter(AdapterError::OtherModel { .. }))
+                Err(GradientError::Adapter(AdapterError::OtherModel { .. }))
             ),
             "{refused:?}"
         );
@@ -1661,27 +1662,27 @@ fn misuse_is_a_typed_error() {
     let outside = session.nll_gradient(id, &[1], &[N_VOCAB as u32], &[1.0], &mut gradients);
     assert!(matches!(
         outside,
-        Err(Error::Session(SessionError::TokenOutOfRange { .. }))
+        Err(GradientError::Session(SessionError::TokenOutOfRange { .. }))
     ));
     let outside = session.nll_gradient(id, &[N_VOCAB as u32], &[1], &[1.0], &mut gradients);
     assert!(matches!(
         outside,
-        Err(Error::Session(SessionError::TokenOutOfRange { .. }))
+        Err(GradientError::Session(SessionError::TokenOutOfRange { .. }))
     ));
     assert!(matches!(
         session.nll_gradient(id, &[], &[], &[], &mut gradients),
-        Err(Error::Session(SessionError::NoTokens))
+        Err(GradientError::Session(SessionError::NoTokens))
     ));
     let long = [1; 49];
     let full = session.nll_gradient(id, &long, &long, &[1.0; 49], &mut gradients);
     assert!(matches!(
         full,
-        Err(Error::Session(SessionError::ContextFull { .. }))
+        Err(GradientError::Session(SessionError::ContextFull { .. }))
     ));
     assert_eq!(gradients.norm(), 0.0);
     assert!(matches!(
         session.learn(id, &[1], &mut Adam::new(), &mut gradients),
-        Err(Error::Session(SessionError::NoTokens))
+        Err(GradientError::Session(SessionError::NoTokens))
     ));
     assert_eq!(
         session.nll_gradients(id, &[], &mut gradients).unwrap(),
@@ -1698,7 +1699,7 @@ fn misuse_is_a_typed_error() {
     });
     let refused = session.nll_gradients(id, &tasks, &mut gradients);
     assert!(
-        matches!(refused, Err(Error::Session(SessionError::NoTokens))),
+        matches!(refused, Err(GradientError::Session(SessionError::NoTokens))),
         "{refused:?}"
     );
     assert_eq!(gradients.norm(), 0.0);
@@ -1708,7 +1709,7 @@ fn misuse_is_a_typed_error() {
     let cancelled = session.nll_gradient(id, &TOKENS, &TARGETS, &[1.0; 11], &mut gradients);
     assert!(matches!(
         cancelled,
-        Err(Error::Session(SessionError::Cancelled))
+        Err(GradientError::Session(SessionError::Cancelled))
     ));
     cancel.reset();
     session.clear();
@@ -1740,7 +1741,7 @@ fn gradients_of_what_has_none_are_refused() {
     assert!(
         matches!(
             refused,
-            Err(Error::Session(SessionError::NoGradient {
+            Err(GradientError::Session(SessionError::NoGradient {
                 what: "attention sinks"
             }))
         ),

@@ -163,7 +163,10 @@ fn adapter_learns_within_the_bound() {
     let mut broken: Vec<u32> = chance(6, N_VOCAB).take(300).collect();
     for at in [250, 299] {
         broken[at] = u32::MAX;
-        assert!(matches!(session.calibrate(&broken), Err(Error::Session(_))));
+        assert!(matches!(
+            session.calibrate(&broken),
+            Err(LearnError::Session(_))
+        ));
         assert!(session.learner().unwrap().divergence() <= most);
         broken[at] = 0;
     }
@@ -451,14 +454,14 @@ fn unusable_states_are_refused() {
     let mut session = session(&model);
     assert!(matches!(
         session.observe(&[1]),
-        Err(Error::Learn(LearnError::NotLearning))
+        Err(LearnError::NotLearning)
     ));
     session
         .set_learner(Learner::new(&model, &options()).unwrap())
         .unwrap();
     assert!(matches!(
         session.calibrate(&[1; 10]),
-        Err(Error::Learn(LearnError::TooLittleText { .. }))
+        Err(LearnError::TooLittleText { .. })
     ));
     let measured = |n_ctx| {
         learning(
@@ -1403,7 +1406,12 @@ fn nothing_to_observe_is_no_tokens() {
     ))
     .unwrap();
     let mut session = model.session().unwrap();
-    let nothing = |outcome| matches!(outcome, Err(Error::Session(ruvllm::SessionError::NoTokens)));
+    let nothing = |outcome| {
+        matches!(
+            outcome,
+            Err(LearnError::Session(ruvllm::SessionError::NoTokens))
+        )
+    };
     assert!(nothing(session.observe(&[])));
     session
         .set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap())

@@ -3,6 +3,7 @@
 
 use crate::run::{OnLevel, Pass, engine};
 use crate::tiny::{N_VOCAB, Tiny};
+use ruvllm::KvError;
 use ruvllm::arch::{Arch, KV_SPAN};
 use ruvllm::exec::{Engine, EngineOptions, KvType, SessionOptions};
 use ruvllm::model::Model;
@@ -161,7 +162,7 @@ fn a_full_pool_is_an_error_and_changes_nothing() {
     b.prefill(&tokens(60, 3)).unwrap();
     let full = b.prefill(&tokens(20, 3)).unwrap_err();
     assert!(
-        matches!(full, SessionError::PoolFull { need, used, budget } if (need, used, budget) == (page, 3 * page, 3 * page))
+        matches!(full, SessionError::Kv(KvError::PoolFull { need, used, budget }) if (need, used, budget) == (page, 3 * page, 3 * page))
     );
     assert_eq!((b.position(), pool.stats().used), (60, 3 * page));
     // What was given back is taken.
@@ -186,10 +187,10 @@ fn a_key_too_large_for_half_precision_is_named() {
     assert!(
         matches!(
             error,
-            SessionError::KvOverflow {
+            SessionError::Kv(KvError::Overflow {
                 layer: 1,
                 part: KvPart::Key
-            }
+            })
         ),
         "{error}"
     );

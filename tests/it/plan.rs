@@ -4,6 +4,7 @@
 use crate::common::emulated;
 use crate::run::level;
 use crate::tiny::{N_VOCAB, Tiny};
+use ruvllm::KvError;
 use ruvllm::exec::{
     CacheMode, Engine, EngineOptions, KvTiers, KvType, MemoryPlan, PlanOptions, Preset, Request,
     Schedule, ScheduleOptions, SessionOptions,
@@ -542,7 +543,7 @@ fn limits_are_kept() {
     two[0].prefill(&tokens(4096)).unwrap();
     assert!(matches!(
         two[1].prefill(&tokens(64)),
-        Err(SessionError::PoolFull { .. })
+        Err(SessionError::Kv(KvError::PoolFull { .. }))
     ));
 
     let none = open(plan.weights + 1).unwrap();

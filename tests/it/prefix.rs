@@ -5,6 +5,7 @@ use crate::common::emulated;
 use crate::invariance::{Shape, model};
 use crate::run::{OnLevel, Pass, engine, level};
 use crate::tiny::{N_VOCAB, Tiny};
+use ruvllm::KvError;
 use ruvllm::arch::Arch;
 use ruvllm::exec::{
     CacheMode, CachedTokens, Engine, EngineOptions, KvPolicy, KvTiers, KvType, PrefixOptions,
@@ -527,7 +528,7 @@ fn sequences_take_the_room_of_the_cache() {
     // All that is left is in use.
     let full = other.prefill(&[1]).unwrap_err();
     assert!(
-        matches!(full, SessionError::PoolFull { need: PAGE, .. }),
+        matches!(full, SessionError::Kv(KvError::PoolFull { need: PAGE, .. })),
         "{full}"
     );
     let logits = user.decoded(7);
@@ -576,7 +577,10 @@ fn adapters_take_room_of_the_pool() {
     );
     // What is left is ten pages.
     let full = one.prefill(&tokens(10 * 64 + 1, 1)).unwrap_err();
-    assert!(matches!(full, SessionError::PoolFull { .. }), "{full}");
+    assert!(
+        matches!(full, SessionError::Kv(KvError::PoolFull { .. })),
+        "{full}"
+    );
     one.prefill(&tokens(10 * 64 - one.position(), 1)).unwrap();
     assert_eq!(engine.pool().stats().left(), 0);
     // Training puts another in its place; others keep the old one.
@@ -801,7 +805,9 @@ fn many_threads_on_one_engine() {
                     });
                     match outcome {
                         Ok(()) => assert_eq!(session.logits(), expected[i], "{i}"),
-                        Err(SessionError::Cancelled | SessionError::PoolFull { .. }) => {
+                        Err(
+                            SessionError::Cancelled | SessionError::Kv(KvError::PoolFull { .. }),
+                        ) => {
                             assert_eq!(session.tokens(), &texts[i][..session.position()]);
                         }
                         Err(e) => panic!("{e}"),
@@ -920,7 +926,7 @@ fn blocks_outlive_the_engine() {
         .unwrap();
     assert!(matches!(
         session.prefill(&all),
-        Err(SessionError::PoolFull { .. })
+        Err(SessionError::Kv(KvError::PoolFull { .. }))
     ));
     assert_eq!(
         (session.tokens(), session.cached_tokens()),

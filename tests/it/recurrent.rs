@@ -6,6 +6,7 @@ use crate::invariance::{Shape, model};
 use crate::run::{Pass, engine, open};
 use crate::speculate::{Oracle, Scatter};
 use crate::tiny::N_VOCAB;
+use ruvllm::GradientError;
 use ruvllm::exec::{
     CacheMode, Engine, EngineOptions, Request, Schedule, ScheduleOptions, SessionOptions,
     Speculation, TokenKind,
@@ -14,7 +15,7 @@ use ruvllm::gguf::{Array, Gguf, Writer};
 use ruvllm::lora::{Adapter, Gradients};
 use ruvllm::model::{Model, OpenOptions};
 use ruvllm::quant::DType;
-use ruvllm::{Error, Sampler, Session, SessionError};
+use ruvllm::{Sampler, Session, SessionError};
 use std::sync::Arc;
 
 fn tokens(n: usize, seed: usize) -> Vec<u32> {
@@ -178,7 +179,7 @@ fn what_recurrent_layers_cannot_do_is_refused_by_name() {
             &mut Gradients::zeros(&adapter),
         );
         assert!(
-            matches!(refused, Err(Error::Session(SessionError::NoGradient { what })) if what == name),
+            matches!(refused, Err(GradientError::Session(SessionError::NoGradient { what })) if what == name),
             "{shape:?}"
         );
         let shifting = SessionOptions {

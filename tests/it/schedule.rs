@@ -3,15 +3,14 @@
 use crate::common::long;
 use crate::run::{self, level, open};
 use crate::speculate::{Oracle, Scatter, WINDOWED};
+use ruvllm::KvError;
 use ruvllm::exec::{
     CacheMode, Engine, EngineOptions, Finish, KvTiers, KvType, ModelDrafter, Observer, Piece,
     Request, RequestId, Schedule, ScheduleOptions, Scheduler, SessionOptions, Speculation, Stream,
 };
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::{Adapter, AdapterRegistry};
-use ruvllm::{
-    AdapterError, Error, Model, SampleError, Sampler, ScheduleError, SessionError, StopReason,
-};
+use ruvllm::{AdapterError, Model, SampleError, Sampler, ScheduleError, SessionError, StopReason};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -178,7 +177,7 @@ static ADAPTER: LazyLock<Arc<Adapter>> = LazyLock::new(|| {
 });
 
 /// All that comes, without waiting.
-fn drain(stream: &mut Stream, pieces: &mut Vec<Piece>) -> Option<Result<Finish, Error>> {
+fn drain(stream: &mut Stream, pieces: &mut Vec<Piece>) -> Option<Result<Finish, ScheduleError>> {
     loop {
         match stream.poll_next(&mut Context::from_waker(Waker::noop())) {
             Poll::Pending => return None,
@@ -264,7 +263,7 @@ impl Observer for Log {
     fn preempted(&self, id: RequestId) {
         self.push(id, Event::Preempted);
     }
-    fn ended(&self, id: RequestId, outcome: Result<&Finish, &Error>) {
+    fn ended(&self, id: RequestId, outcome: Result<&Finish, &ScheduleError>) {
         self.push(id, Event::Ended(outcome.ok().map(|finish| finish.reason)));
     }
 }
@@ -1282,7 +1281,7 @@ fn one_that_fails_harms_nobody() {
     assert!(
         matches!(
             error,
-            Error::Sample(SampleError::BiasOutsideVocabulary { .. })
+            ScheduleError::Sample(SampleError::BiasOutsideVocabulary { .. })
         ),
         "{error}"
     );
@@ -1309,7 +1308,10 @@ fn one_that_fails_harms_nobody() {
     let mut pieces = Vec::new();
     let error = drain(&mut long, &mut pieces).unwrap().unwrap_err();
     assert!(
-        matches!(error, Error::Session(SessionError::PoolFull { .. })),
+        matches!(
+            error,
+            ScheduleError::Session(SessionError::Kv(KvError::PoolFull { .. }))
+        ),
         "{error}"
     );
     assert!(pieces.len() > 5);
@@ -1455,8 +1457,13 @@ fn random_requests_on_a_tiny_pool_all_end() {
                             let error = stream.by_ref().find_map(Result::err);
                             assert_eq!(stream.finish().is_some(), error.is_none());
                             // Its answer outgrew the pool.
-                            let outgrown = |e: &Error| {
-                                matches!(e, Error::Session(SessionError::PoolFull { .. }))
+                            let outgrown = |e: &ScheduleError| {
+                                matches!(
+                                    e,
+                                    ScheduleError::Session(SessionError::Kv(
+                                        KvError::PoolFull { .. }
+                                    ))
+                                )
                             };
                             assert!(error.iter().all(outgrown), "{error:?}");
                             2
@@ -1529,10 +1536,7 @@ fn a_scheduler_outlives_its_handles_but_not_a_panic() {
     let mut stream = scheduler
         .submit(Request::new(tokens("The"), greedy()))
         .unwrap();
-    assert!(matches!(
-        stream.next(),
-        Some(Err(Error::Schedule(ScheduleError::Ended)))
-    ));
+    assert!(matches!(stream.next(), Some(Err(ScheduleError::Ended))));
     assert!(stream.next().is_none());
     while scheduler
         .submit(Request::new(tokens("The"), greedy()))

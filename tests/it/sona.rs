@@ -2,6 +2,7 @@
 
 use crate::common::long;
 use crate::tiny::{N_VOCAB, Tiny};
+use ruvllm::SonaError;
 use ruvllm::exec::{
     CancelToken, Engine, EngineOptions, Outputs, Sequence, Session, SessionOptions, Slot, TokenKind,
 };
@@ -10,7 +11,6 @@ use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
 use ruvllm::sona::{EventKind, FolderOptions, Sona, SonaBuilder, SonaFolder, Trajectory};
-use ruvllm::{Error, SonaError};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -278,7 +278,7 @@ fn what_helps_takes_effect_and_can_be_undone() {
     assert!(sona.generation() == 1 && sona.adapter(&PHRASES.concat()).unwrap().is_none());
     assert!(matches!(
         sona.rollback(9),
-        Err(Error::Sona(SonaError::NoSuchVersion { version: 9 }))
+        Err(SonaError::NoSuchVersion { version: 9 })
     ));
     sona.rollback(2).unwrap();
     assert_eq!(sona.learner().to_bytes().unwrap(), learnt);
@@ -496,7 +496,7 @@ fn topics_have_adapters_of_their_own() {
     assert_eq!(opened.topics(version).unwrap(), topics);
     assert!(matches!(
         opened.topics(77),
-        Err(Error::Sona(SonaError::NoSuchVersion { version: 77 }))
+        Err(SonaError::NoSuchVersion { version: 77 })
     ));
 }
 
@@ -552,7 +552,7 @@ fn forgotten_is_as_if_it_had_never_been() {
             sona.work().unwrap();
             assert!(matches!(
                 sona.forget("nobody"),
-                Err(Error::Sona(SonaError::NoSuchSession { .. }))
+                Err(SonaError::NoSuchSession { .. })
             ));
         }
         assert!(sona.generation() > 1);
@@ -643,7 +643,7 @@ fn options_and_places_that_cannot_be_are_told() {
     let refused = |builder: SonaBuilder| {
         matches!(
             builder.open(&folder.0, &engine),
-            Err(Error::Sona(SonaError::Option { .. }))
+            Err(SonaError::Option { .. })
         )
     };
     assert!(refused(builder().background_min_samples(0)));
@@ -651,7 +651,7 @@ fn options_and_places_that_cannot_be_are_told() {
     assert!(refused(builder().quality_threshold(f32::NAN)));
     assert!(matches!(
         builder().instant_lr(f32::NAN).open(&folder.0, &engine),
-        Err(Error::Learn(_))
+        Err(SonaError::Learn(_))
     ));
     // More than may wait are recorded, not learnt.
     let sona = builder()
@@ -685,13 +685,13 @@ fn options_and_places_that_cannot_be_are_told() {
     let mine = other.engine().unwrap();
     assert!(matches!(
         builder().open(&folder.0, &mine),
-        Err(Error::Learn(ruvllm::LearnError::OtherModel { .. }))
+        Err(SonaError::Learn(ruvllm::LearnError::OtherModel { .. }))
     ));
     let file = folder.0.join("file");
     std::fs::write(&file, "no folder").unwrap();
     assert!(matches!(
         builder().open(&file, &engine),
-        Err(Error::Sona(SonaError::Io { .. }))
+        Err(SonaError::Io { .. })
     ));
     let log = folder.0.join("events-000001.log");
     let mut bytes = std::fs::read(&log).unwrap();
@@ -699,7 +699,7 @@ fn options_and_places_that_cannot_be_are_told() {
     std::fs::write(&log, bytes).unwrap();
     assert!(matches!(
         builder().open(&folder.0, &engine),
-        Err(Error::Sona(SonaError::Damaged { .. }))
+        Err(SonaError::Damaged { .. })
     ));
 }
 

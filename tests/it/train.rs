@@ -1,12 +1,12 @@
 //! Training adapters: what is learnt, interruptions, refusals.
 
 use crate::tiny::Tiny;
+use ruvllm::LearnError;
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
 use ruvllm::train::{Example, Loss, Schedule, TargetSet, TrainOptions, Trainer};
-use ruvllm::{Error, LearnError};
 use std::path::PathBuf;
 
 /// Sentences with a rule: after `7 x` comes `x + 1`, for 12 values of `x`.
@@ -153,12 +153,12 @@ fn an_interrupted_training_ends_as_one_that_was_not() {
     );
     assert!(matches!(
         other.resume(&path),
-        Err(Error::Learn(LearnError::OtherTraining))
+        Err(LearnError::OtherTraining)
     ));
     let mut other = trainer(&model, &control()[1..], &options);
     assert!(matches!(
         other.resume(&path),
-        Err(Error::Learn(LearnError::OtherTraining))
+        Err(LearnError::OtherTraining)
     ));
     let bytes = std::fs::read(&path).unwrap();
     for n in (0..bytes.len()).step_by(bytes.len() / 23) {
@@ -176,10 +176,7 @@ fn an_interrupted_training_ends_as_one_that_was_not() {
     let error = trainer(&model, &control(), &options)
         .resume(&path)
         .unwrap_err();
-    assert!(
-        matches!(error, Error::Learn(LearnError::NotTraining { .. })),
-        "{error}"
-    );
+    assert!(matches!(error, LearnError::NotTraining { .. }), "{error}");
     std::fs::remove_file(&path).unwrap();
 }
 
@@ -363,7 +360,7 @@ fn an_interrupted_training_on_preferences_ends_as_one_that_was_not() {
         };
         assert!(matches!(
             new(&other).resume(&path),
-            Err(Error::Learn(LearnError::OtherTraining))
+            Err(LearnError::OtherTraining)
         ));
     }
     std::fs::remove_file(&path).unwrap();

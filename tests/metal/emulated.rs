@@ -2,10 +2,10 @@
 
 use crate::emulator::Emulator;
 use ruvllm::MetalError;
-use ruvllm::cache::PageMemory;
 use ruvllm::gguf::Gguf;
-use ruvllm::metal::check::{Handle, Stage};
-use ruvllm::metal::{Call, Gpu};
+use ruvllm::gpu::metal::check::{Handle, Stage};
+use ruvllm::gpu::metal::{Call, Gpu};
+use ruvllm::kv::PageMemory;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;

@@ -23,8 +23,8 @@ mod shaders;
 mod tiny;
 
 use emulator::Emulator;
-use ruvllm::metal::check::{CASES, Checker, Data, Stage};
-use ruvllm::metal::kernels::{
+use ruvllm::gpu::metal::check::{CASES, Checker, Data, Stage};
+use ruvllm::gpu::metal::kernels::{
     Access, Declaration, Dispatch, Element, ElementwiseArgs, FORMATS, GELU, declarations,
 };
 use ruvllm::quant::DType;

@@ -10,11 +10,11 @@ use ruvllm::arch::Arch;
 use ruvllm::exec::{
     CancelToken, Engine, EngineOptions, KvTiers, KvType, Outputs, SessionOptions, Slot, TokenKind,
 };
+use ruvllm::gpu::metal::MetalRunner;
 use ruvllm::lora::Adapter;
-use ruvllm::metal::MetalRunner;
 use ruvllm::model::{Model, OpenOptions, Site};
 use ruvllm::quant::DType;
-use ruvllm::{MetalError, Session, SessionError};
+use ruvllm::{GpuError, MetalError, Session, SessionError};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -358,7 +358,7 @@ fn passes_need_each_of_their_barriers() {
             for barrier in barriers {
                 gpu.leave_out(Some(barrier));
                 match run() {
-                    Err(SessionError::Metal(MetalError::Pass { message }))
+                    Err(SessionError::Gpu(GpuError::Metal(MetalError::Pass { message })))
                         if message.contains("hazard") => {}
                     other => panic!("{name} {kind:?}: barrier before call {barrier}: {other:?}"),
                 }

@@ -3,8 +3,8 @@
 
 use crate::emulator::{Build, Counters, Emulator, build_one};
 use ruvllm::exec::KvType;
-use ruvllm::metal::check::{Checker, Data, Handle, Lcg, Stage};
-use ruvllm::metal::kernels::*;
+use ruvllm::gpu::metal::check::{Checker, Data, Handle, Lcg, Stage};
+use ruvllm::gpu::metal::kernels::*;
 use ruvllm::quant::DType;
 
 /// Memory bandwidth of an M4 Pro in bytes per second.

@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use ruvllm::{Error, ScheduleError, SessionError};
+use ruvllm::{ChatError, Error, ScheduleError, SessionError, SonaError};
 use serde_json::{Value, json};
 
 /// Most characters of a message.
@@ -142,6 +142,7 @@ impl From<ScheduleError> for ApiError {
         let message = error.to_string();
         match error {
             ScheduleError::Session(error) => error.into(),
+            ScheduleError::Sample(_) => ApiError::wrong(message),
             ScheduleError::QueueFull { .. } => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
             }
@@ -153,6 +154,18 @@ impl From<ScheduleError> for ApiError {
             ),
             _ => ApiError::internal(message),
         }
+    }
+}
+
+impl From<ChatError> for ApiError {
+    fn from(error: ChatError) -> ApiError {
+        Error::from(error).into()
+    }
+}
+
+impl From<SonaError> for ApiError {
+    fn from(error: SonaError) -> ApiError {
+        Error::from(error).into()
     }
 }
 

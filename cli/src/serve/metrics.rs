@@ -7,7 +7,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
-use ruvllm::Error;
+use ruvllm::ScheduleError;
 use ruvllm::exec::{Engine, Finish, Observer, RequestId};
 use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
@@ -168,7 +168,7 @@ impl Observer for Metrics {
         self.set_running(id, false);
     }
 
-    fn ended(&self, id: RequestId, outcome: Result<&Finish, &Error>) {
+    fn ended(&self, id: RequestId, outcome: Result<&Finish, &ScheduleError>) {
         if !self.set_running(id, false) {
             self.waiting.dec();
         }

@@ -4,7 +4,7 @@
 use super::log::SCHEDULE;
 use super::metrics::Metrics;
 use super::witness::Witness;
-use ruvllm::Error;
+use ruvllm::ScheduleError;
 use ruvllm::exec::{Finish, Observer, RequestId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,7 +53,7 @@ impl Observer for Watch {
             .for_each(|witness| witness.preempted(id));
     }
 
-    fn ended(&self, id: RequestId, outcome: Result<&Finish, &Error>) {
+    fn ended(&self, id: RequestId, outcome: Result<&Finish, &ScheduleError>) {
         match outcome {
             Ok(finish) => {
                 let (reason, n_generated) = (

@@ -9,7 +9,7 @@ use super::super::memory::parse_size;
 use super::super::output::{Failure, milliseconds};
 use super::Caller;
 use prometheus_client::metrics::counter::Counter;
-use ruvllm::Error;
+use ruvllm::ScheduleError;
 use ruvllm::exec::{Finish, RequestId};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -167,7 +167,7 @@ impl Witness {
         self.change(id, |pending| pending.n_preempted += 1);
     }
 
-    pub(super) fn ended(&self, id: RequestId, outcome: Result<&Finish, &Error>) {
+    pub(super) fn ended(&self, id: RequestId, outcome: Result<&Finish, &ScheduleError>) {
         self.change(id, |pending| {
             let ms = |time: Option<Duration>| time.map(milliseconds);
             let mut told = json!({
@@ -330,7 +330,7 @@ mod tests {
 
     /// Both sides of request `i` tell, the handler last if `late`.
     fn tell(witness: &Witness, i: u64, late: bool) {
-        let (id, error) = (RequestId(i), Error::from(ruvllm::ScheduleError::Ended));
+        let (id, error) = (RequestId(i), ScheduleError::Ended);
         let describe = || witness.describe(id, &caller(), "m", json!({}));
         if !late {
             describe();

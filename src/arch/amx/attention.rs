@@ -13,8 +13,8 @@
 //! A row's result depends on its position and the keys that it sees, not on the other rows. An
 //! infinite key, which is an f16 that overflowed, becomes NaN in tiles.
 
-use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
-use super::unpack::{LANES, load_bytes, split};
+use crate::arch::amx::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
+use crate::arch::amx::unpack::{LANES, load_bytes, split};
 use crate::arch::avx512::{attention as avx512_attention, elementwise::zero, gemm as avx512};
 use crate::arch::gemm::Aligned;
 use crate::arch::lanes::attention::{BLOCK, ROWS, RowPtr, STRIDE, SoftmaxRows, block_rows};

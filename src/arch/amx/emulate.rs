@@ -222,7 +222,7 @@ fn flush(x: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::arch::amx::emulate::*;
 
     /// Encodings produced by the assembler of binutils.
     #[test]

@@ -51,8 +51,10 @@
 //! Up to 16 rows, unpacking decides: 0.08 ns per weight. Activations then stay in L2 anyway, and a
 //! task goes through the weights of one panel after the other, in the order of memory.
 
-use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_stream_loadd, tile_zero};
-use super::unpack::{
+use crate::arch::amx::tiles::{
+    Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_stream_loadd, tile_zero,
+};
+use crate::arch::amx::unpack::{
     Bf16, DEPTH, Dequantized, F16, FiveBits, GROUP, Halves, LANES, PanelRow, UnpackTile, Widened,
     split,
 };

@@ -7,7 +7,7 @@ mod gemm;
 mod tiles;
 mod unpack;
 
-use super::{Kernels, PanelElement, avx512};
+use crate::arch::{Kernels, PanelElement, avx512};
 use std::sync::OnceLock;
 
 pub(crate) const KERNELS: Kernels = Kernels {

@@ -490,7 +490,7 @@ pub(super) fn split<const PARTS: usize>(mut rest: [__m512; 2]) -> [__m512i; PART
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::arch::amx::unpack::*;
 
     /// Rounded values of any bytes.
     #[test]

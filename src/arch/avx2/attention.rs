@@ -1,6 +1,6 @@
 //! The shared attention on eight lanes.
 
-use super::elementwise::zero;
+use crate::arch::avx2::elementwise::zero;
 use crate::arch::kv::{kv_kernels, load_kernel};
 use crate::arch::lanes::attention_kernels;
 

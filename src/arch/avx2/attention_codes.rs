@@ -11,8 +11,8 @@
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
-use super::attention;
-use super::elementwise::zero;
+use crate::arch::avx2::attention;
+use crate::arch::avx2::elementwise::zero;
 use crate::arch::kv::{GROUP, widen};
 use crate::arch::lanes::attention::{Ahead, BLOCK};
 use crate::arch::lanes::attention_codes::{Query, Room, Steps, Weights, attention_codes, fits};

@@ -213,7 +213,7 @@ elementwise_kernels!("avx2,fma,f16c", zero());
 
 #[cfg(test)]
 mod tests {
-    use super::zero;
+    use crate::arch::avx2::elementwise::zero;
     use crate::arch::lanes::{instantiate, tests::check};
 
     instantiate! { "avx2,fma,f16c", zero(), tests: exp(x: &mut [f32]); tanh(x: &mut [f32]); }

@@ -6,10 +6,10 @@
 //! per 32 of them their error is three quarters of llama.cpp's, which has one per 256 for these
 //! formats. F32, F16 and BF16 weights are multiplied as for generated tokens.
 
-use super::elementwise::{F32x8, zero};
-use super::matmul::plain_gemm;
-use super::unpack::{Factors, Groups, store256, wanted_groups, with_groups};
 use crate::arch::acts::byte_scale;
+use crate::arch::avx2::elementwise::{F32x8, zero};
+use crate::arch::avx2::matmul::plain_gemm;
+use crate::arch::avx2::unpack::{Factors, Groups, store256, wanted_groups, with_groups};
 use crate::arch::gemm::{
     BLOCK, FewRows, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table,
 };

@@ -11,8 +11,8 @@
 //! weights from memory, in brackets from L2): Q4_K 19 (21), Q6_K 21 (21), Q8_0 28 (35), Q4_0 18
 //! (19), F16 28 (41), F32 33 (81).
 
-use super::elementwise::{F32x8, zero};
-use super::unpack::Groups;
+use crate::arch::avx2::elementwise::{F32x8, zero};
+use crate::arch::avx2::unpack::Groups;
 use crate::arch::gemm::prefetch_line;
 use crate::arch::lanes::matvec::{OneRow, plain_products};
 use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};

@@ -8,7 +8,7 @@ mod matmul;
 mod peak;
 pub(super) mod unpack;
 
-use super::{Kernels, PanelElement, scalar, transposed};
+use crate::arch::{Kernels, PanelElement, scalar, transposed};
 pub(super) use matmul::{each, joined, padded, prefetch};
 
 pub(crate) const KERNELS: Kernels = kernels! {

@@ -1,7 +1,7 @@
 //! The shared attention on sixteen lanes.
 
-use super::elementwise::zero;
-use super::kv::load_kv;
+use crate::arch::avx512::elementwise::zero;
+use crate::arch::avx512::kv::load_kv;
 use crate::arch::kv::kv_kernels;
 use crate::arch::lanes::attention_kernels;
 

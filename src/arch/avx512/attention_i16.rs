@@ -22,10 +22,10 @@
 //!
 //! A row's result depends on its position and the keys that it sees, not on the other rows.
 
-use super::elementwise::{F32x16, zero};
-use super::gemm::transpose;
-use super::kv::load_kv;
-use super::{attention, attention_i8};
+use crate::arch::avx512::elementwise::{F32x16, zero};
+use crate::arch::avx512::gemm::transpose;
+use crate::arch::avx512::kv::load_kv;
+use crate::arch::avx512::{attention, attention_i8};
 use crate::arch::gemm::Aligned;
 use crate::arch::lanes::attention::{
     BLOCK, Blocks, ROWS, RowPtr, STRIDE, SoftmaxRows, Tile, Widen, Widened, wanted,

@@ -17,8 +17,8 @@
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
-use super::attention_i16::short_exp;
-use super::elementwise::{F32x16, zero};
+use crate::arch::avx512::attention_i16::short_exp;
+use crate::arch::avx512::elementwise::{F32x16, zero};
 use crate::arch::kv::GROUP;
 use crate::arch::lanes::attention::{Ahead, BLOCK, ROWS, STRIDE, attention_merge, tiles};
 use crate::arch::lanes::attention_codes::{MAX_GROUPS, MAX_QUERY, TINY, TINY_SCALE};

@@ -13,9 +13,11 @@
 //!
 //! [`BlockP16`]: crate::arch::BlockP16
 
-use super::matmul::{half, load_16, load_32, load_64};
-use super::planes::{UnpackPlanes, Unpacked, by_lane, in_order, load_i32, pair, plus};
 use crate::arch::avx2::unpack::{Groups, odd_numbers};
+use crate::arch::avx512::matmul::{half, load_16, load_32, load_64};
+use crate::arch::avx512::planes::{
+    UnpackPlanes, Unpacked, by_lane, in_order, load_i32, pair, plus,
+};
 use crate::quant::iq_grids::*;
 use crate::quant::*;
 use std::arch::asm;

@@ -170,7 +170,7 @@ elementwise_kernels!("avx512f,avx512bw,avx512vl,avx512dq", zero());
 
 #[cfg(test)]
 mod tests {
-    use super::zero;
+    use crate::arch::avx512::elementwise::zero;
     use crate::arch::lanes::{instantiate, tests::check};
 
     instantiate! { "avx512f,avx512bw,avx512vl,avx512dq", zero(), tests: exp(x: &mut [f32]); tanh(x: &mut [f32]); }

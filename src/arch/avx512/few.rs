@@ -8,11 +8,11 @@
 //! the same bits. Formats of 256 without a minimum have a scale per 16 activations, as in their
 //! panels.
 
-use super::gemm::{IntPanels, LANES, transpose, transpose_quarters};
-use super::matmul::load_64;
-use super::planes::{self, UnpackPlanes};
-use super::streams::{self, Large, Record, Small};
 use crate::arch::avx2::gemm::{round, round_halves};
+use crate::arch::avx512::gemm::{IntPanels, LANES, transpose, transpose_quarters};
+use crate::arch::avx512::matmul::load_64;
+use crate::arch::avx512::planes::{self, UnpackPlanes};
+use crate::arch::avx512::streams::{self, Large, Record, Small};
 use crate::arch::gemm::{self, UnpackRows, prefetch_line};
 use crate::arch::{Acts, BlockP16, Both, CacheLine, ColumnsMut, Gemm};
 use crate::quant::*;

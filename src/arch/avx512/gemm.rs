@@ -14,12 +14,12 @@
 //!
 //! F32, F16 and BF16 weights are multiplied as for generated tokens.
 
-use super::elementwise::{F32x16, zero};
-use super::few;
-use super::matmul::plain_gemm;
 use crate::arch::acts::byte_scale;
 use crate::arch::avx2::gemm::{int_blocks, int_words, record, round, round_halves};
 use crate::arch::avx2::unpack::{Factors, Groups, wanted_groups, with_groups};
+use crate::arch::avx512::elementwise::{F32x16, zero};
+use crate::arch::avx512::few;
+use crate::arch::avx512::matmul::plain_gemm;
 use crate::arch::gemm::{
     BLOCK, FewRows, Multiply, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table,
 };

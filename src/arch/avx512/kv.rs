@@ -1,7 +1,7 @@
 //! Dequantisation of keys and values, through which prompts read them, and rounding to the
 //! precisions of tiers.
 
-use super::attention;
+use crate::arch::avx512::attention;
 use crate::arch::{KV_BLOCK, KvType, kv};
 use std::arch::x86_64::*;
 

@@ -2,10 +2,10 @@
 //!
 //! Weights in blocks are multiplied by `planes`, eight blocks of 32 at a time.
 
-use super::coded::registers_of_bits;
-use super::elementwise::{F32x16, zero};
-use super::planes::{self, UnpackPlanes, Unpacked};
 use crate::arch::avx2::{each, joined, padded};
+use crate::arch::avx512::coded::registers_of_bits;
+use crate::arch::avx512::elementwise::{F32x16, zero};
+use crate::arch::avx512::planes::{self, UnpackPlanes, Unpacked};
 use crate::arch::lanes::matvec::{OneRow, plain_products};
 use crate::arch::{ActForm, Acts, BlockP16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;

@@ -13,7 +13,7 @@ pub(super) mod peak;
 mod planes;
 mod streams;
 
-use super::{Kernels, PanelElement, avx2, transposed};
+use crate::arch::{Kernels, PanelElement, avx2, transposed};
 
 pub(crate) const KERNELS: Kernels = kernels! {
     name: "avx512",

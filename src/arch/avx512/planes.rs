@@ -11,8 +11,8 @@
 //! and a row 8 products of bytes and 2 for scales, or 3 where a format has a minimum. What else
 //! bytes are too large by is taken off the integers.
 
-use super::matmul::{half, load_16, load_32, load_64, load_128, load_f32, negated};
 use crate::arch::avx2::prefetch;
+use crate::arch::avx512::matmul::{half, load_16, load_32, load_64, load_128, load_f32, negated};
 use crate::arch::{Acts, BlockP16, ColumnsMut};
 use crate::quant::*;
 use bytemuck::Pod;

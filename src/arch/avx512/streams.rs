@@ -24,11 +24,11 @@
 //! | Q6_K | 566 | 128 |
 //! | Q8_0 | 528 | 104 |
 
-use super::few::Spans;
-use super::gemm::LANES;
-use super::matmul::{load_16, power_of_two};
-use super::planes;
 use crate::arch::ColumnsMut;
+use crate::arch::avx512::few::Spans;
+use crate::arch::avx512::gemm::LANES;
+use crate::arch::avx512::matmul::{load_16, power_of_two};
+use crate::arch::avx512::planes;
 use crate::arch::gemm::prefetch_line;
 use crate::quant::*;
 use bytemuck::{Pod, Zeroable};

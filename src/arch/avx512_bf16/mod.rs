@@ -5,7 +5,7 @@
 pub(super) mod gemm;
 mod peak;
 
-use super::{Kernels, avx512};
+use crate::arch::{Kernels, avx512};
 use std::arch::x86_64::__cpuid;
 use std::sync::OnceLock;
 

@@ -13,8 +13,8 @@
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
-use super::{Lanes, exp, tanh};
 use crate::arch::gemm::{prefetch, prefetch_line};
+use crate::arch::lanes::{Lanes, exp, tanh};
 use crate::arch::{
     AttnParams, AttnPartial, KV_BLOCK, KvBlock, KvSpan, KvStored, LoadKvFn, MAX_HEAD_DIM,
 };

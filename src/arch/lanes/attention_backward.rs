@@ -9,9 +9,11 @@
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
-use super::attention::{BLOCK, ROWS, RowPtr, STRIDE, columns, dots, last_columns, tiles, visible};
-use super::{Lanes, exp, tanh};
 use crate::arch::AttnParams;
+use crate::arch::lanes::attention::{
+    BLOCK, ROWS, RowPtr, STRIDE, columns, dots, last_columns, tiles, visible,
+};
+use crate::arch::lanes::{Lanes, exp, tanh};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 

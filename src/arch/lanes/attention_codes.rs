@@ -8,9 +8,9 @@
 //!
 //! A row's result depends on the row and on the keys that it sees alone.
 
-use super::attention::{Ahead, BLOCK, ROWS, STRIDE, attention_merge, visible};
-use super::{Lanes, exp, tanh};
 use crate::arch::kv::GROUP;
+use crate::arch::lanes::attention::{Ahead, BLOCK, ROWS, STRIDE, attention_merge, visible};
+use crate::arch::lanes::{Lanes, exp, tanh};
 use crate::arch::{AttnParams, AttnPartial, KvStored, KvType};
 use std::mem::MaybeUninit;
 use std::ops::Range;

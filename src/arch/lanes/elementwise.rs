@@ -1,7 +1,7 @@
 //! Element-wise kernels, norms, rotations and conversions over [`Lanes`].
 
-use super::attention::Widen;
-use super::{COS_SIN_LIMIT, Lanes, cos_sin, times_sigmoid};
+use crate::arch::lanes::attention::Widen;
+use crate::arch::lanes::{COS_SIN_LIMIT, Lanes, cos_sin, times_sigmoid};
 use crate::arch::{ColumnsMut, ERFC};
 use half::f16;
 

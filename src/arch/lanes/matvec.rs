@@ -11,10 +11,10 @@
 //! 4, two threads, rows of 2,048 and 8,192 F16 values). Many activation rows reach 98 % of the peak
 //! of multiply-adds, without copies of weights: widening F16 costs nothing there.
 
-use super::Lanes;
-use super::attention::Widen;
 use crate::arch::ColumnsMut;
 use crate::arch::gemm::{packed_bytes, prefetch_line};
+use crate::arch::lanes::Lanes;
+use crate::arch::lanes::attention::Widen;
 use half::bf16;
 
 /// Bytes of activation rows that stay in the L2 cache while the weight rows go by.

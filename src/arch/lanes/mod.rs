@@ -364,7 +364,7 @@ pub(super) use {attention_kernels, elementwise_kernels, instantiate, methods};
 pub(super) mod tests {
     //! Checks that each level runs on its own instances.
 
-    use super::Lanes;
+    use crate::arch::lanes::Lanes;
 
     #[inline(always)]
     pub(in crate::arch) fn exp<V: Lanes>(z: V, x: &mut [f32]) {

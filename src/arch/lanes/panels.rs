@@ -1,10 +1,10 @@
 //! `f32` panels whose rows lie one after the other, over [`Lanes`]; [`crate::arch::gemm`] says what
 //! panels are.
 
-use super::Lanes;
-use super::attention::Widen;
-use super::packing::Transpose;
 use crate::arch::gemm::{BLOCK, TILE, prefetch_line};
+use crate::arch::lanes::Lanes;
+use crate::arch::lanes::attention::Widen;
+use crate::arch::lanes::packing::Transpose;
 use crate::arch::transposed::COLUMNS;
 
 /// See [`crate::arch::gemm::Multiply`]: `VECS` registers of activations times `ROWS` weight rows.

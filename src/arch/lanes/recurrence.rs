@@ -1,7 +1,7 @@
 //! Steps of recurrent layers: a head's state goes through one token.
 
-use super::Lanes;
 use crate::arch::gemm::prefetch_line;
+use crate::arch::lanes::Lanes;
 
 /// Sums that do not wait for each other.
 const SUMS: usize = 4;

@@ -6,9 +6,9 @@
 //! heads of 128, softmax and prefetching included: 0.61 and 0.64; for one query row 1.09 and 1.17,
 //! which reads 64 and 30 GB/s.
 
-use super::elementwise::zero;
 use crate::arch::kv::{kv_kernels, load_kernel};
 use crate::arch::lanes::attention_kernels;
+use crate::arch::neon::elementwise::zero;
 
 kv_kernels!("neon");
 load_kernel!("neon");

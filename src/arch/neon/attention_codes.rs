@@ -7,13 +7,13 @@
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
-use super::attention;
-use super::elementwise::zero;
 use crate::arch::kv::{GROUP, widen};
 use crate::arch::lanes::attention::{Ahead, BLOCK};
 use crate::arch::lanes::attention_codes::{
     MAX_GROUPS, Query, Room, Steps, Weights, attention_codes, fits,
 };
+use crate::arch::neon::attention;
+use crate::arch::neon::elementwise::zero;
 use crate::arch::{AttnParams, AttnPartial, KvStored, KvType};
 use std::arch::aarch64::*;
 

@@ -211,8 +211,8 @@ elementwise_kernels!("neon", zero());
 
 #[cfg(test)]
 mod tests {
-    use super::zero;
     use crate::arch::lanes::{instantiate, tests::check};
+    use crate::arch::neon::elementwise::zero;
 
     instantiate! { "neon", zero(), tests: exp(x: &mut [f32]); tanh(x: &mut [f32]); }
 

@@ -6,11 +6,11 @@
 //! 58 instructions for two values of all rows 48 multiply: 0.30 per product of a weight and an
 //! activation. Four 128-bit pipes at 4.4 GHz bound it to 141 GFLOP/s per core.
 
-use super::elementwise::{F32x4, widen_f16, zero};
-use super::matmul::{load, plain_gemm};
-use super::unpack::{Factors, UnpackBlocks, widened_signed, with_weights};
 use crate::arch::gemm::{BLOCK, Panels, RegisterTile, TILE, UnpackRows, table};
 use crate::arch::lanes::packing::{MAX_LANES, Transpose, packing};
+use crate::arch::neon::elementwise::{F32x4, widen_f16, zero};
+use crate::arch::neon::matmul::{load, plain_gemm};
+use crate::arch::neon::unpack::{Factors, UnpackBlocks, widened_signed, with_weights};
 use crate::arch::transposed::{COLUMNS, Turn, transposed};
 use crate::arch::{Gemm, PanelElement, Transposed};
 use crate::quant::*;

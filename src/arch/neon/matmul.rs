@@ -30,9 +30,9 @@
 //! | here | 0.91, 0.81, 0.80 | 0.83, 0.79, 0.82 |
 //! | `sdot` | 0.50, 0.41, 0.43 | 0.56, 0.45, 0.46 |
 
-use super::elementwise::{F32x4, zero};
-use super::unpack::{Factors, UnpackBlocks, with_weights};
 use crate::arch::lanes::matvec::{OneRow, plain_products};
+use crate::arch::neon::elementwise::{F32x4, zero};
+use crate::arch::neon::unpack::{Factors, UnpackBlocks, with_weights};
 use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
 use crate::quant::*;
 use half::{bf16, f16};

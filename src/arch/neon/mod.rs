@@ -9,7 +9,7 @@ pub(super) mod matmul;
 pub(super) mod peak;
 pub(super) mod unpack;
 
-use super::{Kernels, PanelElement, scalar, transposed};
+use crate::arch::{Kernels, PanelElement, scalar, transposed};
 
 pub(crate) const KERNELS: Kernels = kernels! {
     name: "neon",

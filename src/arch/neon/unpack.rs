@@ -2,7 +2,7 @@
 //! the products of all Arm levels. Scales have so few bits that one multiply-add gives exactly the
 //! values of `dequantize`.
 
-use super::elementwise::widen_f16;
+use crate::arch::neon::elementwise::widen_f16;
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::aarch64::*;

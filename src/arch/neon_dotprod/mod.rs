@@ -4,7 +4,7 @@ pub(super) mod gemm;
 mod matmul;
 mod peak;
 
-use super::{Kernels, neon};
+use crate::arch::{Kernels, neon};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "neon_dotprod",

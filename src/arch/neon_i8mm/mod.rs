@@ -20,7 +20,7 @@
 mod gemm;
 mod peak;
 
-use super::{Kernels, neon_dotprod};
+use crate::arch::{Kernels, neon_dotprod};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "neon_i8mm",

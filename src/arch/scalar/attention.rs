@@ -1,7 +1,7 @@
 //! Softmax attention with a running maximum, one key at a time (Milakov & Gimelshein, arXiv
 //! 1805.02867): no score is ever stored.
 
-use super::elementwise::{add_scaled, dot};
+use crate::arch::scalar::elementwise::{add_scaled, dot};
 use crate::arch::{AttnParams, AttnPartial, KV_BLOCK, KvSpan, KvStored, MAX_HEAD_DIM, kv};
 
 /// A KV element that widens to `f32`.

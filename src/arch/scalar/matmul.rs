@@ -1,7 +1,7 @@
 //! Products with weights: expand some values of a weight row, multiply every activation row by
 //! them.
 
-use super::elementwise::{add_scaled, dot};
+use crate::arch::scalar::elementwise::{add_scaled, dot};
 use crate::arch::{Acts, BlockP16, BlockQ16, CacheLine, ColumnsMut};
 use crate::quant::{DType, Format};
 use bytemuck::Zeroable;

@@ -6,7 +6,7 @@ mod elementwise;
 mod matmul;
 mod peak;
 
-use super::{ActForm, Gemm, Kernels, Matvec, PanelElement, Transposed, kv};
+use crate::arch::{ActForm, Gemm, Kernels, Matvec, PanelElement, Transposed, kv};
 
 pub(crate) const KERNELS: Kernels = kernels! {
     name: "scalar",

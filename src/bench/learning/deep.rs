@@ -1,14 +1,16 @@
 //! Backpropagation into the last quarter of the layers, chunk by chunk.
 
-use super::LearningOptions;
+use crate::bench::learning::LearningOptions;
+use crate::engine::adapters::AdapterId;
+use crate::engine::engine::Engine;
+use crate::engine::options::SessionOptions;
 use crate::error::Error;
-use crate::exec::{
-    AdapterId, ControlWindow, Engine, FIRST_STRENGTH, Session, SessionOptions, cross_entropy,
-    next_strength,
-};
+use crate::learn::control_window::{ControlWindow, FIRST_STRENGTH, next_strength};
 use crate::learn::{Evidence, random, softmax};
 use crate::lora::{Adapter, Gradients, Optimiser, Sgd};
 use crate::model::Site;
+use crate::session::gradients::cross_entropy;
+use crate::session::session::Session;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -65,7 +67,7 @@ impl<'t> Rehearsal<'t> {
         let (start, window) = &self.windows[turn % self.windows.len()];
         session.clear();
         let tokens = &self.text[*start..start + self.n_chunk - 1];
-        session.gradient(id, tokens, 0, &window.objective(strength), gradients)
+        Ok(session.gradient(id, tokens, 0, &window.objective(strength), gradients)?)
     }
 }
 

@@ -1,10 +1,10 @@
 //! Effect of adapters on text that they did not learn from.
 
-use super::base_softmax;
-use super::estimate::{Estimate, bootstrap};
+use crate::bench::learning::base_softmax;
+use crate::bench::learning::estimate::{Estimate, bootstrap};
 use crate::error::Error;
-use crate::exec::Session;
 use crate::learn::HeadLearner;
+use crate::session::session::Session;
 
 /// Effect of an adapter on the half of the control text that was not used for calibration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

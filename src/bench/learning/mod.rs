@@ -6,12 +6,14 @@ mod estimate;
 mod forgetting;
 mod temperature;
 
-use super::median;
 use crate::arch::Arch;
-use crate::error::{Error, LearnError};
-use crate::exec::{Engine, EngineOptions, SessionOptions};
+use crate::bench::median;
+use crate::engine::engine::{Engine, EngineOptions};
+use crate::engine::options::SessionOptions;
+use crate::error::Error;
 use crate::learn::{
-    Experts, HeadLearner, Learner, LearnerOptions, Lesson, Ranks, Slices, UPDATE_TOKENS, softmax,
+    Experts, HeadLearner, LearnError, Learner, LearnerOptions, Lesson, Ranks, Slices,
+    UPDATE_TOKENS, softmax,
 };
 use crate::model::{Finish, Model};
 use deep::{DeepArm, Rehearsal, Told};

@@ -3,8 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Marks, Scan, Tool, ToolCall, lark_text};
-use crate::ChatError;
+use crate::chat::ChatError;
+use crate::chat::tools::{Marks, Scan, Tool, ToolCall, lark_text};
 
 /// The length of white space and the JSON array or object after it; `None` if that is incomplete,
 /// an error if there is none.

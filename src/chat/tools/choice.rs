@@ -4,12 +4,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Marks, Tool, ToolFormat, ends_in_reasoning};
-use crate::ChatError;
-use crate::Error;
-use crate::MaskError;
+use crate::chat::ChatError;
+use crate::chat::tools::{Marks, Tool, ToolFormat, ends_in_reasoning};
 use crate::grammar::{Grammar, Matcher, TokenTrie};
-use crate::sample::TokenMask;
+use crate::sample::{MaskError, TokenMask};
 
 /// Most tools that a mask supports.
 const MAX_TOOLS: usize = 256;
@@ -113,14 +111,14 @@ impl ToolMask {
     /// # Errors
     /// [`ChatError::Tool`] for parameters that cannot be enforced in this format, a named tool that
     /// does not exist, no tools although a call is required, or more than 256;
-    /// [`GrammarError`](crate::GrammarError) for parameters that cannot be enforced at all.
+    /// [`GrammarError`](crate::grammar::GrammarError) for parameters that cannot be enforced at all.
     pub fn new(
         trie: &TokenTrie,
         format: ToolFormat,
         tools: &[Tool],
         choice: &ToolChoice,
         prompt: &str,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, ChatError> {
         let wrong = |index, message: String| ChatError::Tool { index, message };
         if tools.len() > MAX_TOOLS {
             return Err(wrong(

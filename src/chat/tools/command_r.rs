@@ -1,7 +1,7 @@
 //! Command R7B and Command A: a JSON array of calls between `<|START_ACTION|>` and
 //! `<|END_ACTION|>`.
 
-use super::{Format, Opening, Tool, call, lark_text};
+use crate::chat::tools::{Format, Opening, Tool, call, lark_text};
 use serde_json::{Value, json};
 
 const CLOSE: &str = "<|END_ACTION|>";

@@ -1,7 +1,7 @@
 //! DeepSeek R1, V3 and V3.1: calls between markers, each a name, a separator and the arguments,
 //! which R1 and V3 write in a code block.
 
-use super::{Format, Opening, Tool, ToolCall, call, lark_text};
+use crate::chat::tools::{Format, Opening, Tool, ToolCall, call, lark_text};
 
 const CLOSE: &str = "<｜tool▁calls▁end｜>";
 const CALL: &str = "<｜tool▁call▁begin｜>";

@@ -1,7 +1,7 @@
 //! Functionary: `<function=name>{…}</function>` (v3.1), or messages that begin with `>>>` and the
 //! name of a function, or with `all` for the user (v3.2).
 
-use super::{Format, Opening, Scan, call, lark_text};
+use crate::chat::tools::{Format, Opening, Scan, call, lark_text};
 
 pub(super) const OPEN: &str = ">>>";
 const CLOSE: &str = "</function>";

@@ -1,9 +1,9 @@
 //! Gemma 4 and FunctionGemma: `call:name{key:value}` between markers, with special markers around
 //! strings.
 
-use super::call::{self, Parameter, Reader};
-use super::{Format, Opening, Tool, ToolCall, lark_text};
-use crate::ChatError;
+use crate::chat::ChatError;
+use crate::chat::tools::call::{self, Parameter, Reader};
+use crate::chat::tools::{Format, Opening, Tool, ToolCall, lark_text};
 use serde_json::{Map, Value};
 
 const CLOSE_4: &str = "<tool_call|>";

@@ -2,7 +2,7 @@
 //! `tool_calls`, an array of them, as the whole answer. The messages must contain the instruction
 //! to write that.
 
-use super::{Format, Opening, call};
+use crate::chat::tools::{Format, Opening, call};
 
 pub(super) const FORMAT: Format = Format {
     name: "generic",

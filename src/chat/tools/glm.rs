@@ -1,7 +1,7 @@
 //! GLM 4.5 and later: a name, then keys and values in tags, between `<tool_call>` and
 //! `</tool_call>`.
 
-use super::{Format, Opening, Tool, ToolCall, call};
+use crate::chat::tools::{Format, Opening, Tool, ToolCall, call};
 use serde_json::Map;
 
 const CLOSE: &str = "</tool_call>";

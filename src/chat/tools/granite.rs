@@ -1,6 +1,6 @@
 //! Granite 3: `<|tool_call|>` and a JSON array of calls. Granite 4 writes Hermes' format.
 
-use super::{Format, Opening, call};
+use crate::chat::tools::{Format, Opening, call};
 use serde_json::json;
 
 pub(super) const FORMAT: Format = Format {

@@ -1,7 +1,7 @@
 //! gpt-oss (harmony): messages in channels. `analysis` is reasoning, `final` is text, and a message
 //! to `functions.name` is a call. A call ends with `<|call|>`, which ends the generation.
 
-use super::{Format, Opening, Scan, Tool, call, lark_text};
+use crate::chat::tools::{Format, Opening, Scan, Tool, call, lark_text};
 
 const MESSAGE: &str = "<|message|>";
 

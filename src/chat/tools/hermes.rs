@@ -1,7 +1,7 @@
 //! Hermes 2 Pro, Qwen 2.5, Qwen 3 and many others: JSON between `<tool_call>` and `</tool_call>`,
 //! one call each.
 
-use super::{Format, Opening, call};
+use crate::chat::tools::{Format, Opening, call};
 
 const CLOSE: &str = "</tool_call>";
 

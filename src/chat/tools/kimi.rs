@@ -1,7 +1,7 @@
 //! Kimi K2: a section of calls, each named `functions.name:number`, with the arguments after a
 //! marker.
 
-use super::{Format, Opening, Tool, ToolCall, call, lark_text};
+use crate::chat::tools::{Format, Opening, Tool, ToolCall, call, lark_text};
 
 const CLOSE: &str = "<|tool_calls_section_end|>";
 const CALL: &str = "<|tool_call_begin|>";

@@ -1,7 +1,7 @@
 //! LFM2: calls as a Python list, `[name(key="value")]`, between markers; or JSON.
 
-use super::call::{self, Parameter, Reader};
-use super::{Format, Opening, Tool, ToolCall, lark_text};
+use crate::chat::tools::call::{self, Parameter, Reader};
+use crate::chat::tools::{Format, Opening, Tool, ToolCall, lark_text};
 use serde_json::{Map, Value};
 
 const CLOSE: &str = "<|tool_call_end|>";

@@ -1,7 +1,7 @@
 //! Llama 3.1 to 3.3: a JSON object with `name` and `parameters` as the whole answer, or after
 //! `<|python_tag|>`; several are separated by `;`.
 
-use super::{Format, Opening, call};
+use crate::chat::tools::{Format, Opening, call};
 
 pub(super) const FORMAT: Format = Format {
     name: "llama3",

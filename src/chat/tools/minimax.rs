@@ -1,7 +1,7 @@
 //! MiniMax M2: a block with an `<invoke name="…">` per call, which contains `<parameter name="…">`
 //! tags.
 
-use super::{Format, Opening, Tool, ToolCall, call};
+use crate::chat::tools::{Format, Opening, Tool, ToolCall, call};
 use serde_json::Map;
 
 const CLOSE: &str = "</minimax:tool_call>";

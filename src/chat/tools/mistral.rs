@@ -1,7 +1,7 @@
 //! Mistral: after `[TOOL_CALLS]`, a JSON array of calls (tokenizers v3 to v7), or for each call its
 //! name and, after `[ARGS]`, its arguments (v11 on).
 
-use super::{Format, Opening, Scan, Tool, ToolCall, call};
+use crate::chat::tools::{Format, Opening, Scan, Tool, ToolCall, call};
 use serde_json::{Value, json};
 
 const OPEN: &str = "[TOOL_CALLS]";

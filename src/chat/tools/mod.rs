@@ -48,7 +48,7 @@ mod qwen3_coder;
 
 use serde_json::{Map, Value};
 
-use crate::ChatError;
+use crate::chat::ChatError;
 #[cfg(feature = "grammar")]
 pub use choice::{ToolChoice, ToolMask};
 

@@ -1,6 +1,6 @@
 //! Phi-4-mini: JSON between `<|tool_call|>` and `<|/tool_call|>`, an object or an array of calls.
 
-use super::{Format, Opening, call};
+use crate::chat::tools::{Format, Opening, call};
 
 const CLOSE: &str = "<|/tool_call|>";
 

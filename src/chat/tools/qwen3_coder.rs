@@ -1,7 +1,7 @@
 //! Qwen3-Coder: `<function=name>` with `<parameter=name>` in it, between `<tool_call>` and
 //! `</tool_call>`.
 
-use super::{Format, Opening, Tool, ToolCall, call};
+use crate::chat::tools::{Format, Opening, Tool, ToolCall, call};
 use serde_json::Map;
 
 const CLOSE: &str = "</tool_call>";

@@ -1,8 +1,9 @@
 //! The Swiss AI Initiative's Apertus: a llama with norms of queries and keys, whose activation has
 //! parameters per layer.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, DenseSpec, FfnSpec, QkNorm};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -1,8 +1,10 @@
 //! Cohere's Command R and R7B, and their mixtures: attention and feed-forward layer in parallel,
 //! norms without bias. Command R7B rotates only in layers with windows.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
+use crate::model::rope::RopeOrder;
 use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 
 pub(super) fn command_r(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -1,8 +1,10 @@
 //! Models with latent attention: DeepSeek 2 and 3 and those of the same form (GLM 4.7 Flash, Kimi
 //! K2), MiniCPM 3, Mistral 4, PLM, Kimi Linear.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
+use crate::model::rope::RopeOrder;
 use crate::model::spec::{Activation, DeltaSpec, FfnSpec, RecurrentSpec};
 
 /// DeepSeek 2. Its files do not say that expert weights are not divided by their sum. Files of its

@@ -1,8 +1,9 @@
 //! EXAONE 4, with norms after each block, and the mixture K-EXAONE. If some layers have windows,
 //! only those are rotated.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 
 pub(super) fn exaone4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -1,7 +1,8 @@
 //! Gemma 1 to 3. Norm weights are `1 + w` in the file already.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, Norms, QkNorm};
 
 pub(super) fn gemma1(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -1,8 +1,9 @@
 //! Gemma 3n: several residual streams with a side path around attention, a vector for each layer
 //! and token, sparse activations, and last layers that read the keys and values of others.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, MAX_STREAMS, NormKind, StreamsSpec};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, MAX_STREAMS, NormKind, StreamsSpec};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -1,8 +1,10 @@
 //! Zhipu's GLM 4: chatglm files, the 0414 models with norms on both sides, and the mixtures GLM 4.5
 //! and later.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
+use crate::model::rope::RopeOrder;
 use crate::model::spec::{Activation, Biases, Norms, QkNorm};
 
 pub(super) fn chatglm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -1,8 +1,9 @@
 //! OpenAI's GPT-2, StarCoder 1 and others with learned positions; GPT-NeoX (Pythia), Falcon, BLOOM
 //! and MPT.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, Biases, Norms};
 
 pub(super) fn gpt2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -1,8 +1,9 @@
 //! OpenAI's gpt-oss: a mixture with attention sinks, windows in every second layer, and biases
 //! everywhere.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, Biases, FfnSpec, Gating};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -1,7 +1,9 @@
 //! IBM Granite 3 and 4, dense and mixture of experts, and MiniCPM: a llama with multipliers.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
+use crate::model::rope::RopeOrder;
 use crate::model::spec::{Activation, FfnSpec};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

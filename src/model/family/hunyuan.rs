@@ -1,8 +1,9 @@
 //! Tencent's Hunyuan 1, dense, mixture of experts and vision: a llama whose queries and keys have
 //! norms after they are rotated.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, FfnSpec, QkNorm};
 
 pub(super) fn dense(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

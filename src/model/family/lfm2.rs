@@ -1,7 +1,8 @@
 //! Liquid's LFM2, dense and mixture of experts: short convolutions, attention between them.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, ConvSpec, FfnSpec, QkNorm, RecurrentSpec};
 
 pub(super) fn lfm2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

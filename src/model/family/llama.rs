@@ -1,8 +1,10 @@
 //! Llama 1 to 3 and models of the same form: Mistral, Mixtral, TinyLlama, Yi, InternLM 2 and 3,
 //! Baichuan, XVERSE, Maincoder, ERNIE 4.5, …
 
-use crate::error::ModelError;
-use crate::model::hparams::{Has, Hparams, Keys, NormKind, RopeOrder};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::{Has, Keys};
+use crate::model::rope::RopeOrder;
 use crate::model::spec::{
     Activation, DenseSpec, FfnSpec, Gating, Mixer, Norms, QkNorm, SharedSpec,
 };

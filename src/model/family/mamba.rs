@@ -1,7 +1,8 @@
 //! State spaces: Mamba 1 (also Falcon Mamba) and 2, Jamba, Falcon-H1, Nemotron-H.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Has, Hparams, Keys, NormKind};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::{Has, Keys};
 use crate::model::spec::{Activation, DenseSpec, FfnSpec, Gating, RecurrentSpec};
 
 pub(super) fn mamba(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -1,8 +1,10 @@
 //! Mixtures of experts that differ from a llama in little else: DeepSeek 1, Ling 1 and 2,
 //! dots.llm1, Hunyuan 3, MiniMax M2, OLMoE, Mellum 2.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind, RopeOrder};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
+use crate::model::rope::RopeOrder;
 use crate::model::spec::{FfnSpec, QkNorm};
 
 /// Mixtures with a norm for each head of queries and keys, and a dense first layer.

@@ -28,8 +28,10 @@ mod smollm3;
 mod stablelm;
 mod windows;
 
-use super::hparams::{Hparams, Keys};
-use crate::error::ModelError;
+use crate::gguf::{Metadata, TensorInfo};
+use crate::model::ModelError;
+use crate::model::hparams::Hparams;
+use crate::model::keys::{Keys, UnknownNames};
 
 /// One architecture.
 pub(crate) struct Family {
@@ -490,3 +492,65 @@ pub(crate) static FAMILIES: &[Family] = &[
         hparams: windows::smallthinker,
     },
 ];
+
+/// Most rows of an embedding table.
+const MAX_VOCAB: u64 = (1 << 24) - 1;
+
+impl Hparams {
+    /// Hyper-parameters of a file, from its header alone.
+    ///
+    /// # Errors
+    /// If its architecture is not supported or a parameter is invalid.
+    pub fn of(metadata: &Metadata, tensors: &[TensorInfo]) -> Result<Hparams, ModelError> {
+        Hparams::of_with(metadata, tensors, &mut UnknownNames::default())
+    }
+
+    /// As [`Hparams::of`]; `unknown` decides what happens to keys that this build does not know.
+    pub(crate) fn of_with(
+        metadata: &Metadata,
+        tensors: &[TensorInfo],
+        unknown: &mut UnknownNames,
+    ) -> Result<Hparams, ModelError> {
+        if let Some(kind) = metadata.opt_str("general.type")?.filter(|&t| t != "model") {
+            let what = match kind {
+                "adapter" => "an adapter (give it with --lora, besides its model)".into(),
+                "learned" => "what was learnt with a model (give its folder with --learn)".into(),
+                other => format!("something of type {other:?}"),
+            };
+            return Err(ModelError::NotAModel { what });
+        }
+        let arch =
+            metadata
+                .opt_str("general.architecture")?
+                .ok_or_else(|| ModelError::MissingKey {
+                    key: "general.architecture".into(),
+                })?;
+        let family = Family::of(arch)?;
+        if tensors.is_empty() {
+            return Err(ModelError::NotAModel {
+                what: "a vocabulary without weights".into(),
+            });
+        }
+        let Some(embd) = tensors.iter().find(|t| t.name == "token_embd.weight") else {
+            return Err(ModelError::MissingTensor {
+                name: "token_embd.weight".into(),
+            });
+        };
+        // Binding checks the other dimensions.
+        let n_vocab = embd.dims.get(1).copied().unwrap_or(1);
+        if n_vocab > MAX_VOCAB {
+            return Err(ModelError::TensorShape {
+                name: embd.name.clone(),
+                found: embd.dims.clone(),
+                expected: vec![embd.dims[0], MAX_VOCAB],
+            });
+        }
+        let keys = Keys::new(arch, metadata, tensors, n_vocab as usize)?;
+        let hparams = (family.hparams)(&keys)?;
+        if hparams.classifier.is_none() {
+            keys.only("pooling_type", &[0.0, 1.0, 2.0, 3.0])?;
+        }
+        keys.none_ignored(unknown)?;
+        Ok(hparams)
+    }
+}

@@ -1,7 +1,8 @@
 //! Phi 2, and Phi 3 to 4 (fused q/k/v and gate/up, long rope, partial rotation).
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, Biases, FfnSpec, Gating, Norms};
 
 pub(super) fn phi2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

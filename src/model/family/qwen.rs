@@ -1,9 +1,10 @@
 //! Qwen 1 to 3.5, dense and mixture of experts, and Seed OSS. Of the vision models, only the text
 //! part.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Has, Hparams, Keys, NormKind, Pooling};
-use crate::model::spec::{Activation, Biases, DeltaSpec, FfnSpec, QkNorm, RecurrentSpec};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::{Has, Keys};
+use crate::model::spec::{Activation, Biases, DeltaSpec, FfnSpec, Pooling, QkNorm, RecurrentSpec};
 
 pub(super) fn qwen2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     two(keys, keys.dense(Activation::SwiGlu)?)

@@ -1,8 +1,9 @@
 //! RWKV 6 and 7: each block of the file is two layers here, a time mix and a channel mix.
 
 use crate::arch::MAX_HEAD_DIM;
-use crate::error::ModelError;
-use crate::model::hparams::{Has, Hparams, Keys, NormKind};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::{Has, Keys};
 use crate::model::spec::{
     ChannelMixSpec, FfnSpec, OutputScale, RecurrentSpec, TimeMixRanks, TimeMixSpec,
 };

@@ -1,8 +1,9 @@
 //! Llamas with layer norms: StableLM 2, Orion, Jais 1; without a gate StarCoder 2, CodeShell,
 //! Nemotron, Jais 2.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, Biases, Norms, QkNorm};
 
 pub(super) fn stablelm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -1,8 +1,9 @@
 //! Mixtures of experts with special window patterns: Arcee's AFMoE (Trinity), Xiaomi's MiMo 2,
 //! SmallThinker.
 
-use crate::error::ModelError;
-use crate::model::hparams::{Hparams, Keys, NormKind};
+use crate::model::ModelError;
+use crate::model::hparams::{Hparams, NormKind};
+use crate::model::keys::Keys;
 use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 
 /// AFMoE: only layers with windows are rotated.

@@ -1,11 +1,12 @@
 //! Weights of recurrent mixers.
 
-use super::{Binder, Linear, Norm, Weight};
-use crate::error::ModelError;
+use crate::model::ModelError;
 use crate::model::spec::{
     ConvSpec, DeltaSpec, Mamba2Spec, MambaNorms, MambaSpec, RecurrentSpec, TimeMixRanks,
     TimeMixSpec,
 };
+use crate::model::weights::binder::Binder;
+use crate::model::weights::{Linear, Norm, Weight};
 
 /// Weights of a recurrent mixer.
 #[derive(Clone, Debug)]

@@ -1,0 +1,532 @@
+//! One backward pass: from what the logits should have been to gradients of an adapter.
+//!
+//! It mirrors `forward.rs` function for function, and goes through the layers from the last one to
+//! the lowest with a requested gradient. The forward pass has saved a few rows per token and layer
+//! ([`Saved`]); everything else is recomputed, layer by layer, unless it was small enough to keep.
+//! Weights are frozen: they are only needed for `dx = Wᵀ·dy`. Keys and values of tokens before the
+//! pass are constants.
+//!
+//! A pass has texts, each of which follows the same tokens; rows are stored text by text. Only
+//! attention goes through them one by one.
+//!
+//! `dx` is the gradient of the loss with respect to `x`. Every matrix is row-major with one row per
+//! token.
+
+use crate::backward::attention::attention_backward;
+use crate::backward::buffers::{Buffers, HeadBuffers, LayerBuffers, RowCounts, logit_rows};
+use crate::backward::feed_forward::{FfnBuffers, experts_backward, feed_forward_backward};
+use crate::backward::saved::{Saved, SavedLayer};
+use crate::backward::tape::{BackwardText, Stage, Tape, lowest};
+use crate::compute::ComputeError;
+use crate::compute::arena::{Arena, Frame, counted};
+use crate::compute::linear::{Ctx, Product, RowAdapters, Wanted};
+use crate::layers::norm::norm;
+use crate::layers::rope::RopeTables;
+use crate::lora::{Adapter, Attached, Gradients};
+use crate::model::{
+    FeedForward, Hparams, Layer, LayerSpec, Linear, Model, Norm, NormKind, Norms, Weight,
+};
+use crate::threads::Crew;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Replaces the logits of token `i` of text `t` by the gradient of the loss with respect to them,
+/// and returns the loss.
+pub(crate) type Objective<'a> = dyn Fn(usize, usize, &mut [f32]) -> f64 + Sync + 'a;
+
+/// Bytes that the gradient of an adapter takes with all tokens of a text of `m` at position `pos`
+/// as targets: buffers of the backward pass, and rows that the forward pass keeps for it. `rank` is
+/// that of all adapters together.
+pub(crate) fn gradient_bytes(
+    (model, n_threads): (&Model, usize),
+    adapter: &Adapter,
+    rank: usize,
+    (m, pos): (usize, usize),
+) -> [u64; 2] {
+    let h = model.hparams();
+    let rows = RowCounts {
+        m,
+        longest: m,
+        n_outputs: m,
+    };
+    let buffers = counted(|frame| {
+        Buffers::take(frame, model, rows, pos);
+        Tape::scratch(frame, model, n_threads, rank, rows);
+    });
+    let mut saved = Saved::default();
+    saved.prepare(model, adapter.terms().map(|(i, _)| &adapter.sites()[i]), m);
+    let of_layers = saved
+        .layers
+        .iter()
+        .zip(&h.layers[saved.lowest..])
+        .map(|(saved, spec)| {
+            let n_out = spec.attention().map_or(0, |attn| attn.n_out());
+            let norms = usize::from(saved.has_post_norms.0) + usize::from(saved.has_post_norms.1);
+            n_out
+                + (1 + norms) * h.n_embd
+                + if saved.keeps_products {
+                    saved.n_products
+                } else {
+                    0
+                }
+        });
+    let per_token = (saved.x.len() + 1) * h.n_embd + of_layers.sum::<usize>();
+    [buffers as u64, (m * per_token * size_of::<f32>()) as u64]
+}
+
+/// Inputs of a backward pass: the tokens of a forward pass that has just ended.
+pub(crate) struct BackwardPass<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) adapters: &'a [Attached],
+    /// Index of the attached adapter whose gradients are computed.
+    pub(crate) target: usize,
+    pub(crate) rope: &'a RopeTables,
+    pub(crate) texts: &'a [BackwardText<'a>],
+    /// Position of the first token of each text.
+    pub(crate) pos: usize,
+    pub(crate) saved: &'a mut Saved,
+    pub(crate) objective: &'a Objective<'a>,
+    /// Called before every layer; `true` cancels the pass.
+    pub(crate) cancelled: &'a dyn Fn() -> bool,
+    pub(crate) at: &'a mut BackwardAt,
+    /// Whether it pauses after the head and after each layer.
+    pub(crate) pauses: bool,
+}
+
+/// How far a backward pass is.
+#[derive(Debug, Default)]
+pub(crate) struct BackwardAt {
+    /// The loss of each text, once the head has been gone through.
+    pub(crate) losses: Option<Vec<f64>>,
+    /// The layers from this one on have been gone through.
+    layer: usize,
+}
+
+/// Runs a backward pass after its forward pass up to where it pauses, and adds to `gradients`;
+/// returns whether it is complete. What is computed in between does not matter to it.
+pub(crate) fn backward(
+    pass: BackwardPass<'_>,
+    crew: &Crew<'_>,
+    arena: &mut Arena,
+    gradients: &mut Gradients,
+) -> Result<bool, ComputeError> {
+    let BackwardPass {
+        model,
+        adapters,
+        target,
+        rope,
+        texts,
+        pos,
+        saved,
+        objective,
+        cancelled,
+        at,
+        pauses,
+    } = pass;
+    let (h, w) = (model.hparams(), model.weights());
+    let ctx = Ctx {
+        arch: model.arch(),
+        crew,
+        gguf: model.gguf(),
+        adapters: RowAdapters::All(adapters),
+        n_generated: 0,
+        adapter_nanos: None,
+    };
+    let lengths = texts.iter().map(|text| text.tokens.len());
+    let (m, longest) = (lengths.clone().sum(), lengths.clone().max().unwrap_or(0));
+    let starts = lengths.scan(0, |end, n| Some(std::mem::replace(end, *end + n)));
+    // Row, text and token of each output.
+    let outputs = texts.iter().zip(starts).enumerate();
+    let outputs = outputs.flat_map(|(t, (text, start))| {
+        (text.first_output..text.tokens.len()).map(move |i| (start + i, t, i))
+    });
+    let outputs: Vec<(usize, usize, usize)> = outputs.collect();
+    let rows = RowCounts {
+        m,
+        longest,
+        n_outputs: outputs.len(),
+    };
+    let (lowest, lowest_stage) = lowest(
+        gradients.terms().map(|(i, _)| &gradients.sites()[i]),
+        h.n_layer,
+    );
+    let rank = adapters.iter().map(|attached| attached.max_rank).sum();
+    let (mut b, (scratch, scratch_backward)) = arena.plan(|frame| {
+        (
+            Buffers::take(frame, model, rows, pos),
+            Tape::scratch(frame, model, crew.n_threads(), rank, rows),
+        )
+    })?;
+    let wanted = Wanted {
+        adapters,
+        adapter: target,
+        gradients,
+    };
+    let mut tape = Tape {
+        ctx,
+        h,
+        pos,
+        m,
+        longest,
+        texts,
+        wanted,
+        scratch,
+        scratch_backward,
+    };
+    rope.angles(ctx.arch, pos, (0..longest, longest), b.cos, b.sin);
+    b.back
+        .iter_mut()
+        .zip(&*b.sin)
+        .for_each(|(back, sin)| *back = -sin);
+
+    let head_alone = lowest == h.n_layer;
+    if at.losses.is_none() {
+        let output = (w.output_norm.as_ref(), &w.output);
+        let losses = head(
+            &mut tape,
+            output,
+            saved,
+            &outputs,
+            objective,
+            cancelled,
+            &mut b,
+            !head_alone,
+        );
+        *at = BackwardAt {
+            losses: Some(losses.ok_or(ComputeError::Cancelled)?),
+            layer: h.n_layer,
+        };
+        if pauses && !head_alone {
+            return Ok(false);
+        }
+    }
+    while at.layer > lowest {
+        if cancelled() {
+            return Err(ComputeError::Cancelled);
+        }
+        at.layer -= 1;
+        let i = at.layer;
+        let (x, kept) = (&saved.x[i - lowest], &mut saved.layers[i - lowest]);
+        let stage = if i == lowest {
+            lowest_stage
+        } else {
+            Stage::Below
+        };
+        layer_backward(
+            &mut tape,
+            (&h.layers[i], &w.layers[i]),
+            i,
+            x,
+            kept,
+            rope,
+            stage,
+            &mut saved.dx,
+            &mut b,
+        );
+        if pauses && i > lowest {
+            return Ok(false);
+        }
+    }
+    if !head_alone {
+        embed_backward(&mut tape, &w.token_embd, &saved.dx);
+    }
+    Ok(true)
+}
+
+/// Computes the loss of each text, and its gradient with respect to the output of the last layer in
+/// `saved.dx`, if that is needed. Logits are computed some rows at a time.
+fn head(
+    tape: &mut Tape<'_>,
+    (output_norm, output): (Option<&Norm>, &Linear),
+    saved: &mut Saved,
+    outputs: &[(usize, usize, usize)],
+    objective: &Objective<'_>,
+    cancelled: &dyn Fn() -> bool,
+    b: &mut Buffers<'_>,
+    want_dx: bool,
+) -> Option<Vec<f64>> {
+    let (h, ctx) = (tape.h, tape.ctx);
+    let n = h.n_embd;
+    let mut sums = vec![0.0; tape.texts.len()];
+    let Saved { x, dx, .. } = saved;
+    let Some(x) = x.last() else { return Some(sums) };
+    dx.clear();
+    dx.resize(tape.m * n, 0.0);
+    let HeadBuffers {
+        normed,
+        dnormed,
+        logits,
+    } = HeadBuffers::take(&mut Frame::of(b.inner), h, outputs.len());
+    for outputs in outputs.chunks(logit_rows(h, outputs.len())) {
+        if cancelled() {
+            return None;
+        }
+        let m = outputs.len();
+        // Where adjacent rows lie in the residual stream, and among the outputs.
+        let mut end = 0;
+        let runs = outputs.chunk_by(|a, b| a.0 + 1 == b.0).map(|run| {
+            end += run.len();
+            (
+                run[0].0 * n..(run[0].0 + run.len()) * n,
+                (end - run.len()) * n..end * n,
+            )
+        });
+        let runs: Vec<_> = runs.collect();
+        let (normed, logits) = (&mut normed[..m * n], &mut logits[..m * h.n_vocab]);
+        for (from, to) in &runs {
+            norm(
+                ctx,
+                h,
+                output_norm,
+                &x[from.clone()],
+                &mut normed[to.clone()],
+            );
+        }
+        tape.linear(normed, m, &mut [Product::of(output, logits, m)]);
+        let losses: Vec<AtomicU64> = (0..m).map(|_| AtomicU64::new(0)).collect();
+        ctx.crew.for_chunks(logits, h.n_vocab, |i, logits| {
+            let (scale, cap) = (h.logit_scale, h.final_softcap.unwrap_or(0.0));
+            if scale != 1.0 {
+                logits.iter_mut().for_each(|x| *x *= scale);
+            }
+            let mut slopes = Vec::new();
+            if cap > 0.0 {
+                logits.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+                slopes.extend(logits.iter().map(|x| 1.0 - (x / cap) * (x / cap)));
+            }
+            let (_, text, token) = outputs[i];
+            let loss = objective(text, token, logits);
+            losses[i].store(loss.to_bits(), Ordering::Relaxed);
+            logits
+                .iter_mut()
+                .zip(slopes)
+                .for_each(|(dx, slope)| *dx *= slope);
+            if scale != 1.0 {
+                logits.iter_mut().for_each(|dx| *dx *= scale);
+            }
+        });
+        for (loss, &(_, text, _)) in losses.iter().zip(outputs) {
+            sums[text] += f64::from_bits(loss.load(Ordering::Relaxed));
+        }
+        let dnormed = &mut dnormed[..m * n];
+        tape.linear_backward(
+            normed,
+            m,
+            &[(&output.w, logits)],
+            want_dx.then_some(&mut *dnormed),
+        );
+        for (from, to) in runs.into_iter().filter(|_| want_dx) {
+            norm_backward(
+                ctx,
+                h,
+                output_norm,
+                &x[from.clone()],
+                &dnormed[to],
+                &mut dx[from],
+            );
+        }
+    }
+    Some(sums)
+}
+
+/// Turns `dx` from the gradient of a layer's output into that of its input `x`, or stops at
+/// `stage`.
+fn layer_backward(
+    tape: &mut Tape<'_>,
+    (spec, layer): (&LayerSpec, &Layer),
+    i: usize,
+    x: &[f32],
+    saved: &mut SavedLayer,
+    rope: &RopeTables,
+    stage: Stage,
+    dx: &mut [f32],
+    Buffers {
+        inner,
+        cos,
+        sin,
+        back,
+    }: &mut Buffers<'_>,
+) {
+    let (ctx, h, m) = (tape.ctx, tape.h, tape.m);
+    // What `Hparams::without_gradient` names does not come here.
+    let (Some(attn), Some(attn_weights)) = (spec.attention(), &layer.attn) else {
+        return;
+    };
+    let mut b = LayerBuffers::take(
+        &mut Frame::of(inner),
+        h,
+        (spec, attn),
+        (m, tape.longest),
+        tape.pos,
+    );
+    let parallel = spec.norms == Norms::Shared;
+    let scale = spec.residual_scale;
+    branch_backward(
+        ctx,
+        h,
+        scale,
+        layer.post_ffn_norm.as_ref(),
+        &saved.ffn_out,
+        dx,
+        b.dbranch,
+    );
+    if parallel {
+        norm(ctx, h, layer.attn_norm.as_ref(), x, b.normed);
+    } else {
+        norm(ctx, h, layer.ffn_norm.as_ref(), &saved.mid, b.normed);
+    }
+    let below = stage < Stage::FeedForward;
+    match &layer.ffn {
+        FeedForward::Dense(ffn) => {
+            let kept = saved.keeps_products;
+            let up = if kept { &mut *saved.up } else { &mut *b.up };
+            let gate = if kept && ffn.gate.is_some() {
+                &mut *saved.gate
+            } else {
+                &mut *b.gate
+            };
+            let io = FfnBuffers {
+                gate,
+                up,
+                inner: b.inner,
+                dinner: b.dinner,
+                y: None,
+                kept,
+            };
+            let dnormed = below.then_some(&mut *b.dnormed);
+            feed_forward_backward(tape, ffn, b.normed, m, b.dbranch, dnormed, io);
+        }
+        FeedForward::Moe(moe) => experts_backward(tape, moe, &mut b),
+        FeedForward::Both(_) | FeedForward::None => {}
+    }
+    if !below {
+        return;
+    }
+    if !parallel {
+        norm_backward(ctx, h, layer.ffn_norm.as_ref(), &saved.mid, b.dnormed, dx);
+    }
+
+    branch_backward(
+        ctx,
+        h,
+        scale,
+        layer.post_attn_norm.as_ref(),
+        &saved.attn_out,
+        dx,
+        b.dbranch,
+    );
+    let below = stage < Stage::Output;
+    let dattn = below.then_some(&mut *b.attn.dattn);
+    tape.linear_backward(&saved.attn, m, &[(&attn_weights.wo.w, b.dbranch)], dattn);
+    if !below {
+        return;
+    }
+    if !parallel {
+        norm(ctx, h, layer.attn_norm.as_ref(), x, b.normed);
+    }
+    let rotations = attn
+        .rope
+        .map(|id| [&**sin, &**back].map(|sin| rope.rotation(ctx.arch, id, tape.longest, cos, sin)));
+    attention_backward(
+        tape,
+        (attn, attn_weights),
+        i,
+        saved,
+        b.normed,
+        &mut b.attn,
+        rotations,
+    );
+    let a = &b.attn;
+    let (wq, wk, wv) = (&attn_weights.wq.w, &attn_weights.wk.w, &attn_weights.wv.w);
+    let products = [(wq, &*a.dq), (wk, &*a.dk), (wv, &*a.dv)];
+    let below = stage < Stage::Qkv;
+    tape.linear_backward(
+        b.normed,
+        m,
+        &products,
+        below.then_some(&mut *b.dnormed_attn),
+    );
+    if below {
+        if parallel {
+            let dnormed = &*b.dnormed;
+            ctx.crew.for_chunks(b.dnormed_attn, h.n_embd, |i, dx| {
+                ctx.arch.add(dx, &dnormed[i * h.n_embd..][..h.n_embd])
+            });
+        }
+        norm_backward(ctx, h, layer.attn_norm.as_ref(), x, b.dnormed_attn, dx);
+    }
+}
+
+/// Adds to `dx` the gradient of the `x` of [`norm`].
+fn norm_backward(
+    ctx: Ctx<'_>,
+    h: &Hparams,
+    norm: Option<&Norm>,
+    x: &[f32],
+    dy: &[f32],
+    dx: &mut [f32],
+) {
+    let n = h.n_embd;
+    ctx.crew.when(dx.len() > n).for_chunks(dx, n, |i, dx| {
+        let (x, dy) = (&x[i * n..][..n], &dy[i * n..][..n]);
+        match (norm, h.norm) {
+            (None, _) => ctx.arch.add(dx, dy),
+            (Some(norm), NormKind::Rms) => {
+                ctx.arch.rms_norm_backward(dx, dy, x, &norm.w, h.norm_eps)
+            }
+            (Some(norm), NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain) => {
+                ctx.arch.layer_norm_backward(dx, dy, x, &norm.w, h.norm_eps)
+            }
+        }
+    });
+}
+
+/// Computes `dbranch` from the gradient `dx` of the residual stream to which the branch was added.
+fn branch_backward(
+    ctx: Ctx<'_>,
+    h: &Hparams,
+    scale: f32,
+    post: Option<&Norm>,
+    branch: &[f32],
+    dx: &[f32],
+    dbranch: &mut [f32],
+) {
+    let n = h.n_embd;
+    ctx.crew.for_chunks(dbranch, n, |i, dbranch| match post {
+        Some(_) => dbranch.fill(0.0),
+        None => dbranch.copy_from_slice(&dx[i * n..][..n]),
+    });
+    if post.is_some() {
+        norm_backward(ctx, h, post, branch, dx, dbranch);
+    }
+    if scale != 1.0 {
+        dbranch.iter_mut().for_each(|dx| *dx *= scale);
+    }
+}
+
+/// Gradients of an adapter of the embedding table.
+fn embed_backward(tape: &mut Tape<'_>, table: &Weight, dx: &[f32]) {
+    let (h, arch) = (tape.h, tape.ctx.arch);
+    let attached = &tape.wanted.adapters[tape.wanted.adapter];
+    let Some(term) = attached.adapter.term(table.site) else {
+        return;
+    };
+    let Some(gradient) = tape.wanted.gradients.term_mut(table.site) else {
+        return;
+    };
+    let factor = attached.scale * attached.adapter.scale(term) * h.embd_scale;
+    let (da, db) = gradient.parts_mut();
+    let tokens = tape.texts.iter().flat_map(|text| text.tokens);
+    for (&token, dx) in tokens.zip(dx.chunks_exact(h.n_embd)) {
+        let rows = term
+            .a()
+            .chunks_exact(h.n_vocab)
+            .zip(term.b().chunks_exact(h.n_embd));
+        let sums = da
+            .chunks_exact_mut(h.n_vocab)
+            .zip(db.chunks_exact_mut(h.n_embd));
+        for ((a, b), (da, db)) in rows.zip(sums) {
+            da[token as usize] += factor * arch.dot(b, dx);
+            arch.add_scaled(db, dx, factor * a[token as usize]);
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Gradients of adapters through a forward pass.
+
+mod attention;
+mod buffers;
+pub(crate) mod driver;
+mod feed_forward;
+pub(crate) mod saved;
+pub(crate) mod tape;

@@ -1,0 +1,13 @@
+//! What every component of a forward pass uses: products, memory, and what looks on.
+
+pub(crate) mod arena;
+mod error;
+pub(crate) mod hook;
+pub(crate) mod linear;
+pub(crate) mod pooling;
+pub(crate) mod probe;
+
+pub use error::ComputeError;
+pub use hook::{Cut, OutputHook, OutputRows, TokenKind};
+pub use pooling::PooledStates;
+pub use probe::{NoProbe, Probe, Tap};

@@ -1,0 +1,13 @@
+//! Decoding: from logits to tokens to text, several tokens per pass where that is faster.
+
+pub(crate) mod error;
+pub(crate) mod generate;
+pub(crate) mod output;
+pub(crate) mod speculative;
+
+pub use error::DecodeError;
+pub use generate::Generation;
+pub use output::{Finish, Piece, StopReason, Timings};
+pub use speculative::{
+    DraftStats, Drafter, Guess, ModelDrafter, MtpDrafter, NgramDrafter, RecentTexts, Speculation,
+};

@@ -1,0 +1,852 @@
+//! Resources that the sessions of a model share: threads, the memory of a pass, and the order of
+//! passes.
+
+use crate::arch::KV_BLOCK;
+use crate::clock::Timer;
+use crate::compute::arena::{Arena, reuse};
+use crate::compute::hook::TokenKind;
+use crate::compute::probe::{NoProbe, Probe};
+use crate::engine::batch::Slot;
+use crate::engine::memory_plan::{EngineMemory, plan_options};
+use crate::engine::offload::{BatchBuffers, offload, open_runner};
+use crate::engine::options::{
+    CancelToken, SessionOptions, checked_n_ctx, compute_bytes, kv_layout,
+};
+use crate::engine::row_times::RowTimes;
+use crate::engine::sequence::Sequence;
+use crate::engine::threads::default_threads;
+use crate::engine::turns::Turns;
+use crate::engine::{SessionError, context_shift};
+use crate::forward::{LayerAt, Pass, Pause, forward};
+use crate::gpu::Runner;
+use crate::kv::{KvPolicy, KvPool, KvTiers, KvType, PrefixFolder, SeqKv};
+use crate::layers::outputs::{Outputs, Wanted};
+use crate::layers::rows::{SlotRows, SlotView};
+use crate::model::{Device, Model};
+use crate::threads::{Crew, Team};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use std::{fmt, io};
+
+/// Most threads of an engine: a larger number is probably a typing error, and would stall the
+/// machine.
+pub const MAX_THREADS: usize = 1024;
+
+/// Default limit on the bytes of the folder below the prefix cache.
+const PREFIX_FOLDER_BUDGET: u64 = 8 << 30;
+
+/// Most tokens that are recomputed at a time.
+const MISSING_BATCH: usize = 512;
+
+/// Options of an engine. `..Default::default()` sets the remaining fields.
+#[derive(Clone, Debug, Default)]
+pub struct EngineOptions {
+    /// Threads, the caller's included. Default: [`default_threads`].
+    pub n_threads: Option<NonZeroUsize>,
+    /// Most bytes that keys and values of all sequences take, together with the adapters that are
+    /// attached to them. Default: as many as there are, or as the model's memory limit leaves.
+    /// Above 85 % of them the prefix cache, and then requests that wait for their readers,
+    /// give pages back, down to 70 %.
+    pub kv_budget: Option<u64>,
+    /// Of them, those of the prefix cache. Default 1 GiB. See [`KvPool::set_prefix_budget`].
+    pub prefix_budget: Option<u64>,
+    /// Folder in which the prefix cache outlives the process: sequences store their whole pages
+    /// there, too, and any number of processes can share it. Default: none.
+    pub prefix_folder: Option<PathBuf>,
+    /// Limit on the bytes of the folder. Default 8 GiB.
+    pub prefix_folder_budget: Option<u64>,
+    /// Device that computes passes. Default: the device for which the model was opened.
+    pub device: Option<Device>,
+}
+
+/// A model and the threads that compute it: a handle that is cheap to clone, `Send + Sync +
+/// 'static`.
+///
+/// All sessions of an engine share its threads and the memory of its passes. Passes are exclusive:
+/// a call that comes while another session computes waits, in the order of arrival, and can be
+/// cancelled meanwhile.
+///
+/// ```
+/// use ruvllm::exec::{Engine, EngineOptions};
+/// use ruvllm::Model;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+/// let engine = Engine::new(&model, &EngineOptions { n_threads: 2.try_into().ok(), ..Default::default() })?;
+/// let (mut one, mut other) = (engine.session()?, engine.session()?);
+/// one.prefill(&[1, 2, 3])?;
+/// other.prefill(&[1, 2, 3])?;
+/// assert_eq!(one.logits(), other.logits());
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Engine {
+    model: Model,
+    core: Arc<Core>,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Engine {{ n_threads: {}, .. }}", self.n_threads())
+    }
+}
+
+/// A pass that is computed in pieces, with other passes in between, see [`Engine::step_piece`].
+#[derive(Debug)]
+pub(crate) struct PiecePass {
+    /// Its buffers, which other passes leave alone.
+    arena: Arena,
+    /// Bytes of the buffers of all such passes of the engine.
+    in_all: Arc<AtomicU64>,
+    at: LayerAt,
+}
+
+impl Drop for PiecePass {
+    fn drop(&mut self) {
+        self.in_all.fetch_sub(self.arena.bytes(), Ordering::Relaxed);
+    }
+}
+
+impl PiecePass {
+    /// What comes next.
+    pub(crate) fn at(&self) -> LayerAt {
+        self.at
+    }
+
+    /// Forgets what was computed: the next pass begins with the first layer.
+    pub(crate) fn restart(&mut self) {
+        self.at = LayerAt::default();
+    }
+}
+
+/// How far a pass is, and whether it may pause.
+struct Progress<'a> {
+    at: &'a mut LayerAt,
+    /// If it may.
+    piece: Option<(&'a mut Arena, Pause<'a>)>,
+}
+
+impl<'a> Progress<'a> {
+    /// Of a pass that is computed at once; `at` is the default.
+    fn whole(at: &'a mut LayerAt) -> Progress<'a> {
+        Progress { at, piece: None }
+    }
+}
+
+/// State of an engine besides its model, so that a model can own its default engine.
+struct Core {
+    /// Shared with the engine of the model's block for multi-token prediction, and so is what
+    /// follows.
+    team: Arc<Team>,
+    turns: Arc<Turns>,
+    /// Buffers of the running pass.
+    arena: Arc<Mutex<Arena>>,
+    /// Bytes of the buffers of passes that are computed in pieces.
+    of_piece_passes: Arc<AtomicU64>,
+    /// Memory for keys and values.
+    pool: KvPool,
+    /// What computes in place of the CPU.
+    runner: Option<Arc<dyn Runner>>,
+    /// Buffers of the runner's passes.
+    batch_buffers: Mutex<BatchBuffers>,
+    /// What passes over generated rows took.
+    times: Mutex<RowTimes>,
+    /// Memory for what a pass sees of its slots.
+    views: Mutex<Vec<SlotView<'static>>>,
+}
+
+impl Core {
+    fn new(
+        model: &Model,
+        options: &EngineOptions,
+        runner: Option<Arc<dyn Runner>>,
+    ) -> Result<Core, SessionError> {
+        let n_threads = options
+            .n_threads
+            .map_or_else(default_threads, NonZeroUsize::get);
+        if n_threads > MAX_THREADS {
+            let expected = format!("at most {MAX_THREADS}");
+            return Err(SessionError::Option {
+                option: "n_threads",
+                value: n_threads,
+                expected,
+            });
+        }
+        let team =
+            Team::new(n_threads).map_err(|error| SessionError::Threads { n_threads, error })?;
+        let mut budget = options.kv_budget.unwrap_or(u64::MAX);
+        if let Some(limit) = model.memory_limit() {
+            let plan = model.memory_plan(&plan_options(SessionOptions::default(), n_threads))?;
+            budget = budget.min(limit.saturating_sub(plan.needed() - plan.kv));
+        }
+        let pool = match &runner {
+            Some(runner) => {
+                let runner = Arc::clone(runner);
+                KvPool::with_source(budget, move |bytes| runner.page(bytes))
+            }
+            None => KvPool::new(budget),
+        };
+        if let Some(bytes) = options.prefix_budget {
+            pool.set_prefix_budget(bytes);
+        }
+        let pool = match &options.prefix_folder {
+            Some(path) => {
+                let folder = PrefixFolder::open(
+                    path,
+                    options.prefix_folder_budget.unwrap_or(PREFIX_FOLDER_BUDGET),
+                );
+                let refused = |error: io::Error| SessionError::PrefixFolder {
+                    path: path.clone(),
+                    error: error.to_string(),
+                };
+                pool.with_folder(folder.map_err(refused)?)
+            }
+            None => pool,
+        };
+        let (team, turns, arena) = (Arc::new(team), Arc::default(), Arc::default());
+        let (of_piece_passes, batch_buffers, times) =
+            (Arc::default(), Mutex::default(), Mutex::default());
+        Ok(Core {
+            team,
+            turns,
+            arena,
+            of_piece_passes,
+            pool,
+            runner,
+            batch_buffers,
+            times,
+            views: Mutex::default(),
+        })
+    }
+}
+
+impl Engine {
+    /// An engine of its own for `model`, besides the one that [`Model::session`] uses.
+    ///
+    /// # Errors
+    /// If an option makes no sense, the system gives no more threads, or there is no such device,
+    /// or it cannot compute the model.
+    pub fn new(model: &Model, options: &EngineOptions) -> Result<Engine, SessionError> {
+        let runner = open_runner(model, options.device.unwrap_or(model.device()))?;
+        Ok(Engine {
+            model: model.clone(),
+            core: Arc::new(Core::new(model, options, runner)?),
+        })
+    }
+
+    /// An engine whose passes are computed by `runner`, made for this model.
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn with_runner(
+        model: &Model,
+        options: &EngineOptions,
+        runner: Arc<dyn Runner>,
+    ) -> Result<Engine, SessionError> {
+        Ok(Engine {
+            model: model.clone(),
+            core: Arc::new(Core::new(model, options, Some(runner))?),
+        })
+    }
+
+    /// The runner that computes instead of the CPU, if there is one.
+    pub fn runner(&self) -> Option<&dyn Runner> {
+        self.core.runner.as_deref()
+    }
+
+    /// An engine for `block`, the model's for multi-token prediction: with the same threads and
+    /// buffers, and a pool of its own, so that the text finds as much room as without.
+    pub(crate) fn for_block(&self, block: &Model, kv_budget: u64) -> Engine {
+        let (team, turns, arena) = (
+            Arc::clone(&self.core.team),
+            Arc::clone(&self.core.turns),
+            Arc::clone(&self.core.arena),
+        );
+        let (pool, of_piece_passes, times) =
+            (KvPool::new(kv_budget), Arc::default(), Mutex::default());
+        let batch_buffers = Mutex::default();
+        let core = Core {
+            team,
+            turns,
+            arena,
+            of_piece_passes,
+            pool,
+            runner: None,
+            batch_buffers,
+            times,
+            views: Mutex::default(),
+        };
+        Engine {
+            model: block.clone(),
+            core: Arc::new(core),
+        }
+    }
+
+    /// Whether it is a handle of the same engine.
+    pub(crate) fn same(&self, other: &Engine) -> bool {
+        Arc::ptr_eq(&self.core, &other.core)
+    }
+
+    /// The model it computes.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Number of threads, including the caller's.
+    pub fn n_threads(&self) -> usize {
+        self.core.team.n_threads()
+    }
+
+    /// Current memory use; waits for a running pass.
+    pub fn memory(&self) -> EngineMemory {
+        let (gguf, pool) = (self.model().gguf(), self.pool().stats());
+        EngineMemory {
+            weights: gguf.tensors().iter().map(|t| t.n_bytes).sum(),
+            weights_copy: gguf.resident_bytes(),
+            kv: pool.by_type,
+            kv_free: pool.free,
+            adapters: pool.adapters,
+            buffers: self.buffer_bytes(),
+        }
+    }
+
+    /// The pool of its sequences' keys and values.
+    pub fn pool(&self) -> &KvPool {
+        &self.core.pool
+    }
+
+    /// An empty sequence for [`Engine::step`].
+    ///
+    /// # Errors
+    /// If an option is invalid, or there is no memory for its tokens.
+    pub fn sequence(&self, options: &SessionOptions) -> Result<Sequence, SessionError> {
+        let h = self.model.hparams();
+        let n_ctx = checked_n_ctx(h, options)?;
+        let policy = options.kv_policy();
+        let policies = [Some(policy), options.kv_pressure.map(KvPolicy::from)];
+        if let Some(what) = policies
+            .into_iter()
+            .flatten()
+            .find_map(|policy| policy.not_on_gpu())
+        {
+            self.cpu_only(what)?;
+        }
+        if let Some(KvTiers { recent, middle }) = policy.tiers {
+            if (policy.k, policy.v) != (KvType::F16, KvType::F16) {
+                return Err(SessionError::TiersNeedF16 {
+                    k: policy.k,
+                    v: policy.v,
+                });
+            }
+            if middle < recent {
+                let expected = format!("at least {recent}, where the tier before it ends");
+                return Err(SessionError::Option {
+                    option: "kv_tiers.middle",
+                    value: middle,
+                    expected,
+                });
+            }
+        }
+        if self.model.memory_limit().is_some() {
+            self.model
+                .check_memory(&plan_options(options.clone(), self.n_threads()))?;
+        }
+        if options.context_shift.is_some() {
+            self.cpu_only("context shift")?;
+        }
+        context_shift::check(&self.model, n_ctx, options)?;
+        if let Some(layer) = options
+            .pooled_layer
+            .filter(|&layer| layer >= h.n_layer.saturating_sub(1))
+        {
+            let expected = format!("below {}, the last layer", h.n_layer.saturating_sub(1));
+            return Err(SessionError::Option {
+                option: "pooled_layer",
+                value: layer,
+                expected,
+            });
+        }
+        let layout = Arc::new(kv_layout(h, policy));
+        let lower = match options.kv_pressure {
+            None => Arc::clone(&layout),
+            Some(kind) if policy.is_above(kind) => Arc::new(kv_layout(h, kind.into())),
+            Some(pressure) => {
+                return Err(SessionError::PressureNotLower {
+                    pressure,
+                    usual: policy.to_string(),
+                });
+            }
+        };
+        let device = self
+            .runner()
+            .map_or_else(|| self.model.arch().name().to_owned(), Runner::name);
+        let kv = SeqKv::new(self.core.pool.clone(), Arc::clone(&layout));
+        Sequence::new(&self.model, device, kv, [layout, lower], n_ctx, options)
+    }
+
+    /// Computes one pass: appends each slot's tokens to its sequence, and writes the logits to
+    /// `outputs`. Without slots it does nothing.
+    ///
+    /// Tokens that a sequence holds but whose keys and values were released, as after a rewind
+    /// across a window, are recomputed first.
+    ///
+    /// # Errors
+    /// If a slot has no tokens, they do not fit or are not in the vocabulary, or its sequence
+    /// belongs to another model; if the call is cancelled, or there is not enough memory. The
+    /// sequences are then unchanged.
+    pub fn step(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        cancel: &CancelToken,
+    ) -> Result<(), SessionError> {
+        self.pass(slots, outputs, false, cancel, &mut NoProbe)
+    }
+
+    /// A pass for [`Engine::step_piece`].
+    pub(crate) fn piece_pass(&self) -> PiecePass {
+        PiecePass {
+            arena: Arena::default(),
+            in_all: Arc::clone(&self.core.of_piece_passes),
+            at: LayerAt::default(),
+        }
+    }
+
+    /// Computes a pass of the CPU over `slots` up to where it pauses; returns whether it is
+    /// complete, as after [`Engine::step`]. Until then it is to be called with the same slots,
+    /// and nobody else may touch their sequences; after an error the pass begins anew.
+    pub(crate) fn step_piece(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        cancel: &CancelToken,
+        pass: &mut PiecePass,
+        pause: Pause<'_>,
+    ) -> Result<bool, SessionError> {
+        let before = pass.arena.bytes();
+        let progress = Progress {
+            at: &mut pass.at,
+            piece: Some((&mut pass.arena, pause)),
+        };
+        let outcome = self.advance(slots, outputs, false, cancel, &mut NoProbe, progress);
+        // An arena for which there was no memory is empty.
+        pass.in_all
+            .fetch_add(pass.arena.bytes().wrapping_sub(before), Ordering::Relaxed);
+        if !matches!(outcome, Ok(false)) {
+            pass.restart();
+        }
+        outcome
+    }
+
+    /// [`Engine::step`]; if `raw`, the logits are the head's bare products, and hidden states are
+    /// returned, too.
+    pub(crate) fn pass(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        raw: bool,
+        cancel: &CancelToken,
+        probe: &mut dyn Probe,
+    ) -> Result<(), SessionError> {
+        self.advance(
+            slots,
+            outputs,
+            raw,
+            cancel,
+            probe,
+            Progress::whole(&mut LayerAt::default()),
+        )
+        .map(drop)
+    }
+
+    /// Advances a pass; returns whether it is complete.
+    fn advance(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        raw: bool,
+        cancel: &CancelToken,
+        probe: &mut dyn Probe,
+        progress: Progress<'_>,
+    ) -> Result<bool, SessionError> {
+        if slots.is_empty() {
+            outputs.clear();
+            return Ok(true);
+        }
+        if self.model.hparams().attention().any(|attn| !attn.causal) {
+            return Err(SessionError::Encoder);
+        }
+        for slot in &mut *slots {
+            self.check(slot.seq, slot.rows.tokens)?;
+            slot.seq.reserve(slot.rows.tokens.len())?;
+        }
+        for slot in &mut *slots {
+            self.compute_missing(slot.seq, outputs, cancel)?;
+        }
+        let has_hooks = slots.iter().any(|slot| slot.seq.hook.is_some());
+        if !raw && self.runner().is_none() {
+            for slot in slots.iter_mut().filter(|slot| slot.seq.hook.is_none()) {
+                let (position, n) = (slot.pos(), slot.rows.tokens.len());
+                let first = slot
+                    .seq
+                    .states
+                    .as_ref()
+                    .map_or(n, |states| states.first_of(position, n));
+                slot.rows.first_state = slot.rows.first_state.min(first);
+            }
+        }
+        let has_states = slots
+            .iter()
+            .any(|slot| slot.rows.first_state < slot.rows.tokens.len());
+        let wanted = match (raw || has_hooks, has_states) {
+            (true, _) => Wanted::Raw,
+            (false, true) => Wanted::Both,
+            (false, false) => Wanted::Logits,
+        };
+        let outcome = self.compute(slots, outputs, wanted, cancel, probe, progress);
+        if !matches!(outcome, Ok(true)) {
+            outputs.clear();
+            return outcome;
+        }
+        let (model, finish) = (&self.model, self.model.hparams().logit_finish());
+        let (n_vocab, n_embd) = (model.hparams().n_vocab, model.hparams().n_embd);
+        for slot in slots {
+            let (start, of_logits) = (slot.pos(), outputs.of_logits(slot.rows.index));
+            let of_states = |first: usize| {
+                slot.rows.outputs(first).start * n_embd..slot.rows.outputs(first).end * n_embd
+            };
+            let (of_logit_rows, of_kept) = (
+                of_states(slot.rows.first_output),
+                of_states(slot.rows.first_state),
+            );
+            let Slot { seq, rows } = slot;
+            let SlotRows {
+                tokens,
+                kind,
+                first_output,
+                first_state,
+                ..
+            } = rows;
+            if let Some(states) = seq.states.as_mut().filter(|_| has_states) {
+                states.append(start + *first_state, &outputs.states[of_kept]);
+            }
+            seq.kv.commit(tokens.len());
+            seq.push(tokens, *kind);
+            if *kind == TokenKind::Generated {
+                model.decoded();
+            }
+            let logits = &mut outputs.logits[of_logits];
+            if seq.hook.is_some() {
+                let states = &outputs.states[of_logit_rows];
+                seq.follow(start..start + *first_output, *kind, states, logits);
+            } else if has_hooks && !raw {
+                // They were left as the head's products for the hooks of other slots.
+                logits
+                    .chunks_exact_mut(n_vocab)
+                    .for_each(|row| finish.row(row));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Refuses `what` if a device computes passes.
+    pub(crate) fn cpu_only(&self, what: &'static str) -> Result<(), SessionError> {
+        match self.runner() {
+            Some(runner) => Err(SessionError::NotOnDevice {
+                device: runner.name(),
+                what,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn check(&self, seq: &Sequence, tokens: &[u32]) -> Result<(), SessionError> {
+        let n_vocab = self.model.hparams().n_vocab;
+        if tokens.is_empty() {
+            return Err(SessionError::NoTokens);
+        }
+        let (n_ctx, n_past) = (seq.n_ctx(), seq.position());
+        if tokens.len() > n_ctx - n_past {
+            return Err(SessionError::ContextFull {
+                n_ctx,
+                n_past,
+                n_new: tokens.len(),
+            });
+        }
+        if let Some(&token) = tokens.iter().find(|&&t| t as usize >= n_vocab) {
+            return Err(SessionError::TokenOutOfRange { token, n_vocab });
+        }
+        if !seq.model().same(&self.model) {
+            return Err(SessionError::OtherModel);
+        }
+        Ok(())
+    }
+
+    /// Computes again what a sequence's cache has lost; nobody sees the rows.
+    pub(crate) fn compute_missing(
+        &self,
+        seq: &mut Sequence,
+        outputs: &mut Outputs,
+        cancel: &CancelToken,
+    ) -> Result<(), SessionError> {
+        if seq.n_missing() > 0 {
+            seq.reload();
+        }
+        while seq.n_missing() > 0 {
+            let (tokens, kind) = seq.missing();
+            for tokens in tokens.chunks(MISSING_BATCH) {
+                let mut slot = [Slot::new(seq, tokens, kind).outputs_from(tokens.len())];
+                let at = &mut LayerAt::default();
+                self.compute(
+                    &mut slot,
+                    outputs,
+                    Wanted::Logits,
+                    cancel,
+                    &mut NoProbe,
+                    Progress::whole(at),
+                )?;
+                seq.kv.commit(tokens.len());
+            }
+        }
+        Ok(())
+    }
+
+    /// Computes the hidden states of the slots' rows with outputs, without logits; sequences are
+    /// unchanged.
+    pub(crate) fn states(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        cancel: &CancelToken,
+    ) -> Result<(), SessionError> {
+        for slot in &mut *slots {
+            self.check(slot.seq, slot.rows.tokens)?;
+        }
+        let at = &mut LayerAt::default();
+        self.compute(
+            slots,
+            outputs,
+            Wanted::States,
+            cancel,
+            &mut NoProbe,
+            Progress::whole(at),
+        )
+        .map(drop)
+    }
+
+    fn compute(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        wanted: Wanted,
+        cancel: &CancelToken,
+        probe: &mut dyn Probe,
+        progress: Progress<'_>,
+    ) -> Result<bool, SessionError> {
+        slots
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, slot)| slot.rows.index = i);
+        slots.sort_unstable_by_key(|slot| (!slot.rows.is_generated(), slot.rows.index));
+        let outcome = self.compute_sorted(slots, outputs, wanted, cancel, probe, progress);
+        if outcome.is_err() {
+            for slot in &mut *slots {
+                slot.seq.kv.abandon();
+            }
+        }
+        slots.sort_unstable_by_key(|slot| slot.rows.index);
+        outcome
+    }
+
+    /// Computes slots that are sorted: those of generated tokens come first.
+    fn compute_sorted(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        wanted: Wanted,
+        cancel: &CancelToken,
+        probe: &mut dyn Probe,
+        progress: Progress<'_>,
+    ) -> Result<bool, SessionError> {
+        let h = self.model.hparams();
+        // On 32-bit systems sizes could overflow: if twice the estimate does not, they do not.
+        if usize::BITS < u64::BITS {
+            let m = slots.iter().map(|slot| slot.rows.tokens.len()).sum();
+            let longest = slots
+                .iter()
+                .map(|slot| slot.pos() + slot.rows.tokens.len())
+                .max()
+                .unwrap_or(0);
+            let bytes = compute_bytes(h, m, longest).saturating_mul(2);
+            if usize::try_from(bytes).is_err() {
+                return Err(SessionError::OutOfMemory {
+                    what: "buffers",
+                    bytes,
+                });
+            }
+        }
+        let Progress { at, piece } = progress;
+        let (is_begun, is_whole) = (at.is_begun(), piece.is_none());
+        let (own_arena, pause) = piece.unzip();
+        let (mut row, mut output) = (0, 0);
+        for slot in &mut *slots {
+            (slot.rows.pos, slot.rows.row, slot.rows.output) = (slot.pos(), row, output);
+            row += slot.rows.tokens.len();
+            output += slot.rows.n_outputs();
+            if !is_begun {
+                slot.seq.kv.reserve(slot.rows.tokens.len())?;
+            }
+        }
+        outputs.prepare(
+            slots.iter().map(|slot| &slot.rows),
+            (h.n_vocab, h.n_embd),
+            wanted,
+        )?;
+        let cancelled = || cancel.is_cancelled();
+        let adapter_nanos = AtomicU64::new(0);
+        let time = self.enter(cancel, |crew, arena| {
+            let timer = Timer::start();
+            let arena = own_arena.unwrap_or(arena);
+            let mut memory = self
+                .core
+                .views
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let mut views = reuse(std::mem::take(&mut *memory));
+            views.extend(slots.iter_mut().map(Slot::view));
+            let pass = Pass {
+                model: &self.model,
+                slots: &mut views,
+                outputs,
+                wanted,
+                cancelled: &cancelled,
+                adapter_nanos: &adapter_nanos,
+                at: &mut *at,
+                end: h.n_layer,
+                pause,
+                hidden: None,
+            };
+            let outcome = match self.runner() {
+                Some(runner) => {
+                    offload(runner, &mut self.batch_buffers(), pass, crew, arena, probe)
+                }
+                None => forward(pass, crew, arena, probe).map_err(SessionError::from),
+            };
+            *memory = reuse(views);
+            outcome.map(|()| timer.elapsed())
+        })??;
+        let is_decoding =
+            |slot: &Slot<'_>| slot.rows.kind == TokenKind::Generated && slot.rows.first_output == 0;
+        if slots.iter().all(is_decoding) && is_whole {
+            self.times().note(row, time);
+        }
+        let adapter_time = Duration::from_nanos(adapter_nanos.into_inner());
+        slots
+            .iter_mut()
+            .for_each(|slot| slot.seq.adapter_time += adapter_time);
+        Ok(is_whole || at.layer == h.n_layer)
+    }
+
+    /// What passes over generated rows took.
+    pub(crate) fn times(&self) -> MutexGuard<'_, RowTimes> {
+        self.core
+            .times
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Times of passes over so many generated rows, as measured by this engine. They say how much
+    /// it pays to draft; another process can begin with them, see [`Engine::assume_row_times`].
+    pub fn row_times(&self) -> Vec<(usize, Duration)> {
+        self.times().measured()
+    }
+
+    /// Begins with [`Engine::row_times`] that the same model took on the same machine before: what
+    /// is measured from now on takes their place. They change no text, whatever they are.
+    pub fn assume_row_times(&self, times: &[(usize, Duration)]) {
+        self.times().assume(times);
+    }
+
+    /// How many drafts the next pass can compute of `seq`, the first at position `next`, so that
+    /// nothing is left of those that are rejected. A hook has to see the text's tokens and no
+    /// others. And drafts share the page of the token before them: for a guess no page is
+    /// taken, which another sequence, or the pool's budget, may need.
+    pub(crate) fn n_draftable(&self, seq: &Sequence, next: usize) -> usize {
+        if seq.hook.is_some() || self.runner().is_some() {
+            return 0;
+        }
+        (next.next_multiple_of(KV_BLOCK) - next).min(seq.n_ctx().saturating_sub(next))
+    }
+
+    /// Bytes of the buffers of a pass.
+    pub(crate) fn buffer_bytes(&self) -> u64 {
+        let arena = self
+            .core
+            .arena
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .bytes();
+        arena + self.core.of_piece_passes.load(Ordering::Relaxed) + self.batch_buffers().bytes()
+    }
+
+    fn batch_buffers(&self) -> MutexGuard<'_, BatchBuffers> {
+        self.core
+            .batch_buffers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How often [`Engine::enter`] was called.
+    pub(crate) fn n_turns(&self) -> u64 {
+        self.core.turns.lock().last
+    }
+
+    /// Whether somebody computes, or has since there were `n_turns`; to be called by who does not.
+    pub(crate) fn is_busy_since(&self, n_turns: u64) -> bool {
+        let queue = self.core.turns.lock();
+        queue.last != n_turns || !queue.tickets.is_empty()
+    }
+
+    /// Runs `f` with all threads and the arena, after earlier callers.
+    pub(crate) fn enter<R>(
+        &self,
+        cancel: &CancelToken,
+        f: impl FnOnce(&Crew<'_>, &mut Arena) -> R,
+    ) -> Result<R, SessionError> {
+        let _turn = self
+            .core
+            .turns
+            .wait(|| cancel.is_cancelled())
+            .ok_or(SessionError::Cancelled)?;
+        let mut arena = self
+            .core
+            .arena
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        Ok(self.core.team.enter(|crew| f(crew, &mut arena)))
+    }
+}
+
+impl Model {
+    /// The engine that [`Model::session`] uses, made when it is first asked for.
+    ///
+    /// # Errors
+    /// If the system gives no threads.
+    pub fn engine(&self) -> Result<Engine, SessionError> {
+        let core = self.shared(|| {
+            Core::new(
+                self,
+                &EngineOptions::default(),
+                open_runner(self, self.device())?,
+            )
+            .map(Arc::new)
+        })?;
+        Ok(Engine {
+            model: self.clone(),
+            core,
+        })
+    }
+}

@@ -1,0 +1,197 @@
+//! Failures of running models.
+
+use crate::arch::KvType;
+use crate::compute::ComputeError;
+use crate::gpu::GpuError;
+use crate::kv::KvError;
+use std::path::PathBuf;
+
+/// Why a session call failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The context is full.
+    #[error("the context holds {n_ctx} tokens, {n_past} are used, {n_new} more do not fit")]
+    ContextFull {
+        /// Size of the context.
+        n_ctx: usize,
+        /// Tokens in it.
+        n_past: usize,
+        /// Tokens that were to be added.
+        n_new: usize,
+    },
+    /// No token was given, but at least one is required.
+    #[error("no tokens were given")]
+    NoTokens,
+    /// A token is not in the vocabulary.
+    #[error("token {token} is outside the vocabulary of {n_vocab}")]
+    TokenOutOfRange {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// A position is after the end of the session.
+    #[error("cannot rewind to position {position}: the session is at {n_past}")]
+    RewindAhead {
+        /// Requested position.
+        position: usize,
+        /// Position of the session.
+        n_past: usize,
+    },
+    /// The cancel token was set.
+    #[error("cancelled")]
+    Cancelled,
+    /// Not enough memory.
+    #[error(
+        "no memory for {what} of {bytes} bytes; use a smaller context, or compute fewer tokens at a time"
+    )]
+    OutOfMemory {
+        /// What the memory was for.
+        what: &'static str,
+        /// Bytes requested.
+        bytes: u64,
+    },
+    /// Keys and values could not be stored.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+    /// A context does not fit into the memory limit that the model was opened with.
+    #[error("a context of {n_ctx} tokens takes {need} bytes with the weights, the memory limit is {limit}; {}", fitting(.fits))]
+    MemoryLimit {
+        /// Tokens of the context asked for.
+        n_ctx: usize,
+        /// Bytes it takes, with weights, buffers and all.
+        need: u64,
+        /// The limit.
+        limit: u64,
+        /// A context that fits, if there is one, and its precision of keys and of values.
+        fits: Option<(usize, KvType, KvType)>,
+    },
+    /// A full context cannot be shifted.
+    #[error(
+        "there is no context shift with {what}; leave it out (--context-shift), and use a larger context"
+    )]
+    NoShift {
+        /// What it does not go with.
+        what: &'static str,
+    },
+    /// Precision by age requires half precision for new keys and values.
+    #[error(
+        "kv_tiers begin with f16 keys and values, not with {k} and {v}; leave those types out (-ctk, -ctv)"
+    )]
+    TiersNeedF16 {
+        /// Requested type of keys.
+        k: KvType,
+        /// Requested type of values.
+        v: KvType,
+    },
+    /// Precision under pressure has no fewer bits than that without.
+    #[error(
+        "keys and values of {pressure} under pressure have no fewer bits than {usual}; choose a smaller type (--kv-pressure)"
+    )]
+    PressureNotLower {
+        /// Requested type under pressure.
+        pressure: KvType,
+        /// Precision without it.
+        usual: String,
+    },
+    /// A session option is invalid.
+    #[error("{option} is {value}, expected {expected}")]
+    Option {
+        /// Its name.
+        option: &'static str,
+        /// Its value.
+        value: usize,
+        /// The valid values.
+        expected: String,
+    },
+    /// The system could not start threads.
+    #[error("cannot start {n_threads} threads: {error}")]
+    Threads {
+        /// Number of threads requested.
+        n_threads: usize,
+        /// The system's error.
+        error: String,
+    },
+    /// The folder of the prefix cache cannot be used.
+    #[error("{}: {error}; the prefix cache needs a folder it can read and write", path.display())]
+    PrefixFolder {
+        /// The folder.
+        path: PathBuf,
+        /// The system's error.
+        error: String,
+    },
+    /// A sequence was given to the engine of another model.
+    #[error("the sequence belongs to another model than the engine")]
+    OtherModel,
+    /// The model has no tokenizer, so text cannot be used with it.
+    #[error("this file has no tokenizer; use token ids")]
+    NoTokenizer,
+    /// A model that is to draft has another vocabulary.
+    #[error(
+        "the draft model has another vocabulary: token {token} is {found:?}, and {expected:?} in the model that it is to \
+         draft for; use one of the same family"
+    )]
+    DraftVocabulary {
+        /// The first token that differs.
+        token: u32,
+        /// Its text in the draft model, if there is such a token.
+        found: Option<String>,
+        /// Its text in the other model.
+        expected: Option<String>,
+    },
+    /// The model cannot draft by itself.
+    #[error("the model has no block for multi-token prediction that can draft{}", why.as_ref().map_or_else(String::new, |why| format!(": {why}")))]
+    NoMtp {
+        /// What is wrong with the block that its file has, if it has one.
+        why: Option<String>,
+    },
+    /// The model is bidirectional, so it cannot continue a text.
+    #[error(
+        "the model is an encoder: it makes vectors of whole texts (Model::embedder, ruvllm embed) and generates none"
+    )]
+    Encoder,
+    /// The model has no head that scores pairs of texts.
+    #[error(
+        "the model scores no pairs: its file has no pooling_type 4 (rank); take a reranker, or compare vectors"
+    )]
+    NoClassifier,
+    /// The model has a part through which gradients are not implemented.
+    #[error("there are no gradients of {what}; adapt another model, or let the head alone learn")]
+    NoGradient {
+        /// The part.
+        what: &'static str,
+    },
+    /// The device that computes the engine's passes does not support this.
+    #[error("{device} does without {what}; open the model with Device::Cpu")]
+    NotOnDevice {
+        /// Name of the device.
+        device: String,
+        /// The requested feature.
+        what: &'static str,
+    },
+    /// The GPU failed, or cannot compute this model.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+}
+
+fn fitting(fits: &Option<(usize, KvType, KvType)>) -> String {
+    match fits {
+        Some((n_ctx, k, v)) => {
+            format!(
+                "one of {n_ctx} fits with {k} keys and {v} values (-c {n_ctx} -ctk {k} -ctv {v})"
+            )
+        }
+        None => "none fits: use a smaller model".into(),
+    }
+}
+
+impl From<ComputeError> for SessionError {
+    fn from(error: ComputeError) -> SessionError {
+        match error {
+            ComputeError::Cancelled => SessionError::Cancelled,
+            ComputeError::OutOfMemory { what, bytes } => SessionError::OutOfMemory { what, bytes },
+            ComputeError::Kv(error) => SessionError::Kv(error),
+        }
+    }
+}

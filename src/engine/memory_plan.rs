@@ -1,0 +1,470 @@
+//! How much memory engines and sessions take, and will take.
+
+use crate::arch::Arch;
+use crate::backward::driver::gradient_bytes;
+use crate::compute::linear::Sizes;
+use crate::engine::SessionError;
+use crate::engine::hidden_states::{KEPT_STATES, most_rows};
+use crate::engine::options::{
+    CacheMode, MAX_CTX, SessionOptions, checked_n_ctx, compute_bytes, kv_layout, n_ctx,
+};
+use crate::engine::threads::default_threads;
+use crate::forward::buffer_bytes;
+use crate::gguf::Header;
+use crate::kv::{DEFAULT_PREFIX_BUDGET, KvBytes, KvType, SeqKv};
+use crate::layers::rows::SlotSize;
+use crate::lora::Adapter;
+use crate::model::{Hparams, Model, Residence};
+use crate::quant::DType;
+use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+/// Most tokens that are drafted for one pass of a sequence: kernels take 16 rows at a time.
+pub(crate) const MAX_DRAFT: usize = 15;
+/// Contexts below are not recommended.
+const FEW_TOKENS: usize = 512;
+
+/// Bytes that an engine takes, with all its sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EngineMemory {
+    /// Weights in the file.
+    pub weights: u64,
+    /// Copy of the weights in memory of this process.
+    pub weights_copy: u64,
+    /// Keys and values of sequences; shared pages count once.
+    pub kv: KvBytes,
+    /// Free pages of keys and values, kept for later use.
+    pub kv_free: u64,
+    /// Adapters that are attached to sequences, each once.
+    pub adapters: u64,
+    /// Buffers of a pass, and of each that is computed in pieces.
+    pub buffers: u64,
+}
+
+impl EngineMemory {
+    /// Sum of all.
+    pub fn total(&self) -> u64 {
+        self.weights
+            + self.weights_copy
+            + self.kv.total()
+            + self.kv_free
+            + self.adapters
+            + self.buffers
+    }
+}
+
+/// What a [`MemoryPlan`] is for. `..Default::default()` fills what you do not care about.
+#[derive(Clone, Debug)]
+pub struct PlanOptions {
+    /// How each sequence runs.
+    pub session: SessionOptions,
+    /// Sequences at a time. Default 1.
+    pub n_sequences: usize,
+    /// Threads. Default: [`default_threads`].
+    pub n_threads: Option<NonZeroUsize>,
+    /// Tokens of a pass whose logits are wanted. Default 1.
+    pub n_logits: usize,
+    /// Most prompt rows that a [`Schedule`](crate::scheduler::schedule::Schedule) computes in pieces, between passes of
+    /// those that decode: up to `n_batch`, as many as time allows; 0, the default: none.
+    pub n_layered: usize,
+    /// Adapters, attached to all sequences.
+    pub adapters: Vec<Arc<Adapter>>,
+    /// Tokens of a text for which a session computes gradients of the last of them; 0, the
+    /// default: none. The text is at the end of a full context.
+    pub n_gradient: usize,
+    /// What the prefix cache may hold if [`SessionOptions::prefix`] stores sequences, see
+    /// [`EngineOptions::prefix_budget`](crate::engine::engine::EngineOptions). Default 1 GiB.
+    pub prefix_budget: u64,
+}
+
+impl Default for PlanOptions {
+    fn default() -> Self {
+        SessionOptions::default().into()
+    }
+}
+
+impl From<SessionOptions> for PlanOptions {
+    /// Of one session.
+    fn from(session: SessionOptions) -> PlanOptions {
+        PlanOptions {
+            session,
+            n_sequences: 1,
+            n_threads: None,
+            n_logits: 1,
+            n_layered: 0,
+            adapters: Vec::new(),
+            n_gradient: 0,
+            prefix_budget: DEFAULT_PREFIX_BUDGET,
+        }
+    }
+}
+
+/// Most bytes that a model takes with sequences that fill their contexts: what [`Engine::memory`]
+/// and [`Session::memory`](crate::session::session::Session::memory) will tell at the peak, see [`Model::memory_plan`].
+///
+/// Not in it: checkpoints of conversations where layers have windows (two windows more). Pages make
+/// room for these where [`EngineOptions::kv_budget`](crate::engine::engine::EngineOptions) says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryPlan {
+    /// Tokens of a context.
+    pub n_ctx: usize,
+    /// Weights in the mapped file, or in the memory that it was opened from.
+    pub weights: u64,
+    /// Weights in a copy in huge pages. Where one is made, the pages of a map are given back.
+    pub weights_copy: u64,
+    /// Keys and values of all sequences, each filled by one prompt.
+    pub kv: u64,
+    /// Those of sequences that ended, in a full prefix cache. They make room for the others where
+    /// there is a limit, and so do not count in it.
+    pub prefixes: u64,
+    /// Buffers of the largest pass, and of prompt rows that are computed in pieces beside others.
+    pub buffers: u64,
+    /// Tokens, logits and hidden states.
+    pub rest: u64,
+    /// Adapters.
+    pub adapters: u64,
+    /// What a [`Learner`](crate::learn::Learner) adds; 0 without one.
+    pub learner: u64,
+    /// Gradients of an adapter, and the rows that are kept for them.
+    pub gradients: u64,
+}
+
+impl MemoryPlan {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.needed().saturating_add(self.prefixes)
+    }
+
+    /// All but the prefix cache, which gives way.
+    pub fn needed(&self) -> u64 {
+        [
+            self.weights_copy,
+            self.kv,
+            self.buffers,
+            self.rest,
+            self.adapters,
+            self.learner,
+            self.gradients,
+        ]
+        .into_iter()
+        .fold(self.weights, u64::saturating_add)
+    }
+
+    /// The plan for a model of which the header alone is there, on the best level of this CPU.
+    ///
+    /// # Errors
+    /// If the context or batch makes no sense.
+    pub fn of_header(
+        header: &Header,
+        h: &Hparams,
+        options: &PlanOptions,
+    ) -> Result<MemoryPlan, SessionError> {
+        let matrices = header
+            .tensors
+            .iter()
+            .filter(|t| t.dims.len() > 1 && t.dtype.format().is_some());
+        let shapes: BTreeSet<_> = matrices.map(|t| (t.dtype, t.dims[0] as usize)).collect();
+        let shapes: Vec<(DType, usize)> = shapes.into_iter().collect();
+        let n_threads = n_threads(options);
+        let sizes = Sizes {
+            h,
+            arch: Arch::detect(),
+            shapes: &shapes,
+            n_threads,
+        };
+        plan(
+            sizes,
+            header.tensors.iter().map(|t| t.n_bytes).sum(),
+            options,
+        )
+    }
+}
+
+/// Options that fit into memory: see [`Model::recommend`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Recommendation {
+    /// Its context and precision are the recommended ones.
+    pub session: SessionOptions,
+    /// Threads.
+    pub n_threads: usize,
+    /// What that takes.
+    pub plan: MemoryPlan,
+}
+
+impl Model {
+    /// Most bytes that this model takes with sequences that fill their contexts.
+    ///
+    /// ```
+    /// use ruvllm::exec::{PlanOptions, SessionOptions};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let model = ruvllm::Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+    /// let session = SessionOptions { n_ctx: Some(256), ..Default::default() };
+    /// let plan = model.memory_plan(&PlanOptions { n_sequences: 4, ..session.into() })?;
+    /// println!("{} bytes, {} of them keys and values", plan.total(), plan.kv);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If the context or batch makes no sense.
+    pub fn memory_plan(&self, options: &PlanOptions) -> Result<MemoryPlan, SessionError> {
+        let weights = self.gguf().tensors().iter().map(|t| t.n_bytes).sum();
+        let mut plan = plan(Sizes::of(self, n_threads(options)), weights, options)?;
+        if let Some(block) = self
+            .mtp()
+            .ok()
+            .flatten()
+            .filter(|_| options.session.keep_states)
+        {
+            let of_block = block.memory_plan(&block_plan_options(block, options))?;
+            plan.kv = plan.kv.saturating_add(of_block.kv);
+            plan.buffers = plan.buffers.max(of_block.buffers);
+            plan.rest = plan.rest.saturating_add(of_block.rest);
+        }
+        let has_gradient = options.n_gradient > 0 && self.hparams().without_gradient().is_none();
+        if let Some(adapter) = options.adapters.last().filter(|_| has_gradient) {
+            let rank = options
+                .adapters
+                .iter()
+                .map(|adapter| adapter.max_rank())
+                .sum();
+            let (n, threads) = (options.n_gradient.min(plan.n_ctx), n_threads(options));
+            let [buffers, rows] =
+                gradient_bytes((self, threads), adapter, rank, (n, plan.n_ctx - n));
+            plan.buffers = plan.buffers.max(buffers);
+            plan.gradients = rows.saturating_add(adapter.bytes());
+        }
+        let copied = match self.residence() {
+            Residence::Mapped => 0,
+            Residence::Background if !self.gguf().worth_residence() => self.gguf().resident_bytes(),
+            Residence::Background | Residence::Copied => weights,
+        };
+        // What is copied out of a map is given back to it.
+        let left = if self.gguf().is_map() {
+            weights.saturating_sub(copied)
+        } else {
+            weights
+        };
+        Ok(MemoryPlan {
+            weights: left,
+            weights_copy: copied,
+            ..plan
+        })
+    }
+
+    /// The longest context, as long as the model was trained for at most, that fits into `bytes`
+    /// with everything else, and the most precise keys and values of those of `options` and
+    /// [`KvType::Q8`] that it fits with; `None` if 512 tokens do not fit.
+    ///
+    /// # Errors
+    /// As [`Model::memory_plan`].
+    pub fn recommend(
+        &self,
+        options: &PlanOptions,
+        bytes: u64,
+    ) -> Result<Option<Recommendation>, SessionError> {
+        let mut n_ctx = self.hparams().n_ctx_train.min(MAX_CTX);
+        loop {
+            for q8 in [false, true] {
+                let mut options = options.clone();
+                options.session.n_ctx = Some(n_ctx);
+                if q8 {
+                    let policy = options.session.kv_policy();
+                    if policy.tiers.is_some() {
+                        continue;
+                    }
+                    let at_most_q8 = |kind: KvType| if kind.bits() > 8 { KvType::Q8 } else { kind };
+                    options.session.kv_type = at_most_q8(policy.k);
+                    options.session.kv_type_v = Some(at_most_q8(policy.v));
+                }
+                let plan = self.memory_plan(&options)?;
+                if plan.needed() <= bytes {
+                    let n_threads = n_threads(&options);
+                    return Ok(Some(Recommendation {
+                        session: options.session,
+                        n_threads,
+                        plan,
+                    }));
+                }
+            }
+            if n_ctx / 2 < FEW_TOKENS {
+                return Ok(None);
+            }
+            n_ctx /= 2;
+        }
+    }
+
+    /// Options of a session that was asked for without any: where the model was opened with
+    /// [`OpenOptions::auto`](crate::model::OpenOptions::auto), the recommended ones.
+    ///
+    /// # Errors
+    /// [`SessionError::MemoryLimit`] if none fit.
+    pub fn session_options(&self) -> Result<SessionOptions, SessionError> {
+        let (true, Some(limit)) = (self.is_auto(), self.memory_limit()) else {
+            return Ok(SessionOptions::default());
+        };
+        let options = PlanOptions::default();
+        match self.recommend(&options, limit)? {
+            Some(recommended) => Ok(recommended.session),
+            None => self.check_memory(&options).map(|_| options.session),
+        }
+    }
+
+    /// [`Model::memory_plan`], within the limit that the model was opened with.
+    ///
+    /// # Errors
+    /// [`SessionError::MemoryLimit`], which says what would fit, or as [`Model::memory_plan`].
+    pub fn check_memory(&self, options: &PlanOptions) -> Result<MemoryPlan, SessionError> {
+        let plan = self.memory_plan(options)?;
+        match self.memory_limit().filter(|&limit| plan.needed() > limit) {
+            None => Ok(plan),
+            Some(limit) => {
+                let fits = self.recommend(options, limit)?;
+                // What it asked for does not fit, so this is a smaller one.
+                let fits = fits.map(|fits| {
+                    let policy = fits.session.kv_policy();
+                    (fits.plan.n_ctx.min(plan.n_ctx), policy.k, policy.v)
+                });
+                Err(SessionError::MemoryLimit {
+                    n_ctx: plan.n_ctx,
+                    need: plan.needed(),
+                    limit,
+                    fits,
+                })
+            }
+        }
+    }
+}
+
+fn n_threads(options: &PlanOptions) -> usize {
+    options
+        .n_threads
+        .map_or_else(default_threads, NonZeroUsize::get)
+}
+
+/// The plan, with `weights` bytes of weights in the file.
+fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryPlan, SessionError> {
+    let (h, session) = (sizes.h, &options.session);
+    let n_ctx = checked_n_ctx(h, session)?;
+    let n_batch = session.n_batch.min(n_ctx);
+    let (n_sequences, n_logits) = (options.n_sequences, options.n_logits.min(n_batch));
+    let layout = Arc::new(kv_layout(h, session.kv_policy()));
+    let kv = SeqKv::peak_bytes(&layout, n_ctx, n_batch, n_sequences);
+    let rank = options
+        .adapters
+        .iter()
+        .map(|adapter| adapter.max_rank())
+        .sum();
+    let prompt = SlotSize {
+        layout: &layout,
+        n_past: n_ctx - n_batch,
+        n_tokens: n_batch,
+        n_outputs: if session.keep_states {
+            n_logits.max(KEPT_STATES.min(n_batch))
+        } else {
+            n_logits
+        },
+        is_generated: session.exact,
+        rank,
+    };
+    let token = SlotSize {
+        n_past: n_ctx - 1,
+        n_tokens: 1,
+        n_outputs: 1,
+        is_generated: true,
+        ..prompt
+    };
+    let others = std::iter::repeat_n(token, n_sequences.saturating_sub(1));
+    let n_layered = options.n_layered.min(n_batch);
+    let layered = SlotSize {
+        n_past: n_ctx - n_layered,
+        n_tokens: n_layered,
+        n_outputs: 1,
+        ..prompt
+    };
+    let layered = (n_layered > 0).then_some(layered);
+    // On 32-bit systems sizes could wrap: what the estimate doubled does not reach does not.
+    let rough = compute_bytes(
+        h,
+        n_batch
+            .saturating_add(n_sequences)
+            .saturating_add(n_layered),
+        n_ctx,
+    );
+    let buffers = if usize::try_from(rough.saturating_mul(2)).is_err() {
+        rough
+    } else {
+        let at_once = buffer_bytes(sizes, others.clone().chain([prompt]))
+            .max(buffer_bytes(sizes, others.chain([token])));
+        at_once + layered.map_or(0, |layered| buffer_bytes(sizes, std::iter::once(layered)))
+    };
+    let n = n_sequences as u64;
+    let of_tokens =
+        n_ctx as u64 * (size_of::<u32>() + size_of::<crate::compute::hook::TokenKind>()) as u64;
+    let logits = n_logits as u64 * 4 * h.n_vocab as u64;
+    let n_states = if session.keep_states {
+        most_rows(n_ctx) + KEPT_STATES.min(n_batch).max(n_logits)
+    } else {
+        0
+    };
+    let states = n_states as u64 * 4 * h.n_embd as u64;
+    Ok(MemoryPlan {
+        n_ctx,
+        weights,
+        weights_copy: 0,
+        kv,
+        prefixes: if session.prefix.cache == CacheMode::On {
+            options.prefix_budget
+        } else {
+            0
+        },
+        buffers,
+        rest: n.saturating_mul(of_tokens.saturating_add(logits).saturating_add(states)),
+        adapters: options.adapters.iter().map(|adapter| adapter.bytes()).sum(),
+        learner: 0,
+        gradients: 0,
+    })
+}
+
+/// What counts for the memory limit of a model. Buffers of no fewer tokens than by default are
+/// counted, so that what is left for pages does not depend on a session.
+pub(crate) fn plan_options(mut session: SessionOptions, n_threads: usize) -> PlanOptions {
+    session.n_batch = session.n_batch.max(SessionOptions::default().n_batch);
+    PlanOptions {
+        n_threads: NonZeroUsize::new(n_threads),
+        ..session.into()
+    }
+}
+
+/// What `block` takes beside the model, whose plan is that of `options`.
+fn block_plan_options(block: &Model, options: &PlanOptions) -> PlanOptions {
+    let &PlanOptions {
+        n_sequences,
+        n_threads,
+        ref session,
+        ..
+    } = options;
+    PlanOptions {
+        n_sequences,
+        n_threads,
+        ..block_options(block, session).into()
+    }
+}
+
+/// Options of the block's sequence, for a text in a session with `options`.
+pub(crate) fn block_options(block: &Model, options: &SessionOptions) -> SessionOptions {
+    let n_ctx = n_ctx(block.hparams(), options).max(1);
+    let (kv_type, kv_type_v) = (options.kv_type, options.kv_type_v);
+    let (n_batch, n_ctx) = (most_rows(n_ctx), Some(n_ctx.saturating_add(MAX_DRAFT)));
+    SessionOptions {
+        n_ctx,
+        n_batch,
+        kv_type,
+        kv_type_v,
+        ..SessionOptions::default()
+    }
+}

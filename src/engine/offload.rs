@@ -1,0 +1,181 @@
+//! Passes that a GPU computes, completely or for the last layers only.
+
+use crate::compute::arena::{Arena, reuse};
+use crate::compute::probe::{NoProbe, Probe};
+use crate::engine::SessionError;
+use crate::forward::{Pass, forward};
+#[cfg(feature = "metal")]
+use crate::gpu::GpuError;
+use crate::gpu::{Batch, BatchOutputs, BatchSlot, Runner};
+use crate::kv::PagePlace;
+use crate::layers::outputs::Wanted;
+use crate::layers::rope::RopeTables;
+use crate::layers::rows::Rows;
+use crate::model::{Device, Model};
+use crate::threads::Crew;
+use std::sync::Arc;
+
+/// Memory for what a runner is handed with a pass; it is reused by the next one.
+#[derive(Debug, Default)]
+pub(crate) struct BatchBuffers {
+    /// Hidden states, cosines and sines, tokens.
+    arena: Arena,
+    /// Page tables of all slots.
+    tables: Vec<Vec<u64>>,
+    places: Vec<PagePlace>,
+    /// Empty between passes.
+    slots: Vec<BatchSlot<'static>>,
+}
+
+impl BatchBuffers {
+    /// Bytes of the arena.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.arena.bytes()
+    }
+}
+
+/// Opens the runner of a device; `None` for the CPU.
+///
+/// # Errors
+/// If the device does not exist, or it cannot compute the model.
+pub(crate) fn open_runner(
+    model: &Model,
+    device: Device,
+) -> Result<Option<Arc<dyn Runner>>, SessionError> {
+    let _ = model; // needed only by devices
+    match device {
+        Device::Cpu => Ok(None),
+        #[cfg(feature = "metal")]
+        Device::Metal { n_layers } => crate::gpu::metal::open(model, n_layers)
+            .map(Some)
+            .map_err(|error| GpuError::from(error).into()),
+    }
+}
+
+/// Computes a pass on a runner; the CPU computes the layers before the runner's.
+pub(crate) fn offload(
+    runner: &dyn Runner,
+    buffers: &mut BatchBuffers,
+    pass: Pass<'_, '_>,
+    crew: &Crew<'_>,
+    arena: &mut Arena,
+    probe: &dyn Probe,
+) -> Result<(), SessionError> {
+    let refuse = |what: &'static str| {
+        Err(SessionError::NotOnDevice {
+            device: runner.name(),
+            what,
+        })
+    };
+    if probe.sees_all_rows() {
+        return refuse("probes and gradients");
+    }
+    if (pass.cancelled)() {
+        return Err(SessionError::Cancelled);
+    }
+    let Pass {
+        model,
+        slots,
+        outputs,
+        wanted,
+        cancelled,
+        adapter_nanos,
+        at,
+        ..
+    } = pass;
+    let (h, arch) = (model.hparams(), model.arch());
+    let m: usize = slots.iter().map(|slot| slot.tokens.len()).sum();
+    let n_hidden = if runner.first_layer() > 0 {
+        m.saturating_mul(h.n_embd)
+    } else {
+        0
+    };
+    let n_angles = RopeTables::n_angles(h, m);
+    let BatchBuffers {
+        arena: own,
+        tables,
+        places,
+        slots: batch_slots,
+    } = buffers;
+    let (hidden, cos, sin, tokens) = own.plan(|f| {
+        (
+            f.take::<f32>(n_hidden),
+            f.take::<f32>(n_angles),
+            f.take::<f32>(n_angles),
+            f.take::<u32>(m),
+        )
+    })?;
+    if runner.first_layer() > 0 {
+        let (end, hidden) = (runner.first_layer(), Some(&mut *hidden));
+        let (slots, outputs) = (&mut *slots, &mut *outputs);
+        let pass = Pass {
+            model,
+            slots,
+            outputs,
+            wanted,
+            cancelled,
+            adapter_nanos,
+            at,
+            end,
+            pause: None,
+            hidden,
+        };
+        forward(pass, crew, arena, &mut NoProbe)?;
+    }
+    places.clear();
+    places.extend(slots.iter().take(1).flat_map(|slot| slot.kv.places()));
+    let mut n_tables = 0;
+    for slot in &*slots {
+        let rows = Rows::All.range(slot);
+        slot.rope
+            .angles(arch, slot.pos(), (rows.clone(), m), cos, sin);
+        tokens[rows].copy_from_slice(slot.tokens);
+        for pages in slot.kv.page_tables() {
+            if n_tables == tables.len() {
+                tables.push(Vec::new());
+            }
+            tables[n_tables].clear();
+            tables[n_tables].extend(pages);
+            n_tables += 1;
+        }
+    }
+    let mut rest = &tables[..];
+    let mut of_batch = reuse(std::mem::take(batch_slots));
+    for slot in &*slots {
+        let rows = Rows::All.range(slot);
+        let (tables, others) = rest.split_at(slot.kv.page_tables().len());
+        rest = others;
+        of_batch.push(BatchSlot {
+            outputs: rows.start + slot.first_output..rows.end,
+            rows,
+            pos: slot.pos(),
+            generated: slot.is_generated(),
+            tables,
+            adapters: slot.adapters,
+        });
+    }
+    let raw = wanted == Wanted::Raw;
+    if raw {
+        outputs
+            .states
+            .resize(outputs.logits.len() / h.n_vocab * h.n_embd, 0.0);
+    }
+    let states = raw.then_some(&mut outputs.states[..]);
+    let batch = Batch {
+        slots: &of_batch,
+        tokens,
+        hidden,
+        cos,
+        sin,
+        places,
+    };
+    let outcome = runner.pass(
+        &batch,
+        BatchOutputs {
+            logits: &mut outputs.logits,
+            states,
+        },
+    );
+    *batch_slots = reuse(of_batch);
+    Ok(outcome?)
+}

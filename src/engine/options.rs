@@ -1,0 +1,257 @@
+//! Options of sequences and sessions, and what cancels a call.
+
+use crate::arch::KV_SPAN;
+use crate::engine::SessionError;
+use crate::kv::{KvLayout, KvPolicy, KvTiers, KvType, LayerShape};
+use crate::layers::recurrent;
+use crate::model::{AttnSpec, Hparams};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Positions are numbers of 31 bits.
+pub(crate) const MAX_CTX: usize = u32::MAX as usize / 2;
+
+/// Default context length of a session (or the model's own, if that is shorter).
+pub const DEFAULT_CTX: usize = 4096;
+
+/// Options of a session. `..Default::default()` sets the remaining fields.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// Tokens the session can hold. Default: as many as the model was trained for, at most
+    /// [`DEFAULT_CTX`].
+    pub n_ctx: Option<usize>,
+    /// Most tokens computed at a time in [`Session::prefill`]. Default 512.
+    pub n_batch: usize,
+    /// Precision of keys, and of values unless `kv_type_v` is set. Default [`KvType::F16`].
+    pub kv_type: KvType,
+    /// Precision of values, if it differs.
+    pub kv_type_v: Option<KvType>,
+    /// Lower precision for older tokens; both precisions must be [`KvType::F16`] then.
+    pub kv_tiers: Option<KvTiers>,
+    /// Precision, of fewer bits, of a text that begins while the engine's pool is above 85 % of
+    /// its budget and the prefix cache has nothing to give back; it stays the text's own. The
+    /// one option by which what is computed depends on what others keep in the pool. Default
+    /// `None`.
+    pub kv_pressure: Option<KvType>,
+    /// Whether prompt tokens are computed like generated ones, with more exact activations and the
+    /// same bits, which takes about twice the time. Default: no.
+    pub exact: bool,
+    /// How it uses the engine's prefix cache. Default: not at all.
+    pub prefix: PrefixOptions,
+    /// What a [`Generation`] does when the context is full: `None`, it ends with
+    /// [`StopReason::ContextFull`]; or it goes on by [`Session::shift`], and so many tokens at
+    /// the beginning stay. Default `None`.
+    pub context_shift: Option<usize>,
+    /// The layer after which the hidden states of tokens are pooled, as vectors of prompts and
+    /// answers: not the last one, which computes few rows. Costs one addition per value.
+    /// Passes of a device pool nothing. Default `None`.
+    pub pooled_layer: Option<usize>,
+    /// Whether the hidden states of its last tokens are kept, up to 512 of a prompt's, for a
+    /// [`Drafter`] that reads them. [`Generation::speculate`] and [`Request::speculate`] see
+    /// to that, but too late for a prompt that is computed before. Takes the last layer's work
+    /// for these tokens. Default: no.
+    pub keep_states: bool,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        let kv_type = KvType::default();
+        SessionOptions {
+            n_ctx: None,
+            n_batch: 512,
+            kv_type,
+            kv_type_v: None,
+            kv_tiers: None,
+            kv_pressure: None,
+            exact: false,
+            prefix: PrefixOptions::default(),
+            context_shift: None,
+            pooled_layer: None,
+            keep_states: false,
+        }
+    }
+}
+
+impl SessionOptions {
+    /// Precision of keys and values, on which their bits depend, unless `kv_pressure` lowers it.
+    pub fn kv_policy(&self) -> KvPolicy {
+        KvPolicy {
+            k: self.kv_type,
+            v: self.kv_type_v.unwrap_or(self.kv_type),
+            tiers: self.kv_tiers,
+        }
+    }
+}
+
+/// Cancels long calls from another thread: clone it, pass the clone on, and call
+/// [`CancelToken::cancel`].
+#[derive(Clone, Debug, Default)]
+pub struct CancelToken(Arc<AtomicBool>);
+
+impl CancelToken {
+    /// Makes running and later calls fail with
+    /// [`SessionError::Cancelled`](crate::engine::SessionError::Cancelled).
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Allows calls again.
+    pub fn reset(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether it is set.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Bytes, roughly, of the buffers of a pass of `m` rows up to position `n_ctx`.
+pub(crate) fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
+    let most = |sizes: &mut dyn Iterator<Item = usize>| sizes.max().unwrap_or(0);
+    let attention = most(&mut h.attention().map(|a| {
+        (2 * a.n_head + a.n_head_kv) * (a.head_dim + a.head_dim_v)
+            + if a.gated { a.n_out() } else { 0 }
+            + if a.gate_in_q { 2 * a.n_q() } else { 0 }
+    }));
+    let attention = attention.max(most(
+        &mut h
+            .recurrent()
+            .map(|spec| recurrent::bytes(spec, 1) / size_of::<f32>()),
+    ));
+    let n_ff = most(&mut h.layers.iter().map(|layer| layer.ffn.n_ff()));
+    let moe = most(
+        &mut h
+            .mixtures()
+            .map(|x| 2 * h.n_embd.max(x.latent.unwrap_or(0)) + x.n_expert),
+    );
+    let moe = moe + 2 * most(&mut h.mixtures().filter_map(|x| x.latent));
+    // Inputs of products are kept in a second form, of at most 32 bits.
+    let widest = most(&mut h.attention().map(|a| a.n_out()))
+        .max(n_ff)
+        .max(h.n_embd);
+    let width = 3 * h.n_embd + attention.max(2 * n_ff) + widest + moe;
+    let partial = most(&mut h.attention().map(|a| 4 * a.n_head * (a.head_dim_v + 2)));
+    // The number of spans rounded up to a power of two, plus limits between precisions.
+    let n_pieces = n_ctx.div_ceil(KV_SPAN).next_power_of_two() + 3;
+    let partials = (n_pieces as u64).saturating_mul(partial as u64);
+    (m as u64)
+        .saturating_mul(width as u64 * 4)
+        .saturating_add(partials)
+}
+
+/// Context length of a session with these options.
+pub(crate) fn n_ctx(h: &Hparams, options: &SessionOptions) -> usize {
+    options.n_ctx.unwrap_or(h.n_ctx_train.min(DEFAULT_CTX))
+}
+
+/// Bytes of keys and values that a token at position `pos` reads.
+#[cfg_attr(all(target_arch = "wasm32", target_os = "unknown"), expect(dead_code))]
+pub(crate) fn kv_bytes_read(h: &Hparams, options: &SessionOptions, pos: usize) -> u64 {
+    kv_layout(h, options.kv_policy()).bytes_read(pos)
+}
+
+/// Shapes of the keys and values that the layers of a model store.
+pub(crate) fn kv_layout(h: &Hparams, policy: KvPolicy) -> KvLayout {
+    let shape = |a: &AttnSpec| LayerShape {
+        window: a.window,
+        n_head_kv: a.n_head_kv,
+        head_dim: a.head_dim,
+        head_dim_v: a.head_dim_v,
+    };
+    let layout = KvLayout::new(policy, h.attention().filter(|a| !a.shares_kv).map(shape));
+    layout.with_recurrences(h.recurrent().flat_map(recurrent::cells))
+}
+
+/// Context length of a session with these options.
+pub(crate) fn checked_n_ctx(h: &Hparams, options: &SessionOptions) -> Result<usize, SessionError> {
+    let n_ctx = n_ctx(h, options);
+    if n_ctx == 0 || n_ctx > MAX_CTX {
+        return Err(SessionError::Option {
+            option: "n_ctx",
+            value: n_ctx,
+            expected: "1 to 2^31 - 1".into(),
+        });
+    }
+    if h.learned_positions && n_ctx > h.n_ctx_train {
+        let expected = format!(
+            "at most {}, as the model has so many positions",
+            h.n_ctx_train
+        );
+        return Err(SessionError::Option {
+            option: "n_ctx",
+            value: n_ctx,
+            expected,
+        });
+    }
+    if options.n_batch == 0 {
+        return Err(SessionError::Option {
+            option: "n_batch",
+            value: 0,
+            expected: "at least 1".into(),
+        });
+    }
+    Ok(n_ctx)
+}
+
+/// Use of the engine's prefix cache by a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// Neither reads nor stores.
+    #[default]
+    Off,
+    /// Begins with stored prefixes, but stores nothing.
+    ReadOnly,
+    /// Begins with stored prefixes, and stores its own contents when it ends.
+    On,
+}
+
+/// Which cached tokens a prompt matches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reuse {
+    /// Tokens that came in prompts: logits have the bits of a run without cache.
+    #[default]
+    Prompt,
+    /// Also generated tokens, whose arithmetic is more exact: logits have the bits of the run that
+    /// generated them.
+    Any,
+}
+
+/// Options of a sequence for the engine's prefix cache.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PrefixOptions {
+    /// Whether it is used. Default: no.
+    pub cache: CacheMode,
+    /// Sequences with fewer tokens are not stored, and shorter prefixes not reused. Default 0.
+    pub min_cache_tokens: usize,
+    /// Which cached tokens match. Default [`Reuse::Prompt`].
+    pub reuse: Reuse,
+    /// Sequences find only those stored with the same salt: with one per tenant, their prompts
+    /// stay separate.
+    pub salt: String,
+}
+
+impl From<CacheMode> for PrefixOptions {
+    fn from(cache: CacheMode) -> PrefixOptions {
+        PrefixOptions {
+            cache,
+            ..PrefixOptions::default()
+        }
+    }
+}
+
+/// Tokens of a prompt whose keys and values came from the prefix cache, by how they were computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CachedTokens {
+    /// Computed as prompts.
+    pub prompt: usize,
+    /// Computed as generated tokens, see [`Reuse::Any`].
+    pub generated: usize,
+}
+
+impl CachedTokens {
+    /// Sum of both.
+    pub fn total(&self) -> usize {
+        self.prompt + self.generated
+    }
+}

@@ -1,0 +1,434 @@
+//! A sequence of tokens: the state that an engine keeps of it between passes.
+
+use crate::compute::arena::reserve;
+use crate::compute::hook::{Cut, OutputHook, OutputRows, TokenKind};
+use crate::compute::pooling::{PooledStates, Pooling};
+use crate::engine::SessionError;
+use crate::engine::adapters::{AdapterId, Adapters, next_number};
+use crate::engine::hidden_states::KeptStates;
+use crate::engine::options::{PrefixOptions, SessionOptions};
+use crate::kv::{Counted, KvLayout, KvPolicy, SeqKv};
+use crate::layers::rope::RopeTables;
+use crate::lora::{Adapter, AdapterError, Attached};
+use crate::model::Model;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Tokens for which a sequence reserves memory at first, so that few passes allocate.
+const FEW_TOKENS: usize = 4096;
+/// Purpose of the memory, for [`SessionError::OutOfMemory`].
+const TOKENS: &str = "tokens";
+
+/// Tokens with their keys and values, the adapters they are computed with, and a hook that follows
+/// them.
+///
+/// [`Engine::step`](crate::engine::engine::Engine::step) appends to any number of sequences in one pass. A
+/// [`Session`](crate::session::session::Session) is the simple interface to one.
+pub struct Sequence {
+    model: Model,
+    pub(crate) kv: SeqKv,
+    /// How its pages are laid out, and how those of a text that begins in a pool above its high
+    /// mark: the same, unless the options ask for fewer bits then.
+    layouts: [Arc<KvLayout>; 2],
+    pub(crate) rope: Arc<RopeTables>,
+    pub(crate) adapters: Adapters,
+    pub(crate) hook: Option<Box<dyn OutputHook>>,
+    /// Tokens it holds; the cache has keys and values of the first `kv.len()`, and a pass computes
+    /// the others first.
+    tokens: Vec<u32>,
+    /// Kind of each token.
+    kinds: Vec<TokenKind>,
+    n_ctx: usize,
+    /// See [`SessionOptions::exact`](crate::engine::options::SessionOptions::exact).
+    pub(crate) exact: bool,
+    pub(crate) prefix: PrefixOptions,
+    /// Tokens that stay when the context is shifted, if it is at all.
+    pub(crate) context_shift: Option<usize>,
+    /// Tokens behind them that are gone.
+    pub(crate) n_dropped: usize,
+    /// Hidden states of its tokens, if they are pooled.
+    pub(crate) pooling: Option<Pooling>,
+    /// Hidden states of its last tokens, if they are kept.
+    pub(crate) states: Option<KeptStates>,
+    /// The level or device that computes it.
+    pub(crate) device: String,
+    /// Time that products with adapters took so far, divided by the number of threads.
+    pub(crate) adapter_time: Duration,
+}
+
+impl fmt::Debug for Sequence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Sequence {{ position: {}, n_ctx: {}, .. }}",
+            self.tokens.len(),
+            self.n_ctx
+        )
+    }
+}
+
+impl Sequence {
+    pub(crate) fn new(
+        model: &Model,
+        device: String,
+        kv: SeqKv,
+        layouts: [Arc<KvLayout>; 2],
+        n_ctx: usize,
+        options: &SessionOptions,
+    ) -> Result<Sequence, SessionError> {
+        let mut seq = Sequence {
+            rope: Arc::new(RopeTables::new(model, n_ctx)),
+            model: model.clone(),
+            kv,
+            layouts,
+            adapters: Adapters::default(),
+            hook: None,
+            tokens: Vec::new(),
+            kinds: Vec::new(),
+            n_ctx,
+            exact: options.exact,
+            prefix: options.prefix.clone(),
+            context_shift: options.context_shift,
+            n_dropped: 0,
+            pooling: options.pooled_layer.map(Pooling::new),
+            states: None,
+            device,
+            adapter_time: Duration::ZERO,
+        };
+        seq.reserve(0)?;
+        if options.keep_states {
+            seq.keep_states()?;
+        }
+        Ok(seq)
+    }
+
+    /// Keeps the hidden states of its last tokens from now on, see
+    /// [`SessionOptions::keep_states`](crate::engine::options::SessionOptions::keep_states).
+    pub(crate) fn keep_states(&mut self) -> Result<(), SessionError> {
+        if self.states.is_none() {
+            self.states = Some(KeptStates::new(self.model.hparams().n_embd, self.n_ctx)?);
+        }
+        Ok(())
+    }
+
+    /// Hidden states of tokens up to the one before `position`, that one's last; none where that
+    /// one's is not there.
+    pub(crate) fn states_before(&self, position: usize) -> &[f32] {
+        self.states
+            .as_ref()
+            .map_or(&[], |states| states.before(position))
+    }
+
+    /// Precision of its keys and values: that of its options, or the lower one that they ask for
+    /// under pressure.
+    pub fn kv_policy(&self) -> KvPolicy {
+        self.kv.policy()
+    }
+
+    /// Its layout, or the one under pressure.
+    pub(crate) fn layout(&self, lower: bool) -> &KvLayout {
+        &self.layouts[usize::from(lower)]
+    }
+
+    /// Whether it has the layout under pressure, which differs from the usual one.
+    pub(crate) fn is_lower(&self) -> bool {
+        self.kv.policy() != self.layouts[0].policy()
+    }
+
+    /// Gives an empty sequence that layout, or the usual one.
+    pub(crate) fn set_lower(&mut self, lower: bool) {
+        if lower != self.is_lower() && self.tokens.is_empty() {
+            self.kv.restart(&self.layouts[usize::from(lower)]);
+        }
+    }
+
+    /// Whether the options ask for fewer bits above the pool's high mark, and it is.
+    pub(crate) fn may_be_lower(&self) -> bool {
+        self.layouts[0].policy() != self.layouts[1].policy() && self.kv.pool().is_high(0)
+    }
+
+    /// Whether that is so when the prefix cache has given back what it can.
+    pub(crate) fn is_pressed(&self) -> bool {
+        self.may_be_lower() && !self.kv.pool().give_back(0) && self.may_be_lower()
+    }
+
+    /// The model it belongs to.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Largest number of tokens.
+    pub fn n_ctx(&self) -> usize {
+        self.n_ctx
+    }
+
+    /// Tokens that were dropped by context shifts, which lay behind those that stay.
+    pub fn n_dropped(&self) -> usize {
+        self.n_dropped
+    }
+
+    /// Number of tokens it holds, which is the position of the next one.
+    pub fn position(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The tokens it holds.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Kind of each token.
+    pub(crate) fn kinds(&self) -> &[TokenKind] {
+        &self.kinds
+    }
+
+    /// Number of last tokens that a pass must compute first.
+    pub(crate) fn n_missing(&self) -> usize {
+        self.tokens.len() - self.kv.len()
+    }
+
+    /// The longest run of missing tokens of one kind.
+    pub(crate) fn missing(&self) -> (Vec<u32>, TokenKind) {
+        let begin = self.kv.len();
+        let kind = self.kinds[begin];
+        let n = self.kinds[begin..]
+            .iter()
+            .take_while(|&&k| k == kind)
+            .count();
+        (self.tokens[begin..begin + n].to_vec(), kind)
+    }
+
+    /// Bytes of its tokens, and of their hidden states where they are kept.
+    pub(crate) fn token_bytes(&self) -> u64 {
+        let tokens = self.tokens.capacity() * size_of::<u32>()
+            + self.kinds.capacity() * size_of::<TokenKind>();
+        tokens as u64 + self.states.as_ref().map_or(0, KeptStates::bytes)
+    }
+
+    /// Reserves memory for `n` more tokens.
+    pub(crate) fn reserve(&mut self, n: usize) -> Result<(), SessionError> {
+        let n = self.tokens.len() + n;
+        if n > self.tokens.capacity() || self.tokens.capacity() == 0 {
+            let room = n.max(FEW_TOKENS).next_power_of_two().min(self.n_ctx).max(n);
+            reserve(&mut self.tokens, room, TOKENS)?;
+            reserve(&mut self.kinds, room, TOKENS)?;
+        }
+        Ok(())
+    }
+
+    /// Appends tokens that are computed, or that the next pass will compute. The memory must be
+    /// [reserved](Sequence::reserve).
+    pub(crate) fn push(&mut self, tokens: &[u32], kind: TokenKind) {
+        self.tokens.extend_from_slice(tokens);
+        self.kinds.resize(self.tokens.len(), kind);
+    }
+
+    /// Drops everything from `position` on. The next pass recomputes what a window has released.
+    pub(crate) fn truncate(&mut self, position: usize) {
+        self.tokens.truncate(position);
+        self.kinds.truncate(position);
+        self.kv.truncate(position);
+        if let Some(pooling) = &mut self.pooling {
+            pooling.truncate(position);
+        }
+        if let Some(states) = &mut self.states {
+            states.truncate(position);
+        }
+        if position <= self.context_shift.unwrap_or(0) {
+            self.n_dropped = 0;
+        }
+    }
+
+    /// Forgets the tokens `gone`, whose pages were dropped.
+    pub(crate) fn drop_tokens(&mut self, gone: Range<usize>) {
+        self.n_dropped += gone.len();
+        if let Some(pooling) = &mut self.pooling {
+            pooling.shift(gone.len());
+        }
+        if let Some(states) = &mut self.states {
+            states.shift(gone.clone());
+        }
+        self.tokens.drain(gone.clone());
+        self.kinds.drain(gone);
+    }
+
+    /// Replaces the contents by other tokens with their keys and values.
+    pub(crate) fn replace(
+        &mut self,
+        tokens: &[u32],
+        kinds: &[TokenKind],
+        kv: SeqKv,
+    ) -> Result<(), SessionError> {
+        self.reserve(tokens.len().saturating_sub(self.position()))?;
+        self.cut(0, Cut::Rewound);
+        self.tokens.extend_from_slice(tokens);
+        self.kinds.extend_from_slice(kinds);
+        self.kv = kv;
+        Ok(())
+    }
+
+    /// Calls the hook with the rows of a pass whose tokens begin at `new.start`, those with logits
+    /// at `new.end`.
+    pub(crate) fn follow(
+        &mut self,
+        new: Range<usize>,
+        kind: TokenKind,
+        states: &[f32],
+        logits: &mut [f32],
+    ) {
+        let Some(hook) = &mut self.hook else { return };
+        hook.rows(OutputRows {
+            tokens: &self.tokens,
+            start: new.start,
+            first: new.end,
+            kind,
+            states,
+            logits,
+        });
+    }
+
+    /// Removes the last token.
+    pub(crate) fn pop(&mut self) -> Option<u32> {
+        let token = *self.tokens.last()?;
+        self.truncate(self.tokens.len() - 1);
+        Some(token)
+    }
+
+    /// [`Sequence::truncate`] with a notification of the hook.
+    pub(crate) fn cut(&mut self, position: usize, cut: Cut) {
+        self.truncate(position);
+        if let Some(hook) = &mut self.hook {
+            hook.cut(cut);
+        }
+    }
+
+    /// Mean hidden states of the tokens computed since the last call; see
+    /// [`SessionOptions::pooled_layer`].
+    pub fn take_pooled(&mut self) -> PooledStates {
+        self.pooling.as_mut().map(Pooling::take).unwrap_or_default()
+    }
+
+    /// An independent sequence that continues from the same point. Keys and values are shared until
+    /// one of them writes.
+    ///
+    /// # Errors
+    /// If there is no memory for its tokens.
+    pub fn fork(&self) -> Result<Sequence, SessionError> {
+        let mut fork = Sequence {
+            model: self.model.clone(),
+            kv: self.kv.fork(),
+            layouts: self.layouts.clone(),
+            rope: Arc::clone(&self.rope),
+            adapters: self.adapters.clone(),
+            hook: self.hook.as_ref().map(|hook| hook.fork()),
+            tokens: Vec::new(),
+            kinds: Vec::new(),
+            n_ctx: self.n_ctx,
+            exact: self.exact,
+            prefix: self.prefix.clone(),
+            context_shift: self.context_shift,
+            n_dropped: self.n_dropped,
+            pooling: self.pooling.clone(),
+            states: self.states.clone(),
+            device: self.device.clone(),
+            adapter_time: self.adapter_time,
+        };
+        fork.reserve(self.tokens.len())?;
+        fork.tokens.extend_from_slice(&self.tokens);
+        fork.kinds.extend_from_slice(&self.kinds);
+        Ok(fork)
+    }
+}
+
+impl Sequence {
+    /// Attaches an adapter: adds `scale·ΔW` to the weights with which this sequence is computed,
+    /// besides adapters attached before. Other sequences are not affected.
+    ///
+    /// Empties the sequence, as [`Sequence::set_scale`] and [`Sequence::detach`] do: its keys and
+    /// values were computed with other weights.
+    ///
+    /// # Errors
+    /// If the adapter is for another model, or the scale is not finite. Nothing has changed then.
+    pub fn attach(&mut self, adapter: Arc<Adapter>, scale: f32) -> Result<AdapterId, AdapterError> {
+        let attached = Attached::new(self.model(), adapter, scale)?;
+        self.adapters.counted.push(self.counted(&attached));
+        let id = AdapterId(next_number());
+        self.adapters.attached.push(attached);
+        self.adapters.ids.push(id);
+        self.adapters_changed();
+        Ok(id)
+    }
+
+    /// Changes the scale of an adapter; 0 leaves it attached without effect or cost. Empties the
+    /// sequence.
+    ///
+    /// # Errors
+    /// If the adapter is not attached, or the scale is not finite.
+    pub fn set_scale(&mut self, id: AdapterId, scale: f32) -> Result<(), AdapterError> {
+        let i = self.adapters.index(id)?;
+        let adapter = Arc::clone(&self.adapters.attached[i].adapter);
+        let attached = Attached::new(self.model(), adapter, scale)?;
+        self.replace_adapter(i, attached);
+        Ok(())
+    }
+
+    /// Detaches an adapter, and returns it. Empties the sequence.
+    ///
+    /// # Errors
+    /// If it is not attached.
+    pub fn detach(&mut self, id: AdapterId) -> Result<Arc<Adapter>, AdapterError> {
+        let i = self.adapters.index(id)?;
+        self.adapters.ids.remove(i);
+        self.adapters.counted.remove(i);
+        let attached = self.adapters.attached.remove(i);
+        self.adapters_changed();
+        Ok(attached.adapter)
+    }
+
+    /// The attached adapters with their scales, in order of attachment.
+    pub fn adapters(&self) -> impl Iterator<Item = (AdapterId, &Arc<Adapter>, f32)> {
+        let Adapters { attached, ids, .. } = &self.adapters;
+        ids.iter()
+            .zip(attached)
+            .map(|(&id, a)| (id, &a.adapter, a.scale))
+    }
+
+    /// Identifies the weights with which the sequence is computed: 0 without adapters, and a number
+    /// never used before after every change of them. Keys and values can be exchanged between
+    /// sequences with the same model and generation; a [fork](Sequence::fork) has its parent's.
+    pub fn adapter_generation(&self) -> u64 {
+        self.adapters.generation
+    }
+
+    /// Puts another adapter in the place of one.
+    pub(crate) fn replace_adapter(&mut self, i: usize, attached: Attached) {
+        self.adapters.counted[i] = self.counted(&attached);
+        self.adapters.attached[i] = attached;
+        self.adapters_changed();
+    }
+
+    /// Counts its adapters in the pool's budget, or no more. Those of an empty sequence that others
+    /// are forked from do not count; no adapter is replaced in it.
+    pub(crate) fn count_adapters(&mut self, count: bool) {
+        let all = self.adapters.attached.iter().filter(|_| count);
+        self.adapters.counted = all.map(|attached| self.counted(attached)).collect();
+    }
+
+    fn counted(&self, attached: &Attached) -> Arc<Counted> {
+        self.kv.pool().count(
+            Arc::as_ptr(&attached.adapter).addr(),
+            attached.adapter.bytes(),
+        )
+    }
+
+    pub(crate) fn adapters_changed(&mut self) {
+        self.adapters.generation = if self.adapters.attached.is_empty() {
+            0
+        } else {
+            next_number()
+        };
+        self.cut(0, Cut::Rewound);
+    }
+}

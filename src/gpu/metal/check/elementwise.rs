@@ -1,0 +1,295 @@
+//! Norms, rotations and element-wise kernels.
+
+use crate::arch::Arch;
+use crate::gpu::metal::check::{Checker, Data, EPS, FAST, Lcg, close};
+use crate::gpu::metal::kernels::*;
+use crate::quant::DType;
+
+pub(super) fn norm(gpu: &mut Checker<'_>) -> Result<(), String> {
+    let (mut lcg, arch) = (Lcg(10), Arch::scalar());
+    for (n, n_rows) in [(1, 1), (77, 3), (600, 2)] {
+        let (x, branch) = (lcg.values(n_rows * n), lcg.values(n_rows * n));
+        let (w, b) = (lcg.values(n), lcg.values(n));
+        let (eps, branch_scale) = (1e-5, 0.25);
+        let args = NormArgs {
+            n: n as u32,
+            n_rows: n_rows as u32,
+            eps,
+        };
+        let add = NormAddArgs {
+            n: n as u32,
+            n_rows: n_rows as u32,
+            eps,
+            branch_scale,
+        };
+        let sum: Vec<f32> = x
+            .iter()
+            .zip(&branch)
+            .map(|(x, b)| x + branch_scale * b)
+            .collect();
+        let rms = |x: &[f32]| {
+            let mut y = vec![0.0; x.len()];
+            y.chunks_exact_mut(n)
+                .zip(x.chunks_exact(n))
+                .for_each(|(y, x)| arch.rms_norm(y, x, &w, eps));
+            y
+        };
+        let layer = |x: &[f32]| {
+            let mut y = vec![0.0; x.len()];
+            y.chunks_exact_mut(n)
+                .zip(x.chunks_exact(n))
+                .for_each(|(y, x)| arch.layer_norm(y, x, &w, &b, eps));
+            y
+        };
+        // The sum's relative error is that of n positive terms on both sides; a normalised value is
+        // at most √n, and the mean of a layer norm has the error of n terms below 1.5, over
+        // the deviation.
+        let of_sum = (2 * n) as f32 * EPS + FAST;
+        let rms_tolerance = |_: usize| of_sum * (n as f32).sqrt();
+        let deviation = |x: &[f32]| {
+            let least = x.chunks_exact(n).map(|x| {
+                let mean = x.iter().sum::<f32>() / n as f32;
+                (x.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / n as f32 + eps).sqrt()
+            });
+            least.fold(f32::INFINITY, f32::min)
+        };
+        let layer_tolerance =
+            of_sum * ((n as f32).sqrt() + 4.0 / deviation(&x).min(deviation(&sum)));
+
+        let call = [Data::F32(&x), Data::F32(&w), Data::Out];
+        let y = gpu.call(&RMS_NORM, DType::F32, 0, &args, &call, &[])?;
+        close(&format!("rms_norm {n}"), y.f32(0), &rms(&x), rms_tolerance)?;
+        let call = [Data::F32(&x), Data::F32(&branch), Data::F32(&w), Data::Out];
+        let y = gpu.call(&RMS_NORM_ADD, DType::F32, 0, &add, &call, &[])?;
+        close("rms_norm_add: the sum", y.f32(0), &sum, |_| 2.0 * EPS)?;
+        close(
+            &format!("rms_norm_add {n}"),
+            y.f32(1),
+            &rms(&sum),
+            rms_tolerance,
+        )?;
+        let call = [Data::F32(&x), Data::F32(&w), Data::F32(&b), Data::Out];
+        let y = gpu.call(&LAYER_NORM, DType::F32, 0, &args, &call, &[])?;
+        close(&format!("layer_norm {n}"), y.f32(0), &layer(&x), |_| {
+            layer_tolerance
+        })?;
+        let call = [
+            Data::F32(&x),
+            Data::F32(&branch),
+            Data::F32(&w),
+            Data::F32(&b),
+            Data::Out,
+        ];
+        let y = gpu.call(&LAYER_NORM_ADD, DType::F32, 0, &add, &call, &[])?;
+        close("layer_norm_add: the sum", y.f32(0), &sum, |_| 2.0 * EPS)?;
+        close(
+            &format!("layer_norm_add {n}"),
+            y.f32(1),
+            &layer(&sum),
+            |_| layer_tolerance,
+        )?;
+    }
+    // Heads: rows that do not fill the last threadgroup.
+    for (n, n_rows) in [(64, 4), (80, 7), (200, 1)] {
+        let (x, w) = (lcg.values(n_rows * n), lcg.values(n));
+        let args = NormArgs {
+            n: n as u32,
+            n_rows: n_rows as u32,
+            eps: 1e-6,
+        };
+        let y = gpu.call(
+            &RMS_NORM_HEADS,
+            DType::F32,
+            0,
+            &args,
+            &[Data::F32(&x), Data::F32(&w)],
+            &[],
+        )?;
+        let mut e = vec![0.0; x.len()];
+        e.chunks_exact_mut(n)
+            .zip(x.chunks_exact(n))
+            .for_each(|(y, x)| arch.rms_norm(y, x, &w, 1e-6));
+        let tolerance = ((2 * n) as f32 * EPS + FAST) * (n as f32).sqrt();
+        close(&format!("rms_norm_heads {n}"), y.f32(0), &e, |_| tolerance)?;
+    }
+    Ok(())
+}
+
+pub(super) fn rope(gpu: &mut Checker<'_>) -> Result<(), String> {
+    let (mut lcg, arch) = (Lcg(11), Arch::scalar());
+    for (n_rows, n_head, head_dim, n_dims) in [(1, 1, 2, 2), (3, 5, 64, 64), (2, 3, 80, 32)] {
+        let x = lcg.values(n_rows * n_head * head_dim);
+        let frequencies: Vec<f32> = (0..n_dims / 2).map(|i| 0.7f32.powi(i as i32)).collect();
+        let mut angles = Vec::new();
+        let (mut norm, mut neox) = (x.clone(), x.clone());
+        for row in 0..n_rows {
+            let (mut cos, mut sin) = (vec![0.0; n_dims / 2], vec![0.0; n_dims / 2]);
+            arch.rope_angles(
+                &mut cos,
+                &mut sin,
+                &frequencies,
+                (17 * row + 3) as f32,
+                1.25,
+            );
+            angles.extend(cos.iter().zip(&sin).flat_map(|(c, s)| [*c, *s]));
+            for head in row * n_head..(row + 1) * n_head {
+                arch.rope_norm(&mut norm[head * head_dim..][..n_dims], &cos, &sin);
+                arch.rope_neox(&mut neox[head * head_dim..][..n_dims], &cos, &sin);
+            }
+        }
+        let args = RopeArgs {
+            n_rows: n_rows as u32,
+            n_head: n_head as u32,
+            head_dim: head_dim as u32,
+            n_dims: n_dims as u32,
+        };
+        for (kernel, expected) in [(&ROPE_NORM, &norm), (&ROPE_NEOX, &neox)] {
+            let y = gpu.call(
+                kernel,
+                DType::F32,
+                0,
+                &args,
+                &[Data::F32(&x), Data::F32(&angles)],
+                &[],
+            )?;
+            // Two products below 1.25 and their sum.
+            close(kernel.name, y.f32(0), expected, |_| 4.0 * 1.25 * EPS)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn elementwise(gpu: &mut Checker<'_>) -> Result<(), String> {
+    let (mut lcg, arch) = (Lcg(12), Arch::scalar());
+    for n in [1, 300] {
+        // Includes values at the limits of the exponential's range.
+        let gate: Vec<f32> = (0..n)
+            .map(|i| lcg.signed() * if i % 5 == 0 { 200.0 } else { 6.0 })
+            .collect();
+        let up = lcg.values(n);
+        let args = ElementwiseArgs { n: n as u32 };
+        // A sigmoid's exponent has an error of a few units of its own size, which is at most 40
+        // where the result is not yet 0; gelu's exponent is a product of three factors.
+        let tolerance = |i: usize| 8.0 * FAST * gate[i].abs().min(40.0) + 1e-30;
+        for (kernel, f) in [
+            (&SILU_MUL, Arch::silu_mul as fn(Arch, &mut [f32], &[f32])),
+            (&GELU_MUL, Arch::gelu_mul),
+        ] {
+            let y = gpu.call(
+                kernel,
+                DType::F32,
+                0,
+                &args,
+                &[Data::F32(&gate), Data::F32(&up)],
+                &[],
+            )?;
+            let mut e = gate.clone();
+            f(arch, &mut e, &up);
+            close(kernel.name, y.f32(0), &e, tolerance)?;
+        }
+        // Beyond the bounds on both sides; the factor that they leave is at most 8.
+        let wide: Vec<f32> = up.iter().map(|u| 12.0 * u).collect();
+        let y = gpu.call(
+            &SWIGLU_OAI,
+            DType::F32,
+            0,
+            &args,
+            &[Data::F32(&gate), Data::F32(&wide)],
+            &[],
+        )?;
+        let oai = |g: f32, u: f32| g / (1.0 + (-1.702 * g).exp()) * (u.clamp(-7.0, 7.0) + 1.0);
+        let e: Vec<f32> = gate
+            .iter()
+            .zip(&wide)
+            .map(|(g, u)| oai(g.min(7.0), *u))
+            .collect();
+        close("swiglu_oai", y.f32(0), &e, |i| 8.0 * tolerance(i))?;
+
+        let y = gpu.call(&GELU, DType::F32, 0, &args, &[Data::F32(&gate)], &[])?;
+        let mut e = gate.clone();
+        arch.gelu(&mut e);
+        close("gelu", y.f32(0), &e, tolerance)?;
+
+        let y = gpu.call(
+            &SQUARED_RELU,
+            DType::F32,
+            0,
+            &args,
+            &[Data::F32(&gate)],
+            &[],
+        )?;
+        let e: Vec<f32> = gate.iter().map(|x| x * x.max(0.0)).collect();
+        close("squared_relu", y.f32(0), &e, |_| 0.0)?;
+        let args = AddScaledArgs {
+            n: n as u32,
+            scale: 0.3,
+        };
+        let y = gpu.call(
+            &ADD_SCALED,
+            DType::F32,
+            0,
+            &args,
+            &[Data::F32(&up), Data::F32(&gate)],
+            &[],
+        )?;
+        let e: Vec<f32> = up.iter().zip(&gate).map(|(y, x)| y + 0.3 * x).collect();
+        close("add_scaled", y.f32(0), &e, |i| {
+            2.0 * EPS * (up[i].abs() + gate[i].abs())
+        })?;
+
+        for (scale, softcap) in [(0.5, 0.0), (2.0, 30.0)] {
+            let args = FinishLogitsArgs {
+                n: n as u32,
+                scale,
+                softcap,
+            };
+            let y = gpu.call(
+                &FINISH_LOGITS,
+                DType::F32,
+                0,
+                &args,
+                &[Data::F32(&gate)],
+                &[],
+            )?;
+            let cap = |x: f32| {
+                if softcap == 0.0 {
+                    scale * x
+                } else {
+                    softcap * (scale * x / softcap).tanh()
+                }
+            };
+            let e: Vec<f32> = gate.iter().map(|x| cap(*x)).collect();
+            close("finish_logits", y.f32(0), &e, |i| FAST * e[i].abs())?;
+        }
+
+        let n_rows = 3;
+        let (y, x) = (lcg.values(n_rows * n), lcg.values(n_rows * n));
+        let args = AddBiasArgs {
+            n: n as u32,
+            n_rows: n_rows as u32,
+        };
+        let result = gpu.call(
+            &ADD_BIAS,
+            DType::F32,
+            0,
+            &args,
+            &[Data::F32(&y), Data::F32(&up)],
+            &[],
+        )?;
+        let e: Vec<f32> = y.iter().enumerate().map(|(i, y)| y + up[i % n]).collect();
+        close("add_bias", result.f32(0), &e, |_| 0.0)?;
+
+        let strength = [-3.0, 0.1, 90.0];
+        let args = AddGatedArgs {
+            n: n as u32,
+            n_rows: n_rows as u32,
+        };
+        let data = [Data::F32(&y), Data::F32(&x), Data::F32(&strength)];
+        let result = gpu.call(&ADD_GATED, DType::F32, 0, &args, &data, &[])?;
+        let e: Vec<f32> = (0..n_rows * n)
+            .map(|i| y[i] + x[i] / (1.0 + (-strength[i / n]).exp()))
+            .collect();
+        close("add_gated", result.f32(0), &e, |_| 2.0 * FAST)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,1388 @@
+//! Plans: the kernels of a pass, in order, over named buffers, derived from a model and the rows of
+//! the pass. No GPU is used here: the runner gives each name a buffer of the size in the table of
+//! kernels.
+//!
+//! A row's arithmetic depends only on its kind: products of generated rows use `matvec`, however
+//! many there are, and their attention `attention_decode`; rows of a prompt use `matmul` and
+//! `attention_prompt`, even a single one. The head computes all rows as generated ones.
+
+use crate::arch::KvType;
+use crate::gpu::metal::MetalError;
+use crate::gpu::metal::kernels::*;
+use crate::gpu::{Batch, BatchSlot};
+use crate::lora::{Adapter, Attached};
+use crate::model::{
+    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, Layer, LayerSpec, Linear, Mixer,
+    Model, Moe, MoeSpec, Norm, NormKind, Norms, QkNorm, RopeOrder, Weight, Weights,
+};
+use crate::quant::DType;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Set of rows of a batch: all, or those with outputs, stored contiguously.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Set {
+    /// All rows.
+    All,
+    /// Rows with outputs.
+    Outputs,
+}
+
+/// Name of a buffer of a pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Name<'m> {
+    /// Tensor of the file, by index.
+    Tensor(usize),
+    /// Values that never change: norms, biases. Identified by their address.
+    Constant(&'m [f32]),
+    /// Terms of an adapter, by its index in [`Plan::adapters`].
+    Adapter(usize),
+    /// Input, written by the host before the pass.
+    Input(Input),
+    /// Intermediate result, or output for the host.
+    Intermediate(Intermediate),
+    /// Keys and values of a layer, which kernels access by addresses of pages. Not bound to a
+    /// kernel.
+    Cache(usize),
+}
+
+/// Inputs written by the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Input {
+    /// Tokens of all rows.
+    Tokens,
+    /// Indices of the rows with outputs.
+    OutputRows,
+    /// Position of each row, and index of its page table.
+    Rows(Set),
+    /// Cosines and sines of a rope, by its index.
+    Angles(Set, usize),
+    /// Page tables of a group of layers, one sequence after the other.
+    Pages(usize),
+    /// Tiles of at most this many rows, see [`Plan::tiles`].
+    Tiles(Set, u32),
+    /// Terms of experts, see [`Plan::terms`].
+    Terms,
+}
+
+/// Results of kernels, with llama.cpp's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Intermediate {
+    /// Residual stream. The host writes it if the CPU has computed the first layers.
+    X(Set),
+    Normed(Set),
+    Q,
+    QNormed,
+    K,
+    KNormed,
+    V,
+    /// Partial results per split of keys.
+    Partial,
+    KqvOut,
+    AttnOut,
+    /// Output of a branch, after its norm.
+    Post,
+    Gate,
+    Up,
+    FfnOut,
+    Router,
+    Chosen,
+    ExpertWeights,
+    /// Rows of each expert: their number, and their indices.
+    ExpertCounts,
+    ExpertLists,
+    ExpertOut,
+    SharedOut,
+    SharedGate,
+    /// `A·x` of an adapter.
+    Low,
+    Logits,
+}
+
+/// A kernel with its buffers.
+#[derive(Clone, Debug)]
+pub struct Command<'m> {
+    /// The kernel and its sizes.
+    pub dispatch: Dispatch,
+    /// Buffers before the arguments, with byte offsets.
+    pub buffers: Vec<(Name<'m>, u64)>,
+    /// Whether everything dispatched before must be finished. Between two such commands the order
+    /// is free.
+    pub barrier: bool,
+}
+
+/// The kernels of a pass.
+#[derive(Debug)]
+pub struct Plan<'m> {
+    /// Commands in order.
+    pub commands: Vec<Command<'m>>,
+    /// First row and number of rows of each tile of [`ATTENTION_PROMPT`], by input.
+    pub tiles: Vec<(Input, Vec<[u32; 2]>)>,
+    /// Adapters of the batch. A buffer has the values of all terms, by site, each `A`, then `B`.
+    pub adapters: Vec<Arc<Adapter>>,
+    /// For [`LORA_EXPERTS`], one for each expert of a product.
+    pub terms: Vec<[u32; 4]>,
+    /// Set of the rows in the results: those with outputs, which may be all.
+    pub outputs: Set,
+}
+
+/// Adjacent rows of a set that belong to one sequence.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    first: u32,
+    n: u32,
+    pos: u32,
+    generated: bool,
+    /// Index of the sequence's slot; of a run, that of its first part.
+    slot: usize,
+}
+
+/// Some rows of the batch, with their sequences.
+#[derive(Clone, Debug)]
+struct RowSet {
+    set: Set,
+    n: u32,
+    parts: Vec<Part>,
+}
+
+impl RowSet {
+    fn new(set: Set, slots: &[BatchSlot<'_>]) -> Result<RowSet, MetalError> {
+        let mut parts = Vec::new();
+        let mut first = 0;
+        for (i, slot) in slots.iter().enumerate() {
+            let rows = if set == Set::All {
+                &slot.rows
+            } else {
+                &slot.outputs
+            };
+            let (n, pos) = (
+                size(rows.len())?,
+                size(slot.pos + rows.start - slot.rows.start)?,
+            );
+            if n > 0 {
+                parts.push(Part {
+                    first,
+                    n,
+                    pos,
+                    generated: slot.generated,
+                    slot: i,
+                });
+            }
+            first += n;
+        }
+        Ok(RowSet {
+            set,
+            n: first,
+            parts,
+        })
+    }
+
+    /// Adjacent rows of one kind, joined.
+    fn runs(&self) -> Vec<Part> {
+        let mut runs = Vec::<Part>::new();
+        for &part in &self.parts {
+            match runs.last_mut() {
+                Some(run) if run.generated == part.generated => run.n += part.n,
+                _ => runs.push(part),
+            }
+        }
+        runs
+    }
+
+    /// The parts that make up a run.
+    fn parts_of(&self, run: Part) -> impl Iterator<Item = &Part> {
+        self.parts
+            .iter()
+            .filter(move |part| (run.first..run.first + run.n).contains(&part.first))
+    }
+}
+
+/// Sink scores for heads without sinks.
+static NO_SINKS: [f32; MAX_HEADS] = [-1e30; MAX_HEADS];
+/// Expert biases for files without them.
+static NO_BIAS: [f32; MAX_EXPERTS as usize] = [0.0; MAX_EXPERTS as usize];
+/// Most query heads of a layer.
+const MAX_HEADS: usize = 1024;
+
+fn refused(what: String) -> MetalError {
+    MetalError::Unsupported { what }
+}
+
+/// A size as a 32-bit kernel argument.
+fn size(n: usize) -> Result<u32, MetalError> {
+    u32::try_from(n).map_err(|_| refused(format!("a batch of {n} values")))
+}
+
+/// Bits per value of a precision that the kernels read.
+fn bits(kind: KvType) -> Result<u32, MetalError> {
+    match kind {
+        KvType::F16 | KvType::Q8 | KvType::Q6 | KvType::Q5 | KvType::Q4 => size(kind.bits()),
+        KvType::F32 | KvType::Bf16 => Err(refused(format!("keys or values in {kind}"))),
+    }
+}
+
+/// Bytes of `n` rows of `width` 32-bit values.
+fn bytes(n: u32, width: u32) -> u64 {
+    u64::from(n) * u64::from(width) * 4
+}
+
+impl<'m> Plan<'m> {
+    /// Plans a pass of `batch` through the layers of `model` from `first_layer` on; if `raw`, the
+    /// logits are the head's bare products.
+    ///
+    /// # Errors
+    /// [`MetalError::Unsupported`] if the model has a feature without a kernel.
+    pub fn new(
+        model: &'m Model,
+        first_layer: usize,
+        batch: &Batch<'_>,
+        raw: bool,
+    ) -> Result<Plan<'m>, MetalError> {
+        Planner::new(model, batch)?.pass(first_layer, batch, raw)
+    }
+
+    /// Inputs and intermediate buffers, with their sizes in bytes.
+    pub fn sizes(&self) -> Vec<(Name<'m>, u64)> {
+        let mut sizes = Vec::<(Name<'m>, u64)>::new();
+        for command in &self.commands {
+            for (&(name, offset), len) in command.buffers.iter().zip(&command.dispatch.lens) {
+                if let Name::Input(_) | Name::Intermediate(_) = name {
+                    match sizes.iter_mut().find(|(other, _)| *other == name) {
+                        Some((_, size)) => *size = (*size).max(offset + len),
+                        None => sizes.push((name, offset + len)),
+                    }
+                }
+            }
+        }
+        sizes
+    }
+}
+
+/// Builds a [`Plan`].
+struct Planner<'m, 'b> {
+    model: &'m Model,
+    h: &'m Hparams,
+    batch: &'b Batch<'b>,
+    plan: Plan<'m>,
+    /// Buffers used by the commands since the last barrier, and whether they are written.
+    touched: Vec<(Name<'m>, Range<u64>, bool)>,
+    /// Number of pages in all tables.
+    n_pages: u32,
+    /// For each of [`Plan::adapters`], the index of the first value of each site's term.
+    first_values: Vec<Vec<usize>>,
+    /// Rows still being computed.
+    rows: RowSet,
+    /// A branch that is not yet added to the residual stream, and its factor.
+    pending: Option<(Name<'m>, f32)>,
+}
+
+use Name::Intermediate as Left;
+
+impl<'m, 'b> Planner<'m, 'b> {
+    fn new(model: &'m Model, batch: &'b Batch<'b>) -> Result<Planner<'m, 'b>, MetalError> {
+        Ok(Planner {
+            model,
+            h: model.hparams(),
+            batch,
+            plan: Plan {
+                commands: Vec::new(),
+                tiles: Vec::new(),
+                adapters: Vec::new(),
+                terms: Vec::new(),
+                outputs: Set::All,
+            },
+            first_values: Vec::new(),
+            touched: Vec::new(),
+            n_pages: size(
+                batch
+                    .slots
+                    .iter()
+                    .map(|slot| slot.tables.first().map_or(0, Vec::len))
+                    .sum(),
+            )?,
+            rows: RowSet::new(Set::All, batch.slots)?,
+            pending: None,
+        })
+    }
+
+    /// Adds a command; `cache` is the layer whose pages it accesses, and whether it writes to them.
+    fn push<A: Args>(
+        &mut self,
+        (kernel, format, variant): (&Kernel<A>, DType, u32),
+        args: &A,
+        buffers: &[(Name<'m>, u64)],
+        cache: Option<(usize, bool)>,
+    ) {
+        let dispatch = kernel.dispatch(format, variant, args);
+        let mut touches: Vec<(Name<'m>, Range<u64>, bool)> = buffers
+            .iter()
+            .zip(&dispatch.lens)
+            .zip(kernel.buffers)
+            .map(|((&(name, offset), len), buffer)| {
+                (name, offset..offset + len, buffer.access != Access::Read)
+            })
+            .collect();
+        // Weights are never written, so they need no barriers.
+        touches.retain(|(name, ..)| matches!(name, Name::Input(_) | Name::Intermediate(_)));
+        touches.extend(cache.map(|(layer, written)| (Name::Cache(layer), 0..1, written)));
+        let barrier = touches.iter().any(|(name, range, written)| {
+            self.touched.iter().any(|(other, before, was_written)| {
+                name == other
+                    && (*written || *was_written)
+                    && range.start < before.end
+                    && before.start < range.end
+            })
+        });
+        if barrier {
+            self.touched.clear();
+        }
+        self.touched.extend(touches);
+        self.plan.commands.push(Command {
+            dispatch,
+            buffers: buffers.to_vec(),
+            barrier,
+        });
+    }
+
+    /// [`Planner::push`] for a kernel without format, variant and pages.
+    fn plain<A: Args>(&mut self, kernel: &Kernel<A>, args: &A, buffers: &[Name<'m>]) {
+        let buffers: Vec<_> = buffers.iter().map(|&name| (name, 0)).collect();
+        self.push((kernel, DType::F32, 0), args, &buffers, None);
+    }
+
+    fn n_embd(&self) -> Result<u32, MetalError> {
+        size(self.h.n_embd)
+    }
+
+    /// Residual stream of the rows still being computed.
+    fn x(&self) -> Name<'m> {
+        Left(Intermediate::X(self.rows.set))
+    }
+
+    fn pass(
+        mut self,
+        first_layer: usize,
+        batch: &Batch<'_>,
+        raw: bool,
+    ) -> Result<Plan<'m>, MetalError> {
+        // Every field of the model, the layers and their weights is named: a new one must be
+        // computed or refused here.
+        let &Hparams {
+            arch: _,
+            n_vocab,
+            n_ctx_train: _,
+            n_embd: _,
+            n_layer,
+            n_part: _,
+            n_mtp: _,
+            is_mtp: _, // in `forward_only`
+            norm: _,
+            norm_eps: _,
+            embd_scale,
+            embd_norm: _, // in `forward_only`
+            token_types: _,
+            final_norm: _,
+            learned_positions: _,
+            logit_scale: _, // in `logit_finish`
+            final_softcap: _,
+            head_bias: _,
+            pooling: _, // after the model
+            classifier: _,
+            dense: _,
+            ropes: _,
+            layers: _,
+            kv_layers: _,
+            streams: _,
+            per_layer_embd: _,
+        } = self.h;
+        if let Some(what) = self.h.forward_only() {
+            return Err(refused(what.to_string()));
+        }
+        let w = self.model.weights();
+        let Weights {
+            token_embd,
+            mtp: _,       // in `forward_only`
+            per_layer: _, // in `forward_only`
+            position_embd: _,
+            token_types: _,
+            embd_norm: _,
+            layers,
+            output_norm,
+            output,
+            dense: _,
+            rope_factors: _, // in the angles
+            rope_factors_short_long: _,
+            shapes: _,
+            classifier: _,
+            alt_up: _,
+            sites: _,
+        } = w;
+        if batch.places.len() != n_layer {
+            return Err(refused("layers other than attention".to_string()));
+        }
+        let outputs = RowSet::new(Set::Outputs, batch.slots)?;
+        if batch.hidden.is_empty() {
+            let args = EmbedArgs {
+                n_embd: self.n_embd()?,
+                n_vocab: size(n_vocab)?,
+                n_rows: self.rows.n,
+                row_bytes: size(token_embd.row_bytes())?,
+                scale: embd_scale,
+            };
+            let (table, format) = self.weight(token_embd)?;
+            let buffers = [table, (Name::Input(Input::Tokens), 0), (self.x(), 0)];
+            self.push((&EMBED, format, 0), &args, &buffers, None);
+            self.embed_terms(token_embd)?;
+        }
+        for i in first_layer..n_layer {
+            let last = i + 1 == n_layer;
+            self.layer(i, &self.h.layers[i], &layers[i], last.then_some(&outputs))?;
+            if last && outputs.n == 0 {
+                return Ok(self.plan);
+            }
+        }
+        let normed = self.enter(output_norm.as_ref())?;
+        // As generated rows, whose kernels are faster for few rows: few rows of a prompt have
+        // logits.
+        self.rows
+            .parts
+            .iter_mut()
+            .for_each(|part| part.generated = true);
+        self.linear(output, normed, Left(Intermediate::Logits))?;
+        let finish = self.h.logit_finish();
+        if !raw && (finish.scale != 1.0 || finish.cap > 0.0) {
+            let n = size(self.rows.n as usize * n_vocab)?;
+            let args = FinishLogitsArgs {
+                n,
+                scale: finish.scale,
+                softcap: finish.cap,
+            };
+            self.plain(&FINISH_LOGITS, &args, &[Left(Intermediate::Logits)]);
+        }
+        Ok(self.plan)
+    }
+
+    /// Buffer of a matrix, and the format of its kernels.
+    fn weight(&self, w: &Weight) -> Result<((Name<'m>, u64), DType), MetalError> {
+        let (tensor, first_byte) = w.place();
+        if !FORMATS.contains(&w.dtype) {
+            let name = &self.model.gguf().tensors()[tensor].name;
+            return Err(refused(format!("the format {} of {name}", w.dtype)));
+        }
+        Ok(((Name::Tensor(tensor), first_byte as u64), w.dtype))
+    }
+
+    /// Index of an adapter in the plan, and that of the first value of its term at `site`.
+    fn adapter(&mut self, attached: &Attached, site: usize) -> (usize, u64) {
+        let adapter = &attached.adapter;
+        let known = self
+            .plan
+            .adapters
+            .iter()
+            .position(|other| Arc::ptr_eq(other, adapter));
+        let index = known.unwrap_or_else(|| {
+            let mut end = 0;
+            let mut firsts = vec![0; adapter.sites().len()];
+            for (site, term) in adapter.terms() {
+                firsts[site] = end;
+                end += term.a().len() + term.b().len();
+            }
+            self.first_values.push(firsts);
+            self.plan.adapters.push(Arc::clone(adapter));
+            self.plan.adapters.len() - 1
+        });
+        (index, self.first_values[index][site] as u64)
+    }
+
+    /// Adds the adapters' terms to looked-up rows of the embedding table.
+    fn embed_terms(&mut self, table: &Weight) -> Result<(), MetalError> {
+        let x = self.x();
+        for part in self.rows.parts.clone() {
+            for attached in self.batch.slots[part.slot].adapters {
+                let Some((term, scale)) = attached.term(table.site) else {
+                    continue;
+                };
+                let (adapter, first) = self.adapter(attached, table.site);
+                let n_embd = self.n_embd()?;
+                let args = LoraArgs {
+                    n_in: size(self.h.n_vocab)?,
+                    n_out: n_embd,
+                    rank: size(term.rank())?,
+                    n_rows: part.n,
+                    b_stride: n_embd,
+                    scale: scale * self.h.embd_scale,
+                };
+                let buffers = [
+                    (Name::Adapter(adapter), 4 * first),
+                    (Name::Adapter(adapter), 4 * (first + term.a().len() as u64)),
+                    (Name::Input(Input::Tokens), bytes(part.first, 1)),
+                    (x, bytes(part.first, n_embd)),
+                ];
+                self.push((&LORA_EMBED, DType::F32, 0), &args, &buffers, None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the adapters' terms to a product with `w`.
+    fn terms(&mut self, w: &Weight, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+        let (n_in, n_out) = (size(w.n_in)?, size(w.n_out)?);
+        for part in self.rows.parts.clone() {
+            for attached in self.batch.slots[part.slot].adapters {
+                let Some((term, scale)) = attached.term(w.site) else {
+                    continue;
+                };
+                let (adapter, first) = self.adapter(attached, w.site);
+                let args = LoraArgs {
+                    n_in,
+                    n_out,
+                    rank: size(term.rank())?,
+                    n_rows: part.n,
+                    b_stride: size(term.b().len() / term.rank())?,
+                    scale,
+                };
+                let low = (Left(Intermediate::Low), bytes(part.first, args.rank));
+                let a = (Name::Adapter(adapter), 4 * first);
+                let b = (
+                    Name::Adapter(adapter),
+                    4 * (first + (term.a().len() + w.first_row) as u64),
+                );
+                self.push(
+                    (&LORA_A, DType::F32, 0),
+                    &args,
+                    &[a, (x, bytes(part.first, n_in)), low],
+                    None,
+                );
+                self.push(
+                    (&LORA_B, DType::F32, 0),
+                    &args,
+                    &[b, low, (y, bytes(part.first, n_out))],
+                    None,
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the adapters' terms to products of experts with a stack `w` of matrices.
+    fn expert_terms(
+        &mut self,
+        w: &Weight,
+        (x, choices_per_row): (Name<'m>, u32),
+        (n_used, n_expert): (u32, u32),
+        y: Name<'m>,
+    ) -> Result<(), MetalError> {
+        let (n_in, n_out) = (size(w.n_in)?, size(w.n_out)? / n_expert);
+        for part in self.rows.parts.clone() {
+            for attached in self.batch.slots[part.slot].adapters {
+                let first_term = self.plan.terms.len() as u64;
+                let mut index = None;
+                for site in w.site..w.site + n_expert as usize {
+                    let entry = match attached.term(site) {
+                        Some((term, scale)) => {
+                            let (adapter, first) = self.adapter(attached, site);
+                            index = Some(adapter);
+                            let first = size(first as usize)?;
+                            [
+                                first,
+                                first + size(term.a().len())?,
+                                size(term.rank())?,
+                                scale.to_bits(),
+                            ]
+                        }
+                        None => [0; 4],
+                    };
+                    self.plan.terms.push(entry);
+                }
+                let Some(index) = index else {
+                    self.plan.terms.truncate(first_term as usize);
+                    continue;
+                };
+                let first = part.first * n_used;
+                let n_values = size(attached.adapter.n_params())?;
+                let args = LoraExpertsArgs {
+                    n_in,
+                    n_out,
+                    n_chosen: part.n * n_used,
+                    n_expert,
+                    choices_per_row,
+                    n_values,
+                };
+                let buffers = [
+                    (Name::Adapter(index), 0),
+                    (x, bytes(first / choices_per_row, n_in)),
+                    (Left(Intermediate::Chosen), bytes(first, 1)),
+                    (Name::Input(Input::Terms), 16 * first_term),
+                    (y, bytes(first, n_out)),
+                ];
+                self.push((&LORA_EXPERTS, DType::F32, 0), &args, &buffers, None);
+            }
+        }
+        Ok(())
+    }
+
+    /// `y = x·Wᵀ` for the current rows, with the adapters' terms.
+    fn product(&mut self, w: &Weight, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+        let (matrix, format) = self.weight(w)?;
+        let (n_in, n_out, row_bytes) = (size(w.n_in)?, size(w.n_out)?, size(w.row_bytes())?);
+        for run in self.rows.runs() {
+            let n_rows = run.n;
+            let buffers = [
+                matrix,
+                (x, bytes(run.first, n_in)),
+                (y, bytes(run.first, n_out)),
+            ];
+            if run.generated {
+                let variant = *MATVEC.variants.iter().find(|&&v| v >= n_rows).unwrap_or(&8);
+                let args = MatvecArgs {
+                    n_in,
+                    n_out,
+                    n_rows,
+                    row_bytes,
+                };
+                self.push((&MATVEC, format, variant), &args, &buffers, None);
+            } else {
+                let args = MatmulArgs {
+                    n_in,
+                    n_out,
+                    n_rows,
+                    row_bytes,
+                };
+                self.push((&MATMUL, format, 0), &args, &buffers, None);
+            }
+        }
+        self.terms(w, x, y)
+    }
+
+    /// `y = x·Wᵀ + b` for the current rows.
+    fn linear(&mut self, linear: &'m Linear, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+        self.product(&linear.w, x, y)?;
+        if let Some(b) = &linear.b {
+            let args = AddBiasArgs {
+                n: size(linear.w.n_out)?,
+                n_rows: self.rows.n,
+            };
+            self.plain(&ADD_BIAS, &args, &[y, Name::Constant(b)]);
+        }
+        Ok(())
+    }
+
+    /// Norm of rows.
+    fn norm(&mut self, norm: &'m Norm, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+        let args = NormArgs {
+            n: self.n_embd()?,
+            n_rows: self.rows.n,
+            eps: self.h.norm_eps,
+        };
+        let w = Name::Constant(&norm.w);
+        match self.h.norm {
+            NormKind::Rms => self.plain(&RMS_NORM, &args, &[x, w, y]),
+            NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {
+                self.plain(&LAYER_NORM, &args, &[x, w, Name::Constant(&norm.b), y])
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the pending branch to the residual stream; returns the input of the next branch: the
+    /// stream, after its norm if there is one.
+    fn enter(&mut self, norm: Option<&'m Norm>) -> Result<Name<'m>, MetalError> {
+        let (x, normed) = (self.x(), Left(Intermediate::Normed(self.rows.set)));
+        let (n, n_rows, eps) = (self.n_embd()?, self.rows.n, self.h.norm_eps);
+        match (self.pending.take(), norm) {
+            (None, None) => return Ok(x),
+            (None, Some(norm)) => self.norm(norm, x, normed)?,
+            (Some((branch, scale)), None) => {
+                let n = size(n_rows as usize * self.h.n_embd)?;
+                self.plain(&ADD_SCALED, &AddScaledArgs { n, scale }, &[x, branch]);
+                return Ok(x);
+            }
+            (Some((branch, branch_scale)), Some(norm)) => {
+                let args = NormAddArgs {
+                    n,
+                    n_rows,
+                    eps,
+                    branch_scale,
+                };
+                let w = Name::Constant(&norm.w);
+                match self.h.norm {
+                    NormKind::Rms => self.plain(&RMS_NORM_ADD, &args, &[x, branch, w, normed]),
+                    NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => self.plain(
+                        &LAYER_NORM_ADD,
+                        &args,
+                        &[x, branch, w, Name::Constant(&norm.b), normed],
+                    ),
+                }
+            }
+        }
+        Ok(normed)
+    }
+
+    /// Stores a branch, after its norm if there is one, as pending.
+    fn leave(
+        &mut self,
+        branch: Intermediate,
+        norm: Option<&'m Norm>,
+        scale: f32,
+    ) -> Result<(), MetalError> {
+        let branch = match norm {
+            Some(norm) => {
+                self.norm(norm, Left(branch), Left(Intermediate::Post))?;
+                Intermediate::Post
+            }
+            None => branch,
+        };
+        self.pending = Some((Left(branch), scale));
+        Ok(())
+    }
+
+    /// Copies the rows that have outputs.
+    fn gather(
+        &mut self,
+        from: Name<'m>,
+        to: Intermediate,
+        n_outputs: u32,
+    ) -> Result<(), MetalError> {
+        let n_embd = self.n_embd()?;
+        let args = EmbedArgs {
+            n_embd,
+            n_vocab: self.rows.n,
+            n_rows: n_outputs,
+            row_bytes: size(4 * self.h.n_embd)?,
+            scale: 1.0,
+        };
+        self.plain(
+            &EMBED,
+            &args,
+            &[from, Name::Input(Input::OutputRows), Left(to)],
+        );
+        Ok(())
+    }
+
+    /// Plans a layer. `outputs` are given for the last one, which computes only keys and values of
+    /// other rows.
+    fn layer(
+        &mut self,
+        i: usize,
+        spec: &'m LayerSpec,
+        w: &'m Layer,
+        outputs: Option<&RowSet>,
+    ) -> Result<(), MetalError> {
+        let LayerSpec {
+            mixer,
+            ffn: _,
+            norms,
+            biases: _,
+            residual_scale,
+            output_scale: _,
+        } = spec;
+        let Layer {
+            attn_norm,
+            attn: weights,
+            recurrent: _, // in `forward_only`
+            post_attn_norm,
+            ffn_norm,
+            ffn,
+            post_ffn_norm,
+            per_layer: _,
+            alt_up: _,
+            output_scale: _,
+        } = w;
+        let (Mixer::Attention(attn), Some(weights)) = (mixer, weights) else {
+            return Err(refused(format!("the mixer of layer {i}")));
+        };
+        let Attn {
+            wq: _,
+            wk: _,
+            wv: _,
+            q_norm: _,
+            k_norm: _,
+            wo: _,
+            sinks: _,
+            gate: _,
+            latent: _,
+        } = weights;
+        let mut normed = self.enter(attn_norm.as_ref())?;
+        self.keys_values(i, attn, weights, normed)?;
+        if let Some(outputs) = outputs.filter(|outputs| outputs.n < self.rows.n) {
+            if outputs.n == 0 {
+                return Ok(());
+            }
+            self.gather(self.x(), Intermediate::X(Set::Outputs), outputs.n)?;
+            if normed == self.x() {
+                normed = Left(Intermediate::X(Set::Outputs));
+            } else {
+                self.gather(normed, Intermediate::Normed(Set::Outputs), outputs.n)?;
+                normed = Left(Intermediate::Normed(Set::Outputs));
+            }
+            self.rows = outputs.clone();
+            self.plan.outputs = Set::Outputs;
+        }
+        self.attention(i, attn, weights, normed)?;
+        self.leave(
+            Intermediate::AttnOut,
+            post_attn_norm.as_ref(),
+            *residual_scale,
+        )?;
+        let input = if *norms == Norms::Shared {
+            self.enter(None)?;
+            normed
+        } else {
+            self.enter(ffn_norm.as_ref())?
+        };
+        match ffn {
+            FeedForward::Dense(ffn) => self.feed_forward(ffn, input, Intermediate::FfnOut)?,
+            FeedForward::Moe(moe) => self.experts(moe, input)?,
+            FeedForward::Both(_) | FeedForward::None => {
+                return Err(refused(format!("layer {i} without a feed-forward layer")));
+            }
+        }
+        self.leave(
+            Intermediate::FfnOut,
+            post_ffn_norm.as_ref(),
+            *residual_scale,
+        )
+    }
+
+    /// Norm and rotation of heads; returns the buffer with the result.
+    fn heads(
+        &mut self,
+        spec: &AttnSpec,
+        (from, normed): (Intermediate, Intermediate),
+        n_head: usize,
+        norm: Option<&'m Vec<f32>>,
+    ) -> Result<Name<'m>, MetalError> {
+        let (rows, width) = (self.rows.n, n_head * spec.head_dim);
+        let mut x = Left(from);
+        let (n_head, head_dim, eps) = (size(n_head)?, size(spec.head_dim)?, self.h.norm_eps);
+        match (spec.qk_norm, norm) {
+            (Some(QkNorm::PerHead), Some(w)) => {
+                let args = NormArgs {
+                    n: head_dim,
+                    n_rows: size(rows as usize * n_head as usize)?,
+                    eps,
+                };
+                self.plain(&RMS_NORM_HEADS, &args, &[x, Name::Constant(w)]);
+            }
+            (Some(QkNorm::Full), Some(w)) => {
+                let args = NormArgs {
+                    n: size(width)?,
+                    n_rows: rows,
+                    eps,
+                };
+                self.plain(&RMS_NORM, &args, &[x, Name::Constant(w), Left(normed)]);
+                x = Left(normed);
+            }
+            (
+                Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated | QkNorm::LayerByHead) | None,
+                _,
+            )
+            | (_, None) => {} // the ones are in `forward_only`
+        }
+        if let Some(id) = spec.rope {
+            let rope = &self.h.ropes[id.index()];
+            let args = RopeArgs {
+                n_rows: rows,
+                n_head,
+                head_dim,
+                n_dims: size(rope.n_dims)?,
+            };
+            let kernel = match rope.order {
+                RopeOrder::Norm => &ROPE_NORM,
+                RopeOrder::NeoX => &ROPE_NEOX,
+            };
+            self.plain(
+                kernel,
+                &args,
+                &[x, Name::Input(Input::Angles(self.rows.set, id.index()))],
+            );
+        }
+        Ok(x)
+    }
+
+    /// Transforms the heads of keys or queries where the keys of their layer are stored so.
+    fn transform(
+        &mut self,
+        transformed: bool,
+        x: Name<'m>,
+        n_head: usize,
+        head_dim: usize,
+    ) -> Result<(), MetalError> {
+        if transformed {
+            let log_side = head_dim.trailing_zeros();
+            let args = HadamardArgs {
+                n: size(head_dim)?,
+                n_rows: size(self.rows.n as usize * n_head)?,
+                log_side,
+                factor: 1.0 / ((1u32 << log_side) as f32).sqrt(),
+            };
+            self.plain(&HADAMARD, &args, &[x]);
+        }
+        Ok(())
+    }
+
+    /// Appends keys and values of all rows to the pages.
+    fn keys_values(
+        &mut self,
+        i: usize,
+        spec: &AttnSpec,
+        w: &'m Attn,
+        normed: Name<'m>,
+    ) -> Result<(), MetalError> {
+        self.linear(&w.wk, normed, Left(Intermediate::K))?;
+        self.linear(&w.wv, normed, Left(Intermediate::V))?;
+        let k = self.heads(
+            spec,
+            (Intermediate::K, Intermediate::KNormed),
+            spec.n_head_kv,
+            w.k_norm.as_ref(),
+        )?;
+        let place = self.batch.places[i];
+        self.transform(place.transformed, k, spec.n_head_kv, spec.head_dim)?;
+        let [key_bits, value_bits] = place.types.map(bits);
+        let args = AppendArgs {
+            n_rows: self.rows.n,
+            n_pages: self.n_pages,
+            n_head_kv: size(spec.n_head_kv)?,
+            head_dim: size(spec.head_dim)?,
+            head_dim_v: size(spec.head_dim_v)?,
+            key_offset: size(place.keys)?,
+            value_offset: size(place.values)?,
+            key_bits: key_bits?,
+            value_bits: value_bits?,
+        };
+        let buffers = [
+            (k, 0),
+            (Left(Intermediate::V), 0),
+            (Name::Input(Input::Rows(Set::All)), 0),
+            (Name::Input(Input::Pages(place.group)), 0),
+        ];
+        self.push((&APPEND, DType::F32, 0), &args, &buffers, Some((i, true)));
+        Ok(())
+    }
+
+    /// Attention of the current rows, whose keys and values are in the pages; stores its output.
+    fn attention(
+        &mut self,
+        i: usize,
+        spec: &AttnSpec,
+        w: &'m Attn,
+        normed: Name<'m>,
+    ) -> Result<(), MetalError> {
+        let AttnSpec {
+            n_head,
+            n_head_kv,
+            head_dim,
+            head_dim_v,
+            scale,
+            softcap,
+            window,
+            rope: _,
+            qk_norm: _,
+            sinks: _, // among the weights
+            clip: _,  // this and what follows is in `forward_only`
+            value_scale: _,
+            value_norm: _,
+            keys_as_values: _,
+            shares_kv: _,
+            alibi: _,
+            temperature: _,
+            gated: _,
+            gate_in_q: _,
+            causal: _,
+            chunked: _,
+            latent: _,
+        } = *spec;
+        let widest = size(head_dim.max(head_dim_v))?;
+        let variant = HEAD_DIMS.iter().copied().find(|&d| d >= widest);
+        let Some(variant) =
+            variant.filter(|_| head_dim % 8 == 0 && head_dim_v % 8 == 0 && n_head <= MAX_HEADS)
+        else {
+            return Err(refused(format!(
+                "attention with {n_head} heads of {head_dim} and {head_dim_v} values (layer {i})"
+            )));
+        };
+        self.linear(&w.wq, normed, Left(Intermediate::Q))?;
+        let q = self.heads(
+            spec,
+            (Intermediate::Q, Intermediate::QNormed),
+            n_head,
+            w.q_norm.as_ref(),
+        )?;
+        let place = self.batch.places[i];
+        self.transform(place.transformed, q, n_head, head_dim)?;
+        let [key_bits, value_bits] = place.types.map(bits);
+        let mut args = AttentionArgs {
+            n_rows: 0,
+            n_head: size(n_head)?,
+            n_head_kv: size(n_head_kv)?,
+            head_dim: size(head_dim)?,
+            head_dim_v: size(head_dim_v)?,
+            key_offset: size(place.keys)?,
+            value_offset: size(place.values)?,
+            key_bits: key_bits?,
+            value_bits: value_bits?,
+            // A window too large for 32 bits has no effect.
+            window: window
+                .and_then(|window| u32::try_from(window).ok())
+                .unwrap_or(0),
+            n_pages: self.n_pages,
+            n_splits: 0,
+            n_tiles: 0,
+            scale,
+            softcap: softcap.unwrap_or(0.0),
+        };
+        let rows = self.rows.clone();
+        let (row_data, pages) = (
+            Name::Input(Input::Rows(rows.set)),
+            Name::Input(Input::Pages(place.group)),
+        );
+        let (out, sinks) = (
+            Left(Intermediate::KqvOut),
+            Name::Constant(w.sinks.as_deref().unwrap_or(&NO_SINKS)),
+        );
+        let (n_q, n_out) = (size(spec.n_q())?, size(spec.n_out())?);
+        let tile_rows = prompt_tile_rows(variant);
+        let tiles = self.tiles(&rows, tile_rows);
+        for run in rows.runs().into_iter().filter(|run| run.generated) {
+            args.n_rows = run.n;
+            let first_seen = |pos: u32| {
+                if args.window == 0 {
+                    0
+                } else {
+                    (pos + 1).saturating_sub(args.window)
+                }
+            };
+            let positions = rows
+                .parts_of(run)
+                .flat_map(|part| part.pos..part.pos + part.n);
+            args.n_splits = positions
+                .map(|pos| pos / SPLIT - first_seen(pos) / SPLIT + 1)
+                .max()
+                .unwrap_or(1);
+            let here = (row_data, u64::from(run.first) * Element::Row.size());
+            let partial = (Left(Intermediate::Partial), 0);
+            let buffers = [(q, bytes(run.first, n_q)), here, (pages, 0), partial];
+            self.push(
+                (&ATTENTION_DECODE, DType::F32, variant),
+                &args,
+                &buffers,
+                Some((i, false)),
+            );
+            let buffers = [partial, here, (sinks, 0), (out, bytes(run.first, n_out))];
+            self.push((&ATTENTION_MERGE, DType::F32, 0), &args, &buffers, None);
+        }
+        if let Some((tiles, n_tiles)) = tiles {
+            (args.n_rows, args.n_splits, args.n_tiles) = (rows.n, 0, n_tiles);
+            let buffers = [q, row_data, pages, tiles, sinks, out].map(|name| (name, 0));
+            self.push(
+                (&ATTENTION_PROMPT, DType::F32, variant),
+                &args,
+                &buffers,
+                Some((i, false)),
+            );
+        }
+        self.linear(&w.wo, out, Left(Intermediate::AttnOut))
+    }
+
+    /// Tiles of the rows of prompts, and their number.
+    fn tiles(&mut self, rows: &RowSet, tile_rows: u32) -> Option<(Name<'m>, u32)> {
+        let input = Input::Tiles(rows.set, tile_rows);
+        let known = self
+            .plan
+            .tiles
+            .iter()
+            .position(|(other, _)| *other == input);
+        let at = known.unwrap_or_else(|| {
+            let prompts = rows.parts.iter().filter(|part| !part.generated);
+            let tiles = prompts.flat_map(|part| {
+                let tile = move |i: u32| [part.first + i, tile_rows.min(part.n - i)];
+                (0..part.n).step_by(tile_rows as usize).map(tile)
+            });
+            self.plan.tiles.push((input, tiles.collect()));
+            self.plan.tiles.len() - 1
+        });
+        let n = self.plan.tiles[at].1.len() as u32;
+        (n > 0).then_some((Name::Input(input), n))
+    }
+
+    /// Activation of `n` values in [`Intermediate::Gate`] and [`Intermediate::Up`]; returns the
+    /// buffer with the result.
+    fn activate(&mut self, activation: Activation, n: usize) -> Result<Name<'m>, MetalError> {
+        let args = ElementwiseArgs { n: size(n)? };
+        let (gate, up) = (Left(Intermediate::Gate), Left(Intermediate::Up));
+        match activation {
+            Activation::SwiGlu => self.plain(&SILU_MUL, &args, &[gate, up]),
+            Activation::GeGlu => self.plain(&GELU_MUL, &args, &[gate, up]),
+            Activation::Gelu => self.plain(&GELU, &args, &[up]),
+            Activation::SquaredRelu => self.plain(&SQUARED_RELU, &args, &[up]),
+            Activation::SwiGluOai => self.plain(&SWIGLU_OAI, &args, &[gate, up]),
+            Activation::ReGlu
+            | Activation::GeGluErf
+            | Activation::GeluErf
+            | Activation::Xielu { .. } => {
+                return Err(refused(format!("the activation {activation:?}")));
+            }
+        }
+        Ok(if activation.is_gated() { gate } else { up })
+    }
+
+    fn feed_forward(
+        &mut self,
+        ffn: &'m Ffn,
+        x: Name<'m>,
+        y: Intermediate,
+    ) -> Result<(), MetalError> {
+        if let Some(gate) = &ffn.gate {
+            self.linear(gate, x, Left(Intermediate::Gate))?;
+        }
+        self.linear(&ffn.up, x, Left(Intermediate::Up))?;
+        let inner = self.activate(ffn.activation, self.rows.n as usize * ffn.up.w.n_out)?;
+        self.linear(&ffn.down, inner, Left(y))
+    }
+
+    fn experts(&mut self, moe: &'m Moe, x: Name<'m>) -> Result<(), MetalError> {
+        let MoeSpec {
+            n_expert,
+            n_used,
+            n_ff,
+            activation,
+            gating,
+            bias: _,
+            groups,
+            normalise,
+            scale,
+            routes_early: _, // this and what follows is in `forward_only`
+            router_norm: _,
+            output_scales: _,
+            weighs_inputs: _,
+            fused: _,
+            latent: _,
+            shared: _,
+        } = moe.spec;
+        if groups.is_some_and(|groups| groups.n_used < groups.n_group)
+            || n_expert > MAX_EXPERTS as usize
+        {
+            return Err(refused(format!(
+                "a mixture of {n_expert} experts in groups"
+            )));
+        }
+        let Moe {
+            spec: _,
+            router,
+            router_norm: _,
+            latent: _,
+            output_scales: _,
+            bias,
+            stacked,
+            shared,
+            shared_gate,
+        } = moe;
+        let Ffn {
+            gate,
+            up,
+            down,
+            activation: _,
+            sparsity: _,
+        } = stacked;
+        let (n_rows, n) = (self.rows.n, self.n_embd()?);
+        let (expert_count, used) = (size(n_expert)?, size(n_used)?);
+        self.linear(router, x, Left(Intermediate::Router))?;
+        let args = RouteArgs {
+            n_rows,
+            n_expert: expert_count,
+            n_used: used,
+            gating: match gating {
+                Gating::Softmax => 0,
+                Gating::SoftmaxAfterTopK => 1,
+                Gating::Sigmoid => 2,
+                Gating::SparseMixer => return Err(refused("the SparseMixer router".to_string())),
+            },
+            normalise: normalise.into(),
+            scale,
+        };
+        let bias = bias.as_ref().map_or(&NO_BIAS[..], Vec::as_slice);
+        let (chosen, weights) = (
+            Left(Intermediate::Chosen),
+            Left(Intermediate::ExpertWeights),
+        );
+        self.plain(
+            &ROUTE,
+            &args,
+            &[
+                Left(Intermediate::Router),
+                Name::Constant(bias),
+                chosen,
+                weights,
+            ],
+        );
+
+        let (of_gate, of_up, of_out) = (
+            Left(Intermediate::Gate),
+            Left(Intermediate::Up),
+            Left(Intermediate::ExpertOut),
+        );
+        let runs = self.expert_runs(used, expert_count);
+        if let Some(gate) = gate {
+            self.expert_product(&runs, gate, (x, used), of_gate)?;
+        }
+        self.expert_product(&runs, up, (x, used), of_up)?;
+        let inner = self.activate(activation, n_rows as usize * n_used * n_ff)?;
+        self.expert_product(&runs, down, (inner, 1), of_out)?;
+        let out = Left(Intermediate::FfnOut);
+        self.plain(
+            &COMBINE_EXPERTS,
+            &CombineExpertsArgs {
+                n,
+                n_rows,
+                n_used: used,
+            },
+            &[of_out, weights, out],
+        );
+
+        let Some(shared) = shared else { return Ok(()) };
+        self.feed_forward(shared, x, Intermediate::SharedOut)?;
+        let shared = Left(Intermediate::SharedOut);
+        match shared_gate {
+            Some(gate) => {
+                self.product(gate, x, Left(Intermediate::SharedGate))?;
+                self.plain(
+                    &ADD_GATED,
+                    &AddGatedArgs { n, n_rows },
+                    &[out, shared, Left(Intermediate::SharedGate)],
+                );
+            }
+            None => {
+                let args = AddScaledArgs {
+                    n: size(n_rows as usize * self.h.n_embd)?,
+                    scale: 1.0,
+                };
+                self.plain(&ADD_SCALED, &args, &[out, shared]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs of rows for products of experts; runs of prompts have lists of the rows of each expert.
+    fn expert_runs(&mut self, n_used: u32, n_expert: u32) -> Vec<ExpertRun> {
+        let (mut counts, mut lists) = (0, 0);
+        let mut runs = Vec::new();
+        for run in self.rows.runs() {
+            let n_chosen = run.n * n_used;
+            runs.push(ExpertRun {
+                run,
+                n_used,
+                n_expert,
+                counts,
+                lists,
+            });
+            if !run.generated {
+                let buffers = [
+                    (Left(Intermediate::Chosen), bytes(run.first, n_used)),
+                    (Left(Intermediate::ExpertCounts), counts),
+                    (Left(Intermediate::ExpertLists), lists),
+                ];
+                self.push(
+                    (&EXPERT_ROWS, DType::F32, 0),
+                    &ExpertRowsArgs { n_chosen, n_expert },
+                    &buffers,
+                    None,
+                );
+                counts += bytes(n_expert, 1);
+                lists += bytes(n_expert, n_chosen);
+            }
+        }
+        runs
+    }
+
+    /// `y = x·Wᵀ + b` for each choice of an expert; a row of `x` has `choices_per_row` choices.
+    fn expert_product(
+        &mut self,
+        runs: &[ExpertRun],
+        linear: &'m Linear,
+        (x, choices_per_row): (Name<'m>, u32),
+        y: Name<'m>,
+    ) -> Result<(), MetalError> {
+        let w = &linear.w;
+        let (matrix, format) = self.weight(w)?;
+        for &ExpertRun {
+            run,
+            n_used,
+            n_expert,
+            counts,
+            lists,
+        } in runs
+        {
+            let (n_in, n_out, row_bytes) = (
+                size(w.n_in)?,
+                size(w.n_out)? / n_expert,
+                size(w.row_bytes())?,
+            );
+            let (first, n_chosen) = (run.first * n_used, run.n * n_used);
+            let (x, y) = (
+                (x, bytes(first / choices_per_row, n_in)),
+                (y, bytes(first, n_out)),
+            );
+            if run.generated {
+                let args = MatvecExpertsArgs {
+                    n_in,
+                    n_out,
+                    n_chosen,
+                    n_expert,
+                    choices_per_row,
+                    row_bytes,
+                };
+                let buffers = [matrix, x, (Left(Intermediate::Chosen), bytes(first, 1)), y];
+                self.push((&MATVEC_EXPERTS, format, 0), &args, &buffers, None);
+            } else {
+                let args = MatmulExpertsArgs {
+                    n_in,
+                    n_out,
+                    n_chosen,
+                    n_expert,
+                    choices_per_row,
+                    row_bytes,
+                };
+                let lists = [
+                    (Left(Intermediate::ExpertCounts), counts),
+                    (Left(Intermediate::ExpertLists), lists),
+                ];
+                self.push(
+                    (&MATMUL_EXPERTS, format, 0),
+                    &args,
+                    &[matrix, x, lists[0], lists[1], y],
+                    None,
+                );
+            }
+            if let Some(b) = &linear.b {
+                let args = AddExpertBiasArgs {
+                    n: n_out,
+                    n_chosen,
+                    n_expert,
+                };
+                let buffers = [
+                    y,
+                    (Name::Constant(b), 0),
+                    (Left(Intermediate::Chosen), bytes(first, 1)),
+                ];
+                self.push((&ADD_EXPERT_BIAS, DType::F32, 0), &args, &buffers, None);
+            }
+        }
+        match runs.first() {
+            Some(of) => self.expert_terms(w, (x, choices_per_row), (of.n_used, of.n_expert), y),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Rows of one kind, for products of experts.
+#[derive(Clone, Copy, Debug)]
+struct ExpertRun {
+    run: Part,
+    n_used: u32,
+    n_expert: u32,
+    /// Byte offsets of the lists.
+    counts: u64,
+    lists: u64,
+}

@@ -1,0 +1,289 @@
+//! Runs plans: allocates buffers for their names, writes inputs, reads results.
+
+use crate::gpu::GpuError;
+use crate::gpu::metal::MetalError;
+use crate::gpu::metal::plan::{Input, Intermediate, Name, Plan, Set};
+use crate::gpu::metal::{Call, Gpu};
+use crate::gpu::{Batch, BatchOutputs, BatchSlot, Runner};
+use crate::kv::{PageMemory, PagePlace};
+use crate::lora::Adapter;
+use crate::model::Model;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Computes the last layers of a model on a GPU, or all of them.
+pub struct MetalRunner<G: Gpu> {
+    gpu: G,
+    model: Model,
+    first_layer: usize,
+    /// Bytes of weights that are copies.
+    copied: u64,
+    /// Weights, and buffers of passes, which grow on demand.
+    buffers: Mutex<HashMap<Key, G::Buffer>>,
+    /// Terms of the adapters of earlier passes. A weak reference keeps an adapter's address and
+    /// values as they are: whoever changes it gets a new one.
+    adapters: Mutex<Vec<(Weak<Adapter>, G::Buffer)>>,
+}
+
+/// A [`Name`] without the plan's lifetime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Tensor(usize),
+    /// Address and length of the values, which the model or the program keeps in place.
+    Constant(usize, usize),
+    Input(Input),
+    Intermediate(Intermediate),
+}
+
+impl Key {
+    fn of(name: Name<'_>) -> Option<Key> {
+        match name {
+            Name::Tensor(index) => Some(Key::Tensor(index)),
+            Name::Constant(values) => Some(Key::Constant(values.as_ptr().addr(), values.len())),
+            Name::Input(input) => Some(Key::Input(input)),
+            Name::Intermediate(scratch) => Some(Key::Intermediate(scratch)),
+            Name::Adapter(_) | Name::Cache(_) => None,
+        }
+    }
+}
+
+impl<G: Gpu> MetalRunner<G> {
+    /// A runner for the last `n_layers` layers of `model`, or all if it has fewer. On return, their
+    /// weights are accessible to the GPU.
+    ///
+    /// # Errors
+    /// [`MetalError::Unsupported`] if the model has a feature without a kernel;
+    /// [`MetalError::OutOfMemory`].
+    pub fn new(gpu: G, model: &Model, n_layers: usize) -> Result<MetalRunner<G>, MetalError> {
+        let h = model.hparams();
+        let first_layer = h.n_layer.saturating_sub(n_layers);
+        // A pass of one token uses the same parts of the model as any other pass.
+        let places = vec![PagePlace::default(); h.attention().count()];
+        let slot = BatchSlot {
+            rows: 0..1,
+            outputs: 0..1,
+            pos: 0,
+            generated: true,
+            tables: &[],
+            adapters: &[],
+        };
+        let hidden = if first_layer > 0 { &[0.0][..] } else { &[] };
+        let batch = Batch {
+            slots: &[slot],
+            tokens: &[0],
+            hidden,
+            cos: &[],
+            sin: &[],
+            places: &places,
+        };
+        let plan = Plan::new(model, first_layer, &batch, false)?;
+        let (mut buffers, mut copied) = (HashMap::new(), 0);
+        for (name, _) in plan.commands.iter().flat_map(|command| &command.buffers) {
+            let Some(key) = Key::of(*name).filter(|key| !buffers.contains_key(key)) else {
+                continue;
+            };
+            let buffer = match name {
+                Name::Tensor(index) => {
+                    let (buffer, is_copy) = gpu.tensor(model.gguf(), *index)?;
+                    copied += if is_copy { gpu.len(&buffer) as u64 } else { 0 };
+                    buffer
+                }
+                Name::Constant(values) => {
+                    let bytes: &[u8] = bytemuck::cast_slice(values);
+                    let mut buffer = gpu.buffer(bytes.len())?;
+                    gpu.write(&mut buffer, bytes)?;
+                    buffer
+                }
+                Name::Adapter(_) | Name::Input(_) | Name::Intermediate(_) | Name::Cache(_) => {
+                    continue;
+                }
+            };
+            buffers.insert(key, buffer);
+        }
+        Ok(MetalRunner {
+            gpu,
+            model: model.clone(),
+            first_layer,
+            copied,
+            buffers: Mutex::new(buffers),
+            adapters: Mutex::default(),
+        })
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &G {
+        &self.gpu
+    }
+
+    fn run(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), MetalError> {
+        let plan = Plan::new(
+            &self.model,
+            self.first_layer,
+            batch,
+            outputs.states.is_some(),
+        )?;
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, bytes) in plan.sizes() {
+            let Some(key) = Key::of(name) else { continue };
+            if buffers
+                .get(&key)
+                .is_none_or(|buffer| (self.gpu.len(buffer) as u64) < bytes)
+            {
+                buffers.remove(&key);
+                let bytes = usize::try_from(bytes)
+                    .map_err(|_| MetalError::OutOfMemory { bytes: usize::MAX })?;
+                buffers.insert(key, self.gpu.buffer(bytes)?);
+            }
+            if let Some(data) = self.input(&plan, batch, name)
+                && let Some(buffer) = buffers.get_mut(&key)
+            {
+                self.gpu.write(buffer, &data)?;
+            }
+        }
+        let mut adapters = self.adapters.lock().unwrap_or_else(PoisonError::into_inner);
+        adapters.retain(|(adapter, _)| adapter.strong_count() > 0);
+        let mut places = Vec::with_capacity(plan.adapters.len());
+        for adapter in &plan.adapters {
+            let known = adapters
+                .iter()
+                .position(|(other, _)| other.as_ptr() == Arc::as_ptr(adapter));
+            if known.is_none() {
+                let values: Vec<f32> = adapter
+                    .terms()
+                    .flat_map(|(_, term)| [term.a(), term.b()].concat())
+                    .collect();
+                let bytes: &[u8] = bytemuck::cast_slice(&values);
+                let mut buffer = self.gpu.buffer(bytes.len())?;
+                self.gpu.write(&mut buffer, bytes)?;
+                adapters.push((Arc::downgrade(adapter), buffer));
+            }
+            places.push(known.unwrap_or(adapters.len() - 1));
+        }
+        let mut calls = Vec::with_capacity(plan.commands.len());
+        for command in &plan.commands {
+            let buffers = command.buffers.iter().filter_map(|&(name, offset)| {
+                let buffer = match name {
+                    Name::Adapter(index) => &adapters[places[index]].1,
+                    _ => buffers.get(&Key::of(name)?)?,
+                };
+                Some((buffer, offset))
+            });
+            calls.push(Call {
+                dispatch: &command.dispatch,
+                buffers: buffers.collect(),
+                barrier: command.barrier,
+            });
+        }
+        let pages: BTreeSet<u64> = batch
+            .slots
+            .iter()
+            .flat_map(|slot| slot.tables)
+            .flatten()
+            .copied()
+            .collect();
+        let pages: Vec<u64> = pages.into_iter().filter(|&address| address != 0).collect();
+        self.gpu.run(&calls, &pages)?;
+        let normed = Intermediate::Normed(plan.outputs);
+        let results = [
+            (Intermediate::Logits, Some(outputs.logits)),
+            (normed, outputs.states),
+        ];
+        for (scratch, values) in results {
+            if let (Some(values), Some(buffer)) = (values, buffers.get(&Key::Intermediate(scratch)))
+                && !values.is_empty()
+            {
+                self.gpu.read(buffer, bytemuck::cast_slice_mut(values))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Data that the host writes to a buffer of the plan; `None` if kernels write it.
+    fn input(&self, plan: &Plan<'_>, batch: &Batch<'_>, name: Name<'_>) -> Option<Vec<u8>> {
+        let rows_of = |slot: &BatchSlot<'_>, set: Set| match set {
+            Set::All => slot.rows.clone(),
+            Set::Outputs => slot.outputs.clone(),
+        };
+        let rows = |set: Set| batch.slots.iter().flat_map(move |slot| rows_of(slot, set));
+        let u32s = |values: Vec<u32>| bytemuck::cast_slice(&values).to_vec();
+        let data = match name {
+            Name::Intermediate(Intermediate::X(Set::All)) if !batch.hidden.is_empty() => {
+                bytemuck::cast_slice(batch.hidden).to_vec()
+            }
+            Name::Input(Input::Tokens) => bytemuck::cast_slice(batch.tokens).to_vec(),
+            Name::Input(Input::Terms) => bytemuck::cast_slice(&plan.terms).to_vec(),
+            Name::Input(Input::OutputRows) => {
+                u32s(rows(Set::Outputs).map(|row| row as u32).collect())
+            }
+            Name::Input(Input::Rows(set)) => {
+                let mut table = 0;
+                let mut data = Vec::new();
+                for slot in batch.slots {
+                    let position = |row: usize| (slot.pos + row - slot.rows.start) as u32;
+                    data.extend(rows_of(slot, set).flat_map(|row| [position(row), table]));
+                    table += slot.tables.first().map_or(0, Vec::len) as u32;
+                }
+                u32s(data)
+            }
+            Name::Input(Input::Angles(set, rope)) => {
+                let ropes = &self.model.hparams().ropes;
+                let n_pairs = ropes[rope].n_dims / 2;
+                let first = batch.tokens.len()
+                    * ropes[..rope]
+                        .iter()
+                        .map(|rope| rope.n_dims / 2)
+                        .sum::<usize>();
+                let mut data = Vec::<f32>::new();
+                for row in rows(set) {
+                    let [cos, sin] =
+                        [batch.cos, batch.sin].map(|x| &x[first + row * n_pairs..][..n_pairs]);
+                    data.extend(cos.iter().zip(sin).flat_map(|(cos, sin)| [cos, sin]));
+                }
+                bytemuck::cast_slice(&data).to_vec()
+            }
+            Name::Input(Input::Pages(group)) => {
+                let pages: Vec<u64> = batch
+                    .slots
+                    .iter()
+                    .flat_map(|slot| &slot.tables[group])
+                    .copied()
+                    .collect();
+                bytemuck::cast_slice(&pages).to_vec()
+            }
+            Name::Input(input @ Input::Tiles(..)) => {
+                let (_, tiles) = plan.tiles.iter().find(|(other, _)| *other == input)?;
+                bytemuck::cast_slice(tiles).to_vec()
+            }
+            Name::Intermediate(_)
+            | Name::Tensor(_)
+            | Name::Constant(_)
+            | Name::Adapter(_)
+            | Name::Cache(_) => {
+                return None;
+            }
+        };
+        Some(data)
+    }
+}
+
+impl<G: Gpu> Runner for MetalRunner<G> {
+    fn name(&self) -> String {
+        format!("Metal ({})", self.gpu.name())
+    }
+
+    fn first_layer(&self) -> usize {
+        self.first_layer
+    }
+
+    fn copied_bytes(&self) -> u64 {
+        self.copied
+    }
+
+    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {
+        self.gpu.page(bytes)
+    }
+
+    fn pass(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), GpuError> {
+        Ok(self.run(batch, outputs)?)
+    }
+}

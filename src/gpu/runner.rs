@@ -1,0 +1,79 @@
+//! Interface of a device that computes passes instead of the CPU: a GPU.
+//!
+//! An engine hands over whole passes. Keys and values stay in the pages of its pool, whose memory
+//! is allocated by the runner and accessible to both: so forks, rewinds and copies on write are
+//! done by the CPU alone, and the CPU can compute the first layers of a model.
+
+use crate::gpu::GpuError;
+use crate::kv::{PageMemory, PagePlace};
+use crate::lora::Attached;
+use std::ops::Range;
+
+/// Computes passes of one model.
+pub trait Runner: Send + Sync {
+    /// Name of the device, for `doctor` and messages.
+    fn name(&self) -> String;
+
+    /// Index of the first layer that it computes, 0 for all of them. The CPU computes the layers
+    /// before.
+    fn first_layer(&self) -> usize;
+
+    /// Bytes of weights that it had to copy, as it cannot use them where they are.
+    fn copied_bytes(&self) -> u64;
+
+    /// Allocates memory for a page of keys and values; `None` if there is none left.
+    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>>;
+
+    /// Computes a pass: appends keys and values to the pages, and writes the requested outputs.
+    ///
+    /// # Errors
+    /// If the device has no memory or fails. Earlier contents of the pages are unchanged.
+    fn pass(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), GpuError>;
+}
+
+/// The rows of a pass, one per token, slot by slot.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    /// The slots: sequences, each with adjacent rows.
+    pub slots: &'a [BatchSlot<'a>],
+    /// Tokens of the rows.
+    pub tokens: &'a [u32],
+    /// Hidden states after the CPU's layers, `(rows, n_embd)`; empty if the CPU computes none.
+    pub hidden: &'a [f32],
+    /// Cosines of each rope of the model `(rows, n_dims/2)`, one rope after the other.
+    pub cos: &'a [f32],
+    /// Sines likewise.
+    pub sin: &'a [f32],
+    /// Position of each layer's data in a page.
+    pub places: &'a [PagePlace],
+}
+
+/// The rows of one sequence.
+#[derive(Clone, Debug)]
+pub struct BatchSlot<'a> {
+    /// Its rows in the batch; never empty.
+    pub rows: Range<usize>,
+    /// Its rows with outputs, the last ones.
+    pub outputs: Range<usize>,
+    /// Position of the first row.
+    pub pos: usize,
+    /// Whether the tokens were generated (including drafts) rather than read from a prompt. The
+    /// bits of a row depend on this, but on no other row.
+    pub generated: bool,
+    /// For each group of layers, the addresses of the sequence's pages, by position divided by 64;
+    /// 0 for pages that have left a window. All tables have the same length.
+    pub tables: &'a [Vec<u64>],
+    /// Its adapters, whose terms are added to products in this order.
+    #[cfg_attr(not(feature = "metal"), allow(dead_code))] // the CPU has the sessions' own
+    pub(crate) adapters: &'a [Attached],
+}
+
+/// Destination of the results, with a row for each output of the batch.
+#[derive(Debug)]
+pub struct BatchOutputs<'a> {
+    /// Logits, `(outputs, n_vocab)`.
+    pub logits: &'a mut [f32],
+    /// The head's inputs, `(outputs, n_embd)`. If they are requested, logits are the head's bare
+    /// products.
+    pub states: Option<&'a mut [f32]>,
+}

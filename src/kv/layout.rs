@@ -1,0 +1,395 @@
+//! Which pages the layers of a model share, and where in a page each layer lies.
+
+use crate::arch::{KV_BLOCK, KV_SPAN};
+use crate::kv::{KvPolicy, KvTiers, KvType};
+use std::ops::Range;
+
+/// Shape of the keys and values that a layer stores per position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LayerShape {
+    /// Positions that a query sees, its own included; `None`: all.
+    pub(crate) window: Option<usize>,
+    pub(crate) n_head_kv: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) head_dim_v: usize,
+}
+
+/// A recurrence of a layer: `f32` values that it keeps, and values that each token feeds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CellShape {
+    pub(crate) n_state: usize,
+    pub(crate) n_feed: usize,
+}
+
+/// Tokens whose feeds a sequence keeps: it can go back so far in its last pass and replay them.
+pub(super) const N_FEEDS: usize = 64;
+
+/// Where recurrences lie in the two pages that a sequence has of them, in values: one holds the
+/// states of all, the other [`N_FEEDS`] rows of what tokens fed them.
+#[derive(Clone, Debug)]
+pub(super) struct Recurrences {
+    pub(super) states: Vec<Range<usize>>,
+    pub(super) feeds: Vec<Range<usize>>,
+    /// The table of the states' page, behind those of the groups.
+    pub(super) table: usize,
+}
+
+impl Recurrences {
+    /// Values of a token's row.
+    pub(super) fn n_feed(&self) -> usize {
+        self.feeds.last().map_or(0, |last| last.end)
+    }
+
+    /// Bytes of the states, and of the rows; multiples of 64.
+    pub(super) fn bytes(&self) -> [usize; 2] {
+        let bytes = |values: usize| {
+            values
+                .saturating_mul(size_of::<f32>())
+                .checked_next_multiple_of(64)
+                .unwrap_or(usize::MAX)
+                .max(64)
+        };
+        [
+            bytes(self.states.last().map_or(0, |last| last.end)),
+            bytes(self.n_feed().saturating_mul(N_FEEDS)),
+        ]
+    }
+}
+
+/// Precisions that the pages of a group can have at most.
+pub(super) const MAX_FORMS: usize = 3;
+
+/// Position of a layer in its group's pages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LayerAt {
+    pub(super) group: usize,
+    /// Byte offset of the first key and of the first value, in a page of each form.
+    pub(super) at: [[usize; 2]; MAX_FORMS],
+    pub(super) shape: LayerShape,
+}
+
+impl LayerAt {
+    /// Width of a key row and of a value row.
+    pub(super) fn dims(&self) -> [usize; 2] {
+        [self.shape.head_dim, self.shape.head_dim_v]
+    }
+
+    /// Byte ranges of the keys and of the values of a head, in a page of `form`, the group's form
+    /// number `i`.
+    pub(super) fn head(&self, i: usize, form: &Form, head: usize) -> [Range<usize>; 2] {
+        let [k, v] = [0, 1].map(|part| {
+            let len = form.types[part].block_bytes(self.dims()[part]);
+            let start = self.at[i][part] + head * len;
+            start..start + len
+        });
+        [k, v]
+    }
+}
+
+/// A precision in which pages of a group are kept.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Form {
+    /// Precision of keys and of values.
+    pub(super) types: [KvType; 2],
+    /// Bytes of a page, a multiple of 64.
+    pub(super) page_bytes: usize,
+    /// Bytes of a page's values; the rest are its keys.
+    v_bytes: usize,
+    /// Queries read this form in pages up to this many before their own, and farther ones in the
+    /// next form.
+    pub(super) reach: usize,
+}
+
+impl Form {
+    /// Bytes of a page's keys and of its values, with their precision.
+    pub(super) fn bytes_by_type(&self) -> [(KvType, u64); 2] {
+        let [k, v] = self.types;
+        [
+            (k, (self.page_bytes - self.v_bytes) as u64),
+            (v, self.v_bytes as u64),
+        ]
+    }
+}
+
+/// Layers with the same window and shape.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    pub(super) window: Option<usize>,
+    /// Forms, from the nearest pages to the farthest; only one unless precision depends on age.
+    pub(super) forms: Vec<Form>,
+    /// The block table of the first form.
+    pub(super) table: usize,
+    /// Whether keys are stored transformed, see [`crate::arch::Arch::hadamard`]. (Values gain
+    /// nothing by it.)
+    pub(super) transformed: bool,
+}
+
+impl Group {
+    /// The form in which queries of page `i` read page `j`.
+    pub(super) fn form_of(&self, i: usize, j: usize) -> usize {
+        if j == 0 {
+            return 0;
+        }
+        self.forms
+            .iter()
+            .position(|form| i.saturating_sub(j) <= form.reach)
+            .unwrap_or(0)
+    }
+
+    /// Whether precision depends on age.
+    pub(super) fn is_tiered(&self) -> bool {
+        self.forms.len() > 1
+    }
+
+    /// The table of the form that is never given back, if there is no window.
+    pub(super) fn kept_table(&self) -> usize {
+        self.table + self.forms.len() - 1
+    }
+
+    /// Pages that queries at position `pos` see, or have written themselves.
+    pub(super) fn seen(&self, pos: usize) -> Range<usize> {
+        let start = self
+            .window
+            .map_or(0, |window| (pos + 1).saturating_sub(window) / KV_BLOCK);
+        start..pos.div_ceil(KV_BLOCK)
+    }
+}
+
+/// Number of marked checkpoints (ends of messages) that are never thinned out, see
+/// [`super::SeqKv::checkpoint`].
+pub(super) const N_MARKED: usize = 2;
+
+/// Least distance of the other checkpoints, such that they take at most a quarter of what the
+/// window saves.
+pub(super) fn sparse(window: usize) -> usize {
+    window.saturating_mul(4).max(KV_BLOCK)
+}
+
+/// Layout of the pages of a model.
+#[derive(Clone, Debug)]
+pub(crate) struct KvLayout {
+    pub(super) policy: KvPolicy,
+    pub(super) groups: Vec<Group>,
+    pub(super) layers: Vec<LayerAt>,
+    /// Those of all layers that have some.
+    pub(super) recurrences: Option<Recurrences>,
+}
+
+impl KvLayout {
+    pub(crate) fn new(policy: KvPolicy, shapes: impl IntoIterator<Item = LayerShape>) -> KvLayout {
+        let KvPolicy { k, v, tiers } = policy;
+        let mut groups = Vec::<Group>::new();
+        let mut layers = Vec::<LayerAt>::new();
+        for shape in shapes {
+            let group = layers
+                .iter()
+                .find(|l| l.shape == shape)
+                .map_or(groups.len(), |l| l.group);
+            if group == groups.len() {
+                let form = |types, reach| Form {
+                    types,
+                    page_bytes: 0,
+                    v_bytes: 0,
+                    reach,
+                };
+                let forms = match tiers.filter(|_| shape.window.is_none()) {
+                    None => vec![form([k, v], usize::MAX)],
+                    Some(KvTiers { recent, middle }) => vec![
+                        form([k, v], recent.div_ceil(KV_BLOCK)),
+                        form([KvType::Q8; 2], middle.div_ceil(KV_BLOCK)),
+                        form([KvType::Q4; 2], usize::MAX),
+                    ],
+                };
+                let table = groups
+                    .last()
+                    .map_or(0, |last| last.table + last.forms.len());
+                let transformed = forms.iter().any(|form| form.types[0].bits() < 8);
+                groups.push(Group {
+                    window: shape.window,
+                    forms,
+                    table,
+                    transformed,
+                });
+            }
+            let mut layer = LayerAt {
+                group,
+                at: [[0; 2]; MAX_FORMS],
+                shape,
+            };
+            let dims = layer.dims();
+            for (form, at) in groups[group].forms.iter_mut().zip(&mut layer.at) {
+                // Bytes for 64 rows: each part begins on a cache line, whatever the widths.
+                for part in 0..2 {
+                    at[part] = form.page_bytes;
+                    let bytes = shape
+                        .n_head_kv
+                        .saturating_mul(form.types[part].block_bytes(dims[part]));
+                    form.page_bytes = form.page_bytes.saturating_add(bytes);
+                    form.v_bytes = form.v_bytes.saturating_add(part * bytes);
+                }
+            }
+            layers.push(layer);
+        }
+        KvLayout {
+            policy,
+            groups,
+            layers,
+            recurrences: None,
+        }
+    }
+
+    /// Precision of keys and values.
+    pub(crate) fn policy(&self) -> KvPolicy {
+        self.policy
+    }
+
+    /// The same with recurrences.
+    pub(crate) fn with_recurrences(
+        mut self,
+        cells: impl IntoIterator<Item = CellShape>,
+    ) -> KvLayout {
+        let (mut states, mut feeds) = (Vec::<Range<usize>>::new(), Vec::<Range<usize>>::new());
+        let after = |ranges: &[Range<usize>], n: usize| {
+            let start = ranges.last().map_or(0, |last| last.end);
+            start..start.saturating_add(n)
+        };
+        for cell in cells {
+            states.push(after(&states, cell.n_state));
+            feeds.push(after(&feeds, cell.n_feed));
+        }
+        let table = self.tables().count();
+        self.recurrences = (!states.is_empty()).then_some(Recurrences {
+            states,
+            feeds,
+            table,
+        });
+        self
+    }
+
+    /// Bytes of a page of each table.
+    pub(super) fn page_bytes(&self) -> impl Iterator<Item = usize> {
+        let of_states = self
+            .recurrences
+            .iter()
+            .map(|recurrences| recurrences.bytes()[0]);
+        self.tables()
+            .map(|(_, form)| form.page_bytes)
+            .chain(of_states)
+    }
+
+    /// Bytes of a page of each table by their precision.
+    pub(super) fn page_types(&self) -> impl Iterator<Item = [(KvType, u64); 2]> {
+        let of_states = self
+            .recurrences
+            .iter()
+            .map(|r| [(KvType::F32, r.bytes()[0] as u64), (KvType::F32, 0)]);
+        self.tables()
+            .map(|(_, form)| form.bytes_by_type())
+            .chain(of_states)
+    }
+
+    /// Groups that keep pages of all positions, in one form at least.
+    pub(super) fn kept(&self) -> impl Iterator<Item = &Group> {
+        self.groups.iter().filter(|group| group.window.is_none())
+    }
+
+    /// Whether sequences have checkpoints: something is given back in time, or overwritten.
+    pub(super) fn has_checkpoints(&self) -> bool {
+        self.window().is_some() || self.recurrences.is_some()
+    }
+
+    /// Whether no checkpoint is needed between two that are so far from each other, the later one
+    /// so far from the end.
+    pub(super) fn is_near(&self, apart: usize, behind: usize) -> bool {
+        match (&self.recurrences, self.window()) {
+            // Who goes back computes again at most as many tokens, plus a page of them.
+            (Some(_), _) => apart <= behind.max(KV_BLOCK),
+            (None, window) => apart <= (2 * behind).max(sparse(window.unwrap_or(0))),
+        }
+    }
+
+    /// All forms of all groups, table by table.
+    pub(super) fn tables(&self) -> impl Iterator<Item = (&Group, &Form)> {
+        self.groups
+            .iter()
+            .flat_map(|group| group.forms.iter().map(move |form| (group, form)))
+    }
+
+    /// The narrowest window, if there is any; limits of precision by age count, too.
+    pub(super) fn window(&self) -> Option<usize> {
+        let tiered = |g: &Group| {
+            g.forms
+                .len()
+                .checked_sub(2)
+                .map(|i| g.forms[i].reach.saturating_mul(KV_BLOCK))
+        };
+        self.groups
+            .iter()
+            .filter_map(|g| g.window.or_else(|| tiered(g)))
+            .min()
+    }
+
+    /// Bytes that the query at `pos` reads.
+    pub(crate) fn bytes_read(&self, pos: usize) -> u64 {
+        let of_group = |group: &Group| {
+            let bytes = |page| group.forms[group.form_of(pos / KV_BLOCK, page)].page_bytes as u64;
+            group.seen(pos).map(bytes).sum::<u64>()
+        };
+        let states = self
+            .recurrences
+            .iter()
+            .map(|recurrences| recurrences.bytes()[0] as u64);
+        self.groups.iter().map(of_group).chain(states).sum()
+    }
+
+    /// [Pieces](super::SeqKv::pieces) of a sequence that ends at position `end` at most.
+    pub(crate) fn max_pieces(&self, end: usize) -> usize {
+        let borders = self
+            .groups
+            .iter()
+            .map(|group| group.forms.len())
+            .max()
+            .unwrap_or(1);
+        // The first page has the first form, too. Rounded up, so that a sequence that grows seldom
+        // needs more room.
+        end.div_ceil(KV_SPAN).next_power_of_two() + if borders > 1 { borders } else { 0 }
+    }
+
+    /// Most bytes that a sequence of `n_ctx` positions takes, computed at most `n_batch` at a time.
+    pub(crate) fn bytes(&self, n_ctx: usize, n_batch: usize) -> u64 {
+        let pages = |n: usize| n.div_ceil(KV_BLOCK) as u64;
+        let all = pages(n_ctx);
+        // Pages that are released after `window` positions: those of the batch and its window,
+        // whose ends may lie inside a page, and of a window for each checkpoint.
+        let windowed = |window: usize| {
+            let doublings = (n_ctx / sparse(self.window().unwrap_or(window)))
+                .checked_ilog2()
+                .unwrap_or(0) as u64;
+            let checkpoints = 2 + N_MARKED as u64 + doublings * 5 / 4;
+            let live = pages(window.saturating_add(n_batch.min(n_ctx))) + 1;
+            // The checkpoint before a marked one has at most one page that this has not.
+            all.min(live.saturating_add(checkpoints * (pages(window) + 1) + N_MARKED as u64))
+        };
+        let of_table = |(g, form): (&Group, &Form)| {
+            let n = match (g.window, form.reach) {
+                (Some(window), _) => windowed(window),
+                (None, usize::MAX) => all,
+                // Plus the first page.
+                (None, reach) => all.min(windowed(reach.saturating_mul(KV_BLOCK)) + 1),
+            };
+            n.saturating_mul(form.page_bytes as u64)
+        };
+        let recurrences = self.recurrences.as_ref().map_or(0, |recurrences| {
+            let [states, feeds] = recurrences.bytes().map(|bytes| bytes as u64);
+            // Three while a pass runs, marked checkpoints and those before them, and two at most
+            // where distances double.
+            let doublings = (n_ctx / KV_BLOCK).checked_ilog2().unwrap_or(0) as u64;
+            states
+                .saturating_mul(all.min(4 + 2 * N_MARKED as u64 + 2 * doublings) + 3)
+                .saturating_add(feeds)
+        });
+        self.tables()
+            .map(of_table)
+            .fold(recurrences, u64::saturating_add)
+    }
+}

@@ -1,0 +1,105 @@
+//! What attention reads of a sequence.
+
+use crate::arch::{
+    Arch, AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvElement, KvSpan, KvStored,
+};
+use crate::kv::KvType;
+use crate::kv::sequence::SeqKv;
+use half::f16;
+use std::ops::Range;
+
+impl SeqKv {
+    /// Whether queries read a layer's keys and values in a precision that depends on their age.
+    pub(crate) fn is_tiered(&self, layer: usize) -> bool {
+        self.layout.groups[self.layout.layers[layer].group].is_tiered()
+    }
+
+    /// Applies to a query head the transformation of the layer's stored keys.
+    pub(crate) fn transform_query(&self, arch: Arch, layer: usize, query: &mut [f32]) {
+        if self.layout.groups[self.layout.layers[layer].group].transformed {
+            arch.hadamard(query);
+        }
+    }
+
+    /// The pages that queries see in the positions `range`, in the pieces that [`SeqKv::attention`]
+    /// takes: each of one span and one form. The last position of `range` is a query's own; if
+    /// precision depends on age, queries in other pages have other pieces.
+    pub(crate) fn pieces(
+        &self,
+        layer: usize,
+        range: (u32, u32),
+    ) -> impl Iterator<Item = Range<usize>> {
+        let group = &self.layout.groups[self.layout.layers[layer].group];
+        let (mut start, end) = (
+            range.0 as usize / KV_BLOCK,
+            (range.1 as usize).div_ceil(KV_BLOCK),
+        );
+        let query = end.saturating_sub(1);
+        std::iter::from_fn(move || {
+            let first = start;
+            let form = group.form_of(query, first);
+            let span = (first + 1).next_multiple_of(KV_SPAN / KV_BLOCK).min(end);
+            while start < span && (start == first || group.form_of(query, start) == form) {
+                start += 1;
+            }
+            (first < end).then_some(first..start)
+        })
+    }
+
+    /// Adds the keys of a [piece](SeqKv::pieces) to the partial results of query rows of KV head
+    /// `head`, see [`Arch::attention`]; ranges are positions.
+    pub(crate) fn attention(
+        &self,
+        arch: Arch,
+        (layer, head): (usize, usize),
+        piece: Range<usize>,
+        to: &mut AttnPartial<'_>,
+        q: &[f32],
+        ranges: &[(u32, u32)],
+        p: &AttnParams,
+    ) {
+        let at = self.layout.layers[layer];
+        let group = &self.layout.groups[at.group];
+        let last = ranges.iter().map(|r| r.1 as usize).max().unwrap_or(1) - 1;
+        let i = group.form_of(last / KV_BLOCK, piece.start);
+        let (form, first) = (&group.forms[i], piece.start * KV_BLOCK);
+        let pages = &self.tables[group.table + i][piece];
+        let mut bytes = [KvBlock::<u8>::EMPTY; KV_SPAN / KV_BLOCK];
+        for (to, page) in bytes.iter_mut().zip(pages) {
+            let page = page.as_ref().expect("what is seen is held").values::<u8>();
+            let [k, v] = at.head(i, form, head);
+            *to = KvBlock {
+                k: &page[k],
+                v: &page[v],
+            };
+        }
+        let span = KvSpan {
+            first,
+            blocks: &bytes[..pages.len()],
+        };
+        match form.types {
+            [KvType::F32, KvType::F32] => {
+                with_values(span, |span| arch.attention::<f32>(to, q, span, ranges, p))
+            }
+            [KvType::F16, KvType::F16] => {
+                with_values(span, |span| arch.attention::<f16>(to, q, span, ranges, p))
+            }
+            [k, v] => arch.attention_stored(to, q, KvStored { k, v, span }, ranges, p),
+        }
+    }
+}
+
+/// A span of blocks of values of one type.
+fn with_values<T: KvElement>(span: KvSpan<'_, u8>, f: impl FnOnce(KvSpan<'_, T>)) {
+    let mut blocks = [KvBlock::EMPTY; KV_SPAN / KV_BLOCK];
+    for (to, from) in blocks.iter_mut().zip(span.blocks) {
+        *to = KvBlock {
+            k: bytemuck::cast_slice(from.k),
+            v: bytemuck::cast_slice(from.v),
+        };
+    }
+    f(KvSpan {
+        first: span.first,
+        blocks: &blocks[..span.blocks.len()],
+    });
+}

@@ -1,0 +1,864 @@
+//! Keys and values of one sequence of tokens.
+
+mod attention;
+mod folder;
+mod recurrent;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use crate::arch::{Arch, KV_BLOCK, MAX_HEAD_DIM, drop_bits};
+use crate::kv::layout::{Group, KvLayout, LayerAt, N_MARKED};
+use crate::kv::page::{BlockTable, Checkpoint, Page, PageMemory};
+use crate::kv::pool::KvPool;
+use crate::kv::prefix::{CachedToken, Prefix, PrefixKey, Stored};
+use crate::kv::{KvBytes, KvError, KvPart, KvPolicy, KvType};
+use crate::threads::Crew;
+use half::f16;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use recurrent::States;
+pub(crate) use state::{KvCheckpoint, KvState};
+
+/// A sequence: a block table for each form of each group of the layout, and the number of filled
+/// positions.
+#[derive(Debug)]
+pub(crate) struct SeqKv {
+    pool: KvPool,
+    layout: Arc<KvLayout>,
+    tables: Vec<BlockTable>,
+    len: usize,
+    /// Checkpoints in ascending order of positions.
+    checkpoints: Vec<Checkpoint>,
+    /// Queries from this position on may be repeated: what they see is kept.
+    held: usize,
+    /// Pages that the pass under way makes out of those of a form before.
+    pending: Vec<Pending>,
+    /// Of recurrent layers, besides the state in their table.
+    states: States,
+}
+
+/// Position of a layer in the pages of its group, and how its keys and values are stored; offsets
+/// are in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PagePlace {
+    /// Index of its group, and so of a sequence's page table.
+    pub group: usize,
+    /// Offset of the keys' blocks, one per head.
+    pub keys: usize,
+    /// Offset of the values' blocks.
+    pub values: usize,
+    /// Precision of keys and of values.
+    pub types: [KvType; 2],
+    /// Whether keys are stored [transformed](crate::arch::Arch::hadamard).
+    pub transformed: bool,
+}
+
+/// A page that the running pass converts: its group, form and number.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    group: usize,
+    form: usize,
+    page: usize,
+}
+
+/// Of a page that is only counted.
+#[derive(Debug)]
+struct NoMemory;
+
+impl PageMemory for NoMemory {
+    /// Not none: that is how the pool knows pages for which there was no memory.
+    fn bytes(&self) -> &[u8] {
+        &[0]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut []
+    }
+
+    fn address(&self) -> u64 {
+        0
+    }
+}
+
+impl SeqKv {
+    /// An empty sequence, which holds no page.
+    pub(crate) fn new(pool: KvPool, layout: Arc<KvLayout>) -> SeqKv {
+        let tables = layout.page_bytes().map(|_| Vec::new()).collect();
+        SeqKv {
+            pool,
+            layout,
+            tables,
+            len: 0,
+            checkpoints: Vec::new(),
+            held: usize::MAX,
+            pending: Vec::new(),
+            states: States::default(),
+        }
+    }
+
+    /// Number of filled positions.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Most bytes that sequences take from an empty pool while a prompt of `n` tokens fills each,
+    /// `n_batch` at a time. Where pages are given back, one and two of pages without memory are
+    /// filled to see what each further one adds, unless they are very long: then the bound of
+    /// all sequences.
+    pub(crate) fn peak_bytes(
+        layout: &Arc<KvLayout>,
+        n: usize,
+        n_batch: usize,
+        n_sequences: usize,
+    ) -> u64 {
+        const MAX: usize = 1 << 18;
+        let bound = layout.bytes(n, n_batch).saturating_mul(n_sequences as u64);
+        if layout.window().is_none() || n > MAX {
+            return bound;
+        }
+        let pool = KvPool::with_source(u64::MAX, |_| Some(Box::new(NoMemory)));
+        let (mut filled, mut taken) = (Vec::new(), [0; 2]);
+        for taken in taken.iter_mut().take(n_sequences) {
+            let mut seq = SeqKv::new(pool.clone(), Arc::clone(layout));
+            while seq.len < n {
+                let n_new = (n - seq.len).min(n_batch.max(1));
+                // There is no budget to exceed.
+                if seq.reserve(n_new).is_err() {
+                    return bound;
+                }
+                seq.commit(n_new);
+            }
+            // The end of the prompt is a checkpoint: who goes on copies its last page.
+            let copied = layout
+                .groups
+                .iter()
+                .filter(|group| is_given_back(group, 0))
+                .map(|group| &group.forms[0]);
+            let copies: Vec<_> = copied
+                .map(|form| pool.page(form.page_bytes, form.bytes_by_type()))
+                .collect();
+            filled.push((seq, copies));
+            // Pages that were given back are kept, up to some, for who needs some next.
+            let stats = pool.stats();
+            *taken = stats.used + stats.free;
+        }
+        let [first, two] = taken;
+        first.saturating_add(
+            two.saturating_sub(first)
+                .saturating_mul((n_sequences as u64).saturating_sub(1)),
+        )
+    }
+
+    /// Begins anew, with another layout.
+    pub(crate) fn restart(&mut self, layout: &Arc<KvLayout>) {
+        *self = SeqKv::new(self.pool.clone(), Arc::clone(layout));
+    }
+
+    /// The pool of its pages.
+    pub(crate) fn pool(&self) -> &KvPool {
+        &self.pool
+    }
+
+    /// How its pages are laid out.
+    pub(crate) fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// Precision of its keys and values.
+    pub(crate) fn policy(&self) -> KvPolicy {
+        self.layout.policy
+    }
+
+    /// Position of each layer in pages of the first form.
+    pub(crate) fn places(&self) -> impl Iterator<Item = PagePlace> {
+        let place = |at: &LayerAt| {
+            let ([keys, values], group) = (at.at[0], &self.layout.groups[at.group]);
+            PagePlace {
+                group: at.group,
+                keys,
+                values,
+                types: group.forms[0].types,
+                transformed: group.transformed,
+            }
+        };
+        self.layout.layers.iter().map(place)
+    }
+
+    /// For each group, the GPU addresses of its pages; 0 for pages that have left the window.
+    pub(crate) fn page_tables(&self) -> impl ExactSizeIterator<Item = impl Iterator<Item = u64>> {
+        let address = |page: &Option<Arc<Page>>| page.as_ref().map_or(0, |page| page.address());
+        self.tables
+            .iter()
+            .map(move |table| table.iter().map(address))
+    }
+
+    /// An independent sequence that continues from the same point. Pages are shared until one of
+    /// them writes.
+    pub(crate) fn fork(&self) -> SeqKv {
+        let mut fork = SeqKv {
+            pool: self.pool.clone(),
+            layout: Arc::clone(&self.layout),
+            tables: self.tables.clone(),
+            len: self.len,
+            checkpoints: self.checkpoints.clone(),
+            held: usize::MAX,
+            pending: self.pending.clone(),
+            states: self.states.fork(),
+        };
+        fork.cut();
+        fork
+    }
+
+    /// Starts this sequence, which must be empty, with a prefix of `tokens` from the pool's prefix
+    /// cache; returns the tokens it then holds. With `any`, tokens match whether they were
+    /// computed as prompt or as generated ones.
+    pub(crate) fn reuse(
+        &mut self,
+        key: &PrefixKey,
+        tokens: &[CachedToken],
+        min: usize,
+        any: bool,
+    ) -> Vec<CachedToken> {
+        let found = self.pool.prefix_tree().find(key, tokens, min, any);
+        let Some(Prefix {
+            tokens,
+            mut tables,
+            checkpoint,
+        }) = found
+        else {
+            return Vec::new();
+        };
+        tables.resize(self.tables.len(), Vec::new());
+        (self.tables, self.len, self.states) = (tables, tokens.len(), States::default());
+        if let Some(checkpoint) = checkpoint {
+            self.return_to(&checkpoint);
+            self.checkpoints = vec![checkpoint];
+        }
+        self.cut();
+        tokens
+    }
+
+    /// Moves its contents, which are those of `tokens`, to the pool's prefix cache, and is empty
+    /// afterwards.
+    pub(crate) fn store(&mut self, key: PrefixKey, tokens: Vec<CachedToken>) {
+        self.cut();
+        self.add_checkpoint(self.len, true, None);
+        let mut tables: Vec<_> = self.tables.iter_mut().map(std::mem::take).collect();
+        for group in &self.layout.groups {
+            for form in (0..group.forms.len()).filter(|&form| is_given_back(group, form)) {
+                tables[group.table + form].clear();
+            }
+        }
+        if let Some(recurrences) = &self.layout.recurrences {
+            tables[recurrences.table].clear();
+        }
+        let (checkpoints, by_checkpoint) = (
+            std::mem::take(&mut self.checkpoints),
+            self.layout.has_checkpoints(),
+        );
+        (self.len, self.states) = (0, States::default());
+        self.pool.prefix_tree().insert(
+            key,
+            Stored {
+                tokens,
+                tables,
+                checkpoints,
+                by_checkpoint,
+            },
+        );
+    }
+
+    /// Takes the pages that `n` more positions need, and copies the filled rows of a shared one. If
+    /// the pool is full, the oldest checkpoints are dropped.
+    pub(crate) fn reserve(&mut self, n: usize) -> Result<(), KvError> {
+        self.forget_pending();
+        let outcome = self.try_reserve(n);
+        if outcome.is_err() {
+            self.cut();
+        }
+        outcome
+    }
+
+    fn try_reserve(&mut self, n: usize) -> Result<(), KvError> {
+        let layout = Arc::clone(&self.layout);
+        for (g, group) in layout.groups.iter().enumerate() {
+            for i in self.len / KV_BLOCK..(self.len + n).div_ceil(KV_BLOCK) {
+                self.own_page(g, i)?;
+            }
+            // Forms that the queries in these pages read.
+            let (first, last) = (self.len / KV_BLOCK, (self.len + n.max(1) - 1) / KV_BLOCK);
+            for form in 1..group.forms.len() {
+                let start = first.saturating_sub(group.forms[form].reach).max(1);
+                let end = last.saturating_sub(group.forms[form - 1].reach);
+                for page in start..end {
+                    let table = &mut self.tables[group.table + form];
+                    if table.len() <= page {
+                        table.resize(page + 1, None);
+                    }
+                    if table[page].is_none() {
+                        let form_of_page = &group.forms[form];
+                        let new =
+                            self.new_page(form_of_page.page_bytes, form_of_page.bytes_by_type())?;
+                        self.tables[group.table + form][page] = Some(new);
+                        self.pending.push(Pending {
+                            group: g,
+                            form,
+                            page,
+                        });
+                    }
+                }
+            }
+        }
+        self.reserve_states(n)
+    }
+
+    /// A page of the pool, for which the oldest checkpoints make room.
+    fn new_page(&mut self, bytes: usize, types: [(KvType, u64); 2]) -> Result<Arc<Page>, KvError> {
+        loop {
+            match self.pool.page(bytes, types) {
+                Err(KvError::PoolFull { .. }) if !self.checkpoints.is_empty() => {
+                    drop(self.checkpoints.remove(0))
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Releases the pages that a failed pass did not convert.
+    fn forget_pending(&mut self) {
+        for Pending { group, form, page } in self.pending.drain(..) {
+            if let Some(slot) = self.tables[self.layout.groups[group].table + form].get_mut(page) {
+                *slot = None;
+            }
+        }
+    }
+
+    /// Makes page `i` of the group's first form writable.
+    fn own_page(&mut self, group: usize, i: usize) -> Result<(), KvError> {
+        let table = self.layout.groups[group].table;
+        let form = self.layout.groups[group].forms[0];
+        let slots = &mut self.tables[table];
+        if slots.len() <= i {
+            slots.resize(i + 1, None);
+        }
+        if slots[i]
+            .as_mut()
+            .is_some_and(|page| Arc::get_mut(page).is_some())
+        {
+            return Ok(());
+        }
+        let mut page = self.new_page(form.page_bytes, form.bytes_by_type())?;
+        let slot = &mut self.tables[table][i];
+        let filled = self.len.saturating_sub(i * KV_BLOCK).min(KV_BLOCK);
+        if let (Some(from), Some(to)) = (
+            slot.as_ref().filter(|_| filled > 0),
+            Arc::get_mut(&mut page),
+        ) {
+            let (from, to) = (from.values::<u8>(), to.values_mut::<u8>());
+            for at in self.layout.layers.iter().filter(|l| l.group == group) {
+                for head in 0..at.shape.n_head_kv {
+                    for (part, block) in at.head(0, &form, head).into_iter().enumerate() {
+                        let mut plane = block.start;
+                        for row in form.types[part].row_bytes(at.dims()[part]) {
+                            let rows = plane..plane + filled * row;
+                            to[rows.clone()].copy_from_slice(&from[rows]);
+                            plane += KV_BLOCK * row;
+                        }
+                    }
+                }
+            }
+        }
+        *slot = Some(page);
+        Ok(())
+    }
+
+    /// Writes keys `(m, n_head_kv·head_dim)` and values of a layer at the positions from `pos` on,
+    /// which must be reserved. They become valid when they are [committed](SeqKv::commit).
+    pub(crate) fn append(
+        &mut self,
+        crew: &Crew<'_>,
+        arch: Arch,
+        layer: usize,
+        pos: usize,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<(), KvError> {
+        let layout = Arc::clone(&self.layout);
+        let at = layout.layers[layer];
+        let group = &layout.groups[at.group];
+        let m = k.len() / (at.shape.n_head_kv * at.shape.head_dim);
+        let pages = pos / KV_BLOCK..(pos + m).div_ceil(KV_BLOCK);
+        let first = pages.start;
+        // For keys and for values.
+        let overflow = [AtomicBool::new(false), AtomicBool::new(false)];
+        crew.for_chunks(&mut self.tables[group.table][pages], 1, |i, slot| {
+            let page = slot[0]
+                .as_mut()
+                .and_then(Arc::get_mut)
+                .expect("pages are reserved");
+            let start = (first + i) * KV_BLOCK;
+            let rows = pos.max(start)..(pos + m).min(start + KV_BLOCK);
+            let finite = write_rows(arch, group, page, at, pos, rows, [k, v]);
+            for (overflow, finite) in overflow.iter().zip(finite) {
+                overflow.fetch_or(!finite, Ordering::Relaxed);
+            }
+        });
+        match overflow.map(AtomicBool::into_inner) {
+            [false, false] => Ok(()),
+            [true, _] => Err(KvError::Overflow {
+                layer,
+                part: KvPart::Key,
+            }),
+            [false, true] => Err(KvError::Overflow {
+                layer,
+                part: KvPart::Value,
+            }),
+        }
+    }
+
+    /// Converts a layer's part of older pages to the forms that the queries of this pass read.
+    pub(crate) fn convert(&mut self, crew: &Crew<'_>, arch: Arch, layer: usize) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let layout = Arc::clone(&self.layout);
+        let at = layout.layers[layer];
+        let group = &layout.groups[at.group];
+        for Pending { form, page, .. } in self.pending.iter().filter(|p| p.group == at.group) {
+            let (form, page) = (*form, *page);
+            let Some(mut target) = self.tables[group.table + form][page].take() else {
+                continue;
+            };
+            let before = (0..form)
+                .rev()
+                .find_map(|f| Some((f, self.tables[group.table + f].get(page)?.as_ref()?)));
+            let (from, source) = before.expect("a page has a form till it has the next");
+            let source = source.values::<u8>();
+            let to = Arc::get_mut(&mut target)
+                .expect("a page that nobody has seen")
+                .values_mut::<u8>();
+            for part in 0..2 {
+                let [of_source, of_target] = [from, form].map(|f| (f, &group.forms[f]));
+                let (from_kind, to_kind) = (of_source.1.types[part], of_target.1.types[part]);
+                let [first, last] = [0, at.shape.n_head_kv - 1].map(|head| {
+                    let [k, v] = at.head(form, of_target.1, head);
+                    if part == 0 { k } else { v }
+                });
+                let dim = at.dims()[part];
+                crew.for_chunks(&mut to[first.start..last.end], first.len(), |head, to| {
+                    let [k, v] = at.head(from, of_source.1, head);
+                    let source = &source[if part == 0 { k } else { v }];
+                    if from_kind.is_quantized() {
+                        return drop_bits((from_kind, source), (to_kind, to), dim);
+                    }
+                    let mut row = [0.0; MAX_HEAD_DIM];
+                    for (i, from) in bytemuck::cast_slice::<u8, f16>(source)
+                        .chunks_exact(dim)
+                        .enumerate()
+                    {
+                        arch.f16_to_f32(from, &mut row[..dim]);
+                        arch.store_kv(to_kind, to, i, &row[..dim]);
+                    }
+                });
+            }
+            self.tables[group.table + form][page] = Some(target);
+        }
+    }
+
+    /// Counts `n` more positions as filled, for which all layers were appended. Releases pages that
+    /// have left windows, and forms that no later query reads, except those of a checkpoint at
+    /// the newest page boundary.
+    pub(crate) fn commit(&mut self, n: usize) {
+        self.pending.clear();
+        self.len += n;
+        self.commit_states();
+        let border = self.len / KV_BLOCK * KV_BLOCK;
+        if self.checkpoints.last().is_none_or(|last| last.pos < border) {
+            self.add_checkpoint(border, false, None);
+        }
+        self.leave();
+    }
+
+    /// Takes note that the pass for which pages were [reserved](SeqKv::reserve) failed.
+    pub(crate) fn abandon(&mut self) {
+        self.forget_pending();
+        self.abandon_states();
+    }
+
+    /// Gives back the pages that no position from here, or from where it is held, sees.
+    fn leave(&mut self) {
+        self.forget_pending();
+        let pos = self.len.min(self.held);
+        for group in &self.layout.groups {
+            let tables = &mut self.tables[group.table..][..group.forms.len()];
+            if let Some(window) = group.window {
+                let table = &mut tables[0];
+                let seen = (pos.saturating_sub(window) / KV_BLOCK).min(table.len());
+                for slot in table[..seen].iter_mut().rev() {
+                    if slot.take().is_none() {
+                        break;
+                    }
+                }
+            }
+            for form in 0..group.forms.len() - 1 {
+                let (tables, later) = tables.split_at_mut(form + 1);
+                let read = (pos / KV_BLOCK)
+                    .saturating_sub(group.forms[form].reach)
+                    .min(tables[form].len());
+                for page in (1..read).rev() {
+                    let slot = &mut tables[form][page];
+                    let next = group.form_of(pos / KV_BLOCK, page) - form - 1;
+                    if slot.is_none() {
+                        break;
+                    }
+                    if later[next].get(page).is_some_and(Option::is_some) {
+                        *slot = None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Keeps everything that the positions from `pos` on see, even if windows have left it, until
+    /// [`SeqKv::release`].
+    pub(crate) fn hold(&mut self, pos: usize) {
+        self.held = pos;
+    }
+
+    /// Ends [`SeqKv::hold`].
+    pub(crate) fn release(&mut self) {
+        self.held = usize::MAX;
+        self.leave();
+    }
+
+    /// Marks this position as the end of a message, to which [`SeqKv::truncate`] can return as long
+    /// as it is one of the last few.
+    pub(crate) fn checkpoint(&mut self) {
+        self.forget_pending();
+        self.add_checkpoint(self.len, true, None);
+    }
+
+    /// Page number `page` of a group, in the form in which the query at `pos` reads it or a more
+    /// precise one; returns the form, too.
+    fn page_for(&self, group: &Group, pos: usize, page: usize) -> Option<(usize, &Arc<Page>)> {
+        let form = group.form_of(pos / KV_BLOCK, page);
+        (0..=form)
+            .rev()
+            .find_map(|form| Some((form, self.tables[group.table + form].get(page)?.as_ref()?)))
+    }
+
+    /// Whether everything that the query at position `pos` sees is present.
+    fn sees_all(&self, pos: usize) -> bool {
+        let given_back = |group: &&Group| group.window.is_some() || group.is_tiered();
+        let mut groups = self.layout.groups.iter().filter(given_back);
+        groups.all(|group| {
+            group
+                .seen(pos)
+                .all(|page| self.page_for(group, pos, page).is_some())
+        })
+    }
+
+    /// Keeps what the position needs; `state` is the state of recurrent layers, if it is not that
+    /// at the end.
+    fn add_checkpoint(&mut self, pos: usize, marked: bool, state: Option<Arc<Page>>) {
+        if pos == 0 || !self.layout.has_checkpoints() {
+            return;
+        }
+        let recurrences = self
+            .layout
+            .recurrences
+            .as_ref()
+            .map(|recurrences| recurrences.table);
+        let state = state.or_else(|| self.state_at(pos).cloned());
+        if let Some(last) = self.checkpoints.last_mut().filter(|last| last.pos == pos) {
+            last.marked |= marked;
+        } else if self.sees_all(pos) && recurrences.is_some() == state.is_some() {
+            let mut pages: Vec<_> = recurrences
+                .zip(state)
+                .map(|(table, page)| (table, 0, page))
+                .into_iter()
+                .collect();
+            for group in &self.layout.groups {
+                for page in group.seen(pos) {
+                    let Some((form, arc)) = self.page_for(group, pos, page) else {
+                        continue;
+                    };
+                    if is_given_back(group, form) {
+                        pages.push((group.table + form, page, Arc::clone(arc)));
+                    }
+                }
+            }
+            self.checkpoints.push(Checkpoint { pos, marked, pages });
+        }
+        let mut old = self
+            .checkpoints
+            .iter()
+            .filter(|c| c.marked)
+            .count()
+            .saturating_sub(N_MARKED);
+        for checkpoint in self.checkpoints.iter_mut().filter(|c| c.marked) {
+            checkpoint.marked = old == 0;
+            old = old.saturating_sub(1);
+        }
+        let layout = Arc::clone(&self.layout);
+        thin(&layout, self.len, &mut self.checkpoints, |checkpoint| {
+            (checkpoint.pos, checkpoint.marked)
+        });
+    }
+
+    /// Drops everything from position `n` on; returns the number of positions left. This is less
+    /// than `n` if pages that `n` needs were released: then it is the nearest checkpoint before
+    /// it, or 0.
+    pub(crate) fn truncate(&mut self, n: usize) -> usize {
+        if n >= self.len {
+            return self.len;
+        }
+        self.forget_pending();
+        self.len = n;
+        self.checkpoints.retain(|checkpoint| checkpoint.pos <= n);
+        if !self.return_states(n) || !self.sees_all(n) {
+            self.len = self
+                .checkpoints
+                .last()
+                .map_or(0, |checkpoint| checkpoint.pos);
+            match self.checkpoints.last().cloned() {
+                Some(checkpoint) => self.return_to(&checkpoint),
+                None => self.states_from(0, None),
+            }
+        }
+        self.cut();
+        self.len
+    }
+
+    /// Restores the pages of a checkpoint in the tables whose pages are released in time.
+    fn return_to(&mut self, checkpoint: &Checkpoint) {
+        for group in &self.layout.groups {
+            for form in (0..group.forms.len()).filter(|&form| is_given_back(group, form)) {
+                self.tables[group.table + form].fill(None);
+            }
+        }
+        let recurrences = self
+            .layout
+            .recurrences
+            .as_ref()
+            .map(|recurrences| recurrences.table);
+        for (table, page, arc) in &checkpoint.pages {
+            if Some(*table) == recurrences {
+                self.states_from(checkpoint.pos, Some(Arc::clone(arc)));
+                continue;
+            }
+            let table = &mut self.tables[*table];
+            table.resize(table.len().max(page + 1), None);
+            table[*page] = Some(Arc::clone(arc));
+        }
+    }
+
+    /// Releases the pages after the filled positions; later forms have whole pages only.
+    fn cut(&mut self) {
+        self.forget_pending();
+        for group in &self.layout.groups {
+            let tables = &mut self.tables[group.table..][..group.forms.len()];
+            tables[0].truncate(self.len.div_ceil(KV_BLOCK));
+            tables[1..]
+                .iter_mut()
+                .for_each(|table| table.truncate(self.len / KV_BLOCK));
+        }
+    }
+
+    /// Drops the pages `gone`, and moves those behind them to their places: `turn` turns a key of a
+    /// layer to its new position, and it is rounded as when it was stored. Layouts whose pages
+    /// are given back, or whose keys are transformed, have no such shift.
+    ///
+    /// # Errors
+    /// If there is no memory for pages that others hold, too; nothing has changed then. If a key
+    /// does not fit its precision any more: then what lies behind the first page of `gone` is
+    /// of no use.
+    pub(crate) fn shift(
+        &mut self,
+        crew: &Crew<'_>,
+        arch: Arch,
+        gone: Range<usize>,
+        turn: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> Result<(), KvError> {
+        self.forget_pending();
+        let (layout, len) = (Arc::clone(&self.layout), self.len);
+        let moved = gone.end..len.div_ceil(KV_BLOCK);
+        for group in 0..layout.groups.len() {
+            moved
+                .clone()
+                .try_for_each(|page| self.own_page(group, page))?;
+        }
+        let overflow = AtomicUsize::new(usize::MAX);
+        for (g, group) in layout.groups.iter().enumerate() {
+            let form = &group.forms[0];
+            crew.for_chunks(
+                &mut self.tables[group.table][moved.clone()],
+                1,
+                |i, slot| {
+                    let bytes = slot[0]
+                        .as_mut()
+                        .and_then(Arc::get_mut)
+                        .expect("pages are owned")
+                        .values_mut::<u8>();
+                    let n_rows = (len - (moved.start + i) * KV_BLOCK).min(KV_BLOCK);
+                    for (layer, at) in layout
+                        .layers
+                        .iter()
+                        .enumerate()
+                        .filter(|(_, at)| at.group == g)
+                    {
+                        let dim = at.shape.head_dim;
+                        let mut keys = vec![0.0; n_rows * dim];
+                        for head in 0..at.shape.n_head_kv {
+                            let [block, _] = at.head(0, form, head);
+                            arch.load_kv(form.types[0], &bytes[block.clone()], dim, &mut keys);
+                            for (row, key) in keys.chunks_exact_mut(dim).enumerate() {
+                                turn(layer, key);
+                                if !arch.store_kv(
+                                    form.types[0],
+                                    &mut bytes[block.clone()],
+                                    row,
+                                    key,
+                                ) {
+                                    overflow.fetch_min(layer, Ordering::Relaxed);
+                                }
+                            }
+                        }
+                    }
+                },
+            );
+            self.tables[group.table].drain(gone.clone());
+        }
+        self.len -= gone.len() * KV_BLOCK;
+        match overflow.into_inner() {
+            usize::MAX => Ok(()),
+            layer => Err(KvError::Overflow {
+                layer,
+                part: KvPart::Key,
+            }),
+        }
+    }
+
+    /// The first keys and values of KV head `head`, as many as `k` and `v` hold; zeros where a
+    /// window has left them.
+    pub(crate) fn read(
+        &self,
+        arch: Arch,
+        (layer, head): (usize, usize),
+        k: &mut [f32],
+        v: &mut [f32],
+    ) {
+        let at = self.layout.layers[layer];
+        let group = &self.layout.groups[at.group];
+        let [d, d_v] = at.dims();
+        let rows = k.chunks_mut(KV_BLOCK * d).zip(v.chunks_mut(KV_BLOCK * d_v));
+        for (page, (k, v)) in rows.enumerate() {
+            let Some((form, page)) = self.page_for(group, self.len, page) else {
+                k.fill(0.0);
+                v.fill(0.0);
+                continue;
+            };
+            let of_form = &group.forms[form];
+            let blocks = at
+                .head(form, of_form, head)
+                .map(|block| &page.values::<u8>()[block]);
+            for (part, rows) in [k, v].into_iter().enumerate() {
+                let dim = at.dims()[part];
+                arch.load_kv(of_form.types[part], blocks[part], dim, rows);
+                if part == 0 && group.transformed {
+                    rows.chunks_exact_mut(dim)
+                        .for_each(|row| arch.hadamard(row));
+                }
+            }
+        }
+    }
+
+    /// Bytes of its pages, by precision; shared pages count in full.
+    pub(crate) fn memory(&self) -> KvBytes {
+        let of_tables = self.tables.iter().flatten().flatten();
+        let of_checkpoints = self.checkpoints.iter().flat_map(Checkpoint::pages);
+        let mut seen = HashSet::new();
+        let mut bytes = KvBytes::default();
+        for page in of_tables
+            .chain(of_checkpoints)
+            .chain(self.states.pages())
+            .filter(|page| seen.insert(Arc::as_ptr(page)))
+        {
+            page.types()
+                .into_iter()
+                .for_each(|(kind, n)| bytes.add(kind, n));
+        }
+        bytes
+    }
+}
+
+/// Drops those of `checkpoints`, each with its position and whether it is marked, that a sequence
+/// of `len` positions does without: where the neighbours of one are near each other. Distances grow
+/// with their distance from the end. A page border within this page is kept, to which who has the
+/// same tokens but the last returns, and so is the one before a marked checkpoint.
+fn thin<T>(
+    layout: &KvLayout,
+    len: usize,
+    checkpoints: &mut Vec<T>,
+    place: impl Fn(&T) -> (usize, bool),
+) {
+    let mut i = 0;
+    while i + 1 < checkpoints.len() {
+        let before = i
+            .checked_sub(1)
+            .map_or(0, |before| place(&checkpoints[before]).0);
+        let ((pos, marked), (after, is_before_marked)) =
+            (place(&checkpoints[i]), place(&checkpoints[i + 1]));
+        let recent = len - pos < KV_BLOCK;
+        let is_border = is_before_marked && after - pos <= KV_BLOCK;
+        if layout.is_near(after - before, len - after) && !recent && !marked && !is_border {
+            checkpoints.remove(i);
+        } else {
+            i += 1;
+        }
+    }
+}
+
+/// Whether pages of the form are given back in time.
+fn is_given_back(group: &Group, form: usize) -> bool {
+    group.window.is_some() || form + 1 < group.forms.len()
+}
+
+/// Writes the rows of the positions `rows`, all in `page`; `from` begins at position `pos`. Returns
+/// whether all finite keys, and all finite values, are still finite.
+fn write_rows(
+    arch: Arch,
+    group: &Group,
+    page: &mut Page,
+    at: LayerAt,
+    pos: usize,
+    rows: Range<usize>,
+    from: [&[f32]; 2],
+) -> [bool; 2] {
+    let (form, bytes) = (&group.forms[0], page.values_mut::<u8>());
+    let mut stored = [true; 2];
+    let mut buffer = [0.0; MAX_HEAD_DIM];
+    for head in 0..at.shape.n_head_kv {
+        for (part, block) in at.head(0, form, head).into_iter().enumerate() {
+            let (dim, block) = (at.dims()[part], &mut bytes[block]);
+            let rows_of_all = from[part]
+                .chunks_exact(at.shape.n_head_kv * dim)
+                .skip(rows.start - pos);
+            for (i, row) in (rows.start % KV_BLOCK..).zip(rows_of_all.take(rows.len())) {
+                let mut row = &row[head * dim..][..dim];
+                if part == 0 && group.transformed {
+                    buffer[..dim].copy_from_slice(row);
+                    arch.hadamard(&mut buffer[..dim]);
+                    row = &buffer[..dim];
+                }
+                stored[part] &= arch.store_kv(form.types[part], block, i, row);
+            }
+        }
+    }
+    stored
+}

@@ -1,0 +1,45 @@
+//! Norms of rows and heads.
+
+use crate::arch::Arch;
+use crate::compute::linear::Ctx;
+use crate::model::{Attn, AttnSpec, Hparams, Norm, NormKind, QkNorm};
+
+/// `1/√(mean(x²) + eps)`.
+pub(crate) fn rms_factor(arch: Arch, x: &[f32], eps: f32) -> f32 {
+    1.0 / (arch.dot(x, x) / x.len() as f32 + eps).sqrt()
+}
+
+/// Applies a norm to each row of `x`; copies it if there is no norm.
+pub(crate) fn norm(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], y: &mut [f32]) {
+    let Some(norm) = norm else {
+        return y.copy_from_slice(x);
+    };
+    ctx.crew
+        .when(y.len() > h.n_embd)
+        .for_chunks(y, h.n_embd, |i, y| {
+            norm_row(ctx.arch, h, norm, &x[i * h.n_embd..][..h.n_embd], y);
+        });
+}
+
+pub(crate) fn norm_row(arch: Arch, h: &Hparams, norm: &Norm, x: &[f32], y: &mut [f32]) {
+    match h.norm {
+        NormKind::Rms => arch.rms_norm(y, x, &norm.w, h.norm_eps),
+        NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {
+            arch.layer_norm(y, x, &norm.w, &norm.b, h.norm_eps)
+        }
+    }
+}
+
+/// Norms of single query and key heads.
+pub(crate) fn head_norms<'a>(
+    spec: &AttnSpec,
+    w: &'a Attn,
+) -> (Option<&'a Vec<f32>>, Option<&'a Vec<f32>>) {
+    let per_head = spec
+        .qk_norm
+        .is_some_and(|norm| !matches!(norm, QkNorm::Full | QkNorm::LayerByHead));
+    (
+        w.q_norm.as_ref().filter(|_| per_head),
+        w.k_norm.as_ref().filter(|_| per_head),
+    )
+}

@@ -1,0 +1,71 @@
+//! Recurrent mixers: what they share.
+//!
+//! A recurrence has a state that every token changes, fed by values of that token, and gives some
+//! values out. A mixer is products with matrices, which take all tokens of a pass together, and
+//! recurrences between them, which take one token after the other: so neither the sizes of passes
+//! nor their other tokens change a bit. The state is the sequence's, see `kv/sequence/recurrent.rs`.
+
+use crate::compute::arena::{Frame, counted};
+use crate::kv::CellShape;
+use crate::layers::conv::CausalConv;
+use crate::layers::recurrence::Mixing;
+use crate::layers::{gated_delta, mamba, mamba2, rwkv, short_conv};
+use crate::model::{Recurrent, RecurrentSpec};
+
+/// The recurrences of a mixer.
+pub(crate) fn cells(spec: &RecurrentSpec) -> Vec<CellShape> {
+    match spec {
+        RecurrentSpec::ShortConv(spec) => vec![CausalConv::cell(*spec)],
+        RecurrentSpec::Mamba(spec) => mamba::cells(spec).to_vec(),
+        RecurrentSpec::Mamba2(spec) => mamba2::cells(spec).to_vec(),
+        RecurrentSpec::Delta(spec) => gated_delta::cells(spec).to_vec(),
+        RecurrentSpec::TimeMix(spec) => rwkv::time_cells(spec).to_vec(),
+        RecurrentSpec::ChannelMix(spec) => rwkv::channel_cells(spec).to_vec(),
+    }
+}
+
+/// Bytes of its buffers for `m` rows.
+pub(crate) fn bytes(spec: &RecurrentSpec, m: usize) -> usize {
+    match spec {
+        RecurrentSpec::ShortConv(spec) => {
+            counted(|frame| short_conv::Buffers::take(frame, *spec, m))
+        }
+        RecurrentSpec::Mamba(spec) => counted(|frame| mamba::Buffers::take(frame, spec, m)),
+        RecurrentSpec::Mamba2(spec) => counted(|frame| mamba2::Buffers::take(frame, spec, m)),
+        RecurrentSpec::Delta(spec) => counted(|frame| gated_delta::Buffers::take(frame, spec, m)),
+        RecurrentSpec::TimeMix(spec) => counted(|frame| rwkv::TimeBuffers::take(frame, spec, m)),
+        RecurrentSpec::ChannelMix(spec) => {
+            counted(|frame| rwkv::ChannelBuffers::take(frame, spec, m))
+        }
+    }
+}
+
+/// What the mixer makes of `m` rows of `x`, to be multiplied by its output matrix if it has one.
+pub(crate) fn mix<'a>(
+    pass: &mut Mixing<'_, '_, '_>,
+    (spec, w): (&RecurrentSpec, &Recurrent),
+    (x, m): (&[f32], usize),
+    frame: &mut Frame<'a>,
+) -> &'a mut [f32] {
+    match (spec, w) {
+        (RecurrentSpec::ShortConv(spec), Recurrent::ShortConv(w)) => {
+            short_conv::mix(pass, *spec, w, (x, m), frame)
+        }
+        (RecurrentSpec::Mamba(spec), Recurrent::Mamba(w)) => {
+            mamba::mix(pass, spec, w, (x, m), frame)
+        }
+        (RecurrentSpec::Mamba2(spec), Recurrent::Mamba2(w)) => {
+            mamba2::mix(pass, spec, w, (x, m), frame)
+        }
+        (RecurrentSpec::Delta(spec), Recurrent::Delta(w)) => {
+            gated_delta::mix(pass, spec, w, (x, m), frame)
+        }
+        (RecurrentSpec::TimeMix(spec), Recurrent::TimeMix(w)) => {
+            rwkv::time_mix(pass, spec, w, (x, m), frame)
+        }
+        (RecurrentSpec::ChannelMix(spec), Recurrent::ChannelMix(w)) => {
+            rwkv::channel_mix(pass, spec, w, (x, m), frame)
+        }
+        _ => unreachable!("weights are bound by specification"),
+    }
+}

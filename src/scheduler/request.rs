@@ -1,0 +1,140 @@
+//! Requests, and who observes them.
+
+use crate::decode::output::Finish;
+use crate::decode::speculative::Speculation;
+use crate::lora::Adapter;
+use crate::sample::Sampler;
+use crate::scheduler::ScheduleError;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Identifies a request, in the order of submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// A prompt to be continued, with options.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub(super) tokens: Vec<u32>,
+    pub(super) sampler: Sampler,
+    pub(super) max_tokens: usize,
+    pub(super) stop: Vec<String>,
+    pub(super) logprobs: Option<usize>,
+    pub(super) special: bool,
+    pub(super) priority: i32,
+    pub(super) deadline: Option<Duration>,
+    pub(super) adapters: Vec<(Arc<Adapter>, f32)>,
+    pub(super) salt: Option<String>,
+    pub(super) speculation: Option<Speculation>,
+}
+
+impl Request {
+    /// Continues `tokens`, as [`Session::generate_from`](crate::session::session::Session::generate_from) does.
+    pub fn new(tokens: Vec<u32>, sampler: Sampler) -> Request {
+        Request {
+            tokens,
+            sampler,
+            max_tokens: usize::MAX,
+            stop: Vec::new(),
+            logprobs: None,
+            special: false,
+            priority: 0,
+            deadline: None,
+            adapters: Vec::new(),
+            salt: None,
+            speculation: None,
+        }
+    }
+
+    /// Sets the largest number of tokens.
+    #[must_use]
+    pub fn max_tokens(mut self, n: usize) -> Request {
+        self.max_tokens = n;
+        self
+    }
+
+    /// Sets stop strings, before which the text ends.
+    #[must_use]
+    pub fn stop<T: Into<String>>(mut self, stop: impl IntoIterator<Item = T>) -> Request {
+        self.stop = stop.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Returns the log-probability of each token, and of the `n_top` most probable ones.
+    #[must_use]
+    pub fn logprobs(mut self, n_top: usize) -> Request {
+        self.logprobs = Some(n_top);
+        self
+    }
+
+    /// Returns special tokens as their texts, as needed by parsers of tool calls.
+    #[must_use]
+    pub fn special(mut self) -> Request {
+        self.special = true;
+        self
+    }
+
+    /// Sets the priority: a request goes before those of lower priority, and keeps its pages
+    /// longer. Default 0. A request that has waited for 512 passes goes before newer ones of
+    /// the next higher priority.
+    #[must_use]
+    pub fn priority(mut self, priority: i32) -> Request {
+        self.priority = priority;
+        self
+    }
+
+    /// Ends the request after this time, as [`StopReason::Deadline`], with the text generated so
+    /// far; never without a clock (wasm32).
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Request {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Shares cached prefixes only with requests with this salt, one per tenant, instead of those
+    /// with the schedule's [`PrefixOptions::salt`](crate::engine::options::PrefixOptions::salt).
+    #[must_use]
+    pub fn salt(mut self, salt: impl Into<String>) -> Request {
+        self.salt = Some(salt.into());
+        self
+    }
+
+    /// Computes several of its tokens per pass where that is faster for all that run; the text
+    /// stays the same. See [`Speculation`].
+    #[must_use]
+    pub fn speculate(mut self, speculation: Speculation) -> Request {
+        self.speculation = Some(speculation);
+        self
+    }
+
+    /// Computes it with an adapter; repeatable. See [`Session::attach`](crate::session::session::Session::attach).
+    #[must_use]
+    pub fn adapter(mut self, adapter: Arc<Adapter>, scale: f32) -> Request {
+        self.adapters.push((adapter, scale));
+        self
+    }
+}
+
+/// Is notified of the events of every request, in this order, by the computing thread. A call
+/// delays all requests.
+pub trait Observer: Send + Sync {
+    /// A step begins: at most one pass, and what is before and behind it.
+    fn step_begins(&self) {}
+    /// The step is over. After a panic it never is.
+    fn step_ends(&self) {}
+    /// The request was accepted; its prompt has `n_prompt` tokens.
+    fn queued(&self, _id: RequestId, _n_prompt: usize) {}
+    /// The request takes part in passes from now on; also after each preemption.
+    fn admitted(&self, _id: RequestId) {}
+    /// Its first token was chosen.
+    fn first_token(&self, _id: RequestId) {}
+    /// Its pages were given to others; it waits to be admitted again.
+    fn preempted(&self, _id: RequestId) {}
+    /// The request ended: with an answer, which may be cut short, or with an error.
+    fn ended(&self, _id: RequestId, _outcome: Result<&Finish, &ScheduleError>) {}
+}
+
+/// An observer that ignores everything.
+pub(crate) struct NoObserver;
+
+impl Observer for NoObserver {}

@@ -1,0 +1,684 @@
+//! Many requests on one engine: continuous batching.
+//!
+//! A [`Schedule`] decides the contents of the next pass and hands out its results; it has no
+//! thread. A [`Scheduler`] is a handle of one that runs on its own thread. Each step computes one
+//! row (and the tokens that a grammar forces after it) of every sequence that decodes, and rows of
+//! prompts, as far as the time between tokens of those sequences stays within its limit (`pace.
+//! rs`): in the same pass, or, where there is no time for all layers, a piece of a pass of their
+//! own. So prompts do not stop decoding sequences, and a finished sequence makes room at once
+//! (Orca, OSDI 2022).
+//!
+//! Requests have one order, their [`Rank`]: it determines who is admitted first, whose prompt
+//! advances first and, from its end, who loses its pages when the pool is full. A preempted request
+//! keeps its tokens, which are computed again, those of the prompt as a prompt and the others as
+//! generated ones, so that its text has the same bits.
+
+use crate::clock::Timer;
+use crate::compute::arena::reuse;
+use crate::decode::output::{Finish, StopReason};
+use crate::decode::speculative::passes::{Asked, DraftPasses};
+use crate::decode::speculative::{DraftStats, Speculator, best_length};
+use crate::engine::SessionError;
+use crate::engine::batch::Slot;
+use crate::engine::engine::{Engine, PiecePass};
+use crate::engine::options::{CacheMode, CancelToken};
+use crate::engine::sequence::Sequence;
+use crate::kv::KvError;
+use crate::layers::outputs::Outputs;
+use crate::lora::Adapter;
+use crate::scheduler::ScheduleError;
+use crate::scheduler::admission::{ScheduleOptions, Terms};
+use crate::scheduler::answer::{Live, RequestRows};
+use crate::scheduler::pacing::Pace;
+use crate::scheduler::request::{NoObserver, Observer, Request};
+use crate::scheduler::stream::{Stream, Wake};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Passes after which a request goes before new ones of the next higher priority.
+const AGING: i64 = 512;
+
+/// Requests on an engine, without a thread: [`Schedule::step`] computes the next pass on the
+/// caller's.
+///
+/// ```
+/// use ruvllm::exec::{Request, Schedule, ScheduleOptions};
+/// use ruvllm::{Model, Sampler};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+/// let mut schedule = Schedule::new(&model.engine()?, &ScheduleOptions::default())?;
+/// let tokenizer = model.tokenizer().unwrap();
+/// let sampler = Sampler::builder().temperature(0.0).build()?;
+/// let request = |text| Request::new(tokenizer.encode_prompt(text), sampler.clone()).max_tokens(8);
+/// let (one, other) = (schedule.submit(request("Ownership is"))?, schedule.submit(request("A slice is"))?);
+/// while schedule.step() {}
+/// assert!(!one.text()?.is_empty() && !other.text()?.is_empty());
+/// # Ok(()) }
+/// ```
+pub struct Schedule {
+    terms: Arc<Terms>,
+    wake: Arc<Wake>,
+    /// Both lists are in the order of ranks.
+    queue: VecDeque<Box<Live>>,
+    #[expect(clippy::vec_box)] // moved from list to list, never copied
+    running: Vec<Box<Live>>,
+    n_passes: u64,
+    pace: Pace,
+    outputs: Outputs,
+    /// Never cancelled: requests are, between passes.
+    cancel: CancelToken,
+    /// Memory for the next pass's list of slots.
+    slots: Vec<Slot<'static>>,
+    /// The pass over prompts of which some parts are computed, and of how many requests.
+    piece: PiecePass,
+    n_reading: usize,
+    /// Memory for [`Schedule::draft`]: who drafts; how probable each guess is, and its request;
+    /// drafts for each request.
+    asked: Vec<Asked<'static>>,
+    passes: DraftPasses,
+    chances: Vec<(f64, usize)>,
+    lengths: Vec<usize>,
+}
+
+impl std::fmt::Debug for Schedule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Schedule {{ queued: {}, running: {}, .. }}",
+            self.queue.len(),
+            self.running.len()
+        )
+    }
+}
+
+impl Schedule {
+    /// A schedule for `engine`, which can be shared, as passes are exclusive.
+    ///
+    /// # Errors
+    /// If an option is invalid, or there is not enough memory.
+    pub fn new(engine: &Engine, options: &ScheduleOptions) -> Result<Schedule, SessionError> {
+        Schedule::observed(engine, options, NoObserver)
+    }
+
+    /// As [`Schedule::new`], with an observer of every request.
+    ///
+    /// # Errors
+    /// As [`Schedule::new`].
+    pub fn observed(
+        engine: &Engine,
+        options: &ScheduleOptions,
+        observer: impl Observer + 'static,
+    ) -> Result<Schedule, SessionError> {
+        let terms = Terms::new(engine, options, Box::new(observer))?;
+        Ok(Schedule::on(Arc::new(terms), Arc::default()))
+    }
+
+    pub(crate) fn on(terms: Arc<Terms>, wake: Arc<Wake>) -> Schedule {
+        // A device computes whole passes.
+        let pace = Pace::new(
+            terms
+                .engine
+                .runner()
+                .map_or(terms.engine.model().hparams().n_layer, |_| 1),
+        );
+        let piece = terms.engine.piece_pass();
+        Schedule {
+            terms,
+            wake,
+            queue: VecDeque::new(),
+            running: Vec::new(),
+            n_passes: 0,
+            pace,
+            outputs: Outputs::default(),
+            cancel: CancelToken::default(),
+            slots: Vec::new(),
+            piece,
+            n_reading: 0,
+            asked: Vec::new(),
+            passes: DraftPasses::default(),
+            chances: Vec::new(),
+            lengths: Vec::new(),
+        }
+    }
+
+    /// Submits a request.
+    ///
+    /// # Errors
+    /// If the request could never be computed, or there are too many requests.
+    pub fn submit(&mut self, request: Request) -> Result<Stream, ScheduleError> {
+        let (live, stream) = self.terms.judge(request, &self.wake)?;
+        self.accept(live);
+        Ok(stream)
+    }
+
+    pub(crate) fn accept(&mut self, mut live: Box<Live>) {
+        live.rank.0 = (self.n_passes as i64).saturating_sub(i64::from(live.priority) * AGING);
+        self.terms.observer.queued(live.id, live.n_prompt);
+        self.enqueue(live);
+    }
+
+    fn enqueue(&mut self, live: Box<Live>) {
+        let at = self.queue.partition_point(|other| other.rank < live.rank);
+        self.queue.insert(at, live);
+    }
+
+    /// Number of requests that wait to be admitted.
+    pub fn n_queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Number of requests that take part in passes.
+    pub fn n_running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Whether there are no requests.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.running.is_empty()
+    }
+
+    /// Computes a pass. Returns false if there is nothing to do: no request, or all wait for their
+    /// readers.
+    pub fn step(&mut self) -> bool {
+        self.terms.observer.step_begins();
+        let has_work = self.advance();
+        self.terms.observer.step_ends();
+        has_work
+    }
+
+    fn advance(&mut self) -> bool {
+        let n = self.queue.len() + self.running.len();
+        self.running
+            .iter_mut()
+            .filter(|live| !live.is_reading)
+            .for_each(|live| live.rows = RequestRows::default());
+        self.sweep();
+        self.give_back();
+        self.admit();
+        self.draft();
+        let (n_decode, n_prompt) = self.plan();
+        if n_decode + n_prompt > 0 {
+            self.compute(n_decode, n_prompt);
+            return true;
+        }
+        // Ended requests made room.
+        self.queue.len() + self.running.len() < n
+    }
+
+    /// The earliest deadline of a request.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        let deadline = self
+            .queue
+            .iter()
+            .chain(&self.running)
+            .filter_map(|live| live.deadline)
+            .min()?;
+        Some(deadline.saturating_sub(self.terms.clock.elapsed()))
+    }
+
+    /// Ends requests that were cancelled, or whose deadline has passed.
+    fn sweep(&mut self) {
+        let now = self.terms.clock.elapsed();
+        let reason = |live: &Live| match live.deadline {
+            _ if live.sender.is_cancelled() => Some(StopReason::Cancelled),
+            Some(deadline) if now >= deadline => Some(StopReason::Deadline),
+            _ => None,
+        };
+        for i in (0..self.running.len()).rev() {
+            if let Some(reason) = reason(&self.running[i]) {
+                self.running[i].writer.end(reason);
+                let live = self.running.remove(i);
+                self.end(live, Ok(()));
+            }
+        }
+        for i in (0..self.queue.len()).rev() {
+            if let Some(reason) = reason(&self.queue[i]) {
+                self.queue[i].writer.end(reason);
+                self.queue
+                    .remove(i)
+                    .into_iter()
+                    .for_each(|live| self.end(live, Ok(())));
+            }
+        }
+    }
+
+    /// Hands out the last pieces of a request, and its result.
+    fn end(&self, mut live: Box<Live>, outcome: Result<(), ScheduleError>) {
+        let n_prompt = if live.has_begun {
+            live.n_prompt
+        } else {
+            live.position()
+        };
+        let pooled = live
+            .seq
+            .as_mut()
+            .map(Sequence::take_pooled)
+            .unwrap_or_default();
+        live.release_sequence();
+        let outcome = outcome.map(|()| Finish {
+            reason: live.writer.reason().expect("an answer ends for a reason"),
+            stop: live.writer.stopped_by(),
+            n_prompt: n_prompt.saturating_sub(live.n_cached.total()),
+            n_cached: live.n_cached,
+            n_generated: live.writer.tokens().len(),
+            drafts: DraftStats {
+                n_passes: live.n_passes,
+                ..live
+                    .speculator
+                    .as_ref()
+                    .map(Speculator::stats)
+                    .unwrap_or_default()
+            },
+            timings: live.timings,
+        });
+        self.terms.observer.ended(live.id, outcome.as_ref());
+        live.hand_out();
+        live.sender.end(outcome, pooled);
+    }
+
+    /// Admits the next requests, as long as there are pages, possibly taking those of requests
+    /// after it.
+    fn admit(&mut self) {
+        while let Some(i) = self.queue.iter().position(|live| !live.is_paused()) {
+            let live = &self.queue[i];
+            let has_place = self.running.len() < self.terms.options.n_parallel;
+            if !has_place || !self.has_room(live) {
+                let rank = live.rank;
+                let Some(victim) = self.victim(|other| other.rank > rank) else {
+                    return;
+                };
+                self.preempt(victim);
+                continue;
+            }
+            let Some(mut live) = self.queue.remove(i) else {
+                return;
+            };
+            let seq = self.terms.sequence(&live.adapters, live.salt.as_deref());
+            match seq.and_then(|seq| Ok(live.begin(seq)?)) {
+                Ok(()) => {
+                    self.terms.observer.admitted(live.id);
+                    let at = self.running.partition_point(|other| other.rank < live.rank);
+                    self.running.insert(at, live);
+                }
+                Err(error) => self.end(live, Err(error.into())),
+            }
+        }
+    }
+
+    /// Above the pool's high mark, requests that wait for their readers leave their pages to the
+    /// prefix cache, which gives pages back, down to the low mark.
+    fn give_back(&mut self) {
+        let pool = self.terms.engine.pool();
+        if self.terms.options.session.prefix.cache != CacheMode::On || !pool.is_high(0) {
+            return;
+        }
+        let pool = pool.clone();
+        while !pool.give_back(0) {
+            let Some(idle) = self.running.iter().rposition(|live| live.is_paused()) else {
+                return;
+            };
+            self.preempt(idle);
+        }
+    }
+
+    /// Whether the pool has room for the tokens that a request must compute and its next page,
+    /// besides those that running requests still need. A request alone may try. The prefix
+    /// cache makes room.
+    fn has_room(&self, live: &Live) -> bool {
+        let pool = self.terms.engine.pool();
+        if self.running.is_empty() || pool.stats().budget == u64::MAX {
+            return true;
+        }
+        let n_batch = self.terms.options.session.n_batch;
+        // Upper bounds of the bytes that it lacks.
+        let to_come = |live: &Live| {
+            let layout = live
+                .seq
+                .as_ref()
+                .map_or_else(|| self.terms.layout(live), |seq| seq.kv.layout());
+            layout
+                .bytes(live.n_read + 1, n_batch)
+                .saturating_sub(layout.bytes(live.position() + live.rows.n, n_batch))
+        };
+        let is_attached = |(adapter, _): &(Arc<Adapter>, f32)| {
+            self.running
+                .iter()
+                .flat_map(|live| &live.adapters)
+                .any(|(other, _)| Arc::ptr_eq(adapter, other))
+        };
+        let of_adapters: u64 = live
+            .adapters
+            .iter()
+            .filter(|a| !is_attached(a))
+            .map(|(a, _)| a.bytes())
+            .sum();
+        let promised = self
+            .running
+            .iter()
+            .fold(to_come(live), |sum, live| sum.saturating_add(to_come(live)));
+        let promised = promised.saturating_add(of_adapters);
+        promised <= pool.stats().left().saturating_add(pool.prefixes().bytes)
+    }
+
+    /// The request that loses its pages next: one that waits for its reader, otherwise the last
+    /// one, if it `is_behind`.
+    fn victim(&self, is_behind: impl Fn(&Live) -> bool) -> Option<usize> {
+        let paused = self
+            .running
+            .iter()
+            .rposition(|live| live.rows.n == 0 && live.is_paused());
+        paused.or_else(|| {
+            self.running
+                .len()
+                .checked_sub(1)
+                .filter(|&last| is_behind(&self.running[last]))
+        })
+    }
+
+    /// Takes a running request's pages; it keeps its tokens.
+    fn preempt(&mut self, i: usize) {
+        let mut live = self.running.remove(i);
+        live.drop_drafts();
+        live.n_read = live.n_read.max(live.position());
+        if let Some(seq) = &live.seq {
+            let known = live.kinds.len().min(seq.kinds().len());
+            live.kinds.extend_from_slice(&seq.kinds()[known..]);
+            live.is_lower = seq.is_lower();
+        }
+        live.release_sequence();
+        self.terms.observer.preempted(live.id);
+        self.enqueue(live);
+    }
+
+    /// Drafts for those that decode, so many in all that most tokens per second are expected. A
+    /// pass that reads prompts has no time for guesses.
+    fn draft(&mut self) {
+        self.running.iter_mut().for_each(|live| live.drop_drafts());
+        if self.running.iter().all(|live| live.speculator.is_none()) {
+            return;
+        }
+        let reads = |live: &Live| !live.next_rows(0).is_decoding && !live.is_paused();
+        if self.running.iter().any(|live| reads(live)) {
+            return;
+        }
+        let Schedule {
+            terms,
+            running,
+            asked,
+            passes,
+            chances,
+            lengths,
+            ..
+        } = self;
+        let engine = &terms.engine;
+        chances.clear();
+        lengths.clear();
+        lengths.resize(running.len(), 0);
+        let decoding = || {
+            running
+                .iter()
+                .enumerate()
+                .filter(|(_, live)| !live.is_paused())
+        };
+        let mut n_rows = decoding().map(|(_, live)| live.next_rows(0).n).sum();
+        let mut all = reuse(std::mem::take(asked));
+        all.extend(
+            running
+                .iter_mut()
+                .filter(|live| !live.is_paused())
+                .filter_map(|live| live.ask(engine)),
+        );
+        passes.guess(engine, n_rows, &mut all);
+        *asked = reuse(all);
+        let decoding = running
+            .iter()
+            .enumerate()
+            .filter(|(_, live)| !live.is_paused());
+        for (i, speculator) in decoding.filter_map(|(i, live)| Some((i, live.speculator.as_ref()?)))
+        {
+            let probabilities = speculator.probabilities();
+            if speculator.is_fixed() {
+                lengths[i] = probabilities.len();
+                n_rows += lengths[i];
+            } else {
+                chances.extend(probabilities.iter().map(|&p| (p, i)));
+            }
+        }
+        // Those of a sequence descend: how many are among the first, not which, is what counts.
+        chances.sort_unstable_by(|(a, _), (b, _)| b.total_cmp(a));
+        let n = best_length(&engine.times(), n_rows, chances.iter().map(|(p, _)| *p));
+        chances[..n].iter().for_each(|&(_, i)| lengths[i] += 1);
+        running
+            .iter_mut()
+            .zip(lengths)
+            .for_each(|(live, n)| live.take_drafts(*n));
+    }
+
+    /// Chooses the rows of the next step, and takes their pages. Returns how many decode, and how
+    /// many are read.
+    fn plan(&mut self) -> (usize, usize) {
+        let options = &self.terms.options;
+        let n_decoding = self
+            .running
+            .iter()
+            .filter(|live| live.next_rows(0).is_decoding && !live.is_paused())
+            .count();
+        let n_rows = self
+            .pace
+            .rows(n_decoding, options.max_itl, options.session.n_batch);
+        let mut chunk = if self.n_reading > 0 { 0 } else { n_rows };
+        let (mut n_decode, mut n_prompt, mut i) = (0, 0, 0);
+        while let Some(live) = self.running.get(i) {
+            if live.is_reading {
+                n_prompt += live.rows.n;
+                i += 1;
+                continue;
+            }
+            let rows = if live.is_paused() {
+                RequestRows::default()
+            } else {
+                live.next_rows(chunk)
+            };
+            if rows.n == 0 {
+                i += 1;
+                continue;
+            }
+            let Some((at, rows)) = self.reserve(i, rows, n_decode + n_prompt > 0) else {
+                continue;
+            };
+            i = at + 1;
+            self.running[at].rows = rows;
+            let n = if rows.is_decoding {
+                &mut n_decode
+            } else {
+                &mut n_prompt
+            };
+            *n += rows.n;
+            chunk -= if rows.is_decoding { 0 } else { rows.n };
+        }
+        if self.running.iter().filter(|live| live.is_reading).count() == self.n_reading {
+            return (n_decode, n_prompt);
+        }
+        // One of them is gone: their pass begins anew, without it.
+        self.n_reading = 0;
+        self.piece.restart();
+        self.running.iter_mut().for_each(|live| live.stop_reading());
+        self.plan()
+    }
+
+    /// Takes the pages of a running request for its rows, possibly those of requests after it.
+    /// Returns its new index and the rows that have pages: none if it waits until others are
+    /// done, which it can if `may_wait`; fewer of a prompt if windows give back pages between
+    /// passes. `None` if it has ended.
+    fn reserve(
+        &mut self,
+        mut i: usize,
+        mut rows: RequestRows,
+        may_wait: bool,
+    ) -> Option<(usize, RequestRows)> {
+        loop {
+            let seq = self.running[i]
+                .seq
+                .as_mut()
+                .expect("who runs has a sequence");
+            let error = match seq.kv.reserve(rows.n) {
+                Ok(()) => return Some((i, rows)),
+                Err(error) => error,
+            };
+            let is_full = matches!(error, KvError::PoolFull { .. });
+            let rank = self.running[i].rank;
+            match self.victim(|other| other.rank > rank).filter(|_| is_full) {
+                Some(victim) => {
+                    self.preempt(victim);
+                    i -= usize::from(victim < i);
+                }
+                None if is_full && may_wait => return Some((i, RequestRows::default())),
+                None if is_full && !rows.is_decoding && rows.n > 1 => {
+                    rows = self.running[i].next_rows(rows.n / 2)
+                }
+                None => {
+                    let live = self.running.remove(i);
+                    self.end(live, Err(SessionError::from(error).into()));
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn compute(&mut self, n_decode: usize, n_prompt: usize) {
+        self.n_passes += 1;
+        let max_itl = self.terms.options.max_itl;
+        if self.n_reading == 0 && self.pace.has_time(n_decode, max_itl, n_prompt) {
+            if let Some(time) = self.pass(|_| true, None) {
+                self.pace.note(n_decode, n_prompt, time);
+            }
+            return;
+        }
+        let step = Timer::start();
+        if n_decode > 0
+            && let Some(time) = self.pass(|rows| rows.is_decoding, None)
+        {
+            self.pace.note_beside(n_decode, time);
+        }
+        self.pass(|rows| !rows.is_decoding, Some((n_decode, n_prompt, step)));
+        if n_decode > 0 {
+            self.pace.note_step(n_decode, max_itl, step.elapsed());
+        }
+    }
+
+    /// Computes a pass of those whose rows are `taken`, and hands out its results; or, beside so
+    /// many rows that decode, as much of one over so many rows of prompts as there is time in a
+    /// step. Returns the time that it took, unless it failed.
+    fn pass(
+        &mut self,
+        taken: impl Fn(&RequestRows) -> bool,
+        piece: Option<(usize, usize, Timer)>,
+    ) -> Option<Duration> {
+        let taken = |live: &Live| live.rows.n > 0 && taken(&live.rows);
+        let Schedule {
+            terms,
+            running,
+            outputs,
+            cancel,
+            slots,
+            piece: of_prompts,
+            pace,
+            ..
+        } = self;
+        let timer = Timer::start();
+        let mut pass = reuse(std::mem::take(slots));
+        pass.extend(
+            running
+                .iter_mut()
+                .filter(|live| taken(live))
+                .map(|live| live.slot()),
+        );
+        let n_slots = pass.len();
+        let outcome = match piece {
+            None => terms.engine.step(&mut pass, outputs, cancel).map(|()| true),
+            Some((n_decode, n_prompt, step)) => {
+                let pause = &pace.pause(
+                    (n_decode, terms.options.max_itl),
+                    n_prompt,
+                    of_prompts.at(),
+                    step,
+                );
+                terms
+                    .engine
+                    .step_piece(&mut pass, outputs, cancel, of_prompts, pause)
+            }
+        };
+        *slots = reuse(pass);
+        let time = timer.elapsed();
+        // Those of the step's other pass wait meanwhile.
+        for live in running.iter_mut().filter(|live| live.rows.n > 0) {
+            let part = if live.rows.is_decoding {
+                &mut live.timings.decode
+            } else {
+                &mut live.timings.prefill
+            };
+            *part += time;
+        }
+        if piece.is_some() {
+            let is_reading = matches!(outcome, Ok(false));
+            running
+                .iter_mut()
+                .filter(|live| taken(live))
+                .for_each(|live| live.is_reading = is_reading);
+            self.n_reading = if is_reading { n_slots } else { 0 };
+            if is_reading {
+                return Some(time);
+            }
+        }
+        let n_vocab = terms.engine.model().hparams().n_vocab;
+        let (mut i, mut slot) = (0, 0);
+        while let Some(live) = self.running.get_mut(i) {
+            if !taken(live) {
+                i += 1;
+                continue;
+            }
+            // Whose rows cannot be computed fails alone.
+            let (outcome, at) = match outcome {
+                Ok(_) => (Ok(()), slot),
+                Err(_) if live.rows.is_decoding => {
+                    // Of its drafts, too.
+                    live.drop_drafts();
+                    live.rows = live.next_rows(0);
+                    (
+                        self.terms
+                            .engine
+                            .step(&mut [live.slot()], &mut self.outputs, &self.cancel),
+                        0,
+                    )
+                }
+                Err(_) => (
+                    self.terms
+                        .engine
+                        .step(&mut [live.slot()], &mut self.outputs, &self.cancel),
+                    0,
+                ),
+            };
+            slot += 1;
+            let had_token = !live.writer.tokens().is_empty();
+            let outcome = outcome.map_err(ScheduleError::from).and_then(|()| {
+                live.n_passes += usize::from(live.rows.is_decoding);
+                Ok(live.follow(self.outputs.logits(at), n_vocab)?)
+            });
+            live.drop_drafts();
+            if !had_token && !live.writer.tokens().is_empty() {
+                live.timings.first_token = live.since.elapsed();
+                self.terms.observer.first_token(live.id);
+            }
+            if outcome.is_err() || live.writer.reason().is_some() {
+                let live = self.running.remove(i);
+                self.end(live, outcome);
+            } else {
+                live.hand_out();
+                i += 1;
+            }
+        }
+        outcome.is_ok().then_some(time)
+    }
+}

@@ -1,0 +1,21 @@
+//! A session: one text under way, and what is done with it.
+
+mod adapters;
+pub(crate) mod context_shift;
+pub(crate) mod error;
+pub(crate) mod file;
+pub(crate) mod gradients;
+mod hooks;
+mod memory;
+mod prefix_reuse;
+pub(crate) mod profile;
+#[allow(clippy::module_inception)]
+pub(crate) mod session;
+pub(crate) mod store;
+
+pub use error::{GradientError, KeptError, StateError};
+pub use gradients::{Task, cross_entropy, divergence};
+pub use memory::SessionMemory;
+pub use profile::Preset;
+pub use session::Session;
+pub use store::{KeptSession, KeptSessions, SessionName};

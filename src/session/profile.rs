@@ -1,0 +1,67 @@
+//! Session options for common uses.
+
+use crate::engine::options::SessionOptions;
+use crate::kv::{KvTiers, KvType};
+use crate::model::Hparams;
+
+/// A use with a context and a precision of keys and values that suit it; `docs/memory.md` has the
+/// numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Preset {
+    /// 4,096 tokens in half precision.
+    Chat,
+    /// 16,384 tokens, less precise the farther back they are.
+    LongChat,
+    /// 32,768 tokens in 8 bits.
+    Document,
+    /// 16,384 tokens, keys in half precision, values in 8 bits.
+    Code,
+}
+
+impl Preset {
+    /// All of them.
+    pub const ALL: [Preset; 4] = [
+        Preset::Chat,
+        Preset::LongChat,
+        Preset::Document,
+        Preset::Code,
+    ];
+
+    /// Name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Preset::Chat => "chat",
+            Preset::LongChat => "long-chat",
+            Preset::Document => "document",
+            Preset::Code => "code",
+        }
+    }
+
+    /// Options of a session with a model of these hyper-parameters. The context is at most as long
+    /// as the model was trained for.
+    pub fn options(self, h: &Hparams) -> SessionOptions {
+        let (n_ctx, k, v, tiers) = match self {
+            Preset::Chat => (4096, KvType::F16, KvType::F16, None),
+            Preset::LongChat => (16384, KvType::F16, KvType::F16, Some(KvTiers::default())),
+            Preset::Document => (32768, KvType::Q8, KvType::Q8, None),
+            Preset::Code => (16384, KvType::F16, KvType::Q8, None),
+        };
+        SessionOptions {
+            n_ctx: Some(h.n_ctx_train.min(n_ctx)),
+            kv_type: k,
+            kv_type_v: Some(v),
+            kv_tiers: tiers,
+            ..Default::default()
+        }
+    }
+}
+
+impl std::str::FromStr for Preset {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Preset, &'static str> {
+        let found = Preset::ALL.into_iter().find(|preset| preset.name() == name);
+        found.ok_or("expected chat, long-chat, document or code")
+    }
+}

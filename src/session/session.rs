@@ -1,0 +1,566 @@
+//! One sequence of tokens on an engine.
+
+use crate::backward::saved::Saved;
+use crate::compute::hook::{Cut, OutputRows, TokenKind};
+use crate::compute::pooling::PooledStates;
+use crate::compute::probe::{NoProbe, Probe};
+use crate::engine::SessionError;
+use crate::engine::batch::Slot;
+use crate::engine::engine::Engine;
+use crate::engine::hidden_states::KEPT_STATES;
+use crate::engine::options::{CachedTokens, CancelToken, SessionOptions};
+use crate::engine::sequence::Sequence;
+use crate::kv::KvPolicy;
+use crate::layers::outputs::Outputs;
+use crate::model::Model;
+use std::fmt;
+use std::time::Duration;
+
+/// One sequence of tokens through a model: its keys and values, its position, its adapters.
+///
+/// `Send + 'static`: it keeps its engine, and so its model, alive. So a struct can own a model,
+/// sessions and a generation, and be moved to another thread:
+///
+/// ```
+/// use ruvllm::{Generation, Model, Sampler, Session};
+///
+/// struct Assistant {
+///     model: Model,
+///     notes: Session,
+///     answer: Generation, // owns a second session
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+/// let (notes, session) = (model.session()?, model.session()?);
+/// let sampler = Sampler::builder().temperature(0.0).build()?;
+/// let answer = session.into_generation("Ownership is", sampler).max_tokens(4);
+/// let mut assistant = Assistant { model, notes, answer };
+/// let worker = std::thread::spawn(move || -> Result<String, ruvllm::Error> {
+///     let mut text = String::new();
+///     for piece in &mut assistant.answer {
+///         text += &piece?.text;
+///     }
+///     assistant.notes.prefill(&assistant.model.tokenizer().unwrap().encode(&text, true, false))?;
+///     Ok(text)
+/// });
+/// assert!(!worker.join().map_err(|_| "the worker panicked")??.is_empty());
+/// # Ok(()) }
+/// ```
+///
+/// Calls compute on the calling thread and return when they are done. In async code, run them on
+/// the runtime's blocking threads (`spawn_blocking`) and cancel them with the [`CancelToken`]; see
+/// `examples/async_use.rs`.
+pub struct Session {
+    pub(crate) engine: Engine,
+    pub(crate) seq: Sequence,
+    pub(crate) outputs: Outputs,
+    pub(crate) saved: Saved,
+    /// Whether the last token was generated and never computed: the next pass begins with it.
+    pub(crate) ahead: bool,
+    /// How many tokens at the end of the sequence are drafts that were computed and are no part of
+    /// the text yet.
+    drafts: usize,
+    /// Memory for the tokens of a pass with drafts.
+    pass: Vec<u32>,
+    n_batch: usize,
+    /// Of the last prompt.
+    pub(crate) cached: CachedTokens,
+    pub(crate) cancel: CancelToken,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (position, n_ctx, n_batch) = (self.position(), self.n_ctx(), self.n_batch);
+        write!(
+            f,
+            "Session {{ position: {position}, n_ctx: {n_ctx}, n_batch: {n_batch}, .. }}"
+        )
+    }
+}
+
+impl Engine {
+    /// A session with [`Model::session_options`].
+    ///
+    /// # Errors
+    /// If there is no memory for its buffers.
+    pub fn session(&self) -> Result<Session, SessionError> {
+        self.session_with(&self.model().session_options()?)
+    }
+
+    /// A session with the given options.
+    ///
+    /// # Errors
+    /// If an option is invalid, or there is not enough memory.
+    pub fn session_with(&self, options: &SessionOptions) -> Result<Session, SessionError> {
+        Session::new(self.clone(), options)
+    }
+}
+
+impl Model {
+    /// A session of the model's default engine, with default options.
+    ///
+    /// # Errors
+    /// As [`Engine::session`], or if the system cannot start threads.
+    pub fn session(&self) -> Result<Session, SessionError> {
+        self.engine()?.session()
+    }
+
+    /// A session of the model's default engine, with the given options.
+    ///
+    /// # Errors
+    /// As [`Engine::session_with`], or if the system cannot start threads.
+    pub fn session_with(&self, options: &SessionOptions) -> Result<Session, SessionError> {
+        self.engine()?.session_with(options)
+    }
+}
+
+impl Session {
+    pub(crate) fn new(engine: Engine, options: &SessionOptions) -> Result<Session, SessionError> {
+        let seq = engine.sequence(options)?;
+        let mut outputs = Outputs::default();
+        outputs.reserve(engine.model().hparams().n_vocab, 0)?;
+        Ok(Session {
+            n_batch: options.n_batch.min(seq.n_ctx()),
+            engine,
+            seq,
+            outputs,
+            saved: Saved::default(),
+            ahead: false,
+            drafts: 0,
+            pass: Vec::new(),
+            cached: CachedTokens::default(),
+            cancel: CancelToken::default(),
+        })
+    }
+
+    /// The model it runs.
+    pub fn model(&self) -> &Model {
+        self.engine.model()
+    }
+
+    /// The engine it runs on.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Precision of its keys and values; see [`Sequence::kv_policy`].
+    pub fn kv_policy(&self) -> KvPolicy {
+        self.seq.kv_policy()
+    }
+
+    /// Largest number of tokens.
+    pub fn n_ctx(&self) -> usize {
+        self.seq.n_ctx()
+    }
+
+    /// Tokens it holds: the position of the next one.
+    pub fn position(&self) -> usize {
+        self.seq.position().saturating_sub(self.drafts)
+    }
+
+    /// The tokens it holds.
+    pub fn tokens(&self) -> &[u32] {
+        &self.seq.tokens()[..self.position()]
+    }
+
+    /// Logits of what follows the last token computed, `(n_vocab)`; empty before the first, and
+    /// after tokens were taken off the end.
+    pub fn logits(&self) -> &[f32] {
+        self.outputs.before_last(self.drafts)
+    }
+
+    /// Number of threads.
+    pub fn n_threads(&self) -> usize {
+        self.engine.n_threads()
+    }
+
+    /// A token that cancels this session's calls from elsewhere.
+    pub fn cancel_token(&self) -> CancelToken {
+        self.cancel.clone()
+    }
+
+    /// Replaces the cancel token; a token can be shared between sessions.
+    pub fn set_cancel_token(&mut self, cancel: CancelToken) {
+        self.cancel = cancel;
+    }
+
+    /// Mean hidden states of the tokens computed since the last call; see
+    /// [`SessionOptions::pooled_layer`].
+    pub fn take_pooled(&mut self) -> PooledStates {
+        self.seq.take_pooled()
+    }
+
+    /// Time that products with adapters took so far, divided by the number of threads.
+    pub(crate) fn adapter_time(&self) -> Duration {
+        self.seq.adapter_time
+    }
+
+    /// Appends `tokens`; [`Session::logits`] are then those after the last of them. An empty
+    /// session begins with the part of them that the engine's prefix cache has, if
+    /// [`SessionOptions::prefix`] enables it.
+    ///
+    /// # Errors
+    /// If there are none, they do not fit, or are not in the vocabulary; if the call is cancelled,
+    /// or there is no memory for its buffers. In the last two cases finished batches are kept:
+    /// [`Session::position`] tells how many.
+    pub fn prefill(&mut self, tokens: &[u32]) -> Result<(), SessionError> {
+        let last = tokens.len().saturating_sub(1);
+        self.prefill_each(tokens, last, |_, _| ())
+    }
+
+    /// Appends one generated token; [`Session::logits`] are then those after it.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn decode(&mut self, token: u32) -> Result<(), SessionError> {
+        self.run(
+            TokenKind::Generated,
+            &[token],
+            0,
+            &mut NoProbe,
+            &mut |_, _| (),
+        )
+    }
+
+    /// Appends `tokens` and calls `each` with the logits after each of `tokens[first..]`, in order,
+    /// as `(index, logits)`.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn prefill_each(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        mut each: impl FnMut(usize, &[f32]),
+    ) -> Result<(), SessionError> {
+        self.engine.check(&self.seq, tokens)?;
+        let n = self
+            .reuse(&tokens[..tokens.len().min(first.saturating_add(1))])?
+            .total();
+        self.run(
+            TokenKind::Prompt,
+            &tokens[n..],
+            first - n,
+            &mut NoProbe,
+            &mut |i, logits| each(n + i, logits),
+        )
+    }
+
+    /// [`Session::prefill_each`] with a [`Probe`].
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn prefill_probed(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        probe: &mut dyn Probe,
+        mut each: impl FnMut(usize, &[f32]),
+    ) -> Result<(), SessionError> {
+        self.run(TokenKind::Prompt, tokens, first, probe, &mut each)
+    }
+
+    /// Appends `tokens` and passes on the logits from `first` on. Begins with the pending token, if
+    /// there is one.
+    pub(crate) fn run(
+        &mut self,
+        kind: TokenKind,
+        tokens: &[u32],
+        first: usize,
+        probe: &mut dyn Probe,
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), SessionError> {
+        self.catch_up()?;
+        let (begin, n_vocab) = (self.position(), self.model().hparams().n_vocab);
+        // Both ends of a prompt are likely targets of a rewind.
+        if kind == TokenKind::Prompt {
+            self.seq.kv.checkpoint();
+        }
+        self.passes(kind, tokens, first, false, probe, &mut |rows| {
+            for (j, logits) in rows.logits.chunks_exact(n_vocab).enumerate() {
+                each(rows.first - begin + j, logits);
+            }
+        })?;
+        if kind == TokenKind::Prompt {
+            self.seq.kv.checkpoint();
+        }
+        Ok(())
+    }
+
+    /// Computes the token that waits, if there is one: the logits are then those of what follows
+    /// it.
+    pub(crate) fn catch_up(&mut self) -> Result<(), SessionError> {
+        self.drop_drafts();
+        let Some(token) = self.ahead.then(|| self.seq.pop()).flatten() else {
+            return Ok(());
+        };
+        self.ahead = false;
+        let outcome = self.passes(
+            TokenKind::Generated,
+            &[token],
+            0,
+            false,
+            &mut NoProbe,
+            &mut |_| (),
+        );
+        if outcome.is_err() {
+            self.push_ahead(token)?;
+        }
+        outcome
+    }
+
+    /// Computes the token that waits, if there is one, and the generated tokens `forced` behind it
+    /// in one pass: the logits are then those of what follows the last. Behind them, it
+    /// computes `drafts`, to be [accepted](Session::accept) one by one. With `all`, hands over
+    /// the logits that precede each of `forced`, and those behind, in order. After an error the
+    /// session holds nothing of `forced` and `drafts`.
+    pub(crate) fn catch_up_with(
+        &mut self,
+        forced: &[u32],
+        drafts: &[u32],
+        all: bool,
+        each: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), SessionError> {
+        if forced.is_empty() && drafts.is_empty() {
+            return self.catch_up();
+        }
+        self.drop_drafts();
+        let mut tokens = std::mem::take(&mut self.pass);
+        tokens.clear();
+        tokens.extend(forced.iter().chain(drafts));
+        self.engine.check(&self.seq, &tokens)?;
+        if all && !self.ahead {
+            each(self.logits());
+        }
+        let waiting = self.ahead.then(|| self.seq.pop()).flatten();
+        self.ahead = false;
+        let (begin, n_vocab) = (self.position(), self.model().hparams().n_vocab);
+        if let Some(token) = waiting {
+            tokens.insert(0, token);
+        }
+        // A hook sees every token.
+        let first = if all || self.seq.hook.is_some() {
+            0
+        } else {
+            (tokens.len() - drafts.len()).saturating_sub(1)
+        };
+        if !drafts.is_empty() {
+            self.seq.kv.hold(begin);
+        }
+        let outcome = self.passes(
+            TokenKind::Generated,
+            &tokens,
+            first,
+            false,
+            &mut NoProbe,
+            &mut |rows| {
+                if all {
+                    rows.logits.chunks_exact(n_vocab).for_each(&mut *each);
+                }
+            },
+        );
+        self.pass = tokens;
+        match (&outcome, waiting) {
+            (Ok(()), _) => self.drafts = drafts.len(),
+            (Err(_), Some(token)) if self.position() == begin => self.push_ahead(token)?,
+            _ => self.cut(begin + usize::from(waiting.is_some()), Cut::AnswerShortened),
+        }
+        if self.drafts == 0 && !drafts.is_empty() {
+            self.seq.kv.release();
+        }
+        outcome
+    }
+
+    /// How many drafts can be computed behind the tokens it holds and `n` forced ones, see
+    /// [`Engine::n_draftable`].
+    pub(crate) fn n_draftable(&self, n: usize) -> usize {
+        self.engine
+            .n_draftable(&self.seq, self.position() + n)
+            .min(self.n_batch.saturating_sub(n + 1))
+    }
+
+    /// Whether the sequence ends with drafts that are no part of the text yet.
+    pub(crate) fn has_drafts(&self) -> bool {
+        self.drafts > 0
+    }
+
+    /// Whether the next draft is `token`.
+    pub(crate) fn is_drafted(&self, token: u32) -> bool {
+        self.seq.tokens().get(self.position()) == Some(&token)
+    }
+
+    /// Takes `token` into the text if it is the next draft, whose row was computed already: the
+    /// logits are then those of what follows it. Otherwise forgets all drafts.
+    pub(crate) fn accept(&mut self, token: u32) -> bool {
+        let is_drafted = self.is_drafted(token);
+        if !is_drafted {
+            self.drop_drafts();
+        } else {
+            self.drafts -= 1;
+            if self.drafts == 0 {
+                self.seq.kv.release();
+            }
+        }
+        is_drafted
+    }
+
+    /// Forgets the drafts that were not accepted, as if they had never been computed.
+    pub(crate) fn drop_drafts(&mut self) {
+        if self.drafts > 0 {
+            self.outputs.drop_last(self.drafts);
+            self.seq.truncate(self.position());
+            self.seq.kv.release();
+            self.drafts = 0;
+        }
+    }
+
+    /// Whether the last token waits to be computed.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.ahead
+    }
+
+    /// Appends `token`, to be computed by the next pass, if there is room.
+    pub(crate) fn push_ahead(&mut self, token: u32) -> Result<(), SessionError> {
+        if self.position() < self.n_ctx() {
+            self.seq.reserve(1)?;
+            self.seq.push(&[token], TokenKind::Generated);
+            self.ahead = true;
+        }
+        Ok(())
+    }
+
+    /// Appends `tokens`, batch by batch, and passes on the rows from `first` on. If `raw`, the
+    /// logits are the head's bare products, and hidden states are returned, too.
+    pub(crate) fn passes(
+        &mut self,
+        kind: TokenKind,
+        tokens: &[u32],
+        first: usize,
+        raw: bool,
+        probe: &mut dyn Probe,
+        each: &mut dyn FnMut(OutputRows<'_>),
+    ) -> Result<(), SessionError> {
+        let Session {
+            engine,
+            seq,
+            outputs,
+            n_batch,
+            cancel,
+            ..
+        } = self;
+        // Everything is checked, and has its memory, before the first batch, so that later ones
+        // cannot fail for lack of it.
+        engine.check(seq, tokens)?;
+        let h = engine.model().hparams();
+        let end = seq.position() + tokens.len();
+        seq.states.iter_mut().for_each(|states| states.expect(end));
+        let has_states = raw || seq.hook.is_some();
+        let n_rows = tokens.len().saturating_sub(first).min(*n_batch);
+        let n_states = match &seq.states {
+            Some(_) => tokens.len().min(*n_batch).min(KEPT_STATES).max(n_rows),
+            None if has_states => n_rows,
+            None => 0,
+        };
+        outputs.reserve(
+            n_rows.saturating_mul(h.n_vocab),
+            n_states.saturating_mul(h.n_embd),
+        )?;
+        for (i, batch) in tokens.chunks(*n_batch).enumerate() {
+            let (start, first_output) = (
+                seq.position(),
+                first.saturating_sub(i * *n_batch).min(batch.len()),
+            );
+            let slot = Slot::new(seq, batch, kind).outputs_from(first_output);
+            engine.pass(&mut [slot], outputs, raw, cancel, probe)?;
+            let (states, logits) = (&*outputs.states, &mut *outputs.logits);
+            each(OutputRows {
+                tokens: seq.tokens(),
+                start,
+                first: start + first_output,
+                kind,
+                states,
+                logits,
+            });
+        }
+        Ok(())
+    }
+
+    /// Drops everything from `position` on. Later calls continue from there, as if the rest had
+    /// never existed.
+    ///
+    /// # Errors
+    /// If `position` is after the end.
+    pub fn rewind(&mut self, position: usize) -> Result<(), SessionError> {
+        if position > self.position() {
+            return Err(SessionError::RewindAhead {
+                position,
+                n_past: self.position(),
+            });
+        }
+        self.cut(position, Cut::Rewound);
+        Ok(())
+    }
+
+    /// Keeps the longest common prefix with `tokens` and drops the rest; returns its length. At
+    /// least the last of `tokens` is not kept, so that there is something to compute: a
+    /// conversation that is rendered again for each turn continues with
+    /// `generate_from(&tokens[kept..], …)`.
+    pub fn keep(&mut self, tokens: &[u32]) -> usize {
+        let same = self
+            .tokens()
+            .iter()
+            .zip(tokens)
+            .take_while(|(a, b)| a == b)
+            .count();
+        let kept = same.min(tokens.len().saturating_sub(1));
+        self.cut(kept, Cut::Rewound);
+        kept
+    }
+
+    /// Drops everything.
+    pub fn clear(&mut self) {
+        self.cut(0, Cut::Rewound);
+    }
+
+    pub(crate) fn cut(&mut self, position: usize, cut: Cut) {
+        self.drop_drafts();
+        if position < self.position() {
+            self.forget_outputs();
+        }
+        self.seq.cut(position, cut);
+    }
+
+    /// Takes note that the end of the sequence is not what the last pass left.
+    pub(crate) fn forget_outputs(&mut self) {
+        self.drop_drafts();
+        self.ahead = false;
+        self.outputs.clear();
+    }
+
+    /// An independent session that continues from the same point: same engine, adapters and
+    /// [`CancelToken`], and a copy of the hook. Keys and values are shared until one of them
+    /// writes.
+    ///
+    /// # Errors
+    /// If there is no memory for its tokens and logits.
+    pub fn fork(&self) -> Result<Session, SessionError> {
+        let mut seq = self.seq.fork()?;
+        seq.truncate(self.position());
+        let (n_vocab, mut outputs) = (self.model().hparams().n_vocab, Outputs::default());
+        outputs.reserve(n_vocab, 0)?;
+        outputs.set_last(self.logits(), n_vocab);
+        Ok(Session {
+            engine: self.engine.clone(),
+            seq,
+            outputs,
+            saved: Saved::default(),
+            ahead: self.ahead,
+            drafts: 0,
+            pass: Vec::new(),
+            n_batch: self.n_batch,
+            cached: self.cached,
+            cancel: self.cancel.clone(),
+        })
+    }
+}
