@@ -12,9 +12,9 @@ mod tensors;
 mod tokenizer;
 mod world;
 
-use super::model::ThreadsArg;
-use super::output::{Failure, OverwriteArg, count, note, printable, size};
-use super::rows::{Change, Conversion, Rows};
+use crate::flags::ThreadsArg;
+use crate::io::{Failure, OverwriteArg, count, note, printable, size};
+use crate::quantize::rows::{Change, Conversion, Rows};
 use checkpoint::{Checkpoint, Source};
 use config::{Config, read_any_json, read_json};
 use ruvllm::gguf::{Array, Value, Writer};

@@ -2,8 +2,8 @@
 //! with: `models--OWNER--NAME/blobs/SHA256` hold the bytes, `snapshots/COMMIT/PATH` link to them,
 //! `refs/REVISION` tell the commit (<https://huggingface.co/docs/huggingface_hub/guides/manage-cache>).
 
-use super::super::output::Failure;
 use super::hub::{HubFile, Listing, home, variable};
+use crate::io::Failure;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};

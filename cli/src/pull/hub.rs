@@ -4,7 +4,7 @@
 //! bytes count once their SHA-256 is that of the listing; addresses are those of the hub, over
 //! https, unless the user named another.
 
-use super::super::output::{Failure, note};
+use crate::io::{Failure, note};
 use ruvllm::GgufError;
 use ruvllm::gguf::Header;
 use serde_json::Value;

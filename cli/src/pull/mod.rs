@@ -7,9 +7,9 @@
 mod cache;
 mod hub;
 
-use super::inspect::obstacle;
-use super::memory::to_fill;
-use super::output::{Failure, Progress, note, print, print_json, size};
+use crate::commands::inspect::obstacle;
+use crate::io::memory::to_fill;
+use crate::io::{Failure, Progress, note, print, print_json, size};
 use cache::{Cache, Cached};
 use hub::{Hub, HubFile, Listing};
 use ruvllm::exec::{MemoryPlan, PlanOptions};

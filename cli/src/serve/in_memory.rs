@@ -1,7 +1,7 @@
 //! The server without sockets: what clients send and read are bytes in memory. The fuzzer
 //! (`fuzz/fuzz_targets/serve.rs`) calls it.
 
-use super::{Args, Failure, Shared, http_builder, load, router};
+use crate::serve::{Args, Failure, Shared, http_builder, load, router};
 use axum::Router;
 use clap::{Args as _, Command, FromArgMatches};
 use hyper::rt::{Read, ReadBufCursor, Write};

@@ -5,59 +5,43 @@
 //! the stream, which cancels the request within a pass. What takes longer than a moment (templates,
 //! tokens, grammars) runs on threads for such work.
 
-mod answer;
-mod anthropic;
-mod blocks;
-mod body;
-mod cors;
-mod embeddings;
-mod error;
-mod fields;
+mod api;
 mod http;
 mod in_memory;
-mod learning;
-mod log;
-mod metrics;
-mod native;
-mod openai;
-mod page;
-mod params;
-mod rerank;
-mod responses;
-mod sending;
-mod turn;
-mod watch;
-mod witness;
+mod jobs;
+mod observe;
 
-use super::chat::{TRANSCRIPT, TRANSCRIPT_STOP};
-use super::input::{on_interrupt, read_regular, read_text};
-use super::measured;
-use super::memory::parse_size;
-use super::model::{ModelArgs, ResidenceArgs, SessionArgs, adapter_failure};
-use super::output::{Failure, note, unix_time};
-use super::sampling::SamplingArgs;
-use super::sona::SonaArgs;
-use super::speculation::SpeculationArgs;
-use super::template::{bos_text, eos_text, json_object};
+use crate::commands::chat::{TRANSCRIPT, TRANSCRIPT_STOP};
+use crate::commands::sona::SonaArgs;
+use crate::commands::template::{bos_text, eos_text, json_object};
+use crate::flags::{
+    ModelArgs, ResidenceArgs, SamplingArgs, SessionArgs, SpeculationArgs, adapter_failure,
+};
+use crate::io::memory::parse_size;
+use crate::io::{Failure, measured, note, on_interrupt, read_regular, read_text, unix_time};
+use api::body::Budget;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use body::Budget;
-use cors::origin;
-use error::ApiError;
 use futures_util::future::{Either, select};
+use http::cors::origin;
+use http::error::ApiError;
+use http::sending::Sending;
+use http::{cors, page};
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 pub use in_memory::InMemory;
-use learning::Learner;
-use log::LogArgs;
-use metrics::Metrics;
+use jobs::learning::Learner;
+use observe::audit_log::{Witness, WitnessArgs};
+use observe::log;
+use observe::log::LogArgs;
+use observe::metrics::Metrics;
+use observe::telemetry::{Watch, Watchdog};
 use ruvllm::chat::ChatTemplate;
 use ruvllm::chat::tools::ToolFormat;
 use ruvllm::exec::{
@@ -69,7 +53,6 @@ use ruvllm::sample::{SamplerBuilder, TokenMask};
 use ruvllm::sona::pooled_layer;
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{Error, Model, ScheduleError};
-use sending::Sending;
 use serde_json::{Map, Value};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::TcpListener;
@@ -79,8 +62,6 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 use subtle::ConstantTimeEq;
 use tokio::sync::{Notify, Semaphore, watch as channel};
-use watch::{Watch, Watchdog};
-use witness::{Witness, WitnessArgs};
 
 /// What made an answer.
 const FINGERPRINT: &str = concat!("ruvllm-", env!("CARGO_PKG_VERSION"));
@@ -502,7 +483,7 @@ impl App {
         let model = args.model.open(&args.residence)?;
         let tokenizer = model
             .tokenizer()
-            .ok_or_else(|| super::generate::no_tokenizer(&args.model))?
+            .ok_or_else(|| crate::commands::generate::no_tokenizer(&args.model))?
             .clone();
         let mut stop = Vec::new();
         let source = match (&args.chat_template_file, model.chat_template()) {
@@ -633,40 +614,7 @@ pub(super) fn local(args: &AppArgs) -> Result<Router, Failure> {
 }
 
 fn router(shared: Shared) -> Router {
-    let protected = Router::new()
-        .route("/v1/chat/completions", post(openai::chat))
-        .route("/chat/completions", post(openai::chat))
-        .route("/v1/completions", post(openai::completions))
-        .route(
-            "/v1/chat/completions/input_tokens",
-            post(openai::count_tokens),
-        )
-        .route("/v1/responses", post(responses::responses))
-        .route("/responses", post(responses::responses))
-        .route("/v1/responses/input_tokens", post(responses::count_tokens))
-        .route("/v1/embeddings", post(embeddings::embeddings))
-        .route("/embeddings", post(embeddings::embedding))
-        .route("/embedding", post(embeddings::embedding))
-        .route("/v1/rerank", post(rerank::rerank))
-        .route("/v1/reranking", post(rerank::rerank))
-        .route("/rerank", post(rerank::rerank))
-        .route("/reranking", post(rerank::rerank))
-        .route("/v1/messages", post(anthropic::messages))
-        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        .route("/v1/models", get(openai::models))
-        .route("/v1/models/{*name}", get(openai::model))
-        .route("/models", get(openai::models))
-        .route("/completion", post(native::completion))
-        .route("/completions", post(native::completion))
-        .route("/infill", post(native::infill))
-        .route("/slots", get(native::slots))
-        .route("/props", get(native::props))
-        .route("/lora-adapters", get(native::lora_adapters))
-        .route("/tokenize", post(native::tokenize))
-        .route("/detokenize", post(native::detokenize))
-        .route("/apply-template", post(native::apply_template))
-        .route("/metrics", get(native::metrics))
-        .route("/feedback", post(learning::feedback))
+    let protected = api::protected()
         .fallback(async || {
             ApiError::new(
                 StatusCode::NOT_FOUND,
@@ -676,10 +624,7 @@ fn router(shared: Shared) -> Router {
         })
         .method_not_allowed_fallback(not_allowed)
         .layer(from_fn_with_state(shared.clone(), authorize));
-    let public = Router::new()
-        .route("/health", get(native::health))
-        .route("/v1/health", get(native::health));
-    let all = public
+    let all = api::public()
         .merge(page::routes())
         .method_not_allowed_fallback(not_allowed)
         .merge(protected);

@@ -1,0 +1,229 @@
+//! `ruvllm formats`: what each weight format costs and brings, in one table.
+
+use crate::bench::speed::{Format, Printer};
+use crate::commands::generate::no_tokenizer;
+use crate::commands::quantize::file_type;
+use crate::commands::{perplexity, quantize};
+use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, engine, open};
+use crate::io::{Failure, Progress, file_or_pipe, note, read_text, size, without_last_newline};
+use crate::quantize::rows::Rows;
+use ruvllm::bench::{Shape, Test, run as measure, synthetic};
+use ruvllm::exec::{EngineOptions, SessionOptions};
+use ruvllm::gguf::Gguf;
+use ruvllm::model::Model;
+use ruvllm::quant::FileType;
+use serde_json::{Value, json};
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  ruvllm formats -f text.txt                               all types, the built-in model and a shape of 1B
+  ruvllm formats -m model-f16.gguf -f text.txt --types Q4_K_M,Q5_K_M,Q8_0
+  ruvllm formats -f text.txt --shape llama-8b -o csv
+
+The model is quantised in memory and predicts the text: `ppl` is its perplexity as `ruvllm perplexity` tells it, `loss` \
+the difference from the file as it is. Size and speed are those of made-up weights of a shape, as small models fit into a \
+cache. Start from F16, BF16 or F32 where you can.";
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    residence: ResidenceArgs,
+    /// Text to predict, without its last line end; - is stdin
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Types to compare [default: all that `quantize` makes]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = file_type)]
+    types: Vec<FileType>,
+    /// Whose speed is measured: llama-1b, llama-8b, llama2-7b, mistral-7b or qwen2-0.5b
+    #[arg(long, value_name = "SHAPE", default_value = "llama-1b", value_parser = shape)]
+    shape: Shape,
+    /// Tokens of the prompt
+    #[arg(short = 'p', long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    n_prompt: u32,
+    /// Tokens to generate
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    n_gen: u32,
+    /// Context in which the text is predicted
+    #[arg(short, long, value_name = "N", default_value_t = perplexity::DEFAULT_CTX as u32, env = "LLAMA_ARG_CTX_SIZE",
+          value_parser = clap::value_parser!(u32).range(perplexity::LEAST_CTX as i64..))]
+    ctx_size: u32,
+    /// Repetitions of each speed; the median counts
+    #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    repetitions: u32,
+    #[command(flatten)]
+    threads: ThreadsArg,
+    /// How to print
+    #[arg(short, long, value_enum, default_value_t = Format::Md)]
+    output: Format,
+}
+
+fn shape(name: &str) -> Result<Shape, String> {
+    let known = || {
+        Shape::ALL
+            .iter()
+            .map(|shape| shape.name)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    Shape::from_name(name).ok_or_else(|| format!("there is no such shape; there are {}", known()))
+}
+
+/// Steps of a type that progress counts: perplexity, prompt, tokens.
+const STEPS: u64 = 3;
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let text = without_last_newline(read_text(&file_or_pipe(args.file.as_ref(), "-f FILE")?)?);
+    let types = if args.types.is_empty() {
+        FileType::ALL
+    } else {
+        &args.types
+    };
+    let gguf = args.model.gguf()?;
+    let plain = loss(args, args.model.open(&args.residence)?, &text)?;
+    note(format_args!(
+        "perplexity {:.4} as the file is; speeds of {} with -p {} and -n {}",
+        plain.exp(),
+        args.shape.name,
+        args.n_prompt,
+        args.n_gen
+    ));
+    let progress = match io::stdout().is_terminal() {
+        true => Progress::hidden(),
+        false => Progress::new("formats", STEPS * types.len() as u64),
+    };
+    let mut printer = Printer::new(args.output);
+    for (i, &file_type) in types.iter().enumerate() {
+        let step = |n: u64| progress.set(STEPS * i as u64 + n);
+        let plan = quantize::plan(&gguf, file_type, true)?;
+        let rows = Rows::in_memory(args.threads)?;
+        let converted = quantize::writer(&gguf, &plan, file_type, &rows).to_bytes();
+        let converted = rows.finish(converted)?;
+        let loss = loss(
+            args,
+            open(
+                Gguf::from_bytes(converted)?,
+                &args.residence,
+                &file_type.to_string(),
+            )?,
+            &text,
+        )?;
+        step(1);
+        let model = open(
+            synthetic(args.shape, file_type)?,
+            &args.residence,
+            args.shape.name,
+        )?;
+        let options = SessionOptions::default();
+        let engine = engine(
+            &model,
+            args.threads.number(),
+            false,
+            &options,
+            EngineOptions::default(),
+        )?;
+        let speed = |n_prompt, n_gen| -> Result<f64, Failure> {
+            let test = Test {
+                n_prompt,
+                n_gen,
+                depth: 0,
+                rows: 0,
+            };
+            Ok(measure(&engine, &[], test, &options, args.repetitions as usize)?.median())
+        };
+        let prompt = speed(args.n_prompt as usize, 0)?;
+        step(2);
+        let tokens = speed(0, args.n_gen as usize)?;
+        step(3);
+        let bytes = model.gguf().tensors().iter().map(|t| t.n_bytes).sum();
+        let bits = 8.0 * bytes as f64 / model.n_params() as f64;
+        let row = Row {
+            file_type,
+            bytes,
+            bits,
+            loss,
+            plain,
+            prompt,
+            tokens,
+        };
+        printer.row(&row.cells(), || row.json())?;
+    }
+    printer.end()
+}
+
+/// Mean of `−ln p` over the text.
+fn loss(args: &Args, model: Model, text: &str) -> Result<f64, Failure> {
+    let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+    let mut tokens = tokenizer.encode(text, true, false);
+    let options = SessionOptions {
+        n_ctx: Some(args.ctx_size as usize),
+        ..Default::default()
+    };
+    let engine = engine(
+        &model,
+        args.threads.number(),
+        false,
+        &options,
+        EngineOptions::default(),
+    )?;
+    let mut session = engine.session_with(&options)?;
+    let n_chunks = perplexity::n_chunks(&tokens, session.n_ctx())?;
+    let all = perplexity::score(
+        &mut session,
+        &mut tokens,
+        n_chunks,
+        &Progress::hidden(),
+        |_| Ok(()),
+    )?;
+    Ok(all.mean())
+}
+
+/// One line of the table.
+struct Row {
+    file_type: FileType,
+    /// Of the shape.
+    bytes: u64,
+    /// Per weight of the shape.
+    bits: f64,
+    loss: f64,
+    /// Loss of the file as it is.
+    plain: f64,
+    /// Tokens per second.
+    prompt: f64,
+    tokens: f64,
+}
+
+impl Row {
+    /// How much higher the perplexity is, as a share.
+    fn change(&self) -> f64 {
+        (self.loss - self.plain).exp_m1()
+    }
+
+    fn cells(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("type", self.file_type.to_string()),
+            ("bits", format!("{:.2}", self.bits)),
+            ("size", size(self.bytes)),
+            ("ppl", format!("{:.4}", self.loss.exp())),
+            ("loss", format!("{:+.2} %", 100.0 * self.change())),
+            ("prompt t/s", format!("{:.1}", self.prompt)),
+            ("tokens t/s", format!("{:.1}", self.tokens)),
+        ]
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "type": self.file_type.to_string(),
+            "bits_per_weight": self.bits,
+            "size": self.bytes,
+            "ppl": self.loss.exp(),
+            "ppl_change": self.change(),
+            "prompt_ts": self.prompt,
+            "gen_ts": self.tokens,
+        })
+    }
+}

@@ -1,0 +1,279 @@
+//! `ruvllm learn`: what learning while running is worth on a text, measured so that nothing is
+//! learnt before it was predicted.
+
+use crate::commands::generate::no_tokenizer;
+use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg};
+use crate::io::{Failure, file_or_pipe, note, print, print_json, read_text};
+use ruvllm::bench::{Contender, Estimate, LearningOptions, LearningReport, learning};
+use ruvllm::learn::LearnerOptions;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  ruvllm learn -f letters.txt --control manual.txt        the built-in demo model
+  ruvllm learn -m model.gguf -f log.txt --control manual.txt --svg gain.svg
+  ruvllm learn -m model.gguf -f log.txt --control manual.txt --json > report.json
+
+Every chunk of the stream is predicted first and learnt then. The first half of the control text tells \
+the learner what not to forget, the second half is what forgetting is measured on. Intervals are those \
+of a bootstrap over chunks, 95 %. Rows named `control` learn from something that cannot help. Beyond \
+temperature: against the base, both at the temperatures that are best in hindsight. Beyond words: against \
+the same that learnt the stream's words in another order.";
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    residence: ResidenceArgs,
+    /// Text to predict and to learn from; - is stdin
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Text of the kind that must not be forgotten
+    #[arg(long, value_name = "FILE")]
+    control: PathBuf,
+    /// Tokens of context, at least 8 [default: a quarter of what the model was trained for, at
+    /// most 1024]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        hide_default_value = true
+    )]
+    ctx_size: usize,
+    #[command(flatten)]
+    threads: ThreadsArg,
+    /// Most mean KL divergence over control text, in nats
+    #[arg(long, value_name = "NATS", default_value_t = LearnerOptions::default().max_divergence)]
+    max_divergence: f64,
+    /// Step of backpropagation into the last quarter of the layers, relative to the norm of a
+    /// matrix
+    #[arg(long, value_name = "RATE", default_value_t = LearningOptions::default().deep_rate)]
+    deep_rate: f32,
+    /// Leave out the negative controls of backpropagation, which take as long as all the rest
+    #[arg(long)]
+    quick: bool,
+    /// Print a JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+    /// File for a plot of the running gain
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let path = file_or_pipe(args.file.as_ref(), "-f FILE")?;
+    let (stream, control) = (read_text(&path)?, read_text(&args.control)?);
+    let model = args.model.open(&args.residence)?;
+    let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+    let tokens = |text: &str| tokenizer.encode(text, true, false);
+    let options = LearningOptions {
+        n_ctx: args.ctx_size,
+        n_threads: args.threads.number(),
+        learner: LearnerOptions {
+            max_divergence: args.max_divergence,
+            ..Default::default()
+        },
+        deep_rate: args.deep_rate,
+        deep_controls: !args.quick,
+        ..Default::default()
+    };
+    let report = learning(&model, &tokens(&stream), &tokens(&control), &options)?;
+    if let Some(path) = &args.svg {
+        std::fs::write(path, svg(&report)).map_err(Failure::file(path))?;
+        note(format!("wrote {}", path.display()));
+    }
+    if args.json {
+        print_json(&to_json(&report))
+    } else {
+        print(table(&report))
+    }
+}
+
+/// A gain in nats as a change of perplexity in per cent.
+fn percent(nats: f64) -> f64 {
+    // Zero has no sign.
+    100.0 * nats.exp_m1() + 0.0
+}
+
+/// A gain as a change of perplexity, with its interval.
+fn change(gain: Estimate) -> String {
+    let Estimate { value, low, high } = gain;
+    format!(
+        "{:+.1} % ({:+.1} to {:+.1})",
+        percent(-value),
+        percent(-high),
+        percent(-low)
+    )
+}
+
+fn table(report: &LearningReport) -> String {
+    let mut out = String::from(
+        "| | nats/token | perplexity | against base | beyond temperature | beyond words | ms/update | ms to take effect | \
+         longest | control perplexity | KL | top-1 |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for c in &report.contenders {
+        let update = match (c.update_ms, c.settle_ms) {
+            (0.0, _) => " | | ".to_owned(),
+            (ms, 0.0) => format!("{ms:.0} | | {:.0}", c.longest_ms),
+            (ms, settle) => format!("{ms:.2} | {settle:.2} | {:.1}", c.longest_ms),
+        };
+        let beyond =
+            [c.beyond_temperature, c.beyond_words].map(|e| e.map_or(String::new(), change));
+        let forgetting = c.forgetting.map_or(" | | ".to_owned(), |f| {
+            let more = f.loss;
+            format!(
+                "{:+.2} % ({:+.2} to {:+.2}) | {:.4} | {:.1} %",
+                percent(more.value),
+                percent(more.low),
+                percent(more.high),
+                f.divergence,
+                100.0 * f.agreement
+            )
+        });
+        let _ = writeln!(
+            out,
+            "| {} | {:.4} | {:.1} | {} | {} | {} | {update} | {forgetting} |",
+            c.name,
+            c.loss,
+            c.loss.exp(),
+            change(c.gain),
+            beyond[0],
+            beyond[1],
+        );
+    }
+    let LearningReport {
+        n_ctx,
+        n_tokens,
+        n_chunk,
+        control_loss,
+        truncation,
+        truncation_bound,
+        deep_cost,
+        ..
+    } = report;
+    let _ = writeln!(
+        out,
+        "\n{n_tokens} tokens, learnt from {n_chunk} at a time, context {n_ctx}; control text {control_loss:.4} \
+         nats/token with the base;\nreading a chunk and learning it by backpropagation costs {deep_cost:.1} prefills; \
+         truncation leaves out {:.0} % of the head adapter's gradient,\nby length, where the exact one was computed \
+         (the bound that is known without says {:.0} %)",
+        100.0 * truncation,
+        100.0 * truncation_bound,
+    );
+    out
+}
+
+fn to_json(report: &LearningReport) -> Value {
+    let estimate = |e: Estimate| json!({ "value": e.value, "low": e.low, "high": e.high });
+    let contender = |c: &Contender| {
+        json!({
+            "name": c.name,
+            "negative_control": c.negative,
+            "nats_per_token": c.loss,
+            "gain_nats_per_token": estimate(c.gain),
+            "gain_beyond_temperature": c.beyond_temperature.map(estimate),
+            "gain_beyond_words": c.beyond_words.map(estimate),
+            "ms_per_update": c.update_ms,
+            "ms_to_take_effect": c.settle_ms,
+            "ms_of_the_longest_update": c.longest_ms,
+            "forgetting": c.forgetting.map(|f| json!({
+                "nats_per_token": estimate(f.loss),
+                "divergence": f.divergence,
+                "top_1_agreement": f.agreement,
+            })),
+            "running_gain_nats": c.running_gain,
+        })
+    };
+    json!({
+        "n_ctx": report.n_ctx,
+        "n_tokens": report.n_tokens,
+        "n_chunk": report.n_chunk,
+        "base_nats_per_token": report.base_loss,
+        "control_nats_per_token": report.control_loss,
+        "truncation": report.truncation,
+        "truncation_bound": report.truncation_bound,
+        "backpropagation_cost_in_prefills": report.deep_cost,
+        "contenders": report.contenders.iter().map(contender).collect::<Vec<_>>(),
+    })
+}
+
+/// The running gain of every contender over the base, as lines.
+fn svg(report: &LearningReport) -> String {
+    const COLOURS: [&str; 14] = [
+        "#888888", "#17becf", "#1f77b4", "#ff7f0e", "#2ca02c", "#aec7e8", "#98df8a", "#d62728",
+        "#111111", "#9467bd", "#c5b0d5", "#8c564b", "#e377c2", "#bcbd22",
+    ];
+    const DASHED: &str = " stroke-dasharray=\"3 3\"";
+    let (width, height, left, top) = (720.0, 360.0, 60.0, 20.0);
+    let all = report
+        .contenders
+        .iter()
+        .flat_map(|c| &c.running_gain)
+        .copied();
+    let (least, most) = all.fold((0.0, 1.0), |(a, b): (f64, f64), x| (a.min(x), b.max(x)));
+    // What fails spectacularly does not hide the rest.
+    let least = least.max(-most);
+    let n = report
+        .contenders
+        .first()
+        .map_or(1, |c| c.running_gain.len())
+        .max(2) as f64;
+    let x = |i: usize| left + width * i as f64 / (n - 1.0);
+    let y = |gain: f64| top + height * (most - gain.clamp(least, most)) / (most - least);
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+         <text x=\"{left}\" y=\"14\">nats gained over the base model, in total, by tokens of the stream</text>\n",
+        left + width + 400.0,
+        (top + height + 30.0).max(top + 20.0 * report.contenders.len() as f64),
+    );
+    for i in 0..=4 {
+        let gain = least + (most - least) * f64::from(i) / 4.0;
+        let _ = writeln!(
+            out,
+            "<line x1=\"{left}\" x2=\"{}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#dddddd\"/>\
+             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{gain:.0}</text>",
+            left + width,
+            left - 6.0,
+            y(gain) + 4.0,
+            y = y(gain)
+        );
+        let tokens = report.n_tokens as f64 * f64::from(i) / 4.0;
+        let at = left + width * f64::from(i) / 4.0;
+        let _ = writeln!(
+            out,
+            "<text x=\"{at}\" y=\"{}\" text-anchor=\"middle\">{tokens:.0}</text>",
+            top + height + 16.0
+        );
+    }
+    for (i, c) in report.contenders.iter().enumerate() {
+        let colour = COLOURS[i % COLOURS.len()];
+        let dashes = if c.negative { DASHED } else { "" };
+        let points: Vec<String> = c
+            .running_gain
+            .iter()
+            .enumerate()
+            .map(|(i, &gain)| format!("{:.1},{:.1}", x(i), y(gain)))
+            .collect();
+        let legend = top + 14.0 + 20.0 * i as f64;
+        let _ = writeln!(
+            out,
+            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"{dashes} points=\"{points}\"/>\n\
+             <line x1=\"{0}\" x2=\"{1}\" y1=\"{legend}\" y2=\"{legend}\" stroke=\"{colour}\" stroke-width=\"2\"{dashes}/>\
+             <text x=\"{2}\" y=\"{3}\">{name}</text>",
+            left + width + 12.0,
+            left + width + 32.0,
+            left + width + 38.0,
+            legend + 4.0,
+            points = points.join(" "),
+            name = c.name,
+        );
+    }
+    out.push_str("</svg>\n");
+    out
+}

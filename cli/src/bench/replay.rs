@@ -1,0 +1,250 @@
+//! `ruvllm bench --replay` and `--spec-synthetic`: what drafts gain, measured in turns with plain
+//! decoding.
+
+use crate::bench::speed::{Args, Printer, SyntheticDrafts};
+use crate::flags::engine;
+use crate::io::{Failure, name as name_of, read_text};
+use ruvllm::bench::{self, Replay, Replayed};
+use ruvllm::exec::{DraftStats, Engine, EngineOptions, SessionOptions, Speculation};
+use ruvllm::model::Model;
+use serde_json::{Map, Value, json};
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+/// A prompt and its answer, in tokens.
+struct Recording {
+    name: String,
+    prompt: Vec<u32>,
+    answer: Vec<u32>,
+}
+
+/// One line of the report.
+struct Row {
+    model: String,
+    n_threads: usize,
+    workload: String,
+    n_prompt: usize,
+    n_gen: usize,
+    /// Tokens per second without drafts and with them, in turns.
+    rates: Vec<[f64; 2]>,
+    /// Of the last repetition with drafts.
+    drafts: DraftStats,
+    drafters: Vec<(&'static str, DraftStats)>,
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    bench::median(&values.collect::<Vec<_>>()).unwrap_or(f64::NAN)
+}
+
+impl Row {
+    fn rate(&self, i: usize) -> f64 {
+        median(self.rates.iter().map(|pair| pair[i]))
+    }
+
+    /// Median over the pairs.
+    fn speedup(&self) -> f64 {
+        median(self.rates.iter().map(|[plain, drafted]| drafted / plain))
+    }
+
+    fn cells(&self) -> Vec<(&'static str, String)> {
+        let accepted = self
+            .drafters
+            .iter()
+            .filter(|(_, stats)| stats.n_drafted > 0);
+        let accepted = accepted
+            .map(|(name, stats)| format!("{name} {} of {}", stats.n_accepted, stats.n_drafted));
+        vec![
+            ("model", self.model.clone()),
+            ("threads", self.n_threads.to_string()),
+            ("workload", self.workload.clone()),
+            ("prompt", self.n_prompt.to_string()),
+            ("tokens", self.n_gen.to_string()),
+            ("passes", self.drafts.n_passes.to_string()),
+            ("accepted", accepted.collect::<Vec<_>>().join(", ")),
+            ("plain t/s", format!("{:.2}", self.rate(0))),
+            ("t/s", format!("{:.2}", self.rate(1))),
+            ("speed-up", format!("{:.2}", self.speedup())),
+        ]
+    }
+
+    fn json(&self) -> Value {
+        let of = |stats: &DraftStats| {
+            json!({
+                "passes": stats.n_passes,
+                "drafted": stats.n_drafted,
+                "accepted": stats.n_accepted,
+                "seconds": stats.time.as_secs_f64(),
+            })
+        };
+        json!({
+            "model": self.model,
+            "n_threads": self.n_threads,
+            "workload": self.workload,
+            "n_prompt": self.n_prompt,
+            "n_gen": self.n_gen,
+            "passes": self.drafts.n_passes,
+            "drafters": self.drafters.iter().map(|(name, stats)| ((*name).to_owned(), of(stats))).collect::<Map<_, _>>(),
+            "plain_ts": self.rates.iter().map(|pair| pair[0]).collect::<Vec<_>>(),
+            "drafted_ts": self.rates.iter().map(|pair| pair[1]).collect::<Vec<_>>(),
+            "speedup": self.speedup(),
+        })
+    }
+}
+
+/// Measures every workload on `model`.
+pub(crate) fn bench(
+    args: &Args,
+    model: &Model,
+    name: &str,
+    threads: &[usize],
+    options: &SessionOptions,
+    printer: &mut Printer,
+) -> Result<(), Failure> {
+    let options = &SessionOptions {
+        keep_states: args.speculation.reads_states(),
+        ..options.clone()
+    };
+    for &n_threads in threads {
+        let n_threads_asked = NonZeroUsize::new(n_threads);
+        let open = |model: &Model, options: &SessionOptions| {
+            engine(
+                model,
+                n_threads_asked,
+                false,
+                options,
+                EngineOptions::default(),
+            )
+        };
+        let engine = open(model, options)?;
+        let mut measure =
+            |workload: &str, prompt: &[u32], replay: &Replay, speculation: Option<&Speculation>| {
+                let (rates, replayed) = turns(replay, speculation, args.repetitions as usize)?;
+                let Replayed {
+                    drafts, drafters, ..
+                } = replayed;
+                let (workload, model) = (workload.to_owned(), name.to_owned());
+                let (n_prompt, n_gen) = (prompt.len(), replay.n_tokens());
+                let row = Row {
+                    model,
+                    n_threads,
+                    workload,
+                    n_prompt,
+                    n_gen,
+                    rates,
+                    drafts,
+                    drafters,
+                };
+                printer.row(&row.cells(), || row.json())
+            };
+        if let Some(path) = &args.replay {
+            for Recording {
+                name,
+                prompt,
+                answer,
+            } in recordings(path, model)?
+            {
+                let n_ctx = prompt.len() + answer.len();
+                let speculation = args.speculation.open(&engine, n_ctx, open)?;
+                measure(
+                    &name,
+                    &prompt,
+                    &replay(&engine, options, &prompt, &answer)?,
+                    speculation.as_ref(),
+                )?;
+            }
+        }
+        for SyntheticDrafts { rate, n_gen, depth } in args.synthetic_drafts()? {
+            let n_vocab = model
+                .tokenizer()
+                .map_or(0, |tokenizer| tokenizer.n_vocab())
+                .max(1);
+            let is_eog = |token: u32| {
+                model
+                    .tokenizer()
+                    .is_some_and(|tokenizer| tokenizer.is_eog(token))
+            };
+            // Spread over the vocabulary.
+            let tokens = (0..)
+                .map(|i| (i * 7919 % n_vocab) as u32)
+                .filter(|&token| !is_eog(token));
+            let tokens: Vec<u32> = tokens.take(depth.max(1) + n_gen).collect();
+            let (prompt, answer) = tokens.split_at(depth.max(1));
+            let replay = replay(&engine, options, prompt, answer)?;
+            let speculation = Speculation::by(replay.synthetic_drafter(rate));
+            measure(
+                &format!("acceptance {rate}"),
+                prompt,
+                &replay,
+                Some(&speculation),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn replay(
+    engine: &Engine,
+    options: &SessionOptions,
+    prompt: &[u32],
+    answer: &[u32],
+) -> Result<Replay, Failure> {
+    Ok(Replay::new(engine, options, prompt, answer)?)
+}
+
+/// Tokens per second without drafts and with them, in turns, after one of each that is not
+/// measured.
+fn turns(
+    replay: &Replay,
+    speculation: Option<&Speculation>,
+    n: usize,
+) -> Result<(Vec<[f64; 2]>, Replayed), Failure> {
+    replay.run(None)?;
+    let mut last = replay.run(speculation)?;
+    let mut rates = Vec::with_capacity(n);
+    for _ in 0..n {
+        let plain = replay.run(None)?;
+        last = replay.run(speculation)?;
+        rates.push(
+            [plain.time, last.time].map(|time| replay.n_tokens() as f64 / time.as_secs_f64()),
+        );
+    }
+    Ok((rates, last))
+}
+
+/// The recordings of a file, in tokens of `model`.
+fn recordings(path: &Path, model: &Model) -> Result<Vec<Recording>, Failure> {
+    let tokenizer = model
+        .tokenizer()
+        .ok_or_else(|| Failure::Work("the model has no tokenizer".into()))?;
+    let text = read_text(path)?;
+    let lines = text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty());
+    let recordings = lines.map(|(i, line)| {
+        let wrong =
+            |what: String| Failure::Work(format!("{}: line {}: {what}", name_of(path), i + 1));
+        let line: Map<String, Value> =
+            serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
+        let keys = ["name", "prompt", "answer"];
+        if let Some(key) = line.keys().find(|key| !keys.contains(&key.as_str())) {
+            return Err(wrong(format!(
+                "unknown key {key:?}, known are name, prompt and answer"
+            )));
+        }
+        let [name, prompt, answer] = keys.map(|key| match line.get(key) {
+            Some(Value::String(text)) if !text.is_empty() => Ok(text),
+            _ => Err(wrong(format!("{key} must be a text, and not empty"))),
+        });
+        let (prompt, answer) = (
+            tokenizer.encode_prompt(prompt?),
+            tokenizer.encode_inside(answer?.as_bytes()),
+        );
+        Ok(Recording {
+            name: name?.clone(),
+            prompt,
+            answer,
+        })
+    });
+    recordings.collect()
+}

@@ -1,0 +1,767 @@
+//! `ruvllm chat`: a conversation in the terminal.
+//!
+//! Each turn renders the whole conversation with the model's template and tokenises it. What the
+//! session has already computed of these tokens is kept, the rest computed, so that a template may
+//! rewrite earlier turns as it likes (some drop old reasoning).
+
+use crate::commands::generate::{TextArgs, begin, no_tokenizer, per_second};
+use crate::commands::sessions::{Kept, SessionName, state_folder};
+use crate::commands::sona::SonaArgs;
+use crate::commands::template::{bos_text, eos_text};
+use crate::flags::{Drafted, Learning, ModelArgs, ResidenceArgs, session, speculate};
+use crate::io::{
+    Failure, note, on_interrupt, paint, print, printable, read_regular, read_text,
+    stdin_is_terminal, unix_time, without_last_newline,
+};
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use ruvllm::arch::KV_BLOCK;
+use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
+use ruvllm::exec::{AdapterId, CancelToken, PooledStates, Session, Speculation, StopReason};
+use ruvllm::sample::Sampler;
+use ruvllm::sona::{Background, Sona, Trajectory, pooled_layer};
+use ruvllm::tokenizer::Tokenizer;
+use ruvllm::{DecodeError, Error, SessionError};
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+const EXAMPLES: &str = "\
+Examples:
+  ruvllm chat -m model.gguf
+  ruvllm chat -m model.gguf -sys \"You answer in one sentence.\" --temp 0.6
+  echo \"What is the capital of France?\" | ruvllm chat -m model.gguf
+  ruvllm chat -m model.gguf --session trip    go on with it another day
+  ruvllm chat -m model.gguf --sona mine       record it and learn from it; `ruvllm sona` shows and undoes
+
+In a conversation: Ctrl-C stops an answer, Ctrl-D leaves. A line that ends in \\ goes on in the \
+next. /help tells the commands.";
+
+const COMMANDS: &str = "\
+/regen   answer the last message again
+/good    the answer was good: with --learn or --sona, the model learns from it
+/bad     the answer was bad
+/clear   forget the conversation
+/help    this list
+/exit    leave; so does Ctrl-D
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
+
+/// For models that have no template.
+pub(crate) const TRANSCRIPT: &str = "\
+{%- for m in messages -%}
+{%- if m.role == 'system' %}{{ m.content }}\n\n{% else %}{{ m.role | capitalize }}: {{ m.content | trim }}\n{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}Assistant:{% endif -%}";
+/// What ends an answer in it.
+pub(crate) const TRANSCRIPT_STOP: &str = "\nUser:";
+
+#[derive(clap::Args)]
+#[command(
+    after_help = EXAMPLES,
+    mut_arg("n_predict", |arg| arg.help("Most tokens of an answer; -1 or -2 is as many as the context holds")),
+    mut_arg("reverse_prompt", |arg| arg.help("End an answer before this text appears; repeatable")),
+    mut_arg("verbose", |arg| arg.help("Show timings after each answer")),
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    residence: ResidenceArgs,
+    /// First message
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// How the model is to behave [short: -sys]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        conflicts_with = "system_prompt_file",
+        allow_hyphen_values = true
+    )]
+    system_prompt: Option<String>,
+    /// The same, from a file [short: -sysf]
+    #[arg(long, value_name = "FILE")]
+    system_prompt_file: Option<PathBuf>,
+    /// Jinja file to use instead of the model's chat template
+    #[arg(long, value_name = "FILE", alias = "chat-template-file")]
+    template: Option<PathBuf>,
+    /// Keep the conversation under this name, and go on with it (`ruvllm sessions` lists them)
+    #[arg(long, value_name = "NAME")]
+    session: Option<SessionName>,
+    #[command(flatten)]
+    sona: SonaArgs,
+    #[command(flatten)]
+    text: TextArgs,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let mut options = args.text.options();
+    let system = match (&args.system_prompt, &args.system_prompt_file) {
+        (Some(text), _) => Some(text.clone()),
+        (None, Some(path)) => Some(without_last_newline(read_text(path)?)),
+        (None, None) => None,
+    };
+    let model = args.model.open(&args.residence)?;
+    let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+    let sampler = args
+        .text
+        .sampling
+        .sampler(model.gguf().metadata(), tokenizer)?;
+    let mut stop = args.text.reverse_prompt.clone();
+    let template = match (&args.template, model.chat_template()) {
+        (Some(path), _) => ChatTemplate::parse(&read_regular(path)?)?,
+        (None, Some(source)) => ChatTemplate::parse(source)?,
+        (None, None) => {
+            note(paint(
+                "33",
+                &format!(
+                    "{} has no chat template, so it was probably not trained to converse. Its text goes on after \
+                 \"User:\" and \"Assistant:\"; --template FILE gives another form, `ruvllm -p TEXT` plain text.",
+                    args.model.label()
+                ),
+            ));
+            stop.push(TRANSCRIPT_STOP.into());
+            ChatTemplate::parse(TRANSCRIPT)?
+        }
+    };
+    if args.sona.sona.is_some() {
+        options.pooled_layer = pooled_layer(&model);
+    }
+    let mut session = session(&model, &args.text.session, &options, 1)?;
+    let (kept, mut messages) = match &args.session {
+        Some(name) => Kept::open(name).map(|(kept, messages)| (Some(kept), messages))?,
+        None => (None, Vec::new()),
+    };
+    if let Some(kept) = &kept {
+        kept.load(&mut session);
+    }
+    if let Some(system) = system {
+        messages.retain(|message| message.role != "system");
+        messages.insert(0, Message::system(system));
+    }
+    let speculation =
+        args.text
+            .speculation
+            .begin(session.engine(), session.n_ctx(), &args.text.session)?;
+    let learning = args.text.learning.begin(&mut session)?;
+    let recording = Recording::begin(args, &session)?;
+    let cancel = session.cancel_token();
+    let interactive = stdin_is_terminal() && io::stdout().is_terminal();
+    let lines = Lines::new(interactive)?;
+    // After the editor, which has a handler of its own; it sees Ctrl-C as a key.
+    let (interrupted, interrupt) = (cancel.clone(), lines.interrupt.clone());
+    on_interrupt(move || {
+        interrupted.cancel();
+        // Nobody waits any more once the conversation has ended.
+        let _ = interrupt.send(Event::Interrupt);
+    })?;
+
+    let mut chat = Chat {
+        args,
+        tokenizer,
+        template,
+        stop,
+        n_batch: options.n_batch,
+        context_shift: options
+            .context_shift
+            .map(|keep| keep.next_multiple_of(KV_BLOCK)),
+        session,
+        speculation,
+        learning,
+        recording,
+        sampler,
+        cancel,
+        interactive,
+        messages,
+        kept,
+    };
+    if interactive {
+        note(paint(
+            "2",
+            &format!(
+                "{}, context {}; /help tells the commands",
+                args.model.label(),
+                chat.session.n_ctx()
+            ),
+        ));
+    }
+    let n_kept = chat
+        .messages
+        .iter()
+        .filter(|message| message.role != "system")
+        .count();
+    if args.session.is_some() && n_kept > 0 {
+        note(paint(
+            "2",
+            &format!("[a conversation of {n_kept} messages goes on]"),
+        ));
+    }
+    let outcome = chat.converse(lines);
+    if chat.speculation.is_some() {
+        crate::io::measured::keep(chat.session.engine(), &args.model.label(), None);
+    }
+    let outcome = match &chat.kept {
+        Some(kept) => outcome.and(kept.save(&chat.session)),
+        None => outcome,
+    };
+    let outcome = chat.learning.end(&mut chat.session, outcome);
+    match (outcome, chat.recording) {
+        (Ok(()) | Err(Failure::Closed), Some(recording)) => recording.end(),
+        (outcome, _) => outcome,
+    }
+}
+
+/// What is recorded of a conversation, and learnt in the background.
+struct Recording {
+    sona: Sona,
+    /// Learns until it is dropped.
+    background: Background,
+    /// The conversation's name.
+    session_id: String,
+    /// When this part of it began, in seconds since 1970, and answers since.
+    begun: u64,
+    n: usize,
+    /// The version in effect in the session, and its adapter, if it has one.
+    in_effect: (u64, Option<AdapterId>),
+}
+
+impl Recording {
+    fn begin(args: &Args, session: &Session) -> Result<Option<Recording>, Failure> {
+        let Some(folder) = &args.sona.sona else {
+            return Ok(None);
+        };
+        if args.text.learning.is_on() {
+            return Err(Failure::Usage(
+                "--learn and --sona both learn: give one of them".into(),
+            ));
+        }
+        let sona = args.sona.open(folder, "", session.engine())?;
+        let begun = unix_time();
+        let session_id = args
+            .session
+            .as_ref()
+            .map_or_else(|| format!("chat-{begun}"), SessionName::to_string);
+        let background = sona.start()?;
+        Ok(Some(Recording {
+            sona,
+            background,
+            session_id,
+            begun,
+            n: 0,
+            in_effect: (0, None),
+        }))
+    }
+
+    /// Brings the version in effect into the session, with what it learnt of the prompt's topic.
+    fn refresh(&mut self, session: &mut Session, prompt: &[u32]) -> Result<(), ruvllm::Error> {
+        let generation = self.sona.generation();
+        if self.in_effect.0 == generation {
+            return Ok(());
+        }
+        if let Some(id) = self.in_effect.1.take() {
+            session.detach(id)?;
+        }
+        let adapter = self.sona.adapter(prompt)?;
+        self.in_effect = (
+            generation,
+            adapter
+                .map(|adapter| session.attach(adapter, 1.0))
+                .transpose()?,
+        );
+        Ok(())
+    }
+
+    /// Records an answer.
+    fn record(
+        &mut self,
+        prompt: &[u32],
+        answer: &[u32],
+        pooled: PooledStates,
+        latency: Duration,
+    ) -> Result<(), Failure> {
+        self.n += 1;
+        self.sona.record(Trajectory {
+            request_id: self.request_id(),
+            session_id: self.session_id.clone(),
+            n_prompt: prompt.len(),
+            n_answer: answer.len(),
+            query_embedding: pooled.prompt,
+            response_embedding: pooled.answer,
+            latency,
+            tokens: [prompt, answer].concat(),
+            ..Default::default()
+        })?;
+        Ok(())
+    }
+
+    fn request_id(&self) -> String {
+        format!("{}-{}", self.begun, self.n)
+    }
+
+    fn rate(&self, score: f32) {
+        match self.sona.rate(&self.request_id(), score) {
+            Ok(()) => note("Noted."),
+            Err(error) => note(format!("error: {error}")),
+        }
+    }
+
+    /// Learns what is left.
+    fn end(self) -> Result<(), Failure> {
+        drop(self.background);
+        Ok(self.sona.work()?)
+    }
+}
+
+struct Chat<'a> {
+    args: &'a Args,
+    tokenizer: &'a Tokenizer,
+    template: ChatTemplate,
+    stop: Vec<String>,
+    n_batch: usize,
+    /// Tokens that a shift of the context keeps, in whole pages, if there is one.
+    context_shift: Option<usize>,
+    session: Session,
+    speculation: Option<Speculation>,
+    learning: Learning<'a>,
+    recording: Option<Recording>,
+    sampler: Sampler,
+    cancel: CancelToken,
+    /// Someone types and reads; otherwise lines come from a pipe or go to one.
+    interactive: bool,
+    messages: Vec<Message>,
+    kept: Option<Kept>,
+}
+
+/// What a conversation waits for.
+enum Event {
+    Line(Result<String, ReadlineError>),
+    /// Ctrl-C where it is no key, or the system asks the program to end.
+    Interrupt,
+}
+
+/// The lines of the conversation, read by a thread of its own, so that an interrupt is heard while
+/// one is awaited.
+struct Lines {
+    /// A prompt to read a line after, and what goes to the history before that.
+    ask: Sender<(&'static str, Option<String>)>,
+    events: Receiver<Event>,
+    interrupt: Sender<Event>,
+    reader: JoinHandle<()>,
+    /// Lines read.
+    n: usize,
+}
+
+impl Lines {
+    fn new(interactive: bool) -> Result<Lines, Failure> {
+        let mut editor = DefaultEditor::new()?;
+        let history = history_file().filter(|_| interactive);
+        let (ask, asked) = channel::<(&str, Option<String>)>();
+        let (interrupt, events) = channel();
+        let read = interrupt.clone();
+        let reader = Builder::new().spawn(move || {
+            if let Some(path) = &history {
+                // The first time there is none.
+                let _ = editor.load_history(path);
+            }
+            for (prompt, entry) in asked {
+                let _ = entry.map(|entry| editor.add_history_entry(entry));
+                if read.send(Event::Line(editor.readline(prompt))).is_err() {
+                    break;
+                }
+            }
+            if let Some(path) = &history {
+                let saved = path
+                    .parent()
+                    .map_or(Ok(()), std::fs::create_dir_all)
+                    .is_ok()
+                    && editor.save_history(path).is_ok();
+                if !saved {
+                    note(format!(
+                        "The history could not be saved to {}.",
+                        path.display()
+                    ));
+                }
+            }
+        })?;
+        Ok(Lines {
+            ask,
+            events,
+            interrupt,
+            reader,
+            n: 0,
+        })
+    }
+
+    /// The next line; an interrupt ends the conversation.
+    fn next(
+        &mut self,
+        prompt: &'static str,
+        history: Option<String>,
+    ) -> Result<Result<String, ReadlineError>, Failure> {
+        let event = self
+            .ask
+            .send((prompt, history))
+            .ok()
+            .and_then(|()| self.events.recv().ok());
+        self.n += 1;
+        match event {
+            Some(Event::Line(line)) => Ok(line),
+            Some(Event::Interrupt) => Err(Failure::Interrupted),
+            None => Ok(Err(ReadlineError::Eof)),
+        }
+    }
+
+    /// Lets the reader save the history.
+    fn end(self) {
+        drop(self.ask);
+        // A reader that panicked has said so.
+        let _ = self.reader.join();
+    }
+}
+
+impl Chat<'_> {
+    /// Answers the first message, then those of lines until there are no more.
+    fn converse(&mut self, mut lines: Lines) -> Result<(), Failure> {
+        if let Some(first) = &self.args.prompt {
+            note(format!("> {first}"));
+            self.say(first)?;
+        }
+        let mut text = String::new();
+        let mut history = None;
+        let mut warned = false;
+        loop {
+            let prompt = match (self.interactive, text.is_empty()) {
+                (false, _) => "",
+                (true, true) => "> ",
+                (true, false) => "… ",
+            };
+            if self.interactive {
+                // Ctrl-C pressed a moment after the answer was complete.
+                lines.events.try_iter().for_each(drop);
+            }
+            match lines.next(prompt, history.take())? {
+                Ok(line) => {
+                    warned = false;
+                    if let Some(begun) = line.strip_suffix('\\') {
+                        text.push_str(begun);
+                        text.push('\n');
+                        continue;
+                    }
+                    text.push_str(&line);
+                    let text = std::mem::take(&mut text);
+                    if text.trim().is_empty() {
+                        continue;
+                    }
+                    history = Some(text.clone());
+                    match text.trim() {
+                        "/exit" | "/quit" => break,
+                        "/help" | "/?" => note(COMMANDS),
+                        "/clear" => {
+                            self.messages.retain(|message| message.role == "system");
+                            self.keep()?;
+                            note("The conversation is forgotten.");
+                        }
+                        "/regen" => self.regenerate()?,
+                        "/good" => self.rate(1.0)?,
+                        "/bad" => self.rate(-1.0)?,
+                        word if is_command(word) => note(format!(
+                            "error: {word} is no command; there are\n{COMMANDS}"
+                        )),
+                        _ => self.say(&text)?,
+                    }
+                }
+                Err(ReadlineError::Interrupted) if text.is_empty() && warned => break,
+                Err(ReadlineError::Interrupted) => {
+                    warned = text.is_empty();
+                    text.clear();
+                    note("Ctrl-C again, Ctrl-D or /exit leaves.");
+                }
+                Err(ReadlineError::Eof) => break,
+                Err(error) => {
+                    return Err(Failure::Work(format!(
+                        "standard input, line {}: {error}",
+                        lines.n
+                    )));
+                }
+            }
+        }
+        lines.end();
+        Ok(())
+    }
+
+    /// Answers `text`; failures that another message could avoid are told and forgotten.
+    fn say(&mut self, text: &str) -> Result<(), Failure> {
+        self.messages.push(Message::user(text));
+        self.answer()
+    }
+
+    fn rate(&mut self, reward: f32) -> Result<(), Failure> {
+        if let Some(recording) = &self.recording {
+            recording.rate(if reward > 0.0 { 1.0 } else { 0.0 });
+            return Ok(());
+        }
+        if !self.args.text.learning.is_on() {
+            note("error: nothing is learnt here; start chat with --learn DIR or --sona DIR");
+            return Ok(());
+        }
+        match self.session.feedback(reward) {
+            Ok(_) => note("Learnt."),
+            Err(error) => note(format!("error: {error}")),
+        }
+        self.learning.idle(&mut self.session)
+    }
+
+    fn regenerate(&mut self) -> Result<(), Failure> {
+        self.messages.pop_if(|last| last.role == "assistant");
+        if self.messages.last().is_none_or(|last| last.role != "user") {
+            note("There is no message to answer.");
+            return Ok(());
+        }
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<(), Failure> {
+        if self.interactive {
+            self.cancel.reset();
+        }
+        let mut answer = String::new();
+        let outcome = self.generate(&mut answer);
+        if !answer.is_empty() && !answer.ends_with('\n') {
+            print("\n")?;
+        }
+        match outcome {
+            Ok(notes) => notes.iter().for_each(note),
+            Err(Stop::Cancelled) if !self.interactive => return Err(Failure::Interrupted),
+            Err(Stop::Cancelled) if !answer.is_empty() => note(paint("2", "[stopped]")),
+            Err(Stop::Failed(Failure::Closed)) => return Err(Failure::Closed),
+            Err(stop) => {
+                self.messages.pop();
+                match stop {
+                    Stop::Failed(Failure::Work(message)) if self.interactive => {
+                        note(format!("error: {}", printable(&message)))
+                    }
+                    Stop::Failed(failure) => return Err(failure),
+                    Stop::Cancelled => note(paint("2", "[stopped; the message is forgotten]")),
+                }
+                return Ok(());
+            }
+        }
+        self.messages.push(Message::assistant(answer));
+        self.keep()?;
+        self.learning.idle(&mut self.session)
+    }
+
+    /// Saves the messages, if they are to be kept.
+    fn keep(&self) -> Result<(), Failure> {
+        self.kept
+            .as_ref()
+            .map_or(Ok(()), |kept| kept.save_messages(&self.messages))
+    }
+
+    /// Prints the answer to the conversation as it is, and collects it; notes on it for the user.
+    fn generate(&mut self, answer: &mut String) -> Result<Vec<String>, Stop> {
+        let ids = self.prompt()?;
+        if let Some(recording) = &mut self.recording {
+            recording.refresh(&mut self.session, &ids)?;
+        }
+        let kept = match self.session.keep(&ids) {
+            0 => self.session.reuse(&ids)?.total(),
+            kept => kept,
+        };
+        // Each answer begins the grammar anew.
+        if let Some(mask) = self.sampler.mask_mut() {
+            mask.reset();
+        }
+
+        // What an answer that failed has left.
+        self.session.take_pooled();
+        let start = Instant::now();
+        let generation = begin(
+            &mut self.session,
+            &ids[kept..],
+            &mut self.sampler,
+            self.n_batch,
+        )?
+        .stop(self.stop.iter().cloned())
+        .max_tokens(self.args.text.max_tokens());
+        let mut generation = speculate(generation, self.speculation.as_ref());
+        let prefill = start.elapsed();
+        let start = Instant::now();
+        let mut begun = false;
+        for piece in &mut generation {
+            let text = piece?.text;
+            // Templates differ in whether the answer begins with the space or line end before it.
+            let shown = if begun { &text[..] } else { text.trim_start() };
+            if !shown.is_empty() {
+                begun = true;
+                print(shown)?;
+                answer.push_str(shown);
+            }
+        }
+        let decode = start.elapsed();
+        let n = generation.tokens().len();
+        let answer = generation.tokens().to_vec();
+        let drafted = Drafted::of(&generation);
+        let reason = generation.finish().map(|finish| finish.reason);
+        drop(generation);
+        if let Some(recording) = &mut self.recording {
+            recording.record(&ids, &answer, self.session.take_pooled(), prefill + decode)?;
+        }
+        let mut notes = Vec::new();
+        if self.args.text.verbose {
+            let (n_read, rate) = (ids.len() - kept, per_second(ids.len() - kept, prefill));
+            notes.push(paint(
+                "2",
+                &format!(
+                    "[{n_read} tokens read, {rate:.1}/s; {n} written, {:.1}/s{}; {} of {} in context]",
+                    per_second(n, decode),
+                    drafted.note(),
+                    self.session.position(),
+                    self.session.n_ctx()
+                ),
+            ));
+        }
+        match reason {
+            Some(StopReason::ContextFull) => notes.push(paint(
+                "33",
+                "\n[the context is full: /clear, or start with a larger -c]",
+            )),
+            Some(StopReason::MaxTokens) => notes.push(paint("2", "\n[-n reached]")),
+            _ => {}
+        }
+        Ok(notes)
+    }
+
+    /// The tokens of the conversation. Forgets the oldest turns when they do not fit.
+    fn prompt(&mut self) -> Result<Vec<u32>, Stop> {
+        let mut forgotten = 0;
+        loop {
+            let inputs = ChatInputs {
+                bos_token: bos_text(Some(self.tokenizer)),
+                eos_token: eos_text(Some(self.tokenizer)),
+                ..ChatInputs::new(&self.messages)
+            };
+            let text = self
+                .template
+                .render_unless(&inputs, || self.cancel.is_cancelled())?;
+            let ids = self.tokenizer.encode_prompt(&text);
+            if ids.is_empty() {
+                return Err(Stop::Failed(Failure::Work(
+                    "the chat template made no text of the message".into(),
+                )));
+            }
+            if let Some(shifted) = self.shifted(&ids)? {
+                return Ok(shifted);
+            }
+            if ids.len() < self.session.n_ctx() {
+                if forgotten > 0 {
+                    note(paint(
+                        "33",
+                        &format!(
+                            "[the context is full: the oldest {forgotten} messages are forgotten]"
+                        ),
+                    ));
+                }
+                return Ok(ids);
+            }
+            let oldest = self
+                .messages
+                .iter()
+                .position(|message| message.role != "system")
+                .unwrap_or(0);
+            let next_turn = self
+                .messages
+                .iter()
+                .skip(oldest + 1)
+                .position(|message| message.role == "user");
+            let Some(n) = next_turn.map(|n| n + 1) else {
+                return Err(Stop::Failed(Failure::Work(format!(
+                    "the message has {} tokens with its template, the context {}: shorten it, or start with a larger -c",
+                    ids.len(),
+                    self.session.n_ctx()
+                ))));
+            };
+            self.messages.drain(oldest..oldest + n);
+            forgotten += n;
+        }
+    }
+
+    /// With --context-shift, the tokens of a conversation that has outgrown the context without
+    /// those that were dropped; nothing if it has not, or if the session holds too little of
+    /// it.
+    fn shifted(&mut self, ids: &[u32]) -> Result<Option<Vec<u32>>, Stop> {
+        let Some(keep) = self.context_shift.filter(|&keep| keep < ids.len()) else {
+            return Ok(None);
+        };
+        loop {
+            let n_dropped = self.session.n_dropped();
+            let Some(rest) = ids[keep..].get(n_dropped..) else {
+                return Ok(None);
+            };
+            let left = [&ids[..keep], rest].concat();
+            if left.len() < self.session.n_ctx() {
+                return Ok((n_dropped > 0).then_some(left));
+            }
+            // Of an answer the text is what counts, which may have other tokens than were
+            // generated.
+            self.session.keep(&left);
+            if self.session.n_dropped() < n_dropped || self.session.shift()? == 0 {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// Why an answer was not finished.
+enum Stop {
+    Cancelled,
+    Failed(Failure),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Stop {
+        Stop::Failed(failure)
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        match error {
+            Error::Session(SessionError::Cancelled) => Stop::Cancelled,
+            error => Stop::Failed(error.into()),
+        }
+    }
+}
+
+impl From<DecodeError> for Stop {
+    fn from(error: DecodeError) -> Stop {
+        Error::from(error).into()
+    }
+}
+
+impl From<SessionError> for Stop {
+    fn from(error: SessionError) -> Stop {
+        Error::from(error).into()
+    }
+}
+
+impl From<ruvllm::ChatError> for Stop {
+    fn from(error: ruvllm::ChatError) -> Stop {
+        match error {
+            ruvllm::ChatError::Cancelled => Stop::Cancelled,
+            error => Error::from(error).into(),
+        }
+    }
+}
+
+/// Whether a message is a slash and one word: a slip of the finger, not something to answer.
+fn is_command(text: &str) -> bool {
+    text.strip_prefix('/')
+        .is_some_and(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphabetic()))
+}
+
+/// Where the lines typed are kept.
+fn history_file() -> Option<PathBuf> {
+    Some(state_folder()?.join("history"))
+}

@@ -1,0 +1,402 @@
+//! `ruvllm generate`: continues a text. What the program does without a subcommand.
+
+use crate::flags::{
+    Drafted, LearningArgs, ModelArgs, ResidenceArgs, SamplingArgs, SessionArgs, SpeculationArgs,
+    kv_bytes, session, speculate,
+};
+use crate::io::{
+    Failure, Progress, file_or_pipe, measured, milliseconds, note, on_interrupt, paint, print,
+    print_json, read_text, unescape, without_last_newline,
+};
+use clap::builder::BoolishValueParser;
+use ruvllm::exec::{Generation, KvType, Session, SessionOptions, Speculation, StopReason};
+use ruvllm::sample::Sampler;
+use ruvllm::tokenizer::Tokenizer;
+use serde_json::json;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+const EXAMPLES: &str = "\
+Examples:
+  ruvllm -p \"Ownership is\"                            the built-in demo model
+  ruvllm -m model.gguf -p \"The capital of France is\" -n 16 --temp 0
+  ruvllm -m model.gguf -f prompt.txt > text.txt       the prompt goes to stderr, the text to stdout
+  ruvllm -m model.gguf -p \"Q: 1+1?\\nA:\" -r \"Q:\"        -r ends the text before \"Q:\"
+  ruvllm -m model.gguf -p \"Once\" -s 1 --json          ids, text, timings
+  git diff | ruvllm -m model.gguf                     the prompt from a pipe
+
+Special tokens written in the prompt count as such. Sampling defaults give way to what the model \
+file recommends (general.sampling.*), and flags win over both.";
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    residence: ResidenceArgs,
+    #[command(flatten)]
+    prompt: PromptArgs,
+    /// Do not show the prompt on stderr
+    #[arg(long)]
+    no_display_prompt: bool,
+    /// Print one JSON object: ids, text, why it ended, timings
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    text: TextArgs,
+}
+
+/// What `generate` and `chat` share: how a text ends, what is learnt, session and sampler.
+#[derive(clap::Args)]
+pub(crate) struct TextArgs {
+    /// Most tokens to generate; -1 or -2 is as many as the context holds
+    #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
+          allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-2..))]
+    n_predict: i64,
+    /// End before this text appears; repeatable
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) reverse_prompt: Vec<String>,
+    /// When the context is full, drop half of what lies behind the tokens of --keep and go on
+    /// [default: end the text]
+    #[arg(long, env = "LLAMA_ARG_CONTEXT_SHIFT", value_parser = BoolishValueParser::new(), conflicts_with = "learn")]
+    context_shift: bool,
+    /// Tokens at the beginning that --context-shift keeps, rounded up to 64
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        requires = "context_shift",
+        allow_negative_numbers = true
+    )]
+    keep: u32,
+    /// Show timings even if stderr is no terminal
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
+    #[command(flatten)]
+    pub(crate) learning: LearningArgs,
+    #[command(flatten)]
+    pub(crate) session: SessionArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+impl TextArgs {
+    /// Options of the session.
+    pub(crate) fn options(&self) -> SessionOptions {
+        let options = self.session.options(None, KvType::default());
+        SessionOptions {
+            context_shift: self.context_shift.then_some(self.keep as usize),
+            keep_states: self.speculation.reads_states(),
+            ..options
+        }
+    }
+
+    /// Most tokens to generate.
+    pub(crate) fn max_tokens(&self) -> usize {
+        usize::try_from(self.n_predict).unwrap_or(usize::MAX)
+    }
+}
+
+/// Where a prompt comes from.
+#[derive(clap::Args)]
+pub(crate) struct PromptArgs {
+    /// Text to continue
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        conflicts_with = "file",
+        allow_hyphen_values = true
+    )]
+    prompt: Option<String>,
+    /// File with the text to continue, without its last line end; - is stdin [default: stdin, if
+    /// it is a pipe]
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Read \n, \t, \", \\ and \xHH in -p and -r as what they stand for (the default)
+    #[arg(short, long, overrides_with = "no_escape")]
+    escape: bool,
+    /// Take -p and -r as they are
+    #[arg(long)]
+    no_escape: bool,
+}
+
+impl PromptArgs {
+    pub(crate) fn unescaped(&self, text: &str) -> String {
+        if self.no_escape {
+            text.to_owned()
+        } else {
+            unescape(text)
+        }
+    }
+
+    fn text(&self) -> Result<String, Failure> {
+        match &self.prompt {
+            Some(text) => Ok(self.unescaped(text)),
+            None => {
+                let text = read_text(&file_or_pipe(self.file.as_ref(), "-p TEXT or -f FILE")?)?;
+                if text.is_empty() && self.file.is_none() {
+                    return Err(Failure::Usage(
+                        "no prompt: stdin is empty; give -p TEXT or -f FILE".into(),
+                    ));
+                }
+                Ok(without_last_newline(text))
+            }
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let prompt = args.prompt.text()?;
+    let options = args.text.options();
+
+    let start = Instant::now();
+    let model = args.model.open(&args.residence)?;
+    let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+    let mut sampler = args
+        .text
+        .sampling
+        .sampler(model.gguf().metadata(), tokenizer)?;
+    let mut session = session(&model, &args.text.session, &options, 1)?;
+    let speculation =
+        args.text
+            .speculation
+            .begin(session.engine(), session.n_ctx(), &args.text.session)?;
+    let mut learning = args.text.learning.begin(&mut session)?;
+    let load = start.elapsed();
+
+    let prompt_ids = prompt_ids(tokenizer, &prompt)?;
+    if prompt_ids.len() >= session.n_ctx() {
+        return Err(Failure::Work(format!(
+            "the prompt has {} tokens, the context {}: use a larger -c or a shorter prompt",
+            prompt_ids.len(),
+            session.n_ctx()
+        )));
+    }
+    let cancel = session.cancel_token();
+    on_interrupt(move || cancel.cancel())?;
+    let mut written = Written::default();
+    let outcome = written.generate(
+        args,
+        (&mut session, speculation.as_ref()),
+        &mut sampler,
+        &prompt,
+        &prompt_ids,
+        options.n_batch,
+    );
+    let outcome = learning.end(&mut session, outcome);
+    if speculation.is_some() {
+        measured::keep(session.engine(), &args.model.label(), None);
+    }
+    let interrupted = matches!(outcome, Err(Failure::Interrupted));
+    if outcome.is_err() && !interrupted {
+        return outcome;
+    }
+    let Written {
+        ids,
+        text,
+        reason,
+        n_cached,
+        drafted,
+        prefill,
+        decode,
+    } = written;
+    let (n_predicted, n_prompt) = (ids.len(), prompt_ids.len() - n_cached);
+    if args.json {
+        print_json(&json!({
+            "model": args.model.label(),
+            "prompt": prompt,
+            "prompt_ids": prompt_ids,
+            "ids": ids,
+            "text": text,
+            "stop_reason": if interrupted { Some("interrupted") } else { reason.map(reason_name) },
+            "seed": sampler.seed(),
+            "kv_bytes": kv_bytes(&session),
+            "timings": {
+                "load_ms": milliseconds(load),
+                "cache_n": n_cached,
+                "prompt_n": n_prompt,
+                "prompt_ms": milliseconds(prefill),
+                "prompt_per_second": per_second(n_prompt, prefill),
+                "predicted_n": n_predicted,
+                "predicted_ms": milliseconds(decode),
+                "predicted_per_second": per_second(n_predicted, decode),
+            },
+            "drafts": drafted.json(),
+        }))?;
+        return outcome;
+    }
+    if args.text.verbose || io::stderr().is_terminal() {
+        let ended = match reason {
+            Some(StopReason::ContextFull) => {
+                format!("; the context of {} tokens is full", session.n_ctx())
+            }
+            _ => String::new(),
+        };
+        let cached = if n_cached > 0 {
+            format!("cached {n_cached} tokens, ")
+        } else {
+            String::new()
+        };
+        let line = format!(
+            "load {:.0} ms; {cached}prompt {n_prompt} tokens, {:.1}/s; text {n_predicted} tokens, {:.1}/s{}; seed {}{ended}",
+            milliseconds(load),
+            per_second(n_prompt, prefill),
+            per_second(n_predicted, decode),
+            drafted.note(),
+            sampler.seed(),
+        );
+        note(paint("2", &line));
+    }
+    outcome
+}
+
+/// What was generated, as far as it went.
+#[derive(Default)]
+struct Written {
+    ids: Vec<u32>,
+    text: String,
+    reason: Option<StopReason>,
+    /// Tokens of the prompt that came from the folder of --prompt-cache.
+    n_cached: usize,
+    drafted: Drafted,
+    prefill: Duration,
+    decode: Duration,
+}
+
+impl Written {
+    /// Continues `prompt`, and prints the text unless it is to be JSON.
+    fn generate(
+        &mut self,
+        args: &Args,
+        (session, speculation): (&mut Session, Option<&Speculation>),
+        sampler: &mut Sampler,
+        prompt: &str,
+        prompt_ids: &[u32],
+        n_batch: usize,
+    ) -> Result<(), Failure> {
+        let start = Instant::now();
+        let stop = args
+            .text
+            .reverse_prompt
+            .iter()
+            .map(|text| args.prompt.unescaped(text));
+        self.n_cached = session.reuse(prompt_ids)?.total();
+        let generation = begin(session, &prompt_ids[self.n_cached..], sampler, n_batch)?
+            .stop(stop)
+            .max_tokens(args.text.max_tokens());
+        let mut generation = speculate(generation, speculation);
+        self.prefill = start.elapsed();
+
+        // Only now, so that a progress bar does not paint over it.
+        if !args.json {
+            if args.model.is_demo() && io::stderr().is_terminal() {
+                note(paint(
+                    "2",
+                    &format!("{}; -m FILE runs another model", args.model.label()),
+                ));
+            }
+            if !args.no_display_prompt {
+                eprint_text(prompt);
+            }
+        }
+
+        let start = Instant::now();
+        let outcome = generation.by_ref().try_for_each(|piece| {
+            let piece = piece?;
+            self.text.push_str(&piece.text);
+            if args.json {
+                Ok(())
+            } else {
+                print(&piece.text)
+            }
+        });
+        self.decode = start.elapsed();
+        self.ids = generation.tokens().to_vec();
+        self.drafted = Drafted::of(&generation);
+        self.reason = generation.finish().map(|finish| finish.reason);
+        if !args.json && !self.text.ends_with('\n') {
+            print("\n")?;
+        }
+        outcome
+    }
+}
+
+/// Refusal of a model without a vocabulary.
+pub(crate) fn no_tokenizer(model: &ModelArgs) -> Failure {
+    Failure::Work(format!(
+        "{}: this file has no tokenizer, so only `ruvllm logits` can use it",
+        model.label()
+    ))
+}
+
+/// The tokens of a prompt; an empty one is the beginning of a text.
+fn prompt_ids(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failure> {
+    let ids = tokenizer.encode_prompt(prompt);
+    match tokenizer.bos().or(tokenizer.eos()) {
+        _ if !ids.is_empty() => Ok(ids),
+        Some(bos) => Ok(vec![bos]),
+        None => Err(Failure::Usage(
+            "the prompt is empty; this model needs something to continue".into(),
+        )),
+    }
+}
+
+/// Computes the prompt, with progress, and gets ready to continue it.
+pub(crate) fn begin<'s>(
+    session: &'s mut Session,
+    ids: &[u32],
+    sampler: &'s mut Sampler,
+    n_batch: usize,
+) -> Result<Generation<&'s mut Session, &'s mut Sampler>, ruvllm::Error> {
+    let progress = Progress::new("reading the prompt", ids.len() as u64);
+    let learns = session.learner().is_some();
+    // What is learnt from is read as such; the last token begins the answer.
+    let last = if learns {
+        ids.len().saturating_sub(1)
+    } else {
+        ids.len().saturating_sub(1) / n_batch * n_batch
+    };
+    for (i, batch) in ids[..last].chunks(n_batch).enumerate() {
+        if learns {
+            session.record(batch)?;
+        } else {
+            session.prefill(batch)?;
+        }
+        progress.set(((i + 1) * n_batch) as u64);
+    }
+    Ok(session.generate_from(&ids[last..], sampler)?)
+}
+
+pub(crate) fn reason_name(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::EndOfGeneration => "end_of_generation",
+        StopReason::StopString => "stop_string",
+        StopReason::MaxTokens => "max_tokens",
+        StopReason::ContextFull => "context_full",
+        StopReason::Cancelled => "cancelled",
+        StopReason::Deadline => "deadline",
+        _ => "other",
+    }
+}
+
+pub(crate) fn per_second(n: usize, time: Duration) -> f64 {
+    let seconds = time.as_secs_f64();
+    if seconds > 0.0 {
+        (n as f64 / seconds * 1e3).round() / 1e3
+    } else {
+        0.0
+    }
+}
+
+/// The prompt on stderr, where the text on stdout will continue it.
+fn eprint_text(text: &str) {
+    let mut err = io::stderr().lock();
+    let _ = err
+        .write_all(paint("2", text).as_bytes())
+        .and_then(|()| err.flush());
+}

@@ -1,0 +1,147 @@
+//! The subcommands: a file each.
+
+#[cfg(feature = "serve")]
+pub(crate) mod batch;
+pub(crate) mod calibrate;
+#[cfg(feature = "chat")]
+pub(crate) mod chat;
+pub(crate) mod detokenize;
+pub(crate) mod doctor;
+pub(crate) mod embed;
+pub(crate) mod generate;
+pub(crate) mod inspect;
+pub(crate) mod logits;
+pub(crate) mod merge;
+pub(crate) mod merge_adapters;
+pub(crate) mod perplexity;
+pub(crate) mod quantize;
+pub(crate) mod rerank;
+#[cfg(feature = "chat")]
+pub(crate) mod sessions;
+pub(crate) mod sona;
+#[cfg(feature = "chat")]
+pub(crate) mod template;
+pub(crate) mod tokenize;
+pub(crate) mod train;
+
+use crate::bench;
+#[cfg(feature = "convert")]
+use crate::convert;
+use crate::io::Failure;
+#[cfg(feature = "pull")]
+use crate::pull;
+#[cfg(feature = "serve")]
+use crate::serve;
+use clap::Subcommand;
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Continue a text (the default subcommand)
+    Generate(Box<generate::Args>),
+    #[cfg(feature = "chat")]
+    /// Talk to a model
+    Chat(Box<chat::Args>),
+    #[cfg(feature = "serve")]
+    /// Serve a model over HTTP, as the OpenAI API and llama-server do
+    Serve(Box<serve::Args>),
+    #[cfg(feature = "chat")]
+    /// List, rename and delete conversations that were kept
+    Sessions(sessions::Args),
+    #[cfg(feature = "pull")]
+    /// Download a model from Hugging Face's hub
+    Pull(pull::PullArgs),
+    #[cfg(feature = "pull")]
+    /// List models that were downloaded
+    List(pull::ListArgs),
+    #[cfg(feature = "pull")]
+    /// Remove a model that was downloaded
+    Rm(pull::RmArgs),
+    /// Tell what is in a GGUF file and whether this build can run it
+    Inspect(inspect::Args),
+    /// Turn text into token ids
+    Tokenize(tokenize::Args),
+    /// Turn token ids into text
+    Detokenize(detokenize::Args),
+    /// Write the logits that follow given tokens
+    Logits(logits::Args),
+    /// Turn texts into vectors
+    Embed(embed::Args),
+    /// Order documents by how well they answer a query
+    Rerank(rerank::Args),
+    /// Measure how well a model predicts a text
+    Perplexity(perplexity::Args),
+    /// Tell a learner what it must not forget
+    Calibrate(calibrate::Args),
+    /// Measure what learning while running is worth on a text
+    Learn(bench::learning::Args),
+    /// See, undo and forget what was learnt by itself
+    Sona(sona::Args),
+    /// Train a LoRA adapter on examples
+    Train(Box<train::Args>),
+    #[cfg(feature = "convert")]
+    /// Convert a folder of Hugging Face to a GGUF file
+    Convert(convert::Args),
+    /// Convert a model to a smaller type
+    Quantize(quantize::Args),
+    /// Compare weight formats: size, loss, speed
+    Formats(bench::formats::Args),
+    /// Fold LoRA adapters into a model
+    Merge(merge::Args),
+    /// Merge LoRA adapters into one
+    MergeAdapters(merge_adapters::Args),
+    #[cfg(feature = "chat")]
+    /// Render messages with a chat template
+    Template(template::Args),
+    #[cfg(feature = "serve")]
+    /// Answer a file of requests side by side
+    Batch(Box<batch::Args>),
+    /// Measure speed, and what it means for the machine
+    Bench(Box<bench::speed::Args>),
+    /// Measure speed with many sequences side by side
+    BatchedBench(Box<bench::batch::Args>),
+    /// Tell what this build and this machine can do
+    Doctor(doctor::Args),
+}
+
+/// Does what the command line asks for.
+pub(crate) fn execute(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Generate(args) => generate::run(&args),
+        #[cfg(feature = "chat")]
+        Command::Chat(args) => chat::run(&args),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(*args),
+        #[cfg(feature = "chat")]
+        Command::Sessions(args) => sessions::run(&args),
+        #[cfg(feature = "pull")]
+        Command::Pull(args) => pull::pull(&args),
+        #[cfg(feature = "pull")]
+        Command::List(args) => pull::list(&args),
+        #[cfg(feature = "pull")]
+        Command::Rm(args) => pull::rm(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Tokenize(args) => tokenize::run(&args),
+        Command::Detokenize(args) => detokenize::run(&args),
+        Command::Logits(args) => logits::run(&args),
+        Command::Embed(args) => embed::run(&args),
+        Command::Rerank(args) => rerank::run(&args),
+        Command::Perplexity(args) => perplexity::run(&args),
+        Command::Calibrate(args) => calibrate::run(&args),
+        Command::Learn(args) => bench::learning::run(&args),
+        Command::Sona(args) => sona::run(&args),
+        Command::Train(args) => train::run(&args),
+        #[cfg(feature = "convert")]
+        Command::Convert(args) => convert::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
+        Command::Formats(args) => bench::formats::run(&args),
+        Command::Merge(args) => merge::run(&args),
+        Command::MergeAdapters(args) => merge_adapters::run(&args),
+        #[cfg(feature = "chat")]
+        Command::Template(args) => template::run(&args),
+        #[cfg(feature = "serve")]
+        Command::Batch(args) => batch::run(&args),
+        Command::Bench(args) => bench::speed::run(&args),
+        Command::BatchedBench(args) => bench::batch::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+    }
+}

@@ -1,0 +1,477 @@
+//! `ruvllm sona`: what was recorded and learnt by itself, seen, undone and forgotten; and the flags
+//! that begin it.
+
+use crate::commands::generate::no_tokenizer;
+use crate::flags::{ModelArgs, ResidenceArgs};
+#[cfg(feature = "chat")]
+use crate::io::paint;
+use crate::io::{
+    Failure, OverwriteArg, file_or_pipe, note, print, print_json, printable, read_text, size,
+};
+use clap::Subcommand;
+use ruvllm::Tokenizer;
+#[cfg(feature = "chat")]
+use ruvllm::exec::Engine;
+use ruvllm::gguf::{Gguf, NewFile};
+use ruvllm::learn::TopicStatus;
+use ruvllm::sona::{Event, FolderOptions, Sona, SonaFolder};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+const EXAMPLES: &str = "\
+Examples:
+  ruvllm sona calibrate mine -f manual.txt     what must not be forgotten, before anything else
+  ruvllm chat --sona mine                      records, learns in the background, /good and /bad rate
+  ruvllm sona status mine
+  ruvllm sona log mine --json                  every change: when, from how much text, what it gained
+  ruvllm sona rollback mine 2                  back to version 2; 0 is the model alone
+  ruvllm sona forget mine trip                 all of the session `trip`, and what was learnt from it
+  ruvllm train --sona mine -o adapter.gguf     train an adapter on what was recorded with --sona-text
+
+What was learnt takes effect as a new version only if text that was kept from it became likelier, and within the bound \
+on control text. A server with --learn-per-user has a folder like this for every key.";
+
+/// Whether to record and learn.
+#[derive(clap::Args)]
+pub(crate) struct SonaArgs {
+    /// Record requests in this folder, and learn from them in the background (see `ruvllm sona`)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) sona: Option<PathBuf>,
+    /// Store their tokens, too: to learn the rest again after a session is forgotten, and to train
+    /// on
+    #[arg(long, requires = "sona")]
+    sona_text: bool,
+    /// Text that must not be forgotten, for a folder that has none yet
+    #[arg(long, value_name = "FILE", requires = "sona")]
+    sona_control: Option<PathBuf>,
+    /// The rating, 0 to 1, from which on an answer is learnt; of worse ones nothing is [default:
+    /// 0.5]
+    #[arg(long, value_name = "RATING", requires = "sona")]
+    sona_quality_threshold: Option<f32>,
+    /// Factor on the steps of learning [default: that of the folder, at first 1]
+    #[arg(long, value_name = "FACTOR", requires = "sona")]
+    sona_lr: Option<f32>,
+    /// Requests from which on the background learns [default: 10]
+    #[arg(long, value_name = "N", requires = "sona")]
+    sona_min_samples: Option<usize>,
+    /// Most requests that wait to be learnt; older ones are not learnt [default: 1000]
+    #[arg(long, value_name = "N", requires = "sona")]
+    sona_max_pending: Option<usize>,
+    /// Milliseconds between two looks of the background at what waits [default: 100]
+    #[arg(long, value_name = "MS", requires = "sona")]
+    sona_interval_ms: Option<u64>,
+    /// Adapt the output alone, not inner layers, too, which takes some seven more prefills of what
+    /// is learnt
+    #[arg(long, requires = "sona")]
+    sona_head_only: bool,
+}
+
+impl SonaArgs {
+    /// What is recorded and learnt in `folder`.
+    #[cfg(feature = "chat")]
+    pub(crate) fn open(
+        &self,
+        folder: &Path,
+        tenant: &str,
+        engine: &Engine,
+    ) -> Result<Sona, Failure> {
+        let mut builder = Sona::builder()
+            .tenant(tenant)
+            .keep_text(self.sona_text)
+            .inner_layers(!self.sona_head_only);
+        if let Some(rating) = self.sona_quality_threshold {
+            builder = builder.quality_threshold(rating);
+        }
+        if let Some(rate) = self.sona_lr {
+            builder = builder.instant_lr(rate);
+        }
+        if let Some(n) = self.sona_min_samples {
+            builder = builder.background_min_samples(n);
+        }
+        if let Some(n) = self.sona_max_pending {
+            builder = builder.max_pending_samples(n);
+        }
+        if let Some(ms) = self.sona_interval_ms {
+            builder = builder.background_interval_ms(ms);
+        }
+        let sona = builder.open(folder, engine)?;
+        if sona.learner().n_control() == 0 {
+            match (&self.sona_control, engine.model().tokenizer()) {
+                (Some(path), Some(tokenizer)) => {
+                    sona.calibrate(&tokenizer.encode(&read_text(path)?, true, false))?
+                }
+                _ => {
+                    let why = "has no control text: what must not be forgotten is not known.";
+                    note(paint(
+                        "33",
+                        &format!("{} {why} --sona-control FILE tells.", folder.display()),
+                    ));
+                }
+            }
+        }
+        Ok(sona)
+    }
+}
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(clap::Args)]
+struct FolderArg {
+    /// Folder, as --sona takes it
+    folder: PathBuf,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Tell what is recorded and in effect
+    Status {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// Print a JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// List every change of what is learnt
+    Log {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// Print a JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Tell what is in a version, topic by topic
+    Show {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// Its number [default: the version in effect]
+        version: Option<u64>,
+        /// The model, to tell the words of topics by
+        #[arg(short, long, value_name = "FILE")]
+        model: Option<PathBuf>,
+        /// Print a JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Go back to a version
+    Rollback {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// Its number; 0 is the model alone
+        version: u64,
+    },
+    /// Forget a session, and what was learnt from it
+    Forget {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// Its name
+        session: String,
+    },
+    /// Copy a version into a file
+    Export {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// File to write
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+        /// Its number [default: the version in effect]
+        #[arg(long)]
+        version: Option<u64>,
+        #[command(flatten)]
+        overwrite: OverwriteArg,
+    },
+    /// Take an exported version into effect
+    Import {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// File that `export` wrote
+        file: PathBuf,
+        #[command(flatten)]
+        with: WithModel,
+    },
+    /// Read text that must not be forgotten
+    Calibrate {
+        #[command(flatten)]
+        folder: FolderArg,
+        /// Control text; - is stdin
+        #[arg(short, long, value_name = "FILE")]
+        file: Option<PathBuf>,
+        #[command(flatten)]
+        with: WithModel,
+    },
+}
+
+#[derive(clap::Args)]
+struct WithModel {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    residence: ResidenceArgs,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    match &args.action {
+        Action::Status { folder, json } => status(&folder.existing()?, *json),
+        Action::Log { folder, json } => log(&folder.existing()?, *json),
+        Action::Show {
+            folder,
+            version,
+            model,
+            json,
+        } => show(&folder.existing()?, *version, model.as_deref(), *json),
+        Action::Rollback { folder, version } => {
+            folder.existing()?.rollback(*version)?;
+            note(format!("version {version} is in effect"));
+            Ok(())
+        }
+        Action::Forget { folder, session } => {
+            let mut folder = folder.existing()?;
+            let n = folder.forget(session)?;
+            note(format!(
+                "{n} requests are forgotten; version {} is in effect",
+                folder.version()
+            ));
+            Ok(())
+        }
+        Action::Export {
+            folder,
+            output,
+            version,
+            overwrite,
+        } => export(&folder.existing()?, *version, output, overwrite),
+        Action::Import { folder, file, with } => {
+            let engine = with.model.open(&with.residence)?.engine()?;
+            let sona = Sona::builder().open(&folder.folder, &engine)?;
+            sona.import(file)?;
+            note(format!("version {} is in effect", sona.generation()));
+            Ok(())
+        }
+        Action::Calibrate { folder, file, with } => {
+            let text = read_text(&file_or_pipe(file.as_ref(), "-f FILE")?)?;
+            let model = with.model.open(&with.residence)?;
+            let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&with.model))?;
+            let sona = Sona::builder().open(&folder.folder, &model.engine()?)?;
+            let tokens = tokenizer.encode(&text, true, false);
+            sona.calibrate(&tokens)?;
+            let n = sona.learner().n_control();
+            note(format!(
+                "version {}: {n} moments of {} tokens of control text",
+                sona.generation(),
+                tokens.len()
+            ));
+            Ok(())
+        }
+    }
+}
+
+impl FolderArg {
+    /// The folder, which has to be there.
+    fn existing(&self) -> Result<SonaFolder, Failure> {
+        if !self.folder.is_dir() {
+            let path = self.folder.display();
+            return Err(Failure::Work(format!(
+                "there is no folder {path}; `ruvllm chat --sona {path}` makes it"
+            )));
+        }
+        Ok(SonaFolder::open(&self.folder, &FolderOptions::default())?)
+    }
+}
+
+fn status(folder: &SonaFolder, as_json: bool) -> Result<(), Failure> {
+    let s = folder.status()?;
+    if as_json {
+        return print_json(&json!({
+            "trajectories": s.n_trajectories, "with_tokens": s.n_with_tokens, "rated": s.n_rated, "sessions": s.n_sessions,
+            "quality": s.quality, "log_bytes": s.log_bytes, "version_bytes": s.version_bytes, "version": s.version,
+            "versions": s.versions, "events": folder.history().len(),
+        }));
+    }
+    let versions: Vec<String> = s.versions.iter().map(u64::to_string).collect();
+    let in_effect = match s.version {
+        0 => "the model alone".to_owned(),
+        version => format!("version {version}"),
+    };
+    print(format!(
+        "requests   {} of {} sessions, {} with their tokens, {} rated (sum since the last training {:.1})\n\
+         in effect  {in_effect}\nversions   {}\nsize       {} of requests and events, {} of versions\n",
+        s.n_trajectories,
+        s.n_sessions,
+        s.n_with_tokens,
+        s.n_rated,
+        s.quality,
+        if versions.is_empty() {
+            "none".to_owned()
+        } else {
+            versions.join(" ")
+        },
+        size(s.log_bytes),
+        size(s.version_bytes),
+    ))
+}
+
+fn event(event: &Event) -> Value {
+    let (n_judged, before, after) = event.judged;
+    json!({
+        "kind": event.kind.name(), "timestamp_ms": event.timestamp, "version": event.version, "through": event.through,
+        "learnt": {"requests": event.n_learnt[0], "tokens": event.n_learnt[1]},
+        "judged": {"tokens": n_judged, "nats_before": before, "nats_after": after},
+        "divergence": event.divergence,
+    })
+}
+
+fn log(folder: &SonaFolder, as_json: bool) -> Result<(), Failure> {
+    if as_json {
+        return print_json(&folder.history().iter().map(event).collect());
+    }
+    for event in folder.history() {
+        let (n, before, after) = event.judged;
+        let learnt = match event.n_learnt {
+            [0, _] => String::new(),
+            [requests, tokens] => format!("  {requests} requests, {tokens} tokens"),
+        };
+        let judged = match n {
+            0 => String::new(),
+            n => format!(
+                "; {n} kept tokens {before:.4} -> {after:.4} nats; divergence {:.5}",
+                event.divergence
+            ),
+        };
+        let time = utc(event.timestamp);
+        print(format!(
+            "{time}  {:<11} version {:>3}{learnt}{judged}\n",
+            event.kind.name(),
+            event.version
+        ))?;
+    }
+    Ok(())
+}
+
+fn show(
+    folder: &SonaFolder,
+    version: Option<u64>,
+    model: Option<&Path>,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let version = version.unwrap_or(folder.version());
+    let path = version_path(folder, version)?;
+    let gguf = Gguf::open(&path)?;
+    let metadata = gguf.metadata();
+    let (updates, strength) = (
+        metadata.u64("learned.updates")?,
+        metadata.f32("learned.scale")?,
+    );
+    let made = folder
+        .history()
+        .iter()
+        .find(|event| event.version == version);
+    let topics = folder.topics(version)?;
+    let model = model.map(Gguf::open).transpose()?;
+    let tokenizer = model
+        .map(|gguf| Tokenizer::from_metadata(gguf.metadata()))
+        .transpose()
+        .map_err(ruvllm::Error::from)?;
+    let words = |topic: &TopicStatus| -> Vec<String> {
+        let word = |token: &u32| tokenizer.as_ref()?.decode_lossy(&[*token], false).ok();
+        topic.words.iter().filter_map(word).collect()
+    };
+    if as_json {
+        let topic = |topic: &TopicStatus| {
+            json!({
+                "id": topic.id, "requests": topic.n_requests, "tokens": topic.n_tokens, "adapter": topic.has_adapter,
+                "divergence": topic.divergence, "word_ids": topic.words, "words": words(topic),
+            })
+        };
+        return print_json(&json!({
+            "version": version, "path": path, "updates": updates, "strength": strength, "made": made.map(event),
+            "topics": topics.iter().map(topic).collect::<Vec<_>>(),
+        }));
+    }
+    let made = made.map_or(String::new(), |made| {
+        format!("{} {}", made.kind.name(), utc(made.timestamp))
+    });
+    let path = printable(&path.display().to_string());
+    print(format!(
+        "version {version}  {made}\n{updates} updates, strength {strength}\n"
+    ))?;
+    for topic in &topics {
+        let adapter = match topic.has_adapter {
+            true => format!(
+                "an adapter of inner layers, divergence {:.5}",
+                topic.divergence
+            ),
+            false => "the head alone".to_owned(),
+        };
+        let (requests, tokens, words) = (topic.n_requests, topic.n_tokens, words(topic).join(" "));
+        let words = if words.is_empty() {
+            words
+        } else {
+            format!(": {}", printable(&words))
+        };
+        print(format!(
+            "topic {}  {requests} requests, {tokens} tokens, {adapter}{words}\n",
+            topic.id
+        ))?;
+    }
+    print(format!("{path}\n"))
+}
+
+fn version_path(folder: &SonaFolder, version: u64) -> Result<PathBuf, Failure> {
+    if version == 0 {
+        return Err(Failure::Work(
+            "the model alone is in effect: there is nothing in it that was learnt".into(),
+        ));
+    }
+    if !folder.versions().contains(&version) {
+        return Err(ruvllm::SonaError::NoSuchVersion { version }.into());
+    }
+    Ok(folder.version_path(version))
+}
+
+fn export(
+    folder: &SonaFolder,
+    version: Option<u64>,
+    output: &Path,
+    overwrite: &OverwriteArg,
+) -> Result<(), Failure> {
+    let path = version_path(folder, version.unwrap_or(folder.version()))?;
+    overwrite.check(output)?;
+    let data = std::fs::read(&path).map_err(Failure::file(&path))?;
+    let mut file = NewFile::create(output, true).map_err(Failure::file(output))?;
+    file.write_all(&data)
+        .and_then(|()| file.finish())
+        .map_err(Failure::file(output))?;
+    note(format!("wrote {}", output.display()));
+    Ok(())
+}
+
+/// A time as `2025-01-15 09:05:07`, UTC, by Hinnant's days-to-civil algorithm.
+fn utc(ms: u64) -> String {
+    let (days, seconds) = (ms / 86_400_000, ms / 1000 % 86_400);
+    let z = days + 719_468;
+    let (era, of_era) = (z / 146_097, z % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let m = (5 * of_year + 2) / 153;
+    let (day, month) = (
+        of_year - (153 * m + 2) / 5 + 1,
+        if m < 10 { m + 3 } else { m - 9 },
+    );
+    let year = year + era * 400 + u64::from(month <= 2);
+    let (h, min, s) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02} {h:02}:{min:02}:{s:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn times_are_civil() {
+        assert_eq!(super::utc(0), "1970-01-01 00:00:00");
+        assert_eq!(super::utc(951_826_153_999), "2000-02-29 12:09:13");
+        assert_eq!(super::utc(1_735_689_599_000), "2024-12-31 23:59:59");
+    }
+}

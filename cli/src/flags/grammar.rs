@@ -1,0 +1,76 @@
+//! Flags of output that obeys a grammar.
+
+use crate::io::{Failure, read_text};
+use clap::Args;
+use ruvllm::grammar::{Grammar, Syntax, TokenTrie};
+use ruvllm::sample::TokenMask;
+use ruvllm::tokenizer::Tokenizer;
+use std::path::PathBuf;
+
+/// With this first line, a grammar is one in llguidance's Lark, as in llama.cpp.
+const LARK: &str = "%llguidance";
+
+/// What the text has to be. At most one of these.
+#[derive(Args, Clone)]
+#[group(multiple = false)]
+#[command(next_help_heading = "Grammar")]
+pub(crate) struct GrammarArgs {
+    /// Write JSON that this JSON Schema describes; {} is any JSON
+    #[arg(short, long, value_name = "SCHEMA")]
+    json_schema: Option<String>,
+    /// The same, from a file [short: -jf]
+    #[arg(long, value_name = "FILE")]
+    json_schema_file: Option<PathBuf>,
+    /// Write what this grammar describes: GBNF, or Lark behind a line `%llguidance`
+    #[arg(long, value_name = "GRAMMAR")]
+    grammar: Option<String>,
+    /// The same, from a file
+    #[arg(long, value_name = "FILE")]
+    grammar_file: Option<PathBuf>,
+    /// Write a text that this regular expression matches as a whole
+    #[arg(long, value_name = "REGEX", allow_hyphen_values = true)]
+    regex: Option<String>,
+}
+
+impl GrammarArgs {
+    /// The mask that was asked for, at its beginning.
+    pub(crate) fn mask(
+        &self,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<Box<dyn TokenMask>>, Failure> {
+        let of_file =
+            |path: &Option<PathBuf>| path.as_ref().map(|path| read_text(path)).transpose();
+        let given = [
+            (
+                "--json-schema",
+                Syntax::JsonSchema,
+                self.json_schema.clone(),
+            ),
+            (
+                "--json-schema-file",
+                Syntax::JsonSchema,
+                of_file(&self.json_schema_file)?,
+            ),
+            ("--grammar", Syntax::Gbnf, self.grammar.clone()),
+            ("--grammar-file", Syntax::Gbnf, of_file(&self.grammar_file)?),
+            ("--regex", Syntax::Regex, self.regex.clone()),
+        ];
+        let found = given
+            .into_iter()
+            .find_map(|(flag, syntax, source)| Some((flag, syntax, source?)));
+        let Some((flag, syntax, source)) = found else {
+            return Ok(None);
+        };
+        let (syntax, source) = match source.trim_start().strip_prefix(LARK) {
+            Some(rest) if syntax == Syntax::Gbnf => (
+                Syntax::Lark,
+                rest.split_once('\n').map_or("", |(_, lark)| lark),
+            ),
+            _ => (syntax, &source[..]),
+        };
+        let trie = TokenTrie::new(tokenizer).map_err(|error| Failure::Work(error.to_string()))?;
+        let grammar = Grammar::new(&trie, syntax, source);
+        let grammar = grammar.map_err(|error| Failure::Usage(format!("{flag}: {error}")))?;
+        Ok(Some(Box::new(grammar.matcher())))
+    }
+}

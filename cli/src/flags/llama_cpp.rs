@@ -1,0 +1,680 @@
+//! llama.cpp's spelling of flags, made palatable to clap: short flags of several letters (`-ub`),
+//! underscores (`--top_k`), no subcommand. Flags that llama.cpp has and this program has not are
+//! refused with what to do instead, never ignored.
+
+use crate::io::Failure;
+use clap::error::{ContextKind, ContextValue};
+use clap::{Arg, Command};
+use std::ffi::OsString;
+
+/// Short flags of several letters, and their long form.
+const MULTI_LETTER: &[(&str, &str)] = &[
+    ("-ub", "--ubatch-size"),
+    ("-ctk", "--cache-type-k"),
+    ("-ctv", "--cache-type-v"),
+    #[cfg(feature = "pull")]
+    ("-hf", "--hf-repo"),
+    #[cfg(feature = "pull")]
+    ("-hfr", "--hf-repo"),
+    ("-jf", "--json-schema-file"),
+    ("-md", "--model-draft"),
+    ("-np", "--parallel"),
+    ("-to", "--timeout"),
+    ("-npp", "--n-prompt"),
+    ("-ntg", "--n-gen"),
+    ("-npl", "--n-sequences"),
+    ("-pps", "--prompt-shared"),
+    ("-sys", "--system-prompt"),
+    ("-sysf", "--system-prompt-file"),
+    #[cfg(any(feature = "metal", target_os = "macos"))]
+    ("-ngl", "--n-gpu-layers"),
+];
+
+const CPU_ONLY: &str = "this subcommand computes on the CPU; leave it out";
+const ONE_GPU: &str = "the GPU is Apple's alone; -ngl N says how many layers it computes";
+const LEAVE_OUT: &str = "there is nothing to switch here; leave it out";
+const FROM_FILE: &str = "this comes from the model file; leave it out";
+const NOT_YET: &str = "this is not supported";
+const CHAT: &str = "use the subcommand: ruvllm chat";
+const CHAT_ALONE: &str = "only `ruvllm chat` has it";
+const MAPPED: &str = "model files are always memory-mapped; leave it out";
+const AFFINITY: &str = "the threads follow the process; start it under `taskset` or `numactl`";
+const DOWNLOAD: &str = "`ruvllm pull OWNER/NAME:QUANT` downloads, in builds with the feature `pull`; -m FILE names the file";
+const ONE_TEXT: &str =
+    "one text is computed at a time here; `ruvllm batch -f FILE` computes many side by side";
+const GRAMMAR: &str = "only `generate` and `chat` have it, in builds with the feature `grammar`";
+const LOGS: &str = "there is no log; -v adds details, and `2>FILE` keeps what is on stderr";
+const MEDIA: &str = "only text is supported; leave it out";
+const CONTEXT: &str = "a full context ends the text, but for --context-shift of `generate` and `chat`; use a larger -c";
+
+/// Flags of llama.cpp that do not exist here: names, what to do.
+const UNSUPPORTED: &[(&[&str], &str)] = &[
+    (&["-ngl", "--gpu-layers", "--n-gpu-layers"], CPU_ONLY),
+    (&["-dev", "--device", "--list-devices"], ONE_GPU),
+    (
+        &[
+            "-sm",
+            "--split-mode",
+            "-ts",
+            "--tensor-split",
+            "-mg",
+            "--main-gpu",
+        ],
+        ONE_GPU,
+    ),
+    (
+        &[
+            "-nkvo",
+            "--no-kv-offload",
+            "-kvo",
+            "--kv-offload",
+            "-nopo",
+            "--no-op-offload",
+            "--op-offload",
+        ],
+        ONE_GPU,
+    ),
+    (
+        &[
+            "-ot",
+            "--override-tensor",
+            "-cmoe",
+            "--cpu-moe",
+            "-ncmoe",
+            "--n-cpu-moe",
+            "-fit",
+            "--fit",
+        ],
+        ONE_GPU,
+    ),
+    (
+        &["-fa", "--flash-attn"],
+        "attention needs no switch; leave it out",
+    ),
+    (
+        &["--mlock", "--mmap", "--no-mmap", "-dio", "--direct-io"],
+        MAPPED,
+    ),
+    (
+        &[
+            "--numa",
+            "-C",
+            "--cpu-mask",
+            "-Cr",
+            "--cpu-range",
+            "--cpu-strict",
+            "--prio",
+            "--poll",
+        ],
+        AFFINITY,
+    ),
+    (
+        &["-tb", "--threads-batch"],
+        "the same threads do all work; use -t N",
+    ),
+    (
+        &[
+            "--grammar",
+            "--grammar-file",
+            "-j",
+            "--json-schema",
+            "--json-schema-file",
+            "--regex",
+        ],
+        GRAMMAR,
+    ),
+    (
+        &[
+            "-i",
+            "--interactive",
+            "-if",
+            "--interactive-first",
+            "-ins",
+            "--instruct",
+        ],
+        CHAT,
+    ),
+    (
+        &[
+            "-cnv",
+            "--conversation",
+            "-cml",
+            "--chatml",
+            "-st",
+            "--single-turn",
+        ],
+        CHAT,
+    ),
+    (
+        &["-no-cnv", "--no-conversation"],
+        "`generate` never begins a conversation; leave it out",
+    ),
+    (&["--system-prompt", "--system-prompt-file"], CHAT_ALONE),
+    (
+        &["--in-prefix", "--in-suffix", "--in-prefix-bos"],
+        "use `ruvllm chat` and a chat template",
+    ),
+    (
+        &[
+            "-hf",
+            "-hfr",
+            "--hf-repo",
+            "-hff",
+            "--hf-file",
+            "-hft",
+            "--hf-token",
+        ],
+        DOWNLOAD,
+    ),
+    (
+        &["-mu", "--model-url", "-dr", "--docker-repo", "--offline"],
+        DOWNLOAD,
+    ),
+    (
+        &[
+            "--rope-scaling",
+            "--rope-scale",
+            "--rope-freq-base",
+            "--rope-freq-scale",
+        ],
+        FROM_FILE,
+    ),
+    (
+        &[
+            "--yarn-orig-ctx",
+            "--yarn-ext-factor",
+            "--yarn-attn-factor",
+            "--yarn-beta-slow",
+            "--yarn-beta-fast",
+        ],
+        FROM_FILE,
+    ),
+    (&["--override-kv", "--check-tensors"], FROM_FILE),
+    (&["--lora-base"], "llama.cpp has removed it; leave it out"),
+    (
+        &[
+            "--lora-init-without-apply",
+            "--control-vector",
+            "--control-vector-scaled",
+        ],
+        NOT_YET,
+    ),
+    (
+        &["-md", "--model-draft"],
+        "`generate`, `chat`, `serve` and `batch` have it",
+    ),
+    (
+        &[
+            "--draft",
+            "--draft-max",
+            "--draft-min",
+            "--draft-n",
+            "-ngld",
+        ],
+        NOT_YET,
+    ),
+    (
+        &[
+            "--prompt-cache",
+            "--prompt-cache-all",
+            "--prompt-cache-ro",
+            "--rpc",
+        ],
+        NOT_YET,
+    ),
+    (
+        &[
+            "-np",
+            "--parallel",
+            "-ns",
+            "--sequences",
+            "-cb",
+            "--cont-batching",
+            "-nocb",
+            "-kvu",
+            "--kv-unified",
+        ],
+        ONE_TEXT,
+    ),
+    (
+        &[
+            "--keep",
+            "--context-shift",
+            "--no-context-shift",
+            "-gan",
+            "--grp-attn-n",
+            "-gaw",
+            "--grp-attn-w",
+        ],
+        CONTEXT,
+    ),
+    (
+        &["--jinja", "--no-jinja"],
+        "chat templates are always Jinja; leave it out",
+    ),
+    (
+        &["--chat-template"],
+        "give the template as a file: --template FILE.jinja",
+    ),
+    (&["-mm", "--mmproj", "--image", "--audio"], MEDIA),
+    (
+        &["--sampler-seq", "--sampling-seq"],
+        "name them: --samplers \"top_k;top_p;temperature\"",
+    ),
+    (
+        &["-co", "--color"],
+        "colours follow the terminal and NO_COLOR; leave it out",
+    ),
+    (
+        &[
+            "--simple-io",
+            "-mli",
+            "--multiline-input",
+            "-sp",
+            "--special",
+            "--display-prompt",
+        ],
+        LEAVE_OUT,
+    ),
+    (
+        &[
+            "-dt",
+            "--defrag-thold",
+            "-nr",
+            "--no-repack",
+            "--repack",
+            "--swa-full",
+            "--spm-infill",
+        ],
+        LEAVE_OUT,
+    ),
+    (
+        &[
+            "--warmup",
+            "--no-warmup",
+            "--perf",
+            "--no-perf",
+            "--show-timings",
+            "--no-show-timings",
+        ],
+        LEAVE_OUT,
+    ),
+    (
+        &[
+            "-lv",
+            "--log-verbosity",
+            "--verbosity",
+            "--log-disable",
+            "--log-enable",
+            "--log-file",
+        ],
+        LOGS,
+    ),
+    (
+        &[
+            "--log-colors",
+            "--log-prefix",
+            "--log-timestamps",
+            "--log-new",
+            "--log-test",
+        ],
+        LOGS,
+    ),
+    (&["-bf", "--binary-file"], "use -f FILE"),
+    (&["--memory-f32"], "use -ctk f32"),
+    (
+        &[
+            "--tfs",
+            "--tfs-z",
+            "--penalize-nl",
+            "--no-penalize-nl",
+            "-lcs",
+            "-lcd",
+        ],
+        "llama.cpp has removed it; leave it out",
+    ),
+    (&["--imatrix", "--pure", "--leave-output-tensor"], NOT_YET),
+    (
+        &[
+            "--include-weights",
+            "--exclude-weights",
+            "--output-tensor-type",
+            "--token-embedding-type",
+        ],
+        NOT_YET,
+    ),
+    (
+        &[
+            "--hellaswag",
+            "--winogrande",
+            "--multiple-choice",
+            "--kl-divergence",
+            "--kl-divergence-base",
+        ],
+        NOT_YET,
+    ),
+];
+
+const ALWAYS: &str = "it is always there; leave it out";
+const REUSED: &str = "prompts that begin alike are always computed once; leave it out";
+const TLS: &str = "put a proxy that speaks TLS in front";
+
+/// Those of llama-server, and what to do for `ruvllm serve`; `UNSUPPORTED` has the others.
+const UNSUPPORTED_BY_SERVER: &[(&[&str], &str)] = &[
+    (
+        &[
+            "--metrics",
+            "--slots",
+            "--ui",
+            "--webui",
+            "--no-skip-chat-parsing",
+        ],
+        ALWAYS,
+    ),
+    (
+        &["--embedding", "--embeddings", "--rerank", "--reranking"],
+        "a model that can does it; leave it out",
+    ),
+    (
+        &["-cb", "--cont-batching", "-kvu", "--kv-unified"],
+        "requests are always computed side by side; leave it out",
+    ),
+    (
+        &["-nocb", "--no-cont-batching"],
+        "-np 1 computes one request at a time",
+    ),
+    (
+        &[
+            "--cache-prompt",
+            "--cache-reuse",
+            "-cram",
+            "--cache-ram",
+            "-sps",
+            "--slot-prompt-similarity",
+        ],
+        REUSED,
+    ),
+    (&["--ssl-key-file", "--ssl-cert-file"], TLS),
+    (&["--threads-http", "--sse-ping-interval"], LEAVE_OUT),
+    (
+        &[
+            "-v",
+            "--verbose",
+            "-lv",
+            "--log-verbosity",
+            "--verbosity",
+            "--log-disable",
+        ],
+        "use --log-level",
+    ),
+    (
+        &[
+            "--log-jsonl",
+            "--log-prefix",
+            "--log-timestamps",
+            "--log-colors",
+        ],
+        "use --log-format",
+    ),
+    (&["--log-file"], "the log is on stderr: 2>FILE keeps it"),
+    (
+        &[
+            "--no-webui",
+            "--no-ui",
+            "--no-slots",
+            "--props",
+            "--path",
+            "--api-prefix",
+            "--slot-save-path",
+        ],
+        NOT_YET,
+    ),
+    (
+        &[
+            "--models-dir",
+            "--models-preset",
+            "--models-max",
+            "--tools",
+            "--agent",
+            "--media-path",
+        ],
+        NOT_YET,
+    ),
+    (
+        &["-rea", "--reasoning"],
+        "templates decide: --chat-template-kwargs '{\"enable_thinking\": false}'",
+    ),
+    (
+        &["--reasoning-format"],
+        "reasoning is always told apart, in reasoning_content; leave it out",
+    ),
+    (
+        &["--reasoning-budget"],
+        "templates decide: --chat-template-kwargs '{\"enable_thinking\": false}'",
+    ),
+    (
+        &["--no-mmproj", "--no-mmproj-auto", "--no-context-shift"],
+        LEAVE_OUT,
+    ),
+    (
+        &["--keep", "--context-shift"],
+        "a full context ends the answer; use a larger -c",
+    ),
+];
+
+/// The command line as clap is to see it.
+pub(crate) fn prepare(args: Vec<OsString>, cli: &Command) -> Result<Vec<OsString>, Failure> {
+    let mut args = args.into_iter();
+    let mut out = vec![args.next().unwrap_or_else(|| "ruvllm".into())];
+    let mut rest = args.peekable();
+    let first = rest.peek().map_or("", |first| first.to_str().unwrap_or(""));
+    if matches!(first, "-h" | "--help" | "-V" | "--version" | "help") {
+        out.extend(rest);
+        return Ok(out);
+    }
+    let default = first.is_empty() || first.starts_with('-');
+    let name = if default {
+        "generate".into()
+    } else {
+        rest.next().unwrap_or_default()
+    };
+    let Some(subcommand) = name.to_str().and_then(|name| cli.find_subcommand(name)) else {
+        out.push(name);
+        out.extend(rest);
+        return Ok(out);
+    };
+    out.push(name);
+
+    while let Some(arg) = rest.next() {
+        let Some(text) = arg.to_str() else {
+            out.push(arg);
+            continue;
+        };
+        if text == "--" {
+            out.push(arg);
+            out.extend(rest);
+            break;
+        }
+        if !text.starts_with('-') {
+            if default && cli.find_subcommand(text).is_some() {
+                return Err(Failure::Usage(format!(
+                    "the subcommand comes first: ruvllm {text} …"
+                )));
+            }
+            out.push(arg);
+            continue;
+        }
+        let (flag, value) = text
+            .split_once('=')
+            .map_or((text, None), |(flag, value)| (flag, Some(value)));
+        let flag = match MULTI_LETTER.iter().find(|(short, _)| *short == flag) {
+            Some((_, long)) => (*long).to_owned(),
+            None if flag.starts_with("--") => flag.replace('_', "-"),
+            None => flag.to_owned(),
+        };
+        let known = subcommand.get_arguments().find(|arg| is_called(arg, &flag));
+        let of_server = if subcommand.get_name() == "serve" {
+            UNSUPPORTED_BY_SERVER
+        } else {
+            &[]
+        };
+        if known.is_none()
+            && let Some((_, advice)) = of_server
+                .iter()
+                .chain(UNSUPPORTED)
+                .find(|(names, _)| names.contains(&&*flag))
+        {
+            return Err(Failure::Usage(format!("`{flag}` does not exist: {advice}")));
+        }
+        out.push(
+            value
+                .map_or(flag.clone(), |value| format!("{flag}={value}"))
+                .into(),
+        );
+        if value.is_none() && known.is_some_and(|arg| arg.get_action().takes_values()) {
+            // A value may look like a flag.
+            out.extend(rest.next());
+        }
+    }
+    Ok(out)
+}
+
+/// What clap's message does not say: that a value comes from the environment; that a text needs
+/// `-p`.
+pub(crate) fn hint(error: &clap::Error, line: &[OsString], mut cli: Command) -> Option<String> {
+    cli.build();
+    if let Some(ContextValue::String(text)) = error.get(ContextKind::InvalidSubcommand) {
+        return Some(format!(
+            "a text to continue is given with -p: ruvllm -p {text:?}"
+        ));
+    }
+    let named = |kind| {
+        error.get(kind).and_then(|value| {
+            if let ContextValue::String(x) = value {
+                Some(x)
+            } else {
+                None
+            }
+        })
+    };
+    let (name, value) = (
+        named(ContextKind::InvalidArg)?,
+        named(ContextKind::InvalidValue)?,
+    );
+    let subcommand = cli.find_subcommand(line.get(1)?)?;
+    let arg = subcommand
+        .get_arguments()
+        .find(|arg| arg.to_string() == *name)?;
+    let variable = arg
+        .get_env()
+        .filter(|variable| std::env::var(variable).is_ok_and(|found| found == *value))?;
+    let mut given = line
+        .iter()
+        .filter_map(|text| text.to_str())
+        .filter(|text| text.starts_with('-'));
+    let given =
+        given.any(|text| is_called(arg, text.split_once('=').map_or(text, |(flag, _)| flag)));
+    (!given).then(|| {
+        format!(
+            "The value comes from the environment variable {}.",
+            variable.display()
+        )
+    })
+}
+
+fn is_called(arg: &Arg, flag: &str) -> bool {
+    match flag.strip_prefix("--") {
+        Some(long) => {
+            arg.get_long() == Some(long)
+                || arg
+                    .get_all_aliases()
+                    .is_some_and(|aliases| aliases.contains(&long))
+        }
+        None => {
+            let short = flag[1..]
+                .chars()
+                .next()
+                .filter(|c| flag.len() == 1 + c.len_utf8());
+            short.is_some() && arg.get_short() == short
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn prepared(line: &[&str]) -> Result<Vec<String>, String> {
+        let args = std::iter::once("ruvllm")
+            .chain(line.iter().copied())
+            .map(OsString::from)
+            .collect();
+        match prepare(args, &crate::Cli::command()) {
+            Ok(out) => Ok(out
+                .into_iter()
+                .skip(1)
+                .map(|arg| arg.into_string().unwrap())
+                .collect()),
+            Err(Failure::Usage(message)) => Err(message),
+            Err(_) => panic!("not a usage error"),
+        }
+    }
+
+    #[test]
+    fn spelling() {
+        for (line, expected) in [
+            (&["-p", "x"][..], &["generate", "-p", "x"][..]),
+            (
+                &["-ub", "8", "-ctk=f32"],
+                &["generate", "--ubatch-size", "8", "--cache-type-k=f32"],
+            ),
+            (&["--top_k", "1"], &["generate", "--top-k", "1"]),
+            (
+                &["-p", "-ngl", "-p", "--a_b", "-p", "chat"],
+                &["generate", "-p", "-ngl", "-p", "--a_b", "-p", "chat"],
+            ),
+            (
+                &["chat", "-sys", "-ub"],
+                &["chat", "--system-prompt", "-ub"],
+            ),
+            (&["--help"], &["--help"]),
+            (&["help", "chat"], &["help", "chat"]),
+            (&["nonsense", "-ngl"], &["nonsense", "-ngl"]),
+            (&["-v", "--", "-ngl"], &["generate", "-v", "--", "-ngl"]),
+        ] {
+            assert_eq!(prepared(line).unwrap(), expected, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn refused() {
+        assert!(prepared(&["serve", "-cb"]).unwrap_err().contains("always"));
+        assert!(
+            prepared(&["generate", "-cb"])
+                .unwrap_err()
+                .contains("batch")
+        );
+        assert!(
+            prepared(&["quantize", "-ngl", "99"])
+                .unwrap_err()
+                .contains("CPU")
+        );
+        assert!(
+            prepared(&["quantize", "x", "--n_gpu_layers=99"])
+                .unwrap_err()
+                .contains("--n-gpu-layers")
+        );
+        assert!(
+            prepared(&["-m", "x", "chat"])
+                .unwrap_err()
+                .contains("ruvllm chat")
+        );
+        assert!(prepared(&["-cnv"]).unwrap_err().contains("ruvllm chat"));
+        assert!(
+            prepared(&["-p", "x", "-sys", "y"])
+                .unwrap_err()
+                .contains("only `ruvllm chat`")
+        );
+    }
+}

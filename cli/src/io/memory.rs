@@ -1,0 +1,247 @@
+//! What a model takes of this machine's memory, as `inspect` and `doctor` tell it.
+
+use crate::io::size;
+use ruvllm::exec::{CacheMode, MemoryPlan, PlanOptions, Recommendation, SessionOptions};
+use ruvllm::learn::LearnerOptions;
+use ruvllm::lora::Adapter;
+use ruvllm::model::Model;
+use ruvllm::{SessionError, SystemMemory};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// A number of bytes: `512M`, `8G`, `1.5GiB`, or plain.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let wrong = || format!("{text:?} is no size: expected bytes, or as in 512M, 8G, 1.5G");
+    let split = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let unit = unit.trim_start().to_ascii_lowercase();
+    let unit = ["ib", "b"]
+        .iter()
+        .find_map(|end| unit.strip_suffix(end))
+        .unwrap_or(&unit);
+    let power = ["", "k", "m", "g", "t"]
+        .iter()
+        .position(|name| *name == unit)
+        .ok_or_else(wrong)?;
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    let bytes = number * 1024f64.powi(power as i32);
+    if bytes < 1.0 || bytes >= u64::MAX as f64 {
+        Err(wrong())
+    } else {
+        Ok(bytes as u64)
+    }
+}
+
+/// Nine tenths of what can be had, where the system tells.
+pub(crate) fn to_fill() -> Option<u64> {
+    Some(SystemMemory::now()?.available / 10 * 9)
+}
+
+/// What a session takes unless told otherwise, and what is recommended here; nothing where that is
+/// not known, or where nothing fits.
+pub(crate) struct Report {
+    plan: MemoryPlan,
+    /// What some uses add: a name, what for, and bytes.
+    besides: Vec<(&'static str, &'static str, u64)>,
+    /// With the bytes that it was to fit into.
+    recommended: Option<(Option<Recommendation>, u64)>,
+}
+
+impl Report {
+    pub(crate) fn of(model: &Model) -> Result<Report, SessionError> {
+        let options = PlanOptions::default();
+        let recommended = match to_fill() {
+            Some(bytes) => Some((model.recommend(&options, bytes)?, bytes)),
+            None => None,
+        };
+        Ok(Report {
+            plan: model.memory_plan(&options)?,
+            besides: besides(model)?,
+            recommended,
+        })
+    }
+
+    /// Of a plan alone.
+    pub(crate) fn of_plan(plan: MemoryPlan) -> Report {
+        Report {
+            plan,
+            besides: Vec::new(),
+            recommended: None,
+        }
+    }
+
+    /// Labels and texts of lines.
+    pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
+        let MemoryPlan {
+            n_ctx,
+            weights,
+            weights_copy,
+            kv,
+            buffers,
+            rest,
+            ..
+        } = self.plan;
+        let mut lines = vec![(
+            "memory",
+            format!(
+                "{} in all: {} for weights, {} for keys and values of {n_ctx} tokens, {} for buffers and logits",
+                size(self.plan.needed()),
+                size(weights + weights_copy),
+                size(kv),
+                size(buffers + rest)
+            ),
+        )];
+        if !self.besides.is_empty() {
+            let all = self
+                .besides
+                .iter()
+                .map(|(_, what, bytes)| format!("{} {what}", size(*bytes)));
+            lines.push(("besides", all.collect::<Vec<_>>().join(", ")));
+        }
+        match &self.recommended {
+            None => {}
+            Some((None, bytes)) => {
+                lines.push((
+                    "recommended",
+                    format!(
+                        "a smaller model: {} of memory can be had here",
+                        size(*bytes)
+                    ),
+                ));
+            }
+            Some((
+                Some(Recommendation {
+                    session,
+                    n_threads,
+                    plan,
+                    ..
+                }),
+                bytes,
+            )) => {
+                let (n_ctx, policy) = (plan.n_ctx, session.kv_policy());
+                let flags = format!(
+                    "-c {n_ctx} -ctk {} -ctv {} -t {n_threads}",
+                    policy.k, policy.v
+                );
+                lines.push((
+                    "recommended",
+                    format!("{flags} ({} of {})", size(plan.needed()), size(*bytes)),
+                ));
+            }
+        }
+        lines
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        let MemoryPlan {
+            n_ctx,
+            weights,
+            weights_copy,
+            kv,
+            buffers,
+            rest,
+            ..
+        } = self.plan;
+        let recommended = self.recommended.as_ref().and_then(|(found, bytes)| {
+            let Recommendation {
+                session,
+                n_threads,
+                plan,
+                ..
+            } = found.as_ref()?;
+            let policy = session.kv_policy();
+            Some(json!({
+                "n_ctx": plan.n_ctx,
+                "cache_type_k": policy.k.name(),
+                "cache_type_v": policy.v.name(),
+                "threads": n_threads,
+                "total": plan.needed(),
+                "of": bytes,
+            }))
+        });
+        let besides: Map<_, _> = self
+            .besides
+            .iter()
+            .map(|&(name, _, bytes)| (name.into(), bytes.into()))
+            .collect();
+        json!({
+            "besides": besides,
+            "n_ctx": n_ctx,
+            "weights": weights + weights_copy,
+            "kv_cache": kv,
+            "buffers": buffers,
+            "rest": rest,
+            "total": self.plan.needed(),
+            "recommended": recommended,
+        })
+    }
+}
+
+/// What a full prefix cache takes, which gives way where memory is limited, a learner, and training
+/// of an adapter as PEFT makes it unless told otherwise, of rank 8 on queries and values.
+fn besides(model: &Model) -> Result<Vec<(&'static str, &'static str, u64)>, SessionError> {
+    let session = SessionOptions {
+        prefix: CacheMode::On.into(),
+        ..Default::default()
+    };
+    let adapter = Adapter::zeros(model, 8, 1, |site| {
+        matches!(site.part(), "attn_q" | "attn_v")
+    });
+    let adapters = adapter.into_iter().map(Arc::new).collect();
+    let options = PlanOptions {
+        n_gradient: session.n_batch,
+        adapters,
+        ..session.clone().into()
+    };
+    let trained = model.memory_plan(&options)?;
+    let learning = trained.with_learner(model.hparams(), &session, &LearnerOptions::default());
+    let bare = model.memory_plan(&session.into())?;
+    let mut besides = vec![
+        ("prefix_cache", "for a full prefix cache", bare.prefixes),
+        ("learner", "to learn while running", learning.learner),
+    ];
+    if trained.gradients > 0 {
+        besides.push((
+            "training",
+            "to train an adapter",
+            trained.needed() - bare.needed(),
+        ));
+    }
+    Ok(besides)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("1", 1),
+            ("512M", 512 << 20),
+            ("8G", 8 << 30),
+            ("1.5GiB", 3 << 29),
+            ("64 kB", 64 << 10),
+            ("2t", 2 << 40),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in [
+            "",
+            "0",
+            "G",
+            "-1G",
+            "8X",
+            "8GG",
+            "1e9",
+            "99999999999T",
+            "0.1",
+            "inf",
+            "1..2M",
+        ] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Rows of tensors on their way from one type to another.
+
+pub(crate) mod rows;

@@ -1,0 +1,60 @@
+//! The APIs: a file each, and what several of them share.
+
+mod anthropic;
+mod blocks;
+pub(super) mod body;
+mod embeddings;
+mod native;
+mod openai;
+mod rerank;
+mod responses;
+
+use crate::serve::Shared;
+use crate::serve::jobs::learning;
+use axum::Router;
+use axum::routing::{get, post};
+
+/// Paths that need a key, if there are keys.
+pub(super) fn protected() -> Router<Shared> {
+    Router::new()
+        .route("/v1/chat/completions", post(openai::chat))
+        .route("/chat/completions", post(openai::chat))
+        .route("/v1/completions", post(openai::completions))
+        .route(
+            "/v1/chat/completions/input_tokens",
+            post(openai::count_tokens),
+        )
+        .route("/v1/responses", post(responses::responses))
+        .route("/responses", post(responses::responses))
+        .route("/v1/responses/input_tokens", post(responses::count_tokens))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/embeddings", post(embeddings::embedding))
+        .route("/embedding", post(embeddings::embedding))
+        .route("/v1/rerank", post(rerank::rerank))
+        .route("/v1/reranking", post(rerank::rerank))
+        .route("/rerank", post(rerank::rerank))
+        .route("/reranking", post(rerank::rerank))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/models", get(openai::models))
+        .route("/v1/models/{*name}", get(openai::model))
+        .route("/models", get(openai::models))
+        .route("/completion", post(native::completion))
+        .route("/completions", post(native::completion))
+        .route("/infill", post(native::infill))
+        .route("/slots", get(native::slots))
+        .route("/props", get(native::props))
+        .route("/lora-adapters", get(native::lora_adapters))
+        .route("/tokenize", post(native::tokenize))
+        .route("/detokenize", post(native::detokenize))
+        .route("/apply-template", post(native::apply_template))
+        .route("/metrics", get(native::metrics))
+        .route("/feedback", post(learning::feedback))
+}
+
+/// Paths that need none.
+pub(super) fn public() -> Router<Shared> {
+    Router::new()
+        .route("/health", get(native::health))
+        .route("/v1/health", get(native::health))
+}

@@ -1,0 +1,76 @@
+//! `/v1/rerank`: documents in the order in which they answer a query.
+
+use crate::serve::Shared;
+use crate::serve::api::body::Body;
+use crate::serve::api::embeddings::{CancelOnDrop, MAX_TEXTS};
+use crate::serve::http::error::ApiError;
+use crate::serve::http::response::json_response;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use ruvllm::exec::Reranker;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Documents that become tokens at once, each with the query: those of all could take much more
+/// memory than the request.
+const AT_ONCE: usize = 16;
+
+/// A document: a text, or an object with one.
+fn text_of(document: &Value) -> Result<String, ApiError> {
+    let text = document.as_str().or_else(|| document.get("text")?.as_str());
+    text.map(str::to_owned)
+        .ok_or_else(|| ApiError::field("documents", "expected an array of texts"))
+}
+
+pub(super) async fn rerank(
+    State(shared): State<Shared>,
+    Body(mut fields, _share): Body,
+) -> Result<Response, ApiError> {
+    let app = shared.app()?;
+    let query: String = fields.need("query")?;
+    let documents: Vec<Value> = fields.need("documents")?;
+    if documents.is_empty() || documents.len() > MAX_TEXTS {
+        let message = format!(
+            "expected 1 to {MAX_TEXTS} of them, found {}",
+            documents.len()
+        );
+        return Err(ApiError::field("documents", message));
+    }
+    let documents: Vec<String> = documents.iter().map(text_of).collect::<Result<_, _>>()?;
+    let top_n = fields.take::<usize>("top_n")?.unwrap_or(documents.len());
+    let with_documents = fields.flag("return_documents")?;
+    fields.ignore(&["model", "user", "rid"]);
+    fields.finish()?;
+    let reranker = Reranker::new(&app.engine)?;
+    let _cancel = CancelOnDrop(reranker.cancel_token());
+    let this = Arc::clone(&app);
+    let computed = app.pool(move || {
+        let (mut n_tokens, mut scores) = (0, Vec::new());
+        for some in documents.chunks(AT_ONCE) {
+            let pairs = some
+                .iter()
+                .map(|document| reranker.pair(&query, document))
+                .collect::<Result<Vec<_>, _>>()?;
+            this.fit(&pairs)?;
+            n_tokens += pairs.iter().map(Vec::len).sum::<usize>();
+            scores.extend(reranker.rank_tokens(&pairs)?);
+        }
+        Ok((n_tokens, scores, documents))
+    });
+    let (n_tokens, scores, documents) = computed.await?;
+    let mut ranked: Vec<(usize, f32)> = scores.into_iter().enumerate().collect();
+    ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let results = ranked.into_iter().take(top_n).map(|(index, score)| {
+        let mut result = json!({"index": index, "relevance_score": score});
+        if with_documents {
+            result["document"] = json!({"text": documents[index]});
+        }
+        result
+    });
+    let answer = json!({
+        "object": "list", "model": app.name, "results": results.collect::<Vec<_>>(),
+        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+    });
+    Ok(json_response(StatusCode::OK, &answer))
+}

@@ -1,0 +1,8 @@
+//! What HTTP brings and takes, whatever is asked for.
+
+pub(super) mod cors;
+pub(super) mod error;
+pub(super) mod fields;
+pub(super) mod page;
+pub(super) mod response;
+pub(super) mod sending;

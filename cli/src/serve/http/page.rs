@@ -1,0 +1,43 @@
+//! The web page at `/`: a chat. It is part of the program and loads nothing from elsewhere.
+
+use axum::Router;
+use axum::http::{HeaderName, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+
+/// Scripts, styles and connections of this server alone, and no page around it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Its parts, which need no key: the script asks for one.
+pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    Router::new()
+        .route(
+            "/",
+            get(async || part("text/html; charset=utf-8", include_str!("page/index.html"))),
+        )
+        .route(
+            "/page.css",
+            get(async || part("text/css; charset=utf-8", include_str!("page/page.css"))),
+        )
+        .route(
+            "/page.js",
+            get(async || {
+                part(
+                    "text/javascript; charset=utf-8",
+                    include_str!("page/page.js"),
+                )
+            }),
+        )
+}
+
+fn part(kind: &'static str, text: &'static str) -> impl IntoResponse {
+    const HEADERS: [(HeaderName, &str); 4] = [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        // A newer program brings a newer page.
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    ([(header::CONTENT_TYPE, kind)], HEADERS, text)
+}

@@ -1,0 +1,437 @@
+//! What the APIs have in common: how tokens are chosen, how an answer ends and is told.
+
+use crate::serve::http::error::ApiError;
+use crate::serve::http::fields::Fields;
+use crate::serve::{App, ServedAdapter};
+use ruvllm::grammar::{Grammar, Syntax};
+use ruvllm::lora::Adapter;
+use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, TokenMask};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Most answers to one prompt.
+const MAX_ANSWERS: usize = 64;
+/// Most strings that end an answer.
+const MAX_STOPS: usize = 64;
+/// Most bytes of all of them: each answer that waits has its own.
+const MAX_STOP_BYTES: usize = 16 << 10;
+/// Most biases on tokens: each answer that waits has its own.
+const MAX_BIASES: usize = 16 << 10;
+/// Most bytes of the name of who asks.
+const MAX_USER: usize = 512;
+
+/// How to answer.
+pub(crate) struct Params {
+    sampling: SamplerBuilder,
+    pub(crate) seed: u64,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) stop: Vec<String>,
+    /// Answers to each prompt.
+    pub(crate) n: usize,
+    pub(crate) stream: bool,
+    /// Whether a stream ends with the numbers of tokens.
+    pub(crate) include_usage: bool,
+    pub(crate) priority: i32,
+    pub(crate) adapters: Vec<ChosenAdapter>,
+    /// Who asks, by the client's account: what `ruvllm sona forget` forgets.
+    pub(crate) user: Option<String>,
+}
+
+/// Sets what the request gives: `field => method`.
+macro_rules! set {
+    ($fields:ident, $builder:ident, $($name:literal => $method:ident),+ $(,)?) => {
+        $(if let Some(value) = $fields.take($name)? { $builder = $builder.$method(value); })+
+    };
+}
+
+/// An adapter of a request.
+pub(crate) struct ChosenAdapter {
+    pub(crate) name: String,
+    pub(crate) adapter: Arc<Adapter>,
+    pub(crate) scale: f32,
+}
+
+impl Params {
+    pub(crate) fn of(app: &App, fields: &mut Fields) -> Result<Params, ApiError> {
+        let model = fields.take::<String>("model")?;
+        let adapters = adapters(app, model.as_deref(), fields.take("lora")?)?;
+        let mut builder = app.sampling.clone();
+        let (breaker_texts, breakers) = &app.breakers;
+        fields.only("dry_sequence_breakers", json!(breaker_texts))?;
+        if fields
+            .get("dry_multiplier")
+            .and_then(Value::as_f64)
+            .is_some_and(|x| x != 0.0)
+        {
+            builder = builder.dry_sequence_breakers(breakers.iter().cloned());
+        }
+        set!(fields, builder,
+            "temperature" => temperature, "top_p" => top_p, "min_p" => min_p, "typical_p" => typical,
+            "top_n_sigma" => top_n_sigma, "dynatemp_range" => dynatemp_range, "dynatemp_exponent" => dynatemp_exponent,
+            "repeat_last_n" => repeat_last_n, "repeat_penalty" => repeat_penalty,
+            "presence_penalty" => presence_penalty, "frequency_penalty" => frequency_penalty,
+            "dry_multiplier" => dry_multiplier, "dry_base" => dry_base, "dry_allowed_length" => dry_allowed_length,
+            "dry_penalty_last_n" => dry_penalty_last_n, "xtc_probability" => xtc_probability,
+            "xtc_threshold" => xtc_threshold, "mirostat_tau" => mirostat_tau, "mirostat_eta" => mirostat_eta,
+        );
+        // 0 and -1 turn it off.
+        if let Some(k) = fields.take::<i64>("top_k")? {
+            builder = builder.top_k(usize::try_from(k).unwrap_or(0));
+        }
+        if let Some(version) = fields.take::<u8>("mirostat")? {
+            builder = builder.mirostat(match version {
+                0 => Mirostat::Off,
+                1 => Mirostat::V1,
+                2 => Mirostat::V2,
+                _ => return Err(ApiError::field("mirostat", "expected 0, 1 or 2")),
+            });
+        }
+        if let Some(names) = fields.take::<Vec<String>>("samplers")? {
+            builder = builder.samplers(names.join(";"));
+        }
+        let mut bias = biases(app, fields.take("logit_bias")?)?;
+        if fields.flag("ignore_eos")? {
+            bias.extend(app.tokenizer.eog().map(|id| (id, f32::NEG_INFINITY)));
+        }
+        let seed = fields
+            .take::<i64>("seed")?
+            .filter(|&seed| seed != -1)
+            .map_or_else(|| app.seed(), |seed| seed as u64);
+        if bias.len() > MAX_BIASES {
+            return Err(ApiError::field(
+                "logit_bias",
+                format!("expected at most {MAX_BIASES} tokens"),
+            ));
+        }
+        let sampling = builder.logit_bias(bias);
+        // Says what makes no sense before anything else is done.
+        sampling
+            .clone()
+            .build()
+            .map_err(|error| ApiError::wrong(error.to_string()))?;
+        fields.rename("n_cmpl", "n")?;
+        let n = fields.take("n")?.unwrap_or(1);
+        if !(1..=MAX_ANSWERS).contains(&n) {
+            return Err(ApiError::field(
+                "n",
+                format!("expected 1 to {MAX_ANSWERS}, found {n}"),
+            ));
+        }
+        let stop: Vec<String> = match fields.take("stop")? {
+            None => Vec::new(),
+            Some(Value::String(stop)) => vec![stop],
+            Some(list) => {
+                serde_json::from_value(list).map_err(|error| ApiError::field("stop", error))?
+            }
+        };
+        if stop.len() > MAX_STOPS {
+            return Err(ApiError::field(
+                "stop",
+                format!("expected at most {MAX_STOPS} strings, found {}", stop.len()),
+            ));
+        }
+        if stop.iter().map(String::len).sum::<usize>() > MAX_STOP_BYTES {
+            return Err(ApiError::field(
+                "stop",
+                format!("the strings have more than {MAX_STOP_BYTES} bytes"),
+            ));
+        }
+        let include_usage = match fields.object("stream_options")? {
+            None => false,
+            Some(mut options) => {
+                let include = options.flag("include_usage")?;
+                // Padding against eavesdroppers.
+                options.ignore(&["include_obfuscation"]);
+                options.finish()?;
+                include
+            }
+        };
+        let user: Option<String> = fields.take("user")?;
+        if user.as_ref().is_some_and(|user| user.len() > MAX_USER) {
+            return Err(ApiError::field(
+                "user",
+                format!("it has more than {MAX_USER} bytes"),
+            ));
+        }
+        fields.ignore(&[
+            "store",
+            "metadata",
+            "service_tier",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "prediction",
+            "verbosity",
+            "cache_prompt",
+            "n_cache_reuse",
+            "id_slot",
+            "timings_per_token",
+            "return_progress",
+        ]);
+        // What SGLang's router adds to every request.
+        for (name, value) in [
+            ("no_stop_trim", false),
+            ("continue_final_message", false),
+            ("return_hidden_states", false),
+            ("skip_special_tokens", true),
+            ("separate_reasoning", true),
+            ("stream_reasoning", true),
+            // What llama-server's clients send with the default.
+            ("reasoning_control", false),
+            ("parse_tool_calls", true),
+        ] {
+            fields.only(name, value)?;
+        }
+        fields.only("repetition_penalty", 1.0)?;
+        fields.only("min_keep", 0)?;
+        fields.only("modalities", json!(["text"]))?;
+        // Reasoning is told apart, which is what `deepseek` asks for.
+        if fields
+            .take::<String>("reasoning_format")?
+            .is_some_and(|name| name != "auto" && name != "deepseek")
+        {
+            return Err(ApiError::field(
+                "reasoning_format",
+                "expected \"auto\" or \"deepseek\"",
+            ));
+        }
+        Ok(Params {
+            sampling,
+            seed,
+            max_tokens: match max_tokens(fields)? {
+                Some(n) => usize::try_from(n).ok(),
+                None => app.max_tokens,
+            },
+            stop: app.stop.iter().cloned().chain(stop).collect(),
+            n,
+            stream: fields.flag("stream")?,
+            include_usage,
+            priority: fields.take("priority")?.unwrap_or(0),
+            adapters,
+            user,
+        })
+    }
+
+    /// The sampler of answer `i`: each has luck of its own.
+    pub(crate) fn sampler(
+        &self,
+        i: usize,
+        mask: Option<Box<dyn TokenMask>>,
+    ) -> Result<Sampler, ApiError> {
+        let sampling = self.sampling.clone().seed(self.seed.wrapping_add(i as u64));
+        let mut sampler = sampling
+            .build()
+            .map_err(|error| ApiError::wrong(error.to_string()))?;
+        sampler.set_mask(mask);
+        Ok(sampler)
+    }
+}
+
+/// The adapters of a request: those that llama-server's `lora` (`[{"id": 0, "scale": 0.5}]`) lists,
+/// or the one behind the colon of `model`, or all with the scales that they were loaded with. Other
+/// names are of models: there is one, and the answer says which.
+fn adapters(
+    app: &App,
+    model: Option<&str>,
+    lora: Option<Vec<Value>>,
+) -> Result<Vec<ChosenAdapter>, ApiError> {
+    let chosen = |of: &ServedAdapter, scale| {
+        let adapter = app
+            .registry
+            .get(&of.key())
+            .map_err(|error| ApiError::internal(error.to_string()))?;
+        Ok(ChosenAdapter {
+            name: of.name.clone(),
+            adapter,
+            scale,
+        })
+    };
+    if let Some(list) = lora {
+        let of = |entry: &Value| {
+            let found = app
+                .adapters
+                .get(usize::try_from(entry["id"].as_u64()?).ok()?)?;
+            let scale = entry["scale"]
+                .as_f64()
+                .map(|scale| scale as f32)
+                .filter(|scale| scale.is_finite())?;
+            Some((found, scale))
+        };
+        let wrong = |entry: &Value| {
+            let n = app.adapters.len();
+            ApiError::field(
+                "lora",
+                format!("expected an id below {n} and a scale, found {entry}"),
+            )
+        };
+        let of = |entry| {
+            of(entry)
+                .ok_or_else(|| wrong(entry))
+                .and_then(|(found, scale)| chosen(found, scale))
+        };
+        return list.iter().map(of).collect();
+    }
+    let name = model.and_then(|model| Some(model.rsplit_once(':')?.1));
+    let named = app
+        .adapters
+        .iter()
+        .find(|adapter| name == Some(&adapter.name));
+    let asked = named.map_or(&app.adapters[..], std::slice::from_ref);
+    asked
+        .iter()
+        .map(|adapter| chosen(adapter, adapter.scale))
+        .collect()
+}
+
+/// Most tokens of an answer, under any of its names; -1 is as many as fit.
+fn max_tokens(fields: &mut Fields) -> Result<Option<i64>, ApiError> {
+    let mut found = None;
+    for name in ["max_tokens", "max_completion_tokens", "n_predict"] {
+        let Some(n) = fields.take::<i64>(name)? else {
+            continue;
+        };
+        if n < -1 {
+            return Err(ApiError::field(
+                name,
+                format!("expected -1 or more, found {n}"),
+            ));
+        }
+        if found.is_some_and(|other| other != n) {
+            return Err(ApiError::field(
+                name,
+                "another field has another limit of tokens",
+            ));
+        }
+        found = Some(n);
+    }
+    Ok(found)
+}
+
+/// `{"15043": -100}`, or llama.cpp's `[[15043, -100], [" the", false]]`.
+fn biases(app: &App, value: Option<Value>) -> Result<Vec<(u32, f32)>, ApiError> {
+    let n_vocab = app.tokenizer.n_vocab();
+    let wrong = |found: &dyn std::fmt::Display| {
+        ApiError::field(
+            "logit_bias",
+            format!("expected tokens below {n_vocab} and numbers, found {found}"),
+        )
+    };
+    let id = |id: u64| u32::try_from(id).ok().filter(|&id| (id as usize) < n_vocab);
+    let bias = |value: &Value| match value {
+        Value::Bool(false) => Some(f32::NEG_INFINITY),
+        value => value
+            .as_f64()
+            .map(|bias| bias as f32)
+            .filter(|bias| bias.is_finite()),
+    };
+    match value {
+        None => Ok(Vec::new()),
+        Some(Value::Object(biases)) => {
+            let pair = |key: &str, value| Some((id(key.parse().ok()?)?, bias(value)?));
+            let pairs = biases.iter().map(|(key, value)| {
+                pair(key, value).ok_or_else(|| wrong(&format!("{key}: {value}")))
+            });
+            pairs.collect()
+        }
+        Some(Value::Array(biases)) => {
+            let mut all = Vec::new();
+            for pair in &biases {
+                let Some([token, value]) = pair.as_array().map(Vec::as_slice) else {
+                    return Err(wrong(pair));
+                };
+                let value = bias(value).ok_or_else(|| wrong(pair))?;
+                match token {
+                    Value::String(text) => all.extend(
+                        app.tokenizer
+                            .encode(text, false, true)
+                            .into_iter()
+                            .map(|id| (id, value)),
+                    ),
+                    token => all.push((
+                        token.as_u64().and_then(id).ok_or_else(|| wrong(pair))?,
+                        value,
+                    )),
+                }
+            }
+            Ok(all)
+        }
+        Some(other) => Err(wrong(&other)),
+    }
+}
+
+/// What the text has to be: `response_format`, or llama.cpp's `grammar` and `json_schema`. Takes a
+/// while for large schemas.
+pub(crate) fn mask(app: &App, format: &Format) -> Result<Option<Box<dyn TokenMask>>, ApiError> {
+    let Some((name, syntax, source)) = &format.0 else {
+        return Ok(app.mask.clone());
+    };
+    let grammar =
+        Grammar::new(&app.trie, *syntax, source).map_err(|error| ApiError::field(name, error))?;
+    Ok(Some(Box::new(grammar.matcher())))
+}
+
+/// What the text has to be, in which field it was said.
+pub(crate) struct Format(Option<(&'static str, Syntax, String)>);
+
+impl Format {
+    pub(crate) fn of(fields: &mut Fields) -> Result<Format, ApiError> {
+        let mut found = Vec::new();
+        if let Some(grammar) = fields
+            .take::<String>("grammar")?
+            .filter(|grammar| !grammar.is_empty())
+        {
+            found.push(("grammar", Syntax::Gbnf, grammar));
+        }
+        if let Some(schema) = fields.take::<Value>("json_schema")? {
+            found.push(("json_schema", Syntax::JsonSchema, schema.to_string()));
+        }
+        const NAME: &str = "response_format";
+        if let Some(mut format) = fields.object(NAME)? {
+            let kind: String = format.need("type")?;
+            let schema = match &kind[..] {
+                "text" => None,
+                "json_object" => Some(
+                    format
+                        .take::<Value>("schema")?
+                        .unwrap_or_else(|| json!({"type": "object"})),
+                ),
+                "json_schema" => {
+                    let mut described = format
+                        .object("json_schema")?
+                        .ok_or_else(|| ApiError::field(NAME, "no json_schema"))?;
+                    // `strict: false` would allow other text; a schema is obeyed here in any case.
+                    described.ignore(&["name", "description", "strict"]);
+                    let schema = described.need::<Value>("schema")?;
+                    described.finish()?;
+                    Some(schema)
+                }
+                other => {
+                    return Err(ApiError::field(
+                        NAME,
+                        format!("the type {other:?} is none of text, json_object, json_schema"),
+                    ));
+                }
+            };
+            format.finish()?;
+            found.extend(schema.map(|schema| (NAME, Syntax::JsonSchema, schema.to_string())));
+        }
+        let first = found.pop();
+        match found.pop() {
+            Some((name, ..)) => Err(ApiError::field(
+                name,
+                "another field says what the text has to be, too",
+            )),
+            None => Ok(Format(first)),
+        }
+    }
+
+    /// Whether it is free.
+    pub(crate) fn is_text(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Whether it is JSON that a schema describes.
+    pub(super) fn is_json(&self) -> bool {
+        matches!(self.0, Some((_, Syntax::JsonSchema, _)))
+    }
+}
