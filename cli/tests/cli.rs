@@ -1509,6 +1509,7 @@ fn chat_through_a_pipe() {
     assert!(stderr(&base).contains("no chat template"));
 }
 
+#[cfg(feature = "serve")]
 /// The results of a batch by their ids.
 fn results(path: &Path) -> std::collections::BTreeMap<String, serde_json::Value> {
     let text = std::fs::read_to_string(path).unwrap();

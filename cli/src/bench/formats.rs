@@ -1,12 +1,10 @@
 //! `ruvllm formats`: what each weight format costs and brings, in one table.
 
-use crate::bench::speed::{Format, Printer};
-use crate::commands::generate::no_tokenizer;
-use crate::commands::quantize::file_type;
-use crate::commands::{perplexity, quantize};
-use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, engine, open};
+use crate::bench::perplexity;
+use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, engine, no_tokenizer, open};
+use crate::io::table::{Format, Printer};
 use crate::io::{Failure, Progress, file_or_pipe, note, read_text, size, without_last_newline};
-use crate::quantize::rows::Rows;
+use crate::quantize::{self, Rows, file_type};
 use ruvllm::bench::{Shape, Test, run as measure, synthetic};
 use ruvllm::exec::{EngineOptions, SessionOptions};
 use ruvllm::gguf::Gguf;

@@ -1,8 +1,7 @@
 //! `ruvllm learn`: what learning while running is worth on a text, measured so that nothing is
 //! learnt before it was predicted.
 
-use crate::commands::generate::no_tokenizer;
-use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg};
+use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, no_tokenizer};
 use crate::io::{Failure, file_or_pipe, note, print, print_json, read_text};
 use ruvllm::bench::{Contender, Estimate, LearningOptions, LearningReport, learning};
 use ruvllm::learn::LearnerOptions;

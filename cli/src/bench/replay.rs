@@ -1,8 +1,9 @@
 //! `ruvllm bench --replay` and `--spec-synthetic`: what drafts gain, measured in turns with plain
 //! decoding.
 
-use crate::bench::speed::{Args, Printer, SyntheticDrafts};
+use crate::bench::speed::{Args, SyntheticDrafts};
 use crate::flags::engine;
+use crate::io::table::Printer;
 use crate::io::{Failure, name as name_of, read_text};
 use ruvllm::bench::{self, Replay, Replayed};
 use ruvllm::exec::{DraftStats, Engine, EngineOptions, SessionOptions, Speculation};

@@ -4,13 +4,14 @@
 //! session has already computed of these tokens is kept, the rest computed, so that a template may
 //! rewrite earlier turns as it likes (some drop old reasoning).
 
-use crate::commands::generate::{TextArgs, begin, no_tokenizer, per_second};
-use crate::commands::sessions::{Kept, SessionName, state_folder};
-use crate::commands::sona::SonaArgs;
-use crate::commands::template::{bos_text, eos_text};
-use crate::flags::{Drafted, Learning, ModelArgs, ResidenceArgs, session, speculate};
+use crate::flags::template::{TRANSCRIPT, TRANSCRIPT_STOP, bos_text, eos_text};
+use crate::flags::{
+    Drafted, Learning, ModelArgs, ResidenceArgs, SonaArgs, TextArgs, begin, no_tokenizer, session,
+    speculate,
+};
+use crate::io::conversations::{Kept, SessionName, state_folder};
 use crate::io::{
-    Failure, note, on_interrupt, paint, print, printable, read_regular, read_text,
+    Failure, note, on_interrupt, paint, per_second, print, printable, read_regular, read_text,
     stdin_is_terminal, unix_time, without_last_newline,
 };
 use rustyline::DefaultEditor;
@@ -47,15 +48,6 @@ const COMMANDS: &str = "\
 /help    this list
 /exit    leave; so does Ctrl-D
 Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
-
-/// For models that have no template.
-pub(crate) const TRANSCRIPT: &str = "\
-{%- for m in messages -%}
-{%- if m.role == 'system' %}{{ m.content }}\n\n{% else %}{{ m.role | capitalize }}: {{ m.content | trim }}\n{% endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt %}Assistant:{% endif -%}";
-/// What ends an answer in it.
-pub(crate) const TRANSCRIPT_STOP: &str = "\nUser:";
 
 #[derive(clap::Args)]
 #[command(

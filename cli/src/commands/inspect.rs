@@ -2,6 +2,7 @@
 //! be there yet.
 
 use crate::io::memory::Report;
+use crate::io::runnable::obstacle;
 use crate::io::{Failure, count, print, print_json, size};
 use clap::ArgAction;
 use ruvllm::GgufError;
@@ -12,7 +13,7 @@ use ruvllm::quant::{DType, FileType};
 use ruvllm::tokenizer::Tokenizer;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::fmt::{Display, Write};
+use std::fmt::Write;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -163,27 +164,6 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
         mtp,
         memory,
     })
-}
-
-/// Why this build cannot run a model with this header and what it tells, as far as that shows.
-pub(crate) fn obstacle<E: Display, F: Display>(
-    header: &Header,
-    hparams: &Result<Hparams, E>,
-    tokenizer: &Result<Option<Tokenizer>, F>,
-) -> Option<String> {
-    let unusable = header
-        .tensors
-        .iter()
-        .find(|t| t.name.ends_with(".weight") && t.dtype.format().is_none());
-    match (hparams, tokenizer, unusable) {
-        (Err(error), ..) => Some(error.to_string()),
-        (_, Err(error), _) => Some(error.to_string()),
-        (.., Some(t)) => Some(format!(
-            "tensor {} is of type {}, which is not supported",
-            t.name, t.dtype
-        )),
-        _ => None,
-    }
 }
 
 /// The header of a file whose end is missing.

@@ -1,12 +1,9 @@
 //! `ruvllm train`: a LoRA adapter from examples.
 
-use crate::commands::generate::no_tokenizer;
 #[cfg(feature = "chat")]
-use crate::commands::template::{bos_text, eos_text};
-use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg};
-use crate::io::{
-    Failure, OverwriteArg, Progress, file_or_pipe, name, note, on_interrupt, print, read_text,
-};
+use crate::flags::template::{bos_text, eos_text};
+use crate::flags::{ModelArgs, OverwriteArg, ResidenceArgs, ThreadsArg, no_tokenizer};
+use crate::io::{Failure, Progress, file_or_pipe, name, note, on_interrupt, print, read_text};
 use ruvllm::bench::Estimate;
 use ruvllm::exec::{CancelToken, Engine, EngineOptions};
 use ruvllm::model::Model;

@@ -12,9 +12,9 @@ mod tensors;
 mod tokenizer;
 mod world;
 
-use crate::flags::ThreadsArg;
-use crate::io::{Failure, OverwriteArg, count, note, printable, size};
-use crate::quantize::rows::{Change, Conversion, Rows};
+use crate::flags::{OverwriteArg, ThreadsArg};
+use crate::io::{Failure, count, note, printable, size};
+use crate::quantize::{Change, Conversion, Rows};
 use checkpoint::{Checkpoint, Source};
 use config::{Config, read_any_json, read_json};
 use ruvllm::gguf::{Array, Value, Writer};

@@ -4,7 +4,7 @@
 use super::checkpoint::{QUANTISED, Source};
 use super::config::Config;
 use super::family::{Factor, Family, Map, NAMES, Reorder, Run, Transpose};
-use super::{Failure, note};
+use crate::io::{Failure, note};
 use ruvllm::quant::{DType, dequantize_row};
 use std::borrow::Cow;
 use std::collections::BTreeMap;

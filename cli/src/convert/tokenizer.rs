@@ -1,10 +1,10 @@
 //! The vocabulary: `tokenizer.model`, `tokenizer.json` or RWKV's file, and what
 //! `tokenizer_config.json` adds.
 
-use super::Failure;
 use super::config::{Config, read_file, read_json};
 use super::family::{Family, Spaces};
 use super::{sentencepiece, world};
+use crate::io::Failure;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use ruvllm::gguf::{Array, Value};

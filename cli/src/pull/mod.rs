@@ -7,8 +7,8 @@
 mod cache;
 mod hub;
 
-use crate::commands::inspect::obstacle;
 use crate::io::memory::to_fill;
+use crate::io::runnable::obstacle;
 use crate::io::{Failure, Progress, note, print, print_json, size};
 use cache::{Cache, Cached};
 use hub::{Hub, HubFile, Listing};

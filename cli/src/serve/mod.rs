@@ -11,14 +11,14 @@ mod in_memory;
 mod jobs;
 mod observe;
 
-use crate::commands::chat::{TRANSCRIPT, TRANSCRIPT_STOP};
-use crate::commands::sona::SonaArgs;
-use crate::commands::template::{bos_text, eos_text, json_object};
+use crate::flags::template::{TRANSCRIPT, TRANSCRIPT_STOP, bos_text, eos_text};
 use crate::flags::{
-    ModelArgs, ResidenceArgs, SamplingArgs, SessionArgs, SpeculationArgs, adapter_failure,
+    ModelArgs, ResidenceArgs, SamplingArgs, SessionArgs, SonaArgs, SpeculationArgs, adapter_failure,
 };
-use crate::io::memory::parse_size;
-use crate::io::{Failure, measured, note, on_interrupt, read_regular, read_text, unix_time};
+use crate::io::{
+    Failure, json_object, measured, note, on_interrupt, parse_size, read_regular, read_text,
+    unix_time,
+};
 use api::body::Budget;
 use axum::Router;
 use axum::extract::{Request, State};
@@ -483,7 +483,7 @@ impl App {
         let model = args.model.open(&args.residence)?;
         let tokenizer = model
             .tokenizer()
-            .ok_or_else(|| crate::commands::generate::no_tokenizer(&args.model))?
+            .ok_or_else(|| crate::flags::no_tokenizer(&args.model))?
             .clone();
         let mut stop = Vec::new();
         let source = match (&args.chat_template_file, model.chat_template()) {

@@ -17,8 +17,8 @@ mod qwen;
 mod recurrent;
 mod rwkv;
 
-use super::Failure;
 use super::config::Config;
+use crate::io::Failure;
 use ruvllm::gguf::{Array, Value};
 use std::ops::Range;
 

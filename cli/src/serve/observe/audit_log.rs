@@ -4,9 +4,7 @@
 //! a time or what came within a second. Lines that find the queue full, or cannot be written, are
 //! counted.
 
-use crate::commands::generate::reason_name;
-use crate::io::memory::parse_size;
-use crate::io::{Failure, milliseconds};
+use crate::io::{Failure, milliseconds, parse_size, reason_name};
 use crate::serve::Caller;
 use prometheus_client::metrics::counter::Counter;
 use ruvllm::Error;

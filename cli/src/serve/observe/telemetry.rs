@@ -56,10 +56,8 @@ impl Observer for Watch {
     fn ended(&self, id: RequestId, outcome: Result<&Finish, &Error>) {
         match outcome {
             Ok(finish) => {
-                let (reason, n_generated) = (
-                    crate::commands::generate::reason_name(finish.reason),
-                    finish.n_generated,
-                );
+                let (reason, n_generated) =
+                    (crate::io::reason_name(finish.reason), finish.n_generated);
                 debug!(target: SCHEDULE, id = id.0, reason, n_generated, "ended");
             }
             Err(error) => warn!(target: SCHEDULE, id = id.0, %error, "failed"),
