@@ -5,17 +5,25 @@ pub(crate) mod batch;
 pub(crate) mod calibrate;
 #[cfg(feature = "chat")]
 pub(crate) mod chat;
+#[cfg(feature = "convert")]
+pub(crate) mod convert;
 pub(crate) mod detokenize;
 pub(crate) mod doctor;
 pub(crate) mod embed;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+#[cfg(feature = "pull")]
+pub(crate) mod list;
 pub(crate) mod logits;
 pub(crate) mod merge;
 pub(crate) mod merge_adapters;
 pub(crate) mod perplexity;
+#[cfg(feature = "pull")]
+pub(crate) mod pull;
 pub(crate) mod quantize;
 pub(crate) mod rerank;
+#[cfg(feature = "pull")]
+pub(crate) mod rm;
 #[cfg(feature = "chat")]
 pub(crate) mod sessions;
 pub(crate) mod sona;
@@ -25,11 +33,7 @@ pub(crate) mod tokenize;
 pub(crate) mod train;
 
 use crate::bench;
-#[cfg(feature = "convert")]
-use crate::convert;
 use crate::io::Failure;
-#[cfg(feature = "pull")]
-use crate::pull;
 #[cfg(feature = "serve")]
 use crate::serve;
 use clap::Subcommand;
@@ -49,13 +53,13 @@ pub(crate) enum Command {
     Sessions(sessions::Args),
     #[cfg(feature = "pull")]
     /// Download a model from Hugging Face's hub
-    Pull(pull::PullArgs),
+    Pull(pull::Args),
     #[cfg(feature = "pull")]
     /// List models that were downloaded
-    List(pull::ListArgs),
+    List(list::Args),
     #[cfg(feature = "pull")]
     /// Remove a model that was downloaded
-    Rm(pull::RmArgs),
+    Rm(rm::Args),
     /// Tell what is in a GGUF file and whether this build can run it
     Inspect(inspect::Args),
     /// Turn text into token ids
@@ -114,11 +118,11 @@ pub(crate) fn execute(command: Command) -> Result<(), Failure> {
         #[cfg(feature = "chat")]
         Command::Sessions(args) => sessions::run(&args),
         #[cfg(feature = "pull")]
-        Command::Pull(args) => pull::pull(&args),
+        Command::Pull(args) => pull::run(&args),
         #[cfg(feature = "pull")]
-        Command::List(args) => pull::list(&args),
+        Command::List(args) => list::run(&args),
         #[cfg(feature = "pull")]
-        Command::Rm(args) => pull::rm(&args),
+        Command::Rm(args) => rm::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Detokenize(args) => detokenize::run(&args),
