@@ -24,6 +24,8 @@ pub(crate) mod quantize;
 pub(crate) mod rerank;
 #[cfg(feature = "pull")]
 pub(crate) mod rm;
+#[cfg(feature = "serve")]
+pub(crate) mod serve;
 #[cfg(feature = "chat")]
 pub(crate) mod sessions;
 pub(crate) mod sona;
@@ -34,8 +36,6 @@ pub(crate) mod train;
 
 use crate::bench;
 use crate::io::Failure;
-#[cfg(feature = "serve")]
-use crate::serve;
 use clap::Subcommand;
 
 #[derive(Subcommand)]

@@ -1,8 +1,8 @@
 //! What the APIs have in common: how tokens are chosen, how an answer ends and is told.
 
+use crate::serve::app::{App, ServedAdapter};
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
-use crate::serve::{App, ServedAdapter};
 use ruvllm::grammar::{Grammar, Syntax};
 use ruvllm::lora::Adapter;
 use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, TokenMask};

@@ -1,11 +1,13 @@
 //! What a request asks for, in the words of chat completions: the other APIs are put into them.
 
+use crate::serve::app::App;
+use crate::serve::blocking::blocking;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
+use crate::serve::ids::Caller;
 use crate::serve::jobs::answer::Answer;
-use crate::serve::jobs::learning::Recorder;
 use crate::serve::jobs::params::{ChosenAdapter, Format, Params, mask};
-use crate::serve::{App, Caller, blocking};
+use crate::serve::jobs::recorder::Recorder;
 use ruvllm::chat::tools::{Tool, ToolChoice, ToolMask, TurnParser};
 use ruvllm::exec::{Request, Stream};
 use ruvllm::sample::TokenMask;

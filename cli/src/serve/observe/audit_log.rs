@@ -5,7 +5,7 @@
 //! counted.
 
 use crate::io::{Failure, milliseconds, parse_size, reason_name};
-use crate::serve::Caller;
+use crate::serve::ids::Caller;
 use prometheus_client::metrics::counter::Counter;
 use ruvllm::Error;
 use ruvllm::exec::{Finish, RequestId};
