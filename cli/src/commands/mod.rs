@@ -2,6 +2,7 @@
 
 #[cfg(feature = "serve")]
 pub(crate) mod batch;
+pub(crate) mod bench;
 pub(crate) mod calibrate;
 #[cfg(feature = "chat")]
 pub(crate) mod chat;
@@ -34,7 +35,6 @@ pub(crate) mod template;
 pub(crate) mod tokenize;
 pub(crate) mod train;
 
-use crate::bench;
 use crate::io::Failure;
 use clap::Subcommand;
 
@@ -76,8 +76,6 @@ pub(crate) enum Command {
     Perplexity(perplexity::Args),
     /// Tell a learner what it must not forget
     Calibrate(calibrate::Args),
-    /// Measure what learning while running is worth on a text
-    Learn(bench::learning::Args),
     /// See, undo and forget what was learnt by itself
     Sona(sona::Args),
     /// Train a LoRA adapter on examples
@@ -87,8 +85,6 @@ pub(crate) enum Command {
     Convert(convert::Args),
     /// Convert a model to a smaller type
     Quantize(quantize::Args),
-    /// Compare weight formats: size, loss, speed
-    Formats(bench::formats::Args),
     /// Fold LoRA adapters into a model
     Merge(merge::Args),
     /// Merge LoRA adapters into one
@@ -99,10 +95,8 @@ pub(crate) enum Command {
     #[cfg(feature = "serve")]
     /// Answer a file of requests side by side
     Batch(Box<batch::Args>),
-    /// Measure speed, and what it means for the machine
-    Bench(Box<bench::speed::Args>),
-    /// Measure speed with many sequences side by side
-    BatchedBench(Box<bench::batch::Args>),
+    /// Measure speed, kernels, formats, drafts, batches, learning
+    Bench(bench::Args),
     /// Tell what this build and this machine can do
     Doctor(doctor::Args),
 }
@@ -131,21 +125,18 @@ pub(crate) fn execute(command: Command) -> Result<(), Failure> {
         Command::Rerank(args) => rerank::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
-        Command::Learn(args) => bench::learning::run(&args),
         Command::Sona(args) => sona::run(&args),
         Command::Train(args) => train::run(&args),
         #[cfg(feature = "convert")]
         Command::Convert(args) => convert::run(&args),
         Command::Quantize(args) => quantize::run(&args),
-        Command::Formats(args) => bench::formats::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::MergeAdapters(args) => merge_adapters::run(&args),
         #[cfg(feature = "chat")]
         Command::Template(args) => template::run(&args),
         #[cfg(feature = "serve")]
         Command::Batch(args) => batch::run(&args),
-        Command::Bench(args) => bench::speed::run(&args),
-        Command::BatchedBench(args) => bench::batch::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     }
 }

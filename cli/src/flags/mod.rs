@@ -11,6 +11,7 @@ pub(crate) mod llama_cpp;
 mod lora;
 mod model;
 mod overwrite;
+pub(crate) mod renamed;
 mod sampling;
 mod session;
 #[cfg(feature = "chat")]
