@@ -7,9 +7,9 @@ use super::http::budget::Budget;
 use super::http::error::ApiError;
 use super::ids::{Caller, random};
 use super::learner::Learner;
-use super::observe::audit_log::{Witness, WitnessArgs};
+use super::observe::audit_log::{AuditLog, AuditLogArgs};
 use super::observe::metrics::Metrics;
-use super::observe::telemetry::{Watch, Watchdog};
+use super::observe::telemetry::{Telemetry, Watchdog};
 use crate::flags::template::{TRANSCRIPT, TRANSCRIPT_STOP, bos_text, eos_text};
 use crate::flags::{adapter_failure, no_tokenizer};
 use crate::io::{Failure, measured, note, read_regular, unix_time};
@@ -43,7 +43,7 @@ pub(super) struct App {
     /// Who drafts for each request.
     pub(super) speculation: Option<Speculation>,
     pub(super) metrics: Metrics,
-    pub(super) witness: Option<Witness>,
+    pub(super) audit_log: Option<AuditLog>,
     pub(super) watchdog: Watchdog,
     pub(super) name: String,
     pub(super) path: String,
@@ -207,7 +207,7 @@ pub(super) struct Purpose<'a> {
     pub(super) max_requests: usize,
     pub(super) max_itl: Option<Duration>,
     pub(super) watchdog: Duration,
-    pub(super) witness: Option<&'a WitnessArgs>,
+    pub(super) audit_log: Option<&'a AuditLogArgs>,
 }
 
 impl App {
@@ -217,18 +217,7 @@ impl App {
             .tokenizer()
             .ok_or_else(|| no_tokenizer(&args.model))?
             .clone();
-        let mut stop = Vec::new();
-        let source = match (&args.chat_template_file, model.chat_template()) {
-            (Some(path), _) => read_regular(path)?,
-            (None, Some(source)) => source.to_owned(),
-            (None, None) => {
-                note(
-                    "The model has no chat template: conversations go on after \"User:\" and \"Assistant:\".",
-                );
-                stop.push(TRANSCRIPT_STOP.to_owned());
-                TRANSCRIPT.to_owned()
-            }
-        };
+        let (source, stop) = template(args, &model)?;
         let mut options = args
             .session
             .for_model(&args.session.options(None, KvType::default()), &model);
@@ -242,25 +231,7 @@ impl App {
         }
         options.keep_states = args.speculation.reads_states();
         let registry = AdapterRegistry::new(&model, args.lora_budget.unwrap_or(u64::MAX));
-        let mut adapters = Vec::new();
-        for (path, scale) in args.session.lora.files()? {
-            let name = path
-                .file_stem()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            let adapter = ServedAdapter {
-                name,
-                path: path.to_owned(),
-                scale,
-            };
-            registry.set(adapter.key(), path);
-            // A damaged file is better found now.
-            registry
-                .get(&adapter.key())
-                .map_err(adapter_failure(path))?;
-            adapters.push(adapter);
-        }
+        let adapters = served_adapters(args, &registry)?;
         let engine = args.session.engine(&model, purpose.learns, &options)?;
         let n_ctx = engine.sequence(&options)?.n_ctx();
         let speculation = args.speculation.begin(&engine, n_ctx, &args.session)?;
@@ -273,17 +244,17 @@ impl App {
             max_itl: purpose.max_itl,
             ..Default::default()
         };
-        let witness = purpose
-            .witness
-            .map(|witness| witness.open(&metrics.witness_dropped))
+        let audit_log = purpose
+            .audit_log
+            .map(|audit_log| audit_log.open(&metrics.audit_lines_dropped))
             .transpose()?
             .flatten();
-        let watch = Watch {
+        let telemetry = Telemetry {
             metrics: metrics.clone(),
-            witness: witness.clone(),
+            audit_log: audit_log.clone(),
             watchdog: watchdog.clone(),
         };
-        let scheduler = Scheduler::observed(&engine, &schedule, watch).map_err(Error::from)?;
+        let scheduler = Scheduler::observed(&engine, &schedule, telemetry).map_err(Error::from)?;
         let file_name = args.model.file_name().to_string_lossy().into_owned();
         Ok(App {
             learners: Vec::new(),
@@ -315,7 +286,7 @@ impl App {
             scheduler,
             speculation,
             metrics,
-            witness,
+            audit_log,
             watchdog,
             stop,
             adapters,
@@ -334,9 +305,50 @@ pub(super) fn load(args: &ServerArgs, keys: &[String]) -> Result<App, Failure> {
             max_requests: args.max_requests as usize,
             max_itl: args.max_itl_ms.map(Duration::from_millis),
             watchdog: Duration::from_secs_f64(args.watchdog_seconds),
-            witness: Some(&args.witness),
+            audit_log: Some(&args.audit_log),
         },
     )?;
     app.learners = Learner::all(args, keys, &app.engine)?;
     Ok(app)
+}
+
+/// The chat template, and strings that end any answer made with it.
+fn template(args: &AppArgs, model: &Model) -> Result<(String, Vec<String>), Failure> {
+    Ok(match (&args.chat_template_file, model.chat_template()) {
+        (Some(path), _) => (read_regular(path)?, Vec::new()),
+        (None, Some(source)) => (source.to_owned(), Vec::new()),
+        (None, None) => {
+            note(
+                "The model has no chat template: conversations go on after \"User:\" and \"Assistant:\".",
+            );
+            (TRANSCRIPT.to_owned(), vec![TRANSCRIPT_STOP.to_owned()])
+        }
+    })
+}
+
+/// The adapters of --lora and --lora-scaled; `registry` knows their files.
+fn served_adapters(
+    args: &AppArgs,
+    registry: &AdapterRegistry,
+) -> Result<Vec<ServedAdapter>, Failure> {
+    let mut adapters = Vec::new();
+    for (path, scale) in args.session.lora.files()? {
+        let name = path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let adapter = ServedAdapter {
+            name,
+            path: path.to_owned(),
+            scale,
+        };
+        registry.set(adapter.key(), path);
+        // A damaged file is better found now.
+        registry
+            .get(&adapter.key())
+            .map_err(adapter_failure(path))?;
+        adapters.push(adapter);
+    }
+    Ok(adapters)
 }

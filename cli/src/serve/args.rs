@@ -1,7 +1,7 @@
 //! Flags of the server, and of the model behind it.
 
 use super::http::cors::origin;
-use super::observe::audit_log::WitnessArgs;
+use super::observe::audit_log::AuditLogArgs;
 use super::observe::log::LogArgs;
 use crate::flags::{
     ModelArgs, ResidenceArgs, SamplingArgs, SessionArgs, SonaArgs, SpeculationArgs,
@@ -111,7 +111,7 @@ pub(crate) struct ServerArgs {
     #[command(flatten)]
     pub(super) log: LogArgs,
     #[command(flatten)]
-    pub(super) witness: WitnessArgs,
+    pub(super) audit_log: AuditLogArgs,
 }
 
 /// A number of seconds above 0.

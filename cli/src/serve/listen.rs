@@ -6,7 +6,7 @@ use super::args::ServerArgs;
 use super::auth::keys;
 use super::blocking::MAX_BLOCKING;
 use super::http::sending::Sending;
-use super::observe::audit_log::Witness;
+use super::observe::audit_log::AuditLog;
 use super::observe::log;
 use super::routes::router;
 use crate::io::{Failure, on_interrupt};
@@ -86,7 +86,7 @@ pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
     // Streams that nobody reads any more end with it.
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let Some(app) = shared.app.get() {
-        app.witness.iter().for_each(Witness::flush);
+        app.audit_log.iter().for_each(AuditLog::flush);
         app.keep_measured();
     }
     match failure.try_recv() {

@@ -25,7 +25,7 @@ pub(crate) fn local(args: &AppArgs) -> Result<Router, Failure> {
         max_requests: usize::MAX,
         max_itl: None,
         watchdog: Duration::MAX,
-        witness: None,
+        audit_log: None,
     };
     let app = Arc::new(Arc::new(App::open(args, purpose)?).into());
     Ok(router(Shared {

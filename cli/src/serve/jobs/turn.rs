@@ -84,21 +84,21 @@ impl Job {
             ..
         } = self;
         let stream = app.scheduler.submit(request)?;
-        if let Some(witness) = &app.witness {
+        if let Some(audit_log) = &app.audit_log {
             let adapters: Map<_, _> = params
                 .adapters
                 .iter()
                 .map(|of| (of.name.clone(), json!(of.scale)))
                 .collect();
             let mut asked = json!({"adapters": adapters, "seed": params.seed});
-            if witness.with_prompts {
+            if audit_log.with_prompts {
                 asked["prompt"] = app
                     .tokenizer
                     .decode_lossy(tokens, true)
                     .unwrap_or_default()
                     .into();
             }
-            witness.describe(stream.id(), caller, &app.name, asked);
+            audit_log.describe(stream.id(), caller, &app.name, asked);
         }
         Ok(stream)
     }
@@ -117,7 +117,7 @@ impl Job {
             && self.params.n == 1
             && matches!(&prompts[..], [tokens] if tokens.len() <= QUICK_TOKENS)
             && app.learner(&self.caller).is_none()
-            && app.witness.is_none();
+            && app.audit_log.is_none();
         let work = move || {
             let mask = mask(&self.app, &format)?;
             let mut answers = Vec::new();
