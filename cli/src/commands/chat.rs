@@ -16,6 +16,7 @@ use crate::io::{
 };
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
+use ruvllm::Model;
 use ruvllm::arch::KV_BLOCK;
 use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
 use ruvllm::exec::{AdapterId, CancelToken, PooledStates, Session, Speculation, StopReason};
@@ -100,23 +101,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .text
         .sampling
         .sampler(model.gguf().metadata(), tokenizer)?;
-    let mut stop = args.text.reverse_prompt.clone();
-    let template = match (&args.template, model.chat_template()) {
-        (Some(path), _) => ChatTemplate::parse(&read_regular(path)?)?,
-        (None, Some(source)) => ChatTemplate::parse(source)?,
-        (None, None) => {
-            note(paint(
-                "33",
-                &format!(
-                    "{} has no chat template, so it was probably not trained to converse. Its text goes on after \
-                 \"User:\" and \"Assistant:\"; --template FILE gives another form, `ruvllm -p TEXT` plain text.",
-                    args.model.label()
-                ),
-            ));
-            stop.push(TRANSCRIPT_STOP.into());
-            ChatTemplate::parse(TRANSCRIPT)?
-        }
-    };
+    let (template, stop) = template(args, &model)?;
     if args.sona.sona.is_some() {
         options.pooled_layer = pooled_layer(&model);
     }
@@ -202,6 +187,28 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (Ok(()) | Err(Failure::Closed), Some(recording)) => recording.end(),
         (outcome, _) => outcome,
     }
+}
+
+/// The chat template, and what ends an answer.
+fn template(args: &Args, model: &Model) -> Result<(ChatTemplate, Vec<String>), Failure> {
+    let mut stop = args.text.reverse_prompt.clone();
+    let template = match (&args.template, model.chat_template()) {
+        (Some(path), _) => ChatTemplate::parse(&read_regular(path)?)?,
+        (None, Some(source)) => ChatTemplate::parse(source)?,
+        (None, None) => {
+            note(paint(
+                "33",
+                &format!(
+                    "{} has no chat template, so it was probably not trained to converse. Its text goes on after \
+                 \"User:\" and \"Assistant:\"; --template FILE gives another form, `ruvllm -p TEXT` plain text.",
+                    args.model.label()
+                ),
+            ));
+            stop.push(TRANSCRIPT_STOP.into());
+            ChatTemplate::parse(TRANSCRIPT)?
+        }
+    };
+    Ok((template, stop))
 }
 
 /// What is recorded of a conversation, and learnt in the background.

@@ -114,14 +114,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut learning = args.text.learning.begin(&mut session)?;
     let load = start.elapsed();
 
-    let prompt_ids = prompt_ids(tokenizer, &prompt)?;
-    if prompt_ids.len() >= session.n_ctx() {
-        return Err(Failure::Work(format!(
-            "the prompt has {} tokens, the context {}: use a larger -c or a shorter prompt",
-            prompt_ids.len(),
-            session.n_ctx()
-        )));
-    }
+    let prompt_ids = prompt_ids(tokenizer, &prompt, session.n_ctx())?;
     let cancel = session.cancel_token();
     on_interrupt(move || cancel.cancel())?;
     let mut written = Written::default();
@@ -271,15 +264,20 @@ impl Written {
     }
 }
 
-/// The tokens of a prompt; an empty one is the beginning of a text.
-fn prompt_ids(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failure> {
-    let ids = tokenizer.encode_prompt(prompt);
-    match tokenizer.bos().or(tokenizer.eos()) {
-        _ if !ids.is_empty() => Ok(ids),
-        Some(bos) => Ok(vec![bos]),
-        None => Err(Failure::Usage(
+/// The tokens of a prompt, with room behind them; an empty one is the beginning of a text.
+fn prompt_ids(tokenizer: &Tokenizer, prompt: &str, n_ctx: usize) -> Result<Vec<u32>, Failure> {
+    let mut ids = tokenizer.encode_prompt(prompt);
+    if ids.is_empty() {
+        ids.extend(tokenizer.bos().or(tokenizer.eos()));
+    }
+    match ids.len() {
+        0 => Err(Failure::Usage(
             "the prompt is empty; this model needs something to continue".into(),
         )),
+        n if n >= n_ctx => Err(Failure::Work(format!(
+            "the prompt has {n} tokens, the context {n_ctx}: use a larger -c or a shorter prompt"
+        ))),
+        _ => Ok(ids),
     }
 }
 

@@ -493,7 +493,8 @@ fn unknown(family: &Family, name: &str) -> String {
     }
 }
 
-/// One tensor from its pieces by the number of the expert.
+/// One tensor from its pieces by the number of the expert. Long, as each step needs most of what the
+/// ones before found: shape, rows and their order, pieces, type.
 fn stack<'a>(
     family: &Family,
     config: &Config,
