@@ -1,5 +1,4 @@
-//! Bodies of requests: how large one may be, how long it may take to come, and what all of them may
-//! take together.
+//! Bodies of requests: how large one may be, and how long it may take to come.
 
 use crate::serve::app::Shared;
 use crate::serve::blocking::blocking;
