@@ -1,8 +1,20 @@
-//! The program `ruvllm`: one file per subcommand. What they share lies in `args` (spelling of
-//! flags), `model` and `sampling` (groups of flags), `input` and `output`.
+//! The program `ruvllm`. What is listed above may use what is listed below it, and rooms on one line
+//! do not use each other; `tests/imports.rs` checks it, and that no files of a room go in a circle.
 //!
-//! Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 the work failed, 2 the
-//! call was wrong, 130 interrupted.
+//! | room | what it holds |
+//! |---|---|
+//! | `lib.rs` | the command line: parsing it, and how the program ends |
+//! | `commands/` | the subcommands, a file each; none uses another one |
+//! | `serve/` | the HTTP server |
+//! | `bench/` | what `ruvllm bench` measures, and the perplexity of a text |
+//! | `convert/` | GGUF files from folders of Hugging Face |
+//! | `quantize/` | types of a file's tensors, and rows on their way from one type to another |
+//! | `flags/` | groups of flags that several commands have, and what comes of them: a model, a session, a sampler, drafters, a learner; llama.cpp's spelling of flags |
+//! | `pull/` | models of Hugging Face's hub, and those that are here; below `flags/`, since `-hf` names one |
+//! | `io/` | terminal, files, JSON, sizes, times, tables, progress; what is told of a machine and of a model |
+//!
+//! `serve/`, `bench/` and `convert/` stand side by side. Results go to stdout, everything else to
+//! stderr. Exit codes: 0 done, 1 the work failed, 2 the call was wrong, 130 interrupted.
 //!
 //! A library, so that the fuzzer reaches the server. It has no other users, and promises them
 //! nothing.
@@ -23,7 +35,7 @@ mod serve;
 
 use clap::{CommandFactory, Parser};
 use commands::{Command, execute};
-use flags::llama_cpp;
+use flags::{llama_cpp, renamed};
 #[cfg(feature = "serve")]
 #[doc(hidden)]
 pub use serve::InMemory;
@@ -60,6 +72,7 @@ pub fn main() -> ExitCode {
         eprintln!("{}", Cli::command().render_help());
         return ExitCode::from(2);
     }
+    let command_line = renamed::current(command_line, &Cli::command());
     let command_line = match llama_cpp::prepare(command_line, &Cli::command()) {
         Ok(command_line) => command_line,
         Err(failure) => return failure.report(),
@@ -84,9 +97,139 @@ pub fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use io::Failure;
+    use std::ffi::OsString;
 
     #[test]
     fn definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    fn prepared(line: &[&str]) -> Result<Vec<String>, String> {
+        let args = std::iter::once("ruvllm")
+            .chain(line.iter().copied())
+            .map(OsString::from)
+            .collect();
+        match llama_cpp::prepare(args, &Cli::command()) {
+            Ok(out) => Ok(out
+                .into_iter()
+                .skip(1)
+                .map(|arg| arg.into_string().unwrap())
+                .collect()),
+            Err(Failure::Usage(message)) => Err(message),
+            Err(_) => panic!("not a usage error"),
+        }
+    }
+
+    #[test]
+    fn spelling() {
+        for (line, expected) in [
+            (&["-p", "x"][..], &["generate", "-p", "x"][..]),
+            (
+                &["-ub", "8", "-ctk=f32"],
+                &["generate", "--ubatch-size", "8", "--cache-type-k=f32"],
+            ),
+            (&["--top_k", "1"], &["generate", "--top-k", "1"]),
+            (
+                &["-p", "-ngl", "-p", "--a_b", "-p", "chat"],
+                &["generate", "-p", "-ngl", "-p", "--a_b", "-p", "chat"],
+            ),
+            (
+                &["chat", "-sys", "-ub"],
+                &["chat", "--system-prompt", "-ub"],
+            ),
+            (&["--help"], &["--help"]),
+            (&["help", "chat"], &["help", "chat"]),
+            (
+                &["bench", "-ub", "8"],
+                &["bench", "speed", "--ubatch-size", "8"],
+            ),
+            (
+                &["bench", "batch", "-npl", "8"],
+                &["bench", "batch", "--n-sequences", "8"],
+            ),
+            (&["bench", "--help"], &["bench", "--help"]),
+            (&["nonsense", "-ngl"], &["nonsense", "-ngl"]),
+            (&["-v", "--", "-ngl"], &["generate", "-v", "--", "-ngl"]),
+        ] {
+            assert_eq!(prepared(line).unwrap(), expected, "{line:?}");
+        }
+    }
+
+    /// Old names of commands and flags are the new ones.
+    #[test]
+    fn renamed_commands() {
+        for (line, expected) in [
+            (
+                &["learn", "-f", "x"][..],
+                &["bench", "learning", "-f", "x"][..],
+            ),
+            (&["formats", "--help"], &["bench", "formats", "--help"]),
+            (&["help", "batched-bench"], &["help", "bench", "batch"]),
+            (
+                &["bench", "--kernels", "-o", "json"],
+                &["bench", "kernels", "-o", "json"],
+            ),
+            (
+                &["bench", "-m", "x", "--replay=a_b", "-n", "1"],
+                &["bench", "replay", "-m", "x", "--replay=a_b", "-n", "1"],
+            ),
+            (
+                &["bench", "--spec_synthetic", "0.5"],
+                &["bench", "replay", "--spec_synthetic", "0.5"],
+            ),
+        ] {
+            let line = std::iter::once(&"ruvllm").chain(line).map(OsString::from);
+            let (found, renamed) = renamed::translated(line.collect(), &Cli::command());
+            assert_eq!(found[1..], *expected);
+            assert!(renamed.is_some(), "{expected:?}");
+        }
+        for line in [
+            &["bench", "-m", "--kernels"][..],
+            &["bench", "speed", "--kernels"],
+            &["bench", "kernels"],
+            &["bench"],
+            &["generate", "-p", "learn"],
+            &["help", "bench"],
+            &[],
+        ] {
+            let line: Vec<_> = std::iter::once(&"ruvllm")
+                .chain(line)
+                .map(OsString::from)
+                .collect();
+            let (found, renamed) = renamed::translated(line.clone(), &Cli::command());
+            assert_eq!((found, renamed), (line, None));
+        }
+    }
+
+    #[test]
+    fn refused() {
+        assert!(prepared(&["serve", "-cb"]).unwrap_err().contains("always"));
+        assert!(
+            prepared(&["generate", "-cb"])
+                .unwrap_err()
+                .contains("batch")
+        );
+        assert!(
+            prepared(&["quantize", "-ngl", "99"])
+                .unwrap_err()
+                .contains("CPU")
+        );
+        assert!(
+            prepared(&["quantize", "x", "--n_gpu_layers=99"])
+                .unwrap_err()
+                .contains("--n-gpu-layers")
+        );
+        assert!(
+            prepared(&["-m", "x", "chat"])
+                .unwrap_err()
+                .contains("ruvllm chat")
+        );
+        assert!(prepared(&["-cnv"]).unwrap_err().contains("ruvllm chat"));
+        assert!(
+            prepared(&["-p", "x", "-sys", "y"])
+                .unwrap_err()
+                .contains("only `ruvllm chat`")
+        );
     }
 }

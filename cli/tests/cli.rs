@@ -257,12 +257,10 @@ fn help_and_version() {
         "embed",
         "perplexity",
         "quantize",
-        "formats",
         "template",
         "doctor",
         "batch",
         "bench",
-        "batched-bench",
     ] {
         assert!(
             help.contains(&format!("\n  {name} ")),
@@ -271,10 +269,43 @@ fn help_and_version() {
         let own = text(&run(&[name, "--help"]));
         assert!(own.contains("Examples:"), "{name} has no examples");
     }
+    let bench = text(&run(&["bench", "--help"]));
+    for name in ["speed", "kernels", "formats", "replay", "batch", "learning"] {
+        assert!(
+            bench.contains(&format!("\n  {name} ")),
+            "{name} is not in {bench}"
+        );
+        let own = text(&run(&["bench", name, "--help"]));
+        assert!(own.contains("Examples:"), "{name} has no examples");
+    }
     assert_eq!(
         text(&run(&["--version"])),
         format!("ruvllm {}\n", env!("CARGO_PKG_VERSION"))
     );
+}
+
+/// The names of the release before are those of `bench`, with a note.
+#[test]
+fn old_names_of_measurements() {
+    for (old, new) in [
+        (&["formats"][..], "formats"),
+        (&["learn"], "learning"),
+        (&["batched-bench"], "batch"),
+        (&["bench", "--kernels"], "kernels"),
+        (&["bench", "--replay", "x"], "replay"),
+        (&["bench", "--spec-synthetic", "1"], "replay"),
+    ] {
+        let out = run(&[old, &["--help"]].concat());
+        assert_eq!(stdout(&out), stdout(&run(&["bench", new, "--help"])));
+        let note = stderr(&out);
+        assert_eq!(
+            note.matches(&format!("is now `ruvllm bench {new}`"))
+                .count(),
+            1,
+            "{note}"
+        );
+    }
+    assert!(stderr(&run(&["bench", "--help"])).is_empty());
 }
 
 #[test]
@@ -1286,6 +1317,7 @@ fn formats() {
         "the cat sat on the mat and the rat sat on the cat\n".repeat(2),
     );
     let args = [
+        "bench",
         "formats",
         "-m",
         &model,
@@ -1333,17 +1365,17 @@ fn formats() {
     }
     assert!(rows[1]["size"].as_u64() < rows[0]["size"].as_u64());
     fails(
-        &["formats", "-f", &input, "--types", "Q9_Z"],
+        &["bench", "formats", "-f", &input, "--types", "Q9_Z"],
         2,
         &["Q9_Z", "Q4_K_M"],
     );
     fails(
-        &["formats", "-f", &input, "--shape", "llama-9b"],
+        &["bench", "formats", "-f", &input, "--shape", "llama-9b"],
         2,
         &["llama-1b"],
     );
     fails(
-        &["formats", "-f", &input, "-c", "5000"],
+        &["bench", "formats", "-f", &input, "-c", "5000"],
         1,
         &["at least two chunks"],
     );
@@ -1509,6 +1541,7 @@ fn chat_through_a_pipe() {
     assert!(stderr(&base).contains("no chat template"));
 }
 
+#[cfg(feature = "serve")]
 /// The results of a batch by their ids.
 fn results(path: &Path) -> std::collections::BTreeMap<String, serde_json::Value> {
     let text = std::fs::read_to_string(path).unwrap();
@@ -1714,17 +1747,7 @@ fn batched_benches() {
     let folder = Folder::new();
     let model = tiny(&folder);
     let flags = [
-        "batched-bench",
-        "-m",
-        &model,
-        "-npp",
-        "5,40",
-        "-ntg",
-        "3",
-        "-npl",
-        "1,4",
-        "-ub",
-        "16",
+        "bench", "batch", "-m", &model, "-npp", "5,40", "-ntg", "3", "-npl", "1,4", "-ub", "16",
     ];
     let table = text(&run(&flags));
     assert_eq!(table.lines().count(), 2 + 4, "{table}");
@@ -1749,12 +1772,13 @@ fn batched_benches() {
             .all(|row| row["speed_tg"].as_f64().unwrap() > 0.0)
     );
     fails(
-        &["batched-bench", "-m", &model, "-npl", "0"],
+        &["bench", "batch", "-m", &model, "-npl", "0"],
         2,
         &["--n-sequences"],
     );
     let flags = [
-        "batched-bench",
+        "bench",
+        "batch",
         "-m",
         &model,
         "-npp",
@@ -1786,7 +1810,9 @@ fn benches_of_drafts() {
         "/../models/ruvllm-rust-6m-q8_0.gguf"
     );
     let recorded = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/replay.jsonl");
-    let flags = ["bench", "-m", demo, "-t", "1", "-r", "1", "-o", "json"];
+    let flags = [
+        "bench", "replay", "-m", demo, "-t", "1", "-r", "1", "-o", "json",
+    ];
     let rows = |more: &[&str]| -> Vec<serde_json::Value> {
         serde_json::from_str(&text(&run(&[&flags[..], more].concat()))).unwrap()
     };
@@ -1812,7 +1838,7 @@ fn benches_of_drafts() {
         (Some(30), Some(200))
     );
 
-    let replayed = rows(&["--replay", recorded]);
+    let replayed = rows(&["-f", recorded]);
     assert_eq!(replayed.len(), 10);
     for row in &replayed {
         let accepted = row["drafters"]["ngram"]["accepted"].as_u64().unwrap();
@@ -1841,7 +1867,7 @@ fn benches_of_drafts() {
         ("[]", "line 2"),
     ] {
         let file = folder.file("wrong.jsonl", format!("\n{line}\n"));
-        fails(&[&flags[..], &["--replay", &file]].concat(), 1, &[part]);
+        fails(&[&flags[..], &["-f", &file]].concat(), 1, &[part]);
     }
     fails(
         &[&flags[..], &["--spec-synthetic", "1.5"]].concat(),
@@ -1849,11 +1875,16 @@ fn benches_of_drafts() {
         &["from 0 to 1"],
     );
     fails(
-        &[&flags[..], &["--replay", recorded, "-p", "5"]].concat(),
+        &[&flags[..], &["-f", recorded, "-p", "5"]].concat(),
         2,
-        &["--replay"],
+        &["-p"],
     );
-    fails(&[&flags[..], &["--no-spec"]].concat(), 2, &["--replay"]);
+    fails(&flags, 2, &["-f FILE", "--spec-synthetic"]);
+    fails(
+        &[&flags[..], &["--spec-synthetic", "1", "--no-spec"]].concat(),
+        2,
+        &["-f FILE"],
+    );
 }
 
 /// What a run measured is there for the next one and for `doctor`; what is damaged, foreign or old

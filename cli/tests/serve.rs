@@ -1831,13 +1831,13 @@ fn logs() {
     );
 }
 
-/// Every request has its line in the witness log, also one that was cancelled; prompts only if
+/// Every request has its line in the audit log, also one that was cancelled; prompts only if
 /// asked.
 #[cfg(unix)]
 #[test]
-fn witness() {
+fn audit_log() {
     use std::os::unix::fs::PermissionsExt;
-    let folder = std::env::temp_dir().join(format!("ruvllm-witness-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("ruvllm-audit-log-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let path = folder.join("log");
     let name = path.to_str().unwrap();
@@ -1855,7 +1855,7 @@ fn witness() {
         "512",
         "--temp",
         "0",
-        "--witness-log",
+        "--audit-log",
         name,
         "--api-key",
         "a,b",
@@ -1950,11 +1950,12 @@ fn witness() {
     let server = Server::start(&[
         "-c",
         "512",
+        // Its name in the releases before.
         "--witness-log",
         name,
-        "--witness-prompts",
-        "--witness-fsync",
-        "--witness-size",
+        "--audit-prompts",
+        "--audit-fsync",
+        "--audit-size",
         "1",
     ]);
     server.ask("/v1/completions", &completion("Ownership is", 3));

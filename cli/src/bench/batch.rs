@@ -1,7 +1,7 @@
-//! `ruvllm batched-bench`: speed with many sequences side by side, as llama-batched-bench measures
+//! `ruvllm bench batch`: speed with many sequences side by side, as llama-batched-bench measures
 //! it.
 
-use crate::bench::speed::shape;
+use super::models::shape;
 use crate::flags::{
     CacheTypeArgs, ModelArgs, ResidenceArgs, ThreadsArg, demo_metadata, engine, open,
 };
@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 
 const EXAMPLES: &str = "\
 Examples:
-  ruvllm batched-bench -m model.gguf -npp 128,512 -ntg 64 -npl 1,2,4,8,16
-  ruvllm batched-bench -m model.gguf -npp 2048 -ntg 128 -npl 8 -pps   one prompt, shared by all
-  ruvllm batched-bench -m model.gguf -npp 128 -npl 1,4 --arriving 4096
+  ruvllm bench batch -m model.gguf -npp 128,512 -ntg 64 -npl 1,2,4,8,16
+  ruvllm bench batch -m model.gguf -npp 2048 -ntg 128 -npl 8 -pps   one prompt, shared by all
+  ruvllm bench batch -m model.gguf -npp 128 -npl 1,4 --arriving 4096
                               what a prompt of 4096 tokens costs those that generate
 
 PP: tokens of each prompt, TG: tokens generated for each, B: sequences, N_KV: positions in the cache, T: seconds, S: \

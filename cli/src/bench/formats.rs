@@ -1,12 +1,10 @@
-//! `ruvllm formats`: what each weight format costs and brings, in one table.
+//! `ruvllm bench formats`: what each weight format costs and brings, in one table.
 
-use crate::bench::speed::{Format, Printer};
-use crate::commands::generate::no_tokenizer;
-use crate::commands::quantize::file_type;
-use crate::commands::{perplexity, quantize};
-use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, engine, open};
+use crate::bench::perplexity;
+use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, engine, no_tokenizer, open};
+use crate::io::table::{Format, Printer};
 use crate::io::{Failure, Progress, file_or_pipe, note, read_text, size, without_last_newline};
-use crate::quantize::rows::Rows;
+use crate::quantize::{self, Rows, file_type};
 use ruvllm::bench::{Shape, Test, run as measure, synthetic};
 use ruvllm::exec::{EngineOptions, SessionOptions};
 use ruvllm::gguf::Gguf;
@@ -18,9 +16,9 @@ use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
-  ruvllm formats -f text.txt                               all types, the built-in model and a shape of 1B
-  ruvllm formats -m model-f16.gguf -f text.txt --types Q4_K_M,Q5_K_M,Q8_0
-  ruvllm formats -f text.txt --shape llama-8b -o csv
+  ruvllm bench formats -f text.txt                               all types, the built-in model and a shape of 1B
+  ruvllm bench formats -m model-f16.gguf -f text.txt --types Q4_K_M,Q5_K_M,Q8_0
+  ruvllm bench formats -f text.txt --shape llama-8b -o csv
 
 The model is quantised in memory and predicts the text: `ppl` is its perplexity as `ruvllm perplexity` tells it, `loss` \
 the difference from the file as it is. Size and speed are those of made-up weights of a shape, as small models fit into a \

@@ -1,8 +1,7 @@
-//! `ruvllm learn`: what learning while running is worth on a text, measured so that nothing is
+//! `ruvllm bench learning`: what learning while running is worth on a text, measured so that nothing is
 //! learnt before it was predicted.
 
-use crate::commands::generate::no_tokenizer;
-use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg};
+use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, no_tokenizer};
 use crate::io::{Failure, file_or_pipe, note, print, print_json, read_text};
 use ruvllm::bench::{Contender, Estimate, LearningOptions, LearningReport, learning};
 use ruvllm::learn::LearnerOptions;
@@ -12,9 +11,9 @@ use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
-  ruvllm learn -f letters.txt --control manual.txt        the built-in demo model
-  ruvllm learn -m model.gguf -f log.txt --control manual.txt --svg gain.svg
-  ruvllm learn -m model.gguf -f log.txt --control manual.txt --json > report.json
+  ruvllm bench learning -f letters.txt --control manual.txt        the built-in demo model
+  ruvllm bench learning -m model.gguf -f log.txt --control manual.txt --svg gain.svg
+  ruvllm bench learning -m model.gguf -f log.txt --control manual.txt --json > report.json
 
 Every chunk of the stream is predicted first and learnt then. The first half of the control text tells \
 the learner what not to forget, the second half is what forgetting is measured on. Intervals are those \

@@ -1,7 +1,12 @@
-//! What measures: speed, formats, drafts, sequences side by side, learning.
+//! What measures: a file for each subcommand of `ruvllm bench`, and what several of them share.
 
 pub(crate) mod batch;
 pub(crate) mod formats;
+pub(crate) mod kernels;
 pub(crate) mod learning;
+mod lists;
+mod models;
+pub(crate) mod perplexity;
 pub(crate) mod replay;
+mod scenarios;
 pub(crate) mod speed;

@@ -1,15 +1,98 @@
-//! `ruvllm bench --replay` and `--spec-synthetic`: what drafts gain, measured in turns with plain
-//! decoding.
+//! `ruvllm bench replay`: what drafts gain, measured in turns with plain decoding.
 
-use crate::bench::speed::{Args, Printer, SyntheticDrafts};
-use crate::flags::engine;
+use super::lists::list;
+use super::models::ModelsArgs;
+use crate::flags::{SpeculationArgs, demo_metadata, engine};
+use crate::io::table::Printer;
 use crate::io::{Failure, name as name_of, read_text};
-use ruvllm::bench::{self, Replay, Replayed};
+use ruvllm::bench::{self, Replay, Replayed, synthetic_with_tokens};
 use ruvllm::exec::{DraftStats, Engine, EngineOptions, SessionOptions, Speculation};
 use ruvllm::model::Model;
 use serde_json::{Map, Value, json};
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+const EXAMPLES: &str = "\
+Examples:
+  ruvllm bench replay --synthetic llama-1b -f tests/data/replay.jsonl
+                                       what drafts gain on recorded answers
+  ruvllm bench replay --synthetic llama-1b --spec-synthetic 0.5,0.8 -n 256
+                                       … and by how many of them come true
+
+-f reads JSON lines with name, prompt and answer, and samples the answer whatever the logits are; \
+--spec-synthetic drafts for -n made-up tokens behind -d others. Both run in turns with plain decoding, of \
+which `speed-up` is the ratio, and count one pass for the last token of the prompt.";
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    models: ModelsArgs,
+    /// Recorded prompts and answers, generated again with drafts and without; shapes have the
+    /// tokens of the built-in model
+    #[arg(short, long, alias = "replay", value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Drafts that come true with these probabilities
+    #[arg(long, value_name = "RATES", value_delimiter = ',', value_parser = rate)]
+    spec_synthetic: Vec<f64>,
+    /// Numbers of tokens to generate with --spec-synthetic
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "LIST",
+        default_value = "128",
+        allow_negative_numbers = true
+    )]
+    n_gen: Vec<String>,
+    /// Tokens in the context before them
+    #[arg(
+        short = 'd',
+        long,
+        value_name = "LIST",
+        default_value = "0",
+        allow_negative_numbers = true
+    )]
+    n_depth: Vec<String>,
+    #[command(flatten)]
+    speculation: SpeculationArgs,
+}
+
+/// A probability.
+fn rate(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|rate| (0.0..=1.0).contains(rate))
+        .ok_or_else(|| "expected a number from 0 to 1".into())
+}
+
+impl Args {
+    /// What --spec-synthetic measures.
+    fn synthetic_drafts(&self) -> Result<Vec<SyntheticDrafts>, Failure> {
+        let (n_gen, n_depth) = (
+            list(&self.n_gen.join(","), "-n")?,
+            list(&self.n_depth.join(","), "-d")?,
+        );
+        let mut all = Vec::new();
+        for &rate in &self.spec_synthetic {
+            for &n_gen in n_gen.iter().filter(|&&n| n > 0) {
+                all.extend(
+                    n_depth
+                        .iter()
+                        .map(|&depth| SyntheticDrafts { rate, n_gen, depth }),
+                );
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// Drafts of which so many come true.
+struct SyntheticDrafts {
+    rate: f64,
+    n_gen: usize,
+    /// Tokens in the context before.
+    depth: usize,
+}
 
 /// A prompt and its answer, in tokens.
 struct Recording {
@@ -91,18 +174,37 @@ impl Row {
     }
 }
 
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    if args.file.is_none() && args.spec_synthetic.is_empty() {
+        return Err(Failure::Usage(
+            "there is nothing to measure: give -f FILE or --spec-synthetic RATES".into(),
+        ));
+    }
+    if args.speculation.is_given() && args.file.is_none() {
+        return Err(Failure::Usage(
+            "--spec, -md and --no-spec say who drafts for the recordings of -f FILE".into(),
+        ));
+    }
+    let threads = args.models.threads()?;
+    let mut printer = Printer::new(args.models.output);
+    args.models.each(
+        |shape, file_type| Ok(synthetic_with_tokens(shape, file_type, &demo_metadata()?)?),
+        |model, name| measure(args, model, name, &threads, &mut printer),
+    )?;
+    printer.end()
+}
+
 /// Measures every workload on `model`.
-pub(crate) fn bench(
+fn measure(
     args: &Args,
     model: &Model,
     name: &str,
     threads: &[usize],
-    options: &SessionOptions,
     printer: &mut Printer,
 ) -> Result<(), Failure> {
     let options = &SessionOptions {
         keep_states: args.speculation.reads_states(),
-        ..options.clone()
+        ..args.models.options()
     };
     for &n_threads in threads {
         let n_threads_asked = NonZeroUsize::new(n_threads);
@@ -116,9 +218,9 @@ pub(crate) fn bench(
             )
         };
         let engine = open(model, options)?;
-        let mut measure =
+        let mut row_of =
             |workload: &str, prompt: &[u32], replay: &Replay, speculation: Option<&Speculation>| {
-                let (rates, replayed) = turns(replay, speculation, args.repetitions as usize)?;
+                let (rates, replayed) = turns(replay, speculation, args.models.repetitions())?;
                 let Replayed {
                     drafts, drafters, ..
                 } = replayed;
@@ -136,7 +238,7 @@ pub(crate) fn bench(
                 };
                 printer.row(&row.cells(), || row.json())
             };
-        if let Some(path) = &args.replay {
+        if let Some(path) = &args.file {
             for Recording {
                 name,
                 prompt,
@@ -145,7 +247,7 @@ pub(crate) fn bench(
             {
                 let n_ctx = prompt.len() + answer.len();
                 let speculation = args.speculation.open(&engine, n_ctx, open)?;
-                measure(
+                row_of(
                     &name,
                     &prompt,
                     &replay(&engine, options, &prompt, &answer)?,
@@ -171,7 +273,7 @@ pub(crate) fn bench(
             let (prompt, answer) = tokens.split_at(depth.max(1));
             let replay = replay(&engine, options, prompt, answer)?;
             let speculation = Speculation::by(replay.synthetic_drafter(rate));
-            measure(
+            row_of(
                 &format!("acceptance {rate}"),
                 prompt,
                 &replay,

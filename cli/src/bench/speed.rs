@@ -1,24 +1,21 @@
-//! `ruvllm bench`: speed of prompts and of generation, and what it means for the machine.
+//! `ruvllm bench speed`: speed of prompts and of generation, and what it means for the machine.
 
-use crate::flags::{
-    CacheTypeArgs, LoraArgs, MAX_THREADS, ResidenceArgs, SpeculationArgs, demo_metadata, engine,
-    forced_level, level, open,
-};
-use crate::io::{Failure, OverwriteArg, count, measured, note, percentiles, print, size, slashes};
-use clap::{Arg, ValueEnum};
-use ruvllm::arch::{Arch, PanelElement};
+use super::lists::list;
+use super::models::ModelsArgs;
+use super::scenarios::{self, scenario_of};
+use crate::flags::{LoraArgs, OverwriteArg, engine};
+use crate::io::table::{Format, Printer};
+use crate::io::{Failure, count, measured, note, percentiles, size, slashes};
+use clap::Arg;
+use ruvllm::arch::PanelElement;
 use ruvllm::bench::{
-    FirstToken, KernelRow, Outcome, Scenario, ScenarioOutcome, Shape, Test, arithmetic_peak,
-    first_tokens, kernels, read_bandwidth, run as measure, scenario, synthetic, synthetic_file,
-    synthetic_with_tokens,
+    Outcome, Scenario, Test, arithmetic_peak, read_bandwidth, run as measure, synthetic,
+    synthetic_file,
 };
-use ruvllm::exec::{Engine, EngineOptions, KvType, SessionOptions, default_threads};
-use ruvllm::gguf::Gguf;
+use ruvllm::exec::{Engine, EngineOptions, SessionOptions};
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
-use ruvllm::quant::FileType;
 use serde_json::{Value, json};
-use std::fmt::Write;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::Command;
@@ -31,44 +28,24 @@ Examples:
   ruvllm bench -m model.gguf -p 0 -n 64 -d 0,4096         generation at two depths
   ruvllm bench -m model.gguf -p 128-1024*2 -n 0 -o csv    prompts of 128, 256, 512, 1024 tokens
   ruvllm bench -m model.gguf -p 0 -n 0 --rows 1,4,16      passes over tokens of so many sequences
-  ruvllm bench --synthetic llama-1b --replay tests/data/replay.jsonl
-                                                          what drafts gain on recorded answers
-  ruvllm bench --synthetic llama-1b --spec-synthetic 0.5,0.8 -n 256
-                                                          … and by how many of them come true
   ruvllm bench -m model.gguf --scenario chat,rag,batch    what the prefix cache saves
-  ruvllm bench --kernels                                  every kernel against the machine's limits
   ruvllm bench -m model.gguf --vs 'llama-bench -m model.gguf'
                                                           in turns with a peer, and the ratios
   ruvllm bench --synthetic gpt-oss-20b:Q8_0 --write model.gguf
                                                           a shape as a file, for a peer to open, too
 
-Lists are separated by commas; ranges are FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR. \
-`% read` is the bytes a token reads times tokens per second, over the read bandwidth measured in the \
-same run; `% peak` is the operations per second over what the level's fastest instructions for the \
-model's main type did in the same run; `first` and `next` are the times of the prompt and between two \
-tokens of a sequence, median, 95th and 99th percentile; `noise` is the share of the machine that others used meanwhile.
-
---replay reads JSON lines with name, prompt and answer, and samples the answer whatever the logits are; \
---spec-synthetic drafts for -n made-up tokens behind -d others. Both run in turns with plain decoding, of \
-which `speed-up` is the ratio, and count one pass for the last token of the prompt.";
+`speed` may be left out. Lists are separated by commas; ranges are FIRST-LAST, FIRST-LAST+STEP or \
+FIRST-LAST*FACTOR. `% read` is the bytes a token reads times tokens per second, over the read bandwidth \
+measured in the same run; `% peak` is the operations per second over what the level's fastest \
+instructions for the model's main type did in the same run; `first` and `next` are the times of the \
+prompt and between two tokens of a sequence, median, 95th and 99th percentile; `noise` is the share of \
+the machine that others used meanwhile.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, mut_args = beside_write)]
 pub(crate) struct Args {
-    /// GGUF files
-    #[arg(
-        short,
-        long,
-        value_name = "FILE",
-        value_delimiter = ',',
-        env = "LLAMA_ARG_MODEL"
-    )]
-    model: Vec<PathBuf>,
-    /// Made-up weights of a shape instead of a file, and a file type: llama-1b, llama-8b,
-    /// llama2-7b, mistral-7b, qwen2-0.5b, qwen3.5-4b, gemma3-4b, gemma4-e4b, or some layers of
-    /// qwen3-30b-a3b, qwen3-next-80b-a3b or gpt-oss-20b
-    #[arg(long, value_name = "SHAPE:TYPE", value_delimiter = ',')]
-    synthetic: Vec<String>,
+    #[command(flatten)]
+    models: ModelsArgs,
     /// Write the one made-up model to a file, which other engines open, too, instead of measuring
     /// it
     #[arg(long, value_name = "FILE", requires = "synthetic")]
@@ -114,49 +91,12 @@ pub(crate) struct Args {
         allow_negative_numbers = true
     )]
     n_depth: Vec<String>,
-    /// Threads, at most 1024; 0 is as many as this process may use, as is the default
-    #[arg(
-        short,
-        long,
-        value_name = "LIST",
-        default_value = "0",
-        hide_default_value = true,
-        env = "LLAMA_ARG_THREADS",
-        allow_negative_numbers = true
-    )]
-    threads: Vec<String>,
-    /// Most tokens computed at a time
-    #[arg(long = "ubatch-size", value_name = "N", default_value_t = 512, env = "LLAMA_ARG_UBATCH",
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
-    ubatch_size: u32,
-    /// The same, by its other name: the smaller counts
-    #[arg(short, long, value_name = "N", default_value_t = 2048, env = "LLAMA_ARG_BATCH",
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
-    batch_size: u32,
-    /// Compute prompts as generated tokens are
-    #[arg(long)]
-    exact: bool,
-    #[command(flatten)]
-    cache_type: CacheTypeArgs,
-    /// Repetitions of each test
-    #[arg(short, long, value_name = "N", default_value_t = 5, allow_negative_numbers = true,
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) repetitions: u32,
-    /// How to print
-    #[arg(short, long, value_enum, default_value_t = Format::Md)]
-    output: Format,
-    #[command(flatten)]
-    residence: ResidenceArgs,
     /// Instead of speeds, measure the prefix cache: times to the first token, and the share of
     /// tokens found again in such traffic: chat, rag, batch
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = scenario_of,
           conflicts_with_all = ["n_prompt", "n_gen", "rows", "prompt_and_gen", "n_depth", "vs", "lora", "lora_scaled",
                                 "lora_rank"])]
     scenario: Vec<Scenario>,
-    /// Instead of models, measure every kernel of every level (or of that in RUVLLM_ARCH) against
-    /// its bound
-    #[arg(long, conflicts_with_all = ["model", "synthetic", "vs", "scenario"])]
-    kernels: bool,
     /// Run each test in turns with this llama-bench command and print the ratios
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["lora", "lora_scaled", "lora_rank"])]
     vs: Option<String>,
@@ -173,15 +113,6 @@ pub(crate) struct Args {
     /// The made-up adapters are held in 16 bits, as those of F16 files are
     #[arg(long, requires = "lora_rank")]
     lora_f16: bool,
-    /// Recorded prompts and answers, generated again with drafts and without; shapes have the
-    /// tokens of the built-in model
-    #[arg(long, value_name = "FILE", conflicts_with_all = ONE_MEASUREMENT)]
-    pub(crate) replay: Option<PathBuf>,
-    /// Drafts that come true with these probabilities
-    #[arg(long, value_name = "RATES", value_delimiter = ',', value_parser = rate, conflicts_with_all = ONE_MEASUREMENT)]
-    spec_synthetic: Vec<f64>,
-    #[command(flatten)]
-    pub(crate) speculation: SpeculationArgs,
 }
 
 /// With --write nothing is measured, so that no option of a measurement has an effect.
@@ -191,68 +122,6 @@ fn beside_write(arg: Arg) -> Arg {
         "overwrite" => arg.requires("write"),
         _ => arg.conflicts_with("write"),
     }
-}
-
-/// What is not measured with drafts.
-const ONE_MEASUREMENT: [&str; 9] = [
-    "kernels",
-    "vs",
-    "scenario",
-    "n_prompt",
-    "prompt_and_gen",
-    "rows",
-    "lora",
-    "lora_scaled",
-    "lora_rank",
-];
-
-/// A probability.
-fn rate(text: &str) -> Result<f64, String> {
-    text.parse()
-        .ok()
-        .filter(|rate| (0.0..=1.0).contains(rate))
-        .ok_or_else(|| "expected a number from 0 to 1".into())
-}
-
-impl Args {
-    /// Whether drafts are measured.
-    fn with_drafts(&self) -> bool {
-        self.replay.is_some() || !self.spec_synthetic.is_empty()
-    }
-
-    /// What --spec-synthetic measures.
-    pub(crate) fn synthetic_drafts(&self) -> Result<Vec<SyntheticDrafts>, Failure> {
-        let (n_gen, n_depth) = (
-            list(&self.n_gen.join(","), "-n")?,
-            list(&self.n_depth.join(","), "-d")?,
-        );
-        let mut all = Vec::new();
-        for &rate in &self.spec_synthetic {
-            for &n_gen in n_gen.iter().filter(|&&n| n > 0) {
-                all.extend(
-                    n_depth
-                        .iter()
-                        .map(|&depth| SyntheticDrafts { rate, n_gen, depth }),
-                );
-            }
-        }
-        Ok(all)
-    }
-}
-
-/// Drafts of which so many come true.
-pub(crate) struct SyntheticDrafts {
-    pub(crate) rate: f64,
-    pub(crate) n_gen: usize,
-    /// Tokens in the context before.
-    pub(crate) depth: usize,
-}
-
-#[derive(Clone, Copy, PartialEq, ValueEnum)]
-pub(crate) enum Format {
-    Md,
-    Csv,
-    Json,
 }
 
 /// One line of the report.
@@ -271,6 +140,34 @@ struct Row {
 }
 
 impl Row {
+    fn of(model: &Model, name: &str, limits: &Limits, outcome: Outcome, peer: Vec<f64>) -> Row {
+        let test = outcome.test;
+        // A prompt reads each weight once per batch: there the arithmetic is the limit.
+        let reads = test.n_prompt == 0;
+        let read_share =
+            reads.then(|| outcome.median() * outcome.bytes_per_token as f64 / limits.bandwidth);
+        let flops = (!reads || test.n_gen == 0 || test.rows > 0).then(|| {
+            let rate = outcome.median() * outcome.flops_per_token as f64;
+            // Activations of 16 bits are two of 8.
+            let peak = if test.rows > 0 {
+                limits.peak_of_bytes / 2.0
+            } else {
+                limits.peak
+            };
+            (rate, rate / peak)
+        });
+        Row {
+            model: name.to_owned(),
+            bytes: model.gguf().tensors().iter().map(|t| t.n_bytes).sum(),
+            n_params: model.n_params(),
+            level: model.arch().name(),
+            outcome,
+            read_share,
+            flops,
+            peer,
+        }
+    }
+
     /// Median of ours over the peer's, pair by pair.
     fn ratio(&self) -> Option<f64> {
         let mut ratios: Vec<f64> = self
@@ -345,39 +242,9 @@ impl Row {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    if args.kernels {
-        return run_kernels(args.output);
-    }
-    if args.speculation.is_given() && args.replay.is_none() {
-        return Err(Failure::Usage(
-            "--spec, -md and --no-spec say who drafts in --replay".into(),
-        ));
-    }
-    let tests = if args.with_drafts() {
-        Vec::new()
-    } else {
-        tests(args)?
-    };
-    let mut threads = list(&args.threads.join(","), "-t")?;
-    if let Some(n) = threads.iter().find(|&&n| n > MAX_THREADS as usize) {
-        return Err(Failure::Usage(format!(
-            "-t {n}: at most {MAX_THREADS} threads"
-        )));
-    }
-    threads
-        .iter_mut()
-        .filter(|n| **n == 0)
-        .for_each(|n| *n = default_threads());
-    if args.model.is_empty() == args.synthetic.is_empty() {
-        return Err(Failure::Usage(
-            "give either -m FILE or --synthetic SHAPE:TYPE".into(),
-        ));
-    }
-    let shapes = args
-        .synthetic
-        .iter()
-        .map(|name| shape(name))
-        .collect::<Result<Vec<_>, _>>()?;
+    let tests = tests(args)?;
+    let threads = args.models.threads()?;
+    let shapes = args.models.shapes()?;
     if let Some(path) = &args.write {
         let [(shape, file_type)] = shapes[..] else {
             return Err(Failure::Usage("--write writes one shape".into()));
@@ -387,180 +254,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         args.overwrite.apply(&mut file);
         return Ok(file.write(path)?);
     }
-    let mut printer = Printer::new(args.output);
-    for path in &args.model {
-        let name = path.file_name().map_or_else(
-            || path.display().to_string(),
-            |n| n.to_string_lossy().into_owned(),
-        );
-        bench(
-            args,
-            &open(Gguf::open(path)?, &args.residence, &name)?,
-            &name,
-            &tests,
-            &threads,
-            &mut printer,
-        )?;
-    }
-    for (name, (shape, file_type)) in args.synthetic.iter().zip(shapes) {
-        let gguf = match args.with_drafts() {
-            true => synthetic_with_tokens(shape, file_type, &demo_metadata()?)?,
-            false => synthetic(shape, file_type)?,
-        };
-        let model = open(gguf, &args.residence, name)?;
-        bench(args, &model, name, &tests, &threads, &mut printer)?;
-    }
+    let mut printer = Printer::new(args.models.output);
+    args.models.each(
+        |shape, file_type| Ok(synthetic(shape, file_type)?),
+        |model, name| bench(args, model, name, &tests, &threads, &mut printer),
+    )?;
     printer.end()
-}
-
-fn scenario_of(name: &str) -> Result<Scenario, &'static str> {
-    Scenario::ALL
-        .into_iter()
-        .find(|scenario| scenario.name() == name)
-        .ok_or("expected chat, rag or batch")
-}
-
-/// Lengths of cached prefixes whose times to the first token are measured, and of the suffixes
-/// behind them.
-const PREFIXES: &[usize] = &[200, 1000, 4000];
-const SUFFIXES: &[usize] = &[1, 32, 200];
-
-/// Measures the prefix cache.
-fn run_scenarios(
-    args: &Args,
-    engine: &Engine,
-    name: &str,
-    options: &SessionOptions,
-    printer: &mut Printer,
-) -> Result<(), Failure> {
-    let h = engine.model().hparams();
-    let fits = |prefix: &&usize| !h.learned_positions || **prefix + 200 <= h.n_ctx_train;
-    let prefixes: Vec<usize> = PREFIXES.iter().filter(fits).copied().collect();
-    printer.next_table();
-    for row in first_tokens(
-        engine,
-        (&prefixes, SUFFIXES),
-        options,
-        args.repetitions as usize,
-    )? {
-        printer.row(&first_token_cells(name, &row), || {
-            first_token_json(name, &row)
-        })?;
-    }
-    printer.next_table();
-    for &kind in &args.scenario {
-        let outcome = scenario(engine, kind, options)?;
-        printer.row(&scenario_cells(name, &outcome), || {
-            scenario_json(name, &outcome)
-        })?;
-    }
-    Ok(())
-}
-
-fn milliseconds(seconds: f64) -> String {
-    format!("{:.2}", 1e3 * seconds)
-}
-
-fn first_token_cells(name: &str, row: &FirstToken) -> Vec<(&'static str, String)> {
-    vec![
-        ("model", name.to_owned()),
-        ("threads", row.n_threads.to_string()),
-        ("prefix", row.n_prefix.to_string()),
-        ("suffix", row.n_suffix.to_string()),
-        ("ms without cache", milliseconds(row.without)),
-        ("ms with", milliseconds(row.with)),
-        ("ms suffix alone", milliseconds(row.suffix)),
-    ]
-}
-
-fn first_token_json(name: &str, row: &FirstToken) -> Value {
-    json!({
-        "model": name,
-        "n_threads": row.n_threads,
-        "n_prefix": row.n_prefix,
-        "n_suffix": row.n_suffix,
-        "seconds_without": row.without,
-        "seconds_with": row.with,
-        "seconds_suffix": row.suffix,
-    })
-}
-
-fn scenario_cells(name: &str, o: &ScenarioOutcome) -> Vec<(&'static str, String)> {
-    let percent = |x: f64| format!("{:.1} %", 100.0 * x);
-    vec![
-        ("model", name.to_owned()),
-        ("threads", o.n_threads.to_string()),
-        ("scenario", o.scenario.name().to_owned()),
-        ("requests", o.n_requests.to_string()),
-        ("tokens", o.n_prompt.to_string()),
-        ("reusable", o.n_reusable.to_string()),
-        ("reused", percent(o.reused())),
-        ("evicted", percent(o.evicted())),
-        ("ms without cache", milliseconds(o.without)),
-        ("ms with", milliseconds(o.with)),
-    ]
-}
-
-fn scenario_json(name: &str, o: &ScenarioOutcome) -> Value {
-    json!({
-        "model": name,
-        "n_threads": o.n_threads,
-        "scenario": o.scenario.name(),
-        "n_requests": o.n_requests,
-        "n_prompt": o.n_prompt,
-        "n_reusable": o.n_reusable,
-        "n_reused": o.n_reused,
-        "n_pages": o.n_pages,
-        "n_evicted": o.n_evicted,
-        "seconds_without": o.without,
-        "seconds_with": o.with,
-    })
-}
-
-fn run_kernels(format: Format) -> Result<(), Failure> {
-    let levels = if forced_level().is_some() {
-        vec![level()?]
-    } else {
-        Arch::available().collect()
-    };
-    let mut printer = Printer::new(format);
-    let mut outcome = Ok(());
-    for arch in levels {
-        kernels(arch, &mut |row| {
-            if outcome.is_ok() {
-                outcome = printer.row(&kernel_cells(&row), || kernel_json(&row));
-            }
-        })?;
-    }
-    outcome?;
-    printer.end()
-}
-
-fn kernel_cells(row: &KernelRow) -> Vec<(&'static str, String)> {
-    let rate = |amount: u64| match amount {
-        0 => String::new(),
-        n => format!("{:.1}", n as f64 / row.seconds / 1e9),
-    };
-    vec![
-        ("level", row.level.to_owned()),
-        ("kernel", row.kernel.clone()),
-        ("µs", format!("{:.2}", row.seconds * 1e6)),
-        ("GB/s", rate(row.bytes)),
-        ("GFLOP/s", rate(row.flops)),
-        ("% of bound", format!("{:.0} %", 100.0 * row.share())),
-    ]
-}
-
-fn kernel_json(row: &KernelRow) -> Value {
-    json!({
-        "level": row.level,
-        "kernel": row.kernel,
-        "seconds": row.seconds,
-        "bytes": row.bytes,
-        "flops": row.flops,
-        "bound_seconds": row.bound,
-        "share": row.share(),
-    })
 }
 
 fn bench(
@@ -571,15 +270,7 @@ fn bench(
     threads: &[usize],
     printer: &mut Printer,
 ) -> Result<(), Failure> {
-    let mut options = SessionOptions {
-        n_batch: args.ubatch_size.min(args.batch_size) as usize,
-        exact: args.exact,
-        ..Default::default()
-    };
-    args.cache_type.apply(KvType::F16, &mut options);
-    if args.with_drafts() {
-        return crate::bench::replay::bench(args, model, name, threads, &options, printer);
-    }
+    let options = args.models.options();
     let mut adapters = args.lora.open(model)?;
     let n_given = adapters.len();
     if let Some(rank) = args.lora_rank {
@@ -597,27 +288,25 @@ fn bench(
         }
     }
     for &n_threads in threads {
-        let n_threads_asked = NonZeroUsize::new(n_threads);
         let engine = engine(
             model,
-            n_threads_asked,
+            NonZeroUsize::new(n_threads),
             !adapters.is_empty(),
             &options,
             EngineOptions::default(),
         )?;
         if !args.scenario.is_empty() {
-            run_scenarios(args, &engine, name, &options, printer)?;
+            scenarios::measure(
+                &args.scenario,
+                &engine,
+                name,
+                args.models.repetitions(),
+                &options,
+                printer,
+            )?;
             continue;
         }
-        let no_threads = |error: std::io::Error| {
-            Failure::Work(format!("cannot start {n_threads} threads: {error}"))
-        };
-        let bandwidth = read_bandwidth(n_threads).map_err(no_threads)?;
-        let (arch, main_type) = (model.arch(), model.main_type());
-        let (element, products) = arch.gemm_element(main_type);
-        let peak = arithmetic_peak(arch, element, n_threads).map_err(no_threads)? / products as f64;
-        let peak_of_bytes =
-            arithmetic_peak(arch, PanelElement::I8, n_threads).map_err(no_threads)?;
+        let limits = Limits::of(model, n_threads)?;
         for &test in tests {
             // Of those that are made up a single session has one.
             let n_used = if test.rows > 0 {
@@ -625,76 +314,28 @@ fn bench(
             } else {
                 adapters.len().min(n_given + 1)
             };
-            let adapters = &adapters[..n_used];
-            let (mut outcome, mut peer) = (None::<Outcome>, Vec::new());
-            match &args.vs {
-                None if adapters.is_empty() => {
-                    outcome = Some(measure(
-                        &engine,
-                        &[],
-                        test,
-                        &options,
-                        args.repetitions as usize,
-                    )?);
-                }
-                vs => {
-                    for _ in 0..args.repetitions {
-                        let one = measure(&engine, adapters, test, &options, 1)?;
-                        match &mut outcome {
-                            Some(all) => {
-                                all.rates.extend(one.rates);
-                                all.first.extend(one.first);
-                                all.next.extend(one.next);
-                            }
-                            None => outcome = Some(one),
-                        }
-                        peer.push(match vs {
-                            Some(command) => peer_rate(command, test, n_threads)?,
-                            None => measure(&engine, &[], test, &options, 1)?.rates[0],
-                        });
-                    }
-                }
-            }
+            let (outcome, peer) = in_turns(
+                args,
+                &engine,
+                &adapters[..n_used],
+                test,
+                &options,
+                n_threads,
+            )?;
             let Some(outcome) = outcome else { continue };
-            // A prompt reads each weight once per batch: there the arithmetic is the limit.
-            let reads = test.n_prompt == 0;
-            let read_share =
-                reads.then(|| outcome.median() * outcome.bytes_per_token as f64 / bandwidth);
-            let flops = (!reads || test.n_gen == 0 || test.rows > 0).then(|| {
-                let rate = outcome.median() * outcome.flops_per_token as f64;
-                // Activations of 16 bits are two of 8.
-                (
-                    rate,
-                    rate / if test.rows > 0 {
-                        peak_of_bytes / 2.0
-                    } else {
-                        peak
-                    },
-                )
-            });
-            let bytes = model.gguf().tensors().iter().map(|t| t.n_bytes).sum();
-            let (n_params, level) = (model.n_params(), arch.name());
-            let row = Row {
-                model: name.to_owned(),
-                bytes,
-                n_params,
-                level,
-                outcome,
-                read_share,
-                flops,
-                peer,
-            };
+            let row = Row::of(model, name, &limits, outcome, peer);
             printer.row(&row.cells(), || row.json())?;
         }
-        if !args.model.is_empty() {
-            measured::keep(&engine, name, Some(bandwidth));
+        if !args.models.model.is_empty() {
+            measured::keep(&engine, name, Some(limits.bandwidth));
         }
         if printer.format == Format::Md {
             note(format_args!(
-                "{n_threads} threads: read bandwidth {:.1} GB/s, peak of {element:?} products {:.0} GFLOP/s; weights \
+                "{n_threads} threads: read bandwidth {:.1} GB/s, peak of {:?} products {:.0} GFLOP/s; weights \
                  read from {}",
-                bandwidth / 1e9,
-                peak / 1e9,
+                limits.bandwidth / 1e9,
+                limits.element,
+                limits.peak / 1e9,
                 match model.gguf().resident_bytes() {
                     0 => "the mapped file or plain memory".to_owned(),
                     n => format!("a copy in huge pages, {}", size(n)),
@@ -703,6 +344,70 @@ fn bench(
         }
     }
     Ok(())
+}
+
+/// A test's outcome, in turns with the peer, or the model without adapters, if there is such, and
+/// its tokens per second.
+fn in_turns(
+    args: &Args,
+    engine: &Engine,
+    adapters: &[(Arc<Adapter>, f32)],
+    test: Test,
+    options: &SessionOptions,
+    n_threads: usize,
+) -> Result<(Option<Outcome>, Vec<f64>), Failure> {
+    let n = args.models.repetitions();
+    if args.vs.is_none() && adapters.is_empty() {
+        let outcome = measure(engine, &[], test, options, n)?;
+        return Ok((Some(outcome), Vec::new()));
+    }
+    let (mut outcome, mut peer) = (None::<Outcome>, Vec::new());
+    for _ in 0..n {
+        let one = measure(engine, adapters, test, options, 1)?;
+        match &mut outcome {
+            Some(all) => {
+                all.rates.extend(one.rates);
+                all.first.extend(one.first);
+                all.next.extend(one.next);
+            }
+            None => outcome = Some(one),
+        }
+        peer.push(match &args.vs {
+            Some(command) => peer_rate(command, test, n_threads)?,
+            None => measure(engine, &[], test, options, 1)?.rates[0],
+        });
+    }
+    Ok((outcome, peer))
+}
+
+/// What the machine could do, measured in the same run.
+struct Limits {
+    /// Bytes read from memory per second.
+    bandwidth: f64,
+    /// Elements of the fastest products for the model's main type, and operations per second with
+    /// them.
+    element: PanelElement,
+    peak: f64,
+    /// The same of 8-bit products.
+    peak_of_bytes: f64,
+}
+
+impl Limits {
+    fn of(model: &Model, n_threads: usize) -> Result<Limits, Failure> {
+        let no_threads = |error: std::io::Error| {
+            Failure::Work(format!("cannot start {n_threads} threads: {error}"))
+        };
+        let bandwidth = read_bandwidth(n_threads).map_err(no_threads)?;
+        let arch = model.arch();
+        let (element, products) = arch.gemm_element(model.main_type());
+        let peak = |element| arithmetic_peak(arch, element, n_threads).map_err(no_threads);
+        Ok(Limits {
+            bandwidth,
+            element,
+            peak: peak(element)? / products as f64,
+            peak_of_bytes: peak(PanelElement::I8)?,
+        })
+    }
 }
 
 /// An adapter of all matrices, or those around attention, whose changes are small, but not zero.
@@ -724,109 +429,6 @@ fn made_up_adapter(
             .for_each(|(i, b)| *b = (i % 15) as f32 * 1e-3 - 7e-3);
     }
     Ok(if f16 { adapter.to_f16()? } else { adapter })
-}
-
-/// Prints rows as they come.
-pub(crate) struct Printer {
-    format: Format,
-    n_rows: usize,
-    /// Whether the next row needs the names of its columns.
-    is_first: bool,
-}
-
-impl Printer {
-    pub(crate) fn new(format: Format) -> Printer {
-        Printer {
-            format,
-            n_rows: 0,
-            is_first: true,
-        }
-    }
-
-    /// The next row has other columns.
-    fn next_table(&mut self) {
-        self.is_first = true;
-    }
-
-    pub(crate) fn row(
-        &mut self,
-        cells: &[(&'static str, String)],
-        json: impl FnOnce() -> Value,
-    ) -> Result<(), Failure> {
-        let mut out = String::new();
-        let first = std::mem::take(&mut self.is_first);
-        if first && self.n_rows > 0 && self.format != Format::Json {
-            out.push('\n');
-        }
-        match self.format {
-            Format::Json => {
-                let _ = write!(
-                    out,
-                    "{}{:#}",
-                    if self.n_rows == 0 { "[\n" } else { ",\n" },
-                    json()
-                );
-            }
-            Format::Csv => {
-                // Lists have no place in a cell.
-                let json = json();
-                let fields = json.as_object().into_iter().flatten();
-                let fields: Vec<_> = fields
-                    .filter(|(_, v)| !v.is_array() && !v.is_object())
-                    .collect();
-                if first {
-                    let _ = writeln!(
-                        out,
-                        "{}",
-                        fields
-                            .iter()
-                            .map(|(key, _)| csv(key))
-                            .collect::<Vec<_>>()
-                            .join(",")
-                    );
-                }
-                let cell = |value: &Value| match value {
-                    Value::Null => String::new(),
-                    Value::String(text) => csv(text),
-                    other => other.to_string(),
-                };
-                let _ = writeln!(
-                    out,
-                    "{}",
-                    fields
-                        .iter()
-                        .map(|(_, v)| cell(v))
-                        .collect::<Vec<_>>()
-                        .join(",")
-                );
-            }
-            Format::Md => {
-                let mut line = |cells: Vec<&str>| {
-                    let _ = writeln!(out, "| {} |", cells.join(" | "));
-                };
-                if first {
-                    line(cells.iter().map(|c| c.0).collect());
-                    line(vec!["---"; cells.len()]);
-                }
-                line(cells.iter().map(|c| c.1.as_str()).collect());
-            }
-        }
-        self.n_rows += 1;
-        print(out)
-    }
-
-    pub(crate) fn end(&self) -> Result<(), Failure> {
-        match (self.format, self.n_rows) {
-            (Format::Json, 0) => print("[]\n"),
-            (Format::Json, _) => print("\n]\n"),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// A text as a cell, after RFC 4180.
-fn csv(text: &str) -> String {
-    format!("\"{}\"", text.replace('"', "\"\""))
 }
 
 /// One repetition of a peer's llama-bench.
@@ -873,27 +475,6 @@ fn peer_rate(command: &str, test: Test, n_threads: usize) -> Result<f64, Failure
     rows[0]["avg_ts"]
         .as_f64()
         .ok_or_else(|| broken("printed no avg_ts".into()))
-}
-
-pub(crate) fn shape(name: &str) -> Result<(Shape, FileType), Failure> {
-    let unknown = |what: &str, known: String| {
-        Failure::Usage(format!("--synthetic {name}: {what}, known are {known}"))
-    };
-    let (shape, file_type) = name.split_once(':').unwrap_or((name, "Q4_K_M"));
-    let shapes = Shape::ALL
-        .iter()
-        .map(|s| s.name)
-        .collect::<Vec<_>>()
-        .join(", ");
-    let types = FileType::ALL
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(", ");
-    Ok((
-        Shape::from_name(shape).ok_or_else(|| unknown("no such shape", shapes))?,
-        FileType::from_name(file_type).ok_or_else(|| unknown("no such type", types))?,
-    ))
 }
 
 /// Passes of a test of `--rows`.
@@ -944,70 +525,5 @@ fn tests(args: &Args) -> Result<Vec<Test>, Failure> {
         Err(Failure::Usage("there is nothing to measure".into()))
     } else {
         Ok(tests)
-    }
-}
-
-/// Numbers and ranges: `1,2`, `1-4`, `128-512+128`, `128-1024*2`.
-fn list(text: &str, flag: &str) -> Result<Vec<usize>, Failure> {
-    /// Longer lists, and larger numbers, are slips of the finger.
-    const MAX: usize = 1 << 20;
-    let wrong = || {
-        Failure::Usage(format!(
-            "{flag} {text}: expected numbers or ranges such as 1,2 or 128-1024*2"
-        ))
-    };
-    let number = |s: &str| {
-        s.trim()
-            .parse::<usize>()
-            .ok()
-            .filter(|&n| n <= MAX)
-            .ok_or_else(wrong)
-    };
-    let mut all = Vec::new();
-    for part in text.split(',') {
-        let Some((first, rest)) = part.split_once('-') else {
-            all.push(number(part)?);
-            continue;
-        };
-        let (last, step, factor) = match (rest.split_once('+'), rest.split_once('*')) {
-            (Some((last, step)), _) => (last, number(step)?, 1),
-            (None, Some((last, factor))) => (last, 0, number(factor)?),
-            (None, None) => (rest, 1, 1),
-        };
-        let (mut n, last) = (number(first)?, number(last)?);
-        if n > last {
-            return Err(Failure::Usage(format!(
-                "{flag} {text}: {n}-{last} is a range backwards, and empty"
-            )));
-        }
-        while n <= last && all.len() < 1000 {
-            all.push(n);
-            let next = n * factor + step;
-            if next <= n {
-                return Err(wrong());
-            }
-            n = next;
-        }
-    }
-    Ok(all)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::list;
-
-    #[test]
-    fn lists_and_ranges() {
-        let list = |text| list(text, "-p").ok();
-        assert_eq!(list("512"), Some(vec![512]));
-        assert_eq!(list("1,2,8"), Some(vec![1, 2, 8]));
-        assert_eq!(list("1-4"), Some(vec![1, 2, 3, 4]));
-        assert_eq!(list("128-512+128"), Some(vec![128, 256, 384, 512]));
-        assert_eq!(list("128-1024*2,7"), Some(vec![128, 256, 512, 1024, 7]));
-        for wrong in [
-            "", "a", "1-", "-1", "1-9*1", "1-9*0", "1-9+0", "0-9*2", "99999999", "64-16",
-        ] {
-            assert_eq!(list(wrong), None, "{wrong}");
-        }
     }
 }

@@ -1,7 +1,6 @@
 //! `ruvllm calibrate`: tells a learner what it must not forget.
 
-use crate::commands::generate::no_tokenizer;
-use crate::flags::{Folder, ModelArgs, ResidenceArgs, SessionArgs, session};
+use crate::flags::{Folder, ModelArgs, ResidenceArgs, SessionArgs, no_tokenizer, session};
 use crate::io::{Failure, file_or_pipe, note, read_text};
 use ruvllm::exec::KvType;
 use std::path::PathBuf;

@@ -4,17 +4,19 @@
 //! session has already computed of these tokens is kept, the rest computed, so that a template may
 //! rewrite earlier turns as it likes (some drop old reasoning).
 
-use crate::commands::generate::{TextArgs, begin, no_tokenizer, per_second};
-use crate::commands::sessions::{Kept, SessionName, state_folder};
-use crate::commands::sona::SonaArgs;
-use crate::commands::template::{bos_text, eos_text};
-use crate::flags::{Drafted, Learning, ModelArgs, ResidenceArgs, session, speculate};
+use crate::flags::template::{TRANSCRIPT, TRANSCRIPT_STOP, bos_text, eos_text};
+use crate::flags::{
+    Drafted, Learning, ModelArgs, ResidenceArgs, SonaArgs, TextArgs, begin, no_tokenizer, session,
+    speculate,
+};
+use crate::io::conversations::{Kept, SessionName, state_folder};
 use crate::io::{
-    Failure, note, on_interrupt, paint, print, printable, read_regular, read_text,
+    Failure, note, on_interrupt, paint, per_second, print, printable, read_regular, read_text,
     stdin_is_terminal, unix_time, without_last_newline,
 };
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
+use ruvllm::Model;
 use ruvllm::arch::KV_BLOCK;
 use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
 use ruvllm::exec::{AdapterId, CancelToken, PooledStates, Session, Speculation, StopReason};
@@ -47,15 +49,6 @@ const COMMANDS: &str = "\
 /help    this list
 /exit    leave; so does Ctrl-D
 Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
-
-/// For models that have no template.
-pub(crate) const TRANSCRIPT: &str = "\
-{%- for m in messages -%}
-{%- if m.role == 'system' %}{{ m.content }}\n\n{% else %}{{ m.role | capitalize }}: {{ m.content | trim }}\n{% endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt %}Assistant:{% endif -%}";
-/// What ends an answer in it.
-pub(crate) const TRANSCRIPT_STOP: &str = "\nUser:";
 
 #[derive(clap::Args)]
 #[command(
@@ -108,23 +101,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .text
         .sampling
         .sampler(model.gguf().metadata(), tokenizer)?;
-    let mut stop = args.text.reverse_prompt.clone();
-    let template = match (&args.template, model.chat_template()) {
-        (Some(path), _) => ChatTemplate::parse(&read_regular(path)?)?,
-        (None, Some(source)) => ChatTemplate::parse(source)?,
-        (None, None) => {
-            note(paint(
-                "33",
-                &format!(
-                    "{} has no chat template, so it was probably not trained to converse. Its text goes on after \
-                 \"User:\" and \"Assistant:\"; --template FILE gives another form, `ruvllm -p TEXT` plain text.",
-                    args.model.label()
-                ),
-            ));
-            stop.push(TRANSCRIPT_STOP.into());
-            ChatTemplate::parse(TRANSCRIPT)?
-        }
-    };
+    let (template, stop) = template(args, &model)?;
     if args.sona.sona.is_some() {
         options.pooled_layer = pooled_layer(&model);
     }
@@ -210,6 +187,28 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (Ok(()) | Err(Failure::Closed), Some(recording)) => recording.end(),
         (outcome, _) => outcome,
     }
+}
+
+/// The chat template, and what ends an answer.
+fn template(args: &Args, model: &Model) -> Result<(ChatTemplate, Vec<String>), Failure> {
+    let mut stop = args.text.reverse_prompt.clone();
+    let template = match (&args.template, model.chat_template()) {
+        (Some(path), _) => ChatTemplate::parse(&read_regular(path)?)?,
+        (None, Some(source)) => ChatTemplate::parse(source)?,
+        (None, None) => {
+            note(paint(
+                "33",
+                &format!(
+                    "{} has no chat template, so it was probably not trained to converse. Its text goes on after \
+                 \"User:\" and \"Assistant:\"; --template FILE gives another form, `ruvllm -p TEXT` plain text.",
+                    args.model.label()
+                ),
+            ));
+            stop.push(TRANSCRIPT_STOP.into());
+            ChatTemplate::parse(TRANSCRIPT)?
+        }
+    };
+    Ok((template, stop))
 }
 
 /// What is recorded of a conversation, and learnt in the background.

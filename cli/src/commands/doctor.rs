@@ -100,7 +100,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .filter(|(_, on)| *on)
         .map(|(name, _)| *name)
         .collect();
-    let optimised = !cfg!(debug_assertions);
     let forced = forced_level();
     let cpu = crate::io::measured::cpu_name();
     let memory = SystemMemory::now();
@@ -116,7 +115,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return print_json(&json!({
             "version": env!("CARGO_PKG_VERSION"),
             "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
-            "optimised": optimised,
+            "optimised": !cfg!(debug_assertions),
             "features": features,
             "cpu": cpu,
             "levels": levels,
@@ -145,55 +144,27 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             std::env::consts::OS
         ),
     );
-    line(
-        "build",
-        if optimised {
-            "release".into()
-        } else {
-            "debug: several times slower than --release".into()
-        },
-    );
+    let build = if cfg!(debug_assertions) {
+        "debug: several times slower than --release"
+    } else {
+        "release"
+    };
+    line("build", build.into());
     line("features", features.join(", "));
     if let Some(cpu) = cpu {
         line("cpu", cpu);
     }
     line("levels", format!("{} (best first)", levels.join(", ")));
-    line(
-        "level used",
-        format!(
-            "{used}{}",
-            if forced.is_some() {
-                ", as RUVLLM_ARCH asks"
-            } else {
-                ""
-            }
-        ),
-    );
+    let why = forced.map_or("", |_| ", as RUVLLM_ARCH asks");
+    line("level used", format!("{used}{why}"));
     if let Some(gpu) = gpu() {
         line("gpu", gpu);
     }
     line("threads", format!("{} by default", default_threads()));
-    match memory {
-        Some(SystemMemory {
-            total,
-            available,
-            limit,
-            ..
-        }) => {
-            let limit = limit.map_or(String::new(), |limit| {
-                format!(", limited to {}", size(limit))
-            });
-            line(
-                "memory",
-                format!(
-                    "{}{limit}, {} of it available",
-                    size(total),
-                    size(available)
-                ),
-            );
-        }
-        None => line("memory", "not told by this system".into()),
-    }
+    line(
+        "memory",
+        memory.map_or("not told by this system".into(), memory_line),
+    );
     if let Some(report) = &model {
         line("model", args.model.label());
         report
@@ -209,4 +180,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     line("architectures", architectures.join(", "));
     print(out)
+}
+
+/// What there is of memory.
+fn memory_line(memory: SystemMemory) -> String {
+    let limit = memory.limit.map_or(String::new(), |limit| {
+        format!(", limited to {}", size(limit))
+    });
+    let (total, available) = (size(memory.total), size(memory.available));
+    format!("{total}{limit}, {available} of it available")
 }

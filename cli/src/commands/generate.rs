@@ -1,15 +1,13 @@
 //! `ruvllm generate`: continues a text. What the program does without a subcommand.
 
 use crate::flags::{
-    Drafted, LearningArgs, ModelArgs, ResidenceArgs, SamplingArgs, SessionArgs, SpeculationArgs,
-    kv_bytes, session, speculate,
+    Drafted, ModelArgs, ResidenceArgs, TextArgs, begin, kv_bytes, no_tokenizer, session, speculate,
 };
 use crate::io::{
-    Failure, Progress, file_or_pipe, measured, milliseconds, note, on_interrupt, paint, print,
-    print_json, read_text, unescape, without_last_newline,
+    Failure, file_or_pipe, measured, milliseconds, note, on_interrupt, paint, per_second, print,
+    print_json, read_text, reason_name, unescape, without_last_newline,
 };
-use clap::builder::BoolishValueParser;
-use ruvllm::exec::{Generation, KvType, Session, SessionOptions, Speculation, StopReason};
+use ruvllm::exec::{Session, Speculation, StopReason};
 use ruvllm::sample::Sampler;
 use ruvllm::tokenizer::Tokenizer;
 use serde_json::json;
@@ -46,59 +44,6 @@ pub(crate) struct Args {
     json: bool,
     #[command(flatten)]
     text: TextArgs,
-}
-
-/// What `generate` and `chat` share: how a text ends, what is learnt, session and sampler.
-#[derive(clap::Args)]
-pub(crate) struct TextArgs {
-    /// Most tokens to generate; -1 or -2 is as many as the context holds
-    #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
-          allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-2..))]
-    n_predict: i64,
-    /// End before this text appears; repeatable
-    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub(crate) reverse_prompt: Vec<String>,
-    /// When the context is full, drop half of what lies behind the tokens of --keep and go on
-    /// [default: end the text]
-    #[arg(long, env = "LLAMA_ARG_CONTEXT_SHIFT", value_parser = BoolishValueParser::new(), conflicts_with = "learn")]
-    context_shift: bool,
-    /// Tokens at the beginning that --context-shift keeps, rounded up to 64
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 0,
-        requires = "context_shift",
-        allow_negative_numbers = true
-    )]
-    keep: u32,
-    /// Show timings even if stderr is no terminal
-    #[arg(short, long)]
-    pub(crate) verbose: bool,
-    #[command(flatten)]
-    pub(crate) speculation: SpeculationArgs,
-    #[command(flatten)]
-    pub(crate) learning: LearningArgs,
-    #[command(flatten)]
-    pub(crate) session: SessionArgs,
-    #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
-}
-
-impl TextArgs {
-    /// Options of the session.
-    pub(crate) fn options(&self) -> SessionOptions {
-        let options = self.session.options(None, KvType::default());
-        SessionOptions {
-            context_shift: self.context_shift.then_some(self.keep as usize),
-            keep_states: self.speculation.reads_states(),
-            ..options
-        }
-    }
-
-    /// Most tokens to generate.
-    pub(crate) fn max_tokens(&self) -> usize {
-        usize::try_from(self.n_predict).unwrap_or(usize::MAX)
-    }
 }
 
 /// Where a prompt comes from.
@@ -169,14 +114,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut learning = args.text.learning.begin(&mut session)?;
     let load = start.elapsed();
 
-    let prompt_ids = prompt_ids(tokenizer, &prompt)?;
-    if prompt_ids.len() >= session.n_ctx() {
-        return Err(Failure::Work(format!(
-            "the prompt has {} tokens, the context {}: use a larger -c or a shorter prompt",
-            prompt_ids.len(),
-            session.n_ctx()
-        )));
-    }
+    let prompt_ids = prompt_ids(tokenizer, &prompt, session.n_ctx())?;
     let cancel = session.cancel_token();
     on_interrupt(move || cancel.cancel())?;
     let mut written = Written::default();
@@ -326,70 +264,20 @@ impl Written {
     }
 }
 
-/// Refusal of a model without a vocabulary.
-pub(crate) fn no_tokenizer(model: &ModelArgs) -> Failure {
-    Failure::Work(format!(
-        "{}: this file has no tokenizer, so only `ruvllm logits` can use it",
-        model.label()
-    ))
-}
-
-/// The tokens of a prompt; an empty one is the beginning of a text.
-fn prompt_ids(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failure> {
-    let ids = tokenizer.encode_prompt(prompt);
-    match tokenizer.bos().or(tokenizer.eos()) {
-        _ if !ids.is_empty() => Ok(ids),
-        Some(bos) => Ok(vec![bos]),
-        None => Err(Failure::Usage(
+/// The tokens of a prompt, with room behind them; an empty one is the beginning of a text.
+fn prompt_ids(tokenizer: &Tokenizer, prompt: &str, n_ctx: usize) -> Result<Vec<u32>, Failure> {
+    let mut ids = tokenizer.encode_prompt(prompt);
+    if ids.is_empty() {
+        ids.extend(tokenizer.bos().or(tokenizer.eos()));
+    }
+    match ids.len() {
+        0 => Err(Failure::Usage(
             "the prompt is empty; this model needs something to continue".into(),
         )),
-    }
-}
-
-/// Computes the prompt, with progress, and gets ready to continue it.
-pub(crate) fn begin<'s>(
-    session: &'s mut Session,
-    ids: &[u32],
-    sampler: &'s mut Sampler,
-    n_batch: usize,
-) -> Result<Generation<&'s mut Session, &'s mut Sampler>, ruvllm::Error> {
-    let progress = Progress::new("reading the prompt", ids.len() as u64);
-    let learns = session.learner().is_some();
-    // What is learnt from is read as such; the last token begins the answer.
-    let last = if learns {
-        ids.len().saturating_sub(1)
-    } else {
-        ids.len().saturating_sub(1) / n_batch * n_batch
-    };
-    for (i, batch) in ids[..last].chunks(n_batch).enumerate() {
-        if learns {
-            session.record(batch)?;
-        } else {
-            session.prefill(batch)?;
-        }
-        progress.set(((i + 1) * n_batch) as u64);
-    }
-    Ok(session.generate_from(&ids[last..], sampler)?)
-}
-
-pub(crate) fn reason_name(reason: StopReason) -> &'static str {
-    match reason {
-        StopReason::EndOfGeneration => "end_of_generation",
-        StopReason::StopString => "stop_string",
-        StopReason::MaxTokens => "max_tokens",
-        StopReason::ContextFull => "context_full",
-        StopReason::Cancelled => "cancelled",
-        StopReason::Deadline => "deadline",
-        _ => "other",
-    }
-}
-
-pub(crate) fn per_second(n: usize, time: Duration) -> f64 {
-    let seconds = time.as_secs_f64();
-    if seconds > 0.0 {
-        (n as f64 / seconds * 1e3).round() / 1e3
-    } else {
-        0.0
+        n if n >= n_ctx => Err(Failure::Work(format!(
+            "the prompt has {n} tokens, the context {n_ctx}: use a larger -c or a shorter prompt"
+        ))),
+        _ => Ok(ids),
     }
 }
 

@@ -2,6 +2,7 @@
 //! be there yet.
 
 use crate::io::memory::Report;
+use crate::io::runnable::obstacle;
 use crate::io::{Failure, count, print, print_json, size};
 use clap::ArgAction;
 use ruvllm::GgufError;
@@ -12,7 +13,7 @@ use ruvllm::quant::{DType, FileType};
 use ruvllm::tokenizer::Tokenizer;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::fmt::{Display, Write};
+use std::fmt::Write;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -163,27 +164,6 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
         mtp,
         memory,
     })
-}
-
-/// Why this build cannot run a model with this header and what it tells, as far as that shows.
-pub(crate) fn obstacle<E: Display, F: Display>(
-    header: &Header,
-    hparams: &Result<Hparams, E>,
-    tokenizer: &Result<Option<Tokenizer>, F>,
-) -> Option<String> {
-    let unusable = header
-        .tensors
-        .iter()
-        .find(|t| t.name.ends_with(".weight") && t.dtype.format().is_none());
-    match (hparams, tokenizer, unusable) {
-        (Err(error), ..) => Some(error.to_string()),
-        (_, Err(error), _) => Some(error.to_string()),
-        (.., Some(t)) => Some(format!(
-            "tensor {} is of type {}, which is not supported",
-            t.name, t.dtype
-        )),
-        _ => None,
-    }
 }
 
 /// The header of a file whose end is missing.
@@ -410,7 +390,6 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
         tensors,
         ..
     } = &f.header;
-    let (n_params, tensor_bytes) = sums(tensors);
     let mut out = String::new();
     let mut line = |label: &str, value: String| {
         let _ = writeln!(out, "{label:<14} {}", printable(&value));
@@ -445,53 +424,9 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
     if let Some(name) = text(m, "general.name") {
         line("name", name.into());
     }
-    if !tensors.is_empty() {
-        line(
-            "parameters",
-            format!("{} in {} tensors", count(n_params), tensors.len()),
-        );
-        let stated = file_type(m).map_or(String::new(), |t| format!("{t}, "));
-        line(
-            "type",
-            format!(
-                "{stated}{} bits per weight, {}",
-                bits_per_weight(n_params, tensor_bytes),
-                size(tensor_bytes)
-            ),
-        );
-        for (dtype, n, elems, bytes) in types(tensors) {
-            line(
-                "",
-                format!(
-                    "{dtype:<8} {n:>5} tensors {:>10} parameters {:>12}",
-                    count(elems),
-                    size(bytes)
-                ),
-            );
-        }
-    }
+    weights(m, tensors, &mut line);
     if let Some(h) = &f.hparams {
-        let window = h.attention().find_map(|attn| attn.window);
-        let window = window.map_or(String::new(), |size| format!(", sliding window {size}"));
-        line("context", format!("{} tokens{window}", h.n_ctx_train));
-        let experts = m
-            .opt_u64(&format!("{}.expert_count", h.arch))
-            .ok()
-            .flatten()
-            .filter(|&n| n > 0);
-        let experts = experts.map_or(String::new(), |n| format!(", {n} experts"));
-        line(
-            "shape",
-            format!(
-                "{} layers, width {}, {} heads of {} ({} for keys and values), feed-forward {}{experts}",
-                h.n_layer,
-                h.n_embd,
-                range(h.attention().map(|attn| attn.n_head)),
-                range(h.attention().map(|attn| attn.head_dim)),
-                range(h.attention().map(|attn| attn.n_head_kv)),
-                range(h.layers.iter().map(|layer| layer.ffn.n_ff()))
-            ),
-        );
+        shape(m, h, &mut line);
     }
     match &f.mtp {
         Ok(true) => line("multi-token", "a block that drafts with --spec mtp".into()),
@@ -529,6 +464,68 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
         (None, ..) => "yes, once it is complete".into(),
     };
     line("runs here", verdict);
+    lists(m, tensors, args, &mut out);
+    out
+}
+
+/// Lines about numbers and types of weights.
+fn weights(m: &Metadata, tensors: &[TensorInfo], line: &mut impl FnMut(&str, String)) {
+    if tensors.is_empty() {
+        return;
+    }
+    let (n_params, tensor_bytes) = sums(tensors);
+    line(
+        "parameters",
+        format!("{} in {} tensors", count(n_params), tensors.len()),
+    );
+    let stated = file_type(m).map_or(String::new(), |t| format!("{t}, "));
+    line(
+        "type",
+        format!(
+            "{stated}{} bits per weight, {}",
+            bits_per_weight(n_params, tensor_bytes),
+            size(tensor_bytes)
+        ),
+    );
+    for (dtype, n, elems, bytes) in types(tensors) {
+        line(
+            "",
+            format!(
+                "{dtype:<8} {n:>5} tensors {:>10} parameters {:>12}",
+                count(elems),
+                size(bytes)
+            ),
+        );
+    }
+}
+
+/// Lines about context and layers.
+fn shape(m: &Metadata, h: &Hparams, line: &mut impl FnMut(&str, String)) {
+    let window = h.attention().find_map(|attn| attn.window);
+    let window = window.map_or(String::new(), |size| format!(", sliding window {size}"));
+    line("context", format!("{} tokens{window}", h.n_ctx_train));
+    let experts = m
+        .opt_u64(&format!("{}.expert_count", h.arch))
+        .ok()
+        .flatten()
+        .filter(|&n| n > 0);
+    let experts = experts.map_or(String::new(), |n| format!(", {n} experts"));
+    line(
+        "shape",
+        format!(
+            "{} layers, width {}, {} heads of {} ({} for keys and values), feed-forward {}{experts}",
+            h.n_layer,
+            h.n_embd,
+            range(h.attention().map(|attn| attn.n_head)),
+            range(h.attention().map(|attn| attn.head_dim)),
+            range(h.attention().map(|attn| attn.n_head_kv)),
+            range(h.layers.iter().map(|layer| layer.ffn.n_ff()))
+        ),
+    );
+}
+
+/// All metadata and all tensors, if they are asked for.
+fn lists(m: &Metadata, tensors: &[TensorInfo], args: &Args, out: &mut String) {
     if args.metadata {
         let _ = writeln!(out, "\nmetadata");
         for (key, value) in m.iter() {
@@ -553,7 +550,6 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
             );
         }
     }
-    out
 }
 
 /// `text` on one line.

@@ -1,7 +1,7 @@
 //! `ruvllm merge`: a new model file with adapters folded into its weights.
 
-use crate::flags::{LoraArgs, ModelArgs, ResidenceArgs, ThreadsArg};
-use crate::io::{Failure, OverwriteArg, Progress, note, on_interrupt, size};
+use crate::flags::{LoraArgs, ModelArgs, OverwriteArg, ResidenceArgs, ThreadsArg};
+use crate::io::{Failure, Progress, note, on_interrupt, size};
 use ruvllm::lora::merge;
 use ruvllm::quant::{DType, FORMATS};
 use std::path::{Path, PathBuf};

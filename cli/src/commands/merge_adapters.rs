@@ -1,7 +1,7 @@
 //! `ruvllm merge-adapters`: one adapter from several.
 
-use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, open_adapter};
-use crate::io::{Failure, OverwriteArg, note, size};
+use crate::flags::{ModelArgs, OverwriteArg, ResidenceArgs, ThreadsArg, open_adapter};
+use crate::io::{Failure, note, size};
 use ruvllm::lora::{MergeMethod, MergeOptions, merge_adapters};
 use std::path::PathBuf;
 

@@ -2,20 +2,31 @@
 
 #[cfg(feature = "serve")]
 pub(crate) mod batch;
+pub(crate) mod bench;
 pub(crate) mod calibrate;
 #[cfg(feature = "chat")]
 pub(crate) mod chat;
+#[cfg(feature = "convert")]
+pub(crate) mod convert;
 pub(crate) mod detokenize;
 pub(crate) mod doctor;
 pub(crate) mod embed;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+#[cfg(feature = "pull")]
+pub(crate) mod list;
 pub(crate) mod logits;
 pub(crate) mod merge;
 pub(crate) mod merge_adapters;
 pub(crate) mod perplexity;
+#[cfg(feature = "pull")]
+pub(crate) mod pull;
 pub(crate) mod quantize;
 pub(crate) mod rerank;
+#[cfg(feature = "pull")]
+pub(crate) mod rm;
+#[cfg(feature = "serve")]
+pub(crate) mod serve;
 #[cfg(feature = "chat")]
 pub(crate) mod sessions;
 pub(crate) mod sona;
@@ -24,14 +35,7 @@ pub(crate) mod template;
 pub(crate) mod tokenize;
 pub(crate) mod train;
 
-use crate::bench;
-#[cfg(feature = "convert")]
-use crate::convert;
 use crate::io::Failure;
-#[cfg(feature = "pull")]
-use crate::pull;
-#[cfg(feature = "serve")]
-use crate::serve;
 use clap::Subcommand;
 
 #[derive(Subcommand)]
@@ -49,13 +53,13 @@ pub(crate) enum Command {
     Sessions(sessions::Args),
     #[cfg(feature = "pull")]
     /// Download a model from Hugging Face's hub
-    Pull(pull::PullArgs),
+    Pull(pull::Args),
     #[cfg(feature = "pull")]
     /// List models that were downloaded
-    List(pull::ListArgs),
+    List(list::Args),
     #[cfg(feature = "pull")]
     /// Remove a model that was downloaded
-    Rm(pull::RmArgs),
+    Rm(rm::Args),
     /// Tell what is in a GGUF file and whether this build can run it
     Inspect(inspect::Args),
     /// Turn text into token ids
@@ -72,8 +76,6 @@ pub(crate) enum Command {
     Perplexity(perplexity::Args),
     /// Tell a learner what it must not forget
     Calibrate(calibrate::Args),
-    /// Measure what learning while running is worth on a text
-    Learn(bench::learning::Args),
     /// See, undo and forget what was learnt by itself
     Sona(sona::Args),
     /// Train a LoRA adapter on examples
@@ -83,8 +85,6 @@ pub(crate) enum Command {
     Convert(convert::Args),
     /// Convert a model to a smaller type
     Quantize(quantize::Args),
-    /// Compare weight formats: size, loss, speed
-    Formats(bench::formats::Args),
     /// Fold LoRA adapters into a model
     Merge(merge::Args),
     /// Merge LoRA adapters into one
@@ -95,10 +95,8 @@ pub(crate) enum Command {
     #[cfg(feature = "serve")]
     /// Answer a file of requests side by side
     Batch(Box<batch::Args>),
-    /// Measure speed, and what it means for the machine
-    Bench(Box<bench::speed::Args>),
-    /// Measure speed with many sequences side by side
-    BatchedBench(Box<bench::batch::Args>),
+    /// Measure speed, kernels, formats, drafts, batches, learning
+    Bench(bench::Args),
     /// Tell what this build and this machine can do
     Doctor(doctor::Args),
 }
@@ -114,11 +112,11 @@ pub(crate) fn execute(command: Command) -> Result<(), Failure> {
         #[cfg(feature = "chat")]
         Command::Sessions(args) => sessions::run(&args),
         #[cfg(feature = "pull")]
-        Command::Pull(args) => pull::pull(&args),
+        Command::Pull(args) => pull::run(&args),
         #[cfg(feature = "pull")]
-        Command::List(args) => pull::list(&args),
+        Command::List(args) => list::run(&args),
         #[cfg(feature = "pull")]
-        Command::Rm(args) => pull::rm(&args),
+        Command::Rm(args) => rm::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Detokenize(args) => detokenize::run(&args),
@@ -127,21 +125,18 @@ pub(crate) fn execute(command: Command) -> Result<(), Failure> {
         Command::Rerank(args) => rerank::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
-        Command::Learn(args) => bench::learning::run(&args),
         Command::Sona(args) => sona::run(&args),
         Command::Train(args) => train::run(&args),
         #[cfg(feature = "convert")]
         Command::Convert(args) => convert::run(&args),
         Command::Quantize(args) => quantize::run(&args),
-        Command::Formats(args) => bench::formats::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::MergeAdapters(args) => merge_adapters::run(&args),
         #[cfg(feature = "chat")]
         Command::Template(args) => template::run(&args),
         #[cfg(feature = "serve")]
         Command::Batch(args) => batch::run(&args),
-        Command::Bench(args) => bench::speed::run(&args),
-        Command::BatchedBench(args) => bench::batch::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     }
 }

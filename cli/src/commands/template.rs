@@ -1,7 +1,8 @@
 //! `ruvllm template`: messages to the prompt that a model sees.
 
 use crate::flags::ModelArgs;
-use crate::io::{Failure, print, read_json, read_regular};
+use crate::flags::template::{bos_text, eos_text};
+use crate::io::{Failure, json_object, print, read_json, read_regular};
 use ruvllm::chat::{ChatInputs, ChatTemplate, LocalTime};
 use ruvllm::tokenizer::Tokenizer;
 use std::path::PathBuf;
@@ -44,12 +45,6 @@ pub(crate) struct Args {
     /// The time that the template sees, as in 2025-01-15T09:05:07 [default: the clock, in UTC]
     #[arg(long, value_name = "TIME")]
     now: Option<LocalTime>,
-}
-
-pub(crate) fn json_object(
-    text: &str,
-) -> Result<serde_json::Map<String, serde_json::Value>, String> {
-    serde_json::from_str(text).map_err(|error| format!("not a JSON object: {error}"))
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -97,22 +92,4 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .unwrap_or_else(|| eos_text(tokenizer.as_ref())),
     };
     print(ChatTemplate::parse(&source)?.render(&inputs)?)
-}
-
-/// Text of the beginning-of-text token, if there is one.
-pub(crate) fn bos_text(tokenizer: Option<&Tokenizer>) -> String {
-    tokenizer
-        .and_then(|t| token_text(t, t.bos()))
-        .unwrap_or_default()
-}
-
-/// Text of the end-of-text token, if there is one.
-pub(crate) fn eos_text(tokenizer: Option<&Tokenizer>) -> String {
-    tokenizer
-        .and_then(|t| token_text(t, t.eos()))
-        .unwrap_or_default()
-}
-
-fn token_text(tokenizer: &Tokenizer, id: Option<u32>) -> Option<String> {
-    Some(String::from_utf8_lossy(tokenizer.token_text(id?)?).into_owned())
 }

@@ -1,12 +1,9 @@
 //! `ruvllm train`: a LoRA adapter from examples.
 
-use crate::commands::generate::no_tokenizer;
 #[cfg(feature = "chat")]
-use crate::commands::template::{bos_text, eos_text};
-use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg};
-use crate::io::{
-    Failure, OverwriteArg, Progress, file_or_pipe, name, note, on_interrupt, print, read_text,
-};
+use crate::flags::template::{bos_text, eos_text};
+use crate::flags::{ModelArgs, OverwriteArg, ResidenceArgs, ThreadsArg, no_tokenizer};
+use crate::io::{Failure, Progress, file_or_pipe, name, note, on_interrupt, print, read_text};
 use ruvllm::bench::Estimate;
 use ruvllm::exec::{CancelToken, Engine, EngineOptions};
 use ruvllm::model::Model;
@@ -175,23 +172,7 @@ fn named<T: Copy>(all: &[(&str, T)], text: &str) -> Result<T, String> {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     args.overwrite.check(&args.output)?;
-    let of_kto = [
-        ("--desirable-weight", args.desirable_weight),
-        ("--undesirable-weight", args.undesirable_weight),
-    ];
-    let given = [("--beta", args.beta.filter(|_| args.loss == Loss::Sft))].into_iter();
-    let mut unused = given.chain(of_kto.into_iter().filter(|_| args.loss != Loss::Kto));
-    if let Some((flag, _)) = unused.find(|(_, value)| value.is_some()) {
-        return Err(Failure::Usage(format!(
-            "{flag} has no meaning with --loss {}",
-            args.loss.name()
-        )));
-    }
-    if args.sona.is_some() && args.loss == Loss::Dpo {
-        return Err(Failure::Usage(
-            "--loss dpo needs pairs, which --sona does not record; --loss kto takes ratings".into(),
-        ));
-    }
+    check_loss(args)?;
     let mut folder = args
         .sona
         .as_deref()
@@ -230,33 +211,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let control = control
         .map(|text| tokenizer.encode(&text, true, false))
         .unwrap_or_default();
-    let default = TrainOptions::default();
-    let options = TrainOptions {
-        loss: args.loss,
-        beta: args.beta.unwrap_or(default.beta),
-        desirable_weight: args.desirable_weight.unwrap_or(default.desirable_weight),
-        undesirable_weight: args
-            .undesirable_weight
-            .unwrap_or(default.undesirable_weight),
-        ewc_lambda: args.ewc_lambda,
-        rank: args.rank,
-        alpha: args.alpha,
-        targets: args.targets.clone(),
-        rate: args.learning_rate,
-        schedule: args.schedule,
-        warmup: args.warmup,
-        weight_decay: args.weight_decay,
-        epochs: args.epochs,
-        batch: args.batch,
-        clip: args.clip,
-        n_ctx: args.ctx_size,
-        held_out: args.held_out,
-        eval_every: args.eval_every,
-        patience: args.patience,
-        max_divergence: args.max_divergence,
-        seed: args.seed,
-        betas: default.betas,
-    };
+    let options = options(args);
     let n_threads = args.threads.number();
     let engine = Engine::new(
         &model,
@@ -291,14 +246,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     outcome?;
 
     let report = trainer.report();
-    if let Some(path) = &args.report {
-        std::fs::write(path, format!("{:#}\n", to_json(report, args.loss)))
-            .map_err(Failure::file(path))?;
-    }
-    if let Some(path) = &args.svg {
-        std::fs::write(path, svg(report, args.loss)).map_err(Failure::file(path))?;
-    }
-    print(table(report, args.loss))?;
+    tell(args, report)?;
     if report.kept == 0 {
         std::fs::remove_file(&checkpoint).map_err(Failure::file(&checkpoint))?;
         let why = "nothing was gained on the examples held out: no adapter is written";
@@ -310,6 +258,70 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     std::fs::remove_file(&checkpoint).map_err(Failure::file(&checkpoint))?;
     note(format!("wrote {}", args.output.display()));
     Ok(folder.as_mut().map_or(Ok(()), SonaFolder::trained)?)
+}
+
+/// Refuses flags that the loss has no use for.
+fn check_loss(args: &Args) -> Result<(), Failure> {
+    let of_kto = [
+        ("--desirable-weight", args.desirable_weight),
+        ("--undesirable-weight", args.undesirable_weight),
+    ];
+    let given = [("--beta", args.beta.filter(|_| args.loss == Loss::Sft))].into_iter();
+    let mut unused = given.chain(of_kto.into_iter().filter(|_| args.loss != Loss::Kto));
+    if let Some((flag, _)) = unused.find(|(_, value)| value.is_some()) {
+        return Err(Failure::Usage(format!(
+            "{flag} has no meaning with --loss {}",
+            args.loss.name()
+        )));
+    }
+    if args.sona.is_some() && args.loss == Loss::Dpo {
+        return Err(Failure::Usage(
+            "--loss dpo needs pairs, which --sona does not record; --loss kto takes ratings".into(),
+        ));
+    }
+    Ok(())
+}
+
+fn options(args: &Args) -> TrainOptions {
+    let default = TrainOptions::default();
+    TrainOptions {
+        loss: args.loss,
+        beta: args.beta.unwrap_or(default.beta),
+        desirable_weight: args.desirable_weight.unwrap_or(default.desirable_weight),
+        undesirable_weight: args
+            .undesirable_weight
+            .unwrap_or(default.undesirable_weight),
+        ewc_lambda: args.ewc_lambda,
+        rank: args.rank,
+        alpha: args.alpha,
+        targets: args.targets.clone(),
+        rate: args.learning_rate,
+        schedule: args.schedule,
+        warmup: args.warmup,
+        weight_decay: args.weight_decay,
+        epochs: args.epochs,
+        batch: args.batch,
+        clip: args.clip,
+        n_ctx: args.ctx_size,
+        held_out: args.held_out,
+        eval_every: args.eval_every,
+        patience: args.patience,
+        max_divergence: args.max_divergence,
+        seed: args.seed,
+        betas: default.betas,
+    }
+}
+
+/// Writes the reports that are asked for, and prints the table.
+fn tell(args: &Args, report: &TrainReport) -> Result<(), Failure> {
+    if let Some(path) = &args.report {
+        std::fs::write(path, format!("{:#}\n", to_json(report, args.loss)))
+            .map_err(Failure::file(path))?;
+    }
+    if let Some(path) = &args.svg {
+        std::fs::write(path, svg(report, args.loss)).map_err(Failure::file(path))?;
+    }
+    print(table(report, args.loss))
 }
 
 /// The requests of a folder as examples; of those that are longer than the context, its end. For

@@ -1,7 +1,7 @@
 //! The tensors of a folder: one or more safetensors files, mapped.
 
-use super::Failure;
 use super::config::read_json;
+use crate::io::Failure;
 use ruvllm::gguf::MappedFile;
 use ruvllm::quant::DType;
 use safetensors::{Dtype, SafeTensors};

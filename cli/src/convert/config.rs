@@ -1,6 +1,6 @@
 //! `config.json` and the other JSON files of a folder.
 
-use super::Failure;
+use crate::io::Failure;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 

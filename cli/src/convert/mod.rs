@@ -1,4 +1,4 @@
-//! `ruvllm convert`: a GGUF file from a folder of Hugging Face.
+//! A GGUF file from a folder of Hugging Face.
 //!
 //! `config.rs` reads the configuration, `family/` the table of families, `tensors.rs` lays the
 //! tensors out, `tokenizer.rs` reads the vocabulary. What is written is what llama.cpp's
@@ -12,11 +12,12 @@ mod tensors;
 mod tokenizer;
 mod world;
 
-use crate::flags::ThreadsArg;
-use crate::io::{Failure, OverwriteArg, count, note, printable, size};
-use crate::quantize::rows::{Change, Conversion, Rows};
+use crate::flags::{OverwriteArg, ThreadsArg};
+use crate::io::{Failure, count, note, printable, size};
+use crate::quantize::{Change, Conversion, Rows};
 use checkpoint::{Checkpoint, Source};
 use config::{Config, read_any_json, read_json};
+use family::{Extra, Family};
 use ruvllm::gguf::{Array, Value, Writer};
 use ruvllm::model::Model;
 use ruvllm::quant::{DType, FileType};
@@ -25,15 +26,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tokenizer::Tokenizer;
 
-const EXAMPLES: &str = "\
-Examples:
-  ruvllm convert Qwen3-0.6B                       writes Qwen3-0.6B-BF16.gguf beside the folder
-  ruvllm convert Qwen3-0.6B -o model.gguf --outtype q8_0
-  ruvllm quantize model.gguf small.gguf Q4_K_M    goes on from there";
-
+/// What to convert, and how.
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(crate) struct ConvertArgs {
     /// Folder with config.json, model*.safetensors and the tokenizer's files
     #[arg(value_name = "DIR")]
     folder: PathBuf,
@@ -93,27 +88,10 @@ impl OutType {
     }
 }
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+/// Converts a folder into a file.
+pub(crate) fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     let start = Instant::now();
-    let mut config = Config::open(&args.folder)?;
-    let family = family::by_name(&config)?;
-    config.add_defaults(family.defaults);
-    if family.head_dim {
-        config.set("head_dim", config.head_dim()?);
-    }
-    if let Some((_, how)) = config.get(&["quantization_config"]) {
-        let method = how
-            .get("quant_method")
-            .and_then(Json::as_str)
-            .unwrap_or("unknown");
-        if method != "mxfp4" {
-            let what = format!(
-                "the checkpoint is quantised ({method}): {}",
-                checkpoint::QUANTISED
-            );
-            return Err(config.refuse(what));
-        }
-    }
+    let (family, mut config) = open(&args.folder)?;
     let n_layer = config.u32("num_hidden_layers")?;
     let mut checkpoint = Checkpoint::open(&args.folder)?;
     if family.arch == "gemma-embedding" {
@@ -137,7 +115,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         tokenizer.len(),
         file_type.base(),
     )?;
-    let extra = (family.extra)(&config)?;
+    let plan = Plan {
+        folder: &args.folder,
+        family,
+        config: &config,
+        sources: &sources,
+        blocks,
+        tokenizer: &tokenizer,
+        tensors: &tensors,
+        extra: (family.extra)(&config)?,
+        file_type,
+    };
 
     let name = folder_name(&args.folder)?;
     let output = args.outfile.clone().unwrap_or_else(|| {
@@ -147,89 +135,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             .join(format!("{name}-{file_type}.gguf"))
     });
     args.overwrite.check(&output)?;
-    let total: u64 = tensors
-        .iter()
-        .map(|tensor| tensor.dims.iter().product::<u64>())
-        .sum();
-
+    let total = plan.n_values();
     let rows = Rows::new("converting", total, args.threads)?;
     let mut writer = Writer::new();
-    writer.metadata("general.architecture", family.arch);
-    writer.metadata("general.type", "model");
-    write_sampling(&args.folder, &mut writer)?;
-    writer.metadata("general.name", title(&name));
-    let n_expert = config.opt_u32(&[
-        "num_local_experts",
-        "num_experts",
-        "n_routed_experts",
-        "moe_num_experts",
-        "moe_num_primary_experts",
-        "ffn_config.moe_num_experts",
-    ])?;
-    let n_extra: u64 = extra.iter().map(|(_, values)| values.len() as u64).sum();
-    writer.metadata(
-        "general.size_label",
-        size_label(total + n_extra, &tensors, n_expert),
-    );
-    family::write_keys(family, &config, blocks, &mut |key, value| {
-        writer.metadata(key, value);
-    })?;
-    for (key, numbers) in tensors::scalars(family, &config, &sources)? {
-        writer.metadata(key, Value::Array(Array::F32(numbers)));
-    }
-    if let Some(pooling) = pooling(&args.folder)? {
-        writer.metadata(format!("{}.pooling_type", family.arch), pooling);
-    }
-    for tensor in tensors
-        .iter()
-        .filter(|tensor| tensor.name.starts_with("dense_"))
-    {
-        for (part, n) in ["in", "out"].into_iter().zip(&tensor.dims) {
-            let name = tensor.name.trim_end_matches(".weight");
-            writer.metadata(format!("{}.{name}_feat_{part}", family.arch), *n as u32);
-        }
-    }
-    let mxfp4 = tensors.iter().any(|tensor| tensor.to == DType::MXFP4);
-    writer.metadata(
-        "general.file_type",
-        if mxfp4 {
-            MXFP4_EXPERTS
-        } else {
-            file_type as u32
-        },
-    );
-    writer.metadata("general.quantization_version", 2u32);
-    tokenizer.write(&config, family, &mut |key, value| {
-        writer.metadata(key, value);
-    })?;
-
-    for (name, values) in &extra {
-        let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        writer.tensor(*name, &[values.len() as u64], DType::F32, data);
-    }
-    for tensor in &tensors {
-        if args.verbose {
-            note(format!(
-                "{:<40} {:>8} -> {}",
-                printable(&tensor.name),
-                tensor.from.to_string(),
-                tensor.to
-            ));
-        }
-        let (rows, n_rows) = (&rows, tensor.n_rows());
-        let n = tensor.dims.iter().product::<u64>() as usize / n_rows;
-        writer.tensor_with(&tensor.name, &tensor.dims, tensor.to, move |out| {
-            let change = |i: usize, values: &mut [f32]| tensor.change(i, values);
-            let change = tensor.is_changed().then_some(&change as &Change<'_>);
-            let conversion = Conversion {
-                n,
-                from: tensor.from,
-                to: tensor.to,
-                change,
-            };
-            rows.write(&tensor.name, n_rows, |i| tensor.row(i), conversion, out)
-        });
-    }
+    plan.write_metadata(&name, &mut writer)?;
+    plan.write_tensors(&rows, args.verbose, &mut writer);
     args.overwrite.apply(&mut writer);
     let written = writer.write(&output);
     rows.finish(written)?;
@@ -255,6 +165,148 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The family of a folder, and its configuration with what the family takes for granted.
+fn open(folder: &Path) -> Result<(&'static Family, Config), Failure> {
+    let mut config = Config::open(folder)?;
+    let family = family::by_name(&config)?;
+    config.add_defaults(family.defaults);
+    if family.head_dim {
+        config.set("head_dim", config.head_dim()?);
+    }
+    if let Some((_, how)) = config.get(&["quantization_config"]) {
+        let method = how
+            .get("quant_method")
+            .and_then(Json::as_str)
+            .unwrap_or("unknown");
+        if method != "mxfp4" {
+            let what = format!(
+                "the checkpoint is quantised ({method}): {}",
+                checkpoint::QUANTISED
+            );
+            return Err(config.refuse(what));
+        }
+    }
+    Ok((family, config))
+}
+
+/// What the file will hold.
+struct Plan<'p> {
+    folder: &'p Path,
+    family: &'static Family,
+    config: &'p Config,
+    sources: &'p [Source<'p>],
+    /// Layers, and blocks for multi-token prediction behind them.
+    blocks: (u32, u32),
+    tokenizer: &'p Tokenizer,
+    tensors: &'p [tensors::Tensor<'p>],
+    /// Tensors made from the configuration.
+    extra: Vec<Extra>,
+    file_type: FileType,
+}
+
+impl<'p> Plan<'p> {
+    /// Values of all tensors but those made from the configuration.
+    fn n_values(&self) -> u64 {
+        self.tensors
+            .iter()
+            .map(|tensor| tensor.dims.iter().product::<u64>())
+            .sum()
+    }
+
+    fn write_metadata(&self, name: &str, writer: &mut Writer<'_>) -> Result<(), Failure> {
+        let Plan {
+            folder,
+            family,
+            config,
+            tensors,
+            ..
+        } = self;
+        writer.metadata("general.architecture", family.arch);
+        writer.metadata("general.type", "model");
+        write_sampling(folder, writer)?;
+        writer.metadata("general.name", title(name));
+        let n_expert = config.opt_u32(&[
+            "num_local_experts",
+            "num_experts",
+            "n_routed_experts",
+            "moe_num_experts",
+            "moe_num_primary_experts",
+            "ffn_config.moe_num_experts",
+        ])?;
+        let n_extra: u64 = self
+            .extra
+            .iter()
+            .map(|(_, values)| values.len() as u64)
+            .sum();
+        writer.metadata(
+            "general.size_label",
+            size_label(self.n_values() + n_extra, tensors, n_expert),
+        );
+        family::write_keys(family, config, self.blocks, &mut |key, value| {
+            writer.metadata(key, value);
+        })?;
+        for (key, numbers) in tensors::scalars(family, config, self.sources)? {
+            writer.metadata(key, Value::Array(Array::F32(numbers)));
+        }
+        if let Some(pooling) = pooling(folder)? {
+            writer.metadata(format!("{}.pooling_type", family.arch), pooling);
+        }
+        for tensor in tensors
+            .iter()
+            .filter(|tensor| tensor.name.starts_with("dense_"))
+        {
+            for (part, n) in ["in", "out"].into_iter().zip(&tensor.dims) {
+                let name = tensor.name.trim_end_matches(".weight");
+                writer.metadata(format!("{}.{name}_feat_{part}", family.arch), *n as u32);
+            }
+        }
+        let mxfp4 = tensors.iter().any(|tensor| tensor.to == DType::MXFP4);
+        writer.metadata(
+            "general.file_type",
+            if mxfp4 {
+                MXFP4_EXPERTS
+            } else {
+                self.file_type as u32
+            },
+        );
+        writer.metadata("general.quantization_version", 2u32);
+        self.tokenizer.write(config, family, &mut |key, value| {
+            writer.metadata(key, value);
+        })?;
+        Ok(())
+    }
+
+    /// Converts the tensors while the file is written.
+    fn write_tensors(&self, rows: &'p Rows, verbose: bool, writer: &mut Writer<'p>) {
+        for (name, values) in &self.extra {
+            let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            writer.tensor(*name, &[values.len() as u64], DType::F32, data);
+        }
+        for tensor in self.tensors {
+            if verbose {
+                note(format!(
+                    "{:<40} {:>8} -> {}",
+                    printable(&tensor.name),
+                    tensor.from.to_string(),
+                    tensor.to
+                ));
+            }
+            let n_rows = tensor.n_rows();
+            let n = tensor.dims.iter().product::<u64>() as usize / n_rows;
+            writer.tensor_with(&tensor.name, &tensor.dims, tensor.to, move |out| {
+                let change = |i: usize, values: &mut [f32]| tensor.change(i, values);
+                let change = tensor.is_changed().then_some(&change as &Change<'_>);
+                let conversion = Conversion {
+                    n,
+                    from: tensor.from,
+                    to: tensor.to,
+                    change,
+                };
+                rows.write(&tensor.name, n_rows, |i| tensor.row(i), conversion, out)
+            });
+        }
+    }
+}
 /// The name of a folder, also of `.`.
 fn folder_name(folder: &Path) -> Result<String, Failure> {
     let path = std::fs::canonicalize(folder).map_err(Failure::file(folder))?;

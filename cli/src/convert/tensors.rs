@@ -4,7 +4,7 @@
 use super::checkpoint::{QUANTISED, Source};
 use super::config::Config;
 use super::family::{Factor, Family, Map, NAMES, Reorder, Run, Transpose};
-use super::{Failure, note};
+use crate::io::{Failure, note};
 use ruvllm::quant::{DType, dequantize_row};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -493,7 +493,8 @@ fn unknown(family: &Family, name: &str) -> String {
     }
 }
 
-/// One tensor from its pieces by the number of the expert.
+/// One tensor from its pieces by the number of the expert. Long, as each step needs most of what the
+/// ones before found: shape, rows and their order, pieces, type.
 fn stack<'a>(
     family: &Family,
     config: &Config,

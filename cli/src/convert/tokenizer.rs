@@ -1,10 +1,10 @@
 //! The vocabulary: `tokenizer.model`, `tokenizer.json` or RWKV's file, and what
 //! `tokenizer_config.json` adds.
 
-use super::Failure;
 use super::config::{Config, read_file, read_json};
 use super::family::{Family, Spaces};
 use super::{sentencepiece, world};
+use crate::io::Failure;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use ruvllm::gguf::{Array, Value};
@@ -239,7 +239,7 @@ impl Tokenizer {
     }
 
     /// The vocabulary of `tokenizer.json`: byte-level BPE, SentencePiece's with `▁` and bytes,
-    /// WordPiece, or unigram.
+    /// WordPiece, or unigram. Long, as it has a case for each kind of model.
     fn read_json_model(&mut self, n_vocab: Option<usize>) -> Result<(), Failure> {
         let file = "tokenizer.json";
         let Some(json) = self.json.take() else {
@@ -470,7 +470,7 @@ impl Tokenizer {
         token.as_str().or_else(|| token.get("content")?.as_str())
     }
 
-    /// Writes the keys.
+    /// Writes the keys. Long, as it is one list of them, in the order that llama.cpp writes.
     pub(super) fn write(
         &self,
         config: &Config,

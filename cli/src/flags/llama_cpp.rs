@@ -7,6 +7,10 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Command};
 use std::ffi::OsString;
 
+/// What measures, and its default subcommand: llama-bench has none.
+const BENCH: &str = "bench";
+const SPEED: &str = "speed";
+
 /// Short flags of several letters, and their long form.
 const MULTI_LETTER: &[(&str, &str)] = &[
     ("-ub", "--ubatch-size"),
@@ -478,12 +482,25 @@ pub(crate) fn prepare(args: Vec<OsString>, cli: &Command) -> Result<Vec<OsString
     } else {
         rest.next().unwrap_or_default()
     };
-    let Some(subcommand) = name.to_str().and_then(|name| cli.find_subcommand(name)) else {
+    let Some(mut subcommand) = name.to_str().and_then(|name| cli.find_subcommand(name)) else {
         out.push(name);
         out.extend(rest);
         return Ok(out);
     };
     out.push(name);
+    if subcommand.has_subcommands() {
+        let next = rest.peek().map_or("", |next| next.to_str().unwrap_or(""));
+        if let Some(inner) = subcommand.find_subcommand(next) {
+            subcommand = inner;
+            out.extend(rest.next());
+        } else if subcommand.get_name() == BENCH
+            && !matches!(next, "-h" | "--help" | "help")
+            && let Some(inner) = subcommand.find_subcommand(SPEED)
+        {
+            subcommand = inner;
+            out.push(SPEED.into());
+        }
+    }
 
     while let Some(arg) = rest.next() {
         let Some(text) = arg.to_str() else {
@@ -562,6 +579,10 @@ pub(crate) fn hint(error: &clap::Error, line: &[OsString], mut cli: Command) -> 
         named(ContextKind::InvalidValue)?,
     );
     let subcommand = cli.find_subcommand(line.get(1)?)?;
+    let inner = line
+        .get(2)
+        .and_then(|name| subcommand.find_subcommand(name));
+    let subcommand = inner.unwrap_or(subcommand);
     let arg = subcommand
         .get_arguments()
         .find(|arg| arg.to_string() == *name)?;
@@ -597,84 +618,5 @@ fn is_called(arg: &Arg, flag: &str) -> bool {
                 .filter(|c| flag.len() == 1 + c.len_utf8());
             short.is_some() && arg.get_short() == short
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    fn prepared(line: &[&str]) -> Result<Vec<String>, String> {
-        let args = std::iter::once("ruvllm")
-            .chain(line.iter().copied())
-            .map(OsString::from)
-            .collect();
-        match prepare(args, &crate::Cli::command()) {
-            Ok(out) => Ok(out
-                .into_iter()
-                .skip(1)
-                .map(|arg| arg.into_string().unwrap())
-                .collect()),
-            Err(Failure::Usage(message)) => Err(message),
-            Err(_) => panic!("not a usage error"),
-        }
-    }
-
-    #[test]
-    fn spelling() {
-        for (line, expected) in [
-            (&["-p", "x"][..], &["generate", "-p", "x"][..]),
-            (
-                &["-ub", "8", "-ctk=f32"],
-                &["generate", "--ubatch-size", "8", "--cache-type-k=f32"],
-            ),
-            (&["--top_k", "1"], &["generate", "--top-k", "1"]),
-            (
-                &["-p", "-ngl", "-p", "--a_b", "-p", "chat"],
-                &["generate", "-p", "-ngl", "-p", "--a_b", "-p", "chat"],
-            ),
-            (
-                &["chat", "-sys", "-ub"],
-                &["chat", "--system-prompt", "-ub"],
-            ),
-            (&["--help"], &["--help"]),
-            (&["help", "chat"], &["help", "chat"]),
-            (&["nonsense", "-ngl"], &["nonsense", "-ngl"]),
-            (&["-v", "--", "-ngl"], &["generate", "-v", "--", "-ngl"]),
-        ] {
-            assert_eq!(prepared(line).unwrap(), expected, "{line:?}");
-        }
-    }
-
-    #[test]
-    fn refused() {
-        assert!(prepared(&["serve", "-cb"]).unwrap_err().contains("always"));
-        assert!(
-            prepared(&["generate", "-cb"])
-                .unwrap_err()
-                .contains("batch")
-        );
-        assert!(
-            prepared(&["quantize", "-ngl", "99"])
-                .unwrap_err()
-                .contains("CPU")
-        );
-        assert!(
-            prepared(&["quantize", "x", "--n_gpu_layers=99"])
-                .unwrap_err()
-                .contains("--n-gpu-layers")
-        );
-        assert!(
-            prepared(&["-m", "x", "chat"])
-                .unwrap_err()
-                .contains("ruvllm chat")
-        );
-        assert!(prepared(&["-cnv"]).unwrap_err().contains("ruvllm chat"));
-        assert!(
-            prepared(&["-p", "x", "-sys", "y"])
-                .unwrap_err()
-                .contains("only `ruvllm chat`")
-        );
     }
 }

@@ -1,18 +1,43 @@
-//! Groups of flags that several commands have, and what comes of them.
+//! Groups of flags that several commands have, and what comes of them: a model, an engine, a
+//! session, a sampler, drafters, a learner. Knows no command.
 
+mod cache_type;
+mod demo;
+mod engine;
 #[cfg(feature = "grammar")]
 mod grammar;
 mod learning;
 pub(crate) mod llama_cpp;
+mod lora;
 mod model;
+mod overwrite;
+pub(crate) mod renamed;
 mod sampling;
+mod session;
+#[cfg(feature = "chat")]
+mod sona;
 mod speculation;
+#[cfg(feature = "chat")]
+pub(crate) mod template;
+mod text;
+mod threads;
 
-#[cfg(feature = "grammar")]
-pub(crate) use grammar::GrammarArgs;
+pub(crate) use cache_type::CacheTypeArgs;
+pub(crate) use demo::demo_metadata;
+pub(crate) use engine::engine;
+pub(crate) use learning::Folder;
 #[cfg(feature = "chat")]
 pub(crate) use learning::Learning;
-pub(crate) use learning::{Folder, LearningArgs};
+#[cfg(feature = "serve")]
+pub(crate) use lora::adapter_failure;
+pub(crate) use lora::{LoraArgs, open_adapter};
 pub(crate) use model::*;
+pub(crate) use overwrite::OverwriteArg;
+#[cfg(feature = "serve")]
 pub(crate) use sampling::SamplingArgs;
+pub(crate) use session::{SessionArgs, kv_bytes, session};
+#[cfg(feature = "chat")]
+pub(crate) use sona::SonaArgs;
 pub(crate) use speculation::{Drafted, SpeculationArgs, speculate};
+pub(crate) use text::{TextArgs, begin};
+pub(crate) use threads::{MAX_THREADS, ThreadsArg};

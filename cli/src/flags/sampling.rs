@@ -172,7 +172,7 @@ pub(crate) struct SamplingArgs {
     ignore_eos: bool,
     #[cfg(feature = "grammar")]
     #[command(flatten)]
-    grammar: crate::flags::GrammarArgs,
+    grammar: super::grammar::GrammarArgs,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,7 @@
 //! Flags that say who drafts, and what is told of drafts.
 
-use crate::flags::{ResidenceArgs, SessionArgs, open};
+use super::model::{ResidenceArgs, open};
+use super::session::SessionArgs;
 use crate::io::{Failure, measured, milliseconds};
 use clap::ValueEnum;
 use ruvllm::exec::{

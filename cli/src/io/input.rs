@@ -1,20 +1,10 @@
 //! What comes into the program: files, stdin, lists of tokens.
 
-use crate::io::Failure;
+use super::failure::Failure;
+use super::terminal::stdin_is_terminal;
 use std::fs::File;
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-
-/// Whether someone sits before stdin.
-pub(crate) fn stdin_is_terminal() -> bool {
-    io::stdin().is_terminal()
-}
-
-/// Calls `then` when the user presses Ctrl-C, or the system asks the program to end (SIGTERM,
-/// SIGHUP), which it does not otherwise do from then on.
-pub(crate) fn on_interrupt(then: impl FnMut() + Send + 'static) -> Result<(), Failure> {
-    Ok(ctrlc::set_handler(then)?)
-}
 
 /// Most bytes of an input that is held in memory.
 const MAX_INPUT: u64 = 1 << 30;
@@ -77,13 +67,6 @@ pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
         let at = error.utf8_error().valid_up_to();
         Failure::Work(format!("{}: not UTF-8 text (byte {at})", name(path)))
     })
-}
-
-/// The JSON in a file; `-` is stdin.
-#[cfg(feature = "chat")]
-pub(crate) fn read_json(path: &Path) -> Result<serde_json::Value, Failure> {
-    serde_json::from_slice(&read(path)?)
-        .map_err(|error| Failure::Work(format!("{}: {error}", name(path))))
 }
 
 /// Where a subcommand reads from: `-f FILE`, or else a pipe.

@@ -3,7 +3,8 @@
 //! what `bench` read from memory per second. Nothing needs it: what is damaged, old or of another
 //! version is ignored.
 
-use crate::io::{milliseconds, note, unix_time};
+use super::terminal::note;
+use super::time::{milliseconds, unix_time};
 use ruvllm::exec::Engine;
 use ruvllm::gguf::NewFile;
 use serde_json::{Map, Value, json};

@@ -1,6 +1,6 @@
 //! What a model takes of this machine's memory, as `inspect` and `doctor` tell it.
 
-use crate::io::size;
+use super::size::size;
 use ruvllm::exec::{CacheMode, MemoryPlan, PlanOptions, Recommendation, SessionOptions};
 use ruvllm::learn::LearnerOptions;
 use ruvllm::lora::Adapter;
@@ -8,31 +8,6 @@ use ruvllm::model::Model;
 use ruvllm::{SessionError, SystemMemory};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-
-/// A number of bytes: `512M`, `8G`, `1.5GiB`, or plain.
-pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no size: expected bytes, or as in 512M, 8G, 1.5G");
-    let split = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let unit = unit.trim_start().to_ascii_lowercase();
-    let unit = ["ib", "b"]
-        .iter()
-        .find_map(|end| unit.strip_suffix(end))
-        .unwrap_or(&unit);
-    let power = ["", "k", "m", "g", "t"]
-        .iter()
-        .position(|name| *name == unit)
-        .ok_or_else(wrong)?;
-    let number: f64 = number.parse().map_err(|_| wrong())?;
-    let bytes = number * 1024f64.powi(power as i32);
-    if bytes < 1.0 || bytes >= u64::MAX as f64 {
-        Err(wrong())
-    } else {
-        Ok(bytes as u64)
-    }
-}
 
 /// Nine tenths of what can be had, where the system tells.
 pub(crate) fn to_fill() -> Option<u64> {
@@ -210,38 +185,4 @@ fn besides(model: &Model) -> Result<Vec<(&'static str, &'static str, u64)>, Sess
         ));
     }
     Ok(besides)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes() {
-        for (text, bytes) in [
-            ("1", 1),
-            ("512M", 512 << 20),
-            ("8G", 8 << 30),
-            ("1.5GiB", 3 << 29),
-            ("64 kB", 64 << 10),
-            ("2t", 2 << 40),
-        ] {
-            assert_eq!(parse_size(text), Ok(bytes), "{text}");
-        }
-        for text in [
-            "",
-            "0",
-            "G",
-            "-1G",
-            "8X",
-            "8GG",
-            "1e9",
-            "99999999999T",
-            "0.1",
-            "inf",
-            "1..2M",
-        ] {
-            assert!(parse_size(text).is_err(), "{text}");
-        }
-    }
 }

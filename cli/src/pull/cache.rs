@@ -10,22 +10,22 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// The cache.
-pub(super) struct Cache {
+pub(crate) struct Cache {
     folder: PathBuf,
 }
 
 /// A GGUF file in it.
-pub(super) struct Cached {
+pub(crate) struct Cached {
     /// `OWNER/NAME`.
-    pub(super) repo: String,
+    pub(crate) repo: String,
     /// Its path within the snapshot, with slashes.
-    pub(super) file: String,
-    pub(super) path: PathBuf,
-    pub(super) bytes: u64,
+    pub(crate) file: String,
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: u64,
 }
 
 impl Cache {
-    pub(super) fn open() -> Result<Cache, Failure> {
+    pub(crate) fn open() -> Result<Cache, Failure> {
         let folder = variable("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")));
         let folder = folder
             .ok_or_else(|| Failure::Usage("there is no home folder: set HF_HUB_CACHE".into()))?;
@@ -147,7 +147,7 @@ impl Cache {
     }
 
     /// All GGUF files, by name.
-    pub(super) fn models(&self) -> Result<Vec<Cached>, Failure> {
+    pub(crate) fn models(&self) -> Result<Vec<Cached>, Failure> {
         let mut models = Vec::new();
         for folder in entries(&self.folder)? {
             let name = folder
@@ -187,7 +187,7 @@ impl Cache {
     }
 
     /// Removes a file from its snapshot, and its bytes if no other snapshot has them.
-    pub(super) fn remove(&self, model: &Cached) -> Result<(), Failure> {
+    pub(crate) fn remove(&self, model: &Cached) -> Result<(), Failure> {
         let failed = Failure::file(&model.path);
         let blob = fs::canonicalize(&model.path).ok();
         fs::remove_file(&model.path).map_err(&failed)?;

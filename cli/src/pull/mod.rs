@@ -1,4 +1,5 @@
-//! Models by name: `ruvllm pull`, `list` and `rm`, and `-hf` of subcommands that open a model.
+//! Models by name, from Hugging Face's hub or already here: what `ruvllm pull`, `list`, `rm` and
+//! the flag `-hf` use.
 //!
 //! `hub.rs` speaks to Hugging Face's hub, `cache.rs` knows its usual folder on this machine. A
 //! model's header comes first, so that one that this build cannot run is refused before it is
@@ -7,62 +8,21 @@
 mod cache;
 mod hub;
 
-use crate::commands::inspect::obstacle;
 use crate::io::memory::to_fill;
-use crate::io::{Failure, Progress, note, print, print_json, size};
-use cache::{Cache, Cached};
+use crate::io::runnable::obstacle;
+use crate::io::{Failure, Progress, note, size};
+pub(crate) use cache::{Cache, Cached};
 use hub::{Hub, HubFile, Listing};
 use ruvllm::exec::{MemoryPlan, PlanOptions};
 use ruvllm::gguf::Header;
 use ruvllm::model::Hparams;
 use ruvllm::tokenizer::Tokenizer;
-use serde_json::json;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-const EXAMPLES: &str = "\
-Examples:
-  ruvllm pull bartowski/Llama-3.2-1B-Instruct-GGUF             the largest file that fits into this machine's memory
-  ruvllm pull bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M      … or the one of a type
-  ruvllm chat -hf bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M  the same, and talk to it
-  ruvllm list                                                  models that are here
-  ruvllm rm bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
-
-Models lie where Hugging Face's tools keep them: HF_HUB_CACHE, or $HF_HOME/hub, or ~/.cache/huggingface/hub. HF_TOKEN (or
-the file that `hf auth login` wrote) opens what needs a token; HF_ENDPOINT names another hub. A download that broke off
-goes on where it was, and counts only once its SHA-256 is that of the hub.";
-
-#[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
-pub(super) struct PullArgs {
-    /// Model on the hub; what follows the colon is in the name of its file, as Q4_K_M is
-    #[arg(value_name = "OWNER/NAME[:QUANT]")]
-    model: Name,
-    /// Branch, tag or commit
-    #[arg(long, value_name = "REVISION", default_value = "main")]
-    revision: Revision,
-    /// Let downloads be redirected to this host, too, besides the hub's own; repeatable
-    #[arg(long, value_name = "HOST")]
-    allow_host: Vec<String>,
-}
-
-#[derive(clap::Args)]
-pub(super) struct ListArgs {
-    /// Print a JSON array
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(clap::Args)]
-pub(super) struct RmArgs {
-    /// Model that `ruvllm list` lists; without QUANT, all its files
-    #[arg(value_name = "OWNER/NAME[:QUANT]")]
-    model: Name,
-}
-
 /// `OWNER/NAME[:QUANT]`.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Name {
+pub(crate) struct Name {
     /// `OWNER/NAME`.
     repo: String,
     quant: Option<String>,
@@ -96,7 +56,7 @@ impl FromStr for Name {
 
 /// A branch, a tag or a commit.
 #[derive(Clone, Debug)]
-struct Revision(String);
+pub(crate) struct Revision(String);
 
 impl FromStr for Revision {
     type Err = &'static str;
@@ -111,32 +71,12 @@ impl FromStr for Revision {
     }
 }
 
-pub(super) fn pull(args: &PullArgs) -> Result<(), Failure> {
-    let path = fetch(&args.model, &args.revision, &args.allow_host)?;
-    print(format!("{}\n", path.display()))
-}
-
-pub(super) fn list(args: &ListArgs) -> Result<(), Failure> {
-    let models = Cache::open()?.models()?;
-    if args.json {
-        let row =
-            |m: &Cached| json!({"repo": m.repo, "file": m.file, "bytes": m.bytes, "path": m.path});
-        return print_json(&models.iter().map(row).collect());
-    }
-    models
-        .iter()
-        .try_for_each(|m| print(format!("{:>10}  {}:{}\n", size(m.bytes), m.repo, m.file)))
-}
-
-pub(super) fn rm(args: &RmArgs) -> Result<(), Failure> {
+/// The files of a model that are here.
+pub(crate) fn find(name: &Name) -> Result<(Cache, Vec<Cached>), Failure> {
     let cache = Cache::open()?;
-    let models = cache
-        .models()?
-        .into_iter()
-        .filter(|m| m.repo == args.model.repo);
+    let models = cache.models()?.into_iter().filter(|m| m.repo == name.repo);
     let matches = |m: &Cached| {
-        args.model
-            .quant
+        name.quant
             .as_deref()
             .is_none_or(|quant| has_word(&m.file, quant))
     };
@@ -146,20 +86,11 @@ pub(super) fn rm(args: &RmArgs) -> Result<(), Failure> {
             "there is no such model here: `ruvllm list` lists them".into(),
         ));
     }
-    for model in &models {
-        cache.remove(model)?;
-        note(format!(
-            "removed {}:{} ({})",
-            model.repo,
-            model.file,
-            size(model.bytes)
-        ));
-    }
-    Ok(())
+    Ok((cache, models))
 }
 
 /// The file of a model that `-hf` names: the one that is here, otherwise the hub's.
-pub(super) fn resolve(name: &Name) -> Result<PathBuf, Failure> {
+pub(crate) fn resolve(name: &Name) -> Result<PathBuf, Failure> {
     let here = Cache::open()?.newest(&name.repo)?;
     let groups = group(here.into_iter().map(|m| (m.file.clone(), m)).collect());
     let mut groups: Vec<_> = groups
@@ -177,7 +108,11 @@ pub(super) fn resolve(name: &Name) -> Result<PathBuf, Failure> {
 }
 
 /// Downloads a model, unless it is here; the path of its (first) file.
-fn fetch(name: &Name, revision: &Revision, hosts: &[String]) -> Result<PathBuf, Failure> {
+pub(crate) fn fetch(
+    name: &Name,
+    revision: &Revision,
+    hosts: &[String],
+) -> Result<PathBuf, Failure> {
     let (hub, cache) = (Hub::new(hosts)?, Cache::open()?);
     let listing = hub.list(&name.repo, &revision.0)?;
     let group = choose(&hub, &listing, name)?;

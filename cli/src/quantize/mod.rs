@@ -1,3 +1,9 @@
-//! Rows of tensors on their way from one type to another.
+//! Models in other types: what each tensor becomes, and its rows on their way.
 
-pub(crate) mod rows;
+mod plan;
+mod rows;
+
+pub(crate) use plan::{file_type, plan, writer};
+pub(crate) use rows::Rows;
+#[cfg(feature = "convert")]
+pub(crate) use rows::{Change, Conversion};

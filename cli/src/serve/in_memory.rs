@@ -1,7 +1,12 @@
 //! The server without sockets: what clients send and read are bytes in memory. The fuzzer
 //! (`fuzz/fuzz_targets/serve.rs`) calls it.
 
-use crate::serve::{Args, Failure, Shared, http_builder, load, router};
+use super::app::{Shared, load};
+use super::args::ServerArgs;
+use super::auth::keys;
+use super::listen::http_builder;
+use super::routes::router;
+use crate::io::Failure;
 use axum::Router;
 use clap::{Args as _, Command, FromArgMatches};
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -25,9 +30,9 @@ impl InMemory {
     /// What the program would say.
     pub fn start(flags: &[&str]) -> Result<InMemory, String> {
         let start = || {
-            let command = Args::augment_args(Command::new("serve")).no_binary_name(true);
-            let args = Args::from_arg_matches(&command.try_get_matches_from(flags)?)?;
-            let shared = Shared::new(&args)?;
+            let command = ServerArgs::augment_args(Command::new("serve")).no_binary_name(true);
+            let args = ServerArgs::from_arg_matches(&command.try_get_matches_from(flags)?)?;
+            let shared = Shared::new(&args, keys(&args)?)?;
             drop(shared.app.set(Arc::new(load(&args, &shared.keys)?)));
             let runtime = Builder::new_multi_thread()
                 .worker_threads(1)

@@ -1,12 +1,12 @@
 //! Latent attention: DeepSeek 2 and 3, Mistral 4, MiniCPM 3, Kimi Linear; and GLM 4, of which one
 //! has it too.
 
-use super::super::Failure;
-use super::super::config::{Config, MAX_HEAD};
 use super::dense::long_factors;
 use super::{
     EXPERT_KEYS, Family, Kind, PLAIN, Put, Run, SHARED_EXPERTS, Transpose, decays, partial_rope,
 };
+use crate::convert::config::{Config, MAX_HEAD};
+use crate::io::Failure;
 use ruvllm::gguf::{Array, Value};
 
 const GLM_SPECIAL: &[(&str, &str)] = &[

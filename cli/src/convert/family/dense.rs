@@ -1,11 +1,11 @@
 //! Decoders without experts that belong to no other file.
 
-use super::super::Failure;
-use super::super::config::Config;
 use super::{
     Extra, Family, Kind, PLAIN, Put, Spaces, WINDOW, no_scaling, norms_plus_one, partial_rope,
     rope_dimensions, window_pattern,
 };
+use crate::convert::config::Config;
+use crate::io::Failure;
 
 /// Norms after each part alone.
 const AFTER: &[(&str, &str)] = &[

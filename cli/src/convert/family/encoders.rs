@@ -1,8 +1,8 @@
 //! Embedding models and rerankers that read a text from both sides: BERT and its kin.
 
-use super::super::Failure;
-use super::super::config::Config;
 use super::{Family, Kind, PLAIN, Put, Reorder, Transpose, has_experts, no_scaling};
+use crate::convert::config::Config;
+use crate::io::Failure;
 use ruvllm::gguf::{Array, Value};
 
 /// Names of BERT's encoders.

@@ -1,8 +1,8 @@
 //! Google's Gemma 1 to 4 and 3n, and its embedding model.
 
-use super::super::Failure;
-use super::super::config::{Config, MAX_HEAD};
 use super::{Extra, Family, Kind, PLAIN, Put, Spaces, WINDOW, norms_plus_one, window_pattern};
+use crate::convert::config::{Config, MAX_HEAD};
+use crate::io::Failure;
 use ruvllm::gguf::{Array, Value};
 
 /// Norms before and after each part.

@@ -1,9 +1,9 @@
 //! GPT-2 and its successors before Llama: learned positions or slopes by distance, and queries,
 //! keys and values in one matrix.
 
-use super::super::Failure;
-use super::super::config::Config;
 use super::{Family, Kind, PLAIN, Put, Reorder, Run, Transpose, partial_rope};
+use crate::convert::config::Config;
+use crate::io::Failure;
 
 /// Of BLOOM, GPT-NeoX and Falcon.
 const DENSE: [(&str, &str); 2] = [

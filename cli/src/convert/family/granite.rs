@@ -1,10 +1,10 @@
 //! IBM's Granite 3 and 4: attention, mixtures, and state spaces beside both.
 
-use super::super::Failure;
-use super::super::config::{Config, MAX_HEAD};
 use super::llama::LLAMA;
 use super::recurrent::{has_recurrent, heads_by_layer, mamba2_inner, mamba2_shapes};
 use super::{Family, Kind, Put, decays, has_experts, rope_dimensions};
+use crate::convert::config::{Config, MAX_HEAD};
+use crate::io::Failure;
 use ruvllm::gguf::{Array, Value};
 
 const GRANITE: Family = Family {

@@ -1,10 +1,10 @@
 //! Llama 1 to 4, Mistral, and models of their making.
 
-use super::super::Failure;
-use super::super::config::Config;
 use super::{
     Family, Key, Kind, PLAIN, Parts, Put, Run, Spaces, Transpose, WINDOW, rope_dimensions,
 };
+use crate::convert::config::Config;
+use crate::io::Failure;
 
 pub(super) const LLAMA: Family = Family {
     defaults: r#"{"rope_theta": 10000.0, "rms_norm_eps": 1e-6}"#,

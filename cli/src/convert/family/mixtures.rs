@@ -1,12 +1,12 @@
 //! Mixtures of experts that belong to no other file.
 
-use super::super::Failure;
-use super::super::config::Config;
 use super::dense::{ERNIE, hunyuan_rope, phi3_factors, phi3_rope};
 use super::{
     EXPERT_KEYS, Family, Kind, PLAIN, Put, Run, SHARED_EXPERTS, Transpose, WINDOW, halves,
     no_scaling, normalised, partial_rope, rope_dimensions, window_pattern,
 };
+use crate::convert::config::Config;
+use crate::io::Failure;
 use ruvllm::gguf::{Array, Value};
 
 /// Mixtures as Mixtral's.

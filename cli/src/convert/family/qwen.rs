@@ -1,11 +1,11 @@
 //! Qwen 2 to 3.5, with mixtures, gated delta rules, and the text part of those that see.
 
-use super::super::Failure;
-use super::super::config::{Config, MAX_HEAD};
 use super::{
     EXPERT_KEYS, Family, Kind, PLAIN, Parts, Put, Reorder, Run, Transpose, decays, normalised,
     norms_plus_one, partial_rope,
 };
+use crate::convert::config::{Config, MAX_HEAD};
+use crate::io::Failure;
 use ruvllm::gguf::{Array, Value};
 
 /// Mixtures without dense layers.

@@ -1,8 +1,8 @@
 //! Models with state spaces or short convolutions, alone or beside attention.
 
-use super::super::Failure;
-use super::super::config::{Config, MAX_HEAD};
 use super::{EXPERT_KEYS, Factor, Family, Key, Kind, PLAIN, Put, decays, has_experts};
+use crate::convert::config::{Config, MAX_HEAD};
+use crate::io::Failure;
 use ruvllm::gguf::{Array, Value};
 
 /// NVIDIA's Nemotron-H.

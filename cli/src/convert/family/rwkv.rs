@@ -1,8 +1,8 @@
 //! RWKV 6 as BlinkDL's code for Hugging Face calls it, and RWKV 7 as flash-linear-attention does.
 
-use super::super::Failure;
-use super::super::config::Config;
 use super::{Factor, Family, Kind, PLAIN, Put, Transpose};
+use crate::convert::config::Config;
+use crate::io::Failure;
 
 pub(super) const FAMILIES: &[Family] = &[
     Family {

@@ -1,16 +1,14 @@
-//! Bodies of requests: how large one may be, how long it may take to come, and what all of them may
-//! take together.
+//! Bodies of requests: how large one may be, and how long it may take to come.
 
-use crate::io::size;
+use crate::serve::app::Shared;
+use crate::serve::blocking::blocking;
+use crate::serve::http::budget::{Share, too_large};
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
-use crate::serve::{Shared, blocking};
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
 use futures_util::stream::StreamExt;
 use serde_json::Value;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Most bytes of a body.
@@ -20,93 +18,9 @@ const MAX_BODY: usize = 32 << 20;
 const MAX_REST: usize = 8 << 20;
 /// Most time that a body may take to come.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// What each request may take whatever the others have: those with large bodies cannot keep small
-/// ones out.
-const FREE: usize = 64 << 10;
+
 /// Most bytes of a body that is parsed on the thread that answers other connections too.
 const QUICK: usize = 64 << 10;
-
-/// Memory for what all requests together hold of their bodies, beyond [`FREE`] for each.
-pub(crate) struct Budget {
-    max: usize,
-    used: AtomicUsize,
-}
-
-impl Budget {
-    pub(crate) fn new(max: usize) -> Arc<Budget> {
-        Arc::new(Budget {
-            max,
-            used: AtomicUsize::new(0),
-        })
-    }
-}
-
-/// A request's part of the budget, which is given back when it is dropped.
-///
-/// It grows with what really came, so that announcing a large body takes nothing. Nobody waits for
-/// room: whoever finds none is refused, so that bodies of which a part is there cannot block one
-/// another.
-pub(crate) struct Share {
-    budget: Arc<Budget>,
-    size: usize,
-    /// What of it counts.
-    counted: usize,
-}
-
-impl Share {
-    fn of(budget: &Arc<Budget>) -> Share {
-        Share {
-            budget: Arc::clone(budget),
-            size: 0,
-            counted: 0,
-        }
-    }
-
-    fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
-        let new_size = self.size.saturating_add(bytes);
-        let (counted, max) = (new_size.saturating_sub(FREE), self.budget.max);
-        if counted > max {
-            return Err(too_large(format!(
-                "the request alone takes more than the {} for all",
-                size(max as u64)
-            )));
-        }
-        let more = counted - self.counted;
-        let with_more = |used: usize| used.checked_add(more).filter(|&used| used <= max);
-        if self
-            .budget
-            .used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_more)
-            .is_err()
-        {
-            let message = format!(
-                "the requests that are being read take more than {} now",
-                size(max as u64)
-            );
-            return Err(ApiError::new(
-                StatusCode::TOO_MANY_REQUESTS,
-                "rate_limit_error",
-                message,
-            ));
-        }
-        (self.size, self.counted) = (new_size, counted);
-        Ok(())
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.counted, Ordering::Relaxed);
-    }
-}
-
-fn too_large(message: String) -> ApiError {
-    ApiError::new(
-        StatusCode::PAYLOAD_TOO_LARGE,
-        "invalid_request_error",
-        message,
-    )
-}
 
 /// Most bytes that a JSON text's values take besides its strings, for a list or object and for a
 /// value in one.
@@ -214,25 +128,6 @@ impl FromRequest<Shared> for Body {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn small_ones_always_find_room() {
-        let budget = Budget::new(100);
-        let (mut first, mut second) = (Share::of(&budget), Share::of(&budget));
-        first.grow(FREE).unwrap();
-        first.grow(60).unwrap();
-        second.grow(FREE + 40).unwrap();
-        let status =
-            |share: &mut Share, n| share.grow(n).unwrap_err().json()["error"]["code"].clone();
-        assert_eq!(status(&mut second, 1), 429, "others have the rest");
-        assert_eq!(status(&mut second, 61), 413, "it would never find room");
-        assert_eq!(status(&mut second, usize::MAX), 413);
-        Share::of(&budget).grow(FREE).unwrap();
-        drop(first);
-        second.grow(60).unwrap();
-        drop(second);
-        assert_eq!(budget.used.load(Ordering::Relaxed), 0);
-    }
 
     #[test]
     fn values_count_outside_of_texts() {

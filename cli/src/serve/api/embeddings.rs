@@ -2,10 +2,11 @@
 
 use crate::serve::api::body::Body;
 use crate::serve::api::openai::texts;
+use crate::serve::app::{App, Shared};
+use crate::serve::blocking::blocking;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
 use crate::serve::http::response::{json_list, json_text};
-use crate::serve::{App, Shared, blocking};
 use axum::extract::State;
 use axum::response::Response;
 use base64::Engine as _;

@@ -2,15 +2,15 @@
 
 mod anthropic;
 mod blocks;
-pub(super) mod body;
+mod body;
 mod embeddings;
+mod feedback;
 mod native;
 mod openai;
 mod rerank;
 mod responses;
 
-use crate::serve::Shared;
-use crate::serve::jobs::learning;
+use crate::serve::app::Shared;
 use axum::Router;
 use axum::routing::{get, post};
 
@@ -49,7 +49,7 @@ pub(super) fn protected() -> Router<Shared> {
         .route("/detokenize", post(native::detokenize))
         .route("/apply-template", post(native::apply_template))
         .route("/metrics", get(native::metrics))
-        .route("/feedback", post(learning::feedback))
+        .route("/feedback", post(feedback::feedback))
 }
 
 /// Paths that need none.

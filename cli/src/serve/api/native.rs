@@ -1,14 +1,17 @@
 //! llama-server's own API, as far as it is here.
 
-use crate::serve::api::body::{Body, Share};
+use crate::serve::api::body::Body;
 use crate::serve::api::openai::prompts;
+use crate::serve::app::{App, Shared};
+use crate::serve::blocking::blocking;
+use crate::serve::http::budget::Share;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
 use crate::serve::http::response::{event, events, json_list, json_response, json_text};
+use crate::serve::ids::Caller;
 use crate::serve::jobs::answer::{Answer, Step, chat_logprob, timings};
 use crate::serve::jobs::params::{Format, Params};
 use crate::serve::jobs::turn::{Job, top_logprobs};
-use crate::serve::{App, Caller, Shared, blocking};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, Uri, header};
@@ -46,7 +49,7 @@ pub(super) async fn props(State(shared): State<Shared>) -> Result<Response, ApiE
         "bos_token": app.bos,
         "eos_token": app.eos,
         "modalities": {"vision": false, "audio": false},
-        "build_info": crate::serve::FINGERPRINT,
+        "build_info": crate::serve::ids::FINGERPRINT,
     });
     Ok(json_response(StatusCode::OK, &props))
 }

@@ -2,14 +2,16 @@
 
 use crate::io::unix_time;
 use crate::serve::api::body::Body;
+use crate::serve::app::{App, Shared};
+use crate::serve::blocking::blocking;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::response::{event, events, json_response};
+use crate::serve::ids::{Caller, new_id};
 use crate::serve::jobs::answer::{
     Answer, Delta, Step, Usage, call_id, chat_logprob, timings, token_text,
 };
 use crate::serve::jobs::params::{Format, Params};
 use crate::serve::jobs::turn::{Job, Turn, top_logprobs};
-use crate::serve::{App, Caller, Shared, blocking, new_id};
 use axum::Extension;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
@@ -91,7 +93,7 @@ impl Call {
     fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
         json!({
             "id": self.id, "object": object, "created": self.created, "model": self.job.app.name,
-            "system_fingerprint": crate::serve::FINGERPRINT, "choices": choices,
+            "system_fingerprint": crate::serve::ids::FINGERPRINT, "choices": choices,
         })
     }
 

@@ -1,8 +1,8 @@
 //! `/v1/rerank`: documents in the order in which they answer a query.
 
-use crate::serve::Shared;
 use crate::serve::api::body::Body;
 use crate::serve::api::embeddings::{CancelOnDrop, MAX_TEXTS};
+use crate::serve::app::Shared;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::response::json_response;
 use axum::extract::State;

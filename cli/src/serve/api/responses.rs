@@ -2,14 +2,16 @@
 
 use crate::io::unix_time;
 use crate::serve::api::blocks::{Block, Change, Events, stream, whole};
-use crate::serve::api::body::{Body, Share};
+use crate::serve::api::body::Body;
 use crate::serve::api::openai::input_tokens;
+use crate::serve::app::Shared;
+use crate::serve::http::budget::Share;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
 use crate::serve::http::response::json_response;
+use crate::serve::ids::{Caller, new_id};
 use crate::serve::jobs::answer::{Answer, Usage};
 use crate::serve::jobs::turn::Turn;
-use crate::serve::{Caller, Shared, new_id};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;

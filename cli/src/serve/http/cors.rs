@@ -2,11 +2,11 @@
 //! for those that `--cors-origins` names. The server knows no cookies, so pages never send a user's
 //! rights along.
 
-use crate::serve::Shared;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use std::sync::Arc;
 
 /// An origin as browsers write it, or `*`.
 pub(crate) fn origin(text: &str) -> Result<HeaderValue, String> {
@@ -24,8 +24,11 @@ pub(crate) fn origin(text: &str) -> Result<HeaderValue, String> {
 
 /// Answers the question of a browser whether it may ask, and tells it that its page may read the
 /// answer.
-pub(crate) async fn allow(State(shared): State<Shared>, request: Request, next: Next) -> Response {
-    let origins = &*shared.origins;
+pub(crate) async fn allow(
+    State(origins): State<Arc<Vec<HeaderValue>>>,
+    request: Request,
+    next: Next,
+) -> Response {
     if origins.is_empty() {
         return next.run(request).await;
     }

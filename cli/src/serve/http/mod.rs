@@ -1,5 +1,6 @@
 //! What HTTP brings and takes, whatever is asked for.
 
+pub(super) mod budget;
 pub(super) mod cors;
 pub(super) mod error;
 pub(super) mod fields;

@@ -1,8 +1,8 @@
 //! An answer as it comes: text, reasoning and calls, and how it ended.
 
-use crate::serve::App;
+use crate::serve::app::App;
 use crate::serve::http::error::ApiError;
-use crate::serve::jobs::learning::Recorder;
+use crate::serve::jobs::recorder::Recorder;
 use ruvllm::chat::tools::{ToolCall, TurnParser, TurnPart};
 use ruvllm::exec::{Finish, Piece, StopReason, Stream};
 use serde_json::{Value, json};
@@ -194,7 +194,7 @@ pub(crate) fn timings(finish: &Finish) -> Value {
 pub(crate) fn call_id(call: &ToolCall) -> String {
     call.id
         .clone()
-        .unwrap_or_else(|| crate::serve::new_id("call_"))
+        .unwrap_or_else(|| crate::serve::ids::new_id("call_"))
 }
 
 /// A token as lists of log-probabilities tell it.

@@ -1,6 +1,6 @@
 //! What a request asks for, and its answer, in the words of no API.
 
 pub(super) mod answer;
-pub(super) mod learning;
 pub(super) mod params;
+pub(super) mod recorder;
 pub(super) mod turn;

@@ -1,8 +1,8 @@
 //! What the APIs have in common: how tokens are chosen, how an answer ends and is told.
 
+use crate::serve::app::{App, ServedAdapter};
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
-use crate::serve::{App, ServedAdapter};
 use ruvllm::grammar::{Grammar, Syntax};
 use ruvllm::lora::Adapter;
 use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, TokenMask};
@@ -55,60 +55,7 @@ impl Params {
     pub(crate) fn of(app: &App, fields: &mut Fields) -> Result<Params, ApiError> {
         let model = fields.take::<String>("model")?;
         let adapters = adapters(app, model.as_deref(), fields.take("lora")?)?;
-        let mut builder = app.sampling.clone();
-        let (breaker_texts, breakers) = &app.breakers;
-        fields.only("dry_sequence_breakers", json!(breaker_texts))?;
-        if fields
-            .get("dry_multiplier")
-            .and_then(Value::as_f64)
-            .is_some_and(|x| x != 0.0)
-        {
-            builder = builder.dry_sequence_breakers(breakers.iter().cloned());
-        }
-        set!(fields, builder,
-            "temperature" => temperature, "top_p" => top_p, "min_p" => min_p, "typical_p" => typical,
-            "top_n_sigma" => top_n_sigma, "dynatemp_range" => dynatemp_range, "dynatemp_exponent" => dynatemp_exponent,
-            "repeat_last_n" => repeat_last_n, "repeat_penalty" => repeat_penalty,
-            "presence_penalty" => presence_penalty, "frequency_penalty" => frequency_penalty,
-            "dry_multiplier" => dry_multiplier, "dry_base" => dry_base, "dry_allowed_length" => dry_allowed_length,
-            "dry_penalty_last_n" => dry_penalty_last_n, "xtc_probability" => xtc_probability,
-            "xtc_threshold" => xtc_threshold, "mirostat_tau" => mirostat_tau, "mirostat_eta" => mirostat_eta,
-        );
-        // 0 and -1 turn it off.
-        if let Some(k) = fields.take::<i64>("top_k")? {
-            builder = builder.top_k(usize::try_from(k).unwrap_or(0));
-        }
-        if let Some(version) = fields.take::<u8>("mirostat")? {
-            builder = builder.mirostat(match version {
-                0 => Mirostat::Off,
-                1 => Mirostat::V1,
-                2 => Mirostat::V2,
-                _ => return Err(ApiError::field("mirostat", "expected 0, 1 or 2")),
-            });
-        }
-        if let Some(names) = fields.take::<Vec<String>>("samplers")? {
-            builder = builder.samplers(names.join(";"));
-        }
-        let mut bias = biases(app, fields.take("logit_bias")?)?;
-        if fields.flag("ignore_eos")? {
-            bias.extend(app.tokenizer.eog().map(|id| (id, f32::NEG_INFINITY)));
-        }
-        let seed = fields
-            .take::<i64>("seed")?
-            .filter(|&seed| seed != -1)
-            .map_or_else(|| app.seed(), |seed| seed as u64);
-        if bias.len() > MAX_BIASES {
-            return Err(ApiError::field(
-                "logit_bias",
-                format!("expected at most {MAX_BIASES} tokens"),
-            ));
-        }
-        let sampling = builder.logit_bias(bias);
-        // Says what makes no sense before anything else is done.
-        sampling
-            .clone()
-            .build()
-            .map_err(|error| ApiError::wrong(error.to_string()))?;
+        let (sampling, seed) = sampling(app, fields)?;
         fields.rename("n_cmpl", "n")?;
         let n = fields.take("n")?.unwrap_or(1);
         if !(1..=MAX_ANSWERS).contains(&n) {
@@ -117,25 +64,7 @@ impl Params {
                 format!("expected 1 to {MAX_ANSWERS}, found {n}"),
             ));
         }
-        let stop: Vec<String> = match fields.take("stop")? {
-            None => Vec::new(),
-            Some(Value::String(stop)) => vec![stop],
-            Some(list) => {
-                serde_json::from_value(list).map_err(|error| ApiError::field("stop", error))?
-            }
-        };
-        if stop.len() > MAX_STOPS {
-            return Err(ApiError::field(
-                "stop",
-                format!("expected at most {MAX_STOPS} strings, found {}", stop.len()),
-            ));
-        }
-        if stop.iter().map(String::len).sum::<usize>() > MAX_STOP_BYTES {
-            return Err(ApiError::field(
-                "stop",
-                format!("the strings have more than {MAX_STOP_BYTES} bytes"),
-            ));
-        }
+        let stop = stops(fields)?;
         let include_usage = match fields.object("stream_options")? {
             None => false,
             Some(mut options) => {
@@ -153,48 +82,7 @@ impl Params {
                 format!("it has more than {MAX_USER} bytes"),
             ));
         }
-        fields.ignore(&[
-            "store",
-            "metadata",
-            "service_tier",
-            "safety_identifier",
-            "prompt_cache_key",
-            "prompt_cache_retention",
-            "prediction",
-            "verbosity",
-            "cache_prompt",
-            "n_cache_reuse",
-            "id_slot",
-            "timings_per_token",
-            "return_progress",
-        ]);
-        // What SGLang's router adds to every request.
-        for (name, value) in [
-            ("no_stop_trim", false),
-            ("continue_final_message", false),
-            ("return_hidden_states", false),
-            ("skip_special_tokens", true),
-            ("separate_reasoning", true),
-            ("stream_reasoning", true),
-            // What llama-server's clients send with the default.
-            ("reasoning_control", false),
-            ("parse_tool_calls", true),
-        ] {
-            fields.only(name, value)?;
-        }
-        fields.only("repetition_penalty", 1.0)?;
-        fields.only("min_keep", 0)?;
-        fields.only("modalities", json!(["text"]))?;
-        // Reasoning is told apart, which is what `deepseek` asks for.
-        if fields
-            .take::<String>("reasoning_format")?
-            .is_some_and(|name| name != "auto" && name != "deepseek")
-        {
-            return Err(ApiError::field(
-                "reasoning_format",
-                "expected \"auto\" or \"deepseek\"",
-            ));
-        }
+        without_effect(fields)?;
         Ok(Params {
             sampling,
             seed,
@@ -225,6 +113,137 @@ impl Params {
         sampler.set_mask(mask);
         Ok(sampler)
     }
+}
+
+/// How tokens are sampled, and the seed.
+fn sampling(app: &App, fields: &mut Fields) -> Result<(SamplerBuilder, u64), ApiError> {
+    let mut builder = app.sampling.clone();
+    let (breaker_texts, breakers) = &app.breakers;
+    fields.only("dry_sequence_breakers", json!(breaker_texts))?;
+    if fields
+        .get("dry_multiplier")
+        .and_then(Value::as_f64)
+        .is_some_and(|x| x != 0.0)
+    {
+        builder = builder.dry_sequence_breakers(breakers.iter().cloned());
+    }
+    set!(fields, builder,
+        "temperature" => temperature, "top_p" => top_p, "min_p" => min_p, "typical_p" => typical,
+        "top_n_sigma" => top_n_sigma, "dynatemp_range" => dynatemp_range, "dynatemp_exponent" => dynatemp_exponent,
+        "repeat_last_n" => repeat_last_n, "repeat_penalty" => repeat_penalty,
+        "presence_penalty" => presence_penalty, "frequency_penalty" => frequency_penalty,
+        "dry_multiplier" => dry_multiplier, "dry_base" => dry_base, "dry_allowed_length" => dry_allowed_length,
+        "dry_penalty_last_n" => dry_penalty_last_n, "xtc_probability" => xtc_probability,
+        "xtc_threshold" => xtc_threshold, "mirostat_tau" => mirostat_tau, "mirostat_eta" => mirostat_eta,
+    );
+    // 0 and -1 turn it off.
+    if let Some(k) = fields.take::<i64>("top_k")? {
+        builder = builder.top_k(usize::try_from(k).unwrap_or(0));
+    }
+    if let Some(version) = fields.take::<u8>("mirostat")? {
+        builder = builder.mirostat(match version {
+            0 => Mirostat::Off,
+            1 => Mirostat::V1,
+            2 => Mirostat::V2,
+            _ => return Err(ApiError::field("mirostat", "expected 0, 1 or 2")),
+        });
+    }
+    if let Some(names) = fields.take::<Vec<String>>("samplers")? {
+        builder = builder.samplers(names.join(";"));
+    }
+    let mut bias = biases(app, fields.take("logit_bias")?)?;
+    if fields.flag("ignore_eos")? {
+        bias.extend(app.tokenizer.eog().map(|id| (id, f32::NEG_INFINITY)));
+    }
+    let seed = fields
+        .take::<i64>("seed")?
+        .filter(|&seed| seed != -1)
+        .map_or_else(|| app.seed(), |seed| seed as u64);
+    if bias.len() > MAX_BIASES {
+        return Err(ApiError::field(
+            "logit_bias",
+            format!("expected at most {MAX_BIASES} tokens"),
+        ));
+    }
+    let sampling = builder.logit_bias(bias);
+    // Says what makes no sense before anything else is done.
+    sampling
+        .clone()
+        .build()
+        .map_err(|error| ApiError::wrong(error.to_string()))?;
+    Ok((sampling, seed))
+}
+
+/// Strings that end an answer.
+fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let stop: Vec<String> = match fields.take("stop")? {
+        None => Vec::new(),
+        Some(Value::String(stop)) => vec![stop],
+        Some(list) => {
+            serde_json::from_value(list).map_err(|error| ApiError::field("stop", error))?
+        }
+    };
+    if stop.len() > MAX_STOPS {
+        return Err(ApiError::field(
+            "stop",
+            format!("expected at most {MAX_STOPS} strings, found {}", stop.len()),
+        ));
+    }
+    if stop.iter().map(String::len).sum::<usize>() > MAX_STOP_BYTES {
+        return Err(ApiError::field(
+            "stop",
+            format!("the strings have more than {MAX_STOP_BYTES} bytes"),
+        ));
+    }
+    Ok(stop)
+}
+
+/// Fields that change nothing here, and those of which only the value that changes nothing is
+/// known.
+fn without_effect(fields: &mut Fields) -> Result<(), ApiError> {
+    fields.ignore(&[
+        "store",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prediction",
+        "verbosity",
+        "cache_prompt",
+        "n_cache_reuse",
+        "id_slot",
+        "timings_per_token",
+        "return_progress",
+    ]);
+    // What SGLang's router adds to every request.
+    for (name, value) in [
+        ("no_stop_trim", false),
+        ("continue_final_message", false),
+        ("return_hidden_states", false),
+        ("skip_special_tokens", true),
+        ("separate_reasoning", true),
+        ("stream_reasoning", true),
+        // What llama-server's clients send with the default.
+        ("reasoning_control", false),
+        ("parse_tool_calls", true),
+    ] {
+        fields.only(name, value)?;
+    }
+    fields.only("repetition_penalty", 1.0)?;
+    fields.only("min_keep", 0)?;
+    fields.only("modalities", json!(["text"]))?;
+    // Reasoning is told apart, which is what `deepseek` asks for.
+    if fields
+        .take::<String>("reasoning_format")?
+        .is_some_and(|name| name != "auto" && name != "deepseek")
+    {
+        return Err(ApiError::field(
+            "reasoning_format",
+            "expected \"auto\" or \"deepseek\"",
+        ));
+    }
+    Ok(())
 }
 
 /// The adapters of a request: those that llama-server's `lora` (`[{"id": 0, "scale": 0.5}]`) lists,

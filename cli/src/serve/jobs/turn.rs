@@ -1,11 +1,13 @@
 //! What a request asks for, in the words of chat completions: the other APIs are put into them.
 
+use crate::serve::app::App;
+use crate::serve::blocking::blocking;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
+use crate::serve::ids::Caller;
 use crate::serve::jobs::answer::Answer;
-use crate::serve::jobs::learning::Recorder;
 use crate::serve::jobs::params::{ChosenAdapter, Format, Params, mask};
-use crate::serve::{App, Caller, blocking};
+use crate::serve::jobs::recorder::Recorder;
 use ruvllm::chat::tools::{Tool, ToolChoice, ToolMask, TurnParser};
 use ruvllm::exec::{Request, Stream};
 use ruvllm::sample::TokenMask;
@@ -82,21 +84,21 @@ impl Job {
             ..
         } = self;
         let stream = app.scheduler.submit(request)?;
-        if let Some(witness) = &app.witness {
+        if let Some(audit_log) = &app.audit_log {
             let adapters: Map<_, _> = params
                 .adapters
                 .iter()
                 .map(|of| (of.name.clone(), json!(of.scale)))
                 .collect();
             let mut asked = json!({"adapters": adapters, "seed": params.seed});
-            if witness.with_prompts {
+            if audit_log.with_prompts {
                 asked["prompt"] = app
                     .tokenizer
                     .decode_lossy(tokens, true)
                     .unwrap_or_default()
                     .into();
             }
-            witness.describe(stream.id(), caller, &app.name, asked);
+            audit_log.describe(stream.id(), caller, &app.name, asked);
         }
         Ok(stream)
     }
@@ -115,7 +117,7 @@ impl Job {
             && self.params.n == 1
             && matches!(&prompts[..], [tokens] if tokens.len() <= QUICK_TOKENS)
             && app.learner(&self.caller).is_none()
-            && app.witness.is_none();
+            && app.audit_log.is_none();
         let work = move || {
             let mask = mask(&self.app, &format)?;
             let mut answers = Vec::new();

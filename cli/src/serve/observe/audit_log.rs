@@ -1,13 +1,11 @@
-//! The witness log: a file to which every request that was computed appends a line of JSON.
+//! The audit log: a file to which every request that was computed appends a line of JSON.
 //!
 //! The scheduler's thread only puts a line into a bounded queue; another thread writes them, 100 at
 //! a time or what came within a second. Lines that find the queue full, or cannot be written, are
 //! counted.
 
-use crate::commands::generate::reason_name;
-use crate::io::memory::parse_size;
-use crate::io::{Failure, milliseconds};
-use crate::serve::Caller;
+use crate::io::{Failure, milliseconds, parse_size, reason_name};
+use crate::serve::ids::Caller;
 use prometheus_client::metrics::counter::Counter;
 use ruvllm::ScheduleError;
 use ruvllm::exec::{Finish, RequestId};
@@ -28,57 +26,57 @@ const BATCH: usize = 100;
 const DELAY: Duration = Duration::from_secs(1);
 
 #[derive(clap::Args)]
-pub(crate) struct WitnessArgs {
+pub(crate) struct AuditLogArgs {
     /// Append a line of JSON per request to this file: who asked, counts of tokens, times, how it
     /// ended
-    #[arg(long, value_name = "FILE")]
-    witness_log: Option<PathBuf>,
+    #[arg(long, alias = "witness-log", value_name = "FILE")]
+    audit_log: Option<PathBuf>,
     /// Write the prompts into it, too
-    #[arg(long, requires = "witness_log")]
-    witness_prompts: bool,
+    #[arg(long, alias = "witness-prompts", requires = "audit_log")]
+    audit_prompts: bool,
     /// Wait for the disk after each write
-    #[arg(long, requires = "witness_log")]
-    witness_fsync: bool,
+    #[arg(long, alias = "witness-fsync", requires = "audit_log")]
+    audit_fsync: bool,
     /// Size at which the file becomes FILE.1, and FILE.1 FILE.2
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
-    witness_size: u64,
+    #[arg(long, alias = "witness-size", value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    audit_size: u64,
     /// Older files that are kept
-    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=999))]
-    witness_keep: u32,
+    #[arg(long, alias = "witness-keep", value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=999))]
+    audit_keep: u32,
 }
 
-impl WitnessArgs {
+impl AuditLogArgs {
     /// Opens the log, if there shall be one. `dropped` counts lines that are not in it.
-    pub(crate) fn open(&self, dropped: &Counter) -> Result<Option<Witness>, Failure> {
-        let Some(path) = &self.witness_log else {
+    pub(crate) fn open(&self, dropped: &Counter) -> Result<Option<AuditLog>, Failure> {
+        let Some(path) = &self.audit_log else {
             return Ok(None);
         };
         let mut log = LogFile {
             path: path.clone(),
             file: append(path).map_err(Failure::file(path))?,
-            max_size: self.witness_size,
-            n_older: self.witness_keep,
-            syncs: self.witness_fsync,
+            max_size: self.audit_size,
+            n_older: self.audit_keep,
+            syncs: self.audit_fsync,
         };
         log.end_torn_line().map_err(Failure::file(path))?;
         let (queue, lines) = sync_channel(MAX_WAITING);
         let counter = dropped.clone();
         std::thread::Builder::new()
-            .name("witness".into())
+            .name("audit-log".into())
             .spawn(move || write(log, &lines, &counter))?;
         let requests = Arc::default();
-        Ok(Some(Witness {
+        Ok(Some(AuditLog {
             requests,
             queue,
             dropped: dropped.clone(),
-            with_prompts: self.witness_prompts,
+            with_prompts: self.audit_prompts,
         }))
     }
 }
 
 /// A handle; clones are of the same log.
 #[derive(Clone)]
-pub(crate) struct Witness {
+pub(crate) struct AuditLog {
     requests: Arc<Mutex<HashMap<RequestId, Pending>>>,
     queue: SyncSender<Message>,
     dropped: Counter,
@@ -104,7 +102,7 @@ struct Pending {
     outcome: Option<Map<String, Value>>,
 }
 
-impl Witness {
+impl AuditLog {
     /// Changes what is known of a request; once both sides have told all, writes its line.
     fn change(&self, id: RequestId, change: impl FnOnce(&mut Pending)) {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
@@ -295,7 +293,7 @@ fn write(mut log: LogFile, queue: &Receiver<Message>, dropped: &Counter) {
             && let Err(error) = log.write(&lines)
         {
             dropped.inc_by(n as u64);
-            tracing::error!(path = %log.path.display(), %error, n, "lines of the witness log are lost");
+            tracing::error!(path = %log.path.display(), %error, n, "lines of the audit log are lost");
         }
         (lines, n) = (String::new(), 0);
         // Who waits no more has gone.
@@ -310,13 +308,13 @@ fn write(mut log: LogFile, queue: &Receiver<Message>, dropped: &Counter) {
 mod tests {
     use super::*;
 
-    fn args(folder: &Path, size: u64) -> WitnessArgs {
-        WitnessArgs {
-            witness_log: Some(folder.join("log")),
-            witness_prompts: false,
-            witness_fsync: false,
-            witness_size: size,
-            witness_keep: 2,
+    fn args(folder: &Path, size: u64) -> AuditLogArgs {
+        AuditLogArgs {
+            audit_log: Some(folder.join("log")),
+            audit_prompts: false,
+            audit_fsync: false,
+            audit_size: size,
+            audit_keep: 2,
         }
     }
 
@@ -329,15 +327,15 @@ mod tests {
     }
 
     /// Both sides of request `i` tell, the handler last if `late`.
-    fn tell(witness: &Witness, i: u64, late: bool) {
+    fn tell(audit_log: &AuditLog, i: u64, late: bool) {
         let (id, error) = (RequestId(i), ScheduleError::Ended);
-        let describe = || witness.describe(id, &caller(), "m", json!({}));
+        let describe = || audit_log.describe(id, &caller(), "m", json!({}));
         if !late {
             describe();
         }
-        witness.queued(id, 1);
-        witness.admitted(id);
-        witness.ended(id, Err(&error));
+        audit_log.queued(id, 1);
+        audit_log.admitted(id);
+        audit_log.ended(id, Err(&error));
         if late {
             describe();
         }
@@ -346,16 +344,16 @@ mod tests {
     #[test]
     fn whoever_tells_last_writes_and_files_rotate() {
         let folder =
-            std::env::temp_dir().join(format!("ruvllm-witness-unit-{}", std::process::id()));
+            std::env::temp_dir().join(format!("ruvllm-audit-log-unit-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let dropped = Counter::default();
-        let witness = args(&folder, 1).open(&dropped).unwrap().unwrap();
+        let audit_log = args(&folder, 1).open(&dropped).unwrap().unwrap();
         for i in 0..4 {
-            tell(&witness, i, i % 2 == 0);
-            witness.flush();
+            tell(&audit_log, i, i % 2 == 0);
+            audit_log.flush();
         }
         assert!(
-            witness.requests.lock().unwrap().is_empty(),
+            audit_log.requests.lock().unwrap().is_empty(),
             "nothing is kept of what has its line"
         );
         let id = |name: &str| -> Value {
@@ -374,13 +372,13 @@ mod tests {
     fn a_full_queue_drops_lines_and_counts_them() {
         let (queue, lines) = sync_channel(2);
         let dropped = Counter::default();
-        let witness = Witness {
+        let audit_log = AuditLog {
             requests: Arc::default(),
             queue,
             dropped: dropped.clone(),
             with_prompts: false,
         };
-        (0..5).for_each(|i| tell(&witness, i, false));
+        (0..5).for_each(|i| tell(&audit_log, i, false));
         assert_eq!((dropped.get(), lines.try_iter().count()), (3, 2));
     }
 }

@@ -1,7 +1,7 @@
 //! The log on stderr: lines of text, or of JSON for programs.
 
 use crate::io::{Failure, note};
-use crate::serve::{Caller, new_id};
+use crate::serve::ids::{Caller, new_id};
 use axum::extract::Request;
 use axum::http::HeaderValue;
 use axum::middleware::Next;

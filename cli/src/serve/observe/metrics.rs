@@ -30,8 +30,8 @@ pub(crate) struct Metrics {
     requests: Counter,
     failed: Counter,
     preempted: Counter,
-    /// Lines that are not in the witness log.
-    pub(crate) witness_dropped: Counter,
+    /// Lines that are not in the audit log.
+    pub(crate) audit_lines_dropped: Counter,
     running: Gauge,
     waiting: Gauge,
     first_token: Histogram,
@@ -52,7 +52,7 @@ impl Metrics {
             requests: Counter::default(),
             failed: Counter::default(),
             preempted: Counter::default(),
-            witness_dropped: Counter::default(),
+            audit_lines_dropped: Counter::default(),
             running: Gauge::default(),
             waiting: Gauge::default(),
             // From a millisecond to a minute and a half.
@@ -123,7 +123,7 @@ impl Metrics {
             "vllm:time_per_output_token_seconds", "Time per generated token of a request", self.between_tokens;
             "ruvllm:kv_cache_bytes", "Bytes of keys and values of requests and of the prefix cache", kv_bytes;
             "ruvllm:prefix_cache_bytes", "Bytes of keys and values that the prefix cache holds", prefix_bytes;
-            "ruvllm:witness_lines_dropped", "Lines that are not in the witness log", self.witness_dropped;
+            "ruvllm:witness_lines_dropped", "Lines that are not in the audit log", self.audit_lines_dropped;
             "ruvllm:requests_failed", "Requests that ended with an error", self.failed;
         }
         let mut text = String::new();

@@ -1,7 +1,6 @@
-//! What the scheduler tells of requests, for all who want to know: metrics, log, witness log,
-//! watchdog.
+//! What the scheduler tells of requests, handed on to metrics, log, audit log and watchdog.
 
-use crate::serve::observe::audit_log::Witness;
+use crate::serve::observe::audit_log::AuditLog;
 use crate::serve::observe::log::SCHEDULE;
 use crate::serve::observe::metrics::Metrics;
 use ruvllm::ScheduleError;
@@ -11,14 +10,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tracing::{debug, warn};
 
-/// Tells everyone.
-pub(crate) struct Watch {
+/// The scheduler's observer.
+pub(crate) struct Telemetry {
     pub(crate) metrics: Metrics,
-    pub(crate) witness: Option<Witness>,
+    pub(crate) audit_log: Option<AuditLog>,
     pub(crate) watchdog: Watchdog,
 }
 
-impl Observer for Watch {
+impl Observer for Telemetry {
     fn step_begins(&self) {
         self.watchdog.begins();
     }
@@ -30,15 +29,17 @@ impl Observer for Watch {
     fn queued(&self, id: RequestId, n_prompt: usize) {
         debug!(target: SCHEDULE, id = id.0, n_prompt, "queued");
         self.metrics.queued(id, n_prompt);
-        self.witness
+        self.audit_log
             .iter()
-            .for_each(|witness| witness.queued(id, n_prompt));
+            .for_each(|audit_log| audit_log.queued(id, n_prompt));
     }
 
     fn admitted(&self, id: RequestId) {
         debug!(target: SCHEDULE, id = id.0, "admitted");
         self.metrics.admitted(id);
-        self.witness.iter().for_each(|witness| witness.admitted(id));
+        self.audit_log
+            .iter()
+            .for_each(|audit_log| audit_log.admitted(id));
     }
 
     fn first_token(&self, id: RequestId) {
@@ -48,26 +49,24 @@ impl Observer for Watch {
     fn preempted(&self, id: RequestId) {
         debug!(target: SCHEDULE, id = id.0, "preempted");
         self.metrics.preempted(id);
-        self.witness
+        self.audit_log
             .iter()
-            .for_each(|witness| witness.preempted(id));
+            .for_each(|audit_log| audit_log.preempted(id));
     }
 
     fn ended(&self, id: RequestId, outcome: Result<&Finish, &ScheduleError>) {
         match outcome {
             Ok(finish) => {
-                let (reason, n_generated) = (
-                    crate::commands::generate::reason_name(finish.reason),
-                    finish.n_generated,
-                );
+                let (reason, n_generated) =
+                    (crate::io::reason_name(finish.reason), finish.n_generated);
                 debug!(target: SCHEDULE, id = id.0, reason, n_generated, "ended");
             }
             Err(error) => warn!(target: SCHEDULE, id = id.0, %error, "failed"),
         }
         self.metrics.ended(id, outcome);
-        self.witness
+        self.audit_log
             .iter()
-            .for_each(|witness| witness.ended(id, outcome));
+            .for_each(|audit_log| audit_log.ended(id, outcome));
     }
 }
 

@@ -1,0 +1,24 @@
+//! `ruvllm list`: models that were downloaded.
+
+use crate::io::{Failure, print, print_json, size};
+use crate::pull::{Cache, Cached};
+use serde_json::json;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Print a JSON array
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let models = Cache::open()?.models()?;
+    if args.json {
+        let row =
+            |m: &Cached| json!({"repo": m.repo, "file": m.file, "bytes": m.bytes, "path": m.path});
+        return print_json(&models.iter().map(row).collect());
+    }
+    models
+        .iter()
+        .try_for_each(|m| print(format!("{:>10}  {}:{}\n", size(m.bytes), m.repo, m.file)))
+}

@@ -1,0 +1,49 @@
+//! Flags of the precision of keys and values.
+
+use clap::Args;
+use ruvllm::exec::{KvTiers, KvType, SessionOptions};
+
+/// Precision of keys and values.
+#[derive(Args)]
+pub(crate) struct CacheTypeArgs {
+    /// Type of keys in the cache: f32, f16, bf16, q8_0, q6_0, q5_0 or q4_0 [default: f16; for
+    /// `logits` f32] [short: -ctk]
+    #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_K")]
+    pub(super) cache_type_k: Option<KvType>,
+    /// Type of values in the cache [default: f16; for `logits` f32] [short: -ctv]
+    #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_V")]
+    pub(super) cache_type_v: Option<KvType>,
+    /// Keep the first page and the last RECENT tokens in f16, up to MIDDLE back in q8_0, the rest
+    /// in q4_0
+    #[arg(long, value_name = "RECENT,MIDDLE", num_args = 0..=1, require_equals = true,
+        default_missing_value = "256,2048", value_parser = tiers)]
+    pub(super) kv_tiers: Option<KvTiers>,
+    /// Type of keys and values, of fewer bits, of texts that begin while 85 % of the memory for
+    /// them are in use. Then answers depend on what else is computed
+    #[arg(long, value_name = "TYPE")]
+    kv_pressure: Option<KvType>,
+}
+
+fn tiers(text: &str) -> Result<KvTiers, String> {
+    let numbers = text
+        .split_once(',')
+        .and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+    let (recent, middle) = numbers.ok_or("expected two numbers of tokens, as in 256,2048")?;
+    Ok(KvTiers { recent, middle })
+}
+
+impl CacheTypeArgs {
+    /// Sets what the flags say in `options`, `default` where they are not given.
+    pub(crate) fn apply(&self, default: KvType, options: &mut SessionOptions) {
+        // Precision by age begins with half precision, whatever a program's default is.
+        let default = if self.kv_tiers.is_some() {
+            KvType::F16
+        } else {
+            default
+        };
+        options.kv_type = self.cache_type_k.unwrap_or(default);
+        options.kv_type_v = Some(self.cache_type_v.unwrap_or(default));
+        options.kv_tiers = self.kv_tiers;
+        options.kv_pressure = self.kv_pressure;
+    }
+}

@@ -1,0 +1,189 @@
+//! Flags of a session: its context, cache, threads and adapters.
+
+use super::cache_type::CacheTypeArgs;
+use super::engine::engine;
+use super::lora::LoraArgs;
+use super::threads::ThreadsArg;
+use crate::io::{Failure, note, size};
+use clap::Args;
+use ruvllm::SystemMemory;
+use ruvllm::exec::{
+    CacheMode, Engine, EngineOptions, KvType, PlanOptions, Preset, Session, SessionOptions,
+};
+use ruvllm::model::Model;
+use serde_json::{Map, Value};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Positions are numbers of 31 bits.
+const MAX_CTX: i64 = i32::MAX as i64;
+
+/// Size of a session.
+#[derive(Args)]
+pub(crate) struct SessionArgs {
+    /// Tokens the context holds; 0 is as many as the model was trained for
+    /// [default: the model's own, at most 4096]
+    #[arg(short, long, value_name = "N", env = "LLAMA_ARG_CTX_SIZE", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(..=MAX_CTX))]
+    ctx_size: Option<u32>,
+    /// Most tokens of the prompt to compute at a time
+    #[arg(short, long, value_name = "N", default_value_t = 2048, env = "LLAMA_ARG_BATCH", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    batch_size: u32,
+    /// As --batch-size; the smaller one counts [short: -ub]
+    #[arg(long, value_name = "N", default_value_t = 512, env = "LLAMA_ARG_UBATCH", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    ubatch_size: u32,
+    #[command(flatten)]
+    threads: ThreadsArg,
+    #[command(flatten)]
+    cache_type: CacheTypeArgs,
+    /// Context and types of the cache for a use: chat, long-chat, document or code; other flags
+    /// win
+    #[arg(long, value_name = "NAME")]
+    preset: Option<Preset>,
+    /// Compute prompts as generated tokens are: more exact, the same bits, about twice the time
+    #[arg(long)]
+    exact: bool,
+    /// Keep keys and values of prompts in this folder, for later runs that begin with the same
+    /// text
+    #[arg(long, value_name = "DIR")]
+    prompt_cache: Option<PathBuf>,
+    /// Most MiB that the folder takes; what was used least recently goes
+    #[arg(long, value_name = "N", default_value_t = 8192, requires = "prompt_cache", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    prompt_cache_size: u32,
+    #[command(flatten)]
+    pub(crate) lora: LoraArgs,
+}
+
+impl SessionArgs {
+    /// Options of the session, with these values where the flags are not given.
+    pub(crate) fn options(&self, n_ctx: Option<usize>, kv_type: KvType) -> SessionOptions {
+        let mut options = SessionOptions {
+            n_ctx: self
+                .ctx_size
+                .map(|n| n as usize)
+                .or(n_ctx)
+                .filter(|&n| n > 0),
+            n_batch: self.batch_size.min(self.ubatch_size) as usize,
+            exact: self.exact,
+            prefix: if self.prompt_cache.is_some() {
+                CacheMode::On
+            } else {
+                CacheMode::Off
+            }
+            .into(),
+            ..Default::default()
+        };
+        self.cache_type.apply(kv_type, &mut options);
+        options
+    }
+
+    /// The same for `model`, where `-c 0` is the context it was trained for, with the options of
+    /// --preset that no flag sets.
+    pub(crate) fn for_model(&self, options: &SessionOptions, model: &Model) -> SessionOptions {
+        let h = model.hparams();
+        let mut options = options.clone();
+        if self.ctx_size == Some(0) {
+            options.n_ctx = Some(h.n_ctx_train);
+        }
+        let Some(preset) = self.preset.map(|preset| preset.options(h)) else {
+            return options;
+        };
+        if self.ctx_size.is_none() {
+            options.n_ctx = preset.n_ctx;
+        }
+        let CacheTypeArgs {
+            cache_type_k,
+            cache_type_v,
+            kv_tiers,
+            ..
+        } = &self.cache_type;
+        if kv_tiers.is_none() {
+            options.kv_type = cache_type_k.unwrap_or(preset.kv_type);
+            options.kv_type_v = cache_type_v.or(preset.kv_type_v);
+            let has_types = cache_type_k.is_some() || cache_type_v.is_some();
+            options.kv_tiers = preset.kv_tiers.filter(|_| !has_types);
+        }
+        options
+    }
+
+    /// An engine for sessions that learn or do not.
+    pub(crate) fn engine(
+        &self,
+        model: &Model,
+        learns: bool,
+        options: &SessionOptions,
+    ) -> Result<Engine, Failure> {
+        let engine_options = EngineOptions {
+            prefix_folder: self.prompt_cache.clone(),
+            prefix_folder_budget: Some(u64::from(self.prompt_cache_size) << 20),
+            ..Default::default()
+        };
+        engine(
+            model,
+            self.threads.number(),
+            learns,
+            options,
+            engine_options,
+        )
+    }
+}
+
+/// A session with the adapters that the flags name, to be asked for the logits of up to `rows`
+/// tokens at a time; warns when a full context would not fit into memory.
+pub(crate) fn session(
+    model: &Model,
+    args: &SessionArgs,
+    options: &SessionOptions,
+    rows: usize,
+) -> Result<Session, Failure> {
+    let options = &args.for_model(options, model);
+    let adapters = args.lora.open(model)?;
+    let mut session = args.engine(model, false, options)?.session_with(options)?;
+    for (adapter, scale) in adapters {
+        session.attach(adapter, scale)?;
+    }
+    let adapters = session
+        .adapters()
+        .map(|(_, adapter, _)| Arc::clone(adapter))
+        .collect();
+    let n_threads = NonZeroUsize::new(session.n_threads());
+    let plan = PlanOptions {
+        n_logits: rows,
+        n_threads,
+        adapters,
+        ..options.clone().into()
+    };
+    let plan = model.check_memory(&plan)?;
+    let need = plan.needed() - plan.weights - plan.weights_copy;
+    if let Some(memory) = SystemMemory::now().filter(|memory| need > memory.available) {
+        note(format!(
+            "warning: a full context of {} tokens takes {}, but {} of memory are free; use a smaller -c",
+            session.n_ctx(),
+            size(need),
+            size(memory.available)
+        ));
+    }
+    let trained = model.hparams().n_ctx_train;
+    if session.n_ctx() > trained {
+        note(format!(
+            "warning: a context of {} tokens, but the model was trained for {trained}",
+            session.n_ctx()
+        ));
+    }
+    Ok(session)
+}
+
+/// Bytes of a session's keys and values by precision, as JSON.
+pub(crate) fn kv_bytes(session: &Session) -> Value {
+    session
+        .memory()
+        .kv
+        .iter()
+        .map(|(kind, bytes)| (kind.name().to_owned(), bytes.into()))
+        .collect::<Map<_, _>>()
+        .into()
+}

@@ -1,0 +1,89 @@
+//! Flags of commands that write one text, and how that begins.
+
+use super::learning::LearningArgs;
+use super::sampling::SamplingArgs;
+use super::session::SessionArgs;
+use super::speculation::SpeculationArgs;
+use crate::io::Progress;
+use clap::builder::BoolishValueParser;
+use ruvllm::exec::{Generation, KvType, Session, SessionOptions};
+use ruvllm::sample::Sampler;
+
+/// What `generate` and `chat` share: how a text ends, what is learnt, session and sampler.
+#[derive(clap::Args)]
+pub(crate) struct TextArgs {
+    /// Most tokens to generate; -1 or -2 is as many as the context holds
+    #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
+          allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-2..))]
+    n_predict: i64,
+    /// End before this text appears; repeatable
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) reverse_prompt: Vec<String>,
+    /// When the context is full, drop half of what lies behind the tokens of --keep and go on
+    /// [default: end the text]
+    #[arg(long, env = "LLAMA_ARG_CONTEXT_SHIFT", value_parser = BoolishValueParser::new(), conflicts_with = "learn")]
+    context_shift: bool,
+    /// Tokens at the beginning that --context-shift keeps, rounded up to 64
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        requires = "context_shift",
+        allow_negative_numbers = true
+    )]
+    keep: u32,
+    /// Show timings even if stderr is no terminal
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
+    #[command(flatten)]
+    pub(crate) learning: LearningArgs,
+    #[command(flatten)]
+    pub(crate) session: SessionArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+impl TextArgs {
+    /// Options of the session.
+    pub(crate) fn options(&self) -> SessionOptions {
+        let options = self.session.options(None, KvType::default());
+        SessionOptions {
+            context_shift: self.context_shift.then_some(self.keep as usize),
+            keep_states: self.speculation.reads_states(),
+            ..options
+        }
+    }
+
+    /// Most tokens to generate.
+    pub(crate) fn max_tokens(&self) -> usize {
+        usize::try_from(self.n_predict).unwrap_or(usize::MAX)
+    }
+}
+
+/// Computes the prompt, with progress, and gets ready to continue it.
+pub(crate) fn begin<'s>(
+    session: &'s mut Session,
+    ids: &[u32],
+    sampler: &'s mut Sampler,
+    n_batch: usize,
+) -> Result<Generation<&'s mut Session, &'s mut Sampler>, ruvllm::Error> {
+    let progress = Progress::new("reading the prompt", ids.len() as u64);
+    let learns = session.learner().is_some();
+    // What is learnt from is read as such; the last token begins the answer.
+    let last = if learns {
+        ids.len().saturating_sub(1)
+    } else {
+        ids.len().saturating_sub(1) / n_batch * n_batch
+    };
+    for (i, batch) in ids[..last].chunks(n_batch).enumerate() {
+        if learns {
+            session.record(batch)?;
+        } else {
+            session.prefill(batch)?;
+        }
+        progress.set(((i + 1) * n_batch) as u64);
+    }
+    Ok(session.generate_from(&ids[last..], sampler)?)
+}

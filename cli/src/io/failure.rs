@@ -1,0 +1,111 @@
+//! Why a subcommand did not end well, and its exit code.
+
+use super::terminal::{color, printable};
+use ruvllm::{DecodeError, GgufError, GradientError, LearnError, SessionError};
+use std::any::Any;
+use std::error::Error;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Why a subcommand did not end well.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The call was wrong.
+    Usage(String),
+    /// The work failed.
+    Work(String),
+    /// Whoever reads the output has enough of it.
+    Closed,
+    /// The user pressed Ctrl-C, or the system asked the program to end.
+    Interrupted,
+}
+
+impl Failure {
+    /// Says it on stderr; the exit code.
+    pub(crate) fn report(self) -> ExitCode {
+        let (message, code) = match self {
+            Failure::Usage(message) => (
+                format!("{message}\n\nFor more information, try '--help'."),
+                2,
+            ),
+            Failure::Work(message) => (message, 1),
+            Failure::Closed => return ExitCode::SUCCESS,
+            // What a shell reports of a program that was ended by SIGINT.
+            Failure::Interrupted => return ExitCode::from(130),
+        };
+        let message = printable(&message);
+        let label = if color(&io::stderr()) {
+            "\x1b[1;31merror:\x1b[0m"
+        } else {
+            "error:"
+        };
+        let _ = writeln!(io::stderr(), "{label} {message}");
+        ExitCode::from(code)
+    }
+
+    /// What it says, without a label.
+    #[cfg(feature = "pull")]
+    pub(crate) fn into_text(self) -> String {
+        match self {
+            Failure::Usage(text) | Failure::Work(text) => text,
+            Failure::Closed | Failure::Interrupted => "interrupted".into(),
+        }
+    }
+
+    /// A file that could not be read or written.
+    pub(crate) fn file(path: &Path) -> impl Fn(io::Error) -> Failure + '_ {
+        move |error| match error.kind() {
+            io::ErrorKind::BrokenPipe => Failure::Closed,
+            _ => Failure::Work(format!("{}: {error}", path.display())),
+        }
+    }
+}
+
+/// Refuses to replace `output`, if it exists, unless `overwrite` is given.
+pub(crate) fn check_overwrite(output: &Path, overwrite: bool) -> Result<(), Failure> {
+    if !output.exists() || overwrite {
+        return Ok(());
+    }
+    let exists = GgufError::Exists {
+        path: output.to_owned(),
+    };
+    Err(Failure::Work(format!("{exists}: --overwrite asks for it")))
+}
+
+impl<E: Error + 'static> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        let any = &error as &dyn Any;
+        let broken_pipe = any
+            .downcast_ref()
+            .is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe);
+        match (broken_pipe, is_cancelled(any)) {
+            (true, _) => Failure::Closed,
+            (_, true) => Failure::Interrupted,
+            _ if any.is::<ruvllm::arch::ArchError>() => {
+                Failure::Work(format!("RUVLLM_ARCH: {error}"))
+            }
+            _ => Failure::Work(error.to_string()),
+        }
+    }
+}
+
+/// Whether an error of the library says that a call was cancelled.
+fn is_cancelled(error: &dyn Any) -> bool {
+    let session = match error.downcast_ref() {
+        Some(ruvllm::Error::Session(error)) => Some(error),
+        _ => None,
+    };
+    let decode = match error.downcast_ref() {
+        Some(DecodeError::Session(error)) => Some(error),
+        _ => None,
+    };
+    let learn = match error.downcast_ref() {
+        Some(LearnError::Session(error) | LearnError::Gradient(GradientError::Session(error))) => {
+            Some(error)
+        }
+        _ => None,
+    };
+    let cancelled = error.downcast_ref().or(session).or(decode).or(learn);
+    matches!(cancelled, Some(SessionError::Cancelled))
+}

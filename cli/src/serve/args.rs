@@ -1,0 +1,125 @@
+//! Flags of the server, and of the model behind it.
+
+use super::http::cors::origin;
+use super::observe::audit_log::AuditLogArgs;
+use super::observe::log::LogArgs;
+use crate::flags::{
+    ModelArgs, ResidenceArgs, SamplingArgs, SessionArgs, SonaArgs, SpeculationArgs,
+};
+use crate::io::{json_object, parse_size};
+use axum::http::HeaderValue;
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+
+/// The model, and how it answers: what a server and a file of requests share.
+#[derive(clap::Args)]
+pub(crate) struct AppArgs {
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+    #[command(flatten)]
+    pub(super) residence: ResidenceArgs,
+    /// Requests that are computed side by side, each with a context of its own [short: -np]
+    #[arg(long, value_name = "N", default_value_t = 16, env = "LLAMA_ARG_N_PARALLEL",
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) parallel: u32,
+    /// Most memory for adapters (--lora), such as 512M: those used least recently are read again
+    /// when they are asked for [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(super) lora_budget: Option<u64>,
+    /// Most tokens of an answer if the request says nothing; -1 is as many as the context holds
+    #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
+          allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    pub(super) n_predict: i64,
+    /// Jinja file to use instead of the model's chat template
+    #[arg(
+        long,
+        value_name = "FILE",
+        alias = "template",
+        env = "LLAMA_ARG_CHAT_TEMPLATE_FILE"
+    )]
+    pub(super) chat_template_file: Option<PathBuf>,
+    /// What the template is told besides the conversation, as in {"enable_thinking": false};
+    /// requests may say otherwise
+    #[arg(long, value_name = "JSON", env = "LLAMA_ARG_CHAT_TEMPLATE_KWARGS", value_parser = json_object)]
+    pub(super) chat_template_kwargs: Option<Map<String, Value>>,
+    #[command(flatten)]
+    pub(super) speculation: SpeculationArgs,
+    #[command(flatten)]
+    pub(super) session: SessionArgs,
+    #[command(flatten)]
+    pub(super) sampling: SamplingArgs,
+}
+
+/// The server: what it serves, to whom, and what it tells.
+#[derive(clap::Args)]
+pub(crate) struct ServerArgs {
+    #[command(flatten)]
+    pub(super) app: AppArgs,
+    /// Address to listen on; 0.0.0.0 is reached from other machines: set --api-key then
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1",
+        env = "LLAMA_ARG_HOST"
+    )]
+    pub(super) host: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "N", default_value_t = 8080, env = "LLAMA_ARG_PORT")]
+    pub(super) port: u16,
+    /// Name of the model in the API [default: its file name]
+    #[arg(short, long, value_name = "NAME", env = "LLAMA_ARG_ALIAS")]
+    pub(super) alias: Option<String>,
+    /// Key that requests have to bring; repeatable, or several separated by commas
+    #[arg(
+        long,
+        value_name = "KEY",
+        value_delimiter = ',',
+        env = "LLAMA_API_KEY",
+        hide_env_values = true
+    )]
+    pub(super) api_key: Vec<String>,
+    /// File with a key on each line; lines that begin with # are comments
+    #[arg(long, value_name = "FILE", env = "LLAMA_ARG_API_KEY_FILE")]
+    pub(super) api_key_file: Option<PathBuf>,
+    /// Requests that run or wait; more are refused with status 429
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) max_requests: u32,
+    /// Most memory for the bodies of requests that are being read, beyond 64 KiB for each; who
+    /// finds no room is refused with status 429
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    pub(super) body_budget: u64,
+    /// Web pages that may send requests from browsers, as in https://example.com, separated by commas; * is any
+    /// [default: none but the server's own]
+    #[arg(long, value_name = "ORIGINS", value_delimiter = ',', env = "LLAMA_ARG_CORS_ORIGINS", value_parser = origin)]
+    pub(super) cors_origins: Vec<HeaderValue>,
+    /// Most milliseconds between two tokens that prompts of others may cause [default: twice what
+    /// it is without]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) max_itl_ms: Option<u64>,
+    /// Time for which a client may read nothing of its answer, or on a new connection (of ten
+    /// seconds at most) send no request, then its connection is closed [short: -to]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, env = "LLAMA_ARG_TIMEOUT", value_parser = positive)]
+    pub(super) timeout: f64,
+    /// Time in one pass after which /health answers 503
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = positive)]
+    pub(super) watchdog_seconds: f64,
+    /// With --sona: learn from each key's requests for that key alone
+    #[arg(long, requires = "sona")]
+    pub(super) learn_per_user: bool,
+    #[command(flatten)]
+    pub(super) sona: SonaArgs,
+    #[command(flatten)]
+    pub(super) log: LogArgs,
+    #[command(flatten)]
+    pub(super) audit_log: AuditLogArgs,
+}
+
+/// A number of seconds above 0.
+fn positive(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
+    if (0.001..=1e6).contains(&seconds) {
+        Ok(seconds)
+    } else {
+        Err("expected 0.001 to 1000000".into())
+    }
+}

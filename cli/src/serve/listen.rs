@@ -1,0 +1,172 @@
+//! The socket: connections are accepted until the program is asked to end, then what was asked is
+//! answered.
+
+use super::app::{Shared, load};
+use super::args::ServerArgs;
+use super::auth::keys;
+use super::blocking::MAX_BLOCKING;
+use super::http::sending::Sending;
+use super::observe::audit_log::AuditLog;
+use super::observe::log;
+use super::routes::router;
+use crate::io::{Failure, on_interrupt};
+use axum::Router;
+use futures_util::future::{Either, select};
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use std::net::TcpListener;
+use std::pin::pin;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+use tokio::sync::{Notify, Semaphore, watch as channel};
+
+/// Connections at a time; more wait to be accepted.
+const MAX_CONNECTIONS: usize = 4096;
+/// Bytes of a request's head that are read together; a head has at most twice as many.
+const HEAD: usize = 32 << 10;
+/// Most time until a new connection has sent the headers of a request, if `--timeout` is not less.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most time from an answer to the headers of the next request on its connection: pools of clients
+/// keep idle connections.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Serves until the program is asked to end.
+pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
+    // Addresses of IPv6 are written in brackets where a port follows.
+    let host = args
+        .host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(&args.host);
+    let listener = TcpListener::bind((host, args.port)).map_err(|error| {
+        Failure::Work(format!(
+            "cannot listen on {}:{}: {error}",
+            args.host, args.port
+        ))
+    })?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    let (shared, args) = (Shared::new(&args, keys(&args)?)?, Arc::new(args));
+    args.log.start()?;
+    if !address.ip().is_loopback() && shared.keys.is_empty() {
+        args.log.say(format!(
+            "warning: {address} is reached by others, and no --api-key is set"
+        ));
+    }
+    let (stop, stopped) = channel::channel(0u32);
+    let interrupt = stop.clone();
+    on_interrupt(move || interrupt.send_modify(|n| *n += 1))?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime
+        .worker_threads(2)
+        .max_blocking_threads(MAX_BLOCKING)
+        .thread_keep_alive(Duration::from_secs(2));
+    let runtime = runtime.enable_all().build()?;
+    let (failed, failure) = mpsc::channel();
+    let (of_loader, to) = (Arc::clone(&args), shared.clone());
+    let loader = move || match load(&of_loader, &to.keys) {
+        Ok(app) => {
+            let ready = format!("{} is ready on http://{address}", app.name);
+            drop(to.app.set(Arc::new(app)));
+            of_loader.log.say(ready);
+        }
+        Err(end) => {
+            let _ = failed.send(end);
+            stop.send_modify(|n| *n += 2);
+        }
+    };
+    // Its end is not awaited: it may take as long as the download of a model.
+    std::thread::Builder::new()
+        .name("loader".into())
+        .spawn(loader)?;
+    runtime.block_on(serve(listener, router(shared.clone()), stopped, &args))?;
+    // Streams that nobody reads any more end with it.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    if let Some(app) = shared.app.get() {
+        app.audit_log.iter().for_each(AuditLog::flush);
+        app.keep_measured();
+    }
+    match failure.try_recv() {
+        Ok(failure) => Err(failure),
+        Err(_) if shared.app.get().is_none() => Err(Failure::Interrupted),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Serves connections until `stopped`, then answers what was asked; the second time it ends at
+/// once.
+async fn serve(
+    listener: TcpListener,
+    router: Router,
+    mut stopped: channel::Receiver<u32>,
+    args: &ServerArgs,
+) -> Result<(), Failure> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let (graceful, permits) = (
+        GracefulShutdown::new(),
+        Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+    );
+    let http = http_builder();
+    loop {
+        let accept = async {
+            let permit = Arc::clone(&permits).acquire_owned().await;
+            (permit, listener.accept().await)
+        };
+        let (permit, accepted) =
+            match select(pin!(accept), pin!(stopped.wait_for(|&n| n > 0))).await {
+                Either::Left((accepted, _)) => accepted,
+                Either::Right(_) => break,
+            };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Most often there are no descriptors left, for a while.
+                tracing::warn!(target: log::HTTP, %error, "a connection was not accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        // Tokens are sent one by one.
+        let _ = stream.set_nodelay(true);
+        let asked = Arc::new(Notify::new());
+        let (service, begins) = (TowerToHyperService::new(router.clone()), Arc::clone(&asked));
+        let service = service_fn(move |request| {
+            begins.notify_one();
+            service.call(request)
+        });
+        let limit = Duration::from_secs_f64(args.timeout);
+        let stream = TokioIo::new(Sending::new(stream, limit));
+        let connection = graceful.watch(http.serve_connection(stream, service));
+        tokio::spawn(async move {
+            let mut connection = pin!(connection);
+            let first = tokio::time::timeout(limit.min(HEADER_TIMEOUT), asked.notified());
+            if let Either::Right((Ok(()), _)) = select(connection.as_mut(), pin!(first)).await {
+                // A client that went away is no failure of the server.
+                let _ = connection.await;
+            }
+            drop(permit);
+        });
+    }
+    drop(listener);
+    if *stopped.borrow() < 2 {
+        args.log.say("ending; what was asked is answered first");
+        select(
+            pin!(graceful.shutdown()),
+            pin!(stopped.wait_for(|&n| n > 1)),
+        )
+        .await;
+    }
+    Ok(())
+}
+
+/// How connections are served.
+pub(super) fn http_builder() -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(IDLE_TIMEOUT)
+        .max_buf_size(HEAD);
+    http
+}
