@@ -16,9 +16,9 @@
 /// bits of keys and values: stored ones of another version are not reused.
 pub const ARITHMETIC_VERSION: u32 = 9;
 
-/// Coefficients of the exponent of `1 − erf(x)` for `x ≥ 0`: with `t = 1/(1 + x/2)` it is `t·exp(c₀
-/// + c₁t + … + c₉t⁹ − x²)`, with a relative error below 1.2e-7, except for rounding to `f32` (W. J.
-/// Press et al., Numerical Recipes in C, 2nd edition, §6.2).
+/// Coefficients of the exponent of `1 − erf(x)` for `x ≥ 0`: with `t = 1/(1 + x/2)` it is
+/// `t·exp(c₀ + c₁t + … + c₉t⁹ − x²)`, with a relative error below 1.2e-7, except for rounding to
+/// `f32` (W. J. Press et al., Numerical Recipes in C, 2nd edition, §6.2).
 const ERFC: [f32; 10] = [
     -1.265_512_2,
     1.000_023_7,
@@ -1268,3 +1268,6 @@ pub struct ArchError {
     /// Whether this build knows the level at all.
     pub known: bool,
 }
+
+#[cfg(test)]
+mod tests;

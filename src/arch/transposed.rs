@@ -20,6 +20,9 @@ pub(super) trait Turn: Panels {
     /// 64.
     const ROWS: usize;
 
+    /// Whether the level has kernels for a format; the others are left to the scalar level.
+    const KNOWS: fn(DType) -> bool;
+
     /// Expands the values `wanted` of at most [`BLOCK`] weights of a row. The range begins at a
     /// multiple of [`COLUMNS`], and `out` has room for its length rounded up to 32.
     ///
@@ -47,15 +50,15 @@ pub(super) const fn transposed<P: Turn>() -> Transposed {
     }
 }
 
-/// Expands blocks with [`Turn::EXPAND`], but a rest that is no multiple of 32 values with the
-/// format's own function.
+/// Expands blocks with [`Turn::EXPAND`], but those of a format that the level does not know, and a
+/// rest that is no multiple of 32 values, with the format's own function.
 pub(super) unsafe fn dequantize<P: Turn>(dtype: DType, blocks: &[u8], x: &mut [f32]) {
-    let format = dtype.float_format();
+    let (format, known) = (dtype.float_format(), (P::KNOWS)(dtype));
     for (blocks, x) in blocks
         .chunks(BLOCK / format.block_elems * format.block_bytes)
         .zip(x.chunks_mut(BLOCK))
     {
-        if x.len().is_multiple_of(32) {
+        if known && x.len().is_multiple_of(32) {
             // SAFETY: the caller's promise.
             unsafe { (P::EXPAND)(dtype, blocks, 0..x.len(), x) };
         } else {

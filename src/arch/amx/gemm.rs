@@ -56,6 +56,7 @@ use super::unpack::{
     Bf16, DEPTH, Dequantized, F16, FiveBits, GROUP, Halves, LANES, PanelRow, UnpackTile, Widened,
     split,
 };
+use crate::arch::avx2::unpack::with_groups;
 use crate::arch::avx512::{gemm as avx512, peak};
 use crate::arch::gemm::{TILE, packed_bytes, prefetch};
 use crate::arch::{CacheLine, ColumnsMut, Gemm, PanelElement};
@@ -80,6 +81,11 @@ const TILE_SUMS: usize = TILE * VECS * LANES;
 const SQUARE: usize = LANES * LANES;
 
 pub(super) fn gemm_for(dtype: DType) -> Gemm {
+    macro_rules! dequantized {
+        ($block:ident) => {
+            const { on_tiles::<Dequantized>() }
+        };
+    }
     match dtype {
         DType::F32 => avx512::gemm_for(dtype),
         DType::F16 => const { on_tiles::<F16>() },
@@ -98,7 +104,7 @@ pub(super) fn gemm_for(dtype: DType) -> Gemm {
         DType::Q3_K => const { on_tiles::<Widened<BlockQ3K>>() },
         DType::Q6_K => const { on_tiles::<Widened<BlockQ6K>>() },
         DType::TQ2_0 => const { on_tiles::<Widened<BlockTq2_0>>() },
-        _ => const { on_tiles::<Dequantized>() },
+        _ => with_groups!(dtype, dequantized, avx512::gemm_for(dtype)),
     }
 }
 

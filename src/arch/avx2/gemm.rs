@@ -8,7 +8,7 @@
 
 use super::elementwise::{F32x8, zero};
 use super::matmul::plain_gemm;
-use super::unpack::{Factors, Groups, store256, wanted_groups, with_groups};
+use super::unpack::{Factors, Groups, knows, store256, wanted_groups, with_groups};
 use crate::arch::acts::byte_scale;
 use crate::arch::gemm::{
     BLOCK, FewRows, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table,
@@ -17,7 +17,7 @@ use crate::arch::lanes::Lanes;
 use crate::arch::lanes::packing::{MAX_LANES, Transpose};
 use crate::arch::lanes::panels::{self, f32_panels};
 use crate::arch::transposed::{Turn, transposed};
-use crate::arch::{Gemm, PanelElement, Transposed};
+use crate::arch::{Gemm, PanelElement, Transposed, scalar};
 use crate::quant::*;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -39,16 +39,15 @@ pub(super) fn gemm_for(dtype: DType) -> Gemm {
         DType::IQ1_M | DType::IQ2_XS | DType::IQ2_S | DType::NVFP4 => {
             const { table::<IntPanels<16, 16>>() }
         }
-        _ => with_groups!(
-            dtype,
-            integers,
-            unreachable!("{dtype} is no format of weights")
-        ),
+        _ => with_groups!(dtype, integers, (scalar::KERNELS.gemm)(dtype)),
     }
 }
 
 /// Scales run along rows, so that a column's weights share none: `f32` panels for all formats.
-pub(super) fn transposed_for(_dtype: DType) -> Transposed {
+pub(super) fn transposed_for(dtype: DType) -> Transposed {
+    if !knows(dtype) {
+        return (scalar::KERNELS.transposed)(dtype);
+    }
     const { transposed::<F32Panels>() }
 }
 
@@ -125,7 +124,7 @@ fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
         _ => with_groups!(
             dtype,
             blocks,
-            unreachable!("{dtype} is no format of weights")
+            unreachable!("{dtype} runs the scalar kernels")
         ),
     }
 }
@@ -261,7 +260,7 @@ impl<const BITS: u32, const SPAN: usize> UnpackRows for IntPanels<BITS, SPAN> {
         with_groups!(
             dtype,
             blocks,
-            unreachable!("{dtype} is no format of integers")
+            unreachable!("{dtype} runs the scalar kernels")
         )
     }
 
@@ -305,7 +304,7 @@ fn fill_ints<const BYTES: bool>(
     with_groups!(
         dtype,
         blocks,
-        unreachable!("{dtype} is no format of integers")
+        unreachable!("{dtype} runs the scalar kernels")
     )
 }
 

@@ -12,52 +12,33 @@
 //! (19), F16 28 (41), F32 33 (81).
 
 use super::elementwise::{F32x8, zero};
-use super::unpack::Groups;
+use super::unpack::{Groups, with_groups};
 use crate::arch::gemm::prefetch_line;
 use crate::arch::lanes::matvec::{OneRow, plain_products};
-use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
+use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn, scalar};
 use crate::quant::*;
 use bytemuck::Pod;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 pub(super) fn matvec_for(dtype: DType) -> Matvec {
-    let q16 = |kernel: MatvecFn| Matvec {
-        form: ActForm::Q16,
-        kernel,
-    };
     let f32 = |kernel: MatvecFn| Matvec {
         form: ActForm::F32,
         kernel,
     };
+    macro_rules! q16 {
+        ($block:ident) => {
+            Matvec {
+                form: ActForm::Q16,
+                kernel: matvec::<$block, { $block::PER_256 }>,
+            }
+        };
+    }
     match dtype {
         DType::F32 => f32(matvec_plain::<f32>),
         DType::F16 => f32(matvec_plain::<f16>),
         DType::BF16 => f32(matvec_plain::<bf16>),
-        DType::Q4_0 => q16(matvec::<BlockQ4_0, 8>),
-        DType::Q4_1 => q16(matvec::<BlockQ4_1, 8>),
-        DType::Q5_0 => q16(matvec::<BlockQ5_0, 8>),
-        DType::Q5_1 => q16(matvec::<BlockQ5_1, 8>),
-        DType::Q8_0 => q16(matvec::<BlockQ8_0, 8>),
-        DType::Q2_K => q16(matvec::<BlockQ2K, 1>),
-        DType::Q3_K => q16(matvec::<BlockQ3K, 1>),
-        DType::Q4_K => q16(matvec::<BlockQ4K, 1>),
-        DType::Q5_K => q16(matvec::<BlockQ5K, 1>),
-        DType::Q6_K => q16(matvec::<BlockQ6K, 1>),
-        DType::IQ4_NL => q16(matvec::<BlockIq4Nl, 8>),
-        DType::IQ4_XS => q16(matvec::<BlockIq4Xs, 1>),
-        DType::MXFP4 => q16(matvec::<BlockMxfp4, 8>),
-        DType::NVFP4 => q16(matvec::<BlockNvfp4, 4>),
-        DType::IQ1_S => q16(matvec::<BlockIq1S, 1>),
-        DType::IQ1_M => q16(matvec::<BlockIq1M, 1>),
-        DType::IQ2_XXS => q16(matvec::<BlockIq2Xxs, 1>),
-        DType::IQ2_XS => q16(matvec::<BlockIq2Xs, 1>),
-        DType::IQ2_S => q16(matvec::<BlockIq2S, 1>),
-        DType::IQ3_XXS => q16(matvec::<BlockIq3Xxs, 1>),
-        DType::IQ3_S => q16(matvec::<BlockIq3S, 1>),
-        DType::TQ1_0 => q16(matvec::<BlockTq1_0, 1>),
-        DType::TQ2_0 => q16(matvec::<BlockTq2_0, 1>),
-        _ => unreachable!("{dtype} is no format of weights"),
+        _ => with_groups!(dtype, q16, (scalar::KERNELS.matvec)(dtype)),
     }
 }
 

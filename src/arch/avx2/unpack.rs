@@ -16,6 +16,8 @@ pub(in crate::arch) struct Factors {
 /// A block of `GROUPS` groups of 32 values.
 pub(in crate::arch) trait Groups: Pod {
     const GROUPS: usize;
+    /// Blocks that hold 256 values: `Self`, or an array.
+    type Of256: Pod;
     /// For formats without a minimum: `offset = −ZERO·scale`.
     const ZERO: u8 = 0;
 
@@ -42,44 +44,42 @@ pub(in crate::arch) fn wanted_groups<B: Groups>(i: usize, wanted: &Range<usize>)
             .min(B::GROUPS)
 }
 
-/// Calls `$do!(Type)` for the block type of `$dtype`, or evaluates to `$other`.
+/// Calls `$do!(Block)` for the block structure of `$dtype`, or evaluates to `$other` if the x86 levels
+/// do not know the format. Those that they know are listed here.
 macro_rules! with_groups {
     ($dtype:expr, $do:ident, $other:expr) => {
+        with_groups! { $dtype, $do, $other,
+            BlockQ4_0 BlockQ4_1 BlockQ5_0 BlockQ5_1 BlockQ8_0 BlockQ2K BlockQ3K BlockQ4K
+            BlockQ5K BlockQ6K BlockIq4Nl BlockIq4Xs BlockMxfp4 BlockNvfp4 BlockIq1S BlockIq1M
+            BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockIq3S BlockTq1_0 BlockTq2_0
+        }
+    };
+    ($dtype:expr, $do:ident, $other:expr, $($block:ident)*) => {
         match $dtype {
-            DType::Q4_0 => $do!(BlockQ4_0),
-            DType::Q4_1 => $do!(BlockQ4_1),
-            DType::Q5_0 => $do!(BlockQ5_0),
-            DType::Q5_1 => $do!(BlockQ5_1),
-            DType::Q8_0 => $do!(BlockQ8_0),
-            DType::Q2_K => $do!(BlockQ2K),
-            DType::Q3_K => $do!(BlockQ3K),
-            DType::Q4_K => $do!(BlockQ4K),
-            DType::Q5_K => $do!(BlockQ5K),
-            DType::Q6_K => $do!(BlockQ6K),
-            DType::IQ4_NL => $do!(BlockIq4Nl),
-            DType::IQ4_XS => $do!(BlockIq4Xs),
-            DType::MXFP4 => $do!(BlockMxfp4),
-            DType::NVFP4 => $do!(BlockNvfp4),
-            DType::IQ1_S => $do!(BlockIq1S),
-            DType::IQ1_M => $do!(BlockIq1M),
-            DType::IQ2_XXS => $do!(BlockIq2Xxs),
-            DType::IQ2_XS => $do!(BlockIq2Xs),
-            DType::IQ2_S => $do!(BlockIq2S),
-            DType::IQ3_XXS => $do!(BlockIq3Xxs),
-            DType::IQ3_S => $do!(BlockIq3S),
-            DType::TQ1_0 => $do!(BlockTq1_0),
-            DType::TQ2_0 => $do!(BlockTq2_0),
+            $($block::DTYPE => $do!($block),)*
             _ => $other,
         }
     };
 }
 pub(in crate::arch) use with_groups;
 
+/// Whether the x86 levels have kernels for a format.
+pub(in crate::arch) fn knows(dtype: DType) -> bool {
+    macro_rules! known {
+        ($block:ident) => {
+            true
+        };
+    }
+    let plain = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    plain || with_groups!(dtype, known, false)
+}
+
 /// Blocks of one group with one scale and one offset.
 macro_rules! small {
     ($block:ident, zero: $zero:literal, |$b:ident| $scale:expr, $offset:expr, $bytes:expr) => {
         impl Groups for $block {
             const GROUPS: usize = 1;
+            type Of256 = [Self; 8];
             const ZERO: u8 = $zero;
 
             #[inline]
@@ -111,6 +111,7 @@ small!(BlockMxfp4, zero: 0, |b| b.half_scale(), 0.0, look_up(&MXFP4_VALUES, halv
 
 impl Groups for BlockNvfp4 {
     const GROUPS: usize = 2;
+    type Of256 = [Self; 4];
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
@@ -139,6 +140,7 @@ macro_rules! large {
     ($block:ident, |$b:ident| $factors:expr, |$g:ident| $bytes:expr) => {
         impl Groups for $block {
             const GROUPS: usize = 8;
+            type Of256 = Self;
 
             #[inline]
             #[target_feature(enable = "avx2,f16c")]

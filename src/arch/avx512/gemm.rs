@@ -19,7 +19,7 @@ use super::few;
 use super::matmul::plain_gemm;
 use crate::arch::acts::byte_scale;
 use crate::arch::avx2::gemm::{int_blocks, int_words, record, round, round_halves};
-use crate::arch::avx2::unpack::{Factors, Groups, wanted_groups, with_groups};
+use crate::arch::avx2::unpack::{Factors, Groups, knows, wanted_groups, with_groups};
 use crate::arch::gemm::{
     BLOCK, FewRows, Multiply, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table,
 };
@@ -27,7 +27,7 @@ use crate::arch::lanes::Lanes;
 use crate::arch::lanes::packing::{MAX_LANES, Transpose};
 use crate::arch::lanes::panels::{self, f32_panels};
 use crate::arch::transposed::{COLUMNS, Turn, transposed};
-use crate::arch::{Gemm, PanelElement, Transposed};
+use crate::arch::{Gemm, PanelElement, Transposed, scalar};
 use crate::quant::*;
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -53,11 +53,7 @@ pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
         DType::Q4_K | DType::Q5_K => const { few::spans::<32>() },
         DType::Q2_K | DType::Q3_K | DType::Q6_K => const { few::spans::<16>() },
         DType::Q4_1 | DType::Q5_1 => const { table::<IntPanels<false, 32>>() },
-        _ => with_groups!(
-            dtype,
-            bytes,
-            unreachable!("{dtype} is no format of weights")
-        ),
+        _ => with_groups!(dtype, bytes, (scalar::KERNELS.gemm)(dtype)),
     }
 }
 
@@ -68,7 +64,8 @@ pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
 pub(super) fn transposed_for(dtype: DType) -> Transposed {
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => const { transposed::<F32Panels>() },
-        _ => const { transposed::<BytePanels>() },
+        _ if knows(dtype) => const { transposed::<BytePanels>() },
+        _ => (scalar::KERNELS.transposed)(dtype),
     }
 }
 
@@ -227,7 +224,7 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> UnpackRows
         with_groups!(
             dtype,
             blocks,
-            unreachable!("{dtype} is no format of integers")
+            unreachable!("{dtype} runs the scalar kernels")
         )
     }
 
@@ -268,7 +265,7 @@ fn fill_ints<const BYTES: bool, const EXCESS: bool>(
     with_groups!(
         dtype,
         blocks,
-        unreachable!("{dtype} is no format of integers")
+        unreachable!("{dtype} runs the scalar kernels")
     )
 }
 
@@ -517,6 +514,7 @@ impl Panels for BytePanels {
 }
 
 impl Turn for BytePanels {
+    const KNOWS: fn(DType) -> bool = knows;
     const ROWS: usize = Self::SPAN;
     const EXPAND: unsafe fn(DType, &[u8], Range<usize>, &mut [f32]) = unpack;
     const TURN: unsafe fn(*const f32, *mut u32) = turn_bytes;
@@ -821,7 +819,7 @@ fn unpack(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
         _ => with_groups!(
             dtype,
             blocks,
-            unreachable!("{dtype} is no format of weights")
+            unreachable!("{dtype} runs the scalar kernels")
         ),
     }
 }

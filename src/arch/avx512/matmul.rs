@@ -5,50 +5,32 @@
 use super::coded::registers_of_bits;
 use super::elementwise::{F32x16, zero};
 use super::planes::{self, UnpackPlanes, Unpacked};
+use crate::arch::avx2::unpack::{Groups, with_groups};
 use crate::arch::avx2::{each, joined, padded};
 use crate::arch::lanes::matvec::{OneRow, plain_products};
-use crate::arch::{ActForm, Acts, BlockP16, ColumnsMut, Matvec, MatvecFn};
+use crate::arch::{ActForm, Acts, BlockP16, ColumnsMut, Matvec, MatvecFn, scalar};
 use crate::quant::*;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 pub(super) fn matvec_for(dtype: DType) -> Matvec {
-    let p16 = |kernel: MatvecFn| Matvec {
-        form: ActForm::P16,
-        kernel,
-    };
     let f32 = |kernel: MatvecFn| Matvec {
         form: ActForm::F32,
         kernel,
     };
+    macro_rules! p16 {
+        ($block:ident) => {
+            Matvec {
+                form: ActForm::P16,
+                kernel: planes::matvec::<<$block as Groups>::Of256>,
+            }
+        };
+    }
     match dtype {
         DType::F32 => f32(matvec_plain::<f32>),
         DType::F16 => f32(matvec_plain::<f16>),
         DType::BF16 => f32(matvec_plain::<bf16>),
-        DType::Q4_0 => p16(planes::matvec::<Eight<BlockQ4_0>>),
-        DType::Q4_1 => p16(planes::matvec::<Eight<BlockQ4_1>>),
-        DType::Q5_0 => p16(planes::matvec::<Eight<BlockQ5_0>>),
-        DType::Q5_1 => p16(planes::matvec::<Eight<BlockQ5_1>>),
-        DType::Q8_0 => p16(planes::matvec::<Eight<BlockQ8_0>>),
-        DType::Q2_K => p16(planes::matvec::<BlockQ2K>),
-        DType::Q3_K => p16(planes::matvec::<BlockQ3K>),
-        DType::Q4_K => p16(planes::matvec::<BlockQ4K>),
-        DType::Q5_K => p16(planes::matvec::<BlockQ5K>),
-        DType::Q6_K => p16(planes::matvec::<BlockQ6K>),
-        DType::IQ4_NL => p16(planes::matvec::<Eight<BlockIq4Nl>>),
-        DType::IQ4_XS => p16(planes::matvec::<BlockIq4Xs>),
-        DType::MXFP4 => p16(planes::matvec::<Eight<BlockMxfp4>>),
-        DType::NVFP4 => p16(planes::matvec::<[BlockNvfp4; 4]>),
-        DType::IQ1_S => p16(planes::matvec::<BlockIq1S>),
-        DType::IQ1_M => p16(planes::matvec::<BlockIq1M>),
-        DType::IQ2_XXS => p16(planes::matvec::<BlockIq2Xxs>),
-        DType::IQ2_XS => p16(planes::matvec::<BlockIq2Xs>),
-        DType::IQ2_S => p16(planes::matvec::<BlockIq2S>),
-        DType::IQ3_XXS => p16(planes::matvec::<BlockIq3Xxs>),
-        DType::IQ3_S => p16(planes::matvec::<BlockIq3S>),
-        DType::TQ1_0 => p16(planes::matvec::<BlockTq1_0>),
-        DType::TQ2_0 => p16(planes::matvec::<BlockTq2_0>),
-        _ => unreachable!("{dtype} is no format of weights"),
+        _ => with_groups!(dtype, p16, (scalar::KERNELS.matvec)(dtype)),
     }
 }
 

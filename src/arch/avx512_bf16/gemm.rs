@@ -142,7 +142,7 @@ pub(in crate::arch) fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
     with_groups!(
         dtype,
         blocks,
-        unreachable!("{dtype} is no format of blocks")
+        unreachable!("{dtype} runs the scalar kernels")
     )
 }
 
@@ -158,7 +158,7 @@ fn fill(dtype: DType, rows: &[&[u8]; LANES], _: &mut [u32], turned: &mut [u32]) 
     with_groups!(
         dtype,
         blocks,
-        unreachable!("{dtype} is no format of blocks")
+        unreachable!("{dtype} runs the scalar kernels")
     )
 }
 

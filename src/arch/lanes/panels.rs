@@ -115,7 +115,7 @@ pub(in crate::arch) fn widen<V: Lanes, T: Widen<V>>(z: V, bytes: &[u8], out: &mu
 
 /// `F32Panels` of one level, whose register tiles have up to three registers of activations and
 /// `rows` weight rows, or `rows_of_one` with one register; `$zero` must be safe under `$features`,
-/// and `unpack` must expand the wanted values of a row's blocks.
+/// `unpack` must expand the wanted values of a row's blocks, and `knows` say for which formats.
 macro_rules! f32_panels {
     ($features:literal, $lanes:ty, $zero:expr, depth: $depth:expr, rows: $rows:literal, rows_of_one: $alone:literal) => {
         /// Panels of `f32`.
@@ -147,6 +147,7 @@ macro_rules! f32_panels {
         }
 
         impl Turn for F32Panels {
+            const KNOWS: fn(DType) -> bool = knows;
             const ROWS: usize = panels::TURN_ROWS;
             const EXPAND: unsafe fn(DType, &[u8], Range<usize>, &mut [f32]) = unpack;
             const TURN: unsafe fn(*const f32, *mut u32) = turn;

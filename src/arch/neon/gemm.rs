@@ -8,11 +8,11 @@
 
 use super::elementwise::{F32x4, widen_f16, zero};
 use super::matmul::{load, plain_gemm};
-use super::unpack::{Factors, UnpackBlocks, widened_signed, with_weights};
+use super::unpack::{Factors, UnpackBlocks, knows, widened_signed, with_weights};
 use crate::arch::gemm::{BLOCK, Panels, RegisterTile, TILE, UnpackRows, table};
 use crate::arch::lanes::packing::{MAX_LANES, Transpose, packing};
 use crate::arch::transposed::{COLUMNS, Turn, transposed};
-use crate::arch::{Gemm, PanelElement, Transposed};
+use crate::arch::{Gemm, PanelElement, Transposed, scalar};
 use crate::quant::*;
 use half::{bf16, f16};
 use std::arch::aarch64::*;
@@ -23,12 +23,16 @@ pub(in crate::arch) fn gemm_for(dtype: DType) -> Gemm {
         DType::F32 => const { plain_gemm::<f32>() },
         DType::F16 => const { plain_gemm::<f16>() },
         DType::BF16 => const { plain_gemm::<bf16>() },
-        _ => const { table::<F32Panels>() },
+        _ if knows(dtype) => const { table::<F32Panels>() },
+        _ => (scalar::KERNELS.gemm)(dtype),
     }
 }
 
 /// Scales run along rows, so that a column's weights share none: `f32` panels for all formats.
-pub(super) fn transposed_for(_dtype: DType) -> Transposed {
+pub(super) fn transposed_for(dtype: DType) -> Transposed {
+    if !knows(dtype) {
+        return (scalar::KERNELS.transposed)(dtype);
+    }
     const { transposed::<F32Panels>() }
 }
 
@@ -75,6 +79,7 @@ impl UnpackRows for F32Panels {
 }
 
 impl Turn for F32Panels {
+    const KNOWS: fn(DType) -> bool = knows;
     const ROWS: usize = 32;
     const EXPAND: unsafe fn(DType, &[u8], Range<usize>, &mut [f32]) = unpack::<1>;
     const TURN: unsafe fn(*const f32, *mut u32) = turn;
@@ -204,8 +209,8 @@ fn transpose([a, b, c, d]: [float32x4_t; 4]) -> [float32x4_t; 4] {
 #[target_feature(enable = "neon")]
 fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
     macro_rules! blocks {
-        ($block:ident, $n:literal) => {
-            blocks::<$block, $n, STRIDE>(bytes, wanted, out)
+        ($block:ident) => {
+            blocks::<$block, { $block::PER_256 }, STRIDE>(bytes, wanted, out)
         };
     }
     match dtype {
@@ -236,7 +241,7 @@ fn unpack<const STRIDE: usize>(dtype: DType, bytes: &[u8], wanted: Range<usize>,
         _ => with_weights!(
             dtype,
             blocks,
-            unreachable!("{dtype} is no format of weights")
+            unreachable!("{dtype} runs the scalar kernels")
         ),
     }
 }

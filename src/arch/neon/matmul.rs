@@ -33,7 +33,7 @@
 use super::elementwise::{F32x4, zero};
 use super::unpack::{Factors, UnpackBlocks, with_weights};
 use crate::arch::lanes::matvec::{OneRow, plain_products};
-use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn};
+use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn, scalar};
 use crate::quant::*;
 use half::{bf16, f16};
 use std::arch::aarch64::*;
@@ -47,7 +47,7 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
         DType::F32 => f32(matvec_plain::<f32>),
         DType::F16 => f32(matvec_plain::<f16>),
         DType::BF16 => f32(matvec_plain::<bf16>),
-        _ => matvec_ints!(dtype, unreachable!("{dtype} is no format of weights")),
+        _ => matvec_ints!(dtype, (scalar::KERNELS.matvec)(dtype)),
     }
 }
 
@@ -55,10 +55,10 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
 macro_rules! matvec_ints {
     ($dtype:expr, $other:expr) => {{
         macro_rules! q16 {
-            ($block:ident, $n:literal) => {
+            ($block:ident) => {
                 Matvec {
                     form: ActForm::Q16,
-                    kernel: matvec_q16::<$block, $n>,
+                    kernel: matvec_q16::<$block, { $block::PER_256 }>,
                 }
             };
         }

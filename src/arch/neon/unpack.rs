@@ -34,38 +34,35 @@ pub(in crate::arch) trait UnpackBlocks<const N: usize>: Pod {
     unsafe fn bytes(blocks: &[Self; N], b: usize) -> [int8x16_t; 2];
 }
 
-/// Calls `$do!(Type, N)` for the block type of `$dtype`, or evaluates to `$other`.
+/// Calls `$do!(Block)` for the block structure of `$dtype`, or evaluates to `$other` if the Arm levels
+/// do not know the format. Those that they know are listed here.
 macro_rules! with_weights {
     ($dtype:expr, $do:ident, $other:expr) => {
+        with_weights! { $dtype, $do, $other,
+            BlockQ4_0 BlockQ4_1 BlockQ5_0 BlockQ5_1 BlockQ8_0 BlockQ2K BlockQ3K BlockQ4K
+            BlockQ5K BlockQ6K BlockIq4Nl BlockIq4Xs BlockMxfp4 BlockNvfp4 BlockIq1S BlockIq1M
+            BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockIq3S BlockTq1_0 BlockTq2_0
+        }
+    };
+    ($dtype:expr, $do:ident, $other:expr, $($block:ident)*) => {
         match $dtype {
-            DType::Q4_0 => $do!(BlockQ4_0, 8),
-            DType::Q4_1 => $do!(BlockQ4_1, 8),
-            DType::Q5_0 => $do!(BlockQ5_0, 8),
-            DType::Q5_1 => $do!(BlockQ5_1, 8),
-            DType::Q8_0 => $do!(BlockQ8_0, 8),
-            DType::Q2_K => $do!(BlockQ2K, 1),
-            DType::Q3_K => $do!(BlockQ3K, 1),
-            DType::Q4_K => $do!(BlockQ4K, 1),
-            DType::Q5_K => $do!(BlockQ5K, 1),
-            DType::Q6_K => $do!(BlockQ6K, 1),
-            DType::IQ4_NL => $do!(BlockIq4Nl, 8),
-            DType::IQ4_XS => $do!(BlockIq4Xs, 1),
-            DType::MXFP4 => $do!(BlockMxfp4, 8),
-            DType::NVFP4 => $do!(BlockNvfp4, 4),
-            DType::IQ1_S => $do!(BlockIq1S, 1),
-            DType::IQ1_M => $do!(BlockIq1M, 1),
-            DType::IQ2_XXS => $do!(BlockIq2Xxs, 1),
-            DType::IQ2_XS => $do!(BlockIq2Xs, 1),
-            DType::IQ2_S => $do!(BlockIq2S, 1),
-            DType::IQ3_XXS => $do!(BlockIq3Xxs, 1),
-            DType::IQ3_S => $do!(BlockIq3S, 1),
-            DType::TQ1_0 => $do!(BlockTq1_0, 1),
-            DType::TQ2_0 => $do!(BlockTq2_0, 1),
+            $($block::DTYPE => $do!($block),)*
             _ => $other,
         }
     };
 }
 pub(in crate::arch) use with_weights;
+
+/// Whether the Arm levels have kernels for a format.
+pub(in crate::arch) fn knows(dtype: DType) -> bool {
+    macro_rules! known {
+        ($block:ident) => {
+            true
+        };
+    }
+    let plain = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    plain || with_weights!(dtype, known, false)
+}
 
 /// One format: its constants, its factors, its bytes.
 macro_rules! weights {

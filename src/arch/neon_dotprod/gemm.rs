@@ -32,7 +32,7 @@ macro_rules! int_gemm_for {
     ($ints:ident) => {
         pub(super) fn gemm_for(dtype: DType) -> Gemm {
             macro_rules! two_planes {
-                ($block:ident, $n:literal) => {
+                ($block:ident) => {
                     const { table::<$ints<2, 32>>() }
                 };
             }
@@ -183,15 +183,15 @@ macro_rules! int_panels {
 
             unsafe fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
                 macro_rules! blocks {
-                    ($block:ident, $n:literal) => {
+                    ($block:ident) => {
                         // SAFETY: the caller's promise.
-                        unsafe { int_blocks::<$block, $n>(bytes, out) }
+                        unsafe { int_blocks::<$block, { $block::PER_256 }>(bytes, out) }
                     };
                 }
                 with_weights!(
                     dtype,
                     blocks,
-                    unreachable!("{dtype} is no format of integers")
+                    unreachable!("{dtype} runs the scalar kernels")
                 )
             }
         }
