@@ -19,7 +19,7 @@
 //! Loop structure after Goto & van de Geijn, "Anatomy of high-performance matrix multiplication"
 //! (2008). Each sum adds its products in the order of `k`, whatever the tile.
 
-use super::lanes::packing::MAX_LANES;
+use super::generic::packing::MAX_LANES;
 use super::{CacheLine, ColumnsMut, Gemm, PanelElement};
 use crate::quant::DType;
 use std::ops::Range;

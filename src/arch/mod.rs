@@ -72,31 +72,21 @@ macro_rules! kernels {
     };
 }
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 mod acts;
-#[cfg(target_arch = "x86_64")]
-mod amx;
 mod attention;
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
-#[cfg(target_arch = "x86_64")]
-mod avx512_bf16;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod gemm;
-mod kv;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod lanes;
-#[cfg(target_arch = "aarch64")]
-mod neon;
-#[cfg(target_arch = "aarch64")]
-mod neon_dotprod;
-#[cfg(target_arch = "aarch64")]
-mod neon_i8mm;
+mod generic;
+mod kv;
 mod scalar;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod transposed;
 mod view;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use crate::quant::DType;
 
@@ -480,19 +470,19 @@ pub(crate) type LoadKvFn = unsafe fn(kind: KvType, block: &[u8], dim: usize, row
 /// Levels this build has, best first.
 static LEVELS: &[&Kernels] = &[
     #[cfg(target_arch = "x86_64")]
-    &amx::KERNELS,
+    &x86::amx::KERNELS,
     #[cfg(target_arch = "x86_64")]
-    &avx512_bf16::KERNELS,
+    &x86::avx512_bf16::KERNELS,
     #[cfg(target_arch = "x86_64")]
-    &avx512::KERNELS,
+    &x86::avx512::KERNELS,
     #[cfg(target_arch = "x86_64")]
-    &avx2::KERNELS,
+    &x86::avx2::KERNELS,
     #[cfg(target_arch = "aarch64")]
-    &neon_i8mm::KERNELS,
+    &aarch64::i8mm::KERNELS,
     #[cfg(target_arch = "aarch64")]
-    &neon_dotprod::KERNELS,
+    &aarch64::dotprod::KERNELS,
     #[cfg(target_arch = "aarch64")]
-    &neon::KERNELS,
+    &aarch64::neon::KERNELS,
     &scalar::KERNELS,
 ];
 
