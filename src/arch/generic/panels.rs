@@ -119,7 +119,7 @@ pub(in crate::arch) fn widen<V: Lanes, T: Widen<V>>(z: V, bytes: &[u8], out: &mu
 macro_rules! f32_panels {
     ($features:literal, $lanes:ty, $zero:expr, depth: $depth:expr, rows: $rows:literal, rows_of_one: $alone:literal) => {
         /// Panels of `f32`.
-        pub(super) enum F32Panels {}
+        pub(in crate::arch) enum F32Panels {}
 
         impl Panels for F32Panels {
             const LANES: usize = <$lanes>::N;
@@ -170,7 +170,7 @@ macro_rules! f32_panels {
 
         /// See [`panels::turn_panel`].
         #[target_feature(enable = $features)]
-        unsafe fn turn_panel(panel: *const u32, n: usize, turned: *mut u32) {
+        pub(in crate::arch) unsafe fn turn_panel(panel: *const u32, n: usize, turned: *mut u32) {
             // SAFETY: the caller's promise.
             unsafe { panels::turn_panel($zero, panel.cast(), n, turned.cast()) }
         }

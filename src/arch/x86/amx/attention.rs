@@ -17,7 +17,9 @@ use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
 use super::unpack::{LANES, load_bytes, split};
 use crate::arch::gemm::Aligned;
 use crate::arch::generic::attention::{BLOCK, ROWS, RowPtr, STRIDE, SoftmaxRows, block_rows};
-use crate::arch::x86::avx512::{attention as avx512_attention, elementwise::zero, gemm as avx512};
+use crate::arch::x86::avx512::attention as avx512_attention;
+use crate::arch::x86::avx512::common::transpose;
+use crate::arch::x86::avx512::elementwise::zero;
 use crate::arch::{AttnParams, AttnPartial, KvSpan};
 use half::f16;
 use std::arch::x86_64::*;
@@ -246,7 +248,7 @@ unsafe fn pack_keys(k: RowPtr<f16>, to: *mut u32) {
             }
             let to =
                 to.wrapping_add(register / 2 * 32 * k.dim + g * 2 * PART + register % 2 * LANES);
-            for (word, pairs) in avx512::transpose(rows).into_iter().enumerate() {
+            for (word, pairs) in transpose(rows).into_iter().enumerate() {
                 // SAFETY: room for the keys.
                 unsafe { store_parts(split_f16(pairs), to.wrapping_add(word * 2 * LANES), PART) };
             }

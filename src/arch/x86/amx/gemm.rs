@@ -58,6 +58,8 @@ use super::unpack::{
 };
 use crate::arch::gemm::{TILE, packed_bytes, prefetch};
 use crate::arch::x86::avx2::unpack::with_groups;
+use crate::arch::x86::avx512::common::{interleave, load_up_to_32, transpose};
+use crate::arch::x86::avx512::panels::floats::store_transposed;
 use crate::arch::x86::avx512::{gemm as avx512, peak};
 use crate::arch::{CacheLine, ColumnsMut, Gemm, PanelElement};
 use crate::quant::*;
@@ -184,7 +186,7 @@ unsafe fn pack<const PARTS: usize>(x: &[f32], _m: usize, k: usize, packed: &mut 
         {
             let mut parts = [[_mm512_setzero_si512(); LANES]; PARTS];
             for (row, x) in x.chunks_exact(k).enumerate() {
-                let x = avx512::load_f32(&x[g * GROUP..((g + 1) * GROUP).min(k)]);
+                let x = load_up_to_32(&x[g * GROUP..((g + 1) * GROUP).min(k)]);
                 for (to, part) in parts.iter_mut().zip(split::<PARTS>(x)) {
                     to[row] = part;
                 }
@@ -194,7 +196,7 @@ unsafe fn pack<const PARTS: usize>(x: &[f32], _m: usize, k: usize, packed: &mut 
                 .zip(packed.chunks_exact_mut(n_vecs * SQUARE))
             {
                 let tile = &mut packed[v * SQUARE..][..SQUARE];
-                avx512::interleave(avx512::transpose(part), tile, 0, 1);
+                interleave(transpose(part), tile, 0, 1);
             }
         }
     }
@@ -504,7 +506,7 @@ unsafe fn store(y: &mut ColumnsMut<'_>, vec: usize, col: usize, sums: *const f32
         let y = y.as_mut_ptr().wrapping_add(row * stride + col);
         // SAFETY: rows `row..row + n` and these columns are in `y`.
         unsafe {
-            avx512::store_transposed(
+            store_transposed(
                 sums,
                 y,
                 stride,

@@ -3,7 +3,5 @@
 use super::elementwise::zero;
 use super::kv::load_kv;
 use crate::arch::generic::attention_kernels;
-use crate::arch::kv::kv_kernels;
 
-kv_kernels!("avx512f,avx512bw,avx512vl,avx512dq");
 attention_kernels!("avx512f,avx512bw,avx512vl,avx512dq", zero());

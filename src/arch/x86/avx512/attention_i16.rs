@@ -22,8 +22,8 @@
 //!
 //! A row's result depends on its position and the keys that it sees, not on the other rows.
 
-use super::elementwise::{F32x16, zero};
-use super::gemm::transpose;
+use super::common::transpose;
+use super::elementwise::{F32x16, short_exp, zero};
 use super::kv::load_kv;
 use super::{attention, attention_i8};
 use crate::arch::gemm::Aligned;
@@ -542,24 +542,6 @@ unsafe fn add_scores(parts: Parts, p: &AttnParams) -> [F32x16; 2] {
         }
     }
     top
-}
-
-/// `eˣ` for `x ≤ 0`, off by less than 2⁻¹⁸ of itself besides the rounding of `x·log₂e`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) fn short_exp(x: F32x16) -> F32x16 {
-    let x = x * x.splat(std::f32::consts::LOG2_E);
-    // How far `x` is above the integer below it, in 0..=1: the minimax polynomial of 2ʳ, off by
-    // 2.7·10⁻⁶.
-    let r = F32x16(_mm512_reduce_ps::<
-        { _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC },
-    >(x.0));
-    let p = x.splat(1.353_416_8e-2);
-    let p = p.mul_add(r, x.splat(5.201_146e-2));
-    let p = p.mul_add(r, x.splat(0.241_442_76));
-    let p = p.mul_add(r, x.splat(0.693_003_83));
-    let p = p.mul_add(r, x.splat(1.000_002_6));
-    p.scale2(x)
 }
 
 /// Turns scores into weights. Returns the sums of exponentials, and the scales of the weights'

@@ -17,8 +17,7 @@
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
-use super::attention_i16::short_exp;
-use super::elementwise::{F32x16, zero};
+use super::elementwise::{F32x16, short_exp, zero};
 use crate::arch::generic::attention::{Ahead, BLOCK, ROWS, STRIDE, attention_merge, tiles};
 use crate::arch::generic::attention_codes::{MAX_GROUPS, MAX_QUERY, TINY, TINY_SCALE};
 use crate::arch::generic::{Lanes, exp, tanh};

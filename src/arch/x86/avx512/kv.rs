@@ -1,9 +1,13 @@
 //! Dequantisation of keys and values, through which prompts read them, and rounding to the
 //! precisions of tiers.
 
-use super::attention;
 use crate::arch::{KV_BLOCK, KvType, kv};
 use std::arch::x86_64::*;
+
+/// The shared source, compiled for this level.
+pub(super) mod shared {
+    crate::arch::kv::kv_kernels!("avx512f,avx512bw,avx512vl,avx512dq");
+}
 
 const GROUP: usize = 32;
 
@@ -113,7 +117,7 @@ fn q8(upper: __m128i, lower: *const u8, scale: __m512) -> [__m512; 2] {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(in crate::arch) fn quantize_kv(kind: KvType, block: &mut [u8], i: usize, row: &[f32]) {
     if !row.len().is_multiple_of(GROUP) || !matches!(kind, KvType::Q8 | KvType::Q4) {
-        return attention::quantize_kv(kind, block, i, row);
+        return shared::quantize_kv(kind, block, i, row);
     }
     let [upper_row, lower_row, scale_row] = kind.row_bytes(row.len());
     let (upper, rest) = block.split_at_mut(KV_BLOCK * upper_row);

@@ -1,13 +1,22 @@
 //! Products of weights with rows of generated tokens.
 //!
-//! Weights in blocks are multiplied by `planes`, eight blocks of 32 at a time.
+//! A format only says how 256 of its weights become unsigned bytes and 16 scales
+//! ([`UnpackPlanes::unpack`]); the product is the same for all. Activations are 16-bit integers in
+//! two planes of bytes ([`BlockP16`]): `vpdpbusd` multiplies as many weights by both planes as
+//! `vpdpwssd` by words, but takes bytes as they are. The order of weights and activations
+//! is such that a lane of 32 bits sums the products of 16 values that share a scale, so that one
+//! conversion and one multiplication of scales serve 256 weights.
+//!
+//! Multiplications and multiply-adds have two ports, which the loop is limited by: for 256 weights
+//! and a row 8 products of bytes and 2 for scales, or 3 where a format has a minimum. What else
+//! bytes are too large by is taken off the integers.
 
-use super::coded::registers_of_bits;
+use super::common::{load_64, load_f32, store_64, store_f32};
 use super::elementwise::{F32x16, zero};
-use super::planes::{self, UnpackPlanes, Unpacked};
+use super::unpack::planes::{self, UnpackPlanes, Unpacked, starts};
 use crate::arch::generic::matvec::{OneRow, plain_products};
 use crate::arch::x86::avx2::unpack::{Groups, with_groups};
-use crate::arch::x86::avx2::{each, joined, padded};
+use crate::arch::x86::avx2::{padded, prefetch};
 use crate::arch::{ActForm, Acts, BlockP16, ColumnsMut, Matvec, MatvecFn, scalar};
 use crate::quant::*;
 use half::{bf16, f16};
@@ -22,7 +31,7 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
         ($block:ident) => {
             Matvec {
                 form: ActForm::P16,
-                kernel: planes::matvec::<<$block as Groups>::Of256>,
+                kernel: matvec::<<$block as Groups>::Of256>,
             }
         };
     }
@@ -39,316 +48,245 @@ plain_products!(
     rows: 4, activation_rows: 6, rows_by_one: 8, OneRow { short: 2048, ahead: Some(512) }
 );
 
-/// Small blocks that hold 256 weights.
-type Eight<B> = [B; 8];
+/// Weight rows at a time: the steps of one row depend on each other. From L2 (Zen 4) two at a time
+/// are 1.1 times as fast as one; four are little faster than two, and slower from memory with two
+/// threads.
+const TILE: usize = 2;
 
-impl UnpackPlanes for Eight<BlockQ4_0> {
-    const EXCESS: i32 = 8;
-    const SHIFT: Option<[i32; 16]> = Some(HIGH_HALVES);
-    const UNPACKS_AHEAD: bool = true;
+/// Bytes of the L1 cache, of all cores with this level at least. Where they hold an activation row
+/// beside one weight row but not beside two, two at a time take 13 to 18 % longer from memory (Q8_0
+/// of 8192 values, Q4_0 of 9216); where beside none, one at a time takes 1.6 times as long.
+const L1: usize = 32 << 10;
 
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let w = planes::masked::<Self, 0x0F0F_0F0F>(nibble_bytes(each!(self.qs)));
-        Unpacked::scaled::<Self>(w, halves(each!(self.d)))
+/// Prefetch distance for weights, in bytes; without prefetching, decoding takes three times as long
+/// where the CPU's own prefetcher is off, as in some virtual machines. From memory, rows of 1152
+/// bytes reach 0.72 of the streaming bandwidth with 1 KiB, 0.84 with 4 KiB, 0.91 with 8 KiB, 0.88
+/// with 16 KiB (Zen 5). Decoding on Zen 4 takes as long with 4 or 16 KiB, and a sixth longer with
+/// 2.
+const AHEAD: usize = 8192;
+
+/// Activation rows that share the unpacking of weights. This many rows of 8192 values stay in L2
+/// while all weight rows of a task go by.
+const MANY: usize = 32;
+
+/// Weight rows that are multiplied by many activation rows at a time: as many as there are
+/// registers for. With two, 32 activation rows of Q8_0 take 7 % longer, with eight 6 %.
+const FOUR: usize = 4;
+
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn matvec<B: UnpackPlanes>(
+    y: &mut ColumnsMut<'_>,
+    dtype: DType,
+    w: &[u8],
+    x: &Acts<'_>,
+) {
+    let Acts::P16 { x, n } = *x else {
+        unreachable!("the form this level asks for")
+    };
+    let (format, blocks) = (dtype.float_format(), BlockP16::per_row(n));
+    let row_bytes = n / format.block_elems * format.block_bytes;
+    if x.len() > blocks {
+        let (tiles, last) = w.split_at(w.len() / row_bytes / FOUR * FOUR * row_bytes);
+        for (c, x) in x.chunks(MANY * blocks).enumerate() {
+            many_rows::<B, FOUR>(y, 0, tiles, c * MANY, x, blocks, row_bytes);
+            many_rows::<B, 1>(
+                y,
+                tiles.len() / row_bytes,
+                last,
+                c * MANY,
+                x,
+                blocks,
+                row_bytes,
+            );
+        }
+        return;
+    }
+    let fit = |rows: usize| size_of_val(x) + rows * row_bytes <= L1;
+    let n_tiled = if fit(1) && !fit(TILE) {
+        0
+    } else {
+        y.cols() / TILE * TILE
+    };
+    let (tiles, last) = y.row(0).split_at_mut(n_tiled);
+    let (w, w_last) = w.split_at(n_tiled * row_bytes);
+    let mut padding = [B::zeroed(); TILE];
+    for (w, y) in w
+        .chunks_exact(TILE * row_bytes)
+        .zip(tiles.as_chunks_mut::<TILE>().0)
+    {
+        *y = rows(w, x, &mut padding);
+    }
+    for (w, y) in w_last.chunks_exact(row_bytes).zip(last) {
+        [*y] = rows(w, x, padding.first_chunk_mut::<1>().expect("a row"));
     }
 }
 
-impl UnpackPlanes for Eight<BlockQ4_1> {
-    const SHIFT: Option<[i32; 16]> = Some(HIGH_HALVES);
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let w = planes::masked::<Self, 0x0F0F_0F0F>(nibble_bytes(each!(self.qs)));
-        Unpacked::with_offset::<Self>(w, halves(each!(self.d)), halves(each!(self.m)))
-    }
-}
-
-impl UnpackPlanes for Eight<BlockQ5_0> {
-    const EXCESS: i32 = 16;
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let w = with_fifth_bits(nibbles(each!(self.qs)), each!(self.qh));
-        Unpacked::scaled::<Self>(w, halves(each!(self.d)))
-    }
-}
-
-impl UnpackPlanes for Eight<BlockQ5_1> {
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let w = with_fifth_bits(nibbles(each!(self.qs)), each!(self.qh));
-        Unpacked {
-            w,
-            scale: halves(each!(self.d)),
-            offset: halves(each!(self.m)),
+/// Products of weight rows, the first of them row `first` and `R` at a time, with at most [`MANY`]
+/// activation rows from row `i` on: the same sums as [`rows`] computes, added in the same order.
+#[inline(never)]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn many_rows<B: UnpackPlanes, const R: usize>(
+    y: &mut ColumnsMut<'_>,
+    first: usize,
+    w: &[u8],
+    i: usize,
+    x: &[BlockP16],
+    blocks: usize,
+    row_bytes: usize,
+) {
+    let mut totals = [[_mm512_setzero_ps(); R]; MANY];
+    let totals = &mut totals[..x.len() / blocks];
+    let mut padding = [B::zeroed(); R];
+    for (t, w) in w.chunks_exact(R * row_bytes).enumerate() {
+        let mut ahead = w[(R - 1) * row_bytes..]
+            .as_ptr()
+            .cast::<i8>()
+            .wrapping_add(AHEAD);
+        totals.fill([_mm512_setzero_ps(); R]);
+        let mut k = 0;
+        for w in rows_of(w, &mut padding) {
+            for b in 0..w[0].len() {
+                if i == 0 {
+                    ahead = prefetch(ahead, R * size_of::<B>());
+                }
+                let weights = unpacked(&w, b);
+                for (j, totals) in totals.iter_mut().enumerate() {
+                    multiply::<B, R>(totals, &weights, &x[j * blocks + k]);
+                }
+                k += 1;
+            }
+        }
+        for (j, totals) in totals.iter().enumerate() {
+            let y = &mut y.row(i + j)[first + t * R..][..R];
+            for r in 0..R {
+                y[r] = _mm512_reduce_add_ps(totals[r]);
+            }
         }
     }
 }
 
-impl UnpackPlanes for Eight<BlockQ8_0> {
-    const EXCESS: i32 = 128;
-    const UNPACKS_AHEAD: bool = true;
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let [a, b, c, d, e, f, g, h]: [&[[u8; 16]; 2]; 8] = each!(self.qs).map(bytemuck::cast_ref);
-        let mut w = planes::in_order([
-            lanes([&a[0], &c[0], &e[0], &g[0]]),
-            lanes([&a[1], &c[1], &e[1], &g[1]]),
-            lanes([&b[0], &d[0], &f[0], &h[0]]),
-            lanes([&b[1], &d[1], &f[1], &h[1]]),
-        ]);
-        for w in &mut w {
-            *w = _mm512_xor_si512(*w, _mm512_set1_epi8(-128));
+/// Products of `R` weight rows with an activation row. A lane sums the products of every 16th group
+/// of 16 columns, in the order of columns; the lanes are added at the end.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn rows<B: UnpackPlanes, const R: usize>(
+    w: &[u8],
+    x: &[BlockP16],
+    padding: &mut [B; R],
+) -> [f32; R] {
+    let mut ahead = w[(R - 1) * (w.len() / R)..]
+        .as_ptr()
+        .cast::<i8>()
+        .wrapping_add(AHEAD);
+    let (mut totals, mut k) = ([_mm512_setzero_ps(); R], 0);
+    for w in rows_of(w, padding) {
+        let n = w[0].len();
+        if B::UNPACKS_AHEAD && n > 0 {
+            let mut weights = unpacked(&w, 0);
+            for b in 1..n {
+                ahead = prefetch(ahead, R * size_of::<B>());
+                let next = unpacked(&w, b);
+                multiply::<B, R>(&mut totals, &weights, &x[k]);
+                weights = next;
+                k += 1;
+            }
+            ahead = prefetch(ahead, R * size_of::<B>());
+            multiply::<B, R>(&mut totals, &weights, &x[k]);
+            k += 1;
+        } else {
+            for b in 0..n {
+                ahead = prefetch(ahead, R * size_of::<B>());
+                multiply::<B, R>(&mut totals, &unpacked(&w, b), &x[k]);
+                k += 1;
+            }
         }
-        Unpacked::scaled::<Self>(w, halves(each!(self.d)))
     }
-}
-
-impl UnpackPlanes for Eight<BlockIq4Nl> {
-    const EXCESS: i32 = 128;
-    const UNPACKS_AHEAD: bool = true;
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let w = planes::look_up(&IQ4_VALUES, nibbles(each!(self.qs)));
-        Unpacked::scaled::<Self>(w, halves(each!(self.d)))
+    let mut y = [0.0; R];
+    for r in 0..R {
+        y[r] = _mm512_reduce_add_ps(totals[r]);
     }
+    y
 }
 
-impl UnpackPlanes for Eight<BlockMxfp4> {
-    const EXCESS: i32 = 128;
-    const UNPACKS_AHEAD: bool = true;
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let w = planes::look_up(&MXFP4_VALUES, nibbles(each!(self.qs)));
-        let scale = power_of_two(_mm512_cvtepu8_epi32(twice(joined(each!(self.e)))));
-        Unpacked::scaled::<Self>(w, scale)
-    }
-}
-
-impl UnpackPlanes for [BlockNvfp4; 4] {
-    const EXCESS: i32 = 128;
-    const UNPACKS_AHEAD: bool = true;
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let [a, b, c, d] = self;
-        // Eight bytes have 16 values: the low nibbles are the first eight.
-        let first = lanes([a.half(0), b.half(0), c.half(0), d.half(0)]);
-        let second = lanes([a.half(1), b.half(1), c.half(1), d.half(1)]);
-        let low = shuffled::<0b11_01_10_00>(first, second);
-        let high = shuffled::<0b10_00_11_01>(first, second);
-        let [low, high] = [split_nibbles(low), split_nibbles(high)];
-        let w = planes::look_up(&MXFP4_VALUES, [low[0], high[0], low[1], high[1]]);
-        // As half-precision numbers, scales are 2⁸ times too small. `0x7F` stands for zero.
-        let words = _mm_setr_epi32(word(a.d), word(b.d), word(c.d), word(d.d));
-        let scales = _mm_and_si128(words, _mm_set1_epi8(0x7F));
-        let some = _mm_cmpneq_epi8_mask(scales, _mm_set1_epi8(0x7F));
-        let scales = _mm512_cvtph_ps(_mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(scales)));
-        Unpacked::scaled::<Self>(w, _mm512_maskz_mul_ps(some, scales, _mm512_set1_ps(128.0)))
-    }
-}
-
-/// [`BlockMxfp4::half_scale`] of exponents.
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub(super) fn power_of_two(e: __m512i) -> __m512 {
-    let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
-    let small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
-    _mm512_castsi512_ps(_mm512_mask_sllv_epi32(
-        normal,
-        small,
-        _mm512_set1_epi32(0x0020_0000),
-        e,
-    ))
-}
-
-/// Positions of the nibbles in the bytes of [`nibble_bytes`].
-const HIGH_HALVES: [i32; 16] = planes::by_lane(4, [0; 3]);
-
-/// Nibbles of blocks that hold value `j` in the low half of byte `j` and value `j + 16` in its high
-/// half, in the order of [`BlockP16`].
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn nibbles(qs: [&[u8; 16]; 8]) -> [__m512i; 4] {
-    planes::shifted(nibble_bytes(qs), &HIGH_HALVES, 15)
-}
-
-/// The bytes that hold the nibbles of [`nibbles`].
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn nibble_bytes(qs: [&[u8; 16]; 8]) -> [__m512i; 4] {
-    let [even, odd] = [
-        lanes([qs[0], qs[2], qs[4], qs[6]]),
-        lanes([qs[1], qs[3], qs[5], qs[7]]),
-    ];
-    // Of each block one word twice, for its two lanes.
-    [
-        shuffled::<0b01_01_00_00>(even, odd),
-        shuffled::<0b00_00_01_01>(even, odd),
-        shuffled::<0b11_11_10_10>(even, odd),
-        shuffled::<0b10_10_11_11>(even, odd),
-    ]
-}
-
-/// In each 128-bit lane two words of `a`, then two of `b`.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn shuffled<const WHICH: i32>(a: __m512i, b: __m512i) -> __m512i {
-    _mm512_castps_si512(_mm512_shuffle_ps::<WHICH>(
-        _mm512_castsi512_ps(a),
-        _mm512_castsi512_ps(b),
-    ))
-}
-
-/// Low and high nibbles.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn split_nibbles(x: __m512i) -> [__m512i; 2] {
-    let nibble = _mm512_set1_epi8(15);
-    [
-        _mm512_and_si512(x, nibble),
-        _mm512_and_si512(_mm512_srli_epi16::<4>(x), nibble),
-    ]
-}
-
-/// Adds bit `j` of `qh` of each block as bit 4 of its value `j`.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl")]
-fn with_fifth_bits(low: [__m512i; 4], [a, b, c, d, e, f, g, h]: [&[u8; 4]; 8]) -> [__m512i; 4] {
-    let bits = _mm256_setr_epi32(
-        word(*a),
-        word(*b),
-        word(*c),
-        word(*d),
-        word(*e),
-        word(*f),
-        word(*g),
-        word(*h),
-    );
-    let has = registers_of_bits(_mm512_cvtepu16_epi32(bits));
-    let mut w = low;
-    for r in 0..4 {
-        w[r] = _mm512_mask_add_epi8(w[r], has[r], w[r], _mm512_set1_epi8(16));
-    }
-    w
-}
-
+/// Splits `w` into the whole blocks of `R` rows, and those that zeros complete, at most one of
+/// each. `padding` begins as zeros, and then all its rows have one length.
 #[inline(always)]
-fn word(x: [u8; 4]) -> i32 {
-    i32::from_le_bytes(x)
+fn rows_of<'a, B: UnpackPlanes, const R: usize>(
+    w: &'a [u8],
+    padding: &'a mut [B; R],
+) -> [[&'a [B]; R]; 2] {
+    let bytes = w.len() / R;
+    let (n, rest) = (bytes / size_of::<B>(), bytes % size_of::<B>());
+    let whole = bytes - rest;
+    if rest > 0 {
+        for r in 0..R {
+            bytemuck::bytes_of_mut(&mut padding[r])[..rest]
+                .copy_from_slice(&w[r * bytes + whole..][..rest]);
+        }
+    }
+    // `from_fn` would leave its closure a call, as it is not compiled for this level.
+    let mut parts: [[&[B]; R]; 2] = [[&[]; R]; 2];
+    for r in 0..R {
+        parts[0][r] = &bytemuck::cast_slice(&w[r * bytes..][..whole])[..n];
+        parts[1][r] = &padding[r..][..usize::from(rest > 0)];
+    }
+    parts
 }
 
-/// Each byte twice.
+/// Unpacks block `b` of each row.
 #[inline]
-#[target_feature(enable = "avx512bw,avx512vl")]
-fn twice(x: u64) -> __m128i {
-    let x = _mm_cvtsi64_si128(x.cast_signed());
-    _mm_unpacklo_epi8(x, x)
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn unpacked<B: UnpackPlanes, const R: usize>(w: &[&[B]; R], b: usize) -> [Unpacked; R] {
+    let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
+    let mut weights = [Unpacked {
+        w: [zero; 4],
+        scale: none,
+        offset: none,
+    }; R];
+    // Not a loop: the compiler leaves long ones as they are, and then clears this array each time,
+    // in memory.
+    macro_rules! unpack {
+        ($($r:literal)*) => {$(
+            if $r < R {
+                // SAFETY: this function has the features.
+                weights[$r] = unsafe { w[$r][b].unpack() };
+            }
+        )*};
+    }
+    const { assert!(R <= 4) };
+    unpack!(0 1 2 3);
+    weights
 }
 
-/// Each f16 twice.
+/// Adds the products of 256 weights of each row with as many activations.
 #[inline]
-#[target_feature(enable = "avx512bw,avx512vl")]
-fn halves(x: [&[u8; 2]; 8]) -> __m512 {
-    // Combined in general registers: there are few ports for vector shuffles.
-    let [a, b, c, d, e, f, g, h] = x;
-    let x = _mm_set_epi64x(
-        four([*e, *f, *g, *h]).cast_signed(),
-        four([*a, *b, *c, *d]).cast_signed(),
-    );
-    let twice = _mm256_setr_epi16(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    _mm512_cvtph_ps(_mm256_permutexvar_epi16(twice, _mm256_castsi128_si256(x)))
-}
-
-/// Four words of 16 bits, the first one lowest.
-#[inline(always)]
-fn four([a, b, c, d]: [[u8; 2]; 4]) -> u64 {
-    let word = |x| u64::from(u16::from_le_bytes(x));
-    word(a) | word(b) << 16 | word(c) << 32 | word(d) << 48
-}
-
-/// An f16 in all lanes.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl")]
-pub(super) fn half(x: [u8; 2]) -> __m512 {
-    _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(
-        u16::from_le_bytes(x).into(),
-    )))
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub(super) fn negated(x: __m512) -> __m512 {
-    _mm512_sub_ps(_mm512_setzero_ps(), x)
-}
-
-#[inline]
-#[target_feature(enable = "avx512bw")]
-fn lanes(x: [&[u8; 16]; 4]) -> __m512i {
-    let low = _mm256_set_m128i(load_16(x[1]), load_16(x[0]));
-    let high = _mm256_set_m128i(load_16(x[3]), load_16(x[2]));
-    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
-}
-
-#[inline]
-#[target_feature(enable = "sse2")]
-pub(super) fn load_16(x: &[u8; 16]) -> __m128i {
-    // SAFETY: 16 readable bytes; the load asks for no alignment.
-    unsafe { _mm_loadu_si128(x.as_ptr().cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub(super) fn load_64(x: &[u8; 64]) -> __m512i {
-    // SAFETY: 64 readable bytes; the load asks for no alignment.
-    unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub(super) fn load_128(x: &[u8; 128]) -> [__m512i; 2] {
-    let [a, b]: &[[u8; 64]; 2] = bytemuck::cast_ref(x);
-    [load_64(a), load_64(b)]
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub(super) fn load_f32(x: &[f32; 16]) -> __m512 {
-    // SAFETY: 64 readable bytes; the load asks for no alignment.
-    unsafe { _mm512_loadu_ps(x.as_ptr()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx")]
-pub(super) fn load_32(x: &[u8; 32]) -> __m256i {
-    // SAFETY: 32 readable bytes; the load asks for no alignment.
-    unsafe { _mm256_loadu_si256(x.as_ptr().cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn store_64(to: &mut [u8; 64], x: __m512i) {
-    // SAFETY: 64 writable bytes; the store asks for no alignment.
-    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), x) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn store_f32(to: &mut [f32; 16], x: __m512) {
-    // SAFETY: 64 writable bytes; the store asks for no alignment.
-    unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn multiply<B: UnpackPlanes, const R: usize>(
+    totals: &mut [__m512; R],
+    weights: &[Unpacked; R],
+    x: &BlockP16,
+) {
+    // 16 products of w ≤ 255 and |x| ≤ 2¹⁵ in a lane, and its start: below 2²⁸. Two sums, though
+    // one chain would do: the CPU's scheduler cannot hold that many waiting instructions.
+    let start = _mm512_mullo_epi32(load_64(bytemuck::cast_ref(&x.sums)), starts::<B>());
+    let (mut high, mut low) = ([_mm512_setzero_si512(); R], [start; R]);
+    for j in 0..4 {
+        let x_high = load_64(bytemuck::cast_ref(&x.high[j]));
+        let x_low = load_64(bytemuck::cast_ref(&x.low[j]));
+        for r in 0..R {
+            high[r] = _mm512_dpbusd_epi32(high[r], weights[r].w[j], x_high);
+            low[r] = _mm512_dpbusd_epi32(low[r], weights[r].w[j], x_low);
+        }
+    }
+    let (d, s) = (load_f32(&x.d), load_f32(&x.s));
+    for r in 0..R {
+        let Unpacked { scale, offset, .. } = weights[r];
+        if B::EXCESS == 0 {
+            totals[r] = _mm512_fmadd_ps(offset, s, totals[r]);
+        }
+        let sums = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high[r]), low[r]));
+        totals[r] = _mm512_fmadd_ps(sums, _mm512_mul_ps(scale, d), totals[r]);
+    }
 }
 
 /// Rounds a row of activations, with exactly the results of the scalar level.

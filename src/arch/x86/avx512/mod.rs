@@ -3,15 +3,15 @@
 pub(super) mod attention;
 mod attention_i16;
 mod attention_i8;
-mod coded;
+pub(super) mod common;
 pub(super) mod elementwise;
-mod few;
 pub(super) mod gemm;
 mod kv;
 mod matmul;
+pub(super) mod panels;
 pub(super) mod peak;
-mod planes;
-mod streams;
+mod small_batch;
+mod unpack;
 
 use super::avx2;
 use crate::arch::{Kernels, PanelElement, transposed};
@@ -25,13 +25,13 @@ pub(crate) const KERNELS: Kernels = kernels! {
     gemm: gemm::gemm_for,
     peak: peak::peak,
     transposed: gemm::transposed_for,
-    dequantize: transposed::dequantize::<gemm::F32Panels>,
+    dequantize: transposed::dequantize::<panels::floats::F32Panels>,
     attention_queries: attention::attention_queries,
     attention_keys: attention::attention_keys,
     attention_f32: attention::attention_f32,
     attention_f16: attention_i16::attention_f16,
     attention_stored: attention_i16::attention_stored,
-    hadamard: attention::hadamard,
+    hadamard: kv::shared::hadamard,
     quantize_kv: kv::quantize_kv,
     load_kv: kv::load_kv,
     attention_merge: attention::attention_merge,

@@ -3,10 +3,11 @@
 
 use crate::arch::gemm::{BLOCK, FewRows, Panels, RegisterTile, UnpackRows, prefetch_line, table};
 use crate::arch::x86::avx2::unpack::{Groups, with_groups};
-use crate::arch::x86::avx512::gemm::{
-    self as avx512, LANES, group, interleave, load_f32, load_sums, store_all, store_sums,
-    store_transposed, transpose,
+use crate::arch::x86::avx512::common::{
+    LANES, interleave, load_sums, load_up_to_32, store_all, store_sums, transpose,
 };
+use crate::arch::x86::avx512::gemm as avx512;
+use crate::arch::x86::avx512::panels::floats::{group, store_transposed};
 use crate::arch::{Gemm, PanelElement};
 use crate::quant::*;
 use std::arch::x86_64::*;
@@ -114,7 +115,7 @@ fn pack(x: &[f32], k: usize, packed: &mut [u32]) {
         for (g, packed) in packed.chunks_exact_mut(LANES * n_vecs * LANES).enumerate() {
             let mut rows = [_mm512_setzero_si512(); LANES];
             for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
-                *row = bf16_pairs(load_f32(&x[32 * g..][..32]));
+                *row = bf16_pairs(load_up_to_32(&x[32 * g..][..32]));
             }
             interleave(transpose(rows), packed, v, n_vecs);
         }

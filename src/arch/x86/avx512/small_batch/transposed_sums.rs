@@ -8,20 +8,22 @@
 //! the same bits. Formats of 256 without a minimum have a scale per 16 activations, as in their
 //! panels.
 
-use super::gemm::{IntPanels, LANES, transpose, transpose_quarters};
-use super::matmul::load_64;
-use super::planes::{self, UnpackPlanes};
-use super::streams::{self, Large, Record, Small};
-use crate::arch::gemm::{self, UnpackRows, prefetch_line};
-use crate::arch::x86::avx2::gemm::{round, round_halves};
-use crate::arch::{Acts, BlockP16, Both, CacheLine, ColumnsMut, Gemm};
+use super::rounded::{Halves, Spans, VALUES, put_words, round_spans};
+use super::transposed_weights::{self as streams, Large};
+use crate::arch::gemm::{UnpackRows, prefetch_line};
+use crate::arch::x86::avx2::gemm::round_halves;
+use crate::arch::x86::avx512::common::{LANES, load_64, transpose, transpose_quarters};
+use crate::arch::x86::avx512::matmul::{self, unpacked};
+use crate::arch::x86::avx512::panels::integers::IntPanels;
+use crate::arch::x86::avx512::unpack::planes::{self, UnpackPlanes};
+use crate::arch::{BlockP16, ColumnsMut};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
 
 /// 256 activations rounded to bytes: the integers and scales of the panels in the order of
 /// [`BlockP16`].
-pub(super) trait Rounded: Pod {
+pub(in crate::arch) trait Rounded: Pod {
     /// The panels that have the same sums.
     type Panels: UnpackRows;
     /// Most activation rows for which [`Rounded::alone`] is faster than panels.
@@ -62,224 +64,17 @@ pub(super) trait Rounded: Pod {
     );
 }
 
-/// For weights with a scale and an offset per `SPAN`, 16 or 32: a scale per 32 activations.
-#[derive(Clone, Copy, bytemuck::Zeroable)]
-#[repr(C)]
-pub(super) struct Spans<const SPAN: usize> {
-    q: [[[u8; 4]; 16]; 4],
-    /// Scale per 32 values.
-    pub(super) d: [f32; 8],
-    /// `d·Σq` per 32 values.
-    pub(super) sums: [f32; 8],
-    /// `d·Σq` per 16 values.
-    pub(super) half_sums: [f32; 16],
-}
-
-impl<const SPAN: usize> Spans<SPAN> {
-    /// The bytes of values `4·i..4·i + 4`.
-    #[inline(always)]
-    pub(super) fn word(&self, i: usize) -> i32 {
-        i32::from_le_bytes(self.q[BlockP16::register(4 * i)][i / 4])
-    }
-}
-
-/// For weights with a scale per 16 and no offset: a scale per 16 activations.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-struct Halves {
-    q: [[[u8; 4]; 16]; 4],
-    d: [f32; 16],
-    /// `Σq` per 16 values.
-    sums: [i32; 16],
-}
-
-// SAFETY: numbers without padding between them.
-unsafe impl<const SPAN: usize> Pod for Spans<SPAN> {}
-
 /// The largest [`Rounded::BOTH`].
 const MOST: usize = 12;
 
-/// Values per block.
-const VALUES: usize = 256;
 /// Weight rows that share a load of activations; with four there are too few registers for Q6_K.
 const TOGETHER: usize = 2;
 
 /// Most generated rows that share the weights with prompt rows: their sums, 1 KiB each, stay in L1.
-const GENERATED: usize = 16;
-
-/// The [`Gemm`] table entry for a K-quant with a scale per `SPAN` weights, 16 or 32.
-pub(super) const fn spans<const SPAN: usize>() -> Gemm
-where
-    Spans<SPAN>: Rounded,
-{
-    table::<Spans<SPAN>>()
-}
-
-/// The [`Gemm`] table entry for a format with blocks of 256 and no minimum.
-pub(super) const fn halves() -> Gemm {
-    table::<Halves>()
-}
-
-const fn table<X: Rounded>() -> Gemm {
-    let panels = gemm::table::<X::Panels>();
-    let few = if panels.few > X::MOST {
-        panels.few
-    } else {
-        X::MOST
-    };
-    let both = Some(Both {
-        most: (GENERATED, X::BOTH),
-        kernel: both::<X>,
-    });
-    Gemm {
-        few,
-        pack: pack::<X>,
-        kernel: kernel::<X>,
-        both,
-        ..panels
-    }
-}
-
-/// The [`Gemm`] table entry for a format with blocks of 32 and no minimum.
-pub(super) const fn blocks_of_32() -> Gemm {
-    Gemm {
-        few: streams::MOST,
-        pack: pack_records,
-        kernel: kernel_of_32,
-        ..gemm::table::<Panels32>()
-    }
-}
-
-type Panels32 = IntPanels<true, 32, true>;
-
-/// As [`pack`], for blocks of 32.
-///
-/// # Safety
-/// As for [`Gemm::pack`].
-unsafe fn pack_records(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
-    if m > streams::MOST {
-        // SAFETY: the caller's promise.
-        return unsafe { gemm::pack::<Panels32>(x, m, k, packed) };
-    }
-    pack_blocks(x, m, k, packed, |x| -> Record {
-        // SAFETY: this level includes AVX2.
-        let record = unsafe { round_halves(x) };
-        *bytemuck::cast_ref::<_, [u32; 24]>(&record)
-            .first_chunk()
-            .expect("12 of 24")
-    });
-}
-
-/// Implements [`Gemm::kernel`] for blocks of 32.
-///
-/// # Safety
-/// As for [`Gemm::kernel`].
-unsafe fn kernel_of_32(
-    y: &mut ColumnsMut<'_>,
-    dtype: DType,
-    w: &[u8],
-    packed: &[u8],
-    k: usize,
-    workspace: &mut [CacheLine],
-) {
-    let m = y.rows();
-    if m > streams::MOST {
-        // SAFETY: the caller's promise.
-        return unsafe { gemm::kernel::<Panels32>(y, dtype, w, packed, k, workspace) };
-    }
-    let x = bytemuck::cast_slice(&packed[..m * (k / 32) * size_of::<Record>()]);
-    macro_rules! multiply {
-        ($block:ty) => {
-            // SAFETY: the CPU has this level's features.
-            unsafe { streams::multiply::<Small<$block>>(y, w, x) }
-        };
-    }
-    match dtype {
-        DType::Q8_0 => multiply!(BlockQ8_0),
-        DType::Q4_0 => multiply!(BlockQ4_0),
-        DType::Q5_0 => multiply!(BlockQ5_0),
-        DType::IQ4_NL => multiply!(BlockIq4Nl),
-        DType::MXFP4 => multiply!(BlockMxfp4),
-        _ => unreachable!("{dtype} has no blocks of 32 without a minimum"),
-    }
-}
-
-/// Implements [`Gemm::pack`]; few rows become `[block][row]`.
-///
-/// # Safety
-/// As for [`Gemm::pack`].
-unsafe fn pack<X: Rounded>(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
-    if m > X::MOST {
-        // SAFETY: the caller's promise.
-        return unsafe { gemm::pack::<X::Panels>(x, m, k, packed) };
-    }
-    // SAFETY: this level includes AVX2.
-    pack_blocks(x, m, k, packed, |x| unsafe { X::round(x) });
-}
-
-/// Writes `[block][row]` of `m` rows, a block for each `N` of `k` values.
-fn pack_blocks<const N: usize, B: Pod>(
-    x: &[f32],
-    m: usize,
-    k: usize,
-    packed: &mut [u8],
-    block: impl Fn(&[f32; N]) -> B,
-) {
-    let blocks = bytemuck::cast_slice_mut::<_, B>(&mut packed[..m * (k / N) * size_of::<B>()]);
-    for (i, x) in x.chunks_exact(k).enumerate() {
-        for (x, blocks) in x.as_chunks().0.iter().zip(blocks.chunks_exact_mut(m)) {
-            blocks[i] = block(x);
-        }
-    }
-}
-
-/// Implements [`Gemm::kernel`].
-///
-/// # Safety
-/// As for [`Gemm::kernel`].
-unsafe fn kernel<X: Rounded>(
-    y: &mut ColumnsMut<'_>,
-    dtype: DType,
-    w: &[u8],
-    packed: &[u8],
-    k: usize,
-    workspace: &mut [CacheLine],
-) {
-    if y.rows() > X::MOST {
-        // SAFETY: the caller's promise.
-        return unsafe { gemm::kernel::<X::Panels>(y, dtype, w, packed, k, workspace) };
-    }
-    // SAFETY: the CPU has this level's features.
-    unsafe { X::alone(y, dtype, w, packed_blocks(packed, y.rows(), k)) }
-}
-
-/// Implements [`Both::kernel`].
-///
-/// # Safety
-/// As for [`Both::kernel`].
-unsafe fn both<X: Rounded>(
-    y: &mut ColumnsMut<'_>,
-    dtype: DType,
-    w: &[u8],
-    generated: &Acts<'_>,
-    packed: &[u8],
-    k: usize,
-) {
-    let Acts::P16 { x, .. } = *generated else {
-        unreachable!("the form this level asks for")
-    };
-    let packed = packed_blocks::<X>(packed, y.rows() - generated.m(), k);
-    // SAFETY: the CPU has this level's features.
-    unsafe { few_rows::<X, true>(y, dtype, w, x, packed) }
-}
-
-/// What [`pack`] wrote for `m` rows.
-fn packed_blocks<X: Rounded>(packed: &[u8], m: usize, k: usize) -> &[X] {
-    bytemuck::cast_slice(&packed[..m * (k / VALUES) * size_of::<X>()])
-}
+pub(in crate::arch) const GENERATED: usize = 16;
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
-fn few_rows<X: Rounded, const BOTH: bool>(
+pub(in crate::arch) fn few_rows<X: Rounded, const BOTH: bool>(
     y: &mut ColumnsMut<'_>,
     dtype: DType,
     w: &[u8],
@@ -356,7 +151,7 @@ fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
                     // Lanes of missing rows hold the last one.
                     blocks[i] = &w[(r + i).min(n_rows - 1) * row_blocks + k..];
                 }
-                let weights = planes::unpacked(&blocks, 0);
+                let weights = unpacked(&blocks, 0);
                 for i in 0..TOGETHER {
                     scales[r + i] = _mm512_castps_si512(weights[i].scale);
                     offsets[r + i] = _mm512_castps_si512(weights[i].offset);
@@ -377,7 +172,7 @@ fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
                 {
                     let totals: &mut [_; TOGETHER] =
                         totals[r..].first_chunk_mut().expect("a divisor of LANES");
-                    planes::multiply::<B, TOGETHER>(totals, &weights, &x[k]);
+                    matmul::multiply::<B, TOGETHER>(totals, &weights, &x[k]);
                 }
             }
             // SAFETY: this function has the features.
@@ -512,27 +307,6 @@ impl Rounded for Spans<16> {
                 );
             }
         }
-    }
-}
-
-#[target_feature(enable = "avx2")]
-fn round_spans<const SPAN: usize>(x: &[f32; VALUES]) -> Spans<SPAN> {
-    let mut block: Spans<SPAN> = bytemuck::Zeroable::zeroed();
-    for (b, x) in x.as_chunks::<32>().0.iter().enumerate() {
-        let [words, [d, first, second, both, ..], _] = round::<true>(x);
-        put_words(&mut block.q, b, words);
-        block.d[b] = d;
-        block.sums[b] = both;
-        block.half_sums[2 * b] = first;
-        block.half_sums[2 * b + 1] = second;
-    }
-    block
-}
-
-/// The bytes of 32 values, those from `32·b` on.
-fn put_words(q: &mut [[[u8; 4]; 16]; 4], b: usize, words: [f32; 8]) {
-    for (i, word) in words.into_iter().enumerate() {
-        q[BlockP16::register(32 * b + 4 * i)][2 * b + i / 4] = word.to_bits().to_le_bytes();
     }
 }
 

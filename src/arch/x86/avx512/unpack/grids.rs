@@ -13,9 +13,9 @@
 //!
 //! [`BlockP16`]: crate::arch::BlockP16
 
-use super::matmul::{half, load_16, load_32, load_64};
-use super::planes::{UnpackPlanes, Unpacked, by_lane, in_order, load_i32, pair, plus};
+use super::planes::{UnpackPlanes, Unpacked, by_lane, in_order, registers_of_bits, swapped};
 use crate::arch::x86::avx2::unpack::{Groups, odd_numbers};
+use crate::arch::x86::avx512::common::{half, load_16, load_32, load_64, load_i32, pair};
 use crate::quant::iq_grids::*;
 use crate::quant::*;
 use std::arch::asm;
@@ -63,6 +63,7 @@ macro_rules! unpack_coded {
         }
     )*};
 }
+
 unpack_coded!(
     BlockIq1S true, BlockIq1M false, BlockIq2Xxs false, BlockIq2Xs false, BlockIq2S false, BlockIq3Xxs false, BlockIq3S false,
 );
@@ -96,40 +97,6 @@ fn scaled<B: Coded + UnpackPlanes>(block: &B, w: [__m512i; 4], odd: __m512i) -> 
     Unpacked::scaled::<B>(w, scale)
 }
 
-/// For each byte of register `r`, 0 or 1, which of the first eight values of its lane it is, as a
-/// bit.
-const fn bits_of_bytes(r: usize) -> [i32; 16] {
-    let mut bits = swapped(r, 4);
-    let mut i = 0;
-    while i < 16 {
-        bits[i] = 0x0804_0201 << bits[i];
-        i += 1;
-    }
-    bits
-}
-
-/// A bit for each byte of the four registers, given 16 bits for the 16 values of each lane.
-#[inline]
-#[target_feature(enable = "avx512bw")]
-pub(super) fn registers_of_bits(bits: __m512i) -> [__mmask64; 4] {
-    // Of each 16 bits the first eight, or the others, in all bytes of their lane.
-    let byte = |i: i32| _mm512_set4_epi32(0x0C0C_0C0C + i, 0x0808_0808 + i, 0x0404_0404 + i, i);
-    let (first, second) = (
-        _mm512_shuffle_epi8(bits, byte(0)),
-        _mm512_shuffle_epi8(bits, byte(0x0101_0101)),
-    );
-    let (even, odd) = (
-        load_i32(const { &bits_of_bytes(0) }),
-        load_i32(const { &bits_of_bytes(1) }),
-    );
-    [
-        _mm512_test_epi8_mask(first, even),
-        _mm512_test_epi8_mask(first, odd),
-        _mm512_test_epi8_mask(second, even),
-        _mm512_test_epi8_mask(second, odd),
-    ]
-}
-
 /// The words of a grid that registers hold: the code of value `i` at bit `8·(i % 2) + bits·(i % 4 /
 /// 2) + 4·(i / 4)`.
 const fn words<const N: usize>(codes: &[u16; N], bits: usize) -> [u16; N] {
@@ -148,8 +115,11 @@ const fn words<const N: usize>(codes: &[u16; N], bits: usize) -> [u16; N] {
 }
 
 static IQ2_XXS_WORDS: [u16; 256] = words(&IQ2_XXS_CODES, 2);
+
 static IQ2_XS_WORDS: [u16; 512] = words(&IQ2_XS_CODES, 2);
+
 static IQ3_XXS_WORDS: [u16; 256] = words(&IQ3_XXS_CODES, 4);
+
 static IQ3_S_WORDS: [u16; 512] = words(&IQ3_S_CODES, 4);
 
 /// `words[i]` for each 16-bit lane `i` of `at`; bits above those that an index needs are ignored.
@@ -186,16 +156,6 @@ fn select(mask: i32, a: __m512i, b: __m512i) -> __m512i {
 #[target_feature(enable = "avx512f")]
 fn or_masked(a: __m512i, b: __m512i, mask: i32) -> __m512i {
     _mm512_ternarylogic_epi32::<0b1111_1000>(a, b, _mm512_set1_epi32(mask))
-}
-
-/// 0 for registers 0 and 2, 1 for 1 and 3, the other way round for every second 32 values; times
-/// `n`.
-const fn swapped(r: usize, n: i32) -> [i32; 16] {
-    if r.is_multiple_of(2) {
-        by_lane(0, [n, 0, 0])
-    } else {
-        plus(by_lane(0, [-n, 0, 0]), n)
-    }
 }
 
 /// The values of [`words`] with two-bit codes, two to a lane: each 16 values.

@@ -24,12 +24,10 @@
 //! | Q6_K | 566 | 128 |
 //! | Q8_0 | 528 | 104 |
 
-use super::few::Spans;
-use super::gemm::LANES;
-use super::matmul::{load_16, power_of_two};
-use super::planes;
+use super::rounded::{Record, Spans};
 use crate::arch::ColumnsMut;
 use crate::arch::gemm::prefetch_line;
+use crate::arch::x86::avx512::common::{LANES, load_16, load_i32, power_of_two};
 use crate::quant::*;
 use bytemuck::{Pod, Zeroable};
 use std::arch::x86_64::*;
@@ -37,20 +35,20 @@ use std::marker::PhantomData;
 
 /// Blocks of 16 weight rows: the first one, and how many bytes further the next row has its own.
 #[derive(Clone, Copy)]
-pub(super) struct Rows {
+pub(in crate::arch) struct Rows {
     first: *const u8,
     stride: usize,
 }
 
 /// Scales and offsets of a block's groups of 32, or of 16; a lane per row.
-pub(super) struct Factors {
+pub(in crate::arch) struct Factors {
     scale: [__m512; 16],
     offset: [__m512; 16],
 }
 
 /// A format of 256 weights, of 16 rows at a time. All functions need this level's features, and
 /// readable rows.
-pub(super) trait Turn: Pod {
+pub(in crate::arch) trait Turn: Pod {
     /// Words of 128 columns as they are stored.
     type Packed;
 
@@ -63,7 +61,7 @@ pub(super) trait Turn: Pod {
 }
 
 /// A format of 32 weights with one scale, of 16 rows at a time. As [`Turn`].
-pub(super) trait TurnSmall: Pod {
+pub(in crate::arch) trait TurnSmall: Pod {
     /// What the bytes are too large by: 128, divided by two this many times.
     const HALVED: u32;
 
@@ -73,11 +71,8 @@ pub(super) trait TurnSmall: Pod {
     unsafe fn words(rows: Rows) -> [__m512i; 8];
 }
 
-/// A record of 32 activations: see [`round_halves`](crate::arch::x86::avx2::gemm::round_halves).
-pub(super) type Record = [u32; 12];
-
 /// Blocks of a format, several at a time, by activations.
-pub(super) trait Step {
+pub(in crate::arch) trait Step {
     type Block: Pod;
     /// The activations for a block.
     type X: Pod;
@@ -93,13 +88,14 @@ pub(super) trait Step {
 }
 
 /// A block of 256 weights with a scale per `SPAN`.
-pub(super) struct Large<B, const SPAN: usize>(PhantomData<B>);
+pub(in crate::arch) struct Large<B, const SPAN: usize>(PhantomData<B>);
 
 /// Up to eight blocks of 32 weights.
-pub(super) struct Small<B>(PhantomData<B>);
+pub(in crate::arch) struct Small<B>(PhantomData<B>);
 
 /// Most activation rows.
-pub(super) const MOST: usize = 16;
+pub(in crate::arch) const MOST: usize = 16;
+
 /// How far ahead of their use weights are prefetched, in bytes of each row. Twice as far takes 5 %
 /// longer, four times as far 16 %.
 const AHEAD: usize = 512;
@@ -108,7 +104,7 @@ const AHEAD: usize = 512;
 /// block, then for the next.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-pub(super) fn multiply<S: Step>(y: &mut ColumnsMut<'_>, w: &[u8], x: &[S::X]) {
+pub(in crate::arch) fn multiply<S: Step>(y: &mut ColumnsMut<'_>, w: &[u8], x: &[S::X]) {
     let (m, n, w) = (y.rows(), y.cols(), bytemuck::cast_slice::<_, S::Block>(w));
     let row_blocks = x.len() / m;
     assert!(
@@ -740,6 +736,7 @@ macro_rules! small {
         }
     };
 }
+
 small!(BlockQ8_0, halved: 0, |rows| rows.half(0), {
     let mut w = rows.eight(2);
     for w in &mut w {
@@ -747,9 +744,13 @@ small!(BlockQ8_0, halved: 0, |rows| rows.half(0), {
     }
     w
 });
+
 small!(BlockQ4_0, halved: 4, |rows| rows.half(0), both_nibbles(rows, 2));
+
 small!(BlockQ5_0, halved: 3, |rows| rows.half(0), with_fifth_bits(both_nibbles(rows, 6), rows, 2));
+
 small!(BlockIq4Nl, halved: 0, |rows| rows.half(0), look_up(&IQ4_VALUES, both_nibbles(rows, 2)));
+
 small!(BlockMxfp4, halved: 0, |rows| exponents(rows), look_up(&MXFP4_VALUES, both_nibbles(rows, 1)));
 
 /// The low nibbles of 16 bytes, then the high ones.
@@ -780,7 +781,7 @@ unsafe fn with_fifth_bits(low: [__m512i; 8], rows: Rows, at: usize) -> [__m512i;
                 .read_unaligned()
         };
     }
-    let (bits, mut w) = (planes::load_i32(bytemuck::cast_ref(&bits)), low);
+    let (bits, mut w) = (load_i32(bytemuck::cast_ref(&bits)), low);
     for (j, w) in w.iter_mut().enumerate() {
         // The byte with the four bits, in all bytes of a lane.
         let byte = |lane: i32| (4 * lane + j as i32 / 2) * 0x0101_0101;
