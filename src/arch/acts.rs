@@ -116,7 +116,7 @@ pub struct BlockP16 {
     pub d: [f32; 16],
     /// As [`BlockQ16::s`].
     pub s: [f32; 16],
-    /// `Σq` per 16 values: times what bytes of weights are too large by, it is too much in the
+    /// `Σq` per 16 values: times the zero point of the weights' bytes, it is too much in the
     /// integer product.
     pub sums: [i32; 16],
 }

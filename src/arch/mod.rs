@@ -3,10 +3,74 @@
 //! [`Arch`] is a token that only detection can make: holding one proves that the CPU has the
 //! features its kernels need, so its methods are safe. They check lengths once; the kernels behind
 //! them trust those lengths. `scalar` is complete and reads like the maths; every other level is a
-//! constant that overrides fields of the level below it.
+//! constant that overrides fields of the level below it, or takes them from it.
 //!
 //! Kernels know slices and blocks, nothing of models, threads or allocation. Files are mirrored
-//! across levels: `matmul.rs` (products with weights), `attention.rs`, `elementwise.rs`.
+//! across levels: `matmul.rs` (generated rows, or all rows of plain floats), `gemm.rs` (prompt
+//! rows), `unpack.rs` (block formats), `attention.rs`, `elementwise.rs`; `generic` has the source
+//! that levels share.
+//!
+//! # Five words
+//!
+//! A **panel** is weights, unpacked from their blocks, that stay in the L1 or L2 cache while all
+//! activation rows go by (`gemm.rs`; `B̃` and `Ã` of Goto and van de Geijn). Activations are packed
+//! once, interleaved, so that a register takes one word of each of its rows:
+//!
+//! ```text
+//!  panel        word 0   word 1        word 255     packed activations, 16 rows a register
+//!  row  0     │ w₀[0]  │ w₀[1]  │ … │ w₀[255] │     word 0   │ x₀[0]    x₁[0]    …  x₁₅[0]   │
+//!  row  1     │ w₁[0]  │ w₁[1]  │ … │ w₁[255] │     word 1   │ x₀[1]    x₁[1]    …  x₁₅[1]   │
+//!    …        │   …    │        │   │         │       …
+//!  row 31     │ w₃₁[0] │        │   │         │     word 255 │ x₀[255]  x₁[255]  …  x₁₅[255] │
+//! ```
+//!
+//! A word is an `f32`, or two or four narrower integers. A *transposed* panel is interleaved as
+//! activations are: then a lane is a weight row, and a small batch of activations is broadcast.
+//!
+//! A **tile** is the sums that registers hold while a loop runs over words: some weight rows by
+//! some registers of activations. (AMX has registers that are tiles themselves, of 16 rows of 64
+//! bytes.)
+//!
+//! ```text
+//!  tile 2 × 2        lanes 0 … 15       lanes 16 … 31       for each word i:
+//!  weight row r    │ y₀[r] … y₁₅[r]   │ y₁₆[r] … y₃₁[r]   │     load the words i of 2 × 16 rows
+//!  weight row r+1  │ y₀[r+1] …        │ y₁₆[r+1] …        │     for each weight row:
+//!                                                                broadcast its word i, 2 multiply-adds
+//! ```
+//!
+//! A **plane** is one byte of each of some 16-bit integers, `q = 256·high + low`, both bytes
+//! signed: instructions that multiply bytes by bytes then take 16-bit activations, a plane at a
+//! time ([`BlockP16`], [`BlockQ16`]). Stored keys and values have planes, too, of four bits
+//! (`kv.rs`).
+//!
+//! ```text
+//!  integers     q₀  q₁  q₂  …  q₂₅₅
+//!  high plane │ h₀ │ h₁ │ h₂ │ … │ h₂₅₅ │       Σ w·q = 256·Σ w·h + Σ w·l
+//!  low plane  │ l₀ │ l₁ │ l₂ │ … │ l₂₅₅ │
+//! ```
+//!
+//! A **stream** is memory that is read from one address on to the end, which a CPU's prefetcher
+//! recognises. A small batch at the AVX-512 level reads a task's weights as 16 long streams, a lane
+//! each, instead of 16 rows side by side (`small_batch/transposed_weights.rs`):
+//!
+//! ```text
+//!  memory   │ row 0 │ row 1 │ … │ row 8 │ row 9 │ … │ row 17 │ row 18 │ …       144 rows
+//!  lane 0     ►───────────────────────►
+//!  lane 1                                 ►────────────────►
+//!  lane 2                                                      ►──── …
+//! ```
+//!
+//! A **coded** format is one whose weights are looked up: a block stores signs and the number of an
+//! entry of a fixed grid, and an entry stores a code of few bits for each of its 4 or 8 values
+//! ([`Coded`](crate::quant::Coded), `avx512/unpack/grids.rs`):
+//!
+//! ```text
+//!  block    │ entry 5 │ entry 200 │ … │ signs │ scales │
+//!               │
+//!  grid[5]    │ 1 │ 0 │ 1 │ 0 │ 0 │ 0 │ 0 │ 0 │       codes of two bits: 0, 1, 2 are 8, 25, 43
+//!               │   │
+//!  values      25   8  25   8   8   8   8   8          times sign, times scale (IQ2_XXS)
+//! ```
 
 #![allow(unsafe_code)] // the kernels: intrinsics and their proof token
 #![allow(clippy::type_complexity)] // signatures are spelt out where they are read
@@ -130,7 +194,7 @@ pub(crate) struct Gemm {
     pub(crate) tile: usize,
     /// Most activation rows that take time for each, not for a panel of them, so that reading
     /// weights may be what limits: then a task may take any number of weight rows.
-    pub(crate) few: usize,
+    pub(crate) small_batch: usize,
     /// Rows that [`Gemm::pack`] takes at a time, so that threads can share the packing.
     pub(crate) group: usize,
     /// Bytes [`Gemm::pack`] needs for `m` rows of `k` values; groups of rows lie one after the
@@ -152,15 +216,15 @@ pub(crate) struct Gemm {
         workspace: &mut [CacheLine],
     ),
     /// Both kinds of rows together, where weights are unpacked to the same integers for them.
-    pub(crate) both: Option<Both>,
+    pub(crate) mixed: Option<MixedBatch>,
 }
 
-/// How a level multiplies one format by generated rows and a few prompt rows at a time, unpacking
+/// How a level multiplies one format by a mixed batch, of generated rows and prompt rows, unpacking
 /// weights once.
 #[derive(Clone, Copy)]
-pub(crate) struct Both {
+pub(crate) struct MixedBatch {
     /// Most generated rows, and most prompt rows.
-    pub(crate) most: (usize, usize),
+    pub(crate) max_rows: (usize, usize),
     /// The first rows of `y` are those of [`Matvec::kernel`] with `generated`, the others those of
     /// [`Gemm::kernel`] with `packed`.
     pub(crate) kernel: unsafe fn(
@@ -603,7 +667,7 @@ impl Arch {
     /// Most activation rows for which an [`Arch::gemm`] call had better cover as many weight rows
     /// as one of [`Arch::matvec`], not only [`Arch::gemm_tile`].
     pub fn gemm_few(self, dtype: DType) -> usize {
-        (self.0.gemm)(dtype).few
+        (self.0.gemm)(dtype).small_batch
     }
 
     /// Size of the workspace that [`Arch::gemm`] needs for weights of `dtype`, in cache lines.
@@ -689,8 +753,9 @@ impl Arch {
     /// Whether weights of `dtype` are unpacked once for so many rows of both kinds by
     /// [`Arch::both`].
     pub fn has_both(self, dtype: DType, n_generated: usize, n_prompt: usize) -> bool {
-        let fits = |both: Both| n_generated <= both.most.0 && n_prompt <= both.most.1;
-        n_generated > 0 && n_prompt > 0 && (self.0.gemm)(dtype).both.is_some_and(fits)
+        let fits =
+            |mixed: MixedBatch| n_generated <= mixed.max_rows.0 && n_prompt <= mixed.max_rows.1;
+        n_generated > 0 && n_prompt > 0 && (self.0.gemm)(dtype).mixed.is_some_and(fits)
     }
 
     /// [`Arch::matvec`] of the first rows of `y`, and [`Arch::gemm`] of the others, with the same
@@ -726,9 +791,9 @@ impl Arch {
             (gemm.packed_len)(n_prompt, k),
             "both: packed activations"
         );
-        let both = gemm.both.expect("has_both");
+        let mixed = gemm.mixed.expect("has_both");
         // SAFETY: `self` proves the CPU features; shapes were checked above.
-        unsafe { (both.kernel)(y, dtype, w, generated, packed, k) }
+        unsafe { (mixed.kernel)(y, dtype, w, generated, packed, k) }
     }
 
     /// The product with the transpose of a matrix `(n_out, n_in)` of `dtype`: turns gradients with

@@ -1,9 +1,9 @@
 //! Storage formats of weights: block layouts, and their conversion from and to `f32`.
 //!
-//! One file per family of formats, one line per format in the list of `formats.rs`. A format is a block
-//! structure of bytes, so that blocks can be read in place at any address of a memory-mapped file;
-//! `dequantize` is written in the plainest way and is the definition that every kernel is tested
-//! against. Layouts are ggml's.
+//! One file per family of formats, one line per format in the list of `formats.rs`. A format is a
+//! block structure of bytes, so that blocks can be read in place at any address of a memory-mapped
+//! file; `dequantize` is written in the plainest way and is the definition that every kernel is
+//! tested against. Layouts are ggml's.
 //!
 //! Any bytes may be dequantised: a damaged file yields odd values (infinities and NaN included, as
 //! the f16 scales can hold them), never a panic.

@@ -92,9 +92,9 @@ pub(in crate::arch) fn plain<
             rows::<V, T, R1, 1>(z, y, (0, 0), w, x, n, stride, ahead(R1));
         };
     }
-    let most = (L2_BYTES / (stride * size_of::<f32>())).max(M) / M * M;
-    for first in (0..y.rows()).step_by(most) {
-        let end = (first + most).min(y.rows());
+    let max_rows = (L2_BYTES / (stride * size_of::<f32>())).max(M) / M * M;
+    for first in (0..y.rows()).step_by(max_rows) {
+        let end = (first + max_rows).min(y.rows());
         for (t, w) in w.chunks(R * row_bytes).enumerate() {
             for i in (first..end).step_by(M) {
                 let (x, at) = (&x[i * stride..], (i, t * R));
@@ -264,13 +264,13 @@ macro_rules! plain_products {
             $crate::arch::Gemm {
                 element: ($crate::arch::PanelElement::F32, 1),
                 tile: 128,
-                few: usize::MAX,
+                small_batch: usize::MAX,
                 group: 16,
                 packed_len: $crate::arch::generic::matvec::packed_len,
                 pack: $crate::arch::generic::matvec::pack,
                 workspace: 0,
                 kernel: gemm_plain::<T>,
-                both: None,
+                mixed: None,
             }
         }
 

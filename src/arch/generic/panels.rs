@@ -54,37 +54,42 @@ pub(in crate::arch) unsafe fn tile<V: Lanes, const VECS: usize, const ROWS: usiz
 }
 
 /// Transposes `V::N` panel rows of `n` words, a multiple of `V::N`: word `i` of row `j` becomes
-/// `turned[i·N + j]`.
+/// `transposed[i·N + j]`.
 ///
 /// # Safety
 /// The pointers must be valid for that.
 #[inline(always)]
-pub(in crate::arch) unsafe fn turn_panel<V: Transpose>(
+pub(in crate::arch) unsafe fn transpose_panel<V: Transpose>(
     z: V,
     panel: *const f32,
     n: usize,
-    turned: *mut f32,
+    transposed: *mut f32,
 ) {
     for i in (0..n).step_by(V::N) {
         // SAFETY: words of `N` rows.
         let words = unsafe { z.read_transposed(panel.wrapping_add(i), n) };
         for j in 0..V::N {
             // SAFETY: word `i + j` of all rows.
-            unsafe { words[j].write(turned.wrapping_add((i + j) * V::N)) };
+            unsafe { words[j].write(transposed.wrapping_add((i + j) * V::N)) };
         }
     }
 }
 
-/// Rows that [`turn`] transposes at a time.
-pub(in crate::arch) const TURN_ROWS: usize = 32;
+/// Rows that [`transpose_columns`] transposes at a time.
+pub(in crate::arch) const TRANSPOSED_ROWS: usize = 32;
 
-/// See [`crate::arch::transposed::Turn::TURN`]: transposes columns of [`TURN_ROWS`] rows.
+/// See [`crate::arch::transposed::TransposedPanels::TRANSPOSE`]: transposes columns of
+/// [`TRANSPOSED_ROWS`] rows.
 ///
 /// # Safety
 /// The pointers must be valid for that.
 #[inline(always)]
-pub(in crate::arch) unsafe fn turn<V: Transpose>(z: V, values: *const f32, panel: *mut f32) {
-    for part in 0..TURN_ROWS / V::N {
+pub(in crate::arch) unsafe fn transpose_columns<V: Transpose>(
+    z: V,
+    values: *const f32,
+    panel: *mut f32,
+) {
+    for part in 0..TRANSPOSED_ROWS / V::N {
         // SAFETY: a vector of `N` rows.
         let columns =
             unsafe { z.read_transposed(values.wrapping_add(part * V::N * COLUMNS), COLUMNS) };
@@ -146,11 +151,11 @@ macro_rules! f32_panels {
             }
         }
 
-        impl Turn for F32Panels {
+        impl TransposedPanels for F32Panels {
             const KNOWS: fn(DType) -> bool = knows;
-            const ROWS: usize = panels::TURN_ROWS;
+            const ROWS: usize = panels::TRANSPOSED_ROWS;
             const EXPAND: unsafe fn(DType, &[u8], Range<usize>, &mut [f32]) = unpack;
-            const TURN: unsafe fn(*const f32, *mut u32) = turn;
+            const TRANSPOSE: unsafe fn(*const f32, *mut u32) = transpose_columns;
         }
 
         #[target_feature(enable = $features)]
@@ -168,17 +173,21 @@ macro_rules! f32_panels {
             }
         }
 
-        /// See [`panels::turn_panel`].
+        /// See [`panels::transpose_panel`].
         #[target_feature(enable = $features)]
-        pub(in crate::arch) unsafe fn turn_panel(panel: *const u32, n: usize, turned: *mut u32) {
+        pub(in crate::arch) unsafe fn transpose_panel(
+            panel: *const u32,
+            n: usize,
+            transposed: *mut u32,
+        ) {
             // SAFETY: the caller's promise.
-            unsafe { panels::turn_panel($zero, panel.cast(), n, turned.cast()) }
+            unsafe { panels::transpose_panel($zero, panel.cast(), n, transposed.cast()) }
         }
 
         #[target_feature(enable = $features)]
-        unsafe fn turn(values: *const f32, panel: *mut u32) {
+        unsafe fn transpose_columns(values: *const f32, panel: *mut u32) {
             // SAFETY: the caller's promise.
-            unsafe { panels::turn($zero, values, panel.cast()) }
+            unsafe { panels::transpose_columns($zero, values, panel.cast()) }
         }
 
         $crate::arch::generic::packing::packing!($features, $zero);

@@ -15,8 +15,8 @@ pub(crate) const KERNELS: Kernels = kernels! {
     gemm: |_| Gemm {
         element: (PanelElement::F32, 1),
         tile: 32,
-        few: 0,
-        both: None,
+        small_batch: 0,
+        mixed: None,
         group: 16,
         packed_len: matmul::packed_len,
         pack: matmul::pack,

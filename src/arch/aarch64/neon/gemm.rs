@@ -11,7 +11,7 @@ use super::matmul::{load, plain_gemm};
 use super::unpack::{Factors, UnpackBlocks, knows, widened_signed, with_weights};
 use crate::arch::gemm::{BLOCK, Panels, RegisterTile, TILE, UnpackRows, table};
 use crate::arch::generic::packing::{MAX_LANES, Transpose, packing};
-use crate::arch::transposed::{COLUMNS, Turn, transposed};
+use crate::arch::transposed::{COLUMNS, TransposedPanels, transposed};
 use crate::arch::{Gemm, PanelElement, Transposed, scalar};
 use crate::quant::*;
 use half::{bf16, f16};
@@ -78,16 +78,16 @@ impl UnpackRows for F32Panels {
     }
 }
 
-impl Turn for F32Panels {
+impl TransposedPanels for F32Panels {
     const KNOWS: fn(DType) -> bool = knows;
     const ROWS: usize = 32;
     const EXPAND: unsafe fn(DType, &[u8], Range<usize>, &mut [f32]) = unpack::<1>;
-    const TURN: unsafe fn(*const f32, *mut u32) = turn;
+    const TRANSPOSE: unsafe fn(*const f32, *mut u32) = transpose_columns;
 }
 
 /// Copies columns of 32 rows: panel rows lie interleaved, so that nothing has to be transposed.
 #[target_feature(enable = "neon")]
-unsafe fn turn(values: *const f32, panel: *mut u32) {
+unsafe fn transpose_columns(values: *const f32, panel: *mut u32) {
     let panel = panel.cast::<f32>();
     for r in 0..F32Panels::ROWS {
         // SAFETY: a register of a row, and of the panel's word `r`.

@@ -34,8 +34,8 @@ pub(in crate::arch) trait UnpackBlocks<const N: usize>: Pod {
     unsafe fn bytes(blocks: &[Self; N], b: usize) -> [int8x16_t; 2];
 }
 
-/// Calls `$do!(Block)` for the block structure of `$dtype`, or evaluates to `$other` if the Arm levels
-/// do not know the format. Those that they know are listed here.
+/// Calls `$do!(Block)` for the block structure of `$dtype`, or evaluates to `$other` if the Arm
+/// levels do not know the format. Those that they know are listed here.
 macro_rules! with_weights {
     ($dtype:expr, $do:ident, $other:expr) => {
         with_weights! { $dtype, $do, $other,

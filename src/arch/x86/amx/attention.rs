@@ -264,16 +264,16 @@ unsafe fn pack_keys(k: RowPtr<f16>, to: *mut u32) {
 unsafe fn pack_values(v: RowPtr<f16>, to: *mut u32) {
     // Interleaves two rows: columns 0..16, then 16..32.
     const TURNS: [[u16; 32]; 2] = {
-        let mut turns = [[0; 32]; 2];
+        let mut orders = [[0; 32]; 2];
         let mut i = 0;
         while i < 32 {
-            turns[0][i] = (i / 2 + i % 2 * 32) as u16;
-            turns[1][i] = turns[0][i] + 16;
+            orders[0][i] = (i / 2 + i % 2 * 32) as u16;
+            orders[1][i] = orders[0][i] + 16;
             i += 1;
         }
-        turns
+        orders
     };
-    let turns = [
+    let orders = [
         load_bytes(bytemuck::cast_ref(&TURNS[0])),
         load_bytes(bytemuck::cast_ref(&TURNS[1])),
     ];
@@ -286,8 +286,8 @@ unsafe fn pack_values(v: RowPtr<f16>, to: *mut u32) {
                 unsafe { _mm512_loadu_si512(v.row(2 * pair + 1).wrapping_add(column).cast()) };
             let to = to
                 .wrapping_add(column * BLOCK + pair / LANES * 2 * PART + pair % LANES * 2 * LANES);
-            for (register, turn) in turns.into_iter().enumerate() {
-                let pairs = _mm512_permutex2var_epi16(first, turn, second);
+            for (register, order) in orders.into_iter().enumerate() {
+                let pairs = _mm512_permutex2var_epi16(first, order, second);
                 // SAFETY: room for the values.
                 unsafe { store_parts(split_f16(pairs), to.wrapping_add(register * LANES), PART) };
             }

@@ -114,8 +114,8 @@ const fn on_tiles<W: UnpackTile>() -> Gemm {
     Gemm {
         element: (PanelElement::Bf16, products_of::<W>()),
         tile: SWEEP,
-        few: 0,
-        both: None,
+        small_batch: 0,
+        mixed: None,
         group: VECS * LANES,
         packed_len: if W::X_PARTS == 1 {
             packed_len::<1>

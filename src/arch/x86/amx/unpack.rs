@@ -240,7 +240,7 @@ impl<B: Nibbles> UnpackTile for Halves<B> {
         let values = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(&B::VALUES)));
         let twice = load_bytes(&const { twice(16) });
         // The low nibbles go up by a bit, the high ones down by three.
-        let turn = _mm512_mask_mov_epi32(_mm512_set1_epi32(1), 0xff00, _mm512_set1_epi32(29));
+        let rotation = _mm512_mask_mov_epi32(_mm512_set1_epi32(1), 0xff00, _mm512_set1_epi32(29));
         let blocks: &[B] = &bytemuck::cast_slice(bytes)[..8 / B::GROUPS];
         // SAFETY: the caller's promise.
         let Factors { scale, offset } = unsafe { B::scales(blocks) };
@@ -255,7 +255,7 @@ impl<B: Nibbles> UnpackTile for Halves<B> {
                 let g = 2 * pair + j;
                 let qs = load128(blocks[g / B::GROUPS].nibbles(g % B::GROUPS));
                 let qs = _mm512_permutexvar_epi8(twice, _mm512_castsi128_si512(qs));
-                let qs = indices(_mm512_rolv_epi32(qs, turn), j);
+                let qs = indices(_mm512_rolv_epi32(qs, rotation), j);
                 store(&mut out[g], _mm512_permutexvar_epi8(qs, table));
             }
         }
@@ -362,8 +362,8 @@ impl UnpackTile for BlockQ5K {
             for g in 0..8 {
                 let qs = _mm512_castsi256_si512(load256(&b.qs[g / 2 * 32..][..32]));
                 let qs = _mm512_permutexvar_epi8(twice, qs);
-                let turn = if g % 2 == 0 { 1 } else { 29 };
-                let qs = indices(_mm512_rolv_epi32(qs, _mm512_set1_epi32(turn)), 0);
+                let rotation = if g % 2 == 0 { 1 } else { 29 };
+                let qs = indices(_mm512_rolv_epi32(qs, _mm512_set1_epi32(rotation)), 0);
                 // Bit `g` of the fifths goes to bit 5.
                 let fifths = _mm512_rolv_epi32(fifths, _mm512_set1_epi32((5 - g as i32) & 31));
                 // qs | (fifths & mask)
@@ -415,14 +415,14 @@ impl<B: Fifths> UnpackTile for FiveBits<B> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
     unsafe fn unpack(_dtype: DType, bytes: &[u8], out: &mut PanelRow) {
         let (values, bytes_twice) = ([count(0.0), count(16.0)], load_bytes(&const { twice(16) }));
-        let turn = _mm512_mask_mov_epi32(_mm512_set1_epi32(1), 0xff00, _mm512_set1_epi32(29));
+        let rotation = _mm512_mask_mov_epi32(_mm512_set1_epi32(1), 0xff00, _mm512_set1_epi32(29));
         let blocks: &[B] = &bytemuck::cast_slice(bytes)[..8];
         // SAFETY: the caller's promise.
         let Factors { scale, offset } = unsafe { B::scales(blocks) };
         for (g, b) in blocks.iter().enumerate() {
             let (qs, qh) = b.parts();
             let qs = _mm512_permutexvar_epi8(bytes_twice, _mm512_castsi128_si512(load128(qs)));
-            let qs = indices(_mm512_rolv_epi32(qs, turn), 0);
+            let qs = indices(_mm512_rolv_epi32(qs, rotation), 0);
             let qs =
                 _mm512_mask_add_epi16(qs, u32::from_le_bytes(qh), qs, _mm512_set1_epi16(0x2020));
             store(&mut out[g], look_up_32(qs, &scale[g], &offset[g], values));

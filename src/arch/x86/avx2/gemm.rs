@@ -11,12 +11,12 @@ use super::matmul::plain_gemm;
 use super::unpack::{Factors, Groups, knows, store256, wanted_groups, with_groups};
 use crate::arch::acts::byte_scale;
 use crate::arch::gemm::{
-    BLOCK, FewRows, Panels, RegisterTile, TILE, UnpackRows, prefetch_line, table,
+    BLOCK, Panels, RegisterTile, SmallBatch, TILE, UnpackRows, prefetch_line, table,
 };
 use crate::arch::generic::Lanes;
 use crate::arch::generic::packing::{MAX_LANES, Transpose};
 use crate::arch::generic::panels::{self, f32_panels};
-use crate::arch::transposed::{Turn, transposed};
+use crate::arch::transposed::{TransposedPanels, transposed};
 use crate::arch::{Gemm, PanelElement, Transposed, scalar};
 use crate::quant::*;
 use half::{bf16, f16};
@@ -264,8 +264,8 @@ impl<const BITS: u32, const SPAN: usize> UnpackRows for IntPanels<BITS, SPAN> {
         )
     }
 
-    const FEW: Option<FewRows> = Some(FewRows {
-        most: 4,
+    const SMALL_BATCH: Option<SmallBatch> = Some(SmallBatch {
+        max_rows: 4,
         fill: if Self::BYTES {
             fill_ints::<true>
         } else {
@@ -278,26 +278,26 @@ impl<const BITS: u32, const SPAN: usize> UnpackRows for IntPanels<BITS, SPAN> {
     });
 }
 
-/// See [`FewRows::fill`].
+/// See [`SmallBatch::fill`].
 #[target_feature(enable = "avx2,f16c")]
 fn fill_ints<const BYTES: bool>(
     dtype: DType,
     rows: &[&[u8]; MAX_LANES],
     panel: &mut [u32],
-    turned: &mut [u32],
+    transposed: &mut [u32],
 ) {
     macro_rules! blocks {
         ($block:ident) => {
             if <$block>::GROUPS == 1 {
-                fill_groups::<$block, BYTES>(rows, turned)
+                fill_groups::<$block, BYTES>(rows, transposed)
             } else {
                 let stride = BLOCK / 32 * record(BYTES);
                 for (row, panel) in rows.iter().zip(panel.chunks_exact_mut(stride)).take(LANES) {
                     int_blocks::<$block, BYTES, false>(row, panel);
                 }
-                assert!(panel.len() >= LANES * stride && turned.len() >= LANES * stride);
+                assert!(panel.len() >= LANES * stride && transposed.len() >= LANES * stride);
                 // SAFETY: both have room for these words.
-                unsafe { turn_panel(panel.as_ptr(), stride, turned.as_mut_ptr()) }
+                unsafe { transpose_panel(panel.as_ptr(), stride, transposed.as_mut_ptr()) }
             }
         };
     }
@@ -321,12 +321,12 @@ fn store_all(to: &mut [u32], x: [__m256; LANES]) {
 /// (Blocks of 256 take less time row by row.)
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn fill_groups<B: Groups, const BYTES: bool>(rows: &[&[u8]; MAX_LANES], turned: &mut [u32]) {
+fn fill_groups<B: Groups, const BYTES: bool>(rows: &[&[u8]; MAX_LANES], transposed: &mut [u32]) {
     let mut blocks: [&[B]; LANES] = [&[]; LANES];
     for r in 0..LANES {
         blocks[r] = bytemuck::cast_slice(rows[r]);
     }
-    for (i, record) in turned
+    for (i, record) in transposed
         .chunks_exact_mut(record(BYTES) * LANES)
         .enumerate()
         .take(blocks[0].len())
@@ -358,7 +358,7 @@ fn fill_groups<B: Groups, const BYTES: bool>(rows: &[&[u8]; MAX_LANES], turned: 
     }
 }
 
-/// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times
+/// `VECS` registers of activations times `ROWS` weight rows; with `TRANSPOSED`, of weights times
 /// activation rows.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn int_tile<
@@ -366,7 +366,7 @@ unsafe fn int_tile<
     const SPAN: usize,
     const VECS: usize,
     const ROWS: usize,
-    const TURNED: bool,
+    const TRANSPOSED: bool,
 >(
     w: *const u32,
     x: *const u32,
@@ -391,8 +391,8 @@ unsafe fn int_tile<
     let factors = int_words(bytes);
     for i in 0..k / 32 {
         let lanes = x.wrapping_add(i * record(bytes) * VECS * LANES);
-        let w = w.wrapping_add(i * record(bytes) * if TURNED { LANES } else { 1 });
-        if !TURNED {
+        let w = w.wrapping_add(i * record(bytes) * if TRANSPOSED { LANES } else { 1 });
+        if !TRANSPOSED {
             for line in 0..4 {
                 let ahead = ahead.wrapping_add((i * record(bytes) * VECS + line * 16) * LANES);
                 prefetch_line(ahead.cast());
@@ -403,7 +403,7 @@ unsafe fn int_tile<
             _mm256_loadu_si256(lanes.wrapping_add((j * VECS + v) * LANES).cast())
         };
         let splat = |j: usize, r: usize| {
-            let at = if TURNED {
+            let at = if TRANSPOSED {
                 j * LANES + r
             } else {
                 r * (BLOCK / 32) * record(bytes) + j
@@ -412,8 +412,8 @@ unsafe fn int_tile<
             _mm256_set1_epi32(unsafe { w.wrapping_add(at).read() } as i32)
         };
         // The same of the weights and of the activations.
-        let w = |j: usize, r: usize, v: usize| if TURNED { lanes(j, v) } else { splat(j, r) };
-        let x = |j: usize, r: usize, v: usize| if TURNED { splat(j, r) } else { lanes(j, v) };
+        let w = |j: usize, r: usize, v: usize| if TRANSPOSED { lanes(j, v) } else { splat(j, r) };
+        let x = |j: usize, r: usize, v: usize| if TRANSPOSED { splat(j, r) } else { lanes(j, v) };
         for span in 0..32 / SPAN {
             let mut int = [[_mm256_setzero_si256(); VECS]; ROWS];
             // With six bits, sums of 4 products below 64·127 fit 16 bits, and are widened at once.
@@ -563,8 +563,8 @@ pub(in crate::arch) fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES];
 }
 
 /// A record of 32 activations `x ≈ d·q` with `|q| ≤ 127` and a `d` for each half, for weights whose
-/// bytes are 128 too large: instead of `d·Σq` it has the correction for that excess, `−128·Σq` of
-/// each half, as an integer.
+/// bytes are 128 too large: instead of `d·Σq` it has the correction for that zero point, `−128·Σq`
+/// of each half, as an integer.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(in crate::arch) fn round_halves(x: &[f32; 32]) -> [[f32; LANES]; 3] {
@@ -607,10 +607,10 @@ fn int_array(x: __m256i) -> [i32; 8] {
     unsafe { std::mem::transmute(x) }
 }
 
-/// Writes the records of a weight row. With `EXCESS`, bytes are 128 larger than the weights.
+/// Writes the records of a weight row. With `ZERO_POINT`, bytes are 128 larger than the weights.
 #[inline(never)]
 #[target_feature(enable = "avx2,f16c")]
-pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const EXCESS: bool>(
+pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const ZERO_POINT: bool>(
     bytes: &[u8],
     out: &mut [u32],
 ) {
@@ -625,8 +625,8 @@ pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const EXCESS: bo
         for (g, out) in out.chunks_exact_mut(record(BYTES)).enumerate() {
             // SAFETY: as above.
             let q = unsafe { block.bytes(g) };
-            let q = if EXCESS {
-                _mm256_add_epi8(q, _mm256_set1_epi8((128 - B::ZERO).cast_signed()))
+            let q = if ZERO_POINT {
+                _mm256_add_epi8(q, _mm256_set1_epi8((128 - B::ZERO_POINT).cast_signed()))
             } else {
                 q
             };

@@ -18,8 +18,8 @@ pub(in crate::arch) trait Groups: Pod {
     const GROUPS: usize;
     /// Blocks that hold 256 values: `Self`, or an array.
     type Of256: Pod;
-    /// For formats without a minimum: `offset = −ZERO·scale`.
-    const ZERO: u8 = 0;
+    /// For formats without a minimum: `offset = −ZERO_POINT·scale`.
+    const ZERO_POINT: u8 = 0;
 
     /// # Safety
     /// The CPU must have AVX2 and F16C.
@@ -44,8 +44,8 @@ pub(in crate::arch) fn wanted_groups<B: Groups>(i: usize, wanted: &Range<usize>)
             .min(B::GROUPS)
 }
 
-/// Calls `$do!(Block)` for the block structure of `$dtype`, or evaluates to `$other` if the x86 levels
-/// do not know the format. Those that they know are listed here.
+/// Calls `$do!(Block)` for the block structure of `$dtype`, or evaluates to `$other` if the x86
+/// levels do not know the format. Those that they know are listed here.
 macro_rules! with_groups {
     ($dtype:expr, $do:ident, $other:expr) => {
         with_groups! { $dtype, $do, $other,
@@ -80,7 +80,7 @@ macro_rules! small {
         impl Groups for $block {
             const GROUPS: usize = 1;
             type Of256 = [Self; 8];
-            const ZERO: u8 = $zero;
+            const ZERO_POINT: u8 = $zero;
 
             #[inline]
             #[target_feature(enable = "avx2,f16c")]

@@ -183,7 +183,7 @@ fn many_rows<B: Blocks<F32x16>>(
         });
         // The rows of each pass whose queries could be rounded; whether its outputs are transposed,
         // once it has any.
-        let (mut rounded, mut turned) = ([0; PASSES], [None; PASSES]);
+        let (mut rounded, mut transposed) = ([0; PASSES], [None; PASSES]);
         for (i, q) in q.chunks(ROWS * p.head_dim).enumerate() {
             let mut first = q.as_ptr();
             if q.len() < ROWS * p.head_dim {
@@ -217,11 +217,13 @@ fn many_rows<B: Blocks<F32x16>>(
                     if rows == 0 {
                         continue;
                     }
-                    if turned[i] == Some(!columns) {
+                    if transposed[i] == Some(!columns) {
                         // SAFETY: the outputs of a whole pass, and room for as many values.
-                        unsafe { turn(pass.out_mut(), p.head_dim_v, columns, parts.scores) };
+                        unsafe {
+                            transpose_outputs(pass.out_mut(), p.head_dim_v, columns, parts.scores)
+                        };
                     }
-                    turned[i] = Some(columns);
+                    transposed[i] = Some(columns);
                     if columns {
                         // SAFETY: queries, keys and values are there.
                         unsafe { add_block(parts.pass(i, p), pass, rows, p) };
@@ -233,10 +235,10 @@ fn many_rows<B: Blocks<F32x16>>(
                 }
             }
         }
-        for (i, (pass, turned)) in passes.iter_mut().flatten().zip(turned).enumerate() {
-            if turned == Some(true) {
+        for (i, (pass, transposed)) in passes.iter_mut().flatten().zip(transposed).enumerate() {
+            if transposed == Some(true) {
                 // SAFETY: as above.
-                unsafe { turn(pass.out_mut(), p.head_dim_v, false, parts.scores) };
+                unsafe { transpose_outputs(pass.out_mut(), p.head_dim_v, false, parts.scores) };
             }
             pass.merge(z, &mut to.rows(many * MANY + i * ROWS, ROWS, p.head_dim_v));
         }
@@ -434,7 +436,7 @@ unsafe fn round_values<E: Widen<F32x16>>(parts: Parts, v: RowPtr<E>) -> bool {
 /// # Safety
 /// There must be [`ROWS`] of them, and `room` for as many.
 #[target_feature(enable = "avx512f")]
-unsafe fn turn(out: *mut f32, dim: usize, columns: bool, room: *mut f32) {
+unsafe fn transpose_outputs(out: *mut f32, dim: usize, columns: bool, room: *mut f32) {
     let (height, width) = if columns { (ROWS, dim) } else { (dim, ROWS) };
     for i in (0..height).step_by(LANES) {
         for j in (0..width).step_by(LANES) {

@@ -1,4 +1,4 @@
-//! Which panels multiply which format by many activation rows.
+//! Panels for each format, for many activation rows.
 //!
 //! K-quants are multiplied as integers, with 8-bit activations, by `vpdpbusd`: it does four times
 //! the products of an `f32` multiply-add. With a scale per 32 activations the error of the logits
@@ -6,8 +6,8 @@
 //!
 //! The others are integers, too. For formats of 32 values llama.cpp has a scale per 32 activations.
 //! Here they get one per 16, and no minimum to subtract, as sums of products start with the
-//! correction for an excess of 128 in the weights' bytes; the error of the logits is at most 0.9 of
-//! llama.cpp's, and 1.2 to 1.5 times as many products are done as with bf16 (Zen 4).
+//! correction for a zero point of 128 in the weights' bytes; the error of the logits is at most 0.9
+//! of llama.cpp's, and 1.2 to 1.5 times as many products are done as with bf16 (Zen 4).
 //!
 //! Q4_1 and Q5_1 take 16-bit activations and `vpdpwssd`, which does twice the products of an `f32`
 //! multiply-add.

@@ -8,8 +8,8 @@
 //! conversion and one multiplication of scales serve 256 weights.
 //!
 //! Multiplications and multiply-adds have two ports, which the loop is limited by: for 256 weights
-//! and a row 8 products of bytes and 2 for scales, or 3 where a format has a minimum. What else
-//! bytes are too large by is taken off the integers.
+//! and a row 8 products of bytes and 2 for scales, or 3 where a format has a minimum. The zero
+//! point of other formats is taken off the integers.
 
 use super::common::{load_64, load_f32, store_64, store_f32};
 use super::elementwise::{F32x16, zero};
@@ -281,7 +281,7 @@ pub(super) fn multiply<B: UnpackPlanes, const R: usize>(
     let (d, s) = (load_f32(&x.d), load_f32(&x.s));
     for r in 0..R {
         let Unpacked { scale, offset, .. } = weights[r];
-        if B::EXCESS == 0 {
+        if B::ZERO_POINT == 0 {
             totals[r] = _mm512_fmadd_ps(offset, s, totals[r]);
         }
         let sums = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high[r]), low[r]));

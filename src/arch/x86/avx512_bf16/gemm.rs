@@ -1,7 +1,9 @@
 //! Products with many activation rows: bf16 panels for Q4_1 and Q5_1, as fast as the 16-bit
 //! integers of the AVX-512 level.
 
-use crate::arch::gemm::{BLOCK, FewRows, Panels, RegisterTile, UnpackRows, prefetch_line, table};
+use crate::arch::gemm::{
+    BLOCK, Panels, RegisterTile, SmallBatch, UnpackRows, prefetch_line, table,
+};
 use crate::arch::x86::avx2::unpack::{Groups, with_groups};
 use crate::arch::x86::avx512::common::{
     LANES, interleave, load_sums, load_up_to_32, store_all, store_sums, transpose,
@@ -54,17 +56,17 @@ impl UnpackRows for Bf16Panels {
         unsafe { unpack(dtype, blocks, out) }
     }
 
-    const FEW: Option<FewRows> = Some(FewRows {
-        most: 10,
+    const SMALL_BATCH: Option<SmallBatch> = Some(SmallBatch {
+        max_rows: 10,
         fill,
         tiles: &[tile::<1, 2, true>, tile::<1, 4, true>, tile::<1, 8, true>],
     });
 }
 
-/// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times
+/// `VECS` registers of activations times `ROWS` weight rows; with `TRANSPOSED`, of weights times
 /// activation rows.
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn tile<const VECS: usize, const ROWS: usize, const TURNED: bool>(
+unsafe fn tile<const VECS: usize, const ROWS: usize, const TRANSPOSED: bool>(
     w: *const u32,
     x: *const u32,
     k: usize,
@@ -75,7 +77,7 @@ unsafe fn tile<const VECS: usize, const ROWS: usize, const TURNED: bool>(
     // SAFETY: the caller's promise.
     let mut acc = unsafe { load_sums::<VECS, ROWS>(sums, first) };
     for i in 0..k / 2 {
-        if !TURNED {
+        if !TRANSPOSED {
             prefetch_line(ahead.wrapping_add(i * VECS * LANES).cast());
         }
         let mut xs = [_mm512_setzero_si512(); VECS];
@@ -84,7 +86,7 @@ unsafe fn tile<const VECS: usize, const ROWS: usize, const TURNED: bool>(
             xs[v] = unsafe { _mm512_loadu_si512(x.wrapping_add((i * VECS + v) * LANES).cast()) };
         }
         for r in 0..ROWS {
-            let at = if TURNED {
+            let at = if TRANSPOSED {
                 i * LANES + r
             } else {
                 r * BLOCK / 2 + i
@@ -147,13 +149,13 @@ pub(in crate::arch) fn unpack(dtype: DType, bytes: &[u8], out: &mut [u32]) {
     )
 }
 
-/// See [`FewRows::fill`].
+/// See [`SmallBatch::fill`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-fn fill(dtype: DType, rows: &[&[u8]; LANES], _: &mut [u32], turned: &mut [u32]) {
-    let turned = turned.as_chunks_mut().0.as_chunks_mut().0;
+fn fill(dtype: DType, rows: &[&[u8]; LANES], _: &mut [u32], transposed: &mut [u32]) {
+    let transposed = transposed.as_chunks_mut().0.as_chunks_mut().0;
     macro_rules! blocks {
         ($block:ident) => {
-            fill_blocks::<$block>(rows, turned)
+            fill_blocks::<$block>(rows, transposed)
         };
     }
     with_groups!(
@@ -166,7 +168,7 @@ fn fill(dtype: DType, rows: &[&[u8]; LANES], _: &mut [u32], turned: &mut [u32]) 
 /// Expands blocks of 16 rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,f16c")]
-fn fill_blocks<B: Groups>(rows: &[&[u8]; LANES], turned: &mut [[[u32; LANES]; LANES]]) {
+fn fill_blocks<B: Groups>(rows: &[&[u8]; LANES], transposed: &mut [[[u32; LANES]; LANES]]) {
     let mut blocks: [&[B]; LANES] = [&[]; LANES];
     for r in 0..LANES {
         blocks[r] = bytemuck::cast_slice(rows[r]);
@@ -179,7 +181,7 @@ fn fill_blocks<B: Groups>(rows: &[&[u8]; LANES], turned: &mut [[[u32; LANES]; LA
                 let factors = unsafe { blocks[r][i].factors() };
                 pairs[r] = bf16_pairs(group(&blocks[r][i], &factors, g));
             }
-            store_all(&mut turned[i * B::GROUPS + g], transpose(pairs));
+            store_all(&mut transposed[i * B::GROUPS + g], transpose(pairs));
         }
     }
 }

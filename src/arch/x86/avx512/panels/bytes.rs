@@ -3,7 +3,7 @@
 use super::floats::{store_transposed, unpack};
 use crate::arch::acts::byte_scale;
 use crate::arch::gemm::{BLOCK, Panels, RegisterTile, prefetch_line};
-use crate::arch::transposed::{COLUMNS, Turn};
+use crate::arch::transposed::{COLUMNS, TransposedPanels};
 use crate::arch::x86::avx2::unpack::knows;
 use crate::arch::x86::avx512::common::{
     LANES, interleave, load_sums, load_up_to_32, load512, store_sums, transpose,
@@ -52,11 +52,11 @@ impl Panels for BytePanels {
     }
 }
 
-impl Turn for BytePanels {
+impl TransposedPanels for BytePanels {
     const KNOWS: fn(DType) -> bool = knows;
     const ROWS: usize = Self::SPAN;
     const EXPAND: unsafe fn(DType, &[u8], Range<usize>, &mut [f32]) = unpack;
-    const TURN: unsafe fn(*const f32, *mut u32) = turn_bytes;
+    const TRANSPOSE: unsafe fn(*const f32, *mut u32) = transpose_bytes;
 }
 
 /// `VECS` registers of gradients times `ROWS` columns.
@@ -192,7 +192,7 @@ fn round_bytes(x: &[f32]) -> (__m512i, f32) {
 
 /// Transposes columns of 64 rows to records of bytes.
 #[target_feature(enable = "avx512f")]
-unsafe fn turn_bytes(values: *const f32, panel: *mut u32) {
+unsafe fn transpose_bytes(values: *const f32, panel: *mut u32) {
     // SAFETY: a register of a row.
     let row = |r: usize| unsafe { _mm512_loadu_ps(values.wrapping_add(r * COLUMNS)) };
     let mut largest = _mm512_setzero_si512();
@@ -203,8 +203,8 @@ unsafe fn turn_bytes(values: *const f32, panel: *mut u32) {
     }
     let (scale, inverse) = byte_scales(largest);
     // Adding this leaves an integer, rounded to nearest even and 128 too large, in the low byte.
-    let excess = _mm512_set1_ps((3 << 22 | 128) as f32);
-    let bits = |r: usize| _mm512_castps_si512(_mm512_fmadd_ps(row(r), inverse, excess));
+    let shifted_by = _mm512_set1_ps((3 << 22 | 128) as f32);
+    let bits = |r: usize| _mm512_castps_si512(_mm512_fmadd_ps(row(r), inverse, shifted_by));
     let select = |mask: i32, a: __m512i, b: __m512i| {
         _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi32(mask), a, b)
     };

@@ -4,7 +4,7 @@ use crate::arch::gemm::{Panels, RegisterTile};
 use crate::arch::generic::Lanes;
 use crate::arch::generic::packing::{MAX_LANES, Transpose};
 use crate::arch::generic::panels::{self, f32_panels};
-use crate::arch::transposed::Turn;
+use crate::arch::transposed::TransposedPanels;
 use crate::arch::x86::avx2::unpack::{Factors, Groups, knows, wanted_groups, with_groups};
 use crate::arch::x86::avx512::common::{read_transposed, transpose};
 use crate::arch::x86::avx512::elementwise::{F32x16, zero};

@@ -1,9 +1,9 @@
 //! Panels of integers, for rows of prompts and block formats.
 
-use super::floats::{store_transposed, turn_panel};
+use super::floats::{store_transposed, transpose_panel};
 use crate::arch::PanelElement;
 use crate::arch::gemm::{
-    BLOCK, FewRows, Multiply, Panels, RegisterTile, UnpackRows, prefetch_line,
+    BLOCK, Multiply, Panels, RegisterTile, SmallBatch, UnpackRows, prefetch_line,
 };
 use crate::arch::x86::avx2::gemm::{int_blocks, int_words, record, round, round_halves};
 use crate::arch::x86::avx2::unpack::{Factors, Groups, with_groups};
@@ -14,13 +14,17 @@ use crate::quant::*;
 use std::arch::x86_64::*;
 
 /// Panels of integers, as at the AVX2 level, multiplied by `vpdpbusd` and `vpdpwssd`. With
-/// `EXCESS`, weights are bytes 128 too large, and activations those of [`round_halves`]. Weights
+/// `ZERO_POINT`, weights are bytes with a zero point of 128, and activations those of
+/// [`round_halves`]. Weights
 /// have a scale (and an offset) per `SPAN`.
-pub(in crate::arch) enum IntPanels<const BYTES: bool, const SPAN: usize, const EXCESS: bool = false>
-{}
+pub(in crate::arch) enum IntPanels<
+    const BYTES: bool,
+    const SPAN: usize,
+    const ZERO_POINT: bool = false,
+> {}
 
-impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels
-    for IntPanels<BYTES, SPAN, EXCESS>
+impl<const BYTES: bool, const SPAN: usize, const ZERO_POINT: bool> Panels
+    for IntPanels<BYTES, SPAN, ZERO_POINT>
 {
     const LANES: usize = LANES;
     // Joined products take as many registers as sums do, so that there are too few for three
@@ -29,29 +33,29 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels
         let tiles = &[
             RegisterTile {
                 rows: 8,
-                multiply: int_tile::<BYTES, SPAN, EXCESS, 1, 8, false, false>,
+                multiply: int_tile::<BYTES, SPAN, ZERO_POINT, 1, 8, false, false>,
             },
             RegisterTile {
                 rows: 4,
-                multiply: int_tile::<BYTES, SPAN, EXCESS, 2, 4, false, false>,
+                multiply: int_tile::<BYTES, SPAN, ZERO_POINT, 2, 4, false, false>,
             },
             RegisterTile {
                 rows: 4,
-                multiply: int_tile::<BYTES, SPAN, EXCESS, 3, 4, false, false>,
+                multiply: int_tile::<BYTES, SPAN, ZERO_POINT, 3, 4, false, false>,
             },
         ];
-        if joins(SPAN, EXCESS) {
+        if joins(SPAN, ZERO_POINT) {
             tiles.split_at(2).0
         } else {
             tiles
         }
     };
     const HALVES: &[Multiply] = &[
-        int_tile::<BYTES, SPAN, EXCESS, 1, 8, false, true>,
-        int_tile::<BYTES, SPAN, EXCESS, 2, 4, false, true>,
-        int_tile::<BYTES, SPAN, EXCESS, 3, 4, false, true>,
+        int_tile::<BYTES, SPAN, ZERO_POINT, 1, 8, false, true>,
+        int_tile::<BYTES, SPAN, ZERO_POINT, 2, 4, false, true>,
+        int_tile::<BYTES, SPAN, ZERO_POINT, 3, 4, false, true>,
     ];
-    const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack_ints::<BYTES, EXCESS>;
+    const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack_ints::<BYTES, ZERO_POINT>;
     const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
 
     fn words(k: usize) -> usize {
@@ -59,8 +63,8 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> Panels
     }
 }
 
-impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> UnpackRows
-    for IntPanels<BYTES, SPAN, EXCESS>
+impl<const BYTES: bool, const SPAN: usize, const ZERO_POINT: bool> UnpackRows
+    for IntPanels<BYTES, SPAN, ZERO_POINT>
 {
     const ELEMENT: (PanelElement, u64) = (
         if BYTES {
@@ -75,7 +79,7 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> UnpackRows
         macro_rules! blocks {
             ($block:ident) => {
                 // SAFETY: the caller's promise.
-                unsafe { int_blocks::<$block, BYTES, EXCESS>(bytes, out) }
+                unsafe { int_blocks::<$block, BYTES, ZERO_POINT>(bytes, out) }
             };
         }
         with_groups!(
@@ -85,37 +89,37 @@ impl<const BYTES: bool, const SPAN: usize, const EXCESS: bool> UnpackRows
         )
     }
 
-    const FEW: Option<FewRows> = Some(FewRows {
-        most: if EXCESS { 12 } else { 10 },
-        fill: fill_ints::<BYTES, EXCESS>,
+    const SMALL_BATCH: Option<SmallBatch> = Some(SmallBatch {
+        max_rows: if ZERO_POINT { 12 } else { 10 },
+        fill: fill_ints::<BYTES, ZERO_POINT>,
         tiles: &[
-            int_tile::<BYTES, SPAN, EXCESS, 1, 2, true, false>,
-            int_tile::<BYTES, SPAN, EXCESS, 1, 4, true, false>,
-            int_tile::<BYTES, SPAN, EXCESS, 1, 8, true, false>,
+            int_tile::<BYTES, SPAN, ZERO_POINT, 1, 2, true, false>,
+            int_tile::<BYTES, SPAN, ZERO_POINT, 1, 4, true, false>,
+            int_tile::<BYTES, SPAN, ZERO_POINT, 1, 8, true, false>,
         ],
     });
 }
 
-/// See [`FewRows::fill`].
+/// See [`SmallBatch::fill`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-fn fill_ints<const BYTES: bool, const EXCESS: bool>(
+fn fill_ints<const BYTES: bool, const ZERO_POINT: bool>(
     dtype: DType,
     rows: &[&[u8]; LANES],
     panel: &mut [u32],
-    turned: &mut [u32],
+    transposed: &mut [u32],
 ) {
     macro_rules! blocks {
         ($block:ident) => {
             if <$block>::GROUPS == 1 && !BYTES {
-                fill_words::<$block>(rows, turned)
+                fill_words::<$block>(rows, transposed)
             } else {
                 let stride = BLOCK / 32 * record(BYTES);
                 for (row, panel) in rows.iter().zip(panel.chunks_exact_mut(stride)) {
-                    int_blocks::<$block, BYTES, EXCESS>(row, panel);
+                    int_blocks::<$block, BYTES, ZERO_POINT>(row, panel);
                 }
-                assert!(panel.len() >= LANES * stride && turned.len() >= LANES * stride);
+                assert!(panel.len() >= LANES * stride && transposed.len() >= LANES * stride);
                 // SAFETY: both have room for these words.
-                unsafe { turn_panel(panel.as_ptr(), stride, turned.as_mut_ptr()) }
+                unsafe { transpose_panel(panel.as_ptr(), stride, transposed.as_mut_ptr()) }
             }
         };
     }
@@ -130,12 +134,12 @@ fn fill_ints<const BYTES: bool, const EXCESS: bool>(
 /// (Blocks of 256 take less time row by row.)
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-fn fill_words<B: Groups>(rows: &[&[u8]; LANES], turned: &mut [u32]) {
+fn fill_words<B: Groups>(rows: &[&[u8]; LANES], transposed: &mut [u32]) {
     let mut blocks: [&[B]; LANES] = [&[]; LANES];
     for r in 0..LANES {
         blocks[r] = bytemuck::cast_slice(rows[r]);
     }
-    for (i, record) in turned
+    for (i, record) in transposed
         .chunks_exact_mut(record(false) * LANES)
         .enumerate()
         .take(blocks[0].len())
@@ -161,21 +165,23 @@ fn fill_words<B: Groups>(rows: &[&[u8]; LANES], turned: &mut [u32]) {
 
 /// Whether 32 weights have one scale and their activations two: then the products with those are
 /// added before they are multiplied by that.
-const fn joins(span: usize, excess: bool) -> bool {
-    excess && span == 32
+const fn joins(span: usize, zero_point: bool) -> bool {
+    zero_point && span == 32
 }
 
-/// `VECS` registers of activations times `ROWS` weight rows; with `TURNED`, of weights times
+/// `VECS` registers of activations times `ROWS` weight rows; with `TRANSPOSED`, of weights times
 /// activation rows. With `HALF`, the last register of activations has rows in its lower half only,
-/// which takes half the time on cores that do an instruction of 512 bits in two steps.
+/// which takes half the time on cores that do an instruction of 512 bits in two steps. (One
+/// function, long as it is: all of it is the inner loop, over registers that no call could hand
+/// on.)
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni")]
 unsafe fn int_tile<
     const BYTES: bool,
     const SPAN: usize,
-    const EXCESS: bool,
+    const ZERO_POINT: bool,
     const VECS: usize,
     const ROWS: usize,
-    const TURNED: bool,
+    const TRANSPOSED: bool,
     const HALF: bool,
 >(
     w: *const u32,
@@ -189,11 +195,14 @@ unsafe fn int_tile<
     let mut acc = unsafe { load_sums::<VECS, ROWS>(sums, first) };
     let factors = int_words(BYTES);
     // Integer sums of 32 products.
-    let (parts, joins) = (if EXCESS { 2 } else { 32 / SPAN }, joins(SPAN, EXCESS));
+    let (parts, joins) = (
+        if ZERO_POINT { 2 } else { 32 / SPAN },
+        joins(SPAN, ZERO_POINT),
+    );
     for i in 0..k / 32 {
         let lanes = x.wrapping_add(i * record(BYTES) * VECS * LANES);
-        let w = w.wrapping_add(i * record(BYTES) * if TURNED { LANES } else { 1 });
-        if !TURNED {
+        let w = w.wrapping_add(i * record(BYTES) * if TRANSPOSED { LANES } else { 1 });
+        if !TRANSPOSED {
             for line in 0..5 {
                 let ahead = ahead.wrapping_add((i * record(BYTES) * VECS + line * 8) * LANES);
                 prefetch_line(ahead.cast());
@@ -206,7 +215,7 @@ unsafe fn int_tile<
         };
         // Word `j` of the record of row `r`, in all lanes.
         let splat = |j: usize, r: usize| {
-            let at = if TURNED {
+            let at = if TRANSPOSED {
                 j * LANES + r
             } else {
                 r * (BLOCK / 32) * record(BYTES) + j
@@ -215,13 +224,13 @@ unsafe fn int_tile<
             _mm512_set1_epi32(unsafe { w.wrapping_add(at).read() } as i32)
         };
         // The same of the weights and of the activations.
-        let w = |j: usize, r: usize, v: usize| if TURNED { lanes(j, v) } else { splat(j, r) };
-        let x = |j: usize, r: usize, v: usize| if TURNED { splat(j, r) } else { lanes(j, v) };
+        let w = |j: usize, r: usize, v: usize| if TRANSPOSED { lanes(j, v) } else { splat(j, r) };
+        let x = |j: usize, r: usize, v: usize| if TRANSPOSED { splat(j, r) } else { lanes(j, v) };
         let half = |v: usize| HALF && v == VECS - 1;
         let mut joined = [[_mm512_setzero_ps(); VECS]; ROWS];
         for part in 0..parts {
             let mut int = [[_mm512_setzero_si512(); VECS]; ROWS];
-            if EXCESS {
+            if ZERO_POINT {
                 for r in 0..ROWS {
                     for v in 0..VECS {
                         int[r][v] = x(factors + 2 + part, r, v);
@@ -236,7 +245,7 @@ unsafe fn int_tile<
                     }
                 }
             }
-            let (d_word, sum_word) = match (EXCESS, SPAN) {
+            let (d_word, sum_word) = match (ZERO_POINT, SPAN) {
                 (true, _) => (factors + part, 0),
                 (false, 32) => (factors, factors + 3),
                 (false, _) => (factors, factors + 1 + part),
@@ -256,7 +265,7 @@ unsafe fn int_tile<
                         let scale = _mm512_castsi512_ps(w(factors + part, r, v));
                         acc[r][v] = mul_add(joined[r][v], scale, acc[r][v], half(v));
                     }
-                    if !EXCESS {
+                    if !ZERO_POINT {
                         let offset = _mm512_castsi512_ps(w(factors + 2 + part, r, v));
                         let sum = _mm512_castsi512_ps(x(sum_word, r, v));
                         acc[r][v] = mul_add(offset, sum, acc[r][v], half(v));
@@ -321,7 +330,7 @@ fn mul_add(a: __m512, b: __m512, c: __m512, half: bool) -> __m512 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]
-fn pack_ints<const BYTES: bool, const EXCESS: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
+fn pack_ints<const BYTES: bool, const ZERO_POINT: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
     let n_vecs = (x.len() / k).div_ceil(LANES);
     for (v, x) in x.chunks(LANES * k).enumerate() {
         for (i, packed) in packed
@@ -331,7 +340,7 @@ fn pack_ints<const BYTES: bool, const EXCESS: bool>(x: &[f32], k: usize, packed:
             let mut rows = [[[0.0; 8]; 3]; LANES];
             for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
                 if let Some(x) = x[32 * i..].first_chunk() {
-                    *row = if EXCESS {
+                    *row = if ZERO_POINT {
                         round_halves(x)
                     } else {
                         round::<BYTES>(x)

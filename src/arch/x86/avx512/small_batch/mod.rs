@@ -1,4 +1,4 @@
-//! Products of block formats with few rows of prompts, and with rows of both kinds.
+//! Products of block formats with small batches: few rows of prompts, alone or with generated rows.
 
 mod rounded;
 mod tables;

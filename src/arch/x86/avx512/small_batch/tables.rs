@@ -1,13 +1,13 @@
-//! The [`Gemm`] table entries of formats whose small batches have kernels of their own, and the choice
-//! between those and panels by the number of rows.
+//! The [`Gemm`] table entries of formats whose small batches have kernels of their own, and the
+//! choice between those and panels by the number of rows.
 
 use super::rounded::{Halves, Record, Spans, VALUES};
-use super::transposed_sums::{GENERATED, Rounded, few_rows};
-use super::transposed_weights::{self as streams, Small};
+use super::transposed_sums::{MAX_GENERATED_ROWS, Rounded, small_batch};
+use super::transposed_weights::{self, Small};
 use crate::arch::gemm;
 use crate::arch::x86::avx2::gemm::round_halves;
 use crate::arch::x86::avx512::panels::integers::IntPanels;
-use crate::arch::{Acts, Both, CacheLine, ColumnsMut, Gemm};
+use crate::arch::{Acts, CacheLine, ColumnsMut, Gemm, MixedBatch};
 use crate::quant::*;
 use bytemuck::Pod;
 
@@ -26,20 +26,20 @@ pub(in crate::arch) const fn halves() -> Gemm {
 
 const fn table<X: Rounded>() -> Gemm {
     let panels = gemm::table::<X::Panels>();
-    let few = if panels.few > X::MOST {
-        panels.few
+    let small_batch = if panels.small_batch > X::MAX_ROWS {
+        panels.small_batch
     } else {
-        X::MOST
+        X::MAX_ROWS
     };
-    let both = Some(Both {
-        most: (GENERATED, X::BOTH),
-        kernel: both::<X>,
+    let mixed = Some(MixedBatch {
+        max_rows: (MAX_GENERATED_ROWS, X::MAX_MIXED_ROWS),
+        kernel: mixed::<X>,
     });
     Gemm {
-        few,
+        small_batch,
         pack: pack::<X>,
         kernel: kernel::<X>,
-        both,
+        mixed,
         ..panels
     }
 }
@@ -47,7 +47,7 @@ const fn table<X: Rounded>() -> Gemm {
 /// The [`Gemm`] table entry for a format with blocks of 32 and no minimum.
 pub(in crate::arch) const fn blocks_of_32() -> Gemm {
     Gemm {
-        few: streams::MOST,
+        small_batch: transposed_weights::MAX_ROWS,
         pack: pack_records,
         kernel: kernel_of_32,
         ..gemm::table::<Panels32>()
@@ -61,7 +61,7 @@ type Panels32 = IntPanels<true, 32, true>;
 /// # Safety
 /// As for [`Gemm::pack`].
 unsafe fn pack_records(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
-    if m > streams::MOST {
+    if m > transposed_weights::MAX_ROWS {
         // SAFETY: the caller's promise.
         return unsafe { gemm::pack::<Panels32>(x, m, k, packed) };
     }
@@ -87,7 +87,7 @@ unsafe fn kernel_of_32(
     workspace: &mut [CacheLine],
 ) {
     let m = y.rows();
-    if m > streams::MOST {
+    if m > transposed_weights::MAX_ROWS {
         // SAFETY: the caller's promise.
         return unsafe { gemm::kernel::<Panels32>(y, dtype, w, packed, k, workspace) };
     }
@@ -95,7 +95,7 @@ unsafe fn kernel_of_32(
     macro_rules! multiply {
         ($block:ty) => {
             // SAFETY: the CPU has this level's features.
-            unsafe { streams::multiply::<Small<$block>>(y, w, x) }
+            unsafe { transposed_weights::multiply::<Small<$block>>(y, w, x) }
         };
     }
     match dtype {
@@ -108,12 +108,12 @@ unsafe fn kernel_of_32(
     }
 }
 
-/// Implements [`Gemm::pack`]; few rows become `[block][row]`.
+/// Implements [`Gemm::pack`]; a small batch becomes `[block][row]`.
 ///
 /// # Safety
 /// As for [`Gemm::pack`].
 unsafe fn pack<X: Rounded>(x: &[f32], m: usize, k: usize, packed: &mut [u8]) {
-    if m > X::MOST {
+    if m > X::MAX_ROWS {
         // SAFETY: the caller's promise.
         return unsafe { gemm::pack::<X::Panels>(x, m, k, packed) };
     }
@@ -149,7 +149,7 @@ unsafe fn kernel<X: Rounded>(
     k: usize,
     workspace: &mut [CacheLine],
 ) {
-    if y.rows() > X::MOST {
+    if y.rows() > X::MAX_ROWS {
         // SAFETY: the caller's promise.
         return unsafe { gemm::kernel::<X::Panels>(y, dtype, w, packed, k, workspace) };
     }
@@ -157,11 +157,11 @@ unsafe fn kernel<X: Rounded>(
     unsafe { X::alone(y, dtype, w, packed_blocks(packed, y.rows(), k)) }
 }
 
-/// Implements [`Both::kernel`].
+/// Implements [`MixedBatch::kernel`].
 ///
 /// # Safety
-/// As for [`Both::kernel`].
-unsafe fn both<X: Rounded>(
+/// As for [`MixedBatch::kernel`].
+unsafe fn mixed<X: Rounded>(
     y: &mut ColumnsMut<'_>,
     dtype: DType,
     w: &[u8],
@@ -174,7 +174,7 @@ unsafe fn both<X: Rounded>(
     };
     let packed = packed_blocks::<X>(packed, y.rows() - generated.m(), k);
     // SAFETY: the CPU has this level's features.
-    unsafe { few_rows::<X, true>(y, dtype, w, x, packed) }
+    unsafe { small_batch::<X, true>(y, dtype, w, x, packed) }
 }
 
 /// What [`pack`] wrote for `m` rows.

@@ -1,15 +1,16 @@
-//! Products of quantised weights with few rows of prompts, and with rows of both kinds.
+//! Products of quantised weights with a small batch of prompt rows, and with mixed batches, whose
+//! other rows are generated: the integer sums are transposed.
 //!
-//! K-quants and blocks of 32 are multiplied by `streams`. Here are the others with blocks of 256,
-//! and K-quants where generated rows share the unpacking. Weights stay in registers, as `planes`
-//! unpacks them: a 32-bit lane has 16 values, so that four `vpdpbusd` give the 16 integer sums of a
-//! block of 256. Not the weights but the sums of 16 weight rows are transposed; then a lane is a
-//! weight row, and scales, offsets and `f32` sums follow in the order of the panels' tiles, with
-//! the same bits. Formats of 256 without a minimum have a scale per 16 activations, as in their
-//! panels.
+//! K-quants and blocks of 32 are multiplied by `transposed_weights`. Here are the others with
+//! blocks of 256, and K-quants where generated rows share the unpacking. Weights stay in registers,
+//! as `unpack` leaves them: a 32-bit lane has 16 values, so that four `vpdpbusd` give the 16
+//! integer sums of a block of 256. Not the weights but the sums of 16 weight rows are transposed;
+//! then a lane is a weight row, and scales, offsets and `f32` sums follow in the order of the
+//! panels' tiles, with the same bits. Formats of 256 without a minimum have a scale per 16
+//! activations, as in their panels.
 
 use super::rounded::{Halves, Spans, VALUES, put_words, round_spans};
-use super::transposed_weights::{self as streams, Large};
+use super::transposed_weights::{self, Large};
 use crate::arch::gemm::{UnpackRows, prefetch_line};
 use crate::arch::x86::avx2::gemm::round_halves;
 use crate::arch::x86::avx512::common::{LANES, load_64, transpose, transpose_quarters};
@@ -27,9 +28,9 @@ pub(in crate::arch) trait Rounded: Pod {
     /// The panels that have the same sums.
     type Panels: UnpackRows;
     /// Most activation rows for which [`Rounded::alone`] is faster than panels.
-    const MOST: usize;
+    const MAX_ROWS: usize;
     /// Most beside generated rows.
-    const BOTH: usize = Self::MOST;
+    const MAX_MIXED_ROWS: usize = Self::MAX_ROWS;
 
     /// # Safety
     /// The CPU must have AVX2.
@@ -44,7 +45,7 @@ pub(in crate::arch) trait Rounded: Pod {
     /// The CPU must have this level's features.
     unsafe fn starts(&self, starts: __m512i) -> __m512i;
 
-    /// Implements [`Gemm::kernel`] for up to `MOST` rows.
+    /// Implements [`Gemm::kernel`] for up to `MAX_ROWS` rows.
     ///
     /// # Safety
     /// As above; lengths as there.
@@ -64,17 +65,17 @@ pub(in crate::arch) trait Rounded: Pod {
     );
 }
 
-/// The largest [`Rounded::BOTH`].
-const MOST: usize = 12;
+/// The largest [`Rounded::MAX_MIXED_ROWS`].
+const MAX_ROWS: usize = 12;
 
 /// Weight rows that share a load of activations; with four there are too few registers for Q6_K.
 const TOGETHER: usize = 2;
 
 /// Most generated rows that share the weights with prompt rows: their sums, 1 KiB each, stay in L1.
-pub(in crate::arch) const GENERATED: usize = 16;
+pub(in crate::arch) const MAX_GENERATED_ROWS: usize = 16;
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
-pub(in crate::arch) fn few_rows<X: Rounded, const BOTH: bool>(
+pub(in crate::arch) fn small_batch<X: Rounded, const MIXED: bool>(
     y: &mut ColumnsMut<'_>,
     dtype: DType,
     w: &[u8],
@@ -83,7 +84,7 @@ pub(in crate::arch) fn few_rows<X: Rounded, const BOTH: bool>(
 ) {
     macro_rules! multiply {
         ($block:ty) => {
-            multiply::<$block, X, BOTH>(y, bytemuck::cast_slice(w), generated, x)
+            multiply::<$block, X, MIXED>(y, bytemuck::cast_slice(w), generated, x)
         };
     }
     match dtype {
@@ -102,16 +103,16 @@ pub(in crate::arch) fn few_rows<X: Rounded, const BOTH: bool>(
         DType::IQ3_S => multiply!(BlockIq3S),
         DType::TQ1_0 => multiply!(BlockTq1_0),
         DType::TQ2_0 => multiply!(BlockTq2_0),
-        _ => unreachable!("{dtype} has no kernel for few rows"),
+        _ => unreachable!("{dtype} has no kernel for small batches"),
     }
 }
 
 /// Products of all rows of `w` with those of `x`, which has a block of each row, then the next of
-/// each. If `BOTH`, the first rows of `y` are those of `generated`, which has all blocks of a row,
+/// each. If `MIXED`, the first rows of `y` are those of `generated`, which has all blocks of a row,
 /// then those of the next.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
-fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
+fn multiply<B: UnpackPlanes, X: Rounded, const MIXED: bool>(
     y: &mut ColumnsMut<'_>,
     w: &[B],
     generated: &[BlockP16],
@@ -120,20 +121,20 @@ fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
     let row_blocks = (generated.len() + x.len()) / y.rows();
     let (n_generated, m) = (generated.len() / row_blocks, x.len() / row_blocks);
     // Integer sums of blocks: `[activation row][weight row][16 columns]`.
-    let mut ints = [[_mm512_setzero_si512(); LANES]; MOST];
+    let mut ints = [[_mm512_setzero_si512(); LANES]; MAX_ROWS];
     let ints = &mut ints[..m];
-    let mut starts = [_mm512_setzero_si512(); MOST];
+    let mut starts = [_mm512_setzero_si512(); MAX_ROWS];
     // Of blocks of 16 weight rows, `[weight row][16 columns]`.
     let (mut scales, mut offsets) = (
         [_mm512_setzero_si512(); LANES],
         [_mm512_setzero_si512(); LANES],
     );
     // Of generated rows, `[activation row][weight row]`.
-    let mut generated_totals = [[_mm512_setzero_ps(); LANES]; GENERATED];
-    let generated_totals = &mut generated_totals[..if BOTH { n_generated } else { 0 }];
+    let mut generated_totals = [[_mm512_setzero_ps(); LANES]; MAX_GENERATED_ROWS];
+    let generated_totals = &mut generated_totals[..if MIXED { n_generated } else { 0 }];
     for (t, w) in w.chunks(LANES * row_blocks).enumerate() {
         let n_rows = w.len() / row_blocks;
-        let mut totals = [_mm512_setzero_ps(); MOST];
+        let mut totals = [_mm512_setzero_ps(); MAX_ROWS];
         generated_totals.fill([_mm512_setzero_ps(); LANES]);
         for (k, x) in x.chunks_exact(m).enumerate() {
             for (starts, x) in starts.iter_mut().zip(x) {
@@ -195,8 +196,8 @@ fn multiply<B: UnpackPlanes, X: Rounded, const BOTH: bool>(
 
 impl Rounded for Spans<32> {
     type Panels = IntPanels<true, 32>;
-    const MOST: usize = streams::MOST;
-    const BOTH: usize = 12;
+    const MAX_ROWS: usize = transposed_weights::MAX_ROWS;
+    const MAX_MIXED_ROWS: usize = 12;
 
     unsafe fn round(x: &[f32; VALUES]) -> Self {
         // SAFETY: the caller's promise.
@@ -206,8 +207,8 @@ impl Rounded for Spans<32> {
     #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn alone(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &[Self]) {
         match dtype {
-            DType::Q4_K => streams::multiply::<Large<BlockQ4K, 32>>(y, w, x),
-            DType::Q5_K => streams::multiply::<Large<BlockQ5K, 32>>(y, w, x),
+            DType::Q4_K => transposed_weights::multiply::<Large<BlockQ4K, 32>>(y, w, x),
+            DType::Q5_K => transposed_weights::multiply::<Large<BlockQ5K, 32>>(y, w, x),
             _ => unreachable!("{dtype} has no scale per 32"),
         }
     }
@@ -255,9 +256,9 @@ impl Rounded for Spans<32> {
 
 impl Rounded for Spans<16> {
     type Panels = IntPanels<true, 16>;
-    const MOST: usize = streams::MOST;
+    const MAX_ROWS: usize = transposed_weights::MAX_ROWS;
     /// More sums are transposed.
-    const BOTH: usize = 3;
+    const MAX_MIXED_ROWS: usize = 3;
 
     unsafe fn round(x: &[f32; VALUES]) -> Self {
         // SAFETY: the caller's promise.
@@ -267,9 +268,9 @@ impl Rounded for Spans<16> {
     #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
     unsafe fn alone(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &[Self]) {
         match dtype {
-            DType::Q2_K => streams::multiply::<Large<BlockQ2K, 16>>(y, w, x),
-            DType::Q3_K => streams::multiply::<Large<BlockQ3K, 16>>(y, w, x),
-            DType::Q6_K => streams::multiply::<Large<BlockQ6K, 16>>(y, w, x),
+            DType::Q2_K => transposed_weights::multiply::<Large<BlockQ2K, 16>>(y, w, x),
+            DType::Q3_K => transposed_weights::multiply::<Large<BlockQ3K, 16>>(y, w, x),
+            DType::Q6_K => transposed_weights::multiply::<Large<BlockQ6K, 16>>(y, w, x),
             _ => unreachable!("{dtype} has no scale per 16"),
         }
     }
@@ -312,7 +313,7 @@ impl Rounded for Spans<16> {
 
 impl Rounded for Halves {
     type Panels = IntPanels<true, 16, true>;
-    const MOST: usize = 4;
+    const MAX_ROWS: usize = 4;
 
     #[target_feature(enable = "avx2")]
     unsafe fn round(x: &[f32; VALUES]) -> Self {
@@ -330,7 +331,7 @@ impl Rounded for Halves {
 
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
     unsafe fn alone(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &[Self]) {
-        few_rows::<Self, false>(y, dtype, w, &[], x);
+        small_batch::<Self, false>(y, dtype, w, &[], x);
     }
 
     fn bytes(&self) -> &[[[u8; 4]; 16]; 4] {

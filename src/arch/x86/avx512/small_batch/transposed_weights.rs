@@ -1,4 +1,5 @@
-//! Products of blocks of 256 weights with few rows of prompts.
+//! Products of K-quants and blocks of 32 with a small batch of prompt rows: the weights are
+//! transposed.
 //!
 //! A lane is a weight row, so that each sum is added up in the order of columns, as in panels,
 //! without a horizontal step. Words of 16 rows are transposed as they are stored, before their
@@ -48,7 +49,7 @@ pub(in crate::arch) struct Factors {
 
 /// A format of 256 weights, of 16 rows at a time. All functions need this level's features, and
 /// readable rows.
-pub(in crate::arch) trait Turn: Pod {
+pub(in crate::arch) trait TransposedBlocks: Pod {
     /// Words of 128 columns as they are stored.
     type Packed;
 
@@ -60,9 +61,9 @@ pub(in crate::arch) trait Turn: Pod {
     unsafe fn word<const G: usize>(packed: &Self::Packed, i: usize) -> __m512i;
 }
 
-/// A format of 32 weights with one scale, of 16 rows at a time. As [`Turn`].
-pub(in crate::arch) trait TurnSmall: Pod {
-    /// What the bytes are too large by: 128, divided by two this many times.
+/// A format of 32 weights with one scale, of 16 rows at a time. As [`TransposedBlocks`].
+pub(in crate::arch) trait TransposedSmallBlocks: Pod {
+    /// Zero point of the bytes: 128, divided by two this many times.
     const HALVED: u32;
 
     unsafe fn scale(rows: Rows) -> __m512;
@@ -94,7 +95,7 @@ pub(in crate::arch) struct Large<B, const SPAN: usize>(PhantomData<B>);
 pub(in crate::arch) struct Small<B>(PhantomData<B>);
 
 /// Most activation rows.
-pub(in crate::arch) const MOST: usize = 16;
+pub(in crate::arch) const MAX_ROWS: usize = 16;
 
 /// How far ahead of their use weights are prefetched, in bytes of each row. Twice as far takes 5 %
 /// longer, four times as far 16 %.
@@ -108,8 +109,8 @@ pub(in crate::arch) fn multiply<S: Step>(y: &mut ColumnsMut<'_>, w: &[u8], x: &[
     let (m, n, w) = (y.rows(), y.cols(), bytemuck::cast_slice::<_, S::Block>(w));
     let row_blocks = x.len() / m;
     assert!(
-        m <= MOST && x.len() == m * row_blocks && w.len() == n * row_blocks,
-        "streams: {m} rows"
+        m <= MAX_ROWS && x.len() == m * row_blocks && w.len() == n * row_blocks,
+        "small batch: {m} rows"
     );
     let mut first = 0;
     while n - first >= LANES {
@@ -117,7 +118,7 @@ pub(in crate::arch) fn multiply<S: Step>(y: &mut ColumnsMut<'_>, w: &[u8], x: &[
         let run = ((n - first) / LANES - 1) / 2 * 2 + 1;
         let stride = run * row_blocks * size_of::<S::Block>();
         for t in first..first + run {
-            let mut totals = [_mm512_setzero_ps(); MOST];
+            let mut totals = [_mm512_setzero_ps(); MAX_ROWS];
             for (k, x) in x.chunks(S::BLOCKS * m).enumerate() {
                 let rows = Rows {
                     first: w[t * row_blocks + k * S::BLOCKS..].as_ptr().cast(),
@@ -132,7 +133,7 @@ pub(in crate::arch) fn multiply<S: Step>(y: &mut ColumnsMut<'_>, w: &[u8], x: &[
         first += run * LANES;
     }
     if first < n {
-        let mut totals = [_mm512_setzero_ps(); MOST];
+        let mut totals = [_mm512_setzero_ps(); MAX_ROWS];
         // Those of missing rows are zero.
         let mut copies = [[S::Block::zeroed(); 8]; LANES];
         for (k, x) in x.chunks(S::BLOCKS * m).enumerate() {
@@ -189,7 +190,7 @@ macro_rules! in_tiles {
     };
 }
 
-impl<B: Turn, const SPAN: usize> Step for Large<B, SPAN>
+impl<B: TransposedBlocks, const SPAN: usize> Step for Large<B, SPAN>
 where
     Spans<SPAN>: Pod,
 {
@@ -228,7 +229,7 @@ where
 /// The CPU must have this level's features.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn add_half<B: Turn, const SPAN: usize, const M: usize>(
+unsafe fn add_half<B: TransposedBlocks, const SPAN: usize, const M: usize>(
     totals: &mut [__m512; M],
     packed: &B::Packed,
     factors: &Factors,
@@ -274,7 +275,7 @@ unsafe fn add_half<B: Turn, const SPAN: usize, const M: usize>(
     *totals = sums;
 }
 
-impl<B: TurnSmall> Step for Small<B> {
+impl<B: TransposedSmallBlocks> Step for Small<B> {
     type Block = B;
     type X = Record;
     const BLOCKS: usize = 8;
@@ -297,7 +298,7 @@ impl<B: TurnSmall> Step for Small<B> {
 /// The CPU must have this level's features, and the rows that many blocks.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512dq,avx512vnni,f16c")]
-unsafe fn add_blocks<B: TurnSmall, const M: usize>(
+unsafe fn add_blocks<B: TransposedSmallBlocks, const M: usize>(
     totals: &mut [__m512; M],
     rows: Rows,
     x: &[Record],
@@ -508,7 +509,7 @@ unsafe fn scales_mins(rows: Rows) -> Factors {
     }
 }
 
-impl Turn for BlockQ4K {
+impl TransposedBlocks for BlockQ4K {
     type Packed = [[__m512i; 8]; 2];
 
     #[inline]
@@ -532,7 +533,7 @@ impl Turn for BlockQ4K {
     }
 }
 
-impl Turn for BlockQ5K {
+impl TransposedBlocks for BlockQ5K {
     /// Low bits, and the fifth ones.
     type Packed = ([[__m512i; 8]; 2], [__m512i; 8]);
 
@@ -578,7 +579,7 @@ unsafe fn bits_of(rows: Rows, at: usize, half: usize) -> [__m512i; 8] {
     bits
 }
 
-impl Turn for BlockQ6K {
+impl TransposedBlocks for BlockQ6K {
     /// Low four bits, and high two.
     type Packed = ([[__m512i; 8]; 2], [__m512i; 8]);
 
@@ -633,7 +634,7 @@ fn bit_pairs<const G: usize>(x: __m512i) -> __m512i {
     masked(low, 3)
 }
 
-impl Turn for BlockQ2K {
+impl TransposedBlocks for BlockQ2K {
     type Packed = [__m512i; 8];
 
     #[inline]
@@ -669,7 +670,7 @@ impl Turn for BlockQ2K {
     }
 }
 
-impl Turn for BlockQ3K {
+impl TransposedBlocks for BlockQ3K {
     /// Low two bits, and the third ones.
     type Packed = ([__m512i; 8], [__m512i; 8]);
 
@@ -679,8 +680,9 @@ impl Turn for BlockQ3K {
         // As [`unpack_scales_q3_k`] does.
         // SAFETY: the caller's promise.
         let (d, [_, a, b, c]) = unsafe { (rows.half(108), rows.words(92)) };
-        let excess = _mm512_set1_epi8(32);
-        let scales = |low: __m512i, high: __m512i| _mm512_sub_epi8(merged(low, high, 0x30), excess);
+        let zero_point = _mm512_set1_epi8(32);
+        let scales =
+            |low: __m512i, high: __m512i| _mm512_sub_epi8(merged(low, high, 0x30), zero_point);
         let scales = [
             scales(nibbles(a, 0), _mm512_slli_epi32::<4>(c)),
             scales(nibbles(b, 0), _mm512_slli_epi32::<2>(c)),
@@ -717,7 +719,7 @@ impl Turn for BlockQ3K {
 
 macro_rules! small {
     ($block:ident, halved: $halved:literal, |$rows:ident| $scale:expr, $words:expr) => {
-        impl TurnSmall for $block {
+        impl TransposedSmallBlocks for $block {
             const HALVED: u32 = $halved;
 
             #[inline]

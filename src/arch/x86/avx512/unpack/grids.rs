@@ -51,7 +51,7 @@ trait CodedPlanes: Coded {
 macro_rules! unpack_coded {
     ($($block:ident $ahead:literal,)*) => {$(
         impl UnpackPlanes for $block {
-            const EXCESS: i32 = Self::LARGEST as i32;
+            const ZERO_POINT: i32 = Self::LARGEST as i32;
             const UNPACKS_AHEAD: bool = $ahead;
 
             #[inline]
@@ -474,7 +474,7 @@ impl CodedPlanes for BlockIq1M {
 }
 
 impl UnpackPlanes for BlockTq1_0 {
-    const EXCESS: i32 = Self::LARGEST as i32;
+    const ZERO_POINT: i32 = Self::LARGEST as i32;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]

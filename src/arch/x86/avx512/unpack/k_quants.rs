@@ -31,7 +31,7 @@ impl UnpackPlanes for BlockQ2K {
 }
 
 impl UnpackPlanes for BlockQ3K {
-    const EXCESS: i32 = 4;
+    const ZERO_POINT: i32 = 4;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -71,7 +71,7 @@ impl UnpackPlanes for BlockQ5K {
 }
 
 impl UnpackPlanes for BlockQ6K {
-    const EXCESS: i32 = 32;
+    const ZERO_POINT: i32 = 32;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -92,7 +92,7 @@ impl UnpackPlanes for BlockQ6K {
 }
 
 impl UnpackPlanes for BlockIq4Xs {
-    const EXCESS: i32 = 128;
+    const ZERO_POINT: i32 = 128;
     const UNPACKS_AHEAD: bool = true;
 
     #[inline]
@@ -121,7 +121,7 @@ impl UnpackPlanes for BlockIq4Xs {
 }
 
 impl UnpackPlanes for BlockTq2_0 {
-    const EXCESS: i32 = 1;
+    const ZERO_POINT: i32 = 1;
     const SHIFT: Option<[i32; 16]> = Some(PAIR_SHIFT);
 
     #[inline]

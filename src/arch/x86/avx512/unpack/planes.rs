@@ -1,5 +1,5 @@
-//! 256 weights as bytes in the order of [`BlockP16`], with 16 scales and 16 offsets: all that a format
-//! says of itself ([`UnpackPlanes`]), and the shuffles that bring bytes into that order.
+//! 256 weights as bytes in the order of [`BlockP16`], with 16 scales and 16 offsets: all that a
+//! format says of itself ([`UnpackPlanes`]), and the shuffles that bring bytes into that order.
 
 use crate::arch::BlockP16;
 use crate::arch::x86::avx512::common::{load_16, load_f32, load_i32};
@@ -22,7 +22,7 @@ impl Unpacked {
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(in crate::arch) fn scaled<B: UnpackPlanes>(w: [__m512i; 4], scale: __m512) -> Unpacked {
-        let offset = _mm512_mul_ps(scale, _mm512_set1_ps(-(B::EXCESS as f32)));
+        let offset = _mm512_mul_ps(scale, _mm512_set1_ps(-(B::ZERO_POINT as f32)));
         Unpacked::with_offset::<B>(w, scale, offset)
     }
 
@@ -44,10 +44,10 @@ impl Unpacked {
 
 /// 256 weights: a block, or several small ones.
 pub(in crate::arch) trait UnpackPlanes: Pod {
-    /// What the bytes are too large by: `offset = −EXCESS·scale`. Zero for formats with a minimum.
-    const EXCESS: i32 = 0;
-    /// Bits by which the bytes of each lane are shifted left, and their excess with them; its scale
-    /// makes up for it. To mask bytes takes less than to mask and to shift them.
+    /// Zero point of the bytes: `offset = −ZERO_POINT·scale`; 0 for formats with a minimum.
+    const ZERO_POINT: i32 = 0;
+    /// Bits by which the bytes of each lane are shifted left, and their zero point with them; its
+    /// scale makes up for it. To mask bytes takes less than to mask and to shift them.
     const SHIFT: Option<[i32; 16]> = None;
     /// Whether a generated row's next blocks are unpacked before these are multiplied: where steps
     /// wait long for one another, and registers are enough.
@@ -58,15 +58,17 @@ pub(in crate::arch) trait UnpackPlanes: Pod {
     unsafe fn unpack(&self) -> Unpacked;
 }
 
-/// What bytes are too large by in each lane, negated.
+/// The zero point of the bytes in each lane, negated.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(in crate::arch) fn starts<B: UnpackPlanes>() -> __m512i {
     // One number where it can be, which the compiler then knows: it does not look into arrays of
     // this size.
     match B::SHIFT {
-        Some(_) if B::EXCESS > 0 => load_i32(const { &shifted_numbers(-B::EXCESS, B::SHIFT) }),
-        _ => _mm512_set1_epi32(-B::EXCESS),
+        Some(_) if B::ZERO_POINT > 0 => {
+            load_i32(const { &shifted_numbers(-B::ZERO_POINT, B::SHIFT) })
+        }
+        _ => _mm512_set1_epi32(-B::ZERO_POINT),
     }
 }
 

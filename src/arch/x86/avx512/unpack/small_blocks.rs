@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 type Eight<B> = [B; 8];
 
 impl UnpackPlanes for Eight<BlockQ4_0> {
-    const EXCESS: i32 = 8;
+    const ZERO_POINT: i32 = 8;
     const SHIFT: Option<[i32; 16]> = Some(HIGH_HALVES);
     const UNPACKS_AHEAD: bool = true;
 
@@ -34,7 +34,7 @@ impl UnpackPlanes for Eight<BlockQ4_1> {
 }
 
 impl UnpackPlanes for Eight<BlockQ5_0> {
-    const EXCESS: i32 = 16;
+    const ZERO_POINT: i32 = 16;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -58,7 +58,7 @@ impl UnpackPlanes for Eight<BlockQ5_1> {
 }
 
 impl UnpackPlanes for Eight<BlockQ8_0> {
-    const EXCESS: i32 = 128;
+    const ZERO_POINT: i32 = 128;
     const UNPACKS_AHEAD: bool = true;
 
     #[inline]
@@ -79,7 +79,7 @@ impl UnpackPlanes for Eight<BlockQ8_0> {
 }
 
 impl UnpackPlanes for Eight<BlockIq4Nl> {
-    const EXCESS: i32 = 128;
+    const ZERO_POINT: i32 = 128;
     const UNPACKS_AHEAD: bool = true;
 
     #[inline]
@@ -91,7 +91,7 @@ impl UnpackPlanes for Eight<BlockIq4Nl> {
 }
 
 impl UnpackPlanes for Eight<BlockMxfp4> {
-    const EXCESS: i32 = 128;
+    const ZERO_POINT: i32 = 128;
     const UNPACKS_AHEAD: bool = true;
 
     #[inline]
@@ -104,7 +104,7 @@ impl UnpackPlanes for Eight<BlockMxfp4> {
 }
 
 impl UnpackPlanes for [BlockNvfp4; 4] {
-    const EXCESS: i32 = 128;
+    const ZERO_POINT: i32 = 128;
     const UNPACKS_AHEAD: bool = true;
 
     #[inline]
