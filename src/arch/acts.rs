@@ -1,7 +1,5 @@
 //! Activation rows in the forms that product kernels read.
 
-use super::ActForm;
-
 /// 256 activations rounded to 16-bit integers, for products with block-quantised weights.
 ///
 /// Within 32 values `x ≈ d·q` with `|q| ≤ MAX`: a rounding error 256 times below that of 8-bit
@@ -168,6 +166,17 @@ pub(super) fn byte_scale(max_bits: u32) -> (f32, f32) {
         255.. => (f32::NAN, 0.0),
         _ => (max / 127.0, 127.0 / max),
     }
+}
+
+/// Form in which a product kernel reads activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActForm {
+    /// The `f32` rows themselves.
+    F32,
+    /// Rows rounded to 16-bit integers with a scale per 32 values ([`BlockQ16`]).
+    Q16,
+    /// The same as two planes of bytes ([`BlockP16`]).
+    P16,
 }
 
 /// Activation rows for [`super::Arch::matvec`].

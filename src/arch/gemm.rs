@@ -20,7 +20,8 @@
 //! (2008). Each sum adds its products in the order of `k`, whatever the tile.
 
 use super::generic::packing::MAX_LANES;
-use super::{CacheLine, ColumnsMut, Gemm, PanelElement};
+use super::table::{Gemm, PanelElement};
+use super::view::{CacheLine, ColumnsMut};
 use crate::quant::DType;
 use std::ops::Range;
 

@@ -1,6 +1,7 @@
 //! What every level does with a format that it has no kernels for.
 
-use super::{Acts, Arch, CacheLine, ColumnsMut, LEVELS, scalar};
+use super::level::LEVELS;
+use super::{Acts, Arch, CacheLine, ColumnsMut, scalar};
 use crate::quant::{DType, FORMATS};
 use bytemuck::Zeroable;
 use std::ptr::fn_addr_eq;

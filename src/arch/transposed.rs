@@ -5,7 +5,8 @@
 use super::gemm::{
     BLOCK, Panels, SUMS, TILE, multiply_panel, pack, packed_len, place, prefetch, store_sums,
 };
-use super::{CacheLine, ColumnsMut, Transposed};
+use super::table::Transposed;
+use super::view::{CacheLine, ColumnsMut};
 use crate::quant::DType;
 use std::ops::Range;
 

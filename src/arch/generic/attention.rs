@@ -14,10 +14,10 @@
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
 use super::{Lanes, exp, tanh};
+use crate::arch::attention::{AttnParams, AttnPartial, KV_BLOCK, KvBlock, KvSpan, MAX_HEAD_DIM};
 use crate::arch::gemm::{prefetch, prefetch_line};
-use crate::arch::{
-    AttnParams, AttnPartial, KV_BLOCK, KvBlock, KvSpan, KvStored, LoadKvFn, MAX_HEAD_DIM,
-};
+use crate::arch::kv::KvStored;
+use crate::arch::table::LoadKvFn;
 use half::f16;
 use std::mem::MaybeUninit;
 use std::ops::Range;

@@ -11,7 +11,7 @@
 
 use super::attention::{BLOCK, ROWS, RowPtr, STRIDE, columns, dots, last_columns, tiles, visible};
 use super::{Lanes, exp, tanh};
-use crate::arch::AttnParams;
+use crate::arch::attention::AttnParams;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 

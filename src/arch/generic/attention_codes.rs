@@ -10,8 +10,9 @@
 
 use super::attention::{Ahead, BLOCK, ROWS, STRIDE, attention_merge, visible};
 use super::{Lanes, exp, tanh};
+use crate::arch::attention::{AttnParams, AttnPartial};
 use crate::arch::kv::GROUP;
-use crate::arch::{AttnParams, AttnPartial, KvStored, KvType};
+use crate::arch::kv::{KvStored, KvType};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 

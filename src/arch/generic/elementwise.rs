@@ -2,7 +2,8 @@
 
 use super::attention::Widen;
 use super::{COS_SIN_LIMIT, Lanes, cos_sin, times_sigmoid};
-use crate::arch::{ColumnsMut, ERFC};
+use crate::arch::scalar::ERFC;
+use crate::arch::view::ColumnsMut;
 use half::f16;
 
 /// Vectors of independent partial sums: enough to hide the latency of an addition (4 cycles, two a

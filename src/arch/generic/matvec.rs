@@ -13,8 +13,8 @@
 
 use super::Lanes;
 use super::attention::Widen;
-use crate::arch::ColumnsMut;
 use crate::arch::gemm::{packed_bytes, prefetch_line};
+use crate::arch::view::ColumnsMut;
 use half::bf16;
 
 /// Bytes of activation rows that stay in the L2 cache while the weight rows go by.
@@ -260,8 +260,8 @@ macro_rules! plain_products {
         /// How rows of prompts are multiplied by weights of `T`: as those of generated tokens.
         pub(in crate::arch) const fn plain_gemm<
             T: $crate::arch::generic::attention::Widen<$lanes>,
-        >() -> $crate::arch::Gemm {
-            $crate::arch::Gemm {
+        >() -> $crate::arch::table::Gemm {
+            $crate::arch::table::Gemm {
                 element: ($crate::arch::PanelElement::F32, 1),
                 tile: 128,
                 small_batch: usize::MAX,
@@ -307,7 +307,7 @@ macro_rules! plain_products {
             w: &[u8],
             packed: &[u8],
             k: usize,
-            _: &mut [$crate::arch::CacheLine],
+            _: &mut [$crate::arch::view::CacheLine],
         ) {
             plain::<T>(
                 y,

@@ -265,44 +265,28 @@ macro_rules! instantiate {
     )*};
 }
 
-/// All shared element-wise kernels.
-macro_rules! elementwise_kernels {
-    ($features:literal, $zero:expr) => {
-        $crate::arch::generic::instantiate! { $features, $zero, elementwise:
-            dot(a: &[f32], b: &[f32]) -> f32;
-            add(y: &mut [f32], x: &[f32]);
-            add_scaled(y: &mut [f32], x: &[f32], a: f32);
-            add_product(y: &mut $crate::arch::ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize);
-            add_product_f16(y: &mut $crate::arch::ColumnsMut<'_>, t: &[f32], b: &[half::f16], stride: usize);
-            rms_norm(y: &mut [f32], x: &[f32], w: &[f32], eps: f32);
-            layer_norm(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32);
-            rms_norm_backward(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32);
-            layer_norm_backward(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32);
-            softmax(x: &mut [f32]);
-            rope_angles(cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32);
-            rope_norm(x: &mut [f32], cos: &[f32], sin: &[f32]);
-            rope_neox(x: &mut [f32], cos: &[f32], sin: &[f32]);
-            silu_mul(gate: &mut [f32], up: &[f32]);
-            gelu_mul(gate: &mut [f32], up: &[f32]);
-            gelu(x: &mut [f32]);
-            gelu_erf_mul(gate: &mut [f32], up: &[f32]);
-            gelu_erf(x: &mut [f32]);
-            swiglu_oai(gate: &mut [f32], up: &[f32]);
-            sigmoid_mul(gate: &mut [f32], x: &[f32]);
-            silu_mul_backward(gate: &mut [f32], up: &mut [f32], dy: &[f32]);
-            gelu_mul_backward(gate: &mut [f32], up: &mut [f32], dy: &[f32]);
-            gelu_backward(x: &mut [f32], dy: &[f32]);
-            f32_to_f16(x: &[f32], y: &mut [half::f16]);
-            f16_to_f32(x: &[half::f16], y: &mut [f32]);
-        }
-        $crate::arch::generic::instantiate! { $features, $zero, recurrence:
-            delta_rule(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], beta: f32, rate: &[f32], out: &mut [f32]);
-            ssm_step(state: &mut [f32], b: &[f32], c: &[f32], decay: f32, dt: f32, x: &[f32], out: &mut [f32]);
-            ssm_step_by_state(state: &mut [f32], a: &[f32], b: &[f32], c: &[f32], dt: &[f32], x: &[f32], out: &mut [f32]);
-            rwkv6_step(state: &mut [f32], r: &[f32], k: &[f32], v: &[f32], w: &[f32], first: &[f32], out: &mut [f32]);
-            rwkv7_step(state: &mut [f32], key: [&[f32]; 5], v: &[f32], out: &mut [f32]);
-            causal_conv(past: &mut [f32], taps: (&[f32], usize), x: &[f32], out: &mut [f32]);
-        }
+/// The source of the kernels of `declared.rs`.
+pub(super) mod slices {
+    pub(in crate::arch) use super::elementwise::*;
+    pub(in crate::arch) use super::recurrence::*;
+}
+
+/// The instances of the kernels of `declared.rs` for one level, and their table; as
+/// [`instantiate`].
+macro_rules! slice_kernels {
+    ([$features:literal, $zero:expr] $(
+        $(#[$doc:meta])*
+        fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? { $($checks:tt)* }
+    )*) => {
+        $(
+            #[target_feature(enable = $features)]
+            fn $name($($arg: $type),*) $(-> $ret)? {
+                $crate::arch::generic::slices::$name($zero, $($arg),*)
+            }
+        )*
+
+        pub(super) const TABLE: $crate::arch::table::SliceKernels =
+            $crate::arch::table::SliceKernels { $($name,)* };
     };
 }
 
@@ -311,33 +295,33 @@ macro_rules! attention_kernels {
     ($features:literal, $zero:expr) => {
         #[target_feature(enable = $features)]
         pub(in crate::arch) fn attention_f32(
-            to: &mut $crate::arch::AttnPartial<'_>,
+            to: &mut $crate::arch::attention::AttnPartial<'_>,
             q: &[f32],
-            span: $crate::arch::KvSpan<'_, f32>,
+            span: $crate::arch::attention::KvSpan<'_, f32>,
             ranges: &[(u32, u32)],
-            p: &$crate::arch::AttnParams,
+            p: &$crate::arch::attention::AttnParams,
         ) {
             $crate::arch::generic::attention::attention($zero, to, q, span, ranges, p);
         }
 
         #[target_feature(enable = $features)]
         pub(in crate::arch) fn attention_f16(
-            to: &mut $crate::arch::AttnPartial<'_>,
+            to: &mut $crate::arch::attention::AttnPartial<'_>,
             q: &[f32],
-            span: $crate::arch::KvSpan<'_, half::f16>,
+            span: $crate::arch::attention::KvSpan<'_, half::f16>,
             ranges: &[(u32, u32)],
-            p: &$crate::arch::AttnParams,
+            p: &$crate::arch::attention::AttnParams,
         ) {
             $crate::arch::generic::attention::attention($zero, to, q, span, ranges, p);
         }
 
         #[target_feature(enable = $features)]
         pub(in crate::arch) fn attention_stored(
-            to: &mut $crate::arch::AttnPartial<'_>,
+            to: &mut $crate::arch::attention::AttnPartial<'_>,
             q: &[f32],
-            stored: $crate::arch::KvStored<'_>,
+            stored: $crate::arch::kv::KvStored<'_>,
             ranges: &[(u32, u32)],
-            p: &$crate::arch::AttnParams,
+            p: &$crate::arch::attention::AttnParams,
         ) {
             let mut tiles = [const { $crate::arch::generic::attention::Tile::uninit() }; 2];
             // SAFETY: `load_kv` is this level's.
@@ -346,19 +330,19 @@ macro_rules! attention_kernels {
         }
 
         $crate::arch::generic::instantiate! { $features, $zero, attention:
-            attention_merge(to: &mut $crate::arch::AttnPartial<'_>, from: &$crate::arch::AttnPartial<'_>,
+            attention_merge(to: &mut $crate::arch::attention::AttnPartial<'_>, from: &$crate::arch::attention::AttnPartial<'_>,
                 head_dim_v: usize);
-            attention_finish(to: &mut $crate::arch::AttnPartial<'_>, head_dim_v: usize);
+            attention_finish(to: &mut $crate::arch::attention::AttnPartial<'_>, head_dim_v: usize);
         }
         $crate::arch::generic::instantiate! { $features, $zero, attention_backward:
             attention_queries(dq: &mut [f32], lse: &mut [f32], q: &[f32], dout: &[f32], delta: &[f32], k: &[f32],
-                v: &[f32], ranges: &[(u32, u32)], p: &$crate::arch::AttnParams);
+                v: &[f32], ranges: &[(u32, u32)], p: &$crate::arch::attention::AttnParams);
             attention_keys(dk: &mut [f32], dv: &mut [f32], k: &[f32], v: &[f32], q: &[f32], dout: &[f32],
-                lse: &[f32], delta: &[f32], ranges: &[(u32, u32)], p: &$crate::arch::AttnParams);
+                lse: &[f32], delta: &[f32], ranges: &[(u32, u32)], p: &$crate::arch::attention::AttnParams);
         }
     };
 }
-pub(super) use {attention_kernels, elementwise_kernels, instantiate, methods};
+pub(super) use {attention_kernels, instantiate, methods, slice_kernels};
 
 #[cfg(test)]
 pub(super) mod tests {

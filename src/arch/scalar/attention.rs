@@ -2,7 +2,9 @@
 //! 1805.02867): no score is ever stored.
 
 use super::elementwise::{add_scaled, dot};
-use crate::arch::{AttnParams, AttnPartial, KV_BLOCK, KvSpan, KvStored, MAX_HEAD_DIM, kv};
+use crate::arch::attention::{AttnParams, AttnPartial, KV_BLOCK, KvSpan, MAX_HEAD_DIM};
+use crate::arch::kv;
+use crate::arch::kv::KvStored;
 
 /// A KV element that widens to `f32`.
 pub(super) trait Widen: Copy {

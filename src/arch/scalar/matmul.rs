@@ -2,7 +2,8 @@
 //! them.
 
 use super::elementwise::{add_scaled, dot};
-use crate::arch::{Acts, BlockP16, BlockQ16, CacheLine, ColumnsMut};
+use crate::arch::acts::{Acts, BlockP16, BlockQ16};
+use crate::arch::view::{CacheLine, ColumnsMut};
 use crate::quant::{DType, Format};
 use bytemuck::Zeroable;
 

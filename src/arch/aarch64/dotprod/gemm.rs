@@ -26,7 +26,7 @@ use crate::arch::aarch64::neon::gemm::{
 };
 use crate::arch::aarch64::neon::unpack::{Factors, UnpackBlocks, with_weights};
 use crate::arch::gemm::{BLOCK, Panels, RegisterTile, TILE, UnpackRows, table};
-use crate::arch::{Gemm, PanelElement};
+use crate::arch::table::{Gemm, PanelElement};
 use crate::quant::*;
 use std::arch::aarch64::*;
 

@@ -4,7 +4,9 @@
 use crate::arch::aarch64::neon;
 use crate::arch::aarch64::neon::matmul::{Dot, matvec, matvec_ints};
 use crate::arch::aarch64::neon::unpack::{UnpackBlocks, with_weights};
-use crate::arch::{ActForm, Acts, ColumnsMut, Matvec};
+use crate::arch::acts::{ActForm, Acts};
+use crate::arch::table::Matvec;
+use crate::arch::view::ColumnsMut;
 use crate::quant::*;
 use std::arch::aarch64::*;
 

@@ -5,7 +5,7 @@ mod matmul;
 mod peak;
 
 use super::neon;
-use crate::arch::Kernels;
+use crate::arch::table::Kernels;
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "neon_dotprod",

@@ -1,8 +1,8 @@
 //! Peak rate of integer multiply-adds; `f32` as at the level below.
 
 use super::matmul::sdot;
-use crate::arch::PanelElement;
 use crate::arch::aarch64::neon::peak::{self, SUMS};
+use crate::arch::table::PanelElement;
 use std::arch::aarch64::*;
 use std::hint::black_box;
 

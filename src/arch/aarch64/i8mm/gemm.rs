@@ -7,7 +7,7 @@ use crate::arch::aarch64::dotprod::gemm::{
 use crate::arch::aarch64::neon::gemm::{self, LANES, record};
 use crate::arch::aarch64::neon::unpack::with_weights;
 use crate::arch::gemm::{Panels, RegisterTile, UnpackRows, table};
-use crate::arch::{Gemm, PanelElement};
+use crate::arch::table::{Gemm, PanelElement};
 use crate::quant::*;
 use std::arch::aarch64::*;
 

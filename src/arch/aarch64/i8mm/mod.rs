@@ -21,7 +21,7 @@ mod gemm;
 mod peak;
 
 use super::dotprod;
-use crate::arch::Kernels;
+use crate::arch::table::Kernels;
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "neon_i8mm",

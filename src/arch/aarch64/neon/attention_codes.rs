@@ -9,12 +9,13 @@
 
 use super::attention;
 use super::elementwise::zero;
+use crate::arch::attention::{AttnParams, AttnPartial};
 use crate::arch::generic::attention::{Ahead, BLOCK};
 use crate::arch::generic::attention_codes::{
     MAX_GROUPS, Query, Room, Steps, Weights, attention_codes, fits,
 };
 use crate::arch::kv::{GROUP, widen};
-use crate::arch::{AttnParams, AttnPartial, KvStored, KvType};
+use crate::arch::kv::{KvStored, KvType};
 use std::arch::aarch64::*;
 
 /// Vectors of words of a group.

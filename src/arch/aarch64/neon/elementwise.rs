@@ -10,7 +10,8 @@
 //! exponential), delta rule 3.7, RWKV 6 6.3, RWKV 7 8.8; a convolution takes 9.1 per product, as it
 //! checks lengths for each vector.
 
-use crate::arch::generic::{Lanes, elementwise_kernels, methods};
+use crate::arch::declared::for_each_slice_kernel;
+use crate::arch::generic::{Lanes, methods, slice_kernels};
 use half::{bf16, f16};
 use std::arch::aarch64::*;
 use std::ops::{Add, Div, Mul, Sub};
@@ -207,7 +208,7 @@ fn rotate_pairs(
     [vzip1q_f32(first, second), vzip2q_f32(first, second)]
 }
 
-elementwise_kernels!("neon", zero());
+for_each_slice_kernel!(slice_kernels ["neon", zero()]);
 
 #[cfg(test)]
 mod tests {

@@ -32,8 +32,11 @@
 
 use super::elementwise::{F32x4, zero};
 use super::unpack::{Factors, UnpackBlocks, with_weights};
+use crate::arch::acts::{ActForm, Acts, BlockQ16};
 use crate::arch::generic::matvec::{OneRow, plain_products};
-use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn, scalar};
+use crate::arch::scalar;
+use crate::arch::table::{Matvec, MatvecFn};
+use crate::arch::view::ColumnsMut;
 use crate::quant::*;
 use half::{bf16, f16};
 use std::arch::aarch64::*;

@@ -9,9 +9,11 @@ pub(super) mod matmul;
 pub(super) mod peak;
 pub(super) mod unpack;
 
-use crate::arch::{Kernels, PanelElement, scalar, transposed};
+use crate::arch::scalar;
+use crate::arch::table::{Kernels, PanelElement};
+use crate::arch::transposed;
 
-pub(crate) const KERNELS: Kernels = kernels! {
+pub(crate) const KERNELS: Kernels = Kernels {
     name: "neon",
     supported: || std::arch::is_aarch64_feature_detected!("neon"),
     matvec: matmul::matvec_for,
@@ -21,6 +23,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     transposed: gemm::transposed_for,
     dequantize: transposed::dequantize::<gemm::F32Panels>,
     peak: peak::peak,
+    slices: elementwise::TABLE,
     attention_queries: attention::attention_queries,
     attention_keys: attention::attention_keys,
     attention_f32: attention::attention_f32,

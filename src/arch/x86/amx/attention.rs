@@ -15,12 +15,12 @@
 
 use super::tiles::{Tiles, tile_dpbf16ps, tile_loadd, tile_stored, tile_zero};
 use super::unpack::{LANES, load_bytes, split};
+use crate::arch::attention::{AttnParams, AttnPartial, KvSpan};
 use crate::arch::gemm::Aligned;
 use crate::arch::generic::attention::{BLOCK, ROWS, RowPtr, STRIDE, SoftmaxRows, block_rows};
 use crate::arch::x86::avx512::attention as avx512_attention;
 use crate::arch::x86::avx512::common::transpose;
 use crate::arch::x86::avx512::elementwise::zero;
-use crate::arch::{AttnParams, AttnPartial, KvSpan};
 use half::f16;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;

@@ -57,11 +57,12 @@ use super::unpack::{
     split,
 };
 use crate::arch::gemm::{TILE, packed_bytes, prefetch};
+use crate::arch::table::{Gemm, PanelElement};
+use crate::arch::view::{CacheLine, ColumnsMut};
 use crate::arch::x86::avx2::unpack::with_groups;
 use crate::arch::x86::avx512::common::{interleave, load_up_to_32, transpose};
 use crate::arch::x86::avx512::panels::floats::store_transposed;
 use crate::arch::x86::avx512::{gemm as avx512, peak};
-use crate::arch::{CacheLine, ColumnsMut, Gemm, PanelElement};
 use crate::quant::*;
 use std::arch::x86_64::*;
 

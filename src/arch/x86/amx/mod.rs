@@ -8,7 +8,7 @@ mod tiles;
 mod unpack;
 
 use super::avx512;
-use crate::arch::{Kernels, PanelElement};
+use crate::arch::table::{Kernels, PanelElement};
 use std::sync::OnceLock;
 
 pub(crate) const KERNELS: Kernels = Kernels {

@@ -13,10 +13,11 @@
 
 use super::attention;
 use super::elementwise::zero;
+use crate::arch::attention::{AttnParams, AttnPartial};
 use crate::arch::generic::attention::{Ahead, BLOCK};
 use crate::arch::generic::attention_codes::{Query, Room, Steps, Weights, attention_codes, fits};
 use crate::arch::kv::{GROUP, widen};
-use crate::arch::{AttnParams, AttnPartial, KvStored, KvType};
+use crate::arch::kv::{KvStored, KvType};
 use std::arch::x86_64::*;
 
 /// Keys that are taken together.

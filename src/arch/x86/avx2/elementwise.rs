@@ -1,6 +1,7 @@
 //! Eight lanes of `f32`: this level's [`Lanes`] and its element-wise kernels.
 
-use crate::arch::generic::{Lanes, elementwise_kernels, methods};
+use crate::arch::declared::for_each_slice_kernel;
+use crate::arch::generic::{Lanes, methods, slice_kernels};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
@@ -209,7 +210,7 @@ fn rotate_pairs(a: __m256, b: __m256, cos: __m256, sin: __m256) -> [__m256; 2] {
     [rotate(a, low), rotate(b, high)]
 }
 
-elementwise_kernels!("avx2,fma,f16c", zero());
+for_each_slice_kernel!(slice_kernels ["avx2,fma,f16c", zero()]);
 
 #[cfg(test)]
 mod tests {

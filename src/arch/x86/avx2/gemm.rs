@@ -16,8 +16,9 @@ use crate::arch::gemm::{
 use crate::arch::generic::Lanes;
 use crate::arch::generic::packing::{MAX_LANES, Transpose};
 use crate::arch::generic::panels::{self, f32_panels};
+use crate::arch::scalar;
+use crate::arch::table::{Gemm, PanelElement, Transposed};
 use crate::arch::transposed::{TransposedPanels, transposed};
-use crate::arch::{Gemm, PanelElement, Transposed, scalar};
 use crate::quant::*;
 use half::{bf16, f16};
 use std::arch::x86_64::*;

@@ -13,9 +13,12 @@
 
 use super::elementwise::{F32x8, zero};
 use super::unpack::{Groups, with_groups};
+use crate::arch::acts::{ActForm, Acts, BlockQ16};
 use crate::arch::gemm::prefetch_line;
 use crate::arch::generic::matvec::{OneRow, plain_products};
-use crate::arch::{ActForm, Acts, BlockQ16, ColumnsMut, Matvec, MatvecFn, scalar};
+use crate::arch::scalar;
+use crate::arch::table::{Matvec, MatvecFn};
+use crate::arch::view::ColumnsMut;
 use crate::quant::*;
 use bytemuck::Pod;
 use half::{bf16, f16};

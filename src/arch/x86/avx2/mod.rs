@@ -8,10 +8,12 @@ mod matmul;
 mod peak;
 pub(super) mod unpack;
 
-use crate::arch::{Kernels, PanelElement, scalar, transposed};
+use crate::arch::scalar;
+use crate::arch::table::{Kernels, PanelElement};
+use crate::arch::transposed;
 pub(super) use matmul::{each, joined, padded, prefetch};
 
-pub(crate) const KERNELS: Kernels = kernels! {
+pub(crate) const KERNELS: Kernels = Kernels {
     name: "avx2",
     supported,
     matvec: matmul::matvec_for,
@@ -19,6 +21,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     quantize_p16: scalar::KERNELS.quantize_p16,
     gemm: gemm::gemm_for,
     peak: peak::peak,
+    slices: elementwise::TABLE,
     transposed: gemm::transposed_for,
     dequantize: transposed::dequantize::<gemm::F32Panels>,
     attention_queries: attention::attention_queries,

@@ -26,13 +26,14 @@ use super::common::transpose;
 use super::elementwise::{F32x16, short_exp, zero};
 use super::kv::load_kv;
 use super::{attention, attention_i8};
+use crate::arch::attention::{AttnParams, AttnPartial, KvSpan};
 use crate::arch::gemm::Aligned;
 use crate::arch::generic::attention::{
     BLOCK, Blocks, ROWS, RowPtr, STRIDE, SoftmaxRows, Tile, Widen, Widened, wanted,
 };
 use crate::arch::generic::attention_codes;
 use crate::arch::generic::{Lanes, exp, tanh};
-use crate::arch::{AttnParams, AttnPartial, KvSpan, KvStored};
+use crate::arch::kv::KvStored;
 use half::f16;
 use std::arch::asm;
 use std::arch::x86_64::*;

@@ -18,11 +18,12 @@
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
 use super::elementwise::{F32x16, short_exp, zero};
+use crate::arch::attention::{AttnParams, AttnPartial};
 use crate::arch::generic::attention::{Ahead, BLOCK, ROWS, STRIDE, attention_merge, tiles};
 use crate::arch::generic::attention_codes::{MAX_GROUPS, MAX_QUERY, TINY, TINY_SCALE};
 use crate::arch::generic::{Lanes, exp, tanh};
 use crate::arch::kv::GROUP;
-use crate::arch::{AttnParams, AttnPartial, KvStored, KvType};
+use crate::arch::kv::{KvStored, KvType};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;

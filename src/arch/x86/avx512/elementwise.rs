@@ -1,6 +1,7 @@
 //! Sixteen lanes of `f32`: this level's [`Lanes`] and its element-wise kernels.
 
-use crate::arch::generic::{Lanes, elementwise_kernels, methods};
+use crate::arch::declared::for_each_slice_kernel;
+use crate::arch::generic::{Lanes, methods, slice_kernels};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
@@ -166,7 +167,7 @@ fn rotate_pairs(a: __m512, b: __m512, cos: __m512, sin: __m512) -> [__m512; 2] {
     [rotate(a, low), rotate(b, high)]
 }
 
-elementwise_kernels!("avx512f,avx512bw,avx512vl,avx512dq", zero());
+for_each_slice_kernel!(slice_kernels ["avx512f,avx512bw,avx512vl,avx512dq", zero()]);
 
 /// `eˣ` for `x ≤ 0`, off by less than 2⁻¹⁸ of itself besides the rounding of `x·log₂e`.
 #[inline]

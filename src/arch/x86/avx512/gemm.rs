@@ -20,9 +20,10 @@ use super::panels::floats::F32Panels;
 use super::panels::integers::IntPanels;
 use super::small_batch;
 use crate::arch::gemm::table;
+use crate::arch::scalar;
+use crate::arch::table::{Gemm, Transposed};
 use crate::arch::transposed::transposed;
 use crate::arch::x86::avx2::unpack::{Groups, knows, with_groups};
-use crate::arch::{Gemm, Transposed, scalar};
 use crate::quant::*;
 use half::{bf16, f16};
 

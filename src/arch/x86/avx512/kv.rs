@@ -1,7 +1,9 @@
 //! Dequantisation of keys and values, through which prompts read them, and rounding to the
 //! precisions of tiers.
 
-use crate::arch::{KV_BLOCK, KvType, kv};
+use crate::arch::attention::KV_BLOCK;
+use crate::arch::kv;
+use crate::arch::kv::KvType;
 use std::arch::x86_64::*;
 
 /// The shared source, compiled for this level.

@@ -14,10 +14,13 @@
 use super::common::{load_64, load_f32, store_64, store_f32};
 use super::elementwise::{F32x16, zero};
 use super::unpack::planes::{self, UnpackPlanes, Unpacked, starts};
+use crate::arch::acts::{ActForm, Acts, BlockP16};
 use crate::arch::generic::matvec::{OneRow, plain_products};
+use crate::arch::scalar;
+use crate::arch::table::{Matvec, MatvecFn};
+use crate::arch::view::ColumnsMut;
 use crate::arch::x86::avx2::unpack::{Groups, with_groups};
 use crate::arch::x86::avx2::{padded, prefetch};
-use crate::arch::{ActForm, Acts, BlockP16, ColumnsMut, Matvec, MatvecFn, scalar};
 use crate::quant::*;
 use half::{bf16, f16};
 use std::arch::x86_64::*;

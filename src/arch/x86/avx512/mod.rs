@@ -14,9 +14,10 @@ mod small_batch;
 mod unpack;
 
 use super::avx2;
-use crate::arch::{Kernels, PanelElement, transposed};
+use crate::arch::table::{Kernels, PanelElement};
+use crate::arch::transposed;
 
-pub(crate) const KERNELS: Kernels = kernels! {
+pub(crate) const KERNELS: Kernels = Kernels {
     name: "avx512",
     supported,
     matvec: matmul::matvec_for,
@@ -24,6 +25,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     quantize_p16: matmul::quantize_p16,
     gemm: gemm::gemm_for,
     peak: peak::peak,
+    slices: elementwise::TABLE,
     transposed: gemm::transposed_for,
     dequantize: transposed::dequantize::<panels::floats::F32Panels>,
     attention_queries: attention::attention_queries,

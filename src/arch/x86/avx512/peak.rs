@@ -1,7 +1,7 @@
 //! Peak rate of multiply-adds: enough accumulators to hide the instructions' latency, operands in
 //! registers.
 
-use crate::arch::PanelElement;
+use crate::arch::table::PanelElement;
 use std::arch::x86_64::*;
 use std::hint::black_box;
 

@@ -4,13 +4,13 @@
 use crate::arch::gemm::{
     BLOCK, Panels, RegisterTile, SmallBatch, UnpackRows, prefetch_line, table,
 };
+use crate::arch::table::{Gemm, PanelElement};
 use crate::arch::x86::avx2::unpack::{Groups, with_groups};
 use crate::arch::x86::avx512::common::{
     LANES, interleave, load_sums, load_up_to_32, store_all, store_sums, transpose,
 };
 use crate::arch::x86::avx512::gemm as avx512;
 use crate::arch::x86::avx512::panels::floats::{group, store_transposed};
-use crate::arch::{Gemm, PanelElement};
 use crate::quant::*;
 use std::arch::x86_64::*;
 

@@ -6,7 +6,7 @@ pub(super) mod gemm;
 mod peak;
 
 use super::avx512;
-use crate::arch::Kernels;
+use crate::arch::table::Kernels;
 use std::arch::x86_64::__cpuid;
 use std::sync::OnceLock;
 

@@ -1,6 +1,6 @@
 //! Peak rate of bf16 multiply-adds; other elements as at the level below.
 
-use crate::arch::PanelElement;
+use crate::arch::table::PanelElement;
 use crate::arch::x86::avx512::peak::{self, SUMS};
 use std::arch::x86_64::*;
 use std::hint::black_box;

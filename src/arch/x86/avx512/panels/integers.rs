@@ -1,10 +1,10 @@
 //! Panels of integers, for rows of prompts and block formats.
 
 use super::floats::{store_transposed, transpose_panel};
-use crate::arch::PanelElement;
 use crate::arch::gemm::{
     BLOCK, Multiply, Panels, RegisterTile, SmallBatch, UnpackRows, prefetch_line,
 };
+use crate::arch::table::PanelElement;
 use crate::arch::x86::avx2::gemm::{int_blocks, int_words, record, round, round_halves};
 use crate::arch::x86::avx2::unpack::{Factors, Groups, with_groups};
 use crate::arch::x86::avx512::common::{

@@ -1,6 +1,6 @@
 //! Activations of a small batch, rounded to bytes.
 
-use crate::arch::BlockP16;
+use crate::arch::acts::BlockP16;
 use crate::arch::x86::avx2::gemm::round;
 use bytemuck::Pod;
 

@@ -4,10 +4,12 @@
 use super::rounded::{Halves, Record, Spans, VALUES};
 use super::transposed_sums::{MAX_GENERATED_ROWS, Rounded, small_batch};
 use super::transposed_weights::{self, Small};
+use crate::arch::acts::Acts;
 use crate::arch::gemm;
+use crate::arch::table::{Gemm, MixedBatch};
+use crate::arch::view::{CacheLine, ColumnsMut};
 use crate::arch::x86::avx2::gemm::round_halves;
 use crate::arch::x86::avx512::panels::integers::IntPanels;
-use crate::arch::{Acts, CacheLine, ColumnsMut, Gemm, MixedBatch};
 use crate::quant::*;
 use bytemuck::Pod;
 

@@ -11,13 +11,14 @@
 
 use super::rounded::{Halves, Spans, VALUES, put_words, round_spans};
 use super::transposed_weights::{self, Large};
+use crate::arch::acts::BlockP16;
 use crate::arch::gemm::{UnpackRows, prefetch_line};
+use crate::arch::view::ColumnsMut;
 use crate::arch::x86::avx2::gemm::round_halves;
 use crate::arch::x86::avx512::common::{LANES, load_64, transpose, transpose_quarters};
 use crate::arch::x86::avx512::matmul::{self, unpacked};
 use crate::arch::x86::avx512::panels::integers::IntPanels;
 use crate::arch::x86::avx512::unpack::planes::{self, UnpackPlanes};
-use crate::arch::{BlockP16, ColumnsMut};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;

@@ -26,8 +26,8 @@
 //! | Q8_0 | 528 | 104 |
 
 use super::rounded::{Record, Spans};
-use crate::arch::ColumnsMut;
 use crate::arch::gemm::prefetch_line;
+use crate::arch::view::ColumnsMut;
 use crate::arch::x86::avx512::common::{LANES, load_16, load_i32, power_of_two};
 use crate::quant::*;
 use bytemuck::{Pod, Zeroable};

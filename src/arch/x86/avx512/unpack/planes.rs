@@ -1,7 +1,7 @@
 //! 256 weights as bytes in the order of [`BlockP16`], with 16 scales and 16 offsets: all that a
 //! format says of itself ([`UnpackPlanes`]), and the shuffles that bring bytes into that order.
 
-use crate::arch::BlockP16;
+use crate::arch::acts::BlockP16;
 use crate::arch::x86::avx512::common::{load_16, load_f32, load_i32};
 use bytemuck::Pod;
 use std::arch::x86_64::*;
