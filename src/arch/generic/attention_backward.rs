@@ -9,8 +9,9 @@
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
-use super::attention::{BLOCK, ROWS, RowPtr, STRIDE, columns, dots, last_columns, tiles, visible};
-use super::{Lanes, exp, tanh};
+use super::attention::{ROWS, STRIDE, columns, dots, last_columns, tiles};
+use super::kv_blocks::{BLOCK, RowPtr, visible};
+use super::lanes::{Lanes, exp, tanh};
 use crate::arch::attention::AttnParams;
 use std::mem::MaybeUninit;
 use std::ops::Range;

@@ -8,8 +8,9 @@
 //!
 //! A row's result depends on the row and on the keys that it sees alone.
 
-use super::attention::{Ahead, BLOCK, ROWS, STRIDE, attention_merge, visible};
-use super::{Lanes, exp, tanh};
+use super::attention::{ROWS, STRIDE, attention_merge};
+use super::kv_blocks::{Ahead, BLOCK, visible};
+use super::lanes::{Lanes, exp, tanh};
 use crate::arch::attention::{AttnParams, AttnPartial};
 use crate::arch::kv::GROUP;
 use crate::arch::kv::{KvStored, KvType};

@@ -1,7 +1,6 @@
 //! Element-wise kernels, norms, rotations and conversions over [`Lanes`].
 
-use super::attention::Widen;
-use super::{COS_SIN_LIMIT, Lanes, cos_sin, times_sigmoid};
+use super::lanes::{COS_SIN_LIMIT, Lanes, Widen, cos_sin, exp, times_sigmoid};
 use crate::arch::scalar::ERFC;
 use crate::arch::view::ColumnsMut;
 use half::f16;
@@ -347,7 +346,7 @@ pub(in crate::arch) fn softmax<V: Lanes>(z: V, x: &mut [f32]) {
         .into_iter()
         .fold(rest, |rest, max| rest.max(max.max_lane()));
     let max = z.splat(max);
-    set!(z, x, |x| super::exp(x - max));
+    set!(z, x, |x| exp(x - max));
     let total = sum!(z, sum, |x| x + *sum);
     let total = z.splat(total);
     set!(z, x, |x| x / total);
@@ -452,7 +451,7 @@ fn gelu_by_erf<V: Lanes>(x: V) -> V {
     for c in ERFC.iter().rev() {
         sum = sum.mul_add(t, x.splat(*c));
     }
-    let tail = half * near * (t * super::exp(sum - z * z));
+    let tail = half * near * (t * exp(sum - z * z));
     x.if_less(x.splat(0.0), tail, x - tail)
 }
 
@@ -483,7 +482,7 @@ pub(in crate::arch) fn sigmoid_mul<V: Lanes>(z: V, gate: &mut [f32], x: &[f32]) 
 #[inline(always)]
 fn sigmoid<V: Lanes>(t: V) -> (V, V) {
     let one = t.splat(1.0);
-    let e = super::exp(t.splat(0.0) - t.abs());
+    let e = exp(t.splat(0.0) - t.abs());
     let inverse = one / (one + e);
     (
         t.if_less(t.splat(0.0), e, one) * inverse,

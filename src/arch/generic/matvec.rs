@@ -11,8 +11,7 @@
 //! 4, two threads, rows of 2,048 and 8,192 F16 values). Many activation rows reach 98 % of the peak
 //! of multiply-adds, without copies of weights: widening F16 costs nothing there.
 
-use super::Lanes;
-use super::attention::Widen;
+use super::lanes::{Lanes, Widen};
 use crate::arch::gemm::{packed_bytes, prefetch_line};
 use crate::arch::view::ColumnsMut;
 use half::bf16;
@@ -258,9 +257,8 @@ macro_rules! plain_products {
         rows: $rows:literal, activation_rows: $m:literal, rows_by_one: $rows_by_one:literal, $one:expr
     ) => {
         /// How rows of prompts are multiplied by weights of `T`: as those of generated tokens.
-        pub(in crate::arch) const fn plain_gemm<
-            T: $crate::arch::generic::attention::Widen<$lanes>,
-        >() -> $crate::arch::table::Gemm {
+        pub(in crate::arch) const fn plain_gemm<T: $crate::arch::generic::lanes::Widen<$lanes>>()
+        -> $crate::arch::table::Gemm {
             $crate::arch::table::Gemm {
                 element: ($crate::arch::PanelElement::F32, 1),
                 tile: 128,
@@ -275,7 +273,7 @@ macro_rules! plain_products {
         }
 
         #[target_feature(enable = $features)]
-        fn plain<T: $crate::arch::generic::attention::Widen<$lanes>>(
+        fn plain<T: $crate::arch::generic::lanes::Widen<$lanes>>(
             y: &mut ColumnsMut<'_>,
             w: &[u8],
             x: &[f32],
@@ -288,7 +286,7 @@ macro_rules! plain_products {
         }
 
         #[target_feature(enable = $features)]
-        fn matvec_plain<T: $crate::arch::generic::attention::Widen<$lanes>>(
+        fn matvec_plain<T: $crate::arch::generic::lanes::Widen<$lanes>>(
             y: &mut ColumnsMut<'_>,
             _: DType,
             w: &[u8],
@@ -301,7 +299,7 @@ macro_rules! plain_products {
         }
 
         #[target_feature(enable = $features)]
-        fn gemm_plain<T: $crate::arch::generic::attention::Widen<$lanes>>(
+        fn gemm_plain<T: $crate::arch::generic::lanes::Widen<$lanes>>(
             y: &mut ColumnsMut<'_>,
             _: DType,
             w: &[u8],

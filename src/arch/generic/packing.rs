@@ -1,7 +1,7 @@
 //! Packing of activations and storing of sums, shared by the panels of all levels whose sums are
 //! `f32`.
 
-use super::Lanes;
+use super::lanes::Lanes;
 
 /// Most lanes of a vector.
 pub(in crate::arch) const MAX_LANES: usize = 16;

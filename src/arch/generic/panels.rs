@@ -1,8 +1,7 @@
 //! `f32` panels whose rows lie one after the other, over [`Lanes`]; [`crate::arch::gemm`] says what
 //! panels are.
 
-use super::Lanes;
-use super::attention::Widen;
+use super::lanes::{Lanes, Widen};
 use super::packing::Transpose;
 use crate::arch::gemm::{BLOCK, TILE, prefetch_line};
 use crate::arch::transposed::COLUMNS;

@@ -1,6 +1,6 @@
 //! Steps of recurrent layers: a head's state goes through one token.
 
-use super::Lanes;
+use super::lanes::Lanes;
 use crate::arch::gemm::prefetch_line;
 
 /// Sums that do not wait for each other.
@@ -251,7 +251,7 @@ unsafe fn scan_channels<V: Lanes, const C: usize, const WHOLE: bool>(
                     // ahead by itself.
                     prefetch_line(state.as_ptr().wrapping_add(2 * state.len() + at).cast());
                 }
-                super::exp2(z, powers)
+                super::lanes::exp2(z, powers)
             }
         };
         for j in 0..C {

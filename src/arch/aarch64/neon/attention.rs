@@ -7,7 +7,7 @@
 //! 1.17, which reads 64 and 30 GB/s.
 
 use super::elementwise::zero;
-use crate::arch::generic::attention_kernels;
+use crate::arch::generic::instances::attention_kernels;
 use crate::arch::kv::{kv_kernels, load_kernel};
 
 kv_kernels!("neon");

@@ -11,7 +11,8 @@
 //! checks lengths for each vector.
 
 use crate::arch::declared::for_each_slice_kernel;
-use crate::arch::generic::{Lanes, methods, slice_kernels};
+use crate::arch::generic::instances::slice_kernels;
+use crate::arch::generic::lanes::{Lanes, methods};
 use half::{bf16, f16};
 use std::arch::aarch64::*;
 use std::ops::{Add, Div, Mul, Sub};
@@ -213,7 +214,8 @@ for_each_slice_kernel!(slice_kernels ["neon", zero()]);
 #[cfg(test)]
 mod tests {
     use super::zero;
-    use crate::arch::generic::{instantiate, tests::check};
+    use crate::arch::generic::instances::instantiate;
+    use crate::arch::generic::lanes::tests::check;
 
     instantiate! { "neon", zero(), tests: exp(x: &mut [f32]); tanh(x: &mut [f32]); }
 

@@ -1,7 +1,7 @@
 //! The shared attention on eight lanes.
 
 use super::elementwise::zero;
-use crate::arch::generic::attention_kernels;
+use crate::arch::generic::instances::attention_kernels;
 use crate::arch::kv::{kv_kernels, load_kernel};
 
 kv_kernels!("avx2,fma,f16c");

@@ -14,8 +14,8 @@
 use super::attention;
 use super::elementwise::zero;
 use crate::arch::attention::{AttnParams, AttnPartial};
-use crate::arch::generic::attention::{Ahead, BLOCK};
 use crate::arch::generic::attention_codes::{Query, Room, Steps, Weights, attention_codes, fits};
+use crate::arch::generic::kv_blocks::{Ahead, BLOCK};
 use crate::arch::kv::{GROUP, widen};
 use crate::arch::kv::{KvStored, KvType};
 use std::arch::x86_64::*;

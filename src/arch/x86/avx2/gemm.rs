@@ -13,7 +13,7 @@ use crate::arch::acts::byte_scale;
 use crate::arch::gemm::{
     BLOCK, Panels, RegisterTile, SmallBatch, TILE, UnpackRows, prefetch_line, table,
 };
-use crate::arch::generic::Lanes;
+use crate::arch::generic::lanes::Lanes;
 use crate::arch::generic::packing::{MAX_LANES, Transpose};
 use crate::arch::generic::panels::{self, f32_panels};
 use crate::arch::scalar;

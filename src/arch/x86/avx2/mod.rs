@@ -2,16 +2,19 @@
 
 mod attention;
 mod attention_codes;
+mod common;
 mod elementwise;
 pub(super) mod gemm;
 mod matmul;
 mod peak;
 pub(super) mod unpack;
+mod unpack_dot;
 
 use crate::arch::scalar;
 use crate::arch::table::{Kernels, PanelElement};
 use crate::arch::transposed;
-pub(super) use matmul::{each, joined, padded, prefetch};
+pub(super) use matmul::{padded, prefetch};
+pub(super) use unpack_dot::{each, joined};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "avx2",

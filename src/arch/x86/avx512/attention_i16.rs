@@ -28,11 +28,11 @@ use super::kv::load_kv;
 use super::{attention, attention_i8};
 use crate::arch::attention::{AttnParams, AttnPartial, KvSpan};
 use crate::arch::gemm::Aligned;
-use crate::arch::generic::attention::{
-    BLOCK, Blocks, ROWS, RowPtr, STRIDE, SoftmaxRows, Tile, Widen, Widened, wanted,
-};
+use crate::arch::generic::attention::{ROWS, STRIDE, SoftmaxRows};
 use crate::arch::generic::attention_codes;
-use crate::arch::generic::{Lanes, exp, tanh};
+use crate::arch::generic::kv_blocks::{BLOCK, Blocks, RowPtr, Tile, Widened, wanted};
+use crate::arch::generic::lanes::Widen;
+use crate::arch::generic::lanes::{Lanes, exp, tanh};
 use crate::arch::kv::KvStored;
 use half::f16;
 use std::arch::asm;

@@ -19,9 +19,10 @@
 
 use super::elementwise::{F32x16, short_exp, zero};
 use crate::arch::attention::{AttnParams, AttnPartial};
-use crate::arch::generic::attention::{Ahead, BLOCK, ROWS, STRIDE, attention_merge, tiles};
+use crate::arch::generic::attention::{ROWS, STRIDE, attention_merge, tiles};
 use crate::arch::generic::attention_codes::{MAX_GROUPS, MAX_QUERY, TINY, TINY_SCALE};
-use crate::arch::generic::{Lanes, exp, tanh};
+use crate::arch::generic::kv_blocks::{Ahead, BLOCK};
+use crate::arch::generic::lanes::{Lanes, exp, tanh};
 use crate::arch::kv::GROUP;
 use crate::arch::kv::{KvStored, KvType};
 use std::arch::x86_64::*;
@@ -189,7 +190,7 @@ pub(super) fn attention_stored(
 
 /// Part of the block at position `first` that a row sees, relative to `first`.
 fn visible(range: (u32, u32), first: usize) -> Range<usize> {
-    crate::arch::generic::attention::visible(range, &(first..first + BLOCK))
+    crate::arch::generic::kv_blocks::visible(range, &(first..first + BLOCK))
 }
 
 /// Difference of two codes of a precision, in codes of eight bits.

@@ -1,7 +1,8 @@
 //! Sixteen lanes of `f32`: this level's [`Lanes`] and its element-wise kernels.
 
 use crate::arch::declared::for_each_slice_kernel;
-use crate::arch::generic::{Lanes, methods, slice_kernels};
+use crate::arch::generic::instances::slice_kernels;
+use crate::arch::generic::lanes::{Lanes, methods};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
@@ -190,7 +191,8 @@ pub(super) fn short_exp(x: F32x16) -> F32x16 {
 #[cfg(test)]
 mod tests {
     use super::zero;
-    use crate::arch::generic::{instantiate, tests::check};
+    use crate::arch::generic::instances::instantiate;
+    use crate::arch::generic::lanes::tests::check;
 
     instantiate! { "avx512f,avx512bw,avx512vl,avx512dq", zero(), tests: exp(x: &mut [f32]); tanh(x: &mut [f32]); }
 

@@ -1,7 +1,7 @@
 //! Panels of `f32`, for the transposed product with plain weights, and blocks expanded to `f32`.
 
 use crate::arch::gemm::{Panels, RegisterTile};
-use crate::arch::generic::Lanes;
+use crate::arch::generic::lanes::Lanes;
 use crate::arch::generic::packing::{MAX_LANES, Transpose};
 use crate::arch::generic::panels::{self, f32_panels};
 use crate::arch::transposed::TransposedPanels;
