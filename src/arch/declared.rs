@@ -31,9 +31,9 @@ macro_rules! for_each_slice_kernel {
                 check y.len() == x.len();
             }
 
-            /// `y[i][c] += Σ_j t[i][j]·b[j·stride + c]`: a product of low rank, `t: (y.rows(), rank)`
-            /// with columns of `B: (rank, stride)`, of which `b` begins at the first. Every sum goes in
-            /// the order of `j`, whatever the other rows and columns.
+            /// `y[i][c] += Σ_j t[i][j]·b[j·stride + c]`: a product of low rank, `t: (y.rows(),
+            /// rank)` with columns of `B: (rank, stride)`, of which `b` begins at the first. Every
+            /// sum goes in the order of `j`, whatever the other rows and columns.
             fn add_product(y: &mut $crate::arch::view::ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize) {
                 skip t.is_empty() || y.cols() == 0;
                 check t.len().is_multiple_of(y.rows());
@@ -57,14 +57,14 @@ macro_rules! for_each_slice_kernel {
                 check y.len() == x.len() && w.len() == x.len() && b.len() == x.len();
             }
 
-            /// Adds to `dx` the gradient with respect to the `x` of [`Arch::rms_norm`]; `dy` is that
-            /// with respect to its `y`.
+            /// Adds to `dx` the gradient with respect to the `x` of [`Arch::rms_norm`]; `dy` is
+            /// that with respect to its `y`.
             fn rms_norm_backward(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
                 check dx.len() == x.len() && dy.len() == x.len() && w.len() == x.len();
             }
 
-            /// Adds to `dx` the gradient with respect to the `x` of [`Arch::layer_norm`]; `dy` is that
-            /// with respect to its `y`.
+            /// Adds to `dx` the gradient with respect to the `x` of [`Arch::layer_norm`]; `dy` is
+            /// that with respect to its `y`.
             fn layer_norm_backward(dx: &mut [f32], dy: &[f32], x: &[f32], w: &[f32], eps: f32) {
                 check dx.len() == x.len() && dy.len() == x.len() && w.len() == x.len();
             }
@@ -72,8 +72,8 @@ macro_rules! for_each_slice_kernel {
             /// Softmax in place.
             fn softmax(x: &mut [f32]) {}
 
-            /// `cos[i] = factor·cos(pos·frequencies[i])`, and `sin` likewise: the angles of RoPE for
-            /// the token at `pos`.
+            /// `cos[i] = factor·cos(pos·frequencies[i])`, and `sin` likewise: the angles of RoPE
+            /// for the token at `pos`.
             fn rope_angles(cos: &mut [f32], sin: &mut [f32], frequencies: &[f32], pos: f32, factor: f32) {
                 check cos.len() == frequencies.len() && sin.len() == frequencies.len();
             }
@@ -149,8 +149,8 @@ macro_rules! for_each_slice_kernel {
             }
 
             /// A step of the gated delta rule (arXiv 2412.06464) for a head's `state`, `(k.len(),
-            /// v.len())`: `S = rate·S; S = S + k·(β·(v − Sᵀ·k))ᵀ; out = Sᵀ·q`. There is one `rate`, or
-            /// one per row of the state.
+            /// v.len())`: `S = rate·S; S = S + k·(β·(v − Sᵀ·k))ᵀ; out = Sᵀ·q`. There is one `rate`,
+            /// or one per row of the state.
             fn delta_rule(
                 state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], beta: f32, rate: &[f32],
                 out: &mut [f32],
@@ -170,9 +170,9 @@ macro_rules! for_each_slice_kernel {
                 check Some(state.len()) == x.len().checked_mul(b.len()) && !state.is_empty();
             }
 
-            /// A step of a selective state space whose states have decays of their own (Mamba 1, arXiv
-            /// 2312.00752) for the channels of `x`, with `state` and `a` `(b.len(), x.len())`: `s =
-            /// exp(dt·a)·s + dt·x·b; out = s·c`.
+            /// A step of a selective state space whose states have decays of their own (Mamba 1,
+            /// arXiv 2312.00752) for the channels of `x`, with `state` and `a` `(b.len(),
+            /// x.len())`: `s = exp(dt·a)·s + dt·x·b; out = s·c`.
             fn ssm_step_by_state(
                 state: &mut [f32], a: &[f32], b: &[f32], c: &[f32], dt: &[f32], x: &[f32],
                 out: &mut [f32],
@@ -182,8 +182,8 @@ macro_rules! for_each_slice_kernel {
                 check a.len() == state.len();
             }
 
-            /// A step of RWKV 6 (arXiv 2404.05892) for a head's `state`, `(k.len(), v.len())`: `out =
-            /// (S + (first·k)·vᵀ)ᵀ·r; S = diag(w)·S + k·vᵀ`.
+            /// A step of RWKV 6 (arXiv 2404.05892) for a head's `state`, `(k.len(), v.len())`: `out
+            /// = (S + (first·k)·vᵀ)ᵀ·r; S = diag(w)·S + k·vᵀ`.
             fn rwkv6_step(
                 state: &mut [f32], r: &[f32], k: &[f32], v: &[f32], w: &[f32], first: &[f32],
                 out: &mut [f32],
@@ -199,10 +199,10 @@ macro_rules! for_each_slice_kernel {
                 check Some(state.len()) == keys[0].len().checked_mul(v.len()) && !keys[0].is_empty();
             }
 
-            /// A step of a causal convolution of each channel of `x` by itself: adds the products of
-            /// taps and values, of which those of the tokens before are `past`, `(n, x.len())`, to
-            /// `out`; then `x` follows there, and the oldest leave. The rows of the `n + 1` taps lie so
-            /// many values apart.
+            /// A step of a causal convolution of each channel of `x` by itself: adds the products
+            /// of taps and values, of which those of the tokens before are `past`, `(n, x.len())`,
+            /// to `out`; then `x` follows there, and the oldest leave. The rows of the `n + 1` taps
+            /// lie so many values apart.
             fn causal_conv(past: &mut [f32], taps: (&[f32], usize), x: &[f32], out: &mut [f32]) {
                 check !x.is_empty() && past.len().is_multiple_of(x.len()) && out.len() == x.len();
                 check has_rows(taps.0.len(), taps.1, past.len() / x.len() + 1, x.len());

@@ -132,7 +132,7 @@ pub(crate) struct Kernels {
     pub(crate) attention_f32: AttentionFn<f32>,
     pub(crate) attention_f16: AttentionFn<half::f16>,
     pub(crate) attention_stored: AttentionStoredFn,
-    /// See [`Arch::hadamard`].
+    /// See [`crate::arch::Arch::hadamard`].
     pub(crate) hadamard: unsafe fn(row: &mut [f32]),
     /// Stores row `i` of a block of quantised keys or values.
     pub(crate) quantize_kv: unsafe fn(kind: KvType, block: &mut [u8], i: usize, row: &[f32]),
@@ -181,7 +181,7 @@ macro_rules! table {
 }
 for_each_slice_kernel!(table []);
 
-/// Adds keys to the partial results of query rows, see [`Arch::attention`].
+/// Adds keys to the partial results of query rows, see [`crate::arch::Arch::attention`].
 pub(crate) type AttentionFn<T> = unsafe fn(
     to: &mut AttnPartial<'_>,
     q: &[f32],
@@ -190,7 +190,8 @@ pub(crate) type AttentionFn<T> = unsafe fn(
     p: &AttnParams,
 );
 
-/// Adds stored keys to the partial results of query rows, see [`Arch::attention_stored`].
+/// Adds stored keys to the partial results of query rows, see
+/// [`crate::arch::Arch::attention_stored`].
 pub(crate) type AttentionStoredFn = unsafe fn(
     to: &mut AttnPartial<'_>,
     q: &[f32],
@@ -199,5 +200,5 @@ pub(crate) type AttentionStoredFn = unsafe fn(
     p: &AttnParams,
 );
 
-/// Reads the first rows of a block of keys or values, see [`Arch::load_kv`].
+/// Reads the first rows of a block of keys or values, see [`crate::arch::Arch::load_kv`].
 pub(crate) type LoadKvFn = unsafe fn(kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]);

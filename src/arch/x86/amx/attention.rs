@@ -51,6 +51,8 @@ struct Room {
     spare: [f32; ROWS * WIDEST],
 }
 
+/// See [`crate::arch::Arch::attention`]. (As long as it is because every step of a block is a loop
+/// over the passes, whose state is all of what it declares.)
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn attention_f16(
     to: &mut AttnPartial<'_>,

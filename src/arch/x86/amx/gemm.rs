@@ -307,7 +307,8 @@ const fn pieces<W: UnpackTile>() -> usize {
     depth::<W>() / W::VALUES
 }
 
-/// See [`Gemm::kernel`].
+/// See [`Gemm::kernel`]. (As long as it is because unpacking, products and sums are interleaved:
+/// what works beside the tiles takes its arguments in registers.)
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
 unsafe fn kernel<W: UnpackTile>(
     y: &mut ColumnsMut<'_>,

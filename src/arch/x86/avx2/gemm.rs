@@ -360,7 +360,8 @@ fn fill_groups<B: Groups, const BYTES: bool>(rows: &[&[u8]; MAX_LANES], transpos
 }
 
 /// `VECS` registers of activations times `ROWS` weight rows; with `TRANSPOSED`, of weights times
-/// activation rows.
+/// activation rows. (One function, long as it is: all of it is the inner loop, over registers that
+/// no call could hand on.)
 #[target_feature(enable = "avx2,fma")]
 unsafe fn int_tile<
     const BITS: u32,

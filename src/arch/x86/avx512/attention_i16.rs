@@ -136,6 +136,8 @@ pub(in crate::arch) fn attention_stored(
     many_rows(to, q, blocks, ranges, p);
 }
 
+/// Takes some passes of query rows at a time through all blocks. (As long as it is because every
+/// step of a block is a loop over the passes, whose state is all of what it declares.)
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 fn many_rows<B: Blocks<F32x16>>(
     to: &mut AttnPartial<'_>,

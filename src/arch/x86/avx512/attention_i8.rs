@@ -82,7 +82,8 @@ struct Room {
 }
 
 /// See [`crate::arch::Arch::attention_stored`]; the heads must
-/// [fit](crate::arch::generic::attention_codes::fits).
+/// [fit](crate::arch::generic::attention_codes::fits). (As long as it is because
+/// the steps of a block share what is declared before the loop, the prefetches above all.)
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) fn attention_stored(
     to: &mut AttnPartial<'_>,
