@@ -1,7 +1,5 @@
 //! Activation rows in the forms that product kernels read.
 
-use crate::arch::ActForm;
-
 /// 256 activations rounded to 16-bit integers, for products with block-quantised weights.
 ///
 /// Within 32 values `x ≈ d·q` with `|q| ≤ MAX`: a rounding error 256 times below that of 8-bit
@@ -116,7 +114,7 @@ pub struct BlockP16 {
     pub d: [f32; 16],
     /// As [`BlockQ16::s`].
     pub s: [f32; 16],
-    /// `Σq` per 16 values: times what bytes of weights are too large by, it is too much in the
+    /// `Σq` per 16 values: times the zero point of the weights' bytes, it is too much in the
     /// integer product.
     pub sums: [i32; 16],
 }
@@ -168,6 +166,17 @@ pub(super) fn byte_scale(max_bits: u32) -> (f32, f32) {
         255.. => (f32::NAN, 0.0),
         _ => (max / 127.0, 127.0 / max),
     }
+}
+
+/// Form in which a product kernel reads activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActForm {
+    /// The `f32` rows themselves.
+    F32,
+    /// Rows rounded to 16-bit integers with a scale per 32 values ([`BlockQ16`]).
+    Q16,
+    /// The same as two planes of bytes ([`BlockP16`]).
+    P16,
 }
 
 /// Activation rows for [`super::Arch::matvec`].

@@ -7,8 +7,6 @@
 //! positions, so a row's bits are the same whether one task takes them in turn, as in prompts, or
 //! many tasks take one each, as in decoding.
 
-use crate::arch::{Arch, AttentionFn, Kernels, KvStored, MAX_HEAD_DIM};
-
 /// Positions of a block of keys and values.
 pub const KV_BLOCK: usize = 64;
 
@@ -16,6 +14,9 @@ pub const KV_BLOCK: usize = 64;
 /// (`avx512/attention_i16.rs`; with 512, attention of long prompts takes a tenth longer, with 1024
 /// 3 %), short enough that one token after a few thousand others makes many tasks.
 pub const KV_SPAN: usize = 1024;
+
+/// Widest attention head the kernels take; wider models are refused when opened.
+pub const MAX_HEAD_DIM: usize = 576;
 
 /// Parameters of a softmax-attention call.
 #[derive(Clone, Copy, Debug)]
@@ -129,140 +130,9 @@ impl<'a> AttnPartial<'a> {
         }
     }
 
-    fn check(&self, n_q: usize, head_dim_v: usize) {
+    pub(super) fn check(&self, n_q: usize, head_dim_v: usize) {
         let right =
             self.out.len() == n_q * head_dim_v && self.max.len() == n_q && self.sum.len() == n_q;
         assert!(right, "attention: partial results");
-    }
-}
-
-impl Arch {
-    /// Element type that [`Arch::attention`] of many query rows over half-precision keys
-    /// multiplies, and the number of products of that type per product.
-    pub fn attention_element(self) -> (super::PanelElement, u64) {
-        self.0.attention_element
-    }
-
-    /// Adds the keys of `span` to the partial results of query rows `q`, `(n_q, head_dim)`, that
-    /// share its KV head. Row `i` sees the keys at positions `ranges[i].0 .. ranges[i].1`; the
-    /// span may hold all, some or none of them. Blocks that no row sees are not read.
-    ///
-    /// # Panics
-    /// If the shapes disagree, or the blocks are not those of one span.
-    pub fn attention<T: KvElement>(
-        self,
-        to: &mut AttnPartial<'_>,
-        q: &[f32],
-        span: KvSpan<'_, T>,
-        ranges: &[(u32, u32)],
-        p: &AttnParams,
-    ) {
-        check(
-            to,
-            q,
-            span,
-            [KV_BLOCK * p.head_dim, KV_BLOCK * p.head_dim_v],
-            ranges,
-            p,
-        );
-        // SAFETY: `self` proves the CPU features; shapes were checked above.
-        unsafe { T::attention(self.0)(to, q, span, ranges, p) }
-    }
-
-    /// [`Arch::attention`] over keys and values in any precision.
-    ///
-    /// # Panics
-    /// If the shapes disagree, or the blocks are not those of one span.
-    pub fn attention_stored(
-        self,
-        to: &mut AttnPartial<'_>,
-        q: &[f32],
-        stored: KvStored<'_>,
-        ranges: &[(u32, u32)],
-        p: &AttnParams,
-    ) {
-        let lens = [
-            stored.k.block_bytes(p.head_dim),
-            stored.v.block_bytes(p.head_dim_v),
-        ];
-        check(to, q, stored.span, lens, ranges, p);
-        // SAFETY: `self` proves the CPU features; shapes were checked above.
-        unsafe { (self.0.attention_stored)(to, q, stored, ranges, p) }
-    }
-
-    /// Merges in the partial results `from`, computed over a later span.
-    ///
-    /// # Panics
-    /// If the shapes disagree.
-    pub fn attention_merge(self, to: &mut AttnPartial<'_>, from: &AttnPartial<'_>, p: &AttnParams) {
-        to.check(from.sum.len(), p.head_dim_v);
-        from.check(from.sum.len(), p.head_dim_v);
-        // SAFETY: `self` proves the CPU features; shapes were checked above.
-        unsafe { (self.0.attention_merge)(to, from, p.head_dim_v) }
-    }
-
-    /// Divides the outputs by the sums of the weights, when all keys have been added.
-    ///
-    /// # Panics
-    /// If the shapes disagree.
-    pub fn attention_finish(self, to: &mut AttnPartial<'_>, p: &AttnParams) {
-        to.check(to.sum.len(), p.head_dim_v);
-        // SAFETY: `self` proves the CPU features; shapes were checked above.
-        unsafe { (self.0.attention_finish)(to, p.head_dim_v) }
-    }
-}
-
-/// Panics if the shapes disagree; `lens` are those of the keys and the values of a block.
-fn check<T>(
-    to: &AttnPartial<'_>,
-    q: &[f32],
-    span: KvSpan<'_, T>,
-    lens: [usize; 2],
-    ranges: &[(u32, u32)],
-    p: &AttnParams,
-) {
-    assert!(
-        p.head_dim.max(p.head_dim_v) <= MAX_HEAD_DIM,
-        "attention: heads at most {MAX_HEAD_DIM} wide"
-    );
-    assert!(q.len() == ranges.len() * p.head_dim, "attention: queries");
-    assert!(
-        p.slope == 0.0 || p.exact && p.softcap == 0.0,
-        "attention: ALiBi is computed in f32, without a cap"
-    );
-    to.check(ranges.len(), p.head_dim_v);
-    let whole = |b: &KvBlock<'_, T>| [b.k.len(), b.v.len()] == lens;
-    assert!(span.blocks.iter().all(whole), "attention: keys and values");
-    let inside = span.first.is_multiple_of(KV_BLOCK)
-        && span.first % KV_SPAN / KV_BLOCK + span.blocks.len() <= KV_SPAN / KV_BLOCK;
-    assert!(
-        inside,
-        "attention: {} blocks from position {}",
-        span.blocks.len(),
-        span.first
-    );
-}
-
-/// Element type of keys and values that kernels read in place.
-pub trait KvElement: bytemuck::Pod + Send + Sync + sealed::Attention {}
-impl KvElement for f32 {}
-impl KvElement for half::f16 {}
-
-#[allow(private_interfaces)] // the trait is sealed: nobody outside can call it
-mod sealed {
-    use crate::arch::attention::{AttentionFn, Kernels};
-    #[allow(unreachable_pub, private_interfaces)] // public in a private module: seals the trait
-    pub trait Attention: Sized {
-        fn attention(k: &Kernels) -> AttentionFn<Self>;
-    }
-    impl Attention for f32 {
-        fn attention(k: &Kernels) -> AttentionFn<f32> {
-            k.attention_f32
-        }
-    }
-    impl Attention for half::f16 {
-        fn attention(k: &Kernels) -> AttentionFn<half::f16> {
-            k.attention_f16
-        }
     }
 }

@@ -19,8 +19,9 @@
 //! Loop structure after Goto & van de Geijn, "Anatomy of high-performance matrix multiplication"
 //! (2008). Each sum adds its products in the order of `k`, whatever the tile.
 
-use crate::arch::lanes::packing::MAX_LANES;
-use crate::arch::{CacheLine, ColumnsMut, Gemm, PanelElement};
+use super::generic::packing::MAX_LANES;
+use super::table::{Gemm, PanelElement};
+use super::view::{CacheLine, ColumnsMut};
 use crate::quant::DType;
 use std::ops::Range;
 
@@ -55,25 +56,29 @@ pub(super) struct RegisterTile {
     pub(super) multiply: Multiply,
 }
 
-/// Kernels for few activation rows, where the operands of the register tile change roles: registers
-/// hold a word of [`Panels::LANES`] weight rows, and words of activations are broadcast from where
-/// they are packed. So the time is proportional to the number of activation rows, while
-/// [`Panels::TILES`] take as long for one as for `LANES`. Each sum adds the same products in the
-/// same order.
+/// Kernels for a small batch of activation rows, where the operands of the register tile change
+/// roles: registers hold a word of [`Panels::LANES`] weight rows, and words of activations are
+/// broadcast from where they are packed. So the time is proportional to the number of activation
+/// rows, while [`Panels::TILES`] take as long for one as for `LANES`. Each sum adds the same
+/// products in the same order.
 #[derive(Clone, Copy)]
-pub(super) struct FewRows {
-    /// Most activation rows for which this is faster, at most `LANES`.
-    pub(super) most: usize,
+pub(super) struct SmallBatch {
+    /// Largest batch for which this is faster, at most `LANES`.
+    pub(super) max_rows: usize,
     /// Expands at most [`BLOCK`] weights of `LANES` rows, those of row `j` from `rows[j]`, to a
-    /// turned panel: word `i` of row `j` becomes `turned[i·LANES + j]`. `panel` has room for
-    /// these rows, too.
+    /// transposed panel: word `i` of row `j` becomes `transposed[i·LANES + j]`. `panel` has room
+    /// for these rows, too.
     ///
     /// # Safety
     /// The CPU must have the level's features.
-    pub(super) fill:
-        unsafe fn(dtype: DType, rows: &[&[u8]; MAX_LANES], panel: &mut [u32], turned: &mut [u32]),
-    /// [`Multiply`] for 2, 4 … activation rows: `x` points to a turned panel, `w` to activations,
-    /// of which words lie `LANES` apart and rows side by side.
+    pub(super) fill: unsafe fn(
+        dtype: DType,
+        rows: &[&[u8]; MAX_LANES],
+        panel: &mut [u32],
+        transposed: &mut [u32],
+    ),
+    /// [`Multiply`] for 2, 4 … activation rows: `x` points to a transposed panel, `w` to
+    /// activations, of which words lie `LANES` apart and rows side by side.
     pub(super) tiles: &'static [Multiply],
 }
 
@@ -127,7 +132,7 @@ pub(super) trait UnpackRows: Panels {
     /// The CPU must have the level's features.
     unsafe fn unpack(dtype: DType, blocks: &[u8], out: &mut [u32]);
 
-    const FEW: Option<FewRows> = None;
+    const SMALL_BATCH: Option<SmallBatch> = None;
 }
 
 /// The [`Gemm`] table entry for panels `P`.
@@ -135,13 +140,17 @@ pub(super) const fn table<P: UnpackRows>() -> Gemm {
     Gemm {
         element: P::ELEMENT,
         tile: TILE,
-        few: if let Some(few) = P::FEW { few.most } else { 0 },
+        small_batch: if let Some(batch) = P::SMALL_BATCH {
+            batch.max_rows
+        } else {
+            0
+        },
         group: P::VECS * P::LANES,
         packed_len: packed_len::<P>,
         pack: pack::<P>,
         workspace: CacheLine::holding(TILE * BLOCK + TILE * SUMS),
         kernel: kernel::<P>,
-        both: None,
+        mixed: None,
     }
 }
 
@@ -188,9 +197,9 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
     k: usize,
     workspace: &mut [CacheLine],
 ) {
-    if let Some(few) = P::FEW.filter(|few| y.rows() <= few.most) {
+    if let Some(batch) = P::SMALL_BATCH.filter(|batch| y.rows() <= batch.max_rows) {
         // SAFETY: the caller's promise.
-        return unsafe { few_rows::<P>(few, y, dtype, w, packed, k, workspace) };
+        return unsafe { small_batch::<P>(batch, y, dtype, w, packed, k, workspace) };
     }
     let format = dtype.float_format();
     let row_bytes = k / format.block_elems * format.block_bytes;
@@ -200,7 +209,7 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
     let panel_stride = P::panel_words(BLOCK);
     let n_vecs = y.rows().div_ceil(P::LANES);
     // A multiple of whole groups, since rows are packed in groups.
-    let most_vecs = SUMS / P::LANES / P::VECS * P::VECS;
+    let max_vecs = SUMS / P::LANES / P::VECS * P::VECS;
     assert!(panel_stride <= BLOCK, "a panel row of {panel_stride} words");
 
     let (panel, sums) = bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(TILE * BLOCK);
@@ -216,8 +225,8 @@ pub(super) unsafe fn kernel<P: UnpackRows>(
             let start = k0 / BLOCK * block_bytes;
             &row[start..(start + block_bytes).min(row_bytes)]
         };
-        for first_vec in (0..n_vecs).step_by(most_vecs) {
-            let vecs = first_vec..(first_vec + most_vecs).min(n_vecs);
+        for first_vec in (0..n_vecs).step_by(max_vecs) {
+            let vecs = first_vec..(first_vec + max_vecs).min(n_vecs);
             (0..n_rows).for_each(|r| prefetch(blocks(r, 0)));
             for k0 in (0..k).step_by(BLOCK) {
                 let n = (k - k0).min(BLOCK);
@@ -333,12 +342,12 @@ pub(super) unsafe fn store_sums<P: Panels>(
     }
 }
 
-/// [`kernel`] by [`FewRows`].
+/// [`kernel`] by [`SmallBatch`].
 ///
 /// # Safety
 /// As for [`kernel`].
-unsafe fn few_rows<P: UnpackRows>(
-    few: FewRows,
+unsafe fn small_batch<P: UnpackRows>(
+    batch: SmallBatch,
     y: &mut ColumnsMut<'_>,
     dtype: DType,
     w: &[u8],
@@ -352,13 +361,13 @@ unsafe fn few_rows<P: UnpackRows>(
     let x: &[u32] = bytemuck::cast_slice(packed);
     assert!(
         y.rows() <= P::LANES && x.len() == P::words(k) * P::LANES,
-        "{} rows are not few",
+        "{} rows are no small batch",
         y.rows()
     );
 
     let (panel, rest) =
         bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(P::LANES * BLOCK);
-    let (turned, sums) = rest.split_at_mut(P::LANES * BLOCK);
+    let (transposed, sums) = rest.split_at_mut(P::LANES * BLOCK);
     // `[activation row][lane]`
     let sums: &mut [f32] = bytemuck::cast_slice_mut(&mut sums[..P::LANES * P::LANES]);
     for (t, w) in w.chunks(P::LANES * row_bytes).enumerate() {
@@ -377,15 +386,15 @@ unsafe fn few_rows<P: UnpackRows>(
                 *row = &w[r.min(n_rows - 1) * row_bytes..][start..end];
             }
             // SAFETY: the caller's promise.
-            unsafe { (few.fill)(dtype, &rows, panel, turned) };
+            unsafe { (batch.fill)(dtype, &rows, panel, transposed) };
             let x = &x[P::words(k0) * P::LANES..][..P::words(n) * P::LANES];
             let mut row = 0;
             while row < y.rows() {
                 // One row more than there are takes less time than another tile; it is zero.
-                let i = ((y.rows() - row + 1).ilog2() as usize - 1).min(few.tiles.len() - 1);
+                let i = ((y.rows() - row + 1).ilog2() as usize - 1).min(batch.tiles.len() - 1);
                 let (x, sums) = (x[row..].as_ptr(), sums[row * P::LANES..].as_mut_ptr());
                 // SAFETY: the rows are inside the packed activations and the sums.
-                unsafe { (few.tiles[i])(x, turned.as_ptr(), n, sums, k0 == 0, x) };
+                unsafe { (batch.tiles[i])(x, transposed.as_ptr(), n, sums, k0 == 0, x) };
                 row += 2 << i;
             }
         }

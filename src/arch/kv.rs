@@ -10,8 +10,8 @@
 //! bits of all rows, `lower` the others, `scales` the scales. Rows whose width is no multiple of 32
 //! end in an incomplete group.
 
-use crate::arch::{Arch, KV_BLOCK, KvSpan, MAX_HEAD_DIM};
-use half::{bf16, f16};
+use super::attention::{KV_BLOCK, KvSpan};
+use half::f16;
 
 /// Values per scale.
 pub(in crate::arch) const GROUP: usize = 32;
@@ -133,7 +133,7 @@ impl std::str::FromStr for KvType {
     }
 }
 
-/// Blocks of stored keys and values of one KV head, see [`Arch::attention_stored`].
+/// Blocks of stored keys and values of one KV head, see [`super::Arch::attention_stored`].
 #[derive(Clone, Copy, Debug)]
 pub struct KvStored<'a> {
     /// Precision of the keys.
@@ -147,81 +147,6 @@ pub struct KvStored<'a> {
 /// Side of the largest Hadamard matrix that divides a head of `dim` values.
 fn hadamard_block(dim: usize) -> usize {
     dim & dim.wrapping_neg()
-}
-
-impl Arch {
-    /// Multiplies each run of `n` values by the orthonormal Hadamard matrix of size `n`, the
-    /// largest power of two that divides the row's length: spreads outliers in one dimension
-    /// over all. It is its own inverse and keeps dot products of two rows, up to rounding. The
-    /// same bits on all levels.
-    pub fn hadamard(self, row: &mut [f32]) {
-        // SAFETY: `self` proves the CPU features.
-        unsafe { (self.0.hadamard)(row) }
-    }
-
-    /// Stores `row` as row `i` of a block. Returns whether every finite value is still finite.
-    ///
-    /// If any value of a quantised group is not finite, the whole group becomes NaN. The same bits
-    /// on all levels.
-    ///
-    /// # Panics
-    /// If the block has another size than `kind` says, is not aligned to a value of it, or has no
-    /// row `i`.
-    pub fn store_kv(self, kind: KvType, block: &mut [u8], i: usize, row: &[f32]) -> bool {
-        assert!(
-            block.len() == kind.block_bytes(row.len()) && i < KV_BLOCK,
-            "store_kv: {kind} block"
-        );
-        let from = i * row.len();
-        match kind {
-            KvType::F32 => {
-                bytemuck::cast_slice_mut(block)[from..][..row.len()].copy_from_slice(row);
-                true
-            }
-            KvType::F16 => {
-                let to = &mut bytemuck::cast_slice_mut::<u8, f16>(block)[from..][..row.len()];
-                self.f32_to_f16(row, to);
-                let mut infinite = false;
-                for y in &*to {
-                    infinite |= y.to_bits() & 0x7fff == f16::INFINITY.to_bits();
-                }
-                !infinite
-                    || !row
-                        .iter()
-                        .zip(to)
-                        .any(|(x, y)| x.is_finite() && y.is_infinite())
-            }
-            KvType::Bf16 => {
-                let to = &mut bytemuck::cast_slice_mut::<u8, bf16>(block)[from..][..row.len()];
-                to.iter_mut()
-                    .zip(row)
-                    .for_each(|(y, x)| *y = bf16::from_f32(*x));
-                !row.iter()
-                    .zip(to)
-                    .any(|(x, y)| x.is_finite() && y.is_infinite())
-            }
-            _ => {
-                // SAFETY: `self` proves the CPU features; the row is inside the block.
-                unsafe { (self.0.quantize_kv)(kind, block, i, row) }
-                true
-            }
-        }
-    }
-
-    /// Reads the first `rows.len() / dim` rows of a block.
-    ///
-    /// # Panics
-    /// If the block has another size than `kind` says, is not aligned to a value of it, or has
-    /// fewer rows.
-    pub fn load_kv(self, kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]) {
-        assert!(
-            dim <= MAX_HEAD_DIM && block.len() == kind.block_bytes(dim),
-            "load_kv: {kind} block"
-        );
-        assert!(rows.len() <= KV_BLOCK * dim, "load_kv: rows");
-        // SAFETY: `self` proves the CPU features; the block is whole.
-        unsafe { (self.0.load_kv)(kind, block, dim, rows) }
-    }
 }
 
 /// Drops the lower four bits of a Q8 block with rows of `dim` values, which makes it a Q4 block.
@@ -256,7 +181,7 @@ macro_rules! kv_kernels {
         }
         #[target_feature(enable = $features)]
         pub(in crate::arch) fn quantize_kv(
-            kind: $crate::arch::KvType,
+            kind: $crate::arch::kv::KvType,
             block: &mut [u8],
             i: usize,
             row: &[f32],
@@ -272,7 +197,7 @@ macro_rules! load_kernel {
     ($features:literal) => {
         #[target_feature(enable = $features)]
         pub(in crate::arch) fn load_kv(
-            kind: $crate::arch::KvType,
+            kind: $crate::arch::kv::KvType,
             block: &[u8],
             dim: usize,
             rows: &mut [f32],
@@ -284,7 +209,7 @@ macro_rules! load_kernel {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) use {kv_kernels, load_kernel};
 
-/// See [`Arch::hadamard`].
+/// See [`super::Arch::hadamard`].
 #[inline(always)]
 pub(super) fn hadamard(row: &mut [f32]) {
     let n = hadamard_block(row.len());
@@ -348,7 +273,7 @@ pub(super) fn scale_of(largest: f32) -> u16 {
     }
 }
 
-/// See [`Arch::store_kv`].
+/// See [`super::Arch::store_kv`].
 #[inline(always)]
 pub(super) fn quantize(kind: KvType, block: &mut [u8], i: usize, row: &[f32]) {
     let [upper_row, lower_row, scale_row] = kind.row_bytes(row.len());
@@ -405,7 +330,7 @@ pub(super) fn widen(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// See [`Arch::load_kv`].
+/// See [`super::Arch::load_kv`].
 #[inline(always)]
 pub(super) fn load(kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]) {
     match kind {

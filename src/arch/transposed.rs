@@ -2,23 +2,27 @@
 //! [`super::gemm`] with panels of weight *columns*. Some rows are expanded to `f32`, then
 //! transposed to panel rows, in the words of the level's register tile.
 
-use crate::arch::gemm::{
+use super::gemm::{
     BLOCK, Panels, SUMS, TILE, multiply_panel, pack, packed_len, place, prefetch, store_sums,
 };
-use crate::arch::{CacheLine, ColumnsMut, Transposed};
+use super::table::Transposed;
+use super::view::{CacheLine, ColumnsMut};
 use crate::quant::DType;
 use std::ops::Range;
 
 /// Weight columns per task: with their sums, they fill half of an L2 cache of 1 MiB.
 pub(super) const COLUMNS: usize = 128;
 /// Most rows that are transposed at a time.
-const MOST_ROWS: usize = 64;
+const MAX_ROWS: usize = 64;
 
 /// Panels that are filled by columns.
-pub(super) trait Turn: Panels {
+pub(super) trait TransposedPanels: Panels {
     /// Weight rows that are expanded, then transposed, at a time: a divisor of [`BLOCK`], at most
     /// 64.
     const ROWS: usize;
+
+    /// Whether the level has kernels for a format; the others are left to the scalar level.
+    const KNOWS: fn(DType) -> bool;
 
     /// Expands the values `wanted` of at most [`BLOCK`] weights of a row. The range begins at a
     /// multiple of [`COLUMNS`], and `out` has room for its length rounded up to 32.
@@ -27,35 +31,36 @@ pub(super) trait Turn: Panels {
     /// The CPU must have the level's features.
     const EXPAND: unsafe fn(dtype: DType, blocks: &[u8], wanted: Range<usize>, out: &mut [f32]);
 
-    /// Transposes `LANES` columns of [`Turn::ROWS`] expanded rows to as many panel rows.
+    /// Transposes `LANES` columns of [`TransposedPanels::ROWS`] expanded rows to as many panel
+    /// rows.
     ///
     /// # Safety
     /// The CPU must have the level's features. Rows of `values` lie [`COLUMNS`] apart, those of
     /// `panel` `panel_words(`[`BLOCK`]`)`, or as [`Panels::INTERLEAVED`] says.
-    const TURN: unsafe fn(values: *const f32, panel: *mut u32);
+    const TRANSPOSE: unsafe fn(values: *const f32, panel: *mut u32);
 }
 
 /// The transposed product on panels of `P`.
-pub(super) const fn transposed<P: Turn>() -> Transposed {
+pub(super) const fn transposed<P: TransposedPanels>() -> Transposed {
     Transposed {
         tile: COLUMNS,
         group: P::VECS * P::LANES,
         packed_len: packed_len::<P>,
         pack: pack::<P>,
-        workspace: CacheLine::holding(MOST_ROWS * COLUMNS + COLUMNS * BLOCK + COLUMNS * SUMS),
+        workspace: CacheLine::holding(MAX_ROWS * COLUMNS + COLUMNS * BLOCK + COLUMNS * SUMS),
         kernel: transposed_kernel::<P>,
     }
 }
 
-/// Expands blocks with [`Turn::EXPAND`], but a rest that is no multiple of 32 values with the
-/// format's own function.
-pub(super) unsafe fn dequantize<P: Turn>(dtype: DType, blocks: &[u8], x: &mut [f32]) {
-    let format = dtype.float_format();
+/// Expands blocks with [`TransposedPanels::EXPAND`], but those of a format that the level does not
+/// know, and a rest that is no multiple of 32 values, with the format's own function.
+pub(super) unsafe fn dequantize<P: TransposedPanels>(dtype: DType, blocks: &[u8], x: &mut [f32]) {
+    let (format, known) = (dtype.float_format(), (P::KNOWS)(dtype));
     for (blocks, x) in blocks
         .chunks(BLOCK / format.block_elems * format.block_bytes)
         .zip(x.chunks_mut(BLOCK))
     {
-        if x.len().is_multiple_of(32) {
+        if known && x.len().is_multiple_of(32) {
             // SAFETY: the caller's promise.
             unsafe { (P::EXPAND)(dtype, blocks, 0..x.len(), x) };
         } else {
@@ -64,7 +69,7 @@ pub(super) unsafe fn dequantize<P: Turn>(dtype: DType, blocks: &[u8], x: &mut [f
     }
 }
 
-unsafe fn transposed_kernel<P: Turn>(
+unsafe fn transposed_kernel<P: TransposedPanels>(
     x: &mut ColumnsMut<'_>,
     first: usize,
     n_in: usize,
@@ -92,10 +97,10 @@ unsafe fn transposed_kernel<P: Turn>(
     let n_vecs = x.rows().div_ceil(P::LANES);
     let n_cols = x.cols();
 
-    const { assert!(P::ROWS <= MOST_ROWS && BLOCK.is_multiple_of(P::ROWS)) };
+    const { assert!(P::ROWS <= MAX_ROWS && BLOCK.is_multiple_of(P::ROWS)) };
     // Expanded rows, `COLUMNS` values each; columns past the end hold what the last task left.
     let (values, rest) =
-        bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(MOST_ROWS * COLUMNS);
+        bytemuck::cast_slice_mut::<_, u32>(workspace).split_at_mut(MAX_ROWS * COLUMNS);
     let values: &mut [f32] = bytemuck::cast_slice_mut(values);
     let (panel, sums) = rest.split_at_mut(COLUMNS * BLOCK);
     let panel = panel.as_mut_ptr();
@@ -122,7 +127,7 @@ unsafe fn transposed_kernel<P: Turn>(
                     let panel = panel.wrapping_add(place::<P>(panel_stride, c, P::panel_words(k1)));
                     // SAFETY: the expanded rows have these columns, and panel rows have room for
                     // the words.
-                    unsafe { (P::TURN)(values[c..].as_ptr(), panel) };
+                    unsafe { (P::TRANSPOSE)(values[c..].as_ptr(), panel) };
                 }
             }
             for r in k0 + n..(k0 + n + BLOCK).min(k) {

@@ -18,9 +18,6 @@ pub enum LearnError {
     /// What was learnt in inner layers was refused.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
-    /// Gradients, or a step along them, were refused.
-    #[error(transparent)]
-    Gradient(#[from] GradientError),
     /// An option is invalid.
     #[error("{option} is {value}, expected {expected}")]
     Option {
@@ -146,4 +143,13 @@ pub enum LearnError {
         /// Least number of tokens.
         least: usize,
     },
+}
+
+impl From<GradientError> for LearnError {
+    fn from(error: GradientError) -> LearnError {
+        match error {
+            GradientError::Session(error) => error.into(),
+            GradientError::Adapter(error) => error.into(),
+        }
+    }
 }

@@ -1,12 +1,9 @@
 //! Formats whose values are looked up in a grid, or are trits, as the kernels of the vector levels
 //! read them: bytes, signs and scales, apart. Their definition is `dequantize`.
 
-use crate::quant::iq_grids::{
-    IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID,
-};
-use crate::quant::{
-    BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockTq1_0,
-};
+use super::iq::{BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs};
+use super::iq_grids::{IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID};
+use super::ternary::BlockTq1_0;
 use bytemuck::Pod;
 
 /// The scales of a block: that of values `16·i..16·i + 16` is [`Coded::UNIT`]`·d·(2·nibble + 1)`,
@@ -334,8 +331,8 @@ fn each_twice(nibbles: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use crate::quant::Block;
-    use crate::quant::coded::*;
+    use super::*;
+    use crate::quant::block::Block;
 
     /// What the parts of a block say, against its definition.
     fn check<B: Coded + Block<Values = [f32; 256]>>() {

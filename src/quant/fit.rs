@@ -7,7 +7,8 @@
 //! are chosen together: after they are rounded to their few bits, neighbours are tried and the two
 //! f16 factors are fitted once more to the resulting codes.
 
-use crate::quant::{IQ4_VALUES, f16_value, to_f16};
+use super::block::{f16_value, to_f16};
+use super::iq_grids::IQ4_VALUES;
 
 /// Blocks whose values are all smaller become zero: the smallest f16 scale is 6·10⁻⁸.
 const TINY: f32 = 1e-15;

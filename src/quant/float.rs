@@ -1,5 +1,6 @@
 //! F32, F16 and BF16: no blocks, each value stands for itself (little endian).
 
+use super::block::{storable, to_f16};
 use half::{bf16, f16};
 
 pub(super) fn dequantize_f32(bytes: &[u8], out: &mut [f32]) {
@@ -38,7 +39,7 @@ pub(super) fn quantize_f32(x: &[f32], _importance: Option<&[f32]>, bytes: &mut [
 pub(super) fn quantize_f16(x: &[f32], _importance: Option<&[f32]>, bytes: &mut [u8]) {
     assert_eq!(bytes.len(), x.len() * 2);
     for (b, &x) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(x) {
-        *b = super::to_f16(super::storable(x));
+        *b = to_f16(storable(x));
     }
 }
 

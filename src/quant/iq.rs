@@ -4,17 +4,12 @@
 //! Signs of a group of eight take eight bits, or seven where the format stores only groups with
 //! an even number of negative values (`even_signs`).
 
-use crate::quant::iq_grids::{
-    IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID,
+use super::block::{Block, Pack, f16_value, to_f16};
+use super::fit;
+use super::iq_grids::{
+    IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID, IQ4_VALUES,
 };
-use crate::quant::{Block, Pack, f16_value, fit, to_f16};
 use bytemuck::{Pod, Zeroable};
-
-/// The sixteen values that a 4-bit code of IQ4_NL and IQ4_XS stands for: denser around zero, as
-/// weights are.
-pub const IQ4_VALUES: [i8; 16] = [
-    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
-];
 
 /// IQ4_NL: 32 values; `x = d · IQ4_VALUES[q]`. 4.5 bits per value.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

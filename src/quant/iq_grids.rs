@@ -3,6 +3,12 @@
 //! Stored as one u16 per group: eight two-bit or four four-bit codes, value 0 in the lowest bits,
 //! which [`expand`] turns into values at compile time.
 
+/// The sixteen values that a 4-bit code of IQ4_NL and IQ4_XS stands for: denser around zero, as
+/// weights are.
+pub const IQ4_VALUES: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];
+
 /// Looks up each code of each group in `values`.
 const fn expand<const N: usize, const GROUP: usize, const V: usize>(
     codes: [u16; N],

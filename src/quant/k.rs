@@ -1,7 +1,8 @@
 //! The K-quants: super-blocks of 256 values in 8 or 16 sub-blocks. Each sub-block has a small
 //! integer scale (and minimum), and the super-block an f16 scale for those (after ggml).
 
-use crate::quant::{Block, Pack, f16_value, fit};
+use super::block::{Block, Pack, f16_value};
+use super::fit;
 use bytemuck::{Pod, Zeroable};
 
 /// Q2_K: 16 sub-blocks of 16; `x = d · sc · q − dmin · m`, `q` in 0..4. 2.625 bits per value.

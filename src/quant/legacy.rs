@@ -2,7 +2,8 @@
 //! formats. Values of the 4-bit formats are split in halves: byte `i` of `qs` holds the low bits
 //! of value `i` in its low nibble and those of value `i + 16` in its high nibble.
 
-use crate::quant::{Block, Pack, f16_value, fit, storable, to_f16};
+use super::block::{Block, Pack, f16_value, storable, to_f16};
+use super::fit;
 use bytemuck::{Pod, Zeroable};
 
 /// Q4_0: `x = d · (q − 8)`, `q` in 0..16. 4.5 bits per value.

@@ -5,7 +5,7 @@
 //! value projections and `ffn_down` of the first, the last and every third layer. llama.cpp's
 //! exceptions for Falcon are left out.
 
-use crate::quant::DType;
+use super::formats::DType;
 
 /// The type of a whole file: one name for a mix of tensor types, numbered as in
 /// `general.file_type`.
@@ -263,7 +263,7 @@ fn fallback(dtype: DType, row: u64) -> DType {
 
 #[cfg(test)]
 mod tests {
-    use crate::quant::mix::*;
+    use super::*;
 
     const DENSE: ModelShape = ModelShape {
         n_layer: 32,

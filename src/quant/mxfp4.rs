@@ -1,7 +1,7 @@
 //! MXFP4 of the OCP Microscaling Formats specification 1.0: 32 FP4 values (E2M1) share a
 //! power-of-two scale (E8M0).
 
-use crate::quant::Block;
+use super::block::Block;
 use bytemuck::{Pod, Zeroable};
 
 /// Twice the value of each E2M1 code (sign, two bits of exponent, one of mantissa), so that all

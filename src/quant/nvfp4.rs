@@ -1,7 +1,8 @@
 //! NVFP4: 64 FP4 values (E2M1), of which each 16 share a scale in eight bits (E4M3 without its
 //! sign). Files have one more factor per matrix, in a tensor of its own.
 
-use crate::quant::{Block, MXFP4_VALUES};
+use super::block::Block;
+use super::mxfp4::MXFP4_VALUES;
 use bytemuck::{Pod, Zeroable};
 
 /// NVFP4: `x = scale(d[i / 16]) · MXFP4_VALUES[q] / 2`. 4.5 bits per value.

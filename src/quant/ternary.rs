@@ -1,7 +1,7 @@
 //! TQ1_0 and TQ2_0: values −1, 0 and 1 with one f16 scale per 256, for models trained that way
 //! (BitNet, TriLM).
 
-use crate::quant::{Block, f16_value};
+use super::block::{Block, f16_value};
 use bytemuck::{Pod, Zeroable};
 
 /// TQ1_0: `x = d · (t − 1)`, five trits `t` in a byte. 1.6875 bits per value.

@@ -1,7 +1,7 @@
 //! Why a subcommand did not end well, and its exit code.
 
 use super::terminal::{color, printable};
-use ruvllm::{DecodeError, GgufError, GradientError, LearnError, SessionError};
+use ruvllm::{DecodeError, GgufError, LearnError, SessionError};
 use std::any::Any;
 use std::error::Error;
 use std::io::{self, Write};
@@ -101,9 +101,7 @@ fn is_cancelled(error: &dyn Any) -> bool {
         _ => None,
     };
     let learn = match error.downcast_ref() {
-        Some(LearnError::Session(error) | LearnError::Gradient(GradientError::Session(error))) => {
-            Some(error)
-        }
+        Some(LearnError::Session(error)) => Some(error),
         _ => None,
     };
     let cancelled = error.downcast_ref().or(session).or(decode).or(learn);

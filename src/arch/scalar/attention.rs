@@ -1,8 +1,10 @@
 //! Softmax attention with a running maximum, one key at a time (Milakov & Gimelshein, arXiv
 //! 1805.02867): no score is ever stored.
 
-use crate::arch::scalar::elementwise::{add_scaled, dot};
-use crate::arch::{AttnParams, AttnPartial, KV_BLOCK, KvSpan, KvStored, MAX_HEAD_DIM, kv};
+use super::elementwise::{add_scaled, dot};
+use crate::arch::attention::{AttnParams, AttnPartial, KV_BLOCK, KvSpan, MAX_HEAD_DIM};
+use crate::arch::kv;
+use crate::arch::kv::KvStored;
 
 /// A KV element that widens to `f32`.
 pub(super) trait Widen: Copy {

@@ -1,8 +1,9 @@
 //! Products with weights: expand some values of a weight row, multiply every activation row by
 //! them.
 
-use crate::arch::scalar::elementwise::{add_scaled, dot};
-use crate::arch::{Acts, BlockP16, BlockQ16, CacheLine, ColumnsMut};
+use super::elementwise::{add_scaled, dot};
+use crate::arch::acts::{Acts, BlockP16, BlockQ16};
+use crate::arch::view::{CacheLine, ColumnsMut};
 use crate::quant::{DType, Format};
 use bytemuck::Zeroable;
 

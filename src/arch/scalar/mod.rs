@@ -6,17 +6,24 @@ mod elementwise;
 mod matmul;
 mod peak;
 
-use crate::arch::{ActForm, Gemm, Kernels, Matvec, PanelElement, Transposed, kv};
+pub(super) use elementwise::ERFC;
 
-pub(crate) const KERNELS: Kernels = kernels! {
+use super::acts::ActForm;
+use super::kv;
+use super::table::{Gemm, Kernels, Matvec, PanelElement, Transposed};
+
+pub(crate) const KERNELS: Kernels = Kernels {
     name: "scalar",
     supported: || true,
-    matvec: |_| Matvec { form: ActForm::F32, kernel: matmul::matvec },
+    matvec: |_| Matvec {
+        form: ActForm::F32,
+        kernel: matmul::matvec,
+    },
     gemm: |_| Gemm {
         element: (PanelElement::F32, 1),
         tile: 32,
-        few: 0,
-        both: None,
+        small_batch: 0,
+        mixed: None,
         group: 16,
         packed_len: matmul::packed_len,
         pack: matmul::pack,
@@ -35,6 +42,7 @@ pub(crate) const KERNELS: Kernels = kernels! {
     quantize_q16: matmul::quantize_q16,
     quantize_p16: matmul::quantize_p16,
     peak: peak::peak,
+    slices: elementwise::TABLE,
     attention_queries: attention::attention_queries,
     attention_keys: attention::attention_keys,
     attention_f32: attention::attention,

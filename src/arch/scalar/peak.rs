@@ -1,6 +1,6 @@
 //! How fast plain code multiplies and adds.
 
-use crate::arch::PanelElement;
+use crate::arch::table::PanelElement;
 use std::hint::black_box;
 
 /// Independent sums, in vectors as wide as the compiler likes.

@@ -6,7 +6,7 @@ use crate::run::{Pass, engine};
 use ruvllm::learn::{Learner, LearnerOptions};
 use ruvllm::sona::{Sona, Trajectory};
 use ruvllm::train::{Example, TrainOptions, Trainer};
-use ruvllm::{Error, SessionError};
+use ruvllm::{LearnError, SessionError};
 
 pub(super) const GROUPS: [Group; 3] = [
     Group {
@@ -99,14 +99,14 @@ fn training(case: &Case<'_>) -> Vec<Item> {
         &control,
         &options,
     ) {
-        Err(Error::Session(SessionError::NoGradient { .. })) => return vec![("training", None)],
+        Err(LearnError::Session(SessionError::NoGradient { .. })) => return vec![("training", None)],
         trainer => trainer.unwrap(),
     };
     loop {
         match trainer.step() {
             Ok(Some(_)) => {}
             Ok(None) => break,
-            Err(Error::Session(SessionError::NoGradient { .. })) => {
+            Err(LearnError::Session(SessionError::NoGradient { .. })) => {
                 return vec![("training", None)];
             }
             Err(e) => panic!("{}: {e}", case.name),

@@ -8,7 +8,7 @@ use ruvllm::exec::{
 };
 use ruvllm::lora::{Adapter, Gradients};
 use ruvllm::model::{Model, Site};
-use ruvllm::{Error, Sampler, Session, SessionError};
+use ruvllm::{GradientError, Sampler, Session, SessionError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -273,7 +273,7 @@ fn adapters(case: &Case<'_>) -> Vec<Item> {
             all.extend(bytes(&gradients.values().collect::<Vec<f32>>()));
             Some(all)
         }
-        Err(Error::Session(SessionError::NoGradient { .. })) => None,
+        Err(GradientError::Session(SessionError::NoGradient { .. })) => None,
         Err(e) => panic!("{e}"),
     };
     vec![("adapted", Some(adapted)), ("gradient", gradient)]

@@ -1,0 +1,241 @@
+//! Blocks of 32 and of 64 weights as planes, eight or four blocks at a time.
+
+use super::planes::{self, UnpackPlanes, Unpacked, registers_of_bits};
+use crate::arch::x86::avx2::{each, joined};
+use crate::arch::x86::avx512::common::{load_16, power_of_two};
+use crate::quant::*;
+use std::arch::x86_64::*;
+
+/// Small blocks that hold 256 weights.
+type Eight<B> = [B; 8];
+
+impl UnpackPlanes for Eight<BlockQ4_0> {
+    const ZERO_POINT: i32 = 8;
+    const SHIFT: Option<[i32; 16]> = Some(HIGH_HALVES);
+    const UNPACKS_AHEAD: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        let w = planes::masked::<Self, 0x0F0F_0F0F>(nibble_bytes(each!(self.qs)));
+        Unpacked::scaled::<Self>(w, halves(each!(self.d)))
+    }
+}
+
+impl UnpackPlanes for Eight<BlockQ4_1> {
+    const SHIFT: Option<[i32; 16]> = Some(HIGH_HALVES);
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        let w = planes::masked::<Self, 0x0F0F_0F0F>(nibble_bytes(each!(self.qs)));
+        Unpacked::with_offset::<Self>(w, halves(each!(self.d)), halves(each!(self.m)))
+    }
+}
+
+impl UnpackPlanes for Eight<BlockQ5_0> {
+    const ZERO_POINT: i32 = 16;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        let w = with_fifth_bits(nibbles(each!(self.qs)), each!(self.qh));
+        Unpacked::scaled::<Self>(w, halves(each!(self.d)))
+    }
+}
+
+impl UnpackPlanes for Eight<BlockQ5_1> {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        let w = with_fifth_bits(nibbles(each!(self.qs)), each!(self.qh));
+        Unpacked {
+            w,
+            scale: halves(each!(self.d)),
+            offset: halves(each!(self.m)),
+        }
+    }
+}
+
+impl UnpackPlanes for Eight<BlockQ8_0> {
+    const ZERO_POINT: i32 = 128;
+    const UNPACKS_AHEAD: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        let [a, b, c, d, e, f, g, h]: [&[[u8; 16]; 2]; 8] = each!(self.qs).map(bytemuck::cast_ref);
+        let mut w = planes::in_order([
+            lanes([&a[0], &c[0], &e[0], &g[0]]),
+            lanes([&a[1], &c[1], &e[1], &g[1]]),
+            lanes([&b[0], &d[0], &f[0], &h[0]]),
+            lanes([&b[1], &d[1], &f[1], &h[1]]),
+        ]);
+        for w in &mut w {
+            *w = _mm512_xor_si512(*w, _mm512_set1_epi8(-128));
+        }
+        Unpacked::scaled::<Self>(w, halves(each!(self.d)))
+    }
+}
+
+impl UnpackPlanes for Eight<BlockIq4Nl> {
+    const ZERO_POINT: i32 = 128;
+    const UNPACKS_AHEAD: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        let w = planes::look_up(&IQ4_VALUES, nibbles(each!(self.qs)));
+        Unpacked::scaled::<Self>(w, halves(each!(self.d)))
+    }
+}
+
+impl UnpackPlanes for Eight<BlockMxfp4> {
+    const ZERO_POINT: i32 = 128;
+    const UNPACKS_AHEAD: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        let w = planes::look_up(&MXFP4_VALUES, nibbles(each!(self.qs)));
+        let scale = power_of_two(_mm512_cvtepu8_epi32(twice(joined(each!(self.e)))));
+        Unpacked::scaled::<Self>(w, scale)
+    }
+}
+
+impl UnpackPlanes for [BlockNvfp4; 4] {
+    const ZERO_POINT: i32 = 128;
+    const UNPACKS_AHEAD: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        let [a, b, c, d] = self;
+        // Eight bytes have 16 values: the low nibbles are the first eight.
+        let first = lanes([a.half(0), b.half(0), c.half(0), d.half(0)]);
+        let second = lanes([a.half(1), b.half(1), c.half(1), d.half(1)]);
+        let low = shuffled::<0b11_01_10_00>(first, second);
+        let high = shuffled::<0b10_00_11_01>(first, second);
+        let [low, high] = [split_nibbles(low), split_nibbles(high)];
+        let w = planes::look_up(&MXFP4_VALUES, [low[0], high[0], low[1], high[1]]);
+        // As half-precision numbers, scales are 2⁸ times too small. `0x7F` stands for zero.
+        let words = _mm_setr_epi32(word(a.d), word(b.d), word(c.d), word(d.d));
+        let scales = _mm_and_si128(words, _mm_set1_epi8(0x7F));
+        let some = _mm_cmpneq_epi8_mask(scales, _mm_set1_epi8(0x7F));
+        let scales = _mm512_cvtph_ps(_mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(scales)));
+        Unpacked::scaled::<Self>(w, _mm512_maskz_mul_ps(some, scales, _mm512_set1_ps(128.0)))
+    }
+}
+
+/// Positions of the nibbles in the bytes of [`nibble_bytes`].
+const HIGH_HALVES: [i32; 16] = planes::by_lane(4, [0; 3]);
+
+/// Nibbles of blocks that hold value `j` in the low half of byte `j` and value `j + 16` in its high
+/// half, in the order of [`BlockP16`].
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn nibbles(qs: [&[u8; 16]; 8]) -> [__m512i; 4] {
+    planes::shifted(nibble_bytes(qs), &HIGH_HALVES, 15)
+}
+
+/// The bytes that hold the nibbles of [`nibbles`].
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn nibble_bytes(qs: [&[u8; 16]; 8]) -> [__m512i; 4] {
+    let [even, odd] = [
+        lanes([qs[0], qs[2], qs[4], qs[6]]),
+        lanes([qs[1], qs[3], qs[5], qs[7]]),
+    ];
+    // Of each block one word twice, for its two lanes.
+    [
+        shuffled::<0b01_01_00_00>(even, odd),
+        shuffled::<0b00_00_01_01>(even, odd),
+        shuffled::<0b11_11_10_10>(even, odd),
+        shuffled::<0b10_10_11_11>(even, odd),
+    ]
+}
+
+/// In each 128-bit lane two words of `a`, then two of `b`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn shuffled<const WHICH: i32>(a: __m512i, b: __m512i) -> __m512i {
+    _mm512_castps_si512(_mm512_shuffle_ps::<WHICH>(
+        _mm512_castsi512_ps(a),
+        _mm512_castsi512_ps(b),
+    ))
+}
+
+/// Low and high nibbles.
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn split_nibbles(x: __m512i) -> [__m512i; 2] {
+    let nibble = _mm512_set1_epi8(15);
+    [
+        _mm512_and_si512(x, nibble),
+        _mm512_and_si512(_mm512_srli_epi16::<4>(x), nibble),
+    ]
+}
+
+/// Adds bit `j` of `qh` of each block as bit 4 of its value `j`.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl")]
+fn with_fifth_bits(low: [__m512i; 4], [a, b, c, d, e, f, g, h]: [&[u8; 4]; 8]) -> [__m512i; 4] {
+    let bits = _mm256_setr_epi32(
+        word(*a),
+        word(*b),
+        word(*c),
+        word(*d),
+        word(*e),
+        word(*f),
+        word(*g),
+        word(*h),
+    );
+    let has = registers_of_bits(_mm512_cvtepu16_epi32(bits));
+    let mut w = low;
+    for r in 0..4 {
+        w[r] = _mm512_mask_add_epi8(w[r], has[r], w[r], _mm512_set1_epi8(16));
+    }
+    w
+}
+
+#[inline(always)]
+fn word(x: [u8; 4]) -> i32 {
+    i32::from_le_bytes(x)
+}
+
+/// Each byte twice.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl")]
+fn twice(x: u64) -> __m128i {
+    let x = _mm_cvtsi64_si128(x.cast_signed());
+    _mm_unpacklo_epi8(x, x)
+}
+
+/// Each f16 twice.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl")]
+fn halves(x: [&[u8; 2]; 8]) -> __m512 {
+    // Combined in general registers: there are few ports for vector shuffles.
+    let [a, b, c, d, e, f, g, h] = x;
+    let x = _mm_set_epi64x(
+        four([*e, *f, *g, *h]).cast_signed(),
+        four([*a, *b, *c, *d]).cast_signed(),
+    );
+    let twice = _mm256_setr_epi16(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    _mm512_cvtph_ps(_mm256_permutexvar_epi16(twice, _mm256_castsi128_si256(x)))
+}
+
+/// Four words of 16 bits, the first one lowest.
+#[inline(always)]
+fn four([a, b, c, d]: [[u8; 2]; 4]) -> u64 {
+    let word = |x| u64::from(u16::from_le_bytes(x));
+    word(a) | word(b) << 16 | word(c) << 32 | word(d) << 48
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn lanes(x: [&[u8; 16]; 4]) -> __m512i {
+    let low = _mm256_set_m128i(load_16(x[1]), load_16(x[0]));
+    let high = _mm256_set_m128i(load_16(x[3]), load_16(x[2]));
+    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+}

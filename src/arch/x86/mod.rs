@@ -1,0 +1,6 @@
+//! Levels of x86-64.
+
+pub(super) mod amx;
+pub(super) mod avx2;
+pub(super) mod avx512;
+pub(super) mod avx512_bf16;
