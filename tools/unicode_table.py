@@ -20,7 +20,8 @@ SPACE = {*range(0x9, 0xE), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B),
 
 
 def class_of(cp):
-    return 32 if cp in SPACE else CLASS.get(unicodedata.category(chr(cp))[0], 0)
+    category = unicodedata.category(chr(cp))
+    return 32 if cp in SPACE else CLASS.get(category[0], 0) | (64 if category == "Mn" else 0)
 
 
 starts, last = [], None
@@ -39,18 +40,28 @@ for i in range(0, len(starts), 10):
     print("    " + " ".join(f"{s:#x}," for s in starts[i:i + 10]))
 print("];")
 
-# Base characters of canonical decompositions, without the marks that follow; Hangul is arithmetic.
-bases = []
+# Canonical decompositions without the nonspacing marks in them; Hangul is arithmetic.
+bases, longer = [], []
 for cp in range(0x110000):
     if 0xAC00 <= cp < 0xD7A4 or 0xD800 <= cp < 0xE000:
         continue
-    base = ord(unicodedata.normalize("NFD", chr(cp))[0])
-    if base != cp:
-        bases.append((cp, base))
+    whole = unicodedata.normalize("NFD", chr(cp))
+    kept = [ord(c) for c in whole if unicodedata.category(c) != "Mn"]
+    if len(kept) > 1:
+        longer.append((cp, "".join(f"\\u{{{c:x}}}" for c in kept)))
+    elif kept and kept != [cp]:
+        bases.append((cp, kept[0]))
 
-print("\n/// Code points that are decomposed, and the first of what they become, ascending.")
+print("\n/// Code points that become another without their nonspacing marks, and which, ascending.")
 print("#[rustfmt::skip]")
 print(f"pub(super) static BASES: [(u32, u32); {len(bases)}] = [")
 for i in range(0, len(bases), 6):
     print("    " + " ".join(f"({cp:#x}, {base:#x})," for cp, base in bases[i:i + 6]))
+print("];")
+
+print("\n/// Those that become several, ascending.")
+print("#[rustfmt::skip]")
+print(f"pub(super) static LONGER: [(u32, &str); {len(longer)}] = [")
+for i in range(0, len(longer), 4):
+    print("    " + " ".join(f"({cp:#x}, \"{text}\")," for cp, text in longer[i:i + 4]))
 print("];")

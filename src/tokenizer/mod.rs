@@ -4,11 +4,11 @@
 //! `gemma4`), which is preceded by one of the pre-tokenisers of `split`, WordPiece (`wpm`, `bert`),
 //! unigram (`unigram`, `t5`) and RWKV's. Everything that affects ids follows llama.cpp exactly,
 //! because GGUF files are tested with it: special tokens (`special`), defaults of the flags, the
-//! clean-up of spaces. Nothing is guessed: an unknown tokenizer model or pre-tokeniser is
-//! refused by name.
+//! clean-up of spaces. Only WordPiece follows Hugging Face, with which the models were trained.
+//! Nothing is guessed: an unknown tokenizer model or pre-tokeniser is refused by name.
 //!
-//! As in llama.cpp, there is no Unicode normalisation (Qwen2's own tokenizer applies NFC) but that
-//! which a unigram file brings along (`charsmap`).
+//! As in llama.cpp, there is no Unicode normalisation (Qwen2's own tokenizer applies NFC) but
+//! WordPiece's and that which a unigram file brings along (`charsmap`).
 
 mod bpe;
 mod charsmap;

@@ -3,7 +3,7 @@
 //! A [`Char`] stores its class when it is decoded, so that each code point is looked up once,
 //! however many alternatives of a pattern test it.
 
-use crate::tokenizer::unicode_table::{BASES, RUNS};
+use crate::tokenizer::unicode_table::{BASES, LONGER, RUNS};
 
 /// `\p{L}`: letters.
 pub(super) const L: u8 = 1;
@@ -17,17 +17,31 @@ pub(super) const S: u8 = 8;
 pub(super) const M: u8 = 16;
 /// `\s`: white space. Such a code point is in no other class.
 pub(super) const WS: u8 = 32;
+/// `\p{Mn}`: nonspacing marks, such as accents; they are in `M`, too.
+pub(super) const MN: u8 = 64;
 
-/// The first character of the canonical decomposition.
-pub(super) fn base(c: char) -> char {
+/// Calls `each` with the characters of the canonical decomposition (Unicode, NFD) that are no
+/// nonspacing marks.
+pub(super) fn without_accents(c: char, mut each: impl FnMut(char)) {
     const HANGUL: std::ops::Range<u32> = 0xAC00..0xD7A4;
     let cp = u32::from(c);
-    let base = match BASES.binary_search_by_key(&cp, |&(cp, _)| cp) {
-        Ok(i) => BASES[i].1,
-        Err(_) if HANGUL.contains(&cp) => 0x1100 + (cp - HANGUL.start) / 588,
-        Err(_) => cp,
-    };
-    char::from_u32(base).unwrap_or(c)
+    let mut code = |cp| each(char::from_u32(cp).unwrap_or(c));
+    if let Ok(i) = BASES.binary_search_by_key(&cp, |&(cp, _)| cp) {
+        code(BASES[i].1);
+    } else if HANGUL.contains(&cp) {
+        // A leading consonant, a vowel, and a trailing consonant, if there is one.
+        let i = cp - HANGUL.start;
+        code(0x1100 + i / 588);
+        code(0x1161 + i % 588 / 28);
+        let trailing = i % 28;
+        if trailing > 0 {
+            code(0x11A7 + trailing);
+        }
+    } else if let Ok(i) = LONGER.binary_search_by_key(&cp, |&(cp, _)| cp) {
+        LONGER[i].1.chars().for_each(each);
+    } else if !Char::new(c).is(MN) {
+        each(c);
+    }
 }
 
 /// A code point (low 24 bits) and its class (high 8 bits).
@@ -138,8 +152,10 @@ mod tests {
             ('+', S),
             ('😀', S),
             ('\u{fffd}', S),
-            ('\u{301}', M),
-            ('\u{fe0f}', M),
+            ('\u{301}', M | MN),
+            ('\u{fe0f}', M | MN),
+            ('\u{93e}', M),
+            ('\u{20dd}', M),
             (' ', WS),
             ('\n', WS),
             ('\u{85}', WS),
@@ -152,6 +168,27 @@ mod tests {
             ('\u{e000}', 0),
         ] {
             assert_eq!((Char::new(c).0 >> 24) as u8, class, "{c:?}");
+        }
+    }
+
+    #[test]
+    fn accents_are_left_out() {
+        for (c, rest) in [
+            ('a', "a"),
+            ('é', "e"),
+            ('ệ', "e"),
+            ('\u{301}', ""),
+            ('\u{344}', ""),
+            ('\u{93e}', "\u{93e}"),
+            ('\u{20dd}', "\u{20dd}"),
+            ('\u{9cb}', "\u{9c7}\u{9be}"),
+            ('가', "\u{1100}\u{1161}"),
+            ('한', "\u{1112}\u{1161}\u{11ab}"),
+            ('힣', "\u{1112}\u{1175}\u{11c2}"),
+        ] {
+            let mut found = String::new();
+            without_accents(c, |c| found.push(c));
+            assert_eq!(found, rest, "{c:?}");
         }
     }
 

@@ -1,13 +1,18 @@
 //! WordPiece (arXiv 1609.08144, §4.1): words are split from the front into the longest tokens in
 //! the vocabulary.
 //!
-//! Files mark the beginning of a word by `▁` and omit BERT's `##` inside a word. Where accents are
-//! removed, a character is, as in llama.cpp, replaced by the first of its canonical decomposition,
-//! Hangul by its first jamo.
+//! Files mark the beginning of a word by `▁` and omit BERT's `##` inside a word. Texts are
+//! normalised as by Hugging Face's `BertNormalizer`, in Unicode 15.1, where llama.cpp keeps only
+//! the first character of a decomposition (of Hangul the first jamo) and removes vowel signs with
+//! the accents; but all white space separates words, as in llama.cpp, where Hugging Face removes
+//! U+000B, U+000C and U+0085.
 
 use crate::tokenizer::SPACE;
-use crate::tokenizer::unicode::{self, Char, M, P, S, WS};
+use crate::tokenizer::unicode::{self, Char, P, S, WS};
 use crate::tokenizer::vocab::Vocab;
+
+/// Most characters of a word, as in all published models; a longer one is unknown.
+const MAX_WORD: usize = 100;
 
 /// A WordPiece vocabulary.
 pub(super) struct Wpm {
@@ -40,34 +45,52 @@ impl Wpm {
 
     /// Appends the tokens of `text`.
     pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) {
-        let mut word = SPACE.to_vec();
+        let mut word = Word {
+            text: SPACE.to_vec(),
+            n_chars: 0,
+        };
         for c in String::from_utf8_lossy(text).chars() {
-            let c = if self.strip_accents {
-                unicode::base(c)
-            } else {
-                c
-            };
-            let c = if self.lowercase { lowercase(c) } else { c };
-            let class = Char::new(c);
-            let alone = class.is(P) || c.is_ascii() && class.is(S) || is_cjk(c);
-            if alone || class.is(WS) {
-                self.word(vocab, &mut word, out);
-            }
-            let is_accent = self.strip_accents && class.is(M);
-            if class.is(WS) || is_accent || is_control(c) || c == char::REPLACEMENT_CHARACTER {
+            let is_white = Char::new(c).is(WS);
+            if !is_white && (is_control(c) || c == char::REPLACEMENT_CHARACTER) {
                 continue;
             }
-            word.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
-            if alone {
-                self.word(vocab, &mut word, out);
+            let mut add = |c: char| {
+                let class = Char::new(c);
+                let alone = class.is(P) || c.is_ascii() && class.is(S) || is_cjk(c);
+                if alone || is_white {
+                    self.word(vocab, &mut word, out);
+                }
+                if !is_white {
+                    word.push(c);
+                }
+                if alone {
+                    self.word(vocab, &mut word, out);
+                }
+            };
+            let mut cased = |c: char| {
+                if self.lowercase {
+                    c.to_lowercase().for_each(&mut add)
+                } else {
+                    add(c)
+                }
+            };
+            if self.strip_accents {
+                unicode::without_accents(c, cased)
+            } else {
+                cased(c)
             }
         }
         self.word(vocab, &mut word, out);
     }
 
-    /// Appends the tokens of a word that begins with `▁`, and leaves the start of the next one in
-    /// `word`.
-    fn word(&self, vocab: &Vocab, word: &mut Vec<u8>, out: &mut Vec<u32>) {
+    /// Appends the tokens of a word, and leaves the start of the next one.
+    fn word(&self, vocab: &Vocab, word: &mut Word, out: &mut Vec<u32>) {
+        let is_long = std::mem::take(&mut word.n_chars) > MAX_WORD;
+        let word = &mut word.text;
+        if is_long {
+            out.extend(self.unknown);
+            word.truncate(SPACE.len());
+        }
         let (before, mut at) = (out.len(), 0);
         while word.len() > SPACE.len() && at < word.len() {
             let longest = word.len().min(at + self.longest);
@@ -86,17 +109,24 @@ impl Wpm {
     }
 }
 
-/// The lower-case form, if that is one character.
-fn lowercase(c: char) -> char {
-    let mut lower = c.to_lowercase();
-    match (lower.next(), lower.next()) {
-        (Some(lower), None) => lower,
-        _ => c,
+/// A word that is being read.
+struct Word {
+    /// `▁` and its characters.
+    text: Vec<u8>,
+    /// How many those are.
+    n_chars: usize,
+}
+
+impl Word {
+    fn push(&mut self, c: char) {
+        self.text
+            .extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+        self.n_chars += 1;
     }
 }
 
 /// Control, format and private-use characters (`Cc`, `Cf`, `Co` of Unicode 15.1), which are left
-/// out, like marks.
+/// out.
 fn is_control(c: char) -> bool {
     let format = matches!(u32::from(c),
         0xAD | 0x600..=0x605 | 0x61C | 0x6DD | 0x70F | 0x890..=0x891 | 0x8E2 | 0x180E | 0x200B..=0x200F

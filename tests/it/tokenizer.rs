@@ -972,3 +972,62 @@ fn a_file_may_have_no_tokenizer() {
         );
     }
 }
+
+/// A vocabulary of WordPiece; token 0 is the unknown one.
+fn wordpiece(tokens: &[&str]) -> File {
+    let all: Vec<_> = ["[UNK]"]
+        .iter()
+        .chain(tokens)
+        .map(|text| (text.as_bytes().to_vec(), NORMAL))
+        .collect();
+    let file = File::default()
+        .set("model", "bert")
+        .tokens(&all)
+        .set("unknown_token_id", 0u32);
+    file.set("add_bos_token", false).set("add_eos_token", false)
+}
+
+/// As Hugging Face's BERT: Hangul becomes all of its jamo, only nonspacing marks are accents, words
+/// of more than 100 characters are unknown, a lower-case form may have two characters; all white
+/// space ends words.
+#[test]
+fn wordpiece_normalises_as_hugging_face() {
+    let file = wordpiece(&[
+        "▁\u{1112}",
+        "\u{1161}",
+        "\u{11ab}",
+        "▁\u{915}",
+        "\u{93e}",
+        "▁e",
+        "▁a",
+        "a",
+        "▁i",
+        "\u{307}",
+        "▁é",
+        "▁한",
+        "\u{20dd}",
+    ]);
+    let encode = |file: &File, text: &str| file.open().unwrap().encode(text, false, false);
+    for (text, ids) in [
+        ("한", &[1, 2, 3][..]),
+        ("\u{915}\u{93e}", &[4, 5]),
+        ("\u{915}\u{941}\u{93e}", &[4, 5]),
+        ("é É e\u{301}", &[6, 6, 6]),
+        ("a\u{20dd}", &[7, 13]),
+        ("İ", &[9]),
+        ("a\u{85}a\u{2028}a\u{3000}a", &[7, 7, 7, 7]),
+        ("a\u{ad}a\u{200b}a", &[7, 8, 8]),
+        ("안", &[0]),
+    ] {
+        assert_eq!(encode(&file, text), ids, "{text:?}");
+    }
+    // Characters count, not bytes, and those that are left out do not.
+    let word = |n: usize| "á\u{ad}".repeat(n);
+    assert_eq!(encode(&file, &word(100)), [&[7][..], &[8; 99]].concat());
+    assert_eq!(encode(&file, &format!("a {} a", word(101))), [7, 0, 7]);
+    // What the file says counts.
+    let cased = file.clone().set("normalizer.lowercase", false);
+    assert_eq!(encode(&cased, "한 é E"), [12, 11, 0]);
+    let accented = file.set("normalizer.strip_accents", false);
+    assert_eq!(encode(&accented, "한 É İ"), [12, 11, 9, 10]);
+}
