@@ -6,6 +6,7 @@ use ruvllm::gguf::{Array, Gguf, Value, Writer};
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
 use serde_json::{Value as Json, json};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -358,6 +359,62 @@ fn good(name: &str) -> (Folder, Json) {
     (folder, model)
 }
 
+/// all-MiniLM-L6-v2 as it is published, in a folder `all-minilm-l6-v2` of the one that
+/// `RUVLLM_REAL_MODELS` names: the vectors of sentences in many languages are those of its
+/// checkpoint's own arithmetic (`tests/reference_wordpiece.py`).
+#[test]
+fn a_real_checkpoint() {
+    let Some(root) = std::env::var_os("RUVLLM_REAL_MODELS") else {
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIPPED a_real_checkpoint: RUVLLM_REAL_MODELS names no folder of real models"
+        );
+        return;
+    };
+    let folder = Folder::new();
+    let out = folder.0.join("minilm.gguf");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ruvllm"));
+    let command = command
+        .arg("convert")
+        .arg(Path::new(&root).join("all-minilm-l6-v2"))
+        .args(["--outtype", "f32", "-o"]);
+    let output = command.arg(&out).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let embedder = Model::open(&out).unwrap().embedder().unwrap();
+    let lines = include_str!("../../tests/data/wordpiece.jsonl").lines();
+    let lines: Vec<Json> = lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let texts: Vec<&str> = lines
+        .iter()
+        .map(|line| line["text"].as_str().unwrap())
+        .collect();
+    let mut least = 1.0f64;
+    for (line, vector) in lines.iter().zip(embedder.embed(&texts).unwrap()) {
+        assert_eq!(
+            json!(embedder.tokens(line["text"].as_str().unwrap()).unwrap()),
+            line["tokens"]
+        );
+        let codes = line["vector"].as_str().unwrap();
+        let code = |i: usize| {
+            u16::from_str_radix(&codes[4 * i..4 * i + 4], 16)
+                .unwrap()
+                .swap_bytes() as i16
+        };
+        let expected: Vec<f64> = (0..codes.len() / 4)
+            .map(|i| f64::from(code(i)) / 32768.0)
+            .collect();
+        assert_eq!(vector.len(), expected.len());
+        let found: Vec<f64> = vector.into_iter().map(f64::from).collect();
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let cosine =
+            dot(&found, &expected) / (dot(&found, &found) * dot(&expected, &expected)).sqrt();
+        assert!(cosine >= 0.9999, "{}: {cosine}", line["text"]);
+        least = least.min(cosine);
+    }
+    println!("{} texts, least cosine {least}", lines.len());
+}
+
 #[test]
 fn splits_and_default_name() {
     let (folder, model) = good("llama");
@@ -399,6 +456,86 @@ fn splits_and_default_name() {
             .contains("--overwrite")
     );
     assert!(folder.convert(&["--overwrite"]).status.success());
+}
+
+/// Buffers that checkpoints have beside their weights change nothing, whatever their types: the
+/// positions of BERT (I64), the masks of GPT-NeoX (BOOL or U8). A weight of such a type is refused
+/// by name.
+#[test]
+fn buffers_of_any_type() {
+    for (name, buffers, weight) in [
+        (
+            "bert",
+            &[("bert.embeddings.position_ids", "I64", &[1, 128][..], 8)][..],
+            (
+                "encoder.layer.0.attention.self.query.weight",
+                "I64",
+                &[1, 1][..],
+                8,
+            ),
+        ),
+        (
+            "gptneox",
+            &[
+                ("gpt_neox.layers.0.attention.bias", "BOOL", &[1, 1, 8, 8], 1),
+                ("gpt_neox.layers.1.attention.bias", "U8", &[1, 1, 8, 8], 1),
+                ("gpt_neox.layers.0.attention.masked_bias", "F16", &[], 2),
+                (
+                    "gpt_neox.layers.1.attention.rotary_emb.inv_freq",
+                    "F64",
+                    &[4],
+                    8,
+                ),
+            ],
+            ("gpt_neox.layers.0.attention.dense.weight", "U8", &[1, 1], 1),
+        ),
+    ] {
+        let (folder, _) = good(name);
+        let out = folder.0.join("plain.gguf");
+        assert!(
+            folder
+                .convert(&["-o", out.to_str().unwrap()])
+                .status
+                .success(),
+            "{name}"
+        );
+        let plain = std::fs::read(folder.model().join("model.safetensors")).unwrap();
+        let with = |buffers: &[(&str, &str, &[usize], usize)]| {
+            let n = u64::from_le_bytes(plain[..8].try_into().unwrap()) as usize;
+            let mut header: serde_json::Map<String, Json> =
+                serde_json::from_slice(&plain[8..8 + n]).unwrap();
+            let mut data = plain[8 + n..].to_vec();
+            for (name, dtype, shape, size) in buffers {
+                let start = data.len();
+                data.resize(start + shape.iter().product::<usize>() * size, 1);
+                let tensor =
+                    json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]});
+                header.insert((*name).to_owned(), tensor);
+            }
+            folder.write(
+                "model.safetensors",
+                with_header(&Json::Object(header).to_string(), &data),
+            );
+        };
+        with(buffers);
+        let with_buffers = folder.0.join("with-buffers.gguf");
+        let output = folder.convert(&["-o", with_buffers.to_str().unwrap()]);
+        assert!(output.status.success(), "{name}: {output:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("tensors are left out"), "{said}");
+        assert!(
+            std::fs::read(&with_buffers).unwrap() == std::fs::read(&out).unwrap(),
+            "{name}"
+        );
+        [out, with_buffers]
+            .iter()
+            .for_each(|file| std::fs::remove_file(file).unwrap());
+        // Of another name than the model's own, which would be there twice.
+        let weight = (&*format!("x.{}", weight.0), weight.1, weight.2, weight.3);
+        with(&[weight]);
+        let said = folder.refusal();
+        assert!(said.contains(weight.0) && said.contains(weight.1), "{said}");
+    }
 }
 
 #[test]

@@ -87,9 +87,13 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The tensors, in the order of the files.
-    pub(super) fn tensors(&self) -> Result<Vec<Source<'_>>, Failure> {
-        let mut all = Vec::new();
+    /// The tensors, in the order of the files, but those that are left out, whatever their types;
+    /// and how many those are.
+    pub(super) fn tensors(
+        &self,
+        is_left_out: impl Fn(&str) -> bool,
+    ) -> Result<(Vec<Source<'_>>, usize), Failure> {
+        let (mut all, mut n_left_out) = (Vec::new(), 0);
         let mut names = BTreeSet::new();
         for (prefix, path, map) in &self.files {
             let wrong = |what: String| Failure::Work(format!("{}: {what}", path.display()));
@@ -108,6 +112,10 @@ impl Checkpoint {
                     return Err(wrong(format!(
                         "tensor {name} is there twice, or there are more than {MAX_TENSORS}"
                     )));
+                }
+                if is_left_out(&name) {
+                    n_left_out += 1;
+                    continue;
                 }
                 let dtype = match tensor.dtype() {
                     Dtype::U8 if name.ends_with(BLOCKS) || name.ends_with(SCALES) => DType::MXFP4,
@@ -135,7 +143,7 @@ impl Checkpoint {
                 });
             }
         }
-        join_blocks(all)
+        Ok((join_blocks(all)?, n_left_out))
     }
 }
 

@@ -97,7 +97,7 @@ pub(crate) fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     if family.arch == "gemma-embedding" {
         add_dense(&args.folder, &mut checkpoint)?;
     }
-    let sources = checkpoint.tensors()?;
+    let (sources, n_left_out) = checkpoint.tensors(|name| tensors::is_left_out(family, name))?;
     let n_block = if args.no_mtp {
         0
     } else {
@@ -111,6 +111,7 @@ pub(crate) fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         family,
         &config,
         &sources,
+        n_left_out,
         blocks,
         tokenizer.len(),
         file_type.base(),

@@ -324,11 +324,13 @@ fn parse(name: &str) -> Name<'_> {
 }
 
 /// Lays out all tensors, those of `n_block` blocks for multi-token prediction behind the `n_layer`
-/// layers too. `n_vocab` tokens have a row in the embedding; `outtype` is the type of matrices.
+/// layers too. `n_left_out` others were left out; `n_vocab` tokens have a row in the embedding;
+/// `outtype` is the type of matrices.
 pub(super) fn plan<'a>(
     family: &Family,
     config: &Config,
     sources: &'a [Source<'a>],
+    mut n_left_out: usize,
     (n_layer, n_block): (u32, u32),
     n_vocab: usize,
     outtype: DType,
@@ -336,21 +338,16 @@ pub(super) fn plan<'a>(
     let n_next = n_next(config, sources)?;
     let end = n_layer.saturating_add(n_block);
     // Pieces by the number of the expert, in the order of the checkpoint.
-    let (mut order, mut n_left_out) = (Vec::new(), 0);
+    let mut order = Vec::new();
     let mut parts: BTreeMap<String, BTreeMap<u32, (&'a Source<'a>, Option<usize>)>> =
         BTreeMap::new();
     for source in sources
         .iter()
         .filter(|source| scalar_of(family, &source.name).is_none())
     {
-        let skipped = |list: &[&str]| list.iter().any(|part| source.name.contains(part));
         let (name, is_block) = parse_any(&source.name, n_layer, n_next);
         let is_kept = is_block && name.layer.is_some_and(|layer| layer < end);
-        if skipped(OTHER_PARTS)
-            || skipped(BUFFERS)
-            || is_block && !is_kept
-            || is_left_out(family, without_wrappers(&source.name))
-        {
+        if is_block && !is_kept {
             n_left_out += 1;
             continue;
         }
@@ -468,12 +465,19 @@ pub(super) fn scalars(
         .collect())
 }
 
-/// Whether a tensor, named without [`WRAPPERS`], or a part of a layer, is one of [`Family::skips`].
-fn is_left_out(family: &Family, name: &str) -> bool {
-    family
+/// Whether a tensor belongs to another part of the model, is a buffer, or, named without
+/// [`WRAPPERS`] or a part of a layer, one of [`Family::skips`].
+pub(super) fn is_left_out(family: &Family, name: &str) -> bool {
+    let own = without_wrappers(name);
+    let skips = family
         .skips
         .iter()
-        .any(|start| name.starts_with(start) || name.ends_with(&format!(".{start}")))
+        .any(|start| own.starts_with(start) || own.ends_with(&format!(".{start}")));
+    let is_other = OTHER_PARTS
+        .iter()
+        .chain(BUFFERS)
+        .any(|part| name.contains(part));
+    scalar_of(family, name).is_none() && (is_other || skips)
 }
 
 fn unknown(family: &Family, name: &str) -> String {
