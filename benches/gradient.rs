@@ -4,7 +4,7 @@
 
 use ruvllm::arch::Arch;
 use ruvllm::bench::{Shape, synthetic};
-use ruvllm::exec::SessionOptions;
+use ruvllm::engine::SessionOptions;
 use ruvllm::lora::{Adapter, Gradients};
 use ruvllm::model::{Model, Site};
 use ruvllm::quant::FileType;

@@ -4,7 +4,8 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ruvllm::bench::{Shape, synthetic};
-use ruvllm::exec::{Probe, SessionOptions, Tap};
+use ruvllm::compute::{Probe, Tap};
+use ruvllm::engine::SessionOptions;
 use ruvllm::model::Model;
 use ruvllm::quant::FileType;
 

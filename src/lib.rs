@@ -56,10 +56,12 @@
 //!
 //! # Reading order
 //!
-//! [`model`] (what is run), [`exec`] (how), [`lora`] (adapters), [`learn`] (learning during use),
-//! [`sona`] (learning that goes on by itself), [`train`] (training adapters), [`gguf`] (the file),
-//! [`quant`] (its formats), [`arch`] (the kernels), [`tokenizer`], [`sample`], `chat` (templates,
-//! and an example of a whole conversation). In the source, begin with `forward/mod.rs`;
+//! [`model`] (what is run), [`session`] (one text), [`engine`] (many sequences in one forward
+//! pass), [`scheduler`] (many requests), [`decode`] (from logits to text), [`embed`] (vectors of
+//! texts), [`kv`] (keys and values), [`lora`] (adapters), [`learn`] (learning during use), [`sona`]
+//! (learning that goes on by itself), [`train`] (training adapters), [`gguf`] (the file), [`quant`]
+//! (its formats), [`arch`] (the kernels), [`tokenizer`], [`sample`], `chat` (templates, and an
+//! example of a whole conversation). In the source, begin with `forward/mod.rs`;
 //! `ARCHITECTURE.md` has the map.
 
 #![deny(unsafe_code)]
@@ -77,7 +79,7 @@ pub mod bench;
 #[cfg(feature = "chat")]
 pub mod chat;
 mod clock;
-mod compute;
+pub mod compute;
 pub mod decode;
 pub mod embed;
 pub mod engine;
@@ -126,17 +128,6 @@ pub use session::{GradientError, KeptError, Session, StateError};
 pub use sona::SonaError;
 pub use system::SystemMemory;
 pub use tokenizer::{Tokenizer, TokenizerError};
-
-/// The names of before, until every user names the module.
-pub mod exec {
-    pub use crate::compute::*;
-    pub use crate::decode::*;
-    pub use crate::embed::*;
-    pub use crate::engine::*;
-    pub use crate::kv::{KvBytes, KvPolicy, KvPool, KvTiers, KvType, PoolStats, PrefixStats};
-    pub use crate::scheduler::*;
-    pub use crate::session::*;
-}
 
 /// Runs the examples of these pages as tests.
 #[cfg(doctest)]

@@ -6,15 +6,15 @@ mod run;
 #[path = "it/tiny/mod.rs"]
 mod tiny;
 
-use ruvllm::exec::{
-    CancelToken, Engine, EngineOptions, Outputs, Request, Schedule, ScheduleOptions,
-    SessionOptions, Slot, Speculation, TokenKind,
-};
+use ruvllm::compute::TokenKind;
+use ruvllm::decode::Speculation;
+use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, SessionOptions, Slot};
 use ruvllm::gguf::Gguf;
 use ruvllm::gpu::{Batch, BatchOutputs, Runner};
 use ruvllm::kv::PageMemory;
 use ruvllm::lora::Adapter;
 use ruvllm::quant::DType;
+use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
 use ruvllm::{GpuError, Sampler};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

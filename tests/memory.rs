@@ -3,7 +3,7 @@
 
 use ruvllm::arch::Arch;
 use ruvllm::bench::{Shape, synthetic};
-use ruvllm::exec::SessionOptions;
+use ruvllm::engine::SessionOptions;
 use ruvllm::model::Model;
 use ruvllm::quant::FileType;
 use std::fs;

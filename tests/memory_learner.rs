@@ -6,7 +6,7 @@ mod run;
 #[path = "it/tiny/mod.rs"]
 mod tiny;
 
-use ruvllm::exec::SessionOptions;
+use ruvllm::engine::SessionOptions;
 use ruvllm::learn::{Learner, LearnerOptions};
 use ruvllm::model::Model;
 use ruvllm::quant::DType;

@@ -2,8 +2,9 @@
 //! calls.
 
 use ruvllm::bench::{Shape, synthetic};
-use ruvllm::exec::{KvType, SessionOptions};
+use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::{Array, Gguf, Value, Writer};
+use ruvllm::kv::KvType;
 use ruvllm::learn::{Learner, LearnerOptions};
 use ruvllm::model::Model;
 use ruvllm::quant::{DType, FileType};

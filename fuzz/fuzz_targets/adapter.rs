@@ -6,7 +6,7 @@
 use libfuzzer_sys::fuzz_target;
 use ruvllm::KvError;
 use ruvllm::SessionError;
-use ruvllm::exec::SessionOptions;
+use ruvllm::engine::SessionOptions;
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use std::sync::{Arc, LazyLock};

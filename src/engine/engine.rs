@@ -70,7 +70,7 @@ pub struct EngineOptions {
 /// cancelled meanwhile.
 ///
 /// ```
-/// use ruvllm::exec::{Engine, EngineOptions};
+/// use ruvllm::engine::{Engine, EngineOptions};
 /// use ruvllm::Model;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

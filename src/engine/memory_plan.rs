@@ -199,7 +199,7 @@ impl Model {
     /// Most bytes that this model takes with sequences that fill their contexts.
     ///
     /// ```
-    /// use ruvllm::exec::{PlanOptions, SessionOptions};
+    /// use ruvllm::engine::{PlanOptions, SessionOptions};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let model = ruvllm::Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;

@@ -43,7 +43,7 @@ const AGING: i64 = 512;
 /// caller's.
 ///
 /// ```
-/// use ruvllm::exec::{Request, Schedule, ScheduleOptions};
+/// use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
 /// use ruvllm::{Model, Sampler};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// ends.
 ///
 /// ```
-/// use ruvllm::exec::{Request, ScheduleOptions, Scheduler};
+/// use ruvllm::scheduler::{Request, ScheduleOptions, Scheduler};
 /// use ruvllm::{Model, Sampler};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -38,7 +38,7 @@ impl std::str::FromStr for SessionName {
 /// A folder of sessions that are kept by name.
 ///
 /// ```
-/// use ruvllm::exec::{KeptSessions, SessionName};
+/// use ruvllm::session::{KeptSessions, SessionName};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let model = ruvllm::Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;

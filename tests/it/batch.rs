@@ -3,10 +3,9 @@
 use crate::run::{OnLevel, Pass, engine};
 use crate::tiny::{N_VOCAB, Tiny};
 use ruvllm::arch::Arch;
-use ruvllm::exec::{
-    CancelToken, Cut, Engine, KvType, OutputHook, OutputRows, Outputs, Sequence, SessionOptions,
-    Slot, TokenKind,
-};
+use ruvllm::compute::{Cut, OutputHook, OutputRows, TokenKind};
+use ruvllm::engine::{CancelToken, Engine, Outputs, Sequence, SessionOptions, Slot};
+use ruvllm::kv::KvType;
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;

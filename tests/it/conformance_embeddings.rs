@@ -6,7 +6,7 @@ use crate::run::OnLevel;
 use crate::tiny::Tiny;
 use ruvllm::SessionError;
 use ruvllm::arch::Arch;
-use ruvllm::exec::Embedder;
+use ruvllm::embed::Embedder;
 use ruvllm::gguf::Gguf;
 use ruvllm::model::{Model, Pooling, supported_architectures};
 use ruvllm::quant::DType;

@@ -388,7 +388,8 @@ fn passes(
 fn forced_tokens_of_tool_calls() {
     use ruvllm::bench::{Shape, synthetic};
     use ruvllm::chat::tools::{Tool, ToolChoice, ToolFormat, ToolMask};
-    use ruvllm::exec::{Outputs, SessionOptions, Slot, TokenKind};
+    use ruvllm::compute::TokenKind;
+    use ruvllm::engine::{Outputs, SessionOptions, Slot};
     use ruvllm::quant::FileType;
     use ruvllm::{CancelToken, Model};
 

@@ -8,10 +8,12 @@
 use crate::common::{conformance, emulated, long, numbers, read_f32, read_json};
 use crate::run::{OnLevel, Pass, session_on};
 use ruvllm::arch::Arch;
-use ruvllm::exec::{KvType, Session, SessionOptions};
+use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::{Gguf, Writer};
+use ruvllm::kv::KvType;
 use ruvllm::model::{Model, OpenOptions, supported_architectures};
 use ruvllm::quant::{FileType, ModelShape, dequantize_row, quantize_row};
+use ruvllm::session::Session;
 use std::path::{Path, PathBuf};
 
 const MAX_ABS: f32 = 1e-3;

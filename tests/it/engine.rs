@@ -6,10 +6,13 @@ use crate::run::{OnLevel, Pass, engine, session_on};
 use crate::tiny::{N_EMBD, N_VOCAB, TOKENS, Tiny};
 use ruvllm::arch::Arch;
 use ruvllm::bench::{self, Shape, synthetic};
-use ruvllm::exec::{CancelToken, KvType, Session, SessionOptions, Tap};
+use ruvllm::compute::Tap;
+use ruvllm::engine::{CancelToken, SessionOptions};
 use ruvllm::gguf::{Gguf, StringArray, Value, Writer};
+use ruvllm::kv::KvType;
 use ruvllm::model::{Hparams, Model, OpenOptions, RopeScaling, Unknown, supported_architectures};
 use ruvllm::quant::{DType, FileType};
+use ruvllm::session::Session;
 use ruvllm::{ModelError, SessionError};
 
 fn options(n_batch: usize) -> SessionOptions {
@@ -391,7 +394,7 @@ fn tokens_without_logits_count_all_the_same() {
 #[test]
 fn keys_and_values_do_not_depend_on_who_wants_logits() {
     struct All;
-    impl ruvllm::exec::Probe for All {
+    impl ruvllm::compute::Probe for All {
         fn tensor(&mut self, _: Tap, _: usize, _: &[f32]) {}
     }
     for tiny in Tiny::ALL {
@@ -418,7 +421,7 @@ fn keys_and_values_do_not_depend_on_who_wants_logits() {
 fn a_probe_sees_every_layer_and_changes_nothing() {
     #[derive(Default)]
     struct Seen(Vec<(String, usize, Vec<f32>)>);
-    impl ruvllm::exec::Probe for Seen {
+    impl ruvllm::compute::Probe for Seen {
         fn tensor(&mut self, tap: Tap, layer: usize, values: &[f32]) {
             self.0.push((tap.name().to_owned(), layer, values.to_vec()));
         }

@@ -8,8 +8,9 @@ use proptest::collection::vec;
 use proptest::prelude::any;
 use proptest::test_runner::TestRunner;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{KvType, SessionOptions};
+use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::{Array, StringArray, Value};
+use ruvllm::kv::KvType;
 use ruvllm::model::{Model, supported_architectures};
 use serde_json::Value as Json;
 

@@ -4,7 +4,8 @@
 use crate::run::{OnLevel, Pass, session_on};
 use ruvllm::DecodeError;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{KvType, SessionOptions};
+use ruvllm::engine::SessionOptions;
+use ruvllm::kv::KvType;
 use ruvllm::{CancelToken, Model, Sampler, Session, SessionError, StopReason};
 
 const PROMPT: &str = "Ownership is";
@@ -292,7 +293,7 @@ fn a_generation_that_owns_its_session_gives_it_back() {
 mod forced {
     use super::*;
     use crate::common::few_or_many;
-    use ruvllm::exec::{Cut, OutputHook, OutputRows};
+    use ruvllm::compute::{Cut, OutputHook, OutputRows};
     use ruvllm::grammar::{Grammar, TokenTrie};
 
     const REGEX: &str = "The owner of the value is (moved|borrowed) and then it is dropped by (the caller|nobody)\\. So it ends\\.";

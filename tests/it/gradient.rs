@@ -10,14 +10,16 @@ use crate::tiny::Tiny;
 use ruvllm::GradientError;
 use ruvllm::Session;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{KvType, SessionOptions, Task, cross_entropy};
+use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::Writer;
+use ruvllm::kv::KvType;
 use ruvllm::lora::{Adam, Adapter, Gradients, Sgd, change_norm};
 use ruvllm::model::{
     Activation, AttnSpec, FfnSpec, Gating, Hparams, Mixer, Model, MoeSpec, NormKind, Norms, QkNorm,
     RopeOrder, Site,
 };
 use ruvllm::quant::DType;
+use ruvllm::session::{Task, cross_entropy};
 use ruvllm::{AdapterError, CancelToken, SessionError};
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -7,10 +7,10 @@ use crate::run::{OnLevel, engine};
 use crate::tiny::{N_VOCAB, Parts};
 use ruvllm::Session;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{
-    CancelToken, KvType, Outputs, Probe, Sequence, SessionOptions, Slot, Tap, TokenKind,
-};
+use ruvllm::compute::{Probe, Tap, TokenKind};
+use ruvllm::engine::{CancelToken, Outputs, Sequence, SessionOptions, Slot};
 use ruvllm::gguf::Array;
+use ruvllm::kv::KvType;
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::{DType, FORMATS};

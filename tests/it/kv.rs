@@ -7,9 +7,9 @@ use crate::tiny::{N_VOCAB, Tiny};
 use proptest::prelude::*;
 use ruvllm::SessionError;
 use ruvllm::arch::{Arch, KV_BLOCK, KvType};
-use ruvllm::exec::{
-    CacheMode, Engine, EngineOptions, KvPolicy, KvTiers, PrefixOptions, Probe, SessionOptions, Tap,
-};
+use ruvllm::compute::{Probe, Tap};
+use ruvllm::engine::{CacheMode, Engine, EngineOptions, PrefixOptions, SessionOptions};
+use ruvllm::kv::{KvPolicy, KvTiers};
 use ruvllm::model::{Model, OpenOptions};
 use ruvllm::quant::DType;
 

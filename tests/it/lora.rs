@@ -2,8 +2,9 @@
 
 use crate::run::{OnLevel, Pass, session_on};
 use crate::tiny::{N_EMBD, TOKENS, Tiny};
-use ruvllm::exec::{KvType, SessionOptions};
+use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::{Gguf, Value, Writer};
+use ruvllm::kv::KvType;
 use ruvllm::lora::{Adapter, Term, merge};
 use ruvllm::model::{Model, Site};
 use ruvllm::quant::DType;

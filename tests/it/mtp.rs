@@ -6,12 +6,14 @@ use crate::mutants::Shapes;
 use crate::run::{OnLevel, engine, level, open};
 use crate::tiny::Parts;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{
-    CacheMode, CancelToken, DraftStats, Drafter, Engine, EngineOptions, Guess, KvType, MtpDrafter,
-    Outputs, PlanOptions, Request, Schedule, ScheduleOptions, SessionOptions, Slot, Speculation,
+use ruvllm::decode::{DraftStats, Drafter, Guess, MtpDrafter, Speculation};
+use ruvllm::engine::{
+    CacheMode, CancelToken, Engine, EngineOptions, Outputs, PlanOptions, SessionOptions, Slot,
 };
 use ruvllm::gguf::{Array, StringArray, Value};
+use ruvllm::kv::KvType;
 use ruvllm::model::OpenOptions;
+use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
 use ruvllm::{Model, ModelError, Sampler, Session, SessionError};
 use serde_json::Value as Json;
 use std::collections::BTreeSet;

@@ -5,14 +5,14 @@ use crate::common::emulated;
 use crate::run::level;
 use crate::tiny::{N_VOCAB, Tiny};
 use ruvllm::KvError;
-use ruvllm::exec::{
-    CacheMode, Engine, EngineOptions, KvTiers, KvType, MemoryPlan, PlanOptions, Preset, Request,
-    Schedule, ScheduleOptions, SessionOptions,
-};
+use ruvllm::engine::{CacheMode, Engine, EngineOptions, MemoryPlan, PlanOptions, SessionOptions};
 use ruvllm::gguf::Gguf;
+use ruvllm::kv::{KvTiers, KvType};
 use ruvllm::lora::{Adapter, Gradients};
 use ruvllm::model::{Hparams, Mixer, Model, OpenOptions, Residence};
 use ruvllm::quant::DType;
+use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
+use ruvllm::session::Preset;
 use ruvllm::{ModelError, Sampler, SessionError};
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -7,10 +7,10 @@ use crate::run::{OnLevel, Pass, engine, level};
 use crate::tiny::{N_VOCAB, Tiny};
 use ruvllm::KvError;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{
-    CacheMode, CachedTokens, Engine, EngineOptions, KvPolicy, KvTiers, KvType, PrefixOptions,
-    Reuse, SessionOptions,
+use ruvllm::engine::{
+    CacheMode, CachedTokens, Engine, EngineOptions, PrefixOptions, Reuse, SessionOptions,
 };
+use ruvllm::kv::{KvPolicy, KvTiers, KvType};
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;

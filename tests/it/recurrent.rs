@@ -7,14 +7,14 @@ use crate::run::{Pass, engine, open};
 use crate::speculate::{Oracle, Scatter};
 use crate::tiny::N_VOCAB;
 use ruvllm::GradientError;
-use ruvllm::exec::{
-    CacheMode, Engine, EngineOptions, Request, Schedule, ScheduleOptions, SessionOptions,
-    Speculation, TokenKind,
-};
+use ruvllm::compute::TokenKind;
+use ruvllm::decode::Speculation;
+use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
 use ruvllm::gguf::{Array, Gguf, Writer};
 use ruvllm::lora::{Adapter, Gradients};
 use ruvllm::model::{Model, OpenOptions};
 use ruvllm::quant::DType;
+use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
 use ruvllm::{Sampler, Session, SessionError};
 use std::sync::Arc;
 

@@ -4,12 +4,14 @@ use crate::common::long;
 use crate::run::{self, level, open};
 use crate::speculate::{Oracle, Scatter, WINDOWED};
 use ruvllm::KvError;
-use ruvllm::exec::{
-    CacheMode, Engine, EngineOptions, Finish, KvTiers, KvType, ModelDrafter, Observer, Piece,
-    Request, RequestId, Schedule, ScheduleOptions, Scheduler, SessionOptions, Speculation, Stream,
-};
+use ruvllm::decode::{Finish, ModelDrafter, Piece, Speculation};
+use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
 use ruvllm::gguf::Gguf;
+use ruvllm::kv::{KvTiers, KvType};
 use ruvllm::lora::{Adapter, AdapterRegistry};
+use ruvllm::scheduler::{
+    Observer, Request, RequestId, Schedule, ScheduleOptions, Scheduler, Stream,
+};
 use ruvllm::{AdapterError, Model, SampleError, Sampler, ScheduleError, SessionError, StopReason};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, LazyLock, Mutex};

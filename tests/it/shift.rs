@@ -5,11 +5,11 @@ use crate::common::emulated;
 use crate::mutants::models;
 use crate::run::{Pass, engine, level};
 use crate::tiny::{N_VOCAB, Parts, Tiny};
-use ruvllm::exec::{
-    CacheMode, Engine, EngineOptions, KvTiers, KvType, ScheduleOptions, Scheduler, SessionOptions,
-};
+use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
+use ruvllm::kv::{KvTiers, KvType};
 use ruvllm::model::{Model, OpenOptions};
 use ruvllm::quant::DType;
+use ruvllm::scheduler::{ScheduleOptions, Scheduler};
 use ruvllm::{Sampler, Session, SessionError, StateError, StopReason};
 use std::num::NonZeroUsize;
 

@@ -3,13 +3,13 @@
 use crate::common::long;
 use crate::tiny::{N_VOCAB, Tiny};
 use ruvllm::SonaError;
-use ruvllm::exec::{
-    CancelToken, Engine, EngineOptions, Outputs, Sequence, Session, SessionOptions, Slot, TokenKind,
-};
+use ruvllm::compute::TokenKind;
+use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, Sequence, SessionOptions, Slot};
 use ruvllm::learn::{Learner, LearnerOptions, Losses};
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
+use ruvllm::session::Session;
 use ruvllm::sona::{EventKind, FolderOptions, Sona, SonaBuilder, SonaFolder, Trajectory};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -1136,7 +1136,8 @@ fn request_of(i: usize, tokens: Vec<u32>) -> Trajectory {
 #[test]
 #[ignore = "measures"]
 fn streams_in_turns() {
-    use ruvllm::exec::{AdapterId, Probe, Tap};
+    use ruvllm::compute::{Probe, Tap};
+    use ruvllm::engine::AdapterId;
     use ruvllm::lora::{MergeMethod, MergeOptions, merge_adapters};
     use std::sync::Arc;
     const BLOCK: usize = 2000;
@@ -1369,9 +1370,9 @@ fn streams_in_turns() {
 #[test]
 fn hidden_states_are_pooled() {
     use ruvllm::Sampler;
-    use ruvllm::exec::{
-        PooledStates, Probe, Request, Schedule, ScheduleOptions, SessionOptions, Tap,
-    };
+    use ruvllm::compute::{PooledStates, Probe, Tap};
+    use ruvllm::engine::SessionOptions;
+    use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
     use ruvllm::sona::pooled_layer;
     /// Rows of the residual stream after a layer.
     struct Rows(usize, Vec<f32>);
@@ -1612,7 +1613,7 @@ fn a_thousand_requests_beside_eight_sequences() {
 #[test]
 #[ignore = "measures"]
 fn layers_of_pooled_states() {
-    use ruvllm::exec::SessionOptions;
+    use ruvllm::engine::SessionOptions;
     const REQUEST: usize = 128;
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
@@ -1867,7 +1868,7 @@ fn shipped() -> (Engine, impl Fn(&str) -> Vec<u32>) {
 #[test]
 #[ignore = "measures"]
 fn options_by_use() {
-    use ruvllm::exec::SessionOptions;
+    use ruvllm::engine::SessionOptions;
     use ruvllm::learn::Learner;
     const REQUEST: usize = 128;
     const STREAM: usize = 8000;

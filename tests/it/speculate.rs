@@ -3,11 +3,13 @@
 
 use crate::common::few_or_many;
 use crate::run::{engine, level, open};
-use ruvllm::exec::{
-    Cut, DraftStats, Drafter, Finish, Generation, Guess, KvTiers, KvType, ModelDrafter, OutputHook,
-    OutputRows, Piece, SessionOptions, Speculation,
+use ruvllm::compute::{Cut, OutputHook, OutputRows};
+use ruvllm::decode::{
+    DraftStats, Drafter, Finish, Generation, Guess, ModelDrafter, Piece, Speculation,
 };
+use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::{Array, Gguf, Value, Writer};
+use ruvllm::kv::{KvTiers, KvType};
 use ruvllm::model::OpenOptions;
 use ruvllm::{Model, Sampler, Session, SessionError, StopReason};
 use std::sync::LazyLock;
@@ -505,7 +507,7 @@ fn a_model_drafts() {
 /// fits with them.
 #[test]
 fn drafts_take_no_pages() {
-    use ruvllm::exec::{Engine, EngineOptions};
+    use ruvllm::engine::{Engine, EngineOptions};
     let options = SessionOptions {
         n_ctx: Some(300),
         ..Default::default()

@@ -5,13 +5,13 @@ use crate::run::{OnLevel, Pass, engine, level};
 use crate::tiny::{N_VOCAB, Tiny};
 use proptest::prelude::*;
 use ruvllm::arch::Arch;
-use ruvllm::exec::{
-    CacheMode, KeptSessions, KvPolicy, KvTiers, KvType, SessionName, SessionOptions,
-};
+use ruvllm::engine::{CacheMode, SessionOptions};
 use ruvllm::gguf::{Gguf, Value, Writer};
+use ruvllm::kv::{KvPolicy, KvTiers, KvType};
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
+use ruvllm::session::{KeptSessions, SessionName};
 use ruvllm::{GgufError, KeptError, Sampler, Session, SessionError, StateError};
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -626,7 +626,7 @@ fn pytorch_has_the_same_losses_with_consolidation() {
 #[ignore = "measures"]
 fn speed() {
     use ruvllm::bench::{Shape, synthetic};
-    use ruvllm::exec::{Engine, EngineOptions};
+    use ruvllm::engine::{Engine, EngineOptions};
     use ruvllm::quant::FileType;
     let large = |name: &str| {
         let shape = Shape::from_name("llama-1b").unwrap().with_layers(4);

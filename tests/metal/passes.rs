@@ -7,10 +7,10 @@ use crate::emulated::Emulated;
 use crate::run::{OnLevel, engine};
 use crate::tiny::{N_VOCAB, Tiny};
 use ruvllm::arch::Arch;
-use ruvllm::exec::{
-    CancelToken, Engine, EngineOptions, KvTiers, KvType, Outputs, SessionOptions, Slot, TokenKind,
-};
+use ruvllm::compute::TokenKind;
+use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, SessionOptions, Slot};
 use ruvllm::gpu::metal::MetalRunner;
+use ruvllm::kv::{KvTiers, KvType};
 use ruvllm::lora::Adapter;
 use ruvllm::model::{Model, OpenOptions, Site};
 use ruvllm::quant::DType;
@@ -510,8 +510,8 @@ fn what_the_gpu_does_without_is_refused() {
     };
     refused(engine.session_with(&tiers).map(|_| ()), "age");
     struct Look;
-    impl ruvllm::exec::Probe for Look {
-        fn tensor(&mut self, _: ruvllm::exec::Tap, _: usize, _: &[f32]) {}
+    impl ruvllm::compute::Probe for Look {
+        fn tensor(&mut self, _: ruvllm::compute::Tap, _: usize, _: &[f32]) {}
     }
     let mut session = engine.session_with(&options()).unwrap();
     refused(

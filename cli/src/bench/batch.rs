@@ -9,10 +9,10 @@ use crate::io::{Failure, percentiles, print, slashes};
 use clap::{ValueEnum, value_parser};
 use ruvllm::Sampler;
 use ruvllm::bench::synthetic_with_tokens;
-use ruvllm::exec::{
-    CancelToken, Engine, EngineOptions, KvType, Outputs, Request, Schedule, ScheduleOptions,
-    Sequence, SessionOptions, Slot, Stream, TokenKind,
-};
+use ruvllm::compute::TokenKind;
+use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, Sequence, SessionOptions, Slot};
+use ruvllm::kv::KvType;
+use ruvllm::scheduler::{Request, Schedule, ScheduleOptions, Stream};
 use serde_json::json;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};

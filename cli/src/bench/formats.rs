@@ -6,7 +6,7 @@ use crate::io::table::{Format, Printer};
 use crate::io::{Failure, Progress, file_or_pipe, note, read_text, size, without_last_newline};
 use crate::quantize::{self, Rows, file_type};
 use ruvllm::bench::{Shape, Test, run as measure, synthetic};
-use ruvllm::exec::{EngineOptions, SessionOptions};
+use ruvllm::engine::{EngineOptions, SessionOptions};
 use ruvllm::gguf::Gguf;
 use ruvllm::model::Model;
 use ruvllm::quant::FileType;

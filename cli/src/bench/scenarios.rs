@@ -3,7 +3,7 @@
 use crate::io::Failure;
 use crate::io::table::Printer;
 use ruvllm::bench::{FirstToken, Scenario, ScenarioOutcome, first_tokens, scenario};
-use ruvllm::exec::{Engine, SessionOptions};
+use ruvllm::engine::{Engine, SessionOptions};
 use serde_json::{Value, json};
 
 pub(super) fn scenario_of(name: &str) -> Result<Scenario, &'static str> {

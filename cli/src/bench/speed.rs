@@ -12,7 +12,7 @@ use ruvllm::bench::{
     Outcome, Scenario, Test, arithmetic_peak, read_bandwidth, run as measure, synthetic,
     synthetic_file,
 };
-use ruvllm::exec::{Engine, EngineOptions, SessionOptions};
+use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use serde_json::{Value, json};

@@ -2,7 +2,7 @@
 
 use crate::flags::{Folder, ModelArgs, ResidenceArgs, SessionArgs, no_tokenizer, session};
 use crate::io::{Failure, file_or_pipe, note, read_text};
-use ruvllm::exec::KvType;
+use ruvllm::kv::KvType;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\

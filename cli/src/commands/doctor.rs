@@ -6,7 +6,7 @@ use crate::io::memory::Report;
 use crate::io::{Failure, print, print_json, size};
 use ruvllm::SystemMemory;
 use ruvllm::arch::Arch;
-use ruvllm::exec::default_threads;
+use ruvllm::engine::default_threads;
 use serde_json::json;
 use std::fmt::Write;
 

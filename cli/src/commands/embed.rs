@@ -3,7 +3,8 @@
 use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, engine};
 use crate::io::{Failure, file_or_pipe, print, read_text};
 use clap::ValueEnum;
-use ruvllm::exec::{Embedder, EngineOptions, SessionOptions};
+use ruvllm::embed::Embedder;
+use ruvllm::engine::{EngineOptions, SessionOptions};
 use ruvllm::model::Pooling;
 use serde_json::json;
 use std::fmt::Write;

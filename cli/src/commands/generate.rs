@@ -7,8 +7,9 @@ use crate::io::{
     Failure, file_or_pipe, measured, milliseconds, note, on_interrupt, paint, per_second, print,
     print_json, read_text, reason_name, unescape, without_last_newline,
 };
-use ruvllm::exec::{Session, Speculation, StopReason};
+use ruvllm::decode::{Speculation, StopReason};
 use ruvllm::sample::Sampler;
+use ruvllm::session::Session;
 use ruvllm::tokenizer::Tokenizer;
 use serde_json::json;
 use std::io::{self, IsTerminal, Write};

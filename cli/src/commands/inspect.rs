@@ -6,7 +6,7 @@ use crate::io::runnable::obstacle;
 use crate::io::{Failure, count, print, print_json, size};
 use clap::ArgAction;
 use ruvllm::GgufError;
-use ruvllm::exec::{MemoryPlan, PlanOptions};
+use ruvllm::engine::{MemoryPlan, PlanOptions};
 use ruvllm::gguf::{Array, Gguf, Header, Metadata, TensorInfo, Value};
 use ruvllm::model::{Hparams, Model};
 use ruvllm::quant::{DType, FileType};

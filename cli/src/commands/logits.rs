@@ -2,8 +2,10 @@
 
 use crate::flags::{ModelArgs, ResidenceArgs, SessionArgs, session};
 use crate::io::{Failure, Progress, TokenIds};
-use ruvllm::exec::{CancelToken, Engine, KvType, Outputs, SessionOptions, Slot, TokenKind};
+use ruvllm::compute::TokenKind;
+use ruvllm::engine::{CancelToken, Engine, Outputs, SessionOptions, Slot};
 use ruvllm::gguf::NewFile;
+use ruvllm::kv::KvType;
 use ruvllm::lora::Adapter;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};

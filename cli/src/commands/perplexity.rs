@@ -6,7 +6,7 @@ use crate::io::{
     Failure, Progress, file_or_pipe, milliseconds, note, print, print_json, read_text,
     without_last_newline,
 };
-use ruvllm::exec::KvType;
+use ruvllm::kv::KvType;
 use serde_json::json;
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;

@@ -2,7 +2,8 @@
 
 use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, engine};
 use crate::io::{Failure, file_or_pipe, print, read_text};
-use ruvllm::exec::{EngineOptions, Reranker, SessionOptions};
+use ruvllm::embed::Reranker;
+use ruvllm::engine::{EngineOptions, SessionOptions};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;

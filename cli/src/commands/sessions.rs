@@ -4,8 +4,8 @@
 use crate::io::conversations::{MESSAGES, STATE, failure, read_messages, sessions};
 use crate::io::{Failure, print, print_json, printable, size};
 use clap::Subcommand;
-use ruvllm::exec::KeptSessions;
-use ruvllm::exec::SessionName;
+use ruvllm::session::KeptSessions;
+use ruvllm::session::SessionName;
 use serde_json::{Value, json};
 use std::fs;
 

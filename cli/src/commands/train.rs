@@ -5,7 +5,7 @@ use crate::flags::template::{bos_text, eos_text};
 use crate::flags::{ModelArgs, OverwriteArg, ResidenceArgs, ThreadsArg, no_tokenizer};
 use crate::io::{Failure, Progress, file_or_pipe, name, note, on_interrupt, print, read_text};
 use ruvllm::bench::Estimate;
-use ruvllm::exec::{CancelToken, Engine, EngineOptions};
+use ruvllm::engine::{CancelToken, Engine, EngineOptions};
 use ruvllm::model::Model;
 use ruvllm::sona::{FolderOptions, SonaFolder};
 use ruvllm::tokenizer::Tokenizer;

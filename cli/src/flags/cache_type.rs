@@ -1,7 +1,8 @@
 //! Flags of the precision of keys and values.
 
 use clap::Args;
-use ruvllm::exec::{KvTiers, KvType, SessionOptions};
+use ruvllm::engine::SessionOptions;
+use ruvllm::kv::{KvTiers, KvType};
 
 /// Precision of keys and values.
 #[derive(Args)]

@@ -1,7 +1,7 @@
 //! The engine of a model: the CPU computes where the GPU cannot.
 
 use crate::io::{Failure, note, size};
-use ruvllm::exec::{Engine, EngineOptions, SessionOptions};
+use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
 use ruvllm::model::{Device, Model};
 use std::num::NonZeroUsize;
 

@@ -3,9 +3,9 @@
 use crate::io::{Failure, check_overwrite, note, paint};
 use clap::Args;
 use ruvllm::LearnError;
-use ruvllm::exec::Session;
 use ruvllm::learn::{Learner, LearnerOptions};
 use ruvllm::model::Model;
+use ruvllm::session::Session;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};

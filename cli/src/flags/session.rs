@@ -7,10 +7,10 @@ use super::threads::ThreadsArg;
 use crate::io::{Failure, note, size};
 use clap::Args;
 use ruvllm::SystemMemory;
-use ruvllm::exec::{
-    CacheMode, Engine, EngineOptions, KvType, PlanOptions, Preset, Session, SessionOptions,
-};
+use ruvllm::engine::{CacheMode, Engine, EngineOptions, PlanOptions, SessionOptions};
+use ruvllm::kv::KvType;
 use ruvllm::model::Model;
+use ruvllm::session::{Preset, Session};
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

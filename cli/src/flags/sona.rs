@@ -1,7 +1,7 @@
 //! Flags of learning from recorded requests.
 
 use crate::io::{Failure, note, paint, read_text};
-use ruvllm::exec::Engine;
+use ruvllm::engine::Engine;
 use ruvllm::sona::Sona;
 use std::path::{Path, PathBuf};
 

@@ -4,13 +4,14 @@ use super::model::{ResidenceArgs, open};
 use super::session::SessionArgs;
 use crate::io::{Failure, measured, milliseconds};
 use clap::ValueEnum;
-use ruvllm::exec::{
-    DraftStats, Drafter, Engine, Generation, ModelDrafter, MtpDrafter, NgramDrafter, Session,
-    SessionOptions, Speculation,
+use ruvllm::decode::{
+    DraftStats, Drafter, Generation, ModelDrafter, MtpDrafter, NgramDrafter, Speculation,
 };
+use ruvllm::engine::{Engine, SessionOptions};
 use ruvllm::gguf::Gguf;
 use ruvllm::model::Model;
 use ruvllm::sample::Sampler;
+use ruvllm::session::Session;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 

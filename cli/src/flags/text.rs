@@ -6,8 +6,11 @@ use super::session::SessionArgs;
 use super::speculation::SpeculationArgs;
 use crate::io::Progress;
 use clap::builder::BoolishValueParser;
-use ruvllm::exec::{Generation, KvType, Session, SessionOptions};
+use ruvllm::decode::Generation;
+use ruvllm::engine::SessionOptions;
+use ruvllm::kv::KvType;
 use ruvllm::sample::Sampler;
+use ruvllm::session::Session;
 
 /// What `generate` and `chat` share: how a text ends, what is learnt, session and sampler.
 #[derive(clap::Args)]

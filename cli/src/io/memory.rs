@@ -1,7 +1,7 @@
 //! What a model takes of this machine's memory, as `inspect` and `doctor` tell it.
 
 use super::size::size;
-use ruvllm::exec::{CacheMode, MemoryPlan, PlanOptions, Recommendation, SessionOptions};
+use ruvllm::engine::{CacheMode, MemoryPlan, PlanOptions, Recommendation, SessionOptions};
 use ruvllm::learn::LearnerOptions;
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;

@@ -16,12 +16,13 @@ use crate::io::{Failure, measured, note, read_regular, unix_time};
 use axum::http::HeaderValue;
 use ruvllm::chat::ChatTemplate;
 use ruvllm::chat::tools::ToolFormat;
-use ruvllm::exec::{
-    CacheMode, Engine, KvType, PrefixOptions, Reuse, ScheduleOptions, Scheduler, Speculation,
-};
+use ruvllm::decode::Speculation;
+use ruvllm::engine::{CacheMode, Engine, PrefixOptions, Reuse};
 use ruvllm::grammar::TokenTrie;
+use ruvllm::kv::KvType;
 use ruvllm::lora::AdapterRegistry;
 use ruvllm::sample::{SamplerBuilder, TokenMask};
+use ruvllm::scheduler::{ScheduleOptions, Scheduler};
 use ruvllm::sona::pooled_layer;
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{Error, Model, ScheduleError};

@@ -3,7 +3,7 @@
 use super::args::ServerArgs;
 use super::http::error::ApiError;
 use crate::io::Failure;
-use ruvllm::exec::Engine;
+use ruvllm::engine::Engine;
 use ruvllm::lora::Adapter;
 use ruvllm::sona::{Background, Sona};
 use sha2::{Digest, Sha256};

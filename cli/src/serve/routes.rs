@@ -11,7 +11,7 @@ use crate::io::Failure;
 use axum::Router;
 use axum::http::{Method, StatusCode};
 use axum::middleware::{from_fn, from_fn_with_state};
-use ruvllm::exec::Reuse;
+use ruvllm::engine::Reuse;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -4,7 +4,7 @@
 use super::Server;
 use super::load::Rng;
 use ruvllm::bench::{Shape, synthetic_with_tokens};
-use ruvllm::exec::{Engine, EngineOptions, SessionOptions};
+use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
 use ruvllm::gguf::{Array, Gguf, Writer};
 use ruvllm::quant::FileType;
 use ruvllm::{Model, Sampler};

@@ -110,7 +110,7 @@ pub trait Drafter: Debug + Send + Sync {
 /// Who drafts. The default is an [`NgramDrafter`].
 ///
 /// ```
-/// use ruvllm::exec::Speculation;
+/// use ruvllm::decode::Speculation;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let model = ruvllm::Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;

@@ -4,7 +4,7 @@ use super::sha256::sha256;
 use crate::common::{emulated, long, skipped};
 use crate::run::OnLevel;
 use ruvllm::arch::Arch;
-use ruvllm::exec::SessionOptions;
+use ruvllm::engine::SessionOptions;
 use ruvllm::model::Model;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

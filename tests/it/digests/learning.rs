@@ -99,7 +99,9 @@ fn training(case: &Case<'_>) -> Vec<Item> {
         &control,
         &options,
     ) {
-        Err(LearnError::Session(SessionError::NoGradient { .. })) => return vec![("training", None)],
+        Err(LearnError::Session(SessionError::NoGradient { .. })) => {
+            return vec![("training", None)];
+        }
         trainer => trainer.unwrap(),
     };
     loop {

@@ -2,12 +2,11 @@
 
 use super::compare::{Case, Group, Item};
 use crate::run::{Pass, engine};
-use ruvllm::exec::{
-    CacheMode, Embedder, Engine, EngineOptions, Request, Reranker, Schedule, ScheduleOptions,
-    SessionOptions,
-};
+use ruvllm::embed::{Embedder, Reranker};
+use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
 use ruvllm::lora::{Adapter, Gradients};
 use ruvllm::model::{Model, Site};
+use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
 use ruvllm::{GradientError, Sampler, Session, SessionError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -3,9 +3,11 @@
 
 use crate::run::open;
 use crate::tiny::Parts;
-use ruvllm::exec::{CancelToken, Drafter, MtpDrafter, Outputs, Session, SessionOptions};
+use ruvllm::decode::{Drafter, MtpDrafter};
+use ruvllm::engine::{CancelToken, Outputs, SessionOptions};
 use ruvllm::gguf::{Array, Gguf, StringArray, Value};
 use ruvllm::quant::DType;
+use ruvllm::session::Session;
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;

@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test program uses its part
 
 use ruvllm::arch::Arch;
-use ruvllm::exec::{Engine, EngineOptions, SessionOptions};
+use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
 use ruvllm::gguf::Gguf;
 use ruvllm::model::{Model, OpenOptions};
 use ruvllm::{ModelError, Session};

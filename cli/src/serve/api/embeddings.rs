@@ -12,7 +12,8 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use ruvllm::SessionError;
-use ruvllm::exec::{CancelToken, Embedder};
+use ruvllm::embed::Embedder;
+use ruvllm::engine::CancelToken;
 use serde_json::json;
 
 /// Most texts of a request, as in OpenAI's API.

@@ -18,7 +18,7 @@ use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, StreamExt};
-use ruvllm::exec::{Piece, StopReason};
+use ruvllm::decode::{Piece, StopReason};
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -21,7 +21,7 @@ use futures_util::future::try_join_all;
 use futures_util::stream::{self, StreamExt};
 use ruvllm::SessionError;
 use ruvllm::chat::tools::ToolCall;
-use ruvllm::exec::Piece;
+use ruvllm::decode::Piece;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -229,7 +229,7 @@ impl Call {
 enum Chunk {
     Value(Value),
     /// An answer ended, unless by an error.
-    End(usize, Option<ruvllm::exec::Finish>),
+    End(usize, Option<ruvllm::decode::Finish>),
 }
 
 /// Where a streamed answer is.
@@ -237,7 +237,7 @@ enum Stage {
     Begin,
     Text,
     /// Its end, then that of the stream.
-    End(Option<ruvllm::exec::Finish>),
+    End(Option<ruvllm::decode::Finish>),
     Over,
 }
 

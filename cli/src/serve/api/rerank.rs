@@ -8,7 +8,7 @@ use crate::serve::http::response::json_response;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use ruvllm::exec::Reranker;
+use ruvllm::embed::Reranker;
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -4,7 +4,8 @@ use crate::serve::app::App;
 use crate::serve::http::error::ApiError;
 use crate::serve::jobs::recorder::Recorder;
 use ruvllm::chat::tools::{ToolCall, TurnParser, TurnPart};
-use ruvllm::exec::{Finish, Piece, StopReason, Stream};
+use ruvllm::decode::{Finish, Piece, StopReason};
+use ruvllm::scheduler::Stream;
 use serde_json::{Value, json};
 use std::future::poll_fn;
 

@@ -9,8 +9,8 @@ use crate::serve::jobs::answer::Answer;
 use crate::serve::jobs::params::{ChosenAdapter, Format, Params, mask};
 use crate::serve::jobs::recorder::Recorder;
 use ruvllm::chat::tools::{Tool, ToolChoice, ToolMask, TurnParser};
-use ruvllm::exec::{Request, Stream};
 use ruvllm::sample::TokenMask;
+use ruvllm::scheduler::{Request, Stream};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
