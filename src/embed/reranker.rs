@@ -87,7 +87,7 @@ impl Reranker {
         let pairs = documents
             .iter()
             .map(|document| self.pair(query, document.as_ref()));
-        Ok(self.rank_tokens(&pairs.collect::<Result<Vec<_>, _>>()?)?)
+        self.rank_tokens(&pairs.collect::<Result<Vec<_>, _>>()?)
     }
 
     /// The tokens of a query and a document as the model reads them: in the file's template if it

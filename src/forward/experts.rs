@@ -102,7 +102,7 @@ pub(super) fn experts(
     let weighs_inputs = moe.spec.weighs_inputs;
     if m == 1 && n_generated == 1 && !weighs_inputs {
         let slot = slots.0.iter().find(|slot| rows.of(slot).2 == 1);
-        let adapters = slot.map_or(&[][..], |slot| &slot.adapters);
+        let adapters = slot.map_or(&[][..], |slot| slot.adapters);
         let ctx = base.with(RowAdapters::All(adapters), 1);
         experts_of_one(
             ctx,

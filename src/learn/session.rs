@@ -213,7 +213,7 @@ impl Session {
         // A generated token that is still to be computed belongs to the previous answer.
         self.catch_up()?;
         let Some(learner) = self.learner_mut() else {
-            return Err(LearnError::NotLearning.into());
+            return Err(LearnError::NotLearning);
         };
         learner.recording = Some(Losses::default());
         let outcome = self.prefill_each(tokens, 0, |_, _| ());
@@ -237,7 +237,7 @@ impl Session {
             learner: Some(learner),
         } = &mut apart
         else {
-            return Err(LearnError::NotLearning.into());
+            return Err(LearnError::NotLearning);
         };
         learner.recording = Some(Losses::default());
         let arch = learner.arch;
@@ -384,8 +384,7 @@ impl Session {
             return Err(LearnError::TooLittleText {
                 n: tokens.len(),
                 least: LEAST_CONTROL,
-            }
-            .into());
+            });
         }
         // No pass computes the last token; it is only predicted.
         let n_vocab = self.model().hparams().n_vocab;
@@ -398,7 +397,7 @@ impl Session {
             learner: Some(learner),
         } = &mut apart
         else {
-            return Err(LearnError::NotLearning.into());
+            return Err(LearnError::NotLearning);
         };
         let outcome = session.read_control(learner, tokens);
         drop(apart);

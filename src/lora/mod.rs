@@ -5,7 +5,7 @@
 //! [`Adapter`] belongs to the [sites](Model::sites) of a model; sessions attach any number of them.
 //!
 //! This module has data structures and arithmetic on slices. Everything that needs a forward pass
-//! is in [`exec`](crate::exec).
+//! is in [`engine`](crate::engine).
 //!
 //! ```
 //! use ruvllm::{Model, lora::Adapter};

@@ -302,7 +302,7 @@ impl Schedule {
                     let at = self.running.partition_point(|other| other.rank < live.rank);
                     self.running.insert(at, live);
                 }
-                Err(error) => self.end(live, Err(error.into())),
+                Err(error) => self.end(live, Err(error)),
             }
         }
     }

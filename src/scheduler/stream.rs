@@ -134,7 +134,7 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.end(Err(ScheduleError::Ended.into()), PooledStates::default());
+        self.end(Err(ScheduleError::Ended), PooledStates::default());
     }
 }
 

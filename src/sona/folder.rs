@@ -285,7 +285,7 @@ impl SonaFolder {
     /// If there is no such version, or its file cannot be read.
     pub fn topics(&self, version: u64) -> Result<Vec<TopicStatus>, SonaError> {
         if !self.versions().contains(&version) {
-            return Err(SonaError::NoSuchVersion { version }.into());
+            return Err(SonaError::NoSuchVersion { version });
         }
         Ok(topics_in(&self.version_path(version))?)
     }

@@ -167,8 +167,7 @@ impl SonaBuilder {
                     option,
                     value: 0.0,
                     expected: "at least 1",
-                }
-                .into());
+                });
             }
         }
         if !(0.0..=1.0).contains(&self.quality_threshold) {
@@ -177,8 +176,7 @@ impl SonaBuilder {
                 option: "quality_threshold",
                 value,
                 expected: "0 to 1",
-            }
-            .into());
+            });
         }
         let folder = SonaFolder::open(path, &self.folder)?;
         let n_ctx = Some(CONTEXT.min(engine.model().hparams().n_ctx_train.max(2)));
@@ -627,7 +625,7 @@ impl Sona {
     /// As [`Sona::work`].
     pub fn work_in_slices(&self, pause: &mut dyn FnMut(Duration) -> bool) -> Result<(), SonaError> {
         while self.learn(1, &mut *pause)? {}
-        Ok(self.state().folder.sync()?)
+        self.state().folder.sync()
     }
 
     /// Begins to learn in the background, until the result is dropped.

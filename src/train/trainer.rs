@@ -165,7 +165,7 @@ impl Trainer {
                     example.loss().name(),
                     options.loss.name()
                 );
-                return Err(LearnError::Example { index, what }.into());
+                return Err(LearnError::Example { index, what });
             }
             let rejected = match example.judgement() {
                 Judgement::Chosen(rejected) => Some(&**rejected),
@@ -182,7 +182,7 @@ impl Trainer {
                 } else {
                     continue;
                 };
-                return Err(LearnError::Example { index, what }.into());
+                return Err(LearnError::Example { index, what });
             }
         }
         let n = examples.len();
@@ -190,7 +190,7 @@ impl Trainer {
         // The loss of KTO compares with the completion of another example.
         let least = if options.loss == Loss::Kto { 2 } else { 1 };
         if n == n_held_out || n < least {
-            return Err(LearnError::TooFewExamples { n, least }.into());
+            return Err(LearnError::TooFewExamples { n, least });
         }
         let order = shuffled(n, options.seed);
         let [held_out, examples] = [&order[..n_held_out], &order[n_held_out..]]
@@ -216,8 +216,7 @@ impl Trainer {
             return Err(LearnError::TooLittleText {
                 n: control.len(),
                 least: 4,
-            }
-            .into());
+            });
         }
         let preferences = (options.loss != Loss::Sft).then(|| Preferences::new(options, &best));
         let ewc = (options.ewc_lambda > 0.0).then(|| Ewc::new(options.ewc_lambda, values.clone()));
@@ -227,8 +226,7 @@ impl Trainer {
                 option,
                 value,
                 expected: "0 where there is no control text".into(),
-            }
-            .into());
+            });
         }
         let mut adam = Adam::new();
         (adam.betas, adam.decay) = (options.betas, options.weight_decay);
@@ -287,7 +285,7 @@ impl Trainer {
         self.try_step().map_err(|error| match error {
             // The model itself has no such values.
             LearnError::Session(SessionError::Kv(KvError::Overflow { .. })) if step > 0 => {
-                LearnError::Diverged { step }.into()
+                LearnError::Diverged { step }
             }
             error => error,
         })
@@ -344,7 +342,7 @@ impl Trainer {
         }
         let norm = self.gradients.norm();
         if !(loss.is_finite() && norm.is_finite()) {
-            return Err(LearnError::Diverged { step: step + 1 }.into());
+            return Err(LearnError::Diverged { step: step + 1 });
         }
         if norm > f64::from(self.options.clip) {
             self.gradients

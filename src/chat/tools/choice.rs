@@ -124,13 +124,12 @@ impl ToolMask {
             return Err(wrong(
                 MAX_TOOLS,
                 format!("there are {} tools; the limit is {MAX_TOOLS}", tools.len()),
-            )
-            .into());
+            ));
         }
         let named = match choice {
             ToolChoice::Named(name) => match tools.iter().position(|tool| &tool.name == name) {
                 Some(i) => Some(&tools[i..=i]),
-                None => return Err(wrong(0, format!("there is no tool {name:?}")).into()),
+                None => return Err(wrong(0, format!("there is no tool {name:?}"))),
             },
             _ => None,
         };
@@ -138,7 +137,10 @@ impl ToolMask {
         let required = matches!(choice, ToolChoice::Required | ToolChoice::Named(_));
         let in_reasoning = ends_in_reasoning(prompt, format.0.reasoning);
         if tools.is_empty() && required {
-            return Err(wrong(0, "a call is required, and there are no tools".into()).into());
+            return Err(wrong(
+                0,
+                "a call is required, and there are no tools".into(),
+            ));
         }
 
         let format = format.0;
