@@ -16,7 +16,7 @@ macro_rules! methods {
             $(#[$doc])*
             pub fn $name(self, $($arg: $type),*) $(-> $ret)? {
                 $(if $skip { return; })?
-                $(assert!($check, "{}: {}", stringify!($name), stringify!($check));)*
+                $(check($check, stringify!($name), stringify!($check));)*
                 // SAFETY: `self` proves the CPU features; lengths were checked above.
                 unsafe { (self.0.slices.$name)($($arg),*) }
             }
@@ -24,6 +24,13 @@ macro_rules! methods {
     };
 }
 for_each_slice_kernel!(methods []);
+
+/// Panics unless a condition of a kernel holds.
+#[inline]
+#[track_caller]
+fn check(holds: bool, kernel: &str, condition: &str) {
+    assert!(holds, "{kernel}: {condition}");
+}
 
 /// Whether `n` rows of `width` values, which lie `stride` values apart, are at most `len` values.
 fn has_rows(len: usize, stride: usize, n: usize, width: usize) -> bool {
