@@ -185,7 +185,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     }
 
     /// Computes several tokens per pass where that is faster: the text stays the same, see
-    /// [`Speculation`]. Sessions with a [hook](crate::compute::hook::OutputHook), and engines on a device, do
+    /// [`Speculation`]. Sessions with a [hook](crate::compute::OutputHook), and engines on a device, do
     /// without.
     #[must_use]
     pub fn speculate(mut self, speculation: Speculation) -> Self {

@@ -22,10 +22,10 @@ pub enum StopReason {
     MaxTokens,
     /// The context is full; the session does not hold the last token.
     ContextFull,
-    /// A request to a [`Scheduler`](crate::scheduler::thread::Scheduler) was cancelled, or its
-    /// [`Stream`](crate::scheduler::stream::Stream) dropped.
+    /// A request to a [`Scheduler`](crate::scheduler::Scheduler) was cancelled, or its
+    /// [`Stream`](crate::scheduler::Stream) dropped.
     Cancelled,
-    /// The time that a request to a [`Scheduler`](crate::scheduler::thread::Scheduler) had is over.
+    /// The time that a request to a [`Scheduler`](crate::scheduler::Scheduler) had is over.
     Deadline,
 }
 

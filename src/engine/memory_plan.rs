@@ -66,7 +66,7 @@ pub struct PlanOptions {
     pub n_threads: Option<NonZeroUsize>,
     /// Tokens of a pass whose logits are wanted. Default 1.
     pub n_logits: usize,
-    /// Most prompt rows that a [`Schedule`](crate::scheduler::schedule::Schedule) computes in pieces, between passes of
+    /// Most prompt rows that a [`Schedule`](crate::scheduler::Schedule) computes in pieces, between passes of
     /// those that decode: up to `n_batch`, as many as time allows; 0, the default: none.
     pub n_layered: usize,
     /// Adapters, attached to all sequences.
@@ -75,7 +75,7 @@ pub struct PlanOptions {
     /// default: none. The text is at the end of a full context.
     pub n_gradient: usize,
     /// What the prefix cache may hold if [`SessionOptions::prefix`] stores sequences, see
-    /// [`EngineOptions::prefix_budget`](crate::engine::engine::EngineOptions). Default 1 GiB.
+    /// [`EngineOptions::prefix_budget`](crate::engine::EngineOptions). Default 1 GiB.
     pub prefix_budget: u64,
 }
 
@@ -102,10 +102,10 @@ impl From<SessionOptions> for PlanOptions {
 }
 
 /// Most bytes that a model takes with sequences that fill their contexts: what [`Engine::memory`](crate::engine::Engine::memory)
-/// and [`Session::memory`](crate::session::session::Session::memory) will tell at the peak, see [`Model::memory_plan`].
+/// and [`Session::memory`](crate::session::Session::memory) will tell at the peak, see [`Model::memory_plan`].
 ///
 /// Not in it: checkpoints of conversations where layers have windows (two windows more). Pages make
-/// room for these where [`EngineOptions::kv_budget`](crate::engine::engine::EngineOptions) says so.
+/// room for these where [`EngineOptions::kv_budget`](crate::engine::EngineOptions) says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryPlan {

@@ -24,8 +24,8 @@ const TOKENS: &str = "tokens";
 /// Tokens with their keys and values, the adapters they are computed with, and a hook that follows
 /// them.
 ///
-/// [`Engine::step`](crate::engine::engine::Engine::step) appends to any number of sequences in one pass. A
-/// [`Session`](crate::session::session::Session) is the simple interface to one.
+/// [`Engine::step`](crate::engine::Engine::step) appends to any number of sequences in one pass. A
+/// [`Session`](crate::session::Session) is the simple interface to one.
 pub struct Sequence {
     model: Model,
     pub(crate) kv: SeqKv,
@@ -41,7 +41,7 @@ pub struct Sequence {
     /// Kind of each token.
     kinds: Vec<TokenKind>,
     n_ctx: usize,
-    /// See [`SessionOptions::exact`](crate::engine::options::SessionOptions::exact).
+    /// See [`SessionOptions::exact`](crate::engine::SessionOptions::exact).
     pub(crate) exact: bool,
     pub(crate) prefix: PrefixOptions,
     /// Tokens that stay when the context is shifted, if it is at all.
@@ -105,7 +105,7 @@ impl Sequence {
     }
 
     /// Keeps the hidden states of its last tokens from now on, see
-    /// [`SessionOptions::keep_states`](crate::engine::options::SessionOptions::keep_states).
+    /// [`SessionOptions::keep_states`](crate::engine::SessionOptions::keep_states).
     pub(crate) fn keep_states(&mut self) -> Result<(), SessionError> {
         if self.states.is_none() {
             self.states = Some(KeptStates::new(self.model.hparams().n_embd, self.n_ctx)?);

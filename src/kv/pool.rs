@@ -36,7 +36,7 @@ pub struct PoolStats {
     /// Bytes of the adapters that are attached to sequences, each once.
     pub adapters: u64,
     /// Bytes of the budget that are left to others: to the buffers of a
-    /// [`Schedule`](crate::scheduler::schedule::Schedule) whose model has a memory limit.
+    /// [`Schedule`](crate::scheduler::Schedule) whose model has a memory limit.
     pub reserved: u64,
     /// Upper bound in bytes of pages in use, free pages, adapters and what is reserved together.
     pub budget: u64,

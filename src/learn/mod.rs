@@ -1,7 +1,7 @@
 //! Learning during use: a small adapter after the final norm, caches of observed text, a mixture
 //! that is never much worse than the model alone, and a bound on what is forgotten.
 //!
-//! A [`Learner`] is attached to a session as its [`OutputHook`](crate::compute::hook::OutputHook).
+//! A [`Learner`] is attached to a session as its [`OutputHook`](crate::compute::OutputHook).
 
 mod control;
 pub(crate) mod control_window;

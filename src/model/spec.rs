@@ -719,7 +719,7 @@ mod tests {
     }
 }
 
-/// Index of a rope in [`Hparams::ropes`].
+/// Index of a rope in [`Hparams::ropes`](crate::model::Hparams::ropes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RopeId(pub(super) usize);
 

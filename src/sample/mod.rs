@@ -158,7 +158,7 @@ impl Sampler {
     /// the text.
     ///
     /// # Errors
-    /// [`MaskError::Rollback`](crate::sample::MaskError::Rollback) if fewer were sampled since the mask was
+    /// [`MaskError::Rollback`] if fewer were sampled since the mask was
     /// set or reset.
     pub fn rollback(&mut self, n: usize) -> Result<(), SampleError> {
         match &mut self.mask {

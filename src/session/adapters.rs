@@ -45,7 +45,7 @@ impl Session {
         self.seq.adapters()
     }
 
-    /// See [`Sequence::adapter_generation`].
+    /// See [`Sequence::adapter_generation`](crate::engine::Sequence::adapter_generation).
     pub fn adapter_generation(&self) -> u64 {
         self.seq.adapter_generation()
     }

@@ -320,7 +320,7 @@ impl Sona {
 
     /// The version in effect as an adapter of the output head, and of inner layers as far as they
     /// help a `prompt` ([`Sona::topic`]), for
-    /// [`Request::adapter`](crate::scheduler::schedule::Request::adapter); nothing while it changes nothing. As
+    /// [`Request::adapter`](crate::scheduler::Request::adapter); nothing while it changes nothing. As
     /// long as the version is in effect, the same topic has the same adapter.
     ///
     /// # Errors

@@ -40,7 +40,7 @@ pub struct MtpDrafter {
 impl MtpDrafter {
     /// Drafts for sessions of `engine` with these options. The block's keys and values do not count
     /// for the engine's budget, but for the model's memory limit, which has to leave room for
-    /// them ([`EngineOptions::kv_budget`](crate::engine::engine::EngineOptions)).
+    /// them ([`EngineOptions::kv_budget`](crate::engine::EngineOptions)).
     ///
     /// # Errors
     /// [`SessionError::NoMtp`] if the model has no such block, or none that can be used; or if

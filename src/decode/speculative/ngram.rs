@@ -24,7 +24,7 @@ const MAX_RECENT: usize = 4;
 const MAX_RECENT_TOKENS: usize = 1 << 15;
 
 /// Drafts what came after the longest end of the text that was there before: repeated code,
-/// quotations, names. What a [`Scheduler`](crate::scheduler::thread::Scheduler) computes for one tenant is
+/// quotations, names. What a [`Scheduler`](crate::scheduler::Scheduler) computes for one tenant is
 /// looked up in its last texts, too.
 ///
 /// Takes 12 bytes per token, and some microseconds.
