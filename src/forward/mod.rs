@@ -103,7 +103,7 @@ pub(crate) struct LayerAt {
 impl LayerAt {
     /// Whether something was computed.
     pub(crate) fn is_begun(self) -> bool {
-        (self.layer, self.part) != (0, 0)
+        (self.layer, self.part, self.n_tiles) != (0, 0, 0)
     }
 
     /// Goes on to a part; returns whether the pass pauses before it.
