@@ -279,6 +279,7 @@ fn rwkv(dtype: DType) -> Model {
         p.matrix(&name("channel_mix_key"), N, &[512], dtype);
         p.matrix(&name("channel_mix_value"), 512, &[N], dtype);
     }
+    crate::mtp::set_vocabulary(&mut p, N_VOCAB);
     crate::run::open(p.gguf()).unwrap()
 }
 
@@ -566,6 +567,7 @@ pub(crate) fn model(shape: Shape, dtype: DType) -> Model {
             p.matrix(&name("ffn_down"), 512, &[N], dtype);
         }
     }
+    crate::mtp::set_vocabulary(&mut p, N_VOCAB);
     crate::run::open(p.gguf()).unwrap()
 }
 

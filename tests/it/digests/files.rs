@@ -67,11 +67,11 @@ fn model(tiny: Tiny) -> Model {
     tiny.model(DType::Q8_0).on(Arch::scalar())
 }
 
-/// With keys and values of 8 bits, which make small files.
+/// With keys and values of 4 bits, which make small files.
 fn options() -> SessionOptions {
     SessionOptions {
         n_ctx: Some(200),
-        kv_type: KvType::Q8,
+        kv_type: KvType::Q4,
         ..Default::default()
     }
 }
@@ -123,7 +123,7 @@ fn with_prefixes(tiny: Tiny, folder: &Path) -> Session {
 fn make_prefixes(folder: &Path) {
     for tiny in OF_PREFIXES {
         let mut session = with_prefixes(tiny, folder);
-        session.prefill(&tokens(session.model(), 70, 0)).unwrap();
+        session.prefill(&tokens(session.model(), 64, 0)).unwrap();
     }
 }
 
@@ -179,7 +179,7 @@ fn make_learner(folder: &Path) {
                 .collect::<Vec<_>>(),
         )
         .unwrap();
-    for piece in phrases(7).take(320).collect::<Vec<_>>().chunks(32) {
+    for piece in phrases(7).take(160).collect::<Vec<_>>().chunks(32) {
         session.clear();
         session.observe(piece).unwrap();
     }
@@ -191,21 +191,21 @@ fn make_learner(folder: &Path) {
 fn go_on_with_learner(folder: &Path) -> Vec<u32> {
     let mut session = session(&model(Tiny::Llama));
     let learner = Learner::open(folder.join("learner.gguf"), session.model()).unwrap();
-    assert!(learner.n_updates() > 0 && learner.losses().n > 300);
+    assert!(learner.n_updates() > 0 && learner.losses().n > 100);
     session.set_learner(learner).unwrap();
     text_of(session)
 }
 
 fn trainer() -> Trainer {
-    let examples: Vec<_> = (0..8)
-        .map(|i| Example::completion(&[1, 7, 10 + i], &[11 + i, 2]))
+    let examples: Vec<_> = (0..24)
+        .map(|i| Example::completion(&[1, 7, 10 + i % 12], &[11 + i % 12, 2]))
         .collect();
     let targets = TargetSet::Qv;
     let options = TrainOptions {
         targets,
         rank: 1,
         rate: 0.1,
-        epochs: 6.0,
+        epochs: 3.0,
         batch: 4,
         n_ctx: 32,
         ..Default::default()
@@ -244,6 +244,7 @@ fn builder() -> SonaBuilder {
         .keep_text(true)
 }
 
+/// Requests that wait to be learnt.
 fn make_requests(folder: &Path) {
     let engine = engine(&model(Tiny::Llama), 1);
     let sona = builder().open(folder, &engine).unwrap();
@@ -263,18 +264,17 @@ fn make_requests(folder: &Path) {
         };
         sona.record(request).unwrap();
     }
-    sona.work().unwrap();
-    assert!(sona.generation() > 0);
 }
 
 fn go_on_with_requests(folder: &Path) -> Vec<u32> {
     let engine = engine(&model(Tiny::Llama), 1);
     let sona = builder().open(folder, &engine).unwrap();
     assert_eq!(
-        (sona.n_pending(), sona.status().unwrap().n_trajectories),
-        ((0, 0), 24)
+        (sona.generation(), sona.n_pending(), sona.history().len()),
+        (1, (24, 0), 1)
     );
-    assert!(sona.generation() > 0 && !sona.history().is_empty());
+    sona.work().unwrap();
+    assert_eq!(sona.generation(), 2);
     let mut session = engine.session_with(&options()).unwrap();
     session.set_learner(sona.learner()).unwrap();
     text_of(session)

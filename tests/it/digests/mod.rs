@@ -101,7 +101,15 @@ fn own_models() -> Vec<Job> {
         }
     }
     for (i, shapes) in crate::mutants::models().iter().enumerate() {
-        let open = Box::new(|| crate::run::open(shapes.parts().gguf()).unwrap());
+        let open = || {
+            let mut parts = shapes.parts();
+            let n_vocab = crate::run::open(shapes.parts().gguf())
+                .unwrap()
+                .hparams()
+                .n_vocab;
+            crate::mtp::set_vocabulary(&mut parts, n_vocab);
+            crate::run::open(parts.gguf()).unwrap()
+        };
         // Two files have a model of this name.
         let is_second = crate::mutants::models()[..i]
             .iter()
@@ -113,7 +121,7 @@ fn own_models() -> Vec<Job> {
                 if is_second { "-2" } else { "" }
             ),
             &plain,
-            open,
+            Box::new(open),
         );
     }
     let formats = FORMATS
