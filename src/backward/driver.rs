@@ -1,6 +1,6 @@
 //! One backward pass: from what the logits should have been to gradients of an adapter.
 //!
-//! It mirrors `forward.rs` function for function, and goes through the layers from the last one to
+//! It mirrors `forward/` function for function, and goes through the layers from the last one to
 //! the lowest with a requested gradient. The forward pass has saved a few rows per token and layer
 //! ([`Saved`]); everything else is recomputed, layer by layer, unless it was small enough to keep.
 //! Weights are frozen: they are only needed for `dx = Wᵀ·dy`. Keys and values of tokens before the

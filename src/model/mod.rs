@@ -341,7 +341,7 @@ struct Inner {
     unknown: Vec<String>,
     decoded: AtomicU32,
     fingerprint: OnceLock<u64>,
-    /// State that sessions without an engine of their own share; only `exec` knows its type.
+    /// State that sessions without an engine of their own share; only `engine` knows its type.
     shared: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
