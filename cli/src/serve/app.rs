@@ -174,6 +174,8 @@ pub(super) struct Shared {
     pub(super) bodies: Arc<Budget>,
     /// Pages of others that may ask.
     pub(super) origins: Arc<Vec<HeaderValue>>,
+    /// Whether a field that the server does not know is an error.
+    pub(super) strict: bool,
 }
 
 impl Shared {
@@ -184,6 +186,7 @@ impl Shared {
             keys: Arc::new(keys),
             bodies: Budget::new(usize::try_from(args.body_budget).unwrap_or(usize::MAX)),
             origins: Arc::new(args.cors_origins.clone()),
+            strict: args.strict,
         })
     }
 

@@ -92,6 +92,10 @@ pub(crate) struct ServerArgs {
     /// [default: none but the server's own]
     #[arg(long, value_name = "ORIGINS", value_delimiter = ',', env = "LLAMA_ARG_CORS_ORIGINS", value_parser = origin)]
     pub(super) cors_origins: Vec<HeaderValue>,
+    /// Refuse requests with a field that the server does not know, instead of naming it in the
+    /// answer's header x-ruvllm-ignored
+    #[arg(long)]
+    pub(super) strict: bool,
     /// Most milliseconds between two tokens that prompts of others may cause [default: twice what
     /// it is without]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]

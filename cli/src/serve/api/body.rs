@@ -5,6 +5,7 @@ use crate::serve::blocking::blocking;
 use crate::serve::http::budget::{Share, too_large};
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
+use crate::serve::http::ignored::Ignored;
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
 use futures_util::stream::StreamExt;
@@ -102,6 +103,7 @@ impl FromRequest<Shared> for Body {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, shared: &Shared) -> Result<Body, ApiError> {
+        let ignored = request.extensions().get::<Ignored>().cloned();
         let body = read(request, Share::of(&shared.bodies));
         let Ok(body) = tokio::time::timeout(BODY_TIMEOUT, body).await else {
             let message = format!("the body did not come within {} s", BODY_TIMEOUT.as_secs());
@@ -115,7 +117,7 @@ impl FromRequest<Shared> for Body {
         let is_quick = bytes.len() <= QUICK;
         let parse = move || {
             share.grow(parsed_size(&bytes))?;
-            Ok(Body(Fields::parse(&bytes)?, share))
+            Ok(Body(Fields::parse(&bytes, ignored)?, share))
         };
         if is_quick {
             parse()

@@ -1,17 +1,90 @@
-//! The body of a request, read field by field, so that one that nobody understands is an error.
+//! The body of a request, read field by field, so that each is used, refused or told as ignored.
 
 use crate::serve::http::error::ApiError;
+use crate::serve::http::ignored::Ignored;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+/// Fields of these APIs, and of other servers, that would change an answer and are not done here.
+/// One that says nothing (`false`, an empty text, list or object) is as if it were not there.
+const UNSUPPORTED: &[&str] = &[
+    // OpenAI's.
+    "audio",
+    "best_of",
+    "conversation",
+    "echo",
+    "function_call",
+    "functions",
+    "prompt",
+    "suffix",
+    "web_search_options",
+    // Anthropic's.
+    "output_config",
+    "output_format",
+    "thread",
+    // vLLM's, SGLang's and those of Hugging Face's servers.
+    "add_generation_prompt",
+    "add_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "chat_template",
+    "documents",
+    "early_stopping",
+    "ebnf",
+    "guided_choice",
+    "guided_decoding_backend",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "include_stop_str_in_output",
+    "input_embeds",
+    "length_penalty",
+    "lora_path",
+    "min_new_tokens",
+    "min_tokens",
+    "mm_processor_kwargs",
+    "no_repeat_ngram_size",
+    "prompt_embeds",
+    "regex",
+    "spaces_between_special_tokens",
+    "stop_regex",
+    "stop_token_ids",
+    "structured_outputs",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+    // llama-server's and Ollama's.
+    "control_vectors",
+    "image_data",
+    "images",
+    "multimodal_data",
+    "n_discard",
+    "n_keep",
+    "n_predict_per_prompt",
+    "options",
+    "raw",
+    "think",
+];
+
 /// The fields that are left.
 #[derive(Default)]
-pub(crate) struct Fields(Map<String, Value>);
+pub(crate) struct Fields {
+    left: Map<String, Value>,
+    /// What comes before their names: `reasoning.` in an object of that name.
+    prefix: String,
+    /// Takes the names of fields that the server does not know; `None`, such a field is an error.
+    ignored: Option<Ignored>,
+}
 
 impl Fields {
-    pub(crate) fn parse(body: &[u8]) -> Result<Fields, ApiError> {
+    /// The fields of an object. Those that the server does not know are told to `ignored`, or
+    /// refused if there is none.
+    pub(crate) fn parse(body: &[u8], ignored: Option<Ignored>) -> Result<Fields, ApiError> {
         match serde_json::from_slice(body) {
-            Ok(Value::Object(fields)) => Ok(Fields(fields)),
+            Ok(Value::Object(left)) => Ok(Fields {
+                left,
+                prefix: String::new(),
+                ignored,
+            }),
             Ok(_) => Err(ApiError::wrong("the body is not a JSON object")),
             Err(error) => Err(ApiError::wrong(format!("the body is not JSON: {error}"))),
         }
@@ -19,7 +92,7 @@ impl Fields {
 
     /// The value of a field; `null` is as if it were not there.
     pub(crate) fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
-        match self.0.shift_remove(name) {
+        match self.left.shift_remove(name) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => from_value(value)
                 .map(Some)
@@ -40,12 +113,17 @@ impl Fields {
 
     /// The fields of an object in a field.
     pub(crate) fn object(&mut self, name: &str) -> Result<Option<Fields>, ApiError> {
-        Ok(self.take(name)?.map(Fields))
+        let left = self.take(name)?;
+        Ok(left.map(|left| Fields {
+            left,
+            prefix: format!("{}{name}.", self.prefix),
+            ignored: self.ignored.clone(),
+        }))
     }
 
     /// The value of a field, which stays.
     pub(crate) fn get(&self, name: &str) -> Option<&Value> {
-        self.0.get(name)
+        self.left.get(name)
     }
 
     /// Gives a field the name that it has elsewhere.
@@ -58,8 +136,8 @@ impl Fields {
 
     /// Adds a field, which must not be there.
     pub(crate) fn set(&mut self, name: &str, value: Value) -> Result<(), ApiError> {
-        match self.0.insert(name.to_owned(), value) {
-            None => Ok(()),
+        match self.left.insert(name.to_owned(), value) {
+            None | Some(Value::Null) => Ok(()),
             Some(_) => Err(ApiError::field(name, "this server does not know the field")),
         }
     }
@@ -68,7 +146,7 @@ impl Fields {
     pub(crate) fn ignore(&mut self, names: &[&str]) {
         names
             .iter()
-            .for_each(|name| drop(self.0.shift_remove(*name)));
+            .for_each(|name| drop(self.left.shift_remove(*name)));
     }
 
     /// A field of other servers, with the value for what happens here anyway.
@@ -85,12 +163,43 @@ impl Fields {
         }
     }
 
-    /// Refuses what is left.
+    /// Tells what is left as ignored, or refuses it. A field that is `null` is as if it were not
+    /// there.
     pub(crate) fn finish(self) -> Result<(), ApiError> {
-        match self.0.keys().next() {
-            None => Ok(()),
-            Some(name) => Err(ApiError::field(name, "this server does not know the field")),
+        let Fields {
+            left,
+            prefix,
+            ignored,
+        } = self;
+        let is_nothing = |value: &Value| match value {
+            Value::Bool(is_set) => !is_set,
+            Value::String(text) => text.is_empty(),
+            Value::Array(list) => list.is_empty(),
+            Value::Object(fields) => fields.is_empty(),
+            Value::Null | Value::Number(_) => false,
+        };
+        let said = left.iter().filter(|(_, value)| !value.is_null());
+        let named = |name: &str| format!("{prefix}{name}");
+        if let Some((name, _)) = said
+            .clone()
+            .find(|(name, value)| UNSUPPORTED.contains(&&***name) && !is_nothing(value))
+        {
+            let message = "it would change the answer, and this server does not support it";
+            return Err(ApiError::field(&named(name), message));
         }
+        let mut names = said.map(|(name, _)| named(name));
+        match ignored {
+            Some(ignored) => names.for_each(|name| ignored.add(&name)),
+            None => {
+                if let Some(name) = names.next() {
+                    return Err(ApiError::field(
+                        &name,
+                        "this server does not know the field",
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -148,7 +257,7 @@ mod tests {
                 .ends_with("0 or more")
         );
         let only = |found: Value, value: Value| {
-            Fields::parse(json!({"a": found}).to_string().as_bytes())
+            Fields::parse(json!({"a": found}).to_string().as_bytes(), None)
                 .unwrap()
                 .only("a", value)
         };
@@ -158,5 +267,30 @@ mod tests {
                 && only(json!("1"), json!(1)).is_err()
                 && only(json!(false), json!(0)).is_err()
         );
+    }
+
+    #[test]
+    fn what_is_left() {
+        let body = json!({"a": null, "b": 1, "c": {"d": 2, "e": null, "f": 3}});
+        let fields = |ignored| Fields::parse(body.to_string().as_bytes(), ignored).unwrap();
+        let read = |mut fields: Fields| {
+            let mut inner = fields.object("c")?.expect("an object");
+            inner.need::<i64>("d")?;
+            inner.finish()?;
+            fields.finish()
+        };
+        let error = read(fields(None)).unwrap_err().json();
+        assert_eq!(error["error"]["param"], "c.f");
+        let ignored = Ignored::default();
+        read(fields(Some(ignored.clone()))).unwrap();
+        assert_eq!(ignored.list(), "c.f, b");
+        let body = |value: Value| json!({"guided_regex": value}).to_string();
+        let finish = |value: Value| {
+            Fields::parse(body(value).as_bytes(), Some(Ignored::default()))
+                .unwrap()
+                .finish()
+        };
+        assert!(finish(json!("a+")).is_err(), "it would change the answer");
+        assert!(finish(json!("")).is_ok() && finish(json!(null)).is_ok());
     }
 }

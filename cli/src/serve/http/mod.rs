@@ -4,6 +4,7 @@ pub(super) mod budget;
 pub(super) mod cors;
 pub(super) mod error;
 pub(super) mod fields;
+pub(super) mod ignored;
 pub(super) mod page;
 pub(super) mod response;
 pub(super) mod sending;
