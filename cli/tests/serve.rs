@@ -717,6 +717,32 @@ fn fields_that_the_server_does_not_know() {
     let body = json!({"messages": user, "max_tokens": 2, "guided_regex": "a+"});
     let (status, _, answer) = ask(server, "/v1/chat/completions", &body);
     assert!(status == 400 && answer.contains("guided_regex"), "{answer}");
+    // Anthropic's words for effort and schema; a thread is refused as its SDK reads it.
+    let schema = json!({"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"],
+        "additionalProperties": false});
+    let format = json!({"type": "json_schema", "schema": schema});
+    for extra in [
+        json!({"output_config": {"effort": "low", "format": format}}),
+        json!({"output_format": format}),
+    ] {
+        let mut body = json!({"messages": user, "max_tokens": 32});
+        let object = body.as_object_mut().unwrap();
+        object.extend(extra.as_object().unwrap().clone());
+        let (status, _, answer) = ask(server, "/v1/messages", &body);
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        let text = answer["content"][0]["text"].as_str().unwrap_or_default();
+        let found: Value = serde_json::from_str(text).unwrap_or_default();
+        assert_eq!((status, found), (200, json!({"a": 1})), "{answer}");
+    }
+    let body = json!({"messages": user, "max_tokens": 2, "thread": {"type": "create"}});
+    let (status, _, answer) = ask(server, "/v1/messages", &body);
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let details = json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]});
+    assert_eq!(
+        (status, &answer["error"]["details"]),
+        (400, &details),
+        "{answer}"
+    );
     let strict = Server::start(&["-c", "512", "--strict"]);
     let body = json!({"prompt": "a", "max_tokens": 1, "temprature": 1});
     let (status, name, answer) = ask(&strict, "/v1/completions", &body);

@@ -8,6 +8,7 @@ use crate::serve::http::fields::Fields;
 use crate::serve::http::response::json_response;
 use crate::serve::ids::{Caller, new_id};
 use crate::serve::jobs::answer::{Answer, Usage};
+use crate::serve::jobs::params::schema_format;
 use crate::serve::jobs::turn::Turn;
 use axum::Extension;
 use axum::extract::State;
@@ -84,6 +85,24 @@ pub(super) async fn count_tokens(
 fn translate(fields: &mut Fields) -> Result<(), ApiError> {
     fields.rename("stop_sequences", "stop")?;
     fields.only("n", 1)?;
+    if fields.take::<Value>("thread")?.is_some() {
+        let message = "nothing is stored here: send the conversation whole";
+        let details =
+            json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]});
+        return Err(ApiError::field("thread", message).with_details(details));
+    }
+    if let Some(mut output) = fields.object("output_config")? {
+        if let Some(effort) = output.take::<String>("effort")? {
+            fields.set("reasoning_effort", effort.into())?;
+        }
+        if let Some(format) = output.take::<Map<String, Value>>("format")? {
+            fields.set("response_format", schema_format(format))?;
+        }
+        output.finish()?;
+    }
+    if let Some(format) = fields.take::<Map<String, Value>>("output_format")? {
+        fields.set("response_format", schema_format(format))?;
+    }
     let mut messages = Vec::new();
     if let Some(system) = fields.take::<Value>("system")? {
         messages.push(json!({"role": "system", "content": text_of("system", &system)?}));

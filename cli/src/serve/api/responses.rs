@@ -11,6 +11,7 @@ use crate::serve::http::fields::Fields;
 use crate::serve::http::response::json_response;
 use crate::serve::ids::{Caller, new_id};
 use crate::serve::jobs::answer::{Answer, Usage};
+use crate::serve::jobs::params::schema_format;
 use crate::serve::jobs::turn::Turn;
 use axum::Extension;
 use axum::extract::State;
@@ -130,7 +131,7 @@ fn translate(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     }
     if let Some(mut text) = fields.object("text")? {
         if let Some(format) = text.take::<Map<String, Value>>("format")? {
-            fields.set("response_format", response_format(format))?;
+            fields.set("response_format", schema_format(format))?;
         }
         text.ignore(&["verbosity"]);
         text.finish()?;
@@ -155,17 +156,6 @@ fn translate(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     }
     fields.ignore(&["include", "prompt_cache_retention", "max_tool_calls"]);
     Ok(about)
-}
-
-/// Here a schema's fields lie beside its type, there in an object of their own.
-fn response_format(mut format: Map<String, Value>) -> Value {
-    match format.get("type").and_then(Value::as_str) {
-        Some("json_schema") => {
-            format.shift_remove("type");
-            json!({"type": "json_schema", "json_schema": format})
-        }
-        _ => format.into(),
-    }
 }
 
 fn tool((i, tool): (usize, Value)) -> Result<Value, ApiError> {

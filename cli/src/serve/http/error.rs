@@ -17,6 +17,8 @@ pub(crate) struct ApiError {
     /// The field that is wrong.
     param: Option<String>,
     code: Option<&'static str>,
+    /// What a client's program reads instead of the message, in Anthropic's API.
+    details: Option<Value>,
     /// Whether it is told in the form of Anthropic's API.
     is_anthropic: bool,
 }
@@ -33,6 +35,7 @@ impl ApiError {
             message: message.into(),
             param: None,
             code: None,
+            details: None,
             is_anthropic: false,
         }
     }
@@ -47,6 +50,14 @@ impl ApiError {
         ApiError {
             param: Some(name.to_owned()),
             ..ApiError::wrong(format!("{name}: {message}"))
+        }
+    }
+
+    /// A request of a kind that a client can do without, as it learns from `details`.
+    pub(crate) fn with_details(self, details: Value) -> ApiError {
+        ApiError {
+            details: Some(details),
+            ..self
         }
     }
 
@@ -71,6 +82,7 @@ impl ApiError {
             message,
             param,
             code,
+            details,
             is_anthropic,
         } = self;
         // It may have a value of the request in it.
@@ -79,7 +91,11 @@ impl ApiError {
             Some((end, _)) => format!("{}…", &message[..end]),
         };
         if *is_anthropic {
-            return json!({"type": "error", "error": {"type": kind, "message": message}});
+            let mut error = json!({"type": kind, "message": message});
+            if let Some(details) = details {
+                error["details"] = details.clone();
+            }
+            return json!({"type": "error", "error": error});
         }
         let code = code.map_or_else(|| json!(status.as_u16()), |code| json!(code));
         json!({"error": {"message": message, "type": kind, "param": param, "code": code}})

@@ -18,10 +18,6 @@ const UNSUPPORTED: &[&str] = &[
     "prompt",
     "suffix",
     "web_search_options",
-    // Anthropic's.
-    "output_config",
-    "output_format",
-    "thread",
     // vLLM's, SGLang's and those of Hugging Face's servers.
     "add_generation_prompt",
     "add_special_tokens",

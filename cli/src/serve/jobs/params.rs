@@ -6,7 +6,7 @@ use crate::serve::http::fields::Fields;
 use ruvllm::grammar::{Grammar, Syntax};
 use ruvllm::lora::Adapter;
 use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, TokenMask};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Most answers to one prompt.
@@ -452,5 +452,17 @@ impl Format {
     /// Whether it is JSON that a schema describes.
     pub(super) fn is_json(&self) -> bool {
         matches!(self.0, Some((_, Syntax::JsonSchema, _)))
+    }
+}
+
+/// A format in the words of chat completions: elsewhere a schema lies beside its type, there in an
+/// object of its own.
+pub(crate) fn schema_format(mut format: Map<String, Value>) -> Value {
+    match format.get("type").and_then(Value::as_str) {
+        Some("json_schema") => {
+            format.shift_remove("type");
+            json!({"type": "json_schema", "json_schema": format})
+        }
+        _ => format.into(),
     }
 }
