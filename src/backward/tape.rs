@@ -1,12 +1,11 @@
 //! What a backward pass carries from layer to layer.
 
 use crate::backward::buffers::{RowCounts, logit_rows};
-use crate::kv::SeqKv;
-
 use crate::compute::arena::Frame;
 use crate::compute::linear::{
     Ctx, Product, Scratch, ScratchBackward, Sizes, Wanted, linear, linear_backward,
 };
+use crate::kv::SeqKv;
 use crate::model::{Hparams, Model, Site, Weight};
 use crate::quant::DType;
 

@@ -82,13 +82,12 @@ mod python;
 mod time;
 pub mod tools;
 
+use minijinja::{Environment, ErrorKind};
+use serde_json::{Map, json};
 use std::borrow::Cow;
 use std::io::{self, Write};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
-
-use minijinja::{Environment, ErrorKind};
-use serde_json::{Map, json};
 
 pub use error::ChatError;
 pub use time::LocalTime;

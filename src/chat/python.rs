@@ -7,12 +7,11 @@
 //! `~`, `%` does not format strings (`format` does), and results of operators are not limited
 //! before they are printed.
 
+use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Rest, Value, ValueKind, from_args};
+use minijinja::{Environment, Error, ErrorKind, State};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
-
-use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Rest, Value, ValueKind, from_args};
-use minijinja::{Environment, Error, ErrorKind, State};
 
 /// Deepest nesting of a value that is printed.
 const MAX_DEPTH: usize = 200;

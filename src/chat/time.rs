@@ -1,9 +1,8 @@
 //! Time of day and calendar for `strftime_now`.
 
+use crate::chat::ChatError;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
-
-use crate::chat::ChatError;
 
 /// A point in time on the local clock, without a time zone: what Python calls a naive
 /// `datetime`. Parses from ISO 8601, `2025-01-15T09:05:07`; seconds, their fraction and the time

@@ -4,12 +4,11 @@
 //! and remembers where each string begins, so that opening a file with 400 000 tokens and merges
 //! costs one pass over their lengths and one allocation.
 
+use crate::gguf::GgufError;
+use crate::gguf::bytes::Bytes;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-
-use crate::gguf::GgufError;
-use crate::gguf::bytes::Bytes;
 
 /// The numbers of the metadata types.
 pub(super) mod id {

@@ -5,13 +5,12 @@
 //! worst case an array of empty arrays of strings ten times its own bytes. A metadata value takes a
 //! hundred bytes where a short entry has 17, but the number of entries is limited.
 
-use std::fmt;
-use std::sync::Arc;
-
 use crate::gguf::bytes::Bytes;
 use crate::gguf::metadata::{Array, Metadata, StringArray, Value, id};
 use crate::gguf::{GgufError, Header, TensorInfo};
 use crate::quant::DType;
+use std::fmt;
+use std::sync::Arc;
 
 /// Longest key and tensor name, in bytes. GGUF limits keys to 65535; the same limit applies to
 /// names.

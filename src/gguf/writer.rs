@@ -1,17 +1,16 @@
 //! Writing GGUF files: metadata first, then tensor by tensor, so that a file much larger than
 //! memory can be written.
 
+use crate::gguf::metadata::Value;
+use crate::gguf::reader::{DEFAULT_ALIGNMENT, MAX_ALIGNMENT, tensor_bytes};
+use crate::gguf::{GgufError, Header, in_file, io_error};
+use crate::quant::DType;
 use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process;
-
-use crate::gguf::metadata::Value;
-use crate::gguf::reader::{DEFAULT_ALIGNMENT, MAX_ALIGNMENT, tensor_bytes};
-use crate::gguf::{GgufError, Header, in_file, io_error};
-use crate::quant::DType;
 
 type Produce<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + 'a>;
 

@@ -9,13 +9,11 @@
 //! another, so at the latest this ends with a terminal per character: slower, but the same
 //! language.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt::Write;
-
+use crate::grammar::{GrammarError, MAX_DEPTH, Syntax};
 use llguidance::derivre::{Regex, StateID};
 use llguidance::toktrie::TokTrie;
-
-use crate::grammar::{GrammarError, MAX_DEPTH, Syntax};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Write;
 
 /// Longest regular expression of a terminal, in bytes; longer parts are split.
 const MAX_TERMINAL: usize = 4 << 10;

@@ -56,20 +56,18 @@ mod schema;
 
 pub use error::GrammarError;
 
-use std::fmt;
-use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::Duration;
-
+use crate::sample::{MaskError, TokenMask};
+use crate::tokenizer::Tokenizer;
 use llguidance::api::{GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{
     InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenizerEnv,
 };
 use llguidance::{ParserFactory, panic_utils};
-
-use crate::sample::{MaskError, TokenMask};
-use crate::tokenizer::Tokenizer;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
 
 /// Longest grammar or schema, in bytes.
 const MAX_SOURCE: usize = 256 << 10;

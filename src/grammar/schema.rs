@@ -5,12 +5,10 @@
 //! `$defs`, patterns are translated, keywords without effect are dropped. The remaining keywords
 //! are those that the engine enforces.
 
-use std::collections::{HashMap, HashSet};
-
-use serde_json::{Map, Value, json};
-
 use crate::grammar::pattern::from_ecma;
 use crate::grammar::{GrammarError, Layout, MAX_DEPTH, Syntax};
+use serde_json::{Map, Value, json};
+use std::collections::{HashMap, HashSet};
 
 /// White space between two JSON tokens, if there is any.
 const WHITE_SPACE: &str = r"\x20";

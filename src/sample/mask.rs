@@ -1,8 +1,7 @@
 //! Masks: restrictions of the vocabulary that follow the text.
 
-use std::fmt::Debug;
-
 use crate::sample::MaskError;
+use std::fmt::Debug;
 
 /// Restricts which tokens may come next, token after token; a grammar is one example.
 ///

@@ -1,8 +1,5 @@
 //! Which requests are taken.
 
-use crate::scheduler::answer::{Place, RequestRows};
-use crate::scheduler::request::{Observer, Request, RequestId};
-
 use crate::clock::Timer;
 use crate::decode::output::{PieceWriter, Timings};
 use crate::decode::speculative::ngram::RecentTexts;
@@ -16,6 +13,8 @@ use crate::kv::{KvLayout, Reserved};
 use crate::lora::Adapter;
 use crate::scheduler::ScheduleError;
 use crate::scheduler::answer::{Drafts, Live};
+use crate::scheduler::answer::{Place, RequestRows};
+use crate::scheduler::request::{Observer, Request, RequestId};
 use crate::scheduler::stream::{self, Stream, Wake};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,8 +1,5 @@
 //! The answer of a request that was admitted.
 
-use crate::scheduler::request::RequestId;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use crate::clock::Timer;
 use crate::compute::hook::TokenKind;
 use crate::compute::pooling::Pooling;
@@ -17,9 +14,10 @@ use crate::engine::options::CachedTokens;
 use crate::engine::sequence::Sequence;
 use crate::lora::Adapter;
 use crate::sample::Sampler;
-
+use crate::scheduler::request::RequestId;
 use crate::scheduler::stream::Sender;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Order of requests, best first: the pass in which a request came, minus [`AGING`] passes per

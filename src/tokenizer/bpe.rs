@@ -4,14 +4,13 @@
 //! first, until no two neighbours have a rank. Symbols are a linked list over the text and the
 //! ranks are in a heap, so a word of a million letters takes n log n steps.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
 use crate::gguf::StringArray;
 use crate::tokenizer::TokenizerError;
 use crate::tokenizer::split::PreTokenizer;
 use crate::tokenizer::unicode::{self, Char};
 use crate::tokenizer::vocab::{Hasher, Index, MAX_ENTRIES, Vocab, byte_text, text};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 /// A range of the text that is to become a token.
 #[derive(Clone, Copy)]

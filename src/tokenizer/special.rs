@@ -5,12 +5,11 @@
 //! `|im` before it. Each position of the text is looked up in a tree of the special texts, and the
 //! candidates are tried in that order of precedence.
 
+use crate::tokenizer::TokenizerError;
+use crate::tokenizer::vocab::{CONTROL, LSTRIP, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
-
-use crate::tokenizer::TokenizerError;
-use crate::tokenizer::vocab::{CONTROL, LSTRIP, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
 
 /// Longest text a token in a tree may have; bounds the work per position of a text.
 const MAX_LEN: usize = 1024;

@@ -1,10 +1,9 @@
 //! Parts shared by the formats: the end of a JSON value in a text, calls in JSON, values in
 //! XML-like tags, and their grammars.
 
-use serde_json::{Map, Value, json};
-
 use crate::chat::ChatError;
 use crate::chat::tools::{Marks, Scan, Tool, ToolCall, lark_text};
+use serde_json::{Map, Value, json};
 
 /// The length of white space and the JSON array or object after it; `None` if that is incomplete,
 /// an error if there is none.

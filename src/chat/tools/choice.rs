@@ -1,13 +1,11 @@
 //! Enforcing valid calls: a mask that lets the model write freely until it begins a call.
 
-use std::sync::Arc;
-
-use serde_json::Value;
-
 use crate::chat::ChatError;
 use crate::chat::tools::{Marks, Tool, ToolFormat, ends_in_reasoning};
 use crate::grammar::{Grammar, Matcher, TokenTrie};
 use crate::sample::{MaskError, TokenMask};
+use serde_json::Value;
+use std::sync::Arc;
 
 /// Most tools that a mask supports.
 const MAX_TOOLS: usize = 256;

@@ -46,11 +46,10 @@ mod mistral;
 mod phi4;
 mod qwen3_coder;
 
-use serde_json::{Map, Value};
-
 use crate::chat::ChatError;
 #[cfg(feature = "grammar")]
 pub use choice::{ToolChoice, ToolMask};
+use serde_json::{Map, Value};
 
 /// All formats. A template has the first one whose marks it contains; the last format has no marks.
 const FORMATS: &[&Format] = &[

@@ -15,13 +15,12 @@ use crate::kv::prefix::{CachedToken, Prefix, PrefixKey, Stored};
 use crate::kv::{KvBytes, KvError, KvPart, KvPolicy, KvType};
 use crate::threads::Crew;
 use half::f16;
+use recurrent::States;
+pub(crate) use state::{KvCheckpoint, KvState};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
-use recurrent::States;
-pub(crate) use state::{KvCheckpoint, KvState};
 
 /// A sequence: a block table for each form of each group of the layout, and the number of filled
 /// positions.
