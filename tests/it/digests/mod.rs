@@ -11,7 +11,11 @@
 //!
 //! No kernel uses an instruction whose result the vendors of CPUs may choose (approximate
 //! reciprocals and roots). `exp`, `ln` and their like come from the system's C library, so each
-//! table names the digest of their values; where these are others, nothing is compared.
+//! table names the digest of their values; where these are others, nothing is compared. What
+//! contains times is left out: the files of a folder of requests (what it has learnt is compared).
+//! Levels that the CPU lacks, or that a table lacks, are skipped aloud; the tables' `amx`, if they
+//! have it, was made with the emulated tiles of `--cfg ruvllm_emulate_amx`, and `avx512_bf16`,
+//! which is chosen on AMD's CPUs alone, is to be made there.
 
 mod compare;
 mod files;
@@ -128,27 +132,29 @@ fn own_models() -> Vec<Job> {
         .iter()
         .filter(|f| f.quantize.is_some())
         .map(|f| (Shape::Dense, f.dtype));
-    for (shape, dtype) in formats.chain(Shape::ALL.map(|shape| (shape, DType::Q8_0))) {
-        if (shape, dtype) != (Shape::Dense, DType::Q8_0)
-            || jobs.iter().all(|job| job.name != "shape/Dense-Q8_0")
-        {
-            let name = format!("shape/{shape:?}-{dtype}");
-            jobs.push(Job {
-                name,
-                options: plain.clone(),
-                open: Box::new(move || crate::invariance::model(shape, dtype)),
-            });
-        }
+    let others = Shape::ALL
+        .into_iter()
+        .filter(|&shape| shape != Shape::Dense)
+        .map(|shape| (shape, DType::Q8_0));
+    for (shape, dtype) in formats.chain(others) {
+        let open = Box::new(move || crate::invariance::model(shape, dtype));
+        add(format!("shape/{shape:?}-{dtype}"), &plain, open);
     }
     let shipped = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/models/ruvllm-rust-6m-q8_0.gguf"
     );
-    jobs.push(Job {
-        name: "shipped".into(),
-        options: plain,
-        open: Box::new(move || Model::open(shipped).unwrap()),
-    });
+    add(
+        "shipped".into(),
+        &plain,
+        Box::new(move || Model::open(shipped).unwrap()),
+    );
+    let mut names: Vec<_> = jobs.iter().map(|job| &job.name).collect();
+    names.sort();
+    assert!(
+        names.windows(2).all(|two| two[0] != two[1]),
+        "a name is there twice: {names:?}"
+    );
     jobs.retain(|job| !emulated() || job.name.starts_with("tiny/"));
     jobs
 }
