@@ -18,7 +18,7 @@ pub(crate) struct ApiError {
     param: Option<String>,
     code: Option<&'static str>,
     /// What a client's program reads instead of the message, in Anthropic's API.
-    details: Option<Value>,
+    details: Option<Box<Value>>,
     /// Whether it is told in the form of Anthropic's API.
     is_anthropic: bool,
 }
@@ -56,7 +56,7 @@ impl ApiError {
     /// A request of a kind that a client can do without, as it learns from `details`.
     pub(crate) fn with_details(self, details: Value) -> ApiError {
         ApiError {
-            details: Some(details),
+            details: Some(Box::new(details)),
             ..self
         }
     }
@@ -93,7 +93,7 @@ impl ApiError {
         if *is_anthropic {
             let mut error = json!({"type": kind, "message": message});
             if let Some(details) = details {
-                error["details"] = details.clone();
+                error["details"] = Value::clone(details);
             }
             return json!({"type": "error", "error": error});
         }
