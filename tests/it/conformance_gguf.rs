@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ruvllm::gguf::{Gguf, Header};
+use ruvllm::gguf::{Gguf, GgufError, Header};
 
 fn files_ending(folder: &Path, end: &str, files: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -21,9 +21,13 @@ fn files_ending(folder: &Path, end: &str, files: &mut Vec<PathBuf>) {
 fn check(gguf: &Gguf, path: &Path, opened: Duration) {
     let metadata = gguf.metadata();
     metadata.str("general.architecture").unwrap();
-    let tokens = metadata.strings("tokenizer.ggml.tokens").unwrap();
-    let token_types = metadata.i32s("tokenizer.ggml.token_type").unwrap();
-    assert_eq!(tokens.len(), token_types.len(), "{path:?}");
+    // Projectors of images have no vocabulary, and not all models do.
+    let tokens = metadata.opt_strings("tokenizer.ggml.tokens").unwrap();
+    let n_tokens = tokens.map_or(0, |tokens| tokens.len());
+    if metadata.get("tokenizer.ggml.token_type").is_some() {
+        let token_types = metadata.i32s("tokenizer.ggml.token_type").unwrap();
+        assert_eq!(n_tokens, token_types.len(), "{path:?}");
+    }
     let merges = metadata
         .opt_strings("tokenizer.ggml.merges")
         .unwrap()
@@ -44,7 +48,7 @@ fn check(gguf: &Gguf, path: &Path, opened: Duration) {
         end == 0 || gguf.file_size() - end < gguf.header().alignment,
         "{path:?}"
     );
-    let (n_tensors, n_tokens) = (gguf.tensors().len(), tokens.len());
+    let n_tensors = gguf.tensors().len();
     println!("{opened:>9.1?} {n_tensors:4} tensors {n_tokens:6} tokens {merges:6} merges {path:?}");
 }
 
@@ -60,7 +64,14 @@ fn every_file_opens() {
     );
     for path in &files {
         let start = Instant::now();
-        let gguf = Gguf::open(path).unwrap();
+        let gguf = match Gguf::open(path) {
+            // Q1_0 and Q2_0, which this build does not read yet.
+            Err(error) if matches!(error.cause(), GgufError::TensorType { found: 41 | 42, .. }) => {
+                println!("not read: {error}");
+                continue;
+            }
+            gguf => gguf.unwrap(),
+        };
         check(&gguf, path, start.elapsed());
 
         let header = Header::read(path).unwrap();
