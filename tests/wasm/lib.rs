@@ -75,10 +75,10 @@ pub extern "C" fn generate(n_tokens: usize) -> bool {
         let prompt = String::from_utf8_lossy(&host.input);
         let mut session = host.model.as_ref().expect("`open` comes first").session()?;
         let mut sampler = Sampler::builder().temperature(0.0).build()?;
-        session
+        Ok(session
             .generate(&prompt, &mut sampler)?
             .max_tokens(n_tokens)
-            .text()
+            .text()?)
     })
 }
 
