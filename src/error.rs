@@ -42,7 +42,7 @@ pub enum Error {
     Session(#[from] SessionError),
     /// A request to a scheduler was refused, or lost.
     #[error(transparent)]
-    Schedule(#[from] ScheduleError),
+    Schedule(ScheduleError),
     /// An adapter was refused.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
@@ -51,10 +51,10 @@ pub enum Error {
     Sample(#[from] SampleError),
     /// Learning, or what was learnt, was refused.
     #[error(transparent)]
-    Learn(#[from] LearnError),
+    Learn(LearnError),
     /// A folder of trajectories and of what was learnt was refused.
     #[error(transparent)]
-    Sona(#[from] SonaError),
+    Sona(SonaError),
     /// A saved session was refused.
     #[error(transparent)]
     State(#[from] StateError),
@@ -68,21 +68,25 @@ pub enum Error {
     Chat(#[from] ChatError),
 }
 
-impl From<DecodeError> for Error {
-    fn from(error: DecodeError) -> Error {
-        match error {
-            DecodeError::Session(error) => error.into(),
-            DecodeError::Sample(error) => error.into(),
-            DecodeError::Tokenizer(error) => error.into(),
+/// Errors that are made of those of lower modules: such a one stays what it is, wherever it comes
+/// through.
+macro_rules! spread {
+    ($($error:ident { $($variant:ident),* } $(else $own:ident)?;)*) => {$(
+        impl From<$error> for Error {
+            fn from(error: $error) -> Error {
+                match error {
+                    $($error::$variant(error) => error.into(),)*
+                    $(error => Error::$own(error),)?
+                }
+            }
         }
-    }
+    )*};
 }
 
-impl From<GradientError> for Error {
-    fn from(error: GradientError) -> Error {
-        match error {
-            GradientError::Session(error) => error.into(),
-            GradientError::Adapter(error) => error.into(),
-        }
-    }
+spread! {
+    DecodeError { Session, Sample, Tokenizer };
+    GradientError { Session, Adapter };
+    ScheduleError { Session, Adapter, Sample, Tokenizer } else Schedule;
+    LearnError { Session, Adapter } else Learn;
+    SonaError { Session, Adapter, Learn } else Sona;
 }
