@@ -23,7 +23,6 @@ impl<'a> Slot<'a> {
             keeps_kind: false,
             states: &[],
             index: 0,
-            pos: 0,
             row: 0,
             output: 0,
         };

@@ -693,7 +693,7 @@ impl Engine {
         let (own_arena, pause) = piece.unzip();
         let (mut row, mut output) = (0, 0);
         for slot in &mut *slots {
-            (slot.rows.pos, slot.rows.row, slot.rows.output) = (slot.pos(), row, output);
+            (slot.rows.row, slot.rows.output) = (row, output);
             row += slot.rows.tokens.len();
             output += slot.rows.n_outputs();
             if !is_begun {

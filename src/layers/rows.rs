@@ -30,8 +30,6 @@ pub(crate) struct SlotRows<'a> {
     pub(crate) states: &'a [f32],
     /// Index among the caller's slots; a pass computes those of generated tokens first.
     pub(crate) index: usize,
-    /// Position of the first token.
-    pub(crate) pos: usize,
     /// First row in the pass, and first row among those that the last layer computes.
     pub(crate) row: usize,
     pub(crate) output: usize,
@@ -62,11 +60,6 @@ impl SlotRows<'_> {
     pub(crate) fn is_generated(&self) -> bool {
         self.kind == TokenKind::Generated || self.exact
     }
-
-    /// Position of the first token.
-    pub(crate) fn pos(&self) -> usize {
-        self.pos
-    }
 }
 
 /// What a forward pass sees of a sequence: its new rows, and what they are computed with.
@@ -89,6 +82,11 @@ impl<'a> Deref for SlotView<'a> {
 }
 
 impl SlotView<'_> {
+    /// Position of the first token.
+    pub(crate) fn pos(&self) -> usize {
+        self.kv.len()
+    }
+
     /// What buffers depend on.
     pub(crate) fn size(&self) -> SlotSize<'_> {
         SlotSize {
