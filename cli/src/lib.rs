@@ -1,6 +1,6 @@
-//! The program `ruvllm`. What is listed above may use what is listed below it, and rooms on one line
-//! do not use each other; `cli/tests/imports.rs` checks it, and that no files of a room go in a
-//! circle.
+//! The program `ruvllm`. What is listed above may use what is listed below it, and rooms on one
+//! line do not use each other; `cli/tests/imports.rs` checks it, and that no files of a room go in
+//! a circle.
 //!
 //! | room | what it holds |
 //! |---|---|

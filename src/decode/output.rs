@@ -18,7 +18,7 @@ pub enum StopReason {
     EndOfGeneration,
     /// A stop string appeared; it is not part of the text.
     StopString,
-    /// The limit of [`crate::decode::generate::Generation::max_tokens`] was reached.
+    /// The limit of [`Generation::max_tokens`](crate::decode::Generation::max_tokens) was reached.
     MaxTokens,
     /// The context is full; the session does not hold the last token.
     ContextFull,
@@ -38,11 +38,11 @@ pub struct Piece {
     pub text: String,
     /// The token.
     pub token: u32,
-    /// `ln p(token)` of the model, before bias and filters, if [`crate::decode::generate::Generation::logprobs`]
-    /// requested it.
+    /// `ln p(token)` of the model, before bias and filters, if
+    /// [`Generation::logprobs`](crate::decode::Generation::logprobs) requested it.
     pub logprob: Option<f32>,
-    /// The most probable tokens and their `ln p`, as many as [`crate::decode::generate::Generation::logprobs`]
-    /// requested.
+    /// The most probable tokens and their `ln p`, as many as
+    /// [`Generation::logprobs`](crate::decode::Generation::logprobs) requested.
     pub top_logprobs: Vec<(u32, f32)>,
 }
 
@@ -186,7 +186,7 @@ impl PieceWriter {
         self.n_out
     }
 
-    /// See [`crate::decode::generate::Generation::rest`].
+    /// See [`Generation::rest`](crate::decode::Generation::rest).
     pub(crate) fn rest(&self) -> &str {
         &self.rest
     }

@@ -54,7 +54,7 @@ pub enum SessionError {
     },
     /// Keys and values could not be stored.
     #[error(transparent)]
-    Kv(#[from] KvError),
+    Kv(KvError),
     /// A context does not fit into the memory limit that the model was opened with.
     #[error("a context of {n_ctx} tokens takes {need} bytes with the weights, the memory limit is {limit}; {}", fitting(.fits))]
     MemoryLimit {
@@ -191,7 +191,16 @@ impl From<ComputeError> for SessionError {
         match error {
             ComputeError::Cancelled => SessionError::Cancelled,
             ComputeError::OutOfMemory { what, bytes } => SessionError::OutOfMemory { what, bytes },
-            ComputeError::Kv(error) => SessionError::Kv(error),
+            ComputeError::Kv(error) => error.into(),
+        }
+    }
+}
+
+impl From<KvError> for SessionError {
+    fn from(error: KvError) -> SessionError {
+        match error {
+            KvError::OutOfMemory { what, bytes } => SessionError::OutOfMemory { what, bytes },
+            error => SessionError::Kv(error),
         }
     }
 }

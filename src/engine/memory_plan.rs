@@ -2,6 +2,7 @@
 
 use crate::arch::Arch;
 use crate::backward::driver::gradient_bytes;
+use crate::compute::hook::TokenKind;
 use crate::compute::linear::Sizes;
 use crate::engine::SessionError;
 use crate::engine::hidden_states::{KEPT_STATES, most_rows};
@@ -66,8 +67,9 @@ pub struct PlanOptions {
     pub n_threads: Option<NonZeroUsize>,
     /// Tokens of a pass whose logits are wanted. Default 1.
     pub n_logits: usize,
-    /// Most prompt rows that a [`Schedule`](crate::scheduler::Schedule) computes in pieces, between passes of
-    /// those that decode: up to `n_batch`, as many as time allows; 0, the default: none.
+    /// Most prompt rows that a [`Schedule`](crate::scheduler::Schedule) computes in pieces,
+    /// between passes of those that decode: up to `n_batch`, as many as time allows; 0, the
+    /// default: none.
     pub n_layered: usize,
     /// Adapters, attached to all sequences.
     pub adapters: Vec<Arc<Adapter>>,
@@ -101,8 +103,10 @@ impl From<SessionOptions> for PlanOptions {
     }
 }
 
-/// Most bytes that a model takes with sequences that fill their contexts: what [`Engine::memory`](crate::engine::Engine::memory)
-/// and [`Session::memory`](crate::session::Session::memory) will tell at the peak, see [`Model::memory_plan`].
+/// Most bytes that a model takes with sequences that fill their contexts: what
+/// [`Engine::memory`](crate::engine::Engine::memory)
+/// and [`Session::memory`](crate::session::Session::memory) will tell at the peak, see
+/// [`Model::memory_plan`].
 ///
 /// Not in it: checkpoints of conversations where layers have windows (two windows more). Pages make
 /// room for these where [`EngineOptions::kv_budget`](crate::engine::EngineOptions) says so.
@@ -403,8 +407,7 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
         at_once + layered.map_or(0, |layered| buffer_bytes(sizes, std::iter::once(layered)))
     };
     let n = n_sequences as u64;
-    let of_tokens =
-        n_ctx as u64 * (size_of::<u32>() + size_of::<crate::compute::hook::TokenKind>()) as u64;
+    let of_tokens = n_ctx as u64 * (size_of::<u32>() + size_of::<TokenKind>()) as u64;
     let logits = n_logits as u64 * 4 * h.n_vocab as u64;
     let n_states = if session.keep_states {
         most_rows(n_ctx) + KEPT_STATES.min(n_batch).max(n_logits)

@@ -20,7 +20,8 @@ pub struct SessionOptions {
     /// Tokens the session can hold. Default: as many as the model was trained for, at most
     /// [`DEFAULT_CTX`].
     pub n_ctx: Option<usize>,
-    /// Most tokens computed at a time in [`Session::prefill`](crate::session::Session::prefill). Default 512.
+    /// Most tokens computed at a time in [`Session::prefill`](crate::session::Session::prefill).
+    /// Default 512.
     pub n_batch: usize,
     /// Precision of keys, and of values unless `kv_type_v` is set. Default [`KvType::F16`].
     pub kv_type: KvType,
@@ -38,8 +39,9 @@ pub struct SessionOptions {
     pub exact: bool,
     /// How it uses the engine's prefix cache. Default: not at all.
     pub prefix: PrefixOptions,
-    /// What a [`Generation`](crate::decode::Generation) does when the context is full: `None`, it ends with
-    /// [`StopReason::ContextFull`](crate::decode::StopReason::ContextFull); or it goes on by [`Session::shift`](crate::session::Session::shift), and so many tokens at
+    /// What a [`Generation`](crate::decode::Generation) does when the context is full: `None`, it
+    /// ends with [`StopReason::ContextFull`](crate::decode::StopReason::ContextFull); or it
+    /// goes on by [`Session::shift`](crate::session::Session::shift), and so many tokens at
     /// the beginning stay. Default `None`.
     pub context_shift: Option<usize>,
     /// The layer after which the hidden states of tokens are pooled, as vectors of prompts and
@@ -47,9 +49,11 @@ pub struct SessionOptions {
     /// Passes of a device pool nothing. Default `None`.
     pub pooled_layer: Option<usize>,
     /// Whether the hidden states of its last tokens are kept, up to 512 of a prompt's, for a
-    /// [`Drafter`](crate::decode::Drafter) that reads them. [`Generation::speculate`](crate::decode::Generation::speculate) and [`Request::speculate`](crate::scheduler::Request::speculate) see
-    /// to that, but too late for a prompt that is computed before. Takes the last layer's work
-    /// for these tokens. Default: no.
+    /// [`Drafter`](crate::decode::Drafter) that reads them.
+    /// [`Generation::speculate`](crate::decode::Generation::speculate) and
+    /// [`Request::speculate`](crate::scheduler::Request::speculate) see to that, but too late
+    /// for a prompt that is computed before. Takes the last layer's work for these tokens.
+    /// Default: no.
     pub keep_states: bool,
 }
 

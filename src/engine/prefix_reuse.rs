@@ -13,9 +13,10 @@ impl Sequence {
     /// has: at most all but the last, so that there are logits to compute. Returns how many;
     /// the next pass continues after them.
     ///
-    /// A sequence with a [hook](crate::compute::OutputHook), which must see every token, reuses nothing. If
-    /// nothing is found in the usual precision, this is where
-    /// [`SessionOptions::kv_pressure`](crate::engine::SessionOptions::kv_pressure) lowers the precision.
+    /// A sequence with a [hook](crate::compute::OutputHook), which must see every token, reuses
+    /// nothing. If nothing is found in the usual precision, this is where
+    /// [`SessionOptions::kv_pressure`](crate::engine::SessionOptions::kv_pressure) lowers the
+    /// precision.
     ///
     /// # Errors
     /// If there is no memory for the tokens.

@@ -41,8 +41,8 @@ impl ControlWindow {
         divergence(row, self.log_p(i), 1.0)
     }
 
-    /// Objective of [`Session::gradient`](crate::session::Session::gradient) from the window's first token
-    /// on: `strength` times the mean divergence.
+    /// Objective of [`Session::gradient`](crate::session::Session::gradient) from the window's
+    /// first token on: `strength` times the mean divergence.
     pub(crate) fn objective(&self, strength: f32) -> impl Fn(usize, &mut [f32]) -> f64 + Sync + '_ {
         let weight = strength / (self.log_p.len() / self.n_vocab) as f32;
         move |i, logits| divergence(logits, self.log_p(i), weight)

@@ -29,7 +29,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Continues `tokens`, as [`Session::generate_from`](crate::session::Session::generate_from) does.
+    /// Continues `tokens`, as [`Session::generate_from`](crate::session::Session::generate_from)
+    /// does.
     pub fn new(tokens: Vec<u32>, sampler: Sampler) -> Request {
         Request {
             tokens,
@@ -83,7 +84,8 @@ impl Request {
         self
     }
 
-    /// Ends the request after this time, as [`StopReason::Deadline`](crate::decode::StopReason::Deadline), with the text generated so
+    /// Ends the request after this time, as
+    /// [`StopReason::Deadline`](crate::decode::StopReason::Deadline), with the text generated so
     /// far; never without a clock (wasm32).
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Request {
@@ -107,7 +109,8 @@ impl Request {
         self
     }
 
-    /// Computes it with an adapter; repeatable. See [`Session::attach`](crate::session::Session::attach).
+    /// Computes it with an adapter; repeatable. See
+    /// [`Session::attach`](crate::session::Session::attach).
     #[must_use]
     pub fn adapter(mut self, adapter: Arc<Adapter>, scale: f32) -> Request {
         self.adapters.push((adapter, scale));

@@ -141,9 +141,9 @@ impl Drop for Sender {
 /// The pieces of a request's answer, as they come; nothing follows an error.
 ///
 /// Iterating waits for the next piece, [`Stream::poll_next`] does not. At most
-/// [`ScheduleOptions::n_pieces`](crate::scheduler::ScheduleOptions::n_pieces) pieces (and the tokens that a
-/// grammar forces in one pass) wait for the reader: slow reading pauses this request, and no other.
-/// Dropping the stream cancels the request within a pass.
+/// [`ScheduleOptions::n_pieces`](crate::scheduler::ScheduleOptions::n_pieces) pieces (and the
+/// tokens that a grammar forces in one pass) wait for the reader: slow reading pauses this request,
+/// and no other. Dropping the stream cancels the request within a pass.
 #[derive(Debug)]
 pub struct Stream {
     id: RequestId,

@@ -13,11 +13,12 @@ use crate::kv::KvError;
 use crate::session::session::Session;
 
 impl Session {
-    /// Drops half of the whole pages behind the first [`SessionOptions::context_shift`](crate::engine::SessionOptions::context_shift) tokens
+    /// Drops half of the whole pages behind the first
+    /// [`SessionOptions::context_shift`](crate::engine::SessionOptions::context_shift) tokens
     /// (rounded up to a page), and turns the keys behind them to their new positions. Returns
     /// how many tokens it dropped, which are the first ones behind those that stay; 0 if there
-    /// is no whole page to drop. A [`Generation`](crate::decode::Generation) does so when the context
-    /// is full.
+    /// is no whole page to drop. A [`Generation`](crate::decode::Generation) does so when the
+    /// context is full.
     ///
     /// # Errors
     /// [`SessionError::NoShift`] if the session was not made for it, or has a hook (a learner),

@@ -23,7 +23,8 @@ impl Session {
         self.cached
     }
 
-    /// Releases the pages of this session; see [`Sequence::unload`](crate::engine::Sequence::unload). Its logits stay.
+    /// Releases the pages of this session; see
+    /// [`Sequence::unload`](crate::engine::Sequence::unload). Its logits stay.
     pub fn unload(&mut self) {
         self.seq.unload();
     }

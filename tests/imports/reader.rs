@@ -1,5 +1,5 @@
-//! Reads who uses whom in a crate: the paths of its files as they are written, whatever the features.
-//! The library's and the program's tests of their order share it.
+//! Reads who uses whom in a crate: the paths of its files as they are written, whatever the
+//! features. The library's and the program's tests of their order share it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1011,3 +1011,37 @@ fn synthetic_shapes_are_models() {
         );
     }
 }
+
+/// An error stays what it is, wherever it comes through.
+#[test]
+fn errors_that_come_through_others() {
+    use ruvllm::{
+        DecodeError, Error, GradientError, KvError, LearnError, ScheduleError, SonaError,
+    };
+    let full = || SessionError::ContextFull {
+        n_ctx: 1,
+        n_past: 1,
+        n_new: 1,
+    };
+    for error in [
+        Error::from(full()),
+        DecodeError::from(full()).into(),
+        GradientError::from(full()).into(),
+        LearnError::from(GradientError::from(full())).into(),
+        ScheduleError::from(DecodeError::from(full())).into(),
+        SonaError::from(LearnError::from(full())).into(),
+    ] {
+        assert!(
+            matches!(error, Error::Session(SessionError::ContextFull { .. })),
+            "{error:?}"
+        );
+    }
+    let no_memory = KvError::OutOfMemory {
+        what: "a page",
+        bytes: 1,
+    };
+    assert!(matches!(
+        SessionError::from(no_memory),
+        SessionError::OutOfMemory { bytes: 1, .. }
+    ));
+}

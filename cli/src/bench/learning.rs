@@ -1,5 +1,5 @@
-//! `ruvllm bench learning`: what learning while running is worth on a text, measured so that nothing is
-//! learnt before it was predicted.
+//! `ruvllm bench learning`: what learning while running is worth on a text, measured so that
+//! nothing is learnt before it was predicted.
 
 use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, no_tokenizer};
 use crate::io::{Failure, file_or_pipe, note, print, print_json, read_text};

@@ -1,7 +1,7 @@
 //! Why a subcommand did not end well, and its exit code.
 
 use super::terminal::{color, printable};
-use ruvllm::{DecodeError, GgufError, LearnError, SessionError};
+use ruvllm::{DecodeError, GgufError, LearnError, SessionError, SonaError};
 use std::any::Any;
 use std::error::Error;
 use std::io::{self, Write};
@@ -92,18 +92,44 @@ impl<E: Error + 'static> From<E> for Failure {
 
 /// Whether an error of the library says that a call was cancelled.
 fn is_cancelled(error: &dyn Any) -> bool {
-    let session = match error.downcast_ref() {
-        Some(ruvllm::Error::Session(error)) => Some(error),
-        _ => None,
-    };
-    let decode = match error.downcast_ref() {
-        Some(DecodeError::Session(error)) => Some(error),
-        _ => None,
-    };
-    let learn = match error.downcast_ref() {
-        Some(LearnError::Session(error)) => Some(error),
-        _ => None,
-    };
-    let cancelled = error.downcast_ref().or(session).or(decode).or(learn);
-    matches!(cancelled, Some(SessionError::Cancelled))
+    use SessionError::Cancelled;
+    fn is<E: 'static>(error: &dyn Any, test: impl Fn(&E) -> bool) -> bool {
+        error.downcast_ref().is_some_and(test)
+    }
+    let learn = |e: &LearnError| matches!(e, LearnError::Session(Cancelled));
+    is(error, |e: &SessionError| matches!(e, Cancelled))
+        || is(error, |e: &ruvllm::Error| {
+            matches!(e, ruvllm::Error::Session(Cancelled))
+        })
+        || is(error, |e: &DecodeError| {
+            matches!(e, DecodeError::Session(Cancelled))
+        })
+        || is(error, learn)
+        || is(error, |e: &SonaError| match e {
+            SonaError::Session(error) => matches!(error, Cancelled),
+            SonaError::Learn(error) => learn(error),
+            _ => false,
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_cancelled_is_interrupted() {
+        let interrupted = |failure: Failure| matches!(failure, Failure::Interrupted);
+        let cancelled = || SessionError::Cancelled;
+        assert!(interrupted(cancelled().into()));
+        assert!(interrupted(ruvllm::Error::from(cancelled()).into()));
+        assert!(interrupted(DecodeError::from(cancelled()).into()));
+        assert!(interrupted(LearnError::from(cancelled()).into()));
+        assert!(interrupted(
+            SonaError::from(LearnError::from(cancelled())).into()
+        ));
+        // However it becomes the library's own error.
+        let error = ruvllm::Error::from(LearnError::from(cancelled()));
+        assert!(interrupted(error.into()));
+        assert!(!interrupted(SessionError::NoTokens.into()));
+    }
 }

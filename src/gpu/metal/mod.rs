@@ -1,6 +1,6 @@
 //! Passes on the GPU of Apple machines. Shaders are in `src/metal_shaders`, [`kernels`] describes
-//! their buffers, [`plan`] lists the kernels of a pass, and [`MetalRunner`] runs passes on any [`Gpu`]: `device::Device` on Apple's
-//! systems, an emulated one in `tests/metal`.
+//! their buffers, [`plan`] lists the kernels of a pass, and [`MetalRunner`] runs passes on any
+//! [`Gpu`]: `device::Device` on Apple's systems, an emulated one in `tests/metal`.
 //!
 //! No Mac has run this yet. The emulated GPU cannot show whether Apple's compiler accepts the
 //! shaders, whether calls of Metal do what their documentation says, real times, and fast math,

@@ -55,7 +55,6 @@ const UNSUPPORTED: &[&str] = &[
     "multimodal_data",
     "n_discard",
     "n_keep",
-    "n_predict_per_prompt",
     "options",
     "raw",
     "think",

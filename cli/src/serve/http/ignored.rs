@@ -60,9 +60,8 @@ pub(crate) async fn allow(
     request.extensions_mut().insert(ignored.clone());
     let mut response = next.run(request).await;
     let names = ignored.list();
-    if let Some(value) = Some(&names)
-        .filter(|names| !names.is_empty())
-        .and_then(|names| HeaderValue::from_str(names).ok())
+    if !names.is_empty()
+        && let Ok(value) = HeaderValue::from_str(&names)
     {
         tracing::info!(target: HTTP, path, ignored = names, "fields that this server does not know");
         response.headers_mut().insert(HEADER, value);
