@@ -58,10 +58,7 @@ fn obstacle(model: &Model, options: &SessionOptions) -> Option<&'static str> {
             "norms of keys after their rotation",
         ),
         (policy.tiers.is_some(), "precision by age"),
-        (
-            options.kv_pressure.unwrap_or(policy.k).bits() < 8,
-            "keys of fewer than 8 bits",
-        ),
+        (policy.k.bits() < 8, "keys of fewer than 8 bits"),
     ];
     obstacles
         .into_iter()

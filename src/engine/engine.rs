@@ -19,7 +19,7 @@ use crate::engine::turns::Turns;
 use crate::engine::{SessionError, context_shift};
 use crate::forward::{LayerAt, Pass, Pause, forward};
 use crate::gpu::Runner;
-use crate::kv::{KvPolicy, KvPool, KvTiers, KvType, PrefixFolder, SeqKv};
+use crate::kv::{KvLayout, KvPolicy, KvPool, KvTiers, KvType, PrefixFolder, SeqKv};
 use crate::layers::outputs::{Outputs, Wanted};
 use crate::layers::rows::{SlotRows, SlotView};
 use crate::model::{Device, Model};
@@ -326,14 +326,7 @@ impl Engine {
         let h = self.model.hparams();
         let n_ctx = checked_n_ctx(h, options)?;
         let policy = options.kv_policy();
-        let policies = [Some(policy), options.kv_pressure.map(KvPolicy::from)];
-        if let Some(what) = policies
-            .into_iter()
-            .flatten()
-            .find_map(|policy| policy.not_on_gpu())
-        {
-            self.cpu_only(what)?;
-        }
+        let layout = self.layout(policy)?;
         if let Some(KvTiers { recent, middle }) = policy.tiers {
             if (policy.k, policy.v) != (KvType::F16, KvType::F16) {
                 return Err(SessionError::TiersNeedF16 {
@@ -369,22 +362,22 @@ impl Engine {
                 expected,
             });
         }
-        let layout = Arc::new(kv_layout(h, policy));
-        let lower = match options.kv_pressure {
-            None => Arc::clone(&layout),
-            Some(kind) if policy.is_above(kind) => Arc::new(kv_layout(h, kind.into())),
-            Some(pressure) => {
-                return Err(SessionError::PressureNotLower {
-                    pressure,
-                    usual: policy.to_string(),
-                });
-            }
-        };
         let device = self
             .runner()
             .map_or_else(|| self.model.arch().name().to_owned(), Runner::name);
-        let kv = SeqKv::new(self.core.pool.clone(), Arc::clone(&layout));
-        Sequence::new(&self.model, device, kv, [layout, lower], n_ctx, options)
+        let kv = SeqKv::new(self.core.pool.clone(), layout);
+        Sequence::new(&self.model, device, kv, n_ctx, options)
+    }
+
+    /// Layout of keys and values in this precision.
+    ///
+    /// # Errors
+    /// If the engine's device does not have it.
+    pub(crate) fn layout(&self, policy: KvPolicy) -> Result<Arc<KvLayout>, SessionError> {
+        if let Some(what) = policy.not_on_gpu() {
+            self.cpu_only(what)?;
+        }
+        Ok(Arc::new(kv_layout(self.model.hparams(), policy)))
     }
 
     /// Computes one pass: appends each slot's tokens to its sequence, and writes the logits to

@@ -85,16 +85,6 @@ pub enum SessionError {
         /// Requested type of values.
         v: KvType,
     },
-    /// Precision under pressure has no fewer bits than that without.
-    #[error(
-        "keys and values of {pressure} under pressure have no fewer bits than {usual}; choose a smaller type (--kv-pressure)"
-    )]
-    PressureNotLower {
-        /// Requested type under pressure.
-        pressure: KvType,
-        /// Precision without it.
-        usual: String,
-    },
     /// A session option is invalid.
     #[error("{option} is {value}, expected {expected}")]
     Option {

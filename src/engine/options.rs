@@ -29,11 +29,6 @@ pub struct SessionOptions {
     pub kv_type_v: Option<KvType>,
     /// Lower precision for older tokens; both precisions must be [`KvType::F16`] then.
     pub kv_tiers: Option<KvTiers>,
-    /// Precision, of fewer bits, of a text that begins while the engine's pool is above 85 % of
-    /// its budget and the prefix cache has nothing to give back; it stays the text's own. The
-    /// one option by which what is computed depends on what others keep in the pool. Default
-    /// `None`.
-    pub kv_pressure: Option<KvType>,
     /// Whether prompt tokens are computed like generated ones, with more exact activations and the
     /// same bits, which takes about twice the time. Default: no.
     pub exact: bool,
@@ -66,7 +61,6 @@ impl Default for SessionOptions {
             kv_type,
             kv_type_v: None,
             kv_tiers: None,
-            kv_pressure: None,
             exact: false,
             prefix: PrefixOptions::default(),
             context_shift: None,
@@ -77,7 +71,7 @@ impl Default for SessionOptions {
 }
 
 impl SessionOptions {
-    /// Precision of keys and values, on which their bits depend, unless `kv_pressure` lowers it.
+    /// Precision of keys and values, on which their bits depend.
     pub fn kv_policy(&self) -> KvPolicy {
         KvPolicy {
             k: self.kv_type,

@@ -14,9 +14,7 @@ impl Sequence {
     /// the next pass continues after them.
     ///
     /// A sequence with a [hook](crate::compute::OutputHook), which must see every token, reuses
-    /// nothing. If nothing is found in the usual precision, this is where
-    /// [`SessionOptions::kv_pressure`](crate::engine::SessionOptions::kv_pressure) lowers the
-    /// precision.
+    /// nothing.
     ///
     /// # Errors
     /// If there is no memory for the tokens.
@@ -24,21 +22,6 @@ impl Sequence {
         if self.position() > 0 {
             return Ok(CachedTokens::default());
         }
-        self.set_lower(false);
-        let cached = self.find(tokens)?;
-        if cached.total() > 0 || !self.may_be_lower() {
-            return Ok(cached);
-        }
-        self.set_lower(true);
-        let cached = self.find(tokens)?;
-        if cached.total() == 0 {
-            let is_pressed = self.is_pressed();
-            self.set_lower(is_pressed);
-        }
-        Ok(cached)
-    }
-
-    fn find(&mut self, tokens: &[u32]) -> Result<CachedTokens, SessionError> {
         let mut cached = CachedTokens::default();
         let n = tokens.len().saturating_sub(1).min(self.n_ctx());
         if self.prefix.cache == CacheMode::Off || self.hook.is_some() || n == 0 {
@@ -83,6 +66,17 @@ impl Sequence {
     pub fn unload(&mut self) {
         self.store();
         self.kv.truncate(0);
+    }
+
+    /// Leaves the keys and values of the first `n` tokens to the prefix cache, if that is on, and
+    /// goes on with them.
+    ///
+    /// # Errors
+    /// If there is no memory for a copy of its tokens.
+    pub(crate) fn share(&self, n: usize) -> Result<(), SessionError> {
+        // A fork stores itself when it is dropped.
+        self.fork()?.truncate(n);
+        Ok(())
     }
 
     /// Restores what [`Sequence::unload`] released.

@@ -7,7 +7,7 @@ use crate::engine::SessionError;
 use crate::engine::adapters::{AdapterId, Adapters, next_number};
 use crate::engine::hidden_states::KeptStates;
 use crate::engine::options::{PrefixOptions, SessionOptions};
-use crate::kv::{Counted, KvLayout, KvPolicy, SeqKv};
+use crate::kv::{Counted, KvPolicy, SeqKv};
 use crate::layers::rope::RopeTables;
 use crate::lora::{Adapter, AdapterError, Attached};
 use crate::model::Model;
@@ -29,9 +29,6 @@ const TOKENS: &str = "tokens";
 pub struct Sequence {
     model: Model,
     pub(crate) kv: SeqKv,
-    /// How its pages are laid out, and how those of a text that begins in a pool above its high
-    /// mark: the same, unless the options ask for fewer bits then.
-    layouts: [Arc<KvLayout>; 2],
     pub(crate) rope: Arc<RopeTables>,
     pub(crate) adapters: Adapters,
     pub(crate) hook: Option<Box<dyn OutputHook>>,
@@ -74,7 +71,6 @@ impl Sequence {
         model: &Model,
         device: String,
         kv: SeqKv,
-        layouts: [Arc<KvLayout>; 2],
         n_ctx: usize,
         options: &SessionOptions,
     ) -> Result<Sequence, SessionError> {
@@ -82,7 +78,6 @@ impl Sequence {
             rope: Arc::new(RopeTables::new(model, n_ctx)),
             model: model.clone(),
             kv,
-            layouts,
             adapters: Adapters::default(),
             hook: None,
             tokens: Vec::new(),
@@ -121,37 +116,9 @@ impl Sequence {
             .map_or(&[], |states| states.before(position))
     }
 
-    /// Precision of its keys and values: that of its options, or the lower one that they ask for
-    /// under pressure.
+    /// Precision of its keys and values.
     pub fn kv_policy(&self) -> KvPolicy {
         self.kv.policy()
-    }
-
-    /// Its layout, or the one under pressure.
-    pub(crate) fn layout(&self, lower: bool) -> &KvLayout {
-        &self.layouts[usize::from(lower)]
-    }
-
-    /// Whether it has the layout under pressure, which differs from the usual one.
-    pub(crate) fn is_lower(&self) -> bool {
-        self.kv.policy() != self.layouts[0].policy()
-    }
-
-    /// Gives an empty sequence that layout, or the usual one.
-    pub(crate) fn set_lower(&mut self, lower: bool) {
-        if lower != self.is_lower() && self.tokens.is_empty() {
-            self.kv.restart(&self.layouts[usize::from(lower)]);
-        }
-    }
-
-    /// Whether the options ask for fewer bits above the pool's high mark, and it is.
-    pub(crate) fn may_be_lower(&self) -> bool {
-        self.layouts[0].policy() != self.layouts[1].policy() && self.kv.pool().is_high(0)
-    }
-
-    /// Whether that is so when the prefix cache has given back what it can.
-    pub(crate) fn is_pressed(&self) -> bool {
-        self.may_be_lower() && !self.kv.pool().give_back(0) && self.may_be_lower()
     }
 
     /// The model it belongs to.
@@ -319,7 +286,6 @@ impl Sequence {
         let mut fork = Sequence {
             model: self.model.clone(),
             kv: self.kv.fork(),
-            layouts: self.layouts.clone(),
             rope: Arc::clone(&self.rope),
             adapters: self.adapters.clone(),
             hook: self.hook.as_ref().map(|hook| hook.fork()),

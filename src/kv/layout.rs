@@ -294,7 +294,7 @@ impl KvLayout {
     }
 
     /// Whether sequences have checkpoints: something is given back in time, or overwritten.
-    pub(super) fn has_checkpoints(&self) -> bool {
+    pub(crate) fn has_checkpoints(&self) -> bool {
         self.window().is_some() || self.recurrences.is_some()
     }
 

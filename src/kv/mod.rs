@@ -64,13 +64,6 @@ impl KvPolicy {
             _ => None,
         }
     }
-
-    /// Whether keys and values of `kind` take fewer bits than these, of any age.
-    pub(crate) fn is_above(&self, kind: KvType) -> bool {
-        let oldest = self.tiers.map(|_| KvType::Q4);
-        let mut all = [self.k, self.v].into_iter().chain(oldest);
-        all.all(|of_policy| kind.bits() <= of_policy.bits()) && *self != kind.into()
-    }
 }
 
 impl From<KvType> for KvPolicy {

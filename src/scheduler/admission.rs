@@ -9,7 +9,7 @@ use crate::engine::engine::Engine;
 use crate::engine::memory_plan::{PlanOptions, plan_options};
 use crate::engine::options::{CacheMode, CachedTokens, SessionOptions};
 use crate::engine::sequence::Sequence;
-use crate::kv::{KvLayout, Reserved};
+use crate::kv::Reserved;
 use crate::lora::Adapter;
 use crate::scheduler::ScheduleError;
 use crate::scheduler::answer::{Drafts, Live};
@@ -153,15 +153,6 @@ impl Terms {
         })
     }
 
-    /// How keys and values of a request that waits will be laid out.
-    pub(super) fn layout(&self, live: &Live) -> &KvLayout {
-        self.empty.layout(if live.kinds.is_empty() {
-            self.empty.is_pressed()
-        } else {
-            live.is_lower
-        })
-    }
-
     pub(crate) fn n_requests(&self) -> usize {
         self.n_requests.load(Ordering::Relaxed)
     }
@@ -198,6 +189,7 @@ impl Terms {
             adapters,
             salt,
             speculation,
+            kv_type,
             ..
         } = request;
         let place = self.place()?;
@@ -206,18 +198,10 @@ impl Terms {
             return Err(SessionError::NoTokenizer.into());
         }
         self.engine.check(&self.empty, &tokens)?;
-        self.sequence(&adapters, salt.as_deref())?;
-        let of_adapters = adapters.iter().map(|(adapter, _)| adapter.bytes()).sum();
-        let need = self
-            .empty
-            .layout(false)
-            .bytes_read(tokens.len())
-            .saturating_add(of_adapters);
-        let stats = self.engine.pool().stats();
-        let budget = stats.budget.saturating_sub(stats.reserved);
-        if need > budget {
-            return Err(ScheduleError::PoolTooSmall { need, budget });
-        }
+        let layout = match kv_type {
+            Some(kind) => self.engine.layout(kind.into())?,
+            None => Arc::clone(self.empty.kv.layout()),
+        };
         writer.set_stop(stop);
         (writer.max_tokens, writer.logprobs) = (max_tokens, logprobs);
         let speculator =
@@ -236,10 +220,11 @@ impl Terms {
             sender,
             n_prompt: tokens.len(),
             kinds: Vec::new(),
-            is_lower: false,
+            layout,
             n_cached: CachedTokens::default(),
             n_read: tokens.len(),
             tokens,
+            read_to: None,
             forced: Vec::new(),
             n_told: 0,
             speculator,
@@ -254,21 +239,36 @@ impl Terms {
             timings: Timings::default(),
             _place: place,
         };
+        self.sequence(&live)?;
+        let of_adapters = live
+            .adapters
+            .iter()
+            .map(|(adapter, _)| adapter.bytes())
+            .sum();
+        let need = live
+            .layout
+            .bytes_read(live.n_prompt)
+            .saturating_add(of_adapters);
+        let stats = self.engine.pool().stats();
+        let budget = stats.budget.saturating_sub(stats.reserved);
+        if need > budget {
+            return Err(ScheduleError::PoolTooSmall { need, budget });
+        }
         Ok((Box::new(live), stream))
     }
 
-    pub(super) fn sequence(
-        &self,
-        adapters: &[(Arc<Adapter>, f32)],
-        salt: Option<&str>,
-    ) -> Result<Sequence, ScheduleError> {
-        let mut seq = if adapters.is_empty() {
+    /// An empty sequence for a request.
+    pub(super) fn sequence(&self, live: &Live) -> Result<Sequence, ScheduleError> {
+        let mut seq = if live.adapters.is_empty() {
             self.empty.fork()?
         } else {
-            self.adapted(adapters)?
+            self.adapted(&live.adapters)?
         };
-        if let Some(salt) = salt {
-            seq.prefix.salt = salt.to_owned();
+        if seq.kv_policy() != live.layout.policy() {
+            seq.kv.restart(Arc::clone(&live.layout));
+        }
+        if let Some(salt) = &live.salt {
+            seq.prefix.salt.clone_from(salt);
         }
         Ok(seq)
     }

@@ -12,6 +12,7 @@ use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
 use crate::engine::options::CachedTokens;
 use crate::engine::sequence::Sequence;
+use crate::kv::KvLayout;
 use crate::lora::Adapter;
 use crate::sample::Sampler;
 use crate::scheduler::request::RequestId;
@@ -65,13 +66,15 @@ pub(crate) struct Live {
     pub(super) n_prompt: usize,
     /// Kinds of the tokens that were computed before it was preempted.
     pub(super) kinds: Vec<TokenKind>,
-    /// Whether these began under pressure, see [`SessionOptions::kv_pressure`].
-    pub(super) is_lower: bool,
+    /// How its keys and values are laid out.
+    pub(super) layout: Arc<KvLayout>,
     /// Tokens of the prompt that came from the prefix cache.
     pub(super) n_cached: CachedTokens,
     /// Tokens that must be computed before the sequence decodes: the prompt, or its tokens when it
     /// was preempted.
     pub(super) n_read: usize,
+    /// A position at which a pass over the prompt ends, so that others can begin there.
+    pub(super) read_to: Option<usize>,
     /// Pieces of the last tokens, which the sampler's mask forced and the next pass computes;
     /// without text yet.
     pub(super) forced: Vec<Piece>,
@@ -117,7 +120,6 @@ impl Live {
         if self.kinds.is_empty() {
             self.n_cached = seq.reuse(&self.tokens[..self.n_prompt])?;
         } else {
-            seq.set_lower(self.is_lower);
             seq.recall(&self.tokens, &self.kinds)?;
         }
         if self
@@ -249,7 +251,8 @@ impl Live {
             };
         }
         let kind = self.kind(position);
-        let n = (position..self.n_read)
+        let end = self.read_to.filter(|&at| at > position);
+        let n = (position..end.unwrap_or(self.n_read).min(self.n_read))
             .take(chunk)
             .take_while(|&position| self.kind(position) == kind)
             .count();

@@ -6,6 +6,7 @@ pub(crate) mod error;
 pub(crate) mod pacing;
 pub(crate) mod request;
 pub(crate) mod schedule;
+mod sharing;
 pub(crate) mod stream;
 pub(crate) mod thread;
 

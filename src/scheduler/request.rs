@@ -2,6 +2,7 @@
 
 use crate::decode::output::Finish;
 use crate::decode::speculative::Speculation;
+use crate::kv::KvType;
 use crate::lora::Adapter;
 use crate::sample::Sampler;
 use crate::scheduler::ScheduleError;
@@ -26,6 +27,7 @@ pub struct Request {
     pub(super) adapters: Vec<(Arc<Adapter>, f32)>,
     pub(super) salt: Option<String>,
     pub(super) speculation: Option<Speculation>,
+    pub(super) kv_type: Option<KvType>,
 }
 
 impl Request {
@@ -44,6 +46,7 @@ impl Request {
             adapters: Vec::new(),
             salt: None,
             speculation: None,
+            kv_type: None,
         }
     }
 
@@ -106,6 +109,15 @@ impl Request {
     #[must_use]
     pub fn speculate(mut self, speculation: Speculation) -> Request {
         self.speculation = Some(speculation);
+        self
+    }
+
+    /// Keeps its keys and values in this precision instead of the schedule's, as where many long
+    /// texts have to fit into little memory. Its text has the bits of a session of this
+    /// [`kv_type`](crate::engine::SessionOptions::kv_type).
+    #[must_use]
+    pub fn kv_type(mut self, kind: KvType) -> Request {
+        self.kv_type = Some(kind);
         self
     }
 

@@ -58,12 +58,12 @@ const AGING: i64 = 512;
 /// # Ok(()) }
 /// ```
 pub struct Schedule {
-    terms: Arc<Terms>,
+    pub(super) terms: Arc<Terms>,
     wake: Arc<Wake>,
     /// Both lists are in the order of ranks.
-    queue: VecDeque<Box<Live>>,
+    pub(super) queue: VecDeque<Box<Live>>,
     #[expect(clippy::vec_box)] // moved from list to list, never copied
-    running: Vec<Box<Live>>,
+    pub(super) running: Vec<Box<Live>>,
     n_passes: u64,
     pace: Pace,
     outputs: Outputs,
@@ -281,7 +281,7 @@ impl Schedule {
     /// Admits the next requests, as long as there are pages, possibly taking those of requests
     /// after it.
     fn admit(&mut self) {
-        while let Some(i) = self.queue.iter().position(|live| !live.is_paused()) {
+        while let Some(i) = self.next_in_queue() {
             let live = &self.queue[i];
             let has_place = self.running.len() < self.terms.options.n_parallel;
             if !has_place || !self.has_room(live) {
@@ -292,11 +292,15 @@ impl Schedule {
                 self.preempt(victim);
                 continue;
             }
+            self.share_prompt(i);
             let Some(mut live) = self.queue.remove(i) else {
                 return;
             };
-            let seq = self.terms.sequence(&live.adapters, live.salt.as_deref());
-            match seq.and_then(|seq| Ok(live.begin(seq)?)) {
+            match self
+                .terms
+                .sequence(&live)
+                .and_then(|seq| Ok(live.begin(seq)?))
+            {
                 Ok(()) => {
                     self.terms.observer.admitted(live.id);
                     let at = self.running.partition_point(|other| other.rank < live.rank);
@@ -334,13 +338,9 @@ impl Schedule {
         let n_batch = self.terms.options.session.n_batch;
         // Upper bounds of the bytes that it lacks.
         let to_come = |live: &Live| {
-            let layout = live
-                .seq
-                .as_ref()
-                .map_or_else(|| self.terms.layout(live), |seq| seq.kv.layout());
-            layout
+            live.layout
                 .bytes(live.n_read + 1, n_batch)
-                .saturating_sub(layout.bytes(live.position() + live.rows.n, n_batch))
+                .saturating_sub(live.layout.bytes(live.position() + live.rows.n, n_batch))
         };
         let is_attached = |(adapter, _): &(Arc<Adapter>, f32)| {
             self.running
@@ -385,7 +385,6 @@ impl Schedule {
         if let Some(seq) = &live.seq {
             let known = live.kinds.len().min(seq.kinds().len());
             live.kinds.extend_from_slice(&seq.kinds()[known..]);
-            live.is_lower = seq.is_lower();
         }
         live.release_sequence();
         self.terms.observer.preempted(live.id);

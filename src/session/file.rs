@@ -6,7 +6,7 @@
 
 use crate::compute::hook::TokenKind;
 use crate::engine::SessionError;
-use crate::engine::identity::{PRECISION, checksum, identity};
+use crate::engine::identity::{checksum, identity};
 use crate::gguf::{Gguf, Writer};
 use crate::kv::{KvCheckpoint, KvState, SEED};
 use crate::quant::DType;
@@ -156,10 +156,6 @@ impl Session {
                 supported: VERSION,
             });
         }
-        // A text that began under pressure has its own precision.
-        let precision = metadata.opt_str(PRECISION)?.unwrap_or_default();
-        self.seq
-            .set_lower(precision == self.seq.layout(true).policy().to_string());
         let identity = identity(&self.seq);
         for (key, what, expected) in &identity {
             let found = metadata.str(key)?;

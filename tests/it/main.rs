@@ -50,6 +50,7 @@ mod sample;
 mod schedule;
 #[cfg(feature = "grammar")]
 mod schemas;
+mod shared_prompts;
 mod shift;
 mod sona;
 mod speculate;

@@ -18,7 +18,7 @@ use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
 use ruvllm::{Sampler, Session, SessionError};
 use std::sync::Arc;
 
-fn tokens(n: usize, seed: usize) -> Vec<u32> {
+pub(crate) fn tokens(n: usize, seed: usize) -> Vec<u32> {
     (0..n)
         .map(|i| ((i * 31 + seed * 7 + i * i % 11) % N_VOCAB) as u32)
         .collect()
@@ -228,7 +228,7 @@ fn rejected_rows_leave_nothing() {
 }
 
 /// The same file with a token for each row of its embedding table.
-fn with_tokens(model: &Model) -> Model {
+pub(crate) fn with_tokens(model: &Model) -> Model {
     let gguf = model.gguf();
     let mut writer = Writer::new();
     for (key, value) in gguf.metadata().iter() {

@@ -19,10 +19,6 @@ pub(crate) struct CacheTypeArgs {
     #[arg(long, value_name = "RECENT,MIDDLE", num_args = 0..=1, require_equals = true,
         default_missing_value = "256,2048", value_parser = tiers)]
     pub(super) kv_tiers: Option<KvTiers>,
-    /// Type of keys and values, of fewer bits, of texts that begin while 85 % of the memory for
-    /// them are in use. Then answers depend on what else is computed
-    #[arg(long, value_name = "TYPE")]
-    kv_pressure: Option<KvType>,
 }
 
 fn tiers(text: &str) -> Result<KvTiers, String> {
@@ -45,6 +41,5 @@ impl CacheTypeArgs {
         options.kv_type = self.cache_type_k.unwrap_or(default);
         options.kv_type_v = Some(self.cache_type_v.unwrap_or(default));
         options.kv_tiers = self.kv_tiers;
-        options.kv_pressure = self.kv_pressure;
     }
 }

@@ -49,10 +49,12 @@ const ONE_TEXT: &str =
 const GRAMMAR: &str = "only `generate` and `chat` have it, in builds with the feature `grammar`";
 const LOGS: &str = "there is no log; -v adds details, and `2>FILE` keeps what is on stderr";
 const MEDIA: &str = "only text is supported; leave it out";
+const KV_PRESSURE: &str = "the pool never chooses the precision: a request does, by its field `kv_type` over HTTP; -ctk and -ctv choose for all";
 const CONTEXT: &str = "a full context ends the text, but for --context-shift of `generate` and `chat`; use a larger -c";
 
-/// Flags of llama.cpp that do not exist here: names, what to do.
+/// Flags of llama.cpp, and of older releases, that do not exist here: names, what to do.
 const UNSUPPORTED: &[(&[&str], &str)] = &[
+    (&["--kv-pressure"], KV_PRESSURE),
     (&["-ngl", "--gpu-layers", "--n-gpu-layers"], CPU_ONLY),
     (&["-dev", "--device", "--list-devices"], ONE_GPU),
     (

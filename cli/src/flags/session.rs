@@ -4,10 +4,10 @@ use super::cache_type::CacheTypeArgs;
 use super::engine::engine;
 use super::lora::LoraArgs;
 use super::threads::ThreadsArg;
-use crate::io::{Failure, note, size};
+use crate::io::{Failure, memory, note, size};
 use clap::Args;
 use ruvllm::SystemMemory;
-use ruvllm::engine::{CacheMode, Engine, EngineOptions, PlanOptions, SessionOptions};
+use ruvllm::engine::{CacheMode, DEFAULT_CTX, Engine, EngineOptions, PlanOptions, SessionOptions};
 use ruvllm::kv::KvType;
 use ruvllm::model::Model;
 use ruvllm::session::{Preset, Session};
@@ -23,7 +23,7 @@ const MAX_CTX: i64 = i32::MAX as i64;
 #[derive(Args)]
 pub(crate) struct SessionArgs {
     /// Tokens the context holds; 0 is as many as the model was trained for
-    /// [default: the model's own, at most 4096]
+    /// [default: the model's own, at most 4096; of a server the model's own, as far as memory allows]
     #[arg(short, long, value_name = "N", env = "LLAMA_ARG_CTX_SIZE", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(..=MAX_CTX))]
     ctx_size: Option<u32>,
@@ -108,6 +108,35 @@ impl SessionArgs {
             options.kv_tiers = preset.kv_tiers.filter(|_| !has_types);
         }
         options
+    }
+
+    /// The same for a server, which has requests of any length: the model's own context unless the
+    /// flags say otherwise, or the longest half, quarter and so on of it whose text fits into the
+    /// memory that there is.
+    pub(crate) fn for_server(
+        &self,
+        options: &SessionOptions,
+        model: &Model,
+    ) -> Result<SessionOptions, Failure> {
+        let mut options = self.for_model(options, model);
+        if self.ctx_size.is_some() || self.preset.is_some() {
+            return Ok(options);
+        }
+        let bytes = model.memory_limit().or_else(memory::to_fill);
+        let least = DEFAULT_CTX.min(model.hparams().n_ctx_train);
+        let mut n_ctx = model.hparams().n_ctx_train.min(MAX_CTX as usize);
+        while let Some(bytes) = bytes
+            && n_ctx > least
+        {
+            options.n_ctx = Some(n_ctx);
+            let plan = model.memory_plan(&options.clone().into())?;
+            if plan.needed() <= bytes {
+                break;
+            }
+            n_ctx = (n_ctx / 2).max(least);
+        }
+        options.n_ctx = Some(n_ctx);
+        Ok(options)
     }
 
     /// An engine for sessions that learn or do not.

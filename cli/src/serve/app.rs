@@ -224,7 +224,7 @@ impl App {
         let (source, stop) = template(args, &model)?;
         let mut options = args
             .session
-            .for_model(&args.session.options(None, KvType::default()), &model);
+            .for_server(&args.session.options(None, KvType::default()), &model)?;
         options.prefix = PrefixOptions {
             cache: CacheMode::On,
             reuse: purpose.reuse,

@@ -154,8 +154,8 @@ impl SeqKv {
     }
 
     /// Begins anew, with another layout.
-    pub(crate) fn restart(&mut self, layout: &Arc<KvLayout>) {
-        *self = SeqKv::new(self.pool.clone(), Arc::clone(layout));
+    pub(crate) fn restart(&mut self, layout: Arc<KvLayout>) {
+        *self = SeqKv::new(self.pool.clone(), layout);
     }
 
     /// The pool of its pages.
@@ -164,7 +164,7 @@ impl SeqKv {
     }
 
     /// How its pages are laid out.
-    pub(crate) fn layout(&self) -> &KvLayout {
+    pub(crate) fn layout(&self) -> &Arc<KvLayout> {
         &self.layout
     }
 
