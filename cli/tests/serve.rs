@@ -18,6 +18,8 @@ mod hostile;
 mod load;
 #[path = "serve/overhead.rs"]
 mod overhead;
+#[path = "serve/sharing.rs"]
+mod sharing;
 #[path = "serve/tiny.rs"]
 mod tiny;
 #[path = "serve/vectors.rs"]

@@ -4,6 +4,7 @@ use crate::serve::app::{App, ServedAdapter};
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
 use ruvllm::grammar::{Grammar, Syntax};
+use ruvllm::kv::KvType;
 use ruvllm::lora::Adapter;
 use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, TokenMask};
 use serde_json::{Map, Value, json};
@@ -32,6 +33,8 @@ pub(crate) struct Params {
     /// Whether a stream ends with the numbers of tokens.
     pub(crate) include_usage: bool,
     pub(crate) priority: i32,
+    /// Precision of its keys and values, if not the server's.
+    pub(crate) kv_type: Option<KvType>,
     pub(crate) adapters: Vec<ChosenAdapter>,
     /// Who asks, by the client's account: what `ruvllm sona forget` forgets.
     pub(crate) user: Option<String>,
@@ -95,6 +98,7 @@ impl Params {
             stream: fields.flag("stream")?,
             include_usage,
             priority: fields.take("priority")?.unwrap_or(0),
+            kv_type: kv_type(fields)?,
             adapters,
             user,
         })
@@ -113,6 +117,15 @@ impl Params {
         sampler.set_mask(mask);
         Ok(sampler)
     }
+}
+
+fn kv_type(fields: &mut Fields) -> Result<Option<KvType>, ApiError> {
+    let name = fields.take::<String>("kv_type")?;
+    name.map(|name| {
+        name.parse()
+            .map_err(|error| ApiError::field("kv_type", error))
+    })
+    .transpose()
 }
 
 /// How tokens are sampled, and the seed.

@@ -51,6 +51,9 @@ impl Job {
         if let Some(n) = self.logprobs {
             request = request.logprobs(n);
         }
+        if let Some(kind) = self.params.kv_type {
+            request = request.kv_type(kind);
+        }
         if let Some(speculation) = &self.app.speculation {
             request = request.speculate(speculation.clone());
         }
