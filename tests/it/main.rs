@@ -43,6 +43,7 @@ mod mutants;
 mod pages;
 mod plan;
 mod prefix;
+mod prefix_random;
 mod quant;
 mod recurrent;
 mod run;

@@ -35,7 +35,7 @@ fn on(policy: KvPolicy) -> SessionOptions {
     }
 }
 
-fn plain() -> SessionOptions {
+pub(crate) fn plain() -> SessionOptions {
     on(KvPolicy::default())
 }
 
@@ -49,7 +49,7 @@ fn any(options: SessionOptions) -> SessionOptions {
     }
 }
 
-fn cold(options: &SessionOptions) -> SessionOptions {
+pub(crate) fn cold(options: &SessionOptions) -> SessionOptions {
     SessionOptions {
         prefix: CacheMode::Off.into(),
         ..options.clone()
@@ -970,7 +970,7 @@ fn blocks_outlive_the_engine() {
 }
 
 /// Whatever gives something back in time, or overwrites it: windows, ages, both, recurrent layers.
-fn forgetful() -> Vec<(String, Model, SessionOptions)> {
+pub(crate) fn forgetful() -> Vec<(String, Model, SessionOptions)> {
     let (ages, batches) = (on(policies()[3]), |options| SessionOptions {
         n_batch: 100,
         ..options
