@@ -8,14 +8,12 @@ use crate::engine::SessionError;
 use crate::gguf::GgufError;
 #[cfg(feature = "grammar")]
 use crate::grammar::GrammarError;
-use crate::learn::LearnError;
 use crate::lora::AdapterError;
 use crate::model::ModelError;
 use crate::quant::QuantError;
 use crate::sample::SampleError;
 use crate::scheduler::ScheduleError;
 use crate::session::{GradientError, StateError};
-use crate::sona::SonaError;
 use crate::tokenizer::TokenizerError;
 
 /// Shorthand for results of the whole crate.
@@ -49,12 +47,6 @@ pub enum Error {
     /// The sampling parameters are invalid.
     #[error(transparent)]
     Sample(#[from] SampleError),
-    /// Learning, or what was learnt, was refused.
-    #[error(transparent)]
-    Learn(LearnError),
-    /// A folder of trajectories and of what was learnt was refused.
-    #[error(transparent)]
-    Sona(SonaError),
     /// A saved session was refused.
     #[error(transparent)]
     State(#[from] StateError),
@@ -87,6 +79,4 @@ spread! {
     DecodeError { Session, Sample, Tokenizer };
     GradientError { Session, Adapter };
     ScheduleError { Session, Adapter, Sample, Tokenizer } else Schedule;
-    LearnError { Session, Adapter } else Learn;
-    SonaError { Session, Adapter, Learn } else Sona;
 }

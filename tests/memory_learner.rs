@@ -7,9 +7,9 @@ mod run;
 mod tiny;
 
 use ruvllm::engine::SessionOptions;
-use ruvllm::learn::{Learner, LearnerOptions};
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
+use ruvllm_learn::{Learner, LearnerOptions};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};

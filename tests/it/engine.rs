@@ -5,7 +5,6 @@ use crate::common::emulated;
 use crate::run::{OnLevel, Pass, engine, session_on};
 use crate::tiny::{N_EMBD, N_VOCAB, TOKENS, Tiny};
 use ruvllm::arch::Arch;
-use ruvllm::bench::{self, Shape, synthetic};
 use ruvllm::compute::Tap;
 use ruvllm::engine::{CancelToken, SessionOptions};
 use ruvllm::gguf::{Gguf, StringArray, Value, Writer};
@@ -14,6 +13,7 @@ use ruvllm::model::{Hparams, Model, OpenOptions, RopeScaling, Unknown, supported
 use ruvllm::quant::{DType, FileType};
 use ruvllm::session::Session;
 use ruvllm::{ModelError, SessionError};
+use ruvllm_benches::{self as bench, Shape, synthetic};
 
 fn options(n_batch: usize) -> SessionOptions {
     SessionOptions {
@@ -1015,9 +1015,7 @@ fn synthetic_shapes_are_models() {
 /// An error stays what it is, wherever it comes through.
 #[test]
 fn errors_that_come_through_others() {
-    use ruvllm::{
-        DecodeError, Error, GradientError, KvError, LearnError, ScheduleError, SonaError,
-    };
+    use ruvllm::{DecodeError, Error, GradientError, KvError, ScheduleError};
     let full = || SessionError::ContextFull {
         n_ctx: 1,
         n_past: 1,
@@ -1027,9 +1025,7 @@ fn errors_that_come_through_others() {
         Error::from(full()),
         DecodeError::from(full()).into(),
         GradientError::from(full()).into(),
-        LearnError::from(GradientError::from(full())).into(),
         ScheduleError::from(DecodeError::from(full())).into(),
-        SonaError::from(LearnError::from(full())).into(),
     ] {
         assert!(
             matches!(error, Error::Session(SessionError::ContextFull { .. })),

@@ -3,15 +3,15 @@
 use crate::common::long;
 use crate::run::{Pass, session_on};
 use crate::tiny::{N_VOCAB, Tiny};
-use ruvllm::bench::{Contender, LearningOptions, learning};
 use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::Gguf;
-use ruvllm::learn::{Learner, LearnerOptions, Losses};
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
 use ruvllm::session::Session;
 use ruvllm::{Error, LearnError};
+use ruvllm_learn::bench::{Contender, LearningOptions, learning};
+use ruvllm_learn::{Learner, LearnerOptions, Losses};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -1284,8 +1284,8 @@ fn slices_change_no_bit() {
 #[test]
 #[ignore = "measures"]
 fn times_on_a_1b_shape() {
-    use ruvllm::bench::{Shape, synthetic};
     use ruvllm::quant::FileType;
+    use ruvllm_benches::{Shape, synthetic};
     let gguf = synthetic(
         Shape::from_name("llama-1b").unwrap(),
         FileType::from_name("Q4_K_M").unwrap(),

@@ -2,15 +2,15 @@
 
 use crate::common::long;
 use crate::tiny::{N_VOCAB, Tiny};
-use ruvllm::SonaError;
 use ruvllm::compute::TokenKind;
 use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, Sequence, SessionOptions, Slot};
-use ruvllm::learn::{Learner, LearnerOptions, Losses};
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
 use ruvllm::session::Session;
-use ruvllm::sona::{EventKind, FolderOptions, Sona, SonaBuilder, SonaFolder, Trajectory};
+use ruvllm_learn::sona::SonaError;
+use ruvllm_learn::sona::{EventKind, FolderOptions, Sona, SonaBuilder, SonaFolder, Trajectory};
+use ruvllm_learn::{Learner, LearnerOptions, Losses};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -685,7 +685,9 @@ fn options_and_places_that_cannot_be_are_told() {
     let mine = other.engine().unwrap();
     assert!(matches!(
         builder().open(&folder.0, &mine),
-        Err(SonaError::Learn(ruvllm::LearnError::OtherModel { .. }))
+        Err(SonaError::Learn(
+            ruvllm_learn::LearnError::OtherModel { .. }
+        ))
     ));
     let file = folder.0.join("file");
     std::fs::write(&file, "no folder").unwrap();
@@ -1373,7 +1375,7 @@ fn hidden_states_are_pooled() {
     use ruvllm::compute::{PooledStates, Probe, Tap};
     use ruvllm::engine::SessionOptions;
     use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
-    use ruvllm::sona::pooled_layer;
+    use ruvllm_learn::sona::pooled_layer;
     /// Rows of the residual stream after a layer.
     struct Rows(usize, Vec<f32>);
     impl Probe for Rows {
@@ -1869,7 +1871,7 @@ fn shipped() -> (Engine, impl Fn(&str) -> Vec<u32>) {
 #[ignore = "measures"]
 fn options_by_use() {
     use ruvllm::engine::SessionOptions;
-    use ruvllm::learn::Learner;
+    use ruvllm_learn::Learner;
     const REQUEST: usize = 128;
     const STREAM: usize = 8000;
     let (engine, read) = shipped();

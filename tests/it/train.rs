@@ -1,12 +1,12 @@
 //! Training adapters: what is learnt, interruptions, refusals.
 
 use crate::tiny::Tiny;
-use ruvllm::LearnError;
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
-use ruvllm::train::{Example, Loss, Schedule, TargetSet, TrainOptions, Trainer};
+use ruvllm_learn::LearnError;
+use ruvllm_learn::train::{Example, Loss, Schedule, TargetSet, TrainOptions, Trainer};
 use std::path::PathBuf;
 
 /// Sentences with a rule: after `7 x` comes `x + 1`, for 12 values of `x`.
@@ -625,9 +625,9 @@ fn pytorch_has_the_same_losses_with_consolidation() {
 #[test]
 #[ignore = "measures"]
 fn speed() {
-    use ruvllm::bench::{Shape, synthetic};
     use ruvllm::engine::{Engine, EngineOptions};
     use ruvllm::quant::FileType;
+    use ruvllm_benches::{Shape, synthetic};
     let large = |name: &str| {
         let shape = Shape::from_name("llama-1b").unwrap().with_layers(4);
         Model::from_gguf(synthetic(shape, FileType::from_name(name).unwrap()).unwrap()).unwrap()

@@ -1,7 +1,7 @@
 //! What JavaScript calls: bytes go in through [`input`], text comes out through [`output`].
 
 use ruvllm::gguf::Gguf;
-use ruvllm::learn::{Learner, LearnerOptions};
+use ruvllm_learn::{Learner, LearnerOptions};
 use ruvllm::{Model, Sampler};
 use std::sync::Mutex;
 

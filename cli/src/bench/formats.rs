@@ -5,11 +5,11 @@ use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, engine, no_tokenizer, o
 use crate::io::table::{Format, Printer};
 use crate::io::{Failure, Progress, file_or_pipe, note, read_text, size, without_last_newline};
 use crate::quantize::{self, Rows, file_type};
-use ruvllm::bench::{Shape, Test, run as measure, synthetic};
 use ruvllm::engine::{EngineOptions, SessionOptions};
 use ruvllm::gguf::Gguf;
 use ruvllm::model::Model;
 use ruvllm::quant::FileType;
+use ruvllm_benches::{Shape, Test, run as measure, synthetic};
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;

@@ -4,12 +4,12 @@ use super::lists::list;
 use crate::flags::{CacheTypeArgs, MAX_THREADS, ResidenceArgs, open};
 use crate::io::Failure;
 use crate::io::table::Format;
-use ruvllm::bench::Shape;
 use ruvllm::engine::{SessionOptions, default_threads};
 use ruvllm::gguf::Gguf;
 use ruvllm::kv::KvType;
 use ruvllm::model::Model;
 use ruvllm::quant::FileType;
+use ruvllm_benches::Shape;
 use std::path::PathBuf;
 
 /// Which models, on how many threads, how often.
