@@ -8,7 +8,7 @@ use ruvllm::model::Model;
 use ruvllm::quant::{DType, FileType};
 use ruvllm::sample::Sampler;
 use ruvllm_benches::{Shape, synthetic};
-use ruvllm_learn::{Learner, LearnerOptions};
+use ruvllm_learn::{Learner, LearnerOptions, Learning};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

@@ -35,7 +35,6 @@ mod kernels_elementwise;
 mod kernels_gemm;
 mod kernels_matvec;
 mod kv;
-mod learn;
 mod lora;
 mod merge_adapters;
 mod mtp;
@@ -51,11 +50,9 @@ mod schedule;
 #[cfg(feature = "grammar")]
 mod schemas;
 mod shift;
-mod sona;
 mod speculate;
 mod state;
 mod tiny;
 mod tokenizer;
 #[cfg(feature = "chat")]
 mod tools;
-mod train;

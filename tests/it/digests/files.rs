@@ -18,7 +18,7 @@ use ruvllm::model::Model;
 use ruvllm::quant::DType;
 use ruvllm_learn::sona::{FolderOptions, Sona, SonaBuilder, Trajectory};
 use ruvllm_learn::train::{Example, TargetSet, TrainOptions, Trainer};
-use ruvllm_learn::{Learner, LearnerOptions};
+use ruvllm_learn::{Learner, LearnerOptions, Learning};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

@@ -466,7 +466,7 @@ fn texts_are_cut_so_that_every_token_is_learnt_once() {
 
 /// Losses of training the adapter of `tests/data/peft` on all `examples` in every step.
 fn losses(examples: &[Example], control: &[u32], options: TrainOptions) -> Vec<f64> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/peft");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/peft");
     let model = Model::open(format!("{folder}/llama.gguf")).unwrap();
     let adapter = Adapter::open(format!("{folder}/llama-adapter.gguf"), &model).unwrap();
     // All examples in every step, so that their order does not matter.
@@ -497,7 +497,10 @@ fn losses(examples: &[Example], control: &[u32], options: TrainOptions) -> Vec<f
 }
 
 fn reference(file: &str, name: &str) -> Vec<f32> {
-    let path = format!("{}/tests/data/peft/{file}.gguf", env!("CARGO_MANIFEST_DIR"));
+    let path = format!(
+        "{}/../tests/data/peft/{file}.gguf",
+        env!("CARGO_MANIFEST_DIR")
+    );
     let file = Gguf::open(path).unwrap();
     bytemuck::pod_collect_to_vec(file.data(file.tensor(name).unwrap()))
 }

@@ -1,15 +1,15 @@
 //! What a session takes to learn is what was said it would, counted with an allocator of our own,
 //! alone in its process.
 
-#[path = "it/run/mod.rs"]
+#[path = "../../tests/it/run/mod.rs"]
 mod run;
-#[path = "it/tiny/mod.rs"]
+#[path = "../../tests/it/tiny/mod.rs"]
 mod tiny;
 
 use ruvllm::engine::SessionOptions;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
-use ruvllm_learn::{Learner, LearnerOptions};
+use ruvllm_learn::{Learner, LearnerOptions, Learning};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,7 +39,7 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn learning_takes_what_was_estimated() {
-    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/ruvllm-rust-6m-q8_0.gguf");
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/ruvllm-rust-6m-q8_0.gguf");
     let small = LearnerOptions {
         control_tokens: 200,
         recent_tokens: 100,
@@ -87,7 +87,7 @@ fn learning_takes_what_was_estimated() {
         let taken =
             (MOST.load(Ordering::Relaxed) - before) as u64 - (engine.memory().buffers - buffers);
         let plan = model.memory_plan(&options.clone().into()).unwrap();
-        let planned = plan.with_learner(h, &options, &learner).learner;
+        let planned = learner.bytes(h, options.n_batch.min(plan.n_ctx));
         println!("{taken}, planned {planned}");
         assert!(
             20 * planned.abs_diff(taken) <= taken,

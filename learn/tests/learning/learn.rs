@@ -9,9 +9,9 @@ use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
 use ruvllm::session::Session;
-use ruvllm::{Error, LearnError};
+use ruvllm_learn::LearnError;
 use ruvllm_learn::bench::{Contender, LearningOptions, learning};
-use ruvllm_learn::{Learner, LearnerOptions, Losses};
+use ruvllm_learn::{Learner, LearnerOptions, Learning, Losses};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -478,18 +478,18 @@ fn unusable_states_are_refused() {
     for n_ctx in [1, 7] {
         assert!(matches!(
             measured(n_ctx),
-            Err(Error::Learn(LearnError::Option {
+            Err(LearnError::Option {
                 option: "n_ctx",
                 ..
-            }))
+            })
         ));
     }
     assert!(matches!(
         measured(4096),
-        Err(Error::Learn(LearnError::TooLittleText {
+        Err(LearnError::TooLittleText {
             n: 1024,
             least: 2048
-        }))
+        })
     ));
 }
 
@@ -611,7 +611,7 @@ fn extreme_states_do_no_harm() {
 #[test]
 #[ignore = "writes into the source tree"]
 fn write_fuzz_seeds() {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let model = Model::open(root.join("tests/data/peft/qwen2.gguf")).unwrap();
     let folder = root.join("fuzz/seeds/learn_state");
     std::fs::create_dir_all(&folder).unwrap();
@@ -896,7 +896,7 @@ fn half_and_double_rates() {
 }
 
 fn shipped() -> (Model, impl Fn(&str) -> Vec<u32>) {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
     let tokenizer = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
     let tokens = move |path: &str| {
@@ -1235,14 +1235,14 @@ fn a_rating_outlasts_text() {
 fn slices_change_no_bit() {
     let model = Model::open(concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/models/ruvllm-rust-6m-q8_0.gguf"
+        "/../models/ruvllm-rust-6m-q8_0.gguf"
     ))
     .unwrap();
     let tokens =
         model
             .tokenizer()
             .unwrap()
-            .encode(include_str!("../data/river-station.txt"), true, false);
+            .encode(include_str!("../../../tests/data/river-station.txt"), true, false);
     let learnt = |rest: Option<usize>| {
         let mut session = session_on(
             &model,
@@ -1384,7 +1384,7 @@ fn times_on_a_1b_shape() {
 fn a_panic_of_the_caller_loses_nothing_learnt() {
     let model = Model::open(concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/models/ruvllm-rust-6m-q8_0.gguf"
+        "/../models/ruvllm-rust-6m-q8_0.gguf"
     ))
     .unwrap();
     let mut session = model.session().unwrap();
@@ -1403,7 +1403,7 @@ fn a_panic_of_the_caller_loses_nothing_learnt() {
 fn nothing_to_observe_is_no_tokens() {
     let model = Model::open(concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/models/ruvllm-rust-6m-q8_0.gguf"
+        "/../models/ruvllm-rust-6m-q8_0.gguf"
     ))
     .unwrap();
     let mut session = model.session().unwrap();

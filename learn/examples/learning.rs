@@ -1,7 +1,7 @@
 //! A session that learns from its user while it runs, within a bound on what it may forget.
 
 use ruvllm::Model;
-use ruvllm_learn::{Learner, LearnerOptions};
+use ruvllm_learn::{Learner, LearnerOptions, Learning};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args()

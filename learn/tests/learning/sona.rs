@@ -10,7 +10,7 @@ use ruvllm::quant::DType;
 use ruvllm::session::Session;
 use ruvllm_learn::sona::SonaError;
 use ruvllm_learn::sona::{EventKind, FolderOptions, Sona, SonaBuilder, SonaFolder, Trajectory};
-use ruvllm_learn::{Learner, LearnerOptions, Losses};
+use ruvllm_learn::{Learner, LearnerOptions, Learning, Losses};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -1387,7 +1387,7 @@ fn hidden_states_are_pooled() {
     }
     let model = Model::open(concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/models/ruvllm-rust-6m-q8_0.gguf"
+        "/../models/ruvllm-rust-6m-q8_0.gguf"
     ))
     .unwrap();
     let engine = Engine::new(
@@ -1494,7 +1494,7 @@ fn hidden_states_are_pooled() {
 #[test]
 #[ignore = "measures"]
 fn decoding_beside_the_loop() {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
     let text = std::fs::read_to_string(root.join("tests/data/river-station.txt")).unwrap();
     let tokens = model.tokenizer().unwrap().encode(&text, true, false);
@@ -1617,7 +1617,7 @@ fn a_thousand_requests_beside_eight_sequences() {
 fn layers_of_pooled_states() {
     use ruvllm::engine::SessionOptions;
     const REQUEST: usize = 128;
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
     let engine = Engine::new(
         &model,
@@ -1848,7 +1848,7 @@ fn choosing_a_topic() {
 
 /// The model that ships, on two threads, and what turns a file of the repository into its tokens.
 fn shipped() -> (Engine, impl Fn(&str) -> Vec<u32>) {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
     let engine = Engine::new(
         &model,
