@@ -1,5 +1,4 @@
-//! The sum of the errors of all modules. Messages are complete: they contain the system's message,
-//! and `source()` does not repeat it.
+//! The sum of the errors of all modules. Messages are complete, and `source()` repeats nothing.
 
 #[cfg(feature = "chat")]
 use crate::chat::ChatError;
@@ -60,8 +59,7 @@ pub enum Error {
     Chat(#[from] ChatError),
 }
 
-/// Errors that are made of those of lower modules: such a one stays what it is, wherever it comes
-/// through.
+/// Errors made of those of lower modules: such a one stays what it is, wherever it comes through.
 macro_rules! spread {
     ($($error:ident { $($variant:ident),* } $(else $own:ident)?;)*) => {$(
         impl From<$error> for Error {

@@ -51,7 +51,7 @@
 //! There are three exceptions. A chat template can take any amount of memory for texts *and lists*
 //! that it never prints, until the process aborts, and leave a thread behind that computes forever,
 //! though the call itself ends (see the module `chat`). Small allocations that fail, and those of
-//! gradients and learning, abort as everywhere in Rust. And a mapped file that another program
+//! gradients, abort as everywhere in Rust. And a mapped file that another program
 //! truncates while it is in use ends the process (see [`gguf`] for how to avoid it).
 //!
 //! # Reading order
@@ -121,6 +121,8 @@ pub use tokenizer::{Tokenizer, TokenizerError};
 mod pages {
     #[doc = include_str!("../README.md")]
     struct Readme;
+    #[doc = include_str!("../docs/learning.md")]
+    struct Learning;
     #[doc = include_str!("../docs/prefix-cache.md")]
     struct PrefixCache;
 }

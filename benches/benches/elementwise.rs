@@ -71,7 +71,7 @@ fn decode<T: KvElement>(
 }
 
 fn attention(c: &mut Criterion) {
-    for n in [128, 256, 512, 4096] {
+    for n in [128, 256, 512, 1024, 2048, 4096] {
         decode(c, "attention", n, (1, 1), |x| x);
         decode(c, "attention f16", n, (1, 1), f16::from_f32);
     }
@@ -177,23 +177,27 @@ fn norms(c: &mut Criterion) {
 
 fn rope(c: &mut Criterion) {
     let arch = arch();
-    let frequencies: Vec<f32> = (0..HEAD_DIM / 2)
-        .map(|i| 10000f32.powf(-(i as f32) / 64.0))
-        .collect();
-    for tokens in [1, 8, 32, 128] {
-        let mut x = noise(tokens * HEAD_DIM);
-        let (mut cos, mut sin) = ([0.0; HEAD_DIM / 2], [0.0; HEAD_DIM / 2]);
-        c.benchmark_group("RoPE computed")
-            .bench_function(BenchmarkId::new("128", tokens), |b| {
-                b.iter(|| {
-                    for (pos, x) in x.chunks_exact_mut(HEAD_DIM).enumerate() {
-                        arch.rope_angles(&mut cos, &mut sin, &frequencies, pos as f32, 1.0);
-                        arch.rope_norm(x, &cos, &sin);
-                    }
-                });
-            });
+    for dim in [64, 128] {
+        let frequencies: Vec<f32> = (0..dim / 2)
+            .map(|i| 10000f32.powf(-2.0 * i as f32 / dim as f32))
+            .collect();
+        for tokens in [1, 8, 32, 128] {
+            let mut x = noise(tokens * dim);
+            let (mut cos, mut sin) = (vec![0.0; dim / 2], vec![0.0; dim / 2]);
+            c.benchmark_group("RoPE computed").bench_function(
+                BenchmarkId::new(dim.to_string(), tokens),
+                |b| {
+                    b.iter(|| {
+                        for (pos, x) in x.chunks_exact_mut(dim).enumerate() {
+                            arch.rope_angles(&mut cos, &mut sin, &frequencies, pos as f32, 1.0);
+                            arch.rope_norm(x, &cos, &sin);
+                        }
+                    });
+                },
+            );
+        }
     }
-    for (dim, tokens) in [(64, 1), (128, 32)] {
+    for (dim, tokens) in [(64, 1), (128, 8), (128, 32)] {
         let mut x = noise(tokens * dim);
         let angles = noise(tokens * dim / 2);
         let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();

@@ -1,6 +1,6 @@
-//! The design notes' rows for whole layers: one token through one layer, and through four, of
-//! published shapes in 4-bit weights (Q4_K_M), without the head, on one thread; and prompts through
-//! layers of newer families.
+//! The design notes' rows for whole layers: one token through one layer, and through several, of
+//! published shapes in 4-bit weights (Q4_K_M), without the head; and prompts through layers of newer
+//! families.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ruvllm::compute::{Probe, Tap};
@@ -17,12 +17,13 @@ impl Probe for AllRows {
 }
 
 fn layers(c: &mut Criterion) {
-    for (name, shape) in [
-        ("LLaMA2-7B", "llama2-7b"),
-        ("LLaMA3-8B", "llama-8b"),
-        ("Mistral-7B", "mistral-7b"),
+    for (name, shape, numbers) in [
+        ("LLaMA2-7B", "llama2-7b", &[1, 4, 8, 16][..]),
+        ("LLaMA2-13B", "llama2-13b", &[1, 4]),
+        ("LLaMA3-8B", "llama-8b", &[1, 4]),
+        ("Mistral-7B", "mistral-7b", &[1, 4]),
     ] {
-        for n_layer in [1, 4] {
+        for &n_layer in numbers {
             let shape = Shape::from_name(shape)
                 .expect("a shape of the list")
                 .with_layers(n_layer);

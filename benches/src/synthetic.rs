@@ -123,6 +123,16 @@ impl Shape {
             ..Shape::LLAMA_8B
         },
         Shape {
+            name: "llama2-13b",
+            n_layer: 40,
+            n_embd: 5120,
+            n_head: 40,
+            n_head_kv: 40,
+            n_ff: 13824,
+            n_vocab: 32000,
+            ..Shape::LLAMA_8B
+        },
+        Shape {
             name: "mistral-7b",
             n_vocab: 32000,
             ..Shape::LLAMA_8B

@@ -36,6 +36,7 @@ mod kernels_gemm;
 mod kernels_matvec;
 mod kv;
 mod lora;
+mod measure;
 mod merge_adapters;
 mod mtp;
 mod mutants;

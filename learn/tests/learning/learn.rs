@@ -1238,11 +1238,11 @@ fn slices_change_no_bit() {
         "/../models/ruvllm-rust-6m-q8_0.gguf"
     ))
     .unwrap();
-    let tokens =
-        model
-            .tokenizer()
-            .unwrap()
-            .encode(include_str!("../../../tests/data/river-station.txt"), true, false);
+    let tokens = model.tokenizer().unwrap().encode(
+        include_str!("../../../tests/data/river-station.txt"),
+        true,
+        false,
+    );
     let learnt = |rest: Option<usize>| {
         let mut session = session_on(
             &model,
