@@ -559,10 +559,11 @@ pub(crate) fn values<T: Pod + std::fmt::Debug>(
     };
     let TensorInfo { dims, .. } = t;
     let n_rows = usize::try_from(t.n_elems()).unwrap_or(usize::MAX) / width;
-    let shaped = if width == 1 {
-        dims.len() == 1
-    } else {
-        dims.len() <= 2 && dims[0] == width as u64
+    // One row, and a single column, can be written with one dimension.
+    let shaped = match dims[..] {
+        [n] => width == 1 || n == width as u64,
+        [n, _] => n == width as u64,
+        _ => false,
     };
     if t.dtype != dtype || !shaped || !rows.contains(&n_rows) {
         let expected = format!(

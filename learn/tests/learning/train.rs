@@ -180,6 +180,30 @@ fn an_interrupted_training_ends_as_one_that_was_not() {
     std::fs::remove_file(&path).unwrap();
 }
 
+/// A checkpoint whose table of losses has a single column.
+#[test]
+fn a_training_with_one_held_out_example_can_be_resumed() {
+    let (model, path) = (model(), file("one"));
+    let options = TrainOptions {
+        held_out: 0.04,
+        ..options()
+    };
+    let mut whole = trainer(&model, &[], &options);
+    assert_eq!(whole.report().held_out_tokens.len(), 1);
+    for _ in 0..5 {
+        whole.step().unwrap();
+    }
+    whole.save(&path).unwrap();
+    let mut resumed = trainer(&model, &[], &options);
+    resumed.resume(&path).unwrap();
+    run(&mut whole);
+    run(&mut resumed);
+    assert_eq!(resumed.adapter(), whole.adapter());
+    let told = |trainer: &Trainer| format!("{:?}", trainer.report());
+    assert_eq!(told(&resumed), told(&whole));
+    std::fs::remove_file(&path).unwrap();
+}
+
 /// Only the tokens to be learnt count: the loss of a prompt that cannot be predicted is not in it.
 #[test]
 fn loss_is_the_mean_over_the_tokens_to_be_learnt() {
