@@ -23,14 +23,3 @@ impl Timer {
         return Duration::ZERO;
     }
 }
-
-/// Milliseconds since 1970; always zero on wasm32-unknown-unknown.
-pub(crate) fn unix_millis() -> u64 {
-    #[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or_default();
-    #[cfg(all(target_arch = "wasm32", target_os = "unknown"))]
-    let now = Duration::ZERO;
-    now.as_millis() as u64
-}

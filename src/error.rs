@@ -1,5 +1,4 @@
-//! The sum of the errors of all modules. Messages are complete: they contain the system's message,
-//! and `source()` does not repeat it.
+//! The sum of the errors of all modules. Messages are complete, and `source()` repeats nothing.
 
 #[cfg(feature = "chat")]
 use crate::chat::ChatError;
@@ -8,14 +7,12 @@ use crate::engine::SessionError;
 use crate::gguf::GgufError;
 #[cfg(feature = "grammar")]
 use crate::grammar::GrammarError;
-use crate::learn::LearnError;
 use crate::lora::AdapterError;
 use crate::model::ModelError;
 use crate::quant::QuantError;
 use crate::sample::SampleError;
 use crate::scheduler::ScheduleError;
 use crate::session::{GradientError, StateError};
-use crate::sona::SonaError;
 use crate::tokenizer::TokenizerError;
 
 /// Shorthand for results of the whole crate.
@@ -49,12 +46,6 @@ pub enum Error {
     /// The sampling parameters are invalid.
     #[error(transparent)]
     Sample(#[from] SampleError),
-    /// Learning, or what was learnt, was refused.
-    #[error(transparent)]
-    Learn(LearnError),
-    /// A folder of trajectories and of what was learnt was refused.
-    #[error(transparent)]
-    Sona(SonaError),
     /// A saved session was refused.
     #[error(transparent)]
     State(#[from] StateError),
@@ -68,8 +59,7 @@ pub enum Error {
     Chat(#[from] ChatError),
 }
 
-/// Errors that are made of those of lower modules: such a one stays what it is, wherever it comes
-/// through.
+/// Errors made of those of lower modules: such a one stays what it is, wherever it comes through.
 macro_rules! spread {
     ($($error:ident { $($variant:ident),* } $(else $own:ident)?;)*) => {$(
         impl From<$error> for Error {
@@ -87,6 +77,4 @@ spread! {
     DecodeError { Session, Sample, Tokenizer };
     GradientError { Session, Adapter };
     ScheduleError { Session, Adapter, Sample, Tokenizer } else Schedule;
-    LearnError { Session, Adapter } else Learn;
-    SonaError { Session, Adapter, Learn } else Sona;
 }

@@ -51,31 +51,23 @@
 //! There are three exceptions. A chat template can take any amount of memory for texts *and lists*
 //! that it never prints, until the process aborts, and leave a thread behind that computes forever,
 //! though the call itself ends (see the module `chat`). Small allocations that fail, and those of
-//! gradients and learning, abort as everywhere in Rust. And a mapped file that another program
+//! gradients, abort as everywhere in Rust. And a mapped file that another program
 //! truncates while it is in use ends the process (see [`gguf`] for how to avoid it).
 //!
 //! # Reading order
 //!
 //! [`model`] (what is run), [`session`] (one text), [`engine`] (many sequences in one forward
 //! pass), [`scheduler`] (many requests), [`decode`] (from logits to text), [`embed`] (vectors of
-//! texts), [`kv`] (keys and values), [`lora`] (adapters), [`learn`] (learning during use), [`sona`]
-//! (learning that goes on by itself), [`train`] (training adapters), [`gguf`] (the file), [`quant`]
-//! (its formats), [`arch`] (the kernels), [`tokenizer`], [`sample`], `chat` (templates, and an
-//! example of a whole conversation). In the source, begin with `forward/mod.rs`;
-//! `ARCHITECTURE.md` has the map.
+//! texts), [`kv`] (keys and values), [`lora`] (adapters), [`gguf`] (the file), [`quant`] (its
+//! formats), [`arch`] (the kernels), [`tokenizer`], [`sample`], `chat` (templates, and an example
+//! of a whole conversation). In the source, begin with `forward/mod.rs`; `ARCHITECTURE.md` has the
+//! map. Learning is a package of its own, `ruvllm-learn`.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
-// `bench` and code used only by it are missing on this target.
-#![cfg_attr(
-    all(target_arch = "wasm32", target_os = "unknown"),
-    allow(dead_code, unused_imports)
-)]
 
 pub mod arch;
 mod backward;
-#[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))] // this target has no clock
-pub mod bench;
 #[cfg(feature = "chat")]
 pub mod chat;
 mod clock;
@@ -91,18 +83,15 @@ pub mod gpu;
 pub mod grammar;
 pub mod kv;
 mod layers;
-pub mod learn;
 pub mod lora;
 pub mod model;
 pub mod quant;
 pub mod sample;
 pub mod scheduler;
 pub mod session;
-pub mod sona;
 mod system;
 mod threads;
 pub mod tokenizer;
-pub mod train;
 
 #[cfg(feature = "chat")]
 pub use chat::ChatError;
@@ -118,14 +107,12 @@ pub use gpu::metal::MetalError;
 #[cfg(feature = "grammar")]
 pub use grammar::GrammarError;
 pub use kv::{KvError, KvPart, KvType};
-pub use learn::LearnError;
 pub use lora::AdapterError;
 pub use model::{Model, ModelError};
 pub use quant::QuantError;
 pub use sample::{MaskError, SampleError, Sampler};
 pub use scheduler::ScheduleError;
 pub use session::{GradientError, KeptError, Session, StateError};
-pub use sona::SonaError;
 pub use system::SystemMemory;
 pub use tokenizer::{Tokenizer, TokenizerError};
 

@@ -2,10 +2,10 @@
 #![cfg(target_os = "linux")]
 
 use ruvllm::arch::Arch;
-use ruvllm::bench::{Shape, synthetic};
 use ruvllm::engine::SessionOptions;
 use ruvllm::model::Model;
 use ruvllm::quant::FileType;
+use ruvllm_benches::{Shape, synthetic};
 use std::fs;
 use std::io::Write;
 

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # The library as a user gets it: its package is small, brings five dependencies and what they bring, and builds and
-# runs the README's first program in an empty crate, without the network.
+# runs the README's first program in an empty crate, without the network. The other packages can be made, too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() { echo "$1" >&2; exit 1; }
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 
-cargo package --locked --quiet --allow-dirty --no-verify --package ruvllm
-crate=$(ls -t "$target"/package/ruvllm-*.crate | head -1)
+cargo package --locked --quiet --allow-dirty --no-verify --workspace
+crate=$(ls -t "$target"/package/ruvllm-[0-9]*.crate | head -1)
 bytes=$(stat -c %s "$crate")
 echo "${crate##*/}: $bytes bytes"
 [ "$bytes" -le 2000000 ] || fail "the package has more than 2 MB"
-if tar -tf "$crate" | grep -E '^[^/]*/(models|cli|fuzz|tools|\.ci)/|\.gguf$' | grep -v '/tests/'; then
+if tar -tf "$crate" | grep -E '^[^/]*/(models|benches|cli|fuzz|learn|tools|\.ci)/|\.gguf$' | grep -v '/tests/'; then
     fail "these files are not the library's"
 fi
 

@@ -1,14 +1,14 @@
 //! The program as its users and other programs call it: exit codes, the fixed interfaces, bad
 //! calls.
 
-use ruvllm::bench::{Shape, synthetic};
 use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::{Array, Gguf, Value, Writer};
 use ruvllm::kv::KvType;
-use ruvllm::learn::{Learner, LearnerOptions};
 use ruvllm::model::Model;
 use ruvllm::quant::{DType, FileType};
 use ruvllm::sample::Sampler;
+use ruvllm_benches::{Shape, synthetic};
+use ruvllm_learn::{Learner, LearnerOptions, Learning};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -2819,7 +2819,7 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
         (&json!(2), Some(1.0))
     );
     assert!(text(&run(&["sona", "status", &mine])).contains("12 of 2 sessions"));
-    let opened = ruvllm::sona::SonaFolder::open(&mine, &Default::default()).unwrap();
+    let opened = ruvllm_learn::sona::SonaFolder::open(&mine, &Default::default()).unwrap();
     opened
         .trajectories(|found| {
             assert!(!found.query_embedding.is_empty() && !found.response_embedding.is_empty())

@@ -1145,7 +1145,7 @@ fn ends_while_loading() {
 #[cfg(unix)]
 #[test]
 fn learns_per_user() {
-    use ruvllm::sona::{EventKind, FolderOptions, SonaFolder};
+    use ruvllm_learn::sona::{EventKind, FolderOptions, SonaFolder};
     let folder = std::env::temp_dir().join(format!("ruvllm-serve-sona-{}", std::process::id()));
     let users = folder.to_str().unwrap();
     let heldout = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo-heldout.txt");

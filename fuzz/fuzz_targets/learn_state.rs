@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use ruvllm::engine::SessionOptions;
-use ruvllm::learn::Learner;
+use ruvllm_learn::{Learner, Learning};
 use ruvllm::model::Model;
 use std::sync::LazyLock;
 

@@ -504,7 +504,7 @@ impl Engine {
             outputs.clear();
             return outcome;
         }
-        let (model, finish) = (&self.model, self.model.hparams().logit_finish());
+        let (model, transform) = (&self.model, self.model.hparams().logit_transform());
         let (n_vocab, n_embd) = (model.hparams().n_vocab, model.hparams().n_embd);
         for slot in slots {
             let (start, of_logits) = (slot.pos(), outputs.of_logits(slot.rows.index));
@@ -539,7 +539,7 @@ impl Engine {
                 // They were left as the head's products for the hooks of other slots.
                 logits
                     .chunks_exact_mut(n_vocab)
-                    .for_each(|row| finish.row(row));
+                    .for_each(|row| transform.row(row));
             }
         }
         Ok(true)
@@ -792,13 +792,16 @@ impl Engine {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How often [`Engine::enter`] was called.
-    pub(crate) fn n_turns(&self) -> u64 {
+    /// Number of passes, and of other work of its threads, that were begun so far.
+    pub fn n_turns(&self) -> u64 {
         self.core.turns.lock().last
     }
 
-    /// Whether somebody computes, or has since there were `n_turns`; to be called by who does not.
-    pub(crate) fn is_busy_since(&self, n_turns: u64) -> bool {
+    /// Whether a pass is computed or waits, or one was begun since there were [`n_turns`]; the
+    /// caller's own turns count, too.
+    ///
+    /// [`n_turns`]: Engine::n_turns
+    pub fn is_busy_since(&self, n_turns: u64) -> bool {
         let queue = self.core.turns.lock();
         queue.last != n_turns || !queue.tickets.is_empty()
     }

@@ -130,8 +130,8 @@ pub struct MemoryPlan {
     pub rest: u64,
     /// Adapters.
     pub adapters: u64,
-    /// What a [`Learner`](crate::learn::Learner) adds; 0 without one.
-    pub learner: u64,
+    /// What the [hooks](crate::compute::OutputHook) of the sessions add; 0 without one.
+    pub hooks: u64,
     /// Gradients of an adapter, and the rows that are kept for them.
     pub gradients: u64,
 }
@@ -150,11 +150,18 @@ impl MemoryPlan {
             self.buffers,
             self.rest,
             self.adapters,
-            self.learner,
+            self.hooks,
             self.gradients,
         ]
         .into_iter()
         .fold(self.weights, u64::saturating_add)
+    }
+
+    /// Adds what the hooks of the sessions take.
+    #[must_use]
+    pub fn with_hooks(mut self, bytes: u64) -> MemoryPlan {
+        self.hooks = self.hooks.saturating_add(bytes);
+        self
     }
 
     /// The plan for a model of which the header alone is there, on the best level of this CPU.
@@ -428,7 +435,7 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
         buffers,
         rest: n.saturating_mul(of_tokens.saturating_add(logits).saturating_add(states)),
         adapters: options.adapters.iter().map(|adapter| adapter.bytes()).sum(),
-        learner: 0,
+        hooks: 0,
         gradients: 0,
     })
 }

@@ -11,6 +11,7 @@ pub(crate) mod identity;
 pub(crate) mod memory_plan;
 pub(crate) mod offload;
 pub(crate) mod options;
+mod output_head;
 mod prefix_reuse;
 pub(crate) mod row_times;
 pub(crate) mod sequence;
@@ -26,5 +27,6 @@ pub use memory_plan::{EngineMemory, MemoryPlan, PlanOptions, Recommendation};
 pub use options::{
     CacheMode, CachedTokens, CancelToken, DEFAULT_CTX, PrefixOptions, Reuse, SessionOptions,
 };
+pub use output_head::OutputHead;
 pub use sequence::Sequence;
 pub use threads::default_threads;

@@ -79,6 +79,11 @@ impl SessionOptions {
             tiers: self.kv_tiers,
         }
     }
+
+    /// Bytes of keys and values that a token at position `pos` reads.
+    pub fn kv_bytes_read(&self, h: &Hparams, pos: usize) -> u64 {
+        kv_layout(h, self.kv_policy()).bytes_read(pos)
+    }
 }
 
 /// Cancels long calls from another thread: clone it, pass the clone on, and call
@@ -141,12 +146,6 @@ pub(crate) fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
 /// Context length of a session with these options.
 pub(crate) fn n_ctx(h: &Hparams, options: &SessionOptions) -> usize {
     options.n_ctx.unwrap_or(h.n_ctx_train.min(DEFAULT_CTX))
-}
-
-/// Bytes of keys and values that a token at position `pos` reads.
-#[cfg_attr(all(target_arch = "wasm32", target_os = "unknown"), expect(dead_code))]
-pub(crate) fn kv_bytes_read(h: &Hparams, options: &SessionOptions, pos: usize) -> u64 {
-    kv_layout(h, options.kv_policy()).bytes_read(pos)
 }
 
 /// Shapes of the keys and values that the layers of a model store.

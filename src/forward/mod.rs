@@ -398,7 +398,7 @@ pub(crate) fn forward(
             &mut [Product::of(&w.output, logits, n_logits)],
         );
         if wanted != Wanted::Raw {
-            let (finish, capped) = (h.logit_finish(), h.final_softcap.is_some());
+            let (finish, capped) = (h.logit_transform(), h.final_softcap.is_some());
             ctx.crew
                 .when(capped)
                 .for_chunks(logits, LOGITS, |_, logits| finish.row(logits));

@@ -94,7 +94,8 @@ impl PartialEq for Term {
 }
 
 impl Term {
-    pub(crate) fn new(rank: usize, a: Vec<f32>, b: Vec<f32>) -> Term {
+    /// A term of `A`, `(rank, n_in)`, and `Bᵀ`, `(rank, n_out)`.
+    pub fn new(rank: usize, a: Vec<f32>, b: Vec<f32>) -> Term {
         Term {
             rank,
             a: Factor::F32(a),
@@ -198,7 +199,7 @@ impl Adapter {
     }
 
     /// An adapter without terms and without strength.
-    pub(crate) fn empty(model: &Model) -> Adapter {
+    pub fn empty(model: &Model) -> Adapter {
         let sites = Arc::clone(model.sites());
         let terms = vec![None; sites.len()];
         Adapter {
@@ -220,7 +221,18 @@ impl Adapter {
         }
     }
 
-    pub(crate) fn set_term(&mut self, site: usize, term: Term) {
+    /// Sets the term of a site.
+    ///
+    /// # Panics
+    /// If its shape is not that of the site's matrix.
+    pub fn set_term(&mut self, site: usize, term: Term) {
+        let Site { n_in, n_out, .. } = self.sites[site];
+        assert_eq!(
+            (term.a.len(), term.b.len()),
+            (term.rank * n_in, term.rank * n_out),
+            "a term of rank {} for {n_in} inputs and {n_out} outputs",
+            term.rank
+        );
         self.terms[site] = Some(term);
     }
 
@@ -278,7 +290,7 @@ impl Adapter {
     }
 
     /// Multiplies all `ΔW` by `scale`.
-    pub(crate) fn rescale(&mut self, scale: f32) {
+    pub fn rescale(&mut self, scale: f32) {
         // An alpha of 0 stands for no factor at all, so the factor goes into the values.
         if self.alpha * scale != 0.0 {
             self.alpha *= scale;

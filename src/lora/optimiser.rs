@@ -63,7 +63,7 @@ impl Optimiser for Sgd {
 
 impl Sgd {
     /// The part of [`Optimiser::step`] that changes one term.
-    pub(crate) fn step_at(&mut self, site: usize, adapter: &mut Adapter, gradients: &Gradients) {
+    pub fn step_at(&mut self, site: usize, adapter: &mut Adapter, gradients: &Gradients) {
         let Some(gradient) = gradients.term(site) else {
             return;
         };
@@ -129,7 +129,7 @@ impl Adam {
 
     /// The means of the gradient and of its square, site by site, `A` before `B`; empty before the
     /// first step.
-    pub(crate) fn moments(&self) -> [Vec<f32>; 2] {
+    pub fn moments(&self) -> [Vec<f32>; 2] {
         let all = || self.moments.iter().flatten();
         [
             all().flat_map(|(mean, _)| mean).copied().collect(),
@@ -139,7 +139,10 @@ impl Adam {
 
     /// Continues after `steps` steps from what [`Adam::moments`] returned, for gradients of the
     /// same terms.
-    pub(crate) fn restore(&mut self, gradients: &Gradients, steps: usize, moments: &[Vec<f32>; 2]) {
+    ///
+    /// # Panics
+    /// If they are of fewer values.
+    pub fn restore(&mut self, gradients: &Gradients, steps: usize, moments: &[Vec<f32>; 2]) {
         self.steps = i32::try_from(steps).unwrap_or(i32::MAX);
         self.moments = vec![None; gradients.sites().len()];
         let mut start = 0;

@@ -77,14 +77,16 @@ pub struct Hparams {
 
 /// Turns products of the head into logits: `scale`, then `cap·tanh(x/cap)` unless `cap` is 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Finish {
-    pub(crate) scale: f32,
-    pub(crate) cap: f32,
+pub struct LogitTransform {
+    /// Factor on the products.
+    pub scale: f32,
+    /// Bound on the absolute value of logits; 0: none.
+    pub cap: f32,
 }
 
-impl Finish {
+impl LogitTransform {
     /// The logit for a product `raw`.
-    pub(crate) fn logit(self, raw: f32) -> f32 {
+    pub fn logit(self, raw: f32) -> f32 {
         let x = self.scale * raw;
         if self.cap > 0.0 {
             self.cap * (x / self.cap).tanh()
@@ -93,8 +95,8 @@ impl Finish {
         }
     }
 
-    /// Derivative of [`Finish::logit`], given its result.
-    pub(crate) fn slope(self, logit: f32) -> f32 {
+    /// Derivative of [`LogitTransform::logit`], given its result.
+    pub fn slope(self, logit: f32) -> f32 {
         let x = if self.cap > 0.0 {
             logit / self.cap
         } else {
@@ -104,7 +106,7 @@ impl Finish {
     }
 
     /// Turns a whole row of products into logits, in place.
-    pub(crate) fn row(self, logits: &mut [f32]) {
+    pub fn row(self, logits: &mut [f32]) {
         if self.scale != 1.0 {
             logits.iter_mut().for_each(|x| *x *= self.scale);
         }
@@ -142,8 +144,8 @@ pub enum NormKind {
 
 impl Hparams {
     /// How the head's products become logits.
-    pub(crate) fn logit_finish(&self) -> Finish {
-        Finish {
+    pub fn logit_transform(&self) -> LogitTransform {
+        LogitTransform {
             scale: self.logit_scale,
             cap: self.final_softcap.unwrap_or(0.0),
         }

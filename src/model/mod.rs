@@ -26,8 +26,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 pub use error::ModelError;
-pub(crate) use hparams::{Finish, MAX_STREAMS};
-pub use hparams::{Hparams, NormKind, StreamsSpec};
+pub(crate) use hparams::MAX_STREAMS;
+pub use hparams::{Hparams, LogitTransform, NormKind, StreamsSpec};
 pub use keys::Unknown;
 use keys::UnknownNames;
 pub use rope::{Rope, RopeOrder, RopeScaling};
@@ -611,6 +611,11 @@ impl Model {
     /// Matrices that adapters can change; adapters index them in this order.
     pub fn sites(&self) -> &Arc<[Site]> {
         &self.weights().sites
+    }
+
+    /// Index of the output head in [`Model::sites`].
+    pub fn output_site(&self) -> usize {
+        self.weights().output.w.site
     }
 
     /// The Frobenius norm of each of [`Model::sites`], estimated from at most 64 of its rows.

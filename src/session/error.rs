@@ -125,7 +125,6 @@ impl KeptError {
 
 /// Why there are no gradients of an adapter.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum GradientError {
     /// A pass failed.
     #[error(transparent)]

@@ -37,7 +37,7 @@ pub fn cross_entropy(arch: Arch, logits: &mut [f32], target: u32, weight: f32) -
 }
 
 /// `ln Σ exp` of a row of logits.
-pub(crate) fn log_sum(logits: &[f32]) -> f32 {
+pub fn log_sum(logits: &[f32]) -> f32 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     max + logits.iter().map(|l| (l - max).exp()).sum::<f32>().ln()
 }
@@ -122,12 +122,27 @@ impl Session {
         objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
         gradients: &mut Gradients,
     ) -> Result<f64, GradientError> {
-        self.gradient_in_parts(id, tokens, first, objective, gradients, None)
+        self.differentiate(id, tokens, first, objective, gradients, None)
     }
 
-    /// [`Session::gradient`], to the same bits. Calls `between`, if there is one, between its
-    /// parts, where other passes can be computed: the forward pass, the head, and each layer.
-    pub(crate) fn gradient_in_parts(
+    /// [`Session::gradient`], to the same bits. Calls `between` between its parts, where other
+    /// passes can be computed: the forward pass, the head, and each layer.
+    ///
+    /// # Errors
+    /// As [`Session::gradient`].
+    pub fn gradient_in_parts(
+        &mut self,
+        id: AdapterId,
+        tokens: &[u32],
+        first: usize,
+        objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
+        gradients: &mut Gradients,
+        between: &mut dyn FnMut(),
+    ) -> Result<f64, GradientError> {
+        self.differentiate(id, tokens, first, objective, gradients, Some(between))
+    }
+
+    fn differentiate(
         &mut self,
         id: AdapterId,
         tokens: &[u32],

@@ -1,6 +1,8 @@
-//! The hook of a session.
+//! The hook of a session, and what a hook sees.
 
-use crate::compute::hook::OutputHook;
+use crate::compute::hook::{OutputHook, OutputRows, TokenKind};
+use crate::compute::probe::NoProbe;
+use crate::engine::SessionError;
 use crate::session::session::Session;
 use std::any::Any;
 
@@ -27,5 +29,22 @@ impl Session {
         self.hook::<T>()?;
         let hook: Box<dyn Any> = self.seq.hook.take()?;
         hook.downcast().ok()
+    }
+
+    /// Appends `tokens` of a prompt, to a session without a hook, and calls `each` with what a hook
+    /// would see of each batch from `tokens[first..]` on: hidden states and the head's products,
+    /// which nobody turns into logits. Neither reads the prefix cache nor keeps checkpoints for a
+    /// rewind.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn prefill_rows(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        each: &mut dyn FnMut(OutputRows<'_>),
+    ) -> Result<(), SessionError> {
+        self.catch_up()?;
+        self.passes(TokenKind::Prompt, tokens, first, true, &mut NoProbe, each)
     }
 }

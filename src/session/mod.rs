@@ -14,7 +14,7 @@ pub(crate) mod session;
 pub(crate) mod store;
 
 pub use error::{GradientError, KeptError, StateError};
-pub use gradients::{Task, cross_entropy, divergence};
+pub use gradients::{Task, cross_entropy, divergence, log_sum};
 pub use memory::SessionMemory;
 pub use profile::Preset;
 pub use session::Session;

@@ -288,9 +288,12 @@ impl Session {
         Ok(())
     }
 
-    /// Computes the token that waits, if there is one: the logits are then those of what follows
-    /// it.
-    pub(crate) fn catch_up(&mut self) -> Result<(), SessionError> {
+    /// Computes the last token of a generation, which nobody needed to compute yet, if it waits: the
+    /// logits are then those of what follows it. Whatever appends tokens begins with it.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn catch_up(&mut self) -> Result<(), SessionError> {
         self.drop_drafts();
         let Some(token) = self.ahead.then(|| self.seq.pop()).flatten() else {
             return Ok(());

@@ -386,12 +386,12 @@ fn passes(
 #[test]
 #[ignore = "needs the schemas of MaskBench and a large vocabulary; a minute"]
 fn forced_tokens_of_tool_calls() {
-    use ruvllm::bench::{Shape, synthetic};
     use ruvllm::chat::tools::{Tool, ToolChoice, ToolFormat, ToolMask};
     use ruvllm::compute::TokenKind;
     use ruvllm::engine::{Outputs, SessionOptions, Slot};
     use ruvllm::quant::FileType;
     use ruvllm::{CancelToken, Model};
+    use ruvllm_benches::{Shape, synthetic};
 
     let Some(folder) = folder("RUVLLM_MASKBENCH") else {
         return;

@@ -5,13 +5,12 @@ use crate::common::emulated;
 use crate::run::{OnLevel, Pass, engine, session_on};
 use crate::tiny::{N_EMBD, N_VOCAB, TOKENS, Tiny};
 use ruvllm::arch::Arch;
-use ruvllm::bench::{self, Shape, synthetic};
 use ruvllm::compute::Tap;
 use ruvllm::engine::{CancelToken, SessionOptions};
 use ruvllm::gguf::{Gguf, StringArray, Value, Writer};
 use ruvllm::kv::KvType;
 use ruvllm::model::{Hparams, Model, OpenOptions, RopeScaling, Unknown, supported_architectures};
-use ruvllm::quant::{DType, FileType};
+use ruvllm::quant::DType;
 use ruvllm::session::Session;
 use ruvllm::{ModelError, SessionError};
 
@@ -934,28 +933,6 @@ fn windowed_layers_of_olmo_3_are_not_scaled() {
     }
 }
 
-/// What nobody could mean is refused.
-#[test]
-fn absurd_sizes_of_measurements_are_refused() {
-    let model = Tiny::Llama.model(DType::F32);
-    let test = bench::Test {
-        n_prompt: usize::MAX,
-        n_gen: 2,
-        depth: 0,
-        rows: 0,
-    };
-    assert!(bench::run(&engine(&model, 1), &[], test, &options(64), 1).is_err());
-    let test = bench::Test {
-        n_prompt: 2,
-        n_gen: 0,
-        depth: 0,
-        rows: 0,
-    };
-    let mut outcome = bench::run(&engine(&model, 1), &[], test, &options(64), 1).unwrap();
-    outcome.rates.clear();
-    assert!(outcome.median().is_nan());
-}
-
 #[test]
 fn a_level_is_there_or_refused() {
     let x86 = ["amx", "avx512_bf16", "avx512", "avx2"];
@@ -989,35 +966,10 @@ fn slopes_of_heads_that_are_no_power_of_two() {
     assert_eq!(attn.slope(3), 0.0);
 }
 
-/// A layer of each kind of every made-up shape: all can be opened, and every tensor is read.
-#[test]
-fn synthetic_shapes_are_models() {
-    for &shape in Shape::ALL {
-        let model =
-            Model::from_gguf(synthetic(shape.reduced(), FileType::Q4_K_M).unwrap()).unwrap();
-        assert!(
-            model.unknown().is_empty(),
-            "{}: {:?}",
-            shape.name,
-            model.unknown()
-        );
-        let mut session = model.session().unwrap();
-        session.prefill(&[1, 2, 3]).unwrap();
-        session.decode(4).unwrap();
-        assert!(
-            session.logits().iter().all(|x| x.is_finite()),
-            "{}",
-            shape.name
-        );
-    }
-}
-
 /// An error stays what it is, wherever it comes through.
 #[test]
 fn errors_that_come_through_others() {
-    use ruvllm::{
-        DecodeError, Error, GradientError, KvError, LearnError, ScheduleError, SonaError,
-    };
+    use ruvllm::{DecodeError, Error, GradientError, KvError, ScheduleError};
     let full = || SessionError::ContextFull {
         n_ctx: 1,
         n_past: 1,
@@ -1027,9 +979,7 @@ fn errors_that_come_through_others() {
         Error::from(full()),
         DecodeError::from(full()).into(),
         GradientError::from(full()).into(),
-        LearnError::from(GradientError::from(full())).into(),
         ScheduleError::from(DecodeError::from(full())).into(),
-        SonaError::from(LearnError::from(full())).into(),
     ] {
         assert!(
             matches!(error, Error::Session(SessionError::ContextFull { .. })),

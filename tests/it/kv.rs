@@ -535,8 +535,8 @@ fn errors_far_back() {
 #[test]
 #[ignore = "measures"]
 fn migrations() {
-    use ruvllm::bench::{Shape, synthetic};
     use ruvllm::quant::FileType;
+    use ruvllm_benches::{Shape, synthetic};
     let gguf = synthetic(
         Shape::from_name("llama-1b").unwrap(),
         FileType::from_name("Q4_K_M").unwrap(),

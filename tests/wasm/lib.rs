@@ -1,8 +1,9 @@
 //! What JavaScript calls: bytes go in through [`input`], text comes out through [`output`].
 
 use ruvllm::gguf::Gguf;
-use ruvllm::learn::{Learner, LearnerOptions};
+use ruvllm_learn::{Learner, LearnerOptions, Learning};
 use ruvllm::{Model, Sampler};
+use std::error::Error;
 use std::sync::Mutex;
 
 struct Host {
@@ -18,7 +19,7 @@ static HOST: Mutex<Host> = Mutex::new(Host {
 });
 
 /// Runs `f`, keeps its text for [`output`], and says whether it worked; if not, the text says why.
-fn answer(f: impl FnOnce(&mut Host) -> Result<String, ruvllm::Error>) -> bool {
+fn answer(f: impl FnOnce(&mut Host) -> Result<String, Box<dyn Error>>) -> bool {
     let mut host = HOST.lock().unwrap_or_else(|e| e.into_inner());
     let result = f(&mut host);
     let worked = result.is_ok();

@@ -8,11 +8,11 @@ use crate::flags::{
 use crate::io::{Failure, percentiles, print, slashes};
 use clap::{ValueEnum, value_parser};
 use ruvllm::Sampler;
-use ruvllm::bench::synthetic_with_tokens;
 use ruvllm::compute::TokenKind;
 use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, Sequence, SessionOptions, Slot};
 use ruvllm::kv::KvType;
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions, Stream};
+use ruvllm_benches::synthetic_with_tokens;
 use serde_json::json;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};

@@ -5,11 +5,11 @@ use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, engine, no_tokenizer, o
 use crate::io::table::{Format, Printer};
 use crate::io::{Failure, Progress, file_or_pipe, note, read_text, size, without_last_newline};
 use crate::quantize::{self, Rows, file_type};
-use ruvllm::bench::{Shape, Test, run as measure, synthetic};
 use ruvllm::engine::{EngineOptions, SessionOptions};
 use ruvllm::gguf::Gguf;
 use ruvllm::model::Model;
 use ruvllm::quant::FileType;
+use ruvllm_benches::{Shape, Test, run as measure, synthetic};
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// Types to compare [default: all that `quantize` makes]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = file_type)]
     types: Vec<FileType>,
-    /// Whose speed is measured: llama-1b, llama-8b, llama2-7b, mistral-7b or qwen2-0.5b
+    /// Whose speed is measured: llama-1b, llama-8b, llama2-7b, llama2-13b, mistral-7b or qwen2-0.5b
     #[arg(long, value_name = "SHAPE", default_value = "llama-1b", value_parser = shape)]
     shape: Shape,
     /// Tokens of the prompt

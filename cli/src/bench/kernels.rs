@@ -4,7 +4,7 @@ use crate::flags::{forced_level, level};
 use crate::io::Failure;
 use crate::io::table::{Format, Printer};
 use ruvllm::arch::Arch;
-use ruvllm::bench::{KernelRow, kernels};
+use ruvllm_benches::{KernelRow, kernels};
 use serde_json::{Value, json};
 
 const EXAMPLES: &str = "\

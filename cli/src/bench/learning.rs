@@ -3,8 +3,8 @@
 
 use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, no_tokenizer};
 use crate::io::{Failure, file_or_pipe, note, print, print_json, read_text};
-use ruvllm::bench::{Contender, Estimate, LearningOptions, LearningReport, learning};
-use ruvllm::learn::LearnerOptions;
+use ruvllm_learn::LearnerOptions;
+use ruvllm_learn::bench::{Contender, Estimate, LearningOptions, LearningReport, learning};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;

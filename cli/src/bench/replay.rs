@@ -5,10 +5,10 @@ use super::models::ModelsArgs;
 use crate::flags::{SpeculationArgs, demo_metadata, engine};
 use crate::io::table::Printer;
 use crate::io::{Failure, name as name_of, read_text};
-use ruvllm::bench::{self, Replay, Replayed, synthetic_with_tokens};
 use ruvllm::decode::{DraftStats, Speculation};
 use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
 use ruvllm::model::Model;
+use ruvllm_benches::{Replay, Replayed, synthetic_with_tokens};
 use serde_json::{Map, Value, json};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -117,7 +117,7 @@ struct Row {
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {
-    bench::median(&values.collect::<Vec<_>>()).unwrap_or(f64::NAN)
+    ruvllm_benches::median(&values.collect::<Vec<_>>()).unwrap_or(f64::NAN)
 }
 
 impl Row {

@@ -2,8 +2,8 @@
 
 use crate::io::Failure;
 use crate::io::table::Printer;
-use ruvllm::bench::{FirstToken, Scenario, ScenarioOutcome, first_tokens, scenario};
 use ruvllm::engine::{Engine, SessionOptions};
+use ruvllm_benches::{FirstToken, Scenario, ScenarioOutcome, first_tokens, scenario};
 use serde_json::{Value, json};
 
 pub(super) fn scenario_of(name: &str) -> Result<Scenario, &'static str> {

@@ -8,13 +8,13 @@ use crate::io::table::{Format, Printer};
 use crate::io::{Failure, count, measured, note, percentiles, size, slashes};
 use clap::Arg;
 use ruvllm::arch::PanelElement;
-use ruvllm::bench::{
-    Outcome, Scenario, Test, arithmetic_peak, read_bandwidth, run as measure, synthetic,
-    synthetic_file,
-};
 use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
+use ruvllm_benches::{
+    Outcome, Scenario, Test, arithmetic_peak, read_bandwidth, run as measure, synthetic,
+    synthetic_file,
+};
 use serde_json::{Value, json};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

@@ -3,6 +3,7 @@
 use crate::flags::{Folder, ModelArgs, ResidenceArgs, SessionArgs, no_tokenizer, session};
 use crate::io::{Failure, file_or_pipe, note, read_text};
 use ruvllm::kv::KvType;
+use ruvllm_learn::Learning;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\

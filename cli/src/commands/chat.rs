@@ -24,9 +24,10 @@ use ruvllm::decode::{Speculation, StopReason};
 use ruvllm::engine::{AdapterId, CancelToken};
 use ruvllm::sample::Sampler;
 use ruvllm::session::Session;
-use ruvllm::sona::{Background, Sona, Trajectory, pooled_layer};
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{DecodeError, Error, SessionError};
+use ruvllm_learn::Learning as _;
+use ruvllm_learn::sona::{Background, Sona, Trajectory, pooled_layer};
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -256,7 +257,7 @@ impl Recording {
     }
 
     /// Brings the version in effect into the session, with what it learnt of the prompt's topic.
-    fn refresh(&mut self, session: &mut Session, prompt: &[u32]) -> Result<(), ruvllm::Error> {
+    fn refresh(&mut self, session: &mut Session, prompt: &[u32]) -> Result<(), Failure> {
         let generation = self.sona.generation();
         if self.in_effect.0 == generation {
             return Ok(());
@@ -723,7 +724,10 @@ enum Stop {
 
 impl From<Failure> for Stop {
     fn from(failure: Failure) -> Stop {
-        Stop::Failed(failure)
+        match failure {
+            Failure::Interrupted => Stop::Cancelled,
+            failure => Stop::Failed(failure),
+        }
     }
 }
 

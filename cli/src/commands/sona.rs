@@ -5,8 +5,8 @@ use crate::io::{Failure, file_or_pipe, note, print, print_json, printable, read_
 use clap::Subcommand;
 use ruvllm::Tokenizer;
 use ruvllm::gguf::{Gguf, NewFile};
-use ruvllm::learn::TopicStatus;
-use ruvllm::sona::{Event, FolderOptions, Sona, SonaFolder};
+use ruvllm_learn::TopicStatus;
+use ruvllm_learn::sona::{Event, FolderOptions, Sona, SonaFolder};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -337,7 +337,7 @@ fn version_path(folder: &SonaFolder, version: u64) -> Result<PathBuf, Failure> {
         ));
     }
     if !folder.versions().contains(&version) {
-        return Err(ruvllm::SonaError::NoSuchVersion { version }.into());
+        return Err(ruvllm_learn::sona::SonaError::NoSuchVersion { version }.into());
     }
     Ok(folder.version_path(version))
 }

@@ -4,12 +4,12 @@
 use crate::flags::template::{bos_text, eos_text};
 use crate::flags::{ModelArgs, OverwriteArg, ResidenceArgs, ThreadsArg, no_tokenizer};
 use crate::io::{Failure, Progress, file_or_pipe, name, note, on_interrupt, print, read_text};
-use ruvllm::bench::Estimate;
 use ruvllm::engine::{CancelToken, Engine, EngineOptions};
 use ruvllm::model::Model;
-use ruvllm::sona::{FolderOptions, SonaFolder};
 use ruvllm::tokenizer::Tokenizer;
-use ruvllm::train::{Example, Loss, Schedule, TargetSet, TrainOptions, TrainReport, Trainer};
+use ruvllm_learn::bench::Estimate;
+use ruvllm_learn::sona::{FolderOptions, SonaFolder};
+use ruvllm_learn::train::{Example, Loss, Schedule, TargetSet, TrainOptions, TrainReport, Trainer};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

@@ -2,10 +2,10 @@
 
 use crate::io::{Failure, check_overwrite, note, paint};
 use clap::Args;
-use ruvllm::LearnError;
-use ruvllm::learn::{Learner, LearnerOptions};
 use ruvllm::model::Model;
 use ruvllm::session::Session;
+use ruvllm_learn::LearnError;
+use ruvllm_learn::{Learner, LearnerOptions, Learning as _};
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 
 use crate::io::{Failure, note, paint, read_text};
 use ruvllm::engine::Engine;
-use ruvllm::sona::Sona;
+use ruvllm_learn::sona::Sona;
 use std::path::{Path, PathBuf};
 
 /// Whether to record and learn.

@@ -4,13 +4,14 @@ use super::learning::LearningArgs;
 use super::sampling::SamplingArgs;
 use super::session::SessionArgs;
 use super::speculation::SpeculationArgs;
-use crate::io::Progress;
+use crate::io::{Failure, Progress};
 use clap::builder::BoolishValueParser;
 use ruvllm::decode::Generation;
 use ruvllm::engine::SessionOptions;
 use ruvllm::kv::KvType;
 use ruvllm::sample::Sampler;
 use ruvllm::session::Session;
+use ruvllm_learn::Learning as _;
 
 /// What `generate` and `chat` share: how a text ends, what is learnt, session and sampler.
 #[derive(clap::Args)]
@@ -71,7 +72,7 @@ pub(crate) fn begin<'s>(
     ids: &[u32],
     sampler: &'s mut Sampler,
     n_batch: usize,
-) -> Result<Generation<&'s mut Session, &'s mut Sampler>, ruvllm::Error> {
+) -> Result<Generation<&'s mut Session, &'s mut Sampler>, Failure> {
     let progress = Progress::new("reading the prompt", ids.len() as u64);
     let learns = session.learner().is_some();
     // What is learnt from is read as such; the last token begins the answer.

@@ -1,7 +1,9 @@
 //! Why a subcommand did not end well, and its exit code.
 
 use super::terminal::{color, printable};
-use ruvllm::{DecodeError, GgufError, LearnError, SessionError, SonaError};
+use ruvllm::{DecodeError, GgufError, SessionError};
+use ruvllm_learn::LearnError;
+use ruvllm_learn::sona::SonaError;
 use std::any::Any;
 use std::error::Error;
 use std::io::{self, Write};
@@ -115,6 +117,7 @@ fn is_cancelled(error: &dyn Any) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ruvllm::GradientError;
 
     #[test]
     fn what_was_cancelled_is_interrupted() {
@@ -128,7 +131,7 @@ mod tests {
             SonaError::from(LearnError::from(cancelled())).into()
         ));
         // However it becomes the library's own error.
-        let error = ruvllm::Error::from(LearnError::from(cancelled()));
+        let error = ruvllm::Error::from(GradientError::from(cancelled()));
         assert!(interrupted(error.into()));
         assert!(!interrupted(SessionError::NoTokens.into()));
     }

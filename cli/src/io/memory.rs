@@ -2,10 +2,10 @@
 
 use super::size::size;
 use ruvllm::engine::{CacheMode, MemoryPlan, PlanOptions, Recommendation, SessionOptions};
-use ruvllm::learn::LearnerOptions;
 use ruvllm::lora::Adapter;
 use ruvllm::model::Model;
 use ruvllm::{SessionError, SystemMemory};
+use ruvllm_learn::LearnerOptions;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -171,11 +171,12 @@ fn besides(model: &Model) -> Result<Vec<(&'static str, &'static str, u64)>, Sess
         ..session.clone().into()
     };
     let trained = model.memory_plan(&options)?;
-    let learning = trained.with_learner(model.hparams(), &session, &LearnerOptions::default());
+    let learner =
+        LearnerOptions::default().bytes(model.hparams(), session.n_batch.min(trained.n_ctx));
     let bare = model.memory_plan(&session.into())?;
     let mut besides = vec![
         ("prefix_cache", "for a full prefix cache", bare.prefixes),
-        ("learner", "to learn while running", learning.learner),
+        ("learner", "to learn while running", learner),
     ];
     if trained.gradients > 0 {
         besides.push((

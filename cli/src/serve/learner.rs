@@ -5,7 +5,7 @@ use super::http::error::ApiError;
 use crate::io::Failure;
 use ruvllm::engine::Engine;
 use ruvllm::lora::Adapter;
-use ruvllm::sona::{Background, Sona};
+use ruvllm_learn::sona::{Background, Sona};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use std::sync::Arc;

@@ -3,11 +3,11 @@
 
 use super::Server;
 use super::load::Rng;
-use ruvllm::bench::{Shape, synthetic_with_tokens};
 use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
 use ruvllm::gguf::{Array, Gguf, Writer};
 use ruvllm::quant::FileType;
 use ruvllm::{Model, Sampler};
+use ruvllm_benches::{Shape, synthetic_with_tokens};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;

@@ -754,7 +754,7 @@ pub static ADD_GATED: Kernel<AddGatedArgs> = Kernel {
     grid: |a, _| [a.n.div_ceil(256), a.n_rows, 1],
 };
 
-/// Scales and caps logits, see `Finish`.
+/// Scales and caps logits, see `LogitTransform`.
 pub static FINISH_LOGITS: Kernel<FinishLogitsArgs> = Kernel {
     name: "finish_logits",
     source: "elementwise.metal",

@@ -384,7 +384,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             token_types: _,
             final_norm: _,
             learned_positions: _,
-            logit_scale: _, // in `logit_finish`
+            logit_scale: _, // in `logit_transform`
             final_softcap: _,
             head_bias: _,
             pooling: _, // after the model
@@ -450,7 +450,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             .iter_mut()
             .for_each(|part| part.generated = true);
         self.linear(output, normed, Left(Intermediate::Logits))?;
-        let finish = self.h.logit_finish();
+        let finish = self.h.logit_transform();
         if !raw && (finish.scale != 1.0 || finish.cap > 0.0) {
             let n = size(self.rows.n as usize * n_vocab)?;
             let args = FinishLogitsArgs {

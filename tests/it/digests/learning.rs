@@ -3,10 +3,11 @@
 use super::compare::{Case, Group, Item};
 use super::passes::{Folder, bytes, is_causal, tokens};
 use crate::run::{Pass, engine};
-use ruvllm::learn::{Learner, LearnerOptions};
-use ruvllm::sona::{Sona, Trajectory};
-use ruvllm::train::{Example, TrainOptions, Trainer};
-use ruvllm::{LearnError, SessionError};
+use ruvllm::SessionError;
+use ruvllm_learn::LearnError;
+use ruvllm_learn::sona::{Sona, Trajectory};
+use ruvllm_learn::train::{Example, TrainOptions, Trainer};
+use ruvllm_learn::{Learner, LearnerOptions, Learning};
 
 pub(super) const GROUPS: [Group; 3] = [
     Group {

@@ -2,7 +2,8 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use ruvllm::{ChatError, Error, ScheduleError, SessionError, SonaError};
+use ruvllm::{ChatError, Error, ScheduleError, SessionError};
+use ruvllm_learn::sona::SonaError;
 use serde_json::{Value, json};
 
 /// Most characters of a message.
@@ -181,7 +182,10 @@ impl From<ChatError> for ApiError {
 
 impl From<SonaError> for ApiError {
     fn from(error: SonaError) -> ApiError {
-        Error::from(error).into()
+        match error {
+            SonaError::Session(error) => error.into(),
+            _ => ApiError::internal(error.to_string()),
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use crate::serve::ids::Caller;
 use crate::serve::learner::Learner;
 use crate::serve::observe::log::HTTP;
 use ruvllm::compute::PooledStates;
-use ruvllm::sona::Trajectory;
+use ruvllm_learn::sona::Trajectory;
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -1,0 +1,269 @@
+//! Backpropagation into the last quarter of the layers, chunk by chunk.
+
+use crate::bench::LearningOptions;
+use crate::clock::Timer;
+use crate::learn::LearnError;
+use crate::learn::control_window::{ControlWindow, FIRST_STRENGTH, next_strength};
+use crate::learn::{Evidence, random, softmax};
+use ruvllm::Session;
+use ruvllm::engine::AdapterId;
+use ruvllm::engine::Engine;
+use ruvllm::engine::SessionOptions;
+use ruvllm::lora::{Adapter, Gradients, Optimiser, Sgd};
+use ruvllm::model::Site;
+use ruvllm::session::cross_entropy;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Rank of the adapters.
+const RANK: usize = 4;
+/// Fraction of the bound that divergence on rehearsed text must stay below: on other text it is
+/// larger.
+const REHEARSED_SHARE: f64 = 0.8;
+/// Most windows of control text that are rehearsed in turn.
+const REHEARSED: usize = 64;
+
+/// Control text on which backpropagation must keep the base model's predictions.
+pub(super) struct Rehearsal<'t> {
+    text: &'t [u32],
+    /// First token of each window, and what the model alone predicts there.
+    windows: Vec<(usize, ControlWindow)>,
+    n_chunk: usize,
+}
+
+impl<'t> Rehearsal<'t> {
+    pub(super) fn new(
+        session: &mut Session,
+        text: &'t [u32],
+        n_chunk: usize,
+    ) -> Result<Self, LearnError> {
+        let n = (text.len() / n_chunk).min(REHEARSED);
+        let mut windows = Vec::new();
+        for i in 0..n {
+            let start = i * (text.len() - n_chunk) / n;
+            let mut window = ControlWindow::new(session.model().hparams().n_vocab);
+            session.clear();
+            session.prefill_each(&text[start..start + n_chunk - 1], 0, |_, logits| {
+                window.push(logits)
+            })?;
+            windows.push((start, window));
+        }
+        Ok(Rehearsal {
+            text,
+            windows,
+            n_chunk,
+        })
+    }
+
+    /// Adds the gradient of `strength·KL(base ‖ adapted)` on window `turn`; returns the loss.
+    fn gradient(
+        &self,
+        session: &mut Session,
+        id: AdapterId,
+        turn: usize,
+        strength: f32,
+        gradients: &mut Gradients,
+    ) -> Result<f64, LearnError> {
+        let (start, window) = &self.windows[turn % self.windows.len()];
+        session.clear();
+        let tokens = &self.text[*start..start + self.n_chunk - 1];
+        Ok(session.gradient(id, tokens, 0, &window.objective(strength), gradients)?)
+    }
+}
+
+/// What backpropagation learns from.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Told {
+    Stream,
+    /// The stream's contexts, each followed by a token from half a stream away.
+    Shuffled,
+    /// The stream, with the gradient negated.
+    Opposite,
+    /// Random directions as long as the stream's gradient.
+    Chance,
+}
+
+/// Adapters in the last quarter of the layers.
+pub(super) struct DeepArm {
+    pub(super) told: Told,
+    pub(super) session: Session,
+    id: AdapterId,
+    gradients: Gradients,
+    descent: Sgd,
+    max_divergence: f64,
+    /// Weight of the rehearsal's divergence.
+    strength: f32,
+    /// Evidence that the adapters help on tokens not learnt yet.
+    pub(super) evidence: Evidence,
+    /// Loss of each chunk.
+    pub(super) losses: Vec<f64>,
+    /// Loss of each chunk if the adapters take effect only while they help.
+    pub(super) judged_losses: Vec<f64>,
+    pub(super) update_ms: Vec<f64>,
+    /// Logits that predicted the latest chunk before it was learnt, `(n, n_vocab)`.
+    pub(super) logits: Vec<f32>,
+}
+
+/// Whether backpropagation trains a matrix: those of feed-forward layers and the output of
+/// attention, in the last quarter of the layers.
+fn is_trained(site: &Site, n_layer: usize) -> bool {
+    let part = ["ffn_down", "ffn_up", "ffn_gate", "attn_output"]
+        .iter()
+        .any(|part| site.part().starts_with(part));
+    part && site
+        .layer()
+        .is_some_and(|layer| layer >= n_layer - n_layer.div_ceil(4))
+}
+
+impl DeepArm {
+    pub(super) fn new(
+        engine: &Engine,
+        n_ctx: usize,
+        options: &LearningOptions,
+        told: Told,
+    ) -> Result<Self, LearnError> {
+        let model = engine.model();
+        let mut session = engine.session_with(&SessionOptions {
+            n_ctx: Some(n_ctx),
+            ..Default::default()
+        })?;
+        let adapter = Adapter::zeros(model, RANK, 1, |site| {
+            is_trained(site, model.hparams().n_layer)
+        })?;
+        let gradients = Gradients::zeros(&adapter);
+        let mut descent = Sgd::new(model.site_norms());
+        descent.rate = options.deep_rate;
+        let id = session.attach(Arc::new(adapter), 1.0)?;
+        Ok(DeepArm {
+            told,
+            session,
+            id,
+            gradients,
+            descent,
+            max_divergence: options.learner.max_divergence,
+            strength: FIRST_STRENGTH,
+            evidence: Evidence::default(),
+            losses: Vec::new(),
+            judged_losses: Vec::new(),
+            update_ms: Vec::new(),
+            logits: Vec::new(),
+        })
+    }
+
+    /// Names of the arm, and of its variant that takes effect only while it helps.
+    pub(super) fn names(&self) -> (&'static str, Option<&'static str>) {
+        match self.told {
+            Told::Stream => (
+                "last quarter of the layers, backpropagation",
+                Some("last quarter of the layers, backpropagation, while it helps"),
+            ),
+            Told::Shuffled => (
+                "backpropagation of the stream's words in another order",
+                None,
+            ),
+            Told::Opposite => (
+                "control: backpropagation of the opposite",
+                Some("control: backpropagation of the opposite, while it helps"),
+            ),
+            Told::Chance => (
+                "control: backpropagation, random direction of equal length",
+                None,
+            ),
+        }
+    }
+
+    /// Scores the part `chunk` of the stream after at most `context` tokens, then learns it, as
+    /// chunk number `turn`. Returns the loss.
+    pub(super) fn learn(
+        &mut self,
+        stream: &[u32],
+        chunk: Range<usize>,
+        context: usize,
+        turn: usize,
+        rehearsal: &Rehearsal<'_>,
+    ) -> Result<f64, LearnError> {
+        let (arch, n_vocab) = (
+            self.session.model().arch(),
+            self.session.model().hparams().n_vocab,
+        );
+        let begin = chunk.start.saturating_sub(context);
+        let first = chunk.start.max(1) - 1;
+        let before = Timer::start();
+        if begin < first {
+            self.session.prefill(&stream[begin..first])?;
+        }
+        let n = chunk.end - first - 1;
+        self.gradients.clear();
+        self.logits.resize(n * n_vocab, 0.0);
+        if n > 0 {
+            let sign = if self.told == Told::Opposite {
+                -1.0
+            } else {
+                1.0
+            };
+            let away = if self.told == Told::Shuffled {
+                stream.len() / 2
+            } else {
+                0
+            };
+            let kept = Mutex::new(&mut self.logits);
+            let objective = |i: usize, logits: &mut [f32]| {
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                kept[i * n_vocab..][..n_vocab].copy_from_slice(logits);
+                drop(kept);
+                let token = stream[(first + 1 + i + away) % stream.len()];
+                cross_entropy(arch, logits, token, sign / n as f32)
+            };
+            let tokens = &stream[first..chunk.end - 1];
+            self.session
+                .gradient(self.id, tokens, 0, &objective, &mut self.gradients)?;
+            if self.told == Told::Chance {
+                self.randomise(turn);
+            }
+            let loss = rehearsal.gradient(
+                &mut self.session,
+                self.id,
+                turn,
+                self.strength,
+                &mut self.gradients,
+            )?;
+            self.strength =
+                next_strength(self.strength, loss, REHEARSED_SHARE * self.max_divergence);
+            let DeepArm {
+                session,
+                descent,
+                gradients,
+                ..
+            } = self;
+            session.update_adapter(self.id, |adapter| descent.step(adapter, gradients))?;
+        }
+        self.update_ms.push(before.elapsed().as_secs_f64() * 1e3);
+        let mut p = Vec::new();
+        let came = &stream[first + 1..chunk.end];
+        let losses = self
+            .logits
+            .chunks_exact(n_vocab)
+            .zip(came)
+            .map(|(logits, &token)| {
+                softmax(arch, logits, &mut p) - f64::from(logits[token as usize])
+            });
+        let loss = losses.sum();
+        self.losses.push(loss);
+        Ok(loss)
+    }
+
+    fn randomise(&mut self, turn: usize) {
+        let n = self.gradients.sites().len();
+        for site in 0..n {
+            let Some(term) = self.gradients.term_mut(site) else {
+                continue;
+            };
+            let (a, b) = term.parts_mut();
+            for (i, part) in [a, b].into_iter().enumerate() {
+                let length = part.iter().map(|x| x * x).sum::<f32>().sqrt();
+                let seed = (turn * 2 + i) * n + site;
+                part.copy_from_slice(&random(part.len(), length, seed as u64));
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Texts in windows, with what the head computed for each token.
+
+use ruvllm::{Session, SessionError};
+use std::ops::Range;
+
+/// Callback with a token's index, and the hidden state and head product that predicted it.
+type Visit<'v> = dyn FnMut(usize, &[f32], &[f32]) + 'v;
+
+/// Reads a text in windows that overlap by half, and calls `visit` with each token `i` and the
+/// hidden state and head product that predicted it. Contexts are between half of the session's
+/// length and all of it.
+pub(crate) fn windows(
+    session: &mut Session,
+    tokens: &[u32],
+    mut each: impl FnMut(usize, &[f32], &[f32]),
+) -> Result<(), SessionError> {
+    let half = (session.n_ctx() / 2).max(1);
+    for start in (0..tokens.len()).step_by(half) {
+        let chunk = start..(start + half).min(tokens.len());
+        window(session, tokens, chunk, half, &mut each)?;
+    }
+    Ok(())
+}
+
+/// The part `chunk` of [`windows`], after at most `context` tokens.
+pub(crate) fn window(
+    session: &mut Session,
+    tokens: &[u32],
+    chunk: Range<usize>,
+    context: usize,
+    each: &mut Visit<'_>,
+) -> Result<(), SessionError> {
+    let h = session.model().hparams();
+    let (n, n_vocab) = (h.n_embd, h.n_vocab);
+    let begin = chunk.start.saturating_sub(context);
+    session.clear();
+    if chunk.end - begin < 2 {
+        return Ok(());
+    }
+    // Row `i` predicts token `i + 1`; nothing predicts the first token.
+    let first = (chunk.start - begin).saturating_sub(1);
+    session.prefill_rows(&tokens[begin..chunk.end - 1], first, &mut |rows| {
+        let states = rows.states.chunks_exact(n);
+        for (j, (h, raw)) in states.zip(rows.logits.chunks_exact(n_vocab)).enumerate() {
+            each(begin + rows.first + j + 1, h, raw);
+        }
+    })
+}

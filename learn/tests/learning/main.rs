@@ -1,0 +1,13 @@
+//! The tests of learning in one program, which links once, with the models and sessions of the
+//! library's tests.
+
+#[allow(dead_code)] // the library's tests use all of it
+#[path = "../../../tests/it/common/mod.rs"]
+mod common;
+mod learn;
+#[path = "../../../tests/it/run/mod.rs"]
+mod run;
+mod sona;
+#[path = "../../../tests/it/tiny/mod.rs"]
+mod tiny;
+mod train;
