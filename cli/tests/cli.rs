@@ -1715,6 +1715,51 @@ fn batches() {
     assert_eq!(all["path"]["error"]["message"], "this path takes no POST");
     assert!(all["good"]["error"].is_null());
 
+    // Called again: nothing is computed, and the failures are told again. Asked to try again:
+    // those that failed, and no other.
+    let again = [
+        "batch",
+        "-m",
+        &model,
+        "-f",
+        &file,
+        "-o",
+        &output,
+        "--ignore-eos",
+    ];
+    let before = std::fs::read(&out).unwrap();
+    fails(&again, 1, &["7 of 8 requests failed"]);
+    assert_eq!(std::fs::read(&out).unwrap(), before);
+    let fixed = wrong
+        .iter()
+        .map(|(id, ..)| line(id, "/v1/completions", completion(2)))
+        .collect::<String>();
+    let fixed = fixed
+        + &line("path", "/v1/completions", completion(3))
+        + &line(
+            "good",
+            "/v1/completions",
+            json!({"prompt": "not asked again", "n": 0}),
+        );
+    let file = folder.file("wrong.jsonl", fixed);
+    let again = [
+        "batch",
+        "-m",
+        &model,
+        "-f",
+        &file,
+        "-o",
+        &output,
+        "--ignore-eos",
+    ];
+    fails(&again, 1, &["7 of 8 requests failed"]);
+    text(&run(&[&again[..], &["--retry-failed"]].concat()));
+    let now = results(&out);
+    assert_eq!(now.len(), 8);
+    assert!(now.values().all(|result| result["error"].is_null()));
+    assert_eq!(now["good"], all["good"]);
+    text(&run(&again));
+
     // What is no batch is refused before anything is computed.
     for (name, bytes, part) in [
         ("json", "{\n", "line 1"),

@@ -73,9 +73,12 @@ fn civil_from_days(days: i64) -> (i64, u32, u32) {
 impl LocalTime {
     /// The system clock in UTC.
     pub fn now_utc() -> Self {
-        let since = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        Self::utc(SystemTime::now())
+    }
+
+    /// A time in UTC; one before 1970 is its beginning.
+    pub fn utc(time: SystemTime) -> Self {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         let seconds = since.as_secs();
         let (year, month, day) = civil_from_days((seconds / 86_400) as i64);
         let of_day = (seconds % 86_400) as u32;
@@ -114,7 +117,7 @@ impl LocalTime {
 
     /// Formats like C's and Python's `strftime` in the C locale, with glibc's `-` (no padding)
     /// and `_` (spaces) flags. An unknown directive stays as it is.
-    pub(super) fn strftime(&self, format: &str) -> String {
+    pub fn strftime(&self, format: &str) -> String {
         let mut out = String::new();
         let mut rest = format;
         while let Some(at) = rest.find('%') {

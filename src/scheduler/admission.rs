@@ -189,6 +189,7 @@ impl Terms {
             max_tokens,
             stop,
             logprobs,
+            prompt_logprobs,
             special,
             ..
         } = request;
@@ -235,6 +236,7 @@ impl Terms {
             salt,
             sender,
             n_prompt: tokens.len(),
+            n_unseen: if prompt_logprobs { tokens.len() } else { 0 },
             kinds: Vec::new(),
             is_lower: false,
             n_cached: CachedTokens::default(),

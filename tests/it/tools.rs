@@ -226,6 +226,122 @@ fn calls_that_are_cut_off() {
     }
 }
 
+/// What a parser that tells calls as they are written says of pieces: text, names, arguments, and
+/// how many parts the arguments came in. The text is cut off behind them if `is_cut`.
+fn written(name: &str, pieces: &[&str], is_cut: bool) -> (String, Vec<String>, Vec<String>, usize) {
+    let mut parser = TurnParser::new(format(name), &tools(), "").eager();
+    let mut parts: Vec<TurnPart> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
+    parts.extend(if is_cut {
+        parser.cut_parts()
+    } else {
+        parser.finish_parts()
+    });
+    let (mut text, mut names, mut arguments, mut n_parts) =
+        (String::new(), Vec::new(), Vec::<String>::new(), 0);
+    for part in parts {
+        match part {
+            TurnPart::Text(more) => text += &more,
+            TurnPart::CallBegins { name, .. } => {
+                names.push(name);
+                arguments.push(String::new());
+            }
+            TurnPart::Arguments(more) => {
+                assert!(!more.is_empty(), "{name}");
+                *arguments.last_mut().expect("a call has begun") += &more;
+                n_parts += 1;
+            }
+            _ => {}
+        }
+    }
+    (text, names, arguments, n_parts)
+}
+
+/// Calls are told as they are written: a name first, then arguments that together are JSON, however
+/// the text is cut into pieces; and wherever it ends, what was told is the beginning of that.
+#[test]
+fn calls_as_they_are_written() {
+    for (name, open, rest) in CALLS {
+        let call = format!("{open}{rest}");
+        let two = format!("{call}\n{call}");
+        let each: Vec<&str> = two.split_inclusive(|_| true).collect();
+        let (text, names, whole, n_parts) = written(name, &each, false);
+        assert_eq!(
+            (&text[..], &names[..]),
+            ("", &["get_weather"; 2].map(String::from)[..]),
+            "{name}"
+        );
+        for arguments in &whole {
+            assert_eq!(
+                serde_json::from_str::<Value>(arguments).ok(),
+                Some(self::arguments()),
+                "{name}: {arguments}"
+            );
+        }
+        // Values in a notation of their own are told at the end of a call.
+        let at_the_end = ["lfm2", "gemma4", "function-gemma"].contains(name);
+        assert_eq!(n_parts == 2, at_the_end, "{name}: {n_parts} parts");
+        let at_once = written(name, &[&two], false);
+        assert_eq!(
+            (&at_once.0, &at_once.1, &at_once.2),
+            (&text, &names, &whole),
+            "{name}"
+        );
+        for (at, _) in two.char_indices() {
+            let (text, names, parts, _) = written(name, &[&two[..at]], true);
+            assert_eq!(text, "", "{name}: {}", &two[..at]);
+            assert_eq!(names, &["get_weather"; 2][..names.len()], "{name}");
+            for (part, whole) in parts.iter().zip(&whole) {
+                assert!(whole.starts_with(part), "{name}: {part} of {whole}");
+            }
+        }
+    }
+    // Without tools, and before it is certain, the same letters are text.
+    let mut parser = TurnParser::new(format("hermes"), &[], "");
+    parser.push("a <tool");
+    parser.cut_parts();
+    assert_eq!(
+        (&parser.turn().text[..], &parser.turn().unfinished),
+        ("a <tool", &None)
+    );
+    assert_eq!(written("hermes", &["a <tool"], false).0, "a <tool");
+    assert_eq!(written("hermes", &["a <tool"], true).0, "a ");
+}
+
+/// Texts with quotes, line ends and marks in them come through tags unchanged.
+#[test]
+fn written_texts_in_tags() {
+    let city = "a \"quoted\" <b> \\ line\nand </ more\n";
+    for (name, before, after) in [
+        (
+            "glm",
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>",
+            "</arg_value>\n</tool_call>",
+        ),
+        (
+            "qwen3-coder",
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\n",
+            "\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            "minimax",
+            "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">",
+            "</parameter>\n</invoke>\n</minimax:tool_call>",
+        ),
+    ] {
+        let text = format!("{before}{city}{after}");
+        let each: Vec<&str> = text.split_inclusive(|_| true).collect();
+        let (_, _, arguments, n_parts) = written(name, &each, false);
+        assert_eq!(
+            serde_json::from_str::<Value>(&arguments[0]).unwrap(),
+            json!({"city": city}),
+            "{name}"
+        );
+        assert!(n_parts > city.len() / 2, "{name}: {n_parts}");
+        let turn = parse(name, "", &[&text]);
+        assert_eq!(turn.calls[0].arguments["city"], city, "{name}");
+    }
+}
+
 /// What looks like a call and is none is text, whole.
 #[test]
 fn what_is_no_call_is_text() {
@@ -441,6 +557,16 @@ proptest! {
         cuts.sort_unstable();
         let pieces: Vec<&str> = cuts.windows(2).map(|w| &text[w[0]..w[1]]).collect();
         prop_assert_eq!(&whole, &parse(&pieces), "{}: {:?}", name, &text);
+        let (text, each, pieces) = (
+            written(name, &[&text], false),
+            written(name, &each, false),
+            written(name, &pieces, false),
+        );
+        // What is no call may have begun as one.
+        if whole.unfinished.is_none() && whole.calls.len() == each.1.len() {
+            prop_assert_eq!((&text.0, &text.1, &text.2), (&each.0, &each.1, &each.2), "{}", name);
+            prop_assert_eq!((&text.0, &text.1, &text.2), (&pieces.0, &pieces.1, &pieces.2), "{}", name);
+        }
     }
 
     /// No letter is lost: what is not in a call is in the text, the reasoning or what is unfinished.
@@ -566,15 +692,172 @@ mod grammar {
         let (tokenizer, trie) = setup();
         let mut required = mask(&trie, "hermes", &ToolChoice::Required, "<think>\n");
         let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
-        let text = format!("Hm, <tool_call> is what I need.</think>\n\n{call} Done.");
-        assert!(!required.allows(tokenizer.eog().next().unwrap()).unwrap());
+        let text = format!("Hm, <tool_call> is what I need.</think>\n\n{call}\n{call}");
+        let end = tokenizer.eog().next().unwrap();
+        assert!(!required.allows(end).unwrap());
         assert_eq!(allowed(&mut required, &tokenizer, &text), text.len());
+        // Nothing but another call follows.
+        assert!(required.allows(end).unwrap());
+        assert_eq!(allowed(&mut required, &tokenizer, "Done."), 0);
         let mut required = mask(&trie, "hermes", &ToolChoice::Required, "<think>\n");
         assert!(allowed(&mut required, &tokenizer, "Hm.</think>No.") < 12);
         // In free text, a call in reasoning is none.
         let mut auto = mask(&trie, "hermes", &ToolChoice::Auto, "");
         let text = format!("<think>A <tool_call> then?</think>{call}");
         assert_eq!(allowed(&mut auto, &tokenizer, &text), text.len());
+    }
+
+    /// Calls that are all of an answer: in every format, with and without limits on who is called.
+    #[test]
+    fn nothing_follows_required_calls() {
+        let (tokenizer, trie) = setup();
+        let end = tokenizer.eog().next().unwrap();
+        let allowed_tools = ToolChoice::from_json(
+            &json!({"type": "allowed_tools", "allowed_tools": {
+            "mode": "required", "tools": [{"type": "function", "function": {"name": "get_weather"}}]}}),
+        );
+        for (name, open, rest) in CALLS {
+            for choice in [ToolChoice::Required, allowed_tools.clone().unwrap()] {
+                let mut mask = mask(&trie, name, &choice, "");
+                let call = format!("{open}{rest}");
+                let two = match *name {
+                    "llama3" => format!("{call}; {call}"),
+                    _ => format!("{call}\n{call}"),
+                };
+                assert_eq!(allowed(&mut mask, &tokenizer, &two), two.len(), "{name}");
+                assert!(mask.allows(end).unwrap(), "{name}");
+                assert!(
+                    allowed(&mut mask.clone(), &tokenizer, " Done.") < 2,
+                    "{name}"
+                );
+                // A call of another tool, where one is named.
+                let other = two.replace("get_weather", "now");
+                mask.reset();
+                let n = allowed(&mut mask, &tokenizer, &other);
+                assert!(n < other.len() || choice == ToolChoice::Required, "{name}");
+            }
+        }
+        for (choice, expected) in [
+            (
+                json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "now"}]}),
+                Some(1),
+            ),
+            (
+                json!({"type": "allowed_tools", "mode": "auto", "tools": []}),
+                Some(0),
+            ),
+            (
+                json!({"type": "allowed_tools", "mode": "any", "tools": []}),
+                None,
+            ),
+            (
+                json!({"type": "allowed_tools", "mode": "required", "tools": []}),
+                None,
+            ),
+            (
+                json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "no"}]}),
+                None,
+            ),
+            (json!({"type": "function", "name": "now"}), Some(1)),
+            (json!("none"), Some(0)),
+            (json!("some"), None),
+        ] {
+            let choice = ToolChoice::from_json(&choice);
+            let n = choice.and_then(|choice| Ok(choice.allowed(&tools())?.len()));
+            assert_eq!(n.ok(), expected);
+        }
+    }
+
+    /// A call, or a text that obeys a schema: the mask knows which it is, not the look of the text.
+    #[test]
+    fn calls_or_a_text_of_some_form() {
+        use ruvllm::grammar::Grammar;
+        let (tokenizer, trie) = setup();
+        let end = tokenizer.eog().next().unwrap();
+        let schema = r#"{"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "additionalProperties": false}"#;
+        let text = Grammar::json_schema(&trie, schema).unwrap();
+        for (name, open, rest) in CALLS {
+            let mask = |choice: &ToolChoice, prompt: &str| {
+                let text = Box::new(text.matcher());
+                ToolMask::with_text(&trie, format(name), &tools(), choice, prompt, text).unwrap()
+            };
+            let call = format!("{open}{rest}");
+            let mut either = mask(&ToolChoice::Auto, "");
+            assert!(
+                either.is_calls().is_none() && !either.allows(end).unwrap(),
+                "{name}"
+            );
+            assert_eq!(
+                allowed(&mut either, &tokenizer, &call),
+                call.len(),
+                "{name}"
+            );
+            assert_eq!(
+                (either.is_calls(), either.allows(end).unwrap()),
+                (Some(true), true),
+                "{name}"
+            );
+            assert_eq!(allowed(&mut either, &tokenizer, "Done."), 0, "{name}");
+            // The name of a tool, but no call.
+            let object = r#"{"name": "get_weather", "n": 5}"#;
+            let mut either = mask(&ToolChoice::Auto, "");
+            assert_eq!(
+                allowed(&mut either, &tokenizer, object),
+                object.len(),
+                "{name}"
+            );
+            assert_eq!(
+                (either.is_calls(), either.allows(end).unwrap()),
+                (Some(false), true),
+                "{name}"
+            );
+            // Back to where both were possible, and on to the other.
+            let n = tokenizer.encode(object, false, false).len();
+            either.rollback(n).unwrap();
+            assert_eq!(either.is_calls(), None, "{name}");
+            assert_eq!(
+                allowed(&mut either, &tokenizer, &call),
+                call.len(),
+                "{name}"
+            );
+            // Free text is neither; where a call is required, the object is none.
+            let mut either = mask(&ToolChoice::Auto, "");
+            assert!(
+                allowed(&mut either, &tokenizer, "No, never.") == 0,
+                "{name}"
+            );
+            let mut required = mask(&ToolChoice::Required, "");
+            assert!(
+                allowed(&mut required, &tokenizer, object) < object.len(),
+                "{name}"
+            );
+            // No tools: text alone.
+            let mut none = mask(&ToolChoice::None, "");
+            assert_eq!(
+                allowed(&mut none, &tokenizer, object),
+                object.len(),
+                "{name}"
+            );
+            assert_eq!(none.is_calls(), Some(false), "{name}");
+        }
+        // What the prompt has begun to think comes before either.
+        let thought = "<think>\n";
+        let text = || Box::new(text.matcher());
+        let mut either = ToolMask::with_text(
+            &trie,
+            format("hermes"),
+            &tools(),
+            &ToolChoice::Auto,
+            thought,
+            text(),
+        )
+        .unwrap();
+        let answer = "Hm, {.</think>\n\n{\"n\": 5}";
+        assert_eq!(allowed(&mut either, &tokenizer, answer), answer.len());
+        assert_eq!(
+            (either.is_calls(), either.allows(end).unwrap()),
+            (Some(false), true)
+        );
     }
 
     /// Random logits: whatever a sampler chooses, a call that has begun and ended is valid.

@@ -74,6 +74,8 @@ pub(super) struct App {
     pub(super) registry: AdapterRegistry,
     /// By key; empty if nothing is learnt.
     pub(super) learners: Vec<Arc<Learner>>,
+    /// Whether texts are shortened whose vectors are wanted, and that are too long.
+    pub(super) embd_truncate: bool,
     /// Whether the template knows the role `developer`.
     pub(super) knows_developer: bool,
 }
@@ -279,6 +281,7 @@ impl App {
             pooling: Semaphore::new(MAX_POOLING),
             template: ChatTemplate::parse(&source)?,
             kwargs: args.chat_template_kwargs.clone().unwrap_or_default(),
+            embd_truncate: args.embd_truncate,
             knows_developer: source.contains("developer"),
             tool_format: ToolFormat::of(&source),
             bos: bos_text(Some(&tokenizer)),

@@ -30,6 +30,10 @@ pub(crate) struct AppArgs {
     #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
           allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub(super) n_predict: i64,
+    /// Leave out the end of a text that has more tokens than the model takes, instead of refusing
+    /// it, where its vector is wanted; a request may say otherwise (`truncate`)
+    #[arg(long)]
+    pub(super) embd_truncate: bool,
     /// Jinja file to use instead of the model's chat template
     #[arg(
         long,

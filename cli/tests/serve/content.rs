@@ -7,7 +7,7 @@ use ruvllm::chat::tools::ToolFormat;
 use serde_json::{Value, json};
 
 /// A template by which a form of calls is recognised.
-fn template(format: &str) -> String {
+pub(super) fn template(format: &str) -> String {
     let marks = match format {
         "harmony" => "<|channel|> <|message|>",
         "gemma4" => "<|tool_call>",

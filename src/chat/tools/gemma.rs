@@ -3,6 +3,7 @@
 
 use crate::chat::ChatError;
 use crate::chat::tools::call::{self, Parameter, Reader};
+use crate::chat::tools::written::Written;
 use crate::chat::tools::{Format, Opening, Tool, ToolCall, lark_text};
 use serde_json::{Map, Value};
 
@@ -20,6 +21,7 @@ pub(super) const GEMMA4: Format = Format {
     close: CLOSE_4,
     scan: |text| call::scan_until(text, CLOSE_4),
     read: |block, _| read(block, CLOSE_4, QUOTE_4),
+    written,
     grammar: |tools, marks| grammar(tools, &marks.lark(CLOSE_4), &marks.lark(QUOTE_4)),
 };
 
@@ -115,6 +117,15 @@ fn read(block: &str, close: &str, quote: &str) -> Option<Vec<ToolCall>> {
             id: None,
         }]
     })
+}
+
+/// Its name: the arguments are no JSON, and told at its end.
+fn written(block: &str, _: &[Tool]) -> Vec<Written> {
+    let name = block.trim_start().strip_prefix("call:");
+    let name = name.and_then(|text| Some(text.split_once('{')?.0));
+    name.and_then(|name| Written::of(name, None, ""))
+        .into_iter()
+        .collect()
 }
 
 /// Reader of this notation: JSON with unquoted keys, and `quote` around strings.

@@ -15,6 +15,8 @@ pub(super) const FORMAT: Format = Format {
     close: CLOSE,
     scan: |text| call::scan_until(text, CLOSE),
     read,
+    // Python is no JSON.
+    written: |_, _| Vec::new(),
     grammar: |tools, marks| {
         let close = marks.lark(CLOSE);
         // Values are JSON, which is Python, too, except for three words.

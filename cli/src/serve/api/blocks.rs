@@ -3,7 +3,7 @@
 
 use crate::serve::http::error::ApiError;
 use crate::serve::http::response::events;
-use crate::serve::jobs::answer::{Answer, Delta, call_id};
+use crate::serve::jobs::answer::{Answer, Delta};
 use axum::response::Response;
 use axum::response::sse::Event;
 use futures_util::stream::{self, StreamExt};
@@ -65,13 +65,23 @@ impl Blocks {
         let (block, more) = match delta {
             Delta::Text(text) => (Block::Text(String::new()), text),
             Delta::Reasoning(text) => (Block::Reasoning(String::new()), text),
-            Delta::Call(_, call) => {
+            Delta::Call { id, name } => {
+                self.end(each);
                 let block = Block::Call {
-                    id: call_id(&call),
-                    name: call.name,
+                    id,
+                    name,
                     arguments: String::new(),
                 };
-                (block, Value::Object(call.arguments).to_string())
+                each(self.n_whole, Change::Begin(block.clone()));
+                self.open = Some(block);
+                return;
+            }
+            Delta::Arguments(more) => {
+                if let Some(call) = &mut self.open {
+                    call.text().push_str(&more);
+                    each(self.n_whole, Change::More(more));
+                }
+                return;
             }
         };
         if !self

@@ -6,6 +6,7 @@ mod body;
 mod embeddings;
 mod feedback;
 mod native;
+mod ollama;
 mod openai;
 mod rerank;
 mod responses;
@@ -39,6 +40,7 @@ pub(super) fn protected() -> Router<Shared> {
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*name}", get(openai::model))
         .route("/models", get(openai::models))
+        .route("/api/tags", get(ollama::tags))
         .route("/completion", post(native::completion))
         .route("/completions", post(native::completion))
         .route("/infill", post(native::infill))

@@ -250,7 +250,7 @@ async fn complete(
         params,
         logprobs,
     }
-    .submit(prompts, format)
+    .submit(prompts, format, false)
     .await?;
     drop(share);
     let call = Call {

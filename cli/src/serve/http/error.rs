@@ -53,6 +53,14 @@ impl ApiError {
         }
     }
 
+    /// The same, of a text with more tokens than the model takes.
+    pub(crate) fn too_long(self) -> ApiError {
+        ApiError {
+            code: Some("context_length_exceeded"),
+            ..self
+        }
+    }
+
     /// A request of a kind that a client can do without, as it learns from `details`.
     pub(crate) fn with_details(self, details: Value) -> ApiError {
         ApiError {

@@ -31,6 +31,8 @@ pub(crate) struct Params {
     pub(crate) stream: bool,
     /// Whether a stream ends with the numbers of tokens.
     pub(crate) include_usage: bool,
+    /// Whether every part of a stream has them, as far as it has come.
+    pub(crate) continuous_usage: bool,
     pub(crate) priority: i32,
     pub(crate) adapters: Vec<ChosenAdapter>,
     /// Who asks, by the client's account: what `ruvllm sona forget` forgets.
@@ -65,14 +67,17 @@ impl Params {
             ));
         }
         let stop = stops(fields)?;
-        let include_usage = match fields.object("stream_options")? {
-            None => false,
+        let (include_usage, continuous_usage) = match fields.object("stream_options")? {
+            None => (false, false),
             Some(mut options) => {
-                let include = options.flag("include_usage")?;
+                let usage = (
+                    options.flag("include_usage")?,
+                    options.flag("continuous_usage_stats")?,
+                );
                 // Padding against eavesdroppers.
                 options.ignore(&["include_obfuscation"]);
                 options.finish()?;
-                include
+                usage
             }
         };
         let user: Option<String> = fields.take("user")?;
@@ -94,6 +99,7 @@ impl Params {
             n,
             stream: fields.flag("stream")?,
             include_usage,
+            continuous_usage,
             priority: fields.take("priority")?.unwrap_or(0),
             adapters,
             user,
@@ -219,7 +225,6 @@ fn without_effect(fields: &mut Fields) -> Result<(), ApiError> {
     // What SGLang's router adds to every request.
     for (name, value) in [
         ("no_stop_trim", false),
-        ("continue_final_message", false),
         ("return_hidden_states", false),
         ("skip_special_tokens", true),
         ("separate_reasoning", true),
