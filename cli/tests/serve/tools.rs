@@ -24,9 +24,12 @@ fn tools() -> Value {
 
 /// A server whose model writes calls in this format.
 fn server_of(folder: &Folder, format: &str, flags: &[&str]) -> Server {
-    let model = folder.model("model.gguf", tiny::reranker());
+    let model = folder.path("model.gguf");
+    if !std::path::Path::new(&model).exists() {
+        folder.model("model.gguf", tiny::reranker());
+    }
     let file = folder.file("template.jinja", &template(format));
-    let of_format = ["-m", &model, "--chat-template-file", &file];
+    let of_format = ["-m", &model[..], "--chat-template-file", &file];
     Server::start(&[&of_format[..], flags].concat())
 }
 

@@ -241,7 +241,8 @@ fn long_texts() {
         .collect();
     let n = tokens.len();
     let first = vector(&json!({"input": tokens[..64]}));
-    let last = vector(&json!({"input": [&tokens[..1], &tokens[n - 63..]].concat()}));
+    let ends = [&tokens[..1], &tokens[n - 63..]].concat();
+    let last = vector(&json!({"input": ends}));
     for wish in [
         json!({"truncate": true}),
         json!({"truncate": "END"}),

@@ -341,7 +341,7 @@ pub(crate) struct Conversation {
     kwargs: Map<String, Value>,
     add_generation_prompt: bool,
     /// Whether the last message goes on.
-    continues: bool,
+    continue_final_message: bool,
 }
 
 impl App {
@@ -359,9 +359,11 @@ impl App {
                 .take::<Map<String, Value>>("chat_template_kwargs")?
                 .unwrap_or_default(),
         );
-        let continues = fields.flag("continue_final_message")?;
-        let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(!continues);
-        if continues && add_generation_prompt {
+        let continue_final_message = fields.flag("continue_final_message")?;
+        let add_generation_prompt = fields
+            .take("add_generation_prompt")?
+            .unwrap_or(!continue_final_message);
+        if continue_final_message && add_generation_prompt {
             return Err(ApiError::field(
                 "continue_final_message",
                 "a message that goes on and add_generation_prompt, which begins another, exclude each other",
@@ -372,7 +374,7 @@ impl App {
             .enumerate()
             .map(|(i, message)| message_for_template(i, message, self.knows_developer))
             .collect::<Result<Vec<_>, _>>()?;
-        if continues {
+        if continue_final_message {
             mark_end(&mut messages)?;
         }
         Ok(Conversation {
@@ -380,7 +382,7 @@ impl App {
             tools: fields.take("tools")?,
             kwargs,
             add_generation_prompt,
-            continues,
+            continue_final_message,
         })
     }
 }
@@ -429,7 +431,7 @@ impl Conversation {
             ..ruvllm::chat::ChatInputs::new(&[])
         };
         let mut prompt = app.template.render(&inputs).map_err(ruvllm::Error::from)?;
-        if self.continues {
+        if self.continue_final_message {
             let end = prompt.rfind(GOES_ON).ok_or_else(|| {
                 ApiError::field(
                     "continue_final_message",
