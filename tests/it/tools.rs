@@ -715,9 +715,9 @@ mod grammar {
         let allowed_tools = ToolChoice::from_json(
             &json!({"type": "allowed_tools", "allowed_tools": {
             "mode": "required", "tools": [{"type": "function", "function": {"name": "get_weather"}}]}}),
-        );
+        ).unwrap();
         for (name, open, rest) in CALLS {
-            for choice in [ToolChoice::Required, allowed_tools.clone().unwrap()] {
+            for choice in [ToolChoice::Required, allowed_tools.clone()] {
                 let mut mask = mask(&trie, name, &choice, "");
                 let call = format!("{open}{rest}");
                 let two = match *name {

@@ -5,6 +5,7 @@ use crate::chat::tools::{Format, Marks, Opening, Tool, ToolFormat, ends_in_reaso
 use crate::grammar::{Grammar, Matcher, TokenTrie};
 use crate::sample::{MaskError, TokenMask};
 use serde_json::Value;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Most tools that a mask supports.
@@ -93,18 +94,18 @@ impl ToolChoice {
     /// may be called.
     pub fn allowed(&self, tools: &[Tool]) -> Result<Vec<Tool>, ChatError> {
         let wrong = |message: String| ChatError::Tool { index: 0, message };
-        let find = |name: &String| {
-            let found = tools.iter().find(|tool| tool.name == *name);
-            found
-                .cloned()
-                .ok_or_else(|| wrong(format!("there is no tool {name:?}")))
+        let known: HashSet<&str> = tools.iter().map(|tool| &tool.name[..]).collect();
+        let names: HashSet<&str> = match self {
+            Self::None => HashSet::new(),
+            Self::Auto | Self::Required => known.clone(),
+            Self::Named(name) => HashSet::from([&name[..]]),
+            Self::Allowed { names, .. } => names.iter().map(|name| &name[..]).collect(),
         };
-        let allowed = match self {
-            Self::None => Vec::new(),
-            Self::Auto | Self::Required => tools.to_vec(),
-            Self::Named(name) => vec![find(name)?],
-            Self::Allowed { names, .. } => names.iter().map(find).collect::<Result<_, _>>()?,
-        };
+        if let Some(name) = names.difference(&known).next() {
+            return Err(wrong(format!("there is no tool {name:?}")));
+        }
+        let is_allowed = |tool: &&Tool| names.contains(&tool.name[..]);
+        let allowed: Vec<Tool> = tools.iter().filter(is_allowed).cloned().collect();
         if allowed.is_empty() && self.is_required() {
             return Err(wrong("a call is required, and there are no tools".into()));
         }

@@ -596,6 +596,10 @@ fn translate_functions(fields: &mut Fields) -> Result<bool, ApiError> {
             Some(_) => Err(ApiError::field("function_call", "there are no functions")),
         };
     };
+    if fields.get("tools").is_some_and(|tools| !tools.is_null()) {
+        let message = "there are tools, too, which are today's form of them";
+        return Err(ApiError::field("functions", message));
+    }
     let tools = functions
         .into_iter()
         .map(|function| json!({"type": "function", "function": function}))
