@@ -53,8 +53,10 @@ mod error;
 mod gbnf;
 mod pattern;
 mod schema;
+#[cfg(feature = "chat")]
+pub(crate) mod schema_parts;
 
-pub use error::GrammarError;
+pub use error::{GrammarError, Loosened};
 
 use crate::sample::{MaskError, TokenMask};
 use crate::tokenizer::Tokenizer;
@@ -285,6 +287,7 @@ pub struct Grammar {
     trie: TokenTrie,
     /// State at the start of the text.
     start: Arc<llguidance::Matcher>,
+    loosened: Arc<[Loosened]>,
 }
 
 impl fmt::Debug for Grammar {
@@ -310,6 +313,16 @@ impl Grammar {
     /// As [`Grammar::new`]; [`GrammarError::Keyword`] for keywords that cannot be enforced.
     pub fn json_schema(trie: &TokenTrie, schema: &str) -> Result<Self, GrammarError> {
         Self::new(trie, Syntax::JsonSchema, schema)
+    }
+
+    /// A grammar of JSON values that a schema describes, as far as it can be enforced:
+    /// [`Grammar::loosened`] says what is not.
+    ///
+    /// # Errors
+    /// As [`Grammar::new`], but not for keywords.
+    pub fn lenient_json_schema(trie: &TokenTrie, schema: &str) -> Result<Self, GrammarError> {
+        let lenient = Source::Schema(Strictness::Lenient);
+        Self::of_source(trie, lenient, schema)
     }
 
     /// A grammar of the texts that a regular expression matches as a whole.
@@ -344,49 +357,34 @@ impl Grammar {
     /// of work and memory, [`GrammarError::Keyword`] for schema keywords that cannot be
     /// enforced.
     pub fn new(trie: &TokenTrie, syntax: Syntax, source: &str) -> Result<Self, GrammarError> {
-        Self::with_layout(trie, syntax, source, Layout::Free)
+        Self::of_source(trie, syntax.into(), source)
     }
 
     /// A Lark grammar of calls, whose JSON has the layout of chat templates.
     #[cfg(feature = "chat")]
     pub(crate) fn calls(trie: &TokenTrie, grammar: &str) -> Result<Self, GrammarError> {
-        Self::with_layout(trie, Syntax::Lark, grammar, Layout::Template)
+        Self::of_source(trie, Source::Calls, grammar)
     }
 
-    fn with_layout(
-        trie: &TokenTrie,
-        syntax: Syntax,
-        source: &str,
-        layout: Layout,
-    ) -> Result<Self, GrammarError> {
-        if source.len() > MAX_SOURCE {
-            return Err(GrammarError::TooLong {
-                len: source.len(),
-                limit: MAX_SOURCE,
-            });
+    /// What the grammar of a JSON Schema does not enforce of it.
+    pub fn loosened(&self) -> &[Loosened] {
+        &self.loosened
+    }
+
+    fn of_source(trie: &TokenTrie, of: Source, source: &str) -> Result<Self, GrammarError> {
+        let limit = of.max_len();
+        if source.len() > limit {
+            let len = source.len();
+            return Err(GrammarError::TooLong { len, limit });
         }
-        let (send, receive) = sync_channel(1);
+        let syntax = of.syntax();
         let (job_trie, source) = (trie.clone(), source.to_owned());
-        let failed = |message: String| GrammarError::Invalid {
-            syntax: syntax.name(),
-            message,
-        };
-        std::thread::Builder::new()
-            .name("grammar".into())
-            .stack_size(STACK)
-            // Nothing receives the result of a thread that was left behind.
-            .spawn(move || drop(send.send(compile(&job_trie, syntax, &source, layout))))
-            .map_err(|e| failed(format!("no thread to compile it: {e}")))?;
-        match receive.recv_timeout(MAX_TIME) {
-            Ok(start) => Ok(Self {
-                trie: trie.clone(),
-                start: Arc::new(start?),
-            }),
-            Err(RecvTimeoutError::Timeout) => Err(GrammarError::OutOfTime {
-                seconds: MAX_TIME.as_secs(),
-            }),
-            Err(RecvTimeoutError::Disconnected) => Err(failed("its compiler panicked".into())),
-        }
+        let compiled = in_time(syntax, move || compile(&job_trie, of, &source))?;
+        Ok(Self {
+            trie: trie.clone(),
+            start: Arc::new(compiled.0),
+            loosened: compiled.1.into(),
+        })
     }
 
     /// A matcher at the start of a text.
@@ -403,6 +401,86 @@ impl Grammar {
     }
 }
 
+/// What a grammar is written in, and for.
+#[derive(Clone, Copy)]
+enum Source {
+    Schema(Strictness),
+    Regex,
+    Gbnf,
+    Lark,
+    /// Lark whose JSON has the layout of chat templates.
+    #[cfg_attr(not(feature = "chat"), expect(dead_code))]
+    Calls,
+}
+
+impl From<Syntax> for Source {
+    fn from(syntax: Syntax) -> Self {
+        match syntax {
+            Syntax::JsonSchema => Source::Schema(Strictness::Strict),
+            Syntax::Regex => Source::Regex,
+            Syntax::Gbnf => Source::Gbnf,
+            Syntax::Lark => Source::Lark,
+        }
+    }
+}
+
+impl Source {
+    fn syntax(self) -> Syntax {
+        match self {
+            Source::Schema(_) => Syntax::JsonSchema,
+            Source::Regex => Syntax::Regex,
+            Source::Gbnf => Syntax::Gbnf,
+            Source::Lark | Source::Calls => Syntax::Lark,
+        }
+    }
+
+    /// Greatest length in bytes. Most of a schema may be descriptions.
+    fn max_len(self) -> usize {
+        match self {
+            Source::Schema(_) => 4 * MAX_SOURCE,
+            _ => MAX_SOURCE,
+        }
+    }
+}
+
+/// The result of `work` on a thread with a stack for compilers, which is left behind if it takes too
+/// long.
+fn in_time<T: Send + 'static>(
+    syntax: Syntax,
+    work: impl FnOnce() -> Result<T, GrammarError> + Send + 'static,
+) -> Result<T, GrammarError> {
+    let (send, receive) = sync_channel(1);
+    let failed = |message: String| GrammarError::Invalid {
+        syntax: syntax.name(),
+        message,
+    };
+    std::thread::Builder::new()
+        .name("grammar".into())
+        .stack_size(STACK)
+        // Nothing receives the result of a thread that was left behind.
+        .spawn(move || drop(send.send(work())))
+        .map_err(|e| failed(format!("no thread to compile it: {e}")))?;
+    match receive.recv_timeout(MAX_TIME) {
+        Ok(result) => result,
+        Err(RecvTimeoutError::Timeout) => Err(GrammarError::OutOfTime {
+            seconds: MAX_TIME.as_secs(),
+        }),
+        Err(RecvTimeoutError::Disconnected) => Err(failed("its compiler panicked".into())),
+    }
+}
+
+/// How a JSON Schema is enforced where a grammar cannot do all that it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Strictness {
+    /// A keyword that cannot be enforced is an error.
+    Strict,
+    /// A keyword that cannot be enforced is left out and [named](Grammar::loosened), so that the
+    /// grammar accepts more than the schema. Objects that list properties and say nothing of others
+    /// have only those that are listed, as small models do not end otherwise.
+    Lenient,
+}
+
 /// Layout of JSON.
 #[derive(Clone, Copy)]
 enum Layout {
@@ -410,41 +488,38 @@ enum Layout {
     Free,
     /// One space after commas and colons, none elsewhere: the layout of calls in chat templates, so
     /// that it is forced.
-    #[cfg_attr(not(feature = "chat"), expect(dead_code))]
     Template,
 }
 
 fn compile(
     trie: &TokenTrie,
-    syntax: Syntax,
+    of: Source,
     source: &str,
-    layout: Layout,
-) -> Result<llguidance::Matcher, GrammarError> {
-    match syntax {
-        Syntax::JsonSchema => schema::compile(source, layout, |schema| {
-            build(trie, syntax, from_schema(schema))
-        }),
-        Syntax::Regex => {
+) -> Result<(llguidance::Matcher, Vec<Loosened>), GrammarError> {
+    let syntax = of.syntax();
+    let lark = match of {
+        Source::Schema(strictness) => {
+            let value = schema::parse(source)?;
+            let build = |schema| build(trie, syntax, from_schema(schema));
+            let enforced = schema::compile(&value, strictness, Layout::Free, build)?;
+            return Ok((enforced.built, enforced.loosened));
+        }
+        Source::Regex => {
             check_depth(source, "([", ")]", true)?;
-            build(
-                trie,
-                syntax,
-                from_lark(format!(
-                    "start: /{}/",
-                    llguidance::regex_to_lark(source, "")
-                )),
-            )
+            let regex = llguidance::regex_to_lark(source, "");
+            format!("start: /{regex}/")
         }
-        Syntax::Gbnf => build(trie, syntax, from_lark(gbnf::to_lark(source, trie.tree())?)),
-        Syntax::Lark => {
+        Source::Gbnf => gbnf::to_lark(source, trie.tree())?,
+        Source::Lark | Source::Calls => {
             check_depth(source, "([{", ")]}", true)?;
-            build(
-                trie,
-                syntax,
-                from_lark(schema::check_in_lark(source, layout)?),
-            )
+            let layout = match of {
+                Source::Calls => Layout::Template,
+                _ => Layout::Free,
+            };
+            schema::check_in_lark(source, layout)?
         }
-    }
+    };
+    Ok((build(trie, syntax, from_lark(lark))?, Vec::new()))
 }
 
 fn from_lark(lark: String) -> GrammarWithLexer {

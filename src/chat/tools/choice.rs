@@ -1,7 +1,8 @@
 //! Enforcing valid calls: a mask that lets the model write freely until it begins a call.
 
 use crate::chat::ChatError;
-use crate::chat::tools::{Marks, Tool, ToolFormat, ends_in_reasoning};
+use crate::chat::tools::enforce::{Calls, grammar_of_calls};
+use crate::chat::tools::{LoosenedTool, Tool, ToolFormat, ends_in_reasoning, lark_marker};
 use crate::grammar::{Grammar, Matcher, TokenTrie};
 use crate::sample::{MaskError, TokenMask};
 use serde_json::Value;
@@ -73,8 +74,8 @@ struct Shared {
     triggers: Vec<Trigger>,
     /// Grammar of a call including its opening, if calls are required.
     required: Option<Grammar>,
-    /// Whether calls, and so their openings, are forbidden.
-    forbidden: bool,
+    /// What is not enforced.
+    loosened: Vec<LoosenedTool>,
     /// Tokens that extend beyond the end of some opening, or of reasoning that must lead to a
     /// call.
     overrun: Vec<u32>,
@@ -86,7 +87,8 @@ struct Trigger {
     text: &'static str,
     at_start: bool,
     keep: bool,
-    grammar: Grammar,
+    /// `None` if it is forbidden.
+    grammar: Option<Grammar>,
 }
 
 #[derive(Clone, Debug)]
@@ -107,9 +109,9 @@ impl ToolMask {
     /// A mask for the answer to `prompt`, the rendered template.
     ///
     /// # Errors
-    /// [`ChatError::Tool`] for parameters that cannot be enforced in this format, a named tool that
+    /// [`ChatError::Tool`] for parameters of a strict tool that cannot be enforced, a named tool that
     /// does not exist, no tools although a call is required, or more than 256;
-    /// [`GrammarError`](crate::grammar::GrammarError) for parameters that cannot be enforced at all.
+    /// [`GrammarError`](crate::grammar::GrammarError) for a grammar beyond the limits of compiling.
     pub fn new(
         trie: &TokenTrie,
         format: ToolFormat,
@@ -142,13 +144,16 @@ impl ToolMask {
         }
 
         let format = format.0;
-        let special = |text: &str| trie.special(text);
-        let marks = Marks(&special);
+        let mut loosened = Vec::new();
         let mut triggers = Vec::new();
         let mut first = None;
-        if !tools.is_empty() {
-            let lark = (format.grammar)(tools, &marks)?;
-            let grammar = Grammar::calls(trie, &lark)?;
+        // Where calls are forbidden, their grammar is not needed.
+        let forbidden = *choice == ToolChoice::None;
+        let mut grammar = None;
+        if !tools.is_empty() && !forbidden {
+            let calls = grammar_of_calls(trie, format, tools)?;
+            let Calls { lark, .. } = calls;
+            loosened = calls.loosened;
             if required {
                 let opening = format
                     .openings
@@ -159,7 +164,7 @@ impl ToolMask {
                 let opening = if opening.keep {
                     "\"\"".to_owned()
                 } else {
-                    marks.lark(opening.text)
+                    lark_marker(trie.special(opening.text), opening.text)
                 };
                 let white = if in_reasoning { "WHITE " } else { "" };
                 let lark = lark.replacen(
@@ -169,6 +174,9 @@ impl ToolMask {
                 );
                 first = Some(Grammar::calls(trie, &lark)?);
             }
+            grammar = Some(calls.grammar);
+        }
+        if !tools.is_empty() {
             triggers.extend(format.openings.iter().map(|opening| Trigger {
                 text: opening.text,
                 at_start: opening.at_start,
@@ -178,7 +186,6 @@ impl ToolMask {
         }
         let mut texts: Vec<&str> = triggers.iter().map(|trigger| trigger.text).collect();
         texts.extend((!format.reasoning.1.is_empty()).then_some(format.reasoning.1));
-        let forbidden = *choice == ToolChoice::None;
         let decides = |id: &u32| reaches(trie.text(*id), &texts, forbidden);
         let overrun = (0..trie.n_vocab() as u32).filter(decides).collect();
         let start = if in_reasoning {
@@ -203,8 +210,8 @@ impl ToolMask {
             reasoning: format.reasoning,
             triggers,
             required: first,
-            forbidden,
             overrun,
+            loosened,
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -213,6 +220,11 @@ impl ToolMask {
             tokens: Vec::new(),
             words: Vec::new(),
         })
+    }
+
+    /// What of the tools' parameters is not enforced.
+    pub fn loosened(&self) -> &[LoosenedTool] {
+        &self.shared.loosened
     }
 
     /// The phase after `token` in `phase`, which is not a call; `None` if the token is forbidden.
@@ -269,10 +281,9 @@ impl ToolMask {
             .chain(reasoning)
             .min_by_key(|&(at, len, _)| (at, std::cmp::Reverse(len)));
         match first {
-            Some(_) if shared.forbidden && first.is_some_and(|f| f.2.is_some()) => None,
             Some((at, len, Some(trigger))) => {
                 let from = if trigger.keep { at } else { at + len };
-                self.begin(&trigger.grammar, &tail[from..])
+                self.begin(trigger.grammar.as_ref()?, &tail[from..])
             }
             Some((at, len, None)) => {
                 let rest = tail[at + len..].to_vec();

@@ -15,12 +15,13 @@ pub(super) const FORMAT: Format = Format {
     close: CLOSE,
     scan: |text| call::scan_until(text, CLOSE),
     read,
-    grammar: |tools, _| {
+    grammar: |tools, marks| {
         let open = |name: &str| format!("<parameter name=\"{name}\">");
         let before =
             |tool: &Tool| super::lark_text(&format!("\n<invoke name=\"{}\">\n", tool.name));
         call::tagged_grammar(
             tools,
+            marks,
             before,
             open,
             "</parameter>\n",

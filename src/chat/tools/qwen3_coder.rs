@@ -15,11 +15,12 @@ pub(super) const FORMAT: Format = Format {
     close: CLOSE,
     scan: |text| call::scan_until(text, CLOSE),
     read,
-    grammar: |tools, _| {
+    grammar: |tools, marks| {
         let open = |name: &str| format!("<parameter={name}>\n");
         let before = |tool: &Tool| super::lark_text(&format!("\n<function={}>\n", tool.name));
         call::tagged_grammar(
             tools,
+            marks,
             before,
             open,
             "\n</parameter>\n",
