@@ -630,6 +630,10 @@ impl Chat<'_> {
                 "\n[the context is full: /clear, or start with a larger -c]",
             )),
             Some(StopReason::MaxTokens) => notes.push(paint("2", "\n[-n reached]")),
+            Some(StopReason::MaskLimit) => notes.push(paint(
+                "33",
+                "\n[the grammar has reached its limits: the text is not complete]",
+            )),
             _ => {}
         }
         Ok(notes)

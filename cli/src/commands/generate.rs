@@ -174,6 +174,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Some(StopReason::ContextFull) => {
                 format!("; the context of {} tokens is full", session.n_ctx())
             }
+            Some(StopReason::MaskLimit) => {
+                "; the grammar has reached its limits: the text is not complete".to_owned()
+            }
             _ => String::new(),
         };
         let cached = if n_cached > 0 {

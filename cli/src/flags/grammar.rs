@@ -10,6 +10,17 @@ use std::path::PathBuf;
 /// With this first line, a grammar is one in llguidance's Lark, as in llama.cpp.
 const LARK: &str = "%llguidance";
 
+/// The language of a grammar, Lark or GBNF, and the grammar in it.
+pub(crate) fn lark_or_gbnf(source: &str) -> (Syntax, &str) {
+    match source.trim_start().strip_prefix(LARK) {
+        Some(rest) => {
+            let lark = rest.split_once('\n').map_or("", |(_, lark)| lark);
+            (Syntax::Lark, lark)
+        }
+        None => (Syntax::Gbnf, source),
+    }
+}
+
 /// What the text has to be. At most one of these.
 #[derive(Args, Clone)]
 #[group(multiple = false)]
@@ -61,12 +72,9 @@ impl GrammarArgs {
         let Some((flag, syntax, source)) = found else {
             return Ok(None);
         };
-        let (syntax, source) = match source.trim_start().strip_prefix(LARK) {
-            Some(rest) if syntax == Syntax::Gbnf => (
-                Syntax::Lark,
-                rest.split_once('\n').map_or("", |(_, lark)| lark),
-            ),
-            _ => (syntax, &source[..]),
+        let (syntax, source) = match syntax {
+            Syntax::Gbnf => lark_or_gbnf(&source),
+            syntax => (syntax, &source[..]),
         };
         let trie = TokenTrie::new(tokenizer).map_err(|error| Failure::Work(error.to_string()))?;
         let grammar = Grammar::new(&trie, syntax, source);

@@ -245,6 +245,7 @@ impl Turn {
             let mask = match grammar {
                 None if may_call || !tools.is_empty() => {
                     let mask = ToolMask::new(&app.trie, app.tool_format, &tools, &choice, &prompt)?;
+                    format.ignore_in_tools(mask.loosened());
                     Some(Box::new(mask) as Box<dyn TokenMask>)
                 }
                 grammar => grammar,
