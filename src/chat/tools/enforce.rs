@@ -37,24 +37,35 @@ pub(super) fn grammar_of_calls(
         schema_parts::normal_forms(trie, schemas.collect(), is_compiled)
     };
     let attempt = |forms| write(trie, format, tools, forms);
-    let error = match attempt(normal(false)?) {
-        Err(ChatError::Grammar(error)) if tools.iter().any(|tool| !tool.strict) => error,
-        other => return other,
-    };
-    let again = normal(true).map_err(ChatError::from).and_then(attempt);
-    let Err(ChatError::Grammar(_)) = again else {
-        return again;
-    };
-    let loosened = Loosened {
+    let is_refused =
+        |result: &Result<Calls, ChatError>| matches!(result, Err(ChatError::Grammar(_)));
+    let mut calls = attempt(normal(false)?);
+    if is_refused(&calls) {
+        calls = normal(true).map_err(ChatError::from).and_then(attempt);
+    }
+    if is_refused(&calls) && tools.iter().any(|tool| !tool.strict) {
+        let mut forms = normal(false)?;
+        for (form, _) in forms.iter_mut().zip(tools).filter(|(_, tool)| !tool.strict) {
+            *form = Ok((json!({"type": "object"}), vec![too_much()]));
+        }
+        calls = attempt(forms);
+    }
+    match calls {
+        // The engine's own words are of a text that nobody has written.
+        Err(ChatError::Grammar(GrammarError::Invalid { .. })) => {
+            Err(GrammarError::from(too_much()).into())
+        }
+        calls => calls,
+    }
+}
+
+/// What is said of the parameters of all tools if they cannot be compiled together.
+fn too_much() -> Loosened {
+    Loosened {
         keyword: "schema".to_owned(),
         path: String::new(),
-        message: format!("is not enforced: {error}"),
-    };
-    let mut forms = normal(false)?;
-    for (form, _) in forms.iter_mut().zip(tools).filter(|(_, tool)| !tool.strict) {
-        *form = Ok((json!({"type": "object"}), vec![loosened.clone()]));
+        message: "of all tools together takes too much work or memory to compile".to_owned(),
     }
-    attempt(forms)
 }
 
 /// Writes and compiles the grammar of `tools`, whose parameters have these normal forms.
