@@ -4,6 +4,9 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrammarError {
+    /// The model has no tokenizer.
+    #[error("the model has no tokenizer; a grammar needs one")]
+    NoTokenizer,
     /// No token ends a text.
     #[error("the tokenizer has no token that ends a generation; a grammar needs one")]
     NoEnd,

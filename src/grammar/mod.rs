@@ -7,11 +7,11 @@
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use ruvllm::grammar::{Grammar, TokenTrie};
+//! use ruvllm::grammar::Grammar;
 //! use ruvllm::{Model, Sampler};
 //!
 //! let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
-//! let trie = TokenTrie::new(model.tokenizer().ok_or("this model has no tokenizer")?)?;
+//! let trie = model.token_trie()?;
 //! let schema = r#"{
 //!     "type": "object",
 //!     "properties": {"borrows": {"enum": ["shared", "mutable"]}, "times": {"type": "integer", "minimum": 0, "maximum": 9}},
@@ -206,8 +206,8 @@ impl Trie {
 }
 
 impl TokenTrie {
-    /// The tree of `tokenizer`'s tokens. It is built once and kept with the tokenizer: for a
-    /// vocabulary of 262,144 tokens that takes a second.
+    /// Builds the tree of `tokenizer`'s tokens, which takes a second for a vocabulary of 262,144.
+    /// [`Model::token_trie`](crate::Model::token_trie) keeps it.
     ///
     /// Control tokens are no text: a grammar matches them only where it names them, which in Lark
     /// is `<name>` or `<[id]>`.
@@ -216,7 +216,7 @@ impl TokenTrie {
     /// [`GrammarError::NoEnd`] when no token ends a generation, [`GrammarError::Vocabulary`] when
     /// the engine refuses the vocabulary.
     pub fn new(tokenizer: &Tokenizer) -> Result<Self, GrammarError> {
-        Ok(Self(tokenizer.tree(|| Trie::new(tokenizer))?))
+        Ok(Self(Arc::new(Trie::new(tokenizer)?)))
     }
 
     /// Number of tokens.

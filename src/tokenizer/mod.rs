@@ -59,9 +59,6 @@ pub struct Tokenizer {
     separator: Option<u32>,
     add_space_prefix: bool,
     clean_spaces: bool,
-    /// The tree of all tokens that grammars share; only `grammar` knows its type.
-    #[cfg(feature = "grammar")]
-    tree: std::sync::Mutex<Option<std::sync::Arc<dyn std::any::Any + Send + Sync>>>,
 }
 
 /// The tokens of a text with a gap, "FIM": `prefix`, the text before it, `suffix`, the text behind
@@ -299,8 +296,6 @@ impl Tokenizer {
             add_space_prefix,
             clean_spaces: pre.map_or(is_bert, |pre| pre.clean_spaces),
             vocab,
-            #[cfg(feature = "grammar")]
-            tree: std::sync::Mutex::default(),
         })
     }
 
@@ -583,24 +578,6 @@ impl Tokenizer {
     /// The pre-tokeniser of a byte-level BPE, by the name the file gives it.
     pub fn pre(&self) -> Option<&str> {
         self.pre_name.as_deref()
-    }
-}
-
-#[cfg(feature = "grammar")]
-impl Tokenizer {
-    /// The tree of all tokens, made by `make` if it was not made before. Others that ask for it wait.
-    pub(crate) fn tree<T: std::any::Any + Send + Sync, E>(
-        &self,
-        make: impl FnOnce() -> Result<T, E>,
-    ) -> Result<std::sync::Arc<T>, E> {
-        use std::sync::{Arc, PoisonError};
-        let mut tree = self.tree.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Ok(made)) = tree.clone().map(Arc::downcast) {
-            return Ok(made);
-        }
-        let made = Arc::new(make()?);
-        *tree = Some(Arc::clone(&made) as _);
-        Ok(made)
     }
 }
 

@@ -100,10 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let sampler = args
-        .text
-        .sampling
-        .sampler(model.gguf().metadata(), tokenizer)?;
+    let sampler = args.text.sampling.sampler(&model, tokenizer)?;
     let (template, stop) = template(args, &model)?;
     if args.sona.sona.is_some() {
         options.pooled_layer = pooled_layer(&model);

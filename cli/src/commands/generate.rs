@@ -103,10 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let start = Instant::now();
     let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let mut sampler = args
-        .text
-        .sampling
-        .sampler(model.gguf().metadata(), tokenizer)?;
+    let mut sampler = args.text.sampling.sampler(&model, tokenizer)?;
     let mut session = session(&model, &args.text.session, &options, 1)?;
     let speculation =
         args.text

@@ -2,9 +2,9 @@
 
 use crate::io::{Failure, read_text};
 use clap::Args;
-use ruvllm::grammar::{Grammar, Syntax, TokenTrie};
+use ruvllm::Model;
+use ruvllm::grammar::{Grammar, Syntax};
 use ruvllm::sample::TokenMask;
-use ruvllm::tokenizer::Tokenizer;
 use std::path::PathBuf;
 
 /// With this first line, a grammar is one in llguidance's Lark, as in llama.cpp.
@@ -45,10 +45,7 @@ pub(crate) struct GrammarArgs {
 
 impl GrammarArgs {
     /// The mask that was asked for, at its beginning.
-    pub(crate) fn mask(
-        &self,
-        tokenizer: &Tokenizer,
-    ) -> Result<Option<Box<dyn TokenMask>>, Failure> {
+    pub(crate) fn mask(&self, model: &Model) -> Result<Option<Box<dyn TokenMask>>, Failure> {
         let of_file =
             |path: &Option<PathBuf>| path.as_ref().map(|path| read_text(path)).transpose();
         let given = [
@@ -76,7 +73,9 @@ impl GrammarArgs {
             Syntax::Gbnf => lark_or_gbnf(&source),
             syntax => (syntax, &source[..]),
         };
-        let trie = TokenTrie::new(tokenizer).map_err(|error| Failure::Work(error.to_string()))?;
+        let trie = model
+            .token_trie()
+            .map_err(|error| Failure::Work(error.to_string()))?;
         let grammar = Grammar::new(&trie, syntax, source);
         let grammar = grammar.map_err(|error| Failure::Usage(format!("{flag}: {error}")))?;
         Ok(Some(Box::new(grammar.matcher())))
