@@ -20,6 +20,8 @@ mod hostile;
 mod load;
 #[path = "serve/overhead.rs"]
 mod overhead;
+#[path = "serve/strictness.rs"]
+mod strictness;
 #[path = "serve/tiny.rs"]
 mod tiny;
 #[path = "serve/tools.rs"]

@@ -383,9 +383,12 @@ impl Live {
             self.writer.end(StopReason::MaxTokens);
             return Ok(());
         }
-        let piece = self
+        let sampled = self
             .writer
             .sample(&mut self.sampler, logits, &self.tokens)?;
+        let Some(piece) = sampled else {
+            return Ok(());
+        };
         let token = piece.token;
         if self.writer.is_eog(token) {
             self.writer.end(StopReason::EndOfGeneration);

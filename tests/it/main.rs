@@ -54,8 +54,12 @@ mod shift;
 mod sona;
 mod speculate;
 mod state;
+#[cfg(feature = "grammar")]
+mod strictness;
 mod tiny;
 mod tokenizer;
+#[cfg(all(feature = "chat", feature = "grammar"))]
+mod tool_schemas;
 #[cfg(feature = "chat")]
 mod tools;
 mod train;

@@ -28,7 +28,7 @@ fn arguments() -> Value {
     json!({"city": "Oslo", "days": 3, "unit": "celsius"})
 }
 
-fn format(name: &str) -> ToolFormat {
+pub(crate) fn format(name: &str) -> ToolFormat {
     ToolFormat::by_name(name).unwrap_or_else(|| panic!("{name}"))
 }
 
@@ -585,7 +585,7 @@ proptest! {
 }
 
 #[cfg(feature = "grammar")]
-mod grammar {
+pub(crate) mod grammar {
     use super::*;
     use ruvllm::chat::tools::{ToolChoice, ToolMask};
     use ruvllm::gguf::Gguf;
@@ -593,7 +593,7 @@ mod grammar {
     use ruvllm::sample::{Sampler, TokenMask};
     use ruvllm::tokenizer::Tokenizer;
 
-    fn setup() -> (Tokenizer, TokenTrie) {
+    pub(crate) fn setup() -> (Tokenizer, TokenTrie) {
         let file = Gguf::open("models/ruvllm-rust-6m-q8_0.gguf").unwrap();
         let tokenizer = Tokenizer::from_metadata(file.metadata()).unwrap();
         let trie = TokenTrie::new(&tokenizer).unwrap();
@@ -606,7 +606,7 @@ mod grammar {
     }
 
     /// The number of bytes of `text`, token by token, that the mask allows.
-    fn allowed(mask: &mut ToolMask, tokenizer: &Tokenizer, text: &str) -> usize {
+    pub(crate) fn allowed(mask: &mut ToolMask, tokenizer: &Tokenizer, text: &str) -> usize {
         let mut len = 0;
         for token in tokenizer.encode(text, false, false) {
             let words = mask.mask().unwrap().to_vec();

@@ -100,10 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let sampler = args
-        .text
-        .sampling
-        .sampler(model.gguf().metadata(), tokenizer)?;
+    let sampler = args.text.sampling.sampler(&model, tokenizer)?;
     let (template, stop) = template(args, &model)?;
     if args.sona.sona.is_some() {
         options.pooled_layer = pooled_layer(&model);
@@ -630,6 +627,10 @@ impl Chat<'_> {
                 "\n[the context is full: /clear, or start with a larger -c]",
             )),
             Some(StopReason::MaxTokens) => notes.push(paint("2", "\n[-n reached]")),
+            Some(StopReason::MaskLimit) => notes.push(paint(
+                "33",
+                "\n[the grammar has reached its limits: the text is not complete]",
+            )),
             _ => {}
         }
         Ok(notes)

@@ -1,7 +1,10 @@
 //! Enforcing valid calls: a mask that lets the model write freely until it begins a call.
 
 use crate::chat::ChatError;
-use crate::chat::tools::{Format, Marks, Opening, Tool, ToolFormat, ends_in_reasoning, lark_text};
+use crate::chat::tools::enforce::grammar_of_calls;
+use crate::chat::tools::{
+    Format, LoosenedTool, Opening, Tool, ToolFormat, ends_in_reasoning, lark_marker, lark_text,
+};
 use crate::grammar::{Grammar, Matcher, TokenTrie};
 use crate::sample::{MaskError, TokenMask};
 use serde_json::Value;
@@ -139,6 +142,8 @@ struct Shared {
     triggers: Vec<Trigger>,
     /// What the answer has to be, where it is not free.
     bound: Option<Bound>,
+    /// What is not enforced.
+    loosened: Vec<LoosenedTool>,
     /// Tokens that extend beyond the end of some opening, or of reasoning that a bound answer
     /// follows.
     overrun: Vec<u32>,
@@ -177,9 +182,9 @@ impl ToolMask {
     /// A mask for the answer to `prompt`, the rendered template.
     ///
     /// # Errors
-    /// [`ChatError::Tool`] for parameters that cannot be enforced in this format, a named tool that
+    /// [`ChatError::Tool`] for parameters of a strict tool that cannot be enforced, a named tool that
     /// does not exist, no tools although a call is required, or more than 256;
-    /// [`GrammarError`](crate::grammar::GrammarError) for parameters that cannot be enforced at all.
+    /// [`GrammarError`](crate::grammar::GrammarError) for a grammar beyond the limits of compiling.
     pub fn new(
         trie: &TokenTrie,
         format: ToolFormat,
@@ -222,25 +227,25 @@ impl ToolMask {
         }
         let (format, callable) = (format.0, choice.allowed(tools)?);
         let in_reasoning = ends_in_reasoning(prompt, format.reasoning);
-        let special = |text: &str| trie.special(text);
-        let marks = Marks(&special);
-        let lark = match callable.is_empty() {
+        // Where calls are forbidden, their grammar is not needed.
+        let calls = match callable.is_empty() {
             true => None,
-            false => Some((format.grammar)(&callable, &marks)?),
+            false => Some(grammar_of_calls(trie, format, &callable)?),
         };
         let text = text.filter(|_| !choice.is_required());
         let (mut triggers, mut bound) = (Vec::new(), None);
         if choice.is_required() || text.is_some() {
-            let calls = lark.map(|lark| only_calls(format, &lark, &marks, in_reasoning));
-            let calls = calls.map(|lark| Grammar::calls(trie, &lark)).transpose()?;
+            let calls = calls.as_ref();
+            let larks = calls.map(|calls| only_calls(trie, format, &calls.lark, in_reasoning));
+            let grammar = larks.map(|lark| Grammar::calls(trie, &lark)).transpose()?;
             bound = Some(Bound {
-                calls: calls.map(|grammar| Box::new(grammar.matcher())),
+                calls: grammar.map(|grammar| Box::new(grammar.matcher())),
                 text,
                 n_white: if in_reasoning { MAX_WHITE } else { 0 },
                 n_tokens: 0,
             });
         } else if !tools.is_empty() {
-            let grammar = lark.map(|lark| Grammar::calls(trie, &lark)).transpose()?;
+            let grammar = calls.as_ref().map(|calls| &calls.grammar);
             triggers.extend(format.openings.iter().map(|opening| Trigger {
                 text: opening.text,
                 at_start: opening.at_start,
@@ -249,7 +254,7 @@ impl ToolMask {
                 } else {
                     0
                 },
-                grammar: grammar.clone(),
+                grammar: grammar.cloned(),
             }));
         }
         let mut texts: Vec<&str> = triggers.iter().map(|trigger| trigger.text).collect();
@@ -273,6 +278,7 @@ impl ToolMask {
                 .collect(),
             white: ids().filter(|&id| is_white(trie.text(id))).collect(),
             bound,
+            loosened: calls.map(|calls| calls.loosened).unwrap_or_default(),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -281,6 +287,11 @@ impl ToolMask {
             tokens: Vec::new(),
             words: Vec::new(),
         })
+    }
+
+    /// What of the tools' parameters is not enforced.
+    pub fn loosened(&self) -> &[LoosenedTool] {
+        &self.shared.loosened
     }
 
     /// Whether an answer that may be either is calls; `None` as long as it is not known.
@@ -416,13 +427,13 @@ fn first_opening(format: &Format) -> &'static Opening {
 
 /// The grammar of calls, each with its opening, that are all of an answer; `lark` is that of one
 /// without.
-fn only_calls(format: &Format, lark: &str, marks: &Marks<'_>, in_reasoning: bool) -> String {
+fn only_calls(trie: &TokenTrie, format: &Format, lark: &str, in_reasoning: bool) -> String {
     let first = first_opening(format);
     // An opening that is part of the call is contained in its grammar.
     let opening = if first.keep {
         "\"\"".to_owned()
     } else {
-        marks.lark(first.text)
+        lark_marker(trie.special(first.text), first.text)
     };
     let white = if in_reasoning { "WHITE " } else { "" };
     // What stands between two calls, besides white space.

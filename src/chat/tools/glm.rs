@@ -17,10 +17,10 @@ pub(super) const FORMAT: Format = Format {
     scan: |text| call::scan_until(text, CLOSE),
     read,
     written,
-    grammar: |tools, _| {
+    grammar: |tools, marks| {
         let open = |name: &str| format!("<arg_key>{name}</arg_key>\n<arg_value>");
         let before = |tool: &Tool| super::lark_text(&format!("{}\n", tool.name));
-        call::tagged_grammar(tools, before, open, "</arg_value>\n", CLOSE)
+        call::tagged_grammar(tools, marks, before, open, "</arg_value>\n", CLOSE)
     },
 };
 

@@ -17,12 +17,13 @@ pub(super) const FORMAT: Format = Format {
     scan: |text| call::scan_until(text, CLOSE),
     read,
     written: |block, tools| TAGS.calls(block, ["<invoke name=\"", "\">", "</invoke>"], tools),
-    grammar: |tools, _| {
+    grammar: |tools, marks| {
         let open = |name: &str| format!("<parameter name=\"{name}\">");
         let before =
             |tool: &Tool| super::lark_text(&format!("\n<invoke name=\"{}\">\n", tool.name));
         call::tagged_grammar(
             tools,
+            marks,
             before,
             open,
             "</parameter>\n",

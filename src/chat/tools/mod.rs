@@ -31,6 +31,8 @@ mod call;
 mod choice;
 mod command_r;
 mod deepseek;
+#[cfg(feature = "grammar")]
+mod enforce;
 mod functionary;
 mod gemma;
 mod generic;
@@ -45,12 +47,14 @@ mod minimax;
 mod mistral;
 mod phi4;
 mod qwen3_coder;
+mod values;
 mod written;
 
 use crate::chat::ChatError;
 #[cfg(feature = "grammar")]
 pub use choice::{ToolChoice, ToolMask};
 use serde_json::{Map, Value};
+use std::cell::RefCell;
 use written::Written;
 
 /// All formats. A template has the first one whose marks it contains; the last format has no marks.
@@ -142,13 +146,73 @@ enum Scan {
     Nothing,
 }
 
-/// Writes markers in grammars: as a special token if the vocabulary has it, otherwise as text.
-struct Marks<'a>(&'a dyn Fn(&str) -> Option<u32>);
+/// What the grammars of formats are written with.
+struct Marks<'a> {
+    /// The special token with a text.
+    special: &'a dyn Fn(&str) -> Option<u32>,
+    /// Regular expression, in Lark, of the texts in which a pattern of JSON Schema matches.
+    pattern: &'a dyn Fn(&str) -> Option<String>,
+    /// The same, of the texts of a format of JSON Schema.
+    format: &'a dyn Fn(&str) -> Option<String>,
+    /// What the grammars do not enforce.
+    loosened: RefCell<Vec<LoosenedTool>>,
+}
 
 impl Marks<'_> {
+    /// A marker: as a special token if the vocabulary has it, otherwise as text.
     fn lark(&self, text: &str) -> String {
-        self.0(text).map_or_else(|| lark_text(text), |id| format!("<[{id}]>"))
+        lark_marker((self.special)(text), text)
     }
+
+    /// Names what the grammar of tool number `index` does not enforce.
+    ///
+    /// # Errors
+    /// [`ChatError::Tool`] if the tool is strict.
+    fn loosen(
+        &self,
+        (index, tool): (usize, &Tool),
+        (path, keyword): (&str, &str),
+        message: &str,
+    ) -> Result<(), ChatError> {
+        if tool.strict {
+            let name = &tool.name;
+            let message = format!("{name:?}, parameters: {keyword:?} at {path:?} {message}");
+            return Err(ChatError::Tool { index, message });
+        }
+        let loosened = LoosenedTool {
+            index,
+            name: tool.name.clone(),
+            keyword: keyword.to_owned(),
+            path: path.to_owned(),
+            message: message.to_owned(),
+        };
+        let mut all = self.loosened.borrow_mut();
+        if !all.contains(&loosened) {
+            all.push(loosened);
+        }
+        Ok(())
+    }
+}
+
+/// Something in the parameters of a tool that is not enforced in its calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LoosenedTool {
+    /// Number of the tool.
+    pub index: usize,
+    /// Its name.
+    pub name: String,
+    /// The keyword; `schema` for all of them.
+    pub keyword: String,
+    /// Where the schema with the keyword is in the parameters, as a JSON pointer.
+    pub path: String,
+    /// Why it is not enforced.
+    pub message: String,
+}
+
+/// A marker in Lark, which is the special token `id` if the vocabulary has it.
+fn lark_marker(id: Option<u32>, text: &str) -> String {
+    id.map_or_else(|| lark_text(text), |id| format!("<[{id}]>"))
 }
 
 /// A text as a Lark string.
@@ -164,14 +228,17 @@ pub struct Tool {
     pub name: String,
     /// JSON Schema of its arguments, an object.
     pub parameters: Value,
+    /// Whether parameters that cannot be enforced are an error. If not, calls obey what can be.
+    pub strict: bool,
 }
 
 impl Tool {
-    /// Makes a tool.
+    /// Makes a tool that is not strict.
     pub fn new(name: impl Into<String>, parameters: Value) -> Self {
         Self {
             name: name.into(),
             parameters,
+            strict: false,
         }
     }
 
@@ -190,6 +257,7 @@ impl Tool {
             .ok_or_else(|| wrong(0, "the tools are not an array"))?;
         (tools.iter().enumerate())
             .map(|(i, tool)| {
+                let outer = tool;
                 let tool = tool.get("function").unwrap_or(tool);
                 let name = tool
                     .get("name")
@@ -204,7 +272,11 @@ impl Tool {
                     Some(parameters) if parameters.is_object() => parameters.clone(),
                     Some(_) => return Err(wrong(i, "its parameters are not a JSON Schema")),
                 };
-                Ok(Tool::new(name, parameters))
+                let strict = tool.get("strict").or(outer.get("strict"));
+                Ok(Tool {
+                    strict: strict.and_then(Value::as_bool).unwrap_or(false),
+                    ..Tool::new(name, parameters)
+                })
             })
             .collect()
     }

@@ -17,11 +17,12 @@ pub(super) const FORMAT: Format = Format {
     scan: |text| call::scan_until(text, CLOSE),
     read,
     written: |block, tools| TAGS.calls(block, ["<function=", ">", "</function>"], tools),
-    grammar: |tools, _| {
+    grammar: |tools, marks| {
         let open = |name: &str| format!("<parameter={name}>\n");
         let before = |tool: &Tool| super::lark_text(&format!("\n<function={}>\n", tool.name));
         call::tagged_grammar(
             tools,
+            marks,
             before,
             open,
             "\n</parameter>\n",

@@ -182,7 +182,7 @@ impl Tags {
                     rest = behind;
                 }
                 None => {
-                    if is_text(tools, name, key) {
+                    if call::is_text(tools, name, key) {
                         let value = Value::from(self.inner(certain(behind, close), false));
                         arguments += &begin;
                         // Without the quote that ends it.
@@ -214,13 +214,6 @@ impl Tags {
             _ => value,
         }
     }
-}
-
-/// Whether a parameter can only be a string.
-fn is_text(tools: &[Tool], function: &str, name: &str) -> bool {
-    let tool = tools.iter().find(|tool| tool.name == function);
-    let property = tool.and_then(|tool| tool.parameters.get("properties")?.get(name));
-    property.is_some_and(call::is_text)
 }
 
 /// What of `text` cannot be the beginning of `close`, nor of a line end before it.

@@ -350,7 +350,7 @@ impl Call {
         end["stop_type"] = match finish.reason {
             StopReason::EndOfGeneration => "eos",
             StopReason::StopString => "word",
-            StopReason::MaxTokens | StopReason::ContextFull => "limit",
+            StopReason::MaxTokens | StopReason::ContextFull | StopReason::MaskLimit => "limit",
             _ => "none",
         }
         .into();

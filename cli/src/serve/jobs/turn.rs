@@ -282,6 +282,7 @@ impl Turn {
             let (mask, parser, either) = match text {
                 Some(text) if may_call => {
                     let mask = ToolMask::with_text(trie, form, &tools, &choice, &prompt, text)?;
+                    format.ignore_in_tools(mask.loosened());
                     (boxed(&mask), parser.undecided(), Some(mask))
                 }
                 Some(text) => {
@@ -294,6 +295,7 @@ impl Turn {
                 None if tools.is_empty() => (None, parser, None),
                 None => {
                     let mask = ToolMask::new(trie, form, &tools, &choice, &prompt)?;
+                    format.ignore_in_tools(mask.loosened());
                     let parser = match choice.is_required() {
                         true => parser.calls(),
                         false => parser,
