@@ -27,8 +27,12 @@ pub(crate) struct Answer {
     /// Of chats: tells reasoning and calls from text.
     parser: Option<TurnParser>,
     n_calls: usize,
-    /// Ends behind the first call.
-    one_call: bool,
+    /// Ends behind so many calls, if there are any.
+    max_calls: usize,
+    /// Tokens of its reasoning.
+    n_reasoning: usize,
+    /// Tokens since the last addition.
+    n_pending: usize,
     is_over: bool,
     /// Records it at its end.
     recorder: Option<Recorder>,
@@ -46,7 +50,7 @@ impl Answer {
         n_prompt: usize,
         stream: Stream,
         parser: Option<TurnParser>,
-        one_call: bool,
+        max_calls: usize,
     ) -> Answer {
         Answer {
             index,
@@ -54,7 +58,9 @@ impl Answer {
             stream,
             parser,
             n_calls: 0,
-            one_call,
+            max_calls,
+            n_reasoning: 0,
+            n_pending: 0,
             is_over: false,
             recorder: None,
         }
@@ -102,16 +108,40 @@ impl Answer {
                 self.deltas(parts)
             }
         };
-        if self.one_call && self.n_calls > 0 && !self.is_over {
+        self.count(piece.is_some(), &deltas);
+        if self.has_all_calls() && !self.is_over {
             self.stream.cancel();
         }
         Some(Ok(Step { piece, deltas }))
     }
 
+    fn has_all_calls(&self) -> bool {
+        self.n_calls > 0 && self.n_calls >= self.max_calls
+    }
+
+    /// Counts a token for what it adds to; one that adds nothing yet, as a part of a marker, for what
+    /// comes next.
+    fn count(&mut self, is_token: bool, deltas: &[Delta]) {
+        self.n_pending += usize::from(is_token);
+        if let Some(first) = deltas.first() {
+            let n = std::mem::take(&mut self.n_pending);
+            self.n_reasoning += if matches!(first, Delta::Reasoning(_)) {
+                n
+            } else {
+                0
+            };
+        }
+    }
+
+    /// Tokens of its reasoning so far.
+    pub(crate) fn n_reasoning(&self) -> usize {
+        self.n_reasoning
+    }
+
     fn deltas(&mut self, parts: Vec<TurnPart>) -> Vec<Delta> {
         let mut deltas = Vec::new();
         for part in parts {
-            if self.one_call && self.n_calls > 0 {
+            if self.has_all_calls() {
                 break;
             }
             deltas.push(match part {
@@ -130,6 +160,11 @@ impl Answer {
     /// How it ended.
     pub(crate) fn finish(&self) -> Option<Finish> {
         self.stream.finish()
+    }
+
+    /// Whether a limit ended it.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.finish_reason() == "length"
     }
 
     /// Why it ended, in the OpenAI API's words.

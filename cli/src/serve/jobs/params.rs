@@ -219,7 +219,6 @@ fn without_effect(fields: &mut Fields) -> Result<(), ApiError> {
     // What SGLang's router adds to every request.
     for (name, value) in [
         ("no_stop_trim", false),
-        ("continue_final_message", false),
         ("return_hidden_states", false),
         ("skip_special_tokens", true),
         ("separate_reasoning", true),

@@ -127,7 +127,7 @@ impl Job {
                     let stream = self.start(request, tokens)?;
                     let recorder = self.recorder(tokens, answers.len());
                     answers.push(
-                        Answer::new(answers.len(), tokens.len(), stream, None, false)
+                        Answer::new(answers.len(), tokens.len(), stream, None, usize::MAX)
                             .recorded(recorder),
                     );
                 }
@@ -155,8 +155,8 @@ pub(crate) struct Turn {
     /// Whether the model may call tools. If not, nothing in the text is a call, whatever it looks
     /// like.
     may_call: bool,
-    /// Whether it ends behind the first call.
-    one_call: bool,
+    /// It ends behind so many calls.
+    max_calls: usize,
 }
 
 impl Turn {
@@ -171,7 +171,13 @@ impl Turn {
                 return Err(ApiError::field("top_logprobs", "logprobs has to be true"));
             }
         };
-        let one_call = !fields.take("parallel_tool_calls")?.unwrap_or(true);
+        let is_parallel = fields.take("parallel_tool_calls")?.unwrap_or(true);
+        let max_calls = fields.take("max_tool_calls")?.unwrap_or(usize::MAX);
+        let max_calls = if is_parallel {
+            max_calls
+        } else {
+            max_calls.min(1)
+        };
         let choice = fields
             .take::<Value>("tool_choice")?
             .map(|choice| ToolChoice::from_json(&choice));
@@ -180,7 +186,14 @@ impl Turn {
             .map_err(|error| ApiError::field("tool_choice", error))?;
         let conversation = app.conversation(fields)?;
         let tools = conversation.tools()?;
-        let choice = choice.unwrap_or(ToolChoice::Auto);
+        let choice = match (choice.unwrap_or(ToolChoice::Auto), max_calls) {
+            (ToolChoice::Auto | ToolChoice::None, 0) => ToolChoice::None,
+            (_, 0) => {
+                let message = "it is 0, and tool_choice requires a call";
+                return Err(ApiError::field("max_tool_calls", message));
+            }
+            (choice, _) => choice,
+        };
         let may_call = match choice {
             ToolChoice::None => false,
             ToolChoice::Auto => !tools.is_empty(),
@@ -205,7 +218,7 @@ impl Turn {
             tools,
             choice,
             may_call,
-            one_call,
+            max_calls,
         })
     }
 
@@ -236,7 +249,7 @@ impl Turn {
                 tools,
                 choice,
                 may_call,
-                one_call,
+                max_calls,
             } = self;
             let app = &job.app;
             let prompt = conversation.render(app)?;
@@ -263,7 +276,7 @@ impl Turn {
                     job.request(tokens.clone(), i, mask.clone())?.special(),
                     &tokens,
                 )?;
-                let answer = Answer::new(i, tokens.len(), stream, Some(parser.clone()), one_call);
+                let answer = Answer::new(i, tokens.len(), stream, Some(parser.clone()), max_calls);
                 answers.push(answer.recorded(job.recorder(&tokens, i)));
             }
             Ok((job, answers))
@@ -288,6 +301,8 @@ pub(crate) struct Conversation {
     tools: Option<Value>,
     kwargs: Map<String, Value>,
     add_generation_prompt: bool,
+    /// Whether the last message goes on.
+    continue_final_message: bool,
 }
 
 impl App {
@@ -296,6 +311,7 @@ impl App {
         if messages.is_empty() {
             return Err(ApiError::field("messages", "there are none"));
         }
+        let continue_final_message = fields.flag("continue_final_message")?;
         let mut kwargs = self.kwargs.clone();
         if let Some(effort) = fields.take::<String>("reasoning_effort")? {
             kwargs.insert("reasoning_effort".into(), effort.into());
@@ -313,7 +329,10 @@ impl App {
                 .collect::<Result<_, _>>()?,
             tools: fields.take("tools")?,
             kwargs,
-            add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
+            add_generation_prompt: fields
+                .take("add_generation_prompt")?
+                .unwrap_or(!continue_final_message),
+            continue_final_message,
         })
     }
 }
@@ -340,8 +359,29 @@ impl Conversation {
             eos_token: app.eos.clone(),
             ..ruvllm::chat::ChatInputs::new(&[])
         };
-        Ok(app.template.render(&inputs).map_err(ruvllm::Error::from)?)
+        let mut prompt = app.template.render(&inputs).map_err(ruvllm::Error::from)?;
+        if self.continue_final_message {
+            let last = self
+                .messages
+                .last()
+                .and_then(|last| last["content"].as_str());
+            let end = last.and_then(|last| end_of(&prompt, last)).ok_or_else(|| {
+                let message = "the template does not show the last message as it is";
+                ApiError::field("continue_final_message", message)
+            })?;
+            prompt.truncate(end);
+        }
+        Ok(prompt)
     }
+}
+
+/// The end of a message's text in a prompt. A template may have left out the white space around it.
+fn end_of(prompt: &str, text: &str) -> Option<usize> {
+    let text = text.trim_start();
+    let trimmed = text.trim_end();
+    let begin = prompt.rfind(trimmed)?;
+    let is_whole = prompt[begin..].starts_with(text);
+    Some(begin + if is_whole { text.len() } else { trimmed.len() })
 }
 
 /// A message as templates expect it: text that came in parts in one, arguments of calls as objects.
