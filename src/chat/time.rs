@@ -1,6 +1,7 @@
 //! Time of day and calendar for `strftime_now`.
 
 use crate::chat::ChatError;
+use std::fmt;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -68,6 +69,13 @@ fn civil_from_days(days: i64) -> (i64, u32, u32) {
         month as u32,
         day as u32,
     )
+}
+
+/// ISO 8601 to the second.
+impl fmt::Display for LocalTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.strftime("%Y-%m-%dT%H:%M:%S"))
+    }
 }
 
 impl LocalTime {

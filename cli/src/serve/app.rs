@@ -14,8 +14,8 @@ use crate::flags::template::{TRANSCRIPT, TRANSCRIPT_STOP, bos_text, eos_text};
 use crate::flags::{adapter_failure, no_tokenizer};
 use crate::io::{Failure, measured, note, read_regular, unix_time};
 use axum::http::HeaderValue;
-use ruvllm::chat::ChatTemplate;
 use ruvllm::chat::tools::ToolFormat;
+use ruvllm::chat::{ChatTemplate, LocalTime};
 use ruvllm::decode::Speculation;
 use ruvllm::engine::{CacheMode, Engine, PrefixOptions, Reuse};
 use ruvllm::grammar::TokenTrie;
@@ -49,6 +49,8 @@ pub(super) struct App {
     pub(super) name: String,
     pub(super) path: String,
     pub(super) created: u64,
+    /// The same in ISO 8601.
+    pub(super) created_at: String,
     pub(super) n_ctx: usize,
     pub(super) n_parallel: usize,
     pub(super) max_requests: usize,
@@ -272,6 +274,7 @@ impl App {
             name: purpose.alias.unwrap_or(file_name),
             path: args.model.label(),
             created: unix_time(),
+            created_at: format!("{}Z", LocalTime::now_utc()),
             n_ctx,
             n_parallel: schedule.n_parallel,
             max_requests: schedule.max_requests,

@@ -4,7 +4,7 @@ use super::app::{App, Purpose, Shared};
 use super::args::AppArgs;
 use super::http::budget::Budget;
 use super::http::error::ApiError;
-use super::http::{cors, ignored, page};
+use super::http::{cors, dialect, ignored, page};
 use super::observe::log;
 use super::{api, auth};
 use crate::io::Failure;
@@ -53,7 +53,8 @@ pub(super) fn router(shared: Shared) -> Router {
         .merge(page::routes())
         .method_not_allowed_fallback(not_allowed)
         .merge(protected);
-    all.layer(from_fn_with_state(shared.strict, ignored::allow))
+    all.layer(from_fn(dialect::translate))
+        .layer(from_fn_with_state(shared.strict, ignored::allow))
         .layer(from_fn_with_state(shared.origins.clone(), cors::allow))
         .layer(from_fn(log::name_and_log))
         .with_state(shared)

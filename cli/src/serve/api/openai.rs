@@ -1,4 +1,4 @@
-//! The OpenAI API: `/v1/chat/completions`, `/v1/completions`, `/v1/models`.
+//! The OpenAI API: `/v1/chat/completions`, `/v1/completions`.
 
 use crate::io::unix_time;
 use crate::serve::api::body::Body;
@@ -14,8 +14,7 @@ use crate::serve::jobs::answer::{
 use crate::serve::jobs::params::{Format, Params};
 use crate::serve::jobs::turn::{Job, Turn, top_logprobs};
 use axum::Extension;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use futures_util::future::try_join_all;
@@ -27,48 +26,6 @@ use std::sync::Arc;
 
 /// Most prompts of a request.
 const MAX_PROMPTS: usize = 64;
-
-/// The model under one of its names.
-fn model_json(app: &App, id: String) -> Value {
-    json!({
-        "id": id, "object": "model", "created": app.created, "owned_by": "ruvllm",
-        "meta": {
-            "n_ctx_train": app.model.hparams().n_ctx_train, "n_vocab": app.tokenizer.n_vocab(),
-            "n_embd": app.model.hparams().n_embd, "n_params": app.model.n_params(),
-        },
-    })
-}
-
-pub(super) async fn models(State(shared): State<Shared>) -> Result<Response, ApiError> {
-    let app = shared.app()?;
-    let models = app
-        .names()
-        .map(|id| model_json(&app, id))
-        .collect::<Vec<_>>();
-    Ok(json_response(
-        StatusCode::OK,
-        &json!({"object": "list", "data": models}),
-    ))
-}
-
-pub(super) async fn model(
-    State(shared): State<Shared>,
-    name: Result<Path<String>, PathRejection>,
-) -> Result<Response, ApiError> {
-    let app = shared.app()?;
-    let Path(name) = name.map_err(|error| ApiError::wrong(error.to_string()))?;
-    match app.names().find(|id| *id == name) {
-        Some(id) => Ok(json_response(StatusCode::OK, &model_json(&app, id))),
-        None => {
-            let message = format!("no model is called {name:?} here; /v1/models lists them");
-            Err(ApiError::new(
-                StatusCode::NOT_FOUND,
-                "not_found_error",
-                message,
-            ))
-        }
-    }
-}
 
 /// What answers to a request have in common.
 struct Call {

@@ -82,14 +82,14 @@ pub(crate) struct Fields {
     left: Map<String, Value>,
     /// What comes before their names: `reasoning.` in an object of that name.
     prefix: String,
-    /// Takes the names of fields that the server does not know; `None`, such a field is an error.
-    ignored: Option<Ignored>,
+    /// Takes the names of fields without an effect.
+    ignored: Ignored,
 }
 
 impl Fields {
     /// The fields of an object. Those that the server does not know are told to `ignored`, or
-    /// refused if there is none.
-    pub(crate) fn parse(body: &[u8], ignored: Option<Ignored>) -> Result<Fields, ApiError> {
+    /// refused if it is strict.
+    pub(crate) fn parse(body: &[u8], ignored: Ignored) -> Result<Fields, ApiError> {
         match serde_json::from_slice(body) {
             Ok(Value::Object(left)) => Ok(Fields {
                 left,
@@ -158,6 +158,21 @@ impl Fields {
         }
     }
 
+    /// What takes the names of parts without an effect.
+    pub(crate) fn ignored(&self) -> &Ignored {
+        &self.ignored
+    }
+
+    /// Fields that are known, and have no effect here: their names are told.
+    pub(crate) fn without_effect(&mut self, names: &[&str]) {
+        for name in names {
+            let value = self.left.shift_remove(*name).unwrap_or_default();
+            if !value.is_null() && !is_nothing(&value, None) {
+                self.ignored.add(&format!("{}{name}", self.prefix));
+            }
+        }
+    }
+
     /// Fields that change nothing here.
     pub(crate) fn ignore(&mut self, names: &[&str]) {
         names
@@ -199,17 +214,12 @@ impl Fields {
                 None => names.push(named(name)),
             }
         }
-        let mut names = names.into_iter();
-        match ignored {
-            Some(ignored) => names.for_each(|name| ignored.add(&name)),
-            None => {
-                if let Some(name) = names.next() {
-                    return Err(ApiError::field(
-                        &name,
-                        "this server does not know the field",
-                    ));
-                }
+        for name in names {
+            if ignored.is_strict() {
+                let message = "this server does not know the field";
+                return Err(ApiError::field(&name, message));
             }
+            ignored.add(&name);
         }
         Ok(())
     }
@@ -269,9 +279,12 @@ mod tests {
                 .ends_with("0 or more")
         );
         let only = |found: Value, value: Value| {
-            Fields::parse(json!({"a": found}).to_string().as_bytes(), None)
-                .unwrap()
-                .only("a", value)
+            Fields::parse(
+                json!({"a": found}).to_string().as_bytes(),
+                Ignored::strict(),
+            )
+            .unwrap()
+            .only("a", value)
         };
         assert!(only(json!(1), json!(1.0)).is_ok() && only(json!(null), json!(1)).is_ok());
         assert!(
@@ -291,18 +304,28 @@ mod tests {
             inner.finish()?;
             fields.finish()
         };
-        let error = read(fields(None)).unwrap_err().json();
+        let error = read(fields(Ignored::strict())).unwrap_err().json();
         assert_eq!(error["error"]["param"], "c.f");
         let ignored = Ignored::default();
-        read(fields(Some(ignored.clone()))).unwrap();
+        read(fields(ignored.clone())).unwrap();
         assert_eq!(ignored.list(), "c.f, b");
         let body = |value: Value| json!({"guided_regex": value}).to_string();
         let finish = |value: Value| {
-            Fields::parse(body(value).as_bytes(), Some(Ignored::default()))
+            Fields::parse(body(value).as_bytes(), Ignored::default())
                 .unwrap()
                 .finish()
         };
         assert!(finish(json!("a+")).is_err(), "it would change the answer");
         assert!(finish(json!("")).is_ok() && finish(json!(null)).is_ok());
+        // What an API knows is taken even then.
+        let strict = Ignored::strict();
+        let body = json!({"a": 1, "b": false, "c": null, "d": {"e": 1}});
+        let mut fields = Fields::parse(body.to_string().as_bytes(), strict.clone()).unwrap();
+        let mut inner = fields.object("d").unwrap().unwrap();
+        inner.without_effect(&["e"]);
+        inner.finish().unwrap();
+        fields.without_effect(&["a", "b", "c"]);
+        fields.finish().unwrap();
+        assert_eq!(strict.list(), "d.e, a");
     }
 }

@@ -37,6 +37,10 @@ pub(crate) struct Answer {
     echo: Echo,
     /// Tokens of it so far.
     pub(crate) n_generated: usize,
+    /// Tokens of its reasoning.
+    n_reasoning: usize,
+    /// Tokens since the last addition.
+    n_pending: usize,
     is_over: bool,
     /// Records it at its end.
     recorder: Option<Recorder>,
@@ -55,19 +59,19 @@ pub(crate) struct Reader {
     /// As long as it is not known whether the answer is calls or a text of some form: what the
     /// tokens so far allow.
     either: Option<ToolMask>,
-    /// Whether it ends behind the first call.
-    one_call: bool,
+    /// It ends behind so many calls, if there are any.
+    max_calls: usize,
     /// Calls that have begun, and those that are whole.
     n_begun: usize,
     n_whole: usize,
 }
 
 impl Reader {
-    pub(crate) fn new(parser: TurnParser, either: Option<ToolMask>, one_call: bool) -> Reader {
+    pub(crate) fn new(parser: TurnParser, either: Option<ToolMask>, max_calls: usize) -> Reader {
         Reader {
             parser,
             either,
-            one_call,
+            max_calls,
             n_begun: 0,
             n_whole: 0,
         }
@@ -75,7 +79,7 @@ impl Reader {
 
     /// Whether nothing may follow.
     fn is_done(&self) -> bool {
-        self.one_call && self.n_whole > 0
+        self.n_whole > 0 && self.n_whole >= self.max_calls
     }
 
     /// What a piece adds.
@@ -158,6 +162,8 @@ impl Answer {
             reader,
             echo,
             n_generated: 0,
+            n_reasoning: 0,
+            n_pending: 0,
             is_over: false,
             recorder: None,
         }
@@ -216,15 +222,40 @@ impl Answer {
             (Some(reader), Some(piece)) => reader.push(piece),
             (Some(reader), None) => reader.end(is_cut),
         };
+        self.count(piece.is_some(), &deltas);
         if !self.is_over && self.reader.as_ref().is_some_and(Reader::is_done) {
             self.stream.cancel();
         }
         Some(Ok(Step { piece, deltas }))
     }
 
+    /// Counts a token for what it adds to; one that adds nothing yet, as a part of a marker, for what
+    /// comes next.
+    fn count(&mut self, is_token: bool, deltas: &[Delta]) {
+        self.n_pending += usize::from(is_token);
+        if let Some(first) = deltas.first() {
+            let n = std::mem::take(&mut self.n_pending);
+            self.n_reasoning += if matches!(first, Delta::Reasoning(_)) {
+                n
+            } else {
+                0
+            };
+        }
+    }
+
+    /// Tokens of its reasoning so far.
+    pub(crate) fn n_reasoning(&self) -> usize {
+        self.n_reasoning
+    }
+
     /// How it ended.
     pub(crate) fn finish(&self) -> Option<Finish> {
         self.stream.finish()
+    }
+
+    /// Whether a limit ended it.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.finish_reason() == "length"
     }
 
     /// Why it ended, in the OpenAI API's words.

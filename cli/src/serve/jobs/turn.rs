@@ -194,8 +194,8 @@ pub(crate) struct Turn {
     /// The tools that the model may call. If there are none, nothing in the text is a call,
     /// whatever it looks like.
     callable: Vec<Tool>,
-    /// Whether it ends behind the first call.
-    one_call: bool,
+    /// It ends behind so many calls.
+    max_calls: usize,
 }
 
 impl Turn {
@@ -210,7 +210,13 @@ impl Turn {
                 return Err(ApiError::field("top_logprobs", "logprobs has to be true"));
             }
         };
-        let one_call = !fields.take("parallel_tool_calls")?.unwrap_or(true);
+        let is_parallel = fields.take("parallel_tool_calls")?.unwrap_or(true);
+        let max_calls = fields.take("max_tool_calls")?.unwrap_or(usize::MAX);
+        let max_calls = if is_parallel {
+            max_calls
+        } else {
+            max_calls.min(1)
+        };
         let choice = fields
             .take::<Value>("tool_choice")?
             .map(|choice| ToolChoice::from_json(&choice));
@@ -219,7 +225,14 @@ impl Turn {
             .map_err(|error| ApiError::field("tool_choice", error))?;
         let conversation = app.conversation(fields)?;
         let tools = conversation.tools()?;
-        let choice = choice.unwrap_or(ToolChoice::Auto);
+        let choice = match (choice.unwrap_or(ToolChoice::Auto), max_calls) {
+            (choice, 0) if choice.is_required() => {
+                let message = "it is 0, and tool_choice requires a call";
+                return Err(ApiError::field("max_tool_calls", message));
+            }
+            (_, 0) => ToolChoice::None,
+            (choice, _) => choice,
+        };
         let callable = choice
             .allowed(&tools)
             .map_err(|error| ApiError::field("tool_choice", error))?;
@@ -236,7 +249,7 @@ impl Turn {
             tools,
             choice,
             callable,
-            one_call,
+            max_calls,
         })
     }
 
@@ -267,7 +280,7 @@ impl Turn {
                 tools,
                 choice,
                 callable,
-                one_call,
+                max_calls,
             } = self;
             let app = &job.app;
             let prompt = conversation.render(app)?;
@@ -303,7 +316,7 @@ impl Turn {
                     (boxed(&mask), parser, None)
                 }
             };
-            let reader = Reader::new(parser, either, one_call);
+            let reader = Reader::new(parser, either, max_calls);
             let tokens = app.tokenizer.encode_prompt(&prompt);
             let mut answers = Vec::new();
             for i in 0..job.params.n {
@@ -435,10 +448,8 @@ impl Conversation {
         let mut prompt = app.template.render(&inputs).map_err(ruvllm::Error::from)?;
         if self.continue_final_message {
             let end = prompt.rfind(GOES_ON).ok_or_else(|| {
-                ApiError::field(
-                    "continue_final_message",
-                    "the template does not show the last message",
-                )
+                let message = "the template does not show the last message";
+                ApiError::field("continue_final_message", message)
             })?;
             prompt.truncate(end);
         }
