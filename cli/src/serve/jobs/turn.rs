@@ -8,6 +8,7 @@ use crate::serve::ids::Caller;
 use crate::serve::jobs::answer::Answer;
 use crate::serve::jobs::params::{ChosenAdapter, Format, Params, mask};
 use crate::serve::jobs::recorder::Recorder;
+use crate::serve::observe::log::CHAT;
 use ruvllm::chat::tools::{Tool, ToolChoice, ToolMask, TurnParser};
 use ruvllm::sample::TokenMask;
 use ruvllm::scheduler::{Request, Stream};
@@ -326,7 +327,7 @@ impl Conversation {
             .unwrap_or_default())
     }
 
-    /// The prompt; at most ten seconds.
+    /// The prompt; at most ten seconds. What had to be changed of the conversation is logged.
     pub(crate) fn render(&self, app: &App) -> Result<String, ApiError> {
         let inputs = ruvllm::chat::ChatInputs {
             messages: self.messages.clone().into(),
@@ -340,11 +341,15 @@ impl Conversation {
             eos_token: app.eos.clone(),
             ..ruvllm::chat::ChatInputs::new(&[])
         };
-        Ok(app.template.render(&inputs).map_err(ruvllm::Error::from)?)
+        let rendered = app.template.render(&inputs)?;
+        for adjustment in rendered.adjusted {
+            tracing::warn!(target: CHAT, "the conversation was changed: {adjustment}");
+        }
+        Ok(rendered.text)
     }
 }
 
-/// A message as templates expect it: text that came in parts in one, arguments of calls as objects.
+/// A message as templates expect it: text that came in parts in one.
 fn message_for_template(
     i: usize,
     mut message: Value,
@@ -381,23 +386,6 @@ fn message_for_template(
         }
         None | Some(Value::Null) => drop(fields.insert("content".into(), "".into())),
         Some(_) => return Err(wrong("its content is neither text nor parts")),
-    }
-    for call in fields
-        .get_mut("tool_calls")
-        .and_then(Value::as_array_mut)
-        .into_iter()
-        .flatten()
-    {
-        let arguments = call
-            .get_mut("function")
-            .and_then(|function| function.get_mut("arguments"));
-        if let Some(arguments) = arguments
-            && let Some(object) = arguments
-                .as_str()
-                .and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
-        {
-            *arguments = object.into();
-        }
     }
     Ok(message)
 }
