@@ -18,6 +18,8 @@ mod hostile;
 mod load;
 #[path = "serve/overhead.rs"]
 mod overhead;
+#[path = "serve/templates.rs"]
+mod templates;
 #[path = "serve/tiny.rs"]
 mod tiny;
 #[path = "serve/vectors.rs"]

@@ -12,7 +12,7 @@ use std::fmt;
 /// Between texts that become one.
 const BETWEEN: &str = "\n\n";
 /// Length of the ids of calls that Mistral's templates take, letters and digits.
-pub(super) const SHORT_ID: usize = 9;
+const SHORT_ID: usize = 9;
 /// Names under which templates read the reasoning of earlier answers.
 const REASONING: [&str; 4] = ["reasoning_content", "reasoning", "thinking", "thought"];
 

@@ -156,6 +156,13 @@ fn text_and_reasoning_around_calls() {
             "command-r" => ("<|START_THINKING|>", "<|END_THINKING|>"),
             "gemma4" => ("<|channel>thought\n", "<channel|>"),
             "function-gemma" => ("", ""),
+            "seed-oss" => ("<seed:think>", "</seed:think>"),
+            "kimi-k3" => ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+            "apertus" => ("<|inner_prefix|>", "<|inner_suffix|>"),
+            "hy3" => ("<think:opensource>", "</think:opensource>"),
+            "minimax-m3" => ("<mm:think>", "</mm:think>"),
+            "solar-open" => ("<|think|>", "<|end|>"),
+            "apriel" => ("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
             _ => ("<think>", "</think>"),
         };
         let call = format!("{open}{rest}");

@@ -10,7 +10,6 @@ impl Listed for V3 {
     const LIST: List = List {
         name: "gigachat3",
         marks: &["<|role_sep|>", "function call"],
-        hidden: &["<|message_sep|>"],
         open: "<|message_sep|>\n\nfunction call<|role_sep|>\n",
         is_array: false,
         ..List::COMMON

@@ -27,22 +27,25 @@ pub(super) const FORMAT: Format = Format {
             let begin = format!("{MARK}<invoke name=\"{}\">", tool.name);
             let mut body = mark(&begin);
             let parameters = tool.parameters.get("properties").and_then(Value::as_object);
-            for (k, name) in parameters
-                .into_iter()
-                .flatten()
-                .map(|(name, _)| name)
-                .enumerate()
-            {
+            for (k, (name, schema)) in parameters.into_iter().flatten().enumerate() {
                 let required = tool.parameters.get("required").and_then(Value::as_array);
                 let is_required = required.is_some_and(|names| names.iter().any(|n| n == name));
                 let optional = if is_required { "" } else { "?" };
                 body += &format!(" argument{i}_{k}{optional}");
+                let open = mark(&format!("{MARK}<{name}>"));
                 let close = format!("{MARK}</{name}>");
-                rules += &format!(
-                    "argument{i}_{k}: {} value{i}_{k}\nvalue{i}_{k}[suffix={}]: /(?s:.*)/\n",
-                    mark(&format!("{MARK}<{name}>")),
-                    lark_text(&close)
-                );
+                let kind = schema.get("type").and_then(Value::as_str);
+                // Elements in elements are free up to the end of the outermost.
+                rules += &match kind {
+                    Some("integer" | "number" | "boolean") => format!(
+                        "argument{i}_{k}: {open} json{i}_{k} {}\njson{i}_{k}: %json {schema}\n",
+                        mark(&close)
+                    ),
+                    _ => format!(
+                        "argument{i}_{k}: {open} text{i}_{k}\ntext{i}_{k}[suffix={}]: /(?s:.*)/\n",
+                        lark_text(&close)
+                    ),
+                };
             }
             rules += &format!(
                 "call{i}: {body} {} \"\\n\"\n",

@@ -60,14 +60,17 @@ mod muse_glimmer;
 mod nemotron_v2;
 mod phi4;
 mod qwen3_coder;
+#[cfg(feature = "grammar")]
+mod reasoning;
 mod seed_oss;
 mod solar_open;
 mod tagged;
 
 use crate::chat::ChatError;
-use crate::chat::conversation::SHORT_ID;
 #[cfg(feature = "grammar")]
 pub use choice::{ToolChoice, ToolMask};
+#[cfg(feature = "grammar")]
+pub use reasoning::AfterReasoning;
 use serde_json::{Map, Value};
 
 /// All formats. A template has the first one whose marks it contains; the last format has no marks.
@@ -338,11 +341,6 @@ impl ToolFormat {
             Scan::Calls(len) => Some(&text[at..begin + len]),
             _ => None,
         }
-    }
-
-    /// Number of letters and digits that the ids of calls must have, if not any will do.
-    pub fn id_len(&self) -> Option<usize> {
-        self.name().starts_with("mistral").then_some(SHORT_ID)
     }
 }
 

@@ -193,9 +193,7 @@ pub(crate) fn timings(finish: &Finish) -> Value {
 
 /// The name of a call: the model's own, if it gave one.
 pub(crate) fn call_id(call: &ToolCall) -> String {
-    call.id
-        .clone()
-        .unwrap_or_else(|| crate::serve::ids::new_id("call_"))
+    call.id.clone().unwrap_or_else(crate::serve::ids::short_id)
 }
 
 /// A token as lists of log-probabilities tell it.

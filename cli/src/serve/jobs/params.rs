@@ -448,11 +448,6 @@ impl Format {
     pub(crate) fn is_text(&self) -> bool {
         self.0.is_none()
     }
-
-    /// Whether it is JSON that a schema describes.
-    pub(super) fn is_json(&self) -> bool {
-        matches!(self.0, Some((_, Syntax::JsonSchema, _)))
-    }
 }
 
 /// A format in the words of chat completions: elsewhere a schema lies beside its type, there in an

@@ -9,7 +9,7 @@ use crate::serve::jobs::answer::Answer;
 use crate::serve::jobs::params::{ChosenAdapter, Format, Params, mask};
 use crate::serve::jobs::recorder::Recorder;
 use crate::serve::observe::log::CHAT;
-use ruvllm::chat::tools::{Tool, ToolChoice, ToolMask, TurnParser};
+use ruvllm::chat::tools::{AfterReasoning, Tool, ToolChoice, ToolMask, TurnParser};
 use ruvllm::sample::TokenMask;
 use ruvllm::scheduler::{Request, Stream};
 use serde_json::{Map, Value, json};
@@ -241,6 +241,7 @@ impl Turn {
             } = self;
             let app = &job.app;
             let prompt = conversation.render(app)?;
+            let tokens = app.tokenizer.encode_prompt(&prompt);
             let grammar = if may_call { None } else { mask(app, &format)? };
             let is_free = grammar.is_none();
             let mask = match grammar {
@@ -248,15 +249,16 @@ impl Turn {
                     let mask = ToolMask::new(&app.trie, app.tool_format, &tools, &choice, &prompt)?;
                     Some(Box::new(mask) as Box<dyn TokenMask>)
                 }
-                grammar => grammar,
+                // Half of the tokens are left for what the grammar describes.
+                grammar => grammar.map(|mask| {
+                    let room = app.n_ctx.saturating_sub(tokens.len());
+                    let most = job.params.max_tokens.unwrap_or(room).min(room) / 2;
+                    AfterReasoning::wrap(mask, &app.trie, app.tool_format, &prompt, most)
+                }),
             };
-            // JSON that a schema describes begins at once, so that nothing of it is reasoning that
-            // the prompt began.
-            let begun = if format.is_json() { "" } else { &prompt };
-            let parser =
-                TurnParser::new(app.tool_format, if may_call { &tools } else { &[] }, begun);
+            let callable = if may_call { &tools[..] } else { &[] };
+            let parser = TurnParser::new(app.tool_format, callable, &prompt);
             let parser = if is_free { parser } else { parser.verbatim() };
-            let tokens = app.tokenizer.encode_prompt(&prompt);
             let mut answers = Vec::new();
             for i in 0..job.params.n {
                 // What tells text from calls may be special tokens.
