@@ -26,6 +26,8 @@ mod overhead;
 mod responses;
 #[path = "serve/strictness.rs"]
 mod strictness;
+#[path = "serve/templates.rs"]
+mod templates;
 #[path = "serve/tiny.rs"]
 mod tiny;
 #[path = "serve/tools.rs"]

@@ -209,6 +209,12 @@ impl LocalTime {
     }
 }
 
+impl std::fmt::Display for LocalTime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.strftime("%Y-%m-%dT%H:%M:%S.%f"))
+    }
+}
+
 impl FromStr for LocalTime {
     type Err = ChatError;
 
@@ -289,6 +295,12 @@ mod tests {
             assert_eq!(days_from_civil(y, m, d), days);
         }
         assert_eq!(days_from_civil(2000, 2, 29), 11_016);
+    }
+
+    #[test]
+    fn a_time_is_read_as_it_is_written() {
+        let time: LocalTime = "2025-01-05T09:05:07.25".parse().unwrap();
+        assert_eq!(time.to_string().parse(), Ok(time));
     }
 
     /// Results of CPython's `datetime.strftime` on glibc.

@@ -3,6 +3,7 @@
 use super::http::cors::origin;
 use super::observe::audit_log::AuditLogArgs;
 use super::observe::log::LogArgs;
+use crate::flags::template::TemplateArgs;
 use crate::flags::{
     ModelArgs, ResidenceArgs, SamplingArgs, SessionArgs, SonaArgs, SpeculationArgs,
 };
@@ -34,14 +35,8 @@ pub(crate) struct AppArgs {
     /// it, where its vector is wanted; a request may say otherwise (`truncate`)
     #[arg(long)]
     pub(super) embd_truncate: bool,
-    /// Jinja file to use instead of the model's chat template
-    #[arg(
-        long,
-        value_name = "FILE",
-        alias = "template",
-        env = "LLAMA_ARG_CHAT_TEMPLATE_FILE"
-    )]
-    pub(super) chat_template_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) template: TemplateArgs,
     /// What the template is told besides the conversation, as in {"enable_thinking": false};
     /// requests may say otherwise
     #[arg(long, value_name = "JSON", env = "LLAMA_ARG_CHAT_TEMPLATE_KWARGS", value_parser = json_object)]

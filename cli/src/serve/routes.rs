@@ -26,6 +26,7 @@ pub(crate) fn local(args: &AppArgs) -> Result<Router, Failure> {
         max_itl: None,
         watchdog: Duration::MAX,
         audit_log: None,
+        isolates_templates: true,
     };
     let app = Arc::new(Arc::new(App::open(args, purpose)?).into());
     Ok(router(Shared {

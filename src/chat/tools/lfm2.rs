@@ -2,7 +2,7 @@
 
 use crate::chat::tools::call::{self, Reader};
 use crate::chat::tools::values::Schemas;
-use crate::chat::tools::{Format, Opening, Tool, ToolCall, lark_text};
+use crate::chat::tools::{Format, Opening, Tool, ToolCall, lark_text, written};
 use serde_json::{Map, Value};
 
 const CLOSE: &str = "<|tool_call_end|>";
@@ -16,8 +16,7 @@ pub(super) const FORMAT: Format = Format {
     close: CLOSE,
     scan: |text| call::scan_until(text, CLOSE),
     read,
-    // Python is no JSON.
-    written: |_, _| Vec::new(),
+    written: written::at_the_end,
     grammar: |tools, marks| {
         let close = marks.lark(CLOSE);
         // Values are JSON, which is Python, too, except for three words.

@@ -26,33 +26,55 @@
 //!
 //! A format is a file with one `Format`, and one line in `FORMATS`.
 
+mod apertus;
+mod apriel;
 mod call;
 #[cfg(feature = "grammar")]
 mod choice;
 mod command_r;
+mod command_r_plus;
 mod deepseek;
+mod dsml;
 #[cfg(feature = "grammar")]
 mod enforce;
+mod firefunction;
 mod functionary;
 mod gemma;
 mod generic;
+mod gigachat;
 mod glm;
 mod granite;
 mod harmony;
 mod hermes;
+mod hy3;
 mod kimi;
+mod kimi_k3;
 mod lfm2;
+mod lfm25;
+mod listed;
 mod llama3;
+mod minicpm5;
 mod minimax;
+mod minimax_m1;
+mod minimax_m3;
 mod mistral;
+mod muse_glimmer;
+mod nemotron_v2;
 mod phi4;
 mod qwen3_coder;
+#[cfg(feature = "grammar")]
+mod reasoning;
+mod seed_oss;
+mod solar_open;
+mod tagged;
 mod values;
 mod written;
 
 use crate::chat::ChatError;
 #[cfg(feature = "grammar")]
 pub use choice::{ToolChoice, ToolMask};
+#[cfg(feature = "grammar")]
+pub use reasoning::AfterReasoning;
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 use written::Written;
@@ -64,10 +86,27 @@ const FORMATS: &[&Format] = &[
     &gemma::FUNCTION_GEMMA,
     &deepseek::V3,
     &deepseek::V3_1,
+    &tagged::format::<dsml::V3_2>(),
+    &tagged::format::<dsml::V4>(),
     &kimi::FORMAT,
+    &tagged::format::<kimi_k3::KimiK3>(),
     &minimax::FORMAT,
+    &minimax_m3::FORMAT,
     &command_r::FORMAT,
     &lfm2::FORMAT,
+    &lfm25::FORMAT,
+    &muse_glimmer::FORMAT,
+    &solar_open::FORMAT,
+    &tagged::format::<seed_oss::SeedOss>(),
+    &tagged::format::<hy3::Hy3>(),
+    &tagged::format::<minicpm5::MiniCpm5>(),
+    &listed::format::<apertus::Apertus>(),
+    &listed::format::<apriel::Apriel>(),
+    &listed::format::<minimax_m1::MiniMaxM1>(),
+    &listed::format::<nemotron_v2::NemotronV2>(),
+    &listed::format::<gigachat::V3_1>(),
+    &listed::format::<gigachat::V3>(),
+    &listed::format::<firefunction::Firefunction>(),
     &glm::FORMAT,
     &qwen3_coder::FORMAT,
     &functionary::V3_1,
@@ -76,6 +115,7 @@ const FORMATS: &[&Format] = &[
     &mistral::V3,
     &phi4::FORMAT,
     &granite::FORMAT,
+    &listed::format::<command_r_plus::CommandRPlus>(),
     &hermes::FORMAT,
     &llama3::FORMAT,
     &generic::FORMAT,
@@ -372,6 +412,22 @@ impl ToolFormat {
     /// Its name.
     pub fn name(&self) -> &'static str {
         self.0.name
+    }
+
+    /// The first call in a text, with its marks.
+    pub(super) fn call_in<'a>(&self, text: &'a str) -> Option<&'a str> {
+        let found = |opening: &'static Opening| Some((text.find(opening.text)?, opening));
+        let openings = self.0.openings.iter().filter_map(found);
+        let (at, opening) = openings.min_by_key(|(at, _)| *at)?;
+        let begin = if opening.keep {
+            at
+        } else {
+            at + opening.text.len()
+        };
+        match (self.0.scan)(&text[begin..]) {
+            Scan::Calls(len) => Some(&text[at..begin + len]),
+            _ => None,
+        }
     }
 }
 

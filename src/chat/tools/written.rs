@@ -31,6 +31,11 @@ impl Written {
     }
 }
 
+/// Nothing: for calls in a notation of their own, which are told at their end.
+pub(super) fn at_the_end(_: &str, _: &[Tool]) -> Vec<Written> {
+    Vec::new()
+}
+
 /// Calls in JSON, as [`call::read_json`] reads them: an object, an array of them, or one in an
 /// object.
 pub(super) fn in_json(block: &str, _: &[Tool]) -> Vec<Written> {

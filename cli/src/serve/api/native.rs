@@ -45,7 +45,7 @@ pub(super) async fn props(State(shared): State<Shared>) -> Result<Response, ApiE
         "total_slots": app.n_parallel,
         "model_alias": app.name,
         "model_path": app.path,
-        "chat_template": app.model.chat_template(),
+        "chat_template": app.template.source(), "is_base_model": app.is_transcript,
         "bos_token": app.bos,
         "eos_token": app.eos,
         "modalities": {"vision": false, "audio": false},

@@ -344,7 +344,7 @@ pub(crate) fn timings(finish: &Finish) -> Value {
 
 /// The name of a call: the model's own, if it gave one.
 fn call_id(id: Option<String>) -> String {
-    id.unwrap_or_else(|| crate::serve::ids::new_id("call_"))
+    id.unwrap_or_else(crate::serve::ids::short_id)
 }
 
 /// A token as lists of log-probabilities tell it: what is no text in bytes, so that no two tokens

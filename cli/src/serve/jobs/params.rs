@@ -508,11 +508,6 @@ impl Format {
     pub(crate) fn is_text(&self) -> bool {
         self.wanted.is_none()
     }
-
-    /// Whether it is JSON that a schema describes.
-    pub(super) fn is_json(&self) -> bool {
-        matches!(self.wanted, Some((_, Wanted::Schema { .. })))
-    }
 }
 
 /// A format in the words of chat completions: elsewhere a schema lies beside its type, there in an

@@ -8,7 +8,8 @@ use crate::serve::ids::Caller;
 use crate::serve::jobs::answer::{Answer, Echo, Reader};
 use crate::serve::jobs::params::{ChosenAdapter, Format, Params, mask};
 use crate::serve::jobs::recorder::Recorder;
-use ruvllm::chat::tools::{Tool, ToolChoice, ToolMask, TurnParser};
+use crate::serve::observe::log::CHAT;
+use ruvllm::chat::tools::{AfterReasoning, Tool, ToolChoice, ToolMask, TurnParser};
 use ruvllm::sample::TokenMask;
 use ruvllm::scheduler::{Request, Stream};
 use ruvllm::tokenizer::{TextStream, Tokenizer};
@@ -284,6 +285,7 @@ impl Turn {
             } = self;
             let app = &job.app;
             let prompt = conversation.render(app)?;
+            let tokens = app.tokenizer.encode_prompt(&prompt);
             let may_call = !callable.is_empty();
             // Where calls are required there is no text.
             let text = match choice.is_required() {
@@ -299,11 +301,11 @@ impl Turn {
                     (boxed(&mask), parser.undecided(), Some(mask))
                 }
                 Some(text) => {
-                    // JSON that a schema describes begins at once, so that nothing of it is
-                    // reasoning that the prompt began.
-                    let begun = if format.is_json() { "" } else { &prompt };
-                    let parser = TurnParser::new(form, &[], begun).verbatim();
-                    (Some(text), parser, None)
+                    // Half of the tokens are left for what the grammar describes.
+                    let room = app.n_ctx.saturating_sub(tokens.len());
+                    let most = job.params.max_tokens.unwrap_or(room).min(room) / 2;
+                    let mask = AfterReasoning::wrap(text, trie, form, &prompt, most);
+                    (Some(mask), parser.verbatim(), None)
                 }
                 None if tools.is_empty() => (None, parser, None),
                 None => {
@@ -317,7 +319,6 @@ impl Turn {
                 }
             };
             let reader = Reader::new(parser, either, max_calls);
-            let tokens = app.tokenizer.encode_prompt(&prompt);
             let mut answers = Vec::new();
             for i in 0..job.params.n {
                 // What tells text from calls may be special tokens.
@@ -431,7 +432,7 @@ impl Conversation {
             .unwrap_or_default())
     }
 
-    /// The prompt; at most ten seconds.
+    /// The prompt; at most ten seconds. What had to be changed of the conversation is logged.
     pub(crate) fn render(&self, app: &App) -> Result<String, ApiError> {
         let inputs = ruvllm::chat::ChatInputs {
             messages: self.messages.clone().into(),
@@ -445,7 +446,11 @@ impl Conversation {
             eos_token: app.eos.clone(),
             ..ruvllm::chat::ChatInputs::new(&[])
         };
-        let mut prompt = app.template.render(&inputs).map_err(ruvllm::Error::from)?;
+        let rendered = app.template.render(&inputs)?;
+        for adjustment in rendered.adjusted {
+            tracing::warn!(target: CHAT, "the conversation was changed: {adjustment}");
+        }
+        let mut prompt = rendered.text;
         if self.continue_final_message {
             let end = prompt.rfind(GOES_ON).ok_or_else(|| {
                 let message = "the template does not show the last message";
@@ -457,7 +462,7 @@ impl Conversation {
     }
 }
 
-/// A message as templates expect it: text that came in parts in one, arguments of calls as objects.
+/// A message as templates expect it: text that came in parts in one.
 fn message_for_template(
     i: usize,
     mut message: Value,
@@ -496,23 +501,6 @@ fn message_for_template(
         }
         None | Some(Value::Null) => drop(fields.insert("content".into(), "".into())),
         Some(_) => return Err(wrong("its content is neither text nor parts")),
-    }
-    for call in fields
-        .get_mut("tool_calls")
-        .and_then(Value::as_array_mut)
-        .into_iter()
-        .flatten()
-    {
-        let arguments = call
-            .get_mut("function")
-            .and_then(|function| function.get_mut("arguments"));
-        if let Some(arguments) = arguments
-            && let Some(object) = arguments
-                .as_str()
-                .and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
-        {
-            *arguments = object.into();
-        }
     }
     Ok(message)
 }
