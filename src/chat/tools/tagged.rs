@@ -193,14 +193,14 @@ fn grammar(tags: &Tags, tools: &[Tool], marks: &Marks<'_>) -> Result<String, Cha
                 .map(|of| {
                     let opening = opening(of);
                     match texts.as_deref().filter(|texts| !texts.is_empty()) {
-                        _ if !call::is_text(schema) => format!("{opening} json{i}_{k} {end}"),
+                        _ if !values::is_text(schema) => format!("{opening} json{i}_{k} {end}"),
                         Some(texts) => format!("{opening} ({texts}) {end}"),
                         None => format!("{opening} text{i}_{k}"),
                     }
                 })
                 .collect();
             rules += &format!("argument{i}_{k}: {}\n", alternatives.join(" | "));
-            if call::is_text(schema) {
+            if values::is_text(schema) {
                 rules += &text_rule(&format!("text{i}_{k}"), tags.argument[1], &end);
             } else {
                 rules += &format!("json{i}_{k}: %json {}\n", alone(schema));
