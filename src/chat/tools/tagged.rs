@@ -1,7 +1,9 @@
 //! Calls in tags: a name, then each argument between marks. A format of this kind is a table.
 
 use crate::chat::ChatError;
-use crate::chat::tools::{Format, Marks, Opening, Scan, Tool, ToolCall, call, lark_text, written};
+use crate::chat::tools::{
+    Format, Marks, Opening, Scan, Tool, ToolCall, call, lark_text, values, written,
+};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
 
