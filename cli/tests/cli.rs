@@ -1072,7 +1072,7 @@ fn grammars() {
     assert!(["yes", "no"].contains(&&generated(&["--grammar", lark])[..]));
     assert_eq!(generated(&["--regex", "[0-9]{3}"]).len(), 3);
     fails(
-        &["-p", "x", "--json-schema", r#"{"not": {}}"#],
+        &["-p", "x", "--json-schema", r#"{"not": {"const": 1}}"#],
         2,
         &["--json-schema", "\"not\"", "not enforced"],
     );

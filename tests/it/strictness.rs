@@ -350,11 +350,9 @@ fn numbers_end() {
         let mut matcher = grammar.matcher();
         let mut len = 0;
         for token in tokenizer.encode(text, false, false) {
-            let words = matcher.mask().unwrap().to_vec();
+            let words = matcher.clone().mask().unwrap().to_vec();
             let is_set = words[token as usize / 32] >> (token % 32) & 1 == 1;
-            let mut fresh = matcher.clone();
-            fresh.rollback(0).unwrap();
-            assert_eq!(is_set, fresh.allows(token).unwrap());
+            assert_eq!(is_set, matcher.allows(token).unwrap());
             if matcher.accept(token).is_err() {
                 break;
             }

@@ -78,7 +78,7 @@ fn grammar(
 /// Rules for the values of a tool's parameters.
 struct Rules<'a> {
     schemas: Schemas<'a>,
-    /// What stands around a string, and as a text if it may occur in one.
+    /// What stands around a string, and its text if it is no special token.
     quote: (&'a str, Option<&'a str>),
     out: String,
     /// Rules so far.
@@ -183,10 +183,13 @@ impl<'a> Rules<'a> {
                 if text.is_free() {
                     return Ok("text".to_owned());
                 }
-                let (quote, without) = self.quote;
-                let terminal = text.terminal(without);
-                self.n += 1;
-                let name = format!("TEXT{}_{}", self.schemas.index, self.n);
+                let (quote, as_text) = self.quote;
+                let name = self.name();
+                if let Some(close) = as_text {
+                    self.out.push_str(&text.rules(&name, close));
+                    return Ok(format!("{quote} {name}"));
+                }
+                let (name, terminal) = (name.to_uppercase(), text.terminal());
                 self.out.push_str(&format!("{name}: {terminal}\n"));
                 return Ok(format!("{quote} {name} {quote}"));
             }

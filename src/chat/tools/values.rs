@@ -221,40 +221,30 @@ impl Text {
     /// Rules for the text and the text `close` after it, which does not occur in it; `rule` is a name
     /// for them.
     pub(super) fn rules(&self, rule: &str, close: &str) -> String {
-        let end = lark_text(close);
-        if let Some(values) = &self.values {
-            let values: Vec<String> = values.iter().map(|text| lark_text(text)).collect();
-            return format!("{rule}: ({}) {end}\n", values.join(" | "));
+        let (terminal, end) = (self.terminal(), lark_text(close));
+        if self.values.is_some() {
+            return format!("{rule}: {terminal} {end}\n");
         }
         if self.is_free() {
-            return format!("{rule}[suffix={end}]: /(?s:.*)/\n");
+            return format!("{rule}[suffix={end}]: {terminal}\n");
         }
-        let terminal = self.terminal(Some(close));
-        format!("{rule}[suffix={end}]: {terminal}\n")
+        // A text that is too short where `close` comes would go on.
+        let escaped = close.chars().map(|c| format!("\\x{{{:x}}}", c as u32));
+        let escaped: String = escaped.collect();
+        format!("{rule}[suffix={end}]: {terminal} & ~/(?s:.*{escaped}.*)/\n")
     }
 
-    /// A terminal of the text, in which the text `without` does not occur.
-    pub(super) fn terminal(&self, without: Option<&str>) -> String {
+    /// A terminal of the text.
+    pub(super) fn terminal(&self) -> String {
         if let Some(values) = &self.values {
             let values: Vec<String> = values.iter().map(|text| lark_text(text)).collect();
             return format!("({})", values.join(" | "));
         }
-        let mut parts: Vec<String> = self
-            .regexes
-            .iter()
-            .map(|regex| format!("/{regex}/"))
-            .collect();
-        if let Some(without) = without {
-            let escaped: String = without
-                .chars()
-                .map(|c| format!("\\x{{{:x}}}", c as u32))
-                .collect();
-            parts.push(format!("~/(?s:.*{escaped}.*)/"));
+        if self.is_free() {
+            return "/(?s:.*)/".to_owned();
         }
-        match parts.is_empty() {
-            true => "/(?s:.*)/".to_owned(),
-            false => parts.join(" & "),
-        }
+        let regexes: Vec<String> = self.regexes.iter().map(|one| format!("/{one}/")).collect();
+        regexes.join(" & ")
     }
 }
 

@@ -26,24 +26,22 @@ type Part<'a> = (&'a Value, Place);
 
 /// Whether no value that satisfies `around` satisfies two of `schemas`.
 pub(super) fn are_disjoint(document: &Document<'_>, around: &Value, schemas: &[Part<'_>]) -> bool {
-    let mut search = Search {
-        document,
-        within: types(around),
-        steps: 0,
-    };
-    (schemas.iter().enumerate())
-        .all(|(i, a)| schemas[..i].iter().all(|b| search.is_disjoint(a, b, 0)))
+    let mut search = Search { document, steps: 0 };
+    let within = types(around);
+    (schemas.iter().enumerate()).all(|(i, a)| {
+        let mut others = schemas[..i].iter();
+        others.all(|b| search.is_disjoint(a, b, within, 0))
+    })
 }
 
 struct Search<'a> {
     document: &'a Document<'a>,
-    /// Types of the values that count.
-    within: u8,
     steps: usize,
 }
 
 impl<'a> Search<'a> {
-    fn is_disjoint(&mut self, a: &Part<'a>, b: &Part<'a>, depth: usize) -> bool {
+    /// Whether no value of the types `within` satisfies both schemas.
+    fn is_disjoint(&mut self, a: &Part<'a>, b: &Part<'a>, within: u8, depth: usize) -> bool {
         self.steps += 1;
         let (a, b) = (&self.alone(a), &self.alone(b));
         if self.steps > MAX_STEPS || depth > MAX_DEPTH {
@@ -52,18 +50,21 @@ impl<'a> Search<'a> {
         if a.0 == &Value::Bool(false) || b.0 == &Value::Bool(false) {
             return true;
         }
-        let all_types = if depth == 0 { self.within } else { ANY };
-        let common = types(a.0) & types(b.0) & all_types;
+        let common = types(a.0) & types(b.0) & within;
         if common == 0 || self.have_other_values(a.0, b.0) {
             return true;
         }
         // One part that all must satisfy, or every part of which one must be satisfied.
         let mut with_parts_of = |a: &Part<'a>, b: &Part<'a>| {
             let all = self.conjuncts(a);
-            all.iter().any(|part| self.is_disjoint(part, b, depth + 1))
+            all.iter()
+                .any(|part| self.is_disjoint(part, b, common, depth + 1))
                 || ["anyOf", "oneOf"].iter().any(|key| {
                     let any = items(a, key);
-                    !any.is_empty() && any.iter().all(|part| self.is_disjoint(part, b, depth + 1))
+                    !any.is_empty()
+                        && any
+                            .iter()
+                            .all(|part| self.is_disjoint(part, b, common, depth + 1))
                 })
         };
         if with_parts_of(a, b) || with_parts_of(b, a) {
@@ -74,7 +75,7 @@ impl<'a> Search<'a> {
             && names.into_iter().any(|name| {
                 property(a, name)
                     .zip(property(b, name))
-                    .is_some_and(|(a, b)| self.is_disjoint(&a, &b, depth + 1))
+                    .is_some_and(|(a, b)| self.is_disjoint(&a, &b, ANY, depth + 1))
             })
     }
 

@@ -238,6 +238,11 @@ fn explain(path: &str, message: &str) -> GrammarError {
         ),
         ("nsatisfiable", "schema", "is satisfied by no value"),
         ("no value satisfies", "schema", "is satisfied by no value"),
+        (
+            "regex",
+            "pattern",
+            "is too large, or no regular expression that can be matched",
+        ),
     ];
     let found = about.iter().find(|(words, ..)| message.contains(words));
     let (_, keyword, message) = found.unwrap_or(&(

@@ -18,6 +18,8 @@ use std::collections::{HashMap, HashSet};
 const MAX_DEPTH: usize = 64;
 /// Most schemas in the normal form.
 const MAX_SCHEMAS: usize = 20_000;
+/// Most schemas that references lead to: the engine goes from one to the next on its stack.
+const MAX_DEFINITIONS: usize = 2_000;
 /// Most values of an `enum`.
 const MAX_ENUM: usize = 5_000;
 /// Longest text or array, and most properties, that are counted.
@@ -69,6 +71,10 @@ pub(super) fn normalise(
     let root = pass.schema(document.at(path), &document.place(path), true)?;
     let mut definitions = Map::new();
     while let Some((target, closes)) = pass.targets.get(definitions.len()).cloned() {
+        if definitions.len() == MAX_DEFINITIONS {
+            let limit = MAX_DEFINITIONS;
+            return Err(GrammarError::TooLarge { limit });
+        }
         let schema = pass.schema(document.at(&target), &document.place(&target), closes)?;
         definitions.insert(definitions.len().to_string(), schema);
     }
