@@ -268,6 +268,11 @@ impl Turn {
             let parser =
                 TurnParser::new(app.tool_format, if may_call { &tools } else { &[] }, begun);
             let parser = if is_free { parser } else { parser.verbatim() };
+            let parser = if conversation.continue_final_message {
+                parser.within_text()
+            } else {
+                parser
+            };
             let tokens = app.tokenizer.encode_prompt(&prompt);
             let mut answers = Vec::new();
             for i in 0..job.params.n {
