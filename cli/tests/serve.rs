@@ -731,6 +731,19 @@ fn fields_that_the_server_does_not_know() {
             "{path}: {answer}"
         );
     }
+    // The header stays small, and ASCII.
+    let mut body = json!({"prompt": "a", "max_tokens": 1});
+    for i in 0..500 {
+        body[format!("field {i}, \u{e9}\r\n{}", "x".repeat(i))] = i.into();
+    }
+    let (status, name, answer) = ask(server, "/v1/completions", &body);
+    let names = name.unwrap_or_default();
+    assert!(status == 200 && names.len() <= 1024, "{answer}");
+    assert!(
+        names.starts_with("field%200%2c%20%c3%a9%0d%0a, field%201"),
+        "{names}"
+    );
+    assert!(names.is_ascii() && names.ends_with(", ..."), "{names}");
     let body = json!({"messages": user, "max_tokens": 2, "guided_regex": "a+"});
     let (status, _, answer) = ask(server, "/v1/chat/completions", &body);
     assert!(status == 400 && answer.contains("guided_regex"), "{answer}");

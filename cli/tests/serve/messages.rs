@@ -396,6 +396,17 @@ fn content_of_every_kind() {
         system(json!([block("Be short."), bill])),
         system(json!("Be short."))
     );
+    // So another conversation finds its prompt in the cache.
+    let cached = |bill: &str| {
+        let bill = block(&format!("x-anthropic-billing-header: cch={bill};"));
+        let body = json!({"system": [bill, block(&"Be short. ".repeat(20))], "max_tokens": 1,
+            "messages": [{"role": "user", "content": "Go."}]});
+        server.ask(PATH, &body)["usage"]["cache_read_input_tokens"]
+            .as_u64()
+            .unwrap()
+    };
+    let (first, second) = (cached("1"), cached("2"));
+    assert!(first < 10 && second > 200, "{first}, {second}");
     // What Anthropic's servers did is left out, and said.
     let body = json!({"max_tokens": 1, "messages": [{"role": "user", "content": "Go."},
         {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
@@ -478,7 +489,17 @@ fn what_has_no_effect() {
 /// An answer whose beginning is given goes on behind it.
 #[test]
 fn begun_by_the_caller() {
-    let server = &*shared();
+    let folder = Folder::new("begun");
+    let template = "{% for m in messages %}<{{ m.role }}>\n{{ m.content | trim }}</s>\n{% endfor %}{% if add_generation_prompt %}<assistant>\n{% endif %}";
+    let template = folder.file("template.jinja", template);
+    let server = &Server::start(&[
+        "--chat-template-file",
+        &template,
+        "-c",
+        "512",
+        "--temp",
+        "0",
+    ]);
     let user = json!({"role": "user", "content": "What is a trait?"});
     let prompt = server.ask("/apply-template", &json!({"messages": [user]}))["prompt"]
         .as_str()
@@ -487,7 +508,7 @@ fn begun_by_the_caller() {
     for begin in ["A trait is", "A trait is \n", "{\"a\": "] {
         let whole = server.ask(
             "/v1/completions",
-            &json!({"prompt": format!("{prompt}{begin}"), "max_tokens": 12}),
+            &json!({"prompt": format!("{prompt}{}", begin.trim()), "max_tokens": 12}),
         );
         let expected = whole["choices"][0]["text"].as_str().unwrap();
         let messages =

@@ -553,12 +553,12 @@ fn streams_that_wait() {
     let model = folder.model("model.gguf", tiny::reranker());
     let server = &Server::start(&["-m", &model, "-c", "400000", "-np", "1", "--temp", "0"]);
     // Nothing else is computed beside this one.
-    let long = json!({"prompt": "a", "ignore_eos": true, "stream": true}).to_string();
+    let long = json!({"prompt": "a", "ignore_eos": true}).to_string();
     let open = |path: &str, body: &str| {
         let mut stream = server.connect();
         write!(
             stream,
-            "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         )
         .unwrap();

@@ -553,6 +553,13 @@ impl TurnParser {
         };
     }
 
+    /// For an answer whose beginning is in the prompt: white space at its start is part of the text.
+    #[must_use]
+    pub fn within_text(mut self) -> Self {
+        self.at_start = false;
+        self
+    }
+
     /// Takes the next piece of text; returns what it adds.
     pub fn push(&mut self, text: &str) -> Vec<TurnPart> {
         self.held.push_str(text);

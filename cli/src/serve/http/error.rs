@@ -248,3 +248,35 @@ impl From<Error> for ApiError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_the_form_of_each_api() {
+        let full = ScheduleError::QueueFull { max: 1 };
+        for (error, status, anthropic_status, kind) in [
+            (ApiError::loading(), 503, 529, "overloaded_error"),
+            (full.into(), 429, 429, "rate_limit_error"),
+            (ApiError::internal("a"), 500, 500, "api_error"),
+            (ApiError::field("a", "b"), 400, 400, "invalid_request_error"),
+        ] {
+            assert_eq!(error.status.as_u16(), status);
+            assert_eq!(error.anthropic_status().as_u16(), anthropic_status);
+            assert_eq!(error.anthropic_json()["error"]["type"], kind);
+            assert!(error.json()["error"]["message"].is_string());
+        }
+        let error = ApiError::too_long(9, 8);
+        let message = "the maximum context length is 8 tokens, and this request has 9";
+        assert_eq!(error.json()["error"]["message"], message);
+        let message = "prompt is too long: 9 tokens > 8 maximum";
+        assert_eq!(error.anthropic_json()["error"]["message"], message);
+        let details = json!({"error_code": "a"});
+        let error = ApiError::wrong("é".repeat(2000)).with_details(details.clone());
+        let json = error.anthropic_json();
+        assert_eq!(json["error"]["details"], details);
+        let message = json["error"]["message"].as_str().unwrap();
+        assert_eq!(message.chars().count(), MAX_MESSAGE + 1);
+    }
+}

@@ -318,6 +318,10 @@ impl Turn {
                     (boxed(&mask), parser, None)
                 }
             };
+            let parser = match conversation.continue_final_message {
+                true => parser.within_text(),
+                false => parser,
+            };
             let reader = Reader::new(parser, either, max_calls);
             let mut answers = Vec::new();
             for i in 0..job.params.n {

@@ -103,6 +103,10 @@ fn messages(fields: &mut Fields) -> Result<(), ApiError> {
         last["role"] == "assistant" && last["content"] != "" && last["tool_calls"].is_null()
     });
     if is_begun {
+        if fields.get("response_format").is_some() {
+            let message = "what the assistant has begun cannot go on as a schema says";
+            return Err(ApiError::field("messages", message));
+        }
         fields.set("continue_final_message", true.into())?;
         fields.set("add_generation_prompt", false.into())?;
     }
