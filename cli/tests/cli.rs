@@ -355,7 +355,11 @@ fn wrong_calls() {
         2,
         &["none, mean, cls, last"],
     );
-    fails(&["template", "--messages", "m.json"], 2, &["--chat-template-file"]);
+    fails(
+        &["template", "--messages", "m.json"],
+        2,
+        &["--chat-template-file"],
+    );
     fails(
         &["template", "--messages", "m.json", "--kwargs", "[1]"],
         2,
@@ -789,10 +793,22 @@ fn templates() {
 
     // By llama.cpp's name, or as a text; what had to be changed is told.
     let by_name = render(&["--chat-template", "chatml", "--add-generation-prompt"]);
-    assert_eq!(by_name, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
-    assert_eq!(render(&["--chat-template", "{{ messages[0].role }}"]), "user");
+    assert_eq!(
+        by_name,
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    );
+    assert_eq!(
+        render(&["--chat-template", "{{ messages[0].role }}"]),
+        "user"
+    );
     fails(
-        &["template", "--chat-template", "nonsense", "--messages", &messages],
+        &[
+            "template",
+            "--chat-template",
+            "nonsense",
+            "--messages",
+            &messages,
+        ],
         2,
         &["chatml, ", "--chat-template-file"],
     );
@@ -804,9 +820,19 @@ fn templates() {
         "alone.jinja",
         "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('users') }}{% endif %}{{ m.content }}{% endfor %}",
     );
-    let fitted = run(&["template", "--chat-template-file", &alone, "--messages", &two]);
+    let fitted = run(&[
+        "template",
+        "--chat-template-file",
+        &alone,
+        "--messages",
+        &two,
+    ]);
     assert_eq!(text(&fitted), "a\n\nb");
-    assert!(stderr(&fitted).contains("no system role"), "{}", stderr(&fitted));
+    assert!(
+        stderr(&fitted).contains("no system role"),
+        "{}",
+        stderr(&fitted)
+    );
 
     let refusing = folder.file("r.jinja", "a{{ raise_exception('only users') }}");
     fails(
