@@ -355,7 +355,11 @@ fn wrong_calls() {
         2,
         &["none, mean, cls, last"],
     );
-    fails(&["template", "--messages", "m.json"], 2, &["--template"]);
+    fails(
+        &["template", "--messages", "m.json"],
+        2,
+        &["--chat-template-file"],
+    );
     fails(
         &["template", "--messages", "m.json", "--kwargs", "[1]"],
         2,
@@ -786,6 +790,49 @@ fn templates() {
     ]
     .concat();
     assert_eq!(render(&args), "BE722025-01-15 09:05");
+
+    // By llama.cpp's name, or as a text; what had to be changed is told.
+    let by_name = render(&["--chat-template", "chatml", "--add-generation-prompt"]);
+    assert_eq!(
+        by_name,
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    );
+    assert_eq!(
+        render(&["--chat-template", "{{ messages[0].role }}"]),
+        "user"
+    );
+    fails(
+        &[
+            "template",
+            "--chat-template",
+            "nonsense",
+            "--messages",
+            &messages,
+        ],
+        2,
+        &["chatml, ", "--chat-template-file"],
+    );
+    let two = folder.file(
+        "two.json",
+        r#"[{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]"#,
+    );
+    let alone = folder.file(
+        "alone.jinja",
+        "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('users') }}{% endif %}{{ m.content }}{% endfor %}",
+    );
+    let fitted = run(&[
+        "template",
+        "--chat-template-file",
+        &alone,
+        "--messages",
+        &two,
+    ]);
+    assert_eq!(text(&fitted), "a\n\nb");
+    assert!(
+        stderr(&fitted).contains("no system role"),
+        "{}",
+        stderr(&fitted)
+    );
 
     let refusing = folder.file("r.jinja", "a{{ raise_exception('only users') }}");
     fails(

@@ -13,6 +13,8 @@ use std::fmt;
 const BETWEEN: &str = "\n\n";
 /// Length of the ids of calls that Mistral's templates take, letters and digits.
 const SHORT_ID: usize = 9;
+/// Most words of a message that are looked for in a prompt.
+const MAX_WORDS: usize = 64;
 /// Names under which templates read the reasoning of earlier answers.
 const REASONING: [&str; 4] = ["reasoning_content", "reasoning", "thinking", "thought"];
 
@@ -39,13 +41,17 @@ pub enum Adjustment {
     IdsShortened,
     /// The arguments of calls became the text of their JSON.
     ArgumentsAsText,
-    /// The tools, which the template leaves out, were described in the system message.
+    /// The tools, which the template leaves out, were described in the system message. If it leaves
+    /// out calls, too, they became text of the assistant, and what they returned text of the user.
     ToolsInSystem,
+    /// Descriptions and parameters that tools lack became empty ones.
+    ToolsCompleted,
 }
 
 impl Adjustment {
     /// All of them, in the order in which they are made.
-    const ALL: [Adjustment; 6] = [
+    const ALL: [Adjustment; 7] = [
+        Self::ToolsCompleted,
         Self::ToolsInSystem,
         Self::IdsShortened,
         Self::ArgumentsAsText,
@@ -63,6 +69,7 @@ impl Adjustment {
             Self::IdsShortened => "ids-shortened",
             Self::ArgumentsAsText => "arguments-as-text",
             Self::ToolsInSystem => "tools-in-system",
+            Self::ToolsCompleted => "tools-completed",
         }
     }
 
@@ -74,9 +81,11 @@ impl Adjustment {
     }
 
     /// Makes the change; whether there was anything to change.
-    fn make(self, inputs: &mut ChatInputs, example: &str) -> bool {
-        if self == Self::ToolsInSystem {
-            return describe_tools(inputs, example);
+    fn make(self, inputs: &mut ChatInputs, example: Option<&str>) -> bool {
+        match self {
+            Self::ToolsInSystem => return describe_tools(inputs, example),
+            Self::ToolsCompleted => return complete_tools(inputs),
+            _ => {}
         }
         let Value::Array(messages) = &mut inputs.messages else {
             return false;
@@ -87,7 +96,7 @@ impl Adjustment {
             Self::SystemInUser => system_in_user(messages),
             Self::IdsShortened => shorten_ids(messages),
             Self::ArgumentsAsText => arguments_as_text(messages),
-            Self::ToolsInSystem => false,
+            Self::ToolsInSystem | Self::ToolsCompleted => false,
         }
     }
 }
@@ -105,16 +114,19 @@ impl fmt::Display for Adjustment {
             Self::IdsShortened => "its template takes short ids of calls: they were shortened",
             Self::ArgumentsAsText => "its template takes the arguments of calls as text",
             Self::ToolsInSystem => "its template does not show tools: the system message does",
+            Self::ToolsCompleted => "its template wants every tool and parameter described",
         })
     }
 }
 
 /// What every template is given: arguments of calls as objects, reasoning under the name that the
-/// template reads.
+/// template reads, and no text beside calls where the template tells them by that.
 pub(super) fn prepare(inputs: &mut ChatInputs, source: &str) {
     let Value::Array(messages) = &mut inputs.messages else {
         return;
     };
+    let tests = ["content'] is none", "content\"] is none", "content is none"];
+    let tells_by_none = tests.iter().any(|test| source.contains(test));
     for message in messages.iter_mut().filter_map(Value::as_object_mut) {
         let text = |name: &&str| {
             message
@@ -128,6 +140,10 @@ pub(super) fn prepare(inputs: &mut ChatInputs, source: &str) {
                     message.insert((*name).to_owned(), reasoning.clone());
                 }
             }
+        }
+        let has_calls = message.get("tool_calls").is_some_and(Value::is_array);
+        if tells_by_none && has_calls && message.get("content").is_some_and(|text| text == "") {
+            message.insert("content".to_owned(), Value::Null);
         }
         for arguments in arguments_of(message) {
             if let Some(object) = arguments.as_str().and_then(object_of) {
@@ -195,21 +211,37 @@ pub(super) fn fit(
         _ => {}
     }
     let example = example(inputs, format, &render);
-    let n = Adjustment::ALL.len();
-    let mut sets: Vec<u8> = (1..1 << n).collect();
-    sets.sort_by_key(|set| (*set != *hint, set.count_ones(), *set));
-    let mut tried: Vec<Value> = Vec::new();
+    // A template that takes the conversation, but leaves something out, needs no other form of it.
+    let bit = |adjustment: Adjustment| {
+        let at = Adjustment::ALL.iter().position(|of| *of == adjustment);
+        at.map_or(0, |at| 1 << at)
+    };
+    let of_what_is_left_out = bit(Adjustment::ToolsInSystem)
+        | bit(Adjustment::SystemMerged)
+        | bit(Adjustment::SystemInUser);
+    let useful: u8 = if plain.is_ok() {
+        of_what_is_left_out
+    } else {
+        u8::MAX
+    };
+    let all = 1u8..1 << Adjustment::ALL.len();
+    let mut sets: Vec<u8> = all.filter(|set| set & !useful == 0).collect();
+    // Few changes are better than many, and other forms of calls better than text.
+    let as_text = bit(Adjustment::ToolsInSystem);
+    sets.sort_by_key(|set| (*set != *hint, set.count_ones(), set & as_text, *set));
+    let mut tried: Vec<(Value, Option<Value>)> = Vec::new();
     for set in sets {
         let mut changed = inputs.clone();
         let chosen = Adjustment::ALL.into_iter().enumerate();
         let mut adjusted = Vec::new();
         for (_, adjustment) in chosen.filter(|(i, _)| set & 1 << i != 0) {
-            if adjustment.make(&mut changed, &example) {
+            if adjustment.make(&mut changed, example.as_deref()) {
                 adjusted.push(adjustment);
             }
         }
         // A set of which something has no effect is a smaller one.
-        if adjusted.len() < set.count_ones() as usize || tried.contains(&changed.messages) {
+        let form = (changed.messages.clone(), changed.tools.clone());
+        if adjusted.len() < set.count_ones() as usize || tried.contains(&form) {
             continue;
         }
         match render(&changed) {
@@ -220,7 +252,7 @@ pub(super) fn fit(
             Ok(_) | Err(ChatError::Raised(_) | ChatError::Render { .. }) => {}
             Err(error) => return Err(error),
         }
-        tried.push(changed.messages);
+        tried.push(form);
     }
     plain.map(Rendered::of)
 }
@@ -240,7 +272,7 @@ fn is_incomplete(inputs: &ChatInputs, prompt: &str) -> bool {
     let lacks_system = messages
         .filter(|message| is_system(message))
         .filter_map(|message| message["content"].as_str())
-        .any(|text| !prompt.contains(text.trim()));
+        .any(|text| is_lost(text.trim(), prompt));
     let tools = inputs.tools.as_ref().and_then(Value::as_array);
     let lacks_tools = tools.into_iter().flatten().any(|tool| {
         let name = tool.get("function").unwrap_or(tool).get("name");
@@ -248,6 +280,17 @@ fn is_incomplete(inputs: &ChatInputs, prompt: &str) -> bool {
             .is_some_and(|name| !prompt.contains(name))
     });
     lacks_system || lacks_tools
+}
+
+/// Whether a text is not in a prompt. Templates take words such as `/think` out of instructions, so
+/// half of its first words are enough.
+fn is_lost(text: &str, prompt: &str) -> bool {
+    if prompt.contains(text) {
+        return false;
+    }
+    let words: Vec<&str> = text.split_whitespace().take(MAX_WORDS).collect();
+    let n_found = words.iter().filter(|word| prompt.contains(**word)).count();
+    n_found * 2 < words.len()
 }
 
 fn role(message: &Value) -> &str {
@@ -393,19 +436,19 @@ fn arguments_as_text(messages: &mut [Value]) -> bool {
     changed
 }
 
-/// A call as the template writes it, or else as [`ToolFormat`] reads it without marks.
+/// A call as the template writes it, if it does.
 fn example(
     inputs: &ChatInputs,
     format: ToolFormat,
     render: impl Fn(&ChatInputs) -> Result<String, ChatError>,
-) -> String {
+) -> Option<String> {
     let arguments = json!({"parameter": "value"});
-    let call = |arguments: Value| {
+    let call = |arguments: Value, content: Value| {
         let function = json!({"name": "function_name", "arguments": arguments});
         let call = json!({"id": "a1b2c3d4e", "type": "function", "function": function});
         let messages = json!([
             {"role": "user", "content": "-"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "assistant", "content": content, "tool_calls": [call]},
         ]);
         let inputs = ChatInputs {
             messages,
@@ -413,20 +456,20 @@ fn example(
             ..inputs.clone()
         };
         let text = render(&inputs).ok()?;
-        let answer = text
-            .find("function_name")
-            .and_then(|_| format.call_in(&text));
-        answer
-            .filter(|call| call.contains("function_name"))
-            .map(str::to_owned)
+        format.call_in(&text, "function_name").map(str::to_owned)
     };
-    call(arguments.clone())
-        .or_else(|| call(arguments.to_string().into()))
-        .unwrap_or_else(|| json!({"name": "function_name", "arguments": arguments}).to_string())
+    let texts = [Value::from(""), Value::Null];
+    let forms = texts.into_iter().flat_map(|text| {
+        let written = Value::from(arguments.to_string());
+        [(arguments.clone(), text.clone()), (written, text)]
+    });
+    forms
+        .into_iter()
+        .find_map(|(arguments, text)| call(arguments, text))
 }
 
 /// Puts a description of the tools at the end of the first system message.
-fn describe_tools(inputs: &mut ChatInputs, example: &str) -> bool {
+fn describe_tools(inputs: &mut ChatInputs, example: Option<&str>) -> bool {
     let Some(tools) = inputs.tools.as_ref().and_then(Value::as_array) else {
         return false;
     };
@@ -434,13 +477,65 @@ fn describe_tools(inputs: &mut ChatInputs, example: &str) -> bool {
     for tool in tools {
         text += &format!("{}\n", tool.get("function").unwrap_or(tool));
     }
-    text += &format!("To call one, answer with its name and arguments in this form:\n{example}");
+    let generic = json!({"name": "function_name", "arguments": {"parameter": "value"}}).to_string();
+    let form = example.unwrap_or(&generic);
+    text += &format!("To call one, answer with its name and arguments in this form:\n{form}");
     let Value::Array(messages) = &mut inputs.messages else {
         return false;
     };
+    if example.is_none() {
+        messages.iter_mut().for_each(calls_as_text);
+    }
     match messages.iter_mut().find(|message| is_system(message)) {
         Some(system) => add_content(&mut system["content"], &text.into()),
         None => messages.insert(0, json!({"role": "system", "content": text})),
     }
     true
+}
+
+/// Writes the calls of a message into its text, and makes what a call returned a message of the
+/// user.
+fn calls_as_text(message: &mut Value) {
+    let calls = message
+        .as_object_mut()
+        .and_then(|fields| fields.remove("tool_calls"));
+    for call in calls.iter().filter_map(Value::as_array).flatten() {
+        let function = call.get("function").unwrap_or(call);
+        let call = json!({"name": function["name"], "arguments": function["arguments"]});
+        add_content(&mut message["content"], &call.to_string().into());
+    }
+    if role(message) == "tool" {
+        let mut content = Value::from("The function returned:");
+        add_content(&mut content, &message["content"]);
+        *message = json!({"role": "user", "content": content});
+    }
+}
+
+/// Adds empty descriptions, and parameters where there are none.
+fn complete_tools(inputs: &mut ChatInputs) -> bool {
+    let before = inputs.tools.clone();
+    let tools = inputs.tools.as_mut().and_then(Value::as_array_mut);
+    for tool in tools.into_iter().flatten() {
+        let is_wrapped = tool.get("function").is_some_and(Value::is_object);
+        let function = if is_wrapped {
+            &mut tool["function"]
+        } else {
+            tool
+        };
+        let Some(function) = function.as_object_mut() else {
+            continue;
+        };
+        function.entry("description").or_insert_with(|| "".into());
+        let empty = || json!({"type": "object", "properties": {}});
+        let parameters = function.entry("parameters").or_insert_with(empty);
+        let properties = parameters
+            .get_mut("properties")
+            .and_then(Value::as_object_mut);
+        for (_, property) in properties.into_iter().flatten() {
+            if let Some(property) = property.as_object_mut() {
+                property.entry("description").or_insert_with(|| "".into());
+            }
+        }
+    }
+    inputs.tools != before
 }

@@ -294,8 +294,10 @@ impl ChatTemplate {
         conversation::prepare(&mut inputs, &self.source);
         let mut hint = self.fitted.load(Ordering::Relaxed);
         let format = ToolFormat::of(&self.source);
+        let begun = Instant::now();
         let rendered = conversation::fit(&inputs, format, &mut hint, |inputs| {
-            self.render_unless(inputs, &cancelled)
+            let left = self.max_time.saturating_sub(begun.elapsed());
+            self.render_within(inputs, left, &cancelled)
         });
         self.fitted.store(hint, Ordering::Relaxed);
         rendered
@@ -309,6 +311,15 @@ impl ChatTemplate {
     pub fn render_unless(
         &self,
         inputs: &ChatInputs,
+        cancelled: impl Fn() -> bool,
+    ) -> Result<String, ChatError> {
+        self.render_within(inputs, self.max_time, cancelled)
+    }
+
+    fn render_within(
+        &self,
+        inputs: &ChatInputs,
+        max_time: Duration,
         cancelled: impl Fn() -> bool,
     ) -> Result<String, ChatError> {
         let now = inputs.now.unwrap_or_else(LocalTime::now_utc);
@@ -327,7 +338,7 @@ impl ChatTemplate {
         variables.insert("eos_token".into(), inputs.eos_token.clone().into());
         variables.extend(inputs.kwargs.clone());
 
-        on_own_thread(self.max_time, cancelled, move || {
+        on_own_thread(max_time, cancelled, move || {
             let mut out = Bounded {
                 bytes: Vec::new(),
                 exceeded: false,

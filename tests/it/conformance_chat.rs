@@ -62,20 +62,10 @@ fn renders_as_hugging_face_does() {
     eprintln!("{checked} renderings are exact");
 }
 
-/// Templates of the data that leave calls out of the history, so that there is none to read.
+/// Templates of the data that show tools, or have a form of calls, and leave calls out of the history.
 const WITHOUT_CALLS: &[&str] = &[
-    "HuggingFaceTB-SmolLM3-3B.jinja",
     "LFM2-8B-A1B.jinja",
-    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja",
-    "google-gemma-2-2b-it.jinja",
     "ibm-granite-granite-3.3-2B-Instruct.jinja",
-    "inline-chatml.jinja",
-    "inline-llama2.jinja",
-    "inline-llama3.jinja",
-    "inline-mistral-v1.jinja",
-    "inline-zephyr.jinja",
-    "llama-cpp-rwkv-world.jinja",
-    "microsoft-Phi-3.5-mini-instruct.jinja",
 ];
 
 /// A call that a template writes is read in the format that the template is recognised by.
@@ -140,17 +130,15 @@ fn calls_are_read_as_each_template_writes_them() {
                 add_generation_prompt: true,
                 ..inputs.clone()
             };
-            let prompt = template.render(&question).unwrap();
+            let prompt = template.render_fitted(&question).unwrap().text;
             let (prompt, answer) = match text.strip_prefix(&prompt[..]) {
                 Some(answer) => (&prompt[..], answer),
                 None => ("", &text[text.rfind("USERTEXT").unwrap()..]),
             };
             let writes = answer.contains("get_weather");
-            assert_ne!(
-                writes,
-                WITHOUT_CALLS.contains(&&name[..]),
-                "{name}: {answer}"
-            );
+            if writes == WITHOUT_CALLS.contains(&&name[..]) {
+                failures.push(format!("{name}: {answer}"));
+            }
             if !writes {
                 continue;
             }
@@ -170,5 +158,5 @@ fn calls_are_read_as_each_template_writes_them() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-    assert!(n > 25, "{n}");
+    assert!(n > 40, "{n}");
 }

@@ -164,4 +164,37 @@ fn tools_that_a_template_does_not_show_are_in_the_system_message() {
         "{rendered:?}"
     );
     assert_eq!(with_tools("{{ tools | tojson }}").adjusted, []);
+    // One that adds the description to a text.
+    let described =
+        "{% for t in tools %}{{ t.function.name + ': ' + t.function.description }}{% endfor %}";
+    let rendered = with_tools(described);
+    assert_eq!(rendered.adjusted, [Adjustment::ToolsCompleted]);
+    assert_eq!(rendered.text, "get_weather: ");
+}
+
+/// Where a template knows neither tools nor calls, a conversation with both is text.
+#[test]
+fn calls_that_a_template_does_not_show_are_text() {
+    let template = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\
+                    {{ raise_exception('alternate') }}{% endif %}[{{ m.role }}:{{ m.content }}]{% endfor %}";
+    let inputs = ChatInputs {
+        messages: json!([
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{\"n\": 1}"}}
+            ]},
+            {"role": "tool", "tool_call_id": "a", "content": "7"},
+        ]),
+        tools: Some(json!([{"type": "function", "function": {"name": "f"}}])),
+        ..ChatInputs::new(&[])
+    };
+    let rendered = ChatTemplate::parse(template)
+        .unwrap()
+        .render_fitted(&inputs)
+        .unwrap();
+    let changes = [Adjustment::ToolsInSystem, Adjustment::SystemInUser];
+    assert_eq!(rendered.adjusted, changes);
+    let end =
+        "[assistant:{\"name\":\"f\",\"arguments\":{\"n\":1}}][user:The function returned:\n\n7]";
+    assert!(rendered.text.ends_with(end), "{}", rendered.text);
 }

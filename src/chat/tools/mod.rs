@@ -414,20 +414,25 @@ impl ToolFormat {
         self.0.name
     }
 
-    /// The first call in a text, with its marks.
-    pub(super) fn call_in<'a>(&self, text: &'a str) -> Option<&'a str> {
-        let found = |opening: &'static Opening| Some((text.find(opening.text)?, opening));
-        let openings = self.0.openings.iter().filter_map(found);
-        let (at, opening) = openings.min_by_key(|(at, _)| *at)?;
-        let begin = if opening.keep {
-            at
-        } else {
-            at + opening.text.len()
+    /// The first call of `name` in a text, with its marks.
+    pub(super) fn call_in<'a>(&self, text: &'a str, name: &str) -> Option<&'a str> {
+        let openings = self.0.openings.iter();
+        let all = openings.flat_map(|opening| {
+            text.match_indices(opening.text)
+                .map(move |(at, _)| (at, opening))
+        });
+        let call = |(at, opening): (usize, &Opening)| {
+            let begin = if opening.keep {
+                at
+            } else {
+                at + opening.text.len()
+            };
+            match (self.0.scan)(&text[begin..]) {
+                Scan::Calls(len) => Some(&text[at..begin + len]),
+                _ => None,
+            }
         };
-        match (self.0.scan)(&text[begin..]) {
-            Scan::Calls(len) => Some(&text[at..begin + len]),
-            _ => None,
-        }
+        all.filter_map(call).find(|call| call.contains(name))
     }
 }
 
