@@ -101,11 +101,6 @@ impl Fields {
         }
     }
 
-    /// Where it is told what of the request is ignored, if it may be.
-    pub(crate) fn ignored(&self) -> Option<&Ignored> {
-        self.ignored.as_ref()
-    }
-
     /// The value of a field; `null` is as if it were not there.
     pub(crate) fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
         match self.left.shift_remove(name) {

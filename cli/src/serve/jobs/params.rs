@@ -5,7 +5,6 @@ use crate::serve::app::{App, ServedAdapter};
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
 use crate::serve::http::ignored::Ignored;
-use crate::serve::observe::log::HTTP;
 use ruvllm::chat::tools::LoosenedTool;
 use ruvllm::grammar::{Grammar, Loosened};
 use ruvllm::lora::Adapter;
@@ -414,7 +413,7 @@ pub(crate) struct Format {
     /// In which field it was said.
     wanted: Option<(&'static str, Wanted)>,
     /// Where it is told what is not enforced.
-    ignored: Option<Ignored>,
+    ignored: Ignored,
 }
 
 enum Wanted {
@@ -483,17 +482,14 @@ impl Format {
             )),
             None => Ok(Format {
                 wanted: first,
-                ignored: fields.ignored().cloned(),
+                ignored: fields.ignored().clone(),
             }),
         }
     }
 
     /// Names something of the request that is not enforced.
     fn ignore(&self, name: &str) {
-        match &self.ignored {
-            Some(ignored) => ignored.add(name),
-            None => tracing::info!(target: HTTP, name, "cannot be enforced"),
-        }
+        self.ignored.add(name);
     }
 
     /// Names what is not enforced of the parameters of tools.
