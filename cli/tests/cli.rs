@@ -1753,10 +1753,10 @@ fn batches() {
         &["7 of 8 requests failed"],
     );
     let all = results(&out);
-    for (id, _, part) in wrong {
-        assert_eq!(all[id]["response"]["status_code"], 400);
-        let message = all[id]["error"]["message"].as_str().unwrap();
-        assert!(message.contains(part), "{id}: {message}");
+    for (id, _, part) in &wrong {
+        assert_eq!(all[*id]["response"]["status_code"], 400);
+        let message = all[*id]["error"]["message"].as_str().unwrap();
+        assert!(message.contains(*part), "{id}: {message}");
     }
     assert_eq!(all["path"]["response"]["status_code"], 405);
     assert_eq!(all["path"]["error"]["message"], "this path takes no POST");

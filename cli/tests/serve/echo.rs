@@ -154,7 +154,7 @@ fn echoed_text() {
     let body = json!({"prompt": prompt, "max_tokens": 5, "temperature": 0, "echo": true});
     let answer = server.ask(COMPLETIONS, &body);
     assert_eq!(text(&answer), format!("{prompt}{}", text(&plain)));
-    let events = server.stream(COMPLETIONS, body.clone());
+    let events = server.stream(COMPLETIONS, body);
     let streamed: String = events
         .iter()
         .filter_map(|event| event["choices"][0]["text"].as_str())
