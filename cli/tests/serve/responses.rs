@@ -354,6 +354,17 @@ fn items_of_every_kind() {
         let early = json!({"input": [user], "tools": [tool]});
         assert_eq!(tokens(server, &late), tokens(server, &early), "{kind}");
     }
+    // The model reads a grammar as it is, not the pattern that is made of it.
+    let definition = "start: a a\na: /[a-z]+/~3";
+    let format = json!({"type": "grammar", "syntax": "lark", "definition": definition});
+    let custom = json!({"type": "custom", "name": "write", "format": format});
+    let description = format!("A text of this grammar (lark):\n{definition}");
+    let parameters = json!({"type": "object", "properties": {"input": {"type": "string", "description": description}},
+        "required": ["input"], "additionalProperties": false});
+    let function =
+        json!({"type": "function", "name": "write", "strict": true, "parameters": parameters});
+    let n = |tool: Value| tokens(server, &json!({"input": [user], "tools": [tool]}));
+    assert_eq!(n(custom), n(function));
     for (input, message) in [
         (
             json!([user, {"type": "item_reference", "id": "msg_1"}]),
@@ -553,7 +564,7 @@ fn streams_that_wait() {
     let model = folder.model("model.gguf", tiny::reranker());
     let server = &Server::start(&["-m", &model, "-c", "400000", "-np", "1", "--temp", "0"]);
     // Nothing else is computed beside this one.
-    let long = json!({"prompt": "a", "ignore_eos": true}).to_string();
+    let long = json!({"prompt": "a", "ignore_eos": true, "n": 16}).to_string();
     let open = |path: &str, body: &str| {
         let mut stream = server.connect();
         write!(

@@ -254,6 +254,13 @@ impl Turn {
         })
     }
 
+    /// Has the arguments of a tool obey a schema, which the prompt does not show.
+    pub(crate) fn narrow(&mut self, tool: &str, parameters: Value) {
+        for tool in self.tools.iter_mut().filter(|found| found.name == tool) {
+            tool.parameters = parameters.clone();
+        }
+    }
+
     /// Tokens of its prompt.
     pub(crate) async fn count_tokens(self) -> Result<usize, ApiError> {
         let Turn {

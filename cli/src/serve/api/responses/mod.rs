@@ -32,9 +32,12 @@ pub(super) async fn responses(
 ) -> Result<HttpResponse, ApiError> {
     let app = shared.app_with_room()?;
     let about = repeated(&fields);
-    let tools = translate(&mut fields)?;
-    let turn = Turn::of(app, caller, &mut fields)?;
+    let mut tools = translate(&mut fields)?;
+    let mut turn = Turn::of(app, caller, &mut fields)?;
     fields.finish()?;
+    for (name, parameters) in tools.take_narrowed() {
+        turn.narrow(&name, parameters);
+    }
     let (job, answers) = turn.submit().await?;
     let Some(answer) = answers.into_iter().next() else {
         return Err(ApiError::internal("there is no answer"));

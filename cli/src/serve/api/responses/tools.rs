@@ -38,12 +38,21 @@ pub(super) struct ClientTool {
     pub(super) is_custom: bool,
 }
 
+/// A text that a tool takes: what the model is told of it, and what it has to match.
+struct Text {
+    schema: Value,
+    pattern: Option<String>,
+}
+
 /// The functions that the model may call, and which tool of the client each is.
 #[derive(Default)]
 pub(super) struct Tools {
     functions: Vec<Value>,
     /// By the function's name.
     tools: HashMap<String, ClientTool>,
+    /// Schemas of the arguments of functions that say more than the model is told: it reads
+    /// grammars as they were given.
+    narrowed: Vec<(String, Value)>,
     /// What the grammars of all tools may still take.
     budget: Budget,
 }
@@ -72,9 +81,8 @@ impl Tools {
         let kind = tool["type"]
             .as_str()
             .ok_or_else(|| ApiError::field(place, "it has no type"))?;
-        let is_custom = match (kind, namespace) {
-            ("function", _) => false,
-            ("custom", _) => true,
+        match (kind, namespace) {
+            ("function" | "custom", _) => self.add_function(place, tool, namespace, ignored),
             ("namespace", None) => {
                 let (name, tools) = (name_of(place, tool)?, &tool["tools"]);
                 let Value::Array(tools) = tools else {
@@ -83,17 +91,27 @@ impl Tools {
                 for (i, tool) in tools.iter().enumerate() {
                     self.add(&format!("{place}.tools[{i}]"), tool, Some(name), ignored)?;
                 }
-                return Ok(());
+                Ok(())
             }
             _ if ignored.is_strict() && !HOSTED.iter().any(|begin| kind.starts_with(begin)) => {
                 let message = format!("the server has no tool of the type {kind:?}");
-                return Err(ApiError::field(place, message));
+                Err(ApiError::field(place, message))
             }
             _ => {
                 ignored.add(place);
-                return Ok(());
+                Ok(())
             }
-        };
+        }
+    }
+
+    fn add_function(
+        &mut self,
+        place: &str,
+        tool: &Value,
+        namespace: Option<&str>,
+        ignored: &Ignored,
+    ) -> Result<(), ApiError> {
+        let is_custom = tool["type"] == "custom";
         let client = ClientTool {
             name: name_of(place, tool)?.to_owned(),
             namespace: namespace.map(str::to_owned),
@@ -117,13 +135,17 @@ impl Tools {
             function.insert("description".into(), description.into());
         }
         if is_custom {
-            let text = self.text_schema(&format!("{place}.format"), &tool["format"])?;
-            function.insert("strict".into(), true.into());
-            function.insert(
-                "parameters".into(),
+            let text = self.text(&format!("{place}.format"), &tool["format"])?;
+            let parameters = |text| {
                 json!({"type": "object", "properties": {INPUT: text}, "required": [INPUT],
-                    "additionalProperties": false}),
-            );
+                    "additionalProperties": false})
+            };
+            if let Some(pattern) = text.pattern {
+                let text = json!({"type": "string", "pattern": pattern});
+                self.narrowed.push((name.clone(), parameters(text)));
+            }
+            function.insert("strict".into(), true.into());
+            function.insert("parameters".into(), parameters(text.schema));
         } else {
             for field in ["parameters", "strict"] {
                 if let Some(value) = tool.get(field).filter(|value| !value.is_null()) {
@@ -137,12 +159,16 @@ impl Tools {
         Ok(())
     }
 
-    /// The schema of a text in this format.
-    fn text_schema(&mut self, place: &str, format: &Value) -> Result<Value, ApiError> {
+    /// A text in this format.
+    fn text(&mut self, place: &str, format: &Value) -> Result<Text, ApiError> {
         let wrong = |message: String| ApiError::field(place, message);
+        let free = Text {
+            schema: json!({"type": "string"}),
+            pattern: None,
+        };
         match format["type"].as_str() {
-            None if format.is_null() => Ok(json!({"type": "string"})),
-            Some("text") => Ok(json!({"type": "string"})),
+            None if format.is_null() => Ok(free),
+            Some("text") => Ok(free),
             Some("grammar") => {
                 let (syntax, definition) =
                     (format["syntax"].as_str(), format["definition"].as_str());
@@ -159,7 +185,10 @@ impl Tools {
                 if let Some(depth) = max_depth {
                     description += &format!("\nRules that contain themselves nest {depth} deep.");
                 }
-                Ok(json!({"type": "string", "description": description, "pattern": pattern}))
+                Ok(Text {
+                    schema: json!({"type": "string", "description": description}),
+                    pattern: Some(pattern),
+                })
             }
             _ => Err(wrong("its type is neither text nor grammar".into())),
         }
@@ -197,6 +226,11 @@ impl Tools {
             namespace: None,
             is_custom: false,
         })
+    }
+
+    /// The functions whose arguments obey more than the model is told, with their schemas.
+    pub(super) fn take_narrowed(&mut self) -> Vec<(String, Value)> {
+        std::mem::take(&mut self.narrowed)
     }
 
     /// In the form of chat completions.
