@@ -188,12 +188,11 @@ fn arguments_of(message: &mut Map<String, Value>) -> impl Iterator<Item = &mut V
     })
 }
 
-/// Renders a conversation with as few changes as possible; `hint` is the set of changes that the
-/// last conversation needed, a bit for each of [`Adjustment::ALL`], and becomes that of this one.
+/// Renders a conversation with as few changes as possible. Nothing is remembered of others, so that
+/// a conversation always has the same prompt.
 pub(super) fn fit(
     inputs: &ChatInputs,
     format: ToolFormat,
-    hint: &mut u8,
     render: impl Fn(&ChatInputs) -> Result<String, ChatError>,
 ) -> Result<Rendered, ChatError> {
     let plain = render(inputs);
@@ -228,7 +227,7 @@ pub(super) fn fit(
     let mut sets: Vec<u8> = all.filter(|set| set & !useful == 0).collect();
     // Few changes are better than many, and other forms of calls better than text.
     let as_text = bit(Adjustment::ToolsInSystem);
-    sets.sort_by_key(|set| (*set != *hint, set.count_ones(), set & as_text, *set));
+    sets.sort_by_key(|set| (set.count_ones(), set & as_text, *set));
     let mut tried: Vec<(Value, Option<Value>)> = Vec::new();
     for set in sets {
         let mut changed = inputs.clone();
@@ -246,7 +245,6 @@ pub(super) fn fit(
         }
         match render(&changed) {
             Ok(text) if !is_incomplete(&changed, &text) => {
-                *hint = set;
                 return Ok(Rendered { text, adjusted });
             }
             Ok(_) | Err(ChatError::Raised(_) | ChatError::Render { .. }) => {}
@@ -277,9 +275,18 @@ fn is_incomplete(inputs: &ChatInputs, prompt: &str) -> bool {
     let lacks_tools = tools.into_iter().flatten().any(|tool| {
         let name = tool.get("function").unwrap_or(tool).get("name");
         name.and_then(Value::as_str)
-            .is_some_and(|name| !prompt.contains(name))
+            .is_some_and(|name| !contains_word(prompt, name))
     });
     lacks_system || lacks_tools
+}
+
+/// Whether a name is in a text, and not only as a part of longer ones.
+fn contains_word(text: &str, name: &str) -> bool {
+    let goes_on = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    text.match_indices(name).any(|(at, _)| {
+        let (before, behind) = (&text[..at], &text[at + name.len()..]);
+        !goes_on(before.chars().next_back()) && !goes_on(behind.chars().next())
+    })
 }
 
 /// Whether a text is not in a prompt. Templates take words such as `/think` out of instructions, so

@@ -92,7 +92,6 @@ use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, json};
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -198,8 +197,6 @@ pub struct ChatTemplate {
     env: Environment<'static>,
     max_time: Duration,
     source: Arc<str>,
-    /// The changes that the last conversation that was fitted needed.
-    fitted: Arc<AtomicU8>,
 }
 
 impl ChatTemplate {
@@ -253,7 +250,6 @@ impl ChatTemplate {
             env,
             max_time: MAX_TIME,
             source: given,
-            fitted: Arc::default(),
         })
     }
 
@@ -292,15 +288,12 @@ impl ChatTemplate {
     ) -> Result<Rendered, ChatError> {
         let mut inputs = inputs.clone();
         conversation::prepare(&mut inputs, &self.source);
-        let mut hint = self.fitted.load(Ordering::Relaxed);
         let format = ToolFormat::of(&self.source);
         let begun = Instant::now();
-        let rendered = conversation::fit(&inputs, format, &mut hint, |inputs| {
+        conversation::fit(&inputs, format, |inputs| {
             let left = self.max_time.saturating_sub(begun.elapsed());
             self.render_within(inputs, left, &cancelled)
-        });
-        self.fitted.store(hint, Ordering::Relaxed);
-        rendered
+        })
     }
 
     /// [`ChatTemplate::render`] that stops once `cancelled` returns `true`; it is called every few

@@ -598,9 +598,9 @@ proptest! {
 #[cfg(feature = "grammar")]
 pub(crate) mod grammar {
     use super::*;
-    use ruvllm::chat::tools::{ToolChoice, ToolMask};
+    use ruvllm::chat::tools::{AfterReasoning, ToolChoice, ToolMask};
     use ruvllm::gguf::Gguf;
-    use ruvllm::grammar::TokenTrie;
+    use ruvllm::grammar::{Grammar, Syntax, TokenTrie};
     use ruvllm::sample::{Sampler, TokenMask};
     use ruvllm::tokenizer::Tokenizer;
 
@@ -617,7 +617,7 @@ pub(crate) mod grammar {
     }
 
     /// The number of bytes of `text`, token by token, that the mask allows.
-    pub(crate) fn allowed(mask: &mut ToolMask, tokenizer: &Tokenizer, text: &str) -> usize {
+    pub(crate) fn allowed(mask: &mut dyn TokenMask, tokenizer: &Tokenizer, text: &str) -> usize {
         let mut len = 0;
         for token in tokenizer.encode(text, false, false) {
             let words = mask.mask().unwrap().to_vec();
@@ -869,6 +869,70 @@ pub(crate) mod grammar {
             (either.is_calls(), either.allows(end).unwrap()),
             (Some(false), true)
         );
+    #[test]
+    fn a_grammar_holds_after_reasoning() {
+        let (tokenizer, trie) = setup();
+        let end = tokenizer.eog().next().unwrap();
+        let grammar = Grammar::new(&trie, Syntax::Lark, "start: \"yes\" | \"no\"").unwrap();
+        let mask = |prompt: &str, most: usize| {
+            let inner = Box::new(grammar.matcher());
+            AfterReasoning::wrap(inner, &trie, format("hermes"), prompt, most)
+        };
+        // The prompt has begun none.
+        let mut at_once = mask("Hi", 100);
+        assert_eq!(allowed(&mut *at_once, &tokenizer, "Hm."), 0);
+        assert_eq!(allowed(&mut *at_once, &tokenizer, "yes"), 3);
+        for answer in [
+            "Hm. yes? no?</think>yes",
+            "</think>\n\nno",
+            "a < b</think> yes",
+        ] {
+            let mut after = mask("Hi<think>\n", 100);
+            assert!(!after.allows(end).unwrap());
+            assert_eq!(
+                allowed(&mut *after, &tokenizer, answer),
+                answer.len(),
+                "{answer}"
+            );
+            assert!(after.allows(end).unwrap(), "{answer}");
+            assert_eq!(allowed(&mut *after, &tokenizer, "no"), 0, "{answer}");
+            // Back and forth.
+            after.reset();
+            let tokens = tokenizer.encode(answer, false, false);
+            for i in 0..tokens.len() {
+                after.accept(tokens[i]).unwrap();
+                let n = (i * 7 % 5).min(i + 1);
+                after.rollback(n).unwrap();
+                let again = &tokens[i + 1 - n..=i];
+                again.iter().for_each(|&token| after.accept(token).unwrap());
+            }
+            assert!(after.rollback(tokens.len() + 1).is_err());
+        }
+        let wrong = "Hm.</think>maybe";
+        let n = allowed(&mut *mask("Hi<think>", 100), &tokenizer, wrong);
+        assert!((3..=wrong.len() - 4).contains(&n), "{n}");
+        // It ends in time, by force.
+        let mut short = mask("Hi<think>", 4);
+        for token in tokenizer
+            .encode("on and on and on and on", false, false)
+            .into_iter()
+            .take(4)
+        {
+            short.accept(token).unwrap();
+        }
+        let encode = |bytes: &[u8]| tokenizer.encode(&String::from_utf8_lossy(bytes), false, false);
+        let forced = short.forced(&encode);
+        let text: Vec<u8> = forced
+            .iter()
+            .flat_map(|&id| tokenizer.token_bytes(id).unwrap())
+            .collect();
+        assert_eq!(text, b"</think>");
+        for token in forced {
+            let words = short.mask().unwrap();
+            assert_eq!(words.iter().map(|word| word.count_ones()).sum::<u32>(), 1);
+            short.accept(token).unwrap();
+        }
+        assert_eq!(allowed(&mut *short, &tokenizer, "no"), 2);
     }
 
     /// Random logits: whatever a sampler chooses, a call that has begun and ended is valid.

@@ -105,6 +105,27 @@ fn a_model_without_a_template() {
     )["prompt"]
         .clone();
     assert_eq!(prompt, "<|user|>\nhi</s>\n<|assistant|>\n");
+    // An answer ends where any role would go on.
+    let server = Server::start(&["-m", &model]);
+    for (next, end) in [
+        ("\\nAssistant: Rome.", ""),
+        ("\\nUser: And?", ""),
+        (" System: x", " "),
+    ] {
+        let body = json!({
+            "messages": [{"role": "user", "content": "hi"}],
+            "grammar": format!("root ::= \"Paris.{next}\""),
+            "max_tokens": 40,
+        });
+        let answer = server.ask("/v1/chat/completions", &body);
+        let choice = &answer["choices"][0];
+        assert_eq!(
+            choice["message"]["content"],
+            format!("Paris.{end}"),
+            "{next}"
+        );
+        assert_eq!(choice["finish_reason"], "stop", "{next}");
+    }
     let page = server.get("/").1;
     assert!(page.contains("base model"), "{page}");
 }

@@ -19,6 +19,7 @@ mod wrap;
 use limits::{charge, charged, error};
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
+use std::borrow::Cow;
 
 pub(super) use limits::{MAX_TOTAL, Raised, TooMuch};
 pub(super) use values::from_json;
@@ -26,7 +27,10 @@ pub(super) use values::from_json;
 /// Makes an environment behave like Jinja2's.
 pub(super) fn add_to(env: &mut Environment<'_>) {
     env.set_formatter(|out, _, value| {
-        let text = print::to_str(value)?;
+        let text = match value.as_str() {
+            Some(text) => Cow::Borrowed(text),
+            None => Cow::Owned(print::to_str(value)?),
+        };
         charge(text.len())?;
         Ok(out.write_str(&text)?)
     });

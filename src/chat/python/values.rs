@@ -33,7 +33,7 @@ pub(super) enum SequenceKind {
 }
 
 impl Sequence {
-    fn new(items: Vec<Value>, kind: SequenceKind) -> Value {
+    fn value(items: Vec<Value>, kind: SequenceKind) -> Value {
         let items = Mutex::new(items);
         Value::from_object(Sequence { items, kind })
     }
@@ -45,11 +45,11 @@ impl Sequence {
 
 /// A list of the template.
 pub(super) fn list(items: Vec<Value>) -> Value {
-    Sequence::new(items, SequenceKind::List)
+    Sequence::value(items, SequenceKind::List)
 }
 
 pub(super) fn tuple(items: Vec<Value>) -> Value {
-    Sequence::new(items, SequenceKind::Tuple)
+    Sequence::value(items, SequenceKind::Tuple)
 }
 
 pub(super) fn is_tuple(value: &Value) -> bool {
@@ -70,7 +70,7 @@ pub(in crate::chat) fn from_json(json: serde_json::Value) -> Value {
             let values = map.into_iter().map(|(k, v)| (k, from_json(v))).collect();
             Value::from_object(Dict { keys, values })
         }
-        serde_json::Value::Array(items) => Sequence::new(
+        serde_json::Value::Array(items) => Sequence::value(
             items.into_iter().map(from_json).collect(),
             SequenceKind::Input,
         ),

@@ -29,6 +29,5 @@ impl Tagged for KimiK3 {
             ("\" type=\"null\"<|sep|>", "null"),
         ],
         special: &["<|open|>", "<|close|>", "<|sep|>"],
-        ..Tags::COMMON
     };
 }
