@@ -71,13 +71,6 @@ fn civil_from_days(days: i64) -> (i64, u32, u32) {
     )
 }
 
-/// ISO 8601 to the second.
-impl fmt::Display for LocalTime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.strftime("%Y-%m-%dT%H:%M:%S"))
-    }
-}
-
 impl LocalTime {
     /// The system clock in UTC.
     pub fn now_utc() -> Self {
@@ -209,8 +202,9 @@ impl LocalTime {
     }
 }
 
-impl std::fmt::Display for LocalTime {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+/// ISO 8601.
+impl fmt::Display for LocalTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.strftime("%Y-%m-%dT%H:%M:%S.%f"))
     }
 }

@@ -869,6 +869,8 @@ pub(crate) mod grammar {
             (either.is_calls(), either.allows(end).unwrap()),
             (Some(false), true)
         );
+    }
+
     #[test]
     fn a_grammar_holds_after_reasoning() {
         let (tokenizer, trie) = setup();
