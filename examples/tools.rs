@@ -9,7 +9,6 @@
 
 use ruvllm::chat::tools::{Tool, ToolCall, ToolChoice, ToolFormat, ToolMask, TurnParser, TurnPart};
 use ruvllm::chat::{ChatInputs, ChatTemplate};
-use ruvllm::grammar::TokenTrie;
 use ruvllm::tokenizer::TextStream;
 use ruvllm::{Model, Sampler};
 use serde_json::{Value, json};
@@ -59,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let template = ChatTemplate::parse(source)?;
     // How this family writes calls, and the texts of its tokens: once per model.
     let format = ToolFormat::of(source);
-    let trie = TokenTrie::new(tokenizer)?;
+    let trie = model.token_trie()?;
     eprintln!("calls as {}", format.name());
 
     let described = json!([{"type": "function", "function": {

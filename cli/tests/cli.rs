@@ -355,7 +355,11 @@ fn wrong_calls() {
         2,
         &["none, mean, cls, last"],
     );
-    fails(&["template", "--messages", "m.json"], 2, &["--template"]);
+    fails(
+        &["template", "--messages", "m.json"],
+        2,
+        &["--chat-template-file"],
+    );
     fails(
         &["template", "--messages", "m.json", "--kwargs", "[1]"],
         2,
@@ -787,6 +791,49 @@ fn templates() {
     .concat();
     assert_eq!(render(&args), "BE722025-01-15 09:05");
 
+    // By llama.cpp's name, or as a text; what had to be changed is told.
+    let by_name = render(&["--chat-template", "chatml", "--add-generation-prompt"]);
+    assert_eq!(
+        by_name,
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    );
+    assert_eq!(
+        render(&["--chat-template", "{{ messages[0].role }}"]),
+        "user"
+    );
+    fails(
+        &[
+            "template",
+            "--chat-template",
+            "nonsense",
+            "--messages",
+            &messages,
+        ],
+        2,
+        &["chatml, ", "--chat-template-file"],
+    );
+    let two = folder.file(
+        "two.json",
+        r#"[{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]"#,
+    );
+    let alone = folder.file(
+        "alone.jinja",
+        "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('users') }}{% endif %}{{ m.content }}{% endfor %}",
+    );
+    let fitted = run(&[
+        "template",
+        "--chat-template-file",
+        &alone,
+        "--messages",
+        &two,
+    ]);
+    assert_eq!(text(&fitted), "a\n\nb");
+    assert!(
+        stderr(&fitted).contains("no system role"),
+        "{}",
+        stderr(&fitted)
+    );
+
     let refusing = folder.file("r.jinja", "a{{ raise_exception('only users') }}");
     fails(
         &["template", "--template", &refusing, "--messages", &messages],
@@ -1072,7 +1119,7 @@ fn grammars() {
     assert!(["yes", "no"].contains(&&generated(&["--grammar", lark])[..]));
     assert_eq!(generated(&["--regex", "[0-9]{3}"]).len(), 3);
     fails(
-        &["-p", "x", "--json-schema", r#"{"not": {}}"#],
+        &["-p", "x", "--json-schema", r#"{"not": {"const": 1}}"#],
         2,
         &["--json-schema", "\"not\"", "not enforced"],
     );
@@ -1706,14 +1753,59 @@ fn batches() {
         &["7 of 8 requests failed"],
     );
     let all = results(&out);
-    for (id, _, part) in wrong {
-        assert_eq!(all[id]["response"]["status_code"], 400);
-        let message = all[id]["error"]["message"].as_str().unwrap();
-        assert!(message.contains(part), "{id}: {message}");
+    for (id, _, part) in &wrong {
+        assert_eq!(all[*id]["response"]["status_code"], 400);
+        let message = all[*id]["error"]["message"].as_str().unwrap();
+        assert!(message.contains(*part), "{id}: {message}");
     }
     assert_eq!(all["path"]["response"]["status_code"], 405);
     assert_eq!(all["path"]["error"]["message"], "this path takes no POST");
     assert!(all["good"]["error"].is_null());
+
+    // Called again: nothing is computed, and the failures are told again. Asked to try again:
+    // those that failed, and no other.
+    let again = [
+        "batch",
+        "-m",
+        &model,
+        "-f",
+        &file,
+        "-o",
+        &output,
+        "--ignore-eos",
+    ];
+    let before = std::fs::read(&out).unwrap();
+    fails(&again, 1, &["7 of 8 requests failed"]);
+    assert_eq!(std::fs::read(&out).unwrap(), before);
+    let fixed = wrong
+        .iter()
+        .map(|(id, ..)| line(id, "/v1/completions", completion(2)))
+        .collect::<String>();
+    let fixed = fixed
+        + &line("path", "/v1/completions", completion(3))
+        + &line(
+            "good",
+            "/v1/completions",
+            json!({"prompt": "not asked again", "n": 0}),
+        );
+    let file = folder.file("wrong.jsonl", fixed);
+    let again = [
+        "batch",
+        "-m",
+        &model,
+        "-f",
+        &file,
+        "-o",
+        &output,
+        "--ignore-eos",
+    ];
+    fails(&again, 1, &["7 of 8 requests failed"]);
+    text(&run(&[&again[..], &["--retry-failed"]].concat()));
+    let now = results(&out);
+    assert_eq!(now.len(), 8);
+    assert!(now.values().all(|result| result["error"].is_null()));
+    assert_eq!(now["good"], all["good"]);
+    text(&run(&again));
 
     // What is no batch is refused before anything is computed.
     for (name, bytes, part) in [

@@ -12,16 +12,28 @@ use std::time::{Duration, Instant};
 mod calls;
 #[path = "serve/content.rs"]
 mod content;
+#[path = "serve/echo.rs"]
+mod echo;
 #[path = "serve/hostile.rs"]
 mod hostile;
 #[path = "serve/load.rs"]
 mod load;
+#[path = "serve/messages.rs"]
+mod messages;
 #[path = "serve/overhead.rs"]
 mod overhead;
+#[path = "serve/responses.rs"]
+mod responses;
 #[path = "serve/sharing.rs"]
 mod sharing;
+#[path = "serve/strictness.rs"]
+mod strictness;
+#[path = "serve/templates.rs"]
+mod templates;
 #[path = "serve/tiny.rs"]
 mod tiny;
+#[path = "serve/tools.rs"]
+mod tools;
 #[path = "serve/vectors.rs"]
 mod vectors;
 
@@ -662,8 +674,13 @@ fn formats_and_tools() {
         .filter_map(|event| event["choices"][0]["delta"]["tool_calls"].as_array())
         .flatten()
         .collect();
-    assert_eq!((calls.len(), &calls[0]["index"]), (1, &json!(0)));
-    check(calls[0]);
+    assert!(calls.iter().all(|call| call["index"] == 0));
+    let arguments = calls
+        .iter()
+        .map(|call| call["function"]["arguments"].as_str().unwrap());
+    let mut streamed = calls[0].clone();
+    streamed["function"]["arguments"] = arguments.collect::<String>().into();
+    check(&streamed);
     // What was called, and what came of it, goes on.
     let call = &choice["message"]["tool_calls"][0];
     let more = json!([{"role": "user", "content": "Choose."}, {"role": "assistant", "content": null, "tool_calls": [call]},
@@ -716,6 +733,19 @@ fn fields_that_the_server_does_not_know() {
             "{path}: {answer}"
         );
     }
+    // The header stays small, and ASCII.
+    let mut body = json!({"prompt": "a", "max_tokens": 1});
+    for i in 0..500 {
+        body[format!("field {i}, \u{e9}\r\n{}", "x".repeat(i))] = i.into();
+    }
+    let (status, name, answer) = ask(server, "/v1/completions", &body);
+    let names = name.unwrap_or_default();
+    assert!(status == 200 && names.len() <= 1024, "{answer}");
+    assert!(
+        names.starts_with("field%200%2c%20%c3%a9%0d%0a, field%201"),
+        "{names}"
+    );
+    assert!(names.is_ascii() && names.ends_with(", ..."), "{names}");
     let body = json!({"messages": user, "max_tokens": 2, "guided_regex": "a+"});
     let (status, _, answer) = ask(server, "/v1/chat/completions", &body);
     assert!(status == 400 && answer.contains("guided_regex"), "{answer}");
@@ -793,7 +823,7 @@ fn bad_requests() {
         400,
         "grammar",
     );
-    refused(json!({"prompt": "a", "echo": true}), 400, "echo");
+    refused(json!({"prompt": "a", "suffix": "b"}), 400, "suffix");
     // What is wrong is not sent back whole.
     let (status, response) = server.send(
         "POST",
@@ -1373,6 +1403,20 @@ fn named_events(server: &Server, path: &str, mut body: Value) -> Vec<Value> {
     all
 }
 
+/// The header that names what had no effect, and the response to a request that has to work.
+#[track_caller]
+fn ignored(server: &Server, path: &str, body: &Value) -> (String, Value) {
+    let (status, head, response) = server.exchange("POST", path, "", &body.to_string());
+    assert_eq!(status, 200, "{response}");
+    let names = head
+        .lines()
+        .find_map(|line| line.strip_prefix("x-ruvllm-ignored: "));
+    (
+        names.unwrap_or_default().to_owned(),
+        serde_json::from_str(&response).unwrap(),
+    )
+}
+
 fn types(events: &[Value]) -> Vec<&str> {
     events
         .iter()
@@ -1383,256 +1427,6 @@ fn types(events: &[Value]) -> Vec<&str> {
 fn choose_schema() -> Value {
     json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["n"],
         "additionalProperties": false})
-}
-
-/// The text of chat completions, in the words of Responses; streamed, too.
-#[test]
-fn responses() {
-    let server = &*shared();
-    let messages = json!([{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is a trait?"}]);
-    let chat = server.ask(
-        "/v1/chat/completions",
-        &json!({"messages": messages, "max_tokens": 12}),
-    );
-    let text = chat["choices"][0]["message"]["content"].as_str().unwrap();
-    let body = json!({"model": "m", "instructions": "Be short.", "input": "What is a trait?", "max_output_tokens": 12});
-    let response = server.ask("/v1/responses", &body);
-    assert_eq!(response["output"][0]["content"][0]["text"], *text);
-    assert_eq!(
-        (response["status"].as_str(), response["object"].as_str()),
-        (Some("incomplete"), Some("response"))
-    );
-    assert_eq!(response["usage"]["output_tokens"], 12);
-    let parts = json!([{"type": "message", "role": "developer", "content": "Be short."},
-        {"role": "user", "content": [{"type": "input_text", "text": "What is a "}, {"type": "input_text", "text": "trait?"}]}]);
-    let events = named_events(
-        server,
-        "/v1/responses",
-        json!({"input": parts, "max_output_tokens": 12}),
-    );
-    let streamed: String = events
-        .iter()
-        .filter_map(|event| event["delta"].as_str())
-        .collect();
-    assert_eq!(streamed, text);
-    let kinds = types(&events);
-    assert_eq!(
-        kinds[..4],
-        [
-            "response.created",
-            "response.in_progress",
-            "response.output_item.added",
-            "response.content_part.added"
-        ]
-    );
-    assert_eq!(
-        kinds[kinds.len() - 4..],
-        [
-            "response.output_text.done",
-            "response.content_part.done",
-            "response.output_item.done",
-            "response.incomplete"
-        ]
-    );
-    assert!(
-        events
-            .iter()
-            .enumerate()
-            .all(|(i, event)| event["sequence_number"] == i),
-        "{events:?}"
-    );
-    assert_eq!(
-        events.last().unwrap()["response"]["output"][0]["content"][0]["text"],
-        *text
-    );
-
-    let tools = json!([{"type": "function", "name": "choose", "parameters": choose_schema()}]);
-    let body = json!({"input": "Choose.", "tools": tools, "tool_choice": "required", "parallel_tool_calls": false, "temperature": 1});
-    let response = server.ask("/v1/responses", &body);
-    let call = &response["output"].as_array().unwrap().last().unwrap();
-    assert_eq!(
-        (call["type"].as_str(), response["status"].as_str()),
-        (Some("function_call"), Some("completed"))
-    );
-    let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
-    assert!(
-        jsonschema::is_valid(&choose_schema(), &arguments),
-        "{arguments}"
-    );
-    let events = named_events(server, "/v1/responses", body);
-    let done = events
-        .iter()
-        .find(|event| event["type"] == "response.function_call_arguments.done")
-        .unwrap();
-    assert!(
-        serde_json::from_str::<Value>(done["arguments"].as_str().unwrap()).unwrap()["n"].is_u64()
-    );
-    let input = json!([{"role": "user", "content": "Choose."}, call,
-        {"type": "function_call_output", "call_id": call["call_id"], "output": "done"}]);
-    server.ask(
-        "/v1/responses",
-        &json!({"input": input, "tools": tools, "max_output_tokens": 4}),
-    );
-
-    let format = json!({"format": {"type": "json_schema", "name": "n", "schema": choose_schema(), "strict": true}});
-    let response = server.ask(
-        "/v1/responses",
-        &json!({"input": "Choose.", "text": format, "temperature": 1}),
-    );
-    let value = serde_json::from_str(
-        response["output"][0]["content"][0]["text"]
-            .as_str()
-            .unwrap(),
-    )
-    .unwrap();
-    assert!(jsonschema::is_valid(&choose_schema(), &value), "{value}");
-    for (body, message) in [
-        (
-            json!({"input": "a", "previous_response_id": "resp_1"}),
-            "nothing is stored",
-        ),
-        (json!({"input": [{"type": "web_search_call"}]}), "input[0]"),
-        (
-            json!({"input": "a", "tools": [{"type": "web_search"}]}),
-            "tools[0]",
-        ),
-        (json!({"input": 1}), "input"),
-    ] {
-        let (status, response) = server.post("/v1/responses", &body);
-        assert!(
-            status == 400
-                && response["error"]["message"]
-                    .as_str()
-                    .unwrap()
-                    .contains(message),
-            "{response}"
-        );
-    }
-}
-
-/// The text of chat completions, in the words of Anthropic's API; streamed, too.
-#[test]
-fn messages() {
-    let server = &*shared();
-    let messages = json!([{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is a trait?"}]);
-    let chat = server.ask(
-        "/v1/chat/completions",
-        &json!({"messages": messages, "max_tokens": 12}),
-    );
-    let text = chat["choices"][0]["message"]["content"].as_str().unwrap();
-    let body = json!({"model": "m", "system": [{"type": "text", "text": "Be short."}], "max_tokens": 12,
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "What is a trait?"}]}]});
-    let message = server.ask("/v1/messages", &body);
-    assert_eq!(message["content"], json!([{"type": "text", "text": text}]));
-    assert_eq!(
-        (message["stop_reason"].as_str(), message["role"].as_str()),
-        (Some("max_tokens"), Some("assistant"))
-    );
-    let n_prompt = message["usage"]["input_tokens"].as_u64().unwrap()
-        + message["usage"]["cache_read_input_tokens"]
-            .as_u64()
-            .unwrap();
-    let mut count = body.clone();
-    count.as_object_mut().unwrap().shift_remove("max_tokens");
-    assert_eq!(
-        server.ask("/v1/messages/count_tokens", &count)["input_tokens"],
-        n_prompt
-    );
-    let events = named_events(server, "/v1/messages", body);
-    let streamed: String = events
-        .iter()
-        .filter_map(|event| event["delta"]["text"].as_str())
-        .collect();
-    assert_eq!(streamed, text);
-    assert_eq!(events[0]["message"]["usage"]["input_tokens"], n_prompt);
-    let kinds = types(&events);
-    assert_eq!(
-        kinds[..3],
-        [
-            "message_start",
-            "content_block_start",
-            "content_block_delta"
-        ]
-    );
-    assert_eq!(
-        kinds[kinds.len() - 3..],
-        ["content_block_stop", "message_delta", "message_stop"]
-    );
-
-    let tools =
-        json!([{"name": "choose", "description": "A number.", "input_schema": choose_schema()}]);
-    let choice = json!({"type": "tool", "name": "choose", "disable_parallel_tool_use": true});
-    let user = json!({"role": "user", "content": "Choose."});
-    let body = json!({"messages": [user], "max_tokens": 200, "tools": tools, "tool_choice": choice, "temperature": 1});
-    let message = server.ask("/v1/messages", &body);
-    let call = message["content"].as_array().unwrap().last().unwrap();
-    assert_eq!(
-        (call["type"].as_str(), message["stop_reason"].as_str()),
-        (Some("tool_use"), Some("tool_use"))
-    );
-    assert!(
-        jsonschema::is_valid(&choose_schema(), &call["input"]),
-        "{call}"
-    );
-    let events = named_events(server, "/v1/messages", body);
-    let arguments: String = events
-        .iter()
-        .filter_map(|event| event["delta"]["partial_json"].as_str())
-        .collect();
-    assert!(
-        jsonschema::is_valid(&choose_schema(), &serde_json::from_str(&arguments).unwrap()),
-        "{arguments}"
-    );
-    let result = json!({"type": "tool_result", "tool_use_id": call["id"], "content": [{"type": "text", "text": "done"}]});
-    let more = json!([user, {"role": "assistant", "content": message["content"]}, {"role": "user", "content": [result]}]);
-    server.ask(
-        "/v1/messages",
-        &json!({"messages": more, "max_tokens": 4, "tools": tools}),
-    );
-
-    let user = json!([{"role": "user", "content": "What is a trait?"}]);
-    let free = server.ask("/v1/messages", &json!({"messages": user, "max_tokens": 12}));
-    let word = free["content"][0]["text"]
-        .as_str()
-        .unwrap()
-        .split_whitespace()
-        .nth(1)
-        .unwrap();
-    let stopped = server.ask(
-        "/v1/messages",
-        &json!({"messages": user, "max_tokens": 12, "stop_sequences": [word]}),
-    );
-    assert_eq!(
-        (
-            stopped["stop_reason"].as_str(),
-            stopped["stop_sequence"].as_str()
-        ),
-        (Some("stop_sequence"), Some(word))
-    );
-    for (body, message) in [
-        (json!({"messages": user}), "max_tokens"),
-        (
-            json!({"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1}),
-            "messages[0]",
-        ),
-        (json!({"messages": user, "max_tokens": 0}), "max_tokens"),
-        (
-            json!({"messages": user, "max_tokens": 1, "thinking": {"type": "some"}}),
-            "thinking",
-        ),
-        (json!({"messages": user, "max_tokens": 1, "n": 2}), "n: "),
-        (json!("messages"), "not a JSON object"),
-    ] {
-        let (status, response) = server.post("/v1/messages", &body);
-        assert!(status == 400 && response["type"] == "error", "{response}");
-        assert!(
-            response["error"]["message"]
-                .as_str()
-                .unwrap()
-                .contains(message),
-            "{response}"
-        );
-    }
 }
 
 /// Vectors as `ruvllm embed` makes them, as numbers and as the bytes that openai-python asks for.

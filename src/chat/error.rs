@@ -50,6 +50,12 @@ pub enum ChatError {
         /// The limit.
         limit: std::time::Duration,
     },
+    /// The template took more memory than any legitimate one.
+    #[error("the chat template takes more than {limit} bytes of memory")]
+    OutOfMemory {
+        /// The limit.
+        limit: u64,
+    },
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,

@@ -5,25 +5,29 @@
 //! controls, `raise_exception`, `strftime_now`, `{% generation %}`, a `tojson` that is Python's
 //! `json.dumps`, and `tools` and `documents` that are `None` when absent.
 //!
-//! The engine is `minijinja`; where it differs from Jinja2 on Python, `python.rs` has the Python
-//! behaviour: how values print, string methods, tests, filters.
+//! The engine is `minijinja`; where it differs from Jinja2 on Python, `python/` has the Python
+//! behaviour: how values print, operators, methods, tests, filters. `translate.rs` puts a template's
+//! operators into calls of these functions.
 //!
 //! A template comes with a file from an unknown source, so it is hostile input. It can access only
 //! its inputs: no files, no other templates, no attributes of host objects (as in the published
-//! attack CVE-2024-34359). Its length, steps, recursion and output are limited, and so is the
-//! output of each filter and method; parsing and rendering end with an error after ten seconds
+//! attack CVE-2024-34359). Its length, steps, recursion and output are limited, and so is each value
+//! that an operator, filter, method or printed text makes, and the sum of all of them in one
+//! rendering (1 GiB); parsing and rendering end with an error after ten seconds
 //! ([`ChatTemplate::set_max_time`]), or when they are cancelled.
 //!
-//! **Not limited**, since the engine has no hook for its operators, are their intermediate results:
-//! - Memory. Forty times `{% set a = a ~ a %}`, `a + a` with texts or lists, `a * n`, or text
-//!   collected by `{% set %}…{% endset %}`, exhaust the memory within a second or two; the process
-//!   then aborts, or the system ends it.
+//! **Not limited**:
 //! - Work that has begun. Lists that contain the same list twice, nested forty deep, take
 //!   practically forever to compare (`==`, `in`, as keys). The call ends in time, but its thread
 //!   cannot be stopped and keeps a core busy until the process ends.
+//! - The memory of what is made of many tiny values is estimated, not measured: names and empty
+//!   lists take more than is counted, up to some hundred bytes for each of two million steps.
 //!
-//! So render a template that you do not trust in a process of its own with a memory limit, or not
-//! at all.
+//! The program `ruvllm` renders in a process of its own with a memory limit, which is killed when it
+//! takes too long; do the same with templates that you do not trust.
+//!
+//! A conversation that a template refuses as it is, as it has two system messages or roles that do
+//! not alternate, can be fitted to it: [`ChatTemplate::render_fitted`].
 //!
 //! ```
 //! # fn main() -> Result<(), ruvllm::ChatError> {
@@ -77,20 +81,24 @@
 //! # }
 //! ```
 
+mod conversation;
 mod error;
 mod python;
 mod time;
 pub mod tools;
+mod translate;
 
 use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, json};
-use std::borrow::Cow;
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
+pub use conversation::{Adjustment, Rendered};
 pub use error::ChatError;
 pub use time::LocalTime;
+use tools::ToolFormat;
 
 /// Longest template, in bytes. The longest published ones have about 20 kB.
 const MAX_SOURCE: usize = 256 << 10;
@@ -188,6 +196,7 @@ impl ChatInputs {
 pub struct ChatTemplate {
     env: Environment<'static>,
     max_time: Duration,
+    source: Arc<str>,
 }
 
 impl ChatTemplate {
@@ -202,30 +211,45 @@ impl ChatTemplate {
                 limit: MAX_SOURCE,
             });
         }
-        let source = prepare(source);
+        let given: Arc<str> = source.into();
+        // As in Jinja2; Rust's end of a last line is kept.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let env = on_own_thread(
             MAX_TIME,
             || false,
             move || {
+                let translated = translate::translate(&source);
                 let mut env = Environment::new();
                 python::add_to(&mut env);
                 env.set_trim_blocks(true);
                 env.set_lstrip_blocks(true);
                 env.set_recursion_limit(MAX_RECURSION);
                 env.set_fuel(Some(MAX_STEPS));
-                env.add_template_owned(NAME, source)
+                let (dialect, fault) = match translated {
+                    Ok(dialect) => (dialect, None),
+                    // The engine's own message is better, if it finds a fault, too.
+                    Err(fault) => (source, Some(fault)),
+                };
+                env.add_template_owned(NAME, dialect)
                     .map_err(|e| ChatError::Syntax {
                         line: e.line().unwrap_or(0),
                         message: e
                             .detail()
                             .map_or_else(|| e.kind().to_string(), str::to_owned),
                     })?;
-                Ok(env)
+                match fault {
+                    Some(fault) => Err(ChatError::Syntax {
+                        line: fault.line,
+                        message: fault.message,
+                    }),
+                    None => Ok(env),
+                }
             },
         )?;
         Ok(Self {
             env,
             max_time: MAX_TIME,
+            source: given,
         })
     }
 
@@ -234,14 +258,42 @@ impl ChatTemplate {
         self.max_time = max_time;
     }
 
-    /// Renders a conversation.
+    /// Renders a conversation as it is.
     ///
     /// # Errors
     /// [`ChatError::Raised`] if the template refuses the conversation, [`ChatError::Render`] if the
-    /// template fails, [`ChatError::OutOfSteps`], [`ChatError::OutOfTime`] and
-    /// [`ChatError::OutputTooLong`] at the limits.
+    /// template fails, [`ChatError::OutOfSteps`], [`ChatError::OutOfTime`],
+    /// [`ChatError::OutOfMemory`] and [`ChatError::OutputTooLong`] at the limits.
     pub fn render(&self, inputs: &ChatInputs) -> Result<String, ChatError> {
         self.render_unless(inputs, || false)
+    }
+
+    /// Renders a conversation. If the template refuses it, or leaves out its system messages or its
+    /// tools, the conversation is changed as little as possible to what the template takes.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`], of the conversation as it is.
+    pub fn render_fitted(&self, inputs: &ChatInputs) -> Result<Rendered, ChatError> {
+        self.render_fitted_unless(inputs, || false)
+    }
+
+    /// [`ChatTemplate::render_fitted`] that stops once `cancelled` returns `true`.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render_fitted`], and [`ChatError::Cancelled`].
+    pub fn render_fitted_unless(
+        &self,
+        inputs: &ChatInputs,
+        cancelled: impl Fn() -> bool,
+    ) -> Result<Rendered, ChatError> {
+        let mut inputs = inputs.clone();
+        conversation::prepare(&mut inputs, &self.source);
+        let format = ToolFormat::of(&self.source);
+        let begun = Instant::now();
+        conversation::fit(&inputs, format, |inputs| {
+            let left = self.max_time.saturating_sub(begun.elapsed());
+            self.render_within(inputs, left, &cancelled)
+        })
     }
 
     /// [`ChatTemplate::render`] that stops once `cancelled` returns `true`; it is called every few
@@ -252,6 +304,15 @@ impl ChatTemplate {
     pub fn render_unless(
         &self,
         inputs: &ChatInputs,
+        cancelled: impl Fn() -> bool,
+    ) -> Result<String, ChatError> {
+        self.render_within(inputs, self.max_time, cancelled)
+    }
+
+    fn render_within(
+        &self,
+        inputs: &ChatInputs,
+        max_time: Duration,
         cancelled: impl Fn() -> bool,
     ) -> Result<String, ChatError> {
         let now = inputs.now.unwrap_or_else(LocalTime::now_utc);
@@ -270,7 +331,7 @@ impl ChatTemplate {
         variables.insert("eos_token".into(), inputs.eos_token.clone().into());
         variables.extend(inputs.kwargs.clone());
 
-        on_own_thread(self.max_time, cancelled, move || {
+        on_own_thread(max_time, cancelled, move || {
             let mut out = Bounded {
                 bytes: Vec::new(),
                 exceeded: false,
@@ -320,31 +381,6 @@ fn on_own_thread<T: Send + 'static>(
     }
 }
 
-/// Source transformations of Jinja2 that `minijinja` lacks: line ends become `\n`, and Hugging
-/// Face's `{% generation %}` marks a scope without printing anything.
-fn prepare(source: &str) -> String {
-    let source = source.replace("\r\n", "\n").replace('\r', "\n");
-    let mut out = String::with_capacity(source.len());
-    let mut rest = &source[..];
-    while let Some(at) = rest.find("{%") {
-        let (before, tag) = rest.split_at(at + 2);
-        out.push_str(before);
-        let Some(end) = tag.find("%}") else {
-            rest = tag;
-            break;
-        };
-        let inner = &tag[..end];
-        let name = inner.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
-        out.push_str(&match name {
-            "generation" => Cow::Owned(inner.replace(name, "with")),
-            "endgeneration" => Cow::Owned(inner.replace(name, "endwith")),
-            _ => Cow::Borrowed(inner),
-        });
-        rest = &tag[end..];
-    }
-    out + rest
-}
-
 /// A buffer that refuses to grow past [`MAX_OUTPUT`].
 struct Bounded {
     bytes: Vec<u8>,
@@ -372,6 +408,11 @@ fn explain(error: &minijinja::Error) -> ChatError {
     while let Some(e) = source {
         if let Some(raised) = e.downcast_ref::<python::Raised>() {
             return ChatError::Raised(raised.0.to_string());
+        }
+        if e.downcast_ref::<python::TooMuch>().is_some() {
+            return ChatError::OutOfMemory {
+                limit: python::MAX_TOTAL as u64,
+            };
         }
         if e.downcast_ref::<minijinja::Error>()
             .is_some_and(|e| e.kind() == ErrorKind::OutOfFuel)

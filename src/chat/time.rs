@@ -1,6 +1,7 @@
 //! Time of day and calendar for `strftime_now`.
 
 use crate::chat::ChatError;
+use std::fmt;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -73,9 +74,12 @@ fn civil_from_days(days: i64) -> (i64, u32, u32) {
 impl LocalTime {
     /// The system clock in UTC.
     pub fn now_utc() -> Self {
-        let since = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        Self::utc(SystemTime::now())
+    }
+
+    /// A time in UTC; one before 1970 is its beginning.
+    pub fn utc(time: SystemTime) -> Self {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         let seconds = since.as_secs();
         let (year, month, day) = civil_from_days((seconds / 86_400) as i64);
         let of_day = (seconds % 86_400) as u32;
@@ -114,7 +118,7 @@ impl LocalTime {
 
     /// Formats like C's and Python's `strftime` in the C locale, with glibc's `-` (no padding)
     /// and `_` (spaces) flags. An unknown directive stays as it is.
-    pub(super) fn strftime(&self, format: &str) -> String {
+    pub fn strftime(&self, format: &str) -> String {
         let mut out = String::new();
         let mut rest = format;
         while let Some(at) = rest.find('%') {
@@ -198,6 +202,13 @@ impl LocalTime {
     }
 }
 
+/// ISO 8601.
+impl fmt::Display for LocalTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.strftime("%Y-%m-%dT%H:%M:%S.%f"))
+    }
+}
+
 impl FromStr for LocalTime {
     type Err = ChatError;
 
@@ -278,6 +289,12 @@ mod tests {
             assert_eq!(days_from_civil(y, m, d), days);
         }
         assert_eq!(days_from_civil(2000, 2, 29), 11_016);
+    }
+
+    #[test]
+    fn a_time_is_read_as_it_is_written() {
+        let time: LocalTime = "2025-01-05T09:05:07.25".parse().unwrap();
+        assert_eq!(time.to_string().parse(), Ok(time));
     }
 
     /// Results of CPython's `datetime.strftime` on glibc.

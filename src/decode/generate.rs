@@ -425,10 +425,9 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         };
         let (session, sampler): (&Session, &mut Sampler) =
             ((*session).borrow(), sampler.borrow_mut());
-        self.pending = Some(
-            self.writer
-                .sample(sampler, session.logits(), session.tokens())?,
-        );
+        self.pending = self
+            .writer
+            .sample(sampler, session.logits(), session.tokens())?;
         self.timings.sample += timer.elapsed();
         Ok(())
     }

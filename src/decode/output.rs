@@ -5,7 +5,7 @@ use crate::decode::DecodeError;
 use crate::decode::speculative::DraftStats;
 use crate::engine::options::CachedTokens;
 use crate::model::Model;
-use crate::sample::{SampleError, Sampler};
+use crate::sample::{MaskError, SampleError, Sampler};
 use crate::tokenizer::TextStream;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -22,6 +22,9 @@ pub enum StopReason {
     MaxTokens,
     /// The context is full; the session does not hold the last token.
     ContextFull,
+    /// The sampler's mask, such as a grammar, allows no token or has reached its limits: the text
+    /// obeys it so far, and is not complete.
+    MaskLimit,
     /// A request to a [`Scheduler`](crate::scheduler::Scheduler) was cancelled, or its
     /// [`Stream`](crate::scheduler::Stream) dropped.
     Cancelled,
@@ -245,25 +248,34 @@ impl PieceWriter {
         &logits[..n_vocab.min(logits.len())]
     }
 
-    /// Samples the token that follows `history`.
+    /// Samples the token that follows `history`; or ends, where the sampler's mask cannot go on.
     pub(crate) fn sample(
-        &self,
+        &mut self,
         sampler: &mut Sampler,
         logits: &[f32],
         history: &[u32],
-    ) -> Result<Piece, DecodeError> {
+    ) -> Result<Option<Piece>, DecodeError> {
         let logits = self.of_tokens(logits);
-        Ok(match self.logprobs {
-            None => Piece::new(sampler.sample(logits, history)?),
+        let piece = match self.logprobs {
+            None => sampler.sample(logits, history).map(Piece::new),
             Some(n_top) => {
-                let sampled = sampler.sample_with_logprobs(logits, history, n_top)?;
-                Piece {
+                let sampled = sampler.sample_with_logprobs(logits, history, n_top);
+                sampled.map(|sampled| Piece {
                     logprob: Some(sampled.logprob),
                     top_logprobs: sampled.top,
                     ..Piece::new(sampled.token)
-                }
+                })
             }
-        })
+        };
+        match piece {
+            Err(SampleError::Mask(
+                MaskError::TooComplex { .. } | MaskError::NothingAllowed { .. },
+            )) => {
+                self.end(StopReason::MaskLimit);
+                Ok(None)
+            }
+            piece => Ok(Some(piece?)),
+        }
     }
 
     /// Adds the log-probabilities of a forced piece, if they are requested, from the logits before

@@ -4,6 +4,9 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrammarError {
+    /// The model has no tokenizer.
+    #[error("the model has no tokenizer; a grammar needs one")]
+    NoTokenizer,
     /// No token ends a text.
     #[error("the tokenizer has no token that ends a generation; a grammar needs one")]
     NoEnd,
@@ -27,6 +30,12 @@ pub enum GrammarError {
     #[error("the grammar nests deeper than {limit} levels")]
     TooDeep {
         /// Greatest depth accepted.
+        limit: usize,
+    },
+    /// A schema has too many parts.
+    #[error("the JSON Schema is too large; the limit is {limit}")]
+    TooLarge {
+        /// Greatest number of parts, or of bytes, accepted.
         limit: usize,
     },
     /// Compiling takes too long.
@@ -62,4 +71,37 @@ pub enum GrammarError {
         /// Why it is refused.
         message: String,
     },
+}
+
+/// A keyword of a JSON Schema that a grammar does not enforce: it accepts more than the schema.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Loosened {
+    /// The keyword; `schema` for all of them.
+    pub keyword: String,
+    /// Where the schema with the keyword is, as a JSON pointer; empty for the whole schema.
+    pub path: String,
+    /// Why it is not enforced.
+    pub message: String,
+}
+
+impl std::fmt::Display for Loosened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} at {:?} {}", self.keyword, self.path, self.message)
+    }
+}
+
+impl From<Loosened> for GrammarError {
+    fn from(of: Loosened) -> Self {
+        let Loosened {
+            keyword,
+            path,
+            message,
+        } = of;
+        Self::Keyword {
+            keyword,
+            path,
+            message,
+        }
+    }
 }

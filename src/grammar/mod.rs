@@ -7,11 +7,11 @@
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use ruvllm::grammar::{Grammar, TokenTrie};
+//! use ruvllm::grammar::Grammar;
 //! use ruvllm::{Model, Sampler};
 //!
 //! let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
-//! let trie = TokenTrie::new(model.tokenizer().ok_or("this model has no tokenizer")?)?;
+//! let trie = model.token_trie()?;
 //! let schema = r#"{
 //!     "type": "object",
 //!     "properties": {"borrows": {"enum": ["shared", "mutable"]}, "times": {"type": "integer", "minimum": 0, "maximum": 9}},
@@ -46,18 +46,22 @@
 //!
 //! Properties of JSON objects come in the order of the schema's `properties`, and between two JSON
 //! tokens there is at most one space, so that a weak model cannot write blanks up to its limit.
-//! Lengths that the schema does not bound are unbounded: strings without `maxLength`, arrays
-//! without `maxItems`, the digits of a fraction.
+//! Strings without `maxLength` and arrays without `maxItems` are unbounded; a number ends after 32
+//! digits in a row, or two of an exponent, if it may end there.
 
+mod digits;
 mod error;
 mod gbnf;
 mod pattern;
 mod schema;
+#[cfg(feature = "chat")]
+pub(crate) mod schema_parts;
 
-pub use error::GrammarError;
+pub use error::{GrammarError, Loosened};
 
 use crate::sample::{MaskError, TokenMask};
 use crate::tokenizer::Tokenizer;
+use digits::DigitTokens;
 use llguidance::api::{GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{
@@ -111,6 +115,8 @@ struct Trie {
     factory: ParserFactory,
     /// Tokens that end a generation, in ascending order. The engine knows only the first.
     eog: Vec<u32>,
+    /// `None` if numbers cannot be told from texts.
+    digits: Option<DigitTokens>,
 }
 
 impl fmt::Debug for TokenTrie {
@@ -140,16 +146,8 @@ impl TokenizerEnv for Env {
     }
 }
 
-impl TokenTrie {
-    /// Builds the tree of `tokenizer`'s tokens.
-    ///
-    /// Control tokens are no text: a grammar matches them only where it names them, which in Lark
-    /// is `<name>` or `<[id]>`.
-    ///
-    /// # Errors
-    /// [`GrammarError::NoEnd`] when no token ends a generation, [`GrammarError::Vocabulary`] when
-    /// the engine refuses the vocabulary.
-    pub fn new(tokenizer: &Tokenizer) -> Result<Self, GrammarError> {
+impl Trie {
+    fn new(tokenizer: &Tokenizer) -> Result<Self, GrammarError> {
         let mut eog: Vec<u32> = tokenizer.eog().collect();
         let end = tokenizer
             .eos()
@@ -198,7 +196,27 @@ impl TokenTrie {
         let mut factory = factory.map_err(|e| refused(first_line(&format!("{e:#}"))))?;
         factory.quiet();
         *factory.limits_mut() = limits();
-        Ok(Self(Arc::new(Trie { factory, eog })))
+        let digits = DigitTokens::of(factory.tok_env().tok_trie());
+        Ok(Self {
+            factory,
+            eog,
+            digits,
+        })
+    }
+}
+
+impl TokenTrie {
+    /// Builds the tree of `tokenizer`'s tokens, which takes a second for a vocabulary of 262,144.
+    /// [`Model::token_trie`](crate::Model::token_trie) keeps it.
+    ///
+    /// Control tokens are no text: a grammar matches them only where it names them, which in Lark
+    /// is `<name>` or `<[id]>`.
+    ///
+    /// # Errors
+    /// [`GrammarError::NoEnd`] when no token ends a generation, [`GrammarError::Vocabulary`] when
+    /// the engine refuses the vocabulary.
+    pub fn new(tokenizer: &Tokenizer) -> Result<Self, GrammarError> {
+        Ok(Self(Arc::new(Trie::new(tokenizer)?)))
     }
 
     /// Number of tokens.
@@ -285,6 +303,9 @@ pub struct Grammar {
     trie: TokenTrie,
     /// State at the start of the text.
     start: Arc<llguidance::Matcher>,
+    loosened: Arc<[Loosened]>,
+    /// Whether it is a schema's, whose numbers have to end.
+    ends_numbers: bool,
 }
 
 impl fmt::Debug for Grammar {
@@ -310,6 +331,16 @@ impl Grammar {
     /// As [`Grammar::new`]; [`GrammarError::Keyword`] for keywords that cannot be enforced.
     pub fn json_schema(trie: &TokenTrie, schema: &str) -> Result<Self, GrammarError> {
         Self::new(trie, Syntax::JsonSchema, schema)
+    }
+
+    /// A grammar of JSON values that a schema describes, as far as it can be enforced:
+    /// [`Grammar::loosened`] says what is not.
+    ///
+    /// # Errors
+    /// As [`Grammar::new`], but not for keywords.
+    pub fn lenient_json_schema(trie: &TokenTrie, schema: &str) -> Result<Self, GrammarError> {
+        let lenient = Source::Schema(Strictness::Lenient);
+        Self::of_source(trie, lenient, schema)
     }
 
     /// A grammar of the texts that a regular expression matches as a whole.
@@ -344,49 +375,35 @@ impl Grammar {
     /// of work and memory, [`GrammarError::Keyword`] for schema keywords that cannot be
     /// enforced.
     pub fn new(trie: &TokenTrie, syntax: Syntax, source: &str) -> Result<Self, GrammarError> {
-        Self::with_layout(trie, syntax, source, Layout::Free)
+        Self::of_source(trie, syntax.into(), source)
     }
 
     /// A Lark grammar of calls, whose JSON has the layout of chat templates.
     #[cfg(feature = "chat")]
     pub(crate) fn calls(trie: &TokenTrie, grammar: &str) -> Result<Self, GrammarError> {
-        Self::with_layout(trie, Syntax::Lark, grammar, Layout::Template)
+        Self::of_source(trie, Source::Calls, grammar)
     }
 
-    fn with_layout(
-        trie: &TokenTrie,
-        syntax: Syntax,
-        source: &str,
-        layout: Layout,
-    ) -> Result<Self, GrammarError> {
-        if source.len() > MAX_SOURCE {
-            return Err(GrammarError::TooLong {
-                len: source.len(),
-                limit: MAX_SOURCE,
-            });
+    /// What the grammar of a JSON Schema does not enforce of it.
+    pub fn loosened(&self) -> &[Loosened] {
+        &self.loosened
+    }
+
+    fn of_source(trie: &TokenTrie, of: Source, source: &str) -> Result<Self, GrammarError> {
+        let limit = of.max_len();
+        if source.len() > limit {
+            let len = source.len();
+            return Err(GrammarError::TooLong { len, limit });
         }
-        let (send, receive) = sync_channel(1);
+        let syntax = of.syntax();
         let (job_trie, source) = (trie.clone(), source.to_owned());
-        let failed = |message: String| GrammarError::Invalid {
-            syntax: syntax.name(),
-            message,
-        };
-        std::thread::Builder::new()
-            .name("grammar".into())
-            .stack_size(STACK)
-            // Nothing receives the result of a thread that was left behind.
-            .spawn(move || drop(send.send(compile(&job_trie, syntax, &source, layout))))
-            .map_err(|e| failed(format!("no thread to compile it: {e}")))?;
-        match receive.recv_timeout(MAX_TIME) {
-            Ok(start) => Ok(Self {
-                trie: trie.clone(),
-                start: Arc::new(start?),
-            }),
-            Err(RecvTimeoutError::Timeout) => Err(GrammarError::OutOfTime {
-                seconds: MAX_TIME.as_secs(),
-            }),
-            Err(RecvTimeoutError::Disconnected) => Err(failed("its compiler panicked".into())),
-        }
+        let compiled = in_time(syntax, move || compile(&job_trie, of, &source))?;
+        Ok(Self {
+            trie: trie.clone(),
+            start: Arc::new(compiled.0),
+            loosened: compiled.1.into(),
+            ends_numbers: matches!(of, Source::Schema(_) | Source::Calls),
+        })
     }
 
     /// A matcher at the start of a text.
@@ -403,6 +420,86 @@ impl Grammar {
     }
 }
 
+/// What a grammar is written in, and for.
+#[derive(Clone, Copy)]
+enum Source {
+    Schema(Strictness),
+    Regex,
+    Gbnf,
+    Lark,
+    /// Lark whose JSON has the layout of chat templates.
+    #[cfg_attr(not(feature = "chat"), expect(dead_code))]
+    Calls,
+}
+
+impl From<Syntax> for Source {
+    fn from(syntax: Syntax) -> Self {
+        match syntax {
+            Syntax::JsonSchema => Source::Schema(Strictness::Strict),
+            Syntax::Regex => Source::Regex,
+            Syntax::Gbnf => Source::Gbnf,
+            Syntax::Lark => Source::Lark,
+        }
+    }
+}
+
+impl Source {
+    fn syntax(self) -> Syntax {
+        match self {
+            Source::Schema(_) => Syntax::JsonSchema,
+            Source::Regex => Syntax::Regex,
+            Source::Gbnf => Syntax::Gbnf,
+            Source::Lark | Source::Calls => Syntax::Lark,
+        }
+    }
+
+    /// Greatest length in bytes. Most of a schema may be descriptions.
+    fn max_len(self) -> usize {
+        match self {
+            Source::Schema(_) => 4 * MAX_SOURCE,
+            _ => MAX_SOURCE,
+        }
+    }
+}
+
+/// The result of `work` on a thread with a stack for compilers, which is left behind if it takes too
+/// long.
+fn in_time<T: Send + 'static>(
+    syntax: Syntax,
+    work: impl FnOnce() -> Result<T, GrammarError> + Send + 'static,
+) -> Result<T, GrammarError> {
+    let (send, receive) = sync_channel(1);
+    let failed = |message: String| GrammarError::Invalid {
+        syntax: syntax.name(),
+        message,
+    };
+    std::thread::Builder::new()
+        .name("grammar".into())
+        .stack_size(STACK)
+        // Nothing receives the result of a thread that was left behind.
+        .spawn(move || drop(send.send(work())))
+        .map_err(|e| failed(format!("no thread to compile it: {e}")))?;
+    match receive.recv_timeout(MAX_TIME) {
+        Ok(result) => result,
+        Err(RecvTimeoutError::Timeout) => Err(GrammarError::OutOfTime {
+            seconds: MAX_TIME.as_secs(),
+        }),
+        Err(RecvTimeoutError::Disconnected) => Err(failed("its compiler panicked".into())),
+    }
+}
+
+/// How a JSON Schema is enforced where a grammar cannot do all that it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Strictness {
+    /// A keyword that cannot be enforced is an error.
+    Strict,
+    /// A keyword that cannot be enforced is left out and [named](Grammar::loosened), so that the
+    /// grammar accepts more than the schema. Objects that list properties and say nothing of others
+    /// have only those that are listed, as small models do not end otherwise.
+    Lenient,
+}
+
 /// Layout of JSON.
 #[derive(Clone, Copy)]
 enum Layout {
@@ -410,41 +507,38 @@ enum Layout {
     Free,
     /// One space after commas and colons, none elsewhere: the layout of calls in chat templates, so
     /// that it is forced.
-    #[cfg_attr(not(feature = "chat"), expect(dead_code))]
     Template,
 }
 
 fn compile(
     trie: &TokenTrie,
-    syntax: Syntax,
+    of: Source,
     source: &str,
-    layout: Layout,
-) -> Result<llguidance::Matcher, GrammarError> {
-    match syntax {
-        Syntax::JsonSchema => schema::compile(source, layout, |schema| {
-            build(trie, syntax, from_schema(schema))
-        }),
-        Syntax::Regex => {
+) -> Result<(llguidance::Matcher, Vec<Loosened>), GrammarError> {
+    let syntax = of.syntax();
+    let lark = match of {
+        Source::Schema(strictness) => {
+            let value = schema::parse(source)?;
+            let build = |schema| build(trie, syntax, from_schema(schema));
+            let enforced = schema::compile(&value, strictness, Layout::Free, build)?;
+            return Ok((enforced.built, enforced.loosened));
+        }
+        Source::Regex => {
             check_depth(source, "([", ")]", true)?;
-            build(
-                trie,
-                syntax,
-                from_lark(format!(
-                    "start: /{}/",
-                    llguidance::regex_to_lark(source, "")
-                )),
-            )
+            let regex = llguidance::regex_to_lark(source, "");
+            format!("start: /{regex}/")
         }
-        Syntax::Gbnf => build(trie, syntax, from_lark(gbnf::to_lark(source, trie.tree())?)),
-        Syntax::Lark => {
+        Source::Gbnf => gbnf::to_lark(source, trie.tree())?,
+        Source::Lark | Source::Calls => {
             check_depth(source, "([{", ")]}", true)?;
-            build(
-                trie,
-                syntax,
-                from_lark(schema::check_in_lark(source, layout)?),
-            )
+            let layout = match of {
+                Source::Calls => Layout::Template,
+                _ => Layout::Free,
+            };
+            schema::check_in_lark(source, layout)?
         }
-    }
+    };
+    Ok((build(trie, syntax, from_lark(lark))?, Vec::new()))
 }
 
 fn from_lark(lark: String) -> GrammarWithLexer {
@@ -583,10 +677,19 @@ impl Matcher {
                 Err(e) => return Err(self.failed(&e)),
             }
         };
+        if let Some(digits) = self.digits() {
+            digits.end_number(self.grammar.trie.tree(), &self.tokens, &mut mask);
+        }
         if mask.is_allowed(eog[0]) {
             eog.iter().for_each(|&id| mask.allow_token(id));
         }
         Ok(mask)
+    }
+
+    /// What ends long numbers.
+    fn digits(&self) -> Option<&DigitTokens> {
+        let digits = self.grammar.trie.0.digits.as_ref();
+        digits.filter(|_| self.grammar.ends_numbers)
     }
 }
 
@@ -630,7 +733,10 @@ impl TokenMask for Matcher {
         if token as usize >= self.grammar.trie.n_vocab() {
             return Ok(false);
         }
-        if self.grammar.trie.0.eog.contains(&token) || self.mask.is_some() {
+        let may_end =
+            |digits: &DigitTokens| digits.may_end(self.grammar.trie.tree(), &self.tokens, token);
+        let is_end = self.grammar.trie.0.eog.contains(&token);
+        if is_end || self.mask.is_some() || self.digits().is_some_and(may_end) {
             self.mask()?;
             return Ok(self
                 .mask

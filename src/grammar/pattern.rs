@@ -48,6 +48,47 @@ pub(super) fn from_ecma(pattern: &str) -> Result<String, String> {
     Ok(p.out)
 }
 
+/// Converts a translated pattern, which may match anywhere, to one of the whole text: alternatives
+/// without `^` or `$` may begin or end with anything. `None` if there are such assertions elsewhere.
+#[cfg_attr(not(feature = "chat"), expect(dead_code))]
+pub(super) fn of_whole_text(pattern: &str) -> Option<String> {
+    let (mut groups, mut classes, mut begin) = (0, 0, 0);
+    let mut alternatives = Vec::new();
+    // Outside classes, special characters are operators: all others are written as numbers.
+    for (at, c) in pattern.char_indices() {
+        match c {
+            '[' => classes += 1,
+            ']' => classes -= 1,
+            _ if classes > 0 => {}
+            '(' => groups += 1,
+            ')' => groups -= 1,
+            '|' if groups == 0 => {
+                alternatives.push(&pattern[begin..at]);
+                begin = at + 1;
+            }
+            '^' if at != begin => return None,
+            '$' if groups > 0 || !matches!(pattern.as_bytes().get(at + 1), None | Some(b'|')) => {
+                return None;
+            }
+            _ => {}
+        }
+    }
+    alternatives.push(&pattern[begin..]);
+    let whole = alternatives.into_iter().map(|alternative| {
+        const ANY: &str = "(?s:.*)";
+        let (body, before) = match alternative.strip_prefix('^') {
+            Some(body) => (body, ""),
+            None => (alternative, ANY),
+        };
+        let (body, after) = match body.strip_suffix('$') {
+            Some(body) => (body, ""),
+            None => (body, ANY),
+        };
+        format!("{before}(?:{body}){after}")
+    });
+    Some(whole.collect::<Vec<_>>().join("|"))
+}
+
 enum Escape {
     Char(char),
     /// Items of a class, and whether it is negated.
@@ -248,7 +289,7 @@ impl Parser {
 
 #[cfg(test)]
 mod tests {
-    use crate::grammar::pattern::from_ecma;
+    use crate::grammar::pattern::{from_ecma, of_whole_text};
     use llguidance::derivre::Regex;
 
     /// Whether the whole of `text` matches.
@@ -296,6 +337,33 @@ mod tests {
             r"(?i)a",
         ] {
             assert!(from_ecma(pattern).is_err(), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn whole_texts() {
+        for (pattern, yes, no) in [
+            ("b", "abc", "ac"),
+            ("^b", "bc", "abc"),
+            ("b$", "ab", "abc"),
+            ("^a|b$", "ac", "ca"),
+            ("^(a|b)$", "b", "bb"),
+            ("[|^$]", "a$", "a"),
+            (r"\^\$", "^$", "$"),
+        ] {
+            let whole = of_whole_text(&from_ecma(pattern).unwrap()).unwrap();
+            let mut regex = Regex::new(&whole).unwrap();
+            assert!(
+                regex.is_match(yes) && !regex.is_match(no),
+                "{pattern}: {whole}"
+            );
+        }
+        for pattern in ["a^", "(^a)", "$a", "(a$)b"] {
+            assert_eq!(
+                of_whole_text(&from_ecma(pattern).unwrap()),
+                None,
+                "{pattern}"
+            );
         }
     }
 }

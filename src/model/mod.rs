@@ -15,6 +15,8 @@ mod weights;
 
 use crate::arch::Arch;
 use crate::gguf::{Gguf, TensorInfo, Value};
+#[cfg(feature = "grammar")]
+use crate::grammar::{GrammarError, TokenTrie};
 use crate::quant::DType;
 use crate::system::SystemMemory;
 use crate::tokenizer::Tokenizer;
@@ -317,6 +319,8 @@ impl<'p> OpenOptions<'p> {
             unknown: unknown.names,
             decoded: AtomicU32::new(0),
             fingerprint: OnceLock::new(),
+            #[cfg(feature = "grammar")]
+            token_trie: Mutex::default(),
             shared: Mutex::default(),
         })))
     }
@@ -341,6 +345,9 @@ struct Inner {
     unknown: Vec<String>,
     decoded: AtomicU32,
     fingerprint: OnceLock<u64>,
+    /// The tree of its tokens, once a grammar needed it.
+    #[cfg(feature = "grammar")]
+    token_trie: Mutex<Option<TokenTrie>>,
     /// State that sessions without an engine of their own share; only `engine` knows its type.
     shared: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
 }
@@ -451,6 +458,24 @@ impl Model {
     /// The tokenizer, if the file has one.
     pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
         self.0.tokenizer.as_ref()
+    }
+
+    /// The tree of its tokens, for grammars: built by the first call, for which others wait.
+    ///
+    /// # Errors
+    /// [`GrammarError::NoTokenizer`], and as [`TokenTrie::new`].
+    #[cfg(feature = "grammar")]
+    pub fn token_trie(&self) -> Result<TokenTrie, GrammarError> {
+        let mut kept = self
+            .0
+            .token_trie
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(trie) = &*kept {
+            return Ok(trie.clone());
+        }
+        let tokenizer = self.tokenizer().ok_or(GrammarError::NoTokenizer)?;
+        Ok(kept.insert(TokenTrie::new(tokenizer)?).clone())
     }
 
     /// The instruction-set level this model runs on.

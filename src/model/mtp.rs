@@ -75,6 +75,8 @@ pub(super) fn bind(
         unknown: Vec::new(),
         decoded: Default::default(),
         fingerprint: Default::default(),
+        #[cfg(feature = "grammar")]
+        token_trie: Default::default(),
         shared: Default::default(),
     }))))
 }

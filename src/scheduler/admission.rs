@@ -180,6 +180,7 @@ impl Terms {
             max_tokens,
             stop,
             logprobs,
+            prompt_logprobs,
             special,
             ..
         } = request;
@@ -219,6 +220,7 @@ impl Terms {
             salt,
             sender,
             n_prompt: tokens.len(),
+            n_unseen: if prompt_logprobs { tokens.len() } else { 0 },
             kinds: Vec::new(),
             layout,
             n_cached: CachedTokens::default(),

@@ -64,6 +64,8 @@ pub(crate) struct Live {
     /// The prompt and the generated tokens; the last ones may not be computed yet.
     pub(super) tokens: Vec<u32>,
     pub(super) n_prompt: usize,
+    /// Tokens at the prompt's end whose logits are requested and were not seen yet.
+    pub(super) n_unseen: usize,
     /// Kinds of the tokens that were computed before it was preempted.
     pub(super) kinds: Vec<TokenKind>,
     /// How its keys and values are laid out.
@@ -118,7 +120,10 @@ impl Live {
     /// Sets its sequence, which begins with what the prefix cache has.
     pub(super) fn begin(&mut self, mut seq: Sequence) -> Result<(), SessionError> {
         if self.kinds.is_empty() {
-            self.n_cached = seq.reuse(&self.tokens[..self.n_prompt])?;
+            // Nothing is known of the logits of tokens that come from the cache.
+            if self.n_unseen == 0 {
+                self.n_cached = seq.reuse(&self.tokens[..self.n_prompt])?;
+            }
         } else {
             seq.recall(&self.tokens, &self.kinds)?;
         }
@@ -257,10 +262,16 @@ impl Live {
             .take_while(|&position| self.kind(position) == kind)
             .count();
         let is_last = !self.has_begun && position + n == self.n_prompt;
+        let n_unwanted = n - usize::from(is_last && n > 0);
+        // What was preempted is computed again, and not told again.
+        let n_seen = match self.n_unseen {
+            0 => n_unwanted,
+            n_unseen => (self.n_prompt - n_unseen).saturating_sub(position),
+        };
         RequestRows {
             n,
             is_decoding: false,
-            first_output: n - usize::from(is_last && n > 0),
+            first_output: n_unwanted.min(n_seen),
         }
     }
 
@@ -271,6 +282,12 @@ impl Live {
         let Some(last) = logits.rchunks_exact(n_vocab.max(1)).next() else {
             return Ok(());
         };
+        if self.n_unseen > 0 {
+            self.tell_prompt(logits, n_vocab);
+            if self.n_unseen > 0 {
+                return Ok(());
+            }
+        }
         if self.has_begun {
             let Live {
                 writer,
@@ -302,6 +319,24 @@ impl Live {
         } else {
             Ok(())
         }
+    }
+
+    /// Tells the tokens of the prompt behind those of `logits`, and the first.
+    fn tell_prompt(&mut self, logits: &[f32], n_vocab: usize) {
+        let (end, n_prompt) = (self.position(), self.n_prompt);
+        let rows = logits.chunks_exact(n_vocab);
+        let mut pieces = Vec::with_capacity(rows.len() + 1);
+        if self.n_unseen == n_prompt {
+            pieces.push(Piece::new(self.tokens[0]));
+        }
+        let behind = &self.tokens[end + 1 - rows.len()..n_prompt];
+        for (&token, logits) in behind.iter().zip(rows) {
+            let mut piece = Piece::new(token);
+            self.writer.tell(&mut piece, &mut self.sampler, logits);
+            pieces.push(piece);
+        }
+        self.n_unseen = n_prompt - end;
+        self.sender.send(pieces.into_iter());
     }
 
     /// Samples a token from the first row of `logits`, and goes on as long as it and what the mask
@@ -351,9 +386,12 @@ impl Live {
             self.writer.end(StopReason::MaxTokens);
             return Ok(());
         }
-        let piece = self
+        let sampled = self
             .writer
             .sample(&mut self.sampler, logits, &self.tokens)?;
+        let Some(piece) = sampled else {
+            return Ok(());
+        };
         let token = piece.token;
         if self.writer.is_eog(token) {
             self.writer.end(StopReason::EndOfGeneration);

@@ -21,6 +21,7 @@ pub struct Request {
     pub(super) max_tokens: usize,
     pub(super) stop: Vec<String>,
     pub(super) logprobs: Option<usize>,
+    pub(super) prompt_logprobs: bool,
     pub(super) special: bool,
     pub(super) priority: i32,
     pub(super) deadline: Option<Duration>,
@@ -40,6 +41,7 @@ impl Request {
             max_tokens: usize::MAX,
             stop: Vec::new(),
             logprobs: None,
+            prompt_logprobs: false,
             special: false,
             priority: 0,
             deadline: None,
@@ -68,6 +70,16 @@ impl Request {
     #[must_use]
     pub fn logprobs(mut self, n_top: usize) -> Request {
         self.logprobs = Some(n_top);
+        self
+    }
+
+    /// Returns the tokens of the prompt first, as pieces without text, with the
+    /// [log-probabilities](Request::logprobs) that are requested; the first token, which nothing
+    /// comes before, has none. All of the prompt is computed, and little of it at a time, as each
+    /// of its tokens takes the time of a generated one in the head.
+    #[must_use]
+    pub fn prompt_logprobs(mut self) -> Request {
+        self.prompt_logprobs = true;
         self
     }
 

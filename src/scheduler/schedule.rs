@@ -39,6 +39,12 @@ use std::time::Duration;
 /// Passes after which a request goes before new ones of the next higher priority.
 const AGING: i64 = 512;
 
+/// Most rows of a pass in prompts whose logits are requested, beside nobody who decodes and beside
+/// others: the head, in which no pass can pause, computes each as a generated one, and a row of
+/// logits takes up to a megabyte.
+const PROMPT_LOGITS: usize = 64;
+const PROMPT_LOGITS_BESIDE: usize = 16;
+
 /// Requests on an engine, without a thread: [`Schedule::step`] computes the next pass on the
 /// caller's.
 ///
@@ -468,6 +474,7 @@ impl Schedule {
             .pace
             .rows(n_decoding, options.max_itl, options.session.n_batch);
         let mut chunk = if self.n_reading > 0 { 0 } else { n_rows };
+        let mut n_logits = self.max_prompt_logits(n_decoding);
         let (mut n_decode, mut n_prompt, mut i) = (0, 0, 0);
         while let Some(live) = self.running.get(i) {
             if live.is_reading {
@@ -477,6 +484,8 @@ impl Schedule {
             }
             let rows = if live.is_paused() {
                 RequestRows::default()
+            } else if live.n_unseen > 0 {
+                live.next_rows(chunk.min(n_logits))
             } else {
                 live.next_rows(chunk)
             };
@@ -496,6 +505,11 @@ impl Schedule {
             };
             *n += rows.n;
             chunk -= if rows.is_decoding { 0 } else { rows.n };
+            n_logits -= if self.running[at].n_unseen > 0 {
+                rows.n
+            } else {
+                0
+            };
         }
         if self.running.iter().filter(|live| live.is_reading).count() == self.n_reading {
             return (n_decode, n_prompt);
@@ -505,6 +519,19 @@ impl Schedule {
         self.piece.restart();
         self.running.iter_mut().for_each(|live| live.stop_reading());
         self.plan()
+    }
+
+    /// Most rows of a pass, beside so many that decode, in prompts whose logits are requested.
+    fn max_prompt_logits(&self, n_decoding: usize) -> usize {
+        let Terms {
+            engine, options, ..
+        } = &*self.terms;
+        match engine.model().memory_limit() {
+            // The plan has room for a row of each sequence.
+            Some(_) => (options.n_parallel + 1).saturating_sub(self.running.len()),
+            None if n_decoding > 0 => PROMPT_LOGITS_BESIDE,
+            None => PROMPT_LOGITS,
+        }
     }
 
     /// Takes the pages of a running request for its rows, possibly those of requests after it.

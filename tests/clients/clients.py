@@ -10,6 +10,7 @@ says is only compared with what it says otherwise.
 import json
 import os
 import sys
+from typing import Annotated
 
 # Nothing but the server is asked.
 os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", OPENAI_API_KEY="wrong", ANTHROPIC_API_KEY="wrong")
@@ -19,6 +20,7 @@ import litellm  # noqa: E402
 import openai  # noqa: E402
 from langchain_core.messages import HumanMessage, ToolMessage  # noqa: E402
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings  # noqa: E402
+from pydantic import BaseModel, Field  # noqa: E402
 
 BASE, LIST_BASE = (url.rstrip("/") for url in sys.argv[1:])
 KEY = "secret"
@@ -30,9 +32,14 @@ SCHEMA = {
     "required": ["n"],
     "additionalProperties": False,
 }
+Digit = Annotated[int, Field(ge=0, le=9)]
 PARAMETERS = {"name": "choose", "description": "Chooses a number.", "parameters": SCHEMA}
 TOOLS = [{"type": "function", "function": PARAMETERS}]
 FORMAT = {"type": "json_schema", "json_schema": {"name": "choice", "strict": True, "schema": SCHEMA}}
+
+
+class Choice(BaseModel):
+    n: Digit
 
 
 def is_choice(value):
@@ -164,7 +171,31 @@ def openai_responses(c):
         is_choice(stream.get_final_response().output[-1].arguments)
     form = {"format": {"type": "json_schema", "name": "choice", "schema": SCHEMA, "strict": True}}
     is_choice(create(model="m", input="Choose", text=form).output_text)
+    assert c.responses.parse(model="m", input="Choose", text_format=Choice).output_parsed.n in range(10)
     refused(openai.BadRequestError, lambda: create(model="m", input="x", previous_response_id="resp_1"))
+    told = create(model="m", input="Choose", include=["message.output_text.logprobs"], top_logprobs=2, max_output_tokens=3)
+    logprobs = told.output[0].content[0].logprobs
+    assert len(logprobs) == 3 and all(len(token.top_logprobs) == 2 for token in logprobs)
+
+
+def openai_responses_tools(c):
+    """Tools of a namespace and tools that take a text: called, and their results given back."""
+    namespace = {"type": "namespace", "name": "agents", "description": "d", "tools": [{"type": "function", **PARAMETERS}]}
+    lark = "start: WORD LF\nWORD: /[a-z]{1,5}/\n%import common.LF"
+    text = {"type": "custom", "name": "write", "description": "Writes.", "format": {"type": "grammar", "syntax": "lark", "definition": lark}}
+    tools = [namespace, text, {"type": "web_search"}]
+    for name, space, output in (("choose", "agents", "function_call_output"), ("write", None, "custom_tool_call_output")):
+        choice = {"type": "function", "name": name, "namespace": space} if space else {"type": "custom", "name": name}
+        with c.responses.stream(model="m", input="Go", tools=tools, tool_choice=choice, parallel_tool_calls=False) as stream:
+            list(stream)
+            call = stream.get_final_response().output[-1]
+        assert (call.name, call.namespace) == (name, space), call
+        is_choice(call.arguments) if space else None
+        assert space or call.input[:-1].isalpha() and call.input.endswith("\n"), call
+        result = {"type": output, "call_id": call.call_id, "output": "done"}
+        history = [{"role": "user", "content": "Go"}, call.model_dump(exclude_none=True), result]
+        more = c.responses.with_raw_response.create(model="m", input=history, tools=tools, max_output_tokens=4)
+        assert more.headers["x-ruvllm-ignored"] == "tools[2]" and more.parse().output
 
 
 def anthropic_messages(c):
@@ -192,6 +223,29 @@ def anthropic_messages(c):
     word = max(whole.content[0].text.split(), key=len)
     stopped = create(model="m", max_tokens=12, system="Be short.", messages=QUESTION, stop_sequences=[word])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
+    begun = create(model="m", max_tokens=8, messages=[*QUESTION, {"role": "assistant", "content": "A trait is"}])
+    assert begun.content[0].text and begun._request_id.startswith("req_")
+    models = list(c.models.list())
+    assert models[0].max_input_tokens > 0 and c.models.retrieve(models[0].id).created_at == models[0].created_at
+    assert c.messages.parse(model="m", max_tokens=60, messages=CHOOSE, output_format=Choice).parsed_output.n in range(10)
+    calls = []
+
+    @anthropic.beta_tool
+    def choose(n: Digit) -> str:
+        """Chooses a number."""
+        calls.append(n)
+        return "done"
+
+    runner = c.beta.messages.tool_runner(model="m", max_tokens=60, tools=[choose], tool_choice=one, messages=CHOOSE, max_iterations=2)
+    assert len(list(runner)) == 2 and len(calls) >= 1 and all(n in range(10) for n in calls)
+    for kind, status, call in (
+        (anthropic.NotFoundError, 404, lambda: c.models.retrieve("nothing")),
+        (anthropic.APIStatusError, 413, lambda: create(model="m", max_tokens=5, messages=[{"role": "user", "content": "a" * (34 << 20)}])),
+        (anthropic.BadRequestError, 400, lambda: create(model="m", max_tokens=5, messages=[{"role": "user", "content": "word " * 100_000}])),
+    ):
+        error = refused(kind, call)
+        assert error.status_code == status and error.request_id == error.body["request_id"], error
+    assert "prompt is too long: " in str(error)
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
     refused(anthropic.BadRequestError, lambda: create(model="m", max_tokens=5, messages=[{"role": "user", "content": [image]}]))
     refused(anthropic.AuthenticationError, lambda: anthropic.Anthropic(base_url=BASE, api_key="no").messages.create(
@@ -252,6 +306,7 @@ def main():
         ("openai: chat", lambda: openai_chat(c)), ("openai: schema, tools", lambda: openai_tools(c)),
         ("openai: parallel tools", lambda: openai_parallel_tools(of_lists)),
         ("openai: completions, embeddings", lambda: openai_others(c)), ("openai: responses", lambda: openai_responses(c)),
+        ("openai: responses, tools", lambda: openai_responses_tools(c)),
         ("anthropic: messages", lambda: anthropic_messages(a)), ("litellm", with_litellm), ("langchain-openai", with_langchain),
     ]
     for name, check in checks:

@@ -231,3 +231,159 @@ fn deep_values_and_sources_do_not_overflow_the_stack() {
         Err(ChatError::Syntax { .. })
     ));
 }
+
+/// Templates of some hundred bytes that would take all memory, and go on for ever after that.
+fn greedy() -> Vec<(&'static str, String)> {
+    let again = |n: usize, begin: &str, step: &str| begin.to_owned() + &step.repeat(n);
+    let long = "{% set s = 'x' * 60000000 %}{% set l = [] %}{% for i in range(99999) %}";
+    let each = |body: &str| format!("{long}{body}{{% endfor %}}");
+    vec![
+        (
+            "concatenated",
+            again(40, "{% set a = 'ab' %}", "{% set a = a ~ a %}"),
+        ),
+        (
+            "added",
+            again(40, "{% set a = 'ab' %}", "{% set a = a + a %}"),
+        ),
+        (
+            "lists",
+            again(40, "{% set a = [1] %}", "{% set a = a + a %}"),
+        ),
+        (
+            "repeated",
+            again(12, "{% set a = [1] %}", "{% set a = a * 99 %}"),
+        ),
+        (
+            "captured",
+            again(
+                40,
+                "{% set a = 'ab' %}",
+                "{% set a %}{{ a }}{{ a }}{% endset %}",
+            ),
+        ),
+        (
+            "macros",
+            "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% else %}xxxxxxxxxx{% endif %}\
+             {% endmacro %}{% set a = m(90) %}"
+                .to_owned(),
+        ),
+        (
+            "printed",
+            again(60, "{% set a = ['ab'] %}", "{% set a = [a, a] %}") + "{{ a }}",
+        ),
+        (
+            "as JSON",
+            again(60, "{% set a = ['ab'] %}", "{% set a = [a, a] %}") + "{{ a | tojson }}",
+        ),
+        ("kept", each("{% set _ = l.append(s ~ i) %}")),
+        ("kept letters", each("{% set _ = l.append(s | list) %}")),
+        ("kept parts", each("{% set _ = l.append(s.split('x')) %}")),
+        (
+            "kept lines",
+            each("{% set _ = l.append((s | replace('x', '\\n')).splitlines()) %}"),
+        ),
+        (
+            "kept numbers",
+            each("{% set _ = l.append(range(99999) | map('string') | list) %}"),
+        ),
+        (
+            "kept sorted",
+            each("{% set _ = l.append(range(99999) | sort) %}"),
+        ),
+        ("kept batches", each("{% set _ = l.append(s | batch(2)) %}")),
+        (
+            "kept formats",
+            each("{% set _ = l.append('%9999999d' % i) %}"),
+        ),
+        (
+            "kept padding",
+            each("{% set _ = l.append('a'.center(60000000)) %}"),
+        ),
+        ("kept joined", each("{% set _ = l.append([s] | join) %}")),
+        ("kept upper", each("{% set _ = l.append(s.upper()) %}")),
+        ("kept slices", each("{% set _ = l.append(s[1:]) %}")),
+        (
+            "text of its own",
+            format!(
+                "{{% set a %}}{{% for i in range(99999) %}}{{% for j in range(99) %}}{}{{% endfor %}}{{% endfor %}}{{% endset %}}",
+                "text ".repeat(40_000)
+            ),
+        ),
+        (
+            "raw text of its own",
+            format!(
+                "{{% set a %}}{{% for i in range(99999) %}}{{% raw %}}{}{{% endraw %}}{{% endfor %}}{{% endset %}}",
+                "text ".repeat(40_000)
+            ),
+        ),
+        (
+            "white space of its own",
+            format!(
+                "{{% set a %}}{{% for i in range(99999) %}}{}{{% endfor %}}{{% endset %}}",
+                " ".repeat(200_000)
+            ),
+        ),
+    ]
+}
+
+/// Memory is limited, and the process goes on: by a limit of its own for a child that renders
+/// these.
+#[test]
+#[cfg(unix)]
+fn greedy_templates_end_in_bounded_memory() {
+    const CHILD: &str = "RUVLLM_RENDER_GREEDY";
+    if std::env::var_os(CHILD).is_some() {
+        for (name, template) in greedy() {
+            let outcome = ChatTemplate::parse(&template).and_then(|t| t.render(&inputs()));
+            let error = outcome.map(|text| text.len()).expect_err(name);
+            let is_typed = matches!(
+                error,
+                ChatError::OutOfMemory { .. }
+                    | ChatError::OutOfSteps { .. }
+                    | ChatError::OutOfTime { .. }
+                    | ChatError::Render { .. }
+                    | ChatError::Syntax { .. }
+            );
+            assert!(is_typed, "{name}: {error:?}");
+        }
+        eprintln!("{} templates ended", greedy().len());
+        return;
+    }
+    let exe = std::env::current_exe().unwrap();
+    // 3 GiB of addresses, of which a rendering reserves 256 MiB for its stack.
+    let script =
+        "ulimit -v 3145728 && exec \"$0\" greedy_templates_end_in_bounded_memory --nocapture";
+    let child = std::process::Command::new("sh")
+        .args(["-c", script])
+        .arg(exe)
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success(), "{}: {text}", child.status);
+    assert!(text.contains("templates ended"), "{text}");
+}
+
+#[test]
+fn lists_of_a_template_grow_and_contain_no_circle() {
+    let t = "{% set l = [] %}{% set m = [l] %}{% set _ = l.append(m) %}";
+    assert!(matches!(render(t), Err(ChatError::Render { .. })));
+    let t = "{% set l = [] %}{% set ns = namespace(l=l) %}{% set _ = l.append(ns) %}";
+    assert!(matches!(render(t), Err(ChatError::Render { .. })));
+    let t = "{% set l = [] %}{% set _ = l.append(messages) %}{{ l[0][0].role }}";
+    assert_eq!(render(t).unwrap(), "user");
+}
+
+#[test]
+fn the_names_of_operators_are_not_a_templates() {
+    for t in [
+        "{{ __op_text(1) }}",
+        "{% set __op_add = 1 %}",
+        "{% for __op_mul in [] %}{% endfor %}",
+        "{% macro __op_list() %}{% endmacro %}",
+    ] {
+        let error = ChatTemplate::parse(t).unwrap_err();
+        assert!(matches!(error, ChatError::Syntax { .. }), "{t}: {error:?}");
+    }
+}

@@ -6,7 +6,8 @@ use ruvllm::DecodeError;
 use ruvllm::arch::Arch;
 use ruvllm::engine::SessionOptions;
 use ruvllm::kv::KvType;
-use ruvllm::{CancelToken, Model, Sampler, Session, SessionError, StopReason};
+use ruvllm::sample::TokenMask;
+use ruvllm::{CancelToken, MaskError, Model, Sampler, Session, SessionError, StopReason};
 
 const PROMPT: &str = "Ownership is";
 const NEXT: &str = " Borrowing is";
@@ -521,4 +522,62 @@ mod forced {
             "{text}"
         );
     }
+}
+
+/// A mask that allows all tokens of a text but its last, and then has reached its limits.
+#[derive(Clone)]
+struct Tired {
+    left: usize,
+    words: Vec<u32>,
+}
+
+impl TokenMask for Tired {
+    fn mask(&mut self) -> Result<&[u32], MaskError> {
+        let limit = String::from("no more states");
+        match self.left {
+            0 => Err(MaskError::TooComplex { n_tokens: 0, limit }),
+            _ => Ok(&self.words),
+        }
+    }
+
+    fn allows(&mut self, _: u32) -> Result<bool, MaskError> {
+        self.mask().map(|_| true)
+    }
+
+    fn accept(&mut self, _: u32) -> Result<(), MaskError> {
+        self.left -= 1;
+        Ok(())
+    }
+
+    fn rollback(&mut self, n: usize) -> Result<(), MaskError> {
+        self.left += n;
+        Ok(())
+    }
+
+    fn reset(&mut self) {}
+
+    fn boxed_clone(&self) -> Box<dyn TokenMask> {
+        Box::new(self.clone())
+    }
+}
+
+/// The text ends there with a reason, and nothing of it is lost.
+#[test]
+fn a_mask_at_its_limits_ends_the_text() {
+    let model = model();
+    let prompt = model.tokenizer().unwrap().encode_prompt(PROMPT);
+    let expected = answer(&model, &prompt, 5);
+    let mut sampler = greedy();
+    let words = vec![u32::MAX; model.hparams().n_vocab.div_ceil(32)];
+    sampler.set_mask(Some(Box::new(Tired { left: 5, words })));
+    let mut session = session(&model, 128);
+    let mut generation = session.generate(PROMPT, &mut sampler).unwrap();
+    let text: String = (generation.by_ref())
+        .map(|piece| piece.unwrap().text)
+        .collect();
+    assert_eq!(generation.finish().unwrap().reason, StopReason::MaskLimit);
+    assert_eq!(generation.tokens(), expected);
+    assert_eq!(text, decoded(&model, &expected));
+    drop(generation);
+    assert_eq!(session.tokens(), [&prompt[..], &expected].concat());
 }

@@ -17,6 +17,7 @@ mod conformance_grammar;
 mod conformance_logits;
 mod conformance_quant;
 mod conformance_tokenizer;
+mod conversations;
 mod demo;
 mod digests;
 mod engine;
@@ -55,7 +56,11 @@ mod shared_prompts;
 mod shift;
 mod speculate;
 mod state;
+#[cfg(feature = "grammar")]
+mod strictness;
 mod tiny;
 mod tokenizer;
+#[cfg(all(feature = "chat", feature = "grammar"))]
+mod tool_schemas;
 #[cfg(feature = "chat")]
 mod tools;

@@ -424,6 +424,91 @@ fn who_was_preempted_answers_the_same() {
     }
 }
 
+/// The logarithm of the softmax of `logits` at `token`.
+fn log_probability(logits: &[f32], token: u32) -> f64 {
+    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|&l| (f64::from(l) - max).exp()).sum();
+    f64::from(logits[token as usize]) - max - sum.ln()
+}
+
+/// Prompts whose tokens' log-probabilities are wanted get those of a session that computes all
+/// rows, beside others, in a pool too small for all, with and without the prefix cache; and go on
+/// as without.
+#[test]
+fn log_probabilities_of_prompts() {
+    let prompts: Vec<Vec<u32>> = (0..8)
+        .map(|i| tokens(&TEXTS[i % 5].repeat(2 + i)))
+        .collect();
+    let longest = prompts.iter().map(Vec::len).max().unwrap();
+    let n_new = 12;
+    let of_prompt = |prompt: &[u32]| {
+        let mut session = engine(1, None)
+            .session_with(&session_options(1024, 64))
+            .unwrap();
+        let mut all = Vec::new();
+        session
+            .prefill_each(prompt, 0, |i, logits| {
+                all.extend(prompt.get(i + 1).map(|&next| log_probability(logits, next)));
+            })
+            .unwrap();
+        all
+    };
+    let expected: Vec<Vec<f64>> = prompts.iter().map(|prompt| of_prompt(prompt)).collect();
+    for (budget, cache) in [
+        (None, CacheMode::Off),
+        (None, CacheMode::On),
+        (Some(page_bytes(longest + n_new)), CacheMode::Off),
+        (Some(2 * page_bytes(longest + n_new)), CacheMode::On),
+    ] {
+        let (engine, log) = (engine(2, budget), Log::default());
+        let options = ScheduleOptions {
+            session: SessionOptions {
+                prefix: cache.into(),
+                ..session_options(1024, 64)
+            },
+            n_pieces: 4096,
+            ..Default::default()
+        };
+        let mut schedule = Schedule::observed(&engine, &options, log.clone()).unwrap();
+        let mut streams = Vec::new();
+        for (i, prompt) in prompts.iter().enumerate() {
+            let request = Request::new(prompt.clone(), greedy())
+                .max_tokens(n_new)
+                .priority((i % 4) as i32);
+            let told = request.clone().logprobs(2).prompt_logprobs();
+            streams.push((
+                schedule.submit(told).unwrap(),
+                schedule.submit(request).unwrap(),
+            ));
+            steps(&mut schedule, 2);
+        }
+        while schedule.step() {}
+        for (i, (told, plain)) in streams.into_iter().enumerate() {
+            let (prompt, expected) = (&prompts[i], &expected[i]);
+            let mut pieces: Vec<Piece> = told.map(Result::unwrap).collect();
+            let new = pieces.split_off(prompt.len());
+            let ids: Vec<u32> = pieces.iter().map(|piece| piece.token).collect();
+            assert_eq!(&ids, prompt, "request {i}, {budget:?}");
+            assert_eq!((pieces[0].logprob, pieces[0].top_logprobs.len()), (None, 0));
+            for (piece, expected) in pieces[1..].iter().zip(expected) {
+                let found = f64::from(piece.logprob.unwrap());
+                assert!(
+                    (found - expected).abs() < 1e-4,
+                    "request {i}: {found}, {expected}"
+                );
+                assert!(piece.text.is_empty() && piece.top_logprobs.len() == 2);
+            }
+            let plain: Vec<u32> = plain.map(|piece| piece.unwrap().token).collect();
+            let new: Vec<u32> = new.iter().map(|piece| piece.token).collect();
+            assert_eq!(new, plain, "request {i}, {budget:?}");
+        }
+        assert!(
+            budget.is_none() || log.count(Event::Preempted) > 0,
+            "{budget:?}"
+        );
+    }
+}
+
 /// Drafts, right ones and wrong ones, change no answer, side by side, preempted, ended inside a run
 /// of accepted ones; and they leave nothing in the prefix cache.
 #[test]

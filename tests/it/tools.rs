@@ -28,7 +28,7 @@ fn arguments() -> Value {
     json!({"city": "Oslo", "days": 3, "unit": "celsius"})
 }
 
-fn format(name: &str) -> ToolFormat {
+pub(crate) fn format(name: &str) -> ToolFormat {
     ToolFormat::by_name(name).unwrap_or_else(|| panic!("{name}"))
 }
 
@@ -156,6 +156,13 @@ fn text_and_reasoning_around_calls() {
             "command-r" => ("<|START_THINKING|>", "<|END_THINKING|>"),
             "gemma4" => ("<|channel>thought\n", "<channel|>"),
             "function-gemma" => ("", ""),
+            "seed-oss" => ("<seed:think>", "</seed:think>"),
+            "kimi-k3" => ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+            "apertus" => ("<|inner_prefix|>", "<|inner_suffix|>"),
+            "hy3" => ("<think:opensource>", "</think:opensource>"),
+            "minimax-m3" => ("<mm:think>", "</mm:think>"),
+            "solar-open" => ("<|think|>", "<|end|>"),
+            "apriel" => ("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
             _ => ("<think>", "</think>"),
         };
         let call = format!("{open}{rest}");
@@ -223,6 +230,126 @@ fn calls_that_are_cut_off() {
                 assert!(at + 80 > call.len(), "{name}: {}", &call[..at]);
             }
         }
+    }
+}
+
+/// What a parser that tells calls as they are written says of pieces: text, names, arguments, and
+/// how many parts the arguments came in. The text is cut off behind them if `is_cut`.
+fn written(name: &str, pieces: &[&str], is_cut: bool) -> (String, Vec<String>, Vec<String>, usize) {
+    let mut parser = TurnParser::new(format(name), &tools(), "").eager();
+    let mut parts: Vec<TurnPart> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
+    parts.extend(if is_cut {
+        parser.cut_parts()
+    } else {
+        parser.finish_parts()
+    });
+    let (mut text, mut names, mut arguments, mut n_parts) =
+        (String::new(), Vec::new(), Vec::<String>::new(), 0);
+    for part in parts {
+        match part {
+            TurnPart::Text(more) => text += &more,
+            TurnPart::CallBegins { name, .. } => {
+                names.push(name);
+                arguments.push(String::new());
+            }
+            TurnPart::Arguments(more) => {
+                assert!(!more.is_empty(), "{name}");
+                *arguments.last_mut().expect("a call has begun") += &more;
+                n_parts += 1;
+            }
+            _ => {}
+        }
+    }
+    (text, names, arguments, n_parts)
+}
+
+/// Calls are told as they are written: a name first, then arguments that together are JSON, however
+/// the text is cut into pieces; and wherever it ends, what was told is the beginning of that.
+#[test]
+fn calls_as_they_are_written() {
+    for (name, open, rest) in CALLS {
+        let call = format!("{open}{rest}");
+        let two = format!("{call}\n{call}");
+        let each: Vec<&str> = two.split_inclusive(|_| true).collect();
+        let (text, names, whole, n_parts) = written(name, &each, false);
+        assert_eq!(
+            (&text[..], &names[..]),
+            ("", &["get_weather"; 2].map(String::from)[..]),
+            "{name}"
+        );
+        for arguments in &whole {
+            assert_eq!(
+                serde_json::from_str::<Value>(arguments).ok(),
+                Some(self::arguments()),
+                "{name}: {arguments}"
+            );
+        }
+        // Values in a notation of their own may be told at the end of a call.
+        let in_json = rest.contains("{\"city\": \"Oslo\"");
+        let in_tags = ["glm", "qwen3-coder", "minimax"].contains(name);
+        assert!(
+            n_parts > 2 || !(in_json || in_tags),
+            "{name}: {n_parts} parts"
+        );
+        let at_once = written(name, &[&two], false);
+        assert_eq!(
+            (&at_once.0, &at_once.1, &at_once.2),
+            (&text, &names, &whole),
+            "{name}"
+        );
+        for (at, _) in two.char_indices() {
+            let (text, names, parts, _) = written(name, &[&two[..at]], true);
+            assert_eq!(text, "", "{name}: {}", &two[..at]);
+            assert_eq!(names, &["get_weather"; 2][..names.len()], "{name}");
+            for (part, whole) in parts.iter().zip(&whole) {
+                assert!(whole.starts_with(part), "{name}: {part} of {whole}");
+            }
+        }
+    }
+    // Without tools, and before it is certain, the same letters are text.
+    let mut parser = TurnParser::new(format("hermes"), &[], "");
+    parser.push("a <tool");
+    parser.cut_parts();
+    assert_eq!(
+        (&parser.turn().text[..], &parser.turn().unfinished),
+        ("a <tool", &None)
+    );
+    assert_eq!(written("hermes", &["a <tool"], false).0, "a <tool");
+    assert_eq!(written("hermes", &["a <tool"], true).0, "a ");
+}
+
+/// Texts with quotes, line ends and marks in them come through tags unchanged.
+#[test]
+fn written_texts_in_tags() {
+    let city = "a \"quoted\" <b> \\ line\nand </ more\n";
+    for (name, before, after) in [
+        (
+            "glm",
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>",
+            "</arg_value>\n</tool_call>",
+        ),
+        (
+            "qwen3-coder",
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\n",
+            "\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            "minimax",
+            "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">",
+            "</parameter>\n</invoke>\n</minimax:tool_call>",
+        ),
+    ] {
+        let text = format!("{before}{city}{after}");
+        let each: Vec<&str> = text.split_inclusive(|_| true).collect();
+        let (_, _, arguments, n_parts) = written(name, &each, false);
+        assert_eq!(
+            serde_json::from_str::<Value>(&arguments[0]).unwrap(),
+            json!({"city": city}),
+            "{name}"
+        );
+        assert!(n_parts > city.len() / 2, "{name}: {n_parts}");
+        let turn = parse(name, "", &[&text]);
+        assert_eq!(turn.calls[0].arguments["city"], city, "{name}");
     }
 }
 
@@ -441,6 +568,16 @@ proptest! {
         cuts.sort_unstable();
         let pieces: Vec<&str> = cuts.windows(2).map(|w| &text[w[0]..w[1]]).collect();
         prop_assert_eq!(&whole, &parse(&pieces), "{}: {:?}", name, &text);
+        let (text, each, pieces) = (
+            written(name, &[&text], false),
+            written(name, &each, false),
+            written(name, &pieces, false),
+        );
+        // What is no call may have begun as one.
+        if whole.unfinished.is_none() && whole.calls.len() == each.1.len() {
+            prop_assert_eq!((&text.0, &text.1, &text.2), (&each.0, &each.1, &each.2), "{}", name);
+            prop_assert_eq!((&text.0, &text.1, &text.2), (&pieces.0, &pieces.1, &pieces.2), "{}", name);
+        }
     }
 
     /// No letter is lost: what is not in a call is in the text, the reasoning or what is unfinished.
@@ -459,15 +596,15 @@ proptest! {
 }
 
 #[cfg(feature = "grammar")]
-mod grammar {
+pub(crate) mod grammar {
     use super::*;
-    use ruvllm::chat::tools::{ToolChoice, ToolMask};
+    use ruvllm::chat::tools::{AfterReasoning, ToolChoice, ToolMask};
     use ruvllm::gguf::Gguf;
-    use ruvllm::grammar::TokenTrie;
+    use ruvllm::grammar::{Grammar, Syntax, TokenTrie};
     use ruvllm::sample::{Sampler, TokenMask};
     use ruvllm::tokenizer::Tokenizer;
 
-    fn setup() -> (Tokenizer, TokenTrie) {
+    pub(crate) fn setup() -> (Tokenizer, TokenTrie) {
         let file = Gguf::open("models/ruvllm-rust-6m-q8_0.gguf").unwrap();
         let tokenizer = Tokenizer::from_metadata(file.metadata()).unwrap();
         let trie = TokenTrie::new(&tokenizer).unwrap();
@@ -480,7 +617,7 @@ mod grammar {
     }
 
     /// The number of bytes of `text`, token by token, that the mask allows.
-    fn allowed(mask: &mut ToolMask, tokenizer: &Tokenizer, text: &str) -> usize {
+    pub(crate) fn allowed(mask: &mut dyn TokenMask, tokenizer: &Tokenizer, text: &str) -> usize {
         let mut len = 0;
         for token in tokenizer.encode(text, false, false) {
             let words = mask.mask().unwrap().to_vec();
@@ -566,15 +703,238 @@ mod grammar {
         let (tokenizer, trie) = setup();
         let mut required = mask(&trie, "hermes", &ToolChoice::Required, "<think>\n");
         let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
-        let text = format!("Hm, <tool_call> is what I need.</think>\n\n{call} Done.");
-        assert!(!required.allows(tokenizer.eog().next().unwrap()).unwrap());
+        let text = format!("Hm, <tool_call> is what I need.</think>\n\n{call}\n{call}");
+        let end = tokenizer.eog().next().unwrap();
+        assert!(!required.allows(end).unwrap());
         assert_eq!(allowed(&mut required, &tokenizer, &text), text.len());
+        // Nothing but another call follows.
+        assert!(required.allows(end).unwrap());
+        assert_eq!(allowed(&mut required, &tokenizer, "Done."), 0);
         let mut required = mask(&trie, "hermes", &ToolChoice::Required, "<think>\n");
         assert!(allowed(&mut required, &tokenizer, "Hm.</think>No.") < 12);
         // In free text, a call in reasoning is none.
         let mut auto = mask(&trie, "hermes", &ToolChoice::Auto, "");
         let text = format!("<think>A <tool_call> then?</think>{call}");
         assert_eq!(allowed(&mut auto, &tokenizer, &text), text.len());
+    }
+
+    /// Calls that are all of an answer: in every format, with and without limits on who is called.
+    #[test]
+    fn nothing_follows_required_calls() {
+        let (tokenizer, trie) = setup();
+        let end = tokenizer.eog().next().unwrap();
+        let allowed_tools = ToolChoice::from_json(
+            &json!({"type": "allowed_tools", "allowed_tools": {
+            "mode": "required", "tools": [{"type": "function", "function": {"name": "get_weather"}}]}}),
+        ).unwrap();
+        for (name, open, rest) in CALLS {
+            for choice in [ToolChoice::Required, allowed_tools.clone()] {
+                let mut mask = mask(&trie, name, &choice, "");
+                let call = format!("{open}{rest}");
+                let two = match *name {
+                    "llama3" => format!("{call}; {call}"),
+                    _ => format!("{call}\n{call}"),
+                };
+                assert_eq!(allowed(&mut mask, &tokenizer, &two), two.len(), "{name}");
+                assert!(mask.allows(end).unwrap(), "{name}");
+                assert!(
+                    allowed(&mut mask.clone(), &tokenizer, " Done.") < 2,
+                    "{name}"
+                );
+                // A call of another tool, where one is named.
+                let other = two.replace("get_weather", "now");
+                mask.reset();
+                let n = allowed(&mut mask, &tokenizer, &other);
+                assert!(n < other.len() || choice == ToolChoice::Required, "{name}");
+            }
+        }
+        for (choice, expected) in [
+            (
+                json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "now"}]}),
+                Some(1),
+            ),
+            (
+                json!({"type": "allowed_tools", "mode": "auto", "tools": []}),
+                Some(0),
+            ),
+            (
+                json!({"type": "allowed_tools", "mode": "any", "tools": []}),
+                None,
+            ),
+            (
+                json!({"type": "allowed_tools", "mode": "required", "tools": []}),
+                None,
+            ),
+            (
+                json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "no"}]}),
+                None,
+            ),
+            (json!({"type": "function", "name": "now"}), Some(1)),
+            (json!("none"), Some(0)),
+            (json!("some"), None),
+        ] {
+            let choice = ToolChoice::from_json(&choice);
+            let n = choice.and_then(|choice| Ok(choice.allowed(&tools())?.len()));
+            assert_eq!(n.ok(), expected);
+        }
+    }
+
+    /// A call, or a text that obeys a schema: the mask knows which it is, not the look of the text.
+    #[test]
+    fn calls_or_a_text_of_some_form() {
+        use ruvllm::grammar::Grammar;
+        let (tokenizer, trie) = setup();
+        let end = tokenizer.eog().next().unwrap();
+        let schema = r#"{"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "additionalProperties": false}"#;
+        let text = Grammar::json_schema(&trie, schema).unwrap();
+        for (name, open, rest) in CALLS {
+            let mask = |choice: &ToolChoice, prompt: &str| {
+                let text = Box::new(text.matcher());
+                ToolMask::with_text(&trie, format(name), &tools(), choice, prompt, text).unwrap()
+            };
+            let call = format!("{open}{rest}");
+            let mut either = mask(&ToolChoice::Auto, "");
+            assert!(
+                either.is_calls().is_none() && !either.allows(end).unwrap(),
+                "{name}"
+            );
+            assert_eq!(
+                allowed(&mut either, &tokenizer, &call),
+                call.len(),
+                "{name}"
+            );
+            assert_eq!(
+                (either.is_calls(), either.allows(end).unwrap()),
+                (Some(true), true),
+                "{name}"
+            );
+            assert_eq!(allowed(&mut either, &tokenizer, "Done."), 0, "{name}");
+            // The name of a tool, but no call.
+            let object = r#"{"name": "get_weather", "n": 5}"#;
+            let mut either = mask(&ToolChoice::Auto, "");
+            assert_eq!(
+                allowed(&mut either, &tokenizer, object),
+                object.len(),
+                "{name}"
+            );
+            assert_eq!(
+                (either.is_calls(), either.allows(end).unwrap()),
+                (Some(false), true),
+                "{name}"
+            );
+            // Back to where both were possible, and on to the other.
+            let n = tokenizer.encode(object, false, false).len();
+            either.rollback(n).unwrap();
+            assert_eq!(either.is_calls(), None, "{name}");
+            assert_eq!(
+                allowed(&mut either, &tokenizer, &call),
+                call.len(),
+                "{name}"
+            );
+            // Free text is neither; where a call is required, the object is none.
+            let mut either = mask(&ToolChoice::Auto, "");
+            assert!(
+                allowed(&mut either, &tokenizer, "No, never.") == 0,
+                "{name}"
+            );
+            let mut required = mask(&ToolChoice::Required, "");
+            assert!(
+                allowed(&mut required, &tokenizer, object) < object.len(),
+                "{name}"
+            );
+            // No tools: text alone.
+            let mut none = mask(&ToolChoice::None, "");
+            assert_eq!(
+                allowed(&mut none, &tokenizer, object),
+                object.len(),
+                "{name}"
+            );
+            assert_eq!(none.is_calls(), Some(false), "{name}");
+        }
+        // What the prompt has begun to think comes before either.
+        let thought = "<think>\n";
+        let text = || Box::new(text.matcher());
+        let mut either = ToolMask::with_text(
+            &trie,
+            format("hermes"),
+            &tools(),
+            &ToolChoice::Auto,
+            thought,
+            text(),
+        )
+        .unwrap();
+        let answer = "Hm, {.</think>\n\n{\"n\": 5}";
+        assert_eq!(allowed(&mut either, &tokenizer, answer), answer.len());
+        assert_eq!(
+            (either.is_calls(), either.allows(end).unwrap()),
+            (Some(false), true)
+        );
+    }
+
+    #[test]
+    fn a_grammar_holds_after_reasoning() {
+        let (tokenizer, trie) = setup();
+        let end = tokenizer.eog().next().unwrap();
+        let grammar = Grammar::new(&trie, Syntax::Lark, "start: \"yes\" | \"no\"").unwrap();
+        let mask = |prompt: &str, most: usize| {
+            let inner = Box::new(grammar.matcher());
+            AfterReasoning::wrap(inner, &trie, format("hermes"), prompt, most)
+        };
+        // The prompt has begun none.
+        let mut at_once = mask("Hi", 100);
+        assert_eq!(allowed(&mut *at_once, &tokenizer, "Hm."), 0);
+        assert_eq!(allowed(&mut *at_once, &tokenizer, "yes"), 3);
+        for answer in [
+            "Hm. yes? no?</think>yes",
+            "</think>\n\nno",
+            "a < b</think> yes",
+        ] {
+            let mut after = mask("Hi<think>\n", 100);
+            assert!(!after.allows(end).unwrap());
+            assert_eq!(
+                allowed(&mut *after, &tokenizer, answer),
+                answer.len(),
+                "{answer}"
+            );
+            assert!(after.allows(end).unwrap(), "{answer}");
+            assert_eq!(allowed(&mut *after, &tokenizer, "no"), 0, "{answer}");
+            // Back and forth.
+            after.reset();
+            let tokens = tokenizer.encode(answer, false, false);
+            for i in 0..tokens.len() {
+                after.accept(tokens[i]).unwrap();
+                let n = (i * 7 % 5).min(i + 1);
+                after.rollback(n).unwrap();
+                let again = &tokens[i + 1 - n..=i];
+                again.iter().for_each(|&token| after.accept(token).unwrap());
+            }
+            assert!(after.rollback(tokens.len() + 1).is_err());
+        }
+        let wrong = "Hm.</think>maybe";
+        let n = allowed(&mut *mask("Hi<think>", 100), &tokenizer, wrong);
+        assert!((3..=wrong.len() - 4).contains(&n), "{n}");
+        // It ends in time, by force.
+        let mut short = mask("Hi<think>", 4);
+        for token in tokenizer
+            .encode("on and on and on and on", false, false)
+            .into_iter()
+            .take(4)
+        {
+            short.accept(token).unwrap();
+        }
+        let encode = |bytes: &[u8]| tokenizer.encode(&String::from_utf8_lossy(bytes), false, false);
+        let forced = short.forced(&encode);
+        let text: Vec<u8> = forced
+            .iter()
+            .flat_map(|&id| tokenizer.token_bytes(id).unwrap())
+            .collect();
+        assert_eq!(text, b"</think>");
+        for token in forced {
+            let words = short.mask().unwrap();
+            assert_eq!(words.iter().map(|word| word.count_ones()).sum::<u32>(), 1);
+            short.accept(token).unwrap();
+        }
+        assert_eq!(allowed(&mut *short, &tokenizer, "no"), 2);
     }
 
     /// Random logits: whatever a sampler chooses, a call that has begun and ended is valid.

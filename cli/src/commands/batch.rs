@@ -9,8 +9,9 @@ use axum::http::{Request, StatusCode};
 use futures_util::future::{Either, FutureExt, select};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
+use ruvllm::gguf::NewFile;
 use serde_json::{Map, Value, json};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
 use std::panic::AssertUnwindSafe;
@@ -33,8 +34,8 @@ requests.jsonl, a request per line:
 
 Any path of `ruvllm serve` that takes a POST is a url: embeddings, responses and others, too. A result is written as \
 soon as it is there, as a line of its own. Called again, the program goes on: requests whose custom_id is in the results \
-already are skipped. What a request does not say is as the flags say; a key that is not understood fails that request \
-alone. Exit code 1 if any failed.";
+already are skipped, also those that failed: --retry-failed asks them again. What a request does not say is as the \
+flags say; a key that is not understood fails that request alone. Exit code 1 if any failed, now or before.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -47,6 +48,9 @@ pub(crate) struct Args {
     /// File that results are appended to
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
+    /// Ask requests again whose results are errors; their lines are taken off the results
+    #[arg(long)]
+    retry_failed: bool,
 }
 
 /// A line of the file of requests.
@@ -95,38 +99,56 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Line>, Failure> {
     Ok(lines)
 }
 
-/// The file of results, opened at its end, and the ids that are in it. A last line that was cut
-/// short is taken off.
-fn results(path: &Path) -> Result<(File, HashSet<String>), Failure> {
-    let fail = Failure::file(path);
-    let old = if path.exists() {
-        read_text(path)?
-    } else {
-        String::new()
-    };
-    let whole = old.rfind('\n').map_or(0, |end| end + 1);
-    let mut ids = HashSet::new();
-    for (i, line) in old[..whole].lines().enumerate() {
-        let value: Value = serde_json::from_str(line).unwrap_or_default();
-        let Some(id) = value["custom_id"].as_str() else {
-            let what = "not a result of a batch, so nothing is appended; give another -o";
-            return Err(Failure::Work(format!(
-                "{}, line {}: {what}",
-                path.display(),
-                i + 1
-            )));
+/// The results that a file has.
+struct Results {
+    file: File,
+    /// By id, whether the request failed.
+    failed: HashMap<String, bool>,
+}
+
+impl Results {
+    /// The file, opened at its end. A last line that was cut short is taken off; so are, to
+    /// `retry_failed`, those of requests that failed.
+    fn open(path: &Path, retry_failed: bool) -> Result<Results, Failure> {
+        let fail = Failure::file(path);
+        let old = if path.exists() {
+            read_text(path)?
+        } else {
+            String::new()
         };
-        ids.insert(id.to_owned());
+        let whole = old.rfind('\n').map_or(0, |end| end + 1);
+        let (mut failed, mut kept) = (HashMap::new(), String::new());
+        for (i, line) in old[..whole].split_inclusive('\n').enumerate() {
+            let value: Value = serde_json::from_str(line).unwrap_or_default();
+            let Some(id) = value["custom_id"].as_str() else {
+                let what = "not a result of a batch, so nothing is appended; give another -o";
+                return Err(Failure::Work(format!(
+                    "{}, line {}: {what}",
+                    path.display(),
+                    i + 1
+                )));
+            };
+            let has_failed = !value["error"].is_null();
+            if !(has_failed && retry_failed) {
+                kept += line;
+                failed.insert(id.to_owned(), has_failed);
+            }
+        }
+        if kept.len() < whole {
+            let mut new = NewFile::create(path, false).map_err(&fail)?;
+            new.write_all(kept.as_bytes()).map_err(&fail)?;
+            new.finish().map_err(&fail)?;
+        }
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .map_err(&fail)?;
+        if kept.len() == whole && whole < old.len() {
+            file.set_len(whole as u64).map_err(&fail)?;
+        }
+        Ok(Results { file, failed })
     }
-    let file = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(path)
-        .map_err(&fail)?;
-    if whole < old.len() {
-        file.set_len(whole as u64).map_err(&fail)?;
-    }
-    Ok((file, ids))
 }
 
 /// The result of a request, as the server answers it.
@@ -208,11 +230,13 @@ fn result(custom_id: &str, status: StatusCode, request_id: Option<String>, body:
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let lines = parse(&args.file, &read_text(&args.file)?)?;
-    let (mut file, done) = results(&args.output)?;
+    let Results { mut file, failed } = Results::open(&args.output, args.retry_failed)?;
     let total = lines.len();
+    let failed_before = |line: &&Line| failed.get(&line.custom_id).is_some_and(|failed| *failed);
+    let mut n_failed = lines.iter().filter(failed_before).count();
     let mut waiting = lines
         .into_iter()
-        .filter(|line| !done.contains(&line.custom_id))
+        .filter(|line| !failed.contains_key(&line.custom_id))
         .collect::<Vec<_>>()
         .into_iter();
     let n_skipped = total - waiting.len();
@@ -222,7 +246,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     on_interrupt(move || stop.send_modify(|stopped| *stopped = true))?;
 
     let (start, progress) = (Instant::now(), Progress::new("requests", total as u64));
-    let (mut n_failed, mut n_done, mut n_tokens) = (0, n_skipped, 0);
+    let (mut n_done, mut n_tokens) = (n_skipped, 0);
     let mut write = |result: &Value| {
         let response = &result["response"];
         if response["status_code"] == StatusCode::SERVICE_UNAVAILABLE.as_u16() {

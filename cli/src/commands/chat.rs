@@ -4,21 +4,21 @@
 //! session has already computed of these tokens is kept, the rest computed, so that a template may
 //! rewrite earlier turns as it likes (some drop old reasoning).
 
-use crate::flags::template::{TRANSCRIPT, TRANSCRIPT_STOP, bos_text, eos_text};
+use crate::flags::template::{Renderer, TemplateArgs, bos_text, eos_text, transcript_note};
 use crate::flags::{
     Drafted, Learning, ModelArgs, ResidenceArgs, SonaArgs, TextArgs, begin, no_tokenizer, session,
     speculate,
 };
 use crate::io::conversations::{Kept, SessionName, state_folder};
 use crate::io::{
-    Failure, note, on_interrupt, paint, per_second, print, printable, read_regular, read_text,
-    stdin_is_terminal, unix_time, without_last_newline,
+    Failure, note, on_interrupt, paint, per_second, print, printable, read_text, stdin_is_terminal,
+    unix_time, without_last_newline,
 };
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use ruvllm::Model;
 use ruvllm::arch::KV_BLOCK;
-use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
+use ruvllm::chat::{Adjustment, ChatInputs, Message};
 use ruvllm::compute::PooledStates;
 use ruvllm::decode::{Speculation, StopReason};
 use ruvllm::engine::{AdapterId, CancelToken};
@@ -80,9 +80,8 @@ pub(crate) struct Args {
     /// The same, from a file [short: -sysf]
     #[arg(long, value_name = "FILE")]
     system_prompt_file: Option<PathBuf>,
-    /// Jinja file to use instead of the model's chat template
-    #[arg(long, value_name = "FILE", alias = "chat-template-file")]
-    template: Option<PathBuf>,
+    #[command(flatten)]
+    template: TemplateArgs,
     /// Keep the conversation under this name, and go on with it (`ruvllm sessions` lists them)
     #[arg(long, value_name = "NAME")]
     session: Option<SessionName>,
@@ -101,10 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let sampler = args
-        .text
-        .sampling
-        .sampler(model.gguf().metadata(), tokenizer)?;
+    let sampler = args.text.sampling.sampler(&model, tokenizer)?;
     let (template, stop) = template(args, &model)?;
     if args.sona.sona.is_some() {
         options.pooled_layer = pooled_layer(&model);
@@ -142,6 +138,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         args,
         tokenizer,
         template,
+        told: Vec::new(),
         stop,
         n_batch: options.n_batch,
         context_shift: options
@@ -194,25 +191,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// The chat template, and what ends an answer.
-fn template(args: &Args, model: &Model) -> Result<(ChatTemplate, Vec<String>), Failure> {
-    let mut stop = args.text.reverse_prompt.clone();
-    let template = match (&args.template, model.chat_template()) {
-        (Some(path), _) => ChatTemplate::parse(&read_regular(path)?)?,
-        (None, Some(source)) => ChatTemplate::parse(source)?,
-        (None, None) => {
-            note(paint(
-                "33",
-                &format!(
-                    "{} has no chat template, so it was probably not trained to converse. Its text goes on after \
-                 \"User:\" and \"Assistant:\"; --template FILE gives another form, `ruvllm -p TEXT` plain text.",
-                    args.model.label()
-                ),
-            ));
-            stop.push(TRANSCRIPT_STOP.into());
-            ChatTemplate::parse(TRANSCRIPT)?
-        }
-    };
-    Ok((template, stop))
+fn template(args: &Args, model: &Model) -> Result<(Renderer, Vec<String>), Failure> {
+    let template = args.template.source(model.chat_template())?;
+    if template.is_transcript {
+        note(paint("33", &transcript_note(&args.model.label())));
+    }
+    let stop = [args.text.reverse_prompt.clone(), template.stops].concat();
+    Ok((Renderer::new(&template.source)?, stop))
 }
 
 /// What is recorded of a conversation, and learnt in the background.
@@ -319,7 +304,9 @@ impl Recording {
 struct Chat<'a> {
     args: &'a Args,
     tokenizer: &'a Tokenizer,
-    template: ChatTemplate,
+    template: Renderer,
+    /// Changes of the conversation that were told.
+    told: Vec<Adjustment>,
     stop: Vec<String>,
     n_batch: usize,
     /// Tokens that a shift of the context keeps, in whole pages, if there is one.
@@ -631,6 +618,10 @@ impl Chat<'_> {
                 "\n[the context is full: /clear, or start with a larger -c]",
             )),
             Some(StopReason::MaxTokens) => notes.push(paint("2", "\n[-n reached]")),
+            Some(StopReason::MaskLimit) => notes.push(paint(
+                "33",
+                "\n[the grammar has reached its limits: the text is not complete]",
+            )),
             _ => {}
         }
         Ok(notes)
@@ -645,10 +636,16 @@ impl Chat<'_> {
                 eos_token: eos_text(Some(self.tokenizer)),
                 ..ChatInputs::new(&self.messages)
             };
-            let text = self
+            let rendered = self
                 .template
                 .render_unless(&inputs, || self.cancel.is_cancelled())?;
-            let ids = self.tokenizer.encode_prompt(&text);
+            for adjustment in rendered.adjusted {
+                if !self.told.contains(&adjustment) {
+                    self.told.push(adjustment);
+                    note(paint("33", &format!("[{adjustment}]")));
+                }
+            }
+            let ids = self.tokenizer.encode_prompt(&rendered.text);
             if ids.is_empty() {
                 return Err(Stop::Failed(Failure::Work(
                     "the chat template made no text of the message".into(),

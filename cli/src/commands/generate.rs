@@ -103,10 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let start = Instant::now();
     let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let mut sampler = args
-        .text
-        .sampling
-        .sampler(model.gguf().metadata(), tokenizer)?;
+    let mut sampler = args.text.sampling.sampler(&model, tokenizer)?;
     let mut session = session(&model, &args.text.session, &options, 1)?;
     let speculation =
         args.text
@@ -173,6 +170,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let ended = match reason {
             Some(StopReason::ContextFull) => {
                 format!("; the context of {} tokens is full", session.n_ctx())
+            }
+            Some(StopReason::MaskLimit) => {
+                "; the grammar has reached its limits: the text is not complete".to_owned()
             }
             _ => String::new(),
         };

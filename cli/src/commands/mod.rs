@@ -92,6 +92,10 @@ pub(crate) enum Command {
     #[cfg(feature = "chat")]
     /// Render messages with a chat template
     Template(template::Args),
+    #[cfg(feature = "chat")]
+    /// Render templates for the program that has started this process
+    #[command(hide = true)]
+    RenderTemplates,
     #[cfg(feature = "serve")]
     /// Answer a file of requests side by side
     Batch(Box<batch::Args>),
@@ -134,6 +138,8 @@ pub(crate) fn execute(command: Command) -> Result<(), Failure> {
         Command::MergeAdapters(args) => merge_adapters::run(&args),
         #[cfg(feature = "chat")]
         Command::Template(args) => template::run(&args),
+        #[cfg(feature = "chat")]
+        Command::RenderTemplates => crate::flags::template::worker::run(),
         #[cfg(feature = "serve")]
         Command::Batch(args) => batch::run(&args),
         Command::Bench(args) => bench::run(&args),

@@ -1,16 +1,16 @@
 //! `ruvllm template`: messages to the prompt that a model sees.
 
 use crate::flags::ModelArgs;
-use crate::flags::template::{bos_text, eos_text};
-use crate::io::{Failure, json_object, print, read_json, read_regular};
-use ruvllm::chat::{ChatInputs, ChatTemplate, LocalTime};
+use crate::flags::template::{Renderer, TemplateArgs, bos_text, eos_text};
+use crate::io::{Failure, json_object, note, print, read_json};
+use ruvllm::chat::{ChatInputs, LocalTime};
 use ruvllm::tokenizer::Tokenizer;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
   ruvllm template -m model.gguf --messages chat.json --add-generation-prompt
-  ruvllm template --template t.jinja --messages chat.json --bos-token '<s>' --eos-token '</s>'
+  ruvllm template --chat-template-file t.jinja --messages chat.json --bos-token '<s>' --eos-token '</s>'
   ruvllm template -m model.gguf --messages chat.json --tools tools.json --kwargs '{\"enable_thinking\":false}'
 
 chat.json: [{\"role\": \"user\", \"content\": \"Hello\"}]
@@ -33,9 +33,8 @@ pub(crate) struct Args {
     /// End with the beginning of the assistant's answer
     #[arg(long)]
     add_generation_prompt: bool,
-    /// Jinja file to use instead of the model's template
-    #[arg(long, value_name = "FILE", alias = "chat-template-file")]
-    template: Option<PathBuf>,
+    #[command(flatten)]
+    template: TemplateArgs,
     /// Text of the beginning-of-text token [default: the model's]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     bos_token: Option<String>,
@@ -48,23 +47,25 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let metadata = match (&args.template, args.model.is_demo()) {
+    let given = args.template.given()?;
+    let metadata = match (&given, args.model.is_demo()) {
         (Some(_), true) => None,
         (None, true) => {
             return Err(Failure::Usage(
-                "no template: give -m FILE or --template FILE".into(),
+                "no template: give -m FILE, --chat-template NAME or --chat-template-file FILE"
+                    .into(),
             ));
         }
         (_, false) => Some(args.model.header()?.metadata),
     };
-    let source = match (&args.template, &metadata) {
-        (Some(path), _) => read_regular(path)?,
+    let source = match (given, &metadata) {
+        (Some(source), _) => source,
         (None, Some(metadata)) => metadata
             .opt_str("tokenizer.chat_template")?
             .map(str::to_owned)
             .ok_or_else(|| {
                 Failure::Work(format!(
-                    "{}: the model has no chat template; give one with --template FILE",
+                    "{}: the model has no chat template; give one with --chat-template NAME or --chat-template-file FILE",
                     args.model.label()
                 ))
             })?,
@@ -91,5 +92,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .clone()
             .unwrap_or_else(|| eos_text(tokenizer.as_ref())),
     };
-    print(ChatTemplate::parse(&source)?.render(&inputs)?)
+    let rendered = Renderer::new(&source)?.render(&inputs)?;
+    for adjustment in rendered.adjusted {
+        note(format!("note: {adjustment}"));
+    }
+    print(rendered.text)
 }

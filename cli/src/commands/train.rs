@@ -1,7 +1,7 @@
 //! `ruvllm train`: a LoRA adapter from examples.
 
 #[cfg(feature = "chat")]
-use crate::flags::template::{bos_text, eos_text};
+use crate::flags::template::{Renderer, TemplateArgs, bos_text, eos_text};
 use crate::flags::{ModelArgs, OverwriteArg, ResidenceArgs, ThreadsArg, no_tokenizer};
 use crate::io::{Failure, Progress, file_or_pipe, name, note, on_interrupt, print, read_text};
 use ruvllm::engine::{CancelToken, Engine, EngineOptions};
@@ -132,10 +132,9 @@ pub(crate) struct Args {
     /// Seed of the adapter's first values and of the order of the examples
     #[arg(short, long, value_name = "SEED", default_value_t = TrainOptions::default().seed)]
     seed: u64,
-    /// Jinja file to use instead of the model's chat template
     #[cfg(feature = "chat")]
-    #[arg(long, value_name = "FILE", alias = "chat-template-file")]
-    template: Option<PathBuf>,
+    #[command(flatten)]
+    template: TemplateArgs,
     /// JSON file for all steps and evaluations
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -397,19 +396,15 @@ struct Reader<'a> {
     tokenizer: &'a Tokenizer,
     loss: Loss,
     #[cfg(feature = "chat")]
-    template: Option<ruvllm::chat::ChatTemplate>,
+    template: Option<Renderer>,
 }
 
 impl<'a> Reader<'a> {
     #[cfg(feature = "chat")]
     fn new(args: &Args, model: &Model, tokenizer: &'a Tokenizer) -> Result<Reader<'a>, Failure> {
-        let given = args
-            .template
-            .as_deref()
-            .map(crate::io::read_regular)
-            .transpose()?;
+        let given = args.template.given()?;
         let source = given.as_deref().or_else(|| model.chat_template());
-        let template = source.map(ruvllm::chat::ChatTemplate::parse).transpose()?;
+        let template = source.map(Renderer::new).transpose()?;
         Ok(Reader {
             tokenizer,
             loss: args.loss,
@@ -503,7 +498,7 @@ impl<'a> Reader<'a> {
         let template = self
             .template
             .as_ref()
-            .ok_or("the model has no chat template; give one with --template FILE")?;
+            .ok_or("the model has no chat template; give one with --chat-template NAME or --chat-template-file FILE")?;
         let render = |n: usize, add_generation_prompt: bool| {
             let inputs = ChatInputs {
                 messages: Value::Array(messages[..n].to_vec()),
@@ -512,7 +507,10 @@ impl<'a> Reader<'a> {
                 eos_token: eos_text(Some(self.tokenizer)),
                 ..ChatInputs::new(&[])
             };
-            template.render(&inputs).map_err(|error| error.to_string())
+            let rendered = template.render(&inputs);
+            rendered
+                .map(|of| of.text)
+                .map_err(|error| error.to_string())
         };
         let (mut text, mut tokens, mut learnt) = (String::new(), Vec::new(), Vec::new());
         let answers = messages

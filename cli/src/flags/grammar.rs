@@ -2,13 +2,24 @@
 
 use crate::io::{Failure, read_text};
 use clap::Args;
-use ruvllm::grammar::{Grammar, Syntax, TokenTrie};
+use ruvllm::Model;
+use ruvllm::grammar::{Grammar, Syntax};
 use ruvllm::sample::TokenMask;
-use ruvllm::tokenizer::Tokenizer;
 use std::path::PathBuf;
 
 /// With this first line, a grammar is one in llguidance's Lark, as in llama.cpp.
 const LARK: &str = "%llguidance";
+
+/// The language of a grammar, Lark or GBNF, and the grammar in it.
+pub(crate) fn lark_or_gbnf(source: &str) -> (Syntax, &str) {
+    match source.trim_start().strip_prefix(LARK) {
+        Some(rest) => {
+            let lark = rest.split_once('\n').map_or("", |(_, lark)| lark);
+            (Syntax::Lark, lark)
+        }
+        None => (Syntax::Gbnf, source),
+    }
+}
 
 /// What the text has to be. At most one of these.
 #[derive(Args, Clone)]
@@ -34,10 +45,7 @@ pub(crate) struct GrammarArgs {
 
 impl GrammarArgs {
     /// The mask that was asked for, at its beginning.
-    pub(crate) fn mask(
-        &self,
-        tokenizer: &Tokenizer,
-    ) -> Result<Option<Box<dyn TokenMask>>, Failure> {
+    pub(crate) fn mask(&self, model: &Model) -> Result<Option<Box<dyn TokenMask>>, Failure> {
         let of_file =
             |path: &Option<PathBuf>| path.as_ref().map(|path| read_text(path)).transpose();
         let given = [
@@ -61,14 +69,13 @@ impl GrammarArgs {
         let Some((flag, syntax, source)) = found else {
             return Ok(None);
         };
-        let (syntax, source) = match source.trim_start().strip_prefix(LARK) {
-            Some(rest) if syntax == Syntax::Gbnf => (
-                Syntax::Lark,
-                rest.split_once('\n').map_or("", |(_, lark)| lark),
-            ),
-            _ => (syntax, &source[..]),
+        let (syntax, source) = match syntax {
+            Syntax::Gbnf => lark_or_gbnf(&source),
+            syntax => (syntax, &source[..]),
         };
-        let trie = TokenTrie::new(tokenizer).map_err(|error| Failure::Work(error.to_string()))?;
+        let trie = model
+            .token_trie()
+            .map_err(|error| Failure::Work(error.to_string()))?;
         let grammar = Grammar::new(&trie, syntax, source);
         let grammar = grammar.map_err(|error| Failure::Usage(format!("{flag}: {error}")))?;
         Ok(Some(Box::new(grammar.matcher())))

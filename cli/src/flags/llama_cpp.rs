@@ -258,10 +258,6 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
         &["--jinja", "--no-jinja"],
         "chat templates are always Jinja; leave it out",
     ),
-    (
-        &["--chat-template"],
-        "give the template as a file: --template FILE.jinja",
-    ),
     (&["-mm", "--mmproj", "--image", "--audio"], MEDIA),
     (
         &["--sampler-seq", "--sampling-seq"],

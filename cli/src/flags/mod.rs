@@ -25,6 +25,8 @@ mod threads;
 pub(crate) use cache_type::CacheTypeArgs;
 pub(crate) use demo::demo_metadata;
 pub(crate) use engine::engine;
+#[cfg(feature = "serve")]
+pub(crate) use grammar::lark_or_gbnf;
 pub(crate) use learning::Folder;
 #[cfg(feature = "chat")]
 pub(crate) use learning::Learning;

@@ -2,6 +2,7 @@
 
 use crate::io::{Failure, unescape};
 use clap::{ArgAction, Args};
+use ruvllm::Model;
 use ruvllm::gguf::Metadata;
 use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, TokenMask, breaker_sequences};
 use ruvllm::tokenizer::Tokenizer;
@@ -206,13 +207,9 @@ fn logit_bias(text: &str) -> Result<(u32, f32), String> {
 
 impl SamplingArgs {
     /// The sampler for a model.
-    pub(crate) fn sampler(
-        &self,
-        metadata: &Metadata,
-        tokenizer: &Tokenizer,
-    ) -> Result<Sampler, Failure> {
-        let mut sampler = self.chain(metadata, tokenizer)?;
-        sampler.set_mask(self.mask(tokenizer)?);
+    pub(crate) fn sampler(&self, model: &Model, tokenizer: &Tokenizer) -> Result<Sampler, Failure> {
+        let mut sampler = self.chain(model.gguf().metadata(), tokenizer)?;
+        sampler.set_mask(self.mask(model)?);
         Ok(sampler)
     }
 
@@ -224,15 +221,12 @@ impl SamplingArgs {
 
     /// What the text has to obey.
     #[cfg(feature = "grammar")]
-    pub(crate) fn mask(
-        &self,
-        tokenizer: &Tokenizer,
-    ) -> Result<Option<Box<dyn TokenMask>>, Failure> {
-        self.grammar.mask(tokenizer)
+    pub(crate) fn mask(&self, model: &Model) -> Result<Option<Box<dyn TokenMask>>, Failure> {
+        self.grammar.mask(model)
     }
 
     #[cfg(not(feature = "grammar"))]
-    pub(crate) fn mask(&self, _: &Tokenizer) -> Result<Option<Box<dyn TokenMask>>, Failure> {
+    pub(crate) fn mask(&self, _: &Model) -> Result<Option<Box<dyn TokenMask>>, Failure> {
         Ok(None)
     }
 

@@ -29,6 +29,7 @@ pub(crate) fn reason_name(reason: StopReason) -> &'static str {
         StopReason::StopString => "stop_string",
         StopReason::MaxTokens => "max_tokens",
         StopReason::ContextFull => "context_full",
+        StopReason::MaskLimit => "grammar_limit",
         StopReason::Cancelled => "cancelled",
         StopReason::Deadline => "deadline",
         _ => "other",

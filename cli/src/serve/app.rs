@@ -10,11 +10,11 @@ use super::learner::Learner;
 use super::observe::audit_log::{AuditLog, AuditLogArgs};
 use super::observe::metrics::Metrics;
 use super::observe::telemetry::{Telemetry, Watchdog};
-use crate::flags::template::{TRANSCRIPT, TRANSCRIPT_STOP, bos_text, eos_text};
+use crate::flags::template::{Renderer, bos_text, eos_text, transcript_note};
 use crate::flags::{adapter_failure, no_tokenizer};
-use crate::io::{Failure, measured, note, read_regular, unix_time};
+use crate::io::{Failure, measured, note, unix_time};
 use axum::http::HeaderValue;
-use ruvllm::chat::ChatTemplate;
+use ruvllm::chat::LocalTime;
 use ruvllm::chat::tools::ToolFormat;
 use ruvllm::decode::Speculation;
 use ruvllm::engine::{CacheMode, Engine, PrefixOptions, Reuse};
@@ -49,13 +49,17 @@ pub(super) struct App {
     pub(super) name: String,
     pub(super) path: String,
     pub(super) created: u64,
+    /// The same in ISO 8601.
+    pub(super) created_at: String,
     pub(super) n_ctx: usize,
     pub(super) n_parallel: usize,
     pub(super) max_requests: usize,
     pub(super) preparing: Arc<Semaphore>,
     /// Requests for vectors or scores that are computed side by side; more wait.
     pub(super) pooling: Semaphore,
-    pub(super) template: ChatTemplate,
+    pub(super) template: Renderer,
+    /// Whether the model has no template, so that conversations are transcripts.
+    pub(super) is_transcript: bool,
     /// What the template is told if a request says nothing else.
     pub(super) kwargs: Map<String, Value>,
     pub(super) tool_format: ToolFormat,
@@ -74,6 +78,8 @@ pub(super) struct App {
     pub(super) registry: AdapterRegistry,
     /// By key; empty if nothing is learnt.
     pub(super) learners: Vec<Arc<Learner>>,
+    /// Whether texts are shortened whose vectors are wanted, and that are too long.
+    pub(super) embd_truncate: bool,
     /// Whether the template knows the role `developer`.
     pub(super) knows_developer: bool,
 }
@@ -212,6 +218,8 @@ pub(super) struct Purpose<'a> {
     pub(super) max_itl: Option<Duration>,
     pub(super) watchdog: Duration,
     pub(super) audit_log: Option<&'a AuditLogArgs>,
+    /// Whether this executable can be started again to render templates.
+    pub(super) isolates_templates: bool,
 }
 
 impl App {
@@ -221,7 +229,15 @@ impl App {
             .tokenizer()
             .ok_or_else(|| no_tokenizer(&args.model))?
             .clone();
-        let (source, stop) = template(args, &model)?;
+        let template = args.template.source(model.chat_template())?;
+        if template.is_transcript {
+            note(transcript_note(&args.model.label()));
+        }
+        let renderer = if purpose.isolates_templates {
+            Renderer::new(&template.source)?
+        } else {
+            Renderer::here(&template.source)?
+        };
         let mut options = args
             .session
             .for_server(&args.session.options(None, KvType::default()), &model)?;
@@ -264,12 +280,13 @@ impl App {
             learners: Vec::new(),
             sampling: args.sampling.builder(model.gguf().metadata(), &tokenizer)?,
             breakers: args.sampling.breakers(&tokenizer),
-            mask: args.sampling.mask(&tokenizer)?,
+            mask: args.sampling.mask(&model)?,
             seed: args.sampling.given_seed(),
-            trie: TokenTrie::new(&tokenizer)?,
+            trie: model.token_trie()?,
             name: purpose.alias.unwrap_or(file_name),
             path: args.model.label(),
             created: unix_time(),
+            created_at: format!("{}Z", LocalTime::now_utc()),
             n_ctx,
             n_parallel: schedule.n_parallel,
             max_requests: schedule.max_requests,
@@ -277,10 +294,12 @@ impl App {
                 std::thread::available_parallelism().map_or(1, |n| n.get()),
             )),
             pooling: Semaphore::new(MAX_POOLING),
-            template: ChatTemplate::parse(&source)?,
+            template: renderer,
+            is_transcript: template.is_transcript,
             kwargs: args.chat_template_kwargs.clone().unwrap_or_default(),
-            knows_developer: source.contains("developer"),
-            tool_format: ToolFormat::of(&source),
+            embd_truncate: args.embd_truncate,
+            knows_developer: template.source.contains("developer"),
+            tool_format: ToolFormat::of(&template.source),
             bos: bos_text(Some(&tokenizer)),
             eos: eos_text(Some(&tokenizer)),
             max_tokens: usize::try_from(args.n_predict).ok(),
@@ -292,14 +311,19 @@ impl App {
             metrics,
             audit_log,
             watchdog,
-            stop,
+            stop: template.stops,
             adapters,
             registry,
         })
     }
 }
 
-pub(super) fn load(args: &ServerArgs, keys: &[String]) -> Result<App, Failure> {
+/// The application of a server. `isolates_templates` is as in [`Purpose`].
+pub(super) fn load(
+    args: &ServerArgs,
+    keys: &[String],
+    isolates_templates: bool,
+) -> Result<App, Failure> {
     let mut app = App::open(
         &args.app,
         Purpose {
@@ -310,24 +334,11 @@ pub(super) fn load(args: &ServerArgs, keys: &[String]) -> Result<App, Failure> {
             max_itl: args.max_itl_ms.map(Duration::from_millis),
             watchdog: Duration::from_secs_f64(args.watchdog_seconds),
             audit_log: Some(&args.audit_log),
+            isolates_templates,
         },
     )?;
     app.learners = Learner::all(args, keys, &app.engine)?;
     Ok(app)
-}
-
-/// The chat template, and strings that end any answer made with it.
-fn template(args: &AppArgs, model: &Model) -> Result<(String, Vec<String>), Failure> {
-    Ok(match (&args.chat_template_file, model.chat_template()) {
-        (Some(path), _) => (read_regular(path)?, Vec::new()),
-        (None, Some(source)) => (source.to_owned(), Vec::new()),
-        (None, None) => {
-            note(
-                "The model has no chat template: conversations go on after \"User:\" and \"Assistant:\".",
-            );
-            (TRANSCRIPT.to_owned(), vec![TRANSCRIPT_STOP.to_owned()])
-        }
-    })
 }
 
 /// The adapters of --lora and --lora-scaled; `registry` knows their files.

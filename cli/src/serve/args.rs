@@ -3,6 +3,7 @@
 use super::http::cors::origin;
 use super::observe::audit_log::AuditLogArgs;
 use super::observe::log::LogArgs;
+use crate::flags::template::TemplateArgs;
 use crate::flags::{
     ModelArgs, ResidenceArgs, SamplingArgs, SessionArgs, SonaArgs, SpeculationArgs,
 };
@@ -30,14 +31,12 @@ pub(crate) struct AppArgs {
     #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
           allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub(super) n_predict: i64,
-    /// Jinja file to use instead of the model's chat template
-    #[arg(
-        long,
-        value_name = "FILE",
-        alias = "template",
-        env = "LLAMA_ARG_CHAT_TEMPLATE_FILE"
-    )]
-    pub(super) chat_template_file: Option<PathBuf>,
+    /// Leave out the end of a text that has more tokens than the model takes, instead of refusing
+    /// it, where its vector is wanted; a request may say otherwise (`truncate`)
+    #[arg(long)]
+    pub(super) embd_truncate: bool,
+    #[command(flatten)]
+    pub(super) template: TemplateArgs,
     /// What the template is told besides the conversation, as in {"enable_thinking": false};
     /// requests may say otherwise
     #[arg(long, value_name = "JSON", env = "LLAMA_ARG_CHAT_TEMPLATE_KWARGS", value_parser = json_object)]

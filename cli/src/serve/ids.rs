@@ -21,6 +21,13 @@ pub(super) fn new_id(prefix: &str) -> String {
     format!("{prefix}{:016x}", random())
 }
 
+/// A new identifier of nine letters and digits, which is what Mistral's chat templates take as the
+/// id of a call.
+pub(super) fn short_id() -> String {
+    let id = format!("c{:016x}", random());
+    id[..9].to_owned()
+}
+
 /// Unpredictable 64-bit value.
 pub(super) fn random() -> u64 {
     RandomState::new().build_hasher().finish()

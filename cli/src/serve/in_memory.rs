@@ -33,7 +33,7 @@ impl InMemory {
             let command = ServerArgs::augment_args(Command::new("serve")).no_binary_name(true);
             let args = ServerArgs::from_arg_matches(&command.try_get_matches_from(flags)?)?;
             let shared = Shared::new(&args, keys(&args)?)?;
-            drop(shared.app.set(Arc::new(load(&args, &shared.keys)?)));
+            drop(shared.app.set(Arc::new(load(&args, &shared.keys, false)?)));
             let runtime = Builder::new_multi_thread()
                 .worker_threads(1)
                 .enable_all()

@@ -67,7 +67,7 @@ pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
     let runtime = runtime.enable_all().build()?;
     let (failed, failure) = mpsc::channel();
     let (of_loader, to) = (Arc::clone(&args), shared.clone());
-    let loader = move || match load(&of_loader, &to.keys) {
+    let loader = move || match load(&of_loader, &to.keys, true) {
         Ok(app) => {
             let ready = format!("{} is ready on http://{address}", app.name);
             drop(to.app.set(Arc::new(app)));

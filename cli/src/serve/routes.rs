@@ -4,7 +4,7 @@ use super::app::{App, Purpose, Shared};
 use super::args::AppArgs;
 use super::http::budget::Budget;
 use super::http::error::ApiError;
-use super::http::{cors, ignored, page};
+use super::http::{cors, dialect, ignored, page};
 use super::observe::log;
 use super::{api, auth};
 use crate::io::Failure;
@@ -26,6 +26,7 @@ pub(crate) fn local(args: &AppArgs) -> Result<Router, Failure> {
         max_itl: None,
         watchdog: Duration::MAX,
         audit_log: None,
+        isolates_templates: true,
     };
     let app = Arc::new(Arc::new(App::open(args, purpose)?).into());
     Ok(router(Shared {
@@ -53,7 +54,8 @@ pub(super) fn router(shared: Shared) -> Router {
         .merge(page::routes())
         .method_not_allowed_fallback(not_allowed)
         .merge(protected);
-    all.layer(from_fn_with_state(shared.strict, ignored::allow))
+    all.layer(from_fn(dialect::translate))
+        .layer(from_fn_with_state(shared.strict, ignored::allow))
         .layer(from_fn_with_state(shared.origins.clone(), cors::allow))
         .layer(from_fn(log::name_and_log))
         .with_state(shared)

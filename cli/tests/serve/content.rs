@@ -7,7 +7,7 @@ use ruvllm::chat::tools::ToolFormat;
 use serde_json::{Value, json};
 
 /// A template by which a form of calls is recognised.
-fn template(format: &str) -> String {
+pub(super) fn template(format: &str) -> String {
     let marks = match format {
         "harmony" => "<|channel|> <|message|>",
         "gemma4" => "<|tool_call>",
@@ -27,6 +27,24 @@ fn template(format: &str) -> String {
         "phi4" => "<|tool_call|> <|/tool_call|>",
         "granite" => "<|tool_call|>",
         "hermes" => "<tool_call>",
+        "seed-oss" => "<seed:tool_call>",
+        "deepseek-v3.2" => "｜DSML｜ function_calls",
+        "deepseek-v4" => "｜DSML｜",
+        "kimi-k3" => "<|open|> <|close|> <|sep|>",
+        "minimax-m3" => "]<]minimax[>[",
+        "lfm2.5" => "<|tool_call_start|>",
+        "muse-glimmer" => "<atem:function_calls>",
+        "solar-open" => "<|tool_call:begin|>",
+        "hy3" => "<tool_sep{}> <arg_key{}>",
+        "minicpm5" => "<function name= <param name=",
+        "apertus" => "<|tools_prefix|> <|tools_suffix|>",
+        "apriel" => "<tool_calls>[",
+        "minimax-m1" => "<tool_calls> <beginning_of_sentence>",
+        "nemotron-v2" => "<TOOLCALL>",
+        "gigachat3.1" => "<|role_sep|> <|function_call|>",
+        "gigachat3" => "<|role_sep|> function call",
+        "firefunction-v2" => "functools[",
+        "command-r-plus" => "Action: ```json tool_name",
         "llama3" => "<|start_header_id|> \"parameters\"",
         "generic" => "",
         other => panic!("{other} has no marks here"),

@@ -15,6 +15,15 @@ const CHAT_TEMPLATE: &str = "\
 /// A reranker of Qwen 3's architecture with one layer, made-up weights, and a vocabulary of bytes
 /// and control tokens. It generates text as well, and vectors.
 pub(crate) fn reranker() -> Writer<'static> {
+    decoder(Some(CHAT_TEMPLATE))
+}
+
+/// The same model without a chat template.
+pub(crate) fn base() -> Writer<'static> {
+    decoder(None)
+}
+
+fn decoder(chat_template: Option<&'static str>) -> Writer<'static> {
     let mut writer = Writer::new();
     writer.metadata("general.architecture", "qwen3");
     for (key, value) in [
@@ -62,7 +71,9 @@ pub(crate) fn reranker() -> Writer<'static> {
     writer.metadata("tokenizer.ggml.token_type", Array::I32(types.collect()));
     writer.metadata("tokenizer.ggml.bos_token_id", 1u32);
     writer.metadata("tokenizer.ggml.eos_token_id", 2u32);
-    writer.metadata("tokenizer.chat_template", CHAT_TEMPLATE);
+    if let Some(template) = chat_template {
+        writer.metadata("tokenizer.chat_template", template);
+    }
     writer.metadata("tokenizer.chat_template.rerank", "{query} | {document}");
     let weights = [
         ("token_embd", &[64, n_vocab as u64][..]),

@@ -204,3 +204,77 @@ fn vectors_of_reference_models() {
         "{n_models} models, {n_golden} vectors"
     );
 }
+
+/// Texts that are too long for the model: refused in words of tokens of the text, or shortened as
+/// the request or the server says, so that the special tokens at the ends stay.
+#[test]
+fn long_texts() {
+    let folder = Folder::new("long-texts");
+    let model = folder.model("model.gguf", tiny::reranker());
+    let texts = ["short", &"long ".repeat(400)];
+    let server = Server::start(&["-m", &model, "-c", "64"]);
+    let path = "/v1/embeddings";
+    let (status, error) = server.post(path, &json!({"input": texts}));
+    let message = error["error"]["message"].as_str().unwrap();
+    assert!(
+        status == 400 && message.contains("text 1") && message.contains("at most 64"),
+        "{error}"
+    );
+    assert_eq!(error["error"]["code"], "context_length_exceeded");
+    let vector = |body: &Value| server.ask(path, body)["data"][0]["embedding"].clone();
+    let of = |wish: Value| {
+        let mut body = json!({"input": texts[1]});
+        body.as_object_mut()
+            .unwrap()
+            .extend(wish.as_object().unwrap().clone());
+        body
+    };
+    let tokens = server.ask(
+        "/tokenize",
+        &json!({"content": texts[1], "add_special": true}),
+    );
+    let tokens: Vec<u64> = tokens["tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_u64().unwrap())
+        .collect();
+    let n = tokens.len();
+    let first = vector(&json!({"input": tokens[..64]}));
+    let ends = [&tokens[..1], &tokens[n - 63..]].concat();
+    let last = vector(&json!({"input": ends}));
+    for wish in [
+        json!({"truncate": true}),
+        json!({"truncate": "END"}),
+        json!({"truncate_prompt_tokens": -1}),
+        json!({"truncate_prompt_tokens": 1000}),
+        json!({"truncate": true, "truncation_direction": "Right"}),
+    ] {
+        assert_eq!(vector(&of(wish.clone())), first, "{wish}");
+    }
+    for wish in [
+        json!({"truncate": "START"}),
+        json!({"truncate": true, "truncation_direction": "Left"}),
+        json!({"truncate_prompt_tokens": 64, "truncation_side": "left"}),
+    ] {
+        assert_eq!(vector(&of(wish.clone())), last, "{wish}");
+    }
+    assert_eq!(
+        vector(&of(json!({"truncate_prompt_tokens": 9}))),
+        vector(&json!({"input": tokens[..9]}))
+    );
+    for (wish, status) in [
+        (json!({"truncate": false}), 400),
+        (json!({"truncate": "middle"}), 400),
+        (json!({"truncate_prompt_tokens": 0}), 400),
+        (json!({"truncate": null, "input": "a"}), 200),
+    ] {
+        assert_eq!(server.post(path, &of(wish.clone())).0, status, "{wish}");
+    }
+    let server = Server::start(&["-m", &model, "-c", "64", "--embd-truncate"]);
+    assert_eq!(
+        server.ask(path, &json!({"input": texts}))["data"][1]["embedding"],
+        first
+    );
+    assert_eq!(server.post(path, &of(json!({"truncate": false}))).0, 400);
+}

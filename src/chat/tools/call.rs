@@ -2,6 +2,9 @@
 //! XML-like tags, and their grammars.
 
 use crate::chat::ChatError;
+use crate::chat::tools::values::{
+    self, Parameter, Schemas, Text, any_of, may_be_text, without_texts,
+};
 use crate::chat::tools::{Marks, Scan, Tool, ToolCall, lark_text};
 use serde_json::{Map, Value, json};
 
@@ -128,17 +131,9 @@ pub(super) fn named_call(name: &str, arguments: &str) -> Option<ToolCall> {
     })
 }
 
-/// The schema of a tool's arguments, to be embedded in another schema; its references still resolve
-/// within it.
+/// The schema of a tool's arguments, to be embedded in another schema.
 pub(super) fn parameters(tool: &Tool) -> Value {
-    let mut schema = tool.parameters.clone();
-    if let Some(members) = schema.as_object_mut() {
-        if !members.contains_key("$id") {
-            members.insert("$id".into(), format!("urn:tool:{}", tool.name).into());
-        }
-        members.entry("type").or_insert_with(|| "object".into());
-    }
-    schema
+    tool.parameters.clone()
 }
 
 /// The schema of a call as a JSON object, with the given keys for name and arguments.
@@ -192,100 +187,33 @@ pub(super) fn per_tool(
     out
 }
 
-/// A parameter of a tool, for formats that write arguments one by one.
-pub(super) struct Parameter<'a> {
-    pub(super) name: &'a str,
-    pub(super) schema: &'a Value,
-    pub(super) required: bool,
-}
-
-/// The parameters of `tool`, number `i`, in the order of its schema.
-///
-/// # Errors
-/// [`ChatError::Tool`] for a schema that restricts the object by more than its properties and which
-/// of them are required.
-pub(super) fn parameters_of(i: usize, tool: &Tool) -> Result<Vec<Parameter<'_>>, ChatError> {
-    let wrong = |message: String| ChatError::Tool { index: i, message };
-    let known = [
-        "$schema",
-        "additionalProperties",
-        "description",
-        "properties",
-        "required",
-        "title",
-        "type",
-    ];
-    let schema = tool
-        .parameters
-        .as_object()
-        .ok_or_else(|| wrong("its parameters are no schema".into()))?;
-    if let Some(key) = schema.keys().find(|key| !known.contains(&&key[..])) {
-        return Err(wrong(format!(
-            "{key:?} in its parameters cannot be enforced in the model's format"
-        )));
-    }
-    let properties = schema
-        .get("properties")
-        .map(|value| value.as_object().ok_or(value))
-        .transpose();
-    let properties =
-        properties.map_err(|value| wrong(format!("its properties are {value}, not an object")))?;
-    let required = schema
-        .get("required")
-        .map(|value| value.as_array().ok_or(value))
-        .transpose();
-    let required = required
-        .map_err(|value| wrong(format!("its required parameters are {value}, not a list")))?;
-    let is_required = |name: &str| required.is_some_and(|names| names.iter().any(|n| n == name));
-    let is_property = |name: &Value| {
-        properties
-            .zip(name.as_str())
-            .is_some_and(|(members, n)| members.contains_key(n))
-    };
-    if let Some(name) = required
-        .into_iter()
-        .flatten()
-        .find(|name| !is_property(name))
-    {
-        return Err(wrong(format!(
-            "the required parameter {name} is not among its properties"
-        )));
-    }
-    let members = properties.into_iter().flatten();
-    Ok(members
-        .map(|(name, schema)| Parameter {
-            name,
-            schema,
-            required: is_required(name),
-        })
-        .collect())
-}
-
-/// Rules for arguments separated by `comma`: `args<i>_0_0` is the whole list, `arg<i>_<k>` one
-/// argument.
-pub(super) fn comma_rules(i: usize, parameters: &[Parameter<'_>], comma: &str) -> String {
+/// Rules for arguments separated by `comma`: `<list>_0_0` is the whole list, `<item>_<k>` one
+/// argument, of which these are `required`, and `rest`, if it is not empty, the rule of one more.
+pub(super) fn comma_rules(
+    (list, item): (&str, &str),
+    required: &[bool],
+    comma: &str,
+    rest: &str,
+) -> String {
     let mut rules = String::new();
-    // args{i}_{k}_{c}: the arguments from k on; c is 1 if one came before, so that a comma is
+    let comma = lark_text(comma);
+    // {list}_{k}_{c}: the arguments from k on; c is 1 if one came before, so that a comma is
     // needed.
-    for k in 0..=parameters.len() {
+    for k in 0..=required.len() {
         for c in 0..2 {
-            let body = match parameters.get(k) {
-                None => "\"\"".to_owned(),
-                Some(parameter) => {
-                    let due = if c == 1 {
-                        lark_text(comma)
-                    } else {
-                        String::new()
-                    };
-                    let with = format!("{due} arg{i}_{k} args{i}_{}_1", k + 1);
-                    if parameter.required {
-                        with
-                    } else {
-                        format!("{with} | args{i}_{}_{c}", k + 1)
+            let due = if c == 1 { &comma[..] } else { "" };
+            let body = match required.get(k) {
+                None if rest.is_empty() => "\"\"".to_owned(),
+                None => format!("({due} {rest} ({comma} {rest})*)?"),
+                Some(is_required) => {
+                    let with = format!("{due} {item}_{k} {list}_{}_1", k + 1);
+                    match is_required {
+                        true => with,
+                        false => format!("{with} | {list}_{}_{c}", k + 1),
                     }
                 }
             };
-            rules.push_str(&format!("args{i}_{k}_{c}: {body}\n"));
+            rules.push_str(&format!("{list}_{k}_{c}: {body}\n"));
         }
     }
     rules
@@ -296,69 +224,183 @@ pub(super) fn comma_rules(i: usize, parameters: &[Parameter<'_>], comma: &str) -
 /// `after`.
 ///
 /// # Errors
-/// As [`parameters_of`], and for a schema that restricts strings by more than a list of values:
-/// without quotes only the end of such a text can be recognised.
+/// [`ChatError::Tool`] for a strict tool that restricts more than can be enforced so.
 pub(super) fn tagged_grammar(
     tools: &[Tool],
+    marks: &Marks<'_>,
     before: impl Fn(&Tool) -> String,
     open: impl Fn(&str) -> String,
     close: &str,
     after: &str,
 ) -> Result<String, ChatError> {
+    const NAME: &str = "\u{1}";
     let mut rules = String::new();
     let mut calls = Vec::new();
-    for (i, tool) in tools.iter().enumerate() {
+    for (index, tool) in tools.iter().enumerate() {
+        let schemas = Schemas { index, tool, marks };
+        let arguments = schemas.arguments()?;
         let mut call = before(tool);
-        for (
-            k,
-            Parameter {
-                name,
-                schema,
-                required,
-            },
-        ) in parameters_of(i, tool)?.into_iter().enumerate()
-        {
-            let value = format!("value{i}_{k}");
-            let optional = if required { "" } else { "?" };
-            call.push_str(&format!(" ({} {value}){optional}", lark_text(&open(name))));
-            rules.push_str(&match (is_text(schema), schema.get("enum").or(schema.get("const"))) {
-                (false, _) => format!("{value}: {value}_json {}\n{value}_json: %json {schema}\n", lark_text(close)),
-                (true, Some(values)) => {
-                    let values = values.as_array().cloned().unwrap_or_else(|| vec![values.clone()]);
-                    let texts: Vec<String> = values.iter().filter_map(Value::as_str).map(lark_text).collect();
-                    format!("{value}: ({}) {}\n", texts.join(" | "), lark_text(close))
-                }
-                (true, None) => {
-                    let others = ["description", "type", "title", "default", "examples"];
-                    let members = schema.as_object().into_iter().flatten();
-                    if let Some((key, _)) = members.into_iter().find(|(key, _)| !others.contains(&&key[..])) {
-                        let message = format!("{key:?} of parameter {name:?} cannot be enforced in the model's format");
-                        return Err(ChatError::Tool { index: i, message });
-                    }
-                    format!("{value}[suffix={}]: /(?s:.*)/\n", lark_text(close))
-                }
-            });
+        for (k, parameter) in arguments.parameters.iter().enumerate() {
+            let value = format!("value{index}_{k}");
+            let optional = if parameter.required { "" } else { "?" };
+            let open = lark_text(&open(parameter.name));
+            call.push_str(&format!(" ({open} {value}){optional}"));
+            rules.push_str(&tagged_value(&schemas, parameter, &value, close)?);
         }
-        rules.push_str(&format!("call{i}: {call} {}\n", lark_text(after)));
-        calls.push(format!("call{i}"));
+        if arguments.is_open {
+            let opening = open(NAME);
+            let (start, end) = opening.split_once(NAME).unwrap_or((&opening, ""));
+            let (start, end) = (lark_text(start), lark_text(end));
+            call.push_str(&format!(
+                " ({start} /[A-Za-z0-9_.-]{{1,64}}/ {end} any{index})*"
+            ));
+            rules.push_str(&Text::default().rules(&format!("any{index}"), close));
+        }
+        rules.push_str(&format!("call{index}: {call} {}\n", lark_text(after)));
+        calls.push(format!("call{index}"));
     }
     Ok(format!("start: {}\n{rules}", calls.join(" | ")))
 }
 
-/// Whether a parameter can only be a string, so that it is written without quotes.
-pub(super) fn is_text(property: &Value) -> bool {
-    property.get("type").is_some_and(|kind| kind == "string")
+/// Rules of one value and the text `close` after it: a text without quotes, or JSON.
+fn tagged_value(
+    schemas: &Schemas<'_>,
+    parameter: &Parameter<'_>,
+    value: &str,
+    close: &str,
+) -> Result<String, ChatError> {
+    let path = format!("/properties/{}", parameter.name);
+    let (texts, mut json): (Vec<_>, Vec<_>) =
+        (schemas.alternatives(parameter.schema).into_iter()).partition(may_be_text);
+    let mut rules = String::new();
+    let mut names = Vec::new();
+    for (n, schema) in texts.into_iter().enumerate() {
+        let text = schemas.text(&schema, &path)?;
+        if text.is_free() {
+            // All other values are such texts, too.
+            return Ok(text.rules(value, close));
+        }
+        names.push(format!("{value}_text{n}"));
+        rules.push_str(&text.rules(&format!("{value}_text{n}"), close));
+        if !values::is_text(&schema) {
+            json.push(without_texts(schema));
+        }
+    }
+    if !json.is_empty() {
+        let schema = schemas.alone(&any_of(json));
+        let close = lark_text(close);
+        names.push(format!("{value}_value"));
+        rules.push_str(&format!(
+            "{value}_value: {value}_json {close}\n{value}_json: %json {schema}\n"
+        ));
+    }
+    rules.push_str(&format!("{value}: {}\n", names.join(" | ")));
+    Ok(rules)
 }
 
-/// The value of parameter `name` of function `function`, written as `text`: a string if the
-/// parameter is one, otherwise parsed as JSON, or a string if it is no JSON.
-pub(super) fn value_of(tools: &[Tool], function: &str, name: &str, text: &str) -> Value {
+/// Types of the values of parameter `name` of function `function`.
+fn types_of_parameter(tools: &[Tool], function: &str, name: &str) -> Types {
     let tool = tools.iter().find(|tool| tool.name == function);
-    let property = tool.and_then(|tool| tool.parameters.get("properties")?.get(name));
-    if property.is_some_and(is_text) {
+    let root = tool.map(|tool| &tool.parameters);
+    let property = root.and_then(|root| root.get("properties")?.get(name));
+    match (root, property) {
+        (Some(root), Some(property)) => types_of(root, property, 0),
+        _ => Types::ALL,
+    }
+}
+
+/// Whether a parameter can only be a string.
+pub(super) fn is_text(tools: &[Tool], function: &str, name: &str) -> bool {
+    types_of_parameter(tools, function, name) == Types::TEXT
+}
+
+/// The value of parameter `name` of function `function`, written as `text` without quotes: JSON of a
+/// type that the parameter has, or else a string.
+pub(super) fn value_of(tools: &[Tool], function: &str, name: &str, text: &str) -> Value {
+    let types = types_of_parameter(tools, function, name);
+    if types == Types::TEXT {
         return text.into();
     }
-    serde_json::from_str(text.trim()).unwrap_or_else(|_| text.into())
+    match serde_json::from_str(text.trim()) {
+        Ok(value) if types.contain(&value) || !types.contain(&Value::String(String::new())) => {
+            value
+        }
+        _ => text.into(),
+    }
+}
+
+/// Types of JSON values, as bits.
+#[derive(Clone, Copy, PartialEq)]
+struct Types(u8);
+
+impl Types {
+    const ALL: Self = Self(63);
+    const TEXT: Self = Self(1);
+
+    fn named(name: &str) -> Self {
+        Self(match name {
+            "string" => 1,
+            "number" | "integer" => 2,
+            "boolean" => 4,
+            "null" => 8,
+            "array" => 16,
+            "object" => 32,
+            _ => 63,
+        })
+    }
+
+    fn of(value: &Value) -> Self {
+        Self::named(match value {
+            Value::String(_) => "string",
+            Value::Number(_) => "number",
+            Value::Bool(_) => "boolean",
+            Value::Null => "null",
+            Value::Array(_) => "array",
+            Value::Object(_) => "object",
+        })
+    }
+
+    fn any(all: impl Iterator<Item = Self>) -> Self {
+        Self(all.fold(0, |all, types| all | types.0))
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    fn contain(self, value: &Value) -> bool {
+        self.and(Self::of(value)) != Self(0)
+    }
+}
+
+/// Types of the values that a schema in the document `root` describes.
+fn types_of(root: &Value, schema: &Value, depth: usize) -> Types {
+    const MAX_DEPTH: usize = 16;
+    if depth > MAX_DEPTH {
+        return Types::ALL;
+    }
+    let list = |key: &str| schema.get(key).and_then(Value::as_array).map(Vec::as_slice);
+    let inside = |schema: &Value| types_of(root, schema, depth + 1);
+    let mut types = match schema.get("type") {
+        Some(Value::String(name)) => Types::named(name),
+        Some(Value::Array(names)) => {
+            Types::any(names.iter().filter_map(Value::as_str).map(Types::named))
+        }
+        _ => Types::ALL,
+    };
+    let values = list("enum").or(schema.get("const").map(std::slice::from_ref));
+    if let Some(values) = values {
+        types = types.and(Types::any(values.iter().map(Types::of)));
+    }
+    for schemas in ["anyOf", "oneOf"].into_iter().filter_map(list) {
+        types = types.and(Types::any(schemas.iter().map(inside)));
+    }
+    for part in list("allOf").into_iter().flatten() {
+        types = types.and(inside(part));
+    }
+    let reference = schema.get("$ref").and_then(Value::as_str);
+    let target = reference.and_then(|name| root.pointer(name.strip_prefix('#')?));
+    target.map_or(types, |target| types.and(inside(target)))
 }
 
 /// Reader for a notation of values.

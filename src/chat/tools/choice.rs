@@ -1,15 +1,21 @@
 //! Enforcing valid calls: a mask that lets the model write freely until it begins a call.
 
 use crate::chat::ChatError;
-use crate::chat::tools::{Marks, Tool, ToolFormat, ends_in_reasoning};
+use crate::chat::tools::enforce::grammar_of_calls;
+use crate::chat::tools::{
+    Format, LoosenedTool, Opening, Tool, ToolFormat, ends_in_reasoning, lark_marker, lark_text,
+};
 use crate::grammar::{Grammar, Matcher, TokenTrie};
 use crate::sample::{MaskError, TokenMask};
 use serde_json::Value;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Most tools that a mask supports.
 const MAX_TOOLS: usize = 256;
-/// White space between reasoning and a call.
+/// Most bytes of white space between reasoning and what follows it.
+const MAX_WHITE: usize = 20;
+/// White space before and between calls.
 const WHITE: &str = "WHITE: /[ \\t\\r\\n]{0,20}/\n";
 
 /// Whether the model may or must call tools.
@@ -20,33 +26,93 @@ pub enum ToolChoice {
     Auto,
     /// Calls are forbidden.
     None,
-    /// At least one call, before any other text, but after reasoning that has already begun.
+    /// Calls, at least one, and nothing else, but after reasoning that has already begun.
     Required,
-    /// A call of this tool, otherwise like `Required`.
+    /// Calls of this tool, otherwise like `Required`.
     Named(String),
+    /// Calls of these tools alone.
+    Allowed {
+        /// The names of the tools.
+        names: Vec<String>,
+        /// Whether they are required, as in `Required`; otherwise they are allowed, as in `Auto`.
+        required: bool,
+    },
 }
 
 impl ToolChoice {
-    /// The `tool_choice` of the OpenAI API: `"auto"`, `"none"`, `"required"` or
-    /// `{"type": "function", "function": {"name": …}}`.
+    /// The `tool_choice` of the OpenAI API: `"auto"`, `"none"`, `"required"`,
+    /// `{"type": "function", "function": {"name": …}}` or `{"type": "allowed_tools", "allowed_tools":
+    /// {"mode": "auto", "tools": […]}}`; what is in the inner objects may be in the outer one.
     ///
     /// # Errors
     /// [`ChatError::Tool`] for anything else.
     pub fn from_json(choice: &Value) -> Result<Self, ChatError> {
-        let named = || choice.get("function")?.get("name")?.as_str();
         match choice.as_str() {
             Some("auto") => Ok(Self::Auto),
             Some("none") => Ok(Self::None),
             Some("required") => Ok(Self::Required),
-            _ => named()
-                .map(|name| Self::Named(name.to_owned()))
-                .ok_or_else(|| ChatError::Tool {
-                    index: 0,
-                    message: format!(
-                        "the tool choice {choice} is none of auto, none, required and a function"
-                    ),
-                }),
+            _ => Self::from_object(choice).ok_or_else(|| ChatError::Tool {
+                index: 0,
+                message: format!(
+                    "the tool choice {choice} is none of auto, none, required, a function and \
+                     allowed_tools with a mode"
+                ),
+            }),
         }
+    }
+
+    fn from_object(choice: &Value) -> Option<Self> {
+        let name_of = |tool: &Value| {
+            let function = tool.get("function").unwrap_or(tool);
+            Some(function.get("name")?.as_str()?.to_owned())
+        };
+        if choice.get("type")? != "allowed_tools" {
+            return Some(Self::Named(name_of(choice)?));
+        }
+        let allowed = choice.get("allowed_tools").unwrap_or(choice);
+        let tools = allowed.get("tools")?.as_array()?;
+        Some(Self::Allowed {
+            names: tools.iter().map(name_of).collect::<Option<_>>()?,
+            required: match allowed.get("mode")?.as_str()? {
+                "auto" => false,
+                "required" => true,
+                _ => return None,
+            },
+        })
+    }
+
+    /// Whether an answer has to be calls.
+    pub fn is_required(&self) -> bool {
+        match self {
+            Self::Auto | Self::None => false,
+            Self::Required | Self::Named(_) => true,
+            Self::Allowed { required, .. } => *required,
+        }
+    }
+
+    /// Those of `tools` that may be called.
+    ///
+    /// # Errors
+    /// [`ChatError::Tool`] for a tool that is not among them, or if a call is required, and none
+    /// may be called.
+    pub fn allowed(&self, tools: &[Tool]) -> Result<Vec<Tool>, ChatError> {
+        let wrong = |message: String| ChatError::Tool { index: 0, message };
+        let known: HashSet<&str> = tools.iter().map(|tool| &tool.name[..]).collect();
+        let names: HashSet<&str> = match self {
+            Self::None => HashSet::new(),
+            Self::Auto | Self::Required => known.clone(),
+            Self::Named(name) => HashSet::from([&name[..]]),
+            Self::Allowed { names, .. } => names.iter().map(|name| &name[..]).collect(),
+        };
+        if let Some(name) = names.difference(&known).next() {
+            return Err(wrong(format!("there is no tool {name:?}")));
+        }
+        let is_allowed = |tool: &&Tool| names.contains(&tool.name[..]);
+        let allowed: Vec<Tool> = tools.iter().filter(is_allowed).cloned().collect();
+        if allowed.is_empty() && self.is_required() {
+            return Err(wrong("a call is required, and there are no tools".into()));
+        }
+        Ok(allowed)
     }
 }
 
@@ -55,7 +121,9 @@ impl ToolChoice {
 /// The model writes freely until it begins a call in its format; the call then follows the format's
 /// grammar, with the name of a tool and arguments that match its parameters; after the call the
 /// text is free again. A token that would begin a call and continue it in an invalid way is
-/// forbidden, so every call can be completed, and is then valid.
+/// forbidden, so every call can be completed, and is then valid. Where calls are required the
+/// answer is calls and nothing else; [where text has a form](Self::with_text) it is calls and
+/// nothing else, or a text of that form.
 #[derive(Clone, Debug)]
 pub struct ToolMask {
     shared: Arc<Shared>,
@@ -70,14 +138,17 @@ pub struct ToolMask {
 struct Shared {
     trie: TokenTrie,
     reasoning: (&'static str, &'static str),
+    /// Openings of calls in free text.
     triggers: Vec<Trigger>,
-    /// Grammar of a call including its opening, if calls are required.
-    required: Option<Grammar>,
-    /// Whether calls, and so their openings, are forbidden.
-    forbidden: bool,
-    /// Tokens that extend beyond the end of some opening, or of reasoning that must lead to a
-    /// call.
+    /// What the answer has to be, where it is not free.
+    bound: Option<Bound>,
+    /// What is not enforced.
+    loosened: Vec<LoosenedTool>,
+    /// Tokens that extend beyond the end of some opening, or of reasoning that a bound answer
+    /// follows.
     overrun: Vec<u32>,
+    /// Tokens of white space.
+    white: Vec<u32>,
 }
 
 /// Opening of a call, and the grammar of what follows.
@@ -85,8 +156,10 @@ struct Shared {
 struct Trigger {
     text: &'static str,
     at_start: bool,
-    keep: bool,
-    grammar: Grammar,
+    /// Bytes at its end that are part of the call.
+    n_kept: usize,
+    /// `None` if calls are forbidden.
+    grammar: Option<Grammar>,
 }
 
 #[derive(Clone, Debug)]
@@ -94,22 +167,24 @@ enum Phase {
     /// Free text: its last bytes since the last boundary, and whether only white space came since
     /// then.
     Free { tail: Vec<u8>, at_start: bool },
-    /// Reasoning, in which no call can begin; and whether a call must follow it.
-    Reasoning { tail: Vec<u8>, required: bool },
-    /// A call, and the number of tokens since it began.
+    /// Reasoning, in which no call can begin.
+    Reasoning { tail: Vec<u8> },
+    /// A call in free text, and the number of tokens since it began.
     Call {
         matcher: Box<Matcher>,
         n_tokens: usize,
     },
+    /// All that is left of the answer.
+    Bound(Bound),
 }
 
 impl ToolMask {
     /// A mask for the answer to `prompt`, the rendered template.
     ///
     /// # Errors
-    /// [`ChatError::Tool`] for parameters that cannot be enforced in this format, a named tool that
+    /// [`ChatError::Tool`] for parameters of a strict tool that cannot be enforced, a named tool that
     /// does not exist, no tools although a call is required, or more than 256;
-    /// [`GrammarError`](crate::grammar::GrammarError) for parameters that cannot be enforced at all.
+    /// [`GrammarError`](crate::grammar::GrammarError) for a grammar beyond the limits of compiling.
     pub fn new(
         trie: &TokenTrie,
         format: ToolFormat,
@@ -117,94 +192,93 @@ impl ToolMask {
         choice: &ToolChoice,
         prompt: &str,
     ) -> Result<Self, ChatError> {
-        let wrong = |index, message: String| ChatError::Tool { index, message };
-        if tools.len() > MAX_TOOLS {
-            return Err(wrong(
-                MAX_TOOLS,
-                format!("there are {} tools; the limit is {MAX_TOOLS}", tools.len()),
-            ));
-        }
-        let named = match choice {
-            ToolChoice::Named(name) => match tools.iter().position(|tool| &tool.name == name) {
-                Some(i) => Some(&tools[i..=i]),
-                None => return Err(wrong(0, format!("there is no tool {name:?}"))),
-            },
-            _ => None,
-        };
-        let tools = named.unwrap_or(tools);
-        let required = matches!(choice, ToolChoice::Required | ToolChoice::Named(_));
-        let in_reasoning = ends_in_reasoning(prompt, format.0.reasoning);
-        if tools.is_empty() && required {
-            return Err(wrong(
-                0,
-                "a call is required, and there are no tools".into(),
-            ));
-        }
+        Self::build(trie, format, (tools, choice), prompt, None)
+    }
 
-        let format = format.0;
-        let special = |text: &str| trie.special(text);
-        let marks = Marks(&special);
-        let mut triggers = Vec::new();
-        let mut first = None;
-        if !tools.is_empty() {
-            let lark = (format.grammar)(tools, &marks)?;
-            let grammar = Grammar::calls(trie, &lark)?;
-            if required {
-                let opening = format
-                    .openings
-                    .iter()
-                    .find(|o| o.keep)
-                    .unwrap_or(&format.openings[0]);
-                // An opening that is part of the call is contained in its grammar.
-                let opening = if opening.keep {
-                    "\"\"".to_owned()
-                } else {
-                    marks.lark(opening.text)
-                };
-                let white = if in_reasoning { "WHITE " } else { "" };
-                let lark = lark.replacen(
-                    "start: ",
-                    &format!("{WHITE}start: {white}{opening} body\nbody: "),
-                    1,
-                );
-                first = Some(Grammar::calls(trie, &lark)?);
-            }
+    /// As [`ToolMask::new`], for an answer that is calls, or a text that `text` allows; reasoning
+    /// that `prompt` has begun comes before either. Where calls are required there is no such text.
+    ///
+    /// # Errors
+    /// As [`ToolMask::new`].
+    pub fn with_text(
+        trie: &TokenTrie,
+        format: ToolFormat,
+        tools: &[Tool],
+        choice: &ToolChoice,
+        prompt: &str,
+        text: Box<dyn TokenMask>,
+    ) -> Result<Self, ChatError> {
+        Self::build(trie, format, (tools, choice), prompt, Some(text))
+    }
+
+    fn build(
+        trie: &TokenTrie,
+        format: ToolFormat,
+        (tools, choice): (&[Tool], &ToolChoice),
+        prompt: &str,
+        text: Option<Box<dyn TokenMask>>,
+    ) -> Result<Self, ChatError> {
+        if tools.len() > MAX_TOOLS {
+            let message = format!("there are {} tools; the limit is {MAX_TOOLS}", tools.len());
+            return Err(ChatError::Tool {
+                index: MAX_TOOLS,
+                message,
+            });
+        }
+        let (format, callable) = (format.0, choice.allowed(tools)?);
+        let in_reasoning = ends_in_reasoning(prompt, format.reasoning);
+        // Where calls are forbidden, their grammar is not needed.
+        let calls = match callable.is_empty() {
+            true => None,
+            false => Some(grammar_of_calls(trie, format, &callable)?),
+        };
+        let text = text.filter(|_| !choice.is_required());
+        let (mut triggers, mut bound) = (Vec::new(), None);
+        if choice.is_required() || text.is_some() {
+            let calls = calls.as_ref();
+            let larks = calls.map(|calls| only_calls(trie, format, &calls.lark, in_reasoning));
+            let grammar = larks.map(|lark| Grammar::calls(trie, &lark)).transpose()?;
+            bound = Some(Bound {
+                calls: grammar.map(|grammar| Box::new(grammar.matcher())),
+                text,
+                n_white: if in_reasoning { MAX_WHITE } else { 0 },
+                n_tokens: 0,
+            });
+        } else if !tools.is_empty() {
+            let grammar = calls.as_ref().map(|calls| &calls.grammar);
             triggers.extend(format.openings.iter().map(|opening| Trigger {
                 text: opening.text,
                 at_start: opening.at_start,
-                keep: opening.keep,
-                grammar: grammar.clone(),
+                n_kept: if opening.keep {
+                    first_opening(format).text.len()
+                } else {
+                    0
+                },
+                grammar: grammar.cloned(),
             }));
         }
         let mut texts: Vec<&str> = triggers.iter().map(|trigger| trigger.text).collect();
         texts.extend((!format.reasoning.1.is_empty()).then_some(format.reasoning.1));
-        let forbidden = *choice == ToolChoice::None;
-        let decides = |id: &u32| reaches(trie.text(*id), &texts, forbidden);
-        let overrun = (0..trie.n_vocab() as u32).filter(decides).collect();
-        let start = if in_reasoning {
-            Phase::Reasoning {
+        let forbidden = triggers.iter().any(|trigger| trigger.grammar.is_none());
+        let ids = || 0..trie.n_vocab() as u32;
+        let start = match &bound {
+            _ if in_reasoning => Phase::Reasoning { tail: Vec::new() },
+            Some(bound) => Phase::Bound(bound.clone()),
+            None => Phase::Free {
                 tail: Vec::new(),
-                required,
-            }
-        } else {
-            match &first {
-                Some(grammar) => Phase::Call {
-                    matcher: Box::new(grammar.matcher()),
-                    n_tokens: 0,
-                },
-                None => Phase::Free {
-                    tail: Vec::new(),
-                    at_start: true,
-                },
-            }
+                at_start: true,
+            },
         };
         let shared = Shared {
             trie: trie.clone(),
             reasoning: format.reasoning,
             triggers,
-            required: first,
-            forbidden,
-            overrun,
+            overrun: ids()
+                .filter(|&id| reaches(trie.text(id), &texts, forbidden))
+                .collect(),
+            white: ids().filter(|&id| is_white(trie.text(id))).collect(),
+            bound,
+            loosened: calls.map(|calls| calls.loosened).unwrap_or_default(),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -215,30 +289,54 @@ impl ToolMask {
         })
     }
 
-    /// The phase after `token` in `phase`, which is not a call; `None` if the token is forbidden.
+    /// What of the tools' parameters is not enforced.
+    pub fn loosened(&self) -> &[LoosenedTool] {
+        &self.shared.loosened
+    }
+
+    /// Whether an answer that may be either is calls; `None` as long as it is not known.
+    pub fn is_calls(&self) -> Option<bool> {
+        match &self.phase {
+            Phase::Bound(bound) => bound.is_calls(),
+            _ => None,
+        }
+    }
+
+    /// Whether an answer that may be either and ends here, or is cut off, is calls.
+    pub fn ends_as_calls(&mut self) -> bool {
+        let end = self.shared.trie.eog()[0];
+        match &mut self.phase {
+            Phase::Bound(bound) => bound.ends_as_calls(end),
+            _ => true,
+        }
+    }
+
+    /// The phase after `token` in `phase`, which is neither a call nor bound; `None` if the token
+    /// is forbidden.
     fn next(&self, phase: &Phase, token: u32) -> Option<Phase> {
         let shared = &*self.shared;
         let text = shared.trie.text(token);
         match phase {
-            Phase::Call { .. } => None,
-            Phase::Reasoning { tail, required } => {
+            Phase::Call { .. } | Phase::Bound(_) => None,
+            Phase::Reasoning { tail } => {
                 let mut tail = [&tail[..], text].concat();
                 let close = shared.reasoning.1.as_bytes();
                 let Some(at) = find(&tail, close) else {
-                    // A call must follow before the end.
-                    if *required && shared.trie.is_eog(token) {
+                    // What the answer is bound to be must follow before the end.
+                    if shared.bound.is_some() && shared.trie.is_eog(token) {
                         return None;
                     }
                     let kept = tail.len() - tail.len().min(close.len() - 1);
                     tail.drain(..kept);
-                    return Some(Phase::Reasoning {
-                        tail,
-                        required: *required,
-                    });
+                    return Some(Phase::Reasoning { tail });
                 };
                 let rest = &tail[at + close.len()..];
-                match shared.required.as_ref().filter(|_| *required) {
-                    Some(grammar) => self.begin(grammar, rest),
+                match &shared.bound {
+                    Some(bound) => {
+                        let mut bound = bound.clone();
+                        bound.take_text(&shared.trie, rest)?;
+                        Some(Phase::Bound(bound))
+                    }
                     None => self.next_free(Vec::new(), true, rest),
                 }
             }
@@ -269,19 +367,15 @@ impl ToolMask {
             .chain(reasoning)
             .min_by_key(|&(at, len, _)| (at, std::cmp::Reverse(len)));
         match first {
-            Some(_) if shared.forbidden && first.is_some_and(|f| f.2.is_some()) => None,
-            Some((at, len, Some(trigger))) => {
-                let from = if trigger.keep { at } else { at + len };
-                self.begin(&trigger.grammar, &tail[from..])
-            }
+            Some((at, len, Some(trigger))) => self.begin(
+                trigger.grammar.as_ref()?,
+                &tail[at + len - trigger.n_kept..],
+            ),
             Some((at, len, None)) => {
                 let rest = tail[at + len..].to_vec();
                 match find(&rest, close.as_bytes()) {
                     Some(at) => self.next_free(Vec::new(), true, &rest[at + close.len()..]),
-                    None => Some(Phase::Reasoning {
-                        tail: rest,
-                        required: false,
-                    }),
+                    None => Some(Phase::Reasoning { tail: rest }),
                 }
             }
             None => {
@@ -325,6 +419,178 @@ impl ToolMask {
     }
 }
 
+/// The opening of calls that are required.
+fn first_opening(format: &Format) -> &'static Opening {
+    let kept = format.openings.iter().find(|opening| opening.keep);
+    kept.unwrap_or(&format.openings[0])
+}
+
+/// The grammar of calls, each with its opening, that are all of an answer; `lark` is that of one
+/// without.
+fn only_calls(trie: &TokenTrie, format: &Format, lark: &str, in_reasoning: bool) -> String {
+    let first = first_opening(format);
+    // An opening that is part of the call is contained in its grammar.
+    let opening = if first.keep {
+        "\"\"".to_owned()
+    } else {
+        lark_marker(trie.special(first.text), first.text)
+    };
+    let white = if in_reasoning { "WHITE " } else { "" };
+    // What stands between two calls, besides white space.
+    let between = format.openings.iter().filter(|opening| opening.keep);
+    let between = between.filter_map(|opening| opening.text.strip_suffix(first.text));
+    let between: String = between
+        .filter(|text| !text.is_empty())
+        .map(|text| format!(" | {}", lark_text(text)))
+        .collect();
+    let start = format!(
+        "{WHITE}start: {white}opened (between opened)*\nbetween: WHITE{between}\n\
+         opened: {opening} body\nbody: "
+    );
+    lark.replacen("start: ", &start, 1)
+}
+
+/// Whether a text is white space.
+fn is_white(text: &[u8]) -> bool {
+    !text.is_empty() && text.iter().all(u8::is_ascii_whitespace)
+}
+
+/// What the rest of an answer has to be: calls and nothing else, a text of some form, or either as
+/// long as both are possible.
+#[derive(Clone, Debug)]
+struct Bound {
+    calls: Option<Box<Matcher>>,
+    text: Option<Box<dyn TokenMask>>,
+    /// White space that may still come before it.
+    n_white: usize,
+    /// Tokens since it began, or since one of the two was ruled out.
+    n_tokens: usize,
+}
+
+impl Bound {
+    /// Those that are possible.
+    fn each(&mut self) -> impl Iterator<Item = &mut dyn TokenMask> {
+        let calls = self
+            .calls
+            .as_mut()
+            .map(|calls| &mut **calls as &mut dyn TokenMask);
+        let text = self
+            .text
+            .as_mut()
+            .map(|text| &mut **text as &mut dyn TokenMask);
+        calls.into_iter().chain(text)
+    }
+
+    fn is_calls(&self) -> Option<bool> {
+        match (&self.calls, &self.text) {
+            (Some(_), Some(_)) => None,
+            (calls, _) => Some(calls.is_some()),
+        }
+    }
+
+    fn ends_as_calls(&mut self, end: u32) -> bool {
+        let is_text = |text: &mut Box<dyn TokenMask>| text.allows(end).unwrap_or(false);
+        match (&mut self.calls, &mut self.text) {
+            (Some(calls), Some(text)) => calls.is_accepting().unwrap_or(false) || !is_text(text),
+            (calls, _) => calls.is_some(),
+        }
+    }
+
+    /// Whether `token` is white space before it begins.
+    fn is_white(&self, trie: &TokenTrie, token: u32) -> bool {
+        let text = trie.text(token);
+        (1..=self.n_white).contains(&text.len()) && is_white(text)
+    }
+
+    fn allows(&mut self, trie: &TokenTrie, token: u32) -> Result<bool, MaskError> {
+        let mut is_allowed = self.is_white(trie, token);
+        for mask in self.each() {
+            is_allowed = is_allowed || mask.allows(token)?;
+        }
+        Ok(is_allowed)
+    }
+
+    /// Accepts a token that is allowed; whichever does not allow it is ruled out.
+    fn accept(&mut self, trie: &TokenTrie, token: u32) -> Result<(), MaskError> {
+        if self.is_white(trie, token) {
+            self.n_white -= trie.text(token).len();
+            self.n_tokens = 0;
+            return Ok(());
+        }
+        let calls = self.calls.as_mut().map(|calls| calls.accept(token));
+        let text = self.text.as_mut().map(|text| text.accept(token));
+        let n_before = self.each().count();
+        match (calls, text) {
+            (Some(Err(error)), None | Some(Err(_))) | (None, Some(Err(error))) => {
+                return Err(error);
+            }
+            (Some(Err(_)), _) => self.calls = None,
+            (_, Some(Err(_))) => self.text = None,
+            _ => {}
+        }
+        let is_decided = self.each().count() < n_before;
+        self.n_tokens = if self.n_white > 0 || is_decided {
+            0
+        } else {
+            self.n_tokens + 1
+        };
+        self.n_white = 0;
+        Ok(())
+    }
+
+    /// Accepts a text, if it is allowed.
+    fn take_text(&mut self, trie: &TokenTrie, text: &[u8]) -> Option<()> {
+        for token in trie.cut(text) {
+            self.accept(trie, token).ok()?;
+        }
+        self.n_tokens = 0;
+        Some(())
+    }
+
+    /// Takes back tokens, if none of them ruled anything out.
+    fn rollback(&mut self, n: usize) -> Result<bool, MaskError> {
+        if n > self.n_tokens {
+            return Ok(false);
+        }
+        for mask in self.each() {
+            mask.rollback(n)?;
+        }
+        self.n_tokens -= n;
+        Ok(true)
+    }
+
+    /// Writes what is allowed into `words`.
+    fn write(
+        &mut self,
+        white: &[u32],
+        trie: &TokenTrie,
+        words: &mut Vec<u32>,
+    ) -> Result<(), MaskError> {
+        words.clear();
+        words.resize(trie.n_vocab().div_ceil(32), 0);
+        for mask in self.each() {
+            let allowed = mask.mask()?;
+            words
+                .iter_mut()
+                .zip(allowed)
+                .for_each(|(word, bits)| *word |= bits);
+        }
+        for &id in white.iter().filter(|&&id| self.is_white(trie, id)) {
+            words[id as usize / 32] |= 1 << (id % 32);
+        }
+        Ok(())
+    }
+
+    fn forced(&mut self, encode: &dyn Fn(&[u8]) -> Vec<u32>) -> Vec<u32> {
+        let is_open = self.n_white > 0 || self.is_calls().is_none();
+        let mut each = self.each();
+        match each.next() {
+            Some(only) if !is_open => only.forced(encode),
+            _ => Vec::new(),
+        }
+    }
+}
+
 /// The first position of `text` in `bytes`.
 fn find(bytes: &[u8], text: &[u8]) -> Option<usize> {
     (!text.is_empty())
@@ -346,22 +612,27 @@ fn reaches(token: &[u8], texts: &[&str], exact: bool) -> bool {
 
 impl TokenMask for ToolMask {
     fn mask(&mut self) -> Result<&[u32], MaskError> {
-        if !matches!(self.phase, Phase::Call { .. }) {
-            let trie = &self.shared.trie;
-            let mut words = std::mem::take(&mut self.words);
-            words.clear();
-            words.resize(trie.n_vocab().div_ceil(32), u32::MAX);
-            let mut forbid = |id: u32| words[id as usize / 32] &= !(1 << (id % 32));
-            for &id in &self.shared.overrun {
-                if self.next(&self.phase, id).is_none() {
-                    forbid(id);
+        let mut words = std::mem::take(&mut self.words);
+        let shared = Arc::clone(&self.shared);
+        match &mut self.phase {
+            Phase::Call { .. } => {}
+            Phase::Bound(bound) => bound.write(&shared.white, &shared.trie, &mut words)?,
+            phase => {
+                let phase = phase.clone();
+                words.clear();
+                words.resize(shared.trie.n_vocab().div_ceil(32), u32::MAX);
+                let mut forbid = |id: u32| words[id as usize / 32] &= !(1 << (id % 32));
+                for &id in &shared.overrun {
+                    if self.next(&phase, id).is_none() {
+                        forbid(id);
+                    }
+                }
+                if matches!(phase, Phase::Reasoning { .. }) && shared.bound.is_some() {
+                    shared.trie.eog().iter().for_each(|&id| forbid(id));
                 }
             }
-            if matches!(self.phase, Phase::Reasoning { required: true, .. }) {
-                trie.eog().iter().for_each(|&id| forbid(id));
-            }
-            self.words = words;
         }
+        self.words = words;
         match &mut self.phase {
             Phase::Call { matcher, .. } => matcher.mask(),
             _ => Ok(&self.words),
@@ -369,12 +640,14 @@ impl TokenMask for ToolMask {
     }
 
     fn allows(&mut self, token: u32) -> Result<bool, MaskError> {
+        let shared = Arc::clone(&self.shared);
         match &mut self.phase {
             Phase::Call { matcher, .. } => matcher.allows(token),
+            _ if token as usize >= shared.trie.n_vocab() => Ok(false),
+            Phase::Bound(bound) => bound.allows(&shared.trie, token),
             phase => {
                 let phase = phase.clone();
-                Ok((token as usize) < self.shared.trie.n_vocab()
-                    && self.next(&phase, token).is_some())
+                Ok(self.next(&phase, token).is_some())
             }
         }
     }
@@ -382,6 +655,7 @@ impl TokenMask for ToolMask {
     fn forced(&mut self, encode: &dyn Fn(&[u8]) -> Vec<u32>) -> Vec<u32> {
         match &mut self.phase {
             Phase::Call { matcher, .. } => matcher.forced(encode),
+            Phase::Bound(bound) => bound.forced(encode),
             _ => Vec::new(),
         }
     }
@@ -391,30 +665,25 @@ impl TokenMask for ToolMask {
             token,
             n_tokens: self.tokens.len(),
         };
-        let next = match &mut self.phase {
+        let shared = Arc::clone(&self.shared);
+        match &mut self.phase {
             Phase::Call { matcher, n_tokens } => {
                 matcher.accept(token)?;
                 *n_tokens += 1;
-                None
+                // After a call the text is free again, unless the call ended it.
+                if matcher.is_finished() && !shared.trie.is_eog(token) {
+                    self.phase = Phase::Free {
+                        tail: Vec::new(),
+                        at_start: true,
+                    };
+                }
             }
-            _ if token as usize >= self.shared.trie.n_vocab() => return Err(refused),
+            _ if token as usize >= shared.trie.n_vocab() => return Err(refused),
+            Phase::Bound(bound) => bound.accept(&shared.trie, token)?,
             phase => {
                 let phase = phase.clone();
-                Some(self.next(&phase, token).ok_or(refused)?)
+                self.phase = self.next(&phase, token).ok_or(refused)?;
             }
-        };
-        if let Some(next) = next {
-            self.phase = next;
-        }
-        // After a call the text is free again, unless the call ended it.
-        if let Phase::Call { matcher, .. } = &self.phase
-            && matcher.is_finished()
-            && !self.shared.trie.is_eog(token)
-        {
-            self.phase = Phase::Free {
-                tail: Vec::new(),
-                at_start: true,
-            };
         }
         self.tokens.push(token);
         Ok(())
@@ -426,22 +695,25 @@ impl TokenMask for ToolMask {
             n,
             n_tokens: self.tokens.len(),
         })?;
-        match &mut self.phase {
+        let is_inside = match &mut self.phase {
             Phase::Call { matcher, n_tokens } if *n_tokens >= n => {
                 matcher.rollback(n)?;
                 *n_tokens -= n;
-                self.tokens.truncate(kept);
-                Ok(())
+                true
             }
-            // The rollback crosses a boundary: starts again from the beginning.
-            _ => {
-                let tokens = std::mem::take(&mut self.tokens);
-                self.phase = self.start.clone();
-                tokens[..kept]
-                    .iter()
-                    .try_for_each(|&token| self.accept(token))
-            }
+            Phase::Bound(bound) => bound.rollback(n)?,
+            _ => false,
+        };
+        if is_inside {
+            self.tokens.truncate(kept);
+            return Ok(());
         }
+        // The rollback crosses a boundary: starts again from the beginning.
+        let tokens = std::mem::take(&mut self.tokens);
+        self.phase = self.start.clone();
+        tokens[..kept]
+            .iter()
+            .try_for_each(|&token| self.accept(token))
     }
 
     fn reset(&mut self) {

@@ -1,7 +1,7 @@
 //! Command R7B and Command A: a JSON array of calls between `<|START_ACTION|>` and
 //! `<|END_ACTION|>`.
 
-use crate::chat::tools::{Format, Opening, Tool, call, lark_text};
+use crate::chat::tools::{Format, Opening, Tool, call, lark_text, written};
 use serde_json::{Value, json};
 
 const CLOSE: &str = "<|END_ACTION|>";
@@ -15,6 +15,7 @@ pub(super) const FORMAT: Format = Format {
     close: CLOSE,
     scan: |text| call::scan_json(text, CLOSE),
     read: call::read_json,
+    written: written::in_json,
     grammar: |tools, marks| {
         let one = |tool: &Tool| {
             json!({

@@ -1,6 +1,7 @@
 //! DeepSeek R1, V3 and V3.1: calls between markers, each a name, a separator and the arguments,
 //! which R1 and V3 write in a code block.
 
+use crate::chat::tools::written::Written;
 use crate::chat::tools::{Format, Opening, Tool, ToolCall, call, lark_text};
 
 const CLOSE: &str = "<｜tool▁calls▁end｜>";
@@ -18,6 +19,7 @@ pub(super) const V3_1: Format = Format {
     close: CLOSE,
     scan: |text| call::scan_until(text, CLOSE),
     read,
+    written,
     grammar: |tools, marks| {
         let [call, separator, end, close] =
             [CALL, SEPARATOR, CALL_END, CLOSE].map(|mark| marks.lark(mark));
@@ -55,11 +57,25 @@ fn read(block: &str, _: &[Tool]) -> Option<Vec<ToolCall>> {
         // The arguments end where their JSON ends: strings in it may look like a marker.
         let begin = rest.find('{')?;
         let len = call::json_len(&rest[begin..]).ok()??;
-        let name = match rest[..begin].trim().trim_end_matches("```json").trim() {
-            "" => head,
-            name => name,
-        };
+        let name = name_of(head, &rest[..begin]);
         calls.push(call::named_call(name, &rest[begin..begin + len])?);
     }
     (!calls.is_empty()).then_some(calls)
+}
+
+/// The name of a call: behind the separator in the older form, before it in the newer one.
+fn name_of<'a>(head: &'a str, before_arguments: &'a str) -> &'a str {
+    match before_arguments.trim().trim_end_matches("```json").trim() {
+        "" => head,
+        name => name,
+    }
+}
+
+fn written(block: &str, _: &[Tool]) -> Vec<Written> {
+    let call = |part: &str| {
+        let (head, rest) = part.split_once(SEPARATOR)?;
+        let begin = rest.find('{')?;
+        Written::of(name_of(head, &rest[..begin]), None, &rest[begin..])
+    };
+    block.split(CALL).skip(1).filter_map(call).collect()
 }

@@ -1,6 +1,7 @@
 //! Functionary: `<function=name>{…}</function>` (v3.1), or messages that begin with `>>>` and the
 //! name of a function, or with `all` for the user (v3.2).
 
+use crate::chat::tools::written::Written;
 use crate::chat::tools::{Format, Opening, Scan, call, lark_text};
 
 pub(super) const OPEN: &str = ">>>";
@@ -25,6 +26,12 @@ pub(super) const V3_1: Format = Format {
         let (name, rest) = block.split_once('>')?;
         let len = call::json_len(rest).ok()??;
         Some(vec![call::named_call(name, &rest[..len])?])
+    },
+    written: |block, _| {
+        let call = block.split_once('>');
+        call.and_then(|(name, rest)| Written::of(name, None, rest))
+            .into_iter()
+            .collect()
     },
     grammar: |tools, marks| {
         let one = |tool: &super::Tool, json: &str| {
@@ -56,6 +63,12 @@ pub(super) const V3_2: Format = Format {
     read: |block, _| {
         let (name, arguments) = block.split_once('\n')?;
         Some(vec![call::named_call(name, arguments)?])
+    },
+    written: |block, _| {
+        let call = block.split_once('\n');
+        call.and_then(|(name, rest)| Written::of(name, None, rest))
+            .into_iter()
+            .collect()
     },
     grammar: |tools, _| {
         let one = |tool: &super::Tool, json: &str| {

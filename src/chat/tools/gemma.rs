@@ -2,9 +2,12 @@
 //! strings.
 
 use crate::chat::ChatError;
-use crate::chat::tools::call::{self, Parameter, Reader};
-use crate::chat::tools::{Format, Opening, Tool, ToolCall, lark_text};
+use crate::chat::tools::call::{self, Reader};
+use crate::chat::tools::values::{Parameter, Schemas};
+use crate::chat::tools::written::Written;
+use crate::chat::tools::{Format, Marks, Opening, Tool, ToolCall, lark_text};
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 
 const CLOSE_4: &str = "<tool_call|>";
 const QUOTE_4: &str = "<|\"|>";
@@ -20,7 +23,8 @@ pub(super) const GEMMA4: Format = Format {
     close: CLOSE_4,
     scan: |text| call::scan_until(text, CLOSE_4),
     read: |block, _| read(block, CLOSE_4, QUOTE_4),
-    grammar: |tools, marks| grammar(tools, &marks.lark(CLOSE_4), &marks.lark(QUOTE_4)),
+    written,
+    grammar: |tools, marks| grammar(tools, marks, CLOSE_4, QUOTE_4),
 };
 
 pub(super) const FUNCTION_GEMMA: Format = Format {
@@ -31,72 +35,240 @@ pub(super) const FUNCTION_GEMMA: Format = Format {
     close: CLOSE_F,
     scan: |text| call::scan_until(text, CLOSE_F),
     read: |block, _| read(block, CLOSE_F, QUOTE_F),
-    grammar: |tools, marks| grammar(tools, &marks.lark(CLOSE_F), &marks.lark(QUOTE_F)),
+    grammar: |tools, marks| grammar(tools, marks, CLOSE_F, QUOTE_F),
     ..GEMMA4
 };
 
-/// A rule for each parameter. Keys have no quotes and strings have special ones, so only types with
-/// a rule here are enforced: strings, lists of values, numbers, booleans and arrays of these.
-fn grammar(tools: &[Tool], close: &str, quote: &str) -> Result<String, ChatError> {
-    let mut rules = format!("TEXT: /[^<]*/\ntext: {quote} TEXT {quote}\n");
-    let mut calls = Vec::new();
-    for (i, tool) in tools.iter().enumerate() {
-        let parameters = call::parameters_of(i, tool)?;
-        for (k, Parameter { name, schema, .. }) in parameters.iter().enumerate() {
-            let value = value_rule(schema, quote, &format!("item{i}_{k}"), &mut rules).ok_or_else(
-                || {
-                    let message =
-                        format!("parameter {name:?} cannot be enforced in the model's format");
-                    ChatError::Tool { index: i, message }
-                },
-            )?;
-            rules.push_str(&format!(
-                "arg{i}_{k}: {} ({value})\n",
-                lark_text(&format!("{name}:"))
-            ));
+/// The grammar of calls in this notation.
+fn grammar(
+    tools: &[Tool],
+    marks: &Marks<'_>,
+    close: &str,
+    quote: &str,
+) -> Result<String, ChatError> {
+    let quote_mark = marks.lark(quote);
+    let is_special = quote_mark != lark_text(quote);
+    let mut out = format!(
+        "text: {}\nkey: /[A-Za-z0-9_.-]{{1,64}}/ \":\"\nany: text | any_scalar | \"[\" (any (\",\" any)*)? \"]\" | \"{{\" (any_pair (\",\" any_pair)*)? \"}}\"\nany_pair: key any\nany_scalar: %json {{\"type\": [\"null\", \"boolean\", \"number\"]}}\n",
+        match is_special {
+            true => format!("{quote_mark} /(?s:.*)/ {quote_mark}"),
+            false => format!("{quote_mark} text_end\ntext_end[suffix={quote_mark}]: /(?s:.*)/"),
         }
-        rules.push_str(&call::comma_rules(i, &parameters, ","));
-        rules.push_str(&format!(
-            "call{i}: {} args{i}_0_0 \"}}\"\n",
-            lark_text(&format!("call:{}{{", tool.name))
-        ));
-        calls.push(format!("call{i}"));
+    );
+    let mut calls = Vec::new();
+    for (index, tool) in tools.iter().enumerate() {
+        let mut rules = Rules {
+            schemas: Schemas { index, tool, marks },
+            quote: (&quote_mark, (!is_special).then_some(quote)),
+            out: String::new(),
+            n: 0,
+            definitions: HashMap::new(),
+        };
+        let arguments = rules.schemas.arguments()?;
+        let body = rules.members(&arguments.parameters, arguments.is_open, "")?;
+        out.push_str(&rules.out);
+        let name = lark_text(&format!("call:{}{{", tool.name));
+        out.push_str(&format!("call{index}: {name} {body} \"}}\"\n"));
+        calls.push(format!("call{index}"));
     }
-    Ok(format!("start: ({}) {close}\n{rules}", calls.join(" | ")))
+    let close = marks.lark(close);
+    Ok(format!("start: ({}) {close}\n{out}", calls.join(" | ")))
 }
 
-/// The body of a rule for a value of this schema; `name` is available as the name of a helper rule.
-fn value_rule(schema: &Value, quote: &str, name: &str, rules: &mut String) -> Option<String> {
-    let members = schema.as_object()?;
-    let only = |known: &[&str]| {
-        let known = |key: &str| {
-            known.contains(&key) || ["type", "description", "title", "default"].contains(&key)
-        };
-        members.keys().all(|key| known(key))
-    };
-    if let Some(Value::Array(values)) = members.get("enum").filter(|_| only(&["enum"])) {
-        let one = |value: &Value| match value {
-            Value::String(text) => Some(format!("{quote} {} {quote}", lark_text(text))),
-            Value::Object(_) | Value::Array(_) => None,
-            other => Some(lark_text(&other.to_string())),
-        };
-        let values: Option<Vec<String>> = values.iter().map(one).collect();
-        return values.map(|values| values.join(" | "));
+/// Rules for the values of a tool's parameters.
+struct Rules<'a> {
+    schemas: Schemas<'a>,
+    /// What stands around a string, and its text if it is no special token.
+    quote: (&'a str, Option<&'a str>),
+    out: String,
+    /// Rules so far.
+    n: usize,
+    /// Names of the rules of schemas, by the references that lead to them.
+    definitions: HashMap<&'a str, String>,
+}
+
+impl<'a> Rules<'a> {
+    fn name(&mut self) -> String {
+        self.n += 1;
+        format!("rule{}_{}", self.schemas.index, self.n)
     }
-    match members.get("type")?.as_str()? {
-        "string" if only(&[]) => Some("text".into()),
-        "number" | "integer" | "boolean" | "null" => {
-            rules.push_str(&format!("{name}: %json {schema}\n"));
-            Some(name.into())
+
+    /// The name of a rule with this body.
+    fn rule(&mut self, body: &str) -> String {
+        let name = self.name();
+        self.out.push_str(&format!("{name}: {body}\n"));
+        name
+    }
+
+    /// The body of a rule for members of an object; `path` is that of their schema.
+    fn members(
+        &mut self,
+        parameters: &[Parameter<'a>],
+        is_open: bool,
+        path: &str,
+    ) -> Result<String, ChatError> {
+        let (list, item) = (self.name(), self.name());
+        let mut required = Vec::new();
+        for (k, parameter) in parameters.iter().enumerate() {
+            let path = format!("{path}/properties/{}", parameter.name);
+            let value = self.value(parameter.schema, &path)?;
+            let key = lark_text(&format!("{}:", parameter.name));
+            self.out.push_str(&format!("{item}_{k}: {key} ({value})\n"));
+            required.push(parameter.required);
         }
-        "array" if only(&["items"]) => {
-            let item = value_rule(members.get("items")?, quote, &format!("{name}i"), rules)?;
-            rules.push_str(&format!(
-                "{name}: \"[\" (({item}) (\",\" ({item}))*)? \"]\"\n"
-            ));
-            Some(name.into())
+        let rest = if is_open { "any_pair" } else { "" };
+        self.out
+            .push_str(&call::comma_rules((&list, &item), &required, ",", rest));
+        Ok(format!("{list}_0_0"))
+    }
+
+    /// The body of a rule for a value of this schema.
+    fn value(&mut self, schema: &'a Value, path: &str) -> Result<String, ChatError> {
+        let Some(reference) = schema.get("$ref").and_then(Value::as_str) else {
+            return self.alternatives(schema, path);
+        };
+        if let Some(name) = self.definitions.get(reference) {
+            return Ok(name.clone());
         }
-        _ => None,
+        // The name first: the schema may refer to itself.
+        let name = self.name();
+        self.definitions.insert(reference, name.clone());
+        let body = self.alternatives(self.schemas.resolve(schema), path)?;
+        self.out.push_str(&format!("{name}: {body}\n"));
+        Ok(name)
+    }
+
+    fn alternatives(&mut self, schema: &'a Value, path: &str) -> Result<String, ChatError> {
+        let map = match schema {
+            Value::Object(map) if !map.is_empty() => map,
+            _ => return Ok("any".to_owned()),
+        };
+        if let Some(any) = map.get("anyOf").and_then(Value::as_array) {
+            if let Some(other) = map.keys().find(|key| *key != "anyOf" && *key != "type") {
+                let message = "beside anyOf cannot be enforced in the model's format";
+                self.schemas.loosen(path, other, message)?;
+            }
+            let bodies: Result<Vec<_>, _> = any.iter().map(|one| self.value(one, path)).collect();
+            return Ok(bodies?.join(" | "));
+        }
+        let values = map.get("enum").and_then(Value::as_array).map(Vec::as_slice);
+        if let Some(values) = values.or(map.get("const").map(std::slice::from_ref)) {
+            let values: Vec<String> = values.iter().map(|value| self.literal(value)).collect();
+            return Ok(values.join(" | "));
+        }
+        match map.get("type") {
+            Some(Value::Array(kinds)) => {
+                let kinds = kinds.iter().filter_map(Value::as_str);
+                let bodies: Result<Vec<_>, _> =
+                    kinds.map(|kind| self.of_type(kind, schema, path)).collect();
+                Ok(bodies?.join(" | "))
+            }
+            Some(Value::String(kind)) => self.of_type(kind, schema, path),
+            _ => {
+                let message = "without a type cannot be enforced in the model's format";
+                for key in map.keys() {
+                    self.schemas.loosen(path, key, message)?;
+                }
+                Ok("any".to_owned())
+            }
+        }
+    }
+
+    /// The body of a rule for values of type `kind`.
+    fn of_type(&mut self, kind: &str, schema: &'a Value, path: &str) -> Result<String, ChatError> {
+        const MESSAGE: &str = "cannot be enforced in the model's format";
+        let enforced: &[&str] = match kind {
+            "string" => {
+                let text = self.schemas.text(schema, path)?;
+                if text.is_free() {
+                    return Ok("text".to_owned());
+                }
+                let (quote, as_text) = self.quote;
+                let name = self.name();
+                if let Some(close) = as_text {
+                    self.out.push_str(&text.rules(&name, close));
+                    return Ok(format!("{quote} {name}"));
+                }
+                let (name, terminal) = (name.to_uppercase(), text.terminal());
+                self.out.push_str(&format!("{name}: {terminal}\n"));
+                return Ok(format!("{quote} {name} {quote}"));
+            }
+            "array" => &["type", "items", "minItems", "maxItems"],
+            "object" => &["type", "properties", "required", "additionalProperties"],
+            _ => {
+                let mut one = schema.clone();
+                one["type"] = kind.into();
+                return Ok(self.rule(&format!("%json {one}")));
+            }
+        };
+        let members = schema.as_object().into_iter().flatten();
+        for (key, _) in members.filter(|(key, _)| !enforced.contains(&&key[..])) {
+            self.schemas.loosen(path, key, MESSAGE)?;
+        }
+        if kind == "array" {
+            let item = match schema.get("items") {
+                Some(Value::Bool(false)) => return Ok("\"[]\"".to_owned()),
+                Some(items) => self.value(items, &format!("{path}/items"))?,
+                None => "any".to_owned(),
+            };
+            let item = self.rule(&item);
+            let count = |key| schema.get(key).and_then(Value::as_u64);
+            let (least, most) = (count("minItems").unwrap_or(0), count("maxItems"));
+            let more = match most {
+                Some(0) => return Ok("\"[]\"".to_owned()),
+                Some(most) => format!("{{{},{}}}", least.saturating_sub(1), most - 1),
+                None => format!("{{{},}}", least.saturating_sub(1)),
+            };
+            let items = format!("{item} (\",\" {item}){more}");
+            return Ok(match least {
+                0 => format!("\"[\" ({items})? \"]\""),
+                _ => format!("\"[\" {items} \"]\""),
+            });
+        }
+        let required = schema.get("required").and_then(Value::as_array);
+        let is_required =
+            |name: &String| required.is_some_and(|names| names.iter().any(|other| other == name));
+        let listed = schema.get("properties").and_then(Value::as_object);
+        let parameters: Vec<_> = (listed.into_iter().flatten())
+            .filter(|(_, schema)| **schema != false)
+            .map(|(name, schema)| Parameter {
+                name,
+                schema,
+                required: is_required(name),
+            })
+            .collect();
+        let is_open = match schema.get("additionalProperties") {
+            None | Some(Value::Bool(true)) => true,
+            Some(Value::Bool(false)) => false,
+            Some(_) => {
+                self.schemas.loosen(path, "additionalProperties", MESSAGE)?;
+                true
+            }
+        };
+        let body = self.members(&parameters, is_open, path)?;
+        Ok(format!("\"{{\" {body} \"}}\""))
+    }
+
+    /// A value in this notation.
+    fn literal(&self, value: &Value) -> String {
+        let (quote, _) = self.quote;
+        match value {
+            Value::String(text) => format!("{quote} {} {quote}", lark_text(text)),
+            Value::Array(items) => {
+                let items: Vec<String> = items.iter().map(|item| self.literal(item)).collect();
+                format!("\"[\" {} \"]\"", items.join(" \",\" "))
+            }
+            Value::Object(members) => {
+                let pairs = members.iter().map(|(key, value)| {
+                    format!("{} {}", lark_text(&format!("{key}:")), self.literal(value))
+                });
+                format!(
+                    "\"{{\" {} \"}}\"",
+                    pairs.collect::<Vec<_>>().join(" \",\" ")
+                )
+            }
+            other => lark_text(&other.to_string()),
+        }
     }
 }
 
@@ -115,6 +287,15 @@ fn read(block: &str, close: &str, quote: &str) -> Option<Vec<ToolCall>> {
             id: None,
         }]
     })
+}
+
+/// Its name: the arguments are no JSON, and told at its end.
+fn written(block: &str, _: &[Tool]) -> Vec<Written> {
+    let name = block.trim_start().strip_prefix("call:");
+    let name = name.and_then(|text| Some(text.split_once('{')?.0));
+    name.and_then(|name| Written::of(name, None, ""))
+        .into_iter()
+        .collect()
 }
 
 /// Reader of this notation: JSON with unquoted keys, and `quote` around strings.

@@ -2,7 +2,7 @@
 //! `tool_calls`, an array of them, as the whole answer. The messages must contain the instruction
 //! to write that.
 
-use crate::chat::tools::{Format, Opening, call};
+use crate::chat::tools::{Format, Opening, call, written};
 
 pub(super) const FORMAT: Format = Format {
     name: "generic",
@@ -13,6 +13,7 @@ pub(super) const FORMAT: Format = Format {
     close: "",
     scan: |text| call::scan_json(text, ""),
     read: call::read_json,
+    written: written::in_json,
     grammar: |tools, marks| {
         Ok(call::json_grammar(
             &call::call_schema(tools, "name", "arguments"),

@@ -1,6 +1,7 @@
 //! GLM 4.5 and later: a name, then keys and values in tags, between `<tool_call>` and
 //! `</tool_call>`.
 
+use crate::chat::tools::written::{Tags, Written};
 use crate::chat::tools::{Format, Opening, Tool, ToolCall, call};
 use serde_json::Map;
 
@@ -15,12 +16,31 @@ pub(super) const FORMAT: Format = Format {
     close: CLOSE,
     scan: |text| call::scan_until(text, CLOSE),
     read,
-    grammar: |tools, _| {
+    written,
+    grammar: |tools, marks| {
         let open = |name: &str| format!("<arg_key>{name}</arg_key>\n<arg_value>");
         let before = |tool: &Tool| super::lark_text(&format!("{}\n", tool.name));
-        call::tagged_grammar(tools, before, open, "</arg_value>\n", CLOSE)
+        call::tagged_grammar(tools, marks, before, open, "</arg_value>\n", CLOSE)
     },
 };
+
+const TAGS: Tags = Tags {
+    parameter: ["<arg_key>", "</arg_key>", "</arg_value>"],
+    value: "<arg_value>",
+    lines: false,
+};
+
+fn written(block: &str, tools: &[Tool]) -> Vec<Written> {
+    let (text, is_whole) = match block.strip_suffix(CLOSE) {
+        Some(text) => (text, true),
+        None => (block, false),
+    };
+    let begin = text.len() - text.trim_start().len();
+    let end = text[begin..].find(['\n', '<']).map(|at| begin + at);
+    let end = end.or(is_whole.then_some(text.len()));
+    let call = end.and_then(|end| TAGS.call(&text[..end], &text[end..], is_whole, tools));
+    call.into_iter().collect()
+}
 
 fn read(block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
     let block = block.strip_suffix(CLOSE)?;

@@ -1,9 +1,15 @@
 //! gpt-oss (harmony): messages in channels. `analysis` is reasoning, `final` is text, and a message
 //! to `functions.name` is a call. A call ends with `<|call|>`, which ends the generation.
 
+use crate::chat::tools::written::Written;
 use crate::chat::tools::{Format, Opening, Scan, Tool, call, lark_text};
 
 const MESSAGE: &str = "<|message|>";
+
+/// The name, which the channel or the content type follows.
+fn name_of(head: &str) -> &str {
+    head.split([' ', '<']).next().unwrap_or_default()
+}
 
 pub(super) const FORMAT: Format = Format {
     name: "harmony",
@@ -39,9 +45,13 @@ pub(super) const FORMAT: Format = Format {
     },
     read: |block, _| {
         let (head, arguments) = block.split_once(MESSAGE)?;
-        // The name, followed by the channel or the content type.
-        let name = head.split([' ', '<']).next()?;
-        Some(vec![call::named_call(name, arguments)?])
+        Some(vec![call::named_call(name_of(head), arguments)?])
+    },
+    written: |block, _| {
+        let call = block.split_once(MESSAGE);
+        call.and_then(|(head, rest)| Written::of(name_of(head), None, rest))
+            .into_iter()
+            .collect()
     },
     grammar: |tools, marks| {
         let (constrain, message) = (marks.lark("<|constrain|>"), marks.lark(MESSAGE));

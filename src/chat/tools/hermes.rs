@@ -1,7 +1,7 @@
 //! Hermes 2 Pro, Qwen 2.5, Qwen 3 and many others: JSON between `<tool_call>` and `</tool_call>`,
 //! one call each.
 
-use crate::chat::tools::{Format, Opening, call};
+use crate::chat::tools::{Format, Opening, call, written};
 
 const CLOSE: &str = "</tool_call>";
 
@@ -14,6 +14,7 @@ pub(super) const FORMAT: Format = Format {
     close: CLOSE,
     scan: |text| call::scan_json(text, CLOSE),
     read: call::read_json,
+    written: written::in_json,
     grammar: |tools, marks| {
         Ok(call::json_grammar(
             &call::call_schema(tools, "name", "arguments"),

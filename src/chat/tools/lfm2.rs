@@ -1,7 +1,8 @@
 //! LFM2: calls as a Python list, `[name(key="value")]`, between markers; or JSON.
 
-use crate::chat::tools::call::{self, Parameter, Reader};
-use crate::chat::tools::{Format, Opening, Tool, ToolCall, lark_text};
+use crate::chat::tools::call::{self, Reader};
+use crate::chat::tools::values::Schemas;
+use crate::chat::tools::{Format, Opening, Tool, ToolCall, lark_text, written};
 use serde_json::{Map, Value};
 
 const CLOSE: &str = "<|tool_call_end|>";
@@ -15,27 +16,37 @@ pub(super) const FORMAT: Format = Format {
     close: CLOSE,
     scan: |text| call::scan_until(text, CLOSE),
     read,
+    written: written::at_the_end,
     grammar: |tools, marks| {
         let close = marks.lark(CLOSE);
         // Values are JSON, which is Python, too, except for three words.
         let mut rules = String::new();
         let mut calls = Vec::new();
         for (i, tool) in tools.iter().enumerate() {
-            let parameters = call::parameters_of(i, tool)?;
-            for (k, Parameter { name, schema, .. }) in parameters.iter().enumerate() {
-                rules.push_str(&format!(
-                    "arg{i}_{k}: {} value{i}_{k}\n",
-                    lark_text(&format!("{name}="))
-                ));
+            let schemas = Schemas {
+                index: i,
+                tool,
+                marks,
+            };
+            let arguments = schemas.arguments()?;
+            let mut required = Vec::new();
+            for (k, parameter) in arguments.parameters.iter().enumerate() {
+                let name = lark_text(&format!("{}=", parameter.name));
+                let schema = schemas.alone(parameter.schema);
+                rules.push_str(&format!("arg{i}_{k}: {name} value{i}_{k}\n"));
                 rules.push_str(&format!("value{i}_{k}: %json {schema}\n"));
+                required.push(parameter.required);
             }
-            rules.push_str(&call::comma_rules(i, &parameters, ", "));
+            let rest = if arguments.is_open { "any" } else { "" };
+            let names = (&*format!("args{i}"), &*format!("arg{i}"));
+            rules.push_str(&call::comma_rules(names, &required, ", ", rest));
             rules.push_str(&format!(
                 "call{i}: {} args{i}_0_0 \")\"\n",
                 lark_text(&format!("{}(", tool.name))
             ));
             calls.push(format!("call{i}"));
         }
+        rules.push_str("any: /[A-Za-z_][A-Za-z0-9_]{0,63}/ \"=\" any_value\nany_value: %json {}\n");
         let any = calls.join(" | ");
         Ok(format!(
             "start: \"[\" call (\", \" call)* \"]\" {close}\ncall: {any}\n{rules}"

@@ -1,7 +1,7 @@
 //! Llama 3.1 to 3.3: a JSON object with `name` and `parameters` as the whole answer, or after
 //! `<|python_tag|>`; several are separated by `;`.
 
-use crate::chat::tools::{Format, Opening, call};
+use crate::chat::tools::{Format, Opening, call, written};
 
 pub(super) const FORMAT: Format = Format {
     name: "llama3",
@@ -16,6 +16,7 @@ pub(super) const FORMAT: Format = Format {
     close: "",
     scan: |text| call::scan_json(text.trim_start_matches("; "), "").shifted(text),
     read: |block, tools| call::read_json(block.trim_start_matches("; "), tools),
+    written: |block, tools| written::in_json(block.trim_start_matches("; "), tools),
     grammar: |tools, marks| {
         Ok(call::json_grammar(
             &call::call_schema(tools, "name", "parameters"),

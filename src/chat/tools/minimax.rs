@@ -1,6 +1,7 @@
 //! MiniMax M2: a block with an `<invoke name="…">` per call, which contains `<parameter name="…">`
 //! tags.
 
+use crate::chat::tools::written::Tags;
 use crate::chat::tools::{Format, Opening, Tool, ToolCall, call};
 use serde_json::Map;
 
@@ -15,18 +16,26 @@ pub(super) const FORMAT: Format = Format {
     close: CLOSE,
     scan: |text| call::scan_until(text, CLOSE),
     read,
-    grammar: |tools, _| {
+    written: |block, tools| TAGS.calls(block, ["<invoke name=\"", "\">", "</invoke>"], tools),
+    grammar: |tools, marks| {
         let open = |name: &str| format!("<parameter name=\"{name}\">");
         let before =
             |tool: &Tool| super::lark_text(&format!("\n<invoke name=\"{}\">\n", tool.name));
         call::tagged_grammar(
             tools,
+            marks,
             before,
             open,
             "</parameter>\n",
             &format!("</invoke>\n{CLOSE}"),
         )
     },
+};
+
+const TAGS: Tags = Tags {
+    parameter: ["<parameter name=\"", "\">", "</parameter>"],
+    value: "",
+    lines: false,
 };
 
 fn read(block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {

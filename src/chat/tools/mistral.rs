@@ -1,6 +1,7 @@
 //! Mistral: after `[TOOL_CALLS]`, a JSON array of calls (tokenizers v3 to v7), or for each call its
 //! name and, after `[ARGS]`, its arguments (v11 on).
 
+use crate::chat::tools::written::{self, Written};
 use crate::chat::tools::{Format, Opening, Scan, Tool, ToolCall, call};
 use serde_json::{Value, json};
 
@@ -17,6 +18,7 @@ pub(super) const V3: Format = Format {
     close: "",
     scan,
     read,
+    written,
     grammar: |tools, marks| {
         let one = |tool: &Tool| {
             json!({
@@ -75,10 +77,26 @@ fn read(block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
         return call::read_json(block, tools);
     }
     let (head, arguments) = block.split_at(arguments_at(block)?);
-    let head = head.trim_end_matches(ARGS);
-    let (name, id) = head.split_once(CALL_ID).map_or((head, None), |(name, id)| {
-        (name, Some(id.trim().to_owned()))
-    });
+    let (name, id) = name_of(head);
+    let id = id.map(str::to_owned);
     let call = call::named_call(name, arguments)?;
     Some(vec![ToolCall { id, ..call }])
+}
+
+/// The name and the id before the arguments of the newer form.
+fn name_of(head: &str) -> (&str, Option<&str>) {
+    let head = head.trim_end_matches(ARGS);
+    head.split_once(CALL_ID)
+        .map_or((head, None), |(name, id)| (name, Some(id.trim())))
+}
+
+fn written(block: &str, tools: &[Tool]) -> Vec<Written> {
+    if block.trim_start().starts_with(['[', '{']) {
+        return written::in_json(block, tools);
+    }
+    let call = arguments_at(block).and_then(|at| {
+        let (name, id) = name_of(&block[..at]);
+        Written::of(name, id, &block[at..])
+    });
+    call.into_iter().collect()
 }

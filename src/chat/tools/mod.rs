@@ -26,30 +26,58 @@
 //!
 //! A format is a file with one `Format`, and one line in `FORMATS`.
 
+mod apertus;
+mod apriel;
 mod call;
 #[cfg(feature = "grammar")]
 mod choice;
 mod command_r;
+mod command_r_plus;
 mod deepseek;
+mod dsml;
+#[cfg(feature = "grammar")]
+mod enforce;
+mod firefunction;
 mod functionary;
 mod gemma;
 mod generic;
+mod gigachat;
 mod glm;
 mod granite;
 mod harmony;
 mod hermes;
+mod hy3;
 mod kimi;
+mod kimi_k3;
 mod lfm2;
+mod lfm25;
+mod listed;
 mod llama3;
+mod minicpm5;
 mod minimax;
+mod minimax_m1;
+mod minimax_m3;
 mod mistral;
+mod muse_glimmer;
+mod nemotron_v2;
 mod phi4;
 mod qwen3_coder;
+#[cfg(feature = "grammar")]
+mod reasoning;
+mod seed_oss;
+mod solar_open;
+mod tagged;
+mod values;
+mod written;
 
 use crate::chat::ChatError;
 #[cfg(feature = "grammar")]
 pub use choice::{ToolChoice, ToolMask};
+#[cfg(feature = "grammar")]
+pub use reasoning::AfterReasoning;
 use serde_json::{Map, Value};
+use std::cell::RefCell;
+use written::Written;
 
 /// All formats. A template has the first one whose marks it contains; the last format has no marks.
 const FORMATS: &[&Format] = &[
@@ -58,10 +86,27 @@ const FORMATS: &[&Format] = &[
     &gemma::FUNCTION_GEMMA,
     &deepseek::V3,
     &deepseek::V3_1,
+    &tagged::format::<dsml::V3_2>(),
+    &tagged::format::<dsml::V4>(),
     &kimi::FORMAT,
+    &tagged::format::<kimi_k3::KimiK3>(),
     &minimax::FORMAT,
+    &minimax_m3::FORMAT,
     &command_r::FORMAT,
     &lfm2::FORMAT,
+    &lfm25::FORMAT,
+    &muse_glimmer::FORMAT,
+    &solar_open::FORMAT,
+    &tagged::format::<seed_oss::SeedOss>(),
+    &tagged::format::<hy3::Hy3>(),
+    &tagged::format::<minicpm5::MiniCpm5>(),
+    &listed::format::<apertus::Apertus>(),
+    &listed::format::<apriel::Apriel>(),
+    &listed::format::<minimax_m1::MiniMaxM1>(),
+    &listed::format::<nemotron_v2::NemotronV2>(),
+    &listed::format::<gigachat::V3_1>(),
+    &listed::format::<gigachat::V3>(),
+    &listed::format::<firefunction::Firefunction>(),
     &glm::FORMAT,
     &qwen3_coder::FORMAT,
     &functionary::V3_1,
@@ -70,6 +115,7 @@ const FORMATS: &[&Format] = &[
     &mistral::V3,
     &phi4::FORMAT,
     &granite::FORMAT,
+    &listed::format::<command_r_plus::CommandRPlus>(),
     &hermes::FORMAT,
     &llama3::FORMAT,
     &generic::FORMAT,
@@ -92,6 +138,8 @@ struct Format {
     scan: fn(&str) -> Scan,
     /// Reads the calls between an opening and its end; `None` if there are none.
     read: fn(&str, &[Tool]) -> Option<Vec<ToolCall>>,
+    /// Reads what is certain of the calls between an opening and an end that is still to come.
+    written: fn(&str, &[Tool]) -> Vec<Written>,
     /// Lark grammar of the text from an opening to its end, including the end.
     #[cfg_attr(not(feature = "grammar"), allow(dead_code))]
     grammar: fn(&[Tool], &Marks<'_>) -> Result<String, ChatError>,
@@ -138,13 +186,73 @@ enum Scan {
     Nothing,
 }
 
-/// Writes markers in grammars: as a special token if the vocabulary has it, otherwise as text.
-struct Marks<'a>(&'a dyn Fn(&str) -> Option<u32>);
+/// What the grammars of formats are written with.
+struct Marks<'a> {
+    /// The special token with a text.
+    special: &'a dyn Fn(&str) -> Option<u32>,
+    /// Regular expression, in Lark, of the texts in which a pattern of JSON Schema matches.
+    pattern: &'a dyn Fn(&str) -> Option<String>,
+    /// The same, of the texts of a format of JSON Schema.
+    format: &'a dyn Fn(&str) -> Option<String>,
+    /// What the grammars do not enforce.
+    loosened: RefCell<Vec<LoosenedTool>>,
+}
 
 impl Marks<'_> {
+    /// A marker: as a special token if the vocabulary has it, otherwise as text.
     fn lark(&self, text: &str) -> String {
-        self.0(text).map_or_else(|| lark_text(text), |id| format!("<[{id}]>"))
+        lark_marker((self.special)(text), text)
     }
+
+    /// Names what the grammar of tool number `index` does not enforce.
+    ///
+    /// # Errors
+    /// [`ChatError::Tool`] if the tool is strict.
+    fn loosen(
+        &self,
+        (index, tool): (usize, &Tool),
+        (path, keyword): (&str, &str),
+        message: &str,
+    ) -> Result<(), ChatError> {
+        if tool.strict {
+            let name = &tool.name;
+            let message = format!("{name:?}, parameters: {keyword:?} at {path:?} {message}");
+            return Err(ChatError::Tool { index, message });
+        }
+        let loosened = LoosenedTool {
+            index,
+            name: tool.name.clone(),
+            keyword: keyword.to_owned(),
+            path: path.to_owned(),
+            message: message.to_owned(),
+        };
+        let mut all = self.loosened.borrow_mut();
+        if !all.contains(&loosened) {
+            all.push(loosened);
+        }
+        Ok(())
+    }
+}
+
+/// Something in the parameters of a tool that is not enforced in its calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LoosenedTool {
+    /// Number of the tool.
+    pub index: usize,
+    /// Its name.
+    pub name: String,
+    /// The keyword; `schema` for all of them.
+    pub keyword: String,
+    /// Where the schema with the keyword is in the parameters, as a JSON pointer.
+    pub path: String,
+    /// Why it is not enforced.
+    pub message: String,
+}
+
+/// A marker in Lark, which is the special token `id` if the vocabulary has it.
+fn lark_marker(id: Option<u32>, text: &str) -> String {
+    id.map_or_else(|| lark_text(text), |id| format!("<[{id}]>"))
 }
 
 /// A text as a Lark string.
@@ -160,14 +268,17 @@ pub struct Tool {
     pub name: String,
     /// JSON Schema of its arguments, an object.
     pub parameters: Value,
+    /// Whether parameters that cannot be enforced are an error. If not, calls obey what can be.
+    pub strict: bool,
 }
 
 impl Tool {
-    /// Makes a tool.
+    /// Makes a tool that is not strict.
     pub fn new(name: impl Into<String>, parameters: Value) -> Self {
         Self {
             name: name.into(),
             parameters,
+            strict: false,
         }
     }
 
@@ -186,6 +297,7 @@ impl Tool {
             .ok_or_else(|| wrong(0, "the tools are not an array"))?;
         (tools.iter().enumerate())
             .map(|(i, tool)| {
+                let outer = tool;
                 let tool = tool.get("function").unwrap_or(tool);
                 let name = tool
                     .get("name")
@@ -193,13 +305,18 @@ impl Tool {
                     .filter(|name| !name.is_empty());
                 let name = name.ok_or_else(|| wrong(i, "it has no name"))?;
                 let parameters = match tool.get("parameters") {
-                    None | Some(Value::Null) => {
-                        serde_json::json!({"type": "object", "properties": {}})
-                    }
+                    // A function without parameters takes no arguments.
+                    None | Some(Value::Null) => serde_json::json!({
+                        "type": "object", "properties": {}, "additionalProperties": false,
+                    }),
                     Some(parameters) if parameters.is_object() => parameters.clone(),
                     Some(_) => return Err(wrong(i, "its parameters are not a JSON Schema")),
                 };
-                Ok(Tool::new(name, parameters))
+                let strict = tool.get("strict").or(outer.get("strict"));
+                Ok(Tool {
+                    strict: strict.and_then(Value::as_bool).unwrap_or(false),
+                    ..Tool::new(name, parameters)
+                })
             })
             .collect()
     }
@@ -227,7 +344,8 @@ pub struct Turn {
     pub text: String,
     /// Calls of tools.
     pub calls: Vec<ToolCall>,
-    /// An incomplete call at the end, as the model wrote it.
+    /// An incomplete call at the end, or in a text that was [cut](TurnParser::cut_parts) what may
+    /// be the beginning of one, as the model wrote it.
     pub unfinished: Option<String>,
 }
 
@@ -239,6 +357,15 @@ pub enum TurnPart {
     Reasoning(String),
     /// More of [`Turn::text`].
     Text(String),
+    /// The beginning of a call, if they are told [as they are written](TurnParser::eager).
+    CallBegins {
+        /// The function's name.
+        name: String,
+        /// Id of the call, if the model gave one.
+        id: Option<String>,
+    },
+    /// More of the JSON text of the arguments of the call that has begun.
+    Arguments(String),
     /// One more of [`Turn::calls`].
     Call(ToolCall),
 }
@@ -286,6 +413,27 @@ impl ToolFormat {
     pub fn name(&self) -> &'static str {
         self.0.name
     }
+
+    /// The first call of `name` in a text, with its marks.
+    pub(super) fn call_in<'a>(&self, text: &'a str, name: &str) -> Option<&'a str> {
+        let openings = self.0.openings.iter();
+        let all = openings.flat_map(|opening| {
+            text.match_indices(opening.text)
+                .map(move |(at, _)| (at, opening))
+        });
+        let call = |(at, opening): (usize, &Opening)| {
+            let begin = if opening.keep {
+                at
+            } else {
+                at + opening.text.len()
+            };
+            match (self.0.scan)(&text[begin..]) {
+                Scan::Calls(len) => Some(&text[at..begin + len]),
+                _ => None,
+            }
+        };
+        all.filter_map(call).find(|call| call.contains(name))
+    }
 }
 
 /// Whether `prompt` ends inside the markers `reasoning`.
@@ -301,6 +449,17 @@ enum State {
     Call(&'static str),
 }
 
+/// How text is read that is no reasoning.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Reading {
+    /// Markers are searched for.
+    Free,
+    /// As it is: markers are searched for only at the start.
+    Verbatim,
+    /// Not yet: it is one of the two.
+    Undecided,
+}
+
 /// Parses the text of an answer, including special tokens, into a [`Turn`].
 #[derive(Clone, Debug)]
 pub struct TurnParser {
@@ -308,8 +467,14 @@ pub struct TurnParser {
     tools: Vec<Tool>,
     turn: Turn,
     state: State,
-    /// Whether markers are searched for only at the start.
-    verbatim: bool,
+    reading: Reading,
+    /// Whether calls are told as they are written.
+    eager: bool,
+    /// Calls of the block that is being written whose beginning was told, and bytes told of the
+    /// arguments of the last.
+    told: (usize, usize),
+    /// Whether the text was cut off.
+    is_cut: bool,
     /// Whether only white space came since the start, the reasoning or the last call.
     at_start: bool,
     /// Text held back: a possible start of a marker, or an incomplete call.
@@ -335,7 +500,10 @@ impl TurnParser {
             tools: tools.to_vec(),
             turn: Turn::default(),
             state,
-            verbatim: false,
+            reading: Reading::Free,
+            eager: false,
+            told: (0, 0),
+            is_cut: false,
             at_start: true,
             held: if is_open {
                 functionary::OPEN.to_owned()
@@ -350,9 +518,50 @@ impl TurnParser {
     /// as it is, whatever markers it contains.
     #[must_use]
     pub fn verbatim(mut self) -> Self {
-        self.verbatim = true;
+        self.reading = Reading::Verbatim;
         // The grammar says nothing of what the prompt opened.
         self.held.clear();
+        self
+    }
+
+    /// For an answer whose calls a grammar enforces, so that what begins as a call is one: calls
+    /// are told as they are written, with [`TurnPart::CallBegins`] and [`TurnPart::Arguments`].
+    #[must_use]
+    pub fn eager(mut self) -> Self {
+        self.eager = true;
+        self
+    }
+
+    /// For an answer that is calls or a text that obeys a grammar: the text behind reasoning is
+    /// held back until it is [known](TurnParser::decide) which of the two it is.
+    #[must_use]
+    pub fn undecided(mut self) -> Self {
+        self.reading = Reading::Undecided;
+        self.held.clear();
+        self
+    }
+
+    /// For an answer that is calls and nothing else, each with its opening, after reasoning.
+    #[must_use]
+    pub fn calls(mut self) -> Self {
+        self.held.clear();
+        self
+    }
+
+    /// Says whether an [undecided](TurnParser::undecided) answer is calls; otherwise it is
+    /// [verbatim](TurnParser::verbatim).
+    pub fn decide(&mut self, is_calls: bool) {
+        self.reading = if is_calls {
+            Reading::Free
+        } else {
+            Reading::Verbatim
+        };
+    }
+
+    /// For an answer whose beginning is in the prompt: white space at its start is part of the text.
+    #[must_use]
+    pub fn within_text(mut self) -> Self {
+        self.at_start = false;
         self
     }
 
@@ -376,6 +585,13 @@ impl TurnParser {
         std::mem::take(&mut self.parts)
     }
 
+    /// As [`Self::finish_parts`], for a text that was cut off: what may be the beginning of a call
+    /// is [`Turn::unfinished`], not text.
+    pub fn cut_parts(&mut self) -> Vec<TurnPart> {
+        self.is_cut = true;
+        self.finish_parts()
+    }
+
     /// The turn so far.
     pub fn turn(&self) -> &Turn {
         &self.turn
@@ -392,7 +608,10 @@ impl TurnParser {
     }
 
     fn step_text(&mut self, last: bool) -> bool {
-        let format = self.format.0;
+        if self.reading == Reading::Undecided {
+            return false;
+        }
+        let (format, verbatim) = (self.format.0, self.reading == Reading::Verbatim);
         if self.at_start {
             let white = self.held.len() - self.held.trim_start().len();
             self.held.drain(..white);
@@ -401,17 +620,9 @@ impl TurnParser {
         // which a marker may still be completed.
         let mut found: Option<(usize, &'static str)> = None;
         let mut kept = self.held.len();
-        let hidden = if self.verbatim {
-            &[][..]
-        } else {
-            format.hidden
-        };
-        let openings = if self.verbatim || self.tools.is_empty() {
-            &[][..]
-        } else {
-            format.openings
-        };
-        let markers = [(format.reasoning.0, self.verbatim)].into_iter();
+        let hidden = if verbatim { &[][..] } else { format.hidden };
+        let openings = self.openings();
+        let markers = [(format.reasoning.0, verbatim)].into_iter();
         let markers = markers.chain(hidden.iter().map(|&marker| (marker, false)));
         let markers = markers.chain(
             openings
@@ -447,7 +658,11 @@ impl TurnParser {
             return more && kept == self.held.len() && !self.held.is_empty();
         }
         let Some((at, marker)) = found else {
-            self.emit_text(self.held.len());
+            let end = self.begun_opening().filter(|_| self.is_cut);
+            self.emit_text(end.unwrap_or(self.held.len()));
+            if end.is_some() {
+                self.turn.unfinished = Some(std::mem::take(&mut self.held));
+            }
             return false;
         };
         self.emit_text(at);
@@ -462,6 +677,26 @@ impl TurnParser {
             }
         }
         true
+    }
+
+    /// The openings of calls that are searched for.
+    fn openings(&self) -> &'static [Opening] {
+        if self.reading == Reading::Free && !self.tools.is_empty() {
+            self.format.0.openings
+        } else {
+            &[]
+        }
+    }
+
+    /// Where the beginning of an opening is at the end of the held text.
+    fn begun_opening(&self) -> Option<usize> {
+        let mut ends = self.held.char_indices().map(|(at, _)| at);
+        ends.find(|&at| {
+            let rest = &self.held[at..];
+            self.openings().iter().any(|opening| {
+                (!opening.at_start || at == 0 && self.at_start) && opening.text.starts_with(rest)
+            })
+        })
     }
 
     fn step_reasoning(&mut self, last: bool) -> bool {
@@ -491,7 +726,12 @@ impl TurnParser {
         let keep = format.openings.iter().any(|o| o.text == opening && o.keep);
         let shown = if keep { "" } else { opening };
         match (format.scan)(&self.held) {
-            Scan::More if !last => return false,
+            Scan::More if !last => {
+                if self.eager {
+                    self.tell_written((format.written)(&self.held, &self.tools));
+                }
+                return false;
+            }
             Scan::Calls(len) => {
                 let calls = (format.read)(&self.held[..len], &self.tools);
                 self.end_call(shown, len, calls);
@@ -507,6 +747,9 @@ impl TurnParser {
                     self.end_call(shown, at + format.close.len(), None)
                 }
                 _ => {
+                    if self.eager {
+                        self.tell_written((format.written)(&self.held, &self.tools));
+                    }
                     let rest = std::mem::take(&mut self.held);
                     self.turn.unfinished = Some(format!("{shown}{rest}"));
                     self.state = State::Text;
@@ -516,9 +759,50 @@ impl TurnParser {
         !self.held.is_empty()
     }
 
+    /// Tells what is new of the calls in the block that is being written.
+    fn tell_written(&mut self, calls: Vec<Written>) {
+        let (mut n_begun, mut n_bytes) = self.told;
+        for (i, call) in calls.into_iter().enumerate().skip(n_begun.max(1) - 1) {
+            let Written {
+                name,
+                id,
+                arguments,
+            } = call;
+            if i == n_begun {
+                (n_begun, n_bytes) = (i + 1, 0);
+                self.parts.push(TurnPart::CallBegins { name, id });
+            }
+            let more = arguments.get(n_bytes..).unwrap_or_default();
+            n_bytes += more.len();
+            if !more.is_empty() {
+                self.parts.push(TurnPart::Arguments(more.to_owned()));
+            }
+        }
+        self.told = (n_begun, n_bytes);
+    }
+
+    /// [`Self::tell_written`] of a block of `len` bytes that is whole.
+    fn tell_whole(&mut self, len: usize, calls: &[ToolCall]) {
+        let mut written = (self.format.0.written)(&self.held[..len], &self.tools).into_iter();
+        let whole = calls.iter().map(|call| {
+            let written = written.next().filter(|call| !call.arguments.is_empty());
+            written.unwrap_or_else(|| Written {
+                name: call.name.clone(),
+                id: call.id.clone(),
+                arguments: Value::Object(call.arguments.clone()).to_string(),
+            })
+        });
+        let whole = whole.collect();
+        self.tell_written(whole);
+    }
+
     /// Leaves the call, of which `len` bytes are held, as `calls` or as text.
     fn end_call(&mut self, shown: &str, len: usize, calls: Option<Vec<ToolCall>>) {
         self.state = State::Text;
+        if let Some(calls) = calls.as_ref().filter(|_| self.eager) {
+            self.tell_whole(len, calls);
+        }
+        self.told = (0, 0);
         match calls {
             Some(calls) => {
                 self.held.drain(..len);

@@ -1,6 +1,6 @@
 //! Phi-4-mini: JSON between `<|tool_call|>` and `<|/tool_call|>`, an object or an array of calls.
 
-use crate::chat::tools::{Format, Opening, call};
+use crate::chat::tools::{Format, Opening, call, written};
 
 const CLOSE: &str = "<|/tool_call|>";
 
@@ -13,6 +13,7 @@ pub(super) const FORMAT: Format = Format {
     close: CLOSE,
     scan: |text| call::scan_json(text, CLOSE),
     read: call::read_json,
+    written: written::in_json,
     grammar: |tools, marks| {
         Ok(call::json_grammar(
             &call::call_schema(tools, "name", "arguments"),

@@ -1,6 +1,7 @@
 //! Qwen3-Coder: `<function=name>` with `<parameter=name>` in it, between `<tool_call>` and
 //! `</tool_call>`.
 
+use crate::chat::tools::written::Tags;
 use crate::chat::tools::{Format, Opening, Tool, ToolCall, call};
 use serde_json::Map;
 
@@ -15,17 +16,25 @@ pub(super) const FORMAT: Format = Format {
     close: CLOSE,
     scan: |text| call::scan_until(text, CLOSE),
     read,
-    grammar: |tools, _| {
+    written: |block, tools| TAGS.calls(block, ["<function=", ">", "</function>"], tools),
+    grammar: |tools, marks| {
         let open = |name: &str| format!("<parameter={name}>\n");
         let before = |tool: &Tool| super::lark_text(&format!("\n<function={}>\n", tool.name));
         call::tagged_grammar(
             tools,
+            marks,
             before,
             open,
             "\n</parameter>\n",
             &format!("</function>\n{CLOSE}"),
         )
     },
+};
+
+const TAGS: Tags = Tags {
+    parameter: ["<parameter=", ">", "</parameter>"],
+    value: "",
+    lines: true,
 };
 
 fn read(block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {

@@ -103,7 +103,11 @@ impl FromRequest<Shared> for Body {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, shared: &Shared) -> Result<Body, ApiError> {
-        let ignored = request.extensions().get::<Ignored>().cloned();
+        let ignored = request
+            .extensions()
+            .get::<Ignored>()
+            .cloned()
+            .unwrap_or_default();
         let body = read(request, Share::of(&shared.bodies));
         let Ok(body) = tokio::time::timeout(BODY_TIMEOUT, body).await else {
             let message = format!("the body did not come within {} s", BODY_TIMEOUT.as_secs());

@@ -14,7 +14,8 @@ use base64::prelude::BASE64_STANDARD;
 use ruvllm::SessionError;
 use ruvllm::embed::Embedder;
 use ruvllm::engine::CancelToken;
-use serde_json::json;
+use ruvllm::tokenizer::Tokenizer;
+use serde_json::{Value, json};
 
 /// Most texts of a request, as in OpenAI's API.
 pub(super) const MAX_TEXTS: usize = 2048;
@@ -54,6 +55,109 @@ impl App {
     }
 }
 
+/// What becomes of a text with more tokens than the model takes.
+struct Truncation {
+    /// Most tokens that the model takes.
+    limit: usize,
+    /// How many are kept; `None`, such a text is refused.
+    n_kept: Option<usize>,
+    /// Whether the first ones are left out, instead of the last.
+    from_start: bool,
+}
+
+impl Truncation {
+    /// As `truncate` says, a flag or `NONE`, `START` or `END`; `truncate_prompt_tokens`, how many
+    /// tokens are kept, -1 as many as the model takes; and `truncation_direction` or
+    /// `truncation_side`, `left` or `right`.
+    fn of(app: &App, fields: &mut Fields) -> Result<Truncation, ApiError> {
+        let limit = app.n_ctx.min(app.model.hparams().n_ctx_train);
+        let (mut truncates, mut from_start) = (app.embd_truncate, false);
+        match fields.take::<Value>("truncate")? {
+            None => {}
+            Some(Value::Bool(flag)) => truncates = flag,
+            Some(Value::String(end)) => {
+                (truncates, from_start) = match &end.to_ascii_lowercase()[..] {
+                    "none" => (false, false),
+                    "start" | "left" => (true, true),
+                    "end" | "right" => (true, false),
+                    _ => {
+                        let message = format!("{end:?} is none of NONE, START and END");
+                        return Err(ApiError::field("truncate", message));
+                    }
+                }
+            }
+            Some(other) => {
+                let message = format!("expected true, false or an end, found {other}");
+                return Err(ApiError::field("truncate", message));
+            }
+        }
+        for name in ["truncation_direction", "truncation_side"] {
+            if let Some(side) = fields.take::<String>(name)? {
+                from_start = match &side.to_ascii_lowercase()[..] {
+                    "left" => true,
+                    "right" => false,
+                    _ => {
+                        let message = format!("{side:?} is neither \"left\" nor \"right\"");
+                        return Err(ApiError::field(name, message));
+                    }
+                };
+            }
+        }
+        let n_kept = match fields.take::<i64>("truncate_prompt_tokens")? {
+            None => truncates.then_some(limit),
+            Some(-1) => Some(limit),
+            Some(n) if n >= 1 => Some(limit.min(usize::try_from(n).unwrap_or(limit))),
+            Some(n) => {
+                let message = format!("expected -1 or more than 0, found {n}");
+                return Err(ApiError::field("truncate_prompt_tokens", message));
+            }
+        };
+        Ok(Truncation {
+            limit,
+            n_kept,
+            from_start,
+        })
+    }
+
+    /// Shortens the texts of field `name`, or refuses those that are too long. The special tokens
+    /// at the ends of a text stay.
+    fn apply(
+        &self,
+        tokenizer: &Tokenizer,
+        name: &str,
+        texts: &mut [Vec<u32>],
+    ) -> Result<(), ApiError> {
+        let Truncation {
+            limit, from_start, ..
+        } = *self;
+        for (i, tokens) in texts.iter_mut().enumerate() {
+            let n = tokens.len();
+            let n_kept = match self.n_kept {
+                Some(n_kept) => n_kept,
+                None if n <= limit => continue,
+                None => {
+                    let message = format!(
+                        "text {i} has {n} tokens, and the model takes at most {limit}; \
+                         \"truncate\": true leaves out what is too much"
+                    );
+                    return Err(ApiError::field(name, message).with_code("context_length_exceeded"));
+                }
+            };
+            let n_cut = n.saturating_sub(n_kept);
+            let is_end = |token: Option<&u32>, special: Option<u32>| {
+                usize::from(special.is_some() && token.copied() == special)
+            };
+            let at = if from_start {
+                is_end(tokens.first(), tokenizer.bos())
+            } else {
+                n - n_cut - is_end(tokens.last(), tokenizer.eos()).min(n_kept)
+            };
+            tokens.drain(at..(at + n_cut).min(n));
+        }
+        Ok(())
+    }
+}
+
 /// The vectors of the texts in field `name`, and how many tokens they have.
 async fn vectors(
     app: &App,
@@ -62,11 +166,12 @@ async fn vectors(
 ) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
     let embedder = Embedder::new(&app.engine)?;
     let encoder = embedder.clone();
-    let texts = texts(name, fields.need(name)?, MAX_TEXTS, move |text| {
+    let truncation = Truncation::of(app, fields)?;
+    let mut texts = texts(name, fields.need(name)?, MAX_TEXTS, move |text| {
         encoder.tokens(text)
     })
     .await?;
-    app.fit(&texts)?;
+    truncation.apply(&app.tokenizer, name, &mut texts)?;
     if let Some(n) = fields
         .take::<usize>("dimensions")?
         .filter(|&n| n != embedder.n_embd())

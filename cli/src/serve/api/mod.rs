@@ -5,7 +5,9 @@ mod blocks;
 mod body;
 mod embeddings;
 mod feedback;
+mod models;
 mod native;
+mod ollama;
 mod openai;
 mod rerank;
 mod responses;
@@ -36,9 +38,10 @@ pub(super) fn protected() -> Router<Shared> {
         .route("/reranking", post(rerank::rerank))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        .route("/v1/models", get(openai::models))
-        .route("/v1/models/{*name}", get(openai::model))
-        .route("/models", get(openai::models))
+        .route("/v1/models", get(models::models))
+        .route("/v1/models/{*name}", get(models::model))
+        .route("/models", get(models::models))
+        .route("/api/tags", get(ollama::tags))
         .route("/completion", post(native::completion))
         .route("/completions", post(native::completion))
         .route("/infill", post(native::infill))

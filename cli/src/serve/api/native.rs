@@ -45,7 +45,7 @@ pub(super) async fn props(State(shared): State<Shared>) -> Result<Response, ApiE
         "total_slots": app.n_parallel,
         "model_alias": app.name,
         "model_path": app.path,
-        "chat_template": app.model.chat_template(),
+        "chat_template": app.template.source(), "is_base_model": app.is_transcript,
         "bos_token": app.bos,
         "eos_token": app.eos,
         "modalities": {"vision": false, "audio": false},
@@ -250,7 +250,7 @@ async fn complete(
         params,
         logprobs,
     }
-    .submit(prompts, format)
+    .submit(prompts, format, false)
     .await?;
     drop(share);
     let call = Call {
@@ -350,7 +350,7 @@ impl Call {
         end["stop_type"] = match finish.reason {
             StopReason::EndOfGeneration => "eos",
             StopReason::StopString => "word",
-            StopReason::MaxTokens | StopReason::ContextFull => "limit",
+            StopReason::MaxTokens | StopReason::ContextFull | StopReason::MaskLimit => "limit",
             _ => "none",
         }
         .into();

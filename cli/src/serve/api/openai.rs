@@ -1,74 +1,31 @@
-//! The OpenAI API: `/v1/chat/completions`, `/v1/completions`, `/v1/models`.
+//! The OpenAI API: `/v1/chat/completions`, `/v1/completions`.
 
 use crate::io::unix_time;
 use crate::serve::api::body::Body;
 use crate::serve::app::{App, Shared};
 use crate::serve::blocking::blocking;
 use crate::serve::http::error::ApiError;
+use crate::serve::http::fields::Fields;
 use crate::serve::http::response::{event, events, json_response};
 use crate::serve::ids::{Caller, new_id};
 use crate::serve::jobs::answer::{
-    Answer, Delta, Step, Usage, call_id, chat_logprob, timings, token_text,
+    Answer, Delta, Step, Usage, chat_logprob, finite, timings, token_text,
 };
 use crate::serve::jobs::params::{Format, Params};
 use crate::serve::jobs::turn::{Job, Turn, top_logprobs};
 use axum::Extension;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, StreamExt};
 use ruvllm::SessionError;
-use ruvllm::chat::tools::ToolCall;
 use ruvllm::decode::Piece;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Most prompts of a request.
 const MAX_PROMPTS: usize = 64;
-
-/// The model under one of its names.
-fn model_json(app: &App, id: String) -> Value {
-    json!({
-        "id": id, "object": "model", "created": app.created, "owned_by": "ruvllm",
-        "meta": {
-            "n_ctx_train": app.model.hparams().n_ctx_train, "n_vocab": app.tokenizer.n_vocab(),
-            "n_embd": app.model.hparams().n_embd, "n_params": app.model.n_params(),
-        },
-    })
-}
-
-pub(super) async fn models(State(shared): State<Shared>) -> Result<Response, ApiError> {
-    let app = shared.app()?;
-    let models = app
-        .names()
-        .map(|id| model_json(&app, id))
-        .collect::<Vec<_>>();
-    Ok(json_response(
-        StatusCode::OK,
-        &json!({"object": "list", "data": models}),
-    ))
-}
-
-pub(super) async fn model(
-    State(shared): State<Shared>,
-    name: Result<Path<String>, PathRejection>,
-) -> Result<Response, ApiError> {
-    let app = shared.app()?;
-    let Path(name) = name.map_err(|error| ApiError::wrong(error.to_string()))?;
-    match app.names().find(|id| *id == name) {
-        Some(id) => Ok(json_response(StatusCode::OK, &model_json(&app, id))),
-        None => {
-            let message = format!("no model is called {name:?} here; /v1/models lists them");
-            Err(ApiError::new(
-                StatusCode::NOT_FOUND,
-                "not_found_error",
-                message,
-            ))
-        }
-    }
-}
 
 /// What answers to a request have in common.
 struct Call {
@@ -77,16 +34,27 @@ struct Call {
     created: u64,
     /// Whether its answers are messages.
     is_chat: bool,
+    /// Whether calls are told in the API's first form.
+    is_legacy: bool,
 }
 
 impl Call {
-    fn new(job: Job, is_chat: bool) -> Call {
+    fn new(job: Job, is_chat: bool, is_legacy: bool) -> Call {
         let id = new_id(if is_chat { "chatcmpl-" } else { "cmpl-" });
         Call {
             job,
             id,
             created: unix_time(),
             is_chat,
+            is_legacy,
+        }
+    }
+
+    /// Why an answer ended.
+    fn reason(&self, answer: &Answer) -> &'static str {
+        match answer.finish_reason() {
+            "tool_calls" if self.is_legacy => "function_call",
+            reason => reason,
         }
     }
 
@@ -119,7 +87,7 @@ impl Call {
             if times.is_null() {
                 times = timings(&finish);
             }
-            choices.push(whole.choice(&self, answer.index, answer.finish_reason()));
+            choices.push(whole.choice(&self, answer.index, self.reason(&answer)));
         }
         let mut response = self.envelope(
             if self.is_chat {
@@ -183,10 +151,19 @@ impl Call {
     }
 
     /// A chunk of an answer.
-    fn chunk(&self, index: usize, delta: Value, logprobs: Value, reason: Option<&str>) -> Value {
-        let mut choice = json!({"index": index, "logprobs": logprobs, "finish_reason": reason});
+    fn chunk(&self, answer: &Answer, delta: Value, logprobs: Value, reason: Option<&str>) -> Value {
+        let mut choice =
+            json!({"index": answer.index, "logprobs": logprobs, "finish_reason": reason});
         choice[if self.is_chat { "delta" } else { "text" }] = delta;
-        self.envelope(self.chunk_object(), vec![choice])
+        let mut chunk = self.envelope(self.chunk_object(), vec![choice]);
+        if self.job.params.continuous_usage {
+            let (prompt, completion) = (answer.n_prompt, answer.n_generated);
+            chunk["usage"] = json!({
+                "prompt_tokens": prompt, "completion_tokens": completion,
+                "total_tokens": prompt + completion,
+            });
+        }
+        chunk
     }
 
     /// What is told of the tokens of `pieces`, the first of which begins at byte `offset` of the
@@ -212,12 +189,16 @@ impl Call {
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for piece in pieces {
             tokens.push(token_text(app, piece.token));
-            of_tokens.push(piece.logprob);
+            of_tokens.push(piece.logprob.map(finite));
             let best = piece
                 .top_logprobs
                 .iter()
-                .map(|&(token, logprob)| (token_text(app, token), logprob.into()));
-            top.push(Value::Object(best.collect()));
+                .map(|&(token, logprob)| (token_text(app, token), finite(logprob).into()));
+            // Nothing comes before the first token of a prompt.
+            top.push(match piece.logprob {
+                Some(_) => Value::Object(best.collect()),
+                None => Value::Null,
+            });
             offsets.push(offset);
             offset += piece.text.len();
         }
@@ -235,7 +216,8 @@ enum Chunk {
 /// Where a streamed answer is.
 enum Stage {
     Begin,
-    Text,
+    /// With so many calls so far.
+    Text(usize),
     /// Its end, then that of the stream.
     End(Option<ruvllm::decode::Finish>),
     Over,
@@ -249,21 +231,26 @@ fn chunks_of(call: Arc<Call>, answer: Answer) -> impl stream::Stream<Item = Chun
         match stage {
             Stage::Begin if call.is_chat => {
                 let role = json!({"role": "assistant", "content": ""});
-                let chunk = call.chunk(index, role, Value::Null, None);
-                Some((Chunk::Value(chunk), (call, answer, Stage::Text, offset)))
+                let chunk = call.chunk(&answer, role, Value::Null, None);
+                Some((Chunk::Value(chunk), (call, answer, Stage::Text(0), offset)))
             }
-            Stage::Begin | Stage::Text => loop {
+            Stage::Begin | Stage::Text(_) => loop {
+                let mut n_calls = match stage {
+                    Stage::Text(n) => n,
+                    _ => 0,
+                };
                 match answer.next().await {
                     Some(Ok(step)) => {
-                        let delta = call.delta(&step.deltas);
+                        let delta = call.delta(&step.deltas, &mut n_calls);
                         let logprobs = call.logprobs(step.piece.as_slice(), offset);
                         offset += step.piece.as_ref().map_or(0, |piece| piece.text.len());
                         if delta.is_none() && logprobs.is_null() {
                             continue;
                         }
                         let delta = delta.unwrap_or_else(|| call.empty_delta());
-                        let chunk = call.chunk(index, delta, logprobs, None);
-                        break Some((Chunk::Value(chunk), (call, answer, Stage::Text, offset)));
+                        let chunk = call.chunk(&answer, delta, logprobs, None);
+                        let stage = Stage::Text(n_calls);
+                        break Some((Chunk::Value(chunk), (call, answer, stage, offset)));
                     }
                     Some(Err(error)) => {
                         break Some((
@@ -272,9 +259,9 @@ fn chunks_of(call: Arc<Call>, answer: Answer) -> impl stream::Stream<Item = Chun
                         ));
                     }
                     None => {
-                        let reason = answer.finish_reason();
+                        let reason = Some(call.reason(&answer));
                         let mut chunk =
-                            call.chunk(index, call.empty_delta(), Value::Null, Some(reason));
+                            call.chunk(&answer, call.empty_delta(), Value::Null, reason);
                         let finish = answer.finish();
                         if !call.job.params.include_usage {
                             chunk["timings"] = finish.as_ref().map(timings).into();
@@ -300,8 +287,8 @@ impl Call {
         if self.is_chat { json!({}) } else { json!("") }
     }
 
-    /// What some parts of an answer add to it.
-    fn delta(&self, deltas: &[Delta]) -> Option<Value> {
+    /// What some parts of an answer, which had `n_calls`, add to it.
+    fn delta(&self, deltas: &[Delta], n_calls: &mut usize) -> Option<Value> {
         if deltas.is_empty() {
             return None;
         }
@@ -310,10 +297,15 @@ impl Call {
             match delta {
                 Delta::Text(more) => text.push_str(more),
                 Delta::Reasoning(more) => reasoning.push_str(more),
-                Delta::Call(i, call) => {
-                    let mut call = tool_call(call);
-                    call["index"] = (*i).into();
+                Delta::Call { id, name } => {
+                    *n_calls += 1;
+                    let mut call = tool_call(id, name, "");
+                    call["index"] = (*n_calls - 1).into();
                     calls.push(call);
+                }
+                Delta::Arguments(more) => {
+                    let index = n_calls.saturating_sub(1);
+                    calls.push(json!({"index": index, "function": {"arguments": more}}));
                 }
             }
         }
@@ -330,15 +322,33 @@ impl Call {
             !reasoning.is_empty(),
             reasoning.clone().into(),
         );
-        add("tool_calls", !calls.is_empty(), calls.into());
+        if self.is_legacy {
+            let functions = calls.iter().map(|call| call["function"].clone());
+            add("function_call", !calls.is_empty(), joined(functions));
+        } else {
+            add("tool_calls", !calls.is_empty(), calls.into());
+        }
         Some(delta.into())
     }
 }
 
 /// A call in the API's form, its arguments as text.
-fn tool_call(call: &ToolCall) -> Value {
-    let arguments = Value::Object(call.arguments.clone()).to_string();
-    json!({"id": call_id(call), "type": "function", "function": {"name": call.name, "arguments": arguments}})
+fn tool_call(id: &str, name: &str, arguments: &str) -> Value {
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+/// Parts of one call as one part.
+fn joined(parts: impl Iterator<Item = Value>) -> Value {
+    let mut whole = json!({});
+    let mut arguments = String::new();
+    for part in parts {
+        if let Some(name) = part.get("name") {
+            whole["name"] = name.clone();
+        }
+        arguments += part["arguments"].as_str().unwrap_or_default();
+    }
+    whole["arguments"] = arguments.into();
+    whole
 }
 
 /// A whole answer.
@@ -346,7 +356,8 @@ fn tool_call(call: &ToolCall) -> Value {
 struct Collected {
     text: String,
     reasoning: String,
-    calls: Vec<Value>,
+    /// The id of each call, its name, and its arguments.
+    calls: Vec<[String; 3]>,
     pieces: Vec<Piece>,
 }
 
@@ -356,7 +367,12 @@ impl Collected {
             match delta {
                 Delta::Text(text) => self.text.push_str(&text),
                 Delta::Reasoning(text) => self.reasoning.push_str(&text),
-                Delta::Call(_, call) => self.calls.push(tool_call(&call)),
+                Delta::Call { id, name } => self.calls.push([id, name, String::new()]),
+                Delta::Arguments(more) => {
+                    if let Some([.., arguments]) = self.calls.last_mut() {
+                        arguments.push_str(&more);
+                    }
+                }
             }
         }
         self.pieces
@@ -375,8 +391,16 @@ impl Collected {
         if !self.reasoning.is_empty() {
             message["reasoning_content"] = self.reasoning.into();
         }
-        if !self.calls.is_empty() {
-            message["tool_calls"] = self.calls.into();
+        let mut calls = self
+            .calls
+            .iter()
+            .map(|[id, name, arguments]| tool_call(id, name, arguments));
+        if call.is_legacy {
+            if let Some(mut first) = calls.next() {
+                message["function_call"] = first["function"].take();
+            }
+        } else if !self.calls.is_empty() {
+            message["tool_calls"] = calls.collect();
         }
         choice["message"] = message;
         choice
@@ -393,13 +417,7 @@ pub(super) async fn completions(
     let params = Params::of(&app, &mut fields)?;
     let format = Format::of(&mut fields)?;
     let logprobs = top_logprobs("logprobs", fields.take("logprobs")?)?;
-    if fields.flag("echo")?
-        || fields
-            .take::<String>("suffix")?
-            .is_some_and(|suffix| !suffix.is_empty())
-    {
-        return Err(ApiError::wrong("echo and suffix are not supported"));
-    }
+    let echoes = fields.flag("echo")?;
     if fields
         .take::<usize>("best_of")?
         .is_some_and(|n| n != params.n)
@@ -418,10 +436,12 @@ pub(super) async fn completions(
         params,
         logprobs,
     }
-    .submit(prompts, format)
+    .submit(prompts, format, echoes)
     .await?;
     drop(share);
-    Call::new(job, false).respond(answers, n_prompts).await
+    Call::new(job, false, false)
+        .respond(answers, n_prompts)
+        .await
 }
 
 /// Most bytes of text that become tokens on the thread that answers other connections too.
@@ -489,6 +509,7 @@ pub(super) async fn count_tokens(
     Extension(caller): Extension<Caller>,
     Body(mut fields, _share): Body,
 ) -> Result<Response, ApiError> {
+    translate_functions(&mut fields)?;
     let turn = Turn::of(shared.app()?, caller, &mut fields)?;
     fields.finish()?;
     Ok(input_tokens(turn.count_tokens().await?))
@@ -507,9 +528,43 @@ pub(super) async fn chat(
     Extension(caller): Extension<Caller>,
     Body(mut fields, share): Body,
 ) -> Result<Response, ApiError> {
-    let turn = Turn::of(shared.app_with_room()?, caller, &mut fields)?;
+    let app = shared.app_with_room()?;
+    let is_legacy = translate_functions(&mut fields)?;
+    let turn = Turn::of(app, caller, &mut fields)?;
     fields.finish()?;
     let (job, answers) = turn.submit().await?;
     drop(share);
-    Call::new(job, true).respond(answers, 1).await
+    Call::new(job, true, is_legacy).respond(answers, 1).await
+}
+
+/// Puts the API's first form of tools into the words of today's; whether there was any.
+fn translate_functions(fields: &mut Fields) -> Result<bool, ApiError> {
+    let choice = match fields.take("function_call")? {
+        Some(Value::Object(function)) => {
+            Some(json!({"type": "function", "function": {"name": function.get("name")}}))
+        }
+        choice => choice,
+    };
+    let Some(functions) = fields.take::<Vec<Value>>("functions")? else {
+        // A choice among no functions.
+        return match choice {
+            Some(Value::String(choice)) if choice != "required" => Ok(false),
+            None => Ok(false),
+            Some(_) => Err(ApiError::field("function_call", "there are no functions")),
+        };
+    };
+    if fields.get("tools").is_some_and(|tools| !tools.is_null()) {
+        let message = "there are tools, too, which are today's form of them";
+        return Err(ApiError::field("functions", message));
+    }
+    let tools = functions
+        .into_iter()
+        .map(|function| json!({"type": "function", "function": function}))
+        .collect::<Vec<_>>();
+    fields.set("tools", tools.into())?;
+    if let Some(choice) = choice {
+        fields.set("tool_choice", choice)?;
+    }
+    fields.set("parallel_tool_calls", false.into())?;
+    Ok(true)
 }

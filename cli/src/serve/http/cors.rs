@@ -60,7 +60,8 @@ pub(crate) async fn allow(
     headers.append(header::VARY, HeaderValue::from_static("origin"));
     if let Some(origin) = origin {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        let exposed = HeaderValue::from_static("x-request-id, retry-after, x-ruvllm-ignored");
+        let exposed =
+            HeaderValue::from_static("request-id, x-request-id, retry-after, x-ruvllm-ignored");
         headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
         if is_question {
             question(headers, wanted);

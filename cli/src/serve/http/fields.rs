@@ -6,59 +6,75 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 /// Fields of these APIs, and of other servers, that would change an answer and are not done here.
-/// One that says nothing (`false`, an empty text, list or object) is as if it were not there.
-const UNSUPPORTED: &[&str] = &[
+/// One that says nothing (`false`, an empty text, list or object) is as if it were not there, and
+/// so is one with the number or the flag behind its name, for what happens here anyway.
+const UNSUPPORTED: &[(&str, Option<f64>)] = &[
     // OpenAI's.
-    "audio",
-    "best_of",
-    "conversation",
-    "echo",
-    "function_call",
-    "functions",
-    "prompt",
-    "suffix",
-    "web_search_options",
+    ("audio", None),
+    ("best_of", Some(1.0)),
+    ("conversation", None),
+    ("echo", None),
+    ("function_call", None),
+    ("functions", None),
+    ("prompt", None),
+    ("suffix", None),
+    ("web_search_options", None),
     // vLLM's, SGLang's and those of Hugging Face's servers.
-    "add_generation_prompt",
-    "add_special_tokens",
-    "allowed_token_ids",
-    "bad_words",
-    "chat_template",
-    "documents",
-    "early_stopping",
-    "ebnf",
-    "guided_choice",
-    "guided_decoding_backend",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "include_stop_str_in_output",
-    "input_embeds",
-    "length_penalty",
-    "lora_path",
-    "min_new_tokens",
-    "min_tokens",
-    "mm_processor_kwargs",
-    "no_repeat_ngram_size",
-    "prompt_embeds",
-    "regex",
-    "spaces_between_special_tokens",
-    "stop_regex",
-    "stop_token_ids",
-    "structured_outputs",
-    "truncate_prompt_tokens",
-    "use_beam_search",
+    ("add_generation_prompt", None),
+    ("add_special_tokens", Some(1.0)),
+    ("allowed_token_ids", None),
+    ("bad_words", None),
+    ("chat_template", None),
+    ("continue_final_message", None),
+    ("documents", None),
+    ("early_stopping", None),
+    ("ebnf", None),
+    ("guided_choice", None),
+    ("guided_decoding_backend", None),
+    ("guided_grammar", None),
+    ("guided_json", None),
+    ("guided_regex", None),
+    ("include_stop_str_in_output", None),
+    ("input_embeds", None),
+    ("length_penalty", Some(1.0)),
+    ("lora_path", None),
+    ("min_new_tokens", Some(0.0)),
+    ("min_tokens", Some(0.0)),
+    ("mm_processor_kwargs", None),
+    ("no_repeat_ngram_size", Some(0.0)),
+    ("prompt_embeds", None),
+    ("prompt_logprobs", None),
+    ("regex", None),
+    ("spaces_between_special_tokens", Some(1.0)),
+    ("stop_regex", None),
+    ("stop_token_ids", None),
+    ("structured_outputs", None),
+    ("truncate_prompt_tokens", None),
+    ("use_beam_search", None),
     // llama-server's and Ollama's.
-    "control_vectors",
-    "image_data",
-    "images",
-    "multimodal_data",
-    "n_discard",
-    "n_keep",
-    "options",
-    "raw",
-    "think",
+    ("control_vectors", None),
+    ("image_data", None),
+    ("images", None),
+    ("multimodal_data", None),
+    ("n_discard", Some(0.0)),
+    ("n_keep", Some(0.0)),
+    ("n_probs", Some(0.0)),
+    ("options", None),
+    ("raw", None),
+    ("think", None),
 ];
+
+/// Whether a field that is not done here has a value for what happens anyway.
+fn is_nothing(value: &Value, usual: Option<f64>) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(is_set) => !is_set || usual == Some(1.0),
+        Value::Number(number) => usual.is_some() && number.as_f64() == usual,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+    }
+}
 
 /// The fields that are left.
 #[derive(Default)]
@@ -66,14 +82,14 @@ pub(crate) struct Fields {
     left: Map<String, Value>,
     /// What comes before their names: `reasoning.` in an object of that name.
     prefix: String,
-    /// Takes the names of fields that the server does not know; `None`, such a field is an error.
-    ignored: Option<Ignored>,
+    /// Takes the names of fields without an effect.
+    ignored: Ignored,
 }
 
 impl Fields {
     /// The fields of an object. Those that the server does not know are told to `ignored`, or
-    /// refused if there is none.
-    pub(crate) fn parse(body: &[u8], ignored: Option<Ignored>) -> Result<Fields, ApiError> {
+    /// refused if it is strict.
+    pub(crate) fn parse(body: &[u8], ignored: Ignored) -> Result<Fields, ApiError> {
         match serde_json::from_slice(body) {
             Ok(Value::Object(left)) => Ok(Fields {
                 left,
@@ -137,6 +153,21 @@ impl Fields {
         }
     }
 
+    /// What takes the names of parts without an effect.
+    pub(crate) fn ignored(&self) -> &Ignored {
+        &self.ignored
+    }
+
+    /// Fields that are known, and have no effect here: their names are told.
+    pub(crate) fn without_effect(&mut self, names: &[&str]) {
+        for name in names {
+            let value = self.left.shift_remove(*name).unwrap_or_default();
+            if !value.is_null() && !is_nothing(&value, None) {
+                self.ignored.add(&format!("{}{name}", self.prefix));
+            }
+        }
+    }
+
     /// Fields that change nothing here.
     pub(crate) fn ignore(&mut self, names: &[&str]) {
         names
@@ -166,33 +197,24 @@ impl Fields {
             prefix,
             ignored,
         } = self;
-        let is_nothing = |value: &Value| match value {
-            Value::Bool(is_set) => !is_set,
-            Value::String(text) => text.is_empty(),
-            Value::Array(list) => list.is_empty(),
-            Value::Object(fields) => fields.is_empty(),
-            Value::Null | Value::Number(_) => false,
-        };
-        let said = left.iter().filter(|(_, value)| !value.is_null());
         let named = |name: &str| format!("{prefix}{name}");
-        if let Some((name, _)) = said
-            .clone()
-            .find(|(name, value)| UNSUPPORTED.contains(&&***name) && !is_nothing(value))
-        {
-            let message = "it would change the answer, and this server does not support it";
-            return Err(ApiError::field(&named(name), message));
-        }
-        let mut names = said.map(|(name, _)| named(name));
-        match ignored {
-            Some(ignored) => names.for_each(|name| ignored.add(&name)),
-            None => {
-                if let Some(name) = names.next() {
-                    return Err(ApiError::field(
-                        &name,
-                        "this server does not know the field",
-                    ));
+        let mut names = Vec::new();
+        for (name, value) in left.iter().filter(|(_, value)| !value.is_null()) {
+            match UNSUPPORTED.iter().find(|(known, _)| known == name) {
+                Some((_, usual)) if is_nothing(value, *usual) => {}
+                Some(_) => {
+                    let message = "it would change the answer, and this server does not support it";
+                    return Err(ApiError::field(&named(name), message));
                 }
+                None => names.push(named(name)),
             }
+        }
+        for name in names {
+            if ignored.is_strict() {
+                let message = "this server does not know the field";
+                return Err(ApiError::field(&name, message));
+            }
+            ignored.add(&name);
         }
         Ok(())
     }
@@ -252,9 +274,12 @@ mod tests {
                 .ends_with("0 or more")
         );
         let only = |found: Value, value: Value| {
-            Fields::parse(json!({"a": found}).to_string().as_bytes(), None)
-                .unwrap()
-                .only("a", value)
+            Fields::parse(
+                json!({"a": found}).to_string().as_bytes(),
+                Ignored::strict(),
+            )
+            .unwrap()
+            .only("a", value)
         };
         assert!(only(json!(1), json!(1.0)).is_ok() && only(json!(null), json!(1)).is_ok());
         assert!(
@@ -274,18 +299,28 @@ mod tests {
             inner.finish()?;
             fields.finish()
         };
-        let error = read(fields(None)).unwrap_err().json();
+        let error = read(fields(Ignored::strict())).unwrap_err().json();
         assert_eq!(error["error"]["param"], "c.f");
         let ignored = Ignored::default();
-        read(fields(Some(ignored.clone()))).unwrap();
+        read(fields(ignored.clone())).unwrap();
         assert_eq!(ignored.list(), "c.f, b");
         let body = |value: Value| json!({"guided_regex": value}).to_string();
         let finish = |value: Value| {
-            Fields::parse(body(value).as_bytes(), Some(Ignored::default()))
+            Fields::parse(body(value).as_bytes(), Ignored::default())
                 .unwrap()
                 .finish()
         };
         assert!(finish(json!("a+")).is_err(), "it would change the answer");
         assert!(finish(json!("")).is_ok() && finish(json!(null)).is_ok());
+        // What an API knows is taken even then.
+        let strict = Ignored::strict();
+        let body = json!({"a": 1, "b": false, "c": null, "d": {"e": 1}});
+        let mut fields = Fields::parse(body.to_string().as_bytes(), strict.clone()).unwrap();
+        let mut inner = fields.object("d").unwrap().unwrap();
+        inner.without_effect(&["e"]);
+        inner.finish().unwrap();
+        fields.without_effect(&["a", "b", "c"]);
+        fields.finish().unwrap();
+        assert_eq!(strict.list(), "d.e, a");
     }
 }

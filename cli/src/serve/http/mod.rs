@@ -2,6 +2,7 @@
 
 pub(super) mod budget;
 pub(super) mod cors;
+pub(super) mod dialect;
 pub(super) mod error;
 pub(super) mod fields;
 pub(super) mod ignored;

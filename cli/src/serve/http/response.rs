@@ -9,8 +9,8 @@ use serde_json::Value;
 use std::convert::Infallible;
 use std::time::Duration;
 
-/// Time without text after which a comment keeps a stream open.
-const PING: Duration = Duration::from_secs(10);
+/// Time without text after which an event or a comment keeps a stream open.
+pub(crate) const PING: Duration = Duration::from_secs(10);
 
 pub(crate) fn json_response(status: StatusCode, value: &Value) -> Response {
     let mut response = json_text(value.to_string());

@@ -3,8 +3,9 @@
 use crate::serve::app::App;
 use crate::serve::http::error::ApiError;
 use crate::serve::jobs::recorder::Recorder;
-use ruvllm::chat::tools::{ToolCall, TurnParser, TurnPart};
+use ruvllm::chat::tools::{ToolMask, TurnParser, TurnPart};
 use ruvllm::decode::{Finish, Piece, StopReason};
+use ruvllm::sample::TokenMask;
 use ruvllm::scheduler::Stream;
 use serde_json::{Value, json};
 use std::future::poll_fn;
@@ -13,8 +14,15 @@ use std::future::poll_fn;
 pub(crate) enum Delta {
     Reasoning(String),
     Text(String),
-    /// A call, and which of the answer's it is.
-    Call(usize, ToolCall),
+    /// A call begins.
+    Call {
+        /// The name under which its result is given.
+        id: String,
+        /// That of the function.
+        name: String,
+    },
+    /// More of the JSON text of the arguments of the last call.
+    Arguments(String),
 }
 
 /// One answer to a prompt.
@@ -24,11 +32,15 @@ pub(crate) struct Answer {
     /// Tokens of its prompt.
     pub(crate) n_prompt: usize,
     stream: Stream,
-    /// Of chats: tells reasoning and calls from text.
-    parser: Option<TurnParser>,
-    n_calls: usize,
-    /// Ends behind the first call.
-    one_call: bool,
+    /// Of chats.
+    reader: Option<Reader>,
+    echo: Echo,
+    /// Tokens of it so far.
+    pub(crate) n_generated: usize,
+    /// Tokens of its reasoning.
+    n_reasoning: usize,
+    /// Tokens since the last addition.
+    n_pending: usize,
     is_over: bool,
     /// Records it at its end.
     recorder: Option<Recorder>,
@@ -40,21 +52,118 @@ pub(crate) struct Step {
     pub(crate) deltas: Vec<Delta>,
 }
 
+/// Reader of a chat's answer: tells reasoning and calls from text.
+#[derive(Clone)]
+pub(crate) struct Reader {
+    parser: TurnParser,
+    /// As long as it is not known whether the answer is calls or a text of some form: what the
+    /// tokens so far allow.
+    either: Option<ToolMask>,
+    /// It ends behind so many calls, if there are any.
+    max_calls: usize,
+    /// Calls that have begun, and those that are whole.
+    n_begun: usize,
+    n_whole: usize,
+}
+
+impl Reader {
+    pub(crate) fn new(parser: TurnParser, either: Option<ToolMask>, max_calls: usize) -> Reader {
+        Reader {
+            parser,
+            either,
+            max_calls,
+            n_begun: 0,
+            n_whole: 0,
+        }
+    }
+
+    /// Whether nothing may follow.
+    fn is_done(&self) -> bool {
+        self.n_whole > 0 && self.n_whole >= self.max_calls
+    }
+
+    /// What a piece adds.
+    fn push(&mut self, piece: &Piece) -> Vec<Delta> {
+        if let Some(mask) = &mut self.either {
+            let is_calls = match mask.accept(piece.token) {
+                Ok(()) => mask.is_calls(),
+                // Nothing that it allowed: whatever it is, it is no call.
+                Err(_) => Some(false),
+            };
+            self.decide(is_calls);
+        }
+        let parts = self.parser.push(&piece.text);
+        self.deltas(parts)
+    }
+
+    /// What the end adds.
+    fn end(&mut self, is_cut: bool) -> Vec<Delta> {
+        let is_calls = self.either.as_mut().map(ToolMask::ends_as_calls);
+        self.decide(is_calls);
+        let mut parts = if is_cut {
+            self.parser.cut_parts()
+        } else {
+            self.parser.finish_parts()
+        };
+        let is_text = !is_cut && self.n_begun == self.n_whole;
+        if let Some(text) = self.parser.turn().unfinished.clone().filter(|_| is_text) {
+            parts.push(TurnPart::Text(text));
+        }
+        self.deltas(parts)
+    }
+
+    fn decide(&mut self, is_calls: Option<bool>) {
+        if let Some(is_calls) = is_calls {
+            self.either = None;
+            self.parser.decide(is_calls);
+        }
+    }
+
+    fn deltas(&mut self, parts: Vec<TurnPart>) -> Vec<Delta> {
+        let mut deltas = Vec::new();
+        for part in parts {
+            // Where one begins, those before it are whole.
+            if matches!(part, TurnPart::CallBegins { .. } | TurnPart::Call(_)) {
+                self.n_whole = self.n_begun;
+            }
+            if self.is_done() {
+                break;
+            }
+            deltas.push(match part {
+                TurnPart::Reasoning(text) => Delta::Reasoning(text),
+                TurnPart::Text(text) => Delta::Text(text),
+                TurnPart::CallBegins { name, id } => {
+                    self.n_begun += 1;
+                    Delta::Call {
+                        id: call_id(id),
+                        name,
+                    }
+                }
+                TurnPart::Arguments(text) => Delta::Arguments(text),
+                _ => continue,
+            });
+        }
+        deltas
+    }
+}
+
 impl Answer {
     pub(crate) fn new(
         index: usize,
         n_prompt: usize,
         stream: Stream,
-        parser: Option<TurnParser>,
-        one_call: bool,
+        reader: Option<Reader>,
+        echo: Echo,
     ) -> Answer {
         Answer {
             index,
             n_prompt,
             stream,
-            parser,
-            n_calls: 0,
-            one_call,
+            reader,
+            echo,
+            n_generated: 0,
+            n_reasoning: 0,
+            n_pending: 0,
             is_over: false,
             recorder: None,
         }
@@ -70,8 +179,22 @@ impl Answer {
         if self.is_over {
             return None;
         }
+        if let Echo::Text(text) = &mut self.echo {
+            let deltas = vec![Delta::Text(std::mem::take(text))];
+            self.echo = Echo::None;
+            let piece = None;
+            return Some(Ok(Step { piece, deltas }));
+        }
         let piece = match poll_fn(|cx| self.stream.poll_next(cx)).await {
-            Some(Ok(piece)) => Some(piece),
+            Some(Ok(mut piece)) => {
+                if let Some(text) = self.echo.next() {
+                    piece.text.clone_from(&text);
+                    let deltas = vec![Delta::Text(text)];
+                    let piece = Some(piece);
+                    return Some(Ok(Step { piece, deltas }));
+                }
+                Some(piece)
+            }
             Some(Err(error)) => {
                 self.is_over = true;
                 return Some(Err(error.into()));
@@ -79,6 +202,7 @@ impl Answer {
             None => None,
         };
         self.is_over = piece.is_none();
+        self.n_generated += usize::from(piece.is_some());
         match (&piece, &mut self.recorder) {
             (Some(piece), Some(recorder)) => recorder.push(piece.token),
             (None, recorder) => {
@@ -88,43 +212,40 @@ impl Answer {
             }
             (Some(_), None) => {}
         }
-        let deltas = match (&mut self.parser, &piece) {
+        let is_cut = !matches!(
+            self.finish().map(|finish| finish.reason),
+            Some(StopReason::EndOfGeneration | StopReason::StopString)
+        );
+        let deltas = match (&mut self.reader, &piece) {
             (None, Some(piece)) if !piece.text.is_empty() => vec![Delta::Text(piece.text.clone())],
             (None, _) => Vec::new(),
-            (Some(parser), Some(piece)) => {
-                let parts = parser.push(&piece.text);
-                self.deltas(parts)
-            }
-            (Some(parser), None) => {
-                let mut parts = parser.finish_parts();
-                // A call that was cut off is text to whoever asked.
-                parts.extend(parser.turn().unfinished.clone().map(TurnPart::Text));
-                self.deltas(parts)
-            }
+            (Some(reader), Some(piece)) => reader.push(piece),
+            (Some(reader), None) => reader.end(is_cut),
         };
-        if self.one_call && self.n_calls > 0 && !self.is_over {
+        self.count(piece.is_some(), &deltas);
+        if !self.is_over && self.reader.as_ref().is_some_and(Reader::is_done) {
             self.stream.cancel();
         }
         Some(Ok(Step { piece, deltas }))
     }
 
-    fn deltas(&mut self, parts: Vec<TurnPart>) -> Vec<Delta> {
-        let mut deltas = Vec::new();
-        for part in parts {
-            if self.one_call && self.n_calls > 0 {
-                break;
-            }
-            deltas.push(match part {
-                TurnPart::Reasoning(text) => Delta::Reasoning(text),
-                TurnPart::Call(call) => {
-                    self.n_calls += 1;
-                    Delta::Call(self.n_calls - 1, call)
-                }
-                TurnPart::Text(text) => Delta::Text(text),
-                _ => continue,
-            });
+    /// Counts a token for what it adds to; one that adds nothing yet, as a part of a marker, for what
+    /// comes next.
+    fn count(&mut self, is_token: bool, deltas: &[Delta]) {
+        self.n_pending += usize::from(is_token);
+        if let Some(first) = deltas.first() {
+            let n = std::mem::take(&mut self.n_pending);
+            self.n_reasoning += if matches!(first, Delta::Reasoning(_)) {
+                n
+            } else {
+                0
+            };
         }
-        deltas
+    }
+
+    /// Tokens of its reasoning so far.
+    pub(crate) fn n_reasoning(&self) -> usize {
+        self.n_reasoning
     }
 
     /// How it ended.
@@ -132,12 +253,42 @@ impl Answer {
         self.stream.finish()
     }
 
+    /// Whether a limit ended it.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.finish_reason() == "length"
+    }
+
     /// Why it ended, in the OpenAI API's words.
     pub(crate) fn finish_reason(&self) -> &'static str {
+        let reader = self.reader.as_ref();
         match self.finish().map(|finish| finish.reason) {
-            _ if self.n_calls > 0 => "tool_calls",
-            Some(StopReason::EndOfGeneration | StopReason::StopString) => "stop",
+            _ if reader.is_some_and(Reader::is_done) => "tool_calls",
+            Some(StopReason::EndOfGeneration | StopReason::StopString) => {
+                match reader.is_some_and(|reader| reader.n_whole > 0) {
+                    true => "tool_calls",
+                    false => "stop",
+                }
+            }
             _ => "length",
+        }
+    }
+}
+
+/// What of the prompt an answer begins with.
+pub(crate) enum Echo {
+    None,
+    /// Its text.
+    Text(String),
+    /// The texts of its tokens, whose pieces come first.
+    Tokens(std::vec::IntoIter<String>),
+}
+
+impl Echo {
+    /// The text of the next token.
+    fn next(&mut self) -> Option<String> {
+        match self {
+            Echo::Tokens(texts) => texts.next(),
+            _ => None,
         }
     }
 }
@@ -192,25 +343,32 @@ pub(crate) fn timings(finish: &Finish) -> Value {
 }
 
 /// The name of a call: the model's own, if it gave one.
-pub(crate) fn call_id(call: &ToolCall) -> String {
-    call.id
-        .clone()
-        .unwrap_or_else(|| crate::serve::ids::new_id("call_"))
+fn call_id(id: Option<String>) -> String {
+    id.unwrap_or_else(crate::serve::ids::short_id)
 }
 
-/// A token as lists of log-probabilities tell it.
+/// A token as lists of log-probabilities tell it: what is no text in bytes, so that no two tokens
+/// look the same.
 pub(crate) fn token_text(app: &App, token: u32) -> String {
-    String::from_utf8_lossy(&app.tokenizer.token_bytes(token).unwrap_or_default()).into_owned()
+    let bytes = app.tokenizer.token_bytes(token).unwrap_or_default();
+    String::from_utf8(bytes).unwrap_or_else(|error| {
+        let bytes = error.as_bytes().iter();
+        let escapes = bytes.map(|byte| format!("\\x{byte:02x}"));
+        format!("bytes:{}", escapes.collect::<String>())
+    })
+}
+
+/// A log-probability in JSON, which has no infinities; the OpenAI API's own smallest is -9999.
+pub(crate) fn finite(logprob: f32) -> f32 {
+    if logprob.is_finite() {
+        logprob
+    } else {
+        -9999.0
+    }
 }
 
 /// The log-probability of a token, in the form of chats.
 pub(crate) fn chat_logprob(app: &App, token: u32, logprob: f32) -> Value {
     let bytes = app.tokenizer.token_bytes(token).unwrap_or_default();
-    // JSON has no infinities; the OpenAI API's own smallest is -9999.
-    let logprob = if logprob.is_finite() {
-        logprob
-    } else {
-        -9999.0
-    };
-    json!({"token": String::from_utf8_lossy(&bytes), "logprob": logprob, "bytes": bytes})
+    json!({"token": String::from_utf8_lossy(&bytes), "logprob": finite(logprob), "bytes": bytes})
 }

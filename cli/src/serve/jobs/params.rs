@@ -1,9 +1,12 @@
 //! What the APIs have in common: how tokens are chosen, how an answer ends and is told.
 
+use crate::flags::lark_or_gbnf;
 use crate::serve::app::{App, ServedAdapter};
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
-use ruvllm::grammar::{Grammar, Syntax};
+use crate::serve::http::ignored::Ignored;
+use ruvllm::chat::tools::LoosenedTool;
+use ruvllm::grammar::{Grammar, Loosened};
 use ruvllm::kv::KvType;
 use ruvllm::lora::Adapter;
 use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, TokenMask};
@@ -32,6 +35,8 @@ pub(crate) struct Params {
     pub(crate) stream: bool,
     /// Whether a stream ends with the numbers of tokens.
     pub(crate) include_usage: bool,
+    /// Whether every part of a stream has them, as far as it has come.
+    pub(crate) continuous_usage: bool,
     pub(crate) priority: i32,
     /// Precision of its keys and values, if not the server's.
     pub(crate) kv_type: Option<KvType>,
@@ -68,14 +73,17 @@ impl Params {
             ));
         }
         let stop = stops(fields)?;
-        let include_usage = match fields.object("stream_options")? {
-            None => false,
+        let (include_usage, continuous_usage) = match fields.object("stream_options")? {
+            None => (false, false),
             Some(mut options) => {
-                let include = options.flag("include_usage")?;
+                let usage = (
+                    options.flag("include_usage")?,
+                    options.flag("continuous_usage_stats")?,
+                );
                 // Padding against eavesdroppers.
                 options.ignore(&["include_obfuscation"]);
                 options.finish()?;
-                include
+                usage
             }
         };
         let user: Option<String> = fields.take("user")?;
@@ -97,6 +105,7 @@ impl Params {
             n,
             stream: fields.flag("stream")?,
             include_usage,
+            continuous_usage,
             priority: fields.take("priority")?.unwrap_or(0),
             kv_type: kv_type(fields)?,
             adapters,
@@ -232,7 +241,6 @@ fn without_effect(fields: &mut Fields) -> Result<(), ApiError> {
     // What SGLang's router adds to every request.
     for (name, value) in [
         ("no_stop_trim", false),
-        ("continue_final_message", false),
         ("return_hidden_states", false),
         ("skip_special_tokens", true),
         ("separate_reasoning", true),
@@ -394,16 +402,48 @@ fn biases(app: &App, value: Option<Value>) -> Result<Vec<(u32, f32)>, ApiError> 
 /// What the text has to be: `response_format`, or llama.cpp's `grammar` and `json_schema`. Takes a
 /// while for large schemas.
 pub(crate) fn mask(app: &App, format: &Format) -> Result<Option<Box<dyn TokenMask>>, ApiError> {
-    let Some((name, syntax, source)) = &format.0 else {
-        return Ok(app.mask.clone());
+    let grammar = match &format.wanted {
+        None => return Ok(app.mask.clone()),
+        Some((_, Wanted::Schema { schema, is_strict })) => match is_strict {
+            true => Grammar::json_schema(&app.trie, schema),
+            false => Grammar::lenient_json_schema(&app.trie, schema),
+        },
+        Some((_, Wanted::Grammar(grammar))) => {
+            let (syntax, source) = lark_or_gbnf(grammar);
+            Grammar::new(&app.trie, syntax, source)
+        }
     };
-    let grammar =
-        Grammar::new(&app.trie, *syntax, source).map_err(|error| ApiError::field(name, error))?;
+    let name = format.wanted.as_ref().map_or("", |(name, _)| name);
+    let grammar = grammar.map_err(|error| ApiError::field(name, error))?;
+    for Loosened { keyword, path, .. } in grammar.loosened() {
+        format.ignore(&format!("{name}{path}/{keyword}"));
+    }
     Ok(Some(Box::new(grammar.matcher())))
 }
 
-/// What the text has to be, in which field it was said.
-pub(crate) struct Format(Option<(&'static str, Syntax, String)>);
+/// What the text has to be.
+pub(crate) struct Format {
+    /// In which field it was said.
+    wanted: Option<(&'static str, Wanted)>,
+    /// Where it is told what is not enforced.
+    ignored: Ignored,
+}
+
+enum Wanted {
+    /// JSON that a schema describes; what cannot be enforced is refused if it is strict.
+    Schema { schema: String, is_strict: bool },
+    /// A text of a grammar in GBNF or Lark.
+    Grammar(String),
+}
+
+impl Wanted {
+    fn schema(schema: &Value, is_strict: bool) -> Wanted {
+        Wanted::Schema {
+            schema: schema.to_string(),
+            is_strict,
+        }
+    }
+}
 
 impl Format {
     pub(crate) fn of(fields: &mut Fields) -> Result<Format, ApiError> {
@@ -412,30 +452,30 @@ impl Format {
             .take::<String>("grammar")?
             .filter(|grammar| !grammar.is_empty())
         {
-            found.push(("grammar", Syntax::Gbnf, grammar));
+            found.push(("grammar", Wanted::Grammar(grammar)));
         }
         if let Some(schema) = fields.take::<Value>("json_schema")? {
-            found.push(("json_schema", Syntax::JsonSchema, schema.to_string()));
+            found.push(("json_schema", Wanted::schema(&schema, false)));
         }
         const NAME: &str = "response_format";
         if let Some(mut format) = fields.object(NAME)? {
             let kind: String = format.need("type")?;
             let schema = match &kind[..] {
                 "text" => None,
-                "json_object" => Some(
-                    format
-                        .take::<Value>("schema")?
-                        .unwrap_or_else(|| json!({"type": "object"})),
-                ),
+                "json_object" => {
+                    let schema = format.take::<Value>("schema")?;
+                    let schema = schema.unwrap_or_else(|| json!({"type": "object"}));
+                    Some(Wanted::schema(&schema, false))
+                }
                 "json_schema" => {
                     let mut described = format
                         .object("json_schema")?
                         .ok_or_else(|| ApiError::field(NAME, "no json_schema"))?;
-                    // `strict: false` would allow other text; a schema is obeyed here in any case.
-                    described.ignore(&["name", "description", "strict"]);
+                    described.ignore(&["name", "description"]);
+                    let is_strict = described.flag("strict")?;
                     let schema = described.need::<Value>("schema")?;
                     described.finish()?;
-                    Some(schema)
+                    Some(Wanted::schema(&schema, is_strict))
                 }
                 other => {
                     return Err(ApiError::field(
@@ -445,26 +485,37 @@ impl Format {
                 }
             };
             format.finish()?;
-            found.extend(schema.map(|schema| (NAME, Syntax::JsonSchema, schema.to_string())));
+            found.extend(schema.map(|schema| (NAME, schema)));
         }
         let first = found.pop();
         match found.pop() {
-            Some((name, ..)) => Err(ApiError::field(
+            Some((name, _)) => Err(ApiError::field(
                 name,
                 "another field says what the text has to be, too",
             )),
-            None => Ok(Format(first)),
+            None => Ok(Format {
+                wanted: first,
+                ignored: fields.ignored().clone(),
+            }),
+        }
+    }
+
+    /// Names something of the request that is not enforced.
+    fn ignore(&self, name: &str) {
+        self.ignored.add(name);
+    }
+
+    /// Names what is not enforced of the parameters of tools.
+    pub(super) fn ignore_in_tools(&self, loosened: &[LoosenedTool]) {
+        for of in loosened {
+            let (index, path, keyword) = (of.index, &of.path, &of.keyword);
+            self.ignore(&format!("tools[{index}]{path}/{keyword}"));
         }
     }
 
     /// Whether it is free.
     pub(crate) fn is_text(&self) -> bool {
-        self.0.is_none()
-    }
-
-    /// Whether it is JSON that a schema describes.
-    pub(super) fn is_json(&self) -> bool {
-        matches!(self.0, Some((_, Syntax::JsonSchema, _)))
+        self.wanted.is_none()
     }
 }
 

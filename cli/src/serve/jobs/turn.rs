@@ -5,12 +5,14 @@ use crate::serve::blocking::blocking;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
 use crate::serve::ids::Caller;
-use crate::serve::jobs::answer::Answer;
+use crate::serve::jobs::answer::{Answer, Echo, Reader};
 use crate::serve::jobs::params::{ChosenAdapter, Format, Params, mask};
 use crate::serve::jobs::recorder::Recorder;
-use ruvllm::chat::tools::{Tool, ToolChoice, ToolMask, TurnParser};
+use crate::serve::observe::log::CHAT;
+use ruvllm::chat::tools::{AfterReasoning, Tool, ToolChoice, ToolMask, TurnParser};
 use ruvllm::sample::TokenMask;
 use ruvllm::scheduler::{Request, Stream};
+use ruvllm::tokenizer::{TextStream, Tokenizer};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -106,11 +108,25 @@ impl Job {
         Ok(stream)
     }
 
-    /// As many answers to each prompt as are asked for, prompt by prompt.
+    /// What an answer to `tokens` begins with, if it `echoes` them.
+    fn echo(&self, tokens: &[u32], echoes: bool) -> Result<Echo, ApiError> {
+        if !echoes {
+            return Ok(Echo::None);
+        }
+        let texts = texts_of(&self.app.tokenizer, tokens)?;
+        Ok(match self.logprobs {
+            Some(_) => Echo::Tokens(texts.into_iter()),
+            None => Echo::Text(texts.concat()),
+        })
+    }
+
+    /// As many answers to each prompt as are asked for, prompt by prompt; if they echo, each
+    /// begins with its prompt.
     pub(crate) async fn submit(
         self,
         prompts: Vec<Vec<u32>>,
         format: Format,
+        echoes: bool,
     ) -> Result<(Job, Vec<Answer>), ApiError> {
         let app = Arc::clone(&self.app);
         app.can_hold(prompts.len() * self.params.n)?;
@@ -118,6 +134,7 @@ impl Job {
         // thread would take longer to wake up.
         let is_quick = format.is_text()
             && self.params.n == 1
+            && !echoes
             && matches!(&prompts[..], [tokens] if tokens.len() <= QUICK_TOKENS)
             && app.learner(&self.caller).is_none()
             && app.audit_log.is_none();
@@ -126,11 +143,15 @@ impl Job {
             let mut answers = Vec::new();
             for tokens in &prompts {
                 for _ in 0..self.params.n {
-                    let request = self.request(tokens.clone(), answers.len(), mask.clone())?;
+                    let mut request = self.request(tokens.clone(), answers.len(), mask.clone())?;
+                    if echoes && self.logprobs.is_some() {
+                        request = request.prompt_logprobs();
+                    }
                     let stream = self.start(request, tokens)?;
                     let recorder = self.recorder(tokens, answers.len());
+                    let echo = self.echo(tokens, echoes)?;
                     answers.push(
-                        Answer::new(answers.len(), tokens.len(), stream, None, false)
+                        Answer::new(answers.len(), tokens.len(), stream, None, echo)
                             .recorded(recorder),
                     );
                 }
@@ -145,6 +166,25 @@ impl Job {
     }
 }
 
+/// The text that each token of a prompt completes; that of the start of a text is empty.
+fn texts_of(tokenizer: &Arc<Tokenizer>, tokens: &[u32]) -> Result<Vec<String>, ApiError> {
+    let mut stream = TextStream::new(tokenizer, true);
+    let mut texts = Vec::with_capacity(tokens.len());
+    for (i, &token) in tokens.iter().enumerate() {
+        texts.push(match i == 0 && tokenizer.bos() == Some(token) {
+            true => String::new(),
+            false => stream
+                .push(token)
+                .map_err(|error| ApiError::field("prompt", error))?
+                .to_owned(),
+        });
+    }
+    if let Some(last) = texts.last_mut() {
+        last.push_str(stream.finish());
+    }
+    Ok(texts)
+}
+
 /// Most tokens of a prompt that is copied on the thread that answers other connections too.
 const QUICK_TOKENS: usize = 1 << 16;
 
@@ -155,11 +195,11 @@ pub(crate) struct Turn {
     conversation: Conversation,
     tools: Vec<Tool>,
     choice: ToolChoice,
-    /// Whether the model may call tools. If not, nothing in the text is a call, whatever it looks
-    /// like.
-    may_call: bool,
-    /// Whether it ends behind the first call.
-    one_call: bool,
+    /// The tools that the model may call. If there are none, nothing in the text is a call,
+    /// whatever it looks like.
+    callable: Vec<Tool>,
+    /// It ends behind so many calls.
+    max_calls: usize,
 }
 
 impl Turn {
@@ -174,7 +214,13 @@ impl Turn {
                 return Err(ApiError::field("top_logprobs", "logprobs has to be true"));
             }
         };
-        let one_call = !fields.take("parallel_tool_calls")?.unwrap_or(true);
+        let is_parallel = fields.take("parallel_tool_calls")?.unwrap_or(true);
+        let max_calls = fields.take("max_tool_calls")?.unwrap_or(usize::MAX);
+        let max_calls = if is_parallel {
+            max_calls
+        } else {
+            max_calls.min(1)
+        };
         let choice = fields
             .take::<Value>("tool_choice")?
             .map(|choice| ToolChoice::from_json(&choice));
@@ -183,18 +229,17 @@ impl Turn {
             .map_err(|error| ApiError::field("tool_choice", error))?;
         let conversation = app.conversation(fields)?;
         let tools = conversation.tools()?;
-        let choice = choice.unwrap_or(ToolChoice::Auto);
-        let may_call = match choice {
-            ToolChoice::None => false,
-            ToolChoice::Auto => !tools.is_empty(),
-            // Refused later if there are no tools.
-            _ => true,
+        let choice = match (choice.unwrap_or(ToolChoice::Auto), max_calls) {
+            (choice, 0) if choice.is_required() => {
+                let message = "it is 0, and tool_choice requires a call";
+                return Err(ApiError::field("max_tool_calls", message));
+            }
+            (_, 0) => ToolChoice::None,
+            (choice, _) => choice,
         };
-        if may_call && !format.is_text() {
-            return Err(ApiError::wrong(
-                "an answer with tools cannot have a format or a grammar as well",
-            ));
-        }
+        let callable = choice
+            .allowed(&tools)
+            .map_err(|error| ApiError::field("tool_choice", error))?;
         let job = Job {
             app,
             caller,
@@ -207,9 +252,16 @@ impl Turn {
             conversation,
             tools,
             choice,
-            may_call,
-            one_call,
+            callable,
+            max_calls,
         })
+    }
+
+    /// Has the arguments of a tool obey a schema, which the prompt does not show.
+    pub(crate) fn narrow(&mut self, tool: &str, parameters: Value) {
+        for tool in self.tools.iter_mut().filter(|found| found.name == tool) {
+            tool.parameters = parameters.clone();
+        }
     }
 
     /// Tokens of its prompt.
@@ -238,27 +290,49 @@ impl Turn {
                 conversation,
                 tools,
                 choice,
-                may_call,
-                one_call,
+                callable,
+                max_calls,
             } = self;
             let app = &job.app;
             let prompt = conversation.render(app)?;
-            let grammar = if may_call { None } else { mask(app, &format)? };
-            let is_free = grammar.is_none();
-            let mask = match grammar {
-                None if may_call || !tools.is_empty() => {
-                    let mask = ToolMask::new(&app.trie, app.tool_format, &tools, &choice, &prompt)?;
-                    Some(Box::new(mask) as Box<dyn TokenMask>)
-                }
-                grammar => grammar,
-            };
-            // JSON that a schema describes begins at once, so that nothing of it is reasoning that
-            // the prompt began.
-            let begun = if format.is_json() { "" } else { &prompt };
-            let parser =
-                TurnParser::new(app.tool_format, if may_call { &tools } else { &[] }, begun);
-            let parser = if is_free { parser } else { parser.verbatim() };
             let tokens = app.tokenizer.encode_prompt(&prompt);
+            let may_call = !callable.is_empty();
+            // Where calls are required there is no text.
+            let text = match choice.is_required() {
+                true => None,
+                false => mask(app, &format)?,
+            };
+            let parser = TurnParser::new(app.tool_format, &callable, &prompt).eager();
+            let (trie, form) = (&app.trie, app.tool_format);
+            let (mask, parser, either) = match text {
+                Some(text) if may_call => {
+                    let mask = ToolMask::with_text(trie, form, &tools, &choice, &prompt, text)?;
+                    format.ignore_in_tools(mask.loosened());
+                    (boxed(&mask), parser.undecided(), Some(mask))
+                }
+                Some(text) => {
+                    // Half of the tokens are left for what the grammar describes.
+                    let room = app.n_ctx.saturating_sub(tokens.len());
+                    let most = job.params.max_tokens.unwrap_or(room).min(room) / 2;
+                    let mask = AfterReasoning::wrap(text, trie, form, &prompt, most);
+                    (Some(mask), parser.verbatim(), None)
+                }
+                None if tools.is_empty() => (None, parser, None),
+                None => {
+                    let mask = ToolMask::new(trie, form, &tools, &choice, &prompt)?;
+                    format.ignore_in_tools(mask.loosened());
+                    let parser = match choice.is_required() {
+                        true => parser.calls(),
+                        false => parser,
+                    };
+                    (boxed(&mask), parser, None)
+                }
+            };
+            let parser = match conversation.continue_final_message {
+                true => parser.within_text(),
+                false => parser,
+            };
+            let reader = Reader::new(parser, either, max_calls);
             let mut answers = Vec::new();
             for i in 0..job.params.n {
                 // What tells text from calls may be special tokens.
@@ -266,13 +340,18 @@ impl Turn {
                     job.request(tokens.clone(), i, mask.clone())?.special(),
                     &tokens,
                 )?;
-                let answer = Answer::new(i, tokens.len(), stream, Some(parser.clone()), one_call);
+                let reader = Some(reader.clone());
+                let answer = Answer::new(i, tokens.len(), stream, reader, Echo::None);
                 answers.push(answer.recorded(job.recorder(&tokens, i)));
             }
             Ok((job, answers))
         })
         .await
     }
+}
+
+fn boxed(mask: &ToolMask) -> Option<Box<dyn TokenMask>> {
+    Some(Box::new(mask.clone()))
 }
 
 pub(crate) fn top_logprobs(name: &str, n: Option<usize>) -> Result<Option<usize>, ApiError> {
@@ -291,6 +370,8 @@ pub(crate) struct Conversation {
     tools: Option<Value>,
     kwargs: Map<String, Value>,
     add_generation_prompt: bool,
+    /// Whether the last message goes on.
+    continue_final_message: bool,
 }
 
 impl App {
@@ -308,16 +389,52 @@ impl App {
                 .take::<Map<String, Value>>("chat_template_kwargs")?
                 .unwrap_or_default(),
         );
+        let continue_final_message = fields.flag("continue_final_message")?;
+        let add_generation_prompt = fields
+            .take("add_generation_prompt")?
+            .unwrap_or(!continue_final_message);
+        if continue_final_message && add_generation_prompt {
+            return Err(ApiError::field(
+                "continue_final_message",
+                "a message that goes on and add_generation_prompt, which begins another, exclude each other",
+            ));
+        }
+        let mut messages = messages
+            .into_iter()
+            .enumerate()
+            .map(|(i, message)| message_for_template(i, message, self.knows_developer))
+            .collect::<Result<Vec<_>, _>>()?;
+        if continue_final_message {
+            mark_end(&mut messages)?;
+        }
         Ok(Conversation {
-            messages: messages
-                .into_iter()
-                .enumerate()
-                .map(|(i, message)| message_for_template(i, message, self.knows_developer))
-                .collect::<Result<_, _>>()?,
+            messages,
             tools: fields.take("tools")?,
             kwargs,
-            add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
+            add_generation_prompt,
+            continue_final_message,
         })
+    }
+}
+
+/// Stands where a message goes on, in a prompt that is cut there: a template may put anything
+/// behind the message.
+const GOES_ON: &str = "\u{e000}goes on here\u{e001}";
+
+/// Marks the end of the last message, which has to be text of the assistant.
+fn mark_end(messages: &mut [Value]) -> Result<(), ApiError> {
+    let last = messages
+        .last_mut()
+        .filter(|last| last["role"] == "assistant" && last["tool_calls"].is_null());
+    match last.map(|last| &mut last["content"]) {
+        Some(Value::String(content)) => {
+            content.push_str(GOES_ON);
+            Ok(())
+        }
+        _ => Err(ApiError::field(
+            "continue_final_message",
+            "the last message is not text of the assistant",
+        )),
     }
 }
 
@@ -329,7 +446,7 @@ impl Conversation {
             .unwrap_or_default())
     }
 
-    /// The prompt; at most ten seconds.
+    /// The prompt; at most ten seconds. What had to be changed of the conversation is logged.
     pub(crate) fn render(&self, app: &App) -> Result<String, ApiError> {
         let inputs = ruvllm::chat::ChatInputs {
             messages: self.messages.clone().into(),
@@ -343,11 +460,23 @@ impl Conversation {
             eos_token: app.eos.clone(),
             ..ruvllm::chat::ChatInputs::new(&[])
         };
-        Ok(app.template.render(&inputs).map_err(ruvllm::Error::from)?)
+        let rendered = app.template.render(&inputs)?;
+        for adjustment in rendered.adjusted {
+            tracing::warn!(target: CHAT, "the conversation was changed: {adjustment}");
+        }
+        let mut prompt = rendered.text;
+        if self.continue_final_message {
+            let end = prompt.rfind(GOES_ON).ok_or_else(|| {
+                let message = "the template does not show the last message";
+                ApiError::field("continue_final_message", message)
+            })?;
+            prompt.truncate(end);
+        }
+        Ok(prompt)
     }
 }
 
-/// A message as templates expect it: text that came in parts in one, arguments of calls as objects.
+/// A message as templates expect it: text that came in parts in one.
 fn message_for_template(
     i: usize,
     mut message: Value,
@@ -357,6 +486,7 @@ fn message_for_template(
     let Some(fields) = message.as_object_mut() else {
         return Err(wrong("expected an object"));
     };
+    legacy_call(i, fields);
     match fields.get("role").and_then(Value::as_str) {
         None => return Err(wrong("it has no role")),
         // OpenAI's newer name of it.
@@ -375,9 +505,10 @@ fn message_for_template(
                 Some("refusal") => part["refusal"]
                     .as_str()
                     .ok_or_else(|| wrong("a part has no refusal")),
-                other => Err(wrong(&format!(
-                    "parts of the type {other:?} are not supported, only text"
+                Some(kind) => Err(wrong(&format!(
+                    "the model reads text alone, and a part of the message is of the type {kind}"
                 ))),
+                None => Err(wrong("a part has no type")),
             });
             let text = texts.collect::<Result<Vec<_>, _>>()?.concat();
             fields.insert("content".into(), text.into());
@@ -385,22 +516,24 @@ fn message_for_template(
         None | Some(Value::Null) => drop(fields.insert("content".into(), "".into())),
         Some(_) => return Err(wrong("its content is neither text nor parts")),
     }
-    for call in fields
-        .get_mut("tool_calls")
-        .and_then(Value::as_array_mut)
-        .into_iter()
-        .flatten()
-    {
-        let arguments = call
-            .get_mut("function")
-            .and_then(|function| function.get_mut("arguments"));
-        if let Some(arguments) = arguments
-            && let Some(object) = arguments
-                .as_str()
-                .and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
-        {
-            *arguments = object.into();
-        }
-    }
     Ok(message)
+}
+
+/// Puts a call and a result of the API's first form into the words of tools: a message had one call
+/// at most, so that its place names it.
+fn legacy_call(i: usize, message: &mut Map<String, Value>) {
+    if message.get("role").is_some_and(|role| role == "function") {
+        message.insert("role".into(), "tool".into());
+        message.insert(
+            "tool_call_id".into(),
+            format!("call_{}", i.max(1) - 1).into(),
+        );
+    }
+    if let Some(call) = message
+        .shift_remove("function_call")
+        .filter(|call| !call.is_null())
+    {
+        let call = json!({"id": format!("call_{i}"), "type": "function", "function": call});
+        message.insert("tool_calls".into(), json!([call]));
+    }
 }

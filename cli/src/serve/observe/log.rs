@@ -18,6 +18,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 pub(crate) const HTTP: &str = "http";
 /// What the scheduler does.
 pub(crate) const SCHEDULE: &str = "schedule";
+/// What becomes of conversations.
+pub(crate) const CHAT: &str = "chat";
 /// Start and end of the server.
 const SERVER: &str = "server";
 

@@ -37,6 +37,8 @@ async function listModels() {
     const { data } = await (await ask("v1/models")).json();
     const chosen = model.value;
     model.replaceChildren(...data.map(({ id }) => new Option(id, id, false, id === chosen)));
+    const { is_base_model } = await (await ask("props")).json();
+    element("base").hidden = !is_base_model;
     error.hidden = true;
     status.textContent = "Ready.";
   } catch (wrong) {

@@ -1,0 +1,276 @@
+//! Calls in tags: a name, then each argument between marks. A format of this kind is a table.
+
+use crate::chat::ChatError;
+use crate::chat::tools::{
+    Format, Marks, Opening, Scan, Tool, ToolCall, call, lark_text, values, written,
+};
+use serde_json::{Map, Value, json};
+use std::cmp::Reverse;
+
+/// Kind of the texts that are read, but never asked for, between `<![CDATA[` and `]]>`.
+pub(super) const CDATA: &str = "cdata";
+
+/// A format whose calls are written in tags.
+pub(super) trait Tagged {
+    const TAGS: Tags;
+}
+
+/// The marks of a format. White space at their ends may be missing in a text.
+pub(super) struct Tags {
+    pub(super) name: &'static str,
+    /// As [`Format::marks`].
+    pub(super) marks: &'static [&'static str],
+    pub(super) reasoning: (&'static str, &'static str),
+    pub(super) hidden: &'static [&'static str],
+    /// Around all calls; `open` is empty if each call stands alone.
+    pub(super) open: &'static str,
+    pub(super) close: &'static str,
+    /// Before a call's name, between name and arguments, and behind these.
+    pub(super) call: [&'static str; 3],
+    /// Lark grammar of what may differ from call to call behind a name; what is read ends there.
+    pub(super) attributes: &'static str,
+    /// Before an argument's name, and behind its value.
+    pub(super) argument: [&'static str; 2],
+    /// What stands between an argument's name and its value, and the type of JSON that it means: the
+    /// first that fits is written. `""` leaves it to the tool's parameters.
+    pub(super) values: &'static [(&'static str, &'static str)],
+    /// Parts of marks that are special tokens, in vocabularies that have them.
+    pub(super) special: &'static [&'static str],
+}
+
+impl Tags {
+    /// What most formats have in common.
+    pub(super) const COMMON: Tags = Tags {
+        name: "",
+        marks: &[],
+        reasoning: ("<think>", "</think>"),
+        hidden: &[],
+        open: "",
+        close: "",
+        call: ["", "", ""],
+        attributes: "",
+        argument: ["", ""],
+        values: &[],
+        special: &[],
+    };
+}
+
+/// The format that a table describes.
+pub(super) const fn format<T: Tagged>() -> Format {
+    Format {
+        name: T::TAGS.name,
+        marks: T::TAGS.marks,
+        reasoning: T::TAGS.reasoning,
+        hidden: T::TAGS.hidden,
+        openings: const {
+            &[Opening {
+                text: if T::TAGS.open.is_empty() {
+                    T::TAGS.call[0]
+                } else {
+                    T::TAGS.open
+                },
+                at_start: false,
+                keep: T::TAGS.open.is_empty(),
+            }]
+        },
+        close: if T::TAGS.open.is_empty() {
+            T::TAGS.call[2]
+        } else {
+            T::TAGS.close
+        },
+        scan: |text| scan(&T::TAGS, text),
+        read: |block, tools| read(&T::TAGS, block, tools),
+        written: written::at_the_end,
+        grammar: |tools, marks| grammar(&T::TAGS, tools, marks),
+    }
+}
+
+fn scan(tags: &Tags, text: &str) -> Scan {
+    let close = if tags.open.is_empty() {
+        tags.call[2]
+    } else {
+        tags.close
+    };
+    call::scan_until(text, close.trim())
+}
+
+fn read(tags: &Tags, block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
+    let mut rest = block.trim();
+    if !tags.open.is_empty() {
+        rest = rest.strip_suffix(tags.close.trim())?;
+    }
+    let mut calls = Vec::new();
+    while !rest.trim().is_empty() {
+        let (call, behind) = read_call(tags, rest, tools)?;
+        calls.push(call);
+        rest = behind;
+    }
+    (!calls.is_empty()).then_some(calls)
+}
+
+fn read_call<'a>(tags: &Tags, text: &'a str, tools: &[Tool]) -> Option<(ToolCall, &'a str)> {
+    let [open, named, close] = tags.call.map(str::trim);
+    let rest = text.trim_start().strip_prefix(open)?;
+    let ends = [named, tags.argument[0].trim(), close].into_iter();
+    let end = ends
+        .filter(|end| !end.is_empty())
+        .filter_map(|end| rest.find(end))
+        .min()?;
+    let (name, rest) = rest.split_at(end);
+    let name = name.trim();
+    let name = if tags.attributes.is_empty() {
+        name
+    } else {
+        name.split('"').next()?
+    };
+    let mut rest = rest.strip_prefix(named).unwrap_or(rest);
+    let mut arguments = Map::new();
+    loop {
+        rest = rest.trim_start();
+        if let Some(behind) = rest.strip_prefix(close) {
+            let call = ToolCall {
+                name: name.to_owned(),
+                arguments,
+                id: None,
+            };
+            return (!name.is_empty()).then_some((call, behind));
+        }
+        let argument = rest.strip_prefix(tags.argument[0].trim())?;
+        let found = |(mark, kind): &(&'static str, &'static str)| {
+            argument.find(mark.trim()).map(|at| (at, *mark, *kind))
+        };
+        let found = tags.values.iter().filter_map(found);
+        // The first; of several at one place the longest.
+        let (at, mark, kind) = found.min_by_key(|(at, mark, _)| (*at, Reverse(mark.len())))?;
+        let (key, value) = (argument[..at].trim(), &argument[at + mark.trim().len()..]);
+        let close = tags.argument[1].trim();
+        let (value, behind) = match kind {
+            CDATA => value.split_once(&format!("]]>{close}"))?,
+            _ => value.split_once(close)?,
+        };
+        let value = if mark.ends_with('\n') {
+            without_line_ends(value)
+        } else {
+            value
+        };
+        let value = match kind {
+            "" => call::value_of(tools, name, key, value),
+            "string" | CDATA => value.into(),
+            _ => serde_json::from_str(value.trim()).unwrap_or_else(|_| value.into()),
+        };
+        arguments.insert(key.to_owned(), value);
+        rest = behind;
+    }
+}
+
+/// A text without one line end on each side.
+fn without_line_ends(text: &str) -> &str {
+    let text = text.strip_prefix('\n').unwrap_or(text);
+    text.strip_suffix('\n').unwrap_or(text)
+}
+
+fn grammar(tags: &Tags, tools: &[Tool], marks: &Marks<'_>) -> Result<String, ChatError> {
+    let mark = |text: &str| marked(tags.special, text, marks);
+    let [open, named, close] = tags.call;
+    let mut rules = String::new();
+    let mut calls = Vec::new();
+    for (i, tool) in tools.iter().enumerate() {
+        let head = mark(&format!("{open}{}", tool.name));
+        let mut body = format!("{head} {} {}", tags.attributes, mark(named));
+        let parameters = tool.parameters.get("properties").and_then(Value::as_object);
+        for (k, (name, schema)) in parameters.into_iter().flatten().enumerate() {
+            let required = tool.parameters.get("required").and_then(Value::as_array);
+            let is_required = required.is_some_and(|names| names.iter().any(|n| n == name));
+            let optional = if is_required { "" } else { "?" };
+            body += &format!(" argument{i}_{k}{optional}");
+            let opening =
+                |(between, _): &(&str, &str)| mark(&format!("{}{name}{between}", tags.argument[0]));
+            let end = mark(tags.argument[1]);
+            let texts = schema.get("enum").and_then(Value::as_array).map(|values| {
+                let texts = values.iter().filter_map(Value::as_str).map(lark_text);
+                texts.collect::<Vec<_>>().join(" | ")
+            });
+            let kinds = tags.values.iter().filter(|(_, kind)| fits(schema, kind));
+            let alternatives: Vec<String> = kinds
+                .map(|of| {
+                    let opening = opening(of);
+                    match texts.as_deref().filter(|texts| !texts.is_empty()) {
+                        _ if !values::is_text(schema) => format!("{opening} json{i}_{k} {end}"),
+                        Some(texts) => format!("{opening} ({texts}) {end}"),
+                        None => format!("{opening} text{i}_{k}"),
+                    }
+                })
+                .collect();
+            rules += &format!("argument{i}_{k}: {}\n", alternatives.join(" | "));
+            if values::is_text(schema) {
+                rules += &text_rule(&format!("text{i}_{k}"), tags.argument[1], &end);
+            } else {
+                rules += &format!("json{i}_{k}: %json {}\n", alone(schema));
+            }
+        }
+        rules += &format!("call{i}: {body} {}\n", mark(close));
+        calls.push(format!("call{i}"));
+    }
+    let calls = calls.join(" | ");
+    Ok(if tags.open.is_empty() {
+        format!("start: {calls}\n{rules}")
+    } else {
+        format!("start: call+ {}\ncall: {calls}\n{rules}", mark(tags.close))
+    })
+}
+
+/// Whether a parameter can have a value of this type.
+fn fits(schema: &Value, kind: &str) -> bool {
+    let types = match schema.get("type") {
+        Some(Value::String(kind)) => vec![&kind[..]],
+        Some(Value::Array(kinds)) => kinds.iter().filter_map(Value::as_str).collect(),
+        _ => return kind != "string" && kind != CDATA,
+    };
+    types.iter().any(|of| match *of {
+        "integer" => matches!(kind, "number" | "json" | ""),
+        "string" => matches!(kind, "string" | ""),
+        of => kind == of || matches!(kind, "json" | ""),
+    })
+}
+
+/// The schema of a parameter without what refers to others.
+fn alone(schema: &Value) -> Value {
+    let refers = schema.to_string().contains("\"$ref\"");
+    match schema.get("type").filter(|_| refers) {
+        Some(kind) => json!({"type": kind}),
+        None if refers => json!({}),
+        None => schema.clone(),
+    }
+}
+
+/// A rule for a text up to and with `close`, which `end` matches.
+fn text_rule(name: &str, close: &str, end: &str) -> String {
+    // Text without special tokens ends where one comes.
+    if end.starts_with("<[") {
+        return format!("{name}: /(?s:.*)/ {end}\n");
+    }
+    format!("{name}[suffix={}]: /(?s:.*)/\n", lark_text(close))
+}
+
+/// A mark in a grammar, its special tokens as such.
+pub(super) fn marked(special: &[&str], text: &str, marks: &Marks<'_>) -> String {
+    let mut parts = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let found = special
+            .iter()
+            .filter_map(|token| rest.find(token).map(|at| (at, *token)));
+        let (at, token) = found.min().unwrap_or((rest.len(), ""));
+        if at > 0 {
+            parts.push(lark_text(&rest[..at]));
+        }
+        if !token.is_empty() {
+            parts.push(marks.lark(token));
+        }
+        rest = &rest[at + token.len()..];
+    }
+    match &parts[..] {
+        [] => "\"\"".to_owned(),
+        _ => parts.join(" "),
+    }
+}
