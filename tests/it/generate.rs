@@ -525,7 +525,7 @@ mod forced {
 }
 
 /// A mask that allows all tokens of a text but its last, and then has reached its limits.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Tired {
     left: usize,
     words: Vec<u32>,
