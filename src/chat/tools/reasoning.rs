@@ -125,6 +125,7 @@ impl AfterReasoning {
                 };
                 (tail.split_off(at + close.len()), 0)
             }
+            Phase::Between { .. } if text.is_empty() && !shared.trie.is_eog(token) => return None,
             Phase::Between { n_white } => (text.to_vec(), *n_white),
             Phase::Text { .. } => return None,
         };
