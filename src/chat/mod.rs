@@ -13,7 +13,7 @@
 //! its inputs: no files, no other templates, no attributes of host objects (as in the published
 //! attack CVE-2024-34359). Its length, steps, recursion and output are limited, and so is each value
 //! that an operator, filter, method or printed text makes, and the sum of all of them in one
-//! rendering (1 GiB); parsing and rendering end with an error after ten seconds
+//! rendering (1 GiB, [`ChatTemplate::set_max_memory`]); parsing and rendering end with an error after ten seconds
 //! ([`ChatTemplate::set_max_time`]), or when they are cancelled.
 //!
 //! **Not limited**:
@@ -109,6 +109,8 @@ const MAX_STEPS: u64 = 2_000_000;
 const MAX_TIME: Duration = Duration::from_secs(10);
 /// Interval at which cancellation is checked.
 const LOOK: Duration = Duration::from_millis(20);
+/// Most bytes that one rendering makes, unless another limit is set.
+const MAX_MEMORY: usize = 1 << 30;
 /// Longest rendering, in bytes.
 const MAX_OUTPUT: usize = 64 << 20;
 /// Deepest recursion of macros and loops.
@@ -196,6 +198,7 @@ impl ChatInputs {
 pub struct ChatTemplate {
     env: Environment<'static>,
     max_time: Duration,
+    max_memory: usize,
     source: Arc<str>,
 }
 
@@ -249,6 +252,7 @@ impl ChatTemplate {
         Ok(Self {
             env,
             max_time: MAX_TIME,
+            max_memory: MAX_MEMORY,
             source: given,
         })
     }
@@ -256,6 +260,11 @@ impl ChatTemplate {
     /// Sets the longest time that a rendering may take, ten seconds before.
     pub fn set_max_time(&mut self, max_time: Duration) {
         self.max_time = max_time;
+    }
+
+    /// Sets the most bytes of all values together that a rendering may make, 1 GiB before.
+    pub fn set_max_memory(&mut self, max_memory: usize) {
+        self.max_memory = max_memory;
     }
 
     /// Renders a conversation as it is.
@@ -331,7 +340,9 @@ impl ChatTemplate {
         variables.insert("eos_token".into(), inputs.eos_token.clone().into());
         variables.extend(inputs.kwargs.clone());
 
+        let max_memory = self.max_memory;
         on_own_thread(max_time, cancelled, move || {
+            python::begin(max_memory);
             let mut out = Bounded {
                 bytes: Vec::new(),
                 exceeded: false,
@@ -409,9 +420,9 @@ fn explain(error: &minijinja::Error) -> ChatError {
         if let Some(raised) = e.downcast_ref::<python::Raised>() {
             return ChatError::Raised(raised.0.to_string());
         }
-        if e.downcast_ref::<python::TooMuch>().is_some() {
+        if let Some(python::TooMuch(limit)) = e.downcast_ref() {
             return ChatError::OutOfMemory {
-                limit: python::MAX_TOTAL as u64,
+                limit: *limit as u64,
             };
         }
         if e.downcast_ref::<minijinja::Error>()

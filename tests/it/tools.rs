@@ -887,7 +887,7 @@ pub(crate) mod grammar {
         for answer in [
             "Hm. yes? no?</think>yes",
             "</think>\n\nno",
-            "a < b</think> yes",
+            "a < b</think>\nyes",
         ] {
             let mut after = mask("Hi<think>\n", 100);
             assert!(!after.allows(end).unwrap());

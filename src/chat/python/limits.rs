@@ -10,14 +10,20 @@ const MAX_DEPTH: usize = 200;
 pub(super) const MAX_STRING: usize = 64 << 20;
 /// Most lists that `batch` and `slice` make, or items in one of them.
 const MAX_ITEMS: usize = 1 << 16;
-/// Most bytes of all values that one rendering makes.
-pub(in crate::chat) const MAX_TOTAL: usize = 1 << 30;
 /// Bytes of a value in a list.
 const ITEM: usize = 32;
 
 thread_local! {
     /// Bytes made by the rendering on this thread; each has a thread of its own.
     static MADE: Cell<usize> = const { Cell::new(0) };
+    /// Most bytes that it may make.
+    static LIMIT: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// Begins the count of a rendering on this thread, which may make so many bytes.
+pub(in crate::chat) fn begin(limit: usize) {
+    MADE.set(0);
+    LIMIT.set(limit);
 }
 
 /// The message of `raise_exception`, carried through the engine.
@@ -32,13 +38,13 @@ impl std::fmt::Display for Raised {
 
 impl std::error::Error for Raised {}
 
-/// What is made is more than [`MAX_TOTAL`].
+/// What is made is more than this limit.
 #[derive(Debug)]
-pub(in crate::chat) struct TooMuch;
+pub(in crate::chat) struct TooMuch(pub(in crate::chat) usize);
 
 impl std::fmt::Display for TooMuch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "more than {MAX_TOTAL} bytes")
+        write!(f, "more than {} bytes", self.0)
     }
 }
 
@@ -52,8 +58,9 @@ pub(super) fn error(message: impl Into<String>) -> Error {
 pub(super) fn charge(n: usize) -> Result<(), Error> {
     let made = MADE.get().saturating_add(n);
     MADE.set(made);
-    if made > MAX_TOTAL {
-        return Err(error("too much memory").with_source(TooMuch));
+    let limit = LIMIT.get();
+    if made > limit {
+        return Err(error("too much memory").with_source(TooMuch(limit)));
     }
     Ok(())
 }

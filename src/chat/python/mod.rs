@@ -21,7 +21,7 @@ use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
 use std::borrow::Cow;
 
-pub(super) use limits::{MAX_TOTAL, Raised, TooMuch};
+pub(super) use limits::{Raised, TooMuch, begin};
 pub(super) use values::from_json;
 
 /// Makes an environment behave like Jinja2's.

@@ -191,6 +191,7 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
             .map(|i| i as usize)
     };
     if let Some(text) = value.as_str() {
+        charge(text.len().saturating_mul(size_of::<char>()))?;
         let chars: Vec<char> = text.chars().collect();
         let text: String = picked(chars.len()).map(|i| chars[i]).collect();
         return charged(text.into());

@@ -67,9 +67,11 @@ fn scan(text: &str, close: &str) -> Scan {
     loop {
         match call::json_len(&text[len..]) {
             Ok(Some(more)) => len += more,
-            Ok(None) if len == 0 => return Scan::More,
             Err(()) if len == 0 => return Scan::Nothing,
-            _ => return call::scan_close(text, len, close),
+            Err(()) => return call::scan_close(text, len, close),
+            // Another value has begun, or there is none yet.
+            Ok(None) if len == 0 || !text[len..].trim().is_empty() => return Scan::More,
+            Ok(None) => return call::scan_close(text, len, close),
         }
         // Without a mark at the end there is one value.
         if close.is_empty() {
@@ -90,7 +92,9 @@ fn read(list: &List, block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
             None => return None,
         }
     }
-    (!calls.is_empty()).then_some(calls)
+    // At the end of a text the mark may be incomplete.
+    let is_whole = list.close.starts_with(rest.trim());
+    (is_whole && !calls.is_empty()).then_some(calls)
 }
 
 /// Calls written as `{"name": {…arguments}}`.

@@ -125,6 +125,7 @@ impl AfterReasoning {
                 };
                 (tail.split_off(at + close.len()), 0)
             }
+            Phase::Between { .. } if text.is_empty() && !shared.trie.is_eog(token) => return None,
             Phase::Between { n_white } => (text.to_vec(), *n_white),
             Phase::Text { .. } => return None,
         };
@@ -133,9 +134,11 @@ impl AfterReasoning {
             let n_white = n_white + more;
             return (n_white <= MAX_WHITE).then_some((Phase::Between { n_white }, Vec::new()));
         }
-        let tokens = match more {
+        let tokens = match (&self.phase, more) {
             // The token itself, which may be special.
-            0 if matches!(self.phase, Phase::Between { .. }) => vec![token],
+            (Phase::Between { .. }, 0) => vec![token],
+            // White space is a token by itself, so that few tokens have to be tried for a mask.
+            (Phase::Between { .. }, _) => return None,
             _ => shared.trie.cut(&text[more..]),
         };
         Some((Phase::Text { n_tokens: 0 }, tokens))
