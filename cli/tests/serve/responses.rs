@@ -262,7 +262,7 @@ fn tools_of_a_namespace() {
             )
         );
     }
-    let mut other = body.clone();
+    let mut other = body;
     other["tool_choice"] = json!({"type": "function", "name": "f"});
     let call = server.ask(PATH, &other)["output"]
         .as_array()
@@ -324,12 +324,12 @@ fn items_of_every_kind() {
         (
             json!({"type": "local_shell_call", "id": "c", "call_id": "c", "status": "completed", "action": action}),
             "local_shell_call_output",
-            chat("local_shell", action.clone()),
+            chat("local_shell", action),
         ),
         (
             json!({"type": "apply_patch_call", "call_id": "c", "status": "completed", "operation": operation}),
             "apply_patch_call_output",
-            chat("apply_patch", operation.clone()),
+            chat("apply_patch", operation),
         ),
     ] {
         let output = json!({"type": output, "call_id": "c", "id": "o", "output": "done"});
