@@ -140,7 +140,7 @@ impl Truncation {
                         "text {i} has {n} tokens, and the model takes at most {limit}; \
                          \"truncate\": true leaves out what is too much"
                     );
-                    return Err(ApiError::field(name, message).too_long());
+                    return Err(ApiError::field(name, message).with_code("context_length_exceeded"));
                 }
             };
             let n_cut = n.saturating_sub(n_kept);

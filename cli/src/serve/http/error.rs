@@ -53,10 +53,10 @@ impl ApiError {
         }
     }
 
-    /// The same, of a text with more tokens than the model takes.
-    pub(crate) fn too_long(self) -> ApiError {
+    /// The same, with a code by which programs know it.
+    pub(crate) fn with_code(self, code: &'static str) -> ApiError {
         ApiError {
-            code: Some("context_length_exceeded"),
+            code: Some(code),
             ..self
         }
     }
