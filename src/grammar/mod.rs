@@ -489,9 +489,8 @@ fn in_time<T: Send + 'static>(
 }
 
 /// How a JSON Schema is enforced where a grammar cannot do all that it says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Strictness {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Strictness {
     /// A keyword that cannot be enforced is an error.
     Strict,
     /// A keyword that cannot be enforced is left out and [named](Grammar::loosened), so that the

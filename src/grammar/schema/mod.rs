@@ -40,6 +40,7 @@ pub(super) fn parse(source: &str) -> Result<Value, GrammarError> {
 /// A schema that can be enforced.
 pub(super) struct Enforced<T> {
     /// Its normal form.
+    #[cfg_attr(not(feature = "chat"), expect(dead_code))]
     pub(super) normal: Value,
     /// What the normal form lacks.
     pub(super) loosened: Vec<Loosened>,
