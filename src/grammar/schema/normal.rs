@@ -610,7 +610,7 @@ impl<'a> Pass<'a> {
 
     /// Closes the objects of a schema after its listed properties, those that its applicators list
     /// included, unless one of these says something of other properties.
-    fn close(&mut self, visit: &mut Visit<'a>) {
+    fn close(&self, visit: &mut Visit<'a>) {
         if visit.closes_inside || visit.is_opened {
             return;
         }
