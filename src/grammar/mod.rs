@@ -462,8 +462,8 @@ impl Source {
     }
 }
 
-/// The result of `work` on a thread with a stack for compilers, which is left behind if it takes too
-/// long.
+/// The result of `work` on a thread with a stack for compilers, which is left behind if it takes
+/// too long.
 fn in_time<T: Send + 'static>(
     syntax: Syntax,
     work: impl FnOnce() -> Result<T, GrammarError> + Send + 'static,

@@ -298,8 +298,8 @@ fn tagged_value(
     Ok(rules)
 }
 
-/// The value of parameter `name` of function `function`, written as `text` without quotes: JSON of a
-/// type that the parameter has, or else a string.
+/// The value of parameter `name` of function `function`, written as `text` without quotes: JSON of
+/// a type that the parameter has, or else a string.
 pub(super) fn value_of(tools: &[Tool], function: &str, name: &str, text: &str) -> Value {
     let tool = tools.iter().find(|tool| tool.name == function);
     let root = tool.map(|tool| &tool.parameters);

@@ -52,7 +52,8 @@ pub(super) struct Enforced<T> {
 /// all but its type, are left out if there is no other way.
 ///
 /// # Errors
-/// Those of `build` if they are not of the schema; strictly, the first part that cannot be enforced.
+/// Those of `build` if they are not of the schema; strictly, the first part that cannot be
+/// enforced.
 pub(super) fn enforce<T>(
     value: &Value,
     strictness: Strictness,

@@ -1,9 +1,9 @@
 //! The normal form of a schema: draft 2020-12, references into `$defs`, and only keywords that can
 //! be enforced.
 //!
-//! One pass over the schema visits every keyword. It is kept, describes and is dropped, or cannot be
-//! enforced: then it is dropped, so that the result accepts all values that the schema accepts, and
-//! named.
+//! One pass over the schema visits every keyword. It is kept, describes and is dropped, or cannot
+//! be enforced: then it is dropped, so that the result accepts all values that the schema accepts,
+//! and named.
 
 use crate::grammar::GrammarError;
 use crate::grammar::error::Loosened;
