@@ -1,5 +1,5 @@
-//! The end of long numbers: nothing in a schema bounds the digits of a number, and small models repeat
-//! them.
+//! The end of long numbers: nothing in a schema bounds the digits of a number, and small models
+//! repeat them.
 //!
 //! Where a number has enough digits and may end, masks allow no more.
 

@@ -462,8 +462,8 @@ impl Source {
     }
 }
 
-/// The result of `work` on a thread with a stack for compilers, which is left behind if it takes too
-/// long.
+/// The result of `work` on a thread with a stack for compilers, which is left behind if it takes
+/// too long.
 fn in_time<T: Send + 'static>(
     syntax: Syntax,
     work: impl FnOnce() -> Result<T, GrammarError> + Send + 'static,
@@ -489,9 +489,8 @@ fn in_time<T: Send + 'static>(
 }
 
 /// How a JSON Schema is enforced where a grammar cannot do all that it says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Strictness {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Strictness {
     /// A keyword that cannot be enforced is an error.
     Strict,
     /// A keyword that cannot be enforced is left out and [named](Grammar::loosened), so that the

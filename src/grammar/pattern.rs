@@ -49,8 +49,9 @@ pub(super) fn from_ecma(pattern: &str) -> Result<String, String> {
 }
 
 /// Converts a translated pattern, which may match anywhere, to one of the whole text: alternatives
-/// without `^` or `$` may begin or end with anything. `None` if there are such assertions elsewhere.
-#[cfg_attr(not(feature = "chat"), expect(dead_code))]
+/// without `^` or `$` may begin or end with anything. `None` if there are such assertions
+/// elsewhere.
+#[cfg(any(feature = "chat", test))]
 pub(super) fn of_whole_text(pattern: &str) -> Option<String> {
     let (mut groups, mut classes, mut begin) = (0, 0, 0);
     let mut alternatives = Vec::new();

@@ -37,8 +37,8 @@ pub(crate) fn normal_forms(
     })
 }
 
-/// Regular expression, in Lark, of the texts in which a pattern of JSON Schema matches; `None` if it
-/// cannot be written so.
+/// Regular expression, in Lark, of the texts in which a pattern of JSON Schema matches; `None` if
+/// it cannot be written so.
 pub(crate) fn pattern(pattern: &str) -> Option<String> {
     let regex = of_whole_text(&from_ecma(pattern).ok()?)?;
     Some(llguidance::regex_to_lark(&regex, ""))

@@ -95,6 +95,11 @@ fn values_in_a_syntax_of_their_own() {
             vec![json!("abcd"), json!(17_000)],
         ),
         (
+            json!({"type": "array", "items": {"type": "integer"}, "maxItems": 1}),
+            vec![json!([]), json!([1])],
+            vec![json!([1, 2])],
+        ),
+        (
             json!({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2}),
             vec![json!([1]), json!([1, 2])],
             vec![json!([]), json!([1, 2, 3]), json!(["a"])],

@@ -182,8 +182,8 @@ impl ToolMask {
     /// A mask for the answer to `prompt`, the rendered template.
     ///
     /// # Errors
-    /// [`ChatError::Tool`] for parameters of a strict tool that cannot be enforced, a named tool that
-    /// does not exist, no tools although a call is required, or more than 256;
+    /// [`ChatError::Tool`] for parameters of a strict tool that cannot be enforced, a named tool
+    /// that does not exist, no tools although a call is required, or more than 256;
     /// [`GrammarError`](crate::grammar::GrammarError) for a grammar beyond the limits of compiling.
     pub fn new(
         trie: &TokenTrie,

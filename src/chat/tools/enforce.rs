@@ -15,12 +15,12 @@ pub(super) struct Calls {
 }
 
 /// The grammar of calls of `tools` in this format, with as much of the parameters of tools that are
-/// not strict as can be enforced: parts that cannot be compiled are left out; if that does not help,
-/// all of them.
+/// not strict as can be enforced: parts that cannot be compiled are left out; if that does not
+/// help, all of them.
 ///
 /// # Errors
-/// [`ChatError::Tool`] for parameters of a strict tool that cannot be enforced; [`GrammarError`] for a
-/// grammar beyond the limits of compiling.
+/// [`ChatError::Tool`] for parameters of a strict tool that cannot be enforced; [`GrammarError`]
+/// for a grammar beyond the limits of compiling.
 pub(super) fn grammar_of_calls(
     trie: &TokenTrie,
     format: &Format,

@@ -214,12 +214,15 @@ impl<'a> Rules<'a> {
             let item = self.rule(&item);
             let count = |key| schema.get(key).and_then(Value::as_u64);
             let (least, most) = (count("minItems").unwrap_or(0), count("maxItems"));
-            let more = match most {
+            let items = match most {
                 Some(0) => return Ok("\"[]\"".to_owned()),
-                Some(most) => format!("{{{},{}}}", least.saturating_sub(1), most - 1),
-                None => format!("{{{},}}", least.saturating_sub(1)),
+                Some(1) => item,
+                _ => {
+                    let most = most.map_or(String::new(), |most| (most - 1).to_string());
+                    let least = least.saturating_sub(1);
+                    format!("{item} (\",\" {item}){{{least},{most}}}")
+                }
             };
-            let items = format!("{item} (\",\" {item}){more}");
             return Ok(match least {
                 0 => format!("\"[\" ({items})? \"]\""),
                 _ => format!("\"[\" {items} \"]\""),

@@ -218,8 +218,8 @@ impl Text {
         self.regexes.is_empty() && self.values.is_none()
     }
 
-    /// Rules for the text and the text `close` after it, which does not occur in it; `rule` is a name
-    /// for them.
+    /// Rules for the text and the text `close` after it, which does not occur in it; `rule` is a
+    /// name for them.
     pub(super) fn rules(&self, rule: &str, close: &str) -> String {
         let (terminal, end) = (self.terminal(), lark_text(close));
         if self.values.is_some() {

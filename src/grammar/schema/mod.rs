@@ -40,6 +40,7 @@ pub(super) fn parse(source: &str) -> Result<Value, GrammarError> {
 /// A schema that can be enforced.
 pub(super) struct Enforced<T> {
     /// Its normal form.
+    #[cfg_attr(not(feature = "chat"), expect(dead_code))]
     pub(super) normal: Value,
     /// What the normal form lacks.
     pub(super) loosened: Vec<Loosened>,
@@ -51,7 +52,8 @@ pub(super) struct Enforced<T> {
 /// all but its type, are left out if there is no other way.
 ///
 /// # Errors
-/// Those of `build` if they are not of the schema; strictly, the first part that cannot be enforced.
+/// Those of `build` if they are not of the schema; strictly, the first part that cannot be
+/// enforced.
 pub(super) fn enforce<T>(
     value: &Value,
     strictness: Strictness,

@@ -1,9 +1,9 @@
 //! The normal form of a schema: draft 2020-12, references into `$defs`, and only keywords that can
 //! be enforced.
 //!
-//! One pass over the schema visits every keyword. It is kept, describes and is dropped, or cannot be
-//! enforced: then it is dropped, so that the result accepts all values that the schema accepts, and
-//! named.
+//! One pass over the schema visits every keyword. It is kept, describes and is dropped, or cannot
+//! be enforced: then it is dropped, so that the result accepts all values that the schema accepts,
+//! and named.
 
 use crate::grammar::GrammarError;
 use crate::grammar::error::Loosened;
@@ -610,7 +610,7 @@ impl<'a> Pass<'a> {
 
     /// Closes the objects of a schema after its listed properties, those that its applicators list
     /// included, unless one of these says something of other properties.
-    fn close(&mut self, visit: &mut Visit<'a>) {
+    fn close(&self, visit: &mut Visit<'a>) {
         if visit.closes_inside || visit.is_opened {
             return;
         }
