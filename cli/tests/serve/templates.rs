@@ -73,7 +73,8 @@ fn conversations_are_fitted_and_the_log_says_so() {
     let folder = Folder::new("fitted");
     let template = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
                     {{ raise_exception('system first') }}{% endif %}[{{ m.role }}:{{ m.content }}]{% endfor %}";
-    let server = serve(&folder, template);
+    let file = folder.file("template.jinja", template);
+    let server = Server::start(&["--chat-template-file", &file, "--log-level", "info"]);
     let messages = json!([
         {"role": "developer", "content": "a"},
         {"role": "system", "content": "b"},

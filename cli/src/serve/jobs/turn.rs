@@ -345,7 +345,7 @@ impl Conversation {
         };
         let rendered = app.template.render(&inputs)?;
         for adjustment in rendered.adjusted {
-            tracing::warn!(target: CHAT, "the conversation was changed: {adjustment}");
+            tracing::info!(target: CHAT, "a conversation was changed: {adjustment}");
         }
         Ok(rendered.text)
     }
