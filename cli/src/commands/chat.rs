@@ -99,10 +99,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let model = args.model.open(&args.residence)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let sampler = args
-        .text
-        .sampling
-        .sampler(model.gguf().metadata(), tokenizer)?;
+    let sampling = &args.text.sampling;
+    let sampler = sampling.sampler(model.gguf().metadata(), tokenizer)?;
     let (template, stop) = template(args, &model)?;
     if args.sona.sona.is_some() {
         options.pooled_layer = pooled_layer(&model);
