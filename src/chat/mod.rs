@@ -6,15 +6,15 @@
 //! `json.dumps`, and `tools` and `documents` that are `None` when absent.
 //!
 //! The engine is `minijinja`; where it differs from Jinja2 on Python, `python/` has the Python
-//! behaviour: how values print, operators, methods, tests, filters. `translate.rs` puts a template's
-//! operators into calls of these functions.
+//! behaviour: how values print, operators, methods, tests, filters. `translate/` puts the operators
+//! of a template into calls of these functions.
 //!
 //! A template comes with a file from an unknown source, so it is hostile input. It can access only
 //! its inputs: no files, no other templates, no attributes of host objects (as in the published
-//! attack CVE-2024-34359). Its length, steps, recursion and output are limited, and so is each value
-//! that an operator, filter, method or printed text makes, and the sum of all of them in one
-//! rendering (1 GiB, [`ChatTemplate::set_max_memory`]); parsing and rendering end with an error after ten seconds
-//! ([`ChatTemplate::set_max_time`]), or when they are cancelled.
+//! attack CVE-2024-34359). Its length, steps, recursion and output are limited, and so is each
+//! value that an operator, filter, method or printed text makes, and the sum of all of them in one
+//! rendering (1 GiB, [`ChatTemplate::set_max_memory`]); parsing and rendering end with an error
+//! after ten seconds ([`ChatTemplate::set_max_time`]), or when they are cancelled.
 //!
 //! **Not limited**:
 //! - Work that has begun. Lists that contain the same list twice, nested forty deep, take
@@ -23,8 +23,8 @@
 //! - The memory of what is made of many tiny values is estimated, not measured: names and empty
 //!   lists take more than is counted, up to some hundred bytes for each of two million steps.
 //!
-//! The program `ruvllm` renders in a process of its own with a memory limit, which is killed when it
-//! takes too long; do the same with templates that you do not trust.
+//! The program `ruvllm` renders in a process of its own with a memory limit, which is killed when
+//! it takes too long; do the same with templates that you do not trust.
 //!
 //! A conversation that a template refuses as it is, as it has two system messages or roles that do
 //! not alternate, can be fitted to it: [`ChatTemplate::render_fitted`].

@@ -1,5 +1,5 @@
-//! Every rendering that Hugging Face's own code made of published templates, and calls as they write
-//! them.
+//! Every rendering that Hugging Face's own code made of published templates, and calls as they
+//! write them.
 
 use crate::common::conformance;
 use ruvllm::ChatError;
@@ -62,7 +62,8 @@ fn renders_as_hugging_face_does() {
     eprintln!("{checked} renderings are exact");
 }
 
-/// Templates of the data that show tools, or have a form of calls, and leave calls out of the history.
+/// Templates of the data that show tools, or have a form of calls, and leave calls out of the
+/// history.
 const WITHOUT_CALLS: &[&str] = &[
     "LFM2-8B-A1B.jinja",
     "ibm-granite-granite-3.3-2B-Instruct.jinja",

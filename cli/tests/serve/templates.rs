@@ -73,7 +73,8 @@ fn conversations_are_fitted_and_the_log_says_so() {
     let folder = Folder::new("fitted");
     let template = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
                     {{ raise_exception('system first') }}{% endif %}[{{ m.role }}:{{ m.content }}]{% endfor %}";
-    let server = serve(&folder, template);
+    let file = folder.file("template.jinja", template);
+    let server = Server::start(&["--chat-template-file", &file, "--log-level", "info"]);
     let messages = json!([
         {"role": "developer", "content": "a"},
         {"role": "system", "content": "b"},
@@ -81,8 +82,16 @@ fn conversations_are_fitted_and_the_log_says_so() {
     ]);
     let answer = server.ask("/apply-template", &json!({"messages": messages}));
     assert_eq!(answer["prompt"], "[system:a\n\nb][user:hi]");
-    let log = server.log.lock().unwrap().join("\n");
-    assert!(log.contains("one system message"), "{log}");
+    // The line is on its way.
+    let begun = std::time::Instant::now();
+    loop {
+        let log = server.log.lock().unwrap().join("\n");
+        if log.contains("one system message") {
+            break;
+        }
+        assert!(begun.elapsed().as_secs() < 30, "{log}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
 }
 
 /// A base model: the page, the log and the answer's end.

@@ -170,37 +170,8 @@ pub(super) fn string_method(s: &str, method: &str, args: &[Value]) -> Result<Val
             let (suffix,): (&str,) = from_args(args)?;
             s.strip_suffix(suffix).unwrap_or(s).into()
         }
-        "startswith" | "endswith" => {
-            let (what, start, end): (&Value, Option<i64>, Option<i64>) = from_args(args)?;
-            let part = part(s, start, end).map(|(part, _)| part);
-            let test = |text: &str| {
-                part.is_some_and(|part| match method {
-                    "startswith" => part.starts_with(text),
-                    _ => part.ends_with(text),
-                })
-            };
-            affix(what, test)?
-        }
-        "find" | "index" | "rfind" | "rindex" => {
-            let (what, start, end): (&str, Option<i64>, Option<i64>) = from_args(args)?;
-            let at = part(s, start, end).and_then(|(part, before)| {
-                let at = if method.starts_with('r') {
-                    part.rfind(what)
-                } else {
-                    part.find(what)
-                };
-                Some(before + part[..at?].chars().count())
-            });
-            if at.is_none() && method.ends_with("index") {
-                return Err(error("substring not found"));
-            }
-            at.map_or(-1, |at| at as i64).into()
-        }
-        "count" => {
-            let (what, start, end): (&str, Option<i64>, Option<i64>) = from_args(args)?;
-            part(s, start, end)
-                .map_or(0, |(part, _)| part.matches(what).count())
-                .into()
+        "startswith" | "endswith" | "find" | "index" | "rfind" | "rindex" | "count" => {
+            search(s, method, args)?
         }
         "join" => {
             let (values,): (&Value,) = from_args(args)?;
@@ -260,6 +231,44 @@ fn part(s: &str, start: Option<i64>, end: Option<i64>) -> Option<(&str, usize)> 
             .map_or(s.len(), |(at, _)| at)
     };
     Some((&s[offset(start)..offset(end.max(start))], start as usize))
+}
+
+/// The methods that look for something in a text, or in a part of it.
+fn search(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
+    Ok(match method {
+        "startswith" | "endswith" => {
+            let (what, start, end): (&Value, Option<i64>, Option<i64>) = from_args(args)?;
+            let part = part(s, start, end).map(|(part, _)| part);
+            let test = |text: &str| {
+                part.is_some_and(|part| match method {
+                    "startswith" => part.starts_with(text),
+                    _ => part.ends_with(text),
+                })
+            };
+            affix(what, test)?
+        }
+        "find" | "index" | "rfind" | "rindex" => {
+            let (what, start, end): (&str, Option<i64>, Option<i64>) = from_args(args)?;
+            let at = part(s, start, end).and_then(|(part, before)| {
+                let at = if method.starts_with('r') {
+                    part.rfind(what)
+                } else {
+                    part.find(what)
+                };
+                Some(before + part[..at?].chars().count())
+            });
+            if at.is_none() && method.ends_with("index") {
+                return Err(error("substring not found"));
+            }
+            at.map_or(-1, |at| at as i64).into()
+        }
+        _ => {
+            let (what, start, end): (&str, Option<i64>, Option<i64>) = from_args(args)?;
+            part(s, start, end)
+                .map_or(0, |(part, _)| part.matches(what).count())
+                .into()
+        }
+    })
 }
 
 /// `ljust`, `rjust`, `center` and `zfill`.

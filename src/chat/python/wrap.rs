@@ -7,7 +7,6 @@ use super::strings::split_lines;
 use super::values::elements;
 use minijinja::Error;
 use minijinja::value::{Kwargs, Rest, Value};
-use std::collections::VecDeque;
 
 /// `wordwrap(width=79, break_long_words=True, wrapstring=None, break_on_hyphens=True)`.
 pub(super) fn word_wrap(v: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
@@ -48,19 +47,21 @@ pub(super) fn word_wrap(v: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<
 /// The lines of one line of text.
 fn wrapped(text: &str, width: usize, breaks_words: bool, at_hyphens: bool) -> Vec<String> {
     let is_blank = |chunk: &[char]| chunk.iter().all(|c| c.is_whitespace());
-    let mut chunks: VecDeque<Vec<char>> = chunks(text, at_hyphens).into();
+    // The next one last.
+    let mut chunks = chunks(text, at_hyphens);
+    chunks.reverse();
     let mut lines: Vec<String> = Vec::new();
     while !chunks.is_empty() {
         let mut line: Vec<Vec<char>> = Vec::new();
         let mut len = 0;
         if !lines.is_empty() {
-            chunks.pop_front_if(|chunk| is_blank(chunk));
+            chunks.pop_if(|chunk| is_blank(chunk));
         }
-        while let Some(chunk) = chunks.pop_front_if(|chunk| len + chunk.len() <= width) {
+        while let Some(chunk) = chunks.pop_if(|chunk| len + chunk.len() <= width) {
             len += chunk.len();
             line.push(chunk);
         }
-        if let Some(long) = chunks.pop_front_if(|chunk| chunk.len() > width) {
+        if let Some(long) = chunks.pop_if(|chunk| chunk.len() > width) {
             let left = width - len;
             if breaks_words {
                 let hyphen = long[..left.min(long.len())].iter().rposition(|&c| c == '-');
@@ -68,11 +69,11 @@ fn wrapped(text: &str, width: usize, breaks_words: bool, at_hyphens: bool) -> Ve
                     .filter(|&at| at_hyphens && at > 0 && long[..at].iter().any(|&c| c != '-'));
                 let (now, later) = long.split_at(hyphen.map_or(left, |at| at + 1));
                 line.push(now.to_vec());
-                chunks.push_front(later.to_vec());
+                chunks.push(later.to_vec());
             } else if line.is_empty() {
                 line.push(long);
             } else {
-                chunks.push_front(long);
+                chunks.push(long);
             }
         }
         line.pop_if(|chunk| is_blank(chunk));

@@ -31,8 +31,8 @@ pub(super) struct Tags {
     pub(super) attributes: &'static str,
     /// Before an argument's name, and behind its value.
     pub(super) argument: [&'static str; 2],
-    /// What stands between an argument's name and its value, and the type of JSON that it means: the
-    /// first that fits is written. `""` leaves it to the tool's parameters.
+    /// What stands between an argument's name and its value, and the type of JSON that it means:
+    /// the first that fits is written. `""` leaves it to the tool's parameters.
     pub(super) values: &'static [(&'static str, &'static str)],
     /// Parts of marks that are special tokens, in vocabularies that have them.
     pub(super) special: &'static [&'static str],

@@ -36,8 +36,8 @@ const TRANSCRIPT_STOPS: [&str; 10] = [
 /// Which template to use instead of the model's.
 #[derive(Args)]
 pub(crate) struct TemplateArgs {
-    /// Chat template to use instead of the model's: a name (chatml, llama3, gemma, mistral-v7, …) or
-    /// a Jinja text
+    /// Chat template to use instead of the model's: a name (chatml, llama3, gemma, …) or a Jinja
+    /// text
     #[arg(
         long,
         value_name = "NAME",

@@ -462,7 +462,7 @@ impl Conversation {
         };
         let rendered = app.template.render(&inputs)?;
         for adjustment in rendered.adjusted {
-            tracing::warn!(target: CHAT, "the conversation was changed: {adjustment}");
+            tracing::info!(target: CHAT, "a conversation was changed: {adjustment}");
         }
         let mut prompt = rendered.text;
         if self.continue_final_message {
