@@ -285,26 +285,22 @@ fn help_and_version() {
     );
 }
 
-/// The names of the release before are those of `bench`, with a note.
+/// The names of the release before are today's, with a note.
 #[test]
-fn old_names_of_measurements() {
+fn old_names_of_commands() {
     for (old, new) in [
-        (&["formats"][..], "formats"),
-        (&["learn"], "learning"),
-        (&["batched-bench"], "batch"),
-        (&["bench", "--kernels"], "kernels"),
-        (&["bench", "--replay", "x"], "replay"),
-        (&["bench", "--spec-synthetic", "1"], "replay"),
+        (&["formats"][..], &["bench", "formats"][..]),
+        (&["batched-bench"], &["bench", "batch"]),
+        (&["bench", "--kernels"], &["bench", "kernels"]),
+        (&["bench", "--replay", "x"], &["bench", "replay"]),
+        (&["bench", "--spec-synthetic", "1"], &["bench", "replay"]),
+        (&["sona", "log"], &["learn", "log"]),
+        (&["calibrate"], &["learn", "calibrate"]),
     ] {
         let out = run(&[old, &["--help"]].concat());
-        assert_eq!(stdout(&out), stdout(&run(&["bench", new, "--help"])));
+        assert_eq!(stdout(&out), stdout(&run(&[new, &["--help"]].concat())));
         let note = stderr(&out);
-        assert_eq!(
-            note.matches(&format!("is now `ruvllm bench {new}`"))
-                .count(),
-            1,
-            "{note}"
-        );
+        assert_eq!(note.matches("is now `ruvllm ").count(), 1, "{note}");
     }
     assert!(stderr(&run(&["bench", "--help"])).is_empty());
 }
@@ -2708,7 +2704,7 @@ fn calibrated(folder: &Folder) -> String {
     let heldout = include_str!("../../models/demo-heldout.txt");
     let control = folder.file("control.txt", &heldout[..8000]);
     let learned = folder.name("learned");
-    text(&run(&["calibrate", "-f", &control, "-o", &learned]));
+    text(&run(&["learn", "calibrate", &learned, "-f", &control]));
     learned
 }
 
@@ -2718,6 +2714,13 @@ fn demo() -> Model {
         "/../models/ruvllm-rust-6m-q8_0.gguf"
     ))
     .unwrap()
+}
+
+/// What is in effect in a folder of what is learnt.
+fn in_effect(folder: &str) -> u64 {
+    parsed(&run(&["learn", "status", folder, "--json"]))["version"]
+        .as_u64()
+        .unwrap()
 }
 
 #[test]
@@ -2732,20 +2735,13 @@ fn ratings_in_a_conversation() {
     text(&out);
     let said = stderr(&out);
     assert_eq!(said.matches("Learnt.").count(), 2, "{said}");
+    assert_eq!(said.matches("Noted.").count(), 1, "rated twice: {said}");
+    assert_eq!(said.matches("no answer to rate").count(), 1, "{said}");
+    let status = parsed(&run(&["learn", "status", &learned, "--json"]));
     assert_eq!(
-        said.matches("no answer to rate").count(),
-        2,
-        "one before any answer, one rated twice: {said}"
+        (&status["trajectories"], &status["rated"]),
+        (&json!(2), &json!(2))
     );
-    let model = demo();
-    let learner = Learner::open(folder.path("learned/learned.gguf"), &model).unwrap();
-    assert!(
-        learner.n_updates() >= 2 && learner.scale() > 0.0,
-        "{} {}",
-        learner.n_updates(),
-        learner.scale()
-    );
-    assert!(learner.divergence() <= learner.options().max_divergence);
 
     // Without a folder there is nobody to learn, and the conversation goes on.
     let out = run_with_input(
@@ -2774,10 +2770,10 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
     let chat = |session: &str, more: &str| {
         let flags = [
             "chat",
-            "--sona",
+            "--learn",
             &mine,
-            "--sona-text",
-            "--sona-control",
+            "--learn-text",
+            "--learn-control",
             &control,
             "-n",
             "6",
@@ -2803,8 +2799,8 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
         stderr(&out)
     };
     chat("ossen", "");
-    assert_eq!(chat("mill", "/good\n").matches("Noted.").count(), 1);
-    let status = || parsed(&run(&["sona", "status", &mine, "--json"]));
+    assert_eq!(chat("mill", "/good\n").matches("Learnt.").count(), 1);
+    let status = || parsed(&run(&["learn", "status", &mine, "--json"]));
     let before = status();
     assert_eq!(
         (
@@ -2818,7 +2814,7 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
         (&before["sessions"], before["quality"].as_f64()),
         (&json!(2), Some(1.0))
     );
-    assert!(text(&run(&["sona", "status", &mine])).contains("12 of 2 sessions"));
+    assert!(text(&run(&["learn", "status", &mine])).contains("12 of 2 sessions"));
     let opened = ruvllm_learn::sona::SonaFolder::open(&mine, &Default::default()).unwrap();
     opened
         .trajectories(|found| {
@@ -2826,7 +2822,7 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
         })
         .unwrap();
     drop(opened);
-    let log = parsed(&run(&["sona", "log", &mine, "--json"]));
+    let log = parsed(&run(&["learn", "log", &mine, "--json"]));
     assert_eq!(
         (&log[0]["kind"], &log[0]["version"]),
         (&json!("calibrated"), &json!(1))
@@ -2838,16 +2834,16 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
         .map(|event| event["learnt"]["requests"].as_u64().unwrap())
         .sum();
     assert_eq!(learnt, 12);
-    assert!(text(&run(&["sona", "log", &mine])).contains("calibrated"));
+    assert!(text(&run(&["learn", "log", &mine])).contains("calibrated"));
     assert_eq!(
-        parsed(&run(&["sona", "show", &mine, "1", "--json"]))["made"]["kind"],
+        parsed(&run(&["learn", "show", &mine, "1", "--json"]))["made"]["kind"],
         "calibrated"
     );
 
     let (adapter, exported) = (folder.name("adapter.gguf"), folder.name("exported.gguf"));
     let train = [
         "train",
-        "--sona",
+        "--learn",
         &mine,
         "-o",
         &adapter,
@@ -2861,7 +2857,7 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
     text(&run(&train));
     assert_eq!(status()["quality"], 0.0);
     text(&run(&[
-        "sona",
+        "learn",
         "export",
         &mine,
         "--version",
@@ -2870,17 +2866,17 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
         &exported,
     ]));
     fails(
-        &["sona", "export", &mine, "--version", "1", "-o", &exported],
+        &["learn", "export", &mine, "--version", "1", "-o", &exported],
         1,
         &["--overwrite"],
     );
-    text(&run(&["sona", "import", &mine, &exported]));
+    text(&run(&["learn", "import", &mine, &exported]));
     let version = status()["version"].as_u64().unwrap();
     assert!(version > 1);
-    text(&run(&["sona", "rollback", &mine, "0"]));
+    text(&run(&["learn", "rollback", &mine, "0"]));
     assert_eq!(status()["version"], 0);
 
-    text(&run(&["sona", "forget", &mine, "ossen"]));
+    text(&run(&["learn", "forget", &mine, "ossen"]));
     let after = status();
     assert_eq!(
         (
@@ -2890,30 +2886,25 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
         ),
         (&json!(6), &json!(1), &json!([1]))
     );
-    fails(&["sona", "forget", &mine, "nobody"], 1, &["nobody"]);
-    fails(&["sona", "rollback", &mine, "7"], 1, &["no version 7"]);
-    fails(&["sona", "show", &mine, "0"], 1, &["the model alone"]);
+    fails(&["learn", "forget", &mine, "nobody"], 1, &["nobody"]);
+    fails(&["learn", "rollback", &mine, "7"], 1, &["no version 7"]);
+    fails(&["learn", "show", &mine, "0"], 1, &["the model alone"]);
     fails(
-        &["sona", "status", &folder.name("none")],
+        &["learn", "status", &folder.name("none")],
         1,
         &["there is no folder"],
     );
-    fails(
-        &["chat", "--sona", &mine, "--learn", "x", "-p", "a"],
-        2,
-        &["--learn", "--sona"],
-    );
-    fails(&["chat", "--sona-lr", "2", "-p", "a"], 2, &["--sona <DIR>"]);
+    fails(&["chat", "--learn-rate", "2", "-p", "a"], 2, &["--learn <DIR>"]);
     for (flag, value, part) in [
-        ("--sona-lr", "-1", "rate"),
-        ("--sona-quality-threshold", "2", "quality_threshold"),
-        ("--sona-min-samples", "0", "background_min_samples"),
-        ("--sona-max-pending", "0", "max_pending_samples"),
+        ("--learn-rate", "-1", "rate"),
+        ("--learn-quality-threshold", "2", "quality_threshold"),
+        ("--learn-min-samples", "0", "background_min_samples"),
+        ("--learn-max-pending", "0", "max_pending_samples"),
     ] {
         fails(
             &[
                 "chat",
-                "--sona",
+                "--learn",
                 &mine,
                 &format!("{flag}={value}"),
                 "-p",
@@ -2927,7 +2918,7 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
     fails(
         &[
             "train",
-            "--sona",
+            "--learn",
             &mine,
             "-o",
             &folder.name("c"),
@@ -2940,60 +2931,14 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
     fails(
         &[
             "train",
-            "--sona",
+            "--learn",
             &folder.name("empty"),
             "-o",
             &folder.name("b"),
         ],
         1,
-        &["--sona-text"],
+        &["--learn-text"],
     );
-}
-
-/// What a conversation that is killed has saved.
-fn killed_after_a_rating(learned: &str, every: &str) -> u64 {
-    let mut child = command(&[
-        "chat",
-        "--learn",
-        learned,
-        "--learn-every",
-        every,
-        "-n",
-        "6",
-        "-s",
-        "1",
-    ])
-    .stdin(Stdio::piped())
-    .stdout(Stdio::null())
-    .stderr(Stdio::piped())
-    .spawn()
-    .unwrap();
-    // The third message is only answered when what the second rating is due to save is on disk.
-    let mut input = child.stdin.take().unwrap();
-    input
-        .write_all(b"What is a crate?\n/good\nAnd a module?\n/good\n/bad\n")
-        .unwrap();
-    input.flush().unwrap();
-    let mut errors = child.stderr.take().unwrap();
-    let (mut said, mut piece) = (String::new(), [0; 256]);
-    while !said.contains("no answer to rate") {
-        let n = errors.read(&mut piece).unwrap();
-        assert!(n > 0, "it ended: {said}");
-        said.push_str(&String::from_utf8_lossy(&piece[..n]));
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
-    Learner::open(Path::new(learned).join("learned.gguf"), &demo())
-        .unwrap()
-        .n_updates()
-}
-
-#[test]
-fn a_killed_conversation_loses_what_was_not_due() {
-    let folder = Folder::new();
-    let learned = calibrated(&folder);
-    assert_eq!(killed_after_a_rating(&learned, "1000"), 0);
-    assert!(killed_after_a_rating(&learned, "1") >= 2);
 }
 
 #[test]
