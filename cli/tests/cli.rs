@@ -257,6 +257,7 @@ fn help_and_version() {
         "logits",
         "embed",
         "perplexity",
+        "learn",
         "quantize",
         "template",
         "doctor",
@@ -2894,7 +2895,11 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
         1,
         &["there is no folder"],
     );
-    fails(&["chat", "--learn-rate", "2", "-p", "a"], 2, &["--learn <DIR>"]);
+    fails(
+        &["chat", "--learn-rate", "2", "-p", "a"],
+        2,
+        &["--learn <DIR>"],
+    );
     for (flag, value, part) in [
         ("--learn-rate", "-1", "rate"),
         ("--learn-quality-threshold", "2", "quality_threshold"),
@@ -2984,10 +2989,12 @@ fn generating_uses_what_was_learnt() {
         (&mut generation).for_each(|piece| drop(piece.unwrap()));
         generation.tokens().iter().map(|&t| t.into()).collect()
     };
-    let from_program = |flags: &[&str]| -> Vec<u64> {
-        let learned = folder.path("learned");
-        std::fs::create_dir_all(&learned).unwrap();
-        learner.save(learned.join("learned.gguf")).unwrap();
+    // A folder of an earlier release.
+    let (learned, file) = (folder.name("learned"), folder.path("learned/learned.gguf"));
+    std::fs::create_dir_all(&learned).unwrap();
+    learner.save(&file).unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    let from_program = |flags: &[&str]| -> (Vec<u64>, String) {
         let plain = [
             "-p",
             prompt,
@@ -2999,30 +3006,56 @@ fn generating_uses_what_was_learnt() {
             "1",
             "--json",
         ];
-        let out = parsed(&run(&[&plain[..], flags].concat()));
-        out["ids"]
+        let out = run(&[&plain[..], flags].concat());
+        let ids = parsed(&out)["ids"]
             .as_array()
             .unwrap()
             .iter()
             .map(|id| id.as_u64().unwrap())
-            .collect()
+            .collect();
+        (ids, stderr(&out))
     };
-    let learned = folder.name("learned");
-    let (plain, adapted) = (from_program(&[]), from_program(&["--learn", &learned]));
+    let said = stderr(&run(&["learn", "status", &learned]));
+    assert!(said.contains("earlier release"), "{said}");
+    let (plain, _) = from_program(&[]);
+    let (adapted, said) = from_program(&["--learn", &learned]);
+    assert!(said.contains("is version 1 now"), "{said}");
+    assert_eq!(
+        (in_effect(&learned), std::fs::read(&file).unwrap()),
+        (1, bytes)
+    );
+    let (mixed, said) = from_program(&["--learn", &learned, "--learn-mixture"]);
+    assert!(!said.contains("version"), "{said}");
     let exported = folder.name("adapter.gguf");
-    let mixed = from_program(&[
-        "--learn",
-        &learned,
-        "--learn-mixture",
-        "--learn-export",
-        &exported,
-    ]);
+    let export = ["learn", "export", &learned, "--as-lora", "-o", &exported];
+    text(&run(&export));
+    fails(&export, 1, &["adapter.gguf", "--overwrite"]);
     assert_eq!(plain, ids_of(None));
     assert_eq!(adapted, ids_of(Some(learner.clone())));
     let mut mixing = learner.clone();
     mixing.set_generate_with_mixture(true);
     assert_eq!(mixed, ids_of(Some(mixing)));
     assert!(mixed != plain && mixed != adapted, "{mixed:?}");
+    // Two runs were recorded; gone back to the model alone, nothing of it has an effect.
+    let status = parsed(&run(&["learn", "status", &learned, "--json"]));
+    assert_eq!(
+        (&status["trajectories"], &status["versions"]),
+        (&json!(2), &json!([1]))
+    );
+    text(&run(&["learn", "rollback", &learned, "0"]));
+    assert_eq!(from_program(&["--learn", &learned]).0, plain);
+    fails(
+        &[
+            "learn",
+            "export",
+            &learned,
+            "--as-lora",
+            "-o",
+            &folder.name("none"),
+        ],
+        1,
+        &["the model alone"],
+    );
     // As a plain adapter it goes wherever adapters go, into a merged file, too.
     let merged = folder.name("merged.gguf");
     let base = concat!(
@@ -3081,7 +3114,10 @@ fn interrupted_text_is_kept() {
             stderr(&output)
         );
         assert!(output.stdout.ends_with(b"\n"), "{name}");
-        Learner::open(folder.path("learned/learned.gguf"), &demo()).unwrap();
+        let status = parsed(&run(&["learn", "status", &learned, "--json"]));
+        assert_eq!(status["trajectories"], 1);
+        let log = parsed(&run(&["learn", "log", &learned, "--json"]));
+        assert_eq!(log[0]["learnt"]["requests"], 1);
         std::fs::remove_dir_all(&learned).unwrap();
     }
 
@@ -3132,7 +3168,9 @@ fn one_process_learns_into_a_folder_and_saves_when_asked_to_end() {
     signal(&child, "-TERM");
     assert_eq!(child.wait().unwrap().code(), Some(130));
     drop(input);
-    let file = folder.path("learned/learned.gguf");
+    let log = parsed(&run(&["learn", "log", &learned, "--json"]));
+    assert_eq!(log[0]["learnt"]["requests"], 1);
+    let file = folder.path("learned/working.gguf");
     assert_eq!(
         std::fs::metadata(&file).unwrap().permissions().mode() & 0o777,
         0o600
@@ -3155,37 +3193,99 @@ fn a_bad_line_ends_a_conversation_but_not_what_was_learnt() {
         let out = run_with_input(&flags, input);
         assert_eq!(out.status.code(), Some(1), "{}", stderr(&out));
         assert!(stderr(&out).contains(says), "{}", stderr(&out));
-        std::fs::remove_file(folder.path("learned/learned.gguf")).unwrap();
+        let log = parsed(&run(&["learn", "log", &learned, "--json"]));
+        assert_eq!(log[0]["learnt"]["requests"], 1);
+        std::fs::remove_dir_all(&learned).unwrap();
     }
 }
 
+/// Requests too few to be judged by one another wait, if their tokens are stored, until there are
+/// enough; otherwise they are learnt at once, without effect.
 #[test]
-fn folders_and_exports_are_made_with_care() {
+fn texts_one_by_one_are_learnt_together() {
     let folder = Folder::new();
-    let deep = folder.name("a/b");
-    fails(&["-p", "x", "-n", "1", "--learn", &deep], 1, &["a/b"]);
-    let little = folder.file("little.txt", "a word");
+    let (stored, passing) = (folder.name("stored"), folder.name("passing"));
+    let river = include_str!("../../tests/data/river-station.txt");
+    let events = |folder: &str| parsed(&run(&["learn", "log", folder, "--json"]));
+    for i in 0..4 {
+        let piece: String = river.chars().skip(i * 400).take(400).collect();
+        let flags = ["-p", &piece, "-n", "1", "--learn"];
+        if i < 2 {
+            text(&run(&[&flags[..], &[&passing]].concat()));
+            let learnt = events(&passing);
+            assert_eq!(learnt[i]["learnt"]["requests"], 1);
+            assert_eq!(in_effect(&passing), 0);
+        }
+        text(&run(&[&flags[..], &[&stored, "--learn-text"]].concat()));
+        assert_eq!(events(&stored) == json!([]), i < 3, "{i}");
+    }
+    let learnt = events(&stored);
+    assert_eq!(learnt[0]["learnt"]["requests"], 4);
+    assert!(
+        learnt[0]["judged"]["tokens"].as_u64().unwrap() > 50,
+        "{learnt}"
+    );
+}
+
+/// Flags of the release before work and say what they are now; those that are gone say what to do.
+#[test]
+fn old_flags_of_learning() {
+    let folder = Folder::new();
     let learned = folder.name("learned");
+    let out = run(&["-p", "x", "-n", "1", "--sona", &learned, "--sona_text"]);
+    text(&out);
+    let said = stderr(&out);
+    for new in ["`--learn`", "`--learn-text`"] {
+        assert!(said.contains(&format!("is now {new}")), "{said}");
+    }
+    let status = parsed(&run(&["sona", "status", &learned, "--json"]));
+    assert_eq!(status["with_tokens"], 1);
+    fails(
+        &["chat", "--learn", &learned, "--learn-every", "1"],
+        2,
+        &["--learn-every", "leave it out"],
+    );
+    fails(
+        &["-p", "x", "--learn", &learned, "--learn-export", "a.gguf"],
+        2,
+        &["ruvllm learn export DIR --as-lora -o FILE"],
+    );
+}
+
+/// What another model learnt, or what is no whole file, is refused and stays as it is.
+#[test]
+fn folders_of_earlier_releases_are_taken_with_care() {
+    let folder = Folder::new();
+    let model = demo();
+    let learned = folder.name("learned");
+    std::fs::create_dir_all(&learned).unwrap();
+    let bytes = Learner::new(&model, &LearnerOptions::default())
+        .unwrap()
+        .to_bytes()
+        .unwrap();
+    let file = folder.file("learned/learned.gguf", &bytes);
+    let other = tiny(&folder);
+    fails(
+        &["-m", &other, "-p", "a", "-n", "1", "--learn", &learned],
+        1,
+        &["learned.gguf", "another model"],
+    );
+    std::fs::write(&file, &bytes[..bytes.len() - 100]).unwrap();
+    fails(
+        &["-p", "x", "-n", "1", "--learn", &learned],
+        1,
+        &["learned.gguf", "incomplete"],
+    );
+    assert_eq!(in_effect(&learned), 0);
+    std::fs::write(&file, &bytes).unwrap();
+    text(&run(&["learn", "import", &learned, &file]));
+    assert_eq!(std::fs::read(&file).unwrap(), bytes);
+    let little = folder.file("little.txt", "a word");
     fails(
         &["calibrate", "-f", &little, "-o", &learned],
         1,
         &["too short"],
     );
-    let left: Vec<_> = std::fs::read_dir(&folder.0)
-        .unwrap()
-        .map(|e| e.unwrap().file_name())
-        .collect();
-    assert_eq!(left, ["little.txt"]);
-
-    let export = ["-p", "x", "-n", "1", "--learn", &learned, "--learn-export"];
-    fails(
-        &[&export[..], &[&little]].concat(),
-        1,
-        &["little.txt", "--overwrite"],
-    );
-    assert_eq!(std::fs::read(&little).unwrap(), b"a word");
-    let out = run(&[&export[..], &["-"]].concat());
-    assert_eq!(out.status.code(), Some(1));
 }
 
 #[test]
@@ -3337,7 +3437,7 @@ fn what_is_no_model_says_so() {
     let folder = Folder::new();
     let learned = folder.name("learned");
     text(&run(&["-p", "x", "-n", "1", "--learn", &learned]));
-    let state = folder.path("learned/learned.gguf");
+    let state = folder.path("learned/working.gguf");
     let said = text(&run(&["inspect", state.to_str().unwrap()]));
     assert!(said.contains("holds what was learnt"), "{said}");
     let adapter = concat!(
@@ -3832,7 +3932,7 @@ fn training_on_preferences() {
             "train",
             "-m",
             &model,
-            "--sona",
+            "--learn",
             &folder.name("s"),
             "-o",
             &folder.name("q"),
