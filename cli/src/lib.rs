@@ -152,6 +152,22 @@ mod tests {
             (&["bench", "--help"], &["bench", "--help"]),
             (&["nonsense", "-ngl"], &["nonsense", "-ngl"]),
             (&["-v", "--", "-ngl"], &["generate", "-v", "--", "-ngl"]),
+            (
+                &["chat", "--sona", "--sona-lr", "--sona_lr=2", "-p", "--sona"],
+                &[
+                    "chat",
+                    "--learn",
+                    "--sona-lr",
+                    "--learn-rate=2",
+                    "-p",
+                    "--sona",
+                ],
+            ),
+            (&["train", "--sona=mine"], &["train", "--learn=mine"]),
+            (
+                &["bench", "--sona", "x"],
+                &["bench", "speed", "--sona", "x"],
+            ),
         ] {
             assert_eq!(prepared(line).unwrap(), expected, "{line:?}");
         }
@@ -162,10 +178,23 @@ mod tests {
     fn renamed_commands() {
         for (line, expected) in [
             (
-                &["learn", "-f", "x"][..],
-                &["bench", "learning", "-f", "x"][..],
+                &["formats", "--help"][..],
+                &["bench", "formats", "--help"][..],
             ),
-            (&["formats", "--help"], &["bench", "formats", "--help"]),
+            (&["sona", "log", "mine"], &["learn", "log", "mine"]),
+            (
+                &["calibrate", "-f", "x", "-o", "mine"],
+                &["learn", "calibrate", "-f", "x", "mine"],
+            ),
+            (
+                &["calibrate", "--output=mine"],
+                &["learn", "calibrate", "mine"],
+            ),
+            (
+                &["calibrate", "-f", "x"],
+                &["learn", "calibrate", "-f", "x", "learned"],
+            ),
+            (&["calibrate", "--help"], &["learn", "calibrate", "--help"]),
             (&["help", "batched-bench"], &["help", "bench", "batch"]),
             (
                 &["bench", "--kernels", "-o", "json"],
@@ -190,7 +219,8 @@ mod tests {
             &["bench", "speed", "--kernels"],
             &["bench", "kernels"],
             &["bench"],
-            &["generate", "-p", "learn"],
+            &["generate", "-p", "sona"],
+            &["learn", "log", "mine"],
             &["help", "bench"],
             &[],
         ] {
@@ -225,6 +255,16 @@ mod tests {
             prepared(&["-m", "x", "chat"])
                 .unwrap_err()
                 .contains("ruvllm chat")
+        );
+        assert!(
+            prepared(&["chat", "--learn-export", "x"])
+                .unwrap_err()
+                .contains("learn export DIR --as-lora")
+        );
+        assert!(
+            prepared(&["--learn-every=2"])
+                .unwrap_err()
+                .contains("leave it out")
         );
         assert!(prepared(&["-cnv"]).unwrap_err().contains("ruvllm chat"));
         assert!(

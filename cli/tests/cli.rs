@@ -257,6 +257,7 @@ fn help_and_version() {
         "logits",
         "embed",
         "perplexity",
+        "learn",
         "quantize",
         "template",
         "doctor",
@@ -285,26 +286,22 @@ fn help_and_version() {
     );
 }
 
-/// The names of the release before are those of `bench`, with a note.
+/// The names of the release before are today's, with a note.
 #[test]
-fn old_names_of_measurements() {
+fn old_names_of_commands() {
     for (old, new) in [
-        (&["formats"][..], "formats"),
-        (&["learn"], "learning"),
-        (&["batched-bench"], "batch"),
-        (&["bench", "--kernels"], "kernels"),
-        (&["bench", "--replay", "x"], "replay"),
-        (&["bench", "--spec-synthetic", "1"], "replay"),
+        (&["formats"][..], &["bench", "formats"][..]),
+        (&["batched-bench"], &["bench", "batch"]),
+        (&["bench", "--kernels"], &["bench", "kernels"]),
+        (&["bench", "--replay", "x"], &["bench", "replay"]),
+        (&["bench", "--spec-synthetic", "1"], &["bench", "replay"]),
+        (&["sona", "log"], &["learn", "log"]),
+        (&["calibrate"], &["learn", "calibrate"]),
     ] {
         let out = run(&[old, &["--help"]].concat());
-        assert_eq!(stdout(&out), stdout(&run(&["bench", new, "--help"])));
+        assert_eq!(stdout(&out), stdout(&run(&[new, &["--help"]].concat())));
         let note = stderr(&out);
-        assert_eq!(
-            note.matches(&format!("is now `ruvllm bench {new}`"))
-                .count(),
-            1,
-            "{note}"
-        );
+        assert_eq!(note.matches("is now `ruvllm ").count(), 1, "{note}");
     }
     assert!(stderr(&run(&["bench", "--help"])).is_empty());
 }
@@ -2800,7 +2797,7 @@ fn calibrated(folder: &Folder) -> String {
     let heldout = include_str!("../../models/demo-heldout.txt");
     let control = folder.file("control.txt", &heldout[..8000]);
     let learned = folder.name("learned");
-    text(&run(&["calibrate", "-f", &control, "-o", &learned]));
+    text(&run(&["learn", "calibrate", &learned, "-f", &control]));
     learned
 }
 
@@ -2810,6 +2807,13 @@ fn demo() -> Model {
         "/../models/ruvllm-rust-6m-q8_0.gguf"
     ))
     .unwrap()
+}
+
+/// What is in effect in a folder of what is learnt.
+fn in_effect(folder: &str) -> u64 {
+    parsed(&run(&["learn", "status", folder, "--json"]))["version"]
+        .as_u64()
+        .unwrap()
 }
 
 #[test]
@@ -2824,20 +2828,13 @@ fn ratings_in_a_conversation() {
     text(&out);
     let said = stderr(&out);
     assert_eq!(said.matches("Learnt.").count(), 2, "{said}");
+    assert_eq!(said.matches("Noted.").count(), 1, "rated twice: {said}");
+    assert_eq!(said.matches("no answer to rate").count(), 1, "{said}");
+    let status = parsed(&run(&["learn", "status", &learned, "--json"]));
     assert_eq!(
-        said.matches("no answer to rate").count(),
-        2,
-        "one before any answer, one rated twice: {said}"
+        (&status["trajectories"], &status["rated"]),
+        (&json!(2), &json!(2))
     );
-    let model = demo();
-    let learner = Learner::open(folder.path("learned/learned.gguf"), &model).unwrap();
-    assert!(
-        learner.n_updates() >= 2 && learner.scale() > 0.0,
-        "{} {}",
-        learner.n_updates(),
-        learner.scale()
-    );
-    assert!(learner.divergence() <= learner.options().max_divergence);
 
     // Without a folder there is nobody to learn, and the conversation goes on.
     let out = run_with_input(
@@ -2866,10 +2863,10 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
     let chat = |session: &str, more: &str| {
         let flags = [
             "chat",
-            "--sona",
+            "--learn",
             &mine,
-            "--sona-text",
-            "--sona-control",
+            "--learn-text",
+            "--learn-control",
             &control,
             "-n",
             "6",
@@ -2895,8 +2892,8 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
         stderr(&out)
     };
     chat("ossen", "");
-    assert_eq!(chat("mill", "/good\n").matches("Noted.").count(), 1);
-    let status = || parsed(&run(&["sona", "status", &mine, "--json"]));
+    assert_eq!(chat("mill", "/good\n").matches("Learnt.").count(), 1);
+    let status = || parsed(&run(&["learn", "status", &mine, "--json"]));
     let before = status();
     assert_eq!(
         (
@@ -2910,7 +2907,7 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
         (&before["sessions"], before["quality"].as_f64()),
         (&json!(2), Some(1.0))
     );
-    assert!(text(&run(&["sona", "status", &mine])).contains("12 of 2 sessions"));
+    assert!(text(&run(&["learn", "status", &mine])).contains("12 of 2 sessions"));
     let opened = ruvllm_learn::sona::SonaFolder::open(&mine, &Default::default()).unwrap();
     opened
         .trajectories(|found| {
@@ -2918,7 +2915,7 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
         })
         .unwrap();
     drop(opened);
-    let log = parsed(&run(&["sona", "log", &mine, "--json"]));
+    let log = parsed(&run(&["learn", "log", &mine, "--json"]));
     assert_eq!(
         (&log[0]["kind"], &log[0]["version"]),
         (&json!("calibrated"), &json!(1))
@@ -2930,16 +2927,16 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
         .map(|event| event["learnt"]["requests"].as_u64().unwrap())
         .sum();
     assert_eq!(learnt, 12);
-    assert!(text(&run(&["sona", "log", &mine])).contains("calibrated"));
+    assert!(text(&run(&["learn", "log", &mine])).contains("calibrated"));
     assert_eq!(
-        parsed(&run(&["sona", "show", &mine, "1", "--json"]))["made"]["kind"],
+        parsed(&run(&["learn", "show", &mine, "1", "--json"]))["made"]["kind"],
         "calibrated"
     );
 
     let (adapter, exported) = (folder.name("adapter.gguf"), folder.name("exported.gguf"));
     let train = [
         "train",
-        "--sona",
+        "--learn",
         &mine,
         "-o",
         &adapter,
@@ -2953,7 +2950,7 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
     text(&run(&train));
     assert_eq!(status()["quality"], 0.0);
     text(&run(&[
-        "sona",
+        "learn",
         "export",
         &mine,
         "--version",
@@ -2962,17 +2959,17 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
         &exported,
     ]));
     fails(
-        &["sona", "export", &mine, "--version", "1", "-o", &exported],
+        &["learn", "export", &mine, "--version", "1", "-o", &exported],
         1,
         &["--overwrite"],
     );
-    text(&run(&["sona", "import", &mine, &exported]));
+    text(&run(&["learn", "import", &mine, &exported]));
     let version = status()["version"].as_u64().unwrap();
     assert!(version > 1);
-    text(&run(&["sona", "rollback", &mine, "0"]));
+    text(&run(&["learn", "rollback", &mine, "0"]));
     assert_eq!(status()["version"], 0);
 
-    text(&run(&["sona", "forget", &mine, "ossen"]));
+    text(&run(&["learn", "forget", &mine, "ossen"]));
     let after = status();
     assert_eq!(
         (
@@ -2982,30 +2979,29 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
         ),
         (&json!(6), &json!(1), &json!([1]))
     );
-    fails(&["sona", "forget", &mine, "nobody"], 1, &["nobody"]);
-    fails(&["sona", "rollback", &mine, "7"], 1, &["no version 7"]);
-    fails(&["sona", "show", &mine, "0"], 1, &["the model alone"]);
+    fails(&["learn", "forget", &mine, "nobody"], 1, &["nobody"]);
+    fails(&["learn", "rollback", &mine, "7"], 1, &["no version 7"]);
+    fails(&["learn", "show", &mine, "0"], 1, &["the model alone"]);
     fails(
-        &["sona", "status", &folder.name("none")],
+        &["learn", "status", &folder.name("none")],
         1,
         &["there is no folder"],
     );
     fails(
-        &["chat", "--sona", &mine, "--learn", "x", "-p", "a"],
+        &["chat", "--learn-rate", "2", "-p", "a"],
         2,
-        &["--learn", "--sona"],
+        &["--learn <DIR>"],
     );
-    fails(&["chat", "--sona-lr", "2", "-p", "a"], 2, &["--sona <DIR>"]);
     for (flag, value, part) in [
-        ("--sona-lr", "-1", "rate"),
-        ("--sona-quality-threshold", "2", "quality_threshold"),
-        ("--sona-min-samples", "0", "background_min_samples"),
-        ("--sona-max-pending", "0", "max_pending_samples"),
+        ("--learn-rate", "-1", "rate"),
+        ("--learn-quality-threshold", "2", "quality_threshold"),
+        ("--learn-min-samples", "0", "background_min_samples"),
+        ("--learn-max-pending", "0", "max_pending_samples"),
     ] {
         fails(
             &[
                 "chat",
-                "--sona",
+                "--learn",
                 &mine,
                 &format!("{flag}={value}"),
                 "-p",
@@ -3019,7 +3015,7 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
     fails(
         &[
             "train",
-            "--sona",
+            "--learn",
             &mine,
             "-o",
             &folder.name("c"),
@@ -3032,60 +3028,14 @@ fn what_is_recorded_can_be_seen_and_forgotten() {
     fails(
         &[
             "train",
-            "--sona",
+            "--learn",
             &folder.name("empty"),
             "-o",
             &folder.name("b"),
         ],
         1,
-        &["--sona-text"],
+        &["--learn-text"],
     );
-}
-
-/// What a conversation that is killed has saved.
-fn killed_after_a_rating(learned: &str, every: &str) -> u64 {
-    let mut child = command(&[
-        "chat",
-        "--learn",
-        learned,
-        "--learn-every",
-        every,
-        "-n",
-        "6",
-        "-s",
-        "1",
-    ])
-    .stdin(Stdio::piped())
-    .stdout(Stdio::null())
-    .stderr(Stdio::piped())
-    .spawn()
-    .unwrap();
-    // The third message is only answered when what the second rating is due to save is on disk.
-    let mut input = child.stdin.take().unwrap();
-    input
-        .write_all(b"What is a crate?\n/good\nAnd a module?\n/good\n/bad\n")
-        .unwrap();
-    input.flush().unwrap();
-    let mut errors = child.stderr.take().unwrap();
-    let (mut said, mut piece) = (String::new(), [0; 256]);
-    while !said.contains("no answer to rate") {
-        let n = errors.read(&mut piece).unwrap();
-        assert!(n > 0, "it ended: {said}");
-        said.push_str(&String::from_utf8_lossy(&piece[..n]));
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
-    Learner::open(Path::new(learned).join("learned.gguf"), &demo())
-        .unwrap()
-        .n_updates()
-}
-
-#[test]
-fn a_killed_conversation_loses_what_was_not_due() {
-    let folder = Folder::new();
-    let learned = calibrated(&folder);
-    assert_eq!(killed_after_a_rating(&learned, "1000"), 0);
-    assert!(killed_after_a_rating(&learned, "1") >= 2);
 }
 
 #[test]
@@ -3131,10 +3081,12 @@ fn generating_uses_what_was_learnt() {
         (&mut generation).for_each(|piece| drop(piece.unwrap()));
         generation.tokens().iter().map(|&t| t.into()).collect()
     };
-    let from_program = |flags: &[&str]| -> Vec<u64> {
-        let learned = folder.path("learned");
-        std::fs::create_dir_all(&learned).unwrap();
-        learner.save(learned.join("learned.gguf")).unwrap();
+    // A folder of an earlier release.
+    let (learned, file) = (folder.name("learned"), folder.path("learned/learned.gguf"));
+    std::fs::create_dir_all(&learned).unwrap();
+    learner.save(&file).unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    let from_program = |flags: &[&str]| -> (Vec<u64>, String) {
         let plain = [
             "-p",
             prompt,
@@ -3146,30 +3098,56 @@ fn generating_uses_what_was_learnt() {
             "1",
             "--json",
         ];
-        let out = parsed(&run(&[&plain[..], flags].concat()));
-        out["ids"]
+        let out = run(&[&plain[..], flags].concat());
+        let ids = parsed(&out)["ids"]
             .as_array()
             .unwrap()
             .iter()
             .map(|id| id.as_u64().unwrap())
-            .collect()
+            .collect();
+        (ids, stderr(&out))
     };
-    let learned = folder.name("learned");
-    let (plain, adapted) = (from_program(&[]), from_program(&["--learn", &learned]));
+    let said = stderr(&run(&["learn", "status", &learned]));
+    assert!(said.contains("earlier release"), "{said}");
+    let (plain, _) = from_program(&[]);
+    let (adapted, said) = from_program(&["--learn", &learned]);
+    assert!(said.contains("is version 1 now"), "{said}");
+    assert_eq!(
+        (in_effect(&learned), std::fs::read(&file).unwrap()),
+        (1, bytes)
+    );
+    let (mixed, said) = from_program(&["--learn", &learned, "--learn-mixture"]);
+    assert!(!said.contains("version"), "{said}");
     let exported = folder.name("adapter.gguf");
-    let mixed = from_program(&[
-        "--learn",
-        &learned,
-        "--learn-mixture",
-        "--learn-export",
-        &exported,
-    ]);
+    let export = ["learn", "export", &learned, "--as-lora", "-o", &exported];
+    text(&run(&export));
+    fails(&export, 1, &["adapter.gguf", "--overwrite"]);
     assert_eq!(plain, ids_of(None));
     assert_eq!(adapted, ids_of(Some(learner.clone())));
     let mut mixing = learner.clone();
     mixing.set_generate_with_mixture(true);
     assert_eq!(mixed, ids_of(Some(mixing)));
     assert!(mixed != plain && mixed != adapted, "{mixed:?}");
+    // Two runs were recorded; gone back to the model alone, nothing of it has an effect.
+    let status = parsed(&run(&["learn", "status", &learned, "--json"]));
+    assert_eq!(
+        (&status["trajectories"], &status["versions"]),
+        (&json!(2), &json!([1]))
+    );
+    text(&run(&["learn", "rollback", &learned, "0"]));
+    assert_eq!(from_program(&["--learn", &learned]).0, plain);
+    fails(
+        &[
+            "learn",
+            "export",
+            &learned,
+            "--as-lora",
+            "-o",
+            &folder.name("none"),
+        ],
+        1,
+        &["the model alone"],
+    );
     // As a plain adapter it goes wherever adapters go, into a merged file, too.
     let merged = folder.name("merged.gguf");
     let base = concat!(
@@ -3228,7 +3206,10 @@ fn interrupted_text_is_kept() {
             stderr(&output)
         );
         assert!(output.stdout.ends_with(b"\n"), "{name}");
-        Learner::open(folder.path("learned/learned.gguf"), &demo()).unwrap();
+        let status = parsed(&run(&["learn", "status", &learned, "--json"]));
+        assert_eq!(status["trajectories"], 1);
+        let log = parsed(&run(&["learn", "log", &learned, "--json"]));
+        assert_eq!(log[0]["learnt"]["requests"], 1);
         std::fs::remove_dir_all(&learned).unwrap();
     }
 
@@ -3279,7 +3260,9 @@ fn one_process_learns_into_a_folder_and_saves_when_asked_to_end() {
     signal(&child, "-TERM");
     assert_eq!(child.wait().unwrap().code(), Some(130));
     drop(input);
-    let file = folder.path("learned/learned.gguf");
+    let log = parsed(&run(&["learn", "log", &learned, "--json"]));
+    assert_eq!(log[0]["learnt"]["requests"], 1);
+    let file = folder.path("learned/working.gguf");
     assert_eq!(
         std::fs::metadata(&file).unwrap().permissions().mode() & 0o777,
         0o600
@@ -3302,37 +3285,99 @@ fn a_bad_line_ends_a_conversation_but_not_what_was_learnt() {
         let out = run_with_input(&flags, input);
         assert_eq!(out.status.code(), Some(1), "{}", stderr(&out));
         assert!(stderr(&out).contains(says), "{}", stderr(&out));
-        std::fs::remove_file(folder.path("learned/learned.gguf")).unwrap();
+        let log = parsed(&run(&["learn", "log", &learned, "--json"]));
+        assert_eq!(log[0]["learnt"]["requests"], 1);
+        std::fs::remove_dir_all(&learned).unwrap();
     }
 }
 
+/// Requests too few to be judged by one another wait, if their tokens are stored, until there are
+/// enough; otherwise they are learnt at once, without effect.
 #[test]
-fn folders_and_exports_are_made_with_care() {
+fn texts_one_by_one_are_learnt_together() {
     let folder = Folder::new();
-    let deep = folder.name("a/b");
-    fails(&["-p", "x", "-n", "1", "--learn", &deep], 1, &["a/b"]);
-    let little = folder.file("little.txt", "a word");
+    let (stored, passing) = (folder.name("stored"), folder.name("passing"));
+    let river = include_str!("../../tests/data/river-station.txt");
+    let events = |folder: &str| parsed(&run(&["learn", "log", folder, "--json"]));
+    for i in 0..4 {
+        let piece: String = river.chars().skip(i * 400).take(400).collect();
+        let flags = ["-p", &piece, "-n", "1", "--learn"];
+        if i < 2 {
+            text(&run(&[&flags[..], &[&passing]].concat()));
+            let learnt = events(&passing);
+            assert_eq!(learnt[i]["learnt"]["requests"], 1);
+            assert_eq!(in_effect(&passing), 0);
+        }
+        text(&run(&[&flags[..], &[&stored, "--learn-text"]].concat()));
+        assert_eq!(events(&stored) == json!([]), i < 3, "{i}");
+    }
+    let learnt = events(&stored);
+    assert_eq!(learnt[0]["learnt"]["requests"], 4);
+    assert!(
+        learnt[0]["judged"]["tokens"].as_u64().unwrap() > 50,
+        "{learnt}"
+    );
+}
+
+/// Flags of the release before work and say what they are now; those that are gone say what to do.
+#[test]
+fn old_flags_of_learning() {
+    let folder = Folder::new();
     let learned = folder.name("learned");
+    let out = run(&["-p", "x", "-n", "1", "--sona", &learned, "--sona_text"]);
+    text(&out);
+    let said = stderr(&out);
+    for new in ["`--learn`", "`--learn-text`"] {
+        assert!(said.contains(&format!("is now {new}")), "{said}");
+    }
+    let status = parsed(&run(&["sona", "status", &learned, "--json"]));
+    assert_eq!(status["with_tokens"], 1);
+    fails(
+        &["chat", "--learn", &learned, "--learn-every", "1"],
+        2,
+        &["--learn-every", "leave it out"],
+    );
+    fails(
+        &["-p", "x", "--learn", &learned, "--learn-export", "a.gguf"],
+        2,
+        &["ruvllm learn export DIR --as-lora -o FILE"],
+    );
+}
+
+/// What another model learnt, or what is no whole file, is refused and stays as it is.
+#[test]
+fn folders_of_earlier_releases_are_taken_with_care() {
+    let folder = Folder::new();
+    let model = demo();
+    let learned = folder.name("learned");
+    std::fs::create_dir_all(&learned).unwrap();
+    let bytes = Learner::new(&model, &LearnerOptions::default())
+        .unwrap()
+        .to_bytes()
+        .unwrap();
+    let file = folder.file("learned/learned.gguf", &bytes);
+    let other = tiny(&folder);
+    fails(
+        &["-m", &other, "-p", "a", "-n", "1", "--learn", &learned],
+        1,
+        &["learned.gguf", "another model"],
+    );
+    std::fs::write(&file, &bytes[..bytes.len() - 100]).unwrap();
+    fails(
+        &["-p", "x", "-n", "1", "--learn", &learned],
+        1,
+        &["learned.gguf", "incomplete"],
+    );
+    assert_eq!(in_effect(&learned), 0);
+    std::fs::write(&file, &bytes).unwrap();
+    text(&run(&["learn", "import", &learned, &file]));
+    assert_eq!(std::fs::read(&file).unwrap(), bytes);
+    let little = folder.file("little.txt", "a word");
     fails(
         &["calibrate", "-f", &little, "-o", &learned],
         1,
         &["too short"],
     );
-    let left: Vec<_> = std::fs::read_dir(&folder.0)
-        .unwrap()
-        .map(|e| e.unwrap().file_name())
-        .collect();
-    assert_eq!(left, ["little.txt"]);
-
-    let export = ["-p", "x", "-n", "1", "--learn", &learned, "--learn-export"];
-    fails(
-        &[&export[..], &[&little]].concat(),
-        1,
-        &["little.txt", "--overwrite"],
-    );
-    assert_eq!(std::fs::read(&little).unwrap(), b"a word");
-    let out = run(&[&export[..], &["-"]].concat());
-    assert_eq!(out.status.code(), Some(1));
 }
 
 #[test]
@@ -3484,7 +3529,7 @@ fn what_is_no_model_says_so() {
     let folder = Folder::new();
     let learned = folder.name("learned");
     text(&run(&["-p", "x", "-n", "1", "--learn", &learned]));
-    let state = folder.path("learned/learned.gguf");
+    let state = folder.path("learned/working.gguf");
     let said = text(&run(&["inspect", state.to_str().unwrap()]));
     assert!(said.contains("holds what was learnt"), "{said}");
     let adapter = concat!(
@@ -3979,7 +4024,7 @@ fn training_on_preferences() {
             "train",
             "-m",
             &model,
-            "--sona",
+            "--learn",
             &folder.name("s"),
             "-o",
             &folder.name("q"),

@@ -1176,16 +1176,16 @@ fn ends_while_loading() {
 #[test]
 fn learns_per_user() {
     use ruvllm_learn::sona::{EventKind, FolderOptions, SonaFolder};
-    let folder = std::env::temp_dir().join(format!("ruvllm-serve-sona-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("ruvllm-serve-learn-{}", std::process::id()));
     let users = folder.to_str().unwrap();
     let heldout = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo-heldout.txt");
     let flags = [
         "--temp",
         "0",
-        "--sona",
+        "--learn",
         users,
         "--learn-per-user",
-        "--sona-control",
+        "--learn-control",
         heldout,
     ];
     let server = Server::start(&[&flags[..], &["-c", "1024", "--api-key", "one,other"]].concat());
@@ -1287,9 +1287,9 @@ fn learns_per_user() {
 
     // Without keys, or without the flag, users would learn of one another.
     for (flags, why) in [
-        (&["--sona", users, "--learn-per-user"][..], "--api-key"),
+        (&["--learn", users, "--learn-per-user"][..], "--api-key"),
         (
-            &["--sona", users, "--api-key", "one,other"],
+            &["--learn", users, "--api-key", "one,other"],
             "--learn-per-user",
         ),
     ] {

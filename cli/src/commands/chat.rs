@@ -6,8 +6,7 @@
 
 use crate::flags::template::{Renderer, TemplateArgs, bos_text, eos_text, transcript_note};
 use crate::flags::{
-    Drafted, Learning, ModelArgs, ResidenceArgs, SonaArgs, TextArgs, begin, no_tokenizer, session,
-    speculate,
+    Drafted, Learning, ModelArgs, ResidenceArgs, TextArgs, begin, no_tokenizer, session, speculate,
 };
 use crate::io::conversations::{Kept, SessionName, state_folder};
 use crate::io::{
@@ -19,20 +18,18 @@ use rustyline::error::ReadlineError;
 use ruvllm::Model;
 use ruvllm::arch::KV_BLOCK;
 use ruvllm::chat::{Adjustment, ChatInputs, Message};
-use ruvllm::compute::PooledStates;
 use ruvllm::decode::{Speculation, StopReason};
-use ruvllm::engine::{AdapterId, CancelToken};
+use ruvllm::engine::CancelToken;
 use ruvllm::sample::Sampler;
 use ruvllm::session::Session;
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{DecodeError, Error, SessionError};
 use ruvllm_learn::Learning as _;
-use ruvllm_learn::sona::{Background, Sona, Trajectory, pooled_layer};
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,14 +37,14 @@ Examples:
   ruvllm chat -m model.gguf -sys \"You answer in one sentence.\" --temp 0.6
   echo \"What is the capital of France?\" | ruvllm chat -m model.gguf
   ruvllm chat -m model.gguf --session trip    go on with it another day
-  ruvllm chat -m model.gguf --sona mine       record it and learn from it; `ruvllm sona` shows and undoes
+  ruvllm chat -m model.gguf --learn mine      learn from it; `ruvllm learn` shows and undoes
 
 In a conversation: Ctrl-C stops an answer, Ctrl-D leaves. A line that ends in \\ goes on in the \
 next. /help tells the commands.";
 
 const COMMANDS: &str = "\
 /regen   answer the last message again
-/good    the answer was good: with --learn or --sona, the model learns from it
+/good    the answer was good: with --learn, the model learns from it
 /bad     the answer was bad
 /clear   forget the conversation
 /help    this list
@@ -86,25 +83,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     session: Option<SessionName>,
     #[command(flatten)]
-    sona: SonaArgs,
-    #[command(flatten)]
     text: TextArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let mut options = args.text.options();
     let system = match (&args.system_prompt, &args.system_prompt_file) {
         (Some(text), _) => Some(text.clone()),
         (None, Some(path)) => Some(without_last_newline(read_text(path)?)),
         (None, None) => None,
     };
     let model = args.model.open(&args.residence)?;
+    let options = args.text.options(&model);
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let sampler = args.text.sampling.sampler(&model, tokenizer)?;
     let (template, stop) = template(args, &model)?;
-    if args.sona.sona.is_some() {
-        options.pooled_layer = pooled_layer(&model);
-    }
     let mut session = session(&model, &args.text.session, &options, 1)?;
     let (kept, mut messages) = match &args.session {
         Some(name) => Kept::open(name).map(|(kept, messages)| (Some(kept), messages))?,
@@ -121,8 +113,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         args.text
             .speculation
             .begin(session.engine(), session.n_ctx(), &args.text.session)?;
-    let learning = args.text.learning.begin(&mut session)?;
-    let recording = Recording::begin(args, &session)?;
+    let session_id = args
+        .session
+        .as_ref()
+        .map_or_else(|| format!("chat-{}", unix_time()), SessionName::to_string);
+    let learning = args.text.begin_learning(&session, session_id)?;
     let cancel = session.cancel_token();
     let interactive = stdin_is_terminal() && io::stdout().is_terminal();
     let lines = Lines::new(interactive)?;
@@ -147,7 +142,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         session,
         speculation,
         learning,
-        recording,
         sampler,
         cancel,
         interactive,
@@ -183,10 +177,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(kept) => outcome.and(kept.save(&chat.session)),
         None => outcome,
     };
-    let outcome = chat.learning.end(&mut chat.session, outcome);
-    match (outcome, chat.recording) {
-        (Ok(()) | Err(Failure::Closed), Some(recording)) => recording.end(),
-        (outcome, _) => outcome,
+    match chat.learning {
+        Some(learning) => learning.end(&chat.session, outcome),
+        None => outcome,
     }
 }
 
@@ -198,107 +191,6 @@ fn template(args: &Args, model: &Model) -> Result<(Renderer, Vec<String>), Failu
     }
     let stop = [args.text.reverse_prompt.clone(), template.stops].concat();
     Ok((Renderer::new(&template.source)?, stop))
-}
-
-/// What is recorded of a conversation, and learnt in the background.
-struct Recording {
-    sona: Sona,
-    /// Learns until it is dropped.
-    background: Background,
-    /// The conversation's name.
-    session_id: String,
-    /// When this part of it began, in seconds since 1970, and answers since.
-    begun: u64,
-    n: usize,
-    /// The version in effect in the session, and its adapter, if it has one.
-    in_effect: (u64, Option<AdapterId>),
-}
-
-impl Recording {
-    fn begin(args: &Args, session: &Session) -> Result<Option<Recording>, Failure> {
-        let Some(folder) = &args.sona.sona else {
-            return Ok(None);
-        };
-        if args.text.learning.is_on() {
-            return Err(Failure::Usage(
-                "--learn and --sona both learn: give one of them".into(),
-            ));
-        }
-        let sona = args.sona.open(folder, "", session.engine())?;
-        let begun = unix_time();
-        let session_id = args
-            .session
-            .as_ref()
-            .map_or_else(|| format!("chat-{begun}"), SessionName::to_string);
-        let background = sona.start()?;
-        Ok(Some(Recording {
-            sona,
-            background,
-            session_id,
-            begun,
-            n: 0,
-            in_effect: (0, None),
-        }))
-    }
-
-    /// Brings the version in effect into the session, with what it learnt of the prompt's topic.
-    fn refresh(&mut self, session: &mut Session, prompt: &[u32]) -> Result<(), Failure> {
-        let generation = self.sona.generation();
-        if self.in_effect.0 == generation {
-            return Ok(());
-        }
-        if let Some(id) = self.in_effect.1.take() {
-            session.detach(id)?;
-        }
-        let adapter = self.sona.adapter(prompt)?;
-        self.in_effect = (
-            generation,
-            adapter
-                .map(|adapter| session.attach(adapter, 1.0))
-                .transpose()?,
-        );
-        Ok(())
-    }
-
-    /// Records an answer.
-    fn record(
-        &mut self,
-        prompt: &[u32],
-        answer: &[u32],
-        pooled: PooledStates,
-        latency: Duration,
-    ) -> Result<(), Failure> {
-        self.n += 1;
-        self.sona.record(Trajectory {
-            request_id: self.request_id(),
-            session_id: self.session_id.clone(),
-            n_prompt: prompt.len(),
-            n_answer: answer.len(),
-            query_embedding: pooled.prompt,
-            response_embedding: pooled.answer,
-            latency,
-            tokens: [prompt, answer].concat(),
-            ..Default::default()
-        })?;
-        Ok(())
-    }
-
-    fn request_id(&self) -> String {
-        format!("{}-{}", self.begun, self.n)
-    }
-
-    fn rate(&self, score: f32) {
-        match self.sona.rate(&self.request_id(), score) {
-            Ok(()) => note("Noted."),
-            Err(error) => note(format!("error: {error}")),
-        }
-    }
-
-    /// Learns what is left.
-    fn end(self) -> Result<(), Failure> {
-        drop(self.background);
-        Ok(self.sona.work()?)
-    }
 }
 
 struct Chat<'a> {
@@ -313,8 +205,7 @@ struct Chat<'a> {
     context_shift: Option<usize>,
     session: Session,
     speculation: Option<Speculation>,
-    learning: Learning<'a>,
-    recording: Option<Recording>,
+    learning: Option<Learning>,
     sampler: Sampler,
     cancel: CancelToken,
     /// Someone types and reads; otherwise lines come from a pipe or go to one.
@@ -453,8 +344,8 @@ impl Chat<'_> {
                             note("The conversation is forgotten.");
                         }
                         "/regen" => self.regenerate()?,
-                        "/good" => self.rate(1.0)?,
-                        "/bad" => self.rate(-1.0)?,
+                        "/good" => self.rate(true),
+                        "/bad" => self.rate(false),
                         word if is_command(word) => note(format!(
                             "error: {word} is no command; there are\n{COMMANDS}"
                         )),
@@ -486,20 +377,17 @@ impl Chat<'_> {
         self.answer()
     }
 
-    fn rate(&mut self, reward: f32) -> Result<(), Failure> {
-        if let Some(recording) = &self.recording {
-            recording.rate(if reward > 0.0 { 1.0 } else { 0.0 });
-            return Ok(());
-        }
-        if !self.args.text.learning.is_on() {
-            note("error: nothing is learnt here; start chat with --learn DIR or --sona DIR");
-            return Ok(());
-        }
-        match self.session.feedback(reward) {
-            Ok(_) => note("Learnt."),
+    /// Rates the last answer.
+    fn rate(&mut self, is_good: bool) {
+        let Some(learning) = &self.learning else {
+            note("error: nothing is learnt here; start chat with --learn DIR");
+            return;
+        };
+        match learning.rate(&mut self.session, is_good) {
+            Ok(true) => note("Learnt."),
+            Ok(false) => note("Noted."),
             Err(error) => note(format!("error: {error}")),
         }
-        self.learning.idle(&mut self.session)
     }
 
     fn regenerate(&mut self) -> Result<(), Failure> {
@@ -539,7 +427,10 @@ impl Chat<'_> {
         }
         self.messages.push(Message::assistant(answer));
         self.keep()?;
-        self.learning.idle(&mut self.session)
+        if self.learning.is_some() {
+            self.session.update()?;
+        }
+        Ok(())
     }
 
     /// Saves the messages, if they are to be kept.
@@ -552,8 +443,8 @@ impl Chat<'_> {
     /// Prints the answer to the conversation as it is, and collects it; notes on it for the user.
     fn generate(&mut self, answer: &mut String) -> Result<Vec<String>, Stop> {
         let ids = self.prompt()?;
-        if let Some(recording) = &mut self.recording {
-            recording.refresh(&mut self.session, &ids)?;
+        if let Some(learning) = &mut self.learning {
+            learning.refresh(&mut self.session, &ids)?;
         }
         let kept = match self.session.keep(&ids) {
             0 => self.session.reuse(&ids)?.total(),
@@ -595,8 +486,8 @@ impl Chat<'_> {
         let drafted = Drafted::of(&generation);
         let reason = generation.finish().map(|finish| finish.reason);
         drop(generation);
-        if let Some(recording) = &mut self.recording {
-            recording.record(&ids, &answer, self.session.take_pooled(), prefill + decode)?;
+        if let Some(learning) = &mut self.learning {
+            learning.record(&mut self.session, &ids, &answer, prefill + decode)?;
         }
         let mut notes = Vec::new();
         if self.args.text.verbose {

@@ -1,11 +1,12 @@
 //! `ruvllm generate`: continues a text. What the program does without a subcommand.
 
 use crate::flags::{
-    Drafted, ModelArgs, ResidenceArgs, TextArgs, begin, kv_bytes, no_tokenizer, session, speculate,
+    Drafted, ModelArgs, ResidenceArgs, TextArgs, begin, both, kv_bytes, no_tokenizer, session,
+    speculate,
 };
 use crate::io::{
     Failure, file_or_pipe, measured, milliseconds, note, on_interrupt, paint, per_second, print,
-    print_json, read_text, reason_name, unescape, without_last_newline,
+    print_json, read_text, reason_name, unescape, unix_time, without_last_newline,
 };
 use ruvllm::decode::{Speculation, StopReason};
 use ruvllm::sample::Sampler;
@@ -24,6 +25,7 @@ Examples:
   ruvllm -m model.gguf -p \"Q: 1+1?\\nA:\" -r \"Q:\"        -r ends the text before \"Q:\"
   ruvllm -m model.gguf -p \"Once\" -s 1 --json          ids, text, timings
   git diff | ruvllm -m model.gguf                     the prompt from a pipe
+  ruvllm -m model.gguf -f notes.txt --learn mine --learn-text     learn from it; see `ruvllm learn`
 
 Special tokens written in the prompt count as such. Sampling defaults give way to what the model \
 file recommends (general.sampling.*), and flags win over both.";
@@ -98,10 +100,10 @@ impl PromptArgs {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let prompt = args.prompt.text()?;
-    let options = args.text.options();
 
     let start = Instant::now();
     let model = args.model.open(&args.residence)?;
+    let options = args.text.options(&model);
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut sampler = args.text.sampling.sampler(&model, tokenizer)?;
     let mut session = session(&model, &args.text.session, &options, 1)?;
@@ -109,10 +111,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         args.text
             .speculation
             .begin(session.engine(), session.n_ctx(), &args.text.session)?;
-    let mut learning = args.text.learning.begin(&mut session)?;
+    let session_id = format!("generate-{}", unix_time());
+    let mut learning = args.text.begin_learning(&session, session_id)?;
     let load = start.elapsed();
 
     let prompt_ids = prompt_ids(tokenizer, &prompt, session.n_ctx())?;
+    if let Some(learning) = &mut learning {
+        learning.refresh(&mut session, &prompt_ids)?;
+    }
     let cancel = session.cancel_token();
     on_interrupt(move || cancel.cancel())?;
     let mut written = Written::default();
@@ -124,7 +130,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &prompt_ids,
         options.n_batch,
     );
-    let outcome = learning.end(&mut session, outcome);
+    let outcome = match learning {
+        Some(mut learning) => {
+            let latency = written.prefill + written.decode;
+            let recorded = learning.record(&mut session, &prompt_ids, &written.ids, latency);
+            learning.end(&session, both(outcome, recorded))
+        }
+        None => outcome,
+    };
     if speculation.is_some() {
         measured::keep(session.engine(), &args.model.label(), None);
     }

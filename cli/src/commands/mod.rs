@@ -3,7 +3,6 @@
 #[cfg(feature = "serve")]
 pub(crate) mod batch;
 pub(crate) mod bench;
-pub(crate) mod calibrate;
 #[cfg(feature = "chat")]
 pub(crate) mod chat;
 #[cfg(feature = "convert")]
@@ -13,6 +12,7 @@ pub(crate) mod doctor;
 pub(crate) mod embed;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+pub(crate) mod learn;
 #[cfg(feature = "pull")]
 pub(crate) mod list;
 pub(crate) mod logits;
@@ -29,7 +29,6 @@ pub(crate) mod rm;
 pub(crate) mod serve;
 #[cfg(feature = "chat")]
 pub(crate) mod sessions;
-pub(crate) mod sona;
 #[cfg(feature = "chat")]
 pub(crate) mod template;
 pub(crate) mod tokenize;
@@ -74,10 +73,8 @@ pub(crate) enum Command {
     Rerank(rerank::Args),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::Args),
-    /// Tell a learner what it must not forget
-    Calibrate(calibrate::Args),
-    /// See, undo and forget what was learnt by itself
-    Sona(sona::Args),
+    /// See, undo and forget what was learnt while running
+    Learn(learn::Args),
     /// Train a LoRA adapter on examples
     Train(Box<train::Args>),
     #[cfg(feature = "convert")]
@@ -128,8 +125,7 @@ pub(crate) fn execute(command: Command) -> Result<(), Failure> {
         Command::Embed(args) => embed::run(&args),
         Command::Rerank(args) => rerank::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
-        Command::Calibrate(args) => calibrate::run(&args),
-        Command::Sona(args) => sona::run(&args),
+        Command::Learn(args) => learn::run(&args),
         Command::Train(args) => train::run(&args),
         #[cfg(feature = "convert")]
         Command::Convert(args) => convert::run(&args),

@@ -7,7 +7,7 @@ const EXAMPLES: &str = "\
 Examples:
   ruvllm serve -m model.gguf
   ruvllm serve -m model.gguf --port 8081 --api-key secret -np 8 -c 8192
-  ruvllm serve -m model.gguf --api-key-file keys --sona users --learn-per-user --sona-control manual.txt
+  ruvllm serve -m model.gguf --api-key-file keys --learn users --learn-per-user --learn-control manual.txt
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
 
 Clients of the OpenAI API take http://127.0.0.1:8080/v1 as their base URL. Ctrl-C or SIGTERM stops taking requests and

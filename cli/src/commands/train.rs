@@ -20,7 +20,7 @@ Examples:
   ruvllm train -m model.gguf -f examples.jsonl --control manual.txt -o adapter.gguf --svg losses.svg
   ruvllm train -m model.gguf -f letters.txt --targets qv --rank 4 -o adapter.gguf
   ruvllm train -m model.gguf -f pairs.jsonl --loss dpo -o adapter.gguf
-  ruvllm train -m model.gguf --sona mine -o adapter.gguf      what was recorded, with --sona-text
+  ruvllm train -m model.gguf --learn mine -o adapter.gguf     what was recorded, with --learn-text
   ruvllm generate -m model.gguf --lora adapter.gguf -p \"…\"
 
 A .jsonl file has an example per line: {\"text\": …}, {\"prompt\": …, \"completion\": …} or {\"messages\": […]}, \
@@ -53,12 +53,12 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Train on the requests of this folder that were recorded with their tokens (see `ruvllm
-    /// sona`)
+    /// learn`)
     #[arg(long, value_name = "DIR", conflicts_with = "file")]
-    sona: Option<PathBuf>,
+    learn: Option<PathBuf>,
     /// Of requests that were rated only those with this rating or a better one are examples, with
     /// their answers
-    #[arg(long, value_name = "RATING", default_value_t = 0.5, requires = "sona")]
+    #[arg(long, value_name = "RATING", default_value_t = 0.5, requires = "learn")]
     quality_threshold: f32,
     /// Text of the kind that must not be forgotten
     #[arg(long, value_name = "FILE")]
@@ -173,14 +173,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     args.overwrite.check(&args.output)?;
     check_loss(args)?;
     let mut folder = args
-        .sona
+        .learn
         .as_deref()
         .map(|path| SonaFolder::open(path, &FolderOptions::default()))
         .transpose()?;
     let text = match &folder {
         Some(_) => None,
         None => {
-            let path = file_or_pipe(args.file.as_ref(), "-f FILE or --sona DIR")?;
+            let path = file_or_pipe(args.file.as_ref(), "-f FILE or --learn DIR")?;
             Some((read_text(&path)?, path))
         }
     };
@@ -273,9 +273,10 @@ fn check_loss(args: &Args) -> Result<(), Failure> {
             args.loss.name()
         )));
     }
-    if args.sona.is_some() && args.loss == Loss::Dpo {
+    if args.learn.is_some() && args.loss == Loss::Dpo {
         return Err(Failure::Usage(
-            "--loss dpo needs pairs, which --sona does not record; --loss kto takes ratings".into(),
+            "--loss dpo needs pairs, which --learn does not record; --loss kto takes ratings"
+                .into(),
         ));
     }
     Ok(())
@@ -360,7 +361,7 @@ fn recorded(
             "recorded"
         };
         let why = format!(
-            "no request was {which} with tokens that are to be learnt: --sona-text stores them"
+            "no request was {which} with tokens that are to be learnt: --learn-text stores them"
         );
         return Err(Failure::Work(format!("{path}: {why}")));
     }

@@ -2,6 +2,7 @@
 //! underscores (`--top_k`), no subcommand. Flags that llama.cpp has and this program has not are
 //! refused with what to do instead, never ignored.
 
+use super::renamed;
 use crate::io::Failure;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Command};
@@ -527,7 +528,13 @@ pub(crate) fn prepare(args: Vec<OsString>, cli: &Command) -> Result<Vec<OsString
             None if flag.starts_with("--") => flag.replace('_', "-"),
             None => flag.to_owned(),
         };
-        let known = subcommand.get_arguments().find(|arg| is_called(arg, &flag));
+        let find = |flag: &str| subcommand.get_arguments().find(|arg| is_called(arg, flag));
+        let mut known = find(&flag);
+        let mut flag = flag;
+        if let Some(new) = renamed::flag(&flag).filter(|new| find(new).is_some()) {
+            renamed::tell(&flag, new);
+            (flag, known) = (new.to_owned(), find(new));
+        }
         let of_server = if subcommand.get_name() == "serve" {
             UNSUPPORTED_BY_SERVER
         } else {
@@ -536,6 +543,7 @@ pub(crate) fn prepare(args: Vec<OsString>, cli: &Command) -> Result<Vec<OsString
         if known.is_none()
             && let Some((_, advice)) = of_server
                 .iter()
+                .chain(renamed::REMOVED)
                 .chain(UNSUPPORTED)
                 .find(|(names, _)| names.contains(&&*flag))
         {

@@ -6,7 +6,7 @@ mod demo;
 mod engine;
 #[cfg(feature = "grammar")]
 mod grammar;
-mod learning;
+mod learn;
 pub(crate) mod llama_cpp;
 mod lora;
 mod model;
@@ -14,8 +14,6 @@ mod overwrite;
 pub(crate) mod renamed;
 mod sampling;
 mod session;
-#[cfg(feature = "chat")]
-mod sona;
 mod speculation;
 #[cfg(feature = "chat")]
 pub(crate) mod template;
@@ -27,9 +25,9 @@ pub(crate) use demo::demo_metadata;
 pub(crate) use engine::engine;
 #[cfg(feature = "serve")]
 pub(crate) use grammar::lark_or_gbnf;
-pub(crate) use learning::Folder;
-#[cfg(feature = "chat")]
-pub(crate) use learning::Learning;
+#[cfg(feature = "serve")]
+pub(crate) use learn::LearnArgs;
+pub(crate) use learn::{Learning, both, earlier_file, open_folder};
 #[cfg(feature = "serve")]
 pub(crate) use lora::adapter_failure;
 pub(crate) use lora::{LoraArgs, open_adapter};
@@ -38,8 +36,6 @@ pub(crate) use overwrite::OverwriteArg;
 #[cfg(feature = "serve")]
 pub(crate) use sampling::SamplingArgs;
 pub(crate) use session::{SessionArgs, kv_bytes, session};
-#[cfg(feature = "chat")]
-pub(crate) use sona::SonaArgs;
 pub(crate) use speculation::{Drafted, SpeculationArgs, speculate};
 pub(crate) use text::{TextArgs, begin};
 pub(crate) use threads::{MAX_THREADS, ThreadsArg};

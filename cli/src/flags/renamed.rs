@@ -5,33 +5,76 @@ use crate::io::note;
 use clap::Command;
 use std::ffi::OsString;
 
-/// Commands that became subcommands of `bench`.
+/// Commands, and the words that they are now.
 const COMMANDS: &[(&str, &str)] = &[
-    ("batched-bench", "batch"),
-    ("formats", "formats"),
-    ("learn", "learning"),
+    ("batched-bench", "bench batch"),
+    ("formats", "bench formats"),
+    ("sona", "learn"),
+    (CALIBRATE, "learn calibrate"),
 ];
+
+/// The command whose folder was a flag, and the folder that it was without one.
+const CALIBRATE: &str = "calibrate";
+const CALIBRATED: &str = "learned";
 
 /// Flags of `bench` that became its subcommands, and whether these have a flag of that name.
-const FLAGS: &[(&str, &str, bool)] = &[
-    ("--kernels", "kernels", false),
-    ("--replay", "replay", true),
-    ("--spec-synthetic", "replay", true),
+const BENCH_FLAGS: &[(&str, &str, bool)] = &[
+    ("--kernels", "bench kernels", false),
+    ("--replay", "bench replay", true),
+    ("--spec-synthetic", "bench replay", true),
 ];
 
-/// The command line in today's names, after a note if they are others.
+/// Flags, and what they are now.
+const FLAGS: &[(&str, &str)] = &[
+    ("--sona", "--learn"),
+    ("--sona-text", "--learn-text"),
+    ("--sona-control", "--learn-control"),
+    ("--sona-quality-threshold", "--learn-quality-threshold"),
+    ("--sona-lr", "--learn-rate"),
+    ("--sona-min-samples", "--learn-min-samples"),
+    ("--sona-max-pending", "--learn-max-pending"),
+    ("--sona-interval-ms", "--learn-interval-ms"),
+    ("--sona-head-only", "--learn-head-only"),
+];
+
+/// Flags that are gone, and what to do instead.
+pub(crate) const REMOVED: &[(&[&str], &str)] = &[
+    (
+        &["--learn-every"],
+        "what is learnt in the background is saved at once, and the rest at the end; leave it out",
+    ),
+    (
+        &["--learn-export"],
+        "`ruvllm learn export DIR --as-lora -o FILE` writes it afterwards",
+    ),
+];
+
+/// Today's name of a flag that had another one.
+pub(crate) fn flag(old: &str) -> Option<&'static str> {
+    FLAGS
+        .iter()
+        .find(|(name, _)| *name == old)
+        .map(|(_, new)| *new)
+}
+
+/// Tells that a name is another one now.
+pub(crate) fn tell(old: &str, new: &str) {
+    note(format_args!(
+        "note: `{old}` is now `{new}`; the old name goes with the next release"
+    ));
+}
+
+/// The command line with today's names of commands, after a note if they are others.
 pub(crate) fn current(line: Vec<OsString>, cli: &Command) -> Vec<OsString> {
     let (line, renamed) = translated(line, cli);
-    if let Some((old, verb)) = renamed {
-        note(format_args!(
-            "note: `ruvllm {old}` is now `ruvllm bench {verb}`; the old name goes with the next release"
-        ));
+    if let Some((old, new)) = renamed {
+        tell(&format!("ruvllm {old}"), &format!("ruvllm {new}"));
     }
     line
 }
 
-/// The command line in today's names; if they are others, what was written, and the subcommand of
-/// `bench` that it is.
+/// The command line with today's names of commands; if they are others, what was written, and what
+/// it is now.
 pub(crate) fn translated(
     mut line: Vec<OsString>,
     cli: &Command,
@@ -43,9 +86,12 @@ pub(crate) fn translated(
         word.unwrap_or("").to_owned()
     };
     let name = word(&line, at);
-    if let Some(&(old, verb)) = COMMANDS.iter().find(|(old, _)| *old == name) {
-        line.splice(at..=at, ["bench".into(), verb.into()]);
-        return (line, Some((old.to_owned(), verb)));
+    if let Some(&(old, new)) = COMMANDS.iter().find(|(old, _)| *old == name) {
+        if old == CALIBRATE && !is_help {
+            place_folder(&mut line);
+        }
+        line.splice(at..=at, new.split(' ').map(OsString::from));
+        return (line, Some((old.to_owned(), new)));
     }
     let bench = cli
         .find_subcommand("bench")
@@ -62,7 +108,7 @@ pub(crate) fn translated(
         let (flag, value) = text
             .split_once('=')
             .map_or((&*text, None), |(flag, value)| (flag, Some(value)));
-        if let Some(&(old, verb, is_kept)) = FLAGS.iter().find(|(old, ..)| *old == flag) {
+        if let Some(&(old, verb, is_kept)) = BENCH_FLAGS.iter().find(|(old, ..)| *old == flag) {
             renamed = Some((format!("bench {old}"), verb));
             if !is_kept {
                 line.remove(i);
@@ -76,10 +122,31 @@ pub(crate) fn translated(
             1
         };
     }
-    if let Some((_, verb)) = renamed {
-        line.insert(2, verb.into());
+    if let Some((_, new)) = renamed {
+        line.splice(1..=1, new.split(' ').map(OsString::from));
     }
     (line, renamed)
+}
+
+/// Makes the folder of `calibrate`, which was the value of a flag, an argument without one.
+fn place_folder(line: &mut Vec<OsString>) {
+    let is_flag = |word: &OsString| word == "-o" || word == "--output";
+    if let Some(at) = line.iter().position(is_flag) {
+        line.remove(at);
+        return;
+    }
+    for word in &mut *line {
+        let value = word
+            .to_str()
+            .and_then(|word| word.strip_prefix("--output="));
+        if let Some(value) = value {
+            *word = value.into();
+            return;
+        }
+    }
+    if !line.iter().any(|word| word == "-h" || word == "--help") {
+        line.push(CALIBRATED.into());
+    }
 }
 
 /// Whether a value follows `flag` of `command`.

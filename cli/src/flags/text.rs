@@ -1,6 +1,6 @@
 //! Flags of commands that write one text, and how that begins.
 
-use super::learning::LearningArgs;
+use super::learn::{LearnArgs, Learning};
 use super::sampling::SamplingArgs;
 use super::session::SessionArgs;
 use super::speculation::SpeculationArgs;
@@ -9,9 +9,11 @@ use clap::builder::BoolishValueParser;
 use ruvllm::decode::Generation;
 use ruvllm::engine::SessionOptions;
 use ruvllm::kv::KvType;
+use ruvllm::model::Model;
 use ruvllm::sample::Sampler;
 use ruvllm::session::Session;
 use ruvllm_learn::Learning as _;
+use ruvllm_learn::sona::pooled_layer;
 
 /// What `generate` and `chat` share: how a text ends, what is learnt, session and sampler.
 #[derive(clap::Args)]
@@ -42,7 +44,10 @@ pub(crate) struct TextArgs {
     #[command(flatten)]
     pub(crate) speculation: SpeculationArgs,
     #[command(flatten)]
-    pub(crate) learning: LearningArgs,
+    pub(crate) learn: LearnArgs,
+    /// Generate with the mixture of the adapted model, n-grams and neighbours of what was learnt
+    #[arg(long, requires = "learn")]
+    learn_mixture: bool,
     #[command(flatten)]
     pub(crate) session: SessionArgs,
     #[command(flatten)]
@@ -50,14 +55,25 @@ pub(crate) struct TextArgs {
 }
 
 impl TextArgs {
-    /// Options of the session.
-    pub(crate) fn options(&self) -> SessionOptions {
+    /// Options of a session of the model.
+    pub(crate) fn options(&self, model: &Model) -> SessionOptions {
         let options = self.session.options(None, KvType::default());
         SessionOptions {
             context_shift: self.context_shift.then_some(self.keep as usize),
             keep_states: self.speculation.reads_states(),
+            pooled_layer: self.learn.folder.as_ref().and_then(|_| pooled_layer(model)),
             ..options
         }
+    }
+
+    /// Begins to learn what is said in a session of that name, if the flags say so.
+    pub(crate) fn begin_learning(
+        &self,
+        session: &Session,
+        session_id: String,
+    ) -> Result<Option<Learning>, Failure> {
+        self.learn
+            .begin(session.engine(), self.learn_mixture, session_id)
     }
 
     /// Most tokens to generate.

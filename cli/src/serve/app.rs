@@ -328,7 +328,7 @@ pub(super) fn load(
         &args.app,
         Purpose {
             alias: args.alias.clone(),
-            learns: args.sona.sona.is_some(),
+            learns: args.learn.folder.is_some(),
             reuse: Reuse::Any,
             max_requests: args.max_requests as usize,
             max_itl: args.max_itl_ms.map(Duration::from_millis),

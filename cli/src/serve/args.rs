@@ -5,7 +5,7 @@ use super::observe::audit_log::AuditLogArgs;
 use super::observe::log::LogArgs;
 use crate::flags::template::TemplateArgs;
 use crate::flags::{
-    ModelArgs, ResidenceArgs, SamplingArgs, SessionArgs, SonaArgs, SpeculationArgs,
+    LearnArgs, ModelArgs, ResidenceArgs, SamplingArgs, SessionArgs, SpeculationArgs,
 };
 use crate::io::{json_object, parse_size};
 use axum::http::HeaderValue;
@@ -106,11 +106,11 @@ pub(crate) struct ServerArgs {
     /// Time in one pass after which /health answers 503
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = positive)]
     pub(super) watchdog_seconds: f64,
-    /// With --sona: learn from each key's requests for that key alone
-    #[arg(long, requires = "sona")]
+    /// With --learn: learn from each key's requests for that key alone
+    #[arg(long, requires = "learn")]
     pub(super) learn_per_user: bool,
     #[command(flatten)]
-    pub(super) sona: SonaArgs,
+    pub(super) learn: LearnArgs,
     #[command(flatten)]
     pub(super) log: LogArgs,
     #[command(flatten)]

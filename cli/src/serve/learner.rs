@@ -24,7 +24,7 @@ impl Learner {
         tenant: &str,
         engine: &Engine,
     ) -> Result<Arc<Learner>, Failure> {
-        let sona = args.sona.open(folder, tenant, engine)?;
+        let sona = args.learn.open(folder, tenant, false, engine)?;
         let background = sona.start()?;
         Ok(Arc::new(Learner {
             sona,
@@ -38,7 +38,7 @@ impl Learner {
         keys: &[String],
         engine: &Engine,
     ) -> Result<Vec<Arc<Learner>>, Failure> {
-        let Some(folder) = &args.sona.sona else {
+        let Some(folder) = &args.learn.folder else {
             return Ok(Vec::new());
         };
         match (args.learn_per_user, keys) {
@@ -46,7 +46,7 @@ impl Learner {
             (false, _) => {
                 let why = "there are several keys, and what one user writes must not reach another";
                 Err(Failure::Usage(format!(
-                    "--sona: {why}: give --learn-per-user"
+                    "--learn: {why}: give --learn-per-user"
                 )))
             }
             (true, []) => Err(Failure::Usage(

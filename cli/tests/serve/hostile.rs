@@ -99,7 +99,7 @@ fn damaged_requests() {
     let (mut rng, sound) = (Rng(20), sound());
     for (path, body) in &sound {
         let (status, response) = server.send("POST", path, "", &body.to_string());
-        // What this model has not, and what needs `--sona`.
+        // What this model has not, and what needs `--learn`.
         let expected = match &path[..] {
             "/infill" => 501,
             "/v1/rerank" | "/feedback" => 400,

@@ -33,8 +33,9 @@ const SLICE: usize = 16;
 const CONTEXT: usize = 512;
 /// Most trajectories that are learnt before they are judged.
 const BATCH: usize = 64;
-/// One in so many trajectories is kept from a candidate, to judge it by.
-const JUDGED: usize = 4;
+/// One in so many trajectories is kept from what is learnt of a batch, to judge it by: what is learnt
+/// of fewer has no effect yet.
+pub const JUDGED: usize = 4;
 /// Most tokens of trajectories that wait to be learnt.
 const PENDING_TOKENS: usize = 4 << 20;
 /// Latest requests whose tokens are compared with those of the next one.
@@ -64,6 +65,7 @@ pub struct SonaBuilder {
     deep_trigger_threshold: f64,
     instant_lr: Option<f32>,
     inner_layers: bool,
+    mixture: Option<bool>,
     folder: FolderOptions,
     learner: LearnerOptions,
 }
@@ -135,6 +137,14 @@ impl SonaBuilder {
     #[must_use]
     pub fn inner_layers(mut self, on: bool) -> Self {
         self.inner_layers = on;
+        self
+    }
+
+    /// Whether text is generated with the mixture of all experts, by which what is learnt is then
+    /// judged. Default: as the folder's learner has it, at first no.
+    #[must_use]
+    pub fn mixture(mut self, on: bool) -> Self {
+        self.mixture = Some(on);
         self
     }
 
@@ -274,6 +284,7 @@ impl Sona {
             deep_trigger_threshold: 100.0,
             instant_lr: None,
             inner_layers: true,
+            mixture: None,
             folder: FolderOptions::default(),
             learner: LearnerOptions::default(),
         }
@@ -469,7 +480,7 @@ impl Sona {
         outcome?;
         let mut learner = learner.ok_or(LearnError::NotLearning)?;
         learner.limit_layers(&mut worker.session)?;
-        let learner = ready(&mut worker.session, learner, None)?;
+        let learner = ready(&mut worker.session, learner, &self.shared.options)?;
         self.begin_version(&mut worker, EventKind::Calibrated, learner)
     }
 
@@ -491,7 +502,7 @@ impl Sona {
         let mut learner = Learner::open(path, self.shared.engine.model())?;
         let mut worker = self.owner();
         learner.limit_layers(&mut worker.session)?;
-        let learner = ready(&mut worker.session, learner, self.shared.options.instant_lr)?;
+        let learner = ready(&mut worker.session, learner, &self.shared.options)?;
         self.begin_version(&mut worker, EventKind::Imported, learner)
     }
 
@@ -1060,15 +1071,18 @@ fn choose(engine: &Engine, learner: &Learner, prompt: &[u32]) -> Result<Option<u
     Ok((sum >= -2.0 * squares.sqrt()).then_some(topic))
 }
 
-/// A learner whose products are there, so that it has its effect; it learns at the rate
-/// `instant_lr`.
+/// A learner whose products are there, so that it has its effect; it learns and generates as the
+/// options say.
 fn ready(
     session: &mut Session,
     mut learner: Learner,
-    instant_lr: Option<f32>,
+    options: &SonaBuilder,
 ) -> Result<Learner, SonaError> {
-    if let Some(rate) = instant_lr {
+    if let Some(rate) = options.instant_lr {
         learner.set_rate(rate)?;
+    }
+    if let Some(on) = options.mixture {
+        learner.set_generate_with_mixture(on);
     }
     session.set_learner(learner)?;
     session
@@ -1087,10 +1101,7 @@ fn in_effect(
         0 => Learner::new(session.model(), &options.learner)?,
         version => Learner::open(folder.version_path(version), session.model())?,
     };
-    Ok((
-        Arc::new(ready(session, learner, options.instant_lr)?),
-        version,
-    ))
+    Ok((Arc::new(ready(session, learner, options)?), version))
 }
 
 /// What was learnt, whether or not it is in effect.
@@ -1105,7 +1116,7 @@ fn working(
         return Ok(Arc::clone(in_effect));
     }
     let learner = Learner::open(path, session.model())?;
-    Ok(Arc::new(ready(session, learner, options.instant_lr)?))
+    Ok(Arc::new(ready(session, learner, options)?))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

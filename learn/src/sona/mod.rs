@@ -36,5 +36,5 @@ mod trajectory;
 pub use error::SonaError;
 pub use event::{Event, EventKind};
 pub use folder::{FolderOptions, FolderStatus, SonaFolder};
-pub use learning::{Background, Sona, SonaBuilder};
+pub use learning::{Background, JUDGED, Sona, SonaBuilder};
 pub use trajectory::{Trajectory, pooled_layer};

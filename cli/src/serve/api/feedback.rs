@@ -23,7 +23,7 @@ pub(super) async fn feedback(
     fields.finish()?;
     let Some(learner) = app.learner(&caller).cloned() else {
         return Err(ApiError::wrong(
-            "nothing is recorded here: the server was started without --sona",
+            "nothing is recorded here: the server was started without --learn",
         ));
     };
     blocking(move || {

@@ -41,7 +41,7 @@ pub(crate) struct Params {
     /// Precision of its keys and values, if not the server's.
     pub(crate) kv_type: Option<KvType>,
     pub(crate) adapters: Vec<ChosenAdapter>,
-    /// Who asks, by the client's account: what `ruvllm sona forget` forgets.
+    /// Who asks, by the client's account: what `ruvllm learn forget` forgets.
     pub(crate) user: Option<String>,
 }
 

@@ -1,25 +1,29 @@
-//! `ruvllm sona`: what was recorded and learnt by itself, seen, undone and forgotten.
+//! `ruvllm learn`: what was recorded and learnt while running, seen, undone, forgotten and taken
+//! elsewhere.
 
-use crate::flags::{ModelArgs, OverwriteArg, ResidenceArgs, no_tokenizer};
+use crate::flags::{
+    ModelArgs, OverwriteArg, ResidenceArgs, earlier_file, no_tokenizer, open_folder,
+};
 use crate::io::{Failure, file_or_pipe, note, print, print_json, printable, read_text, size};
 use clap::Subcommand;
 use ruvllm::Tokenizer;
 use ruvllm::gguf::{Gguf, NewFile};
-use ruvllm_learn::TopicStatus;
 use ruvllm_learn::sona::{Event, FolderOptions, Sona, SonaFolder};
+use ruvllm_learn::{Learner, Learning, TopicStatus};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
 Examples:
-  ruvllm sona calibrate mine -f manual.txt     what must not be forgotten, before anything else
-  ruvllm chat --sona mine                      records, learns in the background, /good and /bad rate
-  ruvllm sona status mine
-  ruvllm sona log mine --json                  every change: when, from how much text, what it gained
-  ruvllm sona rollback mine 2                  back to version 2; 0 is the model alone
-  ruvllm sona forget mine trip                 all of the session `trip`, and what was learnt from it
-  ruvllm train --sona mine -o adapter.gguf     train an adapter on what was recorded with --sona-text
+  ruvllm learn calibrate mine -f manual.txt    what must not be forgotten, before anything else
+  ruvllm chat --learn mine                     learns from what you write, /good and /bad rate
+  ruvllm learn status mine
+  ruvllm learn log mine --json                 every change: when, from how much text, what it gained
+  ruvllm learn rollback mine 2                 back to version 2; 0 is the model alone
+  ruvllm learn forget mine trip                all of the session `trip`, and what was learnt from it
+  ruvllm learn export mine --as-lora -o a.gguf a LoRA adapter for any program
+  ruvllm train --learn mine -o adapter.gguf    train an adapter on what was recorded with --learn-text
 
 What was learnt takes effect as a new version only if text that was kept from it became likelier, and within the bound \
 on control text. A server with --learn-per-user has a folder like this for every key.";
@@ -33,7 +37,7 @@ pub(crate) struct Args {
 
 #[derive(clap::Args)]
 struct FolderArg {
-    /// Folder, as --sona takes it
+    /// Folder, as --learn takes it
     folder: PathBuf,
 }
 
@@ -92,8 +96,14 @@ enum Action {
         /// Its number [default: the version in effect]
         #[arg(long)]
         version: Option<u64>,
+        /// Write a LoRA adapter of the output head, for any program that applies such; -m says of
+        /// which model
+        #[arg(long)]
+        as_lora: bool,
         #[command(flatten)]
         overwrite: OverwriteArg,
+        #[command(flatten)]
+        with: WithModel,
     },
     /// Take an exported version into effect
     Import {
@@ -152,11 +162,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             folder,
             output,
             version,
+            as_lora,
             overwrite,
-        } => export(&folder.existing()?, *version, output, overwrite),
+            with,
+        } => {
+            let folder = folder.existing()?;
+            let path = version_path(&folder, version.unwrap_or(folder.version()))?;
+            overwrite.check(output)?;
+            match as_lora {
+                true => export_adapter(&path, output, with)?,
+                false => export(&path, output)?,
+            }
+            note(format!("wrote {}", output.display()));
+            Ok(())
+        }
         Action::Import { folder, file, with } => {
             let engine = with.model.open(&with.residence)?.engine()?;
-            let sona = Sona::builder().open(&folder.folder, &engine)?;
+            let sona = open_folder(Sona::builder(), &folder.folder, &engine)?;
             sona.import(file)?;
             note(format!("version {} is in effect", sona.generation()));
             Ok(())
@@ -165,7 +187,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let text = read_text(&file_or_pipe(file.as_ref(), "-f FILE")?)?;
             let model = with.model.open(&with.residence)?;
             let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&with.model))?;
-            let sona = Sona::builder().open(&folder.folder, &model.engine()?)?;
+            let sona = open_folder(Sona::builder(), &folder.folder, &model.engine()?)?;
             let tokens = tokenizer.encode(&text, true, false);
             sona.calibrate(&tokens)?;
             let n = sona.learner().n_control();
@@ -185,10 +207,20 @@ impl FolderArg {
         if !self.folder.is_dir() {
             let path = self.folder.display();
             return Err(Failure::Work(format!(
-                "there is no folder {path}; `ruvllm chat --sona {path}` makes it"
+                "there is no folder {path}; `ruvllm chat --learn {path}` makes it"
             )));
         }
-        Ok(SonaFolder::open(&self.folder, &FolderOptions::default())?)
+        let folder = SonaFolder::open(&self.folder, &FolderOptions::default())?;
+        if let Some(file) = earlier_file(&self.folder)
+            && folder.versions().is_empty()
+        {
+            let (path, file) = (self.folder.display(), file.display());
+            note(format!(
+                "{file} was written by an earlier release: `--learn {path}`, or `ruvllm learn import {path} {file}` \
+                 with its model, makes a version of it"
+            ));
+        }
+        Ok(folder)
     }
 }
 
@@ -342,20 +374,24 @@ fn version_path(folder: &SonaFolder, version: u64) -> Result<PathBuf, Failure> {
     Ok(folder.version_path(version))
 }
 
-fn export(
-    folder: &SonaFolder,
-    version: Option<u64>,
-    output: &Path,
-    overwrite: &OverwriteArg,
-) -> Result<(), Failure> {
-    let path = version_path(folder, version.unwrap_or(folder.version()))?;
-    overwrite.check(output)?;
-    let data = std::fs::read(&path).map_err(Failure::file(&path))?;
+/// Copies a version into a file.
+fn export(version: &Path, output: &Path) -> Result<(), Failure> {
+    let data = std::fs::read(version).map_err(Failure::file(version))?;
     let mut file = NewFile::create(output, true).map_err(Failure::file(output))?;
     file.write_all(&data)
         .and_then(|()| file.finish())
-        .map_err(Failure::file(output))?;
-    note(format!("wrote {}", output.display()));
+        .map_err(Failure::file(output))
+}
+
+/// Writes what a version changes in the output head as an adapter of the model.
+fn export_adapter(version: &Path, output: &Path, with: &WithModel) -> Result<(), Failure> {
+    let model = with.model.open(&with.residence)?;
+    // The adapter's products with the head are computed for a session.
+    let mut session = model.session()?;
+    session.set_learner(Learner::open(version, &model)?)?;
+    if let Some(learner) = session.learner() {
+        learner.to_adapter(&model)?.save(output)?;
+    }
     Ok(())
 }
 
