@@ -3124,7 +3124,7 @@ fn generating_uses_what_was_learnt() {
     fails(&export, 1, &["adapter.gguf", "--overwrite"]);
     assert_eq!(plain, ids_of(None));
     assert_eq!(adapted, ids_of(Some(learner.clone())));
-    let mut mixing = learner.clone();
+    let mut mixing = learner;
     mixing.set_generate_with_mixture(true);
     assert_eq!(mixed, ids_of(Some(mixing)));
     assert!(mixed != plain && mixed != adapted, "{mixed:?}");

@@ -3,12 +3,8 @@
 use crate::io::{Failure, note, paint, read_text, unix_time};
 use ruvllm::engine::Engine;
 use ruvllm::session::Session;
-#[cfg(feature = "chat")]
-use ruvllm_learn::LearnError;
-use ruvllm_learn::Learning as _;
-#[cfg(feature = "chat")]
-use ruvllm_learn::sona::SonaError;
-use ruvllm_learn::sona::{Background, JUDGED, Sona, SonaBuilder, Trajectory};
+use ruvllm_learn::sona::{Background, JUDGED, Sona, SonaBuilder, SonaError, Trajectory};
+use ruvllm_learn::{LearnError, Learning as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -134,12 +130,9 @@ pub(crate) fn open_folder(
     if let Some(file) = earlier_file(folder)
         && sona.status()?.versions.is_empty()
     {
-        sona.import(&file).map_err(|error| {
-            let (error, file) = (error.to_string(), file.display().to_string());
-            Failure::Work(match error.contains(&file) {
-                true => error,
-                false => format!("{file}: {error}"),
-            })
+        sona.import(&file).map_err(|error| match error {
+            SonaError::Learn(LearnError::Gguf(error)) => error.into(), // names the file
+            error => Failure::Work(format!("{}: {error}", file.display())),
         })?;
         note(format!(
             "{}, which an earlier release wrote, is version {} now; the file itself is not read any more",
