@@ -61,6 +61,7 @@ pub struct KvSpan<'a, T> {
     pub blocks: &'a [KvBlock<'a, T>],
 }
 
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 impl<T> KvSpan<'_, T> {
     /// Position after the last key.
     fn end(&self) -> usize {

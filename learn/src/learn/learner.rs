@@ -148,9 +148,11 @@ pub(crate) enum Source {
 /// moved between sessions, and saved to a file.
 ///
 /// ```
-/// use ruvllm::{Model, learn::{Learner, LearnerOptions}};
+/// use ruvllm::Model;
+/// use ruvllm_learn::{Learner, LearnerOptions, Learning};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # std::env::set_current_dir("..")?;
 /// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
 /// let tokenizer = model.tokenizer().ok_or("no tokenizer")?;
 /// let mut session = model.session()?;

@@ -19,20 +19,6 @@ const LEAST_CONTROL: usize = 64;
 const FISHER_DECAY: f32 = 0.9;
 
 /// What a [`Session`] with a [`Learner`] can do.
-///
-/// ```
-/// use ruvllm::Model;
-/// use ruvllm_learn::{Learner, LearnerOptions, Learning};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # std::env::set_current_dir("..")?;
-/// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
-/// let mut session = model.session()?;
-/// session.set_learner(Learner::new(&model, &LearnerOptions::default())?)?;
-/// let losses = session.observe(&[1, 2, 3, 1, 2, 3])?;
-/// assert_eq!(losses.n, 5);
-/// # Ok(()) }
-/// ```
 pub trait Learning {
     /// Lets the session learn with `learner`, new or loaded, which replaces one it has. The bound
     /// on forgetting holds from the first token on, whatever a file contained; only of inner

@@ -6,6 +6,7 @@ mod elementwise;
 mod matmul;
 mod peak;
 
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) use elementwise::ERFC;
 
 use super::acts::ActForm;
