@@ -286,7 +286,7 @@ impl App {
             name: purpose.alias.unwrap_or(file_name),
             path: args.model.label(),
             created: unix_time(),
-            created_at: format!("{}Z", LocalTime::now_utc()),
+            created_at: LocalTime::now_utc().strftime("%Y-%m-%dT%H:%M:%SZ"),
             n_ctx,
             n_parallel: schedule.n_parallel,
             max_requests: schedule.max_requests,

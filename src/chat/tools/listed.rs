@@ -53,7 +53,7 @@ pub(super) const fn format<T: Listed>() -> Format {
         scan: |text| scan(text, T::LIST.close),
         read: |block, tools| read(&T::LIST, block, tools),
         written: if T::LIST.keys.0.is_empty() {
-            written::at_the_end
+            written::in_json_by_name
         } else {
             written::in_json
         },

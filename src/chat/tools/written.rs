@@ -39,13 +39,8 @@ pub(super) fn at_the_end(_: &str, _: &[Tool]) -> Vec<Written> {
 /// Calls in JSON, as [`call::read_json`] reads them: an object, an array of them, or one in an
 /// object.
 pub(super) fn in_json(block: &str, _: &[Tool]) -> Vec<Written> {
-    let block = block.trim_start();
-    let objects = match block.strip_prefix('[') {
-        Some(items) => elements(items),
-        None => vec![block],
-    };
     let mut calls = Vec::new();
-    for object in objects {
+    for object in objects(block) {
         let members = members(object);
         match find(&members, &["tool_calls"]).and_then(|value| value.strip_prefix('[')) {
             Some(items) => calls.extend(elements(items).into_iter().filter_map(in_object)),
@@ -53,6 +48,23 @@ pub(super) fn in_json(block: &str, _: &[Tool]) -> Vec<Written> {
         }
     }
     calls
+}
+
+/// Calls in JSON in which the arguments have the function's name as their key.
+pub(super) fn in_json_by_name(block: &str, _: &[Tool]) -> Vec<Written> {
+    let members = objects(block).into_iter().flat_map(members);
+    members
+        .filter_map(|(name, arguments)| Written::of(&name, None, arguments))
+        .collect()
+}
+
+/// The objects of an array, or the one that there is.
+fn objects(block: &str) -> Vec<&str> {
+    let block = block.trim_start();
+    match block.strip_prefix('[') {
+        Some(items) => elements(items),
+        None => vec![block],
+    }
 }
 
 fn in_object(object: &str) -> Option<Written> {
