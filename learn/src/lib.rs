@@ -5,7 +5,7 @@
 //! | a session that learns from text and ratings | [`Learner`], [`Learning`] |
 //! | learning in the background, with a history that can be undone | [`sona`] |
 //! | adapters trained on examples and preferences | [`train`] |
-//! | gain and cost of learning on a text | [`bench`] |
+//! | gain and cost of learning on a text | [`mod@bench`] |
 //!
 //! It is a guest of the engine: a learner is a session's
 //! [`OutputHook`](ruvllm::compute::OutputHook), what is learnt in inner layers is an

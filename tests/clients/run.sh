@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Other people's clients against `ruvllm serve`: bash tests/clients/run.sh PROGRAM FOLDER
-# Installs them into FOLDER, in the versions of requirements.txt and package.json.
+# Installs them into FOLDER, in the versions of requirements.txt, requirements-frameworks.txt and package.json.
 set -euo pipefail
 program=$(realpath "$1")
 mkdir -p "$2"
@@ -9,6 +9,9 @@ cd "$(dirname "$0")"
 
 [ -x "$folder/venv/bin/python" ] || python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check --requirement requirements.txt
+# They and the others want different versions of what they have in common.
+[ -x "$folder/frameworks/bin/python" ] || python3 -m venv "$folder/frameworks"
+"$folder/frameworks/bin/pip" install --quiet --disable-pip-version-check --requirement requirements-frameworks.txt
 cp package.json package-lock.json clients.mjs "$folder"
 npm ci --silent --prefix "$folder"
 
@@ -17,7 +20,7 @@ trap 'kill "${servers[@]}" 2>/dev/null || true; wait' EXIT
 # Starts a server with these flags; its address is in `address`.
 serve() {
     local log=$folder/log-${#servers[@]}
-    "$program" serve --port 0 --temp 0 -c 2048 --api-key secret "$@" 2>"$log" &
+    "$program" serve --port 0 --temp 0 --api-key secret "$@" 2>"$log" &
     servers+=($!)
     for _ in $(seq 600); do
         address=$(sed -n 's/.* is ready on \(http:.*\)/\1/p' "$log")
@@ -28,9 +31,14 @@ serve() {
     cat "$log" >&2
     exit 1
 }
-serve --chat-template-file template.jinja
+serve -c 2048 --chat-template-file template.jinja
 of_lists=$address
-serve
+# Coding agents send 17,000 tokens; a small model ends no text by itself.
+serve -c 65536 --parallel 4 --grammar 'root ::= [A-Za-z ,]{1,40}'
+of_short_texts=$address
+serve -c 2048
 "$folder/venv/bin/python" clients.py "$address" "$of_lists"
 (cd "$folder" && node clients.mjs "$address")
 "$folder/venv/bin/python" proxy.py "$program"
+"$folder/frameworks/bin/python" frameworks.py "$of_short_texts" ../../models/ruvllm-rust-6m-q8_0.gguf
+python3 coding_agents.py "$of_short_texts" "$folder"

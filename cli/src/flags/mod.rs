@@ -27,7 +27,9 @@ pub(crate) use engine::engine;
 pub(crate) use grammar::lark_or_gbnf;
 #[cfg(feature = "serve")]
 pub(crate) use learn::LearnArgs;
-pub(crate) use learn::{Learning, both, earlier_file, open_folder};
+#[cfg(feature = "chat")]
+pub(crate) use learn::Learning;
+pub(crate) use learn::{both, earlier_file, open_folder};
 #[cfg(feature = "serve")]
 pub(crate) use lora::adapter_failure;
 pub(crate) use lora::{LoraArgs, open_adapter};

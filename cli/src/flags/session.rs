@@ -4,10 +4,10 @@ use super::cache_type::CacheTypeArgs;
 use super::engine::engine;
 use super::lora::LoraArgs;
 use super::threads::ThreadsArg;
-use crate::io::{Failure, memory, note, size};
+use crate::io::{Failure, note, size};
 use clap::Args;
 use ruvllm::SystemMemory;
-use ruvllm::engine::{CacheMode, DEFAULT_CTX, Engine, EngineOptions, PlanOptions, SessionOptions};
+use ruvllm::engine::{CacheMode, Engine, EngineOptions, PlanOptions, SessionOptions};
 use ruvllm::kv::KvType;
 use ruvllm::model::Model;
 use ruvllm::session::{Preset, Session};
@@ -113,6 +113,7 @@ impl SessionArgs {
     /// The same for a server, which has requests of any length: the model's own context unless the
     /// flags say otherwise, or the longest half, quarter and so on of it whose text fits into the
     /// memory that there is.
+    #[cfg(feature = "serve")]
     pub(crate) fn for_server(
         &self,
         options: &SessionOptions,
@@ -122,8 +123,8 @@ impl SessionArgs {
         if self.ctx_size.is_some() || self.preset.is_some() {
             return Ok(options);
         }
-        let bytes = model.memory_limit().or_else(memory::to_fill);
-        let least = DEFAULT_CTX.min(model.hparams().n_ctx_train);
+        let bytes = model.memory_limit().or_else(crate::io::memory::to_fill);
+        let least = ruvllm::engine::DEFAULT_CTX.min(model.hparams().n_ctx_train);
         let mut n_ctx = model.hparams().n_ctx_train.min(MAX_CTX as usize);
         while let Some(bytes) = bytes
             && n_ctx > least
