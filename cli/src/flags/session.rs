@@ -140,14 +140,30 @@ impl SessionArgs {
         Ok(options)
     }
 
-    /// An engine for sessions that learn or do not.
+    /// Most bytes for keys and values of all of a server's sequences: what the model and a pass
+    /// leave of the memory that there is, at least a whole context. Not set where --memory-limit
+    /// says it, or the system does not tell.
+    #[cfg(feature = "serve")]
+    pub(crate) fn kv_budget(
+        options: &SessionOptions,
+        model: &Model,
+    ) -> Result<Option<u64>, Failure> {
+        let plan = model.memory_plan(&options.clone().into())?;
+        let bytes = crate::io::memory::to_fill().filter(|_| model.memory_limit().is_none());
+        Ok(bytes.map(|bytes| bytes.saturating_sub(plan.needed() - plan.kv).max(plan.kv)))
+    }
+
+    /// An engine for sessions that learn or do not, with so many bytes for their keys and values,
+    /// if that is limited.
     pub(crate) fn engine(
         &self,
         model: &Model,
         learns: bool,
         options: &SessionOptions,
+        kv_budget: Option<u64>,
     ) -> Result<Engine, Failure> {
         let engine_options = EngineOptions {
+            kv_budget,
             prefix_folder: self.prompt_cache.clone(),
             prefix_folder_budget: Some(u64::from(self.prompt_cache_size) << 20),
             ..Default::default()
@@ -172,7 +188,9 @@ pub(crate) fn session(
 ) -> Result<Session, Failure> {
     let options = &args.for_model(options, model);
     let adapters = args.lora.open(model)?;
-    let mut session = args.engine(model, false, options)?.session_with(options)?;
+    let mut session = args
+        .engine(model, false, options, None)?
+        .session_with(options)?;
     for (adapter, scale) in adapters {
         session.attach(adapter, scale)?;
     }

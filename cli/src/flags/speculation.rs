@@ -64,7 +64,7 @@ impl SpeculationArgs {
         session: &SessionArgs,
     ) -> Result<Option<Speculation>, Failure> {
         let speculation = self.open(target, n_ctx, |model, options| {
-            session.engine(model, false, options)
+            session.engine(model, false, options, None)
         })?;
         if speculation.is_some() {
             measured::assume(target);

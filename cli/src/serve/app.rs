@@ -11,7 +11,7 @@ use super::observe::audit_log::{AuditLog, AuditLogArgs};
 use super::observe::metrics::Metrics;
 use super::observe::telemetry::{Telemetry, Watchdog};
 use crate::flags::template::{Renderer, bos_text, eos_text, transcript_note};
-use crate::flags::{adapter_failure, no_tokenizer};
+use crate::flags::{SessionArgs, adapter_failure, no_tokenizer};
 use crate::io::{Failure, measured, note, unix_time};
 use axum::http::HeaderValue;
 use ruvllm::chat::LocalTime;
@@ -252,7 +252,10 @@ impl App {
         options.keep_states = args.speculation.reads_states();
         let registry = AdapterRegistry::new(&model, args.lora_budget.unwrap_or(u64::MAX));
         let adapters = served_adapters(args, &registry)?;
-        let engine = args.session.engine(&model, purpose.learns, &options)?;
+        let kv_budget = SessionArgs::kv_budget(&options, &model)?;
+        let engine = args
+            .session
+            .engine(&model, purpose.learns, &options, kv_budget)?;
         let n_ctx = engine.sequence(&options)?.n_ctx();
         let speculation = args.speculation.begin(&engine, n_ctx, &args.session)?;
         let metrics = Metrics::new(&engine);

@@ -48,6 +48,15 @@ fn prompts_that_begin_alike_are_computed_once() {
     );
 }
 
+/// Keys and values of all requests are bounded by the memory that there is, also without a limit.
+#[test]
+fn the_pool_has_a_budget() {
+    let server = shared();
+    server.ask("/v1/completions", &completion("Ownership is", 4));
+    let usage = metric(&server, "llamacpp:kv_cache_usage_ratio");
+    assert!(usage > 0.0 && usage < 1.0, "{usage}");
+}
+
 /// A server has the model's own context, as far as its memory allows; elsewhere it is shorter.
 #[test]
 fn the_context_is_the_models_own() {
