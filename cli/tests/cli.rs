@@ -3207,9 +3207,7 @@ fn interrupted_text_is_kept() {
         );
         assert!(output.stdout.ends_with(b"\n"), "{name}");
         let status = parsed(&run(&["learn", "status", &learned, "--json"]));
-        assert_eq!(status["trajectories"], 1);
-        let log = parsed(&run(&["learn", "log", &learned, "--json"]));
-        assert_eq!(log[0]["learnt"]["requests"], 1);
+        assert_eq!(status["with_tokens"], 1);
         std::fs::remove_dir_all(&learned).unwrap();
     }
 
@@ -3260,13 +3258,12 @@ fn one_process_learns_into_a_folder_and_saves_when_asked_to_end() {
     signal(&child, "-TERM");
     assert_eq!(child.wait().unwrap().code(), Some(130));
     drop(input);
-    let log = parsed(&run(&["learn", "log", &learned, "--json"]));
-    assert_eq!(log[0]["learnt"]["requests"], 1);
-    let file = folder.path("learned/working.gguf");
-    assert_eq!(
-        std::fs::metadata(&file).unwrap().permissions().mode() & 0o777,
-        0o600
-    );
+    let status = parsed(&run(&["learn", "status", &learned, "--json"]));
+    assert_eq!(status["with_tokens"], 1);
+    for file in std::fs::read_dir(&learned).unwrap().map(Result::unwrap) {
+        let mode = file.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{:?} is for its owner", file.path());
+    }
     text(&run(&["-p", "x", "-n", "1", "--learn", &learned]));
 }
 
@@ -3285,33 +3282,25 @@ fn a_bad_line_ends_a_conversation_but_not_what_was_learnt() {
         let out = run_with_input(&flags, input);
         assert_eq!(out.status.code(), Some(1), "{}", stderr(&out));
         assert!(stderr(&out).contains(says), "{}", stderr(&out));
-        let log = parsed(&run(&["learn", "log", &learned, "--json"]));
-        assert_eq!(log[0]["learnt"]["requests"], 1);
+        let status = parsed(&run(&["learn", "status", &learned, "--json"]));
+        assert_eq!(status["with_tokens"], 1);
         std::fs::remove_dir_all(&learned).unwrap();
     }
 }
 
-/// Requests too few to be judged by one another wait, if their tokens are stored, until there are
-/// enough; otherwise they are learnt at once, without effect.
+/// Requests too few to be judged by one another wait in the folder until there are enough.
 #[test]
 fn texts_one_by_one_are_learnt_together() {
     let folder = Folder::new();
-    let (stored, passing) = (folder.name("stored"), folder.name("passing"));
+    let mine = folder.name("mine");
     let river = include_str!("../../tests/data/river-station.txt");
     let events = |folder: &str| parsed(&run(&["learn", "log", folder, "--json"]));
     for i in 0..4 {
         let piece: String = river.chars().skip(i * 400).take(400).collect();
-        let flags = ["-p", &piece, "-n", "1", "--learn"];
-        if i < 2 {
-            text(&run(&[&flags[..], &[&passing]].concat()));
-            let learnt = events(&passing);
-            assert_eq!(learnt[i]["learnt"]["requests"], 1);
-            assert_eq!(in_effect(&passing), 0);
-        }
-        text(&run(&[&flags[..], &[&stored, "--learn-text"]].concat()));
-        assert_eq!(events(&stored) == json!([]), i < 3, "{i}");
+        text(&run(&["-p", &piece, "-n", "1", "--learn", &mine]));
+        assert_eq!(events(&mine) == json!([]), i < 3, "{i}");
     }
-    let learnt = events(&stored);
+    let learnt = events(&mine);
     assert_eq!(learnt[0]["learnt"]["requests"], 4);
     assert!(
         learnt[0]["judged"]["tokens"].as_u64().unwrap() > 50,

@@ -25,7 +25,7 @@ Examples:
   ruvllm -m model.gguf -p \"Q: 1+1?\\nA:\" -r \"Q:\"        -r ends the text before \"Q:\"
   ruvllm -m model.gguf -p \"Once\" -s 1 --json          ids, text, timings
   git diff | ruvllm -m model.gguf                     the prompt from a pipe
-  ruvllm -m model.gguf -f notes.txt --learn mine --learn-text     learn from it; see `ruvllm learn`
+  ruvllm -m model.gguf -f notes.txt --learn mine      learn from it; see `ruvllm learn`
 
 Special tokens written in the prompt count as such. Sampling defaults give way to what the model \
 file recommends (general.sampling.*), and flags win over both.";

@@ -23,7 +23,7 @@ Examples:
   ruvllm learn rollback mine 2                 back to version 2; 0 is the model alone
   ruvllm learn forget mine trip                all of the session `trip`, and what was learnt from it
   ruvllm learn export mine --as-lora -o a.gguf a LoRA adapter for any program
-  ruvllm train --learn mine -o adapter.gguf    train an adapter on what was recorded with --learn-text
+  ruvllm train --learn mine -o adapter.gguf    train an adapter on what was recorded
 
 What was learnt takes effect as a new version only if text that was kept from it became likelier, and within the bound \
 on control text. A server with --learn-per-user has a folder like this for every key.";

@@ -20,7 +20,7 @@ Examples:
   ruvllm train -m model.gguf -f examples.jsonl --control manual.txt -o adapter.gguf --svg losses.svg
   ruvllm train -m model.gguf -f letters.txt --targets qv --rank 4 -o adapter.gguf
   ruvllm train -m model.gguf -f pairs.jsonl --loss dpo -o adapter.gguf
-  ruvllm train -m model.gguf --learn mine -o adapter.gguf     what was recorded, with --learn-text
+  ruvllm train -m model.gguf --learn mine -o adapter.gguf     what was recorded
   ruvllm generate -m model.gguf --lora adapter.gguf -p \"…\"
 
 A .jsonl file has an example per line: {\"text\": …}, {\"prompt\": …, \"completion\": …} or {\"messages\": […]}, \
@@ -361,7 +361,7 @@ fn recorded(
             "recorded"
         };
         let why = format!(
-            "no request was {which} with tokens that are to be learnt: --learn-text stores them"
+            "no request was {which} with tokens that are to be learnt: a server stores them with --learn-text"
         );
         return Err(Failure::Work(format!("{path}: {why}")));
     }

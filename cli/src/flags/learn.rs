@@ -19,7 +19,7 @@ pub(crate) struct LearnArgs {
     #[arg(id = "learn", long = "learn", value_name = "DIR")]
     pub(crate) folder: Option<PathBuf>,
     /// Store the tokens of requests, too: to learn the rest again after a session is forgotten,
-    /// and to train on
+    /// and to train on; `generate` and `chat` always do, so that what waits is not lost
     #[arg(long, requires = "learn")]
     learn_text: bool,
     /// Text that must not be forgotten, for a folder that has none yet
@@ -48,20 +48,26 @@ pub(crate) struct LearnArgs {
 }
 
 impl LearnArgs {
-    /// What is recorded and learnt in `folder`; with `mixture` text is generated, and what is
-    /// learnt judged, with the mixture of all that was learnt.
+    /// What is recorded and learnt from requests of others in `folder`.
+    #[cfg(feature = "serve")]
     pub(crate) fn open(
         &self,
         folder: &Path,
         tenant: &str,
-        mixture: bool,
         engine: &Engine,
     ) -> Result<Sona, Failure> {
-        let mut builder = Sona::builder()
-            .tenant(tenant)
-            .keep_text(self.learn_text)
-            .inner_layers(!self.learn_head_only)
-            .mixture(mixture);
+        let builder = Sona::builder().tenant(tenant).keep_text(self.learn_text);
+        self.open_with(builder, folder, engine)
+    }
+
+    /// As `builder` and the flags say.
+    fn open_with(
+        &self,
+        mut builder: SonaBuilder,
+        folder: &Path,
+        engine: &Engine,
+    ) -> Result<Sona, Failure> {
+        builder = builder.inner_layers(!self.learn_head_only);
         if let Some(rating) = self.learn_quality_threshold {
             builder = builder.quality_threshold(rating);
         }
@@ -95,7 +101,8 @@ impl LearnArgs {
         Ok(sona)
     }
 
-    /// Begins to learn what is said in a session of that name, if the flags say so.
+    /// Begins to learn what is said in a session of that name, if the flags say so; with `mixture`
+    /// text is generated, and what is learnt judged, with the mixture of all that was learnt.
     pub(crate) fn begin(
         &self,
         engine: &Engine,
@@ -105,12 +112,12 @@ impl LearnArgs {
         let Some(folder) = &self.folder else {
             return Ok(None);
         };
-        let sona = self.open(folder, "", mixture, engine)?;
+        let builder = Sona::builder().keep_text(true).mixture(mixture);
+        let sona = self.open_with(builder, folder, engine)?;
         let background = sona.start()?;
         Ok(Some(Learning {
             sona,
             background,
-            keeps_text: self.learn_text,
             session_id,
             begun: unix_time(),
             n: 0,
@@ -154,8 +161,6 @@ pub(crate) struct Learning {
     sona: Sona,
     /// Learns until it is dropped.
     background: Background,
-    /// Requests that wait are still there when the folder is opened again.
-    keeps_text: bool,
     /// The session's name.
     session_id: String,
     /// When this part of it began, in seconds since 1970, and answers since.
@@ -223,15 +228,14 @@ impl Learning {
         }
     }
 
-    /// Learns what is left, however the work ended; an interrupt ends that. Where too few requests
-    /// wait to judge them by one another, and their tokens are stored, they wait for the next
-    /// time.
+    /// Learns what is left, however the work ended; an interrupt ends that. Requests too few to be
+    /// judged by one another wait for the next time.
     ///
     /// # Errors
     /// What went wrong in the work, then what went wrong here.
     pub(crate) fn end(self, session: &Session, work: Result<(), Failure>) -> Result<(), Failure> {
         drop(self.background);
-        if self.keeps_text && self.sona.n_pending().0 < JUDGED {
+        if self.sona.n_pending().0 < JUDGED {
             return work;
         }
         // What was interrupted was the work.

@@ -24,7 +24,7 @@ impl Learner {
         tenant: &str,
         engine: &Engine,
     ) -> Result<Arc<Learner>, Failure> {
-        let sona = args.learn.open(folder, tenant, false, engine)?;
+        let sona = args.learn.open(folder, tenant, engine)?;
         let background = sona.start()?;
         Ok(Arc::new(Learner {
             sona,
