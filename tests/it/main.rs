@@ -17,6 +17,7 @@ mod conformance_grammar;
 mod conformance_logits;
 mod conformance_quant;
 mod conformance_tokenizer;
+#[cfg(feature = "chat")]
 mod conversations;
 mod demo;
 mod digests;
