@@ -4,7 +4,8 @@
 # CPU lacks would end it. Needs qemu-x86_64.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cargo build --locked --release
+# As tests build it, which need it as well: other features of what it depends on would compile all of it twice.
+cargo test --locked --release --no-run --test cli
 program=${CARGO_TARGET_DIR:-target}/release/ruvllm
 prompt=$(head -n 1 tests/data/greedy.txt)
 

