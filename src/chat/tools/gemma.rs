@@ -228,17 +228,8 @@ impl<'a> Rules<'a> {
                 _ => format!("\"[\" {items} \"]\""),
             });
         }
-        let required = schema.get("required").and_then(Value::as_array);
-        let is_required =
-            |name: &String| required.is_some_and(|names| names.iter().any(|other| other == name));
-        let listed = schema.get("properties").and_then(Value::as_object);
-        let parameters: Vec<_> = (listed.into_iter().flatten())
-            .filter(|(_, schema)| **schema != false)
-            .map(|(name, schema)| Parameter {
-                name,
-                schema,
-                required: is_required(name),
-            })
+        let parameters: Vec<_> = Parameter::listed(schema)
+            .filter(Parameter::is_possible)
             .collect();
         let is_open = match schema.get("additionalProperties") {
             None | Some(Value::Bool(true)) => true,

@@ -2,6 +2,7 @@
 //! objects and arrays are elements in elements.
 
 use crate::chat::tools::tagged::marked;
+use crate::chat::tools::values::Parameter;
 use crate::chat::tools::{Format, Opening, Tool, ToolCall, call, lark_text, written};
 use serde_json::{Map, Value};
 
@@ -27,11 +28,13 @@ pub(super) const FORMAT: Format = Format {
         for (i, tool) in tools.iter().enumerate() {
             let begin = format!("{MARK}<invoke name=\"{}\">", tool.name);
             let mut body = mark(&begin);
-            let parameters = tool.parameters.get("properties").and_then(Value::as_object);
-            for (k, (name, schema)) in parameters.into_iter().flatten().enumerate() {
-                let required = tool.parameters.get("required").and_then(Value::as_array);
-                let is_required = required.is_some_and(|names| names.iter().any(|n| n == name));
-                let optional = if is_required { "" } else { "?" };
+            for (k, parameter) in Parameter::listed(&tool.parameters).enumerate() {
+                let Parameter {
+                    name,
+                    schema,
+                    required,
+                } = parameter;
+                let optional = if required { "" } else { "?" };
                 body += &format!(" argument{i}_{k}{optional}");
                 let open = mark(&format!("{MARK}<{name}>"));
                 let close = format!("{MARK}</{name}>");

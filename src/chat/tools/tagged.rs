@@ -1,6 +1,7 @@
 //! Calls in tags: a name, then each argument between marks. A format of this kind is a table.
 
 use crate::chat::ChatError;
+use crate::chat::tools::values::Parameter;
 use crate::chat::tools::{
     Format, Marks, Opening, Scan, Tool, ToolCall, call, lark_text, values, written,
 };
@@ -177,11 +178,13 @@ fn grammar(tags: &Tags, tools: &[Tool], marks: &Marks<'_>) -> Result<String, Cha
     for (i, tool) in tools.iter().enumerate() {
         let head = mark(&format!("{open}{}", tool.name));
         let mut body = format!("{head} {} {}", tags.attributes, mark(named));
-        let parameters = tool.parameters.get("properties").and_then(Value::as_object);
-        for (k, (name, schema)) in parameters.into_iter().flatten().enumerate() {
-            let required = tool.parameters.get("required").and_then(Value::as_array);
-            let is_required = required.is_some_and(|names| names.iter().any(|n| n == name));
-            let optional = if is_required { "" } else { "?" };
+        for (k, parameter) in Parameter::listed(&tool.parameters).enumerate() {
+            let Parameter {
+                name,
+                schema,
+                required,
+            } = parameter;
+            let optional = if required { "" } else { "?" };
             body += &format!(" argument{i}_{k}{optional}");
             let opening =
                 |(between, _): &(&str, &str)| mark(&format!("{}{name}{between}", tags.argument[0]));

@@ -22,6 +22,25 @@ pub(super) struct Parameter<'a> {
     pub(super) required: bool,
 }
 
+impl<'a> Parameter<'a> {
+    /// The parameters that the schema of an object lists, in its order.
+    pub(super) fn listed(schema: &'a Value) -> impl Iterator<Item = Parameter<'a>> {
+        let required = schema.get("required").and_then(Value::as_array);
+        let listed = schema.get("properties").and_then(Value::as_object);
+        let listed = listed.into_iter().flatten();
+        listed.map(move |(name, schema)| Parameter {
+            name,
+            schema,
+            required: required.is_some_and(|names| names.iter().any(|other| other == name)),
+        })
+    }
+
+    /// Whether it may have a value.
+    pub(super) fn is_possible(&self) -> bool {
+        *self.schema != false
+    }
+}
+
 /// A tool whose grammar is written: its number, and what names the schemas in it.
 #[derive(Clone, Copy)]
 pub(super) struct Schemas<'a> {
@@ -50,17 +69,8 @@ impl<'a> Schemas<'a> {
         for (key, _) in members.filter(|(key, _)| !known.contains(&&key[..])) {
             self.loosen("", key, "cannot be enforced in the model's format")?;
         }
-        let required = root.get("required").and_then(Value::as_array);
-        let is_required =
-            |name: &str| required.is_some_and(|names| names.iter().any(|other| other == name));
-        let listed = root.get("properties").and_then(Value::as_object);
-        let parameters: Vec<_> = (listed.into_iter().flatten())
-            .filter(|(_, schema)| **schema != false)
-            .map(|(name, schema)| Parameter {
-                name,
-                schema,
-                required: is_required(name),
-            })
+        let parameters: Vec<_> = Parameter::listed(root)
+            .filter(Parameter::is_possible)
             .collect();
         let is_closed = root.get("additionalProperties") == Some(&false.into());
         Ok(Arguments {
