@@ -19,7 +19,6 @@
 
 pub mod bench;
 mod clock;
-mod hash;
 mod learn;
 pub mod sona;
 pub mod train;

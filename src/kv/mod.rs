@@ -15,7 +15,7 @@
 
 mod error;
 mod folder;
-mod hash;
+pub mod hash;
 mod layout;
 mod page;
 mod pool;

@@ -1,12 +1,12 @@
 //! The folder in which everything is kept; what its owner can see and undo without the model.
 
 use crate::clock::unix_millis;
-use crate::hash::{SEED, mix};
 use crate::learn::{TopicStatus, topics_in};
 use crate::sona::SonaError;
 use crate::sona::event::{Event, EventKind};
 use crate::sona::log::{Limits, Log};
 use crate::sona::trajectory::{Record, Trajectory};
+use ruvllm::kv::hash::{SEED, mix};
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;

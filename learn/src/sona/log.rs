@@ -8,9 +8,9 @@
 //! A block that the end of the last segment cuts off was being written when the process ended: it
 //! is dropped. Anything else that does not fit its checksum is damage, and the log is refused.
 
-use crate::hash::{SEED, mix};
 use crate::sona::SonaError;
 use ruvllm::gguf::NewFile;
+use ruvllm::kv::hash::{SEED, mix};
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};

@@ -1,10 +1,10 @@
 //! Examples to train on.
 
-use crate::hash::mix;
 use crate::learn::LearnError;
 use crate::train::Loss;
 use ruvllm::Session;
 use ruvllm::engine::AdapterId;
+use ruvllm::kv::hash::mix;
 use ruvllm::lora::Gradients;
 use ruvllm::session::Task;
 

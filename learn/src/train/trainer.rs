@@ -1,6 +1,5 @@
 //! Training, step by step.
 
-use crate::hash::{SEED, mix};
 use crate::learn::LearnError;
 use crate::train::ewc::Ewc;
 use crate::train::example::Judgement;
@@ -14,6 +13,7 @@ use ruvllm::SessionError;
 use ruvllm::engine::AdapterId;
 use ruvllm::engine::Engine;
 use ruvllm::engine::{CancelToken, SessionOptions};
+use ruvllm::kv::hash::{SEED, mix};
 use ruvllm::lora::{Adam, Adapter, Gradients, Optimiser};
 use std::sync::Arc;
 
