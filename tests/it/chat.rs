@@ -87,6 +87,29 @@ fn errors_say_where() {
 }
 
 #[test]
+fn broken_sources_are_typed_errors() {
+    // The first is what fuzzing found: a tag that breaks off inside its marks, behind a macro.
+    let sources = [
+        "{% macro say(x, y='a') %}{{ x }}{% endmacro %}{{ say)'b') }}{n%g %}{{",
+        "{% macro m(x, y='ä}}') -%}{{- x ~ '%}' ~ varargs | join('€') -}}{%- endmacro -%}é{{ m(1, *[2]) }}",
+        "{#- ç -#}{% raw -%}{{ ñ {%- endraw %}{% for m in messages if m.role != '{%' %}{{+ m.role +}}\
+         {% else %}∅{% endfor %}{{ {'k': [0, 2.0, (1,), none]}['k'][-1:] }}",
+    ];
+    for source in sources {
+        let ends = source.char_indices().map(|(i, _)| i).chain([source.len()]);
+        for end in ends {
+            // Each end, cut off as it is, before one byte more of a mark and before a wide letter.
+            for last in ["", "{", "%", "}", "-", "'", "é"] {
+                let cut = format!("{}{last}", &source[..end]);
+                if let Ok(template) = ChatTemplate::parse(&cut) {
+                    let _ = template.render(&inputs());
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn kwargs_reach_the_template_and_win() {
     let mut inputs = inputs();
     inputs.kwargs.insert("enable_thinking".into(), json!(false));

@@ -16,8 +16,12 @@ pub(super) fn variadic_macros(source: &str) -> HashMap<String, Variadic> {
     let (mut at, mut open) = (0, Vec::new());
     while let Some(tag) = next_tag(source, at) {
         at = tag.end;
+        // Only these have parts: what breaks off may be shorter than its marks.
+        if !matches!(tag.kind, Kind::Expression | Kind::Statement) {
+            continue;
+        }
         let (_, inner, _) = tag.parts(source);
-        let Ok(tokens) = tokens(if tag.kind == Kind::Raw { "" } else { inner }) else {
+        let Ok(tokens) = tokens(inner) else {
             continue;
         };
         let has = |name: &str| {

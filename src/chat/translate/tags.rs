@@ -18,7 +18,8 @@ pub(super) struct Tag {
 }
 
 impl Tag {
-    /// The opening with its sign, what is inside, the sign and the closing.
+    /// The opening with its sign, what is inside, the sign and the closing; of an expression or a
+    /// statement.
     pub(super) fn parts<'a>(&self, source: &'a str) -> (&'a str, &'a str, &'a str) {
         let whole = &source[self.start..self.end];
         let signed = |c: Option<&u8>| matches!(c, Some(b'-' | b'+'));
