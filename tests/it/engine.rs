@@ -2,11 +2,11 @@
 //! (`tests/reference.py`), and what sessions promise.
 
 use crate::common::emulated;
-use crate::run::{OnLevel, Pass, engine, session_on};
+use crate::run::{OnLevel, Pass, session_on};
 use crate::tiny::{N_EMBD, N_VOCAB, TOKENS, Tiny};
 use ruvllm::arch::Arch;
 use ruvllm::compute::Tap;
-use ruvllm::engine::{CancelToken, SessionOptions};
+use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::{Gguf, StringArray, Value, Writer};
 use ruvllm::kv::KvType;
 use ruvllm::model::{Hparams, Model, OpenOptions, RopeScaling, Unknown, supported_architectures};
@@ -154,25 +154,6 @@ fn prefill_equals_decodes() {
 }
 
 #[test]
-fn any_number_of_threads_gives_the_same_bits() {
-    for tiny in Tiny::ALL {
-        for dtype in [DType::F32, DType::Q8_0, DType::Q4_0] {
-            for arch in Arch::available() {
-                let model = tiny.model(dtype).on(arch);
-                for n_batch in [1, 64] {
-                    let [one, two, three] =
-                        [1, 2, 3].map(|n| logits(&mut session(&model, n_batch, n), &TOKENS));
-                    assert!(
-                        one == two && two == three,
-                        "{tiny:?} {dtype:?} {arch:?} batch {n_batch}"
-                    );
-                }
-            }
-        }
-    }
-}
-
-#[test]
 fn rewinding_and_forking_leave_no_trace() {
     for tiny in Tiny::ALL {
         let model = tiny.model(DType::Q8_0);
@@ -268,43 +249,6 @@ fn misuse_is_a_typed_error_and_changes_nothing() {
         logits(&mut session_on(&model, 1, &huge), &[1, 2]),
         logits(&mut self::session(&model, 64, 1), &[1, 2])
     );
-}
-
-#[test]
-fn cancelling_ends_a_prefill_and_keeps_whole_batches() {
-    let model = Tiny::Llama.model(DType::F32);
-    let cancel = CancelToken::default();
-    let mut cancelled = session(&model, 4, 2);
-    cancelled.set_cancel_token(cancel.clone());
-    let seen = cancelled.prefill_each(&TOKENS, 0, |i, _| {
-        if i == 5 {
-            cancel.cancel();
-        }
-    });
-    assert!(matches!(seen, Err(SessionError::Cancelled)));
-    assert_eq!(cancelled.position(), 8);
-    cancel.reset();
-    let expected = logits(&mut session(&model, 64, 1), &TOKENS);
-    assert_eq!(cancelled.prefilled(&TOKENS[8..]), &expected[11 * N_VOCAB..]);
-}
-
-#[test]
-fn sessions_share_an_engine() {
-    let model = Tiny::Gemma2.model(DType::Q8_0);
-    let expected = logits(&mut session(&model, 1, 1), &TOKENS);
-    let engine = engine(&model, 2);
-    std::thread::scope(|s| {
-        for _ in 0..3 {
-            s.spawn(|| {
-                for _ in 0..20 {
-                    assert_eq!(
-                        logits(&mut engine.session_with(&options(1)).unwrap(), &TOKENS),
-                        expected
-                    );
-                }
-            });
-        }
-    });
 }
 
 /// A session needs no larger stack than threads commonly have, whatever the products of its level
