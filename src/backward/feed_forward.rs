@@ -4,8 +4,11 @@ use crate::backward::buffers::LayerBuffers;
 use crate::backward::tape::Tape;
 use crate::compute::linear::{Ctx, Product};
 use crate::forward::{choose_experts, divisor};
+use crate::layers::activation::spec::Activation;
 use crate::layers::activation::{sigmoid, squared_relu};
-use crate::model::{Activation, Ffn, Gating, Moe, MoeSpec};
+use crate::layers::dense_ffn::weights::Ffn;
+use crate::layers::moe::spec::{Gating, MoeSpec};
+use crate::layers::moe::weights::Moe;
 
 /// Rows of a feed-forward layer; `y` for its output, if it is needed.
 pub(super) struct FfnBuffers<'b> {
@@ -84,7 +87,7 @@ pub(super) fn feed_forward_backward(
     }
 }
 
-/// Called for features that [`Hparams::without_gradient`] names, which were refused before.
+/// Called for features that [`supports`](crate::backward::supports::supports) has refused before.
 pub(super) fn refused() {
     unreachable!("Session::gradient refuses this model");
 }

@@ -1,6 +1,8 @@
 //! Activations without kernels at any level: plain code, with the same bits at all levels. NaN
 //! stays NaN, unlike with `f32::max` and `min`.
 
+pub(crate) mod spec;
+
 /// `max(x, 0)²`.
 pub(crate) fn squared_relu(x: &mut [f32]) {
     for x in x {

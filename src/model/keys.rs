@@ -1,11 +1,15 @@
 //! Metadata keys of an architecture, each of which is read, or refused.
 
 use crate::gguf::{Array, Metadata, TensorInfo, Value};
+use crate::layers::activation::spec::Activation;
+use crate::layers::classifier::{ClassifierActivation, ClassifierSpec, Pooling};
+use crate::layers::dense_ffn::spec::DenseSpec;
+use crate::layers::layer::spec::FfnSpec;
+use crate::layers::mamba::spec::{MambaNorms, MambaSpec};
+use crate::layers::mamba2::spec::Mamba2Spec;
+use crate::layers::moe::spec::{ExpertGroups, Gating, MAX_EXPERT, MoeSpec, SharedSpec};
+use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::model::ModelError;
-use crate::model::spec::{
-    Activation, ClassifierActivation, ClassifierSpec, DenseSpec, ExpertGroups, FfnSpec, Gating,
-    MAX_EXPERT, Mamba2Spec, MambaNorms, MambaSpec, MoeSpec, Pooling, RecurrentSpec, SharedSpec,
-};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;

@@ -1,13 +1,15 @@
 //! What a family says of its hyper-parameters beyond those of llama.
 
 use crate::arch::MAX_HEAD_DIM;
+use crate::layers::attention::spec::Temperature;
+use crate::layers::hparams::Hparams;
+use crate::layers::latent::spec::LatentSpec;
+use crate::layers::layer::spec::{Biases, LayerSpec, Mixer};
+use crate::layers::norm::spec::Norms;
+use crate::layers::recurrent::spec::RecurrentSpec;
+use crate::layers::rope::spec::{Rope, RopeId, RopeScaling};
 use crate::model::ModelError;
-use crate::model::hparams::Hparams;
 use crate::model::keys::Keys;
-use crate::model::rope::{Rope, RopeScaling};
-use crate::model::spec::{
-    Biases, LatentSpec, LayerSpec, Mixer, Norms, RecurrentSpec, RopeId, Temperature,
-};
 
 impl Hparams {
     /// Sets the placement of norms in all layers.

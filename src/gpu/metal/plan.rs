@@ -7,14 +7,26 @@
 //! `attention_prompt`, even a single one. The head computes all rows as generated ones.
 
 use crate::arch::KvType;
+use crate::compute::weight::{Linear, Weight};
 use crate::gpu::metal::MetalError;
 use crate::gpu::metal::kernels::*;
+use crate::gpu::metal::supports::supports;
 use crate::gpu::{Batch, BatchSlot};
+use crate::layers::activation::spec::Activation;
+use crate::layers::attention::spec::{AttnSpec, QkNorm};
+use crate::layers::attention::weights::Attn;
+use crate::layers::dense_ffn::weights::Ffn;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::{LayerSpec, Mixer};
+use crate::layers::layer::weights::{FeedForward, Layer};
+use crate::layers::moe::spec::{Gating, MoeSpec};
+use crate::layers::moe::weights::Moe;
+use crate::layers::norm::spec::{NormKind, Norms};
+use crate::layers::norm::weights::Norm;
+use crate::layers::rope::spec::RopeOrder;
+use crate::layers::unsupported::Unsupported;
 use crate::lora::{Adapter, Attached};
-use crate::model::{
-    Activation, Attn, AttnSpec, FeedForward, Ffn, Gating, Hparams, Layer, LayerSpec, Linear, Mixer,
-    Model, Moe, MoeSpec, Norm, NormKind, Norms, QkNorm, RopeOrder, Weight, Weights,
-};
+use crate::model::{Model, Weights};
 use crate::quant::DType;
 use std::ops::Range;
 use std::sync::Arc;
@@ -366,44 +378,14 @@ impl<'m, 'b> Planner<'m, 'b> {
         batch: &Batch<'_>,
         raw: bool,
     ) -> Result<Plan<'m>, MetalError> {
-        // Every field of the model, the layers and their weights is named: a new one must be
-        // computed or refused here.
-        let &Hparams {
-            arch: _,
-            n_vocab,
-            n_ctx_train: _,
-            n_embd: _,
-            n_layer,
-            n_part: _,
-            n_mtp: _,
-            is_mtp: _, // in `forward_only`
-            norm: _,
-            norm_eps: _,
-            embd_scale,
-            embd_norm: _, // in `forward_only`
-            token_types: _,
-            final_norm: _,
-            learned_positions: _,
-            logit_scale: _, // in `logit_transform`
-            final_softcap: _,
-            head_bias: _,
-            pooling: _, // after the model
-            classifier: _,
-            dense: _,
-            ropes: _,
-            layers: _,
-            kv_layers: _,
-            streams: _,
-            per_layer_embd: _,
-        } = self.h;
-        if let Some(what) = self.h.forward_only() {
-            return Err(refused(what.to_string()));
-        }
+        supports(self.h).map_err(|Unsupported(what)| refused(what.to_string()))?;
+        let (n_vocab, n_layer, embd_scale) = (self.h.n_vocab, self.h.n_layer, self.h.embd_scale);
+        // Every field of the weights is named: a new one must be computed or refused.
         let w = self.model.weights();
         let Weights {
             token_embd,
-            mtp: _,       // in `forward_only`
-            per_layer: _, // in `forward_only`
+            mtp: _, // this and what is not named is in `supports`
+            per_layer: _,
             position_embd: _,
             token_types: _,
             embd_norm: _,
@@ -412,7 +394,6 @@ impl<'m, 'b> Planner<'m, 'b> {
             output,
             dense: _,
             rope_factors: _, // in the angles
-            rope_factors_short_long: _,
             shapes: _,
             classifier: _,
             alt_up: _,
@@ -769,18 +750,10 @@ impl<'m, 'b> Planner<'m, 'b> {
         w: &'m Layer,
         outputs: Option<&RowSet>,
     ) -> Result<(), MetalError> {
-        let LayerSpec {
-            mixer,
-            ffn: _,
-            norms,
-            biases: _,
-            residual_scale,
-            output_scale: _,
-        } = spec;
         let Layer {
             attn_norm,
             attn: weights,
-            recurrent: _, // in `forward_only`
+            recurrent: _, // this and what is not named is in `supports`
             post_attn_norm,
             ffn_norm,
             ffn,
@@ -789,7 +762,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             alt_up: _,
             output_scale: _,
         } = w;
-        let (Mixer::Attention(attn), Some(weights)) = (mixer, weights) else {
+        let (Mixer::Attention(attn), Some(weights)) = (&spec.mixer, weights) else {
             return Err(refused(format!("the mixer of layer {i}")));
         };
         let Attn {
@@ -823,9 +796,9 @@ impl<'m, 'b> Planner<'m, 'b> {
         self.leave(
             Intermediate::AttnOut,
             post_attn_norm.as_ref(),
-            *residual_scale,
+            spec.residual_scale,
         )?;
-        let input = if *norms == Norms::Shared {
+        let input = if spec.norms == Norms::Shared {
             self.enter(None)?;
             normed
         } else {
@@ -841,7 +814,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         self.leave(
             Intermediate::FfnOut,
             post_ffn_norm.as_ref(),
-            *residual_scale,
+            spec.residual_scale,
         )
     }
 
@@ -878,7 +851,7 @@ impl<'m, 'b> Planner<'m, 'b> {
                 Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated | QkNorm::LayerByHead) | None,
                 _,
             )
-            | (_, None) => {} // the ones are in `forward_only`
+            | (_, None) => {} // the ones are in `supports`
         }
         if let Some(id) = spec.rope {
             let rope = &self.h.ropes[id.index()];
@@ -970,7 +943,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         w: &'m Attn,
         normed: Name<'m>,
     ) -> Result<(), MetalError> {
-        let AttnSpec {
+        let &AttnSpec {
             n_head,
             n_head_kv,
             head_dim,
@@ -978,22 +951,8 @@ impl<'m, 'b> Planner<'m, 'b> {
             scale,
             softcap,
             window,
-            rope: _,
-            qk_norm: _,
-            sinks: _, // among the weights
-            clip: _,  // this and what follows is in `forward_only`
-            value_scale: _,
-            value_norm: _,
-            keys_as_values: _,
-            shares_kv: _,
-            alibi: _,
-            temperature: _,
-            gated: _,
-            gate_in_q: _,
-            causal: _,
-            chunked: _,
-            latent: _,
-        } = *spec;
+            ..
+        } = spec;
         let widest = size(head_dim.max(head_dim_v))?;
         let variant = HEAD_DIMS.iter().copied().find(|&d| d >= widest);
         let Some(variant) =
@@ -1149,17 +1108,10 @@ impl<'m, 'b> Planner<'m, 'b> {
             n_ff,
             activation,
             gating,
-            bias: _,
             groups,
             normalise,
             scale,
-            routes_early: _, // this and what follows is in `forward_only`
-            router_norm: _,
-            output_scales: _,
-            weighs_inputs: _,
-            fused: _,
-            latent: _,
-            shared: _,
+            ..
         } = moe.spec;
         if groups.is_some_and(|groups| groups.n_used < groups.n_group)
             || n_expert > MAX_EXPERTS as usize

@@ -29,8 +29,8 @@ mod stablelm;
 mod windows;
 
 use crate::gguf::{Metadata, TensorInfo};
+use crate::layers::hparams::Hparams;
 use crate::model::ModelError;
-use crate::model::hparams::Hparams;
 use crate::model::keys::{Keys, UnknownNames};
 
 /// One architecture.
