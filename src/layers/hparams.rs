@@ -73,6 +73,40 @@ pub struct Hparams {
     pub per_layer_embd: Option<usize>,
 }
 
+impl Default for Hparams {
+    /// A llama without sizes and layers.
+    fn default() -> Hparams {
+        Hparams {
+            arch: String::new(),
+            n_vocab: 0,
+            n_ctx_train: 0,
+            n_embd: 0,
+            n_layer: 0,
+            n_part: 1,
+            n_mtp: 0,
+            is_mtp: false,
+            norm: NormKind::Rms,
+            norm_eps: 0.0,
+            embd_scale: 1.0,
+            token_types: false,
+            final_norm: true,
+            embd_norm: false,
+            learned_positions: false,
+            logit_scale: 1.0,
+            final_softcap: None,
+            head_bias: false,
+            pooling: None,
+            classifier: None,
+            dense: Vec::new(),
+            ropes: Vec::new(),
+            layers: Vec::new(),
+            kv_layers: Vec::new(),
+            streams: None,
+            per_layer_embd: None,
+        }
+    }
+}
+
 /// Turns products of the head into logits: `scale`, then `cap·tanh(x/cap)` unless `cap` is 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitTransform {

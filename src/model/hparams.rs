@@ -3,9 +3,9 @@
 use crate::arch::MAX_HEAD_DIM;
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::hparams::Hparams;
-use crate::layers::layer::spec::{Biases, FfnSpec, LayerSpec, Mixer, OutputScale};
-use crate::layers::norm::spec::{NormKind, Norms};
-use crate::layers::rope::spec::{Rope, RopeId};
+use crate::layers::layer::spec::{FfnSpec, LayerSpec, Mixer};
+use crate::layers::norm::spec::NormKind;
+use crate::layers::rope::spec::Rope;
 use crate::model::ModelError;
 use crate::model::keys::{Has, Keys};
 
@@ -27,136 +27,41 @@ impl Hparams {
         mixers: Vec<Has>,
     ) -> Result<Hparams, ModelError> {
         let n_embd = keys.count("embedding_length", 1 << 17)?;
-        let has_attention = |mixer: &Has| matches!(mixer, Has::Attention | Has::Both(_));
-        // Files say 0 of layers that have no attention.
-        let heads = usize::from(mixers.iter().all(has_attention))..=1024;
-        let n_head = keys.opt_counts("attention.head_count", heads.clone())?;
-        let n_head = n_head.ok_or_else(|| keys.missing("attention.head_count"))?;
-        let n_head_kv = keys
-            .opt_counts("attention.head_count_kv", heads)?
-            .unwrap_or_else(|| n_head.clone());
-        let n_ctx_train = keys.count("context_length", 1 << 28)?;
-        let first = mixers.iter().position(has_attention);
-        let heads_of_first = first.map_or(1, |i| n_head[i].max(1));
-        let head_dim = match keys.opt_count("attention.key_length", MAX_HEAD_DIM)? {
-            Some(n) => n,
-            // Nobody asks.
-            None if first.is_none() => 1,
-            None if n_embd % heads_of_first == 0 && n_embd / heads_of_first <= MAX_HEAD_DIM => {
-                n_embd / heads_of_first
-            }
-            None => {
-                return Err(ModelError::Inconsistent {
-                    what: format!(
-                        "embedding_length {n_embd} does not divide into {heads_of_first} heads of at most {MAX_HEAD_DIM}",
-                    ),
-                });
-            }
-        };
-        let head_dim_v = keys
-            .opt_count("attention.value_length", MAX_HEAD_DIM)?
-            .unwrap_or(head_dim);
-        let of_attention = n_head
-            .iter()
-            .zip(&n_head_kv)
-            .zip(&mixers)
-            .filter(|(_, mixer)| has_attention(mixer));
-        let unfit = |n: usize, n_kv: usize| n == 0 || n_kv == 0 || !n.is_multiple_of(n_kv);
-        if let Some((n, n_kv)) = of_attention
-            .map(|(heads, _)| heads)
-            .find(|(n, n_kv)| unfit(**n, **n_kv))
-        {
-            return Err(ModelError::Inconsistent {
-                what: format!("{n} heads cannot share {n_kv} key/value heads"),
-            });
-        }
-        let (rms, layer) = (
-            "attention.layer_norm_rms_epsilon",
-            "attention.layer_norm_epsilon",
-        );
-        let (eps, other) = if norm == NormKind::Rms {
-            (rms, layer)
-        } else {
-            (layer, rms)
-        };
-        let attention = |(n_head, n_head_kv): (usize, usize)| AttnSpec {
-            n_head,
-            n_head_kv,
+        let heads = Heads::of(keys, &mixers, n_embd)?;
+        let Heads {
             head_dim,
-            head_dim_v,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            softcap: None,
-            window: None,
-            causal: true,
-            chunked: false,
-            rope: Some(RopeId(0)),
-            qk_norm: None,
-            clip: None,
-            value_scale: 1.0,
-            value_norm: false,
-            keys_as_values: false,
-            shares_kv: false,
-            alibi: None,
-            sinks: false,
-            temperature: None,
-            gated: false,
-            gate_in_q: false,
-            latent: None,
-        };
-        let layers =
-            n_head
-                .into_iter()
-                .zip(n_head_kv)
-                .zip(&mixers)
-                .zip(ffn)
-                .map(|((heads, mixer), ffn)| LayerSpec {
-                    mixer: match mixer {
-                        Has::Attention => Mixer::Attention(attention(heads)),
-                        Has::Both(spec) => Mixer::Both(attention(heads), spec.clone()),
-                        Has::Recurrent(spec) => Mixer::Recurrent(spec.clone()),
-                        Has::Nothing => Mixer::None,
-                    },
-                    ffn,
-                    norms: Norms::Before,
-                    biases: Biases::Optional,
-                    residual_scale: 1.0,
-                    output_scale: OutputScale::None,
-                });
+            n_ctx_train,
+            ..
+        } = heads;
+        let layers = mixers.iter().zip(ffn).enumerate();
+        let layers = layers.map(|(i, (mixer, ffn))| LayerSpec {
+            mixer: match mixer {
+                Has::Attention => Mixer::Attention(heads.attention(i)),
+                Has::Both(spec) => Mixer::Both(heads.attention(i), spec.clone()),
+                Has::Recurrent(spec) => Mixer::Recurrent(spec.clone()),
+                Has::Nothing => Mixer::None,
+            },
+            ffn,
+            ..LayerSpec::default()
+        });
         let kv_layers = mixers.iter().enumerate().map(|(i, mixer)| {
             if has_attention(mixer) {
-                mixers[..i]
-                    .iter()
-                    .filter(|mixer| has_attention(mixer))
-                    .count()
+                mixers[..i].iter().filter(|m| has_attention(m)).count()
             } else {
                 0
             }
         });
+        let first = mixers.iter().find(|mixer| has_attention(mixer));
         Ok(Hparams {
             arch: keys.arch.to_owned(),
             n_vocab: keys.n_vocab,
             n_ctx_train,
             n_embd,
             n_layer: keys.n_layer,
-            n_part: 1,
             n_mtp: keys.n_mtp,
-            is_mtp: false,
             norm,
-            norm_eps: keys
-                .positive(eps)?
-                .or(keys.positive(other)?)
-                .ok_or_else(|| keys.missing(eps))?,
-            embd_scale: 1.0,
-            token_types: false,
-            final_norm: true,
-            embd_norm: false,
-            learned_positions: false,
-            logit_scale: 1.0,
-            final_softcap: None,
-            head_bias: false,
+            norm_eps: norm_eps(keys, norm)?,
             pooling: keys.pooling()?,
-            classifier: None,
-            dense: Vec::new(),
             ropes: first
                 .map(|_| Rope::of(keys, head_dim, n_ctx_train))
                 .transpose()?
@@ -164,8 +69,93 @@ impl Hparams {
                 .collect(),
             layers: layers.collect(),
             kv_layers: kv_layers.collect(),
-            streams: None,
-            per_layer_embd: None,
+            ..Hparams::default()
         })
+    }
+}
+
+fn has_attention(mixer: &Has) -> bool {
+    matches!(mixer, Has::Attention | Has::Both(_))
+}
+
+/// Epsilon of all norms, under the key of their kind or of the other one.
+fn norm_eps(keys: &Keys<'_>, norm: NormKind) -> Result<f32, ModelError> {
+    let rms = "attention.layer_norm_rms_epsilon";
+    let layer = "attention.layer_norm_epsilon";
+    let (eps, other) = match norm {
+        NormKind::Rms => (rms, layer),
+        NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => (layer, rms),
+    };
+    keys.positive(eps)?
+        .or(keys.positive(other)?)
+        .ok_or_else(|| keys.missing(eps))
+}
+
+/// Heads of each layer, with their widths.
+struct Heads {
+    n_head: Vec<usize>,
+    n_head_kv: Vec<usize>,
+    head_dim: usize,
+    head_dim_v: usize,
+    n_ctx_train: usize,
+}
+
+impl Heads {
+    fn of(keys: &Keys<'_>, mixers: &[Has], n_embd: usize) -> Result<Heads, ModelError> {
+        // Files say 0 of layers that have no attention.
+        let range = usize::from(mixers.iter().all(has_attention))..=1024;
+        let n_head = keys.opt_counts("attention.head_count", range.clone())?;
+        let n_head = n_head.ok_or_else(|| keys.missing("attention.head_count"))?;
+        let n_head_kv = keys
+            .opt_counts("attention.head_count_kv", range)?
+            .unwrap_or_else(|| n_head.clone());
+        let n_ctx_train = keys.count("context_length", 1 << 28)?;
+        let first = mixers.iter().position(has_attention);
+        let head_dim = match (keys.opt_count("attention.key_length", MAX_HEAD_DIM)?, first) {
+            (Some(n), _) => n,
+            // No layer has heads.
+            (None, None) => 1,
+            (None, Some(first)) => {
+                let n = n_head[first].max(1);
+                if n_embd % n != 0 || n_embd / n > MAX_HEAD_DIM {
+                    return Err(ModelError::Inconsistent {
+                        what: format!(
+                            "embedding_length {n_embd} does not divide into {n} heads of at most {MAX_HEAD_DIM}",
+                        ),
+                    });
+                }
+                n_embd / n
+            }
+        };
+        let head_dim_v = keys
+            .opt_count("attention.value_length", MAX_HEAD_DIM)?
+            .unwrap_or(head_dim);
+        let layers = n_head.iter().zip(&n_head_kv).zip(mixers);
+        for ((&n, &n_kv), _) in layers.filter(|(_, mixer)| has_attention(mixer)) {
+            if n == 0 || n_kv == 0 || !n.is_multiple_of(n_kv) {
+                return Err(ModelError::Inconsistent {
+                    what: format!("{n} heads cannot share {n_kv} key/value heads"),
+                });
+            }
+        }
+        Ok(Heads {
+            n_head,
+            n_head_kv,
+            head_dim,
+            head_dim_v,
+            n_ctx_train,
+        })
+    }
+
+    /// Attention of layer `i`.
+    fn attention(&self, i: usize) -> AttnSpec {
+        AttnSpec {
+            n_head: self.n_head[i],
+            n_head_kv: self.n_head_kv[i],
+            head_dim: self.head_dim,
+            head_dim_v: self.head_dim_v,
+            scale: 1.0 / (self.head_dim as f32).sqrt(),
+            ..AttnSpec::default()
+        }
     }
 }

@@ -494,7 +494,7 @@ impl<'a> Keys<'a> {
                     n_ff,
                     activation,
                     fused,
-                    sparsity: None,
+                    ..DenseSpec::default()
                 })
             })
             .collect())
@@ -525,7 +525,6 @@ impl<'a> Keys<'a> {
             n_expert,
             n_used,
             n_ff,
-            activation: Activation::SwiGlu,
             gating: match self.opt_u64("expert_gating_func")? {
                 None | Some(1) => Gating::Softmax,
                 Some(2) => Gating::Sigmoid,
@@ -546,13 +545,9 @@ impl<'a> Keys<'a> {
                 .number("expert_weights_scale")?
                 .filter(|&s| s != 0.0)
                 .unwrap_or(1.0),
-            routes_early: false,
-            router_norm: false,
-            output_scales: false,
-            weighs_inputs: false,
             fused: self.has_part("ffn_gate_up_exps.weight"),
-            latent: None,
             shared: shared.map(|n_ff| SharedSpec { n_ff, gated: false }),
+            ..MoeSpec::default()
         };
         let n_dense = self
             .opt_u64("leading_dense_block_count")?

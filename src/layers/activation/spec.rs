@@ -1,10 +1,11 @@
 //! Activations of feed-forward layers.
 
 /// Activation of a feed-forward layer, from the products `gate` and `up` with its input.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Activation {
     /// `silu(gate)·up`.
+    #[default]
     SwiGlu,
     /// `gelu(gate)·up`, by the tanh formula.
     GeGlu,

@@ -60,6 +60,36 @@ pub struct AttnSpec {
     pub latent: Option<LatentSpec>,
 }
 
+impl Default for AttnSpec {
+    /// Causal attention to all earlier tokens, rotated by the model's first rope; without heads.
+    fn default() -> AttnSpec {
+        AttnSpec {
+            n_head: 0,
+            n_head_kv: 0,
+            head_dim: 0,
+            head_dim_v: 0,
+            scale: 1.0,
+            softcap: None,
+            window: None,
+            causal: true,
+            chunked: false,
+            rope: Some(RopeId(0)),
+            qk_norm: None,
+            clip: None,
+            value_scale: 1.0,
+            value_norm: false,
+            keys_as_values: false,
+            shares_kv: false,
+            alibi: None,
+            sinks: false,
+            temperature: None,
+            gated: false,
+            gate_in_q: false,
+            latent: None,
+        }
+    }
+}
+
 impl AttnSpec {
     /// Query heads that share one key/value head.
     pub fn n_group(&self) -> usize {

@@ -1,7 +1,7 @@
 //! Causal convolution.
 
 /// Convolution of each channel with its own values at this token and the ones before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConvSpec {
     /// Channels.

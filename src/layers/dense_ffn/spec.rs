@@ -3,7 +3,7 @@
 use crate::layers::activation::spec::Activation;
 
 /// Dense feed-forward layer: `down(act(x))`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct DenseSpec {
     /// Width of the hidden layer.

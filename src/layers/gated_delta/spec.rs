@@ -4,7 +4,7 @@ use crate::layers::conv::spec::ConvSpec;
 
 /// Gated delta rule: each head has a matrix from keys to values, which a token corrects by as much
 /// as it errs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeltaSpec {
     /// Heads of values.

@@ -6,7 +6,7 @@
 ///
 /// In the absorbed form, queries and outputs are multiplied by those matrices instead: there is one
 /// key/value head, whose key is the latent and the rotated part, and whose value is the latent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LatentSpec {
     /// Width of the low-rank vector from which queries are computed; `None`: they are computed

@@ -25,11 +25,26 @@ pub struct LayerSpec {
     pub output_scale: OutputScale,
 }
 
+impl Default for LayerSpec {
+    /// Norms before both parts, of which there are none.
+    fn default() -> LayerSpec {
+        LayerSpec {
+            mixer: Mixer::None,
+            ffn: FfnSpec::None,
+            norms: Norms::Before,
+            biases: Biases::Optional,
+            residual_scale: 1.0,
+            output_scale: OutputScale::None,
+        }
+    }
+}
+
 /// Factor on the residual stream after a layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum OutputScale {
     /// None.
+    #[default]
     None,
     /// The file's.
     OfFile,
@@ -39,10 +54,11 @@ pub enum OutputScale {
 
 /// Matrices of a layer that have a bias in every file. Other biases are up to the file, but must be
 /// the same in all layers with equal specifications.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Biases {
     /// None.
+    #[default]
     Optional,
     /// Those of queries, keys and values.
     Qkv,
@@ -53,7 +69,7 @@ pub enum Biases {
 }
 
 /// Token mixer: the part of a layer in which tokens see each other.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Mixer {
     /// Softmax attention over keys and values of earlier tokens.
@@ -63,6 +79,7 @@ pub enum Mixer {
     /// Both, of the same input; their outputs are added.
     Both(AttnSpec, RecurrentSpec),
     /// None: the layer is a feed-forward layer alone.
+    #[default]
     None,
 }
 
@@ -92,7 +109,7 @@ impl LayerSpec {
 }
 
 /// Feed-forward layer.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum FfnSpec {
     /// The same weights for every token.
@@ -102,6 +119,7 @@ pub enum FfnSpec {
     /// Both, each with norms of its own on its input and output; their outputs are added.
     Both(DenseSpec, MoeSpec),
     /// None: the layer is a mixer alone.
+    #[default]
     None,
 }
 

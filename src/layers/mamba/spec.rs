@@ -3,7 +3,7 @@
 use crate::layers::conv::spec::ConvSpec;
 
 /// Mamba 1: each channel has a state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MambaSpec {
     /// Channels.
@@ -19,10 +19,11 @@ pub struct MambaSpec {
 }
 
 /// Norms of Mamba 1 between its matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MambaNorms {
     /// None.
+    #[default]
     None,
     /// With weights (Jamba).
     Weighted,

@@ -3,7 +3,7 @@
 use crate::layers::conv::spec::ConvSpec;
 
 /// Mamba 2: each head of channels has a state for each of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Mamba2Spec {
     /// Channels of all heads.

@@ -45,11 +45,36 @@ pub struct MoeSpec {
     pub shared: Option<SharedSpec>,
 }
 
+impl Default for MoeSpec {
+    /// `silu(gate)·up`, weights by a softmax over all experts; without experts.
+    fn default() -> MoeSpec {
+        MoeSpec {
+            n_expert: 0,
+            n_used: 0,
+            n_ff: 0,
+            activation: Activation::SwiGlu,
+            gating: Gating::Softmax,
+            bias: false,
+            groups: None,
+            normalise: false,
+            scale: 1.0,
+            routes_early: false,
+            router_norm: false,
+            output_scales: false,
+            weighs_inputs: false,
+            fused: false,
+            latent: None,
+            shared: None,
+        }
+    }
+}
+
 /// How a router's outputs become weights of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Gating {
     /// Softmax over all experts.
+    #[default]
     Softmax,
     /// Softmax over the used experts alone.
     SoftmaxAfterTopK,
@@ -72,7 +97,7 @@ pub struct ExpertGroups {
 }
 
 /// The expert of a mixture that every token uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SharedSpec {
     /// Width of its hidden layer.

@@ -1,9 +1,10 @@
 //! Kinds and places of norms.
 
 /// Kind of normalisation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NormKind {
     /// Root mean square, no bias.
+    #[default]
     Rms,
     /// Mean and variance, with bias.
     Layer,
@@ -14,10 +15,11 @@ pub enum NormKind {
 }
 
 /// Placement of the norms of mixer and feed-forward layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Norms {
     /// On the inputs of both.
+    #[default]
     Before,
     /// On the feed-forward layer's input only.
     BeforeFfn,

@@ -79,9 +79,8 @@ pub(super) fn kimi_linear(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         head_dim_k: head_dim,
         head_dim_v: head_dim,
         n_tap: keys.taps("ssm.conv_kernel")?,
-        tiled: false,
         by_channel: true,
-        fused: false,
+        ..DeltaSpec::default()
     });
     let mut h = Hparams::hybrid(
         keys,

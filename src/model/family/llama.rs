@@ -100,9 +100,7 @@ pub(super) fn deci(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let dense = |n_ff| {
         FfnSpec::Dense(DenseSpec {
             n_ff,
-            activation: Activation::SwiGlu,
-            fused: false,
-            sparsity: None,
+            ..DenseSpec::default()
         })
     };
     let n_ff = counts("feed_forward_length", 1 << 20)?.into_iter();

@@ -76,8 +76,7 @@ pub(super) fn nemotron_h(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
             FfnSpec::Dense(DenseSpec {
                 n_ff,
                 activation,
-                fused: false,
-                sparsity: None,
+                ..DenseSpec::default()
             })
         };
         n_ff.iter().map(dense).collect()

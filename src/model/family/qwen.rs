@@ -97,8 +97,8 @@ fn hybrid(keys: &Keys<'_>, ffn: Vec<FfnSpec>, tiled: bool) -> Result<Hparams, Mo
         head_dim_v: n_inner / n_head,
         n_tap: keys.taps("ssm.conv_kernel")?,
         tiled,
-        by_channel: false,
         fused: keys.has_part("ssm_ba.weight"),
+        ..DeltaSpec::default()
     });
     let interval = keys
         .opt_count("full_attention_interval", 1024)?
