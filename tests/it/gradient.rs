@@ -428,6 +428,11 @@ const FAMILIES: &[Family] = &[
         parts: &[Experts, Head],
     },
     Family {
+        arch: "deepseek2-ocr",
+        keys: ALL_MOE,
+        parts: &[Experts, Head],
+    },
+    Family {
         arch: "bailingmoe",
         keys: ALL_MOE,
         parts: &[Experts, Head],

@@ -308,6 +308,10 @@ pub(crate) static FAMILIES: &[Family] = &[
         hparams: mixtures::deepseek,
     },
     Family {
+        arch: "deepseek2-ocr",
+        hparams: mixtures::deepseek_ocr,
+    },
+    Family {
         arch: "bailingmoe",
         hparams: mixtures::deepseek,
     },
