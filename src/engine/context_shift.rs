@@ -59,6 +59,7 @@ fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
         n_embd: _,
         n_layer: _,
         n_part: _,
+        n_loop: _,
         n_mtp: _,
         is_mtp: _, // drafters begin anew
         norm: _,

@@ -599,7 +599,8 @@ fn add_branch(
     branch: &[f32],
     normed: &mut [f32],
 ) {
-    let (scale, of_stream) = (spec.residual_scale, spec.norms == Norms::Residual);
+    let of_stream = matches!(spec.norms, Norms::Residual | Norms::BeforeAndLast);
+    let scale = spec.residual_scale;
     let branch = match post {
         Some(_) if !of_stream => {
             norm(ctx, h, post, branch, normed);

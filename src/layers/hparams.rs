@@ -27,6 +27,9 @@ pub struct Hparams {
     /// Layers that one of the file's blocks consists of: RWKV's are two, a time mix and a channel
     /// mix.
     pub n_part: usize,
+    /// Times that the file's blocks run, one loop after the other, with keys and values of their
+    /// own: [`Hparams::layers`] has the layers of all loops.
+    pub n_loop: usize,
     /// Blocks for multi-token prediction after those, which are no part of the model's own passes.
     pub n_mtp: usize,
     /// Whether this is such a block: its tokens come with hidden states.
@@ -83,6 +86,7 @@ impl Default for Hparams {
             n_embd: 0,
             n_layer: 0,
             n_part: 1,
+            n_loop: 1,
             n_mtp: 0,
             is_mtp: false,
             norm: NormKind::Rms,
@@ -181,6 +185,11 @@ impl Hparams {
             _ => false,
         };
         self.recurrent().any(reads)
+    }
+
+    /// Layers of one loop over the file's blocks.
+    pub(crate) fn n_own(&self) -> usize {
+        self.layers.len() / self.n_loop
     }
 
     /// The mixtures of experts among the layers.

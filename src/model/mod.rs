@@ -560,9 +560,9 @@ impl Model {
     pub fn bytes_per_token(&self) -> u64 {
         let tied = self.gguf().tensor("output.weight").is_none();
         let bytes = |t: &TensorInfo| match self.experts_of(t) {
-            Some(x) => t.n_bytes * x.n_used as u64 / x.n_expert as u64,
+            Some(x) => self.n_runs(t) * (t.n_bytes * x.n_used as u64 / x.n_expert as u64),
             _ if t.name == "token_embd.weight" && !tied => 0,
-            _ => t.n_bytes,
+            _ => self.n_runs(t) * t.n_bytes,
         };
         self.multiplied().map(bytes).sum()
     }
@@ -574,7 +574,7 @@ impl Model {
             Some(x) => {
                 let used = x.n_used as f64 / x.n_expert as f64;
                 let of_rows = 1.0 - (1.0 - used).powf(rows as f64);
-                (t.n_bytes as f64 * (of_rows - used)) as u64
+                self.n_runs(t) * (t.n_bytes as f64 * (of_rows - used)) as u64
             }
             None => 0,
         };
@@ -588,8 +588,8 @@ impl Model {
         let tied = self.gguf().tensor("output.weight").is_none();
         let weights = |t: &TensorInfo| match self.experts_of(t) {
             _ if t.dims.len() < 2 || t.name == "token_embd.weight" && !tied => 0,
-            Some(x) => t.n_elems() * x.n_used as u64 / x.n_expert as u64,
-            _ => t.n_elems(),
+            Some(x) => self.n_runs(t) * (t.n_elems() * x.n_used as u64 / x.n_expert as u64),
+            _ => self.n_runs(t) * t.n_elems(),
         };
         let attention: usize = h
             .attention()
@@ -609,8 +609,14 @@ impl Model {
             _ => t.n_elems(),
         };
         let last = h.n_layer - 1;
-        let is_before = |t: &&TensorInfo| in_layer(&t.name).is_some_and(|(i, _)| i < last);
-        let layers: u64 = self.multiplied().filter(is_before).map(weights).sum();
+        // The last layer's block runs once less.
+        let last_block = h.n_own() - 1;
+        let n_whole = |t: &TensorInfo| match in_layer(&t.name) {
+            Some((i, _)) if i < last_block => h.n_loop as u64,
+            Some(_) => h.n_loop as u64 - 1,
+            None => 0,
+        };
+        let layers: u64 = self.multiplied().map(|t| n_whole(t) * weights(t)).sum();
         let attention = h.layers[..last].iter().filter_map(LayerSpec::attention);
         let attention: usize = attention
             .map(|a| a.n_head * (a.head_dim + a.head_dim_v))
@@ -619,6 +625,11 @@ impl Model {
             .attention()
             .map_or(0, |a| h.n_embd * (a.n_k() + a.n_v()));
         2 * (layers + (attention * depth + last_layer) as u64)
+    }
+
+    /// Times that a pass multiplies by a tensor.
+    fn n_runs(&self, t: &TensorInfo) -> u64 {
+        in_layer(&t.name).map_or(1, |_| self.hparams().n_loop as u64)
     }
 
     /// The mixture to which a tensor of stacked experts belongs.

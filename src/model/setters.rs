@@ -159,6 +159,20 @@ impl Hparams {
         Ok(())
     }
 
+    /// Makes the layers run `n` times, with keys and values of their own; between two loops the
+    /// residual stream goes through the last norm if `normed`.
+    pub(crate) fn set_loops(&mut self, n: usize, normed: bool) {
+        let mut inner = self.layers.clone();
+        if let Some(last) = inner.last_mut().filter(|_| normed) {
+            last.norms = Norms::BeforeAndLast;
+        }
+        let last = std::mem::take(&mut self.layers);
+        self.layers = (1..n).flat_map(|_| inner.clone()).collect();
+        self.layers.extend(last);
+        (self.n_layer, self.n_loop) = (self.layers.len(), n);
+        self.kv_layers = (0..self.n_layer).collect();
+    }
+
     /// Puts a layer with `mixer` alone behind each layer: the second half of a block of the file.
     pub(crate) fn split_blocks(&mut self, mixer: &RecurrentSpec) {
         let second = |layer: &LayerSpec| LayerSpec {

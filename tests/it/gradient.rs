@@ -522,6 +522,7 @@ const REFUSED: &[&str] = &[
     "mistral4",
     "modern-bert",
     "mpt",
+    "nanbeige",
     "nemotron_h",
     "nemotron_h_moe",
     "neo-bert",

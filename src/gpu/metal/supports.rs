@@ -18,6 +18,7 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         n_embd: _,
         n_layer: _,
         n_part: _,
+        n_loop,
         n_mtp: _,
         is_mtp,
         norm,
@@ -46,6 +47,7 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         NormKind::Rms | NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {}
     }
     refuse(&[
+        (*n_loop > 1, "several loops over the layers"),
         (*is_mtp, "multi-token prediction"),
         (*embd_norm, "a norm of embeddings"),
         (*token_types, "types of tokens"),
@@ -67,6 +69,7 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
     } = spec;
     match norms {
         Norms::Before | Norms::BeforeFfn | Norms::After | Norms::Both | Norms::Shared => {}
+        Norms::BeforeAndLast => return Err(Unsupported("a norm between two loops")),
         Norms::Parallel => return Err(Unsupported("two norms of one residual stream")),
         Norms::Residual => return Err(Unsupported("norms of the residual stream")),
     }

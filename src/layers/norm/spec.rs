@@ -25,6 +25,9 @@ pub enum Norms {
     BeforeFfn,
     /// On the residual stream, after each output was added to it (BERT style).
     Residual,
+    /// On the inputs of both; the residual stream behind the layer goes through the model's last
+    /// norm (between two loops over the layers).
+    BeforeAndLast,
     /// On the outputs of both.
     After,
     /// On inputs and outputs of both.

@@ -349,7 +349,7 @@ impl<'a> Binder<'a> {
     /// Refuses differences between layers of equal specifications: a tensor that only some of them
     /// have suggests that others lost it.
     pub(super) fn uniform(&self, h: &Hparams) -> Result<(), ModelError> {
-        let layers: Vec<&[LayerSpec]> = h.layers.chunks(h.n_part).collect();
+        let layers: Vec<&[LayerSpec]> = h.layers[..h.n_own()].chunks(h.n_part).collect();
         let mut parts = vec![BTreeSet::new(); layers.len()];
         for (i, part) in self.used.borrow().iter().filter_map(|name| in_layer(name)) {
             parts[i].insert(part);

@@ -40,7 +40,7 @@ pub(super) fn layer(
         }
         Norms::Before if !has_mixer => ffn_norm = attn_norm,
         Norms::Before if !i.is_multiple_of(h.n_part) => attn_norm = "attn_norm_2",
-        Norms::Before => {
+        Norms::Before | Norms::BeforeAndLast => {
             let names = ["ffn_norm", "post_attention_norm", "attn_output_norm"];
             ffn_norm = names
                 .into_iter()
@@ -62,7 +62,13 @@ pub(super) fn layer(
         attn_norm: norm(
             attn_norm,
             has_mixer,
-            &[Norms::Before, Norms::Both, Norms::Shared, Norms::Parallel],
+            &[
+                Norms::Before,
+                Norms::BeforeAndLast,
+                Norms::Both,
+                Norms::Shared,
+                Norms::Parallel,
+            ],
         )?,
         attn: attn.transpose()?,
         recurrent: recurrent.transpose()?,
@@ -76,6 +82,7 @@ pub(super) fn layer(
             has_ffn,
             &[
                 Norms::Before,
+                Norms::BeforeAndLast,
                 Norms::BeforeFfn,
                 Norms::Both,
                 Norms::Parallel,

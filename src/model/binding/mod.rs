@@ -14,6 +14,7 @@ use crate::layers::classifier::{Classifier, ClassifierSpec};
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::weights::Layer;
 use crate::layers::mtp::MtpInput;
+use crate::layers::norm::spec::Norms;
 use crate::layers::norm::weights::Norm;
 use crate::layers::per_layer_embedding::PerLayerInputs;
 use crate::layers::rope::spec::RopeScaling;
@@ -53,16 +54,7 @@ impl Weights {
             .transpose()?;
         let output_norm = output_norm(&b, h)?;
         let output = head(&b, h, &token_embd)?;
-        let mut layers = Vec::with_capacity(h.n_layer);
-        for (i, spec) in h.layers.iter().enumerate() {
-            let source = layers
-                .get(h.kv_layers[i])
-                .and_then(|layer: &Layer| layer.attn.as_ref());
-            layers.push(layer(&b, h, spec, i, source)?);
-            if !progress((i + 1) as f32 / h.n_layer as f32) {
-                return Err(ModelError::Cancelled);
-            }
-        }
+        let layers = layers(&b, h, output_norm.as_ref(), progress)?;
         let mut dense = Vec::new();
         for (i, &(n_in, n_out)) in h.dense.iter().enumerate() {
             dense.push(b.table(&format!("dense_{}.weight", i + 2), n_in, n_out)?);
@@ -151,6 +143,33 @@ impl Weights {
             classifier: None,
         })
     }
+}
+
+/// All layers; those of later loops share the weights of the first one's.
+fn layers(
+    b: &Binder<'_>,
+    h: &Hparams,
+    output_norm: Option<&Norm>,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<Vec<Layer>, ModelError> {
+    let mut layers = Vec::<Layer>::with_capacity(h.n_layer);
+    for (i, spec) in h.layers.iter().enumerate() {
+        let source = layers.get(h.kv_layers[i]);
+        let source = source.and_then(|layer| layer.attn.as_ref());
+        let mut bound = match i.checked_sub(h.n_own()) {
+            None => layer(b, h, spec, i, source)?,
+            Some(same) => layers[same].clone(),
+        };
+        if h.n_loop > 1 {
+            let has_last = spec.norms == Norms::BeforeAndLast;
+            bound.post_ffn_norm = output_norm.filter(|_| has_last).cloned();
+        }
+        layers.push(bound);
+        if !progress((i + 1) as f32 / h.n_layer as f32) {
+            return Err(ModelError::Cancelled);
+        }
+    }
+    Ok(layers)
 }
 
 /// The norm behind the last layer.

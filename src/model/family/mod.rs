@@ -19,6 +19,7 @@ mod lfm2;
 mod llama;
 mod mamba;
 mod mixtures;
+mod nanbeige;
 mod neox;
 mod olmo;
 mod phi;
@@ -94,6 +95,10 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family {
         arch: "ernie4_5-moe",
         hparams: llama::ernie4_5,
+    },
+    Family {
+        arch: "nanbeige",
+        hparams: nanbeige::hparams,
     },
     Family {
         arch: "exaone",
