@@ -27,12 +27,7 @@ impl<'m> Planner<'m, '_> {
             Activation::Gelu => self.plain(&GELU, &args, &[up]),
             Activation::SquaredRelu => self.plain(&SQUARED_RELU, &args, &[up]),
             Activation::SwiGluOai => self.plain(&SWIGLU_OAI, &args, &[gate, up]),
-            Activation::ReGlu
-            | Activation::GeGluErf
-            | Activation::GeluErf
-            | Activation::Xielu { .. } => {
-                return Err(refused(format!("the activation {activation:?}")));
-            }
+            _ => return Err(refused(format!("the activation {activation:?}"))),
         }
         Ok(if activation.is_gated() { gate } else { up })
     }
