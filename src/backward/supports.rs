@@ -191,7 +191,9 @@ fn activates(activation: Activation) -> Result<(), Unsupported> {
         Activation::SwiGlu | Activation::GeGlu | Activation::Gelu | Activation::SquaredRelu => {
             Ok(())
         }
-        Activation::SwiGluOai => Err(Unsupported("clamped SwiGLU")),
+        Activation::SwiGluOai | Activation::SwiGluClamped { .. } => {
+            Err(Unsupported("clamped SwiGLU"))
+        }
         Activation::ReGlu
         | Activation::GeGluErf
         | Activation::GeluErf

@@ -32,6 +32,11 @@ pub(crate) fn relu_mul(gate: &mut [f32], up: &[f32]) {
         .for_each(|(gate, up)| *gate = gate.clamp(0.0, f32::INFINITY) * up);
 }
 
+/// Clamps values to `low..=high`.
+pub(crate) fn clamp(x: &mut [f32], low: f32, high: f32) {
+    x.iter_mut().for_each(|x| *x = x.clamp(low, high));
+}
+
 /// See [`Activation::Xielu`](crate::model::Activation::Xielu).
 pub(crate) fn xielu(x: &mut [f32], (alpha_p, alpha_n, beta, eps): (f32, f32, f32, f32)) {
     for x in x {

@@ -518,6 +518,7 @@ const REFUSED: &[&str] = &[
     "maincoder",
     "mamba",
     "mamba2",
+    "maple",
     "minicpm3",
     "mistral4",
     "modern-bert",

@@ -192,6 +192,7 @@ fn activates(activation: Activation) -> Result<(), Unsupported> {
         | Activation::Gelu
         | Activation::SquaredRelu
         | Activation::SwiGluOai => Ok(()),
+        Activation::SwiGluClamped { .. } => Err(Unsupported("clamped SwiGLU")),
         Activation::ReGlu
         | Activation::GeGluErf
         | Activation::GeluErf

@@ -19,6 +19,11 @@ pub enum Activation {
     ReGlu,
     /// `g·σ(1.702·g)·(u + 1)` with `g = min(gate, 7)` and `u` = `up` clamped to ±7 (gpt-oss).
     SwiGluOai,
+    /// `silu(min(gate, limit))·u`, where `u` is `up` clamped to `±limit` (Maple).
+    SwiGluClamped {
+        /// Above 0.
+        limit: f32,
+    },
     /// `gelu(up)`, by the error function; there is no gate.
     GeluErf,
     /// `up²·alpha_p + up·beta` for positive values, `(e^min(up, eps) − 1 − up)·alpha_n + up·beta`
@@ -45,6 +50,7 @@ impl Activation {
                 | Activation::ReGlu
                 | Activation::GeGluErf
                 | Activation::SwiGluOai
+                | Activation::SwiGluClamped { .. }
         )
     }
 }

@@ -18,6 +18,7 @@ mod hunyuan;
 mod lfm2;
 mod llama;
 mod mamba;
+mod maple;
 mod mixtures;
 mod nanbeige;
 mod neox;
@@ -319,6 +320,10 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family {
         arch: "bailingmoe",
         hparams: mixtures::deepseek,
+    },
+    Family {
+        arch: "maple",
+        hparams: maple::hparams,
     },
     Family {
         arch: "mellum",
