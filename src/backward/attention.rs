@@ -6,9 +6,10 @@ use crate::backward::saved::SavedLayer;
 use crate::backward::tape::{BackwardText, Tape};
 use crate::compute::linear::{Ctx, Product};
 use crate::forward::{MAX_GROUP, attn_params, attn_tiles};
+use crate::layers::attention::spec::{AttnSpec, QkNorm};
+use crate::layers::attention::weights::Attn;
 use crate::layers::norm::head_norms;
 use crate::layers::rope::Rotation;
-use crate::model::{Attn, AttnSpec, QkNorm};
 
 /// Computes `b.dq`, `b.dk` and `b.dv` from `b.dattn`: the gradients of the results of `wq`, `wk`
 /// and `wv`.

@@ -2,8 +2,11 @@
 
 use crate::compute::arena::{Frame, counted};
 use crate::forward::attn_tiles;
+use crate::layers::attention::spec::AttnSpec;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::LayerSpec;
 use crate::layers::rope::RopeTables;
-use crate::model::{AttnSpec, Hparams, LayerSpec, Model};
+use crate::model::Model;
 use std::ops::Range;
 
 /// Keys whose gradient one task computes.

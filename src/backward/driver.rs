@@ -20,12 +20,16 @@ use crate::backward::tape::{BackwardText, Stage, Tape, lowest};
 use crate::compute::ComputeError;
 use crate::compute::arena::{Arena, Frame, counted};
 use crate::compute::linear::{Ctx, Product, RowAdapters, Wanted};
+use crate::compute::weight::{Linear, Weight};
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::LayerSpec;
+use crate::layers::layer::weights::{FeedForward, Layer};
 use crate::layers::norm::norm;
+use crate::layers::norm::spec::{NormKind, Norms};
+use crate::layers::norm::weights::Norm;
 use crate::layers::rope::RopeTables;
 use crate::lora::{Adapter, Attached, Gradients};
-use crate::model::{
-    FeedForward, Hparams, Layer, LayerSpec, Linear, Model, Norm, NormKind, Norms, Weight,
-};
+use crate::model::Model;
 use crate::threads::Crew;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -347,7 +351,7 @@ fn layer_backward(
     }: &mut Buffers<'_>,
 ) {
     let (ctx, h, m) = (tape.ctx, tape.h, tape.m);
-    // What `Hparams::without_gradient` names does not come here.
+    // What `supports` refuses does not come here.
     let (Some(attn), Some(attn_weights)) = (spec.attention(), &layer.attn) else {
         return;
     };

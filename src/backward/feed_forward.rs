@@ -4,8 +4,11 @@ use crate::backward::buffers::LayerBuffers;
 use crate::backward::tape::Tape;
 use crate::compute::linear::{Ctx, Product};
 use crate::forward::{choose_experts, divisor};
+use crate::layers::activation::spec::Activation;
 use crate::layers::activation::{sigmoid, squared_relu};
-use crate::model::{Activation, Ffn, Gating, Moe, MoeSpec};
+use crate::layers::dense_ffn::weights::Ffn;
+use crate::layers::moe::spec::{Gating, MoeSpec};
+use crate::layers::moe::weights::Moe;
 
 /// Rows of a feed-forward layer; `y` for its output, if it is needed.
 pub(super) struct FfnBuffers<'b> {
@@ -49,11 +52,7 @@ pub(super) fn feed_forward_backward(
             Activation::GeGlu => arch.gelu_mul(inner, up),
             Activation::Gelu => arch.gelu(inner),
             Activation::SquaredRelu => squared_relu(inner),
-            Activation::ReGlu
-            | Activation::SwiGluOai
-            | Activation::GeGluErf
-            | Activation::GeluErf
-            | Activation::Xielu { .. } => refused(),
+            _ => refused(),
         }
     });
     if let Some(y) = b.y {
@@ -71,11 +70,7 @@ pub(super) fn feed_forward_backward(
                 .iter_mut()
                 .zip(dinner)
                 .for_each(|(x, dy)| *x = 2.0 * x.max(0.0) * dy),
-            Activation::ReGlu
-            | Activation::SwiGluOai
-            | Activation::GeGluErf
-            | Activation::GeluErf
-            | Activation::Xielu { .. } => refused(),
+            _ => refused(),
         }
     });
     match &ffn.gate {
@@ -84,7 +79,7 @@ pub(super) fn feed_forward_backward(
     }
 }
 
-/// Called for features that [`Hparams::without_gradient`] names, which were refused before.
+/// Called for features that [`supports`](crate::backward::supports::supports) has refused before.
 pub(super) fn refused() {
     unreachable!("Session::gradient refuses this model");
 }

@@ -5,4 +5,5 @@ mod buffers;
 pub(crate) mod driver;
 mod feed_forward;
 pub(crate) mod saved;
+pub(crate) mod supports;
 pub(crate) mod tape;

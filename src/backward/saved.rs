@@ -2,7 +2,9 @@
 
 use crate::backward::tape::lowest;
 use crate::compute::probe::{Probe, Tap};
-use crate::model::{FeedForward, Model, Site};
+use crate::layers::layer::weights::FeedForward;
+use crate::lora::Site;
+use crate::model::Model;
 
 /// Limit on the bytes of the outputs of `gate`, `up` and `wq` that are kept instead of recomputed,
 /// which is the most expensive part of recomputation: as much as four layers of a 1B model have for

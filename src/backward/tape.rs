@@ -3,10 +3,14 @@
 use crate::backward::buffers::{RowCounts, logit_rows};
 use crate::compute::arena::Frame;
 use crate::compute::linear::{
-    Ctx, Product, Scratch, ScratchBackward, Sizes, Wanted, linear, linear_backward,
+    Ctx, Product, Scratch, ScratchBackward, Wanted, linear, linear_backward,
 };
+use crate::compute::weight::Weight;
+use crate::forward::sizes::Sizes;
 use crate::kv::SeqKv;
-use crate::model::{Hparams, Model, Site, Weight};
+use crate::layers::hparams::Hparams;
+use crate::lora::Site;
+use crate::model::Model;
 use crate::quant::DType;
 
 /// The lowest part of a layer with a requested gradient.
@@ -85,7 +89,7 @@ impl<'a> Tape<'a> {
             h.n_vocab,
         );
         let outputs = widths.chain([logits]);
-        let forward = Scratch::take(frame, Sizes::of(model, n_threads), (0, m), rank);
+        let forward = Scratch::take(frame, Sizes::of(model, n_threads).products(), (0, m), rank);
         (
             forward,
             ScratchBackward::take(frame, arch, n_threads, m, h.n_embd, outputs, rank),

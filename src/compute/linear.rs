@@ -8,11 +8,10 @@
 
 use crate::arch::{ActForm, Acts, Arch, BlockP16, BlockQ16, CacheLine, ColumnsMut};
 use crate::clock::Timer;
-use crate::compute::ComputeError;
-use crate::compute::arena::{Arena, Frame};
+use crate::compute::arena::Frame;
+use crate::compute::weight::{Linear, Weight};
 use crate::gguf::Gguf;
 use crate::lora::{Attached, Factor, Gradients};
-use crate::model::{Hparams, Linear, Model, Weight};
 use crate::quant::DType;
 use crate::threads::{Crew, Tiled, n_tiles};
 use std::ops::Range;
@@ -42,14 +41,6 @@ const SHARED_VALUES: usize = 16 << 10;
 const MAX_PRODUCTS: usize = 3;
 /// Largest number of experts with products of a single row in one call of [`linear`].
 pub(crate) const MAX_EXPERTS: usize = 8;
-
-/// Most experts of a token whose products are computed together.
-pub(crate) fn single_rows(h: &Hparams) -> usize {
-    h.mixtures()
-        .map(|x| x.n_used.min(MAX_EXPERTS))
-        .max()
-        .unwrap_or(0)
-}
 
 /// Context of products, besides their operands.
 #[derive(Clone, Copy)]
@@ -147,25 +138,15 @@ impl<'a> Product<'a> {
     }
 }
 
-/// What of a model, and of who computes it, the sizes of buffers depend on.
+/// Sizes on which the memory of products depends.
 #[derive(Clone, Copy)]
-pub(crate) struct Sizes<'a> {
-    pub(crate) h: &'a Hparams,
+pub(crate) struct ProductSizes<'a> {
     pub(crate) arch: Arch,
     /// Every combination of format and row length among the matrices.
     pub(crate) shapes: &'a [(DType, usize)],
     pub(crate) n_threads: usize,
-}
-
-impl<'a> Sizes<'a> {
-    pub(crate) fn of(model: &'a Model, n_threads: usize) -> Sizes<'a> {
-        Sizes {
-            h: model.hparams(),
-            arch: model.arch(),
-            shapes: &model.weights().shapes,
-            n_threads,
-        }
-    }
+    /// Most experts of a token whose products are computed together.
+    pub(crate) n_single: usize,
 }
 
 /// Room for activations of up to `m` rows in the forms that products read.
@@ -182,17 +163,16 @@ impl<'a> Scratch<'a> {
     /// any matrix of the model; `rank` is that of all adapters together.
     pub(crate) fn take(
         frame: &mut Frame<'a>,
-        sizes: Sizes<'_>,
+        sizes: ProductSizes<'_>,
         (n_generated, n_prompt): (usize, usize),
         rank: usize,
     ) -> Scratch<'a> {
-        let Sizes {
-            h,
+        let ProductSizes {
             arch,
             shapes,
             n_threads,
+            n_single: m_single,
         } = sizes;
-        let m_single = single_rows(h);
         let rows = (n_generated.max(m_single), n_prompt);
         let prepared = shapes
             .iter()
@@ -773,18 +753,4 @@ fn low_rank(
         }
         t.iter_mut().for_each(|t| *t *= factor);
     });
-}
-
-/// Runs `f` with memory for products of `m` rows with any matrix of the model, outside of a pass;
-/// rows count as generated.
-pub(crate) fn with_scratch(
-    model: &Model,
-    crew: &Crew<'_>,
-    arena: &mut Arena,
-    m: usize,
-    f: impl FnOnce(&mut Scratch<'_>),
-) -> Result<(), ComputeError> {
-    f(&mut arena
-        .plan(|frame| Scratch::take(frame, Sizes::of(model, crew.n_threads()), (m, 0), 0))?);
-    Ok(())
 }

@@ -1,14 +1,17 @@
 //! Vectors of texts: hidden states after the last norm, pooled.
 
 use crate::compute::hook::TokenKind;
-use crate::compute::linear::{Ctx, Product, RowAdapters, linear, with_scratch};
+use crate::compute::linear::{Ctx, Product, RowAdapters, linear};
+use crate::compute::weight::Weight;
 use crate::engine::SessionError;
 use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
 use crate::engine::options::{CancelToken, SessionOptions};
+use crate::forward::sizes::with_scratch;
 use crate::kv::KvType;
+use crate::layers::classifier::Pooling;
 use crate::layers::outputs::Outputs;
-use crate::model::{Model, Pooling, Weight};
+use crate::model::Model;
 
 /// Makes vectors of texts; texts of similar meaning have vectors of similar direction.
 ///

@@ -1,10 +1,13 @@
 //! Scores of pairs of texts: how well a document answers a query.
 
+use crate::compute::weight::Linear;
 use crate::embed::embedder::Embedder;
 use crate::engine::SessionError;
 use crate::engine::engine::Engine;
 use crate::engine::options::CancelToken;
-use crate::model::{ClassifierActivation, Linear, Model, NormKind};
+use crate::layers::classifier::ClassifierActivation;
+use crate::layers::norm::spec::NormKind;
+use crate::model::Model;
 
 /// Scores documents by how well they answer a query. Scores order the documents of one query; those
 /// of Qwen3-Reranker are probabilities, those of other models any number.

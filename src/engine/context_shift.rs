@@ -3,8 +3,12 @@
 use crate::arch::{Arch, KV_BLOCK};
 use crate::engine::SessionError;
 use crate::engine::options::SessionOptions;
+use crate::layers::attention::spec::{AttnSpec, QkNorm};
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::{LayerSpec, Mixer};
 use crate::layers::rope::RopeTables;
-use crate::model::{AttnSpec, Model, QkNorm};
+use crate::layers::unsupported::{Unsupported, refuse};
+use crate::model::Model;
 
 /// Refuses a shift that [`SessionOptions::context_shift`] asks for where it cannot be.
 pub(crate) fn check(
@@ -15,9 +19,7 @@ pub(crate) fn check(
     let Some(keep) = options.context_shift else {
         return Ok(());
     };
-    if let Some(what) = obstacle(model, options) {
-        return Err(SessionError::NoShift { what });
-    }
+    supports(model, options).map_err(|Unsupported(what)| SessionError::NoShift { what })?;
     // Behind them a page that goes and one that stays.
     let most = (n_ctx / KV_BLOCK)
         .checked_sub(2)
@@ -38,32 +40,106 @@ pub(crate) fn check(
     }
 }
 
-/// What of a model or of its cache makes keys that cannot be turned.
-fn obstacle(model: &Model, options: &SessionOptions) -> Option<&'static str> {
-    let (h, policy) = (model.hparams(), options.kv_policy());
-    let any = |test: fn(&AttnSpec) -> bool| h.attention().any(test);
-    if let Some(recurrent) = h.recurrent().next() {
-        return Some(recurrent.name());
-    }
-    let obstacles = [
-        (h.learned_positions, "learned positions"),
-        (
-            model.weights().rope_factors_short_long.is_some(),
-            "learned rope factors",
-        ),
-        (any(|attn| attn.window.is_some()), "sliding windows"),
-        (any(|attn| attn.latent.is_some()), "latent attention"),
-        (
-            any(|attn| attn.qk_norm == Some(QkNorm::PerHeadRotated)),
-            "norms of keys after their rotation",
-        ),
+/// Refuses models and caches whose keys cannot be turned to other positions.
+fn supports(model: &Model, options: &SessionOptions) -> Result<(), Unsupported> {
+    model_supports(model.hparams())?;
+    let (w, policy) = (model.weights(), options.kv_policy());
+    refuse(&[
+        (w.rope_factors.short_long.is_some(), "learned rope factors"),
         (policy.tiers.is_some(), "precision by age"),
         (policy.k.bits() < 8, "keys of fewer than 8 bits"),
-    ];
-    obstacles
-        .into_iter()
-        .find(|(is_there, _)| *is_there)
-        .map(|(_, what)| what)
+    ])
+}
+
+fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
+    let Hparams {
+        arch: _,
+        n_vocab: _,
+        n_ctx_train: _,
+        n_embd: _,
+        n_layer: _,
+        n_part: _,
+        n_loop: _,
+        n_mtp: _,
+        is_mtp: _, // drafters begin anew
+        norm: _,
+        norm_eps: _,
+        embd_scale: _,
+        token_types: _,
+        final_norm: _,
+        embd_norm: _,
+        learned_positions,
+        logit_scale: _,
+        final_softcap: _,
+        head_bias: _,
+        pooling: _,
+        classifier: _,
+        dense: _,
+        ropes: _,
+        layers,
+        kv_layers: _, // shared keys are turned once
+        streams: _,
+        per_layer_embd: _,
+    } = h;
+    if let Some(recurrent) = h.recurrent().next() {
+        return Err(Unsupported(recurrent.name()));
+    }
+    refuse(&[(*learned_positions, "learned positions")])?;
+    for layer in layers {
+        let LayerSpec {
+            mixer,
+            ffn: _, // positions do not enter feed-forward layers
+            norms: _,
+            biases: _,
+            residual_scale: _,
+            output_scale: _,
+        } = layer;
+        match mixer {
+            Mixer::Attention(spec) => attention(spec)?,
+            Mixer::Recurrent(spec) | Mixer::Both(_, spec) => return Err(Unsupported(spec.name())),
+            Mixer::None => {}
+        }
+    }
+    Ok(())
+}
+
+fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
+    let AttnSpec {
+        n_head: _,
+        n_head_kv: _,
+        head_dim: _,
+        head_dim_v: _,
+        scale: _,
+        softcap: _,
+        window,
+        causal: _,
+        chunked: _, // with a window
+        rope: _,
+        qk_norm,
+        clip: _,
+        value_scale: _,
+        value_norm: _,
+        keys_as_values: _, // values are a copy
+        shares_kv: _,
+        alibi: _, // by the distance of positions
+        sinks: _,
+        temperature: _, // of queries
+        gated: _,
+        gate_in_q: _,
+        latent,
+    } = spec;
+    match qk_norm {
+        // Without weights, norm and rotation commute.
+        None
+        | Some(QkNorm::PerHead | QkNorm::Full | QkNorm::LayerByHead | QkNorm::PlainRotated) => {}
+        Some(QkNorm::PerHeadRotated) => {
+            return Err(Unsupported("norms of keys after their rotation"));
+        }
+    }
+    refuse(&[
+        (window.is_some(), "sliding windows"),
+        (latent.is_some(), "latent attention"),
+    ])
 }
 
 impl RopeTables {

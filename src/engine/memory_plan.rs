@@ -2,8 +2,8 @@
 
 use crate::arch::Arch;
 use crate::backward::driver::gradient_bytes;
+use crate::backward::supports::supports;
 use crate::compute::hook::TokenKind;
-use crate::compute::linear::Sizes;
 use crate::engine::SessionError;
 use crate::engine::hidden_states::{KEPT_STATES, most_rows};
 use crate::engine::options::{
@@ -11,11 +11,13 @@ use crate::engine::options::{
 };
 use crate::engine::threads::default_threads;
 use crate::forward::buffer_bytes;
+use crate::forward::sizes::Sizes;
 use crate::gguf::Header;
 use crate::kv::{DEFAULT_PREFIX_BUDGET, KvBytes, KvType, SeqKv};
+use crate::layers::hparams::Hparams;
 use crate::layers::rows::SlotSize;
 use crate::lora::Adapter;
-use crate::model::{Hparams, Model, Residence};
+use crate::model::{Model, Residence};
 use crate::quant::DType;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -236,7 +238,7 @@ impl Model {
             plan.buffers = plan.buffers.max(of_block.buffers);
             plan.rest = plan.rest.saturating_add(of_block.rest);
         }
-        let has_gradient = options.n_gradient > 0 && self.hparams().without_gradient().is_none();
+        let has_gradient = options.n_gradient > 0 && supports(self.hparams()).is_ok();
         if let Some(adapter) = options.adapters.last().filter(|_| has_gradient) {
             let rank = options
                 .adapters

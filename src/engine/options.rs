@@ -3,8 +3,9 @@
 use crate::arch::KV_SPAN;
 use crate::engine::SessionError;
 use crate::kv::{KvLayout, KvPolicy, KvTiers, KvType, LayerShape};
+use crate::layers::attention::spec::AttnSpec;
+use crate::layers::hparams::Hparams;
 use crate::layers::recurrent;
-use crate::model::{AttnSpec, Hparams};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

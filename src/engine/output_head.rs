@@ -1,10 +1,11 @@
 //! The output head between passes, for what is learnt or measured after the last norm.
 
-use crate::compute::linear::{Ctx, Product, RowAdapters, linear, with_scratch};
+use crate::compute::linear::{Ctx, Product, RowAdapters, linear};
+use crate::compute::weight::Weight;
 use crate::engine::SessionError;
 use crate::engine::engine::Engine;
 use crate::engine::options::CancelToken;
-use crate::model::Weight;
+use crate::forward::sizes::with_scratch;
 use std::ops::Range;
 
 /// The matrix of a model's output head, `(n_vocab, n_embd)`, outside of forward passes: rows by

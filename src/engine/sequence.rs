@@ -75,7 +75,11 @@ impl Sequence {
         options: &SessionOptions,
     ) -> Result<Sequence, SessionError> {
         let mut seq = Sequence {
-            rope: Arc::new(RopeTables::new(model, n_ctx)),
+            rope: Arc::new(RopeTables::new(
+                &model.hparams().ropes,
+                &model.weights().rope_factors,
+                n_ctx,
+            )),
             model: model.clone(),
             kv,
             adapters: Adapters::default(),
@@ -318,7 +322,7 @@ impl Sequence {
     /// # Errors
     /// If the adapter is for another model, or the scale is not finite. Nothing has changed then.
     pub fn attach(&mut self, adapter: Arc<Adapter>, scale: f32) -> Result<AdapterId, AdapterError> {
-        let attached = Attached::new(self.model(), adapter, scale)?;
+        let attached = Attached::new(self.model().base(), adapter, scale)?;
         self.adapters.counted.push(self.counted(&attached));
         let id = AdapterId(next_number());
         self.adapters.attached.push(attached);
@@ -335,7 +339,7 @@ impl Sequence {
     pub fn set_scale(&mut self, id: AdapterId, scale: f32) -> Result<(), AdapterError> {
         let i = self.adapters.index(id)?;
         let adapter = Arc::clone(&self.adapters.attached[i].adapter);
-        let attached = Attached::new(self.model(), adapter, scale)?;
+        let attached = Attached::new(self.model().base(), adapter, scale)?;
         self.replace_adapter(i, attached);
         Ok(())
     }

@@ -2,10 +2,12 @@
 
 use crate::arch::AttnPartial;
 use crate::compute::arena::{Frame, counted};
-use crate::compute::linear::{Scratch, Sizes, single_rows};
+use crate::compute::linear::Scratch;
 use crate::forward::ATTN_ROWS;
+use crate::forward::sizes::Sizes;
 use crate::layers::altup::Streams;
 use crate::layers::latent::LatentBuffers;
+use crate::layers::moe::single_rows;
 use crate::layers::recurrent;
 use crate::layers::rope::RopeTables;
 use crate::layers::rows::{Rows, SlotSize};
@@ -280,7 +282,7 @@ impl<'a> Buffers<'a> {
                 y: frame.take(m_moe.max(m_single) * n_expert_io),
                 latent: frame.take(2 * m_moe * n_latent),
             },
-            scratch: Scratch::take(frame, sizes, n_rows, rank),
+            scratch: Scratch::take(frame, sizes.products(), n_rows, rank),
         }
     }
 

@@ -4,7 +4,7 @@ use crate::compute::linear::{Ctx, Product, Scratch, linear_from};
 use crate::compute::probe::Tap;
 use crate::forward::buffers::FfnBuffers;
 use crate::forward::{FFN_DOWN, LayerAt, Pause};
-use crate::layers::activation::{gaussian_top_k, relu_mul, squared_relu, xielu};
+use crate::layers::activation::{clamp, gaussian_top_k, relu_mul, squared_relu, xielu};
 use crate::model::{Activation, Ffn};
 
 /// `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; `show` is called with `gate(x)` and
@@ -124,6 +124,13 @@ pub(super) fn activate<'a>(
         Activation::SwiGluOai => {
             workers.for_chunks(gate, n_ff, |i, gate| {
                 arch.swiglu_oai(gate, &up[i * n_ff..][..n_ff])
+            });
+        }
+        Activation::SwiGluClamped { limit } => {
+            workers.for_chunk_pairs(gate, n_ff, up, n_ff, |_, gate, up| {
+                clamp(gate, f32::NEG_INFINITY, limit);
+                clamp(up, -limit, limit);
+                arch.silu_mul(gate, up);
             });
         }
         Activation::GeGluErf => {

@@ -10,6 +10,7 @@ mod buffers;
 mod experts;
 mod feed_forward;
 mod inputs;
+pub(crate) mod sizes;
 
 pub(crate) use attention::attn_params;
 pub(crate) use buffers::{attn_tiles, buffer_bytes};
@@ -18,13 +19,14 @@ pub(crate) use experts::{choose_experts, divisor};
 use crate::arch::Arch;
 use crate::compute::ComputeError;
 use crate::compute::arena::{Arena, Frame};
-use crate::compute::linear::{Ctx, Product, RowAdapters, Sizes, linear};
+use crate::compute::linear::{Ctx, Product, RowAdapters, linear};
 use crate::compute::probe::{Probe, Tap};
 use crate::forward::attention::attention;
 use crate::forward::buffers::{Buffers, FfnBuffers};
 use crate::forward::experts::{both, experts, route};
 use crate::forward::feed_forward::feed_forward_from;
 use crate::forward::inputs::{embed, mtp_inputs, per_layer_inputs};
+use crate::forward::sizes::Sizes;
 use crate::layers::norm::norm;
 use crate::layers::outputs::{Outputs, Wanted};
 use crate::layers::recurrence::Mixing;
@@ -597,7 +599,8 @@ fn add_branch(
     branch: &[f32],
     normed: &mut [f32],
 ) {
-    let (scale, of_stream) = (spec.residual_scale, spec.norms == Norms::Residual);
+    let of_stream = matches!(spec.norms, Norms::Residual | Norms::BeforeAndLast);
+    let scale = spec.residual_scale;
     let branch = match post {
         Some(_) if !of_stream => {
             norm(ctx, h, post, branch, normed);

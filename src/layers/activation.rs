@@ -1,6 +1,8 @@
 //! Activations without kernels at any level: plain code, with the same bits at all levels. NaN
 //! stays NaN, unlike with `f32::max` and `min`.
 
+pub(crate) mod spec;
+
 /// `max(x, 0)²`.
 pub(crate) fn squared_relu(x: &mut [f32]) {
     for x in x {
@@ -28,6 +30,11 @@ pub(crate) fn relu_mul(gate: &mut [f32], up: &[f32]) {
     gate.iter_mut()
         .zip(up)
         .for_each(|(gate, up)| *gate = gate.clamp(0.0, f32::INFINITY) * up);
+}
+
+/// Clamps values to `low..=high`.
+pub(crate) fn clamp(x: &mut [f32], low: f32, high: f32) {
+    x.iter_mut().for_each(|x| *x = x.clamp(low, high));
 }
 
 /// See [`Activation::Xielu`](crate::model::Activation::Xielu).

@@ -2,9 +2,14 @@
 //! layer all are predicted from all, the layer computes on the first one, and its change corrects
 //! all of them.
 
+pub(crate) mod spec;
+pub(crate) mod weights;
+
 use crate::compute::linear::{Ctx, Product, Scratch, linear};
+use crate::layers::altup::spec::MAX_STREAMS;
+use crate::layers::altup::weights::{AltUp, AltUpEnds};
+use crate::layers::hparams::Hparams;
 use crate::layers::norm::{norm, rms_factor};
-use crate::model::{AltUp, AltUpEnds, Hparams, MAX_STREAMS};
 
 /// Lower bound of the mean square that a stream is divided by (Hugging Face `Gemma3nTextModel`).
 const MIN_SQUARE: f32 = 1e-5;

@@ -1,10 +1,14 @@
 //! Causal convolution of each channel by itself: a weighed sum of its values at this token and the
 //! ones before it. The state are those before it: of each part, `(n_tap - 1, channels)`.
 
+pub(crate) mod spec;
+pub(crate) mod weights;
+
 use crate::arch::Arch;
 use crate::kv::CellShape;
+use crate::layers::conv::spec::ConvSpec;
+use crate::layers::conv::weights::Conv;
 use crate::layers::recurrence::Recurrence;
-use crate::model::{Conv, ConvSpec};
 
 /// Most channels of a part.
 const CHANNELS: usize = 256;

@@ -1,15 +1,19 @@
 //! Gated delta rule (arXiv 2412.06464), whose heads forget at a rate that depends on the token, or
 //! (Kimi Delta Attention, arXiv 2510.26692) each of a head's key dimensions at its own.
 
+pub(crate) mod spec;
+pub(crate) mod weights;
+
 use crate::arch::Arch;
 use crate::compute::arena::Frame;
 use crate::compute::linear::Product;
 use crate::kv::CellShape;
 use crate::layers::activation::sigmoid;
 use crate::layers::conv::CausalConv;
+use crate::layers::gated_delta::spec::DeltaSpec;
+use crate::layers::gated_delta::weights::{Delta, DeltaInput};
 use crate::layers::mamba2::softplus;
 use crate::layers::recurrence::{Mixing, Recurrence};
-use crate::model::{Delta, DeltaInput, DeltaSpec};
 
 /// Added to the squared length that a query or key is divided by.
 const EPS: f32 = 1e-6;

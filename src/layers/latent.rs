@@ -1,9 +1,16 @@
 //! Queries, keys and values of latent attention; the attention itself is the usual one. See
 //! [`LatentSpec`](crate::model::LatentSpec).
 
+pub(crate) mod spec;
+pub(crate) mod weights;
+
 use crate::compute::arena::Frame;
 use crate::compute::linear::{Ctx, Product, Scratch, linear};
-use crate::model::{Attn, AttnSpec, Latent, LatentSpec, Weight};
+use crate::compute::weight::Weight;
+use crate::layers::attention::spec::AttnSpec;
+use crate::layers::attention::weights::Attn;
+use crate::layers::latent::spec::LatentSpec;
+use crate::layers::latent::weights::Latent;
 
 /// Intermediate results: `m_kv` rows for keys and values, `m` rows for the rest.
 pub(crate) struct LatentBuffers<'a> {

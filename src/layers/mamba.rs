@@ -1,14 +1,18 @@
 //! Mamba 1 (arXiv 2312.00752): a convolution, then a state space in which each channel has a rate
 //! at which it forgets for each of its values, that depends on the token; the output is gated.
 
+pub(crate) mod spec;
+pub(crate) mod weights;
+
 use crate::arch::Arch;
 use crate::compute::arena::Frame;
 use crate::compute::linear::Product;
 use crate::kv::CellShape;
 use crate::layers::conv::{CausalConv, parts_of};
+use crate::layers::mamba::spec::{MambaNorms, MambaSpec};
+use crate::layers::mamba::weights::Mamba;
 use crate::layers::mamba2::softplus;
 use crate::layers::recurrence::{Mixing, Recurrence};
-use crate::model::{Mamba, MambaNorms, MambaSpec};
 
 /// Epsilon of norms without weights, which files lack (Hugging Face
 /// `FalconMambaConfig.mixer_rms_eps`).

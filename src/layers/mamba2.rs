@@ -1,13 +1,17 @@
 //! Mamba 2 (arXiv 2405.21060): a convolution, then a state space whose heads each forget at one
 //! rate that depends on the token; the output is gated, and normed if the file has a norm.
 
+pub(crate) mod spec;
+pub(crate) mod weights;
+
 use crate::arch::Arch;
 use crate::compute::arena::Frame;
 use crate::compute::linear::Product;
 use crate::kv::CellShape;
 use crate::layers::conv::CausalConv;
+use crate::layers::mamba2::spec::Mamba2Spec;
+use crate::layers::mamba2::weights::Mamba2;
 use crate::layers::recurrence::{Mixing, Recurrence};
-use crate::model::{Mamba2, Mamba2Spec};
 
 pub(crate) struct Buffers<'a> {
     /// Gate, what is convolved, and time steps: `(m, n_inner + n_channel + n_head)`.

@@ -2,18 +2,27 @@
 
 pub(crate) mod activation;
 pub(crate) mod altup;
-mod conv;
-mod gated_delta;
+pub(crate) mod attention;
+pub(crate) mod classifier;
+pub(crate) mod conv;
+pub(crate) mod dense_ffn;
+pub(crate) mod gated_delta;
+pub(crate) mod hparams;
 pub(crate) mod latent;
-mod mamba;
-mod mamba2;
+pub(crate) mod layer;
+pub(crate) mod mamba;
+pub(crate) mod mamba2;
+pub(crate) mod moe;
+pub(crate) mod mtp;
 pub(crate) mod norm;
 pub(crate) mod outputs;
+pub(crate) mod per_layer_embedding;
 pub(crate) mod recurrence;
 pub(crate) mod recurrent;
 pub(crate) mod rope;
 pub(crate) mod rows;
-mod rwkv;
-mod short_conv;
+pub(crate) mod rwkv;
+pub(crate) mod short_conv;
+pub(crate) mod unsupported;
 
 pub use outputs::Outputs;

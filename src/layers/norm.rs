@@ -1,8 +1,15 @@
 //! Norms of rows and heads.
 
+pub(crate) mod spec;
+pub(crate) mod weights;
+
 use crate::arch::Arch;
 use crate::compute::linear::Ctx;
-use crate::model::{Attn, AttnSpec, Hparams, Norm, NormKind, QkNorm};
+use crate::layers::attention::spec::{AttnSpec, QkNorm};
+use crate::layers::attention::weights::Attn;
+use crate::layers::hparams::Hparams;
+use crate::layers::norm::spec::NormKind;
+use crate::layers::norm::weights::Norm;
 
 /// `1/√(mean(x²) + eps)`.
 pub(crate) fn rms_factor(arch: Arch, x: &[f32], eps: f32) -> f32 {

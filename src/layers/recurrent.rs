@@ -5,12 +5,16 @@
 //! recurrences between them, which take one token after the other: so neither the sizes of passes
 //! nor their other tokens change a bit. The state is the sequence's, see `kv/sequence/recurrent.rs`.
 
+pub(crate) mod spec;
+pub(crate) mod weights;
+
 use crate::compute::arena::{Frame, counted};
 use crate::kv::CellShape;
 use crate::layers::conv::CausalConv;
 use crate::layers::recurrence::Mixing;
+use crate::layers::recurrent::spec::RecurrentSpec;
+use crate::layers::recurrent::weights::Recurrent;
 use crate::layers::{gated_delta, mamba, mamba2, rwkv, short_conv};
-use crate::model::{Recurrent, RecurrentSpec};
 
 /// The recurrences of a mixer.
 pub(crate) fn cells(spec: &RecurrentSpec) -> Vec<CellShape> {

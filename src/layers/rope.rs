@@ -1,7 +1,12 @@
 //! Rotary positions (RoPE): angles by position, and rotations of heads.
 
+pub(crate) mod spec;
+pub(crate) mod weights;
+
 use crate::arch::Arch;
-use crate::model::{Hparams, Model, RopeId, RopeOrder};
+use crate::layers::hparams::Hparams;
+use crate::layers::rope::spec::{Rope, RopeId, RopeOrder};
+use crate::layers::rope::weights::RopeFactors;
 use std::ops::Range;
 
 /// The ropes of a model with the frequencies for a session, which depend on its context length.
@@ -22,14 +27,13 @@ struct RopeTable {
 }
 
 impl RopeTables {
-    pub(crate) fn new(model: &Model, n_ctx: usize) -> RopeTables {
-        let w = model.weights();
+    pub(crate) fn new(all: &[Rope], factors: &RopeFactors, n_ctx: usize) -> RopeTables {
         let mut ropes = Vec::<RopeTable>::new();
-        for rope in &model.hparams().ropes {
-            let factors = match &w.rope_factors_short_long {
+        for rope in all {
+            let factors = match &factors.short_long {
                 Some((_, long)) if n_ctx > rope.n_ctx_orig => Some(long),
                 Some((short, _)) => Some(short),
-                None => w.rope_factors.as_ref(),
+                None => factors.all.as_ref(),
             };
             let (frequencies, factor) =
                 rope.frequencies(factors.filter(|_| rope.factors).map(Vec::as_slice));

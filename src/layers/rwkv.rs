@@ -2,17 +2,21 @@
 //! values as state, and a channel mix. Both read a blend of each token's input with that of the
 //! token before it.
 
+pub(crate) mod spec;
+pub(crate) mod weights;
+
 use crate::arch::{Arch, MAX_HEAD_DIM};
 use crate::compute::arena::Frame;
 use crate::compute::linear::Product;
+use crate::compute::weight::Linear;
 use crate::kv::CellShape;
 use crate::layers::activation::sigmoid;
+use crate::layers::conv::spec::ConvSpec;
+use crate::layers::conv::weights::Conv;
 use crate::layers::conv::{CausalConv, silu};
 use crate::layers::recurrence::{Mixing, Recurrence};
-use crate::model::{
-    ChannelMix, ChannelMixSpec, Conv, ConvSpec, Linear, TimeMix, TimeMix6, TimeMix7, TimeMixSpec,
-    TimeMixWeights,
-};
+use crate::layers::rwkv::spec::{ChannelMixSpec, TimeMixSpec};
+use crate::layers::rwkv::weights::{ChannelMix, TimeMix, TimeMix6, TimeMix7, TimeMixWeights};
 
 /// Epsilon of the norm of each head's output.
 const HEAD_EPS: f32 = 64e-5;

@@ -1,11 +1,14 @@
 //! Gated short convolution (LFM2, arXiv 2511.23404): `c·conv(b·x)`, where `b`, `c` and `x` are
 //! products with the input.
 
+pub(crate) mod weights;
+
 use crate::compute::arena::Frame;
 use crate::compute::linear::Product;
 use crate::layers::conv::CausalConv;
+use crate::layers::conv::spec::ConvSpec;
 use crate::layers::recurrence::Mixing;
-use crate::model::{ConvSpec, ShortConv};
+use crate::layers::short_conv::weights::ShortConv;
 
 pub(crate) struct Buffers<'a> {
     /// `b`, `c`, `x`: `(m, 3·n_channel)`.

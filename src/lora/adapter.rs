@@ -1,7 +1,7 @@
 //! Adapters in memory.
 
 use crate::lora::AdapterError;
-use crate::model::{Model, Site};
+use crate::lora::site::{Base, Site};
 use crate::quant::DType;
 use half::f16;
 use std::borrow::Cow;
@@ -155,21 +155,14 @@ pub(super) fn max_rank(site: &Site) -> usize {
 }
 
 impl Adapter {
-    /// Makes an adapter for all sites that `targets` selects, each of rank `rank`. `A` is drawn
-    /// uniformly from `±1/√n_in` (He et al., arXiv 1502.01852, the usual initialisation of
-    /// LoRA), `B` is zero: the model is unchanged until the adapter is trained. The strength
-    /// `alpha` is `rank`, so that `s = 1`. Sites include routers, the head and the embedding
-    /// table; [`Site::part`] tells them apart.
-    ///
-    /// # Errors
-    /// If the rank is 0 or larger than a selected matrix, or no site is selected.
-    pub fn zeros(
-        model: &Model,
+    /// [`Adapter::zeros`] for `base`.
+    pub(crate) fn zeros_for(
+        base: Base<'_>,
         rank: usize,
         seed: u64,
         targets: impl Fn(&Site) -> bool,
     ) -> Result<Adapter, AdapterError> {
-        let mut adapter = Adapter::empty(model);
+        let mut adapter = Adapter::empty_for(base);
         adapter.alpha = rank as f32;
         let mut rng = seed;
         for (site, term) in adapter
@@ -199,11 +192,11 @@ impl Adapter {
     }
 
     /// An adapter without terms and without strength.
-    pub fn empty(model: &Model) -> Adapter {
-        let sites = Arc::clone(model.sites());
+    pub(crate) fn empty_for(base: Base<'_>) -> Adapter {
+        let sites = Arc::clone(base.sites);
         let terms = vec![None; sites.len()];
         Adapter {
-            arch: model.hparams().arch.clone(),
+            arch: base.arch.to_owned(),
             sites,
             terms,
             alpha: 0.0,
@@ -357,20 +350,12 @@ impl Adapter {
     ///
     /// # Errors
     /// If it was not; names the first difference.
-    pub fn check(&self, model: &Model) -> Result<(), AdapterError> {
-        self.check_sites(&model.hparams().arch, model.sites())
-    }
-
-    /// Checks that another adapter was made for a model with the same matrices.
-    pub(super) fn check_same(&self, other: &Adapter) -> Result<(), AdapterError> {
-        self.check_sites(&other.arch, &other.sites)
-    }
-
-    fn check_sites(&self, arch: &str, theirs: &Arc<[Site]>) -> Result<(), AdapterError> {
-        if self.arch != arch {
+    pub(crate) fn check_base(&self, base: Base<'_>) -> Result<(), AdapterError> {
+        let theirs = base.sites;
+        if self.arch != base.arch {
             return Err(AdapterError::Architecture {
                 found: self.arch.clone(),
-                expected: arch.to_owned(),
+                expected: base.arch.to_owned(),
             });
         }
         let ours = &self.sites;
@@ -384,6 +369,14 @@ impl Adapter {
             }),
             None => Ok(()),
         }
+    }
+
+    /// Checks that another adapter was made for a model with the same matrices.
+    pub(super) fn check_same(&self, other: &Adapter) -> Result<(), AdapterError> {
+        self.check_base(Base {
+            arch: &other.arch,
+            sites: &other.sites,
+        })
     }
 }
 
@@ -410,11 +403,11 @@ impl Attached {
     /// # Errors
     /// If the adapter is for another model, or its factors are not finite.
     pub(crate) fn new(
-        model: &Model,
+        base: Base<'_>,
         adapter: Arc<Adapter>,
         scale: f32,
     ) -> Result<Attached, AdapterError> {
-        adapter.check(model)?;
+        adapter.check_base(base)?;
         if !scale.is_finite() {
             return Err(AdapterError::Scale { value: scale });
         }

@@ -9,7 +9,7 @@
 use crate::gguf::{Gguf, TensorInfo, Writer};
 use crate::lora::AdapterError;
 use crate::lora::adapter::{Adapter, Factor, Term, max_rank};
-use crate::model::{Model, Site};
+use crate::lora::site::{Base, Site};
 use crate::quant::{DType, dequantize_row};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -31,32 +31,8 @@ pub(super) fn sites_by_tensor(sites: &[Site]) -> HashMap<&str, Range<usize>> {
 }
 
 impl Adapter {
-    /// Loads an adapter file for a model. Values in `F16` stay as they are, but those of the
-    /// embedding table; others are expanded to `f32`.
-    ///
-    /// # Errors
-    /// If the file is invalid, no adapter, or for another model; names the first mismatch. Unknown
-    /// contents are errors, too.
-    pub fn open(path: impl AsRef<Path>, model: &Model) -> Result<Adapter, AdapterError> {
-        Adapter::from_gguf(&Gguf::open(path)?, model)
-    }
-
-    /// Loads the adapter in a file that is in memory.
-    ///
-    /// # Errors
-    /// As [`Adapter::open`].
-    pub fn from_bytes(
-        bytes: impl Into<Cow<'static, [u8]>>,
-        model: &Model,
-    ) -> Result<Adapter, AdapterError> {
-        Adapter::from_gguf(&Gguf::from_bytes(bytes)?, model)
-    }
-
-    /// Loads the adapter in a GGUF file.
-    ///
-    /// # Errors
-    /// As [`Adapter::open`].
-    pub fn from_gguf(gguf: &Gguf, model: &Model) -> Result<Adapter, AdapterError> {
+    /// Loads the adapter in a GGUF file, see [`Adapter::open`].
+    pub(crate) fn read(gguf: &Gguf, base: Base<'_>) -> Result<Adapter, AdapterError> {
         let metadata = gguf.metadata();
         for (key, expected) in [("general.type", "adapter"), ("adapter.type", "lora")] {
             let found = metadata.opt_str(key)?.unwrap_or_default();
@@ -68,10 +44,7 @@ impl Adapter {
                 });
             }
         }
-        let (found, expected) = (
-            metadata.str("general.architecture")?,
-            model.hparams().arch.as_str(),
-        );
+        let (found, expected) = (metadata.str("general.architecture")?, base.arch);
         if found != expected {
             return Err(AdapterError::Architecture {
                 found: found.to_owned(),
@@ -83,10 +56,10 @@ impl Adapter {
         if metadata.get(key).is_some() {
             return Err(AdapterError::Unsupported { key });
         }
-        let mut adapter = Adapter::empty(model);
+        let mut adapter = Adapter::empty_for(base);
         adapter.set_alpha(metadata.opt_f32(ALPHA)?.unwrap_or(0.0))?;
 
-        let by_tensor = sites_by_tensor(model.sites());
+        let by_tensor = sites_by_tensor(base.sites);
         for t in gguf.tensors() {
             let (tensor, partner) = match (t.name.strip_suffix(A), t.name.strip_suffix(B)) {
                 (Some(tensor), _) => (tensor, format!("{tensor}{B}")),
@@ -106,7 +79,7 @@ impl Adapter {
                 return Err(AdapterError::Unpaired { missing: partner });
             };
             if t.name.ends_with(A) {
-                let terms = terms(gguf, &model.sites()[sites.clone()], t, partner)?;
+                let terms = terms(gguf, &base.sites[sites.clone()], t, partner)?;
                 sites
                     .clone()
                     .zip(terms)

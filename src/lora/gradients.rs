@@ -1,7 +1,7 @@
 //! Gradients of an adapter.
 
+use crate::lora::site::Site;
 use crate::lora::{Adapter, AdapterError, Term};
-use crate::model::Site;
 use std::sync::Arc;
 
 /// Gradient of a loss with respect to the values of an [`Adapter`]: `dL/dA` and `dL/dB` of each of

@@ -1,10 +1,11 @@
 //! Merging adapters into weights.
 
-use crate::gguf::{TensorInfo, Writer};
+use crate::arch::Arch;
+use crate::gguf::{Gguf, TensorInfo, Writer};
 use crate::lora::AdapterError;
 use crate::lora::adapter::{Adapter, Attached, Term};
 use crate::lora::file::sites_by_tensor;
-use crate::model::{Model, Site};
+use crate::lora::site::{Base, Site};
 use crate::quant::{DType, QuantError, dequantize_row, quantize_row};
 use rayon::prelude::*;
 use std::io::{self, Write};
@@ -14,29 +15,18 @@ use std::sync::Arc;
 /// Number of values converted between two calls of the progress function.
 const SLAB: usize = 1 << 22;
 
-/// Prepares a copy of the model's file, with weights `W + scale·ΔW` of all `adapters`. Changed
-/// tensors keep their type (quantised ones are quantised again), or take `dtype`; everything else
-/// is copied. A head that shares the embedding table becomes a tensor of its own if one of the two
-/// changes.
-///
-/// While the file is written, `progress` is called with the number of values done, out of
-/// [`Model::n_params`] or slightly more, and returns whether to continue.
-///
-/// # Errors
-/// If an adapter is for another model, or there is no quantiser for a type. Writing also fails if a
-/// weight is not finite.
-pub fn merge<'a>(
-    model: &'a Model,
+/// [`Model::merged`](crate::Model::merged) of the file `gguf` of the model `base`.
+pub(crate) fn merge<'a>(
+    (gguf, arch, base): (&'a Gguf, Arch, Base<'a>),
     adapters: &[(Arc<Adapter>, f32)],
     dtype: Option<DType>,
     progress: &'a dyn Fn(u64) -> bool,
 ) -> Result<Writer<'a>, AdapterError> {
     let adapters = adapters
         .iter()
-        .map(|(adapter, scale)| Attached::new(model, Arc::clone(adapter), *scale));
+        .map(|(adapter, scale)| Attached::new(base, Arc::clone(adapter), *scale));
     let adapters: Arc<[Attached]> = adapters.collect::<Result<_, _>>()?;
-    let gguf = model.gguf();
-    let by_tensor = sites_by_tensor(model.sites());
+    let by_tensor = sites_by_tensor(base.sites);
     let job = |name: &str, from: &'a TensorInfo| -> Result<Job<'a>, AdapterError> {
         let sites = by_tensor.get(name).cloned().unwrap_or_default();
         let changes = sites
@@ -64,7 +54,9 @@ pub fn merge<'a>(
             }
         }
         Ok(Job {
-            model,
+            gguf,
+            arch,
+            all_sites: base.sites,
             name: name.to_owned(),
             from,
             to,
@@ -111,7 +103,9 @@ pub fn merge<'a>(
 
 /// One tensor to write.
 struct Job<'a> {
-    model: &'a Model,
+    gguf: &'a Gguf,
+    arch: Arch,
+    all_sites: &'a [Site],
     name: String,
     /// Tensor from which it is made.
     from: &'a TensorInfo,
@@ -123,7 +117,7 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn write(&self, out: &mut dyn Write, progress: &dyn Fn(u64) -> bool) -> io::Result<()> {
-        let data = self.model.gguf().data(self.from);
+        let data = self.gguf.data(self.from);
         let n = self.from.dims[0] as usize;
         let row_bytes = |dtype: DType| n / dtype.block().0 as usize * dtype.block().1 as usize;
         let (from_bytes, to_bytes) = (row_bytes(self.from.dtype), row_bytes(self.to));
@@ -174,7 +168,7 @@ impl Job<'_> {
 
     /// Adds the adapters' change of row `r` of the tensor.
     fn change(&self, adapters: &[Attached], r: usize, values: &mut [f32]) {
-        let sites = &self.model.sites()[self.sites.clone()];
+        let sites = &self.all_sites[self.sites.clone()];
         // The rows of the embedding table are its inputs.
         let n_rows = if sites[0].is_embedding() {
             sites[0].n_in
@@ -184,9 +178,7 @@ impl Job<'_> {
         let (e, r) = (r / n_rows, r % n_rows);
         for (term, factor) in adapters.iter().filter_map(|a| a.term(self.sites.start + e)) {
             for (column, row) in rank_ones(&sites[e], term) {
-                self.model
-                    .arch()
-                    .add_scaled(values, row, factor * column[r]);
+                self.arch.add_scaled(values, row, factor * column[r]);
             }
         }
     }

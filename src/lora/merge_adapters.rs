@@ -6,8 +6,8 @@
 
 use crate::lora::AdapterError;
 use crate::lora::adapter::{Adapter, Term, uniform};
+use crate::lora::site::Site;
 use crate::lora::svd::{Rows, truncate, truncate_dense};
-use crate::model::Site;
 use rayon::prelude::*;
 use std::sync::Arc;
 

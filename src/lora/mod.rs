@@ -2,7 +2,7 @@
 //!
 //! An adapter adds `s·B·A` to matrices of a model, with `A: (rank, n_in)`, `B: (n_out, rank)` and a
 //! small rank. The weights stay as they are, quantised and shared: `y = W·x + s·B·(A·x)`. An
-//! [`Adapter`] belongs to the [sites](Model::sites) of a model; sessions attach any number of them.
+//! [`Adapter`] belongs to the [sites](crate::Model::sites) of a model; sessions attach any number of them.
 //!
 //! This module has data structures and arithmetic on slices. Everything that needs a forward pass
 //! is in [`engine`](crate::engine).
@@ -31,16 +31,16 @@ mod merge;
 mod merge_adapters;
 mod optimiser;
 mod registry;
+mod site;
 mod svd;
 
 pub use adapter::{Adapter, Term};
 pub(crate) use adapter::{Attached, Factor};
 pub use error::AdapterError;
 pub use gradients::Gradients;
-pub use merge::merge;
+pub(crate) use merge::merge;
 pub use merge_adapters::{MergeMethod, MergeOptions, merge_adapters};
 pub use optimiser::{Adam, Optimiser, Sgd, change_norm};
 pub use registry::AdapterRegistry;
-
-#[cfg(doc)]
-use crate::model::Model;
+pub use site::Site;
+pub(crate) use site::{Base, TOKEN_EMBD, in_layer};

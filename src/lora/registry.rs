@@ -1,7 +1,8 @@
 //! Adapters by name, as many in memory as a budget allows.
 
+use crate::gguf::Gguf;
+use crate::lora::site::{Base, Site};
 use crate::lora::{Adapter, AdapterError};
-use crate::model::Model;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -31,7 +32,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// ```
 #[derive(Debug)]
 pub struct AdapterRegistry {
-    model: Model,
+    arch: String,
+    sites: Arc<[Site]>,
     budget: u64,
     /// The most recently used last.
     entries: Mutex<Vec<Entry>>,
@@ -51,10 +53,11 @@ impl Entry {
 }
 
 impl AdapterRegistry {
-    /// A registry that holds at most `budget` bytes of adapters of `model`.
-    pub fn new(model: &Model, budget: u64) -> AdapterRegistry {
+    /// An empty registry of adapters of `base`.
+    pub(crate) fn of(base: Base<'_>, budget: u64) -> AdapterRegistry {
         AdapterRegistry {
-            model: model.clone(),
+            arch: base.arch.to_owned(),
+            sites: Arc::clone(base.sites),
             budget,
             entries: Mutex::default(),
         }
@@ -94,7 +97,7 @@ impl AdapterRegistry {
         };
         let adapter = match &entries[i].adapter {
             Some(adapter) => Arc::clone(adapter),
-            None => Arc::new(Adapter::open(&entries[i].path, &self.model)?),
+            None => Arc::new(self.read(&entries[i].path)?),
         };
         let (bytes, budget) = (adapter.bytes(), self.budget);
         if bytes > budget {
@@ -116,6 +119,14 @@ impl AdapterRegistry {
             entry.adapter = None;
         }
         Ok(adapter)
+    }
+
+    fn read(&self, path: &Path) -> Result<Adapter, AdapterError> {
+        let base = Base {
+            arch: &self.arch,
+            sites: &self.sites,
+        };
+        Adapter::read(&Gguf::open(path)?, base)
     }
 
     /// Bytes of the adapters that it holds.

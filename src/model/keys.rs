@@ -1,11 +1,15 @@
 //! Metadata keys of an architecture, each of which is read, or refused.
 
 use crate::gguf::{Array, Metadata, TensorInfo, Value};
+use crate::layers::activation::spec::Activation;
+use crate::layers::classifier::{ClassifierActivation, ClassifierSpec, Pooling};
+use crate::layers::dense_ffn::spec::DenseSpec;
+use crate::layers::layer::spec::FfnSpec;
+use crate::layers::mamba::spec::{MambaNorms, MambaSpec};
+use crate::layers::mamba2::spec::Mamba2Spec;
+use crate::layers::moe::spec::{ExpertGroups, Gating, MAX_EXPERT, MoeSpec, SharedSpec};
+use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::model::ModelError;
-use crate::model::spec::{
-    Activation, ClassifierActivation, ClassifierSpec, DenseSpec, ExpertGroups, FfnSpec, Gating,
-    MAX_EXPERT, Mamba2Spec, MambaNorms, MambaSpec, MoeSpec, Pooling, RecurrentSpec, SharedSpec,
-};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -490,7 +494,7 @@ impl<'a> Keys<'a> {
                     n_ff,
                     activation,
                     fused,
-                    sparsity: None,
+                    ..DenseSpec::default()
                 })
             })
             .collect())
@@ -521,7 +525,6 @@ impl<'a> Keys<'a> {
             n_expert,
             n_used,
             n_ff,
-            activation: Activation::SwiGlu,
             gating: match self.opt_u64("expert_gating_func")? {
                 None | Some(1) => Gating::Softmax,
                 Some(2) => Gating::Sigmoid,
@@ -542,13 +545,9 @@ impl<'a> Keys<'a> {
                 .number("expert_weights_scale")?
                 .filter(|&s| s != 0.0)
                 .unwrap_or(1.0),
-            routes_early: false,
-            router_norm: false,
-            output_scales: false,
-            weighs_inputs: false,
             fused: self.has_part("ffn_gate_up_exps.weight"),
-            latent: None,
             shared: shared.map(|n_ff| SharedSpec { n_ff, gated: false }),
+            ..MoeSpec::default()
         };
         let n_dense = self
             .opt_u64("leading_dense_block_count")?

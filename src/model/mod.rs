@@ -3,6 +3,8 @@
 //!
 //! [`Model`] is an immutable, cheap handle: clone it, send it to threads, keep it in structs.
 
+mod adapters;
+mod binding;
 mod error;
 mod family;
 mod hparams;
@@ -10,13 +12,13 @@ mod keys;
 mod mtp;
 mod rope;
 mod setters;
-mod spec;
 mod weights;
 
 use crate::arch::Arch;
 use crate::gguf::{Gguf, TensorInfo, Value};
 #[cfg(feature = "grammar")]
 use crate::grammar::{GrammarError, TokenTrie};
+use crate::lora::in_layer;
 use crate::quant::DType;
 use crate::system::SystemMemory;
 use crate::tokenizer::Tokenizer;
@@ -27,25 +29,40 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+pub use crate::layers::activation::spec::Activation;
+pub use crate::layers::altup::spec::StreamsSpec;
+pub use crate::layers::attention::spec::{AttnSpec, QkNorm, Temperature};
+pub use crate::layers::classifier::{ClassifierActivation, ClassifierSpec, Pooling};
+pub use crate::layers::conv::spec::ConvSpec;
+pub use crate::layers::dense_ffn::spec::DenseSpec;
+pub use crate::layers::gated_delta::spec::DeltaSpec;
+pub use crate::layers::hparams::{Hparams, LogitTransform};
+pub use crate::layers::latent::spec::LatentSpec;
+pub use crate::layers::layer::spec::{Biases, FfnSpec, LayerSpec, Mixer, OutputScale};
+pub use crate::layers::mamba::spec::{MambaNorms, MambaSpec};
+pub use crate::layers::mamba2::spec::Mamba2Spec;
+pub use crate::layers::moe::spec::{ExpertGroups, Gating, MoeSpec, SharedSpec};
+pub use crate::layers::norm::spec::{NormKind, Norms};
+pub use crate::layers::recurrent::spec::RecurrentSpec;
+pub use crate::layers::rope::spec::{Rope, RopeId, RopeOrder, RopeScaling};
+pub use crate::layers::rwkv::spec::{ChannelMixSpec, TimeMixRanks, TimeMixSpec};
+pub use crate::lora::Site;
 pub use error::ModelError;
-pub(crate) use hparams::MAX_STREAMS;
-pub use hparams::{Hparams, LogitTransform, NormKind, StreamsSpec};
 pub use keys::Unknown;
 use keys::UnknownNames;
-pub use rope::{Rope, RopeOrder, RopeScaling};
-pub(crate) use spec::MAX_EXPERT;
-pub use spec::{
-    Activation, AttnSpec, Biases, ChannelMixSpec, ClassifierActivation, ClassifierSpec, ConvSpec,
-    DeltaSpec, DenseSpec, ExpertGroups, FfnSpec, Gating, LatentSpec, LayerSpec, Mamba2Spec,
-    MambaNorms, MambaSpec, Mixer, MoeSpec, Norms, OutputScale, Pooling, QkNorm, RecurrentSpec,
-    RopeId, SharedSpec, Temperature, TimeMixRanks, TimeMixSpec,
-};
-pub use weights::Site;
-pub(crate) use weights::{
-    AltUp, AltUpEnds, Attn, Both, ChannelMix, Conv, Delta, DeltaInput, FeedForward, Ffn, Latent,
-    Laurel, Layer, Linear, Mamba, Mamba2, Moe, MtpInput, Norm, PerLayer, PerLayerInputs, Recurrent,
-    ShortConv, TimeMix, TimeMix6, TimeMix7, TimeMixWeights, Weight, Weights,
-};
+pub(crate) use weights::Weights;
+// Weights of components, for `forward`.
+pub(crate) use crate::compute::weight::Weight;
+pub(crate) use crate::layers::altup::weights::Laurel;
+pub(crate) use crate::layers::attention::weights::Attn;
+pub(crate) use crate::layers::dense_ffn::weights::Ffn;
+pub(crate) use crate::layers::layer::weights::{Both, FeedForward, Layer};
+pub(crate) use crate::layers::moe::spec::MAX_EXPERT;
+pub(crate) use crate::layers::moe::weights::Moe;
+pub(crate) use crate::layers::mtp::MtpInput;
+pub(crate) use crate::layers::norm::weights::Norm;
+pub(crate) use crate::layers::per_layer_embedding::{PerLayer, PerLayerInputs};
+pub(crate) use crate::layers::recurrent::weights::Recurrent;
 
 /// Where weights are read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -532,8 +549,7 @@ impl Model {
     /// which only rows are read.
     fn multiplied(&self) -> impl Iterator<Item = &TensorInfo> {
         let n_layer = self.hparams().n_layer;
-        let is_run =
-            move |t: &&TensorInfo| weights::in_layer(&t.name).is_none_or(|(i, _)| i < n_layer);
+        let is_run = move |t: &&TensorInfo| in_layer(&t.name).is_none_or(|(i, _)| i < n_layer);
         self.gguf().tensors().iter().filter(is_run).filter(|t| {
             !["position_embd.weight", "per_layer_token_embd.weight"].contains(&&*t.name)
         })
@@ -544,9 +560,9 @@ impl Model {
     pub fn bytes_per_token(&self) -> u64 {
         let tied = self.gguf().tensor("output.weight").is_none();
         let bytes = |t: &TensorInfo| match self.experts_of(t) {
-            Some(x) => t.n_bytes * x.n_used as u64 / x.n_expert as u64,
+            Some(x) => self.n_runs(t) * (t.n_bytes * x.n_used as u64 / x.n_expert as u64),
             _ if t.name == "token_embd.weight" && !tied => 0,
-            _ => t.n_bytes,
+            _ => self.n_runs(t) * t.n_bytes,
         };
         self.multiplied().map(bytes).sum()
     }
@@ -558,7 +574,7 @@ impl Model {
             Some(x) => {
                 let used = x.n_used as f64 / x.n_expert as f64;
                 let of_rows = 1.0 - (1.0 - used).powf(rows as f64);
-                (t.n_bytes as f64 * (of_rows - used)) as u64
+                self.n_runs(t) * (t.n_bytes as f64 * (of_rows - used)) as u64
             }
             None => 0,
         };
@@ -572,8 +588,8 @@ impl Model {
         let tied = self.gguf().tensor("output.weight").is_none();
         let weights = |t: &TensorInfo| match self.experts_of(t) {
             _ if t.dims.len() < 2 || t.name == "token_embd.weight" && !tied => 0,
-            Some(x) => t.n_elems() * x.n_used as u64 / x.n_expert as u64,
-            _ => t.n_elems(),
+            Some(x) => self.n_runs(t) * (t.n_elems() * x.n_used as u64 / x.n_expert as u64),
+            _ => self.n_runs(t) * t.n_elems(),
         };
         let attention: usize = h
             .attention()
@@ -593,8 +609,14 @@ impl Model {
             _ => t.n_elems(),
         };
         let last = h.n_layer - 1;
-        let in_layer = |t: &&TensorInfo| weights::in_layer(&t.name).is_some_and(|(i, _)| i < last);
-        let layers: u64 = self.multiplied().filter(in_layer).map(weights).sum();
+        // The last layer's block runs once less.
+        let last_block = h.n_own() - 1;
+        let n_whole = |t: &TensorInfo| match in_layer(&t.name) {
+            Some((i, _)) if i < last_block => h.n_loop as u64,
+            Some(_) => h.n_loop as u64 - 1,
+            None => 0,
+        };
+        let layers: u64 = self.multiplied().map(|t| n_whole(t) * weights(t)).sum();
         let attention = h.layers[..last].iter().filter_map(LayerSpec::attention);
         let attention: usize = attention
             .map(|a| a.n_head * (a.head_dim + a.head_dim_v))
@@ -605,9 +627,14 @@ impl Model {
         2 * (layers + (attention * depth + last_layer) as u64)
     }
 
+    /// Times that a pass multiplies by a tensor.
+    fn n_runs(&self, t: &TensorInfo) -> u64 {
+        in_layer(&t.name).map_or(1, |_| self.hparams().n_loop as u64)
+    }
+
     /// The mixture to which a tensor of stacked experts belongs.
     fn experts_of(&self, t: &TensorInfo) -> Option<&MoeSpec> {
-        let (layer, part) = weights::in_layer(&t.name)?;
+        let (layer, part) = in_layer(&t.name)?;
         self.hparams()
             .layers
             .get(layer)?

@@ -11,7 +11,7 @@
 
 use crate::arch::Arch;
 use crate::gguf::Gguf;
-use crate::model::hparams::Hparams;
+use crate::layers::hparams::Hparams;
 use crate::model::weights::Weights;
 use crate::model::{Device, Inner, Model, ModelError, Residence};
 use crate::tokenizer::Tokenizer;

@@ -1,65 +1,9 @@
 //! Rotary positions of a file.
 
 use crate::arch::MAX_HEAD_DIM;
+use crate::layers::rope::spec::{Rope, RopeOrder, RopeScaling};
 use crate::model::ModelError;
 use crate::model::keys::Keys;
-
-/// Order of the pairs of dimensions that are rotated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeOrder {
-    /// Neighbours: `(0, 1), (2, 3), …`
-    Norm,
-    /// Halves: `(0, n/2), (1, n/2 + 1), …`
-    NeoX,
-}
-
-/// How rotation frequencies are stretched beyond the trained context.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RopeScaling {
-    /// Not at all (or by the factors of the tensor `rope_freqs.weight`, as llama 3 does).
-    None,
-    /// All by the same factor (arXiv 2306.15595).
-    Linear {
-        /// Positions are divided by this.
-        factor: f32,
-    },
-    /// Low frequencies interpolated, high ones kept (arXiv 2309.00071).
-    Yarn {
-        /// Positions are divided by this where frequencies are low.
-        factor: f32,
-        /// Rotations over the original context above which a dimension is kept.
-        beta_fast: f32,
-        /// Rotations below which a dimension is interpolated.
-        beta_slow: f32,
-        /// Whether these bounds are rounded to whole dimensions.
-        truncate: bool,
-    },
-    /// Factors per dimension from the file, one set for short and one for long contexts (arXiv
-    /// 2402.13753). Phi 3 files have the factors without naming this scaling; they are used all
-    /// the same.
-    Long,
-}
-
-/// Rotary position embedding.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rope {
-    /// Which dimensions form a pair.
-    pub order: RopeOrder,
-    /// Dimensions rotated; the rest of the head stays.
-    pub n_dims: usize,
-    /// Base of the frequencies.
-    pub theta: f32,
-    /// Scaling beyond the trained context.
-    pub scaling: RopeScaling,
-    /// Context the frequencies were trained for.
-    pub n_ctx_orig: usize,
-    /// Factor on the rotated values.
-    pub attn_factor: f32,
-    /// Whether the divisors in the file (`rope_freqs.weight`) apply.
-    pub factors: bool,
-    /// Whether YaRN multiplies rotated values by `1 + ln(factor)/10` in addition.
-    pub yarn_magnitude: bool,
-}
 
 impl Rope {
     /// Rope of a file, for heads of `head_dim`.
@@ -127,54 +71,5 @@ impl Rope {
                 .is_none_or(|x| x == 0.0)
                 && magnitude.is_none(),
         })
-    }
-
-    /// Frequencies of the pairs, and the factor on cosines and sines; `factors` are divisors of the
-    /// frequencies.
-    pub(crate) fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f32>, f32) {
-        let Rope { theta, scaling, .. } = *self;
-        let n = self.n_dims as f32;
-        let base = |i: usize| theta.powf(-2.0 * i as f32 / n);
-        let divide = |i: usize, f: f32| f / factors.map_or(1.0, |x| x[i]);
-        let pairs = 0..self.n_dims / 2;
-        match scaling {
-            RopeScaling::None | RopeScaling::Long => (
-                pairs.map(|i| divide(i, base(i))).collect(),
-                self.attn_factor,
-            ),
-            RopeScaling::Linear { factor } => (
-                pairs.map(|i| divide(i, base(i) / factor)).collect(),
-                self.attn_factor,
-            ),
-            RopeScaling::Yarn {
-                factor,
-                beta_fast,
-                beta_slow,
-                truncate,
-            } => {
-                // Index of the pair that makes `beta` turns over the original context.
-                let pair = |beta: f32| {
-                    n * (self.n_ctx_orig as f32 / (beta * 2.0 * std::f32::consts::PI)).ln()
-                        / (2.0 * theta.ln())
-                };
-                let (low, high) = (pair(beta_fast), pair(beta_slow));
-                let (low, high) = if truncate {
-                    (low.floor(), high.ceil())
-                } else {
-                    (low, high)
-                };
-                let (low, high) = (low.max(0.0), high.min(n - 1.0));
-                let frequencies = pairs.map(|i| {
-                    let kept = 1.0 - ((i as f32 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
-                    divide(i, base(i) * (kept + (1.0 - kept) / factor))
-                });
-                let magnitude = if self.yarn_magnitude {
-                    1.0 + 0.1 * factor.ln()
-                } else {
-                    1.0
-                };
-                (frequencies.collect(), self.attn_factor * magnitude)
-            }
-        }
     }
 }

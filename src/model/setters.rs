@@ -1,13 +1,15 @@
 //! What a family says of its hyper-parameters beyond those of llama.
 
 use crate::arch::MAX_HEAD_DIM;
+use crate::layers::attention::spec::Temperature;
+use crate::layers::hparams::Hparams;
+use crate::layers::latent::spec::LatentSpec;
+use crate::layers::layer::spec::{Biases, LayerSpec, Mixer};
+use crate::layers::norm::spec::Norms;
+use crate::layers::recurrent::spec::RecurrentSpec;
+use crate::layers::rope::spec::{Rope, RopeId, RopeScaling};
 use crate::model::ModelError;
-use crate::model::hparams::Hparams;
 use crate::model::keys::Keys;
-use crate::model::rope::{Rope, RopeScaling};
-use crate::model::spec::{
-    Biases, LatentSpec, LayerSpec, Mixer, Norms, RecurrentSpec, RopeId, Temperature,
-};
 
 impl Hparams {
     /// Sets the placement of norms in all layers.
@@ -155,6 +157,20 @@ impl Hparams {
             .skip(own)
             .for_each(|attn| attn.shares_kv = true);
         Ok(())
+    }
+
+    /// Makes the layers run `n` times, with keys and values of their own; between two loops the
+    /// residual stream goes through the last norm if `normed`.
+    pub(crate) fn set_loops(&mut self, n: usize, normed: bool) {
+        let mut inner = self.layers.clone();
+        if let Some(last) = inner.last_mut().filter(|_| normed) {
+            last.norms = Norms::BeforeAndLast;
+        }
+        let last = std::mem::take(&mut self.layers);
+        self.layers = (1..n).flat_map(|_| inner.clone()).collect();
+        self.layers.extend(last);
+        (self.n_layer, self.n_loop) = (self.layers.len(), n);
+        self.kv_layers = (0..self.n_layer).collect();
     }
 
     /// Puts a layer with `mixer` alone behind each layer: the second half of a block of the file.

@@ -3,6 +3,7 @@
 use crate::arch::Arch;
 use crate::backward::driver::{BackwardAt, BackwardPass, Objective, backward};
 use crate::backward::saved::Saved;
+use crate::backward::supports::supports;
 use crate::backward::tape::BackwardText;
 use crate::compute::hook::TokenKind;
 use crate::engine::SessionError;
@@ -10,8 +11,10 @@ use crate::engine::adapters::AdapterId;
 use crate::engine::batch::Slot;
 use crate::engine::sequence::Sequence;
 use crate::layers::outputs::Outputs;
+use crate::layers::unsupported::Unsupported;
+use crate::lora::Site;
 use crate::lora::{Adapter, AdapterError, Attached, Gradients, Optimiser};
-use crate::model::{Model, Site};
+use crate::model::Model;
 use crate::session::GradientError;
 use crate::session::session::Session;
 use std::sync::Arc;
@@ -244,9 +247,8 @@ impl Session {
         id: AdapterId,
         gradients: &Gradients,
     ) -> Result<usize, GradientError> {
-        if let Some(what) = self.model().hparams().without_gradient() {
-            return Err(SessionError::NoGradient { what }.into());
-        }
+        supports(self.model().hparams())
+            .map_err(|Unsupported(what)| SessionError::NoGradient { what })?;
         let target = self.seq.adapters.index(id)?;
         gradients.check(&self.seq.adapters.attached[target].adapter)?;
         Ok(target)
@@ -365,7 +367,11 @@ impl Session {
         let attached = &self.seq.adapters.attached[i];
         let mut adapter = Adapter::clone(&attached.adapter);
         change(&mut adapter);
-        let attached = Attached::new(self.engine.model(), Arc::new(adapter), attached.scale)?;
+        let attached = Attached::new(
+            self.engine.model().base(),
+            Arc::new(adapter),
+            attached.scale,
+        )?;
         self.seq.replace_adapter(i, attached);
         self.forget_outputs();
         Ok(())

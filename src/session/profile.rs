@@ -2,7 +2,7 @@
 
 use crate::engine::options::SessionOptions;
 use crate::kv::{KvTiers, KvType};
-use crate::model::Hparams;
+use crate::layers::hparams::Hparams;
 
 /// A use with a context and a precision of keys and values that suit it; `docs/memory.md` has the
 /// numbers.

@@ -5,7 +5,7 @@ use crate::tiny::{N_EMBD, TOKENS, Tiny};
 use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::{Gguf, Value, Writer};
 use ruvllm::kv::KvType;
-use ruvllm::lora::{Adapter, Term, merge};
+use ruvllm::lora::{Adapter, Term};
 use ruvllm::model::{Model, Site};
 use ruvllm::quant::DType;
 use ruvllm::{AdapterError, GgufError, Session};
@@ -796,7 +796,7 @@ fn merged(model: &Model, adapters: &[(&Adapter, f32)], dtype: Option<DType>) -> 
         .iter()
         .map(|&(a, scale)| (Arc::new(a.clone()), scale))
         .collect();
-    let writer = merge(model, &adapters, dtype, &|_| true).unwrap();
+    let writer = model.merged(&adapters, dtype, &|_| true).unwrap();
     Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap()
 }
 
@@ -894,7 +894,7 @@ fn merging_refuses_what_it_cannot_do() {
     let model = Tiny::Llama.model(DType::F32);
     let fits = Arc::new(adapter(&model, 2, 1, |_| true));
     let try_merge = |adapters: &[(Arc<Adapter>, f32)], dtype| {
-        merge(&model, adapters, dtype, &|_| true).map(|_| ())
+        model.merged(adapters, dtype, &|_| true).map(|_| ())
     };
     let refused = |scale, dtype| try_merge(&[(Arc::clone(&fits), scale)], dtype).unwrap_err();
     assert!(matches!(
@@ -922,13 +922,15 @@ fn merging_refuses_what_it_cannot_do() {
     large
         .terms_mut()
         .for_each(|(_, term)| term.parts_mut().1.fill(1e3));
-    let huge = merge(&model, &[(Arc::new(large), 1e38)], None, &|_| true).unwrap();
+    let huge = model
+        .merged(&[(Arc::new(large), 1e38)], None, &|_| true)
+        .unwrap();
     assert!(
         huge.to_bytes()
             .unwrap_err()
             .to_string()
             .contains("token_embd")
     );
-    let ended = merge(&model, &[(fits, 1.0)], None, &|_| false).unwrap();
+    let ended = model.merged(&[(fits, 1.0)], None, &|_| false).unwrap();
     assert!(ended.to_bytes().is_err());
 }

@@ -2,7 +2,6 @@
 
 use crate::flags::{LoraArgs, ModelArgs, OverwriteArg, ResidenceArgs, ThreadsArg};
 use crate::io::{Failure, Progress, note, on_interrupt, size};
-use ruvllm::lora::merge;
 use ruvllm::quant::{DType, FORMATS};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -85,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         bar.set(done);
         !interrupted.load(Ordering::Relaxed)
     };
-    let mut writer = merge(&model, &adapters, args.dtype, &progress)?;
+    let mut writer = model.merged(&adapters, args.dtype, &progress)?;
     args.overwrite.apply(&mut writer);
     let written = writer.write(&output);
     if interrupted.load(Ordering::Relaxed) {

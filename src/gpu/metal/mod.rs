@@ -14,6 +14,7 @@ mod error;
 pub mod kernels;
 pub mod plan;
 mod runner;
+mod supports;
 
 pub use error::MetalError;
 pub use runner::MetalRunner;

@@ -1,10 +1,14 @@
 //! The Swiss AI Initiative's Apertus: a llama with norms of queries and keys, whose activation has
 //! parameters per layer.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::attention::spec::QkNorm;
+use crate::layers::dense_ffn::spec::DenseSpec;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::FfnSpec;
+use crate::layers::norm::spec::NormKind;
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::spec::{Activation, DenseSpec, FfnSpec, QkNorm};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let [alpha_p, alpha_n, beta, eps] =

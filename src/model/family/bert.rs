@@ -1,11 +1,14 @@
 //! Encoders: BERT (and XLM-RoBERTa), Nomic BERT and its mixture, Jina BERT 2 and 3, ModernBERT,
 //! EuroBERT, NeoBERT, Llama-Embed. Their tokens see the whole text.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::classifier::{ClassifierActivation, Pooling};
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::{Biases, FfnSpec};
+use crate::layers::norm::spec::{NormKind, Norms};
+use crate::layers::rope::spec::RopeOrder;
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::rope::RopeOrder;
-use crate::model::spec::{Activation, Biases, ClassifierActivation, FfnSpec, Norms, Pooling};
 
 /// BERT. GELU uses the error function, as in Hugging Face; llama.cpp uses the tanh formula.
 pub(super) fn bert(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

@@ -1,11 +1,14 @@
 //! Cohere's Command R and R7B, and their mixtures: attention and feed-forward layer in parallel,
 //! norms without bias. Command R7B rotates only in layers with windows.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::attention::spec::QkNorm;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::FfnSpec;
+use crate::layers::norm::spec::{NormKind, Norms};
+use crate::layers::rope::spec::RopeOrder;
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::rope::RopeOrder;
-use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 
 pub(super) fn command_r(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     all(keys, keys.dense(Activation::SwiGlu)?)

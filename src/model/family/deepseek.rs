@@ -1,11 +1,15 @@
 //! Models with latent attention: DeepSeek 2 and 3 and those of the same form (GLM 4.7 Flash, Kimi
 //! K2), MiniCPM 3, Mistral 4, PLM, Kimi Linear.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::gated_delta::spec::DeltaSpec;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::FfnSpec;
+use crate::layers::norm::spec::NormKind;
+use crate::layers::recurrent::spec::RecurrentSpec;
+use crate::layers::rope::spec::RopeOrder;
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::rope::RopeOrder;
-use crate::model::spec::{Activation, DeltaSpec, FfnSpec, RecurrentSpec};
 
 /// DeepSeek 2. Its files do not say that expert weights are not divided by their sum. Files of its
 /// successors have a bias for the choice of experts, but not always the key that says that their
@@ -75,9 +79,8 @@ pub(super) fn kimi_linear(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         head_dim_k: head_dim,
         head_dim_v: head_dim,
         n_tap: keys.taps("ssm.conv_kernel")?,
-        tiled: false,
         by_channel: true,
-        fused: false,
+        ..DeltaSpec::default()
     });
     let mut h = Hparams::hybrid(
         keys,

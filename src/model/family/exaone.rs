@@ -1,10 +1,13 @@
 //! EXAONE 4, with norms after each block, and the mixture K-EXAONE. If some layers have windows,
 //! only those are rotated.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::attention::spec::QkNorm;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::FfnSpec;
+use crate::layers::norm::spec::{NormKind, Norms};
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 
 pub(super) fn exaone4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = both(keys, keys.dense(Activation::SwiGlu)?)?;

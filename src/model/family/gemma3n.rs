@@ -1,10 +1,14 @@
 //! Gemma 3n: several residual streams with a side path around attention, a vector for each layer
 //! and token, sparse activations, and last layers that read the keys and values of others.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::altup::spec::{MAX_STREAMS, StreamsSpec};
+use crate::layers::attention::spec::QkNorm;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::FfnSpec;
+use crate::layers::norm::spec::{NormKind, Norms};
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, MAX_STREAMS, NormKind, StreamsSpec};
 use crate::model::keys::Keys;
-use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut ffn = keys.dense(Activation::GeGlu)?;

@@ -3,10 +3,14 @@
 //! dense layers.
 
 use crate::arch::MAX_HEAD_DIM;
+use crate::layers::activation::spec::Activation;
+use crate::layers::attention::spec::QkNorm;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::{FfnSpec, OutputScale};
+use crate::layers::moe::spec::MoeSpec;
+use crate::layers::norm::spec::{NormKind, Norms};
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::spec::{Activation, FfnSpec, MoeSpec, Norms, OutputScale, QkNorm};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut ffn = keys.dense(Activation::GeGlu)?;

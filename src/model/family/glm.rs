@@ -1,11 +1,14 @@
 //! Zhipu's GLM 4: chatglm files, the 0414 models with norms on both sides, and the mixtures GLM 4.5
 //! and later.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::attention::spec::QkNorm;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::Biases;
+use crate::layers::norm::spec::{NormKind, Norms};
+use crate::layers::rope::spec::RopeOrder;
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::rope::RopeOrder;
-use crate::model::spec::{Activation, Biases, Norms, QkNorm};
 
 pub(super) fn chatglm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Rms, keys.dense_fused(Activation::SwiGlu)?)?;

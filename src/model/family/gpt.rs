@@ -1,10 +1,12 @@
 //! OpenAI's GPT-2, StarCoder 1 and others with learned positions; GPT-NeoX (Pythia), Falcon, BLOOM
 //! and MPT.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::Biases;
+use crate::layers::norm::spec::{NormKind, Norms};
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::spec::{Activation, Biases, Norms};
 
 pub(super) fn gpt2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = biased(keys, Activation::Gelu)?;

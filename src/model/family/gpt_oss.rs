@@ -1,10 +1,13 @@
 //! OpenAI's gpt-oss: a mixture with attention sinks, windows in every second layer, and biases
 //! everywhere.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::{Biases, FfnSpec};
+use crate::layers::moe::spec::Gating;
+use crate::layers::norm::spec::NormKind;
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::spec::{Activation, Biases, FfnSpec, Gating};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut layers = keys.mixture(0, false)?;

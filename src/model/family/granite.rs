@@ -1,10 +1,12 @@
 //! IBM Granite 3 and 4, dense and mixture of experts, and MiniCPM: a llama with multipliers.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::FfnSpec;
+use crate::layers::norm::spec::NormKind;
+use crate::layers::rope::spec::RopeOrder;
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::rope::RopeOrder;
-use crate::model::spec::{Activation, FfnSpec};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     all(keys, keys.dense(Activation::SwiGlu)?)

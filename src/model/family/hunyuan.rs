@@ -1,10 +1,13 @@
 //! Tencent's Hunyuan 1, dense, mixture of experts and vision: a llama whose queries and keys have
 //! norms after they are rotated.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::attention::spec::QkNorm;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::FfnSpec;
+use crate::layers::norm::spec::NormKind;
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::spec::{Activation, FfnSpec, QkNorm};
 
 pub(super) fn dense(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     both(keys, keys.dense(Activation::SwiGlu)?)

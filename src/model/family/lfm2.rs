@@ -1,9 +1,14 @@
 //! Liquid's LFM2, dense and mixture of experts: short convolutions, attention between them.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::attention::spec::QkNorm;
+use crate::layers::conv::spec::ConvSpec;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::FfnSpec;
+use crate::layers::norm::spec::NormKind;
+use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::spec::{Activation, ConvSpec, FfnSpec, QkNorm, RecurrentSpec};
 
 pub(super) fn lfm2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     both(keys, keys.dense(Activation::SwiGlu)?)

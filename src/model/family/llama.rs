@@ -1,13 +1,16 @@
 //! Llama 1 to 3 and models of the same form: Mistral, Mixtral, TinyLlama, Yi, InternLM 2 and 3,
 //! Baichuan, XVERSE, Maincoder, ERNIE 4.5, …
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::attention::spec::QkNorm;
+use crate::layers::dense_ffn::spec::DenseSpec;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::{FfnSpec, Mixer};
+use crate::layers::moe::spec::{Gating, SharedSpec};
+use crate::layers::norm::spec::{NormKind, Norms};
+use crate::layers::rope::spec::RopeOrder;
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::{Has, Keys};
-use crate::model::rope::RopeOrder;
-use crate::model::spec::{
-    Activation, DenseSpec, FfnSpec, Gating, Mixer, Norms, QkNorm, SharedSpec,
-};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let ffn = match keys.opt_u64("expert_count")? {
@@ -97,9 +100,7 @@ pub(super) fn deci(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let dense = |n_ff| {
         FfnSpec::Dense(DenseSpec {
             n_ff,
-            activation: Activation::SwiGlu,
-            fused: false,
-            sparsity: None,
+            ..DenseSpec::default()
         })
     };
     let n_ff = counts("feed_forward_length", 1 << 20)?.into_iter();

@@ -1,9 +1,14 @@
 //! State spaces: Mamba 1 (also Falcon Mamba) and 2, Jamba, Falcon-H1, Nemotron-H.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::dense_ffn::spec::DenseSpec;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::FfnSpec;
+use crate::layers::moe::spec::Gating;
+use crate::layers::norm::spec::NormKind;
+use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::{Has, Keys};
-use crate::model::spec::{Activation, DenseSpec, FfnSpec, Gating, RecurrentSpec};
 
 pub(super) fn mamba(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     alone(keys, keys.mamba()?)
@@ -71,8 +76,7 @@ pub(super) fn nemotron_h(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
             FfnSpec::Dense(DenseSpec {
                 n_ff,
                 activation,
-                fused: false,
-                sparsity: None,
+                ..DenseSpec::default()
             })
         };
         n_ff.iter().map(dense).collect()

@@ -1,11 +1,13 @@
-//! Mixtures of experts that differ from a llama in little else: DeepSeek 1, Ling 1 and 2,
+//! Mixtures of experts that differ from a llama in little else: DeepSeek 1 and OCR, Ling 1 and 2,
 //! dots.llm1, Hunyuan 3, MiniMax M2, OLMoE, Mellum 2.
 
+use crate::layers::attention::spec::QkNorm;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::FfnSpec;
+use crate::layers::norm::spec::NormKind;
+use crate::layers::rope::spec::RopeOrder;
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::rope::RopeOrder;
-use crate::model::spec::{FfnSpec, QkNorm};
 
 /// Mixtures with a norm for each head of queries and keys, and a dense first layer.
 pub(super) fn head_norms(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
@@ -18,6 +20,11 @@ pub(super) fn minimax(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 pub(super) fn olmoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     mixture(keys, keys.mixture(0, false)?, QkNorm::Full)
+}
+
+/// DeepSeek-OCR, of which the text part.
+pub(super) fn deepseek_ocr(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    Hparams::llama(keys, NormKind::Rms, keys.mixture(0, false)?)
 }
 
 /// DeepSeek 1 and Ling 1: expert weights are divided by their sum only if the file says so.

@@ -18,7 +18,9 @@ mod hunyuan;
 mod lfm2;
 mod llama;
 mod mamba;
+mod maple;
 mod mixtures;
+mod nanbeige;
 mod neox;
 mod olmo;
 mod phi;
@@ -29,8 +31,8 @@ mod stablelm;
 mod windows;
 
 use crate::gguf::{Metadata, TensorInfo};
+use crate::layers::hparams::Hparams;
 use crate::model::ModelError;
-use crate::model::hparams::Hparams;
 use crate::model::keys::{Keys, UnknownNames};
 
 /// One architecture.
@@ -94,6 +96,10 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family {
         arch: "ernie4_5-moe",
         hparams: llama::ernie4_5,
+    },
+    Family {
+        arch: "nanbeige",
+        hparams: nanbeige::hparams,
     },
     Family {
         arch: "exaone",
@@ -308,8 +314,16 @@ pub(crate) static FAMILIES: &[Family] = &[
         hparams: mixtures::deepseek,
     },
     Family {
+        arch: "deepseek2-ocr",
+        hparams: mixtures::deepseek_ocr,
+    },
+    Family {
         arch: "bailingmoe",
         hparams: mixtures::deepseek,
+    },
+    Family {
+        arch: "maple",
+        hparams: maple::hparams,
     },
     Family {
         arch: "mellum",

@@ -1,9 +1,12 @@
 //! Phi 2, and Phi 3 to 4 (fused q/k/v and gate/up, long rope, partial rotation).
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::{Biases, FfnSpec};
+use crate::layers::moe::spec::Gating;
+use crate::layers::norm::spec::{NormKind, Norms};
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::spec::{Activation, Biases, FfnSpec, Gating, Norms};
 
 pub(super) fn phi2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Layer, keys.dense(Activation::Gelu)?)?;

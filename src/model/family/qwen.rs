@@ -1,10 +1,16 @@
 //! Qwen 1 to 3.5, dense and mixture of experts, and Seed OSS. Of the vision models, only the text
 //! part.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::attention::spec::QkNorm;
+use crate::layers::classifier::Pooling;
+use crate::layers::gated_delta::spec::DeltaSpec;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::{Biases, FfnSpec};
+use crate::layers::norm::spec::NormKind;
+use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::{Has, Keys};
-use crate::model::spec::{Activation, Biases, DeltaSpec, FfnSpec, Pooling, QkNorm, RecurrentSpec};
 
 pub(super) fn qwen2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     two(keys, keys.dense(Activation::SwiGlu)?)
@@ -91,8 +97,8 @@ fn hybrid(keys: &Keys<'_>, ffn: Vec<FfnSpec>, tiled: bool) -> Result<Hparams, Mo
         head_dim_v: n_inner / n_head,
         n_tap: keys.taps("ssm.conv_kernel")?,
         tiled,
-        by_channel: false,
         fused: keys.has_part("ssm_ba.weight"),
+        ..DeltaSpec::default()
     });
     let interval = keys
         .opt_count("full_attention_interval", 1024)?

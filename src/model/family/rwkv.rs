@@ -1,12 +1,13 @@
 //! RWKV 6 and 7: each block of the file is two layers here, a time mix and a channel mix.
 
 use crate::arch::MAX_HEAD_DIM;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::{FfnSpec, OutputScale};
+use crate::layers::norm::spec::NormKind;
+use crate::layers::recurrent::spec::RecurrentSpec;
+use crate::layers::rwkv::spec::{ChannelMixSpec, TimeMixRanks, TimeMixSpec};
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::{Has, Keys};
-use crate::model::spec::{
-    ChannelMixSpec, FfnSpec, OutputScale, RecurrentSpec, TimeMixRanks, TimeMixSpec,
-};
 
 /// RWKV 6. Converters divide weights by two after every so many layers, and halve the residual
 /// stream there.

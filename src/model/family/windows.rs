@@ -1,10 +1,13 @@
 //! Mixtures of experts with special window patterns: Arcee's AFMoE (Trinity), Xiaomi's MiMo 2,
 //! SmallThinker.
 
+use crate::layers::activation::spec::Activation;
+use crate::layers::attention::spec::QkNorm;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::FfnSpec;
+use crate::layers::norm::spec::{NormKind, Norms};
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::Keys;
-use crate::model::spec::{Activation, FfnSpec, Norms, QkNorm};
 
 /// AFMoE: only layers with windows are rotated.
 pub(super) fn afmoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {

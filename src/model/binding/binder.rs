@@ -1,15 +1,21 @@
 //! Finds tensors by name, and checks their shapes.
 
+use crate::compute::weight::{Bias, Linear, Weight};
 use crate::gguf::{Gguf, TensorInfo};
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::LayerSpec;
+use crate::layers::norm::spec::NormKind;
+use crate::layers::norm::weights::Norm;
+use crate::lora::{Site, TOKEN_EMBD, in_layer};
 use crate::model::ModelError;
-use crate::model::hparams::{Hparams, NormKind};
 use crate::model::keys::UnknownNames;
-use crate::model::spec::LayerSpec;
-use crate::model::weights::{Bias, Linear, Norm, Site, TOKEN_EMBD, UNROTATED, Weight, in_layer};
 use crate::quant::DType;
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
+
+/// Divisor that marks the frequencies of pairs that are not rotated.
+const UNROTATED: f32 = 1e30;
 
 /// Binds tensors by name and remembers which were used.
 pub(super) struct Binder<'a> {
@@ -20,6 +26,15 @@ pub(super) struct Binder<'a> {
 }
 
 impl<'a> Binder<'a> {
+    pub(super) fn new(gguf: &'a Gguf) -> Binder<'a> {
+        Binder {
+            gguf,
+            used: RefCell::default(),
+            shapes: RefCell::default(),
+            sites: RefCell::default(),
+        }
+    }
+
     pub(super) fn has(&self, name: &str) -> bool {
         self.gguf.tensor(name).is_some()
     }
@@ -334,7 +349,7 @@ impl<'a> Binder<'a> {
     /// Refuses differences between layers of equal specifications: a tensor that only some of them
     /// have suggests that others lost it.
     pub(super) fn uniform(&self, h: &Hparams) -> Result<(), ModelError> {
-        let layers: Vec<&[LayerSpec]> = h.layers.chunks(h.n_part).collect();
+        let layers: Vec<&[LayerSpec]> = h.layers[..h.n_own()].chunks(h.n_part).collect();
         let mut parts = vec![BTreeSet::new(); layers.len()];
         for (i, part) in self.used.borrow().iter().filter_map(|name| in_layer(name)) {
             parts[i].insert(part);

@@ -1,0 +1,669 @@
+//! Plans: the kernels of a pass, in order, over named buffers, derived from a model and the rows of
+//! the pass. No GPU is used here: the runner gives each name a buffer of the size in the table of
+//! kernels.
+//!
+//! A row's arithmetic depends only on its kind: products of generated rows use `matvec`, however
+//! many there are, and their attention `attention_decode`; rows of a prompt use `matmul` and
+//! `attention_prompt`, even a single one. The head computes all rows as generated ones.
+
+mod adapters;
+mod attention;
+mod experts;
+
+use crate::arch::KvType;
+use crate::compute::weight::{Linear, Weight};
+use crate::gpu::metal::MetalError;
+use crate::gpu::metal::kernels::*;
+use crate::gpu::metal::supports::supports;
+use crate::gpu::{Batch, BatchSlot};
+use crate::layers::attention::weights::Attn;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::{LayerSpec, Mixer};
+use crate::layers::layer::weights::{FeedForward, Layer};
+use crate::layers::norm::spec::{NormKind, Norms};
+use crate::layers::norm::weights::Norm;
+use crate::layers::unsupported::Unsupported;
+use crate::lora::Adapter;
+use crate::model::{Model, Weights};
+use crate::quant::DType;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Set of rows of a batch: all, or those with outputs, stored contiguously.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Set {
+    /// All rows.
+    All,
+    /// Rows with outputs.
+    Outputs,
+}
+
+/// Name of a buffer of a pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Name<'m> {
+    /// Tensor of the file, by index.
+    Tensor(usize),
+    /// Values that never change: norms, biases. Identified by their address.
+    Constant(&'m [f32]),
+    /// Terms of an adapter, by its index in [`Plan::adapters`].
+    Adapter(usize),
+    /// Input, written by the host before the pass.
+    Input(Input),
+    /// Intermediate result, or output for the host.
+    Intermediate(Intermediate),
+    /// Keys and values of a layer, which kernels access by addresses of pages. Not bound to a
+    /// kernel.
+    Cache(usize),
+}
+
+/// Inputs written by the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Input {
+    /// Tokens of all rows.
+    Tokens,
+    /// Indices of the rows with outputs.
+    OutputRows,
+    /// Position of each row, and index of its page table.
+    Rows(Set),
+    /// Cosines and sines of a rope, by its index.
+    Angles(Set, usize),
+    /// Page tables of a group of layers, one sequence after the other.
+    Pages(usize),
+    /// Tiles of at most this many rows, see [`Plan::tiles`].
+    Tiles(Set, u32),
+    /// Terms of experts, see [`Plan::terms`].
+    Terms,
+}
+
+/// Results of kernels, with llama.cpp's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Intermediate {
+    /// Residual stream. The host writes it if the CPU has computed the first layers.
+    X(Set),
+    Normed(Set),
+    Q,
+    QNormed,
+    K,
+    KNormed,
+    V,
+    /// Partial results per split of keys.
+    Partial,
+    KqvOut,
+    AttnOut,
+    /// Output of a branch, after its norm.
+    Post,
+    Gate,
+    Up,
+    FfnOut,
+    Router,
+    Chosen,
+    ExpertWeights,
+    /// Rows of each expert: their number, and their indices.
+    ExpertCounts,
+    ExpertLists,
+    ExpertOut,
+    SharedOut,
+    SharedGate,
+    /// `A·x` of an adapter.
+    Low,
+    Logits,
+}
+
+/// A kernel with its buffers.
+#[derive(Clone, Debug)]
+pub struct Command<'m> {
+    /// The kernel and its sizes.
+    pub dispatch: Dispatch,
+    /// Buffers before the arguments, with byte offsets.
+    pub buffers: Vec<(Name<'m>, u64)>,
+    /// Whether everything dispatched before must be finished. Between two such commands the order
+    /// is free.
+    pub barrier: bool,
+}
+
+/// The kernels of a pass.
+#[derive(Debug)]
+pub struct Plan<'m> {
+    /// Commands in order.
+    pub commands: Vec<Command<'m>>,
+    /// First row and number of rows of each tile of [`ATTENTION_PROMPT`], by input.
+    pub tiles: Vec<(Input, Vec<[u32; 2]>)>,
+    /// Adapters of the batch. A buffer has the values of all terms, by site, each `A`, then `B`.
+    pub adapters: Vec<Arc<Adapter>>,
+    /// For [`LORA_EXPERTS`], one for each expert of a product.
+    pub terms: Vec<[u32; 4]>,
+    /// Set of the rows in the results: those with outputs, which may be all.
+    pub outputs: Set,
+}
+
+/// Adjacent rows of a set that belong to one sequence.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    first: u32,
+    n: u32,
+    pos: u32,
+    generated: bool,
+    /// Index of the sequence's slot; of a run, that of its first part.
+    slot: usize,
+}
+
+/// Some rows of the batch, with their sequences.
+#[derive(Clone, Debug)]
+struct RowSet {
+    set: Set,
+    n: u32,
+    parts: Vec<Part>,
+}
+
+impl RowSet {
+    fn new(set: Set, slots: &[BatchSlot<'_>]) -> Result<RowSet, MetalError> {
+        let mut parts = Vec::new();
+        let mut first = 0;
+        for (i, slot) in slots.iter().enumerate() {
+            let rows = if set == Set::All {
+                &slot.rows
+            } else {
+                &slot.outputs
+            };
+            let (n, pos) = (
+                size(rows.len())?,
+                size(slot.pos + rows.start - slot.rows.start)?,
+            );
+            if n > 0 {
+                parts.push(Part {
+                    first,
+                    n,
+                    pos,
+                    generated: slot.generated,
+                    slot: i,
+                });
+            }
+            first += n;
+        }
+        Ok(RowSet {
+            set,
+            n: first,
+            parts,
+        })
+    }
+
+    /// Adjacent rows of one kind, joined.
+    fn runs(&self) -> Vec<Part> {
+        let mut runs = Vec::<Part>::new();
+        for &part in &self.parts {
+            match runs.last_mut() {
+                Some(run) if run.generated == part.generated => run.n += part.n,
+                _ => runs.push(part),
+            }
+        }
+        runs
+    }
+
+    /// The parts that make up a run.
+    fn parts_of(&self, run: Part) -> impl Iterator<Item = &Part> {
+        self.parts
+            .iter()
+            .filter(move |part| (run.first..run.first + run.n).contains(&part.first))
+    }
+}
+
+/// Sink scores for heads without sinks.
+static NO_SINKS: [f32; MAX_HEADS] = [-1e30; MAX_HEADS];
+/// Expert biases for files without them.
+static NO_BIAS: [f32; MAX_EXPERTS as usize] = [0.0; MAX_EXPERTS as usize];
+/// Most query heads of a layer.
+const MAX_HEADS: usize = 1024;
+
+fn refused(what: String) -> MetalError {
+    MetalError::Unsupported { what }
+}
+
+/// A size as a 32-bit kernel argument.
+fn size(n: usize) -> Result<u32, MetalError> {
+    u32::try_from(n).map_err(|_| refused(format!("a batch of {n} values")))
+}
+
+/// Bits per value of a precision that the kernels read.
+fn bits(kind: KvType) -> Result<u32, MetalError> {
+    match kind {
+        KvType::F16 | KvType::Q8 | KvType::Q6 | KvType::Q5 | KvType::Q4 => size(kind.bits()),
+        KvType::F32 | KvType::Bf16 => Err(refused(format!("keys or values in {kind}"))),
+    }
+}
+
+/// Bytes of `n` rows of `width` 32-bit values.
+fn bytes(n: u32, width: u32) -> u64 {
+    u64::from(n) * u64::from(width) * 4
+}
+
+impl<'m> Plan<'m> {
+    /// Plans a pass of `batch` through the layers of `model` from `first_layer` on; if `raw`, the
+    /// logits are the head's bare products.
+    ///
+    /// # Errors
+    /// [`MetalError::Unsupported`] if the model has a feature without a kernel.
+    pub fn new(
+        model: &'m Model,
+        first_layer: usize,
+        batch: &Batch<'_>,
+        raw: bool,
+    ) -> Result<Plan<'m>, MetalError> {
+        Planner::new(model, batch)?.pass(first_layer, batch, raw)
+    }
+
+    /// Inputs and intermediate buffers, with their sizes in bytes.
+    pub fn sizes(&self) -> Vec<(Name<'m>, u64)> {
+        let mut sizes = Vec::<(Name<'m>, u64)>::new();
+        for command in &self.commands {
+            for (&(name, offset), len) in command.buffers.iter().zip(&command.dispatch.lens) {
+                if let Name::Input(_) | Name::Intermediate(_) = name {
+                    match sizes.iter_mut().find(|(other, _)| *other == name) {
+                        Some((_, size)) => *size = (*size).max(offset + len),
+                        None => sizes.push((name, offset + len)),
+                    }
+                }
+            }
+        }
+        sizes
+    }
+}
+
+/// Builds a [`Plan`].
+struct Planner<'m, 'b> {
+    model: &'m Model,
+    h: &'m Hparams,
+    batch: &'b Batch<'b>,
+    plan: Plan<'m>,
+    /// Buffers used by the commands since the last barrier, and whether they are written.
+    touched: Vec<(Name<'m>, Range<u64>, bool)>,
+    /// Number of pages in all tables.
+    n_pages: u32,
+    /// For each of [`Plan::adapters`], the index of the first value of each site's term.
+    first_values: Vec<Vec<usize>>,
+    /// Rows still being computed.
+    rows: RowSet,
+    /// A branch that is not yet added to the residual stream, and its factor.
+    pending: Option<(Name<'m>, f32)>,
+}
+
+use Name::Intermediate as Left;
+
+impl<'m, 'b> Planner<'m, 'b> {
+    fn new(model: &'m Model, batch: &'b Batch<'b>) -> Result<Planner<'m, 'b>, MetalError> {
+        Ok(Planner {
+            model,
+            h: model.hparams(),
+            batch,
+            plan: Plan {
+                commands: Vec::new(),
+                tiles: Vec::new(),
+                adapters: Vec::new(),
+                terms: Vec::new(),
+                outputs: Set::All,
+            },
+            first_values: Vec::new(),
+            touched: Vec::new(),
+            n_pages: size(
+                batch
+                    .slots
+                    .iter()
+                    .map(|slot| slot.tables.first().map_or(0, Vec::len))
+                    .sum(),
+            )?,
+            rows: RowSet::new(Set::All, batch.slots)?,
+            pending: None,
+        })
+    }
+
+    /// Adds a command; `cache` is the layer whose pages it accesses, and whether it writes to them.
+    fn push<A: Args>(
+        &mut self,
+        (kernel, format, variant): (&Kernel<A>, DType, u32),
+        args: &A,
+        buffers: &[(Name<'m>, u64)],
+        cache: Option<(usize, bool)>,
+    ) {
+        let dispatch = kernel.dispatch(format, variant, args);
+        let mut touches: Vec<(Name<'m>, Range<u64>, bool)> = buffers
+            .iter()
+            .zip(&dispatch.lens)
+            .zip(kernel.buffers)
+            .map(|((&(name, offset), len), buffer)| {
+                (name, offset..offset + len, buffer.access != Access::Read)
+            })
+            .collect();
+        // Weights are never written, so they need no barriers.
+        touches.retain(|(name, ..)| matches!(name, Name::Input(_) | Name::Intermediate(_)));
+        touches.extend(cache.map(|(layer, written)| (Name::Cache(layer), 0..1, written)));
+        let barrier = touches.iter().any(|(name, range, written)| {
+            self.touched.iter().any(|(other, before, was_written)| {
+                name == other
+                    && (*written || *was_written)
+                    && range.start < before.end
+                    && before.start < range.end
+            })
+        });
+        if barrier {
+            self.touched.clear();
+        }
+        self.touched.extend(touches);
+        self.plan.commands.push(Command {
+            dispatch,
+            buffers: buffers.to_vec(),
+            barrier,
+        });
+    }
+
+    /// [`Planner::push`] for a kernel without format, variant and pages.
+    fn plain<A: Args>(&mut self, kernel: &Kernel<A>, args: &A, buffers: &[Name<'m>]) {
+        let buffers: Vec<_> = buffers.iter().map(|&name| (name, 0)).collect();
+        self.push((kernel, DType::F32, 0), args, &buffers, None);
+    }
+
+    fn n_embd(&self) -> Result<u32, MetalError> {
+        size(self.h.n_embd)
+    }
+
+    /// Residual stream of the rows still being computed.
+    fn x(&self) -> Name<'m> {
+        Left(Intermediate::X(self.rows.set))
+    }
+
+    fn pass(
+        mut self,
+        first_layer: usize,
+        batch: &Batch<'_>,
+        raw: bool,
+    ) -> Result<Plan<'m>, MetalError> {
+        supports(self.h).map_err(|Unsupported(what)| refused(what.to_string()))?;
+        let (n_vocab, n_layer, embd_scale) = (self.h.n_vocab, self.h.n_layer, self.h.embd_scale);
+        // Every field of the weights is named: a new one must be computed or refused.
+        let w = self.model.weights();
+        let Weights {
+            token_embd,
+            mtp: _, // this and what is not named is in `supports`
+            per_layer: _,
+            position_embd: _,
+            token_types: _,
+            embd_norm: _,
+            layers,
+            output_norm,
+            output,
+            dense: _,
+            rope_factors: _, // in the angles
+            shapes: _,
+            classifier: _,
+            alt_up: _,
+            sites: _,
+        } = w;
+        if batch.places.len() != n_layer {
+            return Err(refused("layers other than attention".to_string()));
+        }
+        let outputs = RowSet::new(Set::Outputs, batch.slots)?;
+        if batch.hidden.is_empty() {
+            let args = EmbedArgs {
+                n_embd: self.n_embd()?,
+                n_vocab: size(n_vocab)?,
+                n_rows: self.rows.n,
+                row_bytes: size(token_embd.row_bytes())?,
+                scale: embd_scale,
+            };
+            let (table, format) = self.weight(token_embd)?;
+            let buffers = [table, (Name::Input(Input::Tokens), 0), (self.x(), 0)];
+            self.push((&EMBED, format, 0), &args, &buffers, None);
+            self.embed_terms(token_embd)?;
+        }
+        for i in first_layer..n_layer {
+            let last = i + 1 == n_layer;
+            self.layer(i, &self.h.layers[i], &layers[i], last.then_some(&outputs))?;
+            if last && outputs.n == 0 {
+                return Ok(self.plan);
+            }
+        }
+        let normed = self.enter(output_norm.as_ref())?;
+        // As generated rows, whose kernels are faster for few rows: few rows of a prompt have
+        // logits.
+        self.rows
+            .parts
+            .iter_mut()
+            .for_each(|part| part.generated = true);
+        self.linear(output, normed, Left(Intermediate::Logits))?;
+        let finish = self.h.logit_transform();
+        if !raw && (finish.scale != 1.0 || finish.cap > 0.0) {
+            let n = size(self.rows.n as usize * n_vocab)?;
+            let args = FinishLogitsArgs {
+                n,
+                scale: finish.scale,
+                softcap: finish.cap,
+            };
+            self.plain(&FINISH_LOGITS, &args, &[Left(Intermediate::Logits)]);
+        }
+        Ok(self.plan)
+    }
+
+    /// Buffer of a matrix, and the format of its kernels.
+    fn weight(&self, w: &Weight) -> Result<((Name<'m>, u64), DType), MetalError> {
+        let (tensor, first_byte) = w.place();
+        if !FORMATS.contains(&w.dtype) {
+            let name = &self.model.gguf().tensors()[tensor].name;
+            return Err(refused(format!("the format {} of {name}", w.dtype)));
+        }
+        Ok(((Name::Tensor(tensor), first_byte as u64), w.dtype))
+    }
+
+    /// `y = x·Wᵀ` for the current rows, with the adapters' terms.
+    fn product(&mut self, w: &Weight, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+        let (matrix, format) = self.weight(w)?;
+        let (n_in, n_out, row_bytes) = (size(w.n_in)?, size(w.n_out)?, size(w.row_bytes())?);
+        for run in self.rows.runs() {
+            let n_rows = run.n;
+            let buffers = [
+                matrix,
+                (x, bytes(run.first, n_in)),
+                (y, bytes(run.first, n_out)),
+            ];
+            if run.generated {
+                let variant = *MATVEC.variants.iter().find(|&&v| v >= n_rows).unwrap_or(&8);
+                let args = MatvecArgs {
+                    n_in,
+                    n_out,
+                    n_rows,
+                    row_bytes,
+                };
+                self.push((&MATVEC, format, variant), &args, &buffers, None);
+            } else {
+                let args = MatmulArgs {
+                    n_in,
+                    n_out,
+                    n_rows,
+                    row_bytes,
+                };
+                self.push((&MATMUL, format, 0), &args, &buffers, None);
+            }
+        }
+        self.terms(w, x, y)
+    }
+
+    /// `y = x·Wᵀ + b` for the current rows.
+    fn linear(&mut self, linear: &'m Linear, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+        self.product(&linear.w, x, y)?;
+        if let Some(b) = &linear.b {
+            let args = AddBiasArgs {
+                n: size(linear.w.n_out)?,
+                n_rows: self.rows.n,
+            };
+            self.plain(&ADD_BIAS, &args, &[y, Name::Constant(b)]);
+        }
+        Ok(())
+    }
+
+    /// Norm of rows.
+    fn norm(&mut self, norm: &'m Norm, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+        let args = NormArgs {
+            n: self.n_embd()?,
+            n_rows: self.rows.n,
+            eps: self.h.norm_eps,
+        };
+        let w = Name::Constant(&norm.w);
+        match self.h.norm {
+            NormKind::Rms => self.plain(&RMS_NORM, &args, &[x, w, y]),
+            NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {
+                self.plain(&LAYER_NORM, &args, &[x, w, Name::Constant(&norm.b), y])
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the pending branch to the residual stream; returns the input of the next branch: the
+    /// stream, after its norm if there is one.
+    fn enter(&mut self, norm: Option<&'m Norm>) -> Result<Name<'m>, MetalError> {
+        let (x, normed) = (self.x(), Left(Intermediate::Normed(self.rows.set)));
+        let (n, n_rows, eps) = (self.n_embd()?, self.rows.n, self.h.norm_eps);
+        match (self.pending.take(), norm) {
+            (None, None) => return Ok(x),
+            (None, Some(norm)) => self.norm(norm, x, normed)?,
+            (Some((branch, scale)), None) => {
+                let n = size(n_rows as usize * self.h.n_embd)?;
+                self.plain(&ADD_SCALED, &AddScaledArgs { n, scale }, &[x, branch]);
+                return Ok(x);
+            }
+            (Some((branch, branch_scale)), Some(norm)) => {
+                let args = NormAddArgs {
+                    n,
+                    n_rows,
+                    eps,
+                    branch_scale,
+                };
+                let w = Name::Constant(&norm.w);
+                match self.h.norm {
+                    NormKind::Rms => self.plain(&RMS_NORM_ADD, &args, &[x, branch, w, normed]),
+                    NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => self.plain(
+                        &LAYER_NORM_ADD,
+                        &args,
+                        &[x, branch, w, Name::Constant(&norm.b), normed],
+                    ),
+                }
+            }
+        }
+        Ok(normed)
+    }
+
+    /// Stores a branch, after its norm if there is one, as pending.
+    fn leave(
+        &mut self,
+        branch: Intermediate,
+        norm: Option<&'m Norm>,
+        scale: f32,
+    ) -> Result<(), MetalError> {
+        let branch = match norm {
+            Some(norm) => {
+                self.norm(norm, Left(branch), Left(Intermediate::Post))?;
+                Intermediate::Post
+            }
+            None => branch,
+        };
+        self.pending = Some((Left(branch), scale));
+        Ok(())
+    }
+
+    /// Copies the rows that have outputs.
+    fn gather(
+        &mut self,
+        from: Name<'m>,
+        to: Intermediate,
+        n_outputs: u32,
+    ) -> Result<(), MetalError> {
+        let n_embd = self.n_embd()?;
+        let args = EmbedArgs {
+            n_embd,
+            n_vocab: self.rows.n,
+            n_rows: n_outputs,
+            row_bytes: size(4 * self.h.n_embd)?,
+            scale: 1.0,
+        };
+        self.plain(
+            &EMBED,
+            &args,
+            &[from, Name::Input(Input::OutputRows), Left(to)],
+        );
+        Ok(())
+    }
+
+    /// Plans a layer. `outputs` are given for the last one, which computes only keys and values of
+    /// other rows.
+    fn layer(
+        &mut self,
+        i: usize,
+        spec: &'m LayerSpec,
+        w: &'m Layer,
+        outputs: Option<&RowSet>,
+    ) -> Result<(), MetalError> {
+        let Layer {
+            attn_norm,
+            attn: weights,
+            recurrent: _, // this and what is not named is in `supports`
+            post_attn_norm,
+            ffn_norm,
+            ffn,
+            post_ffn_norm,
+            per_layer: _,
+            alt_up: _,
+            output_scale: _,
+        } = w;
+        let (Mixer::Attention(attn), Some(weights)) = (&spec.mixer, weights) else {
+            return Err(refused(format!("the mixer of layer {i}")));
+        };
+        let Attn {
+            wq: _,
+            wk: _,
+            wv: _,
+            q_norm: _,
+            k_norm: _,
+            wo: _,
+            sinks: _,
+            gate: _,
+            latent: _,
+        } = weights;
+        let mut normed = self.enter(attn_norm.as_ref())?;
+        self.keys_values(i, attn, weights, normed)?;
+        if let Some(outputs) = outputs.filter(|outputs| outputs.n < self.rows.n) {
+            if outputs.n == 0 {
+                return Ok(());
+            }
+            self.gather(self.x(), Intermediate::X(Set::Outputs), outputs.n)?;
+            if normed == self.x() {
+                normed = Left(Intermediate::X(Set::Outputs));
+            } else {
+                self.gather(normed, Intermediate::Normed(Set::Outputs), outputs.n)?;
+                normed = Left(Intermediate::Normed(Set::Outputs));
+            }
+            self.rows = outputs.clone();
+            self.plan.outputs = Set::Outputs;
+        }
+        self.attention(i, attn, weights, normed)?;
+        self.leave(
+            Intermediate::AttnOut,
+            post_attn_norm.as_ref(),
+            spec.residual_scale,
+        )?;
+        let input = if spec.norms == Norms::Shared {
+            self.enter(None)?;
+            normed
+        } else {
+            self.enter(ffn_norm.as_ref())?
+        };
+        match ffn {
+            FeedForward::Dense(ffn) => self.feed_forward(ffn, input, Intermediate::FfnOut)?,
+            FeedForward::Moe(moe) => self.experts(moe, input)?,
+            FeedForward::Both(_) | FeedForward::None => {
+                return Err(refused(format!("layer {i} without a feed-forward layer")));
+            }
+        }
+        self.leave(
+            Intermediate::FfnOut,
+            post_ffn_norm.as_ref(),
+            spec.residual_scale,
+        )
+    }
+}

@@ -1,0 +1,203 @@
+//! Models for whose passes there are kernels.
+
+use crate::layers::activation::spec::Activation;
+use crate::layers::attention::spec::{AttnSpec, QkNorm};
+use crate::layers::dense_ffn::spec::DenseSpec;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::{FfnSpec, LayerSpec, Mixer, OutputScale};
+use crate::layers::moe::spec::{Gating, MoeSpec, SharedSpec};
+use crate::layers::norm::spec::{NormKind, Norms};
+use crate::layers::unsupported::{Unsupported, refuse};
+
+/// Refuses what has no kernel. Sizes and formats are checked where a pass is planned.
+pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
+    let Hparams {
+        arch: _,
+        n_vocab: _,
+        n_ctx_train: _,
+        n_embd: _,
+        n_layer: _,
+        n_part: _,
+        n_loop,
+        n_mtp: _,
+        is_mtp,
+        norm,
+        norm_eps: _,
+        embd_scale: _,
+        token_types,
+        final_norm: _,
+        embd_norm,
+        learned_positions,
+        logit_scale: _,
+        final_softcap: _,
+        head_bias: _,
+        pooling: _,
+        classifier: _,
+        dense: _,
+        ropes: _,
+        layers,
+        kv_layers: _, // other layers' keys and values, see `AttnSpec::shares_kv`
+        streams,
+        per_layer_embd,
+    } = h;
+    if let Some(recurrent) = h.recurrent().next() {
+        return Err(Unsupported(recurrent.name()));
+    }
+    match norm {
+        NormKind::Rms | NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {}
+    }
+    refuse(&[
+        (*n_loop > 1, "several loops over the layers"),
+        (*is_mtp, "multi-token prediction"),
+        (*embd_norm, "a norm of embeddings"),
+        (*token_types, "types of tokens"),
+        (*learned_positions, "learned positions"),
+        (streams.is_some(), "several residual streams"),
+        (per_layer_embd.is_some(), "embeddings for each layer"),
+    ])?;
+    layers.iter().try_for_each(layer)
+}
+
+fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
+    let LayerSpec {
+        mixer,
+        ffn,
+        norms,
+        biases: _,
+        residual_scale: _,
+        output_scale,
+    } = spec;
+    match norms {
+        Norms::Before | Norms::BeforeFfn | Norms::After | Norms::Both | Norms::Shared => {}
+        Norms::BeforeAndLast => return Err(Unsupported("a norm between two loops")),
+        Norms::Parallel => return Err(Unsupported("two norms of one residual stream")),
+        Norms::Residual => return Err(Unsupported("norms of the residual stream")),
+    }
+    match output_scale {
+        OutputScale::None => {}
+        OutputScale::OfFile | OutputScale::Half => {
+            return Err(Unsupported("factors behind layers"));
+        }
+    }
+    match mixer {
+        Mixer::Attention(spec) => attention(spec)?,
+        Mixer::Recurrent(spec) | Mixer::Both(_, spec) => return Err(Unsupported(spec.name())),
+        Mixer::None => return Err(Unsupported("half layers")),
+    }
+    match ffn {
+        FfnSpec::Dense(spec) => dense(spec),
+        FfnSpec::Moe(spec) => mixture(spec),
+        FfnSpec::Both(..) => Err(Unsupported("mixtures beside dense layers")),
+        FfnSpec::None => Err(Unsupported("half layers")),
+    }
+}
+
+fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
+    let AttnSpec {
+        n_head: _,
+        n_head_kv: _,
+        head_dim: _,
+        head_dim_v: _,
+        scale: _,
+        softcap: _,
+        window: _,
+        causal,
+        chunked,
+        rope: _,
+        qk_norm,
+        clip,
+        value_scale,
+        value_norm,
+        keys_as_values,
+        shares_kv,
+        alibi,
+        sinks: _,
+        temperature,
+        gated,
+        gate_in_q,
+        latent,
+    } = spec;
+    match qk_norm {
+        None | Some(QkNorm::PerHead | QkNorm::Full) => {}
+        Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated) => {
+            return Err(Unsupported("norms of rotated queries and keys"));
+        }
+        Some(QkNorm::LayerByHead) => return Err(Unsupported("layer norms of queries and keys")),
+    }
+    refuse(&[
+        (clip.is_some(), "clamped queries, keys and values"),
+        (*value_scale != 1.0, "a factor on values"),
+        (*value_norm, "norms of values"),
+        (*keys_as_values, "keys that serve as values"),
+        (*shares_kv, "keys and values of other layers"),
+        (alibi.is_some(), "ALiBi"),
+        (temperature.is_some(), "attention temperature"),
+        (*gated || *gate_in_q, "gated attention"),
+        (!*causal, "attention to later tokens"),
+        (*chunked, "attention in chunks"),
+        (latent.is_some(), "latent attention"),
+    ])
+}
+
+fn dense(spec: &DenseSpec) -> Result<(), Unsupported> {
+    let DenseSpec {
+        n_ff: _,
+        activation,
+        fused: _,
+        sparsity,
+    } = spec;
+    activates(*activation)?;
+    refuse(&[(sparsity.is_some(), "sparse activations")])
+}
+
+fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
+    let MoeSpec {
+        n_expert: _,
+        n_used: _,
+        n_ff: _,
+        activation,
+        gating,
+        bias: _,
+        groups: _, // by their number, where a pass is planned
+        normalise: _,
+        scale: _,
+        routes_early,
+        router_norm,
+        output_scales,
+        weighs_inputs,
+        fused,
+        latent,
+        shared,
+    } = spec;
+    activates(*activation)?;
+    match gating {
+        Gating::Softmax | Gating::SoftmaxAfterTopK | Gating::Sigmoid => {}
+        Gating::SparseMixer => return Err(Unsupported("the SparseMixer router")),
+    }
+    if let Some(SharedSpec { n_ff: _, gated: _ }) = shared {}
+    refuse(&[
+        (*routes_early, "a router that reads the layer's input"),
+        (*router_norm, "a norm of the router's input"),
+        (*output_scales, "factors on the outputs of experts"),
+        (*weighs_inputs, "experts with weighed inputs"),
+        (*fused, "experts whose gate and up are one matrix"),
+        (latent.is_some(), "experts of a latent vector"),
+    ])
+}
+
+fn activates(activation: Activation) -> Result<(), Unsupported> {
+    match activation {
+        Activation::SwiGlu
+        | Activation::GeGlu
+        | Activation::Gelu
+        | Activation::SquaredRelu
+        | Activation::SwiGluOai => Ok(()),
+        Activation::SwiGluClamped { .. } => Err(Unsupported("clamped SwiGLU")),
+        Activation::ReGlu
+        | Activation::GeGluErf
+        | Activation::GeluErf
+        | Activation::Xielu { .. } => Err(Unsupported(
+            "the activation ReGLU, xIELU, or GELU by the error function",
+        )),
+    }
+}

@@ -1,0 +1,25 @@
+//! Weights of attention.
+
+use crate::compute::weight::Linear;
+use crate::layers::latent::weights::Latent;
+
+/// Weights of attention.
+#[derive(Clone, Debug)]
+pub(crate) struct Attn {
+    pub(crate) wq: Linear,
+    /// In a layer that reads another's keys and values, these are the other's.
+    pub(crate) wk: Linear,
+    pub(crate) wv: Linear,
+    pub(crate) q_norm: Option<Vec<f32>>,
+    pub(crate) k_norm: Option<Vec<f32>>,
+    pub(crate) wo: Linear,
+    /// Attention sinks: a score per head.
+    pub(crate) sinks: Option<Vec<f32>>,
+    /// Gate of the output of all heads, which is multiplied by the sigmoid of this matrix's
+    /// product.
+    pub(crate) gate: Option<Linear>,
+    /// With latent attention, `wk` computes the latent and the rotated part of keys. `wv` holds
+    /// the matrices of all heads from the latent to keys and values or, in the absorbed form,
+    /// to values only.
+    pub(crate) latent: Option<Box<Latent>>,
+}

@@ -1,0 +1,152 @@
+//! Specification of a layer: a mixer, then a feed-forward layer.
+
+use crate::layers::attention::spec::AttnSpec;
+use crate::layers::dense_ffn::spec::DenseSpec;
+use crate::layers::moe::spec::MoeSpec;
+use crate::layers::norm::spec::Norms;
+use crate::layers::recurrent::spec::RecurrentSpec;
+
+/// One layer: a mixer, then a feed-forward layer, each added to the residual stream.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct LayerSpec {
+    /// Token mixer.
+    pub mixer: Mixer,
+    /// Feed-forward layer.
+    pub ffn: FfnSpec,
+    /// Where norms are.
+    pub norms: Norms,
+    /// The matrices that have a bias.
+    pub biases: Biases,
+    /// Factor on the outputs of mixer and feed-forward layer before they are added to the residual
+    /// stream.
+    pub residual_scale: f32,
+    /// Factor on the residual stream after the layer.
+    pub output_scale: OutputScale,
+}
+
+impl Default for LayerSpec {
+    /// Norms before both parts, of which there are none.
+    fn default() -> LayerSpec {
+        LayerSpec {
+            mixer: Mixer::None,
+            ffn: FfnSpec::None,
+            norms: Norms::Before,
+            biases: Biases::Optional,
+            residual_scale: 1.0,
+            output_scale: OutputScale::None,
+        }
+    }
+}
+
+/// Factor on the residual stream after a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum OutputScale {
+    /// None.
+    #[default]
+    None,
+    /// The file's.
+    OfFile,
+    /// A half.
+    Half,
+}
+
+/// Matrices of a layer that have a bias in every file. Other biases are up to the file, but must be
+/// the same in all layers with equal specifications.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Biases {
+    /// None.
+    #[default]
+    Optional,
+    /// Those of queries, keys and values.
+    Qkv,
+    /// All, except the matrices of a mixture.
+    All,
+    /// All, including those of a mixture.
+    Everywhere,
+}
+
+/// Token mixer: the part of a layer in which tokens see each other.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum Mixer {
+    /// Softmax attention over keys and values of earlier tokens.
+    Attention(AttnSpec),
+    /// A recurrence, whose state every token changes.
+    Recurrent(RecurrentSpec),
+    /// Both, of the same input; their outputs are added.
+    Both(AttnSpec, RecurrentSpec),
+    /// None: the layer is a feed-forward layer alone.
+    #[default]
+    None,
+}
+
+impl LayerSpec {
+    /// Its attention, if it has one.
+    pub fn attention(&self) -> Option<&AttnSpec> {
+        match &self.mixer {
+            Mixer::Attention(attn) | Mixer::Both(attn, _) => Some(attn),
+            Mixer::Recurrent(_) | Mixer::None => None,
+        }
+    }
+
+    pub(crate) fn attention_mut(&mut self) -> Option<&mut AttnSpec> {
+        match &mut self.mixer {
+            Mixer::Attention(attn) | Mixer::Both(attn, _) => Some(attn),
+            Mixer::Recurrent(_) | Mixer::None => None,
+        }
+    }
+
+    /// Its recurrent mixer, if it has one.
+    pub fn recurrent(&self) -> Option<&RecurrentSpec> {
+        match &self.mixer {
+            Mixer::Recurrent(spec) | Mixer::Both(_, spec) => Some(spec),
+            Mixer::Attention(_) | Mixer::None => None,
+        }
+    }
+}
+
+/// Feed-forward layer.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum FfnSpec {
+    /// The same weights for every token.
+    Dense(DenseSpec),
+    /// Mixture of experts.
+    Moe(MoeSpec),
+    /// Both, each with norms of its own on its input and output; their outputs are added.
+    Both(DenseSpec, MoeSpec),
+    /// None: the layer is a mixer alone.
+    #[default]
+    None,
+}
+
+impl FfnSpec {
+    /// Width of the widest hidden layer.
+    pub fn n_ff(&self) -> usize {
+        let of_mixture = |moe: &MoeSpec| moe.n_ff.max(moe.shared.map_or(0, |shared| shared.n_ff));
+        match self {
+            FfnSpec::Dense(ffn) => ffn.n_ff,
+            FfnSpec::Moe(moe) => of_mixture(moe),
+            FfnSpec::Both(ffn, moe) => of_mixture(moe).max(ffn.n_ff),
+            FfnSpec::None => 0,
+        }
+    }
+
+    pub(crate) fn moe_mut(&mut self) -> Option<&mut MoeSpec> {
+        match self {
+            FfnSpec::Moe(moe) | FfnSpec::Both(_, moe) => Some(moe),
+            FfnSpec::Dense(_) | FfnSpec::None => None,
+        }
+    }
+
+    /// The mixture of experts, if it has one.
+    pub fn moe(&self) -> Option<&MoeSpec> {
+        match self {
+            FfnSpec::Moe(moe) | FfnSpec::Both(_, moe) => Some(moe),
+            FfnSpec::Dense(_) | FfnSpec::None => None,
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Weights of a layer.
+
+use crate::layers::altup::weights::AltUp;
+use crate::layers::attention::weights::Attn;
+use crate::layers::dense_ffn::weights::Ffn;
+use crate::layers::moe::weights::Moe;
+use crate::layers::norm::weights::Norm;
+use crate::layers::per_layer_embedding::PerLayer;
+use crate::layers::recurrent::weights::Recurrent;
+
+/// Weights of one layer; an absent norm is skipped.
+#[derive(Clone, Debug)]
+pub(crate) struct Layer {
+    pub(crate) attn_norm: Option<Norm>,
+    pub(crate) attn: Option<Attn>,
+    pub(crate) recurrent: Option<Recurrent>,
+    pub(crate) post_attn_norm: Option<Norm>,
+    pub(crate) ffn_norm: Option<Norm>,
+    pub(crate) ffn: FeedForward,
+    pub(crate) post_ffn_norm: Option<Norm>,
+    pub(crate) per_layer: Option<PerLayer>,
+    pub(crate) alt_up: Option<Box<AltUp>>,
+    /// Factor on the residual stream after the layer.
+    pub(crate) output_scale: Option<f32>,
+}
+
+/// Feed-forward part of a layer.
+#[derive(Clone, Debug)]
+pub(crate) enum FeedForward {
+    Dense(Box<Ffn>),
+    Moe(Box<Moe>),
+    Both(Box<Both>),
+    None,
+}
+
+/// A dense layer beside a mixture.
+#[derive(Clone, Debug)]
+pub(crate) struct Both {
+    pub(crate) dense: Ffn,
+    /// Norm of the dense layer's output.
+    pub(crate) post_dense_norm: Norm,
+    /// Norms of the mixture's input and output.
+    pub(crate) moe_norm: Norm,
+    pub(crate) moe: Moe,
+    pub(crate) post_moe_norm: Norm,
+}

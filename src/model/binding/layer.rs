@@ -1,0 +1,153 @@
+//! Layers of a file: their norms, mixer and feed-forward layer.
+
+use crate::layers::altup::spec::StreamsSpec;
+use crate::layers::altup::weights::{AltUp, Laurel};
+use crate::layers::attention::weights::Attn;
+use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::{FfnSpec, LayerSpec, Mixer, OutputScale};
+use crate::layers::layer::weights::Layer;
+use crate::layers::norm::spec::Norms;
+use crate::layers::per_layer_embedding::PerLayer;
+use crate::model::ModelError;
+use crate::model::binding::attention::attention;
+use crate::model::binding::binder::Binder;
+use crate::model::binding::feed_forward::feed_forward;
+use crate::model::binding::recurrent;
+
+/// Layer `i`; `source` has the keys and values that it may share.
+pub(super) fn layer(
+    b: &Binder<'_>,
+    h: &Hparams,
+    spec: &LayerSpec,
+    i: usize,
+    source: Option<&Attn>,
+) -> Result<Layer, ModelError> {
+    let name = |part: &str| format!("blk.{}.{part}", i / h.n_part);
+    let (has_mixer, has_ffn) = (spec.mixer != Mixer::None, spec.ffn != FfnSpec::None);
+    let norm = |part: &str, is_there: bool, places: &[Norms]| {
+        (is_there && places.contains(&spec.norms))
+            .then(|| b.norm(&name(part), h))
+            .transpose()
+    };
+    // Some files name the norm before the feed-forward layer after the attention that precedes it.
+    // In Falcon files the norm that both branches share is the feed-forward layer's, if
+    // attention has one of its own.
+    let (mut attn_norm, mut ffn_norm) = ("attn_norm", "ffn_norm");
+    let (mut post_attn_norm, mut post_ffn_norm) = ("post_attention_norm", "post_ffw_norm");
+    match spec.norms {
+        Norms::Residual => {
+            (post_attn_norm, post_ffn_norm) = ("attn_output_norm", "layer_output_norm")
+        }
+        Norms::Before if !has_mixer => ffn_norm = attn_norm,
+        Norms::Before if !i.is_multiple_of(h.n_part) => attn_norm = "attn_norm_2",
+        Norms::Before | Norms::BeforeAndLast => {
+            let names = ["ffn_norm", "post_attention_norm", "attn_output_norm"];
+            ffn_norm = names
+                .into_iter()
+                .find(|part| b.has(&name(&format!("{part}.weight"))))
+                .unwrap_or(ffn_norm);
+        }
+        Norms::Parallel if b.has(&name("attn_norm_2.weight")) => {
+            (attn_norm, ffn_norm) = ("attn_norm_2", "attn_norm")
+        }
+        _ => {}
+    }
+    let attn = spec
+        .attention()
+        .map(|attn| attention(b, h.n_embd, (attn, source), spec.biases, &name));
+    let recurrent = spec
+        .recurrent()
+        .map(|recurrent| recurrent::bind(b, h.n_embd, recurrent, &name));
+    Ok(Layer {
+        attn_norm: norm(
+            attn_norm,
+            has_mixer,
+            &[
+                Norms::Before,
+                Norms::BeforeAndLast,
+                Norms::Both,
+                Norms::Shared,
+                Norms::Parallel,
+            ],
+        )?,
+        attn: attn.transpose()?,
+        recurrent: recurrent.transpose()?,
+        post_attn_norm: norm(
+            post_attn_norm,
+            has_mixer,
+            &[Norms::After, Norms::Both, Norms::Residual],
+        )?,
+        ffn_norm: norm(
+            ffn_norm,
+            has_ffn,
+            &[
+                Norms::Before,
+                Norms::BeforeAndLast,
+                Norms::BeforeFfn,
+                Norms::Both,
+                Norms::Parallel,
+            ],
+        )?,
+        ffn: feed_forward(b, h, spec, &name)?,
+        post_ffn_norm: norm(
+            post_ffn_norm,
+            has_ffn,
+            &[Norms::After, Norms::Both, Norms::Residual],
+        )?,
+        per_layer: h
+            .per_layer_embd
+            .map(|n| per_layer(b, h, n, &name))
+            .transpose()?,
+        alt_up: h
+            .streams
+            .map(|spec| alt_up(b, h, spec, &name))
+            .transpose()?
+            .map(Box::new),
+        output_scale: match spec.output_scale {
+            OutputScale::None => None,
+            OutputScale::OfFile => Some(b.vector(&name("layer_output_scale.weight"), 1)?[0]),
+            OutputScale::Half => Some(0.5),
+        },
+    })
+}
+
+fn alt_up(
+    b: &Binder<'_>,
+    h: &Hparams,
+    StreamsSpec {
+        n_stream: n,
+        laurel_rank: rank,
+    }: StreamsSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<AltUp, ModelError> {
+    let table = |part: &str, n_out: usize| {
+        let name = name(part);
+        b.values(&name, &[n, n_out])?
+            .ok_or(ModelError::MissingTensor { name })
+    };
+    Ok(AltUp {
+        norm: b.norm(&name("altup_router_norm"), h)?,
+        router: b.linear(&name("altup_router"), h.n_embd, n, false)?,
+        predict: table("altup_predict_coef.weight", n * n)?,
+        correct: table("altup_correct_coef.weight", n)?,
+        scale: b.vector(&name("altup_correct_scale.weight"), h.n_embd)?,
+        laurel: Laurel {
+            left: b.linear(&name("laurel_l"), h.n_embd, rank, false)?,
+            right: b.linear(&name("laurel_r"), rank, h.n_embd, false)?,
+            norm: b.norm(&name("laurel_post_norm"), h)?,
+        },
+    })
+}
+
+fn per_layer(
+    b: &Binder<'_>,
+    h: &Hparams,
+    n: usize,
+    name: &dyn Fn(&str) -> String,
+) -> Result<PerLayer, ModelError> {
+    Ok(PerLayer {
+        gate: b.linear(&name("inp_gate"), h.n_embd, n, false)?,
+        proj: b.linear(&name("proj"), n, h.n_embd, false)?,
+        norm: b.norm(&name("post_norm"), h)?,
+    })
+}
