@@ -7,7 +7,7 @@
 //!
 //! The budget for 64 keys of 64 values and a query, in instructions besides loads: 660 for scores,
 //! 600 for values, 400 for softmax and weights; once for all queries 1,300 (`q4_0`) to 2,300
-//! (`q8_0`). `docs/memory.md` has the measured times.
+//! (`q8_0`). `docs/lab/memory.md` has the measured times.
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 

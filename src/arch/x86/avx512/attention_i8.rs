@@ -11,7 +11,7 @@
 //! The budget for 64 keys of 64 values and a query, in instructions of 64 bytes, of which Zen 4
 //! starts one multiplication per cycle and Zen 5 two: 256 `vpdpbusd`, 90 for softmax and weights,
 //! 110 for outputs; once for all queries, transposing and unpacking 360 (`q4_0`) to 620 (`q8_0`).
-//! `docs/memory.md` has the measured times.
+//! `docs/lab/memory.md` has the measured times.
 //!
 //! A row's result depends on the row and on the keys that it sees alone.
 
