@@ -1,5 +1,5 @@
-//! The tokens that may still be chosen, and the three operations of which every filter consists:
-//! softmax, an ordered prefix, and dropping.
+//! Candidate tokens, and the three operations that every filter is made of: softmax, an ordered
+//! prefix, and dropping.
 
 use std::cmp::Ordering;
 

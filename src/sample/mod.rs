@@ -167,11 +167,12 @@ impl Sampler {
         }
     }
 
-    /// The tokens that the [mask](Self::set_mask) forces next, tokenised by `encode`
-    /// ([`Tokenizer::encode_inside`]), up to the first that a bias of −∞ forbids; empty if
-    /// there is a choice. The mask has not accepted them yet.
+    /// Grammar-forced tokens: those that the [mask](Self::set_mask) leaves no choice about,
+    /// tokenised by `encode` ([`Tokenizer::encode_inside`]), up to the first that a bias of −∞
+    /// forbids; empty if there is a choice. The mask has not accepted them yet.
     ///
-    /// They need no logits, so one pass can compute all of them: [`Session::generate`] does that.
+    /// They need no logits, so one forward pass can compute all of them: [`Session::generate`] does
+    /// that.
     ///
     /// [`Tokenizer::encode_inside`]: crate::Tokenizer::encode_inside
     /// [`Session::generate`]: crate::Session::generate

@@ -113,7 +113,7 @@ impl Charsmap {
     }
 }
 
-/// What a node's index is combined with to get its children's.
+/// Offset of a node's children: their indices are `index ^ offset ^ byte`.
 fn offset(unit: u32) -> usize {
     ((unit >> 10) << ((unit & 1 << 9) >> 6)) as usize
 }
