@@ -10,17 +10,17 @@ const MAX_DIGITS: usize = 32;
 /// Most digits of an exponent: with more, numbers are beyond those of 64-bit floats.
 const MAX_EXPONENT: usize = 2;
 
-/// Tokens by which numbers are told from texts, and those that begin with digits.
+/// Tokens that distinguish numbers from texts, and tokens that begin with digits.
 pub(super) struct DigitTokens {
     /// Tokens that may follow inside a text, but neither in a number nor after one.
     quote: u32,
     letter: u32,
-    /// Tokens that begin with digits, and how many.
+    /// Tokens that begin with digits, each with the number of its digits.
     digits: Vec<(u32, usize)>,
 }
 
 impl DigitTokens {
-    /// `None` if the vocabulary has no tokens to tell numbers by.
+    /// `None` if the vocabulary has no such tokens.
     pub(super) fn of(tree: &TokTrie) -> Option<Self> {
         let n_leading = |token: u32| {
             let text = tree.token(token);

@@ -6,8 +6,8 @@ use rayon::prelude::*;
 /// Dimensions beyond the rank in the search for the leading directions of a dense matrix (Halko et
 /// al., arXiv 0909.4061, call it oversampling).
 const OVERSAMPLING: usize = 8;
-/// Passes of subspace iteration over a dense matrix: with singular values that fall by a fifth from
-/// one direction to the next, what lies behind the oversampled ones is damped by `0.8^(8·(2·4 +
+/// Number of subspace iterations over a dense matrix: with singular values that fall by a fifth
+/// from one direction to the next, those after the oversampled ones are damped by `0.8^(8·(2·4 +
 /// 1))`, 1e-7.
 const ITERATIONS: usize = 4;
 /// Shorter side of a dense matrix up to which all of its directions are computed, so that nothing

@@ -48,8 +48,8 @@ const OTHER_PROPERTIES: &[&str] = &[
     "unevaluatedProperties",
 ];
 
-/// The normal form of the schema at `path` of `document`, and what it lacks. The schemas at the
-/// paths in `freed` are replaced by their type.
+/// Normal form of the schema at `path` of `document`, and the parts that it lacks. The schemas at
+/// the paths in `freed` are replaced by their type.
 ///
 /// # Errors
 /// [`GrammarError::TooLarge`] and [`GrammarError::TooDeep`].
@@ -697,8 +697,8 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Whether the schemas of a schema's applicator can close their objects by themselves: nothing
-/// beside it says anything of properties.
+/// Whether the schemas of an applicator can close their objects by themselves: no keyword next to
+/// it concerns properties.
 fn closes_inside(map: &Map<String, Value>) -> bool {
     let says = |key: &&&str| map.get(**key).is_some_and(|value| !value.is_null());
     let others = ["properties", "required", "if", "minProperties"];
