@@ -1,4 +1,4 @@
-//! Limits of what a rendering makes, and its errors.
+//! Memory limits of a rendering, and their errors.
 
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
@@ -20,7 +20,7 @@ thread_local! {
     static LIMIT: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// Begins the count of a rendering on this thread, which may make so many bytes.
+/// Starts counting a rendering on this thread; `limit` in bytes.
 pub(in crate::chat) fn begin(limit: usize) {
     MADE.set(0);
     LIMIT.set(limit);
@@ -38,7 +38,7 @@ impl std::fmt::Display for Raised {
 
 impl std::error::Error for Raised {}
 
-/// What is made is more than this limit.
+/// The results exceed this limit, in bytes.
 #[derive(Debug)]
 pub(in crate::chat) struct TooMuch(pub(in crate::chat) usize);
 
