@@ -1,11 +1,11 @@
 //! Softmax attention of query rows that share one KV head, over keys and values in blocks of 64
 //! positions.
 //!
-//! Keys are taken span by span. Each span gives a row a partial result: the values summed by
-//! weight, the largest score, and the sum of the weights relative to it. Partial results are merged
-//! in ascending order of spans, and divided by the sum at the end. Spans begin at absolute
-//! positions, so a row's bits are the same whether one task takes them in turn, as in prompts, or
-//! many tasks take one each, as in decoding.
+//! Keys are taken span by span. Each span gives a row a partial result: the weighted sum of values,
+//! the largest score, and the sum of the weights relative to it. Partial results are merged in
+//! ascending order of spans, and divided by the sum at the end. Spans begin at absolute positions,
+//! so a row's bits are the same whether one task takes all spans, as in prompts, or many tasks take
+//! one each, as in decoding.
 
 /// Positions of a block of keys and values.
 pub const KV_BLOCK: usize = 64;

@@ -1,4 +1,4 @@
-//! What a level is: a table of functions.
+//! Instruction-set level: a table of functions.
 
 use super::acts::{ActForm, Acts, BlockP16, BlockQ16};
 use super::attention::{AttnParams, AttnPartial, KvSpan};
@@ -28,8 +28,8 @@ pub(crate) struct Gemm {
     pub(crate) element: (PanelElement, u64),
     /// Weight rows one task should take at most (a multiple of the panel's height).
     pub(crate) tile: usize,
-    /// Most activation rows that take time for each, not for a panel of them, so that reading
-    /// weights may be what limits: then a task may take any number of weight rows.
+    /// Largest batch that uses the small-batch kernels, with a cost per row rather than per full
+    /// panel. Reading weights may limit it: then a task may take any number of weight rows.
     pub(crate) small_batch: usize,
     /// Rows that [`Gemm::pack`] takes at a time, so that threads can share the packing.
     pub(crate) group: usize,

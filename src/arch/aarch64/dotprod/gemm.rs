@@ -1,9 +1,10 @@
 //! Products with many activation rows: panels of integers, at this level and with `smmla`.
 //!
-//! Block-quantised weights are multiplied as bytes. K-quants take 8-bit activations, whose scale
-//! per 32 leaves an error below llama.cpp's with one per 256. For formats of 32 weights llama.cpp
-//! has a scale per 32, too, which leaves no margin: they take 16-bit activations, in two planes of
-//! bytes. F32, F16 and BF16 weights are multiplied as by generated tokens (`generic/matvec.rs`).
+//! Block-quantised weights are multiplied as bytes. K-quants take 8-bit activations with a scale
+//! per 32, which has a smaller error than llama.cpp's scale per 256. For formats of 32 weights
+//! llama.cpp has a scale per 32, too, which leaves no margin: they take 16-bit activations, in two
+//! planes of bytes. F32, F16 and BF16 weights are multiplied as for decode rows
+//! (`generic/matvec.rs`).
 //!
 //! The tile multiplies 8 activation rows by 4 weight rows: 8 registers of integer sums, and 8 of
 //! `f32` that they are added to with their factors after each 32 (or 16) values. More would not

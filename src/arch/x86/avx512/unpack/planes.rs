@@ -26,7 +26,7 @@ impl Unpacked {
         Unpacked::with_offset::<B>(w, scale, offset)
     }
 
-    /// Weights of `B`, whose bytes may be shifted.
+    /// Weights of `B`; `B::SHIFT` says whether their bytes are shifted.
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(in crate::arch) fn with_offset<B: UnpackPlanes>(
