@@ -32,9 +32,8 @@ pub struct AttnParams {
     /// ALiBi slope (arXiv 2108.12409): subtracted from a score once per position that the key lies
     /// before the last one the row sees; 0 means none.
     pub slope: f32,
-    /// Whether every row is computed in `f32`, as generated tokens are. If not, a level may round
-    /// the keys and values of blocks that end before a row's own position
-    /// (`attention_i16.rs`).
+    /// Whether every row is computed in `f32`, as decode rows are. If not, a level may round the
+    /// keys and values of blocks that end before a row's own position (`attention_i16.rs`).
     pub exact: bool,
 }
 

@@ -12,14 +12,14 @@ use crate::quant::DType;
 /// of the call nor on what `x`'s other rows hold.
 pub(crate) type MatvecFn = unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_>);
 
-/// How a level multiplies one format by rows of generated tokens.
+/// A level's products of one format with decode rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Matvec {
     pub(crate) form: ActForm,
     pub(crate) kernel: MatvecFn,
 }
 
-/// How a level multiplies one format by rows of prompts: all of `x` is packed once, then each task
+/// A level's products of one format with prefill rows: all of `x` is packed once, then each task
 /// unpacks panels of its weight rows and multiplies them by every activation row. The result of a
 /// row does not depend on the others.
 #[derive(Clone, Copy)]
@@ -55,11 +55,11 @@ pub(crate) struct Gemm {
     pub(crate) mixed: Option<MixedBatch>,
 }
 
-/// How a level multiplies one format by a mixed batch, of generated rows and prompt rows, unpacking
+/// A level's products of one format with a mixed batch of decode and prefill rows, unpacking
 /// weights once.
 #[derive(Clone, Copy)]
 pub(crate) struct MixedBatch {
-    /// Most generated rows, and most prompt rows.
+    /// Maximum decode rows, and maximum prefill rows.
     pub(crate) max_rows: (usize, usize),
     /// The first rows of `y` are those of [`Matvec::kernel`] with `generated`, the others those of
     /// [`Gemm::kernel`] with `packed`.

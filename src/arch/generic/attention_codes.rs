@@ -1,5 +1,5 @@
-//! Attention of generated tokens over quantised keys and values, in integers of 16 bits: what
-//! levels without products of bytes share.
+//! Attention of decode rows over quantised keys and values, in integers of 16 bits: what levels
+//! without products of bytes share.
 //!
 //! The arithmetic is that of `avx512/attention_i8.rs`. A query, and a row's weights times the
 //! scales of the values, are rounded to 16 bits, weights relative to the block's largest; sums of

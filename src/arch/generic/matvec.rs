@@ -255,7 +255,7 @@ macro_rules! plain_products {
         $features:literal, $zero:expr, $lanes:ty,
         rows: $rows:literal, activation_rows: $m:literal, rows_by_one: $rows_by_one:literal, $one:expr
     ) => {
-        /// How rows of prompts are multiplied by weights of `T`: as those of generated tokens.
+        /// Products of prefill rows with weights of `T`: the same as those of decode rows.
         pub(in crate::arch) const fn plain_gemm<T: $crate::arch::generic::lanes::Widen<$lanes>>()
         -> $crate::arch::table::Gemm {
             $crate::arch::table::Gemm {

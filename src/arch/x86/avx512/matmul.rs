@@ -1,4 +1,4 @@
-//! Products of weights with rows of generated tokens.
+//! Products of weights with decode rows.
 //!
 //! A format only says how 256 of its weights become unsigned bytes and 16 scales
 //! ([`UnpackPlanes::unpack`]); the product is the same for all. Activations are 16-bit integers in

@@ -1,4 +1,4 @@
-//! Panels of integers, for rows of prompts and block formats.
+//! Panels of integers, for prefill rows and block formats.
 
 use super::floats::{store_transposed, transpose_panel};
 use crate::arch::gemm::{

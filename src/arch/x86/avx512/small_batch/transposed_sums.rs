@@ -72,7 +72,8 @@ const MAX_ROWS: usize = 12;
 /// Weight rows that share a load of activations; with four there are too few registers for Q6_K.
 const TOGETHER: usize = 2;
 
-/// Most generated rows that share the weights with prompt rows: their sums, 1 KiB each, stay in L1.
+/// Maximum decode rows that share the weights with prefill rows: their sums, 1 KiB each, stay in
+/// L1.
 pub(in crate::arch) const MAX_GENERATED_ROWS: usize = 16;
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
@@ -130,7 +131,7 @@ fn multiply<B: UnpackPlanes, X: Rounded, const MIXED: bool>(
         [_mm512_setzero_si512(); LANES],
         [_mm512_setzero_si512(); LANES],
     );
-    // Of generated rows, `[activation row][weight row]`.
+    // Of decode rows, `[activation row][weight row]`.
     let mut generated_totals = [[_mm512_setzero_ps(); LANES]; MAX_GENERATED_ROWS];
     let generated_totals = &mut generated_totals[..if MIXED { n_generated } else { 0 }];
     for (t, w) in w.chunks(LANES * row_blocks).enumerate() {
