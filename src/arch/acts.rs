@@ -71,7 +71,7 @@ impl BlockQ16 {
         }
     }
 
-    /// Where in [`BlockQ16::q`] value `i` of 256 is.
+    /// Place of value `i` of 256 in [`BlockQ16::q`].
     #[cfg(not(target_arch = "aarch64"))]
     pub const fn position(i: usize) -> (usize, usize) {
         let (b, j) = (i / 32, i % 32);

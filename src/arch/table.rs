@@ -86,7 +86,7 @@ pub enum PanelElement {
     I8,
 }
 
-/// How a level multiplies by the transpose of one format: all of `y` is packed once, then each task
+/// A level's products with the transpose of one format: all of `y` is packed once, then each task
 /// multiplies some columns of the weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Transposed {

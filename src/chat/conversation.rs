@@ -13,7 +13,7 @@ use std::fmt;
 const BETWEEN: &str = "\n\n";
 /// Length of the ids of calls that Mistral's templates take, letters and digits.
 const SHORT_ID: usize = 9;
-/// Most words of a message that are looked for in a prompt.
+/// Maximum number of words of a message that are looked for in a prompt.
 const MAX_WORDS: usize = 64;
 /// Names under which templates read the reasoning of earlier answers.
 const REASONING: [&str; 4] = ["reasoning_content", "reasoning", "thinking", "thought"];

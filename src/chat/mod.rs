@@ -102,14 +102,15 @@ use tools::ToolFormat;
 
 /// Longest template, in bytes. The longest published ones have about 20 kB.
 const MAX_SOURCE: usize = 256 << 10;
-/// Most virtual-machine steps of one rendering. A message takes a template some hundred.
+/// Maximum number of virtual-machine steps of one rendering. A message takes a template some
+/// hundred.
 const MAX_STEPS: u64 = 2_000_000;
 /// Longest time to parse, and to render unless another is set. A long conversation takes some ten
 /// milliseconds.
 const MAX_TIME: Duration = Duration::from_secs(10);
 /// Interval at which cancellation is checked.
 const LOOK: Duration = Duration::from_millis(20);
-/// Most bytes that one rendering makes, unless another limit is set.
+/// Maximum number of bytes that one rendering makes, unless another limit is set.
 const MAX_MEMORY: usize = 1 << 30;
 /// Longest rendering, in bytes.
 const MAX_OUTPUT: usize = 64 << 20;

@@ -17,9 +17,9 @@ use std::sync::Arc;
 pub(super) const MAX_NAME: u64 = 65535;
 /// Deepest nesting of arrays.
 pub(super) const MAX_ARRAY_DEPTH: usize = 4;
-/// Most metadata entries; models have a few dozen.
+/// Maximum number of metadata entries; models have a few dozen.
 pub(super) const MAX_ENTRIES: usize = 1 << 16;
-/// Most dimensions of a tensor.
+/// Maximum number of dimensions of a tensor.
 pub(super) const MAX_DIMS: u32 = 4;
 /// Largest `general.alignment`.
 pub(super) const MAX_ALIGNMENT: u64 = 1 << 20;

@@ -5,9 +5,9 @@
 
 use llguidance::toktrie::{SimpleVob, TokTrie};
 
-/// Most digits in a row; 64-bit integers have up to 20, and floats 17 that count.
+/// Maximum number of digits in a row; 64-bit integers have up to 20, and floats 17 that count.
 const MAX_DIGITS: usize = 32;
-/// Most digits of an exponent: with more, numbers are beyond those of 64-bit floats.
+/// Maximum number of digits of an exponent: with more, numbers are beyond those of 64-bit floats.
 const MAX_EXPONENT: usize = 2;
 
 /// Tokens that distinguish numbers from texts, and tokens that begin with digits.

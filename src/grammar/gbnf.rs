@@ -17,12 +17,12 @@ use std::fmt::Write;
 
 /// Longest regular expression of a terminal, in bytes; longer parts are split.
 const MAX_TERMINAL: usize = 4 << 10;
-/// Most parts of a grammar.
+/// Maximum number of parts of a grammar.
 const MAX_NODES: usize = 20_000;
 /// Largest number of repetitions.
 const MAX_REPEAT: u32 = 10_000;
-/// Most states visited to find colliding terminals; beyond that, everything is split into
-/// characters.
+/// Maximum number of states visited to find colliding terminals; beyond that, everything is split
+/// into characters.
 const MAX_STATES: usize = 50_000;
 
 /// Index into [`Gbnf::nodes`].

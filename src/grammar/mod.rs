@@ -487,7 +487,7 @@ fn in_time<T: Send + 'static>(
     }
 }
 
-/// How a JSON Schema is enforced where a grammar cannot do all that it says.
+/// Handling of the parts of a JSON Schema that a grammar cannot enforce.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Strictness {
     /// A keyword that cannot be enforced is an error.

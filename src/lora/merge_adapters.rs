@@ -11,7 +11,7 @@ use crate::model::Site;
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// How [`merge_adapters`] merges the changes `ΔW₁ … ΔWₙ` of a matrix, with weights `w₁ … wₙ`.
+/// Method of [`merge_adapters`] for the changes `ΔW₁ … ΔWₙ` of a matrix, with weights `w₁ … wₙ`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeMethod {
     /// The weighted mean, `Σ wᵢ·ΔWᵢ / Σ wᵢ`.
@@ -47,7 +47,7 @@ impl MergeMethod {
 /// Options of [`merge_adapters`]. `..Default::default()` sets the remaining fields.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MergeOptions {
-    /// How changes are merged. Default [`MergeMethod::TaskArithmetic`].
+    /// Merge method. Default [`MergeMethod::TaskArithmetic`].
     pub method: MergeMethod,
     /// Rank of the result, where a matrix is large enough. Default: the sum of the adapters'
     /// ranks, so that nothing is lost by the methods that add changes up; their largest for

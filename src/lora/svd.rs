@@ -18,7 +18,7 @@ const COLUMNS: usize = 256;
 /// Rotations of the Jacobi method end when columns are orthogonal to this many parts of their
 /// lengths.
 const ORTHOGONAL: f64 = 1e-15;
-/// Most sweeps over all pairs of columns; some ten are usual.
+/// Maximum number of sweeps over all pairs of columns; some ten are usual.
 const SWEEPS: usize = 60;
 
 /// Rows of equal length, one after the other.

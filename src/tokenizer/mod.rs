@@ -71,7 +71,7 @@ pub struct FillInTheMiddle {
     pub prefix: u32,
     /// Before the text that follows the gap.
     pub suffix: u32,
-    /// Where the missing text begins.
+    /// Before the missing text.
     pub middle: u32,
     /// Before the name of a repository.
     pub repository: Option<u32>,

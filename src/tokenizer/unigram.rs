@@ -26,7 +26,7 @@ pub(super) struct Unigram {
     merge_spaces: bool,
     add_space_prefix: bool,
     tokens: Trie,
-    /// By token.
+    /// Scores, by token.
     scores: Vec<f32>,
     unknown: Option<u32>,
     unknown_score: f32,
@@ -42,7 +42,7 @@ pub(super) struct Unigram {
 struct Best {
     /// Sum of the scores.
     score: f64,
-    /// Where the last token begins.
+    /// Start of the last token.
     start: usize,
     /// The last token, or none for an unknown character.
     token: Option<u32>,

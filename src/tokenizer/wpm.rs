@@ -11,7 +11,7 @@ use crate::tokenizer::SPACE;
 use crate::tokenizer::unicode::{self, Char, P, S, WS};
 use crate::tokenizer::vocab::Vocab;
 
-/// Most characters of a word, as in all published models; a longer one is unknown.
+/// Maximum number of characters of a word, as in all published models; a longer one is unknown.
 const MAX_WORD: usize = 100;
 
 /// A WordPiece vocabulary.

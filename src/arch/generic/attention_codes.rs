@@ -36,7 +36,7 @@ pub(in crate::arch) struct Query {
     /// Initial value of each group's sums: codes are unsigned and stand for the middle of their
     /// interval.
     pub(in crate::arch) start: [i32; MAX_GROUPS],
-    /// What an integer stands for.
+    /// Value of an integer step.
     pub(in crate::arch) scale: f32,
 }
 
@@ -46,7 +46,7 @@ pub(in crate::arch) struct Weights {
     pub(in crate::arch) words: [[i16; BLOCK]; MAX_GROUPS],
     /// As [`Query::start`].
     pub(in crate::arch) start: [i32; MAX_GROUPS],
-    /// What an integer stands for.
+    /// Value of an integer step.
     pub(in crate::arch) unit: [f32; MAX_GROUPS],
 }
 

@@ -115,7 +115,7 @@ pub(in crate::arch) fn visible(range: (u32, u32), block: &Range<usize>) -> Range
     start - block.start..end - block.start
 }
 
-/// Where a kernel gets the keys and values of a span from.
+/// Source of the keys and values of a span.
 pub(in crate::arch) trait Blocks<V: Lanes> {
     type Element: Widen<V>;
 

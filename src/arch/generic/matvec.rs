@@ -24,7 +24,7 @@ const LINE: usize = 64;
 /// set: 10 such rows reach 85 % of the speed with this distance.
 pub(in crate::arch) const GAP: usize = 16;
 
-/// How a level multiplies a single activation row.
+/// A level's kernel for a single activation row.
 #[derive(Clone, Copy)]
 pub(in crate::arch) struct OneRow {
     /// Longest row that is multiplied by one weight row at a time. A longer one, in `f32`, leaves

@@ -2,7 +2,7 @@
 
 use super::lanes::Lanes;
 
-/// Most lanes of a vector.
+/// Maximum number of lanes of a vector.
 pub(in crate::arch) const MAX_LANES: usize = 16;
 
 /// Vector type that can be transposed.

@@ -50,8 +50,8 @@ impl Arch {
         (self.0.gemm)(dtype).tile
     }
 
-    /// Most activation rows for which an [`Arch::gemm`] call had better cover as many weight rows
-    /// as one of [`Arch::matvec`], not only [`Arch::gemm_tile`].
+    /// Maximum number of activation rows for which an [`Arch::gemm`] call should cover as many
+    /// weight rows as one of [`Arch::matvec`], instead of [`Arch::gemm_tile`].
     pub fn gemm_few(self, dtype: DType) -> usize {
         (self.0.gemm)(dtype).small_batch
     }

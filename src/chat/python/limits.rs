@@ -8,7 +8,7 @@ use std::cell::Cell;
 const MAX_DEPTH: usize = 200;
 /// Longest string that one operation makes, in bytes.
 pub(super) const MAX_STRING: usize = 64 << 20;
-/// Most lists that `batch` and `slice` make, or items in one of them.
+/// Maximum number of lists that `batch` and `slice` make, or items in one of them.
 const MAX_ITEMS: usize = 1 << 16;
 /// Bytes of a value in a list.
 const ITEM: usize = 32;
@@ -16,7 +16,7 @@ const ITEM: usize = 32;
 thread_local! {
     /// Bytes made by the rendering on this thread; each has a thread of its own.
     static MADE: Cell<usize> = const { Cell::new(0) };
-    /// Most bytes that it may make.
+    /// Maximum number of bytes that it may make.
     static LIMIT: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Most tools that a mask supports.
+/// Maximum number of tools that a mask supports.
 const MAX_TOOLS: usize = 256;
 /// Maximum bytes of white space after reasoning.
 const MAX_WHITE: usize = 20;
@@ -90,7 +90,7 @@ impl ToolChoice {
         }
     }
 
-    /// Those of `tools` that may be called.
+    /// The tools of `tools` that may be called.
     ///
     /// # Errors
     /// [`ChatError::Tool`] for a tool that is not among them, or if a call is required, and none
@@ -469,7 +469,7 @@ struct Bound {
 }
 
 impl Bound {
-    /// Those that are possible.
+    /// The alternatives that are still possible.
     fn each(&mut self) -> impl Iterator<Item = &mut dyn TokenMask> {
         let calls = self
             .calls

@@ -121,7 +121,7 @@ const FORMATS: &[&Format] = &[
     &generic::FORMAT,
 ];
 
-/// How a family writes calls.
+/// Call format of a family.
 struct Format {
     name: &'static str,
     /// Texts that its templates all contain, and templates of later formats do not.
@@ -370,7 +370,7 @@ pub enum TurnPart {
     Call(ToolCall),
 }
 
-/// How a family of models writes calls.
+/// Call format of a family of models.
 #[derive(Clone, Copy)]
 pub struct ToolFormat(&'static Format);
 
@@ -449,7 +449,7 @@ enum State {
     Call(&'static str),
 }
 
-/// How text is read that is no reasoning.
+/// Reading of text other than reasoning.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Reading {
     /// Markers are searched for.

@@ -4,7 +4,7 @@ use crate::chat::ChatError;
 use crate::chat::tools::{Marks, Tool, lark_text};
 use serde_json::{Map, Value, json};
 
-/// Most references that are followed from one to the next.
+/// Maximum number of references that are followed from one to the next.
 const MAX_REFERENCES: usize = 32;
 
 /// Arguments of a tool, from its parameters in normal form, for formats that write them one by one.

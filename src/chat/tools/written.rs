@@ -146,7 +146,7 @@ fn value<'a>(rest: &mut &'a str) -> &'a str {
     value
 }
 
-/// How arguments are written one by one between tags, strings without quotes.
+/// Arguments written one by one between tags, strings without quotes.
 pub(super) struct Tags {
     /// Marks before a name, after it, and after the value.
     pub(super) parameter: [&'static str; 3],

@@ -3,7 +3,7 @@
 use crate::grammar::schema::document::{Document, Place, enter};
 use serde_json::Value;
 
-/// Most pairs of schemas that are compared for one `oneOf`.
+/// Maximum number of pairs of schemas that are compared for one `oneOf`.
 const MAX_STEPS: usize = 100_000;
 /// Deepest nesting of compared schemas, references included.
 const MAX_DEPTH: usize = 12;

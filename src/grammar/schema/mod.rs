@@ -20,9 +20,9 @@ use std::collections::{HashMap, HashSet};
 
 /// Numbers up to this magnitude are exact as 64-bit floats.
 const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
-/// Most parts of a refused schema that are compiled to find the faulty one.
+/// Maximum number of parts of a refused schema that are compiled to find the faulty one.
 const MAX_SEARCH: usize = 40;
-/// Most parts of a schema that are left out because the engine refuses them.
+/// Maximum number of parts of a schema that are left out because the engine refuses them.
 const MAX_FREED: usize = 8;
 /// Greatest size of a schema in normal form, in bytes of JSON.
 const MAX_LEN: usize = 256 << 10;

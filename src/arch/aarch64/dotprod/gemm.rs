@@ -54,7 +54,7 @@ macro_rules! int_gemm_for {
 /// Weight rows of a tile.
 pub(in crate::arch) const ROWS: usize = 4;
 
-/// How a level adds products of bytes to a tile of integers.
+/// A level's products of bytes, added to a tile of integers.
 pub(in crate::arch) trait Products {
     /// Whether activation rows come in pairs, eight bytes of each in a register; else a register
     /// has four bytes of four rows.

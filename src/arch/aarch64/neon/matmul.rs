@@ -71,7 +71,7 @@ macro_rules! matvec_ints {
 }
 pub(in crate::arch) use matvec_ints;
 
-/// How a level multiplies signed bytes.
+/// A level's products of signed bytes.
 pub(in crate::arch) trait Dot {
     /// Adds the 16 products `w·x`, distributed over the lanes; the high bytes of activations come
     /// first, so that no 16-bit sum of two of them overflows unless `WHOLE_BYTES`, where `w` may be

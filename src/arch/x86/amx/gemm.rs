@@ -453,8 +453,7 @@ fn prefetch_to_write(y: *const f32) {
 /// Sums of a register tile over one panel, which are to be added to those over the panels before
 /// and, after the last panel of k, stored to `y`.
 struct NewSums {
-    /// Those over the panels before: `[register of activations][weight row][lane]`, as the new
-    /// ones.
+    /// Sums over earlier panels: `[register of activations][weight row][lane]`, as the new ones.
     sums: *mut f32,
     /// Registers that were added, and how many there are.
     line: usize,

@@ -45,8 +45,7 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
     }
 }
 
-/// How far ahead of their use weights are prefetched, in bytes, at least; tuned at the AVX-512
-/// level.
+/// Minimum prefetch distance of weights, in bytes; tuned at the AVX-512 level.
 const AHEAD: usize = 8192;
 
 plain_products!(

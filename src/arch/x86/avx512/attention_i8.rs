@@ -45,7 +45,7 @@ struct Query {
     /// Initial value of each group's sums: codes are unsigned and stand for the middle of their
     /// interval.
     start: [i32; MAX_GROUPS],
-    /// What an integer stands for.
+    /// Value of an integer step.
     scale: f32,
 }
 
@@ -57,7 +57,7 @@ struct Weights {
     planes: [[__m512i; 2]; MAX_GROUPS],
     /// Half a step of a code of eight bits times their sum.
     middle: [f32; MAX_GROUPS],
-    /// What an integer stands for.
+    /// Value of an integer step.
     unit: [f32; MAX_GROUPS],
 }
 

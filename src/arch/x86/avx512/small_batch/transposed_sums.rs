@@ -28,7 +28,7 @@ use std::arch::x86_64::*;
 pub(in crate::arch) trait Rounded: Pod {
     /// The panels that have the same sums.
     type Panels: UnpackRows;
-    /// Most activation rows for which [`Rounded::alone`] is faster than panels.
+    /// Maximum number of activation rows for which [`Rounded::alone`] is faster than panels.
     const MAX_ROWS: usize;
     /// Maximum rows in a mixed batch.
     const MAX_MIXED_ROWS: usize = Self::MAX_ROWS;

@@ -94,11 +94,11 @@ pub(in crate::arch) struct Large<B, const SPAN: usize>(PhantomData<B>);
 /// Up to eight blocks of 32 weights.
 pub(in crate::arch) struct Small<B>(PhantomData<B>);
 
-/// Most activation rows.
+/// Maximum number of activation rows.
 pub(in crate::arch) const MAX_ROWS: usize = 16;
 
-/// How far ahead of their use weights are prefetched, in bytes of each row. Twice as far takes 5 %
-/// longer, four times as far 16 %.
+/// Prefetch distance of weights, in bytes of each row. Twice the distance takes 5 % longer, four
+/// times 16 %.
 const AHEAD: usize = 512;
 
 /// Products of all rows of `w` with those of `x`, which has the activations of each row for a
