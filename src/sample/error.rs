@@ -71,7 +71,7 @@ pub enum MaskError {
         n_tokens: usize,
     },
     /// Rewind by more tokens than were accepted.
-    #[error("{n} tokens cannot be taken back: the grammar has accepted {n_tokens}")]
+    #[error("{n} tokens cannot be rewound: the grammar has accepted {n_tokens}")]
     Rollback {
         /// Tokens to rewind.
         n: usize,
