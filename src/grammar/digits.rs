@@ -34,7 +34,7 @@ impl DigitTokens {
         })
     }
 
-    /// Takes from a mask the tokens with which the number at the end of `tokens` would be too long,
+    /// Removes from a mask the tokens that would make the number at the end of `tokens` too long,
     /// unless nothing else is allowed.
     pub(super) fn end_number(&self, tree: &TokTrie, tokens: &[u32], mask: &mut SimpleVob) {
         let room = room(tree, tokens);

@@ -148,7 +148,6 @@ impl Candidates {
         }
     }
 
-    /// Keeps the `k` best (all when there are fewer), sorted.
     /// Keeps the `k` best (all if there are fewer), sorted.
     ///
     /// One pass: every candidate better than the k-th best so far is appended to a small front

@@ -154,8 +154,7 @@ impl Sampler {
         }
     }
 
-    /// Takes the last `n` tokens back from the [mask](Self::set_mask), because they are not kept in
-    /// the text.
+    /// Rewinds the [mask](Self::set_mask) by `n` tokens that are not kept in the text.
     ///
     /// # Errors
     /// [`MaskError::Rollback`] if fewer were sampled since the mask was
@@ -204,8 +203,8 @@ impl Sampler {
     }
 
     /// Chooses the next token from `logits` `(n_vocab)`; `history` (prompt and text so far, oldest
-    /// first) is what the penalties look at. On return the [mask](Self::set_mask) has accepted
-    /// the token.
+    /// first) is the input of the penalties. On return the [mask](Self::set_mask) has accepted the
+    /// token.
     ///
     /// # Errors
     /// [`SampleError::NoLogits`] if `logits` is empty, [`SampleError::NoCandidates`] if no token

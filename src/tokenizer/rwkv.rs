@@ -1,5 +1,5 @@
-//! RWKV's vocabulary: a text is split from its start into the longest tokens there are. Texts of
-//! tokens are any bytes, which files write with escapes.
+//! RWKV's vocabulary: a text is split from its start into the longest possible tokens. Texts of
+//! tokens are any bytes; files write them with escapes.
 
 use crate::tokenizer::vocab::Vocab;
 

@@ -249,7 +249,7 @@ impl<'a> SoftmaxRows<'a> {
         (&mut self.max, &mut self.sum)
     }
 
-    /// Takes the rows through the keys `k` and values `v` of `block`.
+    /// Processes the keys `k` and values `v` of `block` for the rows.
     ///
     /// # Safety
     /// They must be those from the block on.
