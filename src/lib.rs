@@ -121,8 +121,8 @@ pub use tokenizer::{Tokenizer, TokenizerError};
 mod pages {
     #[doc = include_str!("../README.md")]
     struct Readme;
-    #[doc = include_str!("../docs/learning.md")]
+    #[doc = include_str!("../docs/guide/learning.md")]
     struct Learning;
-    #[doc = include_str!("../docs/prefix-cache.md")]
+    #[doc = include_str!("../docs/guide/prefix-cache.md")]
     struct PrefixCache;
 }

@@ -1029,7 +1029,7 @@ fn demo_model_writes_text() {
     );
 }
 
-/// The commands of `docs/tuning.md`, as they stand there.
+/// The commands of `docs/guide/tuning.md`, as they stand there.
 #[test]
 #[cfg(unix)]
 fn commands_of_the_tuning_page_run() {
@@ -1046,7 +1046,7 @@ fn commands_of_the_tuning_page_run() {
         "text.txt",
         &include_str!("../../models/demo-heldout.txt")[..3000],
     );
-    let page = include_str!("../../docs/tuning.md");
+    let page = include_str!("../../docs/guide/tuning.md");
     let blocks = page
         .split("```sh\n")
         .skip(1)

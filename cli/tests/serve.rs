@@ -464,8 +464,8 @@ fn metrics_for_routers() {
     let server = &*shared();
     let (_, metrics) = server.get("/metrics");
     let docs = [
-        include_str!("../../docs/server.md"),
-        include_str!("../../docs/kubernetes.yaml"),
+        include_str!("../../docs/guide/server.md"),
+        include_str!("../../docs/guide/kubernetes.yaml"),
     ]
     .concat();
     let is_name = |c: char| c == ':' || c == '_' || c.is_ascii_alphanumeric();

@@ -1,4 +1,4 @@
-//! Activation rows in the forms that product kernels read.
+//! Activation rows in the formats that product kernels read.
 
 /// 256 activations rounded to 16-bit integers, for products with block-quantised weights.
 ///
@@ -71,7 +71,7 @@ impl BlockQ16 {
         }
     }
 
-    /// Where in [`BlockQ16::q`] value `i` of 256 is.
+    /// Place of value `i` of 256 in [`BlockQ16::q`].
     #[cfg(not(target_arch = "aarch64"))]
     pub const fn position(i: usize) -> (usize, usize) {
         let (b, j) = (i / 32, i % 32);
@@ -79,7 +79,7 @@ impl BlockQ16 {
     }
 
     /// `(d, 1/d)` for 32 values, from the largest bits of their magnitudes: compared as integers,
-    /// because NaN then is the largest, and must reach `d` and with it the result.
+    /// because NaN is the largest then, and has to reach `d` and the result.
     pub(super) fn scale(max_bits: u32) -> (f32, f32) {
         scale(max_bits, Self::MAX)
     }
@@ -250,7 +250,7 @@ impl Acts<'_> {
         }
     }
 
-    /// Which form this is.
+    /// Format of the rows.
     pub fn form(&self) -> ActForm {
         match self {
             Acts::F32 { .. } => ActForm::F32,

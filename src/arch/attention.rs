@@ -1,11 +1,11 @@
 //! Softmax attention of query rows that share one KV head, over keys and values in blocks of 64
 //! positions.
 //!
-//! Keys are taken span by span. Each span gives a row a partial result: the values summed by
-//! weight, the largest score, and the sum of the weights relative to it. Partial results are merged
-//! in ascending order of spans, and divided by the sum at the end. Spans begin at absolute
-//! positions, so a row's bits are the same whether one task takes them in turn, as in prompts, or
-//! many tasks take one each, as in decoding.
+//! Keys are taken span by span. Each span gives a row a partial result: the weighted sum of values,
+//! the largest score, and the sum of the weights relative to it. Partial results are merged in
+//! ascending order of spans, and divided by the sum at the end. Spans begin at absolute positions,
+//! so a row's bits are the same whether one task takes all spans, as in prompts, or many tasks take
+//! one each, as in decoding.
 
 /// Positions of a block of keys and values.
 pub const KV_BLOCK: usize = 64;
@@ -32,9 +32,8 @@ pub struct AttnParams {
     /// ALiBi slope (arXiv 2108.12409): subtracted from a score once per position that the key lies
     /// before the last one the row sees; 0 means none.
     pub slope: f32,
-    /// Whether every row is computed in `f32`, as generated tokens are. If not, a level may round
-    /// the keys and values of blocks that end before a row's own position
-    /// (`attention_i16.rs`).
+    /// Whether every row is computed in `f32`, as decode rows are. If not, a level may round the
+    /// keys and values of blocks that end before a row's own position (`attention_i16.rs`).
     pub exact: bool,
 }
 

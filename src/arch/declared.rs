@@ -1,5 +1,4 @@
-//! The kernels on slices, each declared once: what it computes, its arguments, and what its safe
-//! method checks.
+//! Kernels on slices, each declared once: formula, arguments, and checks of its safe method.
 //!
 //! A declaration becomes the entry of the levels' tables (`table.rs`), the method of
 //! [`Arch`](super::Arch) (`methods/slices.rs`), and the instance of the shared source for each
@@ -7,8 +6,8 @@
 //! `scalar/elementwise.rs` and one, after a first vector, in `generic/elementwise.rs` or
 //! `generic/recurrence.rs`.
 //!
-//! Of the lines in braces, `check` panics where the condition does not hold, and `skip`, which
-//! comes first, does nothing where it does.
+//! In braces: `check` panics where its condition does not hold; `skip` comes first and returns
+//! where its condition holds.
 
 /// Calls `$do! { [$args] declarations }`.
 macro_rules! for_each_slice_kernel {
@@ -32,7 +31,7 @@ macro_rules! for_each_slice_kernel {
             }
 
             /// `y[i][c] += Σ_j t[i][j]·b[j·stride + c]`: a product of low rank, `t: (y.rows(),
-            /// rank)` with columns of `B: (rank, stride)`, of which `b` begins at the first. Every
+            /// rank)` with columns of `B: (rank, stride)`; `b` begins at the first of them. Every
             /// sum goes in the order of `j`, whatever the other rows and columns.
             fn add_product(y: &mut $crate::arch::view::ColumnsMut<'_>, t: &[f32], b: &[f32], stride: usize) {
                 skip t.is_empty() || y.cols() == 0;
@@ -40,7 +39,7 @@ macro_rules! for_each_slice_kernel {
                 check has_rows(b.len(), stride, t.len() / y.rows(), y.cols());
             }
 
-            /// [`Arch::add_product`] with the same bits, of columns that are held in 16 bits.
+            /// [`Arch::add_product`] with the same bits, for columns stored in 16 bits.
             fn add_product_f16(y: &mut $crate::arch::view::ColumnsMut<'_>, t: &[f32], b: &[half::f16], stride: usize) {
                 skip t.is_empty() || y.cols() == 0;
                 check t.len().is_multiple_of(y.rows());
@@ -94,12 +93,12 @@ macro_rules! for_each_slice_kernel {
                 check gate.len() == up.len();
             }
 
-            /// `gate = gelu(gate)·up`, with the tanh form of GELU (arXiv 1606.08415).
+            /// `gate = gelu(gate)·up`, with the tanh approximation of GELU (arXiv 1606.08415).
             fn gelu_mul(gate: &mut [f32], up: &[f32]) {
                 check gate.len() == up.len();
             }
 
-            /// `x = gelu(x)`, tanh form.
+            /// `x = gelu(x)`, tanh approximation.
             fn gelu(x: &mut [f32]) {}
 
             /// `gate = gelu(gate)·up`, by the error function.
@@ -170,9 +169,9 @@ macro_rules! for_each_slice_kernel {
                 check Some(state.len()) == x.len().checked_mul(b.len()) && !state.is_empty();
             }
 
-            /// A step of a selective state space whose states have decays of their own (Mamba 1,
-            /// arXiv 2312.00752) for the channels of `x`, with `state` and `a` `(b.len(),
-            /// x.len())`: `s = exp(dt·a)·s + dt·x·b; out = s·c`.
+            /// A step of a selective state space model with a decay per state (Mamba 1, arXiv
+            /// 2312.00752) for the channels of `x`, with `state` and `a` `(b.len(), x.len())`: `s =
+            /// exp(dt·a)·s + dt·x·b; out = s·c`.
             fn ssm_step_by_state(
                 state: &mut [f32], a: &[f32], b: &[f32], c: &[f32], dt: &[f32], x: &[f32],
                 out: &mut [f32],
@@ -199,10 +198,9 @@ macro_rules! for_each_slice_kernel {
                 check Some(state.len()) == keys[0].len().checked_mul(v.len()) && !keys[0].is_empty();
             }
 
-            /// A step of a causal convolution of each channel of `x` by itself: adds the products
-            /// of taps and values, of which those of the tokens before are `past`, `(n, x.len())`,
-            /// to `out`; then `x` follows there, and the oldest leave. The rows of the `n + 1` taps
-            /// lie so many values apart.
+            /// A step of a causal depthwise convolution: adds the products of taps and values to
+            /// `out`; `past`, `(n, x.len())`, has the values of the tokens before, and `x` replaces
+            /// the oldest. Rows of the `n + 1` taps are `taps.1` values apart.
             fn causal_conv(past: &mut [f32], taps: (&[f32], usize), x: &[f32], out: &mut [f32]) {
                 check !x.is_empty() && past.len().is_multiple_of(x.len()) && out.len() == x.len();
                 check has_rows(taps.0.len(), taps.1, past.len() / x.len() + 1, x.len());

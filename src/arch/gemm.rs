@@ -29,12 +29,12 @@ use std::ops::Range;
 pub(super) const TILE: usize = 32;
 /// Words per panel row, and values per super-block.
 pub(super) const BLOCK: usize = 256;
-/// Activation rows whose sums are kept at a time; with more rows, the weights are unpacked again.
+/// Maximum activation rows with sums kept at a time; with more rows, the weights are unpacked
+/// again.
 pub(super) const SUMS: usize = 528;
 
 /// Multiplies a register tile: `sums[v][r][lane] (+)= Σ w[r]·x[v][lane]` over `k` values; `first`
-/// starts from zero. Also prefetches some of the memory from `ahead` on, where the next activations
-/// are.
+/// starts from zero. Also prefetches from `ahead` on, the next activations.
 ///
 /// # Safety
 /// The CPU must have the level's features. `w` points into a panel whose rows have `k` values;
@@ -59,8 +59,8 @@ pub(super) struct RegisterTile {
 /// Kernels for a small batch of activation rows, where the operands of the register tile change
 /// roles: registers hold a word of [`Panels::LANES`] weight rows, and words of activations are
 /// broadcast from where they are packed. So the time is proportional to the number of activation
-/// rows, while [`Panels::TILES`] take as long for one as for `LANES`. Each sum adds the same
-/// products in the same order.
+/// rows, while [`Panels::TILES`] take the same time for 1 and for `LANES` rows. Each sum adds the
+/// same products in the same order.
 #[derive(Clone, Copy)]
 pub(super) struct SmallBatch {
     /// Largest batch for which this is faster, at most `LANES`.
@@ -78,7 +78,7 @@ pub(super) struct SmallBatch {
         transposed: &mut [u32],
     ),
     /// [`Multiply`] for 2, 4 … activation rows: `x` points to a transposed panel, `w` to
-    /// activations, of which words lie `LANES` apart and rows side by side.
+    /// activations: words are `LANES` apart, rows adjacent.
     pub(super) tiles: &'static [Multiply],
 }
 
@@ -88,8 +88,8 @@ pub(super) trait Panels {
     const LANES: usize;
     /// The register tiles with 1, 2 … registers of activations.
     const TILES: &[RegisterTile];
-    /// The same for groups whose last register has rows in its lower half only; empty if they take
-    /// as long.
+    /// The same for groups with rows in the lower half of their last register only; empty if they
+    /// take as long.
     const HALVES: &[Multiply] = &[];
     /// Registers of activations in the largest register tile; `VECS · LANES` activation rows are a
     /// group.
@@ -374,7 +374,7 @@ unsafe fn small_batch<P: UnpackRows>(
         let n_rows = w.len() / row_bytes;
         for k0 in (0..k).step_by(BLOCK) {
             let n = (k - k0).min(BLOCK);
-            // The next weight rows, which lie behind these, are read in one stream.
+            // The following weight rows are read in one stream.
             for line in (w.len() * k0 / k..w.len() * (k0 + n) / k).step_by(64) {
                 prefetch_line(w.as_ptr().wrapping_add(w.len() + line));
             }

@@ -1,14 +1,14 @@
-//! How keys and values are stored: precisions, and how rows get there and back.
+//! Storage of keys and values: precisions, and conversion of rows to them and back.
 //!
 //! A *block* is 64 rows (positions) of one head. Below 16 bits a row is cut into groups of 32
-//! values, each with a scale. A value becomes an 8-bit code, `floor(x / scale) + 128`, of which a
-//! precision keeps the upper bits. A code stands for the middle of its interval, so the error is at
-//! most half a step. Dropping bits of q8 therefore gives exactly the same as storing with fewer
-//! bits: nothing is rounded twice.
+//! values, each with a scale. A value becomes an 8-bit code, `floor(x / scale) + 128`; a precision
+//! keeps its upper bits. A code stands for the middle of its interval, so the error is at most half
+//! a step. Dropping bits of q8 therefore gives exactly the same as storing with fewer bits: nothing
+//! is rounded twice.
 //!
 //! Bits lie in planes, so that dropping some means copying fewer planes: `upper` has the four upper
-//! bits of all rows, `lower` the others, `scales` the scales. Rows whose width is no multiple of 32
-//! end in an incomplete group.
+//! bits of all rows, `lower` the others, `scales` the scales. Rows end in an incomplete group if
+//! their width is no multiple of 32.
 
 use super::attention::{KV_BLOCK, KvSpan};
 use half::f16;
@@ -20,7 +20,7 @@ pub(in crate::arch) const GROUP: usize = 32;
 const UPPER: usize = GROUP / 2;
 /// Bytes of a scale.
 const SCALE: usize = size_of::<u16>();
-/// Groups whose values are all smaller are stored as zeros.
+/// Groups with only smaller values are stored as zeros.
 const TINY: f32 = 1e-30;
 
 /// Precision of keys or of values.
@@ -45,7 +45,7 @@ pub enum KvType {
 }
 
 impl KvType {
-    /// All of them, the most precise first.
+    /// All types, the most precise first.
     pub const ALL: [KvType; 7] = [
         KvType::F32,
         KvType::F16,

@@ -1,4 +1,4 @@
-//! The levels of this build, and which of them the CPU has.
+//! Instruction-set levels of this build, and detection of those that the CPU has.
 
 #[cfg(target_arch = "aarch64")]
 use super::aarch64;

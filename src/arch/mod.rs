@@ -1,20 +1,20 @@
 //! Kernels, one complete table of them per instruction-set level.
 //!
-//! [`Arch`] is a token that only detection can make: holding one proves that the CPU has the
-//! features its kernels need, so its methods are safe. They check lengths once; the kernels behind
-//! them trust those lengths. `scalar` is complete and reads like the maths; every other level is a
-//! constant that overrides fields of the level below it, or takes them from it.
+//! [`Arch`] is a token that only detection can make: it proves that the CPU has the features its
+//! kernels need, so its methods are safe. They check lengths once; the kernels trust those lengths.
+//! `scalar` is complete and reads like the maths; every other level is a constant that overrides
+//! fields of the level below it, or takes them from it.
 //!
 //! Kernels know slices and blocks, nothing of models, threads or allocation. Files are mirrored
-//! across levels: `matmul.rs` (generated rows, or all rows of plain floats), `gemm.rs` (prompt
-//! rows), `unpack.rs` (block formats), `attention.rs`, `elementwise.rs`; `generic` has the source
-//! that levels share.
+//! across levels: `matmul.rs` (decode rows, or all rows of plain floats), `gemm.rs` (prefill rows),
+//! `unpack.rs` (block formats), `attention.rs`, `elementwise.rs`; `generic` has the source that
+//! levels share.
 //!
 //! # Five words
 //!
 //! A **panel** is weights, unpacked from their blocks, that stay in the L1 or L2 cache while all
-//! activation rows go by (`gemm.rs`; `B̃` and `Ã` of Goto and van de Geijn). Activations are packed
-//! once, interleaved, so that a register takes one word of each of its rows:
+//! activation rows are multiplied (`gemm.rs`; `B̃` and `Ã` of Goto and van de Geijn). Activations
+//! are packed once, interleaved, so that a register takes one word of each of its rows:
 //!
 //! ```text
 //!  panel        word 0   word 1        word 255     packed activations, 16 rows a register
@@ -60,8 +60,8 @@
 //!  lane 2                                                      ►──── …
 //! ```
 //!
-//! A **coded** format is one whose weights are looked up: a block stores signs and the number of an
-//! entry of a fixed grid, and an entry stores a code of few bits for each of its 4 or 8 values
+//! A **coded** format looks its weights up: a block stores signs and the number of an entry of a
+//! fixed grid, and an entry stores a code of few bits for each of its 4 or 8 values
 //! ([`Coded`](crate::quant::Coded), `avx512/unpack/grids.rs`):
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! What a level is: a table of functions.
+//! Instruction-set level: a table of functions.
 
 use super::acts::{ActForm, Acts, BlockP16, BlockQ16};
 use super::attention::{AttnParams, AttnPartial, KvSpan};
@@ -12,14 +12,14 @@ use crate::quant::DType;
 /// of the call nor on what `x`'s other rows hold.
 pub(crate) type MatvecFn = unsafe fn(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &Acts<'_>);
 
-/// How a level multiplies one format by rows of generated tokens.
+/// A level's products of one format with decode rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Matvec {
     pub(crate) form: ActForm,
     pub(crate) kernel: MatvecFn,
 }
 
-/// How a level multiplies one format by rows of prompts: all of `x` is packed once, then each task
+/// A level's products of one format with prefill rows: all of `x` is packed once, then each task
 /// unpacks panels of its weight rows and multiplies them by every activation row. The result of a
 /// row does not depend on the others.
 #[derive(Clone, Copy)]
@@ -28,8 +28,8 @@ pub(crate) struct Gemm {
     pub(crate) element: (PanelElement, u64),
     /// Weight rows one task should take at most (a multiple of the panel's height).
     pub(crate) tile: usize,
-    /// Most activation rows that take time for each, not for a panel of them, so that reading
-    /// weights may be what limits: then a task may take any number of weight rows.
+    /// Largest batch that uses the small-batch kernels, with a cost per row rather than per full
+    /// panel. Reading weights may limit it: then a task may take any number of weight rows.
     pub(crate) small_batch: usize,
     /// Rows that [`Gemm::pack`] takes at a time, so that threads can share the packing.
     pub(crate) group: usize,
@@ -55,11 +55,11 @@ pub(crate) struct Gemm {
     pub(crate) mixed: Option<MixedBatch>,
 }
 
-/// How a level multiplies one format by a mixed batch, of generated rows and prompt rows, unpacking
+/// A level's products of one format with a mixed batch of decode and prefill rows, unpacking
 /// weights once.
 #[derive(Clone, Copy)]
 pub(crate) struct MixedBatch {
-    /// Most generated rows, and most prompt rows.
+    /// Maximum decode rows, and maximum prefill rows.
     pub(crate) max_rows: (usize, usize),
     /// The first rows of `y` are those of [`Matvec::kernel`] with `generated`, the others those of
     /// [`Gemm::kernel`] with `packed`.
@@ -86,7 +86,7 @@ pub enum PanelElement {
     I8,
 }
 
-/// How a level multiplies by the transpose of one format: all of `y` is packed once, then each task
+/// A level's products with the transpose of one format: all of `y` is packed once, then each task
 /// multiplies some columns of the weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Transposed {

@@ -1,4 +1,4 @@
-//! What every level does with a format that it has no kernels for.
+//! Every level on a format without kernels of its own.
 
 use super::level::LEVELS;
 use super::{Acts, Arch, CacheLine, ColumnsMut, scalar};

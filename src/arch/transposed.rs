@@ -12,7 +12,7 @@ use std::ops::Range;
 
 /// Weight columns per task: with their sums, they fill half of an L2 cache of 1 MiB.
 pub(super) const COLUMNS: usize = 128;
-/// Most rows that are transposed at a time.
+/// Maximum number of rows that are transposed at a time.
 const MAX_ROWS: usize = 64;
 
 /// Panels that are filled by columns.

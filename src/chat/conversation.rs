@@ -1,8 +1,8 @@
-//! Fitting a conversation to a template: most templates were written for one system message at the
-//! start and for turns that alternate, and clients send what they like.
+//! Fitting a conversation to a template: most templates expect one system message at the start and
+//! alternating turns, and clients send other conversations, too.
 //!
 //! A conversation is changed only where its template refuses it, or leaves out its instructions or
-//! tools, as it is; each change is told.
+//! tools; each change is reported.
 
 use crate::chat::tools::ToolFormat;
 use crate::chat::{ChatError, ChatInputs};
@@ -13,12 +13,12 @@ use std::fmt;
 const BETWEEN: &str = "\n\n";
 /// Length of the ids of calls that Mistral's templates take, letters and digits.
 const SHORT_ID: usize = 9;
-/// Most words of a message that are looked for in a prompt.
+/// Maximum number of words of a message that are looked for in a prompt.
 const MAX_WORDS: usize = 64;
 /// Names under which templates read the reasoning of earlier answers.
 const REASONING: [&str; 4] = ["reasoning_content", "reasoning", "thinking", "thought"];
 
-/// A prompt, and what had to be changed of the conversation for it.
+/// A prompt, and the changes of the conversation that it needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rendered {
     /// The prompt.
@@ -27,7 +27,7 @@ pub struct Rendered {
     pub adjusted: Vec<Adjustment>,
 }
 
-/// A change of a conversation that its template does not take as it is.
+/// A change that fits a conversation to its template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Adjustment {
@@ -41,8 +41,8 @@ pub enum Adjustment {
     IdsShortened,
     /// The arguments of calls became the text of their JSON.
     ArgumentsAsText,
-    /// The tools, which the template leaves out, were described in the system message. If it leaves
-    /// out calls, too, they became text of the assistant, and what they returned text of the user.
+    /// Tools that the template leaves out were described in the system message. If it leaves out
+    /// calls, too, they became text of the assistant, and their results text of the user.
     ToolsInSystem,
     /// Descriptions and parameters that tools lack became empty ones.
     ToolsCompleted,
@@ -119,8 +119,8 @@ impl fmt::Display for Adjustment {
     }
 }
 
-/// What every template is given: arguments of calls as objects, reasoning under the name that the
-/// template reads, and no text beside calls where the template tells them by that.
+/// Input of every template: arguments of calls as objects, reasoning under the name that the
+/// template reads, and no text in a message with calls where the template recognises calls by that.
 pub(super) fn prepare(inputs: &mut ChatInputs, source: &str) {
     let Value::Array(messages) = &mut inputs.messages else {
         return;
@@ -203,14 +203,14 @@ pub(super) fn fit(
                 adjusted: Vec::new(),
             });
         }
-        // Another form of the conversation would not help.
+        // Changing the conversation would not help.
         Err(error) if !matches!(error, ChatError::Raised(_) | ChatError::Render { .. }) => {
             return plain.map(Rendered::of);
         }
         _ => {}
     }
     let example = example(inputs, format, &render);
-    // A template that takes the conversation, but leaves something out, needs no other form of it.
+    // A template that accepts the conversation, but leaves something out, needs no further changes.
     let bit = |adjustment: Adjustment| {
         let at = Adjustment::ALL.iter().position(|of| *of == adjustment);
         at.map_or(0, |at| 1 << at)
@@ -238,7 +238,7 @@ pub(super) fn fit(
                 adjusted.push(adjustment);
             }
         }
-        // A set of which something has no effect is a smaller one.
+        // A set with an ineffective change equals a smaller set.
         let form = (changed.messages.clone(), changed.tools.clone());
         if adjusted.len() < set.count_ones() as usize || tried.contains(&form) {
             continue;

@@ -6,8 +6,8 @@
 //! `json.dumps`, and `tools` and `documents` that are `None` when absent.
 //!
 //! The engine is `minijinja`; where it differs from Jinja2 on Python, `python/` has the Python
-//! behaviour: how values print, operators, methods, tests, filters. `translate/` puts the operators
-//! of a template into calls of these functions.
+//! behaviour: how values print, operators, methods, tests, filters. `translate/` turns the
+//! operators of a template into calls of these functions.
 //!
 //! A template comes with a file from an unknown source, so it is hostile input. It can access only
 //! its inputs: no files, no other templates, no attributes of host objects (as in the published
@@ -20,14 +20,14 @@
 //! - Work that has begun. Lists that contain the same list twice, nested forty deep, take
 //!   practically forever to compare (`==`, `in`, as keys). The call ends in time, but its thread
 //!   cannot be stopped and keeps a core busy until the process ends.
-//! - The memory of what is made of many tiny values is estimated, not measured: names and empty
-//!   lists take more than is counted, up to some hundred bytes for each of two million steps.
+//! - The memory of many tiny values is estimated, not measured: names and empty lists take more
+//!   than is counted, up to some hundred bytes for each of two million steps.
 //!
 //! The program `ruvllm` renders in a process of its own with a memory limit, which is killed when
 //! it takes too long; do the same with templates that you do not trust.
 //!
-//! A conversation that a template refuses as it is, as it has two system messages or roles that do
-//! not alternate, can be fitted to it: [`ChatTemplate::render_fitted`].
+//! A conversation that a template refuses (two system messages, roles that do not alternate) can be
+//! fitted to it: [`ChatTemplate::render_fitted`].
 //!
 //! ```
 //! # fn main() -> Result<(), ruvllm::ChatError> {
@@ -43,7 +43,7 @@
 //! ```
 //!
 //! A conversation, printed as it is generated. The template renders the whole conversation for each
-//! turn, and the session computes only the part that it does not hold yet:
+//! turn, and the session computes only the part that it does not have yet:
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -102,14 +102,15 @@ use tools::ToolFormat;
 
 /// Longest template, in bytes. The longest published ones have about 20 kB.
 const MAX_SOURCE: usize = 256 << 10;
-/// Most virtual-machine steps of one rendering. A message takes a template some hundred.
+/// Maximum number of virtual-machine steps of one rendering. A message takes a template some
+/// hundred.
 const MAX_STEPS: u64 = 2_000_000;
 /// Longest time to parse, and to render unless another is set. A long conversation takes some ten
 /// milliseconds.
 const MAX_TIME: Duration = Duration::from_secs(10);
 /// Interval at which cancellation is checked.
 const LOOK: Duration = Duration::from_millis(20);
-/// Most bytes that one rendering makes, unless another limit is set.
+/// Maximum number of bytes that one rendering makes, unless another limit is set.
 const MAX_MEMORY: usize = 1 << 30;
 /// Longest rendering, in bytes.
 const MAX_OUTPUT: usize = 64 << 20;
@@ -122,8 +123,8 @@ const STACK: usize = 256 << 20;
 /// Name of the only template in the environment.
 const NAME: &str = "chat";
 
-/// One message of a conversation, in the common form; [`ChatInputs::messages`] accepts any other
-/// form.
+/// One message of a conversation, in the common layout; [`ChatInputs::messages`] accepts any other
+/// JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
     /// `system`, `user`, `assistant` or another role that the template knows.
@@ -267,7 +268,7 @@ impl ChatTemplate {
         self.max_memory = max_memory;
     }
 
-    /// Renders a conversation as it is.
+    /// Renders a conversation without changes.
     ///
     /// # Errors
     /// [`ChatError::Raised`] if the template refuses the conversation, [`ChatError::Render`] if the
@@ -278,7 +279,7 @@ impl ChatTemplate {
     }
 
     /// Renders a conversation. If the template refuses it, or leaves out its system messages or its
-    /// tools, the conversation is changed as little as possible to what the template takes.
+    /// tools, the conversation is changed as little as possible until the template accepts it.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`], of the conversation as it is.
@@ -361,8 +362,8 @@ impl ChatTemplate {
     }
 }
 
-/// Runs `f` on a thread with [`STACK`], which is left behind if it takes more than `max_time` or is
-/// `cancelled`; a panic of the engine becomes an error.
+/// Runs `f` on a thread with [`STACK`]; the thread is abandoned if it takes more than `max_time` or
+/// is `cancelled`; a panic of the engine becomes an error.
 fn on_own_thread<T: Send + 'static>(
     max_time: Duration,
     cancelled: impl Fn() -> bool,
@@ -373,7 +374,7 @@ fn on_own_thread<T: Send + 'static>(
     std::thread::Builder::new()
         .name("chat template".into())
         .stack_size(STACK)
-        // Nothing receives the result of a thread that was left behind.
+        // The result of an abandoned thread is dropped.
         .spawn(move || drop(send.send(f())))
         .map_err(|e| failed(format!("no thread for the template: {e}")))?;
     let start = Instant::now();

@@ -67,8 +67,8 @@ pub enum Array {
     Arrays(Vec<Array>),
 }
 
-/// Array of strings, kept in the file's form. They need not be UTF-8: byte-level vocabularies
-/// contain fragments of characters.
+/// Array of strings in the file's encoding. They need not be UTF-8: byte-level vocabularies contain
+/// fragments of characters.
 #[derive(Clone)]
 pub struct StringArray {
     file: Arc<Bytes>,
@@ -120,7 +120,7 @@ impl StringArray {
             .map(move |w| &encoded[w[0] as usize + LEN..w[1] as usize])
     }
 
-    /// All strings in the file's form: each preceded by its length.
+    /// All strings in the file's encoding: each preceded by its length.
     pub(super) fn encoded(&self) -> &[u8] {
         let len = self.offsets[self.len()] as usize;
         &self.file[self.start..][..len]

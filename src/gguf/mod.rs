@@ -48,11 +48,11 @@ pub struct TensorInfo {
     pub dims: Vec<u64>,
     /// Type of its elements.
     pub dtype: DType,
-    /// Where its data begins, from the start of its file.
+    /// Offset of its data from the start of its file.
     pub offset: u64,
     /// Length of its data in bytes.
     pub n_bytes: u64,
-    /// Which file of a split model holds it, counted from 0.
+    /// Index of its file in a split model, from 0.
     pub shard: usize,
 }
 
@@ -78,7 +78,7 @@ pub struct Header {
     pub tensors: Vec<TensorInfo>,
     /// Tensors begin at multiples of this, counted from `data_offset`.
     pub alignment: u64,
-    /// Where the tensor data begins, from the start of the file.
+    /// Offset of the tensor data from the start of the file.
     pub data_offset: u64,
     /// Indices of `tensors`, sorted by name.
     tensor_index: Vec<u32>,
@@ -404,7 +404,7 @@ const SPLIT_NO: &str = "split.no";
 const SPLIT_COUNT: &str = "split.count";
 const SPLIT_TENSORS: &str = "split.tensors.count";
 
-/// Which part of a split model a file is.
+/// Place of a file in a split model.
 #[derive(Clone, Copy)]
 struct Split {
     /// Index of the part, from 0.

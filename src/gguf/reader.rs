@@ -1,4 +1,4 @@
-//! The parser of headers. Every byte comes through [`Reader::take`], which knows the size of the
+//! Parser of GGUF headers. Every byte comes through [`Reader::take`], which knows the size of the
 //! file, and every count is checked against the bytes that are left before memory is allocated for
 //! it. Memory is bounded by a small multiple of the header, whatever the file says: a vocabulary
 //! takes another half of its own bytes, a tensor five times its shortest description, and in the
@@ -17,9 +17,9 @@ use std::sync::Arc;
 pub(super) const MAX_NAME: u64 = 65535;
 /// Deepest nesting of arrays.
 pub(super) const MAX_ARRAY_DEPTH: usize = 4;
-/// Most metadata entries; models have a few dozen.
+/// Maximum number of metadata entries; models have a few dozen.
 pub(super) const MAX_ENTRIES: usize = 1 << 16;
-/// Most dimensions of a tensor.
+/// Maximum number of dimensions of a tensor.
 pub(super) const MAX_DIMS: u32 = 4;
 /// Largest `general.alignment`.
 pub(super) const MAX_ALIGNMENT: u64 = 1 << 20;
@@ -28,7 +28,7 @@ pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 /// length or offset inside a header overflows 32 bits, signed or not.
 pub(super) const MAX_HEADER: u64 = 1 << 28;
 
-/// What is being read, for error messages.
+/// Item being read, for error messages.
 #[derive(Clone, Copy)]
 enum Item<'a> {
     Preamble,
@@ -378,7 +378,7 @@ pub(super) fn tensor_bytes(name: &str, dims: &[u64], dtype: DType) -> Result<u64
         })
 }
 
-/// Guess at the kind of a file that is not GGUF; the end of an error message's sentence.
+/// Probable kind of a file that is not GGUF, as the end of an error message's sentence.
 fn guess(start: &[u8]) -> &'static str {
     match start {
         _ if start.starts_with(b"version https://git-lfs") => {

@@ -21,13 +21,13 @@ pub(super) struct Resident {
     start: usize,
     /// Offset up to which it is complete.
     filled: AtomicUsize,
-    /// Held by the thread that copies.
+    /// Locked by the thread that copies.
     filling: Mutex<()>,
 }
 
 impl Resident {
-    /// Reserves address space for `len` bytes, of which those from `start` on will be copied. It
-    /// takes no memory yet.
+    /// Reserves address space for `len` bytes; those from `start` on will be copied. Takes no
+    /// memory yet.
     pub(super) fn reserve(start: usize, len: usize) -> io::Result<Resident> {
         let memory = memmap2::MmapOptions::new().len(len).map_anon()?;
         // Only a hint: without huge pages the copy is as good as the map.

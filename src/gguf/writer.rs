@@ -75,8 +75,8 @@ impl<'a> Writer<'a> {
         self.tensor_with(name, dims, dtype, move |out| out.write_all(&data))
     }
 
-    /// Adds a tensor whose data `produce` writes when its turn comes, in any number of pieces. An
-    /// error it returns stops the writing and is returned as [`GgufError::Io`].
+    /// Adds a tensor; `produce` writes its data when the file is written, in any number of chunks.
+    /// An error it returns stops the writing and is returned as [`GgufError::Io`].
     pub fn tensor_with(
         &mut self,
         name: impl Into<String>,
@@ -268,9 +268,9 @@ impl Write for Counted<'_> {
     }
 }
 
-/// A file being written: it has a temporary name beside its own until [`finish`](Self::finish)
-/// syncs it to disk and renames it, so that there never is half a file under its name, and a
-/// process that has an older one open keeps it. Dropped before that, it leaves nothing behind.
+/// A file being written: it has a temporary name in the same folder until [`finish`](Self::finish)
+/// syncs it to disk and renames it, so that there is never half a file under its name, and a
+/// process that has an older one open keeps it. Dropped before that, it is removed.
 ///
 /// Only regular files are replaced, and keep their permissions; for a symbolic link, its target is
 /// replaced.

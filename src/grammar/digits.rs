@@ -5,22 +5,22 @@
 
 use llguidance::toktrie::{SimpleVob, TokTrie};
 
-/// Most digits in a row; 64-bit integers have up to 20, and floats 17 that count.
+/// Maximum number of digits in a row; 64-bit integers have up to 20, and floats 17 that count.
 const MAX_DIGITS: usize = 32;
-/// Most digits of an exponent: with more, numbers are beyond those of 64-bit floats.
+/// Maximum number of digits of an exponent: with more, numbers are beyond those of 64-bit floats.
 const MAX_EXPONENT: usize = 2;
 
-/// Tokens by which numbers are told from texts, and those that begin with digits.
+/// Tokens that distinguish numbers from texts, and tokens that begin with digits.
 pub(super) struct DigitTokens {
     /// Tokens that may follow inside a text, but neither in a number nor after one.
     quote: u32,
     letter: u32,
-    /// Tokens that begin with digits, and how many.
+    /// Tokens that begin with digits, each with the number of its digits.
     digits: Vec<(u32, usize)>,
 }
 
 impl DigitTokens {
-    /// `None` if the vocabulary has no tokens to tell numbers by.
+    /// `None` if the vocabulary has no such tokens.
     pub(super) fn of(tree: &TokTrie) -> Option<Self> {
         let n_leading = |token: u32| {
             let text = tree.token(token);
@@ -34,7 +34,7 @@ impl DigitTokens {
         })
     }
 
-    /// Takes from a mask the tokens with which the number at the end of `tokens` would be too long,
+    /// Removes from a mask the tokens that would make the number at the end of `tokens` too long,
     /// unless nothing else is allowed.
     pub(super) fn end_number(&self, tree: &TokTrie, tokens: &[u32], mask: &mut SimpleVob) {
         let room = room(tree, tokens);

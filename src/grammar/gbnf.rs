@@ -17,12 +17,12 @@ use std::fmt::Write;
 
 /// Longest regular expression of a terminal, in bytes; longer parts are split.
 const MAX_TERMINAL: usize = 4 << 10;
-/// Most parts of a grammar.
+/// Maximum number of parts of a grammar.
 const MAX_NODES: usize = 20_000;
 /// Largest number of repetitions.
 const MAX_REPEAT: u32 = 10_000;
-/// Most states visited to find colliding terminals; beyond that, everything is split into
-/// characters.
+/// Maximum number of states visited to find colliding terminals; beyond that, everything is split
+/// into characters.
 const MAX_STATES: usize = 50_000;
 
 /// Index into [`Gbnf::nodes`].
@@ -34,7 +34,7 @@ enum Node {
     Class(Vec<(char, char)>),
     Seq(Vec<Id>),
     Alt(Vec<Id>),
-    /// At least and at most so many repetitions.
+    /// Minimum and maximum number of repetitions.
     Repeat(Id, u32, Option<u32>),
     Rule(usize),
     /// A token, in Lark's notation.
@@ -79,7 +79,7 @@ pub(super) fn to_lark(source: &str, tree: &TokTrie) -> Result<String, GrammarErr
             }
         }
     }
-    // A part is split wherever it occurs, and so are all rules whose body it is.
+    // A part is split wherever it occurs, and so are all rules with this body.
     cut.iter().for_each(|&id| regular[id] = None);
     Ok(grammar.write(&regular))
 }
@@ -161,7 +161,7 @@ impl Gbnf {
         out
     }
 
-    /// The regular expression of a part whose children's are in `known`.
+    /// Regular expression of a part; those of its children are in `known`.
     fn regex(&self, id: Id, known: &[Option<String>]) -> Option<String> {
         let group = |id: Id| known[id].as_ref().map(|regex| format!("(?:{regex})"));
         match &self.nodes[id] {
@@ -220,7 +220,7 @@ impl Gbnf {
         out.into_values().collect()
     }
 
-    /// Finds two terminals of which one ends where the other, or itself, can continue with a byte
+    /// Finds two terminals such that one ends where the other (or itself) can continue with a byte
     /// that may follow the first.
     fn collision(
         &self,

@@ -1,9 +1,9 @@
 //! Output that obeys a grammar: JSON, JSON Schema, regular expressions, GBNF and Lark.
 //!
-//! There are three types, from the longest-lived to the shortest. A [`TokenTrie`] holds the texts
-//! of all tokens and is made once per tokenizer. A [`Grammar`] is compiled once and shared. A
-//! [`Matcher`] follows one text: it tells which tokens may come next, and accepts the one that was
-//! chosen. It is a [`TokenMask`] for a sampler:
+//! There are three types, from the longest-lived to the shortest. A [`TokenTrie`] has the texts of
+//! all tokens and is made once per tokenizer. A [`Grammar`] is compiled once and shared. A
+//! [`Matcher`] follows one text: it computes the allowed next tokens, and accepts the chosen one.
+//! It is a [`TokenMask`] for a sampler:
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -115,7 +115,7 @@ struct Trie {
     factory: ParserFactory,
     /// Tokens that end a generation, in ascending order. The engine knows only the first.
     eog: Vec<u32>,
-    /// `None` if numbers cannot be told from texts.
+    /// `None` if numbers cannot be distinguished from texts.
     digits: Option<DigitTokens>,
 }
 
@@ -127,7 +127,7 @@ impl fmt::Debug for TokenTrie {
     }
 }
 
-/// The tree in the form of the engine's tokenizer trait.
+/// The tree as the engine's tokenizer trait.
 struct Env(TokTrie);
 
 impl TokenizerEnv for Env {
@@ -304,7 +304,7 @@ pub struct Grammar {
     /// State at the start of the text.
     start: Arc<llguidance::Matcher>,
     loosened: Arc<[Loosened]>,
-    /// Whether it is a schema's, whose numbers have to end.
+    /// Whether it is a schema's: then numbers have to end.
     ends_numbers: bool,
 }
 
@@ -378,13 +378,13 @@ impl Grammar {
         Self::of_source(trie, syntax.into(), source)
     }
 
-    /// A Lark grammar of calls, whose JSON has the layout of chat templates.
+    /// A Lark grammar of tool calls, with JSON in the layout of chat templates.
     #[cfg(feature = "chat")]
     pub(crate) fn calls(trie: &TokenTrie, grammar: &str) -> Result<Self, GrammarError> {
         Self::of_source(trie, Source::Calls, grammar)
     }
 
-    /// What the grammar of a JSON Schema does not enforce of it.
+    /// Parts of a JSON Schema that the grammar does not enforce.
     pub fn loosened(&self) -> &[Loosened] {
         &self.loosened
     }
@@ -420,14 +420,14 @@ impl Grammar {
     }
 }
 
-/// What a grammar is written in, and for.
+/// Language and purpose of a grammar.
 #[derive(Clone, Copy)]
 enum Source {
     Schema(Strictness),
     Regex,
     Gbnf,
     Lark,
-    /// Lark whose JSON has the layout of chat templates.
+    /// Lark with JSON in the layout of chat templates.
     #[cfg_attr(not(feature = "chat"), expect(dead_code))]
     Calls,
 }
@@ -462,8 +462,7 @@ impl Source {
     }
 }
 
-/// The result of `work` on a thread with a stack for compilers, which is left behind if it takes
-/// too long.
+/// Result of `work` on a thread with a large stack; the thread is abandoned if it takes too long.
 fn in_time<T: Send + 'static>(
     syntax: Syntax,
     work: impl FnOnce() -> Result<T, GrammarError> + Send + 'static,
@@ -476,7 +475,7 @@ fn in_time<T: Send + 'static>(
     std::thread::Builder::new()
         .name("grammar".into())
         .stack_size(STACK)
-        // Nothing receives the result of a thread that was left behind.
+        // The result of an abandoned thread is dropped.
         .spawn(move || drop(send.send(work())))
         .map_err(|e| failed(format!("no thread to compile it: {e}")))?;
     match receive.recv_timeout(MAX_TIME) {
@@ -488,7 +487,7 @@ fn in_time<T: Send + 'static>(
     }
 }
 
-/// How a JSON Schema is enforced where a grammar cannot do all that it says.
+/// Handling of the parts of a JSON Schema that a grammar cannot enforce.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Strictness {
     /// A keyword that cannot be enforced is an error.
@@ -685,7 +684,7 @@ impl Matcher {
         Ok(mask)
     }
 
-    /// What ends long numbers.
+    /// Tokens that end long numbers.
     fn digits(&self) -> Option<&DigitTokens> {
         let digits = self.grammar.trie.0.digits.as_ref();
         digits.filter(|_| self.grammar.ends_numbers)

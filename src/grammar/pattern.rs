@@ -15,7 +15,7 @@ const LINE_END: &str = r"\n\r\x{2028}\x{2029}";
 /// Translates a pattern to Rust's syntax.
 ///
 /// # Errors
-/// A description of what cannot be matched.
+/// Description of the part that cannot be matched.
 pub(super) fn from_ecma(pattern: &str) -> Result<String, String> {
     let mut p = Parser {
         chars: pattern.chars().collect(),

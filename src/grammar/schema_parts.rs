@@ -8,11 +8,11 @@ use crate::grammar::{
 };
 use serde_json::Value;
 
-/// The normal form of a schema, which can be enforced and stands for itself; and what it lacks.
+/// A schema's normal form, self-contained and enforceable, and the parts that it lacks.
 type NormalForm = Result<(Value, Vec<Loosened>), GrammarError>;
 
-/// The normal forms of schemas. If they have to be `compiled`, parts with which they cannot be are
-/// left out.
+/// The normal forms of schemas. If they have to be `compiled`, parts that do not compile are left
+/// out.
 ///
 /// # Errors
 /// [`GrammarError::OutOfTime`].

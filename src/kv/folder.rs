@@ -1,13 +1,13 @@
 //! The prefix cache on disk: a folder of blocks, the second level below the radix tree.
 //!
-//! A block is a file with the keys and values of 64 positions, in all groups, in the form that is
-//! never given back. Where windows, ages or recurrent layers give something back in time, there is
-//! a file for each checkpoint, too, with that and with the page that is not yet full. A file's name
-//! is a hash of everything on which its bits depend, including all tokens up to its end. It begins
-//! with these in full, so that neither a collision nor another tenant's file is ever mistaken for
-//! it, and ends with a checksum: a file that is incomplete or damaged is removed and counts as
-//! missing. Files are put in place by renaming, so that any number of processes can share a folder;
-//! nothing is synced, as the checksum detects the results of a crash.
+//! A block is a file with the keys and values of 64 positions, in all groups, in the precision tier
+//! that is never released. Where windows, precision by age or recurrent layers release or overwrite
+//! data, there is a file for each checkpoint, too, with that data and the page that is not yet
+//! full. A file's name is a hash of everything on which its bits depend, including all tokens up to
+//! its end. It begins with these in full, so that neither a collision nor another tenant's file is
+//! ever mistaken for it, and ends with a checksum: a file that is incomplete or damaged is removed
+//! and counts as missing. Files are put in place by renaming, so that any number of processes can
+//! share a folder; nothing is synced, as the checksum detects the results of a crash.
 
 use crate::arch::KV_BLOCK;
 use crate::kv::CachedToken;
@@ -20,10 +20,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 const MAGIC: &[u8; 8] = b"ruvllmKB";
-/// Incremented when the form of a file changes.
+/// Version of the file format.
 const VERSION: u32 = 2;
 const EXTENSION: &str = "kv";
-/// Extension of blocks being written, which a killed process leaves behind.
+/// Extension of blocks being written; a killed process may leave some.
 const TEMPORARY: &str = "tmp";
 
 /// A folder of blocks, with a limit on their size.
@@ -42,18 +42,18 @@ pub(crate) struct PrefixFolder {
 /// A page's table, and its number in it.
 pub(super) type Place = [u32; 2];
 
-/// Names files by everything up to their ends.
+/// File names: hashes of everything up to a block's end.
 #[derive(Debug)]
 pub(super) struct Keys<'a> {
     identity: &'a str,
     tokens: &'a [CachedToken],
-    /// Hash of all before each page.
+    /// Hash of everything before each page.
     borders: Vec<[u64; 2]>,
 }
 
 impl<'a> Keys<'a> {
-    /// For files of the first of `tokens`. `identity` describes everything else on which bits
-    /// depend.
+    /// Names for the files of a prefix of `tokens`. `identity` describes everything else on which
+    /// bits depend.
     pub(super) fn new(identity: &'a str, tokens: &'a [CachedToken]) -> Keys<'a> {
         let start = [0, 1].map(|lane| mix(SEED + lane, identity.as_bytes()));
         let pages = tokens.chunks_exact(KV_BLOCK).scan(start, |hash, page| {
@@ -77,7 +77,7 @@ impl<'a> Keys<'a> {
         format!("{:016x}{:016x}.{EXTENSION}", hash[0], hash[1])
     }
 
-    /// What it begins with.
+    /// First bytes of the file: everything its bits depend on.
     fn head(&self, end: usize) -> Vec<u8> {
         let mut head = MAGIC.to_vec();
         for n in [VERSION, self.identity.len() as u32, end as u32] {
@@ -100,12 +100,12 @@ fn with_tokens(hash: [u64; 2], tokens: &[CachedToken]) -> [u64; 2] {
     hash.map(|hash| mix(hash, &bytes))
 }
 
-/// A file of which all but the pages is read.
+/// An open file; everything but its pages has been read.
 #[derive(Debug)]
 pub(super) struct Found {
     file: File,
     path: PathBuf,
-    /// Checksum of what is read.
+    /// Checksum of the bytes read so far.
     hash: u64,
     pub(super) places: Vec<Place>,
 }
@@ -146,7 +146,7 @@ impl PrefixFolder {
         [&self.tokens_loaded, &self.damaged, &self.failed].map(|n| n.load(Ordering::Relaxed))
     }
 
-    /// Counts tokens that sequences took from the folder.
+    /// Adds to the number of tokens that sequences loaded from the folder.
     pub(super) fn add_loaded(&self, n_tokens: usize) {
         self.tokens_loaded
             .fetch_add(n_tokens as u64, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! A hash as fast as memory, for checksums and names, which files contain: its values never change.
-//! Not secure against forgery.
+//! Hash as fast as memory, for checksums and names in files; its values never change. Not secure
+//! against forgery.
 
 /// FNV's offset basis: the initial value of a hash.
 pub const SEED: u64 = 0xcbf2_9ce4_8422_2325;

@@ -1,4 +1,4 @@
-//! Which pages the layers of a model share, and where in a page each layer lies.
+//! Layout of pages: the layers that share a page, and each layer's place in it.
 
 use crate::arch::{KV_BLOCK, KV_SPAN};
 use crate::kv::{KvPolicy, KvTiers, KvType};
@@ -14,33 +14,34 @@ pub(crate) struct LayerShape {
     pub(crate) head_dim_v: usize,
 }
 
-/// A recurrence of a layer: `f32` values that it keeps, and values that each token feeds it.
+/// Shape of a layer's recurrence: `f32` values of its state, and of its input per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CellShape {
     pub(crate) n_state: usize,
     pub(crate) n_feed: usize,
 }
 
-/// Tokens whose feeds a sequence keeps: it can go back so far in its last pass and replay them.
+/// Last tokens whose recurrence inputs a sequence keeps: a rewind among them, in the last forward
+/// pass, replays these inputs.
 pub(super) const N_FEEDS: usize = 64;
 
-/// Where recurrences lie in the two pages that a sequence has of them, in values: one holds the
-/// states of all, the other [`N_FEEDS`] rows of what tokens fed them.
+/// Places of recurrences in a sequence's two pages for them, in values: one has the states of all,
+/// the other [`N_FEEDS`] rows of inputs.
 #[derive(Clone, Debug)]
 pub(super) struct Recurrences {
     pub(super) states: Vec<Range<usize>>,
     pub(super) feeds: Vec<Range<usize>>,
-    /// The table of the states' page, behind those of the groups.
+    /// Index of the block table of the states' page, after those of the groups.
     pub(super) table: usize,
 }
 
 impl Recurrences {
-    /// Values of a token's row.
+    /// Input values of a token, of all recurrences.
     pub(super) fn n_feed(&self) -> usize {
         self.feeds.last().map_or(0, |last| last.end)
     }
 
-    /// Bytes of the states, and of the rows; multiples of 64.
+    /// Bytes of the states, and of the input rows; multiples of 64.
     pub(super) fn bytes(&self) -> [usize; 2] {
         let bytes = |values: usize| {
             values
@@ -56,14 +57,14 @@ impl Recurrences {
     }
 }
 
-/// Precisions that the pages of a group can have at most.
+/// Maximum number of precision tiers of a group.
 pub(super) const MAX_FORMS: usize = 3;
 
 /// Position of a layer in its group's pages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LayerAt {
     pub(super) group: usize,
-    /// Byte offset of the first key and of the first value, in a page of each form.
+    /// Byte offset of the first key and of the first value, in a page of each tier.
     pub(super) at: [[usize; 2]; MAX_FORMS],
     pub(super) shape: LayerShape,
 }
@@ -74,8 +75,8 @@ impl LayerAt {
         [self.shape.head_dim, self.shape.head_dim_v]
     }
 
-    /// Byte ranges of the keys and of the values of a head, in a page of `form`, the group's form
-    /// number `i`.
+    /// Byte ranges of the keys and of the values of a head, in a page of the precision tier `form`,
+    /// the group's number `i`.
     pub(super) fn head(&self, i: usize, form: &Form, head: usize) -> [Range<usize>; 2] {
         let [k, v] = [0, 1].map(|part| {
             let len = form.types[part].block_bytes(self.dims()[part]);
@@ -86,7 +87,7 @@ impl LayerAt {
     }
 }
 
-/// A precision in which pages of a group are kept.
+/// Precision tier of the pages of a group.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form {
     /// Precision of keys and of values.
@@ -95,8 +96,8 @@ pub(super) struct Form {
     pub(super) page_bytes: usize,
     /// Bytes of a page's values; the rest are its keys.
     v_bytes: usize,
-    /// Queries read this form in pages up to this many before their own, and farther ones in the
-    /// next form.
+    /// Range in pages: queries use this tier for pages up to this distance before their own, and
+    /// the next tier beyond.
     pub(super) reach: usize,
 }
 
@@ -111,13 +112,14 @@ impl Form {
     }
 }
 
-/// Layers with the same window and shape.
+/// Cache group: layers with the same window and shape.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     pub(super) window: Option<usize>,
-    /// Forms, from the nearest pages to the farthest; only one unless precision depends on age.
+    /// Precision tiers, from the nearest pages to the farthest; one unless precision depends on
+    /// age.
     pub(super) forms: Vec<Form>,
-    /// The block table of the first form.
+    /// Index of the block table of the first tier.
     pub(super) table: usize,
     /// Whether keys are stored transformed, see [`crate::arch::Arch::hadamard`]. (Values gain
     /// nothing by it.)
@@ -125,7 +127,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// The form in which queries of page `i` read page `j`.
+    /// Tier in which queries of page `i` read page `j`.
     pub(super) fn form_of(&self, i: usize, j: usize) -> usize {
         if j == 0 {
             return 0;
@@ -141,12 +143,12 @@ impl Group {
         self.forms.len() > 1
     }
 
-    /// The table of the form that is never given back, if there is no window.
+    /// Index of the table of the tier that is never released, if there is no window.
     pub(super) fn kept_table(&self) -> usize {
         self.table + self.forms.len() - 1
     }
 
-    /// Pages that queries at position `pos` see, or have written themselves.
+    /// Pages that a query at position `pos` reads, its own included.
     pub(super) fn seen(&self, pos: usize) -> Range<usize> {
         let start = self
             .window
@@ -159,8 +161,8 @@ impl Group {
 /// [`super::SeqKv::checkpoint`].
 pub(super) const N_MARKED: usize = 2;
 
-/// Least distance of the other checkpoints, such that they take at most a quarter of what the
-/// window saves.
+/// Minimum distance of the other checkpoints: together they take at most a quarter of the memory
+/// that the window saves.
 pub(super) fn sparse(window: usize) -> usize {
     window.saturating_mul(4).max(KV_BLOCK)
 }
@@ -171,7 +173,7 @@ pub(crate) struct KvLayout {
     pub(super) policy: KvPolicy,
     pub(super) groups: Vec<Group>,
     pub(super) layers: Vec<LayerAt>,
-    /// Those of all layers that have some.
+    /// Recurrences of all layers that have one.
     pub(super) recurrences: Option<Recurrences>,
 }
 
@@ -288,34 +290,34 @@ impl KvLayout {
             .chain(of_states)
     }
 
-    /// Groups that keep pages of all positions, in one form at least.
+    /// Groups that keep pages of all positions, in at least one tier.
     pub(super) fn kept(&self) -> impl Iterator<Item = &Group> {
         self.groups.iter().filter(|group| group.window.is_none())
     }
 
-    /// Whether sequences have checkpoints: something is given back in time, or overwritten.
+    /// Whether sequences need checkpoints: pages are released, or a state is overwritten.
     pub(crate) fn has_checkpoints(&self) -> bool {
         self.window().is_some() || self.recurrences.is_some()
     }
 
-    /// Whether no checkpoint is needed between two that are so far from each other, the later one
-    /// so far from the end.
+    /// Whether two checkpoints are close enough to need none between them; `apart` is their
+    /// distance, `behind` that of the later one from the end.
     pub(super) fn is_near(&self, apart: usize, behind: usize) -> bool {
         match (&self.recurrences, self.window()) {
-            // Who goes back computes again at most as many tokens, plus a page of them.
+            // A rewind recomputes at most as many tokens as it goes back, plus a page.
             (Some(_), _) => apart <= behind.max(KV_BLOCK),
             (None, window) => apart <= (2 * behind).max(sparse(window.unwrap_or(0))),
         }
     }
 
-    /// All forms of all groups, table by table.
+    /// All tiers of all groups, table by table.
     pub(super) fn tables(&self) -> impl Iterator<Item = (&Group, &Form)> {
         self.groups
             .iter()
             .flat_map(|group| group.forms.iter().map(move |form| (group, form)))
     }
 
-    /// The narrowest window, if there is any; limits of precision by age count, too.
+    /// Narrowest window, or range of a precision tier, if there is any.
     pub(super) fn window(&self) -> Option<usize> {
         let tiered = |g: &Group| {
             g.forms
@@ -350,24 +352,24 @@ impl KvLayout {
             .map(|group| group.forms.len())
             .max()
             .unwrap_or(1);
-        // The first page has the first form, too. Rounded up, so that a sequence that grows seldom
+        // The first page has the first tier, too. Rounded up, so that a sequence that grows seldom
         // needs more room.
         end.div_ceil(KV_SPAN).next_power_of_two() + if borders > 1 { borders } else { 0 }
     }
 
-    /// Most bytes that a sequence of `n_ctx` positions takes, computed at most `n_batch` at a time.
+    /// Maximum bytes of a sequence of `n_ctx` positions, computed at most `n_batch` at a time.
     pub(crate) fn bytes(&self, n_ctx: usize, n_batch: usize) -> u64 {
         let pages = |n: usize| n.div_ceil(KV_BLOCK) as u64;
         let all = pages(n_ctx);
-        // Pages that are released after `window` positions: those of the batch and its window,
-        // whose ends may lie inside a page, and of a window for each checkpoint.
+        // Pages that are released after `window` positions: those of the batch and its window (both
+        // ends may be inside a page), and of a window for each checkpoint.
         let windowed = |window: usize| {
             let doublings = (n_ctx / sparse(self.window().unwrap_or(window)))
                 .checked_ilog2()
                 .unwrap_or(0) as u64;
             let checkpoints = 2 + N_MARKED as u64 + doublings * 5 / 4;
             let live = pages(window.saturating_add(n_batch.min(n_ctx))) + 1;
-            // The checkpoint before a marked one has at most one page that this has not.
+            // The checkpoint before a marked one has at most one page more.
             all.min(live.saturating_add(checkpoints * (pages(window) + 1) + N_MARKED as u64))
         };
         let of_table = |(g, form): (&Group, &Form)| {
@@ -381,8 +383,8 @@ impl KvLayout {
         };
         let recurrences = self.recurrences.as_ref().map_or(0, |recurrences| {
             let [states, feeds] = recurrences.bytes().map(|bytes| bytes as u64);
-            // Three while a pass runs, marked checkpoints and those before them, and two at most
-            // where distances double.
+            // Three during a forward pass, marked checkpoints and those before them, and at most
+            // two for each doubling of the distance.
             let doublings = (n_ctx / KV_BLOCK).checked_ilog2().unwrap_or(0) as u64;
             states
                 .saturating_mul(all.min(4 + 2 * N_MARKED as u64 + 2 * doublings) + 3)

@@ -1,16 +1,17 @@
-//! The key/value cache: sequences of pages out of a pool.
+//! Key/value cache: sequences of pages from a pool.
 //!
 //! A page holds 64 positions of one *cache group*, the layers with the same window and head shape:
 //! for each of them keys `(n_head_kv, 64, head_dim)`, then values `(n_head_kv, 64, head_dim_v)`, in
-//! the precision of its *form*. Pages are reference-counted, so that a fork only copies block
+//! the precision of its *tier*. Pages are reference-counted, so that a fork only copies block
 //! tables; a sequence that writes to a shared page copies it first.
 //!
-//! If precision depends on age, a group has a block table for each form. The form in which page `i`
-//! reads page `j` depends on `i - j` alone. A page is converted to its next form in the first pass
-//! that reads it so, and the previous form is dropped when no later query reads it: what a query
-//! reads never depends on how tokens were split into passes.
+//! If precision depends on age, a group has a block table for each tier ([`Form`](layout::Form) in
+//! the code). The tier in which page `i` reads page `j` depends on `i - j` alone. A page is
+//! converted to its next tier in the first forward pass that reads it there, and the previous tier
+//! is dropped when no later query reads it: the values that a query reads never depend on how
+//! tokens were split into forward passes.
 //!
-//! Recurrent layers have a state instead, which every token changes: of all of them one page
+//! Recurrent layers have a state instead, which every token changes: one page for all of them
 //! (`sequence/recurrent.rs`).
 
 mod error;
@@ -53,7 +54,7 @@ pub struct KvPolicy {
 }
 
 impl KvPolicy {
-    /// What GPUs cannot read of this, if anything: they have kernels for f16, q8_0, q6_0, q5_0 and
+    /// The part that GPUs cannot read, if any: they have kernels for f16, q8_0, q6_0, q5_0 and
     /// q4_0.
     pub fn not_on_gpu(&self) -> Option<&'static str> {
         let KvPolicy { k, v, tiers } = *self;
@@ -122,9 +123,9 @@ impl KvBytes {
     }
 }
 
-/// Distances from a query at which keys and values lose precision: the first page and the `recent`
-/// last tokens are [`KvType::F16`], those up to `middle` before the query [`KvType::Q8`], all
-/// others [`KvType::Q4`].
+/// Precision tiers by distance from a query: the first page and the `recent` last tokens are
+/// [`KvType::F16`], those up to `middle` before the query [`KvType::Q8`], all others
+/// [`KvType::Q4`].
 ///
 /// Distances are counted in pages of 64 tokens: all queries of a page read another page in the same
 /// precision, which depends only on the distance between the two.

@@ -1,4 +1,4 @@
-//! Pages of keys and values, and the account of their memory.
+//! Pages of keys and values, and the accounting of their memory.
 
 use crate::kv::{KvBytes, KvType};
 use bytemuck::{Pod, Zeroable};
@@ -93,7 +93,7 @@ pub(super) struct State {
     /// Bytes of the adapters of sequences.
     pub(super) adapters: u64,
     pub(super) reserved: u64,
-    /// These adapters by what identifies them.
+    /// These adapters by their ids.
     pub(super) counted: Vec<(usize, Weak<Counted>)>,
     /// Free pages by their size.
     pub(super) free_lists: Vec<(usize, Vec<Memory>)>,
@@ -194,7 +194,7 @@ impl State {
 }
 
 /// Keys and values at 64 positions of the layers of one cache group. Returns to its pool when the
-/// last sequence that holds it drops it.
+/// last reference is dropped.
 #[derive(Debug)]
 pub(super) struct Page {
     pub(super) memory: Memory,
@@ -249,16 +249,16 @@ impl Drop for Page {
     }
 }
 
-/// The pages of a group in one form, by position divided by [`KV_BLOCK`].
+/// Pages of a group in one precision tier, by position divided by [`KV_BLOCK`].
 pub(super) type BlockTable = Vec<Option<Arc<Page>>>;
 
-/// What the query at a position needs of what is given back in time.
+/// Pages kept so that the sequence can be rewound to a position after its window has moved on.
 #[derive(Clone, Debug)]
 pub(super) struct Checkpoint {
     pub(super) pos: usize,
     /// Whether it is the end of a message.
     pub(super) marked: bool,
-    /// Pages with the indices of their tables and their numbers.
+    /// Pages, each with the index of its table and its number in it.
     pub(super) pages: Vec<(usize, usize, Arc<Page>)>,
 }
 

@@ -1,4 +1,4 @@
-//! The pool of pages in which sequences keep their keys and values.
+//! Pool of pages for the keys and values of sequences.
 
 use crate::kv::folder::PrefixFolder;
 use crate::kv::page::{Counted, Ledger, Memory, Page, PageMemory, Reserved, State};
@@ -6,8 +6,9 @@ use crate::kv::prefix::{PrefixStats, PrefixTree};
 use crate::kv::{KvBytes, KvError, KvType};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Per cent of the budget above which cached pages are given back, and down to which: many at a
-/// time, so that a pool at its limit does not look for one with every page that it hands out.
+/// High and low watermark of cached pages, in per cent of the budget: above the high one they are
+/// released down to the low one, many at a time, so that a pool at its limit does not evict for
+/// every page.
 const HIGH: u64 = 85;
 const LOW: u64 = 70;
 /// Memory for keys and values, shared by any number of sessions. Clones are handles of the same
@@ -35,10 +36,10 @@ pub struct PoolStats {
     pub n_pages: usize,
     /// Bytes of the adapters that are attached to sequences, each once.
     pub adapters: u64,
-    /// Bytes of the budget that are left to others: to the buffers of a
-    /// [`Schedule`](crate::scheduler::Schedule) whose model has a memory limit.
+    /// Bytes of the budget that are reserved for other uses: the buffers of a
+    /// [`Schedule`](crate::scheduler::Schedule) with a memory limit.
     pub reserved: u64,
-    /// Upper bound in bytes of pages in use, free pages, adapters and what is reserved together.
+    /// Upper bound in bytes of pages in use, free pages, adapters and reservations together.
     pub budget: u64,
 }
 
@@ -133,8 +134,8 @@ impl KvPool {
         }
     }
 
-    /// Sets the most bytes of pages that the prefix cache may hold, within the pool's own budget.
-    /// Any excess is dropped at once, the least recently used first. Default 1 GiB.
+    /// Sets the prefix cache's budget in bytes, within that of the pool. Pages beyond it are
+    /// dropped at once, the least recently used first. Default 1 GiB.
     pub fn set_prefix_budget(&self, bytes: u64) {
         self.prefix_tree().set_budget(bytes);
     }
@@ -149,20 +150,19 @@ impl KvPool {
     }
 
     /// Drops cached pages that no sequence uses, the least recently used first, until `size` bytes
-    /// more stay below the low mark. Returns whether they do.
+    /// more stay below the low watermark. Returns whether they do.
     pub(crate) fn give_back(&self, size: u64) -> bool {
         let is_low = || self.inner.state().taken().saturating_add(size) <= self.inner.mark(LOW);
         self.prefix_tree().evict_until(is_low)
     }
 
-    /// Whether `size` bytes more are above the high mark.
+    /// Whether `size` bytes more are above the high watermark.
     pub(crate) fn is_high(&self, size: u64) -> bool {
         self.inner.state().taken().saturating_add(size) > self.inner.mark(HIGH)
     }
 
-    /// Counts the `bytes` of an adapter, identified by `id`, as long as somebody holds what is
-    /// returned. It is in memory in any case, and so is not refused: there is less room for
-    /// pages.
+    /// Counts the `bytes` of an adapter, identified by `id`, until the returned value is dropped.
+    /// The adapter is in memory in any case, so it is not refused: there is less room for pages.
     pub(crate) fn count(&self, id: usize, bytes: u64) -> Arc<Counted> {
         let mut state = self.inner.state();
         if let Some(counted) = state
@@ -183,7 +183,7 @@ impl KvPool {
         counted
     }
 
-    /// Takes `bytes` of the budget from pages, as long as somebody holds what is returned.
+    /// Reserves `bytes` of the budget until the returned value is dropped.
     pub(crate) fn reserve(&self, bytes: u64) -> Reserved {
         let mut state = self.inner.state();
         state.reserved += bytes;
@@ -194,7 +194,7 @@ impl KvPool {
         }
     }
 
-    /// Gives back free and cached pages for which there is no room any more.
+    /// Releases free and cached pages beyond the budget.
     fn shrink(&self, mut state: MutexGuard<'_, State>) {
         let released = state.release(0, self.inner.budget);
         drop(state);
@@ -204,8 +204,8 @@ impl KvPool {
         }
     }
 
-    /// The state, in which there is room for `size` bytes more. The prefix cache makes it: above
-    /// the high mark it gives pages back down to the low one.
+    /// The state, with room for `size` bytes more. The prefix cache makes room: above the high
+    /// watermark it releases pages down to the low one.
     fn with_room(&self, size: u64) -> Result<MutexGuard<'_, State>, KvError> {
         if self.is_high(size) {
             self.give_back(size);
@@ -228,9 +228,8 @@ impl KvPool {
         }
     }
 
-    /// Allocates a page of `bytes`, a multiple of 64, of which keys and values take those of
-    /// `types`; it contains zeros or what its last user left. If the pool is full, the prefix
-    /// cache drops pages.
+    /// Allocates a page of `bytes`, a multiple of 64, split into keys and values by `types`; it
+    /// contains zeros or earlier contents. If the pool is full, the prefix cache drops pages.
     pub(super) fn page(
         &self,
         bytes: usize,
@@ -239,7 +238,7 @@ impl KvPool {
         let size = bytes as u64;
         let mut state = self.with_room(size)?;
         let recycled = state.take_free(bytes);
-        // To the system after the lock.
+        // Returned to the system after the lock is released.
         let released = state.release(size, self.inner.budget);
         state.used += size;
         types

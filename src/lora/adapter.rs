@@ -84,7 +84,7 @@ pub struct Term {
     b: Factor,
 }
 
-/// Of values, however they are held.
+/// Equality of values, whatever their storage type.
 impl PartialEq for Term {
     fn eq(&self, other: &Term) -> bool {
         self.rank == other.rank
@@ -107,7 +107,7 @@ impl Term {
         Term { rank, a, b }
     }
 
-    /// `A` and `Bᵀ` as they are held.
+    /// `A` and `Bᵀ` in their storage type.
     pub(crate) fn factors(&self) -> (&Factor, &Factor) {
         (&self.a, &self.b)
     }
@@ -128,7 +128,7 @@ impl Term {
         self.b.values()
     }
 
-    /// `A` and `Bᵀ`, mutable; held in `f32` from then on.
+    /// `A` and `Bᵀ`, mutable; stored in `f32` from then on.
     pub fn parts_mut(&mut self) -> (&mut [f32], &mut [f32]) {
         (self.a.values_mut(), self.b.values_mut())
     }
@@ -307,7 +307,7 @@ impl Adapter {
         self.terms().map(|(_, t)| t.a.len() + t.b.len()).sum()
     }
 
-    /// Bytes of the values of all terms, as they are held.
+    /// Bytes of the values of all terms, in their storage type.
     pub fn bytes(&self) -> u64 {
         self.terms()
             .map(|(_, t)| (t.a.data().1.len() + t.b.data().1.len()) as u64)

@@ -28,7 +28,7 @@ pub enum AdapterError {
     /// The file is not an adapter.
     #[error("{key} is {found:?}, expected {expected:?}: this file is no LoRA adapter")]
     NotAnAdapter {
-        /// The key that tells the kind of file.
+        /// The key that names the kind of file.
         key: &'static str,
         /// Its value; empty if it is missing.
         found: String,

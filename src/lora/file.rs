@@ -1,4 +1,4 @@
-//! Adapters as GGUF files, in the form llama.cpp reads and writes.
+//! Adapters as GGUF files, in llama.cpp's layout.
 //!
 //! `general.type` is `adapter`, `adapter.type` is `lora`, `adapter.lora.alpha` the strength. A
 //! matrix `T: (n_out, n_in)` is changed by two tensors: `T.lora_a`, rank rows of `n_in` values, and

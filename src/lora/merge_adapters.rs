@@ -1,8 +1,8 @@
 //! Merging adapters into one.
 //!
-//! Adapters are merged by what they change, `ΔW = s·B·A`: the mean of two factors' products is not
-//! the product of their means. So the result of every method is a matrix, whose truncated singular
-//! value decomposition is the merged term.
+//! Methods work on the changes `ΔW = s·B·A`, not on factors, since the mean of products is not the
+//! product of means. The result of every method is a matrix; its truncated singular value
+//! decomposition is the merged term.
 
 use crate::lora::AdapterError;
 use crate::lora::adapter::{Adapter, Term, uniform};
@@ -11,7 +11,7 @@ use crate::lora::svd::{Rows, truncate, truncate_dense};
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// How [`merge_adapters`] merges the changes `ΔW₁ … ΔWₙ` of a matrix, with weights `w₁ … wₙ`.
+/// Method of [`merge_adapters`] for the changes `ΔW₁ … ΔWₙ` of a matrix, with weights `w₁ … wₙ`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeMethod {
     /// The weighted mean, `Σ wᵢ·ΔWᵢ / Σ wᵢ`.
@@ -27,8 +27,8 @@ pub enum MergeMethod {
     /// then has the sign that the sum of the changes has, and is the mean of `wᵢ·ΔWᵢ` over the
     /// adapters that have that sign (arXiv 2306.01708).
     Ties,
-    /// The weighted sum of changes whose values were set to zero at random, all but
-    /// [`MergeOptions::density`] of them, and enlarged by the inverse (arXiv 2311.03099).
+    /// The weighted sum of changes with values randomly set to zero, all but
+    /// [`MergeOptions::density`] of them, and the rest divided by it (arXiv 2311.03099).
     Dare,
 }
 
@@ -47,7 +47,7 @@ impl MergeMethod {
 /// Options of [`merge_adapters`]. `..Default::default()` sets the remaining fields.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MergeOptions {
-    /// How changes are merged. Default [`MergeMethod::TaskArithmetic`].
+    /// Merge method. Default [`MergeMethod::TaskArithmetic`].
     pub method: MergeMethod,
     /// Rank of the result, where a matrix is large enough. Default: the sum of the adapters'
     /// ranks, so that nothing is lost by the methods that add changes up; their largest for
@@ -188,7 +188,7 @@ pub fn merge_adapters(
     Ok(merged)
 }
 
-/// What one adapter changes at a site.
+/// Change of one adapter at a target module (site).
 struct Change<'t> {
     /// Index of the adapter.
     adapter: usize,

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Adapters of one model by name. A file is read when its adapter is first asked for; when the
-/// adapters in memory take more than the budget, those that were asked for least recently go, and
-/// are read again when they are asked for again.
+/// adapters in memory take more than the budget, the least recently used ones are dropped, and read
+/// again when they are asked for.
 ///
-/// Whoever got an adapter keeps it: a request is computed to its end with what it began with,
-/// whether the name was given another file meanwhile, or the adapter had to go. The budget is for
-/// what the registry itself holds.
+/// A returned adapter stays valid: a request ends with the adapter that it began with, even if the
+/// name has another file by then or the adapter was dropped. The budget counts the registry's own
+/// references.
 ///
 /// ```
 /// use ruvllm::{Model, lora::{Adapter, AdapterRegistry}};
@@ -63,7 +63,7 @@ impl AdapterRegistry {
         }
     }
 
-    /// Names the adapter in a file, instead of what had this name. Nothing is read yet.
+    /// Gives the adapter in a file this name, in place of an earlier one. Nothing is read yet.
     pub fn set(&self, name: impl Into<String>, path: impl AsRef<Path>) {
         let (name, path) = (name.into(), path.as_ref().to_owned());
         let mut entries = self.lock();

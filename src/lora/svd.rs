@@ -6,8 +6,8 @@ use rayon::prelude::*;
 /// Dimensions beyond the rank in the search for the leading directions of a dense matrix (Halko et
 /// al., arXiv 0909.4061, call it oversampling).
 const OVERSAMPLING: usize = 8;
-/// Passes of subspace iteration over a dense matrix: with singular values that fall by a fifth from
-/// one direction to the next, what lies behind the oversampled ones is damped by `0.8^(8·(2·4 +
+/// Number of subspace iterations over a dense matrix: with singular values that fall by a fifth
+/// from one direction to the next, those after the oversampled ones are damped by `0.8^(8·(2·4 +
 /// 1))`, 1e-7.
 const ITERATIONS: usize = 4;
 /// Shorter side of a dense matrix up to which all of its directions are computed, so that nothing
@@ -18,7 +18,7 @@ const COLUMNS: usize = 256;
 /// Rotations of the Jacobi method end when columns are orthogonal to this many parts of their
 /// lengths.
 const ORTHOGONAL: f64 = 1e-15;
-/// Most sweeps over all pairs of columns; some ten are usual.
+/// Maximum number of sweeps over all pairs of columns; some ten are usual.
 const SWEEPS: usize = 60;
 
 /// Rows of equal length, one after the other.

@@ -6,7 +6,7 @@ use crate::sample::penalties::Penalties;
 use crate::sample::rng::{Rng, random_seed};
 use crate::sample::{FILTERS, Filter, SampleError, Sampler, mirostat};
 
-/// Which version of Mirostat replaces the chain of filters.
+/// Version of Mirostat, which replaces the chain of filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mirostat {
     /// None: the chain runs.

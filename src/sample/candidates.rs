@@ -1,5 +1,5 @@
-//! The tokens that may still be chosen, and the three operations of which every filter consists:
-//! softmax, an ordered prefix, and dropping.
+//! Candidate tokens, and the three operations that every filter is made of: softmax, an ordered
+//! prefix, and dropping.
 
 use std::cmp::Ordering;
 
@@ -148,7 +148,6 @@ impl Candidates {
         }
     }
 
-    /// Keeps the `k` best (all when there are fewer), sorted.
     /// Keeps the `k` best (all if there are fewer), sorted.
     ///
     /// One pass: every candidate better than the k-th best so far is appended to a small front

@@ -47,7 +47,7 @@ pub enum SampleError {
     NoCandidates {
         /// Number of logits.
         n_vocab: usize,
-        /// How many of them are NaN.
+        /// Number of NaN among them.
         n_nan: usize,
     },
 }
@@ -70,10 +70,10 @@ pub enum MaskError {
         /// Tokens accepted so far.
         n_tokens: usize,
     },
-    /// More tokens should be taken back than were accepted.
-    #[error("{n} tokens cannot be taken back: the grammar has accepted {n_tokens}")]
+    /// Rewind by more tokens than were accepted.
+    #[error("{n} tokens cannot be rewound: the grammar has accepted {n_tokens}")]
     Rollback {
-        /// Tokens to take back.
+        /// Tokens to rewind.
         n: usize,
         /// Tokens accepted so far.
         n_tokens: usize,

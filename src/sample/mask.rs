@@ -35,7 +35,7 @@ pub trait TokenMask: Debug + Send + Sync {
     /// [`MaskError::Refused`] if the mask does not allow it; the state is then unchanged.
     fn accept(&mut self, token: u32) -> Result<(), MaskError>;
 
-    /// Takes back the last `n` tokens.
+    /// Rewinds by `n` tokens.
     ///
     /// # Errors
     /// [`MaskError::Rollback`] if fewer were accepted; the state is then unchanged.

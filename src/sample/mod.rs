@@ -154,8 +154,7 @@ impl Sampler {
         }
     }
 
-    /// Takes the last `n` tokens back from the [mask](Self::set_mask), because they are not kept in
-    /// the text.
+    /// Rewinds the [mask](Self::set_mask) by `n` tokens that are not kept in the text.
     ///
     /// # Errors
     /// [`MaskError::Rollback`] if fewer were sampled since the mask was
@@ -167,11 +166,12 @@ impl Sampler {
         }
     }
 
-    /// The tokens that the [mask](Self::set_mask) forces next, tokenised by `encode`
-    /// ([`Tokenizer::encode_inside`]), up to the first that a bias of −∞ forbids; empty if
-    /// there is a choice. The mask has not accepted them yet.
+    /// Grammar-forced tokens: those that the [mask](Self::set_mask) leaves no choice about,
+    /// tokenised by `encode` ([`Tokenizer::encode_inside`]), up to the first that a bias of −∞
+    /// forbids; empty if there is a choice. The mask has not accepted them yet.
     ///
-    /// They need no logits, so one pass can compute all of them: [`Session::generate`] does that.
+    /// They need no logits, so one forward pass can compute all of them: [`Session::generate`] does
+    /// that.
     ///
     /// [`Tokenizer::encode_inside`]: crate::Tokenizer::encode_inside
     /// [`Session::generate`]: crate::Session::generate
@@ -203,8 +203,8 @@ impl Sampler {
     }
 
     /// Chooses the next token from `logits` `(n_vocab)`; `history` (prompt and text so far, oldest
-    /// first) is what the penalties look at. On return the [mask](Self::set_mask) has accepted
-    /// the token.
+    /// first) is the input of the penalties. On return the [mask](Self::set_mask) has accepted the
+    /// token.
     ///
     /// # Errors
     /// [`SampleError::NoLogits`] if `logits` is empty, [`SampleError::NoCandidates`] if no token

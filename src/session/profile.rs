@@ -4,8 +4,8 @@ use crate::engine::options::SessionOptions;
 use crate::kv::{KvTiers, KvType};
 use crate::layers::hparams::Hparams;
 
-/// A use with a context and a precision of keys and values that suit it; `docs/memory.md` has the
-/// numbers.
+/// A use with a context and a precision of keys and values that suit it; `docs/guide/memory.md` has
+/// the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Preset {

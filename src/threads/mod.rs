@@ -1,11 +1,11 @@
-//! The threads of a forward pass.
+//! Thread pool of a forward pass.
 //!
 //! A forward pass is some hundred short parallel regions separated by serial work. Waking a thread
 //! for each of them would cost more than the work, so a [`Team`]'s helpers stay awake for the
 //! length of a pass: they watch one atomic word for the next region, claim its tasks one by one,
 //! and go back to sleep in their pool shortly after the last region. A slow or preempted thread
-//! delays only the task it holds; if a helper never comes, the others do its share. Tasks are cut
-//! by output rows and never depend on the thread that runs them, so results are the same for any
+//! delays only its own task; if a helper never comes, the others do its share. Tasks are cut by
+//! output rows and never depend on the thread that runs them, so results are the same for any
 //! number of threads.
 
 #![allow(unsafe_code)] // regions borrow the caller's stack across threads
@@ -42,7 +42,7 @@ struct Shared {
     n_done: AtomicUsize,
     /// Helpers inside [`Shared::help`], or about to enter it.
     n_helpers: AtomicUsize,
-    /// Seat `i` is taken while worker `i + 1` is awake; worker 0 is the caller of the pass.
+    /// Seat `i` is taken while worker `i + 1` is awake; worker 0 is the caller of the forward pass.
     seats: Box<[AtomicBool]>,
     /// Whether a pass is running: helpers stay awake during it.
     in_pass: AtomicBool,
@@ -144,7 +144,7 @@ impl Shared {
     }
 }
 
-/// A set of threads that can run one forward pass at a time.
+/// Thread pool: a set of threads that can run one forward pass at a time.
 #[derive(Debug)]
 pub(crate) struct Team {
     pool: Option<Arc<rayon::ThreadPool>>,
@@ -161,7 +161,7 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Team {
-    /// A team of `n_threads`, including the caller of each pass.
+    /// A pool of `n_threads`, including the caller of each forward pass.
     ///
     /// # Errors
     /// If the system cannot start more threads.
@@ -180,7 +180,7 @@ impl Team {
         Ok(Team::with_pool(pool))
     }
 
-    /// A team of the caller and all threads of `pool`.
+    /// A pool of the caller and all threads of a rayon `pool`.
     fn with_pool(pool: Option<Arc<rayon::ThreadPool>>) -> Team {
         let n_helpers = pool.as_ref().map_or(0, |p| p.current_num_threads());
         Team {
@@ -202,13 +202,13 @@ impl Team {
         }
     }
 
-    /// Number of threads that work on a pass, including the caller.
+    /// Number of threads that work on a forward pass, including the caller.
     pub(crate) fn n_threads(&self) -> usize {
         self.n_threads
     }
 
-    /// Runs `f` with the team awake. If another pass holds the team, `f` gets a crew of only the
-    /// calling thread: slower, but never wrong and never blocked.
+    /// Runs `f` with the pool awake. If another forward pass is using the pool, `f` gets a handle
+    /// of only the calling thread: slower, but never wrong and never blocked.
     pub(crate) fn enter<R>(&self, f: impl FnOnce(&Crew<'_>) -> R) -> R {
         let guard = match (&self.pool, self.entered.try_lock()) {
             (Some(pool), Ok(guard)) => Some((pool, guard)),
@@ -263,7 +263,7 @@ pub(crate) fn n_tiles<T>(matrices: &[Tiled<'_, T>]) -> usize {
     matrices.iter().map(Tiled::n_tiles).sum()
 }
 
-/// The threads of a running pass; splits work among them.
+/// Handle of the threads of a running forward pass; splits work among them.
 #[derive(Debug)]
 pub(crate) struct Crew<'t> {
     shared: Option<&'t Shared>,
@@ -276,7 +276,8 @@ impl Crew<'_> {
         self.n_threads
     }
 
-    /// This crew if `worthwhile`, otherwise the caller alone: for work too small to be shared.
+    /// This handle if `worthwhile`, otherwise one of the caller alone: for work too small to be
+    /// shared.
     pub(crate) fn when(&self, worthwhile: bool) -> Crew<'_> {
         if worthwhile {
             Crew {
@@ -288,7 +289,7 @@ impl Crew<'_> {
         }
     }
 
-    /// A crew of only the calling thread.
+    /// A handle of only the calling thread.
     pub(crate) fn alone() -> Crew<'static> {
         Crew {
             shared: None,
@@ -357,9 +358,8 @@ impl Crew<'_> {
     }
 
     /// Cuts the columns of `matrices` into tiles, all in one region, and calls `f` with the
-    /// matrix's item, the tile's columns and its view, and a part of `workspace`: each worker
-    /// has one of [`Crew::n_threads`] equal parts, which contains what earlier tasks left
-    /// there.
+    /// matrix's item, the tile's columns and its view, and a part of `workspace`: each worker has
+    /// one of [`Crew::n_threads`] equal parts, with the contents that earlier tasks left there.
     pub(crate) fn for_tiles<T: Sync, W: Send, F>(
         &self,
         matrices: &mut [Tiled<'_, T>],

@@ -14,8 +14,8 @@ use crate::tokenizer::TokenizerError;
 const KEY: &str = "tokenizer.ggml.precompiled_charsmap";
 const HAS_VALUE: u32 = 1 << 8;
 const IS_VALUE: u32 = 1 << 31;
-/// Most bytes that are replaced at once, and that a replacement has: so no file makes long work of
-/// a short text. (NFKC has at most 33 bytes for a character.)
+/// Maximum number of bytes that are replaced at once, and that a replacement has: so no file makes
+/// long work of a short text. (NFKC has at most 33 bytes for a character.)
 const LONGEST: usize = 256;
 
 /// The replacements of texts.
@@ -113,7 +113,7 @@ impl Charsmap {
     }
 }
 
-/// What a node's index is combined with to get its children's.
+/// Offset of a node's children: their indices are `index ^ offset ^ byte`.
 fn offset(unit: u32) -> usize {
     ((unit >> 10) << ((unit & 1 << 9) >> 6)) as usize
 }

@@ -4,11 +4,11 @@
 //! `gemma4`), which is preceded by one of the pre-tokenisers of `split`, WordPiece (`wpm`, `bert`),
 //! unigram (`unigram`, `t5`) and RWKV's. Everything that affects ids follows llama.cpp exactly,
 //! because GGUF files are tested with it: special tokens (`special`), defaults of the flags, the
-//! clean-up of spaces. Only WordPiece follows Hugging Face, with which the models were trained.
+//! clean-up of spaces. Only WordPiece follows Hugging Face, as its models were trained with that.
 //! Nothing is guessed: an unknown tokenizer model or pre-tokeniser is refused by name.
 //!
-//! As in llama.cpp, there is no Unicode normalisation (Qwen2's own tokenizer applies NFC) but
-//! WordPiece's and that which a unigram file brings along (`charsmap`).
+//! As in llama.cpp, there is no Unicode normalisation (Qwen2's own tokenizer applies NFC), except
+//! in WordPiece and where a unigram file has its own (`charsmap`).
 
 mod bpe;
 mod charsmap;
@@ -55,23 +55,23 @@ pub struct Tokenizer {
     fill_in_the_middle: [Option<u32>; FILL_IN_THE_MIDDLE.len()],
     add_bos: bool,
     add_eos: bool,
-    /// What comes between two texts, besides the ends of texts.
+    /// Separator between two texts, in addition to the tokens at their ends.
     separator: Option<u32>,
     add_space_prefix: bool,
     clean_spaces: bool,
 }
 
-/// The tokens of a text with a gap, "FIM": `prefix`, the text before it, `suffix`, the text behind
-/// it, `middle`, and then the model writes what is missing (Bavarian et al., "Efficient training of
-/// language models to fill in the middle", 2022).
+/// Fill-in-the-middle tokens ("FIM"), in the order `prefix`, text before the gap, `suffix`, text
+/// after the gap, `middle`; then the model writes the missing text (Bavarian et al., "Efficient
+/// training of language models to fill in the middle", 2022).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FillInTheMiddle {
-    /// Before the text in front of the gap.
+    /// Before the text that precedes the gap.
     pub prefix: u32,
-    /// Before the text behind the gap.
+    /// Before the text that follows the gap.
     pub suffix: u32,
-    /// Where the missing text begins.
+    /// Before the missing text.
     pub middle: u32,
     /// Before the name of a repository.
     pub repository: Option<u32>,
@@ -152,8 +152,8 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`TokenizerError::Metadata`] for missing keys and wrong types, [`TokenizerError::Model`] and
-    /// [`TokenizerError::PreTokenizer`] for what is not supported, and the other variants for a
-    /// vocabulary that contradicts itself.
+    /// [`TokenizerError::PreTokenizer`] for what is not supported, and the other variants for an
+    /// inconsistent vocabulary.
     pub fn from_metadata(m: &Metadata) -> Result<Tokenizer, TokenizerError> {
         let model_name = m.str("tokenizer.ggml.model")?;
         let pre_name = m
@@ -537,7 +537,7 @@ impl Tokenizer {
         self.eog.iter().copied()
     }
 
-    /// The tokens of a text with a gap, for models that fill one in.
+    /// Fill-in-the-middle tokens, if the model has them.
     pub fn fill_in_the_middle(&self) -> Option<FillInTheMiddle> {
         let [prefix, suffix, middle, _, repository, file] = self.fill_in_the_middle;
         Some(FillInTheMiddle {

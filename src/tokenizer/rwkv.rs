@@ -1,5 +1,5 @@
-//! RWKV's vocabulary: a text is split from its start into the longest tokens there are. Texts of
-//! tokens are any bytes, which files write with escapes.
+//! RWKV's vocabulary: a text is split from its start into the longest possible tokens. Texts of
+//! tokens are any bytes; files write them with escapes.
 
 use crate::tokenizer::vocab::Vocab;
 
@@ -35,8 +35,8 @@ impl Rwkv {
     }
 }
 
-/// The bytes that a file's text of a token stands for: `\t`, `\n`, `\r`, `\xHH`, and other
-/// characters behind a backslash for themselves.
+/// Bytes of a token from its text in the file, with the escapes `\t`, `\n`, `\r`, `\xHH`, and a
+/// backslash before any other character, which stands for itself.
 pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;

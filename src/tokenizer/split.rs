@@ -13,7 +13,7 @@
 use crate::tokenizer::TokenizerError;
 use crate::tokenizer::unicode::{Char, L, M, N, P, S, WS};
 
-/// Receives the pieces of a text.
+/// Callback for the pieces of a text.
 type Sink<'a> = &'a mut dyn FnMut(&[Char]);
 
 /// One step of a pre-tokeniser. Each step splits every piece of the step before.
@@ -53,7 +53,7 @@ const BASE: PreTokenizer = PreTokenizer {
     add_bos: false,
     clean_spaces: true,
     raw_utf8: false,
-    // Falcon's, whose first files do not name them.
+    // Falcon's first files do not name these tokens.
     default_bos: Some(11),
     default_eos: Some(11),
 };
@@ -63,7 +63,8 @@ const PLAIN: PreTokenizer = PreTokenizer {
     ..BASE
 };
 
-/// Every known pre-tokeniser. An unknown name is refused: a wrong guess would make the model write fluent nonsense.
+/// Every known pre-tokeniser. An unknown name is refused: a wrong pre-tokeniser would make the
+/// model write fluent nonsense.
 #[rustfmt::skip]
 static PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer { names: &["default"], stages: &[Find(marks), Find(gpt2), Find(numbers), Find(three_digits)], ..BASE },
@@ -330,8 +331,8 @@ fn llama3(t: &[Char]) -> Option<usize> {
 }
 
 /// White space without a line end, in pieces of 512, then of smaller powers of two:
-/// `\s{512}(?!\S)|\s{256}(?!\S)|…|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}`. What these pieces come from is
-/// one match of [`llama3`], so that the text after them is searched only once.
+/// `\s{512}(?!\S)|\s{256}(?!\S)|…|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}`. Together they are one match of
+/// [`llama3`], so that the text after them is searched only once.
 fn space_runs(t: &[Char], piece: Sink<'_>) {
     if !t.iter().all(|&c| c.is(WS) && !is_newline(c)) {
         return piece(t);

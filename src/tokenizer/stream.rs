@@ -3,11 +3,11 @@
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use std::sync::Arc;
 
-/// Turns tokens into text one by one.
+/// Incremental detokeniser: token by token, in whole UTF-8 characters.
 ///
-/// A token may end inside a character; its bytes are held back until the character is complete.
-/// Bytes that are not UTF-8 become U+FFFD. All texts together are what [`String::from_utf8_lossy`]
-/// makes of the bytes of all tokens.
+/// A token may end inside a character; its bytes are kept until the character is complete. Bytes
+/// that are not UTF-8 become U+FFFD. All texts together equal [`String::from_utf8_lossy`] of the
+/// bytes of all tokens.
 ///
 /// Special tokens give no text unless `render_special`. Unlike [`Tokenizer::decode`], spaces are
 /// not changed, since the text continues a prompt.
@@ -60,12 +60,12 @@ impl TextStream {
         Ok(&self.text)
     }
 
-    /// Whether no bytes are held back.
+    /// Whether no incomplete character is pending.
     pub(crate) fn is_whole(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// The text of the bytes held back, when no more tokens come. Resets the stream.
+    /// Text of the pending bytes, when no more tokens come. Resets the stream.
     pub fn finish(&mut self) -> &str {
         self.text = String::from_utf8_lossy(&self.held).into_owned();
         self.held.clear();

@@ -15,7 +15,7 @@ use crate::tokenizer::spm::{all_words, first_word};
 use crate::tokenizer::vocab::{BYTE, NORMAL, USER_DEFINED, Vocab, byte_text};
 use crate::tokenizer::{SPACE, TokenizerError};
 
-/// What an unknown character scores below the lowest score of a token.
+/// Score of an unknown character, as a distance below the lowest score of a token.
 const UNKNOWN_PENALTY: f32 = 10.0;
 
 /// A unigram vocabulary.
@@ -26,7 +26,7 @@ pub(super) struct Unigram {
     merge_spaces: bool,
     add_space_prefix: bool,
     tokens: Trie,
-    /// By token.
+    /// Scores, by token.
     scores: Vec<f32>,
     unknown: Option<u32>,
     unknown_score: f32,
@@ -37,12 +37,12 @@ pub(super) struct Unigram {
     words: bool,
 }
 
-/// The best way to split a text up to some byte.
+/// Best segmentation of a text up to a byte.
 #[derive(Clone, Copy)]
 struct Best {
     /// Sum of the scores.
     score: f64,
-    /// Where the last token begins.
+    /// Start of the last token.
     start: usize,
     /// The last token, or none for an unknown character.
     token: Option<u32>,
@@ -97,7 +97,8 @@ impl Unigram {
         })
     }
 
-    /// Appends the tokens of `text`, before which a space is put, if at all, where it `begins`.
+    /// Appends the tokens of `text`; if it `begins` a text, with a space before it where the
+    /// vocabulary asks for one.
     pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], begins: bool, out: &mut Vec<u32>) {
         let text = self.normalise(text, begins);
         let (mut best, mut parts) = (Vec::new(), Vec::new());
@@ -131,7 +132,7 @@ impl Unigram {
         }
     }
 
-    /// Leaves in `best` the best way to split `text` up to each of its bytes (Viterbi's algorithm).
+    /// Best segmentation of `text` up to each of its bytes, into `best` (Viterbi's algorithm).
     fn split(&self, vocab: &Vocab, text: &[u8], best: &mut Vec<Best>) {
         best.clear();
         best.resize(
@@ -172,7 +173,7 @@ impl Unigram {
     /// The text that is split: characters replaced, spaces as `▁`.
     fn normalise(&self, text: &[u8], begins: bool) -> Vec<u8> {
         let mut out = Vec::with_capacity(2 * text.len() + SPACE.len());
-        // A text that goes on after another is in a word, until there is a space.
+        // A text that continues another is inside a word until there is a space.
         let (mut in_word, mut prefixed) = (!begins, !begins);
         let mut rest = text;
         while !rest.is_empty() {

@@ -136,7 +136,7 @@ fn attr_of_type(token_type: i32) -> Attr {
     }
 }
 
-/// Most entries of a table; numbers and ranks are 32-bit, and some values mean "none".
+/// Maximum number of entries of a table; numbers and ranks are 32-bit, and some values mean "none".
 pub(super) const MAX_ENTRIES: usize = i32::MAX as usize;
 
 /// The tokens of a model.

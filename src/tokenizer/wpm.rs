@@ -11,7 +11,7 @@ use crate::tokenizer::SPACE;
 use crate::tokenizer::unicode::{self, Char, P, S, WS};
 use crate::tokenizer::vocab::Vocab;
 
-/// Most characters of a word, as in all published models; a longer one is unknown.
+/// Maximum number of characters of a word, as in all published models; a longer one is unknown.
 const MAX_WORD: usize = 100;
 
 /// A WordPiece vocabulary.
@@ -113,7 +113,7 @@ impl Wpm {
 struct Word {
     /// `▁` and its characters.
     text: Vec<u8>,
-    /// How many those are.
+    /// Number of these characters.
     n_chars: usize,
 }
 
@@ -137,7 +137,7 @@ fn is_control(c: char) -> bool {
     c.is_control() || format || private
 }
 
-/// Chinese characters, each of which is a word.
+/// Chinese characters; each is a word of its own.
 fn is_cjk(c: char) -> bool {
     matches!(u32::from(c),
         0x4E00..=0x9FFF | 0x3400..=0x4DBF | 0x20000..=0x2A6DF | 0x2A700..=0x2B73F | 0x2B740..=0x2B81F

@@ -622,7 +622,7 @@ fn recommendations_fit_and_are_used() {
 }
 
 /// Sequences of a model of the 1B shape (16 layers, eight heads of 64 for keys and values) whose
-/// keys and values take 8 GiB: the table in `docs/memory.md`.
+/// keys and values take 8 GiB: the table in `docs/guide/memory.md`.
 #[test]
 fn presets_take_what_is_documented() {
     let gguf = Tiny::Llama.parts(DType::Q8_0).gguf();
@@ -635,7 +635,7 @@ fn presets_take_what_is_documented() {
         };
         (attn.n_head, attn.n_head_kv, attn.head_dim, attn.head_dim_v) = (32, 8, 64, 64);
     }
-    let table = include_str!("../../docs/memory.md");
+    let table = include_str!("../../docs/guide/memory.md");
     for preset in Preset::ALL {
         let options = preset.options(&h);
         let plan = MemoryPlan::of_header(gguf.header(), &h, &options.into()).unwrap();

@@ -544,8 +544,8 @@ fn bytes_are_near_the_least() {
     }
 }
 
-/// The table of `docs/metal.md`: `cargo test --features metal --test metal -- --ignored --nocapture
-/// table`.
+/// The table of `docs/lab/metal.md`:
+/// `cargo test --features metal --test metal -- --ignored --nocapture table`.
 #[test]
 #[ignore = "prints a table"]
 fn table() {

@@ -2,7 +2,7 @@
 //!
 //! `config.rs` reads the configuration, `family/` the table of families, `tensors.rs` lays the
 //! tensors out, `tokenizer.rs` reads the vocabulary. What is written is what llama.cpp's
-//! `convert_hf_to_gguf.py` writes, but for what `docs/convert.md` lists.
+//! `convert_hf_to_gguf.py` writes, but for what `docs/guide/convert.md` lists.
 
 mod checkpoint;
 mod config;

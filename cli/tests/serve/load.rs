@@ -373,7 +373,7 @@ fn overloaded() -> Server {
     ])
 }
 
-/// The goodput alone, for a quiet machine: docs/server.md has the numbers.
+/// The goodput alone, for a quiet machine: docs/guide/server.md has the numbers.
 #[test]
 #[ignore = "a measurement"]
 fn goodput_when_overloaded() {

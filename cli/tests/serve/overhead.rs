@@ -209,7 +209,7 @@ fn compared(
 
 /// At most 1 ms to the first token, and at most 1 % of the 20 ms that a token of 1B takes to each
 /// other. With one layer, as it is too little to be told from how much those 20 ms vary.
-/// docs/server.md has the numbers.
+/// docs/guide/server.md has the numbers.
 #[test]
 #[ignore = "a measurement"]
 fn overhead() {

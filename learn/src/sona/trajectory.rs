@@ -44,7 +44,7 @@ pub struct Trajectory {
 /// The layer after which hidden states are pooled for [`Trajectory::query_embedding`] and
 /// [`Trajectory::response_embedding`], see
 /// [`SessionOptions::pooled_layer`](ruvllm::engine::SessionOptions::pooled_layer): the middle one;
-/// `docs/learning.md` compares layers. `None` for a model of one layer.
+/// `docs/lab/learning.md` compares layers. `None` for a model of one layer.
 pub fn pooled_layer(model: &Model) -> Option<usize> {
     let n_layer = model.hparams().n_layer;
     (n_layer > 1).then(|| (n_layer / 2).min(n_layer - 2))

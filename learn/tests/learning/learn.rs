@@ -692,8 +692,8 @@ fn killed_while_saving_leaves_a_whole_file() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// What the table of `docs/learning.md` claims of whole streams, with a margin, on the beginning of
-/// each: it takes seconds, and an adapter has learnt less by then.
+/// What the table of `docs/lab/learning.md` claims of whole streams, with a margin, on the
+/// beginning of each: it takes seconds, and an adapter has learnt less by then.
 #[test]
 fn the_shipped_model_learns() {
     let (model, tokens) = shipped();
@@ -1279,8 +1279,8 @@ fn slices_change_no_bit() {
     assert!(learnt(Some(1)) == whole && learnt(Some(4)) == whole);
 }
 
-/// Times that `docs/learning.md` states: `cargo test --release --test it -- --ignored --nocapture
-/// learn::times`, on a machine that does nothing else.
+/// Times that `docs/lab/learning.md` states:
+/// `cargo test --release --test learning -- --ignored --nocapture learn::times`, on a machine that does nothing else.
 #[test]
 #[ignore = "measures"]
 fn times_on_a_1b_shape() {

@@ -64,8 +64,8 @@ struct Room {
     out: [f32; ROWS * MAX_HEAD_DIM],
 }
 
-/// See [`crate::arch::Arch::attention`]: takes some query rows at a time through all blocks of keys
-/// that any of them sees.
+/// See [`crate::arch::Arch::attention`]: processes some query rows at a time, over all blocks of
+/// keys that any of them sees.
 #[inline(always)]
 pub(in crate::arch) fn attention<V: Lanes, B: Blocks<V>>(
     z: V,
@@ -128,7 +128,7 @@ fn merge<V: Lanes>(
     for first in (0..to.sum.len()).step_by(V::N) {
         let rows = first..to.sum.len().min(first + V::N);
         let (before, now) = (z.load(&to.max[rows.clone()]), z.load(&max[rows.clone()]));
-        // A row that saw nothing has two maxima of −∞, whose difference would be NaN.
+        // A row without keys has two maxima of −∞; their difference would be NaN.
         let top = before.max(now).max(z.splat(f32::MIN));
         let mut factors = [[0.0; MAX_LANES]; 2];
         exp(before - top).store(&mut factors[0][..V::N]);
@@ -172,11 +172,11 @@ pub(in crate::arch) fn attention_finish<V: Lanes>(
 }
 
 impl<'a> SoftmaxRows<'a> {
-    /// At most [`ROWS`] rows that have seen no key yet.
+    /// State for at most [`ROWS`] rows, before the first key.
     ///
     /// # Safety
-    /// `out` must have room for as many rows of values, `scores` for `(ROWS, STRIDE)`, and nobody
-    /// else may use `out` meanwhile.
+    /// `out` must have room for as many rows of values, `scores` for `(ROWS, STRIDE)`, and `out`
+    /// must not be used elsewhere meanwhile.
     #[inline(always)]
     pub(in crate::arch) unsafe fn new(
         p: &'a AttnParams,
@@ -208,8 +208,8 @@ impl<'a> SoftmaxRows<'a> {
         merge(z, to, self.out, &self.max, &self.sum, self.p.head_dim_v);
     }
 
-    /// The rows, one bit each, that see all of `block` and whose own position, the last one that
-    /// they see, lies after it.
+    /// Mask of the rows that see all of `block` and have their own position, the last one they see,
+    /// after it.
     #[cfg(target_arch = "x86_64")]
     pub(in crate::arch) fn behind(&self, block: &Range<usize>) -> u32 {
         let behind = |r: &(u32, u32)| r.0 as usize <= block.start && block.end < r.1 as usize;
@@ -227,7 +227,7 @@ impl<'a> SoftmaxRows<'a> {
         })
     }
 
-    /// What row `i` sees of `block`.
+    /// Part of `block` that row `i` sees.
     #[inline(always)]
     fn visible(&self, i: usize, block: &Range<usize>) -> Range<usize> {
         if self.skip >> i & 1 == 1 {
@@ -249,7 +249,7 @@ impl<'a> SoftmaxRows<'a> {
         (&mut self.max, &mut self.sum)
     }
 
-    /// Takes the rows through the keys `k` and values `v` of `block`.
+    /// Processes the keys `k` and values `v` of `block` for the rows.
     ///
     /// # Safety
     /// They must be those from the block on.

@@ -182,7 +182,7 @@ fn rows(x: &[f32], dim: usize) -> RowPtr<f32> {
     RowPtr::new(x.as_ptr(), dim)
 }
 
-/// Union of what some rows see of `block`, relative to its start.
+/// Union of the parts of `block` that some rows see, relative to its start.
 #[inline(always)]
 fn union(ranges: &[(u32, u32)], block: &Range<usize>) -> Option<Range<usize>> {
     let mut all: Option<Range<usize>> = None;

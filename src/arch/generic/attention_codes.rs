@@ -1,5 +1,5 @@
-//! Attention of generated tokens over quantised keys and values, in integers of 16 bits: what
-//! levels without products of bytes share.
+//! Attention of decode rows over quantised keys and values, in integers of 16 bits: what levels
+//! without products of bytes share.
 //!
 //! The arithmetic is that of `avx512/attention_i8.rs`. A query, and a row's weights times the
 //! scales of the values, are rounded to 16 bits, weights relative to the block's largest; sums of
@@ -23,20 +23,20 @@ pub(in crate::arch) const MAX_GROUPS: usize = 8;
 /// 127, and the lower one at least −128.
 pub(in crate::arch) const MAX_QUERY: f32 = 32512.0;
 const MAX_WEIGHT: f32 = 32767.0;
-/// Queries whose magnitudes are all smaller count as zero.
+/// Queries with only smaller magnitudes count as zero.
 pub(in crate::arch) const TINY: f32 = 1e-30;
-/// Scales of values are divided by the largest, which is not taken to be smaller than this: a 128th
-/// of what is stored as zero.
+/// Minimum of the largest scale of values, by which all are divided: a 128th of the largest value
+/// stored as zero.
 pub(in crate::arch) const TINY_SCALE: f32 = 1e-33;
 
 /// A query in 16 bits.
 #[repr(C, align(32))]
 pub(in crate::arch) struct Query {
     pub(in crate::arch) words: [[i16; GROUP]; MAX_GROUPS],
-    /// What the sums of each group start with, as codes are unsigned and stand for the middle of
-    /// their step.
+    /// Initial value of each group's sums: codes are unsigned and stand for the middle of their
+    /// interval.
     pub(in crate::arch) start: [i32; MAX_GROUPS],
-    /// What an integer stands for.
+    /// Value of an integer step.
     pub(in crate::arch) scale: f32,
 }
 
@@ -46,7 +46,7 @@ pub(in crate::arch) struct Weights {
     pub(in crate::arch) words: [[i16; BLOCK]; MAX_GROUPS],
     /// As [`Query::start`].
     pub(in crate::arch) start: [i32; MAX_GROUPS],
-    /// What an integer stands for.
+    /// Value of an integer step.
     pub(in crate::arch) unit: [f32; MAX_GROUPS],
 }
 
@@ -55,7 +55,7 @@ pub(in crate::arch) struct Weights {
 pub(in crate::arch) struct Room {
     /// Codes of a block, as words, in an order of the level's own.
     pub(in crate::arch) codes: [i16; BLOCK * MAX_GROUPS * GROUP],
-    /// What a step of a code stands for.
+    /// Value of a step of a code.
     pub(in crate::arch) scales: [[f32; BLOCK]; MAX_GROUPS],
     /// The same, divided by the group's largest, times [`MAX_WEIGHT`]; 0 for keys that are not
     /// seen.
@@ -75,7 +75,7 @@ pub(in crate::arch) struct Steps {
     /// Rounds as many numbers as there are words, a multiple of 16, to the nearest integers.
     /// Returns their sum.
     pub(in crate::arch) round: unsafe fn(&[f32], &mut [i16]) -> i32,
-    /// Unpacks a block of keys, or of values, of so many groups a row, to codes and scales.
+    /// Unpacks a block of keys, or of values, with a number of groups per row, to codes and scales.
     pub(in crate::arch) unpack: unsafe fn(KvType, &[u8], usize, bool, *mut Room, &mut Ahead<'_>),
     /// Scores of a query with the unpacked keys.
     pub(in crate::arch) add_scores: unsafe fn(*mut Room, usize, usize, &mut Ahead<'_>),
@@ -194,8 +194,8 @@ pub(in crate::arch) unsafe fn attention_codes<V: Lanes>(
     }
 }
 
-/// What a sum of codes, each times an integer, starts with if these have the given sum: codes stand
-/// for the middle of their step, half of the largest code above 0.
+/// Initial value of a sum of codes times integers with the given sum: codes stand for the middle of
+/// their interval, and 0 is half of the largest code.
 #[inline(always)]
 fn start(kind: KvType, sum: i32) -> i32 {
     -(sum.wrapping_mul((1 << kind.bits()) - 1) >> 1)
@@ -246,7 +246,7 @@ unsafe fn round_query<V: Lanes>(
 /// Divides the scales of the keys in `span` by the largest of each group.
 ///
 /// # Safety
-/// The room must have scales of so many groups.
+/// The room must have scales of `n_groups` groups.
 #[inline(always)]
 unsafe fn relative_scales(room: *mut Room, span: &Range<usize>, n_groups: usize) {
     for g in 0..n_groups {

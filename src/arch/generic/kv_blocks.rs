@@ -9,8 +9,8 @@ use crate::arch::table::LoadKvFn;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Keys of a block: 32 costs up to a tenth, 128 gains for half precision what it loses for `f32`
-/// (whose block then leaves the first-level cache); Zen 5.
+/// Keys of a block: 32 costs up to a tenth; 128 gains for half precision what it loses for `f32`,
+/// as its block then exceeds the first-level cache (Zen 5).
 pub(in crate::arch) const BLOCK: usize = KV_BLOCK;
 
 /// Bytes that a prefetch runs ahead of the rows in use: keys and values alternate block by block,
@@ -115,7 +115,7 @@ pub(in crate::arch) fn visible(range: (u32, u32), block: &Range<usize>) -> Range
     start - block.start..end - block.start
 }
 
-/// Where a kernel gets the keys and values of a span from.
+/// Source of the keys and values of a span.
 pub(in crate::arch) trait Blocks<V: Lanes> {
     type Element: Widen<V>;
 
@@ -125,8 +125,7 @@ pub(in crate::arch) trait Blocks<V: Lanes> {
     /// See [`KvSpan::seen`].
     fn seen(&self, ranges: &[(u32, u32)]) -> Range<usize>;
 
-    /// Keys and values of block `i`, of which the first `n` rows are needed; the blocks before
-    /// `end` come next.
+    /// The first `n` rows of keys and values of block `i`; the blocks before `end` come next.
     fn rows(
         &mut self,
         i: usize,
@@ -228,8 +227,8 @@ impl<V: Lanes> Blocks<V> for Widened<'_> {
     }
 }
 
-/// The bytes of the next block, some of which are prefetched at each of many points of the work on
-/// this one: a memory system takes only so many requests at a time.
+/// Bytes of the next block, prefetched a few at a time at many points of the work on this one: a
+/// memory system takes a limited number of requests.
 pub(in crate::arch) struct Ahead<'a> {
     parts: [&'a [u8]; 2],
     /// Bytes prefetched.
@@ -239,7 +238,7 @@ pub(in crate::arch) struct Ahead<'a> {
 }
 
 impl<'a> Ahead<'a> {
-    /// Those of a block, if there is one, for work with so many points.
+    /// Bytes of `block`, if there is one, for work with `n_points` points.
     #[inline(always)]
     pub(in crate::arch) fn new(block: Option<&KvBlock<'a, u8>>, n_points: usize) -> Ahead<'a> {
         let parts = block.map_or([&[][..]; 2], |block| [block.k, block.v]);

@@ -84,7 +84,7 @@ pub(in crate::arch) trait Lanes:
     fn if_less(self, bound: Self, yes: Self, no: Self) -> Self;
     /// `self·2ⁿ`, rounded once; `n` is an integer in `−160..=160`.
     fn scale2(self, n: Self) -> Self;
-    /// Rotates `N` adjacent pairs, held by two vectors, by the angles of `cos, sin`.
+    /// Rotates `N` adjacent pairs, in two vectors, by the angles of `cos, sin`.
     fn rotate_pairs(x: [Self; 2], cos: Self, sin: Self) -> [Self; 2];
 
     /// Sum of the lanes.

@@ -1,9 +1,9 @@
-//! Products of activations with the plain formats, F32, F16 and BF16, of generated rows and of
-//! prompt rows alike.
+//! Products of activations with the plain formats, F32, F16 and BF16, for decode and prefill rows
+//! alike.
 //!
 //! Lane `l` of a sum adds up the columns `l`, `l + N`, `l + 2N` …; then the lanes are added. A
-//! product has the same bits whichever rows are multiplied together with it, so prompts and
-//! generated tokens share this arithmetic.
+//! product has the same bits whichever rows are multiplied together with it, so prefill and decode
+//! rows share this arithmetic.
 //!
 //! Some weight rows are multiplied by some activation rows at a time, and the next weight rows are
 //! prefetched, each as the same columns of its predecessor are used: from memory, 2 to 6 activation
@@ -20,11 +20,11 @@ use half::bf16;
 const L2_BYTES: usize = 256 << 10;
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Values between packed rows. Rows whose lengths are powers of two would share the ways of a cache
-/// set: 10 such rows reach 85 % of the speed that they have with this distance.
+/// Values between packed rows. Rows with lengths of powers of two would share the ways of a cache
+/// set: 10 such rows reach 85 % of the speed with this distance.
 pub(in crate::arch) const GAP: usize = 16;
 
-/// How a level multiplies a single activation row.
+/// A level's kernel for a single activation row.
 #[derive(Clone, Copy)]
 pub(in crate::arch) struct OneRow {
     /// Longest row that is multiplied by one weight row at a time. A longer one, in `f32`, leaves
@@ -59,9 +59,8 @@ impl<V: Lanes> Widen<V> for bf16 {
     }
 }
 
-/// Products of weight rows of `T` with activation rows of `n` values, the first of them `x[..n]`,
-/// `stride` values apart: `R` weight rows by up to `M` activation rows at a time, or `R1` by a
-/// single one.
+/// Products of weight rows of `T` with activation rows of `n` values, from `x[..n]` on, `stride`
+/// values apart: `R` weight rows by up to `M` activation rows at a time, or `R1` by a single one.
 #[inline(always)]
 pub(in crate::arch) fn plain<
     V: Lanes,
@@ -112,8 +111,8 @@ pub(in crate::arch) fn plain<
     }
 }
 
-/// Products of weight rows, `R` at a time, with `M` activation rows; `at` are the first row and
-/// column of them in `y`.
+/// Products of weight rows, `R` at a time, with `M` activation rows; `at` is their first row and
+/// column in `y`.
 #[inline(always)]
 fn rows<V: Lanes, T: Widen<V>, const R: usize, const M: usize>(
     z: V,
@@ -136,8 +135,8 @@ fn rows<V: Lanes, T: Widen<V>, const R: usize, const M: usize>(
     }
 }
 
-/// `R` weight rows times `M` activation rows; the weights `ahead` bytes behind their use are
-/// prefetched, none if it is 0.
+/// `R` weight rows times `M` activation rows; weights are prefetched `ahead` bytes before their
+/// use, not at all if it is 0.
 #[inline(always)]
 fn tile<V: Lanes, T: Widen<V>, const R: usize, const M: usize>(
     z: V,
@@ -198,7 +197,7 @@ fn tile<V: Lanes, T: Widen<V>, const R: usize, const M: usize>(
 /// Adds the products of `len` columns, one in each lane.
 ///
 /// # Safety
-/// `len` values must be readable in each row, of which the first ones begin at `w` and `x`.
+/// `len` values must be readable in each row; the first rows begin at `w` and `x`.
 #[inline(always)]
 unsafe fn add<V: Lanes, T: Widen<V>, const R: usize, const M: usize>(
     z: V,
@@ -256,7 +255,7 @@ macro_rules! plain_products {
         $features:literal, $zero:expr, $lanes:ty,
         rows: $rows:literal, activation_rows: $m:literal, rows_by_one: $rows_by_one:literal, $one:expr
     ) => {
-        /// How rows of prompts are multiplied by weights of `T`: as those of generated tokens.
+        /// Products of prefill rows with weights of `T`: the same as those of decode rows.
         pub(in crate::arch) const fn plain_gemm<T: $crate::arch::generic::lanes::Widen<$lanes>>()
         -> $crate::arch::table::Gemm {
             $crate::arch::table::Gemm {

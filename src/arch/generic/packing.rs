@@ -1,9 +1,8 @@
-//! Packing of activations and storing of sums, shared by the panels of all levels whose sums are
-//! `f32`.
+//! Packing of activations and storing of sums, shared by all panels with `f32` sums.
 
 use super::lanes::Lanes;
 
-/// Most lanes of a vector.
+/// Maximum number of lanes of a vector.
 pub(in crate::arch) const MAX_LANES: usize = 16;
 
 /// Vector type that can be transposed.
@@ -85,7 +84,7 @@ pub(in crate::arch) unsafe fn store_transposed<V: Transpose>(
     }
 }
 
-/// Packing shared by the panels of a level whose sums are `f32`.
+/// Packing shared by a level's panels with `f32` sums.
 macro_rules! packing {
     ($features:literal, $zero:expr) => {
         #[target_feature(enable = $features)]

@@ -1,5 +1,4 @@
-//! `f32` panels whose rows lie one after the other, over [`Lanes`]; [`crate::arch::gemm`] says what
-//! panels are.
+//! `f32` panels with consecutive rows, over [`Lanes`]; panels are defined in [`crate::arch::gemm`].
 
 use super::lanes::{Lanes, Widen};
 use super::packing::Transpose;
@@ -117,9 +116,9 @@ pub(in crate::arch) fn widen<V: Lanes, T: Widen<V>>(z: V, bytes: &[u8], out: &mu
     }
 }
 
-/// `F32Panels` of one level, whose register tiles have up to three registers of activations and
-/// `rows` weight rows, or `rows_of_one` with one register; `$zero` must be safe under `$features`,
-/// `unpack` must expand the wanted values of a row's blocks, and `knows` say for which formats.
+/// `F32Panels` of one level: register tiles have up to three registers of activations and `rows`
+/// weight rows, or `rows_of_one` with one register. `$zero` must be safe under `$features`,
+/// `unpack` must expand the wanted values of a row's blocks, and `knows` lists its formats.
 macro_rules! f32_panels {
     ($features:literal, $lanes:ty, $zero:expr, depth: $depth:expr, rows: $rows:literal, rows_of_one: $alone:literal) => {
         /// Panels of `f32`.

@@ -113,7 +113,7 @@ unsafe fn delta_columns<V: Lanes, const C: usize, const WHOLE: bool>(
     }
 }
 
-/// How fast a selective state space forgets, and its time steps.
+/// Decay rates of a selective state space model, and its time steps.
 #[derive(Clone, Copy)]
 enum Rates<'a> {
     Shared {

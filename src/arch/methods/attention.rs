@@ -15,8 +15,8 @@ impl Arch {
     }
 
     /// Adds the keys of `span` to the partial results of query rows `q`, `(n_q, head_dim)`, that
-    /// share its KV head. Row `i` sees the keys at positions `ranges[i].0 .. ranges[i].1`; the
-    /// span may hold all, some or none of them. Blocks that no row sees are not read.
+    /// share its KV head. Row `i` sees the keys at positions `ranges[i].0 .. ranges[i].1`; the span
+    /// may have all, some or none of them. Blocks that no row sees are not read.
     ///
     /// # Panics
     /// If the shapes disagree, or the blocks are not those of one span.

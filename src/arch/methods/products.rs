@@ -12,12 +12,11 @@ impl Arch {
         (self.0.matvec)(dtype).form
     }
 
-    /// `y[i][r] = Σ_k W[r][k]·x[i][k]`: `w` holds `y.cols()` rows of `x.n()` values. A row's bits
-    /// do not depend on how many rows there are, here or in [`Arch::gemm`]; the two round
-    /// differently.
+    /// `y[i][r] = Σ_k W[r][k]·x[i][k]`: `w` has `y.cols()` rows of `x.n()` values. A row's bits do
+    /// not depend on how many rows there are, here or in [`Arch::gemm`]; the two round differently.
     ///
     /// # Panics
-    /// If the lengths disagree or `x` is not in the form that [`Arch::act_form`] names.
+    /// If the lengths disagree or `x` is not in the format of [`Arch::act_form`].
     pub fn matvec(self, dtype: DType, y: &mut ColumnsMut<'_>, w: &[u8], x: &Acts<'_>) {
         let f = dtype.float_format();
         assert_eq!(
@@ -51,8 +50,8 @@ impl Arch {
         (self.0.gemm)(dtype).tile
     }
 
-    /// Most activation rows for which an [`Arch::gemm`] call had better cover as many weight rows
-    /// as one of [`Arch::matvec`], not only [`Arch::gemm_tile`].
+    /// Maximum number of activation rows for which an [`Arch::gemm`] call should cover as many
+    /// weight rows as one of [`Arch::matvec`], instead of [`Arch::gemm_tile`].
     pub fn gemm_few(self, dtype: DType) -> usize {
         (self.0.gemm)(dtype).small_batch
     }
@@ -137,8 +136,7 @@ impl Arch {
         unsafe { (gemm.kernel)(y, dtype, w, packed, k, workspace) }
     }
 
-    /// Whether weights of `dtype` are unpacked once for so many rows of both kinds by
-    /// [`Arch::both`].
+    /// Whether [`Arch::both`] unpacks weights of `dtype` once for a mixed batch of these sizes.
     pub fn has_both(self, dtype: DType, n_generated: usize, n_prompt: usize) -> bool {
         let fits =
             |mixed: MixedBatch| n_generated <= mixed.max_rows.0 && n_prompt <= mixed.max_rows.1;
@@ -149,7 +147,7 @@ impl Arch {
     /// bits.
     ///
     /// # Panics
-    /// If the lengths disagree, `generated` is not in the form that [`Arch::act_form`] names, or
+    /// If the lengths disagree, `generated` is not in the format of [`Arch::act_form`], or
     /// [`Arch::has_both`] is not true.
     pub fn both(
         self,

@@ -83,7 +83,7 @@ pub(super) fn delta_rule(
     out: &mut [f32],
 ) {
     let rate = |i: usize| if rate.len() == 1 { rate[0] } else { rate[i] };
-    // What the state says of the key.
+    // State times key: the value that the state predicts.
     out.fill(0.0);
     for (i, (row, k)) in state.chunks_exact_mut(v.len()).zip(k).enumerate() {
         row.iter_mut().for_each(|s| *s *= rate(i));

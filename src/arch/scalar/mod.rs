@@ -1,5 +1,5 @@
-//! The portable level: every kernel in its plainest form. It is the reference that all other levels
-//! are tested against, and what a CPU without any known extension runs.
+//! The portable level: every kernel in its plainest form. It is the reference for tests of all
+//! other levels, and the level of CPUs without any known extension.
 
 mod attention;
 mod elementwise;

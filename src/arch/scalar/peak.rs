@@ -1,4 +1,4 @@
-//! How fast plain code multiplies and adds.
+//! Peak rate of multiply-adds in plain code.
 
 use crate::arch::table::PanelElement;
 use std::hint::black_box;

@@ -1,4 +1,4 @@
-//! Filters and tests as Jinja2 has them. What a filter makes is counted.
+//! Filters and tests as Jinja2 has them. The memory of their results is counted.
 
 use super::limits::{charge_items, charged, check_items, error};
 use super::numbers::{file_size, float, int_filter, round_filter};

@@ -1,4 +1,4 @@
-//! Limits of what a rendering makes, and its errors.
+//! Memory limits of a rendering, and their errors.
 
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
@@ -8,7 +8,7 @@ use std::cell::Cell;
 const MAX_DEPTH: usize = 200;
 /// Longest string that one operation makes, in bytes.
 pub(super) const MAX_STRING: usize = 64 << 20;
-/// Most lists that `batch` and `slice` make, or items in one of them.
+/// Maximum number of lists that `batch` and `slice` make, or items in one of them.
 const MAX_ITEMS: usize = 1 << 16;
 /// Bytes of a value in a list.
 const ITEM: usize = 32;
@@ -16,11 +16,11 @@ const ITEM: usize = 32;
 thread_local! {
     /// Bytes made by the rendering on this thread; each has a thread of its own.
     static MADE: Cell<usize> = const { Cell::new(0) };
-    /// Most bytes that it may make.
+    /// Maximum number of bytes that it may make.
     static LIMIT: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// Begins the count of a rendering on this thread, which may make so many bytes.
+/// Starts counting a rendering on this thread; `limit` in bytes.
 pub(in crate::chat) fn begin(limit: usize) {
     MADE.set(0);
     LIMIT.set(limit);
@@ -38,7 +38,7 @@ impl std::fmt::Display for Raised {
 
 impl std::error::Error for Raised {}
 
-/// What is made is more than this limit.
+/// The results exceed this limit, in bytes.
 #[derive(Debug)]
 pub(in crate::chat) struct TooMuch(pub(in crate::chat) usize);
 

@@ -2,7 +2,7 @@
 //! operators, the methods of strings, dictionaries and lists, and the filters and tests of Jinja2
 //! that `minijinja` lacks or implements differently.
 //!
-//! What operators, filters and methods make is counted, so that a rendering takes bounded memory.
+//! Results of operators, filters and methods are counted, so that a rendering takes bounded memory.
 
 mod arguments;
 mod filters;

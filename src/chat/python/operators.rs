@@ -274,7 +274,7 @@ pub(super) fn percent(
     Ok(out)
 }
 
-/// The directive at the start of `text`, and what is behind it.
+/// The directive at the start of `text`, and the rest.
 fn directive<'a, 'b>(
     text: &'a str,
     args: &mut impl Iterator<Item = &'b Value>,

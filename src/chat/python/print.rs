@@ -1,4 +1,4 @@
-//! How values print: Python's `str`, `repr` and `json.dumps`.
+//! Printing of values: Python's `str`, `repr` and `json.dumps`.
 
 use super::arguments::argument;
 use super::limits::{check, error};

@@ -216,8 +216,8 @@ pub(super) fn is_cased(s: &str, wanted: fn(char) -> bool, other: fn(char) -> boo
     s.chars().any(wanted) && !s.chars().any(other)
 }
 
-/// The part of a text from character `start` to `end`, which may count from its end, and the
-/// number of characters before it; nothing if `start` lies behind the end of the text.
+/// The part of a text from character `start` to `end` (negative: counted from the end), and the
+/// number of characters before it; nothing if `start` is after the end of the text.
 fn part(s: &str, start: Option<i64>, end: Option<i64>) -> Option<(&str, usize)> {
     let n = s.chars().count() as i64;
     let clamp = |at: i64| if at < 0 { (at + n).max(0) } else { at };

@@ -6,7 +6,7 @@ use minijinja::value::{Enumerator, Object, ObjectRepr, Value, ValueKind};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Most values that are looked at to find out whether a list would contain itself.
+/// Maximum number of values that are looked at to find out whether a list would contain itself.
 const MAX_VISITS: usize = 10_000;
 
 /// A dictionary of the inputs.

@@ -84,7 +84,7 @@ fn wrapped(text: &str, width: usize, breaks_words: bool, at_hyphens: bool) -> Ve
     lines
 }
 
-/// Words and the white space between them; words end behind their hyphens if asked to.
+/// Words and the white space between them; with `at_hyphens` words end after their hyphens.
 fn chunks(text: &str, at_hyphens: bool) -> Vec<Vec<char>> {
     let chars: Vec<char> = text.chars().collect();
     let letter = |at: Option<usize>| {

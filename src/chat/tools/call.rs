@@ -188,7 +188,8 @@ pub(super) fn per_tool(
 }
 
 /// Rules for arguments separated by `comma`: `<list>_0_0` is the whole list, `<item>_<k>` one
-/// argument, of which these are `required`, and `rest`, if it is not empty, the rule of one more.
+/// argument, `required` says which must be there, and `rest`, if it is not empty, is the rule of a
+/// further argument.
 pub(super) fn comma_rules(
     (list, item): (&str, &str),
     required: &[bool],
@@ -219,8 +220,8 @@ pub(super) fn comma_rules(
     rules
 }
 
-/// The grammar of calls whose arguments are written one by one, strings without quotes: for each
-/// tool `before`, the arguments in the order of the schema, each between `open` and `close`, then
+/// Grammar of calls with arguments written one by one, strings without quotes: for each tool
+/// `before`, the arguments in the order of the schema, each between `open` and `close`, then
 /// `after`.
 ///
 /// # Errors

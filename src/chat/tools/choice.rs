@@ -11,9 +11,9 @@ use serde_json::Value;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Most tools that a mask supports.
+/// Maximum number of tools that a mask supports.
 const MAX_TOOLS: usize = 256;
-/// Most bytes of white space between reasoning and what follows it.
+/// Maximum bytes of white space after reasoning.
 const MAX_WHITE: usize = 20;
 /// White space before and between calls.
 const WHITE: &str = "WHITE: /[ \\t\\r\\n]{0,20}/\n";
@@ -90,7 +90,7 @@ impl ToolChoice {
         }
     }
 
-    /// Those of `tools` that may be called.
+    /// The tools of `tools` that may be called.
     ///
     /// # Errors
     /// [`ChatError::Tool`] for a tool that is not among them, or if a call is required, and none
@@ -122,8 +122,8 @@ impl ToolChoice {
 /// grammar, with the name of a tool and arguments that match its parameters; after the call the
 /// text is free again. A token that would begin a call and continue it in an invalid way is
 /// forbidden, so every call can be completed, and is then valid. Where calls are required the
-/// answer is calls and nothing else; [where text has a form](Self::with_text) it is calls and
-/// nothing else, or a text of that form.
+/// answer is calls and nothing else; [where text has a grammar](Self::with_text) it is calls and
+/// nothing else, or a text of that grammar.
 #[derive(Clone, Debug)]
 pub struct ToolMask {
     shared: Arc<Shared>,
@@ -140,9 +140,9 @@ struct Shared {
     reasoning: (&'static str, &'static str),
     /// Openings of calls in free text.
     triggers: Vec<Trigger>,
-    /// What the answer has to be, where it is not free.
+    /// Constraint on the answer; `None` if it is free.
     bound: Option<Bound>,
-    /// What is not enforced.
+    /// Parts that are not enforced.
     loosened: Vec<LoosenedTool>,
     /// Tokens that extend beyond the end of some opening, or of reasoning that a bound answer
     /// follows.
@@ -151,7 +151,7 @@ struct Shared {
     white: Vec<u32>,
 }
 
-/// Opening of a call, and the grammar of what follows.
+/// Opening of a call, and the grammar after it.
 #[derive(Debug)]
 struct Trigger {
     text: &'static str,
@@ -196,7 +196,8 @@ impl ToolMask {
     }
 
     /// As [`ToolMask::new`], for an answer that is calls, or a text that `text` allows; reasoning
-    /// that `prompt` has begun comes before either. Where calls are required there is no such text.
+    /// that `prompt` has opened comes before either. Where calls are required there is no such
+    /// text.
     ///
     /// # Errors
     /// As [`ToolMask::new`].
@@ -289,12 +290,12 @@ impl ToolMask {
         })
     }
 
-    /// What of the tools' parameters is not enforced.
+    /// Parts of the tools' parameters that are not enforced.
     pub fn loosened(&self) -> &[LoosenedTool] {
         &self.shared.loosened
     }
 
-    /// Whether an answer that may be either is calls; `None` as long as it is not known.
+    /// Whether an answer that may be calls or text is calls; `None` while both are possible.
     pub fn is_calls(&self) -> Option<bool> {
         match &self.phase {
             Phase::Bound(bound) => bound.is_calls(),
@@ -322,7 +323,7 @@ impl ToolMask {
                 let mut tail = [&tail[..], text].concat();
                 let close = shared.reasoning.1.as_bytes();
                 let Some(at) = find(&tail, close) else {
-                    // What the answer is bound to be must follow before the end.
+                    // The required calls or text must come before the end.
                     if shared.bound.is_some() && shared.trie.is_eog(token) {
                         return None;
                     }
@@ -406,7 +407,7 @@ impl ToolMask {
             .any(|trigger| trigger.at_start && trigger.text.as_bytes().starts_with(text))
     }
 
-    /// A call that begins with `text`.
+    /// State of a call that begins with `text`.
     fn begin(&self, grammar: &Grammar, text: &[u8]) -> Option<Phase> {
         let mut matcher = grammar.matcher();
         for token in self.shared.trie.cut(text) {
@@ -436,7 +437,7 @@ fn only_calls(trie: &TokenTrie, format: &Format, lark: &str, in_reasoning: bool)
         lark_marker(trie.special(first.text), first.text)
     };
     let white = if in_reasoning { "WHITE " } else { "" };
-    // What stands between two calls, besides white space.
+    // Separators between two calls, besides white space.
     let between = format.openings.iter().filter(|opening| opening.keep);
     let between = between.filter_map(|opening| opening.text.strip_suffix(first.text));
     let between: String = between
@@ -455,20 +456,20 @@ fn is_white(text: &[u8]) -> bool {
     !text.is_empty() && text.iter().all(u8::is_ascii_whitespace)
 }
 
-/// What the rest of an answer has to be: calls and nothing else, a text of some form, or either as
-/// long as both are possible.
+/// Constraint on the rest of an answer: calls and nothing else, a text that a grammar allows, or
+/// either while both are possible.
 #[derive(Clone, Debug)]
 struct Bound {
     calls: Option<Box<Matcher>>,
     text: Option<Box<dyn TokenMask>>,
-    /// White space that may still come before it.
+    /// Bytes of white space that may still come before it.
     n_white: usize,
     /// Tokens since it began, or since one of the two was ruled out.
     n_tokens: usize,
 }
 
 impl Bound {
-    /// Those that are possible.
+    /// The alternatives that are still possible.
     fn each(&mut self) -> impl Iterator<Item = &mut dyn TokenMask> {
         let calls = self
             .calls
@@ -547,7 +548,7 @@ impl Bound {
         Some(())
     }
 
-    /// Takes back tokens, if none of them ruled anything out.
+    /// Rewinds tokens, if none of them excluded an alternative.
     fn rollback(&mut self, n: usize) -> Result<bool, MaskError> {
         if n > self.n_tokens {
             return Ok(false);

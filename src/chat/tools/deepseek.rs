@@ -63,7 +63,7 @@ fn read(block: &str, _: &[Tool]) -> Option<Vec<ToolCall>> {
     (!calls.is_empty()).then_some(calls)
 }
 
-/// The name of a call: behind the separator in the older form, before it in the newer one.
+/// Name of a call: after the separator in the older layout, before it in the newer one.
 fn name_of<'a>(head: &'a str, before_arguments: &'a str) -> &'a str {
     match before_arguments.trim().trim_end_matches("```json").trim() {
         "" => head,

@@ -1,5 +1,5 @@
-//! DeepSeek V3.2 and V4: invocations in tags that begin with `｜DSML｜`, each parameter with a mark
-//! that tells texts from JSON.
+//! DeepSeek V3.2 and V4: invocations in tags that begin with `｜DSML｜`, each parameter with an
+//! attribute that distinguishes strings from JSON.
 
 use crate::chat::tools::tagged::{Tagged, Tags};
 

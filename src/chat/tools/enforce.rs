@@ -1,4 +1,4 @@
-//! The grammar of calls: the parameters of all tools in normal form, and what of them is enforced.
+//! Grammar of calls: the parameters of all tools in normal form, as far as they can be enforced.
 
 use crate::chat::ChatError;
 use crate::chat::tools::{Format, LoosenedTool, Marks, Tool};
@@ -10,7 +10,7 @@ use std::cell::RefCell;
 pub(super) struct Calls {
     pub(super) lark: String,
     pub(super) grammar: Grammar,
-    /// What it does not enforce.
+    /// Parts that it does not enforce.
     pub(super) loosened: Vec<LoosenedTool>,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn grammar_of_calls(
         calls = attempt(forms);
     }
     match calls {
-        // The engine's own words are of a text that nobody has written.
+        // The engine's message refers to grammar text that the user did not write.
         Err(ChatError::Grammar(GrammarError::Invalid { .. })) => {
             Err(GrammarError::from(too_much()).into())
         }
@@ -59,7 +59,7 @@ pub(super) fn grammar_of_calls(
     }
 }
 
-/// What is said of the parameters of all tools if they cannot be compiled together.
+/// Entry for the parameters of all tools if they cannot be compiled together.
 fn too_much() -> Loosened {
     Loosened {
         keyword: "schema".to_owned(),
@@ -68,7 +68,7 @@ fn too_much() -> Loosened {
     }
 }
 
-/// Writes and compiles the grammar of `tools`, whose parameters have these normal forms.
+/// Writes and compiles the grammar of `tools` from the normal forms of their parameters.
 fn write(
     trie: &TokenTrie,
     format: &Format,

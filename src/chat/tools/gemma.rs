@@ -78,7 +78,7 @@ fn grammar(
 /// Rules for the values of a tool's parameters.
 struct Rules<'a> {
     schemas: Schemas<'a>,
-    /// What stands around a string, and its text if it is no special token.
+    /// Quote around a string, and its text if it is no special token.
     quote: (&'a str, Option<&'a str>),
     out: String,
     /// Rules so far.
@@ -283,7 +283,7 @@ fn read(block: &str, close: &str, quote: &str) -> Option<Vec<ToolCall>> {
     })
 }
 
-/// Its name: the arguments are no JSON, and told at its end.
+/// Name of the call; the arguments are no JSON and are reported at its end.
 fn written(block: &str, _: &[Tool]) -> Vec<Written> {
     let name = block.trim_start().strip_prefix("call:");
     let name = name.and_then(|text| Some(text.split_once('{')?.0));
@@ -346,7 +346,7 @@ impl<'a> Arguments<'a> {
         }
         let (word, rest) = self.rest.split_at(self.rest.find([',', '}', ']'])?);
         self.rest = rest;
-        // A word that is no JSON is a string whose quotes are missing.
+        // A word that is no JSON is a string without quotes.
         Some(serde_json::from_str(word.trim()).unwrap_or_else(|_| word.trim().into()))
     }
 }

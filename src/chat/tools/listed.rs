@@ -4,7 +4,7 @@
 use crate::chat::tools::{Format, Marks, Opening, Scan, Tool, ToolCall, call, written};
 use serde_json::{Value, json};
 
-/// A format whose calls are JSON between marks.
+/// A format with calls in JSON between marks.
 pub(super) trait Listed {
     const LIST: List;
 }
@@ -27,7 +27,7 @@ pub(super) struct List {
 }
 
 impl List {
-    /// What most formats have in common.
+    /// Values that most formats share.
     pub(super) const COMMON: List = List {
         name: "",
         marks: &[],
@@ -61,7 +61,7 @@ pub(super) const fn format<T: Listed>() -> Format {
     }
 }
 
-/// Scans JSON values, and the mark behind them.
+/// Scans JSON values, and the mark after them.
 fn scan(text: &str, close: &str) -> Scan {
     let mut len = 0;
     loop {

@@ -1,4 +1,4 @@
-//! MiniMax M3: elements whose tags begin with a mark of their own, named after the parameters;
+//! MiniMax M3: elements named after the parameters, with a special mark at the start of each tag;
 //! objects and arrays are elements in elements.
 
 use crate::chat::tools::tagged::marked;
@@ -93,7 +93,7 @@ fn read(block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
     (!calls.is_empty()).then_some(calls)
 }
 
-/// The first element of a text: what its tag says, its content, and the text behind it.
+/// First element of a text: its tag, its content, and the text after it.
 fn element(text: &str) -> Option<(&str, &str, &str)> {
     let (tag, rest) = text
         .strip_prefix(MARK)?

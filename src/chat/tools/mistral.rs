@@ -50,7 +50,7 @@ pub(super) const V11: Format = Format {
     ..V3
 };
 
-/// Position at which the name ends and the arguments begin, in the newer form. It does not depend
+/// Position at which the name ends and the arguments begin, in the newer layout. It does not depend
 /// on the text after that.
 fn arguments_at(text: &str) -> Option<usize> {
     // Some templates omit the marker.
@@ -83,7 +83,7 @@ fn read(block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
     Some(vec![ToolCall { id, ..call }])
 }
 
-/// The name and the id before the arguments of the newer form.
+/// Name and id before the arguments of the newer layout.
 fn name_of(head: &str) -> (&str, Option<&str>) {
     let head = head.trim_end_matches(ARGS);
     head.split_once(CALL_ID)

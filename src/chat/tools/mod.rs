@@ -1,4 +1,4 @@
-//! Function calling: the calls in a model's text, in the form that the model was trained on.
+//! Function calling: the calls in a model's text, in the format that the model was trained on.
 //!
 //! Families write calls in different ways. A [`ToolFormat`] is one of them, chosen [by the
 //! template](ToolFormat::of). A [`TurnParser`] takes the text of an answer as it arrives and
@@ -121,7 +121,7 @@ const FORMATS: &[&Format] = &[
     &generic::FORMAT,
 ];
 
-/// How a family writes calls.
+/// Call format of a family.
 struct Format {
     name: &'static str,
     /// Texts that its templates all contain, and templates of later formats do not.
@@ -186,7 +186,7 @@ enum Scan {
     Nothing,
 }
 
-/// What the grammars of formats are written with.
+/// Inputs for writing the grammar of a format.
 struct Marks<'a> {
     /// The special token with a text.
     special: &'a dyn Fn(&str) -> Option<u32>,
@@ -194,7 +194,7 @@ struct Marks<'a> {
     pattern: &'a dyn Fn(&str) -> Option<String>,
     /// The same, of the texts of a format of JSON Schema.
     format: &'a dyn Fn(&str) -> Option<String>,
-    /// What the grammars do not enforce.
+    /// Parts that the grammars do not enforce.
     loosened: RefCell<Vec<LoosenedTool>>,
 }
 
@@ -349,7 +349,7 @@ pub struct Turn {
     pub unfinished: Option<String>,
 }
 
-/// An addition to a [`Turn`] by a piece of text.
+/// An addition to a [`Turn`] by a chunk of text.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum TurnPart {
@@ -357,7 +357,7 @@ pub enum TurnPart {
     Reasoning(String),
     /// More of [`Turn::text`].
     Text(String),
-    /// The beginning of a call, if they are told [as they are written](TurnParser::eager).
+    /// Beginning of a call, if calls are reported [as they are written](TurnParser::eager).
     CallBegins {
         /// The function's name.
         name: String,
@@ -370,7 +370,7 @@ pub enum TurnPart {
     Call(ToolCall),
 }
 
-/// How a family of models writes calls.
+/// Call format of a family of models.
 #[derive(Clone, Copy)]
 pub struct ToolFormat(&'static Format);
 
@@ -449,7 +449,7 @@ enum State {
     Call(&'static str),
 }
 
-/// How text is read that is no reasoning.
+/// Reading of text other than reasoning.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Reading {
     /// Markers are searched for.
@@ -468,16 +468,16 @@ pub struct TurnParser {
     turn: Turn,
     state: State,
     reading: Reading,
-    /// Whether calls are told as they are written.
+    /// Whether calls are reported as they are written.
     eager: bool,
-    /// Calls of the block that is being written whose beginning was told, and bytes told of the
-    /// arguments of the last.
+    /// In the block that is being written: number of calls reported so far, and reported bytes of
+    /// the last one's arguments.
     told: (usize, usize),
     /// Whether the text was cut off.
     is_cut: bool,
     /// Whether only white space came since the start, the reasoning or the last call.
     at_start: bool,
-    /// Text held back: a possible start of a marker, or an incomplete call.
+    /// Pending text: a possible start of a marker, or an incomplete call.
     held: String,
     parts: Vec<TurnPart>,
 }
@@ -514,26 +514,27 @@ impl TurnParser {
         }
     }
 
-    /// For an answer that obeys a grammar: reasoning may come first, and all text behind it is kept
-    /// as it is, whatever markers it contains.
+    /// For an answer that obeys a grammar: reasoning may come first, and all text after it is kept
+    /// unchanged, whatever markers it contains.
     #[must_use]
     pub fn verbatim(mut self) -> Self {
         self.reading = Reading::Verbatim;
-        // The grammar says nothing of what the prompt opened.
+        // The grammar does not cover what the prompt opened.
         self.held.clear();
         self
     }
 
-    /// For an answer whose calls a grammar enforces, so that what begins as a call is one: calls
-    /// are told as they are written, with [`TurnPart::CallBegins`] and [`TurnPart::Arguments`].
+    /// For an answer with calls enforced by a grammar, so that the beginning of a call is certain:
+    /// calls are reported as they are written, with [`TurnPart::CallBegins`] and
+    /// [`TurnPart::Arguments`].
     #[must_use]
     pub fn eager(mut self) -> Self {
         self.eager = true;
         self
     }
 
-    /// For an answer that is calls or a text that obeys a grammar: the text behind reasoning is
-    /// held back until it is [known](TurnParser::decide) which of the two it is.
+    /// For an answer that is calls or a text that obeys a grammar: the text after reasoning is kept
+    /// until it is [known](TurnParser::decide) which of the two it is.
     #[must_use]
     pub fn undecided(mut self) -> Self {
         self.reading = Reading::Undecided;
@@ -565,7 +566,7 @@ impl TurnParser {
         self
     }
 
-    /// Takes the next piece of text; returns what it adds.
+    /// Takes the next chunk of text; returns its additions to the turn.
     pub fn push(&mut self, text: &str) -> Vec<TurnPart> {
         self.held.push_str(text);
         while self.step(false) {}
@@ -597,8 +598,8 @@ impl TurnParser {
         &self.turn
     }
 
-    /// Processes the start of the held text; returns whether there is more to process. `last` means
-    /// that no more text comes.
+    /// Processes the start of the pending text; returns whether there is more to process. `last`
+    /// means that no more text comes.
     fn step(&mut self, last: bool) -> bool {
         match self.state {
             State::Text => self.step_text(last),
@@ -688,7 +689,7 @@ impl TurnParser {
         }
     }
 
-    /// Where the beginning of an opening is at the end of the held text.
+    /// Position of an incomplete opening at the end of the pending text.
     fn begun_opening(&self) -> Option<usize> {
         let mut ends = self.held.char_indices().map(|(at, _)| at);
         ends.find(|&at| {
@@ -796,7 +797,7 @@ impl TurnParser {
         self.tell_written(whole);
     }
 
-    /// Leaves the call, of which `len` bytes are held, as `calls` or as text.
+    /// Ends the call, with `len` pending bytes, as `calls` or as text.
     fn end_call(&mut self, shown: &str, len: usize, calls: Option<Vec<ToolCall>>) {
         self.state = State::Text;
         if let Some(calls) = calls.as_ref().filter(|_| self.eager) {

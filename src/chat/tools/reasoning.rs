@@ -5,11 +5,11 @@ use crate::grammar::TokenTrie;
 use crate::sample::{MaskError, TokenMask};
 use std::sync::Arc;
 
-/// Most bytes of white space between reasoning and what follows it.
+/// Maximum bytes of white space after reasoning.
 const MAX_WHITE: usize = 20;
 
-/// A [`TokenMask`] that leaves reasoning free, up to its end, and then is another one. Reasoning
-/// cannot end the answer, and ends after so many tokens, so that room for the answer is left.
+/// A [`TokenMask`] that leaves reasoning free and applies another mask after it. Reasoning cannot
+/// end the answer, and is closed after a number of tokens, so that room for the answer is left.
 #[derive(Clone, Debug)]
 pub struct AfterReasoning {
     shared: Arc<Shared>,
@@ -28,7 +28,7 @@ struct Shared {
     overrun: Vec<u32>,
     /// Tokens of white space alone.
     white: Vec<u32>,
-    /// The end of reasoning in tokens, which is forced after so many.
+    /// Tokens that end reasoning, forced when the limit is reached.
     closing: Vec<u32>,
     max_reasoning: usize,
 }
@@ -37,11 +37,11 @@ struct Shared {
 enum Phase {
     /// Reasoning: its last bytes, and its tokens so far.
     Reasoning { tail: Vec<u8>, n_tokens: usize },
-    /// Its forced end, of which so many tokens are there.
+    /// Its forced end; `n_tokens` of it are written.
     Closing { n_tokens: usize },
     /// Behind it: bytes of white space.
     Between { n_white: usize },
-    /// The other mask's text, of which so many tokens were accepted one by one.
+    /// Text of the other mask; `n_tokens` were accepted one by one.
     Text { n_tokens: usize },
 }
 

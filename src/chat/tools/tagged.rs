@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 /// Kind of the texts that are read, but never asked for, between `<![CDATA[` and `]]>`.
 pub(super) const CDATA: &str = "cdata";
 
-/// A format whose calls are written in tags.
+/// A format with calls in tags.
 pub(super) trait Tagged {
     const TAGS: Tags;
 }
@@ -26,21 +26,22 @@ pub(super) struct Tags {
     /// Around all calls; `open` is empty if each call stands alone.
     pub(super) open: &'static str,
     pub(super) close: &'static str,
-    /// Before a call's name, between name and arguments, and behind these.
+    /// Marks before a call's name, between name and arguments, and after these.
     pub(super) call: [&'static str; 3],
-    /// Lark grammar of what may differ from call to call behind a name; what is read ends there.
+    /// Lark grammar of attributes after a name, which may differ from call to call; the name ends
+    /// there when calls are read.
     pub(super) attributes: &'static str,
-    /// Before an argument's name, and behind its value.
+    /// Marks before an argument's name, and after its value.
     pub(super) argument: [&'static str; 2],
-    /// What stands between an argument's name and its value, and the type of JSON that it means:
-    /// the first that fits is written. `""` leaves it to the tool's parameters.
+    /// Marks between an argument's name and its value, each with the JSON type that it means: the
+    /// first that fits is written. `""` leaves the type to the tool's parameters.
     pub(super) values: &'static [(&'static str, &'static str)],
     /// Parts of marks that are special tokens, in vocabularies that have them.
     pub(super) special: &'static [&'static str],
 }
 
 impl Tags {
-    /// What most formats have in common.
+    /// Values that most formats share.
     pub(super) const COMMON: Tags = Tags {
         name: "",
         marks: &[],

@@ -1,17 +1,16 @@
-//! Grammars of values that a format writes in a syntax of its own, from schemas in normal form.
+//! Grammars of values in a format's own syntax, from schemas in normal form.
 
 use crate::chat::ChatError;
 use crate::chat::tools::{Marks, Tool, lark_text};
 use serde_json::{Map, Value, json};
 
-/// Most references that are followed from one to the next.
+/// Maximum number of references that are followed from one to the next.
 const MAX_REFERENCES: usize = 32;
 
-/// The arguments of a tool, whose parameters are in normal form, for formats that write them one by
-/// one.
+/// Arguments of a tool, from its parameters in normal form, for formats that write them one by one.
 pub(super) struct Arguments<'a> {
     pub(super) parameters: Vec<Parameter<'a>>,
-    /// Whether there may be any others: nothing is said of which there are.
+    /// Whether there may be further arguments, of any name.
     pub(super) is_open: bool,
 }
 
@@ -41,7 +40,7 @@ impl<'a> Parameter<'a> {
     }
 }
 
-/// A tool whose grammar is written: its number, and what names the schemas in it.
+/// A tool during the writing of its grammar: its number, and the names of its schemas.
 #[derive(Clone, Copy)]
 pub(super) struct Schemas<'a> {
     pub(super) index: usize,
@@ -54,7 +53,7 @@ impl<'a> Schemas<'a> {
     ///
     /// # Errors
     /// [`ChatError::Tool`], if the tool is strict, for a schema that restricts the object by more
-    /// than its properties and which of them are required.
+    /// than its properties and the required ones.
     pub(super) fn arguments(&self) -> Result<Arguments<'a>, ChatError> {
         let root = self.resolve(&self.tool.parameters);
         let known = [
@@ -118,7 +117,7 @@ impl<'a> Schemas<'a> {
         schema.into()
     }
 
-    /// The schemas of which a value has to satisfy one, each of one type or of any.
+    /// Alternatives of a schema: a value has to satisfy one. Each is of one type or of any.
     pub(super) fn alternatives(&self, schema: &'a Value) -> Vec<Value> {
         let mut out = Vec::new();
         self.add_alternatives(schema, &mut out, 0);
@@ -149,7 +148,7 @@ impl<'a> Schemas<'a> {
         }
     }
 
-    /// What a text has to be that a schema of the type `string`, or of any type, describes.
+    /// Constraint on a text, from a schema of the type `string` or of any type.
     ///
     /// # Errors
     /// As [`Self::loosen`].
@@ -213,7 +212,7 @@ impl<'a> Schemas<'a> {
     }
 }
 
-/// What the unquoted text of a string has to be.
+/// Constraint on the unquoted text of a string.
 #[derive(Default)]
 pub(super) struct Text {
     /// Regular expressions that match it as a whole.
@@ -238,7 +237,7 @@ impl Text {
         if self.is_free() {
             return format!("{rule}[suffix={end}]: {terminal}\n");
         }
-        // A text that is too short where `close` comes would go on.
+        // A text that is too short where `close` comes would continue.
         let escaped = close.chars().map(|c| format!("\\x{{{:x}}}", c as u32));
         let escaped: String = escaped.collect();
         format!("{rule}[suffix={end}]: {terminal} & ~/(?s:.*{escaped}.*)/\n")

@@ -1,21 +1,20 @@
-//! Calls that are being written: what is certain of them while their text is still coming.
+//! Calls that are being written: the parts that are certain while their text is incomplete.
 
 use crate::chat::tools::call::{json_len, value_of};
 use crate::chat::tools::{Tool, call};
 use serde_json::Value;
 
-/// A call whose name is there. What is said of the beginning of a text stays true of the whole.
+/// A call with a complete name. Everything reported of the beginning of a text holds for the whole.
 #[derive(Debug)]
 pub(super) struct Written {
     pub(super) name: String,
     pub(super) id: Option<String>,
-    /// The JSON of its arguments, as far as it is certain; empty if all of it is known at the end
-    /// only.
+    /// JSON of its arguments, as far as it is certain; empty if it is known at the end only.
     pub(super) arguments: String,
 }
 
 impl Written {
-    /// A call of `name` with the JSON object at the start of `rest`, as far as it is there.
+    /// A call of `name` with the JSON object at the start of `rest`, as far as it is written.
     pub(super) fn of(name: &str, id: Option<&str>, rest: &str) -> Option<Self> {
         let (name, rest) = (name.trim(), rest.trim_start());
         let arguments = match json_len(rest) {
@@ -31,7 +30,7 @@ impl Written {
     }
 }
 
-/// Nothing: for calls in a notation of their own, which are told at their end.
+/// Nothing: for calls in a notation of their own, which are reported at their end.
 pub(super) fn at_the_end(_: &str, _: &[Tool]) -> Vec<Written> {
     Vec::new()
 }
@@ -90,7 +89,7 @@ fn find<'a>(members: &[(String, &'a str)], keys: &[&str]) -> Option<&'a str> {
     found.map(|(_, value)| *value)
 }
 
-/// The members of a JSON object, the last of which may break off.
+/// Members of a JSON object; the last one may be incomplete.
 fn members(object: &str) -> Vec<(String, &str)> {
     let mut members = Vec::new();
     let mut rest = object.trim_start().strip_prefix('{').unwrap_or_default();
@@ -111,7 +110,7 @@ fn members(object: &str) -> Vec<(String, &str)> {
     }
 }
 
-/// The elements of a JSON array behind its bracket, the last of which may break off.
+/// Elements of a JSON array after its bracket; the last one may be incomplete.
 fn elements(mut rest: &str) -> Vec<&str> {
     let mut elements = Vec::new();
     loop {
@@ -147,19 +146,18 @@ fn value<'a>(rest: &mut &'a str) -> &'a str {
     value
 }
 
-/// How arguments are written one by one between tags, strings without quotes.
+/// Arguments written one by one between tags, strings without quotes.
 pub(super) struct Tags {
-    /// Before a name, behind it, and behind the value.
+    /// Marks before a name, after it, and after the value.
     pub(super) parameter: [&'static str; 3],
-    /// Before the value, behind what comes behind the name.
+    /// Mark before the value, following the one after the name.
     pub(super) value: &'static str,
     /// Whether a line end on each side of a value is none of it.
     pub(super) lines: bool,
 }
 
 impl Tags {
-    /// The calls in a block; `function` is what comes before a name, behind it, and behind the
-    /// arguments.
+    /// Calls in a block; `function` has the marks before a name, after it, and after the arguments.
     pub(super) fn calls(&self, block: &str, function: [&str; 3], tools: &[Tool]) -> Vec<Written> {
         let [open, middle, close] = function;
         let mut calls = Vec::new();
@@ -173,7 +171,7 @@ impl Tags {
         calls
     }
 
-    /// The call of `name` with the arguments in `text`, which are all of them if it `is_whole`.
+    /// The call of `name` with the arguments in `text`; all of them if it `is_whole`.
     pub(super) fn call(
         &self,
         name: &str,
@@ -233,7 +231,7 @@ impl Tags {
     }
 }
 
-/// What of `text` cannot be the beginning of `close`, nor of a line end before it.
+/// The part of `text` that cannot be the beginning of `close`, nor of a line end before it.
 fn certain<'a>(text: &'a str, close: &str) -> &'a str {
     let starts = text.char_indices().map(|(i, _)| i);
     let may_end = |i: &usize| {
@@ -243,7 +241,7 @@ fn certain<'a>(text: &'a str, close: &str) -> &'a str {
                 .strip_prefix('\n')
                 .is_some_and(|r| close.starts_with(r))
     };
-    // Before the last bytes, so many as a closing tag and a line end have, nothing can begin.
+    // A closing tag and a line end cannot begin before their length from the end.
     let first = text.len().saturating_sub(close.len() + 1);
     let end = starts.filter(|&i| i >= first).find(may_end);
     &text[..end.unwrap_or(text.len())]

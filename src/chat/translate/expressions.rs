@@ -39,7 +39,7 @@ impl<'a> Parser<'a> {
         token.is_some_and(|token| token.text == text && token.kind != TokenKind::Text)
     }
 
-    /// The next token as it is, with the line ends before it.
+    /// The next token unchanged, with the line ends before it.
     pub(super) fn take(&mut self) -> Result<String, String> {
         let token = self.peek().ok_or("unexpected end of the tag")?;
         self.at += 1;
@@ -369,7 +369,7 @@ impl<'a> Parser<'a> {
             let arguments = self.nested(|p| p.items(")", Self::argument))?;
             return Ok(format!("{node}({arguments})"));
         };
-        // What a macro has no parameter for becomes `varargs` and `kwargs`.
+        // Arguments without a parameter of the macro become `varargs` and `kwargs`.
         let (mut out, mut positional, mut named) = (String::new(), String::new(), String::new());
         let mut n = 0;
         self.nested(|parser| {
@@ -428,7 +428,7 @@ impl<'a> Parser<'a> {
         Ok(out + &self.expression(true)?)
     }
 
-    /// The filters and tests behind an expression.
+    /// Filters and tests after an expression.
     fn filters(&mut self, mut node: String) -> Result<String, String> {
         let mut is_bare = true;
         loop {

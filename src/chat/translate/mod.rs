@@ -1,10 +1,10 @@
-//! Jinja2's expressions in the words of the engine.
+//! Translation of Jinja2's expressions to the engine's dialect.
 //!
 //! The engine has no hook for its operators, and some of them differ from Python's: `%` does not
-//! format, `[:0:-1]` goes too far, lists cannot grow, tuples are lists. And what they make is not
-//! limited. So a template's source is read here as Jinja2 reads it, and `+`, `~`, `*`, `%`, slices,
-//! lists and tuples become calls of functions, which `python/operators.rs` has.
-//! Line numbers stay, white space control is the engine's.
+//! format, `[:0:-1]` goes too far, lists cannot grow, tuples are lists. Nor is the memory of their
+//! results limited. So a template's source is parsed here as by Jinja2, and `+`, `~`, `*`, `%`,
+//! slices, lists and tuples become calls of the functions in `python/operators.rs`. Line numbers
+//! stay, white space control is the engine's.
 
 mod expressions;
 mod macros;
@@ -20,12 +20,12 @@ use tokens::tokens;
 
 /// Beginning of the names of the functions, which templates cannot name.
 pub(super) const PREFIX: &str = "__op_";
-/// Longest text of the template whose printing is not counted.
+/// Longest text of the template that is printed without counting.
 const MAX_UNCOUNTED: usize = 128;
 /// Longest white space between two tags.
 const MAX_WHITE: usize = 1024;
 
-/// What is wrong in a source, and its line.
+/// Syntax error in a source, and its line.
 #[derive(Debug, PartialEq)]
 pub(super) struct SyntaxError {
     pub(super) line: usize,
@@ -74,7 +74,7 @@ pub(super) fn translate(source: &str) -> Result<String, SyntaxError> {
                     message,
                 })?;
                 _ = write!(out, "{open} {translated}");
-                // Line ends behind the last token.
+                // Line ends after the last token.
                 let kept = translated.matches('\n').count();
                 let lost = inner.matches('\n').count().saturating_sub(kept);
                 (0..lost).for_each(|_| out.push('\n'));
@@ -86,7 +86,7 @@ pub(super) fn translate(source: &str) -> Result<String, SyntaxError> {
     Ok(out)
 }
 
-/// Text between tags. What long text takes when it is printed is counted.
+/// Text between tags. The memory of printing long text is counted.
 fn write_text(out: &mut String, text: &str) -> Result<(), String> {
     if text.len() <= MAX_UNCOUNTED {
         out.push_str(text);

@@ -1,4 +1,4 @@
-//! Statements, of which only the expressions change.
+//! Statements: only their expressions change.
 
 use super::expressions::Parser;
 use std::fmt::Write;
@@ -65,7 +65,7 @@ impl Parser<'_> {
                 }
                 Ok(out)
             }),
-            // Hugging Face's mark of what an assistant writes prints nothing: a scope.
+            // Hugging Face's marker of assistant text prints nothing: a scope.
             "generation" => Ok(head.replace(word, "with")),
             "endgeneration" => Ok(head.replace(word, "endwith")),
             _ => Ok(source.to_owned()),

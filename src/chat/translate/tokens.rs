@@ -159,7 +159,7 @@ pub(super) fn string(token: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// The character whose code the next digits are, at most `most` of them.
+/// Character of the code in the next digits, at most `most` of them.
 fn code(chars: &mut Chars<'_>, radix: u32, most: usize) -> Result<char, String> {
     let digits = chars.clone().take(most).take_while(|c| c.is_digit(radix));
     let digits: String = digits.collect();

@@ -3,7 +3,7 @@
 use crate::grammar::schema::document::{Document, Place, enter};
 use serde_json::Value;
 
-/// Most pairs of schemas that are compared for one `oneOf`.
+/// Maximum number of pairs of schemas that are compared for one `oneOf`.
 const MAX_STEPS: usize = 100_000;
 /// Deepest nesting of compared schemas, references included.
 const MAX_DEPTH: usize = 12;
@@ -54,7 +54,7 @@ impl<'a> Search<'a> {
         if common == 0 || self.have_other_values(a.0, b.0) {
             return true;
         }
-        // One part that all must satisfy, or every part of which one must be satisfied.
+        // One part that all must satisfy, or alternatives of which one must hold.
         let mut with_parts_of = |a: &Part<'a>, b: &Part<'a>| {
             let all = self.conjuncts(a);
             all.iter()
@@ -79,7 +79,7 @@ impl<'a> Search<'a> {
             })
     }
 
-    /// Whether both schemas list their values, none of which they share.
+    /// Whether both schemas list their values and share none.
     fn have_other_values(&mut self, a: &Value, b: &Value) -> bool {
         let may_equal = |a: &Value, b: &Value| match (a, b) {
             (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
@@ -93,14 +93,14 @@ impl<'a> Search<'a> {
         self.steps <= MAX_STEPS && !a.iter().any(|a| b.iter().any(|b| may_equal(a, b)))
     }
 
-    /// What `part` refers to, if the keywords beside its reference count for nothing.
+    /// Target of `part`'s reference, if keywords next to a reference have no effect.
     fn alone(&self, part: &Part<'a>) -> Part<'a> {
         let target = self.target(part);
         let target = target.filter(|_| enter(&part.1, part.0).draft.has_lone_references());
         target.unwrap_or_else(|| part.clone())
     }
 
-    /// What `part` refers to.
+    /// Target of `part`'s reference.
     fn target(&self, part: &Part<'a>) -> Option<Part<'a>> {
         let reference = part.0.get("$ref")?.as_str()?;
         let path = (self.document).resolve(reference, &enter(&part.1, part.0))?;

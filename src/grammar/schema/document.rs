@@ -1,4 +1,4 @@
-//! The addresses in a schema: drafts, `$id`s and anchors, and what references lead to.
+//! Addresses in a schema: drafts, `$id`s, anchors, and the targets of references.
 
 use crate::grammar::GrammarError;
 use serde_json::Value;
@@ -18,7 +18,7 @@ pub(super) enum Draft {
 }
 
 impl Draft {
-    /// Whether the keywords beside a reference count for nothing.
+    /// Whether keywords next to a reference have no effect.
     pub(super) fn has_lone_references(self) -> bool {
         self <= Draft::D7
     }

@@ -1,4 +1,4 @@
-//! The form in which the engine takes a schema in normal form.
+//! Translation of a schema in normal form to the engine's dialect.
 
 use crate::grammar::Layout;
 use crate::grammar::pattern::from_ecma;

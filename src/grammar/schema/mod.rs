@@ -2,8 +2,8 @@
 //!
 //! A schema is brought into normal form (`normal`), in which references are into `$defs`
 //! (`document`), `oneOf` is `anyOf` (`disjoint`) and every keyword can be enforced; then into the
-//! form of the engine (`engine`). What cannot be enforced is named: strictly, it is an error;
-//! leniently, the grammar accepts more than the schema does.
+//! engine's dialect (`engine`). Parts that cannot be enforced are named: in strict mode they are an
+//! error; in lenient mode the grammar accepts more than the schema does.
 
 mod disjoint;
 mod document;
@@ -20,9 +20,9 @@ use std::collections::{HashMap, HashSet};
 
 /// Numbers up to this magnitude are exact as 64-bit floats.
 const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
-/// Most parts of a refused schema that are compiled to find the faulty one.
+/// Maximum number of parts of a refused schema that are compiled to find the faulty one.
 const MAX_SEARCH: usize = 40;
-/// Most parts of a schema that are left out because the engine refuses them.
+/// Maximum number of parts of a schema that are left out because the engine refuses them.
 const MAX_FREED: usize = 8;
 /// Greatest size of a schema in normal form, in bytes of JSON.
 const MAX_LEN: usize = 256 << 10;
@@ -42,9 +42,9 @@ pub(super) struct Enforced<T> {
     /// Its normal form.
     #[cfg_attr(not(feature = "chat"), expect(dead_code))]
     pub(super) normal: Value,
-    /// What the normal form lacks.
+    /// Parts that the normal form lacks.
     pub(super) loosened: Vec<Loosened>,
-    /// What was built of it.
+    /// Result of `build`.
     pub(super) built: T,
 }
 
@@ -108,7 +108,7 @@ pub(super) fn enforce<T>(
     }
 }
 
-/// [`enforce`], where `build` receives the form of the engine.
+/// [`enforce`], with a `build` that receives the engine's dialect.
 pub(super) fn compile<T>(
     value: &Value,
     strictness: Strictness,
@@ -123,7 +123,7 @@ pub(super) fn compile<T>(
     })
 }
 
-/// What is loosened where the schema at `path` is refused with this error.
+/// Entry for the schema at `path` that was refused with this error.
 fn loosened(path: String, error: GrammarError) -> Loosened {
     match error {
         GrammarError::Keyword {
@@ -203,7 +203,7 @@ pub(super) fn check_in_lark(source: &str, layout: Layout) -> Result<String, Gram
     Ok(out)
 }
 
-/// The form of the engine of a schema that is enforced strictly.
+/// A schema in the engine's dialect, enforced strictly.
 fn in_engine_form(value: &Value, layout: Layout) -> Result<Value, GrammarError> {
     Ok(compile(value, Strictness::Strict, layout, Ok)?.built)
 }

@@ -16,17 +16,18 @@ use std::collections::{HashMap, HashSet};
 
 /// Deepest nesting of schemas.
 const MAX_DEPTH: usize = 64;
-/// Most schemas in the normal form.
+/// Maximum number of schemas in the normal form.
 const MAX_SCHEMAS: usize = 20_000;
-/// Most schemas that references lead to: the engine goes from one to the next on its stack.
+/// Maximum number of schemas that references lead to: the engine goes from one to the next on its
+/// stack.
 const MAX_DEFINITIONS: usize = 2_000;
-/// Most values of an `enum`.
+/// Maximum number of values of an `enum`.
 const MAX_ENUM: usize = 5_000;
 /// Longest text or array, and most properties, that are counted.
 const MAX_COUNT: u64 = 1_000_000;
-/// Most decimals and greatest digits of a divisor, with which the engine computes in 32 bits.
+/// Maximum decimals and digits of a divisor: the engine computes with them in 32 bits.
 const MAX_DIVISOR: (i32, f64) = (8, 4e8);
-/// Most alternatives that are compared with each other.
+/// Maximum number of alternatives that are compared with each other.
 const MAX_ALTERNATIVES: usize = 300;
 
 /// Keywords that describe and do not restrict.
@@ -48,8 +49,8 @@ const OTHER_PROPERTIES: &[&str] = &[
     "unevaluatedProperties",
 ];
 
-/// The normal form of the schema at `path` of `document`, and what it lacks. The schemas at the
-/// paths in `freed` are replaced by their type.
+/// Normal form of the schema at `path` of `document`, and the parts that it lacks. The schemas at
+/// the paths in `freed` are replaced by their type.
 ///
 /// # Errors
 /// [`GrammarError::TooLarge`] and [`GrammarError::TooDeep`].
@@ -697,8 +698,8 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Whether the schemas of a schema's applicator can close their objects by themselves: nothing
-/// beside it says anything of properties.
+/// Whether the schemas of an applicator can close their objects by themselves: no keyword next to
+/// it concerns properties.
 fn closes_inside(map: &Map<String, Value>) -> bool {
     let says = |key: &&&str| map.get(**key).is_some_and(|value| !value.is_null());
     let others = ["properties", "required", "if", "minProperties"];

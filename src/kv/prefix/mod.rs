@@ -2,10 +2,9 @@
 //! tokens.
 //!
 //! There is a radix tree over tokens for each [`PrefixKey`] (PATRICIA: an edge holds a run of
-//! tokens). A node holds the pages of its tokens, reference-counted: the page in which two nodes
-//! meet is held by both, and a page that a sequence still uses is shared with it. A prefix may end
-//! inside an edge and inside a page; a sequence that continues from there copies the filled rows,
-//! as a fork does.
+//! tokens). A node has the pages of its tokens, reference-counted: two nodes share the page in
+//! which they meet, and a page in use is shared with its sequence. A prefix may end inside an edge
+//! and inside a page; a sequence that continues from there copies the filled rows, as a fork does.
 //!
 //! Pages that windows and precision by age release exist only at the checkpoints of the sequences:
 //! for layouts with such groups a prefix ends at a checkpoint.
@@ -25,14 +24,14 @@ use std::sync::Arc;
 /// Default limit on the bytes of the prefix cache.
 pub(crate) const DEFAULT_PREFIX_BUDGET: u64 = 1 << 30;
 
-/// A token, and whether its keys and values were computed as a generated one's.
+/// A token and its kind: whether its keys and values were computed as a decode row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CachedToken {
     pub(crate) token: u32,
     pub(crate) generated: bool,
 }
 
-/// Everything else on which the bits of keys and values depend, and the tenant who may use them.
+/// Everything else that the bits of keys and values depend on, and the tenant's salt.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PrefixKey {
     /// The model's fingerprint.
@@ -82,11 +81,11 @@ pub struct PrefixStats {
     pub hits: u64,
     /// Tokens that were not computed.
     pub tokens_reused: u64,
-    /// Times that the end of a leaf was dropped to make room.
+    /// Number of leaf ends dropped to make room.
     pub evictions: u64,
-    /// Times that a pool above its high mark had some dropped.
+    /// Number of times that the pool exceeded its high watermark and evicted.
     pub rounds: u64,
-    /// Bytes of its pages, including those that sequences hold, too.
+    /// Bytes of its pages, including those shared with sequences.
     pub bytes: u64,
     /// Upper bound of these bytes.
     pub budget: u64,
@@ -162,7 +161,7 @@ impl Node {
         }
     }
 
-    /// The pages that it can drop if it ends at `end`.
+    /// Pages that are dropped if the node ends at `end`.
     fn pages_from(&self, end: usize) -> impl Iterator<Item = &Arc<Page>> {
         let first = self.pages_to(end);
         let of_tables = self
@@ -178,7 +177,7 @@ impl Node {
     }
 }
 
-/// Pages held by the trees.
+/// Pages referenced by the trees.
 #[derive(Debug, Default)]
 struct Held {
     /// Number of references by address.
@@ -207,7 +206,7 @@ impl Held {
         }
     }
 
-    /// Whether a sequence holds it, too.
+    /// Whether a sequence references it, too.
     fn in_use(&self, page: &Arc<Page>) -> bool {
         Arc::strong_count(page)
             > self
@@ -432,7 +431,7 @@ impl PrefixTree {
             }
         }
         self.touch(id);
-        // Pages that only the sequence held now belong to the tree.
+        // Pages that only the sequence referenced now belong to the tree.
         drop(stored);
         self.keep_budget();
     }
@@ -531,7 +530,7 @@ impl PrefixTree {
         upper
     }
 
-    /// Takes a node out of its place and its pages off the count.
+    /// Removes a node and uncounts its pages.
     fn take_node(&mut self, id: NodeId) -> Option<Node> {
         let node = self.nodes[id].take()?;
         node.pages_from(node.start)
@@ -595,7 +594,7 @@ impl PrefixTree {
         while self.held.bytes > self.budget && (self.evict(false) || self.evict(true)) {}
     }
 
-    /// Drops what no sequence uses until it `is_enough`; returns whether it is.
+    /// Evicts pages that no sequence uses until `is_enough`; returns whether it is.
     pub(super) fn evict_until(&mut self, is_enough: impl Fn() -> bool) -> bool {
         let before = self.evictions;
         while !is_enough() {

@@ -1,4 +1,4 @@
-//! What attention reads of a sequence.
+//! Reading a sequence in attention.
 
 use crate::arch::{
     Arch, AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvElement, KvSpan, KvStored,
@@ -9,7 +9,7 @@ use half::f16;
 use std::ops::Range;
 
 impl SeqKv {
-    /// Whether queries read a layer's keys and values in a precision that depends on their age.
+    /// Whether a layer's precision depends on age.
     pub(crate) fn is_tiered(&self, layer: usize) -> bool {
         self.layout.groups[self.layout.layers[layer].group].is_tiered()
     }
@@ -21,8 +21,8 @@ impl SeqKv {
         }
     }
 
-    /// The pages that queries see in the positions `range`, in the pieces that [`SeqKv::attention`]
-    /// takes: each of one span and one form. The last position of `range` is a query's own; if
+    /// Pages of the positions `range`, in the pieces that [`SeqKv::attention`] takes: each of one
+    /// span of keys and one precision tier. The last position of `range` is a query's own; if
     /// precision depends on age, queries in other pages have other pieces.
     pub(crate) fn pieces(
         &self,

@@ -1,4 +1,4 @@
-//! Contents of a sequence in the folder below the prefix cache.
+//! Loading and storing a sequence in the prefix cache's folder.
 
 use crate::kv::CachedToken;
 use crate::kv::folder::{Keys, PrefixFolder};
@@ -10,14 +10,13 @@ use std::sync::Arc;
 type Placed = (usize, usize, Arc<Page>);
 
 impl SeqKv {
-    /// Whether its pool has a folder.
+    /// Whether the pool has a folder.
     pub(crate) fn uses_folder(&self) -> bool {
         self.pool.folder().is_some()
     }
 
-    /// Continues with what the pool's folder has of `tokens`; the sequence already holds the first
-    /// of them. Returns the number it then holds. `identity` describes everything else on which
-    /// bits depend.
+    /// Extends the sequence, a prefix of `tokens`, with blocks of the pool's folder. Returns the
+    /// number of positions it then has. `identity` describes everything else that bits depend on.
     pub(crate) fn load_files(&mut self, identity: &str, tokens: &[CachedToken]) -> usize {
         let (pool, before) = (self.pool.clone(), self.len);
         let Some(folder) = pool.folder() else {
@@ -45,8 +44,8 @@ impl SeqKv {
         self.len
     }
 
-    /// A sequence of the same kind that goes on at the checkpoint of position `end`, if the folder
-    /// has it and all blocks that it needs.
+    /// A sequence that continues from the checkpoint of position `end`, if the folder has it and
+    /// all blocks that it needs.
     fn load_checkpoint(
         &self,
         folder: &PrefixFolder,
@@ -85,7 +84,7 @@ impl SeqKv {
         seq.check().is_ok().then_some(seq)
     }
 
-    /// Takes page number `page` of all groups that keep their pages; returns whether the folder has
+    /// Loads page number `page` of all groups that keep their pages; returns whether the folder has
     /// it.
     fn load_block(&mut self, folder: &PrefixFolder, blocks: &Keys<'_>, page: usize) -> bool {
         let kept: Vec<_> = self
@@ -140,8 +139,7 @@ impl SeqKv {
         }
     }
 
-    /// Stores its contents, which are those of `tokens`, in the pool's folder: whole pages, and
-    /// checkpoints.
+    /// Stores the contents, those of `tokens`, in the pool's folder: whole pages, and checkpoints.
     pub(crate) fn save_files(&mut self, identity: &str, tokens: &[CachedToken]) {
         let pool = self.pool.clone();
         let Some(folder) = pool.folder() else { return };
@@ -164,7 +162,7 @@ impl SeqKv {
         }
         let identity = of_checkpoints(identity);
         let checkpoints = Keys::new(&identity, &tokens[..self.len]);
-        // Who looks for them takes tokens for those of a prompt.
+        // A lookup treats all tokens as those of a prompt.
         let n_prompt = tokens.iter().take_while(|token| !token.generated).count();
         for Checkpoint { pos, pages, .. } in self
             .checkpoints
@@ -188,7 +186,7 @@ impl SeqKv {
     }
 }
 
-/// What `identity` is for files of checkpoints.
+/// `identity` for files of checkpoints.
 fn of_checkpoints(identity: &str) -> String {
     format!("{identity}checkpoint\n")
 }

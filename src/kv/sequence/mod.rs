@@ -22,8 +22,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// A sequence: a block table for each form of each group of the layout, and the number of filled
-/// positions.
+/// A sequence: a block table for each precision tier of each group of the layout, and the number of
+/// filled positions.
 #[derive(Debug)]
 pub(crate) struct SeqKv {
     pool: KvPool,
@@ -32,11 +32,11 @@ pub(crate) struct SeqKv {
     len: usize,
     /// Checkpoints in ascending order of positions.
     checkpoints: Vec<Checkpoint>,
-    /// Queries from this position on may be repeated: what they see is kept.
+    /// Pinned position: queries from here on may be repeated, so the pages they read are kept.
     held: usize,
-    /// Pages that the pass under way makes out of those of a form before.
+    /// Pages that the running forward pass converts from the tier before.
     pending: Vec<Pending>,
-    /// Of recurrent layers, besides the state in their table.
+    /// State of recurrent layers, in addition to the page in their table.
     states: States,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct SeqKv {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PagePlace {
-    /// Index of its group, and so of a sequence's page table.
+    /// Index of its group, and of the sequence's page table.
     pub group: usize,
     /// Offset of the keys' blocks, one per head.
     pub keys: usize,
@@ -57,7 +57,7 @@ pub struct PagePlace {
     pub transformed: bool,
 }
 
-/// A page that the running pass converts: its group, form and number.
+/// A page that the running forward pass converts: its group, tier and number.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     group: usize,
@@ -65,12 +65,12 @@ struct Pending {
     page: usize,
 }
 
-/// Of a page that is only counted.
+/// Memory of a page that is only counted.
 #[derive(Debug)]
 struct NoMemory;
 
 impl PageMemory for NoMemory {
-    /// Not none: that is how the pool knows pages for which there was no memory.
+    /// Not empty: the pool recognises pages without memory by that.
     fn bytes(&self) -> &[u8] {
         &[0]
     }
@@ -85,7 +85,7 @@ impl PageMemory for NoMemory {
 }
 
 impl SeqKv {
-    /// An empty sequence, which holds no page.
+    /// An empty sequence without pages.
     pub(crate) fn new(pool: KvPool, layout: Arc<KvLayout>) -> SeqKv {
         let tables = layout.page_bytes().map(|_| Vec::new()).collect();
         SeqKv {
@@ -105,10 +105,10 @@ impl SeqKv {
         self.len
     }
 
-    /// Most bytes that sequences take from an empty pool while a prompt of `n` tokens fills each,
-    /// `n_batch` at a time. Where pages are given back, one and two of pages without memory are
-    /// filled to see what each further one adds, unless they are very long: then the bound of
-    /// all sequences.
+    /// Peak bytes that sequences take from an empty pool while each is filled with a prompt of `n`
+    /// tokens, `n_batch` at a time. Where pages are released, one and two sequences of pages
+    /// without memory are simulated to find what each further one adds; very long ones use the
+    /// bound of all sequences.
     pub(crate) fn peak_bytes(
         layout: &Arc<KvLayout>,
         n: usize,
@@ -132,7 +132,8 @@ impl SeqKv {
                 }
                 seq.commit(n_new);
             }
-            // The end of the prompt is a checkpoint: who goes on copies its last page.
+            // The end of the prompt is a checkpoint: a sequence that continues copies its last
+            // page.
             let copied = layout
                 .groups
                 .iter()
@@ -142,7 +143,7 @@ impl SeqKv {
                 .map(|form| pool.page(form.page_bytes, form.bytes_by_type()))
                 .collect();
             filled.push((seq, copies));
-            // Pages that were given back are kept, up to some, for who needs some next.
+            // The pool keeps some released pages for later use.
             let stats = pool.stats();
             *taken = stats.used + stats.free;
         }
@@ -153,27 +154,27 @@ impl SeqKv {
         )
     }
 
-    /// Begins anew, with another layout.
+    /// Empties the sequence and sets another layout.
     pub(crate) fn restart(&mut self, layout: Arc<KvLayout>) {
         *self = SeqKv::new(self.pool.clone(), layout);
     }
 
-    /// The pool of its pages.
+    /// Pool of the pages.
     pub(crate) fn pool(&self) -> &KvPool {
         &self.pool
     }
 
-    /// How its pages are laid out.
+    /// Layout of the pages.
     pub(crate) fn layout(&self) -> &Arc<KvLayout> {
         &self.layout
     }
 
-    /// Precision of its keys and values.
+    /// Precision of keys and values.
     pub(crate) fn policy(&self) -> KvPolicy {
         self.layout.policy
     }
 
-    /// Position of each layer in pages of the first form.
+    /// Position of each layer in pages of the first tier.
     pub(crate) fn places(&self) -> impl Iterator<Item = PagePlace> {
         let place = |at: &LayerAt| {
             let ([keys, values], group) = (at.at[0], &self.layout.groups[at.group]);
@@ -214,7 +215,7 @@ impl SeqKv {
     }
 
     /// Starts this sequence, which must be empty, with a prefix of `tokens` from the pool's prefix
-    /// cache; returns the tokens it then holds. With `any`, tokens match whether they were
+    /// cache; returns the number of tokens it then has. With `any`, tokens match whether they were
     /// computed as prompt or as generated ones.
     pub(crate) fn reuse(
         &mut self,
@@ -242,7 +243,7 @@ impl SeqKv {
         tokens
     }
 
-    /// Moves its contents, which are those of `tokens`, to the pool's prefix cache, and is empty
+    /// Moves the contents, those of `tokens`, to the pool's prefix cache; the sequence is empty
     /// afterwards.
     pub(crate) fn store(&mut self, key: PrefixKey, tokens: Vec<CachedToken>) {
         self.cut();
@@ -289,7 +290,7 @@ impl SeqKv {
             for i in self.len / KV_BLOCK..(self.len + n).div_ceil(KV_BLOCK) {
                 self.own_page(g, i)?;
             }
-            // Forms that the queries in these pages read.
+            // Tiers that the queries in these pages read.
             let (first, last) = (self.len / KV_BLOCK, (self.len + n.max(1) - 1) / KV_BLOCK);
             for form in 1..group.forms.len() {
                 let start = first.saturating_sub(group.forms[form].reach).max(1);
@@ -316,7 +317,7 @@ impl SeqKv {
         self.reserve_states(n)
     }
 
-    /// A page of the pool, for which the oldest checkpoints make room.
+    /// A page from the pool; the oldest checkpoints make room for it.
     fn new_page(&mut self, bytes: usize, types: [(KvType, u64); 2]) -> Result<Arc<Page>, KvError> {
         loop {
             match self.pool.page(bytes, types) {
@@ -337,7 +338,7 @@ impl SeqKv {
         }
     }
 
-    /// Makes page `i` of the group's first form writable.
+    /// Makes page `i` of the group's first tier writable.
     fn own_page(&mut self, group: usize, i: usize) -> Result<(), KvError> {
         let table = self.layout.groups[group].table;
         let form = self.layout.groups[group].forms[0];
@@ -420,7 +421,8 @@ impl SeqKv {
         }
     }
 
-    /// Converts a layer's part of older pages to the forms that the queries of this pass read.
+    /// Converts a layer's part of older pages to the tiers that the queries of this forward pass
+    /// read.
     pub(crate) fn convert(&mut self, crew: &Crew<'_>, arch: Arch, layer: usize) {
         if self.pending.is_empty() {
             return;
@@ -469,9 +471,9 @@ impl SeqKv {
         }
     }
 
-    /// Counts `n` more positions as filled, for which all layers were appended. Releases pages that
-    /// have left windows, and forms that no later query reads, except those of a checkpoint at
-    /// the newest page boundary.
+    /// Commits `n` more positions, appended in all layers. Releases pages that have left windows,
+    /// and tiers that no later query reads, except those of a checkpoint at the newest page
+    /// boundary.
     pub(crate) fn commit(&mut self, n: usize) {
         self.pending.clear();
         self.len += n;
@@ -483,13 +485,13 @@ impl SeqKv {
         self.leave();
     }
 
-    /// Takes note that the pass for which pages were [reserved](SeqKv::reserve) failed.
+    /// Cleans up after a failed forward pass, for which pages were [reserved](SeqKv::reserve).
     pub(crate) fn abandon(&mut self) {
         self.forget_pending();
         self.abandon_states();
     }
 
-    /// Gives back the pages that no position from here, or from where it is held, sees.
+    /// Releases the pages that no position from the end, or from the pinned one, reads.
     fn leave(&mut self) {
         self.forget_pending();
         let pos = self.len.min(self.held);
@@ -523,7 +525,7 @@ impl SeqKv {
         }
     }
 
-    /// Keeps everything that the positions from `pos` on see, even if windows have left it, until
+    /// Pins the pages that positions from `pos` on read, even if windows have left them, until
     /// [`SeqKv::release`].
     pub(crate) fn hold(&mut self, pos: usize) {
         self.held = pos;
@@ -542,8 +544,8 @@ impl SeqKv {
         self.add_checkpoint(self.len, true, None);
     }
 
-    /// Page number `page` of a group, in the form in which the query at `pos` reads it or a more
-    /// precise one; returns the form, too.
+    /// Page number `page` of a group, in the tier in which the query at `pos` reads it or a more
+    /// precise one; returns the tier, too.
     fn page_for(&self, group: &Group, pos: usize, page: usize) -> Option<(usize, &Arc<Page>)> {
         let form = group.form_of(pos / KV_BLOCK, page);
         (0..=form)
@@ -551,7 +553,7 @@ impl SeqKv {
             .find_map(|form| Some((form, self.tables[group.table + form].get(page)?.as_ref()?)))
     }
 
-    /// Whether everything that the query at position `pos` sees is present.
+    /// Whether all pages that the query at position `pos` reads are present.
     fn sees_all(&self, pos: usize) -> bool {
         let given_back = |group: &&Group| group.window.is_some() || group.is_tiered();
         let mut groups = self.layout.groups.iter().filter(given_back);
@@ -562,8 +564,8 @@ impl SeqKv {
         })
     }
 
-    /// Keeps what the position needs; `state` is the state of recurrent layers, if it is not that
-    /// at the end.
+    /// Adds a checkpoint at `pos`; `state` is the state of recurrent layers there, if it is not the
+    /// one at the end.
     fn add_checkpoint(&mut self, pos: usize, marked: bool, state: Option<Arc<Page>>) {
         if pos == 0 || !self.layout.has_checkpoints() {
             return;
@@ -657,7 +659,7 @@ impl SeqKv {
         }
     }
 
-    /// Releases the pages after the filled positions; later forms have whole pages only.
+    /// Releases the pages after the filled positions; later tiers have whole pages only.
     fn cut(&mut self) {
         self.forget_pending();
         for group in &self.layout.groups {
@@ -669,14 +671,13 @@ impl SeqKv {
         }
     }
 
-    /// Drops the pages `gone`, and moves those behind them to their places: `turn` turns a key of a
-    /// layer to its new position, and it is rounded as when it was stored. Layouts whose pages
-    /// are given back, or whose keys are transformed, have no such shift.
+    /// Drops the pages `gone` and moves the following ones to their places: `turn` rotates a key of
+    /// a layer to its new position, where it is rounded as when it was stored. Not for layouts that
+    /// release pages or transform keys.
     ///
     /// # Errors
-    /// If there is no memory for pages that others hold, too; nothing has changed then. If a key
-    /// does not fit its precision any more: then what lies behind the first page of `gone` is
-    /// of no use.
+    /// If there is no memory for copies of shared pages; nothing has changed then. If a key no
+    /// longer fits its precision: then everything from the first page of `gone` on is invalid.
     pub(crate) fn shift(
         &mut self,
         crew: &Crew<'_>,
@@ -743,7 +744,7 @@ impl SeqKv {
         }
     }
 
-    /// The first keys and values of KV head `head`, as many as `k` and `v` hold; zeros where a
+    /// The first keys and values of KV head `head`, as many as fit into `k` and `v`; zeros where a
     /// window has left them.
     pub(crate) fn read(
         &self,
@@ -777,7 +778,7 @@ impl SeqKv {
         }
     }
 
-    /// Bytes of its pages, by precision; shared pages count in full.
+    /// Bytes of the pages, by precision; shared pages count in full.
     pub(crate) fn memory(&self) -> KvBytes {
         let of_tables = self.tables.iter().flatten().flatten();
         let of_checkpoints = self.checkpoints.iter().flat_map(Checkpoint::pages);
@@ -796,10 +797,10 @@ impl SeqKv {
     }
 }
 
-/// Drops those of `checkpoints`, each with its position and whether it is marked, that a sequence
-/// of `len` positions does without: where the neighbours of one are near each other. Distances grow
-/// with their distance from the end. A page border within this page is kept, to which who has the
-/// same tokens but the last returns, and so is the one before a marked checkpoint.
+/// Thins out `checkpoints` (position, marked) of a sequence of `len` positions: drops those whose
+/// neighbours are near each other, so that distances grow with the distance from the end. Kept are
+/// the page boundary within the last page, where a sequence with the same tokens but the last
+/// continues, and the checkpoint before a marked one.
 fn thin<T>(
     layout: &KvLayout,
     len: usize,
@@ -823,7 +824,7 @@ fn thin<T>(
     }
 }
 
-/// Whether pages of the form are given back in time.
+/// Whether pages of the tier are released.
 fn is_given_back(group: &Group, form: usize) -> bool {
     group.window.is_some() || form + 1 < group.forms.len()
 }

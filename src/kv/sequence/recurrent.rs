@@ -1,13 +1,13 @@
 //! The state of recurrent layers.
 //!
 //! Every token changes it, so a sequence keeps few: the one at its end, those of checkpoints, and a
-//! *base*, from which on what tokens fed the recurrences is kept, too. Who goes back behind the
-//! base replays these feeds, which takes no product with a matrix; farther back, a checkpoint is
-//! the start, and the next pass computes the tokens behind it again.
+//! *base*, from which on the inputs of the recurrences (`feeds`) are kept, too. A rewind to a
+//! position after the base replays these inputs, without any matrix product; a rewind to before it
+//! starts from a checkpoint, and the next forward pass recomputes the tokens after that.
 //!
-//! A pass begins at the state in the table, replays what is between it and the end of the sequence,
-//! and goes on to its own tokens. It leaves the state at its end in a page of its own, and copies
-//! of it on the way where checkpoints are to be.
+//! A forward pass begins at the state in the table, replays the inputs up to the end of the
+//! sequence, and continues with its own tokens. It writes the state at its end to a page of its
+//! own, and copies where checkpoints are due.
 
 use crate::kv::error::KvError;
 use crate::kv::layout::N_FEEDS;
@@ -20,27 +20,28 @@ use std::sync::Arc;
 /// Values of a state that one task copies.
 const COPIED: usize = 16 << 10;
 
-/// Takes a state through some tokens, given their feeds and their rows in the pass, or no rows if
-/// they were in a pass before.
+/// Advances a state by some tokens, given their inputs and their rows in the forward pass (no rows
+/// if they are replayed).
 pub(crate) type Steps<'a> = dyn FnMut(&mut [f32], &[f32], Option<Range<usize>>) + 'a;
 
-/// What a sequence has besides the state in its table. At position 0 that is zeros and has no page.
+/// Recurrent state of a sequence, in addition to the page in its table. At position 0 the state is
+/// zeros and has no page.
 #[derive(Debug, Default)]
 pub(super) struct States {
-    /// Position of the state in the table: the end of the sequence, or before it if feeds are to
+    /// Position of the state in the table: the end of the sequence, or before it if inputs are to
     /// be replayed.
     pos: usize,
-    /// The state at a position from which on all feeds are kept.
+    /// State at the position from which on all inputs are kept.
     base: Option<(usize, Option<Arc<Page>>)>,
-    /// Feeds of the last tokens, row `i` those of a position `p` with `p % N_FEEDS == i`.
+    /// Inputs of the last tokens; row `i` has those of the position `p` with `p % N_FEEDS == i`.
     feeds: Option<Arc<Page>>,
-    /// Of the pass under way: the state that it leaves, and those on the way.
+    /// Output of the running forward pass: its final state, and those for checkpoints.
     next: Option<Arc<Page>>,
     copies: Vec<(usize, Arc<Page>)>,
 }
 
 impl States {
-    /// For a sequence that goes on independently.
+    /// Copy for a fork.
     pub(super) fn fork(&self) -> States {
         let States {
             pos, base, feeds, ..
@@ -81,7 +82,7 @@ impl SeqKv {
         }
     }
 
-    /// Holds the state `page` of position `pos`.
+    /// Sets the state `page` of position `pos`.
     pub(super) fn states_from(&mut self, pos: usize, page: Option<Arc<Page>>) {
         let Some(recurrences) = &self.layout.recurrences else {
             return;
@@ -92,7 +93,7 @@ impl SeqKv {
         self.states.base = self.states.base.take().filter(|(base, _)| *base <= pos);
     }
 
-    /// Returns to position `n`, before the end; whether that can be.
+    /// Rewinds to position `n`, before the end; returns whether that is possible.
     pub(super) fn return_states(&mut self, n: usize) -> bool {
         let Some(recurrences) = &self.layout.recurrences else {
             return true;
@@ -119,7 +120,7 @@ impl SeqKv {
         true
     }
 
-    /// Takes the pages that a pass over `n` tokens writes states to.
+    /// Reserves the pages that a forward pass over `n` tokens writes states to.
     pub(super) fn reserve_states(&mut self, n: usize) -> Result<(), KvError> {
         let layout = Arc::clone(&self.layout);
         let Some(recurrences) = &layout.recurrences else {
@@ -129,7 +130,7 @@ impl SeqKv {
         let types = |bytes: usize| [(KvType::F32, bytes as u64), (KvType::F32, 0)];
         let (begin, end) = (self.states.pos, self.len + n);
         self.states.copies.clear();
-        // That of the base serves again, if nobody else has it.
+        // The page of the base is reused if it is not shared.
         let base = self.states.base.take().and_then(|(_, page)| page);
         let spare = self.states.next.take().or(base);
         self.states.next = match spare.map(|mut page| (Arc::get_mut(&mut page).is_some(), page)) {
@@ -151,8 +152,8 @@ impl SeqKv {
             self.states.feeds = Some(page);
         }
         if end > begin + 1 {
-            // Page borders that will be checkpoints, and the next base. If there is no room, there
-            // are fewer.
+            // Page boundaries that become checkpoints, and the next base. If there is no room,
+            // there are fewer.
             let mut places: Vec<_> = self.checkpoints.iter().map(|c| (c.pos, c.marked)).collect();
             let borders = (self.len / KV_BLOCK + 1..=end / KV_BLOCK).map(|page| page * KV_BLOCK);
             places.extend(borders.map(|pos| (pos, false)));
@@ -174,8 +175,8 @@ impl SeqKv {
         Ok(())
     }
 
-    /// Takes recurrence `cell` through the tokens of the pass under way, whose `feeds` are `(n,
-    /// n_feed)`.
+    /// Advances recurrence `cell` by the tokens of the running forward pass; `feeds`, their inputs,
+    /// are `(n, n_feed)`.
     pub(crate) fn recur(
         &mut self,
         crew: &Crew<'_>,
@@ -254,7 +255,7 @@ impl SeqKv {
         }
     }
 
-    /// Counts the state at the end of the pass, at which the sequence is, as its own.
+    /// Commits the state at the end of the forward pass.
     pub(super) fn commit_states(&mut self) {
         let Some(recurrences) = &self.layout.recurrences else {
             return;
@@ -282,8 +283,8 @@ impl SeqKv {
         }
     }
 
-    /// The pass under way failed: what it left is of no use, and feeds that it was to replay may be
-    /// gone.
+    /// Cleans up after a failed forward pass: its states are invalid, and inputs to replay may be
+    /// overwritten.
     pub(super) fn abandon_states(&mut self) {
         self.states.copies.clear();
         if self.layout.recurrences.is_some() && self.states.pos < self.len {

@@ -1,4 +1,4 @@
-//! What a sequence holds, as numbers and bytes, and back.
+//! Contents of a sequence as numbers and bytes, for files, and back.
 
 use crate::kv::error::KvError;
 use crate::kv::layout::Group;
@@ -7,7 +7,7 @@ use crate::kv::sequence::{KV_BLOCK, SeqKv, is_given_back};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The pages of a sequence, each once, with the tables that refer to them.
+/// Pages of a sequence, each once, with the tables that refer to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KvState<'a> {
     /// Positions that are filled.
@@ -28,7 +28,7 @@ pub(crate) struct KvCheckpoint {
     pub(crate) pages: Vec<[u32; 3]>,
 }
 
-/// The page has left the window, or does not exist in this form.
+/// Page that has left the window, or does not exist in this tier.
 const NO_PAGE: u32 = u32::MAX;
 
 impl SeqKv {
@@ -76,7 +76,7 @@ impl SeqKv {
         }
     }
 
-    /// Pages of a table that can hold something.
+    /// Number of pages of a table that can have contents.
     fn pages_of(&self, table: usize) -> usize {
         let len = self.settled();
         if self
@@ -88,7 +88,7 @@ impl SeqKv {
             return len.min(1);
         }
         let is_first = self.layout.groups.iter().any(|group| group.table == table);
-        // Later forms are those of whole pages.
+        // Later tiers have whole pages only.
         if is_first {
             len.div_ceil(KV_BLOCK)
         } else {
@@ -96,7 +96,7 @@ impl SeqKv {
         }
     }
 
-    /// A sequence of the same kind with the contents `state`, or what is wrong with these.
+    /// A sequence with the contents `state`, or the fault in these.
     pub(crate) fn with_state(
         &self,
         state: &KvState<'_>,
@@ -165,7 +165,7 @@ impl SeqKv {
         Ok(seq.check().map(|()| seq))
     }
 
-    /// Checks that queries from here and from checkpoints on see everything they need.
+    /// Checks that all pages are present that queries from the end and from checkpoints on read.
     pub(super) fn check(&self) -> Result<(), &'static str> {
         if (0..self.tables.len()).any(|t| self.tables[t].len() > self.pages_of(t)) {
             return Err("more pages than positions");
@@ -203,7 +203,7 @@ impl SeqKv {
         Ok(())
     }
 
-    /// Whether everything that the query at `pos` sees is present: `has` is called with whether a
+    /// Whether all pages that the query at `pos` reads are present: `has` is called with whether a
     /// table's pages may be released, the table, and the page.
     fn sees(&self, pos: usize, has: impl Fn(bool, usize, usize) -> bool) -> bool {
         let of_group = |group: &Group| {

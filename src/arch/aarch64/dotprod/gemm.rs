@@ -1,9 +1,10 @@
 //! Products with many activation rows: panels of integers, at this level and with `smmla`.
 //!
-//! Block-quantised weights are multiplied as bytes. K-quants take 8-bit activations, whose scale
-//! per 32 leaves an error below llama.cpp's with one per 256. For formats of 32 weights llama.cpp
-//! has a scale per 32, too, which leaves no margin: they take 16-bit activations, in two planes of
-//! bytes. F32, F16 and BF16 weights are multiplied as by generated tokens (`generic/matvec.rs`).
+//! Block-quantised weights are multiplied as bytes. K-quants take 8-bit activations with a scale
+//! per 32, which has a smaller error than llama.cpp's scale per 256. For formats of 32 weights
+//! llama.cpp has a scale per 32, too, which leaves no margin: they take 16-bit activations, in two
+//! planes of bytes. F32, F16 and BF16 weights are multiplied as for decode rows
+//! (`generic/matvec.rs`).
 //!
 //! The tile multiplies 8 activation rows by 4 weight rows: 8 registers of integer sums, and 8 of
 //! `f32` that they are added to with their factors after each 32 (or 16) values. More would not
@@ -53,7 +54,7 @@ macro_rules! int_gemm_for {
 /// Weight rows of a tile.
 pub(in crate::arch) const ROWS: usize = 4;
 
-/// How a level adds products of bytes to a tile of integers.
+/// A level's products of bytes, added to a tile of integers.
 pub(in crate::arch) trait Products {
     /// Whether activation rows come in pairs, eight bytes of each in a register; else a register
     /// has four bytes of four rows.

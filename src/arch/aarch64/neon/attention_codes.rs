@@ -81,7 +81,7 @@ unsafe fn unpack(
     }
 }
 
-/// [`unpack`] for codes of so many `LOWER` bits below the upper four.
+/// [`unpack`] for codes with `LOWER` bits below the upper four.
 #[target_feature(enable = "neon")]
 unsafe fn unpack_groups<const LOWER: usize>(
     block: &[u8],
@@ -125,8 +125,8 @@ unsafe fn unpack_groups<const LOWER: usize>(
     }
 }
 
-/// Codes of a group, its lower values first, from their four upper bits and so many `LOWER` ones
-/// below these (`kv.rs` has their places).
+/// Codes of a group, its lower values first, from their four upper bits and the `LOWER` bits below
+/// these (layout: `kv.rs`).
 ///
 /// # Safety
 /// The planes must have the group.

@@ -1,10 +1,11 @@
-//! Products of weights with few activation rows.
+//! Products of weights with a small batch of activation rows.
 //!
 //! A block format only says how 256 of its weights become bytes, scales and offsets
 //! ([`UnpackBlocks`]); the product is the same for all formats and all Arm levels, which differ in
 //! how 16 bytes are multiplied by 16 ([`Dot`]). Activations are 16-bit integers in two planes of
 //! bytes ([`BlockQ16`]): the sums of the high plane are shifted and those of the low plane added to
-//! them, so that a product costs twice the multiplications of 8-bit activations, and all else once.
+//! them, so that a product takes twice the multiplications of 8-bit activations, and everything
+//! else once.
 //!
 //! Two weight rows at a time share the loads of an activation row where registers allow. Up to four
 //! activation rows share the unpacking of the weights.
@@ -70,11 +71,11 @@ macro_rules! matvec_ints {
 }
 pub(in crate::arch) use matvec_ints;
 
-/// How a level multiplies signed bytes.
+/// A level's products of signed bytes.
 pub(in crate::arch) trait Dot {
-    /// Adds the 16 products `w·x`, of which some go to each lane; the high bytes of activations
-    /// come first, so that no 16-bit sum of two of them overflows unless `WHOLE_BYTES`, where
-    /// `w` may be −128.
+    /// Adds the 16 products `w·x`, distributed over the lanes; the high bytes of activations come
+    /// first, so that no 16-bit sum of two of them overflows unless `WHOLE_BYTES`, where `w` may be
+    /// −128.
     ///
     /// # Safety
     /// The CPU must have the level's features.
@@ -223,7 +224,7 @@ pub(in crate::arch) unsafe fn matvec<D: Dot, B: UnpackBlocks<N>, const N: usize>
     }
 }
 
-/// Products of `R` weight rows, the first of them row `r`, with `M` activation rows from `i` on.
+/// Products of `R` weight rows from `r` on with `M` activation rows from `i` on.
 #[inline(always)]
 unsafe fn tile<D: Dot, B: UnpackBlocks<N>, const N: usize, const R: usize, const M: usize>(
     y: &mut ColumnsMut<'_>,

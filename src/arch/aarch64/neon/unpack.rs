@@ -14,7 +14,7 @@ pub(in crate::arch) struct Factors {
     pub(in crate::arch) offset: [float32x4_t; 4],
 }
 
-/// A format whose `N` blocks hold 256 weights, `scale·q + offset`.
+/// A format with 256 weights, `scale·q + offset`, in `N` blocks.
 pub(in crate::arch) trait UnpackBlocks<const N: usize>: Pod {
     /// Whether each 16 weights have factors of their own; otherwise each 32 share them.
     const FACTORS_PER_16: bool = false;
@@ -85,8 +85,8 @@ macro_rules! weights {
     };
 }
 
-/// The first bytes of a field of each of eight blocks, which begin with it. Not `map`: its closures
-/// are not compiled for this level.
+/// The first bytes of a field of each of eight blocks, which begin with it. (Not `map`: its
+/// closures are not compiled for this level.)
 macro_rules! heads {
     ($blocks:ident, $bytes:ty) => {{
         let heads: [&$bytes; 8] = [
@@ -338,7 +338,7 @@ weights!(
     }
 );
 
-/// Formats whose values are looked up.
+/// Coded formats: values are looked up.
 macro_rules! coded {
     ($($block:ident)*) => {$(
         weights!(
@@ -460,8 +460,8 @@ fn half_scales(blocks: &[BlockMxfp4]) -> float32x4_t {
     vreinterpretq_f32_u32(vbslq_u32(vcltq_u32(e, vdupq_n_u32(2)), small, normal))
 }
 
-/// Scales and offsets of Q4_K and Q5_K, whose blocks begin with `d`, `dmin` and what
-/// [`unpack_scales_mins`] describes.
+/// Scales and offsets of Q4_K and Q5_K; their blocks begin with `d`, `dmin` and the packed scales
+/// of [`unpack_scales_mins`].
 #[inline]
 #[target_feature(enable = "neon")]
 fn scales_mins(head: &[u8; 16]) -> Factors {

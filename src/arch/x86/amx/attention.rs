@@ -1,10 +1,10 @@
 //! Attention over half-precision keys and values for many query rows, on bf16 tiles.
 //!
-//! Tiles multiply the blocks of keys that a prompt's row sees whole, and that end before its own
-//! position. AVX-512's kernels do the rest: the edges of what rows see, odd widths of heads,
-//! generated tokens, and every softmax. Rows are taken 32 at a time; some of them may take a block
-//! this way and the others the other way. Every factor is the sum of two bf16 numbers, as for F16
-//! weights: for f16 the sum is exact, queries and weights lose at most 2⁻¹⁸ of their value.
+//! Tiles multiply the blocks of keys that a prefill row sees whole and that end before its own
+//! position. AVX-512's kernels do the rest: partly visible blocks, odd widths of heads, decode
+//! rows, and every softmax. Rows are processed 32 at a time; some of them may use tiles for a block
+//! and the others AVX-512. Every factor is the sum of two bf16 numbers, as for F16 weights: for f16
+//! the sum is exact, queries and weights lose at most 2⁻¹⁸ of their value.
 //!
 //! The budget of 64 keys of 64 values for 128 query rows, in cycles: 512 tile products, 8200; keys
 //! and values to tiles, 3100, once for all rows of a task; softmax, 6000; weights to tiles, 2800.
@@ -51,8 +51,8 @@ struct Room {
     spare: [f32; ROWS * WIDEST],
 }
 
-/// See [`crate::arch::Arch::attention`]. (As long as it is because every step of a block is a loop
-/// over the passes, whose state is all of what it declares.)
+/// See [`crate::arch::Arch::attention`]. (Its length: every step of a block is a loop over the
+/// passes, and its variables are their state.)
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn attention_f16(
     to: &mut AttnPartial<'_>,

@@ -1,14 +1,14 @@
 //! Products with many activation rows on bf16 tiles.
 //!
-//! A panel row is 32 weights to 16 words, as a tile of weights wants them, and the packed
-//! activations are the words of 16 rows side by side, as a tile of the other operand does: tiles
+//! A panel row is 32 weights in 16 words, the layout of a tile of weights, and the packed
+//! activations are the words of 16 rows side by side, that of a tile of the other operand: tiles
 //! are loaded from both without any more shuffling. A register tile is 2 × 2 tiles of sums. Block
 //! formats are rounded to bf16, which has 0.4 of the error of 8-bit activations. F16 and BF16
-//! weights are to stay exact: an activation is the sum of three bf16 numbers, a weight of two
-//! or, for BF16, of one; all products of the parts go into the same sum, except that of the two
+//! weights are to stay exact: an activation is the sum of three bf16 numbers, a weight of two or,
+//! for BF16, of one; all products of the parts go into the same sum, except that of the two
 //! smallest, 2⁻²⁷ of the whole. With two numbers an activation would lose up to 2⁻¹⁸ of its value,
 //! and logits of F16 models with 32 layers would be off by three thousandths. F32 weights have more
-//! bits than two numbers hold, and use the `f32` panels of AVX-512.
+//! bits than two numbers, and use the `f32` panels of AVX-512.
 //!
 //! ```text
 //! for each SUMS activation rows, for each SWEEP of weight rows
@@ -20,8 +20,8 @@
 //!                 add the new sums of the register tile before to its sums (L2: 1 MiB), or store them to y
 //! ```
 //!
-//! What decides, measured on a Xeon with 2 MiB of L2 at 3.7 GHz, one core, ns per product of tiles
-//! (16 cycles, 4.4 ns):
+//! Limits, measured on a Xeon with 2 MiB of L2 at 3.7 GHz, one core, ns per product of tiles (16
+//! cycles, 4.4 ns):
 //!
 //! | | zeros | random numbers |
 //! |---|---|---|
@@ -35,13 +35,13 @@
 //! | activations from L3 once per sweep | | 8.5 |
 //!
 //! So the CPU multiplies random numbers at 80 % of its peak at best; activations from L2 cost
-//! nothing, software prefetches of them only time; sums are what is dear. Panels of 512 values
+//! nothing, software prefetches of them only take time; sums are expensive. Panels of 512 values
 //! leave L1 no room for activations, unless these are loaded with the hint that they are not needed
-//! again (`tileloaddt1`). Vector instructions between the products run beside them,
-//! except `vcvtne2ps2bf16` (0.2 ns). Stores to lines of y that are in L3 come at 10 GB/s: they are
-//! asked for one register tile ahead. Values that were stored in pieces and are loaded as a whole
-//! wait until all older products are retired, so nothing of the kind may happen between products:
-//! what works beside them takes its arguments in registers.
+//! again (`tileloaddt1`). Vector instructions between the products overlap with them, except
+//! `vcvtne2ps2bf16` (0.2 ns). Stores to lines of y that are in L3 reach 10 GB/s: these lines are
+//! prefetched one register tile ahead. Values that were stored in pieces and are loaded as a whole
+//! wait until all older products are retired, so this must not happen between products: code
+//! between them takes its arguments in registers.
 //!
 //! Of these, unpacking takes 0.9 to 1.3 ns per product with 512 rows (Q4_K; alone 0.08 ns per
 //! weight), sums 1.0 to 1.9, stores 1.2 where k is 2048. With more than one thread per 2048 weight
@@ -68,13 +68,14 @@ use std::arch::x86_64::*;
 
 /// Registers of activations in a register tile.
 const VECS: usize = 2;
-/// Activation rows whose sums are kept at a time; with more rows, the weights are unpacked again.
+/// Maximum activation rows with sums kept at a time; with more rows, the weights are unpacked
+/// again.
 const SUMS: usize = 512;
-/// Weight rows whose sums are kept at a time: 1 MiB.
+/// Maximum weight rows with sums kept at a time: 1 MiB.
 const SWEEP: usize = 512;
 /// Bytes of activations that stay in L2 whatever the order of the loops.
 const STAYS: usize = 512 << 10;
-/// Most pieces of a panel row, of `UnpackTile::VALUES` values each.
+/// Maximum pieces of a panel row, of `UnpackTile::VALUES` values each.
 const PIECES: usize = 2;
 /// Words between panel rows.
 const PANEL: usize = PIECES * DEPTH / 2;
@@ -297,7 +298,7 @@ impl PanelWeights<'_> {
     }
 }
 
-/// Values of a panel row, so many that the activations of 512 rows stay in L2.
+/// Values of a panel row: the activations of 512 rows stay in L2.
 const fn depth<W: UnpackTile>() -> usize {
     if W::X_PARTS == 1 { 2 * DEPTH } else { DEPTH }
 }
@@ -307,8 +308,8 @@ const fn pieces<W: UnpackTile>() -> usize {
     depth::<W>() / W::VALUES
 }
 
-/// See [`Gemm::kernel`]. (As long as it is because unpacking, products and sums are interleaved:
-/// what works beside the tiles takes its arguments in registers.)
+/// See [`Gemm::kernel`]. (Its length: unpacking, products and sums are interleaved, and code
+/// between the tiles takes its arguments in registers.)
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi,f16c")]
 unsafe fn kernel<W: UnpackTile>(
     y: &mut ColumnsMut<'_>,
@@ -381,8 +382,8 @@ unsafe fn kernel<W: UnpackTile>(
             let after = next.and_then(|next| panels.after::<W>(next));
             let groups = (k - panel.k0).min(depth::<W>()).div_ceil(GROUP);
             let last = panel.k0 + depth::<W>() >= k;
-            // Shares of a group of what is done beside the products: registers of sums, rows of y,
-            // pieces of a panel, of which `due` counts the fractions.
+            // Work per group between the products: registers of sums, rows of y, pieces of a panel;
+            // `due` counts the fractions.
             let (lines, rows) = (
                 (VECS * TILE).div_ceil(groups),
                 (VECS * LANES).div_ceil(groups),
@@ -452,8 +453,7 @@ fn prefetch_to_write(y: *const f32) {
 /// Sums of a register tile over one panel, which are to be added to those over the panels before
 /// and, after the last panel of k, stored to `y`.
 struct NewSums {
-    /// Those over the panels before: `[register of activations][weight row][lane]`, as the new
-    /// ones.
+    /// Sums over earlier panels: `[register of activations][weight row][lane]`, as the new ones.
     sums: *mut f32,
     /// Registers that were added, and how many there are.
     line: usize,
@@ -467,10 +467,10 @@ struct NewSums {
 }
 
 impl NewSums {
-    /// Adds the next `n` registers, as far as there are so many.
+    /// Adds the next `n` registers, or all that are left.
     ///
     /// # Safety
-    /// `new` must hold the sums, and the CPU have the level's features.
+    /// `new` must have the sums, and the CPU the level's features.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn add(&mut self, new: *const f32, n: usize, y: &mut ColumnsMut<'_>) {

@@ -66,7 +66,7 @@ fn permitted() -> bool {
     result == 0
 }
 
-/// Other systems have other ways to ask, none of which could be tried.
+/// Other systems have other calls for this; none could be tried.
 #[cfg(not(target_os = "linux"))]
 fn permitted() -> bool {
     false

@@ -72,7 +72,7 @@ pub(super) unsafe fn tile_loadd<const T: u8>(from: *const u32, stride: usize) {
     }
 }
 
-/// [`tile_loadd`] of what will not be used again soon: it leaves more of L1 to what will.
+/// [`tile_loadd`] for data that is not needed again soon: it leaves more of L1 to other data.
 ///
 /// # Safety
 /// That of [`tile_loadd`].

@@ -25,9 +25,10 @@ pub(super) type PanelRow = [[u32; LANES]; DEPTH / GROUP];
 
 /// A format as operands of tile products.
 pub(super) trait UnpackTile {
-    /// bf16 numbers whose sum is a weight: one or two.
+    /// Number of bf16 numbers that sum up to a weight: one or two.
     const PARTS: usize;
-    /// bf16 numbers whose sum is an activation: one, or three, which hold an `f32` exactly.
+    /// Number of bf16 numbers that sum up to an activation: one, or three, which represent an `f32`
+    /// exactly.
     const X_PARTS: usize;
 
     /// Values that are unpacked at a time and fill a [`PanelRow`].
@@ -41,7 +42,7 @@ pub(super) trait UnpackTile {
     unsafe fn unpack(dtype: DType, bytes: &[u8], out: &mut PanelRow);
 }
 
-/// Blocks whose scales are computed for 256 values at a time.
+/// Blocks with scales computed for 256 values at a time.
 pub(super) trait Scaled: Groups {
     /// Values that share a scale and an offset, in halves of a group.
     const HALVES: usize;
@@ -199,10 +200,10 @@ impl UnpackTile for Dequantized {
     }
 }
 
-/// Groups whose low nibbles are the first 16 weights, the high ones the others.
+/// Groups with the first 16 weights in low nibbles and the others in high ones.
 pub(super) struct Halves<B>(PhantomData<B>);
 
-/// What a nibble stands for, before scale and offset, and where those of group `g` are.
+/// Value of a nibble, before scale and offset, and the place of group `g`'s nibbles.
 pub(super) trait Nibbles: Scaled {
     const VALUES: [i8; 16];
     fn nibbles(&self, g: usize) -> &[u8; 16];
@@ -262,7 +263,7 @@ impl<B: Nibbles> UnpackTile for Halves<B> {
     }
 }
 
-/// Byte `i` is `i/2`, counted modulo `n`: each byte of what is to be looked up, twice.
+/// Byte `i` is `i/2`, counted modulo `n`: each index byte, twice.
 const fn twice(n: usize) -> [u8; 64] {
     let mut bytes = [0; 64];
     let mut i = 0;

@@ -7,7 +7,7 @@
 //!
 //! The budget for 64 keys of 64 values and a query, in instructions besides loads: 660 for scores,
 //! 600 for values, 400 for softmax and weights; once for all queries 1,300 (`q4_0`) to 2,300
-//! (`q8_0`). `docs/memory.md` has the measured times.
+//! (`q8_0`). `docs/lab/memory.md` has the measured times.
 
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
@@ -59,7 +59,7 @@ unsafe fn round(x: &[f32], words: &mut [i16]) -> i32 {
         // SAFETY: 16 numbers, and room for as many words.
         unsafe {
             let [a, b] = [0, 8].map(|i| _mm256_cvtps_epi32(_mm256_loadu_ps(x[i..].as_ptr())));
-            // Quarters of both in turns.
+            // Alternating quarters of both.
             let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(packed, _mm256_set1_epi16(1)));
             _mm256_storeu_si256(words.as_mut_ptr().cast(), packed);
@@ -112,9 +112,10 @@ unsafe fn unpack(
     }
 }
 
-/// [`unpack`] for codes with so many `LOWER` bits. Keys lie as `[8 keys][group][i][word]`, key `i`
-/// in the lower half and `i + 4` in the upper; values as `[group][8 keys][word, half][pair]`: keys
-/// 0 and 1, or 2 and 3, of four columns, and in the upper half the keys four behind.
+/// [`unpack`] for codes with `LOWER` bits below the upper four. Keys lie as `[8
+/// keys][group][i][word]`, key `i` in the lower half and `i + 4` in the upper; values as `[group][8
+/// keys][word, half][pair]`: keys 0 and 1, or 2 and 3, of four columns, and in the upper half the
+/// keys four positions later.
 ///
 /// # Safety
 /// The planes must be those of a block, and there must be room for its codes.
@@ -197,8 +198,8 @@ unsafe fn lower_bits<const LOWER: usize>(p: *const u8) -> __m128i {
     }
 }
 
-/// Codes of a group of two keys, its lower values first, from their four upper bits and so many
-/// `LOWER` ones below these (`kv.rs` has their places).
+/// Codes of a group of two keys, its lower values first, from their four upper bits and the `LOWER`
+/// bits below these (layout: `kv.rs`).
 #[inline]
 #[target_feature(enable = "avx2")]
 fn codes<const LOWER: usize>(upper: __m256i, lower: __m256i) -> [__m256i; 2] {

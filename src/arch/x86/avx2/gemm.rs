@@ -1,10 +1,10 @@
 //! Products with many activation rows: the packing, unpacking and register tiles of this level.
 //!
-//! Block-quantised weights are multiplied as integers. With activations rounded to 16 bits, at no
-//! loss that could be noticed, `vpmaddwd` does twice the products of an `f32` multiply-add.
-//! K-quants take 8-bit activations, which `vpmaddubsw` multiplies twice as fast again: with a scale
-//! per 32 of them their error is three quarters of llama.cpp's, which has one per 256 for these
-//! formats. F32, F16 and BF16 weights are multiplied as for generated tokens.
+//! Block-quantised weights are multiplied as integers. With activations rounded to 16 bits, without
+//! a noticeable loss, `vpmaddwd` does twice the products of an `f32` multiply-add. K-quants take
+//! 8-bit activations, which `vpmaddubsw` multiplies twice as fast again: with a scale per 32 of
+//! them their error is three quarters of llama.cpp's, which has one per 256 for these formats. F32,
+//! F16 and BF16 weights are multiplied as for decode rows.
 
 use super::elementwise::{F32x8, zero};
 use super::matmul::plain_gemm;
@@ -360,8 +360,8 @@ fn fill_groups<B: Groups, const BYTES: bool>(rows: &[&[u8]; MAX_LANES], transpos
 }
 
 /// `VECS` registers of activations times `ROWS` weight rows; with `TRANSPOSED`, of weights times
-/// activation rows. (One function, long as it is: all of it is the inner loop, over registers that
-/// no call could hand on.)
+/// activation rows. (Its length: all of it is the inner loop, over registers that cannot be passed
+/// to a call.)
 #[target_feature(enable = "avx2,fma")]
 unsafe fn int_tile<
     const BITS: u32,
@@ -564,9 +564,9 @@ pub(in crate::arch) fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES];
     bytemuck::cast(record)
 }
 
-/// A record of 32 activations `x ≈ d·q` with `|q| ≤ 127` and a `d` for each half, for weights whose
-/// bytes are 128 too large: instead of `d·Σq` it has the correction for that zero point, `−128·Σq`
-/// of each half, as an integer.
+/// A record of 32 activations `x ≈ d·q` with `|q| ≤ 127` and a `d` for each half, for weights
+/// stored with zero point 128: instead of `d·Σq` it has the correction for the zero point,
+/// `−128·Σq` of each half, as an integer.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(in crate::arch) fn round_halves(x: &[f32; 32]) -> [[f32; LANES]; 3] {

@@ -1,11 +1,10 @@
-//! Products of weights with rows of generated tokens.
+//! Products of weights with decode rows.
 //!
 //! A block format only says how 256 of its weights become bytes, 16 scales and 16 offsets
 //! ([`UnpackDot::unpack`]); the product is the same for all. Its integers are 16-bit: `vpmaddwd`
-//! takes signed weights and activations of any size without overflow, where the byte form would
-//! need the activations in two planes, two instructions for each and care with signs. The two
-//! 128-bit lanes hold two blocks of 32, so that one conversion to `f32` and one multiply-add serve
-//! 64 weights.
+//! takes signed weights and activations of any size without overflow, where bytes would need the
+//! activations in two planes, two instructions for each and care with signs. The two 128-bit lanes
+//! hold two blocks of 32, so that one conversion to `f32` and one multiply-add serve 64 weights.
 //!
 //! Measured by `benches/matvec.rs` on one Zen 5 core that reads 31–41 GB/s (rows of 2,048, GB/s of
 //! weights from memory, in brackets from L2): Q4_K 19 (21), Q6_K 21 (21), Q8_0 28 (35), Q4_0 18
@@ -46,8 +45,7 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
     }
 }
 
-/// How far ahead of their use weights are prefetched, in bytes, at least; tuned at the AVX-512
-/// level.
+/// Minimum prefetch distance of weights, in bytes; tuned at the AVX-512 level.
 const AHEAD: usize = 8192;
 
 plain_products!(

@@ -1,6 +1,6 @@
 //! Block formats as 32 signed bytes with a scale and an offset for each 16: the source of panels,
-//! at this level and those above, and of one row's products for the formats whose values are looked
-//! up. Scales have so few bits that one multiply-add gives exactly the values of `dequantize`.
+//! at this level and those above, and of one row's products for coded formats. Scales have so few
+//! bits that one multiply-add gives exactly the values of `dequantize`.
 
 use crate::quant::*;
 use bytemuck::Pod;
@@ -233,7 +233,7 @@ large!(
     |g| _mm256_sub_epi8(two_bits(&b.qs, g), _mm256_set1_epi8(1))
 );
 
-/// Formats whose values are looked up.
+/// Coded formats: values are looked up.
 macro_rules! coded {
     ($($block:ident)*) => {$(
         large!(

@@ -17,7 +17,7 @@ pub(super) struct Unpacked {
     pub(super) offset: [__m256; 2],
 }
 
-/// A format whose `N` blocks hold 256 weights.
+/// A format with 256 weights in `N` blocks.
 pub(super) trait UnpackDot<const N: usize>: Pod {
     /// Whether each 16 weights have a scale of their own; otherwise each 32 share one.
     const SCALE_PER_16: bool = false;

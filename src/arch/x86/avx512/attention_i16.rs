@@ -1,10 +1,10 @@
 //! Attention for many query rows over keys and values of 16 bits or fewer, in integers of 16 bits.
 //!
 //! `vpdpwssd` does 32 multiply-adds, where an `f32` instruction does 16. It multiplies the blocks
-//! of keys that a prompt's row sees whole, and that end before its own position. The shared kernel
-//! does the rest: the edges of what rows see, odd widths of heads, numbers that are not finite, and
-//! generated tokens. Rows are taken 32 at a time; some of them may take a block this way and the
-//! others the shared way.
+//! of keys that a prefill row sees whole and that end before its own position. The shared kernel
+//! does the rest: partly visible blocks, odd widths of heads, numbers that are not finite, and
+//! decode rows. Rows are processed 32 at a time; some of them may use integers for a block and the
+//! others the shared kernel.
 //!
 //! Queries lie in lanes, so that keys need no transposition, the softmax goes down the lanes, and
 //! both products are one loop: pairs of words of 32 rows against pairs broadcast from memory. A
@@ -49,10 +49,11 @@ const LANES: usize = 16;
 /// The 2-norm to which vectors are scaled before they are rounded; rounding adds at most `√256/2`
 /// to it.
 const NORM: f32 = 32700.0;
-/// Rows whose squared 2-norm is this or more are left to the shared kernel, as are those that are
-/// not finite.
+/// Limit of a row's squared 2-norm: rows at or above it, or not finite, are left to the shared
+/// kernel.
 const HUGE: f32 = 1e36;
-/// So are keys whose squared 2-norm exceeds this, which half precision cannot reach.
+/// Limit of a key's squared 2-norm, beyond half precision: keys above it are left to the shared
+/// kernel.
 const LONG: f32 = 256.0 * 65536.0 * 65536.0;
 /// Vectors with a smaller squared 2-norm are scaled as if they had this one.
 const SMALL: f32 = 1e-30;
@@ -136,8 +137,8 @@ pub(in crate::arch) fn attention_stored(
     many_rows(to, q, blocks, ranges, p);
 }
 
-/// Takes some passes of query rows at a time through all blocks. (As long as it is because every
-/// step of a block is a loop over the passes, whose state is all of what it declares.)
+/// Processes some passes of query rows at a time, over all blocks. (Its length: every step of a
+/// block is a loop over the passes, and its variables are their state.)
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 fn many_rows<B: Blocks<F32x16>>(
     to: &mut AttnPartial<'_>,
@@ -184,8 +185,8 @@ fn many_rows<B: Blocks<F32x16>>(
             // SAFETY: room for outputs as above, and room for scores.
             Some(unsafe { SoftmaxRows::new(p, q, out, ranges, parts.scores) })
         });
-        // The rows of each pass whose queries could be rounded; whether its outputs are transposed,
-        // once it has any.
+        // Of each pass: the rows with queries that could be rounded; whether its outputs are
+        // transposed, once it has any.
         let (mut rounded, mut transposed) = ([0; PASSES], [None; PASSES]);
         for (i, q) in q.chunks(ROWS * p.head_dim).enumerate() {
             let mut first = q.as_ptr();
@@ -458,7 +459,7 @@ unsafe fn transpose_outputs(out: *mut f32, dim: usize, columns: bool, room: *mut
     unsafe { std::ptr::copy_nonoverlapping(room, out, ROWS * dim) };
 }
 
-/// Takes the rows of a pass whose bits are set in `rows` through a block.
+/// Processes a block for the rows of a pass with bits set in `rows`.
 ///
 /// # Safety
 /// The outputs must be transposed, and queries, keys and values rounded.
@@ -588,7 +589,7 @@ unsafe fn weigh(parts: Parts, top: [F32x16; 2]) -> ([F32x16; 2], [F32x16; 2]) {
     (sums, [norms[0] / bound, norms[1] / bound])
 }
 
-/// Adds the values, by weights of scale `factors`, to the outputs of the rows whose bits are set in
+/// Adds the values, by weights of scale `factors`, to the outputs of the rows with bits set in
 /// `rows`.
 ///
 /// # Safety

@@ -1,17 +1,17 @@
-//! Attention of generated tokens over quantised keys and values, in integers.
+//! Attention of decode rows over quantised keys and values, in integers.
 //!
 //! Codes stay bytes: `vpdpbusd` does 64 multiply-adds, where an `f32` instruction does 16 and needs
 //! each code widened. A query, and a row's weights times the scales of the values, are rounded to
-//! 16 bits, two planes of bytes; scores are as good as those of `f32`, as sums of integers are
-//! exact, and weights are rounded relative to the block's largest. Both products keep lanes apart
-//! until a block ends: a lane has a key in scores, and a column in outputs. For this, codes are
-//! transposed while they are still packed, four bytes of a key to a lane for scores, a byte of four
-//! keys to a lane for values, and unpacked once for all rows.
+//! 16 bits, two planes of bytes; scores are as accurate as in `f32`, as sums of integers are exact,
+//! and weights are rounded relative to the block's largest. Both products keep lanes apart until a
+//! block ends: a lane has a key in scores, and a column in outputs. For this, codes are transposed
+//! while they are still packed, four bytes of a key to a lane for scores, a byte of four keys to a
+//! lane for values, and unpacked once for all rows.
 //!
 //! The budget for 64 keys of 64 values and a query, in instructions of 64 bytes, of which Zen 4
 //! starts one multiplication per cycle and Zen 5 two: 256 `vpdpbusd`, 90 for softmax and weights,
 //! 110 for outputs; once for all queries, transposing and unpacking 360 (`q4_0`) to 620 (`q8_0`).
-//! `docs/memory.md` has the measured times.
+//! `docs/lab/memory.md` has the measured times.
 //!
 //! A row's result depends on the row and on the keys that it sees alone.
 
@@ -42,10 +42,10 @@ const MAX_WEIGHT: f32 = 65535.0;
 struct Query {
     /// `[group][upper or lower bytes][four values]`
     words: [[[i32; CODES]; 2]; MAX_GROUPS],
-    /// What the sums of each group start with, as codes are unsigned and stand for the middle of
-    /// their step.
+    /// Initial value of each group's sums: codes are unsigned and stand for the middle of their
+    /// interval.
     start: [i32; MAX_GROUPS],
-    /// What an integer stands for.
+    /// Value of an integer step.
     scale: f32,
 }
 
@@ -57,7 +57,7 @@ struct Weights {
     planes: [[__m512i; 2]; MAX_GROUPS],
     /// Half a step of a code of eight bits times their sum.
     middle: [f32; MAX_GROUPS],
-    /// What an integer stands for.
+    /// Value of an integer step.
     unit: [f32; MAX_GROUPS],
 }
 
@@ -82,8 +82,8 @@ struct Room {
 }
 
 /// See [`crate::arch::Arch::attention_stored`]; the heads must
-/// [fit](crate::arch::generic::attention_codes::fits). (As long as it is because
-/// the steps of a block share what is declared before the loop, the prefetches above all.)
+/// [fit](crate::arch::generic::attention_codes::fits). (Its length: the steps of a block share the
+/// variables before the loop, above all prefetches.)
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) fn attention_stored(
     to: &mut AttnPartial<'_>,
@@ -229,7 +229,7 @@ fn round_query(q: &[f32], keys: KvType, factor: f32) -> Query {
             let rest = _mm512_sub_epi32(halves[i], _mm512_cvtepi8_epi32(lower[i]));
             _mm512_cvtepi32_epi8(_mm512_srai_epi32::<8>(rest))
         });
-        // The words of both halves in turns, as codes come.
+        // The words of both halves alternate, in the order of codes.
         for (words, [a, b]) in to.words[g].iter_mut().zip([upper, lower]) {
             let words = words.as_mut_ptr().cast::<__m128i>();
             // SAFETY: eight words.
@@ -290,7 +290,7 @@ unsafe fn unpack(
     }
 }
 
-/// [`unpack`] for codes with so many `LOWER` bits.
+/// [`unpack`] for codes with `LOWER` bits below the upper four.
 ///
 /// # Safety
 /// The planes must be those of a block, and there must be room for its codes.
@@ -398,9 +398,9 @@ fn by_byte([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     ]
 }
 
-/// Codes of eight bits from their four upper ones and so many `LOWER` ones below these (`kv.rs` has
-/// their places): first those in low halves of bytes of `upper[0]`, then those in high ones, and so
-/// on. All have the bits of `middle`, too.
+/// Codes of eight bits from their four upper bits and the `LOWER` bits below these (layout:
+/// `kv.rs`): first those in low halves of bytes of `upper[0]`, then those in high ones, and so on.
+/// All have the bits of `middle`, too.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 fn codes<const LOWER: usize>(
@@ -567,7 +567,7 @@ fn masks(span: &Range<usize>) -> [u16; N_VECTORS] {
 /// Divides the scales of the keys that are `seen` by the largest of each group.
 ///
 /// # Safety
-/// The room must have scales of so many groups.
+/// The room must have scales of `n_groups` groups.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn relative_scales(room: *mut Room, seen: [u16; N_VECTORS], n_groups: usize) {
@@ -606,11 +606,11 @@ unsafe fn relative_scales(room: *mut Room, seen: [u16; N_VECTORS], n_groups: usi
 }
 
 /// Turns the scores of row `r` of the keys that are `seen` into weights, and moves its running
-/// maximum and sum, and its outputs `out`. If `HALF`, codes of values stand for half a step more.
+/// maximum and sum, and its outputs `out`. With `HALF`, codes of values stand for half a step more.
 ///
 /// # Safety
-/// The room must have the row's scores, and relative scales of what is seen; `out` must be a row of
-/// outputs.
+/// The room must have the row's scores, and relative scales of the `seen` keys; `out` must be a row
+/// of outputs.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn weigh<const HALF: bool>(

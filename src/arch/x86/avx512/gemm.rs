@@ -12,7 +12,7 @@
 //! Q4_1 and Q5_1 take 16-bit activations and `vpdpwssd`, which does twice the products of an `f32`
 //! multiply-add.
 //!
-//! F32, F16 and BF16 weights are multiplied as for generated tokens.
+//! F32, F16 and BF16 weights are multiplied as for decode rows.
 
 use super::matmul::plain_gemm;
 use super::panels::bytes::BytePanels;

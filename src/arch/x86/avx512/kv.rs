@@ -148,7 +148,7 @@ pub(in crate::arch) fn quantize_kv(kind: KvType, block: &mut [u8], i: usize, row
                     _mm512_add_ps(x, _mm512_set1_ps(128.0)),
                     _mm512_set1_ps(255.0),
                 );
-                // Nothing is negative, so that dropping what is behind the point rounds down.
+                // No value is negative, so truncation rounds down.
                 _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(x))
             }),
         };

@@ -1,4 +1,4 @@
-//! Products of weights with rows of generated tokens.
+//! Products of weights with decode rows.
 //!
 //! A format only says how 256 of its weights become unsigned bytes and 16 scales
 //! ([`UnpackPlanes::unpack`]); the product is the same for all. Activations are 16-bit integers in
@@ -56,9 +56,10 @@ plain_products!(
 /// threads.
 const TILE: usize = 2;
 
-/// Bytes of the L1 cache, of all cores with this level at least. Where they hold an activation row
-/// beside one weight row but not beside two, two at a time take 13 to 18 % longer from memory (Q8_0
-/// of 8192 values, Q4_0 of 9216); where beside none, one at a time takes 1.6 times as long.
+/// Bytes of the L1 cache, of all cores with this level at least. Where an activation row fits
+/// together with one weight row but not with two, two at a time take 13 to 18 % longer from memory
+/// (Q8_0 of 8192 values, Q4_0 of 9216); where it fits with none, one at a time takes 1.6 times as
+/// long.
 const L1: usize = 32 << 10;
 
 /// Prefetch distance for weights, in bytes; without prefetching, decoding takes three times as long
@@ -124,8 +125,8 @@ pub(super) fn matvec<B: UnpackPlanes>(
     }
 }
 
-/// Products of weight rows, the first of them row `first` and `R` at a time, with at most [`MANY`]
-/// activation rows from row `i` on: the same sums as [`rows`] computes, added in the same order.
+/// Products of weight rows from `first` on, `R` at a time, with at most [`MANY`] activation rows
+/// from row `i` on: the same sums as [`rows`] computes, added in the same order.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn many_rows<B: UnpackPlanes, const R: usize>(

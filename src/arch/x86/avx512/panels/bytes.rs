@@ -16,8 +16,9 @@ use std::ops::Range;
 /// 64.
 ///
 /// Both consist of records of 64 values: 16 words of bytes, the scale and, for gradients,
-/// `−128·Σq`, with which sums of products start because the bytes of weights are 128 too large.
-/// `d·q` with `|q| ≤ 127` is off by at most half of `d`, a 127th of the record's largest magnitude.
+/// `−128·Σq`, the initial value of sums of products, as the bytes of weights have a zero point of
+/// 128. `d·q` with `|q| ≤ 127` is off by at most half of `d`, a 127th of the record's largest
+/// magnitude.
 pub(in crate::arch) enum BytePanels {}
 
 impl BytePanels {
@@ -202,7 +203,8 @@ unsafe fn transpose_bytes(values: *const f32, panel: *mut u32) {
         largest = _mm512_max_epu32(largest, bits);
     }
     let (scale, inverse) = byte_scales(largest);
-    // Adding this leaves an integer, rounded to nearest even and 128 too large, in the low byte.
+    // Adding this leaves an integer in the low byte, rounded to nearest even, with a zero point of
+    // 128.
     let shifted_by = _mm512_set1_ps((3 << 22 | 128) as f32);
     let bits = |r: usize| _mm512_castps_si512(_mm512_fmadd_ps(row(r), inverse, shifted_by));
     let select = |mask: i32, a: __m512i, b: __m512i| {

@@ -81,7 +81,7 @@ fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
     }
 }
 
-/// The values of group `g` of `block`, whose factors are given.
+/// Values of group `g` of `block`, with the given factors.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 pub(in crate::arch) fn group<B: Groups>(

@@ -1,4 +1,4 @@
-//! Panels of integers, for rows of prompts and block formats.
+//! Panels of integers, for prefill rows and block formats.
 
 use super::floats::{store_transposed, transpose_panel};
 use crate::arch::gemm::{
@@ -171,9 +171,8 @@ const fn joins(span: usize, zero_point: bool) -> bool {
 
 /// `VECS` registers of activations times `ROWS` weight rows; with `TRANSPOSED`, of weights times
 /// activation rows. With `HALF`, the last register of activations has rows in its lower half only,
-/// which takes half the time on cores that do an instruction of 512 bits in two steps. (One
-/// function, long as it is: all of it is the inner loop, over registers that no call could hand
-/// on.)
+/// which takes half the time on cores that execute 512-bit instructions in two steps. (Its length:
+/// all of it is the inner loop, over registers that cannot be passed to a call.)
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni")]
 unsafe fn int_tile<
     const BYTES: bool,

@@ -1,4 +1,4 @@
-//! The panels of this level, by what their words hold.
+//! Panels of this level, by the contents of their words.
 
 pub(in crate::arch) mod bytes;
 pub(in crate::arch) mod floats;

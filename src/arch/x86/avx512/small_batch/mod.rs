@@ -1,4 +1,4 @@
-//! Products of block formats with small batches: few rows of prompts, alone or with generated rows.
+//! Products of block formats with small batches: few prefill rows, alone or mixed with decode rows.
 
 mod rounded;
 mod tables;

@@ -1,5 +1,5 @@
-//! The [`Gemm`] table entries of formats whose small batches have kernels of their own, and the
-//! choice between those and panels by the number of rows.
+//! [`Gemm`] table entries of formats with kernels for small batches, and the choice between these
+//! and panels by the number of rows.
 
 use super::rounded::{Halves, Record, Spans, VALUES};
 use super::transposed_sums::{MAX_GENERATED_ROWS, Rounded, small_batch};
@@ -179,7 +179,7 @@ unsafe fn mixed<X: Rounded>(
     unsafe { small_batch::<X, true>(y, dtype, w, x, packed) }
 }
 
-/// What [`pack`] wrote for `m` rows.
+/// Output of [`pack`] for `m` rows.
 fn packed_blocks<X: Rounded>(packed: &[u8], m: usize, k: usize) -> &[X] {
     bytemuck::cast_slice(&packed[..m * (k / VALUES) * size_of::<X>()])
 }

@@ -1,13 +1,13 @@
-//! Products of quantised weights with a small batch of prompt rows, and with mixed batches, whose
-//! other rows are generated: the integer sums are transposed.
+//! Products of quantised weights with a small batch of prefill rows, alone or mixed with decode
+//! rows: the integer sums are transposed.
 //!
 //! K-quants and blocks of 32 are multiplied by `transposed_weights`. Here are the others with
-//! blocks of 256, and K-quants where generated rows share the unpacking. Weights stay in registers,
-//! as `unpack` leaves them: a 32-bit lane has 16 values, so that four `vpdpbusd` give the 16
-//! integer sums of a block of 256. Not the weights but the sums of 16 weight rows are transposed;
-//! then a lane is a weight row, and scales, offsets and `f32` sums follow in the order of the
-//! panels' tiles, with the same bits. Formats of 256 without a minimum have a scale per 16
-//! activations, as in their panels.
+//! blocks of 256, and K-quants where decode rows share the unpacking. Weights stay in registers, as
+//! `unpack` leaves them: a 32-bit lane has 16 values, so that four `vpdpbusd` give the 16 integer
+//! sums of a block of 256. Not the weights but the sums of 16 weight rows are transposed; then a
+//! lane is a weight row, and scales, offsets and `f32` sums follow in the order of the panels'
+//! tiles, with the same bits. Formats of 256 without a minimum have a scale per 16 activations, as
+//! in their panels.
 
 use super::rounded::{Halves, Spans, VALUES, put_words, round_spans};
 use super::transposed_weights::{self, Large};
@@ -28,9 +28,9 @@ use std::arch::x86_64::*;
 pub(in crate::arch) trait Rounded: Pod {
     /// The panels that have the same sums.
     type Panels: UnpackRows;
-    /// Most activation rows for which [`Rounded::alone`] is faster than panels.
+    /// Maximum number of activation rows for which [`Rounded::alone`] is faster than panels.
     const MAX_ROWS: usize;
-    /// Most beside generated rows.
+    /// Maximum rows in a mixed batch.
     const MAX_MIXED_ROWS: usize = Self::MAX_ROWS;
 
     /// # Safety
@@ -40,7 +40,7 @@ pub(in crate::arch) trait Rounded: Pod {
     /// Byte `i % 4` of lane `i / 16` of register [`BlockP16::register`]`(i)` is value `i`.
     fn bytes(&self) -> &[[[u8; 4]; 16]; 4];
 
-    /// What the integer sum of each 16 products starts with, given [`planes::starts`].
+    /// Initial value of the integer sum of each 16 products, given [`planes::starts`].
     ///
     /// # Safety
     /// The CPU must have this level's features.
@@ -52,8 +52,8 @@ pub(in crate::arch) trait Rounded: Pod {
     /// As above; lengths as there.
     unsafe fn alone(y: &mut ColumnsMut<'_>, dtype: DType, w: &[u8], x: &[Self]);
 
-    /// Adds to the sums of each row, a lane per weight row, the products of a block of it, whose
-    /// integer sums, scales and offsets are `[weight row][16 columns]`.
+    /// Adds to the sums of each row, a lane per weight row, the products of a block; its integer
+    /// sums, scales and offsets are `[weight row][16 columns]`.
     ///
     /// # Safety
     /// As above.
@@ -72,7 +72,8 @@ const MAX_ROWS: usize = 12;
 /// Weight rows that share a load of activations; with four there are too few registers for Q6_K.
 const TOGETHER: usize = 2;
 
-/// Most generated rows that share the weights with prompt rows: their sums, 1 KiB each, stay in L1.
+/// Maximum decode rows that share the weights with prefill rows: their sums, 1 KiB each, stay in
+/// L1.
 pub(in crate::arch) const MAX_GENERATED_ROWS: usize = 16;
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni,f16c")]
@@ -130,7 +131,7 @@ fn multiply<B: UnpackPlanes, X: Rounded, const MIXED: bool>(
         [_mm512_setzero_si512(); LANES],
         [_mm512_setzero_si512(); LANES],
     );
-    // Of generated rows, `[activation row][weight row]`.
+    // Of decode rows, `[activation row][weight row]`.
     let mut generated_totals = [[_mm512_setzero_ps(); LANES]; MAX_GENERATED_ROWS];
     let generated_totals = &mut generated_totals[..if MIXED { n_generated } else { 0 }];
     for (t, w) in w.chunks(LANES * row_blocks).enumerate() {
@@ -142,7 +143,7 @@ fn multiply<B: UnpackPlanes, X: Rounded, const MIXED: bool>(
                 // SAFETY: this function has the features.
                 *starts = unsafe { x.starts(planes::starts::<B>()) };
             }
-            // The next weight rows, which lie behind these, are read in one stream.
+            // The following weight rows are read in one stream.
             let ahead = w.as_ptr().wrapping_add(w.len() + k * n_rows).cast::<u8>();
             for line in (0..n_rows * size_of::<B>()).step_by(64) {
                 prefetch_line(ahead.wrapping_add(line));

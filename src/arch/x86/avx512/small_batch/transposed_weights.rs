@@ -1,4 +1,4 @@
-//! Products of K-quants and blocks of 32 with a small batch of prompt rows: the weights are
+//! Products of K-quants and blocks of 32 with a small batch of prefill rows: the weights are
 //! transposed.
 //!
 //! A lane is a weight row, so that each sum is added up in the order of columns, as in panels,
@@ -7,16 +7,16 @@
 //! `vpdpbusd` multiplies four columns of 16 rows by a word of activations that it broadcasts from
 //! memory.
 //!
-//! The 16 rows of a tile lie far apart: lane `l` goes along the `l`th part of the task's rows from
-//! its beginning to its end. The CPU's prefetcher follows 16 long streams, but not 16 rows of a
+//! The 16 rows of a tile are far apart: lane `l` reads the `l`th part of the task's rows from its
+//! beginning to its end. The CPU's prefetcher follows 16 long streams, but not 16 rows of a
 //! kilobyte side by side. In a loop written to try it, two threads took 149, 148, 162, 268 ns for
 //! 16 × 256 weights of Q4_K from memory and 1, 2, 4, 8 activation rows; with rows side by side and
 //! the next ones prefetched 188, 201, 230, 271; from L2 100, 115, 148, 244 (Emerald Rapids; reading
-//! alone takes 130). Groups of up to 8 activation rows share what is transposed; making bytes of it
-//! anew for each of them takes less than storing the bytes.
+//! alone takes 130). Groups of up to 8 activation rows share the transposed words; expanding them
+//! to bytes again for each group takes less time than storing the bytes.
 //!
-//! Instructions for the two ports of vectors, for 16 × 256 weights; two of them a cycle would be
-//! the ceiling, of which that loop reached 77, 86 and 79 % from L2 for 1, 4 and 8 rows at 2.87 GHz:
+//! Instructions for the two ports of vectors, for 16 × 256 weights; two per cycle would be the
+//! ceiling; that loop reached 77, 86 and 79 % of it from L2 for 1, 4 and 8 rows at 2.87 GHz:
 //!
 //! | | to unpack | for an activation row |
 //! |---|---|---|
@@ -94,11 +94,11 @@ pub(in crate::arch) struct Large<B, const SPAN: usize>(PhantomData<B>);
 /// Up to eight blocks of 32 weights.
 pub(in crate::arch) struct Small<B>(PhantomData<B>);
 
-/// Most activation rows.
+/// Maximum number of activation rows.
 pub(in crate::arch) const MAX_ROWS: usize = 16;
 
-/// How far ahead of their use weights are prefetched, in bytes of each row. Twice as far takes 5 %
-/// longer, four times as far 16 %.
+/// Prefetch distance of weights, in bytes of each row. Twice the distance takes 5 % longer, four
+/// times 16 %.
 const AHEAD: usize = 512;
 
 /// Products of all rows of `w` with those of `x`, which has the activations of each row for a
@@ -489,7 +489,8 @@ fn nibbles(x: __m512i, high: usize) -> __m512i {
     )
 }
 
-/// Those of Q4_K and Q5_K, see [`unpack_scales_mins`]; both begin with the same 16 bytes.
+/// Scales and offsets of Q4_K and Q5_K, see [`unpack_scales_mins`]; both begin with the same 16
+/// bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn scales_mins(rows: Rows) -> Factors {
@@ -566,7 +567,7 @@ impl TransposedBlocks for BlockQ5K {
     }
 }
 
-/// The eight words from byte `at` on, whose bytes have a bit for each group of a block, those of
+/// The eight words from byte `at` on; a byte has a bit for each group of a block, with those of
 /// this half lowest.
 #[inline]
 #[target_feature(enable = "avx512f")]

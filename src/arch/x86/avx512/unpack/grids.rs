@@ -1,13 +1,13 @@
-//! Formats whose values are looked up, as planes.
+//! Coded formats as planes.
 //!
-//! A grid holds few different bytes, so it fits into registers as codes of them: two bits for each
-//! of eight values, or four bits for each of four, in a 16-bit word per entry. Two-register
+//! A grid has few different bytes, so it fits into registers as codes of them: two bits for each of
+//! eight values, or four bits for each of four, in a 16-bit word per entry. Two-register
 //! permutations then look up 32 entries at a time, and the words are where the 32-bit lanes of
-//! [`BlockP16`] have these values: shifts and masks make bytes of the codes, one shuffle per
-//! register their values. Grids of more than 512 entries would take more permutations than loads;
-//! they are read from memory.
+//! [`BlockP16`] have these values: shifts and masks turn the codes into bytes, one shuffle per
+//! register turns these into values. Grids of more than 512 entries would take more permutations
+//! than loads; they are read from memory.
 //!
-//! Cycles for 256 weights of a generated row, from L2, on Emerald Rapids (in brackets with bytes of
+//! Cycles for 256 weights of a decode row, from L2, on Emerald Rapids (in brackets with bytes of
 //! all grids in memory): IQ2_XXS 44 (94), IQ2_XS 50 (85), IQ3_XXS 53 (127), IQ3_S 75 (117); from
 //! memory IQ1_S 73, IQ1_M 74, IQ2_S 69.
 //!
@@ -21,8 +21,8 @@ use crate::quant::*;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// What this level reads of a block of 256 values. Lane `l` of 32 bits is about values `16·l..16·l
-/// + 16`.
+/// Fields of a block of 256 values that this level reads. Lane `l` of 32 bits concerns values
+/// `16·l..16·l + 16`.
 trait CodedPlanes: Coded {
     /// The values of the grid plus [`Coded::LARGEST`], or `8·value + 1` plus that, in the order of
     /// [`BlockP16`](crate::arch::BlockP16).
@@ -68,7 +68,7 @@ unpack_coded!(
     BlockIq1S true, BlockIq1M false, BlockIq2Xxs false, BlockIq2Xs false, BlockIq2S false, BlockIq3Xxs false, BlockIq3S false,
 );
 
-/// The integers of a block, too large by the largest of them.
+/// Integers of a block, with the largest one as zero point.
 ///
 /// # Safety
 /// The CPU must have this level's features.
@@ -199,7 +199,7 @@ fn four_bit_bytes<B: Coded>([first, second]: [__m512i; 2], values: &[i8]) -> [__
     w
 }
 
-/// What codes stand for, too large by the largest integer.
+/// Values of codes, with the largest integer as zero point.
 #[inline]
 #[target_feature(enable = "avx512bw")]
 fn values_of_codes<B: Coded>(codes: __m512i, values: &[i8]) -> __m512i {
@@ -246,8 +246,8 @@ fn read_grid<B: Coded>(grid: impl Fn(usize, usize) -> u64) -> [__m512i; 4] {
     w
 }
 
-/// The same number, of which the compiler does not know that: it would compute indices in vector
-/// registers, and take most of the time to get them out again.
+/// The same number, opaque to the compiler: otherwise it computes indices in vector registers, and
+/// extracting them takes most of the time.
 #[inline(always)]
 fn opaque(mut x: u32) -> u32 {
     // SAFETY: does nothing.

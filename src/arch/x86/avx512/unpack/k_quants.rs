@@ -1,4 +1,4 @@
-//! Blocks of 256 weights whose bits are weights, as planes: K-quants, IQ4_XS and TQ2_0.
+//! Blocks of 256 weights stored as bits, as planes: K-quants, IQ4_XS and TQ2_0.
 
 use super::planes::{
     UnpackPlanes, Unpacked, by_lane, look_up, masked, plus, rotated, shifted, words, words_of,
@@ -159,8 +159,7 @@ fn nibble_pairs(qs: &[u8; 128]) -> [__m512i; 4] {
 /// Positions of the bits in the words of [`bit_pairs`].
 const PAIR_SHIFT: [i32; 16] = by_lane(0, [2, 4, 0]);
 
-/// The words whose bytes have bits `2j` and `2j + 1` of byte `32h + i` for value `i` of block `4h +
-/// j`.
+/// Words of bytes: bits `2j` and `2j + 1` of byte `32h + i` for value `i` of block `4h + j`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn bit_pairs(qs: &[u8; 64]) -> [__m512i; 4] {
@@ -168,7 +167,7 @@ fn bit_pairs(qs: &[u8; 64]) -> [__m512i; 4] {
     words_of_one(load_64(qs), &WORDS)
 }
 
-/// Bit `b` of byte `i` for value `i` of block `b`, at bit `AT` of bytes whose other bits are
+/// Bit `b` of byte `i` for value `i` of block `b`, at bit `AT` of a byte; the other bits are
 /// arbitrary.
 #[inline]
 #[target_feature(enable = "avx512f")]

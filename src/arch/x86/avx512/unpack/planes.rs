@@ -26,7 +26,7 @@ impl Unpacked {
         Unpacked::with_offset::<B>(w, scale, offset)
     }
 
-    /// Weights of `B`, whose bytes may be shifted.
+    /// Weights of `B`; `B::SHIFT` says whether their bytes are shifted.
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub(in crate::arch) fn with_offset<B: UnpackPlanes>(
@@ -49,7 +49,7 @@ pub(in crate::arch) trait UnpackPlanes: Pod {
     /// Bits by which the bytes of each lane are shifted left, and their zero point with them; its
     /// scale makes up for it. To mask bytes takes less than to mask and to shift them.
     const SHIFT: Option<[i32; 16]> = None;
-    /// Whether a generated row's next blocks are unpacked before these are multiplied: where steps
+    /// Whether a decode row's next blocks are unpacked before these are multiplied: where steps
     /// wait long for one another, and registers are enough.
     const UNPACKS_AHEAD: bool = false;
 
