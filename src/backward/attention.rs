@@ -5,7 +5,7 @@ use crate::backward::buffers::{AttnBuffers, KEYS};
 use crate::backward::saved::SavedLayer;
 use crate::backward::tape::{BackwardText, Tape};
 use crate::compute::linear::{Ctx, Product};
-use crate::forward::{MAX_GROUP, attn_params, attn_tiles};
+use crate::layers::attention::{MAX_GROUP, attn_params, attn_tiles};
 use crate::layers::norm::head_norms;
 use crate::layers::rope::Rotation;
 use crate::model::{Attn, AttnSpec, QkNorm};

@@ -3,8 +3,8 @@
 use crate::backward::buffers::LayerBuffers;
 use crate::backward::tape::Tape;
 use crate::compute::linear::{Ctx, Product};
-use crate::forward::{choose_experts, divisor};
 use crate::layers::activation::{sigmoid, squared_relu};
+use crate::layers::moe::{choose_experts, divisor};
 use crate::model::{Activation, Ffn, Gating, Moe, MoeSpec};
 
 /// Rows of a feed-forward layer; `y` for its output, if it is needed.

@@ -6,6 +6,7 @@ pub(crate) mod hook;
 pub(crate) mod linear;
 pub(crate) mod pooling;
 pub(crate) mod probe;
+pub(crate) mod tiles;
 
 pub use error::ComputeError;
 pub use hook::{Cut, OutputHook, OutputRows, TokenKind};
