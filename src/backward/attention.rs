@@ -5,9 +5,9 @@ use crate::backward::buffers::{AttnBuffers, KEYS};
 use crate::backward::saved::SavedLayer;
 use crate::backward::tape::{BackwardText, Tape};
 use crate::compute::linear::{Ctx, Product};
-use crate::forward::{MAX_GROUP, attn_params, attn_tiles};
 use crate::layers::attention::spec::{AttnSpec, QkNorm};
 use crate::layers::attention::weights::Attn;
+use crate::layers::attention::{MAX_GROUP, attn_params, attn_tiles};
 use crate::layers::norm::head_norms;
 use crate::layers::rope::Rotation;
 

@@ -1,7 +1,7 @@
 //! The buffers of a backward pass.
 
 use crate::compute::arena::{Frame, counted};
-use crate::forward::attn_tiles;
+use crate::layers::attention::attn_tiles;
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::LayerSpec;

@@ -3,12 +3,12 @@
 use crate::backward::buffers::LayerBuffers;
 use crate::backward::tape::Tape;
 use crate::compute::linear::{Ctx, Product};
-use crate::forward::{choose_experts, divisor};
 use crate::layers::activation::spec::Activation;
 use crate::layers::activation::{sigmoid, squared_relu};
 use crate::layers::dense_ffn::weights::Ffn;
 use crate::layers::moe::spec::{Gating, MoeSpec};
 use crate::layers::moe::weights::Moe;
+use crate::layers::moe::{choose_experts, divisor};
 
 /// Rows of a feed-forward layer; `y` for its output, if it is needed.
 pub(super) struct FfnBuffers<'b> {

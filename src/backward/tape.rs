@@ -6,7 +6,7 @@ use crate::compute::linear::{
     Ctx, Product, Scratch, ScratchBackward, Wanted, linear, linear_backward,
 };
 use crate::compute::weight::Weight;
-use crate::forward::sizes::Sizes;
+use crate::forward::sizes::sizes;
 use crate::kv::SeqKv;
 use crate::layers::hparams::Hparams;
 use crate::lora::Site;
@@ -89,7 +89,7 @@ impl<'a> Tape<'a> {
             h.n_vocab,
         );
         let outputs = widths.chain([logits]);
-        let forward = Scratch::take(frame, Sizes::of(model, n_threads).products(), (0, m), rank);
+        let forward = Scratch::take(frame, sizes(model, n_threads).products(), (0, m), rank);
         (
             forward,
             ScratchBackward::take(frame, arch, n_threads, m, h.n_embd, outputs, rank),

@@ -9,20 +9,21 @@
 use crate::arch::{ActForm, Acts, Arch, BlockP16, BlockQ16, CacheLine, ColumnsMut};
 use crate::clock::Timer;
 use crate::compute::arena::Frame;
+use crate::compute::tiles::Tiles;
 use crate::compute::weight::{Linear, Weight};
 use crate::gguf::Gguf;
 use crate::lora::{Attached, Factor, Gradients};
 use crate::quant::DType;
 use crate::threads::{Crew, Tiled, n_tiles};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Weight bytes of one [`Arch::matvec`] task. Kernels prefetch some kilobytes ahead, which is
 /// wasted at the end of a task, so larger tasks waste less (from 48 to 768 KiB decoding gained a
 /// tenth to a quarter).
 const TASK_BYTES: std::ops::RangeInclusive<usize> = 48 << 10..=2 << 20;
-/// Tasks of a product per thread, within [`TASK_BYTES`]: enough that all threads end at about the
-/// same time.
+/// Tasks of a product per thread, within [`TASK_BYTES`], and of a region of tiles, at least: enough
+/// that all threads end at about the same time.
 const TASKS_PER_THREAD: usize = 4;
 /// Rows per task are a multiple of this, the largest number that kernels take at a time.
 const TASK_ROWS: usize = 16;
@@ -33,8 +34,6 @@ const LOW_ROWS: usize = 16;
 /// Columns of an adapter's gradient that one task adds to: few enough that its inputs for 512
 /// tokens stay in the L2 cache from one row of the adapter to the next.
 const LOW_COLUMNS: usize = 128;
-/// Regions of products that may pause, at most, and tasks per thread in each of them, at least.
-const N_PIECES: usize = 16;
 /// Number of activations from which rounding is shared among threads: some microseconds of work.
 const SHARED_VALUES: usize = 16 << 10;
 /// Largest number of products of all rows in one call of [`linear`].
@@ -292,21 +291,19 @@ pub(crate) fn linear(
     m: usize,
     products: &mut [Product<'_>],
 ) {
-    linear_from(ctx, scratch, x, m, products, &mut 0, None);
+    linear_tiles(ctx, scratch, x, m, products, &mut Tiles::at_once());
 }
 
-/// [`linear`], of which the first `n_done` tiles are computed, until `pause` is true between two
-/// regions of a few tiles; returns whether it is complete. What it left in `scratch` has to be
-/// there when it goes on.
-pub(crate) fn linear_from(
+/// [`linear`] tile by tile. If it pauses, what it left in `scratch` has to be there when it goes
+/// on.
+fn linear_tiles(
     ctx: Ctx<'_>,
     scratch: &mut Scratch<'_>,
     x: &[f32],
     m: usize,
     products: &mut [Product<'_>],
-    n_done: &mut usize,
-    pause: Option<&dyn Fn() -> bool>,
-) -> bool {
+    tiles: &mut Tiles<'_>,
+) {
     assert!(
         products.iter().all(|p| x.len() == m * p.item.w.n_in),
         "linear: {m} rows in {} values",
@@ -322,7 +319,7 @@ pub(crate) fn linear_from(
         workspace,
     } = scratch;
     timed(ctx, 1, || project(ctx, low, x, products));
-    let (mut rest, mut n_before, n_at_first) = (products, 0, *n_done);
+    let mut rest = products;
     while let Some((first, _)) = rest.split_first() {
         // Products that read the same form of `x` share one region.
         let (arch, w) = (ctx.arch, first.item.w);
@@ -334,31 +331,65 @@ pub(crate) fn linear_from(
         let n = rest.iter().take_while(|p| alike(p)).count();
         let (group, tail) = rest.split_at_mut(n);
         rest = tail;
-        let x = prepare(ctx, prepared, x, m, w, *n_done == n_before);
+        let x = prepare(ctx, prepared, x, m, w, tiles.is_new());
         for p in &mut *group {
             p.width = x.task_rows(ctx, p.item.w);
         }
-        let n_tiles = n_tiles(group);
         let least = ctx.crew.n_threads() * TASKS_PER_THREAD;
-        let at_once = if pause.is_some() {
-            n_tiles.div_ceil(N_PIECES).max(least)
-        } else {
-            n_tiles
-        };
-        while *n_done < n_before + n_tiles {
-            if *n_done > n_at_first && pause.is_some_and(|pause| pause()) {
-                return false;
-            }
-            let tiles = *n_done - n_before..(*n_done - n_before + at_once).min(n_tiles);
-            *n_done += tiles.len();
+        tiles.each(n_tiles(group), least, |tiles| {
             ctx.crew
                 .for_some_tiles(tiles, group, workspace, |p, rows, y, workspace| {
                     multiply(ctx, &x, low, p, rows, y, workspace);
                 });
+        });
+        if tiles.is_paused() {
+            return;
         }
-        n_before += n_tiles;
     }
-    true
+}
+
+/// Products of some rows of a pass: their context, and the room that they take.
+pub(crate) struct RowCtx<'a, 'b> {
+    pub(crate) ctx: Ctx<'a>,
+    pub(crate) scratch: &'a mut Scratch<'b>,
+}
+
+impl<'a> Deref for RowCtx<'a, '_> {
+    type Target = Ctx<'a>;
+
+    fn deref(&self) -> &Ctx<'a> {
+        &self.ctx
+    }
+}
+
+impl<'b> RowCtx<'_, 'b> {
+    /// See [`linear`].
+    pub(crate) fn linear(&mut self, x: &[f32], m: usize, products: &mut [Product<'_>]) {
+        linear(self.ctx, self.scratch, x, m, products);
+    }
+
+    /// See [`linear_tiles`].
+    pub(crate) fn linear_tiles(
+        &mut self,
+        x: &[f32],
+        m: usize,
+        products: &mut [Product<'_>],
+        tiles: &mut Tiles<'_>,
+    ) {
+        linear_tiles(self.ctx, self.scratch, x, m, products, tiles);
+    }
+
+    /// For `n_generated` rows of generated tokens instead.
+    pub(crate) fn generated(&mut self, n_generated: usize) -> RowCtx<'_, 'b> {
+        let ctx = Ctx {
+            n_generated,
+            ..self.ctx
+        };
+        RowCtx {
+            ctx,
+            scratch: self.scratch,
+        }
+    }
 }
 
 /// Runs `f`, which computes adapters' terms on `n` threads, and counts its time.

@@ -6,6 +6,7 @@ pub(crate) mod hook;
 pub(crate) mod linear;
 pub(crate) mod pooling;
 pub(crate) mod probe;
+pub(crate) mod tiles;
 pub(crate) mod weight;
 
 pub use error::ComputeError;

@@ -17,7 +17,7 @@ use crate::engine::sequence::Sequence;
 use crate::engine::threads::default_threads;
 use crate::engine::turns::Turns;
 use crate::engine::{SessionError, context_shift};
-use crate::forward::{LayerAt, Pass, Pause, forward};
+use crate::forward::{Cursor, Pass, Pause, forward};
 use crate::gpu::Runner;
 use crate::kv::{KvLayout, KvPolicy, KvPool, KvTiers, KvType, PrefixFolder, SeqKv};
 use crate::layers::outputs::{Outputs, Wanted};
@@ -101,7 +101,7 @@ pub(crate) struct PiecePass {
     arena: Arena,
     /// Bytes of the buffers of all such passes of the engine.
     in_all: Arc<AtomicU64>,
-    at: LayerAt,
+    cursor: Cursor,
 }
 
 impl Drop for PiecePass {
@@ -111,29 +111,22 @@ impl Drop for PiecePass {
 }
 
 impl PiecePass {
-    /// What comes next.
-    pub(crate) fn at(&self) -> LayerAt {
-        self.at
+    /// Where it goes on.
+    pub(crate) fn cursor(&self) -> Cursor {
+        self.cursor
     }
 
     /// Forgets what was computed: the next pass begins with the first layer.
     pub(crate) fn restart(&mut self) {
-        self.at = LayerAt::default();
+        self.cursor = Cursor::default();
     }
 }
 
-/// How far a pass is, and whether it may pause.
-struct Progress<'a> {
-    at: &'a mut LayerAt,
-    /// If it may.
-    piece: Option<(&'a mut Arena, Pause<'a>)>,
-}
-
-impl<'a> Progress<'a> {
-    /// Of a pass that is computed at once; `at` is the default.
-    fn whole(at: &'a mut LayerAt) -> Progress<'a> {
-        Progress { at, piece: None }
-    }
+/// A piece of a pass that is not computed at once.
+struct Piece<'a> {
+    cursor: &'a mut Cursor,
+    arena: &'a mut Arena,
+    pause: Pause<'a>,
 }
 
 /// State of an engine besides its model, so that a model can own its default engine.
@@ -404,7 +397,7 @@ impl Engine {
         PiecePass {
             arena: Arena::default(),
             in_all: Arc::clone(&self.core.of_piece_passes),
-            at: LayerAt::default(),
+            cursor: Cursor::default(),
         }
     }
 
@@ -420,11 +413,12 @@ impl Engine {
         pause: Pause<'_>,
     ) -> Result<bool, SessionError> {
         let before = pass.arena.bytes();
-        let progress = Progress {
-            at: &mut pass.at,
-            piece: Some((&mut pass.arena, pause)),
+        let piece = Piece {
+            cursor: &mut pass.cursor,
+            arena: &mut pass.arena,
+            pause,
         };
-        let outcome = self.advance(slots, outputs, false, cancel, &mut NoProbe, progress);
+        let outcome = self.advance(slots, outputs, false, cancel, &mut NoProbe, Some(piece));
         // An arena for which there was no memory is empty.
         pass.in_all
             .fetch_add(pass.arena.bytes().wrapping_sub(before), Ordering::Relaxed);
@@ -444,15 +438,8 @@ impl Engine {
         cancel: &CancelToken,
         probe: &mut dyn Probe,
     ) -> Result<(), SessionError> {
-        self.advance(
-            slots,
-            outputs,
-            raw,
-            cancel,
-            probe,
-            Progress::whole(&mut LayerAt::default()),
-        )
-        .map(drop)
+        self.advance(slots, outputs, raw, cancel, probe, None)
+            .map(drop)
     }
 
     /// Advances a pass; returns whether it is complete.
@@ -463,7 +450,7 @@ impl Engine {
         raw: bool,
         cancel: &CancelToken,
         probe: &mut dyn Probe,
-        progress: Progress<'_>,
+        piece: Option<Piece<'_>>,
     ) -> Result<bool, SessionError> {
         if slots.is_empty() {
             outputs.clear();
@@ -499,7 +486,7 @@ impl Engine {
             (false, true) => Wanted::Both,
             (false, false) => Wanted::Logits,
         };
-        let outcome = self.compute(slots, outputs, wanted, cancel, probe, progress);
+        let outcome = self.compute(slots, outputs, wanted, cancel, probe, piece);
         if !matches!(outcome, Ok(true)) {
             outputs.clear();
             return outcome;
@@ -592,14 +579,13 @@ impl Engine {
             let (tokens, kind) = seq.missing();
             for tokens in tokens.chunks(MISSING_BATCH) {
                 let mut slot = [Slot::new(seq, tokens, kind).outputs_from(tokens.len())];
-                let at = &mut LayerAt::default();
                 self.compute(
                     &mut slot,
                     outputs,
                     Wanted::Logits,
                     cancel,
                     &mut NoProbe,
-                    Progress::whole(at),
+                    None,
                 )?;
                 seq.kv.commit(tokens.len());
             }
@@ -618,16 +604,8 @@ impl Engine {
         for slot in &mut *slots {
             self.check(slot.seq, slot.rows.tokens)?;
         }
-        let at = &mut LayerAt::default();
-        self.compute(
-            slots,
-            outputs,
-            Wanted::States,
-            cancel,
-            &mut NoProbe,
-            Progress::whole(at),
-        )
-        .map(drop)
+        self.compute(slots, outputs, Wanted::States, cancel, &mut NoProbe, None)
+            .map(drop)
     }
 
     fn compute(
@@ -637,14 +615,14 @@ impl Engine {
         wanted: Wanted,
         cancel: &CancelToken,
         probe: &mut dyn Probe,
-        progress: Progress<'_>,
+        piece: Option<Piece<'_>>,
     ) -> Result<bool, SessionError> {
         slots
             .iter_mut()
             .enumerate()
             .for_each(|(i, slot)| slot.rows.index = i);
         slots.sort_unstable_by_key(|slot| (!slot.rows.is_generated(), slot.rows.index));
-        let outcome = self.compute_sorted(slots, outputs, wanted, cancel, probe, progress);
+        let outcome = self.compute_sorted(slots, outputs, wanted, cancel, probe, piece);
         if outcome.is_err() {
             for slot in &mut *slots {
                 slot.seq.kv.abandon();
@@ -662,7 +640,7 @@ impl Engine {
         wanted: Wanted,
         cancel: &CancelToken,
         probe: &mut dyn Probe,
-        progress: Progress<'_>,
+        piece: Option<Piece<'_>>,
     ) -> Result<bool, SessionError> {
         let h = self.model.hparams();
         // On 32-bit systems sizes could overflow: if twice the estimate does not, they do not.
@@ -681,9 +659,16 @@ impl Engine {
                 });
             }
         }
-        let Progress { at, piece } = progress;
-        let (is_begun, is_whole) = (at.is_begun(), piece.is_none());
-        let (own_arena, pause) = piece.unzip();
+        let (is_whole, mut from_start) = (piece.is_none(), Cursor::default());
+        let (cursor, own_arena, pause) = match piece {
+            Some(Piece {
+                cursor,
+                arena,
+                pause,
+            }) => (cursor, Some(arena), Some(pause)),
+            None => (&mut from_start, None, None),
+        };
+        let is_begun = cursor.is_begun();
         let (mut row, mut output) = (0, 0);
         for slot in &mut *slots {
             (slot.rows.row, slot.rows.output) = (row, output);
@@ -700,7 +685,7 @@ impl Engine {
         )?;
         let cancelled = || cancel.is_cancelled();
         let adapter_nanos = AtomicU64::new(0);
-        let time = self.enter(cancel, |crew, arena| {
+        let (is_complete, time) = self.enter(cancel, |crew, arena| {
             let timer = Timer::start();
             let arena = own_arena.unwrap_or(arena);
             let mut memory = self
@@ -717,7 +702,7 @@ impl Engine {
                 wanted,
                 cancelled: &cancelled,
                 adapter_nanos: &adapter_nanos,
-                at: &mut *at,
+                cursor,
                 end: h.n_layer,
                 pause,
                 hidden: None,
@@ -725,11 +710,12 @@ impl Engine {
             let outcome = match self.runner() {
                 Some(runner) => {
                     offload(runner, &mut self.batch_buffers(), pass, crew, arena, probe)
+                        .map(|()| true)
                 }
                 None => forward(pass, crew, arena, probe).map_err(SessionError::from),
             };
             *memory = reuse(views);
-            outcome.map(|()| timer.elapsed())
+            outcome.map(|is_complete| (is_complete, timer.elapsed()))
         })??;
         let is_decoding =
             |slot: &Slot<'_>| slot.rows.kind == TokenKind::Generated && slot.rows.first_output == 0;
@@ -740,7 +726,7 @@ impl Engine {
         slots
             .iter_mut()
             .for_each(|slot| slot.seq.adapter_time += adapter_time);
-        Ok(is_whole || at.layer == h.n_layer)
+        Ok(is_complete)
     }
 
     /// What passes over generated rows took.

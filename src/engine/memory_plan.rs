@@ -11,11 +11,12 @@ use crate::engine::options::{
 };
 use crate::engine::threads::default_threads;
 use crate::forward::buffer_bytes;
-use crate::forward::sizes::Sizes;
+use crate::forward::sizes::sizes;
 use crate::gguf::Header;
 use crate::kv::{DEFAULT_PREFIX_BUDGET, KvBytes, KvType, SeqKv};
 use crate::layers::hparams::Hparams;
 use crate::layers::rows::SlotSize;
+use crate::layers::sizes::Sizes;
 use crate::lora::Adapter;
 use crate::model::{Model, Residence};
 use crate::quant::DType;
@@ -226,7 +227,7 @@ impl Model {
     /// If the context or batch makes no sense.
     pub fn memory_plan(&self, options: &PlanOptions) -> Result<MemoryPlan, SessionError> {
         let weights = self.gguf().tensors().iter().map(|t| t.n_bytes).sum();
-        let mut plan = plan(Sizes::of(self, n_threads(options)), weights, options)?;
+        let mut plan = plan(sizes(self, n_threads(options)), weights, options)?;
         if let Some(block) = self
             .mtp()
             .ok()

@@ -80,7 +80,7 @@ pub(crate) fn offload(
         wanted,
         cancelled,
         adapter_nanos,
-        at,
+        cursor,
         ..
     } = pass;
     let (h, arch) = (model.hparams(), model.arch());
@@ -115,7 +115,7 @@ pub(crate) fn offload(
             wanted,
             cancelled,
             adapter_nanos,
-            at,
+            cursor,
             end,
             pause: None,
             hidden,

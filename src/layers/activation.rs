@@ -37,7 +37,7 @@ pub(crate) fn clamp(x: &mut [f32], low: f32, high: f32) {
     x.iter_mut().for_each(|x| *x = x.clamp(low, high));
 }
 
-/// See [`Activation::Xielu`](crate::model::Activation::Xielu).
+/// See [`Activation::Xielu`](spec::Activation::Xielu).
 pub(crate) fn xielu(x: &mut [f32], (alpha_p, alpha_n, beta, eps): (f32, f32, f32, f32)) {
     for x in x {
         let curve = if *x > 0.0 {

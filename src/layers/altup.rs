@@ -5,50 +5,95 @@
 pub(crate) mod spec;
 pub(crate) mod weights;
 
-use crate::compute::linear::{Ctx, Product, Scratch, linear};
+use crate::compute::arena::Frame;
+use crate::compute::linear::{Ctx, Product, RowCtx};
 use crate::layers::altup::spec::MAX_STREAMS;
-use crate::layers::altup::weights::{AltUp, AltUpEnds};
+use crate::layers::altup::weights::{AltUp, AltUpEnds, Laurel};
+use crate::layers::context::Context;
 use crate::layers::hparams::Hparams;
 use crate::layers::norm::{norm, rms_factor};
 
 /// Lower bound of the mean square that a stream is divided by (Hugging Face `Gemma3nTextModel`).
 const MIN_SQUARE: f32 = 1e-5;
 
-/// Streams of `m` tokens, `(m, n_stream, n_embd)`, and room for one of them and for `n_stream`
-/// numbers of each token.
+/// Streams of `m` tokens, and the side path of a layer.
 pub(crate) struct Streams<'a> {
-    pub(crate) all: &'a mut [f32],
-    pub(crate) room: &'a mut [f32],
-    pub(crate) router: &'a mut [f32],
+    /// `(m, n_stream, n_embd)`.
+    all: &'a mut [f32],
+    /// Room for one of them, and for `n_stream` numbers of each token.
+    room: &'a mut [f32],
+    router: &'a mut [f32],
+    /// The middle of the side path, `(m, laurel_rank)`, and its output, `(m, n_embd)`.
+    low: &'a mut [f32],
+    side: &'a mut [f32],
 }
 
-impl Streams<'_> {
+impl<'a> Streams<'a> {
+    pub(crate) fn take(frame: &mut Frame<'a>, h: &Hparams, m: usize) -> Streams<'a> {
+        let (n_stream, rank, n) = h.streams.map_or((0, 0, 0), |spec| {
+            (spec.n_stream, spec.laurel_rank, h.n_embd)
+        });
+        Streams {
+            all: frame.take(m * n_stream * n),
+            room: frame.take(m * n),
+            router: frame.take(m * n_stream),
+            low: frame.take(m * rank),
+            side: frame.take(m * n),
+        }
+    }
+
+    /// Keeps only the rows that the last layer computes.
+    pub(crate) fn gather(&mut self, cx: &Context<'_, '_>) {
+        if let Some(spec) = cx.h.streams {
+            let (n, width) = (cx.h.n_embd, spec.n_stream * cx.h.n_embd);
+            cx.gather(self.all, width);
+            cx.gather(self.side, n);
+            self.all = &mut std::mem::take(&mut self.all)[..cx.n_rows() * width];
+        }
+    }
+
+    /// Computes the side path of a layer on `normed`, a learned residual of low rank (arXiv
+    /// 2411.07501). `product` has as much room.
+    pub(crate) fn side_path(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        w: &Laurel,
+        normed: &[f32],
+        product: &mut [f32],
+    ) {
+        let (h, m) = (cx.h, normed.len() / cx.h.n_embd);
+        let (low, side) = (
+            &mut self.low[..m * w.left.w.n_out],
+            &mut self.side[..m * h.n_embd],
+        );
+        let mut on = cx.of_all();
+        on.linear(normed, m, &mut [Product::of(&w.left, low, m)]);
+        on.linear(low, m, &mut [Product::of(&w.right, product, m)]);
+        norm(on.ctx, h, Some(&w.norm), product, side);
+        on.arch.add(side, normed);
+    }
+
+    /// Joins the side path to the residual stream `x` behind the mixer.
+    pub(crate) fn join(&self, x: &mut [f32]) {
+        x.iter_mut()
+            .zip(&*self.side)
+            .for_each(|(x, side)| *x = (*x + side) * std::f32::consts::FRAC_1_SQRT_2);
+    }
+
     /// Makes the streams from embeddings `x`: themselves, and products with them, of the same
     /// magnitude.
-    pub(crate) fn begin(
-        &mut self,
-        ctx: Ctx<'_>,
-        scratch: &mut Scratch<'_>,
-        h: &Hparams,
-        w: &AltUpEnds,
-        x: &[f32],
-    ) {
+    pub(crate) fn begin(&mut self, cx: &mut Context<'_, '_>, w: &AltUpEnds, x: &[f32]) {
+        let (h, on) = (cx.h, &mut cx.of_all());
         let (n, m) = (h.n_embd, x.len() / h.n_embd);
         let n_stream = w.project.len() + 1;
         for (row, all) in self.all.chunks_exact_mut(n_stream * n).enumerate() {
             all[..n].copy_from_slice(&x[row * n..][..n]);
         }
         for (i, w) in w.project.iter().enumerate() {
-            linear(
-                ctx,
-                scratch,
-                x,
-                m,
-                &mut [Product::of_weight(w, self.room, m)],
-            );
+            on.linear(x, m, &mut [Product::of_weight(w, self.room, m)]);
             for (row, all) in self.all.chunks_exact_mut(n_stream * n).enumerate() {
                 let from = &self.room[row * n..][..n];
-                let factor = magnitude_ratio(ctx, &x[row * n..][..n], from);
+                let factor = magnitude_ratio(on.ctx, &x[row * n..][..n], from);
                 all[(i + 1) * n..][..n]
                     .iter_mut()
                     .zip(from)
@@ -61,12 +106,11 @@ impl Streams<'_> {
     /// magnitude of the first. `product` has as much room as `x`.
     pub(crate) fn end(
         &mut self,
-        ctx: Ctx<'_>,
-        scratch: &mut Scratch<'_>,
-        h: &Hparams,
+        cx: &mut Context<'_, '_>,
         w: &AltUpEnds,
         (x, product): (&mut [f32], &mut [f32]),
     ) {
+        let (h, on) = (cx.h, &mut cx.of_rows());
         let (n, m) = (h.n_embd, x.len() / h.n_embd);
         let n_stream = w.unproject.len() + 1;
         let share = 1.0 / n_stream as f32;
@@ -80,37 +124,28 @@ impl Streams<'_> {
             {
                 room.copy_from_slice(&all[(i + 1) * n..][..n]);
             }
-            linear(
-                ctx,
-                scratch,
-                room,
-                m,
-                &mut [Product::of_weight(w, product, m)],
-            );
+            on.linear(room, m, &mut [Product::of_weight(w, product, m)]);
             let rows = x
                 .chunks_exact_mut(n)
                 .zip(self.all.chunks_exact(n_stream * n));
             for ((x, all), product) in rows.zip(product.chunks_exact(n)) {
-                ctx.arch
-                    .add_scaled(x, product, share * magnitude_ratio(ctx, &all[..n], product));
+                on.arch.add_scaled(
+                    x,
+                    product,
+                    share * magnitude_ratio(on.ctx, &all[..n], product),
+                );
             }
         }
     }
 
     /// Predicts all streams, `s_i + Σ_j c_ij·s_j`, and writes the first of them to `x`.
-    pub(crate) fn predict(
-        &mut self,
-        ctx: Ctx<'_>,
-        scratch: &mut Scratch<'_>,
-        h: &Hparams,
-        w: &AltUp,
-        x: &mut [f32],
-    ) {
+    pub(crate) fn predict(&mut self, cx: &mut Context<'_, '_>, w: &AltUp, x: &mut [f32]) {
+        let (h, on) = (cx.h, &mut cx.of_all());
         let (n, n_stream) = (h.n_embd, w.router.w.n_out);
         self.active(h, x);
-        self.route(ctx, scratch, h, w, x);
+        self.route(on, h, w, x);
         let router = &*self.router;
-        ctx.crew
+        on.crew
             .when(x.len() > n)
             .for_chunks(self.all, n_stream * n, |row, all| {
                 let router = &router[row * n_stream..][..n_stream];
@@ -137,18 +172,12 @@ impl Streams<'_> {
 
     /// Corrects all streams by what the layer made, `x`, of the first one's prediction, and writes
     /// the first one, scaled, to `x`.
-    pub(crate) fn correct(
-        &mut self,
-        ctx: Ctx<'_>,
-        scratch: &mut Scratch<'_>,
-        h: &Hparams,
-        w: &AltUp,
-        x: &mut [f32],
-    ) {
+    pub(crate) fn correct(&mut self, cx: &mut Context<'_, '_>, w: &AltUp, x: &mut [f32]) {
+        let (h, on) = (cx.h, &mut cx.of_rows());
         let (n, n_stream) = (h.n_embd, w.router.w.n_out);
-        self.route(ctx, scratch, h, w, x);
+        self.route(on, h, w, x);
         let router = &*self.router;
-        ctx.crew
+        on.crew
             .when(x.len() > n)
             .for_chunk_pairs(self.all, n_stream * n, x, n, |row, all, x| {
                 let router = &router[row * n_stream..][..n_stream];
@@ -160,7 +189,7 @@ impl Streams<'_> {
                     .zip(w.correct.chunks_exact(n_stream))
                 {
                     let coefficient = 1.0 + w.iter().zip(router).map(|(w, r)| w * r).sum::<f32>();
-                    ctx.arch.add_scaled(stream, x, coefficient);
+                    on.arch.add_scaled(stream, x, coefficient);
                 }
                 x.iter_mut()
                     .zip(&*all)
@@ -170,13 +199,13 @@ impl Streams<'_> {
     }
 
     /// Adds `x` to all streams but the first.
-    pub(crate) fn add(&mut self, ctx: Ctx<'_>, h: &Hparams, x: &[f32]) {
-        let (n, m) = (h.n_embd, x.len() / h.n_embd);
+    pub(crate) fn add(&mut self, cx: &Context<'_, '_>, x: &[f32]) {
+        let (n, m) = (cx.h.n_embd, x.len() / cx.h.n_embd);
         let width = self.all.len() / m;
         for (all, x) in self.all.chunks_exact_mut(width).zip(x.chunks_exact(n)) {
             all[n..]
                 .chunks_exact_mut(n)
-                .for_each(|stream| ctx.arch.add(stream, x));
+                .for_each(|stream| cx.arch.add(stream, x));
         }
     }
 
@@ -190,24 +219,11 @@ impl Streams<'_> {
     }
 
     /// How much each stream counts, by the first: `tanh(W·norm(x)/n_embd)`.
-    fn route(
-        &mut self,
-        ctx: Ctx<'_>,
-        scratch: &mut Scratch<'_>,
-        h: &Hparams,
-        w: &AltUp,
-        x: &[f32],
-    ) {
+    fn route(&mut self, on: &mut RowCtx<'_, '_>, h: &Hparams, w: &AltUp, x: &[f32]) {
         let (m, n_stream) = (x.len() / h.n_embd, w.router.w.n_out);
         let (room, router) = (&mut self.room[..x.len()], &mut self.router[..m * n_stream]);
-        norm(ctx, h, Some(&w.norm), x, room);
-        linear(
-            ctx,
-            scratch,
-            room,
-            m,
-            &mut [Product::of(&w.router, router, m)],
-        );
+        norm(on.ctx, h, Some(&w.norm), x, room);
+        on.linear(room, m, &mut [Product::of(&w.router, router, m)]);
         let scale = 1.0 / h.n_embd as f32;
         router.iter_mut().for_each(|r| *r = (*r * scale).tanh());
     }

@@ -232,10 +232,10 @@ pub(crate) fn mix<'a>(
         silu: true,
     };
     pass.recur(&conv, (channels, n_channel), by_part, convolved);
-    let (arch, eps) = (pass.base.arch, pass.eps);
+    let (arch, eps) = (pass.cx.arch, pass.cx.h.norm_eps);
     let scale = 1.0 / (d_k as f32).sqrt();
     let (convolved, beta, rate) = (&*convolved, &*beta, &*rate);
-    pass.base
+    pass.cx
         .crew
         .when(m > 1)
         .for_chunks(feed, n_feed(spec), |row, feed| {
@@ -260,7 +260,7 @@ pub(crate) fn mix<'a>(
             }
         });
     pass.recur(&Rule(spec), (feed, n_feed(spec)), by_part, out);
-    pass.base
+    pass.cx
         .crew
         .when(m > 1)
         .for_chunk_pairs(gate, n_out, out, n_out, |_, gate, out| {

@@ -156,7 +156,7 @@ pub(crate) fn mix<'a>(
     };
     pass.recur(&conv, (channels, n_inner), by_part, convolved);
     pass.linear(convolved, m, &mut [Product::of(&w.x, low, m)]);
-    let (arch, eps) = (pass.base.arch, pass.eps);
+    let (arch, eps) = (pass.cx.arch, pass.cx.h.norm_eps);
     if norms != MambaNorms::None {
         let eps = if norms == MambaNorms::Plain {
             PLAIN_EPS
@@ -181,7 +181,7 @@ pub(crate) fn mix<'a>(
         to.copy_from_slice(&low[..dt_rank]);
     }
     pass.linear(dt_low, m, &mut [Product::of(&w.dt, dt, m)]);
-    let (crew, n_feed) = (pass.base.crew.when(m > 1), 2 * n_inner + 2 * n_state);
+    let (crew, n_feed) = (pass.cx.crew.when(m > 1), 2 * n_inner + 2 * n_state);
     let (convolved, dt, low) = (&*convolved, &*dt, &*low);
     crew.for_chunks(feed, n_feed, |row, feed| {
         feed[..n_inner].copy_from_slice(&convolved[row * n_inner..][..n_inner]);
@@ -198,7 +198,7 @@ pub(crate) fn mix<'a>(
         by_part,
         out,
     );
-    let crew = pass.base.crew.when(m > 1);
+    let crew = pass.cx.crew.when(m > 1);
     crew.for_chunk_pairs(out, n_inner, input, 2 * n_inner, |_, out, input| {
         let gate = &mut input[n_inner..];
         arch.silu_mul(gate, out);

@@ -120,7 +120,7 @@ pub(crate) fn mix<'a>(
     pass.recur(&conv, (channels, n_channel), by_part, convolved);
     channels.copy_from_slice(convolved);
     let (given, convolved) = (&*input, &*channels);
-    pass.base
+    pass.cx
         .crew
         .when(m > 1)
         .for_chunks(feed, n_channel + n_head, |row, feed| {
@@ -132,8 +132,8 @@ pub(crate) fn mix<'a>(
                 .for_each(|((to, dt), bias)| *to = softplus(dt + bias));
         });
     pass.recur(&Scan { spec, w }, (feed, n_channel + n_head), by_part, out);
-    let (arch, eps, width) = (pass.base.arch, pass.eps, n_inner / spec.n_group);
-    pass.base
+    let (arch, eps, width) = (pass.cx.arch, pass.cx.h.norm_eps, n_inner / spec.n_group);
+    pass.cx
         .crew
         .when(m > 1)
         .for_chunk_pairs(out, n_inner, input, n_input, |_, out, input| {

@@ -1,8 +1,9 @@
 //! A recurrence, and what takes sequences through it.
 
 use crate::arch::Arch;
-use crate::compute::linear::{Product, Scratch, linear};
-use crate::layers::rows::{Adapters, Base, Rows, SlotView, row_adapters};
+use crate::compute::linear::Product;
+use crate::layers::context::Context;
+use crate::layers::rows::Rows;
 
 /// A recurrence of a layer.
 pub(crate) trait Recurrence: Sync {
@@ -17,27 +18,17 @@ pub(crate) trait Recurrence: Sync {
     fn step(&self, arch: Arch, part: usize, state: &mut [f32], feed: &[f32], out: &mut [f32]);
 }
 
-/// What a mixer works with: a pass, and its place among the recurrences of a sequence.
-pub(crate) struct Mixing<'a, 's, 'f> {
-    pub(crate) base: Base<'a>,
-    pub(crate) slots: &'a mut [SlotView<'s>],
-    /// Where the rows of each slot end.
-    pub(crate) ends: &'a [u32],
-    pub(crate) scratch: &'a mut Scratch<'f>,
-    /// Of norms.
-    pub(crate) eps: f32,
-    /// The next recurrence.
-    pub(crate) cell: usize,
+/// A mixer's context in a pass.
+pub(crate) struct Mixing<'m, 'a, 's> {
+    pub(crate) cx: &'m mut Context<'a, 's>,
     /// Values of the first layer, `(m, n_embd)`, if others read them (RWKV 7).
-    pub(crate) first_values: &'a mut [f32],
+    pub(crate) first_values: &'m mut [f32],
 }
 
 impl Mixing<'_, '_, '_> {
     /// Products of all rows of `x`.
     pub(crate) fn linear(&mut self, x: &[f32], m: usize, products: &mut [Product<'_>]) {
-        let (slots, n_generated) = (Adapters(self.slots), Rows::All.n_generated(self.slots));
-        let ctx = self.base.with(row_adapters(&slots, self.ends), n_generated);
-        linear(ctx, self.scratch, x, m, products);
+        self.cx.of_all().linear(x, m, products);
     }
 
     /// Takes each sequence through its rows of `feeds`, `(m, n_feed)`, and writes what they give
@@ -49,34 +40,33 @@ impl Mixing<'_, '_, '_> {
         by_part: &mut [f32],
         out: &mut [f32],
     ) {
-        let (Base { arch, crew, .. }, n_parts, n_out) =
-            (self.base, recurrence.n_parts(), recurrence.n_out());
+        let &mut Context {
+            arch, crew, cell, ..
+        } = &mut *self.cx;
+        let (n_parts, n_out) = (recurrence.n_parts(), recurrence.n_out());
         let width = n_out / n_parts;
-        for slot in &mut *self.slots {
+        for slot in &mut *self.cx.slots {
             let rows = Rows::All.range(slot);
             let out = &mut out[rows.start * n_out..rows.end * n_out];
             let feeds = &feeds[rows.start * n_feed..rows.end * n_feed];
-            slot.kv
-                .recur(crew, self.cell, feeds, &mut |state, feeds, rows| {
-                    let (n, n_state) = (feeds.len() / n_feed, state.len() / n_parts);
-                    let by_part = &mut by_part[..n * n_out];
-                    crew.for_chunk_pairs(state, n_state, by_part, n * width, |part, state, out| {
-                        for (feed, out) in
-                            feeds.chunks_exact(n_feed).zip(out.chunks_exact_mut(width))
-                        {
-                            recurrence.step(arch, part, state, feed, out);
-                        }
-                    });
-                    let Some(rows) = rows else { return };
-                    let by_part = &*by_part;
-                    let to = &mut out[rows.start * n_out..rows.end * n_out];
-                    crew.when(n > 1).for_chunks(to, n_out, |row, to| {
-                        for (part, to) in to.chunks_exact_mut(width).enumerate() {
-                            to.copy_from_slice(&by_part[(part * n + row) * width..][..width]);
-                        }
-                    });
+            slot.kv.recur(crew, cell, feeds, &mut |state, feeds, rows| {
+                let (n, n_state) = (feeds.len() / n_feed, state.len() / n_parts);
+                let by_part = &mut by_part[..n * n_out];
+                crew.for_chunk_pairs(state, n_state, by_part, n * width, |part, state, out| {
+                    for (feed, out) in feeds.chunks_exact(n_feed).zip(out.chunks_exact_mut(width)) {
+                        recurrence.step(arch, part, state, feed, out);
+                    }
                 });
+                let Some(rows) = rows else { return };
+                let by_part = &*by_part;
+                let to = &mut out[rows.start * n_out..rows.end * n_out];
+                crew.when(n > 1).for_chunks(to, n_out, |row, to| {
+                    for (part, to) in to.chunks_exact_mut(width).enumerate() {
+                        to.copy_from_slice(&by_part[(part * n + row) * width..][..width]);
+                    }
+                });
+            });
         }
-        self.cell += 1;
+        self.cx.cell += 1;
     }
 }

@@ -9,11 +9,15 @@ pub(crate) mod spec;
 pub(crate) mod weights;
 
 use crate::compute::arena::{Frame, counted};
+use crate::compute::linear::Product;
 use crate::kv::CellShape;
+use crate::layers::context::Context;
 use crate::layers::conv::CausalConv;
 use crate::layers::recurrence::Mixing;
 use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::layers::recurrent::weights::Recurrent;
+use crate::layers::residual::Residual;
+use crate::layers::rows::Rows;
 use crate::layers::{gated_delta, mamba, mamba2, rwkv, short_conv};
 
 /// The recurrences of a mixer.
@@ -44,8 +48,41 @@ pub(crate) fn bytes(spec: &RecurrentSpec, m: usize) -> usize {
     }
 }
 
+/// Recurrent mixer on `s.normed`; leaves its output for the rows of the layer in `s.branch`. All
+/// rows change the state.
+pub(crate) fn mixer(
+    cx: &mut Context<'_, '_>,
+    (spec, w): (&RecurrentSpec, &Recurrent),
+    s: &mut Residual<'_>,
+    inner: &mut [u8],
+    first_values: &mut [f32],
+) {
+    let n_embd = cx.h.n_embd;
+    let mut pass = Mixing {
+        cx: &mut *cx,
+        first_values,
+    };
+    let m = s.normed.len() / n_embd;
+    let mixed = mix(&mut pass, (spec, w), (s.normed, m), &mut Frame::of(inner));
+    let n_in = w.output().map_or(n_embd, |output| output.w.n_in);
+    if cx.rows == Rows::Outputs {
+        cx.gather(mixed, n_in);
+    }
+    let m = cx.n_rows();
+    if m == 0 {
+        return;
+    }
+    let (mixed, branch) = (&mixed[..m * n_in], &mut s.branch[..m * n_embd]);
+    match w.output() {
+        Some(w) => cx
+            .of_rows()
+            .linear(mixed, m, &mut [Product::of(w, branch, m)]),
+        None => branch.copy_from_slice(mixed),
+    }
+}
+
 /// What the mixer makes of `m` rows of `x`, to be multiplied by its output matrix if it has one.
-pub(crate) fn mix<'a>(
+fn mix<'a>(
     pass: &mut Mixing<'_, '_, '_>,
     (spec, w): (&RecurrentSpec, &Recurrent),
     (x, m): (&[f32], usize),

@@ -1,16 +1,11 @@
-//! Rows of a batch, by sequence, and what their products need.
+//! Rows of a batch, by sequence.
 
-use crate::arch::Arch;
 use crate::compute::hook::TokenKind;
-use crate::compute::linear::{Ctx, RowAdapters, SlotAdapters};
 use crate::compute::pooling::Pooling;
-use crate::gguf::Gguf;
 use crate::kv::{KvLayout, SeqKv};
 use crate::layers::rope::RopeTables;
 use crate::lora::Attached;
-use crate::threads::Crew;
 use std::ops::{Deref, Range};
-use std::sync::atomic::AtomicU64;
 
 /// Rows of a batch that one sequence appends.
 #[derive(Clone, Copy, Debug)]
@@ -146,6 +141,11 @@ impl Rows {
         row..row + n
     }
 
+    /// Number of rows of all slots.
+    pub(crate) fn n_of(self, slots: &[SlotView<'_>]) -> usize {
+        slots.iter().map(|slot| self.of(slot).2).sum()
+    }
+
     /// Number of rows with the arithmetic of generated tokens, which come first.
     pub(crate) fn n_generated(self, slots: &[SlotView<'_>]) -> usize {
         slots
@@ -153,53 +153,5 @@ impl Rows {
             .take_while(|slot| slot.is_generated())
             .map(|slot| self.of(slot).2)
             .sum()
-    }
-}
-
-/// The adapters of slots.
-pub(crate) struct Adapters<'a, 's>(pub(crate) &'a [SlotView<'s>]);
-
-impl SlotAdapters for Adapters<'_, '_> {
-    fn of(&self, slot: usize) -> &[Attached] {
-        self.0[slot].adapters
-    }
-}
-
-/// What all products of a pass need.
-#[derive(Clone, Copy)]
-pub(crate) struct Base<'a> {
-    pub(crate) arch: Arch,
-    pub(crate) crew: &'a Crew<'a>,
-    pub(crate) gguf: &'a Gguf,
-    pub(crate) adapter_nanos: &'a AtomicU64,
-}
-
-impl<'a> Base<'a> {
-    /// For products whose rows have these adapters, the first `n_generated` being those of
-    /// generated tokens.
-    pub(crate) fn with(self, adapters: RowAdapters<'a>, n_generated: usize) -> Ctx<'a> {
-        let Base {
-            arch,
-            crew,
-            gguf,
-            adapter_nanos,
-        } = self;
-        Ctx {
-            arch,
-            crew,
-            gguf,
-            adapters,
-            n_generated,
-            adapter_nanos: Some(adapter_nanos),
-        }
-    }
-}
-
-/// The adapters of rows, those of slot `i` up to `ends[i]`.
-pub(crate) fn row_adapters<'a>(slots: &'a Adapters<'a, '_>, ends: &'a [u32]) -> RowAdapters<'a> {
-    match slots.0 {
-        [slot] => RowAdapters::All(slot.adapters),
-        _ if slots.0.iter().all(|slot| slot.adapters.is_empty()) => RowAdapters::All(&[]),
-        _ => RowAdapters::Slots { slots, ends },
     }
 }

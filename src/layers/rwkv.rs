@@ -290,7 +290,7 @@ pub(crate) fn time_mix<'a>(
                 pass.linear(b.blend, m, &mut [Product::of(matrix, to, m)]);
             }
             let (r, k, v, decays) = (&*b.r, &*b.k, &*b.v, &*b.decay);
-            pass.base
+            pass.cx
                 .crew
                 .when(m > 1)
                 .for_chunks(b.feed, 4 * n, |row, feed| {
@@ -302,7 +302,7 @@ pub(crate) fn time_mix<'a>(
                     decays.for_each(|((to, x), bias)| *to = (-(x + bias).exp()).exp());
                 });
             pass.recur(&Rule6 { spec, first }, (b.feed, 4 * n), b.by_part, b.out);
-            norm_heads(pass.base.arch, spec, w, b.out);
+            norm_heads(pass.cx.arch, spec, w, b.out);
             b.out
                 .iter_mut()
                 .zip(&*b.gate)
@@ -320,7 +320,7 @@ fn seven(
     (x, m): (&[f32], usize),
     b: &mut TimeBuffers<'_>,
 ) {
-    let (n, d, arch) = (spec.n_embd(), spec.head_dim, pass.base.arch);
+    let (n, d, arch) = (spec.n_embd(), spec.head_dim, pass.cx.arch);
     let share = |i: usize| &w7.shares[i * n..][..n];
     // A product of low rank, its middle changed by `change`.
     let mut low = |pass: &mut Mixing<'_, '_, '_>,
@@ -363,7 +363,7 @@ fn seven(
     blend(b.blend, x, b.before, share(5));
     low(pass, b.blend, &w7.gate, sigmoid, b.gate);
     let (r, v, rate, decay) = (&*b.r, &*b.v, &*b.rate, &*b.decay);
-    pass.base
+    pass.cx
         .crew
         .when(m > 1)
         .for_chunk_pairs(b.feed, 6 * n, b.k, n, |row, feed, k| {

@@ -31,13 +31,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 pub use crate::layers::activation::spec::Activation;
 pub use crate::layers::altup::spec::StreamsSpec;
+pub use crate::layers::attention::latent::spec::LatentSpec;
 pub use crate::layers::attention::spec::{AttnSpec, QkNorm, Temperature};
 pub use crate::layers::classifier::{ClassifierActivation, ClassifierSpec, Pooling};
 pub use crate::layers::conv::spec::ConvSpec;
 pub use crate::layers::dense_ffn::spec::DenseSpec;
 pub use crate::layers::gated_delta::spec::DeltaSpec;
 pub use crate::layers::hparams::{Hparams, LogitTransform};
-pub use crate::layers::latent::spec::LatentSpec;
 pub use crate::layers::layer::spec::{Biases, FfnSpec, LayerSpec, Mixer, OutputScale};
 pub use crate::layers::mamba::spec::{MambaNorms, MambaSpec};
 pub use crate::layers::mamba2::spec::Mamba2Spec;
@@ -51,18 +51,6 @@ pub use error::ModelError;
 pub use keys::Unknown;
 use keys::UnknownNames;
 pub(crate) use weights::Weights;
-// Weights of components, for `forward`.
-pub(crate) use crate::compute::weight::Weight;
-pub(crate) use crate::layers::altup::weights::Laurel;
-pub(crate) use crate::layers::attention::weights::Attn;
-pub(crate) use crate::layers::dense_ffn::weights::Ffn;
-pub(crate) use crate::layers::layer::weights::{Both, FeedForward, Layer};
-pub(crate) use crate::layers::moe::spec::MAX_EXPERT;
-pub(crate) use crate::layers::moe::weights::Moe;
-pub(crate) use crate::layers::mtp::MtpInput;
-pub(crate) use crate::layers::norm::weights::Norm;
-pub(crate) use crate::layers::per_layer_embedding::{PerLayer, PerLayerInputs};
-pub(crate) use crate::layers::recurrent::weights::Recurrent;
 
 /// Where weights are read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! What a family says of its hyper-parameters beyond those of llama.
 
 use crate::arch::MAX_HEAD_DIM;
+use crate::layers::attention::latent::spec::LatentSpec;
 use crate::layers::attention::spec::Temperature;
 use crate::layers::hparams::Hparams;
-use crate::layers::latent::spec::LatentSpec;
 use crate::layers::layer::spec::{Biases, LayerSpec, Mixer};
 use crate::layers::norm::spec::Norms;
 use crate::layers::recurrent::spec::RecurrentSpec;

@@ -6,7 +6,7 @@
 //! took too long, the piece is shorter.
 
 use crate::clock::Timer;
-use crate::forward::{LayerAt, N_PARTS};
+use crate::forward::{Cursor, N_PARTS, Part, Step};
 use std::cell::RefCell;
 use std::time::Duration;
 
@@ -45,13 +45,21 @@ pub(crate) struct Pace {
     beside: Option<f64>,
     /// Time of a prompt row in one layer.
     row: Option<f64>,
-    /// Time of a prompt row between two places where a pass may pause, for each part of each
-    /// layer.
+    /// Time of a prompt row between two places where a pass may pause, for each [`Part`] of each
+    /// layer that begins a piece (see [`Step::piece`]).
     parts: Vec<Option<f64>>,
     /// Time of a prompt row so far in the layer that is computed.
     of_layer: f64,
     /// Share of the limit that a step is to take, lowered until few exceed it.
     planned: f64,
+}
+
+/// The part of a layer that a step is measured as.
+fn part_of(step: Step) -> Part {
+    match step {
+        Step::Layer(_, part) => part,
+        Step::Embed | Step::Head => Part::MixerInput,
+    }
 }
 
 fn average(old: &mut Option<f64>, new: f64) {
@@ -180,12 +188,13 @@ impl Pace {
         &mut self,
         (n_decode, max_itl): (usize, Option<Duration>),
         n_prompt: usize,
-        at: LayerAt,
+        at: Cursor,
         step: Timer,
-    ) -> impl Fn(LayerAt) -> bool {
+    ) -> impl Fn(Step) -> bool {
         if !at.is_begun() {
             self.of_layer = 0.0;
         }
+        let at = at.step.piece(self.n_layer);
         let limit = if n_decode > 0 {
             self.limit(n_decode, max_itl)
         } else {
@@ -208,23 +217,27 @@ impl Pace {
     }
 
     /// Records the time of a prompt row from one place where a pass may pause to the next.
-    fn note_part(&mut self, at: LayerAt, next: LayerAt, time: f64) {
-        average(&mut self.parts[at.layer * N_PARTS + at.part], time);
+    fn note_part(&mut self, at: Step, next: Step, time: f64) {
+        average(
+            &mut self.parts[at.layer() * N_PARTS + part_of(at) as usize],
+            time,
+        );
         self.of_layer += time;
-        if at.layer < next.layer {
+        if at.layer() < next.layer() {
             let of_layer = std::mem::take(&mut self.of_layer);
             // The last layer is no measure of others: a prompt needs little more of it than keys
             // and values.
-            if next.layer < self.n_layer {
+            if next.layer() < self.n_layer {
                 average(&mut self.row, of_layer);
             }
         }
     }
 
     /// Expected time of a prompt row until the pass may pause again, if need be by layers before.
-    fn part(&self, LayerAt { layer, part, .. }: LayerAt) -> Option<f64> {
-        let layers = self.parts.chunks_exact(N_PARTS).take(layer + 1);
-        layers.rev().find_map(|parts| parts[part])
+    fn part(&self, next: Step) -> Option<f64> {
+        let n_layers = next.layer().saturating_add(1).min(self.n_layer);
+        let layers = self.parts.chunks_exact(N_PARTS).take(n_layers);
+        layers.rev().find_map(|parts| parts[part_of(next) as usize])
     }
 
     /// Records the time of a step that had pieces of prompts, so that less than a hundredth of them
@@ -259,7 +272,7 @@ mod tests {
                     .enumerate()
                     .map(move |p| (layer, p))
             }) {
-                let next = if part + 1 < N_PARTS {
+                let next = if part + 1 < PIECES.len() {
                     at(layer, part + 1)
                 } else {
                     at(layer + 1, 0)
@@ -271,10 +284,24 @@ mod tests {
         pace
     }
 
-    fn at(layer: usize, part: usize) -> LayerAt {
-        let mut at = LayerAt::default();
-        (at.layer, at.part) = (layer, part);
-        at
+    /// The parts of a layer that begin pieces.
+    const PIECES: [Part; 5] = [
+        Part::MixerInput,
+        Part::Place,
+        Part::AttnOutput,
+        Part::FfnInput,
+        Part::FfnActivate,
+    ];
+
+    fn at(layer: usize, piece: usize) -> Step {
+        Step::Layer(layer, PIECES[piece])
+    }
+
+    /// A pass that goes on there.
+    fn from(step: Step) -> Cursor {
+        let mut cursor = Cursor::default();
+        cursor.step = step;
+        cursor
     }
 
     #[test]
@@ -329,11 +356,11 @@ mod tests {
     #[test]
     fn a_piece_ends_before_what_takes_too_long() {
         let mut pace = measured();
-        let mut pauses = |max_itl: u64, n_decode: usize, n_prompt: usize, next: LayerAt| {
+        let mut pauses = |max_itl: u64, n_decode: usize, n_prompt: usize, next: Step| {
             pace.pause(
                 (n_decode, Some(MS(max_itl))),
                 n_prompt,
-                at(0, 0),
+                Cursor::default(),
                 Timer::start(),
             )(next)
         };
@@ -344,12 +371,11 @@ mod tests {
         // What was never measured could take any time; otherwise other layers tell.
         let mut pace = Pace::new(10);
         pace.note(4, 0, MS(20));
-        assert!(pace.pause((4, None), 16, at(0, 0), Timer::start())(at(
-            0, 1
-        )));
-        assert!(!pace.pause((4, None), 16, at(0, 1), Timer::start())(at(
-            1, 0
-        )));
+        let pauses = |pace: &mut Pace, at: Cursor, next: Step| {
+            pace.pause((4, None), 16, at, Timer::start())(next)
+        };
+        assert!(pauses(&mut pace, Cursor::default(), at(0, 1)));
+        assert!(!pauses(&mut pace, from(at(0, 1)), at(1, 0)));
     }
 
     #[test]

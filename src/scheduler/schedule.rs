@@ -628,7 +628,7 @@ impl Schedule {
                 let pause = &pace.pause(
                     (n_decode, terms.options.max_itl),
                     n_prompt,
-                    of_prompts.at(),
+                    of_prompts.cursor(),
                     step,
                 );
                 terms

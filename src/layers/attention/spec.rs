@@ -1,6 +1,6 @@
 //! Attention of one layer.
 
-use crate::layers::latent::spec::LatentSpec;
+use crate::layers::attention::latent::spec::LatentSpec;
 use crate::layers::rope::spec::RopeId;
 
 /// Attention of one layer.

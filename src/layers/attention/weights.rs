@@ -1,7 +1,7 @@
 //! Weights of attention.
 
 use crate::compute::weight::Linear;
-use crate::layers::latent::weights::Latent;
+use crate::layers::attention::latent::weights::Latent;
 
 /// Weights of attention.
 #[derive(Clone, Debug)]

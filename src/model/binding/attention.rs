@@ -1,9 +1,9 @@
 //! Attention of a file.
 
+use crate::layers::attention::latent::spec::LatentSpec;
+use crate::layers::attention::latent::weights::Latent;
 use crate::layers::attention::spec::{AttnSpec, QkNorm};
 use crate::layers::attention::weights::Attn;
-use crate::layers::latent::spec::LatentSpec;
-use crate::layers::latent::weights::Latent;
 use crate::layers::layer::spec::Biases;
 use crate::model::ModelError;
 use crate::model::binding::binder::Binder;

@@ -5,12 +5,12 @@ pub(crate) mod spec;
 pub(crate) mod weights;
 
 use crate::compute::arena::Frame;
-use crate::compute::linear::{Ctx, Product, Scratch, linear};
+use crate::compute::linear::{Product, RowCtx};
 use crate::compute::weight::Weight;
+use crate::layers::attention::latent::spec::LatentSpec;
+use crate::layers::attention::latent::weights::Latent;
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::attention::weights::Attn;
-use crate::layers::latent::spec::LatentSpec;
-use crate::layers::latent::weights::Latent;
 
 /// Intermediate results: `m_kv` rows for keys and values, `m` rows for the rest.
 pub(crate) struct LatentBuffers<'a> {
@@ -78,7 +78,7 @@ impl<'a> LatentBuffers<'a> {
     /// Keys and values of `m` rows of `x`; keys are not rotated yet.
     pub(crate) fn keys_values(
         &mut self,
-        (ctx, scratch): (Ctx<'_>, &mut Scratch<'_>),
+        on: &mut RowCtx<'_, '_>,
         (spec, latent, w, weights): (&AttnSpec, &LatentSpec, &Attn, &Latent),
         eps: f32,
         (x, m): (&[f32], usize),
@@ -93,8 +93,8 @@ impl<'a> LatentBuffers<'a> {
             absorbed,
             ..
         } = latent;
-        let (arch, workers, n_kv) = (ctx.arch, ctx.crew.when(m > 1), kv_rank + n_rot);
-        linear(ctx, scratch, x, m, &mut [Product::of(&w.wk, self.kv, m)]);
+        let (arch, workers, n_kv) = (on.arch, on.crew.when(m > 1), kv_rank + n_rot);
+        on.linear(x, m, &mut [Product::of(&w.wk, self.kv, m)]);
         let kv = &*self.kv;
         let latents = if absorbed { &mut *v } else { &mut *self.normed };
         workers.for_chunks(latents, kv_rank, |row, to| {
@@ -108,13 +108,7 @@ impl<'a> LatentBuffers<'a> {
             });
             return;
         }
-        linear(
-            ctx,
-            scratch,
-            latents,
-            m,
-            &mut [Product::of(&w.wv, self.wide, m)],
-        );
+        on.linear(latents, m, &mut [Product::of(&w.wv, self.wide, m)]);
         let wide = &*self.wide;
         workers.for_chunk_pairs(k, spec.n_k(), v, spec.n_v(), |row, k, v| {
             let heads = k
@@ -133,17 +127,17 @@ impl<'a> LatentBuffers<'a> {
     /// Queries of `m` rows of `x`, not rotated yet.
     pub(crate) fn queries(
         &mut self,
-        (ctx, scratch): (Ctx<'_>, &mut Scratch<'_>),
+        on: &mut RowCtx<'_, '_>,
         (spec, latent, w, weights): (&AttnSpec, &LatentSpec, &Attn, &Latent),
         eps: f32,
         (x, m): (&[f32], usize),
         q: &mut [f32],
     ) {
-        let (arch, workers) = (ctx.arch, ctx.crew.when(m > 1));
+        let (arch, workers) = (on.arch, on.crew.when(m > 1));
         let x = match &weights.q_a {
             Some((q_a, norm)) => {
                 let (low, n) = (&mut *self.q_low, norm.len());
-                linear(ctx, scratch, x, m, &mut [Product::of(q_a, low, m)]);
+                on.linear(x, m, &mut [Product::of(q_a, low, m)]);
                 let low = &*low;
                 let normed =
                     |row: usize, to: &mut [f32]| arch.rms_norm(to, &low[row * n..][..n], norm, eps);
@@ -153,9 +147,9 @@ impl<'a> LatentBuffers<'a> {
             None => x,
         };
         let Some(k_b) = &weights.k_b else {
-            return linear(ctx, scratch, x, m, &mut [Product::of(&w.wq, q, m)]);
+            return on.linear(x, m, &mut [Product::of(&w.wq, q, m)]);
         };
-        linear(ctx, scratch, x, m, &mut [Product::of(&w.wq, self.q, m)]);
+        on.linear(x, m, &mut [Product::of(&w.wq, self.q, m)]);
         let &LatentSpec {
             kv_rank,
             n_plain,
@@ -171,21 +165,14 @@ impl<'a> LatentBuffers<'a> {
             }
         });
         let (from, to) = ((from, latent.head_dim()), (q, kv_rank + n_rot));
-        by_head(
-            ctx,
-            scratch,
-            (k_b, spec.n_head, m),
-            from,
-            to,
-            (self.x, self.y),
-        );
+        by_head(on, (k_b, spec.n_head, m), from, to, (self.x, self.y));
     }
 
     /// From `m` rows of latents, the output of attention in the absorbed form, to values: `(m,
     /// n_head·head_dim_v)`.
     pub(crate) fn values(
         &mut self,
-        (ctx, scratch): (Ctx<'_>, &mut Scratch<'_>),
+        on: &mut RowCtx<'_, '_>,
         (spec, latent, w): (&AttnSpec, &LatentSpec, &Attn),
         m: usize,
         latents: &[f32],
@@ -194,14 +181,7 @@ impl<'a> LatentBuffers<'a> {
             (latents, latent.kv_rank),
             (&mut *self.out, latent.head_dim_v),
         );
-        by_head(
-            ctx,
-            scratch,
-            (&w.wv.w, spec.n_head, m),
-            from,
-            to,
-            (self.x, self.y),
-        );
+        by_head(on, (&w.wv.w, spec.n_head, m), from, to, (self.x, self.y));
         self.out
     }
 }
@@ -209,21 +189,20 @@ impl<'a> LatentBuffers<'a> {
 /// Multiplies each head of `from` by its own matrix. Operands and results are at the beginning of
 /// each head's values in `from` and `to`.
 fn by_head(
-    ctx: Ctx<'_>,
-    scratch: &mut Scratch<'_>,
+    on: &mut RowCtx<'_, '_>,
     (stack, n_head, m): (&Weight, usize, usize),
     (from, from_dim): (&[f32], usize),
     (to, to_dim): (&mut [f32], usize),
     (x, y): (&mut [f32], &mut [f32]),
 ) {
-    let workers = ctx.crew.when(m > 1);
+    let workers = on.crew.when(m > 1);
     for head in 0..n_head {
         let w = stack.matrix(head, n_head);
         let (x, y) = (&mut x[..m * w.n_in], &mut y[..m * w.n_out]);
         workers.for_chunks(x, w.n_in, |row, x| {
             x.copy_from_slice(&from[(row * n_head + head) * from_dim..][..w.n_in]);
         });
-        linear(ctx, scratch, x, m, &mut [Product::of_weight(&w, y, m)]);
+        on.linear(x, m, &mut [Product::of_weight(&w, y, m)]);
         let y = &*y;
         workers.for_chunks(to, n_head * to_dim, |row, to| {
             to[head * to_dim..][..w.n_out].copy_from_slice(&y[row * w.n_out..][..w.n_out]);

@@ -1,0 +1,66 @@
+//! The residual stream, to which each component adds what it computes.
+
+use crate::compute::arena::Frame;
+use crate::layers::context::Context;
+use crate::layers::layer::spec::LayerSpec;
+use crate::layers::norm::norm;
+use crate::layers::norm::spec::Norms;
+use crate::layers::norm::weights::Norm;
+
+/// Buffers of the residual stream, each `(rows, n_embd)`.
+pub(crate) struct Residual<'a> {
+    /// The residual stream.
+    pub(crate) x: &'a mut [f32],
+    /// What a component reads: mostly the stream after a norm.
+    pub(crate) normed: &'a mut [f32],
+    /// What a component adds to the stream.
+    pub(crate) branch: &'a mut [f32],
+}
+
+impl<'a> Residual<'a> {
+    /// `n` values each.
+    pub(crate) fn take(frame: &mut Frame<'a>, n: usize) -> Residual<'a> {
+        Residual {
+            x: frame.take(n),
+            normed: frame.take(n),
+            branch: frame.take(n),
+        }
+    }
+
+    /// Keeps only the first `n` values.
+    pub(crate) fn keep(&mut self, n: usize) {
+        for rows in [&mut self.x, &mut self.normed, &mut self.branch] {
+            *rows = &mut std::mem::take(rows)[..n];
+        }
+    }
+
+    /// `x += scale · norm(branch)`, or `x = norm(x + scale · branch)`; `post` is that norm.
+    pub(crate) fn add(&mut self, cx: &Context<'_, '_>, spec: &LayerSpec, post: Option<&Norm>) {
+        let Residual { x, normed, branch } = self;
+        let (ctx, h) = (cx.plain(), cx.h);
+        let (scale, of_stream) = (
+            spec.residual_scale,
+            matches!(spec.norms, Norms::Residual | Norms::BeforeAndLast),
+        );
+        let branch = match post {
+            Some(_) if !of_stream => {
+                norm(ctx, h, post, branch, normed);
+                &**normed
+            }
+            _ => &**branch,
+        };
+        ctx.crew
+            .when(x.len() > h.n_embd)
+            .for_chunks(x, h.n_embd, |i, x| {
+                let branch = &branch[i * h.n_embd..][..h.n_embd];
+                match scale {
+                    1.0 => ctx.arch.add(x, branch),
+                    scale => ctx.arch.add_scaled(x, branch, scale),
+                }
+            });
+        if of_stream {
+            norm(ctx, h, post, x, normed);
+            x.copy_from_slice(normed);
+        }
+    }
+}
