@@ -5,7 +5,7 @@
 //! tools; each change is reported.
 
 use crate::chat::tools::ToolFormat;
-use crate::chat::{ChatError, ChatInputs};
+use crate::chat::{ChatError, ChatInputs, LocalTime};
 use serde_json::{Map, Value, json};
 use std::fmt;
 
@@ -35,6 +35,8 @@ pub enum Adjustment {
     SystemMerged,
     /// Messages of one role that followed each other became one.
     NeighboursMerged,
+    /// Answers without text were put between what calls returned and the user's next message.
+    AnswersInserted,
     /// The system messages became the beginning of the first message of the user.
     SystemInUser,
     /// The ids of calls became shorter, in calls and answers alike.
@@ -50,7 +52,7 @@ pub enum Adjustment {
 
 impl Adjustment {
     /// All of them, in the order in which they are made.
-    const ALL: [Adjustment; 7] = [
+    const ALL: [Adjustment; 8] = [
         Self::ToolsCompleted,
         Self::ToolsInSystem,
         Self::IdsShortened,
@@ -58,6 +60,7 @@ impl Adjustment {
         Self::SystemMerged,
         Self::SystemInUser,
         Self::NeighboursMerged,
+        Self::AnswersInserted,
     ];
 
     /// A name in one word.
@@ -65,6 +68,7 @@ impl Adjustment {
         match self {
             Self::SystemMerged => "system-merged",
             Self::NeighboursMerged => "neighbours-merged",
+            Self::AnswersInserted => "answers-inserted",
             Self::SystemInUser => "system-in-user",
             Self::IdsShortened => "ids-shortened",
             Self::ArgumentsAsText => "arguments-as-text",
@@ -93,6 +97,7 @@ impl Adjustment {
         match self {
             Self::SystemMerged => merge_system(messages),
             Self::NeighboursMerged => merge_neighbours(messages),
+            Self::AnswersInserted => insert_answers(messages),
             Self::SystemInUser => system_in_user(messages),
             Self::IdsShortened => shorten_ids(messages),
             Self::ArgumentsAsText => arguments_as_text(messages),
@@ -108,6 +113,9 @@ impl fmt::Display for Adjustment {
             Self::NeighboursMerged => {
                 "its template wants roles to alternate: neighbours of a role were merged"
             }
+            Self::AnswersInserted => {
+                "its template wants an answer after what calls returned: empty ones were inserted"
+            }
             Self::SystemInUser => {
                 "its template has no system role: the text was put before the user's first message"
             }
@@ -121,7 +129,23 @@ impl fmt::Display for Adjustment {
 
 /// Input of every template: arguments of calls as objects, reasoning under the name that the
 /// template reads, and no text in a message with calls where the template recognises calls by that.
+/// Templates that know no `tools` get them as the text `functions`, and the day as `datetime`.
 pub(super) fn prepare(inputs: &mut ChatInputs, source: &str) {
+    if contains_word(source, "functions") && !contains_word(source, "tools") {
+        let tools = inputs.tools.iter().filter_map(Value::as_array).flatten();
+        let functions: Value = tools
+            .map(|tool| tool.get("function").unwrap_or(tool).clone())
+            .collect();
+        let now = inputs.now.unwrap_or_else(LocalTime::now_utc);
+        let given = [
+            ("functions", format!("{functions:#}")),
+            // The hour would be another prompt each time.
+            ("datetime", now.strftime("%Y-%m-%d")),
+        ];
+        for (name, text) in given {
+            inputs.kwargs.entry(name).or_insert_with(|| text.into());
+        }
+    }
     let Value::Array(messages) = &mut inputs.messages else {
         return;
     };
@@ -218,13 +242,13 @@ pub(super) fn fit(
     let of_what_is_left_out = bit(Adjustment::ToolsInSystem)
         | bit(Adjustment::SystemMerged)
         | bit(Adjustment::SystemInUser);
-    let useful: u8 = if plain.is_ok() {
+    let useful: u16 = if plain.is_ok() {
         of_what_is_left_out
     } else {
-        u8::MAX
+        u16::MAX
     };
-    let all = 1u8..1 << Adjustment::ALL.len();
-    let mut sets: Vec<u8> = all.filter(|set| set & !useful == 0).collect();
+    let all = 1u16..1 << Adjustment::ALL.len();
+    let mut sets: Vec<u16> = all.filter(|set| set & !useful == 0).collect();
     // Few changes are better than many, and other forms of calls better than text.
     let as_text = bit(Adjustment::ToolsInSystem);
     sets.sort_by_key(|set| (set.count_ones(), set & as_text, *set));
@@ -371,6 +395,20 @@ fn merge_neighbours(messages: &mut Vec<Value>) -> bool {
     }
     *messages = merged;
     messages.len() < n
+}
+
+fn insert_answers(messages: &mut Vec<Value>) -> bool {
+    let n = messages.len();
+    let mut all: Vec<Value> = Vec::with_capacity(n);
+    for message in messages.drain(..) {
+        let returned = all.last().is_some_and(|last| role(last) == "tool");
+        if returned && role(&message) == "user" {
+            all.push(json!({"role": "assistant", "content": ""}));
+        }
+        all.push(message);
+    }
+    *messages = all;
+    messages.len() > n
 }
 
 /// Adds content to content: texts, or lists of parts.

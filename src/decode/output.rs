@@ -225,8 +225,9 @@ impl PieceWriter {
     ) -> Result<Vec<u32>, DecodeError> {
         match forced.iter().position(|&token| self.is_eog(token)) {
             Some(0) => {
-                accept(sampler, forced[0])?;
-                self.end(StopReason::EndOfGeneration);
+                if self.accept(sampler, forced[0])? {
+                    self.end(StopReason::EndOfGeneration);
+                }
                 return Ok(Vec::new());
             }
             Some(n) => forced.truncate(n),
@@ -267,15 +268,33 @@ impl PieceWriter {
                 })
             }
         };
-        match piece {
+        self.within_limits(piece)
+    }
+
+    /// What a sampler's mask took part in; `None` where the mask cannot go on, which ends the text.
+    fn within_limits<T>(
+        &mut self,
+        outcome: Result<T, SampleError>,
+    ) -> Result<Option<T>, DecodeError> {
+        match outcome {
             Err(SampleError::Mask(
                 MaskError::TooComplex { .. } | MaskError::NothingAllowed { .. },
             )) => {
                 self.end(StopReason::MaskLimit);
                 Ok(None)
             }
-            piece => Ok(Some(piece?)),
+            outcome => Ok(Some(outcome?)),
         }
+    }
+
+    /// Lets the sampler's mask accept a token that was not sampled; `false` where the mask cannot
+    /// go on, which ends the text before the token.
+    fn accept(&mut self, sampler: &mut Sampler, token: u32) -> Result<bool, DecodeError> {
+        let accepted = match sampler.mask_mut() {
+            Some(mask) => mask.accept(token).map_err(SampleError::from),
+            None => Ok(()),
+        };
+        Ok(self.within_limits(accepted)?.is_some())
     }
 
     /// Adds the log-probabilities of a forced piece, if they are requested, from the logits before
@@ -287,15 +306,17 @@ impl PieceWriter {
         }
     }
 
-    /// Takes forced pieces that were computed, up to a stop string. If one ended the text, returns
-    /// the number of its tokens.
+    /// Takes forced pieces that were computed, up to a stop string or a limit of the mask. If one
+    /// ended the text, returns the number of its tokens.
     pub(crate) fn take_forced(
         &mut self,
         sampler: &mut Sampler,
         pieces: impl IntoIterator<Item = Piece>,
     ) -> Result<Option<usize>, DecodeError> {
         for piece in pieces {
-            accept(sampler, piece.token)?;
+            if !self.accept(sampler, piece.token)? {
+                return Ok(Some(self.tokens.len()));
+            }
             self.hold(piece)?;
             let kept = self.release();
             if kept.is_some() {
@@ -425,13 +446,5 @@ impl PieceWriter {
         let had_any = !self.pieces.is_empty();
         self.pieces.clear();
         had_any
-    }
-}
-
-/// Lets the sampler's mask accept a token that was not sampled.
-fn accept(sampler: &mut Sampler, token: u32) -> Result<(), DecodeError> {
-    match sampler.mask_mut() {
-        Some(mask) => Ok(mask.accept(token).map_err(SampleError::from)?),
-        None => Ok(()),
     }
 }

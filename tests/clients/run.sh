@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
 # Other people's clients against `ruvllm serve`: bash tests/clients/run.sh PROGRAM FOLDER
-# Installs them into FOLDER, in the versions of requirements.txt, requirements-frameworks.txt and package.json.
+# Installs them into FOLDER, in the versions of requirements*.txt and package.json: 9 GB, of which guidellm takes six.
 set -euo pipefail
 program=$(realpath "$1")
 mkdir -p "$2"
 folder=$(realpath "$2")
 cd "$(dirname "$0")"
 
-[ -x "$folder/venv/bin/python" ] || python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet --disable-pip-version-check --requirement requirements.txt
-# They and the others want different versions of what they have in common.
-[ -x "$folder/frameworks/bin/python" ] || python3 -m venv "$folder/frameworks"
-"$folder/frameworks/bin/pip" install --quiet --disable-pip-version-check --requirement requirements-frameworks.txt
-cp package.json package-lock.json clients.mjs "$folder"
+# They want different versions of what they have in common.
+install() {
+    [ -x "$folder/$1/bin/python" ] || python3 -m venv "$folder/$1"
+    "$folder/$1/bin/pip" install --quiet --disable-pip-version-check --requirement "$2"
+}
+install venv requirements.txt
+install frameworks requirements-frameworks.txt
+install guidellm requirements-guidellm.txt
+install aider requirements-aider.txt
+cp package.json package-lock.json clients.mjs aisdk.mjs "$folder"
 npm ci --silent --prefix "$folder"
 
 servers=()
@@ -41,4 +45,6 @@ serve -c 2048
 (cd "$folder" && node clients.mjs "$address")
 "$folder/venv/bin/python" proxy.py "$program"
 "$folder/frameworks/bin/python" frameworks.py "$of_short_texts" ../../models/ruvllm-rust-6m-q8_0.gguf
+(cd "$folder" && node aisdk.mjs "$of_short_texts")
+python3 programs.py "$of_short_texts" "$folder"
 python3 coding_agents.py "$of_short_texts" "$folder"

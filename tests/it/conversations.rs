@@ -1,7 +1,7 @@
 //! Conversations that a template does not take as they are.
 
 use ruvllm::ChatError;
-use ruvllm::chat::{Adjustment, ChatInputs, ChatTemplate, Rendered};
+use ruvllm::chat::{Adjustment, ChatInputs, ChatTemplate, Message, Rendered};
 use serde_json::{Value, json};
 
 fn fit(template: &str, messages: Value) -> Result<Rendered, ChatError> {
@@ -197,4 +197,53 @@ fn calls_that_a_template_does_not_show_are_text() {
     let end =
         "[assistant:{\"name\":\"f\",\"arguments\":{\"n\":1}}][user:The function returned:\n\n7]";
     assert!(rendered.text.ends_with(end), "{}", rendered.text);
+}
+
+/// Mistral Nemo counts turns without calls and what they returned.
+#[test]
+fn an_answer_stands_between_what_a_call_returned_and_the_user() {
+    let template = "{% set ns = namespace(n=0) %}{% for m in messages %}\
+                    {% if m.role != 'tool' and not m.tool_calls %}\
+                    {% if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}\
+                    {% set ns.n = ns.n + 1 %}{% endif %}[{{ m.role }}:{{ m.content }}]{% endfor %}";
+    let call = json!({"id": "abcdefgh1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let messages = json!([
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "b", "tool_call_id": "abcdefgh1"},
+        {"role": "user", "content": "c"},
+    ]);
+    let rendered = fit(template, messages).unwrap();
+    assert_eq!(rendered.adjusted, [Adjustment::AnswersInserted]);
+    assert_eq!(
+        rendered.text,
+        "[user:a][assistant:][tool:b][assistant:][user:c]"
+    );
+}
+
+/// As Firefunction v2 has them: tools as a text, and the day.
+#[test]
+fn templates_that_know_functions_get_them() {
+    let template = "{{ functions }} on {{ datetime }}: {{ messages[0].content }}";
+    let inputs = ChatInputs {
+        tools: Some(json!([{"type": "function", "function": {"name": "f", "parameters": {}}}])),
+        now: "2025-01-15T09:05:07".parse().ok(),
+        ..ChatInputs::new(&[Message::user("hi")])
+    };
+    assert!(inputs.now.is_some());
+    let rendered = ChatTemplate::parse(template)
+        .unwrap()
+        .render_fitted(&inputs);
+    let rendered = rendered.unwrap();
+    assert_eq!(
+        rendered.text,
+        "[\n  {\n    \"name\": \"f\",\n    \"parameters\": {}\n  }\n] on 2025-01-15: hi"
+    );
+    assert_eq!(rendered.adjusted, []);
+    let bare = ChatInputs {
+        tools: None,
+        ..inputs
+    };
+    let rendered = ChatTemplate::parse(template).unwrap().render_fitted(&bare);
+    assert_eq!(rendered.unwrap().text, "[] on 2025-01-15: hi");
 }

@@ -2,11 +2,13 @@
 //! handed out.
 
 use crate::run::{OnLevel, Pass, session_on};
+use crate::schedule::{answer as answered, steps};
 use ruvllm::DecodeError;
 use ruvllm::arch::Arch;
-use ruvllm::engine::SessionOptions;
+use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
 use ruvllm::kv::KvType;
 use ruvllm::sample::TokenMask;
+use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
 use ruvllm::{CancelToken, MaskError, Model, Sampler, Session, SessionError, StopReason};
 
 const PROMPT: &str = "Ownership is";
@@ -524,11 +526,25 @@ mod forced {
     }
 }
 
-/// A mask that allows all tokens of a text but its last, and then has reached its limits.
+/// A mask that forces a text, if there is one, and has reached its limits after some tokens.
 #[derive(Clone, Debug)]
 struct Tired {
     left: usize,
     words: Vec<u32>,
+    /// What is left of the text that it forces.
+    text: Vec<u32>,
+}
+
+impl Tired {
+    fn sampler(model: &Model, left: usize, text: &[u32]) -> Sampler {
+        let mut sampler = greedy();
+        sampler.set_mask(Some(Box::new(Tired {
+            left,
+            words: vec![u32::MAX; model.hparams().n_vocab.div_ceil(32)],
+            text: text.to_vec(),
+        })));
+        sampler
+    }
 }
 
 impl TokenMask for Tired {
@@ -544,8 +560,16 @@ impl TokenMask for Tired {
         self.mask().map(|_| true)
     }
 
-    fn accept(&mut self, _: u32) -> Result<(), MaskError> {
+    fn forced(&mut self, _: &dyn Fn(&[u8]) -> Vec<u32>) -> Vec<u32> {
+        self.text.clone()
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), MaskError> {
+        self.mask()?;
         self.left -= 1;
+        if self.text.first() == Some(&token) {
+            self.text.remove(0);
+        }
         Ok(())
     }
 
@@ -561,23 +585,39 @@ impl TokenMask for Tired {
     }
 }
 
-/// The text ends there with a reason, and nothing of it is lost.
+/// The text ends there with a reason, and nothing of it is lost, whether its tokens were sampled or
+/// forced, in a session and in a scheduler.
 #[test]
 fn a_mask_at_its_limits_ends_the_text() {
     let model = model();
-    let prompt = model.tokenizer().unwrap().encode_prompt(PROMPT);
-    let expected = answer(&model, &prompt, 5);
-    let mut sampler = greedy();
-    let words = vec![u32::MAX; model.hparams().n_vocab.div_ceil(32)];
-    sampler.set_mask(Some(Box::new(Tired { left: 5, words })));
-    let mut session = session(&model, 128);
-    let mut generation = session.generate(PROMPT, &mut sampler).unwrap();
-    let text: String = (generation.by_ref())
-        .map(|piece| piece.unwrap().text)
-        .collect();
-    assert_eq!(generation.finish().unwrap().reason, StopReason::MaskLimit);
-    assert_eq!(generation.tokens(), expected);
-    assert_eq!(text, decoded(&model, &expected));
-    drop(generation);
-    assert_eq!(session.tokens(), [&prompt[..], &expected].concat());
+    let tokenizer = model.tokenizer().unwrap();
+    let prompt = tokenizer.encode_prompt(PROMPT);
+    let text = tokenizer.encode(" the set of rules by which a program manages", false, false);
+    assert!(text.len() > 5);
+    for (expected, text) in [
+        (answer(&model, &prompt, 5), &[][..]),
+        (text[..5].to_vec(), &text),
+    ] {
+        let mut sampler = Tired::sampler(&model, 5, text);
+        let mut session = session(&model, 128);
+        let mut generation = session.generate(PROMPT, &mut sampler).unwrap();
+        let handed: String = (generation.by_ref())
+            .map(|piece| piece.unwrap().text)
+            .collect();
+        assert_eq!(generation.finish().unwrap().reason, StopReason::MaskLimit);
+        assert_eq!(generation.tokens(), expected);
+        assert_eq!(handed, decoded(&model, &expected));
+        drop(generation);
+        assert_eq!(session.tokens(), [&prompt[..], &expected].concat());
+
+        let engine = Engine::new(&model, &EngineOptions::default()).unwrap();
+        let mut schedule = Schedule::new(&engine, &ScheduleOptions::default()).unwrap();
+        let request = Request::new(prompt.clone(), Tired::sampler(&model, 5, text));
+        let mut stream = schedule.submit(request).unwrap();
+        steps(&mut schedule, 20);
+        let (pieces, reason, n_generated) = answered(&mut stream);
+        let handed: String = pieces.iter().map(|piece| &*piece.text).collect();
+        assert_eq!((reason, n_generated), (StopReason::MaskLimit, 5));
+        assert_eq!(handed, decoded(&model, &expected));
+    }
 }

@@ -6,7 +6,7 @@
 
 use crate::flags::template::{Renderer, TemplateArgs, bos_text, eos_text, transcript_note};
 use crate::flags::{
-    Drafted, Learning, ModelArgs, ResidenceArgs, TextArgs, begin, no_tokenizer, session, speculate,
+    Drafted, Learning, ModelArgs, ResidenceArgs, TextArgs, no_tokenizer, read, session, speculate,
 };
 use crate::io::conversations::{Kept, SessionName, state_folder};
 use crate::io::{
@@ -458,14 +458,13 @@ impl Chat<'_> {
         // What an answer that failed has left.
         self.session.take_pooled();
         let start = Instant::now();
-        let generation = begin(
-            &mut self.session,
-            &ids[kept..],
-            &mut self.sampler,
-            self.n_batch,
-        )?
-        .stop(self.stop.iter().cloned())
-        .max_tokens(self.args.text.max_tokens());
+        let ids = &ids[kept..];
+        let n_read = read(&mut self.session, ids, self.n_batch, false)?;
+        let generation = self
+            .session
+            .generate_from(&ids[n_read..], &mut self.sampler)?
+            .stop(self.stop.iter().cloned())
+            .max_tokens(self.args.text.max_tokens());
         let mut generation = speculate(generation, self.speculation.as_ref());
         let prefill = start.elapsed();
         let start = Instant::now();

@@ -1,7 +1,7 @@
 //! `ruvllm generate`: continues a text. What the program does without a subcommand.
 
 use crate::flags::{
-    Drafted, ModelArgs, ResidenceArgs, TextArgs, begin, both, kv_bytes, no_tokenizer, session,
+    Drafted, ModelArgs, ResidenceArgs, TextArgs, both, kv_bytes, no_tokenizer, read, session,
     speculate,
 };
 use crate::io::{
@@ -105,7 +105,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let model = args.model.open(&args.residence)?;
     let options = args.text.options(&model);
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let mut sampler = args.text.sampling.sampler(&model, tokenizer)?;
+    let sampling = &args.text.sampling;
+    sampling.begin_mask(&model);
+    let mut sampler = sampling.chain(model.gguf().metadata(), tokenizer)?;
     let mut session = session(&model, &args.text.session, &options, 1)?;
     let speculation =
         args.text
@@ -238,11 +240,19 @@ impl Written {
             .iter()
             .map(|text| args.prompt.unescaped(text));
         self.n_cached = session.reuse(prompt_ids)?.total();
-        let generation = begin(session, &prompt_ids[self.n_cached..], sampler, n_batch)?
+        let ids = &prompt_ids[self.n_cached..];
+        let sampling = &args.text.sampling;
+        // What a grammar needs is made meanwhile.
+        let n_read = read(session, ids, n_batch, sampling.has_mask())?;
+        let waiting = Instant::now();
+        sampler.set_mask(sampling.mask(session.model())?);
+        let waited = waiting.elapsed();
+        let generation = session
+            .generate_from(&ids[n_read..], sampler)?
             .stop(stop)
             .max_tokens(args.text.max_tokens());
         let mut generation = speculate(generation, speculation);
-        self.prefill = start.elapsed();
+        self.prefill = start.elapsed() - waited;
 
         // Only now, so that a progress bar does not paint over it.
         if !args.json {

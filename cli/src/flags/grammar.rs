@@ -43,7 +43,27 @@ pub(crate) struct GrammarArgs {
     regex: Option<String>,
 }
 
+/// Begins to build the tree of a model's tokens, which grammars need and which takes a second for
+/// 262,144 of them, beside what else has to be done before a text.
+pub(crate) fn begin_trie(model: &Model) {
+    let model = model.clone();
+    let build = move || drop(model.token_trie());
+    // Who needs the tree builds it, if nobody has, and says what is wrong with it.
+    drop(
+        std::thread::Builder::new()
+            .name("token tree".into())
+            .spawn(build),
+    );
+}
+
 impl GrammarArgs {
+    /// Whether a mask will be asked for.
+    pub(crate) fn is_given(&self) -> bool {
+        let texts = [&self.json_schema, &self.grammar, &self.regex];
+        let files = [&self.json_schema_file, &self.grammar_file];
+        texts.iter().any(|text| text.is_some()) || files.iter().any(|file| file.is_some())
+    }
+
     /// The mask that was asked for, at its beginning.
     pub(crate) fn mask(&self, model: &Model) -> Result<Option<Box<dyn TokenMask>>, Failure> {
         let of_file =

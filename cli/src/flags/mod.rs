@@ -24,7 +24,7 @@ pub(crate) use cache_type::CacheTypeArgs;
 pub(crate) use demo::demo_metadata;
 pub(crate) use engine::engine;
 #[cfg(feature = "serve")]
-pub(crate) use grammar::lark_or_gbnf;
+pub(crate) use grammar::{begin_trie, lark_or_gbnf};
 #[cfg(feature = "serve")]
 pub(crate) use learn::LearnArgs;
 #[cfg(feature = "chat")]
@@ -39,5 +39,5 @@ pub(crate) use overwrite::OverwriteArg;
 pub(crate) use sampling::SamplingArgs;
 pub(crate) use session::{SessionArgs, kv_bytes, session};
 pub(crate) use speculation::{Drafted, SpeculationArgs, speculate};
-pub(crate) use text::{TextArgs, begin};
+pub(crate) use text::{TextArgs, read};
 pub(crate) use threads::{MAX_THREADS, ThreadsArg};

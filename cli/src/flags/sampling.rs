@@ -207,6 +207,7 @@ fn logit_bias(text: &str) -> Result<(u32, f32), String> {
 
 impl SamplingArgs {
     /// The sampler for a model.
+    #[cfg(feature = "chat")]
     pub(crate) fn sampler(&self, model: &Model, tokenizer: &Tokenizer) -> Result<Sampler, Failure> {
         let mut sampler = self.chain(model.gguf().metadata(), tokenizer)?;
         sampler.set_mask(self.mask(model)?);
@@ -217,6 +218,25 @@ impl SamplingArgs {
     #[cfg(feature = "serve")]
     pub(crate) fn given_seed(&self) -> Option<u64> {
         self.seed.0
+    }
+
+    /// Begins what a [mask](Self::mask) needs, beside what else has to be done before a text.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn begin_mask(&self, model: &Model) {
+        if self.has_mask() {
+            super::grammar::begin_trie(model);
+        }
+    }
+
+    #[cfg(not(feature = "grammar"))]
+    pub(crate) fn begin_mask(&self, _: &Model) {}
+
+    /// Whether the text has to obey anything.
+    pub(crate) fn has_mask(&self) -> bool {
+        #[cfg(feature = "grammar")]
+        return self.grammar.is_given();
+        #[cfg(not(feature = "grammar"))]
+        return false;
     }
 
     /// What the text has to obey.

@@ -6,11 +6,9 @@ use super::session::SessionArgs;
 use super::speculation::SpeculationArgs;
 use crate::io::{Failure, Progress};
 use clap::builder::BoolishValueParser;
-use ruvllm::decode::Generation;
 use ruvllm::engine::SessionOptions;
 use ruvllm::kv::KvType;
 use ruvllm::model::Model;
-use ruvllm::sample::Sampler;
 use ruvllm::session::Session;
 use ruvllm_learn::Learning as _;
 use ruvllm_learn::sona::pooled_layer;
@@ -82,17 +80,18 @@ impl TextArgs {
     }
 }
 
-/// Computes the prompt, with progress, and gets ready to continue it.
-pub(crate) fn begin<'s>(
-    session: &'s mut Session,
+/// Computes tokens of a prompt, with progress, and returns how many: whole batches, or all but the
+/// last token, if they are learnt from or `all` that can be is wanted.
+pub(crate) fn read(
+    session: &mut Session,
     ids: &[u32],
-    sampler: &'s mut Sampler,
     n_batch: usize,
-) -> Result<Generation<&'s mut Session, &'s mut Sampler>, Failure> {
+    all: bool,
+) -> Result<usize, Failure> {
     let progress = Progress::new("reading the prompt", ids.len() as u64);
     let learns = session.learner().is_some();
     // What is learnt from is read as such; the last token begins the answer.
-    let last = if learns {
+    let last = if learns || all {
         ids.len().saturating_sub(1)
     } else {
         ids.len().saturating_sub(1) / n_batch * n_batch
@@ -105,5 +104,5 @@ pub(crate) fn begin<'s>(
         }
         progress.set(((i + 1) * n_batch) as u64);
     }
-    Ok(session.generate_from(&ids[last..], sampler)?)
+    Ok(last)
 }

@@ -10,6 +10,7 @@ use super::learner::Learner;
 use super::observe::audit_log::{AuditLog, AuditLogArgs};
 use super::observe::metrics::Metrics;
 use super::observe::telemetry::{Telemetry, Watchdog};
+use crate::flags::begin_trie;
 use crate::flags::template::{Renderer, bos_text, eos_text, transcript_note};
 use crate::flags::{SessionArgs, adapter_failure, no_tokenizer};
 use crate::io::{Failure, measured, note, unix_time};
@@ -67,7 +68,6 @@ pub(super) struct App {
     pub(super) eos: String,
     /// Strings that end any answer.
     pub(super) stop: Vec<String>,
-    pub(super) trie: TokenTrie,
     pub(super) sampling: SamplerBuilder,
     /// Texts across which DRY sees no repetition, and their tokens.
     pub(super) breakers: (Vec<String>, Vec<Vec<u32>>),
@@ -166,6 +166,11 @@ impl App {
         .await
     }
 
+    /// The tree of tokens for grammars, for which the first request may have to wait.
+    pub(super) fn trie(&self) -> Result<TokenTrie, ApiError> {
+        Ok(self.model.token_trie().map_err(Error::from)?)
+    }
+
     /// Who learns from a caller's requests.
     pub(super) fn learner(&self, caller: &Caller) -> Option<&Arc<Learner>> {
         self.learners.get(caller.tenant.parse().unwrap_or(0))
@@ -229,6 +234,7 @@ impl App {
             .tokenizer()
             .ok_or_else(|| no_tokenizer(&args.model))?
             .clone();
+        begin_trie(&model);
         let template = args.template.source(model.chat_template())?;
         if template.is_transcript {
             note(transcript_note(&args.model.label()));
@@ -285,7 +291,6 @@ impl App {
             breakers: args.sampling.breakers(&tokenizer),
             mask: args.sampling.mask(&model)?,
             seed: args.sampling.given_seed(),
-            trie: model.token_trie()?,
             name: purpose.alias.unwrap_or(file_name),
             path: args.model.label(),
             created: unix_time(),

@@ -304,6 +304,14 @@ fn models() {
         ),
         (&json!("model"), &json!(id), &json!(512))
     );
+    assert_eq!(get("/v1/models?limit=20&beta=true", version), list);
+    let after = get(&format!("/v1/models?after_id={id}"), version);
+    assert_eq!(
+        (&after["data"], &after["has_more"]),
+        (&json!([]), &json!(false))
+    );
+    let (status, _) = server.send("GET", "/v1/models?after_id=other", version, "");
+    assert_eq!(status, 400);
     let created = model["created_at"].as_str().unwrap();
     assert!(
         created.len() == 20 && created.starts_with("20") && created.ends_with('Z'),

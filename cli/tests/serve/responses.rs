@@ -230,6 +230,41 @@ fn tools_that_take_a_text() {
     }
 }
 
+/// The text of a call comes as it is written; of one that is cut there is what was told.
+#[test]
+fn a_text_comes_in_parts() {
+    let format = json!({"type": "grammar", "syntax": "regex", "definition": "(a\\\\\"b\n){8}"});
+    let tool = json!({"type": "custom", "name": "write", "format": format});
+    let mut body = json!({"input": "Write.", "tools": [tool], "tool_choice": {"type": "custom", "name": "write"},
+        "parallel_tool_calls": false, "temperature": 0, "max_output_tokens": 200});
+    let told = |body: &Value| {
+        let events = named_events(&shared(), PATH, body.clone());
+        let of = |kind: &str| {
+            let kind = format!("response.custom_tool_call_input.{kind}");
+            events
+                .iter()
+                .filter(move |event| event["type"] == kind[..])
+                .collect::<Vec<_>>()
+        };
+        let deltas: Vec<String> = (of("delta").iter())
+            .map(|event| event["delta"].as_str().unwrap().to_owned())
+            .collect();
+        let done = of("done")[0]["input"].as_str().unwrap().to_owned();
+        assert_eq!(deltas.concat(), done);
+        let usage = &events.last().unwrap()["response"]["usage"];
+        (done, deltas.len(), usage["output_tokens"].as_u64().unwrap())
+    };
+    let (whole, n, n_tokens) = told(&body);
+    assert_eq!(whole, "a\\\"b\n".repeat(8));
+    assert!(n > 1, "{n} parts");
+    body["max_output_tokens"] = (n_tokens - 12).into();
+    let (cut, ..) = told(&body);
+    assert!(
+        whole.starts_with(&cut) && cut.len() < whole.len(),
+        "{cut:?}"
+    );
+}
+
 /// A tool of a namespace is called by its own name, and its results find it.
 #[test]
 fn tools_of_a_namespace() {

@@ -1,7 +1,7 @@
 //! Schemas and grammars of requests: what cannot be enforced is named in the answer's header, or
 //! refused where the request is strict.
 
-use super::shared;
+use super::{choose_schema, shared};
 use serde_json::{Value, json};
 
 /// Status, ignored names and body of the answer to a chat.
@@ -108,4 +108,48 @@ fn grammars_in_both_languages() {
     }
     let (status, _, body) = chat(json!({"grammar": "%llguidance {}\nstart: missing"}));
     assert_eq!((status, &body["error"]["param"]), (400, &json!("grammar")));
+}
+
+/// Requests that are too large for anything are answered at once, and harm nobody.
+#[test]
+fn huge_tools_and_schemas() {
+    let server = &*shared();
+    let of_tools = |n: usize| -> Vec<Value> {
+        let name = |i: usize| json!({"type": "function", "function": {"name": format!("t{i}"), "parameters": choose_schema()}});
+        (0..n).map(name).collect()
+    };
+    let wide: serde_json::Map<String, Value> = (0..40_000)
+        .map(|i| (format!("p{i}"), json!({"type": "integer"})))
+        .collect();
+    let wide = json!({"type": "object", "properties": wide});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": wide}});
+    let start = std::time::Instant::now();
+    for (more, words) in [
+        (json!({"tools": of_tools(10_000)}), "the limit is 256"),
+        (
+            json!({"tools": of_tools(10_000), "tool_choice": "none"}),
+            "the limit is 256",
+        ),
+        (
+            json!({"tools": [tool(wide.clone(), Some(true))], "tool_choice": "required"}),
+            "",
+        ),
+        (json!({"response_format": format}), ""),
+    ] {
+        let (status, _, error) = chat(more);
+        let message = error["error"]["message"].as_str().unwrap_or_default();
+        assert!(
+            status == 400 && message.contains(words),
+            "{status}: {error}"
+        );
+        assert!(message.len() < 4096, "{}", message.len());
+    }
+    let (status, _, answer) = chat(json!({"tools": of_tools(200)}));
+    assert!(
+        status == 200 || answer["error"]["code"] == "context_length_exceeded",
+        "{answer}"
+    );
+    let limit = std::time::Duration::from_secs(60);
+    assert!(start.elapsed() < limit, "{:?}", start.elapsed());
+    assert_eq!(server.get("/health").0, 200);
 }

@@ -278,3 +278,67 @@ fn long_texts() {
     );
     assert_eq!(server.post(path, &of(json!({"truncate": false}))).0, 400);
 }
+
+/// Of a document that is too long, as much is read as fits; the query and what stands around both
+/// stay.
+#[test]
+fn long_documents_are_refused_or_shortened() {
+    let folder = Folder::new("long-documents");
+    let model = folder.model("model.gguf", tiny::reranker());
+    let server = Server::start(&["-m", &model, "-c", "64"]);
+    let path = "/v1/rerank";
+    let long: String = ('a'..='z')
+        .cycle()
+        .map(|c| [c, 'é', ' '])
+        .take(90)
+        .flatten()
+        .collect();
+    let ask = |document: &str, wish: &Value| {
+        let mut body = json!({"query": "hot?", "documents": ["It is.", document]});
+        let map = body.as_object_mut().unwrap();
+        map.extend(wish.as_object().unwrap().clone());
+        server.post(path, &body)
+    };
+    let score = |answer: &Value| {
+        let results = answer["results"].as_array().unwrap();
+        let found = results.iter().find(|result| result["index"] == 1);
+        (
+            found.unwrap()["relevance_score"].clone(),
+            answer["usage"].clone(),
+        )
+    };
+    for wish in [json!({}), json!({"truncate": "NONE"})] {
+        let (status, error) = ask(&long, &wish);
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(
+            status == 400 && message.contains("text 1") && message.contains("at most 64"),
+            "{error}"
+        );
+        assert_eq!(error["error"]["code"], "context_length_exceeded");
+    }
+    // The longest beginning, and the longest end, that the model takes.
+    let starts: Vec<usize> = long.char_indices().map(|(at, _)| at).collect();
+    let fits = |part: &str| {
+        let (status, answer) = ask(part, &json!({}));
+        (status == 200).then(|| score(&answer))
+    };
+    let first = (starts.iter().rev())
+        .find_map(|&at| fits(&long[..at]))
+        .unwrap();
+    let last = starts.iter().find_map(|&at| fits(&long[at..])).unwrap();
+    for (wish, expected) in [
+        (json!({"truncate": true}), &first),
+        (json!({"truncate_prompt_tokens": -1}), &first),
+        (json!({"truncate": "START"}), &last),
+        (json!({"truncate": true, "truncation_side": "left"}), &last),
+    ] {
+        let (status, answer) = ask(&long, &wish);
+        assert_eq!((status, &score(&answer)), (200, expected), "{wish}");
+    }
+    let (status, error) = ask(&long, &json!({"truncate": true, "query": "?".repeat(100)}));
+    assert_eq!(
+        (status, &error["error"]["param"]),
+        (400, &json!("query")),
+        "{error}"
+    );
+}

@@ -2,9 +2,7 @@
 //! XML-like tags, and their grammars.
 
 use crate::chat::ChatError;
-use crate::chat::tools::values::{
-    self, Parameter, Schemas, Text, any_of, may_be_text, without_texts,
-};
+use crate::chat::tools::values::{Parameter, Schemas, Text, any_of, may_be_text, without_texts};
 use crate::chat::tools::{Marks, Scan, Tool, ToolCall, lark_text};
 use serde_json::{Map, Value, json};
 
@@ -283,9 +281,7 @@ fn tagged_value(
         }
         names.push(format!("{value}_text{n}"));
         rules.push_str(&text.rules(&format!("{value}_text{n}"), close));
-        if !values::is_text(&schema) {
-            json.push(without_texts(schema));
-        }
+        json.extend(without_texts(schema));
     }
     if !json.is_empty() {
         let schema = schemas.alone(&any_of(json));

@@ -13,6 +13,18 @@ use std::sync::Arc;
 
 /// Maximum number of tools that a mask supports.
 const MAX_TOOLS: usize = 256;
+
+/// Refuses too many tools.
+pub(super) fn check_number(n: usize) -> Result<(), ChatError> {
+    if n <= MAX_TOOLS {
+        return Ok(());
+    }
+    Err(ChatError::Tool {
+        index: MAX_TOOLS,
+        message: format!("there are {n} tools; the limit is {MAX_TOOLS}"),
+    })
+}
+
 /// Maximum bytes of white space after reasoning.
 const MAX_WHITE: usize = 20;
 /// White space before and between calls.
@@ -219,13 +231,7 @@ impl ToolMask {
         prompt: &str,
         text: Option<Box<dyn TokenMask>>,
     ) -> Result<Self, ChatError> {
-        if tools.len() > MAX_TOOLS {
-            let message = format!("there are {} tools; the limit is {MAX_TOOLS}", tools.len());
-            return Err(ChatError::Tool {
-                index: MAX_TOOLS,
-                message,
-            });
-        }
+        check_number(tools.len())?;
         let (format, callable) = (format.0, choice.allowed(tools)?);
         let in_reasoning = ends_in_reasoning(prompt, format.reasoning);
         // Where calls are forbidden, their grammar is not needed.

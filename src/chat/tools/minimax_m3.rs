@@ -1,9 +1,10 @@
 //! MiniMax M3: elements named after the parameters, with a special mark at the start of each tag;
 //! objects and arrays are elements in elements.
 
-use crate::chat::tools::tagged::marked;
-use crate::chat::tools::values::Parameter;
-use crate::chat::tools::{Format, Opening, Tool, ToolCall, call, lark_text, written};
+use crate::chat::ChatError;
+use crate::chat::tools::tagged::{marked, text_rules};
+use crate::chat::tools::values::{self, Parameter, Schemas, Text};
+use crate::chat::tools::{Format, Opening, Tool, ToolCall, call, written};
 use serde_json::{Map, Value};
 
 const MARK: &str = "]<]minimax[>[";
@@ -25,37 +26,18 @@ pub(super) const FORMAT: Format = Format {
         let mark = |text: &str| marked(&[MARK], text, marks);
         let mut rules = String::new();
         let mut calls = Vec::new();
-        for (i, tool) in tools.iter().enumerate() {
-            let begin = format!("{MARK}<invoke name=\"{}\">", tool.name);
-            let mut body = mark(&begin);
-            for (k, parameter) in Parameter::listed(&tool.parameters).enumerate() {
-                let Parameter {
-                    name,
-                    schema,
-                    required,
-                } = parameter;
-                let optional = if required { "" } else { "?" };
-                body += &format!(" argument{i}_{k}{optional}");
-                let open = mark(&format!("{MARK}<{name}>"));
-                let close = format!("{MARK}</{name}>");
-                let kind = schema.get("type").and_then(Value::as_str);
-                // Elements in elements are free up to the end of the outermost.
-                rules += &match kind {
-                    Some("integer" | "number" | "boolean") => format!(
-                        "argument{i}_{k}: {open} json{i}_{k} {}\njson{i}_{k}: %json {schema}\n",
-                        mark(&close)
-                    ),
-                    _ => format!(
-                        "argument{i}_{k}: {open} text{i}_{k}\ntext{i}_{k}[suffix={}]: /(?s:.*)/\n",
-                        lark_text(&close)
-                    ),
-                };
+        for (index, tool) in tools.iter().enumerate() {
+            let schemas = Schemas { index, tool, marks };
+            let mut body = mark(&format!("{MARK}<invoke name=\"{}\">", tool.name));
+            for (k, parameter) in schemas.arguments()?.parameters.iter().enumerate() {
+                let rule = format!("argument{index}_{k}");
+                let optional = if parameter.required { "" } else { "?" };
+                body += &format!(" {rule}{optional}");
+                rules += &argument(&schemas, parameter, &rule)?;
             }
-            rules += &format!(
-                "call{i}: {body} {} \"\\n\"\n",
-                mark(&format!("{MARK}</invoke>"))
-            );
-            calls.push(format!("call{i}"));
+            let end = mark(&format!("{MARK}</invoke>"));
+            rules += &format!("call{index}: {body} {end} \"\\n\"\n");
+            calls.push(format!("call{index}"));
         }
         Ok(format!(
             "start: \"\\n\" call+ {}\ncall: {}\n{rules}",
@@ -64,6 +46,49 @@ pub(super) const FORMAT: Format = Format {
         ))
     },
 };
+
+/// Rules of one argument. Elements in elements are free up to the end of the outermost.
+fn argument(
+    schemas: &Schemas<'_>,
+    parameter: &Parameter<'_>,
+    rule: &str,
+) -> Result<String, ChatError> {
+    let mark = |text: &str| marked(&[MARK], text, schemas.marks);
+    let (name, path) = (parameter.name, format!("/properties/{}", parameter.name));
+    let (open, close) = (mark(&format!("{MARK}<{name}>")), format!("{MARK}</{name}>"));
+    let end = mark(&close);
+    let (mut texts, mut json) = (Vec::new(), Vec::new());
+    for schema in schemas.alternatives(parameter.schema) {
+        if values::may_be_text(&schema) {
+            texts.push(schemas.text(&schema, &path)?);
+        }
+        let is_nested = |kind: &&str| values::of_type(&schema, kind).is_some();
+        if !values::is_text(&schema) && ["object", "array"].iter().any(is_nested) {
+            let keys = schema.as_object().into_iter().flatten().map(|(key, _)| key);
+            for key in keys.filter(|key| *key != "type") {
+                schemas.loosen(&path, key, "cannot be enforced in the model's format")?;
+            }
+            texts.push(Text::default());
+        } else {
+            json.extend(values::without_texts(schema));
+        }
+    }
+    if texts.iter().any(Text::is_free) {
+        let rules = text_rules(&Text::default(), &format!("{rule}_text"), &close, &end);
+        return Ok(format!("{rule}: {open} {rule}_text\n{rules}"));
+    }
+    let (mut rules, mut names) = (String::new(), Vec::new());
+    for (n, text) in texts.iter().enumerate() {
+        names.push(format!("{rule}_text{n}"));
+        rules += &text_rules(text, &names[n], &close, &end);
+    }
+    if !json.is_empty() {
+        let schema = schemas.alone(&values::any_of(json));
+        names.push(format!("{rule}_json {end}"));
+        rules += &format!("{rule}_json: %json {schema}\n");
+    }
+    Ok(format!("{rule}: {open} ({})\n{rules}", names.join(" | ")))
+}
 
 fn read(block: &str, tools: &[Tool]) -> Option<Vec<ToolCall>> {
     let mut rest = block.strip_suffix(CLOSE)?.trim();

@@ -295,6 +295,8 @@ impl Tool {
         let tools = tools
             .as_array()
             .ok_or_else(|| wrong(0, "the tools are not an array"))?;
+        // Before anything else reads them.
+        choice::check_number(tools.len())?;
         (tools.iter().enumerate())
             .map(|(i, tool)| {
                 let outer = tool;

@@ -1,11 +1,11 @@
 //! Calls in tags: a name, then each argument between marks. A format of this kind is a table.
 
 use crate::chat::ChatError;
-use crate::chat::tools::values::Parameter;
+use crate::chat::tools::values::{Parameter, Schemas, Text};
 use crate::chat::tools::{
     Format, Marks, Opening, Scan, Tool, ToolCall, call, lark_text, values, written,
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::cmp::Reverse;
 
 /// Kind of the texts that are read, but never asked for, between `<![CDATA[` and `]]>`.
@@ -176,44 +176,26 @@ fn grammar(tags: &Tags, tools: &[Tool], marks: &Marks<'_>) -> Result<String, Cha
     let [open, named, close] = tags.call;
     let mut rules = String::new();
     let mut calls = Vec::new();
-    for (i, tool) in tools.iter().enumerate() {
+    for (index, tool) in tools.iter().enumerate() {
+        let schemas = Schemas { index, tool, marks };
+        let arguments = schemas.arguments()?;
         let head = mark(&format!("{open}{}", tool.name));
         let mut body = format!("{head} {} {}", tags.attributes, mark(named));
-        for (k, parameter) in Parameter::listed(&tool.parameters).enumerate() {
-            let Parameter {
-                name,
-                schema,
-                required,
-            } = parameter;
-            let optional = if required { "" } else { "?" };
-            body += &format!(" argument{i}_{k}{optional}");
-            let opening =
-                |(between, _): &(&str, &str)| mark(&format!("{}{name}{between}", tags.argument[0]));
-            let end = mark(tags.argument[1]);
-            let texts = schema.get("enum").and_then(Value::as_array).map(|values| {
-                let texts = values.iter().filter_map(Value::as_str).map(lark_text);
-                texts.collect::<Vec<_>>().join(" | ")
-            });
-            let kinds = tags.values.iter().filter(|(_, kind)| fits(schema, kind));
-            let alternatives: Vec<String> = kinds
-                .map(|of| {
-                    let opening = opening(of);
-                    match texts.as_deref().filter(|texts| !texts.is_empty()) {
-                        _ if !values::is_text(schema) => format!("{opening} json{i}_{k} {end}"),
-                        Some(texts) => format!("{opening} ({texts}) {end}"),
-                        None => format!("{opening} text{i}_{k}"),
-                    }
-                })
-                .collect();
-            rules += &format!("argument{i}_{k}: {}\n", alternatives.join(" | "));
-            if values::is_text(schema) {
-                rules += &text_rule(&format!("text{i}_{k}"), tags.argument[1], &end);
-            } else {
-                rules += &format!("json{i}_{k}: %json {}\n", alone(schema));
-            }
+        for (k, parameter) in arguments.parameters.iter().enumerate() {
+            let rule = format!("argument{index}_{k}");
+            let optional = if parameter.required { "" } else { "?" };
+            body += &format!(" {rule}{optional}");
+            rules += &argument(tags, &schemas, parameter, &rule)?;
         }
-        rules += &format!("call{i}: {body} {}\n", mark(close));
-        calls.push(format!("call{i}"));
+        let of_text = tags.values.iter().find(|(_, kind)| is_of_text(kind));
+        if let Some((between, _)) = of_text.filter(|_| arguments.is_open) {
+            let (before, between) = (mark(tags.argument[0]), mark(between));
+            body += &format!(" ({before} /[A-Za-z0-9_.-]{{1,64}}/ {between} any{index})*");
+            let (close, end) = (tags.argument[1], mark(tags.argument[1]));
+            rules += &text_rules(&Text::default(), &format!("any{index}"), close, &end);
+        }
+        rules += &format!("call{index}: {body} {}\n", mark(close));
+        calls.push(format!("call{index}"));
     }
     let calls = calls.join(" | ");
     Ok(if tags.open.is_empty() {
@@ -223,37 +205,73 @@ fn grammar(tags: &Tags, tools: &[Tool], marks: &Marks<'_>) -> Result<String, Cha
     })
 }
 
-/// Whether a parameter can have a value of this type.
-fn fits(schema: &Value, kind: &str) -> bool {
-    let types = match schema.get("type") {
-        Some(Value::String(kind)) => vec![&kind[..]],
-        Some(Value::Array(kinds)) => kinds.iter().filter_map(Value::as_str).collect(),
-        _ => return kind != "string" && kind != CDATA,
-    };
-    types.iter().any(|of| match *of {
-        "integer" => matches!(kind, "number" | "json" | ""),
-        "string" => matches!(kind, "string" | ""),
-        of => kind == of || matches!(kind, "json" | ""),
-    })
-}
-
-/// The schema of a parameter without what refers to others.
-fn alone(schema: &Value) -> Value {
-    let refers = schema.to_string().contains("\"$ref\"");
-    match schema.get("type").filter(|_| refers) {
-        Some(kind) => json!({"type": kind}),
-        None if refers => json!({}),
-        None => schema.clone(),
+/// Rules of one argument: its name, and its value in each notation that may have it.
+fn argument(
+    tags: &Tags,
+    schemas: &Schemas<'_>,
+    parameter: &Parameter<'_>,
+    rule: &str,
+) -> Result<String, ChatError> {
+    let mark = |text: &str| marked(tags.special, text, schemas.marks);
+    let path = format!("/properties/{}", parameter.name);
+    let (close, end) = (tags.argument[1], mark(tags.argument[1]));
+    let (mut texts, mut json) = (Vec::new(), Vec::new());
+    for schema in schemas.alternatives(parameter.schema) {
+        if values::may_be_text(&schema) {
+            texts.push(schemas.text(&schema, &path)?);
+        }
+        json.extend(values::without_texts(schema));
     }
+    // Texts of which one may be any are that one.
+    if let Some(free) = texts.iter().position(Text::is_free) {
+        texts = vec![texts.swap_remove(free)];
+    }
+    let is_free = texts.first().is_some_and(Text::is_free);
+    let (mut rules, mut alternatives) = (String::new(), Vec::new());
+    for (n, (between, kind)) in tags.values.iter().enumerate() {
+        let mut names = Vec::new();
+        if is_of_text(kind) {
+            for (m, text) in texts.iter().enumerate() {
+                names.push(format!("{rule}_{n}_text{m}"));
+                rules += &text_rules(text, &names[m], close, &end);
+            }
+        }
+        let of_kind = json
+            .iter()
+            .filter_map(|schema| values::of_type(schema, kind));
+        let of_kind: Vec<Value> = match *kind {
+            "string" | CDATA => Vec::new(),
+            // All other values are such texts, too.
+            "" if is_free => Vec::new(),
+            _ => of_kind.collect(),
+        };
+        if !of_kind.is_empty() {
+            let (name, schema) = (format!("{rule}_{n}_value"), values::any_of(of_kind));
+            let schema = schemas.alone(&schema);
+            rules += &format!("{name}: {name}_json {end}\n{name}_json: %json {schema}\n");
+            names.push(name);
+        }
+        if !names.is_empty() {
+            let open = mark(&format!("{}{}{between}", tags.argument[0], parameter.name));
+            alternatives.push(format!("{open} ({})", names.join(" | ")));
+        }
+    }
+    Ok(format!("{rule}: {}\n{rules}", alternatives.join(" | ")))
 }
 
-/// A rule for a text up to and with `close`, which `end` matches.
-fn text_rule(name: &str, close: &str, end: &str) -> String {
+/// Whether texts are written without quotes where a value is of this kind.
+fn is_of_text(kind: &str) -> bool {
+    matches!(kind, "" | "string")
+}
+
+/// Rules for a text up to and with `close`, which `end` matches; `rule` is a name for them.
+pub(super) fn text_rules(text: &Text, rule: &str, close: &str, end: &str) -> String {
     // Text without special tokens ends where one comes.
     if end.starts_with("<[") {
-        return format!("{name}: /(?s:.*)/ {end}\n");
+        let name = rule.to_uppercase();
+        return format!("{rule}: {name} {end}\n{name}: {}\n", text.terminal());
     }
-    format!("{name}[suffix={}]: /(?s:.*)/\n", lark_text(close))
+    text.rules(rule, close)
 }
 
 /// A mark in a grammar, its special tokens as such.

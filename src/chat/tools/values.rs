@@ -284,13 +284,56 @@ pub(super) fn may_be_text(schema: &Value) -> bool {
     is_kind && enumerated.is_none_or(has_text)
 }
 
-/// A schema that may describe texts, without these.
-pub(super) fn without_texts(mut schema: Value) -> Value {
-    if let Some(map) = schema.as_object_mut() {
+/// What a schema describes besides texts.
+pub(super) fn without_texts(mut schema: Value) -> Option<Value> {
+    if is_text(&schema) {
+        return None;
+    }
+    if let Some(map) = schema
+        .as_object_mut()
+        .filter(|map| !map.contains_key("type"))
+    {
         let others = ["null", "boolean", "number", "array", "object"];
         map.insert("type".into(), json!(others));
     }
-    schema
+    Some(schema)
+}
+
+/// A schema that describes no texts, for values of the type `kind` only, or of any if that is empty
+/// or `json`; `None` if it describes none of that type.
+pub(super) fn of_type(schema: &Value, kind: &str) -> Option<Value> {
+    let is_kind = |name: &str| name == kind || kind == "number" && name == "integer";
+    if matches!(kind, "" | "json") {
+        return Some(schema.clone());
+    }
+    let mut map = schema.as_object().cloned().unwrap_or_default();
+    match map.get("type") {
+        Some(Value::String(name)) if is_kind(name) => {}
+        Some(Value::Array(names)) => {
+            let name = names
+                .iter()
+                .find(|name| name.as_str().is_some_and(is_kind))?;
+            let name = name.clone();
+            map.insert("type".into(), name);
+        }
+        Some(_) => return None,
+        None => drop(map.insert("type".into(), kind.into())),
+    }
+    let of_value = |value: &Value| match value {
+        Value::Null => is_kind("null"),
+        Value::Bool(_) => is_kind("boolean"),
+        Value::Number(_) => is_kind("number"),
+        Value::String(_) => is_kind("string"),
+        Value::Array(_) => is_kind("array"),
+        Value::Object(_) => is_kind("object"),
+    };
+    if let Some(Value::Array(values)) = map.get_mut("enum") {
+        values.retain(of_value);
+        if values.is_empty() {
+            return None;
+        }
+    }
+    (map.get("const").is_none_or(of_value)).then(|| map.into())
 }
 
 /// Whether there is a reference in a schema.

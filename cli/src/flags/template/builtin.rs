@@ -6,6 +6,8 @@ struct Form {
     name: &'static str,
     /// Before everything.
     begin: &'static str,
+    /// Instead of instructions, where there are none.
+    uninstructed: &'static str,
     system: (&'static str, &'static str),
     user: (&'static str, &'static str),
     assistant: (&'static str, &'static str),
@@ -24,10 +26,20 @@ const fn form(
     Form {
         name,
         begin,
+        uninstructed: "",
         system,
         user,
         assistant,
         answer,
+    }
+}
+
+impl Form {
+    const fn uninstructed(self, uninstructed: &'static str) -> Form {
+        Form {
+            uninstructed,
+            ..self
+        }
     }
 }
 
@@ -208,7 +220,7 @@ const FORMS: &[Form] = &[
     ),
     form(
         "rwkv-world",
-        "",
+        "{bos}",
         ("System: ", "\n\n"),
         ("User: ", "\n\n"),
         ("Assistant: ", "\n\n"),
@@ -276,6 +288,146 @@ const FORMS: &[Form] = &[
         ("<|start|>assistant<|channel|>final<|message|>", "<|end|>"),
         "<|start|>assistant",
     ),
+    form(
+        "chatglm3",
+        "[gMASK]sop",
+        ("<|system|>\n ", ""),
+        ("<|user|>\n ", ""),
+        ("<|assistant|>\n ", ""),
+        "<|assistant|>",
+    ),
+    form(
+        "glmedge",
+        "",
+        ("<|system|>\n", ""),
+        ("<|user|>\n", ""),
+        ("<|assistant|>\n", ""),
+        "<|assistant|>",
+    ),
+    form(
+        "exaone-moe",
+        "",
+        ("<|system|>\n", "<|endofturn|>\n"),
+        ("<|user|>\n", "<|endofturn|>\n"),
+        ("<|assistant|>\n", "<|endofturn|>\n"),
+        "<|assistant|>\n",
+    ),
+    form(
+        "gigachat",
+        "{bos}",
+        ("", "<|message_sep|>"),
+        (
+            "user<|role_sep|>",
+            "<|message_sep|>available functions<|role_sep|>[]<|message_sep|>",
+        ),
+        ("assistant<|role_sep|>", "<|message_sep|>"),
+        "assistant<|role_sep|>",
+    ),
+    form(
+        "yandex",
+        "{bos}",
+        ("", "\n\n"),
+        (" Пользователь: ", "\n\n"),
+        (" Ассистент: ", "\n\n"),
+        " Ассистент:[SEP]",
+    ),
+    form(
+        "bailing-think",
+        "",
+        ("<role>SYSTEM</role>", ""),
+        ("<role>HUMAN</role>", ""),
+        ("<role>ASSISTANT</role>", ""),
+        "<role>ASSISTANT</role><think>",
+    ),
+    form(
+        "bailing2",
+        "",
+        ("<role>SYSTEM</role>", "<|role_end|>"),
+        ("<role>HUMAN</role>", "<|role_end|>"),
+        ("<role>ASSISTANT</role>", "<|role_end|>"),
+        "<role>ASSISTANT</role>",
+    )
+    .uninstructed("<role>SYSTEM</role>detailed thinking off<|role_end|>"),
+    form(
+        "smolvlm",
+        "<|im_start|>",
+        ("", "\n\n"),
+        ("User: ", "<end_of_utterance>\n"),
+        ("Assistant: ", "<end_of_utterance>\n"),
+        "Assistant:",
+    ),
+    form(
+        "hunyuan-moe",
+        "",
+        ("<|startoftext|>", "<|extra_4|>"),
+        ("<|startoftext|>", "<|extra_0|>"),
+        ("", "<|eos|>"),
+        "",
+    ),
+    form(
+        "hunyuan-dense",
+        "{bos}",
+        ("", "<｜hy_place▁holder▁no▁3｜>"),
+        ("<｜hy_User｜>", ""),
+        ("<｜hy_Assistant｜>", "<｜hy_place▁holder▁no▁2｜>"),
+        "<｜hy_Assistant｜>",
+    ),
+    form(
+        "hunyuan-ocr",
+        "{bos}",
+        ("", "<｜hy_place▁holder▁no▁3｜>"),
+        ("", "<｜hy_User｜>"),
+        ("", "<｜hy_Assistant｜>"),
+        "",
+    ),
+    form("deepseek-ocr", "{bos}", ("", ""), ("", ""), ("", ""), ""),
+    form(
+        "pangu-embedded",
+        "",
+        ("[unused9]系统：", "[unused10]"),
+        ("[unused9]用户：", "[unused10]"),
+        ("[unused9]助手：", "[unused10]"),
+        "[unused9]助手：",
+    )
+    .uninstructed("[unused9]系统：[unused10]"),
+    form(
+        "solar-open",
+        "",
+        ("<|begin|>system<|content|>", "<|end|>"),
+        ("<|begin|>user<|content|>", "<|end|>"),
+        ("<|begin|>assistant<|content|>", "<|end|>"),
+        "<|begin|>assistant",
+    ),
+    form(
+        "granite-4.0",
+        "",
+        (
+            "<|start_of_role|>system<|end_of_role|>",
+            "<|end_of_text|>\n",
+        ),
+        ("<|start_of_role|>user<|end_of_role|>", "<|end_of_text|>\n"),
+        (
+            "<|start_of_role|>assistant<|end_of_role|>",
+            "<|end_of_text|>\n",
+        ),
+        "<|start_of_role|>assistant<|end_of_role|>",
+    ),
+    form(
+        "mistral-v7",
+        "{bos}",
+        ("[SYSTEM_PROMPT] ", "[/SYSTEM_PROMPT]"),
+        ("[INST] ", "[/INST]"),
+        (" ", "{eos}"),
+        "",
+    ),
+    form(
+        "mistral-v7-tekken",
+        "{bos}",
+        ("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+        ("[INST]", "[/INST]"),
+        ("", "{eos}"),
+        "",
+    ),
 ];
 
 /// In these the instructions are part of the first message of the user: what stands before that
@@ -293,7 +445,25 @@ const WITHOUT_SYSTEM: &[(&str, [&str; 6])] = &[
         ],
     ),
     (
+        "orion",
+        [
+            "{bos}",
+            "Human: ",
+            "\n\n",
+            "\n\nAssistant: {eos}",
+            "",
+            "{eos}",
+        ],
+    ),
+    (
         "llama2",
+        ["{bos}", "[INST] ", "\n", " [/INST]", " ", " {eos}"],
+    ),
+    ("llama2-sys", LLAMA2_SYS),
+    // Texts of all templates here are stripped.
+    ("llama2-sys-strip", LLAMA2_SYS),
+    (
+        "llama2-sys-bos",
         [
             "",
             "{bos}[INST] <<SYS>>\n",
@@ -317,12 +487,19 @@ const WITHOUT_SYSTEM: &[(&str, [&str; 6])] = &[
     ),
 ];
 
+const LLAMA2_SYS: [&str; 6] = [
+    "{bos}",
+    "[INST] <<SYS>>\n",
+    "\n<</SYS>>\n\n",
+    " [/INST]",
+    " ",
+    " {eos}",
+];
+
 /// The names of all of them.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     let forms = FORMS.iter().map(|form| form.name);
-    forms
-        .chain(WITHOUT_SYSTEM.iter().map(|(name, _)| *name))
-        .chain(["mistral-v7"])
+    forms.chain(WITHOUT_SYSTEM.iter().map(|(name, _)| *name))
 }
 
 /// The template of this name.
@@ -330,27 +507,10 @@ pub(super) fn template(name: &str) -> Option<String> {
     if let Some(form) = FORMS.iter().find(|form| form.name == name) {
         return Some(form.template());
     }
-    if name == "mistral-v7" {
-        return Some(
-            Form {
-                name: "mistral-v7",
-                begin: "{bos}",
-                system: ("[SYSTEM_PROMPT] ", "[/SYSTEM_PROMPT]"),
-                user: ("[INST] ", "[/INST]"),
-                assistant: (" ", "{eos}"),
-                answer: "",
-            }
-            .template(),
-        );
-    }
-    let (name, texts) = WITHOUT_SYSTEM.iter().find(|(of, _)| *of == name)?;
-    let [begin, user, between, answer, before, behind] = texts.map(expression);
+    let (_, texts) = WITHOUT_SYSTEM.iter().find(|(of, _)| *of == name)?;
     // Without instructions, Llama 2 has no marks for them.
-    let bare = if *name == "llama2" {
-        expression("{bos}[INST] ")
-    } else {
-        user.clone()
-    };
+    let bare = expression(&texts[1].replace("<<SYS>>\n", ""));
+    let [begin, user, between, answer, before, behind] = texts.map(expression);
     Some(format!(
         "{{{{ {begin} }}}}{{%- set ns = namespace(system='') -%}}\
          {{%- for m in messages -%}}\
@@ -373,12 +533,14 @@ impl Form {
             )
         };
         format!(
-            "{{{{ {} }}}}{{%- for m in messages -%}}\
+            "{{{{ {} }}}}{{%- if messages[0].role != 'system' -%}}{{{{ {} }}}}{{%- endif -%}}\
+             {{%- for m in messages -%}}\
              {{%- if m.role == 'system' -%}}{}\
              {{%- elif m.role == 'assistant' -%}}{}\
              {{%- else -%}}{}{{%- endif -%}}{{%- endfor -%}}\
              {{%- if add_generation_prompt -%}}{{{{ {} }}}}{{%- endif -%}}",
             expression(self.begin),
+            expression(self.uninstructed),
             role(self.system),
             role(self.assistant),
             role(self.user),
@@ -429,34 +591,174 @@ mod tests {
             assert!(at.is_sorted(), "{name}: {text}");
             n += 1;
         }
-        assert!(n >= 30);
+        assert!(n >= 50);
         assert!(template("nonsense").is_none());
     }
 
+    /// Conversations of each kind, as the pages of the models show them.
     #[test]
     fn forms_are_those_of_the_models() {
-        let messages = [Message::system("S"), Message::user("U")];
+        let messages = [
+            Message::system("S"),
+            Message::user("U"),
+            Message::assistant("A"),
+            Message::user("V"),
+        ];
         for (name, expected) in [
             (
                 "chatml",
-                "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n",
+                "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n\
+                 <|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n",
             ),
             (
                 "gemma",
-                "<s><start_of_turn>user\nS\n\nU<end_of_turn>\n<start_of_turn>model\n",
+                "<s><start_of_turn>user\nS\n\nU<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n\
+                 <start_of_turn>user\nV<end_of_turn>\n<start_of_turn>model\n",
             ),
-            ("llama2", "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST]"),
+            ("llama2", "<s>[INST] S\nU [/INST] A </s>[INST] V [/INST]"),
+            (
+                "llama2-sys",
+                "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST] A </s>[INST] V [/INST]",
+            ),
+            (
+                "llama2-sys-strip",
+                "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST] A </s>[INST] V [/INST]",
+            ),
+            (
+                "llama2-sys-bos",
+                "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST] A </s><s>[INST] V [/INST]",
+            ),
             (
                 "mistral-v7",
-                "<s>[SYSTEM_PROMPT] S[/SYSTEM_PROMPT][INST] U[/INST]",
+                "<s>[SYSTEM_PROMPT] S[/SYSTEM_PROMPT][INST] U[/INST] A</s>[INST] V[/INST]",
+            ),
+            (
+                "mistral-v7-tekken",
+                "<s>[SYSTEM_PROMPT]S[/SYSTEM_PROMPT][INST]U[/INST]A</s>[INST]V[/INST]",
             ),
             (
                 "llama3",
-                "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+                "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>\
+                 <|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>\
+                 <|start_header_id|>assistant<|end_header_id|>\n\nA<|eot_id|>\
+                 <|start_header_id|>user<|end_header_id|>\n\nV<|eot_id|>\
+                 <|start_header_id|>assistant<|end_header_id|>\n\n",
+            ),
+            (
+                "orion",
+                "<s>Human: S\n\nU\n\nAssistant: </s>A</s>Human: V\n\nAssistant: </s>",
+            ),
+            (
+                "chatglm3",
+                "[gMASK]sop<|system|>\n S<|user|>\n U<|assistant|>\n A<|user|>\n V<|assistant|>",
+            ),
+            (
+                "glmedge",
+                "<|system|>\nS<|user|>\nU<|assistant|>\nA<|user|>\nV<|assistant|>",
+            ),
+            (
+                "gigachat",
+                "<s>S<|message_sep|>user<|role_sep|>U<|message_sep|>available functions<|role_sep|>[]<|message_sep|>\
+                 assistant<|role_sep|>A<|message_sep|>user<|role_sep|>V<|message_sep|>\
+                 available functions<|role_sep|>[]<|message_sep|>assistant<|role_sep|>",
+            ),
+            (
+                "yandex",
+                "<s>S\n\n Пользователь: U\n\n Ассистент: A\n\n Пользователь: V\n\n Ассистент:[SEP]",
+            ),
+            (
+                "bailing-think",
+                "<role>SYSTEM</role>S<role>HUMAN</role>U<role>ASSISTANT</role>A<role>HUMAN</role>V\
+                 <role>ASSISTANT</role><think>",
+            ),
+            (
+                "smolvlm",
+                "<|im_start|>S\n\nUser: U<end_of_utterance>\nAssistant: A<end_of_utterance>\n\
+                 User: V<end_of_utterance>\nAssistant:",
+            ),
+            (
+                "hunyuan-moe",
+                "<|startoftext|>S<|extra_4|><|startoftext|>U<|extra_0|>A<|eos|><|startoftext|>V<|extra_0|>",
+            ),
+            (
+                "hunyuan-dense",
+                "<s>S<｜hy_place▁holder▁no▁3｜><｜hy_User｜>U<｜hy_Assistant｜>A<｜hy_place▁holder▁no▁2｜>\
+                 <｜hy_User｜>V<｜hy_Assistant｜>",
+            ),
+            (
+                "hunyuan-ocr",
+                "<s>S<｜hy_place▁holder▁no▁3｜>U<｜hy_User｜>A<｜hy_Assistant｜>V<｜hy_User｜>",
             ),
         ] {
             assert_eq!(render(name, &messages), expected, "{name}");
         }
-        assert_eq!(render("llama2", &messages[1..]), "<s>[INST] U [/INST]");
+        // Without instructions.
+        for (name, expected) in [
+            ("llama2-sys", "<s>[INST] U [/INST]"),
+            ("llama2-sys-bos", "<s>[INST] U [/INST]"),
+            (
+                "bailing2",
+                "<role>SYSTEM</role>detailed thinking off<|role_end|><role>HUMAN</role>U<|role_end|>\
+                 <role>ASSISTANT</role>",
+            ),
+            (
+                "pangu-embedded",
+                "[unused9]系统：[unused10][unused9]用户：U[unused10][unused9]助手：",
+            ),
+        ] {
+            assert_eq!(render(name, &messages[1..2]), expected, "{name}");
+        }
+    }
+
+    /// Where the reference data has a model's own template, a named one renders the same: with
+    /// instructions, where that adds none of its own.
+    #[test]
+    fn named_templates_are_those_of_the_reference_data() {
+        let Some(root) = std::env::var_os("RUVLLM_CONFORMANCE") else {
+            return;
+        };
+        let system = [
+            Message::system("Be brief."),
+            Message::user("Hello."),
+            Message::assistant("Yes?"),
+            Message::user("Go on."),
+        ];
+        for (name, file, messages) in [
+            ("chatml", "chat_templates/inline-chatml", &system[..]),
+            ("chatml", "chat_templates/Qwen-Qwen2.5-7B-Instruct", &system),
+            ("llama2-sys-bos", "chat_templates/inline-llama2", &system),
+            ("llama3", "chat_templates/inline-llama3", &system),
+            ("zephyr", "chat_templates/inline-zephyr", &system),
+            ("gemma", "chat_templates/google-gemma-2-2b-it", &system[1..]),
+            (
+                "mistral-v3-tekken",
+                "chat_templates/mistralai-Mistral-Nemo-Instruct-2407",
+                &system[1..],
+            ),
+            (
+                "granite-4.0",
+                "chat_templates2/ibm-granite-granite-4.0",
+                &system,
+            ),
+            ("kimi-k2", "chat_templates2/moonshotai-Kimi-K2", &system),
+            (
+                "rwkv-world",
+                "chat_templates2/llama-cpp-rwkv-world",
+                &system,
+            ),
+        ] {
+            let path = std::path::Path::new(&root).join(format!("{file}.jinja"));
+            let source = std::fs::read_to_string(&path).unwrap();
+            let inputs = ChatInputs {
+                bos_token: "<s>".into(),
+                eos_token: "</s>".into(),
+                ..ChatInputs::new(messages)
+            };
+            let expected = ChatTemplate::parse(&source)
+                .unwrap()
+                .render(&inputs)
+                .unwrap();
+            assert_eq!(render(name, messages), expected, "{name}: {file}");
+        }
     }
 }

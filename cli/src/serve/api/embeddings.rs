@@ -11,7 +11,6 @@ use axum::extract::State;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use ruvllm::SessionError;
 use ruvllm::embed::Embedder;
 use ruvllm::engine::CancelToken;
 use ruvllm::tokenizer::Tokenizer;
@@ -39,37 +38,23 @@ impl App {
         let _permit = self.pooling.acquire().await;
         blocking(work).await
     }
-
-    /// Refuses texts that are longer than a context: each takes one pass, whose memory grows with
-    /// its tokens.
-    pub(super) fn fit(&self, texts: &[Vec<u32>]) -> Result<(), ApiError> {
-        match texts.iter().map(Vec::len).max() {
-            Some(n_new) if n_new > self.n_ctx => Err(SessionError::ContextFull {
-                n_ctx: self.n_ctx,
-                n_past: 0,
-                n_new,
-            }
-            .into()),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// What becomes of a text with more tokens than the model takes.
-struct Truncation {
+pub(super) struct Truncation {
     /// Most tokens that the model takes.
     limit: usize,
     /// How many are kept; `None`, such a text is refused.
     n_kept: Option<usize>,
     /// Whether the first ones are left out, instead of the last.
-    from_start: bool,
+    pub(super) from_start: bool,
 }
 
 impl Truncation {
     /// As `truncate` says, a flag or `NONE`, `START` or `END`; `truncate_prompt_tokens`, how many
     /// tokens are kept, -1 as many as the model takes; and `truncation_direction` or
     /// `truncation_side`, `left` or `right`.
-    fn of(app: &App, fields: &mut Fields) -> Result<Truncation, ApiError> {
+    pub(super) fn of(app: &App, fields: &mut Fields) -> Result<Truncation, ApiError> {
         let limit = app.n_ctx.min(app.model.hparams().n_ctx_train);
         let (mut truncates, mut from_start) = (app.embd_truncate, false);
         match fields.take::<Value>("truncate")? {
@@ -119,35 +104,42 @@ impl Truncation {
         })
     }
 
+    /// How many tokens are kept of text `i` of field `name`, which has `n`, if not all.
+    pub(super) fn kept_of(
+        &self,
+        n: usize,
+        name: &str,
+        i: usize,
+    ) -> Result<Option<usize>, ApiError> {
+        if self.n_kept.is_some() || n <= self.limit {
+            return Ok(self.n_kept.filter(|&n_kept| n_kept < n));
+        }
+        let message = format!(
+            "text {i} has {n} tokens, and the model takes at most {}; \
+             \"truncate\": true leaves out what is too much",
+            self.limit
+        );
+        Err(ApiError::field(name, message).with_code("context_length_exceeded"))
+    }
+
     /// Shortens the texts of field `name`, or refuses those that are too long. The special tokens
     /// at the ends of a text stay.
-    fn apply(
+    pub(super) fn apply(
         &self,
         tokenizer: &Tokenizer,
         name: &str,
         texts: &mut [Vec<u32>],
     ) -> Result<(), ApiError> {
-        let Truncation {
-            limit, from_start, ..
-        } = *self;
         for (i, tokens) in texts.iter_mut().enumerate() {
             let n = tokens.len();
-            let n_kept = match self.n_kept {
-                Some(n_kept) => n_kept,
-                None if n <= limit => continue,
-                None => {
-                    let message = format!(
-                        "text {i} has {n} tokens, and the model takes at most {limit}; \
-                         \"truncate\": true leaves out what is too much"
-                    );
-                    return Err(ApiError::field(name, message).with_code("context_length_exceeded"));
-                }
+            let Some(n_kept) = self.kept_of(n, name, i)? else {
+                continue;
             };
-            let n_cut = n.saturating_sub(n_kept);
+            let n_cut = n - n_kept;
             let is_end = |token: Option<&u32>, special: Option<u32>| {
                 usize::from(special.is_some() && token.copied() == special)
             };
-            let at = if from_start {
+            let at = if self.from_start {
                 is_end(tokens.first(), tokenizer.bos())
             } else {
                 n - n_cut - is_end(tokens.last(), tokenizer.eos()).min(n_kept)

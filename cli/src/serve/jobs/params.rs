@@ -405,12 +405,12 @@ pub(crate) fn mask(app: &App, format: &Format) -> Result<Option<Box<dyn TokenMas
     let grammar = match &format.wanted {
         None => return Ok(app.mask.clone()),
         Some((_, Wanted::Schema { schema, is_strict })) => match is_strict {
-            true => Grammar::json_schema(&app.trie, schema),
-            false => Grammar::lenient_json_schema(&app.trie, schema),
+            true => Grammar::json_schema(&app.trie()?, schema),
+            false => Grammar::lenient_json_schema(&app.trie()?, schema),
         },
         Some((_, Wanted::Grammar(grammar))) => {
             let (syntax, source) = lark_or_gbnf(grammar);
-            Grammar::new(&app.trie, syntax, source)
+            Grammar::new(&app.trie()?, syntax, source)
         }
     };
     let name = format.wanted.as_ref().map_or("", |(name, _)| name);

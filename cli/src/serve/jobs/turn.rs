@@ -303,10 +303,11 @@ impl Turn {
                 false => mask(app, &format)?,
             };
             let parser = TurnParser::new(app.tool_format, &callable, &prompt).eager();
-            let (trie, form) = (&app.trie, app.tool_format);
+            let form = app.tool_format;
             let (mask, parser, either) = match text {
                 Some(text) if may_call => {
-                    let mask = ToolMask::with_text(trie, form, &tools, &choice, &prompt, text)?;
+                    let mask =
+                        ToolMask::with_text(&app.trie()?, form, &tools, &choice, &prompt, text)?;
                     format.ignore_in_tools(mask.loosened());
                     (boxed(&mask), parser.undecided(), Some(mask))
                 }
@@ -314,12 +315,12 @@ impl Turn {
                     // Half of the tokens are left for what the grammar describes.
                     let room = app.n_ctx.saturating_sub(tokens.len());
                     let most = job.params.max_tokens.unwrap_or(room).min(room) / 2;
-                    let mask = AfterReasoning::wrap(text, trie, form, &prompt, most);
+                    let mask = AfterReasoning::wrap(text, &app.trie()?, form, &prompt, most);
                     (Some(mask), parser.verbatim(), None)
                 }
                 None if tools.is_empty() => (None, parser, None),
                 None => {
-                    let mask = ToolMask::new(trie, form, &tools, &choice, &prompt)?;
+                    let mask = ToolMask::new(&app.trie()?, form, &tools, &choice, &prompt)?;
                     format.ignore_in_tools(mask.loosened());
                     let parser = match choice.is_required() {
                         true => parser.calls(),

@@ -2,7 +2,7 @@
 
 use crate::io::unix_time;
 use crate::serve::api::blocks::{Block, Change, Events};
-use crate::serve::api::responses::tools::{ClientTool, Tools};
+use crate::serve::api::responses::tools::{ClientTool, Tools, Unquoted};
 use crate::serve::app::App;
 use crate::serve::http::budget::Share;
 use crate::serve::http::error::ApiError;
@@ -39,6 +39,8 @@ struct Item {
     logprobs: Vec<Value>,
     /// The tool that it calls.
     tool: Option<ClientTool>,
+    /// Of a tool that takes a text: that text, and what of it was told.
+    text: (Unquoted, String),
 }
 
 impl Item {
@@ -56,6 +58,7 @@ impl Item {
             kind,
             logprobs: Vec::new(),
             tool,
+            text: Default::default(),
         }
     }
 
@@ -64,9 +67,18 @@ impl Item {
         self.kind == "output_text"
     }
 
-    /// Whether its input is told at its end: it is in arguments, which are JSON until then.
+    /// Whether it calls a tool that takes a text, which is in arguments, which are JSON.
     fn is_custom(&self) -> bool {
         self.kind == "custom_tool_call_input"
+    }
+
+    /// The text in `arguments`; of some that were cut, what there is.
+    fn input(&self, arguments: &str) -> String {
+        let (_, told) = &self.text;
+        match serde_json::from_str::<Value>(arguments) {
+            Err(_) if !told.is_empty() => told.clone(),
+            _ => ClientTool::text(arguments),
+        }
     }
 
     /// As an item of the output. Parts are in it once it is written.
@@ -101,7 +113,7 @@ impl Item {
             }
         }
         if self.is_custom() {
-            fields["input"] = ClientTool::text(arguments).into();
+            fields["input"] = self.input(arguments).into();
             return ("custom_tool_call", fields);
         }
         fields["arguments"] = arguments.into();
@@ -227,8 +239,11 @@ impl Response {
             Block::Text(text) => json!({"text": text, "logprobs": self.item.logprobs}),
             Block::Reasoning(text) => json!({"text": text}),
             Block::Call { arguments, .. } if self.item.is_custom() => {
-                let text = ClientTool::text(arguments);
-                events.push(self.grows(i, &text, &[]));
+                let text = self.item.input(arguments);
+                let rest = text.strip_prefix(&self.item.text.1).map(str::to_owned);
+                if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
+                    events.push(self.grows(i, &rest, &[]));
+                }
                 json!({"input": text})
             }
             Block::Call { arguments, .. } => {
@@ -261,7 +276,15 @@ impl Events for Response {
     fn change(&mut self, i: usize, change: Change) -> Vec<Value> {
         match change {
             Change::Begin(block) => self.begins(i, block),
-            Change::More(..) if self.item.is_custom() => Vec::new(),
+            Change::More(more, _) if self.item.is_custom() => {
+                let (unquoted, told) = &mut self.item.text;
+                let text = unquoted.push(&more);
+                told.push_str(&text);
+                match text.is_empty() {
+                    true => Vec::new(),
+                    false => vec![self.grows(i, &text, &[])],
+                }
+            }
             Change::More(text, pieces) => vec![self.grows(i, &text, &pieces)],
             Change::End(block) => self.ends(i, &block, "completed"),
             Change::Cut(block) => self.ends(i, &block, "incomplete"),

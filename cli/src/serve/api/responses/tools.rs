@@ -293,6 +293,66 @@ impl ClientTool {
     }
 }
 
+/// The text in the arguments of a call that is being written.
+#[derive(Default)]
+pub(super) struct Unquoted {
+    /// What of the arguments is not read yet.
+    rest: String,
+    is_begun: bool,
+    is_over: bool,
+}
+
+impl Unquoted {
+    /// What is certain of the text with `more` of the arguments.
+    pub(super) fn push(&mut self, more: &str) -> String {
+        if self.is_over {
+            return String::new();
+        }
+        self.rest.push_str(more);
+        if !self.is_begun {
+            let marks = ["{", &format!("\"{INPUT}\""), ":", "\""];
+            let value = marks.iter().try_fold(&self.rest[..], |rest, mark| {
+                rest.trim_start().strip_prefix(mark)
+            });
+            let Some(value) = value.map(str::to_owned) else {
+                return String::new();
+            };
+            (self.rest, self.is_begun) = (value, true);
+        }
+        let mut len = 0;
+        while let Some(c) = self.rest[len..].chars().next() {
+            len += match c {
+                '"' => {
+                    self.is_over = true;
+                    break;
+                }
+                '\\' => match escape_len(&self.rest[len..]) {
+                    Some(len) => len,
+                    None => break,
+                },
+                c => c.len_utf8(),
+            };
+        }
+        let quoted = format!("\"{}\"", &self.rest[..len]);
+        self.rest.drain(..len);
+        serde_json::from_str(&quoted).unwrap_or_default()
+    }
+}
+
+/// Length of the escape at the start of a text, once it is whole; two may be one character.
+fn escape_len(text: &str) -> Option<usize> {
+    if *text.as_bytes().get(1)? != b'u' {
+        return Some(2);
+    }
+    let code = u16::from_str_radix(text.get(2..6)?, 16).ok()?;
+    let len = if (0xd800..0xdc00).contains(&code) {
+        12
+    } else {
+        6
+    };
+    (text.len() >= len).then_some(len)
+}
+
 fn name_of<'a>(place: &str, tool: &'a Value) -> Result<&'a str, ApiError> {
     tool["name"]
         .as_str()
@@ -362,5 +422,27 @@ mod tests {
             );
         }
         assert_eq!(ClientTool::text("{\"inp"), "{\"inp");
+    }
+
+    #[test]
+    fn a_text_comes_as_its_arguments_do() {
+        let text = "*** \"a\"\n\t\\ é 東 \u{1f600} end";
+        let escaped = r#""*** \"a\"\n\t\\ \u00e9 東 \ud83d\ude00 end""#;
+        for arguments in [
+            ClientTool::arguments(text).to_string(),
+            format!(" {{ \"{INPUT}\" :  {escaped} }} "),
+        ] {
+            for size in [1, 2, 5, 100] {
+                let (mut unquoted, mut told) = (Unquoted::default(), String::new());
+                let chars: Vec<char> = arguments.chars().collect();
+                for piece in chars.chunks(size) {
+                    told += &unquoted.push(&piece.iter().collect::<String>());
+                    assert!(text.starts_with(&told), "{told}");
+                }
+                assert_eq!(told, text, "{arguments}, {size}");
+            }
+        }
+        let mut unquoted = Unquoted::default();
+        assert_eq!(unquoted.push("[1, 2]"), "");
     }
 }
