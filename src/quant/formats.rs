@@ -13,6 +13,7 @@ use super::legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 use super::mxfp4::BlockMxfp4;
 use super::nvfp4::BlockNvfp4;
 use super::q1_0::BlockQ1_0;
+use super::q2_0::BlockQ2_0;
 use super::ternary::{BlockTq1_0, BlockTq2_0};
 #[cfg(test)]
 use super::unaccelerated::BlockUnaccelerated;
@@ -101,6 +102,7 @@ formats! {
         MXFP4 = 39: read BlockMxfp4;
         NVFP4 = 40: read BlockNvfp4;
         Q1_0 = 41: written BlockQ1_0;
+        Q2_0 = 42: written BlockQ2_0;
         TQ1_0 = 34: read BlockTq1_0;
         TQ2_0 = 35: read BlockTq2_0;
         IQ1_S = 19: read BlockIq1S;
@@ -248,7 +250,7 @@ mod tests {
             assert_eq!(DType::from_ggml(dtype as u32), Some(dtype));
         }
         // Removed (Q4_2, Q4_3, Q4_0_4_4, IQ4_NL_4_4), intermediate (Q8_1, Q8_K) or never assigned.
-        for id in [4, 5, 9, 15, 31, 36, 42, u32::MAX] {
+        for id in [4, 5, 9, 15, 31, 36, 43, u32::MAX] {
             assert_eq!(DType::from_ggml(id), None, "{id}");
         }
         // Bits per weight as ggml's documentation states them.

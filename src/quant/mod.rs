@@ -22,6 +22,7 @@ mod mix;
 mod mxfp4;
 mod nvfp4;
 mod q1_0;
+mod q2_0;
 mod ternary;
 #[cfg(test)]
 mod unaccelerated;
@@ -42,6 +43,7 @@ pub use mix::{FileType, ModelShape};
 pub use mxfp4::{BlockMxfp4, MXFP4_VALUES};
 pub use nvfp4::BlockNvfp4;
 pub use q1_0::BlockQ1_0;
+pub use q2_0::BlockQ2_0;
 pub use ternary::{BlockTq1_0, BlockTq2_0};
 
 /// Expands a row of whole blocks.

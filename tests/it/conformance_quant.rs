@@ -25,7 +25,7 @@ fn dequantizes_bit_for_bit() {
     let Some(dir) = conformance() else { return };
     for format in FORMATS.iter().filter(|f| f.name != "F32") {
         let set = match format.name {
-            "Q1_0" => dir.join("models3/quant_blocks"),
+            "Q1_0" | "Q2_0" => dir.join("models3/quant_blocks"),
             _ => dir.join("quant_blocks"),
         };
         let blocks = std::fs::read(set.join(format!("{}.bin", format.name))).unwrap();

@@ -88,6 +88,7 @@ const REFERENCE: &[(&str, [f64; 4])] = &[
     ("Q6_K", [0.01745450, 0.02999790, 0.01431670, 0.02556816]),
     ("IQ4_NL", [0.07532455, 0.12243683, 0.06331782, 0.10374294]),
     ("Q1_0", [0.59741794, 0.98358348, 0.58799832, 0.98607530]),
+    ("Q2_0", [0.71387360, 1.02481946, 0.71582027, 1.02849764]),
 ];
 
 #[test]
@@ -147,6 +148,7 @@ fn bound(format: &Format, x: &[f32]) -> f64 {
         DType::IQ4_NL => (1.2 * 14.0 / 127.0 * max, 127.0),
         // No worse than zeros, of which the root mean square is at most the largest value.
         DType::Q1_0 => (max, 1.0),
+        DType::Q2_0 => (symmetric(2.0), 2.0),
         other => panic!("no bound for {other}"),
     };
     let f16 = 2.0 * (max + (high - low)) / 2048.0 + (largest_code + 1.0) / (1u64 << 25) as f64;
@@ -339,6 +341,7 @@ const EXPANDED: &[(&str, u64)] = &[
     ("MXFP4", 0xb52e5980adeec325),
     ("NVFP4", 0x4bbf957cbd876325),
     ("Q1_0", 0xbae186dbc40de325),
+    ("Q2_0", 0xaaf4bacff84cc325),
     ("TQ1_0", 0x96512150771ee325),
     ("TQ2_0", 0x12548bb3e4f3e325),
     ("IQ1_S", 0xd6d98ce8e1dcec25),
