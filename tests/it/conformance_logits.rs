@@ -252,7 +252,7 @@ fn quantised_models() {
     let Some(root) = conformance() else { return };
     let mut failures = Vec::new();
     let mut n_files = 0;
-    for dir in ["models", "models2"]
+    for dir in ["models", "models2", "models3"]
         .iter()
         .flat_map(|set| crate::common::subdirectories(&root.join(set).join("quantised")))
     {

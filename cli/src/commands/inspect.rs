@@ -238,6 +238,8 @@ const READ_ONLY_TYPES: &[(u32, &str)] = &[
     (37, "TQ2_0"),
     (38, "MXFP4_MOE"),
     (39, "NVFP4"),
+    (40, "Q1_0"),
+    (41, "Q2_0"),
 ];
 
 fn file_type(metadata: &Metadata) -> Option<String> {
