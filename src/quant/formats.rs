@@ -98,20 +98,20 @@ formats! {
         Q5_K = 13: written BlockQ5K;
         Q6_K = 14: written BlockQ6K;
         IQ4_NL = 20: written BlockIq4Nl;
-        IQ4_XS = 23: read BlockIq4Xs;
-        MXFP4 = 39: read BlockMxfp4;
-        NVFP4 = 40: read BlockNvfp4;
+        IQ4_XS = 23: written BlockIq4Xs;
+        MXFP4 = 39: written BlockMxfp4;
+        NVFP4 = 40: written BlockNvfp4;
         Q1_0 = 41: written BlockQ1_0;
         Q2_0 = 42: written BlockQ2_0;
-        TQ1_0 = 34: read BlockTq1_0;
-        TQ2_0 = 35: read BlockTq2_0;
-        IQ1_S = 19: read BlockIq1S;
-        IQ1_M = 29: read BlockIq1M;
-        IQ2_XXS = 16: read BlockIq2Xxs;
-        IQ2_XS = 17: read BlockIq2Xs;
-        IQ2_S = 22: read BlockIq2S;
-        IQ3_XXS = 18: read BlockIq3Xxs;
-        IQ3_S = 21: read BlockIq3S;
+        TQ1_0 = 34: written BlockTq1_0;
+        TQ2_0 = 35: written BlockTq2_0;
+        IQ1_S = 19: written BlockIq1S;
+        IQ1_M = 29: written BlockIq1M;
+        IQ2_XXS = 16: written BlockIq2Xxs;
+        IQ2_XS = 17: written BlockIq2Xs;
+        IQ2_S = 22: written BlockIq2S;
+        IQ3_XXS = 18: written BlockIq3Xxs;
+        IQ3_S = 21: written BlockIq3S;
         #[cfg(test)] // no vector level knows it: shows that all of them run such a format
         UNACCELERATED = 63: read BlockUnaccelerated;
     }

@@ -363,6 +363,7 @@ fn quantised(path: &Path, file_type: FileType) -> Model {
         n_head_kv: attn.n_head_kv,
         n_expert: h.mixtures().next().map_or(0, |moe| moe.n_expert),
         tied_embeddings: gguf.tensor("output.weight").is_none(),
+        importance: false,
     };
     let mut writer = Writer::new();
     for (key, value) in gguf.metadata().iter() {

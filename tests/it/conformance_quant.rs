@@ -105,6 +105,7 @@ fn mixes_are_those_of_llama_quantize() {
                 n_head_kv: number("attention.head_count_kv").unwrap() as usize,
                 n_expert: number("expert_count").unwrap_or(0) as usize,
                 tied_embeddings: header.tensor("output.weight").is_none(),
+                importance: false,
             };
             assert_eq!(
                 header.metadata.u32("general.file_type").unwrap(),

@@ -95,6 +95,7 @@ fn model_shape(gguf: &Gguf) -> ModelShape {
         n_head_kv: number("attention.head_count_kv").unwrap_or(n_head),
         n_expert: number("expert_count").unwrap_or(0),
         tied_embeddings: gguf.tensor("output.weight").is_none(),
+        importance: false,
     }
 }
 
