@@ -10,6 +10,7 @@ use crate::arch::{ActForm, Acts, Arch, BlockP16, BlockQ16, CacheLine, ColumnsMut
 use crate::clock::Timer;
 use crate::compute::ComputeError;
 use crate::compute::arena::{Arena, Frame};
+use crate::compute::probe::ProductProbe;
 use crate::gguf::Gguf;
 use crate::lora::{Attached, Factor, Gradients};
 use crate::model::{Hparams, Linear, Model, Weight};
@@ -64,6 +65,8 @@ pub(crate) struct Ctx<'a> {
     /// Counter of the nanoseconds that products with adapters took, divided by the number of
     /// threads.
     pub(crate) adapter_nanos: Option<&'a AtomicU64>,
+    /// Sees the inputs of products.
+    pub(crate) products: Option<&'a dyn ProductProbe>,
 }
 
 /// The adapters of each row of a product.
@@ -341,6 +344,9 @@ pub(crate) fn linear_from(
         low,
         workspace,
     } = scratch;
+    if let Some(probe) = ctx.products.filter(|_| *n_done == 0) {
+        show_inputs(probe, ctx.gguf, x, products);
+    }
     timed(ctx, 1, || project(ctx, low, x, products));
     let (mut rest, mut n_before, n_at_first) = (products, 0, *n_done);
     while let Some((first, _)) = rest.split_first() {
@@ -379,6 +385,20 @@ pub(crate) fn linear_from(
         n_before += n_tiles;
     }
     true
+}
+
+/// Shows the inputs of products; those of parts of one matrix once.
+fn show_inputs(probe: &dyn ProductProbe, gguf: &Gguf, x: &[f32], products: &[Product<'_>]) {
+    for (i, p) in products.iter().enumerate() {
+        let Factors { w, row, .. } = p.item;
+        let matrix = w.place_in_stack(gguf);
+        let same = |b: &Product<'_>| (b.item.w.place_in_stack(gguf), b.item.row) == (matrix, row);
+        if !products[..i].iter().any(same) {
+            let (tensor, matrix) = matrix;
+            let x = &x[row * w.n_in..][..p.y.rows() * w.n_in];
+            probe.inputs(&gguf.tensors()[tensor].name, matrix, w.n_in, x);
+        }
+    }
 }
 
 /// Runs `f`, which computes adapters' terms on `n` threads, and counts its time.

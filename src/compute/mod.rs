@@ -10,4 +10,4 @@ pub(crate) mod probe;
 pub use error::ComputeError;
 pub use hook::{Cut, OutputHook, OutputRows, TokenKind};
 pub use pooling::PooledStates;
-pub use probe::{NoProbe, Probe, Tap};
+pub use probe::{NoProbe, Probe, ProductProbe, Tap};

@@ -161,11 +161,13 @@ pub(crate) fn forward(
         hidden,
     } = pass;
     let (h, w) = (model.hparams(), model.weights());
+    let products = probe.products();
     let base = Base {
         arch: model.arch(),
         crew,
         gguf: model.gguf(),
         adapter_nanos,
+        products: products.as_deref(),
     };
     let n_outputs = slots.iter().map(|slot| slot.n_outputs()).sum();
     let m: usize = slots.iter().map(|slot| slot.tokens.len()).sum();

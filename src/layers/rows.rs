@@ -4,6 +4,7 @@ use crate::arch::Arch;
 use crate::compute::hook::TokenKind;
 use crate::compute::linear::{Ctx, RowAdapters, SlotAdapters};
 use crate::compute::pooling::Pooling;
+use crate::compute::probe::ProductProbe;
 use crate::gguf::Gguf;
 use crate::kv::{KvLayout, SeqKv};
 use crate::layers::rope::RopeTables;
@@ -172,6 +173,7 @@ pub(crate) struct Base<'a> {
     pub(crate) crew: &'a Crew<'a>,
     pub(crate) gguf: &'a Gguf,
     pub(crate) adapter_nanos: &'a AtomicU64,
+    pub(crate) products: Option<&'a dyn ProductProbe>,
 }
 
 impl<'a> Base<'a> {
@@ -183,6 +185,7 @@ impl<'a> Base<'a> {
             crew,
             gguf,
             adapter_nanos,
+            products,
         } = self;
         Ctx {
             arch,
@@ -191,6 +194,7 @@ impl<'a> Base<'a> {
             adapters,
             n_generated,
             adapter_nanos: Some(adapter_nanos),
+            products,
         }
     }
 }
