@@ -635,6 +635,7 @@ fn build(shape: Shape, file_type: FileType, file: &mut Writer<'_>) {
         n_head_kv,
         n_expert,
         tied_embeddings: shape.tied,
+        importance: false,
     };
     for (name, dims, fill) in shape.tensors() {
         let (n_in, n_rows) = (dims[0], dims[1..].iter().product::<usize>());

@@ -1426,6 +1426,226 @@ fn formats() {
     );
 }
 
+/// Text of a hundred tokens or so.
+fn cats(folder: &Folder) -> String {
+    let text = "the cat sat on the mat and the rat sat on the cat\n".repeat(4);
+    folder.file("cats.txt", text)
+}
+
+/// Sums and counts of a tensor in an importance matrix.
+fn sums_of(path: &str, name: &str) -> (Vec<f32>, Vec<f32>) {
+    let gguf = Gguf::open(path).unwrap();
+    let floats = |suffix: &str| -> Vec<f32> {
+        let tensor = gguf.tensor(&format!("{name}.{suffix}")).unwrap();
+        let words = gguf.data(tensor).chunks_exact(4);
+        words
+            .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+            .collect()
+    };
+    (floats("in_sum2"), floats("counts"))
+}
+
+#[test]
+fn imatrix() {
+    let folder = Folder::new();
+    let (model, text) = (tiny(&folder), cats(&folder));
+    let (whole, parts) = (folder.name("whole.gguf"), folder.name("parts.gguf"));
+    let compute = |out: &str, more: &[&str]| {
+        let line = ["imatrix", "-m", &model, "-f", &text, "-c", "16", "-o", out];
+        run(&[&line[..], more].concat())
+    };
+    stdout(&compute(&whole, &["--chunks", "2"]));
+    // Both read the same inputs, of two chunks of 16 tokens.
+    let (q, counts) = sums_of(&whole, "blk.0.attn_q.weight");
+    assert_eq!((q.len(), &counts[..]), (64, &[32.0][..]));
+    assert_eq!(q, sums_of(&whole, "blk.0.attn_k.weight").0);
+    assert!(q.iter().all(|&x| x > 0.0));
+    assert_eq!(sums_of(&whole, "blk.1.ffn_down.weight").0.len(), 96);
+    let gguf = Gguf::open(&whole).unwrap();
+    assert!(gguf.tensor("output.weight.in_sum2").is_none());
+    assert_eq!(gguf.metadata().u32("imatrix.chunk_count").unwrap(), 2);
+
+    // A run that was ended after a chunk, and goes on.
+    stdout(&compute(&parts, &["--chunks", "1"]));
+    stdout(&compute(&parts, &["--chunks", "2", "--resume"]));
+    for name in ["blk.0.attn_q.weight", "blk.1.ffn_down.weight"] {
+        let ((a, counts_a), (b, counts_b)) = (sums_of(&whole, name), sums_of(&parts, name));
+        assert_eq!(counts_a, counts_b);
+        let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * a.abs();
+        assert!(a.iter().zip(&b).all(close), "{name}");
+    }
+    fails(
+        &[
+            "imatrix", "-m", &model, "-f", &text, "-c", "32", "-o", &parts, "--resume",
+        ],
+        1,
+        &["-c 16"],
+    );
+    let line = [
+        "imatrix", "-m", &model, "-f", &text, "-c", "16", "-o", &whole,
+    ];
+    fails(&line, 1, &["--overwrite"]);
+
+    // Added up, in the older format.
+    let both = folder.name("both.dat");
+    let line = [
+        "imatrix",
+        "--in-file",
+        &whole,
+        "--in-file",
+        &parts,
+        "-o",
+        &both,
+    ];
+    stdout(&run(&[&line[..], &["--output-format", "dat"]].concat()));
+    let [plain, guided, older] = ["plain", "guided", "older"].map(|name| folder.name(name));
+    stdout(&run(&["quantize", &model, &plain, "Q4_0"]));
+    stdout(&run(&[
+        "quantize",
+        &model,
+        &guided,
+        "Q4_0",
+        "--imatrix",
+        &whole,
+    ]));
+    stdout(&run(&[
+        "quantize",
+        &model,
+        &older,
+        "Q4_0",
+        "--imatrix",
+        &both,
+    ]));
+    let read = |path: &str| std::fs::read(path).unwrap();
+    assert_ne!(read(&plain), read(&guided));
+    assert_eq!(read(&plain).len(), read(&older).len());
+    // A part of the tensors.
+    let part = folder.name("part");
+    let line = ["quantize", &model, &part, "Q4_0", "--imatrix", &whole];
+    let none = [&line[..], &["--include-weights", "nothing"]].concat();
+    fails(&none, 1, &["another model"]);
+    stdout(&run(&[&line[..], &["--exclude-weights", "ffn"]].concat()));
+    let (part, plain) = (Gguf::open(&part).unwrap(), Gguf::open(&plain).unwrap());
+    let same = |name: &str| {
+        part.data(part.tensor(name).unwrap()) == plain.data(plain.tensor(name).unwrap())
+    };
+    assert!(same("blk.0.ffn_up.weight") && !same("blk.0.attn_q.weight"));
+
+    let cut = folder.file("cut.dat", &read(&both)[..100]);
+    let out = folder.name("out.gguf");
+    fails(
+        &["quantize", &model, &out, "Q4_0", "--imatrix", &cut],
+        1,
+        &["cut.dat", "middle"],
+    );
+    fails(
+        &["quantize", &model, &out, "Q4_0", "--imatrix", &model],
+        1,
+        &["no sums"],
+    );
+    assert!(!Path::new(&out).exists());
+}
+
+#[test]
+fn types_by_tensor() {
+    let folder = Folder::new();
+    let (model, out) = (tiny(&folder), folder.name("out.gguf"));
+    let quantize = |more: &[&str]| {
+        let line = ["quantize", &model, &out, "Q4_0", "--overwrite"];
+        stdout(&run(&[&line[..], more].concat()));
+        let gguf = Gguf::open(&out).unwrap();
+        move |name: &str| gguf.tensor(name).unwrap().dtype
+    };
+    let types = quantize(&[
+        "--tensor-type",
+        "ffn_down=q8_0",
+        "--tensor-type",
+        "blk\\.0\\.=q5_0",
+    ]);
+    assert_eq!(types("blk.0.ffn_down.weight"), DType::Q8_0);
+    assert_eq!(types("blk.0.ffn_up.weight"), DType::Q5_0);
+    assert_eq!(types("blk.1.ffn_up.weight"), DType::Q4_0);
+    assert_eq!(types("blk.0.attn_norm.weight"), DType::F32);
+    let types = quantize(&["--token-embedding-type", "q5_1", "--leave-output-tensor"]);
+    assert_eq!(types("token_embd.weight"), DType::Q5_1);
+    // Rows of 64 are no whole blocks of 256.
+    let types = quantize(&["--tensor-type", "attn_q=IQ2_S"]);
+    assert_eq!(types("blk.0.attn_q.weight"), DType::IQ4_NL);
+    let types = quantize(&["--pure"]);
+    assert_eq!(types("token_embd.weight"), DType::Q4_0);
+    let line = [
+        "quantize",
+        &model,
+        &out,
+        "Q4_0",
+        "--overwrite",
+        "--tensor-type",
+    ];
+    fails(
+        &[&line[..], &["ffn_dawn=Q8_0"]].concat(),
+        2,
+        &["ffn_dawn", "ffn_down"],
+    );
+    fails(
+        &[&line[..], &["ffn_down=Q9"]].concat(),
+        2,
+        &["Q9", "IQ2_XXS"],
+    );
+    fails(&[&line[..], &["ffn_(=Q8_0"]].concat(), 2, &["ffn_("]);
+
+    // What is quantised may become floats, and no file replaces itself.
+    let floats = folder.name("f16.gguf");
+    stdout(&run(&["quantize", &out, &floats, "F16"]));
+    let link = folder.name("link.gguf");
+    std::fs::hard_link(&floats, &link).unwrap();
+    let line = ["quantize", &floats, &link, "Q8_0", "--overwrite"];
+    fails(&line, 2, &["the input itself"]);
+    // A process that was killed has left this behind.
+    let left = folder.file(".new.gguf.4194304.0.tmp", "half");
+    stdout(&run(&[
+        "quantize",
+        &floats,
+        &folder.name("new.gguf"),
+        "Q8_0",
+    ]));
+    assert!(!Path::new(&left).exists());
+}
+
+#[test]
+fn kl_divergence() {
+    let folder = Folder::new();
+    let (model, text) = (tiny(&folder), cats(&folder));
+    let (base, small) = (folder.name("base.bin"), folder.name("small.gguf"));
+    let line = ["perplexity", "-m", &model, "-f", &text, "-c", "16"];
+    stdout(&run(&[&line[..], &["--kl-divergence-base", &base]].concat()));
+    stdout(&run(&["quantize", &model, &small, "Q2_K"]));
+    let compare = |model: &str| {
+        let line = ["perplexity", "-m", model, "--kl-divergence-base", &base];
+        parsed(&run(&[&line[..], &["--kl-divergence", "--json"]].concat()))
+    };
+    let (itself, worse) = (compare(&model), compare(&small));
+    // Codes of 16 bits: half a step is 1.2e-4 of a log-probability.
+    assert!(itself["kl"].as_f64().unwrap().abs() < 1e-4, "{itself}");
+    assert!(itself["same_top"].as_f64().unwrap() > 0.9);
+    assert!(worse["kl"].as_f64().unwrap() > 1e-4, "{worse}");
+    assert!(worse["kl_99"].as_f64() >= worse["kl_median"].as_f64());
+    let cut = std::fs::read(&base).unwrap();
+    let cut = folder.file("cut.bin", &cut[..cut.len() - 1]);
+    let line = [
+        "perplexity",
+        "-m",
+        &model,
+        "--kl-divergence",
+        "--kl-divergence-base",
+    ];
+    fails(
+        &[&line[..], &[&cut]].concat(),
+        1,
+        &["cut.bin", "ends before"],
+    );
+    fails(&[&line[..], &[&text]].concat(), 1, &["log-probabilities"]);
+}
+
 #[test]
 fn quantize_refuses_damaged_weights() {
     let folder = Folder::new();

@@ -134,6 +134,7 @@ pub(crate) fn backward(
         adapters: RowAdapters::All(adapters),
         n_generated: 0,
         adapter_nanos: None,
+        products: None,
     };
     let lengths = texts.iter().map(|text| text.tokens.len());
     let (m, longest) = (lengths.clone().sum(), lengths.clone().max().unwrap_or(0));

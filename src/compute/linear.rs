@@ -9,6 +9,7 @@
 use crate::arch::{ActForm, Acts, Arch, BlockP16, BlockQ16, CacheLine, ColumnsMut};
 use crate::clock::Timer;
 use crate::compute::arena::Frame;
+use crate::compute::probe::ProductProbe;
 use crate::compute::tiles::Tiles;
 use crate::compute::weight::{Linear, Weight};
 use crate::gguf::Gguf;
@@ -54,6 +55,8 @@ pub(crate) struct Ctx<'a> {
     /// Counter of the nanoseconds that products with adapters took, divided by the number of
     /// threads.
     pub(crate) adapter_nanos: Option<&'a AtomicU64>,
+    /// Sees the inputs of products.
+    pub(crate) products: Option<&'a dyn ProductProbe>,
 }
 
 /// The adapters of each row of a product.
@@ -318,6 +321,9 @@ fn linear_tiles(
         low,
         workspace,
     } = scratch;
+    if let Some(probe) = ctx.products.filter(|_| tiles.n_done() == 0) {
+        show_inputs(probe, ctx.gguf, x, products);
+    }
     timed(ctx, 1, || project(ctx, low, x, products));
     let mut rest = products;
     while let Some((first, _)) = rest.split_first() {
@@ -388,6 +394,20 @@ impl<'b> RowCtx<'_, 'b> {
         RowCtx {
             ctx,
             scratch: self.scratch,
+        }
+    }
+}
+
+/// Shows the inputs of products; those of parts of one matrix once.
+fn show_inputs(probe: &dyn ProductProbe, gguf: &Gguf, x: &[f32], products: &[Product<'_>]) {
+    for (i, p) in products.iter().enumerate() {
+        let Factors { w, row, .. } = p.item;
+        let matrix = w.place_in_stack(gguf);
+        let same = |b: &Product<'_>| (b.item.w.place_in_stack(gguf), b.item.row) == (matrix, row);
+        if !products[..i].iter().any(same) {
+            let (tensor, matrix) = matrix;
+            let x = &x[row * w.n_in..][..p.y.rows() * w.n_in];
+            probe.inputs(&gguf.tensors()[tensor].name, matrix, w.n_in, x);
         }
     }
 }

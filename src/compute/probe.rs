@@ -1,5 +1,7 @@
 //! Observation of intermediate results of a pass.
 
+use std::sync::Arc;
+
 /// A tensor that a pass computes, `(tokens, width)` unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -75,6 +77,18 @@ pub trait Probe {
     fn sees_all_rows(&self) -> bool {
         true
     }
+
+    /// Who receives the inputs of products with weights, if anybody.
+    fn products(&self) -> Option<Arc<dyn ProductProbe>> {
+        None
+    }
+}
+
+/// Receives the inputs of products with weights, as a pass computes them.
+pub trait ProductProbe: Send + Sync {
+    /// Rows `x`, of `n` values each, before they are multiplied with matrix `matrix` of the tensor
+    /// `name` of the file: 0, or the number of the expert in a stack.
+    fn inputs(&self, name: &str, matrix: usize, n: usize, x: &[f32]);
 }
 
 /// A probe that ignores everything, at no cost.

@@ -36,6 +36,13 @@ impl Weight {
         (self.tensor, self.bytes.start)
     }
 
+    /// The index of its tensor in the file, and of its matrix there.
+    pub(crate) fn place_in_stack(&self, gguf: &Gguf) -> (usize, usize) {
+        let n_rows = gguf.tensors()[self.tensor].dims.get(1).copied();
+        let matrix_bytes = self.row_bytes() * n_rows.map_or(1, |n| n.max(1) as usize);
+        (self.tensor, self.bytes.start / matrix_bytes)
+    }
+
     /// Bytes of one row.
     pub(crate) fn row_bytes(&self) -> usize {
         self.bytes.len() / self.n_out

@@ -263,6 +263,7 @@ impl Embedder {
                     adapters,
                     n_generated: 1,
                     adapter_nanos: None,
+                    products: None,
                 };
                 let mut product = |w: &Weight, x: &[f32]| {
                     let mut y = vec![0.0; w.n_out];

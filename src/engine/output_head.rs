@@ -100,6 +100,7 @@ impl<'e> OutputHead<'e> {
                 adapters: RowAdapters::All(&[]),
                 n_generated: m,
                 adapter_nanos: None,
+                products: None,
             };
             with_scratch(model, crew, arena, m, |scratch| {
                 linear(ctx, scratch, x, m, &mut [Product::of_weight(&w, y, m)]);

@@ -95,6 +95,7 @@ pub(crate) fn forward(
     } else {
         n_outputs
     };
+    let products = probe.products();
     let sizes = sizes(model, crew.n_threads());
     let (of_context, buffers) = arena
         .plan(|frame| buffers::take(frame, sizes, slots.iter().map(SlotView::size), n_last))?;
@@ -107,6 +108,7 @@ pub(crate) fn forward(
         probe,
     );
     cx.cell = cursor.cell;
+    cx.products = products.as_deref();
     let mut run = Run {
         cx,
         b: buffers,

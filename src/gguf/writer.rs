@@ -6,7 +6,7 @@ use crate::gguf::reader::{DEFAULT_ALIGNMENT, MAX_ALIGNMENT, tensor_bytes};
 use crate::gguf::{GgufError, Header, in_file, io_error};
 use crate::quant::DType;
 use std::borrow::Cow;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -361,13 +361,18 @@ impl Temporary {
         let name = beside
             .file_name()
             .ok_or(io::Error::from(io::ErrorKind::InvalidFilename))?;
+        remove_abandoned(beside, name);
         for attempt in 0.. {
             let mut hidden = OsString::from(".");
             hidden.push(name);
             hidden.push(format!(".{}.{attempt}.tmp", process::id()));
             let path = beside.with_file_name(hidden);
             match options.open(&path) {
-                Ok(file) => return Ok((file, Temporary(path))),
+                Ok(file) => {
+                    // Tells others that it is in use; a file system without locks is no failure.
+                    let _ = file.try_lock();
+                    return Ok((file, Temporary(path)));
+                }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 99 => {}
                 Err(error) => return Err(error),
             }
@@ -389,6 +394,33 @@ impl Temporary {
             let _ = File::open(folder).and_then(|folder| folder.sync_all());
         }
         Ok(())
+    }
+}
+
+/// Removes temporary files of `name` that processes left behind which were killed: those that
+/// nobody has locked.
+fn remove_abandoned(beside: &Path, name: &OsStr) {
+    let Some(name) = name.to_str() else { return };
+    let folder = match beside.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let is_temporary = |file: &str| {
+        let numbers = file.strip_prefix('.').and_then(|rest| {
+            rest.strip_prefix(name)?
+                .strip_prefix('.')?
+                .strip_suffix(".tmp")
+        });
+        let numbers = numbers.and_then(|numbers| numbers.split_once('.'));
+        numbers.is_some_and(|(process, attempt)| digits(process) && digits(attempt))
+    };
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(is_temporary)
+            && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok())
+        {
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::arch::Arch;
 use crate::compute::arena::Frame;
 use crate::compute::linear::{Ctx, RowAdapters, RowCtx, Scratch, SlotAdapters};
-use crate::compute::probe::{Probe, Tap};
+use crate::compute::probe::{Probe, ProductProbe, Tap};
 use crate::gguf::Gguf;
 use crate::layers::hparams::Hparams;
 use crate::layers::norm::norm;
@@ -32,6 +32,8 @@ pub(crate) struct Context<'a, 's> {
     pub(crate) buffers: ContextBuffers<'a>,
     /// See [`Ctx::adapter_nanos`].
     pub(crate) adapter_nanos: &'a AtomicU64,
+    /// See [`Ctx::products`].
+    pub(crate) products: Option<&'a dyn ProductProbe>,
     pub(crate) probe: &'a mut dyn Probe,
 }
 
@@ -119,6 +121,7 @@ impl<'a, 's> Context<'a, 's> {
             cell: 0,
             buffers,
             adapter_nanos,
+            products: None,
             probe,
         }
     }
@@ -189,6 +192,7 @@ impl<'a, 's> Context<'a, 's> {
                 adapters,
                 n_generated,
                 adapter_nanos: Some(self.adapter_nanos),
+                products: self.products,
             },
             scratch: &mut buffers.scratch,
         }
@@ -203,6 +207,7 @@ impl<'a, 's> Context<'a, 's> {
             adapters: RowAdapters::All(&[]),
             n_generated: 0,
             adapter_nanos: Some(self.adapter_nanos),
+            products: self.products,
         }
     }
 

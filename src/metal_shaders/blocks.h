@@ -4,7 +4,7 @@
 #include "common.h"
 
 // Calls X(format) for every format.
-#define FOR_FORMATS(X) X(f32) X(f16) X(bf16) X(q8_0) X(q4_0) X(q5_0) X(q4_k) X(q5_k) X(q6_k) X(iq4_xs) X(iq4_nl) X(mxfp4)
+#define FOR_FORMATS(X) X(f32) X(f16) X(bf16) X(q8_0) X(q4_0) X(q5_0) X(q4_k) X(q5_k) X(q6_k) X(iq4_xs) X(iq4_nl) X(mxfp4) X(q1_0) X(q2_0)
 
 struct bfloat_bits { ushort bits; };
 
@@ -195,5 +195,28 @@ struct mxfp4 {
         // 2^(e - 128); for the two smallest exponents it is denormal.
         const float d = as_type<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23);
         return looked_up(mxfp4_values, nibbles(load_1(block + 1), part % 2), d);
+    }
+};
+
+// Blocks of 128, 18 bytes: f16 d, a bit per weight, set where it is positive.
+struct q1_0 {
+    static float4x4 part(device const uchar* row, uint part, uint) {
+        device const uchar* block = row + part / 8 * 18;
+        const float d = scale(block);
+        const uint positive = ((device const ushort*)(block + 2))[part % 8];
+        // The multiplication moves bit k of a nibble to byte k.
+        const uint4 four = (uint4(positive, positive >> 4, positive >> 8, positive >> 12) & 15u) * 0x00204081u;
+        return affine(four & 0x01010101u, 2.0f * d, -d);
+    }
+};
+
+// Blocks of 64, 18 bytes: f16 d, four weights in each byte, the first in its lowest bits.
+struct q2_0 {
+    static float4x4 part(device const uchar* row, uint part, uint) {
+        device const uchar* block = row + part / 4 * 18;
+        const float d = scale(block);
+        device const ushort* pairs = (device const ushort*)(block + 2) + part % 4 * 2;
+        const uint4 four = uint4(pairs[0], pairs[0] >> 8, pairs[1], pairs[1] >> 8) & 255u;
+        return affine((four | (four << 6) | (four << 12) | (four << 18)) & 0x03030303u, d, -d);
     }
 };

@@ -107,6 +107,24 @@ pub(super) fn symmetric<const N: usize>(x: &[f32; N], w: &[f32; N], n: f32) -> f
     best
 }
 
+/// Scale of the grid `scale · q`, `q` in `−1..=1`, for weighted values.
+pub(super) fn ternary<const N: usize>(x: &[f32; N], w: &[f32; N]) -> f32 {
+    let largest = extreme(x).abs();
+    if largest < TINY {
+        return 0.0;
+    }
+    let (mut best, mut best_gain) = (largest, 0.0);
+    for step in 0..24 {
+        let q = codes(x, largest / (0.6 + 0.1 * step as f32), 0.0, -1.0, 1.0);
+        let xq = sum::<N>(|i| w[i] * x[i] * q[i]);
+        let qq = sum::<N>(|i| w[i] * q[i] * q[i]);
+        if qq > 0.0 && xq * xq > best_gain * qq {
+            (best, best_gain) = (xq / qq, xq * xq / qq);
+        }
+    }
+    best
+}
+
 /// Scale (of either sign) of the grid `scale · IQ4_VALUES[q]` for weighted values.
 pub(super) fn iq4<const N: usize>(x: &[f32; N], w: &[f32; N]) -> f32 {
     let extreme = extreme(x);
@@ -139,6 +157,90 @@ pub(super) fn iq4_codes<const N: usize>(x: &[f32; N], inverse: f32) -> [u8; N] {
             .map(|p| (v > (p[0] as i16 + p[1] as i16) as f32) as u8)
             .sum()
     })
+}
+
+/// Super-block on the grids `d · sc[s] · IQ4_VALUES[q]`, its fields as they are stored.
+pub(super) struct Iq4Super {
+    pub(super) d: [u8; 2],
+    /// In −32..32.
+    pub(super) sc: [i8; 8],
+    pub(super) q: [u8; 256],
+}
+
+/// Fits eight sub-blocks of 32.
+pub(super) fn iq4_super(x: &[f32; 256], w: &[f32; 256]) -> Iq4Super {
+    let (xs, ws) = (x.as_chunks::<32>().0, w.as_chunks::<32>().0);
+    let scales: [f32; 8] = std::array::from_fn(|s| iq4(&xs[s], &ws[s]));
+    let extreme = extreme(&scales);
+    let value = |q: u8| f32::from(IQ4_VALUES[usize::from(q)]);
+
+    let settle = |d: [u8; 2]| {
+        let dv = f16_value(d);
+        let per_d = inverse(dv);
+        let mut total = 0.0;
+        let mut fit = Iq4Super {
+            d,
+            sc: [0; 8],
+            q: [0; 256],
+        };
+        for s in 0..8 {
+            let near = code(scales[s], per_d, 0.0, -32.0, 31.0);
+            let mut best_error = f32::INFINITY;
+            for sc in [near, near - 1.0, near + 1.0] {
+                let scale = dv * sc;
+                let q = iq4_codes(&xs[s], inverse(scale));
+                let e = sum::<32>(|i| {
+                    let e = scale * value(q[i]) - xs[s][i];
+                    ws[s][i] * e * e
+                });
+                if e < best_error && (-32.0..32.0).contains(&sc) {
+                    best_error = e;
+                    fit.sc[s] = sc as i8;
+                    fit.q[32 * s..32 * s + 32].copy_from_slice(&q);
+                }
+            }
+            total += best_error;
+        }
+        (fit, total)
+    };
+
+    let (mut best, mut best_error) = settle(to_f16(extreme / -32.0));
+    for _ in 0..REFITS {
+        // Least squares for x ≈ d·a.
+        let a: [f32; 256] = std::array::from_fn(|i| f32::from(best.sc[i / 32]) * value(best.q[i]));
+        let xa = sum::<256>(|i| w[i] * x[i] * a[i]);
+        let aa = sum::<256>(|i| w[i] * a[i] * a[i]);
+        let (next, next_error) = settle(to_f16(xa / aa));
+        if next_error >= best_error || next_error.is_nan() {
+            break;
+        }
+        (best, best_error) = (next, next_error);
+    }
+    best
+}
+
+/// Scale among `scales` and codes with the least error of the grid `scale · values[q]`.
+pub(super) fn in_table<const N: usize>(
+    x: &[f32; N],
+    w: &[f32; N],
+    values: &[i8; 16],
+    scales: impl IntoIterator<Item = f32>,
+) -> (f32, [u8; N]) {
+    let mut best = (0.0, [0; N], f32::INFINITY);
+    for scale in scales {
+        let mut total = 0.0;
+        let q = std::array::from_fn(|i| {
+            let error = |q: &u8| (scale * f32::from(values[usize::from(*q)]) - x[i]).abs();
+            let q = (0..16).min_by(|a, b| error(a).total_cmp(&error(b)));
+            let q = q.unwrap_or(0);
+            total += w[i] * error(&q) * error(&q);
+            q
+        });
+        if total < best.2 {
+            best = (scale, q, total);
+        }
+    }
+    (best.0, best.1)
 }
 
 /// `(scale, min)` of the grid `scale · q + min`, `q` in `0..=n`, for weighted values, with

@@ -12,6 +12,8 @@ use super::k::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 use super::legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 use super::mxfp4::BlockMxfp4;
 use super::nvfp4::BlockNvfp4;
+use super::q1_0::BlockQ1_0;
+use super::q2_0::BlockQ2_0;
 use super::ternary::{BlockTq1_0, BlockTq2_0};
 #[cfg(test)]
 use super::unaccelerated::BlockUnaccelerated;
@@ -65,7 +67,7 @@ macro_rules! formats {
         $(
             $(#[$attr])*
             #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-            #[cfg_attr(test, allow(dead_code))] // those of the format that no level knows
+            #[allow(dead_code)] // those of a format that no level knows yet
             impl $block {
                 pub(crate) const DTYPE: DType = DType::$name;
                 /// Blocks that hold 256 values.
@@ -96,18 +98,20 @@ formats! {
         Q5_K = 13: written BlockQ5K;
         Q6_K = 14: written BlockQ6K;
         IQ4_NL = 20: written BlockIq4Nl;
-        IQ4_XS = 23: read BlockIq4Xs;
-        MXFP4 = 39: read BlockMxfp4;
-        NVFP4 = 40: read BlockNvfp4;
-        TQ1_0 = 34: read BlockTq1_0;
-        TQ2_0 = 35: read BlockTq2_0;
-        IQ1_S = 19: read BlockIq1S;
-        IQ1_M = 29: read BlockIq1M;
-        IQ2_XXS = 16: read BlockIq2Xxs;
-        IQ2_XS = 17: read BlockIq2Xs;
-        IQ2_S = 22: read BlockIq2S;
-        IQ3_XXS = 18: read BlockIq3Xxs;
-        IQ3_S = 21: read BlockIq3S;
+        IQ4_XS = 23: written BlockIq4Xs;
+        MXFP4 = 39: written BlockMxfp4;
+        NVFP4 = 40: written BlockNvfp4;
+        Q1_0 = 41: written BlockQ1_0;
+        Q2_0 = 42: written BlockQ2_0;
+        TQ1_0 = 34: written BlockTq1_0;
+        TQ2_0 = 35: written BlockTq2_0;
+        IQ1_S = 19: written BlockIq1S;
+        IQ1_M = 29: written BlockIq1M;
+        IQ2_XXS = 16: written BlockIq2Xxs;
+        IQ2_XS = 17: written BlockIq2Xs;
+        IQ2_S = 22: written BlockIq2S;
+        IQ3_XXS = 18: written BlockIq3Xxs;
+        IQ3_S = 21: written BlockIq3S;
         #[cfg(test)] // no vector level knows it: shows that all of them run such a format
         UNACCELERATED = 63: read BlockUnaccelerated;
     }
@@ -246,7 +250,7 @@ mod tests {
             assert_eq!(DType::from_ggml(dtype as u32), Some(dtype));
         }
         // Removed (Q4_2, Q4_3, Q4_0_4_4, IQ4_NL_4_4), intermediate (Q8_1, Q8_K) or never assigned.
-        for id in [4, 5, 9, 15, 31, 36, 41, u32::MAX] {
+        for id in [4, 5, 9, 15, 31, 36, 43, u32::MAX] {
             assert_eq!(DType::from_ggml(id), None, "{id}");
         }
         // Bits per weight as ggml's documentation states them.

@@ -166,6 +166,23 @@ impl Pack for BlockIq4Nl {
     }
 }
 
+impl Pack for BlockIq4Xs {
+    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
+        let fit = fit::iq4_super(x, weights);
+        let sc = fit.sc.map(|sc| (i16::from(sc) + 32) as u16);
+        let high = (0..8).fold(0, |bits, s| bits | sc[s] >> 4 << (2 * s));
+        BlockIq4Xs {
+            d: fit.d,
+            scales_h: high.to_le_bytes(),
+            scales_l: std::array::from_fn(|i| (sc[2 * i] & 15 | (sc[2 * i + 1] & 15) << 4) as u8),
+            qs: std::array::from_fn(|b| {
+                let n = b / 16 * 32 + b % 16;
+                fit.q[n] | fit.q[n + 16] << 4
+            }),
+        }
+    }
+}
+
 impl BlockIq4Xs {
     /// The scales of the eight sub-blocks, less their offset of 32.
     #[inline]

@@ -30,7 +30,26 @@ pub enum FileType {
     Q5_K_S = 16,
     Q5_K_M = 17,
     Q6_K = 18,
+    IQ2_XXS = 19,
+    IQ2_XS = 20,
+    Q2_K_S = 21,
+    IQ3_XS = 22,
+    IQ3_XXS = 23,
+    IQ1_S = 24,
+    IQ4_NL = 25,
+    IQ3_S = 26,
+    IQ3_M = 27,
+    IQ2_S = 28,
+    IQ2_M = 29,
+    IQ4_XS = 30,
+    IQ1_M = 31,
     BF16 = 32,
+    TQ1_0 = 36,
+    TQ2_0 = 37,
+    MXFP4_MOE = 38,
+    NVFP4 = 39,
+    Q1_0 = 40,
+    Q2_0 = 41,
 }
 
 /// Properties of a model, beside the tensor itself, that decide a tensor's type.
@@ -46,15 +65,36 @@ pub struct ModelShape {
     pub n_expert: usize,
     /// Whether the file has no `output.weight`: the token embedding is the output matrix, too.
     pub tied_embeddings: bool,
+    /// Whether an importance matrix guides the quantisers.
+    pub importance: bool,
 }
 
 impl FileType {
     /// Every file type, smallest first.
     pub const ALL: &'static [FileType] = &[
+        FileType::Q1_0,
+        FileType::IQ1_S,
+        FileType::TQ1_0,
+        FileType::IQ1_M,
+        FileType::IQ2_XXS,
+        FileType::TQ2_0,
+        FileType::Q2_0,
+        FileType::IQ2_XS,
+        FileType::IQ2_S,
+        FileType::IQ2_M,
+        FileType::Q2_K_S,
         FileType::Q2_K,
+        FileType::IQ3_XXS,
+        FileType::IQ3_XS,
+        FileType::IQ3_S,
         FileType::Q3_K_S,
+        FileType::IQ3_M,
         FileType::Q3_K_M,
         FileType::Q3_K_L,
+        FileType::IQ4_XS,
+        FileType::MXFP4_MOE,
+        FileType::IQ4_NL,
+        FileType::NVFP4,
         FileType::Q4_0,
         FileType::Q4_K_S,
         FileType::Q4_K_M,
@@ -101,7 +141,22 @@ impl FileType {
             FileType::Q5_0 => DType::Q5_0,
             FileType::Q5_1 => DType::Q5_1,
             FileType::Q8_0 => DType::Q8_0,
-            FileType::Q2_K => DType::Q2_K,
+            FileType::Q1_0 => DType::Q1_0,
+            FileType::Q2_0 => DType::Q2_0,
+            FileType::TQ1_0 => DType::TQ1_0,
+            FileType::TQ2_0 => DType::TQ2_0,
+            FileType::MXFP4_MOE => DType::MXFP4,
+            FileType::NVFP4 => DType::NVFP4,
+            FileType::IQ1_S => DType::IQ1_S,
+            FileType::IQ1_M => DType::IQ1_M,
+            FileType::IQ2_XXS => DType::IQ2_XXS,
+            FileType::IQ2_XS | FileType::IQ2_S => DType::IQ2_XS,
+            FileType::IQ2_M => DType::IQ2_S,
+            FileType::IQ3_XXS => DType::IQ3_XXS,
+            FileType::IQ3_XS | FileType::IQ3_S | FileType::IQ3_M => DType::IQ3_S,
+            FileType::IQ4_NL => DType::IQ4_NL,
+            FileType::IQ4_XS => DType::IQ4_XS,
+            FileType::Q2_K | FileType::Q2_K_S => DType::Q2_K,
             FileType::Q3_K_S | FileType::Q3_K_M | FileType::Q3_K_L => DType::Q3_K,
             FileType::Q4_K_S | FileType::Q4_K_M => DType::Q4_K,
             FileType::Q5_K_S | FileType::Q5_K_M => DType::Q5_K,
@@ -119,78 +174,168 @@ impl FileType {
         if matches!(base, DType::F32 | DType::F16 | DType::BF16) {
             return Some(base);
         }
-        Some(fallback(self.mixed_type(name, dims[0], model), dims[0]))
+        Some(fallback(self.mixed_type(name, dims, model), dims[0]))
     }
 
     /// The type that the mix chooses, before checking that rows are whole blocks.
-    fn mixed_type(self, name: &str, row: u64, model: &ModelShape) -> DType {
-        use FileType::*;
+    fn mixed_type(self, name: &str, dims: &[u64], model: &ModelShape) -> DType {
         let base = self.base();
-        let eight_experts = model.n_expert == 8;
         let layer = layer(name).unwrap_or(0);
-        let more_bits = use_more_bits(layer, model.n_layer);
         let embedding = matches!(name, "token_embd.weight" | "per_layer_token_embd.weight");
-
         if name == "output.weight" || embedding && model.tied_embeddings {
-            let whole = row.is_multiple_of(base.block().0);
-            return if !whole || base == DType::Q8_0 {
-                DType::Q8_0
-            } else {
-                DType::Q6_K
-            };
+            return self.output_type(dims[0]);
+        }
+        if self == FileType::MXFP4_MOE {
+            let is_stack = dims.get(2).is_some_and(|&n| n > 1);
+            return if is_stack { base } else { DType::Q8_0 };
         }
         if embedding {
-            return base;
+            return self.embedding_type();
         }
         if ["attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight"]
             .iter()
             .any(|s| name.contains(s))
         {
-            if eight_experts {
-                // Eight experts share these small tensors.
-                return DType::Q8_0;
-            }
-            let chosen = match self {
-                Q2_K if model.n_head >= 4 * model.n_head_kv => DType::Q4_K,
-                Q2_K => DType::Q3_K,
-                Q3_K_M if layer < 2 => DType::Q5_K,
-                Q3_K_M => DType::Q4_K,
-                Q3_K_L => DType::Q5_K,
-                Q4_K_M | Q5_K_M if more_bits => DType::Q6_K,
-                Q4_K_S if layer < 4 => DType::Q5_K,
-                _ => base,
-            };
-            // The 70B models: eight query heads share each value head.
-            let large = model.n_layer == 80 && model.n_head != model.n_head_kv;
-            return match chosen {
-                DType::Q3_K | DType::Q4_K if large => DType::Q5_K,
-                chosen => chosen,
-            };
+            return self.value_type(layer, model);
         }
-        if name.contains("attn_k.weight") {
-            return if eight_experts { DType::Q8_0 } else { base };
+        if name.contains("attn_k.weight") || name.contains("attn_q.weight") {
+            return self.query_or_key_type(name.contains("attn_k.weight"), model);
         }
         if name.contains("ffn_down") {
-            return match self {
-                Q2_K => DType::Q3_K,
-                Q3_K_M if layer < model.n_layer / 16 => DType::Q5_K,
-                Q3_K_M => DType::Q4_K,
-                Q3_K_L => DType::Q5_K,
-                Q4_K_M | Q5_K_M if more_bits => DType::Q6_K,
-                Q4_K_S if layer < model.n_layer / 8 => DType::Q5_K,
-                _ => base,
-            };
+            return self.ffn_down_type(layer, model);
         }
         if name.contains("attn_output.weight") {
-            return match self {
-                Q2_K | Q3_K_S | Q3_K_M | Q4_K_S | Q4_K_M if eight_experts => DType::Q5_K,
-                Q2_K if !eight_experts => DType::Q3_K,
-                Q3_K_M if !eight_experts => DType::Q4_K,
-                Q3_K_L if !eight_experts => DType::Q5_K,
-                _ => base,
-            };
+            return self.attention_output_type(model);
+        }
+        let inner = (model.n_layer / 8..7 * model.n_layer / 8).contains(&layer);
+        if self == FileType::IQ3_XS
+            && inner
+            && ["ffn_gate", "ffn_up"].iter().any(|s| name.contains(s))
+        {
+            return DType::IQ3_XXS;
         }
         base
+    }
+
+    /// Of one to two bits and a half, with a grid.
+    fn is_tiny(self) -> bool {
+        use FileType::*;
+        matches!(self, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ2_M)
+    }
+
+    fn output_type(self, row: u64) -> DType {
+        let base = self.base();
+        if self == FileType::MXFP4_MOE || base == DType::Q8_0 || !row.is_multiple_of(base.block().0)
+        {
+            return DType::Q8_0;
+        }
+        if self.is_tiny() || self == FileType::IQ3_XXS {
+            DType::Q5_K
+        } else {
+            DType::Q6_K
+        }
+    }
+
+    fn embedding_type(self) -> DType {
+        use FileType::*;
+        match self {
+            IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS => DType::Q2_K,
+            IQ2_S | IQ2_M | IQ3_XXS => DType::IQ3_S,
+            TQ1_0 | TQ2_0 | Q2_0 => DType::Q4_K,
+            _ => self.base(),
+        }
+    }
+
+    fn value_type(self, layer: usize, model: &ModelShape) -> DType {
+        use FileType::*;
+        let grouped = model.n_head >= 4 * model.n_head_kv;
+        let more_bits = use_more_bits(layer, model.n_layer);
+        if self.is_tiny() {
+            return match self {
+                _ if grouped || model.n_expert >= 4 => DType::Q4_K,
+                IQ2_S | IQ2_M => DType::IQ3_S,
+                _ => DType::Q2_K,
+            };
+        }
+        if model.n_expert == 8 {
+            // Eight experts share these small tensors.
+            return DType::Q8_0;
+        }
+        let chosen = match self {
+            Q2_K | Q2_K_S | IQ3_XXS | IQ3_XS | IQ3_S if grouped => DType::Q4_K,
+            Q2_K => DType::Q3_K,
+            IQ3_XXS if !model.importance => DType::IQ3_S,
+            IQ3_M => DType::Q4_K,
+            IQ4_NL | IQ4_XS if grouped => DType::Q5_K,
+            Q3_K_M if layer < 2 => DType::Q5_K,
+            Q3_K_M => DType::Q4_K,
+            Q3_K_L => DType::Q5_K,
+            Q4_K_M | Q5_K_M if more_bits => DType::Q6_K,
+            Q4_K_S if layer < 4 => DType::Q5_K,
+            _ => self.base(),
+        };
+        // The 70B models: eight query heads share each value head.
+        let large = model.n_layer == 80 && model.n_head != model.n_head_kv;
+        match chosen {
+            DType::Q3_K | DType::Q4_K if large => DType::Q5_K,
+            chosen => chosen,
+        }
+    }
+
+    fn query_or_key_type(self, key: bool, model: &ModelShape) -> DType {
+        use FileType::*;
+        match self {
+            _ if key && model.n_expert == 8 && self.is_tiny() => DType::Q4_K,
+            _ if key && model.n_expert == 8 => DType::Q8_0,
+            IQ3_XS => DType::IQ3_XXS,
+            IQ3_XXS => DType::IQ2_S,
+            _ => self.base(),
+        }
+    }
+
+    fn ffn_down_type(self, layer: usize, model: &ModelShape) -> DType {
+        use FileType::*;
+        let more_bits = use_more_bits(layer, model.n_layer);
+        let first = layer < model.n_layer / 8;
+        match self {
+            IQ2_S | IQ2_M if first => DType::IQ3_S,
+            _ if self.is_tiny() && first => DType::Q2_K,
+            Q2_K => DType::Q3_K,
+            Q2_K_S if first => DType::Q4_K,
+            IQ3_XXS if !model.importance && first => DType::Q4_K,
+            IQ3_XXS if !model.importance => DType::Q3_K,
+            IQ3_M if first || model.n_expert == 8 && more_bits => DType::Q4_K,
+            IQ4_NL | IQ4_XS if first && !model.importance => DType::Q5_K,
+            Q4_0 if first && model.importance => DType::Q4_1,
+            Q5_0 if first && model.importance => DType::Q5_1,
+            Q3_K_M if layer < model.n_layer / 16 => DType::Q5_K,
+            Q3_K_M => DType::Q4_K,
+            Q3_K_L => DType::Q5_K,
+            Q4_K_M | Q5_K_M if more_bits => DType::Q6_K,
+            Q4_K_S if first => DType::Q5_K,
+            _ => self.base(),
+        }
+    }
+
+    fn attention_output_type(self, model: &ModelShape) -> DType {
+        use FileType::*;
+        let eight_experts = model.n_expert == 8;
+        match self {
+            _ if self.is_tiny() && eight_experts => DType::Q5_K,
+            IQ1_S | IQ1_M => DType::IQ2_XXS,
+            IQ2_S | IQ2_M => DType::IQ3_S,
+            Q2_K | IQ3_XS | IQ3_XXS | IQ3_S | IQ3_M | IQ4_NL | IQ4_XS | Q3_K_S | Q3_K_M
+            | Q4_K_S | Q4_K_M
+                if eight_experts =>
+            {
+                DType::Q5_K
+            }
+            Q2_K => DType::Q3_K,
+            IQ3_XXS => DType::IQ3_S,
+            Q3_K_M | IQ3_M => DType::Q4_K,
+            Q3_K_L if !eight_experts => DType::Q5_K,
+            _ => self.base(),
+        }
     }
 }
 
@@ -247,12 +392,28 @@ fn use_more_bits(layer: usize, n_layer: usize) -> bool {
     layer < eighth || layer >= 7 * n_layer / 8 || (layer - eighth) % 3 == 2
 }
 
-/// `dtype`, or the next larger type of whose blocks a row is a multiple.
+impl DType {
+    /// This type, or the next larger one of whose blocks a row of so many values is a multiple.
+    pub fn for_rows_of(self, row: u64) -> DType {
+        fallback(self, row)
+    }
+}
+
 fn fallback(dtype: DType, row: u64) -> DType {
     let fits = |dtype: DType| row.is_multiple_of(dtype.block().0);
     let legacy = match dtype {
         dtype if fits(dtype) => dtype,
+        DType::IQ1_S
+        | DType::IQ1_M
+        | DType::IQ2_XXS
+        | DType::IQ2_XS
+        | DType::IQ2_S
+        | DType::IQ3_XXS
+        | DType::IQ3_S
+        | DType::IQ4_XS => DType::IQ4_NL,
+        DType::Q1_0 | DType::Q2_0 | DType::TQ1_0 | DType::TQ2_0 => DType::Q4_0,
         DType::Q2_K | DType::Q3_K => DType::Q4_0,
+        DType::NVFP4 => DType::MXFP4,
         DType::Q4_K => DType::Q5_0,
         DType::Q5_K => DType::Q5_1,
         DType::Q6_K => DType::Q8_0,
@@ -271,6 +432,7 @@ mod tests {
         n_head_kv: 8,
         n_expert: 0,
         tied_embeddings: false,
+        importance: false,
     };
 
     fn chosen(file: FileType, name: &str, row: u64, model: &ModelShape) -> Option<DType> {
@@ -328,6 +490,52 @@ mod tests {
         );
     }
 
+    /// As llama-quantize chooses them (read from its source).
+    #[test]
+    fn mixes_with_a_grid() {
+        let guided = ModelShape {
+            importance: true,
+            ..DENSE
+        };
+        for (file, name, dtype) in [
+            (FileType::IQ1_S, "token_embd.weight", DType::Q2_K),
+            (FileType::IQ1_S, "output.weight", DType::Q5_K),
+            (FileType::IQ1_S, "blk.9.attn_output.weight", DType::IQ2_XXS),
+            (FileType::IQ2_XS, "blk.9.attn_v.weight", DType::Q4_K),
+            (FileType::IQ2_M, "blk.3.ffn_down.weight", DType::IQ3_S),
+            (FileType::IQ2_M, "blk.4.ffn_down.weight", DType::IQ2_S),
+            (FileType::IQ3_XXS, "blk.9.attn_q.weight", DType::IQ2_S),
+            (FileType::IQ3_XXS, "blk.9.ffn_down.weight", DType::IQ3_XXS),
+            (FileType::IQ3_XS, "blk.3.ffn_up.weight", DType::IQ3_S),
+            (FileType::IQ3_XS, "blk.4.ffn_up.weight", DType::IQ3_XXS),
+            (FileType::IQ4_XS, "blk.0.ffn_down.weight", DType::IQ4_XS),
+            (FileType::Q4_0, "blk.0.ffn_down.weight", DType::Q4_1),
+            (FileType::Q2_0, "token_embd.weight", DType::Q4_K),
+        ] {
+            assert_eq!(
+                chosen(file, name, 4096, &guided),
+                Some(dtype),
+                "{file} {name}"
+            );
+        }
+        for (file, dtype) in [
+            (FileType::IQ3_XXS, DType::Q4_K),
+            (FileType::IQ4_XS, DType::Q5_K),
+        ] {
+            assert_eq!(
+                chosen(file, "blk.0.ffn_down.weight", 4096, &DENSE),
+                Some(dtype)
+            );
+        }
+        let experts =
+            FileType::MXFP4_MOE.tensor_type("blk.0.ffn_up_exps.weight", &[256, 64, 8], &DENSE);
+        assert_eq!(experts, Some(DType::MXFP4));
+        assert_eq!(
+            chosen(FileType::MXFP4_MOE, "blk.0.attn_q.weight", 256, &DENSE),
+            Some(DType::Q8_0)
+        );
+    }
+
     #[test]
     fn experts_and_70b() {
         let mixtral = ModelShape {
@@ -365,6 +573,9 @@ mod tests {
             (FileType::Q6_K, 96, DType::Q8_0),
             (FileType::Q4_K_M, 100, DType::F16),
             (FileType::Q4_0, 100, DType::F16),
+            (FileType::IQ2_M, 96, DType::IQ4_NL),
+            (FileType::Q1_0, 192, DType::Q4_0),
+            (FileType::NVFP4, 96, DType::MXFP4),
         ] {
             assert_eq!(chosen(file, up, row, &DENSE), Some(dtype), "{file} {row}");
         }

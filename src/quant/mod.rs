@@ -14,13 +14,17 @@ mod error;
 mod fit;
 mod float;
 mod formats;
+mod grid_fit;
 mod iq;
 pub(crate) mod iq_grids;
+mod iq_pack;
 mod k;
 mod legacy;
 mod mix;
 mod mxfp4;
 mod nvfp4;
+mod q1_0;
+mod q2_0;
 mod ternary;
 #[cfg(test)]
 mod unaccelerated;
@@ -40,6 +44,8 @@ pub use legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 pub use mix::{FileType, ModelShape};
 pub use mxfp4::{BlockMxfp4, MXFP4_VALUES};
 pub use nvfp4::BlockNvfp4;
+pub use q1_0::BlockQ1_0;
+pub use q2_0::BlockQ2_0;
 pub use ternary::{BlockTq1_0, BlockTq2_0};
 
 /// Expands a row of whole blocks.

@@ -1,7 +1,8 @@
 //! MXFP4 of the OCP Microscaling Formats specification 1.0: 32 FP4 values (E2M1) share a
 //! power-of-two scale (E8M0).
 
-use super::block::Block;
+use super::block::{Block, Pack};
+use super::fit;
 use bytemuck::{Pod, Zeroable};
 
 /// Twice the value of each E2M1 code (sign, two bits of exponent, one of mantissa), so that all
@@ -42,6 +43,28 @@ impl Block for BlockMxfp4 {
         for i in 0..16 {
             out[i] = d * MXFP4_VALUES[(self.qs[i] & 15) as usize] as f32;
             out[i + 16] = d * MXFP4_VALUES[(self.qs[i] >> 4) as usize] as f32;
+        }
+    }
+}
+
+impl Pack for BlockMxfp4 {
+    fn pack(x: &[f32; 32], weights: &[f32; 32]) -> Self {
+        let largest = x.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
+        // The exponent with which the largest value is at most 6 times the scale, and those below.
+        let exponent = 128.0 + (largest / 12.0).log2().ceil();
+        let exponent = exponent.clamp(0.0, 254.0) as u8;
+        let block = |e| BlockMxfp4 { e, qs: [0; 16] };
+        let exponents = [
+            exponent,
+            exponent.saturating_sub(1),
+            exponent.saturating_sub(2),
+        ];
+        let scales = exponents.map(|e| block(e).half_scale());
+        let (scale, q) = fit::in_table(x, weights, &MXFP4_VALUES, scales);
+        let chosen = exponents.iter().zip(scales).find(|(_, s)| *s == scale);
+        BlockMxfp4 {
+            e: chosen.map_or(exponent, |(e, _)| *e),
+            qs: std::array::from_fn(|i| q[i] | q[i + 16] << 4),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! NVFP4: 64 FP4 values (E2M1), of which each 16 share a scale in eight bits (E4M3 without its
 //! sign). Files have one more factor per matrix, in a tensor of its own.
 
-use super::block::Block;
+use super::block::{Block, Pack};
+use super::fit;
 use super::mxfp4::MXFP4_VALUES;
 use bytemuck::{Pod, Zeroable};
 
@@ -66,5 +67,29 @@ impl Block for BlockNvfp4 {
                 out[16 * s + i + 8] = d * MXFP4_VALUES[(q >> 4) as usize] as f32;
             }
         }
+    }
+}
+
+impl Pack for BlockNvfp4 {
+    fn pack(x: &[f32; 64], weights: &[f32; 64]) -> Self {
+        let mut block = BlockNvfp4 {
+            d: [0; 4],
+            qs: [0; 32],
+        };
+        let (xs, ws) = (x.as_chunks::<16>().0, weights.as_chunks::<16>().0);
+        for (s, (x, w)) in xs.iter().zip(ws).enumerate() {
+            let largest = x.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
+            // The scale with which the largest value is the largest code, and those around it.
+            let above = HALF_SCALES[..0x7F].partition_point(|&half| 12.0 * half < largest);
+            let bytes = above.saturating_sub(5)..(above + 2).min(0x7F);
+            let half_scales = HALF_SCALES[bytes.clone()].iter().copied();
+            let (scale, q) = fit::in_table(x, w, &MXFP4_VALUES, half_scales);
+            let chosen = bytes.into_iter().find(|&byte| HALF_SCALES[byte] == scale);
+            block.d[s] = chosen.unwrap_or(0) as u8;
+            for i in 0..8 {
+                block.qs[8 * s + i] = q[i] | q[i + 8] << 4;
+            }
+        }
+        block
     }
 }

@@ -1,7 +1,8 @@
 //! TQ1_0 and TQ2_0: values −1, 0 and 1 with one f16 scale per 256, for models trained that way
 //! (BitNet, TriLM).
 
-use super::block::{Block, f16_value};
+use super::block::{Block, Pack, f16_value, to_f16};
+use super::fit;
 use bytemuck::{Pod, Zeroable};
 
 /// TQ1_0: `x = d · (t − 1)`, five trits `t` in a byte. 1.6875 bits per value.
@@ -66,6 +67,53 @@ impl Block for BlockTq2_0 {
         for n in 0..256 {
             let q = self.qs[n / 128 * 32 + n % 32] >> (n / 32 % 4 * 2) & 3;
             out[n] = d * (q as f32 - 1.0);
+        }
+    }
+}
+
+/// The nearest scale, and trits `t` with `x ≈ d · (t − 1)`.
+fn fitted(x: &[f32; 256], weights: &[f32; 256]) -> ([u8; 2], [u8; 256]) {
+    let d = to_f16(fit::ternary(x, weights));
+    let q = fit::codes(x, f16_value(d), 0.0, -1.0, 1.0);
+    (d, q.map(|q| (q + 1.0) as u8))
+}
+
+impl Pack for BlockTq1_0 {
+    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
+        let (d, t) = fitted(x, weights);
+        // Trit `n` of byte `i` is that of value `first + stride·n + i`.
+        let byte = |first: usize, stride: usize, i: usize, n: usize| {
+            let number = (0..5).fold(0, |number, trit| {
+                let t = if trit < n {
+                    t[first + stride * trit + i]
+                } else {
+                    0
+                };
+                3 * number + u16::from(t)
+            });
+            // The fraction `number / 3⁵`, rounded up.
+            (256 * number).div_ceil(243) as u8
+        };
+        BlockTq1_0 {
+            qs: std::array::from_fn(|i| match i {
+                ..32 => byte(0, 32, i, 5),
+                _ => byte(160, 16, i - 32, 5),
+            }),
+            qh: std::array::from_fn(|i| byte(240, 4, i, 4)),
+            d,
+        }
+    }
+}
+
+impl Pack for BlockTq2_0 {
+    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
+        let (d, t) = fitted(x, weights);
+        BlockTq2_0 {
+            qs: std::array::from_fn(|b| {
+                let first = b / 32 * 128 + b % 32;
+                (0..4).fold(0, |byte, j| byte | t[first + 32 * j] << (2 * j))
+            }),
+            d,
         }
     }
 }

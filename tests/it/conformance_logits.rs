@@ -252,7 +252,7 @@ fn quantised_models() {
     let Some(root) = conformance() else { return };
     let mut failures = Vec::new();
     let mut n_files = 0;
-    for dir in ["models", "models2"]
+    for dir in ["models", "models2", "models3"]
         .iter()
         .flat_map(|set| crate::common::subdirectories(&root.join(set).join("quantised")))
     {
@@ -363,6 +363,7 @@ fn quantised(path: &Path, file_type: FileType) -> Model {
         n_head_kv: attn.n_head_kv,
         n_expert: h.mixtures().next().map_or(0, |moe| moe.n_expert),
         tied_embeddings: gguf.tensor("output.weight").is_none(),
+        importance: false,
     };
     let mut writer = Writer::new();
     for (key, value) in gguf.metadata().iter() {

@@ -97,7 +97,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut printer = Printer::new(args.output);
     for (i, &file_type) in types.iter().enumerate() {
         let step = |n: u64| progress.set(STEPS * i as u64 + n);
-        let plan = quantize::plan(&gguf, file_type, true)?;
+        let choice = quantize::Choice {
+            allow_requantize: true,
+            ..quantize::Choice::of(file_type)
+        };
+        let plan = quantize::plan(&gguf, &choice)?;
         let rows = Rows::in_memory(args.threads)?;
         let converted = quantize::writer(&gguf, &plan, file_type, &rows).to_bytes();
         let converted = rows.finish(converted)?;

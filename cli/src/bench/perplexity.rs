@@ -38,26 +38,41 @@ pub(crate) fn score(
     progress: &Progress,
     mut each: impl FnMut(&Score) -> Result<(), Failure>,
 ) -> Result<Score, Failure> {
-    let n_ctx = session.n_ctx();
-    let first = n_ctx / 2;
-    let bos = session
-        .model()
-        .tokenizer()
-        .and_then(|tokenizer| tokenizer.bos().filter(|_| tokenizer.add_bos()));
     let mut score = Score::default();
+    let n_ctx = session.n_ctx();
     for (i, chunk) in tokens.chunks_exact_mut(n_ctx).take(n_chunks).enumerate() {
-        if let Some(bos) = bos {
-            chunk[0] = bos;
-        }
-        session.clear();
-        // What follows the last token is in the next chunk, so its logits are not needed.
-        session.prefill_each(&chunk[..n_ctx - 1], first, |at, logits| {
-            score.add(logits, chunk[at + 1]);
+        score_chunk(session, chunk, |at, logits, token| {
+            score.add(logits, token);
             progress.set((i * n_ctx + at) as u64);
+            Ok(())
         })?;
         each(&score)?;
     }
     Ok(score)
+}
+
+/// Computes a chunk; `each` gets the logits at each scored position, and the token that follows.
+pub(crate) fn score_chunk(
+    session: &mut Session,
+    chunk: &mut [u32],
+    mut each: impl FnMut(usize, &[f32], u32) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let (n_ctx, tokenizer) = (chunk.len(), session.model().tokenizer());
+    let bos = tokenizer.and_then(|tokenizer| tokenizer.bos().filter(|_| tokenizer.add_bos()));
+    let first_token = chunk[0];
+    if let Some(bos) = bos {
+        chunk[0] = bos;
+    }
+    session.clear();
+    let mut outcome = Ok(());
+    // What follows the last token is in the next chunk, so its logits are not needed.
+    session.prefill_each(&chunk[..n_ctx - 1], n_ctx / 2, |at, logits| {
+        if outcome.is_ok() {
+            outcome = each(at, logits, chunk[at + 1]);
+        }
+    })?;
+    chunk[0] = first_token;
+    outcome
 }
 
 /// Sums over scored tokens of `−ln p` and its square.
@@ -69,7 +84,7 @@ pub(crate) struct Score {
 }
 
 impl Score {
-    fn add(&mut self, logits: &[f32], token: u32) {
+    pub(crate) fn add(&mut self, logits: &[f32], token: u32) {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = logits
             .iter()

@@ -219,38 +219,9 @@ fn text<'a>(metadata: &'a Metadata, key: &str) -> Option<&'a str> {
     metadata.opt_str(key).ok().flatten()
 }
 
-/// File types that can be run but not made, numbered as in llama.cpp.
-const READ_ONLY_TYPES: &[(u32, &str)] = &[
-    (19, "IQ2_XXS"),
-    (20, "IQ2_XS"),
-    (21, "Q2_K_S"),
-    (22, "IQ3_XS"),
-    (23, "IQ3_XXS"),
-    (24, "IQ1_S"),
-    (25, "IQ4_NL"),
-    (26, "IQ3_S"),
-    (27, "IQ3_M"),
-    (28, "IQ2_S"),
-    (29, "IQ2_M"),
-    (30, "IQ4_XS"),
-    (31, "IQ1_M"),
-    (36, "TQ1_0"),
-    (37, "TQ2_0"),
-    (38, "MXFP4_MOE"),
-    (39, "NVFP4"),
-];
-
 fn file_type(metadata: &Metadata) -> Option<String> {
     let id = metadata.opt_u32("general.file_type").ok().flatten()?;
-    let read_only = || {
-        READ_ONLY_TYPES
-            .iter()
-            .find(|(known, _)| *known == id)
-            .map(|(_, name)| (*name).to_owned())
-    };
-    let name = FileType::from_id(id)
-        .map(|t| t.to_string())
-        .or_else(read_only);
+    let name = FileType::from_id(id).map(|t| t.to_string());
     Some(name.unwrap_or_else(|| format!("number {id}")))
 }
 

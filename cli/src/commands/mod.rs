@@ -11,6 +11,7 @@ pub(crate) mod detokenize;
 pub(crate) mod doctor;
 pub(crate) mod embed;
 pub(crate) mod generate;
+pub(crate) mod imatrix;
 pub(crate) mod inspect;
 pub(crate) mod learn;
 #[cfg(feature = "pull")]
@@ -80,6 +81,8 @@ pub(crate) enum Command {
     #[cfg(feature = "convert")]
     /// Convert a folder of Hugging Face to a GGUF file
     Convert(convert::Args),
+    /// Measure how much each weight of a model matters, for `quantize`
+    Imatrix(Box<imatrix::Args>),
     /// Convert a model to a smaller type
     Quantize(quantize::Args),
     /// Fold LoRA adapters into a model
@@ -129,6 +132,7 @@ pub(crate) fn execute(command: Command) -> Result<(), Failure> {
         Command::Train(args) => train::run(&args),
         #[cfg(feature = "convert")]
         Command::Convert(args) => convert::run(&args),
+        Command::Imatrix(args) => imatrix::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::MergeAdapters(args) => merge_adapters::run(&args),

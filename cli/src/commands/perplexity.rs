@@ -1,15 +1,18 @@
 //! `ruvllm perplexity`: how well a model predicts a text.
 
-use crate::bench::perplexity::{DEFAULT_CTX, LEAST_CTX, n_chunks, score};
+use crate::bench::divergence::{Base, BaseHead, Divergence, write_distribution};
+use crate::bench::perplexity::{DEFAULT_CTX, LEAST_CTX, Score, n_chunks, score, score_chunk};
 use crate::flags::{ModelArgs, ResidenceArgs, SessionArgs, kv_bytes, no_tokenizer, session};
 use crate::io::{
     Failure, Progress, file_or_pipe, milliseconds, note, print, print_json, read_text,
     without_last_newline,
 };
+use ruvllm::gguf::NewFile;
 use ruvllm::kv::KvType;
+use ruvllm::session::Session;
 use serde_json::json;
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 const EXAMPLES: &str = "\
@@ -17,6 +20,8 @@ Examples:
   ruvllm perplexity -m model.gguf -f wiki.test.raw
   ruvllm perplexity -m model.gguf -f wiki.test.raw -c 2048 --chunks 20
   ruvllm perplexity -m model.gguf -f wiki.test.raw --json
+  ruvllm perplexity -m model-f16.gguf -f wiki.test.raw --kl-divergence-base base.bin
+  ruvllm perplexity -m small.gguf --kl-divergence-base base.bin --kl-divergence
 
 Lower is better. Numbers are comparable for the same text, -c and vocabulary only; -c is 512 unless \
 given, as in llama.cpp.";
@@ -34,6 +39,13 @@ pub(crate) struct Args {
     /// Most chunks to compute [default: all]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     chunks: Option<i64>,
+    /// File of log-probabilities, as llama-perplexity has them: written, or with --kl-divergence
+    /// compared with
+    #[arg(long, value_name = "FILE", alias = "save-all-logits")]
+    kl_divergence_base: Option<PathBuf>,
+    /// Measure how far the model is from that of the file, on the file's text
+    #[arg(long, requires = "kl_divergence_base", conflicts_with = "file")]
+    kl_divergence: bool,
     /// Print one JSON object at the end
     #[arg(long)]
     json: bool,
@@ -42,6 +54,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    if args.kl_divergence
+        && let Some(path) = &args.kl_divergence_base
+    {
+        return compare(args, path);
+    }
     let text = without_last_newline(read_text(&file_or_pipe(args.file.as_ref(), "-f FILE")?)?);
     let options = args.session.options(Some(DEFAULT_CTX), KvType::default());
     if args.chunks == Some(0) {
@@ -69,6 +86,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         note(format!("perplexity of {n_chunks} chunks of {n_ctx} tokens"));
     }
 
+    if let Some(path) = &args.kl_divergence_base {
+        let score = write_base(&mut session, &tokens, n_chunks, path)?;
+        note(format!("{}: {} tokens", path.display(), score.n));
+        return print(format!("Final estimate: PPL = {:.4}\n", score.perplexity()));
+    }
     let start = Instant::now();
     let progress = match !args.json && io::stdout().is_terminal() {
         true => Progress::hidden(),
@@ -111,4 +133,121 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             score.perplexity()
         )),
     }
+}
+
+/// Writes the log-probabilities of the first `n_chunks` chunks.
+fn write_base(
+    session: &mut Session,
+    tokens: &[u32],
+    n_chunks: usize,
+    path: &Path,
+) -> Result<Score, Failure> {
+    let n_ctx = session.n_ctx();
+    let head = BaseHead {
+        n_ctx,
+        n_vocab: session.model().hparams().n_vocab,
+        tokens: tokens[..n_ctx * n_chunks].to_vec(),
+    };
+    let failed = Failure::file(path);
+    let mut file = NewFile::create(path, false).map_err(&failed)?;
+    head.write(&mut file).map_err(&failed)?;
+    let progress = Progress::new("perplexity", (n_chunks * n_ctx) as u64);
+    let (mut score, mut tokens) = (Score::default(), head.tokens);
+    for (i, chunk) in tokens.chunks_exact_mut(n_ctx).enumerate() {
+        score_chunk(session, chunk, |at, logits, token| {
+            score.add(logits, token);
+            progress.set((i * n_ctx + at) as u64);
+            write_distribution(&mut file, logits).map_err(&failed)
+        })?;
+    }
+    file.finish().map_err(&failed)?;
+    Ok(score)
+}
+
+/// Compares the model's distributions with those of the file at `path`.
+fn compare(args: &Args, path: &Path) -> Result<(), Failure> {
+    let mut base = Base::open(path)?;
+    let n_ctx = base.head.n_ctx;
+    let model = args.model.open(&args.residence)?;
+    let n_vocab = model.hparams().n_vocab;
+    if n_vocab != base.head.n_vocab {
+        return Err(Failure::Work(format!(
+            "{}: of a vocabulary of {} tokens, the model has {n_vocab}; it is of another model",
+            path.display(),
+            base.head.n_vocab
+        )));
+    }
+    let mut options = args.session.options(Some(n_ctx), KvType::default());
+    options.n_ctx = Some(n_ctx);
+    let mut session = session(&model, &args.session, &options, options.n_batch)?;
+    if session.n_ctx() < n_ctx {
+        return Err(Failure::Work(format!(
+            "{}: chunks of {n_ctx} tokens, more than the model's context",
+            path.display()
+        )));
+    }
+    let n_all = base.head.tokens.len() / n_ctx;
+    let limit = args.chunks.and_then(|n| usize::try_from(n).ok());
+    let n_chunks = n_all.min(limit.unwrap_or(usize::MAX));
+    let progress = Progress::new("divergence", (n_chunks * n_ctx) as u64);
+    let (mut divergence, mut log_probs) = (Divergence::default(), Vec::new());
+    let mut tokens = base.head.tokens.clone();
+    for (i, chunk) in tokens.chunks_exact_mut(n_ctx).take(n_chunks).enumerate() {
+        score_chunk(&mut session, chunk, |at, logits, token| {
+            base.next(&mut log_probs).map_err(Failure::file(path))?;
+            divergence.add(logits, &log_probs, token);
+            progress.set((i * n_ctx + at) as u64);
+            Ok(())
+        })?;
+    }
+    drop(progress);
+    report(args, &divergence, (n_ctx, n_chunks))
+}
+
+fn report(
+    args: &Args,
+    divergence: &Divergence,
+    (n_ctx, n_chunks): (usize, usize),
+) -> Result<(), Failure> {
+    let (mean, error) = divergence.mean();
+    let (ppl, ppl_base) = divergence.perplexities();
+    let quantile = |percent: f64| divergence.quantile(percent / 100.0);
+    if args.json {
+        return print_json(&json!({
+            "model": args.model.label(),
+            "kl": mean,
+            "kl_error": error,
+            "kl_median": quantile(50.0),
+            "kl_90": quantile(90.0),
+            "kl_99": quantile(99.0),
+            "kl_99_9": quantile(99.9),
+            "kl_max": quantile(100.0),
+            "same_top": divergence.same_top(),
+            "p_diff_rms": divergence.p_diff(),
+            "ppl": ppl,
+            "ppl_base": ppl_base,
+            "n_ctx": n_ctx,
+            "n_chunks": n_chunks,
+            "n_scored": divergence.n(),
+        }));
+    }
+    print(format!(
+        "PPL(Q)            {ppl:>10.4}   PPL(base) {ppl_base:.4}, ratio {:.5}\n\
+         Mean KLD          {mean:>10.6} +/- {error:.6}\n\
+         Maximum KLD       {:>10.6}\n\
+         99.9% KLD         {:>10.6}\n\
+         99.0% KLD         {:>10.6}\n\
+         90.0% KLD         {:>10.6}\n\
+         Median KLD        {:>10.6}\n\
+         RMS of change in p {:>8.3} %\n\
+         Same top p        {:>10.3} %\n",
+        ppl / ppl_base,
+        quantile(100.0),
+        quantile(99.9),
+        quantile(99.0),
+        quantile(90.0),
+        quantile(50.0),
+        100.0 * divergence.p_diff(),
+        100.0 * divergence.same_top(),
+    ))
 }

@@ -302,6 +302,7 @@ impl<'p> Plan<'p> {
                     from: tensor.from,
                     to: tensor.to,
                     change,
+                    importance: None,
                 };
                 rows.write(&tensor.name, n_rows, |i| tensor.row(i), conversion, out)
             });

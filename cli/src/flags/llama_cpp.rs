@@ -336,24 +336,8 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
         ],
         "llama.cpp has removed it; leave it out",
     ),
-    (&["--imatrix", "--pure", "--leave-output-tensor"], NOT_YET),
     (
-        &[
-            "--include-weights",
-            "--exclude-weights",
-            "--output-tensor-type",
-            "--token-embedding-type",
-        ],
-        NOT_YET,
-    ),
-    (
-        &[
-            "--hellaswag",
-            "--winogrande",
-            "--multiple-choice",
-            "--kl-divergence",
-            "--kl-divergence-base",
-        ],
+        &["--hellaswag", "--winogrande", "--multiple-choice"],
         NOT_YET,
     ),
 ];

@@ -33,6 +33,8 @@ pub(crate) struct Conversion<'c> {
     pub(crate) to: DType,
     /// Applied to each row, by its number.
     pub(crate) change: Option<&'c Change<'c>>,
+    /// The importance of the weights of a row, for each matrix, and the rows of a matrix.
+    pub(crate) importance: Option<(&'c [f32], usize)>,
 }
 
 /// Changes the values of a row.
@@ -87,7 +89,11 @@ impl Rows {
             from,
             to,
             change,
+            importance,
         } = conversion;
+        let importance = |row: usize| {
+            importance.map(|(all, rows_per_matrix)| &all[row / rows_per_matrix * n..][..n])
+        };
         let copy = from == to && change.is_none();
         let to_bytes = n / to.block().0 as usize * to.block().1 as usize;
         let slab_rows = (SLAB / n).clamp(1, n_rows.max(1));
@@ -98,6 +104,14 @@ impl Rows {
             }
             let slab = first..n_rows.min(first + slab_rows);
             if copy {
+                let damaged = self.pool.install(|| {
+                    slab.clone()
+                        .into_par_iter()
+                        .find_map_first(|i| not_finite(from, &row(i), n).map(|error| (i, error)))
+                });
+                if let Some((i, error)) = damaged {
+                    return Err(self.fail(name, i, &error));
+                }
                 slab.clone().try_for_each(|i| out.write_all(&row(i)))?;
             } else {
                 let converted = &mut converted[..slab.len() * to_bytes];
@@ -113,14 +127,12 @@ impl Rows {
                                 if let Some(change) = change {
                                     change(i, values);
                                 }
-                                quantize_row(to, values, None, into).map_err(failed)
+                                quantize_row(to, values, importance(i), into).map_err(failed)
                             },
                         )
                 });
                 if let Err((i, error)) = outcome {
-                    *self.failure.borrow_mut() =
-                        Some(Failure::Work(format!("tensor {name}, row {i}: {error}")));
-                    return Err(io::ErrorKind::InvalidData.into());
+                    return Err(self.fail(name, i, &error));
                 }
                 out.write_all(converted)?;
             }
@@ -128,6 +140,13 @@ impl Rows {
             self.progress.set(self.done.get());
         }
         Ok(())
+    }
+
+    /// Notes why a row cannot be converted.
+    fn fail(&self, name: &str, row: usize, error: &QuantError) -> io::Error {
+        let text = format!("tensor {name}, row {row}: {error}");
+        *self.failure.borrow_mut() = Some(Failure::Work(text));
+        io::ErrorKind::InvalidData.into()
     }
 
     /// What became of the file.
@@ -138,4 +157,18 @@ impl Rows {
             (None, written) => Ok(written?),
         }
     }
+}
+
+/// A value of a row that is infinite or NaN: such a row is no weight. Tables of integers have none.
+fn not_finite(dtype: DType, row: &[u8], n: usize) -> Option<QuantError> {
+    dtype.format()?;
+    let mut values = vec![0.0; n];
+    if let Err(error) = dequantize_row(dtype, row, &mut values) {
+        return Some(error);
+    }
+    let index = values.iter().position(|x| !x.is_finite())?;
+    Some(QuantError::NotFinite {
+        index,
+        value: values[index],
+    })
 }

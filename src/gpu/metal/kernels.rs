@@ -32,6 +32,8 @@ pub const FORMATS: &[DType] = &[
     DType::IQ4_XS,
     DType::IQ4_NL,
     DType::MXFP4,
+    DType::Q1_0,
+    DType::Q2_0,
 ];
 
 /// Element type of a buffer.

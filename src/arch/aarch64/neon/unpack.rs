@@ -42,6 +42,7 @@ macro_rules! with_weights {
             BlockQ4_0 BlockQ4_1 BlockQ5_0 BlockQ5_1 BlockQ8_0 BlockQ2K BlockQ3K BlockQ4K
             BlockQ5K BlockQ6K BlockIq4Nl BlockIq4Xs BlockMxfp4 BlockNvfp4 BlockIq1S BlockIq1M
             BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockIq3S BlockTq1_0 BlockTq2_0
+            BlockQ1_0 BlockQ2_0
         }
     };
     ($dtype:expr, $do:ident, $other:expr, $($block:ident)*) => {
@@ -337,6 +338,69 @@ weights!(
         [vsubq_s8(low, one), vsubq_s8(high, one)]
     }
 );
+
+weights!(
+    BlockQ1_0,
+    2,
+    { OFFSETS = false },
+    |[a, b]| {
+        let (d, zero) = (halves(a.d, b.d), vdupq_n_f32(0.0));
+        Factors {
+            scale: [vdupq_n_f32(d[0]), vdupq_n_f32(d[1]), zero, zero],
+            offset: [zero; 4],
+        }
+    },
+    |blocks, b| {
+        let (qs, first) = (&blocks[b / 4].qs, b % 4 * 4);
+        [
+            sixteen_signs([qs[first], qs[first + 1]]),
+            sixteen_signs([qs[first + 2], qs[first + 3]]),
+        ]
+    }
+);
+weights!(
+    BlockQ2_0,
+    4,
+    { OFFSETS = false },
+    |[a, b, c, d]| {
+        let zero = vdupq_n_f32(0.0);
+        let ([a, b], [c, d]) = (halves(a.d, b.d), halves(c.d, d.d));
+        Factors {
+            scale: [four([a, a, b, b]), four([c, c, d, d]), zero, zero],
+            offset: [zero; 4],
+        }
+    },
+    |blocks, b| {
+        let words: &[[u8; 4]; 4] = bytemuck::cast_ref(&blocks[b / 2].qs);
+        let first = b % 2 * 2;
+        [sixteen_pairs(words[first]), sixteen_pairs(words[first + 1])]
+    }
+);
+
+/// 1 where a bit is set, −1 where not.
+#[inline]
+#[target_feature(enable = "neon")]
+fn sixteen_signs(signs: [u8; 2]) -> int8x16_t {
+    let bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
+    let set = vtstq_u8(vcombine_u8(vdup_n_u8(signs[0]), vdup_n_u8(signs[1])), bit);
+    vreinterpretq_s8_u8(vorrq_u8(vmvnq_u8(set), vdupq_n_u8(1)))
+}
+
+/// The pairs of bits of a number, the lowest first, less 1.
+#[inline]
+#[target_feature(enable = "neon")]
+fn sixteen_pairs(pairs: [u8; 4]) -> int8x16_t {
+    let bytes = vreinterpretq_u8_u32(vdupq_n_u32(u32::from_le_bytes(pairs)));
+    let each = vcombine_u8(
+        vcreate_u8(0x0101_0101_0000_0000),
+        vcreate_u8(0x0303_0303_0202_0202),
+    );
+    // Shifts by 0, −2, −4 and −6.
+    let right = vreinterpretq_s8_u32(vdupq_n_u32(0xFAFC_FE00));
+    let pairs = vshlq_u8(vqtbl1q_u8(bytes, each), right);
+    let pairs = vreinterpretq_s8_u8(vandq_u8(pairs, vdupq_n_u8(3)));
+    vsubq_s8(pairs, vdupq_n_s8(1))
+}
 
 /// Coded formats: values are looked up.
 macro_rules! coded {

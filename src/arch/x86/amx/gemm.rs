@@ -108,6 +108,8 @@ pub(super) fn gemm_for(dtype: DType) -> Gemm {
         DType::Q3_K => const { on_tiles::<Widened<BlockQ3K>>() },
         DType::Q6_K => const { on_tiles::<Widened<BlockQ6K>>() },
         DType::TQ2_0 => const { on_tiles::<Widened<BlockTq2_0>>() },
+        DType::Q1_0 => const { on_tiles::<Widened<BlockQ1_0>>() },
+        DType::Q2_0 => const { on_tiles::<Widened<BlockQ2_0>>() },
         _ => with_groups!(dtype, dequantized, avx512::gemm_for(dtype)),
     }
 }

@@ -99,6 +99,29 @@ unshifted! {
     BlockMxfp4: 2, |blocks| std::array::from_fn(|i| blocks[i % 8].half_scale());
 }
 
+/// Blocks of several groups with one scale.
+macro_rules! medium {
+    ($($block:ident: $halves:literal;)*) => {$(
+        impl Scaled for $block {
+            const HALVES: usize = $halves;
+
+            #[inline]
+            #[target_feature(enable = "avx512f,f16c")]
+            unsafe fn scales(blocks: &[Self]) -> Factors {
+                let mut scale = [0.0; 16];
+                for (scale, b) in scale.iter_mut().zip(blocks) {
+                    *scale = f16_value(b.d);
+                }
+                Factors { scale, offset: [0.0; 16] }
+            }
+        }
+    )*};
+}
+medium! {
+    BlockQ1_0: 8;
+    BlockQ2_0: 4;
+}
+
 /// Super-blocks.
 macro_rules! large {
     ($($block:ident: $halves:literal, $scales:expr;)*) => {$(
@@ -503,7 +526,7 @@ mod tests {
         if !has_bf16 || !is_x86_feature_detected!("avx512vbmi") {
             return;
         }
-        let cases: [(DType, unsafe fn(DType, &[u8], &mut PanelRow)); 13] = [
+        let cases: [(DType, unsafe fn(DType, &[u8], &mut PanelRow)); 15] = [
             (DType::Q4_0, Halves::<BlockQ4_0>::unpack),
             (DType::Q4_1, Halves::<BlockQ4_1>::unpack),
             (DType::IQ4_NL, Halves::<BlockIq4Nl>::unpack),
@@ -516,6 +539,8 @@ mod tests {
             (DType::Q8_0, Widened::<BlockQ8_0>::unpack),
             (DType::Q6_K, Widened::<BlockQ6K>::unpack),
             (DType::TQ2_0, Widened::<BlockTq2_0>::unpack),
+            (DType::Q1_0, Widened::<BlockQ1_0>::unpack),
+            (DType::Q2_0, Widened::<BlockQ2_0>::unpack),
             (DType::IQ2_S, Dequantized::unpack),
         ];
         let mut seed = 1u64;

@@ -52,6 +52,7 @@ macro_rules! with_groups {
             BlockQ4_0 BlockQ4_1 BlockQ5_0 BlockQ5_1 BlockQ8_0 BlockQ2K BlockQ3K BlockQ4K
             BlockQ5K BlockQ6K BlockIq4Nl BlockIq4Xs BlockMxfp4 BlockNvfp4 BlockIq1S BlockIq1M
             BlockIq2Xxs BlockIq2Xs BlockIq2S BlockIq3Xxs BlockIq3S BlockTq1_0 BlockTq2_0
+            BlockQ1_0 BlockQ2_0
         }
     };
     ($dtype:expr, $do:ident, $other:expr, $($block:ident)*) => {
@@ -134,6 +135,40 @@ impl Groups for BlockNvfp4 {
         )
     }
 }
+
+/// Blocks of several groups with one scale.
+macro_rules! medium {
+    ($block:ident, groups: $groups:literal, of_256: $n:literal, |$b:ident, $g:ident| $bytes:expr) => {
+        impl Groups for $block {
+            const GROUPS: usize = $groups;
+            type Of256 = [Self; $n];
+
+            #[inline]
+            #[target_feature(enable = "avx2,f16c")]
+            unsafe fn factors(&self) -> Factors {
+                Factors {
+                    scale: [f16_value(self.d); 16],
+                    offset: [0.0; 16],
+                }
+            }
+
+            #[inline]
+            #[target_feature(enable = "avx2")]
+            unsafe fn bytes(&self, $g: usize) -> __m256i {
+                let $b = self;
+                $bytes
+            }
+        }
+    };
+}
+medium!(BlockQ1_0, groups: 4, of_256: 2, |b, g| {
+    let signs = [b.qs[4 * g], b.qs[4 * g + 1], b.qs[4 * g + 2], b.qs[4 * g + 3]];
+    _mm256_sub_epi8(bits(signs, 2), _mm256_set1_epi8(1))
+});
+medium!(BlockQ2_0, groups: 2, of_256: 4, |b, g| {
+    let halves: &[[u8; 8]; 2] = bytemuck::cast_ref(&b.qs);
+    bit_pairs_in_order(u64::from_le_bytes(halves[g]))
+});
 
 /// Super-blocks of 256.
 macro_rules! large {
@@ -364,6 +399,35 @@ fn two_bits(qs: &[u8; 64], g: usize) -> __m256i {
     );
     _mm256_and_si256(shifted, _mm256_set1_epi8(3))
 }
+
+/// The pairs of bits of a number, the lowest first, less 1.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn bit_pairs_in_order(pairs: u64) -> __m256i {
+    // Nibbles with the lower pairs of each byte, then those with the higher ones.
+    let bytes = _mm_cvtsi64_si128(pairs.cast_signed());
+    let nibbles = _mm_and_si128(
+        _mm_unpacklo_epi64(bytes, _mm_srli_epi16::<4>(bytes)),
+        _mm_set1_epi8(15),
+    );
+    let nibbles = _mm256_broadcastsi128_si256(nibbles);
+    // Each nibble twice, of which the first byte keeps the low pair and the second the high one.
+    let each_twice = _mm256_setr_epi64x(
+        0x0909_0101_0808_0000,
+        0x0B0B_0303_0A0A_0202,
+        0x0D0D_0505_0C0C_0404,
+        0x0F0F_0707_0E0E_0606,
+    );
+    let pairs = _mm256_and_si256(
+        _mm256_shuffle_epi8(nibbles, each_twice),
+        _mm256_set1_epi16(0x0C03),
+    );
+    look_up(&PAIR_IN_NIBBLE, pairs)
+}
+
+/// What pairs of bits stand for that are the low or the high half of a nibble whose other half is
+/// zero.
+const PAIR_IN_NIBBLE: [i8; 16] = [-1, 0, 1, 2, 0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1];
 
 /// `value` where bit `i` of the byte is set.
 #[inline]

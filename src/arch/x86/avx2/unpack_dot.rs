@@ -290,6 +290,63 @@ impl UnpackDot<4> for BlockNvfp4 {
     }
 }
 
+impl UnpackDot<2> for BlockQ1_0 {
+    const SIGNED: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack([a, b]: &[Self; 2]) -> Unpacked {
+        let scale = [half(a.d), half(b.d)];
+        // SAFETY: this function has the features.
+        let q = unsafe {
+            [
+                a.bytes(0),
+                a.bytes(1),
+                a.bytes(2),
+                a.bytes(3),
+                b.bytes(0),
+                b.bytes(1),
+                b.bytes(2),
+                b.bytes(3),
+            ]
+        };
+        Unpacked {
+            w: bytes_in_order(q),
+            scale,
+            offset: [_mm256_setzero_ps(); 2],
+        }
+    }
+}
+
+impl UnpackDot<4> for BlockQ2_0 {
+    const SIGNED: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack([a, b, c, d]: &[Self; 4]) -> Unpacked {
+        let each_lane = |a, b| _mm256_blend_ps::<0b1111_0000>(half(a), half(b));
+        let scale = [each_lane(a.d, b.d), each_lane(c.d, d.d)];
+        // SAFETY: this function has the features.
+        let q = unsafe {
+            [
+                a.bytes(0),
+                a.bytes(1),
+                b.bytes(0),
+                b.bytes(1),
+                c.bytes(0),
+                c.bytes(1),
+                d.bytes(0),
+                d.bytes(1),
+            ]
+        };
+        Unpacked {
+            w: bytes_in_order(q),
+            scale,
+            offset: [_mm256_setzero_ps(); 2],
+        }
+    }
+}
+
 /// The groups of a block in the order of products.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -317,6 +374,18 @@ fn grouped<B: Groups>(block: &B) -> Unpacked {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn in_order(scale: &[f32; 16], offset: &[f32; 16], q: [__m256i; 8]) -> Unpacked {
+    let floats = |x: &[f32; 16]| [load_f32(&halves_of(x)[0]), load_f32(&halves_of(x)[1])];
+    Unpacked {
+        w: bytes_in_order(q),
+        scale: floats(scale),
+        offset: floats(offset),
+    }
+}
+
+/// See [`Unpacked::w`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn bytes_in_order(q: [__m256i; 8]) -> [[__m256i; 4]; 2] {
     let mut w = [[_mm256_setzero_si256(); 4]; 2];
     for half in 0..2 {
         for odd in 0..2 {
@@ -325,12 +394,7 @@ fn in_order(scale: &[f32; 16], offset: &[f32; 16], q: [__m256i; 8]) -> Unpacked 
             w[half][2 * odd + 1] = _mm256_permute2x128_si256::<0x31>(first, second);
         }
     }
-    let floats = |x: &[f32; 16]| [load_f32(&halves_of(x)[0]), load_f32(&halves_of(x)[1])];
-    Unpacked {
-        w,
-        scale: floats(scale),
-        offset: floats(offset),
-    }
+    w
 }
 
 /// The bytes of eight blocks; two times 16 each.

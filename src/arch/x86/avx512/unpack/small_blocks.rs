@@ -2,7 +2,7 @@
 
 use super::planes::{self, UnpackPlanes, Unpacked, registers_of_bits};
 use crate::arch::x86::avx2::{each, joined};
-use crate::arch::x86::avx512::common::{load_16, power_of_two};
+use crate::arch::x86::avx512::common::{half, load_16, power_of_two};
 use crate::quant::*;
 use std::arch::x86_64::*;
 
@@ -125,6 +125,69 @@ impl UnpackPlanes for [BlockNvfp4; 4] {
         let scales = _mm512_cvtph_ps(_mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(scales)));
         Unpacked::scaled::<Self>(w, _mm512_maskz_mul_ps(some, scales, _mm512_set1_ps(128.0)))
     }
+}
+
+impl UnpackPlanes for [BlockQ1_0; 2] {
+    const ZERO_POINT: i32 = 1;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        let [a, b] = self;
+        let bits = _mm256_set_m128i(load_16(&b.qs), load_16(&a.qs));
+        let positive = registers_of_bits(_mm512_cvtepu16_epi32(bits));
+        let w = positive.map(|positive| _mm512_maskz_set1_epi8(positive, 2));
+        // Each scale is that of eight lanes.
+        let scale = _mm512_mask_blend_ps(0xFF00, half(a.d), half(b.d));
+        Unpacked::scaled::<Self>(w, scale)
+    }
+}
+
+impl UnpackPlanes for [BlockQ2_0; 4] {
+    const ZERO_POINT: i32 = 1;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        let [a, b, c, d] = self;
+        let w = pairs_in_order(lanes([&a.qs, &b.qs, &c.qs, &d.qs]));
+        // Each scale is that of four lanes.
+        let four = four([a.d, b.d, c.d, d.d]);
+        let scales = _mm512_castps128_ps512(_mm_cvtph_ps(_mm_cvtsi64_si128(four.cast_signed())));
+        let each = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+        Unpacked::scaled::<Self>(w, _mm512_permutexvar_ps(each, scales))
+    }
+}
+
+/// The pairs of bits of 16 words, the lowest first, in the order of [`BlockP16`].
+///
+/// [`BlockP16`]: crate::arch::acts::BlockP16
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn pairs_in_order(words: __m512i) -> [__m512i; 4] {
+    // What a pair is that is the low or the high half of a nibble whose other half is zero.
+    const PAIR: [i8; 16] = [0, 1, 2, 3, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0];
+    // Byte `even` of the words of an even block of 32 values, `odd` of those of an odd one, in all
+    // bytes of its word.
+    let byte = |even: i32, odd: i32| {
+        let (even, odd) = (0x0101_0101 * even, 0x0101_0101 * odd);
+        _mm512_set4_epi32(
+            0x0C0C_0C0C + odd,
+            0x0808_0808 + odd,
+            0x0404_0404 + even,
+            even,
+        )
+    };
+    let table = _mm512_broadcast_i32x4(load_16(bytemuck::cast_ref(&PAIR)));
+    // The upper 16 bits of a word have the upper nibble.
+    let right = _mm512_set1_epi32(0x0004_0000);
+    let mut w = [byte(0, 1), byte(1, 0), byte(2, 3), byte(3, 2)];
+    for w in &mut w {
+        let bytes = _mm512_shuffle_epi8(words, *w);
+        let pairs = _mm512_and_si512(bytes, _mm512_set1_epi32(0xC030_0C03_u32.cast_signed()));
+        *w = _mm512_shuffle_epi8(table, _mm512_srlv_epi16(pairs, right));
+    }
+    w
 }
 
 /// Positions of the nibbles in the bytes of [`nibble_bytes`].
