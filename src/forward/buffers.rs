@@ -4,10 +4,10 @@ use crate::compute::arena::{Frame, counted};
 use crate::forward::optional::Optional;
 use crate::layers::context::ContextBuffers;
 use crate::layers::layer::spec::{FfnSpec, LayerSpec, Mixer};
-use crate::layers::moe::{MoeBuffers, single_rows};
+use crate::layers::moe::MoeBuffers;
 use crate::layers::residual::Residual;
 use crate::layers::rows::SlotSize;
-use crate::layers::sizes::Sizes;
+use crate::layers::sizes::{Sizes, single_rows};
 use crate::layers::{attention, dense_ffn, recurrent};
 
 /// The buffers of a pass.

@@ -1,9 +1,8 @@
 //! Sizes on which the buffers of components depend.
 
 use crate::arch::Arch;
-use crate::compute::linear::ProductSizes;
+use crate::compute::linear::{MAX_EXPERTS, ProductSizes};
 use crate::layers::hparams::Hparams;
-use crate::layers::moe::single_rows;
 use crate::quant::DType;
 
 /// Sizes of a model and of the machine on which the buffers of a forward pass depend.
@@ -26,4 +25,12 @@ impl<'a> Sizes<'a> {
             n_single: single_rows(self.h),
         }
     }
+}
+
+/// Most experts of a token whose products are computed together.
+pub(crate) fn single_rows(h: &Hparams) -> usize {
+    h.mixtures()
+        .map(|x| x.n_used.min(MAX_EXPERTS))
+        .max()
+        .unwrap_or(0)
 }

@@ -18,17 +18,10 @@ use crate::layers::moe::spec::{MAX_EXPERT, MoeSpec};
 use crate::layers::moe::weights::Moe;
 use crate::layers::residual::Residual;
 use crate::layers::rows::Rows;
+use crate::layers::sizes::single_rows;
 
 /// Rows of a sum of experts' outputs that one task handles.
 const SUM_ROWS: usize = 16;
-
-/// Most experts of a token whose products are computed together.
-pub(crate) fn single_rows(h: &Hparams) -> usize {
-    h.mixtures()
-        .map(|x| x.n_used.min(MAX_EXPERTS))
-        .max()
-        .unwrap_or(0)
-}
 
 /// Buffers of a mixture of experts.
 pub(crate) struct MoeBuffers<'a> {
