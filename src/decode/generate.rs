@@ -1,17 +1,21 @@
 //! Text from a session: encode, prefill, then sample and decode until something ends it.
 
 use crate::clock::Timer;
-use crate::compute::hook::Cut;
+use crate::compute::hook::{Cut, OutputRows, TokenKind};
+use crate::compute::probe::NoProbe;
 use crate::decode::DecodeError;
+use crate::decode::answer::Answer;
 use crate::decode::output::{Finish, Piece, PieceWriter, StopReason, Timings};
-use crate::decode::speculative::passes::DraftPasses;
-use crate::decode::speculative::{DraftStats, Speculation, Speculator};
+use crate::decode::speculative::{DraftPasses, DraftStats, Speculation, Speculator};
 use crate::engine::SessionError;
 use crate::engine::options::CachedTokens;
 use crate::sample::Sampler;
 use crate::session::session::Session;
 use std::borrow::BorrowMut;
 use std::time::Duration;
+
+/// Why session and sampler are there.
+const PARTS: &str = "parts are there until `into_parts`";
 
 /// Text as it is generated, token by token. Nothing follows an error.
 ///
@@ -44,25 +48,18 @@ use std::time::Duration;
 pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = Sampler> {
     /// Session and sampler; `None` only after [`Generation::into_parts`].
     parts: Option<(S, P)>,
-    writer: PieceWriter,
+    answer: Answer,
     /// Tokens to be computed before the first sampled one; empty afterwards.
     prompt: Vec<u32>,
     /// Refusal of the prompt, to be handed out first.
     refused: Option<DecodeError>,
     /// Position of the first token generated; less than 0 once the context was shifted beyond it.
     start: isize,
-    /// Sampled, not yet in the session.
-    pending: Option<Piece>,
     failed: bool,
     begun: Timer,
     n_prompt: usize,
     n_cached: CachedTokens,
-    speculator: Option<Speculator>,
     passes: DraftPasses,
-    /// Drafts of the last pass.
-    drafts: Vec<u32>,
-    /// Passes that computed generated tokens.
-    n_passes: usize,
     timings: Timings,
     /// What the session's adapters had taken before.
     adapters_before: Duration,
@@ -117,20 +114,16 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         let writer = PieceWriter::new(held.model(), false);
         Generation {
             refused: (!writer.has_text()).then(|| SessionError::NoTokenizer.into()),
-            writer,
+            answer: Answer::new(writer),
             start: held.position() as isize,
             adapters_before: held.adapter_time(),
             parts: Some((session, sampler)),
             prompt: Vec::new(),
-            pending: None,
             failed: false,
             begun: Timer::start(),
             n_prompt: 0,
             n_cached: CachedTokens::default(),
-            speculator: None,
             passes: DraftPasses::default(),
-            drafts: Vec::new(),
-            n_passes: 0,
             timings: Timings::default(),
         }
     }
@@ -165,14 +158,14 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     /// Sets the largest number of tokens.
     #[must_use]
     pub fn max_tokens(mut self, n: usize) -> Self {
-        self.writer.max_tokens = n;
+        self.answer.writer.max_tokens = n;
         self
     }
 
     /// Sets stop strings, before which the text ends.
     #[must_use]
     pub fn stop<T: Into<String>>(mut self, stop: impl IntoIterator<Item = T>) -> Self {
-        self.writer.set_stop(stop);
+        self.answer.writer.set_stop(stop);
         self
     }
 
@@ -180,7 +173,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     /// most probable ones.
     #[must_use]
     pub fn logprobs(mut self, n_top: usize) -> Self {
-        self.writer.logprobs = Some(n_top);
+        self.answer.writer.logprobs = Some(n_top);
         self
     }
 
@@ -192,72 +185,43 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         let speculator = Speculator::new(speculation);
         if speculator.reads_states() {
             // Without memory for them, who reads them drafts nothing.
-            let _ = self.session_mut().seq.keep_states();
+            let _ = self.split().0.seq.keep_states();
         }
-        self.speculator = Some(speculator);
+        self.answer.speculator = Some(speculator);
         self
     }
 
     /// Passes that computed generated tokens so far.
     pub fn n_passes(&self) -> usize {
-        self.n_passes
+        self.answer.n_passes
     }
 
     /// What became of each drafter's drafts.
     pub fn drafters(&self) -> Vec<(&'static str, DraftStats)> {
-        self.speculator
-            .iter()
-            .flat_map(Speculator::by_drafter)
-            .collect()
+        let speculator = self.answer.speculator.iter();
+        speculator.flat_map(Speculator::by_drafter).collect()
     }
 
     /// Tokens generated so far, those of a stop string included.
     pub fn tokens(&self) -> &[u32] {
-        self.writer.tokens()
+        self.answer.writer.tokens()
     }
 
     /// How it ended, once it has; `None` after an error.
     pub fn finish(&self) -> Option<Finish> {
-        let reason = self.writer.reason()?;
-        let adapters = self
-            .session()
-            .adapter_time()
-            .saturating_sub(self.adapters_before);
+        let adapters = self.session().adapter_time();
         let timings = Timings {
-            adapters,
+            adapters: adapters.saturating_sub(self.adapters_before),
             ..self.timings
         };
-        let &Generation {
-            n_prompt,
-            n_cached,
-            n_passes,
-            ..
-        } = self;
-        let drafts = DraftStats {
-            n_passes,
-            ..self
-                .speculator
-                .as_ref()
-                .map(Speculator::stats)
-                .unwrap_or_default()
-        };
-        let (stop, n_generated) = (self.writer.stopped_by(), self.tokens().len());
-        Some(Finish {
-            reason,
-            stop,
-            n_prompt,
-            n_cached,
-            n_generated,
-            drafts,
-            timings,
-        })
+        self.answer.finish((self.n_prompt, self.n_cached), timings)
     }
 
     /// After [`StopReason::StopString`], the end of the text that the session does not hold,
     /// because the stop string begins inside its token; usually empty. The next prompt should
     /// begin with it.
     pub fn rest(&self) -> &str {
-        self.writer.rest()
+        &self.answer.writer.rest
     }
 
     /// All remaining text.
@@ -270,25 +234,19 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
 
     /// The session it generates with.
     pub fn session(&self) -> &Session {
-        self.parts
-            .as_ref()
-            .map(|(session, _)| session.borrow())
-            .expect("parts are there until `into_parts`")
+        self.parts.as_ref().expect(PARTS).0.borrow()
     }
 
     /// Ends the generation, and returns session and sampler.
     pub fn into_parts(mut self) -> (S, P) {
         self.take_back();
-        self.parts
-            .take()
-            .expect("parts are there until `into_parts`")
+        self.parts.take().expect(PARTS)
     }
 
-    fn session_mut(&mut self) -> &mut Session {
-        self.parts
-            .as_mut()
-            .map(|(session, _)| session.borrow_mut())
-            .expect("parts are there until `into_parts`")
+    fn split(&mut self) -> (&mut Session, &mut Sampler, &mut Answer, &mut DraftPasses) {
+        let (session, sampler) = self.parts.as_mut().expect(PARTS);
+        let (session, sampler) = ((*session).borrow_mut(), (*sampler).borrow_mut());
+        (session, sampler, &mut self.answer, &mut self.passes)
     }
 
     /// Computes the prompt and samples the first token, unless that is done.
@@ -301,182 +259,111 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         }
         let prompt = std::mem::take(&mut self.prompt);
         let timer = Timer::start();
-        self.session_mut().prefill(&prompt)?;
-        self.timings.prefill = timer.elapsed();
+        let (session, sampler, answer, _) = self.split();
+        session.prefill(&prompt)?;
+        let time = timer.elapsed();
+        answer.text.tokens = session.tokens().to_vec();
+        answer.begin(sampler, session.logits())?;
         self.n_cached = self.session().cached_tokens();
         self.n_prompt = prompt.len() - self.n_cached.total();
         self.start = self.session().position() as isize;
-        // What is forced waits until it is known how many tokens there may be.
-        if self.forced().is_empty() {
-            self.sample()?;
-        }
+        self.timings.prefill = time;
         self.timings.first_token = self.begun.elapsed();
         Ok(())
     }
 
-    /// The tokens that the sampler's mask forces next.
-    fn forced(&mut self) -> Vec<u32> {
-        let Some((_, sampler)) = &mut self.parts else {
-            return Vec::new();
-        };
-        self.writer.forced(sampler.borrow_mut())
-    }
-
-    /// Computes the token that waits and what the mask forces behind it, in one pass, unless drafts
-    /// have done that, and samples what follows; or ends.
-    fn decode(&mut self) -> Result<(), DecodeError> {
+    /// Computes what the answer needs next, and takes one token, with those that are forced before
+    /// it; or ends.
+    fn step(&mut self) -> Result<(), DecodeError> {
         let timer = Timer::start();
-        let is_full = self.position_of(self.tokens().len()) > self.session().position();
-        let room = self.session().n_ctx() - self.session().position();
-        let Some((_, sampler)) = &mut self.parts else {
-            return Ok(());
-        };
-        let sampler = sampler.borrow_mut();
-        let forced = self.writer.forced(sampler);
-        let forced = self.writer.go_on(sampler, forced, (room, is_full))?;
+        let (session, sampler, answer, _) = self.split();
+        session.take_ahead();
+        answer.next_rows(sampler, &mut session.seq, &session.outputs.logits)?;
+        let is_over = answer.writer.reason().is_some();
+        let is_missing = answer.n_missing(&session.seq) > 0;
         self.timings.sample += timer.elapsed();
-        if self.writer.reason().is_some() {
+        if !is_over && is_missing {
+            self.compute()?;
+        }
+        let timer = Timer::start();
+        let (session, sampler, answer, _) = self.split();
+        // The limit may be raised before the next piece is wanted.
+        if answer.writer.reason().is_some() || answer.writer.n_left() == 0 {
             return Ok(());
         }
-        let pieces = self.compute(&forced)?;
-        let timer = Timer::start();
-        let Some((_, sampler)) = &mut self.parts else {
-            return Ok(());
-        };
-        let kept = self.writer.take_forced(sampler.borrow_mut(), pieces)?;
-        self.timings.sample += timer.elapsed();
-        match kept {
-            Some(n) => self.keep(n),
-            None if self.writer.n_left() > 0 => self.sample()?,
-            None => {}
-        }
-        Ok(())
-    }
-
-    /// Computes the token that waits and `forced` behind it, as far as they were not drafted, and
-    /// new drafts; the pieces of `forced`, without text.
-    fn compute(&mut self, forced: &[u32]) -> Result<Vec<Piece>, DecodeError> {
-        let timer = Timer::start();
-        let Generation {
-            parts: Some((session, sampler)),
-            writer,
-            speculator,
-            passes,
-            drafts,
-            ..
-        } = self
-        else {
-            return Ok(Vec::new());
-        };
-        let (session, sampler): (&mut Session, &mut Sampler) =
-            ((*session).borrow_mut(), (*sampler).borrow_mut());
-        let mut pieces: Vec<Piece> = forced.iter().map(|&token| Piece::new(token)).collect();
-        let mut n = 0;
-        while n < forced.len() && session.is_drafted(forced[n]) {
-            writer.tell(&mut pieces[n], sampler, session.logits());
-            session.accept(forced[n]);
-            n += 1;
-        }
-        if let Some(speculator) = speculator {
-            speculator.accepted(n);
-        }
-        let forced = &forced[n..];
-        if session.is_ahead() || !forced.is_empty() {
+        answer.consume(sampler, &mut session.seq, &session.outputs.logits)?;
+        if answer.n_missing(&session.seq) > 0 {
             session.drop_drafts();
-            drafts.clear();
-            if let Some(speculator) = speculator {
-                let room = session.n_draftable(forced.len());
-                let n = room.min(writer.n_left().saturating_sub(forced.len() + 1));
-                speculator.draft(
-                    (&session.engine, passes),
-                    &session.seq,
-                    (session.tokens(), forced),
-                    n,
-                    drafts,
-                );
+            // A full context is shifted, if the session was made for it.
+            if session.seq.context_shift.is_some() && session.position() == session.n_ctx() {
+                let n_dropped = session.shift()?;
+                answer.shifted(n_dropped, session.tokens());
+                self.start -= n_dropped as isize;
             }
-            loop {
-                let mut next = pieces[n..].iter_mut();
-                let mut tell = |logits: &[f32]| {
-                    next.next()
-                        .into_iter()
-                        .for_each(|piece| writer.tell(piece, sampler, logits))
-                };
-                match session.catch_up_with(forced, drafts, writer.logprobs.is_some(), &mut tell) {
-                    // What cannot be computed may be a draft.
-                    Err(error)
-                        if !drafts.is_empty() && !matches!(error, SessionError::Cancelled) =>
-                    {
-                        drafts.clear()
-                    }
-                    outcome => break outcome?,
-                }
-            }
-            self.n_passes += 1;
         }
+        self.timings.sample += timer.elapsed();
+        Ok(())
+    }
+
+    /// Computes the tokens that the answer wants computed, and drafts behind them.
+    fn compute(&mut self) -> Result<(), DecodeError> {
+        let timer = Timer::start();
+        let (session, sampler, answer, passes) = self.split();
+        session.drop_drafts();
+        let n_missing = answer.n_missing(&session.seq);
+        if let Some(asked) = answer.ask(&session.engine, &session.seq, session.n_batch) {
+            passes.draft(&session.engine, n_missing, &mut [asked]);
+        }
+        let n_vocab = session.model().hparams().n_vocab;
+        let outcome = loop {
+            // A hook sees every token.
+            let (_, first) = answer.rows(&session.seq);
+            let first = if session.seq.hook.is_some() { 0 } else { first };
+            let (position, n_drafts) = (session.position(), answer.text.drafts.len());
+            if n_drafts > 0 {
+                session.seq.kv.hold(position);
+            }
+            let Answer {
+                writer,
+                text,
+                forced,
+                ..
+            } = &mut *answer;
+            let (pass, probe) = (text.pass(position), &mut NoProbe);
+            let mut tell = |rows: OutputRows<'_>| {
+                let rows = rows.logits.chunks_exact(n_vocab);
+                rows.for_each(|row| forced.tell(writer, sampler, row));
+            };
+            let outcome =
+                session.passes(TokenKind::Generated, pass, first, false, probe, &mut tell);
+            let Err(error) = outcome else {
+                break answer.computed(sampler, &mut session.seq, &[]);
+            };
+            answer.drop_drafts(&mut session.seq);
+            // What cannot be computed may be a draft.
+            if n_drafts == 0 || matches!(error, SessionError::Cancelled) {
+                break Err(error.into());
+            }
+        };
         self.timings.decode += timer.elapsed();
-        Ok(pieces)
+        outcome
     }
 
-    fn sample(&mut self) -> Result<(), DecodeError> {
-        let timer = Timer::start();
-        let Some((session, sampler)) = &mut self.parts else {
-            return Ok(());
+    /// Lets the session hold the prompt and the tokens generated: the last one may wait for the
+    /// next pass.
+    fn settle(&mut self) -> Result<(), DecodeError> {
+        let last = self.tokens().last().copied();
+        let end = self.position_of(self.tokens().len());
+        let kept = match self.answer.writer.reason() {
+            Some(StopReason::StopString) => self.position_of(self.answer.writer.n_kept),
+            _ => end,
         };
-        let (session, sampler): (&Session, &mut Sampler) =
-            ((*session).borrow(), sampler.borrow_mut());
-        self.pending = self
-            .writer
-            .sample(sampler, session.logits(), session.tokens())?;
-        self.timings.sample += timer.elapsed();
-        Ok(())
-    }
-
-    /// Advances by one token, and those that are forced before it: their pieces are held, or the
-    /// generation has ended.
-    fn advance(&mut self) -> Result<(), DecodeError> {
-        self.prefill()?;
-        if self.writer.n_left() == 0 {
-            self.writer.end(StopReason::MaxTokens);
-            return Ok(());
+        let (session, ..) = self.split();
+        if let Some(token) = last.filter(|_| session.position() + 1 == end) {
+            session.push_ahead(token)?;
         }
-        if self.pending.is_none() {
-            self.decode()?;
-        }
-        let Some(piece) = self.pending.take() else {
-            return Ok(());
-        };
-        let token = piece.token;
-        if self.writer.is_eog(token) {
-            self.writer.end(StopReason::EndOfGeneration);
-            return Ok(());
-        }
-        let timer = Timer::start();
-        self.writer.hold(piece)?;
-        if self.session_mut().accept(token) {
-            self.speculator
-                .iter_mut()
-                .for_each(|speculator| speculator.accepted(1));
-        } else {
-            self.make_room()?;
-            self.session_mut().push_ahead(token)?;
-        }
-        if let Some(n) = self.writer.release() {
-            self.keep(n);
-        }
-        self.timings.sample += timer.elapsed();
-        Ok(())
-    }
-
-    /// Shifts a context that is full, if the session was made for it.
-    fn make_room(&mut self) -> Result<(), DecodeError> {
-        let session = self.session_mut();
-        if session.seq.context_shift.is_some() && session.position() == session.n_ctx() {
-            let n_dropped = session.shift()?;
-            self.start -= n_dropped as isize;
-            self.speculator
-                .iter_mut()
-                .for_each(|speculator| speculator.shifted(n_dropped));
+        if kept < session.position() {
+            session.cut(kept, Cut::AnswerShortened);
         }
         Ok(())
     }
@@ -489,24 +376,16 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
             .unwrap_or(0)
     }
 
-    /// Takes all but the first `n` generated tokens out of the session.
-    fn keep(&mut self, n: usize) {
-        let position = self.position_of(n);
-        self.session_mut().cut(position, Cut::AnswerShortened);
-    }
-
     /// Takes out of the session the tokens whose pieces nobody was given.
     fn take_back(&mut self) {
-        let end = self.position_of(self.writer.n_out());
-        let nobody_has = self.writer.forget();
-        if let Some((session, _)) = self.parts.as_mut().filter(|_| nobody_has) {
-            let session: &mut Session = session.borrow_mut();
-            if end < session.position() {
+        let end = self.position_of(self.answer.writer.n_out);
+        let nobody_has = self.answer.writer.forget();
+        if self.parts.is_some() {
+            let (session, ..) = self.split();
+            if nobody_has && end < session.position() {
                 session.cut(end, Cut::AnswerShortened);
             }
-        }
-        if let Some((session, _)) = &mut self.parts {
-            (*session).borrow_mut().drop_drafts();
+            session.drop_drafts();
         }
     }
 }
@@ -515,14 +394,19 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Iterator for Generation<S, P>
     type Item = Result<Piece, DecodeError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        while !self.writer.is_ready() && self.writer.reason().is_none() && !self.failed {
-            if let Err(error) = self.advance() {
+        let is_wanted = |writer: &PieceWriter| !writer.is_ready() && writer.reason().is_none();
+        while is_wanted(&self.answer.writer) && !self.failed {
+            let outcome = self.prefill().and_then(|()| {
+                let outcome = self.step();
+                outcome.and(self.settle())
+            });
+            if let Err(error) = outcome {
                 self.failed = true;
                 self.take_back();
                 return Some(Err(error));
             }
         }
-        self.writer.pop().map(Ok)
+        self.answer.writer.pop().map(Ok)
     }
 }
 

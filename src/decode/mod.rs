@@ -1,5 +1,6 @@
 //! Decoding: from logits to tokens to text, several tokens per pass where that is faster.
 
+pub(crate) mod answer;
 pub(crate) mod error;
 pub(crate) mod generate;
 pub(crate) mod output;

@@ -105,8 +105,8 @@ pub(crate) struct PieceWriter {
     stream: Option<TextStream>,
     /// Stop strings with their indices.
     stop: Vec<(usize, String)>,
-    /// Index of the one that appeared.
-    stopped_by: Option<usize>,
+    /// Index of the one that appeared: see [`Finish::stop`].
+    pub(super) stopped_by: Option<usize>,
     pub(crate) max_tokens: usize,
     /// Log-probabilities to return: of the token, and of this many others.
     pub(crate) logprobs: Option<usize>,
@@ -118,9 +118,12 @@ pub(crate) struct PieceWriter {
     text: String,
     /// Tokens generated.
     tokens: Vec<u32>,
-    /// Pieces that were handed out.
-    n_out: usize,
-    rest: String,
+    /// Number of pieces that were handed out.
+    pub(super) n_out: usize,
+    /// After a stop string, the number of tokens of the text before it.
+    pub(super) n_kept: usize,
+    /// See [`Generation::rest`](crate::decode::Generation::rest).
+    pub(super) rest: String,
     reason: Option<StopReason>,
 }
 
@@ -149,6 +152,7 @@ impl PieceWriter {
             text: String::new(),
             tokens: Vec::new(),
             n_out: 0,
+            n_kept: 0,
             rest: String::new(),
             reason: None,
         }
@@ -169,11 +173,6 @@ impl PieceWriter {
             .collect();
     }
 
-    /// See [`Finish::stop`].
-    pub(crate) fn stopped_by(&self) -> Option<usize> {
-        self.stopped_by
-    }
-
     /// Generated tokens, including those of a stop string.
     pub(crate) fn tokens(&self) -> &[u32] {
         &self.tokens
@@ -182,16 +181,6 @@ impl PieceWriter {
     /// Number of tokens that may still be generated.
     pub(crate) fn n_left(&self) -> usize {
         self.max_tokens.saturating_sub(self.tokens.len())
-    }
-
-    /// Number of pieces that were handed out.
-    pub(crate) fn n_out(&self) -> usize {
-        self.n_out
-    }
-
-    /// See [`Generation::rest`](crate::decode::Generation::rest).
-    pub(crate) fn rest(&self) -> &str {
-        &self.rest
     }
 
     /// Why the answer ended, once it has.
@@ -212,32 +201,6 @@ impl PieceWriter {
         tokenizer.map_or_else(Vec::new, |tokenizer| {
             sampler.forced(&|text| tokenizer.encode_inside(text))
         })
-    }
-
-    /// Truncates forced tokens to those to be computed: at most `room`, and at most the number
-    /// still allowed. Ends where the text ends, or if `is_full` says that the token before them
-    /// did not fit.
-    pub(crate) fn go_on(
-        &mut self,
-        sampler: &mut Sampler,
-        mut forced: Vec<u32>,
-        (room, is_full): (usize, bool),
-    ) -> Result<Vec<u32>, DecodeError> {
-        match forced.iter().position(|&token| self.is_eog(token)) {
-            Some(0) => {
-                if self.accept(sampler, forced[0])? {
-                    self.end(StopReason::EndOfGeneration);
-                }
-                return Ok(Vec::new());
-            }
-            Some(n) => forced.truncate(n),
-            None => {}
-        }
-        if is_full {
-            self.end(StopReason::ContextFull);
-        }
-        forced.truncate(room.min(self.n_left()));
-        Ok(forced)
     }
 
     /// The logits of tokens. Embedding tables are padded; rows after the vocabulary are not tokens.
@@ -289,7 +252,11 @@ impl PieceWriter {
 
     /// Lets the sampler's mask accept a token that was not sampled; `false` where the mask cannot
     /// go on, which ends the text before the token.
-    fn accept(&mut self, sampler: &mut Sampler, token: u32) -> Result<bool, DecodeError> {
+    pub(super) fn accept(
+        &mut self,
+        sampler: &mut Sampler,
+        token: u32,
+    ) -> Result<bool, DecodeError> {
         let accepted = match sampler.mask_mut() {
             Some(mask) => mask.accept(token).map_err(SampleError::from),
             None => Ok(()),
@@ -306,26 +273,6 @@ impl PieceWriter {
         }
     }
 
-    /// Takes forced pieces that were computed, up to a stop string or a limit of the mask. If one
-    /// ended the text, returns the number of its tokens.
-    pub(crate) fn take_forced(
-        &mut self,
-        sampler: &mut Sampler,
-        pieces: impl IntoIterator<Item = Piece>,
-    ) -> Result<Option<usize>, DecodeError> {
-        for piece in pieces {
-            if !self.accept(sampler, piece.token)? {
-                return Ok(Some(self.tokens.len()));
-            }
-            self.hold(piece)?;
-            let kept = self.release();
-            if kept.is_some() {
-                return Ok(kept);
-            }
-        }
-        Ok(None)
-    }
-
     /// Gives a piece its text, and holds it back until [`Self::release`].
     pub(crate) fn hold(&mut self, mut piece: Piece) -> Result<(), DecodeError> {
         let Some(stream) = &mut self.stream else {
@@ -339,16 +286,16 @@ impl PieceWriter {
         Ok(())
     }
 
-    /// Makes pieces ready that cannot be part of a stop string. If a stop string ended the text,
-    /// returns the number of its tokens.
-    pub(crate) fn release(&mut self) -> Option<usize> {
+    /// Makes pieces ready that cannot be part of a stop string. Returns whether one ended the text.
+    pub(crate) fn release(&mut self) -> bool {
         let found = self
             .stop
             .iter()
             .filter_map(|(i, s)| Some((self.text.find(s.as_str())?, *i)));
         if let Some((at, i)) = found.min() {
             self.stopped_by = Some(i);
-            return Some(self.end_before(at));
+            self.end_before(at);
+            return true;
         }
         let is_beginning = |from: &usize| {
             self.stop
@@ -360,7 +307,7 @@ impl PieceWriter {
             .find(is_beginning);
         let n = self.n_whole(free.unwrap_or(self.text.len()));
         self.make_ready(n);
-        None
+        false
     }
 
     /// Number of pieces, among those not ready, that end within the first `len` bytes of their
@@ -377,34 +324,22 @@ impl PieceWriter {
             .map_or(0, |(i, _)| i + 1)
     }
 
-    fn make_ready(&mut self, n: usize) {
-        let len = self
-            .pieces
-            .iter()
-            .skip(self.n_ready)
-            .take(n)
-            .map(|held| held.piece.text.len())
-            .sum::<usize>();
+    /// Returns the length of their text.
+    fn make_ready(&mut self, n: usize) -> usize {
+        let pieces = self.pieces.range(self.n_ready..self.n_ready + n);
+        let len = pieces.map(|held| held.piece.text.len()).sum();
         self.text.drain(..len);
         self.n_ready += n;
+        len
     }
 
-    /// Ends before a stop string at byte `at` of the text that is not ready; returns the number of
-    /// tokens of the text.
-    fn end_before(&mut self, at: usize) -> usize {
-        let n = self.n_whole(at);
-        let kept = self
-            .pieces
-            .iter()
-            .skip(self.n_ready)
-            .take(n)
-            .map(|held| held.piece.text.len())
-            .sum::<usize>();
-        self.rest = self.text[kept..at].to_owned();
-        let first_cut = self.pieces.drain(self.n_ready + n..).next();
-        self.make_ready(n);
+    /// Ends before a stop string at byte `at` of the text that is not ready.
+    fn end_before(&mut self, at: usize) {
+        let kept = self.make_ready(self.n_whole(at));
+        self.rest = self.text[..at - kept].to_owned();
+        let first_cut = self.pieces.drain(self.n_ready..).next();
         self.text.clear();
-        let n_kept = self.n_out + self.n_ready;
+        self.n_kept = self.n_out + self.n_ready;
         if let Some(Held { mut piece, .. }) = first_cut.filter(|_| !self.rest.is_empty()) {
             piece.text.clone_from(&self.rest);
             self.pieces.push_back(Held {
@@ -414,7 +349,6 @@ impl PieceWriter {
             self.n_ready += 1;
         }
         self.reason = Some(StopReason::StopString);
-        n_kept
     }
 
     /// Ends the answer; held pieces can be handed out.

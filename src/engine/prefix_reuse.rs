@@ -108,6 +108,7 @@ impl Sequence {
 
     /// Leaves its keys and values to the prefix cache, if that is on.
     fn store(&mut self) {
+        self.drop_drafts();
         let n = self.kv.len();
         // Keys that were turned are not those of its tokens.
         if self.n_dropped > 0 {

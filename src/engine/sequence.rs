@@ -37,6 +37,8 @@ pub struct Sequence {
     tokens: Vec<u32>,
     /// Kind of each token.
     kinds: Vec<TokenKind>,
+    /// How many tokens at the end are drafts that were computed, and no part of the text yet.
+    drafts: usize,
     n_ctx: usize,
     /// See [`SessionOptions::exact`](crate::engine::SessionOptions::exact).
     pub(crate) exact: bool,
@@ -60,7 +62,7 @@ impl fmt::Debug for Sequence {
         write!(
             f,
             "Sequence {{ position: {}, n_ctx: {}, .. }}",
-            self.tokens.len(),
+            self.position(),
             self.n_ctx
         )
     }
@@ -86,6 +88,7 @@ impl Sequence {
             hook: None,
             tokens: Vec::new(),
             kinds: Vec::new(),
+            drafts: 0,
             n_ctx,
             exact: options.exact,
             prefix: options.prefix.clone(),
@@ -142,12 +145,47 @@ impl Sequence {
 
     /// Number of tokens it holds, which is the position of the next one.
     pub fn position(&self) -> usize {
-        self.tokens.len()
+        self.tokens.len().saturating_sub(self.drafts)
     }
 
     /// The tokens it holds.
     pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+        &self.tokens[..self.position()]
+    }
+
+    /// Number of drafts behind its tokens.
+    pub(crate) fn n_drafts(&self) -> usize {
+        self.drafts
+    }
+
+    /// Makes its last `n` tokens drafts, to be [accepted](Sequence::accept_draft) one by one.
+    pub(crate) fn set_drafts(&mut self, n: usize) {
+        self.drafts = n;
+    }
+
+    /// Takes `token` into the text if it is the next draft.
+    pub(crate) fn accept_draft(&mut self, token: u32) -> bool {
+        let is_drafted = self.next_draft() == Some(token);
+        if is_drafted {
+            self.drafts -= 1;
+            if self.drafts == 0 {
+                self.kv.release();
+            }
+        }
+        is_drafted
+    }
+
+    /// The next draft.
+    pub(crate) fn next_draft(&self) -> Option<u32> {
+        self.tokens.get(self.position()).copied()
+    }
+
+    /// Forgets the drafts that were not accepted, as if they had never been computed.
+    pub(crate) fn drop_drafts(&mut self) {
+        if self.drafts > 0 {
+            self.truncate(self.position());
+            self.kv.release();
+        }
     }
 
     /// Kind of each token.
@@ -200,6 +238,7 @@ impl Sequence {
     pub(crate) fn truncate(&mut self, position: usize) {
         self.tokens.truncate(position);
         self.kinds.truncate(position);
+        self.drafts = 0;
         self.kv.truncate(position);
         if let Some(pooling) = &mut self.pooling {
             pooling.truncate(position);
@@ -295,6 +334,7 @@ impl Sequence {
             hook: self.hook.as_ref().map(|hook| hook.fork()),
             tokens: Vec::new(),
             kinds: Vec::new(),
+            drafts: 0,
             n_ctx: self.n_ctx,
             exact: self.exact,
             prefix: self.prefix.clone(),
@@ -308,6 +348,7 @@ impl Sequence {
         fork.reserve(self.tokens.len())?;
         fork.tokens.extend_from_slice(&self.tokens);
         fork.kinds.extend_from_slice(&self.kinds);
+        fork.truncate(self.position());
         Ok(fork)
     }
 }

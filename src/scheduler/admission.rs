@@ -1,6 +1,7 @@
 //! Which requests are taken.
 
 use crate::clock::Timer;
+use crate::decode::answer::Answer;
 use crate::decode::output::{PieceWriter, Timings};
 use crate::decode::speculative::ngram::RecentTexts;
 use crate::decode::speculative::{Speculation, Speculator};
@@ -12,8 +13,7 @@ use crate::engine::sequence::Sequence;
 use crate::kv::Reserved;
 use crate::lora::Adapter;
 use crate::scheduler::ScheduleError;
-use crate::scheduler::answer::{Drafts, Live};
-use crate::scheduler::answer::{Place, RequestRows};
+use crate::scheduler::live::{Live, Place, RequestRows};
 use crate::scheduler::request::{Observer, Request, RequestId};
 use crate::scheduler::stream::{self, Stream, Wake};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -114,18 +114,12 @@ impl Terms {
         options: &ScheduleOptions,
         observer: Box<dyn Observer>,
     ) -> Result<Terms, SessionError> {
-        let ScheduleOptions {
-            session,
-            n_parallel,
-            max_requests,
-            n_pieces,
-            ..
-        } = options;
+        let session = &options.session;
         let sizes = [
             ("n_batch", session.n_batch),
-            ("n_parallel", *n_parallel),
-            ("max_requests", *max_requests),
-            ("n_pieces", *n_pieces),
+            ("n_parallel", options.n_parallel),
+            ("max_requests", options.max_requests),
+            ("n_pieces", options.n_pieces),
         ];
         if let Some((option, value)) = sizes.into_iter().find(|(_, value)| *value == 0) {
             return Err(SessionError::Option {
@@ -174,64 +168,44 @@ impl Terms {
         request: Request,
         wake: &Arc<Wake>,
     ) -> Result<(Box<Live>, Stream), ScheduleError> {
-        let Request {
-            tokens,
-            sampler,
-            max_tokens,
-            stop,
-            logprobs,
-            prompt_logprobs,
-            special,
-            ..
-        } = request;
-        let Request {
-            priority,
-            deadline,
-            adapters,
-            salt,
-            speculation,
-            kv_type,
-            ..
-        } = request;
         let place = self.place()?;
-        let mut writer = PieceWriter::new(self.engine.model(), special);
+        let mut writer = PieceWriter::new(self.engine.model(), request.special);
         if !writer.has_text() {
             return Err(SessionError::NoTokenizer.into());
         }
-        self.engine.check(&self.empty, &tokens)?;
-        let layout = match kv_type {
+        self.engine.check(&self.empty, &request.tokens)?;
+        let layout = match request.kv_type {
             Some(kind) => self.engine.layout(kind.into())?,
             None => Arc::clone(self.empty.kv.layout()),
         };
-        writer.set_stop(stop);
-        (writer.max_tokens, writer.logprobs) = (max_tokens, logprobs);
-        let speculator =
-            speculation.map(|speculation| self.speculator(speculation, salt.as_deref()));
+        writer.set_stop(request.stop);
+        (writer.max_tokens, writer.logprobs) = (request.max_tokens, request.logprobs);
+        let n_prompt = request.tokens.len();
+        let lasts_until = |time| self.clock.elapsed().saturating_add(time);
+        let mut answer = Answer::new(writer);
+        answer.text.tokens = request.tokens;
+        answer.speculator = request
+            .speculation
+            .map(|speculation| self.speculator(speculation, request.salt.as_deref()));
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let (sender, stream) = stream::stream(id, self.options.n_pieces, wake);
         let live = Live {
             id,
             rank: (0, id.0),
-            priority,
-            deadline: deadline.map(|deadline| self.clock.elapsed().saturating_add(deadline)),
-            sampler,
-            writer,
-            adapters,
-            salt,
+            priority: request.priority,
+            deadline: request.deadline.map(lasts_until),
+            sampler: request.sampler,
+            answer,
+            adapters: request.adapters,
+            salt: request.salt,
             sender,
-            n_prompt: tokens.len(),
-            n_unseen: if prompt_logprobs { tokens.len() } else { 0 },
+            n_prompt,
+            n_unseen: usize::from(request.prompt_logprobs) * n_prompt,
             kinds: Vec::new(),
             layout,
             n_cached: CachedTokens::default(),
-            n_read: tokens.len(),
-            tokens,
+            n_read: n_prompt,
             read_to: None,
-            forced: Vec::new(),
-            n_told: 0,
-            speculator,
-            drafts: Drafts::default(),
-            n_passes: 0,
             has_begun: false,
             seq: None,
             pooling: None,

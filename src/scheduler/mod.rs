@@ -1,8 +1,8 @@
 //! Many requests at a time.
 
 pub(crate) mod admission;
-pub(crate) mod answer;
 pub(crate) mod error;
+pub(crate) mod live;
 pub(crate) mod pacing;
 pub(crate) mod request;
 pub(crate) mod schedule;

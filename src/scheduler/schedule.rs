@@ -15,9 +15,8 @@
 
 use crate::clock::Timer;
 use crate::compute::arena::reuse;
-use crate::decode::output::{Finish, StopReason};
-use crate::decode::speculative::passes::{Asked, DraftPasses};
-use crate::decode::speculative::{DraftStats, Speculator, best_length};
+use crate::decode::output::StopReason;
+use crate::decode::speculative::{Asked, DraftPasses};
 use crate::engine::SessionError;
 use crate::engine::batch::Slot;
 use crate::engine::engine::{Engine, PiecePass};
@@ -28,7 +27,7 @@ use crate::layers::outputs::Outputs;
 use crate::lora::Adapter;
 use crate::scheduler::ScheduleError;
 use crate::scheduler::admission::{ScheduleOptions, Terms};
-use crate::scheduler::answer::{Live, RequestRows};
+use crate::scheduler::live::{Live, RequestRows};
 use crate::scheduler::pacing::Pace;
 use crate::scheduler::request::{NoObserver, Observer, Request};
 use crate::scheduler::stream::{Stream, Wake};
@@ -80,12 +79,9 @@ pub struct Schedule {
     /// The pass over prompts of which some parts are computed, and of how many requests.
     piece: PiecePass,
     n_reading: usize,
-    /// Memory for [`Schedule::draft`]: who drafts; how probable each guess is, and its request;
-    /// drafts for each request.
+    /// Memory for [`Schedule::draft`].
     asked: Vec<Asked<'static>>,
     passes: DraftPasses,
-    chances: Vec<(f64, usize)>,
-    lengths: Vec<usize>,
 }
 
 impl std::fmt::Debug for Schedule {
@@ -144,8 +140,6 @@ impl Schedule {
             n_reading: 0,
             asked: Vec::new(),
             passes: DraftPasses::default(),
-            chances: Vec::new(),
-            lengths: Vec::new(),
         }
     }
 
@@ -234,14 +228,14 @@ impl Schedule {
         };
         for i in (0..self.running.len()).rev() {
             if let Some(reason) = reason(&self.running[i]) {
-                self.running[i].writer.end(reason);
+                self.running[i].answer.writer.end(reason);
                 let live = self.running.remove(i);
                 self.end(live, Ok(()));
             }
         }
         for i in (0..self.queue.len()).rev() {
             if let Some(reason) = reason(&self.queue[i]) {
-                self.queue[i].writer.end(reason);
+                self.queue[i].answer.writer.end(reason);
                 self.queue
                     .remove(i)
                     .into_iter()
@@ -263,22 +257,9 @@ impl Schedule {
             .map(Sequence::take_pooled)
             .unwrap_or_default();
         live.release_sequence();
-        let outcome = outcome.map(|()| Finish {
-            reason: live.writer.reason().expect("an answer ends for a reason"),
-            stop: live.writer.stopped_by(),
-            n_prompt: n_prompt.saturating_sub(live.n_cached.total()),
-            n_cached: live.n_cached,
-            n_generated: live.writer.tokens().len(),
-            drafts: DraftStats {
-                n_passes: live.n_passes,
-                ..live
-                    .speculator
-                    .as_ref()
-                    .map(Speculator::stats)
-                    .unwrap_or_default()
-            },
-            timings: live.timings,
-        });
+        let n_prompt = n_prompt.saturating_sub(live.n_cached.total());
+        let finish = live.answer.finish((n_prompt, live.n_cached), live.timings);
+        let outcome = outcome.map(|()| finish.expect("an answer ends for a reason"));
         self.terms.observer.ended(live.id, outcome.as_ref());
         live.hand_out();
         live.sender.end(outcome, pooled);
@@ -401,64 +382,29 @@ impl Schedule {
     /// pass that reads prompts has no time for guesses.
     fn draft(&mut self) {
         self.running.iter_mut().for_each(|live| live.drop_drafts());
-        if self.running.iter().all(|live| live.speculator.is_none()) {
+        if self
+            .running
+            .iter()
+            .all(|live| live.answer.speculator.is_none())
+        {
             return;
         }
         let reads = |live: &Live| !live.next_rows(0).is_decoding && !live.is_paused();
         if self.running.iter().any(|live| reads(live)) {
             return;
         }
-        let Schedule {
-            terms,
-            running,
-            asked,
-            passes,
-            chances,
-            lengths,
-            ..
-        } = self;
-        let engine = &terms.engine;
-        chances.clear();
-        lengths.clear();
-        lengths.resize(running.len(), 0);
-        let decoding = || {
-            running
-                .iter()
-                .enumerate()
-                .filter(|(_, live)| !live.is_paused())
-        };
-        let mut n_rows = decoding().map(|(_, live)| live.next_rows(0).n).sum();
-        let mut all = reuse(std::mem::take(asked));
-        all.extend(
-            running
+        let decoding = || self.running.iter().filter(|live| !live.is_paused());
+        let n_rows = decoding().map(|live| live.next_rows(0).n).sum();
+        let engine = &self.terms.engine;
+        let mut asked = reuse(std::mem::take(&mut self.asked));
+        asked.extend(
+            self.running
                 .iter_mut()
                 .filter(|live| !live.is_paused())
                 .filter_map(|live| live.ask(engine)),
         );
-        passes.guess(engine, n_rows, &mut all);
-        *asked = reuse(all);
-        let decoding = running
-            .iter()
-            .enumerate()
-            .filter(|(_, live)| !live.is_paused());
-        for (i, speculator) in decoding.filter_map(|(i, live)| Some((i, live.speculator.as_ref()?)))
-        {
-            let probabilities = speculator.probabilities();
-            if speculator.is_fixed() {
-                lengths[i] = probabilities.len();
-                n_rows += lengths[i];
-            } else {
-                chances.extend(probabilities.iter().map(|&p| (p, i)));
-            }
-        }
-        // Those of a sequence descend: how many are among the first, not which, is what counts.
-        chances.sort_unstable_by(|(a, _), (b, _)| b.total_cmp(a));
-        let n = best_length(&engine.times(), n_rows, chances.iter().map(|(p, _)| *p));
-        chances[..n].iter().for_each(|&(_, i)| lengths[i] += 1);
-        running
-            .iter_mut()
-            .zip(lengths)
-            .for_each(|(live, n)| live.take_drafts(*n));
+        self.passes.draft(engine, n_rows, &mut asked);
+        self.asked = reuse(asked);
     }
 
     /// Chooses the rows of the next step, and takes their pages. Returns how many decode, and how
@@ -658,53 +604,49 @@ impl Schedule {
                 return Some(time);
             }
         }
-        let n_vocab = terms.engine.model().hparams().n_vocab;
         let (mut i, mut slot) = (0, 0);
-        while let Some(live) = self.running.get_mut(i) {
-            if !taken(live) {
-                i += 1;
-                continue;
-            }
-            // Whose rows cannot be computed fails alone.
-            let (outcome, at) = match outcome {
-                Ok(_) => (Ok(()), slot),
-                Err(_) if live.rows.is_decoding => {
-                    // Of its drafts, too.
-                    live.drop_drafts();
-                    live.rows = live.next_rows(0);
-                    (
-                        self.terms
-                            .engine
-                            .step(&mut [live.slot()], &mut self.outputs, &self.cancel),
-                        0,
-                    )
-                }
-                Err(_) => (
-                    self.terms
-                        .engine
-                        .step(&mut [live.slot()], &mut self.outputs, &self.cancel),
-                    0,
-                ),
-            };
-            slot += 1;
-            let had_token = !live.writer.tokens().is_empty();
-            let outcome = outcome.map_err(ScheduleError::from).and_then(|()| {
-                live.n_passes += usize::from(live.rows.is_decoding);
-                Ok(live.follow(self.outputs.logits(at), n_vocab)?)
-            });
-            live.drop_drafts();
-            if !had_token && !live.writer.tokens().is_empty() {
-                live.timings.first_token = live.since.elapsed();
-                self.terms.observer.first_token(live.id);
-            }
-            if outcome.is_err() || live.writer.reason().is_some() {
-                let live = self.running.remove(i);
-                self.end(live, outcome);
-            } else {
-                live.hand_out();
-                i += 1;
-            }
+        while let Some(live) = self.running.get(i) {
+            let is_taken = taken(live);
+            let goes_on = !is_taken || self.follow(i, outcome.is_ok().then_some(slot));
+            slot += usize::from(is_taken);
+            i += usize::from(goes_on);
         }
         outcome.is_ok().then_some(time)
+    }
+
+    /// Goes on with running request `i` after a pass that computed its rows as `slot`, or alone
+    /// after one that failed. Returns whether it still runs.
+    fn follow(&mut self, i: usize, slot: Option<usize>) -> bool {
+        let Terms {
+            engine, observer, ..
+        } = &*self.terms;
+        let live = &mut self.running[i];
+        let mut outcome = Ok(());
+        if slot.is_none() {
+            // Whose rows cannot be computed fails alone.
+            if live.rows.is_decoding {
+                // Of its drafts, too.
+                live.drop_drafts();
+                live.rows = live.next_rows(0);
+            }
+            outcome = engine.step(&mut [live.slot()], &mut self.outputs, &self.cancel);
+        }
+        let had_token = !live.answer.writer.tokens().is_empty();
+        let outcome = outcome.map_err(ScheduleError::from).and_then(|()| {
+            let logits = self.outputs.logits(slot.unwrap_or(0));
+            Ok(live.follow(logits)?)
+        });
+        live.drop_drafts();
+        if !had_token && !live.answer.writer.tokens().is_empty() {
+            live.timings.first_token = live.since.elapsed();
+            observer.first_token(live.id);
+        }
+        if outcome.is_err() || live.answer.writer.reason().is_some() {
+            let live = self.running.remove(i);
+            self.end(live, outcome);
+            return false;
+        }
+        live.hand_out();
+        true
     }
 }

@@ -8,7 +8,7 @@
 use crate::arch::KV_BLOCK;
 use crate::engine::options::CacheMode;
 use crate::scheduler::admission::Terms;
-use crate::scheduler::answer::Live;
+use crate::scheduler::live::Live;
 use crate::scheduler::schedule::Schedule;
 use std::sync::Arc;
 
@@ -86,10 +86,10 @@ fn shared(terms: &Terms, live: &Live, other: &Live) -> usize {
     if !may_share {
         return 0;
     }
-    let own = &live.tokens[..live.n_prompt.saturating_sub(1)];
+    let own = &live.answer.text.tokens[..live.n_prompt.saturating_sub(1)];
     let n = own
         .iter()
-        .zip(&other.tokens[..other.n_prompt])
+        .zip(&other.answer.text.tokens[..other.n_prompt])
         .take_while(|(a, b)| a == b)
         .count();
     if n >= prefix.min_cache_tokens.max(KV_BLOCK) {

@@ -3,7 +3,7 @@
 use crate::engine::engine::Engine;
 use crate::scheduler::ScheduleError;
 use crate::scheduler::admission::{ScheduleOptions, Terms};
-use crate::scheduler::answer::Live;
+use crate::scheduler::live::Live;
 use crate::scheduler::request::{NoObserver, Observer, Request};
 use crate::scheduler::schedule::Schedule;
 use crate::scheduler::stream::{Stream, Wake};

@@ -41,7 +41,7 @@ impl Session {
     /// If the file cannot be written, or the context was shifted.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), StateError> {
         self.check_unshifted()?;
-        if self.has_drafts() {
+        if self.seq.n_drafts() > 0 {
             return self.fork()?.save(path);
         }
         let kv = self.seq.kv.state();
@@ -56,7 +56,7 @@ impl Session {
     /// If it does not fit a GGUF file, or the context was shifted.
     pub fn to_bytes(&self) -> Result<Vec<u8>, StateError> {
         self.check_unshifted()?;
-        if self.has_drafts() {
+        if self.seq.n_drafts() > 0 {
             return self.fork()?.to_bytes();
         }
         Ok(self.writer(&self.seq.kv.state()).to_bytes()?)

@@ -58,12 +58,7 @@ pub struct Session {
     pub(crate) saved: Saved,
     /// Whether the last token was generated and never computed: the next pass begins with it.
     pub(crate) ahead: bool,
-    /// How many tokens at the end of the sequence are drafts that were computed and are no part of
-    /// the text yet.
-    drafts: usize,
-    /// Memory for the tokens of a pass with drafts.
-    pass: Vec<u32>,
-    n_batch: usize,
+    pub(crate) n_batch: usize,
     /// Of the last prompt.
     pub(crate) cached: CachedTokens,
     pub(crate) cancel: CancelToken,
@@ -127,8 +122,6 @@ impl Session {
             outputs,
             saved: Saved::default(),
             ahead: false,
-            drafts: 0,
-            pass: Vec::new(),
             cached: CachedTokens::default(),
             cancel: CancelToken::default(),
         })
@@ -156,18 +149,18 @@ impl Session {
 
     /// Tokens it holds: the position of the next one.
     pub fn position(&self) -> usize {
-        self.seq.position().saturating_sub(self.drafts)
+        self.seq.position()
     }
 
     /// The tokens it holds.
     pub fn tokens(&self) -> &[u32] {
-        &self.seq.tokens()[..self.position()]
+        self.seq.tokens()
     }
 
     /// Logits of what follows the last token computed, `(n_vocab)`; empty before the first, and
     /// after tokens were taken off the end.
     pub fn logits(&self) -> &[f32] {
-        self.outputs.before_last(self.drafts)
+        self.outputs.before_last(self.seq.n_drafts())
     }
 
     /// Number of threads.
@@ -295,10 +288,9 @@ impl Session {
     /// As [`Session::prefill`].
     pub fn catch_up(&mut self) -> Result<(), SessionError> {
         self.drop_drafts();
-        let Some(token) = self.ahead.then(|| self.seq.pop()).flatten() else {
+        let Some(token) = self.take_ahead() else {
             return Ok(());
         };
-        self.ahead = false;
         let outcome = self.passes(
             TokenKind::Generated,
             &[token],
@@ -313,114 +305,17 @@ impl Session {
         outcome
     }
 
-    /// Computes the token that waits, if there is one, and the generated tokens `forced` behind it
-    /// in one pass: the logits are then those of what follows the last. Behind them, it
-    /// computes `drafts`, to be [accepted](Session::accept) one by one. With `all`, hands over
-    /// the logits that precede each of `forced`, and those behind, in order. After an error the
-    /// session holds nothing of `forced` and `drafts`.
-    pub(crate) fn catch_up_with(
-        &mut self,
-        forced: &[u32],
-        drafts: &[u32],
-        all: bool,
-        each: &mut dyn FnMut(&[f32]),
-    ) -> Result<(), SessionError> {
-        if forced.is_empty() && drafts.is_empty() {
-            return self.catch_up();
-        }
-        self.drop_drafts();
-        let mut tokens = std::mem::take(&mut self.pass);
-        tokens.clear();
-        tokens.extend(forced.iter().chain(drafts));
-        self.engine.check(&self.seq, &tokens)?;
-        if all && !self.ahead {
-            each(self.logits());
-        }
-        let waiting = self.ahead.then(|| self.seq.pop()).flatten();
-        self.ahead = false;
-        let (begin, n_vocab) = (self.position(), self.model().hparams().n_vocab);
-        if let Some(token) = waiting {
-            tokens.insert(0, token);
-        }
-        // A hook sees every token.
-        let first = if all || self.seq.hook.is_some() {
-            0
-        } else {
-            (tokens.len() - drafts.len()).saturating_sub(1)
-        };
-        if !drafts.is_empty() {
-            self.seq.kv.hold(begin);
-        }
-        let outcome = self.passes(
-            TokenKind::Generated,
-            &tokens,
-            first,
-            false,
-            &mut NoProbe,
-            &mut |rows| {
-                if all {
-                    rows.logits.chunks_exact(n_vocab).for_each(&mut *each);
-                }
-            },
-        );
-        self.pass = tokens;
-        match (&outcome, waiting) {
-            (Ok(()), _) => self.drafts = drafts.len(),
-            (Err(_), Some(token)) if self.position() == begin => self.push_ahead(token)?,
-            _ => self.cut(begin + usize::from(waiting.is_some()), Cut::AnswerShortened),
-        }
-        if self.drafts == 0 && !drafts.is_empty() {
-            self.seq.kv.release();
-        }
-        outcome
-    }
-
-    /// How many drafts can be computed behind the tokens it holds and `n` forced ones, see
-    /// [`Engine::n_draftable`].
-    pub(crate) fn n_draftable(&self, n: usize) -> usize {
-        self.engine
-            .n_draftable(&self.seq, self.position() + n)
-            .min(self.n_batch.saturating_sub(n + 1))
-    }
-
-    /// Whether the sequence ends with drafts that are no part of the text yet.
-    pub(crate) fn has_drafts(&self) -> bool {
-        self.drafts > 0
-    }
-
-    /// Whether the next draft is `token`.
-    pub(crate) fn is_drafted(&self, token: u32) -> bool {
-        self.seq.tokens().get(self.position()) == Some(&token)
-    }
-
-    /// Takes `token` into the text if it is the next draft, whose row was computed already: the
-    /// logits are then those of what follows it. Otherwise forgets all drafts.
-    pub(crate) fn accept(&mut self, token: u32) -> bool {
-        let is_drafted = self.is_drafted(token);
-        if !is_drafted {
-            self.drop_drafts();
-        } else {
-            self.drafts -= 1;
-            if self.drafts == 0 {
-                self.seq.kv.release();
-            }
-        }
-        is_drafted
-    }
-
     /// Forgets the drafts that were not accepted, as if they had never been computed.
     pub(crate) fn drop_drafts(&mut self) {
-        if self.drafts > 0 {
-            self.outputs.drop_last(self.drafts);
-            self.seq.truncate(self.position());
-            self.seq.kv.release();
-            self.drafts = 0;
-        }
+        self.outputs.drop_last(self.seq.n_drafts());
+        self.seq.drop_drafts();
     }
 
-    /// Whether the last token waits to be computed.
-    pub(crate) fn is_ahead(&self) -> bool {
-        self.ahead
+    /// Takes out the token that waits to be computed, if there is one.
+    pub(crate) fn take_ahead(&mut self) -> Option<u32> {
+        std::mem::take(&mut self.ahead)
+            .then(|| self.seq.pop())
+            .flatten()
     }
 
     /// Appends `token`, to be computed by the next pass, if there is room.
@@ -548,8 +443,7 @@ impl Session {
     /// # Errors
     /// If there is no memory for its tokens and logits.
     pub fn fork(&self) -> Result<Session, SessionError> {
-        let mut seq = self.seq.fork()?;
-        seq.truncate(self.position());
+        let seq = self.seq.fork()?;
         let (n_vocab, mut outputs) = (self.model().hparams().n_vocab, Outputs::default());
         outputs.reserve(n_vocab, 0)?;
         outputs.set_last(self.logits(), n_vocab);
@@ -559,8 +453,6 @@ impl Session {
             outputs,
             saved: Saved::default(),
             ahead: self.ahead,
-            drafts: 0,
-            pass: Vec::new(),
             n_batch: self.n_batch,
             cached: self.cached,
             cancel: self.cancel.clone(),

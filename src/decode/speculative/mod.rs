@@ -22,7 +22,6 @@ use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
 use crate::engine::memory_plan::MAX_DRAFT;
 use crate::engine::row_times::RowTimes;
-use crate::engine::sequence::Sequence;
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -262,19 +261,9 @@ impl Tracked {
         if self.cost <= COSTLY * plain {
             return n;
         }
-        let (mut best, mut length) = (MARGIN * n_rows as f64 / plain, 0);
-        let (mut p, mut expected) = (1.0, n_rows as f64);
-        for i in 1..=n {
-            p *= self.accepted_of_all.0;
-            expected += n_texts as f64 * p;
-            let Some(time) = times.estimate(n_rows + n_texts * i) else {
-                break;
-            };
-            let rate = expected / (time + (n_texts * i) as f64 * self.cost);
-            if rate > best {
-                (best, length) = (rate, i);
-            }
-        }
+        let accepted = self.accepted_of_all.0;
+        let p = std::iter::successors(Some(accepted), |p| Some(p * accepted));
+        let length = best_length(times, n_rows, (n_texts, self.cost), p.take(n));
         self.n_skipped += 1;
         if length == 0 && self.n_skipped.is_multiple_of(RETRY) {
             n.min(1)
@@ -366,50 +355,20 @@ impl Speculator {
             .any(|tracked| tracked.drafter.reads_states())
     }
 
-    /// Adds drafts for the next pass of `seq` alone, at most `n`, to follow `text` and `more`.
-    pub(crate) fn draft(
-        &mut self,
-        (engine, passes): (&Engine, &mut DraftPasses),
-        seq: &Sequence,
-        text: (&[u32], &[u32]),
-        n: usize,
-        drafts: &mut Vec<u32>,
-    ) {
-        let n_rows = 1 + text.1.len();
-        passes.guess(engine, n_rows, &mut [Asked::new(self, seq, text, n)]);
-        let n = match self.length {
-            Some(_) => self.probabilities().len(),
-            None => best_length(
-                &engine.times(),
-                n_rows,
-                self.probabilities().iter().copied(),
-            ),
-        };
-        drafts.extend(self.take(n));
-    }
-
     /// Tells the drafters how the text went on, and asks each for as many guesses as pay, at most
     /// `n`.
-    fn ask(
-        &mut self,
-        (text, more): (&[u32], &[u32]),
-        n: usize,
-        times: &RowTimes,
-        rows: (usize, usize),
-    ) {
+    fn ask(&mut self, text: &[u32], n: usize, times: &RowTimes, rows: (usize, usize)) {
         let new = text.get(self.n_pushed..).unwrap_or(&[]);
-        let new_more = &more[self.n_pushed.saturating_sub(text.len()).min(more.len())..];
         for tracked in &mut self.drafters {
             let timer = Timer::start();
             tracked.push(new);
-            tracked.push(new_more);
             tracked.n_asked = match self.length {
                 Some(length) => n.min(length).min(MAX_DRAFT),
                 None => tracked.worth(times, rows, n.min(MAX_DRAFT)),
             };
             tracked.stats.time += timer.elapsed();
         }
-        self.n_pushed = text.len() + more.len();
+        self.n_pushed = text.len();
     }
 
     /// Takes the guesses of whoever is expected to gain most.
@@ -432,19 +391,14 @@ impl Speculator {
     }
 
     /// For each guess, how probable it is to be accepted, in descending order.
-    pub(crate) fn probabilities(&self) -> &[f64] {
+    fn probabilities(&self) -> &[f64] {
         self.drafters
             .get(self.current)
             .map_or(&[], |tracked| &tracked.p)
     }
 
-    /// Whether all guesses are to be computed, whatever that costs.
-    pub(crate) fn is_fixed(&self) -> bool {
-        self.length.is_some()
-    }
-
     /// The first `n` tokens of the draft, which a pass is to compute.
-    pub(crate) fn take(&mut self, n: usize) -> impl Iterator<Item = u32> {
+    fn take(&mut self, n: usize) -> impl Iterator<Item = u32> {
         let tracked = &mut self.drafters[self.current];
         tracked.stats.n_passes += usize::from(n > 0);
         tracked.stats.n_drafted += n;
@@ -477,21 +431,28 @@ impl Speculator {
     }
 }
 
-/// How many drafts a pass that has `n_rows` rows without them is to take so that most tokens per
-/// second are expected. The drafts have probabilities `p` to be accepted, in descending order.
-pub(crate) fn best_length(times: &RowTimes, n_rows: usize, p: impl Iterator<Item = f64>) -> usize {
+/// How many drafts a pass that has `n_rows` rows without them is to take from each of `n_texts` so
+/// that most tokens per second are expected, if each takes `cost` seconds to guess. The drafts have
+/// probabilities `p` to be accepted, in descending order.
+fn best_length(
+    times: &RowTimes,
+    n_rows: usize,
+    (n_texts, cost): (usize, f64),
+    p: impl Iterator<Item = f64>,
+) -> usize {
     let Some(plain) = times.estimate(n_rows) else {
         return 0;
     };
     let (mut best, mut n) = (MARGIN * n_rows as f64 / plain, 0);
     let mut expected = n_rows as f64;
     for (i, p) in (1..).zip(p) {
-        expected += p;
-        let Some(time) = times.estimate(n_rows + i) else {
+        expected += n_texts as f64 * p;
+        let Some(time) = times.estimate(n_rows + n_texts * i) else {
             break;
         };
-        if expected / time > best {
-            (best, n) = (expected / time, i);
+        let rate = expected / (time + (n_texts * i) as f64 * cost);
+        if rate > best {
+            (best, n) = (rate, i);
         }
     }
     n

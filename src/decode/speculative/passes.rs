@@ -2,7 +2,7 @@
 
 use crate::clock::Timer;
 use crate::compute::arena::reuse;
-use crate::decode::speculative::Speculator;
+use crate::decode::speculative::{Speculator, best_length};
 use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
 use crate::engine::options::CancelToken;
@@ -16,28 +16,29 @@ const MAX_ROWS: usize = 512;
 #[derive(Debug)]
 pub(crate) struct Asked<'a> {
     speculator: &'a mut Speculator,
-    /// The tokens of its sequence, and those that are computed next.
-    text: (&'a [u32], &'a [u32]),
+    /// Its tokens, those that are computed next included.
+    text: &'a [u32],
     states: &'a [f32],
-    /// Most guesses.
+    /// Most guesses, and where those go that a pass is to compute.
     n: usize,
+    drafts: &'a mut Vec<u32>,
 }
 
 impl<'a> Asked<'a> {
-    /// At most `n` guesses that follow `text` and `more`, the tokens of `seq` and those that it
-    /// computes next; the text begins with what the drafters were given before.
+    /// At most `n` guesses that follow `text`, the tokens of `seq` and those that it computes next;
+    /// it begins with what the drafters were given before. They are appended to `drafts`.
     pub(crate) fn new(
         speculator: &'a mut Speculator,
         seq: &'a Sequence,
-        (text, more): (&'a [u32], &'a [u32]),
+        (text, drafts): (&'a [u32], &'a mut Vec<u32>),
         n: usize,
     ) -> Asked<'a> {
-        let states = seq.states_before((text.len() + more.len()).saturating_sub(1));
         Asked {
             speculator,
-            text: (text, more),
-            states,
+            text,
+            states: seq.states_before(text.len().saturating_sub(1)),
             n,
+            drafts,
         }
     }
 
@@ -54,12 +55,43 @@ pub(crate) struct DraftPasses {
     /// Whose each slot is, as indices of text and drafter, and its number of rows.
     of: Vec<(usize, usize, usize)>,
     cancel: CancelToken,
+    /// How probable each guess is, and its text; drafts for each text.
+    chances: Vec<(f64, usize)>,
+    lengths: Vec<usize>,
 }
 
 impl DraftPasses {
-    /// Guesses how each text goes on; passes of `engine` over their rows have `n_rows` without
-    /// guesses. No guess is computed unless it is [taken](Speculator::take).
-    pub(crate) fn guess(&mut self, engine: &Engine, n_rows: usize, asked: &mut [Asked<'_>]) {
+    /// Drafts for each text, so many in all that most tokens per second are expected; passes of
+    /// `engine` over their rows have `n_rows` without drafts.
+    pub(crate) fn draft(&mut self, engine: &Engine, mut n_rows: usize, asked: &mut [Asked<'_>]) {
+        self.guess(engine, n_rows, asked);
+        let DraftPasses {
+            chances, lengths, ..
+        } = self;
+        chances.clear();
+        lengths.clear();
+        lengths.resize(asked.len(), 0);
+        for (i, one) in asked.iter().enumerate() {
+            let probabilities = one.speculator.probabilities();
+            if one.speculator.length.is_some() {
+                lengths[i] = probabilities.len();
+                n_rows += lengths[i];
+            } else {
+                chances.extend(probabilities.iter().map(|&p| (p, i)));
+            }
+        }
+        // Those of a sequence descend: how many are among the first, not which, is what counts.
+        chances.sort_unstable_by(|(a, _), (b, _)| b.total_cmp(a));
+        let p = chances.iter().map(|(p, _)| *p);
+        let n = best_length(&engine.times(), n_rows, (1, 0.0), p);
+        chances[..n].iter().for_each(|&(_, i)| lengths[i] += 1);
+        for (one, &n) in asked.iter_mut().zip(&*lengths).filter(|(_, n)| **n > 0) {
+            one.drafts.extend(one.speculator.take(n));
+        }
+    }
+
+    /// Guesses how each text goes on.
+    fn guess(&mut self, engine: &Engine, n_rows: usize, asked: &mut [Asked<'_>]) {
         let (times, n_vocab, n_texts) = (
             engine.times().clone(),
             engine.model().hparams().n_vocab,
@@ -91,6 +123,7 @@ impl DraftPasses {
             slots,
             of,
             cancel,
+            ..
         } = self;
         let mut pass = reuse(std::mem::take(slots));
         of.clear();
