@@ -117,7 +117,7 @@ impl Heads {
             (None, None) => 1,
             (None, Some(first)) => {
                 let n = n_head[first].max(1);
-                if n_embd % n != 0 || n_embd / n > MAX_HEAD_DIM {
+                if !n_embd.is_multiple_of(n) || n_embd / n > MAX_HEAD_DIM {
                     return Err(ModelError::Inconsistent {
                         what: format!(
                             "embedding_length {n_embd} does not divide into {n} heads of at most {MAX_HEAD_DIM}",
