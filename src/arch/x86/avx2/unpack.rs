@@ -137,10 +137,11 @@ impl Groups for BlockNvfp4 {
 
 /// Super-blocks of 256.
 macro_rules! large {
-    ($block:ident, |$b:ident| $factors:expr, |$g:ident| $bytes:expr) => {
+    ($block:ident, $(zero: $zero:literal,)? |$b:ident| $factors:expr, |$g:ident| $bytes:expr) => {
         impl Groups for $block {
             const GROUPS: usize = 8;
             type Of256 = Self;
+            $(const ZERO_POINT: u8 = $zero;)?
 
             #[inline]
             #[target_feature(enable = "avx2,f16c")]
@@ -172,6 +173,7 @@ large!(
 );
 large!(
     BlockQ3K,
+    zero: 4,
     |b| {
         let (d, scales) = (f16_value(b.d), load128(&unpack_scales_q3_k(&b.scales)));
         Factors {
@@ -192,6 +194,7 @@ large!(BlockQ5K, |b| scales_mins(b.d, b.dmin, &b.scales), |g| {
 });
 large!(
     BlockQ6K,
+    zero: 32,
     |b| {
         let (d, scales) = (f16_value(b.d), load128(&b.scales));
         Factors {
