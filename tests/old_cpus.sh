@@ -26,5 +26,5 @@ check() {
     echo "$cpu: the same text"
 }
 
-check Haswell avx2 avx512 avx512_bf16 amx
-check Nehalem scalar avx2 avx512 avx512_bf16 amx
+check Haswell avx2 avx_vnni avx512 avx512_bf16 amx
+check Nehalem scalar avx2 avx_vnni avx512 avx512_bf16 amx

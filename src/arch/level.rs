@@ -16,6 +16,8 @@ pub(super) static LEVELS: &[&Kernels] = &[
     #[cfg(target_arch = "x86_64")]
     &x86::avx512::KERNELS,
     #[cfg(target_arch = "x86_64")]
+    &x86::avx_vnni::KERNELS,
+    #[cfg(target_arch = "x86_64")]
     &x86::avx2::KERNELS,
     #[cfg(target_arch = "aarch64")]
     &aarch64::i8mm::KERNELS,

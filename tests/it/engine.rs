@@ -879,7 +879,7 @@ fn windowed_layers_of_olmo_3_are_not_scaled() {
 
 #[test]
 fn a_level_is_there_or_refused() {
-    let x86 = ["amx", "avx512_bf16", "avx512", "avx2"];
+    let x86 = ["amx", "avx512_bf16", "avx512", "avx_vnni", "avx2"];
     let arm = ["neon_i8mm", "neon_dotprod", "neon"];
     for name in x86.into_iter().chain(arm).chain(["scalar"]) {
         let built = name == "scalar"

@@ -1,5 +1,5 @@
-//! The shared attention over codes, by `vpmaddwd`: 16 multiply-adds, where an `f32` instruction
-//! does 8.
+//! The shared attention over codes, by products of words ([`Dot`]): 16 multiply-adds, where an
+//! `f32` instruction does 8.
 //!
 //! Halves of a vector hold two keys, four apart, so that a group of 32 values fills four vectors of
 //! words of two keys. A score is the sum of a half; for values, words of two adjacent keys
@@ -12,6 +12,7 @@
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
 use super::attention;
+use super::dot::Dot;
 use super::elementwise::zero;
 use crate::arch::attention::{AttnParams, AttnPartial};
 use crate::arch::generic::attention_codes::{Query, Room, Steps, Weights, attention_codes, fits};
@@ -30,7 +31,7 @@ const CODES: usize = LANES / 2 * WORDS;
 
 /// See [`crate::arch::Arch::attention_stored`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn attention_stored(
+pub(in crate::arch::x86) fn attention_stored<D: Dot>(
     to: &mut AttnPartial<'_>,
     q: &[f32],
     stored: KvStored<'_>,
@@ -43,8 +44,8 @@ pub(super) fn attention_stored(
     let steps = Steps {
         round,
         unpack,
-        add_scores,
-        add_weighted,
+        add_scores: add_scores::<D>,
+        add_weighted: add_weighted::<D>,
     };
     // SAFETY: they fit, and the steps are this level's.
     unsafe { attention_codes(zero(), steps, to, q, stored, ranges, p) }
@@ -297,7 +298,7 @@ unsafe fn unpack_scales(plane: Plane, n_groups: usize, step: f32, to: *mut f32) 
 
 /// See [`Steps::add_scores`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_scores(room: *mut Room, r: usize, n_groups: usize, ahead: &mut Ahead<'_>) {
+unsafe fn add_scores<D: Dot>(room: *mut Room, r: usize, n_groups: usize, ahead: &mut Ahead<'_>) {
     // SAFETY: addresses of parts of the room, which are initialised by the caller's promise.
     let (q, codes, scales, scores): (&Query, *const __m256i, *const f32, *mut f32) = unsafe {
         (
@@ -321,11 +322,12 @@ unsafe fn add_scores(room: *mut Room, r: usize, n_groups: usize, ahead: &mut Ahe
                 let at = |w: usize| unsafe {
                     _mm256_load_si256(codes.add((t * n_groups + g) * CODES + i * WORDS + w))
                 };
-                let low =
-                    _mm256_add_epi32(_mm256_madd_epi16(at(0), q0), _mm256_madd_epi16(at(1), q1));
-                let high =
-                    _mm256_add_epi32(_mm256_madd_epi16(at(2), q2), _mm256_madd_epi16(at(3), q3));
-                *sum = _mm256_add_epi32(low, high);
+                // SAFETY: the level has the instructions of `D`.
+                *sum = unsafe {
+                    let low = D::words(_mm256_madd_epi16(at(0), q0), at(1), q1);
+                    let high = D::words(_mm256_madd_epi16(at(2), q2), at(3), q3);
+                    _mm256_add_epi32(low, high)
+                };
             }
             let sum = _mm256_add_epi32(sums_of_halves(sums), _mm256_set1_epi32(q.start[g]));
             // SAFETY: scales of the block.
@@ -348,7 +350,12 @@ fn sums_of_halves([a, b, c, d]: [__m256i; 4]) -> __m256i {
 
 /// See [`Steps::add_weighted`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_weighted(room: *const Room, n_groups: usize, out: *mut f32, ahead: &mut Ahead<'_>) {
+unsafe fn add_weighted<D: Dot>(
+    room: *const Room,
+    n_groups: usize,
+    out: *mut f32,
+    ahead: &mut Ahead<'_>,
+) {
     // SAFETY: parts of the room, which are initialised by the caller's promise.
     let (codes, w): (*const __m256i, &Weights) =
         unsafe { ((&raw const (*room).codes).cast(), &(*room).weights) };
@@ -366,8 +373,8 @@ unsafe fn add_weighted(room: *const Room, n_groups: usize, out: *mut f32, ahead:
                 let at = |i: usize| unsafe {
                     _mm256_load_si256(codes.add((g * N_VECTORS + t) * CODES + i))
                 };
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(at(2 * i), first));
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(at(2 * i + 1), second));
+                // SAFETY: the level has the instructions of `D`.
+                *sum = unsafe { D::words(D::words(*sum, at(2 * i), first), at(2 * i + 1), second) };
             }
         }
         let (unit, start) = (_mm256_set1_ps(w.unit[g]), _mm256_set1_epi32(w.start[g]));

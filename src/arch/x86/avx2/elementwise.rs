@@ -9,7 +9,7 @@ use std::ops::{Add, Div, Mul, Sub};
 
 /// See [`Lanes`].
 #[derive(Clone, Copy)]
-pub(super) struct F32x8(pub(super) __m256);
+pub(in crate::arch::x86) struct F32x8(pub(super) __m256);
 
 /// Zero, the first vector of a kernel.
 #[inline]

@@ -6,6 +6,7 @@
 //! them their error is three quarters of llama.cpp's, which has one per 256 for these formats. F32,
 //! F16 and BF16 weights are multiplied as for decode rows.
 
+use super::dot::{Dot, MultiplyAdd};
 use super::elementwise::{F32x8, zero};
 use super::matmul::plain_gemm;
 use super::unpack::{Factors, Groups, knows, store256, wanted_groups, with_groups};
@@ -22,23 +23,26 @@ use crate::arch::transposed::{TransposedPanels, transposed};
 use crate::quant::*;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 pub(super) fn gemm_for(dtype: DType) -> Gemm {
     macro_rules! integers {
         ($block:ident) => {
-            const { table::<IntPanels<16, 32>>() }
+            const { table::<IntPanels<MultiplyAdd, 16, 32>>() }
         };
     }
     match dtype {
         DType::F32 => const { plain_gemm::<f32>() },
         DType::F16 => const { plain_gemm::<f16>() },
         DType::BF16 => const { plain_gemm::<bf16>() },
-        DType::Q4_K => const { table::<IntPanels<4, 32>>() },
-        DType::Q2_K | DType::Q3_K | DType::Q5_K => const { table::<IntPanels<5, 16>>() },
-        DType::Q6_K => const { table::<IntPanels<6, 16>>() },
+        DType::Q4_K => const { table::<IntPanels<MultiplyAdd, 4, 32>>() },
+        DType::Q2_K | DType::Q3_K | DType::Q5_K => {
+            const { table::<IntPanels<MultiplyAdd, 5, 16>>() }
+        }
+        DType::Q6_K => const { table::<IntPanels<MultiplyAdd, 6, 16>>() },
         DType::IQ1_M | DType::IQ2_XS | DType::IQ2_S | DType::NVFP4 => {
-            const { table::<IntPanels<16, 16>>() }
+            const { table::<IntPanels<MultiplyAdd, 16, 16>>() }
         }
         _ => with_groups!(dtype, integers, (scalar::KERNELS.gemm)(dtype)),
     }
@@ -186,13 +190,21 @@ fn array(x: __m256) -> [f32; 8] {
     unsafe { std::mem::transmute(x) }
 }
 
-/// Panels of integers: weights of up to `BITS`, as bytes for up to six bits, else as 16-bit words,
-/// with factors for each `SPAN` of 16 or 32 weights.
+/// Panels of integers, multiplied by `D`: weights of up to `BITS`, as bytes for up to six bits, else
+/// as 16-bit words, with factors for each `SPAN` of 16 or 32 weights.
 ///
 /// Both operands consist of records of 32 values: words of four or two integers, then four words of
 /// factors. A weight row has its two scales and its two offsets there, an activation row the scale
 /// `d` and `d·Σq` of the first half, of the second half, and of both.
-enum IntPanels<const BITS: u32, const SPAN: usize> {}
+///
+/// With `ZERO_POINT`, weights are bytes with a zero point of 128, and activations those of
+/// [`round_halves`].
+pub(in crate::arch::x86) struct IntPanels<
+    D,
+    const BITS: u32,
+    const SPAN: usize,
+    const ZERO_POINT: bool = false,
+>(PhantomData<D>);
 
 /// Words that hold the integers of a record.
 pub(in crate::arch) const fn int_words(bytes: bool) -> usize {
@@ -204,30 +216,41 @@ pub(in crate::arch) const fn record(bytes: bool) -> usize {
     int_words(bytes) + 4
 }
 
-impl<const BITS: u32, const SPAN: usize> IntPanels<BITS, SPAN> {
-    const BYTES: bool = BITS <= 6;
+/// Whether panels hold bytes.
+const fn holds_bytes(bits: u32, zero_point: bool) -> bool {
+    bits <= 6 || zero_point
 }
 
-impl<const BITS: u32, const SPAN: usize> Panels for IntPanels<BITS, SPAN> {
+impl<D, const BITS: u32, const SPAN: usize, const ZERO_POINT: bool>
+    IntPanels<D, BITS, SPAN, ZERO_POINT>
+{
+    const BYTES: bool = holds_bytes(BITS, ZERO_POINT);
+}
+
+impl<D: Dot, const BITS: u32, const SPAN: usize, const ZERO_POINT: bool> Panels
+    for IntPanels<D, BITS, SPAN, ZERO_POINT>
+{
     const LANES: usize = LANES;
     const TILES: &[RegisterTile] = &[
         RegisterTile {
             rows: 4,
-            multiply: int_tile::<BITS, SPAN, 1, 4, false>,
+            multiply: int_tile::<D, BITS, SPAN, ZERO_POINT, 1, 4, false>,
         },
         RegisterTile {
             rows: 4,
-            multiply: int_tile::<BITS, SPAN, 2, 4, false>,
+            multiply: int_tile::<D, BITS, SPAN, ZERO_POINT, 2, 4, false>,
         },
         RegisterTile {
             rows: 2,
-            multiply: int_tile::<BITS, SPAN, 3, 2, false>,
+            multiply: int_tile::<D, BITS, SPAN, ZERO_POINT, 3, 2, false>,
         },
     ];
-    const PACK: unsafe fn(&[f32], usize, &mut [u32]) = if Self::BYTES {
-        pack_ints::<true>
+    const PACK: unsafe fn(&[f32], usize, &mut [u32]) = if ZERO_POINT {
+        pack_ints::<true, true>
+    } else if Self::BYTES {
+        pack_ints::<true, false>
     } else {
-        pack_ints::<false>
+        pack_ints::<false, false>
     };
     const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
 
@@ -236,7 +259,9 @@ impl<const BITS: u32, const SPAN: usize> Panels for IntPanels<BITS, SPAN> {
     }
 }
 
-impl<const BITS: u32, const SPAN: usize> UnpackRows for IntPanels<BITS, SPAN> {
+impl<D: Dot, const BITS: u32, const SPAN: usize, const ZERO_POINT: bool> UnpackRows
+    for IntPanels<D, BITS, SPAN, ZERO_POINT>
+{
     const ELEMENT: (PanelElement, u64) = (
         if Self::BYTES {
             PanelElement::I8
@@ -251,7 +276,7 @@ impl<const BITS: u32, const SPAN: usize> UnpackRows for IntPanels<BITS, SPAN> {
             ($block:ident) => {
                 if Self::BYTES {
                     // SAFETY: the caller's promise.
-                    unsafe { int_blocks::<$block, true, false>(bytes, out) }
+                    unsafe { int_blocks::<$block, true, ZERO_POINT>(bytes, out) }
                 } else {
                     // SAFETY: the caller's promise.
                     unsafe { int_blocks::<$block, false, false>(bytes, out) }
@@ -268,20 +293,20 @@ impl<const BITS: u32, const SPAN: usize> UnpackRows for IntPanels<BITS, SPAN> {
     const SMALL_BATCH: Option<SmallBatch> = Some(SmallBatch {
         max_rows: 4,
         fill: if Self::BYTES {
-            fill_ints::<true>
+            fill_ints::<true, ZERO_POINT>
         } else {
-            fill_ints::<false>
+            fill_ints::<false, false>
         },
         tiles: &[
-            int_tile::<BITS, SPAN, 1, 2, true>,
-            int_tile::<BITS, SPAN, 1, 4, true>,
+            int_tile::<D, BITS, SPAN, ZERO_POINT, 1, 2, true>,
+            int_tile::<D, BITS, SPAN, ZERO_POINT, 1, 4, true>,
         ],
     });
 }
 
 /// See [`SmallBatch::fill`].
 #[target_feature(enable = "avx2,f16c")]
-fn fill_ints<const BYTES: bool>(
+fn fill_ints<const BYTES: bool, const ZERO_POINT: bool>(
     dtype: DType,
     rows: &[&[u8]; MAX_LANES],
     panel: &mut [u32],
@@ -290,11 +315,11 @@ fn fill_ints<const BYTES: bool>(
     macro_rules! blocks {
         ($block:ident) => {
             if <$block>::GROUPS == 1 {
-                fill_groups::<$block, BYTES>(rows, transposed)
+                fill_groups::<$block, BYTES, ZERO_POINT>(rows, transposed)
             } else {
                 let stride = BLOCK / 32 * record(BYTES);
                 for (row, panel) in rows.iter().zip(panel.chunks_exact_mut(stride)).take(LANES) {
-                    int_blocks::<$block, BYTES, false>(row, panel);
+                    int_blocks::<$block, BYTES, ZERO_POINT>(row, panel);
                 }
                 assert!(panel.len() >= LANES * stride && transposed.len() >= LANES * stride);
                 // SAFETY: both have room for these words.
@@ -322,7 +347,10 @@ fn store_all(to: &mut [u32], x: [__m256; LANES]) {
 /// (Blocks of 256 take less time row by row.)
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn fill_groups<B: Groups, const BYTES: bool>(rows: &[&[u8]; MAX_LANES], transposed: &mut [u32]) {
+fn fill_groups<B: Groups, const BYTES: bool, const ZERO_POINT: bool>(
+    rows: &[&[u8]; MAX_LANES],
+    transposed: &mut [u32],
+) {
     let mut blocks: [&[B]; LANES] = [&[]; LANES];
     for r in 0..LANES {
         blocks[r] = bytemuck::cast_slice(rows[r]);
@@ -345,7 +373,7 @@ fn fill_groups<B: Groups, const BYTES: bool>(rows: &[&[u8]; MAX_LANES], transpos
                 factors[f * LANES + r] = factor.to_bits();
             }
             if BYTES {
-                low[r] = _mm256_castsi256_ps(q);
+                low[r] = _mm256_castsi256_ps(with_zero_point::<B, ZERO_POINT>(q));
             } else {
                 low[r] = _mm256_castsi256_ps(_mm256_cvtepi8_epi16(_mm256_castsi256_si128(q)));
                 high[r] =
@@ -364,8 +392,10 @@ fn fill_groups<B: Groups, const BYTES: bool>(rows: &[&[u8]; MAX_LANES], transpos
 /// to a call.)
 #[target_feature(enable = "avx2,fma")]
 unsafe fn int_tile<
+    D: Dot,
     const BITS: u32,
     const SPAN: usize,
+    const ZERO_POINT: bool,
     const VECS: usize,
     const ROWS: usize,
     const TRANSPOSED: bool,
@@ -377,9 +407,15 @@ unsafe fn int_tile<
     first: bool,
     ahead: *const u32,
 ) {
-    // Words per span, hidden from the compiler: it would unroll the inner loop and turn the sums
-    // into trees that need more registers than there are.
-    let words = std::hint::black_box(int_words(BITS <= 6) * SPAN / 32);
+    let bytes = holds_bytes(BITS, ZERO_POINT);
+    // Sums of products of a record, and words of each.
+    let parts = if ZERO_POINT { 2 } else { 32 / SPAN };
+    let mut words = int_words(bytes) / parts;
+    if !D::SUMS_BYTES {
+        // Hidden from the compiler: it would unroll the inner loop and turn the sums into trees
+        // that need more registers than there are.
+        words = std::hint::black_box(words);
+    }
     let mut acc = [[_mm256_setzero_ps(); VECS]; ROWS];
     if !first {
         for r in 0..ROWS {
@@ -389,7 +425,7 @@ unsafe fn int_tile<
             }
         }
     }
-    let (bytes, one) = (BITS <= 6, _mm256_set1_epi16(1));
+    let one = _mm256_set1_epi16(1);
     let factors = int_words(bytes);
     for i in 0..k / 32 {
         let lanes = x.wrapping_add(i * record(bytes) * VECS * LANES);
@@ -416,14 +452,26 @@ unsafe fn int_tile<
         // The same of the weights and of the activations.
         let w = |j: usize, r: usize, v: usize| if TRANSPOSED { lanes(j, v) } else { splat(j, r) };
         let x = |j: usize, r: usize, v: usize| if TRANSPOSED { splat(j, r) } else { lanes(j, v) };
-        for span in 0..32 / SPAN {
+        for part in 0..parts {
             let mut int = [[_mm256_setzero_si256(); VECS]; ROWS];
+            if ZERO_POINT {
+                for r in 0..ROWS {
+                    for v in 0..VECS {
+                        int[r][v] = x(factors + 2 + part, r, v);
+                    }
+                }
+            }
             // With six bits, sums of 4 products below 64·127 fit 16 bits, and are widened at once.
-            for j in (span * words..(span + 1) * words).step_by(if BITS == 6 { 2 } else { 1 }) {
+            let in_pairs = BITS == 6 && !D::SUMS_BYTES;
+            for j in (part * words..(part + 1) * words).step_by(if in_pairs { 2 } else { 1 }) {
                 for r in 0..ROWS {
                     for v in 0..VECS {
                         let product = |j: usize| _mm256_maddubs_epi16(w(j, r, v), x(j, r, v));
                         int[r][v] = match BITS {
+                            // SAFETY: a level with such panels has the instructions of `D`.
+                            _ if bytes && D::SUMS_BYTES => unsafe {
+                                D::bytes(int[r][v], w(j, r, v), x(j, r, v))
+                            },
                             // Sums of 16 products below 16·127, or of 8 below 32·127: less than
                             // 2¹⁵.
                             ..6 => _mm256_add_epi16(int[r][v], product(j)),
@@ -432,34 +480,36 @@ unsafe fn int_tile<
                                 _mm256_add_epi32(int[r][v], _mm256_madd_epi16(pair, one))
                             }
                             // Sums of at most 32 products of 2⁷ and 2¹⁴.
-                            _ => _mm256_add_epi32(
-                                int[r][v],
-                                _mm256_madd_epi16(w(j, r, v), x(j, r, v)),
-                            ),
+                            // SAFETY: as above.
+                            _ => unsafe { D::words(int[r][v], w(j, r, v), x(j, r, v)) },
                         };
                     }
                 }
             }
-            let sum_word = factors + if SPAN == 32 { 3 } else { 1 + span };
+            let (d_word, sum_word) = match (ZERO_POINT, SPAN) {
+                (true, _) => (factors + part, 0),
+                (false, 32) => (factors, factors + 3),
+                (false, _) => (factors, factors + 1 + part),
+            };
             for r in 0..ROWS {
                 for v in 0..VECS {
-                    let int = if BITS < 6 {
+                    let int = if BITS < 6 && !D::SUMS_BYTES {
                         _mm256_madd_epi16(int[r][v], one)
                     } else {
                         int[r][v]
                     };
-                    let (d, sum) = (
-                        _mm256_castsi256_ps(x(factors, r, v)),
-                        _mm256_castsi256_ps(x(sum_word, r, v)),
-                    );
+                    let d = _mm256_castsi256_ps(x(d_word, r, v));
                     let product = _mm256_mul_ps(_mm256_cvtepi32_ps(int), d);
                     acc[r][v] = _mm256_fmadd_ps(
                         product,
-                        _mm256_castsi256_ps(w(factors + span, r, v)),
+                        _mm256_castsi256_ps(w(factors + part, r, v)),
                         acc[r][v],
                     );
-                    let offset = _mm256_castsi256_ps(w(factors + 2 + span, r, v));
-                    acc[r][v] = _mm256_fmadd_ps(offset, sum, acc[r][v]);
+                    if !ZERO_POINT {
+                        let sum = _mm256_castsi256_ps(x(sum_word, r, v));
+                        let offset = _mm256_castsi256_ps(w(factors + 2 + part, r, v));
+                        acc[r][v] = _mm256_fmadd_ps(offset, sum, acc[r][v]);
+                    }
                 }
             }
         }
@@ -473,7 +523,7 @@ unsafe fn int_tile<
 }
 
 #[target_feature(enable = "avx2")]
-fn pack_ints<const BYTES: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
+fn pack_ints<const BYTES: bool, const ZERO_POINT: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
     let n_vecs = (x.len() / k).div_ceil(LANES);
     for (v, x) in x.chunks(LANES * k).enumerate() {
         for (i, packed) in packed
@@ -483,7 +533,11 @@ fn pack_ints<const BYTES: bool>(x: &[f32], k: usize, packed: &mut [u32]) {
             let mut rows = [[[0.0; LANES]; 3]; LANES];
             for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
                 if let Some(x) = x[32 * i..].first_chunk() {
-                    *row = round::<BYTES>(x);
+                    *row = if ZERO_POINT {
+                        round_halves(x)
+                    } else {
+                        round::<BYTES>(x)
+                    };
                 }
             }
             for (c, packed) in packed.chunks_mut(LANES * n_vecs * LANES).enumerate() {
@@ -609,6 +663,17 @@ fn int_array(x: __m256i) -> [i32; 8] {
     unsafe { std::mem::transmute(x) }
 }
 
+/// Bytes of a group; with `ZERO_POINT`, 128 larger than the weights.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn with_zero_point<B: Groups, const ZERO_POINT: bool>(q: __m256i) -> __m256i {
+    if ZERO_POINT {
+        _mm256_add_epi8(q, _mm256_set1_epi8((128 - B::ZERO_POINT).cast_signed()))
+    } else {
+        q
+    }
+}
+
 /// Writes the records of a weight row. With `ZERO_POINT`, bytes are 128 larger than the weights.
 #[inline(never)]
 #[target_feature(enable = "avx2,f16c")]
@@ -627,11 +692,7 @@ pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const ZERO_POINT
         for (g, out) in out.chunks_exact_mut(record(BYTES)).enumerate() {
             // SAFETY: as above.
             let q = unsafe { block.bytes(g) };
-            let q = if ZERO_POINT {
-                _mm256_add_epi8(q, _mm256_set1_epi8((128 - B::ZERO_POINT).cast_signed()))
-            } else {
-                q
-            };
+            let q = with_zero_point::<B, ZERO_POINT>(q);
             if BYTES {
                 store256(&mut out[..8], q);
             } else {

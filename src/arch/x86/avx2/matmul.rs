@@ -24,16 +24,17 @@ use crate::quant::*;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
-pub(super) fn matvec_for(dtype: DType) -> Matvec {
+/// The products of a level of 256 bits whose activations have form `F`.
+pub(in crate::arch::x86) fn matvec_for<F: Form>(dtype: DType) -> Matvec {
     let f32 = |kernel: MatvecFn| Matvec {
         form: ActForm::F32,
         kernel,
     };
-    macro_rules! q16 {
+    macro_rules! rounded {
         ($block:ident) => {
             Matvec {
-                form: ActForm::Q16,
-                kernel: matvec::<$block, { $block::PER_256 }>,
+                form: F::FORM,
+                kernel: matvec::<F, $block, { $block::PER_256 }>,
             }
         };
     }
@@ -41,7 +42,7 @@ pub(super) fn matvec_for(dtype: DType) -> Matvec {
         DType::F32 => f32(matvec_plain::<f32>),
         DType::F16 => f32(matvec_plain::<f16>),
         DType::BF16 => f32(matvec_plain::<bf16>),
-        _ => with_groups!(dtype, q16, (scalar::KERNELS.matvec)(dtype)),
+        _ => with_groups!(dtype, rounded, (scalar::KERNELS.matvec)(dtype)),
     }
 }
 
@@ -57,24 +58,49 @@ plain_products!(
 /// L2 cache while all weight rows of a task go by.
 const MANY: usize = 16;
 
+/// Form of rounded activations, and how a level of 256 bits multiplies them.
+pub(in crate::arch::x86) trait Form {
+    const FORM: ActForm;
+    /// 256 activations.
+    type Block;
+    /// 128 weights, as they are multiplied.
+    type Half;
+
+    /// The blocks of rows, and values per row.
+    fn rows<'a>(x: &Acts<'a>) -> (&'a [Self::Block], usize);
+
+    /// The weights of blocks, halves first.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features.
+    unsafe fn unpack<B: UnpackDot<N>, const N: usize>(blocks: &[B; N]) -> [Self::Half; 2];
+
+    /// Adds `Σ (scale·w + offset)·x` over half a block, spread over the lanes.
+    ///
+    /// # Safety
+    /// The CPU must have the level's features.
+    unsafe fn add<B: UnpackDot<N>, const N: usize>(
+        total: __m256,
+        w: &Self::Half,
+        x: &Self::Block,
+        half: usize,
+    ) -> __m256;
+}
+
 #[target_feature(enable = "avx2,fma,f16c")]
-fn matvec<B: UnpackDot<N>, const N: usize>(
+fn matvec<F: Form, B: UnpackDot<N>, const N: usize>(
     y: &mut ColumnsMut<'_>,
     _: DType,
     w: &[u8],
     x: &Acts<'_>,
 ) {
-    let Acts::Q16 { x, n } = *x else {
-        unreachable!("the form this level asks for")
-    };
-    let (w, blocks, groups) = (
-        bytemuck::cast_slice::<u8, B>(w),
-        n * N / BlockQ16::VALUES,
-        BlockQ16::per_row(n),
-    );
+    let (x, n) = F::rows(x);
+    let groups = n.div_ceil(VALUES);
+    let blocks = n * N / VALUES;
+    let w = bytemuck::cast_slice::<u8, B>(w);
     for (c, x) in x.chunks(MANY * groups).enumerate() {
         if x.len() > groups {
-            many_rows(y, w, c * MANY, x, n);
+            many_rows::<F, B, N>(y, w, c * MANY, x, n);
             continue;
         }
         for (row, y) in w.chunks_exact(blocks).zip(y.row(c * MANY)) {
@@ -85,12 +111,10 @@ fn matvec<B: UnpackDot<N>, const N: usize>(
                 .wrapping_add(AHEAD.max(size_of_val(row)));
             for (k, x) in x.iter().enumerate() {
                 ahead = prefetch(ahead, N * size_of::<B>());
-                let weights = unpacked::<B, N>(row, k);
+                let halves = unpacked::<F, B, N>(row, k);
                 for half in 0..2 {
-                    total = _mm256_add_ps(
-                        total,
-                        product::<B, N>(&widened_half::<B, N>(&weights, half), x, half),
-                    );
+                    // SAFETY: a level with this form has the features.
+                    total = unsafe { F::add::<B, N>(total, &halves[half], x, half) };
                 }
             }
             *y = sum(total);
@@ -98,18 +122,21 @@ fn matvec<B: UnpackDot<N>, const N: usize>(
     }
 }
 
+/// Activations, and weights, that are multiplied together.
+const VALUES: usize = 256;
+
 /// Products of weight rows of `n` values with at most [`MANY`] activation rows from row `i` on: the
 /// same sums as [`matvec`] computes for each, added in the same order.
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn many_rows<B: UnpackDot<N>, const N: usize>(
+fn many_rows<F: Form, B: UnpackDot<N>, const N: usize>(
     y: &mut ColumnsMut<'_>,
     w: &[B],
     i: usize,
-    x: &[BlockQ16],
+    x: &[F::Block],
     n: usize,
 ) {
-    let (blocks, groups) = (n * N / BlockQ16::VALUES, BlockQ16::per_row(n));
+    let (blocks, groups) = (n * N / VALUES, n.div_ceil(VALUES));
     let mut totals = [_mm256_setzero_ps(); MANY];
     let totals = &mut totals[..x.len() / groups];
     for (r, row) in w.chunks_exact(blocks).enumerate() {
@@ -122,15 +149,13 @@ fn many_rows<B: UnpackDot<N>, const N: usize>(
             if i == 0 {
                 ahead = prefetch(ahead, N * size_of::<B>());
             }
-            let weights = unpacked::<B, N>(row, k);
-            let halves = [
-                widened_half::<B, N>(&weights, 0),
-                widened_half::<B, N>(&weights, 1),
-            ];
+            let halves = unpacked::<F, B, N>(row, k);
             for (j, total) in totals.iter_mut().enumerate() {
                 let x = &x[j * groups + k];
-                *total = _mm256_add_ps(*total, product::<B, N>(&halves[0], x, 0));
-                *total = _mm256_add_ps(*total, product::<B, N>(&halves[1], x, 1));
+                for half in 0..2 {
+                    // SAFETY: a level with this form has the features.
+                    *total = unsafe { F::add::<B, N>(*total, &halves[half], x, half) };
+                }
             }
         }
         for (j, total) in totals.iter().enumerate() {
@@ -142,24 +167,62 @@ fn many_rows<B: UnpackDot<N>, const N: usize>(
 /// The weights from block `N·k` of a row on, zeros after its end.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn unpacked<B: UnpackDot<N>, const N: usize>(row: &[B], k: usize) -> Unpacked {
+fn unpacked<F: Form, B: UnpackDot<N>, const N: usize>(row: &[B], k: usize) -> [F::Half; 2] {
     let rest = &row[k * N..];
     match rest.first_chunk() {
-        // SAFETY: this function has the features.
-        Some(blocks) => unsafe { B::unpack(blocks) },
+        // SAFETY: a level with this form has the features.
+        Some(blocks) => unsafe { F::unpack(blocks) },
         None => {
             let padded = std::array::from_fn(|b| rest.get(b).copied().unwrap_or(B::zeroed()));
             // SAFETY: as above.
-            unsafe { B::unpack(&padded) }
+            unsafe { F::unpack(&padded) }
         }
     }
 }
 
+/// [`BlockQ16`]: weights are widened to words.
+pub(super) enum Words {}
+
 /// Half of [`Unpacked`] weights, widened to words.
-struct Half {
+pub(super) struct Half {
     w: [[__m256i; 2]; 4],
     scale: __m256,
     offset: __m256,
+}
+
+impl Form for Words {
+    const FORM: ActForm = ActForm::Q16;
+    type Block = BlockQ16;
+    type Half = Half;
+
+    fn rows<'a>(x: &Acts<'a>) -> (&'a [BlockQ16], usize) {
+        let Acts::Q16 { x, n } = *x else {
+            unreachable!("the form this level asks for")
+        };
+        (x, n)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack<B: UnpackDot<N>, const N: usize>(blocks: &[B; N]) -> [Half; 2] {
+        // SAFETY: this function has the features.
+        let weights = unsafe { B::unpack(blocks) };
+        [
+            widened_half::<B, N>(&weights, 0),
+            widened_half::<B, N>(&weights, 1),
+        ]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn add<B: UnpackDot<N>, const N: usize>(
+        total: __m256,
+        w: &Half,
+        x: &BlockQ16,
+        half: usize,
+    ) -> __m256 {
+        _mm256_add_ps(total, product::<B, N>(w, x, half))
+    }
 }
 
 #[inline]
@@ -252,7 +315,7 @@ fn scaled<const WHICH: i32>(total: __m256, sum: __m256i, scale: __m256) -> __m25
 /// The sum of all lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn sum(x: __m256) -> f32 {
+pub(in crate::arch::x86) fn sum(x: __m256) -> f32 {
     let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
     let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
     _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
@@ -303,7 +366,6 @@ fn quantize_256(x: &[f32; 256], block: &mut BlockQ16) {
     let evens_odds = _mm256_broadcastsi128_si256(_mm_setr_epi8(
         0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
     ));
-    let magnitude = _mm256_set1_epi32(i32::MAX);
     let x: &[[[f32; 8]; 4]; 8] = bytemuck::cast_ref(x);
     for (b, x) in x.iter().enumerate() {
         let x = [
@@ -312,17 +374,7 @@ fn quantize_256(x: &[f32; 256], block: &mut BlockQ16) {
             load_f32(&x[2]),
             load_f32(&x[3]),
         ];
-        let mut max = _mm256_setzero_si256();
-        for x in x {
-            max = _mm256_max_epu32(max, _mm256_and_si256(_mm256_castps_si256(x), magnitude));
-        }
-        let max = _mm_max_epu32(
-            _mm256_castsi256_si128(max),
-            _mm256_extracti128_si256::<1>(max),
-        );
-        let max = _mm_max_epu32(max, _mm_unpackhi_epi64(max, max));
-        let max = _mm_max_epu32(max, _mm_shuffle_epi32::<1>(max));
-        let (d, inverse) = BlockQ16::scale(_mm_cvtsi128_si32(max).cast_unsigned());
+        let (d, inverse) = BlockQ16::scale(largest_bits(x));
         for (h, x) in [[x[0], x[1]], [x[2], x[3]]].into_iter().enumerate() {
             let (low, high) = (rounded(x[0], inverse), rounded(x[1], inverse));
             // Words of the low and high eight values, in lanes (low 4, high 4 | low 4, high 4).
@@ -357,8 +409,26 @@ fn quantize_256(x: &[f32; 256], block: &mut BlockQ16) {
 /// `x·inverse` to the nearest integer; NaN becomes 0.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn rounded(x: __m256, inverse: f32) -> __m256i {
+pub(in crate::arch::x86) fn rounded(x: __m256, inverse: f32) -> __m256i {
     let x = _mm256_mul_ps(x, _mm256_set1_ps(inverse));
     let is_number = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_ORD_Q>(x, x));
     _mm256_and_si256(_mm256_cvtps_epi32(x), is_number)
+}
+
+/// The largest bits of magnitudes: as integers, NaN is the largest.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::arch::x86) fn largest_bits(x: [__m256; 4]) -> u32 {
+    let magnitude = _mm256_set1_epi32(i32::MAX);
+    let mut max = _mm256_setzero_si256();
+    for x in x {
+        max = _mm256_max_epu32(max, _mm256_and_si256(_mm256_castps_si256(x), magnitude));
+    }
+    let max = _mm_max_epu32(
+        _mm256_castsi256_si128(max),
+        _mm256_extracti128_si256::<1>(max),
+    );
+    let max = _mm_max_epu32(max, _mm_unpackhi_epi64(max, max));
+    let max = _mm_max_epu32(max, _mm_shuffle_epi32::<1>(max));
+    _mm_cvtsi128_si32(max).cast_unsigned()
 }

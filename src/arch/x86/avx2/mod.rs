@@ -1,25 +1,26 @@
 //! AVX2 + FMA + F16C: x86-64 since Haswell (2013) and Zen (2017).
 
 mod attention;
-mod attention_codes;
-mod common;
+pub(super) mod attention_codes;
+pub(super) mod common;
+pub(super) mod dot;
 mod elementwise;
 pub(super) mod gemm;
-mod matmul;
+pub(super) mod matmul;
 mod peak;
 pub(super) mod unpack;
-mod unpack_dot;
+pub(super) mod unpack_dot;
 
 use crate::arch::scalar;
 use crate::arch::table::{Kernels, PanelElement};
 use crate::arch::transposed;
 pub(super) use matmul::{padded, prefetch};
-pub(super) use unpack_dot::{each, joined};
+pub(super) use unpack_dot::{each, four, joined};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "avx2",
     supported,
-    matvec: matmul::matvec_for,
+    matvec: matmul::matvec_for::<matmul::Words>,
     quantize_q16: matmul::quantize_q16,
     quantize_p16: scalar::KERNELS.quantize_p16,
     gemm: gemm::gemm_for,
@@ -31,7 +32,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
     attention_keys: attention::attention_keys,
     attention_f32: attention::attention_f32,
     attention_f16: attention::attention_f16,
-    attention_stored: attention_codes::attention_stored,
+    attention_stored: attention_codes::attention_stored::<dot::MultiplyAdd>,
     hadamard: attention::hadamard,
     quantize_kv: attention::quantize_kv,
     load_kv: attention::load_kv,

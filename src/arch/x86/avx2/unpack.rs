@@ -172,10 +172,11 @@ medium!(BlockQ2_0, groups: 2, of_256: 4, |b, g| {
 
 /// Super-blocks of 256.
 macro_rules! large {
-    ($block:ident, |$b:ident| $factors:expr, |$g:ident| $bytes:expr) => {
+    ($block:ident, $(zero: $zero:literal,)? |$b:ident| $factors:expr, |$g:ident| $bytes:expr) => {
         impl Groups for $block {
             const GROUPS: usize = 8;
             type Of256 = Self;
+            $(const ZERO_POINT: u8 = $zero;)?
 
             #[inline]
             #[target_feature(enable = "avx2,f16c")]
@@ -207,6 +208,7 @@ large!(
 );
 large!(
     BlockQ3K,
+    zero: 4,
     |b| {
         let (d, scales) = (f16_value(b.d), load128(&unpack_scales_q3_k(&b.scales)));
         Factors {
@@ -227,6 +229,7 @@ large!(BlockQ5K, |b| scales_mins(b.d, b.dmin, &b.scales), |g| {
 });
 large!(
     BlockQ6K,
+    zero: 32,
     |b| {
         let (d, scales) = (f16_value(b.d), load128(&b.scales));
         Factors {

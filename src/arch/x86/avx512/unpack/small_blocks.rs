@@ -1,7 +1,7 @@
 //! Blocks of 32 and of 64 weights as planes, eight or four blocks at a time.
 
 use super::planes::{self, UnpackPlanes, Unpacked, registers_of_bits};
-use crate::arch::x86::avx2::{each, joined};
+use crate::arch::x86::avx2::{each, four, joined};
 use crate::arch::x86::avx512::common::{half, load_16, power_of_two};
 use crate::quant::*;
 use std::arch::x86_64::*;
@@ -286,13 +286,6 @@ fn halves(x: [&[u8; 2]; 8]) -> __m512 {
     );
     let twice = _mm256_setr_epi16(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     _mm512_cvtph_ps(_mm256_permutexvar_epi16(twice, _mm256_castsi128_si256(x)))
-}
-
-/// Four words of 16 bits, the first one lowest.
-#[inline(always)]
-fn four([a, b, c, d]: [[u8; 2]; 4]) -> u64 {
-    let word = |x| u64::from(u16::from_le_bytes(x));
-    word(a) | word(b) << 16 | word(c) << 32 | word(d) << 48
 }
 
 #[inline]
