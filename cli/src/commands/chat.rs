@@ -458,11 +458,11 @@ impl Chat<'_> {
         // What an answer that failed has left.
         self.session.take_pooled();
         let start = Instant::now();
-        let ids = &ids[kept..];
-        let n_read = read(&mut self.session, ids, self.n_batch, false)?;
+        let new = &ids[kept..];
+        let n_read = read(&mut self.session, new, self.n_batch, false)?;
         let generation = self
             .session
-            .generate_from(&ids[n_read..], &mut self.sampler)?
+            .generate_from(&new[n_read..], &mut self.sampler)?
             .stop(self.stop.iter().cloned())
             .max_tokens(self.args.text.max_tokens());
         let mut generation = speculate(generation, self.speculation.as_ref());

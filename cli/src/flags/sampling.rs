@@ -232,11 +232,14 @@ impl SamplingArgs {
     pub(crate) fn begin_mask(&self, _: &Model) {}
 
     /// Whether the text has to obey anything.
+    #[cfg(feature = "grammar")]
     pub(crate) fn has_mask(&self) -> bool {
-        #[cfg(feature = "grammar")]
-        return self.grammar.is_given();
-        #[cfg(not(feature = "grammar"))]
-        return false;
+        self.grammar.is_given()
+    }
+
+    #[cfg(not(feature = "grammar"))]
+    pub(crate) fn has_mask(&self) -> bool {
+        false
     }
 
     /// What the text has to obey.

@@ -131,7 +131,7 @@ fn huge_tools_and_schemas() {
             "the limit is 256",
         ),
         (
-            json!({"tools": [tool(wide.clone(), Some(true))], "tool_choice": "required"}),
+            json!({"tools": [tool(wide, Some(true))], "tool_choice": "required"}),
             "",
         ),
         (json!({"response_format": format}), ""),
