@@ -320,7 +320,8 @@ fn quantised_models() {
                         let mut session = session_on(&model, 2, &options);
                         let all = logits(&mut session, &numbers::<u32>(&test["tokens"]));
                         let ours = rows(&all, &numbers(&test["positions"]), n_vocab);
-                        if let Some(peer) = about["llama_cpp_native_rms"].as_f64() {
+                        let peer = about["llama_cpp_native_rms"].as_f64();
+                        if let Some(peer) = peer.or(about["llama_cpp_native"]["rms"].as_f64()) {
                             judge(id, &ours, &expected, peer);
                         } else {
                             all_ours.extend(ours);
