@@ -180,14 +180,14 @@ impl Importance {
             let bytes = |x: &[f32]| -> Vec<u8> { x.iter().flat_map(|x| x.to_le_bytes()).collect() };
             let squares = bytes(&sums.squares);
             writer.tensor(
-                &format!("{name}.in_sum2"),
+                format!("{name}.in_sum2"),
                 &[n, n_matrices],
                 DType::F32,
                 squares,
             );
             let counts = bytes(&sums.counts);
             writer.tensor(
-                &format!("{name}.counts"),
+                format!("{name}.counts"),
                 &[1, n_matrices],
                 DType::F32,
                 counts,
