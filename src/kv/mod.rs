@@ -5,7 +5,7 @@
 //! the precision of its *tier*. Pages are reference-counted, so that a fork only copies block
 //! tables; a sequence that writes to a shared page copies it first.
 //!
-//! If precision depends on age, a group has a block table for each tier ([`Form`](layout::Form) in
+//! If precision depends on age, a group has a block table for each tier (`Form` in
 //! the code). The tier in which page `i` reads page `j` depends on `i - j` alone. A page is
 //! converted to its next tier in the first forward pass that reads it there, and the previous tier
 //! is dropped when no later query reads it: the values that a query reads never depend on how
