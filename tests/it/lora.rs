@@ -902,10 +902,6 @@ fn merging_refuses_what_it_cannot_do() {
         AdapterError::Scale { .. }
     ));
     assert!(matches!(
-        refused(1.0, Some(DType::IQ2_XXS)),
-        AdapterError::Quant(_)
-    ));
-    assert!(matches!(
         refused(1.0, Some(DType::I32)),
         AdapterError::Quant(_)
     ));
