@@ -11,20 +11,6 @@ use serde_json::Value;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Maximum number of tools that a mask supports.
-const MAX_TOOLS: usize = 256;
-
-/// Refuses too many tools.
-pub(super) fn check_number(n: usize) -> Result<(), ChatError> {
-    if n <= MAX_TOOLS {
-        return Ok(());
-    }
-    Err(ChatError::Tool {
-        index: MAX_TOOLS,
-        message: format!("there are {n} tools; the limit is {MAX_TOOLS}"),
-    })
-}
-
 /// Maximum bytes of white space after reasoning.
 const MAX_WHITE: usize = 20;
 /// White space before and between calls.
@@ -231,7 +217,7 @@ impl ToolMask {
         prompt: &str,
         text: Option<Box<dyn TokenMask>>,
     ) -> Result<Self, ChatError> {
-        check_number(tools.len())?;
+        super::check_number(tools.len())?;
         let (format, callable) = (format.0, choice.allowed(tools)?);
         let in_reasoning = ends_in_reasoning(prompt, format.reasoning);
         // Where calls are forbidden, their grammar is not needed.

@@ -272,6 +272,20 @@ pub struct Tool {
     pub strict: bool,
 }
 
+/// Maximum number of tools.
+const MAX_TOOLS: usize = 256;
+
+/// Refuses too many tools.
+fn check_number(n: usize) -> Result<(), ChatError> {
+    if n <= MAX_TOOLS {
+        return Ok(());
+    }
+    Err(ChatError::Tool {
+        index: MAX_TOOLS,
+        message: format!("there are {n} tools; the limit is {MAX_TOOLS}"),
+    })
+}
+
 impl Tool {
     /// Makes a tool that is not strict.
     pub fn new(name: impl Into<String>, parameters: Value) -> Self {
@@ -296,7 +310,7 @@ impl Tool {
             .as_array()
             .ok_or_else(|| wrong(0, "the tools are not an array"))?;
         // Before anything else reads them.
-        choice::check_number(tools.len())?;
+        check_number(tools.len())?;
         (tools.iter().enumerate())
             .map(|(i, tool)| {
                 let outer = tool;
