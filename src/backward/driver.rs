@@ -20,14 +20,16 @@ use crate::backward::tape::{BackwardText, Stage, Tape, lowest};
 use crate::compute::ComputeError;
 use crate::compute::arena::{Arena, Frame, counted};
 use crate::compute::linear::{Ctx, Product, RowAdapters, Wanted};
-use crate::compute::weight::{Linear, Weight};
+use crate::compute::weight::Weight;
+use crate::layers::attention::spec::AttnSpec;
+use crate::layers::attention::weights::Attn;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::LayerSpec;
 use crate::layers::layer::weights::{FeedForward, Layer};
 use crate::layers::norm::norm;
 use crate::layers::norm::spec::{NormKind, Norms};
 use crate::layers::norm::weights::Norm;
-use crate::layers::rope::RopeTables;
+use crate::layers::rope::{RopeTables, Rotation};
 use crate::lora::{Adapter, Attached, Gradients};
 use crate::model::Model;
 use crate::threads::Crew;
@@ -108,25 +110,13 @@ pub(crate) struct BackwardAt {
 /// Runs a backward pass after its forward pass up to where it pauses, and adds to `gradients`;
 /// returns whether it is complete. What is computed in between does not matter to it.
 pub(crate) fn backward(
-    pass: BackwardPass<'_>,
+    mut pass: BackwardPass<'_>,
     crew: &Crew<'_>,
     arena: &mut Arena,
     gradients: &mut Gradients,
 ) -> Result<bool, ComputeError> {
-    let BackwardPass {
-        model,
-        adapters,
-        target,
-        rope,
-        texts,
-        pos,
-        saved,
-        objective,
-        cancelled,
-        at,
-        pauses,
-    } = pass;
-    let (h, w) = (model.hparams(), model.weights());
+    let (model, texts, pos) = (pass.model, pass.texts, pass.pos);
+    let (h, adapters) = (model.hparams(), pass.adapters);
     let ctx = Ctx {
         arch: model.arch(),
         crew,
@@ -137,20 +127,14 @@ pub(crate) fn backward(
         products: None,
     };
     let lengths = texts.iter().map(|text| text.tokens.len());
-    let (m, longest) = (lengths.clone().sum(), lengths.clone().max().unwrap_or(0));
-    let starts = lengths.scan(0, |end, n| Some(std::mem::replace(end, *end + n)));
-    // Row, text and token of each output.
-    let outputs = texts.iter().zip(starts).enumerate();
-    let outputs = outputs.flat_map(|(t, (text, start))| {
-        (text.first_output..text.tokens.len()).map(move |i| (start + i, t, i))
-    });
-    let outputs: Vec<(usize, usize, usize)> = outputs.collect();
+    let (m, longest) = (lengths.clone().sum(), lengths.max().unwrap_or(0));
+    let outputs = outputs_of(texts);
     let rows = RowCounts {
         m,
         longest,
         n_outputs: outputs.len(),
     };
-    let (lowest, lowest_stage) = lowest(
+    let lowest = lowest(
         gradients.terms().map(|(i, _)| &gradients.sites()[i]),
         h.n_layer,
     );
@@ -163,7 +147,7 @@ pub(crate) fn backward(
     })?;
     let wanted = Wanted {
         adapters,
-        adapter: target,
+        adapter: pass.target,
         gradients,
     };
     let mut tape = Tape {
@@ -177,82 +161,59 @@ pub(crate) fn backward(
         scratch,
         scratch_backward,
     };
-    rope.angles(ctx.arch, pos, (0..longest, longest), b.cos, b.sin);
+    let angles = (0..longest, longest);
+    pass.rope.angles(ctx.arch, pos, angles, b.cos, b.sin);
     b.back
         .iter_mut()
         .zip(&*b.sin)
         .for_each(|(back, sin)| *back = -sin);
 
-    let head_alone = lowest == h.n_layer;
-    if at.losses.is_none() {
-        let output = (w.output_norm.as_ref(), &w.output);
-        let losses = head(
-            &mut tape,
-            output,
-            saved,
-            &outputs,
-            objective,
-            cancelled,
-            &mut b,
-            !head_alone,
-        );
-        *at = BackwardAt {
+    let head_alone = lowest.0 == h.n_layer;
+    if pass.at.losses.is_none() {
+        let losses = head(&mut tape, &mut pass, &outputs, &mut b, !head_alone);
+        *pass.at = BackwardAt {
             losses: Some(losses.ok_or(ComputeError::Cancelled)?),
             layer: h.n_layer,
         };
-        if pauses && !head_alone {
+        if pass.pauses && !head_alone {
             return Ok(false);
         }
     }
-    while at.layer > lowest {
-        if cancelled() {
-            return Err(ComputeError::Cancelled);
-        }
-        at.layer -= 1;
-        let i = at.layer;
-        let (x, kept) = (&saved.x[i - lowest], &mut saved.layers[i - lowest]);
-        let stage = if i == lowest {
-            lowest_stage
-        } else {
-            Stage::Below
-        };
-        layer_backward(
-            &mut tape,
-            (&h.layers[i], &w.layers[i]),
-            i,
-            x,
-            kept,
-            rope,
-            stage,
-            &mut saved.dx,
-            &mut b,
-        );
-        if pauses && i > lowest {
-            return Ok(false);
-        }
+    if !layers_backward(&mut tape, &mut pass, lowest, &mut b)? {
+        return Ok(false);
     }
     if !head_alone {
-        embed_backward(&mut tape, &w.token_embd, &saved.dx);
+        embed_backward(&mut tape, &model.weights().token_embd, &pass.saved.dx);
     }
     Ok(true)
+}
+
+/// Row, text and token of each output.
+fn outputs_of(texts: &[BackwardText<'_>]) -> Vec<(usize, usize, usize)> {
+    let mut start = 0;
+    let mut outputs = Vec::new();
+    for (t, text) in texts.iter().enumerate() {
+        outputs.extend((text.first_output..text.tokens.len()).map(|i| (start + i, t, i)));
+        start += text.tokens.len();
+    }
+    outputs
 }
 
 /// Computes the loss of each text, and its gradient with respect to the output of the last layer in
 /// `saved.dx`, if that is needed. Logits are computed some rows at a time.
 fn head(
     tape: &mut Tape<'_>,
-    (output_norm, output): (Option<&Norm>, &Linear),
-    saved: &mut Saved,
+    pass: &mut BackwardPass<'_>,
     outputs: &[(usize, usize, usize)],
-    objective: &Objective<'_>,
-    cancelled: &dyn Fn() -> bool,
     b: &mut Buffers<'_>,
     want_dx: bool,
 ) -> Option<Vec<f64>> {
+    let (objective, weights) = (pass.objective, pass.model.weights());
+    let (output_norm, output) = (weights.output_norm.as_ref(), &weights.output);
     let (h, ctx) = (tape.h, tape.ctx);
     let n = h.n_embd;
     let mut sums = vec![0.0; tape.texts.len()];
-    let Saved { x, dx, .. } = saved;
+    let Saved { x, dx, .. } = &mut *pass.saved;
     let Some(x) = x.last() else { return Some(sums) };
     dx.clear();
     dx.resize(tape.m * n, 0.0);
@@ -262,7 +223,7 @@ fn head(
         logits,
     } = HeadBuffers::take(&mut Frame::of(b.inner), h, outputs.len());
     for outputs in outputs.chunks(logit_rows(h, outputs.len())) {
-        if cancelled() {
+        if (pass.cancelled)() {
             return None;
         }
         let m = outputs.len();
@@ -333,16 +294,57 @@ fn head(
     Some(sums)
 }
 
-/// Turns `dx` from the gradient of a layer's output into that of its input `x`, or stops at
-/// `stage`.
+/// Goes through the layers from where the pass is down to the lowest one; `false` if it pauses.
+fn layers_backward(
+    tape: &mut Tape<'_>,
+    pass: &mut BackwardPass<'_>,
+    (lowest, lowest_stage): (usize, Stage),
+    b: &mut Buffers<'_>,
+) -> Result<bool, ComputeError> {
+    let (h, w) = (pass.model.hparams(), pass.model.weights());
+    while pass.at.layer > lowest {
+        if (pass.cancelled)() {
+            return Err(ComputeError::Cancelled);
+        }
+        pass.at.layer -= 1;
+        let i = pass.at.layer;
+        let Saved { x, layers, dx, .. } = &mut *pass.saved;
+        let step = LayerStep {
+            spec: &h.layers[i],
+            layer: &w.layers[i],
+            i,
+            x: &x[i - lowest],
+            stage: if i == lowest {
+                lowest_stage
+            } else {
+                Stage::Below
+            },
+        };
+        layer_backward(tape, step, &mut layers[i - lowest], pass.rope, dx, b);
+        if pass.pauses && i > lowest {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A layer to go through.
+struct LayerStep<'a> {
+    spec: &'a LayerSpec,
+    layer: &'a Layer,
+    i: usize,
+    /// Its input.
+    x: &'a [f32],
+    /// Where to stop.
+    stage: Stage,
+}
+
+/// Turns `dx` from the gradient of a layer's output into that of its input, or stops at its stage.
 fn layer_backward(
     tape: &mut Tape<'_>,
-    (spec, layer): (&LayerSpec, &Layer),
-    i: usize,
-    x: &[f32],
+    step: LayerStep<'_>,
     saved: &mut SavedLayer,
     rope: &RopeTables,
-    stage: Stage,
     dx: &mut [f32],
     Buffers {
         inner,
@@ -351,35 +353,43 @@ fn layer_backward(
         back,
     }: &mut Buffers<'_>,
 ) {
-    let (ctx, h, m) = (tape.ctx, tape.h, tape.m);
     // What `supports` refuses does not come here.
-    let (Some(attn), Some(attn_weights)) = (spec.attention(), &layer.attn) else {
+    let (Some(attn), Some(weights)) = (step.spec.attention(), &step.layer.attn) else {
         return;
     };
-    let mut b = LayerBuffers::take(
-        &mut Frame::of(inner),
-        h,
-        (spec, attn),
-        (m, tape.longest),
-        tape.pos,
-    );
-    let parallel = spec.norms == Norms::Shared;
+    let (rows, frame) = ((tape.m, tape.longest), &mut Frame::of(inner));
+    let mut b = LayerBuffers::take(frame, tape.h, (step.spec, attn), rows, tape.pos);
+    feed_forward_branch(tape, &step, saved, dx, &mut b);
+    if step.stage < Stage::FeedForward {
+        let (arch, n) = (tape.ctx.arch, tape.longest);
+        let rotations = attn
+            .rope
+            .map(|id| [&**sin, &**back].map(|sin| rope.rotation(arch, id, n, cos, sin)));
+        attention_branch(tape, &step, (attn, weights), saved, rotations, dx, &mut b);
+    }
+}
+
+/// Adds to `dx` what comes through the feed-forward part. In a layer whose parts share a norm,
+/// `b.dnormed` is left for [`attention_branch`].
+fn feed_forward_branch(
+    tape: &mut Tape<'_>,
+    step: &LayerStep<'_>,
+    saved: &mut SavedLayer,
+    dx: &mut [f32],
+    b: &mut LayerBuffers<'_>,
+) {
+    let (ctx, h, m) = (tape.ctx, tape.h, tape.m);
+    let LayerStep { spec, layer, .. } = step;
+    let post = layer.post_ffn_norm.as_ref();
     let scale = spec.residual_scale;
-    branch_backward(
-        ctx,
-        h,
-        scale,
-        layer.post_ffn_norm.as_ref(),
-        &saved.ffn_out,
-        dx,
-        b.dbranch,
-    );
+    branch_backward(ctx, h, scale, post, &saved.ffn_out, dx, b.dbranch);
+    let parallel = spec.norms == Norms::Shared;
     if parallel {
-        norm(ctx, h, layer.attn_norm.as_ref(), x, b.normed);
+        norm(ctx, h, layer.attn_norm.as_ref(), step.x, b.normed);
     } else {
         norm(ctx, h, layer.ffn_norm.as_ref(), &saved.mid, b.normed);
     }
-    let below = stage < Stage::FeedForward;
+    let below = step.stage < Stage::FeedForward;
     match &layer.ffn {
         FeedForward::Dense(ffn) => {
             let kept = saved.keeps_products;
@@ -400,56 +410,55 @@ fn layer_backward(
             let dnormed = below.then_some(&mut *b.dnormed);
             feed_forward_backward(tape, ffn, b.normed, m, b.dbranch, dnormed, io);
         }
-        FeedForward::Moe(moe) => experts_backward(tape, moe, &mut b),
+        FeedForward::Moe(moe) => experts_backward(tape, moe, b),
         FeedForward::Both(_) | FeedForward::None => {}
     }
-    if !below {
-        return;
-    }
-    if !parallel {
+    if below && !parallel {
         norm_backward(ctx, h, layer.ffn_norm.as_ref(), &saved.mid, b.dnormed, dx);
     }
+}
 
-    branch_backward(
-        ctx,
-        h,
-        scale,
-        layer.post_attn_norm.as_ref(),
-        &saved.attn_out,
-        dx,
-        b.dbranch,
-    );
-    let below = stage < Stage::Output;
+/// Adds to `dx` what comes through attention.
+fn attention_branch(
+    tape: &mut Tape<'_>,
+    step: &LayerStep<'_>,
+    (attn, weights): (&AttnSpec, &Attn),
+    saved: &SavedLayer,
+    rotations: Option<[Rotation<'_>; 2]>,
+    dx: &mut [f32],
+    b: &mut LayerBuffers<'_>,
+) {
+    let (ctx, h, m) = (tape.ctx, tape.h, tape.m);
+    let LayerStep { spec, layer, .. } = step;
+    let post = layer.post_attn_norm.as_ref();
+    let scale = spec.residual_scale;
+    branch_backward(ctx, h, scale, post, &saved.attn_out, dx, b.dbranch);
+    let below = step.stage < Stage::Output;
     let dattn = below.then_some(&mut *b.attn.dattn);
-    tape.linear_backward(&saved.attn, m, &[(&attn_weights.wo.w, b.dbranch)], dattn);
+    tape.linear_backward(&saved.attn, m, &[(&weights.wo.w, b.dbranch)], dattn);
     if !below {
         return;
     }
+    let (parallel, attn_norm) = (spec.norms == Norms::Shared, layer.attn_norm.as_ref());
     if !parallel {
-        norm(ctx, h, layer.attn_norm.as_ref(), x, b.normed);
+        norm(ctx, h, attn_norm, step.x, b.normed);
     }
-    let rotations = attn
-        .rope
-        .map(|id| [&**sin, &**back].map(|sin| rope.rotation(ctx.arch, id, tape.longest, cos, sin)));
+    let of_layer = (attn, weights);
     attention_backward(
         tape,
-        (attn, attn_weights),
-        i,
+        of_layer,
+        step.i,
         saved,
         b.normed,
         &mut b.attn,
         rotations,
     );
     let a = &b.attn;
-    let (wq, wk, wv) = (&attn_weights.wq.w, &attn_weights.wk.w, &attn_weights.wv.w);
+    let (wq, wk, wv) = (&weights.wq.w, &weights.wk.w, &weights.wv.w);
     let products = [(wq, &*a.dq), (wk, &*a.dk), (wv, &*a.dv)];
-    let below = stage < Stage::Qkv;
-    tape.linear_backward(
-        b.normed,
-        m,
-        &products,
-        below.then_some(&mut *b.dnormed_attn),
-    );
+    let below = step.stage < Stage::Qkv;
+    let dnormed_attn = below.then_some(&mut *b.dnormed_attn);
+    tape.linear_backward(b.normed, m, &products, dnormed_attn);
     if below {
         if parallel {
             let dnormed = &*b.dnormed;
@@ -457,7 +466,7 @@ fn layer_backward(
                 ctx.arch.add(dx, &dnormed[i * h.n_embd..][..h.n_embd])
             });
         }
-        norm_backward(ctx, h, layer.attn_norm.as_ref(), x, b.dnormed_attn, dx);
+        norm_backward(ctx, h, attn_norm, step.x, b.dnormed_attn, dx);
     }
 }
 

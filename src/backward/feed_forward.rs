@@ -3,6 +3,7 @@
 use crate::backward::buffers::LayerBuffers;
 use crate::backward::tape::Tape;
 use crate::compute::linear::{Ctx, Product};
+use crate::compute::weight::Weight;
 use crate::layers::activation::spec::Activation;
 use crate::layers::activation::{sigmoid, squared_relu};
 use crate::layers::dense_ffn::weights::Ffn;
@@ -87,59 +88,14 @@ pub(super) fn refused() {
 /// Computes `b.dnormed` from `b.dbranch`, through the experts of `b.normed` and through the
 /// router's weights. The choice of experts is a constant.
 pub(super) fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuffers<'_>) {
-    let x = &moe.spec;
-    let (arch, n, m) = (tape.ctx.arch, tape.h.n_embd, tape.m);
-    let e = &mut b.moe;
+    let (x, m, e) = (&moe.spec, tape.m, &mut b.moe);
     tape.linear(b.normed, m, &mut [Product::of(&moe.router, e.router, m)]);
     choose_experts(tape.ctx, moe, e.router, e.chosen, e.weights);
     b.dnormed.fill(0.0);
     for index in 0..x.n_expert {
-        let slots = e
-            .chosen
-            .iter()
-            .enumerate()
-            .filter(|&(_, &chosen)| chosen == index as u32)
-            .map(|(slot, _)| slot);
-        let mut n_rows = 0;
-        for slot in slots {
-            let token = slot / x.n_used;
-            e.rows[n_rows] = slot as u32;
-            e.x[n_rows * n..][..n].copy_from_slice(&b.normed[token * n..][..n]);
-            let dy = e.dy[n_rows * n..][..n]
-                .iter_mut()
-                .zip(&b.dbranch[token * n..][..n]);
-            dy.for_each(|(dy, dbranch)| *dy = e.weights[slot] * dbranch);
-            n_rows += 1;
-        }
-        if n_rows == 0 {
-            continue;
-        }
-        let values = n_rows * n;
-        let y = Some(&mut e.y[..values]);
-        let io = FfnBuffers {
-            gate: b.gate,
-            up: b.up,
-            inner: b.inner,
-            dinner: b.dinner,
-            y,
-            kept: false,
-        };
-        let dx = Some(&mut e.dx[..values]);
-        feed_forward_backward(
-            tape,
-            &moe.expert(index),
-            &e.x[..values],
-            n_rows,
-            &e.dy[..values],
-            dx,
-            io,
-        );
-        for (j, &slot) in e.rows[..n_rows].iter().enumerate() {
-            let token = slot as usize / x.n_used;
-            e.dweights[slot as usize] = arch.dot(&e.y[j * n..][..n], &b.dbranch[token * n..][..n]);
-            arch.add(&mut b.dnormed[token * n..][..n], &e.dx[j * n..][..n]);
-        }
+        expert_backward(tape, moe, index, b);
     }
+    let e = &mut b.moe;
     for token in 0..m {
         let slots = token * x.n_used..(token + 1) * x.n_used;
         choice_backward(
@@ -154,9 +110,73 @@ pub(super) fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuff
         );
     }
     tape.linear_backward(b.normed, m, &[(&moe.router.w, e.drouter)], Some(e.dx));
-    arch.add(b.dnormed, e.dx);
+    tape.ctx.arch.add(b.dnormed, e.dx);
+    if let Some(shared) = &moe.shared {
+        shared_expert_backward(tape, shared, moe.shared_gate.as_ref(), b);
+    }
+}
 
-    let Some(shared) = &moe.shared else { return };
+/// Adds to `b.dnormed` what comes through expert `index`, and computes the gradient of its weights.
+fn expert_backward(tape: &mut Tape<'_>, moe: &Moe, index: usize, b: &mut LayerBuffers<'_>) {
+    let (n_used, arch, n) = (moe.spec.n_used, tape.ctx.arch, tape.h.n_embd);
+    let e = &mut b.moe;
+    let slots = e
+        .chosen
+        .iter()
+        .enumerate()
+        .filter(|&(_, &chosen)| chosen == index as u32)
+        .map(|(slot, _)| slot);
+    let mut n_rows = 0;
+    for slot in slots {
+        let token = slot / n_used;
+        e.rows[n_rows] = slot as u32;
+        e.x[n_rows * n..][..n].copy_from_slice(&b.normed[token * n..][..n]);
+        let dy = e.dy[n_rows * n..][..n]
+            .iter_mut()
+            .zip(&b.dbranch[token * n..][..n]);
+        dy.for_each(|(dy, dbranch)| *dy = e.weights[slot] * dbranch);
+        n_rows += 1;
+    }
+    if n_rows == 0 {
+        return;
+    }
+    let values = n_rows * n;
+    let y = Some(&mut e.y[..values]);
+    let io = FfnBuffers {
+        gate: b.gate,
+        up: b.up,
+        inner: b.inner,
+        dinner: b.dinner,
+        y,
+        kept: false,
+    };
+    let dx = Some(&mut e.dx[..values]);
+    feed_forward_backward(
+        tape,
+        &moe.expert(index),
+        &e.x[..values],
+        n_rows,
+        &e.dy[..values],
+        dx,
+        io,
+    );
+    for (j, &slot) in e.rows[..n_rows].iter().enumerate() {
+        let token = slot as usize / n_used;
+        e.dweights[slot as usize] = arch.dot(&e.y[j * n..][..n], &b.dbranch[token * n..][..n]);
+        arch.add(&mut b.dnormed[token * n..][..n], &e.dx[j * n..][..n]);
+    }
+}
+
+/// Adds to `b.dnormed` what comes through the shared expert and through the weight that its `gate`
+/// computes, if it has one.
+fn shared_expert_backward(
+    tape: &mut Tape<'_>,
+    shared: &Ffn,
+    gate: Option<&Weight>,
+    b: &mut LayerBuffers<'_>,
+) {
+    let (arch, n, m) = (tape.ctx.arch, tape.h.n_embd, tape.m);
+    let e = &mut b.moe;
     let io = FfnBuffers {
         gate: b.gate,
         up: b.up,
@@ -165,7 +185,7 @@ pub(super) fn experts_backward(tape: &mut Tape<'_>, moe: &Moe, b: &mut LayerBuff
         y: Some(e.y),
         kept: false,
     };
-    if let Some(gate) = &moe.shared_gate {
+    if let Some(gate) = gate {
         let strength = &mut e.router[..m];
         tape.linear(b.normed, m, &mut [Product::of_weight(gate, strength, m)]);
         strength.iter_mut().for_each(|s| *s = sigmoid(*s));

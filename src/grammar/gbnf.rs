@@ -90,6 +90,12 @@ enum Collision {
     TooManyStates,
 }
 
+/// Which parts can be empty, and the bytes that may begin each.
+struct Begins {
+    nullable: Vec<bool>,
+    first: Vec<Bytes>,
+}
+
 /// A set of bytes.
 #[derive(Clone, Copy, Default, PartialEq)]
 struct Bytes([u64; 4]);
@@ -293,11 +299,10 @@ impl Gbnf {
     ) -> Vec<Bytes> {
         let is_terminal = |id: Id| regular[id].is_some() && !cut.contains(&id);
         let n = self.nodes.len();
-        let (mut nullable, mut first, mut follow) = (
-            vec![false; n],
-            vec![Bytes::default(); n],
-            vec![Bytes::default(); n],
-        );
+        let mut begins = Begins {
+            nullable: vec![false; n],
+            first: vec![Bytes::default(); n],
+        };
         let by_text: HashMap<&str, usize> = terminals
             .iter()
             .enumerate()
@@ -308,17 +313,30 @@ impl Gbnf {
                 continue;
             };
             let start = automata[i].initial_state();
-            nullable[id] = automata[i].is_accepting(start);
+            begins.nullable[id] = automata[i].is_accepting(start);
             (0..=255)
                 .filter(|&b| automata[i].transition(start, b) != StateID::DEAD)
-                .for_each(|b| first[id].insert(b));
+                .for_each(|b| begins.first[id].insert(b));
         }
-        // Iterates to the fixed point: which parts can be empty, which bytes begin a part, which
-        // follow it.
+        self.begin(&is_terminal, &mut begins);
+        let follow = self.follow_parts(&is_terminal, &begins);
+        // The bytes that follow any occurrence of a terminal follow the terminal.
+        let mut out = vec![Bytes::default(); terminals.len()];
+        for id in (0..n).filter(|&id| is_terminal(id)) {
+            if let Some(&i) = regular[id].as_deref().and_then(|regex| by_text.get(regex)) {
+                out[i].merge(follow[id]);
+            }
+        }
+        out
+    }
+
+    /// Completes what begins parts from what begins terminals, up to the fixed point.
+    fn begin(&self, is_terminal: &dyn Fn(Id) -> bool, begins: &mut Begins) {
+        let Begins { nullable, first } = begins;
         let mut changed = true;
         while changed {
             changed = false;
-            for id in (0..n).filter(|&id| !is_terminal(id)) {
+            for id in (0..self.nodes.len()).filter(|&id| !is_terminal(id)) {
                 let (empty, mut begin) = match &self.nodes[id] {
                     Node::Class(_) | Node::Token(_) => (false, Bytes::default()),
                     Node::Seq(parts) => {
@@ -347,10 +365,16 @@ impl Gbnf {
                 (nullable[id], first[id]) = (empty, begin);
             }
         }
-        changed = true;
+    }
+
+    /// The bytes that may follow each part, as a fixed point.
+    fn follow_parts(&self, is_terminal: &dyn Fn(Id) -> bool, begins: &Begins) -> Vec<Bytes> {
+        let Begins { nullable, first } = begins;
+        let mut follow = vec![Bytes::default(); self.nodes.len()];
+        let mut changed = true;
         while changed {
             changed = false;
-            for id in (0..n).filter(|&id| !is_terminal(id)) {
+            for id in (0..self.nodes.len()).filter(|&id| !is_terminal(id)) {
                 let after = follow[id];
                 match &self.nodes[id] {
                     Node::Seq(parts) => {
@@ -379,14 +403,7 @@ impl Gbnf {
                 }
             }
         }
-        // The bytes that follow any occurrence of a terminal follow the terminal.
-        let mut out = vec![Bytes::default(); terminals.len()];
-        for id in (0..n).filter(|&id| is_terminal(id)) {
-            if let Some(&i) = regular[id].as_deref().and_then(|regex| by_text.get(regex)) {
-                out[i].merge(follow[id]);
-            }
-        }
-        out
+        follow
     }
 
     /// Writes the grammar in Lark: a rule for each part that is not a terminal, so that nothing

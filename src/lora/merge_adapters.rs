@@ -85,48 +85,8 @@ pub fn merge_adapters(
     adapters: &[(&Adapter, f32)],
     options: &MergeOptions,
 ) -> Result<Adapter, AdapterError> {
-    let Some((first, _)) = adapters.first() else {
-        return Err(AdapterError::Empty);
-    };
-    let invalid = |option, value, expected| AdapterError::Merge {
-        option,
-        value,
-        expected,
-    };
-    for (adapter, weight) in adapters {
-        first.check_same(adapter)?;
-        if !weight.is_finite() {
-            return Err(invalid("a weight", f64::from(*weight), "a finite number"));
-        }
-    }
-    let MergeOptions {
-        method,
-        rank,
-        density,
-        seed,
-    } = *options;
-    let total: f64 = adapters.iter().map(|(_, w)| f64::from(*w)).sum();
-    if matches!(method, MergeMethod::Linear | MergeMethod::Slerp) && total.abs() < 1e-6 {
-        return Err(invalid(
-            "the sum of the weights",
-            total,
-            "another number than 0, by which it is divided",
-        ));
-    }
-    if method == MergeMethod::Slerp && adapters.len() != 2 {
-        return Err(invalid(
-            "the number of adapters",
-            adapters.len() as f64,
-            "2 for slerp",
-        ));
-    }
-    if !(density > 0.0 && density <= 1.0) {
-        return Err(invalid("the density", density, "above 0, at most 1"));
-    }
-    if rank == Some(0) {
-        return Err(invalid("the rank", 0.0, "at least 1"));
-    }
-
+    let first = check(adapters, options)?;
+    let MergeOptions { method, rank, .. } = *options;
     let mut merged = first.without_terms();
     let sites = Arc::clone(first.sites());
     let mut begin = 0;
@@ -157,22 +117,7 @@ pub fn merge_adapters(
             if changes.is_empty() {
                 continue;
             }
-            let term = match method {
-                MergeMethod::Ties => {
-                    truncate_dense(&ties(&changes, site, density), site.n_in, rank)
-                }
-                MergeMethod::Dare => {
-                    truncate_dense(&dare(&changes, site, density, seed, i), site.n_in, rank)
-                }
-                MergeMethod::Linear => sum(&changes, site, rank, |c| c.weight / total),
-                MergeMethod::TaskArithmetic | MergeMethod::Svd => {
-                    sum(&changes, site, rank, |c| c.weight)
-                }
-                MergeMethod::Slerp => {
-                    let factors = slerp(&changes, f64::from(adapters[1].1) / total);
-                    sum(&changes, site, rank, |c| factors[c.adapter])
-                }
-            };
+            let term = merged_term(adapters, &changes, site, i, rank, options);
             let values = || term.a().iter().chain(term.b());
             if let Some(index) = values().position(|x| !x.is_finite()) {
                 let value = values().nth(index).copied().unwrap_or(f32::NAN);
@@ -186,6 +131,84 @@ pub fn merge_adapters(
         }
     }
     Ok(merged)
+}
+
+/// Checks what is to be merged; returns the first adapter.
+fn check<'a>(
+    adapters: &[(&'a Adapter, f32)],
+    options: &MergeOptions,
+) -> Result<&'a Adapter, AdapterError> {
+    let Some((first, _)) = adapters.first() else {
+        return Err(AdapterError::Empty);
+    };
+    let invalid = |option, value, expected| AdapterError::Merge {
+        option,
+        value,
+        expected,
+    };
+    for (adapter, weight) in adapters {
+        first.check_same(adapter)?;
+        if !weight.is_finite() {
+            return Err(invalid("a weight", f64::from(*weight), "a finite number"));
+        }
+    }
+    let MergeOptions {
+        method,
+        rank,
+        density,
+        ..
+    } = *options;
+    let total = total_weight(adapters);
+    if matches!(method, MergeMethod::Linear | MergeMethod::Slerp) && total.abs() < 1e-6 {
+        return Err(invalid(
+            "the sum of the weights",
+            total,
+            "another number than 0, by which it is divided",
+        ));
+    }
+    if method == MergeMethod::Slerp && adapters.len() != 2 {
+        return Err(invalid(
+            "the number of adapters",
+            adapters.len() as f64,
+            "2 for slerp",
+        ));
+    }
+    if !(density > 0.0 && density <= 1.0) {
+        return Err(invalid("the density", density, "above 0, at most 1"));
+    }
+    if rank == Some(0) {
+        return Err(invalid("the rank", 0.0, "at least 1"));
+    }
+    Ok(first)
+}
+
+fn total_weight(adapters: &[(&Adapter, f32)]) -> f64 {
+    adapters.iter().map(|(_, w)| f64::from(*w)).sum()
+}
+
+/// The term of rank `rank` for site `i`, where `changes` are those of some of the adapters.
+fn merged_term(
+    adapters: &[(&Adapter, f32)],
+    changes: &[Change<'_>],
+    site: &Site,
+    i: usize,
+    rank: usize,
+    options: &MergeOptions,
+) -> Term {
+    let total = total_weight(adapters);
+    let MergeOptions { density, seed, .. } = *options;
+    match options.method {
+        MergeMethod::Ties => truncate_dense(&ties(changes, site, density), site.n_in, rank),
+        MergeMethod::Dare => {
+            truncate_dense(&dare(changes, site, density, seed, i), site.n_in, rank)
+        }
+        MergeMethod::Linear => sum(changes, site, rank, |c| c.weight / total),
+        MergeMethod::TaskArithmetic | MergeMethod::Svd => sum(changes, site, rank, |c| c.weight),
+        MergeMethod::Slerp => {
+            let factors = slerp(changes, f64::from(adapters[1].1) / total);
+            sum(changes, site, rank, |c| factors[c.adapter])
+        }
+    }
 }
 
 /// Change of one adapter at a target module (site).

@@ -142,6 +142,39 @@ impl Session {
     }
 
     fn load_gguf(&mut self, gguf: &Gguf) -> Result<(), StateError> {
+        self.check_belongs(gguf)?;
+        // The contents may be malicious even if the checksum is right: everything below is
+        // validated.
+        let n_vocab = self.model().hparams().n_vocab;
+        let (tokens, kinds) = read_tokens(gguf, self.n_ctx(), n_vocab)?;
+        let counts: Vec<u32> = values(gguf, COUNTS, DType::I32)?;
+        let &[len, ahead @ 0..=1] = &counts[..] else {
+            return Err(damaged(COUNTS, "not two counts"));
+        };
+        if len as usize > tokens.len() || ahead == 1 && kinds.last() != Some(&TokenKind::Generated)
+        {
+            return Err(damaged(COUNTS, "more than there are tokens"));
+        }
+        let logits: Vec<f32> = values(gguf, LOGITS, DType::F32)?;
+        if !logits.is_empty() && logits.len() != n_vocab {
+            return Err(damaged(LOGITS, "not one for each token of the vocabulary"));
+        }
+
+        let state = read_kv(gguf, len as usize)?;
+        let kv = self
+            .seq
+            .kv
+            .with_state(&state)?
+            .map_err(|what| damaged(TABLES, what))?;
+        self.outputs.reserve(n_vocab, 0)?;
+        self.seq.replace(&tokens, &kinds, kv)?;
+        self.outputs.set_last(&logits, n_vocab);
+        self.ahead = ahead == 1;
+        Ok(())
+    }
+
+    /// Checks type, version, identity and checksum.
+    fn check_belongs(&self, gguf: &Gguf) -> Result<(), StateError> {
         let metadata = gguf.metadata();
         let found = metadata.opt_str("general.type")?.unwrap_or_default();
         if found != TYPE {
@@ -176,80 +209,66 @@ impl Session {
         if found != expected {
             return Err(StateError::Checksum { found, expected });
         }
-
-        // The contents may be malicious even if the checksum is right: everything below is
-        // validated.
-        let (n_ctx, n_vocab) = (self.n_ctx(), self.model().hparams().n_vocab);
-        let tokens: Vec<u32> = values(gguf, TOKENS, DType::I32)?;
-        if tokens.len() > n_ctx {
-            return Err(SessionError::ContextFull {
-                n_ctx,
-                n_past: 0,
-                n_new: tokens.len(),
-            }
-            .into());
-        }
-        if let Some(&token) = tokens.iter().find(|&&t| t as usize >= n_vocab) {
-            return Err(SessionError::TokenOutOfRange { token, n_vocab }.into());
-        }
-        let kinds: Vec<u8> = values(gguf, KINDS, DType::I8)?;
-        if kinds.len() != tokens.len() || kinds.iter().any(|&kind| kind > 1) {
-            return Err(damaged(KINDS, "not one of two kinds for each token"));
-        }
-        let kind = |&kind: &u8| {
-            if kind == 1 {
-                TokenKind::Generated
-            } else {
-                TokenKind::Prompt
-            }
-        };
-        let kinds: Vec<TokenKind> = kinds.iter().map(kind).collect();
-        let counts: Vec<u32> = values(gguf, COUNTS, DType::I32)?;
-        let &[len, ahead @ 0..=1] = &counts[..] else {
-            return Err(damaged(COUNTS, "not two counts"));
-        };
-        if len as usize > tokens.len() || ahead == 1 && kinds.last() != Some(&TokenKind::Generated)
-        {
-            return Err(damaged(COUNTS, "more than there are tokens"));
-        }
-        let logits: Vec<f32> = values(gguf, LOGITS, DType::F32)?;
-        if !logits.is_empty() && logits.len() != n_vocab {
-            return Err(damaged(LOGITS, "not one for each token of the vocabulary"));
-        }
-
-        let known = [TOKENS, KINDS, COUNTS, LOGITS, TABLES, CHECKPOINTS];
-        let n_pages = gguf
-            .tensors()
-            .iter()
-            .filter(|t| !known.contains(&t.name.as_str()))
-            .count();
-        let mut pages = Vec::new();
-        for i in 0..n_pages {
-            let page = gguf
-                .tensor(&page_name(i))
-                .ok_or(damaged("pages", "one is missing"))?;
-            pages.push(gguf.data(page));
-        }
-        let tables: Vec<u32> = values(gguf, TABLES, DType::I32)?;
-        let checkpoints: Vec<u32> = values(gguf, CHECKPOINTS, DType::I32)?;
-        let state = KvState {
-            len: len as usize,
-            pages,
-            tables: read_tables(&tables).ok_or(damaged(TABLES, "they end inside one"))?,
-            checkpoints: read_checkpoints(&checkpoints)
-                .ok_or(damaged(CHECKPOINTS, "they end inside one"))?,
-        };
-        let kv = self
-            .seq
-            .kv
-            .with_state(&state)?
-            .map_err(|what| damaged(TABLES, what))?;
-        self.outputs.reserve(n_vocab, 0)?;
-        self.seq.replace(&tokens, &kinds, kv)?;
-        self.outputs.set_last(&logits, n_vocab);
-        self.ahead = ahead == 1;
         Ok(())
     }
+}
+
+/// Tokens and their kinds.
+fn read_tokens(
+    gguf: &Gguf,
+    n_ctx: usize,
+    n_vocab: usize,
+) -> Result<(Vec<u32>, Vec<TokenKind>), StateError> {
+    let tokens: Vec<u32> = values(gguf, TOKENS, DType::I32)?;
+    if tokens.len() > n_ctx {
+        return Err(SessionError::ContextFull {
+            n_ctx,
+            n_past: 0,
+            n_new: tokens.len(),
+        }
+        .into());
+    }
+    if let Some(&token) = tokens.iter().find(|&&t| t as usize >= n_vocab) {
+        return Err(SessionError::TokenOutOfRange { token, n_vocab }.into());
+    }
+    let kinds: Vec<u8> = values(gguf, KINDS, DType::I8)?;
+    if kinds.len() != tokens.len() || kinds.iter().any(|&kind| kind > 1) {
+        return Err(damaged(KINDS, "not one of two kinds for each token"));
+    }
+    let kind = |&kind: &u8| {
+        if kind == 1 {
+            TokenKind::Generated
+        } else {
+            TokenKind::Prompt
+        }
+    };
+    Ok((tokens, kinds.iter().map(kind).collect()))
+}
+
+/// Keys and values of the first `len` tokens.
+fn read_kv(gguf: &Gguf, len: usize) -> Result<KvState<'_>, StateError> {
+    let known = [TOKENS, KINDS, COUNTS, LOGITS, TABLES, CHECKPOINTS];
+    let n_pages = gguf
+        .tensors()
+        .iter()
+        .filter(|t| !known.contains(&t.name.as_str()))
+        .count();
+    let mut pages = Vec::new();
+    for i in 0..n_pages {
+        let page = gguf
+            .tensor(&page_name(i))
+            .ok_or(damaged("pages", "one is missing"))?;
+        pages.push(gguf.data(page));
+    }
+    let tables: Vec<u32> = values(gguf, TABLES, DType::I32)?;
+    let checkpoints: Vec<u32> = values(gguf, CHECKPOINTS, DType::I32)?;
+    Ok(KvState {
+        len,
+        pages,
+        tables: read_tables(&tables).ok_or(damaged(TABLES, "they end inside one"))?,
+        checkpoints: read_checkpoints(&checkpoints)
+            .ok_or(damaged(CHECKPOINTS, "they end inside one"))?,
+    })
 }
 
 fn page_name(i: usize) -> String {

@@ -15,6 +15,7 @@ mod charsmap;
 mod error;
 mod rwkv;
 mod special;
+mod special_ids;
 mod split;
 mod spm;
 mod stream;
@@ -33,7 +34,7 @@ use crate::gguf::{Array, Metadata, Value};
 use bpe::Bpe;
 use rwkv::Rwkv;
 use special::{Part, Specials};
-use split::PreTokenizer;
+use special_ids::{BOS, EOS, FillInTheMiddleIds, Kind, SpecialIds};
 use spm::Spm;
 use unigram::Unigram;
 use vocab::{BYTE, CONTROL, LSTRIP, NORMAL, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
@@ -52,7 +53,7 @@ pub struct Tokenizer {
     eom: Option<u32>,
     unknown: Option<u32>,
     eog: BTreeSet<u32>,
-    fill_in_the_middle: [Option<u32>; FILL_IN_THE_MIDDLE.len()],
+    fill_in_the_middle: FillInTheMiddleIds,
     add_bos: bool,
     add_eos: bool,
     /// Separator between two texts, in addition to the tokens at their ends.
@@ -87,51 +88,37 @@ enum Model {
     Rwkv(Rwkv),
 }
 
-/// Texts of tokens that end a turn, most specific first: the end-of-turn token is the first of them
-/// in the vocabulary, if the file does not name one.
-const END_OF_TURN: &[&str] = &[
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "<｜end▁of▁sentence｜>",
-    "<end_of_utterance>",
-];
-
-/// Texts of other tokens that end the generation.
-const END_OF_GENERATION: &[&str] = &[
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
-    "</s>",
-    "<|eom_id|>",
-    "[EOS]",
-    "<eos>",
-    "<turn|>",
-    "<|tool_response>",
-    "[e~[",
-];
-
-/// Fill-in-the-middle tokens: the keys that name them, the texts that identify them otherwise, and whether they end the
-/// generation.
-#[rustfmt::skip]
-const FILL_IN_THE_MIDDLE: [(&[&str], &[&str], bool); 6] = [
-    (&["tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"],
-     &["<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>", "<|prefix|>"], false),
-    (&["tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.suffix_token_id"],
-     &["<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>", "<|suffix|>"], false),
-    (&["tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id"],
-     &["<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>", "<|middle|>"], false),
-    (&["tokenizer.ggml.fim_pad_token_id"], &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"], true),
-    (&["tokenizer.ggml.fim_rep_token_id"], &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"], true),
-    (&["tokenizer.ggml.fim_sep_token_id"], &["<|file_sep|>"], true),
-];
+impl Model {
+    fn new(
+        m: &Metadata,
+        kind: &Kind<'_>,
+        vocab: &Vocab,
+        unknown: Option<u32>,
+        add_space_prefix: bool,
+    ) -> Result<Model, TokenizerError> {
+        Ok(match kind.pre {
+            Some(pre) => {
+                let merges = m.strings("tokenizer.ggml.merges")?.clone();
+                Model::Bpe(Bpe::new(pre, merges, vocab.hasher)?)
+            }
+            None if kind.is_rwkv() => Model::Rwkv(Rwkv::new(vocab, unknown)),
+            None if kind.is_bert() => {
+                let lowercase = m
+                    .opt_bool("tokenizer.ggml.normalizer.lowercase")?
+                    .unwrap_or(true);
+                let strip_accents = m
+                    .opt_bool("tokenizer.ggml.normalizer.strip_accents")?
+                    .unwrap_or(lowercase);
+                Model::Wpm(Wpm::new(vocab, lowercase, strip_accents, unknown))
+            }
+            None if kind.is_unigram() => {
+                let scores = scores(m, vocab.len())?;
+                Model::Unigram(Unigram::new(vocab, scores, unknown, add_space_prefix, m)?)
+            }
+            None => Model::Spm(Spm::new(vocab, &scores(m, vocab.len())?, unknown)?),
+        })
+    }
+}
 
 impl Tokenizer {
     /// The tokenizer of a file, if it has one: files made for benchmarks lack it or say `none`.
@@ -155,123 +142,47 @@ impl Tokenizer {
     /// [`TokenizerError::PreTokenizer`] for what is not supported, and the other variants for an
     /// inconsistent vocabulary.
     pub fn from_metadata(m: &Metadata) -> Result<Tokenizer, TokenizerError> {
-        let model_name = m.str("tokenizer.ggml.model")?;
-        let pre_name = m
-            .opt_str("tokenizer.ggml.pre")?
-            .filter(|pre| !pre.is_empty());
-        let pre_name = match model_name {
-            "llama" => None,
-            "gpt2" => Some(pre_name.unwrap_or("default")),
-            "gemma4" => Some("gemma4"),
-            // WordPiece has a single pre-tokeniser, the others have none.
-            "bert" | "t5" | "rwkv" => None,
-            _ => {
-                return Err(TokenizerError::Model {
-                    name: model_name.to_owned(),
-                });
-            }
-        };
-        let pre = pre_name.map(PreTokenizer::by_name).transpose()?;
-        let is = |name: &str| model_name == name;
-        let (is_bert, is_unigram, is_rwkv) = (is("bert"), is("t5"), is("rwkv"));
-
+        let kind = Kind::of(m)?;
         let types = m.opt_i32s("tokenizer.ggml.token_type")?;
         let tokens = m.strings("tokenizer.ggml.tokens")?;
-        let tokens = match is_rwkv {
+        let tokens = match kind.is_rwkv() {
             true => (0..tokens.len())
                 .map(|i| rwkv::unescape(tokens.get(i).unwrap_or_default()))
                 .collect(),
             false => tokens.clone(),
         };
         let mut vocab = Vocab::new(tokens, types.as_deref())?;
-        let n_vocab = vocab.len();
-
-        // Writers use 2^32 - 1 for "no such token".
-        let id_at = |key: &'static str| match m.opt_u32(key)? {
-            None | Some(u32::MAX) => Ok(None),
-            Some(id) if (id as usize) < n_vocab => Ok(Some(id)),
-            Some(id) => Err(TokenizerError::SpecialId { key, id, n_vocab }),
-        };
-        let inside = |id: Option<u32>| id.filter(|&id| (id as usize) < n_vocab);
-        let (bos, eos, unknown) = match pre {
-            None if is_bert => (Some(101), None, Some(100)),
-            None if is_unigram => (None, Some(1), Some(2)),
-            None if is_rwkv => (None, None, None),
-            None => (Some(1), Some(2), Some(0)),
-            Some(pre) => (pre.default_bos, pre.default_eos, None),
-        };
-        let bos = id_at("tokenizer.ggml.bos_token_id")?.or(inside(bos));
-        let eos = id_at("tokenizer.ggml.eos_token_id")?.or(inside(eos));
-        // BERT's texts end with the separator token.
-        let separator =
-            id_at("tokenizer.ggml.seperator_token_id")?.or(inside(Some(102)).filter(|_| is_bert));
-        let eos = if is_bert { separator.or(eos) } else { eos };
-        let unknown = id_at("tokenizer.ggml.unknown_token_id")?.or(inside(unknown));
-        let eot = id_at("tokenizer.ggml.eot_token_id")?;
-        let eom = id_at("tokenizer.ggml.eom_token_id")?;
-
-        let eot = eot.or_else(|| vocab.find_control(END_OF_TURN));
-        let eom = eom.or_else(|| vocab.find_control(&["<|eom_id|>"]));
-        let mut eog: BTreeSet<u32> = [eos, eot, eom].into_iter().flatten().collect();
-        let mut fill_in_the_middle = [None; FILL_IN_THE_MIDDLE.len()];
-        for (&(keys, texts, ends), found) in FILL_IN_THE_MIDDLE.iter().zip(&mut fill_in_the_middle)
-        {
-            let mut named = None;
-            for key in keys {
-                named = id_at(key)?.or(named);
-            }
-            let id = named.or_else(|| vocab.find_control(texts));
-            eog.extend(id.filter(|_| ends));
-            *found = id;
-        }
-        for text in END_OF_TURN.iter().chain(END_OF_GENERATION) {
-            eog.extend(vocab.find_control(&[text]));
-        }
+        let (special, fill_in_the_middle, mut eog) = SpecialIds::read(m, &kind, &mut vocab)?;
         settle_exceptions(&mut vocab, &mut eog);
         let specials = Specials::new(&vocab)?;
         set_strips(&mut vocab, m)?;
 
         let add_space_prefix = m
             .opt_bool("tokenizer.ggml.add_space_prefix")?
-            .unwrap_or(is("llama"));
-        let model = match pre {
-            Some(pre) => {
-                let merges = m.strings("tokenizer.ggml.merges")?.clone();
-                Model::Bpe(Bpe::new(pre, merges, vocab.hasher)?)
-            }
-            None if is_rwkv => Model::Rwkv(Rwkv::new(&vocab, unknown)),
-            None if is_bert => {
-                let lowercase = m
-                    .opt_bool("tokenizer.ggml.normalizer.lowercase")?
-                    .unwrap_or(true);
-                let strip_accents = m
-                    .opt_bool("tokenizer.ggml.normalizer.strip_accents")?
-                    .unwrap_or(lowercase);
-                Model::Wpm(Wpm::new(&vocab, lowercase, strip_accents, unknown))
-            }
-            None if is_unigram => Model::Unigram(Unigram::new(
-                &vocab,
-                scores(m, n_vocab)?,
-                unknown,
-                add_space_prefix,
-                m,
-            )?),
-            None => Model::Spm(Spm::new(&vocab, &scores(m, n_vocab)?, unknown)?),
-        };
-
+            .unwrap_or(kind.is("llama"));
+        let model = Model::new(m, &kind, &vocab, special.unknown, add_space_prefix)?;
+        let (is_bert, is_unigram, pre) = (kind.is_bert(), kind.is_unigram(), kind.pre);
         let add_bos = match pre {
             Some(pre) if pre.raw_utf8 && pre.add_bos => true,
             _ => m
                 .opt_bool("tokenizer.ggml.add_bos_token")?
-                .unwrap_or(pre.map_or(!is_rwkv && !is_unigram, |pre| pre.add_bos)),
+                .unwrap_or(pre.map_or(!kind.is_rwkv() && !is_unigram, |pre| pre.add_bos)),
         };
         let add_eos = m
             .opt_bool("tokenizer.ggml.add_eos_token")?
             .unwrap_or(is_bert || is_unigram);
         let add_separator = m.opt_bool("tokenizer.ggml.add_sep_token")?.unwrap_or(false);
+        let SpecialIds {
+            bos,
+            eos,
+            eot,
+            eom,
+            unknown,
+            separator,
+        } = special;
         for (flag, key, add, id) in [
-            ("add_bos_token", "tokenizer.ggml.bos_token_id", add_bos, bos),
-            ("add_eos_token", "tokenizer.ggml.eos_token_id", add_eos, eos),
+            ("add_bos_token", BOS, add_bos, bos),
+            ("add_eos_token", EOS, add_eos, eos),
         ] {
             if add && id.is_none() {
                 return Err(TokenizerError::NoSpecialToken { flag, key });
@@ -279,8 +190,8 @@ impl Tokenizer {
         }
         Ok(Tokenizer {
             model,
-            model_name: model_name.to_owned(),
-            pre_name: pre_name.map(str::to_owned),
+            model_name: kind.name.to_owned(),
+            pre_name: kind.pre_name.map(str::to_owned),
             specials,
             bos,
             eos,

@@ -147,66 +147,97 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if outcome.is_err() && !interrupted {
         return outcome;
     }
-    let Written {
-        ids,
-        text,
-        reason,
-        n_cached,
-        drafted,
-        prefill,
-        decode,
-    } = written;
-    let (n_predicted, n_prompt) = (ids.len(), prompt_ids.len() - n_cached);
+    let report = Report {
+        args,
+        session: &session,
+        seed: sampler.seed(),
+        load,
+        written,
+        n_prompt: prompt_ids.len(),
+    };
     if args.json {
+        report.print_json(&prompt, &prompt_ids, interrupted)?;
+    } else if args.text.verbose || io::stderr().is_terminal() {
+        report.note();
+    }
+    outcome
+}
+
+/// What is said of a text that was generated.
+struct Report<'r> {
+    args: &'r Args,
+    session: &'r Session,
+    seed: u64,
+    load: Duration,
+    written: Written,
+    n_prompt: usize,
+}
+
+impl Report<'_> {
+    fn print_json(
+        &self,
+        prompt: &str,
+        prompt_ids: &[u32],
+        interrupted: bool,
+    ) -> Result<(), Failure> {
+        let w = &self.written;
+        let (n_predicted, n_prompt) = (w.ids.len(), self.n_prompt - w.n_cached);
+        let stop_reason = if interrupted {
+            Some("interrupted")
+        } else {
+            w.reason.map(reason_name)
+        };
         print_json(&json!({
-            "model": args.model.label(),
+            "model": self.args.model.label(),
             "prompt": prompt,
             "prompt_ids": prompt_ids,
-            "ids": ids,
-            "text": text,
-            "stop_reason": if interrupted { Some("interrupted") } else { reason.map(reason_name) },
-            "seed": sampler.seed(),
-            "kv_bytes": kv_bytes(&session),
+            "ids": w.ids,
+            "text": w.text,
+            "stop_reason": stop_reason,
+            "seed": self.seed,
+            "kv_bytes": kv_bytes(self.session),
             "timings": {
-                "load_ms": milliseconds(load),
-                "cache_n": n_cached,
+                "load_ms": milliseconds(self.load),
+                "cache_n": w.n_cached,
                 "prompt_n": n_prompt,
-                "prompt_ms": milliseconds(prefill),
-                "prompt_per_second": per_second(n_prompt, prefill),
+                "prompt_ms": milliseconds(w.prefill),
+                "prompt_per_second": per_second(n_prompt, w.prefill),
                 "predicted_n": n_predicted,
-                "predicted_ms": milliseconds(decode),
-                "predicted_per_second": per_second(n_predicted, decode),
+                "predicted_ms": milliseconds(w.decode),
+                "predicted_per_second": per_second(n_predicted, w.decode),
             },
-            "drafts": drafted.json(),
-        }))?;
-        return outcome;
+            "drafts": w.drafted.json(),
+        }))
     }
-    if args.text.verbose || io::stderr().is_terminal() {
-        let ended = match reason {
+
+    /// A line on stderr.
+    fn note(&self) {
+        let w = &self.written;
+        let ended = match w.reason {
             Some(StopReason::ContextFull) => {
-                format!("; the context of {} tokens is full", session.n_ctx())
+                format!("; the context of {} tokens is full", self.session.n_ctx())
             }
             Some(StopReason::MaskLimit) => {
                 "; the grammar has reached its limits: the text is not complete".to_owned()
             }
             _ => String::new(),
         };
-        let cached = if n_cached > 0 {
-            format!("cached {n_cached} tokens, ")
+        let cached = if w.n_cached > 0 {
+            format!("cached {} tokens, ", w.n_cached)
         } else {
             String::new()
         };
+        let (n_predicted, n_prompt) = (w.ids.len(), self.n_prompt - w.n_cached);
         let line = format!(
             "load {:.0} ms; {cached}prompt {n_prompt} tokens, {:.1}/s; text {n_predicted} tokens, {:.1}/s{}; seed {}{ended}",
-            milliseconds(load),
-            per_second(n_prompt, prefill),
-            per_second(n_predicted, decode),
-            drafted.note(),
-            sampler.seed(),
+            milliseconds(self.load),
+            per_second(n_prompt, w.prefill),
+            per_second(n_predicted, w.decode),
+            w.drafted.note(),
+            self.seed,
         );
         note(paint("2", &line));
     }
-    outcome
 }
 
 /// What was generated, as far as it went.

@@ -7,6 +7,7 @@
 mod checkpoint;
 mod config;
 mod family;
+mod layout;
 mod sentencepiece;
 mod tensors;
 mod tokenizer;
@@ -199,7 +200,7 @@ struct Plan<'p> {
     /// Layers, and blocks for multi-token prediction behind them.
     blocks: (u32, u32),
     tokenizer: &'p Tokenizer,
-    tensors: &'p [tensors::Tensor<'p>],
+    tensors: &'p [layout::Tensor<'p>],
     /// Tensors made from the configuration.
     extra: Vec<Extra>,
     file_type: FileType,
@@ -433,11 +434,11 @@ fn write_sampling(folder: &Path, writer: &mut Writer<'_>) -> Result<(), Failure>
 
 /// The size as names of models have it: `0.6B`, or `128x30B`-like for mixtures, where the second is
 /// all of one expert's weights and those that all share.
-fn size_label(total: u64, tensors: &[tensors::Tensor<'_>], n_expert: Option<u32>) -> String {
+fn size_label(total: u64, tensors: &[layout::Tensor<'_>], n_expert: Option<u32>) -> String {
     let Some(n_expert) = n_expert.filter(|n| *n > 0) else {
         return rounded(total);
     };
-    let is_expert = |tensor: &&tensors::Tensor<'_>| tensor.name.contains("_exps.weight");
+    let is_expert = |tensor: &&layout::Tensor<'_>| tensor.name.contains("_exps.weight");
     let experts: u64 = tensors
         .iter()
         .filter(is_expert)

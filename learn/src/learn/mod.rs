@@ -33,6 +33,7 @@ pub use topics::TopicStatus;
 pub(crate) use control::UPDATE_TOKENS;
 pub(crate) use experts::Experts;
 pub(crate) use head::{HeadRows, Ranks};
+pub(crate) use inner_layers::Layers;
 pub(crate) use moments::softmax;
 pub(crate) use optimiser::{Evidence, HeadLearner, Lesson, random};
 pub(crate) use slices::{Pause, Slices};

@@ -1,167 +1,32 @@
 //! Learning from what is recorded.
 
-use crate::clock::Timer;
-use crate::learn::{
-    Evidence, LearnError, Learner, LearnerOptions, Learning, Losses, Pause, Slices, UPDATE_TOKENS,
-    learning,
-};
+use crate::learn::{LearnError, Learner, Learning, Pause, Slices};
 use crate::sona::SonaError;
+use crate::sona::batch::{Outcome, Worker, learn_batch};
+use crate::sona::builder::SonaBuilder;
 use crate::sona::event::{Event, EventKind};
-use crate::sona::folder::{FolderOptions, FolderStatus, SonaFolder, check_score, session_hash};
+use crate::sona::folder::{FolderStatus, SonaFolder, check_score};
+use crate::sona::topic::choose;
 use crate::sona::trajectory::Trajectory;
 use ruvllm::Session;
-use ruvllm::compute::TokenKind;
-use ruvllm::engine::Engine;
-use ruvllm::engine::Outputs;
-use ruvllm::engine::Slot;
-use ruvllm::engine::{CancelToken, SessionOptions};
+use ruvllm::engine::{Engine, SessionOptions};
 use ruvllm::lora::Adapter;
-use ruvllm::session::log_sum;
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Tokens of a pass of the background, of which other passes wait for one at most, and of what text
-/// is judged by.
-const SLICE: usize = 16;
 /// Longest context that text is learnt in, in tokens.
 const CONTEXT: usize = 512;
 /// Most trajectories that are learnt before they are judged.
 const BATCH: usize = 64;
-/// One in so many trajectories is kept from what is learnt of a batch, to judge it by: what is learnt
-/// of fewer has no effect yet.
-pub const JUDGED: usize = 4;
 /// Most tokens of trajectories that wait to be learnt.
 const PENDING_TOKENS: usize = 4 << 20;
 /// Latest requests whose tokens are compared with those of the next one.
 const RECENT: usize = 8;
-/// A sample of one in so many tokens of a prompt chooses its topic, and how many tokens it has at
-/// least and at most.
-const SAMPLED: usize = 128;
-const LEAST_SAMPLE: usize = 8;
-const LONGEST_SAMPLE: usize = 64;
-/// While others compute, it rests so many times as long as it computed: it takes at most 2 % of the
-/// time.
-const BUSY_REST: u32 = 49;
-/// Time after which one that rests looks whether its owner waits.
-const NAP: Duration = Duration::from_millis(10);
-/// Longest time between two attempts of the background, after failures.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
-
-/// Options of a [`Sona`]; begins with [`Sona::builder`].
-#[derive(Clone, Debug)]
-pub struct SonaBuilder {
-    tenant: String,
-    keep_text: bool,
-    background_interval_ms: u64,
-    background_min_samples: usize,
-    max_pending_samples: usize,
-    quality_threshold: f32,
-    deep_trigger_threshold: f64,
-    instant_lr: Option<f32>,
-    inner_layers: bool,
-    mixture: Option<bool>,
-    folder: FolderOptions,
-    learner: LearnerOptions,
-}
 
 impl SonaBuilder {
-    /// Whom the folder belongs to. Default: nobody.
-    #[must_use]
-    pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
-        self.tenant = tenant.into();
-        self
-    }
-
-    /// Whether tokens of requests are stored, so that others can be learnt again after a session is
-    /// forgotten, and adapters trained. Default: no.
-    #[must_use]
-    pub fn keep_text(mut self, keep: bool) -> Self {
-        self.keep_text = keep;
-        self
-    }
-
-    /// Milliseconds between two looks of the background at what is pending. Default 100.
-    #[must_use]
-    pub fn background_interval_ms(mut self, ms: u64) -> Self {
-        self.background_interval_ms = ms;
-        self
-    }
-
-    /// Trajectories from which on the background learns. Default 10.
-    #[must_use]
-    pub fn background_min_samples(mut self, n: usize) -> Self {
-        self.background_min_samples = n;
-        self
-    }
-
-    /// Most trajectories that wait to be learnt: when there are so many, the background does not
-    /// rest until they are learnt, and for each further one the oldest is not learnt. All that
-    /// wait have at most four million tokens. Default 1000.
-    #[must_use]
-    pub fn max_pending_samples(mut self, n: usize) -> Self {
-        self.max_pending_samples = n;
-        self
-    }
-
-    /// The rating from which on an answer is learnt; of a request with a worse one nothing is.
-    /// Default 0.5.
-    #[must_use]
-    pub fn quality_threshold(mut self, threshold: f32) -> Self {
-        self.quality_threshold = threshold;
-        self
-    }
-
-    /// The sum of ratings from which on [`Sona::is_training_due`]. Default 100.
-    #[must_use]
-    pub fn deep_trigger_threshold(mut self, threshold: f64) -> Self {
-        self.deep_trigger_threshold = threshold;
-        self
-    }
-
-    /// Factor on the steps of what is learnt from now on. Default: what the folder's learner has,
-    /// at first 1.
-    #[must_use]
-    pub fn instant_lr(mut self, rate: f32) -> Self {
-        self.instant_lr = Some(rate);
-        self
-    }
-
-    /// Whether inner layers are adapted, too, by backpropagation: seven more prefills of what is
-    /// learnt, in the background. It takes control text of at least 1,024 tokens. Default: yes.
-    #[must_use]
-    pub fn inner_layers(mut self, on: bool) -> Self {
-        self.inner_layers = on;
-        self
-    }
-
-    /// Whether text is generated with the mixture of all experts, by which what is learnt is then
-    /// judged. Default: as the folder's learner has it, at first no.
-    #[must_use]
-    pub fn mixture(mut self, on: bool) -> Self {
-        self.mixture = Some(on);
-        self
-    }
-
-    /// Options of the learner, where a folder has none yet.
-    #[must_use]
-    pub fn learner(mut self, options: LearnerOptions) -> Self {
-        self.learner = options;
-        self
-    }
-
-    /// What the folder may hold.
-    #[must_use]
-    pub fn folder(mut self, options: FolderOptions) -> Self {
-        self.folder = options;
-        self
-    }
-
     /// Opens a folder, or makes it, to learn with the model of `engine`.
     ///
     /// # Errors
@@ -229,12 +94,12 @@ impl SonaBuilder {
 /// alone, it is thrown away. Until then it is learnt on, without effect.
 #[derive(Clone)]
 pub struct Sona {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
-struct Shared {
-    engine: Engine,
-    options: SonaBuilder,
+pub(super) struct Shared {
+    pub(super) engine: Engine,
+    pub(super) options: SonaBuilder,
     state: Mutex<State>,
     /// Locked while something is learnt; before `state`, where both are.
     worker: Mutex<Worker>,
@@ -247,22 +112,16 @@ struct Shared {
 /// A topic, or none, and the adapter that a request has with it, if it has one.
 type Chosen = (Option<u32>, Option<Arc<Adapter>>);
 
-struct State {
-    folder: SonaFolder,
+pub(super) struct State {
+    pub(super) folder: SonaFolder,
     /// The version in effect.
     learner: Arc<Learner>,
     generation: u64,
-    pending: VecDeque<Trajectory>,
+    pub(super) pending: VecDeque<Trajectory>,
     /// Request, session, number and tokens of the latest.
     recent: VecDeque<(String, String, u64, Vec<u32>)>,
     n_dropped: u64,
-    failure: Option<String>,
-}
-
-struct Worker {
-    session: Session,
-    /// All that was learnt, whether or not it is in effect.
-    working: Arc<Learner>,
+    pub(super) failure: Option<String>,
 }
 
 impl std::fmt::Debug for Sona {
@@ -274,23 +133,10 @@ impl std::fmt::Debug for Sona {
 impl Sona {
     /// Options, with their defaults.
     pub fn builder() -> SonaBuilder {
-        SonaBuilder {
-            tenant: String::new(),
-            keep_text: false,
-            background_interval_ms: 100,
-            background_min_samples: 10,
-            max_pending_samples: 1000,
-            quality_threshold: 0.5,
-            deep_trigger_threshold: 100.0,
-            instant_lr: None,
-            inner_layers: true,
-            mixture: None,
-            folder: FolderOptions::default(),
-            learner: LearnerOptions::default(),
-        }
+        SonaBuilder::default()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.shared.state)
     }
 
@@ -303,7 +149,7 @@ impl Sona {
     }
 
     /// Whether a call waits for the worker.
-    fn has_owner(&self) -> bool {
+    pub(super) fn has_owner(&self) -> bool {
         self.shared.owners.load(Ordering::Relaxed) > 0
     }
 
@@ -640,78 +486,8 @@ impl Sona {
         self.state().folder.sync()
     }
 
-    /// Begins to learn in the background, until the result is dropped.
-    ///
-    /// A thread looks at what is pending at each interval. It learns in passes of a few tokens, of
-    /// which other passes wait for one at most, and rests after each for as long as it took, or
-    /// 49 times as long if somebody else computes meanwhile.
-    ///
-    /// # Errors
-    /// If the system gives no thread.
-    pub fn start(&self) -> std::io::Result<Background> {
-        let (stop, stopped) = channel::<()>();
-        let sona = self.clone();
-        let SonaBuilder {
-            background_interval_ms,
-            background_min_samples,
-            max_pending_samples,
-            ..
-        } = self.shared.options;
-        let interval = Duration::from_millis(background_interval_ms);
-        let thread = std::thread::Builder::new()
-            .name("sona".into())
-            .spawn(move || {
-                let mut wait = interval;
-                // Too many wait: until they are learnt it does not rest.
-                let mut forced = false;
-                while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
-                    // False if it is to end, or its owner waits.
-                    let rest = |time: Duration| {
-                        let timer = Timer::start();
-                        loop {
-                            let left = time.saturating_sub(timer.elapsed()).min(NAP);
-                            let goes_on =
-                                stopped.recv_timeout(left) == Err(RecvTimeoutError::Timeout);
-                            if left.is_zero() || !goes_on || sona.has_owner() {
-                                return goes_on && !sona.has_owner();
-                            }
-                        }
-                    };
-                    let outcome = sona.learn(background_min_samples, &mut |took| {
-                        forced |= sona.state().pending.len() >= max_pending_samples;
-                        if forced {
-                            return rest(Duration::ZERO);
-                        }
-                        let engine = &sona.shared.engine;
-                        let n_turns = engine.n_turns();
-                        rest(took)
-                            && (!engine.is_busy_since(n_turns)
-                                || rest(BUSY_REST.saturating_sub(1) * took))
-                    });
-                    let outcome = outcome.and_then(|learnt| {
-                        forced &= learnt;
-                        if !learnt {
-                            sona.state().folder.sync()?;
-                        }
-                        Ok(())
-                    });
-                    // What fails, such as a full disk, is not tried again at once.
-                    wait = if outcome.is_ok() {
-                        interval
-                    } else {
-                        (2 * wait).clamp(interval, LONGEST_WAIT.max(interval))
-                    };
-                    sona.state().failure = outcome.err().map(|error| error.to_string());
-                }
-            })?;
-        Ok(Background {
-            stop: Some(stop),
-            thread: Some(thread),
-        })
-    }
-
     /// Learns a batch if at least `least` trajectories are pending; returns whether it did.
-    fn learn(&self, least: usize, pause: Pause<'_>) -> Result<bool, SonaError> {
+    pub(super) fn learn(&self, least: usize, pause: Pause<'_>) -> Result<bool, SonaError> {
         let mut worker = lock(&self.shared.worker);
         let (batch, before) = {
             let state = self.state();
@@ -765,310 +541,6 @@ impl Sona {
         }
         Ok(true)
     }
-}
-
-/// The background at work; ends when this is dropped.
-#[derive(Debug)]
-#[must_use = "the background ends when this is dropped"]
-pub struct Background {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        self.stop = None;
-        // One that panicked has said so.
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-/// What came of a batch.
-struct Outcome {
-    kind: EventKind,
-    /// What was judged.
-    candidate: Arc<Learner>,
-    /// What to learn on from.
-    working: Arc<Learner>,
-    event: Event,
-}
-
-/// Learns a batch from what is worked on, and judges the result against the learner `before`;
-/// nothing if `slices` gave up.
-fn learn_batch(
-    worker: &mut Worker,
-    batch: &[Trajectory],
-    before: &Arc<Learner>,
-    options: &SonaBuilder,
-    slices: &mut Slices<'_>,
-) -> Result<Option<Outcome>, SonaError> {
-    let lessons = batch
-        .iter()
-        .map(|found| (found, found.lesson(options.quality_threshold)));
-    let lessons: Vec<(&Trajectory, Range<usize>)> =
-        lessons.filter(|(_, lesson)| !lesson.is_empty()).collect();
-    let Worker { session, working } = worker;
-    let mut learner = Learner::clone(working);
-    let has_layers = options.inner_layers && learner.can_learn_layers();
-    // Some of each topic are kept from what is learnt of it.
-    let (mut topics, mut judged, mut learnt) = (Vec::new(), Vec::new(), Vec::new());
-    for (i, (found, lesson)) in lessons.iter().enumerate() {
-        slices.tick();
-        let text = &found.tokens[lesson.clone()];
-        let topic = if has_layers { learner.sort(text) } else { 0 };
-        if topics.iter().filter(|&&other| other == topic).count() % JUDGED == JUDGED - 1 {
-            judged.push(i);
-        } else {
-            learnt.push(i);
-            learner.add_to_topic(topic, text);
-        }
-        topics.push(topic);
-    }
-    let read = |session: &mut Session,
-                learner: &Learner,
-                which: &[usize],
-                learns: bool,
-                slices: &mut Slices<'_>| {
-        slices.tick();
-        let mut learner = learner.clone();
-        let mut losses = Vec::new();
-        for &i in which {
-            let (trajectory, lesson) = &lessons[i];
-            match read_lesson(
-                session,
-                learner,
-                &trajectory.tokens,
-                lesson.clone(),
-                learns,
-                slices,
-            )? {
-                Some((next, more)) => {
-                    learner = next;
-                    losses.extend(more);
-                }
-                None => return Ok::<_, SonaError>(None),
-            }
-        }
-        Ok(Some((learner, losses)))
-    };
-    let texts = |which: &[usize], topic: u32| -> Vec<(&[u32], Range<usize>)> {
-        let which = which.iter().filter(|&&i| topics[i] == topic);
-        which
-            .map(|&i| (&*lessons[i].0.tokens, lessons[i].1.clone()))
-            .collect()
-    };
-    let learn_layers =
-        |session: &mut Session, learner: &mut Learner, which: &[usize], slices: &mut Slices<'_>| {
-            for topic in learner.layers.topics.ids() {
-                let texts = texts(which, topic);
-                if has_layers
-                    && !texts.is_empty()
-                    && !learner.learn_layers(session, topic, &texts, slices)?
-                {
-                    return Ok::<_, SonaError>(false);
-                }
-            }
-            Ok(true)
-        };
-    if !learn_layers(session, &mut learner, &learnt, slices)? {
-        return Ok(None);
-    }
-    // What is not supported yet is learnt on without effect, unless text speaks against it.
-    let (mut layers, mut supported) = (learner.layers.clone(), learner.layers.clone());
-    for topic in layers.topics.ids() {
-        let texts = texts(&judged, topic);
-        let Some(evidence) = learner.evidence_of_layers(before, session, topic, &texts, slices)?
-        else {
-            return Ok(None);
-        };
-        let earlier = before.layers.topics.trained(topic);
-        if evidence.sum < 0.0 {
-            layers.topics.set_trained(topic, earlier.clone());
-        }
-        if evidence.verdict() != Some(true) {
-            supported.topics.set_trained(topic, earlier);
-        }
-    }
-    learner.set_layers(supported, slices);
-    let Some((candidate, _)) = read(session, &learner, &learnt, true, slices)? else {
-        return Ok(None);
-    };
-    let candidate = Arc::new(candidate);
-    let Some((_, with)) = read(session, &candidate, &judged, false, slices)? else {
-        return Ok(None);
-    };
-    let Some((_, without)) = read(session, before, &judged, false, slices)? else {
-        return Ok(None);
-    };
-    // What is in effect when text is generated.
-    let mixes = candidate.options().generate_with_mixture;
-    let loss = |slice: &Losses| if mixes { slice.mixture } else { slice.adapter };
-    let total = |slices: &[Losses]| slices.iter().map(loss).sum::<f64>();
-    // Judged on little text, chance would let some changes pass: what is gained has to be two
-    // standard errors.
-    let mut gain = Evidence::default();
-    for (with, without) in with.iter().zip(&without) {
-        gain.add(loss(without) - loss(with), SLICE);
-    }
-    let divergence = candidate.divergence();
-    let is_bounded = candidate.n_control() == 0 || divergence <= candidate.options().max_divergence;
-    let is_valid = is_bounded && total(&with).is_finite();
-    let is_likelier = total(&with) < total(&without);
-    let kind = match () {
-        () if is_valid && total(&with) == total(&without) => EventKind::Unchanged,
-        () if is_valid && is_likelier && gain.verdict() == Some(true) => EventKind::Accepted,
-        () => EventKind::Refused,
-    };
-    // With nothing learnt, in inner layers either.
-    let is_harmful = if kind == EventKind::Refused && is_valid {
-        let Some((_, alone)) = read(session, &before.without_layers(), &judged, false, slices)?
-        else {
-            return Ok(None);
-        };
-        total(&with) > alone.iter().map(|slice| slice.base).sum()
-    } else {
-        kind == EventKind::Refused
-    };
-    let from = if is_harmful { before } else { &candidate };
-    // Judged once, the rest is learnt, too, unless it is what spoke against the candidate.
-    let rest = if kind == EventKind::Refused && !is_likelier {
-        &[]
-    } else {
-        &judged[..]
-    };
-    let Some((mut next, _)) = read(session, from, rest, true, slices)? else {
-        return Ok(None);
-    };
-    if !is_harmful {
-        next.set_layers(layers, slices);
-        for &i in rest {
-            next.add_to_topic(topics[i], &lessons[i].0.tokens[lessons[i].1.clone()]);
-        }
-        if !learn_layers(session, &mut next, rest, slices)? {
-            return Ok(None);
-        }
-    }
-    let mut sessions: Vec<u64> = lessons
-        .iter()
-        .map(|(found, _)| session_hash(&found.session_id))
-        .collect();
-    sessions.sort_unstable();
-    sessions.dedup();
-    let n_tokens: usize = lessons.iter().map(|(_, lesson)| lesson.len()).sum();
-    let n_judged: usize = with.iter().map(|slice| slice.n).sum();
-    let mean = |slices: &[Losses]| total(slices) / n_judged.max(1) as f64;
-    let event = Event {
-        n_learnt: [lessons.len() as u64, n_tokens as u64],
-        judged: (n_judged as u64, mean(&without), mean(&with)),
-        divergence,
-        sessions,
-        ..Event::new(kind, 0, 0)
-    };
-    Ok(Some(Outcome {
-        kind,
-        candidate,
-        working: Arc::new(next),
-        event,
-    }))
-}
-
-/// Scores `tokens[lesson]`, the losses of [`SLICE`] tokens each, and learns them if `learns`;
-/// nothing if `slices` gave up.
-fn read_lesson(
-    session: &mut Session,
-    mut learner: Learner,
-    tokens: &[u32],
-    lesson: Range<usize>,
-    learns: bool,
-    slices: &mut Slices<'_>,
-) -> Result<Option<(Learner, Vec<Losses>)>, SonaError> {
-    let mut losses = Vec::new();
-    session.clear();
-    learner.set_topic_in_slices(learner.nearest_topic(&tokens[lesson.clone()]), slices);
-    learning::set_learner(session, learner, slices)?;
-    let outcome = read_text(session, tokens, lesson, learns, &mut losses, slices);
-    let learner = session.take_learner();
-    session.clear();
-    outcome?;
-    Ok(learner.filter(|_| slices.goes_on()).map(|mut learner| {
-        learner.set_topic_in_slices(None, slices);
-        (learner, losses)
-    }))
-}
-
-/// [`read_lesson`] with the session's learner, unless `slices` give up.
-fn read_text(
-    session: &mut Session,
-    tokens: &[u32],
-    lesson: Range<usize>,
-    learns: bool,
-    losses: &mut Vec<Losses>,
-    slices: &mut Slices<'_>,
-) -> Result<(), SonaError> {
-    let n_ctx = session.n_ctx();
-    let mut at = lesson.start;
-    while at < lesson.end {
-        // Half of the context is what came before.
-        let begin = at.saturating_sub(n_ctx / 2);
-        let end = (begin + n_ctx).min(lesson.end);
-        session.clear();
-        for slice in tokens[begin..at].chunks(SLICE) {
-            session.prefill(slice)?;
-            if slices.tick().is_none() {
-                return Ok(());
-            }
-        }
-        for chunk in tokens[at..end].chunks(UPDATE_TOKENS) {
-            for slice in chunk.chunks(SLICE) {
-                losses.push(learning::record(session, slice, slices)?);
-                if !slices.goes_on() {
-                    return Ok(());
-                }
-            }
-            if learns {
-                learning::update(session, slices)?;
-            }
-        }
-        at = end;
-    }
-    Ok(())
-}
-
-/// The topic of a learner whose adapter helps a prompt; see [`Sona::topic`].
-fn choose(engine: &Engine, learner: &Learner, prompt: &[u32]) -> Result<Option<u32>, SonaError> {
-    let Some(topic) = learner.nearest_topic(prompt) else {
-        return Ok(None);
-    };
-    let Some(adapter) = learner.layers.topics.trained(topic).adapter else {
-        return Ok(None);
-    };
-    let sample = &prompt[prompt.len() - (prompt.len() / SAMPLED).min(LONGEST_SAMPLE)..];
-    if sample.len() < LEAST_SAMPLE {
-        return Ok(Some(topic));
-    }
-    let options = SessionOptions {
-        n_ctx: Some(sample.len()),
-        ..Default::default()
-    };
-    let [mut with, mut without] = [engine.sequence(&options)?, engine.sequence(&options)?];
-    with.attach(adapter, 1.0)?;
-    let (known, predicted) = (&sample[..sample.len() - 1], &sample[1..]);
-    let mut outputs = Outputs::default();
-    let mut slots = [&mut with, &mut without]
-        .map(|seq| Slot::new(seq, known, TokenKind::Prompt).outputs_from(0));
-    engine.step(&mut slots, &mut outputs, &CancelToken::default())?;
-    let n_vocab = engine.model().hparams().n_vocab;
-    let gains = predicted.iter().enumerate().map(|(i, &token)| {
-        let [with, without] = [0, 1].map(|slot| {
-            let logits = &outputs.logits(slot)[i * n_vocab..][..n_vocab];
-            f64::from(logits[token as usize] - log_sum(logits))
-        });
-        with - without
-    });
-    let (sum, squares) = gains.fold((0.0, 0.0), |(sum, squares), gain| {
-        (sum + gain, squares + gain * gain)
-    });
-    Ok((sum >= -2.0 * squares.sqrt()).then_some(topic))
 }
 
 /// A learner whose products are there, so that it has its effect; it learns and generates as the

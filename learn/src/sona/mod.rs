@@ -25,16 +25,23 @@
 //! # Ok(()) }
 //! ```
 
+mod background;
+mod batch;
+mod builder;
 mod error;
 mod event;
 mod folder;
 mod learning;
 mod log;
 mod record;
+mod topic;
 mod trajectory;
 
+pub use background::Background;
+pub use batch::JUDGED;
+pub use builder::SonaBuilder;
 pub use error::SonaError;
 pub use event::{Event, EventKind};
 pub use folder::{FolderOptions, FolderStatus, SonaFolder};
-pub use learning::{Background, JUDGED, Sona, SonaBuilder};
+pub use learning::Sona;
 pub use trajectory::{Trajectory, pooled_layer};

@@ -159,33 +159,7 @@ impl Trainer {
         } else {
             options.n_ctx
         };
-        for (index, example) in examples.iter().enumerate() {
-            if example.loss() != options.loss {
-                let what = format!(
-                    "is for the loss {}, not {}",
-                    example.loss().name(),
-                    options.loss.name()
-                );
-                return Err(LearnError::Example { index, what });
-            }
-            let rejected = match example.judgement() {
-                Judgement::Chosen(rejected) => Some(&**rejected),
-                Judgement::Imitated | Judgement::Labelled(_) => None,
-            };
-            for text in [example].into_iter().chain(rejected) {
-                let tokens = text.tokens();
-                let what = if tokens.len() > n_ctx {
-                    format!("has {} tokens, more than the context {n_ctx}", tokens.len())
-                } else if tokens.iter().any(|&t| t as usize >= h.n_vocab) {
-                    "has a token outside the vocabulary".into()
-                } else if text.n_learnt() == 0 {
-                    "has no token to learn".into()
-                } else {
-                    continue;
-                };
-                return Err(LearnError::Example { index, what });
-            }
-        }
+        check_examples(examples, options, n_ctx, h.n_vocab)?;
         let n = examples.len();
         let n_held_out = ((f64::from(options.held_out) * n as f64).round() as usize).min(n);
         // The loss of KTO compares with the completion of another example.
@@ -246,16 +220,7 @@ impl Trainer {
                 .unwrap_or_default(),
             ..Default::default()
         };
-        let fingerprint = examples
-            .all
-            .iter()
-            .chain(&held_out.all)
-            .fold(SEED, |hash, example| example.hash(hash));
-        let fingerprint = mix(
-            mix(fingerprint, bytemuck::cast_slice(control)),
-            format!("{options:?}").as_bytes(),
-        );
-        let fingerprint = mix(fingerprint, bytemuck::cast_slice(&values));
+        let fingerprint = fingerprint(&examples, &held_out, control, options, &values);
         Ok(Trainer {
             session,
             id,
@@ -498,6 +463,58 @@ impl Trainer {
     pub fn set_cancel_token(&mut self, cancel: CancelToken) {
         self.session.set_cancel_token(cancel);
     }
+}
+
+/// Checks that each example is for the loss of `options`, and fits the context and the vocabulary.
+fn check_examples(
+    examples: &[Example],
+    options: &TrainOptions,
+    n_ctx: usize,
+    n_vocab: usize,
+) -> Result<(), LearnError> {
+    for (index, example) in examples.iter().enumerate() {
+        if example.loss() != options.loss {
+            let what = format!(
+                "is for the loss {}, not {}",
+                example.loss().name(),
+                options.loss.name()
+            );
+            return Err(LearnError::Example { index, what });
+        }
+        let rejected = match example.judgement() {
+            Judgement::Chosen(rejected) => Some(&**rejected),
+            Judgement::Imitated | Judgement::Labelled(_) => None,
+        };
+        for text in [example].into_iter().chain(rejected) {
+            let tokens = text.tokens();
+            let what = if tokens.len() > n_ctx {
+                format!("has {} tokens, more than the context {n_ctx}", tokens.len())
+            } else if tokens.iter().any(|&t| t as usize >= n_vocab) {
+                "has a token outside the vocabulary".into()
+            } else if text.n_learnt() == 0 {
+                "has no token to learn".into()
+            } else {
+                continue;
+            };
+            return Err(LearnError::Example { index, what });
+        }
+    }
+    Ok(())
+}
+
+/// Hash of what a training depends on, apart from the model; `values` are the adapter's first ones.
+fn fingerprint(
+    examples: &Examples,
+    held_out: &Examples,
+    control: &[u32],
+    options: &TrainOptions,
+    values: &[f32],
+) -> u64 {
+    let all = examples.all.iter().chain(&held_out.all);
+    let hash = all.fold(SEED, |hash, example| example.hash(hash));
+    let hash = mix(hash, bytemuck::cast_slice(control));
+    let hash = mix(hash, format!("{options:?}").as_bytes());
+    mix(hash, bytemuck::cast_slice(values))
 }
 
 /// The numbers below `n` in an order that only the seed determines (Fisher and Yates; SplitMix64).

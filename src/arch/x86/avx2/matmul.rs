@@ -13,7 +13,8 @@
 use super::common::{halves_of, load_f32, load_i16, store_i16};
 use super::elementwise::{F32x8, zero};
 use super::unpack::with_groups;
-use super::unpack_dot::{UnpackDot, Unpacked};
+use super::unpack_dot::UnpackDot;
+use super::unpack_order::Unpacked;
 use crate::arch::acts::{ActForm, Acts, BlockQ16};
 use crate::arch::gemm::prefetch_line;
 use crate::arch::generic::matvec::{OneRow, plain_products};

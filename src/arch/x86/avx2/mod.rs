@@ -10,12 +10,15 @@ pub(super) mod matmul;
 mod peak;
 pub(super) mod unpack;
 pub(super) mod unpack_dot;
+mod unpack_factors;
+pub(super) mod unpack_order;
 
 use crate::arch::scalar;
 use crate::arch::table::{Kernels, PanelElement};
 use crate::arch::transposed;
 pub(super) use matmul::{padded, prefetch};
-pub(super) use unpack_dot::{each, four, joined};
+pub(super) use unpack_dot::each;
+pub(super) use unpack_factors::{four, joined};
 
 pub(crate) const KERNELS: Kernels = Kernels {
     name: "avx2",

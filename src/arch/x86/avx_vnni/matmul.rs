@@ -10,7 +10,8 @@ use crate::arch::acts::{ActForm, Acts, BlockP16};
 use crate::arch::x86::avx2::common::{halves_of, load_32, load_f32};
 use crate::arch::x86::avx2::matmul::{Form, largest_bits, rounded};
 use crate::arch::x86::avx2::padded;
-use crate::arch::x86::avx2::unpack_dot::{UnpackDot, planes_in_order};
+use crate::arch::x86::avx2::unpack_dot::UnpackDot;
+use crate::arch::x86::avx2::unpack_order::planes_in_order;
 use std::arch::x86_64::*;
 
 /// [`BlockP16`]: weights are bytes, the 16 that share a scale in a lane.
