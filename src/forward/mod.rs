@@ -34,7 +34,7 @@ use crate::layers::layer::weights::{FeedForward, Layer};
 use crate::layers::norm::spec::Norms;
 use crate::layers::outputs::{Outputs, Wanted};
 use crate::layers::rows::{Rows, SlotView};
-use crate::layers::{dense_ffn, moe, recurrent};
+use crate::layers::{dense_ffn, moe, recurrent, switch};
 use crate::model::{Model, Weights};
 use crate::threads::Crew;
 use std::sync::atomic::AtomicU64;
@@ -176,6 +176,9 @@ impl<'a> Run<'a, '_> {
         let Run { cx, b, w, .. } = self;
         let s = &mut b.residual;
         cx.angles();
+        if let Some(spec) = &cx.h.switch {
+            switch::choose(cx, spec);
+        }
         embed(cx, w, s.x, s.normed);
         b.optional.after_embedding(cx, w, s.x);
         cx.tap(Tap::InpEmbd, s.x);
@@ -204,6 +207,9 @@ impl<'a> Run<'a, '_> {
                 dense_ffn::up(&mut cx.of_rows(), ffn, s.normed, m, inner, tiles);
             }
             (Part::FfnActivate, FeedForward::Dense(ffn)) => {
+                if let Some(of_layer) = &w.switch {
+                    dense_ffn::add_switch(cx, ffn, of_layer, s.normed, inner);
+                }
                 dense_ffn::show(cx, ffn, inner);
                 dense_ffn::activate(cx.plain(), ffn, m, inner);
             }
@@ -214,7 +220,12 @@ impl<'a> Run<'a, '_> {
             (Part::Experts, FeedForward::Both(w)) => {
                 moe::both(cx, w, &mut b.moe, s, b.beside, inner);
             }
-            (Part::LayerOutput, _) => self.layer_output(spec, w),
+            (Part::LayerOutput, ffn) => {
+                if let (Some(of_layer), FeedForward::Dense(ffn)) = (&w.switch, ffn) {
+                    dense_ffn::add_switch_down(cx, ffn, of_layer, inner, s.branch);
+                }
+                self.layer_output(spec, w);
+            }
             _ => unreachable!("steps and weights are those of the specification"),
         }
         Ok(())

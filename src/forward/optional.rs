@@ -4,6 +4,7 @@
 use crate::compute::arena::Frame;
 use crate::layers::altup::Streams;
 use crate::layers::context::Context;
+use crate::layers::embedding_skip::EmbeddingSkip;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::LayerSpec;
 use crate::layers::layer::weights::Layer;
@@ -17,6 +18,7 @@ pub(super) struct Optional<'a> {
     mtp: MtpBuffers<'a>,
     per_layer: PerLayerBuffers<'a>,
     streams: Streams<'a>,
+    skip: EmbeddingSkip<'a>,
 }
 
 impl<'a> Optional<'a> {
@@ -25,6 +27,7 @@ impl<'a> Optional<'a> {
             mtp: MtpBuffers::take(frame, h, m),
             per_layer: PerLayerBuffers::take(frame, h, m),
             streams: Streams::take(frame, h, m),
+            skip: EmbeddingSkip::take(frame, h, m),
         }
     }
 
@@ -39,6 +42,7 @@ impl<'a> Optional<'a> {
         if let Some(w) = &w.alt_up {
             self.streams.begin(cx, w, x);
         }
+        self.skip.begin(x);
     }
 
     /// Before the norm of what the mixer reads.
@@ -64,6 +68,7 @@ impl<'a> Optional<'a> {
     pub(super) fn gather(&mut self, cx: &Context<'_, '_>) {
         self.per_layer.gather(cx);
         self.streams.gather(cx);
+        self.skip.gather(cx);
     }
 
     /// Behind the mixer, whose output was added to `x`.
@@ -80,6 +85,9 @@ impl<'a> Optional<'a> {
         (spec, w): (&LayerSpec, &Layer),
         s: &mut Residual<'_>,
     ) {
+        if let Some(factor) = w.embd_skip {
+            self.skip.add(cx, factor, s.x);
+        }
         let Some(of_layer) = &w.per_layer else { return };
         if let Some(w) = &w.alt_up {
             self.streams.correct(cx, w, s.x);

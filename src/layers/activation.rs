@@ -37,6 +37,13 @@ pub(crate) fn clamp(x: &mut [f32], low: f32, high: f32) {
     x.iter_mut().for_each(|x| *x = x.clamp(low, high));
 }
 
+/// `gate = min(silu(gate), limit)·up`.
+pub(crate) fn silu_clamped_mul(gate: &mut [f32], up: &[f32], limit: f32) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = (*gate * sigmoid(*gate)).clamp(f32::NEG_INFINITY, limit) * up;
+    }
+}
+
 /// See [`Activation::Xielu`](spec::Activation::Xielu).
 pub(crate) fn xielu(x: &mut [f32], (alpha_p, alpha_n, beta, eps): (f32, f32, f32, f32)) {
     for x in x {

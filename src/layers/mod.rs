@@ -7,8 +7,10 @@ pub(crate) mod classifier;
 pub(crate) mod context;
 pub(crate) mod conv;
 pub(crate) mod dense_ffn;
+pub(crate) mod embedding_skip;
 pub(crate) mod gated_delta;
 pub(crate) mod hparams;
+pub(crate) mod indexer;
 pub(crate) mod layer;
 pub(crate) mod mamba;
 pub(crate) mod mamba2;
@@ -25,6 +27,7 @@ pub(crate) mod rows;
 pub(crate) mod rwkv;
 pub(crate) mod short_conv;
 pub(crate) mod sizes;
+pub(crate) mod switch;
 pub(crate) mod unsupported;
 
 pub use outputs::Outputs;

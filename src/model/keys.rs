@@ -210,6 +210,11 @@ impl<'a> Keys<'a> {
         })
     }
 
+    /// Whether the file has a key; does not count it as read.
+    pub(crate) fn has_key(&self, key: &str) -> bool {
+        self.metadata.get(&format!("{}.{key}", self.arch)).is_some()
+    }
+
     /// Counts a key as read.
     pub(crate) fn ignore(&self, key: &str) {
         self.name(key);
@@ -308,6 +313,25 @@ impl<'a> Keys<'a> {
             .map(|value| Self::in_range(&name, value, range.clone()))
             .collect::<Result<_, _>>()
             .map(Some)
+    }
+
+    /// An array of tokens, `max` at most.
+    pub(crate) fn tokens(&self, key: &str, max: usize) -> Result<Vec<u32>, ModelError> {
+        let name = self.name(key);
+        let tokens = self.metadata.u32s(&name)?;
+        if tokens.is_empty() || tokens.len() > max {
+            return Err(ModelError::Inconsistent {
+                what: format!("{name} has {} values, not 1 to {max}", tokens.len()),
+            });
+        }
+        match tokens.iter().find(|&&t| t as usize >= self.n_vocab) {
+            Some(token) => Err(ModelError::OutOfRange {
+                key: name,
+                value: token.to_string(),
+                expected: format!("tokens below {}", self.n_vocab),
+            }),
+            None => Ok(tokens.to_vec()),
+        }
     }
 
     pub(super) fn one_per_layer(&self, name: &str, n: usize) -> Result<(), ModelError> {
@@ -546,7 +570,10 @@ impl<'a> Keys<'a> {
                 .filter(|&s| s != 0.0)
                 .unwrap_or(1.0),
             fused: self.has_part("ffn_gate_up_exps.weight"),
-            shared: shared.map(|n_ff| SharedSpec { n_ff, gated: false }),
+            shared: shared.map(|n_ff| SharedSpec {
+                n_ff,
+                ..SharedSpec::default()
+            }),
             ..MoeSpec::default()
         };
         let n_dense = self

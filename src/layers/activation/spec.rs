@@ -24,6 +24,11 @@ pub enum Activation {
         /// Above 0.
         limit: f32,
     },
+    /// `min(silu(gate), limit)·u`, where `u` is `up` clamped to `±limit` (Step 3.5).
+    SwiGluClampedAfter {
+        /// Above 0.
+        limit: f32,
+    },
     /// `gelu(up)`, by the error function; there is no gate.
     GeluErf,
     /// `up²·alpha_p + up·beta` for positive values, `(e^min(up, eps) − 1 − up)·alpha_n + up·beta`
@@ -51,6 +56,7 @@ impl Activation {
                 | Activation::GeGluErf
                 | Activation::SwiGluOai
                 | Activation::SwiGluClamped { .. }
+                | Activation::SwiGluClampedAfter { .. }
         )
     }
 }

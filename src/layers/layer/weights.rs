@@ -7,6 +7,7 @@ use crate::layers::moe::weights::Moe;
 use crate::layers::norm::weights::Norm;
 use crate::layers::per_layer_embedding::PerLayer;
 use crate::layers::recurrent::weights::Recurrent;
+use crate::layers::switch::weights::SwitchLayer;
 
 /// Weights of one layer; an absent norm is skipped.
 #[derive(Clone, Debug)]
@@ -22,6 +23,10 @@ pub(crate) struct Layer {
     pub(crate) alt_up: Option<Box<AltUp>>,
     /// Factor on the residual stream after the layer.
     pub(crate) output_scale: Option<f32>,
+    /// Factor on the embeddings that are added after the layer.
+    pub(crate) embd_skip: Option<f32>,
+    /// Adapters of its matrices that tokens choose.
+    pub(crate) switch: Option<Box<SwitchLayer>>,
 }
 
 /// Feed-forward part of a layer.

@@ -97,11 +97,13 @@ pub struct ExpertGroups {
 }
 
 /// The expert of a mixture that every token uses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct SharedSpec {
     /// Width of its hidden layer.
     pub n_ff: usize,
     /// Whether its output is multiplied by the sigmoid of a product with the input.
     pub gated: bool,
+    /// Its activation, if it is not that of the other experts.
+    pub activation: Option<Activation>,
 }

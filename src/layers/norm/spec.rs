@@ -6,6 +6,8 @@ pub enum NormKind {
     /// Root mean square, no bias.
     #[default]
     Rms,
+    /// Root mean square, no weights at all.
+    RmsPlain,
     /// Mean and variance, with bias.
     Layer,
     /// Mean and variance, no bias.

@@ -118,6 +118,7 @@ fn mixture(
     let (shared, shared_gate) = match x.shared {
         None => (None, None),
         Some(shared) => {
+            let activation = shared.activation.unwrap_or(activation);
             let ffn = Ffn {
                 activation,
                 sparsity: None,

@@ -2,12 +2,15 @@
 
 use crate::layers::altup::spec::StreamsSpec;
 use crate::layers::altup::weights::{AltUp, Laurel};
+use crate::layers::attention::spec::AttnSpec;
 use crate::layers::attention::weights::Attn;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::{FfnSpec, LayerSpec, Mixer, OutputScale};
 use crate::layers::layer::weights::Layer;
 use crate::layers::norm::spec::Norms;
 use crate::layers::per_layer_embedding::PerLayer;
+use crate::layers::switch::spec::SwitchSpec;
+use crate::layers::switch::weights::{SwitchLayer, SwitchTerm};
 use crate::model::ModelError;
 use crate::model::binding::attention::attention;
 use crate::model::binding::binder::Binder;
@@ -108,6 +111,49 @@ pub(super) fn layer(
             OutputScale::OfFile => Some(b.vector(&name("layer_output_scale.weight"), 1)?[0]),
             OutputScale::Half => Some(0.5),
         },
+        switch: h
+            .switch
+            .as_ref()
+            .map(|switch| adapters(b, h, (spec, switch), &name))
+            .transpose()?
+            .map(Box::new),
+        embd_skip: spec
+            .embd_skip
+            .then(|| b.vector(&name("layer_output_scale.weight"), 1))
+            .transpose()?
+            .map(|factor| factor[0]),
+    })
+}
+
+/// Adapters in the file, of all matrices of a layer.
+fn adapters(
+    b: &Binder<'_>,
+    h: &Hparams,
+    (spec, switch): (&LayerSpec, &SwitchSpec),
+    name: &dyn Fn(&str) -> String,
+) -> Result<SwitchLayer, ModelError> {
+    let (rank, n_slot) = (switch.rank, switch.n_slot());
+    let term = |part: &str, n_in: usize, n_out: usize| {
+        let stack = |factor: &str, n_in: usize, n_out: usize| {
+            let name = name(&format!("{part}.lora_{factor}"));
+            b.fixed(|b| b.weight(&name, n_in, n_out, n_slot))
+        };
+        Ok::<_, ModelError>(SwitchTerm {
+            a: stack("a", n_in, rank)?,
+            b: stack("b", rank, n_out)?,
+        })
+    };
+    let (n, n_ff) = (h.n_embd, spec.ffn.n_ff());
+    let sizes = |attn: &AttnSpec| (attn.n_q(), attn.n_k(), attn.n_v(), attn.n_out());
+    let (n_q, n_k, n_v, n_out) = spec.attention().map(sizes).unwrap_or_default();
+    Ok(SwitchLayer {
+        q: term("attn_q", n, n_q)?,
+        k: term("attn_k", n, n_k)?,
+        v: term("attn_v", n, n_v)?,
+        output: term("attn_output", n_out, n)?,
+        gate: term("ffn_gate", n, n_ff)?,
+        up: term("ffn_up", n, n_ff)?,
+        down: term("ffn_down", n_ff, n)?,
     })
 }
 

@@ -43,7 +43,10 @@ impl Weights {
         let position_embd = position_embd.transpose()?;
         let embd_norm = h
             .embd_norm
-            .then(|| b.norm("token_embd_norm", h))
+            .then(|| match h.embd_norm_plain {
+                true => Ok(Norm::plain(h.n_embd)),
+                false => b.norm("token_embd_norm", h),
+            })
             .transpose()?;
         let per_layer = h.per_layer_embd.map(|n| per_layer_inputs(&b, h, n));
         let per_layer = per_layer.transpose()?;

@@ -1,5 +1,5 @@
 //! Models with latent attention: DeepSeek 2 and 3 and those of the same form (GLM 4.7 Flash, Kimi
-//! K2), MiniCPM 3, Mistral 4, PLM, Kimi Linear.
+//! K2), MiniCPM 3, Mistral 4, PLM, Kimi Linear, Ling 3.
 
 use crate::layers::activation::spec::Activation;
 use crate::layers::gated_delta::spec::DeltaSpec;
@@ -9,6 +9,7 @@ use crate::layers::norm::spec::NormKind;
 use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::layers::rope::spec::RopeOrder;
 use crate::model::ModelError;
+use crate::model::family::clamps;
 use crate::model::keys::Keys;
 
 /// DeepSeek 2. Its files do not say that expert weights are not divided by their sum. Files of its
@@ -69,19 +70,7 @@ fn latent(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
 /// Moonshot's Kimi Linear: delta rules whose rates are by channel, latent attention that knows no
 /// positions in some layers.
 pub(super) fn kimi_linear(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let (n_head, head_dim) = (
-        keys.count("attention.head_count", 1024)?,
-        keys.count("kda.head_dim", 1 << 12)?,
-    );
-    let spec = RecurrentSpec::Delta(DeltaSpec {
-        n_head,
-        n_head_k: n_head,
-        head_dim_k: head_dim,
-        head_dim_v: head_dim,
-        n_tap: keys.taps("ssm.conv_kernel")?,
-        by_channel: true,
-        ..DeltaSpec::default()
-    });
+    let spec = RecurrentSpec::Delta(kda(keys)?);
     let mut h = Hparams::hybrid(
         keys,
         NormKind::Rms,
@@ -90,5 +79,59 @@ pub(super) fn kimi_linear(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     )?;
     h.set_latent(keys)?;
     h.attention_mut().for_each(|attn| attn.rope = None);
+    Ok(h)
+}
+
+/// Kimi's delta attention by the sizes of the file.
+pub(super) fn kda(keys: &Keys<'_>) -> Result<DeltaSpec, ModelError> {
+    let (n_head, head_dim) = (
+        keys.count("attention.head_count", 1024)?,
+        keys.count("kda.head_dim", 1 << 12)?,
+    );
+    Ok(DeltaSpec {
+        n_head,
+        n_head_k: n_head,
+        head_dim_k: head_dim,
+        head_dim_v: head_dim,
+        n_tap: keys.taps("ssm.conv_kernel")?,
+        by_channel: true,
+        ..DeltaSpec::default()
+    })
+}
+
+/// The same whose rates have a lower bound in the file.
+pub(super) fn bounded_kda(keys: &Keys<'_>) -> Result<DeltaSpec, ModelError> {
+    let key = "kda.gate_lower_bound";
+    let bound = keys.number(key)?.ok_or_else(|| keys.missing(key))?;
+    if bound >= 0.0 {
+        return Err(ModelError::OutOfRange {
+            key: format!("{}.{key}", keys.arch),
+            value: bound.to_string(),
+            expected: "a finite number below 0".into(),
+        });
+    }
+    Ok(DeltaSpec {
+        bound: Some(bound),
+        ..kda(keys)?
+    })
+}
+
+/// Ling 3: delta attention whose rates have a bound, latent attention with a gate for each head in
+/// some layers.
+pub(super) fn bailing3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    keys.only("kda.safe_gate", &[1.0])?;
+    let length_eps = keys.positive("attention.layer_norm_rms_epsilon")?;
+    let spec = RecurrentSpec::Delta(DeltaSpec {
+        length_eps,
+        ..bounded_kda(keys)?
+    });
+    let mut ffn = keys.sigmoid_mixture(1, true)?;
+    clamps::set(keys, &mut ffn, clamps::after)?;
+    let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, keys.attention_or(&spec)?)?;
+    h.set_latent(keys)?;
+    h.ropes
+        .iter_mut()
+        .for_each(|rope| rope.order = RopeOrder::Norm);
+    h.set_gates(keys);
     Ok(h)
 }

@@ -4,9 +4,11 @@
 mod apertus;
 mod arcee;
 mod bert;
+mod clamps;
 mod cohere;
 mod deepseek;
 mod exaone;
+mod gated;
 mod gemma;
 mod gemma3n;
 mod gemma4;
@@ -27,7 +29,9 @@ mod phi;
 mod qwen;
 mod rwkv;
 mod smollm3;
+mod sparse;
 mod stablelm;
+mod talkie;
 mod windows;
 
 use crate::gguf::{Metadata, TensorInfo};
@@ -504,6 +508,46 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family {
         arch: "smallthinker",
         hparams: windows::smallthinker,
+    },
+    Family {
+        arch: "bailingmoe3",
+        hparams: deepseek::bailing3,
+    },
+    Family {
+        arch: "deepseek32",
+        hparams: sparse::deepseek32,
+    },
+    Family {
+        arch: "glm-dsa",
+        hparams: sparse::glm_dsa,
+    },
+    Family {
+        arch: "dots3note",
+        hparams: sparse::dots3,
+    },
+    Family {
+        arch: "graniteswitch",
+        hparams: granite::switch,
+    },
+    Family {
+        arch: "muse-glimmer",
+        hparams: gated::muse,
+    },
+    Family {
+        arch: "laguna",
+        hparams: gated::laguna,
+    },
+    Family {
+        arch: "talkie",
+        hparams: talkie::hparams,
+    },
+    Family {
+        arch: "spark2_5",
+        hparams: gated::spark,
+    },
+    Family {
+        arch: "step35",
+        hparams: gated::step,
     },
 ];
 

@@ -507,7 +507,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         };
         let w = Name::Constant(&norm.w);
         match self.h.norm {
-            NormKind::Rms => self.plain(&RMS_NORM, &args, &[x, w, y]),
+            NormKind::Rms | NormKind::RmsPlain => self.plain(&RMS_NORM, &args, &[x, w, y]),
             NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {
                 self.plain(&LAYER_NORM, &args, &[x, w, Name::Constant(&norm.b), y])
             }
@@ -537,7 +537,9 @@ impl<'m, 'b> Planner<'m, 'b> {
                 };
                 let w = Name::Constant(&norm.w);
                 match self.h.norm {
-                    NormKind::Rms => self.plain(&RMS_NORM_ADD, &args, &[x, branch, w, normed]),
+                    NormKind::Rms | NormKind::RmsPlain => {
+                        self.plain(&RMS_NORM_ADD, &args, &[x, branch, w, normed])
+                    }
                     NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => self.plain(
                         &LAYER_NORM_ADD,
                         &args,
@@ -610,6 +612,8 @@ impl<'m, 'b> Planner<'m, 'b> {
             per_layer: _,
             alt_up: _,
             output_scale: _,
+            embd_skip: _,
+            switch: _,
         } = w;
         let (Mixer::Attention(attn), Some(weights)) = (&spec.mixer, weights) else {
             return Err(refused(format!("the mixer of layer {i}")));
@@ -623,7 +627,9 @@ impl<'m, 'b> Planner<'m, 'b> {
             wo: _,
             sinks: _,
             gate: _,
+            q_gains: _,
             latent: _,
+            index: _,
         } = weights;
         let mut normed = self.enter(attn_norm.as_ref())?;
         self.keys_values(i, attn, weights, normed)?;
