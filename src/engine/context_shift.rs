@@ -81,6 +81,9 @@ fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
         kv_layers: _, // shared keys are turned once
         streams: _,
         per_layer_embd: _,
+        hyper: _,
+        ngrams,
+        checkpoints: _,
         switch,
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
@@ -88,6 +91,7 @@ fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
     }
     refuse(&[
         (*learned_positions, "learned positions"),
+        (ngrams.is_some(), "embeddings of several tokens"),
         (switch.is_some(), "adapters that tokens choose"),
     ])?;
     for layer in layers {

@@ -5,8 +5,8 @@ use crate::engine::SessionError;
 use crate::kv::{KvLayout, KvPolicy, KvTiers, KvType, KvUse, LayerShape};
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::hparams::Hparams;
-use crate::layers::indexer::spec::IndexSpec;
-use crate::layers::{recurrent, switch};
+use crate::layers::indexer::spec::{IndexKind, IndexSpec};
+use crate::layers::{ngram, recurrent, switch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -137,7 +137,10 @@ pub(crate) fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
         .max(h.n_embd);
     let width = 3 * h.n_embd + attention.max(2 * n_ff) + widest + moe;
     // Positions that are chosen, and scores of which they are.
-    let index = |a: &AttnSpec| a.index.map_or(0, |x| x.n_chosen() + x.n_head * x.head_dim);
+    let index = |a: &AttnSpec| {
+        a.index
+            .map_or(0, |x| x.n_choice() * x.n_chosen() + x.n_head * x.head_dim)
+    };
     let width = width + most(&mut h.attention().map(index));
     let scores = h.indexes().count().min(1) * 16 * n_ctx.next_power_of_two() * 4;
     let partial = most(&mut h.attention().map(|a| 4 * a.n_head * (a.head_dim_v + 2)));
@@ -171,13 +174,23 @@ pub(crate) fn kv_layout(h: &Hparams, policy: KvPolicy) -> KvLayout {
         window: None,
         n_head_kv: 1,
         head_dim: index.head_dim,
-        head_dim_v: index.pool.map_or(0, |_| index.head_dim),
+        head_dim_v: match index.kind {
+            IndexKind::Pooled => index.head_dim,
+            _ => 0,
+        },
         use_of: KvUse::Index,
     };
     let layers = h.attention().filter(|a| !a.shares_kv).map(shape);
     let layout = KvLayout::new(policy, layers.chain(h.indexes().map(index)));
     let choice = h.switch.iter().map(|_| switch::CELL);
-    layout.with_recurrences(choice.chain(h.recurrent().flat_map(recurrent::cells)))
+    let of_layers = h.layers.iter().enumerate().flat_map(|(i, layer)| {
+        let ngrams = h.ngrams.as_ref().filter(|spec| spec.layer == i);
+        let ngrams = ngrams.map(|spec| ngram::cells(h, spec));
+        let mixer = layer.recurrent().map(recurrent::cells);
+        let cells = ngrams.into_iter().flatten();
+        cells.chain(mixer.into_iter().flatten())
+    });
+    layout.with_recurrences(choice.chain(of_layers))
 }
 
 /// Context length of a session with these options.

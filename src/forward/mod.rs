@@ -234,9 +234,14 @@ impl<'a> Run<'a, '_> {
     fn mixer_input(&mut self, spec: &LayerSpec, w: &Layer) {
         let Run { cx, b, .. } = self;
         let s = &mut b.residual;
-        b.optional.before_mixer(cx, w, s.x);
+        b.optional.before_mixer(cx, w, s);
         if spec.mixer != Mixer::None {
-            cx.norm(w.attn_norm.as_ref(), s.x, s.normed);
+            let x = if w.residual_scores.is_some() {
+                &*s.branch
+            } else {
+                &*s.x
+            };
+            cx.norm(w.attn_norm.as_ref(), x, s.normed);
             cx.tap(Tap::AttnNorm, s.normed);
             b.optional.beside_mixer(cx, w, s);
         }
@@ -273,23 +278,36 @@ impl<'a> Run<'a, '_> {
         if spec.norms == Norms::Parallel {
             cx.norm(w.ffn_norm.as_ref(), s.x, s.normed);
         }
-        if spec.mixer != Mixer::None {
+        if spec.mixer != Mixer::None && !b.optional.takes_mixer(cx, w, s) {
             s.add(cx, spec, w.post_attn_norm.as_ref());
         }
         b.optional.after_mixer(w, s.x);
         cx.tap(Tap::FfnInp, s.x);
         if spec.ffn != FfnSpec::None && !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
-            cx.norm(w.ffn_norm.as_ref(), s.x, s.normed);
+            b.optional.before_ffn(cx, w, s);
+            let x = if w.residual_scores.is_some() {
+                &*s.branch
+            } else {
+                &*s.x
+            };
+            cx.norm(w.ffn_norm.as_ref(), x, s.normed);
             cx.tap(Tap::FfnNorm, s.normed);
         }
     }
 
     fn layer_output(&mut self, spec: &LayerSpec, w: &Layer) {
-        let Run { cx, b, .. } = self;
+        let Run {
+            cx, b, w: model, ..
+        } = self;
         let s = &mut b.residual;
         if spec.ffn != FfnSpec::None {
             cx.tap(Tap::FfnOut, s.branch);
-            s.add(cx, spec, w.post_ffn_norm.as_ref());
+            if !b.optional.takes_ffn(cx, w, s) {
+                s.add(cx, spec, w.post_ffn_norm.as_ref());
+            }
+        }
+        if cx.is_last() {
+            b.optional.after_layers(cx, model, s);
         }
         b.optional.after_ffn(cx, (spec, w), s);
         if let Some(scale) = w.output_scale {

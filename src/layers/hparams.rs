@@ -3,9 +3,11 @@
 use crate::layers::altup::spec::StreamsSpec;
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::classifier::{ClassifierSpec, Pooling};
+use crate::layers::hyper::spec::HyperSpec;
 use crate::layers::indexer::spec::IndexSpec;
 use crate::layers::layer::spec::LayerSpec;
 use crate::layers::moe::spec::MoeSpec;
+use crate::layers::ngram::spec::NgramSpec;
 use crate::layers::norm::spec::NormKind;
 use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::layers::rope::spec::{Rope, RopeId};
@@ -78,6 +80,13 @@ pub struct Hparams {
     /// Width of the vector that each layer has for each token, if layers have such vectors (Gemma
     /// 3n, 4).
     pub per_layer_embd: Option<usize>,
+    /// Several residual streams with hyper-connections.
+    pub hyper: Option<HyperSpec>,
+    /// Embeddings of several tokens that a layer adds to those streams.
+    pub ngrams: Option<NgramSpec>,
+    /// Layers from one checkpoint of the residual stream to the next, whose weighed mean parts of
+    /// layers read.
+    pub checkpoints: Option<usize>,
     /// Adapters in the file that tokens choose.
     pub switch: Option<SwitchSpec>,
 }
@@ -113,6 +122,9 @@ impl Default for Hparams {
             layers: Vec::new(),
             kv_layers: Vec::new(),
             streams: None,
+            hyper: None,
+            ngrams: None,
+            checkpoints: None,
             switch: None,
             per_layer_embd: None,
         }

@@ -12,7 +12,7 @@ use crate::compute::linear::{Product, RowCtx};
 use crate::layers::context::Context;
 use crate::layers::hparams::Hparams;
 use crate::layers::indexer::choose::choose;
-use crate::layers::indexer::spec::{IndexSpec, MAX_INDEX_DIM};
+use crate::layers::indexer::spec::{IndexKind, IndexSpec, MAX_INDEX_DIM};
 use crate::layers::indexer::weights::Indexer;
 use crate::layers::rope::Rotation;
 use crate::layers::rows::{Rows, SlotView};
@@ -28,28 +28,34 @@ pub(crate) const ALL: u32 = u32::MAX;
 /// Positions that the rows of a pass see, of the last layer that chose some.
 #[derive(Default)]
 pub(crate) struct Selection<'a> {
-    /// In ascending order, of each row up to `width` of them.
+    /// In ascending order, `(m, n_choice)` times up to `width` of them.
     positions: &'a mut [u32],
     /// How many; [`ALL`]: all up to its own.
     counts: &'a mut [u32],
     width: usize,
+    n_choice: usize,
 }
 
 impl<'a> Selection<'a> {
     pub(crate) fn take(frame: &mut Frame<'a>, h: &Hparams, m: usize) -> Selection<'a> {
-        let widths = h.attention().filter_map(|attn| attn.index);
-        let width = widths.map(|index| index.n_chosen()).max().unwrap_or(0);
+        let most = |size: fn(&IndexSpec) -> usize| {
+            let indexes = h.attention().filter_map(|attn| attn.index.as_ref());
+            indexes.map(size).max().unwrap_or(0)
+        };
+        let (width, n_choice) = (most(IndexSpec::n_chosen), most(IndexSpec::n_choice));
         Selection {
-            positions: frame.take(m * width),
-            counts: frame.take(if width > 0 { m } else { 0 }),
+            positions: frame.take(m * n_choice * width),
+            counts: frame.take(m * n_choice),
             width,
+            n_choice,
         }
     }
 
-    /// The positions that row `row` sees; `None`: all up to its own.
-    pub(crate) fn of(&self, row: usize) -> Option<&[u32]> {
-        let n = self.counts[row];
-        (n != ALL).then(|| &self.positions[row * self.width..][..n as usize])
+    /// The positions that KV head `head` sees in row `row`; `None`: all up to its own.
+    pub(crate) fn of(&self, row: usize, head: usize) -> Option<&[u32]> {
+        let choice = row * self.n_choice + if self.n_choice > 1 { head } else { 0 };
+        let n = self.counts[choice];
+        (n != ALL).then(|| &self.positions[choice * self.width..][..n as usize])
     }
 
     /// Keeps the rows that the last layer computes, where all rows were chosen for.
@@ -57,10 +63,11 @@ impl<'a> Selection<'a> {
         for slot in slots {
             let (first, to, n) = Rows::Outputs.of(slot);
             let from = slot.row + first;
-            let width = self.width;
+            let (n_choice, width) = (self.n_choice, self.n_choice * self.width);
             self.positions
                 .copy_within(from * width..(from + n) * width, to * width);
-            self.counts.copy_within(from..from + n, to);
+            self.counts
+                .copy_within(from * n_choice..(from + n) * n_choice, to * n_choice);
         }
     }
 }
@@ -74,7 +81,7 @@ pub(crate) struct IndexBuffers<'a> {
     /// `(m, n_head·head_dim)` and `(m, n_head)`.
     q: &'a mut [f32],
     weights: &'a mut [f32],
-    /// `(pages, SCORED_ROWS, KV_BLOCK)`.
+    /// `(pages, SCORED_ROWS, n_choice, KV_BLOCK)`.
     scores: &'a mut [f32],
 }
 
@@ -92,14 +99,14 @@ impl<'a> IndexBuffers<'a> {
             let n_pages = longest.div_ceil(KV_BLOCK).next_power_of_two();
             [
                 m_kv * spec.head_dim,
-                if spec.pool.is_some() {
+                if spec.kind == IndexKind::Pooled {
                     m_kv * spec.head_dim
                 } else {
                     0
                 },
                 m * spec.n_head * spec.head_dim,
                 m * spec.n_head,
-                n_pages * m.min(SCORED_ROWS) * KV_BLOCK,
+                n_pages * m.min(SCORED_ROWS) * spec.n_choice() * KV_BLOCK,
             ]
         });
         IndexBuffers {
@@ -120,7 +127,7 @@ impl<'a> IndexBuffers<'a> {
         }
     }
 
-    /// Products of `m` rows of the layer's input, and of the low-rank vectors of queries.
+    /// Products of `m` rows of the layer's input, and of what queries are computed from.
     pub(crate) fn queries(
         &mut self,
         on: &mut RowCtx<'_, '_>,
@@ -128,7 +135,9 @@ impl<'a> IndexBuffers<'a> {
         (x, low, m): (&[f32], &[f32], usize),
     ) {
         on.linear(low, m, &mut [Product::of(&w.q, self.q, m)]);
-        on.linear(x, m, &mut [Product::of(&w.proj, self.weights, m)]);
+        if let Some(proj) = &w.proj {
+            on.linear(x, m, &mut [Product::of(proj, self.weights, m)]);
+        }
     }
 
     /// Puts keys into the cache, as layer `kv_layer`, and chooses positions for all rows.
@@ -138,7 +147,7 @@ impl<'a> IndexBuffers<'a> {
         (spec, w): (&IndexSpec, &Indexer),
         kv_layer: usize,
     ) -> Result<(), ComputeError> {
-        let (arch, crew) = (cx.arch, cx.crew);
+        let (arch, crew, eps) = (cx.arch, cx.crew, cx.h.norm_eps);
         let m_kv = Rows::All.n_of(&cx.slots);
         let (cos, sin) = (&*cx.buffers.cos, &*cx.buffers.sin);
         let turn = Turn {
@@ -152,7 +161,13 @@ impl<'a> IndexBuffers<'a> {
         crew.when(m_kv > 1)
             .for_chunks(self.k, spec.head_dim, |row, k| {
                 let raw = &raw[row * spec.head_dim..][..spec.head_dim];
-                arch.layer_norm(k, raw, &w.k_norm, &w.k_norm_bias, NORM_EPS);
+                if spec.kind == IndexKind::Mean {
+                    return k.copy_from_slice(raw);
+                }
+                match &w.k_norm_bias {
+                    Some(bias) => arch.layer_norm(k, raw, &w.k_norm, bias, NORM_EPS),
+                    None => arch.rms_norm(k, raw, &w.k_norm, eps),
+                }
                 turn.apply(row, k);
             });
         for slot in &*cx.slots {
@@ -162,8 +177,15 @@ impl<'a> IndexBuffers<'a> {
                 .chunks_exact_mut(width)
                 .enumerate()
             {
-                q.chunks_exact_mut(spec.head_dim)
-                    .for_each(|q| turn.apply(slot.row + first + j, q));
+                for q in q.chunks_exact_mut(spec.head_dim) {
+                    if let Some(norm) = &w.q_norm {
+                        let mut buffer = [0.0; MAX_INDEX_DIM];
+                        let buffer = &mut buffer[..spec.head_dim];
+                        buffer.copy_from_slice(q);
+                        arch.rms_norm(q, buffer, norm, eps);
+                    }
+                    turn.apply(slot.row + first + j, q);
+                }
             }
         }
         for slot in &mut *cx.slots {
@@ -179,6 +201,7 @@ impl<'a> IndexBuffers<'a> {
                 crew,
                 spec,
                 pool: w.pool.as_ref().map(|(_, places)| places.as_slice()),
+                mean: (spec.kind == IndexKind::Mean).then_some((w.k_norm.as_slice(), eps)),
                 kv_layer,
                 q: self.q,
                 weights: self.weights,
@@ -216,6 +239,8 @@ struct Index<'a> {
     spec: &'a IndexSpec,
     /// See [`Indexer::pool`].
     pool: Option<&'a [f32]>,
+    /// Norm of the means of groups, and its epsilon.
+    mean: Option<(&'a [f32], f32)>,
     kv_layer: usize,
     q: &'a [f32],
     weights: &'a [f32],
@@ -224,76 +249,141 @@ struct Index<'a> {
 impl Index<'_> {
     /// Chooses positions for the rows `rows` of a slot.
     fn choose(&self, slot: &SlotView<'_>, rows: Rows, scores: &mut [f32], to: &mut Selection<'_>) {
+        let (spec, width, n_choice) = (self.spec, to.width, to.n_choice);
         let (first, row, n) = rows.of(slot);
-        let width = to.width;
-        let all_width = self.spec.top_k / self.spec.n_group();
         for block in (0..n).step_by(SCORED_ROWS) {
             let n_rows = (n - block).min(SCORED_ROWS);
             let (row, pos) = (row + block, slot.pos() + first + block);
-            // Complete groups up to the last row's own position.
-            let n_groups = |pos: usize| (pos + 1) / self.spec.n_group();
-            let n_pages = (n_groups(pos + n_rows - 1) * self.spec.n_group()).div_ceil(KV_BLOCK);
-            let scores = &mut scores[..n_pages * n_rows * KV_BLOCK];
-            if n_groups(pos + n_rows - 1) > all_width {
-                self.crew
-                    .for_chunks(scores, n_rows * KV_BLOCK, |page, scores| {
-                        self.score(slot, page, row, scores);
-                    });
+            let last = pos + n_rows - 1;
+            let n_pages = (last + 1).div_ceil(KV_BLOCK);
+            let scores = &mut scores[..n_pages * n_rows * n_choice * KV_BLOCK];
+            if !spec.sees_all(last) {
+                let of_page = n_rows * n_choice * KV_BLOCK;
+                self.crew.for_chunks(scores, of_page, |page, scores| {
+                    self.score(slot, page, row, scores);
+                });
             }
             let scores = &*scores;
-            let counts = &mut to.counts[row..row + n_rows];
-            let positions = &mut to.positions[row * width..(row + n_rows) * width];
+            let choices = row * n_choice..(row + n_rows) * n_choice;
+            let counts = &mut to.counts[choices.clone()];
+            let positions = &mut to.positions[choices.start * width..choices.end * width];
             self.crew.when(n_rows > 1).for_chunk_pairs(
                 counts,
                 1,
                 positions,
                 width,
-                |j, count, positions| {
-                    let n_group = self.spec.n_group();
-                    let n_groups = n_groups(pos + j);
-                    if n_groups <= all_width {
+                |choice, count, positions| {
+                    let pos = pos + choice / n_choice;
+                    if spec.sees_all(pos) {
                         count[0] = ALL;
                         return;
                     }
-                    let score = |group: u32| {
-                        let place = group as usize * n_group;
-                        let (page, place) = (place / KV_BLOCK, place % KV_BLOCK / n_group);
-                        scores[(page * n_rows + j) * KV_BLOCK + place]
+                    let at = |position: usize| {
+                        let (page, place) = (position / KV_BLOCK, position % KV_BLOCK);
+                        scores[(page * n_rows * n_choice + choice) * KV_BLOCK + place]
                     };
-                    let end = pos + j + 1;
-                    count[0] = choose(positions, (n_groups, all_width, n_group, end), score) as u32;
+                    let score = |group: u32| spec.group_score(group as usize, pos, &at);
+                    let n_best = spec.top_k / spec.n_group;
+                    let sizes = (spec.n_candidates(pos), n_best, spec.n_group, pos + 1);
+                    count[0] = choose(positions, sizes, score) as u32;
                 },
             );
         }
     }
 
-    /// Scores of the keys of a page for the rows from `row` on: `(rows, KV_BLOCK)`.
+    /// Scores of the keys of a page for the rows from `row` on: `(rows, n_choice, KV_BLOCK)`. Those
+    /// of groups are at the place of their first position.
     fn score(&self, slot: &SlotView<'_>, page: usize, row: usize, scores: &mut [f32]) {
         let &IndexSpec {
-            n_head, head_dim, ..
+            n_head,
+            head_dim,
+            n_group,
+            kind,
+            ..
         } = self.spec;
         let mut keys = [0.0; KV_BLOCK * MAX_INDEX_DIM];
         let keys = &mut keys[..KV_BLOCK * head_dim];
         slot.kv.index_part(self.arch, self.kv_layer, page, 0, keys);
-        let mut n_keys = KV_BLOCK;
+        let mut step = 1;
         if let Some(places) = self.pool {
             let mut weights = [0.0; KV_BLOCK * MAX_INDEX_DIM];
             let weights = &mut weights[..KV_BLOCK * head_dim];
             slot.kv
                 .index_part(self.arch, self.kv_layer, page, 1, weights);
             pool(keys, weights, places, head_dim);
-            n_keys = KV_BLOCK * head_dim / places.len();
+            step = n_group;
         }
-        for (j, scores) in scores.chunks_exact_mut(KV_BLOCK).enumerate() {
-            let q = &self.q[(row + j) * n_head * head_dim..][..n_head * head_dim];
-            let weights = &self.weights[(row + j) * n_head..][..n_head];
-            let keys = keys.chunks_exact(head_dim).take(n_keys);
-            for (score, k) in scores.iter_mut().zip(keys) {
-                let heads = q.chunks_exact(head_dim).zip(weights);
-                *score = heads
-                    .map(|(q, w)| w * self.arch.dot(q, k).clamp(0.0, f32::INFINITY))
-                    .sum();
+        if let Some((norm, eps)) = self.mean {
+            for group in 0..KV_BLOCK / n_group {
+                let mut key = [0.0; MAX_INDEX_DIM];
+                let key = &mut key[..head_dim];
+                let members = keys[group * n_group * head_dim..].chunks_exact(head_dim);
+                for member in members.take(n_group) {
+                    self.arch.add(key, member);
+                }
+                key.iter_mut().for_each(|x| *x /= n_group as f32);
+                let to = &mut keys[group * head_dim..][..head_dim];
+                self.arch.rms_norm(to, key, norm, eps);
+                if let Some(id) = self.spec.rope {
+                    let pos = page * KV_BLOCK + group * n_group;
+                    slot.rope.rotate_at(self.arch, id, pos, to);
+                }
             }
+            step = n_group;
+        }
+        let n_choice = self.spec.n_choice();
+        for (choice, scores) in scores.chunks_exact_mut(KV_BLOCK).enumerate() {
+            let row = row + choice / n_choice;
+            let q = &self.q[row * n_head * head_dim..][..n_head * head_dim];
+            let keys = keys.chunks_exact(head_dim);
+            for (score, k) in scores.iter_mut().step_by(step).zip(keys) {
+                *score = match kind {
+                    IndexKind::Weighed | IndexKind::Pooled => {
+                        let weights = &self.weights[row * n_head..][..n_head];
+                        let heads = q.chunks_exact(head_dim).zip(weights);
+                        heads
+                            .map(|(q, w)| w * self.arch.dot(q, k).clamp(0.0, f32::INFINITY))
+                            .sum()
+                    }
+                    IndexKind::Mean => {
+                        let heads = q.chunks_exact(head_dim);
+                        heads
+                            .map(|q| self.arch.dot(q, k).clamp(0.0, f32::INFINITY))
+                            .sum()
+                    }
+                    IndexKind::Largest { .. } => {
+                        let head = choice % n_choice;
+                        self.arch.dot(&q[head * head_dim..][..head_dim], k)
+                    }
+                };
+            }
+        }
+    }
+}
+
+impl IndexSpec {
+    /// Groups among which a query at `pos` chooses.
+    fn n_candidates(&self, pos: usize) -> usize {
+        match self.kind {
+            IndexKind::Weighed | IndexKind::Pooled | IndexKind::Mean => (pos + 1) / self.n_group,
+            IndexKind::Largest { .. } => pos / self.n_group + 1,
+        }
+    }
+
+    /// Whether it sees all of them.
+    fn sees_all(&self, pos: usize) -> bool {
+        self.n_candidates(pos) <= self.top_k / self.n_group
+    }
+
+    /// The score of a group for a query at `pos`, of those of positions.
+    fn group_score(&self, group: usize, pos: usize, at: &dyn Fn(usize) -> f32) -> f32 {
+        let first = group * self.n_group;
+        match self.kind {
+            IndexKind::Weighed | IndexKind::Pooled | IndexKind::Mean => at(first),
+            IndexKind::Largest { n_local } if group + n_local > pos / self.n_group => f32::INFINITY,
+            IndexKind::Largest { .. } => (first..(first + self.n_group).min(pos + 1))
+                .map(at)
+                .fold(f32::NEG_INFINITY, f32::max),
         }
     }
 }

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 /// Most tokens that a convolution sees.
-pub(super) const MAX_TAPS: usize = 64;
+pub(crate) const MAX_TAPS: usize = 64;
 
 /// What mixes tokens in a layer, before the sizes of attention are known.
 #[derive(Clone, Debug, PartialEq)]
@@ -313,6 +313,40 @@ impl<'a> Keys<'a> {
             .map(|value| Self::in_range(&name, value, range.clone()))
             .collect::<Result<_, _>>()
             .map(Some)
+    }
+
+    /// An array of whole numbers, of 64 bits or fewer.
+    pub(crate) fn u64s(&self, key: &str) -> Result<Vec<u64>, ModelError> {
+        let name = self.name(key);
+        match self.metadata.get(&name) {
+            Some(Value::Array(Array::U64(all))) => Ok(all.clone()),
+            Some(Value::Array(Array::I64(all))) => Ok(all.iter().map(|&n| n as u64).collect()),
+            _ => Ok(self
+                .metadata
+                .u32s(&name)?
+                .iter()
+                .map(|&n| n.into())
+                .collect()),
+        }
+    }
+
+    /// Rows of a table, if it is there.
+    pub(crate) fn n_rows(&self, name: &str) -> Option<u64> {
+        let tensor = self.tensors.iter().find(|t| t.name == name)?;
+        tensor.dims.get(1).copied()
+    }
+
+    /// A token.
+    pub(crate) fn token(&self, key: &str) -> Result<u32, ModelError> {
+        let token = self.opt_u64(key)?.ok_or_else(|| self.missing(key))?;
+        match u32::try_from(token) {
+            Ok(id) if (id as usize) < self.n_vocab => Ok(id),
+            _ => Err(ModelError::OutOfRange {
+                key: self.name(key),
+                value: token.to_string(),
+                expected: format!("a token below {}", self.n_vocab),
+            }),
+        }
     }
 
     /// An array of tokens, `max` at most.

@@ -40,6 +40,9 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         kv_layers: _, // other layers' keys and values, see `AttnSpec::shares_kv`
         streams,
         per_layer_embd,
+        hyper,
+        ngrams: _, // with hyper-connections
+        checkpoints,
         switch,
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
@@ -59,6 +62,8 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         (*token_types, "types of tokens"),
         (*learned_positions, "learned positions"),
         (streams.is_some(), "several residual streams"),
+        (hyper.is_some(), "hyper-connections"),
+        (checkpoints.is_some(), "residual attention"),
         (switch.is_some(), "adapters that tokens choose"),
         (per_layer_embd.is_some(), "embeddings for each layer"),
     ])?;
@@ -82,6 +87,7 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
     ])?;
     match norms {
         Norms::Before | Norms::BeforeFfn | Norms::After | Norms::Both | Norms::Shared => {}
+        Norms::None => return Err(Unsupported("norms of residual streams")),
         Norms::BeforeAndLast => return Err(Unsupported("a norm between two loops")),
         Norms::Parallel => return Err(Unsupported("two norms of one residual stream")),
         Norms::Residual => return Err(Unsupported("norms of the residual stream")),
@@ -186,6 +192,7 @@ fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
         weighs_inputs,
         fused,
         latent,
+        latent_norm: _, // with such a vector
         shared,
     } = spec;
     activates(*activation)?;
@@ -224,8 +231,9 @@ fn activates(activation: Activation) -> Result<(), Unsupported> {
         Activation::ReGlu
         | Activation::GeGluErf
         | Activation::GeluErf
+        | Activation::Situ { .. }
         | Activation::Xielu { .. } => Err(Unsupported(
-            "the activation ReGLU, xIELU, or GELU by the error function",
+            "the activation ReGLU, SiTU, xIELU, or GELU by the error function",
         )),
     }
 }

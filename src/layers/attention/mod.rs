@@ -87,7 +87,12 @@ impl<'a> Attention<'a> {
         let q = if spec.gate_in_q { q_gate } else { q };
         let of_latent = spec.latent.as_ref().zip(w.latent.as_deref());
         let at_once = (m, n_generated.0) == (m_kv, n_generated.1);
-        if at_once && of_latent.is_none() && !spec.shares_kv && switch.is_none() {
+        if at_once
+            && of_latent.is_none()
+            && !spec.shares_kv
+            && switch.is_none()
+            && w.index.is_none()
+        {
             let products = &mut [
                 Product::of(&w.wq, q, m),
                 Product::of(&w.wk, k, m),
@@ -123,7 +128,10 @@ impl<'a> Attention<'a> {
                 None => on.linear(x, m, &mut [Product::of(&w.wq, q, m)]),
             }
             if let Some(w) = w.index.as_deref() {
-                let low = latent.queries_low(w.q.w.n_in, m);
+                let low = match of_latent {
+                    Some(_) => latent.queries_low(w.q.w.n_in, m),
+                    None => x,
+                };
                 index.queries(&mut on, w, (x, low, m));
             }
             if let Some(of_layer) = switch {

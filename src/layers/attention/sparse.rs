@@ -89,7 +89,7 @@ impl AttnLayer<'_> {
                     .attention(self.arch, at, piece, &mut total, q, ranges, &params);
             }
         };
-        match selection.of(row + j) {
+        match selection.of(row + j, head) {
             None => add((0, (slot.pos() + first + j + 1) as u32)),
             Some(positions) => {
                 let runs = positions.chunk_by(|a, b| a + 1 == *b);

@@ -9,7 +9,7 @@ use crate::compute::probe::Tap;
 use crate::compute::tiles::Tiles;
 use crate::layers::activation::spec::Activation;
 use crate::layers::activation::{
-    clamp, gaussian_top_k, relu_mul, silu_clamped_mul, squared_relu, xielu,
+    clamp, gaussian_top_k, relu_mul, silu_clamped_mul, situ, squared_relu, xielu,
 };
 use crate::layers::context::Context;
 use crate::layers::dense_ffn::weights::Ffn;
@@ -171,6 +171,11 @@ pub(crate) fn act<'a>(
             workers.for_chunk_pairs(gate, n_ff, up, n_ff, |_, gate, up| {
                 clamp(up, -limit, limit);
                 silu_clamped_mul(gate, up, limit);
+            });
+        }
+        Activation::Situ { beta, linear } => {
+            workers.for_chunks(gate, n_ff, |i, gate| {
+                situ(gate, &up[i * n_ff..][..n_ff], beta, linear);
             });
         }
         Activation::GeGluErf => {

@@ -42,8 +42,9 @@ pub(super) fn choose(
             *to = position;
         }
     }
-    let rest = (n_groups * n_group) as u32..end as u32;
-    let n = n_best * n_group;
+    let rest = (n_groups * n_group).min(end) as u32..end as u32;
+    // The last group may go beyond the end.
+    let n = positions[..n_best * n_group].partition_point(|&position| position < end as u32);
     positions[n..]
         .iter_mut()
         .zip(rest.clone())
@@ -88,5 +89,7 @@ mod tests {
         let mut positions = [0; 16];
         let n = choose(&mut positions, (3, 2, 4, 14), |i| scores[i as usize]);
         assert_eq!(positions[..n], [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
+        let n = choose(&mut positions, (3, 2, 4, 10), |i| scores[i as usize]);
+        assert_eq!(positions[..n], [4, 5, 6, 7, 8, 9]);
     }
 }

@@ -41,6 +41,8 @@ pub struct MoeSpec {
     /// Width of the vectors that experts read and write, if a matrix before and one behind all of
     /// them make shorter ones; router and shared expert read whole ones.
     pub latent: Option<usize>,
+    /// Whether the sum of what experts write as shorter vectors has a norm.
+    pub latent_norm: bool,
     /// The expert that every token uses.
     pub shared: Option<SharedSpec>,
 }
@@ -64,6 +66,7 @@ impl Default for MoeSpec {
             weighs_inputs: false,
             fused: false,
             latent: None,
+            latent_norm: false,
             shared: None,
         }
     }

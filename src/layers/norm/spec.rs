@@ -23,6 +23,8 @@ pub enum Norms {
     /// On the inputs of both.
     #[default]
     Before,
+    /// None: several residual streams have norms of their own.
+    None,
     /// On the feed-forward layer's input only.
     BeforeFfn,
     /// On the residual stream, after each output was added to it (BERT style).

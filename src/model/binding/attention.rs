@@ -4,7 +4,7 @@ use crate::layers::attention::latent::spec::LatentSpec;
 use crate::layers::attention::latent::weights::Latent;
 use crate::layers::attention::spec::{AttnSpec, QkNorm};
 use crate::layers::attention::weights::Attn;
-use crate::layers::indexer::spec::IndexSpec;
+use crate::layers::indexer::spec::{IndexKind, IndexSpec};
 use crate::layers::indexer::weights::Indexer;
 use crate::layers::layer::spec::Biases;
 use crate::model::ModelError;
@@ -96,7 +96,12 @@ pub(super) fn attention(
             .then(|| b.linear(&name("attn_gate"), n_embd, spec.n_gate(), false))
             .transpose()?,
         latent: None,
-        index: None,
+        index: spec
+            .index
+            .filter(|index| !index.shared)
+            .map(|index| plain_indexer(b, n_embd, &index, name))
+            .transpose()?
+            .map(Box::new),
     })
 }
 
@@ -197,10 +202,33 @@ fn indexer(
     };
     Ok(Indexer {
         q: linear("indexer.attn_q_b", q_rank, spec.n_head * n)?,
+        q_norm: None,
         k: linear("indexer.attn_k", n_embd, n)?,
         k_norm: b.vector(&name("indexer.k_norm.weight"), n)?,
-        k_norm_bias: b.vector(&name("indexer.k_norm.bias"), n)?,
-        proj: linear("indexer.proj", n_embd, spec.n_head)?,
-        pool: spec.pool.map(pool).transpose()?,
+        k_norm_bias: Some(b.vector(&name("indexer.k_norm.bias"), n)?),
+        proj: Some(linear("indexer.proj", n_embd, spec.n_head)?),
+        pool: (spec.kind == IndexKind::Pooled)
+            .then(|| pool(spec.n_group))
+            .transpose()?,
+    })
+}
+
+/// Index of positions, of a layer's input alone.
+fn plain_indexer(
+    b: &Binder<'_>,
+    n_embd: usize,
+    spec: &IndexSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Indexer, ModelError> {
+    let linear = |part: &str, n_out: usize| b.linear(&name(part), n_embd, n_out, false);
+    let n = spec.head_dim;
+    Ok(Indexer {
+        q: linear("indexer.q_proj", spec.n_head * n)?,
+        q_norm: Some(b.vector(&name("indexer.q_norm.weight"), n)?),
+        k: linear("indexer.k_proj", n)?,
+        k_norm: b.vector(&name("indexer.k_norm.weight"), n)?,
+        k_norm_bias: None,
+        proj: None,
+        pool: None,
     })
 }

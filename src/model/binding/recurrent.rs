@@ -167,7 +167,15 @@ fn delta(
                 Box::new([linear(&down, n_embd, n_out)?])
             })
         };
-        let mut a = table(b, name("ssm_a"), &[1, n_head])?;
+        // A row, or a column.
+        let is_row = b
+            .gguf
+            .tensor(&name("ssm_a"))
+            .is_some_and(|t| t.dims.len() == 1);
+        let mut a = match is_row {
+            true => b.vector(&name("ssm_a"), n_head)?,
+            false => table(b, name("ssm_a"), &[1, n_head])?,
+        };
         if bound.is_some() {
             // Files differ in its sign.
             a.iter_mut().for_each(|a| *a = a.abs());

@@ -7,6 +7,7 @@ use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::FfnSpec;
 use crate::layers::norm::spec::NormKind;
 use crate::layers::recurrent::spec::RecurrentSpec;
+use crate::layers::residual_attention::MAX_CHECKPOINTS;
 use crate::layers::rope::spec::RopeOrder;
 use crate::model::ModelError;
 use crate::model::family::clamps;
@@ -55,7 +56,7 @@ pub(super) fn minicpm3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 }
 
 /// Latent attention; if YaRN stretches the context, its magnitude is a factor on scores.
-fn latent(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
+pub(super) fn latent(keys: &Keys<'_>, ffn: Vec<FfnSpec>) -> Result<Hparams, ModelError> {
     let mut h = Hparams::llama(keys, NormKind::Rms, ffn)?;
     h.set_latent(keys)?;
     let stretched = keys
@@ -114,6 +115,51 @@ pub(super) fn bounded_kda(keys: &Keys<'_>) -> Result<DeltaSpec, ModelError> {
         bound: Some(bound),
         ..kda(keys)?
     })
+}
+
+/// Kimi K3: Kimi Linear with residual attention, gated attention, and experts of a latent vector.
+pub(super) fn kimi3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let delta = match keys.has_key("kda.gate_lower_bound") {
+        true => bounded_kda(keys)?,
+        false => kda(keys)?,
+    };
+    let spec = RecurrentSpec::Delta(DeltaSpec {
+        length_eps: keys.positive("attention.layer_norm_rms_epsilon")?,
+        ..delta
+    });
+    let key = "activation.situ_beta";
+    let activation = Activation::Situ {
+        beta: keys.positive(key)?.ok_or_else(|| keys.missing(key))?,
+        linear: keys
+            .number("activation.situ_linear_beta")?
+            .filter(|&linear| linear > 0.0),
+    };
+    let mut ffn = keys.sigmoid_mixture(1, true)?;
+    let latent = keys.opt_count("expert_latent_length", 1 << 17)?;
+    for ffn in &mut ffn {
+        match ffn {
+            FfnSpec::Dense(dense) => dense.activation = activation,
+            FfnSpec::Moe(moe) => {
+                moe.activation = activation;
+                (moe.latent, moe.latent_norm) = (latent, latent.is_some());
+            }
+            FfnSpec::Both(..) | FfnSpec::None => {}
+        }
+    }
+    let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, keys.attention_or(&spec)?)?;
+    h.set_latent(keys)?;
+    h.attention_mut().for_each(|attn| attn.rope = None);
+    h.set_gates(keys);
+    let each = keys.opt_count("attn_res.block_size", 1024)?;
+    if let Some(each) = each.filter(|each| h.n_layer.div_ceil(*each) > MAX_CHECKPOINTS) {
+        return Err(ModelError::OutOfRange {
+            key: format!("{}.attn_res.block_size", keys.arch),
+            value: each.to_string(),
+            expected: format!("at most {MAX_CHECKPOINTS} blocks of {} layers", h.n_layer),
+        });
+    }
+    h.checkpoints = each;
+    Ok(h)
 }
 
 /// Ling 3: delta attention whose rates have a bound, latent attention with a gate for each head in

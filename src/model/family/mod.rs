@@ -17,6 +17,7 @@ mod gpt;
 mod gpt_oss;
 mod granite;
 mod hunyuan;
+mod hyper;
 mod lfm2;
 mod llama;
 mod mamba;
@@ -27,6 +28,7 @@ mod neox;
 mod olmo;
 mod phi;
 mod qwen;
+mod qwen4;
 mod rwkv;
 mod smollm3;
 mod sparse;
@@ -524,6 +526,26 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family {
         arch: "dots3note",
         hparams: sparse::dots3,
+    },
+    Family {
+        arch: "minimax-m3",
+        hparams: sparse::minimax3,
+    },
+    Family {
+        arch: "qwen4exp",
+        hparams: qwen4::hparams,
+    },
+    Family {
+        arch: "hy_v4",
+        hparams: hyper::hunyuan4,
+    },
+    Family {
+        arch: "glm5-next",
+        hparams: hyper::glm5,
+    },
+    Family {
+        arch: "kimi-k3",
+        hparams: deepseek::kimi3,
     },
     Family {
         arch: "graniteswitch",

@@ -1,9 +1,13 @@
-//! Latent attention to chosen positions: DeepSeek V3.2, GLM 5, dots 3.
+//! Attention to chosen positions: DeepSeek V3.2, GLM 5, dots 3, MiniMax M3.
 
 use crate::arch::{KV_BLOCK, MAX_HEAD_DIM};
+use crate::layers::activation::spec::Activation;
 use crate::layers::attention::latent::spec::LatentSpec;
+use crate::layers::attention::spec::{AttnSpec, QkNorm};
 use crate::layers::hparams::Hparams;
-use crate::layers::indexer::spec::{IndexSpec, MAX_INDEX_DIM};
+use crate::layers::indexer::spec::{IndexKind, IndexSpec, MAX_INDEX_DIM};
+use crate::layers::layer::spec::FfnSpec;
+use crate::layers::norm::spec::NormKind;
 use crate::layers::rope::spec::{RopeId, RopeOrder};
 use crate::model::ModelError;
 use crate::model::family::deepseek;
@@ -102,7 +106,11 @@ pub(super) fn set_indexes(
         top_k: keys.count("attention.indexer.top_k", 1 << 20)?,
         rope,
         rotates_last: false,
-        pool: pool.filter(|&n| n > 1),
+        kind: match pool {
+            Some(_) => IndexKind::Pooled,
+            None => IndexKind::Weighed,
+        },
+        n_group: pool.unwrap_or(1),
     };
     let n_rot = rope.map_or(0, |id| h.rope(id).n_dims);
     let has_rank = |latent: LatentSpec| latent.q_rank.is_some();
@@ -114,15 +122,7 @@ pub(super) fn set_indexes(
             ),
         });
     }
-    if !KV_BLOCK.is_multiple_of(index.n_group()) || !index.top_k.is_multiple_of(index.n_group()) {
-        return Err(ModelError::Inconsistent {
-            what: format!(
-                "an index of {} positions in groups of {}",
-                index.top_k,
-                index.n_group()
-            ),
-        });
-    }
+    check_groups(&index)?;
     let mut has_choice = false;
     for (layer, is_own) in h.layers.iter_mut().zip(types) {
         let Some(attn) = layer.attention_mut() else {
@@ -140,4 +140,56 @@ pub(super) fn set_indexes(
         });
     }
     Ok(())
+}
+
+pub(super) fn check_groups(index: &IndexSpec) -> Result<(), ModelError> {
+    let &IndexSpec { n_group, top_k, .. } = index;
+    if KV_BLOCK.is_multiple_of(n_group) && top_k.is_multiple_of(n_group) {
+        return Ok(());
+    }
+    Err(ModelError::Inconsistent {
+        what: format!("an index that chooses {top_k} positions in groups of {n_group}"),
+    })
+}
+
+/// MiniMax M3: key/value heads choose blocks of positions, except in the first, dense layers.
+pub(super) fn minimax3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut ffn = keys.sigmoid_mixture(0, true)?;
+    for ffn in &mut ffn {
+        match ffn {
+            FfnSpec::Dense(dense) => dense.activation = Activation::SwiGluOai,
+            FfnSpec::Moe(moe) => moe.activation = Activation::SwiGluOai,
+            FfnSpec::Both(..) | FfnSpec::None => {}
+        }
+    }
+    let is_dense: Vec<bool> = ffn.iter().map(|ffn| ffn.moe().is_none()).collect();
+    let mut h = Hparams::llama(keys, NormKind::Rms, ffn)?;
+    let n_group = keys.count("attention.indexer.block_size", KV_BLOCK)?;
+    let index = IndexSpec {
+        shared: false,
+        kind: IndexKind::Largest {
+            n_local: keys.count("attention.indexer.local_blocks", 1 << 10)?,
+        },
+        n_head: keys.count("attention.indexer.head_count", 1 << 10)?,
+        head_dim: keys.count("attention.indexer.key_length", MAX_INDEX_DIM)?,
+        top_k: n_group * keys.count("attention.indexer.top_k", 1 << 16)?,
+        rope: Some(RopeId(0)),
+        rotates_last: false,
+        n_group,
+    };
+    check_groups(&index)?;
+    let fits = |attn: &AttnSpec| attn.n_head_kv == index.n_head;
+    if h.ropes[0].n_dims > index.head_dim || !h.attention().all(fits) {
+        return Err(ModelError::Inconsistent {
+            what: format!(
+                "an index of {} heads of {} dimensions, other than key/value heads or fewer than are rotated",
+                index.n_head, index.head_dim
+            ),
+        });
+    }
+    for (attn, is_dense) in h.attention_mut().zip(is_dense) {
+        attn.qk_norm = Some(QkNorm::PerHead);
+        attn.index = (!is_dense).then_some(index);
+    }
+    Ok(h)
 }

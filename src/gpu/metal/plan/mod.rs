@@ -383,6 +383,8 @@ impl<'m, 'b> Planner<'m, 'b> {
         let Weights {
             token_embd,
             mtp: _, // this and what is not named is in `supports`
+            hyper: _,
+            residual_scores: _,
             per_layer: _,
             position_embd: _,
             token_types: _,
@@ -613,6 +615,9 @@ impl<'m, 'b> Planner<'m, 'b> {
             alt_up: _,
             output_scale: _,
             embd_skip: _,
+            hyper: _,
+            ngrams: _,
+            residual_scores: _,
             switch: _,
         } = w;
         let (Mixer::Attention(attn), Some(weights)) = (&spec.mixer, weights) else {
