@@ -484,7 +484,7 @@ fn norm_backward(
         let (x, dy) = (&x[i * n..][..n], &dy[i * n..][..n]);
         match (norm, h.norm) {
             (None, _) => ctx.arch.add(dx, dy),
-            (Some(norm), NormKind::Rms) => {
+            (Some(norm), NormKind::Rms | NormKind::RmsPlain) => {
                 ctx.arch.rms_norm_backward(dx, dy, x, &norm.w, h.norm_eps)
             }
             (Some(norm), NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain) => {

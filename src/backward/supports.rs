@@ -27,6 +27,7 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         token_types,
         final_norm: _,
         embd_norm,
+        embd_norm_plain: _, // with such a norm
         learned_positions,
         logit_scale: _,
         final_softcap: _,
@@ -39,12 +40,20 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         kv_layers: _, // other layers' keys and values, see `AttnSpec::shares_kv`
         streams,
         per_layer_embd,
+        hyper,
+        ngrams: _, // with hyper-connections
+        checkpoints,
+        switch,
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
         return Err(Unsupported(recurrent.name()));
     }
     match norm {
-        NormKind::Rms | NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {}
+        NormKind::Rms
+        | NormKind::RmsPlain
+        | NormKind::Layer
+        | NormKind::LayerNoBias
+        | NormKind::LayerPlain => {}
     }
     refuse(&[
         (*n_loop > 1, "several loops over the layers"),
@@ -53,6 +62,9 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         (*token_types, "types of tokens"),
         (*learned_positions, "learned positions"),
         (streams.is_some(), "several residual streams"),
+        (hyper.is_some(), "hyper-connections"),
+        (checkpoints.is_some(), "residual attention"),
+        (switch.is_some(), "adapters that tokens choose"),
         (per_layer_embd.is_some(), "embeddings for each layer"),
     ])?;
     layers.iter().try_for_each(layer)
@@ -63,12 +75,19 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
         mixer,
         ffn,
         norms,
+        post_norm_eps,
         biases: _,
         residual_scale: _,
         output_scale,
+        embd_skip,
     } = spec;
+    refuse(&[
+        (post_norm_eps.is_some(), "norms with several epsilons"),
+        (*embd_skip, "embeddings that are added to layers"),
+    ])?;
     match norms {
         Norms::Before | Norms::BeforeFfn | Norms::After | Norms::Both | Norms::Shared => {}
+        Norms::None => return Err(Unsupported("norms of residual streams")),
         Norms::BeforeAndLast => return Err(Unsupported("a norm between two loops")),
         Norms::Parallel => return Err(Unsupported("two norms of one residual stream")),
         Norms::Residual => return Err(Unsupported("norms of the residual stream")),
@@ -105,6 +124,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         chunked,
         rope: _,
         qk_norm,
+        q_gains,
         clip,
         value_scale,
         value_norm,
@@ -115,7 +135,10 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         temperature,
         gated,
         gate_in_q,
+        gate_by_head: _,  // with a gate
+        gate_softplus: _, // with a gate
         latent,
+        index,
     } = spec;
     match qk_norm {
         None | Some(QkNorm::PerHead | QkNorm::Full) => {}
@@ -127,6 +150,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
     refuse(&[
         (*sinks, "attention sinks"),
         (clip.is_some(), "clamped queries, keys and values"),
+        (*q_gains, "factors on query heads"),
         (*value_scale != 1.0, "a factor on values"),
         (*value_norm, "norms of values"),
         (*keys_as_values, "keys that serve as values"),
@@ -137,6 +161,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         (!*causal, "attention to later tokens"),
         (*chunked, "attention in chunks"),
         (latent.is_some(), "latent attention"),
+        (index.is_some(), "attention to chosen positions"),
     ])
 }
 
@@ -168,6 +193,7 @@ fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
         weighs_inputs,
         fused,
         latent,
+        latent_norm: _, // with such a vector
         shared,
     } = spec;
     activates(*activation)?;
@@ -175,7 +201,14 @@ fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
         Gating::Softmax | Gating::SoftmaxAfterTopK | Gating::Sigmoid => {}
         Gating::SparseMixer => return Err(Unsupported("the SparseMixer router")),
     }
-    if let Some(SharedSpec { n_ff: _, gated: _ }) = shared {}
+    if let Some(SharedSpec {
+        n_ff: _,
+        gated: _,
+        activation: Some(activation),
+    }) = shared
+    {
+        activates(*activation)?;
+    }
     refuse(&[
         (*routes_early, "a router that reads the layer's input"),
         (*router_norm, "a norm of the router's input"),
@@ -191,14 +224,15 @@ fn activates(activation: Activation) -> Result<(), Unsupported> {
         Activation::SwiGlu | Activation::GeGlu | Activation::Gelu | Activation::SquaredRelu => {
             Ok(())
         }
-        Activation::SwiGluOai | Activation::SwiGluClamped { .. } => {
-            Err(Unsupported("clamped SwiGLU"))
-        }
+        Activation::SwiGluOai
+        | Activation::SwiGluClamped { .. }
+        | Activation::SwiGluClampedAfter { .. } => Err(Unsupported("clamped SwiGLU")),
         Activation::ReGlu
         | Activation::GeGluErf
         | Activation::GeluErf
+        | Activation::Situ { .. }
         | Activation::Xielu { .. } => Err(Unsupported(
-            "the activation ReGLU, xIELU, or GELU by the error function",
+            "the activation ReGLU, SiTU, xIELU, or GELU by the error function",
         )),
     }
 }

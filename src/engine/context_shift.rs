@@ -68,6 +68,7 @@ fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
         token_types: _,
         final_norm: _,
         embd_norm: _,
+        embd_norm_plain: _,
         learned_positions,
         logit_scale: _,
         final_softcap: _,
@@ -80,19 +81,29 @@ fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
         kv_layers: _, // shared keys are turned once
         streams: _,
         per_layer_embd: _,
+        hyper: _,
+        ngrams,
+        checkpoints: _,
+        switch,
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
         return Err(Unsupported(recurrent.name()));
     }
-    refuse(&[(*learned_positions, "learned positions")])?;
+    refuse(&[
+        (*learned_positions, "learned positions"),
+        (ngrams.is_some(), "embeddings of several tokens"),
+        (switch.is_some(), "adapters that tokens choose"),
+    ])?;
     for layer in layers {
         let LayerSpec {
             mixer,
             ffn: _, // positions do not enter feed-forward layers
             norms: _,
+            post_norm_eps: _,
             biases: _,
             residual_scale: _,
             output_scale: _,
+            embd_skip: _,
         } = layer;
         match mixer {
             Mixer::Attention(spec) => attention(spec)?,
@@ -116,6 +127,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         chunked: _, // with a window
         rope: _,
         qk_norm,
+        q_gains: _,
         clip: _,
         value_scale: _,
         value_norm: _,
@@ -126,7 +138,10 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         temperature: _, // of queries
         gated: _,
         gate_in_q: _,
+        gate_by_head: _,
+        gate_softplus: _,
         latent,
+        index,
     } = spec;
     match qk_norm {
         // Without weights, norm and rotation commute.
@@ -139,6 +154,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
     refuse(&[
         (window.is_some(), "sliding windows"),
         (latent.is_some(), "latent attention"),
+        (index.is_some(), "attention to chosen positions"),
     ])
 }
 

@@ -2,10 +2,11 @@
 
 use crate::arch::KV_SPAN;
 use crate::engine::SessionError;
-use crate::kv::{KvLayout, KvPolicy, KvTiers, KvType, LayerShape};
+use crate::kv::{KvLayout, KvPolicy, KvTiers, KvType, KvUse, LayerShape};
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::hparams::Hparams;
-use crate::layers::recurrent;
+use crate::layers::indexer::spec::{IndexKind, IndexSpec};
+use crate::layers::{ngram, recurrent, switch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -115,7 +116,7 @@ pub(crate) fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
     let most = |sizes: &mut dyn Iterator<Item = usize>| sizes.max().unwrap_or(0);
     let attention = most(&mut h.attention().map(|a| {
         (2 * a.n_head + a.n_head_kv) * (a.head_dim + a.head_dim_v)
-            + if a.gated { a.n_out() } else { 0 }
+            + if a.gated { a.n_gate() + a.n_mixed() } else { 0 }
             + if a.gate_in_q { 2 * a.n_q() } else { 0 }
     }));
     let attention = attention.max(most(
@@ -135,6 +136,13 @@ pub(crate) fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
         .max(n_ff)
         .max(h.n_embd);
     let width = 3 * h.n_embd + attention.max(2 * n_ff) + widest + moe;
+    // Positions that are chosen, and scores of which they are.
+    let index = |a: &AttnSpec| {
+        a.index
+            .map_or(0, |x| x.n_choice() * x.n_chosen() + x.n_head * x.head_dim)
+    };
+    let width = width + most(&mut h.attention().map(index));
+    let scores = h.indexes().count().min(1) * 16 * n_ctx.next_power_of_two() * 4;
     let partial = most(&mut h.attention().map(|a| 4 * a.n_head * (a.head_dim_v + 2)));
     // The number of spans rounded up to a power of two, plus limits between precisions.
     let n_pieces = n_ctx.div_ceil(KV_SPAN).next_power_of_two() + 3;
@@ -142,6 +150,7 @@ pub(crate) fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
     (m as u64)
         .saturating_mul(width as u64 * 4)
         .saturating_add(partials)
+        .saturating_add(scores as u64)
 }
 
 /// Context length of a session with these options.
@@ -156,9 +165,32 @@ pub(crate) fn kv_layout(h: &Hparams, policy: KvPolicy) -> KvLayout {
         n_head_kv: a.n_head_kv,
         head_dim: a.head_dim,
         head_dim_v: a.head_dim_v,
+        use_of: match a.index {
+            Some(_) => KvUse::Chosen,
+            None => KvUse::Attention,
+        },
     };
-    let layout = KvLayout::new(policy, h.attention().filter(|a| !a.shares_kv).map(shape));
-    layout.with_recurrences(h.recurrent().flat_map(recurrent::cells))
+    let index = |index: &IndexSpec| LayerShape {
+        window: None,
+        n_head_kv: 1,
+        head_dim: index.head_dim,
+        head_dim_v: match index.kind {
+            IndexKind::Pooled => index.head_dim,
+            _ => 0,
+        },
+        use_of: KvUse::Index,
+    };
+    let layers = h.attention().filter(|a| !a.shares_kv).map(shape);
+    let layout = KvLayout::new(policy, layers.chain(h.indexes().map(index)));
+    let choice = h.switch.iter().map(|_| switch::CELL);
+    let of_layers = h.layers.iter().enumerate().flat_map(|(i, layer)| {
+        let ngrams = h.ngrams.as_ref().filter(|spec| spec.layer == i);
+        let ngrams = ngrams.map(|spec| ngram::cells(h, spec));
+        let mixer = layer.recurrent().map(recurrent::cells);
+        let cells = ngrams.into_iter().flatten();
+        cells.chain(mixer.into_iter().flatten())
+    });
+    layout.with_recurrences(choice.chain(of_layers))
 }
 
 /// Context length of a session with these options.

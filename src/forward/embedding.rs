@@ -3,6 +3,7 @@
 use crate::compute::weight::Weight;
 use crate::layers::context::Context;
 use crate::layers::norm::norm_row;
+use crate::layers::switch::spec::SwitchSpec;
 use crate::model::Weights;
 
 /// Looks up and scales the embeddings of all tokens, and adds those of positions.
@@ -19,6 +20,8 @@ pub(crate) fn embed(cx: &Context<'_, '_>, w: &Weights, x: &mut [f32], buffer: &m
         h.n_embd,
         |row, x, buffer| {
             let (slot, token) = slots.token(row);
+            let substituted = |spec: &SwitchSpec| spec.embedded(token as u32) as usize;
+            let token = h.switch.as_ref().map_or(token, substituted);
             look_up(table, token, x);
             // A product with a one-hot vector: it selects one column of `A`.
             for (term, factor) in slot.adapters.iter().filter_map(|a| a.term(table.site)) {

@@ -34,7 +34,7 @@ use crate::layers::layer::weights::{FeedForward, Layer};
 use crate::layers::norm::spec::Norms;
 use crate::layers::outputs::{Outputs, Wanted};
 use crate::layers::rows::{Rows, SlotView};
-use crate::layers::{dense_ffn, moe, recurrent};
+use crate::layers::{dense_ffn, moe, recurrent, switch};
 use crate::model::{Model, Weights};
 use crate::threads::Crew;
 use std::sync::atomic::AtomicU64;
@@ -176,6 +176,9 @@ impl<'a> Run<'a, '_> {
         let Run { cx, b, w, .. } = self;
         let s = &mut b.residual;
         cx.angles();
+        if let Some(spec) = &cx.h.switch {
+            switch::choose(cx, spec);
+        }
         embed(cx, w, s.x, s.normed);
         b.optional.after_embedding(cx, w, s.x);
         cx.tap(Tap::InpEmbd, s.x);
@@ -204,6 +207,9 @@ impl<'a> Run<'a, '_> {
                 dense_ffn::up(&mut cx.of_rows(), ffn, s.normed, m, inner, tiles);
             }
             (Part::FfnActivate, FeedForward::Dense(ffn)) => {
+                if let Some(of_layer) = &w.switch {
+                    dense_ffn::add_switch(cx, ffn, of_layer, s.normed, inner);
+                }
                 dense_ffn::show(cx, ffn, inner);
                 dense_ffn::activate(cx.plain(), ffn, m, inner);
             }
@@ -214,7 +220,12 @@ impl<'a> Run<'a, '_> {
             (Part::Experts, FeedForward::Both(w)) => {
                 moe::both(cx, w, &mut b.moe, s, b.beside, inner);
             }
-            (Part::LayerOutput, _) => self.layer_output(spec, w),
+            (Part::LayerOutput, ffn) => {
+                if let (Some(of_layer), FeedForward::Dense(ffn)) = (&w.switch, ffn) {
+                    dense_ffn::add_switch_down(cx, ffn, of_layer, inner, s.branch);
+                }
+                self.layer_output(spec, w);
+            }
             _ => unreachable!("steps and weights are those of the specification"),
         }
         Ok(())
@@ -223,9 +234,14 @@ impl<'a> Run<'a, '_> {
     fn mixer_input(&mut self, spec: &LayerSpec, w: &Layer) {
         let Run { cx, b, .. } = self;
         let s = &mut b.residual;
-        b.optional.before_mixer(cx, w, s.x);
+        b.optional.before_mixer(cx, w, s);
         if spec.mixer != Mixer::None {
-            cx.norm(w.attn_norm.as_ref(), s.x, s.normed);
+            let x = if w.residual_scores.is_some() {
+                &*s.branch
+            } else {
+                &*s.x
+            };
+            cx.norm(w.attn_norm.as_ref(), x, s.normed);
             cx.tap(Tap::AttnNorm, s.normed);
             b.optional.beside_mixer(cx, w, s);
         }
@@ -262,23 +278,36 @@ impl<'a> Run<'a, '_> {
         if spec.norms == Norms::Parallel {
             cx.norm(w.ffn_norm.as_ref(), s.x, s.normed);
         }
-        if spec.mixer != Mixer::None {
+        if spec.mixer != Mixer::None && !b.optional.takes_mixer(cx, w, s) {
             s.add(cx, spec, w.post_attn_norm.as_ref());
         }
         b.optional.after_mixer(w, s.x);
         cx.tap(Tap::FfnInp, s.x);
         if spec.ffn != FfnSpec::None && !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
-            cx.norm(w.ffn_norm.as_ref(), s.x, s.normed);
+            b.optional.before_ffn(cx, w, s);
+            let x = if w.residual_scores.is_some() {
+                &*s.branch
+            } else {
+                &*s.x
+            };
+            cx.norm(w.ffn_norm.as_ref(), x, s.normed);
             cx.tap(Tap::FfnNorm, s.normed);
         }
     }
 
     fn layer_output(&mut self, spec: &LayerSpec, w: &Layer) {
-        let Run { cx, b, .. } = self;
+        let Run {
+            cx, b, w: model, ..
+        } = self;
         let s = &mut b.residual;
         if spec.ffn != FfnSpec::None {
             cx.tap(Tap::FfnOut, s.branch);
-            s.add(cx, spec, w.post_ffn_norm.as_ref());
+            if !b.optional.takes_ffn(cx, w, s) {
+                s.add(cx, spec, w.post_ffn_norm.as_ref());
+            }
+        }
+        if cx.is_last() {
+            b.optional.after_layers(cx, model, s);
         }
         b.optional.after_ffn(cx, (spec, w), s);
         if let Some(scale) = w.output_scale {

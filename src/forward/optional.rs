@@ -4,12 +4,16 @@
 use crate::compute::arena::Frame;
 use crate::layers::altup::Streams;
 use crate::layers::context::Context;
+use crate::layers::embedding_skip::EmbeddingSkip;
 use crate::layers::hparams::Hparams;
+use crate::layers::hyper::HyperStreams;
 use crate::layers::layer::spec::LayerSpec;
 use crate::layers::layer::weights::Layer;
 use crate::layers::mtp::MtpBuffers;
+use crate::layers::ngram::NgramBuffers;
 use crate::layers::per_layer_embedding::PerLayerBuffers;
 use crate::layers::residual::Residual;
+use crate::layers::residual_attention::Checkpoints;
 use crate::model::Weights;
 
 /// Buffers of optional components.
@@ -17,6 +21,10 @@ pub(super) struct Optional<'a> {
     mtp: MtpBuffers<'a>,
     per_layer: PerLayerBuffers<'a>,
     streams: Streams<'a>,
+    skip: EmbeddingSkip<'a>,
+    hyper: HyperStreams<'a>,
+    ngrams: NgramBuffers<'a>,
+    checkpoints: Checkpoints<'a>,
 }
 
 impl<'a> Optional<'a> {
@@ -25,6 +33,10 @@ impl<'a> Optional<'a> {
             mtp: MtpBuffers::take(frame, h, m),
             per_layer: PerLayerBuffers::take(frame, h, m),
             streams: Streams::take(frame, h, m),
+            skip: EmbeddingSkip::take(frame, h, m),
+            hyper: HyperStreams::take(frame, h, m),
+            ngrams: NgramBuffers::take(frame, h, m),
+            checkpoints: Checkpoints::take(frame, h, m),
         }
     }
 
@@ -39,12 +51,85 @@ impl<'a> Optional<'a> {
         if let Some(w) = &w.alt_up {
             self.streams.begin(cx, w, x);
         }
+        self.skip.begin(x);
+        if cx.h.hyper.is_some() {
+            self.hyper.begin(cx.h, x);
+        }
     }
 
-    /// Before the norm of what the mixer reads.
-    pub(super) fn before_mixer(&mut self, cx: &mut Context<'_, '_>, w: &Layer, x: &mut [f32]) {
+    /// Before the norm of what the mixer reads: of `s.branch` with residual attention, else of
+    /// `s.x`.
+    pub(super) fn before_mixer(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        w: &Layer,
+        s: &mut Residual<'_>,
+    ) {
         if let Some(w) = &w.alt_up {
-            self.streams.predict(cx, w, x);
+            self.streams.predict(cx, w, s.x);
+        }
+        if let (Some(w), Some(spec)) = (w.ngrams.as_deref(), &cx.h.ngrams) {
+            self.ngrams.add(cx, (spec, w), self.hyper.all_mut());
+        }
+        if let (Some(w), Some(spec)) = (&w.hyper, &cx.h.hyper) {
+            let h = cx.h;
+            self.hyper.read(cx.of_all(), (h, spec, &w.mixer), s.x);
+        }
+        if let Some(w) = &w.residual_scores {
+            self.checkpoints.begin_layer(cx, w, s.x, s.branch);
+        }
+    }
+
+    /// Adds the mixer's output to streams, if that is all there is to it.
+    pub(super) fn takes_mixer(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        w: &Layer,
+        s: &mut Residual<'_>,
+    ) -> bool {
+        let (Some(w), Some(spec)) = (&w.hyper, &cx.h.hyper) else {
+            return false;
+        };
+        let h = cx.h;
+        self.hyper.write(cx, spec, s.branch);
+        self.hyper.read(cx.of_rows(), (h, spec, &w.ffn), s.x);
+        true
+    }
+
+    /// Before the norm of what the feed-forward layer reads: of `s.branch` with residual attention,
+    /// else of `s.x`.
+    pub(super) fn before_ffn(&self, cx: &Context<'_, '_>, w: &Layer, s: &mut Residual<'_>) {
+        if let Some(w) = &w.residual_scores {
+            self.checkpoints.read(cx, &w.ffn, s.x, s.branch);
+        }
+    }
+
+    /// Adds the feed-forward layer's output to streams, if that is all there is to it.
+    pub(super) fn takes_ffn(&mut self, cx: &Context<'_, '_>, w: &Layer, s: &Residual<'_>) -> bool {
+        match (&w.hyper, &cx.h.hyper) {
+            (Some(_), Some(spec)) => {
+                self.hyper.write(cx, spec, s.branch);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Behind the last layer: makes the residual stream of what there was instead.
+    pub(super) fn after_layers(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        w: &Weights,
+        s: &mut Residual<'_>,
+    ) {
+        if let Some(spec) = &cx.h.hyper {
+            let h = cx.h;
+            self.hyper
+                .end(cx.of_rows(), (h, spec, w.hyper.as_ref()), s.x);
+        }
+        if let Some(w) = &w.residual_scores {
+            self.checkpoints.read(cx, w, s.x, s.branch);
+            s.x.copy_from_slice(s.branch);
         }
     }
 
@@ -64,6 +149,9 @@ impl<'a> Optional<'a> {
     pub(super) fn gather(&mut self, cx: &Context<'_, '_>) {
         self.per_layer.gather(cx);
         self.streams.gather(cx);
+        self.skip.gather(cx);
+        self.hyper.gather(cx);
+        self.checkpoints.gather(cx);
     }
 
     /// Behind the mixer, whose output was added to `x`.
@@ -80,6 +168,9 @@ impl<'a> Optional<'a> {
         (spec, w): (&LayerSpec, &Layer),
         s: &mut Residual<'_>,
     ) {
+        if let Some(factor) = w.embd_skip {
+            self.skip.add(cx, factor, s.x);
+        }
         let Some(of_layer) = &w.per_layer else { return };
         if let Some(w) = &w.alt_up {
             self.streams.correct(cx, w, s.x);

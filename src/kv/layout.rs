@@ -4,6 +4,18 @@ use crate::arch::{KV_BLOCK, KV_SPAN};
 use crate::kv::{KvPolicy, KvTiers, KvType};
 use std::ops::Range;
 
+/// What reads a layer's part of the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum KvUse {
+    /// Attention to all positions, or those of a window.
+    #[default]
+    Attention,
+    /// Attention to chosen positions: precision does not depend on age.
+    Chosen,
+    /// An index that chooses them: precision is F16 at least. There may be no values.
+    Index,
+}
+
 /// Shape of the keys and values that a layer stores per position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LayerShape {
@@ -12,6 +24,7 @@ pub(crate) struct LayerShape {
     pub(crate) n_head_kv: usize,
     pub(crate) head_dim: usize,
     pub(crate) head_dim_v: usize,
+    pub(crate) use_of: KvUse,
 }
 
 /// Shape of a layer's recurrence: `f32` values of its state, and of its input per token.
@@ -194,7 +207,12 @@ impl KvLayout {
                     v_bytes: 0,
                     reach,
                 };
-                let forms = match tiers.filter(|_| shape.window.is_none()) {
+                let has_tiers = shape.window.is_none() && shape.use_of == KvUse::Attention;
+                let forms = match tiers.filter(|_| has_tiers) {
+                    None if shape.use_of == KvUse::Index => {
+                        let kind = if k == KvType::F32 { k } else { KvType::F16 };
+                        vec![form([kind; 2], usize::MAX)]
+                    }
                     None => vec![form([k, v], usize::MAX)],
                     Some(KvTiers { recent, middle }) => vec![
                         form([k, v], recent.div_ceil(KV_BLOCK)),

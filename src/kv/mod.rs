@@ -26,7 +26,7 @@ mod sequence;
 pub use error::{KvError, KvPart};
 pub(crate) use folder::PrefixFolder;
 pub(crate) use hash::{SEED, mix};
-pub(crate) use layout::{CellShape, KvLayout, LayerShape};
+pub(crate) use layout::{CellShape, KvLayout, KvUse, LayerShape};
 pub use page::PageMemory;
 pub(crate) use page::{Counted, Reserved};
 pub use pool::{KvPool, PoolStats};

@@ -37,6 +37,22 @@ pub(crate) fn clamp(x: &mut [f32], low: f32, high: f32) {
     x.iter_mut().for_each(|x| *x = x.clamp(low, high));
 }
 
+/// `gate = min(silu(gate), limit)·up`.
+pub(crate) fn silu_clamped_mul(gate: &mut [f32], up: &[f32], limit: f32) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = (*gate * sigmoid(*gate)).clamp(f32::NEG_INFINITY, limit) * up;
+    }
+}
+
+/// See [`Activation::Situ`](spec::Activation::Situ).
+pub(crate) fn situ(gate: &mut [f32], up: &[f32], beta: f32, linear: Option<f32>) {
+    let bounded = |x: f32, bound: f32| bound * (x / bound).tanh();
+    for (gate, up) in gate.iter_mut().zip(up) {
+        let up = linear.map_or(*up, |linear| bounded(*up, linear));
+        *gate = bounded(*gate, beta) * sigmoid(*gate) * up;
+    }
+}
+
 /// See [`Activation::Xielu`](spec::Activation::Xielu).
 pub(crate) fn xielu(x: &mut [f32], (alpha_p, alpha_n, beta, eps): (f32, f32, f32, f32)) {
     for x in x {

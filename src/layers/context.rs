@@ -6,11 +6,13 @@ use crate::compute::linear::{Ctx, RowAdapters, RowCtx, Scratch, SlotAdapters};
 use crate::compute::probe::{Probe, ProductProbe, Tap};
 use crate::gguf::Gguf;
 use crate::layers::hparams::Hparams;
+use crate::layers::indexer::Selection;
 use crate::layers::norm::norm;
 use crate::layers::norm::weights::Norm;
 use crate::layers::rope::RopeTables;
 use crate::layers::rows::{Rows, SlotSize, SlotView};
 use crate::layers::sizes::Sizes;
+use crate::layers::switch::SwitchBuffers;
 use crate::lora::Attached;
 use crate::threads::Crew;
 use std::ops::{Deref, DerefMut};
@@ -48,6 +50,9 @@ pub(crate) struct ContextBuffers<'a> {
     pub(crate) output_ends: &'a [u32],
     pub(crate) some_ends: &'a mut [u32],
     pub(crate) scratch: Scratch<'a>,
+    pub(crate) switch: SwitchBuffers<'a>,
+    /// Positions that rows see, if layers choose them.
+    pub(crate) selection: Selection<'a>,
 }
 
 impl<'a> ContextBuffers<'a> {
@@ -96,6 +101,8 @@ impl<'a> ContextBuffers<'a> {
                 (most_generated, m - n_generated),
                 rank,
             ),
+            switch: SwitchBuffers::take(frame, sizes.h, m),
+            selection: Selection::take(frame, sizes.h, m),
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::layers::gated_delta::weights::{Delta, DeltaInput};
 use crate::layers::mamba2::softplus;
 use crate::layers::recurrence::{Mixing, Recurrence};
 
-/// Added to the squared length that a query or key is divided by.
+/// Added to the squared length that a query or key is divided by, if nothing else is.
 const EPS: f32 = 1e-6;
 
 pub(crate) struct Buffers<'a> {
@@ -219,10 +219,17 @@ pub(crate) fn mix<'a>(
             }
             pass.linear(x, m, &mut [Product::of(w_beta, beta, m)]);
             for (w, to) in [(w_rate, &mut *rate), (w_gate, &mut *gate)] {
-                let [down, up] = &**w;
-                let low = &mut low[..m * down.w.n_out];
-                pass.linear(x, m, &mut [Product::of(down, low, m)]);
-                pass.linear(low, m, &mut [Product::of(up, to, m)]);
+                match &**w {
+                    [down, up] => {
+                        let low = &mut low[..m * down.w.n_out];
+                        pass.linear(x, m, &mut [Product::of(down, low, m)]);
+                        pass.linear(low, m, &mut [Product::of(up, to, m)]);
+                    }
+                    whole => {
+                        let mut products = [Product::of(&whole[0], to, m)];
+                        pass.linear(x, m, &mut products);
+                    }
+                }
             }
         }
     }
@@ -234,6 +241,7 @@ pub(crate) fn mix<'a>(
     pass.recur(&conv, (channels, n_channel), by_part, convolved);
     let (arch, eps) = (pass.cx.arch, pass.cx.h.norm_eps);
     let scale = 1.0 / (d_k as f32).sqrt();
+    let length_eps = spec.length_eps.unwrap_or(EPS);
     let (convolved, beta, rate) = (&*convolved, &*beta, &*rate);
     pass.cx
         .crew
@@ -241,7 +249,7 @@ pub(crate) fn mix<'a>(
         .for_chunks(feed, n_feed(spec), |row, feed| {
             feed[..n_channel].copy_from_slice(&convolved[row * n_channel..][..n_channel]);
             for (i, head) in feed[..2 * n_k].chunks_exact_mut(d_k).enumerate() {
-                let length = (arch.dot(head, head) + EPS).sqrt();
+                let length = (arch.dot(head, head) + length_eps).sqrt();
                 let factor = if i < n_head_k {
                     scale / length
                 } else {
@@ -256,7 +264,12 @@ pub(crate) fn mix<'a>(
                 .for_each(|(to, x)| *to = sigmoid(*x));
             let of_head = if by_channel { d_k } else { 1 };
             for (i, (to, x)) in to_rate.iter_mut().zip(&rate[row * n_rate..]).enumerate() {
-                *to = (w.a[i / of_head] * softplus(x + w.dt_bias[i])).exp();
+                let (a, x) = (w.a[i / of_head], x + w.dt_bias[i]);
+                let log = match spec.bound {
+                    Some(bound) => bound * sigmoid(a * x),
+                    None => a * softplus(x),
+                };
+                *to = log.exp();
             }
         });
     pass.recur(&Rule(spec), (feed, n_feed(spec)), by_part, out);
@@ -270,7 +283,7 @@ pub(crate) fn mix<'a>(
                     .zip(&w.norm)
                     .for_each(|(x, norm)| *x = *x * factor * norm);
             }
-            if by_channel {
+            if by_channel || spec.sigmoid_gate {
                 arch.sigmoid_mul(gate, out)
             } else {
                 arch.silu_mul(gate, out)

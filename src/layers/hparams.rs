@@ -3,12 +3,16 @@
 use crate::layers::altup::spec::StreamsSpec;
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::classifier::{ClassifierSpec, Pooling};
+use crate::layers::hyper::spec::HyperSpec;
+use crate::layers::indexer::spec::IndexSpec;
 use crate::layers::layer::spec::LayerSpec;
 use crate::layers::moe::spec::MoeSpec;
+use crate::layers::ngram::spec::NgramSpec;
 use crate::layers::norm::spec::NormKind;
 use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::layers::rope::spec::{Rope, RopeId};
 use crate::layers::rwkv::spec::TimeMixRanks;
+use crate::layers::switch::spec::SwitchSpec;
 
 /// Hyper-parameters of a model, checked and complete: the executor reads nothing else.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +50,8 @@ pub struct Hparams {
     pub final_norm: bool,
     /// Whether embeddings have a norm.
     pub embd_norm: bool,
+    /// Whether that norm has no weights, though others have some.
+    pub embd_norm_plain: bool,
     /// Whether embeddings of positions are added to those of tokens: then no position may reach
     /// `n_ctx_train`.
     pub learned_positions: bool,
@@ -74,6 +80,15 @@ pub struct Hparams {
     /// Width of the vector that each layer has for each token, if layers have such vectors (Gemma
     /// 3n, 4).
     pub per_layer_embd: Option<usize>,
+    /// Several residual streams with hyper-connections.
+    pub hyper: Option<HyperSpec>,
+    /// Embeddings of several tokens that a layer adds to those streams.
+    pub ngrams: Option<NgramSpec>,
+    /// Layers from one checkpoint of the residual stream to the next, whose weighed mean parts of
+    /// layers read.
+    pub checkpoints: Option<usize>,
+    /// Adapters in the file that tokens choose.
+    pub switch: Option<SwitchSpec>,
 }
 
 impl Default for Hparams {
@@ -95,6 +110,7 @@ impl Default for Hparams {
             token_types: false,
             final_norm: true,
             embd_norm: false,
+            embd_norm_plain: false,
             learned_positions: false,
             logit_scale: 1.0,
             final_softcap: None,
@@ -106,6 +122,10 @@ impl Default for Hparams {
             layers: Vec::new(),
             kv_layers: Vec::new(),
             streams: None,
+            hyper: None,
+            ngrams: None,
+            checkpoints: None,
+            switch: None,
             per_layer_embd: None,
         }
     }
@@ -161,6 +181,20 @@ impl Hparams {
             scale: self.logit_scale,
             cap: self.final_softcap.unwrap_or(0.0),
         }
+    }
+
+    /// The layers' indexes of positions, in their order.
+    pub(crate) fn indexes(&self) -> impl Iterator<Item = &IndexSpec> {
+        let indexes = self.attention().filter_map(|attn| attn.index.as_ref());
+        indexes.filter(|index| !index.shared)
+    }
+
+    /// The cache's layer of the index of layer `i`: they follow keys and values.
+    pub(crate) fn index_kv_layer(&self, i: usize) -> usize {
+        let n_kv = self.attention().filter(|attn| !attn.shares_kv).count();
+        let before = self.layers[..i].iter().filter_map(LayerSpec::attention);
+        let is_own = |attn: &&AttnSpec| attn.index.is_some_and(|index| !index.shared);
+        n_kv + before.filter(is_own).count()
     }
 
     /// The attention of every layer that has one, to modify.

@@ -18,21 +18,38 @@ pub(crate) fn rms_factor(arch: Arch, x: &[f32], eps: f32) -> f32 {
 
 /// Applies a norm to each row of `x`; copies it if there is no norm.
 pub(crate) fn norm(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], y: &mut [f32]) {
+    norm_with(ctx, h, h.norm_eps, norm, x, y);
+}
+
+/// [`norm`] with another epsilon than the model's.
+pub(crate) fn norm_with(
+    ctx: Ctx<'_>,
+    h: &Hparams,
+    eps: f32,
+    norm: Option<&Norm>,
+    x: &[f32],
+    y: &mut [f32],
+) {
     let Some(norm) = norm else {
         return y.copy_from_slice(x);
     };
     ctx.crew
         .when(y.len() > h.n_embd)
         .for_chunks(y, h.n_embd, |i, y| {
-            norm_row(ctx.arch, h, norm, &x[i * h.n_embd..][..h.n_embd], y);
+            let x = &x[i * h.n_embd..][..h.n_embd];
+            norm_row_with(ctx.arch, h.norm, eps, norm, x, y);
         });
 }
 
 pub(crate) fn norm_row(arch: Arch, h: &Hparams, norm: &Norm, x: &[f32], y: &mut [f32]) {
-    match h.norm {
-        NormKind::Rms => arch.rms_norm(y, x, &norm.w, h.norm_eps),
+    norm_row_with(arch, h.norm, h.norm_eps, norm, x, y);
+}
+
+fn norm_row_with(arch: Arch, kind: NormKind, eps: f32, norm: &Norm, x: &[f32], y: &mut [f32]) {
+    match kind {
+        NormKind::Rms | NormKind::RmsPlain => arch.rms_norm(y, x, &norm.w, eps),
         NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {
-            arch.layer_norm(y, x, &norm.w, &norm.b, h.norm_eps)
+            arch.layer_norm(y, x, &norm.w, &norm.b, eps)
         }
     }
 }

@@ -3,9 +3,9 @@
 use crate::compute::arena::Frame;
 use crate::layers::context::Context;
 use crate::layers::layer::spec::LayerSpec;
-use crate::layers::norm::norm;
 use crate::layers::norm::spec::Norms;
 use crate::layers::norm::weights::Norm;
+use crate::layers::norm::{norm, norm_with};
 
 /// Buffers of the residual stream, each `(rows, n_embd)`.
 pub(crate) struct Residual<'a> {
@@ -44,7 +44,8 @@ impl<'a> Residual<'a> {
         );
         let branch = match post {
             Some(_) if !of_stream => {
-                norm(ctx, h, post, branch, normed);
+                let eps = spec.post_norm_eps.unwrap_or(h.norm_eps);
+                norm_with(ctx, h, eps, post, branch, normed);
                 &**normed
             }
             _ => &**branch,

@@ -3,7 +3,7 @@
 pub(crate) mod spec;
 pub(crate) mod weights;
 
-use crate::arch::Arch;
+use crate::arch::{Arch, MAX_HEAD_DIM};
 use crate::layers::hparams::Hparams;
 use crate::layers::rope::spec::{Rope, RopeId, RopeOrder};
 use crate::layers::rope::weights::RopeFactors;
@@ -98,6 +98,28 @@ impl RopeTables {
                 arch.rope_angles(cos, sin, frequencies, (pos + i) as f32, *factor);
             }
         }
+    }
+
+    /// Rotates the first dimensions of a head by a rope, as one at position `pos`.
+    pub(crate) fn rotate_at(&self, arch: Arch, id: RopeId, pos: usize, head: &mut [f32]) {
+        let RopeTable {
+            order,
+            ref frequencies,
+            factor,
+            ..
+        } = self.ropes[id.index()];
+        let n_pairs = frequencies.len();
+        let [mut cos, mut sin] = [[0.0; MAX_HEAD_DIM / 2]; 2];
+        let (cos, sin) = (&mut cos[..n_pairs], &mut sin[..n_pairs]);
+        arch.rope_angles(cos, sin, frequencies, pos as f32, factor);
+        let rotation = Rotation {
+            arch,
+            order,
+            n_pairs,
+            cos,
+            sin,
+        };
+        rotation.apply(0, head);
     }
 
     /// Pairs of dimensions that all ropes together turn.

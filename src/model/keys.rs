@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 /// Most tokens that a convolution sees.
-pub(super) const MAX_TAPS: usize = 64;
+pub(crate) const MAX_TAPS: usize = 64;
 
 /// What mixes tokens in a layer, before the sizes of attention are known.
 #[derive(Clone, Debug, PartialEq)]
@@ -210,6 +210,11 @@ impl<'a> Keys<'a> {
         })
     }
 
+    /// Whether the file has a key; does not count it as read.
+    pub(crate) fn has_key(&self, key: &str) -> bool {
+        self.metadata.get(&format!("{}.{key}", self.arch)).is_some()
+    }
+
     /// Counts a key as read.
     pub(crate) fn ignore(&self, key: &str) {
         self.name(key);
@@ -308,6 +313,59 @@ impl<'a> Keys<'a> {
             .map(|value| Self::in_range(&name, value, range.clone()))
             .collect::<Result<_, _>>()
             .map(Some)
+    }
+
+    /// An array of whole numbers, of 64 bits or fewer.
+    pub(crate) fn u64s(&self, key: &str) -> Result<Vec<u64>, ModelError> {
+        let name = self.name(key);
+        match self.metadata.get(&name) {
+            Some(Value::Array(Array::U64(all))) => Ok(all.clone()),
+            Some(Value::Array(Array::I64(all))) => Ok(all.iter().map(|&n| n as u64).collect()),
+            _ => Ok(self
+                .metadata
+                .u32s(&name)?
+                .iter()
+                .map(|&n| n.into())
+                .collect()),
+        }
+    }
+
+    /// Rows of a table, if it is there.
+    pub(crate) fn n_rows(&self, name: &str) -> Option<u64> {
+        let tensor = self.tensors.iter().find(|t| t.name == name)?;
+        tensor.dims.get(1).copied()
+    }
+
+    /// A token.
+    pub(crate) fn token(&self, key: &str) -> Result<u32, ModelError> {
+        let token = self.opt_u64(key)?.ok_or_else(|| self.missing(key))?;
+        match u32::try_from(token) {
+            Ok(id) if (id as usize) < self.n_vocab => Ok(id),
+            _ => Err(ModelError::OutOfRange {
+                key: self.name(key),
+                value: token.to_string(),
+                expected: format!("a token below {}", self.n_vocab),
+            }),
+        }
+    }
+
+    /// An array of tokens, `max` at most.
+    pub(crate) fn tokens(&self, key: &str, max: usize) -> Result<Vec<u32>, ModelError> {
+        let name = self.name(key);
+        let tokens = self.metadata.u32s(&name)?;
+        if tokens.is_empty() || tokens.len() > max {
+            return Err(ModelError::Inconsistent {
+                what: format!("{name} has {} values, not 1 to {max}", tokens.len()),
+            });
+        }
+        match tokens.iter().find(|&&t| t as usize >= self.n_vocab) {
+            Some(token) => Err(ModelError::OutOfRange {
+                key: name,
+                value: token.to_string(),
+                expected: format!("tokens below {}", self.n_vocab),
+            }),
+            None => Ok(tokens.to_vec()),
+        }
     }
 
     pub(super) fn one_per_layer(&self, name: &str, n: usize) -> Result<(), ModelError> {
@@ -546,7 +604,10 @@ impl<'a> Keys<'a> {
                 .filter(|&s| s != 0.0)
                 .unwrap_or(1.0),
             fused: self.has_part("ffn_gate_up_exps.weight"),
-            shared: shared.map(|n_ff| SharedSpec { n_ff, gated: false }),
+            shared: shared.map(|n_ff| SharedSpec {
+                n_ff,
+                ..SharedSpec::default()
+            }),
             ..MoeSpec::default()
         };
         let n_dense = self

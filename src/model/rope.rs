@@ -12,9 +12,13 @@ impl Rope {
         head_dim: usize,
         n_ctx_train: usize,
     ) -> Result<Rope, ModelError> {
-        let n_dims = keys
-            .opt_count("rope.dimension_count", MAX_HEAD_DIM)?
-            .unwrap_or(head_dim);
+        let is_none = keys.arch == "glm5-next" && keys.opt_u64("rope.dimension_count")? == Some(0);
+        let n_dims = match is_none {
+            true => 0,
+            false => keys
+                .opt_count("rope.dimension_count", MAX_HEAD_DIM)?
+                .unwrap_or(head_dim),
+        };
         if n_dims % 2 != 0 || n_dims > head_dim {
             return Err(ModelError::Inconsistent {
                 what: format!("rope rotates {n_dims} dimensions of heads of {head_dim}"),

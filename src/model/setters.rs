@@ -129,6 +129,7 @@ impl Hparams {
                 n_rot,
                 head_dim_v,
                 absorbed,
+                rot_norm: false,
             });
             (attn.n_head_kv, attn.head_dim, attn.head_dim_v) = if absorbed {
                 (1, kv_rank + n_rot, kv_rank)
@@ -202,6 +203,48 @@ impl Hparams {
         self.attention_mut()
             .filter(|attn| attn.window.is_none())
             .for_each(|attn| attn.rope = None);
+    }
+
+    /// Gives layers with a window a rope of their own by the keys `rope.freq_base_swa` and
+    /// `rope.dimension_count_swa`, `n_dims` dimensions unless the file says otherwise, without
+    /// scaling and factors of the file.
+    pub(crate) fn set_window_rope_of(
+        &mut self,
+        keys: &Keys<'_>,
+        n_dims: usize,
+    ) -> Result<(), ModelError> {
+        let theta = keys.positive("rope.freq_base_swa")?;
+        let n_dims = keys
+            .opt_count("rope.dimension_count_swa", MAX_HEAD_DIM)?
+            .unwrap_or(n_dims);
+        let windowed = self.attention().find(|attn| attn.window.is_some());
+        let Some(head_dim) = windowed.map(|attn| attn.head_dim) else {
+            return Ok(());
+        };
+        if n_dims % 2 != 0 || n_dims > head_dim {
+            return Err(ModelError::Inconsistent {
+                what: format!(
+                    "{}.rope.dimension_count_swa {n_dims} of heads of {head_dim}",
+                    keys.arch
+                ),
+            });
+        }
+        self.set_window_rope(theta.unwrap_or(self.ropes[0].theta));
+        if let Some(rope) = self.ropes.last_mut() {
+            (rope.n_dims, rope.factors) = (n_dims, false);
+        }
+        Ok(())
+    }
+
+    /// Sets which attention is gated: by the rows of its gate's matrix, each head or each value.
+    pub(crate) fn set_gates(&mut self, keys: &Keys<'_>) {
+        for (i, layer) in self.layers.iter_mut().enumerate() {
+            if let Some(attn) = layer.attention_mut() {
+                let n_gate = keys.n_out(&format!("blk.{i}.attn_gate.weight"));
+                attn.gated = true;
+                attn.gate_by_head = n_gate == Some(attn.n_head);
+            }
+        }
     }
 
     /// Gives layers with a window a rope of their own, with base `theta` and no scaling.

@@ -4,6 +4,7 @@ use crate::compute::weight::{Linear, Weight};
 use crate::gguf::Gguf;
 use crate::layers::altup::weights::AltUpEnds;
 use crate::layers::classifier::Classifier;
+use crate::layers::hyper::weights::Connection;
 use crate::layers::layer::weights::Layer;
 use crate::layers::mtp::MtpInput;
 use crate::layers::norm::weights::Norm;
@@ -19,6 +20,10 @@ pub(crate) struct Weights {
     pub(crate) token_embd: Weight,
     /// Of a block for multi-token prediction.
     pub(crate) mtp: Option<MtpInput>,
+    /// What the head reads of several residual streams, if not their mean.
+    pub(crate) hyper: Option<Connection>,
+    /// What scores checkpoints of the residual stream for the head.
+    pub(crate) residual_scores: Option<Vec<f32>>,
     pub(crate) alt_up: Option<AltUpEnds>,
     /// Weights for the vectors of all layers per token.
     pub(crate) per_layer: Option<PerLayerInputs>,

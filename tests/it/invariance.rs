@@ -3,6 +3,7 @@
 //! bits. All levels, formats, dense, windowed and mixture models.
 
 use crate::common::{emulated, long};
+use crate::mutants::{Shapes, models};
 use crate::run::{OnLevel, engine};
 use crate::tiny::{N_VOCAB, Parts};
 use ruvllm::Session;
@@ -769,15 +770,19 @@ fn forks_and_rewinds(model: &Model, kv_type: KvType, text: &Text, random: &mut R
 
 /// Keys and values of each layer.
 #[derive(Default)]
-struct KeysValues([Vec<f32>; 4]);
+struct KeysValues(Vec<Vec<f32>>);
 
 impl Probe for KeysValues {
     fn tensor(&mut self, tap: Tap, layer: usize, values: &[f32]) {
-        match tap {
-            Tap::K => self.0[2 * layer].extend_from_slice(values),
-            Tap::V => self.0[2 * layer + 1].extend_from_slice(values),
-            _ => {}
+        let i = match tap {
+            Tap::K => 2 * layer,
+            Tap::V => 2 * layer + 1,
+            _ => return,
+        };
+        if self.0.len() <= i {
+            self.0.resize_with(i + 1, Vec::new);
         }
+        self.0[i].extend_from_slice(values);
     }
 }
 
@@ -836,23 +841,27 @@ fn exact(model: &Model, kv_type: KvType, random: &mut Random, what: &str) {
 
 fn check(shape: Shape, dtype: DType, arch: Arch, kv_type: KvType) {
     let what = format!("{shape:?} {dtype:?} {arch:?} {kv_type:?}");
-    let model = model(shape, dtype).on(arch);
-    let mut random = Random(dtype as u64 * 31 + shape as u64);
+    let seed = dtype as u64 * 31 + shape as u64;
+    check_model(&model(shape, dtype).on(arch), kv_type, seed, &what);
+}
+
+fn check_model(model: &Model, kv_type: KvType, seed: u64, what: &str) {
+    let (arch, mut random) = (model.arch(), Random(seed));
     let n_prompt = random.below(60) + if short(arch) { 70 } else { 140 };
     let text = Text::new(
-        &model,
+        model,
         &options(kv_type, 512, false),
         n_prompt,
         9,
         &mut random,
     );
-    batches_and_threads(&model, kv_type, &text, false, &what);
+    batches_and_threads(model, kv_type, &text, false, what);
     for _ in 0..if short(arch) { 1 } else { 2 } {
-        neighbours(&model, kv_type, &text, &mut random, &what);
+        neighbours(model, kv_type, &text, &mut random, what);
     }
-    forks_and_rewinds(&model, kv_type, &text, &mut random, &what);
-    keys_and_values(&model, kv_type, &text, &what);
-    exact(&model, kv_type, &mut random, &what);
+    forks_and_rewinds(model, kv_type, &text, &mut random, what);
+    keys_and_values(model, kv_type, &text, what);
+    exact(model, kv_type, &mut random, what);
 }
 
 /// Whether instructions are emulated, those of a CPU or tiles alone: then a part of all this has to
@@ -930,6 +939,35 @@ fn other_mechanisms() {
             Shape::Streams,
         ] {
             check(shape, DType::Q8_0, arch, KvType::F16);
+        }
+    }
+}
+
+/// Tiny models of architectures with mechanisms of which there is no [`Shape`].
+#[test]
+fn architectures() {
+    const ARCHITECTURES: [&str; 14] = [
+        "bailingmoe3",
+        "deepseek32",
+        "dots3note",
+        "glm-dsa",
+        "glm5-next",
+        "graniteswitch",
+        "hy_v4",
+        "kimi-k3",
+        "laguna",
+        "minimax-m3",
+        "muse-glimmer",
+        "qwen4exp",
+        "step35",
+        "talkie",
+    ];
+    for arch in ARCHITECTURES {
+        let of_arch = |shapes: &&Shapes| shapes.arch == arch;
+        let shapes = models().iter().find(of_arch).expect("a tiny model");
+        let model = crate::run::open(shapes.parts().gguf()).unwrap();
+        for kv_type in [KvType::F16, KvType::Q8] {
+            check_model(&model, kv_type, 7, &format!("{arch} {kv_type:?}"));
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::arch::{
 };
 use crate::kv::KvType;
 use crate::kv::sequence::SeqKv;
+use crate::quant::DType;
 use half::f16;
 use std::ops::Range;
 
@@ -19,6 +20,29 @@ impl SeqKv {
         if self.layout.groups[self.layout.layers[layer].group].transformed {
             arch.hadamard(query);
         }
+    }
+
+    /// Reads a page of an index: its keys (`part` 0) or values (1), `(KV_BLOCK, dim)`.
+    pub(crate) fn index_part(
+        &self,
+        arch: Arch,
+        layer: usize,
+        page: usize,
+        part: usize,
+        to: &mut [f32],
+    ) {
+        let at = self.layout.layers[layer];
+        let group = &self.layout.groups[at.group];
+        let form = &group.forms[0];
+        let page = self.tables[group.table][page].as_ref();
+        let bytes = page.expect("an index has no window").values::<u8>();
+        let [k, v] = at.head(0, form, 0);
+        let bytes = &bytes[if part == 0 { k } else { v }];
+        let dtype = match form.types[part] {
+            KvType::F32 => DType::F32,
+            _ => DType::F16,
+        };
+        arch.dequantize(dtype, bytes, to);
     }
 
     /// Pages of the positions `range`, in the pieces that [`SeqKv::attention`] takes: each of one

@@ -846,6 +846,9 @@ fn write_rows(
     for head in 0..at.shape.n_head_kv {
         for (part, block) in at.head(0, form, head).into_iter().enumerate() {
             let (dim, block) = (at.dims()[part], &mut bytes[block]);
+            if dim == 0 {
+                continue;
+            }
             let rows_of_all = from[part]
                 .chunks_exact(at.shape.n_head_kv * dim)
                 .skip(rows.start - pos);

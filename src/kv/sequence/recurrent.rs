@@ -297,7 +297,7 @@ impl SeqKv {
 #[cfg(test)]
 mod tests {
     use crate::kv::sequence::recurrent::*;
-    use crate::kv::{CellShape, KvLayout, KvPool, LayerShape};
+    use crate::kv::{CellShape, KvLayout, KvPool, KvUse, LayerShape};
 
     const CELLS: [CellShape; 2] = [
         CellShape {
@@ -343,6 +343,7 @@ mod tests {
                 n_head_kv: 1,
                 head_dim: 8,
                 head_dim_v: 8,
+                use_of: KvUse::Attention,
             };
             let layout = KvLayout::new(KvType::F16.into(), [shape]).with_recurrences(CELLS);
             Pair {

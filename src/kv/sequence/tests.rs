@@ -1,6 +1,6 @@
 use crate::kv::layout::sparse;
 use crate::kv::sequence::*;
-use crate::kv::{CachedToken, KvPolicy, KvTiers, LayerShape, PrefixKey};
+use crate::kv::{CachedToken, KvPolicy, KvTiers, KvUse, LayerShape, PrefixKey};
 use std::collections::HashMap;
 
 /// Pseudo-random numbers, the same in every run.
@@ -35,6 +35,7 @@ fn shape(
         n_head_kv,
         head_dim,
         head_dim_v,
+        use_of: KvUse::Attention,
     }
 }
 

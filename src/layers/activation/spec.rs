@@ -24,6 +24,18 @@ pub enum Activation {
         /// Above 0.
         limit: f32,
     },
+    /// `min(silu(gate), limit)·u`, where `u` is `up` clamped to `±limit` (Step 3.5).
+    SwiGluClampedAfter {
+        /// Above 0.
+        limit: f32,
+    },
+    /// `beta·tanh(gate/beta)·σ(gate)·u`, where `u` is `linear·tanh(up/linear)`, or `up` (Kimi K3).
+    Situ {
+        /// Above 0.
+        beta: f32,
+        /// Above 0.
+        linear: Option<f32>,
+    },
     /// `gelu(up)`, by the error function; there is no gate.
     GeluErf,
     /// `up²·alpha_p + up·beta` for positive values, `(e^min(up, eps) − 1 − up)·alpha_n + up·beta`
@@ -51,6 +63,8 @@ impl Activation {
                 | Activation::GeGluErf
                 | Activation::SwiGluOai
                 | Activation::SwiGluClamped { .. }
+                | Activation::SwiGluClampedAfter { .. }
+                | Activation::Situ { .. }
         )
     }
 }

@@ -4,6 +4,7 @@ use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
 use crate::compute::tiles::Tiles;
 use crate::layers::attention::buffers::attn_tiles;
 use crate::layers::attention::spec::AttnSpec;
+use crate::layers::indexer::Selection;
 use crate::layers::rows::{Rows, SlotView};
 use crate::threads::Crew;
 use std::ops::Range;
@@ -54,6 +55,8 @@ pub(super) struct AttnLayer<'a> {
     /// Layer whose keys and values are read.
     pub(super) i: usize,
     pub(super) rows: Rows,
+    /// If rows see chosen positions.
+    pub(super) selection: Option<&'a Selection<'a>>,
 }
 
 impl AttnLayer<'_> {
@@ -67,6 +70,9 @@ impl AttnLayer<'_> {
         mut partials: &mut [f32],
         tiles: &mut Tiles<'_>,
     ) {
+        if let Some(selection) = self.selection {
+            return self.attend_chosen(slots, selection, q_by_head, out_by_head, tiles);
+        }
         let least = self.crew.n_threads() * LEAST_TILES;
         for group in groups(self.spec, self.rows, slots) {
             let (q, out);

@@ -5,6 +5,7 @@ use crate::compute::arena::{Frame, counted};
 use crate::layers::attention::latent::LatentBuffers;
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::context::Context;
+use crate::layers::indexer::IndexBuffers;
 use crate::layers::rows::{Rows, SlotSize, SlotView};
 
 /// Query rows that one attention task handles at a time.
@@ -19,10 +20,13 @@ pub(super) struct AttnBuffers<'a> {
     pub(super) q_by_head: &'a mut [f32],
     pub(super) out_by_head: &'a mut [f32],
     pub(super) attn: &'a mut [f32],
+    /// Products of the gate, and the gated output.
     pub(super) gate: &'a mut [f32],
+    pub(super) gated: &'a mut [f32],
     /// Queries and gates as they come from their matrix.
     pub(super) q_gate: &'a mut [f32],
     pub(super) latent: LatentBuffers<'a>,
+    pub(super) index: IndexBuffers<'a>,
     /// Partial results of slots with one row: an [`AttnPartial`] for each of `(slot, n_head_kv,
     /// n_pieces)`.
     pub(super) partials: &'a mut [f32],
@@ -37,6 +41,8 @@ struct AttnSizes {
     m_padded: usize,
     /// Number of slots with one row, times the pieces of the longest sequence.
     n_partials: usize,
+    /// Positions of the longest sequence.
+    longest: usize,
 }
 
 impl AttnSizes {
@@ -61,6 +67,7 @@ impl AttnSizes {
             m: sizes().sum(),
             m_padded: sizes().map(|n| attn_tiles(spec, n).1).sum(),
             n_partials: sizes().filter(|&n| n == 1).count() * n_pieces,
+            longest,
         }
     }
 }
@@ -72,6 +79,7 @@ impl<'a> AttnBuffers<'a> {
             m,
             m_padded,
             n_partials,
+            longest,
         } = sizes;
         let (n_q, n_attn) = (spec.n_q(), spec.n_out());
         AttnBuffers {
@@ -81,9 +89,15 @@ impl<'a> AttnBuffers<'a> {
             q_by_head: frame.take(m_padded * n_q),
             out_by_head: frame.take(m_padded * n_attn),
             attn: frame.take(m * n_attn),
-            gate: frame.take(if spec.gated { m * n_attn } else { 0 }),
+            gate: frame.take(m * spec.n_gate()),
+            gated: frame.take(if spec.gate_by_head || spec.gate_softplus {
+                m * spec.n_mixed()
+            } else {
+                0
+            }),
             q_gate: frame.take(if spec.gate_in_q { 2 * m * n_q } else { 0 }),
             latent: LatentBuffers::take(frame, spec, m_kv, m),
+            index: IndexBuffers::take(frame, spec.index.as_ref(), (m_kv, m), longest),
             partials: frame.take(n_partials * AttnPartial::len(spec.n_head, spec.head_dim_v)),
         }
     }

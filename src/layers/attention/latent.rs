@@ -4,6 +4,7 @@
 pub(crate) mod spec;
 pub(crate) mod weights;
 
+use crate::arch::MAX_HEAD_DIM;
 use crate::compute::arena::Frame;
 use crate::compute::linear::{Product, RowCtx};
 use crate::compute::weight::Weight;
@@ -46,6 +47,7 @@ impl<'a> LatentBuffers<'a> {
                 n_rot,
                 head_dim_v,
                 absorbed,
+                rot_norm: _,
             } = latent;
             let (q_rank, n) = (q_rank.unwrap_or(0), spec.n_head);
             let [whole, by_head] = if absorbed { [0, m] } else { [m_kv, 0] };
@@ -100,7 +102,15 @@ impl<'a> LatentBuffers<'a> {
         workers.for_chunks(latents, kv_rank, |row, to| {
             arch.rms_norm(to, &kv[row * n_kv..][..kv_rank], &weights.kv_norm, eps);
         });
-        let latents = &*latents;
+        if let Some(norm) = &weights.rot_norm {
+            let mut buffer = [0.0; MAX_HEAD_DIM];
+            for kv in self.kv[..m * n_kv].chunks_exact_mut(n_kv) {
+                let (rotated, buffer) = (&mut kv[kv_rank..], &mut buffer[..n_rot]);
+                buffer.copy_from_slice(rotated);
+                arch.rms_norm(rotated, buffer, norm, eps);
+            }
+        }
+        let (kv, latents) = (&*self.kv, &*latents);
         if absorbed {
             workers.for_chunks(k, n_kv, |row, k| {
                 k[..kv_rank].copy_from_slice(&latents[row * kv_rank..][..kv_rank]);
@@ -166,6 +176,11 @@ impl<'a> LatentBuffers<'a> {
         });
         let (from, to) = ((from, latent.head_dim()), (q, kv_rank + n_rot));
         by_head(on, (k_b, spec.n_head, m), from, to, (self.x, self.y));
+    }
+
+    /// The low-rank vectors from which queries of `m` rows were computed, `(m, n)`.
+    pub(crate) fn queries_low(&self, n: usize, m: usize) -> &[f32] {
+        &self.q_normed[..m * n]
     }
 
     /// From `m` rows of latents, the output of attention in the absorbed form, to values: `(m,

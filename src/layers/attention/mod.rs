@@ -3,8 +3,10 @@
 
 mod attend;
 mod buffers;
+mod gate;
 pub(crate) mod latent;
 mod place;
+mod sparse;
 pub(crate) mod spec;
 pub(crate) mod weights;
 
@@ -24,6 +26,8 @@ use crate::layers::layer::spec::LayerSpec;
 use crate::layers::layer::weights::Layer;
 use crate::layers::residual::Residual;
 use crate::layers::rows::Rows;
+use crate::layers::switch;
+use crate::layers::switch::weights::SwitchLayer;
 
 /// Attention of a layer on `s.normed`, whose output for the rows of the layer goes to `s.branch`;
 /// of the other rows it only puts keys and values into the cache. Its steps find what the ones
@@ -32,13 +36,16 @@ use crate::layers::rows::Rows;
 pub(crate) struct Attention<'a> {
     spec: &'a AttnSpec,
     w: &'a Attn,
+    /// Adapters in the file.
+    switch: Option<&'a SwitchLayer>,
 }
 
 impl<'a> Attention<'a> {
     /// That of a layer, if it has one.
     pub(crate) fn of(spec: &'a LayerSpec, w: &'a Layer) -> Option<Attention<'a>> {
+        let switch = w.switch.as_deref();
         let (spec, w) = spec.attention().zip(w.attn.as_ref())?;
-        Some(Attention { spec, w })
+        Some(Attention { spec, w, switch })
     }
 
     /// All steps at once.
@@ -65,7 +72,7 @@ impl<'a> Attention<'a> {
         inner: &mut [u8],
         tiles: &mut Tiles<'_>,
     ) {
-        let Attention { spec, w } = self;
+        let Attention { spec, w, switch } = self;
         let (m, m_kv) = (cx.n_rows(), Rows::All.n_of(&cx.slots));
         let n_generated = (cx.n_generated(), Rows::All.n_generated(&cx.slots));
         let AttnBuffers {
@@ -74,12 +81,18 @@ impl<'a> Attention<'a> {
             v,
             q_gate,
             mut latent,
+            mut index,
             ..
         } = AttnBuffers::of(cx, spec, inner);
         let q = if spec.gate_in_q { q_gate } else { q };
         let of_latent = spec.latent.as_ref().zip(w.latent.as_deref());
         let at_once = (m, n_generated.0) == (m_kv, n_generated.1);
-        if at_once && of_latent.is_none() && !spec.shares_kv {
+        if at_once
+            && of_latent.is_none()
+            && !spec.shares_kv
+            && switch.is_none()
+            && w.index.is_none()
+        {
             let products = &mut [
                 Product::of(&w.wq, q, m),
                 Product::of(&w.wk, k, m),
@@ -95,6 +108,13 @@ impl<'a> Attention<'a> {
             let products = &mut [Product::of(&w.wk, k, m_kv), Product::of(&w.wv, v, m_kv)];
             cx.of_all().linear(s.normed, m_kv, products);
         }
+        if let Some(of_layer) = switch {
+            switch::add(cx, &of_layer.k, Rows::All, s.normed, k);
+            switch::add(cx, &of_layer.v, Rows::All, s.normed, v);
+        }
+        if let Some(w) = w.index.as_deref() {
+            index.keys(&mut cx.of_all(), w, (&*s.normed, m_kv));
+        }
         if cx.rows == Rows::Outputs {
             cx.gather(s.normed, cx.h.n_embd);
         }
@@ -106,6 +126,17 @@ impl<'a> Attention<'a> {
                     latent.queries(&mut on, (spec, of, w, weights), eps, (x, m), q);
                 }
                 None => on.linear(x, m, &mut [Product::of(&w.wq, q, m)]),
+            }
+            if let Some(w) = w.index.as_deref() {
+                let low = match of_latent {
+                    Some(_) => latent.queries_low(w.q.w.n_in, m),
+                    None => x,
+                };
+                index.queries(&mut on, w, (x, low, m));
+            }
+            if let Some(of_layer) = switch {
+                let rows = cx.rows;
+                switch::add(cx, &of_layer.q, rows, x, q);
             }
         }
     }
@@ -124,11 +155,12 @@ impl<'a> Attention<'a> {
 
     /// Multiplies the output of attention.
     pub(crate) fn output(self, cx: &mut Context<'_, '_>, s: &mut Residual<'_>, inner: &mut [u8]) {
-        let (Attention { spec, w }, m) = (self, cx.n_rows());
+        let (Attention { spec, w, switch }, m) = (self, cx.n_rows());
         let AttnBuffers {
             out_by_head,
             attn,
             gate,
+            gated,
             mut latent,
             ..
         } = AttnBuffers::of(cx, spec, inner);
@@ -139,21 +171,17 @@ impl<'a> Attention<'a> {
             let x = &s.normed[..m * w.w.n_in];
             on.linear(x, m, &mut [Product::of(w, gate, m)]);
         }
-        let attn = if spec.gated {
-            let n = spec.n_out();
-            on.crew.when(m > 1).for_chunks(gate, n, |row, gate| {
-                on.arch.sigmoid_mul(gate, &attn[row * n..][..n])
-            });
-            &*gate
-        } else {
-            attn
-        };
         let attn = match &spec.latent {
             Some(of) if of.absorbed => latent.values(&mut on, (spec, of, w), m, attn),
             _ => attn,
         };
+        let attn = gate::apply(on.ctx, spec, attn, (gate, gated), m);
         let branch = &mut s.branch[..m * w.wo.w.n_out];
         on.linear(attn, m, &mut [Product::of(&w.wo, branch, m)]);
+        if let Some(of_layer) = switch {
+            let rows = cx.rows;
+            switch::add(cx, &of_layer.output, rows, attn, branch);
+        }
         cx.tap(Tap::AttnOut, branch);
     }
 
@@ -165,6 +193,7 @@ impl<'a> Attention<'a> {
             sinks: self.w.sinks.as_deref(),
             i: cx.h.kv_layers[cx.layer],
             rows: cx.rows,
+            selection: self.spec.index.map(|_| &cx.buffers.selection),
         }
     }
 }

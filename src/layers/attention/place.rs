@@ -21,7 +21,7 @@ impl Attention<'_> {
         cx: &mut Context<'_, '_>,
         inner: &mut [u8],
     ) -> Result<(), ComputeError> {
-        let Attention { spec, w } = self;
+        let Attention { spec, w, .. } = self;
         let AttnBuffers {
             q,
             k,
@@ -29,6 +29,7 @@ impl Attention<'_> {
             q_by_head,
             gate,
             q_gate,
+            mut index,
             ..
         } = AttnBuffers::of(cx, spec, inner);
         let (arch, crew, eps) = (cx.arch, cx.crew, cx.h.norm_eps);
@@ -92,11 +93,22 @@ impl Attention<'_> {
         let queries = Queries {
             values: q,
             norm: q_norm,
+            gains: w.q_gains.as_deref(),
             heads,
             i: cx.h.kv_layers[cx.layer],
             rows: cx.rows,
         };
         queries.write(crew, &cx.slots, q_by_head);
+        match (&spec.index, w.index.as_deref()) {
+            (Some(spec), Some(w)) => {
+                let kv_layer = cx.h.index_kv_layer(cx.layer);
+                index.place(cx, (spec, w), kv_layer)?;
+            }
+            (Some(_), None) if cx.rows == Rows::Outputs => {
+                cx.buffers.selection.gather(&cx.slots);
+            }
+            _ => {}
+        }
         cx.tap(Tap::QByHead, q_by_head);
         Ok(())
     }
@@ -190,6 +202,8 @@ struct Queries<'a> {
     /// `(m, n_head·head_dim)`.
     values: &'a [f32],
     norm: Option<&'a Vec<f32>>,
+    /// Factors on heads.
+    gains: Option<&'a [f32]>,
     heads: Heads<'a>,
     /// Layer whose keys are read.
     i: usize,
@@ -234,6 +248,9 @@ impl Queries<'_> {
         let from = &self.values[(row + j) * spec.n_q() + head * spec.head_dim..][..spec.head_dim];
         let token = first + j;
         self.heads.place(slot.row + token, from, self.norm, to);
+        if let Some(gains) = self.gains {
+            to.iter_mut().for_each(|x| *x *= gains[head]);
+        }
         if let Some(temperature) = spec.temperature {
             let factor = temperature.at(slot.pos() + token);
             to.iter_mut().for_each(|x| *x *= factor);

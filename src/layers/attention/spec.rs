@@ -1,6 +1,7 @@
 //! Attention of one layer.
 
 use crate::layers::attention::latent::spec::LatentSpec;
+use crate::layers::indexer::spec::IndexSpec;
 use crate::layers::rope::spec::RopeId;
 
 /// Attention of one layer.
@@ -31,6 +32,8 @@ pub struct AttnSpec {
     pub rope: Option<RopeId>,
     /// Norm of queries and keys.
     pub qk_norm: Option<QkNorm>,
+    /// Whether each query head is multiplied by a factor of the file behind its norm.
+    pub q_gains: bool,
     /// Bound of queries, keys and values: they are clamped to `-clip..=clip`.
     pub clip: Option<f32>,
     /// Factor on values.
@@ -56,8 +59,14 @@ pub struct AttnSpec {
     /// Whether the gate is part of the query matrix: for each head its queries, then its part of
     /// the gate.
     pub gate_in_q: bool,
+    /// Whether the gate has one factor for each head instead of one for each value.
+    pub gate_by_head: bool,
+    /// Whether the gate is `ln(1 + eˣ)` of that product instead of its sigmoid.
+    pub gate_softplus: bool,
     /// Latent attention, from which the other sizes follow.
     pub latent: Option<LatentSpec>,
+    /// Choice of the positions that are seen.
+    pub index: Option<IndexSpec>,
 }
 
 impl Default for AttnSpec {
@@ -75,6 +84,7 @@ impl Default for AttnSpec {
             chunked: false,
             rope: Some(RopeId(0)),
             qk_norm: None,
+            q_gains: false,
             clip: None,
             value_scale: 1.0,
             value_norm: false,
@@ -85,7 +95,10 @@ impl Default for AttnSpec {
             temperature: None,
             gated: false,
             gate_in_q: false,
+            gate_by_head: false,
+            gate_softplus: false,
             latent: None,
+            index: None,
         }
     }
 }
@@ -122,6 +135,15 @@ impl AttnSpec {
             * self
                 .latent
                 .map_or(self.head_dim_v, |latent| latent.head_dim_v)
+    }
+
+    /// Width of the gate's product.
+    pub fn n_gate(&self) -> usize {
+        match (self.gated, self.gate_by_head) {
+            (false, _) => 0,
+            (true, true) => self.n_head,
+            (true, false) => self.n_mixed(),
+        }
     }
 
     /// ALiBi slope of a head; 0 without ALiBi. If the number of heads is no power of two, those

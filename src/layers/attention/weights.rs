@@ -2,6 +2,7 @@
 
 use crate::compute::weight::Linear;
 use crate::layers::attention::latent::weights::Latent;
+use crate::layers::indexer::weights::Indexer;
 
 /// Weights of attention.
 #[derive(Clone, Debug)]
@@ -12,14 +13,18 @@ pub(crate) struct Attn {
     pub(crate) wv: Linear,
     pub(crate) q_norm: Option<Vec<f32>>,
     pub(crate) k_norm: Option<Vec<f32>>,
+    /// Factors on query heads.
+    pub(crate) q_gains: Option<Vec<f32>>,
     pub(crate) wo: Linear,
     /// Attention sinks: a score per head.
     pub(crate) sinks: Option<Vec<f32>>,
-    /// Gate of the output of all heads, which is multiplied by the sigmoid of this matrix's
-    /// product.
+    /// Gate of the output of all heads, see
+    /// [`AttnSpec::gated`](crate::layers::attention::spec::AttnSpec::gated).
     pub(crate) gate: Option<Linear>,
     /// With latent attention, `wk` computes the latent and the rotated part of keys. `wv` holds
     /// the matrices of all heads from the latent to keys and values or, in the absorbed form,
     /// to values only.
     pub(crate) latent: Option<Box<Latent>>,
+    /// Index of the positions that are seen, if the layer has one of its own.
+    pub(crate) index: Option<Box<Indexer>>,
 }

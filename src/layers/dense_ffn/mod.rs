@@ -8,9 +8,13 @@ use crate::compute::linear::{Ctx, Product, RowCtx};
 use crate::compute::probe::Tap;
 use crate::compute::tiles::Tiles;
 use crate::layers::activation::spec::Activation;
-use crate::layers::activation::{clamp, gaussian_top_k, relu_mul, squared_relu, xielu};
+use crate::layers::activation::{
+    clamp, gaussian_top_k, relu_mul, silu_clamped_mul, situ, squared_relu, xielu,
+};
 use crate::layers::context::Context;
 use crate::layers::dense_ffn::weights::Ffn;
+use crate::layers::switch;
+use crate::layers::switch::weights::SwitchLayer;
 
 /// Buffers of a feed-forward layer, each `(m, n_ff)`.
 pub(crate) struct FfnBuffers<'a> {
@@ -77,6 +81,33 @@ pub(crate) fn show(cx: &mut Context<'_, '_>, ffn: &Ffn, inner: &mut [u8]) {
     cx.tap(Tap::FfnUp, up);
 }
 
+/// Adds what adapters in the file add to the first step's products with `x`.
+pub(crate) fn add_switch(
+    cx: &mut Context<'_, '_>,
+    ffn: &Ffn,
+    of_layer: &SwitchLayer,
+    x: &[f32],
+    inner: &mut [u8],
+) {
+    let (m, rows) = (cx.n_rows(), cx.rows);
+    let FfnBuffers { gate, up } = FfnBuffers::of(inner, m, ffn.up.w.n_out);
+    switch::add(cx, &of_layer.gate, rows, x, gate);
+    switch::add(cx, &of_layer.up, rows, x, up);
+}
+
+/// Adds what they add to the last step's product `y`.
+pub(crate) fn add_switch_down(
+    cx: &mut Context<'_, '_>,
+    ffn: &Ffn,
+    of_layer: &SwitchLayer,
+    inner: &mut [u8],
+    y: &mut [f32],
+) {
+    let (m, rows) = (cx.n_rows(), cx.rows);
+    let FfnBuffers { gate, .. } = FfnBuffers::of(inner, m, ffn.up.w.n_out);
+    switch::add(cx, &of_layer.down, rows, gate, y);
+}
+
 /// Second step: the activation.
 pub(crate) fn activate(ctx: Ctx<'_>, ffn: &Ffn, m: usize, inner: &mut [u8]) {
     let n_ff = ffn.up.w.n_out;
@@ -134,6 +165,17 @@ pub(crate) fn act<'a>(
                 clamp(gate, f32::NEG_INFINITY, limit);
                 clamp(up, -limit, limit);
                 arch.silu_mul(gate, up);
+            });
+        }
+        Activation::SwiGluClampedAfter { limit } => {
+            workers.for_chunk_pairs(gate, n_ff, up, n_ff, |_, gate, up| {
+                clamp(up, -limit, limit);
+                silu_clamped_mul(gate, up, limit);
+            });
+        }
+        Activation::Situ { beta, linear } => {
+            workers.for_chunks(gate, n_ff, |i, gate| {
+                situ(gate, &up[i * n_ff..][..n_ff], beta, linear);
             });
         }
         Activation::GeGluErf => {

@@ -4,7 +4,7 @@ use crate::layers::conv::spec::ConvSpec;
 
 /// Gated delta rule: each head has a matrix from keys to values, which a token corrects by as much
 /// as it errs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct DeltaSpec {
     /// Heads of values.
@@ -25,6 +25,13 @@ pub struct DeltaSpec {
     pub by_channel: bool,
     /// Whether strengths and rates are products with one matrix, by key head.
     pub fused: bool,
+    /// Lower bound of the logarithms of rates, below 0: they are `bound·σ(a·(f + b))`, where those
+    /// without one are `−a·ln(1 + e^(f + b))`.
+    pub bound: Option<f32>,
+    /// Added to the squared length that a query or key is divided by; `None`: 1e-6.
+    pub length_eps: Option<f32>,
+    /// Whether the output's gate is a sigmoid without rates by channel, too.
+    pub sigmoid_gate: bool,
 }
 
 impl DeltaSpec {

@@ -8,7 +8,7 @@ use crate::layers::conv::weights::Conv;
 pub(crate) struct Delta {
     pub(crate) input: DeltaInput,
     pub(crate) conv: Conv,
-    /// How fast each head forgets, negative, and what is added to its rates.
+    /// How fast each head forgets, negative unless rates have a bound, and what is added to its rates.
     pub(crate) a: Vec<f32>,
     pub(crate) dt_bias: Vec<f32>,
     /// Of a head of the output.
@@ -32,11 +32,11 @@ pub(crate) enum DeltaInput {
         beta: Linear,
         rate: Linear,
     },
-    /// Rates and gates of low rank (Kimi Linear).
+    /// Rates and gates of one matrix each or, of low rank, of two (Kimi Linear).
     Low {
         qkv: Box<[Linear; 3]>,
         beta: Linear,
-        rate: Box<[Linear; 2]>,
-        gate: Box<[Linear; 2]>,
+        rate: Box<[Linear]>,
+        gate: Box<[Linear]>,
     },
 }

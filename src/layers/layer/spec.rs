@@ -16,6 +16,8 @@ pub struct LayerSpec {
     pub ffn: FfnSpec,
     /// Where norms are.
     pub norms: Norms,
+    /// Epsilon of norms of outputs, if it is not the model's.
+    pub post_norm_eps: Option<f32>,
     /// The matrices that have a bias.
     pub biases: Biases,
     /// Factor on the outputs of mixer and feed-forward layer before they are added to the residual
@@ -23,6 +25,9 @@ pub struct LayerSpec {
     pub residual_scale: f32,
     /// Factor on the residual stream after the layer.
     pub output_scale: OutputScale,
+    /// Whether the embeddings, multiplied by a factor of the file, are added to the residual stream
+    /// after the layer.
+    pub embd_skip: bool,
 }
 
 impl Default for LayerSpec {
@@ -32,9 +37,11 @@ impl Default for LayerSpec {
             mixer: Mixer::None,
             ffn: FfnSpec::None,
             norms: Norms::Before,
+            post_norm_eps: None,
             biases: Biases::Optional,
             residual_scale: 1.0,
             output_scale: OutputScale::None,
+            embd_skip: false,
         }
     }
 }

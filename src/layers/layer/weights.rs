@@ -3,10 +3,14 @@
 use crate::layers::altup::weights::AltUp;
 use crate::layers::attention::weights::Attn;
 use crate::layers::dense_ffn::weights::Ffn;
+use crate::layers::hyper::weights::HyperLayer;
 use crate::layers::moe::weights::Moe;
+use crate::layers::ngram::weights::Ngrams;
 use crate::layers::norm::weights::Norm;
 use crate::layers::per_layer_embedding::PerLayer;
 use crate::layers::recurrent::weights::Recurrent;
+use crate::layers::residual_attention::ResidualScores;
+use crate::layers::switch::weights::SwitchLayer;
 
 /// Weights of one layer; an absent norm is skipped.
 #[derive(Clone, Debug)]
@@ -22,6 +26,16 @@ pub(crate) struct Layer {
     pub(crate) alt_up: Option<Box<AltUp>>,
     /// Factor on the residual stream after the layer.
     pub(crate) output_scale: Option<f32>,
+    /// Factor on the embeddings that are added after the layer.
+    pub(crate) embd_skip: Option<f32>,
+    /// How it reads and changes several residual streams.
+    pub(crate) hyper: Option<Box<HyperLayer>>,
+    /// Embeddings of several tokens that it adds.
+    pub(crate) ngrams: Option<Box<Ngrams>>,
+    /// How it reads checkpoints of the residual stream.
+    pub(crate) residual_scores: Option<ResidualScores>,
+    /// Adapters of its matrices that tokens choose.
+    pub(crate) switch: Option<Box<SwitchLayer>>,
 }
 
 /// Feed-forward part of a layer.

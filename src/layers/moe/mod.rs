@@ -98,6 +98,16 @@ pub(crate) fn experts(
             cx.of_rows()
                 .linear(s.normed, m, &mut [Product::of(down, x, m)]);
             sum_experts(cx, moe, b, (x, sum), inner);
+            let sum = match &moe.latent_norm {
+                None => &*sum,
+                Some(norm) => {
+                    let (arch, n, eps) = (cx.arch, norm.len(), cx.h.norm_eps);
+                    cx.crew.when(m > 1).for_chunks(x, n, |row, x| {
+                        arch.rms_norm(x, &sum[row * n..][..n], norm, eps);
+                    });
+                    &*x
+                }
+            };
             cx.of_rows()
                 .linear(sum, m, &mut [Product::of(up, s.branch, m)]);
             b.latent = latent;

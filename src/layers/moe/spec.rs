@@ -41,6 +41,8 @@ pub struct MoeSpec {
     /// Width of the vectors that experts read and write, if a matrix before and one behind all of
     /// them make shorter ones; router and shared expert read whole ones.
     pub latent: Option<usize>,
+    /// Whether the sum of what experts write as shorter vectors has a norm.
+    pub latent_norm: bool,
     /// The expert that every token uses.
     pub shared: Option<SharedSpec>,
 }
@@ -64,6 +66,7 @@ impl Default for MoeSpec {
             weighs_inputs: false,
             fused: false,
             latent: None,
+            latent_norm: false,
             shared: None,
         }
     }
@@ -97,11 +100,13 @@ pub struct ExpertGroups {
 }
 
 /// The expert of a mixture that every token uses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct SharedSpec {
     /// Width of its hidden layer.
     pub n_ff: usize,
     /// Whether its output is multiplied by the sigmoid of a product with the input.
     pub gated: bool,
+    /// Its activation, if it is not that of the other experts.
+    pub activation: Option<Activation>,
 }

@@ -14,6 +14,8 @@ pub(crate) struct Moe {
     pub(crate) router_norm: Option<Norm>,
     /// Makes the vectors that experts read, and those of the residual stream of what they write.
     pub(crate) latent: Option<(Linear, Linear)>,
+    /// Norm of the sum of what they write.
+    pub(crate) latent_norm: Option<Vec<f32>>,
     /// Factors on the outputs of experts.
     pub(crate) output_scales: Option<Vec<f32>>,
     /// Bias added to the experts' scores for the selection only.

@@ -6,6 +6,8 @@ pub enum NormKind {
     /// Root mean square, no bias.
     #[default]
     Rms,
+    /// Root mean square, no weights at all.
+    RmsPlain,
     /// Mean and variance, with bias.
     Layer,
     /// Mean and variance, no bias.
@@ -21,6 +23,8 @@ pub enum Norms {
     /// On the inputs of both.
     #[default]
     Before,
+    /// None: several residual streams have norms of their own.
+    None,
     /// On the feed-forward layer's input only.
     BeforeFfn,
     /// On the residual stream, after each output was added to it (BERT style).

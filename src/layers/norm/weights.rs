@@ -6,3 +6,13 @@ pub(crate) struct Norm {
     pub(crate) w: Vec<f32>,
     pub(crate) b: Vec<f32>,
 }
+
+impl Norm {
+    /// Of `n` values, without weights.
+    pub(crate) fn plain(n: usize) -> Norm {
+        Norm {
+            w: vec![1.0; n],
+            b: vec![0.0; n],
+        }
+    }
+}

@@ -4,6 +4,8 @@ use crate::layers::attention::latent::spec::LatentSpec;
 use crate::layers::attention::latent::weights::Latent;
 use crate::layers::attention::spec::{AttnSpec, QkNorm};
 use crate::layers::attention::weights::Attn;
+use crate::layers::indexer::spec::{IndexKind, IndexSpec};
+use crate::layers::indexer::weights::Indexer;
 use crate::layers::layer::spec::Biases;
 use crate::model::ModelError;
 use crate::model::binding::binder::Binder;
@@ -76,6 +78,10 @@ pub(super) fn attention(
         } else {
             norm("attn_k_norm.weight", n_k)?
         },
+        q_gains: spec
+            .q_gains
+            .then(|| gains(b, name, spec.n_head))
+            .transpose()?,
         wo: b.linear(
             &name("attn_output"),
             spec.n_out(),
@@ -87,10 +93,27 @@ pub(super) fn attention(
             .then(|| b.vector(&name("attn_sinks.weight"), spec.n_head))
             .transpose()?,
         gate: (spec.gated && !spec.gate_in_q)
-            .then(|| b.linear(&name("attn_gate"), n_embd, spec.n_out(), false))
+            .then(|| b.linear(&name("attn_gate"), n_embd, spec.n_gate(), false))
             .transpose()?,
         latent: None,
+        index: spec
+            .index
+            .filter(|index| !index.shared)
+            .map(|index| plain_indexer(b, n_embd, &index, name))
+            .transpose()?
+            .map(Box::new),
     })
+}
+
+/// Factors on query heads, under the name of a norm (Talkie).
+fn gains(
+    b: &Binder<'_>,
+    name: &dyn Fn(&str) -> String,
+    n_head: usize,
+) -> Result<Vec<f32>, ModelError> {
+    let name = name("attn_q_norm.weight");
+    let gains = b.values(&name, &[1, n_head])?;
+    gains.ok_or(ModelError::MissingTensor { name })
 }
 
 fn latent_attention(
@@ -107,6 +130,7 @@ fn latent_attention(
         n_rot,
         head_dim_v,
         absorbed,
+        rot_norm,
     } = latent;
     let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
     let n_q = spec.n_head * latent.head_dim();
@@ -132,13 +156,79 @@ fn latent_attention(
         wv,
         q_norm: None,
         k_norm: None,
+        q_gains: None,
         wo: linear("attn_output", spec.n_mixed(), n_embd)?,
-        sinks: None,
-        gate: None,
+        sinks: spec
+            .sinks
+            .then(|| b.vector(&name("attn_sinks.weight"), spec.n_head))
+            .transpose()?,
+        gate: spec
+            .gated
+            .then(|| linear("attn_gate", n_embd, spec.n_gate()))
+            .transpose()?,
         latent: Some(Box::new(Latent {
             q_a,
             kv_norm: b.vector(&name("attn_kv_a_norm.weight"), kv_rank)?,
             k_b: k_b.transpose()?,
+            rot_norm: rot_norm
+                .then(|| b.vector(&name("attn_k_norm.weight"), n_rot))
+                .transpose()?,
         })),
+        index: match (&spec.index, q_rank) {
+            (Some(index), Some(rank)) if !index.shared => {
+                Some(Box::new(indexer(b, (n_embd, rank), index, name)?))
+            }
+            _ => None,
+        },
+    })
+}
+
+/// Index of positions, of a layer's input and the low-rank vectors of its queries.
+fn indexer(
+    b: &Binder<'_>,
+    (n_embd, q_rank): (usize, usize),
+    spec: &IndexSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Indexer, ModelError> {
+    let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
+    let n = spec.head_dim;
+    let pool = |n_group: usize| {
+        let places = name("indexer_compressor_ape.weight");
+        let values = b.values(&places, &[n, n_group])?;
+        Ok::<_, ModelError>((
+            linear("indexer_compressor_gate", n_embd, n)?,
+            values.ok_or(ModelError::MissingTensor { name: places })?,
+        ))
+    };
+    Ok(Indexer {
+        q: linear("indexer.attn_q_b", q_rank, spec.n_head * n)?,
+        q_norm: None,
+        k: linear("indexer.attn_k", n_embd, n)?,
+        k_norm: b.vector(&name("indexer.k_norm.weight"), n)?,
+        k_norm_bias: Some(b.vector(&name("indexer.k_norm.bias"), n)?),
+        proj: Some(linear("indexer.proj", n_embd, spec.n_head)?),
+        pool: (spec.kind == IndexKind::Pooled)
+            .then(|| pool(spec.n_group))
+            .transpose()?,
+    })
+}
+
+/// Index of positions, of a layer's input alone.
+fn plain_indexer(
+    b: &Binder<'_>,
+    n_embd: usize,
+    spec: &IndexSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Indexer, ModelError> {
+    let linear = |part: &str, n_out: usize| b.linear(&name(part), n_embd, n_out, false);
+    let n = spec.head_dim;
+    Ok(Indexer {
+        q: linear("indexer.q_proj", spec.n_head * n)?,
+        q_norm: Some(b.vector(&name("indexer.q_norm.weight"), n)?),
+        k: linear("indexer.k_proj", n)?,
+        k_norm: b.vector(&name("indexer.k_norm.weight"), n)?,
+        k_norm_bias: None,
+        proj: None,
+        pool: None,
     })
 }

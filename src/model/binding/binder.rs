@@ -105,17 +105,22 @@ impl<'a> Binder<'a> {
         }))
     }
 
-    /// The factors of NVFP4 matrices in a layer, in a tensor of their own; those of their inputs,
-    /// beside them, are for engines that round activations to NVFP4, too.
+    /// The factors of matrices in a layer, in a tensor of their own: those of stacks have some in
+    /// NVFP4 alone. The factors of their inputs, beside those of NVFP4, are for engines that round
+    /// activations to it, too.
     pub(super) fn scales(
         &self,
         name: &str,
         tensor: &TensorInfo,
         n_matrices: usize,
     ) -> Result<Option<Vec<f32>>, ModelError> {
+        let is_one = |name: &str| {
+            let factor = self.gguf.tensor(&format!("{name}.scale"));
+            n_matrices == 1 && factor.is_some_and(|t| t.n_elems() == 1)
+        };
         let Some(name) = name
             .strip_suffix(".weight")
-            .filter(|_| tensor.dtype == DType::NVFP4)
+            .filter(|name| tensor.dtype == DType::NVFP4 || is_one(name))
         else {
             return Ok(None);
         };
@@ -276,15 +281,12 @@ impl<'a> Binder<'a> {
                 b: Vec::new(),
             });
         }
-        if h.norm == NormKind::LayerPlain {
-            return Ok(Norm {
-                w: vec![1.0; h.n_embd],
-                b: vec![0.0; h.n_embd],
-            });
+        if matches!(h.norm, NormKind::LayerPlain | NormKind::RmsPlain) {
+            return Ok(Norm::plain(h.n_embd));
         }
         let w = self.vector(&format!("{name}.weight"), h.n_embd)?;
         let b = match h.norm {
-            NormKind::Rms => Vec::new(),
+            NormKind::Rms | NormKind::RmsPlain => Vec::new(),
             NormKind::LayerPlain | NormKind::LayerNoBias => vec![0.0; h.n_embd],
             NormKind::Layer => self.vector(&format!("{name}.bias"), h.n_embd)?,
         };

@@ -110,14 +110,22 @@ fn mixture(
     let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
     let latent = match x.latent {
         None => None,
-        Some(n) => Some((
-            linear("ffn_latent_down", n_embd, n)?,
-            linear("ffn_latent_up", n, n_embd)?,
-        )),
+        Some(n) => {
+            // Under one of two names.
+            let routed = b.has(&name("ffn_routed_down.weight"));
+            let [down, up] = match routed {
+                true => ["ffn_routed_down", "ffn_routed_up"],
+                false => ["ffn_latent_down", "ffn_latent_up"],
+            };
+            Some((linear(down, n_embd, n)?, linear(up, n, n_embd)?))
+        }
     };
+    let latent_norm = x.latent.filter(|_| x.latent_norm);
+    let latent_norm = latent_norm.map(|n| b.vector(&name("ffn_routed_norm.weight"), n));
     let (shared, shared_gate) = match x.shared {
         None => (None, None),
         Some(shared) => {
+            let activation = shared.activation.unwrap_or(activation);
             let ffn = Ffn {
                 activation,
                 sparsity: None,
@@ -156,6 +164,7 @@ fn mixture(
         router,
         router_norm,
         latent,
+        latent_norm: latent_norm.transpose()?,
         output_scales,
         bias,
         stacked,

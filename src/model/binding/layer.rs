@@ -2,15 +2,23 @@
 
 use crate::layers::altup::spec::StreamsSpec;
 use crate::layers::altup::weights::{AltUp, Laurel};
+use crate::layers::attention::spec::AttnSpec;
 use crate::layers::attention::weights::Attn;
 use crate::layers::hparams::Hparams;
+use crate::layers::hyper::weights::HyperLayer;
 use crate::layers::layer::spec::{FfnSpec, LayerSpec, Mixer, OutputScale};
 use crate::layers::layer::weights::Layer;
+use crate::layers::ngram::spec::NgramSpec;
+use crate::layers::ngram::weights::Ngrams;
 use crate::layers::norm::spec::Norms;
 use crate::layers::per_layer_embedding::PerLayer;
+use crate::layers::residual_attention::ResidualScores;
+use crate::layers::switch::spec::SwitchSpec;
+use crate::layers::switch::weights::{SwitchLayer, SwitchTerm};
 use crate::model::ModelError;
 use crate::model::binding::attention::attention;
 use crate::model::binding::binder::Binder;
+use crate::model::binding::connection;
 use crate::model::binding::feed_forward::feed_forward;
 use crate::model::binding::recurrent;
 
@@ -108,6 +116,101 @@ pub(super) fn layer(
             OutputScale::OfFile => Some(b.vector(&name("layer_output_scale.weight"), 1)?[0]),
             OutputScale::Half => Some(0.5),
         },
+        hyper: h
+            .hyper
+            .map(|spec| {
+                let sizes = (spec.n_weight(), spec.n_scale(), spec);
+                Ok::<_, ModelError>(HyperLayer {
+                    mixer: connection(b, h, &name("hc_attn"), sizes)?,
+                    ffn: connection(b, h, &name("hc_ffn"), sizes)?,
+                })
+            })
+            .transpose()?
+            .map(Box::new),
+        ngrams: h
+            .ngrams
+            .as_ref()
+            .filter(|spec| spec.layer == i)
+            .map(|spec| ngrams(b, h, spec, &name))
+            .transpose()?
+            .map(Box::new),
+        residual_scores: h
+            .checkpoints
+            .map(|_| {
+                Ok::<_, ModelError>(ResidualScores {
+                    mixer: b.vector(&name("attn_res_score.weight"), h.n_embd)?,
+                    ffn: b.vector(&name("ffn_res_score.weight"), h.n_embd)?,
+                })
+            })
+            .transpose()?,
+        switch: h
+            .switch
+            .as_ref()
+            .map(|switch| adapters(b, h, (spec, switch), &name))
+            .transpose()?
+            .map(Box::new),
+        embd_skip: spec
+            .embd_skip
+            .then(|| b.vector(&name("layer_output_scale.weight"), 1))
+            .transpose()?
+            .map(|factor| factor[0]),
+    })
+}
+
+/// Embeddings of several tokens.
+fn ngrams(
+    b: &Binder<'_>,
+    h: &Hparams,
+    spec: &NgramSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Ngrams, ModelError> {
+    let n = h.hyper.map_or(0, |hyper| hyper.n_stream * h.n_embd);
+    let linear =
+        |part: &str, n_out: usize| b.fixed(|b| b.linear(&name(part), spec.n_embd(), n_out, false));
+    let norm = |part: &str| b.vector(&name(part), n);
+    let taps = name("ple_conv1d.weight");
+    Ok(Ngrams {
+        table: b.table("per_layer_token_embd.weight", spec.n_row_embd, spec.n_row)?,
+        key: linear("ple_key", n)?,
+        value: linear("ple_value", h.n_embd)?,
+        key_norm: norm("ple_norm_key.weight")?,
+        query_norm: norm("ple_norm_query.weight")?,
+        conv_norm: norm("ple_norm_conv.weight")?,
+        taps: b
+            .values(&taps, &[spec.n_tap, n])?
+            .ok_or(ModelError::MissingTensor { name: taps })?,
+    })
+}
+
+/// Adapters in the file, of all matrices of a layer.
+fn adapters(
+    b: &Binder<'_>,
+    h: &Hparams,
+    (spec, switch): (&LayerSpec, &SwitchSpec),
+    name: &dyn Fn(&str) -> String,
+) -> Result<SwitchLayer, ModelError> {
+    let (rank, n_slot) = (switch.rank, switch.n_slot());
+    let term = |part: &str, n_in: usize, n_out: usize| {
+        let stack = |factor: &str, n_in: usize, n_out: usize| {
+            let name = name(&format!("{part}.lora_{factor}"));
+            b.fixed(|b| b.weight(&name, n_in, n_out, n_slot))
+        };
+        Ok::<_, ModelError>(SwitchTerm {
+            a: stack("a", n_in, rank)?,
+            b: stack("b", rank, n_out)?,
+        })
+    };
+    let (n, n_ff) = (h.n_embd, spec.ffn.n_ff());
+    let sizes = |attn: &AttnSpec| (attn.n_q(), attn.n_k(), attn.n_v(), attn.n_out());
+    let (n_q, n_k, n_v, n_out) = spec.attention().map(sizes).unwrap_or_default();
+    Ok(SwitchLayer {
+        q: term("attn_q", n, n_q)?,
+        k: term("attn_k", n, n_k)?,
+        v: term("attn_v", n, n_v)?,
+        output: term("attn_output", n_out, n)?,
+        gate: term("ffn_gate", n, n_ff)?,
+        up: term("ffn_up", n, n_ff)?,
+        down: term("ffn_down", n_ff, n)?,
     })
 }
 

@@ -12,6 +12,8 @@ use crate::layers::altup::spec::StreamsSpec;
 use crate::layers::altup::weights::AltUpEnds;
 use crate::layers::classifier::{Classifier, ClassifierSpec};
 use crate::layers::hparams::Hparams;
+use crate::layers::hyper::spec::{HyperKind, HyperSpec};
+use crate::layers::hyper::weights::{Connection, LowRank, Weighed};
 use crate::layers::layer::weights::Layer;
 use crate::layers::mtp::MtpInput;
 use crate::layers::norm::spec::Norms;
@@ -43,7 +45,10 @@ impl Weights {
         let position_embd = position_embd.transpose()?;
         let embd_norm = h
             .embd_norm
-            .then(|| b.norm("token_embd_norm", h))
+            .then(|| match h.embd_norm_plain {
+                true => Ok(Norm::plain(h.n_embd)),
+                false => b.norm("token_embd_norm", h),
+            })
             .transpose()?;
         let per_layer = h.per_layer_embd.map(|n| per_layer_inputs(&b, h, n));
         let per_layer = per_layer.transpose()?;
@@ -62,11 +67,26 @@ impl Weights {
         let bind_head = |spec| b.fixed(|b| classifier(b, h, spec));
         let classifier = h.classifier.as_ref().map(bind_head).transpose()?;
         let rope_factors = rope_factors(&b, h)?;
+        let weighed = h.hyper.filter(|spec| spec.weighs_last);
+        let hyper = weighed.map(|spec| {
+            let n_weight = match spec.kind {
+                HyperKind::LowRank { .. } => 0,
+                HyperKind::Independent { .. } | HyperKind::Manifold { .. } => spec.n_stream,
+            };
+            connection(&b, h, "output_hc", (n_weight, 1, spec))
+        });
+        let hyper = hyper.transpose()?;
+        let scores = h
+            .checkpoints
+            .map(|_| b.vector("output_res_score.weight", h.n_embd));
+        let residual_scores = scores.transpose()?;
         b.none_ignored(h, unknown)?;
         b.uniform(h)?;
         Ok(Weights {
             token_embd,
             mtp: None,
+            hyper,
+            residual_scores,
             alt_up,
             per_layer,
             position_embd,
@@ -135,6 +155,8 @@ impl Weights {
             rope_factors: model.rope_factors.clone(),
             // The families with such blocks have nothing of this.
             alt_up: None,
+            hyper: None,
+            residual_scores: None,
             per_layer: None,
             position_embd: None,
             token_types: None,
@@ -197,6 +219,35 @@ fn head(b: &Binder<'_>, h: &Hparams, token_embd: &Weight) -> Result<Linear, Mode
         },
         b: b.opt_vector("output.bias", h.n_vocab)?.map(Bias::new),
     })
+}
+
+/// A connection of several residual streams, with so many weights of so many kinds.
+fn connection(
+    b: &Binder<'_>,
+    h: &Hparams,
+    name: &str,
+    (n_weight, n_scale, spec): (usize, usize, HyperSpec),
+) -> Result<Connection, ModelError> {
+    let part = |part: &str| format!("{name}_{part}");
+    let n_in = spec.n_stream * h.n_embd;
+    if let HyperKind::LowRank { rank } = spec.kind {
+        let matrix = |name: &str, n_in: usize, n_out: usize| {
+            b.fixed(|b| b.linear(&part(name), n_in, n_out, false))
+        };
+        return Ok(Connection::LowRank(LowRank {
+            norm: b.vector(&part("norm.weight"), n_in)?,
+            down: matrix("down", n_in, rank)?,
+            up: matrix("up", rank, n_in)?,
+            inject: (n_weight > 0)
+                .then(|| matrix("inject", n_in, n_weight))
+                .transpose()?,
+        }));
+    }
+    Ok(Connection::Weighed(Weighed {
+        w: b.fixed(|b| b.linear(&part("fn"), n_in, n_weight, false))?,
+        scale: b.vector(&part("scale.weight"), n_scale)?,
+        base: b.vector(&part("base.weight"), n_weight)?,
+    }))
 }
 
 /// Weights of the vectors that each layer has for each token.

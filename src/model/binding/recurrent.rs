@@ -132,6 +132,7 @@ fn delta(
         n_tap,
         by_channel,
         fused,
+        bound,
         ..
     } = spec;
     let (n_k, n_out) = (n_head_k * head_dim_k, spec.n_out());
@@ -151,22 +152,43 @@ fn delta(
             linear(k.0, n_embd, k.1)?,
             linear(v.0, n_embd, v.1)?,
         ]);
-        let low = |part: &str, n_out: usize| {
-            let [down, up] = ["a", "b"].map(|stage| format!("ssm_{part}_{stage}"));
-            Ok::<_, ModelError>(Box::new([
-                linear(&down, n_embd, head_dim_v)?,
-                linear(&up, head_dim_v, n_out)?,
-            ]))
+        // Of low rank, or of full rank under one of two names.
+        let product = |part: &str, n_out: usize| {
+            let [down, up, whole] = ["_a", "_b", ""].map(|stage| format!("ssm_{part}{stage}"));
+            let has = |part: &str| b.has(&name(&format!("{part}.weight")));
+            Ok::<Box<[_]>, ModelError>(if has(&up) {
+                Box::new([
+                    linear(&down, n_embd, head_dim_v)?,
+                    linear(&up, head_dim_v, n_out)?,
+                ])
+            } else if has(&whole) {
+                Box::new([linear(&whole, n_embd, n_out)?])
+            } else {
+                Box::new([linear(&down, n_embd, n_out)?])
+            })
         };
+        // A row, or a column.
+        let is_row = b
+            .gguf
+            .tensor(&name("ssm_a"))
+            .is_some_and(|t| t.dims.len() == 1);
+        let mut a = match is_row {
+            true => b.vector(&name("ssm_a"), n_head)?,
+            false => table(b, name("ssm_a"), &[1, n_head])?,
+        };
+        if bound.is_some() {
+            // Files differ in its sign.
+            a.iter_mut().for_each(|a| *a = a.abs());
+        }
         return Ok(Delta {
             input: DeltaInput::Low {
                 qkv,
                 beta: linear("ssm_beta", n_embd, n_head)?,
-                rate: low("f", spec.n_rate())?,
-                gate: low("g", n_out)?,
+                rate: product("f", spec.n_rate())?,
+                gate: product("g", n_out)?,
             },
             conv: Conv::new(&taps, n_tap, Vec::new()),
-            a: table(b, name("ssm_a"), &[1, n_head])?,
+            a,
             dt_bias: b.vector(&name("ssm_dt.bias"), spec.n_rate())?,
             norm: b.vector(&name("ssm_norm.weight"), head_dim_v)?,
             output: linear("attn_output", n_out, n_embd)?,

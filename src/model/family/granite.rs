@@ -5,6 +5,7 @@ use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::FfnSpec;
 use crate::layers::norm::spec::NormKind;
 use crate::layers::rope::spec::RopeOrder;
+use crate::layers::switch::spec::SwitchSpec;
 use crate::model::ModelError;
 use crate::model::keys::Keys;
 
@@ -80,6 +81,42 @@ pub(super) fn swa(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     };
     h.set_windows(keys, None, 0)?;
     h.set_sinks(keys);
+    Ok(h)
+}
+
+/// Granite Switch: low-rank adapters in the file, of which tokens choose one.
+pub(super) fn switch(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    /// Most adapters.
+    const MAX: usize = 1 << 10;
+    let mut h = hparams(keys)?;
+    let tokens = |key: &str| keys.tokens(key, MAX);
+    let spec = SwitchSpec {
+        activate: tokens("adapters.token_ids_activate")?,
+        substitute: tokens("adapters.token_ids_substitute")?,
+        rank: keys.count("adapters.lora_rank", 1 << 12)?,
+    };
+    // The gain makes the weights of other tokens vanish; a small one would not.
+    if let Some(gain) = keys
+        .number("adapters.router_gain")?
+        .filter(|&gain| gain < 10.0)
+    {
+        return Err(ModelError::OutOfRange {
+            key: format!("{}.adapters.router_gain", keys.arch),
+            value: gain.to_string(),
+            expected: "at least 10".into(),
+        });
+    }
+    let count = keys.count("adapters.count", MAX)?;
+    if [spec.activate.len(), spec.substitute.len()] != [count; 2] {
+        return Err(ModelError::Inconsistent {
+            what: format!(
+                "{count} adapters that {} tokens choose, with {} substitutes",
+                spec.activate.len(),
+                spec.substitute.len()
+            ),
+        });
+    }
+    h.switch = Some(spec);
     Ok(h)
 }
 

@@ -40,7 +40,7 @@ pub(super) fn llama4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         (moe.gating, moe.weighs_inputs) = (Gating::Sigmoid, true);
         moe.shared = Some(SharedSpec {
             n_ff: moe.n_ff,
-            gated: false,
+            ..SharedSpec::default()
         });
     }
     let step = keys.count("interleave_moe_layer_step", 1024)?;

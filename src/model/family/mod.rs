@@ -4,9 +4,11 @@
 mod apertus;
 mod arcee;
 mod bert;
+mod clamps;
 mod cohere;
 mod deepseek;
 mod exaone;
+mod gated;
 mod gemma;
 mod gemma3n;
 mod gemma4;
@@ -15,6 +17,7 @@ mod gpt;
 mod gpt_oss;
 mod granite;
 mod hunyuan;
+mod hyper;
 mod lfm2;
 mod llama;
 mod mamba;
@@ -25,9 +28,12 @@ mod neox;
 mod olmo;
 mod phi;
 mod qwen;
+mod qwen4;
 mod rwkv;
 mod smollm3;
+mod sparse;
 mod stablelm;
+mod talkie;
 mod windows;
 
 use crate::gguf::{Metadata, TensorInfo};
@@ -504,6 +510,66 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family {
         arch: "smallthinker",
         hparams: windows::smallthinker,
+    },
+    Family {
+        arch: "bailingmoe3",
+        hparams: deepseek::bailing3,
+    },
+    Family {
+        arch: "deepseek32",
+        hparams: sparse::deepseek32,
+    },
+    Family {
+        arch: "glm-dsa",
+        hparams: sparse::glm_dsa,
+    },
+    Family {
+        arch: "dots3note",
+        hparams: sparse::dots3,
+    },
+    Family {
+        arch: "minimax-m3",
+        hparams: sparse::minimax3,
+    },
+    Family {
+        arch: "qwen4exp",
+        hparams: qwen4::hparams,
+    },
+    Family {
+        arch: "hy_v4",
+        hparams: hyper::hunyuan4,
+    },
+    Family {
+        arch: "glm5-next",
+        hparams: hyper::glm5,
+    },
+    Family {
+        arch: "kimi-k3",
+        hparams: deepseek::kimi3,
+    },
+    Family {
+        arch: "graniteswitch",
+        hparams: granite::switch,
+    },
+    Family {
+        arch: "muse-glimmer",
+        hparams: gated::muse,
+    },
+    Family {
+        arch: "laguna",
+        hparams: gated::laguna,
+    },
+    Family {
+        arch: "talkie",
+        hparams: talkie::hparams,
+    },
+    Family {
+        arch: "spark2_5",
+        hparams: gated::spark,
+    },
+    Family {
+        arch: "step35",
+        hparams: gated::step,
     },
 ];
 

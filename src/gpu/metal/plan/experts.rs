@@ -68,6 +68,7 @@ impl<'m> Planner<'m, '_> {
         let Moe {
             spec: _,
             router,
+            latent_norm: _,
             router_norm: _,
             latent: _,
             output_scales: _,

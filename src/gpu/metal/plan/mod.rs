@@ -383,6 +383,8 @@ impl<'m, 'b> Planner<'m, 'b> {
         let Weights {
             token_embd,
             mtp: _, // this and what is not named is in `supports`
+            hyper: _,
+            residual_scores: _,
             per_layer: _,
             position_embd: _,
             token_types: _,
@@ -507,7 +509,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         };
         let w = Name::Constant(&norm.w);
         match self.h.norm {
-            NormKind::Rms => self.plain(&RMS_NORM, &args, &[x, w, y]),
+            NormKind::Rms | NormKind::RmsPlain => self.plain(&RMS_NORM, &args, &[x, w, y]),
             NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {
                 self.plain(&LAYER_NORM, &args, &[x, w, Name::Constant(&norm.b), y])
             }
@@ -537,7 +539,9 @@ impl<'m, 'b> Planner<'m, 'b> {
                 };
                 let w = Name::Constant(&norm.w);
                 match self.h.norm {
-                    NormKind::Rms => self.plain(&RMS_NORM_ADD, &args, &[x, branch, w, normed]),
+                    NormKind::Rms | NormKind::RmsPlain => {
+                        self.plain(&RMS_NORM_ADD, &args, &[x, branch, w, normed])
+                    }
                     NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => self.plain(
                         &LAYER_NORM_ADD,
                         &args,
@@ -610,6 +614,11 @@ impl<'m, 'b> Planner<'m, 'b> {
             per_layer: _,
             alt_up: _,
             output_scale: _,
+            embd_skip: _,
+            hyper: _,
+            ngrams: _,
+            residual_scores: _,
+            switch: _,
         } = w;
         let (Mixer::Attention(attn), Some(weights)) = (&spec.mixer, weights) else {
             return Err(refused(format!("the mixer of layer {i}")));
@@ -623,7 +632,9 @@ impl<'m, 'b> Planner<'m, 'b> {
             wo: _,
             sinks: _,
             gate: _,
+            q_gains: _,
             latent: _,
+            index: _,
         } = weights;
         let mut normed = self.enter(attn_norm.as_ref())?;
         self.keys_values(i, attn, weights, normed)?;

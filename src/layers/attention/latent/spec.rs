@@ -22,6 +22,8 @@ pub struct LatentSpec {
     pub head_dim_v: usize,
     /// Whether the file has the matrices of the absorbed form.
     pub absorbed: bool,
+    /// Whether the rotated part of keys has a norm, before its rotation.
+    pub rot_norm: bool,
 }
 
 impl LatentSpec {

@@ -11,4 +11,6 @@ pub(crate) struct Latent {
     pub(crate) kv_norm: Vec<f32>,
     /// From a head's queries to the latent, one matrix per head, in the absorbed form.
     pub(crate) k_b: Option<Weight>,
+    /// Norm of the rotated part of keys.
+    pub(crate) rot_norm: Option<Vec<f32>>,
 }
