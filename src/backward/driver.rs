@@ -401,7 +401,7 @@ fn layer_backward(
             feed_forward_backward(tape, ffn, b.normed, m, b.dbranch, dnormed, io);
         }
         FeedForward::Moe(moe) => experts_backward(tape, moe, &mut b),
-        FeedForward::Both(_) | FeedForward::None => {}
+        FeedForward::Both(_) | FeedForward::Beside(_) | FeedForward::None => {}
     }
     if !below {
         return;
@@ -475,7 +475,7 @@ fn norm_backward(
         let (x, dy) = (&x[i * n..][..n], &dy[i * n..][..n]);
         match (norm, h.norm) {
             (None, _) => ctx.arch.add(dx, dy),
-            (Some(norm), NormKind::Rms) => {
+            (Some(norm), NormKind::Rms | NormKind::RmsPlain) => {
                 ctx.arch.rms_norm_backward(dx, dy, x, &norm.w, h.norm_eps)
             }
             (Some(norm), NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain) => {

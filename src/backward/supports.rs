@@ -39,12 +39,17 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         kv_layers: _, // other layers' keys and values, see `AttnSpec::shares_kv`
         streams,
         per_layer_embd,
+        stacks,
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
         return Err(Unsupported(recurrent.name()));
     }
     match norm {
-        NormKind::Rms | NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {}
+        NormKind::Rms
+        | NormKind::RmsPlain
+        | NormKind::Layer
+        | NormKind::LayerNoBias
+        | NormKind::LayerPlain => {}
     }
     refuse(&[
         (*n_loop > 1, "several loops over the layers"),
@@ -54,6 +59,7 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         (*learned_positions, "learned positions"),
         (streams.is_some(), "several residual streams"),
         (per_layer_embd.is_some(), "embeddings for each layer"),
+        (stacks.is_some(), "stacks of layers that run in turn"),
     ])?;
     layers.iter().try_for_each(layer)
 }
@@ -71,7 +77,9 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
         Norms::Before | Norms::BeforeFfn | Norms::After | Norms::Both | Norms::Shared => {}
         Norms::BeforeAndLast => return Err(Unsupported("a norm between two loops")),
         Norms::Parallel => return Err(Unsupported("two norms of one residual stream")),
-        Norms::Residual => return Err(Unsupported("norms of the residual stream")),
+        Norms::Residual | Norms::OfStream => {
+            return Err(Unsupported("norms of the residual stream"));
+        }
     }
     match output_scale {
         OutputScale::None => {}
@@ -87,7 +95,7 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
     match ffn {
         FfnSpec::Dense(spec) => dense(spec),
         FfnSpec::Moe(spec) => mixture(spec),
-        FfnSpec::Both(..) => Err(Unsupported("mixtures beside dense layers")),
+        FfnSpec::Both(..) | FfnSpec::Beside(..) => Err(Unsupported("mixtures beside dense layers")),
         FfnSpec::None => Err(Unsupported("half layers")),
     }
 }
@@ -115,6 +123,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         temperature,
         gated,
         gate_in_q,
+        sub_norm,
         latent,
     } = spec;
     match qk_norm {
@@ -122,6 +131,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated) => {
             return Err(Unsupported("norms of rotated queries and keys"));
         }
+        Some(QkNorm::RmsByHead) => return Err(Unsupported("norms of each query and key head")),
         Some(QkNorm::LayerByHead) => return Err(Unsupported("layer norms of queries and keys")),
     }
     refuse(&[
@@ -136,6 +146,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         (*gated || *gate_in_q, "gated attention"),
         (!*causal, "attention to later tokens"),
         (*chunked, "attention in chunks"),
+        (*sub_norm, "norms before output matrices"),
         (latent.is_some(), "latent attention"),
     ])
 }
@@ -146,9 +157,13 @@ fn dense(spec: &DenseSpec) -> Result<(), Unsupported> {
         activation,
         fused: _,
         sparsity,
+        sub_norm,
     } = spec;
     activates(*activation)?;
-    refuse(&[(sparsity.is_some(), "sparse activations")])
+    refuse(&[
+        (sparsity.is_some(), "sparse activations"),
+        (*sub_norm, "norms before output matrices"),
+    ])
 }
 
 fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
@@ -168,6 +183,7 @@ fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
         weighs_inputs,
         fused,
         latent,
+        adjugate,
         shared,
     } = spec;
     activates(*activation)?;
@@ -183,6 +199,7 @@ fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
         (*weighs_inputs, "experts with weighed inputs"),
         (*fused, "experts whose gate and up are one matrix"),
         (latent.is_some(), "experts of a latent vector"),
+        (adjugate.is_some(), "adjugate experts"),
     ])
 }
 

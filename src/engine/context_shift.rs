@@ -80,6 +80,7 @@ fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
         kv_layers: _, // shared keys are turned once
         streams: _,
         per_layer_embd: _,
+        stacks: _, // each run has keys of its own
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
         return Err(Unsupported(recurrent.name()));
@@ -126,12 +127,19 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         temperature: _, // of queries
         gated: _,
         gate_in_q: _,
+        sub_norm: _,
         latent,
     } = spec;
     match qk_norm {
         // Without weights, norm and rotation commute.
         None
-        | Some(QkNorm::PerHead | QkNorm::Full | QkNorm::LayerByHead | QkNorm::PlainRotated) => {}
+        | Some(
+            QkNorm::PerHead
+            | QkNorm::Full
+            | QkNorm::LayerByHead
+            | QkNorm::RmsByHead
+            | QkNorm::PlainRotated,
+        ) => {}
         Some(QkNorm::PerHeadRotated) => {
             return Err(Unsupported("norms of keys after their rotation"));
         }

@@ -214,6 +214,9 @@ impl<'a> Run<'a, '_> {
             (Part::Experts, FeedForward::Both(w)) => {
                 moe::both(cx, w, &mut b.moe, s, b.beside, inner);
             }
+            (Part::Experts, FeedForward::Beside(w)) => {
+                moe::beside(cx, w, &mut b.moe, s, b.beside, inner);
+            }
             (Part::LayerOutput, _) => self.layer_output(spec, w),
             _ => unreachable!("steps and weights are those of the specification"),
         }
@@ -226,8 +229,14 @@ impl<'a> Run<'a, '_> {
         b.optional.before_mixer(cx, w, s.x);
         if spec.mixer != Mixer::None {
             cx.norm(w.attn_norm.as_ref(), s.x, s.normed);
+            s.replace(spec);
             cx.tap(Tap::AttnNorm, s.normed);
             b.optional.beside_mixer(cx, w, s);
+        }
+        if let FeedForward::Beside(w) = &w.ffn
+            && w.moe_norm.is_some()
+        {
+            cx.norm(w.moe_norm.as_ref(), s.x, b.beside);
         }
     }
 
@@ -251,6 +260,9 @@ impl<'a> Run<'a, '_> {
         let s = &mut b.residual;
         if cx.rows == Rows::Outputs {
             b.optional.gather(cx);
+            if let FeedForward::Beside(_) = &w.ffn {
+                cx.gather(b.beside, cx.h.n_embd);
+            }
             cx.gather(s.x, cx.h.n_embd);
             s.keep(cx.n_rows() * cx.h.n_embd);
         }
@@ -269,18 +281,19 @@ impl<'a> Run<'a, '_> {
         cx.tap(Tap::FfnInp, s.x);
         if spec.ffn != FfnSpec::None && !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
             cx.norm(w.ffn_norm.as_ref(), s.x, s.normed);
+            s.replace(spec);
             cx.tap(Tap::FfnNorm, s.normed);
         }
     }
 
     fn layer_output(&mut self, spec: &LayerSpec, w: &Layer) {
-        let Run { cx, b, .. } = self;
+        let Run { cx, b, w: all, .. } = self;
         let s = &mut b.residual;
         if spec.ffn != FfnSpec::None {
             cx.tap(Tap::FfnOut, s.branch);
             s.add(cx, spec, w.post_ffn_norm.as_ref());
         }
-        b.optional.after_ffn(cx, (spec, w), s);
+        b.optional.after_ffn(cx, (spec, w, all), s);
         if let Some(scale) = w.output_scale {
             s.x.iter_mut().for_each(|x| *x *= scale);
         }

@@ -10,6 +10,7 @@ use crate::layers::layer::weights::Layer;
 use crate::layers::mtp::MtpBuffers;
 use crate::layers::per_layer_embedding::PerLayerBuffers;
 use crate::layers::residual::Residual;
+use crate::layers::stacks::StackStates;
 use crate::model::Weights;
 
 /// Buffers of optional components.
@@ -17,6 +18,7 @@ pub(super) struct Optional<'a> {
     mtp: MtpBuffers<'a>,
     per_layer: PerLayerBuffers<'a>,
     streams: Streams<'a>,
+    stacks: StackStates<'a>,
 }
 
 impl<'a> Optional<'a> {
@@ -25,6 +27,7 @@ impl<'a> Optional<'a> {
             mtp: MtpBuffers::take(frame, h, m),
             per_layer: PerLayerBuffers::take(frame, h, m),
             streams: Streams::take(frame, h, m),
+            stacks: StackStates::take(frame, h, m),
         }
     }
 
@@ -39,6 +42,9 @@ impl<'a> Optional<'a> {
         if let Some(w) = &w.alt_up {
             self.streams.begin(cx, w, x);
         }
+        if let Some(w) = &w.stacks {
+            self.stacks.begin(w, x);
+        }
     }
 
     /// Before the norm of what the mixer reads.
@@ -46,6 +52,7 @@ impl<'a> Optional<'a> {
         if let Some(w) = &w.alt_up {
             self.streams.predict(cx, w, x);
         }
+        self.stacks.enter(cx, x);
     }
 
     /// Beside the mixer, which reads `s.normed`.
@@ -77,9 +84,12 @@ impl<'a> Optional<'a> {
     pub(super) fn after_ffn(
         &mut self,
         cx: &mut Context<'_, '_>,
-        (spec, w): (&LayerSpec, &Layer),
+        (spec, w, all): (&LayerSpec, &Layer, &Weights),
         s: &mut Residual<'_>,
     ) {
+        if let Some(w) = &all.stacks {
+            self.stacks.leave(cx, w, s.x);
+        }
         let Some(of_layer) = &w.per_layer else { return };
         if let Some(w) = &w.alt_up {
             self.streams.correct(cx, w, s.x);

@@ -9,6 +9,7 @@ use crate::layers::norm::spec::NormKind;
 use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::layers::rope::spec::{Rope, RopeId};
 use crate::layers::rwkv::spec::TimeMixRanks;
+use crate::layers::stacks::spec::StacksSpec;
 
 /// Hyper-parameters of a model, checked and complete: the executor reads nothing else.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,6 +75,9 @@ pub struct Hparams {
     /// Width of the vector that each layer has for each token, if layers have such vectors (Gemma
     /// 3n, 4).
     pub per_layer_embd: Option<usize>,
+    /// Two stacks of blocks that run in turn, if the model has them (HRM): [`Hparams::layers`] has
+    /// the layers of all runs.
+    pub stacks: Option<StacksSpec>,
 }
 
 impl Default for Hparams {
@@ -107,6 +111,7 @@ impl Default for Hparams {
             kv_layers: Vec::new(),
             streams: None,
             per_layer_embd: None,
+            stacks: None,
         }
     }
 }
@@ -189,7 +194,19 @@ impl Hparams {
 
     /// Layers of one loop over the file's blocks.
     pub(crate) fn n_own(&self) -> usize {
-        self.layers.len() / self.n_loop
+        self.stacks
+            .map_or(self.layers.len() / self.n_loop, |stacks| 2 * stacks.n_layer)
+    }
+
+    /// The layer of such a loop whose weights layer `i` has.
+    pub(crate) fn own(&self, i: usize) -> usize {
+        self.stacks
+            .map_or_else(|| i % self.n_own(), |stacks| stacks.own(i))
+    }
+
+    /// Times that a layer of such a loop runs.
+    pub(crate) fn n_runs(&self, own: usize) -> usize {
+        self.stacks.map_or(self.n_loop, |stacks| stacks.n_runs(own))
     }
 
     /// The mixtures of experts among the layers.

@@ -8,8 +8,10 @@ pub(crate) mod context;
 pub(crate) mod conv;
 pub(crate) mod dense_ffn;
 pub(crate) mod gated_delta;
+pub(crate) mod headed_mamba;
 pub(crate) mod hparams;
 pub(crate) mod layer;
+pub(crate) mod lightning;
 pub(crate) mod mamba;
 pub(crate) mod mamba2;
 pub(crate) mod moe;
@@ -25,6 +27,7 @@ pub(crate) mod rows;
 pub(crate) mod rwkv;
 pub(crate) mod short_conv;
 pub(crate) mod sizes;
+pub(crate) mod stacks;
 pub(crate) mod unsupported;
 
 pub use outputs::Outputs;

@@ -30,7 +30,7 @@ pub(crate) fn norm(ctx: Ctx<'_>, h: &Hparams, norm: Option<&Norm>, x: &[f32], y:
 
 pub(crate) fn norm_row(arch: Arch, h: &Hparams, norm: &Norm, x: &[f32], y: &mut [f32]) {
     match h.norm {
-        NormKind::Rms => arch.rms_norm(y, x, &norm.w, h.norm_eps),
+        NormKind::Rms | NormKind::RmsPlain => arch.rms_norm(y, x, &norm.w, h.norm_eps),
         NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {
             arch.layer_norm(y, x, &norm.w, &norm.b, h.norm_eps)
         }
@@ -42,9 +42,9 @@ pub(crate) fn head_norms<'a>(
     spec: &AttnSpec,
     w: &'a Attn,
 ) -> (Option<&'a Vec<f32>>, Option<&'a Vec<f32>>) {
-    let per_head = spec
-        .qk_norm
-        .is_some_and(|norm| !matches!(norm, QkNorm::Full | QkNorm::LayerByHead));
+    let per_head = spec.qk_norm.is_some_and(|norm| {
+        !matches!(norm, QkNorm::Full | QkNorm::LayerByHead | QkNorm::RmsByHead)
+    });
     (
         w.q_norm.as_ref().filter(|_| per_head),
         w.k_norm.as_ref().filter(|_| per_head),

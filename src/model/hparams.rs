@@ -83,7 +83,7 @@ fn norm_eps(keys: &Keys<'_>, norm: NormKind) -> Result<f32, ModelError> {
     let rms = "attention.layer_norm_rms_epsilon";
     let layer = "attention.layer_norm_epsilon";
     let (eps, other) = match norm {
-        NormKind::Rms => (rms, layer),
+        NormKind::Rms | NormKind::RmsPlain => (rms, layer),
         NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => (layer, rms),
     };
     keys.positive(eps)?

@@ -15,7 +15,8 @@ pub(super) struct AttnBuffers<'a> {
     pub(super) q: &'a mut [f32],
     pub(super) k: &'a mut [f32],
     pub(super) v: &'a mut [f32],
-    /// Queries and outputs by KV head, slot by slot: `(n_head_kv, m_padded, n_group, head_dim)`.
+    /// Queries and outputs by set of query heads, slot by slot: `(n_set, m_padded, n_together,
+    /// head_dim)`.
     pub(super) q_by_head: &'a mut [f32],
     pub(super) out_by_head: &'a mut [f32],
     pub(super) attn: &'a mut [f32],
@@ -23,8 +24,7 @@ pub(super) struct AttnBuffers<'a> {
     /// Queries and gates as they come from their matrix.
     pub(super) q_gate: &'a mut [f32],
     pub(super) latent: LatentBuffers<'a>,
-    /// Partial results of slots with one row: an [`AttnPartial`] for each of `(slot, n_head_kv,
-    /// n_pieces)`.
+    /// Partial results of slots with one row: an [`AttnPartial`] for each of `(slot, n_set, n_pieces)`.
     pub(super) partials: &'a mut [f32],
 }
 
@@ -81,7 +81,11 @@ impl<'a> AttnBuffers<'a> {
             q_by_head: frame.take(m_padded * n_q),
             out_by_head: frame.take(m_padded * n_attn),
             attn: frame.take(m * n_attn),
-            gate: frame.take(if spec.gated { m * n_attn } else { 0 }),
+            gate: frame.take(if spec.gated || spec.sub_norm {
+                m * n_attn
+            } else {
+                0
+            }),
             q_gate: frame.take(if spec.gate_in_q { 2 * m * n_q } else { 0 }),
             latent: LatentBuffers::take(frame, spec, m_kv, m),
             partials: frame.take(n_partials * AttnPartial::len(spec.n_head, spec.head_dim_v)),
@@ -115,6 +119,6 @@ pub(crate) fn bytes<'k>(
 /// Tokens per attention task, and the padded number of tokens, which is never 0.
 pub(crate) fn attn_tiles(spec: &AttnSpec, m: usize) -> (usize, usize) {
     let m = m.max(1);
-    let tile = (ATTN_ROWS / spec.n_group()).clamp(1, m);
+    let tile = (ATTN_ROWS / spec.n_together()).clamp(1, m);
     (tile, m.next_multiple_of(tile))
 }

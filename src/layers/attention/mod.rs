@@ -134,6 +134,7 @@ impl<'a> Attention<'a> {
         } = AttnBuffers::of(cx, spec, inner);
         let attn = self.layer(cx).by_row(&cx.slots, out_by_head, attn);
         cx.tap(Tap::KqvOut, attn);
+        let eps = cx.h.norm_eps;
         let mut on = cx.of_rows();
         if let Some(w) = &w.gate {
             let x = &s.normed[..m * w.w.n_in];
@@ -143,6 +144,12 @@ impl<'a> Attention<'a> {
             let n = spec.n_out();
             on.crew.when(m > 1).for_chunks(gate, n, |row, gate| {
                 on.arch.sigmoid_mul(gate, &attn[row * n..][..n])
+            });
+            &*gate
+        } else if let Some(norm) = &w.sub_norm {
+            let n = norm.len();
+            on.crew.when(m > 1).for_chunks(gate, n, |row, to| {
+                on.arch.rms_norm(to, &attn[row * n..][..n], norm, eps)
             });
             &*gate
         } else {

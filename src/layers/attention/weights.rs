@@ -18,6 +18,8 @@ pub(crate) struct Attn {
     /// Gate of the output of all heads, which is multiplied by the sigmoid of this matrix's
     /// product.
     pub(crate) gate: Option<Linear>,
+    /// Norm of the output of all heads.
+    pub(crate) sub_norm: Option<Vec<f32>>,
     /// With latent attention, `wk` computes the latent and the rotated part of keys. `wv` holds
     /// the matrices of all heads from the latent to keys and values or, in the absorbed form,
     /// to values only.

@@ -180,6 +180,7 @@ mod tests {
             weighs_inputs: false,
             fused: false,
             latent: None,
+            adjugate: None,
             shared: None,
         }
     }

@@ -41,6 +41,8 @@ pub struct MoeSpec {
     /// Width of the vectors that experts read and write, if a matrix before and one behind all of
     /// them make shorter ones; router and shared expert read whole ones.
     pub latent: Option<usize>,
+    /// Smaller experts behind the others, if there are some; then no expert is shared.
+    pub adjugate: Option<AdjugateSpec>,
     /// The expert that every token uses.
     pub shared: Option<SharedSpec>,
 }
@@ -64,6 +66,7 @@ impl Default for MoeSpec {
             weighs_inputs: false,
             fused: false,
             latent: None,
+            adjugate: None,
             shared: None,
         }
     }
@@ -94,6 +97,19 @@ pub struct ExpertGroups {
     pub n_group: usize,
     /// Groups that a token chooses from.
     pub n_used: usize,
+}
+
+/// Adjugate experts (GroveMoE, arXiv 2508.07785), each shared by a group of adjacent experts: they
+/// read the sum of what a token's experts write, and what they make of it is added.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct AdjugateSpec {
+    /// Experts that share one.
+    pub n_group: usize,
+    /// Width of the hidden layer of one.
+    pub n_ff: usize,
+    /// Factor on their sum.
+    pub scale: f32,
 }
 
 /// The expert of a mixture that every token uses.

@@ -6,6 +6,8 @@ pub enum NormKind {
     /// Root mean square, no bias.
     #[default]
     Rms,
+    /// Root mean square, no weights at all.
+    RmsPlain,
     /// Mean and variance, with bias.
     Layer,
     /// Mean and variance, no bias.
@@ -28,6 +30,9 @@ pub enum Norms {
     /// On the inputs of both; the residual stream behind the layer goes through the model's last
     /// norm (between two loops over the layers).
     BeforeAndLast,
+    /// On the residual stream, before both: it goes on from there, times the residual scale
+    /// (MiniMax 01).
+    OfStream,
     /// On the outputs of both.
     After,
     /// On inputs and outputs of both.

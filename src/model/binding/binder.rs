@@ -105,23 +105,29 @@ impl<'a> Binder<'a> {
         }))
     }
 
-    /// The factors of NVFP4 matrices in a layer, in a tensor of their own; those of their inputs,
-    /// beside them, are for engines that round activations to NVFP4, too.
+    /// The factors of NVFP4 matrices in a layer, in a tensor of their own, or the one factor of
+    /// another matrix (BitNet's ternary ones); those of their inputs, beside them, are for engines
+    /// that round activations to NVFP4, too.
     pub(super) fn scales(
         &self,
         name: &str,
         tensor: &TensorInfo,
         n_matrices: usize,
     ) -> Result<Option<Vec<f32>>, ModelError> {
+        // Tables, which are looked up and not multiplied, are outside of layers.
         let Some(name) = name
             .strip_suffix(".weight")
-            .filter(|_| tensor.dtype == DType::NVFP4)
+            .filter(|name| in_layer(name).is_some())
         else {
             return Ok(None);
         };
-        // Tables, which are looked up and not multiplied, are outside of layers.
-        if in_layer(name).is_none() {
-            return Ok(None);
+        if tensor.dtype != DType::NVFP4 {
+            let scale = format!("{name}.scale");
+            let is_one = |t: &TensorInfo| n_matrices == 1 && t.n_elems() == 1;
+            return match self.gguf.tensor(&scale).is_some_and(is_one) {
+                true => self.values(&scale, &[1]),
+                false => Ok(None),
+            };
         }
         self.skip(&format!("{name}.input_scale"));
         self.values(&format!("{name}.scale"), &[n_matrices])
@@ -276,15 +282,12 @@ impl<'a> Binder<'a> {
                 b: Vec::new(),
             });
         }
-        if h.norm == NormKind::LayerPlain {
-            return Ok(Norm {
-                w: vec![1.0; h.n_embd],
-                b: vec![0.0; h.n_embd],
-            });
+        if matches!(h.norm, NormKind::LayerPlain | NormKind::RmsPlain) {
+            return Ok(Norm::plain(h.n_embd));
         }
         let w = self.vector(&format!("{name}.weight"), h.n_embd)?;
         let b = match h.norm {
-            NormKind::Rms => Vec::new(),
+            NormKind::Rms | NormKind::RmsPlain => Vec::new(),
             NormKind::LayerPlain | NormKind::LayerNoBias => vec![0.0; h.n_embd],
             NormKind::Layer => self.vector(&format!("{name}.bias"), h.n_embd)?,
         };

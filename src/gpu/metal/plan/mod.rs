@@ -387,6 +387,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             position_embd: _,
             token_types: _,
             embd_norm: _,
+            stacks: _,
             layers,
             output_norm,
             output,
@@ -449,6 +450,10 @@ impl<'m, 'b> Planner<'m, 'b> {
             let name = &self.model.gguf().tensors()[tensor].name;
             return Err(refused(format!("the format {} of {name}", w.dtype)));
         }
+        if w.scale != 1.0 {
+            let name = &self.model.gguf().tensors()[tensor].name;
+            return Err(refused(format!("a factor on {name}")));
+        }
         Ok(((Name::Tensor(tensor), first_byte as u64), w.dtype))
     }
 
@@ -507,7 +512,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         };
         let w = Name::Constant(&norm.w);
         match self.h.norm {
-            NormKind::Rms => self.plain(&RMS_NORM, &args, &[x, w, y]),
+            NormKind::Rms | NormKind::RmsPlain => self.plain(&RMS_NORM, &args, &[x, w, y]),
             NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => {
                 self.plain(&LAYER_NORM, &args, &[x, w, Name::Constant(&norm.b), y])
             }
@@ -537,7 +542,9 @@ impl<'m, 'b> Planner<'m, 'b> {
                 };
                 let w = Name::Constant(&norm.w);
                 match self.h.norm {
-                    NormKind::Rms => self.plain(&RMS_NORM_ADD, &args, &[x, branch, w, normed]),
+                    NormKind::Rms | NormKind::RmsPlain => {
+                        self.plain(&RMS_NORM_ADD, &args, &[x, branch, w, normed])
+                    }
                     NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain => self.plain(
                         &LAYER_NORM_ADD,
                         &args,
@@ -623,6 +630,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             wo: _,
             sinks: _,
             gate: _,
+            sub_norm: _,
             latent: _,
         } = weights;
         let mut normed = self.enter(attn_norm.as_ref())?;
@@ -656,7 +664,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         match ffn {
             FeedForward::Dense(ffn) => self.feed_forward(ffn, input, Intermediate::FfnOut)?,
             FeedForward::Moe(moe) => self.experts(moe, input)?,
-            FeedForward::Both(_) | FeedForward::None => {
+            FeedForward::Both(_) | FeedForward::Beside(_) | FeedForward::None => {
                 return Err(refused(format!("layer {i} without a feed-forward layer")));
             }
         }
