@@ -411,7 +411,7 @@ fn feed_forward_branch(
             feed_forward_backward(tape, ffn, b.normed, m, b.dbranch, dnormed, io);
         }
         FeedForward::Moe(moe) => experts_backward(tape, moe, b),
-        FeedForward::Both(_) | FeedForward::None => {}
+        FeedForward::Both(_) | FeedForward::Beside(_) | FeedForward::None => {}
     }
     if below && !parallel {
         norm_backward(ctx, h, layer.ffn_norm.as_ref(), &saved.mid, b.dnormed, dx);

@@ -68,7 +68,10 @@ impl Saved {
                     let n_q = layer.attn.as_ref().map_or(0, |attn| attn.wq.w.n_out);
                     (1 + usize::from(ffn.gate.is_some())) * ffn.up.w.n_out + n_q
                 }
-                FeedForward::Moe(_) | FeedForward::Both(_) | FeedForward::None => usize::MAX,
+                FeedForward::Moe(_)
+                | FeedForward::Both(_)
+                | FeedForward::Beside(_)
+                | FeedForward::None => usize::MAX,
             };
             let products = saved.n_products.saturating_mul(m);
             saved.keeps_products = products <= room;

@@ -44,6 +44,7 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         ngrams: _, // with hyper-connections
         checkpoints,
         switch,
+        stacks,
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
         return Err(Unsupported(recurrent.name()));
@@ -66,6 +67,7 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         (checkpoints.is_some(), "residual attention"),
         (switch.is_some(), "adapters that tokens choose"),
         (per_layer_embd.is_some(), "embeddings for each layer"),
+        (stacks.is_some(), "stacks of layers that run in turn"),
     ])?;
     layers.iter().try_for_each(layer)
 }
@@ -90,7 +92,9 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
         Norms::None => return Err(Unsupported("norms of residual streams")),
         Norms::BeforeAndLast => return Err(Unsupported("a norm between two loops")),
         Norms::Parallel => return Err(Unsupported("two norms of one residual stream")),
-        Norms::Residual => return Err(Unsupported("norms of the residual stream")),
+        Norms::Residual | Norms::OfStream => {
+            return Err(Unsupported("norms of the residual stream"));
+        }
     }
     match output_scale {
         OutputScale::None => {}
@@ -106,7 +110,7 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
     match ffn {
         FfnSpec::Dense(spec) => dense(spec),
         FfnSpec::Moe(spec) => mixture(spec),
-        FfnSpec::Both(..) => Err(Unsupported("mixtures beside dense layers")),
+        FfnSpec::Both(..) | FfnSpec::Beside(..) => Err(Unsupported("mixtures beside dense layers")),
         FfnSpec::None => Err(Unsupported("half layers")),
     }
 }
@@ -137,6 +141,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         gate_in_q,
         gate_by_head: _,  // with a gate
         gate_softplus: _, // with a gate
+        sub_norm,
         latent,
         index,
     } = spec;
@@ -145,6 +150,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated) => {
             return Err(Unsupported("norms of rotated queries and keys"));
         }
+        Some(QkNorm::RmsByHead) => return Err(Unsupported("norms of each query and key head")),
         Some(QkNorm::LayerByHead) => return Err(Unsupported("layer norms of queries and keys")),
     }
     refuse(&[
@@ -160,6 +166,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         (*gated || *gate_in_q, "gated attention"),
         (!*causal, "attention to later tokens"),
         (*chunked, "attention in chunks"),
+        (*sub_norm, "norms before output matrices"),
         (latent.is_some(), "latent attention"),
         (index.is_some(), "attention to chosen positions"),
     ])
@@ -171,9 +178,13 @@ fn dense(spec: &DenseSpec) -> Result<(), Unsupported> {
         activation,
         fused: _,
         sparsity,
+        sub_norm,
     } = spec;
     activates(*activation)?;
-    refuse(&[(sparsity.is_some(), "sparse activations")])
+    refuse(&[
+        (sparsity.is_some(), "sparse activations"),
+        (*sub_norm, "norms before output matrices"),
+    ])
 }
 
 fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
@@ -194,6 +205,7 @@ fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
         fused,
         latent,
         latent_norm: _, // with such a vector
+        adjugate,
         shared,
     } = spec;
     activates(*activation)?;
@@ -216,6 +228,7 @@ fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
         (*weighs_inputs, "experts with weighed inputs"),
         (*fused, "experts whose gate and up are one matrix"),
         (latent.is_some(), "experts of a latent vector"),
+        (adjugate.is_some(), "adjugate experts"),
     ])
 }
 

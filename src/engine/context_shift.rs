@@ -85,6 +85,7 @@ fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
         ngrams,
         checkpoints: _,
         switch,
+        stacks: _, // each run has keys of its own
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
         return Err(Unsupported(recurrent.name()));
@@ -140,13 +141,20 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         gate_in_q: _,
         gate_by_head: _,
         gate_softplus: _,
+        sub_norm: _,
         latent,
         index,
     } = spec;
     match qk_norm {
         // Without weights, norm and rotation commute.
         None
-        | Some(QkNorm::PerHead | QkNorm::Full | QkNorm::LayerByHead | QkNorm::PlainRotated) => {}
+        | Some(
+            QkNorm::PerHead
+            | QkNorm::Full
+            | QkNorm::LayerByHead
+            | QkNorm::RmsByHead
+            | QkNorm::PlainRotated,
+        ) => {}
         Some(QkNorm::PerHeadRotated) => {
             return Err(Unsupported("norms of keys after their rotation"));
         }

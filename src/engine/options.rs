@@ -117,6 +117,7 @@ pub(crate) fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
     let attention = most(&mut h.attention().map(|a| {
         (2 * a.n_head + a.n_head_kv) * (a.head_dim + a.head_dim_v)
             + if a.gated { a.n_gate() + a.n_mixed() } else { 0 }
+            + if a.sub_norm { a.n_mixed() } else { 0 }
             + if a.gate_in_q { 2 * a.n_q() } else { 0 }
     }));
     let attention = attention.max(most(

@@ -44,7 +44,7 @@ pub(super) fn take<'a, 'k>(
     let is_both = |layer: &LayerSpec| {
         matches!(
             (&layer.mixer, &layer.ffn),
-            (Mixer::Both(..), _) | (_, FfnSpec::Both(..))
+            (Mixer::Both(..), _) | (_, FfnSpec::Both(..) | FfnSpec::Beside(..))
         )
     };
     let has_both = h.layers.iter().any(is_both);

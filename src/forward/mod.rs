@@ -220,6 +220,9 @@ impl<'a> Run<'a, '_> {
             (Part::Experts, FeedForward::Both(w)) => {
                 moe::both(cx, w, &mut b.moe, s, b.beside, inner);
             }
+            (Part::Experts, FeedForward::Beside(w)) => {
+                moe::beside(cx, w, &mut b.moe, s, b.beside, inner);
+            }
             (Part::LayerOutput, ffn) => {
                 if let (Some(of_layer), FeedForward::Dense(ffn)) = (&w.switch, ffn) {
                     dense_ffn::add_switch_down(cx, ffn, of_layer, inner, s.branch);
@@ -242,8 +245,14 @@ impl<'a> Run<'a, '_> {
                 &*s.x
             };
             cx.norm(w.attn_norm.as_ref(), x, s.normed);
+            s.replace(spec);
             cx.tap(Tap::AttnNorm, s.normed);
             b.optional.beside_mixer(cx, w, s);
+        }
+        if let FeedForward::Beside(w) = &w.ffn
+            && w.moe_norm.is_some()
+        {
+            cx.norm(w.moe_norm.as_ref(), s.x, b.beside);
         }
     }
 
@@ -267,6 +276,9 @@ impl<'a> Run<'a, '_> {
         let s = &mut b.residual;
         if cx.rows == Rows::Outputs {
             b.optional.gather(cx);
+            if let FeedForward::Beside(_) = &w.ffn {
+                cx.gather(b.beside, cx.h.n_embd);
+            }
             cx.gather(s.x, cx.h.n_embd);
             s.keep(cx.n_rows() * cx.h.n_embd);
         }
@@ -291,6 +303,7 @@ impl<'a> Run<'a, '_> {
                 &*s.x
             };
             cx.norm(w.ffn_norm.as_ref(), x, s.normed);
+            s.replace(spec);
             cx.tap(Tap::FfnNorm, s.normed);
         }
     }
@@ -309,7 +322,7 @@ impl<'a> Run<'a, '_> {
         if cx.is_last() {
             b.optional.after_layers(cx, model, s);
         }
-        b.optional.after_ffn(cx, (spec, w), s);
+        b.optional.after_ffn(cx, (spec, w, model), s);
         if let Some(scale) = w.output_scale {
             s.x.iter_mut().for_each(|x| *x *= scale);
         }

@@ -14,6 +14,7 @@ use crate::layers::ngram::NgramBuffers;
 use crate::layers::per_layer_embedding::PerLayerBuffers;
 use crate::layers::residual::Residual;
 use crate::layers::residual_attention::Checkpoints;
+use crate::layers::stacks::StackStates;
 use crate::model::Weights;
 
 /// Buffers of optional components.
@@ -25,6 +26,7 @@ pub(super) struct Optional<'a> {
     hyper: HyperStreams<'a>,
     ngrams: NgramBuffers<'a>,
     checkpoints: Checkpoints<'a>,
+    stacks: StackStates<'a>,
 }
 
 impl<'a> Optional<'a> {
@@ -37,6 +39,7 @@ impl<'a> Optional<'a> {
             hyper: HyperStreams::take(frame, h, m),
             ngrams: NgramBuffers::take(frame, h, m),
             checkpoints: Checkpoints::take(frame, h, m),
+            stacks: StackStates::take(frame, h, m),
         }
     }
 
@@ -55,6 +58,9 @@ impl<'a> Optional<'a> {
         if cx.h.hyper.is_some() {
             self.hyper.begin(cx.h, x);
         }
+        if let Some(w) = &w.stacks {
+            self.stacks.begin(w, x);
+        }
     }
 
     /// Before the norm of what the mixer reads: of `s.branch` with residual attention, else of
@@ -68,6 +74,7 @@ impl<'a> Optional<'a> {
         if let Some(w) = &w.alt_up {
             self.streams.predict(cx, w, s.x);
         }
+        self.stacks.enter(cx, s.x);
         if let (Some(w), Some(spec)) = (w.ngrams.as_deref(), &cx.h.ngrams) {
             self.ngrams.add(cx, (spec, w), self.hyper.all_mut());
         }
@@ -165,11 +172,14 @@ impl<'a> Optional<'a> {
     pub(super) fn after_ffn(
         &mut self,
         cx: &mut Context<'_, '_>,
-        (spec, w): (&LayerSpec, &Layer),
+        (spec, w, all): (&LayerSpec, &Layer, &Weights),
         s: &mut Residual<'_>,
     ) {
         if let Some(factor) = w.embd_skip {
             self.skip.add(cx, factor, s.x);
+        }
+        if let Some(w) = &all.stacks {
+            self.stacks.leave(cx, w, s.x);
         }
         let Some(of_layer) = &w.per_layer else { return };
         if let Some(w) = &w.alt_up {

@@ -126,7 +126,7 @@ fn parts(spec: &LayerSpec) -> impl Iterator<Item = Part> {
     };
     let ffn: &[Part] = match spec.ffn {
         FfnSpec::Dense(_) => &[Part::FfnUp, Part::FfnActivate, Part::FfnDown],
-        FfnSpec::Moe(_) | FfnSpec::Both(..) => &[Part::Experts],
+        FfnSpec::Moe(_) | FfnSpec::Both(..) | FfnSpec::Beside(..) => &[Part::Experts],
         FfnSpec::None => &[],
     };
     once(Part::MixerInput)

@@ -12,6 +12,7 @@ use crate::layers::norm::spec::NormKind;
 use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::layers::rope::spec::{Rope, RopeId};
 use crate::layers::rwkv::spec::TimeMixRanks;
+use crate::layers::stacks::spec::StacksSpec;
 use crate::layers::switch::spec::SwitchSpec;
 
 /// Hyper-parameters of a model, checked and complete: the executor reads nothing else.
@@ -89,6 +90,9 @@ pub struct Hparams {
     pub checkpoints: Option<usize>,
     /// Adapters in the file that tokens choose.
     pub switch: Option<SwitchSpec>,
+    /// Two stacks of blocks that run in turn, if the model has them (HRM): [`Hparams::layers`] has
+    /// the layers of all runs.
+    pub stacks: Option<StacksSpec>,
 }
 
 impl Default for Hparams {
@@ -127,6 +131,7 @@ impl Default for Hparams {
             checkpoints: None,
             switch: None,
             per_layer_embd: None,
+            stacks: None,
         }
     }
 }
@@ -223,7 +228,19 @@ impl Hparams {
 
     /// Layers of one loop over the file's blocks.
     pub(crate) fn n_own(&self) -> usize {
-        self.layers.len() / self.n_loop
+        self.stacks
+            .map_or(self.layers.len() / self.n_loop, |stacks| 2 * stacks.n_layer)
+    }
+
+    /// The layer of such a loop whose weights layer `i` has.
+    pub(crate) fn own(&self, i: usize) -> usize {
+        self.stacks
+            .map_or_else(|| i % self.n_own(), |stacks| stacks.own(i))
+    }
+
+    /// Times that a layer of such a loop runs.
+    pub(crate) fn n_runs(&self, own: usize) -> usize {
+        self.stacks.map_or(self.n_loop, |stacks| stacks.n_runs(own))
     }
 
     /// The mixtures of experts among the layers.

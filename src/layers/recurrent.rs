@@ -18,7 +18,7 @@ use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::layers::recurrent::weights::Recurrent;
 use crate::layers::residual::Residual;
 use crate::layers::rows::Rows;
-use crate::layers::{gated_delta, mamba, mamba2, rwkv, short_conv};
+use crate::layers::{gated_delta, headed_mamba, lightning, mamba, mamba2, rwkv, short_conv};
 
 /// The recurrences of a mixer.
 pub(crate) fn cells(spec: &RecurrentSpec) -> Vec<CellShape> {
@@ -27,6 +27,8 @@ pub(crate) fn cells(spec: &RecurrentSpec) -> Vec<CellShape> {
         RecurrentSpec::Mamba(spec) => mamba::cells(spec).to_vec(),
         RecurrentSpec::Mamba2(spec) => mamba2::cells(spec).to_vec(),
         RecurrentSpec::Delta(spec) => gated_delta::cells(spec).to_vec(),
+        RecurrentSpec::HeadedMamba(spec) => headed_mamba::cells(spec).to_vec(),
+        RecurrentSpec::Lightning(spec) => lightning::cells(spec).to_vec(),
         RecurrentSpec::TimeMix(spec) => rwkv::time_cells(spec).to_vec(),
         RecurrentSpec::ChannelMix(spec) => rwkv::channel_cells(spec).to_vec(),
     }
@@ -41,6 +43,10 @@ pub(crate) fn bytes(spec: &RecurrentSpec, m: usize) -> usize {
         RecurrentSpec::Mamba(spec) => counted(|frame| mamba::Buffers::take(frame, spec, m)),
         RecurrentSpec::Mamba2(spec) => counted(|frame| mamba2::Buffers::take(frame, spec, m)),
         RecurrentSpec::Delta(spec) => counted(|frame| gated_delta::Buffers::take(frame, spec, m)),
+        RecurrentSpec::HeadedMamba(spec) => {
+            counted(|frame| headed_mamba::Buffers::take(frame, spec, m))
+        }
+        RecurrentSpec::Lightning(spec) => counted(|frame| lightning::Buffers::take(frame, spec, m)),
         RecurrentSpec::TimeMix(spec) => counted(|frame| rwkv::TimeBuffers::take(frame, spec, m)),
         RecurrentSpec::ChannelMix(spec) => {
             counted(|frame| rwkv::ChannelBuffers::take(frame, spec, m))
@@ -100,6 +106,12 @@ fn mix<'a>(
         }
         (RecurrentSpec::Delta(spec), Recurrent::Delta(w)) => {
             gated_delta::mix(pass, spec, w, (x, m), frame)
+        }
+        (RecurrentSpec::HeadedMamba(spec), Recurrent::HeadedMamba(w)) => {
+            headed_mamba::mix(pass, spec, w, (x, m), frame)
+        }
+        (RecurrentSpec::Lightning(spec), Recurrent::Lightning(w)) => {
+            lightning::mix(pass, spec, w, (x, m), frame)
         }
         (RecurrentSpec::TimeMix(spec), Recurrent::TimeMix(w)) => {
             rwkv::time_mix(pass, spec, w, (x, m), frame)

@@ -34,7 +34,15 @@ impl<'a> Residual<'a> {
         }
     }
 
-    /// `x += scale · norm(branch)`, or `x = norm(x + scale · branch)`; `post` is that norm.
+    /// Makes the stream go on from its norm, if it does so in this layer.
+    pub(crate) fn replace(&mut self, spec: &LayerSpec) {
+        if spec.norms == Norms::OfStream {
+            self.x.copy_from_slice(self.normed);
+        }
+    }
+
+    /// `x += scale · norm(branch)`, or `x = norm(x + scale · branch)`, where `post` is that norm; or
+    /// `x = scale · x + branch`.
     pub(crate) fn add(&mut self, cx: &Context<'_, '_>, spec: &LayerSpec, post: Option<&Norm>) {
         let Residual { x, normed, branch } = self;
         let (ctx, h) = (cx.plain(), cx.h);
@@ -55,6 +63,10 @@ impl<'a> Residual<'a> {
             .for_chunks(x, h.n_embd, |i, x| {
                 let branch = &branch[i * h.n_embd..][..h.n_embd];
                 match scale {
+                    scale if spec.norms == Norms::OfStream => {
+                        x.iter_mut().for_each(|x| *x *= scale);
+                        ctx.arch.add(x, branch);
+                    }
                     1.0 => ctx.arch.add(x, branch),
                     scale => ctx.arch.add_scaled(x, branch, scale),
                 }

@@ -221,6 +221,26 @@ impl Recurrence for Rule7<'_> {
     }
 }
 
+/// [`Arch::rwkv7_step`] that removes nothing from a head's state; fed by `r, k, v, w`.
+struct LinearRule<'a>(&'a TimeMixSpec);
+
+impl Recurrence for LinearRule<'_> {
+    fn n_parts(&self) -> usize {
+        self.0.n_head
+    }
+
+    fn n_out(&self) -> usize {
+        self.0.n_embd()
+    }
+
+    fn step(&self, arch: Arch, head: usize, state: &mut [f32], feed: &[f32], out: &mut [f32]) {
+        let (d, n) = (self.0.head_dim, self.0.n_embd());
+        let [r, k, v, w] = [0, 1, 2, 3].map(|i| &feed[i * n + head * d..][..d]);
+        let nothing = &[0.0; MAX_HEAD_DIM][..d];
+        arch.rwkv7_step(state, [r, k, w, nothing, nothing], v, out);
+    }
+}
+
 /// What the output matrix is multiplied by, `(m, n_embd)`.
 pub(crate) fn time_mix<'a>(
     pass: &mut Mixing<'_, '_, '_>,
@@ -234,83 +254,141 @@ pub(crate) fn time_mix<'a>(
     shift(pass, &w.shift, (x, n), (b.by_part, b.before));
     match &w.weights {
         TimeMixWeights::Six(w6) => {
-            let TimeMix6 {
-                share,
-                low,
-                up,
-                shares,
-                decay,
-                decay_low,
-                decay_up,
-                first,
-                gate,
-            } = &**w6;
-            blend(b.blend, x, b.before, share);
-            let low_rows = &mut b.low[..m * low.w.n_out];
-            pass.linear(b.blend, m, &mut [Product::of(low, low_rows, m)]);
-            low_rows.iter_mut().for_each(|x| *x = x.tanh());
-            // Each input has a blend of its own, which depends on the token.
-            let rank = low.w.n_out / 5;
-            let targets = [4, 1, 2, 0, 3];
-            for (i, target) in targets.into_iter().enumerate() {
-                let part = &mut b.part[..m * rank];
-                for (to, low) in part
-                    .chunks_exact_mut(rank)
-                    .zip(low_rows.chunks_exact(5 * rank))
-                {
-                    to.copy_from_slice(&low[i * rank..][..rank]);
-                }
-                pass.linear(
-                    part,
-                    m,
-                    &mut [Product::of_weight(&up.matrix(i, 5), b.out, m)],
-                );
-                let share = &shares[i * n..][..n];
-                let rows = b.blend.chunks_exact_mut(n).zip(b.out.chunks_exact(n));
-                for ((to, change), (x, before)) in
-                    rows.zip(x.chunks_exact(n).zip(b.before.chunks_exact(n)))
-                {
-                    for (j, to) in to.iter_mut().enumerate() {
-                        *to = x[j] + (before[j] - x[j]) * (share[j] + change[j]);
-                    }
-                }
-                let (matrix, to) = match target {
-                    0 => (&w.receptance, &mut *b.r),
-                    1 => (&w.key, &mut *b.k),
-                    2 => (&w.value, &mut *b.v),
-                    3 => (gate, &mut *b.gate),
-                    _ => {
-                        let part = &mut b.part[..m * decay_low.w.n_out];
-                        pass.linear(b.blend, m, &mut [Product::of(decay_low, part, m)]);
-                        part.iter_mut().for_each(|x| *x = x.tanh());
-                        pass.linear(part, m, &mut [Product::of(decay_up, b.decay, m)]);
-                        continue;
-                    }
-                };
-                pass.linear(b.blend, m, &mut [Product::of(matrix, to, m)]);
-            }
-            let (r, k, v, decays) = (&*b.r, &*b.k, &*b.v, &*b.decay);
-            pass.cx
-                .crew
-                .when(m > 1)
-                .for_chunks(b.feed, 4 * n, |row, feed| {
-                    let row = row * n..(row + 1) * n;
-                    feed[..n].copy_from_slice(&r[row.clone()]);
-                    feed[n..2 * n].copy_from_slice(&k[row.clone()]);
-                    feed[2 * n..3 * n].copy_from_slice(&v[row.clone()]);
-                    let decays = feed[3 * n..].iter_mut().zip(&decays[row]).zip(decay);
-                    decays.for_each(|((to, x), bias)| *to = (-(x + bias).exp()).exp());
-                });
-            pass.recur(&Rule6 { spec, first }, (b.feed, 4 * n), b.by_part, b.out);
-            norm_heads(pass.cx.arch, spec, w, b.out);
-            b.out
-                .iter_mut()
-                .zip(&*b.gate)
-                .for_each(|(out, gate)| *out *= silu(*gate));
+            blends(pass, (w, w6), (x, m), &mut b);
+            six(pass, spec, (w, w6), m, &mut b);
+        }
+        TimeMixWeights::Linear(w6) => {
+            blends(pass, (w, w6), (x, m), &mut b);
+            linear(pass, spec, w6, m, &mut b);
         }
         TimeMixWeights::Seven(w7) => seven(pass, spec, (w, w7), (x, m), &mut b),
     }
     b.out
+}
+
+/// Products of RWKV 6 with blends, of which each has shares that depend on the token.
+fn blends(
+    pass: &mut Mixing<'_, '_, '_>,
+    (w, w6): (&TimeMix, &TimeMix6),
+    (x, m): (&[f32], usize),
+    b: &mut TimeBuffers<'_>,
+) {
+    let TimeMix6 {
+        share,
+        low,
+        up,
+        shares,
+        decay_low,
+        decay_up,
+        gate,
+        ..
+    } = w6;
+    let n = share.len();
+    blend(b.blend, x, b.before, share);
+    let low_rows = &mut b.low[..m * low.w.n_out];
+    pass.linear(b.blend, m, &mut [Product::of(low, low_rows, m)]);
+    low_rows.iter_mut().for_each(|x| *x = x.tanh());
+    let rank = low.w.n_out / 5;
+    let targets = [4, 1, 2, 0, 3];
+    for (i, target) in targets.into_iter().enumerate() {
+        let part = &mut b.part[..m * rank];
+        for (to, low) in part
+            .chunks_exact_mut(rank)
+            .zip(low_rows.chunks_exact(5 * rank))
+        {
+            to.copy_from_slice(&low[i * rank..][..rank]);
+        }
+        pass.linear(
+            part,
+            m,
+            &mut [Product::of_weight(&up.matrix(i, 5), b.out, m)],
+        );
+        let share = &shares[i * n..][..n];
+        let rows = b.blend.chunks_exact_mut(n).zip(b.out.chunks_exact(n));
+        for ((to, change), (x, before)) in rows.zip(x.chunks_exact(n).zip(b.before.chunks_exact(n)))
+        {
+            for (j, to) in to.iter_mut().enumerate() {
+                *to = x[j] + (before[j] - x[j]) * (share[j] + change[j]);
+            }
+        }
+        let (matrix, to) = match target {
+            0 => (&w.receptance, &mut *b.r),
+            1 => (&w.key, &mut *b.k),
+            2 => (&w.value, &mut *b.v),
+            3 => (gate, &mut *b.gate),
+            _ => {
+                let part = &mut b.part[..m * decay_low.w.n_out];
+                pass.linear(b.blend, m, &mut [Product::of(decay_low, part, m)]);
+                part.iter_mut().for_each(|x| *x = x.tanh());
+                pass.linear(part, m, &mut [Product::of(decay_up, b.decay, m)]);
+                continue;
+            }
+        };
+        let to = &mut to[..m * matrix.w.n_out];
+        pass.linear(b.blend, m, &mut [Product::of(matrix, to, m)]);
+    }
+}
+
+fn six(
+    pass: &mut Mixing<'_, '_, '_>,
+    spec: &TimeMixSpec,
+    (w, w6): (&TimeMix, &TimeMix6),
+    m: usize,
+    b: &mut TimeBuffers<'_>,
+) {
+    let (n, first) = (spec.n_embd(), &w6.first);
+    let (r, k, v, decays) = (&*b.r, &*b.k, &*b.v, &*b.decay);
+    pass.cx
+        .crew
+        .when(m > 1)
+        .for_chunks(b.feed, 4 * n, |row, feed| {
+            let row = row * n..(row + 1) * n;
+            feed[..n].copy_from_slice(&r[row.clone()]);
+            feed[n..2 * n].copy_from_slice(&k[row.clone()]);
+            feed[2 * n..3 * n].copy_from_slice(&v[row.clone()]);
+            let decays = feed[3 * n..].iter_mut().zip(&decays[row]).zip(&w6.decay);
+            decays.for_each(|((to, x), bias)| *to = (-(x + bias).exp()).exp());
+        });
+    pass.recur(&Rule6 { spec, first }, (b.feed, 4 * n), b.by_part, b.out);
+    norm_heads(pass.cx.arch, spec, w, b.out);
+    b.out
+        .iter_mut()
+        .zip(&*b.gate)
+        .for_each(|(out, gate)| *out *= silu(*gate));
+}
+
+/// RWKV 6 as linear attention: a token is in the state already when it is read, its keys count as
+/// much as the state forgets for them, and gates are sigmoids.
+fn linear(
+    pass: &mut Mixing<'_, '_, '_>,
+    spec: &TimeMixSpec,
+    w6: &TimeMix6,
+    m: usize,
+    b: &mut TimeBuffers<'_>,
+) {
+    let (n, d, n_key) = (spec.n_embd(), spec.head_dim, spec.n_key());
+    let n_group = n / n_key;
+    let scale = 1.0 / (d as f32).sqrt();
+    let (r, k, v, decays) = (&*b.r, &*b.k, &*b.v, &*b.decay);
+    let workers = pass.cx.crew.when(m > 1);
+    workers.for_chunks(b.feed, 4 * n, |row, feed| {
+        let [r, decays] = [r, decays].map(|x| &x[row * n..][..n]);
+        let [k, v] = [k, v].map(|x| &x[row * n_key..][..n_key]);
+        for j in 0..n {
+            // The key/value head of the head, and the place in it.
+            let of_key = j / d / n_group * d + j % d;
+            let decay = (-(decays[j] + w6.decay[j]).exp()).exp();
+            feed[j] = r[j] * scale;
+            feed[n + j] = k[of_key] * (1.0 - decay);
+            feed[2 * n + j] = v[of_key];
+            feed[3 * n + j] = decay;
+        }
+    });
+    pass.recur(&LinearRule(spec), (b.feed, 4 * n), b.by_part, b.out);
+    b.out
+        .iter_mut()
+        .zip(&*b.gate)
+        .for_each(|(out, gate)| *out *= sigmoid(*gate));
 }
 
 fn seven(
@@ -360,8 +438,12 @@ fn seven(
     }
     blend(b.blend, x, b.before, share(4));
     low(pass, b.blend, &w7.rate, |x| x, b.rate);
-    blend(b.blend, x, b.before, share(5));
-    low(pass, b.blend, &w7.gate, sigmoid, b.gate);
+    if let Some(gate) = &w7.gate {
+        blend(b.blend, x, b.before, share(5));
+        low(pass, b.blend, gate, sigmoid, b.gate);
+    } else {
+        b.gate.fill(1.0);
+    }
     let (r, v, rate, decay) = (&*b.r, &*b.v, &*b.rate, &*b.decay);
     pass.cx
         .crew
@@ -406,8 +488,9 @@ fn seven(
     }
 }
 
-/// A layer norm of each head.
+/// A layer norm of each head, if there is one.
 fn norm_heads(arch: Arch, spec: &TimeMixSpec, w: &TimeMix, x: &mut [f32]) {
+    let Some(norm) = &w.norm else { return };
     let d = spec.head_dim;
     let mut from = [0.0; MAX_HEAD_DIM];
     let from = &mut from[..d];
@@ -417,8 +500,8 @@ fn norm_heads(arch: Arch, spec: &TimeMixSpec, w: &TimeMix, x: &mut [f32]) {
         arch.layer_norm(
             x,
             from,
-            &w.norm.w[head..][..d],
-            &w.norm.b[head..][..d],
+            &norm.w[head..][..d],
+            &norm.b[head..][..d],
             HEAD_EPS,
         );
     }

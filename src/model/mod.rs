@@ -604,8 +604,8 @@ impl Model {
         // The last layer's block runs once less.
         let last_block = h.n_own() - 1;
         let n_whole = |t: &TensorInfo| match in_layer(&t.name) {
-            Some((i, _)) if i < last_block => h.n_loop as u64,
-            Some(_) => h.n_loop as u64 - 1,
+            Some((i, _)) if i < last_block => h.n_runs(i) as u64,
+            Some(_) => h.n_runs(last_block) as u64 - 1,
             None => 0,
         };
         let layers: u64 = self.multiplied().map(|t| n_whole(t) * weights(t)).sum();
@@ -621,7 +621,7 @@ impl Model {
 
     /// Times that a pass multiplies by a tensor.
     fn n_runs(&self, t: &TensorInfo) -> u64 {
-        in_layer(&t.name).map_or(1, |_| self.hparams().n_loop as u64)
+        in_layer(&t.name).map_or(1, |(i, _)| self.hparams().n_runs(i) as u64)
     }
 
     /// The mixture to which a tensor of stacked experts belongs.

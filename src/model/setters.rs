@@ -54,18 +54,9 @@ impl Hparams {
     }
 
     /// Gives attention ALiBi instead of a rope.
-    pub(crate) fn set_alibi(&mut self, max_bias: f32) -> Result<(), ModelError> {
-        for attn in self.attention_mut() {
-            if attn.n_group() > 1 {
-                let what = format!(
-                    "ALiBi with {} query heads for each key/value head is not supported",
-                    attn.n_group()
-                );
-                return Err(ModelError::Inconsistent { what });
-            }
-            (attn.rope, attn.alibi) = (None, Some(max_bias));
-        }
-        Ok(())
+    pub(crate) fn set_alibi(&mut self, max_bias: f32) {
+        self.attention_mut()
+            .for_each(|attn| (attn.rope, attn.alibi) = (None, Some(max_bias)));
     }
 
     /// Sets the attention temperature, if the file has one; `default` is scale and length if the

@@ -10,6 +10,7 @@ use crate::layers::mtp::MtpInput;
 use crate::layers::norm::weights::Norm;
 use crate::layers::per_layer_embedding::PerLayerInputs;
 use crate::layers::rope::weights::RopeFactors;
+use crate::layers::stacks::Stacks;
 use crate::lora::Site;
 use crate::quant::DType;
 use std::sync::Arc;
@@ -32,6 +33,8 @@ pub(crate) struct Weights {
     /// Embedding of the first token type, added to all embeddings.
     pub(crate) token_types: Option<Vec<f32>>,
     pub(crate) embd_norm: Option<Norm>,
+    /// Of two stacks that run in turn.
+    pub(crate) stacks: Option<Stacks>,
     pub(crate) layers: Vec<Layer>,
     pub(crate) output_norm: Option<Norm>,
     pub(crate) output: Linear,

@@ -182,7 +182,7 @@ fn f16_models_of_every_family() {
         worst.join("\n")
     );
     assert!(
-        n_models >= if emulated() { FAMILIES.len() } else { 100 },
+        n_models >= if emulated() { FAMILIES.len() } else { 110 },
         "only {n_models} models found"
     );
 }

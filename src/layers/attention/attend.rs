@@ -120,13 +120,13 @@ impl AttnLayer<'_> {
         (start as u32, end as u32)
     }
 
-    /// Clears rows of KV head `head`, whose query heads alternate, except for the sinks: these are
+    /// Clears rows of the set `head` of query heads, which alternate, except for the sinks: these are
     /// keys before all others with values of 0.
     fn begin(&self, partial: &mut AttnPartial<'_>, head: usize) {
         partial.clear();
         if let Some(sinks) = self.sinks {
-            let n_group = self.spec.n_group();
-            let sinks = sinks[head * n_group..][..n_group].iter().cycle();
+            let n_together = self.spec.n_together();
+            let sinks = sinks[head * n_together..][..n_together].iter().cycle();
             partial
                 .max
                 .iter_mut()
@@ -144,8 +144,8 @@ impl AttnLayer<'_> {
 
     /// Values of their partial results.
     fn partials_len(&self, slots: &[SlotView<'_>]) -> usize {
-        let len = AttnPartial::len(self.spec.n_group(), self.spec.head_dim_v);
-        slots.len() * self.spec.n_head_kv * self.n_pieces(slots) * len
+        let len = AttnPartial::len(self.spec.n_together(), self.spec.head_dim_v);
+        slots.len() * self.spec.n_set() * self.n_pieces(slots) * len
     }
 
     /// Attention of slots with one row each, stored one after the other. A task takes a head of one
@@ -165,14 +165,14 @@ impl AttnLayer<'_> {
             i,
             ..
         } = *self;
-        let (n_group, d, d_v) = (spec.n_group(), spec.head_dim, spec.head_dim_v);
+        let (n_together, d, d_v) = (spec.n_together(), spec.head_dim, spec.head_dim_v);
         let pieces = |s: usize| slots[s].kv.pieces(i, self.range(&slots[s], 0));
         let n_pieces = self.n_pieces(slots);
-        let len = AttnPartial::len(n_group, d_v);
+        let len = AttnPartial::len(n_together, d_v);
         crew.for_chunks(partials, len, |task, values| {
             let (row, piece) = (task / n_pieces, task % n_pieces);
-            let (s, head) = (row / spec.n_head_kv, row % spec.n_head_kv);
-            let mut partial = AttnPartial::of(values, n_group);
+            let (s, head) = (row / spec.n_set(), row % spec.n_set());
+            let mut partial = AttnPartial::of(values, n_together);
             if piece == 0 {
                 self.begin(&mut partial, head);
             } else {
@@ -183,23 +183,23 @@ impl AttnLayer<'_> {
                 // Most groups are small, and filling the largest takes as long as reading some
                 // keys.
                 let (small, large);
-                let ranges: &[_] = if n_group <= 16 {
+                let ranges: &[_] = if n_together <= 16 {
                     small = [range; 16];
                     &small
                 } else {
                     large = [range; MAX_GROUP];
                     &large
                 };
-                let q = &q_by_head[row * n_group * d..][..n_group * d];
+                let q = &q_by_head[row * n_together * d..][..n_together * d];
                 let kv = &*slots[s].kv;
                 let params = attn_params(spec, head, slots[s].is_generated());
                 kv.attention(
                     arch,
-                    (i, head),
+                    (i, spec.kv_head(head)),
                     piece,
                     &mut partial,
                     q,
-                    &ranges[..n_group],
+                    &ranges[..n_together],
                     &params,
                 );
             }
@@ -207,16 +207,20 @@ impl AttnLayer<'_> {
         let workers = crew.when(slots.len() * n_pieces > FEW_PIECES);
         workers.for_chunk_pairs(
             out,
-            n_group * d_v,
+            n_together * d_v,
             partials,
             n_pieces * len,
             |row, out, partials| {
                 let (total, rest) = partials.split_at_mut(len);
-                let mut total = AttnPartial::of(total, n_group);
+                let mut total = AttnPartial::of(total, n_together);
                 let params = attn_params(spec, 0, true);
-                let n = pieces(row / spec.n_head_kv).count();
+                let n = pieces(row / spec.n_set()).count();
                 for partial in rest.chunks_exact_mut(len).take(n - 1) {
-                    arch.attention_merge(&mut total, &AttnPartial::of(partial, n_group), &params);
+                    arch.attention_merge(
+                        &mut total,
+                        &AttnPartial::of(partial, n_together),
+                        &params,
+                    );
                 }
                 arch.attention_finish(&mut total, &params);
                 out.copy_from_slice(total.out);
@@ -227,7 +231,7 @@ impl AttnLayer<'_> {
     /// Number of tiles of a slot with `m` rows.
     fn n_tiles(&self, m: usize) -> usize {
         let (tile, m_padded) = attn_tiles(self.spec, m);
-        self.spec.n_head_kv * (m_padded / tile)
+        self.spec.n_set() * (m_padded / tile)
     }
 
     /// Attention of a slot with several rows. A task takes one of the tiles through all pieces of
@@ -242,18 +246,18 @@ impl AttnLayer<'_> {
         let spec = self.spec;
         let n_rows = self.rows.of(slot).2;
         let (tile, m_padded) = attn_tiles(spec, n_rows);
-        let (per_head, size) = (m_padded / tile, tile * spec.n_group() * spec.head_dim_v);
+        let (per_head, size) = (m_padded / tile, tile * spec.n_together() * spec.head_dim_v);
         let out = &mut out[tiles.start * size..tiles.end * size];
         self.crew.for_chunks(out, size, |task, out| {
             let task = tiles.start + task;
             let (head, token) = (task / per_head, task % per_head * tile);
-            let first = (head * m_padded + token) * spec.n_group() * spec.head_dim;
+            let first = (head * m_padded + token) * spec.n_together() * spec.head_dim;
             let tokens = token..n_rows.min(token + tile);
             self.tile(slot, head, tokens, &q_by_head[first..], out);
         });
     }
 
-    /// Attention of KV head `head` for some rows of a slot.
+    /// Attention of the set `head` of query heads for some rows of a slot.
     fn tile(
         &self,
         slot: &SlotView<'_>,
@@ -263,12 +267,12 @@ impl AttnLayer<'_> {
         out: &mut [f32],
     ) {
         let AttnLayer { arch, spec, i, .. } = *self;
-        let (n_group, d, d_v) = (spec.n_group(), spec.head_dim, spec.head_dim_v);
-        let n_rows = tokens.len() * n_group;
+        let (n_together, d, d_v) = (spec.n_together(), spec.head_dim, spec.head_dim_v);
+        let n_rows = tokens.len() * n_together;
         let (mut ranges, mut max, mut sum) =
             ([(0, 0); MAX_GROUP], [0.0; MAX_GROUP], [0.0; MAX_GROUP]);
         for (j, to) in ranges[..n_rows].iter_mut().enumerate() {
-            *to = self.range(slot, tokens.start + j / n_group);
+            *to = self.range(slot, tokens.start + j / n_together);
         }
         let ranges = &ranges[..n_rows];
         let params = attn_params(spec, head, slot.is_generated());
@@ -305,7 +309,7 @@ impl AttnLayer<'_> {
         }
     }
 
-    /// Adds what queries of KV head `head` find in the keys of these ranges, piece by piece.
+    /// Adds what queries of the set `head` of query heads find in the keys of these ranges, piece by piece.
     fn add(
         &self,
         slot: &SlotView<'_>,
@@ -316,9 +320,10 @@ impl AttnLayer<'_> {
         params: &AttnParams,
     ) {
         let (i, all) = (self.i, (ranges[0].0, ranges[ranges.len() - 1].1));
+        let kv_head = self.spec.kv_head(head);
         for piece in slot.kv.pieces(i, all) {
             slot.kv
-                .attention(self.arch, (i, head), piece, total, q, ranges, params);
+                .attention(self.arch, (i, kv_head), piece, total, q, ranges, params);
         }
     }
 
@@ -381,10 +386,10 @@ impl AttnLayer<'_> {
         to
     }
 
-    /// Copies a slot's output by head, `(n_head_kv, m_padded, n_group, head_dim_v)`, to rows `(m,
+    /// Copies a slot's output by head, `(n_set, m_padded, n_together, head_dim_v)`, to rows `(m,
     /// n_head·head_dim_v)`.
     fn slot_by_row(&self, by_head: &[f32], to: &mut [f32]) {
-        let width = self.spec.n_group() * self.spec.head_dim_v;
+        let width = self.spec.n_together() * self.spec.head_dim_v;
         let m_padded = by_head.len() / self.spec.n_out();
         self.crew.for_chunks(to, self.spec.n_out(), |row, to| {
             for (head, to) in to.chunks_exact_mut(width).enumerate() {
@@ -394,7 +399,7 @@ impl AttnLayer<'_> {
     }
 }
 
-/// Parameters of attention kernels for the query heads of KV head `head`.
+/// Parameters of attention kernels for the set `head` of query heads.
 pub(crate) fn attn_params(spec: &AttnSpec, head: usize, exact: bool) -> AttnParams {
     let &AttnSpec {
         head_dim,
@@ -403,7 +408,7 @@ pub(crate) fn attn_params(spec: &AttnSpec, head: usize, exact: bool) -> AttnPara
         softcap,
         ..
     } = spec;
-    // With a slope there is one query head, and everything is computed in `f32`.
+    // With a slope there is one query head in a set, and everything is computed in `f32`.
     let slope = spec.slope(head);
     AttnParams {
         head_dim,

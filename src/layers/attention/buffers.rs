@@ -16,7 +16,8 @@ pub(super) struct AttnBuffers<'a> {
     pub(super) q: &'a mut [f32],
     pub(super) k: &'a mut [f32],
     pub(super) v: &'a mut [f32],
-    /// Queries and outputs by KV head, slot by slot: `(n_head_kv, m_padded, n_group, head_dim)`.
+    /// Queries and outputs by set of query heads, slot by slot: `(n_set, m_padded, n_together,
+    /// head_dim)`.
     pub(super) q_by_head: &'a mut [f32],
     pub(super) out_by_head: &'a mut [f32],
     pub(super) attn: &'a mut [f32],
@@ -27,8 +28,7 @@ pub(super) struct AttnBuffers<'a> {
     pub(super) q_gate: &'a mut [f32],
     pub(super) latent: LatentBuffers<'a>,
     pub(super) index: IndexBuffers<'a>,
-    /// Partial results of slots with one row: an [`AttnPartial`] for each of `(slot, n_head_kv,
-    /// n_pieces)`.
+    /// Partial results of slots with one row: an [`AttnPartial`] for each of `(slot, n_set, n_pieces)`.
     pub(super) partials: &'a mut [f32],
 }
 
@@ -90,11 +90,13 @@ impl<'a> AttnBuffers<'a> {
             out_by_head: frame.take(m_padded * n_attn),
             attn: frame.take(m * n_attn),
             gate: frame.take(m * spec.n_gate()),
-            gated: frame.take(if spec.gate_by_head || spec.gate_softplus {
-                m * spec.n_mixed()
-            } else {
-                0
-            }),
+            gated: frame.take(
+                if spec.gate_by_head || spec.gate_softplus || spec.sub_norm {
+                    m * spec.n_mixed()
+                } else {
+                    0
+                },
+            ),
             q_gate: frame.take(if spec.gate_in_q { 2 * m * n_q } else { 0 }),
             latent: LatentBuffers::take(frame, spec, m_kv, m),
             index: IndexBuffers::take(frame, spec.index.as_ref(), (m_kv, m), longest),
@@ -129,6 +131,6 @@ pub(crate) fn bytes<'k>(
 /// Tokens per attention task, and the padded number of tokens, which is never 0.
 pub(crate) fn attn_tiles(spec: &AttnSpec, m: usize) -> (usize, usize) {
     let m = m.max(1);
-    let tile = (ATTN_ROWS / spec.n_group()).clamp(1, m);
+    let tile = (ATTN_ROWS / spec.n_together()).clamp(1, m);
     (tile, m.next_multiple_of(tile))
 }

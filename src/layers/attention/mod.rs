@@ -166,6 +166,7 @@ impl<'a> Attention<'a> {
         } = AttnBuffers::of(cx, spec, inner);
         let attn = self.layer(cx).by_row(&cx.slots, out_by_head, attn);
         cx.tap(Tap::KqvOut, attn);
+        let eps = cx.h.norm_eps;
         let mut on = cx.of_rows();
         if let Some(w) = &w.gate {
             let x = &s.normed[..m * w.w.n_in];
@@ -175,7 +176,16 @@ impl<'a> Attention<'a> {
             Some(of) if of.absorbed => latent.values(&mut on, (spec, of, w), m, attn),
             _ => attn,
         };
-        let attn = gate::apply(on.ctx, spec, attn, (gate, gated), m);
+        let attn = match &w.sub_norm {
+            Some(norm) => {
+                let n = norm.len();
+                on.crew.when(m > 1).for_chunks(gated, n, |row, to| {
+                    on.arch.rms_norm(to, &attn[row * n..][..n], norm, eps)
+                });
+                &*gated
+            }
+            None => gate::apply(on.ctx, spec, attn, (gate, gated), m),
+        };
         let branch = &mut s.branch[..m * w.wo.w.n_out];
         on.linear(attn, m, &mut [Product::of(&w.wo, branch, m)]);
         if let Some(of_layer) = switch {

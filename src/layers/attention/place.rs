@@ -139,6 +139,15 @@ fn norm_rows(
                 .zip(norm)
                 .for_each(|(x, w)| *x = *x * factor * w);
         }),
+        Some(QkNorm::RmsByHead) => workers.for_chunks(x, norm.len(), |_, row| {
+            for (x, w) in row
+                .chunks_exact_mut(spec.head_dim)
+                .zip(norm.chunks_exact(spec.head_dim))
+            {
+                let factor = rms_factor(arch, x, eps);
+                x.iter_mut().zip(w).for_each(|(x, w)| *x = *x * factor * w);
+            }
+        }),
         Some(QkNorm::LayerByHead) => workers.for_chunks(x, norm.len(), |_, row| {
             let (mut from, no_bias) = ([0.0; MAX_HEAD_DIM], [0.0; MAX_HEAD_DIM]);
             let (from, no_bias) = (&mut from[..spec.head_dim], &no_bias[..spec.head_dim]);
@@ -214,18 +223,19 @@ impl Queries<'_> {
     /// Writes the queries of all slots, see [`AttnBuffers::q_by_head`].
     fn write(&self, crew: &Crew<'_>, slots: &[SlotView<'_>], q_by_head: &mut [f32]) {
         let spec = self.heads.spec;
-        let (n_group, d) = (spec.n_group(), spec.head_dim);
+        let (n_together, d) = (spec.n_together(), spec.head_dim);
         let mut rest = q_by_head;
         for group in groups(spec, self.rows, slots) {
             let (to, tail) = rest.split_at_mut(group.m_padded * spec.n_q());
             rest = tail;
             match group.slots {
                 [slot] if group.n_rows > 1 => {
-                    let size = group.m_padded * n_group * d;
-                    crew.for_chunks(to, size, |head, to| {
-                        let to = to.chunks_exact_mut(d).take(group.n_rows * n_group);
+                    let size = group.m_padded * n_together * d;
+                    crew.for_chunks(to, size, |set, to| {
+                        let to = to.chunks_exact_mut(d).take(group.n_rows * n_together);
                         for (j, to) in to.enumerate() {
-                            let (token, q_head) = (j / n_group, head * n_group + j % n_group);
+                            let (token, q_head) =
+                                (j / n_together, set * n_together + j % n_together);
                             self.head(slot, token, q_head, to);
                         }
                     });

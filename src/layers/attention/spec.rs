@@ -63,6 +63,8 @@ pub struct AttnSpec {
     pub gate_by_head: bool,
     /// Whether the gate is `ln(1 + eˣ)` of that product instead of its sigmoid.
     pub gate_softplus: bool,
+    /// Whether the output of all heads together has a norm; such heads have no gate.
+    pub sub_norm: bool,
     /// Latent attention, from which the other sizes follow.
     pub latent: Option<LatentSpec>,
     /// Choice of the positions that are seen.
@@ -97,6 +99,7 @@ impl Default for AttnSpec {
             gate_in_q: false,
             gate_by_head: false,
             gate_softplus: false,
+            sub_norm: false,
             latent: None,
             index: None,
         }
@@ -107,6 +110,26 @@ impl AttnSpec {
     /// Query heads that share one key/value head.
     pub fn n_group(&self) -> usize {
         self.n_head / self.n_head_kv
+    }
+
+    /// Query heads whose scores are computed together: those that share a key/value head or, where
+    /// each has a slope of its own, one.
+    pub(crate) fn n_together(&self) -> usize {
+        if self.alibi.is_some() {
+            1
+        } else {
+            self.n_group()
+        }
+    }
+
+    /// Sets of heads that are computed together.
+    pub(crate) fn n_set(&self) -> usize {
+        self.n_head / self.n_together()
+    }
+
+    /// The key/value head that a set of query heads reads.
+    pub(crate) fn kv_head(&self, set: usize) -> usize {
+        set * self.n_together() / self.n_group()
     }
 
     /// Width of the queries of a token.
@@ -196,6 +219,8 @@ pub enum QkNorm {
     Full,
     /// Each head separately with weights of its own, mean and variance, no bias.
     LayerByHead,
+    /// Each head separately with weights of its own (PLaMo 2).
+    RmsByHead,
 }
 
 #[cfg(test)]

@@ -21,6 +21,8 @@ pub(crate) struct Attn {
     /// Gate of the output of all heads, see
     /// [`AttnSpec::gated`](crate::layers::attention::spec::AttnSpec::gated).
     pub(crate) gate: Option<Linear>,
+    /// Norm of the output of all heads.
+    pub(crate) sub_norm: Option<Vec<f32>>,
     /// With latent attention, `wk` computes the latent and the rotated part of keys. `wv` holds
     /// the matrices of all heads from the latent to keys and values or, in the absorbed form,
     /// to values only.

@@ -1,4 +1,5 @@
-//! Dense feed-forward layers: `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`.
+//! Dense feed-forward layers: `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; some have a norm
+//! before `down`.
 
 pub(crate) mod spec;
 pub(crate) mod weights;
@@ -13,6 +14,7 @@ use crate::layers::activation::{
 };
 use crate::layers::context::Context;
 use crate::layers::dense_ffn::weights::Ffn;
+use crate::layers::norm::rms_factor;
 use crate::layers::switch;
 use crate::layers::switch::weights::SwitchLayer;
 
@@ -117,7 +119,17 @@ pub(crate) fn activate(ctx: Ctx<'_>, ffn: &Ffn, m: usize, inner: &mut [u8]) {
             .when(m > 1)
             .for_chunks(gate, n_ff, |_, gate| gaussian_top_k(gate, n));
     }
+    let gated = ffn.activation.is_gated();
     act(ctx, ffn, m, gate, up);
+    if let Some((norm, eps)) = &ffn.sub_norm {
+        let x = if gated { gate } else { up };
+        ctx.crew.when(m > 1).for_chunks(x, n_ff, |_, x| {
+            let factor = rms_factor(ctx.arch, x, *eps);
+            x.iter_mut()
+                .zip(norm)
+                .for_each(|(x, norm)| *x = *x * factor * norm);
+        });
+    }
 }
 
 /// Last step: the product with `down`.

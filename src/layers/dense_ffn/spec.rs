@@ -15,4 +15,6 @@ pub struct DenseSpec {
     /// Standard deviations above their mean below which gates are 0; what is left is reduced by as
     /// much (Gemma 3n).
     pub sparsity: Option<f32>,
+    /// Whether what `down` is multiplied by has a norm.
+    pub sub_norm: bool,
 }

@@ -21,7 +21,7 @@ pub struct LayerSpec {
     /// The matrices that have a bias.
     pub biases: Biases,
     /// Factor on the outputs of mixer and feed-forward layer before they are added to the residual
-    /// stream.
+    /// stream; with [`Norms::OfStream`], on the stream to which they are added.
     pub residual_scale: f32,
     /// Factor on the residual stream after the layer.
     pub output_scale: OutputScale,
@@ -125,26 +125,43 @@ pub enum FfnSpec {
     Moe(MoeSpec),
     /// Both, each with norms of its own on its input and output; their outputs are added.
     Both(DenseSpec, MoeSpec),
+    /// Both, without norms of their own on their outputs, which are added.
+    Beside(DenseSpec, MoeSpec, BesideSpec),
     /// None: the layer is a mixer alone.
     #[default]
     None,
 }
 
+/// How a dense layer and a mixture beside it are put together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct BesideSpec {
+    /// Whether the mixture reads the layer's input, before the mixer, through a norm of its own
+    /// (Arctic).
+    pub reads_input: bool,
+    /// Factor on the sum of both outputs.
+    pub scale: f32,
+}
+
 impl FfnSpec {
     /// Width of the widest hidden layer.
     pub fn n_ff(&self) -> usize {
-        let of_mixture = |moe: &MoeSpec| moe.n_ff.max(moe.shared.map_or(0, |shared| shared.n_ff));
+        let of_mixture = |moe: &MoeSpec| {
+            let shared = moe.shared.map_or(0, |shared| shared.n_ff);
+            let adjugate = moe.adjugate.map_or(0, |adjugate| adjugate.n_ff);
+            moe.n_ff.max(shared).max(adjugate)
+        };
         match self {
             FfnSpec::Dense(ffn) => ffn.n_ff,
             FfnSpec::Moe(moe) => of_mixture(moe),
-            FfnSpec::Both(ffn, moe) => of_mixture(moe).max(ffn.n_ff),
+            FfnSpec::Both(ffn, moe) | FfnSpec::Beside(ffn, moe, _) => of_mixture(moe).max(ffn.n_ff),
             FfnSpec::None => 0,
         }
     }
 
     pub(crate) fn moe_mut(&mut self) -> Option<&mut MoeSpec> {
         match self {
-            FfnSpec::Moe(moe) | FfnSpec::Both(_, moe) => Some(moe),
+            FfnSpec::Moe(moe) | FfnSpec::Both(_, moe) | FfnSpec::Beside(_, moe, _) => Some(moe),
             FfnSpec::Dense(_) | FfnSpec::None => None,
         }
     }
@@ -152,7 +169,7 @@ impl FfnSpec {
     /// The mixture of experts, if it has one.
     pub fn moe(&self) -> Option<&MoeSpec> {
         match self {
-            FfnSpec::Moe(moe) | FfnSpec::Both(_, moe) => Some(moe),
+            FfnSpec::Moe(moe) | FfnSpec::Both(_, moe) | FfnSpec::Beside(_, moe, _) => Some(moe),
             FfnSpec::Dense(_) | FfnSpec::None => None,
         }
     }

@@ -44,10 +44,22 @@ pub(crate) enum FeedForward {
     Dense(Box<Ffn>),
     Moe(Box<Moe>),
     Both(Box<Both>),
+    Beside(Box<Beside>),
     None,
 }
 
-/// A dense layer beside a mixture.
+/// A dense layer beside a mixture, without norms of their outputs.
+#[derive(Clone, Debug)]
+pub(crate) struct Beside {
+    pub(crate) dense: Ffn,
+    pub(crate) moe: Moe,
+    /// Norm of the layer's input, if the mixture reads that.
+    pub(crate) moe_norm: Option<Norm>,
+    /// Factor on the sum of both.
+    pub(crate) scale: f32,
+}
+
+/// A dense layer beside a mixture, with norms of both.
 #[derive(Clone, Debug)]
 pub(crate) struct Both {
     pub(crate) dense: Ffn,

@@ -1,5 +1,6 @@
 //! Mixtures of experts: products by expert.
 
+mod adjugate;
 mod routing;
 pub(crate) mod spec;
 pub(crate) mod weights;
@@ -13,7 +14,7 @@ use crate::layers::context::{Context, Ends};
 use crate::layers::dense_ffn::weights::Ffn;
 use crate::layers::dense_ffn::{FfnBuffers, act, feed_forward};
 use crate::layers::hparams::Hparams;
-use crate::layers::layer::weights::Both;
+use crate::layers::layer::weights::{Beside, Both};
 use crate::layers::moe::spec::{MAX_EXPERT, MoeSpec};
 use crate::layers::moe::weights::Moe;
 use crate::layers::residual::Residual;
@@ -112,6 +113,11 @@ pub(crate) fn experts(
                 .linear(sum, m, &mut [Product::of(up, s.branch, m)]);
             b.latent = latent;
         }
+    }
+    if let (Some(spec), Some(experts)) = (&moe.spec.adjugate, &moe.adjugate) {
+        adjugate::choose(moe, spec, (b.router, b.chosen, b.weights), m);
+        sum_experts(cx, experts, b, (s.branch, s.normed), inner);
+        cx.arch.add_scaled(s.branch, s.normed, spec.scale);
     }
     if let Some(shared) = &moe.shared {
         add_shared(cx, (moe, shared), b, s, inner);
@@ -221,7 +227,9 @@ fn experts_of_one(
     let order = &mut order[..moe.spec.n_used];
     order.iter_mut().zip(0..).for_each(|(to, i)| *to = i);
     order.sort_unstable_by_key(|&i| (chosen[i as usize], i));
-    for order in order.chunks(MAX_EXPERTS) {
+    // Places without an expert are the last ones, see `adjugate`.
+    let n_chosen = order.partition_point(|&i| (chosen[i as usize] as usize) < moe.spec.n_expert);
+    for order in order[..n_chosen].chunks(MAX_EXPERTS) {
         let m = order.len();
         let experts: [Ffn; MAX_EXPERTS] =
             std::array::from_fn(|i| moe.expert(chosen[order[i.min(m - 1)] as usize] as usize));
@@ -306,6 +314,31 @@ pub(crate) fn both(
     cx.norm(Some(&w.post_moe_norm), s.branch, s.normed);
     s.branch.copy_from_slice(s.normed);
     cx.arch.add(s.branch, dense);
+}
+
+/// A dense layer on `s.normed` beside a mixture on the same rows, or on those that `beside` holds if
+/// the mixture has a norm of its own; leaves the sum of their outputs in `s.branch`. `beside` has as
+/// much room.
+pub(crate) fn beside(
+    cx: &mut Context<'_, '_>,
+    w: &Beside,
+    b: &mut MoeBuffers<'_>,
+    s: &mut Residual<'_>,
+    beside: &mut [f32],
+    inner: &mut [u8],
+) {
+    let m = cx.n_rows();
+    let beside = &mut beside[..m * cx.h.n_embd];
+    feed_forward(&mut cx.of_rows(), &w.dense, s.normed, m, inner, s.branch);
+    if w.moe_norm.is_some() {
+        s.normed.copy_from_slice(beside);
+    }
+    beside.copy_from_slice(s.branch);
+    experts(cx, &w.moe, b, s, inner);
+    cx.arch.add(s.branch, beside);
+    if w.scale != 1.0 {
+        s.branch.iter_mut().for_each(|x| *x *= w.scale);
+    }
 }
 
 /// Sorts the indices of `chosen` into `order`, by the expert chosen there, and returns where those of each expert

@@ -181,6 +181,7 @@ mod tests {
             fused: false,
             latent: None,
             latent_norm: false,
+            adjugate: None,
             shared: None,
         }
     }

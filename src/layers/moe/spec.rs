@@ -43,6 +43,8 @@ pub struct MoeSpec {
     pub latent: Option<usize>,
     /// Whether the sum of what experts write as shorter vectors has a norm.
     pub latent_norm: bool,
+    /// Smaller experts behind the others, if there are some; then no expert is shared.
+    pub adjugate: Option<AdjugateSpec>,
     /// The expert that every token uses.
     pub shared: Option<SharedSpec>,
 }
@@ -67,6 +69,7 @@ impl Default for MoeSpec {
             fused: false,
             latent: None,
             latent_norm: false,
+            adjugate: None,
             shared: None,
         }
     }
@@ -97,6 +100,19 @@ pub struct ExpertGroups {
     pub n_group: usize,
     /// Groups that a token chooses from.
     pub n_used: usize,
+}
+
+/// Adjugate experts (GroveMoE, arXiv 2508.07785), each shared by a group of adjacent experts: they
+/// read the sum of what a token's experts write, and what they make of it is added.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct AdjugateSpec {
+    /// Experts that share one.
+    pub n_group: usize,
+    /// Width of the hidden layer of one.
+    pub n_ff: usize,
+    /// Factor on their sum.
+    pub scale: f32,
 }
 
 /// The expert of a mixture that every token uses.

@@ -23,6 +23,8 @@ pub(crate) struct Moe {
     /// Matrices of all experts, one after the other; `up` contains the gates, too, if they are
     /// fused.
     pub(crate) stacked: Ffn,
+    /// The experts behind the others, whose router is the same.
+    pub(crate) adjugate: Option<Box<Moe>>,
     pub(crate) shared: Option<Ffn>,
     /// Gate of the shared expert, whose output is multiplied by the sigmoid of this matrix's
     /// product.
@@ -36,6 +38,7 @@ impl Moe {
         let Ffn {
             activation,
             sparsity,
+            sub_norm,
             gate,
             up,
             down,
@@ -49,6 +52,7 @@ impl Moe {
         Ffn {
             activation: *activation,
             sparsity: *sparsity,
+            sub_norm: sub_norm.clone(),
             gate,
             up,
             down: one(down),

@@ -32,6 +32,9 @@ pub enum Norms {
     /// On the inputs of both; the residual stream behind the layer goes through the model's last
     /// norm (between two loops over the layers).
     BeforeAndLast,
+    /// On the residual stream, before both: it goes on from there, times the residual scale
+    /// (MiniMax 01).
+    OfStream,
     /// On the outputs of both.
     After,
     /// On inputs and outputs of both.

@@ -8,7 +8,7 @@ pub(crate) struct Norm {
 }
 
 impl Norm {
-    /// Of `n` values, without weights.
+    /// Weights of 1 and biases of 0.
     pub(crate) fn plain(n: usize) -> Norm {
         Norm {
             w: vec![1.0; n],

@@ -2,6 +2,8 @@
 
 use crate::layers::conv::spec::ConvSpec;
 use crate::layers::gated_delta::spec::DeltaSpec;
+use crate::layers::headed_mamba::spec::HeadedMambaSpec;
+use crate::layers::lightning::spec::LightningSpec;
 use crate::layers::mamba::spec::MambaSpec;
 use crate::layers::mamba2::spec::Mamba2Spec;
 use crate::layers::rwkv::spec::{ChannelMixSpec, TimeMixSpec};
@@ -18,6 +20,10 @@ pub enum RecurrentSpec {
     Mamba2(Mamba2Spec),
     /// Gated delta rule (arXiv 2412.06464).
     Delta(DeltaSpec),
+    /// Mamba of PLaMo 2.
+    HeadedMamba(HeadedMambaSpec),
+    /// Lightning attention (arXiv 2401.04658).
+    Lightning(LightningSpec),
     /// Time mix of RWKV (arXiv 2404.05892, 2503.14456).
     TimeMix(TimeMixSpec),
     /// Channel mix of RWKV.
@@ -29,7 +35,10 @@ impl RecurrentSpec {
     pub fn name(&self) -> &'static str {
         match self {
             RecurrentSpec::ShortConv(_) => "short convolutions",
-            RecurrentSpec::Mamba(_) | RecurrentSpec::Mamba2(_) => "state spaces",
+            RecurrentSpec::Mamba(_) | RecurrentSpec::Mamba2(_) | RecurrentSpec::HeadedMamba(_) => {
+                "state spaces"
+            }
+            RecurrentSpec::Lightning(_) => "lightning attention",
             RecurrentSpec::Delta(_) => "delta rules",
             RecurrentSpec::TimeMix(_) | RecurrentSpec::ChannelMix(_) => "RWKV",
         }

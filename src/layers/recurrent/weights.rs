@@ -2,6 +2,8 @@
 
 use crate::compute::weight::Linear;
 use crate::layers::gated_delta::weights::Delta;
+use crate::layers::headed_mamba::weights::HeadedMamba;
+use crate::layers::lightning::weights::Lightning;
 use crate::layers::mamba::weights::Mamba;
 use crate::layers::mamba2::weights::Mamba2;
 use crate::layers::rwkv::weights::{ChannelMix, TimeMix};
@@ -14,6 +16,8 @@ pub(crate) enum Recurrent {
     Mamba(Box<Mamba>),
     Mamba2(Box<Mamba2>),
     Delta(Box<Delta>),
+    HeadedMamba(Box<HeadedMamba>),
+    Lightning(Box<Lightning>),
     TimeMix(Box<TimeMix>),
     ChannelMix(Box<ChannelMix>),
 }
@@ -26,6 +30,8 @@ impl Recurrent {
             Recurrent::Mamba(w) => Some(&w.output),
             Recurrent::Mamba2(w) => Some(&w.output),
             Recurrent::Delta(w) => Some(&w.output),
+            Recurrent::HeadedMamba(w) => Some(&w.output),
+            Recurrent::Lightning(w) => Some(&w.output),
             Recurrent::TimeMix(w) => Some(&w.output),
             Recurrent::ChannelMix(_) => None,
         }

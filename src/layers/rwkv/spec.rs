@@ -10,6 +10,8 @@ pub struct TimeMixSpec {
     pub head_dim: usize,
     /// The version, by the ranks of its products of low rank.
     pub ranks: TimeMixRanks,
+    /// Whether the output of each head has a norm.
+    pub norm: bool,
 }
 
 /// Versions of RWKV.
@@ -23,6 +25,16 @@ pub enum TimeMixRanks {
         /// Of decays.
         decay: usize,
     },
+    /// RWKV 6 as linear attention, with keys and values that heads share (RWKV 6 Qwen 2, arXiv
+    /// 2505.03005).
+    Linear {
+        /// As in RWKV 6.
+        blend: usize,
+        /// As in RWKV 6.
+        decay: usize,
+        /// Heads of keys and values.
+        n_head_kv: usize,
+    },
     /// RWKV 7.
     Seven {
         /// Of decays.
@@ -31,8 +43,8 @@ pub enum TimeMixRanks {
         rate: usize,
         /// Of the blends with the first layer's values; `None`: this is the first layer.
         residual: Option<usize>,
-        /// Of gates.
-        gate: usize,
+        /// Of gates; `None`: there are none.
+        gate: Option<usize>,
     },
 }
 
@@ -45,24 +57,36 @@ impl TimeMixSpec {
     /// Width of the widest product of low rank.
     pub(crate) fn most_rank(&self) -> usize {
         match self.ranks {
-            TimeMixRanks::Six { blend, decay } => decay.max(5 * blend),
+            TimeMixRanks::Six { blend, decay } | TimeMixRanks::Linear { blend, decay, .. } => {
+                decay.max(5 * blend)
+            }
             TimeMixRanks::Seven {
                 decay,
                 rate,
                 residual,
                 gate,
-            } => decay.max(rate).max(residual.unwrap_or(0)).max(gate),
+            } => decay
+                .max(rate)
+                .max(residual.unwrap_or(0))
+                .max(gate.unwrap_or(0)),
         }
     }
 
     /// Values that feed a token into the states.
     pub(crate) fn n_feed(&self) -> usize {
         self.n_embd()
-            * if let TimeMixRanks::Six { .. } = self.ranks {
-                4
-            } else {
-                6
+            * match self.ranks {
+                TimeMixRanks::Six { .. } | TimeMixRanks::Linear { .. } => 4,
+                TimeMixRanks::Seven { .. } => 6,
             }
+    }
+
+    /// Width of the keys of a token, and of its values.
+    pub(crate) fn n_key(&self) -> usize {
+        match self.ranks {
+            TimeMixRanks::Linear { n_head_kv, .. } => n_head_kv * self.head_dim,
+            TimeMixRanks::Six { .. } | TimeMixRanks::Seven { .. } => self.n_embd(),
+        }
     }
 }
 

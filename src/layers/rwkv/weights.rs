@@ -1,4 +1,4 @@
-//! Weights of rWKV.
+//! Weights of RWKV.
 
 use crate::compute::weight::{Linear, Weight};
 use crate::layers::conv::weights::Conv;
@@ -14,7 +14,7 @@ pub(crate) struct TimeMix {
     pub(crate) key: Linear,
     pub(crate) value: Linear,
     /// Of each head of the output.
-    pub(crate) norm: Norm,
+    pub(crate) norm: Option<Norm>,
     pub(crate) output: Linear,
     pub(crate) weights: TimeMixWeights,
 }
@@ -23,10 +23,11 @@ pub(crate) struct TimeMix {
 #[derive(Clone, Debug)]
 pub(crate) enum TimeMixWeights {
     Six(Box<TimeMix6>),
+    Linear(Box<TimeMix6>),
     Seven(Box<TimeMix7>),
 }
 
-/// Weights of RWKV 6.
+/// Weights of RWKV 6, also as linear attention.
 #[derive(Clone, Debug)]
 pub(crate) struct TimeMix6 {
     /// Of the blend from which shares are computed by products of low rank, those of decay, key,
@@ -38,7 +39,7 @@ pub(crate) struct TimeMix6 {
     pub(crate) decay: Vec<f32>,
     pub(crate) decay_low: Linear,
     pub(crate) decay_up: Linear,
-    /// Weight of a token in its own output.
+    /// Weight of a token in its own output; empty where that is as of later ones.
     pub(crate) first: Vec<f32>,
     pub(crate) gate: Linear,
 }
@@ -54,7 +55,7 @@ pub(crate) struct TimeMix7 {
     pub(crate) residual: Option<(Vec<f32>, [Linear; 2])>,
     pub(crate) rate: [Linear; 2],
     pub(crate) rate_bias: Vec<f32>,
-    pub(crate) gate: [Linear; 2],
+    pub(crate) gate: Option<[Linear; 2]>,
     /// Factors on keys, for what is removed from the state, and for what replaces it.
     pub(crate) removal: Vec<f32>,
     pub(crate) replacement: Vec<f32>,

@@ -59,7 +59,7 @@ pub(super) fn attention(
             Some(QkNorm::PlainRotated) => return Ok(Some(vec![1.0; spec.head_dim])),
             Some(QkNorm::PerHead | QkNorm::PerHeadRotated) => spec.head_dim,
             Some(QkNorm::Full) => n,
-            Some(QkNorm::LayerByHead) => {
+            Some(QkNorm::LayerByHead | QkNorm::RmsByHead) => {
                 let values = b.values(&name(part), &[spec.head_dim, n / spec.head_dim])?;
                 return values
                     .map(Some)
@@ -94,6 +94,10 @@ pub(super) fn attention(
             .transpose()?,
         gate: (spec.gated && !spec.gate_in_q)
             .then(|| b.linear(&name("attn_gate"), n_embd, spec.n_gate(), false))
+            .transpose()?,
+        sub_norm: spec
+            .sub_norm
+            .then(|| b.vector(&name("attn_sub_norm.weight"), spec.n_out()))
             .transpose()?,
         latent: None,
         index: spec
@@ -166,6 +170,7 @@ fn latent_attention(
             .gated
             .then(|| linear("attn_gate", n_embd, spec.n_gate()))
             .transpose()?,
+        sub_norm: None,
         latent: Some(Box::new(Latent {
             q_a,
             kv_norm: b.vector(&name("attn_kv_a_norm.weight"), kv_rank)?,

@@ -105,28 +105,29 @@ impl<'a> Binder<'a> {
         }))
     }
 
-    /// The factors of matrices in a layer, in a tensor of their own: those of stacks have some in
-    /// NVFP4 alone. The factors of their inputs, beside those of NVFP4, are for engines that round
-    /// activations to it, too.
+    /// The factors of NVFP4 matrices in a layer, in a tensor of their own, or the one factor of
+    /// another matrix (BitNet's ternary ones); those of their inputs, beside them, are for engines
+    /// that round activations to NVFP4, too.
     pub(super) fn scales(
         &self,
         name: &str,
         tensor: &TensorInfo,
         n_matrices: usize,
     ) -> Result<Option<Vec<f32>>, ModelError> {
-        let is_one = |name: &str| {
-            let factor = self.gguf.tensor(&format!("{name}.scale"));
-            n_matrices == 1 && factor.is_some_and(|t| t.n_elems() == 1)
-        };
+        // Tables, which are looked up and not multiplied, are outside of layers.
         let Some(name) = name
             .strip_suffix(".weight")
-            .filter(|name| tensor.dtype == DType::NVFP4 || is_one(name))
+            .filter(|name| in_layer(name).is_some())
         else {
             return Ok(None);
         };
-        // Tables, which are looked up and not multiplied, are outside of layers.
-        if in_layer(name).is_none() {
-            return Ok(None);
+        if tensor.dtype != DType::NVFP4 {
+            let scale = format!("{name}.scale");
+            let is_one = |t: &TensorInfo| n_matrices == 1 && t.n_elems() == 1;
+            return match self.gguf.tensor(&scale).is_some_and(is_one) {
+                true => self.values(&scale, &[1]),
+                false => Ok(None),
+            };
         }
         self.skip(&format!("{name}.input_scale"));
         self.values(&format!("{name}.scale"), &[n_matrices])

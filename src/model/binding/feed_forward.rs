@@ -5,8 +5,8 @@ use crate::layers::dense_ffn::spec::DenseSpec;
 use crate::layers::dense_ffn::weights::Ffn;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::{Biases, FfnSpec, LayerSpec};
-use crate::layers::layer::weights::{Both, FeedForward};
-use crate::layers::moe::spec::MoeSpec;
+use crate::layers::layer::weights::{Beside, Both, FeedForward};
+use crate::layers::moe::spec::{AdjugateSpec, MoeSpec};
 use crate::layers::moe::weights::Moe;
 use crate::layers::norm::weights::Norm;
 use crate::model::ModelError;
@@ -20,27 +20,42 @@ pub(super) fn feed_forward(
 ) -> Result<FeedForward, ModelError> {
     Ok(match &spec.ffn {
         FfnSpec::None => FeedForward::None,
-        FfnSpec::Dense(ffn) => FeedForward::Dense(Box::new(dense(b, h.n_embd, (spec, ffn), name)?)),
+        FfnSpec::Dense(ffn) => FeedForward::Dense(Box::new(dense(b, h, (spec, ffn), name)?)),
         FfnSpec::Moe(moe) => FeedForward::Moe(Box::new(mixture(b, h, (spec, moe), name)?)),
         FfnSpec::Both(ffn, moe) => FeedForward::Both(Box::new(Both {
-            dense: dense(b, h.n_embd, (spec, ffn), name)?,
+            dense: dense(b, h, (spec, ffn), name)?,
             post_dense_norm: b.norm(&name("post_ffw_norm_1"), h)?,
             moe_norm: b.norm(&name("pre_ffw_norm_2"), h)?,
             moe: mixture(b, h, (spec, moe), name)?,
             post_moe_norm: b.norm(&name("post_ffw_norm_2"), h)?,
+        })),
+        FfnSpec::Beside(ffn, moe, beside) => FeedForward::Beside(Box::new(Beside {
+            dense: dense(b, h, (spec, ffn), name)?,
+            moe: mixture(b, h, (spec, moe), name)?,
+            moe_norm: beside
+                .reads_input
+                .then(|| b.norm(&name("ffn_norm_exps"), h))
+                .transpose()?,
+            scale: beside.scale,
         })),
     })
 }
 
 fn dense(
     b: &Binder<'_>,
-    n_embd: usize,
+    &Hparams {
+        n_embd, norm_eps, ..
+    }: &Hparams,
     (spec, ffn): (&LayerSpec, &DenseSpec),
     name: &dyn Fn(&str) -> String,
 ) -> Result<Ffn, ModelError> {
     let biased = matches!(spec.biases, Biases::All | Biases::Everywhere);
     let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, biased);
     let down = linear("ffn_down", ffn.n_ff, n_embd)?;
+    let sub_norm = match ffn.sub_norm {
+        true => Some((b.vector(&name("ffn_sub_norm.weight"), ffn.n_ff)?, norm_eps)),
+        false => None,
+    };
     let (gate, up) = if ffn.fused {
         let both = linear("ffn_up", n_embd, 2 * ffn.n_ff)?;
         (
@@ -57,6 +72,7 @@ fn dense(
     Ok(Ffn {
         activation: ffn.activation,
         sparsity: ffn.sparsity,
+        sub_norm,
         gate,
         up,
         down,
@@ -103,6 +119,7 @@ fn mixture(
     let stacked = Ffn {
         activation,
         sparsity: None,
+        sub_norm: None,
         gate,
         up,
         down: stack("ffn_down_exps", x.n_ff, width)?,
@@ -129,6 +146,7 @@ fn mixture(
             let ffn = Ffn {
                 activation,
                 sparsity: None,
+                sub_norm: None,
                 gate: activation
                     .is_gated()
                     .then(|| linear("ffn_gate_shexp", n_embd, shared.n_ff))
@@ -159,8 +177,13 @@ fn mixture(
     let output_scales = output_scales
         .then(|| b.vector(&name("ffn_down_exps.scale"), x.n_expert))
         .transpose()?;
+    let adjugate = x
+        .adjugate
+        .as_ref()
+        .map(|adjugate| adjugates(b, n_embd, (x, adjugate), &router, name));
     Ok(Moe {
         spec: x.clone(),
+        adjugate: adjugate.transpose()?.map(Box::new),
         router,
         router_norm,
         latent,
@@ -170,5 +193,42 @@ fn mixture(
         stacked,
         shared,
         shared_gate,
+    })
+}
+
+/// The experts behind those of a mixture, with the same router.
+fn adjugates(
+    b: &Binder<'_>,
+    n_embd: usize,
+    (moe, x): (&MoeSpec, &AdjugateSpec),
+    router: &Linear,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Moe, ModelError> {
+    let n = moe.n_expert / x.n_group;
+    let stack = |part: &str, n_in: usize, n_out: usize| b.stack(&name(part), n_in, n_out, n, false);
+    Ok(Moe {
+        spec: MoeSpec {
+            n_expert: n,
+            n_used: moe.n_used.min(n),
+            n_ff: x.n_ff,
+            ..MoeSpec::default()
+        },
+        router: router.clone(),
+        router_norm: None,
+        latent: None,
+        latent_norm: None,
+        output_scales: None,
+        bias: None,
+        stacked: Ffn {
+            activation: moe.activation,
+            sparsity: None,
+            sub_norm: None,
+            gate: Some(stack("ffn_gate_chexps", n_embd, x.n_ff)?),
+            up: stack("ffn_up_chexps", n_embd, x.n_ff)?,
+            down: stack("ffn_down_chexps", x.n_ff, n_embd)?,
+        },
+        adjugate: None,
+        shared: None,
+        shared_gate: None,
     })
 }

@@ -55,6 +55,15 @@ pub(super) fn layer(
                 .find(|part| b.has(&name(&format!("{part}.weight"))))
                 .unwrap_or(ffn_norm);
         }
+        // Grok's files.
+        Norms::Both => {
+            if b.has(&name("attn_output_norm.weight")) {
+                post_attn_norm = "attn_output_norm";
+            }
+            if b.has(&name("layer_output_norm.weight")) {
+                post_ffn_norm = "layer_output_norm";
+            }
+        }
         Norms::Parallel if b.has(&name("attn_norm_2.weight")) => {
             (attn_norm, ffn_norm) = ("attn_norm_2", "attn_norm")
         }
@@ -73,6 +82,7 @@ pub(super) fn layer(
             &[
                 Norms::Before,
                 Norms::BeforeAndLast,
+                Norms::OfStream,
                 Norms::Both,
                 Norms::Shared,
                 Norms::Parallel,
@@ -92,6 +102,7 @@ pub(super) fn layer(
                 Norms::Before,
                 Norms::BeforeAndLast,
                 Norms::BeforeFfn,
+                Norms::OfStream,
                 Norms::Both,
                 Norms::Parallel,
             ],

@@ -21,6 +21,7 @@ use crate::layers::norm::weights::Norm;
 use crate::layers::per_layer_embedding::PerLayerInputs;
 use crate::layers::rope::spec::RopeScaling;
 use crate::layers::rope::weights::RopeFactors;
+use crate::layers::stacks::Stacks;
 use crate::lora::{TOKEN_EMBD, in_layer};
 use crate::model::ModelError;
 use crate::model::binding::binder::Binder;
@@ -57,6 +58,7 @@ impl Weights {
             .token_types
             .then(|| b.first_row("token_types.weight", h.n_embd))
             .transpose()?;
+        let stacks = h.stacks.map(|_| stacks(&b, h)).transpose()?;
         let output_norm = output_norm(&b, h)?;
         let output = head(&b, h, &token_embd)?;
         let layers = layers(&b, h, output_norm.as_ref(), progress)?;
@@ -92,6 +94,7 @@ impl Weights {
             position_embd,
             token_types,
             embd_norm,
+            stacks,
             layers,
             output_norm,
             output,
@@ -161,6 +164,7 @@ impl Weights {
             position_embd: None,
             token_types: None,
             embd_norm: None,
+            stacks: None,
             dense: Vec::new(),
             classifier: None,
         })
@@ -178,8 +182,9 @@ fn layers(
     for (i, spec) in h.layers.iter().enumerate() {
         let source = layers.get(h.kv_layers[i]);
         let source = source.and_then(|layer| layer.attn.as_ref());
-        let mut bound = match i.checked_sub(h.n_own()) {
-            None => layer(b, h, spec, i, source)?,
+        let own = h.own(i);
+        let mut bound = match (0..i).find(|&earlier| h.own(earlier) == own) {
+            None => layer(b, h, spec, own, source)?,
             Some(same) => layers[same].clone(),
         };
         if h.n_loop > 1 {
@@ -256,6 +261,14 @@ fn per_layer_inputs(b: &Binder<'_>, h: &Hparams, n: usize) -> Result<PerLayerInp
         table: b.table("per_layer_token_embd.weight", h.n_layer * n, h.n_vocab)?,
         proj: b.weight("per_layer_model_proj.weight", h.n_embd, h.n_layer * n, 1)?,
         norm: b.vector("per_layer_proj_norm.weight", n)?,
+    })
+}
+
+/// What two stacks have together.
+fn stacks(b: &Binder<'_>, h: &Hparams) -> Result<Stacks, ModelError> {
+    Ok(Stacks {
+        first: b.vector("hrm.z_l_init", h.n_embd)?,
+        norm: Norm::plain(h.n_embd),
     })
 }
 

@@ -4,6 +4,9 @@ use crate::layers::conv::spec::ConvSpec;
 use crate::layers::conv::weights::{Conv, by_column};
 use crate::layers::gated_delta::spec::DeltaSpec;
 use crate::layers::gated_delta::weights::{Delta, DeltaInput};
+use crate::layers::headed_mamba::spec::HeadedMambaSpec;
+use crate::layers::headed_mamba::weights::HeadedMamba;
+use crate::layers::lightning::weights::Lightning;
 use crate::layers::mamba::spec::{MambaNorms, MambaSpec};
 use crate::layers::mamba::weights::Mamba;
 use crate::layers::mamba2::spec::Mamba2Spec;
@@ -33,6 +36,15 @@ pub(super) fn bind(
         RecurrentSpec::Mamba(spec) => Recurrent::Mamba(Box::new(mamba(b, n_embd, spec, name)?)),
         RecurrentSpec::Mamba2(spec) => Recurrent::Mamba2(Box::new(mamba2(b, n_embd, spec, name)?)),
         RecurrentSpec::Delta(spec) => Recurrent::Delta(Box::new(delta(b, n_embd, spec, name)?)),
+        RecurrentSpec::HeadedMamba(spec) => {
+            Recurrent::HeadedMamba(Box::new(headed_mamba(b, n_embd, spec, name)?))
+        }
+        RecurrentSpec::Lightning(spec) => Recurrent::Lightning(Box::new(Lightning {
+            qkv: linear("attn_qkv", n_embd, 3 * spec.n_out())?,
+            gate: linear("attn_gate", n_embd, spec.n_out())?,
+            norm: b.vector(&name("attn_norm_2.weight"), spec.n_out())?,
+            output: linear("attn_output", spec.n_out(), n_embd)?,
+        })),
         RecurrentSpec::TimeMix(spec) => Recurrent::TimeMix(Box::new(time_mix(b, spec, name)?)),
         RecurrentSpec::ChannelMix(spec) => {
             let share =
@@ -88,6 +100,37 @@ fn mamba(
             .flat_map(|block| by_column(block, n_state))
             .collect(),
         d: b.vector(&name("ssm_d"), n_inner)?,
+        output: b.linear(&name("ssm_out"), n_inner, n_embd, false)?,
+    })
+}
+
+fn headed_mamba(
+    b: &Binder<'_>,
+    n_embd: usize,
+    spec: &HeadedMambaSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<HeadedMamba, ModelError> {
+    let &HeadedMambaSpec {
+        n_inner,
+        n_head,
+        n_state,
+        dt_rank,
+        ..
+    } = spec;
+    // Files leave the suffixes of norms out.
+    let norm = |part: &str, n: usize| b.vector(&name(&format!("ssm_{part}_norm")), n);
+    Ok(HeadedMamba {
+        input: b.linear(&name("ssm_in"), n_embd, 2 * n_inner, false)?,
+        conv: conv(b, &name("ssm_conv1d"), spec.conv())?,
+        x: b.linear(&name("ssm_x"), n_inner, 2 * n_state + dt_rank, false)?,
+        norms: [
+            norm("b", n_state)?,
+            norm("c", n_state)?,
+            norm("dt", dt_rank)?,
+        ],
+        dt: b.linear(&name("ssm_dt"), dt_rank, n_head, true)?,
+        a: b.vector(&name("ssm_a"), n_head)?,
+        d: b.vector(&name("ssm_d"), n_head)?,
         output: b.linear(&name("ssm_out"), n_inner, n_embd, false)?,
     })
 }
@@ -246,8 +289,8 @@ fn time_mix(
             linear(&format!("{part}2"), rank, n)?,
         ])
     };
-    let weights = match spec.ranks {
-        TimeMixRanks::Six { blend, decay } => TimeMixWeights::Six(Box::new(TimeMix6 {
+    let blends = |blend: usize, decay: usize, first: Vec<f32>| {
+        Ok::<_, ModelError>(Box::new(TimeMix6 {
             share: vector("lerp_x")?,
             low: linear("w1", n, 5 * blend)?,
             up: b.weight(&name("w2.weight"), blend, n, 5)?,
@@ -255,9 +298,18 @@ fn time_mix(
             decay: vector("decay")?,
             decay_low: linear("decay_w1", n, decay)?,
             decay_up: linear("decay_w2", decay, n)?,
-            first: table(b, name("first.weight"), &[spec.head_dim, spec.n_head])?,
+            first,
             gate: linear("gate", n, n)?,
-        })),
+        }))
+    };
+    let weights = match spec.ranks {
+        TimeMixRanks::Six { blend, decay } => {
+            let first = table(b, name("first.weight"), &[spec.head_dim, spec.n_head])?;
+            TimeMixWeights::Six(blends(blend, decay, first)?)
+        }
+        TimeMixRanks::Linear { blend, decay, .. } => {
+            TimeMixWeights::Linear(blends(blend, decay, Vec::new())?)
+        }
         TimeMixRanks::Seven {
             decay,
             rate,
@@ -267,13 +319,13 @@ fn time_mix(
             // The first layer's are not used; they have the rank of rates.
             let matrices = (vector("v0")?, low("v", residual.unwrap_or(rate))?);
             TimeMixWeights::Seven(Box::new(TimeMix7 {
-                shares: shares(6)?,
+                shares: shares(if gate.is_some() { 6 } else { 5 })?,
                 decay: low("w", decay)?,
                 decay_bias: vector("w0")?,
                 residual: residual.map(|_| matrices),
                 rate: low("a", rate)?,
                 rate_bias: vector("a0")?,
-                gate: low("g", gate)?,
+                gate: gate.map(|rank| low("g", rank)).transpose()?,
                 removal: vector("k_k")?,
                 replacement: vector("k_a")?,
                 bonus: vector("r_k")?,
@@ -283,11 +335,14 @@ fn time_mix(
     Ok(TimeMix {
         shift: shift(n),
         receptance: linear("receptance", n, n)?,
-        key: linear("key", n, n)?,
-        value: linear("value", n, n)?,
-        norm: Norm {
-            w: vector("ln")?,
-            b: b.vector(&name("ln.bias"), n)?,
+        key: linear("key", n, spec.n_key())?,
+        value: linear("value", n, spec.n_key())?,
+        norm: match spec.norm {
+            false => None,
+            true => Some(Norm {
+                w: vector("ln")?,
+                b: b.vector(&name("ln.bias"), n)?,
+            }),
         },
         output: linear("output", n, n)?,
         weights,

@@ -54,7 +54,7 @@ pub(super) fn jina3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 /// `_build_alibi_tensor`).
 pub(super) fn jina2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = post_norms(keys, keys.dense_fused(Activation::GeGluErf)?)?;
-    h.set_alibi(keys.number("attention.max_alibi_bias")?.unwrap_or(8.0))?;
+    h.set_alibi(keys.number("attention.max_alibi_bias")?.unwrap_or(8.0));
     Ok(h)
 }
 

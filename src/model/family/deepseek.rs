@@ -143,7 +143,7 @@ pub(super) fn kimi3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
                 moe.activation = activation;
                 (moe.latent, moe.latent_norm) = (latent, latent.is_some());
             }
-            FfnSpec::Both(..) | FfnSpec::None => {}
+            FfnSpec::Both(..) | FfnSpec::Beside(..) | FfnSpec::None => {}
         }
     }
     let mut h = Hparams::hybrid(keys, NormKind::Rms, ffn, keys.attention_or(&spec)?)?;

@@ -27,7 +27,7 @@ pub(super) fn gptneox(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 pub(super) fn bloom(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = biased(keys, Activation::Gelu)?;
     h.embd_norm = true;
-    h.set_alibi(8.0)?;
+    h.set_alibi(8.0);
     Ok(h)
 }
 
@@ -48,7 +48,7 @@ pub(super) fn mpt(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         .number("attention.max_alibi_bias")?
         .filter(|&bias| bias > 0.0)
     {
-        Some(max_bias) => h.set_alibi(max_bias)?,
+        Some(max_bias) => h.set_alibi(max_bias),
         None => h.learned_positions = true,
     }
     h.set_clip(keys)?;

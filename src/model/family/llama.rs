@@ -68,8 +68,16 @@ pub(super) fn llama4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 pub(super) fn baichuan(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = hparams(keys)?;
     if h.n_layer == 40 {
-        h.set_alibi(8.0)?;
+        h.set_alibi(8.0);
     }
+    Ok(h)
+}
+
+/// Refact: ALiBi instead of a rope, whose exponent is not in the file (llama.cpp's
+/// `models/refact.cpp`).
+pub(super) fn refact(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let mut h = Hparams::llama(keys, NormKind::Rms, keys.dense(Activation::SwiGlu)?)?;
+    h.set_alibi(8.0);
     Ok(h)
 }
 

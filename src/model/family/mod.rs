@@ -3,7 +3,9 @@
 
 mod apertus;
 mod arcee;
+mod arctic;
 mod bert;
+mod bitnet;
 mod clamps;
 mod cohere;
 mod deepseek;
@@ -16,17 +18,22 @@ mod glm;
 mod gpt;
 mod gpt_oss;
 mod granite;
+mod grok;
+mod grovemoe;
+mod hrm_text;
 mod hunyuan;
 mod hyper;
 mod lfm2;
 mod llama;
 mod mamba;
 mod maple;
+mod minimax_01;
 mod mixtures;
 mod nanbeige;
 mod neox;
 mod olmo;
 mod phi;
+mod plamo2;
 mod qwen;
 mod qwen4;
 mod rwkv;
@@ -130,6 +137,22 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family {
         arch: "plamo3",
         hparams: neox::plamo3,
+    },
+    Family {
+        arch: "plamo2",
+        hparams: plamo2::hparams,
+    },
+    Family {
+        arch: "refact",
+        hparams: llama::refact,
+    },
+    Family {
+        arch: "bitnet",
+        hparams: bitnet::hparams,
+    },
+    Family {
+        arch: "hrm_text",
+        hparams: hrm_text::hparams,
     },
     Family {
         arch: "deci",
@@ -332,6 +355,22 @@ pub(crate) static FAMILIES: &[Family] = &[
         hparams: maple::hparams,
     },
     Family {
+        arch: "arctic",
+        hparams: arctic::hparams,
+    },
+    Family {
+        arch: "grok",
+        hparams: grok::hparams,
+    },
+    Family {
+        arch: "grovemoe",
+        hparams: grovemoe::hparams,
+    },
+    Family {
+        arch: "minimax-01",
+        hparams: minimax_01::hparams,
+    },
+    Family {
         arch: "mellum",
         hparams: mixtures::mellum,
     },
@@ -466,6 +505,14 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family {
         arch: "rwkv7",
         hparams: rwkv::seven,
+    },
+    Family {
+        arch: "arwkv7",
+        hparams: rwkv::arwkv7,
+    },
+    Family {
+        arch: "rwkv6qwen2",
+        hparams: rwkv::rwkv6qwen2,
     },
     Family {
         arch: "falcon-h1",

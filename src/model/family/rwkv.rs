@@ -1,6 +1,8 @@
-//! RWKV 6 and 7: each block of the file is two layers here, a time mix and a channel mix.
+//! RWKV 6 and 7: each block of the file is two layers here, a time mix and a channel mix. Qwen 2 with
+//! RWKV's time mixes instead of attention.
 
 use crate::arch::MAX_HEAD_DIM;
+use crate::layers::activation::spec::Activation;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::{FfnSpec, OutputScale};
 use crate::layers::norm::spec::NormKind;
@@ -32,7 +34,7 @@ pub(super) fn six(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 
 pub(super) fn seven(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let rank = |key: &str| keys.count(&format!("attention.{key}_lora_rank"), 1 << 12);
-    let (decay, rate, gate) = (rank("decay")?, rank("iclr")?, rank("gate")?);
+    let (decay, rate, gate) = (rank("decay")?, rank("iclr")?, Some(rank("gate")?));
     let residual = rank("value_residual_mix")?;
     let of = |i: usize| TimeMixRanks::Seven {
         decay,
@@ -57,6 +59,7 @@ fn mixes(
             n_head: n_embd / head_dim,
             head_dim,
             ranks: ranks(i),
+            norm: true,
         })
     };
     let mixers = (0..keys.n_layer).map(|i| Has::Recurrent(time(i))).collect();
@@ -74,4 +77,60 @@ fn mixes(
     });
     h.split_blocks(&channel);
     Ok(h)
+}
+
+/// ARWKV 7: a Qwen 2 with the time mix of RWKV 7, without its norm and, mostly, its gate.
+pub(super) fn arwkv7(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let rank = |key: &str| keys.count(&format!("attention.{key}_lora_rank"), 1 << 12);
+    let (decay, rate) = (rank("decay")?, rank("iclr")?);
+    let residual = rank("value_residual_mix")?;
+    let gate = match keys.opt_u64("attention.gate_lora_rank")? {
+        None | Some(0) => None,
+        Some(_) => Some(rank("gate")?),
+    };
+    let of = |i: usize| TimeMixRanks::Seven {
+        decay,
+        rate,
+        residual: (i > 0).then_some(residual),
+        gate,
+    };
+    qwen2(keys, of)
+}
+
+/// RWKV 6 Qwen 2 (QRWKV): a Qwen 2 with RWKV 6 as linear attention.
+pub(super) fn rwkv6qwen2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
+    let rank = |key: &str| keys.count(key, 1 << 12);
+    let n_head_kv = keys.count("attention.head_count_kv", 1024)?;
+    let n_embd = keys.count("embedding_length", 1 << 17)?;
+    let head_dim = keys.count("wkv.head_size", MAX_HEAD_DIM)?;
+    keys.divides("embedding_length", n_embd, "wkv.head_size", head_dim)?;
+    keys.divides(
+        "heads",
+        n_embd / head_dim,
+        "attention.head_count_kv",
+        n_head_kv,
+    )?;
+    let ranks = TimeMixRanks::Linear {
+        blend: rank("time_mix_extra_dim")?,
+        decay: rank("time_decay_extra_dim")?,
+        n_head_kv,
+    };
+    qwen2(keys, |_| ranks)
+}
+
+fn qwen2(keys: &Keys<'_>, ranks: impl Fn(usize) -> TimeMixRanks) -> Result<Hparams, ModelError> {
+    let n_embd = keys.count("embedding_length", 1 << 17)?;
+    let head_dim = keys.count("wkv.head_size", MAX_HEAD_DIM)?;
+    keys.divides("embedding_length", n_embd, "wkv.head_size", head_dim)?;
+    keys.only("token_shift_count", &[1.0])?;
+    let time = |i| {
+        RecurrentSpec::TimeMix(TimeMixSpec {
+            n_head: n_embd / head_dim,
+            head_dim,
+            ranks: ranks(i),
+            norm: false,
+        })
+    };
+    let mixers = (0..keys.n_layer).map(|i| Has::Recurrent(time(i))).collect();
+    Hparams::hybrid(keys, NormKind::Rms, keys.dense(Activation::SwiGlu)?, mixers)
 }

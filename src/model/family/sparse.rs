@@ -159,7 +159,7 @@ pub(super) fn minimax3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         match ffn {
             FfnSpec::Dense(dense) => dense.activation = Activation::SwiGluOai,
             FfnSpec::Moe(moe) => moe.activation = Activation::SwiGluOai,
-            FfnSpec::Both(..) | FfnSpec::None => {}
+            FfnSpec::Both(..) | FfnSpec::Beside(..) | FfnSpec::None => {}
         }
     }
     let is_dense: Vec<bool> = ffn.iter().map(|ffn| ffn.moe().is_none()).collect();

@@ -30,7 +30,7 @@ pub(super) fn jais(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     h.set_alibi(
         keys.positive("attention.max_alibi_bias")?
             .ok_or_else(|| keys.missing("attention.max_alibi_bias"))?,
-    )?;
+    );
     h.attention_mut()
         .for_each(|attn| attn.scale = 1.0 / attn.head_dim as f32);
     Ok(h)

@@ -43,7 +43,13 @@ impl<'m> Planner<'m, '_> {
                 x = Left(normed);
             }
             (
-                Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated | QkNorm::LayerByHead) | None,
+                Some(
+                    QkNorm::PerHeadRotated
+                    | QkNorm::PlainRotated
+                    | QkNorm::LayerByHead
+                    | QkNorm::RmsByHead,
+                )
+                | None,
                 _,
             )
             | (_, None) => {} // the ones are in `supports`

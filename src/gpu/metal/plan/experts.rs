@@ -71,6 +71,7 @@ impl<'m> Planner<'m, '_> {
             latent_norm: _,
             router_norm: _,
             latent: _,
+            adjugate: _,
             output_scales: _,
             bias,
             stacked,
@@ -83,6 +84,7 @@ impl<'m> Planner<'m, '_> {
             down,
             activation: _,
             sparsity: _,
+            sub_norm: _,
         } = stacked;
         let (n_rows, n) = (self.rows.n, self.n_embd()?);
         let (expert_count, used) = (size(n_expert)?, size(n_used)?);

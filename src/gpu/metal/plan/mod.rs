@@ -389,6 +389,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             position_embd: _,
             token_types: _,
             embd_norm: _,
+            stacks: _,
             layers,
             output_norm,
             output,
@@ -450,6 +451,10 @@ impl<'m, 'b> Planner<'m, 'b> {
         if !FORMATS.contains(&w.dtype) {
             let name = &self.model.gguf().tensors()[tensor].name;
             return Err(refused(format!("the format {} of {name}", w.dtype)));
+        }
+        if w.scale != 1.0 {
+            let name = &self.model.gguf().tensors()[tensor].name;
+            return Err(refused(format!("a factor on {name}")));
         }
         Ok(((Name::Tensor(tensor), first_byte as u64), w.dtype))
     }
@@ -633,6 +638,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             sinks: _,
             gate: _,
             q_gains: _,
+            sub_norm: _,
             latent: _,
             index: _,
         } = weights;
@@ -667,7 +673,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         match ffn {
             FeedForward::Dense(ffn) => self.feed_forward(ffn, input, Intermediate::FfnOut)?,
             FeedForward::Moe(moe) => self.experts(moe, input)?,
-            FeedForward::Both(_) | FeedForward::None => {
+            FeedForward::Both(_) | FeedForward::Beside(_) | FeedForward::None => {
                 return Err(refused(format!("layer {i} without a feed-forward layer")));
             }
         }
