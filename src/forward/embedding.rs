@@ -19,6 +19,9 @@ pub(crate) fn embed(cx: &Context<'_, '_>, w: &Weights, x: &mut [f32], buffer: &m
         h.n_embd,
         |row, x, buffer| {
             let (slot, token) = slots.token(row);
+            if let Some(image) = slots.image(row) {
+                return x.copy_from_slice(image);
+            }
             look_up(table, token, x);
             // A product with a one-hot vector: it selects one column of `A`.
             for (term, factor) in slot.adapters.iter().filter_map(|a| a.term(table.site)) {

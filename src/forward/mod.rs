@@ -281,6 +281,7 @@ impl<'a> Run<'a, '_> {
             s.add(cx, spec, w.post_ffn_norm.as_ref());
         }
         b.optional.after_ffn(cx, (spec, w), s);
+        cx.add_deep(s.x);
         if let Some(scale) = w.output_scale {
             s.x.iter_mut().for_each(|x| *x *= scale);
         }

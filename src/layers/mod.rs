@@ -25,6 +25,7 @@ pub(crate) mod rows;
 pub(crate) mod rwkv;
 pub(crate) mod short_conv;
 pub(crate) mod sizes;
+pub(crate) mod spans;
 pub(crate) mod unsupported;
 
 pub use outputs::Outputs;
