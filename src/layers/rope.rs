@@ -132,7 +132,9 @@ impl RopeTables {
                 let mut rest = 0;
                 while rest < n {
                     let axis = sections.axis(rest);
-                    let run = (rest..n).take_while(|&pair| sections.axis(pair) == axis).count();
+                    let run = (rest..n)
+                        .take_while(|&pair| sections.axis(pair) == axis)
+                        .count();
                     let pairs = rest..rest + run;
                     rest += run;
                     let turn = turns[axis] as f32;

@@ -33,8 +33,6 @@ pub(crate) struct Span {
     /// With M-RoPE, rows and columns of the image.
     pub(crate) cells: Option<(usize, usize)>,
     pub(crate) sight: Sight,
-    /// Hash of image, projector and options.
-    pub(crate) digest: [u8; 32],
 }
 
 impl fmt::Debug for Span {
@@ -56,7 +54,8 @@ impl Span {
 
     /// Positions by which a text goes on behind it, with M-RoPE: the longer side.
     fn n_turns(&self) -> usize {
-        self.cells.map_or(self.n, |(rows, columns)| rows.max(columns))
+        self.cells
+            .map_or(self.n, |(rows, columns)| rows.max(columns))
     }
 
     fn is_uncut(&self) -> bool {
@@ -100,7 +99,8 @@ impl Spans {
 
     /// Whether `position` lies inside of a span, not at its start.
     pub(crate) fn splits(&self, position: usize) -> bool {
-        self.at(position).is_some_and(|(span, _)| span.start < position)
+        self.at(position)
+            .is_some_and(|(span, _)| span.start < position)
     }
 
     fn at(&self, position: usize) -> Option<(&Span, usize)> {
@@ -128,10 +128,20 @@ impl Spans {
     /// Time, row and column of a position (Qwen2-VL, arXiv 2409.12191). They are equal outside of
     /// images.
     pub(crate) fn turns(&self, position: usize) -> [usize; 3] {
-        let before = self.0.iter().take_while(|span| span.range().end <= position);
+        let before = self
+            .0
+            .iter()
+            .take_while(|span| span.range().end <= position);
         let saved: usize = before.map(|span| span.n - span.n_turns()).sum();
         match self.at(position) {
-            Some((Span { start, cells: Some((_, columns)), .. }, i)) => {
+            Some((
+                Span {
+                    start,
+                    cells: Some((_, columns)),
+                    ..
+                },
+                i,
+            )) => {
                 let t = start - saved;
                 [t, t + i / columns, t + i % columns]
             }
@@ -140,7 +150,12 @@ impl Spans {
     }
 
     /// The positions that one sees, given those that it would see as text.
-    pub(crate) fn seen(&self, position: usize, causal: Range<usize>, in_window: bool) -> Range<usize> {
+    pub(crate) fn seen(
+        &self,
+        position: usize,
+        causal: Range<usize>,
+        in_window: bool,
+    ) -> Range<usize> {
         match self.at(position) {
             Some((span, _)) if span.sight == Sight::Both || in_window && span.is_uncut() => {
                 causal.start.min(span.start)..causal.end.max(span.range().end)
@@ -161,7 +176,11 @@ impl Spans {
         let end = position + n.min(most);
         match self.at(end) {
             Some((span, i)) if span.is_uncut() && i > 0 && end < position + n => {
-                let end = if span.start > position { span.start } else { span.range().end };
+                let end = if span.start > position {
+                    span.start
+                } else {
+                    span.range().end
+                };
                 (end - position).min(n)
             }
             _ => end - position,
@@ -189,7 +208,6 @@ mod tests {
             n_deep: 1,
             cells,
             sight,
-            digest: [0; 32],
         }
     }
 
@@ -220,6 +238,9 @@ mod tests {
         assert_eq!(spans.seen(5, 3..6, false), 3..10);
         assert_eq!(spans.seen(9, 7..10, true), 4..10);
         assert_eq!(spans.seen(3, 0..4, true), 0..4);
-        assert_eq!((spans.uncut_start(4), spans.uncut_start(5)), (None, Some(4)));
+        assert_eq!(
+            (spans.uncut_start(4), spans.uncut_start(5)),
+            (None, Some(4))
+        );
     }
 }

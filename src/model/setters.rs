@@ -24,7 +24,9 @@ impl Hparams {
         interleaved: bool,
     ) -> Result<Hparams, ModelError> {
         let sections = Rope::sections(keys, interleaved)?;
-        self.ropes.iter_mut().for_each(|rope| rope.sections = sections);
+        self.ropes
+            .iter_mut()
+            .for_each(|rope| rope.sections = sections);
         Ok(self)
     }
 

@@ -56,13 +56,22 @@ impl EncodedPrompt {
 
     /// Adjacent positions that hold embeddings of one image.
     pub fn images(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
-        self.spans.iter().map(|span| span.start..span.start + span.n)
+        self.spans
+            .iter()
+            .map(|span| span.start..span.start + span.n)
     }
 
     /// Number of tokens behind the last image.
     pub fn n_after(&self) -> usize {
         let end = self.images().last().map_or(0, |image| image.end);
         self.tokens.len() - end
+    }
+
+    /// What ends with the last image, and the tokens behind it.
+    pub fn split(mut self) -> (EncodedPrompt, Vec<u32>) {
+        let n_after = self.n_after();
+        let after = self.tokens.split_off(self.tokens.len() - n_after);
+        (self, after)
     }
 
     /// Positions of time, row and column of each token with M-RoPE, and three equal ones else.
@@ -234,7 +243,11 @@ impl PromptWriter<'_> {
             return Ok(());
         };
         let Some(tokenizer) = self.session.model().tokenizer() else {
-            return if text.is_empty() { Ok(()) } else { Err(PartsError::NoTokenizer) };
+            return if text.is_empty() {
+                Ok(())
+            } else {
+                Err(PartsError::NoTokenizer)
+            };
         };
         let is_first = self.prompt.tokens.is_empty() && self.session.position() == 0;
         let last = self.prompt.tokens.last().or(self.session.tokens().last());
@@ -250,7 +263,9 @@ impl PromptWriter<'_> {
         let session = self.session;
         let (projector, options) = session.projector.as_ref().ok_or(PartsError::NoProjector)?;
         let cancel = session.cancel_token();
-        let encoded = session.engine().encode_image(projector, image, *options, &cancel)?;
+        let encoded = session
+            .engine()
+            .encode_image(projector, image, *options, &cancel)?;
         let mut row = 0;
         for piece in projector.pieces(&encoded, index) {
             match piece {

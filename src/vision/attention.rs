@@ -140,7 +140,11 @@ impl<'a> AttentionBuffers<'a> {
             }
             let rooms = &mut self.rooms[..now.len() * lines];
             crew.for_chunks(rooms, lines, |i, room| {
-                let Task { head, segment, rows } = &now[i];
+                let Task {
+                    head,
+                    segment,
+                    rows,
+                } = &now[i];
                 let mut frame = Frame::of(bytemuck::cast_slice_mut(room));
                 let room = Room::take(&mut frame, arch, heads, longest);
                 let part = head * by_head + segment.start * dim..head * by_head + segment.end * dim;
@@ -149,7 +153,12 @@ impl<'a> AttentionBuffers<'a> {
                     to.iter_mut().zip(q).for_each(|(to, q)| *to = q * scale);
                 }
                 let (m, n_keys) = (rows.len(), segment.len());
-                let multiply = |x: &[f32], n: usize, packed: &mut [u8], w: &[f32], y: &mut [f32], workspace: &mut [CacheLine]| {
+                let multiply = |x: &[f32],
+                                n: usize,
+                                packed: &mut [u8],
+                                w: &[f32],
+                                y: &mut [f32],
+                                workspace: &mut [CacheLine]| {
                     let packed = &mut packed[..packed_len(arch, m, n)];
                     pack(arch, x, m, n, packed);
                     let n_out = y.len() / m;
@@ -157,10 +166,26 @@ impl<'a> AttentionBuffers<'a> {
                     arch.gemm(DType::F32, y, bytemuck::cast_slice(w), packed, n, workspace);
                 };
                 let scores = &mut room.scores[..m * n_keys];
-                multiply(&room.q[..m * dim], dim, &mut *room.packed, &keys[part.clone()], scores, &mut *room.workspace);
-                scores.chunks_exact_mut(n_keys).for_each(|row| arch.softmax(row));
+                multiply(
+                    &room.q[..m * dim],
+                    dim,
+                    &mut *room.packed,
+                    &keys[part.clone()],
+                    scores,
+                    &mut *room.workspace,
+                );
+                scores
+                    .chunks_exact_mut(n_keys)
+                    .for_each(|row| arch.softmax(row));
                 let out = &mut room.out[..m * dim];
-                multiply(scores, n_keys, room.packed, &values[part], out, room.workspace);
+                multiply(
+                    scores,
+                    n_keys,
+                    room.packed,
+                    &values[part],
+                    out,
+                    room.workspace,
+                );
             });
             for (Task { head, rows, .. }, room) in now.iter().zip(rooms.chunks_exact_mut(lines)) {
                 let mut frame = Frame::of(bytemuck::cast_slice_mut(room));

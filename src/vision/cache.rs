@@ -1,7 +1,7 @@
 //! Encoded images, by the hash of all that they depend on: those used last, within a budget.
 
 use crate::vision::digest::Digest;
-use crate::vision::projector::Encoded;
+use crate::vision::encoded::Encoded;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Default limit on the bytes of embeddings.

@@ -83,13 +83,20 @@ fn compress(state: &mut [u32; 8], block: &[u8; 64]) {
         let (a, b) = (w[i - 15], w[i - 2]);
         let low = a.rotate_right(7) ^ a.rotate_right(18) ^ (a >> 3);
         let high = b.rotate_right(17) ^ b.rotate_right(19) ^ (b >> 10);
-        w[i] = w[i - 16].wrapping_add(low).wrapping_add(w[i - 7]).wrapping_add(high);
+        w[i] = w[i - 16]
+            .wrapping_add(low)
+            .wrapping_add(w[i - 7])
+            .wrapping_add(high);
     }
     let [mut a, mut b, mut c, mut d, mut e, mut f, mut g, mut h] = *state;
     for (round, w) in ROUNDS.iter().zip(w) {
         let s1 = e.rotate_right(6) ^ e.rotate_right(11) ^ e.rotate_right(25);
         let choice = (e & f) ^ (!e & g);
-        let t = h.wrapping_add(s1).wrapping_add(choice).wrapping_add(*round).wrapping_add(w);
+        let t = h
+            .wrapping_add(s1)
+            .wrapping_add(choice)
+            .wrapping_add(*round)
+            .wrapping_add(w);
         let s0 = a.rotate_right(2) ^ a.rotate_right(13) ^ a.rotate_right(22);
         let majority = (a & b) ^ (a & c) ^ (b & c);
         (h, g, f, e) = (g, f, e, d.wrapping_add(t));

@@ -14,7 +14,9 @@ pub enum VisionError {
     #[error(transparent)]
     Compute(#[from] ComputeError),
     /// The image has no pixels, or too many.
-    #[error("an image of {width} × {height} pixels; sides of 1 to {max_side} and at most {max_pixels} pixels are possible")]
+    #[error(
+        "an image of {width} × {height} pixels; sides of 1 to {max_side} and at most {max_pixels} pixels are possible"
+    )]
     ImageSize {
         /// Its width.
         width: u64,
@@ -48,7 +50,9 @@ pub enum VisionError {
         why: &'static str,
     },
     /// The image would become too many tokens or patches.
-    #[error("an image of {width} × {height} would take {n} patches, more than {max}; set a smaller number of image tokens")]
+    #[error(
+        "an image of {width} × {height} would take {n} patches, more than {max}; set a smaller number of image tokens"
+    )]
     TooManyPatches {
         /// Its width.
         width: u32,

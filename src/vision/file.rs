@@ -36,20 +36,29 @@ impl<'a> File<'a> {
         };
         file.eps = file.number("attention.layer_norm_epsilon")?;
         if !(0.0..1.0).contains(&file.eps) {
-            return Err(out_of_range("attention.layer_norm_epsilon", file.eps, "0 to 1"));
+            return Err(out_of_range(
+                "attention.layer_norm_epsilon",
+                file.eps,
+                "0 to 1",
+            ));
         }
         Ok(file)
     }
 
     /// An integer `clip.vision.{key}` from 1 to `max`.
     pub(super) fn count(&self, key: &str, max: usize) -> Result<usize, VisionError> {
-        self.opt_count(key, max)?.ok_or_else(|| VisionError::MissingKey {
-            key: format!("clip.vision.{key}"),
-        })
+        self.opt_count(key, max)?
+            .ok_or_else(|| VisionError::MissingKey {
+                key: format!("clip.vision.{key}"),
+            })
     }
 
     pub(super) fn opt_count(&self, key: &str, max: usize) -> Result<Option<usize>, VisionError> {
-        let Some(n) = self.gguf.metadata().opt_u64(&format!("clip.vision.{key}"))? else {
+        let Some(n) = self
+            .gguf
+            .metadata()
+            .opt_u64(&format!("clip.vision.{key}"))?
+        else {
             return Ok(None);
         };
         match usize::try_from(n) {
@@ -82,7 +91,11 @@ impl<'a> File<'a> {
 
     /// Integers from 0 to `max`.
     pub(super) fn list(&self, key: &str, max: u32) -> Result<Option<Vec<usize>>, VisionError> {
-        let Some(list) = self.gguf.metadata().opt_u32s(&format!("clip.vision.{key}"))? else {
+        let Some(list) = self
+            .gguf
+            .metadata()
+            .opt_u32s(&format!("clip.vision.{key}"))?
+        else {
             return Ok(None);
         };
         if let Some(x) = list.iter().find(|x| **x > max) {
@@ -92,7 +105,10 @@ impl<'a> File<'a> {
     }
 
     pub(super) fn flags(&self, key: &str) -> Result<Option<&'a [bool]>, VisionError> {
-        Ok(self.gguf.metadata().opt_bools(&format!("clip.vision.{key}"))?)
+        Ok(self
+            .gguf
+            .metadata()
+            .opt_bools(&format!("clip.vision.{key}"))?)
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -101,7 +117,9 @@ impl<'a> File<'a> {
 
     fn shaped(&self, name: &str, dims: &[usize]) -> Result<(usize, &'a TensorInfo), VisionError> {
         let index = self.gguf.header().position(name);
-        let index = index.ok_or_else(|| VisionError::MissingTensor { name: name.to_owned() })?;
+        let index = index.ok_or_else(|| VisionError::MissingTensor {
+            name: name.to_owned(),
+        })?;
         let tensor = &self.gguf.tensors()[index];
         self.used.borrow_mut().insert(&tensor.name);
         let expected: Vec<u64> = dims.iter().map(|&n| n as u64).collect();
@@ -148,12 +166,22 @@ impl<'a> File<'a> {
     }
 
     /// A matrix alone.
-    pub(super) fn weight(&self, name: &str, n_in: usize, n_out: usize) -> Result<Weight, VisionError> {
+    pub(super) fn weight(
+        &self,
+        name: &str,
+        n_in: usize,
+        n_out: usize,
+    ) -> Result<Weight, VisionError> {
         self.matrix(name, &[n_in], n_out)
     }
 
     /// A matrix with its bias, if it has one.
-    pub(super) fn linear(&self, name: &str, n_in: usize, n_out: usize) -> Result<Linear, VisionError> {
+    pub(super) fn linear(
+        &self,
+        name: &str,
+        n_in: usize,
+        n_out: usize,
+    ) -> Result<Linear, VisionError> {
         self.shaped_linear(name, &[n_in], n_out)
     }
 
@@ -174,7 +202,12 @@ impl<'a> File<'a> {
     }
 
     /// The second time slice of a convolution, whose name has its own ending.
-    pub(super) fn slice(&self, name: &str, inputs: &[usize], n_out: usize) -> Result<Linear, VisionError> {
+    pub(super) fn slice(
+        &self,
+        name: &str,
+        inputs: &[usize],
+        n_out: usize,
+    ) -> Result<Linear, VisionError> {
         let w = self.matrix(name, inputs, n_out)?;
         Ok(Linear { w, b: None })
     }
@@ -197,7 +230,9 @@ impl<'a> File<'a> {
     /// Number of rows of a table.
     pub(super) fn n_rows(&self, name: &str, max: u64) -> Result<usize, VisionError> {
         let tensor = self.gguf.tensor(name);
-        let tensor = tensor.ok_or_else(|| VisionError::MissingTensor { name: name.to_owned() })?;
+        let tensor = tensor.ok_or_else(|| VisionError::MissingTensor {
+            name: name.to_owned(),
+        })?;
         match tensor.dims.get(1) {
             Some(&n) if (1..=max).contains(&n) => Ok(n as usize),
             _ => Err(VisionError::TensorShape {
@@ -233,13 +268,20 @@ impl<'a> File<'a> {
 
     /// Counts a tensor as used that is read elsewhere.
     pub(super) fn skip(&self, name: &str) {
-        self.used.borrow_mut().extend(self.gguf.tensor(name).map(|t| &*t.name));
+        self.used
+            .borrow_mut()
+            .extend(self.gguf.tensor(name).map(|t| &*t.name));
     }
 
     /// Formats and row lengths of all matrices; refuses tensors that were not used.
     pub(super) fn shapes(&self) -> Result<Vec<(DType, usize)>, VisionError> {
         let used = self.used.borrow();
-        match self.gguf.tensors().iter().find(|t| !used.contains(&*t.name)) {
+        match self
+            .gguf
+            .tensors()
+            .iter()
+            .find(|t| !used.contains(&*t.name))
+        {
             Some(tensor) => Err(VisionError::UnknownTensor {
                 name: tensor.name.clone(),
             }),

@@ -16,11 +16,6 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// Row by row.
-    pub(super) fn by_row(rows: usize, columns: usize) -> Grid {
-        Grid::in_blocks(rows, columns, 1)
-    }
-
     /// Blocks of `k × k` patches row by row, and row by row in each. Sides are multiples of `k`.
     /// Every block is a window.
     pub(super) fn in_blocks(rows: usize, columns: usize, k: usize) -> Grid {
@@ -39,7 +34,8 @@ impl Grid {
                 for r in top..block_rows.min(top + side) {
                     for c in left..block_columns.min(left + side) {
                         places.push(r * block_columns + c);
-                        let inner = (0..k * k).map(|i| ((r * k + i / k) as u32, (c * k + i % k) as u32));
+                        let inner =
+                            (0..k * k).map(|i| ((r * k + i / k) as u32, (c * k + i % k) as u32));
                         order.extend(inner);
                     }
                 }
@@ -67,7 +63,10 @@ mod tests {
 
     #[test]
     fn orders() {
-        assert_eq!(Grid::by_row(2, 2).order, [(0, 0), (0, 1), (1, 0), (1, 1)]);
+        assert_eq!(
+            Grid::in_blocks(2, 2, 1).order,
+            [(0, 0), (0, 1), (1, 0), (1, 1)]
+        );
         let blocks = Grid::in_blocks(2, 4, 2);
         let first = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2)];
         assert_eq!(blocks.order[..5], first);

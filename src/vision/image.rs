@@ -129,8 +129,18 @@ impl Image {
     }
 
     /// A canvas of `size` in one colour, with the image at `(x, y)`.
-    pub(super) fn pad(&self, size: (usize, usize), (x, y): (usize, usize), colour: [u8; 3]) -> Image {
-        let mut rgb: Vec<u8> = colour.iter().copied().cycle().take(3 * size.0 * size.1).collect();
+    pub(super) fn pad(
+        &self,
+        size: (usize, usize),
+        (x, y): (usize, usize),
+        colour: [u8; 3],
+    ) -> Image {
+        let mut rgb: Vec<u8> = colour
+            .iter()
+            .copied()
+            .cycle()
+            .take(3 * size.0 * size.1)
+            .collect();
         let stride = 3 * self.width as usize;
         for (i, row) in self.rgb.chunks_exact(stride).enumerate() {
             rgb[3 * ((y + i) * size.0 + x)..][..stride].copy_from_slice(row);
@@ -149,12 +159,16 @@ mod tests {
         assert!(size(0, 1) && size(1, 0) && size(65_535, 65_535) && size(70_000, 1));
         assert!(Image::check_size(1, 10_000).is_ok());
         let short = Image::rgb8(2, 2, &[0; 11]);
-        assert!(matches!(short, Err(VisionError::PixelBytes { expected: 12, .. })));
+        assert!(matches!(
+            short,
+            Err(VisionError::PixelBytes { expected: 12, .. })
+        ));
     }
 
     #[test]
     fn alpha_is_laid_over_white() {
-        let image = Image::rgba8(1, 3, &[10, 20, 30, 255, 10, 20, 30, 0, 0, 100, 255, 128]).unwrap();
+        let image =
+            Image::rgba8(1, 3, &[10, 20, 30, 255, 10, 20, 30, 0, 0, 100, 255, 128]).unwrap();
         assert_eq!(image.rgb(), [10, 20, 30, 255, 255, 255, 127, 177, 255]);
     }
 
@@ -162,7 +176,10 @@ mod tests {
     fn parts_and_canvases() {
         let image = Image::rgb8(2, 1, &[1, 2, 3, 4, 5, 6]).unwrap();
         let padded = image.pad((3, 2), (1, 1), [9, 8, 7]);
-        assert_eq!(padded.rgb(), [9, 8, 7, 9, 8, 7, 9, 8, 7, 9, 8, 7, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(
+            padded.rgb(),
+            [9, 8, 7, 9, 8, 7, 9, 8, 7, 9, 8, 7, 1, 2, 3, 4, 5, 6]
+        );
         assert_eq!(padded.crop((1, 1), (2, 1)), image);
     }
 }

@@ -81,7 +81,9 @@ impl Layout {
             Layout::Idefics => {
                 for (i, &n) in parts.tiles[..n_parts].iter().enumerate() {
                     let (row, column) = (i / columns + 1, i % columns + 1);
-                    to.text(&format!("<fake_token_around_image><row_{row}_col_{column}>"));
+                    to.text(&format!(
+                        "<fake_token_around_image><row_{row}_col_{column}>"
+                    ));
                     to.rows(n);
                     to.text(if column == columns { "\n" } else { "" });
                 }
@@ -118,7 +120,11 @@ impl Layout {
                     for (i, &n) in parts.tiles[..n_parts].iter().enumerate() {
                         to.rows(n);
                         let is_last = (i + 1) % columns == 0;
-                        to.text(if is_last { "<|tile_y_separator|>" } else { "<|tile_x_separator|>" });
+                        to.text(if is_last {
+                            "<|tile_y_separator|>"
+                        } else {
+                            "<|tile_x_separator|>"
+                        });
                     }
                 }
                 to.text("<|image|>");
@@ -163,6 +169,9 @@ mod tests {
         let expected = format!("{f}<row_1_col_1>EE{f}<row_1_col_2>EE\n\n{f}<global-img>EE{f}");
         assert_eq!(text(&idefics), expected);
         let of = text(&Layout::MiniCpm.pieces(&parts, 3));
-        assert_eq!(of, "<image_id>3</image_id><image>EE</image><slice>EE</slice><slice>EE</slice>");
+        assert_eq!(
+            of,
+            "<image_id>3</image_id><image>EE</image><slice>EE</slice><slice>EE</slice>"
+        );
     }
 }

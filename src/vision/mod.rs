@@ -8,6 +8,7 @@
 mod attention;
 mod cache;
 mod digest;
+mod encoded;
 mod error;
 mod file;
 mod grid;
@@ -22,11 +23,12 @@ mod resize;
 mod sizes;
 mod vit;
 
+pub use encoded::Encoded;
 pub use error::VisionError;
 pub use image::{Image, MAX_PIXELS, MAX_SIDE};
 pub use layout::Piece;
 pub use preprocess::{ImageOptions, Pixels};
-pub use projector::{Encoded, Projector};
+pub use projector::Projector;
 pub use resize::Filter;
 
 impl Image {
@@ -36,6 +38,10 @@ impl Image {
     /// If that size is not possible.
     pub fn resized(&self, width: u32, height: u32, filter: Filter) -> Result<Image, VisionError> {
         Image::check_size(width, height)?;
-        Ok(resize::resize(self, (width as usize, height as usize), filter))
+        Ok(resize::resize(
+            self,
+            (width as usize, height as usize),
+            filter,
+        ))
     }
 }

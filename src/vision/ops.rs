@@ -102,14 +102,29 @@ impl Shape {
         let shrunk = |k: usize| (grid.0 / k, grid.1 / k);
         match op {
             Op::Norm(_) | Op::Act(_) | Op::Scale(_) => self,
-            Op::Linear(l) | Op::Gated { up: l, .. } => Shape { grid, width: l.w.n_out },
-            Op::Transposed(w) => Shape { grid, width: w.n_in },
-            Op::Join { k, .. } => Shape { grid: shrunk(*k), width: width * k * k },
+            Op::Linear(l) | Op::Gated { up: l, .. } => Shape {
+                grid,
+                width: l.w.n_out,
+            },
+            Op::Transposed(w) => Shape {
+                grid,
+                width: w.n_in,
+            },
+            Op::Join { k, .. } => Shape {
+                grid: shrunk(*k),
+                width: width * k * k,
+            },
             Op::Widen(n) | Op::WidenByChannel(n) => {
                 let k = n.isqrt();
-                Shape { grid: shrunk(k), width: width * n }
+                Shape {
+                    grid: shrunk(k),
+                    width: width * n,
+                }
             }
-            Op::Pool(k) => Shape { grid: shrunk(*k), width },
+            Op::Pool(k) => Shape {
+                grid: shrunk(*k),
+                width,
+            },
         }
     }
 }
@@ -200,13 +215,20 @@ impl<'a> OpBuffers<'a> {
         let (x, y) = (&mut self.a[..n_in], &mut self.b[..n_out]);
         match op {
             Op::Norm(norm) => apply_norm(ctx, norm, x, y),
-            Op::Linear(w) => linear(ctx, scratch, x, shape.n(), &mut [Product::of(w, y, shape.n())]),
+            Op::Linear(w) => linear(
+                ctx,
+                scratch,
+                x,
+                shape.n(),
+                &mut [Product::of(w, y, shape.n())],
+            ),
             Op::Transposed(w) => transposed(ctx, self.packed, self.workspace, w, x, shape.n(), y),
             Op::Act(act) => {
                 let width = shape.width;
-                ctx.crew.for_chunk_pairs(x, width, &mut self.c[..n_in], width, |_, x, room| {
-                    act.apply(ctx.arch, x, room);
-                });
+                ctx.crew
+                    .for_chunk_pairs(x, width, &mut self.c[..n_in], width, |_, x, room| {
+                        act.apply(ctx.arch, x, room);
+                    });
             }
             Op::Gated { gate, up, act } => {
                 let (m, of_up) = (shape.n(), &mut self.c[..n_out]);
@@ -235,7 +257,10 @@ impl<'a> OpBuffers<'a> {
             Op::Widen(_) => {}
             Op::WidenByChannel(n) => {
                 let w = shape.width;
-                for (y, x) in y.chunks_exact_mut(next.width).zip(x.chunks_exact(next.width)) {
+                for (y, x) in y
+                    .chunks_exact_mut(next.width)
+                    .zip(x.chunks_exact(next.width))
+                {
                     join(y, *n, JoinOrder::ByChannel, |j| &x[j * w..][..w]);
                 }
             }
@@ -263,7 +288,11 @@ fn join<'x>(y: &mut [f32], n: usize, order: JoinOrder, patch: impl Fn(usize) -> 
         match order {
             JoinOrder::ByPatch => y[j * w..][..w].copy_from_slice(patch),
             JoinOrder::ByChannel => {
-                y.iter_mut().skip(j).step_by(n).zip(patch).for_each(|(y, x)| *y = *x);
+                y.iter_mut()
+                    .skip(j)
+                    .step_by(n)
+                    .zip(patch)
+                    .for_each(|(y, x)| *y = *x);
             }
         }
     }

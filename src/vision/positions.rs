@@ -59,7 +59,9 @@ impl Positions {
                     let x = (i as f32 + 0.5) * n_in as f32 / n_out as f32 - 0.5;
                     let low = x.floor();
                     let place = |j: i64| (low as i64 + j).clamp(0, n_in as i64 - 1) as usize;
-                    (-1..=2).map(|j| (place(j), cubic(x - low - j as f32))).collect()
+                    (-1..=2)
+                        .map(|j| (place(j), cubic(x - low - j as f32)))
+                        .collect()
                 })
                 .collect(),
         }
@@ -151,7 +153,14 @@ impl RopeSpec {
     }
 
     /// Cosines and sines of each patch, `(patches, dim / 2)`.
-    pub(super) fn angles(&self, arch: Arch, grid: &Grid, dim: usize, cos: &mut [f32], sin: &mut [f32]) {
+    pub(super) fn angles(
+        &self,
+        arch: Arch,
+        grid: &Grid,
+        dim: usize,
+        cos: &mut [f32],
+        sin: &mut [f32],
+    ) {
         let n = dim / 4;
         let [low, high] = [false, true].map(|second| self.frequencies(n, second));
         let rows = cos.chunks_exact_mut(2 * n).zip(sin.chunks_exact_mut(2 * n));

@@ -2,7 +2,7 @@
 
 use crate::vision::VisionError;
 use crate::vision::image::Image;
-use crate::vision::resize::{Filter, resize};
+use crate::vision::resize::{Filter, Rounding, resize, resize_as};
 use crate::vision::sizes::{self, Size, SmartRule};
 
 /// Most patches of one tile: bounds the memory of the encoder.
@@ -96,9 +96,15 @@ impl Preprocess {
             expected,
         };
         let max = MAX_PATCHES;
-        let max_tokens = options.max_tokens.unwrap_or(most.max(options.min_tokens.unwrap_or(0)));
+        let max_tokens = options
+            .max_tokens
+            .unwrap_or(most.max(options.min_tokens.unwrap_or(0)));
         if !(1..=max).contains(&max_tokens) {
-            return Err(invalid("image-max-tokens", max_tokens, format!("1 to {max}")));
+            return Err(invalid(
+                "image-max-tokens",
+                max_tokens,
+                format!("1 to {max}"),
+            ));
         }
         let min_tokens = options.min_tokens.unwrap_or(least.min(max_tokens));
         if min_tokens > max_tokens {
@@ -122,10 +128,19 @@ impl Preprocess {
                 let square = image.pad((longest, longest), place, colour);
                 Tiles::whole(resize(&square, (side, side), Filter::Bicubic))
             }
-            Preprocess::Smart { rule, unit, tokens, filter } => {
+            Preprocess::Smart {
+                rule,
+                unit,
+                tokens,
+                filter,
+            } => {
                 let (least, most) = Preprocess::bounds(options, tokens)?;
                 let pixels = (least * unit * unit, most * unit * unit);
-                Tiles::whole(resize(image, sizes::smart(rule, size, unit, pixels)?, filter))
+                Tiles::whole(resize(
+                    image,
+                    sizes::smart(rule, size, unit, pixels)?,
+                    filter,
+                ))
             }
             Preprocess::SmartTiles { unit, tokens } => {
                 let (least, most) = Preprocess::bounds(options, tokens)?;
@@ -133,14 +148,21 @@ impl Preprocess {
             }
             Preprocess::Filled { unit, max_tokens } => {
                 let (_, most) = Preprocess::bounds(options, (1, max_tokens))?;
-                Tiles::whole(resize(image, sizes::filled(size, unit, most), Filter::Bicubic))
+                Tiles::whole(resize(
+                    image,
+                    sizes::filled(size, unit, most),
+                    Filter::Bicubic,
+                ))
             }
             Preprocess::Units { longest, unit } => {
                 let size = sizes::up_to_units(size, longest, unit);
                 Tiles::whole(resize(image, size, Filter::Bicubic))
             }
             Preprocess::Enlarged { longest, tile } => enlarged(image, longest, tile),
-            Preprocess::Pinpoints { tile, ref pinpoints } => {
+            Preprocess::Pinpoints {
+                tile,
+                ref pinpoints,
+            } => {
                 let target = sizes::best_pinpoint(size, pinpoints);
                 let inner = sizes::inside(size, target, f64::ceil);
                 let place = ((target.0 - inner.0) / 2, (target.1 - inner.1) / 2);
@@ -148,7 +170,10 @@ impl Preprocess {
                 let grid = (target.0 / tile, target.1 / tile);
                 let mut images = vec![resize(image, (tile, tile), Filter::Bicubic)];
                 images.extend(Tiles::cut(&canvas, grid));
-                Tiles { images, grid: Some(grid) }
+                Tiles {
+                    images,
+                    grid: Some(grid),
+                }
             }
             Preprocess::NearestGrid { tile, tiles } => {
                 let grid = sizes::nearest_grid(size, tile, tiles);
@@ -157,7 +182,10 @@ impl Preprocess {
                 if images.len() > 1 {
                     images.push(resize(image, (tile, tile), Filter::Bicubic));
                 }
-                Tiles { images, grid: Some(grid) }
+                Tiles {
+                    images,
+                    grid: Some(grid),
+                }
             }
             Preprocess::Slices { side, unit } => sliced(image, side, unit),
             Preprocess::Canvas { tile } => on_canvas(image, tile),
@@ -165,19 +193,25 @@ impl Preprocess {
     }
 }
 
+/// As torchvision does it: the two kinds whose authors use it.
+fn bilinear(image: &Image, size: Size) -> Image {
+    resize_as(Rounding::Torch, image, size, Filter::Bilinear)
+}
+
 /// LFM2-VL.
 fn smart_tiles(image: &Image, unit: usize, tokens: (usize, usize)) -> Result<Tiles, VisionError> {
     let size = image.size();
     let pixels = (tokens.0 * unit * unit, tokens.1 * unit * unit);
-    let small = resize(image, sizes::smart(SmartRule::Lfm, size, unit, pixels)?, Filter::Bilinear);
+    let small = bilinear(image, sizes::smart(SmartRule::Lfm, size, unit, pixels)?);
     // The authors cut only images of more than twice the largest number of tokens.
-    let near = |x: usize| ((x as f64 / unit as f64).round_ties_even() * unit as f64).max(unit as f64);
+    let near =
+        |x: usize| ((x as f64 / unit as f64).round_ties_even() * unit as f64).max(unit as f64);
     if near(size.0) * near(size.1) <= 2.0 * pixels.1 as f64 {
         return Ok(Tiles::whole(small));
     }
     let grid = sizes::nearest_grid(size, LFM_TILE, LFM_TILES);
     let target = (grid.0 * LFM_TILE, grid.1 * LFM_TILE);
-    let mut images = Tiles::cut(&resize(image, target, Filter::Bilinear), grid);
+    let mut images = Tiles::cut(&bilinear(image, target), grid);
     images.push(small);
     Ok(Tiles {
         images,
@@ -189,7 +223,11 @@ fn smart_tiles(image: &Image, unit: usize, tokens: (usize, usize)) -> Result<Til
 fn enlarged(image: &Image, longest: usize, tile: usize) -> Tiles {
     let first = sizes::longest_even(image.size(), longest);
     let second = sizes::up_to_tiles(first, tile);
-    let large = resize(&resize(image, first, Filter::Lanczos), second, Filter::Lanczos);
+    let large = resize(
+        &resize(image, first, Filter::Lanczos),
+        second,
+        Filter::Lanczos,
+    );
     let grid = (second.0 / tile, second.1 / tile);
     if grid == (1, 1) {
         return Tiles::whole(large);
@@ -214,7 +252,10 @@ fn sliced(image: &Image, side: usize, unit: usize) -> Tiles {
         };
         let slice = sizes::about((part(width, columns), part(height, rows)), side, unit);
         let target = (slice.0 * columns, slice.1 * rows);
-        images.extend(Tiles::cut(&resize(image, target, Filter::Bicubic), (columns, rows)));
+        images.extend(Tiles::cut(
+            &resize(image, target, Filter::Bicubic),
+            (columns, rows),
+        ));
     }
     Tiles { images, grid }
 }
@@ -226,11 +267,11 @@ fn on_canvas(image: &Image, tile: usize) -> Tiles {
     let most = |own: usize, canvas: usize| own.max(tile).min(canvas);
     let target = (most(size.0, canvas.0), most(size.1, canvas.1));
     let inner = sizes::inside(size, target, f64::floor);
-    let filled = resize(image, inner, Filter::Bilinear).pad(canvas, (0, 0), [0; 3]);
+    let filled = bilinear(image, inner).pad(canvas, (0, 0), [0; 3]);
     let grid = (canvas.0 / tile, canvas.1 / tile);
     let mut images = Tiles::cut(&filled, grid);
     if images.len() > 1 {
-        images.push(resize(image, (tile, tile), Filter::Bilinear));
+        images.push(bilinear(image, (tile, tile)));
     }
     Tiles {
         images,

@@ -10,6 +10,7 @@ use crate::threads::Crew;
 use crate::vision::VisionError;
 use crate::vision::cache::EncodedCache;
 use crate::vision::digest::Digest;
+use crate::vision::encoded::Encoded;
 use crate::vision::file::{File, out_of_range};
 use crate::vision::grid::Grid;
 use crate::vision::image::Image;
@@ -52,43 +53,6 @@ impl fmt::Debug for Projector {
     }
 }
 
-/// An encoded image.
-#[derive(Debug)]
-pub struct Encoded {
-    /// `(n, width)`; see [`Encoded::width`].
-    rows: Arc<[f32]>,
-    width: usize,
-    n_deep: usize,
-    parts: Parts,
-    digest: Digest,
-}
-
-impl Encoded {
-    /// Embeddings, row by row: with deepstack, those of its layers stand beside the main ones.
-    pub fn embeddings(&self) -> &[f32] {
-        &self.rows
-    }
-
-    /// Values of a row.
-    pub fn width(&self) -> usize {
-        self.width * (1 + self.n_deep)
-    }
-
-    /// Number of embeddings.
-    pub fn n(&self) -> usize {
-        self.rows.len() / self.width()
-    }
-
-    /// Rows and columns of embeddings, of images that are one tile.
-    pub fn cells(&self) -> (usize, usize) {
-        self.parts.cells
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        size_of_val(&*self.rows) as u64
-    }
-}
-
 impl Projector {
     /// Opens a projector's file for `model`.
     ///
@@ -115,7 +79,10 @@ impl Projector {
             return Err(VisionError::OtherModel { what });
         }
         let file = File::new(&gguf)?;
-        if let Some(n) = file.opt_count("projection_dim", 1 << 17)?.filter(|n| *n != h.n_embd) {
+        if let Some(n) = file
+            .opt_count("projection_dim", 1 << 17)?
+            .filter(|n| *n != h.n_embd)
+        {
             let what = format!("it makes embeddings of {n}, the model has {}", h.n_embd);
             return Err(VisionError::OtherModel { what });
         }
@@ -124,7 +91,11 @@ impl Projector {
         let dim = tower.vit.heads.dim;
         if tower.vit.rope.is_some() && !dim.is_multiple_of(4) {
             let expected = format!("heads whose width, here {dim}, is a multiple of 4");
-            return Err(out_of_range("attention.head_count", sizes.n_head, &expected));
+            return Err(out_of_range(
+                "attention.head_count",
+                sizes.n_head,
+                &expected,
+            ));
         }
         tower.vit.shapes = file.shapes()?;
         let n_deep = tower.vit.deepstack.len();
@@ -216,7 +187,11 @@ impl Projector {
     pub fn pixels(&self, image: &Image, options: ImageOptions) -> Result<Vec<Pixels>, VisionError> {
         let Tower { mean, std, .. } = self.0.tower;
         let tiles = self.tiles(image, options)?;
-        Ok(tiles.images.iter().map(|tile| Pixels::of(tile, mean, std)).collect())
+        Ok(tiles
+            .images
+            .iter()
+            .map(|tile| Pixels::of(tile, mean, std))
+            .collect())
     }
 
     /// The pieces of a prompt in which this image is the `index`-th, from 0.
@@ -225,7 +200,12 @@ impl Projector {
     }
 
     /// Embeddings `rows` of an image as a span of a text.
-    pub(crate) fn span(&self, encoded: &Encoded, rows: std::ops::Range<usize>, start: usize) -> Span {
+    pub(crate) fn span(
+        &self,
+        encoded: &Encoded,
+        rows: std::ops::Range<usize>,
+        start: usize,
+    ) -> Span {
         Span {
             start,
             n: rows.len(),
@@ -238,7 +218,6 @@ impl Projector {
                 TextPositions::Plain => None,
             },
             sight: self.0.sight,
-            digest: *encoded.digest.bytes(),
         }
     }
 
@@ -254,7 +233,7 @@ impl Projector {
         if let Some(encoded) = self.0.cache.get(&digest) {
             return Ok(encoded);
         }
-        let encoded = Arc::new(self.compute(crew, arena, image, options, digest.clone())?);
+        let encoded = Arc::new(self.compute(crew, arena, image, options)?);
         self.0.n_encoded.fetch_add(1, Ordering::Relaxed);
         self.0.cache.put(digest, &encoded);
         Ok(encoded)
@@ -284,9 +263,10 @@ impl Projector {
         arena: &mut Arena,
         image: &Image,
         options: ImageOptions,
-        digest: Digest,
     ) -> Result<Encoded, VisionError> {
-        let Inner { arch, tower, gguf, .. } = &*self.0;
+        let Inner {
+            arch, tower, gguf, ..
+        } = &*self.0;
         let tiles = self.tiles(image, options)?;
         let vit = &tower.vit;
         let machine = Machine {
@@ -304,8 +284,15 @@ impl Projector {
             } else {
                 Grid::in_blocks(r, c, block)
             };
-            if vit.positions.as_ref().is_some_and(|positions| !positions.has(r, c)) {
-                let max = vit.positions.as_ref().map_or(0, |positions| positions.n as u64);
+            if vit
+                .positions
+                .as_ref()
+                .is_some_and(|positions| !positions.has(r, c))
+            {
+                let max = vit
+                    .positions
+                    .as_ref()
+                    .map_or(0, |positions| positions.n as u64);
                 return Err(VisionError::TooManyPatches {
                     width: image.width(),
                     height: image.height(),
@@ -340,7 +327,6 @@ impl Projector {
                 grid: tiles.grid,
                 cells,
             },
-            digest,
         })
     }
 }
@@ -348,12 +334,17 @@ impl Projector {
 /// The kind of a projector's file.
 fn kind(gguf: &Gguf) -> Result<&'static Kind, VisionError> {
     let metadata = gguf.metadata();
-    let architecture = metadata.opt_str("general.architecture")?.unwrap_or_default();
+    let architecture = metadata
+        .opt_str("general.architecture")?
+        .unwrap_or_default();
     if architecture != "clip" {
         let what = format!("its architecture is {architecture:?}, not \"clip\"");
         return Err(VisionError::NotAProjector { what });
     }
-    if metadata.opt_bool("clip.has_audio_encoder")?.unwrap_or(false) {
+    if metadata
+        .opt_bool("clip.has_audio_encoder")?
+        .unwrap_or(false)
+    {
         let what = "it encodes audio, which this build does not read".into();
         return Err(VisionError::NotAProjector { what });
     }
@@ -364,10 +355,13 @@ fn kind(gguf: &Gguf) -> Result<&'static Kind, VisionError> {
     let name = name.ok_or_else(|| VisionError::MissingKey {
         key: "clip.projector_type".into(),
     })?;
-    KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| VisionError::UnsupportedKind {
-        kind: name.to_owned(),
-        supported: KINDS.iter().map(|kind| kind.name).collect(),
-    })
+    KINDS
+        .iter()
+        .find(|kind| kind.name == name)
+        .ok_or_else(|| VisionError::UnsupportedKind {
+            kind: name.to_owned(),
+            supported: KINDS.iter().map(|kind| kind.name).collect(),
+        })
 }
 
 /// What stands for an image in prompts of every kind.

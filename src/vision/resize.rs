@@ -1,8 +1,10 @@
-//! Resampling of images, with the bits of Pillow 11.3.
+//! Resampling of images, with the bits of Pillow 11.3 or of torchvision, by which the authors' image
+//! processors differ.
 //!
 //! A separable filter whose weights are stretched when an image shrinks, so that every pixel
-//! counts. Weights are rounded to 22-bit fixed point; the horizontal pass comes first, and the
-//! image between both passes is rounded to 8 bits.
+//! counts. Weights are rounded to fixed point, with 22 bits in Pillow; in torchvision with as many
+//! as the largest weight of the axis leaves of 16. The horizontal pass comes first, and the image
+//! between both passes is rounded to 8 bits.
 
 use crate::vision::image::Image;
 use std::f64::consts::PI;
@@ -33,13 +35,41 @@ impl Filter {
 
     fn at(self, x: f64) -> f64 {
         const A: f64 = -0.5;
-        let sinc = |x: f64| if x == 0.0 { 1.0 } else { (x * PI).sin() / (x * PI) };
+        let sinc = |x: f64| {
+            if x == 0.0 {
+                1.0
+            } else {
+                (x * PI).sin() / (x * PI)
+            }
+        };
         match (self, x.abs()) {
             (Filter::Bilinear, x) if x < 1.0 => 1.0 - x,
             (Filter::Bicubic, x) if x < 1.0 => ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0,
             (Filter::Bicubic, x) if x < 2.0 => (((x - 5.0) * x + 8.0) * x - 4.0) * A,
             (Filter::Lanczos, _) if (-3.0..3.0).contains(&x) => sinc(x) * sinc(x / 3.0),
             _ => 0.0,
+        }
+    }
+}
+
+/// Whose fixed point weights have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rounding {
+    Pillow,
+    Torch,
+}
+
+impl Rounding {
+    /// Fractional bits of weights.
+    fn bits(self, weights: &[(usize, Vec<f64>)]) -> u32 {
+        let largest = weights
+            .iter()
+            .flat_map(|(_, weights)| weights)
+            .fold(0.0, |a: f64, b| a.max(*b));
+        let is_over = |bits: &u32| (0.5 + largest * f64::from(1 << (bits + 1))) as i32 >= 1 << 15;
+        match self {
+            Rounding::Pillow => BITS,
+            Rounding::Torch => (0..BITS).find(is_over).unwrap_or(BITS),
         }
     }
 }
@@ -71,40 +101,52 @@ pub(super) fn weights(filter: Filter, n_in: usize, n_out: usize) -> Vec<(usize, 
     (0..n_out).map(of).collect()
 }
 
-fn taps(filter: Filter, n_in: usize, n_out: usize) -> Vec<Taps> {
-    let fixed = |w: f64| (w * f64::from(1 << BITS) + 0.5_f64.copysign(w)) as i32;
+/// Weights in fixed point, and its fractional bits.
+fn taps(filter: Filter, rounding: Rounding, n_in: usize, n_out: usize) -> (Vec<Taps>, u32) {
+    let weights = weights(filter, n_in, n_out);
+    let bits = rounding.bits(&weights);
+    let fixed = |w: f64| (w * f64::from(1 << bits) + 0.5_f64.copysign(w)) as i32;
     let of = |(first, weights): (usize, Vec<f64>)| Taps {
         first,
         weights: weights.into_iter().map(fixed).collect(),
     };
-    weights(filter, n_in, n_out).into_iter().map(of).collect()
+    (weights.into_iter().map(of).collect(), bits)
 }
 
-fn rounded(sum: i32) -> u8 {
-    (sum >> BITS).clamp(0, 255) as u8
+fn rounded(sum: i32, bits: u32) -> u8 {
+    (sum >> bits).clamp(0, 255) as u8
 }
 
-/// `image`, stretched to `width × height`, which are not 0.
-pub(super) fn resize(image: &Image, (width, height): (usize, usize), filter: Filter) -> Image {
+/// `image`, stretched to `width × height`, which are not 0, as Pillow does it.
+pub(super) fn resize(image: &Image, size: (usize, usize), filter: Filter) -> Image {
+    resize_as(Rounding::Pillow, image, size, filter)
+}
+
+/// [`resize`] with this fixed point.
+pub(super) fn resize_as(
+    rounding: Rounding,
+    image: &Image,
+    (width, height): (usize, usize),
+    filter: Filter,
+) -> Image {
     let (n_in, n_rows) = image.size();
     if (width, height) == (n_in, n_rows) {
         return image.clone();
     }
-    let half = 1 << (BITS - 1);
     let wide = if width == n_in {
         image.clone()
     } else {
-        let taps = taps(filter, n_in, width);
+        let (taps, bits) = taps(filter, rounding, n_in, width);
         let mut rgb = Vec::with_capacity(3 * width * n_rows);
         for row in image.rgb().chunks_exact(3 * n_in) {
             for Taps { first, weights } in &taps {
-                let mut sums = [half; 3];
+                let mut sums = [1 << (bits - 1); 3];
                 for (pixel, &w) in row[3 * first..].chunks_exact(3).zip(weights) {
                     for (sum, &x) in sums.iter_mut().zip(pixel) {
                         *sum += i32::from(x) * w;
                     }
                 }
-                rgb.extend(sums.map(rounded));
+                rgb.extend(sums.map(|sum| rounded(sum, bits)));
             }
         }
         Image::of(width, n_rows, rgb)
@@ -115,14 +157,18 @@ pub(super) fn resize(image: &Image, (width, height): (usize, usize), filter: Fil
     let stride = 3 * width;
     let mut rgb = Vec::with_capacity(stride * height);
     let mut sums = vec![0; stride];
-    for Taps { first, weights } in taps(filter, n_rows, height) {
-        sums.fill(half);
-        for (row, &w) in wide.rgb()[first * stride..].chunks_exact(stride).zip(&weights) {
+    let (taps, bits) = taps(filter, rounding, n_rows, height);
+    for Taps { first, weights } in taps {
+        sums.fill(1 << (bits - 1));
+        for (row, &w) in wide.rgb()[first * stride..]
+            .chunks_exact(stride)
+            .zip(&weights)
+        {
             for (sum, &x) in sums.iter_mut().zip(row) {
                 *sum += i32::from(x) * w;
             }
         }
-        rgb.extend(sums.iter().map(|&sum| rounded(sum)));
+        rgb.extend(sums.iter().map(|&sum| rounded(sum, bits)));
     }
     Image::of(width, height, rgb)
 }

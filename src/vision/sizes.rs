@@ -102,7 +102,11 @@ pub(super) fn up_to_tiles((width, height): Size, tile: usize) -> Size {
 pub(super) fn up_to_units((width, height): Size, longest: usize, unit: usize) -> Size {
     let ratio = (height as f64 / longest as f64).max(width as f64 / longest as f64);
     let side = |x: usize| {
-        let x = if ratio > 1.0 { (x as f64 / ratio).floor() as usize } else { x };
+        let x = if ratio > 1.0 {
+            (x as f64 / ratio).floor() as usize
+        } else {
+            x
+        };
         x.max(1).div_ceil(unit) * unit
     };
     (side(width), side(height))
@@ -138,7 +142,11 @@ pub(super) fn inside((width, height): Size, target: Size, round: fn(f64) -> f64)
 
 /// InternVL, LFM2-VL: the grid of `least..=most` tiles, `(columns, rows)`, whose shape is nearest;
 /// at a tie the larger one while the image covers more than half of it.
-pub(super) fn nearest_grid((width, height): Size, tile: usize, (least, most): (usize, usize)) -> Size {
+pub(super) fn nearest_grid(
+    (width, height): Size,
+    tile: usize,
+    (least, most): (usize, usize),
+) -> Size {
     let mut grids: Vec<Size> = (1..=most)
         .flat_map(|columns| (1..=most / columns).map(move |rows| (columns, rows)))
         .filter(|(columns, rows)| (least..=most).contains(&(columns * rows)))
@@ -236,7 +244,13 @@ mod tests {
         assert_eq!(slices((17, 13), 64, 9), None);
         assert_eq!(canvas((56, 56), 32, 16), (64, 64));
         assert_eq!(canvas((17, 13), 32, 16), (32, 32));
-        assert_eq!(best_pinpoint((90, 60), &[(56, 28), (28, 56), (56, 56), (28, 84), (84, 28)]), (56, 56));
+        assert_eq!(
+            best_pinpoint(
+                (90, 60),
+                &[(56, 28), (28, 56), (56, 56), (28, 84), (84, 28)]
+            ),
+            (56, 56)
+        );
     }
 
     #[test]
@@ -252,7 +266,10 @@ mod tests {
                 canvas(size, 336, 16),
                 smart(SmartRule::Lfm, size, 32, (65_536, 262_144)).unwrap(),
             ];
-            assert!(all.iter().all(|&(w, h)| w > 0 && h > 0 && w * h < 1 << 27), "{size:?}: {all:?}");
+            assert!(
+                all.iter().all(|&(w, h)| w > 0 && h > 0 && w * h < 1 << 27),
+                "{size:?}: {all:?}"
+            );
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The encoder: layers of attention and feed-forward over the patches of an image.
 
 use crate::arch::Arch;
-use crate::compute::arena::{Arena, Frame, counted};
+use crate::compute::arena::{Arena, Frame};
 use crate::compute::linear::{Ctx, Product, ProductSizes, RowAdapters, Scratch, linear};
 use crate::compute::weight::Linear;
 use crate::gguf::Gguf;
@@ -145,10 +145,21 @@ impl Vit {
         (all, self.shape(grid))
     }
 
-    fn take<'a>(&self, frame: &mut Frame<'a>, arch: Arch, n_threads: usize, grid: &Grid) -> Buffers<'a> {
+    fn take<'a>(
+        &self,
+        frame: &mut Frame<'a>,
+        arch: Arch,
+        n_threads: usize,
+        grid: &Grid,
+    ) -> Buffers<'a> {
         let (m, n) = (self.n_tokens(grid), self.width);
         let n_heads = self.heads.n * self.heads.dim;
-        let n_ff = self.blocks.iter().map(|block| block.up.w.n_out).max().unwrap_or(0);
+        let n_ff = self
+            .blocks
+            .iter()
+            .map(|block| block.up.w.n_out)
+            .max()
+            .unwrap_or(0);
         let wide = (m * n_ff).max(grid.n() * self.n_patch());
         let n_deep: usize = self
             .deepstack
@@ -188,11 +199,6 @@ impl Vit {
         }
     }
 
-    /// Bytes that encoding a grid takes.
-    pub(super) fn bytes(&self, arch: Arch, n_threads: usize, grid: &Grid) -> u64 {
-        counted(|frame| self.take(frame, arch, n_threads, grid)) as u64
-    }
-
     /// Embeddings of an image, `(tokens, width)`: those of the projector, and beside them those of
     /// deepstack.
     pub(super) fn encode(
@@ -221,7 +227,11 @@ impl Vit {
         let mut n_deep = 0;
         for (i, block) in self.blocks.iter().enumerate() {
             let all = 0..m;
-            let windows = if block.windowed { &*grid.windows } else { std::slice::from_ref(&all) };
+            let windows = if block.windowed {
+                &*grid.windows
+            } else {
+                std::slice::from_ref(&all)
+            };
             self.block(ctx, block, &mut b, windows, m);
             if let Some((_, ops)) = self.deepstack.iter().find(|(layer, _)| *layer == i) {
                 let x = self.patches_of(&b.x[..m * self.width]);
@@ -235,8 +245,16 @@ impl Vit {
             }
         }
         let x = self.patches_of(&b.x[..m * self.width]);
-        let (rows, shape) = b.ops.run(ctx, &mut b.scratch, &self.ops, x, self.shape(grid));
-        Ok(arranged(rows, &b.deep[..n_deep], self.deepstack.len(), shape, grid.places.as_deref()))
+        let (rows, shape) = b
+            .ops
+            .run(ctx, &mut b.scratch, &self.ops, x, self.shape(grid));
+        Ok(arranged(
+            rows,
+            &b.deep[..n_deep],
+            self.deepstack.len(),
+            shape,
+            grid.places.as_deref(),
+        ))
     }
 
     /// Rows without the class token.
@@ -252,11 +270,17 @@ impl Vit {
     fn embed(&self, ctx: Ctx<'_>, b: &mut Buffers<'_>, grid: &Grid, pixels: &Pixels) {
         let (n, p, n_patch) = (self.width, self.patch, self.n_patch());
         let first = match &self.class {
-            Some(Class { place: ClassPlace::First, values }) => {
+            Some(Class {
+                place: ClassPlace::First,
+                values,
+            }) => {
                 b.x[..n].copy_from_slice(values);
                 n
             }
-            Some(Class { place: ClassPlace::Last, values }) => {
+            Some(Class {
+                place: ClassPlace::Last,
+                values,
+            }) => {
                 b.x[grid.n() * n..][..n].copy_from_slice(values);
                 0
             }
@@ -310,26 +334,53 @@ impl Vit {
             _ => 0,
         };
         let rows = first..first + grid.n() * half;
-        rope.angles(arch, grid, self.heads.dim, &mut b.cos[rows.clone()], &mut b.sin[rows]);
+        rope.angles(
+            arch,
+            grid,
+            self.heads.dim,
+            &mut b.cos[rows.clone()],
+            &mut b.sin[rows],
+        );
     }
 
     /// Queries, keys and values of the rows `normed`.
-    fn project(ctx: Ctx<'_>, qkv: &[Linear; 3], b: &mut Buffers<'_>, (m, width, n_heads): (usize, usize, usize)) {
+    fn project(
+        ctx: Ctx<'_>,
+        qkv: &[Linear; 3],
+        b: &mut Buffers<'_>,
+        (m, width, n_heads): (usize, usize, usize),
+    ) {
         let mut to = b.qkv.iter_mut().map(|y| &mut y[..m * n_heads]);
         let mut products = [0, 1, 2].map(|i| {
             let y = to.next().expect("there are three");
             Product::of(&qkv[i], y, m)
         });
-        linear(ctx, &mut b.scratch, &b.normed[..m * width], m, &mut products);
+        linear(
+            ctx,
+            &mut b.scratch,
+            &b.normed[..m * width],
+            m,
+            &mut products,
+        );
     }
 
     /// A layer.
-    fn block(&self, ctx: Ctx<'_>, block: &Block, b: &mut Buffers<'_>, segments: &[Range<usize>], m: usize) {
+    fn block(
+        &self,
+        ctx: Ctx<'_>,
+        block: &Block,
+        b: &mut Buffers<'_>,
+        segments: &[Range<usize>],
+        m: usize,
+    ) {
         let (n, Heads { n: n_head, dim, .. }) = (self.width, self.heads);
         let n_heads = n_head * dim;
         apply_norm(ctx, &block.norm1, &b.x[..m * n], &mut b.normed[..m * n]);
         Vit::project(ctx, &block.qkv, b, (m, n, n_heads));
-        for (norm, x) in [&block.q_norm, &block.k_norm, &block.v_norm].into_iter().zip(&mut b.qkv) {
+        for (norm, x) in [&block.q_norm, &block.k_norm, &block.v_norm]
+            .into_iter()
+            .zip(&mut b.qkv)
+        {
             if let Some(norm) = norm {
                 let room = &mut b.branch[..m * n_heads];
                 apply_norm(ctx, norm, &x[..m * n_heads], room);
@@ -339,20 +390,34 @@ impl Vit {
         if let Some(rope) = &self.rope {
             let (half, cos, sin) = (dim / 2, &*b.cos, &*b.sin);
             for x in &mut b.qkv[..2] {
-                ctx.crew.for_chunks(&mut x[..m * n_heads], n_heads, |row, x| {
-                    let [cos, sin] = [cos, sin].map(|angles| &angles[row * half..][..half]);
-                    for head in x.chunks_exact_mut(dim) {
-                        rope.apply(ctx.arch, head, cos, sin);
-                    }
-                });
+                ctx.crew
+                    .for_chunks(&mut x[..m * n_heads], n_heads, |row, x| {
+                        let [cos, sin] = [cos, sin].map(|angles| &angles[row * half..][..half]);
+                        for head in x.chunks_exact_mut(dim) {
+                            rope.apply(ctx.arch, head, cos, sin);
+                        }
+                    });
             }
         }
         let qkv = [0, 1, 2].map(|i| &b.qkv[i][..m * n_heads]);
         let attended = &mut b.normed[..m * n_heads];
-        b.attention.attend((ctx.arch, ctx.crew), self.heads, segments, qkv, attended);
+        b.attention
+            .attend((ctx.arch, ctx.crew), self.heads, segments, qkv, attended);
         let y = &mut b.branch[..m * n];
-        linear(ctx, &mut b.scratch, attended, m, &mut [Product::of(&block.out, y, m)]);
-        add(ctx, &mut b.x[..m * n], y, &mut b.normed[..m * n], (&block.post_attention, &block.scale1));
+        linear(
+            ctx,
+            &mut b.scratch,
+            attended,
+            m,
+            &mut [Product::of(&block.out, y, m)],
+        );
+        add(
+            ctx,
+            &mut b.x[..m * n],
+            y,
+            &mut b.normed[..m * n],
+            (&block.post_attention, &block.scale1),
+        );
         self.feed_forward(ctx, block, b, m);
     }
 
@@ -366,20 +431,40 @@ impl Vit {
             let products = &mut [Product::of(w, gate, m), Product::of(&block.up, up, m)];
             linear(ctx, &mut b.scratch, x, m, products);
             let up = &*up;
-            ctx.crew.for_chunk_pairs(gate, n_ff, room, n_ff, |i, gate, room| {
-                self.act.gate(ctx.arch, gate, &up[i * n_ff..][..n_ff], room);
-            });
+            ctx.crew
+                .for_chunk_pairs(gate, n_ff, room, n_ff, |i, gate, room| {
+                    self.act.gate(ctx.arch, gate, &up[i * n_ff..][..n_ff], room);
+                });
             gate
         } else {
-            linear(ctx, &mut b.scratch, x, m, &mut [Product::of(&block.up, up, m)]);
-            ctx.crew.for_chunk_pairs(up, n_ff, room, n_ff, |_, x, room| {
-                self.act.apply(ctx.arch, x, room);
-            });
+            linear(
+                ctx,
+                &mut b.scratch,
+                x,
+                m,
+                &mut [Product::of(&block.up, up, m)],
+            );
+            ctx.crew
+                .for_chunk_pairs(up, n_ff, room, n_ff, |_, x, room| {
+                    self.act.apply(ctx.arch, x, room);
+                });
             up
         };
         let y = &mut b.branch[..m * n];
-        linear(ctx, &mut b.scratch, inner, m, &mut [Product::of(&block.down, y, m)]);
-        add(ctx, &mut b.x[..m * n], y, &mut b.normed[..m * n], (&block.post_ffn, &block.scale2));
+        linear(
+            ctx,
+            &mut b.scratch,
+            inner,
+            m,
+            &mut [Product::of(&block.down, y, m)],
+        );
+        add(
+            ctx,
+            &mut b.x[..m * n],
+            y,
+            &mut b.normed[..m * n],
+            (&block.post_ffn, &block.scale2),
+        );
     }
 
     /// Four patches become one.
@@ -390,15 +475,29 @@ impl Vit {
         Vit::project(ctx, &merger.qkv, b, (m, n, n_heads));
         let qkv = [0, 1, 2].map(|i| &b.qkv[i][..m * n_heads]);
         let attended = &mut b.normed[..m * n_heads];
-        b.attention.attend((ctx.arch, ctx.crew), self.heads, &grid.windows, qkv, attended);
+        b.attention.attend(
+            (ctx.arch, ctx.crew),
+            self.heads,
+            &grid.windows,
+            qkv,
+            attended,
+        );
         let y = &mut b.branch[..m * n];
-        linear(ctx, &mut b.scratch, attended, m, &mut [Product::of(&merger.out, y, m)]);
+        linear(
+            ctx,
+            &mut b.scratch,
+            attended,
+            m,
+            &mut [Product::of(&merger.out, y, m)],
+        );
         ctx.arch.add(&mut b.x[..m * n], y);
         let shape = Shape {
             grid: (grid.rows, grid.columns),
             width: n,
         };
-        let (one, _) = b.ops.run(ctx, &mut b.scratch, &merger.ops, &b.x[..m * n], shape);
+        let (one, _) = b
+            .ops
+            .run(ctx, &mut b.scratch, &merger.ops, &b.x[..m * n], shape);
         for i in 0..m / 4 {
             let mean = &mut b.branch[..n];
             mean.fill(0.0);
@@ -434,7 +533,13 @@ fn add(
 }
 
 /// Rows in the order of the prompt, with those of deepstack beside them.
-fn arranged(rows: &[f32], deep: &[f32], n_deep: usize, shape: Shape, places: Option<&[usize]>) -> Vec<f32> {
+fn arranged(
+    rows: &[f32],
+    deep: &[f32],
+    n_deep: usize,
+    shape: Shape,
+    places: Option<&[usize]>,
+) -> Vec<f32> {
     let (m, n) = (shape.n(), shape.width);
     let mut to = vec![0.0; m * n * (1 + n_deep)];
     for i in 0..m {

@@ -26,8 +26,19 @@ pub(super) fn gemma3(file: &File<'_>, sizes: &Sizes) -> Result<Tower, VisionErro
         Op::Norm(file.norm("mm.soft_emb_norm", n, file.eps)?),
         Op::Transposed(file.weight("mm.input_projection.weight", sizes.n_embd, n)?),
     ];
-    let mut vit = vit(file, sizes, sizes.n_ff, activation(file, Act::GeluTanh)?, ops)?;
-    vit.positions = Some(positions(file, sizes, TableRule::Rows, sizes.side().pow(2))?);
+    let mut vit = vit(
+        file,
+        sizes,
+        sizes.n_ff,
+        activation(file, Act::GeluTanh)?,
+        ops,
+    )?;
+    vit.positions = Some(positions(
+        file,
+        sizes,
+        TableRule::Rows,
+        sizes.side().pow(2),
+    )?);
     Ok(Tower {
         vit,
         preprocess: Preprocess::Square {
@@ -89,7 +100,11 @@ pub(super) fn gemma4(file: &File<'_>, sizes: &Sizes) -> Result<Tower, VisionErro
         place: "<|image|>",
         positions: TextPositions::Plain,
         sight: |h: &Hparams| {
-            if CAUSAL.contains(&h.n_embd) { Sight::Causal } else { Sight::BothInWindows }
+            if CAUSAL.contains(&h.n_embd) {
+                Sight::Causal
+            } else {
+                Sight::BothInWindows
+            }
         },
         newline: None,
     })

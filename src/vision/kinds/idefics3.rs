@@ -1,8 +1,8 @@
 //! Idefics 3 and SmolVLM.
 
 use crate::vision::VisionError;
-use crate::vision::file::File;
-use crate::vision::kinds::{Sizes, Tower, activation, causal, divides, positions, vit};
+use crate::vision::file::{File, out_of_range};
+use crate::vision::kinds::{MAX_TILES, Sizes, Tower, activation, causal, divides, positions, vit};
 use crate::vision::layout::{Layout, TextPositions};
 use crate::vision::ops::{Act, JoinOrder, Op};
 use crate::vision::positions::TableRule;
@@ -19,13 +19,29 @@ pub(super) fn bind(file: &File<'_>, sizes: &Sizes) -> Result<Tower, VisionError>
         },
         Op::Linear(file.linear("mm.model.fc", sizes.width * k * k, sizes.n_embd)?),
     ];
-    let mut vit = vit(file, sizes, sizes.n_ff, activation(file, Act::GeluTanh)?, ops)?;
-    vit.positions = Some(positions(file, sizes, TableRule::Rows, sizes.side().pow(2))?);
-    let longest = file.opt_count("preproc_image_size", 1 << 12)?;
+    let mut vit = vit(
+        file,
+        sizes,
+        sizes.n_ff,
+        activation(file, Act::GeluTanh)?,
+        ops,
+    )?;
+    vit.positions = Some(positions(
+        file,
+        sizes,
+        TableRule::Rows,
+        sizes.side().pow(2),
+    )?);
+    let key = "preproc_image_size";
+    let longest = file.opt_count(key, 1 << 12)?.unwrap_or(4 * sizes.image);
+    if longest > MAX_TILES * sizes.image {
+        let expected = format!("at most {MAX_TILES} tiles of {}", sizes.image);
+        return Err(out_of_range(key, longest, &expected));
+    }
     Ok(Tower {
         vit,
         preprocess: Preprocess::Enlarged {
-            longest: longest.unwrap_or(4 * sizes.image).min(1 << 12),
+            longest,
             tile: sizes.image,
         },
         mean: file.channels("image_mean")?,

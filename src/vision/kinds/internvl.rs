@@ -11,7 +11,7 @@ use crate::vision::vit::ClassPlace;
 /// Epsilon of the projector's norm, which files do not say.
 const EPS: f32 = 1e-5;
 /// Most tiles where files do not say.
-const MAX_TILES: usize = 12;
+const TILES: usize = 12;
 
 pub(super) fn bind(file: &File<'_>, sizes: &Sizes) -> Result<Tower, VisionError> {
     let k = file.opt_count("projector.scale_factor", 16)?.unwrap_or(2);
@@ -27,11 +27,17 @@ pub(super) fn bind(file: &File<'_>, sizes: &Sizes) -> Result<Tower, VisionError>
         Op::Act(Act::GeluErf),
         Op::Linear(file.linear("mm.model.mlp.3", n_embd, n_embd)?),
     ];
-    let mut vit = vit(file, sizes, sizes.n_ff, activation(file, Act::GeluErf)?, ops)?;
+    let mut vit = vit(
+        file,
+        sizes,
+        sizes.n_ff,
+        activation(file, Act::GeluErf)?,
+        ops,
+    )?;
     let (class, positions) = class(file, sizes, ClassPlace::First)?;
     (vit.class, vit.positions) = (Some(class), Some(positions));
     let least = file.opt_count("preproc_min_tiles", 64)?.unwrap_or(1);
-    let most = file.opt_count("preproc_max_tiles", 64)?.unwrap_or(MAX_TILES);
+    let most = file.opt_count("preproc_max_tiles", 64)?.unwrap_or(TILES);
     Ok(Tower {
         vit,
         preprocess: Preprocess::NearestGrid {

@@ -30,7 +30,13 @@ pub(super) fn bind(file: &File<'_>, sizes: &Sizes) -> Result<Tower, VisionError>
     ops.push(Op::Linear(file.linear("mm.1", n, n_inner)?));
     ops.push(Op::Act(Act::GeluErf));
     ops.push(Op::Linear(file.linear("mm.2", n_inner, sizes.n_embd)?));
-    let mut vit = vit(file, sizes, sizes.n_ff, activation(file, Act::GeluTanh)?, ops)?;
+    let mut vit = vit(
+        file,
+        sizes,
+        sizes.n_ff,
+        activation(file, Act::GeluTanh)?,
+        ops,
+    )?;
     vit.positions = Some(square_positions(file, sizes, TableRule::Antialiased)?);
     Ok(Tower {
         vit,

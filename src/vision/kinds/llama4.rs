@@ -26,7 +26,13 @@ pub(super) fn bind(file: &File<'_>, sizes: &Sizes) -> Result<Tower, VisionError>
         Op::Act(Act::GeluErf),
         Op::Linear(file.linear("mm.model.fc", second, sizes.n_embd)?),
     ];
-    let mut vit = vit(file, sizes, sizes.n_ff, activation(file, Act::GeluErf)?, ops)?;
+    let mut vit = vit(
+        file,
+        sizes,
+        sizes.n_ff,
+        activation(file, Act::GeluErf)?,
+        ops,
+    )?;
     let (class, positions) = class(file, sizes, ClassPlace::Last)?;
     (vit.class, vit.positions) = (Some(class), Some(positions));
     vit.rope = Some(RopeSpec {

@@ -2,7 +2,7 @@
 
 use crate::vision::VisionError;
 use crate::vision::file::{File, out_of_range};
-use crate::vision::kinds::{Sizes, Tower, activation, causal, class, vit};
+use crate::vision::kinds::{MAX_TILES, Sizes, Tower, activation, causal, class, vit};
 use crate::vision::layout::{Layout, TextPositions};
 use crate::vision::ops::{Act, Op};
 use crate::vision::preprocess::Preprocess;
@@ -16,23 +16,37 @@ pub(super) fn bind(file: &File<'_>, sizes: &Sizes) -> Result<Tower, VisionError>
         Op::Act(Act::GeluErf),
         Op::Linear(file.linear("mm.2", n_inner, sizes.n_embd)?),
     ];
-    let mut vit = vit(file, sizes, sizes.n_ff, activation(file, Act::GeluTanh)?, ops)?;
+    let mut vit = vit(
+        file,
+        sizes,
+        sizes.n_ff,
+        activation(file, Act::GeluTanh)?,
+        ops,
+    )?;
     let (class, positions) = class(file, sizes, ClassPlace::First)?;
     (vit.class, vit.positions) = (Some(class), Some(positions));
     let mean = file.channels("image_mean")?;
-    let pinpoints = file.list("image_grid_pinpoints", 1 << 14)?.filter(|list| !list.is_empty());
+    let pinpoints = file
+        .list("image_grid_pinpoints", 1 << 14)?
+        .filter(|list| !list.is_empty());
     let (preprocess, newline) = match pinpoints {
         Some(list) => {
             let key = "image_grid_pinpoints";
             let (pairs, rest) = list.as_chunks::<2>();
-            let is_grid = |x: &usize| *x > 0 && x.is_multiple_of(sizes.image);
+            let is_grid = |x: &usize| {
+                let n = x / sizes.image;
+                x.is_multiple_of(sizes.image) && (1..=MAX_TILES).contains(&n)
+            };
             if !rest.is_empty() || pairs.len() > 1 << 10 || !list.iter().all(is_grid) {
                 let expected = format!("pairs of multiples of {}", sizes.image);
                 return Err(out_of_range(key, format!("{list:?}"), &expected));
             }
             let preprocess = Preprocess::Pinpoints {
                 tile: sizes.image,
-                pinpoints: pairs.iter().map(|&[height, width]| (width, height)).collect(),
+                pinpoints: pairs
+                    .iter()
+                    .map(|&[height, width]| (width, height))
+                    .collect(),
             };
             let newline = file.values("model.image_newline", &[sizes.n_embd])?;
             (preprocess, Some(newline))

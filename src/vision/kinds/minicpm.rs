@@ -23,18 +23,33 @@ pub(super) fn bind(file: &File<'_>, sizes: &Sizes) -> Result<Tower, VisionError>
         Op::Act(Act::GeluErf),
         Op::Linear(file.linear("mm.down", n_inner, sizes.n_embd)?),
     ];
-    let mut vit = vit(file, sizes, sizes.n_ff, activation(file, Act::GeluTanh)?, ops)?;
+    let mut vit = vit(
+        file,
+        sizes,
+        sizes.n_ff,
+        activation(file, Act::GeluTanh)?,
+        ops,
+    )?;
     vit.positions = Some(square_positions(file, sizes, TableRule::Buckets)?);
     let after = file.list("wa_layer_indexes", 1 << 10)?.unwrap_or_default();
     let [after] = after[..] else {
-        return Err(out_of_range("wa_layer_indexes", format!("{after:?}"), "one layer"));
+        return Err(out_of_range(
+            "wa_layer_indexes",
+            format!("{after:?}"),
+            "one layer",
+        ));
     };
-    let linear = |part: &str, n_in, n_out| file.linear(&format!("v.vit_merger.{part}"), n_in, n_out);
+    let linear =
+        |part: &str, n_in, n_out| file.linear(&format!("v.vit_merger.{part}"), n_in, n_out);
     let n_ff = file.n_out("v.vit_merger.ds_ffn_up")?;
     vit.merger = Some(Merger {
         after,
         norm: file.norm("v.vit_merger.ln1", n, file.eps)?,
-        qkv: [linear("attn_q", n, n)?, linear("attn_k", n, n)?, linear("attn_v", n, n)?],
+        qkv: [
+            linear("attn_q", n, n)?,
+            linear("attn_k", n, n)?,
+            linear("attn_v", n, n)?,
+        ],
         out: linear("attn_out", n, n)?,
         ops: vec![
             Op::Widen(4),

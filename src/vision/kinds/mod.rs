@@ -23,7 +23,7 @@ use crate::vision::file::{File, out_of_range};
 use crate::vision::layout::{Layout, TextPositions};
 use crate::vision::ops::{Act, Op};
 use crate::vision::positions::{Positions, TableRule};
-use crate::vision::preprocess::Preprocess;
+use crate::vision::preprocess::{MAX_PATCHES, Preprocess};
 use crate::vision::vit::{Block, Class, ClassPlace, Vit};
 
 /// An encoder with everything around it.
@@ -58,20 +58,75 @@ pub(super) struct Kind {
 
 /// All kinds that this build encodes.
 pub(super) const KINDS: &[Kind] = &[
-    Kind { name: "gemma3", of_models: &["gemma3"], bind: gemma::gemma3 },
-    Kind { name: "gemma4v", of_models: &["gemma4"], bind: gemma::gemma4 },
-    Kind { name: "qwen2vl_merger", of_models: &["qwen2vl"], bind: qwen::qwen2 },
-    Kind { name: "qwen2.5vl_merger", of_models: &["qwen2vl"], bind: qwen::qwen25 },
-    Kind { name: "qwen3vl_merger", of_models: &["qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"], bind: qwen::qwen3 },
-    Kind { name: "idefics3", of_models: &["llama", "smollm3"], bind: idefics3::bind },
-    Kind { name: "pixtral", of_models: &["mistral3", "llama", "mistral"], bind: pixtral::bind },
-    Kind { name: "mlp", of_models: &["llama", "mistral", "qwen2"], bind: llava::bind },
-    Kind { name: "internvl", of_models: &["qwen2", "qwen3", "internlm2", "llama", "qwen3moe"], bind: internvl::bind },
-    Kind { name: "lfm2", of_models: &["lfm2"], bind: lfm2::bind },
-    Kind { name: "glm4v", of_models: &["glm4"], bind: glm4v::bind },
-    Kind { name: "minicpmv4_6", of_models: &["qwen35", "qwen35moe"], bind: minicpm::bind },
-    Kind { name: "llama4", of_models: &["llama4"], bind: llama4::bind },
+    Kind {
+        name: "gemma3",
+        of_models: &["gemma3"],
+        bind: gemma::gemma3,
+    },
+    Kind {
+        name: "gemma4v",
+        of_models: &["gemma4"],
+        bind: gemma::gemma4,
+    },
+    Kind {
+        name: "qwen2vl_merger",
+        of_models: &["qwen2vl"],
+        bind: qwen::qwen2,
+    },
+    Kind {
+        name: "qwen2.5vl_merger",
+        of_models: &["qwen2vl"],
+        bind: qwen::qwen25,
+    },
+    Kind {
+        name: "qwen3vl_merger",
+        of_models: &["qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"],
+        bind: qwen::qwen3,
+    },
+    Kind {
+        name: "idefics3",
+        of_models: &["llama", "smollm3"],
+        bind: idefics3::bind,
+    },
+    Kind {
+        name: "pixtral",
+        of_models: &["mistral3", "llama", "mistral"],
+        bind: pixtral::bind,
+    },
+    Kind {
+        name: "mlp",
+        of_models: &["llama", "mistral", "qwen2"],
+        bind: llava::bind,
+    },
+    Kind {
+        name: "internvl",
+        of_models: &["qwen2", "qwen3", "internlm2", "llama", "qwen3moe"],
+        bind: internvl::bind,
+    },
+    Kind {
+        name: "lfm2",
+        of_models: &["lfm2"],
+        bind: lfm2::bind,
+    },
+    Kind {
+        name: "glm4v",
+        of_models: &["glm4"],
+        bind: glm4v::bind,
+    },
+    Kind {
+        name: "minicpmv4_6",
+        of_models: &["qwen35", "qwen35moe"],
+        bind: minicpm::bind,
+    },
+    Kind {
+        name: "llama4",
+        of_models: &["llama4"],
+        bind: llama4::bind,
+    },
 ];
+
+/// Most tiles along a side of an image.
+const MAX_TILES: usize = 32;
 
 /// Sizes that all files say.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +144,7 @@ pub(super) struct Sizes {
 impl Sizes {
     pub(super) fn of(file: &File<'_>, n_embd: usize) -> Result<Sizes, VisionError> {
         let sizes = Sizes {
-            image: file.count("image_size", 1 << 14)?,
+            image: file.count("image_size", 1 << 12)?,
             patch: file.count("patch_size", 1 << 10)?,
             width: file.count("embedding_length", 1 << 14)?,
             n_ff: file.count("feed_forward_length", 1 << 18)?,
@@ -97,9 +152,17 @@ impl Sizes {
             n_head: file.count("attention.head_count", 1 << 10)?,
             n_embd,
         };
+        if sizes.side() == 0 || sizes.side().pow(2) > MAX_PATCHES {
+            let expected = format!("1 to {} patches of {}", MAX_PATCHES.isqrt(), sizes.patch);
+            return Err(out_of_range("image_size", sizes.image, &expected));
+        }
         if !sizes.width.is_multiple_of(2 * sizes.n_head) {
             let expected = format!("a divisor of half of {}", sizes.width);
-            return Err(out_of_range("attention.head_count", sizes.n_head, &expected));
+            return Err(out_of_range(
+                "attention.head_count",
+                sizes.n_head,
+                &expected,
+            ));
         }
         Ok(sizes)
     }
@@ -135,7 +198,11 @@ fn blocks(file: &File<'_>, sizes: &Sizes, n_ff: usize) -> Result<Vec<Block>, Vis
             let fused = linear("attn_qkv", n, 3 * n)?;
             [0, 1, 2].map(|i| fused.rows(i * n..(i + 1) * n))
         } else {
-            [linear("attn_q", n, n)?, linear("attn_k", n, n)?, linear("attn_v", n, n)?]
+            [
+                linear("attn_q", n, n)?,
+                linear("attn_k", n, n)?,
+                linear("attn_v", n, n)?,
+            ]
         };
         let scale = |part: &str| match file.has(&name(part)) {
             true => file.values(&name(part), &[n]).map(Some),
@@ -143,8 +210,16 @@ fn blocks(file: &File<'_>, sizes: &Sizes, n_ff: usize) -> Result<Vec<Block>, Vis
         };
         // LLaVA's files call the first of the two matrices the one down.
         let is_first = |t: &TensorInfo| t.dims[..] == [n as u64, n_ff as u64];
-        let is_swapped = n != n_ff && file.gguf.tensor(&name("ffn_down.weight")).is_some_and(is_first);
-        let (up, down) = if is_swapped { ("ffn_down", "ffn_up") } else { ("ffn_up", "ffn_down") };
+        let is_swapped = n != n_ff
+            && file
+                .gguf
+                .tensor(&name("ffn_down.weight"))
+                .is_some_and(is_first);
+        let (up, down) = if is_swapped {
+            ("ffn_down", "ffn_up")
+        } else {
+            ("ffn_up", "ffn_down")
+        };
         Ok(Block {
             norm1: file.norm(&name("ln1"), n, file.eps)?,
             qkv,
@@ -170,10 +245,20 @@ fn blocks(file: &File<'_>, sizes: &Sizes, n_ff: usize) -> Result<Vec<Block>, Vis
 }
 
 /// An encoder with the usual parts, and nothing after its layers but `ops`.
-fn vit(file: &File<'_>, sizes: &Sizes, n_ff: usize, act: Act, ops: Vec<Op>) -> Result<Vit, VisionError> {
+fn vit(
+    file: &File<'_>,
+    sizes: &Sizes,
+    n_ff: usize,
+    act: Act,
+    ops: Vec<Op>,
+) -> Result<Vit, VisionError> {
     let (p, n) = (sizes.patch, sizes.width);
     let is_matrix = |t: &TensorInfo| t.dims.len() == 2;
-    let inputs: &[usize] = match file.gguf.tensor("v.patch_embd.weight").is_some_and(is_matrix) {
+    let inputs: &[usize] = match file
+        .gguf
+        .tensor("v.patch_embd.weight")
+        .is_some_and(is_matrix)
+    {
         true => &[3 * p * p],
         false => &[p, p, 3],
     };
@@ -206,13 +291,22 @@ fn vit(file: &File<'_>, sizes: &Sizes, n_ff: usize, act: Act, ops: Vec<Op>) -> R
 }
 
 /// A table of positions with `n` rows.
-fn positions(file: &File<'_>, sizes: &Sizes, rule: TableRule, n: usize) -> Result<Positions, VisionError> {
+fn positions(
+    file: &File<'_>,
+    sizes: &Sizes,
+    rule: TableRule,
+    n: usize,
+) -> Result<Positions, VisionError> {
     let table = file.values("v.position_embd.weight", &[sizes.width, n])?;
     Ok(Positions { rule, table, n })
 }
 
 /// A square table of positions of any size.
-fn square_positions(file: &File<'_>, sizes: &Sizes, rule: TableRule) -> Result<Positions, VisionError> {
+fn square_positions(
+    file: &File<'_>,
+    sizes: &Sizes,
+    rule: TableRule,
+) -> Result<Positions, VisionError> {
     let n = file.n_rows("v.position_embd.weight", 1 << 20)?;
     if n.isqrt().pow(2) != n {
         return Err(out_of_range("position_embd", n, "a square number of rows"));
@@ -221,7 +315,11 @@ fn square_positions(file: &File<'_>, sizes: &Sizes, rule: TableRule) -> Result<P
 }
 
 /// A class token, and the table of positions of all tokens, of which it takes its own.
-fn class(file: &File<'_>, sizes: &Sizes, place: ClassPlace) -> Result<(Class, Positions), VisionError> {
+fn class(
+    file: &File<'_>,
+    sizes: &Sizes,
+    place: ClassPlace,
+) -> Result<(Class, Positions), VisionError> {
     let (n, n_patches) = (sizes.width, sizes.side().pow(2));
     let mut values = file.values("v.class_embd", &[n])?;
     let mut table = file.values("v.position_embd.weight", &[n, n_patches + 1])?;

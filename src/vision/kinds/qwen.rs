@@ -53,7 +53,10 @@ fn tower(file: &File<'_>, sizes: &Sizes, mut vit: Vit) -> Result<Tower, VisionEr
         std: file.channels("image_std")?,
         order: (MERGE, 1),
         layout: Layout::Between("<|vision_start|>", "<|vision_end|>"),
-        markers: &["<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"],
+        markers: &[
+            "<|vision_start|><|image_pad|><|vision_end|>",
+            "<|image_pad|>",
+        ],
         place: "<|image_pad|>",
         positions: TextPositions::Grid,
         sight: causal,
@@ -63,7 +66,9 @@ fn tower(file: &File<'_>, sizes: &Sizes, mut vit: Vit) -> Result<Tower, VisionEr
 
 /// Files say the width of the model in place of that of the feed-forward layers.
 pub(super) fn qwen2(file: &File<'_>, sizes: &Sizes) -> Result<Tower, VisionError> {
-    let n_ff = file.n_out("v.blk.0.ffn_up")?.max(file.n_out("v.blk.0.ffn_down")?);
+    let n_ff = file
+        .n_out("v.blk.0.ffn_up")?
+        .max(file.n_out("v.blk.0.ffn_down")?);
     let ops = merger(file, sizes, file.norm("v.post_ln", sizes.width, file.eps)?)?;
     let vit = vit(file, sizes, n_ff, activation(file, Act::GeluErf)?, ops)?;
     tower(file, sizes, vit)
@@ -92,11 +97,21 @@ pub(super) fn qwen3(file: &File<'_>, sizes: &Sizes) -> Result<Tower, VisionError
         return Err(out_of_range("spatial_merge_size", merge, "2"));
     }
     let ops = merger(file, sizes, file.norm("v.post_ln", sizes.width, file.eps)?)?;
-    let mut vit = vit(file, sizes, sizes.n_ff, activation(file, Act::GeluTanh)?, ops)?;
+    let mut vit = vit(
+        file,
+        sizes,
+        sizes.n_ff,
+        activation(file, Act::GeluTanh)?,
+        ops,
+    )?;
     vit.positions = Some(square_positions(file, sizes, TableRule::Corners)?);
     let n = sizes.width * MERGE * MERGE;
     let flags = file.flags("is_deepstack_layers")?.unwrap_or_default();
-    for (i, _) in flags.iter().enumerate().filter(|(i, deep)| **deep && *i < sizes.n_layer) {
+    for (i, _) in flags
+        .iter()
+        .enumerate()
+        .filter(|(i, deep)| **deep && *i < sizes.n_layer)
+    {
         let name = |part: &str| format!("v.deepstack.{i}.{part}");
         let ops = vec![
             Op::Widen(MERGE * MERGE),
