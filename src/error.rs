@@ -12,8 +12,12 @@ use crate::model::ModelError;
 use crate::quant::QuantError;
 use crate::sample::SampleError;
 use crate::scheduler::ScheduleError;
+#[cfg(feature = "vision")]
+use crate::session::PartsError;
 use crate::session::{GradientError, StateError};
 use crate::tokenizer::TokenizerError;
+#[cfg(feature = "vision")]
+use crate::vision::VisionError;
 
 /// Shorthand for results of the whole crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -53,6 +57,14 @@ pub enum Error {
     #[cfg(feature = "grammar")]
     #[error(transparent)]
     Grammar(#[from] GrammarError),
+    /// An image or a projector was refused.
+    #[cfg(feature = "vision")]
+    #[error(transparent)]
+    Vision(#[from] VisionError),
+    /// A prompt with images was refused.
+    #[cfg(feature = "vision")]
+    #[error(transparent)]
+    Parts(PartsError),
     /// A chat template failed.
     #[cfg(feature = "chat")]
     #[error(transparent)]
@@ -77,4 +89,9 @@ spread! {
     DecodeError { Session, Sample, Tokenizer };
     GradientError { Session, Adapter };
     ScheduleError { Session, Adapter, Sample, Tokenizer } else Schedule;
+}
+
+#[cfg(feature = "vision")]
+spread! {
+    PartsError { Session, Vision } else Parts;
 }

@@ -37,6 +37,7 @@
 //! |---|---|
 //! | `chat` | chat templates |
 //! | `metal` | Apple GPUs: no Mac has run them yet, an emulated one has |
+//! | `vision` | images: encoders of 13 kinds |
 //! | `grammar` | output that obeys a JSON Schema, a regular expression, a GBNF or Lark grammar |
 //!
 //! None is on by default; without them, the crate has five dependencies.
@@ -92,6 +93,8 @@ pub mod session;
 mod system;
 mod threads;
 pub mod tokenizer;
+#[cfg(feature = "vision")]
+pub mod vision;
 
 #[cfg(feature = "chat")]
 pub use chat::ChatError;
@@ -113,8 +116,12 @@ pub use quant::QuantError;
 pub use sample::{MaskError, SampleError, Sampler};
 pub use scheduler::ScheduleError;
 pub use session::{GradientError, KeptError, Session, StateError};
+#[cfg(feature = "vision")]
+pub use session::{Part, PartsError};
 pub use system::SystemMemory;
 pub use tokenizer::{Tokenizer, TokenizerError};
+#[cfg(feature = "vision")]
+pub use vision::{Image, Projector, VisionError};
 
 /// Runs the examples of these pages as tests.
 #[cfg(doctest)]

@@ -666,7 +666,7 @@ pub(crate) fn linear_backward(
 }
 
 /// `dx = Wᵀ·dy`.
-fn transposed(
+pub(crate) fn transposed(
     ctx: Ctx<'_>,
     packed: &mut [u8],
     workspace: &mut [CacheLine],

@@ -34,6 +34,7 @@ impl<'a> Slot<'a> {
         let Sequence {
             kv,
             rope,
+            spans,
             adapters,
             pooling,
             ..
@@ -42,6 +43,7 @@ impl<'a> Slot<'a> {
             rows: self.rows,
             kv,
             rope,
+            spans,
             adapters: &adapters.attached,
             pooling: pooling.as_mut(),
         }

@@ -464,6 +464,9 @@ impl Engine {
             slot.seq.reserve(slot.rows.tokens.len())?;
         }
         for slot in &mut *slots {
+            if !slot.seq.spans.is_empty() {
+                self.cpu_only("images")?;
+            }
             self.compute_missing(slot.seq, outputs, cancel)?;
         }
         let has_hooks = slots.iter().any(|slot| slot.seq.hook.is_some());
@@ -575,9 +578,17 @@ impl Engine {
         if seq.n_missing() > 0 {
             seq.reload();
         }
+        // Tokens that see each other are computed together.
+        while let Some(start) = seq.spans.uncut_start(seq.kv.len()) {
+            seq.kv.truncate(start);
+        }
         while seq.n_missing() > 0 {
             let (tokens, kind) = seq.missing();
-            for tokens in tokens.chunks(MISSING_BATCH) {
+            let mut rest = &tokens[..];
+            while !rest.is_empty() {
+                let n = seq.spans.n_in_pass(seq.kv.len(), rest.len(), MISSING_BATCH);
+                let tokens;
+                (tokens, rest) = rest.split_at(n);
                 let mut slot = [Slot::new(seq, tokens, kind).outputs_from(tokens.len())];
                 self.compute(
                     &mut slot,

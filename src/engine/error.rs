@@ -20,6 +20,14 @@ pub enum SessionError {
         /// Tokens that were to be added.
         n_new: usize,
     },
+    /// A text with images cannot be treated so.
+    #[error("{what} is not possible with a text that has images{instead}")]
+    HasImages {
+        /// What was asked for.
+        what: &'static str,
+        /// What to do.
+        instead: &'static str,
+    },
     /// No token was given, but at least one is required.
     #[error("no tokens were given")]
     NoTokens,

@@ -82,7 +82,8 @@ impl Sequence {
     /// Restores what [`Sequence::unload`] released.
     pub(crate) fn reload(&mut self) {
         if self.prefix.cache != CacheMode::Off && self.kv.len() == 0 {
-            let wanted = self.cached_tokens(self.position());
+            let end = self.spans.start().unwrap_or(self.position());
+            let wanted = self.cached_tokens(end.min(self.position()));
             self.kv.reuse(&self.prefix_key(), &wanted, 0, false);
         }
     }
@@ -109,6 +110,12 @@ impl Sequence {
     /// Leaves its keys and values to the prefix cache, if that is on.
     fn store(&mut self) {
         self.drop_drafts();
+        // Behind an image tokens alone do not say what keys and values are.
+        if let Some(start) = self.spans.start() {
+            // A copy that there is no memory for is not missed.
+            let _ = self.share(start.min(self.kv.len()));
+            return;
+        }
         let n = self.kv.len();
         // Keys that were turned are not those of its tokens.
         if self.n_dropped > 0 {

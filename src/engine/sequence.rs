@@ -9,6 +9,7 @@ use crate::engine::hidden_states::KeptStates;
 use crate::engine::options::{PrefixOptions, SessionOptions};
 use crate::kv::{Counted, KvPolicy, SeqKv};
 use crate::layers::rope::RopeTables;
+use crate::layers::spans::Spans;
 use crate::lora::{Adapter, AdapterError, Attached};
 use crate::model::Model;
 use std::fmt;
@@ -37,6 +38,8 @@ pub struct Sequence {
     tokens: Vec<u32>,
     /// Kind of each token.
     kinds: Vec<TokenKind>,
+    /// Positions that hold embeddings of images; the tokens there are placeholders.
+    pub(crate) spans: Spans,
     /// How many tokens at the end are drafts that were computed, and no part of the text yet.
     drafts: usize,
     n_ctx: usize,
@@ -88,6 +91,7 @@ impl Sequence {
             hook: None,
             tokens: Vec::new(),
             kinds: Vec::new(),
+            spans: Spans::default(),
             drafts: 0,
             n_ctx,
             exact: options.exact,
@@ -238,6 +242,7 @@ impl Sequence {
     pub(crate) fn truncate(&mut self, position: usize) {
         self.tokens.truncate(position);
         self.kinds.truncate(position);
+        self.spans.truncate(position);
         self.drafts = 0;
         self.kv.truncate(position);
         if let Some(pooling) = &mut self.pooling {
@@ -334,6 +339,7 @@ impl Sequence {
             hook: self.hook.as_ref().map(|hook| hook.fork()),
             tokens: Vec::new(),
             kinds: Vec::new(),
+            spans: self.spans.clone(),
             drafts: 0,
             n_ctx: self.n_ctx,
             exact: self.exact,

@@ -20,6 +20,9 @@ pub(crate) fn embed(cx: &Context<'_, '_>, w: &Weights, x: &mut [f32], buffer: &m
         h.n_embd,
         |row, x, buffer| {
             let (slot, token) = slots.token(row);
+            if let Some(image) = slots.image(row) {
+                return x.copy_from_slice(image);
+            }
             let substituted = |spec: &SwitchSpec| spec.embedded(token as u32) as usize;
             let token = h.switch.as_ref().map_or(token, substituted);
             look_up(table, token, x);

@@ -323,6 +323,7 @@ impl<'a> Run<'a, '_> {
             b.optional.after_layers(cx, model, s);
         }
         b.optional.after_ffn(cx, (spec, w, model), s);
+        cx.add_deep(s.x);
         if let Some(scale) = w.output_scale {
             s.x.iter_mut().for_each(|x| *x *= scale);
         }

@@ -233,8 +233,13 @@ impl<'a, 's> Context<'a, 's> {
         let (m, buffers) = (Rows::All.n_of(&self.slots), &mut self.buffers);
         for slot in &*self.slots {
             let rows = (Rows::All.range(slot), m);
-            slot.rope
-                .angles(self.arch, slot.pos(), rows, buffers.cos, buffers.sin);
+            let (cos, sin) = (&mut *buffers.cos, &mut *buffers.sin);
+            if slot.spans.has_grids() {
+                let turns = |i: usize| slot.spans.turns(slot.pos() + i);
+                slot.rope.angles_by_axis(self.arch, turns, rows, cos, sin);
+            } else {
+                slot.rope.angles(self.arch, slot.pos(), rows, cos, sin);
+            }
         }
     }
 
@@ -245,6 +250,19 @@ impl<'a, 's> Context<'a, 's> {
             let (position, kind, rows) = (slot.pos(), slot.kind, Rows::All.range(slot));
             if let Some(pooling) = slot.pooling.as_mut().filter(|of| of.layer == layer) {
                 pooling.add(arch, kind, position, &x[rows.start * n..rows.end * n], n);
+            }
+        }
+    }
+
+    /// Adds the embeddings that images have for the outputs of this layer.
+    pub(crate) fn add_deep(&self, x: &mut [f32]) {
+        let n = self.h.n_embd;
+        for slot in self.slots.iter().filter(|slot| !slot.spans.is_empty()) {
+            let (first, row, n_rows) = self.rows.of(slot);
+            for (i, x) in x[row * n..][..n_rows * n].chunks_exact_mut(n).enumerate() {
+                if let Some(deep) = slot.spans.deep(slot.pos() + first + i, self.layer) {
+                    self.arch.add(x, deep);
+                }
             }
         }
     }
@@ -273,6 +291,12 @@ pub(crate) enum Ends {
 pub(crate) struct Slots<'a, 's>(&'a mut [SlotView<'s>]);
 
 impl<'s> Slots<'_, 's> {
+    /// The embedding of an image in row `row` of the pass.
+    pub(crate) fn image(&self, row: usize) -> Option<&[f32]> {
+        let slot = &self.0[self.0.partition_point(|slot| slot.row <= row) - 1];
+        slot.spans.embedding(slot.pos() + row - slot.row)
+    }
+
     /// The slot of row `row` of the pass, and its token.
     pub(crate) fn token(&self, row: usize) -> (&SlotView<'s>, usize) {
         let slot = &self.0[self.0.partition_point(|slot| slot.row <= row) - 1];

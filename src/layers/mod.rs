@@ -32,6 +32,7 @@ pub(crate) mod rows;
 pub(crate) mod rwkv;
 pub(crate) mod short_conv;
 pub(crate) mod sizes;
+pub(crate) mod spans;
 pub(crate) mod stacks;
 pub(crate) mod switch;
 pub(crate) mod unsupported;

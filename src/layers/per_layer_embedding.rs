@@ -57,7 +57,8 @@ impl<'a> PerLayerBuffers<'a> {
         let (scale, table_scale) = (1.0 / (h.n_embd as f32).sqrt(), (w.norm.len() as f32).sqrt());
         let (workers, slots) = (cx.crew.when(m > 1), &cx.slots);
         workers.for_chunk_pairs(self.of_tokens, n, self.table, n, |row, x, of_token| {
-            let (_, token) = slots.token(row);
+            // Images have the vectors of the first token, the one that pads.
+            let token = slots.image(row).map_or_else(|| slots.token(row).1, |_| 0);
             arch.dequantize(w.table.dtype, &table[token * bytes..][..bytes], of_token);
             let layers = x
                 .chunks_exact_mut(w.norm.len())

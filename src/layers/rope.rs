@@ -5,7 +5,7 @@ pub(crate) mod weights;
 
 use crate::arch::{Arch, MAX_HEAD_DIM};
 use crate::layers::hparams::Hparams;
-use crate::layers::rope::spec::{Rope, RopeId, RopeOrder};
+use crate::layers::rope::spec::{Rope, RopeId, RopeOrder, RopeSections};
 use crate::layers::rope::weights::RopeFactors;
 use std::ops::Range;
 
@@ -24,6 +24,7 @@ struct RopeTable {
     factor: f32,
     /// Number of pairs of the ropes before it.
     first: usize,
+    sections: Option<RopeSections>,
 }
 
 impl RopeTables {
@@ -45,6 +46,7 @@ impl RopeTables {
                 frequencies,
                 factor,
                 first,
+                sections: rope.sections,
             });
         }
         RopeTables { ropes }
@@ -120,6 +122,54 @@ impl RopeTables {
             sin,
         };
         rotation.apply(0, head);
+    }
+
+    /// [`RopeTables::angles`] of positions by axis, for rows of a text with images.
+    pub(crate) fn angles_by_axis(
+        &self,
+        arch: Arch,
+        turns: impl Fn(usize) -> [usize; 3],
+        (rows, m): (Range<usize>, usize),
+        cos: &mut [f32],
+        sin: &mut [f32],
+    ) {
+        for RopeTable {
+            frequencies,
+            factor,
+            first,
+            sections,
+            ..
+        } in &self.ropes
+        {
+            let n = frequencies.len();
+            let begin = m * first + rows.start * n;
+            let [cos, sin] =
+                [&mut *cos, &mut *sin].map(|x| x[begin..][..rows.len() * n].chunks_exact_mut(n));
+            for (i, (cos, sin)) in cos.zip(sin).enumerate() {
+                let turns = turns(i);
+                arch.rope_angles(cos, sin, frequencies, turns[0] as f32, *factor);
+                let Some(sections) = sections.filter(|_| turns != [turns[0]; 3]) else {
+                    continue;
+                };
+                let mut rest = 0;
+                while rest < n {
+                    let axis = sections.axis(rest);
+                    let run = (rest..n)
+                        .take_while(|&pair| sections.axis(pair) == axis)
+                        .count();
+                    let pairs = rest..rest + run;
+                    rest += run;
+                    let turn = turns[axis] as f32;
+                    arch.rope_angles(
+                        &mut cos[pairs.clone()],
+                        &mut sin[pairs.clone()],
+                        &frequencies[pairs],
+                        turn,
+                        *factor,
+                    );
+                }
+            }
+        }
     }
 
     /// Pairs of dimensions that all ropes together turn.

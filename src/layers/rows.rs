@@ -4,6 +4,7 @@ use crate::compute::hook::TokenKind;
 use crate::compute::pooling::Pooling;
 use crate::kv::{KvLayout, SeqKv};
 use crate::layers::rope::RopeTables;
+use crate::layers::spans::Spans;
 use crate::lora::Attached;
 use std::ops::{Deref, Range};
 
@@ -63,6 +64,8 @@ pub(crate) struct SlotView<'a> {
     pub(crate) rows: SlotRows<'a>,
     pub(crate) kv: &'a mut SeqKv,
     pub(crate) rope: &'a RopeTables,
+    /// Its positions that hold embeddings of images.
+    pub(crate) spans: &'a Spans,
     pub(crate) adapters: &'a [Attached],
     /// Takes hidden states of the rows, if they are pooled.
     pub(crate) pooling: Option<&'a mut Pooling>,

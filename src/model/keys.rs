@@ -10,6 +10,7 @@ use crate::layers::mamba2::spec::Mamba2Spec;
 use crate::layers::moe::spec::{ExpertGroups, Gating, MAX_EXPERT, MoeSpec, SharedSpec};
 use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::model::ModelError;
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -381,6 +382,12 @@ impl<'a> Keys<'a> {
         ModelError::MissingKey {
             key: format!("{}.{key}", self.arch),
         }
+    }
+
+    /// A list of numbers of any length.
+    pub(crate) fn list(&self, key: &str) -> Result<Option<Vec<u32>>, ModelError> {
+        let name = self.name(key);
+        Ok(self.metadata.opt_u32s(&name)?.map(Cow::into_owned))
     }
 
     /// A boolean for each layer.

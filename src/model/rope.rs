@@ -1,7 +1,7 @@
 //! Rotary positions of a file.
 
 use crate::arch::MAX_HEAD_DIM;
-use crate::layers::rope::spec::{Rope, RopeOrder, RopeScaling};
+use crate::layers::rope::spec::{Rope, RopeOrder, RopeScaling, RopeSections};
 use crate::model::ModelError;
 use crate::model::keys::Keys;
 
@@ -74,6 +74,33 @@ impl Rope {
                 .number("rope.scaling.yarn_log_multiplier")?
                 .is_none_or(|x| x == 0.0)
                 && magnitude.is_none(),
+            sections: None,
         })
+    }
+
+    /// Sections of pairs by axis of an image, where the file has some: the fourth is not used.
+    pub(super) fn sections(
+        keys: &Keys<'_>,
+        interleaved: bool,
+    ) -> Result<Option<RopeSections>, ModelError> {
+        let Some(list) = keys.list("rope.dimension_sections")? else {
+            return Ok(None);
+        };
+        let n: Vec<usize> = list.iter().map(|&n| n as usize).collect();
+        match n[..] {
+            [time, row, column] | [time, row, column, 0]
+                if n.iter().all(|n| *n <= MAX_HEAD_DIM) && time > 0 =>
+            {
+                Ok(Some(RopeSections {
+                    n: [time, row, column],
+                    interleaved,
+                }))
+            }
+            _ => Err(ModelError::OutOfRange {
+                key: format!("{}.rope.dimension_sections", keys.arch),
+                value: format!("{n:?}"),
+                expected: format!("three numbers of up to {MAX_HEAD_DIM} pairs, and a fourth of 0"),
+            }),
+        }
     }
 }

@@ -17,6 +17,19 @@ impl Hparams {
         self.layers.iter_mut().for_each(|layer| layer.norms = norms);
     }
 
+    /// With the sections of pairs by which images turn, where the file has some.
+    pub(crate) fn with_sections(
+        mut self,
+        keys: &Keys<'_>,
+        interleaved: bool,
+    ) -> Result<Hparams, ModelError> {
+        let sections = Rope::sections(keys, interleaved)?;
+        self.ropes
+            .iter_mut()
+            .for_each(|rope| rope.sections = sections);
+        Ok(self)
+    }
+
     /// Sets which matrices have a bias, in all layers.
     pub(crate) fn set_biases(&mut self, biases: Biases) {
         self.layers

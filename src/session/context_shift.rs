@@ -36,6 +36,11 @@ impl Session {
                 what: "a learner, which sees every token",
             });
         }
+        if !self.seq.spans.is_empty() {
+            return Err(SessionError::NoShift {
+                what: "a text that has images",
+            });
+        }
         self.catch_up()?;
         let Session {
             engine,

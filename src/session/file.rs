@@ -83,6 +83,9 @@ impl Session {
     }
 
     fn check_unshifted(&self) -> Result<(), StateError> {
+        if !self.seq.spans.is_empty() {
+            return Err(StateError::HasImages);
+        }
         if self.n_dropped() > 0 {
             Err(StateError::Shifted {
                 n_dropped: self.n_dropped(),

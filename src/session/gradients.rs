@@ -249,6 +249,13 @@ impl Session {
     ) -> Result<usize, GradientError> {
         supports(self.model().hparams())
             .map_err(|Unsupported(what)| SessionError::NoGradient { what })?;
+        // Positions behind such an image are not those of its tokens.
+        if self.seq.spans.has_grids() {
+            return Err(SessionError::NoGradient {
+                what: "a text with images whose positions have rows and columns",
+            }
+            .into());
+        }
         let target = self.seq.adapters.index(id)?;
         gradients.check(&self.seq.adapters.attached[target].adapter)?;
         Ok(target)

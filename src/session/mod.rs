@@ -7,6 +7,8 @@ pub(crate) mod file;
 pub(crate) mod gradients;
 mod hooks;
 mod memory;
+#[cfg(feature = "vision")]
+pub(crate) mod parts;
 mod prefix_reuse;
 pub(crate) mod profile;
 #[allow(clippy::module_inception)]
@@ -16,6 +18,8 @@ pub(crate) mod store;
 pub use error::{GradientError, KeptError, StateError};
 pub use gradients::{Task, cross_entropy, divergence, log_sum};
 pub use memory::SessionMemory;
+#[cfg(feature = "vision")]
+pub use parts::{EncodedPrompt, Part, PartsError};
 pub use profile::Preset;
 pub use session::Session;
 pub use store::{KeptSession, KeptSessions, SessionName};

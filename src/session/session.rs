@@ -13,6 +13,8 @@ use crate::engine::sequence::Sequence;
 use crate::kv::KvPolicy;
 use crate::layers::outputs::Outputs;
 use crate::model::Model;
+#[cfg(feature = "vision")]
+use crate::vision::{ImageOptions, Projector};
 use std::fmt;
 use std::time::Duration;
 
@@ -62,6 +64,9 @@ pub struct Session {
     /// Of the last prompt.
     pub(crate) cached: CachedTokens,
     pub(crate) cancel: CancelToken,
+    /// What encodes images, and bounds of their tokens.
+    #[cfg(feature = "vision")]
+    pub(crate) projector: Option<(Projector, ImageOptions)>,
 }
 
 impl fmt::Debug for Session {
@@ -124,6 +129,8 @@ impl Session {
             ahead: false,
             cached: CachedTokens::default(),
             cancel: CancelToken::default(),
+            #[cfg(feature = "vision")]
+            projector: None,
         })
     }
 
@@ -354,9 +361,10 @@ impl Session {
         let end = seq.position() + tokens.len();
         seq.states.iter_mut().for_each(|states| states.expect(end));
         let has_states = raw || seq.hook.is_some();
-        let n_rows = tokens.len().saturating_sub(first).min(*n_batch);
+        let most = seq.spans.most_in_pass(*n_batch);
+        let n_rows = tokens.len().saturating_sub(first).min(most);
         let n_states = match &seq.states {
-            Some(_) => tokens.len().min(*n_batch).min(KEPT_STATES).max(n_rows),
+            Some(_) => tokens.len().min(most).min(KEPT_STATES).max(n_rows),
             None if has_states => n_rows,
             None => 0,
         };
@@ -364,11 +372,15 @@ impl Session {
             n_rows.saturating_mul(h.n_vocab),
             n_states.saturating_mul(h.n_embd),
         )?;
-        for (i, batch) in tokens.chunks(*n_batch).enumerate() {
+        let mut n_done = 0;
+        while n_done < tokens.len() {
+            let rest = &tokens[n_done..];
+            let batch = &rest[..seq.spans.n_in_pass(seq.position(), rest.len(), *n_batch)];
             let (start, first_output) = (
                 seq.position(),
-                first.saturating_sub(i * *n_batch).min(batch.len()),
+                first.saturating_sub(n_done).min(batch.len()),
             );
+            n_done += batch.len();
             let slot = Slot::new(seq, batch, kind).outputs_from(first_output);
             engine.pass(&mut [slot], outputs, raw, cancel, probe)?;
             let (states, logits) = (&*outputs.states, &mut *outputs.logits);
@@ -396,6 +408,12 @@ impl Session {
                 n_past: self.position(),
             });
         }
+        if self.seq.spans.splits(position) {
+            return Err(SessionError::HasImages {
+                what: "rewinding to a position inside of an image",
+                instead: "; rewind to its start",
+            });
+        }
         self.cut(position, Cut::Rewound);
         Ok(())
     }
@@ -411,6 +429,8 @@ impl Session {
             .zip(tokens)
             .take_while(|(a, b)| a == b)
             .count();
+        // Equal placeholders may stand for other images.
+        let same = same.min(self.seq.spans.start().unwrap_or(same));
         let kept = same.min(tokens.len().saturating_sub(1));
         self.cut(kept, Cut::Rewound);
         kept
@@ -456,6 +476,8 @@ impl Session {
             n_batch: self.n_batch,
             cached: self.cached,
             cancel: self.cancel.clone(),
+            #[cfg(feature = "vision")]
+            projector: self.projector.clone(),
         })
     }
 }

@@ -23,6 +23,7 @@ const ORDER: &[&str] = &[
     "gpu",
     "backward",
     "forward",
+    "vision",
     "model",
     "layers",
     "compute",

@@ -65,3 +65,5 @@ mod tokenizer;
 mod tool_schemas;
 #[cfg(feature = "chat")]
 mod tools;
+#[cfg(feature = "vision")]
+mod vision;

@@ -25,6 +25,7 @@ Examples:
   ruvllm -m model.gguf -p \"Q: 1+1?\\nA:\" -r \"Q:\"        -r ends the text before \"Q:\"
   ruvllm -m model.gguf -p \"Once\" -s 1 --json          ids, text, timings
   git diff | ruvllm -m model.gguf                     the prompt from a pipe
+  ruvllm -m model.gguf --mmproj mmproj.gguf --image cat.png -p \"What is it?\"
   ruvllm -m model.gguf -f notes.txt --learn mine      learn from it; see `ruvllm learn`
 
 Special tokens written in the prompt count as such. Sampling defaults give way to what the model \
@@ -47,6 +48,9 @@ pub(crate) struct Args {
     json: bool,
     #[command(flatten)]
     text: TextArgs,
+    #[cfg(feature = "vision")]
+    #[command(flatten)]
+    images: crate::flags::ImageArgs,
 }
 
 /// Where a prompt comes from.
@@ -117,12 +121,22 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut learning = args.text.begin_learning(&session, session_id)?;
     let load = start.elapsed();
 
+    let cancel = session.cancel_token();
+    on_interrupt(move || cancel.cancel())?;
+    #[cfg(feature = "vision")]
+    let prompt_ids = if args.images.has_images() {
+        if learning.is_some() {
+            return Err(Failure::Usage("--image does not go with --learn".into()));
+        }
+        read_images(args, &mut session, &prompt)?
+    } else {
+        prompt_ids(tokenizer, &prompt, session.n_ctx())?
+    };
+    #[cfg(not(feature = "vision"))]
     let prompt_ids = prompt_ids(tokenizer, &prompt, session.n_ctx())?;
     if let Some(learning) = &mut learning {
         learning.refresh(&mut session, &prompt_ids)?;
     }
-    let cancel = session.cancel_token();
-    on_interrupt(move || cancel.cancel())?;
     let mut written = Written::default();
     let outcome = written.generate(
         args,
@@ -317,6 +331,32 @@ impl Written {
         }
         outcome
     }
+}
+
+/// Reads a prompt up to its last image; returns the tokens behind it.
+#[cfg(feature = "vision")]
+fn read_images(args: &Args, session: &mut Session, prompt: &str) -> Result<Vec<u32>, Failure> {
+    let images = args.images.images()?;
+    let projector = args.images.prepare(&args.model, session)?;
+    let parts = crate::flags::parts(&projector, prompt, &images)?;
+    let prompt = session.encode_parts(&parts).map_err(ruvllm::Error::from)?;
+    let (with_images, after) = prompt.split();
+    if after.is_empty() {
+        return Err(Failure::Usage(
+            "the prompt ends with an image; ask something about it".into(),
+        ));
+    }
+    let n = with_images.tokens().len() + after.len();
+    if n >= session.n_ctx() {
+        let n_ctx = session.n_ctx();
+        return Err(Failure::Work(format!(
+            "the prompt has {n} tokens, the context {n_ctx}: use a larger -c, or --image-max-tokens"
+        )));
+    }
+    let last = with_images.tokens().len().saturating_sub(1);
+    let read = session.prefill_encoded(&with_images, last, |_, _| ());
+    read.map_err(ruvllm::Error::from)?;
+    Ok(after)
 }
 
 /// The tokens of a prompt, with room behind them; an empty one is the beginning of a text.

@@ -1,12 +1,14 @@
 //! `ruvllm logits`: what a model thinks follows given tokens, for comparison with other engines.
 
-use crate::flags::{ModelArgs, ResidenceArgs, SessionArgs, session};
+use crate::flags::{ModelArgs, ResidenceArgs, SessionArgs, no_tokenizer, session};
 use crate::io::{Failure, Progress, TokenIds};
 use ruvllm::compute::TokenKind;
 use ruvllm::engine::{CancelToken, Engine, Outputs, SessionOptions, Slot};
 use ruvllm::gguf::NewFile;
 use ruvllm::kv::KvType;
 use ruvllm::lora::Adapter;
+#[cfg(feature = "vision")]
+use ruvllm::model::Model;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -16,6 +18,7 @@ const EXAMPLES: &str = "\
 Examples:
   ruvllm logits -m model.gguf --tokens 1,2,3 -o logits.f32
   ruvllm logits -m model.gguf --tokens 1,2,3 --last 1 -o logits.f32
+  ruvllm logits -m model.gguf --mmproj mmproj.gguf --image a.png -p \"<__media__> What is it?\" -o logits.f32
   numpy.fromfile('logits.f32', '<f4').reshape(-1, n_vocab)
 
 Writes little-endian f32 of shape (positions, n_vocab): row i follows token i. No token is added. \
@@ -35,8 +38,19 @@ pub(crate) struct Args {
     #[command(flatten)]
     session: SessionArgs,
     /// Token ids, separated by commas
-    #[arg(long, value_name = "IDS")]
-    tokens: TokenIds,
+    #[arg(
+        long,
+        value_name = "IDS",
+        required_unless_present = "prompt",
+        conflicts_with = "prompt"
+    )]
+    tokens: Option<TokenIds>,
+    /// Text instead, whose special tokens count as such; with --image it has a marker for each
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    #[cfg(feature = "vision")]
+    #[command(flatten)]
+    images: crate::flags::ImageArgs,
     /// Only the last N positions [default: all]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     last: Option<u32>,
@@ -50,9 +64,20 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let TokenIds(tokens) = &args.tokens;
     let options = args.session.options(None, KvType::F32);
     let model = args.model.open(&args.residence)?;
+    #[cfg(feature = "vision")]
+    if args.images.has_images() {
+        return with_images(args, &model, &options);
+    }
+    let tokens = match (&args.tokens, &args.prompt) {
+        (Some(TokenIds(tokens)), _) => tokens.clone(),
+        (None, prompt) => {
+            let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+            tokenizer.encode_prompt(prompt.as_deref().unwrap_or_default())
+        }
+    };
+    let tokens = &tokens[..];
     let mut session = session(
         &model,
         &args.session,
@@ -98,6 +123,36 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         session.prefill_each(tokens, first, &mut each)?;
     }
+    let finished = written.and_then(|()| out.map_or(Ok(()), Sink::finish));
+    finished.map_err(Failure::file(&args.output))
+}
+
+/// Logits after a prompt of text and images.
+#[cfg(feature = "vision")]
+fn with_images(args: &Args, model: &Model, options: &SessionOptions) -> Result<(), Failure> {
+    let Some(text) = &args.prompt else {
+        return Err(Failure::Usage("--image needs -p TEXT".into()));
+    };
+    if args.parallel > 1 {
+        return Err(Failure::Usage("--image does not go with --parallel".into()));
+    }
+    let images = args.images.images()?;
+    let n_rows = args.last.map_or(1, |last| last as usize);
+    let mut session = session(model, &args.session, options, n_rows)?;
+    let projector = args.images.prepare(&args.model, &mut session)?;
+    let parts = crate::flags::parts(&projector, text, &images)?;
+    let prompt = session.encode_parts(&parts).map_err(ruvllm::Error::from)?;
+    let n = prompt.tokens().len();
+    let first = args.last.map_or(0, |last| n.saturating_sub(last as usize));
+    let mut out: Option<Sink> = None;
+    let mut written: io::Result<()> = Ok(());
+    let each = |_: usize, logits: &[f32]| {
+        if written.is_ok() {
+            written = append(&mut out, &args.output, logits);
+        }
+    };
+    let computed = session.prefill_encoded(&prompt, first, each);
+    computed.map_err(ruvllm::Error::from)?;
     let finished = written.and_then(|()| out.map_or(Ok(()), Sink::finish));
     finished.map_err(Failure::file(&args.output))
 }

@@ -34,6 +34,8 @@ pub(crate) mod sessions;
 pub(crate) mod template;
 pub(crate) mod tokenize;
 pub(crate) mod train;
+#[cfg(feature = "vision")]
+pub(crate) mod vision;
 
 use crate::io::Failure;
 use clap::Subcommand;
@@ -72,6 +74,9 @@ pub(crate) enum Command {
     Embed(embed::Args),
     /// Order documents by how well they answer a query
     Rerank(rerank::Args),
+    #[cfg(feature = "vision")]
+    /// Write what a model sees of an image
+    Vision(Box<vision::Args>),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::Args),
     /// See, undo and forget what was learnt while running
@@ -127,6 +132,8 @@ pub(crate) fn execute(command: Command) -> Result<(), Failure> {
         Command::Logits(args) => logits::run(&args),
         Command::Embed(args) => embed::run(&args),
         Command::Rerank(args) => rerank::run(&args),
+        #[cfg(feature = "vision")]
+        Command::Vision(args) => vision::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Learn(args) => learn::run(&args),
         Command::Train(args) => train::run(&args),

@@ -49,7 +49,9 @@ const ONE_TEXT: &str =
     "one text is computed at a time here; `ruvllm batch -f FILE` computes many side by side";
 const GRAMMAR: &str = "only `generate` and `chat` have it, in builds with the feature `grammar`";
 const LOGS: &str = "there is no log; -v adds details, and `2>FILE` keeps what is on stderr";
-const MEDIA: &str = "only text is supported; leave it out";
+const MEDIA: &str = "text and images are supported; leave it out";
+const IMAGES: &str =
+    "only `generate`, `logits` and `vision` have it, in builds with the feature `vision`";
 const KV_PRESSURE: &str = "the pool never chooses the precision: a request does, by its field `kv_type` over HTTP; -ctk and -ctv choose for all";
 const CONTEXT: &str = "a full context ends the text, but for --context-shift of `generate` and `chat`; use a larger -c";
 
@@ -259,7 +261,8 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
         &["--jinja", "--no-jinja"],
         "chat templates are always Jinja; leave it out",
     ),
-    (&["-mm", "--mmproj", "--image", "--audio"], MEDIA),
+    (&["--audio"], MEDIA),
+    (&["-mm", "--mmproj", "--image"], IMAGES),
     (
         &["--sampler-seq", "--sampling-seq"],
         "name them: --samplers \"top_k;top_p;temperature\"",

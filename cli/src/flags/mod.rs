@@ -6,6 +6,8 @@ mod demo;
 mod engine;
 #[cfg(feature = "grammar")]
 mod grammar;
+#[cfg(feature = "vision")]
+mod images;
 mod learn;
 pub(crate) mod llama_cpp;
 mod lora;
@@ -25,6 +27,8 @@ pub(crate) use demo::demo_metadata;
 pub(crate) use engine::engine;
 #[cfg(feature = "serve")]
 pub(crate) use grammar::{begin_trie, lark_or_gbnf};
+#[cfg(feature = "vision")]
+pub(crate) use images::{ImageArgs, parts};
 #[cfg(feature = "serve")]
 pub(crate) use learn::LearnArgs;
 #[cfg(feature = "chat")]

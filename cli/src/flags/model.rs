@@ -52,6 +52,12 @@ impl ModelArgs {
         Ok(self.model.as_deref())
     }
 
+    /// Its file, for what lies beside it; none is the built-in one.
+    #[cfg(feature = "vision")]
+    pub(crate) fn file(&self) -> Result<Option<&Path>, Failure> {
+        self.path()
+    }
+
     /// What to call it.
     pub(crate) fn label(&self) -> String {
         match self.path() {

@@ -10,6 +10,8 @@ mod json;
 pub(crate) mod measured;
 pub(crate) mod memory;
 mod output;
+#[cfg(feature = "vision")]
+pub(crate) mod picture;
 mod progress;
 pub(crate) mod runnable;
 mod size;

@@ -117,7 +117,9 @@ impl AttnLayer<'_> {
             Some(size) => end.saturating_sub(size),
             None => 0,
         };
-        (start as u32, end as u32)
+        let windowed = self.spec.window.is_some();
+        let seen = slot.spans.seen(end - 1, start..end, windowed);
+        (seen.start as u32, seen.end as u32)
     }
 
     /// Clears rows of the set `head` of query heads, which alternate, except for the sinks: these are

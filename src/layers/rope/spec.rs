@@ -55,6 +55,34 @@ pub struct Rope {
     pub factors: bool,
     /// Whether YaRN multiplies rotated values by `1 + ln(factor)/10` in addition.
     pub yarn_magnitude: bool,
+    /// Pairs that turn by the row or column of an image (M-RoPE, arXiv 2409.12191).
+    pub sections: Option<RopeSections>,
+}
+
+/// Pairs of dimensions by axis: time, row, column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeSections {
+    /// Number of pairs of each.
+    pub n: [usize; 3],
+    /// Whether the axes take turns, beginning with time; otherwise they follow each other.
+    pub interleaved: bool,
+}
+
+impl RopeSections {
+    /// The axis of a pair: 0 for time, 1 for the row, 2 for the column.
+    pub fn axis(self, pair: usize) -> usize {
+        let [time, row, column] = self.n;
+        if self.interleaved {
+            let axis = pair % 3;
+            return if pair < 3 * self.n[axis] { axis } else { 0 };
+        }
+        // Behind the last section they begin anew.
+        match pair % (time + row + column).max(1) {
+            pair if pair < time => 0,
+            pair if pair < time + row => 1,
+            _ => 2,
+        }
+    }
 }
 
 impl Rope {

@@ -18,8 +18,12 @@ pub(super) fn chatglm(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 }
 
 pub(super) fn glm4(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let mut h = Hparams::llama(keys, NormKind::Rms, keys.dense_fused(Activation::SwiGlu)?)?;
-    h.ropes[0].order = RopeOrder::Norm;
+    let h = Hparams::llama(keys, NormKind::Rms, keys.dense_fused(Activation::SwiGlu)?)?;
+    // Converters reorder the rows of GLM-4V, whose files have sections.
+    let mut h = h.with_sections(keys, false)?;
+    if h.ropes[0].sections.is_none() {
+        h.ropes[0].order = RopeOrder::Norm;
+    }
     h.set_norms(Norms::Both);
     Ok(h)
 }

@@ -45,22 +45,19 @@ pub(super) fn qwen3moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     three(keys, moe(keys, true)?)
 }
 
-/// Qwen 2 VL. A text token has three equal positions, so the sections of dimensions do not matter.
+/// Qwen 2 VL: an image's tokens have positions of time, row and column. Those of text are equal.
 pub(super) fn qwen2vl(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    keys.ignore("rope.dimension_sections");
-    qwen2(keys)
+    qwen2(keys)?.with_sections(keys, false)
 }
 
 pub(super) fn qwen3vl(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    keys.ignore("rope.dimension_sections");
     keys.ignore("n_deepstack_layers");
-    qwen3(keys)
+    qwen3(keys)?.with_sections(keys, true)
 }
 
 pub(super) fn qwen3vlmoe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    keys.ignore("rope.dimension_sections");
     keys.ignore("n_deepstack_layers");
-    qwen3moe(keys)
+    qwen3moe(keys)?.with_sections(keys, true)
 }
 
 pub(super) fn qwen3next(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
@@ -68,13 +65,11 @@ pub(super) fn qwen3next(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 }
 
 pub(super) fn qwen35(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    keys.ignore("rope.dimension_sections");
-    hybrid(keys, keys.dense(Activation::SwiGlu)?, true)
+    hybrid(keys, keys.dense(Activation::SwiGlu)?, true)?.with_sections(keys, true)
 }
 
 pub(super) fn qwen35moe(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    keys.ignore("rope.dimension_sections");
-    hybrid(keys, moe(keys, true)?, true)
+    hybrid(keys, moe(keys, true)?, true)?.with_sections(keys, true)
 }
 
 /// Gated delta rules, and gated attention in every so manieth layer. Of Qwen 3.5 converters lay
