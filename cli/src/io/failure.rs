@@ -47,6 +47,15 @@ impl Failure {
     }
 
     /// What it says, without a label.
+    #[cfg(feature = "serve")]
+    pub(crate) fn text(&self) -> &str {
+        match self {
+            Failure::Usage(text) | Failure::Work(text) => text,
+            Failure::Closed | Failure::Interrupted => "interrupted",
+        }
+    }
+
+    /// The same.
     #[cfg(feature = "pull")]
     pub(crate) fn into_text(self) -> String {
         match self {

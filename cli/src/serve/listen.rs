@@ -1,13 +1,13 @@
 //! The socket: connections are accepted until the program is asked to end, then what was asked is
 //! answered.
 
-use super::app::{Shared, load};
+use super::app::Loader;
 use super::args::ServerArgs;
-use super::auth::keys;
 use super::blocking::MAX_BLOCKING;
 use super::http::sending::Sending;
-use super::observe::audit_log::AuditLog;
+use super::models::Shared;
 use super::observe::log;
+use super::preset::entries;
 use super::routes::router;
 use crate::io::{Failure, on_interrupt};
 use axum::Router;
@@ -49,7 +49,8 @@ pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
     })?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
-    let (shared, args) = (Shared::new(&args, keys(&args)?)?, Arc::new(args));
+    let args = Arc::new(args);
+    let shared = Shared::new(entries(&args)?, Loader::new(Arc::clone(&args), true)?);
     args.log.start()?;
     if !address.ip().is_loopback() && shared.keys.is_empty() {
         args.log.say(format!(
@@ -67,11 +68,15 @@ pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
     let runtime = runtime.enable_all().build()?;
     let (failed, failure) = mpsc::channel();
     let (of_loader, to) = (Arc::clone(&args), shared.clone());
-    let loader = move || match load(&of_loader, &to.keys, true) {
-        Ok(app) => {
-            let ready = format!("{} is ready on http://{address}", app.name);
-            drop(to.app.set(Arc::new(app)));
-            of_loader.log.say(ready);
+    let loader = move || match to.models.start() {
+        Ok(names) => {
+            let names = match names.is_empty() {
+                true => "the server".to_owned(),
+                false => names.join(", "),
+            };
+            of_loader
+                .log
+                .say(format!("{names} is ready on http://{address}"));
         }
         Err(end) => {
             let _ = failed.send(end);
@@ -82,16 +87,17 @@ pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
     std::thread::Builder::new()
         .name("loader".into())
         .spawn(loader)?;
+    runtime.spawn(Arc::clone(&shared.models).unload_idle());
     runtime.block_on(serve(listener, router(shared.clone()), stopped, &args))?;
     // Streams that nobody reads any more end with it.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    if let Some(app) = shared.app.get() {
-        app.audit_log.iter().for_each(AuditLog::flush);
+    shared.models.loader().into_iter().for_each(Loader::flush);
+    for app in shared.models.all_loaded() {
         app.keep_measured();
     }
     match failure.try_recv() {
         Ok(failure) => Err(failure),
-        Err(_) if shared.app.get().is_none() => Err(Failure::Interrupted),
+        Err(_) if shared.models.are_starting() => Err(Failure::Interrupted),
         Err(_) => Ok(()),
     }
 }

@@ -5,6 +5,7 @@ pub(super) mod cors;
 pub(super) mod dialect;
 pub(super) mod error;
 pub(super) mod fields;
+pub(super) mod guard;
 pub(super) mod ignored;
 pub(super) mod page;
 pub(super) mod response;

@@ -53,6 +53,12 @@ impl Job {
         if let Some(n) = self.logprobs {
             request = request.logprobs(n);
         }
+        if let Some(mode) = self.params.cache {
+            request = request.cache(mode);
+        }
+        if let Some(n) = self.params.min_cache_tokens {
+            request = request.min_cache_tokens(n);
+        }
         if let Some(kind) = self.params.kv_type {
             request = request.kv_type(kind);
         }
