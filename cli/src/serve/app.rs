@@ -12,6 +12,7 @@ use super::models::Entry;
 use super::observe::audit_log::AuditLog;
 use super::observe::metrics::Metrics;
 use super::observe::telemetry::{Telemetry, Watchdog};
+use super::slots::Slots;
 use crate::flags::begin_trie;
 use crate::flags::template::{Renderer, bos_text, eos_text, transcript_note};
 use crate::flags::{ModelArgs, SessionArgs, adapter_failure, no_tokenizer};
@@ -41,6 +42,11 @@ const MAX_POOLING: usize = 4;
 
 /// Most adapters of a model.
 const MAX_ADAPTERS: usize = 1024;
+
+/// How many requests are prepared side by side.
+fn preparing() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
 
 /// What handlers use.
 pub(super) struct App {
@@ -84,6 +90,8 @@ pub(super) struct App {
     pub(super) registry: AdapterRegistry,
     /// Where new ones are.
     lora_dir: Option<PathBuf>,
+    /// If they can be saved.
+    pub(super) slots: Option<Slots>,
     /// By key; empty if nothing is learnt.
     pub(super) learners: Vec<Arc<Learner>>,
     /// Whether texts are shortened whose vectors are wanted, and that are too long.
@@ -227,6 +235,13 @@ impl App {
     /// All names by which requests ask for it.
     pub(super) fn names(&self) -> impl Iterator<Item = String> {
         std::iter::once(self.name.clone()).chain(self.adapted_names())
+    }
+
+    /// Whether it computes or prepares anything.
+    pub(super) fn is_busy(&self) -> bool {
+        self.scheduler.n_requests() > 0
+            || self.pooling.available_permits() < MAX_POOLING
+            || self.preparing.available_permits() < preparing()
     }
 
     /// Refuses a request that would find the queue full, before its template, grammar or text is
@@ -375,9 +390,7 @@ impl App {
             n_ctx,
             n_parallel: schedule.n_parallel,
             max_requests: schedule.max_requests,
-            preparing: Arc::new(Semaphore::new(
-                std::thread::available_parallelism().map_or(1, |n| n.get()),
-            )),
+            preparing: Arc::new(Semaphore::new(preparing())),
             pooling: Semaphore::new(MAX_POOLING),
             template: renderer,
             is_transcript: template.is_transcript,
@@ -399,6 +412,10 @@ impl App {
             stop: template.stops,
             adapters: RwLock::new(adapters),
             lora_dir: args.lora_dir.clone(),
+            slots: args
+                .slot_save_path
+                .clone()
+                .map(|folder| Slots::new(folder, schedule.session.clone())),
             registry,
         })
     }

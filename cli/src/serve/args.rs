@@ -32,6 +32,9 @@ pub(crate) struct AppArgs {
     /// Folder of adapters that `POST /v1/load_lora_adapter` may name
     #[arg(long, value_name = "DIR")]
     pub(super) lora_dir: Option<PathBuf>,
+    /// Folder in which POST /slots/ID?action=save keeps the text of a slot
+    #[arg(long, value_name = "DIR")]
+    pub(super) slot_save_path: Option<PathBuf>,
     /// Most tokens of an answer if the request says nothing; -1 is as many as the context holds
     #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
           allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
@@ -59,7 +62,8 @@ pub(crate) struct AppArgs {
 pub(crate) struct ServerArgs {
     #[command(flatten)]
     pub(super) app: AppArgs,
-    /// Address to listen on; 0.0.0.0 is reached from other machines: set --api-key then
+    /// Address to listen on; 0.0.0.0 is reached from other machines: set --api-key then. unix:PATH, or
+    /// a path that ends in .sock, is a socket in the file system
     #[arg(
         long,
         value_name = "ADDRESS",

@@ -5,6 +5,7 @@ use super::app::Loader;
 use super::args::ServerArgs;
 use super::blocking::MAX_BLOCKING;
 use super::http::sending::Sending;
+use super::http::socket::{Bound, Listener};
 use super::models::Shared;
 use super::observe::log;
 use super::preset::entries;
@@ -17,7 +18,6 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use std::net::TcpListener;
 use std::pin::pin;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -35,24 +35,17 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Serves until the program is asked to end.
 pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
-    // Addresses of IPv6 are written in brackets where a port follows.
-    let host = args
-        .host
-        .strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'))
-        .unwrap_or(&args.host);
-    let listener = TcpListener::bind((host, args.port)).map_err(|error| {
+    args.log.start()?;
+    let listener = Bound::new(&args.host, args.port).map_err(|error| {
         Failure::Work(format!(
             "cannot listen on {}:{}: {error}",
             args.host, args.port
         ))
     })?;
-    listener.set_nonblocking(true)?;
-    let address = listener.local_addr()?;
+    let address = listener.label();
     let args = Arc::new(args);
     let shared = Shared::new(entries(&args)?, Loader::new(Arc::clone(&args), true)?);
-    args.log.start()?;
-    if !address.ip().is_loopback() && shared.keys.is_empty() {
+    if !listener.is_local() && shared.keys.is_empty() {
         args.log.say(format!(
             "warning: {address} is reached by others, and no --api-key is set"
         ));
@@ -74,9 +67,7 @@ pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
                 true => "the server".to_owned(),
                 false => names.join(", "),
             };
-            of_loader
-                .log
-                .say(format!("{names} is ready on http://{address}"));
+            of_loader.log.say(format!("{names} is ready on {address}"));
         }
         Err(end) => {
             let _ = failed.send(end);
@@ -105,12 +96,12 @@ pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
 /// Serves connections until `stopped`, then answers what was asked; the second time it ends at
 /// once.
 async fn serve(
-    listener: TcpListener,
+    listener: Bound,
     router: Router,
     mut stopped: channel::Receiver<u32>,
     args: &ServerArgs,
 ) -> Result<(), Failure> {
-    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let listener = Listener::new(listener)?;
     let (graceful, permits) = (
         GracefulShutdown::new(),
         Arc::new(Semaphore::new(MAX_CONNECTIONS)),
@@ -127,7 +118,7 @@ async fn serve(
                 Either::Right(_) => break,
             };
         let stream = match accepted {
-            Ok((stream, _)) => stream,
+            Ok(stream) => stream,
             Err(error) => {
                 // Most often there are no descriptors left, for a while.
                 tracing::warn!(target: log::HTTP, %error, "a connection was not accepted");
@@ -135,8 +126,6 @@ async fn serve(
                 continue;
             }
         };
-        // Tokens are sent one by one.
-        let _ = stream.set_nodelay(true);
         let asked = Arc::new(Notify::new());
         let (service, begins) = (TowerToHyperService::new(router.clone()), Arc::clone(&asked));
         let service = service_fn(move |request| {

@@ -7,7 +7,7 @@
 //! work.
 //!
 //! What is listed above may use what is listed below it: `in_memory` and `listen` (connections),
-//! `routes`, `api`, `jobs`, `models` and `app`, `preset`, `auth`, `folder`, `learner`, `args`, `observe`,
+//! `routes`, `api`, `jobs`, `models` and `app`, `preset`, `auth`, `folder`, `slots`, `learner`, `args`, `observe`,
 //! `blocking`, `http`, `ids`.
 
 mod api;
@@ -26,6 +26,7 @@ mod models;
 mod observe;
 mod preset;
 mod routes;
+mod slots;
 
 pub(crate) use args::{AppArgs, ServerArgs};
 pub use in_memory::InMemory;

@@ -506,7 +506,7 @@ impl Models {
                 let State::Loaded(loaded) = &mut table.states[i] else {
                     continue;
                 };
-                if Arc::strong_count(&loaded.app) > 1 {
+                if loaded.app.is_busy() {
                     loaded.used = Instant::now();
                 } else if self
                     .stays(loaded.keep)
@@ -633,8 +633,9 @@ impl Shared {
             .split('&')
             .find_map(|pair| pair.strip_prefix("model="));
         match named {
-            Some(name) if self.models.are_several() => self.app(Some(&decoded(name))).await,
-            _ => self.models.current(),
+            _ if !self.models.are_several() => self.models.app(0).await,
+            Some(name) => self.app(Some(&decoded(name))).await,
+            None => self.models.current(),
         }
     }
 }

@@ -12,6 +12,7 @@ mod ollama;
 mod openai;
 mod rerank;
 mod responses;
+mod slots;
 
 use crate::serve::models::Shared;
 use axum::Router;
@@ -59,6 +60,7 @@ pub(super) fn protected() -> Router<Shared> {
 /// Paths that change what the server is, which need a key, too, and more (`http/guard.rs`).
 pub(super) fn guarded() -> Router<Shared> {
     Router::new()
+        .route("/slots/{id}", post(slots::act))
         .route("/models/load", post(models::load))
         .route("/models/unload", post(models::unload))
         .route("/lora-adapters", post(adapters::scale))

@@ -10,3 +10,4 @@ pub(super) mod ignored;
 pub(super) mod page;
 pub(super) mod response;
 pub(super) mod sending;
+pub(super) mod socket;

@@ -42,6 +42,8 @@ pub(crate) struct Params {
     /// Precision of its keys and values, if not the server's.
     pub(crate) kv_type: Option<KvType>,
     pub(crate) adapters: Vec<ChosenAdapter>,
+    /// The slot that its text is in at the end.
+    pub(crate) slot: Option<usize>,
     /// How it uses the prefix cache, if not as the server does.
     pub(crate) cache: Option<CacheMode>,
     pub(crate) min_cache_tokens: Option<usize>,
@@ -113,6 +115,7 @@ impl Params {
             priority: fields.take("priority")?.unwrap_or(0),
             kv_type: kv_type(fields)?,
             adapters,
+            slot: slot(app, fields)?,
             cache: cache(fields)?,
             min_cache_tokens: fields.take("min_cache_tokens")?,
             user,
@@ -132,6 +135,23 @@ impl Params {
         sampler.set_mask(mask);
         Ok(sampler)
     }
+}
+
+/// llama-server's `id_slot`, which says something where slots can be saved; -1 is none.
+fn slot(app: &App, fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let id: Option<i64> = fields.take("id_slot")?;
+    let id = id.filter(|&id| id != -1 && app.slots.is_some());
+    let known = |id: i64| usize::try_from(id).ok().filter(|&id| id < app.n_parallel);
+    id.map(|id| {
+        known(id).ok_or_else(|| {
+            let n = app.n_parallel;
+            ApiError::field(
+                "id_slot",
+                format!("expected -1 or a slot below {n}, found {id}"),
+            )
+        })
+    })
+    .transpose()
 }
 
 /// llama-server's `cache_prompt`; besides a flag, `"read"` is what is there, without adding to it.
@@ -253,7 +273,6 @@ fn without_effect(fields: &mut Fields) -> Result<(), ApiError> {
         "prediction",
         "verbosity",
         "n_cache_reuse",
-        "id_slot",
         "timings_per_token",
         "return_progress",
     ]);

@@ -129,8 +129,8 @@ async fn chat(
     Extension(caller): Extension<Caller>,
     Body(mut fields, share): Body,
 ) -> Result<Response, ApiError> {
-    let messages = fields.get("messages").and_then(Value::as_array);
-    if messages.is_none_or(Vec::is_empty) {
+    let has_none = |messages: &Value| messages.is_null() || *messages == json!([]);
+    if fields.get("messages").is_none_or(has_none) {
         return shared.only_load(fields, Form::Chat).await;
     }
     let asked = shared.asked(&mut fields).await?;

@@ -250,6 +250,9 @@ fn duration(text: &str) -> Option<f64> {
         Some(rest) => (-1.0, rest),
         None => (1.0, text),
     };
+    if rest.is_empty() {
+        return None;
+    }
     if let Ok(seconds) = rest.parse::<f64>() {
         return Some(sign * seconds);
     }
@@ -273,7 +276,7 @@ fn duration(text: &str) -> Option<f64> {
         seconds += number.parse::<f64>().ok()? * unit;
         rest = behind;
     }
-    (!text.is_empty()).then_some(sign * seconds)
+    Some(sign * seconds)
 }
 
 #[cfg(test)]
