@@ -49,6 +49,7 @@ const ONE_TEXT: &str =
     "one text is computed at a time here; `ruvllm batch -f FILE` computes many side by side";
 const GRAMMAR: &str = "only `generate` and `chat` have it, in builds with the feature `grammar`";
 const LOGS: &str = "there is no log; -v adds details, and `2>FILE` keeps what is on stderr";
+const TLS: &str = "`serve` has it in builds with the feature `tls`, which Windows and macOS lack; elsewhere use a proxy";
 const MEDIA: &str = "only text is supported; leave it out";
 const KV_PRESSURE: &str = "the pool never chooses the precision: a request does, by its field `kv_type` over HTTP; -ctk and -ctv choose for all";
 const CONTEXT: &str = "a full context ends the text, but for --context-shift of `generate` and `chat`; use a larger -c";
@@ -197,6 +198,7 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
         FROM_FILE,
     ),
     (&["--override-kv", "--check-tensors"], FROM_FILE),
+    (&["--ssl-key-file", "--ssl-cert-file"], TLS),
     (&["--lora-base"], "llama.cpp has removed it; leave it out"),
     (
         &[

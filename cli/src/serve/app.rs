@@ -4,11 +4,11 @@
 use super::args::{AppArgs, ServerArgs};
 use super::auth::keys;
 use super::blocking::blocking;
+use super::entry::Entry;
 use super::folder;
 use super::http::error::ApiError;
 use super::ids::{Caller, random};
 use super::learner::Learner;
-use super::models::Entry;
 use super::observe::audit_log::AuditLog;
 use super::observe::metrics::Metrics;
 use super::observe::telemetry::{Telemetry, Watchdog};

@@ -71,6 +71,9 @@ pub(crate) struct ServerArgs {
         env = "LLAMA_ARG_HOST"
     )]
     pub(super) host: String,
+    #[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+    #[command(flatten)]
+    pub(super) tls: super::http::tls::TlsArgs,
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "N", default_value_t = 8080, env = "LLAMA_ARG_PORT")]
     pub(super) port: u16,

@@ -42,7 +42,11 @@ pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
             args.host, args.port
         ))
     })?;
-    let address = listener.label();
+    #[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+    let tls = args.tls.acceptor()?;
+    #[cfg(not(all(feature = "tls", not(any(windows, target_vendor = "apple")))))]
+    let tls: Option<()> = None;
+    let address = listener.label(tls.is_some());
     let args = Arc::new(args);
     let shared = Shared::new(entries(&args)?, Loader::new(Arc::clone(&args), true)?);
     if !listener.is_local() && shared.keys.is_empty() {
@@ -79,7 +83,14 @@ pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
         .name("loader".into())
         .spawn(loader)?;
     runtime.spawn(Arc::clone(&shared.models).unload_idle());
-    runtime.block_on(serve(listener, router(shared.clone()), stopped, &args))?;
+    let router = router(shared.clone());
+    let listener = move || {
+        let listener = Listener::new(listener)?;
+        #[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+        let listener = listener.encrypted(tls);
+        Ok(listener)
+    };
+    runtime.block_on(serve(listener, router, stopped, &args))?;
     // Streams that nobody reads any more end with it.
     runtime.shutdown_timeout(Duration::from_secs(1));
     shared.models.loader().into_iter().for_each(Loader::flush);
@@ -96,12 +107,12 @@ pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
 /// Serves connections until `stopped`, then answers what was asked; the second time it ends at
 /// once.
 async fn serve(
-    listener: Bound,
+    listener: impl FnOnce() -> std::io::Result<Listener>,
     router: Router,
     mut stopped: channel::Receiver<u32>,
     args: &ServerArgs,
 ) -> Result<(), Failure> {
-    let listener = Listener::new(listener)?;
+    let listener = listener()?;
     let (graceful, permits) = (
         GracefulShutdown::new(),
         Arc::new(Semaphore::new(MAX_CONNECTIONS)),

@@ -7,7 +7,7 @@
 //! work.
 //!
 //! What is listed above may use what is listed below it: `in_memory` and `listen` (connections),
-//! `routes`, `api`, `jobs`, `models` and `app`, `preset`, `auth`, `folder`, `slots`, `learner`, `args`, `observe`,
+//! `routes`, `api`, `jobs`, `models` and `app`, `preset`, `entry`, `auth`, `folder`, `slots`, `learner`, `args`, `observe`,
 //! `blocking`, `http`, `ids`.
 
 mod api;
@@ -15,6 +15,7 @@ mod app;
 mod args;
 mod auth;
 mod blocking;
+mod entry;
 mod folder;
 mod http;
 mod ids;

@@ -6,6 +6,7 @@
 
 use super::app::{App, Loader};
 use super::blocking::blocking;
+use super::entry::Entry;
 use super::http::budget::Budget;
 use super::http::error::ApiError;
 use super::http::fields::Fields;
@@ -15,9 +16,8 @@ use crate::io::{Failure, size};
 use axum::http::{HeaderValue, StatusCode, Uri};
 use ruvllm::{ScheduleError, SystemMemory};
 use serde_json::Value;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Most time that a request waits for others to be loaded, or for answers of a model that has to
@@ -27,36 +27,6 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(10);
 /// How often is looked whether a model was idle for long enough.
 const TICK: Duration = Duration::from_millis(250);
-
-/// A model that requests may name.
-pub(super) struct Entry {
-    /// Not known before a model of the hub is here.
-    name: OnceLock<String>,
-    pub(super) model: ModelArgs,
-    /// Its own flags, if a preset has some.
-    pub(super) args: Option<Box<super::args::AppArgs>>,
-    /// Whether it is loaded when the server starts.
-    pub(super) at_start: bool,
-    /// Its file, if that is here.
-    pub(super) path: Option<PathBuf>,
-}
-
-impl Entry {
-    pub(super) fn new(name: Option<String>, model: ModelArgs, at_start: bool) -> Entry {
-        let path = model.local_path().map(PathBuf::from);
-        Entry {
-            name: name.map(OnceLock::from).unwrap_or_default(),
-            model,
-            args: None,
-            at_start,
-            path,
-        }
-    }
-
-    pub(super) fn name(&self) -> Option<&str> {
-        self.name.get().map(String::as_str)
-    }
-}
 
 /// For how long a model stays that nobody asks for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -382,7 +352,7 @@ impl Models {
                 return Err((error, failure));
             }
         };
-        let _ = entry.name.set(app.name.clone());
+        entry.is_called(&app.name);
         let app = Arc::new(app);
         self.table().states[i] = State::Loaded(Loaded {
             app: Arc::clone(&app),

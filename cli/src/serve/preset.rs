@@ -4,7 +4,7 @@
 //! its flags without dashes. Flags of the command line come after them, so they win.
 
 use super::args::{AppArgs, ServerArgs};
-use super::models::Entry;
+use super::entry::Entry;
 use crate::flags::ModelArgs;
 use crate::io::{Failure, note, read_text};
 use clap::{Arg, ArgAction, Args, Command, FromArgMatches};

@@ -211,3 +211,80 @@ fn every_line_of_a_json_log_is_json() {
         assert!(n > 0);
     }
 }
+
+/// Encrypted connections, with a certificate that the client knows; without TLS nobody is answered.
+#[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+#[test]
+fn encrypted() {
+    use std::net::TcpStream;
+    use std::sync::Arc;
+    use tokio_rustls::rustls::crypto::ring;
+    use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
+    use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+    let file = |name: &str| format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (key, certificate) = (file("localhost.key"), file("localhost.crt"));
+    let start = |key: &str| {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
+            .args([
+                "serve",
+                "--port",
+                "0",
+                "-c",
+                "128",
+                "-t",
+                "1",
+                "--timeout",
+                "2",
+            ])
+            .args(["--ssl-key-file", key, "--ssl-cert-file", &certificate])
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let address = lines
+            .map_while(Result::ok)
+            .find_map(|line| Some(line.split_once("is ready on https://")?.1.to_owned()));
+        (child, address)
+    };
+    let (mut child, address) = start(&key);
+    let address = address.unwrap();
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_file(&certificate).unwrap())
+        .unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let client = ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut stream = StreamOwned::new(client, TcpStream::connect(&address).unwrap());
+    let body = json!({"prompt": "a", "max_tokens": 4}).to_string();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n";
+    write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let mut answer = String::new();
+    // Some ends of connections are no ends of TLS.
+    let _ = stream.read_to_string(&mut answer);
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.contains("text_completion"),
+        "{answer}"
+    );
+    // Who speaks no TLS, or nothing, is not answered, and harms nobody.
+    let mut plain = TcpStream::connect(&address).unwrap();
+    plain
+        .write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        .unwrap();
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP/"), "{answer:?}");
+    let mut silent = TcpStream::connect(&address).unwrap();
+    assert_eq!(silent.read(&mut [0; 8]).unwrap_or(0), 0, "it is closed");
+    assert_eq!(ended(&mut child), Some(0));
+    let (mut child, address) = start(&certificate);
+    assert!(
+        address.is_none() && child.wait().unwrap().code() == Some(1),
+        "that is no key"
+    );
+}

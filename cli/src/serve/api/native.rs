@@ -389,14 +389,22 @@ fn selected(value: &Value, paths: &[String]) -> Value {
 }
 
 pub(super) async fn metrics(State(shared): State<Shared>) -> Result<Response, ApiError> {
-    let text = blocking(move || {
+    let reads_folders = shared
+        .models
+        .all_loaded()
+        .iter()
+        .any(|app| !app.learners.is_empty());
+    let text = move || {
         let models: Vec<_> = shared.models.list().into_iter().map(figures).collect();
         let metrics = shared.models.metrics();
         metrics
             .text(&models, shared.models.n_loads())
             .map_err(|error| ApiError::internal(error.to_string()))
-    })
-    .await?;
+    };
+    let text = match reads_folders {
+        true => blocking(text).await?,
+        false => text()?,
+    };
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }

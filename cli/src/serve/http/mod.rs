@@ -11,3 +11,5 @@ pub(super) mod page;
 pub(super) mod response;
 pub(super) mod sending;
 pub(super) mod socket;
+#[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+pub(super) mod tls;

@@ -1,5 +1,7 @@
 //! Where the server listens: an address of the network, or a socket in the file system.
 
+#[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+use crate::serve::http::tls::Encrypted;
 use std::io;
 use std::net::SocketAddr;
 #[cfg(unix)]
@@ -7,6 +9,8 @@ use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixS
 #[cfg(unix)]
 use std::path::PathBuf;
 use tokio::io::{AsyncRead, AsyncWrite};
+#[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+use tokio_rustls::TlsAcceptor;
 
 /// A client's connection.
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -62,8 +66,9 @@ impl Bound {
     }
 
     /// Where clients find it.
-    pub(crate) fn label(&self) -> String {
+    pub(crate) fn label(&self, is_encrypted: bool) -> String {
         match self {
+            Bound::Net(_, address) if is_encrypted => format!("https://{address}"),
             Bound::Net(_, address) => format!("http://{address}"),
             #[cfg(unix)]
             Bound::File(_, path) => format!("unix:{}", path.display()),
@@ -72,7 +77,13 @@ impl Bound {
 }
 
 /// The same within a runtime.
-pub(crate) enum Listener {
+pub(crate) struct Listener {
+    sockets: Sockets,
+    #[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+    tls: Option<TlsAcceptor>,
+}
+
+enum Sockets {
     Net(tokio::net::TcpListener),
     #[cfg(unix)]
     File {
@@ -94,26 +105,42 @@ impl Drop for Remove {
 
 impl Listener {
     pub(crate) fn new(bound: Bound) -> io::Result<Listener> {
-        Ok(match bound {
-            Bound::Net(listener, _) => Listener::Net(tokio::net::TcpListener::from_std(listener)?),
+        let sockets = match bound {
+            Bound::Net(listener, _) => Sockets::Net(tokio::net::TcpListener::from_std(listener)?),
             #[cfg(unix)]
-            Bound::File(listener, path) => Listener::File {
+            Bound::File(listener, path) => Sockets::File {
                 listener: tokio::net::UnixListener::from_std(listener)?,
                 _file: Remove(path),
             },
+        };
+        Ok(Listener {
+            sockets,
+            #[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+            tls: None,
         })
     }
 
+    /// The same, whose connections `tls` encrypts, if it is there.
+    #[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+    pub(crate) fn encrypted(self, tls: Option<TlsAcceptor>) -> Listener {
+        Listener { tls, ..self }
+    }
+
     pub(crate) async fn accept(&self) -> io::Result<Box<dyn Socket>> {
-        match self {
-            Listener::Net(listener) => {
+        let stream: Box<dyn Socket> = match &self.sockets {
+            Sockets::Net(listener) => {
                 let (stream, _) = listener.accept().await?;
                 // Tokens are sent one by one.
                 let _ = stream.set_nodelay(true);
-                Ok(Box::new(stream))
+                Box::new(stream)
             }
             #[cfg(unix)]
-            Listener::File { listener, .. } => Ok(Box::new(listener.accept().await?.0)),
+            Sockets::File { listener, .. } => Box::new(listener.accept().await?.0),
+        };
+        #[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+        if let Some(tls) = &self.tls {
+            return Ok(Box::new(Encrypted::new(tls, stream)));
         }
+        Ok(stream)
     }
 }

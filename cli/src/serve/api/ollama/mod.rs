@@ -9,7 +9,6 @@ use crate::serve::api::body::Body;
 use crate::serve::api::embeddings;
 use crate::serve::api::native::around;
 use crate::serve::api::openai::prompts;
-use crate::serve::app::App;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
 use crate::serve::http::response::{json_response, lines};
@@ -24,7 +23,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{any, delete, get, post};
-use reply::{Form, Reply, nanoseconds};
+use reply::{Asked, Form, Reply, nanoseconds};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -61,16 +60,6 @@ async fn elsewhere() -> ApiError {
         "not_supported_error",
         "models come and go on the server's machine alone: `ruvllm pull`, `convert`, `quantize` and `rm`",
     )
-}
-
-/// The model that a request names, and what is said of it besides.
-struct Asked {
-    app: Arc<App>,
-    /// By which name.
-    name: String,
-    begun: Instant,
-    /// Time until it was loaded.
-    load: Duration,
 }
 
 impl Shared {

@@ -1,14 +1,25 @@
 //! Answers as objects of Ollama's API: one for each stretch of a stream, and a last one with counts
 //! and times.
 
-use super::Asked;
 use crate::serve::api::blocks::{Block, Change, Events, arguments_of};
+use crate::serve::app::App;
 use crate::serve::http::error::ApiError;
 use crate::serve::jobs::answer::{Answer, chat_logprob};
 use ruvllm::chat::LocalTime;
 use ruvllm::decode::Piece;
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The model that a request names, and what is said of it besides.
+pub(super) struct Asked {
+    pub(super) app: Arc<App>,
+    /// By which name.
+    pub(super) name: String,
+    pub(super) begun: Instant,
+    /// Time until it was loaded.
+    pub(super) load: Duration,
+}
 
 /// Which path the answer is for.
 #[derive(Clone, Copy, PartialEq)]
