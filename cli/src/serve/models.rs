@@ -57,6 +57,7 @@ struct Loaded {
 
 /// A model that was unloaded, and answers what it was asked before.
 struct Leaving {
+    place: usize,
     app: Weak<App>,
     need: u64,
 }
@@ -337,7 +338,7 @@ impl Models {
         let (mut need, mut refused) = (0, None);
         let mut has_room = |bytes: u64| {
             need = bytes;
-            self.make_room(&name, bytes).map_err(|error| {
+            self.make_room(i, &name, bytes).map_err(|error| {
                 let failure = Failure::Work(error.message().to_owned());
                 refused = Some(error);
                 failure
@@ -364,7 +365,7 @@ impl Models {
     }
 
     /// Unloads what was used least recently until there is room for a model of so many bytes.
-    fn make_room(&self, name: &str, need: u64) -> Result<(), ApiError> {
+    fn make_room(&self, i: usize, name: &str, need: u64) -> Result<(), ApiError> {
         let begun = Instant::now();
         loop {
             let mut table = self.table();
@@ -381,17 +382,23 @@ impl Models {
                 .chain(table.leaving.iter().map(|of| of.need))
                 .sum();
             let fits = |max: u64| others.saturating_add(need) <= max;
+            // What it learns, and its measurements, are in files that one at a time may have.
+            let is_back = table.leaving.iter().any(|of| of.place == i);
             // One alone may try: its weights stay in its file.
-            if n < self.max_loaded && (n == 0 || self.max_bytes.is_none_or(fits)) {
+            let has_room = n < self.max_loaded && (n == 0 || self.max_bytes.is_none_or(fits));
+            if has_room && !is_back {
                 return Ok(());
             }
             if table.leaving.is_empty() {
                 let victims = table.states.iter().enumerate();
                 let victims = victims.filter_map(|(j, state)| match state {
-                    State::Loaded(loaded) if loaded.keep != Keep::Always => Some((loaded.used, j)),
+                    State::Loaded(loaded) if loaded.keep != Keep::Always => {
+                        // One that has nothing to answer goes at once.
+                        Some((loaded.app.is_busy(), loaded.used, j))
+                    }
                     _ => None,
                 });
-                let Some((_, j)) = victims.min() else {
+                let Some((_, _, j)) = victims.min() else {
                     let max = self.max_bytes.unwrap_or(u64::MAX);
                     return Err(busy(&format!(
                         "{name} takes {}, {n} models that stay loaded take {}, and there are {} for at most {} models",
@@ -421,6 +428,7 @@ impl Models {
             return;
         };
         table.leaving.push(Leaving {
+            place: i,
             app: Arc::downgrade(&app),
             need,
         });
