@@ -16,16 +16,22 @@ mod content;
 mod echo;
 #[path = "serve/hostile.rs"]
 mod hostile;
+#[path = "serve/house.rs"]
+mod house;
 #[path = "serve/load.rs"]
 mod load;
 #[path = "serve/messages.rs"]
 mod messages;
+#[path = "serve/ollama.rs"]
+mod ollama;
 #[path = "serve/overhead.rs"]
 mod overhead;
 #[path = "serve/responses.rs"]
 mod responses;
 #[path = "serve/sharing.rs"]
 mod sharing;
+#[path = "serve/slots.rs"]
+mod slots;
 #[path = "serve/strictness.rs"]
 mod strictness;
 #[path = "serve/templates.rs"]
@@ -1620,7 +1626,7 @@ fn page() {
         ("/page.css", "text/css"),
         ("/page.js", "text/javascript"),
     ] {
-        let (status, head, body) = server.exchange("GET", path, "", "");
+        let (status, head, body) = server.exchange("GET", path, "accept: text/html\r\n", "");
         assert!(
             status == 200 && head.contains(&format!("content-type: {kind}")),
             "{path}: {head}"

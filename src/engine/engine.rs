@@ -60,6 +60,46 @@ pub struct EngineOptions {
     pub prefix_folder_budget: Option<u64>,
     /// Device that computes passes. Default: the device for which the model was opened.
     pub device: Option<Device>,
+    /// Threads of another engine, which [`Engine::threads`] returns: `n_threads` is theirs then.
+    /// Passes of all engines that share threads are exclusive, in the order in which they are
+    /// asked for, so that two models that have work alternate. Default: threads of its own.
+    pub threads: Option<SharedThreads>,
+}
+
+/// Threads that compute, the order of passes on them, and the memory of a pass: a handle that
+/// engines of several models share, so that each can use the whole machine and none slows another
+/// down by more than its own pass.
+#[derive(Clone)]
+pub struct SharedThreads {
+    team: Arc<Team>,
+    turns: Arc<Turns>,
+    arena: Arc<Mutex<Arena>>,
+}
+
+impl SharedThreads {
+    fn start(n_threads: usize) -> Result<SharedThreads, SessionError> {
+        if n_threads > MAX_THREADS {
+            let expected = format!("at most {MAX_THREADS}");
+            return Err(SessionError::Option {
+                option: "n_threads",
+                value: n_threads,
+                expected,
+            });
+        }
+        let team =
+            Team::new(n_threads).map_err(|error| SessionError::Threads { n_threads, error })?;
+        Ok(SharedThreads {
+            team: Arc::new(team),
+            turns: Arc::default(),
+            arena: Arc::default(),
+        })
+    }
+}
+
+impl fmt::Debug for SharedThreads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedThreads {{ n: {} }}", self.team.n_threads())
+    }
 }
 
 /// A model and the threads that compute it: a handle that is cheap to clone, `Send + Sync +
@@ -157,19 +197,15 @@ impl Core {
         options: &EngineOptions,
         runner: Option<Arc<dyn Runner>>,
     ) -> Result<Core, SessionError> {
-        let n_threads = options
-            .n_threads
-            .map_or_else(default_threads, NonZeroUsize::get);
-        if n_threads > MAX_THREADS {
-            let expected = format!("at most {MAX_THREADS}");
-            return Err(SessionError::Option {
-                option: "n_threads",
-                value: n_threads,
-                expected,
-            });
-        }
-        let team =
-            Team::new(n_threads).map_err(|error| SessionError::Threads { n_threads, error })?;
+        let SharedThreads { team, turns, arena } = match &options.threads {
+            Some(threads) => threads.clone(),
+            None => SharedThreads::start(
+                options
+                    .n_threads
+                    .map_or_else(default_threads, NonZeroUsize::get),
+            )?,
+        };
+        let n_threads = team.n_threads();
         let mut budget = options.kv_budget.unwrap_or(u64::MAX);
         if let Some(limit) = model.memory_limit() {
             let plan = model.memory_plan(&plan_options(SessionOptions::default(), n_threads))?;
@@ -199,7 +235,6 @@ impl Core {
             }
             None => pool,
         };
-        let (team, turns, arena) = (Arc::new(team), Arc::default(), Arc::default());
         let (of_piece_passes, batch_buffers, times) =
             (Arc::default(), Mutex::default(), Mutex::default());
         Ok(Core {
@@ -291,6 +326,15 @@ impl Engine {
     /// Number of threads, including the caller's.
     pub fn n_threads(&self) -> usize {
         self.core.team.n_threads()
+    }
+
+    /// Its threads, for [`EngineOptions::threads`] of an engine for another model.
+    pub fn threads(&self) -> SharedThreads {
+        SharedThreads {
+            team: Arc::clone(&self.core.team),
+            turns: Arc::clone(&self.core.turns),
+            arena: Arc::clone(&self.core.arena),
+        }
     }
 
     /// Current memory use; waits for a running pass.

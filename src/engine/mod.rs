@@ -21,7 +21,7 @@ mod turns;
 pub use crate::layers::Outputs;
 pub use adapters::AdapterId;
 pub use batch::Slot;
-pub use engine::{Engine, EngineOptions, MAX_THREADS};
+pub use engine::{Engine, EngineOptions, MAX_THREADS, SharedThreads};
 pub use error::SessionError;
 pub use memory_plan::{EngineMemory, MemoryPlan, PlanOptions, Recommendation};
 pub use options::{

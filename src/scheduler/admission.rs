@@ -181,12 +181,17 @@ impl Terms {
         writer.set_stop(request.stop);
         (writer.max_tokens, writer.logprobs) = (request.max_tokens, request.logprobs);
         let n_prompt = request.tokens.len();
+        let prefix = &self.options.session.prefix;
+        let cache = match prefix.cache {
+            CacheMode::Off => CacheMode::Off,
+            usual => request.cache.unwrap_or(usual),
+        };
         let lasts_until = |time| self.clock.elapsed().saturating_add(time);
         let mut answer = Answer::new(writer);
         answer.text.tokens = request.tokens;
         answer.speculator = request
             .speculation
-            .map(|speculation| self.speculator(speculation, request.salt.as_deref()));
+            .map(|speculation| self.speculator(speculation, request.salt.as_deref(), cache));
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let (sender, stream) = stream::stream(id, self.options.n_pieces, wake);
         let live = Live {
@@ -198,6 +203,8 @@ impl Terms {
             answer,
             adapters: request.adapters,
             salt: request.salt,
+            cache,
+            min_cache_tokens: request.min_cache_tokens.unwrap_or(prefix.min_cache_tokens),
             sender,
             n_prompt,
             n_unseen: usize::from(request.prompt_logprobs) * n_prompt,
@@ -246,13 +253,20 @@ impl Terms {
         if let Some(salt) = &live.salt {
             seq.prefix.salt.clone_from(salt);
         }
+        (seq.prefix.cache, seq.prefix.min_cache_tokens) = (live.cache, live.min_cache_tokens);
         Ok(seq)
     }
 
-    pub(super) fn speculator(&self, speculation: Speculation, salt: Option<&str>) -> Speculator {
+    pub(super) fn speculator(
+        &self,
+        speculation: Speculation,
+        salt: Option<&str>,
+        cache: CacheMode,
+    ) -> Speculator {
         let prefix = &self.options.session.prefix;
         let speculator = Speculator::new(speculation);
-        if prefix.cache == CacheMode::Off {
+        // Drafters remember what the cache would: a private text is in neither.
+        if cache != CacheMode::On {
             return speculator;
         }
         let salt = salt.unwrap_or(&prefix.salt);

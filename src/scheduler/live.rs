@@ -10,7 +10,7 @@ use crate::decode::speculative::{Asked, Speculator};
 use crate::engine::SessionError;
 use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
-use crate::engine::options::CachedTokens;
+use crate::engine::options::{CacheMode, CachedTokens};
 use crate::engine::sequence::Sequence;
 use crate::kv::KvLayout;
 use crate::lora::Adapter;
@@ -51,6 +51,9 @@ pub(crate) struct Live {
     pub(super) answer: Answer,
     pub(super) adapters: Vec<(Arc<Adapter>, f32)>,
     pub(super) salt: Option<String>,
+    /// How it uses the prefix cache, and the least number of tokens that are worth it.
+    pub(super) cache: CacheMode,
+    pub(super) min_cache_tokens: usize,
     pub(super) sender: Sender,
     pub(super) n_prompt: usize,
     /// Tokens at the prompt's end whose logits are requested and were not seen yet.

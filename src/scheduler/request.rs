@@ -2,6 +2,7 @@
 
 use crate::decode::output::Finish;
 use crate::decode::speculative::Speculation;
+use crate::engine::options::CacheMode;
 use crate::kv::KvType;
 use crate::lora::Adapter;
 use crate::sample::Sampler;
@@ -27,6 +28,8 @@ pub struct Request {
     pub(super) deadline: Option<Duration>,
     pub(super) adapters: Vec<(Arc<Adapter>, f32)>,
     pub(super) salt: Option<String>,
+    pub(super) cache: Option<CacheMode>,
+    pub(super) min_cache_tokens: Option<usize>,
     pub(super) speculation: Option<Speculation>,
     pub(super) kv_type: Option<KvType>,
 }
@@ -47,6 +50,8 @@ impl Request {
             deadline: None,
             adapters: Vec::new(),
             salt: None,
+            cache: None,
+            min_cache_tokens: None,
             speculation: None,
             kv_type: None,
         }
@@ -113,6 +118,32 @@ impl Request {
     #[must_use]
     pub fn salt(mut self, salt: impl Into<String>) -> Request {
         self.salt = Some(salt.into());
+        self
+    }
+
+    /// Says how it uses the prefix cache, instead of the schedule's
+    /// [`PrefixOptions::cache`](crate::engine::PrefixOptions::cache): not at all, reading what is
+    /// there, or leaving its own keys and values to others, too. Where the schedule does without
+    /// the cache, every request does.
+    ///
+    /// ```
+    /// # use ruvllm::engine::CacheMode;
+    /// # use ruvllm::sample::Sampler;
+    /// # use ruvllm::scheduler::Request;
+    /// let private = Request::new(vec![1, 2, 3], Sampler::greedy()).cache(CacheMode::Off);
+    /// ```
+    #[must_use]
+    pub fn cache(mut self, mode: CacheMode) -> Request {
+        self.cache = Some(mode);
+        self
+    }
+
+    /// Sets how many tokens a cached prefix has to have to be reused, and this request to be
+    /// stored, instead of the schedule's
+    /// [`PrefixOptions::min_cache_tokens`](crate::engine::PrefixOptions::min_cache_tokens).
+    #[must_use]
+    pub fn min_cache_tokens(mut self, n: usize) -> Request {
+        self.min_cache_tokens = Some(n);
         self
     }
 

@@ -7,7 +7,6 @@
 
 use crate::arch::KV_BLOCK;
 use crate::engine::options::CacheMode;
-use crate::scheduler::admission::Terms;
 use crate::scheduler::live::Live;
 use crate::scheduler::schedule::Schedule;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ impl Schedule {
             .running
             .iter_mut()
             .filter(|other| !other.has_begun && other.rank < live.rank)
-            .map(|other| (shared(&self.terms, live, other), other));
+            .map(|other| (shared(live, other), other));
         let Some((n, other)) = longest(reading) else {
             return false;
         };
@@ -47,12 +46,7 @@ impl Schedule {
             .running
             .iter()
             .filter(|other| !other.is_reading)
-            .map(|other| {
-                (
-                    shared(&self.terms, live, other).min(other.position()),
-                    other,
-                )
-            });
+            .map(|other| (shared(live, other).min(other.position()), other));
         if let Some((n, other)) = longest(computed)
             && let Some(seq) = &other.seq
         {
@@ -69,15 +63,15 @@ fn longest<T>(all: impl Iterator<Item = (usize, T)>) -> Option<(usize, T)> {
 
 /// Number of tokens of its prompt that a request can take from `other`: those at the beginning that
 /// both have, but for its last, whose logits are computed; 0 where it is not worth it.
-fn shared(terms: &Terms, live: &Live, other: &Live) -> usize {
-    let prefix = &terms.options.session.prefix;
+fn shared(live: &Live, other: &Live) -> usize {
     let same_adapters = live.adapters.len() == other.adapters.len()
         && live
             .adapters
             .iter()
             .zip(&other.adapters)
             .all(|((a, scale), (b, other))| Arc::ptr_eq(a, b) && scale == other);
-    let may_share = prefix.cache == CacheMode::On
+    let may_share = live.cache != CacheMode::Off
+        && other.cache == CacheMode::On
         // What was preempted has its own pages in the cache.
         && live.kinds.is_empty()
         && live.salt == other.salt
@@ -92,7 +86,11 @@ fn shared(terms: &Terms, live: &Live, other: &Live) -> usize {
         .zip(&other.answer.text.tokens[..other.n_prompt])
         .take_while(|(a, b)| a == b)
         .count();
-    if n >= prefix.min_cache_tokens.max(KV_BLOCK) {
+    if n >= live
+        .min_cache_tokens
+        .max(other.min_cache_tokens)
+        .max(KV_BLOCK)
+    {
         n
     } else {
         0

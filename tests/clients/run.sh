@@ -16,7 +16,7 @@ install venv requirements.txt
 install frameworks requirements-frameworks.txt
 install guidellm requirements-guidellm.txt
 install aider requirements-aider.txt
-cp package.json package-lock.json clients.mjs aisdk.mjs "$folder"
+cp package.json package-lock.json clients.mjs aisdk.mjs ollama_client.mjs "$folder"
 npm ci --silent --prefix "$folder"
 
 servers=()
@@ -43,6 +43,8 @@ of_short_texts=$address
 serve -c 2048
 "$folder/venv/bin/python" clients.py "$address" "$of_lists"
 (cd "$folder" && node clients.mjs "$address")
+"$folder/venv/bin/python" ollama_client.py "$address" secret
+(cd "$folder" && node ollama_client.mjs "$address" secret)
 "$folder/venv/bin/python" proxy.py "$program"
 "$folder/frameworks/bin/python" frameworks.py "$of_short_texts" ../../models/ruvllm-rust-6m-q8_0.gguf
 (cd "$folder" && node aisdk.mjs "$of_short_texts")

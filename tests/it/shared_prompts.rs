@@ -190,3 +190,71 @@ fn who_goes_first_waits_for_nobody() {
     assert_eq!(generated(&mut low), expected);
     assert!(computed(&high) + N_BATCH <= prompt.len());
 }
+
+/// A request that keeps away from the cache neither finds others nor is found, also among those
+/// that run side by side; one that only reads is not found.
+#[test]
+fn requests_choose_what_they_share() {
+    let model: &Model = &MODEL;
+    let prompt = prompt(" An array");
+    let expected = alone(model, &prompt, KvType::F16);
+    let mut schedule = schedule(model, CacheMode::On);
+    let mut ask = |modes: &[Option<CacheMode>]| {
+        let requests = modes.iter().map(|mode| match mode {
+            Some(mode) => request(&prompt).cache(*mode),
+            None => request(&prompt),
+        });
+        let mut streams: Vec<_> = requests.map(|of| schedule.submit(of).unwrap()).collect();
+        while schedule.step() {}
+        let of = |stream: &mut Stream| {
+            assert_eq!(generated(stream), expected);
+            computed(stream)
+        };
+        streams.iter_mut().map(of).collect::<Vec<_>>()
+    };
+    use CacheMode::{Off, On, ReadOnly};
+    let all = prompt.len();
+    assert_eq!(ask(&[Some(Off), Some(Off)]), [all, all]);
+    assert_eq!(ask(&[Some(ReadOnly)]), [all], "nothing was stored");
+    assert_eq!(ask(&[Some(ReadOnly)]), [all], "nor is what only reads");
+    assert_eq!(ask(&[Some(On)]), [all]);
+    assert_eq!(ask(&[Some(Off), Some(ReadOnly), None]), [all, 1, 1]);
+    let mut long = schedule
+        .submit(request(&prompt).min_cache_tokens(all + 1))
+        .unwrap();
+    while schedule.step() {}
+    assert_eq!((generated(&mut long), computed(&long)), (expected, all));
+}
+
+/// Engines of two models on the same threads compute what they compute alone, side by side.
+#[test]
+fn models_share_threads() {
+    use ruvllm::engine::{Engine, EngineOptions};
+    let (model, other): (&Model, &Model) = (&MODEL, &MODEL);
+    let first = run::engine(model, 2);
+    let options = EngineOptions {
+        threads: Some(first.threads()),
+        ..Default::default()
+    };
+    let second = Engine::new(other, &options).unwrap();
+    assert_eq!(second.n_threads(), 2);
+    let prompts = [prompt(" One"), prompt(" Two")];
+    let expected = [0, 1].map(|i| alone(model, &prompts[i], KvType::F16));
+    std::thread::scope(|scope| {
+        let engines = [&first, &second];
+        for i in 0..2 {
+            let (engine, prompt, expected) = (engines[i], &prompts[i], &expected[i]);
+            scope.spawn(move || {
+                let session = engine.session_with(&session_options(2000, 128)).unwrap();
+                let mut generation = session
+                    .into_generation_from(prompt, greedy())
+                    .max_tokens(12);
+                generation.by_ref().for_each(|piece| drop(piece.unwrap()));
+                assert_eq!(generation.tokens(), expected);
+            });
+        }
+    });
+    // The threads outlive the engine that had them first.
+    drop(first);
+    second.session().unwrap().prefill(&prompts[1]).unwrap();
+}

@@ -39,6 +39,7 @@ pub(crate) mod vision;
 
 use crate::io::Failure;
 use clap::Subcommand;
+use std::ffi::OsString;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -110,14 +111,15 @@ pub(crate) enum Command {
     Doctor(doctor::Args),
 }
 
-/// Does what the command line asks for.
-pub(crate) fn execute(command: Command) -> Result<(), Failure> {
+/// Does what the command line, `line`, asks for.
+#[cfg_attr(not(feature = "serve"), expect(unused_variables))]
+pub(crate) fn execute(command: Command, line: &[OsString]) -> Result<(), Failure> {
     match command {
         Command::Generate(args) => generate::run(&args),
         #[cfg(feature = "chat")]
         Command::Chat(args) => chat::run(&args),
         #[cfg(feature = "serve")]
-        Command::Serve(args) => serve::run(*args),
+        Command::Serve(args) => serve::run(args.of_line(line)),
         #[cfg(feature = "chat")]
         Command::Sessions(args) => sessions::run(&args),
         #[cfg(feature = "pull")]

@@ -12,12 +12,13 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Which model.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub(crate) struct ModelArgs {
-    /// GGUF file, or any part of a split one [default: the built-in demo model]
+    /// GGUF file, or any part of a split one; `serve` takes several [default: the built-in demo model]
     #[arg(short, long, value_name = "FILE", env = "LLAMA_ARG_MODEL")]
-    model: Option<PathBuf>,
-    /// Model of Hugging Face's hub, downloaded unless it is here: see `ruvllm pull` [short: -hf]
+    model: Vec<PathBuf>,
+    /// Model of Hugging Face's hub, downloaded unless it is here: see `ruvllm pull`; `serve` takes
+    /// several [short: -hf]
     #[cfg(feature = "pull")]
     #[arg(
         long,
@@ -25,7 +26,7 @@ pub(crate) struct ModelArgs {
         env = "LLAMA_ARG_HF_REPO",
         conflicts_with = "model"
     )]
-    hf_repo: Option<crate::pull::Name>,
+    hf_repo: Vec<crate::pull::Name>,
     /// Where that one is, once it is needed.
     #[cfg(feature = "pull")]
     #[arg(skip)]
@@ -36,8 +37,9 @@ impl ModelArgs {
     /// Its file; none is the built-in one.
     #[cfg(feature = "pull")]
     fn path(&self) -> Result<Option<&Path>, Failure> {
-        match (&self.hf_repo, self.fetched.get()) {
-            (None, _) => Ok(self.model.as_deref()),
+        // Of a flag given twice the last counts.
+        match (self.hf_repo.last(), self.fetched.get()) {
+            (None, _) => Ok(self.local_path()),
             (_, Some(path)) => Ok(Some(path)),
             (Some(name), None) => {
                 let path = crate::pull::resolve(name)?;
@@ -49,7 +51,38 @@ impl ModelArgs {
     /// Its file; none is the built-in one.
     #[cfg(not(feature = "pull"))]
     fn path(&self) -> Result<Option<&Path>, Failure> {
-        Ok(self.model.as_deref())
+        Ok(self.local_path())
+    }
+
+    /// The file that a flag names.
+    pub(crate) fn local_path(&self) -> Option<&Path> {
+        self.model.last().map(PathBuf::as_path)
+    }
+
+    /// The model in a file.
+    #[cfg(feature = "serve")]
+    pub(crate) fn of_file(path: PathBuf) -> ModelArgs {
+        ModelArgs {
+            model: vec![path],
+            ..ModelArgs::default()
+        }
+    }
+
+    /// Each of the models that the flags name, with the name of the hub if it has one; the built-in
+    /// one if there are none.
+    #[cfg(feature = "serve")]
+    pub(crate) fn each(&self) -> Vec<(Option<String>, ModelArgs)> {
+        let files = self.model.iter().cloned();
+        let all = files.map(|path| (None, ModelArgs::of_file(path)));
+        #[cfg(feature = "pull")]
+        let all = all.chain(self.hf_repo.iter().map(|name| {
+            let model = ModelArgs {
+                hf_repo: vec![name.clone()],
+                ..ModelArgs::default()
+            };
+            (Some(name.to_string()), model)
+        }));
+        all.collect()
     }
 
     /// Its file, for what lies beside it; none is the built-in one.
@@ -250,6 +283,12 @@ fn override_kv(text: &str) -> Result<(String, MetadataValue), String> {
 }
 
 impl ResidenceArgs {
+    /// Most bytes that everything may take, if that is limited.
+    #[cfg(feature = "serve")]
+    pub(crate) fn memory_limit(&self) -> Option<u64> {
+        self.memory_limit
+    }
+
     fn residence(&self) -> Residence {
         match (self.mmap, self.no_mmap) {
             (true, _) => Residence::Mapped,

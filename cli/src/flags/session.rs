@@ -7,7 +7,9 @@ use super::threads::ThreadsArg;
 use crate::io::{Failure, note, size};
 use clap::Args;
 use ruvllm::SystemMemory;
-use ruvllm::engine::{CacheMode, Engine, EngineOptions, PlanOptions, SessionOptions};
+use ruvllm::engine::{
+    CacheMode, Engine, EngineOptions, PlanOptions, SessionOptions, SharedThreads,
+};
 use ruvllm::kv::KvType;
 use ruvllm::model::Model;
 use ruvllm::session::{Preset, Session};
@@ -162,8 +164,21 @@ impl SessionArgs {
         options: &SessionOptions,
         kv_budget: Option<u64>,
     ) -> Result<Engine, Failure> {
+        self.engine_on(None, model, learns, options, kv_budget)
+    }
+
+    /// The same on the threads of another engine, if there is one.
+    pub(crate) fn engine_on(
+        &self,
+        threads: Option<SharedThreads>,
+        model: &Model,
+        learns: bool,
+        options: &SessionOptions,
+        kv_budget: Option<u64>,
+    ) -> Result<Engine, Failure> {
         let engine_options = EngineOptions {
             kv_budget,
+            threads,
             prefix_folder: self.prompt_cache.clone(),
             prefix_folder_budget: Some(u64::from(self.prompt_cache_size) << 20),
             ..Default::default()

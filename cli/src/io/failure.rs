@@ -1,6 +1,6 @@
 //! Why a subcommand did not end well, and its exit code.
 
-use super::terminal::{color, printable};
+use super::terminal::{color, note, notes_are_told, printable};
 use ruvllm::{DecodeError, GgufError, SessionError};
 use ruvllm_learn::LearnError;
 use ruvllm_learn::sona::SonaError;
@@ -37,6 +37,10 @@ impl Failure {
             Failure::Interrupted => return ExitCode::from(130),
         };
         let message = printable(&message);
+        if notes_are_told() {
+            note(format!("error: {message}"));
+            return ExitCode::from(code);
+        }
         let label = if color(&io::stderr()) {
             "\x1b[1;31merror:\x1b[0m"
         } else {
@@ -47,6 +51,15 @@ impl Failure {
     }
 
     /// What it says, without a label.
+    #[cfg(feature = "serve")]
+    pub(crate) fn text(&self) -> &str {
+        match self {
+            Failure::Usage(text) | Failure::Work(text) => text,
+            Failure::Closed | Failure::Interrupted => "interrupted",
+        }
+    }
+
+    /// The same.
     #[cfg(feature = "pull")]
     pub(crate) fn into_text(self) -> String {
         match self {

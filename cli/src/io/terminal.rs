@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
 
 /// `text` as it can be shown: what comes from a file could otherwise command the terminal, or fill
 /// it. Keeps line ends.
@@ -37,9 +38,26 @@ pub(crate) fn paint(code: &str, text: &str) -> String {
     }
 }
 
+/// Where notes go, if not to stderr as they are.
+static NOTES: OnceLock<fn(&str)> = OnceLock::new();
+
 /// A line for the user on stderr.
 pub(crate) fn note(text: impl fmt::Display) {
-    let _ = writeln!(io::stderr(), "{text}");
+    match NOTES.get() {
+        Some(say) => say(&text.to_string()),
+        None => drop(writeln!(io::stderr(), "{text}")),
+    }
+}
+
+/// Has `say` tell notes from now on, as where each line on stderr has to be JSON.
+#[cfg(feature = "serve")]
+pub(crate) fn notes_to(say: fn(&str)) {
+    let _ = NOTES.set(say);
+}
+
+/// Whether notes go elsewhere.
+pub(crate) fn notes_are_told() -> bool {
+    NOTES.get().is_some()
 }
 
 /// Whether someone sits before stdin.

@@ -28,6 +28,15 @@ pub(crate) struct Name {
     quant: Option<String>,
 }
 
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.quant {
+            Some(quant) => write!(f, "{}:{quant}", self.repo),
+            None => f.write_str(&self.repo),
+        }
+    }
+}
+
 impl FromStr for Name {
     type Err = String;
 

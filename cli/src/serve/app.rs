@@ -2,23 +2,26 @@
 //! otherwise.
 
 use super::args::{AppArgs, ServerArgs};
+use super::auth::keys;
 use super::blocking::blocking;
-use super::http::budget::Budget;
+use super::entry::Entry;
+use super::folder;
 use super::http::error::ApiError;
 use super::ids::{Caller, random};
 use super::learner::Learner;
-use super::observe::audit_log::{AuditLog, AuditLogArgs};
+use super::observe::audit_log::AuditLog;
 use super::observe::metrics::Metrics;
 use super::observe::telemetry::{Telemetry, Watchdog};
+use super::slots::Slots;
 use crate::flags::begin_trie;
 use crate::flags::template::{Renderer, bos_text, eos_text, transcript_note};
-use crate::flags::{SessionArgs, adapter_failure, no_tokenizer};
+use crate::flags::{ModelArgs, SessionArgs, adapter_failure, no_tokenizer};
 use crate::io::{Failure, measured, note, unix_time};
-use axum::http::HeaderValue;
+use axum::http::StatusCode;
 use ruvllm::chat::LocalTime;
 use ruvllm::chat::tools::ToolFormat;
 use ruvllm::decode::Speculation;
-use ruvllm::engine::{CacheMode, Engine, PrefixOptions, Reuse};
+use ruvllm::engine::{CacheMode, Engine, PrefixOptions, Reuse, SharedThreads};
 use ruvllm::grammar::TokenTrie;
 use ruvllm::kv::KvType;
 use ruvllm::lora::AdapterRegistry;
@@ -29,12 +32,21 @@ use ruvllm::{Error, Model, ScheduleError};
 use ruvllm_learn::sona::pooled_layer;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
 /// How many of them compute vectors or scores.
 const MAX_POOLING: usize = 4;
+
+/// Most adapters of a model.
+const MAX_ADAPTERS: usize = 1024;
+
+/// How many requests are prepared side by side.
+fn preparing() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
 
 /// What handlers use.
 pub(super) struct App {
@@ -74,8 +86,12 @@ pub(super) struct App {
     pub(super) mask: Option<Box<dyn TokenMask>>,
     pub(super) seed: Option<u64>,
     pub(super) max_tokens: Option<usize>,
-    pub(super) adapters: Vec<ServedAdapter>,
+    adapters: RwLock<Vec<Arc<ServedAdapter>>>,
     pub(super) registry: AdapterRegistry,
+    /// Where new ones are.
+    lora_dir: Option<PathBuf>,
+    /// If they can be saved.
+    pub(super) slots: Option<Slots>,
     /// By key; empty if nothing is learnt.
     pub(super) learners: Vec<Arc<Learner>>,
     /// Whether texts are shortened whose vectors are wanted, and that are too long.
@@ -89,14 +105,25 @@ pub(super) struct ServedAdapter {
     /// Its file's, without the ending.
     pub(super) name: String,
     pub(super) path: PathBuf,
-    /// What it is multiplied by if a request says nothing.
-    pub(super) scale: f32,
+    /// What it is multiplied by if a request names it alone.
+    pub(super) own_scale: f32,
+    /// What it is multiplied by if a request says nothing: the bits of a number.
+    scale: AtomicU32,
 }
 
 impl ServedAdapter {
     /// Its name in the registry: files may have one name, in several folders.
     pub(super) fn key(&self) -> String {
         self.path.display().to_string()
+    }
+
+    /// What it is multiplied by if a request says nothing.
+    pub(super) fn scale(&self) -> f32 {
+        f32::from_bits(self.scale.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_scale(&self, scale: f32) {
+        self.scale.store(scale.to_bits(), Ordering::Relaxed);
     }
 }
 
@@ -108,6 +135,89 @@ impl App {
         }
     }
 
+    /// Adapters that requests may ask for.
+    pub(super) fn adapters(&self) -> Vec<Arc<ServedAdapter>> {
+        self.adapters
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Adds the adapter in a file of `--lora-dir`, or puts it in the place of one of that name if
+    /// it `replaces` it. Requests have it if they name it.
+    pub(super) fn add_adapter(
+        &self,
+        name: String,
+        file: &str,
+        replaces: bool,
+    ) -> Result<(), ApiError> {
+        let Some(folder) = &self.lora_dir else {
+            let message = "adapters are loaded from a folder, and the server has no --lora-dir";
+            return Err(ApiError::field("lora_path", message));
+        };
+        let adapter = ServedAdapter {
+            path: folder::existing(folder, "lora_path", file)?,
+            name,
+            own_scale: 1.0,
+            scale: AtomicU32::new(0.0f32.to_bits()),
+        };
+        let mut adapters = self
+            .adapters
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let place = adapters.iter().position(|of| of.name == adapter.name);
+        if place.is_some() && !replaces {
+            let message = format!(
+                "there is an adapter {:?}; load_inplace replaces it",
+                adapter.name
+            );
+            return Err(ApiError::field("lora_name", message));
+        }
+        if place.is_none() && adapters.len() >= MAX_ADAPTERS {
+            return Err(ApiError::wrong(format!(
+                "there are {MAX_ADAPTERS} adapters: unload one first"
+            )));
+        }
+        let key = adapter.key();
+        // Read again if the file is another one by now.
+        let is_used = adapters.iter().any(|of| of.path == adapter.path);
+        if !is_used || replaces {
+            self.registry.set(&key, &adapter.path);
+        }
+        if let Err(error) = self.registry.get(&key) {
+            if !is_used {
+                self.registry.remove(&key);
+            }
+            return Err(ApiError::field("lora_path", error));
+        }
+        match place {
+            Some(i) => adapters[i] = Arc::new(adapter),
+            None => adapters.push(Arc::new(adapter)),
+        }
+        Ok(())
+    }
+
+    /// Forgets an adapter; requests that run keep it.
+    pub(super) fn remove_adapter(&self, name: &str) -> Result<(), ApiError> {
+        let mut adapters = self
+            .adapters
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Some(i) = adapters.iter().position(|of| of.name == name) else {
+            let message = format!("no adapter is called {name:?} here");
+            return Err(ApiError::new(
+                StatusCode::NOT_FOUND,
+                "not_found_error",
+                message,
+            ));
+        };
+        let adapter = adapters.remove(i);
+        if adapters.iter().all(|of| of.path != adapter.path) {
+            self.registry.remove(&adapter.key());
+        }
+        Ok(())
+    }
+
     /// The seed of a request that has none.
     pub(super) fn seed(&self) -> u64 {
         // 32 bits are easier to type again.
@@ -116,7 +226,7 @@ impl App {
 
     /// The names by which requests ask for the model with an adapter.
     pub(super) fn adapted_names(&self) -> Vec<String> {
-        self.adapters
+        self.adapters()
             .iter()
             .map(|adapter| format!("{}:{}", self.name, adapter.name))
             .collect()
@@ -125,6 +235,13 @@ impl App {
     /// All names by which requests ask for it.
     pub(super) fn names(&self) -> impl Iterator<Item = String> {
         std::iter::once(self.name.clone()).chain(self.adapted_names())
+    }
+
+    /// Whether it computes or prepares anything.
+    pub(super) fn is_busy(&self) -> bool {
+        self.scheduler.n_requests() > 0
+            || self.pooling.available_permits() < MAX_POOLING
+            || self.preparing.available_permits() < preparing()
     }
 
     /// Refuses a request that would find the queue full, before its template, grammar or text is
@@ -177,67 +294,39 @@ impl App {
     }
 }
 
-/// The application, once the model is there.
-#[derive(Clone)]
-pub(super) struct Shared {
-    pub(super) app: Arc<OnceLock<Arc<App>>>,
-    pub(super) keys: Arc<Vec<String>>,
-    pub(super) bodies: Arc<Budget>,
-    /// Pages of others that may ask.
-    pub(super) origins: Arc<Vec<HeaderValue>>,
-    /// Whether a field that the server does not know is an error.
-    pub(super) strict: bool,
-}
-
-impl Shared {
-    /// Of a server whose model is still to be loaded.
-    pub(super) fn new(args: &ServerArgs, keys: Vec<String>) -> Result<Shared, Failure> {
-        Ok(Shared {
-            app: Arc::default(),
-            keys: Arc::new(keys),
-            bodies: Budget::new(usize::try_from(args.body_budget).unwrap_or(usize::MAX)),
-            origins: Arc::new(args.cors_origins.clone()),
-            strict: args.strict,
-        })
-    }
-
-    pub(super) fn app(&self) -> Result<Arc<App>, ApiError> {
-        self.app.get().cloned().ok_or_else(ApiError::loading)
-    }
-
-    /// The application, if it takes another request.
-    pub(super) fn app_with_room(&self) -> Result<Arc<App>, ApiError> {
-        let app = self.app()?;
-        app.has_room()?;
-        Ok(app)
-    }
-}
-
 /// What an application is for.
 pub(super) struct Purpose<'a> {
+    pub(super) model: &'a ModelArgs,
+    /// Its name, if that is not its file's.
     pub(super) alias: Option<String>,
+    /// Threads that it computes on, if not its own.
+    pub(super) threads: Option<SharedThreads>,
+    /// Models that share the memory.
+    pub(super) n_models: u64,
+    /// Refuses a model of so many bytes, or makes room for it.
+    pub(super) has_room: &'a mut dyn FnMut(u64) -> Result<(), Failure>,
     /// Whether requests will have adapters that are learnt.
     pub(super) learns: bool,
     pub(super) reuse: Reuse,
     pub(super) max_requests: usize,
     pub(super) max_itl: Option<Duration>,
     pub(super) watchdog: Duration,
-    pub(super) audit_log: Option<&'a AuditLogArgs>,
+    pub(super) audit_log: Option<AuditLog>,
+    pub(super) metrics: Metrics,
     /// Whether this executable can be started again to render templates.
     pub(super) isolates_templates: bool,
 }
 
 impl App {
     pub(super) fn open(args: &AppArgs, purpose: Purpose<'_>) -> Result<App, Failure> {
-        let model = args.model.open(&args.residence)?;
+        let model = purpose.model.open(&args.residence)?;
         let tokenizer = model
             .tokenizer()
-            .ok_or_else(|| no_tokenizer(&args.model))?
+            .ok_or_else(|| no_tokenizer(purpose.model))?
             .clone();
-        begin_trie(&model);
         let template = args.template.source(model.chat_template())?;
         if template.is_transcript {
-            note(transcript_note(&args.model.label()));
+            note(transcript_note(&purpose.model.label()));
         }
         let renderer = if purpose.isolates_templates {
             Renderer::new(&template.source)?
@@ -258,13 +347,20 @@ impl App {
         options.keep_states = args.speculation.reads_states();
         let registry = AdapterRegistry::new(&model, args.lora_budget.unwrap_or(u64::MAX));
         let adapters = served_adapters(args, &registry)?;
-        let kv_budget = SessionArgs::kv_budget(&options, &model)?;
-        let engine = args
-            .session
-            .engine(&model, purpose.learns, &options, kv_budget)?;
+        let plan = model.memory_plan(&options.clone().into())?;
+        (purpose.has_room)(plan.needed())?;
+        begin_trie(&model);
+        let kv_budget = match (purpose.n_models, model.memory_limit()) {
+            (2.., Some(limit)) => Some(limit.saturating_sub(plan.needed() - plan.kv)),
+            _ => SessionArgs::kv_budget(&options, &model)?,
+        };
+        let kv_budget = kv_budget.map(|bytes| (bytes / purpose.n_models.max(1)).max(plan.kv));
+        let engine =
+            args.session
+                .engine_on(purpose.threads, &model, purpose.learns, &options, kv_budget)?;
         let n_ctx = engine.sequence(&options)?.n_ctx();
         let speculation = args.speculation.begin(&engine, n_ctx, &args.session)?;
-        let metrics = Metrics::new(&engine);
+        let metrics = purpose.metrics;
         let watchdog = Watchdog::new(purpose.watchdog);
         let schedule = ScheduleOptions {
             session: options,
@@ -273,18 +369,14 @@ impl App {
             max_itl: purpose.max_itl,
             ..Default::default()
         };
-        let audit_log = purpose
-            .audit_log
-            .map(|audit_log| audit_log.open(&metrics.audit_lines_dropped))
-            .transpose()?
-            .flatten();
+        let audit_log = purpose.audit_log;
         let telemetry = Telemetry {
             metrics: metrics.clone(),
             audit_log: audit_log.clone(),
             watchdog: watchdog.clone(),
         };
         let scheduler = Scheduler::observed(&engine, &schedule, telemetry).map_err(Error::from)?;
-        let file_name = args.model.file_name().to_string_lossy().into_owned();
+        let file_name = purpose.model.file_name().to_string_lossy().into_owned();
         Ok(App {
             learners: Vec::new(),
             sampling: args.sampling.builder(model.gguf().metadata(), &tokenizer)?,
@@ -292,15 +384,13 @@ impl App {
             mask: args.sampling.mask(&model)?,
             seed: args.sampling.given_seed(),
             name: purpose.alias.unwrap_or(file_name),
-            path: args.model.label(),
+            path: purpose.model.label(),
             created: unix_time(),
             created_at: LocalTime::now_utc().strftime("%Y-%m-%dT%H:%M:%SZ"),
             n_ctx,
             n_parallel: schedule.n_parallel,
             max_requests: schedule.max_requests,
-            preparing: Arc::new(Semaphore::new(
-                std::thread::available_parallelism().map_or(1, |n| n.get()),
-            )),
+            preparing: Arc::new(Semaphore::new(preparing())),
             pooling: Semaphore::new(MAX_POOLING),
             template: renderer,
             is_transcript: template.is_transcript,
@@ -320,40 +410,102 @@ impl App {
             audit_log,
             watchdog,
             stop: template.stops,
-            adapters,
+            adapters: RwLock::new(adapters),
+            lora_dir: args.lora_dir.clone(),
+            slots: args
+                .slot_save_path
+                .clone()
+                .map(|folder| Slots::new(folder, schedule.session.clone())),
             registry,
         })
     }
 }
 
-/// The application of a server. `isolates_templates` is as in [`Purpose`].
-pub(super) fn load(
-    args: &ServerArgs,
-    keys: &[String],
+/// What loads the models of a server, and what they share.
+pub(super) struct Loader {
+    args: Arc<ServerArgs>,
+    keys: Arc<Vec<String>>,
+    /// As in [`Purpose`].
     isolates_templates: bool,
-) -> Result<App, Failure> {
-    let mut app = App::open(
-        &args.app,
-        Purpose {
-            alias: args.alias.clone(),
-            learns: args.learn.folder.is_some(),
-            reuse: Reuse::Any,
-            max_requests: args.max_requests as usize,
-            max_itl: args.max_itl_ms.map(Duration::from_millis),
-            watchdog: Duration::from_secs_f64(args.watchdog_seconds),
-            audit_log: Some(&args.audit_log),
+    threads: OnceLock<SharedThreads>,
+    pub(super) metrics: Metrics,
+    audit_log: Option<AuditLog>,
+}
+
+impl Loader {
+    pub(super) fn new(args: Arc<ServerArgs>, isolates_templates: bool) -> Result<Loader, Failure> {
+        let metrics = Metrics::default();
+        Ok(Loader {
+            keys: Arc::new(keys(&args)?),
             isolates_templates,
-        },
-    )?;
-    app.learners = Learner::all(args, keys, &app.engine)?;
-    Ok(app)
+            threads: OnceLock::new(),
+            audit_log: args.audit_log.open(&metrics.audit_lines_dropped)?,
+            metrics,
+            args,
+        })
+    }
+
+    pub(super) fn args(&self) -> &ServerArgs {
+        &self.args
+    }
+
+    pub(super) fn keys(&self) -> Arc<Vec<String>> {
+        Arc::clone(&self.keys)
+    }
+
+    /// Writes what waits to be written.
+    pub(super) fn flush(&self) {
+        self.audit_log.iter().for_each(AuditLog::flush);
+    }
+
+    /// Loads a model, one of several or the only one.
+    pub(super) fn open(
+        &self,
+        entry: &Entry,
+        is_one_of_several: bool,
+        has_room: &mut dyn FnMut(u64) -> Result<(), Failure>,
+    ) -> Result<App, Failure> {
+        let args = &*self.args;
+        let app_args = entry.args.as_deref().unwrap_or(&args.app);
+        let learns = args.learn.folder.is_some();
+        if learns && is_one_of_several {
+            let message = "--learn: one server learns for one model, and there are several";
+            return Err(Failure::Usage(message.into()));
+        }
+        let own_name = entry.name().map(str::to_owned);
+        let mut app = App::open(
+            app_args,
+            Purpose {
+                model: &entry.model,
+                alias: own_name,
+                threads: self.threads.get().cloned(),
+                n_models: if is_one_of_several {
+                    u64::from(args.models.models_max.max(1))
+                } else {
+                    1
+                },
+                has_room,
+                learns,
+                reuse: Reuse::Any,
+                max_requests: args.max_requests as usize,
+                max_itl: args.max_itl_ms.map(Duration::from_millis),
+                watchdog: Duration::from_secs_f64(args.watchdog_seconds),
+                audit_log: self.audit_log.as_ref().map(AuditLog::of_model),
+                metrics: self.metrics.of_model(),
+                isolates_templates: self.isolates_templates,
+            },
+        )?;
+        let _ = self.threads.set(app.engine.threads());
+        app.learners = Learner::all(args, &self.keys, &app.engine)?;
+        Ok(app)
+    }
 }
 
 /// The adapters of --lora and --lora-scaled; `registry` knows their files.
 fn served_adapters(
     args: &AppArgs,
     registry: &AdapterRegistry,
-) -> Result<Vec<ServedAdapter>, Failure> {
+) -> Result<Vec<Arc<ServedAdapter>>, Failure> {
     let mut adapters = Vec::new();
     for (path, scale) in args.session.lora.files()? {
         let name = path
@@ -364,14 +516,15 @@ fn served_adapters(
         let adapter = ServedAdapter {
             name,
             path: path.to_owned(),
-            scale,
+            own_scale: scale,
+            scale: AtomicU32::new(scale.to_bits()),
         };
         registry.set(adapter.key(), path);
         // A damaged file is better found now.
         registry
             .get(&adapter.key())
             .map_err(adapter_failure(path))?;
-        adapters.push(adapter);
+        adapters.push(Arc::new(adapter));
     }
     Ok(adapters)
 }

@@ -10,7 +10,9 @@ use crate::flags::{
 use crate::io::{json_object, parse_size};
 use axum::http::HeaderValue;
 use serde_json::{Map, Value};
+use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The model, and how it answers: what a server and a file of requests share.
 #[derive(clap::Args)]
@@ -27,6 +29,12 @@ pub(crate) struct AppArgs {
     /// when they are asked for [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(super) lora_budget: Option<u64>,
+    /// Folder of adapters that `POST /v1/load_lora_adapter` may name
+    #[arg(long, value_name = "DIR")]
+    pub(super) lora_dir: Option<PathBuf>,
+    /// Folder in which POST /slots/ID?action=save keeps the text of a slot
+    #[arg(long, value_name = "DIR")]
+    pub(super) slot_save_path: Option<PathBuf>,
     /// Most tokens of an answer if the request says nothing; -1 is as many as the context holds
     #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
           allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
@@ -54,7 +62,8 @@ pub(crate) struct AppArgs {
 pub(crate) struct ServerArgs {
     #[command(flatten)]
     pub(super) app: AppArgs,
-    /// Address to listen on; 0.0.0.0 is reached from other machines: set --api-key then
+    /// Address to listen on; 0.0.0.0 is reached from other machines: set --api-key then. unix:PATH, or
+    /// a path that ends in .sock, is a socket in the file system
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -62,6 +71,9 @@ pub(crate) struct ServerArgs {
         env = "LLAMA_ARG_HOST"
     )]
     pub(super) host: String,
+    #[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+    #[command(flatten)]
+    pub(super) tls: super::http::tls::TlsArgs,
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "N", default_value_t = 8080, env = "LLAMA_ARG_PORT")]
     pub(super) port: u16,
@@ -110,11 +122,46 @@ pub(crate) struct ServerArgs {
     #[arg(long, requires = "learn")]
     pub(super) learn_per_user: bool,
     #[command(flatten)]
+    pub(super) models: ModelsArgs,
+    #[command(flatten)]
     pub(super) learn: LearnArgs,
     #[command(flatten)]
     pub(super) log: LogArgs,
     #[command(flatten)]
     pub(super) audit_log: AuditLogArgs,
+    /// The flags as they were given, for models with more of their own.
+    #[arg(skip)]
+    pub(crate) given: Vec<OsString>,
+}
+
+/// Several models in one server.
+#[derive(clap::Args)]
+pub(super) struct ModelsArgs {
+    /// Folder of GGUF files that requests may name; each is loaded when it is first asked for
+    #[arg(long, value_name = "DIR", env = "LLAMA_ARG_MODELS_DIR")]
+    pub(super) models_dir: Option<PathBuf>,
+    /// File with a section for each model, and its flags without their dashes: [name], then
+    /// model = FILE, ctx-size = 8192; those of [*] are for all
+    #[arg(long, value_name = "FILE", env = "LLAMA_ARG_MODELS_PRESET")]
+    pub(super) models_preset: Option<PathBuf>,
+    /// Most models that are loaded; the one that was used least recently goes first. 0 is as many
+    /// as fit into memory
+    #[arg(long, value_name = "N", default_value_t = 4, env = "LLAMA_ARG_MODELS_MAX", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(..=1024))]
+    pub(super) models_max: u32,
+    /// Unload a model that nobody has asked for in so many seconds; -1 is never
+    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i64).range(-1..))]
+    sleep_idle_seconds: i64,
+}
+
+impl ModelsArgs {
+    /// For how long an idle model stays, if not for ever.
+    pub(super) fn sleep_idle(&self) -> Option<Duration> {
+        u64::try_from(self.sleep_idle_seconds)
+            .ok()
+            .map(Duration::from_secs)
+    }
 }
 
 /// A number of seconds above 0.

@@ -8,6 +8,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
@@ -36,6 +37,16 @@ pub(super) fn keys(args: &ServerArgs) -> Result<Vec<String>, Failure> {
         ));
     }
     Ok(keys)
+}
+
+/// The name of a key's folder: it stays when other keys come or go, and does not tell the key.
+pub(super) fn name_of(key: &str) -> String {
+    let digest = Sha256::digest(key);
+    digest
+        .iter()
+        .take(16)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// Lets requests with a key pass, if there are keys.

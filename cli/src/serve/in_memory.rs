@@ -1,10 +1,11 @@
 //! The server without sockets: what clients send and read are bytes in memory. The fuzzer
 //! (`fuzz/fuzz_targets/serve.rs`) calls it.
 
-use super::app::{Shared, load};
+use super::app::Loader;
 use super::args::ServerArgs;
-use super::auth::keys;
 use super::listen::http_builder;
+use super::models::Shared;
+use super::preset::entries;
 use super::routes::router;
 use crate::io::Failure;
 use axum::Router;
@@ -32,8 +33,9 @@ impl InMemory {
         let start = || {
             let command = ServerArgs::augment_args(Command::new("serve")).no_binary_name(true);
             let args = ServerArgs::from_arg_matches(&command.try_get_matches_from(flags)?)?;
-            let shared = Shared::new(&args, keys(&args)?)?;
-            drop(shared.app.set(Arc::new(load(&args, &shared.keys, false)?)));
+            let args = Arc::new(args);
+            let shared = Shared::new(entries(&args)?, Loader::new(Arc::clone(&args), false)?);
+            shared.models.start()?;
             let runtime = Builder::new_multi_thread()
                 .worker_threads(1)
                 .enable_all()

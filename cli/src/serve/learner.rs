@@ -1,12 +1,12 @@
 //! What is learnt by itself from requests: for one user, or for each key by itself.
 
 use super::args::ServerArgs;
+use super::auth::name_of;
 use super::http::error::ApiError;
 use crate::io::Failure;
 use ruvllm::engine::Engine;
 use ruvllm::lora::Adapter;
 use ruvllm_learn::sona::{Background, Sona};
-use sha2::{Digest, Sha256};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -54,12 +54,7 @@ impl Learner {
             )),
             (true, keys) => {
                 let open = |key: &String| {
-                    // The name stays when keys come or go, and does not tell the key.
-                    let name: String = Sha256::digest(key)
-                        .iter()
-                        .take(16)
-                        .map(|byte| format!("{byte:02x}"))
-                        .collect();
+                    let name = name_of(key);
                     Learner::open(args, &folder.join(&name), &name, engine)
                 };
                 keys.iter().map(open).collect()

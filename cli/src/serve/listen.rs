@@ -1,13 +1,14 @@
 //! The socket: connections are accepted until the program is asked to end, then what was asked is
 //! answered.
 
-use super::app::{Shared, load};
+use super::app::Loader;
 use super::args::ServerArgs;
-use super::auth::keys;
 use super::blocking::MAX_BLOCKING;
 use super::http::sending::Sending;
-use super::observe::audit_log::AuditLog;
+use super::http::socket::{Bound, Listener};
+use super::models::Shared;
 use super::observe::log;
+use super::preset::entries;
 use super::routes::router;
 use crate::io::{Failure, on_interrupt};
 use axum::Router;
@@ -17,7 +18,6 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use std::net::TcpListener;
 use std::pin::pin;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -35,23 +35,21 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Serves until the program is asked to end.
 pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
-    // Addresses of IPv6 are written in brackets where a port follows.
-    let host = args
-        .host
-        .strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'))
-        .unwrap_or(&args.host);
-    let listener = TcpListener::bind((host, args.port)).map_err(|error| {
+    args.log.start()?;
+    let listener = Bound::new(&args.host, args.port).map_err(|error| {
         Failure::Work(format!(
             "cannot listen on {}:{}: {error}",
             args.host, args.port
         ))
     })?;
-    listener.set_nonblocking(true)?;
-    let address = listener.local_addr()?;
-    let (shared, args) = (Shared::new(&args, keys(&args)?)?, Arc::new(args));
-    args.log.start()?;
-    if !address.ip().is_loopback() && shared.keys.is_empty() {
+    #[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+    let tls = args.tls.acceptor()?;
+    #[cfg(not(all(feature = "tls", not(any(windows, target_vendor = "apple")))))]
+    let tls: Option<()> = None;
+    let address = listener.label(tls.is_some());
+    let args = Arc::new(args);
+    let shared = Shared::new(entries(&args)?, Loader::new(Arc::clone(&args), true)?);
+    if !listener.is_local() && shared.keys.is_empty() {
         args.log.say(format!(
             "warning: {address} is reached by others, and no --api-key is set"
         ));
@@ -67,11 +65,13 @@ pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
     let runtime = runtime.enable_all().build()?;
     let (failed, failure) = mpsc::channel();
     let (of_loader, to) = (Arc::clone(&args), shared.clone());
-    let loader = move || match load(&of_loader, &to.keys, true) {
-        Ok(app) => {
-            let ready = format!("{} is ready on http://{address}", app.name);
-            drop(to.app.set(Arc::new(app)));
-            of_loader.log.say(ready);
+    let loader = move || match to.models.start() {
+        Ok(names) => {
+            let names = match names.is_empty() {
+                true => "the server".to_owned(),
+                false => names.join(", "),
+            };
+            of_loader.log.say(format!("{names} is ready on {address}"));
         }
         Err(end) => {
             let _ = failed.send(end);
@@ -82,16 +82,24 @@ pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
     std::thread::Builder::new()
         .name("loader".into())
         .spawn(loader)?;
-    runtime.block_on(serve(listener, router(shared.clone()), stopped, &args))?;
+    runtime.spawn(Arc::clone(&shared.models).unload_idle());
+    let router = router(shared.clone());
+    let listener = move || {
+        let listener = Listener::new(listener)?;
+        #[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+        let listener = listener.encrypted(tls);
+        Ok(listener)
+    };
+    runtime.block_on(serve(listener, router, stopped, &args))?;
     // Streams that nobody reads any more end with it.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    if let Some(app) = shared.app.get() {
-        app.audit_log.iter().for_each(AuditLog::flush);
+    shared.models.loader().into_iter().for_each(Loader::flush);
+    for app in shared.models.all_loaded() {
         app.keep_measured();
     }
     match failure.try_recv() {
         Ok(failure) => Err(failure),
-        Err(_) if shared.app.get().is_none() => Err(Failure::Interrupted),
+        Err(_) if shared.models.are_starting() => Err(Failure::Interrupted),
         Err(_) => Ok(()),
     }
 }
@@ -99,12 +107,12 @@ pub(crate) fn listen(args: ServerArgs) -> Result<(), Failure> {
 /// Serves connections until `stopped`, then answers what was asked; the second time it ends at
 /// once.
 async fn serve(
-    listener: TcpListener,
+    listener: impl FnOnce() -> std::io::Result<Listener>,
     router: Router,
     mut stopped: channel::Receiver<u32>,
     args: &ServerArgs,
 ) -> Result<(), Failure> {
-    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let listener = listener()?;
     let (graceful, permits) = (
         GracefulShutdown::new(),
         Arc::new(Semaphore::new(MAX_CONNECTIONS)),
@@ -121,7 +129,7 @@ async fn serve(
                 Either::Right(_) => break,
             };
         let stream = match accepted {
-            Ok((stream, _)) => stream,
+            Ok(stream) => stream,
             Err(error) => {
                 // Most often there are no descriptors left, for a while.
                 tracing::warn!(target: log::HTTP, %error, "a connection was not accepted");
@@ -129,8 +137,6 @@ async fn serve(
                 continue;
             }
         };
-        // Tokens are sent one by one.
-        let _ = stream.set_nodelay(true);
         let asked = Arc::new(Notify::new());
         let (service, begins) = (TowerToHyperService::new(router.clone()), Arc::clone(&asked));
         let service = service_fn(move |request| {

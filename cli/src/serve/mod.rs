@@ -1,4 +1,4 @@
-//! The model behind the APIs of OpenAI, Anthropic and llama-server.
+//! Models behind the APIs of OpenAI, Anthropic, llama-server and Ollama.
 //!
 //! Handlers read a request field by field (`http/fields.rs`), submit it to the library's
 //! `Scheduler` (`jobs/`), and tell what its `Stream` brings in the words of an API (`api/`). A
@@ -7,22 +7,27 @@
 //! work.
 //!
 //! What is listed above may use what is listed below it: `in_memory` and `listen` (connections),
-//! `routes`, `api`, `jobs`, `app` and `auth`, `learner`, `args`, `observe`, `blocking`, `http`,
-//! `ids`.
+//! `routes`, `api`, `jobs`, `models` and `app`, `preset`, `entry`, `auth`, `folder`, `slots`, `learner`, `args`, `observe`,
+//! `blocking`, `http`, `ids`.
 
 mod api;
 mod app;
 mod args;
 mod auth;
 mod blocking;
+mod entry;
+mod folder;
 mod http;
 mod ids;
 mod in_memory;
 mod jobs;
 mod learner;
 mod listen;
+mod models;
 mod observe;
+mod preset;
 mod routes;
+mod slots;
 
 pub(crate) use args::{AppArgs, ServerArgs};
 pub use in_memory::InMemory;

@@ -135,6 +135,6 @@ fn a_model_without_a_template() {
         );
         assert_eq!(choice["finish_reason"], "stop", "{next}");
     }
-    let page = server.get("/").1;
+    let page = server.send("GET", "/", "accept: text/html\r\n", "").1;
     assert!(page.contains("base model"), "{page}");
 }

@@ -79,6 +79,8 @@ pub struct PrefixStats {
     pub lookups: u64,
     /// Number of these for which a prefix was found.
     pub hits: u64,
+    /// Number of hits that were shorter than what was looked up.
+    pub partial_hits: u64,
     /// Tokens that were not computed.
     pub tokens_reused: u64,
     /// Number of leaf ends dropped to make room.
@@ -232,6 +234,7 @@ pub(super) struct PrefixTree {
     held: Held,
     lookups: u64,
     hits: u64,
+    partial_hits: u64,
     tokens_reused: u64,
     evictions: u64,
     rounds: u64,
@@ -249,6 +252,7 @@ impl Default for PrefixTree {
             held: Held::default(),
             lookups: 0,
             hits: 0,
+            partial_hits: 0,
             tokens_reused: 0,
             evictions: 0,
             rounds: 0,
@@ -261,6 +265,7 @@ impl PrefixTree {
         let &PrefixTree {
             lookups,
             hits,
+            partial_hits,
             tokens_reused,
             evictions,
             rounds,
@@ -271,6 +276,7 @@ impl PrefixTree {
         PrefixStats {
             lookups,
             hits,
+            partial_hits,
             tokens_reused,
             evictions,
             rounds,
@@ -309,6 +315,7 @@ impl PrefixTree {
             return None;
         }
         self.hits += 1;
+        self.partial_hits += u64::from(len < tokens.len());
         self.tokens_reused += len as u64;
         self.touch(last);
         let mut path = vec![last];

@@ -8,7 +8,7 @@ use axum::response::Response;
 use axum::response::sse::Event;
 use futures_util::stream::{self, StreamExt};
 use ruvllm::decode::Piece;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::mem::take;
 use tokio::time::{Instant, timeout_at};
 
@@ -44,6 +44,39 @@ impl Block {
             (Block::Text(_), Block::Text(_)) | (Block::Reasoning(_), Block::Reasoning(_))
         )
     }
+}
+
+/// The arguments of a call; of one that was cut, the values that are whole.
+pub(super) fn arguments_of(arguments: &str) -> Value {
+    // Up to which byte values are whole, and the brackets that are open there.
+    let (mut whole, mut open) = ((0, String::new()), String::new());
+    let (mut is_text, mut is_escaped) = (false, false);
+    for (at, c) in arguments.char_indices() {
+        match c {
+            _ if is_escaped => is_escaped = false,
+            '\\' if is_text => is_escaped = true,
+            '"' => is_text = !is_text,
+            _ if is_text => {}
+            '{' | '[' => {
+                open.insert(0, if c == '{' { '}' } else { ']' });
+                whole = (at + 1, open.clone());
+            }
+            '}' | ']' => {
+                open = open.chars().skip(1).collect();
+                whole = (at + 1, open.clone());
+            }
+            ',' => whole = (at, open.clone()),
+            _ => {}
+        }
+    }
+    // The last value may be whole without a comma behind it; a number might go on.
+    let ends_in_digit = arguments.ends_with(|c: char| c.is_ascii_digit());
+    let all = (!ends_in_digit).then(|| format!("{arguments}{open}"));
+    let (len, open) = whole;
+    let certain = format!("{}{open}", &arguments[..len]);
+    let parsed = all.into_iter().chain([certain]);
+    let mut parsed = parsed.filter_map(|text| serde_json::from_str(&text).ok());
+    parsed.next().unwrap_or_else(|| json!({}))
 }
 
 /// What happens to the block that is being written.
@@ -142,6 +175,18 @@ pub(super) async fn whole(api: &mut impl Events, mut answer: Answer) -> Result<A
 
 /// An answer as it comes.
 pub(super) fn stream(api: impl Events, answer: Answer) -> Response {
+    let named = |value: Value| {
+        let event = Event::default().event(value["type"].as_str().unwrap_or_default());
+        Ok(event.data(value.to_string()))
+    };
+    events(values(api, answer).map(named))
+}
+
+/// The values that tell an answer as it comes.
+pub(super) fn values(
+    api: impl Events,
+    answer: Answer,
+) -> impl stream::Stream<Item = Value> + Send + 'static {
     let streaming = Streaming {
         api,
         answer,
@@ -154,11 +199,7 @@ pub(super) fn stream(api: impl Events, answer: Answer) -> Response {
         streaming.due = Instant::now() + PING;
         Some((values, streaming))
     });
-    let named = |value: Value| {
-        let event = Event::default().event(value["type"].as_str().unwrap_or_default());
-        Ok(event.data(value.to_string()))
-    };
-    events(values.flat_map(move |values| stream::iter(values.into_iter().map(named))))
+    values.flat_map(|values| stream::iter(values))
 }
 
 /// Where a streamed answer is.
@@ -213,6 +254,51 @@ impl<A: Events> Streaming<A> {
             }
             if self.due <= Instant::now() {
                 return Some(vec![self.api.goes_on()]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_call_has_the_values_that_are_whole() {
+        let arguments = r#"{"path": "a\"}{,b", "n": [1, {"x": true}, 25], "o": {"p": null}}"#;
+        let whole: Value = serde_json::from_str(arguments).unwrap();
+        assert_eq!(arguments_of(arguments), whole);
+        for (n, expected) in [
+            (0, json!({})),
+            (1, json!({})),
+            (6, json!({})),
+            (15, json!({})),
+            (20, json!({"path": "a\"}{,b"})),
+            (26, json!({"path": "a\"}{,b", "n": []})),
+            (27, json!({"path": "a\"}{,b", "n": []})),
+            (28, json!({"path": "a\"}{,b", "n": [1]})),
+            (38, json!({"path": "a\"}{,b", "n": [1, {}]})),
+            (39, json!({"path": "a\"}{,b", "n": [1, {"x": true}]})),
+            (44, json!({"path": "a\"}{,b", "n": [1, {"x": true}]})),
+            (45, json!({"path": "a\"}{,b", "n": [1, {"x": true}, 25]})),
+        ] {
+            assert_eq!(
+                arguments_of(&arguments[..n]),
+                expected,
+                "{}",
+                &arguments[..n]
+            );
+        }
+        // Whatever is cut, what is left of it is in the whole, or stands empty.
+        for n in 0..arguments.len() {
+            let cut = arguments_of(&arguments[..n]);
+            assert!(cut.is_object(), "{n}");
+            for (key, value) in cut.as_object().unwrap() {
+                let of_whole = &whole[key];
+                assert!(
+                    value == of_whole || value.is_array() || value.is_object(),
+                    "{n}"
+                );
             }
         }
     }

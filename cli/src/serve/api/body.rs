@@ -1,11 +1,11 @@
 //! Bodies of requests: how large one may be, and how long it may take to come.
 
-use crate::serve::app::Shared;
 use crate::serve::blocking::blocking;
 use crate::serve::http::budget::{Share, too_large};
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
 use crate::serve::http::ignored::Ignored;
+use crate::serve::models::Shared;
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
 use futures_util::stream::StreamExt;
@@ -108,26 +108,53 @@ impl FromRequest<Shared> for Body {
             .get::<Ignored>()
             .cloned()
             .unwrap_or_default();
-        let body = read(request, Share::of(&shared.bodies));
-        let Ok(body) = tokio::time::timeout(BODY_TIMEOUT, body).await else {
-            let message = format!("the body did not come within {} s", BODY_TIMEOUT.as_secs());
-            return Err(ApiError::new(
-                StatusCode::REQUEST_TIMEOUT,
-                "invalid_request_error",
-                message,
-            ));
+        let (fields, share) =
+            parsed(request, shared, |bytes| Fields::parse(bytes, ignored)).await?;
+        Ok(Body(fields, share))
+    }
+}
+
+/// The same of a body that is a list.
+pub(crate) struct List(pub(crate) Vec<Value>, pub(crate) Share);
+
+impl FromRequest<Shared> for List {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, shared: &Shared) -> Result<List, ApiError> {
+        let parse = |bytes: &[u8]| {
+            serde_json::from_slice(bytes)
+                .map_err(|error| ApiError::wrong(format!("the body is no JSON list: {error}")))
         };
-        let (bytes, mut share) = body?;
-        let is_quick = bytes.len() <= QUICK;
-        let parse = move || {
-            share.grow(parsed_size(&bytes))?;
-            Ok(Body(Fields::parse(&bytes, ignored)?, share))
-        };
-        if is_quick {
-            parse()
-        } else {
-            blocking(parse).await
-        }
+        let (list, share) = parsed(request, shared, parse).await?;
+        Ok(List(list, share))
+    }
+}
+
+/// What `parse` makes of the bytes of a body.
+async fn parsed<T: Send + 'static>(
+    request: Request,
+    shared: &Shared,
+    parse: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
+) -> Result<(T, Share), ApiError> {
+    let body = read(request, Share::of(&shared.bodies));
+    let Ok(body) = tokio::time::timeout(BODY_TIMEOUT, body).await else {
+        let message = format!("the body did not come within {} s", BODY_TIMEOUT.as_secs());
+        return Err(ApiError::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "invalid_request_error",
+            message,
+        ));
+    };
+    let (bytes, mut share) = body?;
+    let is_quick = bytes.len() <= QUICK;
+    let parse = move || {
+        share.grow(parsed_size(&bytes))?;
+        Ok((parse(&bytes)?, share))
+    };
+    if is_quick {
+        parse()
+    } else {
+        blocking(parse).await
     }
 }
 

@@ -2,11 +2,12 @@
 
 use crate::serve::api::body::Body;
 use crate::serve::api::openai::texts;
-use crate::serve::app::{App, Shared};
+use crate::serve::app::App;
 use crate::serve::blocking::blocking;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
 use crate::serve::http::response::{json_list, json_text};
+use crate::serve::models::Shared;
 use axum::extract::State;
 use axum::response::Response;
 use base64::Engine as _;
@@ -151,7 +152,7 @@ impl Truncation {
 }
 
 /// The vectors of the texts in field `name`, and how many tokens they have.
-async fn vectors(
+pub(super) async fn vectors(
     app: &App,
     fields: &mut Fields,
     name: &'static str,
@@ -188,7 +189,7 @@ pub(super) async fn embeddings(
     State(shared): State<Shared>,
     Body(mut fields, _share): Body,
 ) -> Result<Response, ApiError> {
-    let app = shared.app()?;
+    let app = shared.app_of(&fields).await?;
     let as_base64 = match fields.take::<String>("encoding_format")?.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
@@ -230,7 +231,7 @@ pub(super) async fn embedding(
     State(shared): State<Shared>,
     Body(mut fields, _share): Body,
 ) -> Result<Response, ApiError> {
-    let app = shared.app()?;
+    let app = shared.app_of(&fields).await?;
     let name = if fields.get("content").is_some() {
         "content"
     } else {

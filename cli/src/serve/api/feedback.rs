@@ -1,11 +1,11 @@
 //! Ratings of answers.
 
 use super::body::Body;
-use crate::serve::app::Shared;
 use crate::serve::blocking::blocking;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::response::json_response;
 use crate::serve::ids::Caller;
+use crate::serve::models::Shared;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -18,8 +18,9 @@ pub(super) async fn feedback(
     Extension(caller): Extension<Caller>,
     Body(mut fields, _share): Body,
 ) -> Result<Response, ApiError> {
-    let app = shared.app()?;
+    let app = shared.app_of(&fields).await?;
     let (request, score): (String, f32) = (fields.need("request_id")?, fields.need("score")?);
+    fields.ignore(&["model"]);
     fields.finish()?;
     let Some(learner) = app.learner(&caller).cloned() else {
         return Err(ApiError::wrong(

@@ -1,5 +1,6 @@
 //! The APIs: a file each, and what several of them share.
 
+mod adapters;
 mod anthropic;
 mod blocks;
 mod body;
@@ -11,8 +12,9 @@ mod ollama;
 mod openai;
 mod rerank;
 mod responses;
+mod slots;
 
-use crate::serve::app::Shared;
+use crate::serve::models::Shared;
 use axum::Router;
 use axum::routing::{get, post};
 
@@ -41,18 +43,29 @@ pub(super) fn protected() -> Router<Shared> {
         .route("/v1/models", get(models::models))
         .route("/v1/models/{*name}", get(models::model))
         .route("/models", get(models::models))
-        .route("/api/tags", get(ollama::tags))
+        .merge(ollama::routes())
         .route("/completion", post(native::completion))
         .route("/completions", post(native::completion))
         .route("/infill", post(native::infill))
         .route("/slots", get(native::slots))
         .route("/props", get(native::props))
-        .route("/lora-adapters", get(native::lora_adapters))
+        .route("/lora-adapters", get(adapters::list))
         .route("/tokenize", post(native::tokenize))
         .route("/detokenize", post(native::detokenize))
         .route("/apply-template", post(native::apply_template))
         .route("/metrics", get(native::metrics))
         .route("/feedback", post(feedback::feedback))
+}
+
+/// Paths that change what the server is, which need a key, too, and more (`http/guard.rs`).
+pub(super) fn guarded() -> Router<Shared> {
+    Router::new()
+        .route("/slots/{id}", post(slots::act))
+        .route("/models/load", post(models::load))
+        .route("/models/unload", post(models::unload))
+        .route("/lora-adapters", post(adapters::scale))
+        .route("/v1/load_lora_adapter", post(adapters::load))
+        .route("/v1/unload_lora_adapter", post(adapters::unload))
 }
 
 /// Paths that need none.

@@ -1,20 +1,54 @@
-//! The models that are here: `/v1/models`, in OpenAI's form or, for its callers, in Anthropic's.
+//! The models that are here: `/v1/models`, in OpenAI's form or, for its callers, in Anthropic's; and
+//! which of them are loaded.
 
-use crate::serve::app::{App, Shared};
+use crate::io::unix_time;
+use crate::serve::api::body::Body;
 use crate::serve::http::dialect::is_anthropic;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::response::json_response;
+use crate::serve::models::{Listed, Shared, decoded};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-/// The model under one of its names.
-fn model_json(app: &App, id: &str) -> Value {
+/// A model by one of its names.
+struct Named<'a> {
+    id: String,
+    of: &'a Listed<'a>,
+}
+
+/// All names by which requests ask for models.
+fn names<'a>(list: &'a [Listed<'a>]) -> Vec<Named<'a>> {
+    let names = |of: &'a Listed<'a>| {
+        let ids: Vec<String> = match &of.app {
+            Some(app) => app.names().collect(),
+            None => of.entry.name().into_iter().map(str::to_owned).collect(),
+        };
+        ids.into_iter().map(move |id| Named { id, of })
+    };
+    list.iter().flat_map(names).collect()
+}
+
+/// As OpenAI's API has it, with what llama-server's router says of a model's state.
+fn model_json(Named { id, of }: &Named<'_>) -> Value {
+    let mut status = json!({"value": of.state});
+    if let Some(failure) = &of.failure {
+        status["failed"] = true.into();
+        status["error"] = failure.clone().into();
+    }
+    let Some(app) = &of.app else {
+        let path = of.entry.path.as_ref();
+        return json!({
+            "id": id, "object": "model", "created": unix_time(), "owned_by": "ruvllm",
+            "path": path.map(|path| path.display().to_string()), "status": status,
+        });
+    };
     let hparams = app.model.hparams();
     json!({
         "id": id, "object": "model", "created": app.created, "owned_by": "ruvllm",
+        "path": app.path, "status": status,
         // The size of the context, where clients of vLLM and of routers look for it.
         "max_model_len": app.n_ctx, "context_length": app.n_ctx,
         "meta": {
@@ -25,7 +59,10 @@ fn model_json(app: &App, id: &str) -> Value {
 }
 
 /// The same, in Anthropic's form.
-fn anthropic_json(app: &App, id: &str) -> Value {
+fn anthropic_json(Named { id, of }: &Named<'_>) -> Value {
+    let Some(app) = &of.app else {
+        return json!({"type": "model", "id": id, "display_name": id});
+    };
     let max_tokens = app.max_tokens.map_or(app.n_ctx, |n| n.min(app.n_ctx));
     json!({
         "type": "model", "id": id, "display_name": id, "created_at": app.created_at,
@@ -81,43 +118,25 @@ impl Page {
     }
 }
 
-/// The text that a part of a query stands for, in which `%` begins the two digits of a byte.
-fn decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, behind @ ..] = rest {
-        let digits = behind
-            .get(..2)
-            .and_then(|two| std::str::from_utf8(two).ok());
-        let byte = digits.and_then(|two| u8::from_str_radix(two, 16).ok());
-        rest = match byte.filter(|_| *first == b'%') {
-            Some(byte) => {
-                bytes.push(byte);
-                &behind[2..]
-            }
-            None => {
-                bytes.push(*first);
-                behind
-            }
-        };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
 pub(super) async fn models(
     State(shared): State<Shared>,
     headers: HeaderMap,
     uri: Uri,
 ) -> Result<Response, ApiError> {
-    let app = shared.app()?;
-    let names: Vec<_> = app.names().collect();
+    let list = shared.models.list();
+    if !shared.models.are_several() && shared.models.are_starting() {
+        return Err(ApiError::loading());
+    }
+    let all = names(&list);
     let models = if is_anthropic(&headers) {
         let page = Page::parse(uri.query().unwrap_or_default())?;
-        let (names, has_more) = page.of(&names)?;
-        let models: Vec<_> = names.iter().map(|id| anthropic_json(&app, id)).collect();
-        json!({"data": models, "has_more": has_more, "first_id": names.first(), "last_id": names.last()})
+        let ids: Vec<_> = all.iter().map(|named| named.id.clone()).collect();
+        let (ids, has_more) = page.of(&ids)?;
+        let models = all.iter().filter(|named| ids.contains(&named.id));
+        let models: Vec<_> = models.map(anthropic_json).collect();
+        json!({"data": models, "has_more": has_more, "first_id": ids.first(), "last_id": ids.last()})
     } else {
-        let models: Vec<_> = names.iter().map(|id| model_json(&app, id)).collect();
+        let models: Vec<_> = all.iter().map(model_json).collect();
         json!({"object": "list", "data": models})
     };
     Ok(json_response(StatusCode::OK, &models))
@@ -128,22 +147,50 @@ pub(super) async fn model(
     headers: HeaderMap,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
-    let app = shared.app()?;
     let Path(name) = name.map_err(|error| ApiError::wrong(error.to_string()))?;
-    if !app.names().any(|id| id == name) {
+    let list = shared.models.list();
+    if !shared.models.are_several() && shared.models.are_starting() {
+        return Err(ApiError::loading());
+    }
+    let all = names(&list);
+    let Some(named) = all.iter().find(|named| named.id == name) else {
         let message = format!("no model is called {name:?} here; /v1/models lists them");
         return Err(ApiError::new(
             StatusCode::NOT_FOUND,
             "not_found_error",
             message,
         ));
-    }
+    };
     let model = if is_anthropic(&headers) {
-        anthropic_json(&app, &name)
+        anthropic_json(named)
     } else {
-        model_json(&app, &name)
+        model_json(named)
     };
     Ok(json_response(StatusCode::OK, &model))
+}
+
+/// `POST /models/load`, as llama-server's router: loads a model by hand.
+pub(super) async fn load(
+    State(shared): State<Shared>,
+    Body(mut fields, _share): Body,
+) -> Result<Response, ApiError> {
+    let name: String = fields.need("model")?;
+    fields.finish()?;
+    shared.models.app(shared.place(&name)?).await?;
+    Ok(json_response(StatusCode::OK, &json!({"success": true})))
+}
+
+/// `POST /models/unload`: it answers what it was asked, and goes.
+pub(super) async fn unload(
+    State(shared): State<Shared>,
+    Body(mut fields, _share): Body,
+) -> Result<Response, ApiError> {
+    let name: String = fields.need("model")?;
+    fields.finish()?;
+    if !shared.models.unload(shared.place(&name)?)? {
+        return Err(ApiError::wrong(format!("{name:?} is not loaded")));
+    }
+    Ok(json_response(StatusCode::OK, &json!({"success": true})))
 }
 
 #[cfg(test)]

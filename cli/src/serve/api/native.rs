@@ -2,7 +2,7 @@
 
 use crate::serve::api::body::Body;
 use crate::serve::api::openai::prompts;
-use crate::serve::app::{App, Shared};
+use crate::serve::app::App;
 use crate::serve::blocking::blocking;
 use crate::serve::http::budget::Share;
 use crate::serve::http::error::ApiError;
@@ -12,6 +12,8 @@ use crate::serve::ids::Caller;
 use crate::serve::jobs::answer::{Answer, Step, chat_logprob, timings};
 use crate::serve::jobs::params::{Format, Params};
 use crate::serve::jobs::turn::{Job, top_logprobs};
+use crate::serve::models::{Listed, Shared};
+use crate::serve::observe::metrics::{Learning, OfModel};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, Uri, header};
@@ -23,8 +25,11 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 pub(super) async fn health(State(shared): State<Shared>) -> Result<Response, ApiError> {
-    let app = shared.app()?;
-    if let Some(time) = app.watchdog.stuck() {
+    let loaded = shared.models.all_loaded();
+    if loaded.is_empty() && shared.models.are_starting() {
+        return Err(ApiError::loading());
+    }
+    if let Some(time) = loaded.iter().find_map(|app| app.watchdog.stuck()) {
         let message = format!(
             "the engine has computed one pass for {:.1} s",
             time.as_secs_f64()
@@ -38,8 +43,8 @@ pub(super) async fn health(State(shared): State<Shared>) -> Result<Response, Api
     Ok(json_response(StatusCode::OK, &json!({"status": "ok"})))
 }
 
-pub(super) async fn props(State(shared): State<Shared>) -> Result<Response, ApiError> {
-    let app = shared.app()?;
+pub(super) async fn props(State(shared): State<Shared>, uri: Uri) -> Result<Response, ApiError> {
+    let app = shared.app_of_query(&uri).await?;
     let props = json!({
         "default_generation_settings": {"n_ctx": app.n_ctx},
         "total_slots": app.n_parallel,
@@ -58,8 +63,9 @@ pub(super) async fn tokenize(
     State(shared): State<Shared>,
     Body(mut fields, _share): Body,
 ) -> Result<Response, ApiError> {
-    let app = shared.app()?;
+    let app = shared.app_of(&fields).await?;
     let text: String = fields.need("content")?;
+    fields.ignore(&["model"]);
     let (add_special, with_pieces) = (fields.flag("add_special")?, fields.flag("with_pieces")?);
     let parse_special = fields.take("parse_special")?.unwrap_or(true);
     fields.finish()?;
@@ -88,8 +94,9 @@ pub(super) async fn detokenize(
     State(shared): State<Shared>,
     Body(mut fields, _share): Body,
 ) -> Result<Response, ApiError> {
-    let app = shared.app()?;
+    let app = shared.app_of(&fields).await?;
     let tokens: Vec<u32> = fields.need("tokens")?;
+    fields.ignore(&["model"]);
     fields.finish()?;
     let text = blocking(move || {
         app.tokenizer
@@ -104,7 +111,7 @@ pub(super) async fn apply_template(
     State(shared): State<Shared>,
     Body(mut fields, _share): Body,
 ) -> Result<Response, ApiError> {
-    let app = shared.app()?;
+    let app = shared.app_of(&fields).await?;
     fields.ignore(&["model"]);
     let conversation = app.conversation(&mut fields)?;
     fields.finish()?;
@@ -114,7 +121,7 @@ pub(super) async fn apply_template(
 
 /// What runs, and room for more; with `?fail_on_no_slot=1` an error if there is none.
 pub(super) async fn slots(State(shared): State<Shared>, uri: Uri) -> Result<Response, ApiError> {
-    let app = shared.app()?;
+    let app = shared.app_of_query(&uri).await?;
     let mut tasks = app.metrics.running();
     let must_have_room = uri
         .query()
@@ -134,20 +141,12 @@ pub(super) async fn slots(State(shared): State<Shared>, uri: Uri) -> Result<Resp
     ))
 }
 
-pub(super) async fn lora_adapters(State(shared): State<Shared>) -> Result<Response, ApiError> {
-    let app = shared.app()?;
-    let adapters = app.adapters.iter().enumerate();
-    let adapters =
-        adapters.map(|(i, adapter)| json!({"id": i, "path": adapter.path, "scale": adapter.scale}));
-    Ok(json_response(StatusCode::OK, &adapters.collect()))
-}
-
 pub(super) async fn completion(
     State(shared): State<Shared>,
     Extension(caller): Extension<Caller>,
     Body(mut fields, share): Body,
 ) -> Result<Response, ApiError> {
-    let app = shared.app_with_room()?;
+    let app = shared.app_with_room(&fields).await?;
     let prompts = prompts(&app, fields.need("prompt")?).await?;
     complete(app, caller, fields, share, prompts).await
 }
@@ -158,7 +157,25 @@ pub(super) async fn infill(
     Extension(caller): Extension<Caller>,
     Body(mut fields, share): Body,
 ) -> Result<Response, ApiError> {
-    let app = shared.app_with_room()?;
+    let app = shared.app_with_room(&fields).await?;
+    let extra: Vec<Value> = fields.take("input_extra")?.unwrap_or_default();
+    let (prefix, suffix): (String, String) =
+        (fields.need("input_prefix")?, fields.need("input_suffix")?);
+    // What the missing text begins with.
+    let begin: String = fields.take("prompt")?.unwrap_or_default();
+    let tokens = around(&app, extra, prefix, begin, suffix).await?;
+    complete(app, caller, fields, share, vec![tokens]).await
+}
+
+/// The tokens of a text with a gap, which `begin` begins to fill; before it other texts (`extra`),
+/// with their names.
+pub(super) async fn around(
+    app: &App,
+    extra: Vec<Value>,
+    prefix: String,
+    begin: String,
+    suffix: String,
+) -> Result<Vec<u32>, ApiError> {
     let Some(fim) = app.tokenizer.fill_in_the_middle() else {
         let message = "the model has no tokens for texts with a gap";
         return Err(ApiError::new(
@@ -167,13 +184,8 @@ pub(super) async fn infill(
             message,
         ));
     };
-    let extra: Vec<Value> = fields.take("input_extra")?.unwrap_or_default();
-    let (prefix, suffix): (String, String) =
-        (fields.need("input_prefix")?, fields.need("input_suffix")?);
-    // What the missing text begins with.
-    let begin: String = fields.take("prompt")?.unwrap_or_default();
     let tokenizer = Arc::clone(&app.tokenizer);
-    let tokens = blocking(move || {
+    blocking(move || {
         let text = |text: &str| tokenizer.encode(text, false, false);
         let mut tokens: Vec<u32> = tokenizer
             .bos()
@@ -212,8 +224,7 @@ pub(super) async fn infill(
         tokens.push(fim.middle);
         Ok(tokens)
     })
-    .await?;
-    complete(app, caller, fields, share, vec![tokens]).await
+    .await
 }
 
 /// Answers to prompts, in the words of llama-server.
@@ -378,11 +389,54 @@ fn selected(value: &Value, paths: &[String]) -> Value {
 }
 
 pub(super) async fn metrics(State(shared): State<Shared>) -> Result<Response, ApiError> {
-    let app = shared.app()?;
-    let text = app
-        .metrics
-        .text(&app.adapted_names())
-        .map_err(|error| ApiError::internal(error.to_string()))?;
+    let reads_folders = shared
+        .models
+        .all_loaded()
+        .iter()
+        .any(|app| !app.learners.is_empty());
+    let text = move || {
+        let models: Vec<_> = shared.models.list().into_iter().map(figures).collect();
+        let metrics = shared.models.metrics();
+        metrics
+            .text(&models, shared.models.n_loads())
+            .map_err(|error| ApiError::internal(error.to_string()))
+    };
+    let text = match reads_folders {
+        true => blocking(text).await?,
+        false => text()?,
+    };
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}
+
+/// What metrics tell of a model.
+fn figures(of: Listed<'_>) -> OfModel {
+    let name = of.entry.name().unwrap_or_default().to_owned();
+    let Some(app) = of.app else {
+        return OfModel {
+            name,
+            engine: None,
+            state: of.state,
+            adapted: Vec::new(),
+            learning: Vec::new(),
+        };
+    };
+    let learners = app.learners.iter().enumerate();
+    let learning = learners.map(|(tenant, learner)| {
+        let (n_pending, n_dropped) = learner.sona.n_pending();
+        Learning {
+            tenant,
+            version: learner.sona.status().map_or(0, |status| status.version),
+            n_pending: n_pending as u64,
+            n_dropped,
+            is_failing: learner.sona.failure().is_some(),
+        }
+    });
+    OfModel {
+        name,
+        engine: Some(app.engine.clone()),
+        state: of.state,
+        adapted: app.adapted_names(),
+        learning: learning.collect(),
+    }
 }

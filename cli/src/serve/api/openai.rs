@@ -2,7 +2,7 @@
 
 use crate::io::unix_time;
 use crate::serve::api::body::Body;
-use crate::serve::app::{App, Shared};
+use crate::serve::app::App;
 use crate::serve::blocking::blocking;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
@@ -13,6 +13,7 @@ use crate::serve::jobs::answer::{
 };
 use crate::serve::jobs::params::{Format, Params};
 use crate::serve::jobs::turn::{Job, Turn, top_logprobs};
+use crate::serve::models::Shared;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -412,7 +413,7 @@ pub(super) async fn completions(
     Extension(caller): Extension<Caller>,
     Body(mut fields, share): Body,
 ) -> Result<Response, ApiError> {
-    let app = shared.app_with_room()?;
+    let app = shared.app_with_room(&fields).await?;
     let prompts = prompts(&app, fields.need("prompt")?).await?;
     let params = Params::of(&app, &mut fields)?;
     let format = Format::of(&mut fields)?;
@@ -510,7 +511,7 @@ pub(super) async fn count_tokens(
     Body(mut fields, _share): Body,
 ) -> Result<Response, ApiError> {
     translate_functions(&mut fields)?;
-    let turn = Turn::of(shared.app()?, caller, &mut fields)?;
+    let turn = Turn::of(shared.app_of(&fields).await?, caller, &mut fields)?;
     fields.finish()?;
     Ok(input_tokens(turn.count_tokens().await?))
 }
@@ -528,7 +529,7 @@ pub(super) async fn chat(
     Extension(caller): Extension<Caller>,
     Body(mut fields, share): Body,
 ) -> Result<Response, ApiError> {
-    let app = shared.app_with_room()?;
+    let app = shared.app_with_room(&fields).await?;
     let is_legacy = translate_functions(&mut fields)?;
     let turn = Turn::of(app, caller, &mut fields)?;
     fields.finish()?;

@@ -2,9 +2,9 @@
 
 use crate::serve::api::body::Body;
 use crate::serve::api::embeddings::{CancelOnDrop, MAX_TEXTS, Truncation};
-use crate::serve::app::Shared;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::response::json_response;
+use crate::serve::models::Shared;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -66,7 +66,7 @@ pub(super) async fn rerank(
     State(shared): State<Shared>,
     Body(mut fields, _share): Body,
 ) -> Result<Response, ApiError> {
-    let app = shared.app()?;
+    let app = shared.app_of(&fields).await?;
     let query: String = fields.need("query")?;
     let documents: Vec<Value> = fields.need("documents")?;
     if documents.is_empty() || documents.len() > MAX_TEXTS {

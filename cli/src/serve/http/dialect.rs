@@ -1,12 +1,12 @@
-//! Errors and names of requests in the form of Anthropic's API, for its callers: whatever refused
-//! the request, a handler, the router or the check of keys.
+//! Errors and names of requests in the form of Anthropic's API, or of Ollama's, for its callers:
+//! whatever refused the request, a handler, the router or the check of keys.
 
 use crate::serve::http::error::ApiError;
 use crate::serve::ids::Caller;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderValue};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::Response;
 
@@ -22,6 +22,14 @@ pub(crate) async fn translate(
     next: Next,
 ) -> Response {
     let path = request.uri().path();
+    if path.starts_with("/api/") {
+        let mut response = next.run(request).await;
+        if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+            *response.body_mut() = Body::from(error.ollama_json().to_string());
+            response.headers_mut().remove(header::CONTENT_LENGTH);
+        }
+        return response;
+    }
     let is_messages = path == "/v1/messages" || path.starts_with("/v1/messages/");
     if !is_messages && !is_anthropic(request.headers()) {
         return next.run(request).await;

@@ -109,6 +109,15 @@ impl ApiError {
         }
     }
 
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// In the form of Ollama's API.
+    pub(crate) fn ollama_json(&self) -> Value {
+        json!({"error": shortened(&self.message)})
+    }
+
     /// In the form of OpenAI's API.
     pub(crate) fn json(&self) -> Value {
         let code = self

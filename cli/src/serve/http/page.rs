@@ -1,8 +1,9 @@
-//! The web page at `/`: a chat. It is part of the program and loads nothing from elsewhere.
+//! The web page at `/`: a chat. It is part of the program and loads nothing from elsewhere. Who asks
+//! for no page there is a client of Ollama that looks for a server.
 
 use axum::Router;
-use axum::http::{HeaderName, header};
-use axum::response::IntoResponse;
+use axum::http::{HeaderMap, HeaderName, header};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 /// Scripts, styles and connections of this server alone, and no page around it.
@@ -12,10 +13,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 /// Its parts, which need no key: the script asks for one.
 pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     Router::new()
-        .route(
-            "/",
-            get(async || part("text/html; charset=utf-8", include_str!("page/index.html"))),
-        )
+        .route("/", get(root))
         .route(
             "/page.css",
             get(async || part("text/css; charset=utf-8", include_str!("page/page.css"))),
@@ -29,6 +27,20 @@ pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
                 )
             }),
         )
+}
+
+/// The page, or what Ollama says.
+async fn root(headers: HeaderMap) -> Response {
+    let accepted = headers.get(header::ACCEPT);
+    let wants_page = accepted.is_some_and(|kinds| {
+        let kinds = kinds.to_str().unwrap_or_default();
+        kinds.contains("text/html")
+    });
+    if wants_page {
+        part("text/html; charset=utf-8", include_str!("page/index.html")).into_response()
+    } else {
+        "Ollama is running".into_response()
+    }
 }
 
 fn part(kind: &'static str, text: &'static str) -> impl IntoResponse {

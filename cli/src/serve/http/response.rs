@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream::Stream;
+use futures_util::stream::{Stream, StreamExt};
 use serde_json::Value;
 use std::convert::Infallible;
 use std::time::Duration;
@@ -53,6 +53,18 @@ pub(crate) fn events(
     response
         .headers_mut()
         .insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// JSON objects as lines, each sent when it comes.
+pub(crate) fn lines(values: impl Stream<Item = Value> + Send + 'static) -> Response {
+    let lines = values.map(|value| Ok::<_, Infallible>(format!("{value}\n")));
+    let mut response = Response::new(Body::from_stream(lines));
+    let headers = response.headers_mut();
+    let kind = HeaderValue::from_static("application/x-ndjson");
+    headers.insert(header::CONTENT_TYPE, kind);
+    // Some proxies hold back what looks like a page.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
 

@@ -3,6 +3,7 @@
 use crate::serve::app::App;
 use crate::serve::http::error::ApiError;
 use crate::serve::jobs::recorder::Recorder;
+use crate::serve::slots::SlotText;
 use ruvllm::chat::tools::{ToolMask, TurnParser, TurnPart};
 use ruvllm::decode::{Finish, Piece, StopReason};
 use ruvllm::sample::TokenMask;
@@ -44,6 +45,8 @@ pub(crate) struct Answer {
     is_over: bool,
     /// Records it at its end.
     recorder: Option<Recorder>,
+    /// Keeps its text in a slot.
+    slot: Option<SlotText>,
 }
 
 /// A piece, if there was one, and what it adds.
@@ -166,12 +169,17 @@ impl Answer {
             n_pending: 0,
             is_over: false,
             recorder: None,
+            slot: None,
         }
     }
 
-    /// The same, which is recorded at its end.
-    pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Answer {
-        Answer { recorder, ..self }
+    /// The same, which is recorded at its end, and in a slot then.
+    pub(crate) fn recorded(self, recorder: Option<Recorder>, slot: Option<SlotText>) -> Answer {
+        Answer {
+            recorder,
+            slot,
+            ..self
+        }
     }
 
     /// What comes next; nothing behind the end.
@@ -203,6 +211,11 @@ impl Answer {
         };
         self.is_over = piece.is_none();
         self.n_generated += usize::from(piece.is_some());
+        match (&piece, &mut self.slot) {
+            (Some(piece), Some(slot)) => slot.push(piece.token),
+            (None, slot) => drop(slot.take()),
+            (Some(_), None) => {}
+        }
         match (&piece, &mut self.recorder) {
             (Some(piece), Some(recorder)) => recorder.push(piece.token),
             (None, recorder) => {

@@ -6,6 +6,7 @@ use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
 use crate::serve::http::ignored::Ignored;
 use ruvllm::chat::tools::LoosenedTool;
+use ruvllm::engine::CacheMode;
 use ruvllm::grammar::{Grammar, Loosened};
 use ruvllm::kv::KvType;
 use ruvllm::lora::Adapter;
@@ -41,6 +42,11 @@ pub(crate) struct Params {
     /// Precision of its keys and values, if not the server's.
     pub(crate) kv_type: Option<KvType>,
     pub(crate) adapters: Vec<ChosenAdapter>,
+    /// The slot that its text is in at the end.
+    pub(crate) slot: Option<usize>,
+    /// How it uses the prefix cache, if not as the server does.
+    pub(crate) cache: Option<CacheMode>,
+    pub(crate) min_cache_tokens: Option<usize>,
     /// Who asks, by the client's account: what `ruvllm learn forget` forgets.
     pub(crate) user: Option<String>,
 }
@@ -109,6 +115,9 @@ impl Params {
             priority: fields.take("priority")?.unwrap_or(0),
             kv_type: kv_type(fields)?,
             adapters,
+            slot: slot(app, fields)?,
+            cache: cache(fields)?,
+            min_cache_tokens: fields.take("min_cache_tokens")?,
             user,
         })
     }
@@ -126,6 +135,37 @@ impl Params {
         sampler.set_mask(mask);
         Ok(sampler)
     }
+}
+
+/// llama-server's `id_slot`, which says something where slots can be saved; -1 is none.
+fn slot(app: &App, fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let id: Option<i64> = fields.take("id_slot")?;
+    let id = id.filter(|&id| id != -1 && app.slots.is_some());
+    let known = |id: i64| usize::try_from(id).ok().filter(|&id| id < app.n_parallel);
+    id.map(|id| {
+        known(id).ok_or_else(|| {
+            let n = app.n_parallel;
+            ApiError::field(
+                "id_slot",
+                format!("expected -1 or a slot below {n}, found {id}"),
+            )
+        })
+    })
+    .transpose()
+}
+
+/// llama-server's `cache_prompt`; besides a flag, `"read"` is what is there, without adding to it.
+fn cache(fields: &mut Fields) -> Result<Option<CacheMode>, ApiError> {
+    Ok(match fields.take::<Value>("cache_prompt")? {
+        None => None,
+        Some(Value::Bool(true)) => Some(CacheMode::On),
+        Some(Value::Bool(false)) => Some(CacheMode::Off),
+        Some(Value::String(word)) if word == "read" => Some(CacheMode::ReadOnly),
+        Some(other) => {
+            let message = format!("expected true, false or \"read\", found {other}");
+            return Err(ApiError::field("cache_prompt", message));
+        }
+    })
 }
 
 fn kv_type(fields: &mut Fields) -> Result<Option<KvType>, ApiError> {
@@ -232,9 +272,7 @@ fn without_effect(fields: &mut Fields) -> Result<(), ApiError> {
         "prompt_cache_retention",
         "prediction",
         "verbosity",
-        "cache_prompt",
         "n_cache_reuse",
-        "id_slot",
         "timings_per_token",
         "return_progress",
     ]);
@@ -275,6 +313,7 @@ fn adapters(
     model: Option<&str>,
     lora: Option<Vec<Value>>,
 ) -> Result<Vec<ChosenAdapter>, ApiError> {
+    let served = app.adapters();
     let chosen = |of: &ServedAdapter, scale| {
         let adapter = app
             .registry
@@ -288,9 +327,7 @@ fn adapters(
     };
     if let Some(list) = lora {
         let of = |entry: &Value| {
-            let found = app
-                .adapters
-                .get(usize::try_from(entry["id"].as_u64()?).ok()?)?;
+            let found = served.get(usize::try_from(entry["id"].as_u64()?).ok()?)?;
             let scale = entry["scale"]
                 .as_f64()
                 .map(|scale| scale as f32)
@@ -298,7 +335,7 @@ fn adapters(
             Some((found, scale))
         };
         let wrong = |entry: &Value| {
-            let n = app.adapters.len();
+            let n = served.len();
             ApiError::field(
                 "lora",
                 format!("expected an id below {n} and a scale, found {entry}"),
@@ -312,14 +349,14 @@ fn adapters(
         return list.iter().map(of).collect();
     }
     let name = model.and_then(|model| Some(model.rsplit_once(':')?.1));
-    let named = app
-        .adapters
-        .iter()
-        .find(|adapter| name == Some(&adapter.name));
-    let asked = named.map_or(&app.adapters[..], std::slice::from_ref);
+    let named = served.iter().find(|adapter| name == Some(&adapter.name));
+    if let Some(adapter) = named {
+        return Ok(vec![chosen(adapter, adapter.own_scale)?]);
+    }
+    let asked = served.iter().map(|adapter| (adapter, adapter.scale()));
     asked
-        .iter()
-        .map(|adapter| chosen(adapter, adapter.scale))
+        .filter(|(_, scale)| *scale != 0.0)
+        .map(|(adapter, scale)| chosen(adapter, scale))
         .collect()
 }
 

@@ -9,6 +9,7 @@ use crate::serve::jobs::answer::{Answer, Echo, Reader};
 use crate::serve::jobs::params::{ChosenAdapter, Format, Params, mask};
 use crate::serve::jobs::recorder::Recorder;
 use crate::serve::observe::log::CHAT;
+use crate::serve::slots::SlotText;
 use ruvllm::chat::tools::{AfterReasoning, Tool, ToolChoice, ToolMask, TurnParser};
 use ruvllm::sample::TokenMask;
 use ruvllm::scheduler::{Request, Stream};
@@ -53,6 +54,12 @@ impl Job {
         if let Some(n) = self.logprobs {
             request = request.logprobs(n);
         }
+        if let Some(mode) = self.params.cache {
+            request = request.cache(mode);
+        }
+        if let Some(n) = self.params.min_cache_tokens {
+            request = request.min_cache_tokens(n);
+        }
         if let Some(kind) = self.params.kv_type {
             request = request.kv_type(kind);
         }
@@ -78,6 +85,12 @@ impl Job {
             tokens,
             i,
         ))
+    }
+
+    /// The text of answer `i` to `tokens`, if it will be in a slot.
+    fn slot(&self, tokens: &[u32], i: usize) -> Option<SlotText> {
+        let (slots, id) = (self.app.slots.as_ref()?, self.params.slot?);
+        (i == 0).then(|| slots.text(&self.caller.tenant, id, tokens))
     }
 
     /// Submits a request for an answer to `tokens`.
@@ -149,10 +162,11 @@ impl Job {
                     }
                     let stream = self.start(request, tokens)?;
                     let recorder = self.recorder(tokens, answers.len());
+                    let slot = self.slot(tokens, answers.len());
                     let echo = self.echo(tokens, echoes)?;
                     answers.push(
                         Answer::new(answers.len(), tokens.len(), stream, None, echo)
-                            .recorded(recorder),
+                            .recorded(recorder, slot),
                     );
                 }
             }
@@ -343,7 +357,7 @@ impl Turn {
                 )?;
                 let reader = Some(reader.clone());
                 let answer = Answer::new(i, tokens.len(), stream, reader, Echo::None);
-                answers.push(answer.recorded(job.recorder(&tokens, i)));
+                answers.push(answer.recorded(job.recorder(&tokens, i), job.slot(&tokens, i)));
             }
             Ok((job, answers))
         })

@@ -104,6 +104,14 @@ struct Pending {
 }
 
 impl AuditLog {
+    /// The same log for another model, whose scheduler counts requests from 0, too.
+    pub(crate) fn of_model(&self) -> AuditLog {
+        AuditLog {
+            requests: Arc::default(),
+            ..self.clone()
+        }
+    }
+
     /// Changes what is known of a request; once both sides have told all, writes its line.
     fn change(&self, id: RequestId, change: impl FnOnce(&mut Pending)) {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);

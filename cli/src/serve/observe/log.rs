@@ -1,6 +1,6 @@
 //! The log on stderr: lines of text, or of JSON for programs.
 
-use crate::io::{Failure, note};
+use crate::io::{Failure, note, notes_to};
 use crate::serve::ids::{Caller, new_id};
 use axum::extract::Request;
 use axum::http::HeaderValue;
@@ -59,9 +59,13 @@ impl LogArgs {
             .log_level
             .clone()
             .with_target(SERVER, tracing::Level::INFO);
-        Ok(tracing_subscriber::registry()
+        tracing_subscriber::registry()
             .with(layer.with_filter(filter))
-            .try_init()?)
+            .try_init()?;
+        if let LogFormat::Json = self.log_format {
+            notes_to(|text| tracing::info!(target: SERVER, "{text}"));
+        }
+        Ok(())
     }
 
     /// Says what is said whatever the level.

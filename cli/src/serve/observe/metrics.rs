@@ -17,11 +17,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 type Seconds = Counter<f64, AtomicU64>;
 
-/// All figures; clones are of the same.
+/// Figures of all models of a server; clones are of the same.
 #[derive(Clone)]
 pub(crate) struct Metrics {
-    engine: Engine,
-    /// Requests that run.
+    /// Requests of one model that run.
     ids: Arc<Mutex<HashSet<RequestId>>>,
     prompt_tokens: Counter,
     prompt_seconds: Seconds,
@@ -40,10 +39,9 @@ pub(crate) struct Metrics {
     between_tokens: Histogram,
 }
 
-impl Metrics {
-    pub(crate) fn new(engine: &Engine) -> Metrics {
+impl Default for Metrics {
+    fn default() -> Metrics {
         Metrics {
-            engine: engine.clone(),
             ids: Arc::default(),
             prompt_tokens: Counter::default(),
             prompt_seconds: Counter::default(),
@@ -62,16 +60,65 @@ impl Metrics {
             between_tokens: Histogram::new(exponential_buckets(0.000_5, 2.0, 14)),
         }
     }
+}
 
-    /// All of them, as text. `adapters` are the models that requests may name besides the first.
-    pub(crate) fn text(&self, adapters: &[String]) -> Result<String, std::fmt::Error> {
+/// What `/metrics` tells of a model.
+pub(crate) struct OfModel {
+    pub(crate) name: String,
+    /// If it is loaded.
+    pub(crate) engine: Option<Engine>,
+    /// `loaded`, `loading` or `unloaded`.
+    pub(crate) state: &'static str,
+    /// Names by which requests ask for it with an adapter.
+    pub(crate) adapted: Vec<String>,
+    /// What is learnt for each key.
+    pub(crate) learning: Vec<Learning>,
+}
+
+/// What is learnt for a key.
+pub(crate) struct Learning {
+    /// Which key, by its place.
+    pub(crate) tenant: usize,
+    /// Version that is in effect.
+    pub(crate) version: u64,
+    /// Samples that wait to be learnt from.
+    pub(crate) n_pending: u64,
+    /// Samples that were left out, since too many waited.
+    pub(crate) n_dropped: u64,
+    /// Whether learning failed the last time.
+    pub(crate) is_failing: bool,
+}
+
+impl Metrics {
+    /// The same figures for another model, whose scheduler counts requests from 0, too.
+    pub(crate) fn of_model(&self) -> Metrics {
+        Metrics {
+            ids: Arc::default(),
+            ..self.clone()
+        }
+    }
+
+    /// All of them, as text, for models of which `n_loads` were loaded so far.
+    pub(crate) fn text(&self, models: &[OfModel], n_loads: u64) -> Result<String, std::fmt::Error> {
         let mut registry = Registry::default();
-        let pool = self.engine.pool().stats();
+        let engines = || models.iter().filter_map(|model| model.engine.as_ref());
+        let adapters: Vec<_> = models
+            .iter()
+            .flat_map(|model| &model.adapted)
+            .map(String::as_str)
+            .collect();
+        let (mut used, mut budget) = (0u64, 0u64);
+        for stats in engines().map(|engine| engine.pool().stats()) {
+            (used, budget) = (
+                used.saturating_add(stats.used),
+                budget.saturating_add(stats.budget),
+            );
+        }
         let kv_usage = Gauge::<f64, AtomicU64>::default();
-        kv_usage.set(if pool.budget == u64::MAX {
+        kv_usage.set(if budget == u64::MAX || budget == 0 {
             0.0
         } else {
-            pool.used as f64 / pool.budget as f64
+            used as f64 / budget as f64
         });
         let mean = |n: &Counter, seconds: &Seconds| {
             let gauge = Gauge::<f64, AtomicU64>::default();
@@ -83,8 +130,12 @@ impl Metrics {
             gauge
         };
         let (kv_bytes, prefix_bytes) = (Gauge::<i64>::default(), Gauge::<i64>::default());
-        kv_bytes.set(pool.used as i64);
-        prefix_bytes.set(self.engine.pool().prefixes().bytes as i64);
+        kv_bytes.set(used as i64);
+        prefix_bytes.set(
+            engines()
+                .map(|engine| engine.pool().prefixes().bytes)
+                .sum::<u64>() as i64,
+        );
         // All adapters are ready at any time: a router may send any of them here.
         let lora_info = Family::<Vec<(&str, String)>, Gauge<i64>>::default();
         let labels = [
@@ -128,6 +179,8 @@ impl Metrics {
             "ruvllm:witness_lines_dropped", "Lines that are not in the audit log", self.audit_lines_dropped;
             "ruvllm:requests_failed", "Requests that ended with an error", self.failed;
         }
+        prefixes(&mut registry, engines());
+        of_models(&mut registry, models, n_loads);
         let mut text = String::new();
         encode(&mut text, &registry)?;
         Ok(text)
@@ -144,13 +197,109 @@ impl Metrics {
     /// Whether it is running from now on; whether it was before.
     fn set_running(&self, id: RequestId, running: bool) -> bool {
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = ids.len() as i64;
         let was_running = if running {
             !ids.insert(id)
         } else {
             ids.remove(&id)
         };
-        self.running.set(ids.len() as i64);
+        self.running.inc_by(ids.len() as i64 - before);
         was_running
+    }
+}
+
+/// What became of prompts in the prefix caches of models that are loaded.
+fn prefixes<'a>(registry: &mut Registry, engines: impl Iterator<Item = &'a Engine>) {
+    let mut sums = [0u64; 6];
+    for engine in engines {
+        let of = engine.pool().prefixes();
+        let figures = [
+            of.lookups,
+            of.hits,
+            of.partial_hits,
+            of.misses(),
+            of.evictions,
+            of.tokens_reused,
+        ];
+        for (sum, n) in sums.iter_mut().zip(figures) {
+            *sum += n;
+        }
+    }
+    let names = [
+        ("lookups", "Prompts that were looked up in the prefix cache"),
+        ("hits", "Prompts of which a beginning was found"),
+        (
+            "partial_hits",
+            "Of them, those of which something was left to compute besides the last token",
+        ),
+        ("misses", "Prompts of which nothing was found"),
+        ("evictions", "Ends of prefixes that made room for others"),
+        ("tokens_saved", "Tokens of prompts that were not computed"),
+    ];
+    for ((name, help), sum) in names.into_iter().zip(sums) {
+        let counter = Counter::<u64>::default();
+        counter.inc_by(sum);
+        registry.register(format!("ruvllm:prefix_cache_{name}"), help, counter);
+    }
+}
+
+/// Which models are loaded, and what is learnt.
+fn of_models(registry: &mut Registry, models: &[OfModel], n_loads: u64) {
+    type Labels = Vec<(&'static str, String)>;
+    let states = Family::<Labels, Gauge<i64>>::default();
+    let (versions, pending, failing) = (
+        Family::<Labels, Gauge<i64>>::default(),
+        Family::<Labels, Gauge<i64>>::default(),
+        Family::<Labels, Gauge<i64>>::default(),
+    );
+    let dropped = Family::<Labels, Counter>::default();
+    for model in models {
+        for state in ["loaded", "loading", "unloaded"] {
+            let labels = vec![("model", model.name.clone()), ("state", state.to_owned())];
+            states
+                .get_or_create(&labels)
+                .set(i64::from(state == model.state));
+        }
+        for of in &model.learning {
+            let labels = vec![
+                ("model", model.name.clone()),
+                ("tenant", of.tenant.to_string()),
+            ];
+            versions.get_or_create(&labels).set(of.version as i64);
+            pending.get_or_create(&labels).set(of.n_pending as i64);
+            failing.get_or_create(&labels).set(i64::from(of.is_failing));
+            dropped.get_or_create(&labels).inc_by(of.n_dropped);
+        }
+    }
+    let loads = Counter::<u64>::default();
+    loads.inc_by(n_loads);
+    registry.register(
+        "ruvllm:model_state",
+        "1 for the state of each model",
+        states,
+    );
+    registry.register("ruvllm:model_loads", "Times that a model was loaded", loads);
+    if models.iter().any(|model| !model.learning.is_empty()) {
+        registry.register(
+            "ruvllm:sona_version",
+            "Version of what is learnt that is in effect",
+            versions,
+        );
+        registry.register(
+            "ruvllm:sona_pending_samples",
+            "Samples that wait to be learnt from",
+            pending,
+        );
+        registry.register(
+            "ruvllm:sona_failing",
+            "1 if learning failed the last time",
+            failing,
+        );
+        registry.register(
+            "ruvllm:sona_dropped_samples",
+            "Samples that were left out, since too many waited",
+            dropped,
+        );
     }
 }
 

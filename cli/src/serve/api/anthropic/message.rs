@@ -1,6 +1,6 @@
 //! Answers as messages of the model and their events.
 
-use crate::serve::api::blocks::{Block, Change, Events};
+use crate::serve::api::blocks::{Block, Change, Events, arguments_of};
 use crate::serve::http::error::ApiError;
 use crate::serve::ids::new_id;
 use crate::serve::jobs::answer::{Answer, Usage};
@@ -121,42 +121,9 @@ fn content_block(block: Block) -> Value {
             name,
             arguments,
         } => {
-            json!({"type": "tool_use", "id": id, "name": name, "input": input(&arguments)})
+            json!({"type": "tool_use", "id": id, "name": name, "input": arguments_of(&arguments)})
         }
     }
-}
-
-/// The arguments of a call; of one that was cut, the values that are whole.
-fn input(arguments: &str) -> Value {
-    // Up to which byte values are whole, and the brackets that are open there.
-    let (mut whole, mut open) = ((0, String::new()), String::new());
-    let (mut is_text, mut is_escaped) = (false, false);
-    for (at, c) in arguments.char_indices() {
-        match c {
-            _ if is_escaped => is_escaped = false,
-            '\\' if is_text => is_escaped = true,
-            '"' => is_text = !is_text,
-            _ if is_text => {}
-            '{' | '[' => {
-                open.insert(0, if c == '{' { '}' } else { ']' });
-                whole = (at + 1, open.clone());
-            }
-            '}' | ']' => {
-                open = open.chars().skip(1).collect();
-                whole = (at + 1, open.clone());
-            }
-            ',' => whole = (at, open.clone()),
-            _ => {}
-        }
-    }
-    // The last value may be whole without a comma behind it; a number might go on.
-    let ends_in_digit = arguments.ends_with(|c: char| c.is_ascii_digit());
-    let all = (!ends_in_digit).then(|| format!("{arguments}{open}"));
-    let (len, open) = whole;
-    let certain = format!("{}{open}", &arguments[..len]);
-    let parsed = all.into_iter().chain([certain]);
-    let mut parsed = parsed.filter_map(|text| serde_json::from_str(&text).ok());
-    parsed.next().unwrap_or_else(|| json!({}))
 }
 
 /// Tokens of the prompt that came from the cache are told apart from the others.
@@ -170,44 +137,4 @@ fn usage(answer: &Answer) -> Value {
         "cache_read_input_tokens": usage.cached, "cache_creation_input_tokens": 0,
         "output_tokens_details": {"thinking_tokens": answer.n_reasoning()},
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cut_call_has_the_values_that_are_whole() {
-        let arguments = r#"{"path": "a\"}{,b", "n": [1, {"x": true}, 25], "o": {"p": null}}"#;
-        let whole: Value = serde_json::from_str(arguments).unwrap();
-        assert_eq!(input(arguments), whole);
-        for (n, expected) in [
-            (0, json!({})),
-            (1, json!({})),
-            (6, json!({})),
-            (15, json!({})),
-            (20, json!({"path": "a\"}{,b"})),
-            (26, json!({"path": "a\"}{,b", "n": []})),
-            (27, json!({"path": "a\"}{,b", "n": []})),
-            (28, json!({"path": "a\"}{,b", "n": [1]})),
-            (38, json!({"path": "a\"}{,b", "n": [1, {}]})),
-            (39, json!({"path": "a\"}{,b", "n": [1, {"x": true}]})),
-            (44, json!({"path": "a\"}{,b", "n": [1, {"x": true}]})),
-            (45, json!({"path": "a\"}{,b", "n": [1, {"x": true}, 25]})),
-        ] {
-            assert_eq!(input(&arguments[..n]), expected, "{}", &arguments[..n]);
-        }
-        // Whatever is cut, what is left of it is in the whole, or stands empty.
-        for n in 0..arguments.len() {
-            let cut = input(&arguments[..n]);
-            assert!(cut.is_object(), "{n}");
-            for (key, value) in cut.as_object().unwrap() {
-                let of_whole = &whole[key];
-                assert!(
-                    value == of_whole || value.is_array() || value.is_object(),
-                    "{n}"
-                );
-            }
-        }
-    }
 }

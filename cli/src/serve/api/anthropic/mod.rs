@@ -5,11 +5,11 @@ mod request;
 
 use crate::serve::api::blocks::{stream, whole};
 use crate::serve::api::body::Body;
-use crate::serve::app::Shared;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::response::json_response;
 use crate::serve::ids::Caller;
 use crate::serve::jobs::turn::Turn;
+use crate::serve::models::Shared;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -33,7 +33,7 @@ pub(super) async fn messages(
     }
     fields.set("max_tokens", max_tokens.into())?;
     translate(&mut fields)?;
-    let turn = Turn::of(shared.app_with_room()?, caller, &mut fields)?;
+    let turn = Turn::of(shared.app_with_room(&fields).await?, caller, &mut fields)?;
     fields.finish()?;
     let (job, answers) = turn.submit().await?;
     drop(share);
@@ -54,7 +54,7 @@ pub(super) async fn count_tokens(
     Body(mut fields, _share): Body,
 ) -> Result<Response, ApiError> {
     translate(&mut fields)?;
-    let turn = Turn::of(shared.app()?, caller, &mut fields)?;
+    let turn = Turn::of(shared.app_of(&fields).await?, caller, &mut fields)?;
     fields.finish()?;
     Ok(json_response(
         StatusCode::OK,

@@ -8,13 +8,13 @@ mod tools;
 use crate::serve::api::blocks::{stream, whole};
 use crate::serve::api::body::Body;
 use crate::serve::api::openai::input_tokens;
-use crate::serve::app::Shared;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
 use crate::serve::http::response::json_response;
 use crate::serve::ids::Caller;
 use crate::serve::jobs::params::schema_format;
 use crate::serve::jobs::turn::Turn;
+use crate::serve::models::Shared;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -30,7 +30,7 @@ pub(super) async fn responses(
     Extension(caller): Extension<Caller>,
     Body(mut fields, share): Body,
 ) -> Result<HttpResponse, ApiError> {
-    let app = shared.app_with_room()?;
+    let app = shared.app_with_room(&fields).await?;
     let about = repeated(&fields);
     let mut tools = translate(&mut fields)?;
     let mut turn = Turn::of(app, caller, &mut fields)?;
@@ -56,7 +56,7 @@ pub(super) async fn count_tokens(
     Body(mut fields, _share): Body,
 ) -> Result<HttpResponse, ApiError> {
     translate(&mut fields)?;
-    let turn = Turn::of(shared.app()?, caller, &mut fields)?;
+    let turn = Turn::of(shared.app_of(&fields).await?, caller, &mut fields)?;
     fields.finish()?;
     Ok(input_tokens(turn.count_tokens().await?))
 }

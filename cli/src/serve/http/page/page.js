@@ -37,8 +37,10 @@ async function listModels() {
     const { data } = await (await ask("v1/models")).json();
     const chosen = model.value;
     model.replaceChildren(...data.map(({ id }) => new Option(id, id, false, id === chosen)));
-    const { is_base_model } = await (await ask("props")).json();
-    element("base").hidden = !is_base_model;
+    // Of several models, one that is not loaded is when it is asked for.
+    const isLoaded = data.find(({ id }) => id === model.value)?.status.value === "loaded";
+    const props = isLoaded && await (await ask(`props?model=${encodeURIComponent(model.value)}`)).json();
+    element("base").hidden = !props?.is_base_model;
     error.hidden = true;
     status.textContent = "Ready.";
   } catch (wrong) {
