@@ -64,7 +64,8 @@ pub struct BatchSlot<'a> {
     /// 0 for pages that have left a window. All tables have the same length.
     pub tables: &'a [Vec<u64>],
     /// Its adapters, whose terms are added to products in this order.
-    #[cfg_attr(not(feature = "metal"), allow(dead_code))] // the CPU has the sessions' own
+    #[cfg_attr(not(any(feature = "metal", feature = "webgpu")), allow(dead_code))]
+    // the CPU has the sessions' own
     pub(crate) adapters: &'a [Attached],
 }
 

@@ -75,7 +75,7 @@ pub enum Device {
     #[default]
     Cpu,
     /// The GPU of an Apple machine. Without one, making an engine fails with
-    /// [`MetalError::NoDevice`](crate::gpu::metal::MetalError::NoDevice).
+    /// [`GpuError::NoDevice`](crate::gpu::GpuError::NoDevice).
     #[cfg(feature = "metal")]
     Metal {
         /// How many of the last layers the GPU computes; the CPU computes the others. `usize::MAX`

@@ -1,10 +1,10 @@
 //! The emulator as a [`Gpu`], so that Metal's own runner computes whole passes on it.
 
 use crate::emulator::Emulator;
-use ruvllm::MetalError;
+use ruvllm::GpuError;
 use ruvllm::gguf::Gguf;
-use ruvllm::gpu::metal::check::{Handle, Stage};
-use ruvllm::gpu::metal::{Call, Gpu};
+use ruvllm::gpu::check::{Handle, Stage};
+use ruvllm::gpu::{Call, Gpu};
 use ruvllm::kv::PageMemory;
 use std::collections::HashMap;
 use std::fmt;
@@ -63,18 +63,20 @@ impl Emulated {
 impl Gpu for Emulated {
     type Buffer = Buffer;
 
+    const LANGUAGE: &'static str = "Metal";
+
     fn name(&self) -> String {
         "emulated".to_string()
     }
 
-    fn buffer(&self, bytes: usize) -> Result<Buffer, MetalError> {
+    fn buffer(&self, bytes: usize) -> Result<Buffer, GpuError> {
         Ok(Buffer {
             id: self.0.emulator.lock().unwrap().empty(bytes as u64, ALIGN),
             len: bytes,
         })
     }
 
-    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Buffer, bool), MetalError> {
+    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Buffer, bool), GpuError> {
         let data = gguf.data(&gguf.tensors()[index]);
         Ok((
             Buffer {
@@ -118,18 +120,18 @@ impl Gpu for Emulated {
         buffer.len
     }
 
-    fn write(&self, buffer: &mut Buffer, bytes: &[u8]) -> Result<(), MetalError> {
+    fn write(&self, buffer: &mut Buffer, bytes: &[u8]) -> Result<(), GpuError> {
         self.0.emulator.lock().unwrap().fill(buffer.id, 0, bytes);
         Ok(())
     }
 
-    fn read(&self, buffer: &Buffer, bytes: &mut [u8]) -> Result<(), MetalError> {
+    fn read(&self, buffer: &Buffer, bytes: &mut [u8]) -> Result<(), GpuError> {
         let data = self.0.emulator.lock().unwrap().peek(buffer.id);
         bytes.copy_from_slice(&data[..bytes.len()]);
         Ok(())
     }
 
-    fn run(&self, calls: &[Call<'_, Buffer>], pages: &[u64]) -> Result<(), MetalError> {
+    fn run(&self, calls: &[Call<'_, Buffer>], pages: &[u64]) -> Result<(), GpuError> {
         let pages: Vec<Handle> = pages
             .iter()
             .map(|page| self.0.pages.lock().unwrap()[page])
@@ -166,7 +168,7 @@ impl Gpu for Emulated {
             let outcome = emulator.run_parts(call.dispatch, &parts, &pages);
             if let Err(message) = outcome {
                 emulator.fence();
-                return Err(MetalError::Pass { message });
+                return Err(GpuError::Pass { message });
             }
         }
         emulator.fence();

@@ -1,10 +1,7 @@
 //! Runs plans: allocates buffers for their names, writes inputs, reads results.
 
-use crate::gpu::GpuError;
-use crate::gpu::metal::MetalError;
-use crate::gpu::metal::plan::{Input, Intermediate, Name, Plan, Set};
-use crate::gpu::metal::{Call, Gpu};
-use crate::gpu::{Batch, BatchOutputs, BatchSlot, Runner};
+use crate::gpu::plan::{Input, Intermediate, Name, Plan, Set};
+use crate::gpu::{Batch, BatchOutputs, BatchSlot, Call, Gpu, GpuError, Runner};
 use crate::kv::{PageMemory, PagePlace};
 use crate::lora::Adapter;
 use crate::model::Model;
@@ -12,7 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Computes the last layers of a model on a GPU, or all of them.
-pub struct MetalRunner<G: Gpu> {
+pub struct GpuRunner<G: Gpu> {
     gpu: G,
     model: Model,
     first_layer: usize,
@@ -47,14 +44,14 @@ impl Key {
     }
 }
 
-impl<G: Gpu> MetalRunner<G> {
+impl<G: Gpu> GpuRunner<G> {
     /// A runner for the last `n_layers` layers of `model`, or all if it has fewer. On return, their
     /// weights are accessible to the GPU.
     ///
     /// # Errors
-    /// [`MetalError::Unsupported`] if the model has a feature without a kernel;
-    /// [`MetalError::OutOfMemory`].
-    pub fn new(gpu: G, model: &Model, n_layers: usize) -> Result<MetalRunner<G>, MetalError> {
+    /// [`GpuError::Unsupported`] if the model has a feature without a kernel;
+    /// [`GpuError::OutOfMemory`].
+    pub fn new(gpu: G, model: &Model, n_layers: usize) -> Result<GpuRunner<G>, GpuError> {
         let h = model.hparams();
         let first_layer = h.n_layer.saturating_sub(n_layers);
         // A pass of one token uses the same parts of the model as any other pass.
@@ -100,7 +97,7 @@ impl<G: Gpu> MetalRunner<G> {
             };
             buffers.insert(key, buffer);
         }
-        Ok(MetalRunner {
+        Ok(GpuRunner {
             gpu,
             model: model.clone(),
             first_layer,
@@ -115,7 +112,7 @@ impl<G: Gpu> MetalRunner<G> {
         &self.gpu
     }
 
-    fn run(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), MetalError> {
+    fn run(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), GpuError> {
         let plan = Plan::new(
             &self.model,
             self.first_layer,
@@ -131,7 +128,7 @@ impl<G: Gpu> MetalRunner<G> {
             {
                 buffers.remove(&key);
                 let bytes = usize::try_from(bytes)
-                    .map_err(|_| MetalError::OutOfMemory { bytes: usize::MAX })?;
+                    .map_err(|_| GpuError::OutOfMemory { bytes: usize::MAX })?;
                 buffers.insert(key, self.gpu.buffer(bytes)?);
             }
             if let Some(data) = self.input(&plan, batch, name)
@@ -266,9 +263,9 @@ impl<G: Gpu> MetalRunner<G> {
     }
 }
 
-impl<G: Gpu> Runner for MetalRunner<G> {
+impl<G: Gpu> Runner for GpuRunner<G> {
     fn name(&self) -> String {
-        format!("Metal ({})", self.gpu.name())
+        format!("{} ({})", G::LANGUAGE, self.gpu.name())
     }
 
     fn first_layer(&self) -> usize {

@@ -1,7 +1,7 @@
 //! Products with weights, embedding rows, adapters.
 
-use crate::gpu::metal::check::{Checker, Data, EPS, Lcg, close, same};
-use crate::gpu::metal::kernels::*;
+use crate::gpu::check::{Checker, Data, EPS, Lcg, close, same};
+use crate::gpu::kernels::*;
 use crate::quant::DType;
 
 /// Rows of random blocks, and their values.
