@@ -20,6 +20,8 @@ pub mod plan;
 mod runner;
 #[cfg(any(feature = "metal", feature = "webgpu"))]
 mod supports;
+#[cfg(feature = "webgpu")]
+pub mod webgpu;
 
 #[cfg(any(feature = "metal", feature = "webgpu"))]
 pub use device::{Call, Gpu};

@@ -1,6 +1,6 @@
 // Definitions shared by all kernels. `src/gpu/webgpu/shaders.rs` composes a module per kernel instance: it writes the
 // bindings and the arguments' structure from the table of kernels, then these files. Lines that begin with `//!` are its
-// directives; `$` marks what it replaces. A buffer `b` begins at element `p.b_at` of its binding (weights: at that byte).
+// directives; a dollar sign marks what it replaces. A buffer `b` begins at element `p.b_at` of its binding (weights: at that byte).
 //
 // Sums are written as `fma` wherever a product is added, so that no compiler decides about a rounding.
 
