@@ -178,6 +178,7 @@ impl Core {
         let pool = match &runner {
             Some(runner) => {
                 let runner = Arc::clone(runner);
+                let budget = budget.min(runner.page_limit());
                 KvPool::with_source(budget, move |bytes| runner.page(bytes))
             }
             None => KvPool::new(budget),
@@ -370,7 +371,11 @@ impl Engine {
         if let Some(what) = policy.not_on_gpu() {
             self.cpu_only(what)?;
         }
-        Ok(Arc::new(kv_layout(self.model.hparams(), policy)))
+        let layout = kv_layout(self.model.hparams(), policy);
+        Ok(Arc::new(match self.runner() {
+            Some(runner) if !runner.shares_memory() => layout.with_device(runner.first_layer()),
+            _ => layout,
+        }))
     }
 
     /// Computes one pass: appends each slot's tokens to its sequence, and writes the logits to

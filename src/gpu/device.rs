@@ -3,10 +3,10 @@
 use crate::gguf::Gguf;
 use crate::gpu::GpuError;
 use crate::gpu::kernels::Dispatch;
-use crate::kv::PageMemory;
+use crate::kv::DeviceMemory;
 
-/// Operations of a GPU that [`GpuRunner`](crate::gpu::GpuRunner) uses. Memory of
-/// pages is shared with the CPU.
+/// Operations of a GPU that [`GpuRunner`](crate::gpu::GpuRunner) uses. They happen
+/// in the order of their calls.
 pub trait Gpu: Send + Sync {
     /// A buffer in its memory.
     type Buffer: Send + Sync;
@@ -30,8 +30,15 @@ pub trait Gpu: Send + Sync {
     /// [`GpuError::OutOfMemory`].
     fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Self::Buffer, bool), GpuError>;
 
-    /// Allocates memory for a page of keys and values.
-    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>>;
+    /// Whether the CPU accesses the memory of its pages.
+    fn shares_memory(&self) -> bool;
+
+    /// Allocates memory for a page of keys and values, or for the part of one that is the GPU's if
+    /// memory is not shared.
+    fn page(&self, bytes: usize) -> Option<DeviceMemory>;
+
+    /// Most bytes of all pages.
+    fn page_limit(&self) -> u64;
 
     /// Length of a buffer in bytes.
     fn len(&self, buffer: &Self::Buffer) -> usize;
@@ -42,18 +49,17 @@ pub trait Gpu: Send + Sync {
     /// [`GpuError`] if the GPU is lost.
     fn write(&self, buffer: &mut Self::Buffer, bytes: &[u8]) -> Result<(), GpuError>;
 
-    /// Reads from the start of a buffer, which must be long enough.
-    ///
-    /// # Errors
-    /// [`GpuError`] if the GPU is lost.
-    fn read(&self, buffer: &Self::Buffer, bytes: &mut [u8]) -> Result<(), GpuError>;
-
-    /// Runs a pass and waits for it. `pages` are the addresses of all pages that its kernels
-    /// access.
+    /// Runs a pass, waits for it, and reads from the start of buffers, which must be long enough.
+    /// `pages` are the addresses of all pages that its kernels access.
     ///
     /// # Errors
     /// [`GpuError`] if there is no memory, a kernel cannot be loaded, or the GPU stops.
-    fn run(&self, calls: &[Call<'_, Self::Buffer>], pages: &[u64]) -> Result<(), GpuError>;
+    fn run(
+        &self,
+        calls: &[Call<'_, Self::Buffer>],
+        pages: &[u64],
+        reads: &mut [(&Self::Buffer, &mut [u8])],
+    ) -> Result<(), GpuError>;
 }
 
 /// A kernel with its buffers. Only plans make these, which ensures that a kernel reads only what

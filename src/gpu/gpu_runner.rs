@@ -2,7 +2,7 @@
 
 use crate::gpu::plan::{Input, Intermediate, Name, Plan, Set};
 use crate::gpu::{Batch, BatchOutputs, BatchSlot, Call, Gpu, GpuError, Runner};
-use crate::kv::{PageMemory, PagePlace};
+use crate::kv::{DeviceMemory, PagePlace};
 use crate::lora::Adapter;
 use crate::model::Model;
 use std::collections::{BTreeSet, HashMap};
@@ -179,20 +179,21 @@ impl<G: Gpu> GpuRunner<G> {
             .copied()
             .collect();
         let pages: Vec<u64> = pages.into_iter().filter(|&address| address != 0).collect();
-        self.gpu.run(&calls, &pages)?;
         let normed = Intermediate::Normed(plan.outputs);
         let results = [
             (Intermediate::Logits, Some(outputs.logits)),
             (normed, outputs.states),
         ];
+        let mut reads = Vec::new();
         for (scratch, values) in results {
             if let (Some(values), Some(buffer)) = (values, buffers.get(&Key::Intermediate(scratch)))
                 && !values.is_empty()
             {
-                self.gpu.read(buffer, bytemuck::cast_slice_mut(values))?;
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
+                reads.push((buffer, bytes));
             }
         }
-        Ok(())
+        self.gpu.run(&calls, &pages, &mut reads)
     }
 
     /// Data that the host writes to a buffer of the plan; `None` if kernels write it.
@@ -276,8 +277,16 @@ impl<G: Gpu> Runner for GpuRunner<G> {
         self.copied
     }
 
-    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {
+    fn shares_memory(&self) -> bool {
+        self.gpu.shares_memory()
+    }
+
+    fn page(&self, bytes: usize) -> Option<DeviceMemory> {
         self.gpu.page(bytes)
+    }
+
+    fn page_limit(&self) -> u64 {
+        self.gpu.page_limit()
     }
 
     fn pass(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), GpuError> {

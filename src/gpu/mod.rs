@@ -19,6 +19,8 @@ pub mod metal;
 pub mod plan;
 mod runner;
 #[cfg(any(feature = "metal", feature = "webgpu"))]
+pub mod slabs;
+#[cfg(any(feature = "metal", feature = "webgpu"))]
 mod supports;
 #[cfg(feature = "webgpu")]
 pub mod webgpu;

@@ -1,7 +1,7 @@
 //! Pool of pages for the keys and values of sequences.
 
 use crate::kv::folder::PrefixFolder;
-use crate::kv::page::{Counted, Ledger, Memory, Page, PageMemory, Reserved, State};
+use crate::kv::page::{Counted, DeviceMemory, Ledger, Memory, Page, PageSize, Reserved, State};
 use crate::kv::prefix::{PrefixStats, PrefixTree};
 use crate::kv::{KvBytes, KvError, KvType};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -71,7 +71,7 @@ impl KvPool {
     /// A pool whose pages are allocated by `source`.
     pub(crate) fn with_source(
         budget: u64,
-        source: impl Fn(usize) -> Option<Box<dyn PageMemory>> + Send + Sync + 'static,
+        source: impl Fn(usize) -> Option<DeviceMemory> + Send + Sync + 'static,
     ) -> KvPool {
         KvPool::of(Ledger {
             budget,
@@ -228,16 +228,17 @@ impl KvPool {
         }
     }
 
-    /// Allocates a page of `bytes`, a multiple of 64, split into keys and values by `types`; it
+    /// Allocates a page, whose size is a multiple of 64, split into keys and values by `types`; it
     /// contains zeros or earlier contents. If the pool is full, the prefix cache drops pages.
     pub(super) fn page(
         &self,
-        bytes: usize,
+        page_size: impl Into<PageSize>,
         types: [(KvType, u64); 2],
     ) -> Result<Arc<Page>, KvError> {
-        let size = bytes as u64;
+        let page_size = page_size.into();
+        let size = page_size.bytes as u64;
         let mut state = self.with_room(size)?;
-        let recycled = state.take_free(bytes);
+        let recycled = state.take_free(page_size);
         // Returned to the system after the lock is released.
         let released = state.release(size, self.inner.budget);
         state.used += size;
@@ -247,15 +248,12 @@ impl KvPool {
         state.n_pages += 1;
         drop(state);
         drop(released);
-        let memory = recycled.or_else(|| match &self.inner.source {
-            Some(source) => source(bytes).map(Memory::Shared),
-            None => Memory::new(bytes),
-        });
+        let memory = recycled.or_else(|| Memory::of(page_size, self.inner.source.as_ref()));
         // Made even without memory: dropping it corrects the counts.
         let out_of_memory = memory.is_none();
         let page = Page {
             memory: memory.unwrap_or(Memory::Heap(Vec::new())),
-            bytes,
+            size: page_size,
             types,
             pool: Arc::clone(&self.inner),
         };

@@ -5,7 +5,7 @@ use ruvllm::GpuError;
 use ruvllm::gguf::Gguf;
 use ruvllm::gpu::check::{Handle, Stage};
 use ruvllm::gpu::{Call, Gpu};
-use ruvllm::kv::PageMemory;
+use ruvllm::kv::{DeviceMemory, PageMemory, SeparateMemory};
 use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
@@ -23,6 +23,8 @@ struct Inner {
     emulator: Mutex<Emulator>,
     /// Pages by address.
     pages: Mutex<HashMap<u64, Handle>>,
+    /// Whether the host accesses pages only as it would on a GPU with memory of its own.
+    is_separate: bool,
     /// Calls of the last pass that wait for what comes before.
     barriers: Mutex<Vec<usize>>,
     /// A call of the next passes that does not wait although it should.
@@ -36,7 +38,17 @@ pub(crate) struct Buffer {
 
 impl Emulated {
     pub(crate) fn start(program: &Path) -> Emulated {
+        Emulated::new(program, false)
+    }
+
+    /// One whose pages are in memory of its own.
+    pub(crate) fn separate(program: &Path) -> Emulated {
+        Emulated::new(program, true)
+    }
+
+    fn new(program: &Path, is_separate: bool) -> Emulated {
         Emulated(Arc::new(Inner {
+            is_separate,
             emulator: Mutex::new(Emulator::start(program)),
             pages: Mutex::default(),
             barriers: Mutex::default(),
@@ -87,7 +99,15 @@ impl Gpu for Emulated {
         ))
     }
 
-    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {
+    fn shares_memory(&self) -> bool {
+        !self.0.is_separate
+    }
+
+    fn page_limit(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn page(&self, bytes: usize) -> Option<DeviceMemory> {
         static UNIQUE: AtomicUsize = AtomicUsize::new(0);
         let name = format!(
             "page-{}-{}",
@@ -108,12 +128,17 @@ impl Gpu for Emulated {
         let (id, address) = self.0.emulator.lock().unwrap().shared(bytes as u64, &path);
         std::fs::remove_file(path).unwrap();
         self.0.pages.lock().unwrap().insert(address, id);
-        Some(Box::new(Page {
+        let page = Page {
             memory,
             id,
             address,
             gpu: self.clone(),
-        }))
+        };
+        Some(if self.0.is_separate {
+            DeviceMemory::Separate(Box::new(Separate(page)))
+        } else {
+            DeviceMemory::Shared(Box::new(page))
+        })
     }
 
     fn len(&self, buffer: &Buffer) -> usize {
@@ -125,13 +150,12 @@ impl Gpu for Emulated {
         Ok(())
     }
 
-    fn read(&self, buffer: &Buffer, bytes: &mut [u8]) -> Result<(), GpuError> {
-        let data = self.0.emulator.lock().unwrap().peek(buffer.id);
-        bytes.copy_from_slice(&data[..bytes.len()]);
-        Ok(())
-    }
-
-    fn run(&self, calls: &[Call<'_, Buffer>], pages: &[u64]) -> Result<(), GpuError> {
+    fn run(
+        &self,
+        calls: &[Call<'_, Buffer>],
+        pages: &[u64],
+        reads: &mut [(&Buffer, &mut [u8])],
+    ) -> Result<(), GpuError> {
         let pages: Vec<Handle> = pages
             .iter()
             .map(|page| self.0.pages.lock().unwrap()[page])
@@ -173,6 +197,10 @@ impl Gpu for Emulated {
         }
         emulator.fence();
         *self.0.barriers.lock().unwrap() = barriers;
+        for (buffer, bytes) in reads {
+            let data = emulator.peek(buffer.id);
+            bytes.copy_from_slice(&data[..bytes.len()]);
+        }
         Ok(())
     }
 }
@@ -208,6 +236,38 @@ impl PageMemory for Page {
 
     fn address(&self) -> u64 {
         self.address
+    }
+}
+
+/// The same, where the host has no access but by copying.
+struct Separate(Page);
+
+impl fmt::Debug for Separate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl SeparateMemory for Separate {
+    fn address(&self) -> u64 {
+        self.0.address
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> Result<(), String> {
+        bytes.copy_from_slice(&self.0.memory);
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.0.bytes_mut().copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn copy(&mut self, from: u64) -> Result<(), String> {
+        let gpu = self.0.gpu.clone();
+        let from = gpu.0.pages.lock().unwrap()[&from];
+        let bytes = gpu.0.emulator.lock().unwrap().peek(from);
+        self.write(&bytes)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::gpu::GpuError;
 use crate::gpu::check::{Handle, Stage};
 use crate::gpu::kernels::{Dispatch, Element, THREADGROUP_MEMORY};
 use crate::gpu::{Call, Gpu};
-use crate::kv::PageMemory;
+use crate::kv::{DeviceMemory, PageMemory};
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2_foundation::{NSError, NSString};
@@ -282,9 +282,7 @@ impl Stage for DeviceStage<'_> {
     fn read(&mut self, buffer: Handle) -> Result<Vec<u8>, String> {
         let buffer = self.buffer(buffer)?;
         let mut bytes = vec![0; buffer.len];
-        self.device
-            .read(buffer, &mut bytes)
-            .map_err(|e| e.to_string())?;
+        self.device.read(buffer, &mut bytes);
         Ok(bytes)
     }
 
@@ -403,7 +401,15 @@ impl Gpu for Device {
         Ok((buffer, true))
     }
 
-    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {
+    fn shares_memory(&self) -> bool {
+        true
+    }
+
+    fn page_limit(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn page(&self, bytes: usize) -> Option<DeviceMemory> {
         let buffer = Arc::new(self.memory(bytes).ok()?.raw);
         let address = buffer.0.gpuAddress();
         let pages = Arc::clone(&self.pages);
@@ -411,12 +417,12 @@ impl Gpu for Device {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(address, Arc::clone(&buffer));
-        Some(Box::new(Page {
+        Some(DeviceMemory::Shared(Box::new(Page {
             buffer,
             len: bytes,
             address,
             pages,
-        }))
+        })))
     }
 
     fn len(&self, buffer: &Buffer) -> usize {
@@ -428,16 +434,12 @@ impl Gpu for Device {
         Ok(())
     }
 
-    fn read(&self, buffer: &Buffer, bytes: &mut [u8]) -> Result<(), GpuError> {
-        assert!(bytes.len() <= buffer.len, "Device::read: out of bounds");
-        // SAFETY: within the buffer, as was checked.
-        let from = unsafe { buffer.raw.at(buffer.start) };
-        // SAFETY: as above; passes are waited for before their borrow of the buffer ends.
-        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len()) };
-        Ok(())
-    }
-
-    fn run(&self, calls: &[Call<'_, Buffer>], pages: &[u64]) -> Result<(), GpuError> {
+    fn run(
+        &self,
+        calls: &[Call<'_, Buffer>],
+        pages: &[u64],
+        reads: &mut [(&Buffer, &mut [u8])],
+    ) -> Result<(), GpuError> {
         let known = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         let pages: Vec<Arc<Raw>> = pages
             .iter()
@@ -445,11 +447,24 @@ impl Gpu for Device {
             .cloned()
             .collect();
         drop(known);
-        self.submit(calls, &mut pages.iter().map(|page| &**page))
+        self.submit(calls, &mut pages.iter().map(|page| &**page))?;
+        for (buffer, bytes) in reads {
+            self.read(buffer, bytes);
+        }
+        Ok(())
     }
 }
 
 impl Device {
+    /// Reads from the start of a buffer.
+    fn read(&self, buffer: &Buffer, bytes: &mut [u8]) {
+        assert!(bytes.len() <= buffer.len, "Device::read: out of bounds");
+        // SAFETY: within the buffer, as was checked.
+        let from = unsafe { buffer.raw.at(buffer.start) };
+        // SAFETY: as above; passes are waited for before their borrow of the buffer ends.
+        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len()) };
+    }
+
     /// Runs calls, whose kernels access `pages` by their addresses, and waits for them.
     fn submit(
         &self,
