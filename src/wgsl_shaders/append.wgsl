@@ -83,21 +83,21 @@ fn main(@builtin(workgroup_id) at: vec3<u32>, @builtin(local_invocation_index) t
     let bits = select(p.value_bits, p.key_bits, of_keys);
     let head = i / groups;
     let c = GROUP * (i % groups) + lane;
-    let from = (at.y * p.n_head_kv + head) * dim + c;
+    let origin = (at.y * p.n_head_kv + head) * dim + c;
     var x = 0.0;
     var next = 0.0;
     if (exists && c < dim) {
         if (of_keys) {
-            x = keys[p.keys_at + from];
+            x = keys[p.keys_at + origin];
         } else {
-            x = values[p.values_at + from];
+            x = values[p.values_at + origin];
         }
     }
     if (exists && c + 1u < dim) {
         if (of_keys) {
-            next = keys[p.keys_at + from + 1u];
+            next = keys[p.keys_at + origin + 1u];
         } else {
-            next = values[p.values_at + from + 1u];
+            next = values[p.values_at + origin + 1u];
         }
     }
 

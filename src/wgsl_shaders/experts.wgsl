@@ -19,10 +19,10 @@ var<workgroup> indices: array<u32, 32>;
 @compute @workgroup_size(32)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
     let row = group.x;
-    let from = p.router_at + row * p.n_expert;
+    let origin = p.router_at + row * p.n_expert;
     var largest = MASKED;
     for (var e = t; e < p.n_expert; e += 32u) {
-        largest = max(largest, router[from + e]);
+        largest = max(largest, router[origin + e]);
     }
     values[t] = largest;
     workgroupBarrier();
@@ -32,7 +32,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     workgroupBarrier(); // `values` are read
     var sum = 0.0;
     for (var e = t; e < p.n_expert; e += 32u) {
-        let x = router[from + e];
+        let x = router[origin + e];
         var probability = 0.0;
         if (p.gating == SIGMOID) {
             probability = times_sigmoid(1.0, x);

@@ -72,12 +72,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let a = p.values_at + terms[term];
     let b = p.values_at + terms[term + 1u];
     let scale = bitcast<f32>(terms[term + 3u]);
-    let from = p.x_at + c / p.choices_per_row * p.n_in;
+    let origin = p.x_at + c / p.choices_per_row * p.n_in;
     let to = p.y_at + c * p.n_out;
     for (var r = 0u; r < rank; r++) {
         var sum = 0.0;
         for (var i = t; i < p.n_in; i += 256u) {
-            sum = fma(values[a + r * p.n_in + i], x[from + i], sum);
+            sum = fma(values[a + r * p.n_in + i], x[origin + i], sum);
         }
         workgroupBarrier(); // the sum before is read
         sums[t] = sum;

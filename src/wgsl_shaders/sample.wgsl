@@ -56,10 +56,10 @@ var<workgroup> numbers: array<f32, 256>;
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
-    let from = p.x_at + group.x * p.n;
+    let origin = p.x_at + group.x * p.n;
     var largest = MASKED;
     for (var i = t; i < p.n; i += 256u) {
-        largest = max(largest, x[from + i]);
+        largest = max(largest, x[origin + i]);
     }
     numbers[t] = largest;
     for (var width = 128u; width > 0u; width /= 2u) {
@@ -73,8 +73,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     workgroupBarrier(); // `numbers` are read
     var sum = 0.0;
     for (var i = t; i < p.n; i += 256u) {
-        let e = exp_negative(x[from + i] - largest);
-        x[from + i] = e;
+        let e = exp_negative(x[origin + i] - largest);
+        x[origin + i] = e;
         sum += e;
     }
     numbers[t] = sum;
@@ -87,7 +87,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     workgroupBarrier();
     sum = numbers[0];
     for (var i = t; i < p.n; i += 256u) {
-        x[from + i] /= sum;
+        x[origin + i] /= sum;
     }
 }
 

@@ -9,10 +9,6 @@ fn page_word(slab: u32, at: u32) -> u32 {
     return slab_$LAST_SLAB[at];
 }
 
-// First position that a row at `pos` sees: 0, or that of the last `window` positions if `window` is not 0.
-fn first_seen(pos: u32, window: u32) -> u32 {
-    return select(0u, pos + 1u - window, window != 0u && pos + 1u > window);
-}
 
 // Bits of four values that are next to each other, one per byte: value j of a group has `width` (1, 2 or 4) bits in byte
 // `j % (4 * width)`, from bit `width * (j / (4 * width))` on. `group` is its first word, `j` a multiple of 4.
@@ -28,16 +24,16 @@ fn load4(slab: u32, block: u32, bits: u32, dim: u32, row: u32, c: u32) -> vec4<f
         let at = block + (row * dim + c) / 2u;
         return vec4<f32>(unpack2x16float(page_word(slab, at)), unpack2x16float(page_word(slab, at + 1u)));
     }
-    let from = planes(block, bits, dim);
+    let origin = planes(block, bits, dim);
     let group = row * ((dim + GROUP - 1u) / GROUP) + c / GROUP;
     let j = c % GROUP;
     let width = bits - 4u;
-    var codes = unpacked(slab, from.upper + 4u * group, 4u, j);
+    var codes = unpacked(slab, origin.upper + 4u * group, 4u, j);
     if (width != 0u) {
-        codes = (codes << width) | unpacked(slab, from.lower + width * group, width, j);
+        codes = (codes << width) | unpacked(slab, origin.lower + width * group, width, j);
     }
     // A code stands for the middle of its interval.
-    let pair = page_word(slab, from.scales + group / 2u);
+    let pair = page_word(slab, origin.scales + group / 2u);
     let scale = bitcast<f32>(select(pair << 16u, pair & 0xFFFF0000u, group % 2u == 1u)) * f32(1u << (8u - bits));
     let numbers = vec4<f32>(vec4<u32>(codes, codes >> 8u, codes >> 16u, codes >> 24u) & vec4<u32>(255u));
     return (numbers - vec4<f32>(0.5 * f32((1u << bits) - 1u))) * scale;

@@ -5,6 +5,8 @@
 //! Without an adapter, nothing is tested, which the tests say; `RUVLLM_WEBGPU=1` makes that an
 //! error.
 
+mod mutations;
+
 use ruvllm::gpu::check::{CASES, Checker};
 use ruvllm::gpu::kernels::FORMATS;
 use ruvllm::gpu::webgpu::shaders::{FILES, instances};
@@ -23,15 +25,7 @@ fn devices(options: Options) -> Vec<Device> {
     let open = |i: usize| {
         let device = Device::open(i, options).unwrap_or_else(|e| panic!("{}: {e}", found[i].name));
         if let Some(changes) = changed_files() {
-            for instance in instances(1).into_iter().chain(instances(2)) {
-                let replaced = instance.source_with(&changes).map_err(|e| e.to_string());
-                let replaced = replaced.and_then(|text| {
-                    device.replace(&instance, &text).map_err(|e| e.to_string())
-                });
-                if let Err(e) = replaced {
-                    println!("{}: {e}", instance.full_name());
-                }
-            }
+            device.change_shaders(changes);
         }
         device
     };
@@ -84,5 +78,14 @@ fn every_instance_is_valid() {
             .filter_map(|instance| Some(device.compile(instance).err()?.to_string()))
             .collect();
         assert!(refused.is_empty(), "{}", refused.join("\n"));
+    }
+}
+
+/// All of them with `RUVLLM_LONG`, otherwise some.
+#[test]
+fn broken_shaders_are_caught() {
+    let step = if std::env::var_os("RUVLLM_LONG").is_some() { 1 } else { 9 };
+    if let Some(device) = devices(CHECKED).last() {
+        mutations::run(device, step);
     }
 }

@@ -70,6 +70,7 @@ struct Inner {
     limits: wgpu::Limits,
     options: Options,
     pipelines: Mutex<HashMap<Instance, Arc<Pipeline>>>,
+    changes: Mutex<Vec<(String, String)>>,
     /// Layout of the arguments' binding.
     args_layout: wgpu::BindGroupLayout,
     passes: Mutex<Passes>,
@@ -109,6 +110,14 @@ pub struct Buffer {
     number: u64,
     len: usize,
     dropped: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Buffer {
+    /// Its length in bytes.
+    #[allow(clippy::len_without_is_empty)] // memory, not a collection
+    pub fn len(&self) -> usize {
+        self.len
+    }
 }
 
 impl Drop for Buffer {
@@ -241,6 +250,7 @@ impl Device {
             limits,
             options,
             pipelines: Mutex::default(),
+            changes: Mutex::default(),
             args_layout,
             passes: Mutex::default(),
             dropped: Arc::default(),
@@ -386,6 +396,19 @@ impl Device {
     /// # Errors
     /// [`GpuError`] if the device is lost, or there is no memory.
     pub fn download(&self, from: &Buffer, bytes: &mut [u8]) -> Result<(), GpuError> {
+        self.download_from(from, 0, bytes)
+    }
+
+    /// Reads from byte `at` of a buffer on, a multiple of 4, after all passes before.
+    ///
+    /// # Errors
+    /// As [`Device::download`].
+    pub fn download_from(
+        &self,
+        from: &Buffer,
+        at: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), GpuError> {
         let size = (bytes.len() as u64).next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
         if size == 0 {
             return Ok(());
@@ -402,7 +425,7 @@ impl Device {
             return Err(GpuError::OutOfMemory { bytes: bytes.len() });
         };
         let mut encoder = self.0.device.create_command_encoder(&Default::default());
-        encoder.copy_buffer_to_buffer(&from.raw, 0, staging, 0, Some(size));
+        encoder.copy_buffer_to_buffer(&from.raw, at, staging, 0, Some(size));
         let submission = self.0.queue.submit([encoder.finish()]);
         let slice = staging.slice(..size);
         let mapped = Arc::new(Mutex::new(None));
@@ -424,6 +447,24 @@ impl Device {
         Ok(())
     }
 
+    /// Copies between two places that do not overlap, each a buffer and a byte of it; all are
+    /// multiples of 4.
+    ///
+    /// # Errors
+    /// [`GpuError::Pass`] if the device is lost.
+    pub fn copy_part(
+        &self,
+        (from, at): (&Buffer, u64),
+        (to, to_at): (&Buffer, u64),
+        bytes: u64,
+    ) -> Result<(), GpuError> {
+        let mut encoder = self.0.device.create_command_encoder(&Default::default());
+        let size = bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
+        encoder.copy_buffer_to_buffer(&from.raw, at, &to.raw, to_at, Some(size));
+        self.0.queue.submit([encoder.finish()]);
+        self.check()
+    }
+
     /// Compiles a kernel, or returns it as it was compiled before.
     ///
     /// # Errors
@@ -436,23 +477,22 @@ impl Device {
         if let Some(pipeline) = locked(&self.0.pipelines).get(instance) {
             return Ok(Arc::clone(pipeline));
         }
-        let text = instance.source().map_err(|message| GpuError::Kernel {
-            kernel: instance.full_name(),
-            message,
-        })?;
+        let text = instance
+            .source_with(&locked(&self.0.changes))
+            .map_err(|message| GpuError::Kernel {
+                kernel: instance.full_name(),
+                message,
+            })?;
         let pipeline = Arc::new(self.compiled(instance, &text)?);
         locked(&self.0.pipelines).insert(*instance, Arc::clone(&pipeline));
         Ok(pipeline)
     }
 
-    /// Lets an instance have this text from now on.
-    ///
-    /// # Errors
-    /// [`GpuError::Kernel`] if `wgpu` refuses it.
-    pub fn replace(&self, instance: &Instance, text: &str) -> Result<(), GpuError> {
-        let pipeline = Arc::new(self.compiled(instance, text)?);
-        locked(&self.0.pipelines).insert(*instance, pipeline);
-        Ok(())
+    /// Lets shaders have other texts for some of [`FILES`](crate::gpu::webgpu::shaders::FILES), by
+    /// their names, as tests do.
+    pub fn change_shaders(&self, changes: Vec<(String, String)>) {
+        *locked(&self.0.changes) = changes;
+        locked(&self.0.pipelines).clear();
     }
 
     fn compiled(&self, instance: &Instance, text: &str) -> Result<Pipeline, GpuError> {

@@ -154,11 +154,17 @@ impl Instance {
             "W_VECTORS" => u32::from(self.vectors(Element::Weights, Access::Read)),
             "SLABS" => self.slabs,
             "LAST_SLAB" => self.slabs.max(1) - 1,
-            // Attention: the widest head, query heads per workgroup of generated tokens, rows of a
-            // tile of prompts.
+            // Attention: the widest head; of generated tokens, query heads per workgroup and
+            // vectors of a thread; rows of a tile of prompts.
             "D" => self.variant,
             "G" => 1024 / rows,
+            "WIDTH" => rows / 128,
             "TILE_ROWS" => 4096 / rows,
+            // Of the output of a thread: rows, and columns as vectors.
+            "ROWS_EACH" => 512 / rows,
+            "VECTORS_EACH" => rows / 64,
+            "KEYS" => 1024 / rows,
+            "SCORES" => 4096 / rows * 65,
             "COLUMNS" => {
                 let columns = match self.name {
                     "matmul_experts" => "select(0u, p.n_in, first < count)",
