@@ -22,6 +22,8 @@ mod runner;
 pub mod slabs;
 #[cfg(any(feature = "metal", feature = "webgpu"))]
 mod supports;
+#[cfg(feature = "webgpu")]
+pub mod webgpu;
 
 #[cfg(any(feature = "metal", feature = "webgpu"))]
 pub use device::{Call, Gpu};
