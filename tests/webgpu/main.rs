@@ -5,6 +5,15 @@
 //! Without an adapter, nothing is tested, which the tests say; `RUVLLM_WEBGPU=1` makes that an
 //! error.
 
+#[path = "../it/common/mod.rs"]
+#[allow(dead_code)] // each test program uses its part
+mod common;
+mod passes;
+#[path = "../it/run/mod.rs"]
+mod run;
+#[path = "../it/tiny/mod.rs"]
+mod tiny;
+
 use ruvllm::gpu::check::{CASES, Checker};
 use ruvllm::gpu::kernels::FORMATS;
 use ruvllm::gpu::webgpu::shaders::{FILES, instances};
@@ -25,9 +34,8 @@ fn devices(options: Options) -> Vec<Device> {
         if let Some(changes) = changed_files() {
             for instance in instances(1).into_iter().chain(instances(2)) {
                 let replaced = instance.source_with(&changes).map_err(|e| e.to_string());
-                let replaced = replaced.and_then(|text| {
-                    device.replace(&instance, &text).map_err(|e| e.to_string())
-                });
+                let replaced = replaced
+                    .and_then(|text| device.replace(&instance, &text).map_err(|e| e.to_string()));
                 if let Err(e) = replaced {
                     println!("{}: {e}", instance.full_name());
                 }

@@ -8,9 +8,7 @@ use crate::tiny::{N_VOCAB, Tiny};
 use ruvllm::arch::Arch;
 use ruvllm::compute::TokenKind;
 use ruvllm::decode::Speculation;
-use ruvllm::engine::{
-    CancelToken, Engine, EngineOptions, Outputs, SessionOptions, Slot,
-};
+use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, SessionOptions, Slot};
 use ruvllm::gguf::Gguf;
 use ruvllm::gpu::GpuRunner;
 use ruvllm::gpu::webgpu::{Device, Options, WebGpu};
@@ -55,12 +53,7 @@ fn runner(device: &Device, model: &Model, n_layers: usize) -> Result<GpuRunner<W
     GpuRunner::new(WebGpu::new(device.clone()), model, n_layers)
 }
 
-fn engine_with(
-    device: &Device,
-    model: &Model,
-    n_layers: usize,
-    options: EngineOptions,
-) -> Engine {
+fn engine_with(device: &Device, model: &Model, n_layers: usize, options: EngineOptions) -> Engine {
     let runner = runner(device, model, n_layers).unwrap_or_else(|e| panic!("{e}"));
     let options = EngineOptions {
         n_threads: NonZeroUsize::new(1),
@@ -244,7 +237,11 @@ fn of_text(text: &str) -> Vec<u32> {
     DEMO.tokenizer().unwrap().encode_prompt(text)
 }
 
-fn text(session: &mut Session, prompt: &[u32], speculation: Option<Speculation>) -> (String, usize) {
+fn text(
+    session: &mut Session,
+    prompt: &[u32],
+    speculation: Option<Speculation>,
+) -> (String, usize) {
     let mut sampler = greedy();
     let mut generation = session
         .generate_from(prompt, &mut sampler)
@@ -399,10 +396,16 @@ fn conformance_models() {
     let folders = ["models", "models2", "models3"];
     let wanted = std::env::var("RUVLLM_WEBGPU_MODEL").ok();
     let (mut n_tested, mut refused, mut failures) = (0, Vec::new(), Vec::new());
-    for dir in folders.into_iter().flat_map(|f| subdirectories(&root.join(f))) {
+    for dir in folders
+        .into_iter()
+        .flat_map(|f| subdirectories(&root.join(f)))
+    {
         let name = dir.file_name().unwrap().to_string_lossy().into_owned();
         let is_one = |name: &str| ["llama-gqa-tied-rope3", "gemma3", "qwen3moe"].contains(&name);
-        if wanted.as_ref().map_or(!long() && !is_one(&name), |w| *w != name) {
+        if wanted
+            .as_ref()
+            .map_or(!long() && !is_one(&name), |w| *w != name)
+        {
             continue;
         }
         let path = dir.join("model-f16.gguf");

@@ -38,8 +38,7 @@ const MULTI_LETTER: &[(&str, &str)] = &[
 ];
 
 const CPU_ONLY: &str = "this subcommand computes on the CPU; leave it out";
-const ONE_GPU: &str =
-    "a model is on one GPU; -ngl N says how many of its layers, in builds with the feature `webgpu` or `metal`";
+const ONE_GPU: &str = "a model is on one GPU; -ngl N says how many of its layers, in builds with the feature `webgpu` or `metal`";
 const LEAVE_OUT: &str = "there is nothing to switch here; leave it out";
 const FROM_FILE: &str = "this comes from the model file; leave it out";
 const NOT_YET: &str = "this is not supported";

@@ -48,12 +48,7 @@ impl SlabDevice for Device {
         self.upload(slab, at, bytes).map_err(|e| e.to_string())
     }
 
-    fn copy(
-        &self,
-        from: (&Buffer, u64),
-        to: (&Buffer, u64),
-        bytes: u64,
-    ) -> Result<(), String> {
+    fn copy(&self, from: (&Buffer, u64), to: (&Buffer, u64), bytes: u64) -> Result<(), String> {
         self.copy_part(from, to, bytes).map_err(|e| e.to_string())
     }
 }
@@ -73,6 +68,17 @@ impl Gpu for WebGpu {
     }
 
     fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Buffer, bool), GpuError> {
+        let info = &gguf.tensors()[index];
+        if info.n_bytes > self.device().max_binding() {
+            return Err(GpuError::Unsupported {
+                what: format!(
+                    "{} bytes of {}, of which this GPU's kernels see {}",
+                    info.n_bytes,
+                    info.name,
+                    self.device().max_binding()
+                ),
+            });
+        }
         Ok((self.device().copy_of(gguf, index)?, true))
     }
 
