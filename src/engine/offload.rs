@@ -47,6 +47,10 @@ pub(crate) fn open_runner(
         Device::Metal { n_layers } => crate::gpu::metal::open(model, n_layers)
             .map(Some)
             .map_err(SessionError::from),
+        #[cfg(feature = "webgpu")]
+        Device::Gpu { n_layers, adapter } => crate::gpu::webgpu::open(model, n_layers, adapter)
+            .map(Some)
+            .map_err(SessionError::from),
     }
 }
 

@@ -51,6 +51,12 @@ pub enum GpuError {
         /// Bytes that it has.
         found: u64,
     },
+    /// The GPU is gone, with all that its memory held: its driver was restarted, or it was removed.
+    #[error("the GPU is lost: {message}; compute on the CPU (Device::Cpu, -ngl 0)")]
+    Lost {
+        /// The system's message.
+        message: String,
+    },
     /// The GPU did not finish a pass.
     #[error("the GPU stopped: {message}")]
     Pass {

@@ -57,8 +57,9 @@ impl<D: SlabDevice> Clone for Slabs<D> {
 
 struct Inner<D: SlabDevice> {
     device: D,
-    /// Most bytes of a slab.
+    /// Most bytes of a slab, and most slabs.
     max: u64,
+    count: usize,
     slabs: Mutex<[Option<Slab<D::Slab>>; MAX_SLABS]>,
 }
 
@@ -106,11 +107,12 @@ impl<B> Slab<B> {
 }
 
 impl<D: SlabDevice> Slabs<D> {
-    /// No slabs yet; each will have at most `max` bytes.
-    pub fn new(device: D, max: u64) -> Slabs<D> {
+    /// No slabs yet; there will be at most `count`, and each has at most `max` bytes.
+    pub fn new(device: D, max: u64, count: usize) -> Slabs<D> {
         Slabs(Arc::new(Inner {
             device,
             max: max / UNIT * UNIT,
+            count: count.min(MAX_SLABS),
             slabs: Mutex::default(),
         }))
     }
@@ -128,7 +130,7 @@ impl<D: SlabDevice> Slabs<D> {
 
     /// Most bytes of all pages.
     pub fn limit(&self) -> u64 {
-        (0..MAX_SLABS).map(|i| self.bytes_of(i) - FIRST).sum()
+        (0..self.0.count).map(|i| self.bytes_of(i) - FIRST).sum()
     }
 
     /// Memory of a page; `None` if there is none left.
@@ -143,7 +145,7 @@ impl<D: SlabDevice> Slabs<D> {
         let (slab, at) = match found {
             Some(found) => found,
             None => {
-                let i = slabs.iter().position(Option::is_none)?;
+                let i = slabs[..self.0.count].iter().position(Option::is_none)?;
                 // Small at first. Where there is no memory for a large slab, a small one has to do.
                 let mut size = self.bytes_of(slab_count).max(all + FIRST);
                 let buffer = loop {
@@ -289,7 +291,7 @@ mod tests {
 
     fn slabs(max: u64, left: usize) -> Slabs<Vectors> {
         let left = AtomicUsize::new(left);
-        Slabs::new(Vectors { left }, max)
+        Slabs::new(Vectors { left }, max, MAX_SLABS)
     }
 
     fn page(slabs: &Slabs<Vectors>, bytes: usize) -> Option<Box<dyn SeparateMemory>> {

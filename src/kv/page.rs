@@ -4,6 +4,7 @@ use crate::kv::{KvBytes, KvError, KvType};
 use bytemuck::{Pod, Zeroable};
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Pages of at least this size are mapped separately, so that the system can back them by huge
@@ -106,24 +107,24 @@ impl Memory {
         Some(Memory::Mapped(map))
     }
 
-    /// Memory of a page, from `source` where that is not the system.
-    pub(super) fn of(size: PageSize, source: Option<&PageSource>) -> Option<Memory> {
-        let Some(source) = source else {
-            return Memory::new(size.bytes);
-        };
+    /// Memory of a page, from the source if it is not the CPU's alone.
+    pub(super) fn of(size: PageSize, ledger: &Ledger) -> Option<Memory> {
         let on_device = size.bytes - size.on_host;
+        let source = match &ledger.source {
+            Some((is_shared, source)) if *is_shared || on_device > 0 => source,
+            _ => return Memory::new(size.bytes),
+        };
         if on_device == 0 {
-            return Some(match source(size.bytes)? {
-                DeviceMemory::Shared(memory) => Memory::Shared(memory),
-                // All layers of the page are the CPU's.
-                DeviceMemory::Separate(_) => Memory::new(size.bytes)?,
-            });
+            return match source(size.bytes)? {
+                DeviceMemory::Shared(memory) => Some(Memory::Shared(memory)),
+                DeviceMemory::Separate(_) => None, // not from such a source
+            };
         }
         let lines = size.on_host.div_ceil(size_of::<Line>());
         let host = bytemuck::allocation::try_zeroed_vec(lines).ok()?;
         match source(on_device)? {
             DeviceMemory::Separate(device) => Some(Memory::Split(host, device)),
-            DeviceMemory::Shared(_) => None, // such a device has whole pages
+            DeviceMemory::Shared(_) => None, // such a source makes whole pages
         }
     }
 
@@ -154,8 +155,11 @@ impl Memory {
 
 pub(super) struct Ledger {
     pub(super) budget: u64,
-    /// Allocator of pages, if not the system.
-    pub(super) source: Option<PageSource>,
+    /// Allocator of pages, if not the system, and whether it makes whole ones, which the CPU
+    /// accesses, too.
+    pub(super) source: Option<(bool, PageSource)>,
+    /// Whether the device of the source is lost, with all that its memory held.
+    pub(super) lost: AtomicBool,
     pub(super) state: Mutex<State>,
 }
 
@@ -187,6 +191,11 @@ impl Ledger {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // Counts are changed only after operations that may panic.
         self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Whether the pages' device is lost.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
     }
 
     pub(super) fn mark(&self, percent: u64) -> u64 {
@@ -369,8 +378,9 @@ impl Drop for Page {
             .into_iter()
             .for_each(|(kind, bytes)| state.by_type.take(kind, bytes));
         state.n_pages -= 1;
-        let released = if memory.is_none() {
-            None
+        let is_lost = matches!(memory, Memory::Split(..)) && self.pool.is_lost();
+        let released = if memory.is_none() || is_lost {
+            Some(memory)
         } else {
             state.keep(self.size, memory)
         };

@@ -4,6 +4,7 @@ use crate::kv::folder::PrefixFolder;
 use crate::kv::page::{Counted, DeviceMemory, Ledger, Memory, Page, PageSize, Reserved, State};
 use crate::kv::prefix::{PrefixStats, PrefixTree};
 use crate::kv::{KvBytes, KvError, KvType};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// High and low watermark of cached pages, in per cent of the budget: above the high one they are
@@ -64,18 +65,22 @@ impl KvPool {
         KvPool::of(Ledger {
             budget,
             source: None,
+            lost: AtomicBool::new(false),
             state: Mutex::default(),
         })
     }
 
-    /// A pool whose pages are allocated by `source`.
+    /// A pool whose pages are allocated by `source`: whole ones if they are shared with the CPU,
+    /// otherwise the parts that are a device's.
     pub(crate) fn with_source(
         budget: u64,
+        is_shared: bool,
         source: impl Fn(usize) -> Option<DeviceMemory> + Send + Sync + 'static,
     ) -> KvPool {
         KvPool::of(Ledger {
             budget,
-            source: Some(Box::new(source)),
+            source: Some((is_shared, Box::new(source))),
+            lost: AtomicBool::new(false),
             state: Mutex::default(),
         })
     }
@@ -143,6 +148,22 @@ impl KvPool {
     /// Empties the prefix cache.
     pub fn clear_prefixes(&self) {
         self.prefix_tree().clear();
+    }
+
+    /// Gives up what a lost device held: free pages, and those of the prefix cache.
+    pub(crate) fn lose_device(&self) {
+        self.inner.lost.store(true, Ordering::Relaxed);
+        self.clear_prefixes();
+        let mut state = self.inner.state();
+        let released = std::mem::take(&mut state.free_lists);
+        state.free = 0;
+        drop(state);
+        drop(released);
+    }
+
+    /// Whether [`KvPool::lose_device`] was called.
+    pub(super) fn is_lost(&self) -> bool {
+        self.inner.is_lost()
     }
 
     pub(super) fn prefix_tree(&self) -> MutexGuard<'_, PrefixTree> {
@@ -248,7 +269,7 @@ impl KvPool {
         state.n_pages += 1;
         drop(state);
         drop(released);
-        let memory = recycled.or_else(|| Memory::of(page_size, self.inner.source.as_ref()));
+        let memory = recycled.or_else(|| Memory::of(page_size, &self.inner));
         // Made even without memory: dropping it corrects the counts.
         let out_of_memory = memory.is_none();
         let page = Page {

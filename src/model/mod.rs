@@ -82,6 +82,17 @@ pub enum Device {
         /// for all.
         n_layers: usize,
     },
+    /// A GPU of any maker, through Vulkan, Direct3D 12 or Metal. Without one, making an engine
+    /// fails with [`GpuError::NoDevice`](crate::gpu::GpuError::NoDevice).
+    #[cfg(feature = "webgpu")]
+    Gpu {
+        /// How many of the last layers the GPU computes; the CPU computes the others. `usize::MAX`
+        /// for all.
+        n_layers: usize,
+        /// Its number among [`adapters`](crate::gpu::webgpu::adapters); `None` for the first that
+        /// is not the CPU.
+        adapter: Option<usize>,
+    },
 }
 
 /// Tokens a model decodes before [`Residence::Background`] begins to copy, so that a process that

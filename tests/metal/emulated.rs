@@ -25,10 +25,20 @@ struct Inner {
     pages: Mutex<HashMap<u64, Handle>>,
     /// Whether the host accesses pages only as it would on a GPU with memory of its own.
     is_separate: bool,
+    /// Passes, pages and copies of pages after which there are no more; a failure of a pass is
+    /// one of the device, of a page one of memory.
+    left: Mutex<Left>,
     /// Calls of the last pass that wait for what comes before.
     barriers: Mutex<Vec<usize>>,
     /// A call of the next passes that does not wait although it should.
     left_out: Mutex<Option<usize>>,
+}
+
+/// What still succeeds.
+#[derive(Clone, Copy)]
+pub(crate) struct Left {
+    pub(crate) passes: usize,
+    pub(crate) pages: usize,
 }
 
 pub(crate) struct Buffer {
@@ -49,11 +59,28 @@ impl Emulated {
     fn new(program: &Path, is_separate: bool) -> Emulated {
         Emulated(Arc::new(Inner {
             is_separate,
+            left: Mutex::new(Left {
+                passes: usize::MAX,
+                pages: usize::MAX,
+            }),
             emulator: Mutex::new(Emulator::start(program)),
             pages: Mutex::default(),
             barriers: Mutex::default(),
             left_out: Mutex::default(),
         }))
+    }
+
+    /// Lets only so much succeed from now on.
+    pub(crate) fn limit(&self, left: Left) {
+        *self.0.left.lock().unwrap() = left;
+    }
+
+    /// Whether it is lost.
+    fn lost(&self) -> Result<(), String> {
+        match self.0.left.lock().unwrap().passes {
+            0 => Err("no passes are left".to_string()),
+            _ => Ok(()),
+        }
     }
 
     /// Shuffles the threads of what is run, unless 0.
@@ -108,6 +135,10 @@ impl Gpu for Emulated {
     }
 
     fn page(&self, bytes: usize) -> Option<DeviceMemory> {
+        {
+            let mut left = self.0.left.lock().unwrap();
+            left.pages = left.pages.checked_sub(1)?;
+        }
         static UNIQUE: AtomicUsize = AtomicUsize::new(0);
         let name = format!(
             "page-{}-{}",
@@ -156,6 +187,9 @@ impl Gpu for Emulated {
         pages: &[u64],
         reads: &mut [(&Buffer, &mut [u8])],
     ) -> Result<(), GpuError> {
+        self.lost().map_err(|message| GpuError::Lost { message })?;
+        self.0.left.lock().unwrap().passes -= 1;
+        self.lost().map_err(|message| GpuError::Lost { message })?;
         let pages: Vec<Handle> = pages
             .iter()
             .map(|page| self.0.pages.lock().unwrap()[page])
@@ -254,11 +288,13 @@ impl SeparateMemory for Separate {
     }
 
     fn read(&self, bytes: &mut [u8]) -> Result<(), String> {
+        self.0.gpu.lost()?;
         bytes.copy_from_slice(&self.0.memory);
         Ok(())
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.0.gpu.lost()?;
         self.0.bytes_mut().copy_from_slice(bytes);
         Ok(())
     }

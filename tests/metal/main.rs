@@ -18,6 +18,7 @@ mod passes;
 mod predictions;
 #[path = "../it/run/mod.rs"]
 mod run;
+mod separate;
 mod shaders;
 #[path = "../it/tiny/mod.rs"]
 mod tiny;

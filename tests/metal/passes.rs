@@ -32,7 +32,7 @@ fn on_gpu(model: &Model, n_layers: usize) -> (Engine, Emulated) {
     )
 }
 
-fn options() -> SessionOptions {
+pub(crate) fn options() -> SessionOptions {
     SessionOptions {
         n_ctx: Some(256),
         kv_type: KvType::F16,
@@ -40,13 +40,13 @@ fn options() -> SessionOptions {
     }
 }
 
-fn tokens(n: usize, seed: usize) -> Vec<u32> {
+pub(crate) fn tokens(n: usize, seed: usize) -> Vec<u32> {
     (0..n)
         .map(|i| ((i * 31 + seed * 7 + i * i % 11) % N_VOCAB) as u32)
         .collect()
 }
 
-fn max_abs(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn max_abs(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter()
         .zip(b)
@@ -65,7 +65,7 @@ fn rms(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// Logits of all tokens: a prompt of `n_prompt`, then one by one.
-fn logits(session: &mut Session, tokens: &[u32], n_prompt: usize) -> Vec<f32> {
+pub(crate) fn logits(session: &mut Session, tokens: &[u32], n_prompt: usize) -> Vec<f32> {
     let mut all = Vec::new();
     session
         .prefill_each(&tokens[..n_prompt], 0, |_, logits| {

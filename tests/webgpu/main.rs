@@ -5,7 +5,15 @@
 //! Without an adapter, nothing is tested, which the tests say; `RUVLLM_WEBGPU=1` makes that an
 //! error.
 
+#[path = "../it/common/mod.rs"]
+#[allow(dead_code)] // each test program uses its part
+mod common;
 mod mutations;
+mod passes;
+#[path = "../it/run/mod.rs"]
+mod run;
+#[path = "../it/tiny/mod.rs"]
+mod tiny;
 
 use ruvllm::gpu::check::{CASES, Checker};
 use ruvllm::gpu::kernels::FORMATS;
@@ -84,7 +92,11 @@ fn every_instance_is_valid() {
 /// All of them with `RUVLLM_LONG`, otherwise some.
 #[test]
 fn broken_shaders_are_caught() {
-    let step = if std::env::var_os("RUVLLM_LONG").is_some() { 1 } else { 9 };
+    let step = if std::env::var_os("RUVLLM_LONG").is_some() {
+        1
+    } else {
+        9
+    };
     if let Some(device) = devices(CHECKED).last() {
         mutations::run(device, step);
     }

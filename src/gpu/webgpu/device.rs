@@ -78,7 +78,7 @@ struct Inner {
     dropped: Arc<Mutex<Vec<u64>>>,
     next: AtomicU64,
     /// First failure that no call returned: the device is lost, or `wgpu` refuses something.
-    failure: Arc<Mutex<Option<String>>>,
+    failure: Arc<Mutex<Option<GpuError>>>,
 }
 
 /// A compiled kernel.
@@ -216,7 +216,13 @@ impl Device {
         .map_err(|e| GpuError::Library {
             message: e.to_string(),
         })?;
-        Ok(Device::of(device, queue, described(adapter), limits, options))
+        Ok(Device::of(
+            device,
+            queue,
+            described(adapter),
+            limits,
+            options,
+        ))
     }
 
     fn of(
@@ -229,19 +235,20 @@ impl Device {
         let failure = Arc::new(Mutex::new(None));
         let failed = Arc::clone(&failure);
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
-            locked(&failed).get_or_insert_with(|| error.to_string());
+            locked(&failed).get_or_insert_with(|| match error {
+                wgpu::Error::OutOfMemory { .. } => GpuError::OutOfMemory { bytes: 0 },
+                error => GpuError::Pass {
+                    message: error.to_string(),
+                },
+            });
         }));
         let lost = Arc::clone(&failure);
         device.set_device_lost_callback(move |_, message| {
-            locked(&lost).get_or_insert(format!("the device is lost: {message}"));
+            *locked(&lost) = Some(GpuError::Lost { message });
         });
         let args_layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
             label: None,
-            entries: &[layout_entry(
-                0,
-                wgpu::BufferBindingType::Uniform,
-                true,
-            )],
+            entries: &[layout_entry(0, wgpu::BufferBindingType::Uniform, true)],
         });
         Device(Arc::new(Inner {
             device,
@@ -296,9 +303,7 @@ impl Device {
     /// The failure since the last call, if there was one; a lost device stays lost.
     fn check(&self) -> Result<(), GpuError> {
         match locked(&self.0.failure).as_ref() {
-            Some(message) => Err(GpuError::Pass {
-                message: message.clone(),
-            }),
+            Some(failure) => Err(failure.clone()),
             None => Ok(()),
         }
     }
@@ -403,12 +408,7 @@ impl Device {
     ///
     /// # Errors
     /// As [`Device::download`].
-    pub fn download_from(
-        &self,
-        from: &Buffer,
-        at: u64,
-        bytes: &mut [u8],
-    ) -> Result<(), GpuError> {
+    pub fn download_from(&self, from: &Buffer, at: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
         let size = (bytes.len() as u64).next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
         if size == 0 {
             return Ok(());
@@ -440,7 +440,9 @@ impl Device {
             Some(Err(e)) => return Err(failed(e.to_string())),
             None => return Err(failed("a result did not arrive".to_string())),
         }
-        let view = slice.get_mapped_range().map_err(|e| failed(e.to_string()))?;
+        let view = slice
+            .get_mapped_range()
+            .map_err(|e| failed(e.to_string()))?;
         bytes.copy_from_slice(&view[..bytes.len()]);
         drop(view);
         staging.unmap();
@@ -527,8 +529,10 @@ impl Device {
             // SAFETY: kernels stay within the lengths of the table, which a pass checks, and end:
             // `tests/webgpu` runs each of them with checks of bounds.
             unsafe {
-                device
-                    .create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked())
+                device.create_shader_module_trusted(
+                    descriptor,
+                    wgpu::ShaderRuntimeChecks::unchecked(),
+                )
             }
         };
         let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
@@ -736,15 +740,24 @@ fn instance(dispatch: &Dispatch, starts: &[(u64, u64)], slabs: u32) -> Instance 
         wide: buffers.iter().any(of_weights),
         slabs: 0,
     };
-    if buffers.iter().any(|(_, element, _)| *element == Element::Page) {
+    if buffers
+        .iter()
+        .any(|(_, element, _)| *element == Element::Page)
+    {
         instance.slabs = slabs;
     }
     if instance.wide {
         // The length of rows is the first argument of all kernels with weights.
-        let n = dispatch.args.first_chunk().map_or(0, |n| u32::from_ne_bytes(*n));
-        let aligned = buffers.iter().zip(starts).all(|(&(_, element, access), start)| {
-            !instance.vectors(element, access) || start.1 % 16 == 0
-        });
+        let n = dispatch
+            .args
+            .first_chunk()
+            .map_or(0, |n| u32::from_ne_bytes(*n));
+        let aligned = buffers
+            .iter()
+            .zip(starts)
+            .all(|(&(_, element, access), start)| {
+                !instance.vectors(element, access) || start.1 % 16 == 0
+            });
         instance.wide = n % 16 == 0 && aligned;
     }
     instance

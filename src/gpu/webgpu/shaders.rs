@@ -14,9 +14,7 @@
 //! `$NAME` is a constant of the instance. Bindings and the arguments' structure come from the table
 //! of kernels, so that a shader cannot declare others than the host binds.
 
-use crate::gpu::kernels::{
-    Access, Declaration, Element, FORMATS, HEAD_DIMS, MATVEC, declarations,
-};
+use crate::gpu::kernels::{Access, Declaration, Element, FORMATS, HEAD_DIMS, MATVEC, declarations};
 use crate::quant::DType;
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -85,13 +83,20 @@ pub fn instances(slabs: u32) -> Vec<Instance> {
     let mut all = Vec::new();
     for d in DECLARATIONS.iter() {
         let has = |element| d.buffers.iter().any(|b| b.1 == element);
-        let formats = if has(Element::Weights) { FORMATS } else { &FORMATS[..1] };
+        let formats = if has(Element::Weights) {
+            FORMATS
+        } else {
+            &FORMATS[..1]
+        };
         let variants = match d.name {
             "matvec" => MATVEC.variants,
             "attention_decode" | "attention_prompt" => HEAD_DIMS,
             _ => &[0],
         };
-        for (&format, &variant) in formats.iter().flat_map(|f| variants.iter().map(move |v| (f, v))) {
+        for (&format, &variant) in formats
+            .iter()
+            .flat_map(|f| variants.iter().map(move |v| (f, v)))
+        {
             let floats = has(Element::Weights) && format.block().0 == 1;
             let wides = if floats { &[false, true][..] } else { &[true] };
             all.extend(wides.iter().map(|&wide| Instance {
@@ -192,7 +197,10 @@ impl Instance {
     pub fn source_with(&self, changes: &[(String, String)]) -> Result<String, String> {
         let file = |name: &str| match changes.iter().find(|(n, _)| n == name) {
             Some((_, text)) => Some(text.as_str()),
-            None => FILES.iter().find(|(n, _)| *n == name).map(|(_, text)| *text),
+            None => FILES
+                .iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, text)| *text),
         };
         let marker = format!("//! kernel {}", self.name);
         let (name, _) = FILES
@@ -314,7 +322,10 @@ impl Composer<'_> {
                 }
                 ["//!", "for", variable, "<", count] => {
                     let (_, end) = block(&lines[at..], line)?;
-                    let number: u32 = self.constant(count)?.parse().map_err(|_| line.to_string())?;
+                    let number: u32 = self
+                        .constant(count)?
+                        .parse()
+                        .map_err(|_| line.to_string())?;
                     let variable = variable.chars().next().unwrap_or('_');
                     for i in 0..number {
                         self.numbers.push((variable, i));

@@ -120,8 +120,9 @@ impl SeqKv {
         if layout.window().is_none() || n > MAX {
             return bound;
         }
-        let pool =
-            KvPool::with_source(u64::MAX, |_| Some(DeviceMemory::Shared(Box::new(NoMemory))));
+        let pool = KvPool::with_source(u64::MAX, true, |_| {
+            Some(DeviceMemory::Shared(Box::new(NoMemory)))
+        });
         let (mut filled, mut taken) = (Vec::new(), [0; 2]);
         for taken in taken.iter_mut().take(n_sequences) {
             let mut seq = SeqKv::new(pool.clone(), Arc::clone(layout));
@@ -158,6 +159,11 @@ impl SeqKv {
     /// Empties the sequence and sets another layout.
     pub(crate) fn restart(&mut self, layout: Arc<KvLayout>) {
         *self = SeqKv::new(self.pool.clone(), layout);
+    }
+
+    /// Whether a device held keys and values, and is lost.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.layout.is_on_device() && self.pool.is_lost()
     }
 
     /// Pool of the pages.
@@ -254,6 +260,9 @@ impl SeqKv {
     /// Moves the contents, those of `tokens`, to the pool's prefix cache; the sequence is empty
     /// afterwards.
     pub(crate) fn store(&mut self, key: PrefixKey, tokens: Vec<CachedToken>) {
+        if self.is_lost() {
+            return self.restart(Arc::clone(&self.layout));
+        }
         self.cut();
         self.add_checkpoint(self.len, true, None);
         let mut tables: Vec<_> = self.tables.iter_mut().map(std::mem::take).collect();
