@@ -28,16 +28,20 @@ enum Key {
     Tensor(usize),
     /// Address and length of the values, which the model or the program keeps in place.
     Constant(usize, usize),
-    Input(Input),
+    /// All inputs of a pass, one behind the other: written at once.
+    Inputs,
     Intermediate(Intermediate),
 }
+
+/// Alignment in bytes of an input among the others: no GPU wants more of a buffer's offset.
+const ALIGN: usize = 256;
 
 impl Key {
     fn of(name: Name<'_>) -> Option<Key> {
         match name {
             Name::Tensor(index) => Some(Key::Tensor(index)),
             Name::Constant(values) => Some(Key::Constant(values.as_ptr().addr(), values.len())),
-            Name::Input(input) => Some(Key::Input(input)),
+            Name::Input(_) => Some(Key::Inputs),
             Name::Intermediate(scratch) => Some(Key::Intermediate(scratch)),
             Name::Adapter(_) | Name::Cache(_) => None,
         }
@@ -112,6 +116,22 @@ impl<G: Gpu> GpuRunner<G> {
         &self.gpu
     }
 
+    /// The buffer of a name, which has at least `bytes` bytes.
+    fn grown<'b>(
+        &self,
+        buffers: &'b mut HashMap<Key, G::Buffer>,
+        key: Key,
+        bytes: usize,
+    ) -> Result<&'b mut G::Buffer, GpuError> {
+        if let Some(buffer) = buffers.remove(&key)
+            && self.gpu.len(&buffer) >= bytes
+        {
+            return Ok(buffers.entry(key).or_insert(buffer));
+        }
+        let buffer = self.gpu.buffer(bytes)?;
+        Ok(buffers.entry(key).or_insert(buffer))
+    }
+
     fn run(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), GpuError> {
         let plan = Plan::new(
             &self.model,
@@ -120,22 +140,30 @@ impl<G: Gpu> GpuRunner<G> {
             outputs.states.is_some(),
         )?;
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut inputs, mut starts) = (Vec::<u8>::new(), Vec::new());
         for (name, bytes) in plan.sizes() {
-            let Some(key) = Key::of(name) else { continue };
-            if buffers
-                .get(&key)
-                .is_none_or(|buffer| (self.gpu.len(buffer) as u64) < bytes)
-            {
-                buffers.remove(&key);
-                let bytes = usize::try_from(bytes)
-                    .map_err(|_| GpuError::OutOfMemory { bytes: usize::MAX })?;
-                buffers.insert(key, self.gpu.buffer(bytes)?);
+            let bytes = usize::try_from(bytes)
+                .map_err(|_| GpuError::OutOfMemory { bytes: usize::MAX })?;
+            let data = self.input(&plan, batch, name);
+            if let Name::Input(input) = name {
+                let start = inputs.len().next_multiple_of(ALIGN);
+                inputs.resize(start, 0);
+                inputs.extend(data.unwrap_or_default());
+                inputs.resize(inputs.len().max(start + bytes), 0);
+                starts.push((input, start as u64));
+                continue;
             }
-            if let Some(data) = self.input(&plan, batch, name)
-                && let Some(buffer) = buffers.get_mut(&key)
-            {
+            let Some(key) = Key::of(name) else { continue };
+            let buffer = self.grown(&mut buffers, key, bytes)?;
+            if let Some(data) = data {
                 self.gpu.write(buffer, &data)?;
             }
+        }
+        if !inputs.is_empty() {
+            // Page tables grow all the time; what was bound stays so for longer.
+            let room = inputs.len().max(1 << 16).next_power_of_two();
+            let buffer = self.grown(&mut buffers, Key::Inputs, room)?;
+            self.gpu.write(buffer, &inputs)?;
         }
         let mut adapters = self.adapters.lock().unwrap_or_else(PoisonError::into_inner);
         adapters.retain(|(adapter, _)| adapter.strong_count() > 0);
@@ -163,7 +191,11 @@ impl<G: Gpu> GpuRunner<G> {
                     Name::Adapter(index) => &adapters[places[index]].1,
                     _ => buffers.get(&Key::of(name)?)?,
                 };
-                Some((buffer, offset))
+                let start = match name {
+                    Name::Input(input) => starts.iter().find(|(other, _)| *other == input)?.1,
+                    _ => 0,
+                };
+                Some((buffer, start + offset))
             });
             calls.push(Call {
                 dispatch: &command.dispatch,
