@@ -105,6 +105,8 @@ struct Passes {
     made: u64,
     /// Where results are copied to for the CPU.
     staging: Option<wgpu::Buffer>,
+    /// What is copied within a buffer.
+    between: Option<wgpu::Buffer>,
     submitted: Option<wgpu::SubmissionIndex>,
 }
 
@@ -498,7 +500,23 @@ impl Device {
     ) -> Result<(), GpuError> {
         let mut encoder = self.0.device.create_command_encoder(&Default::default());
         let size = bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
-        encoder.copy_buffer_to_buffer(&from.raw, at, &to.raw, to_at, Some(size));
+        if from.number == to.number {
+            // A copy must not be within a buffer.
+            let mut passes = locked(&self.0.passes);
+            if passes.between.as_ref().is_none_or(|b| b.size() < size) {
+                passes.between = None;
+                passes.between = Some(self.raw(
+                    size,
+                    wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+                )?);
+            }
+            if let Some(between) = &passes.between {
+                encoder.copy_buffer_to_buffer(&from.raw, at, between, 0, Some(size));
+                encoder.copy_buffer_to_buffer(between, 0, &to.raw, to_at, Some(size));
+            }
+        } else {
+            encoder.copy_buffer_to_buffer(&from.raw, at, &to.raw, to_at, Some(size));
+        }
         self.0.queue.submit([encoder.finish()]);
         self.check()
     }
