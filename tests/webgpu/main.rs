@@ -12,6 +12,7 @@ mod mutations;
 mod passes;
 #[path = "../it/run/mod.rs"]
 mod run;
+mod speed;
 #[path = "../it/tiny/mod.rs"]
 mod tiny;
 
@@ -66,12 +67,22 @@ fn kernels_yield_what_the_scalar_level_does() {
             if only.as_ref().is_some_and(|only| only != case.name) {
                 continue;
             }
-            let start = std::time::Instant::now();
-            let mut stage = DeviceStage::new(&device, 2);
-            let result = (case.run)(&mut Checker::new(&mut stage, FORMATS, true));
-            println!("{}: {:.1} s", case.name, start.elapsed().as_secs_f32());
-            if let Err(e) = result {
-                failures.push(format!("{}: {e}", case.name));
+            // Each number of threads per row that some shape of weights has, or one.
+            let long = std::env::var_os("RUVLLM_LONG").is_some();
+            let all_lanes = match case.name.starts_with("matvec") {
+                true if long => &[32, 64, 128][..],
+                true => &[64],
+                false => &[0],
+            };
+            for &lanes in all_lanes {
+                device.force_lanes(lanes);
+                let start = std::time::Instant::now();
+                let mut stage = DeviceStage::new(&device, 2);
+                let result = (case.run)(&mut Checker::new(&mut stage, FORMATS, true));
+                println!("{}: {:.1} s", case.name, start.elapsed().as_secs_f32());
+                if let Err(e) = result {
+                    failures.push(format!("{}, {lanes} lanes: {e}", case.name));
+                }
             }
         }
         assert!(failures.is_empty(), "{}", failures.join("\n"));

@@ -67,6 +67,7 @@ fn report(m: &Mutation, device: &Device) -> Option<String> {
         .iter()
         .find(|f| f.to_string().to_lowercase() == m.format);
     let formats = format.map_or(&[][..], std::slice::from_ref);
+    device.force_lanes(32);
     let mut stage = DeviceStage::new(device, 2);
     (case.run)(&mut Checker::new(&mut stage, formats, false)).err()
 }

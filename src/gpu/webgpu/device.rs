@@ -11,11 +11,11 @@ use crate::gguf::Gguf;
 use crate::gpu::GpuError;
 use crate::gpu::kernels::{Access, Dispatch, Element};
 use crate::gpu::webgpu::grid::grid;
-use crate::gpu::webgpu::shaders::{Instance, declaration};
+use crate::gpu::webgpu::shaders::{Instance, declaration, lanes};
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -24,6 +24,8 @@ use std::task::{Context, Poll, Waker};
 const ARGS_BYTES: usize = 256;
 /// Bytes that are uploaded at a time.
 const UPLOAD: usize = 32 << 20;
+/// Alignment of what is mapped for the CPU.
+const MAP_ALIGNMENT: u64 = wgpu::MAP_ALIGNMENT;
 /// Bytes behind the end of a buffer that kernels may read, without using their values.
 const SPARE: u64 = 16;
 
@@ -71,6 +73,8 @@ struct Inner {
     options: Options,
     pipelines: Mutex<HashMap<Instance, Arc<Pipeline>>>,
     changes: Mutex<Vec<(String, String)>>,
+    /// See [`Device::force_lanes`].
+    lanes: AtomicU32,
     /// Layout of the arguments' binding.
     args_layout: wgpu::BindGroupLayout,
     passes: Mutex<Passes>,
@@ -84,6 +88,7 @@ struct Inner {
 /// A compiled kernel.
 struct Pipeline {
     number: u64,
+    lanes: u32,
     raw: wgpu::ComputePipeline,
     layout: wgpu::BindGroupLayout,
 }
@@ -100,6 +105,8 @@ struct Passes {
     made: u64,
     /// Where results are copied to for the CPU.
     staging: Option<wgpu::Buffer>,
+    /// What is copied within a buffer.
+    between: Option<wgpu::Buffer>,
     submitted: Option<wgpu::SubmissionIndex>,
 }
 
@@ -258,6 +265,7 @@ impl Device {
             options,
             pipelines: Mutex::default(),
             changes: Mutex::default(),
+            lanes: AtomicU32::new(0),
             args_layout,
             passes: Mutex::default(),
             dropped: Arc::default(),
@@ -284,6 +292,12 @@ impl Device {
     /// buffers, the attention of prompts with six, leaves.
     pub fn max_slabs(&self) -> u32 {
         (self.0.limits.max_storage_buffers_per_shader_stage - 6).min(4)
+    }
+
+    /// Lets as many threads share a row of weights in products of few rows, 32, 64 or 128, instead
+    /// of a number that suits the shape; 0 undoes that.
+    pub fn force_lanes(&self, lanes: u32) {
+        self.0.lanes.store(lanes, Ordering::Relaxed);
     }
 
     /// Number of bindings that passes made, which does not grow with passes of the same shape.
@@ -409,24 +423,44 @@ impl Device {
     /// # Errors
     /// As [`Device::download`].
     pub fn download_from(&self, from: &Buffer, at: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
-        let size = (bytes.len() as u64).next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
-        if size == 0 {
-            return Ok(());
-        }
         let mut passes = locked(&self.0.passes);
+        let encoder = self.0.device.create_command_encoder(&Default::default());
+        self.collect(&mut passes, encoder, &mut [(from, at, bytes)])
+    }
+
+    /// Submits commands, waits for them, and reads parts of buffers, each from a byte on.
+    fn collect(
+        &self,
+        passes: &mut Passes,
+        mut encoder: wgpu::CommandEncoder,
+        parts: &mut [(&Buffer, u64, &mut [u8])],
+    ) -> Result<(), GpuError> {
+        let whole = |bytes: &[u8]| (bytes.len() as u64).next_multiple_of(MAP_ALIGNMENT);
+        let size: u64 = parts.iter().map(|(_, _, bytes)| whole(bytes)).sum();
         if passes.staging.as_ref().is_none_or(|b| b.size() < size) {
             passes.staging = None;
             passes.staging = Some(self.raw(
-                size.next_power_of_two(),
+                size.max(MAP_ALIGNMENT).next_power_of_two(),
                 wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
             )?);
         }
         let Some(staging) = passes.staging.as_ref() else {
-            return Err(GpuError::OutOfMemory { bytes: bytes.len() });
+            return Err(GpuError::OutOfMemory {
+                bytes: usize::try_from(size).unwrap_or(usize::MAX),
+            });
         };
-        let mut encoder = self.0.device.create_command_encoder(&Default::default());
-        encoder.copy_buffer_to_buffer(&from.raw, at, staging, 0, Some(size));
+        let mut to = 0;
+        for (from, at, bytes) in parts.iter() {
+            // Buffers have spare bytes behind their end.
+            let n = (bytes.len() as u64).next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
+            encoder.copy_buffer_to_buffer(&from.raw, *at, staging, to, Some(n));
+            to += whole(bytes);
+        }
         let submission = self.0.queue.submit([encoder.finish()]);
+        passes.submitted = None; // the wait is for it, too
+        if size == 0 {
+            return self.wait(submission);
+        }
         let slice = staging.slice(..size);
         let mapped = Arc::new(Mutex::new(None));
         let result = Arc::clone(&mapped);
@@ -443,7 +477,11 @@ impl Device {
         let view = slice
             .get_mapped_range()
             .map_err(|e| failed(e.to_string()))?;
-        bytes.copy_from_slice(&view[..bytes.len()]);
+        let mut at = 0;
+        for (_, _, bytes) in parts.iter_mut() {
+            bytes.copy_from_slice(&view[at..at + bytes.len()]);
+            at += whole(bytes) as usize;
+        }
         drop(view);
         staging.unmap();
         Ok(())
@@ -462,7 +500,23 @@ impl Device {
     ) -> Result<(), GpuError> {
         let mut encoder = self.0.device.create_command_encoder(&Default::default());
         let size = bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
-        encoder.copy_buffer_to_buffer(&from.raw, at, &to.raw, to_at, Some(size));
+        if from.number == to.number {
+            // A copy must not be within a buffer.
+            let mut passes = locked(&self.0.passes);
+            if passes.between.as_ref().is_none_or(|b| b.size() < size) {
+                passes.between = None;
+                passes.between = Some(self.raw(
+                    size,
+                    wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+                )?);
+            }
+            if let Some(between) = &passes.between {
+                encoder.copy_buffer_to_buffer(&from.raw, at, between, 0, Some(size));
+                encoder.copy_buffer_to_buffer(between, 0, &to.raw, to_at, Some(size));
+            }
+        } else {
+            encoder.copy_buffer_to_buffer(&from.raw, at, &to.raw, to_at, Some(size));
+        }
         self.0.queue.submit([encoder.finish()]);
         self.check()
     }
@@ -561,12 +615,14 @@ impl Device {
         self.check()?;
         Ok(Pipeline {
             number: self.number(),
+            lanes: instance.lanes,
             raw,
             layout,
         })
     }
 
-    /// Submits a pass. `slabs` are the buffers in which pages lie.
+    /// Submits a pass, and waits for it if there are parts of buffers to read, each from a byte on.
+    /// `slabs` are the buffers in which pages lie.
     ///
     /// # Errors
     /// [`GpuError`] if a buffer is too short, a kernel cannot be compiled, or the device is lost.
@@ -574,9 +630,10 @@ impl Device {
         &self,
         calls: &[(&Dispatch, Vec<(&Buffer, u64)>)],
         slabs: &[&Buffer],
+        reads: &mut [(&Buffer, u64, &mut [u8])],
     ) -> Result<(), GpuError> {
         self.check()?;
-        let mut passes = locked(&self.0.passes);
+        let passes = &mut *locked(&self.0.passes);
         let dropped = std::mem::take(&mut *locked(&self.0.dropped));
         if !dropped.is_empty() {
             let gone = |(number, _): &(u64, u64)| dropped.contains(number);
@@ -587,22 +644,24 @@ impl Device {
         let mut args = vec![0u8; calls.len() * ARGS_BYTES];
         let mut steps = Vec::with_capacity(calls.len());
         for ((dispatch, buffers), args) in calls.iter().zip(args.chunks_exact_mut(ARGS_BYTES)) {
-            let bound = self.bind(&mut passes, dispatch, buffers, slabs, args)?;
-            steps.push((bound, grid(dispatch)?));
+            let bound = self.bind(passes, dispatch, buffers, slabs, args)?;
+            let grid = grid(dispatch, bound.0.lanes)?;
+            steps.push((bound, grid));
         }
-        self.write_args(&mut passes, args)?;
-        let Some((_, args)) = &passes.args else {
-            return Ok(()); // no calls
-        };
+        self.write_args(passes, args)?;
         let mut encoder = self.0.device.create_command_encoder(&Default::default());
         let mut pass = encoder.begin_compute_pass(&Default::default());
         for (i, ((pipeline, key), [x, y, z])) in steps.iter().enumerate() {
             pass.set_pipeline(&pipeline.raw);
             pass.set_bind_group(0, passes.bound.get(key), &[]);
+            let args = passes.args.as_ref().map(|(_, bound)| bound);
             pass.set_bind_group(1, args, &[(i * ARGS_BYTES) as u32]);
             pass.dispatch_workgroups(*x, *y, *z);
         }
         drop(pass);
+        if !reads.is_empty() {
+            return self.collect(passes, encoder, reads);
+        }
         let before = passes.submitted.take();
         passes.submitted = Some(self.0.queue.submit([encoder.finish()]));
         match before {
@@ -644,7 +703,8 @@ impl Device {
             .iter()
             .map(|(_, offset)| (offset / align * align, offset % align))
             .collect();
-        let instance = instance(dispatch, &starts, slabs.len() as u32);
+        let forced = self.0.lanes.load(Ordering::Relaxed);
+        let instance = instance(dispatch, &starts, slabs.len() as u32, forced);
         args[..dispatch.args.len()].copy_from_slice(&dispatch.args);
         let mut end = dispatch.args.len();
         for (&(_, element, access), &(_, rest)) in d.buffers.iter().zip(&starts) {
@@ -729,7 +789,7 @@ impl Device {
 }
 
 /// The instance for a call: with vectors, where rows and offsets are multiples of them.
-fn instance(dispatch: &Dispatch, starts: &[(u64, u64)], slabs: u32) -> Instance {
+fn instance(dispatch: &Dispatch, starts: &[(u64, u64)], slabs: u32, forced: u32) -> Instance {
     let d = declaration(dispatch.name);
     let buffers = d.map_or(&[][..], |d| &d.buffers);
     let of_weights = |(_, element, _): &(_, Element, _)| *element == Element::Weights;
@@ -739,6 +799,7 @@ fn instance(dispatch: &Dispatch, starts: &[(u64, u64)], slabs: u32) -> Instance 
         variant: dispatch.variant,
         wide: buffers.iter().any(of_weights),
         slabs: 0,
+        lanes: 0,
     };
     if buffers
         .iter()
@@ -747,11 +808,14 @@ fn instance(dispatch: &Dispatch, starts: &[(u64, u64)], slabs: u32) -> Instance 
         instance.slabs = slabs;
     }
     if instance.wide {
-        // The length of rows is the first argument of all kernels with weights.
-        let n = dispatch
-            .args
-            .first_chunk()
-            .map_or(0, |n| u32::from_ne_bytes(*n));
+        // The length and number of rows are the first arguments of all kernels with weights.
+        let [n, n_out] = dispatch.args.first_chunk().map_or([0; 2], |args| {
+            let args: [u8; 8] = *args;
+            bytemuck::cast(args)
+        });
+        if dispatch.name.starts_with("matvec") {
+            instance.lanes = if forced == 0 { lanes(n_out) } else { forced };
+        }
         let aligned = buffers
             .iter()
             .zip(starts)

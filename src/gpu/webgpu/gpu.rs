@@ -121,10 +121,10 @@ impl Gpu for WebGpu {
             .filter_map(|slab| slab.as_ref().or(some))
             .map(Arc::as_ref)
             .collect();
-        self.device().submit(&calls, &bound)?;
-        for (buffer, bytes) in reads {
-            self.device().download(buffer, bytes)?;
-        }
-        Ok(())
+        let mut reads: Vec<(&Buffer, u64, &mut [u8])> = reads
+            .iter_mut()
+            .map(|(buffer, bytes)| (*buffer, 0, &mut **bytes))
+            .collect();
+        self.device().submit(&calls, &bound, &mut reads)
     }
 }

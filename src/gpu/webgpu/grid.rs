@@ -2,7 +2,7 @@
 
 use crate::gpu::GpuError;
 use crate::gpu::kernels::*;
-use crate::gpu::webgpu::shaders::OUTS;
+use crate::gpu::webgpu::shaders::outs;
 
 /// Most workgroups per dimension that WebGPU promises.
 const MOST: u32 = 65535;
@@ -24,24 +24,25 @@ const FOLDED: &[&str] = &[
     "hadamard",
 ];
 
-/// Number of workgroups of a call.
+/// Number of workgroups of a call; `lanes` threads share a row in products of few rows.
 ///
 /// # Errors
 /// [`GpuError::Kernel`] if a dimension is too long.
-pub(super) fn grid(dispatch: &Dispatch) -> Result<[u32; 3], GpuError> {
+pub(super) fn grid(dispatch: &Dispatch, lanes: u32) -> Result<[u32; 3], GpuError> {
     let args = &dispatch.args;
+    let outs = 128 / lanes.max(1) * outs(dispatch.variant);
     let grid = match dispatch.name {
         "matvec" => {
             let a: MatvecArgs = bytemuck::pod_read_unaligned(args);
             [
-                a.n_out.div_ceil(4 * OUTS),
                 a.n_rows.div_ceil(dispatch.variant),
+                a.n_out.div_ceil(outs),
                 1,
             ]
         }
         "matvec_experts" => {
             let a: MatvecExpertsArgs = bytemuck::pod_read_unaligned(args);
-            [a.n_out.div_ceil(4 * OUTS), a.n_chosen, 1]
+            [a.n_out.div_ceil(outs), a.n_chosen, 1]
         }
         "matmul" => {
             let a: MatmulArgs = bytemuck::pod_read_unaligned(args);

@@ -64,10 +64,25 @@ pub struct Instance {
     pub wide: bool,
     /// Buffers in which pages lie; 0 if the kernel reads none.
     pub slabs: u32,
+    /// Threads that share a row of weights, in products of few rows: 32, 64 or 128, otherwise 0.
+    pub lanes: u32,
 }
 
-/// Weight rows per team of 32 threads in products of few rows.
-pub(super) const OUTS: u32 = 2;
+/// Weight rows per team of threads in products of up to as many activation rows as the variant
+/// number.
+pub(super) fn outs(rows: u32) -> u32 {
+    if rows <= 2 { 2 } else { 4 }
+}
+
+/// Threads that share a row of a matrix with `n_out` rows, so that a large GPU has enough of them,
+/// and each enough reads under way, whatever the shape.
+pub(super) fn lanes(n_out: u32) -> u32 {
+    match n_out {
+        0..3072 => 128,
+        3072..6144 => 64,
+        _ => 32,
+    }
+}
 
 /// Table entries, composed once.
 static DECLARATIONS: LazyLock<Vec<Declaration>> = LazyLock::new(declarations);
@@ -99,12 +114,20 @@ pub fn instances(slabs: u32) -> Vec<Instance> {
         {
             let floats = has(Element::Weights) && format.block().0 == 1;
             let wides = if floats { &[false, true][..] } else { &[true] };
-            all.extend(wides.iter().map(|&wide| Instance {
+            let lanes = match d.name.starts_with("matvec") {
+                true => &[32, 64, 128][..],
+                false => &[0],
+            };
+            let both = wides
+                .iter()
+                .flat_map(|&wide| lanes.iter().map(move |&lanes| (wide, lanes)));
+            all.extend(both.map(|(wide, lanes)| Instance {
                 name: d.name,
                 format,
                 variant,
                 wide: wide && has(Element::Weights),
                 slabs: if has(Element::Page) { slabs } else { 0 },
+                lanes,
             }));
         }
     }
@@ -123,6 +146,9 @@ impl Instance {
         }
         if self.wide {
             name += "_wide";
+        }
+        if self.lanes != 0 {
+            name += &format!("_lanes{}", self.lanes);
         }
         if self.slabs != 0 {
             name += &format!("_slabs{}", self.slabs);
@@ -153,8 +179,12 @@ impl Instance {
         let rows = self.variant.max(1);
         let number = match name {
             "ROWS" => rows,
-            "OUTS" => OUTS,
-            "SUMS" => 4 * rows * OUTS * 33,
+            "OUTS" => outs(rows),
+            "LANES" => self.lanes,
+            "TEAMS" => 128 / self.lanes.max(1),
+            "SUMS" => 128 * rows * outs(rows),
+            // Registers for more parts than one are there with few rows.
+            "UNROLL" => 1 + u32::from(rows <= 2),
             "WIDE" => u32::from(self.wide),
             "W_VECTORS" => u32::from(self.vectors(Element::Weights, Access::Read)),
             "SLABS" => self.slabs,

@@ -35,6 +35,39 @@ impl<'a> DeviceStage<'a> {
     }
 }
 
+impl DeviceStage<'_> {
+    /// Seconds that a kernel takes, of `n` times in one pass after another one. The buffers need no
+    /// contents that make sense, as long as the kernel ends.
+    ///
+    /// # Errors
+    /// A description of the failure.
+    pub fn seconds(
+        &self,
+        dispatch: &Dispatch,
+        buffers: &[Vec<u8>],
+        n: usize,
+    ) -> Result<f64, crate::gpu::GpuError> {
+        let mut made = Vec::new();
+        for bytes in buffers {
+            let buffer = self.device.memory(bytes.len())?;
+            self.device.upload(&buffer, 0, bytes)?;
+            made.push(buffer);
+        }
+        let bound: Vec<(&Buffer, u64)> = made.iter().map(|buffer| (buffer, 0)).collect();
+        let calls = vec![(dispatch, bound); n];
+        let mut seconds = 0.0;
+        for _ in 0..2 {
+            let mut last = [0; 4];
+            let start = std::time::Instant::now();
+            let mut read = (&made[made.len() - 1], 0, &mut last[..]);
+            self.device
+                .submit(&calls, &[], std::slice::from_mut(&mut read))?;
+            seconds = start.elapsed().as_secs_f64() / n as f64;
+        }
+        Ok(seconds)
+    }
+}
+
 impl Stage for DeviceStage<'_> {
     fn empty(&mut self, bytes: u64, _align: u64) -> Handle {
         self.buffers.push(vec![UNWRITTEN; bytes as usize]);
@@ -87,7 +120,7 @@ impl Stage for DeviceStage<'_> {
         let call = (dispatch, made.iter().map(|buffer| (buffer, 0)).collect());
         let bound: Vec<&Buffer> = slabs.iter().map(|(buffer, _)| buffer).collect();
         self.device
-            .submit(&[call], &bound)
+            .submit(&[call], &bound, &mut [])
             .map_err(|e| e.to_string())?;
 
         let d = declaration(dispatch.name).ok_or("no such kernel")?;
