@@ -142,8 +142,8 @@ impl<G: Gpu> GpuRunner<G> {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut inputs, mut starts) = (Vec::<u8>::new(), Vec::new());
         for (name, bytes) in plan.sizes() {
-            let bytes = usize::try_from(bytes)
-                .map_err(|_| GpuError::OutOfMemory { bytes: usize::MAX })?;
+            let bytes =
+                usize::try_from(bytes).map_err(|_| GpuError::OutOfMemory { bytes: usize::MAX })?;
             let data = self.input(&plan, batch, name);
             if let Name::Input(input) = name {
                 let start = inputs.len().next_multiple_of(ALIGN);

@@ -125,8 +125,10 @@ fn check_adapter(args: &Args, number: Option<usize>) -> Result<(), Failure> {
         report("sessions", Ok("not checked: give a model (-m)".into()))?;
     } else {
         let model = args.model.open(&ResidenceArgs::default())?;
-        let outcome = check_sessions(&model, index).map_err(|error| error.to_string());
-        report("sessions", outcome)?;
+        match check_sessions(&model, index) {
+            Err(Failure::Work(error)) => report("sessions", Err(error))?,
+            outcome => report("sessions", Ok(outcome?))?,
+        }
     }
     if failed > 0 {
         return Err(Failure::Work(format!(
