@@ -105,8 +105,6 @@ pub use engine::{CancelToken, Engine, SessionError, SessionOptions};
 pub use error::{Error, Result};
 pub use gguf::GgufError;
 pub use gpu::GpuError;
-#[cfg(feature = "metal")]
-pub use gpu::metal::MetalError;
 #[cfg(feature = "grammar")]
 pub use grammar::GrammarError;
 pub use kv::{KvError, KvPart, KvType};

@@ -31,7 +31,7 @@ impl Weight {
     }
 
     /// The index of its tensor in the file, and its first byte there.
-    #[cfg(feature = "metal")]
+    #[cfg(any(feature = "metal", feature = "webgpu"))]
     pub(crate) fn place(&self) -> (usize, usize) {
         (self.tensor, self.bytes.start)
     }

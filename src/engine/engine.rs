@@ -18,7 +18,7 @@ use crate::engine::threads::default_threads;
 use crate::engine::turns::Turns;
 use crate::engine::{SessionError, context_shift};
 use crate::forward::{Cursor, Pass, Pause, forward};
-use crate::gpu::Runner;
+use crate::gpu::{GpuError, Runner};
 use crate::kv::{KvLayout, KvPolicy, KvPool, KvTiers, KvType, PrefixFolder, SeqKv};
 use crate::layers::outputs::{Outputs, Wanted};
 use crate::layers::rows::{SlotRows, SlotView};
@@ -27,7 +27,7 @@ use crate::threads::{Crew, Team};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -100,6 +100,10 @@ impl fmt::Debug for SharedThreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SharedThreads {{ n: {} }}", self.team.n_threads())
     }
+    /// Whether the CPU goes on where the device fails: it is lost, or has no memory left. Keys and
+    /// values that only the device had are computed again, and the tokens from there on have the
+    /// CPU's bits. Otherwise, the default, such a failure is an error of the call.
+    pub cpu_fallback: bool,
 }
 
 /// A model and the threads that compute it: a handle that is cheap to clone, `Send + Sync +
@@ -183,6 +187,9 @@ struct Core {
     pool: KvPool,
     /// What computes in place of the CPU.
     runner: Option<Arc<dyn Runner>>,
+    /// Whether the CPU goes on where that fails, and the failure after which it did.
+    cpu_fallback: bool,
+    failure: OnceLock<GpuError>,
     /// Buffers of the runner's passes.
     batch_buffers: Mutex<BatchBuffers>,
     /// What passes over generated rows took.
@@ -214,7 +221,9 @@ impl Core {
         let pool = match &runner {
             Some(runner) => {
                 let runner = Arc::clone(runner);
-                KvPool::with_source(budget, move |bytes| runner.page(bytes))
+                let budget = budget.min(runner.page_limit());
+                let is_shared = runner.shares_memory();
+                KvPool::with_source(budget, is_shared, move |bytes| runner.page(bytes))
             }
             None => KvPool::new(budget),
         };
@@ -244,6 +253,8 @@ impl Core {
             of_piece_passes,
             pool,
             runner,
+            cpu_fallback: options.cpu_fallback,
+            failure: OnceLock::new(),
             batch_buffers,
             times,
             views: Mutex::default(),
@@ -280,9 +291,26 @@ impl Engine {
         })
     }
 
-    /// The runner that computes instead of the CPU, if there is one.
+    /// The runner that computes instead of the CPU, if there is one, and it has not failed.
     pub fn runner(&self) -> Option<&dyn Runner> {
-        self.core.runner.as_deref()
+        self.core
+            .runner
+            .as_deref()
+            .filter(|_| self.gpu_failure().is_none())
+    }
+
+    /// The failure after which the CPU took over, see [`EngineOptions::cpu_fallback`].
+    pub fn gpu_failure(&self) -> Option<&GpuError> {
+        self.core.failure.get()
+    }
+
+    pub(super) fn has_cpu_fallback(&self) -> bool {
+        self.core.cpu_fallback
+    }
+
+    /// Lets the runner compute nothing from now on.
+    pub(super) fn fail(&self, failure: GpuError) {
+        let _ = self.core.failure.set(failure); // the first one stays
     }
 
     /// An engine for `block`, the model's for multi-token prediction: with the same threads and
@@ -303,6 +331,8 @@ impl Engine {
             of_piece_passes,
             pool,
             runner: None,
+            cpu_fallback: false,
+            failure: OnceLock::new(),
             batch_buffers,
             times,
             views: Mutex::default(),
@@ -414,7 +444,11 @@ impl Engine {
         if let Some(what) = policy.not_on_gpu() {
             self.cpu_only(what)?;
         }
-        Ok(Arc::new(kv_layout(self.model.hparams(), policy)))
+        let layout = kv_layout(self.model.hparams(), policy);
+        Ok(Arc::new(match self.runner() {
+            Some(runner) if !runner.shares_memory() => layout.with_device(runner.first_layer()),
+            _ => layout,
+        }))
     }
 
     /// Computes one pass: appends each slot's tokens to its sequence, and writes the logits to
@@ -513,6 +547,28 @@ impl Engine {
             }
             self.compute_missing(slot.seq, outputs, cancel)?;
         }
+        let is_whole = piece.is_none();
+        match self.advance_once(slots, outputs, raw, cancel, probe, piece) {
+            Err(error) if is_whole && self.falls_back(&error) => {
+                for slot in &mut *slots {
+                    self.compute_missing(slot.seq, outputs, cancel)?;
+                }
+                self.advance_once(slots, outputs, raw, cancel, probe, None)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// [`Engine::advance`] where nothing is missing.
+    fn advance_once(
+        &self,
+        slots: &mut [Slot<'_>],
+        outputs: &mut Outputs,
+        raw: bool,
+        cancel: &CancelToken,
+        probe: &mut dyn Probe,
+        piece: Option<Piece<'_>>,
+    ) -> Result<bool, SessionError> {
         let has_hooks = slots.iter().any(|slot| slot.seq.hook.is_some());
         if !raw && self.runner().is_none() {
             for slot in slots.iter_mut().filter(|slot| slot.seq.hook.is_none()) {
@@ -612,8 +668,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Computes again what a sequence's cache has lost; nobody sees the rows.
-    pub(crate) fn compute_missing(
+    /// [`Engine::compute_missing`] on the device that there is.
+    pub(super) fn compute_missing_once(
         &self,
         seq: &mut Sequence,
         outputs: &mut Outputs,
@@ -809,7 +865,7 @@ impl Engine {
     /// others. And drafts share the page of the token before them: for a guess no page is
     /// taken, which another sequence, or the pool's budget, may need.
     pub(crate) fn n_draftable(&self, seq: &Sequence, next: usize) -> usize {
-        if seq.hook.is_some() || self.runner().is_some() {
+        if seq.hook.is_some() {
             return 0;
         }
         (next.next_multiple_of(KV_BLOCK) - next).min(seq.n_ctx().saturating_sub(next))

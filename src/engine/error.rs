@@ -198,6 +198,7 @@ impl From<KvError> for SessionError {
     fn from(error: KvError) -> SessionError {
         match error {
             KvError::OutOfMemory { what, bytes } => SessionError::OutOfMemory { what, bytes },
+            KvError::Device { message } => GpuError::Lost { message }.into(),
             error => SessionError::Kv(error),
         }
     }

@@ -6,6 +6,7 @@ pub(crate) mod context_shift;
 #[allow(clippy::module_inception)]
 pub(crate) mod engine;
 pub(crate) mod error;
+mod fallback;
 pub(crate) mod hidden_states;
 pub(crate) mod identity;
 pub(crate) mod memory_plan;

@@ -4,8 +4,6 @@ use crate::compute::arena::{Arena, reuse};
 use crate::compute::probe::{NoProbe, Probe};
 use crate::engine::SessionError;
 use crate::forward::{Pass, forward};
-#[cfg(feature = "metal")]
-use crate::gpu::GpuError;
 use crate::gpu::{Batch, BatchOutputs, BatchSlot, Runner};
 use crate::kv::PagePlace;
 use crate::layers::outputs::Wanted;
@@ -48,7 +46,11 @@ pub(crate) fn open_runner(
         #[cfg(feature = "metal")]
         Device::Metal { n_layers } => crate::gpu::metal::open(model, n_layers)
             .map(Some)
-            .map_err(|error| GpuError::from(error).into()),
+            .map_err(SessionError::from),
+        #[cfg(feature = "webgpu")]
+        Device::Gpu { n_layers, adapter } => crate::gpu::webgpu::open(model, n_layers, adapter)
+            .map(Some)
+            .map_err(SessionError::from),
     }
 }
 

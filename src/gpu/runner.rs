@@ -1,11 +1,12 @@
 //! Interface of a device that computes passes instead of the CPU: a GPU.
 //!
 //! An engine hands over whole passes. Keys and values stay in the pages of its pool, whose memory
-//! is allocated by the runner and accessible to both: so forks, rewinds and copies on write are
-//! done by the CPU alone, and the CPU can compute the first layers of a model.
+//! is allocated by the runner. Where the CPU can access it, forks, rewinds and copies on write are
+//! the CPU's alone; otherwise a page has the CPU's layers in the CPU's memory and the others on the
+//! device, which copies them itself.
 
 use crate::gpu::GpuError;
-use crate::kv::{PageMemory, PagePlace};
+use crate::kv::{DeviceMemory, PagePlace};
 use crate::lora::Attached;
 use std::ops::Range;
 
@@ -21,8 +22,15 @@ pub trait Runner: Send + Sync {
     /// Bytes of weights that it had to copy, as it cannot use them where they are.
     fn copied_bytes(&self) -> u64;
 
-    /// Allocates memory for a page of keys and values; `None` if there is none left.
-    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>>;
+    /// Whether the CPU can access the memory of pages.
+    fn shares_memory(&self) -> bool;
+
+    /// Allocates memory for a page of keys and values, or for the device's part of one if memory is
+    /// not shared; `None` if there is none left.
+    fn page(&self, bytes: usize) -> Option<DeviceMemory>;
+
+    /// Most bytes of all pages.
+    fn page_limit(&self) -> u64;
 
     /// Computes a pass: appends keys and values to the pages, and writes the requested outputs.
     ///
@@ -64,7 +72,8 @@ pub struct BatchSlot<'a> {
     /// 0 for pages that have left a window. All tables have the same length.
     pub tables: &'a [Vec<u64>],
     /// Its adapters, whose terms are added to products in this order.
-    #[cfg_attr(not(feature = "metal"), allow(dead_code))] // the CPU has the sessions' own
+    #[cfg_attr(not(any(feature = "metal", feature = "webgpu")), allow(dead_code))]
+    // the CPU has the sessions' own
     pub(crate) adapters: &'a [Attached],
 }
 

@@ -42,6 +42,12 @@ pub enum KvError {
         /// Size of the pool in bytes.
         budget: u64,
     },
+    /// A device that has keys and values in memory of its own failed.
+    #[error("the GPU's keys and values cannot be read or written: {message}")]
+    Device {
+        /// The device's message.
+        message: String,
+    },
     /// A key or value is beyond 65,504, the largest number of half precision.
     #[error(
         "a {part} of layer {layer} is too large for a half-precision cache; use KvType::F32 (-ctk f32 -ctv f32)"

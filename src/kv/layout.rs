@@ -1,6 +1,7 @@
 //! Layout of pages: the layers that share a page, and each layer's place in it.
 
 use crate::arch::{KV_BLOCK, KV_SPAN};
+use crate::kv::page::PageSize;
 use crate::kv::{KvPolicy, KvTiers, KvType};
 use std::ops::Range;
 
@@ -107,6 +108,9 @@ pub(super) struct Form {
     pub(super) types: [KvType; 2],
     /// Bytes of a page, a multiple of 64.
     pub(super) page_bytes: usize,
+    /// Bytes at the start of a page, of the layers that the CPU computes, if a GPU has the others
+    /// in memory of its own; otherwise all.
+    pub(super) on_host: usize,
     /// Bytes of a page's values; the rest are its keys.
     v_bytes: usize,
     /// Range in pages: queries use this tier for pages up to this distance before their own, and
@@ -115,6 +119,14 @@ pub(super) struct Form {
 }
 
 impl Form {
+    /// Size of a page.
+    pub(super) fn page_size(&self) -> PageSize {
+        PageSize {
+            bytes: self.page_bytes,
+            on_host: self.on_host,
+        }
+    }
+
     /// Bytes of a page's keys and of its values, with their precision.
     pub(super) fn bytes_by_type(&self) -> [(KvType, u64); 2] {
         let [k, v] = self.types;
@@ -204,6 +216,7 @@ impl KvLayout {
                 let form = |types, reach| Form {
                     types,
                     page_bytes: 0,
+                    on_host: 0,
                     v_bytes: 0,
                     reach,
                 };
@@ -250,12 +263,34 @@ impl KvLayout {
             }
             layers.push(layer);
         }
+        groups
+            .iter_mut()
+            .flat_map(|group| &mut group.forms)
+            .for_each(|form| form.on_host = form.page_bytes);
         KvLayout {
             policy,
             groups,
             layers,
             recurrences: None,
         }
+    }
+
+    /// The same where the layers from `first_layer` on have their keys and values in memory of a
+    /// GPU's own: in each page those of the CPU's layers come first.
+    pub(crate) fn with_device(mut self, first_layer: usize) -> KvLayout {
+        for layer in self.layers.iter().skip(first_layer) {
+            let forms = &mut self.groups[layer.group].forms;
+            for (form, [keys, _]) in forms.iter_mut().zip(layer.at) {
+                form.on_host = form.on_host.min(keys);
+            }
+        }
+        self
+    }
+
+    /// Whether a GPU has keys and values in memory of its own.
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.tables()
+            .any(|(_, form)| form.on_host < form.page_bytes)
     }
 
     /// Precision of keys and values.
@@ -286,14 +321,14 @@ impl KvLayout {
         self
     }
 
-    /// Bytes of a page of each table.
-    pub(super) fn page_bytes(&self) -> impl Iterator<Item = usize> {
+    /// Size of a page of each table.
+    pub(super) fn page_sizes(&self) -> impl Iterator<Item = PageSize> {
         let of_states = self
             .recurrences
             .iter()
-            .map(|recurrences| recurrences.bytes()[0]);
+            .map(|recurrences| recurrences.bytes()[0].into());
         self.tables()
-            .map(|(_, form)| form.page_bytes)
+            .map(|(_, form)| form.page_size())
             .chain(of_states)
     }
 

@@ -1,8 +1,10 @@
 //! Pages of keys and values, and the accounting of their memory.
 
-use crate::kv::{KvBytes, KvType};
+use crate::kv::{KvBytes, KvError, KvType};
 use bytemuck::{Pod, Zeroable};
+use std::borrow::Cow;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Pages of at least this size are mapped separately, so that the system can back them by huge
@@ -26,8 +28,60 @@ pub trait PageMemory: Send + Sync + fmt::Debug {
     fn address(&self) -> u64;
 }
 
-/// Allocates memory for a page of this many bytes; `None` if there is none.
-pub(super) type PageSource = Box<dyn Fn(usize) -> Option<Box<dyn PageMemory>> + Send + Sync>;
+/// Part of a page in the memory of a device that the CPU cannot access. Operations happen in the
+/// order in which they are called, passes among them.
+pub trait SeparateMemory: Send + Sync + fmt::Debug {
+    /// Address on the device; never 0.
+    fn address(&self) -> u64;
+
+    /// Reads the contents into `bytes`, which has their length.
+    ///
+    /// # Errors
+    /// A message if the device is lost.
+    fn read(&self, bytes: &mut [u8]) -> Result<(), String>;
+
+    /// Replaces the contents.
+    ///
+    /// # Errors
+    /// As [`SeparateMemory::read`].
+    fn write(&mut self, bytes: &[u8]) -> Result<(), String>;
+
+    /// Copies the contents of the memory at another address, of the same size and device, without
+    /// the CPU.
+    ///
+    /// # Errors
+    /// As [`SeparateMemory::read`].
+    fn copy(&mut self, from: u64) -> Result<(), String>;
+}
+
+/// Memory of a page that a device allocates.
+#[derive(Debug)]
+pub enum DeviceMemory {
+    /// Of the CPU and the GPU.
+    Shared(Box<dyn PageMemory>),
+    /// Of the GPU alone.
+    Separate(Box<dyn SeparateMemory>),
+}
+
+/// Allocates memory for this many bytes of a page; `None` if there is none.
+pub(super) type PageSource = Box<dyn Fn(usize) -> Option<DeviceMemory> + Send + Sync>;
+
+/// Bytes of a page, and how many of them, at its start, the CPU has where a GPU computes the last
+/// layers in memory of its own: all of them without such a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PageSize {
+    pub(super) bytes: usize,
+    pub(super) on_host: usize,
+}
+
+impl From<usize> for PageSize {
+    fn from(bytes: usize) -> PageSize {
+        PageSize {
+            bytes,
+            on_host: bytes,
+        }
+    }
+}
 
 /// Memory of a page, initially zeros.
 #[derive(Debug)]
@@ -35,6 +89,8 @@ pub(super) enum Memory {
     Heap(Vec<Line>),
     Mapped(memmap2::MmapMut),
     Shared(Box<dyn PageMemory>),
+    /// The first bytes are the CPU's, the others a device's.
+    Split(Vec<Line>, Box<dyn SeparateMemory>),
 }
 
 impl Memory {
@@ -51,8 +107,36 @@ impl Memory {
         Some(Memory::Mapped(map))
     }
 
+    /// Memory of a page, from the source if it is not the CPU's alone.
+    pub(super) fn of(size: PageSize, ledger: &Ledger) -> Option<Memory> {
+        let on_device = size.bytes - size.on_host;
+        let source = match &ledger.source {
+            Some((is_shared, source)) if *is_shared || on_device > 0 => source,
+            _ => return Memory::new(size.bytes),
+        };
+        if on_device == 0 {
+            return match source(size.bytes)? {
+                DeviceMemory::Shared(memory) => Some(Memory::Shared(memory)),
+                DeviceMemory::Separate(_) => None, // not from such a source
+            };
+        }
+        let lines = size.on_host.div_ceil(size_of::<Line>());
+        let host = bytemuck::allocation::try_zeroed_vec(lines).ok()?;
+        match source(on_device)? {
+            DeviceMemory::Separate(device) => Some(Memory::Split(host, device)),
+            DeviceMemory::Shared(_) => None, // such a source makes whole pages
+        }
+    }
+
+    /// Whether there is none.
+    pub(super) fn is_none(&self) -> bool {
+        matches!(self, Memory::Heap(lines) if lines.is_empty())
+    }
+
+    /// The bytes that the CPU can access.
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
+            Memory::Split(lines, _) => bytemuck::cast_slice(lines),
             Memory::Heap(lines) => bytemuck::cast_slice(lines),
             Memory::Mapped(map) => map,
             Memory::Shared(memory) => memory.bytes(),
@@ -61,6 +145,7 @@ impl Memory {
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
+            Memory::Split(lines, _) => bytemuck::cast_slice_mut(lines),
             Memory::Heap(lines) => bytemuck::cast_slice_mut(lines),
             Memory::Mapped(map) => map,
             Memory::Shared(memory) => memory.bytes_mut(),
@@ -70,8 +155,11 @@ impl Memory {
 
 pub(super) struct Ledger {
     pub(super) budget: u64,
-    /// Allocator of pages, if not the system.
-    pub(super) source: Option<PageSource>,
+    /// Allocator of pages, if not the system, and whether it makes whole ones, which the CPU
+    /// accesses, too.
+    pub(super) source: Option<(bool, PageSource)>,
+    /// Whether the device of the source is lost, with all that its memory held.
+    pub(super) lost: AtomicBool,
     pub(super) state: Mutex<State>,
 }
 
@@ -96,13 +184,18 @@ pub(super) struct State {
     /// These adapters by their ids.
     pub(super) counted: Vec<(usize, Weak<Counted>)>,
     /// Free pages by their size.
-    pub(super) free_lists: Vec<(usize, Vec<Memory>)>,
+    pub(super) free_lists: Vec<(PageSize, Vec<Memory>)>,
 }
 
 impl Ledger {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // Counts are changed only after operations that may panic.
         self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Whether the pages' device is lost.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
     }
 
     pub(super) fn mark(&self, percent: u64) -> u64 {
@@ -146,13 +239,10 @@ impl State {
         self.used + self.adapters + self.reserved
     }
 
-    pub(super) fn take_free(&mut self, bytes: usize) -> Option<Memory> {
-        let (_, list) = self
-            .free_lists
-            .iter_mut()
-            .find(|(size, _)| *size == bytes)?;
+    pub(super) fn take_free(&mut self, page: PageSize) -> Option<Memory> {
+        let (_, list) = self.free_lists.iter_mut().find(|(size, _)| *size == page)?;
         let memory = list.pop()?;
-        self.free -= bytes as u64;
+        self.free -= page.bytes as u64;
         Some(memory)
     }
 
@@ -160,35 +250,35 @@ impl State {
     pub(super) fn release(&mut self, size: u64, budget: u64) -> Vec<Memory> {
         let mut released = Vec::new();
         while self.taken().saturating_add(self.free).saturating_add(size) > budget {
-            let Some((bytes, list)) = self
+            let Some((page, list)) = self
                 .free_lists
                 .iter_mut()
                 .find(|(_, list)| !list.is_empty())
             else {
                 break;
             };
-            self.free -= *bytes as u64;
+            self.free -= page.bytes as u64;
             released.extend(list.pop());
         }
         released
     }
 
     /// Keeps a free page, or returns it if there are enough of its size.
-    pub(super) fn keep(&mut self, bytes: usize, memory: Memory) -> Option<Memory> {
+    pub(super) fn keep(&mut self, page: PageSize, memory: Memory) -> Option<Memory> {
         let i = self
             .free_lists
             .iter()
-            .position(|(size, _)| *size == bytes)
+            .position(|(size, _)| *size == page)
             .unwrap_or(self.free_lists.len());
         if i == self.free_lists.len() {
-            self.free_lists.push((bytes, Vec::new()));
+            self.free_lists.push((page, Vec::new()));
         }
         let list = &mut self.free_lists[i].1;
-        if (list.len() + 1).saturating_mul(bytes) > MAX_FREE {
+        if (list.len() + 1).saturating_mul(page.bytes) > MAX_FREE {
             return Some(memory);
         }
         list.push(memory);
-        self.free += bytes as u64;
+        self.free += page.bytes as u64;
         None
     }
 }
@@ -198,7 +288,7 @@ impl State {
 #[derive(Debug)]
 pub(super) struct Page {
     pub(super) memory: Memory,
-    pub(super) bytes: usize,
+    pub(super) size: PageSize,
     pub(super) types: [(KvType, u64); 2],
     pub(super) pool: Arc<Ledger>,
 }
@@ -208,12 +298,13 @@ impl Page {
     pub(super) fn address(&self) -> u64 {
         match &self.memory {
             Memory::Shared(memory) => memory.address(),
+            Memory::Split(_, memory) => memory.address(),
             Memory::Heap(_) | Memory::Mapped(_) => 0,
         }
     }
 
     pub(super) fn n_bytes(&self) -> u64 {
-        self.bytes as u64
+        self.size.bytes as u64
     }
 
     /// Bytes of its keys and of its values, with their precisions.
@@ -221,6 +312,54 @@ impl Page {
         self.types
     }
 
+    /// All contents, those on a device, too.
+    pub(super) fn contents(&self) -> Result<Cow<'_, [u8]>, KvError> {
+        let Memory::Split(lines, device) = &self.memory else {
+            return Ok(Cow::Borrowed(self.memory.bytes()));
+        };
+        let mut bytes = bytemuck::allocation::try_zeroed_vec(self.size.bytes).map_err(|()| {
+            KvError::OutOfMemory {
+                what: "a page of keys and values",
+                bytes: self.n_bytes(),
+            }
+        })?;
+        bytes[..self.size.on_host]
+            .copy_from_slice(&bytemuck::cast_slice(lines)[..self.size.on_host]);
+        device
+            .read(&mut bytes[self.size.on_host..])
+            .map_err(|message| KvError::Device { message })?;
+        Ok(Cow::Owned(bytes))
+    }
+
+    /// Replaces all contents; `bytes` are as many.
+    pub(super) fn fill(&mut self, bytes: &[u8]) -> Result<(), KvError> {
+        let on_host = self.size.on_host;
+        match &mut self.memory {
+            Memory::Split(lines, device) => {
+                let (host, rest) = bytes.split_at(on_host);
+                bytemuck::cast_slice_mut(lines)[..on_host].copy_from_slice(host);
+                device
+                    .write(rest)
+                    .map_err(|message| KvError::Device { message })
+            }
+            memory => {
+                memory.bytes_mut().copy_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies what another page of the same size has on a device.
+    pub(super) fn copy_on_device(&mut self, from: &Page) -> Result<(), KvError> {
+        match &mut self.memory {
+            Memory::Split(_, device) => device
+                .copy(from.address())
+                .map_err(|message| KvError::Device { message }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The values that the CPU can access.
     pub(super) fn values<T: Pod>(&self) -> &[T] {
         bytemuck::cast_slice(self.memory.bytes())
     }
@@ -234,15 +373,16 @@ impl Drop for Page {
     fn drop(&mut self) {
         let memory = std::mem::replace(&mut self.memory, Memory::Heap(Vec::new()));
         let mut state = self.pool.state();
-        state.used -= self.bytes as u64;
+        state.used -= self.n_bytes();
         self.types
             .into_iter()
             .for_each(|(kind, bytes)| state.by_type.take(kind, bytes));
         state.n_pages -= 1;
-        let released = if memory.bytes().is_empty() {
-            None
+        let is_lost = matches!(memory, Memory::Split(..)) && self.pool.is_lost();
+        let released = if memory.is_none() || is_lost {
+            Some(memory)
         } else {
-            state.keep(self.bytes, memory)
+            state.keep(self.size, memory)
         };
         drop(state);
         drop(released);

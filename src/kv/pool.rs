@@ -1,9 +1,10 @@
 //! Pool of pages for the keys and values of sequences.
 
 use crate::kv::folder::PrefixFolder;
-use crate::kv::page::{Counted, Ledger, Memory, Page, PageMemory, Reserved, State};
+use crate::kv::page::{Counted, DeviceMemory, Ledger, Memory, Page, PageSize, Reserved, State};
 use crate::kv::prefix::{PrefixStats, PrefixTree};
 use crate::kv::{KvBytes, KvError, KvType};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// High and low watermark of cached pages, in per cent of the budget: above the high one they are
@@ -64,18 +65,22 @@ impl KvPool {
         KvPool::of(Ledger {
             budget,
             source: None,
+            lost: AtomicBool::new(false),
             state: Mutex::default(),
         })
     }
 
-    /// A pool whose pages are allocated by `source`.
+    /// A pool whose pages are allocated by `source`: whole ones if they are shared with the CPU,
+    /// otherwise the parts that are a device's.
     pub(crate) fn with_source(
         budget: u64,
-        source: impl Fn(usize) -> Option<Box<dyn PageMemory>> + Send + Sync + 'static,
+        is_shared: bool,
+        source: impl Fn(usize) -> Option<DeviceMemory> + Send + Sync + 'static,
     ) -> KvPool {
         KvPool::of(Ledger {
             budget,
-            source: Some(Box::new(source)),
+            source: Some((is_shared, Box::new(source))),
+            lost: AtomicBool::new(false),
             state: Mutex::default(),
         })
     }
@@ -143,6 +148,22 @@ impl KvPool {
     /// Empties the prefix cache.
     pub fn clear_prefixes(&self) {
         self.prefix_tree().clear();
+    }
+
+    /// Gives up what a lost device held: free pages, and those of the prefix cache.
+    pub(crate) fn lose_device(&self) {
+        self.inner.lost.store(true, Ordering::Relaxed);
+        self.clear_prefixes();
+        let mut state = self.inner.state();
+        let released = std::mem::take(&mut state.free_lists);
+        state.free = 0;
+        drop(state);
+        drop(released);
+    }
+
+    /// Whether [`KvPool::lose_device`] was called.
+    pub(super) fn is_lost(&self) -> bool {
+        self.inner.is_lost()
     }
 
     pub(super) fn prefix_tree(&self) -> MutexGuard<'_, PrefixTree> {
@@ -228,16 +249,17 @@ impl KvPool {
         }
     }
 
-    /// Allocates a page of `bytes`, a multiple of 64, split into keys and values by `types`; it
+    /// Allocates a page, whose size is a multiple of 64, split into keys and values by `types`; it
     /// contains zeros or earlier contents. If the pool is full, the prefix cache drops pages.
     pub(super) fn page(
         &self,
-        bytes: usize,
+        page_size: impl Into<PageSize>,
         types: [(KvType, u64); 2],
     ) -> Result<Arc<Page>, KvError> {
-        let size = bytes as u64;
+        let page_size = page_size.into();
+        let size = page_size.bytes as u64;
         let mut state = self.with_room(size)?;
-        let recycled = state.take_free(bytes);
+        let recycled = state.take_free(page_size);
         // Returned to the system after the lock is released.
         let released = state.release(size, self.inner.budget);
         state.used += size;
@@ -247,15 +269,12 @@ impl KvPool {
         state.n_pages += 1;
         drop(state);
         drop(released);
-        let memory = recycled.or_else(|| match &self.inner.source {
-            Some(source) => source(bytes).map(Memory::Shared),
-            None => Memory::new(bytes),
-        });
+        let memory = recycled.or_else(|| Memory::of(page_size, &self.inner));
         // Made even without memory: dropping it corrects the counts.
         let out_of_memory = memory.is_none();
         let page = Page {
             memory: memory.unwrap_or(Memory::Heap(Vec::new())),
-            bytes,
+            size: page_size,
             types,
             pool: Arc::clone(&self.inner),
         };

@@ -79,12 +79,23 @@ pub enum Device {
     #[default]
     Cpu,
     /// The GPU of an Apple machine. Without one, making an engine fails with
-    /// [`MetalError::NoDevice`](crate::gpu::metal::MetalError::NoDevice).
+    /// [`GpuError::NoDevice`](crate::gpu::GpuError::NoDevice).
     #[cfg(feature = "metal")]
     Metal {
         /// How many of the last layers the GPU computes; the CPU computes the others. `usize::MAX`
         /// for all.
         n_layers: usize,
+    },
+    /// A GPU of any maker, through Vulkan, Direct3D 12 or Metal. Without one, making an engine
+    /// fails with [`GpuError::NoDevice`](crate::gpu::GpuError::NoDevice).
+    #[cfg(feature = "webgpu")]
+    Gpu {
+        /// How many of the last layers the GPU computes; the CPU computes the others. `usize::MAX`
+        /// for all.
+        n_layers: usize,
+        /// Its number among [`adapters`](crate::gpu::webgpu::adapters); `None` for the first that
+        /// is not the CPU.
+        adapter: Option<usize>,
     },
 }
 

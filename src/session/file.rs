@@ -44,7 +44,7 @@ impl Session {
         if self.seq.n_drafts() > 0 {
             return self.fork()?.save(path);
         }
-        let kv = self.seq.kv.state();
+        let kv = self.seq.kv.state().map_err(SessionError::from)?;
         let mut writer = self.writer(&kv);
         writer.overwrite().private();
         Ok(writer.write(path)?)
@@ -59,7 +59,8 @@ impl Session {
         if self.seq.n_drafts() > 0 {
             return self.fork()?.to_bytes();
         }
-        Ok(self.writer(&self.seq.kv.state()).to_bytes()?)
+        let kv = self.seq.kv.state().map_err(SessionError::from)?;
+        Ok(self.writer(&kv).to_bytes()?)
     }
 
     /// Replaces the contents of this session by those of a saved one, and continues from there with
@@ -95,7 +96,7 @@ impl Session {
         }
     }
 
-    fn writer<'a>(&'a self, kv: &KvState<'a>) -> Writer<'a> {
+    fn writer<'a>(&'a self, kv: &'a KvState<'_>) -> Writer<'a> {
         let kinds: Vec<u8> = self
             .seq
             .kinds()
@@ -121,8 +122,9 @@ impl Session {
             tensor(TABLES, DType::I32, &tables),
             tensor(CHECKPOINTS, DType::I32, &checkpoints),
         ];
-        let page = |(i, page): (usize, &&'a [u8])| {
-            (page_name(i), DType::I8, page.len(), Cow::Borrowed(*page))
+        let page = |(i, page): (usize, &'a Cow<'_, [u8]>)| {
+            let bytes: &[u8] = page;
+            (page_name(i), DType::I8, bytes.len(), Cow::Borrowed(bytes))
         };
         tensors.extend(kv.pages.iter().enumerate().map(page));
         // GGUF has no tensors without values.
@@ -261,7 +263,7 @@ fn read_kv(gguf: &Gguf, len: usize) -> Result<KvState<'_>, StateError> {
         let page = gguf
             .tensor(&page_name(i))
             .ok_or(damaged("pages", "one is missing"))?;
-        pages.push(gguf.data(page));
+        pages.push(Cow::Borrowed(gguf.data(page)));
     }
     let tables: Vec<u32> = values(gguf, TABLES, DType::I32)?;
     let checkpoints: Vec<u32> = values(gguf, CHECKPOINTS, DType::I32)?;

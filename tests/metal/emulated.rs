@@ -1,11 +1,11 @@
 //! The emulator as a [`Gpu`], so that Metal's own runner computes whole passes on it.
 
 use crate::emulator::Emulator;
-use ruvllm::MetalError;
+use ruvllm::GpuError;
 use ruvllm::gguf::Gguf;
-use ruvllm::gpu::metal::check::{Handle, Stage};
-use ruvllm::gpu::metal::{Call, Gpu};
-use ruvllm::kv::PageMemory;
+use ruvllm::gpu::check::{Handle, Stage};
+use ruvllm::gpu::{Call, Gpu};
+use ruvllm::kv::{DeviceMemory, PageMemory, SeparateMemory};
 use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
@@ -23,10 +23,22 @@ struct Inner {
     emulator: Mutex<Emulator>,
     /// Pages by address.
     pages: Mutex<HashMap<u64, Handle>>,
+    /// Whether the host accesses pages only as it would on a GPU with memory of its own.
+    is_separate: bool,
+    /// Passes, pages and copies of pages after which there are no more; a failure of a pass is
+    /// one of the device, of a page one of memory.
+    left: Mutex<Left>,
     /// Calls of the last pass that wait for what comes before.
     barriers: Mutex<Vec<usize>>,
     /// A call of the next passes that does not wait although it should.
     left_out: Mutex<Option<usize>>,
+}
+
+/// What still succeeds.
+#[derive(Clone, Copy)]
+pub(crate) struct Left {
+    pub(crate) passes: usize,
+    pub(crate) pages: usize,
 }
 
 pub(crate) struct Buffer {
@@ -36,12 +48,39 @@ pub(crate) struct Buffer {
 
 impl Emulated {
     pub(crate) fn start(program: &Path) -> Emulated {
+        Emulated::new(program, false)
+    }
+
+    /// One whose pages are in memory of its own.
+    pub(crate) fn separate(program: &Path) -> Emulated {
+        Emulated::new(program, true)
+    }
+
+    fn new(program: &Path, is_separate: bool) -> Emulated {
         Emulated(Arc::new(Inner {
+            is_separate,
+            left: Mutex::new(Left {
+                passes: usize::MAX,
+                pages: usize::MAX,
+            }),
             emulator: Mutex::new(Emulator::start(program)),
             pages: Mutex::default(),
             barriers: Mutex::default(),
             left_out: Mutex::default(),
         }))
+    }
+
+    /// Lets only so much succeed from now on.
+    pub(crate) fn limit(&self, left: Left) {
+        *self.0.left.lock().unwrap() = left;
+    }
+
+    /// Whether it is lost.
+    fn lost(&self) -> Result<(), String> {
+        match self.0.left.lock().unwrap().passes {
+            0 => Err("no passes are left".to_string()),
+            _ => Ok(()),
+        }
     }
 
     /// Shuffles the threads of what is run, unless 0.
@@ -63,18 +102,20 @@ impl Emulated {
 impl Gpu for Emulated {
     type Buffer = Buffer;
 
+    const LANGUAGE: &'static str = "Metal";
+
     fn name(&self) -> String {
         "emulated".to_string()
     }
 
-    fn buffer(&self, bytes: usize) -> Result<Buffer, MetalError> {
+    fn buffer(&self, bytes: usize) -> Result<Buffer, GpuError> {
         Ok(Buffer {
             id: self.0.emulator.lock().unwrap().empty(bytes as u64, ALIGN),
             len: bytes,
         })
     }
 
-    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Buffer, bool), MetalError> {
+    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Buffer, bool), GpuError> {
         let data = gguf.data(&gguf.tensors()[index]);
         Ok((
             Buffer {
@@ -85,7 +126,19 @@ impl Gpu for Emulated {
         ))
     }
 
-    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {
+    fn shares_memory(&self) -> bool {
+        !self.0.is_separate
+    }
+
+    fn page_limit(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn page(&self, bytes: usize) -> Option<DeviceMemory> {
+        {
+            let mut left = self.0.left.lock().unwrap();
+            left.pages = left.pages.checked_sub(1)?;
+        }
         static UNIQUE: AtomicUsize = AtomicUsize::new(0);
         let name = format!(
             "page-{}-{}",
@@ -106,30 +159,37 @@ impl Gpu for Emulated {
         let (id, address) = self.0.emulator.lock().unwrap().shared(bytes as u64, &path);
         std::fs::remove_file(path).unwrap();
         self.0.pages.lock().unwrap().insert(address, id);
-        Some(Box::new(Page {
+        let page = Page {
             memory,
             id,
             address,
             gpu: self.clone(),
-        }))
+        };
+        Some(if self.0.is_separate {
+            DeviceMemory::Separate(Box::new(Separate(page)))
+        } else {
+            DeviceMemory::Shared(Box::new(page))
+        })
     }
 
     fn len(&self, buffer: &Buffer) -> usize {
         buffer.len
     }
 
-    fn write(&self, buffer: &mut Buffer, bytes: &[u8]) -> Result<(), MetalError> {
+    fn write(&self, buffer: &mut Buffer, bytes: &[u8]) -> Result<(), GpuError> {
         self.0.emulator.lock().unwrap().fill(buffer.id, 0, bytes);
         Ok(())
     }
 
-    fn read(&self, buffer: &Buffer, bytes: &mut [u8]) -> Result<(), MetalError> {
-        let data = self.0.emulator.lock().unwrap().peek(buffer.id);
-        bytes.copy_from_slice(&data[..bytes.len()]);
-        Ok(())
-    }
-
-    fn run(&self, calls: &[Call<'_, Buffer>], pages: &[u64]) -> Result<(), MetalError> {
+    fn run(
+        &self,
+        calls: &[Call<'_, Buffer>],
+        pages: &[u64],
+        reads: &mut [(&Buffer, &mut [u8])],
+    ) -> Result<(), GpuError> {
+        self.lost().map_err(|message| GpuError::Lost { message })?;
+        self.0.left.lock().unwrap().passes -= 1;
+        self.lost().map_err(|message| GpuError::Lost { message })?;
         let pages: Vec<Handle> = pages
             .iter()
             .map(|page| self.0.pages.lock().unwrap()[page])
@@ -166,11 +226,15 @@ impl Gpu for Emulated {
             let outcome = emulator.run_parts(call.dispatch, &parts, &pages);
             if let Err(message) = outcome {
                 emulator.fence();
-                return Err(MetalError::Pass { message });
+                return Err(GpuError::Pass { message });
             }
         }
         emulator.fence();
         *self.0.barriers.lock().unwrap() = barriers;
+        for (buffer, bytes) in reads {
+            let data = emulator.peek(buffer.id);
+            bytes.copy_from_slice(&data[..bytes.len()]);
+        }
         Ok(())
     }
 }
@@ -206,6 +270,40 @@ impl PageMemory for Page {
 
     fn address(&self) -> u64 {
         self.address
+    }
+}
+
+/// The same, where the host has no access but by copying.
+struct Separate(Page);
+
+impl fmt::Debug for Separate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl SeparateMemory for Separate {
+    fn address(&self) -> u64 {
+        self.0.address
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> Result<(), String> {
+        self.0.gpu.lost()?;
+        bytes.copy_from_slice(&self.0.memory);
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.0.gpu.lost()?;
+        self.0.bytes_mut().copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn copy(&mut self, from: u64) -> Result<(), String> {
+        let gpu = self.0.gpu.clone();
+        let from = gpu.0.pages.lock().unwrap()[&from];
+        let bytes = gpu.0.emulator.lock().unwrap().peek(from);
+        self.write(&bytes)
     }
 }
 

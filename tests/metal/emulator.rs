@@ -2,8 +2,8 @@
 //! `emulator/main.cpp` describes.
 
 use crate::{operations, shaders};
-use ruvllm::gpu::metal::check::{Handle, Stage};
-use ruvllm::gpu::metal::kernels::Dispatch;
+use ruvllm::gpu::check::{Handle, Stage};
+use ruvllm::gpu::kernels::Dispatch;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::io::{BufReader, Read, Write};

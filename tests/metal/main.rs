@@ -18,13 +18,14 @@ mod passes;
 mod predictions;
 #[path = "../it/run/mod.rs"]
 mod run;
+mod separate;
 mod shaders;
 #[path = "../it/tiny/mod.rs"]
 mod tiny;
 
 use emulator::Emulator;
-use ruvllm::gpu::metal::check::{CASES, Checker, Data, Stage};
-use ruvllm::gpu::metal::kernels::{
+use ruvllm::gpu::check::{CASES, Checker, Data, Stage};
+use ruvllm::gpu::kernels::{
     Access, Declaration, Dispatch, Element, ElementwiseArgs, FORMATS, GELU, declarations,
 };
 use ruvllm::quant::DType;
@@ -137,6 +138,9 @@ fn shaders_declare_what_the_table_says() {
         assert_eq!(structure.fields, fields, "{}", d.args);
         for (instance, _) in &d.instances {
             let nothing = Dispatch {
+                name: d.name,
+                format: DType::F32,
+                variant: 0,
                 kernel: instance.clone(),
                 lens: vec![],
                 args: vec![],

@@ -2,8 +2,8 @@
 
 use crate::emulator::{Build, Emulator, build_one};
 use crate::shaders;
-use ruvllm::gpu::metal::check::{CASES, Checker};
-use ruvllm::gpu::metal::kernels::FORMATS;
+use ruvllm::gpu::check::{CASES, Checker};
+use ruvllm::gpu::kernels::FORMATS;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A change of a shader: the first `from` after `anchor` becomes `to`.

@@ -9,19 +9,19 @@ use crate::tiny::{N_VOCAB, Tiny};
 use ruvllm::arch::Arch;
 use ruvllm::compute::TokenKind;
 use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, SessionOptions, Slot};
-use ruvllm::gpu::metal::MetalRunner;
+use ruvllm::gpu::GpuRunner;
 use ruvllm::kv::{KvTiers, KvType};
 use ruvllm::lora::Adapter;
 use ruvllm::model::{Model, OpenOptions, Site};
 use ruvllm::quant::DType;
-use ruvllm::{GpuError, MetalError, Session, SessionError};
+use ruvllm::{GpuError, Session, SessionError};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 /// The last `n_layers` layers of a model on the emulated GPU.
 fn on_gpu(model: &Model, n_layers: usize) -> (Engine, Emulated) {
     let gpu = Emulated::start(&all_shaders());
-    let runner = MetalRunner::new(gpu.clone(), model, n_layers).unwrap_or_else(|e| panic!("{e}"));
+    let runner = GpuRunner::new(gpu.clone(), model, n_layers).unwrap_or_else(|e| panic!("{e}"));
     let options = EngineOptions {
         n_threads: NonZeroUsize::new(1),
         ..Default::default()
@@ -32,7 +32,7 @@ fn on_gpu(model: &Model, n_layers: usize) -> (Engine, Emulated) {
     )
 }
 
-fn options() -> SessionOptions {
+pub(crate) fn options() -> SessionOptions {
     SessionOptions {
         n_ctx: Some(256),
         kv_type: KvType::F16,
@@ -40,13 +40,13 @@ fn options() -> SessionOptions {
     }
 }
 
-fn tokens(n: usize, seed: usize) -> Vec<u32> {
+pub(crate) fn tokens(n: usize, seed: usize) -> Vec<u32> {
     (0..n)
         .map(|i| ((i * 31 + seed * 7 + i * i % 11) % N_VOCAB) as u32)
         .collect()
 }
 
-fn max_abs(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn max_abs(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter()
         .zip(b)
@@ -65,7 +65,7 @@ fn rms(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// Logits of all tokens: a prompt of `n_prompt`, then one by one.
-fn logits(session: &mut Session, tokens: &[u32], n_prompt: usize) -> Vec<f32> {
+pub(crate) fn logits(session: &mut Session, tokens: &[u32], n_prompt: usize) -> Vec<f32> {
     let mut all = Vec::new();
     session
         .prefill_each(&tokens[..n_prompt], 0, |_, logits| {
@@ -358,7 +358,7 @@ fn passes_need_each_of_their_barriers() {
             for barrier in barriers {
                 gpu.leave_out(Some(barrier));
                 match run() {
-                    Err(SessionError::Gpu(GpuError::Metal(MetalError::Pass { message })))
+                    Err(SessionError::Gpu(GpuError::Pass { message }))
                         if message.contains("hazard") => {}
                     other => panic!("{name} {kind:?}: barrier before call {barrier}: {other:?}"),
                 }
@@ -523,8 +523,8 @@ fn what_the_gpu_does_without_is_refused() {
     session.prefill(&[1, 2]).unwrap();
 
     let odd = Tiny::Llama.model(DType::Q4_1);
-    match MetalRunner::new(gpu, &odd, usize::MAX) {
-        Err(MetalError::Unsupported { what }) => {
+    match GpuRunner::new(gpu, &odd, usize::MAX) {
+        Err(GpuError::Unsupported { what }) => {
             assert!(what.contains("Q4_1 of token_embd.weight"), "{what}")
         }
         _ => panic!("Q4_1"),

@@ -2,8 +2,8 @@
 //! would take on an M4 Pro, as a prediction: the longer of the times for memory and for arithmetic.
 
 use crate::emulator::{Build, Counters, Emulator, build_one};
-use ruvllm::gpu::metal::check::{Checker, Data, Handle, Lcg, Stage};
-use ruvllm::gpu::metal::kernels::*;
+use ruvllm::gpu::check::{Checker, Data, Handle, Lcg, Stage};
+use ruvllm::gpu::kernels::*;
 use ruvllm::kv::KvType;
 use ruvllm::quant::DType;
 

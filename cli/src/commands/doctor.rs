@@ -29,6 +29,11 @@ pub(crate) struct Args {
     #[cfg(any(feature = "metal", target_os = "macos"))]
     #[arg(long, conflicts_with = "json")]
     metal: bool,
+    /// Run every kernel of a GPU against the scalar level instead, and sessions with the demo model:
+    /// of the GPU with this number, or of the first that is not the CPU
+    #[cfg(feature = "webgpu")]
+    #[arg(long, value_name = "N", conflicts_with = "json", num_args = 0..=1)]
+    gpu: Option<Option<usize>>,
 }
 
 /// A line about the GPU.
@@ -51,6 +56,145 @@ fn gpu() -> Option<String> {
 #[cfg(not(any(feature = "metal", target_os = "macos")))]
 fn gpu() -> Option<String> {
     None
+}
+
+/// The GPUs that `--device` chooses from, a line each.
+fn gpus() -> Vec<String> {
+    #[cfg(feature = "webgpu")]
+    return ruvllm::gpu::webgpu::adapters()
+        .iter()
+        .enumerate()
+        .map(|(number, adapter)| format!("{number}: {}", gpu_line(adapter)))
+        .collect();
+    #[cfg(not(feature = "webgpu"))]
+    Vec::new()
+}
+
+/// Name, limits and features of a GPU.
+#[cfg(feature = "webgpu")]
+fn gpu_line(adapter: &ruvllm::gpu::webgpu::AdapterInfo) -> String {
+    let kind = match (adapter.is_cpu, adapter.is_discrete) {
+        (true, _) => "the CPU, only if asked for",
+        (_, true) => "memory of its own",
+        _ => "the system's memory",
+    };
+    let mut line = format!(
+        "{} ({}, {kind}), buffers of {}, bindings of {}, {} per kernel",
+        adapter.name,
+        adapter.backend,
+        size(adapter.max_buffer),
+        size(adapter.max_binding),
+        adapter.max_buffers
+    );
+    if !adapter.features.is_empty() {
+        let _ = write!(line, "; {}", adapter.features.join(", "));
+    }
+    line
+}
+
+/// A report that is worth attaching to an issue: every kernel against the scalar level, and
+/// sessions against those of the CPU, and against themselves in other batches.
+#[cfg(feature = "webgpu")]
+fn check_adapter(args: &Args, number: Option<usize>) -> Result<(), Failure> {
+    let adapters = ruvllm::gpu::webgpu::adapters();
+    let first = || adapters.iter().position(|adapter| !adapter.is_cpu);
+    let index = number
+        .or_else(first)
+        .filter(|&i| i < adapters.len())
+        .ok_or(ruvllm::GpuError::NoDevice)?;
+    print(format!(
+        "ruvllm {} on {}\n",
+        env!("CARGO_PKG_VERSION"),
+        gpu_line(&adapters[index])
+    ))?;
+    let mut failed = 0;
+    let mut report = |name: &str, result: Result<String, String>| {
+        let text = result.unwrap_or_else(|error| {
+            failed += 1;
+            format!("FAILED: {error}")
+        });
+        print(format!("{name:<18} {text}\n"))
+    };
+    let mut printed = Ok(());
+    ruvllm::gpu::webgpu::check_device(index, |kernels, result| {
+        let outcome = report(kernels, result.map(|()| "ok".to_string()));
+        printed = std::mem::replace(&mut printed, Ok(())).and(outcome);
+    })?;
+    printed?;
+    if args.model.is_demo() && cfg!(not(feature = "demo-model")) {
+        report("sessions", Ok("not checked: give a model (-m)".into()))?;
+    } else {
+        let model = args.model.open(&ResidenceArgs::default())?;
+        match check_sessions(&model, index) {
+            Err(Failure::Work(error)) => report("sessions", Err(error))?,
+            outcome => report("sessions", Ok(outcome?))?,
+        }
+    }
+    if failed > 0 {
+        return Err(Failure::Work(format!(
+            "{failed} of the GPU's checks fail: please report the lines above"
+        )));
+    }
+    Ok(())
+}
+
+/// Whether a GPU's logits are the same however tokens are batched, and near the CPU's.
+#[cfg(feature = "webgpu")]
+fn check_sessions(model: &ruvllm::Model, adapter: usize) -> Result<String, Failure> {
+    use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
+    use ruvllm::kv::KvType;
+    use ruvllm::model::Device;
+    let on = |device| {
+        let options = EngineOptions {
+            device: Some(device),
+            ..EngineOptions::default()
+        };
+        Engine::new(model, &options)
+    };
+    let gpu = on(Device::Gpu {
+        n_layers: usize::MAX,
+        adapter: Some(adapter),
+    })?;
+    let options = SessionOptions {
+        n_ctx: Some(256),
+        kv_type: KvType::F16,
+        ..SessionOptions::default()
+    };
+    let n_vocab = model.hparams().n_vocab as u32;
+    let tokens: Vec<u32> = (0..140).map(|i| (i * 31 + i * i % 11) % n_vocab).collect();
+    let (prompt, next) = tokens.split_at(130);
+    let logits = |engine: &Engine, pieces: &[&[u32]]| -> Result<Vec<f32>, Failure> {
+        let mut session = engine.session_with(&options)?;
+        for piece in pieces {
+            session.prefill(piece)?;
+        }
+        let mut all = session.logits().to_vec();
+        for &token in next {
+            session.decode(token)?;
+            all.extend_from_slice(session.logits());
+        }
+        Ok(all)
+    };
+    let whole = logits(&gpu, &[prompt])?;
+    if whole != logits(&gpu, &[&prompt[..70], &prompt[70..]])? {
+        return Err(Failure::Work(
+            "logits depend on how a prompt is split".into(),
+        ));
+    }
+    let cpu = logits(&on(Device::Cpu)?, &[prompt])?;
+    let apart = whole
+        .iter()
+        .zip(&cpu)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max);
+    let most = cpu.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    let text = format!("logits are {apart:.1e} from the CPU's, of up to {most:.1}");
+    // The CPU rounds activations to 8 bits, see `docs/design/arithmetic.md`.
+    if whole.iter().all(|x| x.is_finite()) && apart <= 0.05 * most {
+        Ok(format!("ok: {text}"))
+    } else {
+        Err(Failure::Work(text))
+    }
 }
 
 /// A report that is worth attaching to an issue.
@@ -86,12 +230,17 @@ const FEATURES: &[(&str, bool)] = &[
     ("metal", cfg!(any(feature = "metal", target_os = "macos"))),
     ("pull", cfg!(feature = "pull")),
     ("serve", cfg!(feature = "serve")),
+    ("webgpu", cfg!(feature = "webgpu")),
 ];
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     #[cfg(any(feature = "metal", target_os = "macos"))]
     if args.metal {
         return check_gpu();
+    }
+    #[cfg(feature = "webgpu")]
+    if let Some(number) = args.gpu {
+        return check_adapter(args, number);
     }
     let used = level()?.name();
     let levels: Vec<_> = Arch::available().map(Arch::name).collect();
@@ -122,6 +271,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "level": used,
             "level_forced": forced.is_some(),
             "gpu": gpu(),
+            "gpus": gpus(),
             "threads": default_threads(),
             "memory_total": memory.map(|memory| memory.total),
             "memory_available": memory.map(|memory| memory.available),
@@ -158,6 +308,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let why = forced.map_or("", |_| ", as RUVLLM_ARCH asks");
     line("level used", format!("{used}{why}"));
     if let Some(gpu) = gpu() {
+        line("gpu", gpu);
+    }
+    for gpu in gpus() {
         line("gpu", gpu);
     }
     line("threads", format!("{} by default", default_threads()));

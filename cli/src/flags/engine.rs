@@ -16,6 +16,7 @@ pub(crate) fn engine(
 ) -> Result<Engine, Failure> {
     let engine_options = EngineOptions {
         n_threads,
+        cpu_fallback: true,
         ..engine_options
     };
     let on_cpu = |why: &str| {
@@ -44,6 +45,7 @@ pub(crate) fn engine(
             let engine = engine?;
             if let Some(bytes) = engine
                 .runner()
+                .filter(|runner| runner.shares_memory())
                 .map(|runner| runner.copied_bytes())
                 .filter(|&bytes| bytes > 0)
             {

@@ -31,12 +31,14 @@ const MULTI_LETTER: &[(&str, &str)] = &[
     ("-pps", "--prompt-shared"),
     ("-sys", "--system-prompt"),
     ("-sysf", "--system-prompt-file"),
-    #[cfg(any(feature = "metal", target_os = "macos"))]
+    #[cfg(any(feature = "metal", feature = "webgpu", target_os = "macos"))]
     ("-ngl", "--n-gpu-layers"),
+    #[cfg(feature = "webgpu")]
+    ("-dev", "--device"),
 ];
 
 const CPU_ONLY: &str = "this subcommand computes on the CPU; leave it out";
-const ONE_GPU: &str = "the GPU is Apple's alone; -ngl N says how many layers it computes";
+const ONE_GPU: &str = "a model is on one GPU; -ngl N says how many of its layers, in builds with the feature `webgpu` or `metal`";
 const LEAVE_OUT: &str = "there is nothing to switch here; leave it out";
 const FROM_FILE: &str = "this comes from the model file; leave it out";
 const NOT_YET: &str = "this is not supported";

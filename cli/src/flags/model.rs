@@ -207,8 +207,8 @@ pub(crate) fn forced_level() -> Option<String> {
 #[derive(Args, Clone, Copy, Default)]
 struct DeviceArgs {
     /// How many of the last layers the GPU computes, 0 for none [default: all if there is an Apple
-    /// GPU] [short: -ngl]
-    #[cfg(any(feature = "metal", target_os = "macos"))]
+    /// GPU, or with --device] [short: -ngl]
+    #[cfg(any(feature = "metal", feature = "webgpu", target_os = "macos"))]
     #[arg(
         long,
         alias = "gpu-layers",
@@ -216,23 +216,76 @@ struct DeviceArgs {
         env = "LLAMA_ARG_N_GPU_LAYERS"
     )]
     n_gpu_layers: Option<usize>,
+    /// Which GPU: its number in `ruvllm doctor`, or `none` [default: the first that is not the
+    /// CPU] [short: -dev]
+    #[cfg(feature = "webgpu")]
+    #[arg(long, value_name = "N", env = "LLAMA_ARG_DEVICE", value_parser = adapter)]
+    device: Option<Adapter>,
+}
+
+/// The value of `--device`.
+#[cfg(feature = "webgpu")]
+#[derive(Clone, Copy)]
+enum Adapter {
+    None,
+    Number(usize),
+}
+
+#[cfg(feature = "webgpu")]
+fn adapter(text: &str) -> Result<Adapter, String> {
+    match text {
+        "none" => Ok(Adapter::None),
+        number => number.parse().map(Adapter::Number).map_err(|_| {
+            "expected none, or a number of the list of GPUs in `ruvllm doctor`".into()
+        }),
+    }
 }
 
 impl DeviceArgs {
-    #[cfg(any(feature = "metal", target_os = "macos"))]
+    #[cfg(any(feature = "metal", feature = "webgpu", target_os = "macos"))]
     fn device(self) -> Device {
+        #[cfg(feature = "webgpu")]
+        match (self.device, self.n_gpu_layers) {
+            (Some(Adapter::None), _) => return Device::Cpu,
+            (Some(Adapter::Number(adapter)), n) if n != Some(0) => {
+                return Device::Gpu {
+                    n_layers: n.unwrap_or(usize::MAX),
+                    adapter: Some(adapter),
+                };
+            }
+            _ => {}
+        }
         match self.n_gpu_layers {
             Some(0) => Device::Cpu,
             None if !cfg!(target_os = "macos") => Device::Cpu,
-            n => Device::Metal {
-                n_layers: n.unwrap_or(usize::MAX),
-            },
+            n => own_gpu(n.unwrap_or(usize::MAX)),
         }
     }
 
-    #[cfg(not(any(feature = "metal", target_os = "macos")))]
+    #[cfg(not(any(feature = "metal", feature = "webgpu", target_os = "macos")))]
     fn device(self) -> Device {
         Device::Cpu
+    }
+}
+
+/// The GPU that is taken if none is named: Apple's by Metal.
+#[cfg(any(feature = "metal", target_os = "macos"))]
+fn own_gpu(n_layers: usize) -> Device {
+    #[cfg(all(feature = "webgpu", not(target_os = "macos")))]
+    return Device::Gpu {
+        n_layers,
+        adapter: None,
+    };
+    #[cfg(not(all(feature = "webgpu", not(target_os = "macos"))))]
+    Device::Metal { n_layers }
+}
+
+/// The GPU that is taken if none is named.
+#[cfg(all(feature = "webgpu", not(any(feature = "metal", target_os = "macos"))))]
+fn own_gpu(n_layers: usize) -> Device {
+    Device::Gpu {
+        n_layers,
+        adapter: None,
     }
 }
 

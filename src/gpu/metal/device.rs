@@ -7,11 +7,11 @@
 #![allow(unsafe_code)] // calls of Metal
 
 use crate::gguf::Gguf;
-use crate::gpu::metal::MetalError;
-use crate::gpu::metal::check::{Handle, Stage};
-use crate::gpu::metal::kernels::{Dispatch, Element, THREADGROUP_MEMORY};
-use crate::gpu::metal::{Call, Gpu};
-use crate::kv::PageMemory;
+use crate::gpu::GpuError;
+use crate::gpu::check::{Handle, Stage};
+use crate::gpu::kernels::{Dispatch, Element, THREADGROUP_MEMORY};
+use crate::gpu::{Call, Gpu};
+use crate::kv::{DeviceMemory, PageMemory};
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2_foundation::{NSError, NSString};
@@ -49,9 +49,9 @@ impl Device {
     /// The system's GPU; `None` if it has none.
     ///
     /// # Errors
-    /// [`MetalError`] if the GPU lacks what the kernels need (Metal 3, Apple family 7: M1, A14 and
+    /// [`GpuError`] if the GPU lacks what the kernels need (Metal 3, Apple family 7: M1, A14 and
     /// later), or the library cannot be compiled or loaded.
-    pub fn system() -> Result<Option<Device>, MetalError> {
+    pub fn system() -> Result<Option<Device>, GpuError> {
         let Some(device) = MTLCreateSystemDefaultDevice() else {
             return Ok(None);
         };
@@ -59,14 +59,14 @@ impl Device {
             && device.supportsFamily(MTLGPUFamily::Apple7)
             && device.maxThreadgroupMemoryLength() >= THREADGROUP_MEMORY as usize;
         if !enough {
-            return Err(MetalError::TooOld {
+            return Err(GpuError::TooOld {
                 device: device.name().to_string(),
             });
         }
         let queue = device
             .newCommandQueue()
-            .ok_or(MetalError::OutOfMemory { bytes: 0 })?;
-        let library = library(&device).map_err(|e| MetalError::Library {
+            .ok_or(GpuError::OutOfMemory { bytes: 0 })?;
+        let library = library(&device).map_err(|e| GpuError::Library {
             message: message(&e),
         })?;
         Ok(Some(Device {
@@ -101,13 +101,13 @@ impl Device {
     }
 
     /// Makes an uninitialised buffer.
-    fn memory(&self, bytes: usize) -> Result<Buffer, MetalError> {
+    fn memory(&self, bytes: usize) -> Result<Buffer, GpuError> {
         let options = MTLResourceOptions::StorageModeShared;
         // Metal has no buffers of zero bytes.
         let buffer = self
             .device
             .newBufferWithLength_options(bytes.max(16), options);
-        let buffer = buffer.ok_or(MetalError::OutOfMemory { bytes })?;
+        let buffer = buffer.ok_or(GpuError::OutOfMemory { bytes })?;
         Ok(Buffer {
             raw: Raw(buffer),
             start: 0,
@@ -147,7 +147,7 @@ impl Device {
         })
     }
 
-    fn pipeline(&self, name: &str) -> Result<Pipeline, MetalError> {
+    fn pipeline(&self, name: &str) -> Result<Pipeline, GpuError> {
         let mut pipelines = self
             .pipelines
             .lock()
@@ -155,7 +155,7 @@ impl Device {
         if let Some(pipeline) = pipelines.get(name) {
             return Ok(pipeline.clone());
         }
-        let failed = |message: String| MetalError::Kernel {
+        let failed = |message: String| GpuError::Kernel {
             kernel: name.to_string(),
             message,
         };
@@ -240,7 +240,7 @@ impl Buffer {
 /// Single kernels on the system's GPU, for [`check`](super::check).
 pub struct DeviceStage<'a> {
     device: &'a Device,
-    buffers: Vec<Result<Buffer, MetalError>>,
+    buffers: Vec<Result<Buffer, GpuError>>,
 }
 
 impl<'a> DeviceStage<'a> {
@@ -255,7 +255,7 @@ impl<'a> DeviceStage<'a> {
     fn buffer(&self, handle: Handle) -> Result<&Buffer, String> {
         self.buffers[handle.0 as usize]
             .as_ref()
-            .map_err(MetalError::to_string)
+            .map_err(GpuError::to_string)
     }
 }
 
@@ -282,9 +282,7 @@ impl Stage for DeviceStage<'_> {
     fn read(&mut self, buffer: Handle) -> Result<Vec<u8>, String> {
         let buffer = self.buffer(buffer)?;
         let mut bytes = vec![0; buffer.len];
-        self.device
-            .read(buffer, &mut bytes)
-            .map_err(|e| e.to_string())?;
+        self.device.read(buffer, &mut bytes);
         Ok(bytes)
     }
 
@@ -375,15 +373,17 @@ impl Drop for Page {
 impl Gpu for Device {
     type Buffer = Buffer;
 
+    const LANGUAGE: &'static str = "Metal";
+
     fn name(&self) -> String {
         self.device.name().to_string()
     }
 
-    fn buffer(&self, bytes: usize) -> Result<Buffer, MetalError> {
+    fn buffer(&self, bytes: usize) -> Result<Buffer, GpuError> {
         self.memory(bytes)
     }
 
-    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Buffer, bool), MetalError> {
+    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Buffer, bool), GpuError> {
         let bytes = gguf.data(&gguf.tensors()[index]);
         // Files that are not mapped, whose tensors are not aligned, or that Metal refuses to alias,
         // are copied.
@@ -401,7 +401,15 @@ impl Gpu for Device {
         Ok((buffer, true))
     }
 
-    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {
+    fn shares_memory(&self) -> bool {
+        true
+    }
+
+    fn page_limit(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn page(&self, bytes: usize) -> Option<DeviceMemory> {
         let buffer = Arc::new(self.memory(bytes).ok()?.raw);
         let address = buffer.0.gpuAddress();
         let pages = Arc::clone(&self.pages);
@@ -409,33 +417,29 @@ impl Gpu for Device {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(address, Arc::clone(&buffer));
-        Some(Box::new(Page {
+        Some(DeviceMemory::Shared(Box::new(Page {
             buffer,
             len: bytes,
             address,
             pages,
-        }))
+        })))
     }
 
     fn len(&self, buffer: &Buffer) -> usize {
         buffer.len
     }
 
-    fn write(&self, buffer: &mut Buffer, bytes: &[u8]) -> Result<(), MetalError> {
+    fn write(&self, buffer: &mut Buffer, bytes: &[u8]) -> Result<(), GpuError> {
         buffer.write(0, bytes);
         Ok(())
     }
 
-    fn read(&self, buffer: &Buffer, bytes: &mut [u8]) -> Result<(), MetalError> {
-        assert!(bytes.len() <= buffer.len, "Device::read: out of bounds");
-        // SAFETY: within the buffer, as was checked.
-        let from = unsafe { buffer.raw.at(buffer.start) };
-        // SAFETY: as above; passes are waited for before their borrow of the buffer ends.
-        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len()) };
-        Ok(())
-    }
-
-    fn run(&self, calls: &[Call<'_, Buffer>], pages: &[u64]) -> Result<(), MetalError> {
+    fn run(
+        &self,
+        calls: &[Call<'_, Buffer>],
+        pages: &[u64],
+        reads: &mut [(&Buffer, &mut [u8])],
+    ) -> Result<(), GpuError> {
         let known = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         let pages: Vec<Arc<Raw>> = pages
             .iter()
@@ -443,17 +447,30 @@ impl Gpu for Device {
             .cloned()
             .collect();
         drop(known);
-        self.submit(calls, &mut pages.iter().map(|page| &**page))
+        self.submit(calls, &mut pages.iter().map(|page| &**page))?;
+        for (buffer, bytes) in reads {
+            self.read(buffer, bytes);
+        }
+        Ok(())
     }
 }
 
 impl Device {
+    /// Reads from the start of a buffer.
+    fn read(&self, buffer: &Buffer, bytes: &mut [u8]) {
+        assert!(bytes.len() <= buffer.len, "Device::read: out of bounds");
+        // SAFETY: within the buffer, as was checked.
+        let from = unsafe { buffer.raw.at(buffer.start) };
+        // SAFETY: as above; passes are waited for before their borrow of the buffer ends.
+        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len()) };
+    }
+
     /// Runs calls, whose kernels access `pages` by their addresses, and waits for them.
     fn submit(
         &self,
         calls: &[Call<'_, Buffer>],
         pages: &mut dyn Iterator<Item = &Raw>,
-    ) -> Result<(), MetalError> {
+    ) -> Result<(), GpuError> {
         // Looked up before anything is encoded, so that an error leaves no encoder behind.
         let pipelines = calls
             .iter()
@@ -463,10 +480,10 @@ impl Device {
             let commands = self
                 .queue
                 .commandBuffer()
-                .ok_or(MetalError::OutOfMemory { bytes: 0 })?;
+                .ok_or(GpuError::OutOfMemory { bytes: 0 })?;
             let encoder =
                 commands.computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent);
-            let encoder = encoder.ok_or(MetalError::OutOfMemory { bytes: 0 })?;
+            let encoder = encoder.ok_or(GpuError::OutOfMemory { bytes: 0 })?;
             for page in pages {
                 let resource: &ProtocolObject<dyn MTLResource> = ProtocolObject::from_ref(&*page.0);
                 encoder
@@ -482,7 +499,7 @@ impl Device {
             commands.commit();
             commands.waitUntilCompleted();
             match commands.error() {
-                Some(error) => Err(MetalError::Pass {
+                Some(error) => Err(GpuError::Pass {
                     message: message(&error),
                 }),
                 None => Ok(()),

@@ -4,6 +4,7 @@ use crate::kv::CachedToken;
 use crate::kv::folder::{Keys, PrefixFolder};
 use crate::kv::page::{Checkpoint, Page};
 use crate::kv::sequence::{KV_BLOCK, SeqKv};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// A page with the index of its table and its number, as in checkpoints.
@@ -115,7 +116,8 @@ impl SeqKv {
         keys: &Keys<'_>,
         end: usize,
     ) -> Option<Vec<Placed>> {
-        let page_bytes: Vec<_> = self.layout.page_bytes().collect();
+        let page_sizes: Vec<_> = self.layout.page_sizes().collect();
+        let page_bytes: Vec<_> = page_sizes.iter().map(|size| size.bytes).collect();
         let found = folder.find(keys, end, &page_bytes)?;
         let types: Vec<_> = self.layout.page_types().collect();
         let mut pages: Vec<Placed> = Vec::new();
@@ -123,8 +125,20 @@ impl SeqKv {
             pages.push((
                 table,
                 i,
-                self.pool.page(page_bytes[table], types[table]).ok()?,
+                self.pool.page(page_sizes[table], types[table]).ok()?,
             ));
+        }
+        if self.layout.is_on_device() {
+            let mut contents = Vec::with_capacity(pages.len());
+            for (table, ..) in &pages {
+                contents.push(bytemuck::allocation::try_zeroed_vec(page_bytes[*table]).ok()?);
+            }
+            let mut parts: Vec<&mut [u8]> = contents.iter_mut().map(Vec::as_mut_slice).collect();
+            let is_intact = folder.read(found, &mut parts);
+            for ((.., page), bytes) in pages.iter_mut().zip(&contents).filter(|_| is_intact) {
+                Arc::get_mut(page)?.fill(bytes).ok()?;
+            }
+            return is_intact.then_some(pages);
         }
         let pages_mut = pages.iter_mut().filter_map(|(.., page)| Arc::get_mut(page));
         let mut parts: Vec<&mut [u8]> = pages_mut.map(Page::values_mut).collect();
@@ -147,7 +161,7 @@ impl SeqKv {
         self.add_checkpoint(self.len, true, None);
         let page = |table: usize, i: usize| {
             let page = self.tables[table].get(i)?.as_ref()?;
-            Some(([table as u32, i as u32], page.values()))
+            Some(([table as u32, i as u32], page.contents().ok()?))
         };
         let blocks = Keys::new(identity, &tokens[..self.len]);
         for i in 0..self.len / KV_BLOCK {
@@ -157,7 +171,7 @@ impl SeqKv {
                 .map(|group| page(group.kept_table(), i))
                 .collect();
             if let Some(pages) = pages.filter(|pages| !pages.is_empty()) {
-                folder.write(&blocks, (i + 1) * KV_BLOCK, &pages);
+                folder.write(&blocks, (i + 1) * KV_BLOCK, &borrowed(&pages));
             }
         }
         let identity = of_checkpoints(identity);
@@ -169,21 +183,32 @@ impl SeqKv {
             .iter()
             .filter(|checkpoint| checkpoint.pos <= n_prompt)
         {
-            let given_back = pages
-                .iter()
-                .map(|(table, i, page)| ([*table as u32, *i as u32], page.values()));
+            let given_back = pages.iter().map(|(table, i, page)| {
+                let contents = page.contents().ok()?;
+                Some(([*table as u32, *i as u32], contents))
+            });
             let partial = self
                 .layout
                 .kept()
                 .filter(|group| !group.is_tiered() && !pos.is_multiple_of(KV_BLOCK));
             let partial = partial.filter_map(|group| page(group.table, pos / KV_BLOCK));
-            folder.write(
-                &checkpoints,
-                *pos,
-                &given_back.chain(partial).collect::<Vec<_>>(),
-            );
+            // A device that is lost gives nothing to store.
+            if let Some(pages) = given_back
+                .chain(partial.map(Some))
+                .collect::<Option<Vec<_>>>()
+            {
+                folder.write(&checkpoints, *pos, &borrowed(&pages));
+            }
         }
     }
+}
+
+/// Pages for [`PrefixFolder::write`].
+fn borrowed<'a>(pages: &'a [([u32; 2], Cow<'_, [u8]>)]) -> Vec<([u32; 2], &'a [u8])> {
+    pages
+        .iter()
+        .map(|(place, contents)| (*place, &**contents))
+        .collect()
 }
 
 /// `identity` for files of checkpoints.

@@ -9,7 +9,7 @@ mod tests;
 
 use crate::arch::{Arch, KV_BLOCK, MAX_HEAD_DIM, drop_bits};
 use crate::kv::layout::{Group, KvLayout, LayerAt, N_MARKED};
-use crate::kv::page::{BlockTable, Checkpoint, Page, PageMemory};
+use crate::kv::page::{BlockTable, Checkpoint, DeviceMemory, Page, PageMemory, PageSize};
 use crate::kv::pool::KvPool;
 use crate::kv::prefix::{CachedToken, Prefix, PrefixKey, Stored};
 use crate::kv::{KvBytes, KvError, KvPart, KvPolicy, KvType};
@@ -87,7 +87,7 @@ impl PageMemory for NoMemory {
 impl SeqKv {
     /// An empty sequence without pages.
     pub(crate) fn new(pool: KvPool, layout: Arc<KvLayout>) -> SeqKv {
-        let tables = layout.page_bytes().map(|_| Vec::new()).collect();
+        let tables = layout.page_sizes().map(|_| Vec::new()).collect();
         SeqKv {
             pool,
             layout,
@@ -120,7 +120,9 @@ impl SeqKv {
         if layout.window().is_none() || n > MAX {
             return bound;
         }
-        let pool = KvPool::with_source(u64::MAX, |_| Some(Box::new(NoMemory)));
+        let pool = KvPool::with_source(u64::MAX, true, |_| {
+            Some(DeviceMemory::Shared(Box::new(NoMemory)))
+        });
         let (mut filled, mut taken) = (Vec::new(), [0; 2]);
         for taken in taken.iter_mut().take(n_sequences) {
             let mut seq = SeqKv::new(pool.clone(), Arc::clone(layout));
@@ -159,6 +161,11 @@ impl SeqKv {
         *self = SeqKv::new(self.pool.clone(), layout);
     }
 
+    /// Whether a device held keys and values, and is lost.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.layout.is_on_device() && self.pool.is_lost()
+    }
+
     /// Pool of the pages.
     pub(crate) fn pool(&self) -> &KvPool {
         &self.pool
@@ -178,10 +185,17 @@ impl SeqKv {
     pub(crate) fn places(&self) -> impl Iterator<Item = PagePlace> {
         let place = |at: &LayerAt| {
             let ([keys, values], group) = (at.at[0], &self.layout.groups[at.group]);
+            // A GPU with memory of its own has nothing of what comes before.
+            let form = &group.forms[0];
+            let start = if form.on_host < form.page_bytes {
+                form.on_host
+            } else {
+                0
+            };
             PagePlace {
                 group: at.group,
-                keys,
-                values,
+                keys: keys.saturating_sub(start),
+                values: values.saturating_sub(start),
                 types: group.forms[0].types,
                 transformed: group.transformed,
             }
@@ -246,6 +260,9 @@ impl SeqKv {
     /// Moves the contents, those of `tokens`, to the pool's prefix cache; the sequence is empty
     /// afterwards.
     pub(crate) fn store(&mut self, key: PrefixKey, tokens: Vec<CachedToken>) {
+        if self.is_lost() {
+            return self.restart(Arc::clone(&self.layout));
+        }
         self.cut();
         self.add_checkpoint(self.len, true, None);
         let mut tables: Vec<_> = self.tables.iter_mut().map(std::mem::take).collect();
@@ -303,7 +320,7 @@ impl SeqKv {
                     if table[page].is_none() {
                         let form_of_page = &group.forms[form];
                         let new =
-                            self.new_page(form_of_page.page_bytes, form_of_page.bytes_by_type())?;
+                            self.new_page(form_of_page.page_size(), form_of_page.bytes_by_type())?;
                         self.tables[group.table + form][page] = Some(new);
                         self.pending.push(Pending {
                             group: g,
@@ -318,9 +335,14 @@ impl SeqKv {
     }
 
     /// A page from the pool; the oldest checkpoints make room for it.
-    fn new_page(&mut self, bytes: usize, types: [(KvType, u64); 2]) -> Result<Arc<Page>, KvError> {
+    fn new_page(
+        &mut self,
+        size: impl Into<PageSize>,
+        types: [(KvType, u64); 2],
+    ) -> Result<Arc<Page>, KvError> {
+        let size = size.into();
         loop {
-            match self.pool.page(bytes, types) {
+            match self.pool.page(size, types) {
                 Err(KvError::PoolFull { .. }) if !self.checkpoints.is_empty() => {
                     drop(self.checkpoints.remove(0))
                 }
@@ -352,15 +374,17 @@ impl SeqKv {
         {
             return Ok(());
         }
-        let mut page = self.new_page(form.page_bytes, form.bytes_by_type())?;
+        let mut page = self.new_page(form.page_size(), form.bytes_by_type())?;
         let slot = &mut self.tables[table][i];
         let filled = self.len.saturating_sub(i * KV_BLOCK).min(KV_BLOCK);
         if let (Some(from), Some(to)) = (
             slot.as_ref().filter(|_| filled > 0),
             Arc::get_mut(&mut page),
         ) {
+            to.copy_on_device(from)?;
             let (from, to) = (from.values::<u8>(), to.values_mut::<u8>());
-            for at in self.layout.layers.iter().filter(|l| l.group == group) {
+            let on_host = |l: &&LayerAt| l.group == group && l.at[0][0] < form.on_host;
+            for at in self.layout.layers.iter().filter(on_host) {
                 for head in 0..at.shape.n_head_kv {
                     for (part, block) in at.head(0, &form, head).into_iter().enumerate() {
                         let mut plane = block.start;
@@ -764,9 +788,13 @@ impl SeqKv {
                 continue;
             };
             let of_form = &group.forms[form];
-            let blocks = at
-                .head(form, of_form, head)
-                .map(|block| &page.values::<u8>()[block]);
+            let contents = page.contents().unwrap_or_default();
+            if contents.is_empty() {
+                k.fill(0.0);
+                v.fill(0.0);
+                continue;
+            }
+            let blocks = at.head(form, of_form, head).map(|block| &contents[block]);
             for (part, rows) in [k, v].into_iter().enumerate() {
                 let dim = at.dims()[part];
                 arch.load_kv(of_form.types[part], blocks[part], dim, rows);

@@ -484,7 +484,7 @@ mod tests {
                 }
                 11 => pairs[i].seq.checkpoint(),
                 12 => {
-                    let state = pairs[i].seq.state();
+                    let state = pairs[i].seq.state().unwrap();
                     let Ok(loaded) = pairs[i].seq.with_state(&state) else {
                         continue;
                     };
@@ -543,7 +543,7 @@ mod tests {
         let (pool, mut random) = (KvPool::default(), Random(9));
         let mut pair = Pair::new(&pool);
         pair.append(100, false, &mut random).unwrap();
-        let sound = pair.seq.state();
+        let sound = pair.seq.state().unwrap();
         assert!(pair.seq.with_state(&sound).unwrap().is_ok());
         let mut state = sound.clone();
         state.tables[1].clear();

@@ -4,6 +4,7 @@ use crate::kv::error::KvError;
 use crate::kv::layout::Group;
 use crate::kv::page::{Checkpoint, Page};
 use crate::kv::sequence::{KV_BLOCK, SeqKv, is_given_back};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use std::sync::Arc;
 pub(crate) struct KvState<'a> {
     /// Positions that are filled.
     pub(crate) len: usize,
-    pub(crate) pages: Vec<&'a [u8]>,
+    pub(crate) pages: Vec<Cow<'a, [u8]>>,
     /// Page numbers, or [`NO_PAGE`], for each table.
     pub(crate) tables: Vec<Vec<u32>>,
     pub(crate) checkpoints: Vec<KvCheckpoint>,
@@ -33,13 +34,16 @@ const NO_PAGE: u32 = u32::MAX;
 
 impl SeqKv {
     /// The contents of the sequence.
-    pub(crate) fn state<'a>(&'a self) -> KvState<'a> {
+    ///
+    /// # Errors
+    /// If a device does not give its part of them.
+    pub(crate) fn state<'a>(&'a self) -> Result<KvState<'a>, KvError> {
         let mut numbers = HashMap::new();
-        let mut pages: Vec<&'a [u8]> = Vec::new();
+        let mut listed: Vec<&'a Arc<Page>> = Vec::new();
         let mut number = |page: &'a Arc<Page>| {
             *numbers.entry(Arc::as_ptr(page)).or_insert_with(|| {
-                pages.push(page.values());
-                pages.len() as u32 - 1
+                listed.push(page);
+                listed.len() as u32 - 1
             })
         };
         let mut tables = Vec::new();
@@ -68,12 +72,13 @@ impl SeqKv {
                 pages,
             });
         }
-        KvState {
+        let pages = listed.into_iter().map(|page| page.contents());
+        Ok(KvState {
             len,
-            pages,
+            pages: pages.collect::<Result<_, _>>()?,
             tables,
             checkpoints,
-        }
+        })
     }
 
     /// Number of pages of a table that can have contents.
@@ -105,25 +110,24 @@ impl SeqKv {
         seq.len = state.len;
         seq.states_from(state.len, None);
         let types: Vec<_> = self.layout.page_types().collect();
-        let page_bytes: Vec<_> = self.layout.page_bytes().collect();
-        if state.tables.len() != page_bytes.len() {
+        let page_sizes: Vec<_> = self.layout.page_sizes().collect();
+        if state.tables.len() != page_sizes.len() {
             return Ok(Err("another number of page tables"));
         }
         let mut made: Vec<Option<Arc<Page>>> = vec![None; state.pages.len()];
         let mut page = |table: usize, number: u32| {
-            let (Some(&n_bytes), Some(slot)) =
-                (page_bytes.get(table), made.get_mut(number as usize))
+            let (Some(&size), Some(slot)) = (page_sizes.get(table), made.get_mut(number as usize))
             else {
                 return Ok(None);
             };
-            let bytes = state.pages[number as usize];
-            if bytes.len() != n_bytes {
+            let bytes = &state.pages[number as usize];
+            if bytes.len() != size.bytes {
                 return Ok(None);
             }
             if slot.is_none() {
-                let mut page = seq.pool.page(n_bytes, types[table])?;
+                let mut page = seq.pool.page(size, types[table])?;
                 if let Some(page) = Arc::get_mut(&mut page) {
-                    page.values_mut().copy_from_slice(bytes);
+                    page.fill(bytes)?;
                 }
                 *slot = Some(page);
             }

@@ -223,7 +223,7 @@ impl Pair {
 
     /// Loads what it saves.
     fn reload(&mut self) -> Result<(), KvError> {
-        let loaded = self.seq.with_state(&self.seq.state())?;
+        let loaded = self.seq.with_state(&self.seq.state()?)?;
         self.seq = loaded.expect("what was saved is sound");
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Products with weights, embedding rows, adapters.
 
-use crate::gpu::metal::check::{Checker, Data, EPS, Lcg, close, same};
-use crate::gpu::metal::kernels::*;
+use crate::gpu::check::{Checker, Data, EPS, Lcg, close, same};
+use crate::gpu::kernels::*;
 use crate::quant::DType;
 
 /// Rows of random blocks, and their values.
@@ -54,10 +54,10 @@ impl TestWeights {
     }
 }
 
-/// Row lengths: some blocks, or arbitrary lengths for plain floats.
+/// Row lengths: some blocks; for plain floats arbitrary lengths, and one that allows vectors.
 fn lengths(dtype: DType) -> &'static [usize] {
     match dtype.block().0 {
-        1 => &[1, 7, 100, 547],
+        1 => &[1, 7, 100, 547, 288],
         32 => &[32, 96, 544],
         _ => &[256, 768],
     }
@@ -66,7 +66,7 @@ fn lengths(dtype: DType) -> &'static [usize] {
 pub(super) fn matvec(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(1);
     for &format in gpu.formats {
-        for (&n_in, n_out) in lengths(format).iter().zip([1, 15, 33, 8]) {
+        for (&n_in, n_out) in lengths(format).iter().zip([1, 15, 33, 8, 21]) {
             let w = TestWeights::random(&mut lcg, format, n_out, n_in);
             let all = lcg.values(9 * n_in);
             let mut single: Vec<f32> = Vec::new();
@@ -154,7 +154,10 @@ pub(super) fn matmul(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(3);
     for &format in gpu.formats {
         let lengths = lengths(format);
-        for (n_in, n_out, n_rows) in [(lengths[0], 3, 1), (lengths[lengths.len() - 1], 70, 37)] {
+        let [.., before, last] = *lengths else {
+            continue;
+        };
+        for (n_in, n_out, n_rows) in [(lengths[0], 3, 1), (before, 70, 37), (last, 67, 65)] {
             let w = TestWeights::random(&mut lcg, format, n_out, n_in);
             let x = lcg.values(n_rows * n_in);
             let args = MatmulArgs {

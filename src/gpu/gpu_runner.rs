@@ -1,18 +1,15 @@
 //! Runs plans: allocates buffers for their names, writes inputs, reads results.
 
-use crate::gpu::GpuError;
-use crate::gpu::metal::MetalError;
-use crate::gpu::metal::plan::{Input, Intermediate, Name, Plan, Set};
-use crate::gpu::metal::{Call, Gpu};
-use crate::gpu::{Batch, BatchOutputs, BatchSlot, Runner};
-use crate::kv::{PageMemory, PagePlace};
+use crate::gpu::plan::{Input, Intermediate, Name, Plan, Set};
+use crate::gpu::{Batch, BatchOutputs, BatchSlot, Call, Gpu, GpuError, Runner};
+use crate::kv::{DeviceMemory, PagePlace};
 use crate::lora::Adapter;
 use crate::model::Model;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Computes the last layers of a model on a GPU, or all of them.
-pub struct MetalRunner<G: Gpu> {
+pub struct GpuRunner<G: Gpu> {
     gpu: G,
     model: Model,
     first_layer: usize,
@@ -31,30 +28,34 @@ enum Key {
     Tensor(usize),
     /// Address and length of the values, which the model or the program keeps in place.
     Constant(usize, usize),
-    Input(Input),
+    /// All inputs of a pass, one behind the other: written at once.
+    Inputs,
     Intermediate(Intermediate),
 }
+
+/// Alignment in bytes of an input among the others: no GPU wants more of a buffer's offset.
+const ALIGN: usize = 256;
 
 impl Key {
     fn of(name: Name<'_>) -> Option<Key> {
         match name {
             Name::Tensor(index) => Some(Key::Tensor(index)),
             Name::Constant(values) => Some(Key::Constant(values.as_ptr().addr(), values.len())),
-            Name::Input(input) => Some(Key::Input(input)),
+            Name::Input(_) => Some(Key::Inputs),
             Name::Intermediate(scratch) => Some(Key::Intermediate(scratch)),
             Name::Adapter(_) | Name::Cache(_) => None,
         }
     }
 }
 
-impl<G: Gpu> MetalRunner<G> {
+impl<G: Gpu> GpuRunner<G> {
     /// A runner for the last `n_layers` layers of `model`, or all if it has fewer. On return, their
     /// weights are accessible to the GPU.
     ///
     /// # Errors
-    /// [`MetalError::Unsupported`] if the model has a feature without a kernel;
-    /// [`MetalError::OutOfMemory`].
-    pub fn new(gpu: G, model: &Model, n_layers: usize) -> Result<MetalRunner<G>, MetalError> {
+    /// [`GpuError::Unsupported`] if the model has a feature without a kernel;
+    /// [`GpuError::OutOfMemory`].
+    pub fn new(gpu: G, model: &Model, n_layers: usize) -> Result<GpuRunner<G>, GpuError> {
         let h = model.hparams();
         let first_layer = h.n_layer.saturating_sub(n_layers);
         // A pass of one token uses the same parts of the model as any other pass.
@@ -100,7 +101,7 @@ impl<G: Gpu> MetalRunner<G> {
             };
             buffers.insert(key, buffer);
         }
-        Ok(MetalRunner {
+        Ok(GpuRunner {
             gpu,
             model: model.clone(),
             first_layer,
@@ -115,7 +116,23 @@ impl<G: Gpu> MetalRunner<G> {
         &self.gpu
     }
 
-    fn run(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), MetalError> {
+    /// The buffer of a name, which has at least `bytes` bytes.
+    fn grown<'b>(
+        &self,
+        buffers: &'b mut HashMap<Key, G::Buffer>,
+        key: Key,
+        bytes: usize,
+    ) -> Result<&'b mut G::Buffer, GpuError> {
+        if let Some(buffer) = buffers.remove(&key)
+            && self.gpu.len(&buffer) >= bytes
+        {
+            return Ok(buffers.entry(key).or_insert(buffer));
+        }
+        let buffer = self.gpu.buffer(bytes)?;
+        Ok(buffers.entry(key).or_insert(buffer))
+    }
+
+    fn run(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), GpuError> {
         let plan = Plan::new(
             &self.model,
             self.first_layer,
@@ -123,22 +140,30 @@ impl<G: Gpu> MetalRunner<G> {
             outputs.states.is_some(),
         )?;
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut inputs, mut starts) = (Vec::<u8>::new(), Vec::new());
         for (name, bytes) in plan.sizes() {
-            let Some(key) = Key::of(name) else { continue };
-            if buffers
-                .get(&key)
-                .is_none_or(|buffer| (self.gpu.len(buffer) as u64) < bytes)
-            {
-                buffers.remove(&key);
-                let bytes = usize::try_from(bytes)
-                    .map_err(|_| MetalError::OutOfMemory { bytes: usize::MAX })?;
-                buffers.insert(key, self.gpu.buffer(bytes)?);
+            let bytes =
+                usize::try_from(bytes).map_err(|_| GpuError::OutOfMemory { bytes: usize::MAX })?;
+            let data = self.input(&plan, batch, name);
+            if let Name::Input(input) = name {
+                let start = inputs.len().next_multiple_of(ALIGN);
+                inputs.resize(start, 0);
+                inputs.extend(data.unwrap_or_default());
+                inputs.resize(inputs.len().max(start + bytes), 0);
+                starts.push((input, start as u64));
+                continue;
             }
-            if let Some(data) = self.input(&plan, batch, name)
-                && let Some(buffer) = buffers.get_mut(&key)
-            {
+            let Some(key) = Key::of(name) else { continue };
+            let buffer = self.grown(&mut buffers, key, bytes)?;
+            if let Some(data) = data {
                 self.gpu.write(buffer, &data)?;
             }
+        }
+        if !inputs.is_empty() {
+            // Page tables grow all the time; what was bound stays so for longer.
+            let room = inputs.len().max(1 << 16).next_power_of_two();
+            let buffer = self.grown(&mut buffers, Key::Inputs, room)?;
+            self.gpu.write(buffer, &inputs)?;
         }
         let mut adapters = self.adapters.lock().unwrap_or_else(PoisonError::into_inner);
         adapters.retain(|(adapter, _)| adapter.strong_count() > 0);
@@ -166,7 +191,11 @@ impl<G: Gpu> MetalRunner<G> {
                     Name::Adapter(index) => &adapters[places[index]].1,
                     _ => buffers.get(&Key::of(name)?)?,
                 };
-                Some((buffer, offset))
+                let start = match name {
+                    Name::Input(input) => starts.iter().find(|(other, _)| *other == input)?.1,
+                    _ => 0,
+                };
+                Some((buffer, start + offset))
             });
             calls.push(Call {
                 dispatch: &command.dispatch,
@@ -182,20 +211,21 @@ impl<G: Gpu> MetalRunner<G> {
             .copied()
             .collect();
         let pages: Vec<u64> = pages.into_iter().filter(|&address| address != 0).collect();
-        self.gpu.run(&calls, &pages)?;
         let normed = Intermediate::Normed(plan.outputs);
         let results = [
             (Intermediate::Logits, Some(outputs.logits)),
             (normed, outputs.states),
         ];
+        let mut reads = Vec::new();
         for (scratch, values) in results {
             if let (Some(values), Some(buffer)) = (values, buffers.get(&Key::Intermediate(scratch)))
                 && !values.is_empty()
             {
-                self.gpu.read(buffer, bytemuck::cast_slice_mut(values))?;
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
+                reads.push((buffer, bytes));
             }
         }
-        Ok(())
+        self.gpu.run(&calls, &pages, &mut reads)
     }
 
     /// Data that the host writes to a buffer of the plan; `None` if kernels write it.
@@ -266,9 +296,9 @@ impl<G: Gpu> MetalRunner<G> {
     }
 }
 
-impl<G: Gpu> Runner for MetalRunner<G> {
+impl<G: Gpu> Runner for GpuRunner<G> {
     fn name(&self) -> String {
-        format!("Metal ({})", self.gpu.name())
+        format!("{} ({})", G::LANGUAGE, self.gpu.name())
     }
 
     fn first_layer(&self) -> usize {
@@ -279,8 +309,16 @@ impl<G: Gpu> Runner for MetalRunner<G> {
         self.copied
     }
 
-    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {
+    fn shares_memory(&self) -> bool {
+        self.gpu.shares_memory()
+    }
+
+    fn page(&self, bytes: usize) -> Option<DeviceMemory> {
         self.gpu.page(bytes)
+    }
+
+    fn page_limit(&self) -> u64 {
+        self.gpu.page_limit()
     }
 
     fn pass(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), GpuError> {

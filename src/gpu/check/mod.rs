@@ -12,7 +12,7 @@ mod experts;
 mod products;
 mod sample;
 
-use crate::gpu::metal::kernels::{Access, Args, Dispatch, Kernel};
+use crate::gpu::kernels::{Access, Args, Dispatch, Kernel};
 use crate::quant::DType;
 
 /// Relative error of a few operations, including approximate functions: 16 units in the last place.

@@ -1,8 +1,8 @@
 //! Routing, lists of rows per expert, weighted sums.
 
 use crate::arch::Arch;
-use crate::gpu::metal::check::{Checker, Data, EPS, FAST, Lcg, close, same};
-use crate::gpu::metal::kernels::*;
+use crate::gpu::check::{Checker, Data, EPS, FAST, Lcg, close, same};
+use crate::gpu::kernels::*;
 use crate::quant::DType;
 
 /// Indices of the `n` largest, the lower first among equals.

@@ -1,9 +1,9 @@
 //! Attention in a plan.
 
-use crate::gpu::metal::MetalError;
-use crate::gpu::metal::kernels::*;
-use crate::gpu::metal::plan::Name::Intermediate as Left;
-use crate::gpu::metal::plan::{
+use crate::gpu::GpuError;
+use crate::gpu::kernels::*;
+use crate::gpu::plan::Name::Intermediate as Left;
+use crate::gpu::plan::{
     Input, Intermediate, MAX_HEADS, NO_SINKS, Name, Planner, RowSet, Set, bits, bytes, refused,
     size,
 };
@@ -20,7 +20,7 @@ impl<'m> Planner<'m, '_> {
         (from, normed): (Intermediate, Intermediate),
         n_head: usize,
         norm: Option<&'m Vec<f32>>,
-    ) -> Result<Name<'m>, MetalError> {
+    ) -> Result<Name<'m>, GpuError> {
         let (rows, width) = (self.rows.n, n_head * spec.head_dim);
         let mut x = Left(from);
         let (n_head, head_dim, eps) = (size(n_head)?, size(spec.head_dim)?, self.h.norm_eps);
@@ -82,7 +82,7 @@ impl<'m> Planner<'m, '_> {
         x: Name<'m>,
         n_head: usize,
         head_dim: usize,
-    ) -> Result<(), MetalError> {
+    ) -> Result<(), GpuError> {
         if transformed {
             let log_side = head_dim.trailing_zeros();
             let args = HadamardArgs {
@@ -103,7 +103,7 @@ impl<'m> Planner<'m, '_> {
         spec: &AttnSpec,
         w: &'m Attn,
         normed: Name<'m>,
-    ) -> Result<(), MetalError> {
+    ) -> Result<(), GpuError> {
         self.linear(&w.wk, normed, Left(Intermediate::K))?;
         self.linear(&w.wv, normed, Left(Intermediate::V))?;
         let k = self.heads(
@@ -143,7 +143,7 @@ impl<'m> Planner<'m, '_> {
         spec: &AttnSpec,
         w: &'m Attn,
         normed: Name<'m>,
-    ) -> Result<(), MetalError> {
+    ) -> Result<(), GpuError> {
         let &AttnSpec {
             n_head,
             n_head_kv,

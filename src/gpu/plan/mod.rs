@@ -12,9 +12,9 @@ mod experts;
 
 use crate::arch::KvType;
 use crate::compute::weight::{Linear, Weight};
-use crate::gpu::metal::MetalError;
-use crate::gpu::metal::kernels::*;
-use crate::gpu::metal::supports::supports;
+use crate::gpu::GpuError;
+use crate::gpu::kernels::*;
+use crate::gpu::supports::supports;
 use crate::gpu::{Batch, BatchSlot};
 use crate::layers::attention::weights::Attn;
 use crate::layers::hparams::Hparams;
@@ -157,7 +157,7 @@ struct RowSet {
 }
 
 impl RowSet {
-    fn new(set: Set, slots: &[BatchSlot<'_>]) -> Result<RowSet, MetalError> {
+    fn new(set: Set, slots: &[BatchSlot<'_>]) -> Result<RowSet, GpuError> {
         let mut parts = Vec::new();
         let mut first = 0;
         for (i, slot) in slots.iter().enumerate() {
@@ -215,17 +215,17 @@ static NO_BIAS: [f32; MAX_EXPERTS as usize] = [0.0; MAX_EXPERTS as usize];
 /// Most query heads of a layer.
 const MAX_HEADS: usize = 1024;
 
-fn refused(what: String) -> MetalError {
-    MetalError::Unsupported { what }
+fn refused(what: String) -> GpuError {
+    GpuError::Unsupported { what }
 }
 
 /// A size as a 32-bit kernel argument.
-fn size(n: usize) -> Result<u32, MetalError> {
+fn size(n: usize) -> Result<u32, GpuError> {
     u32::try_from(n).map_err(|_| refused(format!("a batch of {n} values")))
 }
 
 /// Bits per value of a precision that the kernels read.
-fn bits(kind: KvType) -> Result<u32, MetalError> {
+fn bits(kind: KvType) -> Result<u32, GpuError> {
     match kind {
         KvType::F16 | KvType::Q8 | KvType::Q6 | KvType::Q5 | KvType::Q4 => size(kind.bits()),
         KvType::F32 | KvType::Bf16 => Err(refused(format!("keys or values in {kind}"))),
@@ -242,13 +242,13 @@ impl<'m> Plan<'m> {
     /// logits are the head's bare products.
     ///
     /// # Errors
-    /// [`MetalError::Unsupported`] if the model has a feature without a kernel.
+    /// [`GpuError::Unsupported`] if the model has a feature without a kernel.
     pub fn new(
         model: &'m Model,
         first_layer: usize,
         batch: &Batch<'_>,
         raw: bool,
-    ) -> Result<Plan<'m>, MetalError> {
+    ) -> Result<Plan<'m>, GpuError> {
         Planner::new(model, batch)?.pass(first_layer, batch, raw)
     }
 
@@ -290,7 +290,7 @@ struct Planner<'m, 'b> {
 use Name::Intermediate as Left;
 
 impl<'m, 'b> Planner<'m, 'b> {
-    fn new(model: &'m Model, batch: &'b Batch<'b>) -> Result<Planner<'m, 'b>, MetalError> {
+    fn new(model: &'m Model, batch: &'b Batch<'b>) -> Result<Planner<'m, 'b>, GpuError> {
         Ok(Planner {
             model,
             h: model.hparams(),
@@ -361,7 +361,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         self.push((kernel, DType::F32, 0), args, &buffers, None);
     }
 
-    fn n_embd(&self) -> Result<u32, MetalError> {
+    fn n_embd(&self) -> Result<u32, GpuError> {
         size(self.h.n_embd)
     }
 
@@ -375,7 +375,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         first_layer: usize,
         batch: &Batch<'_>,
         raw: bool,
-    ) -> Result<Plan<'m>, MetalError> {
+    ) -> Result<Plan<'m>, GpuError> {
         supports(self.h).map_err(|Unsupported(what)| refused(what.to_string()))?;
         let (n_vocab, n_layer, embd_scale) = (self.h.n_vocab, self.h.n_layer, self.h.embd_scale);
         // Every field of the weights is named: a new one must be computed or refused.
@@ -446,7 +446,7 @@ impl<'m, 'b> Planner<'m, 'b> {
     }
 
     /// Buffer of a matrix, and the format of its kernels.
-    fn weight(&self, w: &Weight) -> Result<((Name<'m>, u64), DType), MetalError> {
+    fn weight(&self, w: &Weight) -> Result<((Name<'m>, u64), DType), GpuError> {
         let (tensor, first_byte) = w.place();
         if !FORMATS.contains(&w.dtype) {
             let name = &self.model.gguf().tensors()[tensor].name;
@@ -460,7 +460,7 @@ impl<'m, 'b> Planner<'m, 'b> {
     }
 
     /// `y = x·Wᵀ` for the current rows, with the adapters' terms.
-    fn product(&mut self, w: &Weight, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+    fn product(&mut self, w: &Weight, x: Name<'m>, y: Name<'m>) -> Result<(), GpuError> {
         let (matrix, format) = self.weight(w)?;
         let (n_in, n_out, row_bytes) = (size(w.n_in)?, size(w.n_out)?, size(w.row_bytes())?);
         for run in self.rows.runs() {
@@ -493,7 +493,7 @@ impl<'m, 'b> Planner<'m, 'b> {
     }
 
     /// `y = x·Wᵀ + b` for the current rows.
-    fn linear(&mut self, linear: &'m Linear, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+    fn linear(&mut self, linear: &'m Linear, x: Name<'m>, y: Name<'m>) -> Result<(), GpuError> {
         self.product(&linear.w, x, y)?;
         if let Some(b) = &linear.b {
             let args = AddBiasArgs {
@@ -506,7 +506,7 @@ impl<'m, 'b> Planner<'m, 'b> {
     }
 
     /// Norm of rows.
-    fn norm(&mut self, norm: &'m Norm, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+    fn norm(&mut self, norm: &'m Norm, x: Name<'m>, y: Name<'m>) -> Result<(), GpuError> {
         let args = NormArgs {
             n: self.n_embd()?,
             n_rows: self.rows.n,
@@ -524,7 +524,7 @@ impl<'m, 'b> Planner<'m, 'b> {
 
     /// Adds the pending branch to the residual stream; returns the input of the next branch: the
     /// stream, after its norm if there is one.
-    fn enter(&mut self, norm: Option<&'m Norm>) -> Result<Name<'m>, MetalError> {
+    fn enter(&mut self, norm: Option<&'m Norm>) -> Result<Name<'m>, GpuError> {
         let (x, normed) = (self.x(), Left(Intermediate::Normed(self.rows.set)));
         let (n, n_rows, eps) = (self.n_embd()?, self.rows.n, self.h.norm_eps);
         match (self.pending.take(), norm) {
@@ -564,7 +564,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         branch: Intermediate,
         norm: Option<&'m Norm>,
         scale: f32,
-    ) -> Result<(), MetalError> {
+    ) -> Result<(), GpuError> {
         let branch = match norm {
             Some(norm) => {
                 self.norm(norm, Left(branch), Left(Intermediate::Post))?;
@@ -577,12 +577,7 @@ impl<'m, 'b> Planner<'m, 'b> {
     }
 
     /// Copies the rows that have outputs.
-    fn gather(
-        &mut self,
-        from: Name<'m>,
-        to: Intermediate,
-        n_outputs: u32,
-    ) -> Result<(), MetalError> {
+    fn gather(&mut self, from: Name<'m>, to: Intermediate, n_outputs: u32) -> Result<(), GpuError> {
         let n_embd = self.n_embd()?;
         let args = EmbedArgs {
             n_embd,
@@ -607,7 +602,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         spec: &'m LayerSpec,
         w: &'m Layer,
         outputs: Option<&RowSet>,
-    ) -> Result<(), MetalError> {
+    ) -> Result<(), GpuError> {
         let Layer {
             attn_norm,
             attn: weights,

@@ -1,8 +1,8 @@
 //! Attention over page tables, and appending to them.
 
 use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvSpan, KvType};
-use crate::gpu::metal::check::{Checker, Data, EPS, FAST, Handle, Lcg, close, same};
-use crate::gpu::metal::kernels::*;
+use crate::gpu::check::{Checker, Data, EPS, FAST, Handle, Lcg, close, same};
+use crate::gpu::kernels::*;
 use crate::quant::DType;
 use KvType::{F16, Q4, Q5, Q6, Q8};
 use std::ops::Range;

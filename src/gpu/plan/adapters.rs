@@ -1,10 +1,10 @@
 //! Adapters' terms in a plan.
 
 use crate::compute::weight::Weight;
-use crate::gpu::metal::MetalError;
-use crate::gpu::metal::kernels::*;
-use crate::gpu::metal::plan::Name::Intermediate as Left;
-use crate::gpu::metal::plan::{Input, Intermediate, Name, Planner, bytes, size};
+use crate::gpu::GpuError;
+use crate::gpu::kernels::*;
+use crate::gpu::plan::Name::Intermediate as Left;
+use crate::gpu::plan::{Input, Intermediate, Name, Planner, bytes, size};
 use crate::lora::Attached;
 use crate::quant::DType;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl<'m> Planner<'m, '_> {
     }
 
     /// Adds the adapters' terms to looked-up rows of the embedding table.
-    pub(super) fn embed_terms(&mut self, table: &Weight) -> Result<(), MetalError> {
+    pub(super) fn embed_terms(&mut self, table: &Weight) -> Result<(), GpuError> {
         let x = self.x();
         for part in self.rows.parts.clone() {
             for attached in self.batch.slots[part.slot].adapters {
@@ -63,7 +63,7 @@ impl<'m> Planner<'m, '_> {
     }
 
     /// Adds the adapters' terms to a product with `w`.
-    pub(super) fn terms(&mut self, w: &Weight, x: Name<'m>, y: Name<'m>) -> Result<(), MetalError> {
+    pub(super) fn terms(&mut self, w: &Weight, x: Name<'m>, y: Name<'m>) -> Result<(), GpuError> {
         let (n_in, n_out) = (size(w.n_in)?, size(w.n_out)?);
         for part in self.rows.parts.clone() {
             for attached in self.batch.slots[part.slot].adapters {
@@ -109,7 +109,7 @@ impl<'m> Planner<'m, '_> {
         (x, choices_per_row): (Name<'m>, u32),
         (n_used, n_expert): (u32, u32),
         y: Name<'m>,
-    ) -> Result<(), MetalError> {
+    ) -> Result<(), GpuError> {
         let (n_in, n_out) = (size(w.n_in)?, size(w.n_out)? / n_expert);
         for part in self.rows.parts.clone() {
             for attached in self.batch.slots[part.slot].adapters {

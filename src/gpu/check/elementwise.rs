@@ -1,8 +1,8 @@
 //! Norms, rotations and element-wise kernels.
 
 use crate::arch::Arch;
-use crate::gpu::metal::check::{Checker, Data, EPS, FAST, Lcg, close};
-use crate::gpu::metal::kernels::*;
+use crate::gpu::check::{Checker, Data, EPS, FAST, Lcg, close};
+use crate::gpu::kernels::*;
 use crate::quant::DType;
 
 pub(super) fn norm(gpu: &mut Checker<'_>) -> Result<(), String> {

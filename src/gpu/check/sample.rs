@@ -1,8 +1,8 @@
 //! Kernels that prepare logits for sampling.
 
 use crate::arch::Arch;
-use crate::gpu::metal::check::{Checker, Data, EPS, FAST, Lcg, close, same};
-use crate::gpu::metal::kernels::*;
+use crate::gpu::check::{Checker, Data, EPS, FAST, Lcg, close, same};
+use crate::gpu::kernels::*;
 use crate::quant::DType;
 
 /// Logits, some of them equal.

@@ -1,10 +1,10 @@
 //! Feed-forward layers in a plan.
 
 use crate::compute::weight::Linear;
-use crate::gpu::metal::MetalError;
-use crate::gpu::metal::kernels::*;
-use crate::gpu::metal::plan::Name::Intermediate as Left;
-use crate::gpu::metal::plan::{Intermediate, NO_BIAS, Name, Part, Planner, bytes, refused, size};
+use crate::gpu::GpuError;
+use crate::gpu::kernels::*;
+use crate::gpu::plan::Name::Intermediate as Left;
+use crate::gpu::plan::{Intermediate, NO_BIAS, Name, Part, Planner, bytes, refused, size};
 use crate::layers::activation::spec::Activation;
 use crate::layers::dense_ffn::weights::Ffn;
 use crate::layers::moe::spec::{Gating, MoeSpec};
@@ -18,7 +18,7 @@ impl<'m> Planner<'m, '_> {
         &mut self,
         activation: Activation,
         n: usize,
-    ) -> Result<Name<'m>, MetalError> {
+    ) -> Result<Name<'m>, GpuError> {
         let args = ElementwiseArgs { n: size(n)? };
         let (gate, up) = (Left(Intermediate::Gate), Left(Intermediate::Up));
         match activation {
@@ -37,7 +37,7 @@ impl<'m> Planner<'m, '_> {
         ffn: &'m Ffn,
         x: Name<'m>,
         y: Intermediate,
-    ) -> Result<(), MetalError> {
+    ) -> Result<(), GpuError> {
         if let Some(gate) = &ffn.gate {
             self.linear(gate, x, Left(Intermediate::Gate))?;
         }
@@ -46,7 +46,7 @@ impl<'m> Planner<'m, '_> {
         self.linear(&ffn.down, inner, Left(y))
     }
 
-    pub(super) fn experts(&mut self, moe: &'m Moe, x: Name<'m>) -> Result<(), MetalError> {
+    pub(super) fn experts(&mut self, moe: &'m Moe, x: Name<'m>) -> Result<(), GpuError> {
         let MoeSpec {
             n_expert,
             n_used,
@@ -203,7 +203,7 @@ impl<'m> Planner<'m, '_> {
         linear: &'m Linear,
         (x, choices_per_row): (Name<'m>, u32),
         y: Name<'m>,
-    ) -> Result<(), MetalError> {
+    ) -> Result<(), GpuError> {
         let w = &linear.w;
         let (matrix, format) = self.weight(w)?;
         for &ExpertRun {

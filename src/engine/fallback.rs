@@ -1,0 +1,58 @@
+//! The CPU in place of a device that has failed.
+
+use crate::engine::SessionError;
+use crate::engine::engine::Engine;
+use crate::engine::options::CancelToken;
+use crate::engine::sequence::Sequence;
+use crate::gpu::GpuError;
+use crate::layers::outputs::Outputs;
+
+impl Engine {
+    /// Computes again what a sequence's cache has lost; nobody sees the rows.
+    pub(crate) fn compute_missing(
+        &self,
+        seq: &mut Sequence,
+        outputs: &mut Outputs,
+        cancel: &CancelToken,
+    ) -> Result<(), SessionError> {
+        self.leave_device(seq)?;
+        match self.compute_missing_once(seq, outputs, cancel) {
+            Err(error) if self.falls_back(&error) => {
+                self.leave_device(seq)?;
+                self.compute_missing_once(seq, outputs, cancel)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Lets the CPU go on after `error` if it is a failure of the device, and that is allowed.
+    pub(super) fn falls_back(&self, error: &SessionError) -> bool {
+        let Some(runner) = self.runner().filter(|_| self.has_cpu_fallback()) else {
+            return false;
+        };
+        let failure = match error {
+            SessionError::Gpu(failure) => failure.clone(),
+            SessionError::OutOfMemory { bytes, .. } if !runner.shares_memory() => {
+                GpuError::OutOfMemory {
+                    bytes: usize::try_from(*bytes).unwrap_or(usize::MAX),
+                }
+            }
+            _ => return false,
+        };
+        self.fail(failure);
+        self.pool().lose_device();
+        true
+    }
+
+    /// Lets the CPU compute a sequence whose keys and values a device held that has failed: what
+    /// it has lost is missing from then on.
+    fn leave_device(&self, seq: &mut Sequence) -> Result<(), SessionError> {
+        if seq.kv.is_lost() {
+            seq.kv.restart(self.layout(seq.kv.policy())?);
+        }
+        if self.gpu_failure().is_some() {
+            seq.device = self.model().arch().name().to_owned();
+        }
+        Ok(())
+    }
+}

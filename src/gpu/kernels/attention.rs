@@ -1,0 +1,127 @@
+//! Kernels of attention and of pages.
+
+use crate::gpu::kernels::{
+    AppendArgs, AttentionArgs, Element, HadamardArgs, Kernel, NO_MEMORY, NO_VARIANTS, changes,
+    product, reads, writes,
+};
+
+/// Variant numbers of attention kernels: each takes heads up to this width.
+pub const HEAD_DIMS: &[u32] = &[128, 256, 512];
+
+/// Attention of generated tokens, one split of the keys per threadgroup. `n_splits` is the largest
+/// number of splits of a row in the batch, `n_pages` the length of all page tables.
+pub static ATTENTION_DECODE: Kernel<AttentionArgs> = Kernel {
+    name: "attention_decode",
+    source: "attention_decode.metal",
+    per_format: false,
+    variants: HEAD_DIMS,
+    buffers: &[
+        reads("q", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.head_dim])
+        }),
+        reads("rows", Element::Row, |a| a.n_rows.into()),
+        reads("pages", Element::Page, |a| a.n_pages.into()),
+        writes("partial", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.n_splits, a.head_dim_v + 2])
+        }),
+    ],
+    threads: 128,
+    threadgroup_bytes: |d| (2 * 1024 + 1024 / d * 65) * 4,
+    grid: |a, d| {
+        [
+            a.n_splits,
+            a.n_head_kv * (a.n_head / a.n_head_kv).div_ceil(1024 / d),
+            a.n_rows,
+        ]
+    },
+};
+
+/// Merges the splits of [`ATTENTION_DECODE`].
+pub static ATTENTION_MERGE: Kernel<AttentionArgs> = Kernel {
+    name: "attention_merge",
+    source: "attention_decode.metal",
+    per_format: false,
+    variants: NO_VARIANTS,
+    buffers: &[
+        reads("partial", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.n_splits, a.head_dim_v + 2])
+        }),
+        reads("rows", Element::Row, |a| a.n_rows.into()),
+        reads("sinks", Element::F32, |a| a.n_head.into()),
+        writes("out", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.head_dim_v])
+        }),
+    ],
+    threads: 128,
+    threadgroup_bytes: NO_MEMORY,
+    grid: |a, _| [a.n_head, a.n_rows, 1],
+};
+
+/// Largest number of rows in a tile of [`ATTENTION_PROMPT`], given its variant number.
+pub fn prompt_tile_rows(variant: u32) -> u32 {
+    4096 / variant
+}
+
+/// Attention of prompts, one tile of rows per threadgroup.
+pub static ATTENTION_PROMPT: Kernel<AttentionArgs> = Kernel {
+    name: "attention_prompt",
+    source: "attention_prompt.metal",
+    per_format: false,
+    variants: HEAD_DIMS,
+    buffers: &[
+        reads("q", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.head_dim])
+        }),
+        reads("rows", Element::Row, |a| a.n_rows.into()),
+        reads("pages", Element::Page, |a| a.n_pages.into()),
+        reads("tiles", Element::Tile, |a| a.n_tiles.into()),
+        reads("sinks", Element::F32, |a| a.n_head.into()),
+        writes("out", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.head_dim_v])
+        }),
+    ],
+    threads: 128,
+    threadgroup_bytes: |d| (4096 + prompt_tile_rows(d) * (64 + 8)) * 4 + d * 16,
+    grid: |a, _| [a.n_tiles, a.n_head, 1],
+};
+
+/// Appends keys and values to pages, in f16 or quantised; a simdgroup takes up to 32 values of a
+/// head.
+pub static APPEND: Kernel<AppendArgs> = Kernel {
+    name: "append",
+    source: "pages.metal",
+    per_format: false,
+    variants: NO_VARIANTS,
+    buffers: &[
+        reads("keys", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head_kv, a.head_dim])
+        }),
+        reads("values", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head_kv, a.head_dim_v])
+        }),
+        reads("rows", Element::Row, |a| a.n_rows.into()),
+        reads("pages", Element::Page, |a| a.n_pages.into()),
+    ],
+    threads: 128,
+    threadgroup_bytes: NO_MEMORY,
+    grid: |a, _| {
+        [
+            (a.n_head_kv * (a.head_dim.div_ceil(32) + a.head_dim_v.div_ceil(32))).div_ceil(4),
+            a.n_rows,
+            1,
+        ]
+    },
+};
+
+/// Transforms keys below 8 bits, and their queries, in place: each row is a head of at most 512
+/// values.
+pub static HADAMARD: Kernel<HadamardArgs> = Kernel {
+    name: "hadamard",
+    source: "pages.metal",
+    per_format: false,
+    variants: NO_VARIANTS,
+    buffers: &[changes("x", Element::F32, |a| product(&[a.n_rows, a.n]))],
+    threads: 128,
+    threadgroup_bytes: |_| 4 * 512 * 4,
+    grid: |a, _| [a.n_rows.div_ceil(4), 1, 1],
+};

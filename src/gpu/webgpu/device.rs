@@ -1,0 +1,845 @@
+//! A GPU through `wgpu`: adapters, buffers, compiled kernels, passes.
+//!
+//! A pass is one submission with one compute pass; `wgpu` puts barriers between its dispatches. Its
+//! arguments are written at once, to one buffer of which each dispatch sees 256 bytes; what a
+//! dispatch binds is kept for later passes with the same buffers. The CPU waits for a pass only
+//! when it reads a result, or submits the next but one.
+
+#![allow(unsafe_code)] // shaders without checks
+
+use crate::gguf::Gguf;
+use crate::gpu::GpuError;
+use crate::gpu::kernels::{Access, Dispatch, Element};
+use crate::gpu::webgpu::grid::grid;
+use crate::gpu::webgpu::shaders::{Instance, declaration, lanes};
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// Bytes of the arguments' buffer per dispatch: the alignment of uniform buffers that WebGPU
+/// promises.
+const ARGS_BYTES: usize = 256;
+/// Bytes that are uploaded at a time.
+const UPLOAD: usize = 32 << 20;
+/// Alignment of what is mapped for the CPU.
+const MAP_ALIGNMENT: u64 = wgpu::MAP_ALIGNMENT;
+/// Bytes behind the end of a buffer that kernels may read, without using their values.
+const SPARE: u64 = 16;
+
+/// What is known about an adapter without opening it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct AdapterInfo {
+    /// Name of the GPU and of its driver.
+    pub name: String,
+    /// Interface that reaches it: Vulkan, Dx12, Metal.
+    pub backend: String,
+    /// Whether it is the CPU, which a program then uses better directly.
+    pub is_cpu: bool,
+    /// Whether its memory is its own.
+    pub is_discrete: bool,
+    /// Largest buffer, in bytes.
+    pub max_buffer: u64,
+    /// Largest part of a buffer that a kernel sees, in bytes.
+    pub max_binding: u64,
+    /// Buffers per kernel.
+    pub max_buffers: u32,
+    /// Optional features that kernels could use, by their names in `wgpu`.
+    pub features: Vec<String>,
+}
+
+/// How a device is opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Kernels check the bounds of buffers and arrays, as those of a web page would. Otherwise
+    /// only what the driver checks by itself is checked.
+    pub checked: bool,
+    /// Nothing above the limits that every adapter has.
+    pub default_limits: bool,
+}
+
+/// A GPU with its compiled kernels. Clones are the same one.
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    info: AdapterInfo,
+    limits: wgpu::Limits,
+    options: Options,
+    pipelines: Mutex<HashMap<Instance, Arc<Pipeline>>>,
+    changes: Mutex<Vec<(String, String)>>,
+    /// See [`Device::force_lanes`].
+    lanes: AtomicU32,
+    /// Layout of the arguments' binding.
+    args_layout: wgpu::BindGroupLayout,
+    passes: Mutex<Passes>,
+    /// Numbers of buffers that no longer exist.
+    dropped: Arc<Mutex<Vec<u64>>>,
+    next: AtomicU64,
+    /// First failure that no call returned: the device is lost, or `wgpu` refuses something.
+    failure: Arc<Mutex<Option<GpuError>>>,
+}
+
+/// A compiled kernel.
+struct Pipeline {
+    number: u64,
+    lanes: u32,
+    raw: wgpu::ComputePipeline,
+    layout: wgpu::BindGroupLayout,
+}
+
+/// What passes keep for later ones.
+#[derive(Default)]
+struct Passes {
+    /// The arguments' buffer and what it contains.
+    args: Option<(wgpu::Buffer, wgpu::BindGroup)>,
+    written: Vec<u8>,
+    /// Bindings by the number of the kernel, and of the buffers with their offsets.
+    bound: HashMap<(u64, Vec<(u64, u64)>), wgpu::BindGroup>,
+    /// Number of bindings that were made.
+    made: u64,
+    /// Where results are copied to for the CPU.
+    staging: Option<wgpu::Buffer>,
+    /// What is copied within a buffer.
+    between: Option<wgpu::Buffer>,
+    submitted: Option<wgpu::SubmissionIndex>,
+}
+
+/// Memory of a GPU.
+#[derive(Debug)]
+pub struct Buffer {
+    raw: wgpu::Buffer,
+    number: u64,
+    len: usize,
+    dropped: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Buffer {
+    /// Its length in bytes.
+    #[allow(clippy::len_without_is_empty)] // memory, not a collection
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        locked(&self.dropped).push(self.number);
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for a future of `wgpu`, which outside browsers is ready, or becomes so without being
+/// woken.
+fn ready<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    loop {
+        match future
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::yield_now(),
+        }
+    }
+}
+
+/// Adapters of this machine, of every interface but OpenGL, which has no compute shaders to speak
+/// of. On Windows, Vulkan comes first.
+fn raw_adapters() -> Vec<wgpu::Adapter> {
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
+        backends: wgpu::Backends::VULKAN | wgpu::Backends::DX12 | wgpu::Backends::METAL,
+        flags: wgpu::InstanceFlags::empty(),
+        ..wgpu::InstanceDescriptor::new_without_display_handle()
+    });
+    let mut adapters = ready(instance.enumerate_adapters(wgpu::Backends::all()));
+    adapters.retain(|a| a.get_downlevel_capabilities().is_webgpu_compliant());
+    adapters.sort_by_key(|a| match a.get_info().device_type {
+        wgpu::DeviceType::DiscreteGpu => 0,
+        wgpu::DeviceType::IntegratedGpu => 1,
+        wgpu::DeviceType::VirtualGpu => 2,
+        wgpu::DeviceType::Other => 3,
+        wgpu::DeviceType::Cpu => 4,
+    });
+    adapters
+}
+
+fn described(adapter: &wgpu::Adapter) -> AdapterInfo {
+    let (info, limits) = (adapter.get_info(), adapter.limits());
+    let features = adapter.features().iter_names();
+    let ours = ["SUBGROUP", "SHADER_F16", "EXPERIMENTAL_COOPERATIVE_MATRIX"];
+    AdapterInfo {
+        name: match info.driver.as_str() {
+            "" => info.name,
+            driver => format!("{} ({driver})", info.name),
+        },
+        backend: info.backend.to_string(),
+        is_cpu: info.device_type == wgpu::DeviceType::Cpu,
+        is_discrete: info.device_type == wgpu::DeviceType::DiscreteGpu,
+        max_buffer: limits.max_buffer_size,
+        max_binding: limits.max_storage_buffer_binding_size,
+        max_buffers: limits.max_storage_buffers_per_shader_stage,
+        features: features
+            .map(|(name, _)| name.to_string())
+            .filter(|name| ours.contains(&name.as_str()))
+            .collect(),
+    }
+}
+
+/// Adapters of this machine, graphics cards first and the CPU last.
+pub fn adapters() -> Vec<AdapterInfo> {
+    raw_adapters().iter().map(described).collect()
+}
+
+impl Device {
+    /// Opens adapter `index` of [`adapters`].
+    ///
+    /// # Errors
+    /// [`GpuError::NoDevice`] if there is none, [`GpuError::Library`] if it cannot be opened.
+    pub fn open(index: usize, options: Options) -> Result<Device, GpuError> {
+        let adapters = raw_adapters();
+        let adapter = adapters.get(index).ok_or(GpuError::NoDevice)?;
+        let (offered, mut limits) = (adapter.limits(), wgpu::Limits::default());
+        if !options.default_limits {
+            limits.max_buffer_size = offered.max_buffer_size;
+            limits.max_storage_buffer_binding_size = offered.max_storage_buffer_binding_size;
+            limits.max_storage_buffers_per_shader_stage =
+                offered.max_storage_buffers_per_shader_stage.min(16);
+            limits.min_storage_buffer_offset_alignment =
+                offered.min_storage_buffer_offset_alignment;
+        }
+        let (device, queue) = ready(adapter.request_device(&wgpu::DeviceDescriptor {
+            required_limits: limits.clone(),
+            ..wgpu::DeviceDescriptor::default()
+        }))
+        .map_err(|e| GpuError::Library {
+            message: e.to_string(),
+        })?;
+        Ok(Device::of(
+            device,
+            queue,
+            described(adapter),
+            limits,
+            options,
+        ))
+    }
+
+    fn of(
+        device: wgpu::Device,
+        queue: wgpu::Queue,
+        info: AdapterInfo,
+        limits: wgpu::Limits,
+        options: Options,
+    ) -> Device {
+        let failure = Arc::new(Mutex::new(None));
+        let failed = Arc::clone(&failure);
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+            locked(&failed).get_or_insert_with(|| match error {
+                wgpu::Error::OutOfMemory { .. } => GpuError::OutOfMemory { bytes: 0 },
+                error => GpuError::Pass {
+                    message: error.to_string(),
+                },
+            });
+        }));
+        let lost = Arc::clone(&failure);
+        device.set_device_lost_callback(move |_, message| {
+            *locked(&lost) = Some(GpuError::Lost { message });
+        });
+        let args_layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: None,
+            entries: &[layout_entry(0, wgpu::BufferBindingType::Uniform, true)],
+        });
+        Device(Arc::new(Inner {
+            device,
+            queue,
+            info,
+            limits,
+            options,
+            pipelines: Mutex::default(),
+            changes: Mutex::default(),
+            lanes: AtomicU32::new(0),
+            args_layout,
+            passes: Mutex::default(),
+            dropped: Arc::default(),
+            next: AtomicU64::new(0),
+            failure,
+        }))
+    }
+
+    /// The adapter.
+    pub fn info(&self) -> &AdapterInfo {
+        &self.0.info
+    }
+
+    /// Largest buffer that a kernel can read as a whole, in bytes.
+    pub fn max_binding(&self) -> u64 {
+        let limits = &self.0.limits;
+        limits
+            .max_storage_buffer_binding_size
+            .min(limits.max_buffer_size - SPARE)
+            .min(u64::from(u32::MAX))
+    }
+
+    /// Most buffers in which the pages of a pass may lie: what the kernel with the most other
+    /// buffers, the attention of prompts with six, leaves.
+    pub fn max_slabs(&self) -> u32 {
+        (self.0.limits.max_storage_buffers_per_shader_stage - 6).min(4)
+    }
+
+    /// Lets as many threads share a row of weights in products of few rows, 32, 64 or 128, instead
+    /// of a number that suits the shape; 0 undoes that.
+    pub fn force_lanes(&self, lanes: u32) {
+        self.0.lanes.store(lanes, Ordering::Relaxed);
+    }
+
+    /// Number of bindings that passes made, which does not grow with passes of the same shape.
+    pub fn bindings_made(&self) -> u64 {
+        locked(&self.0.passes).made
+    }
+
+    /// Gives the device up, as if it was lost.
+    pub fn destroy(&self) {
+        self.0.device.destroy();
+    }
+
+    fn number(&self) -> u64 {
+        self.0.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The failure since the last call, if there was one; a lost device stays lost.
+    fn check(&self) -> Result<(), GpuError> {
+        match locked(&self.0.failure).as_ref() {
+            Some(failure) => Err(failure.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes a buffer with undefined contents.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`]; [`GpuError::Pass`] if the device is lost.
+    pub fn memory(&self, bytes: usize) -> Result<Buffer, GpuError> {
+        let raw = self.raw(
+            bytes as u64 + SPARE,
+            wgpu::BufferUsages::STORAGE
+                | wgpu::BufferUsages::COPY_SRC
+                | wgpu::BufferUsages::COPY_DST,
+        )?;
+        Ok(Buffer {
+            raw,
+            number: self.number(),
+            len: bytes,
+            dropped: Arc::clone(&self.0.dropped),
+        })
+    }
+
+    fn raw(&self, bytes: u64, usage: wgpu::BufferUsages) -> Result<wgpu::Buffer, GpuError> {
+        self.check()?;
+        let refused = GpuError::OutOfMemory {
+            bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
+        };
+        if bytes > self.0.limits.max_buffer_size {
+            return Err(refused);
+        }
+        let no_memory = self
+            .0
+            .device
+            .push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let raw = self.0.device.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT),
+            usage,
+            mapped_at_creation: false,
+        });
+        if ready(no_memory.pop()).is_some() {
+            return Err(refused);
+        }
+        self.check()?;
+        Ok(raw)
+    }
+
+    /// Writes to a part of a buffer, which must be long enough; `offset` is a multiple of 4.
+    ///
+    /// # Errors
+    /// [`GpuError::Pass`] if the device is lost.
+    pub fn upload(&self, to: &Buffer, offset: u64, bytes: &[u8]) -> Result<(), GpuError> {
+        for (i, bytes) in bytes.chunks(UPLOAD).enumerate() {
+            let at = offset + (i * UPLOAD) as u64;
+            let whole = bytes.len() / 4 * 4;
+            self.0.queue.write_buffer(&to.raw, at, &bytes[..whole]);
+            if whole < bytes.len() {
+                let mut last = [0; 4];
+                last[..bytes.len() - whole].copy_from_slice(&bytes[whole..]);
+                self.0.queue.write_buffer(&to.raw, at + whole as u64, &last);
+            }
+            if bytes.len() == UPLOAD {
+                let submitted = self.0.queue.submit([]);
+                self.wait(submitted)?;
+            }
+        }
+        self.check()
+    }
+
+    /// Makes a buffer with a tensor of a file.
+    ///
+    /// # Errors
+    /// As [`Device::memory`].
+    pub fn copy_of(&self, gguf: &Gguf, index: usize) -> Result<Buffer, GpuError> {
+        let data = gguf.data(&gguf.tensors()[index]);
+        let buffer = self.memory(data.len())?;
+        self.upload(&buffer, 0, data)?;
+        Ok(buffer)
+    }
+
+    fn wait(&self, submission: wgpu::SubmissionIndex) -> Result<(), GpuError> {
+        let waited = self.0.device.poll(wgpu::PollType::Wait {
+            submission_index: Some(submission),
+            timeout: None,
+        });
+        self.check()?;
+        waited.map(|_| ()).map_err(|e| GpuError::Pass {
+            message: e.to_string(),
+        })
+    }
+
+    /// Reads from the start of a buffer, after all passes before.
+    ///
+    /// # Errors
+    /// [`GpuError`] if the device is lost, or there is no memory.
+    pub fn download(&self, from: &Buffer, bytes: &mut [u8]) -> Result<(), GpuError> {
+        self.download_from(from, 0, bytes)
+    }
+
+    /// Reads from byte `at` of a buffer on, a multiple of 4, after all passes before.
+    ///
+    /// # Errors
+    /// As [`Device::download`].
+    pub fn download_from(&self, from: &Buffer, at: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
+        let mut passes = locked(&self.0.passes);
+        let encoder = self.0.device.create_command_encoder(&Default::default());
+        self.collect(&mut passes, encoder, &mut [(from, at, bytes)])
+    }
+
+    /// Submits commands, waits for them, and reads parts of buffers, each from a byte on.
+    fn collect(
+        &self,
+        passes: &mut Passes,
+        mut encoder: wgpu::CommandEncoder,
+        parts: &mut [(&Buffer, u64, &mut [u8])],
+    ) -> Result<(), GpuError> {
+        let whole = |bytes: &[u8]| (bytes.len() as u64).next_multiple_of(MAP_ALIGNMENT);
+        let size: u64 = parts.iter().map(|(_, _, bytes)| whole(bytes)).sum();
+        if passes.staging.as_ref().is_none_or(|b| b.size() < size) {
+            passes.staging = None;
+            passes.staging = Some(self.raw(
+                size.max(MAP_ALIGNMENT).next_power_of_two(),
+                wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+            )?);
+        }
+        let Some(staging) = passes.staging.as_ref() else {
+            return Err(GpuError::OutOfMemory {
+                bytes: usize::try_from(size).unwrap_or(usize::MAX),
+            });
+        };
+        let mut to = 0;
+        for (from, at, bytes) in parts.iter() {
+            // Buffers have spare bytes behind their end.
+            let n = (bytes.len() as u64).next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
+            encoder.copy_buffer_to_buffer(&from.raw, *at, staging, to, Some(n));
+            to += whole(bytes);
+        }
+        let submission = self.0.queue.submit([encoder.finish()]);
+        passes.submitted = None; // the wait is for it, too
+        if size == 0 {
+            return self.wait(submission);
+        }
+        let slice = staging.slice(..size);
+        let mapped = Arc::new(Mutex::new(None));
+        let result = Arc::clone(&mapped);
+        slice.map_async(wgpu::MapMode::Read, move |mapped| {
+            *locked(&result) = Some(mapped);
+        });
+        self.wait(submission)?;
+        let failed = |message: String| GpuError::Pass { message };
+        match locked(&mapped).take() {
+            Some(Ok(())) => {}
+            Some(Err(e)) => return Err(failed(e.to_string())),
+            None => return Err(failed("a result did not arrive".to_string())),
+        }
+        let view = slice
+            .get_mapped_range()
+            .map_err(|e| failed(e.to_string()))?;
+        let mut at = 0;
+        for (_, _, bytes) in parts.iter_mut() {
+            bytes.copy_from_slice(&view[at..at + bytes.len()]);
+            at += whole(bytes) as usize;
+        }
+        drop(view);
+        staging.unmap();
+        Ok(())
+    }
+
+    /// Copies between two places that do not overlap, each a buffer and a byte of it; all are
+    /// multiples of 4.
+    ///
+    /// # Errors
+    /// [`GpuError::Pass`] if the device is lost.
+    pub fn copy_part(
+        &self,
+        (from, at): (&Buffer, u64),
+        (to, to_at): (&Buffer, u64),
+        bytes: u64,
+    ) -> Result<(), GpuError> {
+        let mut encoder = self.0.device.create_command_encoder(&Default::default());
+        let size = bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
+        if from.number == to.number {
+            // A copy must not be within a buffer.
+            let mut passes = locked(&self.0.passes);
+            if passes.between.as_ref().is_none_or(|b| b.size() < size) {
+                passes.between = None;
+                passes.between = Some(self.raw(
+                    size,
+                    wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+                )?);
+            }
+            if let Some(between) = &passes.between {
+                encoder.copy_buffer_to_buffer(&from.raw, at, between, 0, Some(size));
+                encoder.copy_buffer_to_buffer(between, 0, &to.raw, to_at, Some(size));
+            }
+        } else {
+            encoder.copy_buffer_to_buffer(&from.raw, at, &to.raw, to_at, Some(size));
+        }
+        self.0.queue.submit([encoder.finish()]);
+        self.check()
+    }
+
+    /// Compiles a kernel, or returns it as it was compiled before.
+    ///
+    /// # Errors
+    /// [`GpuError::Kernel`] if `wgpu` refuses it.
+    pub fn compile(&self, instance: &Instance) -> Result<(), GpuError> {
+        self.pipeline(instance).map(|_| ())
+    }
+
+    fn pipeline(&self, instance: &Instance) -> Result<Arc<Pipeline>, GpuError> {
+        if let Some(pipeline) = locked(&self.0.pipelines).get(instance) {
+            return Ok(Arc::clone(pipeline));
+        }
+        let text = instance
+            .source_with(&locked(&self.0.changes))
+            .map_err(|message| GpuError::Kernel {
+                kernel: instance.full_name(),
+                message,
+            })?;
+        let pipeline = Arc::new(self.compiled(instance, &text)?);
+        locked(&self.0.pipelines).insert(*instance, Arc::clone(&pipeline));
+        Ok(pipeline)
+    }
+
+    /// Lets shaders have other texts for some of [`FILES`](crate::gpu::webgpu::shaders::FILES), by
+    /// their names, as tests do.
+    pub fn change_shaders(&self, changes: Vec<(String, String)>) {
+        *locked(&self.0.changes) = changes;
+        locked(&self.0.pipelines).clear();
+    }
+
+    fn compiled(&self, instance: &Instance, text: &str) -> Result<Pipeline, GpuError> {
+        let refused = |message: String| GpuError::Kernel {
+            kernel: instance.full_name(),
+            message,
+        };
+        self.check()?;
+        let d = declaration(instance.name).ok_or_else(|| refused("no such kernel".to_string()))?;
+        let mut entries = Vec::new();
+        for &(_, _, access) in &d.buffers {
+            entries.push((access == Access::Read, entries.len() as u32));
+        }
+        for _ in 0..instance.slabs {
+            entries.push((instance.name != "append", entries.len() as u32));
+        }
+        let entries: Vec<_> = entries
+            .into_iter()
+            .map(|(read_only, i)| {
+                layout_entry(i, wgpu::BufferBindingType::Storage { read_only }, false)
+            })
+            .collect();
+        let device = &self.0.device;
+        let invalid = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let descriptor = wgpu::ShaderModuleDescriptor {
+            label: None,
+            source: wgpu::ShaderSource::Wgsl(text.into()),
+        };
+        let module = if self.0.options.checked {
+            device.create_shader_module(descriptor)
+        } else {
+            // SAFETY: kernels stay within the lengths of the table, which a pass checks, and end:
+            // `tests/webgpu` runs each of them with checks of bounds.
+            unsafe {
+                device.create_shader_module_trusted(
+                    descriptor,
+                    wgpu::ShaderRuntimeChecks::unchecked(),
+                )
+            }
+        };
+        let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: None,
+            entries: &entries,
+        });
+        let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: None,
+            bind_group_layouts: &[Some(&layout), Some(&self.0.args_layout)],
+            immediate_size: 0,
+        });
+        let raw = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: None,
+            layout: Some(&pipeline_layout),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                zero_initialize_workgroup_memory: false,
+                ..Default::default()
+            },
+            cache: None,
+        });
+        if let Some(error) = ready(invalid.pop()) {
+            return Err(refused(error.to_string()));
+        }
+        self.check()?;
+        Ok(Pipeline {
+            number: self.number(),
+            lanes: instance.lanes,
+            raw,
+            layout,
+        })
+    }
+
+    /// Submits a pass, and waits for it if there are parts of buffers to read, each from a byte on.
+    /// `slabs` are the buffers in which pages lie.
+    ///
+    /// # Errors
+    /// [`GpuError`] if a buffer is too short, a kernel cannot be compiled, or the device is lost.
+    pub(super) fn submit(
+        &self,
+        calls: &[(&Dispatch, Vec<(&Buffer, u64)>)],
+        slabs: &[&Buffer],
+        reads: &mut [(&Buffer, u64, &mut [u8])],
+    ) -> Result<(), GpuError> {
+        self.check()?;
+        let passes = &mut *locked(&self.0.passes);
+        let dropped = std::mem::take(&mut *locked(&self.0.dropped));
+        if !dropped.is_empty() {
+            let gone = |(number, _): &(u64, u64)| dropped.contains(number);
+            passes
+                .bound
+                .retain(|(_, buffers), _| !buffers.iter().any(gone));
+        }
+        let mut args = vec![0u8; calls.len() * ARGS_BYTES];
+        let mut steps = Vec::with_capacity(calls.len());
+        for ((dispatch, buffers), args) in calls.iter().zip(args.chunks_exact_mut(ARGS_BYTES)) {
+            let bound = self.bind(passes, dispatch, buffers, slabs, args)?;
+            let grid = grid(dispatch, bound.0.lanes)?;
+            steps.push((bound, grid));
+        }
+        self.write_args(passes, args)?;
+        let mut encoder = self.0.device.create_command_encoder(&Default::default());
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        for (i, ((pipeline, key), [x, y, z])) in steps.iter().enumerate() {
+            pass.set_pipeline(&pipeline.raw);
+            pass.set_bind_group(0, passes.bound.get(key), &[]);
+            let args = passes.args.as_ref().map(|(_, bound)| bound);
+            pass.set_bind_group(1, args, &[(i * ARGS_BYTES) as u32]);
+            pass.dispatch_workgroups(*x, *y, *z);
+        }
+        drop(pass);
+        if !reads.is_empty() {
+            return self.collect(passes, encoder, reads);
+        }
+        let before = passes.submitted.take();
+        passes.submitted = Some(self.0.queue.submit([encoder.finish()]));
+        match before {
+            Some(before) => self.wait(before),
+            None => self.check(),
+        }
+    }
+
+    /// Finds or makes the bindings of a call, and writes its arguments.
+    #[allow(clippy::type_complexity)] // the key of `Passes::bound`
+    fn bind(
+        &self,
+        passes: &mut Passes,
+        dispatch: &Dispatch,
+        buffers: &[(&Buffer, u64)],
+        slabs: &[&Buffer],
+        args: &mut [u8],
+    ) -> Result<(Arc<Pipeline>, (u64, Vec<(u64, u64)>)), GpuError> {
+        let refused = |message: String| GpuError::Kernel {
+            kernel: dispatch.kernel.clone(),
+            message,
+        };
+        let d = declaration(dispatch.name).ok_or_else(|| refused("no such kernel".to_string()))?;
+        for (index, (&(buffer, offset), &needed)) in buffers.iter().zip(&dispatch.lens).enumerate()
+        {
+            let found = (buffer.len as u64).saturating_sub(offset);
+            if found < needed {
+                let kernel = dispatch.kernel.clone();
+                return Err(GpuError::ShortBuffer {
+                    kernel,
+                    index,
+                    needed,
+                    found,
+                });
+            }
+        }
+        let align = u64::from(self.0.limits.min_storage_buffer_offset_alignment);
+        let starts: Vec<(u64, u64)> = buffers
+            .iter()
+            .map(|(_, offset)| (offset / align * align, offset % align))
+            .collect();
+        let forced = self.0.lanes.load(Ordering::Relaxed);
+        let instance = instance(dispatch, &starts, slabs.len() as u32, forced);
+        args[..dispatch.args.len()].copy_from_slice(&dispatch.args);
+        let mut end = dispatch.args.len();
+        for (&(_, element, access), &(_, rest)) in d.buffers.iter().zip(&starts) {
+            let unit = match instance.vectors(element, access) {
+                true => 16,
+                false => element.size(),
+            };
+            if rest % unit != 0 {
+                return Err(refused(format!("an offset is no multiple of {unit} bytes")));
+            }
+            let start = (rest / element.size()) as u32;
+            args[end..end + 4].copy_from_slice(&start.to_ne_bytes());
+            end += 4;
+        }
+        let pipeline = self.pipeline(&instance)?;
+        let mut key: Vec<(u64, u64)> = buffers
+            .iter()
+            .zip(&starts)
+            .map(|((buffer, _), (start, _))| (buffer.number, *start))
+            .collect();
+        let used = &slabs[..instance.slabs as usize];
+        key.extend(used.iter().map(|slab| (slab.number, 0)));
+        let key = (pipeline.number, key);
+        if !passes.bound.contains_key(&key) {
+            let all = buffers.iter().zip(&starts);
+            let all = all.map(|((buffer, _), (start, _))| (*buffer, *start));
+            let all = all.chain(used.iter().map(|slab| (*slab, 0)));
+            let most = self.0.limits.max_storage_buffer_binding_size / 4 * 4;
+            let entries: Vec<_> = all
+                .enumerate()
+                .map(|(i, (buffer, offset))| wgpu::BindGroupEntry {
+                    binding: i as u32,
+                    resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                        buffer: &buffer.raw,
+                        offset,
+                        size: (buffer.raw.size() - offset).min(most).try_into().ok(),
+                    }),
+                })
+                .collect();
+            let made = self.0.device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: None,
+                layout: &pipeline.layout,
+                entries: &entries,
+            });
+            passes.made += 1;
+            passes.bound.insert(key.clone(), made);
+        }
+        Ok((pipeline, key))
+    }
+
+    /// Writes the arguments of a pass, unless they are those of the pass before.
+    fn write_args(&self, passes: &mut Passes, args: Vec<u8>) -> Result<(), GpuError> {
+        if passes.written == args || args.is_empty() {
+            return Ok(());
+        }
+        let enough = |(buffer, _): &(wgpu::Buffer, _)| buffer.size() >= args.len() as u64;
+        if !passes.args.as_ref().is_some_and(enough) {
+            let buffer = self.raw(
+                args.len().next_power_of_two() as u64,
+                wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+            )?;
+            let bound = self.0.device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: None,
+                layout: &self.0.args_layout,
+                entries: &[wgpu::BindGroupEntry {
+                    binding: 0,
+                    resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                        buffer: &buffer,
+                        offset: 0,
+                        size: (ARGS_BYTES as u64).try_into().ok(),
+                    }),
+                }],
+            });
+            passes.args = Some((buffer, bound));
+        }
+        if let Some((buffer, _)) = &passes.args {
+            self.0.queue.write_buffer(buffer, 0, &args);
+        }
+        passes.written = args;
+        Ok(())
+    }
+}
+
+/// The instance for a call: with vectors, where rows and offsets are multiples of them.
+fn instance(dispatch: &Dispatch, starts: &[(u64, u64)], slabs: u32, forced: u32) -> Instance {
+    let d = declaration(dispatch.name);
+    let buffers = d.map_or(&[][..], |d| &d.buffers);
+    let of_weights = |(_, element, _): &(_, Element, _)| *element == Element::Weights;
+    let mut instance = Instance {
+        name: dispatch.name,
+        format: dispatch.format,
+        variant: dispatch.variant,
+        wide: buffers.iter().any(of_weights),
+        slabs: 0,
+        lanes: 0,
+    };
+    if buffers
+        .iter()
+        .any(|(_, element, _)| *element == Element::Page)
+    {
+        instance.slabs = slabs;
+    }
+    if instance.wide {
+        // The length and number of rows are the first arguments of all kernels with weights.
+        let [n, n_out] = dispatch.args.first_chunk().map_or([0; 2], |args| {
+            let args: [u8; 8] = *args;
+            bytemuck::cast(args)
+        });
+        if dispatch.name.starts_with("matvec") {
+            instance.lanes = if forced == 0 { lanes(n_out) } else { forced };
+        }
+        let aligned = buffers
+            .iter()
+            .zip(starts)
+            .all(|(&(_, element, access), start)| {
+                !instance.vectors(element, access) || start.1 % 16 == 0
+            });
+        instance.wide = n % 16 == 0 && aligned;
+    }
+    instance
+}
+
+fn layout_entry(
+    binding: u32,
+    ty: wgpu::BufferBindingType,
+    has_dynamic_offset: bool,
+) -> wgpu::BindGroupLayoutEntry {
+    wgpu::BindGroupLayoutEntry {
+        binding,
+        visibility: wgpu::ShaderStages::COMPUTE,
+        ty: wgpu::BindingType::Buffer {
+            ty,
+            has_dynamic_offset,
+            min_binding_size: None,
+        },
+        count: None,
+    }
+}

@@ -1,0 +1,67 @@
+//! Numbers of workgroups, where WGSL's kernels have other tiles than the table's.
+
+use crate::gpu::GpuError;
+use crate::gpu::kernels::*;
+use crate::gpu::webgpu::shaders::outs;
+
+/// Most workgroups per dimension that WebGPU promises.
+const MOST: u32 = 65535;
+
+/// Kernels that take their workgroup's number from two dimensions, see `folded` in `common.wgsl`.
+const FOLDED: &[&str] = &[
+    "silu_mul",
+    "gelu_mul",
+    "swiglu_oai",
+    "gelu",
+    "squared_relu",
+    "add_scaled",
+    "finish_logits",
+    "rms_norm",
+    "rms_norm_add",
+    "layer_norm",
+    "layer_norm_add",
+    "rms_norm_heads",
+    "hadamard",
+];
+
+/// Number of workgroups of a call; `lanes` threads share a row in products of few rows.
+///
+/// # Errors
+/// [`GpuError::Kernel`] if a dimension is too long.
+pub(super) fn grid(dispatch: &Dispatch, lanes: u32) -> Result<[u32; 3], GpuError> {
+    let args = &dispatch.args;
+    let outs = 128 / lanes.max(1) * outs(dispatch.variant);
+    let grid = match dispatch.name {
+        "matvec" => {
+            let a: MatvecArgs = bytemuck::pod_read_unaligned(args);
+            [
+                a.n_rows.div_ceil(dispatch.variant),
+                a.n_out.div_ceil(outs),
+                1,
+            ]
+        }
+        "matvec_experts" => {
+            let a: MatvecExpertsArgs = bytemuck::pod_read_unaligned(args);
+            [a.n_out.div_ceil(outs), a.n_chosen, 1]
+        }
+        "matmul" => {
+            let a: MatmulArgs = bytemuck::pod_read_unaligned(args);
+            [a.n_out.div_ceil(64), a.n_rows.div_ceil(64), 1]
+        }
+        "matmul_experts" => {
+            let a: MatmulExpertsArgs = bytemuck::pod_read_unaligned(args);
+            [a.n_out.div_ceil(64), a.n_chosen.div_ceil(64), a.n_expert]
+        }
+        name if FOLDED.contains(&name) && dispatch.grid[0] > MOST => {
+            [MOST, dispatch.grid[0].div_ceil(MOST), 1]
+        }
+        _ => dispatch.grid,
+    };
+    if grid.iter().any(|&n| n > MOST) {
+        return Err(GpuError::Kernel {
+            kernel: dispatch.kernel.clone(),
+            message: format!("{grid:?} workgroups are more than {MOST} in a dimension"),
+        });
+    }
+    Ok(grid)
+}

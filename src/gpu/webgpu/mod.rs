@@ -1,0 +1,51 @@
+//! Passes on any GPU, through `wgpu`: Vulkan, Direct3D 12 or Metal. Shaders are in
+//! `src/wgsl_shaders`, which [`shaders`] composes to a module per kernel instance; [`device`] runs
+//! them, and [`WebGpu`] is what the shared runner runs on.
+
+pub mod device;
+mod gpu;
+mod grid;
+pub mod shaders;
+mod stage;
+
+pub use device::{AdapterInfo, Device, Options, adapters};
+pub use gpu::WebGpu;
+pub use stage::DeviceStage;
+
+use crate::gpu::{GpuError, GpuRunner, Runner, check, kernels};
+use crate::model::Model;
+use std::sync::Arc;
+
+/// Runs each case of [`check`] on adapter `index` of [`adapters`], and reports its name and result.
+///
+/// # Errors
+/// As [`Device::open`].
+pub fn check_device(
+    index: usize,
+    mut report: impl FnMut(&'static str, Result<(), String>),
+) -> Result<(), GpuError> {
+    let device = Device::open(index, Options::default())?;
+    for case in check::CASES {
+        let mut stage = DeviceStage::new(&device, device.max_slabs().min(2));
+        let mut checker = check::Checker::new(&mut stage, kernels::FORMATS, true);
+        report(case.name, (case.run)(&mut checker));
+    }
+    Ok(())
+}
+
+/// A runner for the last `n_layers` layers of a model, on an adapter of this number or on the first
+/// that is not the CPU.
+///
+/// # Errors
+/// [`GpuError::NoDevice`] if there is none, and as [`GpuRunner::new`].
+pub(crate) fn open(
+    model: &Model,
+    n_layers: usize,
+    adapter: Option<usize>,
+) -> Result<Arc<dyn Runner>, GpuError> {
+    let first = || adapters().iter().position(|adapter| !adapter.is_cpu);
+    let index = adapter.or_else(first).ok_or(GpuError::NoDevice)?;
+    let device = Device::open(index, Options::default())?;
+    let gpu = WebGpu::new(device);
+    Ok(Arc::new(GpuRunner::new(gpu, model, n_layers)?))
+}

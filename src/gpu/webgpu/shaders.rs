@@ -1,0 +1,424 @@
+//! Composition of shaders: WGSL has neither templates nor includes, so a kernel instance is a text
+//! of its own, put together from the files in `src/wgsl_shaders`.
+//!
+//! Lines that begin with `//!` are directives:
+//!
+//! | directive | meaning |
+//! |---|---|
+//! | `use a b`, `include a` | the text of other files |
+//! | `kernel k`, `kernel-group k l` | what follows, to the next such line, is of these kernels only |
+//! | `format f`, `formats f g` | likewise of weight formats |
+//! | `for v < N` … `end` | the lines once for each number below `N`, with `$v` as the number |
+//! | `if C` … `else` … `end` | the lines if the constant `C` is not 0, or if it is |
+//!
+//! `$NAME` is a constant of the instance. Bindings and the arguments' structure come from the table
+//! of kernels, so that a shader cannot declare others than the host binds.
+
+use crate::gpu::kernels::{Access, Declaration, Element, FORMATS, HEAD_DIMS, MATVEC, declarations};
+use crate::quant::DType;
+use std::fmt::Write as _;
+use std::sync::LazyLock;
+
+/// Name and text of each file.
+pub const FILES: &[(&str, &str)] = &[
+    ("common", include_str!("../../wgsl_shaders/common.wgsl")),
+    ("blocks", include_str!("../../wgsl_shaders/blocks.wgsl")),
+    ("acts", include_str!("../../wgsl_shaders/acts.wgsl")),
+    ("tile", include_str!("../../wgsl_shaders/tile.wgsl")),
+    ("pages", include_str!("../../wgsl_shaders/pages.wgsl")),
+    ("slabs", include_str!("../../wgsl_shaders/slabs.wgsl")),
+    ("matvec", include_str!("../../wgsl_shaders/matvec.wgsl")),
+    ("matmul", include_str!("../../wgsl_shaders/matmul.wgsl")),
+    ("embed", include_str!("../../wgsl_shaders/embed.wgsl")),
+    ("append", include_str!("../../wgsl_shaders/append.wgsl")),
+    ("hadamard", include_str!("../../wgsl_shaders/hadamard.wgsl")),
+    (
+        "attention_decode",
+        include_str!("../../wgsl_shaders/attention_decode.wgsl"),
+    ),
+    (
+        "attention_prompt",
+        include_str!("../../wgsl_shaders/attention_prompt.wgsl"),
+    ),
+    ("norm", include_str!("../../wgsl_shaders/norm.wgsl")),
+    ("rope", include_str!("../../wgsl_shaders/rope.wgsl")),
+    (
+        "elementwise",
+        include_str!("../../wgsl_shaders/elementwise.wgsl"),
+    ),
+    ("experts", include_str!("../../wgsl_shaders/experts.wgsl")),
+    ("sample", include_str!("../../wgsl_shaders/sample.wgsl")),
+    ("lora", include_str!("../../wgsl_shaders/lora.wgsl")),
+];
+
+/// A kernel of the table with all that its text depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Instance {
+    /// Name in the table of kernels.
+    pub name: &'static str,
+    /// Format of its weights; F32 without.
+    pub format: DType,
+    /// Variant number; 0 without.
+    pub variant: u32,
+    /// Whether rows of weights and activations may be read as vectors, see [`Instance::vectors`].
+    pub wide: bool,
+    /// Buffers in which pages lie; 0 if the kernel reads none.
+    pub slabs: u32,
+    /// Threads that share a row of weights, in products of few rows: 32, 64 or 128, otherwise 0.
+    pub lanes: u32,
+}
+
+/// Weight rows per team of threads in products of up to as many activation rows as the variant
+/// number.
+pub(super) fn outs(rows: u32) -> u32 {
+    if rows <= 2 { 2 } else { 4 }
+}
+
+/// Threads that share a row of a matrix with `n_out` rows, so that a large GPU has enough of them,
+/// and each enough reads under way, whatever the shape.
+pub(super) fn lanes(n_out: u32) -> u32 {
+    match n_out {
+        0..3072 => 128,
+        3072..6144 => 64,
+        _ => 32,
+    }
+}
+
+/// Table entries, composed once.
+static DECLARATIONS: LazyLock<Vec<Declaration>> = LazyLock::new(declarations);
+
+/// The table entry of a kernel.
+pub fn declaration(name: &str) -> Option<&'static Declaration> {
+    DECLARATIONS.iter().find(|d| d.name == name)
+}
+
+/// Instances of all kernels, with and without vectors where a kernel has both, and with pages in
+/// this many buffers.
+pub fn instances(slabs: u32) -> Vec<Instance> {
+    let mut all = Vec::new();
+    for d in DECLARATIONS.iter() {
+        let has = |element| d.buffers.iter().any(|b| b.1 == element);
+        let formats = if has(Element::Weights) {
+            FORMATS
+        } else {
+            &FORMATS[..1]
+        };
+        let variants = match d.name {
+            "matvec" => MATVEC.variants,
+            "attention_decode" | "attention_prompt" => HEAD_DIMS,
+            _ => &[0],
+        };
+        for (&format, &variant) in formats
+            .iter()
+            .flat_map(|f| variants.iter().map(move |v| (f, v)))
+        {
+            let floats = has(Element::Weights) && format.block().0 == 1;
+            let wides = if floats { &[false, true][..] } else { &[true] };
+            let lanes = match d.name.starts_with("matvec") {
+                true => &[32, 64, 128][..],
+                false => &[0],
+            };
+            let both = wides
+                .iter()
+                .flat_map(|&wide| lanes.iter().map(move |&lanes| (wide, lanes)));
+            all.extend(both.map(|(wide, lanes)| Instance {
+                name: d.name,
+                format,
+                variant,
+                wide: wide && has(Element::Weights),
+                slabs: if has(Element::Page) { slabs } else { 0 },
+                lanes,
+            }));
+        }
+    }
+    all
+}
+
+impl Instance {
+    /// Its name in messages.
+    pub fn full_name(&self) -> String {
+        let mut name = self.name.to_string();
+        if self.is_product() || self.name == "embed" {
+            name += &format!("_{}", self.format.to_string().to_lowercase());
+        }
+        if self.variant != 0 {
+            name += &format!("_{}", self.variant);
+        }
+        if self.wide {
+            name += "_wide";
+        }
+        if self.lanes != 0 {
+            name += &format!("_lanes{}", self.lanes);
+        }
+        if self.slabs != 0 {
+            name += &format!("_slabs{}", self.slabs);
+        }
+        name
+    }
+
+    /// Whether activations are multiplied by weights.
+    pub(super) fn is_product(&self) -> bool {
+        self.name.starts_with("matvec") || self.name.starts_with("matmul")
+    }
+
+    /// Whether the binding `element` has vectors of 16 bytes, to which its offset then has to be
+    /// aligned.
+    pub(super) fn vectors(&self, element: Element, access: Access) -> bool {
+        match element {
+            Element::Weights => match self.format {
+                DType::Q4_K | DType::Q5_K => true,
+                DType::F32 | DType::F16 | DType::BF16 => self.wide,
+                _ => false,
+            },
+            Element::F32 => self.wide && self.is_product() && access == Access::Read,
+            _ => false,
+        }
+    }
+
+    fn constant(&self, name: &str) -> Option<String> {
+        let rows = self.variant.max(1);
+        let number = match name {
+            "ROWS" => rows,
+            "OUTS" => outs(rows),
+            "LANES" => self.lanes,
+            "TEAMS" => 128 / self.lanes.max(1),
+            "SUMS" => 128 * rows * outs(rows),
+            // Registers for more parts than one are there with few rows.
+            "UNROLL" => 1 + u32::from(rows <= 2),
+            "WIDE" => u32::from(self.wide),
+            "W_VECTORS" => u32::from(self.vectors(Element::Weights, Access::Read)),
+            "SLABS" => self.slabs,
+            "LAST_SLAB" => self.slabs.max(1) - 1,
+            // Attention: the widest head; of generated tokens, query heads per workgroup and
+            // vectors of a thread; rows of a tile of prompts.
+            "D" => self.variant,
+            "G" => 1024 / rows,
+            "WIDTH" => rows / 128,
+            "TILE_ROWS" => 4096 / rows,
+            // Of the output of a thread: rows, and columns as vectors.
+            "ROWS_EACH" => 512 / rows,
+            "VECTORS_EACH" => rows / 64,
+            "KEYS" => 1024 / rows,
+            "SCORES" => 4096 / rows * 65,
+            "COLUMNS" => {
+                let columns = match self.name {
+                    "matmul_experts" => "select(0u, p.n_in, first < count)",
+                    _ => "p.n_in",
+                };
+                return Some(columns.to_string());
+            }
+            _ => return name.parse().ok().map(|n: u32| n.to_string()),
+        };
+        Some(number.to_string())
+    }
+
+    /// The module's text, with `main` as its entry point.
+    ///
+    /// # Errors
+    /// A description of the directive that is wrong.
+    pub fn source(&self) -> Result<String, String> {
+        self.source_with(&[])
+    }
+
+    /// The text with others for some of [`FILES`], by their names.
+    ///
+    /// # Errors
+    /// As [`Instance::source`].
+    pub fn source_with(&self, changes: &[(String, String)]) -> Result<String, String> {
+        let file = |name: &str| match changes.iter().find(|(n, _)| n == name) {
+            Some((_, text)) => Some(text.as_str()),
+            None => FILES
+                .iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, text)| *text),
+        };
+        let marker = format!("//! kernel {}", self.name);
+        let (name, _) = FILES
+            .iter()
+            .find(|(name, _)| file(name).is_some_and(|text| text.lines().any(|l| l == marker)))
+            .ok_or_else(|| format!("no file has the kernel {}", self.name))?;
+        let mut text = self.declarations()?;
+        let mut composer = Composer {
+            instance: self,
+            file: &file,
+            numbers: Vec::new(),
+        };
+        composer.file("common", &mut text)?;
+        composer.file(name, &mut text)?;
+        Ok(text)
+    }
+
+    /// The arguments' structure and the bindings.
+    fn declarations(&self) -> Result<String, String> {
+        let d = declaration(self.name).ok_or_else(|| format!("no kernel {}", self.name))?;
+        let mut text = String::from("struct Arguments {\n");
+        for (field, of) in d.fields {
+            let _ = writeln!(text, "    {field}: {of},");
+        }
+        for (name, ..) in &d.buffers {
+            let _ = writeln!(text, "    {name}_at: u32,");
+        }
+        text += "}\n@group(1) @binding(0) var<uniform> p: Arguments;\n";
+        for (i, &(name, element, access)) in d.buffers.iter().enumerate() {
+            let mode = match access {
+                Access::Read => "read",
+                Access::Write | Access::ReadWrite => "read_write",
+            };
+            let of = match element {
+                Element::Weights if self.vectors(element, access) => "vec4<u32>",
+                Element::F32 if self.vectors(element, access) => "vec4<f32>",
+                Element::F32 => "f32",
+                Element::F32x2 => "vec2<f32>",
+                Element::U32 | Element::Weights => "u32",
+                Element::Row | Element::Tile | Element::Page => "vec2<u32>",
+            };
+            let _ = writeln!(
+                text,
+                "@group(0) @binding({i}) var<storage, {mode}> {name}: array<{of}>;"
+            );
+        }
+        let (mode, of) = match self.name {
+            "append" => ("read_write", "atomic<u32>"),
+            _ => ("read", "u32"),
+        };
+        for slab in 0..self.slabs {
+            let binding = d.buffers.len() as u32 + slab;
+            let _ = writeln!(
+                text,
+                "@group(0) @binding({binding}) var<storage, {mode}> slab_{slab}: array<{of}>;"
+            );
+        }
+        Ok(text)
+    }
+}
+
+/// Carries out the directives of files.
+struct Composer<'a> {
+    instance: &'a Instance,
+    file: &'a dyn Fn(&str) -> Option<&'a str>,
+    /// Numbers of the loops around a line.
+    numbers: Vec<(char, u32)>,
+}
+
+impl Composer<'_> {
+    fn file(&mut self, name: &str, out: &mut String) -> Result<(), String> {
+        let text = (self.file)(name).ok_or_else(|| format!("no file {name}"))?;
+        let mut lines = Vec::new();
+        let mut of_ours = true;
+        let format = self.instance.format.to_string().to_lowercase();
+        for line in text.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            match words[..] {
+                ["//!", "kernel" | "kernel-group", ..] => {
+                    of_ours = words[2..].contains(&self.instance.name);
+                }
+                ["//!", "format" | "formats", ..] => {
+                    of_ours = words[2..].contains(&format.as_str());
+                }
+                _ if of_ours => lines.push(line),
+                _ => {}
+            }
+        }
+        self.lines(&lines, out)
+            .map_err(|e| format!("{name}.wgsl: {e}"))
+    }
+
+    fn lines(&mut self, lines: &[&str], out: &mut String) -> Result<(), String> {
+        let mut at = 0;
+        while let Some(line) = lines.get(at) {
+            at += 1;
+            let words: Vec<&str> = line.split(' ').collect();
+            match words[..] {
+                ["//!", "use" | "include", ..] => {
+                    for name in &words[2..] {
+                        self.file(name, out)?;
+                    }
+                }
+                ["//!", "if", constant] => {
+                    let (otherwise, end) = block(&lines[at..], line)?;
+                    let (first, second) = (&lines[at..at + otherwise], at + end);
+                    let second = if otherwise == end {
+                        &[]
+                    } else {
+                        &lines[at + otherwise + 1..second]
+                    };
+                    let chosen = if self.constant(constant)? == "0" {
+                        second
+                    } else {
+                        first
+                    };
+                    self.lines(chosen, out)?;
+                    at += end + 1;
+                }
+                ["//!", "for", variable, "<", count] => {
+                    let (_, end) = block(&lines[at..], line)?;
+                    let number: u32 = self
+                        .constant(count)?
+                        .parse()
+                        .map_err(|_| line.to_string())?;
+                    let variable = variable.chars().next().unwrap_or('_');
+                    for i in 0..number {
+                        self.numbers.push((variable, i));
+                        self.lines(&lines[at..at + end], out)?;
+                        self.numbers.pop();
+                    }
+                    at += end + 1;
+                }
+                ["//!", ..] => return Err(format!("`{line}` is no directive")),
+                _ => {
+                    self.replaced(line, out)?;
+                    out.push('\n');
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn constant(&self, name: &str) -> Result<String, String> {
+        self.instance
+            .constant(name)
+            .ok_or_else(|| format!("no constant {name}"))
+    }
+
+    /// Writes a line with the values of what `$` marks.
+    fn replaced(&self, line: &str, out: &mut String) -> Result<(), String> {
+        let mut parts = line.split('$');
+        out.push_str(parts.next().unwrap_or(""));
+        for part in parts {
+            let name_ends = part
+                .find(|c: char| !c.is_ascii_uppercase() && c != '_')
+                .unwrap_or(part.len());
+            let rest = if name_ends > 0 {
+                out.push_str(&self.constant(&part[..name_ends])?);
+                &part[name_ends..]
+            } else {
+                let variable = part.chars().next().unwrap_or(' ');
+                let number = self.numbers.iter().rev().find(|(v, _)| *v == variable);
+                let (_, number) = number.ok_or_else(|| format!("`{line}`: ${variable}"))?;
+                out.push_str(&number.to_string());
+                &part[1..]
+            };
+            out.push_str(rest);
+        }
+        Ok(())
+    }
+}
+
+/// Indices of the `else` (or else the `end`) and of the `end` of a block that begins before the
+/// lines.
+fn block(lines: &[&str], begin: &str) -> Result<(usize, usize), String> {
+    let (mut depth, mut otherwise) = (0, None);
+    for (i, line) in lines.iter().enumerate() {
+        if line.starts_with("//! if ") || line.starts_with("//! for ") {
+            depth += 1;
+        } else if *line == "//! else" && depth == 0 {
+            otherwise = Some(i);
+        } else if *line == "//! end" {
+            if depth == 0 {
+                return Ok((otherwise.unwrap_or(i), i));
+            }
+            depth -= 1;
+        }
+    }
+    Err(format!("`{begin}` has no end"))
+}

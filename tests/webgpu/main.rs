@@ -1,0 +1,114 @@
+//! The WGSL shaders: every kernel against the scalar level, on each adapter of this machine (Mesa's
+//! CPU Vulkan, package `mesa-vulkan-drivers`, is one), every instance against `wgpu`'s validation,
+//! and broken shaders.
+//!
+//! Without an adapter, nothing is tested, which the tests say; `RUVLLM_WEBGPU=1` makes that an
+//! error.
+
+#[path = "../it/common/mod.rs"]
+#[allow(dead_code)] // each test program uses its part
+mod common;
+mod mutations;
+mod passes;
+#[path = "../it/run/mod.rs"]
+mod run;
+mod speed;
+#[path = "../it/tiny/mod.rs"]
+mod tiny;
+
+use ruvllm::gpu::check::{CASES, Checker};
+use ruvllm::gpu::kernels::FORMATS;
+use ruvllm::gpu::webgpu::shaders::{FILES, instances};
+use ruvllm::gpu::webgpu::{Device, DeviceStage, Options, adapters};
+
+/// The adapters' devices, with checks of bounds.
+fn devices(options: Options) -> Vec<Device> {
+    let found = adapters();
+    if found.is_empty() {
+        assert!(
+            std::env::var_os("RUVLLM_WEBGPU").is_none(),
+            "there is no adapter"
+        );
+        println!("SKIPPED: there is no adapter; install mesa-vulkan-drivers");
+    }
+    let open = |i: usize| {
+        let device = Device::open(i, options).unwrap_or_else(|e| panic!("{}: {e}", found[i].name));
+        if let Some(changes) = changed_files() {
+            device.change_shaders(changes);
+        }
+        device
+    };
+    (0..found.len()).map(open).collect()
+}
+
+/// Shaders of the folder `RUVLLM_WGSL`, which are tried without building the library again.
+fn changed_files() -> Option<Vec<(String, String)>> {
+    let folder = std::env::var("RUVLLM_WGSL").ok()?;
+    let read = |(name, _): &(&str, &str)| {
+        let text = std::fs::read_to_string(format!("{folder}/{name}.wgsl")).ok()?;
+        Some((name.to_string(), text))
+    };
+    Some(FILES.iter().filter_map(read).collect())
+}
+
+const CHECKED: Options = Options {
+    checked: true,
+    default_limits: true,
+};
+
+/// `RUVLLM_WEBGPU_CASE` runs one case alone.
+#[test]
+fn kernels_yield_what_the_scalar_level_does() {
+    let only = std::env::var("RUVLLM_WEBGPU_CASE").ok();
+    for device in devices(CHECKED) {
+        println!("{:?}", device.info());
+        let mut failures = Vec::new();
+        for case in CASES {
+            if only.as_ref().is_some_and(|only| only != case.name) {
+                continue;
+            }
+            // Each number of threads per row that some shape of weights has, or one.
+            let long = std::env::var_os("RUVLLM_LONG").is_some();
+            let all_lanes = match case.name.starts_with("matvec") {
+                true if long => &[32, 64, 128][..],
+                true => &[64],
+                false => &[0],
+            };
+            for &lanes in all_lanes {
+                device.force_lanes(lanes);
+                let start = std::time::Instant::now();
+                let mut stage = DeviceStage::new(&device, 2);
+                let result = (case.run)(&mut Checker::new(&mut stage, FORMATS, true));
+                println!("{}: {:.1} s", case.name, start.elapsed().as_secs_f32());
+                if let Err(e) = result {
+                    failures.push(format!("{}, {lanes} lanes: {e}", case.name));
+                }
+            }
+        }
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
+    }
+}
+
+#[test]
+fn every_instance_is_valid() {
+    for device in devices(CHECKED) {
+        let refused: Vec<String> = instances(device.max_slabs())
+            .iter()
+            .filter_map(|instance| Some(device.compile(instance).err()?.to_string()))
+            .collect();
+        assert!(refused.is_empty(), "{}", refused.join("\n"));
+    }
+}
+
+/// All of them with `RUVLLM_LONG`, otherwise some.
+#[test]
+fn broken_shaders_are_caught() {
+    let step = if std::env::var_os("RUVLLM_LONG").is_some() {
+        1
+    } else {
+        9
+    };
+    if let Some(device) = devices(CHECKED).last() {
+        mutations::run(device, step);
+    }
+}

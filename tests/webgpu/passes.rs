@@ -1,0 +1,440 @@
+//! Whole passes: engines on each adapter of this machine, against the CPU's scalar level with the
+//! same keys and values in half precision, and against themselves.
+
+use crate::common::{conformance, long, subdirectories};
+use crate::devices;
+use crate::run::{OnLevel, engine, open};
+use crate::tiny::{N_VOCAB, Tiny};
+use ruvllm::arch::Arch;
+use ruvllm::compute::TokenKind;
+use ruvllm::decode::Speculation;
+use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, SessionOptions, Slot};
+use ruvllm::gguf::Gguf;
+use ruvllm::gpu::GpuRunner;
+use ruvllm::gpu::webgpu::{Device, Options, WebGpu};
+use ruvllm::kv::KvType;
+use ruvllm::model::Model;
+use ruvllm::quant::DType;
+use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
+use ruvllm::{GpuError, Sampler, Session, SessionError};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, LazyLock};
+
+/// As a program opens them; their compiled kernels serve all tests.
+static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| devices(Options::default()));
+/// With nothing above what every adapter has: attention binds two slabs at most.
+static LIMITED: LazyLock<Vec<Device>> = LazyLock::new(|| {
+    devices(Options {
+        checked: true,
+        default_limits: true,
+    })
+});
+static DEMO: LazyLock<Model> = LazyLock::new(|| {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/models/ruvllm-rust-6m-q8_0.gguf"
+    );
+    open(Gguf::open(path).unwrap()).unwrap()
+});
+
+/// Largest difference of logits from the scalar level's, as for Metal's kernels: those of tiny
+/// models are below 10, and a key that rounds the other way moves them by some 1e-4.
+const CLOSE: f32 = 1e-3;
+
+fn options() -> SessionOptions {
+    SessionOptions {
+        n_ctx: Some(256),
+        kv_type: KvType::F16,
+        ..Default::default()
+    }
+}
+
+fn runner(device: &Device, model: &Model, n_layers: usize) -> Result<GpuRunner<WebGpu>, GpuError> {
+    GpuRunner::new(WebGpu::new(device.clone()), model, n_layers)
+}
+
+fn engine_with(device: &Device, model: &Model, n_layers: usize, options: EngineOptions) -> Engine {
+    let runner = runner(device, model, n_layers).unwrap_or_else(|e| panic!("{e}"));
+    let options = EngineOptions {
+        n_threads: NonZeroUsize::new(1),
+        ..options
+    };
+    Engine::with_runner(model, &options, Arc::new(runner)).unwrap()
+}
+
+/// The last `n_layers` layers of a model on a GPU.
+fn on_gpu(device: &Device, model: &Model, n_layers: usize) -> Engine {
+    engine_with(device, model, n_layers, EngineOptions::default())
+}
+
+fn tokens(n: usize, seed: usize, n_vocab: usize) -> Vec<u32> {
+    (0..n)
+        .map(|i| ((i * 31 + seed * 7 + i * i % 11) % n_vocab) as u32)
+        .collect()
+}
+
+fn max_abs(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |m, d| if d.is_nan() { f32::NAN } else { d.max(m) })
+}
+
+/// Logits of all tokens: a prompt of `n_prompt`, then one by one.
+fn logits(session: &mut Session, tokens: &[u32], n_prompt: usize) -> Vec<f32> {
+    let mut all = Vec::new();
+    session
+        .prefill_each(&tokens[..n_prompt], 0, |_, logits| {
+            all.extend_from_slice(logits)
+        })
+        .unwrap_or_else(|e| panic!("{e}"));
+    for &token in &tokens[n_prompt..] {
+        session.decode(token).unwrap_or_else(|e| panic!("{e}"));
+        all.extend_from_slice(session.logits());
+    }
+    all
+}
+
+/// Tiny models of every kind of layer, and gpt-oss, whose experts have biases and attention sinks.
+fn models(dtype: DType) -> Vec<(&'static str, Model)> {
+    let gpt_oss = ("gpt-oss", open(Tiny::gpt_oss(dtype).gguf()).unwrap());
+    let shapes = Tiny::SHAPES.iter().filter(|_| dtype != DType::MXFP4);
+    shapes
+        .map(|tiny| (tiny.name(), tiny.model(dtype)))
+        .chain([gpt_oss])
+        .collect()
+}
+
+#[test]
+fn passes_of_every_shape_of_a_layer() {
+    for device in &*DEVICES {
+        for dtype in [DType::F32, DType::Q8_0, DType::MXFP4] {
+            for (name, model) in models(dtype) {
+                let model = model.on(Arch::scalar());
+                let tokens = tokens(41, 3, N_VOCAB);
+                let cpu = engine(&model, 1);
+                let mut session = cpu.session_with(&options()).unwrap();
+                let expected = logits(&mut session, &tokens, 37);
+                for n_layers in [usize::MAX, 1] {
+                    let gpu = on_gpu(device, &model, n_layers);
+                    let mut session = gpu.session_with(&options()).unwrap();
+                    let ours = logits(&mut session, &tokens, 37);
+                    let difference = max_abs(&ours, &expected);
+                    println!("{name} {dtype}, {n_layers} layers: {difference:.1e}");
+                    assert!(difference <= CLOSE, "{name} {dtype}: {difference}");
+                    // A copied page, of whose layers some may be the CPU's.
+                    let mut fork = session.fork().unwrap();
+                    fork.decode(3).unwrap();
+                    session.decode(3).unwrap();
+                    assert_eq!(fork.logits(), session.logits());
+                }
+            }
+        }
+    }
+}
+
+/// The engine's step with these slots; logits by slot.
+fn step(engine: &Engine, slots: &mut [Slot<'_>]) -> Vec<Vec<f32>> {
+    let mut outputs = Outputs::default();
+    engine
+        .step(slots, &mut outputs, &CancelToken::default())
+        .unwrap_or_else(|e| panic!("{e}"));
+    (0..slots.len())
+        .map(|slot| outputs.logits(slot).to_vec())
+        .collect()
+}
+
+/// A row's bits depend on its kind and the tokens before it: not on who is computed beside it, on
+/// how many rows there are, on how a prompt was split, or on pages that are shared.
+#[test]
+fn bits_do_not_depend_on_the_batch() {
+    use TokenKind::{Generated, Prompt};
+    let quantised = SessionOptions {
+        kv_type: KvType::Q4,
+        kv_type_v: Some(KvType::Q5),
+        ..options()
+    };
+    let mut cases: Vec<_> = models(DType::Q8_0)
+        .into_iter()
+        .map(|(name, model)| (name, model, options()))
+        .collect();
+    cases.push(("gemma2", Tiny::Gemma2.model(DType::Q8_0), quantised));
+    for (device, limited) in DEVICES.iter().zip(&*LIMITED) {
+        for (name, model, options) in &cases {
+            let device = if *name == "llama" { limited } else { device };
+            let engine = on_gpu(device, model, usize::MAX);
+            let n_vocab = model.hparams().n_vocab;
+            let (prompt, other) = (tokens(70, 1, n_vocab), tokens(21, 2, n_vocab));
+            let draft = [7, 8, 9];
+            let sequence = || engine.sequence(options).unwrap();
+
+            // Alone: a prompt in one piece, then token by token; another prompt.
+            let (mut a, mut b) = (sequence(), sequence());
+            let slot = Slot::new(&mut a, &prompt, Prompt).outputs_from(60);
+            let of_prompt = step(&engine, &mut [slot]).remove(0);
+            let mut shared = a.fork().unwrap();
+            let one_by_one: Vec<f32> = draft
+                .iter()
+                .flat_map(|t| step(&engine, &mut [Slot::new(&mut a, &[*t], Generated)]).remove(0))
+                .collect();
+            let of_other = step(&engine, &mut [Slot::new(&mut b, &other, Prompt)]).remove(0);
+
+            // Together: the prompt in two pieces, the draft on shared pages, the other prompt.
+            let (mut c, mut d, mut e) = (sequence(), sequence(), shared.fork().unwrap());
+            let slot = Slot::new(&mut c, &prompt[..33], Prompt).outputs_from(33);
+            step(&engine, &mut [slot]);
+            let together = step(
+                &engine,
+                &mut [
+                    Slot::new(&mut c, &prompt[33..], Prompt).outputs_from(60 - 33),
+                    Slot::new(&mut shared, &draft, Generated).outputs_from(0),
+                    Slot::new(&mut d, &other, Prompt),
+                    Slot::new(&mut e, &draft[..1], Generated),
+                ],
+            );
+            let first = one_by_one[..n_vocab].to_vec();
+            assert_eq!(
+                together,
+                [of_prompt, one_by_one.clone(), of_other, first],
+                "{name}"
+            );
+
+            // Nine rows in one pass, then a rewind.
+            let mut many = vec![];
+            for _ in 0..9 {
+                many.push(e.fork().unwrap());
+            }
+            let mut slots: Vec<_> = many
+                .iter_mut()
+                .map(|seq| Slot::new(seq, &draft[1..2], Generated))
+                .collect();
+            for logits in step(&engine, &mut slots) {
+                assert_eq!(logits, one_by_one[n_vocab..2 * n_vocab], "{name}");
+            }
+            let mut session = engine.session_with(options).unwrap();
+            session.prefill(&prompt).unwrap();
+            session.decode(draft[0]).unwrap();
+            session.decode(40).unwrap();
+            session.rewind(prompt.len() + 1).unwrap();
+            session.decode(draft[1]).unwrap();
+            assert_eq!(session.logits(), &one_by_one[n_vocab..2 * n_vocab]);
+            // A session that was saved goes on with the same bits.
+            let saved = session.to_bytes().unwrap();
+            let mut loaded = engine.session_with(options).unwrap();
+            loaded.load_bytes(saved).unwrap();
+            loaded.decode(draft[2]).unwrap();
+            assert_eq!(loaded.logits(), &one_by_one[2 * n_vocab..], "{name}: saved");
+        }
+    }
+}
+
+fn greedy() -> Sampler {
+    Sampler::builder().temperature(0.0).build().unwrap()
+}
+
+fn of_text(text: &str) -> Vec<u32> {
+    DEMO.tokenizer().unwrap().encode_prompt(text)
+}
+
+fn text(
+    session: &mut Session,
+    prompt: &[u32],
+    speculation: Option<Speculation>,
+) -> (String, usize) {
+    let mut sampler = greedy();
+    let mut generation = session
+        .generate_from(prompt, &mut sampler)
+        .unwrap()
+        .max_tokens(60);
+    if let Some(speculation) = speculation {
+        generation = generation.speculate(speculation);
+    }
+    let mut text = String::new();
+    for piece in generation.by_ref() {
+        text += &piece.unwrap().text;
+    }
+    (text, generation.n_passes())
+}
+
+/// Many requests on a pool for few, which lose their pages again and again, and drafts: every text
+/// is that of a session alone.
+#[test]
+fn requests_and_drafts_have_the_text_of_a_session_alone() {
+    let texts = [
+        "Ownership is",
+        "fn main() {\n    let mut x = 5;\n    println!(\"The value of x is: {x}\");\n    x = 6;\n    println!(\"The value",
+        "The",
+    ];
+    for device in &*DEVICES {
+        let engine = on_gpu(device, &DEMO, usize::MAX);
+        let mut alone = Vec::new();
+        for prompt in texts {
+            let mut session = engine.session_with(&options()).unwrap();
+            let (plain, n_plain) = text(&mut session, &of_text(prompt), None);
+            session.clear();
+            let drafts = Some(Speculation::default());
+            let (drafted, n_drafted) = text(&mut session, &of_text(prompt), drafts);
+            assert_eq!(drafted, plain, "{prompt}");
+            println!("{n_plain} passes, {n_drafted} with drafts");
+            alone.push(plain);
+        }
+        let page = engine.pool().stats();
+        println!("{page:?}");
+        let mut session = engine.session_with(&options()).unwrap();
+        session.prefill(&[1; 130]).unwrap();
+        let budget = engine.pool().stats().used;
+        drop(session);
+        let few = EngineOptions {
+            kv_budget: Some(budget),
+            ..EngineOptions::default()
+        };
+        let engine = engine_with(device, &DEMO, usize::MAX, few);
+        let schedule = ScheduleOptions {
+            session: options(),
+            n_pieces: 1000,
+            ..ScheduleOptions::default()
+        };
+        let mut schedule = Schedule::new(&engine, &schedule).unwrap();
+        let mut streams = Vec::new();
+        for i in 0..9 {
+            let request = Request::new(of_text(texts[i % 3]), greedy()).max_tokens(60);
+            streams.push(schedule.submit(request.priority((i % 4) as i32)).unwrap());
+            schedule.step();
+        }
+        while schedule.step() {}
+        for (i, stream) in streams.into_iter().enumerate() {
+            assert_eq!(stream.text().unwrap(), alone[i % 3], "{i}");
+        }
+    }
+}
+
+/// Passes of the same shape make no bindings, and sessions that end leave no memory taken.
+#[test]
+fn nothing_grows() {
+    for device in &*DEVICES {
+        let engine = on_gpu(device, &DEMO, usize::MAX);
+        let prompt = tokens(70, 1, 1000);
+        let run = || {
+            let mut session = engine.session_with(&options()).unwrap();
+            session.prefill(&prompt).unwrap();
+            (0..10).for_each(|_| session.decode(5).unwrap());
+        };
+        run();
+        run();
+        let (made, free) = (device.bindings_made(), engine.pool().stats().free);
+        let n = if long() { 1000 } else { 20 };
+        (0..n).for_each(|_| run());
+        let stats = engine.pool().stats();
+        assert_eq!((stats.used, stats.free), (0, free));
+        // Other tests run beside this one on the same device.
+        println!("{} bindings made since", device.bindings_made() - made);
+    }
+}
+
+/// A device that is lost between passes, and in one: an error of the call, after which the session
+/// is as before; or the CPU goes on, with the bits of one that computed all.
+#[test]
+fn the_cpu_goes_on_when_the_device_is_lost() {
+    let model = Tiny::Gemma2.model(DType::Q8_0).on(Arch::scalar());
+    let all = tokens(80, 4, N_VOCAB);
+    let cpu = engine(&model, 1);
+    let mut session = cpu.session_with(&options()).unwrap();
+    session.prefill(&all[..70]).unwrap();
+    session.decode(all[70]).unwrap();
+    session.decode(all[71]).unwrap();
+    let expected = session.logits().to_vec();
+    for cpu_fallback in [false, true] {
+        for device in devices(Options::default()) {
+            for n_layers in [usize::MAX, 1] {
+                let device = if n_layers == 1 {
+                    let found = devices(Options::default());
+                    let same = |d: &Device| d.info().name == device.info().name;
+                    found.into_iter().find(same).unwrap()
+                } else {
+                    device.clone()
+                };
+                let engine_options = EngineOptions {
+                    cpu_fallback,
+                    ..EngineOptions::default()
+                };
+                let engine = engine_with(&device, &model, n_layers, engine_options);
+                let mut session = engine.session_with(&options()).unwrap();
+                session.prefill(&all[..70]).unwrap();
+                session.decode(all[70]).unwrap();
+                // While a pass may run: another thread gives the device up.
+                let destroyer = std::thread::spawn(move || device.destroy());
+                let mut outcome = session.decode(all[71]);
+                destroyer.join().unwrap();
+                if outcome.is_ok() && engine.gpu_failure().is_none() {
+                    session.rewind(71).unwrap();
+                    outcome = session.decode(all[71]);
+                }
+                match outcome {
+                    Ok(()) => {
+                        assert!(cpu_fallback && engine.gpu_failure().is_some());
+                        assert_eq!(session.logits(), expected);
+                    }
+                    Err(SessionError::Gpu(error)) => {
+                        assert!(!cpu_fallback, "{error}");
+                        println!("{error}");
+                        assert_eq!(session.tokens(), &all[..71]);
+                        assert!(session.to_bytes().is_err());
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    }
+}
+
+/// The models of the reference data whose layers have kernels: logits within 2e-3 of the CPU's with
+/// the same keys and values.
+#[test]
+fn conformance_models() {
+    let Some(root) = conformance() else { return };
+    let folders = ["models", "models2", "models3"];
+    let wanted = std::env::var("RUVLLM_WEBGPU_MODEL").ok();
+    let (mut n_tested, mut refused, mut failures) = (0, Vec::new(), Vec::new());
+    for dir in folders
+        .into_iter()
+        .flat_map(|f| subdirectories(&root.join(f)))
+    {
+        let name = dir.file_name().unwrap().to_string_lossy().into_owned();
+        let is_one = |name: &str| ["llama-gqa-tied-rope3", "gemma3", "qwen3moe"].contains(&name);
+        if wanted
+            .as_ref()
+            .map_or(!long() && !is_one(&name), |w| *w != name)
+        {
+            continue;
+        }
+        let path = dir.join("model-f16.gguf");
+        let Ok(Ok(model)) = Gguf::open(&path).map(open) else {
+            continue;
+        };
+        let model = model.on(Arch::scalar());
+        let tokens = tokens(150, 7, model.hparams().n_vocab);
+        for device in &*DEVICES {
+            let runner = match runner(device, &model, usize::MAX) {
+                Ok(runner) => Arc::new(runner),
+                Err(GpuError::Unsupported { what }) => {
+                    refused.push(format!("{name}: {what}"));
+                    continue;
+                }
+                Err(error) => panic!("{name}: {error}"),
+            };
+            let gpu = Engine::with_runner(&model, &EngineOptions::default(), runner).unwrap();
+            let ours = logits(&mut gpu.session_with(&options()).unwrap(), &tokens, 140);
+            let cpu = engine(&model, 2);
+            let expected = logits(&mut cpu.session_with(&options()).unwrap(), &tokens, 140);
+            let difference = max_abs(&ours, &expected);
+            println!("{name}: {difference:.1e}");
+            n_tested += 1;
+            if difference.is_nan() || difference > 2e-3 {
+                failures.push(format!("{name}: {difference}"));
+            }
+        }
+    }
+    println!("{n_tested} tested; refused: {}", refused.join("; "));
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
