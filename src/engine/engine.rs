@@ -64,6 +64,10 @@ pub struct EngineOptions {
     /// Passes of all engines that share threads are exclusive, in the order in which they are
     /// asked for, so that two models that have work alternate. Default: threads of its own.
     pub threads: Option<SharedThreads>,
+    /// Whether the CPU goes on where the device fails: it is lost, or has no memory left. Keys and
+    /// values that only the device had are computed again, and the tokens from there on have the
+    /// CPU's bits. Otherwise, the default, such a failure is an error of the call.
+    pub cpu_fallback: bool,
 }
 
 /// Threads that compute, the order of passes on them, and the memory of a pass: a handle that
@@ -100,10 +104,6 @@ impl fmt::Debug for SharedThreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SharedThreads {{ n: {} }}", self.team.n_threads())
     }
-    /// Whether the CPU goes on where the device fails: it is lost, or has no memory left. Keys and
-    /// values that only the device had are computed again, and the tokens from there on have the
-    /// CPU's bits. Otherwise, the default, such a failure is an error of the call.
-    pub cpu_fallback: bool,
 }
 
 /// A model and the threads that compute it: a handle that is cheap to clone, `Send + Sync +

@@ -54,7 +54,6 @@ const LOGS: &str = "there is no log; -v adds details, and `2>FILE` keeps what is
 const MEDIA: &str = "text and images are supported; leave it out";
 const IMAGES: &str =
     "only `generate`, `logits` and `vision` have it, in builds with the feature `vision`";
-const TLS: &str = "`serve` has it in builds with the feature `tls`, which Windows and macOS lack; elsewhere use a proxy";
 const KV_PRESSURE: &str = "the pool never chooses the precision: a request does, by its field `kv_type` over HTTP; -ctk and -ctv choose for all";
 const CONTEXT: &str = "a full context ends the text, but for --context-shift of `generate` and `chat`; use a larger -c";
 
