@@ -80,7 +80,8 @@ fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
         kv_layers: _, // shared keys are turned once
         streams: _,
         per_layer_embd: _,
-        stacks: _, // each run has keys of its own
+        stacks: _,    // each run has keys of its own
+        diffusion: _, // no session
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
         return Err(Unsupported(recurrent.name()));

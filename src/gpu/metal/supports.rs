@@ -40,6 +40,7 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         streams,
         per_layer_embd,
         stacks,
+        diffusion: _, // attention is not causal
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
         return Err(Unsupported(recurrent.name()));

@@ -8,6 +8,7 @@ mod bert;
 mod bitnet;
 mod cohere;
 mod deepseek;
+mod diffusion;
 mod exaone;
 mod gemma;
 mod gemma3n;
@@ -183,6 +184,22 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family {
         arch: "qwen3vlmoe",
         hparams: qwen::qwen3vlmoe,
+    },
+    Family {
+        arch: "dream",
+        hparams: diffusion::dream,
+    },
+    Family {
+        arch: "llada",
+        hparams: diffusion::llada,
+    },
+    Family {
+        arch: "llada-moe",
+        hparams: diffusion::llada_moe,
+    },
+    Family {
+        arch: "rnd1",
+        hparams: diffusion::rnd1,
     },
     Family {
         arch: "seed_oss",
