@@ -45,6 +45,7 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         checkpoints,
         switch,
         stacks,
+        diffusion: _, // attention is not causal
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
         return Err(Unsupported(recurrent.name()));

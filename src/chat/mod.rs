@@ -87,6 +87,7 @@ mod python;
 mod time;
 pub mod tools;
 mod translate;
+mod user_text;
 
 use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, json};
@@ -99,6 +100,7 @@ pub use conversation::{Adjustment, Rendered};
 pub use error::ChatError;
 pub use time::LocalTime;
 use tools::ToolFormat;
+pub use user_text::render_guarded;
 
 /// Longest template, in bytes. The longest published ones have about 20 kB.
 const MAX_SOURCE: usize = 256 << 10;

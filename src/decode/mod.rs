@@ -1,11 +1,13 @@
-//! Decoding: from logits to tokens to text, several tokens per pass where that is faster.
+//! Decoding: from logits to tokens to text, several tokens per pass where that is faster; denoising.
 
 pub(crate) mod answer;
+pub(crate) mod denoise;
 pub(crate) mod error;
 pub(crate) mod generate;
 pub(crate) mod output;
 pub(crate) mod speculative;
 
+pub use denoise::{DenoiseOptions, Denoiser, Order};
 pub use error::DecodeError;
 pub use generate::Generation;
 pub use output::{Finish, Piece, StopReason, Timings};

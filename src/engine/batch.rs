@@ -62,8 +62,8 @@ impl<'a> Slot<'a> {
         self
     }
 
-    /// Lets the last layer compute all rows as what they are, prompt or generated. Logits are not
-    /// wanted.
+    /// Lets the last layer compute all rows as what they are, prompt or generated: whole texts, of
+    /// which hidden states are wanted, or the logits of many rows.
     pub(crate) fn keeping_kind(mut self) -> Slot<'a> {
         self.rows.keeps_kind = true;
         self

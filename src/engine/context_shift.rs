@@ -85,7 +85,8 @@ fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
         ngrams,
         checkpoints: _,
         switch,
-        stacks: _, // each run has keys of its own
+        stacks: _,    // each run has keys of its own
+        diffusion: _, // no session
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
         return Err(Unsupported(recurrent.name()));

@@ -534,7 +534,11 @@ impl Engine {
             outputs.clear();
             return Ok(true);
         }
-        if self.model.hparams().attention().any(|attn| !attn.causal) {
+        let h = self.model.hparams();
+        if h.diffusion.is_some() {
+            return Err(SessionError::Denoises);
+        }
+        if h.attention().any(|attn| !attn.causal) {
             return Err(SessionError::Encoder);
         }
         for slot in &mut *slots {
@@ -702,6 +706,19 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// Computes the logits of rows of a whole text, as [`Engine::states`] does states.
+    pub(crate) fn logits_of(
+        &self,
+        slot: Slot<'_>,
+        outputs: &mut Outputs,
+        cancel: &CancelToken,
+    ) -> Result<(), SessionError> {
+        self.check(slot.seq, slot.rows.tokens)?;
+        let (slots, wanted) = (&mut [slot], Wanted::Logits);
+        self.compute(slots, outputs, wanted, cancel, &mut NoProbe, None)
+            .map(drop)
     }
 
     /// Computes the hidden states of the slots' rows with outputs, without logits; sequences are

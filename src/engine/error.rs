@@ -149,6 +149,20 @@ pub enum SessionError {
         "the model is an encoder: it makes vectors of whole texts (Model::embedder, ruvllm embed) and generates none"
     )]
     Encoder,
+    /// The model denoises whole texts, so it cannot continue one.
+    #[error(
+        "the model denoises whole texts (decode::Denoiser) and continues none: a session, which keeps what came before, \
+         is of no use to it"
+    )]
+    Denoises,
+    /// The model does not denoise.
+    #[error("the model does not denoise: it continues texts (Model::session)")]
+    DoesNotDenoise,
+    /// The model denoises, but its file does not name the mask token.
+    #[error(
+        "the file does not say which token masks open places: set tokenizer.ggml.mask_token_id"
+    )]
+    NoMask,
     /// The model has no head that scores pairs of texts.
     #[error(
         "the model scores no pairs: its file has no pooling_type 4 (rank); take a reranker, or compare vectors"

@@ -3,6 +3,7 @@
 use crate::layers::altup::spec::StreamsSpec;
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::classifier::{ClassifierSpec, Pooling};
+use crate::layers::diffusion::DiffusionSpec;
 use crate::layers::hyper::spec::HyperSpec;
 use crate::layers::indexer::spec::IndexSpec;
 use crate::layers::layer::spec::LayerSpec;
@@ -93,6 +94,8 @@ pub struct Hparams {
     /// Two stacks of blocks that run in turn, if the model has them (HRM): [`Hparams::layers`] has
     /// the layers of all runs.
     pub stacks: Option<StacksSpec>,
+    /// How the model denoises, if it does not go on with texts; then attention is not causal.
+    pub diffusion: Option<DiffusionSpec>,
 }
 
 impl Default for Hparams {
@@ -132,6 +135,7 @@ impl Default for Hparams {
             switch: None,
             per_layer_embd: None,
             stacks: None,
+            diffusion: None,
         }
     }
 }

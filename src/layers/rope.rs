@@ -37,7 +37,7 @@ impl RopeTables {
                 None => factors.all.as_ref(),
             };
             let (frequencies, factor) =
-                rope.frequencies(factors.filter(|_| rope.factors).map(Vec::as_slice));
+                rope.frequencies(factors.filter(|_| rope.factors).map(Vec::as_slice), n_ctx);
             let first = ropes
                 .last()
                 .map_or(0, |last| last.first + last.frequencies.len());

@@ -43,12 +43,15 @@ impl Rope {
                 beta_slow,
                 truncate,
             },
+            (Some("ntk"), Some(factor)) if n_dims > 2 => RopeScaling::Ntk { factor },
+            (Some("dynamic"), Some(factor)) if n_dims > 2 => RopeScaling::Dynamic { factor },
             (Some("longrope" | "su"), _) => RopeScaling::Long,
             (Some(other), _) => {
                 return Err(ModelError::OutOfRange {
                     key: format!("{}.rope.scaling.type", keys.arch),
                     value: other.to_owned(),
-                    expected: "none, linear, yarn (with a factor) or longrope".into(),
+                    expected: "none, linear, longrope, or with a factor yarn, dynamic or ntk"
+                        .into(),
                 });
             }
         };

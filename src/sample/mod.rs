@@ -56,7 +56,7 @@ mod mask;
 mod min_p;
 mod mirostat;
 mod penalties;
-mod rng;
+pub(crate) mod rng;
 mod temperature;
 mod top_k;
 mod top_n_sigma;

@@ -6,11 +6,11 @@ use std::hash::{BuildHasher, RandomState};
 
 /// A SplitMix64 generator.
 #[derive(Debug, Clone)]
-pub(super) struct Rng(u64);
+pub(crate) struct Rng(u64);
 
 impl Rng {
     /// A generator with this seed.
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -24,14 +24,14 @@ impl Rng {
     }
 
     /// Uniform in `[0, 1)`, a multiple of 2⁻⁵³.
-    pub(super) fn uniform(&mut self) -> f64 {
+    pub(crate) fn uniform(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 }
 
 /// A random seed. The standard library seeds its hash maps from the operating system's entropy;
 /// hashing nothing with such a key returns some of it without another dependency.
-pub(super) fn random_seed() -> u64 {
+pub(crate) fn random_seed() -> u64 {
     RandomState::new().hash_one(())
 }
 

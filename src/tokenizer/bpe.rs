@@ -135,8 +135,8 @@ fn set_rank(
 /// The merges and the pre-tokeniser of a byte-level BPE.
 pub(super) struct Bpe {
     pub(super) pre: &'static PreTokenizer,
-    /// Merges as `left right`, in order of rank.
-    merges: StringArray,
+    /// Merges as `left right`, in order of rank, if the file has some.
+    merges: Option<StringArray>,
     /// Finds a merge by the hashes of its two sides.
     index: Index,
     /// Length of the longest merge.
@@ -146,10 +146,10 @@ pub(super) struct Bpe {
 impl Bpe {
     pub(super) fn new(
         pre: &'static PreTokenizer,
-        merges: StringArray,
+        merges: Option<StringArray>,
         hasher: Hasher,
     ) -> Result<Self, TokenizerError> {
-        let n = merges.len();
+        let n = merges.as_ref().map_or(0, StringArray::len);
         if n >= MAX_ENTRIES {
             return Err(TokenizerError::TooLarge {
                 key: "tokenizer.ggml.merges",
@@ -158,14 +158,17 @@ impl Bpe {
         }
         let mut index = Index::with_capacity(n);
         let mut longest = 0;
-        for (rank, merge) in (0u32..).zip(merges.iter()) {
+        let all = merges
+            .iter()
+            .flat_map(|all| all.iter().map(move |merge| (all, merge)));
+        for (rank, (all, merge)) in (0u32..).zip(all) {
             let Some((left, right)) = sides(merge) else {
                 let text = String::from_utf8_lossy(merge).into_owned();
                 return Err(TokenizerError::Merge { rank, text });
             };
             let hash = hasher.pair(hasher.text(left), hasher.text(right));
             // Of two equal merges the first one counts.
-            index.insert(hash, rank, |i| text(&merges, i) == merge);
+            index.insert(hash, rank, |i| text(all, i) == merge);
             longest = longest.max(merge.len());
         }
         Ok(Bpe {
@@ -180,7 +183,7 @@ impl Bpe {
     /// bytes; a byte without a token is left out.
     pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) {
         let escaped;
-        let chars = if self.pre.raw_utf8 {
+        let chars = if self.pre.raw_utf8 && !self.pre.keeps_spaces {
             escaped = super::escape_spaces(text, false);
             unicode::chars(&escaped)
         } else {
@@ -240,12 +243,15 @@ impl Bpe {
     }
 
     fn rank(&self, hasher: Hasher, word: &[u8], left: &Symbol, right: &Symbol) -> u32 {
+        let Some(merges) = &self.merges else {
+            return NO_RANK;
+        };
         let (l, r) = (left.of(word), right.of(word));
         if l.len() + r.len() + 1 > self.longest {
             return NO_RANK;
         }
         let same = |i: u32| {
-            let merge = text(&self.merges, i);
+            let merge = text(merges, i);
             merge.len() == l.len() + 1 + r.len()
                 && &merge[..l.len()] == l
                 && merge[l.len()] == b' '

@@ -1,7 +1,7 @@
 //! Text to tokens and back, from the GGUF file alone.
 //!
-//! The models are SentencePiece-style BPE (`spm`, `llama`), byte-level BPE (`bpe`, `gpt2` and
-//! `gemma4`), which is preceded by one of the pre-tokenisers of `split`, WordPiece (`wpm`, `bert`),
+//! The models are SentencePiece-style BPE (`spm`, `llama`), byte-level BPE (`bpe`, `gpt2`, `gemma4`
+//! and `whitespace`), which is preceded by one of the pre-tokenisers of `split`, WordPiece (`wpm`, `bert`),
 //! unigram (`unigram`, `t5`) and RWKV's. Everything that affects ids follows llama.cpp exactly,
 //! because GGUF files are tested with it: special tokens (`special`), defaults of the flags, the
 //! clean-up of spaces. Only WordPiece follows Hugging Face, as its models were trained with that.
@@ -26,6 +26,7 @@ mod vocab;
 mod wpm;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 pub use error::TokenizerError;
 pub use stream::TextStream;
@@ -33,7 +34,7 @@ pub use stream::TextStream;
 use crate::gguf::{Array, Metadata, Value};
 use bpe::Bpe;
 use rwkv::Rwkv;
-use special::{Part, Specials};
+use special::{Parse, Part, Specials};
 use special_ids::{BOS, EOS, FillInTheMiddleIds, Kind, SpecialIds};
 use spm::Spm;
 use unigram::Unigram;
@@ -98,7 +99,11 @@ impl Model {
     ) -> Result<Model, TokenizerError> {
         Ok(match kind.pre {
             Some(pre) => {
-                let merges = m.strings("tokenizer.ggml.merges")?.clone();
+                let key = "tokenizer.ggml.merges";
+                let merges = match m.get(key) {
+                    None if pre.may_lack_merges => None,
+                    _ => Some(m.strings(key)?.clone()),
+                };
                 Model::Bpe(Bpe::new(pre, merges, vocab.hasher)?)
             }
             None if kind.is_rwkv() => Model::Rwkv(Rwkv::new(vocab, unknown)),
@@ -228,7 +233,15 @@ impl Tokenizer {
     /// special tokens, but without the one at the end. The one at the beginning is not added to
     /// a text that already begins with it, as some chat templates' texts do.
     pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
-        let mut ids = self.encode(text, true, true);
+        self.encode_prompt_but(text, &[])
+    }
+
+    /// As [`encode_prompt`](Self::encode_prompt), but that texts of control tokens in the ranges
+    /// `plain` of the prompt's bytes, in order, are plain text: those that a user wrote.
+    pub fn encode_prompt_but(&self, text: &str, plain: &[Range<usize>]) -> Vec<u32> {
+        let mut ids: Vec<u32> = self.bos.filter(|_| self.add_bos).into_iter().collect();
+        self.append(text.as_bytes(), Parse::AllBut(plain), true, &mut ids);
+        ids.extend(self.eos.filter(|_| self.add_eos));
         if self.add_bos && self.bos.is_some() && ids.get(1).copied() == self.bos {
             ids.remove(0);
         }
@@ -236,6 +249,11 @@ impl Tokenizer {
             ids.pop_if(|id| Some(*id) == self.eos);
         }
         ids
+    }
+
+    /// Where texts of control tokens are in `text`, which parsing would take for these tokens.
+    pub fn control_texts(&self, text: &str) -> Vec<Range<usize>> {
+        self.specials.control_texts(&self.vocab, text.as_bytes())
     }
 
     /// The tokens of two texts as rerankers read them, each with the special tokens at its end that
@@ -260,7 +278,7 @@ impl Tokenizer {
         if add_special && self.add_bos {
             out.extend(self.bos);
         }
-        self.append(text, parse_special, true, &mut out);
+        self.append(text, Parse::all(parse_special), true, &mut out);
         if add_special && self.add_eos {
             out.extend(self.eos);
         }
@@ -274,7 +292,7 @@ impl Tokenizer {
         let mut out = Vec::new();
         self.append(
             text.as_bytes(),
-            true,
+            Parse::all(true),
             self.vocab.is(last, CONTROL),
             &mut out,
         );
@@ -285,16 +303,16 @@ impl Tokenizer {
     /// in them are plain text.
     pub fn encode_inside(&self, text: &[u8]) -> Vec<u32> {
         let mut out = Vec::new();
-        self.append(text, false, false, &mut out);
+        self.append(text, Parse::UserDefined, false, &mut out);
         out
     }
 
     /// Appends the tokens of `text`; if `begins`, a text begins here, with a space if the
     /// vocabulary requires one.
-    fn append(&self, text: &[u8], parse_special: bool, begins: bool, out: &mut Vec<u32>) {
+    fn append(&self, text: &[u8], parse: Parse<'_>, begins: bool, out: &mut Vec<u32>) {
         let mut after_special = begins;
         self.specials
-            .partition(&self.vocab, text, parse_special, |part| match part {
+            .partition(&self.vocab, text, parse, |part| match part {
                 Part::Token(id) => {
                     out.push(id);
                     after_special = true;
@@ -481,7 +499,7 @@ impl Tokenizer {
         self.add_eos
     }
 
-    /// `tokenizer.ggml.model`: `llama`, `gpt2`, `gemma4`, `bert`, `t5` or `rwkv`.
+    /// `tokenizer.ggml.model`: `llama`, `gpt2`, `gemma4`, `whitespace`, `bert`, `t5` or `rwkv`.
     pub fn model(&self) -> &str {
         &self.model_name
     }

@@ -21,6 +21,26 @@ pub(super) enum Part<'a> {
     Token(u32),
 }
 
+/// Which special tokens are parsed.
+#[derive(Clone, Copy)]
+pub(super) enum Parse<'a> {
+    /// User-defined ones.
+    UserDefined,
+    /// All, but that in these ranges of the text, in order, only user-defined ones are.
+    AllBut(&'a [Range<usize>]),
+}
+
+impl Parse<'_> {
+    /// All special tokens, or user-defined ones.
+    pub(super) fn all(all: bool) -> Parse<'static> {
+        if all {
+            Parse::AllBut(&[])
+        } else {
+            Parse::UserDefined
+        }
+    }
+}
+
 /// The special tokens.
 pub(super) struct Specials {
     /// Tokens parsed on request: control, unknown and user-defined ones.
@@ -69,16 +89,25 @@ impl Specials {
         &self,
         vocab: &Vocab,
         text: &'a [u8],
-        parse_special: bool,
+        parse: Parse<'_>,
         mut part: impl FnMut(Part<'a>),
     ) {
-        let specials = if parse_special {
-            &self.all
-        } else {
-            &self.user_defined
+        let longest = |at: usize, end: usize| {
+            let (tree, end) = match parse {
+                Parse::UserDefined => (&self.user_defined, end),
+                Parse::AllBut(plain) => {
+                    let next = plain.get(plain.partition_point(|range| range.end <= at));
+                    match next {
+                        Some(range) if range.start <= at => (&self.user_defined, end),
+                        Some(range) => (&self.all, end.min(range.start)),
+                        None => (&self.all, end),
+                    }
+                }
+            };
+            tree.longest_at(vocab, &text[at..end])
         };
         let mut at = 0;
-        for found in specials.matches(vocab, text) {
+        for found in matches(vocab, text, &longest) {
             if at < found.start {
                 part(Part::Text(&text[at..found.start]));
             }
@@ -88,6 +117,18 @@ impl Specials {
         if at < text.len() {
             part(Part::Text(&text[at..]));
         }
+    }
+}
+
+impl Specials {
+    /// Where texts of control and unknown tokens are in `text`.
+    pub(super) fn control_texts(&self, vocab: &Vocab, text: &[u8]) -> Vec<Range<usize>> {
+        let longest = |at: usize, end: usize| self.all.longest_at(vocab, &text[at..end]);
+        matches(vocab, text, &longest)
+            .into_iter()
+            .filter(|found| vocab.is(found.id, CONTROL | UNKNOWN))
+            .map(|found| found.start..found.end)
+            .collect()
     }
 }
 
@@ -181,56 +222,61 @@ impl Trie {
         self.prefixes(vocab, text, |len, id| longest = Some((len, id)));
         longest
     }
+}
 
-    /// The matches in `text`, by position.
-    fn matches(&self, vocab: &Vocab, text: &[u8]) -> Vec<Match> {
-        // In ascending order of precedence: the longer, then the lower id, then the leftmost.
-        type Candidate = (usize, Reverse<u32>, Reverse<usize>);
-        let candidate = |at: usize, end: usize| -> Option<Candidate> {
-            let (len, id) = self.longest_at(vocab, &text[at..end])?;
-            Some((len, Reverse(id), Reverse(at)))
+/// The matches in `text`, by position; `longest` is the longest token text between two positions, from
+/// the first on, and its id.
+fn matches(
+    vocab: &Vocab,
+    text: &[u8],
+    longest: &dyn Fn(usize, usize) -> Option<(usize, u32)>,
+) -> Vec<Match> {
+    // In ascending order of precedence: the longer, then the lower id, then the leftmost.
+    type Candidate = (usize, Reverse<u32>, Reverse<usize>);
+    let candidate = |at: usize, end: usize| -> Option<Candidate> {
+        let (len, id) = longest(at, end)?;
+        Some((len, Reverse(id), Reverse(at)))
+    };
+    let mut candidates: Vec<_> = (0..text.len())
+        .rev()
+        .filter_map(|at| candidate(at, text.len()))
+        .collect();
+    candidates.sort();
+    // Shorter candidates, for positions where the longest overlaps another match.
+    let mut shorter: BinaryHeap<Candidate> = BinaryHeap::new();
+
+    // Bytes that already belong to a match.
+    let mut taken = vec![false; if candidates.is_empty() { 0 } else { text.len() }];
+    let mut found = Vec::new();
+    loop {
+        let best = if shorter.peek() > candidates.last() {
+            shorter.pop()
+        } else {
+            candidates.pop()
         };
-        let mut candidates: Vec<_> = (0..text.len())
-            .rev()
-            .filter_map(|at| candidate(at, text.len()))
-            .collect();
-        candidates.sort();
-        // Shorter candidates, for positions where the longest overlaps another match.
-        let mut shorter: BinaryHeap<Candidate> = BinaryHeap::new();
-
-        // Bytes that already belong to a match.
-        let mut taken = vec![false; if candidates.is_empty() { 0 } else { text.len() }];
-        let mut found = Vec::new();
-        loop {
-            let best = if shorter.peek() > candidates.last() {
-                shorter.pop()
-            } else {
-                candidates.pop()
-            };
-            let Some((len, Reverse(id), Reverse(at))) = best else {
-                break;
-            };
-            if let Some(room) = taken[at..at + len].iter().position(|&t| t) {
-                shorter.extend(candidate(at, at + room));
-                continue;
-            }
-            let (mut start, mut end) = (at, at + len);
-            if vocab.is(id, LSTRIP) {
-                while start > 0 && !taken[start - 1] && is_space(text[start - 1]) {
-                    start -= 1;
-                }
-            }
-            if vocab.is(id, RSTRIP) {
-                while end < text.len() && !taken[end] && is_space(text[end]) {
-                    end += 1;
-                }
-            }
-            taken[start..end].fill(true);
-            found.push(Match { id, start, end });
+        let Some((len, Reverse(id), Reverse(at))) = best else {
+            break;
+        };
+        if let Some(room) = taken[at..at + len].iter().position(|&t| t) {
+            shorter.extend(candidate(at, at + room));
+            continue;
         }
-        found.sort_unstable_by_key(|m| m.start);
-        found
+        let (mut start, mut end) = (at, at + len);
+        if vocab.is(id, LSTRIP) {
+            while start > 0 && !taken[start - 1] && is_space(text[start - 1]) {
+                start -= 1;
+            }
+        }
+        if vocab.is(id, RSTRIP) {
+            while end < text.len() && !taken[end] && is_space(text[end]) {
+                end += 1;
+            }
+        }
+        taken[start..end].fill(true);
+        found.push(Match { id, start, end });
     }
+    found.sort_unstable_by_key(|m| m.start);
+    found
 }
 
 /// `isspace` of the C locale.

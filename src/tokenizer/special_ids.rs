@@ -73,6 +73,7 @@ impl<'m> Kind<'m> {
         let pre_name = match name {
             "llama" => None,
             "gpt2" => Some(pre_name.unwrap_or("default")),
+            "whitespace" => Some("whitespace"),
             "gemma4" => Some("gemma4"),
             // WordPiece has a single pre-tokeniser, the others have none.
             "bert" | "t5" | "rwkv" => None,

@@ -41,6 +41,10 @@ pub(super) struct PreTokenizer {
     /// Whether merges apply to UTF-8 text with `▁` for the space and `<0xNN>` for single bytes,
     /// instead of GPT-2's byte alphabet.
     pub(super) raw_utf8: bool,
+    /// Whether white space stays what it is in such text; the stages drop it.
+    pub(super) keeps_spaces: bool,
+    /// Whether files may lack merges: then words that are no tokens become tokens of single bytes.
+    pub(super) may_lack_merges: bool,
     /// BOS and EOS if the file names none.
     pub(super) default_bos: Option<u32>,
     pub(super) default_eos: Option<u32>,
@@ -53,6 +57,8 @@ const BASE: PreTokenizer = PreTokenizer {
     add_bos: false,
     clean_spaces: true,
     raw_utf8: false,
+    keeps_spaces: false,
+    may_lack_merges: false,
     // Falcon's first files do not name these tokens.
     default_bos: Some(11),
     default_eos: Some(11),
@@ -140,7 +146,25 @@ static PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer { names: &["poro-chat"], stages: &[Find(bloom)], ..PLAIN },
     PreTokenizer { names: &["bloom", "gpt3-finnish"], stages: &[Find(bloom)], ..BASE },
     PreTokenizer { names: &["viking"], stages: &[Find(bloom), Find(number)], ..PLAIN },
-    PreTokenizer { names: &["gemma4"], stages: &[Find(lines)], raw_utf8: true, add_bos: true, default_bos: None, default_eos: None, ..BASE },
+    PreTokenizer {
+        names: &["gemma4", "granite-embed-multi-311m"],
+        stages: &[Find(lines)],
+        raw_utf8: true,
+        add_bos: true,
+        default_bos: None,
+        default_eos: None,
+        ..BASE
+    },
+    PreTokenizer { names: &["sarvam-moe"], stages: &[Find(lines)], raw_utf8: true, default_bos: None, default_eos: None, ..PLAIN },
+    PreTokenizer { names: &["afmoe"], stages: &[Cut(digit_groups), Find(unspaced_scripts), Find(deepseek3)], ..PLAIN },
+    PreTokenizer { names: &["kimi-k2"], stages: &[Find(kimi)], may_lack_merges: true, ..PLAIN },
+    PreTokenizer {
+        names: &["chameleon"],
+        stages: &[Find(sentinel), Find(image_tokens), Find(single_spaces), Find(number), Find(mark), Find(gpt2)],
+        add_bos: true,
+        ..PLAIN
+    },
+    PreTokenizer { names: &["whitespace"], stages: &[Cut(words)], raw_utf8: true, keeps_spaces: true, ..PLAIN },
 ];
 
 impl PreTokenizer {
@@ -163,7 +187,8 @@ impl PreTokenizer {
             })
     }
 
-    /// Calls `word` with the words of `text`, in order; concatenated they are `text`.
+    /// Calls `word` with the words of `text`, in order; concatenated they are `text`, but that some
+    /// drop white space.
     pub(super) fn split(&self, text: &[Char], word: Sink<'_>) {
         refine(self.stages, text, word);
     }
@@ -652,6 +677,96 @@ fn spark(t: &[Char]) -> Option<usize> {
         .or_else(|| lead_plus(t, is_space, |c| c.is(P | S)))
         .or_else(|| newline(t))
         .or_else(|| space(t))
+}
+
+/// Runs of scripts without spaces between words: `[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+`
+fn unspaced_scripts(t: &[Char]) -> Option<usize> {
+    #[rustfmt::skip]
+    const SCRIPTS: &[(u32, u32)] = &[
+        (0xe40, 0xeff), (0x1000, 0x109f), (0x1100, 0x11ff), (0x1780, 0x17ff), (0x2f00, 0x2fdf), (0x3040, 0x30ff),
+        (0x3400, 0x4dbf), (0x4e00, 0x9fff), (0xa9e0, 0xa9ff), (0xaa60, 0xaa7f), (0xac00, 0xd7af), (0xf900, 0xfaff),
+        (0xff65, 0xff9f),
+    ];
+    plus(t, |c| in_ranges(c, SCRIPTS))
+}
+
+/// Chinese characters.
+fn is_han(c: Char) -> bool {
+    #[rustfmt::skip]
+    const HAN: &[(u32, u32)] = &[
+        (0x3400, 0x4dbf), (0x4e00, 0x9fff), (0xf900, 0xfaff), (0x20000, 0x2a6df), (0x2a700, 0x2b73f),
+        (0x2b740, 0x2b81f), (0x2b820, 0x2ceaf), (0x2ceb0, 0x2ebef), (0x2f800, 0x2fa1f),
+    ];
+    in_ranges(c, HAN)
+}
+
+/// `[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{L}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}|
+/// ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+fn kimi(t: &[Char]) -> Option<usize> {
+    let letters = || {
+        let lead = |c: Char| !is_newline(c) && !c.is(L | N);
+        let n = lead_plus(t, lead, |c| c.is(L) && !is_han(c))?;
+        let rest = &t[n..];
+        Some(
+            n + if rest.is_empty() {
+                None
+            } else {
+                any_contraction(rest)
+            }
+            .unwrap_or(0),
+        )
+    };
+    plus(t, is_han)
+        .or_else(letters)
+        .or_else(|| number_1_3(t))
+        .or_else(|| other_newlines(t))
+        .or_else(|| to_last_newline(t))
+        .or_else(|| space(t))
+}
+
+/// Whether `t` begins with an ASCII text.
+fn begins(t: &[Char], text: &str) -> bool {
+    t.len() >= text.len() && t.iter().zip(text.bytes()).all(|(c, b)| c.eq(b))
+}
+
+/// `<sentinel:[0-9]+>`
+fn sentinel(t: &[Char]) -> Option<usize> {
+    const START: &str = "<sentinel:";
+    let rest = begins(t, START).then(|| &t[START.len()..])?;
+    let n = plus(rest, |c| c.ascii().is_some_and(|c| c.is_ascii_digit()))?;
+    (rest.get(n)?.eq(b'>')).then_some(START.len() + n + 1)
+}
+
+/// `IMGIMG[A-I]{1,4}Z`
+fn image_tokens(t: &[Char]) -> Option<usize> {
+    const START: &str = "IMGIMG";
+    let rest = begins(t, START).then(|| &t[START.len()..])?;
+    let n = plus(&rest[..rest.len().min(4)], |c| {
+        c.ascii().is_some_and(|c| (b'A'..=b'I').contains(&c))
+    })?;
+    (rest.get(n)?.eq(b'Z')).then_some(START.len() + n + 1)
+}
+
+/// `[\t\n]|    |  `
+fn single_spaces(t: &[Char]) -> Option<usize> {
+    if t[0].eq(b'\t') || t[0].eq(b'\n') {
+        return Some(1);
+    }
+    let n = star(&t[..t.len().min(4)], is_space);
+    [4, 2].into_iter().find(|&size| size <= n)
+}
+
+/// ``[\p{P}!-/:-@\[-`{-~]``
+fn mark(t: &[Char]) -> Option<usize> {
+    let is_mark = t[0].is(P) || t[0].ascii().is_some_and(|c| c.is_ascii_punctuation());
+    is_mark.then_some(1)
+}
+
+/// Runs without white space, which is dropped.
+fn words(t: &[Char], piece: Sink<'_>) {
+    t.split(|c| c.is(WS))
+        .filter(|word| !word.is_empty())
+        .for_each(piece);
 }
 
 /// ` ?[^(\s|.,!?…。，、।۔،)]+`

@@ -6,9 +6,10 @@
 //! activations cost on the same file.
 
 use crate::common::{conformance, emulated, long, numbers, read_f32, read_json};
-use crate::run::{OnLevel, Pass, session_on};
+use crate::run::{OnLevel, Pass, engine, session_on};
 use ruvllm::arch::Arch;
-use ruvllm::engine::SessionOptions;
+use ruvllm::decode::{DenoiseOptions, Denoiser, Order};
+use ruvllm::engine::{SessionError, SessionOptions};
 use ruvllm::gguf::{Gguf, Writer};
 use ruvllm::kv::KvType;
 use ruvllm::model::{Model, OpenOptions, supported_architectures};
@@ -135,6 +136,10 @@ fn f16_models_of_every_family() {
             let model = open_reference(&dir.join("model-f16.gguf"), &name).on(arch);
             let n_vocab = model.hparams().n_vocab;
             let mut tests: Vec<_> = manifest["tests"].as_array().unwrap().iter().collect();
+            if model.hparams().diffusion.is_some() {
+                worst.extend(denoisers(&model, (&name, arch), &dir, &tests));
+                continue;
+            }
             tests.push(&manifest["greedy"]);
             tests.retain(|test| !emulated() || test["id"] == "len17");
             for test in tests {
@@ -182,9 +187,76 @@ fn f16_models_of_every_family() {
         worst.join("\n")
     );
     assert!(
-        n_models >= if emulated() { FAMILIES.len() } else { 110 },
+        n_models >= if emulated() { FAMILIES.len() } else { 114 },
         "only {n_models} models found"
     );
+}
+
+/// Differences of the logits of whole texts, of models that denoise.
+fn denoisers(
+    model: &Model,
+    (name, arch): (&str, Arch),
+    dir: &Path,
+    tests: &[&serde_json::Value],
+) -> Vec<String> {
+    let n_vocab = model.hparams().n_vocab;
+    let denoiser = Denoiser::new(&engine(model, 2)).unwrap();
+    assert!(matches!(
+        session(model, 64, 64).prefill(&[1]),
+        Err(SessionError::Denoises)
+    ));
+    let mut beyond = Vec::new();
+    for test in tests {
+        let expected = read_f32(&dir.join(test["logits_file"].as_str().unwrap()));
+        let tokens = numbers::<u32>(&test["tokens"]);
+        let ours = denoiser.logits(&tokens, 0).unwrap();
+        let ours = rows(&ours, &numbers(&test["positions"]), n_vocab);
+        let difference = max_abs(&ours, &expected);
+        if difference.is_nan() || difference > MAX_ABS {
+            let id = test["id"].as_str().unwrap();
+            beyond.push(format!("{name} {} {id}: {difference}", arch.name()));
+        }
+    }
+    beyond
+}
+
+/// Denoised texts do not depend on threads, have what was decided first kept, and no masks.
+#[test]
+fn denoised_texts() {
+    let Some(root) = conformance() else { return };
+    for name in ["dream", "llada", "llada-moe", "rnd1"] {
+        let model = Model::open(root.join("models3").join(name).join("model-f16.gguf")).unwrap();
+        let mut options = DenoiseOptions::default();
+        for (order, n_steps, block, temperature) in [
+            (Order::Confidence, 5, None, 0.0),
+            (Order::Margin, 6, Some(5), 0.0),
+            (Order::Entropy, 1, Some(20), 0.8),
+            (Order::Random, 40, None, 0.8),
+        ] {
+            (options.order, options.n_steps) = (order, n_steps);
+            (options.block, options.temperature) = (block, temperature);
+            let texts = [1, 2].map(|n_threads| {
+                let denoiser = Denoiser::new(&engine(&model, n_threads)).unwrap();
+                let mut before = vec![denoiser.mask(); 17];
+                let mut each = |now: &[u32]| {
+                    let kept = before
+                        .iter()
+                        .zip(now)
+                        .all(|(a, b)| a == b || *a == denoiser.mask());
+                    assert!(kept && now != before, "{before:?} {now:?}");
+                    before = now.to_vec();
+                    true
+                };
+                let text = denoiser
+                    .denoise(&[5, 6, 7], 17, &options, &mut each)
+                    .unwrap();
+                assert!(!text.contains(&denoiser.mask()));
+                assert_eq!(text, before);
+                text
+            });
+            assert_eq!(texts[0], texts[1], "{name} {order:?}");
+        }
+    }
 }
 
 /// Root-mean-square difference.

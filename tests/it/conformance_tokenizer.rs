@@ -107,7 +107,9 @@ fn compare(
             _ => case["detok_parse"].as_str().unwrap().as_bytes().to_vec(),
         };
         let got = tokenizer.decode(&parsed, true).unwrap();
-        if got != want {
+        // llama.cpp takes tokens in raw UTF-8 for GPT-2's alphabet here, and says so.
+        let is_garbled = want.windows(10).any(|text| text == b"[UNK_BYTE_");
+        if got != want && !is_garbled {
             let [got, want] = [got, want].map(|b| String::from_utf8_lossy(&b).into_owned());
             failures.push(format!("decode {text:?}\n  got  {got:?}\n  want {want:?}"));
         }
@@ -298,5 +300,22 @@ fn vocabularies_inside_models() {
         );
         let n = compare(&Arc::new(tokenizer), &expected, &HashMap::new());
         assert_eq!(n as u64, entry["n_cases"].as_u64().unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn vocabularies_under_new_names() {
+    let Some(root) = conformance() else { return };
+    let folder = root.join("models3/tokenizers");
+    let manifest = json(&folder.join("manifest.json"));
+    for entry in manifest["tokenizers"].as_array().unwrap() {
+        let file = |key: &str| folder.join(entry[key].as_str().unwrap());
+        let tokenizer = open(&file("file")).unwrap();
+        let n = compare(
+            &Arc::new(tokenizer),
+            &json(&file("expected")),
+            &HashMap::new(),
+        );
+        assert_eq!(n as u64, entry["cases"].as_u64().unwrap());
     }
 }

@@ -30,6 +30,18 @@ pub enum RopeScaling {
         /// Whether these bounds are rounded to whole dimensions.
         truncate: bool,
     },
+    /// The base grows, so that the lowest frequency is interpolated and high ones are kept
+    /// (NTK-aware; bloc97 on r/LocalLLaMA, June 2023).
+    Ntk {
+        /// How much longer the context becomes.
+        factor: f32,
+    },
+    /// The same, by how much the context of a session is longer than the original one (Hugging
+    /// Face's `dynamic`); shorter ones are not stretched.
+    Dynamic {
+        /// Factor on that length.
+        factor: f32,
+    },
     /// Factors per dimension from the file, one set for short and one for long contexts (arXiv
     /// 2402.13753). Phi 3 files have the factors without naming this scaling; they are used all
     /// the same.
@@ -86,16 +98,32 @@ impl RopeSections {
 }
 
 impl Rope {
-    /// Frequencies of the pairs, and the factor on cosines and sines; `factors` are divisors of the
-    /// frequencies.
-    pub(crate) fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f32>, f32) {
-        let Rope { theta, scaling, .. } = *self;
+    /// Base of the frequencies in a context of `n_ctx` tokens.
+    fn base(&self, n_ctx: usize) -> f32 {
+        let stretch = match self.scaling {
+            RopeScaling::Ntk { factor } => factor,
+            RopeScaling::Dynamic { factor } if n_ctx > self.n_ctx_orig => {
+                factor * n_ctx as f32 / self.n_ctx_orig as f32 - (factor - 1.0)
+            }
+            _ => return self.theta,
+        };
+        let n = self.n_dims as f32;
+        self.theta * stretch.powf(n / (n - 2.0))
+    }
+
+    /// Frequencies of the pairs in a context of `n_ctx` tokens, and the factor on cosines and sines;
+    /// `factors` are divisors of the frequencies.
+    pub(crate) fn frequencies(&self, factors: Option<&[f32]>, n_ctx: usize) -> (Vec<f32>, f32) {
+        let (theta, scaling) = (self.base(n_ctx), self.scaling);
         let n = self.n_dims as f32;
         let base = |i: usize| theta.powf(-2.0 * i as f32 / n);
         let divide = |i: usize, f: f32| f / factors.map_or(1.0, |x| x[i]);
         let pairs = 0..self.n_dims / 2;
         match scaling {
-            RopeScaling::None | RopeScaling::Long => (
+            RopeScaling::None
+            | RopeScaling::Long
+            | RopeScaling::Ntk { .. }
+            | RopeScaling::Dynamic { .. } => (
                 pairs.map(|i| divide(i, base(i))).collect(),
                 self.attn_factor,
             ),
@@ -143,5 +171,43 @@ pub struct RopeId(pub(crate) usize);
 impl RopeId {
     pub(crate) fn index(self) -> usize {
         self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The formula of Hugging Face's `_compute_dynamic_ntk_parameters` for 16 dimensions, base 10000,
+    /// factor 4 and 512 positions, in contexts of 300, 512 and 2000 tokens; in one of 896 tokens it is
+    /// NTK-aware scaling by 4.
+    #[test]
+    fn bases_grow_with_the_context() {
+        let rope = |scaling: RopeScaling| Rope {
+            order: RopeOrder::NeoX,
+            n_dims: 16,
+            theta: 10000.0,
+            scaling,
+            n_ctx_orig: 512,
+            attn_factor: 1.0,
+            factors: false,
+            yarn_magnitude: true,
+        };
+        let check = |scaling: RopeScaling, n_ctx: usize, base: f64| {
+            let (ours, factor) = rope(scaling).frequencies(None, n_ctx);
+            assert_eq!((ours.len(), factor), (8, 1.0));
+            for (i, ours) in ours.into_iter().enumerate() {
+                let expected = base.powf(-2.0 * i as f64 / 16.0);
+                let error = (f64::from(ours) / expected - 1.0).abs();
+                assert!(error < 1e-5, "{scaling:?} {n_ctx} {i}: {ours} {expected}");
+            }
+        };
+        let dynamic = RopeScaling::Dynamic { factor: 4.0 };
+        check(dynamic, 300, 10000.0);
+        check(dynamic, 512, 10000.0);
+        check(dynamic, 2000, 10000.0 * 12.625f64.powf(16.0 / 14.0));
+        let ntk = RopeScaling::Ntk { factor: 4.0 };
+        check(ntk, 300, 10000.0 * 4f64.powf(16.0 / 14.0));
+        check(dynamic, 896, 10000.0 * 4f64.powf(16.0 / 14.0));
     }
 }

@@ -9,6 +9,7 @@ mod bitnet;
 mod clamps;
 mod cohere;
 mod deepseek;
+mod diffusion;
 mod exaone;
 mod gated;
 mod gemma;
@@ -189,6 +190,22 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family {
         arch: "qwen3vlmoe",
         hparams: qwen::qwen3vlmoe,
+    },
+    Family {
+        arch: "dream",
+        hparams: diffusion::dream,
+    },
+    Family {
+        arch: "llada",
+        hparams: diffusion::llada,
+    },
+    Family {
+        arch: "llada-moe",
+        hparams: diffusion::llada_moe,
+    },
+    Family {
+        arch: "rnd1",
+        hparams: diffusion::rnd1,
     },
     Family {
         arch: "seed_oss",

@@ -206,6 +206,9 @@ impl From<SessionError> for ApiError {
             | SessionError::TokenOutOfRange { .. }
             | SessionError::NoTokenizer
             | SessionError::Encoder
+            | SessionError::Denoises
+            | SessionError::DoesNotDenoise
+            | SessionError::NoMask
             | SessionError::NoClassifier => ApiError::wrong(message),
             _ => ApiError::internal(message),
         }
