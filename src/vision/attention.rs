@@ -65,6 +65,8 @@ pub(super) struct AttentionBuffers<'a> {
     rooms: &'a mut [CacheLine],
     room_bytes: usize,
     longest: usize,
+    /// Those of a parallel region; its memory lasts for all layers.
+    tasks: Vec<Task>,
 }
 
 impl<'a> AttentionBuffers<'a> {
@@ -84,21 +86,20 @@ impl<'a> AttentionBuffers<'a> {
             rooms: frame.take(n_rooms * room_bytes / size_of::<CacheLine>()),
             room_bytes,
             longest,
+            tasks: Vec::new(),
         }
     }
 
-    /// `out = softmax(scale·q·kᵀ)·v` per head and segment; all are `(m, n·dim)`.
-    pub(super) fn attend(
+    /// Keys by head, and values by head and segment, transposed.
+    fn lay_out(
         &mut self,
-        (arch, crew): (Arch, &Crew<'_>),
+        crew: &Crew<'_>,
         heads: Heads,
         segments: &[Range<usize>],
-        [q, k, v]: [&[f32]; 3],
-        out: &mut [f32],
+        (k, v): (&[f32], &[f32]),
     ) {
-        let Heads { n, dim, scale } = heads;
-        let (m, width) = (q.len() / (n * dim), n * dim);
-        let by_head = m * dim;
+        let Heads { n, dim, .. } = heads;
+        let (by_head, width) = (k.len() / n, n * dim);
         crew.for_chunks(&mut self.keys[..n * by_head], by_head, |head, keys| {
             for (row, keys) in keys.chunks_exact_mut(dim).enumerate() {
                 keys.copy_from_slice(&k[row * width + head * dim..][..dim]);
@@ -114,6 +115,21 @@ impl<'a> AttentionBuffers<'a> {
                 }
             }
         });
+    }
+
+    /// `out = softmax(scale·q·kᵀ)·v` per head and segment; all are `(m, n·dim)`.
+    pub(super) fn attend(
+        &mut self,
+        (arch, crew): (Arch, &Crew<'_>),
+        heads: Heads,
+        segments: &[Range<usize>],
+        [q, k, v]: [&[f32]; 3],
+        out: &mut [f32],
+    ) {
+        let Heads { n, dim, scale } = heads;
+        let (m, width) = (q.len() / (n * dim), n * dim);
+        let by_head = m * dim;
+        self.lay_out(crew, heads, segments, (k, v));
         let (keys, values, longest) = (&*self.keys, &*self.values, self.longest);
         let tasks = |segment: &Range<usize>| {
             let segment = segment.clone();
@@ -130,8 +146,7 @@ impl<'a> AttentionBuffers<'a> {
         let mut tasks = segments.iter().flat_map(tasks);
         let lines = self.room_bytes / size_of::<CacheLine>();
         let n_rooms = self.rooms.len() / lines;
-        // Known once per encoder, and no larger than this.
-        let mut now: Vec<Task> = Vec::with_capacity(n_rooms);
+        let now = &mut self.tasks;
         loop {
             now.clear();
             now.extend(tasks.by_ref().take(n_rooms));
