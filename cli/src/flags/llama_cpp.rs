@@ -49,7 +49,6 @@ const ONE_TEXT: &str =
     "one text is computed at a time here; `ruvllm batch -f FILE` computes many side by side";
 const GRAMMAR: &str = "only `generate` and `chat` have it, in builds with the feature `grammar`";
 const LOGS: &str = "there is no log; -v adds details, and `2>FILE` keeps what is on stderr";
-const TLS: &str = "`serve` has it in builds with the feature `tls`, which Windows and macOS lack; elsewhere use a proxy";
 const MEDIA: &str = "only text is supported; leave it out";
 const KV_PRESSURE: &str = "the pool never chooses the precision: a request does, by its field `kv_type` over HTTP; -ctk and -ctv choose for all";
 const CONTEXT: &str = "a full context ends the text, but for --context-shift of `generate` and `chat`; use a larger -c";
@@ -198,7 +197,6 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
         FROM_FILE,
     ),
     (&["--override-kv", "--check-tensors"], FROM_FILE),
-    (&["--ssl-key-file", "--ssl-cert-file"], TLS),
     (&["--lora-base"], "llama.cpp has removed it; leave it out"),
     (
         &[
@@ -346,7 +344,8 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
 
 const ALWAYS: &str = "it is always there; leave it out";
 const REUSED: &str = "prompts that begin alike are always computed once; leave it out";
-const TLS: &str = "put a proxy that speaks TLS in front";
+#[cfg(not(all(feature = "tls", not(any(windows, target_vendor = "apple")))))]
+const TLS: &str = "put a proxy that speaks TLS in front; builds with the feature `tls` have it, but for Windows and macOS";
 
 /// Those of llama-server, and what to do for `ruvllm serve`; `UNSUPPORTED` has the others.
 const UNSUPPORTED_BY_SERVER: &[(&[&str], &str)] = &[
@@ -383,6 +382,7 @@ const UNSUPPORTED_BY_SERVER: &[(&[&str], &str)] = &[
         ],
         REUSED,
     ),
+    #[cfg(not(all(feature = "tls", not(any(windows, target_vendor = "apple")))))]
     (&["--ssl-key-file", "--ssl-cert-file"], TLS),
     (&["--threads-http", "--sse-ping-interval"], LEAVE_OUT),
     (
@@ -414,21 +414,10 @@ const UNSUPPORTED_BY_SERVER: &[(&[&str], &str)] = &[
             "--props",
             "--path",
             "--api-prefix",
-            "--slot-save-path",
         ],
         NOT_YET,
     ),
-    (
-        &[
-            "--models-dir",
-            "--models-preset",
-            "--models-max",
-            "--tools",
-            "--agent",
-            "--media-path",
-        ],
-        NOT_YET,
-    ),
+    (&["--tools", "--agent", "--media-path"], NOT_YET),
     (
         &["-rea", "--reasoning"],
         "templates decide: --chat-template-kwargs '{\"enable_thinking\": false}'",
