@@ -201,7 +201,6 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
         FROM_FILE,
     ),
     (&["--override-kv", "--check-tensors"], FROM_FILE),
-    (&["--ssl-key-file", "--ssl-cert-file"], TLS),
     (&["--lora-base"], "llama.cpp has removed it; leave it out"),
     (
         &[
@@ -350,7 +349,8 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
 
 const ALWAYS: &str = "it is always there; leave it out";
 const REUSED: &str = "prompts that begin alike are always computed once; leave it out";
-const TLS: &str = "put a proxy that speaks TLS in front";
+#[cfg(not(all(feature = "tls", not(any(windows, target_vendor = "apple")))))]
+const TLS: &str = "put a proxy that speaks TLS in front; builds with the feature `tls` have it, but for Windows and macOS";
 
 /// Those of llama-server, and what to do for `ruvllm serve`; `UNSUPPORTED` has the others.
 const UNSUPPORTED_BY_SERVER: &[(&[&str], &str)] = &[
@@ -387,6 +387,7 @@ const UNSUPPORTED_BY_SERVER: &[(&[&str], &str)] = &[
         ],
         REUSED,
     ),
+    #[cfg(not(all(feature = "tls", not(any(windows, target_vendor = "apple")))))]
     (&["--ssl-key-file", "--ssl-cert-file"], TLS),
     (&["--threads-http", "--sse-ping-interval"], LEAVE_OUT),
     (
@@ -418,21 +419,10 @@ const UNSUPPORTED_BY_SERVER: &[(&[&str], &str)] = &[
             "--props",
             "--path",
             "--api-prefix",
-            "--slot-save-path",
         ],
         NOT_YET,
     ),
-    (
-        &[
-            "--models-dir",
-            "--models-preset",
-            "--models-max",
-            "--tools",
-            "--agent",
-            "--media-path",
-        ],
-        NOT_YET,
-    ),
+    (&["--tools", "--agent", "--media-path"], NOT_YET),
     (
         &["-rea", "--reasoning"],
         "templates decide: --chat-template-kwargs '{\"enable_thinking\": false}'",
