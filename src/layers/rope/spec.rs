@@ -184,6 +184,7 @@ mod tests {
     #[test]
     fn bases_grow_with_the_context() {
         let rope = |scaling: RopeScaling| Rope {
+            sections: None,
             order: RopeOrder::NeoX,
             n_dims: 16,
             theta: 10000.0,
