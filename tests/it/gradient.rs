@@ -495,6 +495,7 @@ const REFUSED: &[&str] = &[
     "bloom",
     "deepseek2",
     "deepseek32",
+    "deepseek4",
     "dots3note",
     "eurobert",
     "falcon",

@@ -7,6 +7,7 @@ mod bert;
 mod clamps;
 mod cohere;
 mod deepseek;
+mod deepseek4;
 mod exaone;
 mod gated;
 mod gemma;
@@ -534,6 +535,10 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family {
         arch: "qwen4exp",
         hparams: qwen4::hparams,
+    },
+    Family {
+        arch: "deepseek4",
+        hparams: deepseek4::hparams,
     },
     Family {
         arch: "hy_v4",
