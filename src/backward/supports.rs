@@ -21,6 +21,7 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         n_loop,
         n_mtp: _,
         is_mtp,
+        raw_states: _, // of blocks for multi-token prediction
         norm,
         norm_eps: _,
         embd_scale: _,
@@ -83,6 +84,7 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
         residual_scale: _,
         output_scale,
         embd_skip,
+        ngrams: _, // with several streams
     } = spec;
     refuse(&[
         (post_norm_eps.is_some(), "norms with several epsilons"),
@@ -106,6 +108,7 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
     match mixer {
         Mixer::Attention(spec) => attention(spec)?,
         Mixer::Recurrent(spec) | Mixer::Both(_, spec) => return Err(Unsupported(spec.name())),
+        Mixer::Compressed(_) => return Err(Unsupported("attention to compressed blocks")),
         Mixer::None => return Err(Unsupported("half layers")),
     }
     match ffn {
@@ -195,6 +198,7 @@ fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
         n_ff: _,
         activation,
         gating,
+        by_token,
         bias: _, // the choice of experts is a constant
         groups: _,
         normalise: _,
@@ -212,6 +216,7 @@ fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
     activates(*activation)?;
     match gating {
         Gating::Softmax | Gating::SoftmaxAfterTopK | Gating::Sigmoid => {}
+        Gating::SqrtSoftplus => return Err(Unsupported("a router of roots of softplus")),
         Gating::SparseMixer => return Err(Unsupported("the SparseMixer router")),
     }
     if let Some(SharedSpec {
@@ -223,6 +228,7 @@ fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
         activates(*activation)?;
     }
     refuse(&[
+        (*by_token, "experts by token"),
         (*routes_early, "a router that reads the layer's input"),
         (*router_norm, "a norm of the router's input"),
         (*output_scales, "factors on the outputs of experts"),

@@ -62,6 +62,7 @@ fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
         n_loop: _,
         n_mtp: _,
         is_mtp: _, // drafters begin anew
+        raw_states: _,
         norm: _,
         norm_eps: _,
         embd_scale: _,
@@ -106,10 +107,12 @@ fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
             residual_scale: _,
             output_scale: _,
             embd_skip: _,
+            ngrams: _, // see `Hparams::ngrams`
         } = layer;
         match mixer {
             Mixer::Attention(spec) => attention(spec)?,
             Mixer::Recurrent(spec) | Mixer::Both(_, spec) => return Err(Unsupported(spec.name())),
+            Mixer::Compressed(_) => return Err(Unsupported("attention to compressed blocks")),
             Mixer::None => {}
         }
     }

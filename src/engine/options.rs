@@ -4,9 +4,11 @@ use crate::arch::KV_SPAN;
 use crate::engine::SessionError;
 use crate::kv::{KvLayout, KvPolicy, KvTiers, KvType, KvUse, LayerShape};
 use crate::layers::attention::spec::AttnSpec;
+use crate::layers::compressed::spec::CompressedSpec;
 use crate::layers::hparams::Hparams;
 use crate::layers::indexer::spec::{IndexKind, IndexSpec};
-use crate::layers::{ngram, recurrent, switch};
+use crate::layers::layer::spec::LayerSpec;
+use crate::layers::{compressed, ngram, recurrent, switch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -120,6 +122,20 @@ pub(crate) fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
             + if a.sub_norm { a.n_mixed() } else { 0 }
             + if a.gate_in_q { 2 * a.n_q() } else { 0 }
     }));
+    let compressed = |spec: &CompressedSpec| {
+        let n_out = spec.n_head * spec.head_dim;
+        let given = spec.blocks.map_or(0, |blocks| {
+            let index = blocks.index.map_or(0, |x| (x.n_head + 5) * x.head_dim);
+            5 * spec.head_dim + index
+        });
+        3 * n_out
+            + 2 * spec.head_dim
+            + 2 * spec.q_rank
+            + 3 * spec.out_rank * spec.n_out_group
+            + given
+    };
+    let of_layers = h.layers.iter().filter_map(LayerSpec::compressed);
+    let attention = attention.max(most(&mut of_layers.map(compressed)));
     let attention = attention.max(most(
         &mut h
             .recurrent()
@@ -139,8 +155,9 @@ pub(crate) fn compute_bytes(h: &Hparams, m: usize, n_ctx: usize) -> u64 {
     let width = 3 * h.n_embd + attention.max(2 * n_ff) + widest + moe;
     // Positions that are chosen, and scores of which they are.
     let index = |a: &AttnSpec| {
-        a.index
-            .map_or(0, |x| x.n_choice() * x.n_chosen() + x.n_head * x.head_dim)
+        a.index.map_or(0, |x| {
+            x.n_choice() * x.n_chosen().min(n_ctx) + x.n_head * x.head_dim
+        })
     };
     let width = width + most(&mut h.attention().map(index));
     let scores = h.indexes().count().min(1) * 16 * n_ctx.next_power_of_two() * 4;
@@ -182,10 +199,15 @@ pub(crate) fn kv_layout(h: &Hparams, policy: KvPolicy) -> KvLayout {
         use_of: KvUse::Index,
     };
     let layers = h.attention().filter(|a| !a.shares_kv).map(shape);
-    let layout = KvLayout::new(policy, layers.chain(h.indexes().map(index)));
+    let compressed = h.layers.iter().filter_map(LayerSpec::compressed);
+    let compressed = compressed.flat_map(compressed::cache::kv_layers);
+    let layout = KvLayout::new(
+        policy,
+        layers.chain(h.indexes().map(index)).chain(compressed),
+    );
     let choice = h.switch.iter().map(|_| switch::CELL);
-    let of_layers = h.layers.iter().enumerate().flat_map(|(i, layer)| {
-        let ngrams = h.ngrams.as_ref().filter(|spec| spec.layer == i);
+    let of_layers = h.layers.iter().flat_map(|layer| {
+        let ngrams = h.ngrams.as_ref().filter(|_| layer.ngrams);
         let ngrams = ngrams.map(|spec| ngram::cells(h, spec));
         let mixer = layer.recurrent().map(recurrent::cells);
         let cells = ngrams.into_iter().flatten();

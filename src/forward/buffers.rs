@@ -8,7 +8,7 @@ use crate::layers::moe::MoeBuffers;
 use crate::layers::residual::Residual;
 use crate::layers::rows::SlotSize;
 use crate::layers::sizes::{Sizes, single_rows};
-use crate::layers::{attention, dense_ffn, recurrent};
+use crate::layers::{attention, compressed, dense_ffn, recurrent};
 
 /// The buffers of a pass.
 pub(super) struct Buffers<'a> {
@@ -72,5 +72,10 @@ fn inner_bytes<'k>(
     let recurrent = h.recurrent().map(|spec| recurrent::bytes(spec, m));
     let n_ff = h.layers.iter().map(|layer| layer.ffn.n_ff()).max();
     let ffn = dense_ffn::bytes(m.max(single_rows(h)), n_ff.unwrap_or(0));
-    attention.chain(recurrent).fold(ffn, usize::max)
+    let compressed = h.layers.iter().filter_map(LayerSpec::compressed);
+    let compressed = compressed.map(|spec| compressed::bytes(spec, slots.clone()));
+    attention
+        .chain(recurrent)
+        .chain(compressed)
+        .fold(ffn, usize::max)
 }

@@ -25,8 +25,13 @@ pub(super) fn head(
     let normed = &mut s.normed[..n_outputs * h.n_embd];
     cx.norm(w.output_norm.as_ref(), &s.x[..n_outputs * h.n_embd], normed);
     cx.probe.tensor(Tap::ResultNorm, 0, normed);
-    if wanted != Wanted::Logits {
-        outputs.states.extend_from_slice(normed);
+    match wanted {
+        Wanted::Logits => {}
+        Wanted::Both if h.raw_states => {
+            let raw = &s.x[..n_outputs * h.n_embd];
+            outputs.states.extend_from_slice(raw);
+        }
+        Wanted::Both | Wanted::Raw | Wanted::States => outputs.states.extend_from_slice(normed),
     }
     let n_logits = cx.slots.iter().map(|slot| slot.n_logits()).sum();
     if wanted == Wanted::States || n_logits == 0 {

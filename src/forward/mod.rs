@@ -34,7 +34,7 @@ use crate::layers::layer::weights::{FeedForward, Layer};
 use crate::layers::norm::spec::Norms;
 use crate::layers::outputs::{Outputs, Wanted};
 use crate::layers::rows::{Rows, SlotView};
-use crate::layers::{dense_ffn, moe, recurrent, switch};
+use crate::layers::{compressed, dense_ffn, moe, recurrent, switch};
 use crate::model::{Model, Weights};
 use crate::threads::Crew;
 use std::sync::atomic::AtomicU64;
@@ -256,12 +256,16 @@ impl<'a> Run<'a, '_> {
         }
     }
 
-    /// A recurrence, alone or beside attention.
+    /// A recurrence, alone or beside attention, or attention to compressed blocks.
     fn mixer(&mut self, spec: &LayerSpec, w: &Layer) -> Result<(), ComputeError> {
         let Run { cx, b, .. } = self;
         let s = &mut b.residual;
         if let (Some(spec), Some(w)) = (spec.recurrent(), &w.recurrent) {
             recurrent::mixer(cx, (spec, w), s, b.inner, b.first_values);
+        }
+        if let (Some(spec), Some(w)) = (spec.compressed(), w.compressed.as_deref()) {
+            let first = cx.h.compressed_kv_layer(cx.layer);
+            compressed::mixer(cx, (spec, w), first, s, b.inner)?;
         }
         if let Some(attention) = Attention::of(spec, w) {
             b.beside.copy_from_slice(s.branch);

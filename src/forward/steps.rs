@@ -121,7 +121,7 @@ pub(super) fn steps(h: &Hparams, end: usize, reads_last: bool) -> impl Iterator<
 fn parts(spec: &LayerSpec) -> impl Iterator<Item = Part> {
     let mixer: &[Part] = match spec.mixer {
         Mixer::Attention(_) => &[Part::Project, Part::Place, Part::Attend, Part::AttnOutput],
-        Mixer::Recurrent(_) | Mixer::Both(..) => &[Part::Mixer],
+        Mixer::Recurrent(_) | Mixer::Both(..) | Mixer::Compressed(_) => &[Part::Mixer],
         Mixer::None => &[],
     };
     let ffn: &[Part] = match spec.ffn {

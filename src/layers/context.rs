@@ -6,13 +6,13 @@ use crate::compute::linear::{Ctx, RowAdapters, RowCtx, Scratch, SlotAdapters};
 use crate::compute::probe::{Probe, ProductProbe, Tap};
 use crate::gguf::Gguf;
 use crate::layers::hparams::Hparams;
-use crate::layers::indexer::Selection;
+use crate::layers::indexer::selection::Selection;
 use crate::layers::norm::norm;
 use crate::layers::norm::weights::Norm;
 use crate::layers::rope::RopeTables;
 use crate::layers::rows::{Rows, SlotSize, SlotView};
 use crate::layers::sizes::Sizes;
-use crate::layers::switch::SwitchBuffers;
+use crate::layers::switch::buffers::SwitchBuffers;
 use crate::lora::Attached;
 use crate::threads::Crew;
 use std::ops::{Deref, DerefMut};
@@ -87,6 +87,8 @@ impl<'a> ContextBuffers<'a> {
         } else {
             n_generated
         };
+        let longest = slots.clone().map(|slot| slot.n_past + slot.n_tokens);
+        let longest = longest.max().unwrap_or(0);
         let rank = slots.map(|slot| slot.rank).max().unwrap_or(0);
         let n_angles = RopeTables::n_angles(sizes.h, m);
         ContextBuffers {
@@ -102,7 +104,7 @@ impl<'a> ContextBuffers<'a> {
                 rank,
             ),
             switch: SwitchBuffers::take(frame, sizes.h, m),
-            selection: Selection::take(frame, sizes.h, m),
+            selection: Selection::take(frame, sizes.h, m, longest),
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::layers::altup::spec::StreamsSpec;
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::classifier::{ClassifierSpec, Pooling};
+use crate::layers::compressed::cache::kv_layers;
 use crate::layers::diffusion::DiffusionSpec;
 use crate::layers::hyper::spec::HyperSpec;
 use crate::layers::indexer::spec::IndexSpec;
@@ -40,6 +41,8 @@ pub struct Hparams {
     pub n_mtp: usize,
     /// Whether this is such a block: its tokens come with hidden states.
     pub is_mtp: bool,
+    /// Whether such blocks read hidden states, and hand them on, before the last norm.
+    pub raw_states: bool,
     /// Kind of normalisation.
     pub norm: NormKind,
     /// Epsilon of all norms.
@@ -111,6 +114,7 @@ impl Default for Hparams {
             n_loop: 1,
             n_mtp: 0,
             is_mtp: false,
+            raw_states: false,
             norm: NormKind::Rms,
             norm_eps: 0.0,
             embd_scale: 1.0,
@@ -196,6 +200,15 @@ impl Hparams {
     pub(crate) fn indexes(&self) -> impl Iterator<Item = &IndexSpec> {
         let indexes = self.attention().filter_map(|attn| attn.index.as_ref());
         indexes.filter(|index| !index.shared)
+    }
+
+    /// The cache's first layer of the attention to compressed blocks of layer `i`: they follow those
+    /// of indexes.
+    pub(crate) fn compressed_kv_layer(&self, i: usize) -> usize {
+        let n_kv = self.attention().filter(|attn| !attn.shares_kv).count();
+        let before = self.layers[..i].iter().filter_map(LayerSpec::compressed);
+        let n_before: usize = before.map(|spec| kv_layers(spec).count()).sum();
+        n_kv + self.indexes().count() + n_before
     }
 
     /// The cache's layer of the index of layer `i`: they follow keys and values.

@@ -5,8 +5,6 @@ mod low_rank;
 pub(crate) mod spec;
 pub(crate) mod weights;
 
-pub(crate) use low_rank::norm_streams;
-
 use crate::compute::arena::Frame;
 use crate::compute::linear::{Product, RowAdapters, RowCtx};
 use crate::layers::activation::sigmoid;

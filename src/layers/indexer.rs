@@ -1,17 +1,19 @@
 //! Choice of the positions that attention sees, by an index beside keys and values.
 
+pub(crate) mod selection;
 pub(crate) mod spec;
 pub(crate) mod weights;
 
 mod choose;
+
+pub(crate) use choose::choose;
 
 use crate::arch::{Arch, KV_BLOCK};
 use crate::compute::ComputeError;
 use crate::compute::arena::Frame;
 use crate::compute::linear::{Product, RowCtx};
 use crate::layers::context::Context;
-use crate::layers::hparams::Hparams;
-use crate::layers::indexer::choose::choose;
+use crate::layers::indexer::selection::{ALL, Selection};
 use crate::layers::indexer::spec::{IndexKind, IndexSpec, MAX_INDEX_DIM};
 use crate::layers::indexer::weights::Indexer;
 use crate::layers::rope::Rotation;
@@ -22,56 +24,6 @@ use crate::threads::Crew;
 const NORM_EPS: f32 = 1e-6;
 /// Rows whose scores are computed together: keys are read once for all of them.
 const SCORED_ROWS: usize = 16;
-/// Number of chosen positions that stands for all up to the row's own.
-pub(crate) const ALL: u32 = u32::MAX;
-
-/// Positions that the rows of a pass see, of the last layer that chose some.
-#[derive(Default)]
-pub(crate) struct Selection<'a> {
-    /// In ascending order, `(m, n_choice)` times up to `width` of them.
-    positions: &'a mut [u32],
-    /// How many; [`ALL`]: all up to its own.
-    counts: &'a mut [u32],
-    width: usize,
-    n_choice: usize,
-}
-
-impl<'a> Selection<'a> {
-    pub(crate) fn take(frame: &mut Frame<'a>, h: &Hparams, m: usize) -> Selection<'a> {
-        let most = |size: fn(&IndexSpec) -> usize| {
-            let indexes = h.attention().filter_map(|attn| attn.index.as_ref());
-            indexes.map(size).max().unwrap_or(0)
-        };
-        let (width, n_choice) = (most(IndexSpec::n_chosen), most(IndexSpec::n_choice));
-        Selection {
-            positions: frame.take(m * n_choice * width),
-            counts: frame.take(m * n_choice),
-            width,
-            n_choice,
-        }
-    }
-
-    /// The positions that KV head `head` sees in row `row`; `None`: all up to its own.
-    pub(crate) fn of(&self, row: usize, head: usize) -> Option<&[u32]> {
-        let choice = row * self.n_choice + if self.n_choice > 1 { head } else { 0 };
-        let n = self.counts[choice];
-        (n != ALL).then(|| &self.positions[choice * self.width..][..n as usize])
-    }
-
-    /// Keeps the rows that the last layer computes, where all rows were chosen for.
-    pub(crate) fn gather(&mut self, slots: &[SlotView<'_>]) {
-        for slot in slots {
-            let (first, to, n) = Rows::Outputs.of(slot);
-            let from = slot.row + first;
-            let (n_choice, width) = (self.n_choice, self.n_choice * self.width);
-            self.positions
-                .copy_within(from * width..(from + n) * width, to * width);
-            self.counts
-                .copy_within(from * n_choice..(from + n) * n_choice, to * n_choice);
-        }
-    }
-}
-
 /// Buffers of an index: `m_kv` rows for keys, `m` rows for the rest.
 pub(crate) struct IndexBuffers<'a> {
     /// `(m_kv, head_dim)`; the scores within a group if there are some.
@@ -251,6 +203,9 @@ impl Index<'_> {
     fn choose(&self, slot: &SlotView<'_>, rows: Rows, scores: &mut [f32], to: &mut Selection<'_>) {
         let (spec, width, n_choice) = (self.spec, to.width, to.n_choice);
         let (first, row, n) = rows.of(slot);
+        if width == 0 {
+            return to.counts[row * n_choice..(row + n) * n_choice].fill(ALL);
+        }
         for block in (0..n).step_by(SCORED_ROWS) {
             let n_rows = (n - block).min(SCORED_ROWS);
             let (row, pos) = (row + block, slot.pos() + first + block);

@@ -4,6 +4,7 @@ pub(crate) mod activation;
 pub(crate) mod altup;
 pub(crate) mod attention;
 pub(crate) mod classifier;
+pub(crate) mod compressed;
 pub(crate) mod context;
 pub(crate) mod conv;
 pub(crate) mod dense_ffn;

@@ -12,9 +12,9 @@ use crate::layers::activation::sigmoid;
 use crate::layers::context::Context;
 use crate::layers::conv::{parts_of, silu};
 use crate::layers::hparams::Hparams;
-use crate::layers::hyper::norm_streams;
 use crate::layers::ngram::spec::NgramSpec;
 use crate::layers::ngram::weights::Ngrams;
+use crate::layers::norm::norm_streams;
 use crate::layers::recurrence::{Mixing, Recurrence};
 use crate::layers::rows::Rows;
 
@@ -237,7 +237,6 @@ mod tests {
     #[test]
     fn hashes_are_of_so_many_tokens() {
         let spec = NgramSpec {
-            layer: 0,
             n_gram: 3,
             n_tap: 2,
             eos: 0,

@@ -54,6 +54,16 @@ fn norm_row_with(arch: Arch, kind: NormKind, eps: f32, norm: &Norm, x: &[f32], y
     }
 }
 
+/// Norms of each stream of a row, with the weights of all streams.
+pub(crate) fn norm_streams(arch: Arch, eps: f32, norm: &[f32], x: &mut [f32], n_embd: usize) {
+    for (x, norm) in x.chunks_exact_mut(n_embd).zip(norm.chunks_exact(n_embd)) {
+        let factor = rms_factor(arch, x, eps);
+        x.iter_mut()
+            .zip(norm)
+            .for_each(|(x, w)| *x = *x * factor * w);
+    }
+}
+
 /// Norms of single query and key heads.
 pub(crate) fn head_norms<'a>(
     spec: &AttnSpec,

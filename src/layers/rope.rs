@@ -233,6 +233,20 @@ pub(crate) struct Rotation<'a> {
 }
 
 impl Rotation<'_> {
+    /// Rotates a head of `token` the other way.
+    pub(crate) fn undo(&self, token: usize, head: &mut [f32]) {
+        let mut back = [0.0; MAX_HEAD_DIM / 2];
+        let back = &mut back[..self.n_pairs];
+        let sin = &self.sin[token * self.n_pairs..];
+        back.iter_mut().zip(sin).for_each(|(to, sin)| *to = -sin);
+        let rotation = Rotation {
+            cos: &self.cos[token * self.n_pairs..],
+            sin: back,
+            ..*self
+        };
+        rotation.apply(0, head);
+    }
+
     /// Rotates a head of `token`.
     pub(crate) fn apply(&self, token: usize, head: &mut [f32]) {
         let [cos, sin] = [self.cos, self.sin].map(|x| &x[token * self.n_pairs..][..self.n_pairs]);

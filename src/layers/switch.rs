@@ -2,15 +2,14 @@
 //! tokens up to it chose, rounded (llama.cpp's `graniteswitch` computes it as attention with one
 //! head, whose weights are equal to within 1e-13).
 
+pub(crate) mod buffers;
 pub(crate) mod spec;
 pub(crate) mod weights;
 
 use crate::arch::Arch;
-use crate::compute::arena::Frame;
 use crate::compute::linear::{Product, RowAdapters};
 use crate::kv::CellShape;
 use crate::layers::context::{Context, Ends};
-use crate::layers::hparams::Hparams;
 use crate::layers::recurrence::{Mixing, Recurrence};
 use crate::layers::rows::Rows;
 use crate::layers::switch::spec::SwitchSpec;
@@ -21,38 +20,6 @@ pub(crate) const CELL: CellShape = CellShape {
     n_state: 2,
     n_feed: 1,
 };
-
-/// Adapters of the rows of a pass, and room for a term.
-#[derive(Default)]
-pub(crate) struct SwitchBuffers<'a> {
-    /// The adapter of each row; of all rows, and of those that the last layer computes.
-    chosen: &'a mut [f32],
-    chosen_last: &'a mut [f32],
-    /// What a token feeds the choice with, and room of the recurrence.
-    feed: &'a mut [f32],
-    room: &'a mut [f32],
-    /// `A·x`, `(m, rank)`, and `B·A·x`.
-    low: &'a mut [f32],
-    term: &'a mut [f32],
-}
-
-impl<'a> SwitchBuffers<'a> {
-    /// For `m` rows.
-    pub(crate) fn take(frame: &mut Frame<'a>, h: &Hparams, m: usize) -> SwitchBuffers<'a> {
-        let (m, rank) = h.switch.as_ref().map_or((0, 0), |spec| (m, spec.rank));
-        let widest = h.attention().map(|attn| attn.n_q().max(attn.n_v()));
-        let n_ff = h.layers.iter().map(|layer| layer.ffn.n_ff());
-        let widest = widest.chain(n_ff).fold(h.n_embd, usize::max);
-        SwitchBuffers {
-            chosen: frame.take(m),
-            chosen_last: frame.take(m),
-            feed: frame.take(m),
-            room: frame.take(m),
-            low: frame.take(m * rank),
-            term: frame.take(m * widest),
-        }
-    }
-}
 
 /// The mean of the numbers of the adapters that tokens chose.
 struct Choice;

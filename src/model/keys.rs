@@ -594,11 +594,12 @@ impl<'a> Keys<'a> {
                 None | Some(1) => Gating::Softmax,
                 Some(2) => Gating::Sigmoid,
                 Some(3) => Gating::SoftmaxAfterTopK,
+                Some(4) => Gating::SqrtSoftplus,
                 Some(n) => {
                     return Err(ModelError::OutOfRange {
                         key: self.name("expert_gating_func"),
                         value: n.to_string(),
-                        expected: "1 to 3".into(),
+                        expected: "1 to 4".into(),
                     });
                 }
             },

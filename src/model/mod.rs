@@ -34,6 +34,7 @@ pub use crate::layers::altup::spec::StreamsSpec;
 pub use crate::layers::attention::latent::spec::LatentSpec;
 pub use crate::layers::attention::spec::{AttnSpec, QkNorm, Temperature};
 pub use crate::layers::classifier::{ClassifierActivation, ClassifierSpec, Pooling};
+pub use crate::layers::compressed::spec::{BlockIndexSpec, BlocksSpec, CompressedSpec};
 pub use crate::layers::conv::spec::ConvSpec;
 pub use crate::layers::dense_ffn::spec::DenseSpec;
 pub use crate::layers::gated_delta::spec::DeltaSpec;

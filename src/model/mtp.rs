@@ -5,20 +5,32 @@
 //! Its input is `proj·[norm(embedding of the next token); norm(hidden state)]`, the embedding
 //! first. The hidden state is the one that the model's head reads, after the last norm; and what
 //! the block's own last norm leaves takes its place where the block guesses further. So llama.cpp's
-//! `graph_mtp` and SGLang have it for all of these families. vLLM has it for Qwen; of GLM and
+//! `graph_mtp` and SGLang have it for all of these families but Step 3.5, whose states are those before
+//! the norms. vLLM has it for Qwen; of GLM and
 //! DeepSeek it hands on the state before the block's norm, with which ik_llama.cpp's second guesses
 //! came true far less often (its #1814, #1815).
 
 use crate::arch::Arch;
 use crate::gguf::Gguf;
 use crate::layers::hparams::Hparams;
+use crate::layers::layer::spec::LayerSpec;
 use crate::model::weights::Weights;
 use crate::model::{Device, Inner, Model, ModelError, Residence};
 use crate::tokenizer::Tokenizer;
 use std::sync::Arc;
 
 /// Families whose blocks are as described above, and like a layer with attention of the model.
-const FAMILIES: &[&str] = &["deepseek2", "glm4moe", "qwen3next", "qwen35", "qwen35moe"];
+const FAMILIES: &[&str] = &[
+    "bailingmoe3",
+    "deepseek2",
+    "deepseek32",
+    "glm-dsa",
+    "glm4moe",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+    "step35",
+];
 
 impl Hparams {
     /// The first block for multi-token prediction as a model of one layer, if there is one.
@@ -30,12 +42,12 @@ impl Hparams {
         match layer {
             _ if self.n_mtp == 0 => Ok(None),
             Some(layer) if FAMILIES.contains(&self.arch.as_str()) => Ok(Some(Hparams {
+                layers: vec![dense(layer.clone())],
                 n_layer: 1,
                 n_mtp: 0,
                 is_mtp: true,
                 pooling: None,
                 classifier: None,
-                layers: vec![layer.clone()],
                 kv_layers: vec![0],
                 ..self.clone()
             })),
@@ -44,6 +56,15 @@ impl Hparams {
             }),
         }
     }
+}
+
+/// The layer without a choice of positions: blocks attend to all, though their files have an index
+/// (llama.cpp's `graph_mtp`).
+fn dense(mut layer: LayerSpec) -> LayerSpec {
+    if let Some(attn) = layer.attention_mut() {
+        attn.index = None;
+    }
+    layer
 }
 
 /// Binds the block of a model with these weights. Names of its tensors leave `unknown`.

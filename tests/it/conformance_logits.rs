@@ -19,6 +19,20 @@ use std::path::{Path, PathBuf};
 
 const MAX_ABS: f32 = 1e-3;
 
+/// The same for a model whose reference has more noise of its own (its manifest's `tolerance`).
+fn max_abs_of(name: &str) -> f32 {
+    if name == "glm5-next" { 3e-3 } else { MAX_ABS }
+}
+
+/// Of the reference's files, those with logits of the arithmetic that ours is: Hunyuan 4 is rotated
+/// as llama.cpp does it, for which its files are made.
+fn logits_file(name: &str, file: &str) -> String {
+    match name {
+        "hy_v4" => file.replace(".logits.", ".logits.pairs."),
+        _ => file.to_owned(),
+    }
+}
+
 /// Families that are quantised here, and all that an emulated CPU has time for, with one test of
 /// each and two sizes of batches.
 const FAMILIES: [&str; 8] = [
@@ -143,8 +157,12 @@ fn f16_models_of_every_family() {
             tests.push(&manifest["greedy"]);
             tests.retain(|test| !emulated() || test["id"] == "len17");
             for test in tests {
-                let tokens = numbers::<u32>(&test["tokens"]);
                 let greedy = test["id"].as_str().unwrap() == "greedy";
+                let tokens = match (name.as_str(), greedy) {
+                    ("hy_v4", true) => &manifest["alternative_goldens"]["pairs"]["greedy_tokens"],
+                    _ => &test["tokens"],
+                };
+                let tokens = numbers::<u32>(tokens);
                 let n_ctx = if greedy {
                     256
                 } else {
@@ -160,7 +178,7 @@ fn f16_models_of_every_family() {
                 } else {
                     test["logits_file"].as_str().unwrap()
                 };
-                let expected = read_f32(&dir.join(file));
+                let expected = read_f32(&dir.join(logits_file(&name, file)));
                 let tokens = if greedy {
                     &tokens[..tokens.len() - 1]
                 } else {
@@ -169,7 +187,7 @@ fn f16_models_of_every_family() {
                 for n_batch in batches(arch, [512, 64, 7, 1]) {
                     let ours = logits(&mut session(&model, n_ctx, n_batch), tokens);
                     let difference = max_abs(&rows(&ours, &positions, n_vocab), &expected);
-                    if difference.is_nan() || difference > MAX_ABS {
+                    if difference.is_nan() || difference > max_abs_of(&name) {
                         worst.push(format!(
                             "{name} {} {} batch {n_batch}: {difference}",
                             arch.name(),
@@ -187,7 +205,7 @@ fn f16_models_of_every_family() {
         worst.join("\n")
     );
     assert!(
-        n_models >= if emulated() { FAMILIES.len() } else { 114 },
+        n_models >= if emulated() { FAMILIES.len() } else { 116 },
         "only {n_models} models found"
     );
 }

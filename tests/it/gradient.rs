@@ -511,6 +511,7 @@ const REFUSED: &[&str] = &[
     "bloom",
     "deepseek2",
     "deepseek32",
+    "deepseek4",
     "dots3note",
     "dream",
     "eurobert",

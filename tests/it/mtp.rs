@@ -372,6 +372,34 @@ fn states_are_those_of_hugging_face() {
     }
 }
 
+/// The block of Step 3.5, whose states are those before the norms, beside llama.cpp's.
+#[test]
+fn states_before_the_norm() {
+    let Some(root) = conformance() else { return };
+    let dir = root.join("models3").join("step35-mtp");
+    let manifest = read_json(&dir.join("manifest.json"));
+    let tokens: Vec<u32> = numbers(&manifest["tests"][0]["tokens"]);
+    let [trunk, logits] =
+        ["trunk", "logits"].map(|what| read_f32(&dir.join(format!("mtp.{what}.f32"))));
+    for arch in Arch::available() {
+        let model = Model::open(dir.join("model-f16.gguf")).unwrap().on(arch);
+        assert!(model.has_mtp().unwrap() && model.unknown().is_empty());
+        let n_vocab = model.hparams().n_vocab;
+        let engine = engine(&model, 2);
+        let session = engine.session_with(&f32_options(64)).unwrap();
+        let of_prompt = recorded(session, &tokens[..23], sampled(1), 3);
+        if let Some(states) = of_prompt.first() {
+            assert!(largest_difference(states, &trunk) <= 1e-3);
+        }
+        let mut drafter = MtpDrafter::new(&engine, &f32_options(64)).unwrap();
+        drafter.push(&tokens);
+        for (i, expected) in logits.chunks_exact(n_vocab).skip(22).enumerate() {
+            let ours = passes(&mut drafter, i + 1, &trunk);
+            assert!(largest_difference(&ours, expected) <= 1e-3, "{i}");
+        }
+    }
+}
+
 fn greedy() -> Sampler {
     Sampler::builder().temperature(0.0).build().unwrap()
 }

@@ -69,6 +69,7 @@ impl<'m> Planner<'m, '_> {
             spec: _,
             router,
             latent_norm: _,
+            by_token: _,
             router_norm: _,
             latent: _,
             adjugate: _,
@@ -97,6 +98,9 @@ impl<'m> Planner<'m, '_> {
                 Gating::Softmax => 0,
                 Gating::SoftmaxAfterTopK => 1,
                 Gating::Sigmoid => 2,
+                Gating::SqrtSoftplus => {
+                    return Err(refused("a router of roots of softplus".to_string()));
+                }
                 Gating::SparseMixer => return Err(refused("the SparseMixer router".to_string())),
             },
             normalise: normalise.into(),

@@ -606,6 +606,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         let Layer {
             attn_norm,
             attn: weights,
+            compressed: _,
             recurrent: _, // this and what is not named is in `supports`
             post_attn_norm,
             ffn_norm,

@@ -45,6 +45,30 @@ impl SeqKv {
         arch.dequantize(dtype, bytes, to);
     }
 
+    /// Reads what an index has at one position: a key (`part` 0) or value (1) of head `head`.
+    pub(crate) fn index_row(
+        &self,
+        arch: Arch,
+        (layer, head): (usize, usize),
+        position: usize,
+        part: usize,
+        to: &mut [f32],
+    ) {
+        let at = self.layout.layers[layer];
+        let group = &self.layout.groups[at.group];
+        let form = &group.forms[0];
+        let page = self.tables[group.table][position / KV_BLOCK].as_ref();
+        let [k, v] = at.head(0, form, head);
+        let (bytes, dtype) = match form.types[part] {
+            KvType::F32 => (4, DType::F32),
+            _ => (2, DType::F16),
+        };
+        let bytes = bytes * to.len();
+        let first = if part == 0 { k } else { v }.start + position % KV_BLOCK * bytes;
+        let page = page.expect("what is seen is held").values::<u8>();
+        arch.dequantize(dtype, &page[first..first + bytes], to);
+    }
+
     /// Pages of the positions `range`, in the pieces that [`SeqKv::attention`] takes: each of one
     /// span of keys and one precision tier. The last position of `range` is a query's own; if
     /// precision depends on age, queries in other pages have other pieces.

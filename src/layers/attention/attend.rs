@@ -4,7 +4,7 @@ use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
 use crate::compute::tiles::Tiles;
 use crate::layers::attention::buffers::attn_tiles;
 use crate::layers::attention::spec::AttnSpec;
-use crate::layers::indexer::Selection;
+use crate::layers::indexer::selection::Selection;
 use crate::layers::rows::{Rows, SlotView};
 use crate::threads::Crew;
 use std::ops::Range;

@@ -3,7 +3,7 @@
 use crate::arch::{AttnParams, AttnPartial};
 use crate::compute::tiles::Tiles;
 use crate::layers::attention::attend::{AttnLayer, attn_params, groups};
-use crate::layers::indexer::Selection;
+use crate::layers::indexer::selection::Selection;
 use crate::layers::rows::SlotView;
 
 /// Most query heads of a row that a task takes.

@@ -7,7 +7,6 @@ use crate::layers::hparams::Hparams;
 use crate::layers::hyper::HyperStreams;
 use crate::layers::hyper::spec::HyperSpec;
 use crate::layers::hyper::weights::LowRank;
-use crate::layers::norm::rms_factor;
 
 impl HyperStreams<'_> {
     /// Writes what a part or the head reads to `x`, and computes the weights of a part's output.
@@ -46,21 +45,5 @@ impl HyperStreams<'_> {
                 *x = share * (0..n_stream).map(of_stream).sum::<f32>();
             }
         });
-    }
-}
-
-/// Norms of each stream of a row, with the weights of all streams.
-pub(crate) fn norm_streams(
-    arch: crate::arch::Arch,
-    eps: f32,
-    norm: &[f32],
-    x: &mut [f32],
-    n_embd: usize,
-) {
-    for (x, norm) in x.chunks_exact_mut(n_embd).zip(norm.chunks_exact(n_embd)) {
-        let factor = rms_factor(arch, x, eps);
-        x.iter_mut()
-            .zip(norm)
-            .for_each(|(x, w)| *x = *x * factor * w);
     }
 }

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 /// Writes the positions of the best `n_best` of `n_groups` groups, of `n_group` positions each, and
 /// those behind the last group up to `end`, to `positions` in ascending order; returns their number.
 /// Among equal scores earlier groups are better; NaN is less than any number.
-pub(super) fn choose(
+pub(crate) fn choose(
     positions: &mut [u32],
     (n_groups, n_best, n_group, end): (usize, usize, usize, usize),
     score: impl Fn(u32) -> f32,

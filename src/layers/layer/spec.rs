@@ -1,6 +1,7 @@
 //! Specification of a layer: a mixer, then a feed-forward layer.
 
 use crate::layers::attention::spec::AttnSpec;
+use crate::layers::compressed::spec::CompressedSpec;
 use crate::layers::dense_ffn::spec::DenseSpec;
 use crate::layers::moe::spec::MoeSpec;
 use crate::layers::norm::spec::Norms;
@@ -28,6 +29,9 @@ pub struct LayerSpec {
     /// Whether the embeddings, multiplied by a factor of the file, are added to the residual stream
     /// after the layer.
     pub embd_skip: bool,
+    /// Whether it adds embeddings of several tokens to residual streams, see
+    /// [`Hparams::ngrams`](crate::layers::hparams::Hparams::ngrams).
+    pub ngrams: bool,
 }
 
 impl Default for LayerSpec {
@@ -42,6 +46,7 @@ impl Default for LayerSpec {
             residual_scale: 1.0,
             output_scale: OutputScale::None,
             embd_skip: false,
+            ngrams: false,
         }
     }
 }
@@ -85,6 +90,8 @@ pub enum Mixer {
     Recurrent(RecurrentSpec),
     /// Both, of the same input; their outputs are added.
     Both(AttnSpec, RecurrentSpec),
+    /// Attention to a window and to compressed blocks.
+    Compressed(CompressedSpec),
     /// None: the layer is a feed-forward layer alone.
     #[default]
     None,
@@ -95,14 +102,22 @@ impl LayerSpec {
     pub fn attention(&self) -> Option<&AttnSpec> {
         match &self.mixer {
             Mixer::Attention(attn) | Mixer::Both(attn, _) => Some(attn),
-            Mixer::Recurrent(_) | Mixer::None => None,
+            Mixer::Recurrent(_) | Mixer::Compressed(_) | Mixer::None => None,
         }
     }
 
     pub(crate) fn attention_mut(&mut self) -> Option<&mut AttnSpec> {
         match &mut self.mixer {
             Mixer::Attention(attn) | Mixer::Both(attn, _) => Some(attn),
-            Mixer::Recurrent(_) | Mixer::None => None,
+            Mixer::Recurrent(_) | Mixer::Compressed(_) | Mixer::None => None,
+        }
+    }
+
+    /// Its attention to compressed blocks, if it has one.
+    pub fn compressed(&self) -> Option<&CompressedSpec> {
+        match &self.mixer {
+            Mixer::Compressed(spec) => Some(spec),
+            _ => None,
         }
     }
 
@@ -110,7 +125,7 @@ impl LayerSpec {
     pub fn recurrent(&self) -> Option<&RecurrentSpec> {
         match &self.mixer {
             Mixer::Recurrent(spec) | Mixer::Both(_, spec) => Some(spec),
-            Mixer::Attention(_) | Mixer::None => None,
+            Mixer::Attention(_) | Mixer::Compressed(_) | Mixer::None => None,
         }
     }
 }

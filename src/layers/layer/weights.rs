@@ -2,6 +2,7 @@
 
 use crate::layers::altup::weights::AltUp;
 use crate::layers::attention::weights::Attn;
+use crate::layers::compressed::weights::Compressed;
 use crate::layers::dense_ffn::weights::Ffn;
 use crate::layers::hyper::weights::HyperLayer;
 use crate::layers::moe::weights::Moe;
@@ -18,6 +19,7 @@ pub(crate) struct Layer {
     pub(crate) attn_norm: Option<Norm>,
     pub(crate) attn: Option<Attn>,
     pub(crate) recurrent: Option<Recurrent>,
+    pub(crate) compressed: Option<Box<Compressed>>,
     pub(crate) post_attn_norm: Option<Norm>,
     pub(crate) ffn_norm: Option<Norm>,
     pub(crate) ffn: FeedForward,

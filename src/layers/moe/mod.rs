@@ -84,6 +84,15 @@ pub(crate) fn experts(
     } else if !moe.spec.routes_early {
         route(cx, moe, b, s.normed);
     }
+    if let Some(of_token) = &moe.by_token {
+        for slot in &*cx.slots {
+            let (first, row, n) = cx.rows.of(slot);
+            let to = b.chosen[row * n_used..(row + n) * n_used].chunks_exact_mut(n_used);
+            for (to, &token) in to.zip(&slot.tokens[first..]) {
+                to.copy_from_slice(&of_token[token as usize * n_used..][..n_used]);
+            }
+        }
+    }
     choose_experts(
         cx.plain(),
         moe,

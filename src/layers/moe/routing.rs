@@ -3,6 +3,7 @@
 use crate::arch::Arch;
 use crate::compute::linear::Ctx;
 use crate::layers::activation::sigmoid;
+use crate::layers::mamba2::softplus;
 use crate::layers::moe::spec::{Gating, MAX_EXPERT, MoeSpec};
 use crate::layers::moe::weights::Moe;
 
@@ -10,7 +11,8 @@ use crate::layers::moe::weights::Moe;
 /// as in llama.cpp.
 const MIN_WEIGHT_SUM: f32 = 6.103_515_6e-5;
 
-/// Turns the router's outputs into scores, and the scores of each token's experts into weights.
+/// Turns the router's outputs into scores, and the scores of each token's experts into weights. If
+/// the file says which experts these are, they are in `chosen` already.
 pub(crate) fn choose_experts(
     ctx: Ctx<'_>,
     moe: &Moe,
@@ -24,6 +26,9 @@ pub(crate) fn choose_experts(
     workers.for_chunks(router, n_expert, |_, scores| match spec.gating {
         Gating::Softmax => arch.softmax(scores),
         Gating::Sigmoid => scores.iter_mut().for_each(|score| *score = sigmoid(*score)),
+        Gating::SqrtSoftplus => scores
+            .iter_mut()
+            .for_each(|score| *score = softplus(*score).sqrt()),
         Gating::SoftmaxAfterTopK | Gating::SparseMixer => {}
     });
     let router = &*router;
@@ -34,8 +39,13 @@ pub(crate) fn choose_experts(
         spec.n_used,
         |token, chosen, weights| {
             let scores = &router[token * n_expert..][..n_expert];
-            choose(spec, scores, moe.bias.as_deref(), chosen);
+            if moe.by_token.is_none() {
+                choose(spec, scores, moe.bias.as_deref(), chosen);
+            }
             weigh(arch, spec, scores, chosen, weights);
+            if moe.by_token.is_some() {
+                part(chosen, weights);
+            }
             if let Some(scales) = &moe.output_scales {
                 weights
                     .iter_mut()
@@ -44,6 +54,19 @@ pub(crate) fn choose_experts(
             }
         },
     );
+}
+
+/// Lets an expert that a token uses several times count once, with all its weights; others, which do
+/// not count, take the places that become free.
+fn part(chosen: &mut [u32], weights: &mut [f32]) {
+    for i in 1..chosen.len() {
+        let (before, rest) = chosen.split_at_mut(i);
+        if let Some(first) = before.iter().position(|e| *e == rest[0]) {
+            weights[first] += std::mem::take(&mut weights[i]);
+            let is_free = |e: &u32| !before.contains(e) && !rest[1..].contains(e);
+            rest[0] = (0..).find(is_free).expect("fewer are used than there are");
+        }
+    }
 }
 
 /// The weights of the chosen experts.
@@ -55,7 +78,7 @@ fn weigh(arch: Arch, spec: &MoeSpec, scores: &[f32], chosen: &[u32], weights: &m
     match spec.gating {
         Gating::SoftmaxAfterTopK => arch.softmax(weights),
         Gating::SparseMixer => sparse_mixer(scores, chosen, weights),
-        Gating::Softmax | Gating::Sigmoid => {}
+        Gating::Softmax | Gating::Sigmoid | Gating::SqrtSoftplus => {}
     }
     if spec.normalise {
         let sum = divisor(weights.iter().sum());
@@ -170,6 +193,7 @@ mod tests {
             n_ff: 1,
             activation: Activation::SwiGlu,
             gating,
+            by_token: false,
             bias: false,
             groups: groups.map(|(n_group, n_used)| ExpertGroups { n_group, n_used }),
             normalise: true,
@@ -210,6 +234,14 @@ mod tests {
             &[2, 1],
         );
         assert_eq!(of_chosen, [1.5, 1.5]);
+    }
+
+    #[test]
+    fn experts_that_are_used_several_times_count_once() {
+        let (mut chosen, mut weights) = ([4, 0, 4, 0, 4], [1.0, 2.0, 4.0, 8.0, 16.0]);
+        part(&mut chosen, &mut weights);
+        assert_eq!(chosen, [4, 0, 1, 2, 3]);
+        assert_eq!(weights, [21.0, 10.0, 0.0, 0.0, 0.0]);
     }
 
     #[test]

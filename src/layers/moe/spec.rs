@@ -19,6 +19,8 @@ pub struct MoeSpec {
     pub activation: Activation,
     /// How the router's outputs become weights of experts.
     pub gating: Gating,
+    /// Whether the file says which experts each token uses, instead of their scores.
+    pub by_token: bool,
     /// Whether the file has a bias per expert that is added to the scores for the selection only.
     pub bias: bool,
     /// Restricts the selection to some groups of experts.
@@ -58,6 +60,7 @@ impl Default for MoeSpec {
             n_ff: 0,
             activation: Activation::SwiGlu,
             gating: Gating::Softmax,
+            by_token: false,
             bias: false,
             groups: None,
             normalise: false,
@@ -86,6 +89,8 @@ pub enum Gating {
     SoftmaxAfterTopK,
     /// Sigmoid of each.
     Sigmoid,
+    /// Root of `ln(1 + eˣ)` of each.
+    SqrtSoftplus,
     /// For each pick, a softmax over the experts that are left and whose scores are close to it
     /// (arXiv 2409.12136).
     SparseMixer,

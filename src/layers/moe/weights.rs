@@ -18,6 +18,8 @@ pub(crate) struct Moe {
     pub(crate) latent_norm: Option<Vec<f32>>,
     /// Factors on the outputs of experts.
     pub(crate) output_scales: Option<Vec<f32>>,
+    /// Experts of each token, `(n_vocab, n_used)`, if the file says them.
+    pub(crate) by_token: Option<Vec<u32>>,
     /// Bias added to the experts' scores for the selection only.
     pub(crate) bias: Option<Vec<f32>>,
     /// Matrices of all experts, one after the other; `up` contains the gates, too, if they are

@@ -5,8 +5,6 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NgramSpec {
-    /// The layer.
-    pub layer: usize,
     /// Most tokens of an embedding.
     pub n_gram: usize,
     /// Tokens that the convolution behind it sees, `n_gram` apart.

@@ -215,6 +215,38 @@ impl<'a> Binder<'a> {
         Ok(Some(values))
     }
 
+    /// A table of numbers below `end`, `(n_rows, n)`.
+    pub(super) fn indices(
+        &self,
+        name: &str,
+        (n, n_rows): (usize, usize),
+        end: usize,
+    ) -> Result<Vec<u32>, ModelError> {
+        let found = self.shaped(name, &[n, n_rows])?;
+        let (_, tensor) = found.ok_or_else(|| ModelError::MissingTensor {
+            name: name.to_owned(),
+        })?;
+        if tensor.dtype != DType::I32 {
+            return Err(ModelError::TensorType {
+                name: name.to_owned(),
+                found: tensor.dtype.to_string(),
+                expected: "I32",
+            });
+        }
+        let numbers = self.gguf.data(tensor).chunks_exact(4);
+        let numbers = numbers.map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let numbers: Vec<u32> = numbers.collect();
+        match numbers.iter().position(|&i| i as usize >= end) {
+            Some(index) => Err(ModelError::TensorValue {
+                name: name.to_owned(),
+                index,
+                value: numbers[index] as f32,
+                expected: "numbers of experts",
+            }),
+            None => Ok(numbers),
+        }
+    }
+
     pub(super) fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
         self.opt_vector(name, n)?
             .ok_or_else(|| ModelError::MissingTensor {

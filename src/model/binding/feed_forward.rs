@@ -107,6 +107,13 @@ fn mixture(
         name("exp_probs_b")
     };
     let bias = x.bias.then(|| b.vector(&bias, x.n_expert)).transpose()?;
+    let by_token = x.by_token.then(|| {
+        b.indices(
+            &name("ffn_gate_tid2eid.weight"),
+            (x.n_used, h.n_vocab),
+            x.n_expert,
+        )
+    });
     let width = x.latent.unwrap_or(n_embd);
     let (gate, up) = if x.fused {
         (None, stack("ffn_gate_up_exps", width, 2 * x.n_ff)?)
@@ -189,6 +196,7 @@ fn mixture(
         latent,
         latent_norm: latent_norm.transpose()?,
         output_scales,
+        by_token: by_token.transpose()?,
         bias,
         stacked,
         shared,

@@ -5,6 +5,7 @@ use crate::layers::altup::weights::{AltUp, Laurel};
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::attention::weights::Attn;
 use crate::layers::hparams::Hparams;
+use crate::layers::hyper::spec::HyperSpec;
 use crate::layers::hyper::weights::HyperLayer;
 use crate::layers::layer::spec::{FfnSpec, LayerSpec, Mixer, OutputScale};
 use crate::layers::layer::weights::Layer;
@@ -18,6 +19,7 @@ use crate::layers::switch::weights::{SwitchLayer, SwitchTerm};
 use crate::model::ModelError;
 use crate::model::binding::attention::attention;
 use crate::model::binding::binder::Binder;
+use crate::model::binding::compressed::compressed;
 use crate::model::binding::connection;
 use crate::model::binding::feed_forward::feed_forward;
 use crate::model::binding::recurrent;
@@ -90,6 +92,11 @@ pub(super) fn layer(
         )?,
         attn: attn.transpose()?,
         recurrent: recurrent.transpose()?,
+        compressed: spec
+            .compressed()
+            .map(|spec| compressed(b, h.n_embd, spec, &name))
+            .transpose()?
+            .map(Box::new),
         post_attn_norm: norm(
             post_attn_norm,
             has_mixer,
@@ -129,30 +136,19 @@ pub(super) fn layer(
         },
         hyper: h
             .hyper
-            .map(|spec| {
-                let sizes = (spec.n_weight(), spec.n_scale(), spec);
-                Ok::<_, ModelError>(HyperLayer {
-                    mixer: connection(b, h, &name("hc_attn"), sizes)?,
-                    ffn: connection(b, h, &name("hc_ffn"), sizes)?,
-                })
-            })
+            .map(|spec| hyper(b, h, spec, &name))
             .transpose()?
             .map(Box::new),
         ngrams: h
             .ngrams
             .as_ref()
-            .filter(|spec| spec.layer == i)
+            .filter(|_| spec.ngrams)
             .map(|spec| ngrams(b, h, spec, &name))
             .transpose()?
             .map(Box::new),
         residual_scores: h
             .checkpoints
-            .map(|_| {
-                Ok::<_, ModelError>(ResidualScores {
-                    mixer: b.vector(&name("attn_res_score.weight"), h.n_embd)?,
-                    ffn: b.vector(&name("ffn_res_score.weight"), h.n_embd)?,
-                })
-            })
+            .map(|_| residual_scores(b, h.n_embd, &name))
             .transpose()?,
         switch: h
             .switch
@@ -165,6 +161,32 @@ pub(super) fn layer(
             .then(|| b.vector(&name("layer_output_scale.weight"), 1))
             .transpose()?
             .map(|factor| factor[0]),
+    })
+}
+
+/// Connections of several residual streams.
+fn hyper(
+    b: &Binder<'_>,
+    h: &Hparams,
+    spec: HyperSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<HyperLayer, ModelError> {
+    let sizes = (spec.n_weight(), spec.n_scale(), spec);
+    Ok(HyperLayer {
+        mixer: connection(b, h, &name("hc_attn"), sizes)?,
+        ffn: connection(b, h, &name("hc_ffn"), sizes)?,
+    })
+}
+
+/// What scores checkpoints of the residual stream.
+fn residual_scores(
+    b: &Binder<'_>,
+    n_embd: usize,
+    name: &dyn Fn(&str) -> String,
+) -> Result<ResidualScores, ModelError> {
+    Ok(ResidualScores {
+        mixer: b.vector(&name("attn_res_score.weight"), n_embd)?,
+        ffn: b.vector(&name("ffn_res_score.weight"), n_embd)?,
     })
 }
 

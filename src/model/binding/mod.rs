@@ -2,6 +2,7 @@
 
 mod attention;
 mod binder;
+mod compressed;
 mod feed_forward;
 mod layer;
 mod recurrent;
@@ -118,10 +119,18 @@ impl Weights {
         let name = |part: &str| format!("blk.{i}.nextn.{part}");
         let matrix =
             |part: &str| b.opt_weight(&name(&format!("{part}.weight")), h.n_embd, h.n_vocab, 1);
-        let has_norm = b.has(&name("shared_head_norm.weight"));
-        let output_norm = has_norm
-            .then(|| b.norm(&name("shared_head_norm"), h))
-            .transpose()?;
+        // Ling 3 names it otherwise. Blocks with an index do not use it.
+        let norms = [
+            name("shared_head_norm"),
+            format!("blk.{i}.layer_output_norm"),
+        ];
+        let output_norm = norms.iter().find(|norm| b.has(&format!("{norm}.weight")));
+        let output_norm = output_norm.map(|norm| b.norm(norm, h)).transpose()?;
+        for part in ["attn_k", "attn_q_b", "k_norm", "proj"] {
+            ["weight", "bias"]
+                .iter()
+                .for_each(|suffix| b.skip(&format!("blk.{i}.indexer.{part}.{suffix}")));
+        }
         let mtp = MtpInput {
             embd_norm: b.norm(&name("enorm"), h)?,
             state_norm: b.norm(&name("hnorm"), h)?,

@@ -1,5 +1,6 @@
 //! Recurrent mixers of a file.
 
+use crate::compute::weight::Linear;
 use crate::layers::conv::spec::ConvSpec;
 use crate::layers::conv::weights::{Conv, by_column};
 use crate::layers::gated_delta::spec::DeltaSpec;
@@ -63,6 +64,27 @@ pub(super) fn bind(
                 receptance: spec.gated.then(gate).transpose()?,
             }))
         }
+    })
+}
+
+/// Matrices of a product, two of low rank, or one of full rank under one of two names.
+fn product_of_rank(
+    b: &Binder<'_>,
+    name: &dyn Fn(&str) -> String,
+    part: &str,
+    (n_in, rank, n_out): (usize, usize, usize),
+) -> Result<Box<[Linear]>, ModelError> {
+    let [down, up, whole] = ["_a", "_b", ""].map(|stage| name(&format!("ssm_{part}{stage}")));
+    let has = |name: &str| b.has(&format!("{name}.weight"));
+    Ok(if has(&up) {
+        Box::new([
+            b.linear(&down, n_in, rank, false)?,
+            b.linear(&up, rank, n_out, false)?,
+        ])
+    } else if has(&whole) {
+        Box::new([b.linear(&whole, n_in, n_out, false)?])
+    } else {
+        Box::new([b.linear(&down, n_in, n_out, false)?])
     })
 }
 
@@ -195,21 +217,8 @@ fn delta(
             linear(k.0, n_embd, k.1)?,
             linear(v.0, n_embd, v.1)?,
         ]);
-        // Of low rank, or of full rank under one of two names.
-        let product = |part: &str, n_out: usize| {
-            let [down, up, whole] = ["_a", "_b", ""].map(|stage| format!("ssm_{part}{stage}"));
-            let has = |part: &str| b.has(&name(&format!("{part}.weight")));
-            Ok::<Box<[_]>, ModelError>(if has(&up) {
-                Box::new([
-                    linear(&down, n_embd, head_dim_v)?,
-                    linear(&up, head_dim_v, n_out)?,
-                ])
-            } else if has(&whole) {
-                Box::new([linear(&whole, n_embd, n_out)?])
-            } else {
-                Box::new([linear(&down, n_embd, n_out)?])
-            })
-        };
+        let product =
+            |part: &str, n_out: usize| product_of_rank(b, name, part, (n_embd, head_dim_v, n_out));
         // A row, or a column.
         let is_row = b
             .gguf

@@ -75,5 +75,6 @@ pub(super) fn step(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     h.set_gates(keys);
     h.attention_mut()
         .for_each(|attn| attn.qk_norm = Some(QkNorm::PerHead));
+    h.raw_states = true;
     Ok(h)
 }

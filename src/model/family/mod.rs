@@ -9,6 +9,7 @@ mod bitnet;
 mod clamps;
 mod cohere;
 mod deepseek;
+mod deepseek4;
 mod diffusion;
 mod exaone;
 mod gated;
@@ -598,6 +599,10 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family {
         arch: "qwen4exp",
         hparams: qwen4::hparams,
+    },
+    Family {
+        arch: "deepseek4",
+        hparams: deepseek4::hparams,
     },
     Family {
         arch: "hy_v4",

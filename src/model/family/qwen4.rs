@@ -33,7 +33,10 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         weighs_last: true,
     });
     set_indexes(&mut h, keys)?;
-    h.ngrams = ngrams(keys)?;
+    if let Some((layer, ngrams)) = ngrams(keys)? {
+        h.layers[layer].ngrams = true;
+        h.ngrams = Some(ngrams);
+    }
     Ok(h)
 }
 
@@ -76,7 +79,7 @@ fn set_indexes(h: &mut Hparams, keys: &Keys<'_>) -> Result<(), ModelError> {
 }
 
 /// Embeddings of several tokens, if a layer adds some.
-fn ngrams(keys: &Keys<'_>) -> Result<Option<NgramSpec>, ModelError> {
+fn ngrams(keys: &Keys<'_>) -> Result<Option<(usize, NgramSpec)>, ModelError> {
     if !keys.has_key("ple.layers") {
         return Ok(None);
     }
@@ -116,8 +119,7 @@ fn ngrams(keys: &Keys<'_>) -> Result<Option<NgramSpec>, ModelError> {
         )));
     }
     let eos = keys.token("ple.eos_token_id")?;
-    Ok(Some(NgramSpec {
-        layer,
+    let spec = NgramSpec {
         n_gram,
         n_tap: match keys.count("ple.conv_kernel", MAX_TAPS)? {
             1 => {
@@ -134,5 +136,6 @@ fn ngrams(keys: &Keys<'_>) -> Result<Option<NgramSpec>, ModelError> {
         n_row: usize::try_from(n_row).unwrap_or(usize::MAX),
         multipliers,
         hashes,
-    }))
+    };
+    Ok(Some((layer, spec)))
 }

@@ -29,7 +29,10 @@ impl Shapes {
             .for_each(|(key, value)| parts.set(key, value.clone()));
         self.tensors
             .iter()
-            .for_each(|(name, dims)| parts.hashed(name, dims));
+            .for_each(|(name, dims)| match name.contains("tid2eid") {
+                true => parts.numbers(name, dims, 3),
+                false => parts.hashed(name, dims),
+            });
         parts
     }
 

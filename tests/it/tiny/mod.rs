@@ -188,6 +188,15 @@ impl Parts {
         );
     }
 
+    /// Adds an I32 tensor of the numbers below `end`, over and over.
+    pub(crate) fn numbers(&mut self, name: &str, dims: &[usize], end: i32) {
+        let numbers = (0..end).cycle().take(dims.iter().product());
+        let dims = dims.iter().map(|&n| n as u64).collect();
+        let bytes = numbers.flat_map(i32::to_le_bytes).collect();
+        self.tensors
+            .push((name.to_owned(), dims, DType::I32, bytes));
+    }
+
     pub(crate) fn bytes(self) -> Vec<u8> {
         let mut writer = Writer::new();
         for (key, value) in self.metadata {
