@@ -526,16 +526,17 @@ impl Chat<'_> {
                 eos_token: eos_text(Some(self.tokenizer)),
                 ..ChatInputs::new(&self.messages)
             };
-            let rendered = self
+            let guard = Some(self.tokenizer).filter(|_| !self.args.template.parse_user_special);
+            let (rendered, plain) = self
                 .template
-                .render_unless(&inputs, || self.cancel.is_cancelled())?;
+                .render_guarded(&inputs, guard, || self.cancel.is_cancelled())?;
             for adjustment in rendered.adjusted {
                 if !self.told.contains(&adjustment) {
                     self.told.push(adjustment);
                     note(paint("33", &format!("[{adjustment}]")));
                 }
             }
-            let ids = self.tokenizer.encode_prompt(&rendered.text);
+            let ids = self.tokenizer.encode_prompt_but(&rendered.text, &plain);
             if ids.is_empty() {
                 return Err(Stop::Failed(Failure::Work(
                     "the chat template made no text of the message".into(),

@@ -181,25 +181,6 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
         &["-mu", "--model-url", "-dr", "--docker-repo", "--offline"],
         DOWNLOAD,
     ),
-    (
-        &[
-            "--rope-scaling",
-            "--rope-scale",
-            "--rope-freq-base",
-            "--rope-freq-scale",
-        ],
-        FROM_FILE,
-    ),
-    (
-        &[
-            "--yarn-orig-ctx",
-            "--yarn-ext-factor",
-            "--yarn-attn-factor",
-            "--yarn-beta-slow",
-            "--yarn-beta-fast",
-        ],
-        FROM_FILE,
-    ),
     (&["--override-kv", "--check-tensors"], FROM_FILE),
     (&["--lora-base"], "llama.cpp has removed it; leave it out"),
     (

@@ -14,6 +14,7 @@ mod lora;
 mod model;
 mod overwrite;
 pub(crate) mod renamed;
+mod rope;
 mod sampling;
 mod session;
 mod speculation;

@@ -1,6 +1,7 @@
 //! Flags that name a model and say how to run it, and what comes of them.
 
 use super::demo;
+use super::rope::RopeArgs;
 use crate::io::{Failure, Progress, parse_size};
 use clap::Args;
 use clap::builder::BoolishValueParser;
@@ -157,7 +158,12 @@ pub(crate) fn open(gguf: Gguf, residence: &ResidenceArgs, label: &str) -> Result
         .memory_limit
         .into_iter()
         .fold(options, OpenOptions::memory_limit);
-    let overrides = residence.override_kv.iter().cloned();
+    let arch = gguf
+        .metadata()
+        .str("general.architecture")
+        .unwrap_or_default();
+    let overrides = residence.rope.overrides(arch).into_iter();
+    let overrides = overrides.chain(residence.override_kv.iter().cloned());
     let options = overrides.fold(options, |options, (key, value)| {
         options.override_kv(key, value)
     });
@@ -294,6 +300,8 @@ fn own_gpu(n_layers: usize) -> Device {
 pub(crate) struct ResidenceArgs {
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    rope: RopeArgs,
     /// Read weights from the mapped file only [default: decoding copies them to huge pages in the
     /// background if memory allows]
     #[arg(long, env = "LLAMA_ARG_MMAP", conflicts_with = "no_mmap", value_parser = BoolishValueParser::new())]

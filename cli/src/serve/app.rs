@@ -73,6 +73,8 @@ pub(super) struct App {
     pub(super) template: Renderer,
     /// Whether the model has no template, so that conversations are transcripts.
     pub(super) is_transcript: bool,
+    /// Whether texts of control tokens in messages of users become these tokens.
+    pub(super) parses_user_special: bool,
     /// What the template is told if a request says nothing else.
     pub(super) kwargs: Map<String, Value>,
     pub(super) tool_format: ToolFormat,
@@ -394,6 +396,7 @@ impl App {
             pooling: Semaphore::new(MAX_POOLING),
             template: renderer,
             is_transcript: template.is_transcript,
+            parses_user_special: args.template.parse_user_special,
             kwargs: args.chat_template_kwargs.clone().unwrap_or_default(),
             embd_truncate: args.embd_truncate,
             knows_developer: template.source.contains("developer"),

@@ -54,6 +54,10 @@ pub(crate) struct TemplateArgs {
         env = "LLAMA_ARG_CHAT_TEMPLATE_FILE"
     )]
     chat_template_file: Option<PathBuf>,
+    /// Take texts of control tokens in messages of users and tools for these tokens: then a user can
+    /// end a turn, and begin another
+    #[arg(long)]
+    pub(crate) parse_user_special: bool,
 }
 
 /// A template by its name, or as it is.

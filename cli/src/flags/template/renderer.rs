@@ -4,9 +4,11 @@ use super::protocol::{inputs_to_json, outcome_from_json, read_frame, write_frame
 use super::worker::{COMMAND, memory_limit};
 use crate::io::note;
 use ruvllm::ChatError;
-use ruvllm::chat::{ChatInputs, ChatTemplate, Rendered};
+use ruvllm::chat::{ChatInputs, ChatTemplate, Rendered, render_guarded};
+use ruvllm::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::io::{self, BufReader, BufWriter};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -72,6 +74,24 @@ impl Renderer {
     /// [`ChatTemplate::render_fitted`].
     pub(crate) fn render(&self, inputs: &ChatInputs) -> Result<Rendered, ChatError> {
         self.render_unless(inputs, || false)
+    }
+
+    /// [`Renderer::render_unless`], and where messages of users and tools have texts of control
+    /// tokens of `tokenizer`, which are not to be parsed: ranges of bytes, in order.
+    ///
+    /// # Errors
+    /// As [`Renderer::render_unless`].
+    pub(crate) fn render_guarded(
+        &self,
+        inputs: &ChatInputs,
+        tokenizer: Option<&Tokenizer>,
+        cancelled: impl Fn() -> bool,
+    ) -> Result<(Rendered, Vec<Range<usize>>), ChatError> {
+        let control =
+            |text: &str| tokenizer.map_or_else(Vec::new, |known| known.control_texts(text));
+        render_guarded(inputs, &control, |inputs| {
+            self.render_unless(inputs, &cancelled)
+        })
     }
 
     /// [`Renderer::render`] that stops once `cancelled` returns `true`.

@@ -115,7 +115,7 @@ pub(super) async fn apply_template(
     fields.ignore(&["model"]);
     let conversation = app.conversation(&mut fields)?;
     fields.finish()?;
-    let prompt = blocking(move || conversation.render(&app)).await?;
+    let prompt = blocking(move || conversation.render(&app)).await?.text;
     Ok(json_response(StatusCode::OK, &json!({"prompt": prompt})))
 }
 

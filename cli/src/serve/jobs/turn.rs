@@ -15,6 +15,7 @@ use ruvllm::sample::TokenMask;
 use ruvllm::scheduler::{Request, Stream};
 use ruvllm::tokenizer::{TextStream, Tokenizer};
 use serde_json::{Map, Value, json};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Most alternatives to a token that are told.
@@ -283,14 +284,7 @@ impl Turn {
         let Turn {
             job, conversation, ..
         } = self;
-        blocking(move || {
-            Ok(job
-                .app
-                .tokenizer
-                .encode_prompt(&conversation.render(&job.app)?)
-                .len())
-        })
-        .await
+        blocking(move || Ok(conversation.render(&job.app)?.tokens(&job.app).len())).await
     }
 
     /// As many answers as are asked for.
@@ -309,7 +303,8 @@ impl Turn {
             } = self;
             let app = &job.app;
             let prompt = conversation.render(app)?;
-            let tokens = app.tokenizer.encode_prompt(&prompt);
+            let tokens = prompt.tokens(app);
+            let prompt = prompt.text;
             let may_call = !callable.is_empty();
             // Where calls are required there is no text.
             let text = match choice.is_required() {
@@ -453,6 +448,19 @@ fn mark_end(messages: &mut [Value]) -> Result<(), ApiError> {
     }
 }
 
+/// A rendered conversation.
+pub(crate) struct Prompt {
+    pub(crate) text: String,
+    /// Where messages of users and tools have texts of control tokens, which are plain text.
+    plain: Vec<Range<usize>>,
+}
+
+impl Prompt {
+    fn tokens(&self, app: &App) -> Vec<u32> {
+        app.tokenizer.encode_prompt_but(&self.text, &self.plain)
+    }
+}
+
 impl Conversation {
     fn tools(&self) -> Result<Vec<Tool>, ApiError> {
         let tools = self.tools.as_ref().map(Tool::from_json).transpose();
@@ -462,7 +470,7 @@ impl Conversation {
     }
 
     /// The prompt; at most ten seconds. What had to be changed of the conversation is logged.
-    pub(crate) fn render(&self, app: &App) -> Result<String, ApiError> {
+    pub(crate) fn render(&self, app: &App) -> Result<Prompt, ApiError> {
         let inputs = ruvllm::chat::ChatInputs {
             messages: self.messages.clone().into(),
             tools: self
@@ -475,7 +483,8 @@ impl Conversation {
             eos_token: app.eos.clone(),
             ..ruvllm::chat::ChatInputs::new(&[])
         };
-        let rendered = app.template.render(&inputs)?;
+        let guard = Some(&*app.tokenizer).filter(|_| !app.parses_user_special);
+        let (rendered, plain) = app.template.render_guarded(&inputs, guard, || false)?;
         for adjustment in rendered.adjusted {
             tracing::info!(target: CHAT, "a conversation was changed: {adjustment}");
         }
@@ -487,7 +496,13 @@ impl Conversation {
             })?;
             prompt.truncate(end);
         }
-        Ok(prompt)
+        Ok(Prompt {
+            plain: plain
+                .into_iter()
+                .filter(|range| range.end <= prompt.len())
+                .collect(),
+            text: prompt,
+        })
     }
 }
 
