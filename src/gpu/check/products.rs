@@ -54,19 +54,20 @@ impl TestWeights {
     }
 }
 
-/// Row lengths: some blocks; for plain floats arbitrary lengths, and one that allows vectors.
+/// Row lengths: some blocks; for plain floats arbitrary lengths, and one that allows vectors. Each
+/// thread of a product has several parts of the last one.
 fn lengths(dtype: DType) -> &'static [usize] {
     match dtype.block().0 {
-        1 => &[1, 7, 100, 547, 288],
-        32 => &[32, 96, 544],
-        _ => &[256, 768],
+        1 => &[1, 7, 100, 547, 288, 2304],
+        32 => &[32, 96, 544, 2304],
+        _ => &[256, 768, 2304],
     }
 }
 
 pub(super) fn matvec(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(1);
     for &format in gpu.formats {
-        for (&n_in, n_out) in lengths(format).iter().zip([1, 15, 33, 8, 21]) {
+        for (&n_in, n_out) in lengths(format).iter().zip([1, 15, 33, 8, 21, 5]) {
             let w = TestWeights::random(&mut lcg, format, n_out, n_in);
             let all = lcg.values(9 * n_in);
             let mut single: Vec<f32> = Vec::new();
@@ -154,7 +155,7 @@ pub(super) fn matmul(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(3);
     for &format in gpu.formats {
         let lengths = lengths(format);
-        let [.., before, last] = *lengths else {
+        let [.., before, last, _] = *lengths else {
             continue;
         };
         for (n_in, n_out, n_rows) in [(lengths[0], 3, 1), (before, 70, 37), (last, 67, 65)] {
