@@ -405,7 +405,7 @@ impl Device {
             timeout: None,
         });
         self.check()?;
-        waited.map(|_| ()).map_err(|e| GpuError::Pass {
+        waited.map(|_| ()).map_err(|e| GpuError::Lost {
             message: e.to_string(),
         })
     }
