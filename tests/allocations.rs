@@ -11,7 +11,7 @@ use ruvllm::decode::Speculation;
 use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, SessionOptions, Slot};
 use ruvllm::gguf::Gguf;
 use ruvllm::gpu::{Batch, BatchOutputs, Runner};
-use ruvllm::kv::PageMemory;
+use ruvllm::kv::{DeviceMemory, PageMemory};
 use ruvllm::lora::Adapter;
 use ruvllm::quant::DType;
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
@@ -118,8 +118,15 @@ impl Runner for Idle {
     fn copied_bytes(&self) -> u64 {
         0
     }
-    fn page(&self, bytes: usize) -> Option<Box<dyn PageMemory>> {
-        Some(Box::new(Memory(vec![0; bytes.div_ceil(8)])))
+    fn shares_memory(&self) -> bool {
+        true
+    }
+    fn page(&self, bytes: usize) -> Option<DeviceMemory> {
+        let memory = Memory(vec![0; bytes.div_ceil(8)]);
+        Some(DeviceMemory::Shared(Box::new(memory)))
+    }
+    fn page_limit(&self) -> u64 {
+        u64::MAX
     }
     fn pass(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), GpuError> {
         let n = batch.tokens.len();

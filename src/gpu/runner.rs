@@ -21,7 +21,9 @@ pub trait Runner: Send + Sync {
 
     /// Whether it looks up the embeddings of tokens itself. Otherwise the CPU does, which hands over
     /// hidden states as after layers of its own.
-    fn embeds(&self) -> bool;
+    fn embeds(&self) -> bool {
+        self.first_layer() == 0
+    }
 
     /// Bytes of weights that it had to copy, as it cannot use them where they are.
     fn copied_bytes(&self) -> u64;
