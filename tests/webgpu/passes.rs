@@ -134,6 +134,26 @@ fn passes_of_every_shape_of_a_layer() {
     }
 }
 
+/// Weights that are longer than what a kernel sees of a buffer: the same bits from parts of them.
+/// The CPU looks up the embeddings, which it takes from the same values.
+#[test]
+fn long_weights_are_split_by_rows() {
+    for device in &*DEVICES {
+        for tiny in [Tiny::Llama, Tiny::Phi3] {
+            let model = tiny.model(DType::Q8_0);
+            let tokens = tokens(41, 3, N_VOCAB);
+            let whole = on_gpu(device, &model, usize::MAX);
+            let expected = logits(&mut whole.session_with(&options()).unwrap(), &tokens, 37);
+            let gpu = WebGpu::with_weights_of(device.clone(), 1500);
+            let runner = GpuRunner::new(gpu, &model, usize::MAX).unwrap();
+            let split =
+                Engine::with_runner(&model, &EngineOptions::default(), Arc::new(runner)).unwrap();
+            let ours = logits(&mut split.session_with(&options()).unwrap(), &tokens, 37);
+            assert_eq!(ours, expected, "{}", tiny.name());
+        }
+    }
+}
+
 /// The engine's step with these slots; logits by slot.
 fn step(engine: &Engine, slots: &mut [Slot<'_>]) -> Vec<Vec<f32>> {
     let mut outputs = Outputs::default();
