@@ -87,7 +87,7 @@ pub(crate) fn offload(
     } = pass;
     let (h, arch) = (model.hparams(), model.arch());
     let m: usize = slots.iter().map(|slot| slot.tokens.len()).sum();
-    let n_hidden = if runner.first_layer() > 0 {
+    let n_hidden = if !runner.embeds() {
         m.saturating_mul(h.n_embd)
     } else {
         0
@@ -107,7 +107,7 @@ pub(crate) fn offload(
             f.take::<u32>(m),
         )
     })?;
-    if runner.first_layer() > 0 {
+    if !runner.embeds() {
         let (end, hidden) = (runner.first_layer(), Some(&mut *hidden));
         let (slots, outputs) = (&mut *slots, &mut *outputs);
         let pass = Pass {

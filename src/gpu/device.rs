@@ -30,6 +30,9 @@ pub trait Gpu: Send + Sync {
     /// [`GpuError::OutOfMemory`].
     fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Self::Buffer, bool), GpuError>;
 
+    /// Whether its kernel can look up rows of an embedding table of this many bytes.
+    fn can_embed(&self, bytes: u64) -> bool;
+
     /// Whether the CPU accesses the memory of its pages.
     fn shares_memory(&self) -> bool;
 

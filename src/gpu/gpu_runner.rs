@@ -13,6 +13,7 @@ pub struct GpuRunner<G: Gpu> {
     gpu: G,
     model: Model,
     first_layer: usize,
+    embeds: bool,
     /// Bytes of weights that are copies.
     copied: u64,
     /// Weights, and buffers of passes, which grow on demand.
@@ -68,7 +69,10 @@ impl<G: Gpu> GpuRunner<G> {
             tables: &[],
             adapters: &[],
         };
-        let hidden = if first_layer > 0 { &[0.0][..] } else { &[] };
+        let (table, _) = model.weights().token_embd.place();
+        let table = model.gguf().tensors()[table].n_bytes;
+        let embeds = first_layer == 0 && gpu.can_embed(table);
+        let hidden = if embeds { &[][..] } else { &[0.0] };
         let batch = Batch {
             slots: &[slot],
             tokens: &[0],
@@ -105,6 +109,7 @@ impl<G: Gpu> GpuRunner<G> {
             gpu,
             model: model.clone(),
             first_layer,
+            embeds,
             copied,
             buffers: Mutex::new(buffers),
             adapters: Mutex::default(),
@@ -303,6 +308,10 @@ impl<G: Gpu> Runner for GpuRunner<G> {
 
     fn first_layer(&self) -> usize {
         self.first_layer
+    }
+
+    fn embeds(&self) -> bool {
+        self.embeds
     }
 
     fn copied_bytes(&self) -> u64 {

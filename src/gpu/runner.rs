@@ -19,6 +19,12 @@ pub trait Runner: Send + Sync {
     /// before.
     fn first_layer(&self) -> usize;
 
+    /// Whether it looks up the embeddings of tokens itself. Otherwise the CPU does, which hands over
+    /// hidden states as after layers of its own.
+    fn embeds(&self) -> bool {
+        self.first_layer() == 0
+    }
+
     /// Bytes of weights that it had to copy, as it cannot use them where they are.
     fn copied_bytes(&self) -> u64;
 
@@ -46,7 +52,7 @@ pub struct Batch<'a> {
     pub slots: &'a [BatchSlot<'a>],
     /// Tokens of the rows.
     pub tokens: &'a [u32],
-    /// Hidden states after the CPU's layers, `(rows, n_embd)`; empty if the CPU computes none.
+    /// Hidden states after the CPU's layers, `(rows, n_embd)`; empty if the CPU computes nothing.
     pub hidden: &'a [f32],
     /// Cosines of each rope of the model `(rows, n_dims/2)`, one rope after the other.
     pub cos: &'a [f32],

@@ -126,6 +126,10 @@ impl Gpu for Emulated {
         ))
     }
 
+    fn can_embed(&self, _bytes: u64) -> bool {
+        true
+    }
+
     fn shares_memory(&self) -> bool {
         !self.0.is_separate
     }

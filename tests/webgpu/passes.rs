@@ -134,6 +134,26 @@ fn passes_of_every_shape_of_a_layer() {
     }
 }
 
+/// Weights that are longer than what a kernel sees of a buffer: the same bits from parts of them.
+/// The CPU looks up the embeddings, which it takes from the same values.
+#[test]
+fn long_weights_are_split_by_rows() {
+    for device in &*DEVICES {
+        for tiny in [Tiny::Llama, Tiny::Phi3] {
+            let model = tiny.model(DType::Q8_0);
+            let tokens = tokens(41, 3, N_VOCAB);
+            let whole = on_gpu(device, &model, usize::MAX);
+            let expected = logits(&mut whole.session_with(&options()).unwrap(), &tokens, 37);
+            let gpu = WebGpu::with_weights_of(device.clone(), 1500);
+            let runner = GpuRunner::new(gpu, &model, usize::MAX).unwrap();
+            let split =
+                Engine::with_runner(&model, &EngineOptions::default(), Arc::new(runner)).unwrap();
+            let ours = logits(&mut split.session_with(&options()).unwrap(), &tokens, 37);
+            assert_eq!(ours, expected, "{}", tiny.name());
+        }
+    }
+}
+
 /// The engine's step with these slots; logits by slot.
 fn step(engine: &Engine, slots: &mut [Slot<'_>]) -> Vec<Vec<f32>> {
     let mut outputs = Outputs::default();
@@ -246,7 +266,7 @@ fn text(
     let mut generation = session
         .generate_from(prompt, &mut sampler)
         .unwrap()
-        .max_tokens(60);
+        .max_tokens(24);
     if let Some(speculation) = speculation {
         generation = generation.speculate(speculation);
     }
@@ -279,8 +299,6 @@ fn requests_and_drafts_have_the_text_of_a_session_alone() {
             println!("{n_plain} passes, {n_drafted} with drafts");
             alone.push(plain);
         }
-        let page = engine.pool().stats();
-        println!("{page:?}");
         let mut session = engine.session_with(&options()).unwrap();
         session.prefill(&[1; 130]).unwrap();
         let budget = engine.pool().stats().used;
@@ -297,8 +315,8 @@ fn requests_and_drafts_have_the_text_of_a_session_alone() {
         };
         let mut schedule = Schedule::new(&engine, &schedule).unwrap();
         let mut streams = Vec::new();
-        for i in 0..9 {
-            let request = Request::new(of_text(texts[i % 3]), greedy()).max_tokens(60);
+        for i in 0..5 {
+            let request = Request::new(of_text(texts[i % 3]), greedy()).max_tokens(24);
             streams.push(schedule.submit(request.priority((i % 4) as i32)).unwrap());
             schedule.step();
         }
@@ -388,8 +406,16 @@ fn the_cpu_goes_on_when_the_device_is_lost() {
     }
 }
 
-/// The models of the reference data whose layers have kernels: logits within 2e-3 of the CPU's with
-/// the same keys and values.
+/// Root of the mean square difference.
+fn rms(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let squares = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2));
+    (squares.sum::<f64>() / a.len() as f64).sqrt()
+}
+
+/// The models of the reference data whose layers have kernels. The logits differ from the scalar
+/// level's by a part of what keys and values in half precision cost there, as with Metal's kernels:
+/// the same are rounded but for those near a border.
 #[test]
 fn conformance_models() {
     let Some(root) = conformance() else { return };
@@ -398,7 +424,7 @@ fn conformance_models() {
     let (mut n_tested, mut refused, mut failures) = (0, Vec::new(), Vec::new());
     for dir in folders
         .into_iter()
-        .flat_map(|f| subdirectories(&root.join(f)))
+        .flat_map(|folder| subdirectories(&root.join(folder)))
     {
         let name = dir.file_name().unwrap().to_string_lossy().into_owned();
         let is_one = |name: &str| ["llama-gqa-tied-rope3", "gemma3", "qwen3moe"].contains(&name);
@@ -413,7 +439,14 @@ fn conformance_models() {
             continue;
         };
         let model = model.on(Arch::scalar());
-        let tokens = tokens(150, 7, model.hparams().n_vocab);
+        let tokens = tokens(80, 7, model.hparams().n_vocab);
+        let of = |engine: &Engine, kv_type: KvType| {
+            let options = SessionOptions {
+                kv_type,
+                ..options()
+            };
+            logits(&mut engine.session_with(&options).unwrap(), &tokens, 72)
+        };
         for device in &*DEVICES {
             let runner = match runner(device, &model, usize::MAX) {
                 Ok(runner) => Arc::new(runner),
@@ -424,14 +457,16 @@ fn conformance_models() {
                 Err(error) => panic!("{name}: {error}"),
             };
             let gpu = Engine::with_runner(&model, &EngineOptions::default(), runner).unwrap();
-            let ours = logits(&mut gpu.session_with(&options()).unwrap(), &tokens, 140);
             let cpu = engine(&model, 2);
-            let expected = logits(&mut cpu.session_with(&options()).unwrap(), &tokens, 140);
-            let difference = max_abs(&ours, &expected);
-            println!("{name}: {difference:.1e}");
+            let (ours, expected) = (of(&gpu, KvType::F16), of(&cpu, KvType::F16));
+            let apart = rms(&ours, &expected);
+            let cost = rms(&expected, &of(&cpu, KvType::F32));
+            let most = max_abs(&ours, &expected);
+            let text = format!("{name}: rms {apart:.1e} (f16 costs {cost:.1e}), most {most:.1e}");
+            println!("{text}");
             n_tested += 1;
-            if difference.is_nan() || difference > 2e-3 {
-                failures.push(format!("{name}: {difference}"));
+            if most.is_nan() || apart > 0.25 * cost {
+                failures.push(text);
             }
         }
     }

@@ -7,6 +7,7 @@
 use crate::flags::template::{Renderer, TemplateArgs, bos_text, eos_text, transcript_note};
 use crate::flags::{
     Drafted, Learning, ModelArgs, ResidenceArgs, TextArgs, no_tokenizer, read, session, speculate,
+    tell_failure,
 };
 use crate::io::conversations::{Kept, SessionName, state_folder};
 use crate::io::{
@@ -170,6 +171,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ));
     }
     let outcome = chat.converse(lines);
+    tell_failure(chat.session.engine());
     if chat.speculation.is_some() {
         crate::io::measured::keep(chat.session.engine(), &args.model.label(), None);
     }

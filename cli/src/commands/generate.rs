@@ -2,7 +2,7 @@
 
 use crate::flags::{
     Drafted, ModelArgs, ResidenceArgs, TextArgs, both, kv_bytes, no_tokenizer, read, session,
-    speculate,
+    speculate, tell_failure,
 };
 use crate::io::{
     Failure, file_or_pipe, measured, milliseconds, note, on_interrupt, paint, per_second, print,
@@ -154,6 +154,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         None => outcome,
     };
+    tell_failure(session.engine());
     if speculation.is_some() {
         measured::keep(session.engine(), &args.model.label(), None);
     }

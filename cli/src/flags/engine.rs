@@ -58,3 +58,10 @@ pub(crate) fn engine(
         }
     }
 }
+
+/// Says that a GPU failed, and the CPU went on.
+pub(crate) fn tell_failure(engine: &Engine) {
+    if let Some(error) = engine.gpu_failure() {
+        note(format!("the CPU went on: {error}"));
+    }
+}

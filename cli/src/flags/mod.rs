@@ -25,7 +25,7 @@ mod threads;
 
 pub(crate) use cache_type::CacheTypeArgs;
 pub(crate) use demo::demo_metadata;
-pub(crate) use engine::engine;
+pub(crate) use engine::{engine, tell_failure};
 #[cfg(feature = "serve")]
 pub(crate) use grammar::{begin_trie, lark_or_gbnf};
 #[cfg(feature = "vision")]

@@ -401,6 +401,10 @@ impl Gpu for Device {
         Ok((buffer, true))
     }
 
+    fn can_embed(&self, _bytes: u64) -> bool {
+        true
+    }
+
     fn shares_memory(&self) -> bool {
         true
     }

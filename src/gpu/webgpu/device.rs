@@ -1,6 +1,6 @@
 //! A GPU through `wgpu`: adapters, buffers, compiled kernels, passes.
 //!
-//! A pass is one submission with one compute pass; `wgpu` puts barriers between its dispatches. Its
+//! A pass is a few submissions, each a compute pass; `wgpu` puts barriers between dispatches. The
 //! arguments are written at once, to one buffer of which each dispatch sees 256 bytes; what a
 //! dispatch binds is kept for later passes with the same buffers. The CPU waits for a pass only
 //! when it reads a result, or submits the next but one.
@@ -24,6 +24,9 @@ use std::task::{Context, Poll, Waker};
 const ARGS_BYTES: usize = 256;
 /// Bytes that are uploaded at a time.
 const UPLOAD: usize = 32 << 20;
+/// Dispatches per submission: the GPU begins with the first ones while the CPU encodes the next, and
+/// no submission takes so long that a system would stop it.
+const PART: usize = 96;
 /// Alignment of what is mapped for the CPU.
 const MAP_ALIGNMENT: u64 = wgpu::MAP_ALIGNMENT;
 /// Bytes behind the end of a buffer that kernels may read, without using their values.
@@ -93,14 +96,19 @@ struct Pipeline {
     layout: wgpu::BindGroupLayout,
 }
 
+/// What bindings depend on: the number of the kernel, and those of the buffers with their offsets.
+type Key = (u64, Vec<(u64, u64)>);
+
+/// A kernel with its bindings and its number of workgroups.
+type Step = (Arc<Pipeline>, Key, [u32; 3]);
+
 /// What passes keep for later ones.
 #[derive(Default)]
 struct Passes {
     /// The arguments' buffer and what it contains.
     args: Option<(wgpu::Buffer, wgpu::BindGroup)>,
     written: Vec<u8>,
-    /// Bindings by the number of the kernel, and of the buffers with their offsets.
-    bound: HashMap<(u64, Vec<(u64, u64)>), wgpu::BindGroup>,
+    bound: HashMap<Key, wgpu::BindGroup>,
     /// Number of bindings that were made.
     made: u64,
     /// Where results are copied to for the CPU.
@@ -405,7 +413,7 @@ impl Device {
             timeout: None,
         });
         self.check()?;
-        waited.map(|_| ()).map_err(|e| GpuError::Pass {
+        waited.map(|_| ()).map_err(|e| GpuError::Lost {
             message: e.to_string(),
         })
     }
@@ -644,34 +652,47 @@ impl Device {
         let mut args = vec![0u8; calls.len() * ARGS_BYTES];
         let mut steps = Vec::with_capacity(calls.len());
         for ((dispatch, buffers), args) in calls.iter().zip(args.chunks_exact_mut(ARGS_BYTES)) {
-            let bound = self.bind(passes, dispatch, buffers, slabs, args)?;
-            let grid = grid(dispatch, bound.0.lanes)?;
-            steps.push((bound, grid));
+            let (pipeline, key) = self.bind(passes, dispatch, buffers, slabs, args)?;
+            let grid = grid(dispatch, pipeline.lanes)?;
+            steps.push((pipeline, key, grid));
         }
         self.write_args(passes, args)?;
-        let mut encoder = self.0.device.create_command_encoder(&Default::default());
-        let mut pass = encoder.begin_compute_pass(&Default::default());
-        for (i, ((pipeline, key), [x, y, z])) in steps.iter().enumerate() {
-            pass.set_pipeline(&pipeline.raw);
-            pass.set_bind_group(0, passes.bound.get(key), &[]);
-            let args = passes.args.as_ref().map(|(_, bound)| bound);
-            pass.set_bind_group(1, args, &[(i * ARGS_BYTES) as u32]);
-            pass.dispatch_workgroups(*x, *y, *z);
-        }
-        drop(pass);
-        if !reads.is_empty() {
+        if steps.is_empty() {
+            let encoder = self.0.device.create_command_encoder(&Default::default());
             return self.collect(passes, encoder, reads);
         }
-        let before = passes.submitted.take();
-        passes.submitted = Some(self.0.queue.submit([encoder.finish()]));
-        match before {
+        let parts = steps.len().div_ceil(PART);
+        let (mut first, mut submitted) = (0, None);
+        for (part, steps) in (1..).zip(steps.chunks(PART)) {
+            let encoder = self.encoded(passes, steps, first);
+            first += steps.len();
+            if part == parts && !reads.is_empty() {
+                return self.collect(passes, encoder, reads);
+            }
+            submitted = Some(self.0.queue.submit([encoder.finish()]));
+        }
+        match std::mem::replace(&mut passes.submitted, submitted) {
             Some(before) => self.wait(before),
             None => self.check(),
         }
     }
 
+    /// Commands for steps of a pass, of which `first` is the index of the first.
+    fn encoded(&self, passes: &Passes, steps: &[Step], first: usize) -> wgpu::CommandEncoder {
+        let mut encoder = self.0.device.create_command_encoder(&Default::default());
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        let args = passes.args.as_ref().map(|(_, bound)| bound);
+        for (i, (pipeline, key, [x, y, z])) in (first..).zip(steps) {
+            pass.set_pipeline(&pipeline.raw);
+            pass.set_bind_group(0, passes.bound.get(key), &[]);
+            pass.set_bind_group(1, args, &[(i * ARGS_BYTES) as u32]);
+            pass.dispatch_workgroups(*x, *y, *z);
+        }
+        drop(pass);
+        encoder
+    }
+
     /// Finds or makes the bindings of a call, and writes its arguments.
-    #[allow(clippy::type_complexity)] // the key of `Passes::bound`
     fn bind(
         &self,
         passes: &mut Passes,
@@ -679,7 +700,7 @@ impl Device {
         buffers: &[(&Buffer, u64)],
         slabs: &[&Buffer],
         args: &mut [u8],
-    ) -> Result<(Arc<Pipeline>, (u64, Vec<(u64, u64)>)), GpuError> {
+    ) -> Result<(Arc<Pipeline>, Key), GpuError> {
         let refused = |message: String| GpuError::Kernel {
             kernel: dispatch.kernel.clone(),
             message,

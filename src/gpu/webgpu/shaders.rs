@@ -16,6 +16,7 @@
 
 use crate::gpu::kernels::{Access, Declaration, Element, FORMATS, HEAD_DIMS, MATVEC, declarations};
 use crate::quant::DType;
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
@@ -89,7 +90,9 @@ static DECLARATIONS: LazyLock<Vec<Declaration>> = LazyLock::new(declarations);
 
 /// The table entry of a kernel.
 pub fn declaration(name: &str) -> Option<&'static Declaration> {
-    DECLARATIONS.iter().find(|d| d.name == name)
+    static BY_NAME: LazyLock<HashMap<&str, &Declaration>> =
+        LazyLock::new(|| DECLARATIONS.iter().map(|d| (d.name, d)).collect());
+    BY_NAME.get(name).copied()
 }
 
 /// Instances of all kernels, with and without vectors where a kernel has both, and with pages in
