@@ -21,7 +21,9 @@ use axum::http::StatusCode;
 use ruvllm::chat::LocalTime;
 use ruvllm::chat::tools::ToolFormat;
 use ruvllm::decode::Speculation;
-use ruvllm::engine::{CacheMode, Engine, PrefixOptions, Reuse, SharedThreads};
+use ruvllm::engine::{
+    CacheMode, Engine, MemoryPlan, PrefixOptions, Reuse, SessionOptions, SharedThreads,
+};
 use ruvllm::grammar::TokenTrie;
 use ruvllm::kv::KvType;
 use ruvllm::lora::AdapterRegistry;
@@ -352,11 +354,7 @@ impl App {
         let plan = model.memory_plan(&options.clone().into())?;
         (purpose.has_room)(plan.needed())?;
         begin_trie(&model);
-        let kv_budget = match (purpose.n_models, model.memory_limit()) {
-            (2.., Some(limit)) => Some(limit.saturating_sub(plan.needed() - plan.kv)),
-            _ => SessionArgs::kv_budget(&options, &model)?,
-        };
-        let kv_budget = kv_budget.map(|bytes| (bytes / purpose.n_models.max(1)).max(plan.kv));
+        let kv_budget = kv_budget(&options, &model, &plan, purpose.n_models)?;
         let engine =
             args.session
                 .engine_on(purpose.threads, &model, purpose.learns, &options, kv_budget)?;
@@ -422,6 +420,21 @@ impl App {
             registry,
         })
     }
+}
+
+/// Most bytes for keys and values of a model that is one of `n_models`: an equal part of what there
+/// is for one, at least a whole context.
+fn kv_budget(
+    options: &SessionOptions,
+    model: &Model,
+    plan: &MemoryPlan,
+    n_models: u64,
+) -> Result<Option<u64>, Failure> {
+    let for_one = match (n_models, model.memory_limit()) {
+        (2.., Some(limit)) => Some(limit.saturating_sub(plan.needed() - plan.kv)),
+        _ => SessionArgs::kv_budget(options, model)?,
+    };
+    Ok(for_one.map(|bytes| (bytes / n_models.max(1)).max(plan.kv)))
 }
 
 /// What loads the models of a server, and what they share.

@@ -301,7 +301,7 @@ impl Models {
         let models = Arc::clone(self);
         let load = tokio::spawn(blocking(move || {
             let _turn = turn;
-            models.load(i).map_err(|(error, _)| error)
+            models.load(i).map_err(|both| both.0)
         }));
         load.await
             .unwrap_or_else(|error| Err(ApiError::internal(error.to_string())))
@@ -309,7 +309,7 @@ impl Models {
 
     /// Loads model `i` on this thread; the caller has its turn. What is wrong is told in words for
     /// clients and in those for the terminal.
-    fn load(&self, i: usize) -> Result<Arc<App>, (ApiError, Failure)> {
+    fn load(&self, i: usize) -> Result<Arc<App>, Box<(ApiError, Failure)>> {
         if !matches!(self.table().states[i], State::Starting) {
             self.table().states[i] = State::Loading;
         }
@@ -322,18 +322,19 @@ impl Models {
         loading.failure = outcome
             .as_ref()
             .err()
-            .map(|(error, _)| error.message().to_owned());
+            .map(|both| both.0.message().to_owned());
         self.n_loads
             .fetch_add(u64::from(outcome.is_ok()), Ordering::Relaxed);
         outcome
     }
 
-    fn open(&self, i: usize) -> Result<Arc<App>, (ApiError, Failure)> {
+    fn open(&self, i: usize) -> Result<Arc<App>, Box<(ApiError, Failure)>> {
         let entry = &self.entries[i];
         let name = entry.name().unwrap_or("the model").to_owned();
         let Some(loader) = &self.loader else {
             let message = "nothing is loaded here";
-            return Err((ApiError::internal(message), Failure::Work(message.into())));
+            let both = (ApiError::internal(message), Failure::Work(message.into()));
+            return Err(Box::new(both));
         };
         let (mut need, mut refused) = (0, None);
         let mut has_room = |bytes: u64| {
@@ -350,7 +351,7 @@ impl Models {
                 let error = refused.unwrap_or_else(|| {
                     ApiError::internal(format!("{name} cannot be loaded: {}", failure.text()))
                 });
-                return Err((error, failure));
+                return Err(Box::new((error, failure)));
             }
         };
         entry.is_called(&app.name);
@@ -464,7 +465,7 @@ impl Models {
         let mut names = Vec::new();
         for (i, entry) in self.entries.iter().enumerate() {
             if entry.at_start {
-                let app = self.load(i).map_err(|(_, failure)| failure)?;
+                let app = self.load(i).map_err(|both| both.1)?;
                 names.push(app.name.clone());
             }
         }

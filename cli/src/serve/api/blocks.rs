@@ -199,7 +199,7 @@ pub(super) fn values(
         streaming.due = Instant::now() + PING;
         Some((values, streaming))
     });
-    values.flat_map(|values| stream::iter(values))
+    values.flat_map(stream::iter)
 }
 
 /// Where a streamed answer is.

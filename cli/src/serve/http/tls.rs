@@ -70,14 +70,14 @@ fn acceptor(key: &Path, certificates: &Path) -> Result<TlsAcceptor, Failure> {
 
 /// An encrypted connection, which may be in its handshake.
 pub(crate) enum Encrypted<S> {
-    Begins(Accept<S>),
     // Large, and one for each connection.
+    Begins(Box<Accept<S>>),
     Goes(Box<TlsStream<S>>),
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Encrypted<S> {
     pub(crate) fn new(acceptor: &TlsAcceptor, stream: S) -> Encrypted<S> {
-        Encrypted::Begins(acceptor.accept(stream))
+        Encrypted::Begins(Box::new(acceptor.accept(stream)))
     }
 
     /// The connection behind its handshake.
