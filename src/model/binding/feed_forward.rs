@@ -225,6 +225,7 @@ fn adjugates(
         router_norm: None,
         latent: None,
         latent_norm: None,
+        by_token: None,
         output_scales: None,
         bias: None,
         stacked: Ffn {
