@@ -99,7 +99,7 @@ pub mod vision;
 #[cfg(feature = "chat")]
 pub use chat::ChatError;
 pub use compute::ComputeError;
-pub use decode::{DecodeError, Finish, Generation, Piece, StopReason};
+pub use decode::{DecodeError, Finish, Generation, StopReason, TokenText};
 pub use embed::{Embedder, Reranker};
 pub use engine::{CancelToken, Engine, SessionError, SessionOptions};
 pub use error::{Error, Result};

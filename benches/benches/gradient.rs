@@ -5,7 +5,7 @@
 use ruvllm::arch::Arch;
 use ruvllm::engine::SessionOptions;
 use ruvllm::lora::{Adapter, Gradients};
-use ruvllm::model::{Model, Site};
+use ruvllm::model::{Model, TargetModule};
 use ruvllm::quant::FileType;
 use ruvllm_benches::{Shape, synthetic};
 use std::hint::black_box;
@@ -23,16 +23,18 @@ fn cpu_time() -> Option<f64> {
 }
 
 /// Which matrices are trained.
-type Targets<'a> = &'a dyn Fn(&Site) -> bool;
+type Targets<'a> = &'a dyn Fn(&TargetModule) -> bool;
 
 fn passes(rounds: usize) {
     let shape = Shape::from_name("llama-1b").unwrap();
     let gguf = synthetic(shape, FileType::Q4_K_M).unwrap();
     let model = Model::from_gguf(gguf).unwrap();
     let n_layer = model.hparams().n_layer;
-    let last_quarter = |site: &Site| site.layer().is_some_and(|i| i >= n_layer - n_layer / 4);
-    let in_layer = |site: &Site| site.layer().is_some();
-    let background = |site: &Site| site.part().starts_with("ffn") || site.part() == "attn_output";
+    let last_quarter =
+        |site: &TargetModule| site.layer().is_some_and(|i| i >= n_layer - n_layer / 4);
+    let in_layer = |site: &TargetModule| site.layer().is_some();
+    let background =
+        |site: &TargetModule| site.part().starts_with("ffn") || site.part() == "attn_output";
     let targets: [(&str, Targets<'_>); 3] = [
         ("last quarter, feed-forward and attention output", &|s| {
             last_quarter(s) && background(s)

@@ -3,7 +3,7 @@
 //! families.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use ruvllm::compute::{Probe, Tap};
+use ruvllm::compute::{EvalCallback, HookPoint};
 use ruvllm::engine::SessionOptions;
 use ruvllm::model::Model;
 use ruvllm::quant::FileType;
@@ -12,8 +12,8 @@ use ruvllm_benches::{Shape, synthetic};
 /// Has the last layer computed for a token without logits.
 struct AllRows;
 
-impl Probe for AllRows {
-    fn tensor(&mut self, _: Tap, _: usize, _: &[f32]) {}
+impl EvalCallback for AllRows {
+    fn tensor(&mut self, _: HookPoint, _: usize, _: &[f32]) {}
 }
 
 fn layers(c: &mut Criterion) {

@@ -3,7 +3,7 @@
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ruvllm::Session;
-use ruvllm::compute::{Probe, Tap};
+use ruvllm::compute::{EvalCallback, HookPoint};
 use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
 use ruvllm::kv::KvType;
 use ruvllm::model::Model;
@@ -15,8 +15,8 @@ const DEPTH: usize = 4096;
 /// Has the last layer computed for a token without logits.
 struct AllRows;
 
-impl Probe for AllRows {
-    fn tensor(&mut self, _: Tap, _: usize, _: &[f32]) {}
+impl EvalCallback for AllRows {
+    fn tensor(&mut self, _: HookPoint, _: usize, _: &[f32]) {}
 }
 
 fn engine(shape: &str) -> Engine {

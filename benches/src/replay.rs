@@ -5,7 +5,7 @@
 use ruvllm::Error;
 use ruvllm::Session;
 use ruvllm::SessionError;
-use ruvllm::decode::{DraftStats, Drafter, Guess, Speculation};
+use ruvllm::decode::{Draft, DraftStats, Drafter, Speculation};
 use ruvllm::engine::Engine;
 use ruvllm::engine::SessionOptions;
 use ruvllm::sample::{MaskError, SampleError, Sampler, TokenMask};
@@ -201,7 +201,7 @@ impl Drafter for SyntheticDrafter {
         self.n_text += tokens.len();
     }
 
-    fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {
+    fn draft(&mut self, n: usize, draft: &mut Vec<Draft>) {
         let Some(rest) = self
             .n_text
             .checked_sub(self.n_prompt)
@@ -215,9 +215,9 @@ impl Drafter for SyntheticDrafter {
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
             let is_right = ((self.state >> 11) as f64) < self.rate * (1u64 << 53) as f64;
-            Guess {
+            Draft {
                 token: if is_right { token } else { token ^ 1 },
-                grade: 7,
+                confidence: 7,
             }
         }));
     }

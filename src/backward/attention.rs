@@ -11,7 +11,7 @@ use crate::layers::attention::weights::Attn;
 use crate::layers::attention::{MAX_GROUP, attn_params, attn_tiles};
 use crate::layers::norm::head_norms;
 use crate::layers::rope::Rotation;
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 
 /// Computes `b.dq`, `b.dk` and `b.dv` from `b.dattn`: the gradients of the results of `wq`, `wk`
 /// and `wv`.
@@ -54,7 +54,7 @@ pub(super) fn attention_backward(
 /// tiles.
 struct TextAttention<'a> {
     arch: Arch,
-    crew: &'a Crew<'a>,
+    threads: &'a PoolHandle<'a>,
     spec: &'a AttnSpec,
     w: &'a Attn,
     norm_eps: f32,
@@ -79,7 +79,7 @@ impl<'a> TextAttention<'a> {
         let (tile, m_padded) = attn_tiles(spec, m);
         TextAttention {
             arch: tape.ctx.arch,
-            crew: tape.ctx.crew,
+            threads: tape.ctx.threads,
             spec,
             w,
             norm_eps: tape.h.norm_eps,
@@ -105,7 +105,7 @@ impl<'a> TextAttention<'a> {
         self.recompute_queries(q, &mut b);
         let (n_kv, arch) = (self.pos + self.m, self.arch);
         let (d, d_v) = (self.spec.head_dim, self.spec.head_dim_v);
-        self.crew.for_chunk_pairs(
+        self.threads.for_chunk_pairs(
             b.k_by_head,
             n_kv * d,
             b.v_by_head,
@@ -133,7 +133,7 @@ impl<'a> TextAttention<'a> {
         let placed = match self.full_norms()[0] {
             Some(w) => {
                 let n = spec.n_q();
-                self.crew.for_chunks(b.dq, n, |token, y| {
+                self.threads.for_chunks(b.dq, n, |token, y| {
                     arch.rms_norm(y, &q[token * n..][..n], w, eps)
                 });
                 &*b.dq
@@ -142,7 +142,7 @@ impl<'a> TextAttention<'a> {
         };
         let rotations = &self.rotations;
         let n_by_head = self.m_padded * n_group * d;
-        self.crew.for_chunks(b.q_by_head, n_by_head, |head, to| {
+        self.threads.for_chunks(b.q_by_head, n_by_head, |head, to| {
             for (j, to) in to.chunks_exact_mut(d).take(m * n_group).enumerate() {
                 let (token, q_head) = (j / n_group, head * n_group + j % n_group);
                 let from = &placed[(token * spec.n_head + q_head) * d..][..d];
@@ -162,7 +162,7 @@ impl<'a> TextAttention<'a> {
         let (arch, m, n_group) = (self.arch, self.m, self.spec.n_group());
         let (n_head, d_v) = (self.spec.n_head, self.spec.head_dim_v);
         let dattn = &*b.dattn;
-        self.crew.for_chunk_pairs(
+        self.threads.for_chunk_pairs(
             b.dout_by_head,
             self.m_padded * n_group * d_v,
             b.delta,
@@ -196,7 +196,7 @@ impl<'a> TextAttention<'a> {
         let (q_by_head, dout_by_head, delta) = (&*b.q_by_head, &*b.dout_by_head, &*b.delta);
         let (k_by_head, v_by_head) = (&*b.k_by_head, &*b.v_by_head);
         let (n_kv, n_tiles) = (pos + m, m_padded / tile);
-        self.crew.for_chunk_pairs(
+        self.threads.for_chunk_pairs(
             b.dq_by_head,
             tile * n_group * d,
             b.lse,
@@ -249,7 +249,7 @@ impl<'a> TextAttention<'a> {
         let (q_by_head, dout_by_head, delta) = (&*b.q_by_head, &*b.dout_by_head, &*b.delta);
         let (k_by_head, v_by_head, lse) = (&*b.k_by_head, &*b.v_by_head, &*b.lse);
         let (n_kv, n_key_tiles) = (pos + m, m.div_ceil(KEYS));
-        self.crew.for_chunk_pairs(
+        self.threads.for_chunk_pairs(
             b.dk_by_head,
             KEYS * d,
             b.dv_by_head,
@@ -304,7 +304,7 @@ impl<'a> TextAttention<'a> {
                 }
             };
         let (k, dq_by_head) = (&*b.k, &*b.dq_by_head);
-        self.crew.for_chunks(b.dq, spec.n_q(), |token, dq| {
+        self.threads.for_chunks(b.dq, spec.n_q(), |token, dq| {
             for (q_head, dq) in dq.chunks_exact_mut(d).enumerate() {
                 let row = (q_head / n_group * m_padded + token) * n_group + q_head % n_group;
                 let x = &q[(token * spec.n_head + q_head) * d..][..d];
@@ -313,7 +313,7 @@ impl<'a> TextAttention<'a> {
         });
         let m_keys = self.m.next_multiple_of(KEYS);
         let (dk_by_head, dv_by_head) = (&*b.dk_by_head, &*b.dv_by_head);
-        self.crew
+        self.threads
             .for_chunk_pairs(b.dk, spec.n_k(), b.dv, spec.n_v(), |token, dk, dv| {
                 for (head, (dk, dv)) in dk
                     .chunks_exact_mut(d)
@@ -339,10 +339,11 @@ impl<'a> TextAttention<'a> {
         for (w, x, dx, buffer) in [of_queries, of_keys] {
             let Some(w) = w else { continue };
             let (n, dy) = (w.len(), &*dx);
-            self.crew.for_chunks(&mut buffer[..m * n], n, |token, dx| {
-                dx.fill(0.0);
-                arch.rms_norm_backward(dx, &dy[token * n..][..n], &x[token * n..][..n], w, eps);
-            });
+            self.threads
+                .for_chunks(&mut buffer[..m * n], n, |token, dx| {
+                    dx.fill(0.0);
+                    arch.rms_norm_backward(dx, &dy[token * n..][..n], &x[token * n..][..n], w, eps);
+                });
             dx.copy_from_slice(&buffer[..m * n]);
         }
     }

@@ -32,7 +32,7 @@ use crate::layers::norm::weights::Norm;
 use crate::layers::rope::{RopeTables, Rotation};
 use crate::lora::{Adapter, Attached, Gradients};
 use crate::model::Model;
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Replaces the logits of token `i` of text `t` by the gradient of the loss with respect to them,
@@ -111,7 +111,7 @@ pub(crate) struct BackwardAt {
 /// returns whether it is complete. What is computed in between does not matter to it.
 pub(crate) fn backward(
     mut pass: BackwardPass<'_>,
-    crew: &Crew<'_>,
+    threads: &PoolHandle<'_>,
     arena: &mut Arena,
     gradients: &mut Gradients,
 ) -> Result<bool, ComputeError> {
@@ -119,7 +119,7 @@ pub(crate) fn backward(
     let (h, adapters) = (model.hparams(), pass.adapters);
     let ctx = Ctx {
         arch: model.arch(),
-        crew,
+        threads,
         gguf: model.gguf(),
         adapters: RowAdapters::All(adapters),
         n_generated: 0,
@@ -142,7 +142,7 @@ pub(crate) fn backward(
     let (mut b, (scratch, scratch_backward)) = arena.plan(|frame| {
         (
             Buffers::take(frame, model, rows, pos),
-            Tape::scratch(frame, model, crew.n_threads(), rank, rows),
+            Tape::scratch(frame, model, threads.n_threads(), rank, rows),
         )
     })?;
     let wanted = Wanted {
@@ -249,7 +249,7 @@ fn head(
         }
         tape.linear(normed, m, &mut [Product::of(output, logits, m)]);
         let losses: Vec<AtomicU64> = (0..m).map(|_| AtomicU64::new(0)).collect();
-        ctx.crew.for_chunks(logits, h.n_vocab, |i, logits| {
+        ctx.threads.for_chunks(logits, h.n_vocab, |i, logits| {
             let (scale, cap) = (h.logit_scale, h.final_softcap.unwrap_or(0.0));
             if scale != 1.0 {
                 logits.iter_mut().for_each(|x| *x *= scale);
@@ -462,7 +462,7 @@ fn attention_branch(
     if below {
         if parallel {
             let dnormed = &*b.dnormed;
-            ctx.crew.for_chunks(b.dnormed_attn, h.n_embd, |i, dx| {
+            ctx.threads.for_chunks(b.dnormed_attn, h.n_embd, |i, dx| {
                 ctx.arch.add(dx, &dnormed[i * h.n_embd..][..h.n_embd])
             });
         }
@@ -480,7 +480,7 @@ fn norm_backward(
     dx: &mut [f32],
 ) {
     let n = h.n_embd;
-    ctx.crew.when(dx.len() > n).for_chunks(dx, n, |i, dx| {
+    ctx.threads.when(dx.len() > n).for_chunks(dx, n, |i, dx| {
         let (x, dy) = (&x[i * n..][..n], &dy[i * n..][..n]);
         match (norm, h.norm) {
             (None, _) => ctx.arch.add(dx, dy),
@@ -505,7 +505,7 @@ fn branch_backward(
     dbranch: &mut [f32],
 ) {
     let n = h.n_embd;
-    ctx.crew.for_chunks(dbranch, n, |i, dbranch| match post {
+    ctx.threads.for_chunks(dbranch, n, |i, dbranch| match post {
         Some(_) => dbranch.fill(0.0),
         None => dbranch.copy_from_slice(&dx[i * n..][..n]),
     });

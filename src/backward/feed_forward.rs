@@ -32,10 +32,10 @@ pub(super) fn feed_forward_backward(
     dx: Option<&mut [f32]>,
     b: FfnBuffers<'_>,
 ) {
-    let Ctx { arch, crew, .. } = tape.ctx;
+    let Ctx { arch, threads, .. } = tape.ctx;
     let n_ff = ffn.up.w.n_out;
     let [gate, up, inner, dinner] = [b.gate, b.up, b.inner, b.dinner].map(|b| &mut b[..m * n_ff]);
-    let workers = crew.when(m > 1);
+    let workers = threads.when(m > 1);
     match &ffn.gate {
         _ if b.kept => {}
         Some(w_gate) => tape.linear(

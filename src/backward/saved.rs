@@ -1,9 +1,9 @@
 //! Rows that a forward pass keeps for a backward pass.
 
 use crate::backward::tape::lowest;
-use crate::compute::probe::{Probe, Tap};
+use crate::compute::probe::{EvalCallback, HookPoint};
 use crate::layers::layer::weights::FeedForward;
-use crate::lora::Site;
+use crate::lora::TargetModule;
 use crate::model::Model;
 
 /// Limit on the bytes of the outputs of `gate`, `up` and `wq` that are kept instead of recomputed,
@@ -47,7 +47,7 @@ impl Saved {
     pub(crate) fn prepare<'a>(
         &mut self,
         model: &Model,
-        sites: impl Iterator<Item = &'a Site>,
+        sites: impl Iterator<Item = &'a TargetModule>,
         m: usize,
     ) {
         let layers = &model.weights().layers;
@@ -120,27 +120,31 @@ impl Saved {
     }
 }
 
-impl Probe for Saved {
-    fn tensor(&mut self, tap: Tap, layer: usize, values: &[f32]) {
+impl EvalCallback for Saved {
+    fn tensor(&mut self, tap: HookPoint, layer: usize, values: &[f32]) {
         let saved = layer
             .checked_sub(self.lowest)
             .and_then(|i| self.layers.get_mut(i));
         match (tap, saved) {
-            (Tap::InpEmbd, _) if self.lowest == 0 => self.x[0].extend_from_slice(values),
-            (Tap::LOut, _) if layer + 1 >= self.lowest => {
+            (HookPoint::InpEmbd, _) if self.lowest == 0 => self.x[0].extend_from_slice(values),
+            (HookPoint::LOut, _) if layer + 1 >= self.lowest => {
                 self.x[layer + 1 - self.lowest].extend_from_slice(values)
             }
-            (Tap::KqvOut, Some(saved)) => saved.attn.extend_from_slice(values),
-            (Tap::FfnInp, Some(saved)) => saved.mid.extend_from_slice(values),
-            (Tap::AttnOut, Some(saved)) if saved.has_post_norms.0 => {
+            (HookPoint::KqvOut, Some(saved)) => saved.attn.extend_from_slice(values),
+            (HookPoint::FfnInp, Some(saved)) => saved.mid.extend_from_slice(values),
+            (HookPoint::AttnOut, Some(saved)) if saved.has_post_norms.0 => {
                 saved.attn_out.extend_from_slice(values)
             }
-            (Tap::FfnGate, Some(saved)) if saved.keeps_products => {
+            (HookPoint::FfnGate, Some(saved)) if saved.keeps_products => {
                 saved.gate.extend_from_slice(values)
             }
-            (Tap::FfnUp, Some(saved)) if saved.keeps_products => saved.up.extend_from_slice(values),
-            (Tap::Qcur, Some(saved)) if saved.keeps_products => saved.q.extend_from_slice(values),
-            (Tap::FfnOut, Some(saved)) if saved.has_post_norms.1 => {
+            (HookPoint::FfnUp, Some(saved)) if saved.keeps_products => {
+                saved.up.extend_from_slice(values)
+            }
+            (HookPoint::Qcur, Some(saved)) if saved.keeps_products => {
+                saved.q.extend_from_slice(values)
+            }
+            (HookPoint::FfnOut, Some(saved)) if saved.has_post_norms.1 => {
                 saved.ffn_out.extend_from_slice(values)
             }
             _ => {}

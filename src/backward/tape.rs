@@ -9,7 +9,7 @@ use crate::compute::weight::Weight;
 use crate::forward::sizes::sizes;
 use crate::kv::SeqKv;
 use crate::layers::hparams::Hparams;
-use crate::lora::Site;
+use crate::lora::TargetModule;
 use crate::model::Model;
 use crate::quant::DType;
 
@@ -23,7 +23,7 @@ pub(super) enum Stage {
 }
 
 impl Stage {
-    pub(super) fn of(site: &Site) -> Stage {
+    pub(super) fn of(site: &TargetModule) -> Stage {
         match site.part() {
             "attn_q" | "attn_k" | "attn_v" | "attn_qkv" => Stage::Qkv,
             "attn_output" => Stage::Output,
@@ -34,8 +34,11 @@ impl Stage {
 
 /// The lowest layer with a requested gradient, and its lowest such part; the number of layers if
 /// only the head has one.
-pub(super) fn lowest<'a>(sites: impl Iterator<Item = &'a Site>, n_layer: usize) -> (usize, Stage) {
-    let place = |site: &Site| match site.layer() {
+pub(super) fn lowest<'a>(
+    sites: impl Iterator<Item = &'a TargetModule>,
+    n_layer: usize,
+) -> (usize, Stage) {
+    let place = |site: &TargetModule| match site.layer() {
         Some(layer) => (layer, Stage::of(site)),
         None if site.is_embedding() => (0, Stage::Below),
         None => (n_layer, Stage::Below),

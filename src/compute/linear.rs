@@ -9,13 +9,13 @@
 use crate::arch::{ActForm, Acts, Arch, BlockP16, BlockQ16, CacheLine, ColumnsMut};
 use crate::clock::Timer;
 use crate::compute::arena::Frame;
-use crate::compute::probe::ProductProbe;
+use crate::compute::probe::ProductCallback;
 use crate::compute::tiles::Tiles;
 use crate::compute::weight::{Linear, Weight};
 use crate::gguf::Gguf;
 use crate::lora::{Attached, Factor, Gradients};
 use crate::quant::DType;
-use crate::threads::{Crew, Tiled, n_tiles};
+use crate::threads::{PoolHandle, Tiled, n_tiles};
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,7 +46,7 @@ pub(crate) const MAX_EXPERTS: usize = 8;
 #[derive(Clone, Copy)]
 pub(crate) struct Ctx<'a> {
     pub(crate) arch: Arch,
-    pub(crate) crew: &'a Crew<'a>,
+    pub(crate) threads: &'a PoolHandle<'a>,
     pub(crate) gguf: &'a Gguf,
     pub(crate) adapters: RowAdapters<'a>,
     /// Number of rows, the first ones, that are multiplied as generated tokens are; the others as
@@ -56,7 +56,7 @@ pub(crate) struct Ctx<'a> {
     /// threads.
     pub(crate) adapter_nanos: Option<&'a AtomicU64>,
     /// Sees the inputs of products.
-    pub(crate) products: Option<&'a dyn ProductProbe>,
+    pub(crate) products: Option<&'a dyn ProductCallback>,
 }
 
 /// The adapters of each row of a product.
@@ -228,7 +228,7 @@ struct Prepared<'a> {
 impl Prepared<'_> {
     /// Rows of `w` per task. A row's result does not depend on it.
     fn task_rows(&self, ctx: Ctx<'_>, w: &Weight) -> usize {
-        let share = w.n_out / (ctx.crew.n_threads() * TASKS_PER_THREAD);
+        let share = w.n_out / (ctx.threads.n_threads() * TASKS_PER_THREAD);
         // Where rows of both kinds are multiplied one after the other, the second reads the weights
         // from the cache.
         let at_once =
@@ -341,9 +341,9 @@ fn linear_tiles(
         for p in &mut *group {
             p.width = x.task_rows(ctx, p.item.w);
         }
-        let least = ctx.crew.n_threads() * TASKS_PER_THREAD;
+        let least = ctx.threads.n_threads() * TASKS_PER_THREAD;
         tiles.each(n_tiles(group), least, |tiles| {
-            ctx.crew
+            ctx.threads
                 .for_some_tiles(tiles, group, workspace, |p, rows, y, workspace| {
                     multiply(ctx, &x, low, p, rows, y, workspace);
                 });
@@ -399,7 +399,7 @@ impl<'b> RowCtx<'_, 'b> {
 }
 
 /// Shows the inputs of products; those of parts of one matrix once.
-fn show_inputs(probe: &dyn ProductProbe, gguf: &Gguf, x: &[f32], products: &[Product<'_>]) {
+fn show_inputs(probe: &dyn ProductCallback, gguf: &Gguf, x: &[f32], products: &[Product<'_>]) {
     for (i, p) in products.iter().enumerate() {
         let Factors { w, row, .. } = p.item;
         let matrix = w.place_in_stack(gguf);
@@ -447,7 +447,7 @@ fn project(ctx: Ctx<'_>, low: &mut [f32], x: &[f32], products: &mut [Product<'_>
                 end += m * rank;
                 low_rank(
                     ctx.arch,
-                    &ctx.crew.when(m > 1),
+                    &ctx.threads.when(m > 1),
                     factor,
                     t,
                     x,
@@ -472,7 +472,7 @@ fn prepare<'a>(
     let (generated, prompt) = x.split_at(ctx.n_generated * n);
     let (rounded, room) = room.split_at_mut(rounded_len(ctx.arch, dtype, ctx.n_generated, n));
     let workers = ctx
-        .crew
+        .threads
         .when(ctx.n_generated > 1 && generated.len() >= SHARED_VALUES);
     let row = |i: usize| &generated[i * n..][..n];
     let generated = match ctx.arch.act_form(dtype) {
@@ -499,7 +499,7 @@ fn prepare<'a>(
     let packed = &mut room[..ctx.arch.packed_len(dtype, n_prompt, n)];
     if n_prompt > 0 && is_new {
         let group = ctx.arch.pack_group(dtype);
-        ctx.crew
+        ctx.threads
             .for_chunks(packed, ctx.arch.packed_len(dtype, group, n), |i, packed| {
                 let rows = group.min(n_prompt - i * group);
                 ctx.arch.pack(
@@ -545,7 +545,7 @@ fn multiply(
         }
     }
     let mut low = &low[p.low..];
-    timed(ctx, ctx.crew.n_threads(), || {
+    timed(ctx, ctx.threads.n_threads(), || {
         for (of_run, adapters) in ctx.adapters.runs(y.rows()) {
             for (term, _) in adapters.iter().filter_map(|a| a.term(p.w.site)) {
                 let rank = term.rank();
@@ -643,7 +643,7 @@ pub(crate) fn linear_backward(
             Some(dx) => {
                 let more = &mut scratch.dx[..m * w.n_in];
                 transposed(ctx, scratch.packed, scratch.workspace, w, dy, m, more);
-                ctx.crew.for_chunks(dx, w.n_in, |i, dx| {
+                ctx.threads.for_chunks(dx, w.n_in, |i, dx| {
                     ctx.arch.add(dx, &more[i * w.n_in..][..w.n_in])
                 });
             }
@@ -678,7 +678,7 @@ pub(crate) fn transposed(
     let product = ctx.arch.transposed(w.dtype, w.n_out, w.n_in);
     let packed = &mut packed[..product.packed_len(m)];
     let group = product.group();
-    ctx.crew
+    ctx.threads
         .for_chunks(packed, product.packed_len(group), |i, packed| {
             let rows = group.min(m - i * group);
             product.pack(&dy[i * group * w.n_out..][..rows * w.n_out], rows, packed);
@@ -689,7 +689,7 @@ pub(crate) fn transposed(
         width: product.tile(),
         item: (),
     }];
-    ctx.crew
+    ctx.threads
         .for_tiles(&mut dx, workspace, |(), columns, dx, workspace| {
             product.multiply(dx, columns.start, data, packed, workspace);
             scale(dx, w.scale);
@@ -722,15 +722,15 @@ fn low_rank_backward(
     if gradient.is_none() && dx.is_none() {
         return;
     }
-    let (arch, crew) = (ctx.arch, ctx.crew.when(m > 1));
+    let (arch, threads) = (ctx.arch, ctx.threads.when(m > 1));
     let (rank, factor) = (term.rank(), attached.scale * attached.adapter.scale(term));
     let (a, b) = term.factors();
     let n_rows = b.len() / rank;
     let [by_token, x_by_token, by_rank, x_by_rank] = low.each_mut().map(|low| &mut low[..m * rank]);
     let (of_b, of_a) = ((b, n_rows, w.first_row, w.n_out), (a, w.n_in, 0, w.n_in));
-    low_rank(arch, &crew, factor, by_token, dy, of_b);
+    low_rank(arch, &threads, factor, by_token, dy, of_b);
     if let Some(gradient) = gradient {
-        low_rank(arch, &crew, factor, x_by_token, x, of_a);
+        low_rank(arch, &threads, factor, x_by_token, x, of_a);
         for (from, to) in [(&*by_token, &mut *by_rank), (&*x_by_token, &mut *x_by_rank)] {
             for (r, to) in to.chunks_exact_mut(m).enumerate() {
                 to.iter_mut()
@@ -750,7 +750,7 @@ fn low_rank_backward(
             sums(da, w.n_in, (x, w.n_in, 0, by_rank)),
             sums(db, n_rows, (dy, w.n_out, w.first_row, x_by_rank)),
         ];
-        crew.for_tiles(
+        threads.for_tiles(
             &mut sums,
             &mut [(); 0],
             |&(rows, n, first, t), columns, d, _| {
@@ -764,7 +764,7 @@ fn low_rank_backward(
     }
     if let Some(dx) = dx {
         let by_token = &*by_token;
-        crew.for_chunks(dx, LOW_ROWS * w.n_in, |i, dx| {
+        threads.for_chunks(dx, LOW_ROWS * w.n_in, |i, dx| {
             let m = dx.len() / w.n_in;
             let t = &by_token[i * LOW_ROWS * rank..][..m * rank];
             arch.add_product(&mut ColumnsMut::new(dx, m, w.n_in), t, term.a(), w.n_in);
@@ -776,7 +776,7 @@ fn low_rank_backward(
 /// apart, `n` values from `first` on.
 fn low_rank(
     arch: Arch,
-    crew: &Crew<'_>,
+    threads: &PoolHandle<'_>,
     factor: f32,
     t: &mut [f32],
     x: &[f32],
@@ -788,7 +788,7 @@ fn low_rank(
         w.len() / row,
         first * row / stride..(first + n) * row / stride,
     );
-    crew.for_chunks(t, LOW_ROWS * rank, |i, t| {
+    threads.for_chunks(t, LOW_ROWS * rank, |i, t| {
         let rows = t.len() / rank;
         let x = Acts::F32 {
             x: &x[i * LOW_ROWS * n..][..rows * n],

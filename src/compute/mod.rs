@@ -12,4 +12,4 @@ pub(crate) mod weight;
 pub use error::ComputeError;
 pub use hook::{Cut, OutputHook, OutputRows, TokenKind};
 pub use pooling::PooledStates;
-pub use probe::{NoProbe, Probe, ProductProbe, Tap};
+pub use probe::{EvalCallback, HookPoint, NoCallback, ProductCallback};

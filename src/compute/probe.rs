@@ -5,7 +5,7 @@ use std::sync::Arc;
 /// A tensor that a pass computes, `(tokens, width)` unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Tap {
+pub enum HookPoint {
     /// Embeddings of the tokens, scaled.
     InpEmbd,
     /// Input of attention.
@@ -41,34 +41,34 @@ pub enum Tap {
     ResultOutput,
 }
 
-impl Tap {
+impl HookPoint {
     /// Its name, mostly llama.cpp's.
     pub fn name(self) -> &'static str {
         match self {
-            Tap::InpEmbd => "inp_embd",
-            Tap::AttnNorm => "attn_norm",
-            Tap::Qcur => "Qcur",
-            Tap::QByHead => "q_by_head",
-            Tap::K => "k",
-            Tap::V => "v",
-            Tap::KqvOut => "kqv_out",
-            Tap::AttnOut => "attn_out",
-            Tap::FfnInp => "ffn_inp",
-            Tap::FfnNorm => "ffn_norm",
-            Tap::FfnGate => "ffn_gate",
-            Tap::FfnUp => "ffn_up",
-            Tap::FfnOut => "ffn_out",
-            Tap::LOut => "l_out",
-            Tap::ResultNorm => "result_norm",
-            Tap::ResultOutput => "result_output",
+            HookPoint::InpEmbd => "inp_embd",
+            HookPoint::AttnNorm => "attn_norm",
+            HookPoint::Qcur => "Qcur",
+            HookPoint::QByHead => "q_by_head",
+            HookPoint::K => "k",
+            HookPoint::V => "v",
+            HookPoint::KqvOut => "kqv_out",
+            HookPoint::AttnOut => "attn_out",
+            HookPoint::FfnInp => "ffn_inp",
+            HookPoint::FfnNorm => "ffn_norm",
+            HookPoint::FfnGate => "ffn_gate",
+            HookPoint::FfnUp => "ffn_up",
+            HookPoint::FfnOut => "ffn_out",
+            HookPoint::LOut => "l_out",
+            HookPoint::ResultNorm => "result_norm",
+            HookPoint::ResultOutput => "result_output",
         }
     }
 }
 
 /// Receives tensors as a pass computes them.
-pub trait Probe {
+pub trait EvalCallback {
     /// Called with a tensor of layer `layer` (0 outside layers).
-    fn tensor(&mut self, tap: Tap, layer: usize, values: &[f32]);
+    fn tensor(&mut self, tap: HookPoint, layer: usize, values: &[f32]);
 
     /// Whether the probe needs tokens of the last layer whose logits are not requested. If not,
     /// only their keys and values are computed there, and the other tensors of that layer have
@@ -79,13 +79,13 @@ pub trait Probe {
     }
 
     /// Who receives the inputs of products with weights, if anybody.
-    fn products(&self) -> Option<Arc<dyn ProductProbe>> {
+    fn products(&self) -> Option<Arc<dyn ProductCallback>> {
         None
     }
 }
 
 /// Receives the inputs of products with weights, as a pass computes them.
-pub trait ProductProbe: Send + Sync {
+pub trait ProductCallback: Send + Sync {
     /// Rows `x`, of `n` values each, before they are multiplied with matrix `matrix` of the tensor
     /// `name` of the file: 0, or the number of the expert in a stack.
     fn inputs(&self, name: &str, matrix: usize, n: usize, x: &[f32]);
@@ -93,10 +93,10 @@ pub trait ProductProbe: Send + Sync {
 
 /// A probe that ignores everything, at no cost.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct NoProbe;
+pub struct NoCallback;
 
-impl Probe for NoProbe {
-    fn tensor(&mut self, _: Tap, _: usize, _: &[f32]) {}
+impl EvalCallback for NoCallback {
+    fn tensor(&mut self, _: HookPoint, _: usize, _: &[f32]) {}
 
     fn sees_all_rows(&self) -> bool {
         false

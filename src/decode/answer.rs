@@ -11,12 +11,12 @@
 //! sequence's position to be computed, with drafts behind them. [`Answer::computed`] takes note of
 //! the pass. [`Answer::consume`] samples one token from the row behind the text; as long as that is
 //! the next draft, the row behind it is there, and no pass comes between. Each of them may end the
-//! answer: then [`PieceWriter::reason`] says why.
+//! answer: then [`TextWriter::reason`] says why.
 //!
 //! A session consumes a token when its reader wants one, the scheduler whatever a pass computed.
 
 use crate::decode::DecodeError;
-use crate::decode::output::{Finish, Piece, PieceWriter, StopReason, Timings};
+use crate::decode::output::{Finish, StopReason, TextWriter, Timings, TokenText};
 use crate::decode::speculative::{Asked, DraftStats, Speculator};
 use crate::engine::engine::Engine;
 use crate::engine::options::CachedTokens;
@@ -26,11 +26,11 @@ use crate::sample::Sampler;
 /// An answer that has not ended.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    pub(crate) writer: PieceWriter,
+    pub(crate) writer: TextWriter,
     pub(crate) text: Text,
     pub(super) forced: Forced,
     /// Sampled behind the prompt, before the answer's limits were known.
-    first: Option<Piece>,
+    first: Option<TokenText>,
     pub(crate) speculator: Option<Speculator>,
     /// Passes that computed generated tokens.
     pub(super) n_passes: usize,
@@ -64,14 +64,14 @@ impl Text {
 /// Pieces of the text's last tokens, which the mask forced, without text until they are computed.
 #[derive(Debug, Default)]
 pub(super) struct Forced {
-    pieces: Vec<Piece>,
+    pieces: Vec<TokenText>,
     /// How many of them have their log-probabilities.
     n_told: usize,
 }
 
 impl Forced {
     /// Adds the log-probabilities of the next piece, from the logits before it.
-    pub(super) fn tell(&mut self, writer: &PieceWriter, sampler: &mut Sampler, logits: &[f32]) {
+    pub(super) fn tell(&mut self, writer: &TextWriter, sampler: &mut Sampler, logits: &[f32]) {
         if let Some(piece) = self.pieces.get_mut(self.n_told) {
             writer.tell(piece, sampler, logits);
             self.n_told += 1;
@@ -80,7 +80,7 @@ impl Forced {
 }
 
 impl Answer {
-    pub(crate) fn new(writer: PieceWriter) -> Answer {
+    pub(crate) fn new(writer: TextWriter) -> Answer {
         Answer {
             writer,
             text: Text::default(),
@@ -153,7 +153,7 @@ impl Answer {
         };
         forced.truncate(room.min(self.writer.n_left()));
         self.text.tokens.extend_from_slice(&forced);
-        let pieces = forced.iter().map(|&token| Piece::new(token));
+        let pieces = forced.iter().map(|&token| TokenText::new(token));
         self.forced.pieces.extend(pieces);
         // As far as they were drafted, they are computed.
         let mut n = 0;

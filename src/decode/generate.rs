@@ -2,10 +2,10 @@
 
 use crate::clock::Timer;
 use crate::compute::hook::{Cut, OutputRows, TokenKind};
-use crate::compute::probe::NoProbe;
+use crate::compute::probe::NoCallback;
 use crate::decode::DecodeError;
 use crate::decode::answer::Answer;
-use crate::decode::output::{Finish, Piece, PieceWriter, StopReason, Timings};
+use crate::decode::output::{Finish, StopReason, TextWriter, Timings, TokenText};
 use crate::decode::speculative::{DraftPasses, DraftStats, Speculation, Speculator};
 use crate::engine::SessionError;
 use crate::engine::options::CachedTokens;
@@ -111,7 +111,7 @@ impl Session {
 impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     fn new(session: S, sampler: P) -> Self {
         let held = session.borrow();
-        let writer = PieceWriter::new(held.model(), false);
+        let writer = TextWriter::new(held.model(), false);
         Generation {
             refused: (!writer.has_text()).then(|| SessionError::NoTokenizer.into()),
             answer: Answer::new(writer),
@@ -329,7 +329,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
                 forced,
                 ..
             } = &mut *answer;
-            let (pass, probe) = (text.pass(position), &mut NoProbe);
+            let (pass, probe) = (text.pass(position), &mut NoCallback);
             let mut tell = |rows: OutputRows<'_>| {
                 let rows = rows.logits.chunks_exact(n_vocab);
                 rows.for_each(|row| forced.tell(writer, sampler, row));
@@ -391,10 +391,10 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
 }
 
 impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Iterator for Generation<S, P> {
-    type Item = Result<Piece, DecodeError>;
+    type Item = Result<TokenText, DecodeError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let is_wanted = |writer: &PieceWriter| !writer.is_ready() && writer.reason().is_none();
+        let is_wanted = |writer: &TextWriter| !writer.is_ready() && writer.reason().is_none();
         while is_wanted(&self.answer.writer) && !self.failed {
             let outcome = self.prefill().and_then(|()| {
                 let outcome = self.step();

@@ -10,7 +10,7 @@ pub(crate) mod speculative;
 pub use denoise::{DenoiseOptions, Denoiser, Order};
 pub use error::DecodeError;
 pub use generate::Generation;
-pub use output::{Finish, Piece, StopReason, Timings};
+pub use output::{Finish, StopReason, Timings, TokenText};
 pub use speculative::{
-    DraftStats, Drafter, Guess, ModelDrafter, MtpDrafter, NgramDrafter, RecentTexts, Speculation,
+    Draft, DraftStats, Drafter, ModelDrafter, MtpDrafter, NgramDrafter, RecentTexts, Speculation,
 };

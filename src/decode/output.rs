@@ -35,7 +35,7 @@ pub enum StopReason {
 /// One generated token and its text.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Piece {
+pub struct TokenText {
     /// The text that the token completes: empty if it ends inside a character, cut if a stop
     /// string begins inside it.
     pub text: String,
@@ -49,9 +49,9 @@ pub struct Piece {
     pub top_logprobs: Vec<(u32, f32)>,
 }
 
-impl Piece {
-    pub(crate) fn new(token: u32) -> Piece {
-        Piece {
+impl TokenText {
+    pub(crate) fn new(token: u32) -> TokenText {
+        TokenText {
             text: String::new(),
             token,
             logprob: None,
@@ -100,7 +100,7 @@ pub struct Timings {
 
 /// Turns the tokens of one answer into pieces, and detects its end. It does not compute tokens.
 #[derive(Debug)]
-pub(crate) struct PieceWriter {
+pub(crate) struct TextWriter {
     model: Model,
     stream: Option<TextStream>,
     /// Stop strings with their indices.
@@ -111,7 +111,7 @@ pub(crate) struct PieceWriter {
     /// Log-probabilities to return: of the token, and of this many others.
     pub(crate) logprobs: Option<usize>,
     /// Pieces that were not handed out yet.
-    pieces: VecDeque<Held>,
+    pieces: VecDeque<PendingText>,
     /// Number of them that can be handed out.
     n_ready: usize,
     /// Text of the pieces that are not ready; it may be the beginning of a stop string.
@@ -129,16 +129,16 @@ pub(crate) struct PieceWriter {
 
 /// A piece that was not handed out yet.
 #[derive(Debug)]
-struct Held {
-    piece: Piece,
+struct PendingText {
+    piece: TokenText,
     /// Whether its text ends a character.
     is_whole: bool,
 }
 
-impl PieceWriter {
+impl TextWriter {
     /// A writer for an answer of `model`; if `special`, special tokens have their texts.
-    pub(crate) fn new(model: &Model, special: bool) -> PieceWriter {
-        PieceWriter {
+    pub(crate) fn new(model: &Model, special: bool) -> TextWriter {
+        TextWriter {
             model: model.clone(),
             stream: model
                 .tokenizer()
@@ -218,16 +218,16 @@ impl PieceWriter {
         sampler: &mut Sampler,
         logits: &[f32],
         history: &[u32],
-    ) -> Result<Option<Piece>, DecodeError> {
+    ) -> Result<Option<TokenText>, DecodeError> {
         let logits = self.of_tokens(logits);
         let piece = match self.logprobs {
-            None => sampler.sample(logits, history).map(Piece::new),
+            None => sampler.sample(logits, history).map(TokenText::new),
             Some(n_top) => {
                 let sampled = sampler.sample_with_logprobs(logits, history, n_top);
-                sampled.map(|sampled| Piece {
+                sampled.map(|sampled| TokenText {
                     logprob: Some(sampled.logprob),
                     top_logprobs: sampled.top,
-                    ..Piece::new(sampled.token)
+                    ..TokenText::new(sampled.token)
                 })
             }
         };
@@ -266,7 +266,7 @@ impl PieceWriter {
 
     /// Adds the log-probabilities of a forced piece, if they are requested, from the logits before
     /// it.
-    pub(crate) fn tell(&self, piece: &mut Piece, sampler: &mut Sampler, logits: &[f32]) {
+    pub(crate) fn tell(&self, piece: &mut TokenText, sampler: &mut Sampler, logits: &[f32]) {
         if let Some(n_top) = self.logprobs {
             let told = sampler.logprobs(self.of_tokens(logits), piece.token, n_top);
             (piece.logprob, piece.top_logprobs) = (Some(told.logprob), told.top);
@@ -274,7 +274,7 @@ impl PieceWriter {
     }
 
     /// Gives a piece its text, and holds it back until [`Self::release`].
-    pub(crate) fn hold(&mut self, mut piece: Piece) -> Result<(), DecodeError> {
+    pub(crate) fn hold(&mut self, mut piece: TokenText) -> Result<(), DecodeError> {
         let Some(stream) = &mut self.stream else {
             return Ok(());
         };
@@ -282,7 +282,7 @@ impl PieceWriter {
         let is_whole = stream.is_whole();
         self.tokens.push(piece.token);
         self.text.push_str(&piece.text);
-        self.pieces.push_back(Held { piece, is_whole });
+        self.pieces.push_back(PendingText { piece, is_whole });
         Ok(())
     }
 
@@ -340,9 +340,9 @@ impl PieceWriter {
         let first_cut = self.pieces.drain(self.n_ready..).next();
         self.text.clear();
         self.n_kept = self.n_out + self.n_ready;
-        if let Some(Held { mut piece, .. }) = first_cut.filter(|_| !self.rest.is_empty()) {
+        if let Some(PendingText { mut piece, .. }) = first_cut.filter(|_| !self.rest.is_empty()) {
             piece.text.clone_from(&self.rest);
-            self.pieces.push_back(Held {
+            self.pieces.push_back(PendingText {
                 piece,
                 is_whole: true,
             });
@@ -368,7 +368,7 @@ impl PieceWriter {
     }
 
     /// Removes and returns the next piece that is ready.
-    pub(crate) fn pop(&mut self) -> Option<Piece> {
+    pub(crate) fn pop(&mut self) -> Option<TokenText> {
         self.n_ready = self.n_ready.checked_sub(1)?;
         self.n_out += 1;
         self.pieces.pop_front().map(|held| held.piece)

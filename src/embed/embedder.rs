@@ -253,12 +253,12 @@ impl Embedder {
         change: impl Fn(&mut dyn FnMut(&Weight, &[f32]) -> Vec<f32>, &mut Vec<f32>) + Sync,
     ) -> Result<(), SessionError> {
         let model = self.engine.model();
-        self.engine.enter(&self.cancel, |crew, arena| {
-            with_scratch(model, crew, arena, 1, |scratch| {
+        self.engine.enter(&self.cancel, |threads, arena| {
+            with_scratch(model, threads, arena, 1, |scratch| {
                 let (arch, gguf, adapters) = (model.arch(), model.gguf(), RowAdapters::All(&[]));
                 let ctx = Ctx {
                     arch,
-                    crew,
+                    threads,
                     gguf,
                     adapters,
                     n_generated: 1,

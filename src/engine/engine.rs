@@ -5,7 +5,7 @@ use crate::arch::KV_BLOCK;
 use crate::clock::Timer;
 use crate::compute::arena::{Arena, reuse};
 use crate::compute::hook::TokenKind;
-use crate::compute::probe::{NoProbe, Probe};
+use crate::compute::probe::{EvalCallback, NoCallback};
 use crate::engine::batch::Slot;
 use crate::engine::memory_plan::{EngineMemory, plan_options};
 use crate::engine::offload::{BatchBuffers, offload, open_runner};
@@ -23,7 +23,7 @@ use crate::kv::{KvLayout, KvPolicy, KvPool, KvTiers, KvType, PrefixFolder, SeqKv
 use crate::layers::outputs::{Outputs, Wanted};
 use crate::layers::rows::{SlotRows, SlotView};
 use crate::model::{Device, Model};
-use crate::threads::{Crew, Team};
+use crate::threads::{PoolHandle, ThreadPool};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,7 +75,7 @@ pub struct EngineOptions {
 /// down by more than its own pass.
 #[derive(Clone)]
 pub struct SharedThreads {
-    team: Arc<Team>,
+    thread_pool: Arc<ThreadPool>,
     turns: Arc<Turns>,
     arena: Arc<Mutex<Arena>>,
 }
@@ -90,10 +90,10 @@ impl SharedThreads {
                 expected,
             });
         }
-        let team =
-            Team::new(n_threads).map_err(|error| SessionError::Threads { n_threads, error })?;
+        let thread_pool = ThreadPool::new(n_threads)
+            .map_err(|error| SessionError::Threads { n_threads, error })?;
         Ok(SharedThreads {
-            team: Arc::new(team),
+            thread_pool: Arc::new(thread_pool),
             turns: Arc::default(),
             arena: Arc::default(),
         })
@@ -102,7 +102,7 @@ impl SharedThreads {
 
 impl fmt::Debug for SharedThreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedThreads {{ n: {} }}", self.team.n_threads())
+        write!(f, "SharedThreads {{ n: {} }}", self.thread_pool.n_threads())
     }
 }
 
@@ -167,7 +167,7 @@ impl PiecePass {
 }
 
 /// A piece of a pass that is not computed at once.
-struct Piece<'a> {
+struct Chunk<'a> {
     cursor: &'a mut Cursor,
     arena: &'a mut Arena,
     pause: Pause<'a>,
@@ -177,7 +177,7 @@ struct Piece<'a> {
 struct Core {
     /// Shared with the engine of the model's block for multi-token prediction, and so is what
     /// follows.
-    team: Arc<Team>,
+    thread_pool: Arc<ThreadPool>,
     turns: Arc<Turns>,
     /// Buffers of the running pass.
     arena: Arc<Mutex<Arena>>,
@@ -204,7 +204,11 @@ impl Core {
         options: &EngineOptions,
         runner: Option<Arc<dyn Runner>>,
     ) -> Result<Core, SessionError> {
-        let SharedThreads { team, turns, arena } = match &options.threads {
+        let SharedThreads {
+            thread_pool,
+            turns,
+            arena,
+        } = match &options.threads {
             Some(threads) => threads.clone(),
             None => SharedThreads::start(
                 options
@@ -212,7 +216,7 @@ impl Core {
                     .map_or_else(default_threads, NonZeroUsize::get),
             )?,
         };
-        let n_threads = team.n_threads();
+        let n_threads = thread_pool.n_threads();
         let mut budget = options.kv_budget.unwrap_or(u64::MAX);
         if let Some(limit) = model.memory_limit() {
             let plan = model.memory_plan(&plan_options(SessionOptions::default(), n_threads))?;
@@ -247,7 +251,7 @@ impl Core {
         let (of_piece_passes, batch_buffers, times) =
             (Arc::default(), Mutex::default(), Mutex::default());
         Ok(Core {
-            team,
+            thread_pool,
             turns,
             arena,
             of_piece_passes,
@@ -316,8 +320,8 @@ impl Engine {
     /// An engine for `block`, the model's for multi-token prediction: with the same threads and
     /// buffers, and a pool of its own, so that the text finds as much room as without.
     pub(crate) fn for_block(&self, block: &Model, kv_budget: u64) -> Engine {
-        let (team, turns, arena) = (
-            Arc::clone(&self.core.team),
+        let (thread_pool, turns, arena) = (
+            Arc::clone(&self.core.thread_pool),
             Arc::clone(&self.core.turns),
             Arc::clone(&self.core.arena),
         );
@@ -325,7 +329,7 @@ impl Engine {
             (KvPool::new(kv_budget), Arc::default(), Mutex::default());
         let batch_buffers = Mutex::default();
         let core = Core {
-            team,
+            thread_pool,
             turns,
             arena,
             of_piece_passes,
@@ -355,13 +359,13 @@ impl Engine {
 
     /// Number of threads, including the caller's.
     pub fn n_threads(&self) -> usize {
-        self.core.team.n_threads()
+        self.core.thread_pool.n_threads()
     }
 
     /// Its threads, for [`EngineOptions::threads`] of an engine for another model.
     pub fn threads(&self) -> SharedThreads {
         SharedThreads {
-            team: Arc::clone(&self.core.team),
+            thread_pool: Arc::clone(&self.core.thread_pool),
             turns: Arc::clone(&self.core.turns),
             arena: Arc::clone(&self.core.arena),
         }
@@ -467,7 +471,7 @@ impl Engine {
         outputs: &mut Outputs,
         cancel: &CancelToken,
     ) -> Result<(), SessionError> {
-        self.pass(slots, outputs, false, cancel, &mut NoProbe)
+        self.pass(slots, outputs, false, cancel, &mut NoCallback)
     }
 
     /// A pass for [`Engine::step_piece`].
@@ -491,12 +495,12 @@ impl Engine {
         pause: Pause<'_>,
     ) -> Result<bool, SessionError> {
         let before = pass.arena.bytes();
-        let piece = Piece {
+        let piece = Chunk {
             cursor: &mut pass.cursor,
             arena: &mut pass.arena,
             pause,
         };
-        let outcome = self.advance(slots, outputs, false, cancel, &mut NoProbe, Some(piece));
+        let outcome = self.advance(slots, outputs, false, cancel, &mut NoCallback, Some(piece));
         // An arena for which there was no memory is empty.
         pass.in_all
             .fetch_add(pass.arena.bytes().wrapping_sub(before), Ordering::Relaxed);
@@ -514,7 +518,7 @@ impl Engine {
         outputs: &mut Outputs,
         raw: bool,
         cancel: &CancelToken,
-        probe: &mut dyn Probe,
+        probe: &mut dyn EvalCallback,
     ) -> Result<(), SessionError> {
         self.advance(slots, outputs, raw, cancel, probe, None)
             .map(drop)
@@ -527,8 +531,8 @@ impl Engine {
         outputs: &mut Outputs,
         raw: bool,
         cancel: &CancelToken,
-        probe: &mut dyn Probe,
-        piece: Option<Piece<'_>>,
+        probe: &mut dyn EvalCallback,
+        piece: Option<Chunk<'_>>,
     ) -> Result<bool, SessionError> {
         if slots.is_empty() {
             outputs.clear();
@@ -570,8 +574,8 @@ impl Engine {
         outputs: &mut Outputs,
         raw: bool,
         cancel: &CancelToken,
-        probe: &mut dyn Probe,
-        piece: Option<Piece<'_>>,
+        probe: &mut dyn EvalCallback,
+        piece: Option<Chunk<'_>>,
     ) -> Result<bool, SessionError> {
         let has_hooks = slots.iter().any(|slot| slot.seq.hook.is_some());
         if !raw && self.runner().is_none() {
@@ -699,7 +703,7 @@ impl Engine {
                     outputs,
                     Wanted::Logits,
                     cancel,
-                    &mut NoProbe,
+                    &mut NoCallback,
                     None,
                 )?;
                 seq.kv.commit(tokens.len());
@@ -717,7 +721,7 @@ impl Engine {
     ) -> Result<(), SessionError> {
         self.check(slot.seq, slot.rows.tokens)?;
         let (slots, wanted) = (&mut [slot], Wanted::Logits);
-        self.compute(slots, outputs, wanted, cancel, &mut NoProbe, None)
+        self.compute(slots, outputs, wanted, cancel, &mut NoCallback, None)
             .map(drop)
     }
 
@@ -732,8 +736,15 @@ impl Engine {
         for slot in &mut *slots {
             self.check(slot.seq, slot.rows.tokens)?;
         }
-        self.compute(slots, outputs, Wanted::States, cancel, &mut NoProbe, None)
-            .map(drop)
+        self.compute(
+            slots,
+            outputs,
+            Wanted::States,
+            cancel,
+            &mut NoCallback,
+            None,
+        )
+        .map(drop)
     }
 
     fn compute(
@@ -742,8 +753,8 @@ impl Engine {
         outputs: &mut Outputs,
         wanted: Wanted,
         cancel: &CancelToken,
-        probe: &mut dyn Probe,
-        piece: Option<Piece<'_>>,
+        probe: &mut dyn EvalCallback,
+        piece: Option<Chunk<'_>>,
     ) -> Result<bool, SessionError> {
         slots
             .iter_mut()
@@ -767,8 +778,8 @@ impl Engine {
         outputs: &mut Outputs,
         wanted: Wanted,
         cancel: &CancelToken,
-        probe: &mut dyn Probe,
-        piece: Option<Piece<'_>>,
+        probe: &mut dyn EvalCallback,
+        piece: Option<Chunk<'_>>,
     ) -> Result<bool, SessionError> {
         let h = self.model.hparams();
         // On 32-bit systems sizes could overflow: if twice the estimate does not, they do not.
@@ -789,7 +800,7 @@ impl Engine {
         }
         let (is_whole, mut from_start) = (piece.is_none(), Cursor::default());
         let (cursor, own_arena, pause) = match piece {
-            Some(Piece {
+            Some(Chunk {
                 cursor,
                 arena,
                 pause,
@@ -813,7 +824,7 @@ impl Engine {
         )?;
         let cancelled = || cancel.is_cancelled();
         let adapter_nanos = AtomicU64::new(0);
-        let (is_complete, time) = self.enter(cancel, |crew, arena| {
+        let (is_complete, time) = self.enter(cancel, |threads, arena| {
             let timer = Timer::start();
             let arena = own_arena.unwrap_or(arena);
             let mut memory = self
@@ -836,11 +847,16 @@ impl Engine {
                 hidden: None,
             };
             let outcome = match self.runner() {
-                Some(runner) => {
-                    offload(runner, &mut self.batch_buffers(), pass, crew, arena, probe)
-                        .map(|()| true)
-                }
-                None => forward(pass, crew, arena, probe).map_err(SessionError::from),
+                Some(runner) => offload(
+                    runner,
+                    &mut self.batch_buffers(),
+                    pass,
+                    threads,
+                    arena,
+                    probe,
+                )
+                .map(|()| true),
+                None => forward(pass, threads, arena, probe).map_err(SessionError::from),
             };
             *memory = reuse(views);
             outcome.map(|is_complete| (is_complete, timer.elapsed()))
@@ -924,7 +940,7 @@ impl Engine {
     pub(crate) fn enter<R>(
         &self,
         cancel: &CancelToken,
-        f: impl FnOnce(&Crew<'_>, &mut Arena) -> R,
+        f: impl FnOnce(&PoolHandle<'_>, &mut Arena) -> R,
     ) -> Result<R, SessionError> {
         let _turn = self
             .core
@@ -936,7 +952,10 @@ impl Engine {
             .arena
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        Ok(self.core.team.enter(|crew| f(crew, &mut arena)))
+        Ok(self
+            .core
+            .thread_pool
+            .enter(|threads| f(threads, &mut arena)))
     }
 }
 

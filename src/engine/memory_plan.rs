@@ -18,7 +18,7 @@ use crate::layers::hparams::Hparams;
 use crate::layers::rows::SlotSize;
 use crate::layers::sizes::Sizes;
 use crate::lora::Adapter;
-use crate::model::{Model, Residence};
+use crate::model::{Model, WeightPlacement};
 use crate::quant::DType;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -252,10 +252,12 @@ impl Model {
             plan.buffers = plan.buffers.max(buffers);
             plan.gradients = rows.saturating_add(adapter.bytes());
         }
-        let copied = match self.residence() {
-            Residence::Mapped => 0,
-            Residence::Background if !self.gguf().worth_residence() => self.gguf().resident_bytes(),
-            Residence::Background | Residence::Copied => weights,
+        let copied = match self.placement() {
+            WeightPlacement::Mapped => 0,
+            WeightPlacement::Background if !self.gguf().worth_copying() => {
+                self.gguf().resident_bytes()
+            }
+            WeightPlacement::Background | WeightPlacement::Copied => weights,
         };
         // What is copied out of a map is given back to it.
         let left = if self.gguf().is_map() {

@@ -1,7 +1,7 @@
 //! Passes that a GPU computes, completely or for the last layers only.
 
 use crate::compute::arena::{Arena, reuse};
-use crate::compute::probe::{NoProbe, Probe};
+use crate::compute::probe::{EvalCallback, NoCallback};
 use crate::engine::SessionError;
 use crate::forward::{Pass, forward};
 use crate::gpu::{Batch, BatchOutputs, BatchSlot, Runner};
@@ -10,7 +10,7 @@ use crate::layers::outputs::Wanted;
 use crate::layers::rope::RopeTables;
 use crate::layers::rows::Rows;
 use crate::model::{Device, Model};
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 use std::sync::Arc;
 
 /// Memory for what a runner is handed with a pass; it is reused by the next one.
@@ -59,9 +59,9 @@ pub(crate) fn offload(
     runner: &dyn Runner,
     buffers: &mut BatchBuffers,
     pass: Pass<'_, '_>,
-    crew: &Crew<'_>,
+    threads: &PoolHandle<'_>,
     arena: &mut Arena,
-    probe: &dyn Probe,
+    probe: &dyn EvalCallback,
 ) -> Result<(), SessionError> {
     let refuse = |what: &'static str| {
         Err(SessionError::NotOnDevice {
@@ -122,7 +122,7 @@ pub(crate) fn offload(
             pause: None,
             hidden,
         };
-        forward(pass, crew, arena, &mut NoProbe)?;
+        forward(pass, threads, arena, &mut NoCallback)?;
     }
     places.clear();
     places.extend(slots.iter().take(1).flat_map(|slot| slot.kv.places()));

@@ -36,8 +36,8 @@ impl Engine {
         len: usize,
         f: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Result<(), SessionError> {
-        self.enter(&CancelToken::default(), |crew, _| {
-            crew.for_chunks(values, len, f);
+        self.enter(&CancelToken::default(), |threads, _| {
+            threads.for_chunks(values, len, f);
         })
     }
 }
@@ -92,17 +92,17 @@ impl<'e> OutputHead<'e> {
         );
         let w = self.weight().rows(tokens);
         let m = x.len() / w.n_in;
-        engine.enter(&CancelToken::default(), |crew, arena| {
+        engine.enter(&CancelToken::default(), |threads, arena| {
             let ctx = Ctx {
                 arch: model.arch(),
-                crew,
+                threads,
                 gguf: model.gguf(),
                 adapters: RowAdapters::All(&[]),
                 n_generated: m,
                 adapter_nanos: None,
                 products: None,
             };
-            with_scratch(model, crew, arena, m, |scratch| {
+            with_scratch(model, threads, arena, m, |scratch| {
                 linear(ctx, scratch, x, m, &mut [Product::of_weight(&w, y, m)]);
             })
         })??;

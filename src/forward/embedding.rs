@@ -13,7 +13,7 @@ pub(crate) fn embed(cx: &Context<'_, '_>, w: &Weights, x: &mut [f32], buffer: &m
         let bytes = table.row_bytes();
         arch.dequantize(table.dtype, &table.data(gguf)[i * bytes..][..bytes], x);
     };
-    cx.crew.when(x.len() > h.n_embd).for_chunk_pairs(
+    cx.threads.when(x.len() > h.n_embd).for_chunk_pairs(
         x,
         h.n_embd,
         buffer,

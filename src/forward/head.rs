@@ -1,7 +1,7 @@
 //! The head of a model: the last norm, and logits.
 
 use crate::compute::linear::Product;
-use crate::compute::probe::Tap;
+use crate::compute::probe::HookPoint;
 use crate::layers::context::{Context, Ends};
 use crate::layers::outputs::{Outputs, Wanted};
 use crate::layers::residual::Residual;
@@ -24,7 +24,7 @@ pub(super) fn head(
     }
     let normed = &mut s.normed[..n_outputs * h.n_embd];
     cx.norm(w.output_norm.as_ref(), &s.x[..n_outputs * h.n_embd], normed);
-    cx.probe.tensor(Tap::ResultNorm, 0, normed);
+    cx.probe.tensor(HookPoint::ResultNorm, 0, normed);
     match wanted {
         Wanted::Logits => {}
         Wanted::Both if h.raw_states => {
@@ -49,11 +49,11 @@ pub(super) fn head(
         .linear(normed, n_logits, products);
     if wanted != Wanted::Raw {
         let (transform, capped) = (h.logit_transform(), h.final_softcap.is_some());
-        cx.crew
+        cx.threads
             .when(capped)
             .for_chunks(logits, LOGITS, |_, logits| transform.row(logits));
     }
-    cx.probe.tensor(Tap::ResultOutput, 0, logits);
+    cx.probe.tensor(HookPoint::ResultOutput, 0, logits);
 }
 
 /// Of the rows with outputs, moves those with logits to the front.

@@ -20,7 +20,7 @@ pub(crate) use steps::{Cursor, N_PARTS, Part, Step};
 
 use crate::compute::ComputeError;
 use crate::compute::arena::Arena;
-use crate::compute::probe::{Probe, Tap};
+use crate::compute::probe::{EvalCallback, HookPoint};
 use crate::compute::tiles::Tiles;
 use crate::forward::buffers::Buffers;
 use crate::forward::embedding::embed;
@@ -36,7 +36,7 @@ use crate::layers::outputs::{Outputs, Wanted};
 use crate::layers::rows::{Rows, SlotView};
 use crate::layers::{compressed, dense_ffn, moe, recurrent, switch};
 use crate::model::{Model, Weights};
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 use std::sync::atomic::AtomicU64;
 
 /// Inputs and outputs of a pass.
@@ -71,9 +71,9 @@ pub(crate) type Pause<'a> = &'a dyn Fn(Step) -> bool;
 /// paused otherwise. After an error the cache contains nothing new that is valid.
 pub(crate) fn forward(
     pass: Pass<'_, '_>,
-    crew: &Crew<'_>,
+    threads: &PoolHandle<'_>,
     arena: &mut Arena,
-    probe: &mut dyn Probe,
+    probe: &mut dyn EvalCallback,
 ) -> Result<bool, ComputeError> {
     let Pass {
         model,
@@ -96,12 +96,12 @@ pub(crate) fn forward(
         n_outputs
     };
     let products = probe.products();
-    let sizes = sizes(model, crew.n_threads());
+    let sizes = sizes(model, threads.n_threads());
     let (of_context, buffers) = arena
         .plan(|frame| buffers::take(frame, sizes, slots.iter().map(SlotView::size), n_last))?;
     let mut cx = Context::new(
         (model.arch(), model.gguf(), h),
-        crew,
+        threads,
         slots,
         of_context,
         adapter_nanos,
@@ -181,7 +181,7 @@ impl<'a> Run<'a, '_> {
         }
         embed(cx, w, s.x, s.normed);
         b.optional.after_embedding(cx, w, s.x);
-        cx.tap(Tap::InpEmbd, s.x);
+        cx.tap(HookPoint::InpEmbd, s.x);
     }
 
     /// Computes a part of layer `i`.
@@ -246,7 +246,7 @@ impl<'a> Run<'a, '_> {
             };
             cx.norm(w.attn_norm.as_ref(), x, s.normed);
             s.replace(spec);
-            cx.tap(Tap::AttnNorm, s.normed);
+            cx.tap(HookPoint::AttnNorm, s.normed);
             b.optional.beside_mixer(cx, w, s);
         }
         if let FeedForward::Beside(w) = &w.ffn
@@ -298,7 +298,7 @@ impl<'a> Run<'a, '_> {
             s.add(cx, spec, w.post_attn_norm.as_ref());
         }
         b.optional.after_mixer(w, s.x);
-        cx.tap(Tap::FfnInp, s.x);
+        cx.tap(HookPoint::FfnInp, s.x);
         if spec.ffn != FfnSpec::None && !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
             b.optional.before_ffn(cx, w, s);
             let x = if w.residual_scores.is_some() {
@@ -308,7 +308,7 @@ impl<'a> Run<'a, '_> {
             };
             cx.norm(w.ffn_norm.as_ref(), x, s.normed);
             s.replace(spec);
-            cx.tap(Tap::FfnNorm, s.normed);
+            cx.tap(HookPoint::FfnNorm, s.normed);
         }
     }
 
@@ -318,7 +318,7 @@ impl<'a> Run<'a, '_> {
         } = self;
         let s = &mut b.residual;
         if spec.ffn != FfnSpec::None {
-            cx.tap(Tap::FfnOut, s.branch);
+            cx.tap(HookPoint::FfnOut, s.branch);
             if !b.optional.takes_ffn(cx, w, s) {
                 s.add(cx, spec, w.post_ffn_norm.as_ref());
             }
@@ -331,7 +331,7 @@ impl<'a> Run<'a, '_> {
         if let Some(scale) = w.output_scale {
             s.x.iter_mut().for_each(|x| *x *= scale);
         }
-        cx.tap(Tap::LOut, s.x);
+        cx.tap(HookPoint::LOut, s.x);
         if cx.rows == Rows::All {
             cx.pool(s.x);
         }

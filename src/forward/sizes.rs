@@ -5,7 +5,7 @@ use crate::compute::arena::Arena;
 use crate::compute::linear::Scratch;
 use crate::layers::sizes::Sizes;
 use crate::model::Model;
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 
 /// Sizes on which the buffers of a forward pass depend.
 pub(crate) fn sizes(model: &Model, n_threads: usize) -> Sizes<'_> {
@@ -21,12 +21,12 @@ pub(crate) fn sizes(model: &Model, n_threads: usize) -> Sizes<'_> {
 /// rows count as generated.
 pub(crate) fn with_scratch(
     model: &Model,
-    crew: &Crew<'_>,
+    threads: &PoolHandle<'_>,
     arena: &mut Arena,
     m: usize,
     f: impl FnOnce(&mut Scratch<'_>),
 ) -> Result<(), ComputeError> {
-    let sizes = sizes(model, crew.n_threads()).products();
+    let sizes = sizes(model, threads.n_threads()).products();
     f(&mut arena.plan(|frame| Scratch::take(frame, sizes, (m, 0), 0))?);
     Ok(())
 }

@@ -367,7 +367,7 @@ impl Gguf {
 
     /// Whether a copy would have huge pages and leave the same amount of memory free for other
     /// processes. Files of less than 32 MiB stay in the caches anyway.
-    pub fn worth_residence(&self) -> bool {
+    pub fn worth_copying(&self) -> bool {
         self.file_size() >= 32 << 20 && resident::worth_it(self.file_size() - self.resident_bytes())
     }
 

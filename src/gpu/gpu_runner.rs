@@ -246,7 +246,7 @@ impl<G: Gpu> GpuRunner<G> {
                 bytemuck::cast_slice(batch.hidden).to_vec()
             }
             Name::Input(Input::Tokens) => bytemuck::cast_slice(batch.tokens).to_vec(),
-            Name::Input(Input::Terms) => bytemuck::cast_slice(&plan.terms).to_vec(),
+            Name::Input(Input::AdmissionConfig) => bytemuck::cast_slice(&plan.terms).to_vec(),
             Name::Input(Input::OutputRows) => {
                 u32s(rows(Set::Outputs).map(|row| row as u32).collect())
             }

@@ -40,7 +40,7 @@ pub(crate) struct PrefixFolder {
 }
 
 /// A page's table, and its number in it.
-pub(super) type Place = [u32; 2];
+pub(super) type TableEntry = [u32; 2];
 
 /// File names: hashes of everything up to a block's end.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ pub(super) struct Found {
     path: PathBuf,
     /// Checksum of the bytes read so far.
     hash: u64,
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<TableEntry>,
 }
 
 impl PrefixFolder {
@@ -190,7 +190,7 @@ impl PrefixFolder {
 
     /// Writes the file that ends at position `end`, unless it exists. Failure is counted but not an
     /// error: the file is then missing.
-    pub(super) fn write(&self, keys: &Keys<'_>, end: usize, pages: &[(Place, &[u8])]) {
+    pub(super) fn write(&self, keys: &Keys<'_>, end: usize, pages: &[(TableEntry, &[u8])]) {
         let name = keys.name(end);
         let path = self.path.join(&name);
         if path.exists() {
@@ -213,7 +213,7 @@ impl PrefixFolder {
         &self,
         path: &Path,
         mut head: Vec<u8>,
-        pages: &[(Place, &[u8])],
+        pages: &[(TableEntry, &[u8])],
     ) -> io::Result<()> {
         head.extend_from_slice(&(pages.len() as u32).to_le_bytes());
         head.extend(
@@ -288,7 +288,7 @@ fn read_head(
     head: &[u8],
     end: usize,
     page_bytes: &[usize],
-) -> io::Result<Option<(u64, Vec<Place>)>> {
+) -> io::Result<Option<(u64, Vec<TableEntry>)>> {
     let n_bytes = file.metadata()?.len();
     let mut read = vec![0; head.len() + size_of::<u32>()];
     file.read_exact(&mut read)?;
@@ -299,7 +299,7 @@ fn read_head(
     else {
         return Ok(None);
     };
-    let of_places = u64::from(n_places) * size_of::<Place>() as u64;
+    let of_places = u64::from(n_places) * size_of::<TableEntry>() as u64;
     if of_places > n_bytes {
         return Ok(None);
     }
@@ -308,7 +308,7 @@ fn read_head(
     file.read_exact(&mut read[start..])?;
     let (words, _) = read[start..].as_chunks::<4>();
     let (places, _) = words.as_chunks::<2>();
-    let places: Vec<Place> = places
+    let places: Vec<TableEntry> = places
         .iter()
         .map(|place| place.map(u32::from_le_bytes))
         .collect();

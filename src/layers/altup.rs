@@ -145,7 +145,7 @@ impl<'a> Streams<'a> {
         self.active(h, x);
         self.route(on, h, w, x);
         let router = &*self.router;
-        on.crew
+        on.threads
             .when(x.len() > n)
             .for_chunks(self.all, n_stream * n, |row, all| {
                 let router = &router[row * n_stream..][..n_stream];
@@ -177,9 +177,12 @@ impl<'a> Streams<'a> {
         let (n, n_stream) = (h.n_embd, w.router.w.n_out);
         self.route(on, h, w, x);
         let router = &*self.router;
-        on.crew
-            .when(x.len() > n)
-            .for_chunk_pairs(self.all, n_stream * n, x, n, |row, all, x| {
+        on.threads.when(x.len() > n).for_chunk_pairs(
+            self.all,
+            n_stream * n,
+            x,
+            n,
+            |row, all, x| {
                 let router = &router[row * n_stream..][..n_stream];
                 x.iter_mut()
                     .zip(&*all)
@@ -195,7 +198,8 @@ impl<'a> Streams<'a> {
                     .zip(&*all)
                     .zip(&w.scale)
                     .for_each(|((x, active), scale)| *x = active * scale);
-            });
+            },
+        );
     }
 
     /// Adds `x` to all streams but the first.

@@ -15,7 +15,7 @@ pub(crate) use buffers::bytes;
 
 use crate::compute::ComputeError;
 use crate::compute::linear::Product;
-use crate::compute::probe::Tap;
+use crate::compute::probe::HookPoint;
 use crate::layers::compressed::buffers::Buffers;
 use crate::layers::compressed::see::Queries;
 use crate::layers::compressed::spec::CompressedSpec;
@@ -52,13 +52,13 @@ pub(crate) fn mixer(
         chosen,
         ..
     } = buffers;
-    let (arch, crew, eps, d) = (cx.arch, cx.crew, cx.h.norm_eps, spec.head_dim);
+    let (arch, threads, eps, d) = (cx.arch, cx.threads, cx.h.norm_eps, spec.head_dim);
     let (m, m_kv) = (cx.n_rows(), Rows::All.n_of(&cx.slots));
     let (cos, sin) = (&*cx.buffers.cos, &*cx.buffers.sin);
     let rotation = cx.slots[0].rope.rotation(arch, spec.rope, m_kv, cos, sin);
     let n_rot = cx.h.rope(spec.rope).n_dims;
     let raw = &*raw;
-    crew.when(m_kv > 1).for_chunks(kv, d, |row, kv| {
+    threads.when(m_kv > 1).for_chunks(kv, d, |row, kv| {
         arch.rms_norm(kv, &raw[row * d..][..d], &w.kv_norm, eps);
         rotation.apply(row, &mut kv[d - n_rot..]);
     });
@@ -70,7 +70,7 @@ pub(crate) fn mixer(
     for slot in &mut *cx.slots {
         let (pos, rows) = (slot.pos(), Rows::All.range(slot));
         let kv = &kv[rows.start * d..rows.end * d];
-        slot.kv.append(crew, arch, first, pos, kv, kv)?;
+        slot.kv.append(threads, arch, first, pos, kv, kv)?;
     }
     if let (Some(of), Some(w)) = (&spec.blocks, &w.blocks) {
         let of = (of, spec.rope, d, n_rot);
@@ -86,7 +86,7 @@ pub(crate) fn mixer(
     }
     let queries = Queries {
         arch,
-        crew,
+        threads,
         spec,
         first,
         rows: cx.rows,
@@ -110,7 +110,7 @@ fn project(
     b: &mut Buffers<'_>,
     s: &mut Residual<'_>,
 ) {
-    let (arch, crew, eps) = (cx.arch, cx.crew, cx.h.norm_eps);
+    let (arch, threads, eps) = (cx.arch, cx.threads, cx.h.norm_eps);
     let (m, m_kv) = (cx.n_rows(), Rows::All.n_of(&cx.slots));
     let mut on = cx.of_all();
     on.linear(s.normed, m_kv, &mut [Product::of(&w.kv, b.raw, m_kv)]);
@@ -130,7 +130,7 @@ fn project(
     let mut on = cx.of_rows();
     on.linear(x, m, &mut [Product::of(&w.q_a, b.low, m)]);
     let (low, n) = (&*b.low, spec.q_rank);
-    crew.when(m > 1).for_chunks(b.low_normed, n, |row, to| {
+    threads.when(m > 1).for_chunks(b.low_normed, n, |row, to| {
         arch.rms_norm(to, &low[row * n..][..n], &w.q_a_norm, eps);
     });
     on.linear(b.low_normed, m, &mut [Product::of(&w.q_b, b.q, m)]);
@@ -168,7 +168,7 @@ fn turn_queries(
     for slot in &*cx.slots {
         let (first, row, n_rows) = cx.rows.of(slot);
         let q = &mut q[row * width..(row + n_rows) * width];
-        cx.crew.when(n_rows > 1).for_chunks(q, width, |j, q| {
+        cx.threads.when(n_rows > 1).for_chunks(q, width, |j, q| {
             for q in q.chunks_exact_mut(n) {
                 if let Some(eps) = eps {
                     let factor = crate::layers::norm::rms_factor(arch, q, eps);
@@ -191,11 +191,13 @@ fn turn_back(cx: &Context<'_, '_>, spec: &CompressedSpec, n_rot: usize, out: &mu
     for slot in &*cx.slots {
         let (first, row, n_rows) = cx.rows.of(slot);
         let out = &mut out[row * width..(row + n_rows) * width];
-        cx.crew.when(n_rows > 1).for_chunks(out, width, |j, out| {
-            for out in out.chunks_exact_mut(spec.head_dim) {
-                rotation.undo(slot.row + first + j, &mut out[spec.head_dim - n_rot..]);
-            }
-        });
+        cx.threads
+            .when(n_rows > 1)
+            .for_chunks(out, width, |j, out| {
+                for out in out.chunks_exact_mut(spec.head_dim) {
+                    rotation.undo(slot.row + first + j, &mut out[spec.head_dim - n_rot..]);
+                }
+            });
     }
 }
 
@@ -209,10 +211,10 @@ fn output(
 ) {
     let (n_group, rank) = (spec.n_out_group, spec.out_rank);
     let width = spec.n_head * spec.head_dim / n_group;
-    cx.tap(Tap::KqvOut, out);
+    cx.tap(HookPoint::KqvOut, out);
     let branch = &mut s.branch[..m * w.out_b.w.n_out];
     let mut on = cx.of_rows();
-    let workers = on.crew.when(m > 1);
+    let workers = on.threads.when(m > 1);
     for group in 0..n_group {
         workers.for_chunks(grouped, width, |row, to| {
             to.copy_from_slice(&out[(row * n_group + group) * width..][..width]);
@@ -225,5 +227,5 @@ fn output(
         });
     }
     on.linear(mixed, m, &mut [Product::of(&w.out_b, branch, m)]);
-    cx.tap(Tap::AttnOut, branch);
+    cx.tap(HookPoint::AttnOut, branch);
 }

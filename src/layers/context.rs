@@ -3,7 +3,7 @@
 use crate::arch::Arch;
 use crate::compute::arena::Frame;
 use crate::compute::linear::{Ctx, RowAdapters, RowCtx, Scratch, SlotAdapters};
-use crate::compute::probe::{Probe, ProductProbe, Tap};
+use crate::compute::probe::{EvalCallback, HookPoint, ProductCallback};
 use crate::gguf::Gguf;
 use crate::layers::hparams::Hparams;
 use crate::layers::indexer::selection::Selection;
@@ -14,14 +14,14 @@ use crate::layers::rows::{Rows, SlotSize, SlotView};
 use crate::layers::sizes::Sizes;
 use crate::layers::switch::buffers::SwitchBuffers;
 use crate::lora::Attached;
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicU64;
 
 /// Context of a component in a pass.
 pub(crate) struct Context<'a, 's> {
     pub(crate) arch: Arch,
-    pub(crate) crew: &'a Crew<'a>,
+    pub(crate) threads: &'a PoolHandle<'a>,
     pub(crate) gguf: &'a Gguf,
     pub(crate) h: &'a Hparams,
     pub(crate) slots: Slots<'a, 's>,
@@ -35,8 +35,8 @@ pub(crate) struct Context<'a, 's> {
     /// See [`Ctx::adapter_nanos`].
     pub(crate) adapter_nanos: &'a AtomicU64,
     /// See [`Ctx::products`].
-    pub(crate) products: Option<&'a dyn ProductProbe>,
-    pub(crate) probe: &'a mut dyn Probe,
+    pub(crate) products: Option<&'a dyn ProductCallback>,
+    pub(crate) probe: &'a mut dyn EvalCallback,
 }
 
 /// Memory that all components share.
@@ -113,15 +113,15 @@ impl<'a, 's> Context<'a, 's> {
     /// At the beginning of layer `layer`.
     pub(crate) fn new(
         (arch, gguf, h): (Arch, &'a Gguf, &'a Hparams),
-        crew: &'a Crew<'a>,
+        threads: &'a PoolHandle<'a>,
         slots: &'a mut [SlotView<'s>],
         buffers: ContextBuffers<'a>,
         adapter_nanos: &'a AtomicU64,
-        probe: &'a mut dyn Probe,
+        probe: &'a mut dyn EvalCallback,
     ) -> Context<'a, 's> {
         Context {
             arch,
-            crew,
+            threads,
             gguf,
             h,
             slots: Slots(slots),
@@ -196,7 +196,7 @@ impl<'a, 's> Context<'a, 's> {
         RowCtx {
             ctx: Ctx {
                 arch: self.arch,
-                crew: self.crew,
+                threads: self.threads,
                 gguf: self.gguf,
                 adapters,
                 n_generated,
@@ -211,7 +211,7 @@ impl<'a, 's> Context<'a, 's> {
     pub(crate) fn plain(&self) -> Ctx<'a> {
         Ctx {
             arch: self.arch,
-            crew: self.crew,
+            threads: self.threads,
             gguf: self.gguf,
             adapters: RowAdapters::All(&[]),
             n_generated: 0,
@@ -226,7 +226,7 @@ impl<'a, 's> Context<'a, 's> {
     }
 
     /// Shows a tensor of the layer to the probe.
-    pub(crate) fn tap(&mut self, tap: Tap, values: &[f32]) {
+    pub(crate) fn tap(&mut self, tap: HookPoint, values: &[f32]) {
         self.probe.tensor(tap, self.layer, values);
     }
 

@@ -30,7 +30,7 @@ impl<'a> EmbeddingSkip<'a> {
     /// `x += factor · embeddings`.
     pub(crate) fn add(&self, cx: &Context<'_, '_>, factor: f32, x: &mut [f32]) {
         let (arch, n) = (cx.arch, cx.h.n_embd);
-        cx.crew.when(x.len() > n).for_chunks(x, n, |row, x| {
+        cx.threads.when(x.len() > n).for_chunks(x, n, |row, x| {
             arch.add_scaled(x, &self.0[row * n..][..n], factor);
         });
     }

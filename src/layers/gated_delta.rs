@@ -244,7 +244,7 @@ pub(crate) fn mix<'a>(
     let length_eps = spec.length_eps.unwrap_or(EPS);
     let (convolved, beta, rate) = (&*convolved, &*beta, &*rate);
     pass.cx
-        .crew
+        .threads
         .when(m > 1)
         .for_chunks(feed, n_feed(spec), |row, feed| {
             feed[..n_channel].copy_from_slice(&convolved[row * n_channel..][..n_channel]);
@@ -274,7 +274,7 @@ pub(crate) fn mix<'a>(
         });
     pass.recur(&Rule(spec), (feed, n_feed(spec)), by_part, out);
     pass.cx
-        .crew
+        .threads
         .when(m > 1)
         .for_chunk_pairs(gate, n_out, out, n_out, |_, gate, out| {
             for head in out.chunks_exact_mut(d_v) {

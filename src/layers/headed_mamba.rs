@@ -154,7 +154,7 @@ pub(crate) fn mix<'a>(
     }
     pass.linear(dt_low, m, &mut [Product::of(&w.dt, dt, m)]);
     let (convolved, dt, low) = (&*convolved, &*dt, &*low);
-    let workers = pass.cx.crew.when(m > 1);
+    let workers = pass.cx.threads.when(m > 1);
     workers.for_chunks(feed, n_feed, |row, feed| {
         feed[..n_inner].copy_from_slice(&convolved[row * n_inner..][..n_inner]);
         feed[n_inner..][..2 * n_state].copy_from_slice(&low[row * n_low..][..2 * n_state]);
@@ -165,7 +165,7 @@ pub(crate) fn mix<'a>(
             .for_each(|(to, dt)| *to = softplus(*dt));
     });
     pass.recur(&Scan { spec, w }, (feed, n_feed), by_part, out);
-    let workers = pass.cx.crew.when(m > 1);
+    let workers = pass.cx.threads.when(m > 1);
     workers.for_chunk_pairs(out, width, input, 2 * width, |_, out, input| {
         out.iter_mut()
             .zip(&*input)

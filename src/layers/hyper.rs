@@ -87,10 +87,10 @@ impl<'a> HyperStreams<'a> {
             Connection::LowRank(w) => return self.read_low_rank(&mut on, (h, spec, w), x),
         };
         self.products(&mut on, h, w);
-        let crew = on.crew.when(x.len() > h.n_embd);
-        crew.for_chunks(self.weights, n_weight, |_, weights| spec.weigh(w, weights));
+        let threads = on.threads.when(x.len() > h.n_embd);
+        threads.for_chunks(self.weights, n_weight, |_, weights| spec.weigh(w, weights));
         let (all, weights) = (&*self.all, &*self.weights);
-        crew.for_chunks(x, h.n_embd, |row, x| {
+        threads.for_chunks(x, h.n_embd, |row, x| {
             let all = &all[row * spec.n_stream * h.n_embd..];
             sum(all, &weights[row * n_weight..][..spec.n_stream], x);
         });
@@ -100,8 +100,8 @@ impl<'a> HyperStreams<'a> {
     pub(crate) fn write(&mut self, cx: &Context<'_, '_>, spec: &HyperSpec, branch: &[f32]) {
         let (arch, n, n_stream, n_weight) = (cx.arch, cx.h.n_embd, spec.n_stream, spec.n_weight());
         let weights = &*self.weights;
-        let crew = cx.crew.when(branch.len() > n);
-        crew.for_chunks(self.all, n_stream * n, |row, all| {
+        let threads = cx.threads.when(branch.len() > n);
+        threads.for_chunks(self.all, n_stream * n, |row, all| {
             let weights = &weights[row * n_weight..][..n_weight];
             let first = match spec.kind {
                 HyperKind::LowRank { .. } => 0,
@@ -125,13 +125,13 @@ impl<'a> HyperStreams<'a> {
         x: &mut [f32],
     ) {
         let n_stream = spec.n_stream;
-        let crew = on.crew.when(x.len() > h.n_embd);
+        let threads = on.threads.when(x.len() > h.n_embd);
         if let Some(Connection::LowRank(w)) = w {
             return self.read_low_rank(&mut on, (h, spec, w), x);
         }
         if let Some(Connection::Weighed(w)) = w {
             self.products(&mut on, h, w);
-            crew.for_chunks(self.weights, n_stream, |_, weights| {
+            threads.for_chunks(self.weights, n_stream, |_, weights| {
                 for (weight, base) in weights.iter_mut().zip(&w.base) {
                     *weight = sigmoid(*weight * w.scale[0] + base) + spec.eps;
                 }
@@ -140,7 +140,7 @@ impl<'a> HyperStreams<'a> {
             self.weights.fill(1.0 / n_stream as f32);
         }
         let (all, weights) = (&*self.all, &*self.weights);
-        crew.for_chunks(x, h.n_embd, |row, x| {
+        threads.for_chunks(x, h.n_embd, |row, x| {
             let all = &all[row * n_stream * h.n_embd..];
             sum(all, &weights[row * n_stream..][..n_stream], x);
         });
@@ -151,11 +151,13 @@ impl<'a> HyperStreams<'a> {
         let (arch, n) = (on.arch, w.w.w.n_in);
         let m = self.all.len() / n;
         let all = &*self.all;
-        on.crew.when(m > 1).for_chunks(self.normed, n, |row, to| {
-            let all = &all[row * n..][..n];
-            let factor = rms_factor(arch, all, h.norm_eps);
-            to.iter_mut().zip(all).for_each(|(to, x)| *to = x * factor);
-        });
+        on.threads
+            .when(m > 1)
+            .for_chunks(self.normed, n, |row, to| {
+                let all = &all[row * n..][..n];
+                let factor = rms_factor(arch, all, h.norm_eps);
+                to.iter_mut().zip(all).for_each(|(to, x)| *to = x * factor);
+            });
         on.ctx.adapters = RowAdapters::All(&[]);
         let weights = &mut self.weights[..m * w.w.w.n_out];
         on.linear(self.normed, m, &mut [Product::of(&w.w, weights, m)]);

@@ -18,7 +18,7 @@ use crate::layers::indexer::spec::{IndexKind, IndexSpec, MAX_INDEX_DIM};
 use crate::layers::indexer::weights::Indexer;
 use crate::layers::rope::Rotation;
 use crate::layers::rows::{Rows, SlotView};
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 
 /// Epsilon of the norm of keys.
 const NORM_EPS: f32 = 1e-6;
@@ -99,7 +99,7 @@ impl<'a> IndexBuffers<'a> {
         (spec, w): (&IndexSpec, &Indexer),
         kv_layer: usize,
     ) -> Result<(), ComputeError> {
-        let (arch, crew, eps) = (cx.arch, cx.crew, cx.h.norm_eps);
+        let (arch, threads, eps) = (cx.arch, cx.threads, cx.h.norm_eps);
         let m_kv = Rows::All.n_of(&cx.slots);
         let (cos, sin) = (&*cx.buffers.cos, &*cx.buffers.sin);
         let turn = Turn {
@@ -110,7 +110,8 @@ impl<'a> IndexBuffers<'a> {
             n_rot: spec.rope.map_or(0, |id| cx.h.rope(id).n_dims),
         };
         let raw = &*self.raw;
-        crew.when(m_kv > 1)
+        threads
+            .when(m_kv > 1)
             .for_chunks(self.k, spec.head_dim, |row, k| {
                 let raw = &raw[row * spec.head_dim..][..spec.head_dim];
                 if spec.kind == IndexKind::Mean {
@@ -144,13 +145,13 @@ impl<'a> IndexBuffers<'a> {
             let (pos, rows) = (slot.pos(), Rows::All.range(slot));
             let rows = rows.start * spec.head_dim..rows.end * spec.head_dim;
             let (k, pool) = (&self.k[rows.clone()], self.pool.get(rows).unwrap_or(&[]));
-            slot.kv.append(crew, arch, kv_layer, pos, k, pool)?;
+            slot.kv.append(threads, arch, kv_layer, pos, k, pool)?;
         }
         let mut selection = std::mem::take(&mut cx.buffers.selection);
         for slot in &*cx.slots {
             let index = Index {
                 arch,
-                crew,
+                threads,
                 spec,
                 pool: w.pool.as_ref().map(|(_, places)| places.as_slice()),
                 mean: (spec.kind == IndexKind::Mean).then_some((w.k_norm.as_slice(), eps)),
@@ -187,7 +188,7 @@ impl Turn<'_> {
 /// The index of a layer in a pass.
 struct Index<'a> {
     arch: Arch,
-    crew: &'a Crew<'a>,
+    threads: &'a PoolHandle<'a>,
     spec: &'a IndexSpec,
     /// See [`Indexer::pool`].
     pool: Option<&'a [f32]>,
@@ -214,7 +215,7 @@ impl Index<'_> {
             let scores = &mut scores[..n_pages * n_rows * n_choice * KV_BLOCK];
             if !spec.sees_all(last) {
                 let of_page = n_rows * n_choice * KV_BLOCK;
-                self.crew.for_chunks(scores, of_page, |page, scores| {
+                self.threads.for_chunks(scores, of_page, |page, scores| {
                     self.score(slot, page, row, scores);
                 });
             }
@@ -222,7 +223,7 @@ impl Index<'_> {
             let choices = row * n_choice..(row + n_rows) * n_choice;
             let counts = &mut to.counts[choices.clone()];
             let positions = &mut to.positions[choices.start * width..choices.end * width];
-            self.crew.when(n_rows > 1).for_chunk_pairs(
+            self.threads.when(n_rows > 1).for_chunk_pairs(
                 counts,
                 1,
                 positions,

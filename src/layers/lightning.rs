@@ -77,13 +77,13 @@ pub(crate) fn mix<'a>(
     let n = spec.n_out();
     let products = &mut [Product::of(&w.qkv, feed, m), Product::of(&w.gate, gate, m)];
     pass.linear(x, m, products);
-    let workers = pass.cx.crew.when(m > 1);
+    let workers = pass.cx.threads.when(m > 1);
     workers.for_chunks(feed, 3 * n, |_, feed| {
         feed.iter_mut().for_each(|x| *x = silu(*x))
     });
     pass.recur(&Scan(spec), (feed, 3 * n), by_part, out);
     let (arch, eps) = (pass.cx.arch, pass.cx.h.norm_eps);
-    let workers = pass.cx.crew.when(m > 1);
+    let workers = pass.cx.threads.when(m > 1);
     // Outputs by part are read no longer.
     workers.for_chunk_pairs(by_part, n, out, n, |_, normed, out| {
         arch.rms_norm(normed, out, &w.norm, eps);

@@ -181,9 +181,9 @@ pub(crate) fn mix<'a>(
         to.copy_from_slice(&low[..dt_rank]);
     }
     pass.linear(dt_low, m, &mut [Product::of(&w.dt, dt, m)]);
-    let (crew, n_feed) = (pass.cx.crew.when(m > 1), 2 * n_inner + 2 * n_state);
+    let (threads, n_feed) = (pass.cx.threads.when(m > 1), 2 * n_inner + 2 * n_state);
     let (convolved, dt, low) = (&*convolved, &*dt, &*low);
-    crew.for_chunks(feed, n_feed, |row, feed| {
+    threads.for_chunks(feed, n_feed, |row, feed| {
         feed[..n_inner].copy_from_slice(&convolved[row * n_inner..][..n_inner]);
         let dt = &dt[row * n_inner..][..n_inner];
         feed[n_inner..]
@@ -198,8 +198,8 @@ pub(crate) fn mix<'a>(
         by_part,
         out,
     );
-    let crew = pass.cx.crew.when(m > 1);
-    crew.for_chunk_pairs(out, n_inner, input, 2 * n_inner, |_, out, input| {
+    let threads = pass.cx.threads.when(m > 1);
+    threads.for_chunk_pairs(out, n_inner, input, 2 * n_inner, |_, out, input| {
         let gate = &mut input[n_inner..];
         arch.silu_mul(gate, out);
         out.copy_from_slice(gate);

@@ -121,7 +121,7 @@ pub(crate) fn mix<'a>(
     channels.copy_from_slice(convolved);
     let (given, convolved) = (&*input, &*channels);
     pass.cx
-        .crew
+        .threads
         .when(m > 1)
         .for_chunks(feed, n_channel + n_head, |row, feed| {
             feed[..n_channel].copy_from_slice(&convolved[row * n_channel..][..n_channel]);
@@ -134,7 +134,7 @@ pub(crate) fn mix<'a>(
     pass.recur(&Scan { spec, w }, (feed, n_channel + n_head), by_part, out);
     let (arch, eps, width) = (pass.cx.arch, pass.cx.h.norm_eps, n_inner / spec.n_group);
     pass.cx
-        .crew
+        .threads
         .when(m > 1)
         .for_chunk_pairs(out, n_inner, input, n_input, |_, out, input| {
             let gate = &mut input[..n_inner];

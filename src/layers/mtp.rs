@@ -30,13 +30,15 @@ impl<'a> MtpBuffers<'a> {
     pub(crate) fn begin(&mut self, cx: &mut Context<'_, '_>, w: &MtpInput, x: &mut [f32]) {
         let (arch, h, n) = (cx.arch, cx.h, cx.h.n_embd);
         let (m, slots, embeddings) = (x.len() / n, &cx.slots, &*x);
-        cx.crew.when(m > 1).for_chunks(self.0, 2 * n, |row, both| {
-            let (slot, _) = slots.token(row);
-            let (embd, state) = both.split_at_mut(n);
-            let of_token = &slot.states[(row - slot.row) * n..][..n];
-            norm_row(arch, h, &w.embd_norm, &embeddings[row * n..][..n], embd);
-            norm_row(arch, h, &w.state_norm, of_token, state);
-        });
+        cx.threads
+            .when(m > 1)
+            .for_chunks(self.0, 2 * n, |row, both| {
+                let (slot, _) = slots.token(row);
+                let (embd, state) = both.split_at_mut(n);
+                let of_token = &slot.states[(row - slot.row) * n..][..n];
+                norm_row(arch, h, &w.embd_norm, &embeddings[row * n..][..n], embd);
+                norm_row(arch, h, &w.state_norm, of_token, state);
+            });
         let mut on = cx.of_all();
         on.ctx.adapters = RowAdapters::All(&[]);
         on.linear(self.0, m, &mut [Product::of(&w.proj, x, m)]);

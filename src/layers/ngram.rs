@@ -84,7 +84,7 @@ impl<'a> NgramBuffers<'a> {
         streams: &mut [f32],
     ) {
         self.embed(cx, spec, w);
-        let (arch, crew, h) = (cx.arch, cx.crew, cx.h);
+        let (arch, threads, h) = (cx.arch, cx.threads, cx.h);
         let (n_embd, m) = (h.n_embd, self.feed.len());
         let n = streams.len() / m;
         let mut on = cx.of_all();
@@ -95,7 +95,7 @@ impl<'a> NgramBuffers<'a> {
         ];
         on.linear(self.embd, m, products);
         let (all, value) = (&*streams, &*self.value);
-        let workers = crew.when(m > 1);
+        let workers = threads.when(m > 1);
         workers.for_chunk_pairs(self.keys, n, self.values, n, |row, keys, values| {
             let value = &value[row * n_embd..][..n_embd];
             norm_streams(arch, h.norm_eps, &w.key_norm, keys, n_embd);
@@ -153,7 +153,7 @@ impl<'a> NgramBuffers<'a> {
         mixing.recur(&last, (self.feed, 1), self.room, self.windows);
         let (arch, gguf, n) = (cx.arch, cx.gguf, spec.n_row_embd);
         let (table, bytes, windows) = (w.table.data(gguf), w.table.row_bytes(), &*self.windows);
-        let workers = cx.crew.when(self.feed.len() > 1);
+        let workers = cx.threads.when(self.feed.len() > 1);
         workers.for_chunks(self.embd, spec.n_embd(), |row, embd| {
             let mut window = [0; MAX_GRAM];
             let window = &mut window[..spec.n_gram];

@@ -33,7 +33,7 @@ pub(crate) fn norm_with(
     let Some(norm) = norm else {
         return y.copy_from_slice(x);
     };
-    ctx.crew
+    ctx.threads
         .when(y.len() > h.n_embd)
         .for_chunks(y, h.n_embd, |i, y| {
             let x = &x[i * h.n_embd..][..h.n_embd];

@@ -55,7 +55,7 @@ impl<'a> PerLayerBuffers<'a> {
         cx.of_all().linear(x, m, products);
         let (table, bytes) = (w.table.data(cx.gguf), w.table.row_bytes());
         let (scale, table_scale) = (1.0 / (h.n_embd as f32).sqrt(), (w.norm.len() as f32).sqrt());
-        let (workers, slots) = (cx.crew.when(m > 1), &cx.slots);
+        let (workers, slots) = (cx.threads.when(m > 1), &cx.slots);
         workers.for_chunk_pairs(self.of_tokens, n, self.table, n, |row, x, of_token| {
             // Images have the vectors of the first token, the one that pads.
             let token = slots.image(row).map_or_else(|| slots.token(row).1, |_| 0);
@@ -93,7 +93,7 @@ impl<'a> PerLayerBuffers<'a> {
         let (gate, of_tokens) = (&mut self.gate[..m * n], &*self.of_tokens);
         let mut on = cx.of_rows();
         on.linear(x, m, &mut [Product::of(&w.gate, gate, m)]);
-        on.crew.when(m > 1).for_chunks(gate, n, |row, gate| {
+        on.threads.when(m > 1).for_chunks(gate, n, |row, gate| {
             let of_token = &of_tokens[(row * h.n_layer + layer) * n..][..n];
             arch.gelu_mul(gate, of_token);
         });

@@ -41,7 +41,10 @@ impl Mixing<'_, '_, '_> {
         out: &mut [f32],
     ) {
         let &mut Context {
-            arch, crew, cell, ..
+            arch,
+            threads,
+            cell,
+            ..
         } = &mut *self.cx;
         let (n_parts, n_out) = (recurrence.n_parts(), recurrence.n_out());
         let width = n_out / n_parts;
@@ -49,23 +52,32 @@ impl Mixing<'_, '_, '_> {
             let rows = Rows::All.range(slot);
             let out = &mut out[rows.start * n_out..rows.end * n_out];
             let feeds = &feeds[rows.start * n_feed..rows.end * n_feed];
-            slot.kv.recur(crew, cell, feeds, &mut |state, feeds, rows| {
-                let (n, n_state) = (feeds.len() / n_feed, state.len() / n_parts);
-                let by_part = &mut by_part[..n * n_out];
-                crew.for_chunk_pairs(state, n_state, by_part, n * width, |part, state, out| {
-                    for (feed, out) in feeds.chunks_exact(n_feed).zip(out.chunks_exact_mut(width)) {
-                        recurrence.step(arch, part, state, feed, out);
-                    }
+            slot.kv
+                .recur(threads, cell, feeds, &mut |state, feeds, rows| {
+                    let (n, n_state) = (feeds.len() / n_feed, state.len() / n_parts);
+                    let by_part = &mut by_part[..n * n_out];
+                    threads.for_chunk_pairs(
+                        state,
+                        n_state,
+                        by_part,
+                        n * width,
+                        |part, state, out| {
+                            for (feed, out) in
+                                feeds.chunks_exact(n_feed).zip(out.chunks_exact_mut(width))
+                            {
+                                recurrence.step(arch, part, state, feed, out);
+                            }
+                        },
+                    );
+                    let Some(rows) = rows else { return };
+                    let by_part = &*by_part;
+                    let to = &mut out[rows.start * n_out..rows.end * n_out];
+                    threads.when(n > 1).for_chunks(to, n_out, |row, to| {
+                        for (part, to) in to.chunks_exact_mut(width).enumerate() {
+                            to.copy_from_slice(&by_part[(part * n + row) * width..][..width]);
+                        }
+                    });
                 });
-                let Some(rows) = rows else { return };
-                let by_part = &*by_part;
-                let to = &mut out[rows.start * n_out..rows.end * n_out];
-                crew.when(n > 1).for_chunks(to, n_out, |row, to| {
-                    for (part, to) in to.chunks_exact_mut(width).enumerate() {
-                        to.copy_from_slice(&by_part[(part * n + row) * width..][..width]);
-                    }
-                });
-            });
         }
         self.cx.cell += 1;
     }

@@ -58,7 +58,7 @@ impl<'a> Residual<'a> {
             }
             _ => &**branch,
         };
-        ctx.crew
+        ctx.threads
             .when(x.len() > h.n_embd)
             .for_chunks(x, h.n_embd, |i, x| {
                 let branch = &branch[i * h.n_embd..][..h.n_embd];

@@ -70,7 +70,7 @@ impl<'a> Checkpoints<'a> {
     /// Mean of the first `n_past` checkpoints and of `x`.
     fn mix(&self, cx: &Context<'_, '_>, n_past: usize, w: &[f32], x: &[f32], y: &mut [f32]) {
         let (arch, eps, n, m, all) = (cx.arch, cx.h.norm_eps, cx.h.n_embd, self.m, &*self.all);
-        cx.crew.when(y.len() > n).for_chunks(y, n, |row, y| {
+        cx.threads.when(y.len() > n).for_chunks(y, n, |row, y| {
             let of = |i: usize| match i {
                 i if i < n_past => &all[(i * m + row) * n..][..n],
                 _ => &x[row * n..][..n],

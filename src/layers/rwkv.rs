@@ -339,7 +339,7 @@ fn six(
     let (n, first) = (spec.n_embd(), &w6.first);
     let (r, k, v, decays) = (&*b.r, &*b.k, &*b.v, &*b.decay);
     pass.cx
-        .crew
+        .threads
         .when(m > 1)
         .for_chunks(b.feed, 4 * n, |row, feed| {
             let row = row * n..(row + 1) * n;
@@ -370,7 +370,7 @@ fn linear(
     let n_group = n / n_key;
     let scale = 1.0 / (d as f32).sqrt();
     let (r, k, v, decays) = (&*b.r, &*b.k, &*b.v, &*b.decay);
-    let workers = pass.cx.crew.when(m > 1);
+    let workers = pass.cx.threads.when(m > 1);
     workers.for_chunks(b.feed, 4 * n, |row, feed| {
         let [r, decays] = [r, decays].map(|x| &x[row * n..][..n]);
         let [k, v] = [k, v].map(|x| &x[row * n_key..][..n_key]);
@@ -446,7 +446,7 @@ fn seven(
     }
     let (r, v, rate, decay) = (&*b.r, &*b.v, &*b.rate, &*b.decay);
     pass.cx
-        .crew
+        .threads
         .when(m > 1)
         .for_chunk_pairs(b.feed, 6 * n, b.k, n, |row, feed, k| {
             let [r, v, rate, decay] = [r, v, rate, decay].map(|x| &x[row * n..][..n]);

@@ -1,7 +1,7 @@
 //! Adapters in memory.
 
 use crate::lora::AdapterError;
-use crate::lora::site::{Base, Site};
+use crate::lora::site::{Base, TargetModule};
 use crate::quant::DType;
 use half::f16;
 use std::borrow::Cow;
@@ -143,14 +143,14 @@ impl Term {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adapter {
     arch: String,
-    sites: Arc<[Site]>,
+    sites: Arc<[TargetModule]>,
     /// One entry per site.
     terms: Vec<Option<Term>>,
     alpha: f32,
 }
 
 /// Largest rank that a matrix may have: a file with a rank above both of its sides is damaged.
-pub(super) fn max_rank(site: &Site) -> usize {
+pub(super) fn max_rank(site: &TargetModule) -> usize {
     site.n_in.max(site.n_out)
 }
 
@@ -160,7 +160,7 @@ impl Adapter {
         base: Base<'_>,
         rank: usize,
         seed: u64,
-        targets: impl Fn(&Site) -> bool,
+        targets: impl Fn(&TargetModule) -> bool,
     ) -> Result<Adapter, AdapterError> {
         let mut adapter = Adapter::empty_for(base);
         adapter.alpha = rank as f32;
@@ -219,7 +219,7 @@ impl Adapter {
     /// # Panics
     /// If its shape is not that of the site's matrix.
     pub fn set_term(&mut self, site: usize, term: Term) {
-        let Site { n_in, n_out, .. } = self.sites[site];
+        let TargetModule { n_in, n_out, .. } = self.sites[site];
         assert_eq!(
             (term.a.len(), term.b.len()),
             (term.rank * n_in, term.rank * n_out),
@@ -235,7 +235,7 @@ impl Adapter {
     }
 
     /// All sites of the model; [`Adapter::term`] uses their indices.
-    pub fn sites(&self) -> &Arc<[Site]> {
+    pub fn sites(&self) -> &Arc<[TargetModule]> {
         &self.sites
     }
 

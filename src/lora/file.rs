@@ -9,7 +9,7 @@
 use crate::gguf::{Gguf, TensorInfo, Writer};
 use crate::lora::AdapterError;
 use crate::lora::adapter::{Adapter, Factor, Term, max_rank};
-use crate::lora::site::{Base, Site};
+use crate::lora::site::{Base, TargetModule};
 use crate::quant::{DType, dequantize_row};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ const A: &str = ".lora_a";
 const B: &str = ".lora_b";
 
 /// Ranges of sites by the name of their tensor.
-pub(super) fn sites_by_tensor(sites: &[Site]) -> HashMap<&str, Range<usize>> {
+pub(super) fn sites_by_tensor(sites: &[TargetModule]) -> HashMap<&str, Range<usize>> {
     let mut all = HashMap::new();
     for (i, site) in sites.iter().enumerate() {
         // The matrices of a tensor follow each other.
@@ -161,7 +161,7 @@ impl Adapter {
 }
 
 /// Dimensions of `lora_a` and `lora_b`, in ggml's order (row length first).
-fn dims(site: &Site, rank: usize, n_expert: usize) -> [Vec<u64>; 2] {
+fn dims(site: &TargetModule, rank: usize, n_expert: usize) -> [Vec<u64>; 2] {
     let a = if site.is_embedding() {
         [rank, site.n_in, n_expert]
     } else {
@@ -175,7 +175,7 @@ fn dims(site: &Site, rank: usize, n_expert: usize) -> [Vec<u64>; 2] {
 /// Reads the terms of one tensor's sites.
 fn terms(
     gguf: &Gguf,
-    sites: &[Site],
+    sites: &[TargetModule],
     a: &TensorInfo,
     b: &TensorInfo,
 ) -> Result<Vec<Term>, AdapterError> {

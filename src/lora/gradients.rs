@@ -1,6 +1,6 @@
 //! Gradients of an adapter.
 
-use crate::lora::site::Site;
+use crate::lora::site::TargetModule;
 use crate::lora::{Adapter, AdapterError, Term};
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// its terms, stored like the term.
 #[derive(Clone, Debug)]
 pub struct Gradients {
-    sites: Arc<[Site]>,
+    sites: Arc<[TargetModule]>,
     terms: Vec<Option<Term>>,
 }
 
@@ -20,7 +20,7 @@ impl Gradients {
 
     /// Zeros for the terms of the sites that `targets` selects; the others are constants. Layers
     /// below the lowest selected site are not differentiated, and cost nothing.
-    pub fn for_terms(adapter: &Adapter, targets: impl Fn(&Site) -> bool) -> Gradients {
+    pub fn for_terms(adapter: &Adapter, targets: impl Fn(&TargetModule) -> bool) -> Gradients {
         let sites = Arc::clone(adapter.sites());
         let zeros = |term: &Term| {
             Term::new(
@@ -91,7 +91,7 @@ impl Gradients {
     }
 
     /// Sites of the model; [`Gradients::term`] uses their indices.
-    pub fn sites(&self) -> &Arc<[Site]> {
+    pub fn sites(&self) -> &Arc<[TargetModule]> {
         &self.sites
     }
 

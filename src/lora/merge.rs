@@ -5,7 +5,7 @@ use crate::gguf::{Gguf, TensorInfo, Writer};
 use crate::lora::AdapterError;
 use crate::lora::adapter::{Adapter, Attached, Term};
 use crate::lora::file::sites_by_tensor;
-use crate::lora::site::{Base, Site};
+use crate::lora::site::{Base, TargetModule};
 use crate::quant::{DType, QuantError, dequantize_row, quantize_row};
 use rayon::prelude::*;
 use std::io::{self, Write};
@@ -105,7 +105,7 @@ pub(crate) fn merge<'a>(
 struct Job<'a> {
     gguf: &'a Gguf,
     arch: Arch,
-    all_sites: &'a [Site],
+    all_sites: &'a [TargetModule],
     name: String,
     /// Tensor from which it is made.
     from: &'a TensorInfo,
@@ -185,7 +185,10 @@ impl Job<'_> {
 }
 
 /// Pairs of column and row whose outer products add up to the change of a tensor.
-fn rank_ones<'t>(site: &Site, term: &'t Term) -> impl Iterator<Item = (&'t [f32], &'t [f32])> {
+fn rank_ones<'t>(
+    site: &TargetModule,
+    term: &'t Term,
+) -> impl Iterator<Item = (&'t [f32], &'t [f32])> {
     let is_embedding = site.is_embedding();
     let pairs = term
         .a()

@@ -6,7 +6,7 @@
 
 use crate::lora::AdapterError;
 use crate::lora::adapter::{Adapter, Term, uniform};
-use crate::lora::site::Site;
+use crate::lora::site::TargetModule;
 use crate::lora::svd::{Rows, truncate, truncate_dense};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -190,7 +190,7 @@ fn total_weight(adapters: &[(&Adapter, f32)]) -> f64 {
 fn merged_term(
     adapters: &[(&Adapter, f32)],
     changes: &[Change<'_>],
-    site: &Site,
+    site: &TargetModule,
     i: usize,
     rank: usize,
     options: &MergeOptions,
@@ -236,7 +236,7 @@ impl<'t> Change<'t> {
     }
 
     /// Row `r` of `s·B·A`, not weighted.
-    fn row(&self, site: &Site, r: usize) -> Vec<f64> {
+    fn row(&self, site: &TargetModule, r: usize) -> Vec<f64> {
         let mut row = vec![0.0; site.n_in];
         for (a, b) in self
             .term
@@ -256,7 +256,7 @@ impl<'t> Change<'t> {
 /// `Σ factor·ΔW` of rank `rank`.
 fn sum(
     changes: &[Change<'_>],
-    site: &Site,
+    site: &TargetModule,
     rank: usize,
     factor: impl Fn(&Change<'_>) -> f64,
 ) -> Term {
@@ -310,7 +310,7 @@ fn inner(x: &Change<'_>, y: &Change<'_>) -> f64 {
     x.scale * y.scale * a.iter().zip(&b).map(|(a, b)| a * b).sum::<f64>()
 }
 
-fn ties(changes: &[Change<'_>], site: &Site, density: f64) -> Vec<f32> {
+fn ties(changes: &[Change<'_>], site: &TargetModule, density: f64) -> Vec<f32> {
     let n = site.n_in * site.n_out;
     let n_kept = ((density * n as f64) as usize).clamp(1, n);
     // The magnitude below which values of a change are trimmed.
@@ -358,7 +358,13 @@ fn ties(changes: &[Change<'_>], site: &Site, density: f64) -> Vec<f32> {
     merged
 }
 
-fn dare(changes: &[Change<'_>], site: &Site, density: f64, seed: u64, index: usize) -> Vec<f32> {
+fn dare(
+    changes: &[Change<'_>],
+    site: &TargetModule,
+    density: f64,
+    seed: u64,
+    index: usize,
+) -> Vec<f32> {
     let mut merged = vec![0.0; site.n_in * site.n_out];
     merged
         .par_chunks_exact_mut(site.n_in)

@@ -42,5 +42,5 @@ pub(crate) use merge::merge;
 pub use merge_adapters::{MergeMethod, MergeOptions, merge_adapters};
 pub use optimiser::{Adam, Optimiser, Sgd, change_norm};
 pub use registry::AdapterRegistry;
-pub use site::Site;
+pub use site::TargetModule;
 pub(crate) use site::{Base, TOKEN_EMBD, in_layer};

@@ -1,7 +1,7 @@
 //! Adapters by name, as many in memory as a budget allows.
 
 use crate::gguf::Gguf;
-use crate::lora::site::{Base, Site};
+use crate::lora::site::{Base, TargetModule};
 use crate::lora::{Adapter, AdapterError};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub struct AdapterRegistry {
     arch: String,
-    sites: Arc<[Site]>,
+    sites: Arc<[TargetModule]>,
     budget: u64,
     /// The most recently used last.
     entries: Mutex<Vec<Entry>>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 /// A matrix that an adapter can change: `W: (n_out, n_in)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Site {
+pub struct TargetModule {
     /// Name of its tensor in the file; a head that shares the embedding table is called
     /// `output.weight`, too.
     pub tensor: Arc<str>,
@@ -17,7 +17,7 @@ pub struct Site {
     pub n_out: usize,
 }
 
-impl Site {
+impl TargetModule {
     /// Index of its layer, if it is in one.
     pub fn layer(&self) -> Option<usize> {
         in_layer(&self.tensor).map(|(layer, _)| layer)
@@ -44,7 +44,7 @@ pub(crate) struct Base<'a> {
     /// `general.architecture`.
     pub(crate) arch: &'a str,
     /// Its target modules, by site number.
-    pub(crate) sites: &'a Arc<[Site]>,
+    pub(crate) sites: &'a Arc<[TargetModule]>,
 }
 
 /// Name of the embedding table.

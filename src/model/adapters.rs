@@ -1,7 +1,7 @@
 //! Adapters of a model: files that fit it, new ones, and weights with adapters merged into them.
 
 use crate::gguf::{Gguf, Writer};
-use crate::lora::{Adapter, AdapterError, AdapterRegistry, Base, Site, merge};
+use crate::lora::{Adapter, AdapterError, AdapterRegistry, Base, TargetModule, merge};
 use crate::model::Model;
 use crate::quant::DType;
 use std::borrow::Cow;
@@ -73,7 +73,7 @@ impl Adapter {
     /// uniformly from `±1/√n_in` (He et al., arXiv 1502.01852, the usual initialisation of
     /// LoRA), `B` is zero: the model is unchanged until the adapter is trained. The strength
     /// `alpha` is `rank`, so that `s = 1`. Sites include routers, the head and the embedding
-    /// table; [`Site::part`] tells them apart.
+    /// table; [`TargetModule::part`] tells them apart.
     ///
     /// # Errors
     /// If the rank is 0 or larger than a selected matrix, or no site is selected.
@@ -81,7 +81,7 @@ impl Adapter {
         model: &Model,
         rank: usize,
         seed: u64,
-        targets: impl Fn(&Site) -> bool,
+        targets: impl Fn(&TargetModule) -> bool,
     ) -> Result<Adapter, AdapterError> {
         Adapter::zeros_for(model.base(), rank, seed, targets)
     }

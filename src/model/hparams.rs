@@ -7,7 +7,7 @@ use crate::layers::layer::spec::{FfnSpec, LayerSpec, Mixer};
 use crate::layers::norm::spec::NormKind;
 use crate::layers::rope::spec::Rope;
 use crate::model::ModelError;
-use crate::model::keys::{Has, Keys};
+use crate::model::keys::{Keys, MixerKind};
 
 impl Hparams {
     /// A plain llama with the sizes of the file, which families then modify.
@@ -16,7 +16,7 @@ impl Hparams {
         norm: NormKind,
         ffn: Vec<FfnSpec>,
     ) -> Result<Hparams, ModelError> {
-        Hparams::hybrid(keys, norm, ffn, vec![Has::Attention; keys.n_layer])
+        Hparams::hybrid(keys, norm, ffn, vec![MixerKind::Attention; keys.n_layer])
     }
 
     /// The same, but that not all layers have attention.
@@ -24,7 +24,7 @@ impl Hparams {
         keys: &Keys<'_>,
         norm: NormKind,
         ffn: Vec<FfnSpec>,
-        mixers: Vec<Has>,
+        mixers: Vec<MixerKind>,
     ) -> Result<Hparams, ModelError> {
         let n_embd = keys.count("embedding_length", 1 << 17)?;
         let heads = Heads::of(keys, &mixers, n_embd)?;
@@ -36,10 +36,10 @@ impl Hparams {
         let layers = mixers.iter().zip(ffn).enumerate();
         let layers = layers.map(|(i, (mixer, ffn))| LayerSpec {
             mixer: match mixer {
-                Has::Attention => Mixer::Attention(heads.attention(i)),
-                Has::Both(spec) => Mixer::Both(heads.attention(i), spec.clone()),
-                Has::Recurrent(spec) => Mixer::Recurrent(spec.clone()),
-                Has::Nothing => Mixer::None,
+                MixerKind::Attention => Mixer::Attention(heads.attention(i)),
+                MixerKind::Both(spec) => Mixer::Both(heads.attention(i), spec.clone()),
+                MixerKind::Recurrent(spec) => Mixer::Recurrent(spec.clone()),
+                MixerKind::Nothing => Mixer::None,
             },
             ffn,
             ..LayerSpec::default()
@@ -74,8 +74,8 @@ impl Hparams {
     }
 }
 
-fn has_attention(mixer: &Has) -> bool {
-    matches!(mixer, Has::Attention | Has::Both(_))
+fn has_attention(mixer: &MixerKind) -> bool {
+    matches!(mixer, MixerKind::Attention | MixerKind::Both(_))
 }
 
 /// Epsilon of all norms, under the key of their kind or of the other one.
@@ -101,7 +101,7 @@ struct Heads {
 }
 
 impl Heads {
-    fn of(keys: &Keys<'_>, mixers: &[Has], n_embd: usize) -> Result<Heads, ModelError> {
+    fn of(keys: &Keys<'_>, mixers: &[MixerKind], n_embd: usize) -> Result<Heads, ModelError> {
         // Files say 0 of layers that have no attention.
         let range = usize::from(mixers.iter().all(has_attention))..=1024;
         let n_head = keys.opt_counts("attention.head_count", range.clone())?;

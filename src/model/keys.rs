@@ -20,7 +20,7 @@ pub(crate) const MAX_TAPS: usize = 64;
 
 /// What mixes tokens in a layer, before the sizes of attention are known.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Has {
+pub(crate) enum MixerKind {
     Attention,
     Recurrent(RecurrentSpec),
     Both(RecurrentSpec),
@@ -466,14 +466,14 @@ impl<'a> Keys<'a> {
     }
 
     /// Attention in the layers with key/value heads, `spec` in the others.
-    pub(crate) fn attention_or(&self, spec: &RecurrentSpec) -> Result<Vec<Has>, ModelError> {
+    pub(crate) fn attention_or(&self, spec: &RecurrentSpec) -> Result<Vec<MixerKind>, ModelError> {
         let n_head_kv = self.opt_counts("attention.head_count_kv", 0..=1024)?;
         let n_head_kv = n_head_kv.ok_or_else(|| self.missing("attention.head_count_kv"))?;
         let mixer = |n| {
             if n > 0 {
-                Has::Attention
+                MixerKind::Attention
             } else {
-                Has::Recurrent(spec.clone())
+                MixerKind::Recurrent(spec.clone())
             }
         };
         Ok(n_head_kv.into_iter().map(mixer).collect())

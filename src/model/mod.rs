@@ -51,7 +51,7 @@ pub use crate::layers::recurrent::spec::RecurrentSpec;
 pub use crate::layers::rope::spec::{Rope, RopeId, RopeOrder, RopeScaling};
 pub use crate::layers::rwkv::spec::{ChannelMixSpec, TimeMixRanks, TimeMixSpec};
 pub use crate::layers::switch::spec::SwitchSpec;
-pub use crate::lora::Site;
+pub use crate::lora::TargetModule;
 pub use error::ModelError;
 pub use keys::Unknown;
 use keys::UnknownNames;
@@ -60,7 +60,7 @@ pub(crate) use weights::Weights;
 /// Where weights are read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Residence {
+pub enum WeightPlacement {
     /// From the mapped file: memory is shared with other processes that map it.
     #[default]
     Mapped,
@@ -100,7 +100,7 @@ pub enum Device {
     },
 }
 
-/// Tokens a model decodes before [`Residence::Background`] begins to copy, so that a process that
+/// Tokens a model decodes before [`WeightPlacement::Background`] begins to copy, so that a process that
 /// only reads a prompt does not copy.
 pub const DECODES: u32 = 16;
 
@@ -110,7 +110,7 @@ pub const DECODES: u32 = 16;
 pub enum OpenStage {
     /// Reading the header and binding tensors.
     Bind,
-    /// Copying weights, with [`Residence::Copied`].
+    /// Copying weights, with [`WeightPlacement::Copied`].
     Copy,
 }
 
@@ -121,11 +121,11 @@ type Progress<'p> = Box<dyn FnMut(OpenStage, f32) -> bool + 'p>;
 /// Options for opening a model.
 ///
 /// ```
-/// use ruvllm::model::{OpenOptions, Residence};
+/// use ruvllm::model::{OpenOptions, WeightPlacement};
 ///
 /// # fn main() -> Result<(), ruvllm::ModelError> {
 /// let model = OpenOptions::new()
-///     .residence(Residence::Background)
+///     .placement(WeightPlacement::Background)
 ///     .progress(|stage, share| {
 ///         println!("{stage:?}: {:.0} %", 100.0 * share);
 ///         true // go on
@@ -136,7 +136,7 @@ type Progress<'p> = Box<dyn FnMut(OpenStage, f32) -> bool + 'p>;
 #[derive(Default)]
 pub struct OpenOptions<'p> {
     arch: Option<Arch>,
-    residence: Residence,
+    placement: WeightPlacement,
     unknown: Unknown,
     device: Device,
     overrides: Vec<(String, Value)>,
@@ -149,14 +149,14 @@ impl fmt::Debug for OpenOptions<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let OpenOptions {
             arch,
-            residence,
+            placement,
             unknown,
             device,
             ..
         } = self;
         write!(
             f,
-            "OpenOptions {{ arch: {arch:?}, residence: {residence:?}, unknown: {unknown:?}, device: {device:?}, .. }}"
+            "OpenOptions {{ arch: {arch:?}, residence: {placement:?}, unknown: {unknown:?}, device: {device:?}, .. }}"
         )
     }
 }
@@ -174,10 +174,10 @@ impl<'p> OpenOptions<'p> {
         self
     }
 
-    /// Sets where weights are read from. Default [`Residence::Mapped`].
+    /// Sets where weights are read from. Default [`WeightPlacement::Mapped`].
     #[must_use]
-    pub fn residence(mut self, residence: Residence) -> Self {
-        self.residence = residence;
+    pub fn placement(mut self, placement: WeightPlacement) -> Self {
+        self.placement = placement;
         self
     }
 
@@ -295,7 +295,7 @@ impl<'p> OpenOptions<'p> {
         if let Some(limit) = memory_limit.filter(|&limit| need > limit) {
             return Err(ModelError::MemoryLimit { need, limit });
         }
-        if self.residence == Residence::Copied {
+        if self.placement == WeightPlacement::Copied {
             let mut cancelled = false;
             let copied = gguf.make_resident(&mut |share| {
                 cancelled = !progress(OpenStage::Copy, share);
@@ -329,10 +329,10 @@ impl<'p> OpenOptions<'p> {
             tokenizer,
             arch,
             // A GPU reads the map itself.
-            residence: if self.device == Device::Cpu {
-                self.residence
+            placement: if self.device == Device::Cpu {
+                self.placement
             } else {
-                Residence::Mapped
+                WeightPlacement::Mapped
             },
             device: self.device,
             memory_limit,
@@ -359,7 +359,7 @@ struct Inner {
     mtp: Result<Option<Model>, ModelError>,
     tokenizer: Option<Arc<Tokenizer>>,
     arch: Arch,
-    residence: Residence,
+    placement: WeightPlacement,
     device: Device,
     memory_limit: Option<u64>,
     auto: bool,
@@ -400,10 +400,10 @@ impl Model {
         OpenOptions::new().open_gguf(gguf)
     }
 
-    /// Does now what [`Residence::Background`] would do later, so that measurements see the same
+    /// Does now what [`WeightPlacement::Background`] would do later, so that measurements see the same
     /// memory throughout.
     pub fn settle(&self) {
-        if self.0.residence == Residence::Background && self.gguf().worth_residence() {
+        if self.0.placement == WeightPlacement::Background && self.gguf().worth_copying() {
             // If there is no memory for a copy, the map is used.
             let _ = self.gguf().make_resident(&mut |_| true);
         }
@@ -413,14 +413,14 @@ impl Model {
     pub(crate) fn decoded(&self) {
         let Inner {
             gguf,
-            residence,
+            placement,
             decoded,
             ..
         } = &*self.0;
-        if *residence == Residence::Background
+        if *placement == WeightPlacement::Background
             && decoded.load(Ordering::Relaxed) < DECODES
             && decoded.fetch_add(1, Ordering::Relaxed) + 1 == DECODES
-            && gguf.worth_residence()
+            && gguf.worth_copying()
         {
             gguf.make_resident_in_background();
         }
@@ -510,8 +510,8 @@ impl Model {
     }
 
     /// Where weights are read from.
-    pub(crate) fn residence(&self) -> Residence {
-        self.0.residence
+    pub(crate) fn placement(&self) -> WeightPlacement {
+        self.0.placement
     }
 
     /// Most bytes of memory that it may take with an engine and its sessions: see
@@ -665,7 +665,7 @@ impl Model {
     }
 
     /// Matrices that adapters can change; adapters index them in this order.
-    pub fn sites(&self) -> &Arc<[Site]> {
+    pub fn sites(&self) -> &Arc<[TargetModule]> {
         &self.weights().sites
     }
 

@@ -15,7 +15,7 @@ use crate::gguf::Gguf;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::LayerSpec;
 use crate::model::weights::Weights;
-use crate::model::{Device, Inner, Model, ModelError, Residence};
+use crate::model::{Device, Inner, Model, ModelError, WeightPlacement};
 use crate::tokenizer::Tokenizer;
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ pub(super) fn bind(
         mtp: Ok(None),
         tokenizer: tokenizer.cloned(),
         arch,
-        residence: Residence::Mapped,
+        placement: WeightPlacement::Mapped,
         device: Device::Cpu,
         memory_limit: None,
         auto: false,

@@ -11,7 +11,7 @@ use crate::layers::norm::weights::Norm;
 use crate::layers::per_layer_embedding::PerLayerInputs;
 use crate::layers::rope::weights::RopeFactors;
 use crate::layers::stacks::Stacks;
-use crate::lora::Site;
+use crate::lora::TargetModule;
 use crate::quant::DType;
 use std::sync::Arc;
 
@@ -46,12 +46,12 @@ pub(crate) struct Weights {
     /// Every combination of format and row length among the matrices.
     pub(crate) shapes: Vec<(DType, usize)>,
     /// Matrices that adapters can change.
-    pub(crate) sites: Arc<[Site]>,
+    pub(crate) sites: Arc<[TargetModule]>,
 }
 
 impl Weights {
     /// Frobenius norm, estimated from some rows, evenly spaced.
-    pub(crate) fn site_norm(&self, gguf: &Gguf, site: &Site) -> f32 {
+    pub(crate) fn site_norm(&self, gguf: &Gguf, site: &TargetModule) -> f32 {
         const ROWS: usize = 64;
         let tensor = gguf
             .tensor(&site.tensor)

@@ -2,7 +2,7 @@
 
 use crate::clock::Timer;
 use crate::decode::answer::Answer;
-use crate::decode::output::{PieceWriter, Timings};
+use crate::decode::output::{TextWriter, Timings};
 use crate::decode::speculative::ngram::RecentTexts;
 use crate::decode::speculative::{Speculation, Speculator};
 use crate::engine::SessionError;
@@ -13,7 +13,7 @@ use crate::engine::sequence::Sequence;
 use crate::kv::Reserved;
 use crate::lora::Adapter;
 use crate::scheduler::ScheduleError;
-use crate::scheduler::live::{Live, Place, RequestRows};
+use crate::scheduler::live::{Live, Permit, RequestRows};
 use crate::scheduler::request::{Observer, Request, RequestId};
 use crate::scheduler::stream::{self, Stream, Wake};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -56,7 +56,7 @@ impl Default for ScheduleOptions {
 }
 
 /// Everything that admission depends on; does not change.
-pub(crate) struct Terms {
+pub(crate) struct AdmissionConfig {
     pub(crate) engine: Engine,
     pub(crate) options: ScheduleOptions,
     /// An empty sequence, of which those of requests are forks.
@@ -108,12 +108,12 @@ pub(super) fn reserve(
     ))
 }
 
-impl Terms {
+impl AdmissionConfig {
     pub(crate) fn new(
         engine: &Engine,
         options: &ScheduleOptions,
         observer: Box<dyn Observer>,
-    ) -> Result<Terms, SessionError> {
+    ) -> Result<AdmissionConfig, SessionError> {
         let session = &options.session;
         let sizes = [
             ("n_batch", session.n_batch),
@@ -133,7 +133,7 @@ impl Terms {
                 what: "many requests",
             });
         }
-        Ok(Terms {
+        Ok(AdmissionConfig {
             engine: engine.clone(),
             options: options.clone(),
             empty: engine.sequence(session)?,
@@ -151,10 +151,10 @@ impl Terms {
         self.n_requests.load(Ordering::Relaxed)
     }
 
-    pub(super) fn place(&self) -> Result<Place, ScheduleError> {
+    pub(super) fn place(&self) -> Result<Permit, ScheduleError> {
         let max = self.options.max_requests;
         let before = self.n_requests.fetch_add(1, Ordering::Relaxed);
-        let place = Place(Arc::clone(&self.n_requests));
+        let place = Permit(Arc::clone(&self.n_requests));
         if before < max {
             Ok(place)
         } else {
@@ -169,7 +169,7 @@ impl Terms {
         wake: &Arc<Wake>,
     ) -> Result<(Box<Live>, Stream), ScheduleError> {
         let place = self.place()?;
-        let mut writer = PieceWriter::new(self.engine.model(), request.special);
+        let mut writer = TextWriter::new(self.engine.model(), request.special);
         if !writer.has_text() {
             return Err(SessionError::NoTokenizer.into());
         }

@@ -5,7 +5,7 @@ use crate::compute::hook::TokenKind;
 use crate::compute::pooling::Pooling;
 use crate::decode::DecodeError;
 use crate::decode::answer::Answer;
-use crate::decode::output::{Piece, Timings};
+use crate::decode::output::{Timings, TokenText};
 use crate::decode::speculative::{Asked, Speculator};
 use crate::engine::SessionError;
 use crate::engine::batch::Slot;
@@ -81,7 +81,7 @@ pub(crate) struct Live {
     pub(super) is_reading: bool,
     pub(super) since: Timer,
     pub(super) timings: Timings,
-    pub(super) _place: Place,
+    pub(super) _place: Permit,
 }
 
 impl Live {
@@ -248,11 +248,11 @@ impl Live {
         let rows = logits.chunks_exact(seq.model().hparams().n_vocab);
         let mut pieces = Vec::with_capacity(rows.len() + 1);
         if self.n_unseen == n_prompt {
-            pieces.push(Piece::new(self.answer.text.tokens[0]));
+            pieces.push(TokenText::new(self.answer.text.tokens[0]));
         }
         let behind = &self.answer.text.tokens[end + 1 - rows.len()..n_prompt];
         for (&token, logits) in behind.iter().zip(rows) {
-            let mut piece = Piece::new(token);
+            let mut piece = TokenText::new(token);
             let writer = &self.answer.writer;
             writer.tell(&mut piece, &mut self.sampler, logits);
             pieces.push(piece);
@@ -263,9 +263,9 @@ impl Live {
 }
 
 /// One of [`ScheduleOptions::max_requests`], until it is dropped.
-pub(super) struct Place(pub(super) Arc<AtomicUsize>);
+pub(super) struct Permit(pub(super) Arc<AtomicUsize>);
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

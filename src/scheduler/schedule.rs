@@ -26,7 +26,7 @@ use crate::kv::KvError;
 use crate::layers::outputs::Outputs;
 use crate::lora::Adapter;
 use crate::scheduler::ScheduleError;
-use crate::scheduler::admission::{ScheduleOptions, Terms};
+use crate::scheduler::admission::{AdmissionConfig, ScheduleOptions};
 use crate::scheduler::live::{Live, RequestRows};
 use crate::scheduler::pacing::Pace;
 use crate::scheduler::request::{NoObserver, Observer, Request};
@@ -63,7 +63,7 @@ const PROMPT_LOGITS_BESIDE: usize = 16;
 /// # Ok(()) }
 /// ```
 pub struct Schedule {
-    pub(super) terms: Arc<Terms>,
+    pub(super) terms: Arc<AdmissionConfig>,
     wake: Arc<Wake>,
     /// Both lists are in the order of ranks.
     pub(super) queue: VecDeque<Box<Live>>,
@@ -113,11 +113,11 @@ impl Schedule {
         options: &ScheduleOptions,
         observer: impl Observer + 'static,
     ) -> Result<Schedule, SessionError> {
-        let terms = Terms::new(engine, options, Box::new(observer))?;
+        let terms = AdmissionConfig::new(engine, options, Box::new(observer))?;
         Ok(Schedule::on(Arc::new(terms), Arc::default()))
     }
 
-    pub(crate) fn on(terms: Arc<Terms>, wake: Arc<Wake>) -> Schedule {
+    pub(crate) fn on(terms: Arc<AdmissionConfig>, wake: Arc<Wake>) -> Schedule {
         // A device computes whole passes.
         let pace = Pace::new(
             terms
@@ -469,7 +469,7 @@ impl Schedule {
 
     /// Most rows of a pass, beside so many that decode, in prompts whose logits are requested.
     fn max_prompt_logits(&self, n_decoding: usize) -> usize {
-        let Terms {
+        let AdmissionConfig {
             engine, options, ..
         } = &*self.terms;
         match engine.model().memory_limit() {
@@ -617,7 +617,7 @@ impl Schedule {
     /// Goes on with running request `i` after a pass that computed its rows as `slot`, or alone
     /// after one that failed. Returns whether it still runs.
     fn follow(&mut self, i: usize, slot: Option<usize>) -> bool {
-        let Terms {
+        let AdmissionConfig {
             engine, observer, ..
         } = &*self.terms;
         let live = &mut self.running[i];

@@ -1,7 +1,7 @@
 //! The answer of a request, passed from the schedule to its reader.
 
 use crate::compute::pooling::PooledStates;
-use crate::decode::output::{Finish, Piece};
+use crate::decode::output::{Finish, TokenText};
 use crate::scheduler::ScheduleError;
 use crate::scheduler::request::RequestId;
 use std::collections::VecDeque;
@@ -54,7 +54,7 @@ struct Channel {
 
 #[derive(Debug, Default)]
 struct State {
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<TokenText>,
     outcome: Option<Result<Finish, ScheduleError>>,
     pooled: PooledStates,
     /// Whether the reader lags behind: from `n_pieces` waiting pieces on, until half of them are
@@ -116,7 +116,7 @@ impl Sender {
         self.0.lock().is_paused
     }
 
-    pub(crate) fn send(&self, pieces: impl Iterator<Item = Piece>) {
+    pub(crate) fn send(&self, pieces: impl Iterator<Item = TokenText>) {
         self.0.tell(|state| {
             state.pieces.extend(pieces);
             state.is_paused |= state.pieces.len() >= self.0.n_pieces;
@@ -182,7 +182,7 @@ impl Stream {
     pub fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Piece, ScheduleError>>> {
+    ) -> Poll<Option<Result<TokenText, ScheduleError>>> {
         let channel = Arc::clone(&self.channel);
         let mut state = channel.lock();
         let piece = self.take(&mut state);
@@ -200,7 +200,7 @@ impl Stream {
         self.map(|piece| Ok(piece?.text)).collect()
     }
 
-    fn take(&mut self, state: &mut State) -> Poll<Option<Result<Piece, ScheduleError>>> {
+    fn take(&mut self, state: &mut State) -> Poll<Option<Result<TokenText, ScheduleError>>> {
         if self.is_over {
             return Poll::Ready(None);
         }
@@ -229,7 +229,7 @@ impl Stream {
 }
 
 impl Iterator for Stream {
-    type Item = Result<Piece, ScheduleError>;
+    type Item = Result<TokenText, ScheduleError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let channel = Arc::clone(&self.channel);

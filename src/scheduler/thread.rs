@@ -2,7 +2,7 @@
 
 use crate::engine::engine::Engine;
 use crate::scheduler::ScheduleError;
-use crate::scheduler::admission::{ScheduleOptions, Terms};
+use crate::scheduler::admission::{AdmissionConfig, ScheduleOptions};
 use crate::scheduler::live::Live;
 use crate::scheduler::request::{NoObserver, Observer, Request};
 use crate::scheduler::schedule::Schedule;
@@ -36,7 +36,7 @@ pub struct Scheduler(Arc<Handle>);
 
 /// State shared by all handles.
 struct Handle {
-    terms: Arc<Terms>,
+    terms: Arc<AdmissionConfig>,
     inbox: Arc<Inbox>,
 }
 
@@ -81,7 +81,7 @@ impl Scheduler {
         options: &ScheduleOptions,
         observer: impl Observer + 'static,
     ) -> Result<Scheduler, ScheduleError> {
-        let terms = Arc::new(Terms::new(engine, options, Box::new(observer))?);
+        let terms = Arc::new(AdmissionConfig::new(engine, options, Box::new(observer))?);
         let inbox = Arc::<Inbox>::default();
         let schedule = Schedule::on(Arc::clone(&terms), Arc::clone(&inbox.wake));
         let drive = {

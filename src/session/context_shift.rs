@@ -68,8 +68,8 @@ impl Session {
                 .for_each(|rotation| rotation.apply(0, key))
         };
         let gone = first..first + n_pages;
-        let outcome = engine.enter(cancel, |crew, _| {
-            seq.kv.shift(crew, arch, gone.clone(), &turn)
+        let outcome = engine.enter(cancel, |threads, _| {
+            seq.kv.shift(threads, arch, gone.clone(), &turn)
         })?;
         match outcome {
             Ok(()) => {

@@ -12,7 +12,7 @@ use crate::engine::batch::Slot;
 use crate::engine::sequence::Sequence;
 use crate::layers::outputs::Outputs;
 use crate::layers::unsupported::Unsupported;
-use crate::lora::Site;
+use crate::lora::TargetModule;
 use crate::lora::{Adapter, AdapterError, Attached, Gradients, Optimiser};
 use crate::model::Model;
 use crate::session::GradientError;
@@ -91,7 +91,7 @@ impl Task<'_> {
 }
 
 /// Where the gradients are.
-fn of_terms(gradients: &Gradients) -> impl Iterator<Item = &Site> {
+fn of_terms(gradients: &Gradients) -> impl Iterator<Item = &TargetModule> {
     gradients.terms().map(|(i, _)| &gradients.sites()[i])
 }
 
@@ -231,7 +231,9 @@ impl Session {
                 at,
                 pauses,
             };
-            if engine.enter(cancel, |crew, arena| backward(pass, crew, arena, gradients))?? {
+            if engine.enter(cancel, |threads, arena| {
+                backward(pass, threads, arena, gradients)
+            })?? {
                 break;
             }
             if let Some(between) = &mut between {

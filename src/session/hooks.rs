@@ -1,7 +1,7 @@
 //! The hook of a session, and what a hook sees.
 
 use crate::compute::hook::{OutputHook, OutputRows, TokenKind};
-use crate::compute::probe::NoProbe;
+use crate::compute::probe::NoCallback;
 use crate::engine::SessionError;
 use crate::session::session::Session;
 use std::any::Any;
@@ -45,6 +45,13 @@ impl Session {
         each: &mut dyn FnMut(OutputRows<'_>),
     ) -> Result<(), SessionError> {
         self.catch_up()?;
-        self.passes(TokenKind::Prompt, tokens, first, true, &mut NoProbe, each)
+        self.passes(
+            TokenKind::Prompt,
+            tokens,
+            first,
+            true,
+            &mut NoCallback,
+            each,
+        )
     }
 }

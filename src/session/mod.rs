@@ -20,6 +20,6 @@ pub use gradients::{Task, cross_entropy, divergence, log_sum};
 pub use memory::SessionMemory;
 #[cfg(feature = "vision")]
 pub use parts::{EncodedPrompt, Part, PartsError};
-pub use profile::Preset;
+pub use profile::Profile;
 pub use session::Session;
 pub use store::{KeptSession, KeptSessions, SessionName};

@@ -1,11 +1,11 @@
 //! Prompts of texts and images.
 
 use crate::compute::hook::TokenKind;
-use crate::compute::probe::NoProbe;
+use crate::compute::probe::NoCallback;
 use crate::engine::{CancelToken, Engine, SessionError};
 use crate::layers::spans::Span;
 use crate::session::session::Session;
-use crate::vision::{Encoded, Image, ImageOptions, Piece, Projector, VisionError};
+use crate::vision::{Encoded, Image, ImageOptions, LayoutPart, Projector, VisionError};
 use std::sync::Arc;
 
 /// A part of a prompt.
@@ -97,8 +97,8 @@ impl Engine {
         if let Some(encoded) = projector.cached(image, options) {
             return Ok(encoded);
         }
-        let encoded = self.enter(cancel, |crew, arena| {
-            projector.encode(crew, arena, image, options)
+        let encoded = self.enter(cancel, |threads, arena| {
+            projector.encode(threads, arena, image, options)
         })?;
         Ok(encoded?)
     }
@@ -215,7 +215,7 @@ impl Session {
             TokenKind::Prompt,
             &tokens[n..],
             first.saturating_sub(n),
-            &mut NoProbe,
+            &mut NoCallback,
             &mut |i, logits| each(n + i, logits),
         );
         if outcome.is_err() {
@@ -269,8 +269,8 @@ impl PromptWriter<'_> {
         let mut row = 0;
         for piece in projector.pieces(&encoded, index) {
             match piece {
-                Piece::Text(text) => self.text.get_or_insert_default().push_str(&text),
-                Piece::Embeddings(n) => {
+                LayoutPart::Text(text) => self.text.get_or_insert_default().push_str(&text),
+                LayoutPart::Embeddings(n) => {
                     self.end_text()?;
                     let start = self.prompt.tokens.len();
                     let span = projector.span(&encoded, row..row + n, start);

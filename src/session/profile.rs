@@ -8,7 +8,7 @@ use crate::layers::hparams::Hparams;
 /// the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Preset {
+pub enum Profile {
     /// 4,096 tokens in half precision.
     Chat,
     /// 16,384 tokens, less precise the farther back they are.
@@ -19,22 +19,22 @@ pub enum Preset {
     Code,
 }
 
-impl Preset {
+impl Profile {
     /// All of them.
-    pub const ALL: [Preset; 4] = [
-        Preset::Chat,
-        Preset::LongChat,
-        Preset::Document,
-        Preset::Code,
+    pub const ALL: [Profile; 4] = [
+        Profile::Chat,
+        Profile::LongChat,
+        Profile::Document,
+        Profile::Code,
     ];
 
     /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
-            Preset::Chat => "chat",
-            Preset::LongChat => "long-chat",
-            Preset::Document => "document",
-            Preset::Code => "code",
+            Profile::Chat => "chat",
+            Profile::LongChat => "long-chat",
+            Profile::Document => "document",
+            Profile::Code => "code",
         }
     }
 
@@ -42,10 +42,10 @@ impl Preset {
     /// as the model was trained for.
     pub fn options(self, h: &Hparams) -> SessionOptions {
         let (n_ctx, k, v, tiers) = match self {
-            Preset::Chat => (4096, KvType::F16, KvType::F16, None),
-            Preset::LongChat => (16384, KvType::F16, KvType::F16, Some(KvTiers::default())),
-            Preset::Document => (32768, KvType::Q8, KvType::Q8, None),
-            Preset::Code => (16384, KvType::F16, KvType::Q8, None),
+            Profile::Chat => (4096, KvType::F16, KvType::F16, None),
+            Profile::LongChat => (16384, KvType::F16, KvType::F16, Some(KvTiers::default())),
+            Profile::Document => (32768, KvType::Q8, KvType::Q8, None),
+            Profile::Code => (16384, KvType::F16, KvType::Q8, None),
         };
         SessionOptions {
             n_ctx: Some(h.n_ctx_train.min(n_ctx)),
@@ -57,11 +57,13 @@ impl Preset {
     }
 }
 
-impl std::str::FromStr for Preset {
+impl std::str::FromStr for Profile {
     type Err = &'static str;
 
-    fn from_str(name: &str) -> Result<Preset, &'static str> {
-        let found = Preset::ALL.into_iter().find(|preset| preset.name() == name);
+    fn from_str(name: &str) -> Result<Profile, &'static str> {
+        let found = Profile::ALL
+            .into_iter()
+            .find(|preset| preset.name() == name);
         found.ok_or("expected chat, long-chat, document or code")
     }
 }

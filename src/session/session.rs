@@ -3,7 +3,7 @@
 use crate::backward::saved::Saved;
 use crate::compute::hook::{Cut, OutputRows, TokenKind};
 use crate::compute::pooling::PooledStates;
-use crate::compute::probe::{NoProbe, Probe};
+use crate::compute::probe::{EvalCallback, NoCallback};
 use crate::engine::SessionError;
 use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
@@ -218,7 +218,7 @@ impl Session {
             TokenKind::Generated,
             &[token],
             0,
-            &mut NoProbe,
+            &mut NoCallback,
             &mut |_, _| (),
         )
     }
@@ -242,12 +242,12 @@ impl Session {
             TokenKind::Prompt,
             &tokens[n..],
             first - n,
-            &mut NoProbe,
+            &mut NoCallback,
             &mut |i, logits| each(n + i, logits),
         )
     }
 
-    /// [`Session::prefill_each`] with a [`Probe`].
+    /// [`Session::prefill_each`] with a [`EvalCallback`].
     ///
     /// # Errors
     /// As [`Session::prefill`].
@@ -255,7 +255,7 @@ impl Session {
         &mut self,
         tokens: &[u32],
         first: usize,
-        probe: &mut dyn Probe,
+        probe: &mut dyn EvalCallback,
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<(), SessionError> {
         self.run(TokenKind::Prompt, tokens, first, probe, &mut each)
@@ -268,7 +268,7 @@ impl Session {
         kind: TokenKind,
         tokens: &[u32],
         first: usize,
-        probe: &mut dyn Probe,
+        probe: &mut dyn EvalCallback,
         each: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), SessionError> {
         self.catch_up()?;
@@ -303,7 +303,7 @@ impl Session {
             &[token],
             0,
             false,
-            &mut NoProbe,
+            &mut NoCallback,
             &mut |_| (),
         );
         if outcome.is_err() {
@@ -343,7 +343,7 @@ impl Session {
         tokens: &[u32],
         first: usize,
         raw: bool,
-        probe: &mut dyn Probe,
+        probe: &mut dyn EvalCallback,
         each: &mut dyn FnMut(OutputRows<'_>),
     ) -> Result<(), SessionError> {
         let Session {

@@ -1,7 +1,7 @@
 //! Thread pool of a forward pass.
 //!
 //! A forward pass is some hundred short parallel regions separated by serial work. Waking a thread
-//! for each of them would cost more than the work, so a [`Team`]'s helpers stay awake for the
+//! for each of them would cost more than the work, so a [`ThreadPool`]'s helpers stay awake for the
 //! length of a pass: they watch one atomic word for the next region, claim its tasks one by one,
 //! and go back to sleep in their pool shortly after the last region. A slow or preempted thread
 //! delays only its own task; if a helper never comes, the others do its share. Tasks are cut by
@@ -81,9 +81,9 @@ impl Shared {
             // release: otherwise a core that reorders stores could show a field of the next region
             // before it shows the word closed.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
-                // SAFETY: `call` was stored by `Crew::run_as_workers` from a value of this type.
+                // SAFETY: `call` was stored by `PoolHandle::run_as_workers` from a value of this type.
                 let call = unsafe { std::mem::transmute::<*mut (), Call>(call) };
-                // SAFETY: `closure` is the one `call` was made for, and `Crew::run_as_workers`
+                // SAFETY: `closure` is the one `call` was made for, and `PoolHandle::run_as_workers`
                 // keeps it alive until `n_done` counts this task.
                 unsafe { call(closure, worker, task) }
             }));
@@ -146,7 +146,7 @@ impl Shared {
 
 /// Thread pool: a set of threads that can run one forward pass at a time.
 #[derive(Debug)]
-pub(crate) struct Team {
+pub(crate) struct ThreadPool {
     pool: Option<Arc<rayon::ThreadPool>>,
     n_threads: usize,
     shared: Arc<Shared>,
@@ -160,12 +160,12 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-impl Team {
+impl ThreadPool {
     /// A pool of `n_threads`, including the caller of each forward pass.
     ///
     /// # Errors
     /// If the system cannot start more threads.
-    pub(crate) fn new(n_threads: usize) -> Result<Team, String> {
+    pub(crate) fn new(n_threads: usize) -> Result<ThreadPool, String> {
         let n_threads = n_threads.max(1);
         let pool = match n_threads {
             1 => None,
@@ -177,13 +177,13 @@ impl Team {
                     .map_err(|error| error.to_string())?,
             )),
         };
-        Ok(Team::with_pool(pool))
+        Ok(ThreadPool::with_pool(pool))
     }
 
     /// A pool of the caller and all threads of a rayon `pool`.
-    fn with_pool(pool: Option<Arc<rayon::ThreadPool>>) -> Team {
+    fn with_pool(pool: Option<Arc<rayon::ThreadPool>>) -> ThreadPool {
         let n_helpers = pool.as_ref().map_or(0, |p| p.current_num_threads());
-        Team {
+        ThreadPool {
             n_threads: 1 + n_helpers,
             pool,
             shared: Arc::new(Shared {
@@ -209,7 +209,7 @@ impl Team {
 
     /// Runs `f` with the pool awake. If another forward pass is using the pool, `f` gets a handle
     /// of only the calling thread: slower, but never wrong and never blocked.
-    pub(crate) fn enter<R>(&self, f: impl FnOnce(&Crew<'_>) -> R) -> R {
+    pub(crate) fn enter<R>(&self, f: impl FnOnce(&PoolHandle<'_>) -> R) -> R {
         let guard = match (&self.pool, self.entered.try_lock()) {
             (Some(pool), Ok(guard)) => Some((pool, guard)),
             // A panic inside a region is propagated only after all its tasks have ended: the state
@@ -218,7 +218,7 @@ impl Team {
             _ => None,
         };
         let Some((pool, _guard)) = guard else {
-            return f(&Crew::alone());
+            return f(&PoolHandle::alone());
         };
         /// Releases the helpers, also when `f` panics.
         struct PassGuard<'a>(&'a Shared);
@@ -234,7 +234,7 @@ impl Team {
             let shared = Arc::clone(&self.shared);
             pool.spawn(move || shared.help());
         }
-        let result = f(&Crew {
+        let result = f(&PoolHandle {
             shared: Some(&self.shared),
             n_threads: self.n_threads,
         });
@@ -243,7 +243,7 @@ impl Team {
     }
 }
 
-/// A matrix that [`Crew::for_tiles`] computes in tiles of columns.
+/// A matrix that [`PoolHandle::for_tiles`] computes in tiles of columns.
 pub(crate) struct Tiled<'m, T> {
     pub(crate) y: ColumnsMut<'m>,
     /// Columns per tile; the last tile may have fewer.
@@ -265,12 +265,12 @@ pub(crate) fn n_tiles<T>(matrices: &[Tiled<'_, T>]) -> usize {
 
 /// Handle of the threads of a running forward pass; splits work among them.
 #[derive(Debug)]
-pub(crate) struct Crew<'t> {
+pub(crate) struct PoolHandle<'t> {
     shared: Option<&'t Shared>,
     n_threads: usize,
 }
 
-impl Crew<'_> {
+impl PoolHandle<'_> {
     /// Number of threads that may take part.
     pub(crate) fn n_threads(&self) -> usize {
         self.n_threads
@@ -278,20 +278,20 @@ impl Crew<'_> {
 
     /// This handle if `worthwhile`, otherwise one of the caller alone: for work too small to be
     /// shared.
-    pub(crate) fn when(&self, worthwhile: bool) -> Crew<'_> {
+    pub(crate) fn when(&self, worthwhile: bool) -> PoolHandle<'_> {
         if worthwhile {
-            Crew {
+            PoolHandle {
                 shared: self.shared,
                 n_threads: self.n_threads,
             }
         } else {
-            Crew::alone()
+            PoolHandle::alone()
         }
     }
 
     /// A handle of only the calling thread.
-    pub(crate) fn alone() -> Crew<'static> {
-        Crew {
+    pub(crate) fn alone() -> PoolHandle<'static> {
+        PoolHandle {
             shared: None,
             n_threads: 1,
         }
@@ -306,8 +306,8 @@ impl Crew<'_> {
         self.run_as_workers(n_tasks, |_, task| f(task));
     }
 
-    /// As [`Crew::run`]; `f` also gets the number of the worker that runs the task, which is below
-    /// [`Crew::n_threads`] and belongs to one thread at a time.
+    /// As [`PoolHandle::run`]; `f` also gets the number of the worker that runs the task, which is below
+    /// [`PoolHandle::n_threads`] and belongs to one thread at a time.
     fn run_as_workers<F: Fn(usize, usize) + Sync>(&self, n_tasks: usize, f: F) {
         let Some(shared) = self.shared.filter(|_| n_tasks > 1) else {
             (0..n_tasks).for_each(|task| f(0, task));
@@ -359,7 +359,7 @@ impl Crew<'_> {
 
     /// Cuts the columns of `matrices` into tiles, all in one region, and calls `f` with the
     /// matrix's item, the tile's columns and its view, and a part of `workspace`: each worker has
-    /// one of [`Crew::n_threads`] equal parts, with the contents that earlier tasks left there.
+    /// one of [`PoolHandle::n_threads`] equal parts, with the contents that earlier tasks left there.
     pub(crate) fn for_tiles<T: Sync, W: Send, F>(
         &self,
         matrices: &mut [Tiled<'_, T>],
@@ -371,7 +371,7 @@ impl Crew<'_> {
         self.for_some_tiles(0..n_tiles(matrices), matrices, workspace, f);
     }
 
-    /// [`Crew::for_tiles`] of some of the tiles.
+    /// [`PoolHandle::for_tiles`] of some of the tiles.
     #[expect(clippy::needless_pass_by_ref_mut)] // that the matrices are borrowed exclusively is what makes it sound
     pub(crate) fn for_some_tiles<T: Sync, W: Send, F>(
         &self,
@@ -437,7 +437,7 @@ impl Crew<'_> {
     }
 }
 
-impl Crew<'_> {
+impl PoolHandle<'_> {
     /// Cuts `a` and `b` into the same number of chunks and calls `f` with the index of each pair of
     /// chunks and both chunks.
     ///
@@ -488,12 +488,12 @@ mod tests {
     #[test]
     fn every_task_runs_once() {
         for n_threads in 1..=if cfg!(miri) { 2 } else { 4 } {
-            let team = Team::new(n_threads).unwrap();
-            team.enter(|crew| {
+            let thread_pool = ThreadPool::new(n_threads).unwrap();
+            thread_pool.enter(|threads| {
                 for n_tasks in [0, 1, 2, 3, 7, 64] {
                     let counts: Vec<AtomicUsize> =
                         (0..n_tasks).map(|_| AtomicUsize::new(0)).collect();
-                    crew.run(n_tasks, |i| {
+                    threads.run(n_tasks, |i| {
                         counts[i].fetch_add(1, Ordering::Relaxed);
                     });
                     assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
@@ -504,13 +504,13 @@ mod tests {
 
     #[test]
     fn many_regions_in_many_passes() {
-        let team = Team::new(3).unwrap();
+        let thread_pool = ThreadPool::new(3).unwrap();
         let total = AtomicUsize::new(0);
         let (n_passes, n_regions) = if cfg!(miri) { (3, 5) } else { (50, 100) };
         for _ in 0..n_passes {
-            team.enter(|crew| {
+            thread_pool.enter(|threads| {
                 for _ in 0..n_regions {
-                    crew.run(5, |i| {
+                    threads.run(5, |i| {
                         total.fetch_add(i, Ordering::Relaxed);
                     });
                 }
@@ -521,24 +521,24 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_team_survives() {
-        let team = Team::new(2).unwrap();
+        let thread_pool = ThreadPool::new(2).unwrap();
         let caught = catch_unwind(AssertUnwindSafe(|| {
-            team.enter(|crew| crew.run(8, |i| assert_ne!(i, 5, "task five")))
+            thread_pool.enter(|threads| threads.run(8, |i| assert_ne!(i, 5, "task five")))
         }));
         assert!(caught.is_err());
-        team.enter(|crew| crew.run(8, |_| ()));
+        thread_pool.enter(|threads| threads.run(8, |_| ()));
     }
 
     #[test]
     fn two_passes_at_once_both_end() {
-        let team = Team::new(2).unwrap();
+        let thread_pool = ThreadPool::new(2).unwrap();
         std::thread::scope(|s| {
             for _ in 0..2 {
                 s.spawn(|| {
                     for _ in 0..if cfg!(miri) { 3 } else { 200 } {
-                        team.enter(|crew| {
+                        thread_pool.enter(|threads| {
                             let mut y = vec![0.0; 1000];
-                            crew.for_chunks(&mut y, 7, |i, chunk| chunk.fill(i as f32));
+                            threads.for_chunks(&mut y, 7, |i, chunk| chunk.fill(i as f32));
                             assert!(y.iter().enumerate().all(|(j, &v)| v == (j / 7) as f32));
                         });
                     }
@@ -549,8 +549,8 @@ mod tests {
 
     #[test]
     fn columns_are_disjoint_and_complete() {
-        let team = Team::new(2).unwrap();
-        team.enter(|crew| {
+        let thread_pool = ThreadPool::new(2).unwrap();
+        thread_pool.enter(|threads| {
             let (mut a, mut b) = (vec![0.0; 3 * 10], vec![0.0; 3 * 7]);
             let mut matrices = [
                 Tiled {
@@ -564,7 +564,7 @@ mod tests {
                     item: 1,
                 },
             ];
-            crew.for_tiles(&mut matrices, &mut [(); 0], |m, range, view, _| {
+            threads.for_tiles(&mut matrices, &mut [(); 0], |m, range, view, _| {
                 for i in 0..view.rows() {
                     for (c, y) in range.clone().zip(view.row(i)) {
                         *y += (100 * m + 10 * i + c) as f32;
@@ -582,10 +582,10 @@ mod tests {
     #[test]
     fn a_workspace_has_one_user_at_a_time() {
         for n_threads in 1..=if cfg!(miri) { 2 } else { 4 } {
-            let team = Team::new(n_threads).unwrap();
+            let thread_pool = ThreadPool::new(n_threads).unwrap();
             // Consecutive passes while helpers come and go.
             for _ in 0..if cfg!(miri) { 2 } else { 30 } {
-                team.enter(|crew| {
+                thread_pool.enter(|threads| {
                     let (mut y, mut workspace) =
                         (vec![0.0; 64], vec![0usize; 3 * n_threads + n_threads - 1]);
                     let mut matrix = [Tiled {
@@ -593,7 +593,7 @@ mod tests {
                         width: 1,
                         item: (),
                     }];
-                    crew.for_tiles(&mut matrix, &mut workspace, |(), columns, y, part| {
+                    threads.for_tiles(&mut matrix, &mut workspace, |(), columns, y, part| {
                         assert_eq!(part.len(), 3);
                         for _ in 0..if cfg!(miri) { 2 } else { 20 } {
                             part.fill(columns.start);

@@ -4,7 +4,7 @@
 use crate::arch::{Arch, CacheLine, ColumnsMut};
 use crate::compute::arena::{Frame, counted};
 use crate::quant::DType;
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 use std::ops::Range;
 
 /// Rows of a task. Bits do not depend on it.
@@ -93,19 +93,19 @@ impl<'a> AttentionBuffers<'a> {
     /// Keys by head, and values by head and segment, transposed.
     fn lay_out(
         &mut self,
-        crew: &Crew<'_>,
+        threads: &PoolHandle<'_>,
         heads: Heads,
         segments: &[Range<usize>],
         (k, v): (&[f32], &[f32]),
     ) {
         let Heads { n, dim, .. } = heads;
         let (by_head, width) = (k.len() / n, n * dim);
-        crew.for_chunks(&mut self.keys[..n * by_head], by_head, |head, keys| {
+        threads.for_chunks(&mut self.keys[..n * by_head], by_head, |head, keys| {
             for (row, keys) in keys.chunks_exact_mut(dim).enumerate() {
                 keys.copy_from_slice(&k[row * width + head * dim..][..dim]);
             }
         });
-        crew.for_chunks(&mut self.values[..n * by_head], by_head, |head, values| {
+        threads.for_chunks(&mut self.values[..n * by_head], by_head, |head, values| {
             for segment in segments {
                 let values = &mut values[segment.start * dim..segment.end * dim];
                 for (j, values) in values.chunks_exact_mut(segment.len()).enumerate() {
@@ -120,7 +120,7 @@ impl<'a> AttentionBuffers<'a> {
     /// `out = softmax(scale·q·kᵀ)·v` per head and segment; all are `(m, n·dim)`.
     pub(super) fn attend(
         &mut self,
-        (arch, crew): (Arch, &Crew<'_>),
+        (arch, threads): (Arch, &PoolHandle<'_>),
         heads: Heads,
         segments: &[Range<usize>],
         [q, k, v]: [&[f32]; 3],
@@ -129,7 +129,7 @@ impl<'a> AttentionBuffers<'a> {
         let Heads { n, dim, scale } = heads;
         let (m, width) = (q.len() / (n * dim), n * dim);
         let by_head = m * dim;
-        self.lay_out(crew, heads, segments, (k, v));
+        self.lay_out(threads, heads, segments, (k, v));
         let (keys, values, longest) = (&*self.keys, &*self.values, self.longest);
         let tasks = |segment: &Range<usize>| {
             let segment = segment.clone();
@@ -154,7 +154,7 @@ impl<'a> AttentionBuffers<'a> {
                 break;
             }
             let rooms = &mut self.rooms[..now.len() * lines];
-            crew.for_chunks(rooms, lines, |i, room| {
+            threads.for_chunks(rooms, lines, |i, room| {
                 let Task {
                     head,
                     segment,

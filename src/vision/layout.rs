@@ -5,7 +5,7 @@ use crate::vision::sizes::Size;
 /// A piece of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Piece {
+pub enum LayoutPart {
     /// Text, whose special tokens are read as such.
     Text(String),
     /// That many embeddings, the next of the image.
@@ -42,25 +42,25 @@ pub(super) struct Parts {
 
 /// A list of pieces in which adjacent texts are one.
 #[derive(Default)]
-struct Pieces(Vec<Piece>);
+struct Pieces(Vec<LayoutPart>);
 
 impl Pieces {
     fn text(&mut self, text: &str) {
         match self.0.last_mut() {
-            Some(Piece::Text(last)) => last.push_str(text),
+            Some(LayoutPart::Text(last)) => last.push_str(text),
             _ if text.is_empty() => {}
-            _ => self.0.push(Piece::Text(text.to_owned())),
+            _ => self.0.push(LayoutPart::Text(text.to_owned())),
         }
     }
 
     fn rows(&mut self, n: usize) {
-        self.0.push(Piece::Embeddings(n));
+        self.0.push(LayoutPart::Embeddings(n));
     }
 }
 
 impl Layout {
     /// The pieces of an image, which is the `index`-th of its prompt, from 0.
-    pub(super) fn pieces(self, parts: &Parts, index: usize) -> Vec<Piece> {
+    pub(super) fn pieces(self, parts: &Parts, index: usize) -> Vec<LayoutPart> {
         let mut to = Pieces::default();
         let (columns, _) = parts.grid.unwrap_or((1, 1));
         // Tiles that are parts; besides them there may be the whole.
@@ -156,10 +156,10 @@ mod tests {
             grid: Some((2, 1)),
             cells: (1, 2),
         };
-        let text = |pieces: &[Piece]| {
-            let of = |piece: &Piece| match piece {
-                Piece::Text(text) => text.clone(),
-                Piece::Embeddings(n) => "E".repeat(*n),
+        let text = |pieces: &[LayoutPart]| {
+            let of = |piece: &LayoutPart| match piece {
+                LayoutPart::Text(text) => text.clone(),
+                LayoutPart::Embeddings(n) => "E".repeat(*n),
             };
             pieces.iter().map(of).collect::<String>()
         };

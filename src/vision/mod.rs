@@ -26,7 +26,7 @@ mod vit;
 pub use encoded::Encoded;
 pub use error::VisionError;
 pub use image::{Image, MAX_PIXELS, MAX_SIDE};
-pub use layout::Piece;
+pub use layout::LayoutPart;
 pub use preprocess::{ImageOptions, Pixels};
 pub use projector::Projector;
 pub use resize::Filter;

@@ -225,7 +225,7 @@ impl<'a> OpBuffers<'a> {
             Op::Transposed(w) => transposed(ctx, self.packed, self.workspace, w, x, shape.n(), y),
             Op::Act(act) => {
                 let width = shape.width;
-                ctx.crew
+                ctx.threads
                     .for_chunk_pairs(x, width, &mut self.c[..n_in], width, |_, x, room| {
                         act.apply(ctx.arch, x, room);
                     });
@@ -301,7 +301,7 @@ fn join<'x>(y: &mut [f32], n: usize, order: JoinOrder, patch: impl Fn(usize) -> 
 /// Applies a norm to rows as wide as its weights.
 pub(super) fn apply_norm(ctx: Ctx<'_>, norm: &Norm, x: &[f32], y: &mut [f32]) {
     let n = norm.w.len();
-    ctx.crew.for_chunks(y, n, |i, y| {
+    ctx.threads.for_chunks(y, n, |i, y| {
         let x = &x[i * n..][..n];
         match norm.kind {
             NormKind::Rms => ctx.arch.rms_norm(y, x, &norm.w, norm.eps),

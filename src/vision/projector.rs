@@ -6,7 +6,7 @@ use crate::gguf::Gguf;
 use crate::layers::hparams::Hparams;
 use crate::layers::spans::{Sight, Span};
 use crate::model::Model;
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 use crate::vision::VisionError;
 use crate::vision::cache::EncodedCache;
 use crate::vision::digest::Digest;
@@ -15,7 +15,7 @@ use crate::vision::file::{File, out_of_range};
 use crate::vision::grid::Grid;
 use crate::vision::image::Image;
 use crate::vision::kinds::{KINDS, Kind, Sizes, Tower, unpadded};
-use crate::vision::layout::{Parts, Piece, TextPositions};
+use crate::vision::layout::{LayoutPart, Parts, TextPositions};
 use crate::vision::preprocess::{ImageOptions, MAX_PATCHES, Pixels, Tiles};
 use crate::vision::vit::Machine;
 use std::fmt;
@@ -195,7 +195,7 @@ impl Projector {
     }
 
     /// The pieces of a prompt in which this image is the `index`-th, from 0.
-    pub fn pieces(&self, encoded: &Encoded, index: usize) -> Vec<Piece> {
+    pub fn pieces(&self, encoded: &Encoded, index: usize) -> Vec<LayoutPart> {
         self.0.tower.layout.pieces(&encoded.parts, index)
     }
 
@@ -224,7 +224,7 @@ impl Projector {
     /// Encodes an image, unless it is in the cache.
     pub(crate) fn encode(
         &self,
-        crew: &Crew<'_>,
+        threads: &PoolHandle<'_>,
         arena: &mut Arena,
         image: &Image,
         options: ImageOptions,
@@ -233,7 +233,7 @@ impl Projector {
         if let Some(encoded) = self.0.cache.get(&digest) {
             return Ok(encoded);
         }
-        let encoded = Arc::new(self.compute(crew, arena, image, options)?);
+        let encoded = Arc::new(self.compute(threads, arena, image, options)?);
         self.0.n_encoded.fetch_add(1, Ordering::Relaxed);
         self.0.cache.put(digest, &encoded);
         Ok(encoded)
@@ -259,7 +259,7 @@ impl Projector {
 
     fn compute(
         &self,
-        crew: &Crew<'_>,
+        threads: &PoolHandle<'_>,
         arena: &mut Arena,
         image: &Image,
         options: ImageOptions,
@@ -271,7 +271,7 @@ impl Projector {
         let vit = &tower.vit;
         let machine = Machine {
             arch: *arch,
-            crew,
+            threads,
             gguf,
         };
         let (mut rows, mut of_tiles, mut cells) = (Vec::new(), Vec::new(), (0, 0));

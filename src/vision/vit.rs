@@ -6,7 +6,7 @@ use crate::compute::linear::{Ctx, Product, ProductSizes, RowAdapters, Scratch, l
 use crate::compute::weight::Linear;
 use crate::gguf::Gguf;
 use crate::quant::DType;
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 use crate::vision::VisionError;
 use crate::vision::attention::{AttentionBuffers, Heads};
 use crate::vision::file::Norm;
@@ -94,7 +94,7 @@ pub(super) struct Vit {
 #[derive(Clone, Copy)]
 pub(super) struct Machine<'a> {
     pub(super) arch: Arch,
-    pub(super) crew: &'a Crew<'a>,
+    pub(super) threads: &'a PoolHandle<'a>,
     pub(super) gguf: &'a Gguf,
 }
 
@@ -208,11 +208,15 @@ impl Vit {
         grid: &Grid,
         pixels: &Pixels,
     ) -> Result<Vec<f32>, VisionError> {
-        let Machine { arch, crew, gguf } = machine;
-        let mut b = arena.plan(|frame| self.take(frame, arch, crew.n_threads(), grid))?;
+        let Machine {
+            arch,
+            threads,
+            gguf,
+        } = machine;
+        let mut b = arena.plan(|frame| self.take(frame, arch, threads.n_threads(), grid))?;
         let ctx = Ctx {
             arch,
-            crew,
+            threads,
             gguf,
             adapters: RowAdapters::All(&[]),
             n_generated: 0,
@@ -288,7 +292,7 @@ impl Vit {
         };
         let patches = &mut b.wide[0][..grid.n() * n_patch];
         let (scale, shift) = self.affine;
-        ctx.crew.for_chunks(patches, n_patch, |i, patch| {
+        ctx.threads.for_chunks(patches, n_patch, |i, patch| {
             let (r, c) = grid.order[i];
             for (j, row) in patch.chunks_exact_mut(p).enumerate() {
                 let (channel, y) = (j / p, r as usize * p + j % p);
@@ -390,7 +394,7 @@ impl Vit {
         if let Some(rope) = &self.rope {
             let (half, cos, sin) = (dim / 2, &*b.cos, &*b.sin);
             for x in &mut b.qkv[..2] {
-                ctx.crew
+                ctx.threads
                     .for_chunks(&mut x[..m * n_heads], n_heads, |row, x| {
                         let [cos, sin] = [cos, sin].map(|angles| &angles[row * half..][..half]);
                         for head in x.chunks_exact_mut(dim) {
@@ -402,7 +406,7 @@ impl Vit {
         let qkv = [0, 1, 2].map(|i| &b.qkv[i][..m * n_heads]);
         let attended = &mut b.normed[..m * n_heads];
         b.attention
-            .attend((ctx.arch, ctx.crew), self.heads, segments, qkv, attended);
+            .attend((ctx.arch, ctx.threads), self.heads, segments, qkv, attended);
         let y = &mut b.branch[..m * n];
         linear(
             ctx,
@@ -431,7 +435,7 @@ impl Vit {
             let products = &mut [Product::of(w, gate, m), Product::of(&block.up, up, m)];
             linear(ctx, &mut b.scratch, x, m, products);
             let up = &*up;
-            ctx.crew
+            ctx.threads
                 .for_chunk_pairs(gate, n_ff, room, n_ff, |i, gate, room| {
                     self.act.gate(ctx.arch, gate, &up[i * n_ff..][..n_ff], room);
                 });
@@ -444,7 +448,7 @@ impl Vit {
                 m,
                 &mut [Product::of(&block.up, up, m)],
             );
-            ctx.crew
+            ctx.threads
                 .for_chunk_pairs(up, n_ff, room, n_ff, |_, x, room| {
                     self.act.apply(ctx.arch, x, room);
                 });
@@ -476,7 +480,7 @@ impl Vit {
         let qkv = [0, 1, 2].map(|i| &b.qkv[i][..m * n_heads]);
         let attended = &mut b.normed[..m * n_heads];
         b.attention.attend(
-            (ctx.arch, ctx.crew),
+            (ctx.arch, ctx.threads),
             self.heads,
             &grid.windows,
             qkv,

@@ -3,8 +3,10 @@
 //! A folder of `src` may use what stands below it in [`ORDER`] and nothing above; the files of a
 //! folder may not use each other in a circle. Two things do not count: a `mod.rs` is made of its
 //! children, so what it uses of them is no arrow, and an import through a re-export is one of the
-//! file that defines the thing. Comments and texts may name whom they like.
+//! file that defines the thing. Comments and texts may name whom they like. `house.rs` checks names
+//! and sizes.
 
+mod house;
 mod reader;
 
 use reader::{Crate, Sources};

@@ -5,7 +5,7 @@ use crate::common::emulated;
 use crate::run::{OnLevel, Pass, session_on};
 use crate::tiny::{N_EMBD, N_VOCAB, TOKENS, Tiny};
 use ruvllm::arch::Arch;
-use ruvllm::compute::Tap;
+use ruvllm::compute::HookPoint;
 use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::{Gguf, StringArray, Value, Writer};
 use ruvllm::kv::KvType;
@@ -337,8 +337,8 @@ fn tokens_without_logits_count_all_the_same() {
 #[test]
 fn keys_and_values_do_not_depend_on_who_wants_logits() {
     struct All;
-    impl ruvllm::compute::Probe for All {
-        fn tensor(&mut self, _: Tap, _: usize, _: &[f32]) {}
+    impl ruvllm::compute::EvalCallback for All {
+        fn tensor(&mut self, _: HookPoint, _: usize, _: &[f32]) {}
     }
     for tiny in Tiny::ALL {
         for arch in Arch::available() {
@@ -364,8 +364,8 @@ fn keys_and_values_do_not_depend_on_who_wants_logits() {
 fn a_probe_sees_every_layer_and_changes_nothing() {
     #[derive(Default)]
     struct Seen(Vec<(String, usize, Vec<f32>)>);
-    impl ruvllm::compute::Probe for Seen {
-        fn tensor(&mut self, tap: Tap, layer: usize, values: &[f32]) {
+    impl ruvllm::compute::EvalCallback for Seen {
+        fn tensor(&mut self, tap: HookPoint, layer: usize, values: &[f32]) {
             self.0.push((tap.name().to_owned(), layer, values.to_vec()));
         }
     }

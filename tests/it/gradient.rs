@@ -16,7 +16,7 @@ use ruvllm::kv::KvType;
 use ruvllm::lora::{Adam, Adapter, Gradients, Sgd, change_norm};
 use ruvllm::model::{
     Activation, AttnSpec, FfnSpec, Gating, Hparams, Mixer, Model, MoeSpec, NormKind, Norms, QkNorm,
-    RopeOrder, Site,
+    RopeOrder, TargetModule,
 };
 use ruvllm::quant::DType;
 use ruvllm::session::{Task, cross_entropy};
@@ -770,7 +770,7 @@ struct Term64 {
 /// A forward pass written from the formulas.
 struct Reference<'a> {
     h: &'a Hparams,
-    sites: &'a [Site],
+    sites: &'a [TargetModule],
     tensors: HashMap<String, Vec<f64>>,
 }
 
@@ -1169,7 +1169,7 @@ fn session(model: &Model, n_threads: usize) -> Session {
 }
 
 /// An adapter of everything, with a `B` that is not zero.
-fn adapter(model: &Model, rank: usize, targets: impl Fn(&Site) -> bool) -> Adapter {
+fn adapter(model: &Model, rank: usize, targets: impl Fn(&TargetModule) -> bool) -> Adapter {
     let mut adapter = Adapter::zeros(model, rank, 7, targets).unwrap();
     let mut noise = Noise(3);
     for (_, term) in adapter.terms_mut() {
@@ -1189,7 +1189,7 @@ fn gradient(
     n_past: usize,
     weights: &[f32],
     n_threads: usize,
-    targets: impl Fn(&Site) -> bool,
+    targets: impl Fn(&TargetModule) -> bool,
 ) -> (Gradients, f64) {
     let mut session = session(model, n_threads);
     let id = session.attach(Arc::clone(adapter), 0.5).unwrap();
@@ -1395,7 +1395,7 @@ fn gradients_of_some_sites_are_those_of_all() {
         let adapter = Arc::new(adapter(&model, 2, |_| true));
         let weights = [1.0; TOKENS.len()];
         let (all, loss) = gradient(&model, &adapter, 0, &weights, 1, |_| true);
-        let some: [&dyn Fn(&Site) -> bool; 7] = [
+        let some: [&dyn Fn(&TargetModule) -> bool; 7] = [
             &|s| s.layer() == Some(2),
             &|s| s.layer() == Some(1) && s.part().starts_with("ffn"),
             &|s| s.layer() == Some(1) && s.part() == "ffn_down",

@@ -8,7 +8,7 @@ use crate::run::{OnLevel, engine};
 use crate::tiny::{N_VOCAB, Parts};
 use ruvllm::Session;
 use ruvllm::arch::Arch;
-use ruvllm::compute::{Probe, Tap, TokenKind};
+use ruvllm::compute::{EvalCallback, HookPoint, TokenKind};
 use ruvllm::engine::{CancelToken, Outputs, Sequence, SessionOptions, Slot};
 use ruvllm::gguf::Array;
 use ruvllm::kv::KvType;
@@ -772,11 +772,11 @@ fn forks_and_rewinds(model: &Model, kv_type: KvType, text: &Text, random: &mut R
 #[derive(Default)]
 struct KeysValues(Vec<Vec<f32>>);
 
-impl Probe for KeysValues {
-    fn tensor(&mut self, tap: Tap, layer: usize, values: &[f32]) {
+impl EvalCallback for KeysValues {
+    fn tensor(&mut self, tap: HookPoint, layer: usize, values: &[f32]) {
         let i = match tap {
-            Tap::K => 2 * layer,
-            Tap::V => 2 * layer + 1,
+            HookPoint::K => 2 * layer,
+            HookPoint::V => 2 * layer + 1,
             _ => return,
         };
         if self.0.len() <= i {

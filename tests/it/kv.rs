@@ -7,7 +7,7 @@ use crate::tiny::{N_VOCAB, Tiny};
 use proptest::prelude::*;
 use ruvllm::SessionError;
 use ruvllm::arch::{Arch, KV_BLOCK, KvType};
-use ruvllm::compute::{Probe, Tap};
+use ruvllm::compute::{EvalCallback, HookPoint};
 use ruvllm::engine::SessionOptions;
 use ruvllm::kv::{KvPolicy, KvTiers};
 use ruvllm::model::{Model, OpenOptions};
@@ -450,9 +450,9 @@ fn errors_far_back() {
     const LAST: usize = 64;
     #[derive(Default)]
     struct Outputs(Vec<Vec<f32>>);
-    impl Probe for Outputs {
-        fn tensor(&mut self, tap: Tap, _: usize, values: &[f32]) {
-            if tap == Tap::KqvOut {
+    impl EvalCallback for Outputs {
+        fn tensor(&mut self, tap: HookPoint, _: usize, values: &[f32]) {
+            if tap == HookPoint::KqvOut {
                 self.0.push(values.to_vec());
             }
         }

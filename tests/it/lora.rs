@@ -6,7 +6,7 @@ use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::{Gguf, Value, Writer};
 use ruvllm::kv::KvType;
 use ruvllm::lora::{Adapter, Term};
-use ruvllm::model::{Model, Site};
+use ruvllm::model::{Model, TargetModule};
 use ruvllm::quant::DType;
 use ruvllm::{AdapterError, GgufError, Session};
 use std::sync::Arc;
@@ -70,7 +70,12 @@ fn differ(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// An adapter of `rank` with something in its `B`.
-fn adapter(model: &Model, rank: usize, seed: u64, targets: impl Fn(&Site) -> bool) -> Adapter {
+fn adapter(
+    model: &Model,
+    rank: usize,
+    seed: u64,
+    targets: impl Fn(&TargetModule) -> bool,
+) -> Adapter {
     let mut adapter = Adapter::zeros(model, rank, seed, targets).unwrap();
     let mut state = seed;
     for (_, term) in adapter.terms_mut() {
@@ -93,7 +98,7 @@ fn dense(tiny: Tiny, adapters: &[(&Adapter, f32)]) -> Model {
     }
     for (adapter, scale) in adapters {
         for (i, term) in adapter.terms() {
-            let Site {
+            let TargetModule {
                 tensor,
                 expert,
                 n_in,

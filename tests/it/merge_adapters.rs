@@ -4,11 +4,16 @@ use crate::tiny::Tiny;
 use ruvllm::AdapterError;
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::{Adapter, MergeMethod, MergeOptions, Term, merge_adapters};
-use ruvllm::model::{Model, Site};
+use ruvllm::model::{Model, TargetModule};
 use ruvllm::quant::DType;
 
 /// An adapter with noise in both factors; `alpha` is not its rank.
-fn adapter(model: &Model, rank: usize, seed: u64, targets: impl Fn(&Site) -> bool) -> Adapter {
+fn adapter(
+    model: &Model,
+    rank: usize,
+    seed: u64,
+    targets: impl Fn(&TargetModule) -> bool,
+) -> Adapter {
     let mut adapter = Adapter::zeros(model, rank, seed, targets).unwrap();
     let mut state = seed;
     for (_, term) in adapter.terms_mut() {
@@ -25,7 +30,7 @@ fn adapter(model: &Model, rank: usize, seed: u64, targets: impl Fn(&Site) -> boo
 
 /// `s·B·A`, row-major `(n_out, n_in)`.
 fn dense(adapter: &Adapter, i: usize) -> Vec<f64> {
-    let Site { n_in, n_out, .. } = adapter.sites()[i];
+    let TargetModule { n_in, n_out, .. } = adapter.sites()[i];
     let Some(term) = adapter.term(i) else {
         return vec![0.0; n_in * n_out];
     };

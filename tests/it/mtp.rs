@@ -6,7 +6,7 @@ use crate::mutants::Shapes;
 use crate::run::{OnLevel, engine, level, open};
 use crate::tiny::Parts;
 use ruvllm::arch::Arch;
-use ruvllm::decode::{DraftStats, Drafter, Guess, MtpDrafter, Speculation};
+use ruvllm::decode::{Draft, DraftStats, Drafter, MtpDrafter, Speculation};
 use ruvllm::engine::{
     CacheMode, CancelToken, Engine, EngineOptions, Outputs, PlanOptions, SessionOptions, Slot,
 };
@@ -311,7 +311,7 @@ impl Drafter for Recorder {
         self.1.lock().unwrap().push(states.to_vec());
         None
     }
-    fn draft(&mut self, _: usize, _: &mut Vec<Guess>) {}
+    fn draft(&mut self, _: usize, _: &mut Vec<Draft>) {}
     fn boxed_clone(&self) -> Box<dyn Drafter> {
         Box::new(self.clone())
     }
@@ -458,7 +458,7 @@ impl Drafter for Helped {
         self.block.end_pass(rows);
     }
 
-    fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {
+    fn draft(&mut self, n: usize, draft: &mut Vec<Draft>) {
         let mut anew = self.block.boxed_clone();
         passes(&mut *anew, n, &self.states);
         let (mut guesses, mut of_anew) = (Vec::new(), Vec::new());
@@ -491,9 +491,9 @@ impl Drafter for Helped {
                 .wrapping_mul(6364136223846793005)
                 .wrapping_add(1442695040888963407);
             let is_wrong = (self.random >> 33) % 1000 < self.n_wrong;
-            draft.push(Guess {
+            draft.push(Draft {
                 token: if is_wrong { token ^ 1 } else { token },
-                grade: 7,
+                confidence: 7,
             });
         }
     }

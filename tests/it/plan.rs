@@ -9,10 +9,10 @@ use ruvllm::engine::{CacheMode, Engine, EngineOptions, MemoryPlan, PlanOptions, 
 use ruvllm::gguf::Gguf;
 use ruvllm::kv::{KvTiers, KvType};
 use ruvllm::lora::{Adapter, Gradients};
-use ruvllm::model::{Hparams, Mixer, Model, OpenOptions, Residence};
+use ruvllm::model::{Hparams, Mixer, Model, OpenOptions, WeightPlacement};
 use ruvllm::quant::DType;
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
-use ruvllm::session::Preset;
+use ruvllm::session::Profile;
 use ruvllm::{ModelError, Sampler, SessionError};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -636,7 +636,7 @@ fn presets_take_what_is_documented() {
         (attn.n_head, attn.n_head_kv, attn.head_dim, attn.head_dim_v) = (32, 8, 64, 64);
     }
     let table = include_str!("../../docs/guide/memory.md");
-    for preset in Preset::ALL {
+    for preset in Profile::ALL {
         let options = preset.options(&h);
         let plan = MemoryPlan::of_header(gguf.header(), &h, &options.into()).unwrap();
         let row = format!(
@@ -651,7 +651,7 @@ fn presets_take_what_is_documented() {
     }
     h.n_ctx_train = 512;
     assert!(
-        Preset::ALL
+        Profile::ALL
             .iter()
             .all(|preset| preset.options(&h).n_ctx == Some(512))
     );
@@ -667,17 +667,28 @@ fn copies_of_weights_count() {
         let plan = model.memory_plan(&PlanOptions::default()).unwrap();
         (plan.weights, plan.weights_copy)
     };
-    let open = |residence| OpenOptions::new().residence(residence);
-    let n = plan(open(Residence::Mapped).open(&path).unwrap()).0;
+    let open = |placement| OpenOptions::new().placement(placement);
+    let n = plan(open(WeightPlacement::Mapped).open(&path).unwrap()).0;
     assert!(n > 0);
-    assert_eq!(plan(open(Residence::Copied).open(&path).unwrap()), (0, n));
+    assert_eq!(
+        plan(open(WeightPlacement::Copied).open(&path).unwrap()),
+        (0, n)
+    );
     let in_memory = || Gguf::from_bytes(bytes.clone()).unwrap();
     assert_eq!(
-        plan(open(Residence::Mapped).open_gguf(in_memory()).unwrap()),
+        plan(
+            open(WeightPlacement::Mapped)
+                .open_gguf(in_memory())
+                .unwrap()
+        ),
         (n, 0)
     );
     assert_eq!(
-        plan(open(Residence::Copied).open_gguf(in_memory()).unwrap()),
+        plan(
+            open(WeightPlacement::Copied)
+                .open_gguf(in_memory())
+                .unwrap()
+        ),
         (n, n)
     );
     std::fs::remove_file(&path).unwrap();

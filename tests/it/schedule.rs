@@ -4,7 +4,7 @@ use crate::common::long;
 use crate::run::{self, level, open};
 use crate::speculate::{Oracle, Scatter, WINDOWED};
 use ruvllm::KvError;
-use ruvllm::decode::{Finish, ModelDrafter, Piece, Speculation};
+use ruvllm::decode::{Finish, ModelDrafter, Speculation, TokenText};
 use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
 use ruvllm::gguf::Gguf;
 use ruvllm::kv::{KvTiers, KvType};
@@ -92,7 +92,7 @@ struct Case {
     adapter: Option<Arc<Adapter>>,
 }
 
-pub(crate) type Answer = (Vec<Piece>, StopReason, usize);
+pub(crate) type Answer = (Vec<TokenText>, StopReason, usize);
 
 impl Case {
     /// Number `i` of many that differ in all there is.
@@ -179,7 +179,10 @@ static ADAPTER: LazyLock<Arc<Adapter>> = LazyLock::new(|| {
 });
 
 /// All that comes, without waiting.
-fn drain(stream: &mut Stream, pieces: &mut Vec<Piece>) -> Option<Result<Finish, ScheduleError>> {
+fn drain(
+    stream: &mut Stream,
+    pieces: &mut Vec<TokenText>,
+) -> Option<Result<Finish, ScheduleError>> {
     loop {
         match stream.poll_next(&mut Context::from_waker(Waker::noop())) {
             Poll::Pending => return None,
@@ -485,7 +488,7 @@ fn log_probabilities_of_prompts() {
         while schedule.step() {}
         for (i, (told, plain)) in streams.into_iter().enumerate() {
             let (prompt, expected) = (&prompts[i], &expected[i]);
-            let mut pieces: Vec<Piece> = told.map(Result::unwrap).collect();
+            let mut pieces: Vec<TokenText> = told.map(Result::unwrap).collect();
             let new = pieces.split_off(prompt.len());
             let ids: Vec<u32> = pieces.iter().map(|piece| piece.token).collect();
             assert_eq!(&ids, prompt, "request {i}, {budget:?}");
@@ -1307,7 +1310,7 @@ fn deadlines_end_what_there_is() {
         ..Case::numbered(0)
     };
     let alone = case.alone(&SessionOptions::default()).0;
-    let text = |pieces: &[Piece]| pieces.iter().map(|piece| &*piece.text).collect::<String>();
+    let text = |pieces: &[TokenText]| pieces.iter().map(|piece| &*piece.text).collect::<String>();
     assert_eq!(text(&pieces), text(&alone));
     while schedule.step() {}
     let (pieces, reason, n) = answer(&mut queued);

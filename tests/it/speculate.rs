@@ -5,7 +5,7 @@ use crate::common::few_or_many;
 use crate::run::{engine, level, open};
 use ruvllm::compute::{Cut, OutputHook, OutputRows};
 use ruvllm::decode::{
-    DraftStats, Drafter, Finish, Generation, Guess, ModelDrafter, Piece, Speculation,
+    Draft, DraftStats, Drafter, Finish, Generation, ModelDrafter, Speculation, TokenText,
 };
 use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::{Array, Gguf, Value, Writer};
@@ -146,7 +146,7 @@ impl Drafter for Oracle {
         self.n += tokens.len();
     }
 
-    fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {
+    fn draft(&mut self, n: usize, draft: &mut Vec<Draft>) {
         let known = &self.tokens[self.n.min(self.tokens.len())..];
         for &token in known.iter().take(n) {
             self.state = self
@@ -154,9 +154,9 @@ impl Drafter for Oracle {
                 .wrapping_mul(6364136223846793005)
                 .wrapping_add(1442695040888963407);
             let is_wrong = (self.state >> 33) % 1000 < self.n_wrong;
-            draft.push(Guess {
+            draft.push(Draft {
                 token: if is_wrong { token ^ 1 } else { token },
-                grade: 7,
+                confidence: 7,
             });
         }
     }
@@ -178,15 +178,15 @@ impl Drafter for Scatter {
 
     fn push(&mut self, _: &[u32]) {}
 
-    fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {
+    fn draft(&mut self, n: usize, draft: &mut Vec<Draft>) {
         for _ in 0..n + 3 {
             self.0 = self
                 .0
                 .wrapping_mul(6364136223846793005)
                 .wrapping_add(1442695040888963407);
-            draft.push(Guess {
+            draft.push(Draft {
                 token: (self.0 >> 33) as u32 % 4500,
-                grade: (self.0 >> 50) as u8,
+                confidence: (self.0 >> 50) as u8,
             });
         }
     }
@@ -239,14 +239,21 @@ impl Case {
 
 /// Pieces, the end, and what is left behind: the session's tokens, and what it and the sampler
 /// write next.
-type Outcome = (Vec<Piece>, StopReason, usize, String, Vec<u32>, Vec<u32>);
+type Outcome = (
+    Vec<TokenText>,
+    StopReason,
+    usize,
+    String,
+    Vec<u32>,
+    Vec<u32>,
+);
 
 /// Takes the first `n` pieces, then whatever comes from the same session and sampler.
 fn outcome(
     mut generation: Generation,
     n: usize,
 ) -> (Outcome, Option<Finish>, Vec<(&'static str, DraftStats)>) {
-    let pieces: Vec<Piece> = generation.by_ref().take(n).map(Result::unwrap).collect();
+    let pieces: Vec<TokenText> = generation.by_ref().take(n).map(Result::unwrap).collect();
     let (finish, drafters) = (generation.finish(), generation.drafters());
     let rest = generation.rest().to_owned();
     let (session, sampler) = generation.into_parts();
@@ -675,7 +682,8 @@ mod forced {
                         if let Some(speculation) = speculation {
                             generation = generation.speculate(speculation);
                         }
-                        let pieces: Vec<Piece> = generation.by_ref().map(Result::unwrap).collect();
+                        let pieces: Vec<TokenText> =
+                            generation.by_ref().map(Result::unwrap).collect();
                         let (finish, n) = (generation.finish().unwrap(), generation.tokens().len());
                         let (session, mut sampler) = generation.into_parts();
                         let at_end = usize::from(finish.reason == StopReason::EndOfGeneration);

@@ -12,7 +12,7 @@ use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, SessionOptions
 use ruvllm::gpu::GpuRunner;
 use ruvllm::kv::{KvTiers, KvType};
 use ruvllm::lora::Adapter;
-use ruvllm::model::{Model, OpenOptions, Site};
+use ruvllm::model::{Model, OpenOptions, TargetModule};
 use ruvllm::quant::DType;
 use ruvllm::{GpuError, Session, SessionError};
 use std::num::NonZeroUsize;
@@ -371,7 +371,12 @@ fn passes_need_each_of_their_barriers() {
 
 /// An adapter of every matrix that `targets` selects, with terms that change logits by about their
 /// own size.
-fn adapter(model: &Model, rank: usize, seed: u64, targets: fn(&Site) -> bool) -> Arc<Adapter> {
+fn adapter(
+    model: &Model,
+    rank: usize,
+    seed: u64,
+    targets: fn(&TargetModule) -> bool,
+) -> Arc<Adapter> {
     let mut adapter = Adapter::zeros(model, rank, seed, targets).unwrap();
     for (site, term) in adapter.terms_mut() {
         let b = term.parts_mut().1;
@@ -510,8 +515,8 @@ fn what_the_gpu_does_without_is_refused() {
     };
     refused(engine.session_with(&tiers).map(|_| ()), "age");
     struct Look;
-    impl ruvllm::compute::Probe for Look {
-        fn tensor(&mut self, _: ruvllm::compute::Tap, _: usize, _: &[f32]) {}
+    impl ruvllm::compute::EvalCallback for Look {
+        fn tensor(&mut self, _: ruvllm::compute::HookPoint, _: usize, _: &[f32]) {}
     }
     let mut session = engine.session_with(&options()).unwrap();
     refused(

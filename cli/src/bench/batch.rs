@@ -3,7 +3,7 @@
 
 use super::models::shape;
 use crate::flags::{
-    CacheTypeArgs, ModelArgs, ResidenceArgs, ThreadsArg, demo_metadata, engine, open,
+    CacheTypeArgs, ModelArgs, PlacementArgs, ThreadsArg, demo_metadata, engine, open,
 };
 use crate::io::{Failure, percentiles, print, slashes};
 use clap::{ValueEnum, value_parser};
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    residence: ResidenceArgs,
+    placement: PlacementArgs,
     /// Made-up weights of a shape instead of a file, as `bench` has them, such as llama-1b:Q4_K_M
     #[arg(long, value_name = "SHAPE:TYPE", conflicts_with = "model")]
     synthetic: Option<String>,
@@ -99,11 +99,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let (shape, file_type) = shape(name)?;
             open(
                 synthetic_with_tokens(shape, file_type, &demo_metadata()?)?,
-                &args.residence,
+                &args.placement,
                 name,
             )?
         }
-        None => args.model.open(&args.residence)?,
+        None => args.model.open(&args.placement)?,
     };
     let mut options = SessionOptions::default();
     args.cache_type.apply(KvType::default(), &mut options);

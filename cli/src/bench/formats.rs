@@ -1,7 +1,7 @@
 //! `ruvllm bench formats`: what each weight format costs and brings, in one table.
 
 use crate::bench::perplexity;
-use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, engine, no_tokenizer, open};
+use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, engine, no_tokenizer, open};
 use crate::io::table::{Format, Printer};
 use crate::io::{Failure, Progress, file_or_pipe, note, read_text, size, without_last_newline};
 use crate::quantize::{self, Rows, file_type};
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    residence: ResidenceArgs,
+    placement: PlacementArgs,
     /// Text to predict, without its last line end; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.types
     };
     let gguf = args.model.gguf()?;
-    let plain = loss(args, args.model.open(&args.residence)?, &text)?;
+    let plain = loss(args, args.model.open(&args.placement)?, &text)?;
     note(format_args!(
         "perplexity {:.4} as the file is; speeds of {} with -p {} and -n {}",
         plain.exp(),
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             args,
             open(
                 Gguf::from_bytes(converted)?,
-                &args.residence,
+                &args.placement,
                 &file_type.to_string(),
             )?,
             &text,
@@ -117,7 +117,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         step(1);
         let model = open(
             synthetic(args.shape, file_type)?,
-            &args.residence,
+            &args.placement,
             args.shape.name,
         )?;
         let options = SessionOptions::default();

@@ -1,7 +1,7 @@
 //! `ruvllm bench learning`: what learning while running is worth on a text, measured so that
 //! nothing is learnt before it was predicted.
 
-use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, no_tokenizer};
+use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, no_tokenizer};
 use crate::io::{Failure, file_or_pipe, note, print, print_json, read_text};
 use ruvllm_learn::LearnerOptions;
 use ruvllm_learn::bench::{Contender, Estimate, LearningOptions, LearningReport, learning};
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    residence: ResidenceArgs,
+    placement: PlacementArgs,
     /// Text to predict and to learn from; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -67,7 +67,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let path = file_or_pipe(args.file.as_ref(), "-f FILE")?;
     let (stream, control) = (read_text(&path)?, read_text(&args.control)?);
-    let model = args.model.open(&args.residence)?;
+    let model = args.model.open(&args.placement)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let tokens = |text: &str| tokenizer.encode(text, true, false);
     let options = LearningOptions {

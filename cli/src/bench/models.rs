@@ -1,7 +1,7 @@
 //! The models that a benchmark takes, files or shapes, and how they run.
 
 use super::lists::list;
-use crate::flags::{CacheTypeArgs, MAX_THREADS, ResidenceArgs, open};
+use crate::flags::{CacheTypeArgs, MAX_THREADS, PlacementArgs, open};
 use crate::io::Failure;
 use crate::io::table::Format;
 use ruvllm::engine::{SessionOptions, default_threads};
@@ -61,7 +61,7 @@ pub(super) struct ModelsArgs {
     #[arg(short, long, value_enum, default_value_t = Format::Md)]
     pub(super) output: Format,
     #[command(flatten)]
-    residence: ResidenceArgs,
+    placement: PlacementArgs,
 }
 
 impl ModelsArgs {
@@ -119,10 +119,10 @@ impl ModelsArgs {
                 || path.display().to_string(),
                 |n| n.to_string_lossy().into_owned(),
             );
-            measure(&open(Gguf::open(path)?, &self.residence, &name)?, &name)?;
+            measure(&open(Gguf::open(path)?, &self.placement, &name)?, &name)?;
         }
         for (name, (shape, file_type)) in self.synthetic.iter().zip(shapes) {
-            let model = open(made_up(shape, file_type)?, &self.residence, name)?;
+            let model = open(made_up(shape, file_type)?, &self.placement, name)?;
             measure(&model, name)?;
         }
         Ok(())

@@ -6,7 +6,7 @@
 
 use crate::flags::template::{Renderer, TemplateArgs, bos_text, eos_text, transcript_note};
 use crate::flags::{
-    Drafted, Learning, ModelArgs, ResidenceArgs, TextArgs, no_tokenizer, read, session, speculate,
+    Drafted, Learning, ModelArgs, PlacementArgs, TextArgs, no_tokenizer, read, session, speculate,
     tell_failure,
 };
 use crate::io::conversations::{Kept, SessionName, state_folder};
@@ -63,7 +63,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    residence: ResidenceArgs,
+    placement: PlacementArgs,
     /// First message
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (None, Some(path)) => Some(without_last_newline(read_text(path)?)),
         (None, None) => None,
     };
-    let model = args.model.open(&args.residence)?;
+    let model = args.model.open(&args.placement)?;
     let options = args.text.options(&model);
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let sampler = args.text.sampling.sampler(&model, tokenizer)?;

@@ -1,6 +1,6 @@
 //! `ruvllm doctor`: what this build and this machine can do.
 
-use crate::flags::{ModelArgs, ResidenceArgs, forced_level, level};
+use crate::flags::{ModelArgs, PlacementArgs, forced_level, level};
 use crate::io::measured::Entry;
 use crate::io::memory::Report;
 use crate::io::{Failure, print, print_json, size};
@@ -124,7 +124,7 @@ fn check_adapter(args: &Args, number: Option<usize>) -> Result<(), Failure> {
     if args.model.is_demo() && cfg!(not(feature = "demo-model")) {
         report("sessions", Ok("not checked: give a model (-m)".into()))?;
     } else {
-        let model = args.model.open(&ResidenceArgs::default())?;
+        let model = args.model.open(&PlacementArgs::default())?;
         match check_sessions(&model, index) {
             Err(Failure::Work(error)) => report("sessions", Err(error))?,
             outcome => report("sessions", Ok(outcome?))?,
@@ -255,7 +255,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let model = if args.model.is_demo() && cfg!(not(feature = "demo-model")) {
         None
     } else {
-        Some(Report::of(&args.model.open(&ResidenceArgs::default())?)?)
+        Some(Report::of(&args.model.open(&PlacementArgs::default())?)?)
     };
     let measured = crate::io::measured::read();
     let best = crate::io::measured::best(measured.clone().unwrap_or_default());

@@ -1,6 +1,6 @@
 //! `ruvllm embed`: vectors of texts.
 
-use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, engine};
+use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, engine};
 use crate::io::{Failure, file_or_pipe, print, read_text};
 use clap::ValueEnum;
 use ruvllm::embed::Embedder;
@@ -47,7 +47,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    residence: ResidenceArgs,
+    placement: PlacementArgs,
     /// Texts
     #[arg(
         short,
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Usage("--embd-separator is empty".into()));
     }
     let texts = split(&text, &args.embd_separator);
-    let model = args.model.open(&args.residence)?;
+    let model = args.model.open(&args.placement)?;
     let engine = engine(
         &model,
         args.threads.number(),

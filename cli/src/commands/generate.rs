@@ -1,7 +1,7 @@
 //! `ruvllm generate`: continues a text. What the program does without a subcommand.
 
 use crate::flags::{
-    Drafted, ModelArgs, ResidenceArgs, TextArgs, both, kv_bytes, no_tokenizer, read, session,
+    Drafted, ModelArgs, PlacementArgs, TextArgs, both, kv_bytes, no_tokenizer, read, session,
     speculate, tell_failure,
 };
 use crate::io::{
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    residence: ResidenceArgs,
+    placement: PlacementArgs,
     #[command(flatten)]
     prompt: PromptArgs,
     /// Do not show the prompt on stderr
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let prompt = args.prompt.text()?;
 
     let start = Instant::now();
-    let model = args.model.open(&args.residence)?;
+    let model = args.model.open(&args.placement)?;
     let options = args.text.options(&model);
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let sampling = &args.text.sampling;

@@ -1,10 +1,10 @@
 //! `ruvllm imatrix`: how large the inputs of each weight are on a text, for `ruvllm quantize`.
 
 use crate::bench::perplexity::{DEFAULT_CTX, LEAST_CTX, n_chunks};
-use crate::flags::{ModelArgs, OverwriteArg, ResidenceArgs, SessionArgs, no_tokenizer, session};
+use crate::flags::{ModelArgs, OverwriteArg, PlacementArgs, SessionArgs, no_tokenizer, session};
 use crate::io::{Failure, Progress, note, read_text, without_last_newline};
 use crate::quantize::{Importance, ImportanceFormat, Sums};
-use ruvllm::compute::{Probe, ProductProbe, Tap};
+use ruvllm::compute::{EvalCallback, HookPoint, ProductCallback};
 use ruvllm::gguf::Gguf;
 use ruvllm::kv::KvType;
 use ruvllm::session::Session;
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    residence: ResidenceArgs,
+    placement: PlacementArgs,
     /// Text to compute; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -105,7 +105,7 @@ fn compute(args: &Args, text: &str, dataset: &str, before: Importance) -> Result
     if options.n_ctx.is_some_and(|n| (1..LEAST_CTX).contains(&n)) {
         return Err(Failure::Usage(format!("-c: at least {LEAST_CTX} tokens")));
     }
-    let model = args.model.open(&args.residence)?;
+    let model = args.model.open(&args.placement)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut session = session(&model, &args.session, &options, options.n_batch)?;
     let mut tokens = tokenizer.encode(text, true, false);
@@ -188,10 +188,10 @@ fn add_chunk(
 /// The probe of a pass.
 struct Inputs(Arc<Collector>);
 
-impl Probe for Inputs {
-    fn tensor(&mut self, _: Tap, _: usize, _: &[f32]) {}
+impl EvalCallback for Inputs {
+    fn tensor(&mut self, _: HookPoint, _: usize, _: &[f32]) {}
 
-    fn products(&self) -> Option<Arc<dyn ProductProbe>> {
+    fn products(&self) -> Option<Arc<dyn ProductCallback>> {
         Some(self.0.clone())
     }
 }
@@ -263,7 +263,7 @@ impl Collector {
     }
 }
 
-impl ProductProbe for Collector {
+impl ProductCallback for Collector {
     fn inputs(&self, name: &str, matrix: usize, n: usize, x: &[f32]) {
         let wanted = name.starts_with("blk.") || self.process_output && name == "output.weight";
         let n_matrices = self.n_matrices.get(name).copied().unwrap_or(0);

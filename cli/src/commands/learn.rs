@@ -2,7 +2,7 @@
 //! elsewhere.
 
 use crate::flags::{
-    ModelArgs, OverwriteArg, ResidenceArgs, earlier_file, no_tokenizer, open_folder,
+    ModelArgs, OverwriteArg, PlacementArgs, earlier_file, no_tokenizer, open_folder,
 };
 use crate::io::{Failure, file_or_pipe, note, print, print_json, printable, read_text, size};
 use clap::Subcommand;
@@ -131,7 +131,7 @@ struct WithModel {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    residence: ResidenceArgs,
+    placement: PlacementArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -177,7 +177,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Ok(())
         }
         Action::Import { folder, file, with } => {
-            let engine = with.model.open(&with.residence)?.engine()?;
+            let engine = with.model.open(&with.placement)?.engine()?;
             let sona = open_folder(Sona::builder(), &folder.folder, &engine)?;
             sona.import(file)?;
             note(format!("version {} is in effect", sona.generation()));
@@ -185,7 +185,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         Action::Calibrate { folder, file, with } => {
             let text = read_text(&file_or_pipe(file.as_ref(), "-f FILE")?)?;
-            let model = with.model.open(&with.residence)?;
+            let model = with.model.open(&with.placement)?;
             let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&with.model))?;
             let sona = open_folder(Sona::builder(), &folder.folder, &model.engine()?)?;
             let tokens = tokenizer.encode(&text, true, false);
@@ -385,7 +385,7 @@ fn export(version: &Path, output: &Path) -> Result<(), Failure> {
 
 /// Writes what a version changes in the output head as an adapter of the model.
 fn export_adapter(version: &Path, output: &Path, with: &WithModel) -> Result<(), Failure> {
-    let model = with.model.open(&with.residence)?;
+    let model = with.model.open(&with.placement)?;
     // The adapter's products with the head are computed for a session.
     let mut session = model.session()?;
     session.set_learner(Learner::open(version, &model)?)?;

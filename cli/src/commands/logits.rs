@@ -1,6 +1,6 @@
 //! `ruvllm logits`: what a model thinks follows given tokens, for comparison with other engines.
 
-use crate::flags::{ModelArgs, ResidenceArgs, SessionArgs, no_tokenizer, session};
+use crate::flags::{ModelArgs, PlacementArgs, SessionArgs, no_tokenizer, session};
 use crate::io::{Failure, Progress, TokenIds};
 use ruvllm::compute::TokenKind;
 use ruvllm::engine::{CancelToken, Engine, Outputs, SessionOptions, Slot};
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    residence: ResidenceArgs,
+    placement: PlacementArgs,
     #[command(flatten)]
     session: SessionArgs,
     /// Token ids, separated by commas
@@ -65,7 +65,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = args.session.options(None, KvType::F32);
-    let model = args.model.open(&args.residence)?;
+    let model = args.model.open(&args.placement)?;
     #[cfg(feature = "vision")]
     if args.images.has_images() {
         return with_images(args, &model, &options);

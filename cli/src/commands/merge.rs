@@ -1,6 +1,6 @@
 //! `ruvllm merge`: a new model file with adapters folded into its weights.
 
-use crate::flags::{LoraArgs, ModelArgs, OverwriteArg, ResidenceArgs, ThreadsArg};
+use crate::flags::{LoraArgs, ModelArgs, OverwriteArg, PlacementArgs, ThreadsArg};
 use crate::io::{Failure, Progress, note, on_interrupt, size};
 use ruvllm::quant::{DType, FORMATS};
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     args.overwrite.check(&output)?;
     args.threads.pool().build_global()?;
-    let model = args.model.open(&ResidenceArgs::default())?;
+    let model = args.model.open(&PlacementArgs::default())?;
     let adapters = args.lora.open(&model)?;
     if adapters.is_empty() {
         return Err(Failure::Usage(

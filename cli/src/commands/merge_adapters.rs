@@ -1,6 +1,6 @@
 //! `ruvllm merge-adapters`: one adapter from several.
 
-use crate::flags::{ModelArgs, OverwriteArg, ResidenceArgs, ThreadsArg, open_adapter};
+use crate::flags::{ModelArgs, OverwriteArg, PlacementArgs, ThreadsArg, open_adapter};
 use crate::io::{Failure, note, size};
 use ruvllm::lora::{MergeMethod, MergeOptions, merge_adapters};
 use std::path::PathBuf;
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         )));
     }
     args.threads.pool().build_global()?;
-    let model = args.model.open(&ResidenceArgs::default())?;
+    let model = args.model.open(&PlacementArgs::default())?;
     let adapters = args
         .adapters
         .iter()

@@ -2,7 +2,7 @@
 
 use crate::bench::divergence::{Base, BaseHead, Divergence, write_distribution};
 use crate::bench::perplexity::{DEFAULT_CTX, LEAST_CTX, Score, n_chunks, score, score_chunk};
-use crate::flags::{ModelArgs, ResidenceArgs, SessionArgs, kv_bytes, no_tokenizer, session};
+use crate::flags::{ModelArgs, PlacementArgs, SessionArgs, kv_bytes, no_tokenizer, session};
 use crate::io::{
     Failure, Progress, file_or_pipe, milliseconds, note, print, print_json, read_text,
     without_last_newline,
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    residence: ResidenceArgs,
+    placement: PlacementArgs,
     /// Text to predict, without its last line end; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "-c: at least {LEAST_CTX} tokens, of which the second half is scored"
         )));
     }
-    let model = args.model.open(&args.residence)?;
+    let model = args.model.open(&args.placement)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut session = session(&model, &args.session, &options, options.n_batch)?;
 
@@ -168,7 +168,7 @@ fn write_base(
 fn compare(args: &Args, path: &Path) -> Result<(), Failure> {
     let mut base = Base::open(path)?;
     let n_ctx = base.head.n_ctx;
-    let model = args.model.open(&args.residence)?;
+    let model = args.model.open(&args.placement)?;
     let n_vocab = model.hparams().n_vocab;
     if n_vocab != base.head.n_vocab {
         return Err(Failure::Work(format!(

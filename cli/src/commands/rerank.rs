@@ -1,6 +1,6 @@
 //! `ruvllm rerank`: documents in the order in which they answer a query.
 
-use crate::flags::{ModelArgs, ResidenceArgs, ThreadsArg, engine};
+use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, engine};
 use crate::io::{Failure, file_or_pipe, print, read_text};
 use ruvllm::embed::Reranker;
 use ruvllm::engine::{EngineOptions, SessionOptions};
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    residence: ResidenceArgs,
+    placement: PlacementArgs,
     /// What the documents should answer
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     query: String,
@@ -45,7 +45,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let text = read_text(&file_or_pipe(args.file.as_ref(), "-f FILE")?)?;
     let documents: Vec<&str> = text.lines().collect();
-    let model = args.model.open(&args.residence)?;
+    let model = args.model.open(&args.placement)?;
     let engine = engine(
         &model,
         args.threads.number(),

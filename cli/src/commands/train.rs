@@ -2,7 +2,7 @@
 
 #[cfg(feature = "chat")]
 use crate::flags::template::{Renderer, TemplateArgs, bos_text, eos_text};
-use crate::flags::{ModelArgs, OverwriteArg, ResidenceArgs, ThreadsArg, no_tokenizer};
+use crate::flags::{ModelArgs, OverwriteArg, PlacementArgs, ThreadsArg, no_tokenizer};
 use crate::io::{Failure, Progress, file_or_pipe, name, note, on_interrupt, print, read_text};
 use ruvllm::engine::{CancelToken, Engine, EngineOptions};
 use ruvllm::model::Model;
@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    residence: ResidenceArgs,
+    placement: PlacementArgs,
     /// What is minimised: sft, or the losses of preferences dpo and kto
     #[arg(long, value_name = "LOSS", default_value = "sft", value_parser = loss)]
     loss: Loss,
@@ -185,7 +185,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     };
     let control = args.control.as_deref().map(read_text).transpose()?;
-    let model = args.model.open(&args.residence)?;
+    let model = args.model.open(&args.placement)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let n_ctx = if args.ctx_size == 0 {
         model.hparams().n_ctx_train.min(2048)

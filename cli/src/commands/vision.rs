@@ -1,10 +1,10 @@
 //! `ruvllm vision`: what a model sees of an image, for comparison with other engines.
 
-use crate::flags::{ImageArgs, ModelArgs, ResidenceArgs, SessionArgs, parts, session};
+use crate::flags::{ImageArgs, ModelArgs, PlacementArgs, SessionArgs, parts, session};
 use crate::io::Failure;
 use ruvllm::kv::KvType;
 use ruvllm::session::EncodedPrompt;
-use ruvllm::vision::Piece;
+use ruvllm::vision::LayoutPart;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    residence: ResidenceArgs,
+    placement: PlacementArgs,
     #[command(flatten)]
     session: SessionArgs,
     #[command(flatten)]
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Usage("no image: give --image FILE".into()));
     }
     let images = args.images.images()?;
-    let model = args.model.open(&args.residence)?;
+    let model = args.model.open(&args.placement)?;
     let options = args.session.options(None, KvType::F32);
     let mut session = session(&model, &args.session, &options, 1)?;
     let projector = args.images.prepare(&args.model, &mut session)?;
@@ -66,9 +66,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .engine()
             .encode_image(&projector, image, options, &cancel);
         let encoded = encoded.map_err(ruvllm::Error::from)?;
-        let piece = |piece: &Piece| match piece {
-            Piece::Text(text) => json!(["text", text]),
-            Piece::Embeddings(n) => json!(["image", n]),
+        let piece = |piece: &LayoutPart| match piece {
+            LayoutPart::Text(text) => json!(["text", text]),
+            LayoutPart::Embeddings(n) => json!(["image", n]),
             _ => Value::Null,
         };
         let pieces = projector.pieces(&encoded, i);

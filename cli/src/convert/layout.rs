@@ -18,14 +18,14 @@ pub(super) struct Tensor<'a> {
     map: Option<Map>,
     factors: Vec<Factor>,
     /// The pieces whose rows follow one another: the tensor, parts of it, or each expert's.
-    pieces: Vec<Piece<'a>>,
+    pieces: Vec<TokenText<'a>>,
     n_rows: usize,
     /// The order of the values of a row, if it changes.
     columns: Option<Vec<Run>>,
 }
 
 /// Some of the rows of a tensor in the checkpoint.
-struct Piece<'a> {
+struct TokenText<'a> {
     /// Its first row in the GGUF file.
     start: usize,
     source: &'a Source<'a>,
@@ -89,7 +89,7 @@ impl<'a> Tensor<'a> {
     }
 }
 
-impl<'a> Piece<'a> {
+impl<'a> TokenText<'a> {
     fn row(&self, i: usize) -> Cow<'a, [u8]> {
         let i = match self.order {
             Order::Rows { first, step } => first + i * step,
@@ -166,7 +166,7 @@ pub(super) fn stack<'a>(
         _ => 0,
     };
     if n_missing > 0 {
-        laid.push(Piece {
+        laid.push(TokenText {
             start: n_rows,
             source: stack.first,
             row_bytes: m.row_bytes,
@@ -429,7 +429,7 @@ impl<'s, 'a> Stack<'s, 'a> {
         m: &Matrices,
         lines: &Lines,
         head: usize,
-    ) -> (Vec<Piece<'a>>, usize) {
+    ) -> (Vec<TokenText<'a>>, usize) {
         let whole = [Run {
             first: 0,
             n: m.height,
@@ -438,7 +438,7 @@ impl<'s, 'a> Stack<'s, 'a> {
         let (mut n_rows, mut laid) = (0, Vec::new());
         for (source, _) in pieces.values() {
             let mut piece = |order, n: usize| {
-                laid.push(Piece {
+                laid.push(TokenText {
                     start: n_rows,
                     source,
                     row_bytes: m.row_bytes,

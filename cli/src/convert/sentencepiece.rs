@@ -2,7 +2,7 @@
 //! are read.
 
 /// A piece of the vocabulary.
-pub(super) struct Piece {
+pub(super) struct TokenText {
     pub(super) text: Vec<u8>,
     pub(super) score: f32,
     /// 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
@@ -10,13 +10,13 @@ pub(super) struct Piece {
 }
 
 /// The pieces of a file; `None` if it is damaged.
-pub(super) fn pieces(file: &[u8]) -> Option<Vec<Piece>> {
+pub(super) fn pieces(file: &[u8]) -> Option<Vec<TokenText>> {
     let mut pieces = Vec::new();
     let mut file = Fields(file);
     while let Some((field, value)) = file.next()? {
         // Field 1 of `ModelProto`.
         if let (1, Field::Bytes(message)) = (field, value) {
-            let mut piece = Piece {
+            let mut piece = TokenText {
                 text: Vec::new(),
                 score: 0.0,
                 kind: 1,

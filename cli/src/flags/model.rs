@@ -7,7 +7,7 @@ use clap::Args;
 use clap::builder::BoolishValueParser;
 use ruvllm::arch::Arch;
 use ruvllm::gguf::{Gguf, Header, Value as MetadataValue};
-use ruvllm::model::{Device, Model, OpenOptions, OpenStage, Residence};
+use ruvllm::model::{Device, Model, OpenOptions, OpenStage, WeightPlacement};
 use ruvllm::tokenizer::Tokenizer;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -142,19 +142,19 @@ impl ModelArgs {
     }
 
     /// The model, ready to run.
-    pub(crate) fn open(&self, residence: &ResidenceArgs) -> Result<Model, Failure> {
-        open(self.gguf()?, residence, &self.label())
+    pub(crate) fn open(&self, placement: &PlacementArgs) -> Result<Model, Failure> {
+        open(self.gguf()?, placement, &self.label())
     }
 }
 
 /// The model in a file that is called `label`, on the level that `RUVLLM_ARCH` asks for, with
 /// progress.
-pub(crate) fn open(gguf: Gguf, residence: &ResidenceArgs, label: &str) -> Result<Model, Failure> {
+pub(crate) fn open(gguf: Gguf, placement: &PlacementArgs, label: &str) -> Result<Model, Failure> {
     let mut bar: Option<(OpenStage, Progress)> = None;
     let options = OpenOptions::new()
         .arch(level()?)
-        .residence(residence.residence());
-    let options = residence
+        .placement(placement.placement());
+    let options = placement
         .memory_limit
         .into_iter()
         .fold(options, OpenOptions::memory_limit);
@@ -162,13 +162,13 @@ pub(crate) fn open(gguf: Gguf, residence: &ResidenceArgs, label: &str) -> Result
         .metadata()
         .str("general.architecture")
         .unwrap_or_default();
-    let overrides = residence.rope.overrides(arch).into_iter();
-    let overrides = overrides.chain(residence.override_kv.iter().cloned());
+    let overrides = placement.rope.overrides(arch).into_iter();
+    let overrides = overrides.chain(placement.override_kv.iter().cloned());
     let options = overrides.fold(options, |options, (key, value)| {
         options.override_kv(key, value)
     });
     let options = options
-        .device(residence.device.device())
+        .device(placement.device.device())
         .progress(|stage, share| {
             if bar.as_ref().is_none_or(|(shown, _)| *shown != stage) {
                 bar = None; // clears the line before the next bar is drawn
@@ -297,7 +297,7 @@ fn own_gpu(n_layers: usize) -> Device {
 
 /// Where weights are read from, and what computes.
 #[derive(Args, Default)]
-pub(crate) struct ResidenceArgs {
+pub(crate) struct PlacementArgs {
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -343,18 +343,18 @@ fn override_kv(text: &str) -> Result<(String, MetadataValue), String> {
     Ok((key.to_owned(), value))
 }
 
-impl ResidenceArgs {
+impl PlacementArgs {
     /// Most bytes that everything may take, if that is limited.
     #[cfg(feature = "serve")]
     pub(crate) fn memory_limit(&self) -> Option<u64> {
         self.memory_limit
     }
 
-    fn residence(&self) -> Residence {
+    fn placement(&self) -> WeightPlacement {
         match (self.mmap, self.no_mmap) {
-            (true, _) => Residence::Mapped,
-            (_, true) => Residence::Copied,
-            _ => Residence::Background,
+            (true, _) => WeightPlacement::Mapped,
+            (_, true) => WeightPlacement::Copied,
+            _ => WeightPlacement::Background,
         }
     }
 }

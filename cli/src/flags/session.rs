@@ -12,7 +12,7 @@ use ruvllm::engine::{
 };
 use ruvllm::kv::KvType;
 use ruvllm::model::Model;
-use ruvllm::session::{Preset, Session};
+use ruvllm::session::{Profile, Session};
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ pub(crate) struct SessionArgs {
     /// Context and types of the cache for a use: chat, long-chat, document or code; other flags
     /// win
     #[arg(long, value_name = "NAME")]
-    preset: Option<Preset>,
+    preset: Option<Profile>,
     /// Compute prompts as generated tokens are: more exact, the same bits, about twice the time
     #[arg(long)]
     exact: bool,

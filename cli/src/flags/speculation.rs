@@ -1,6 +1,6 @@
 //! Flags that say who drafts, and what is told of drafts.
 
-use super::model::{ResidenceArgs, open};
+use super::model::{PlacementArgs, open};
 use super::session::SessionArgs;
 use crate::io::{Failure, measured, milliseconds};
 use clap::ValueEnum;
@@ -88,7 +88,7 @@ impl SpeculationArgs {
         match &self.model_draft {
             Some(path) if has(Who::Draft) => {
                 let label = path.display().to_string();
-                let model = open(Gguf::open(path)?, &ResidenceArgs::default(), &label)?;
+                let model = open(Gguf::open(path)?, &PlacementArgs::default(), &label)?;
                 let options = SessionOptions {
                     n_ctx: Some(n_ctx),
                     ..SessionOptions::default()

@@ -323,7 +323,7 @@ pub(super) struct Purpose<'a> {
 
 impl App {
     pub(super) fn open(args: &AppArgs, purpose: Purpose<'_>) -> Result<App, Failure> {
-        let model = purpose.model.open(&args.residence)?;
+        let model = purpose.model.open(&args.placement)?;
         let tokenizer = model
             .tokenizer()
             .ok_or_else(|| no_tokenizer(purpose.model))?

@@ -5,7 +5,7 @@ use super::observe::audit_log::AuditLogArgs;
 use super::observe::log::LogArgs;
 use crate::flags::template::TemplateArgs;
 use crate::flags::{
-    LearnArgs, ModelArgs, ResidenceArgs, SamplingArgs, SessionArgs, SpeculationArgs,
+    LearnArgs, ModelArgs, PlacementArgs, SamplingArgs, SessionArgs, SpeculationArgs,
 };
 use crate::io::{json_object, parse_size};
 use axum::http::HeaderValue;
@@ -20,7 +20,7 @@ pub(crate) struct AppArgs {
     #[command(flatten)]
     pub(super) model: ModelArgs,
     #[command(flatten)]
-    pub(super) residence: ResidenceArgs,
+    pub(super) placement: PlacementArgs,
     /// Requests that are computed side by side, each with a context of its own [short: -np]
     #[arg(long, value_name = "N", default_value_t = 16, env = "LLAMA_ARG_N_PARALLEL",
           value_parser = clap::value_parser!(u32).range(1..=1024))]

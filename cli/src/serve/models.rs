@@ -115,7 +115,7 @@ impl Models {
             n_waiting: AtomicUsize::new(0),
             n_loads: AtomicU64::new(0),
             max_loaded,
-            max_bytes: args.app.residence.memory_limit().or_else(of_system),
+            max_bytes: args.app.placement.memory_limit().or_else(of_system),
             idle: args.models.sleep_idle(),
             entries,
             loader: Some(loader),

@@ -4,7 +4,9 @@ use crate::bench::LearningOptions;
 use crate::bench::temperature::Tempered;
 use crate::clock::Timer;
 use crate::learn::teacher::Teacher;
-use crate::learn::{Experts, HeadLearner, LearnError, Learner, LearnerOptions, Lesson, Slices};
+use crate::learn::{
+    Experts, HeadLearner, LearnError, Learner, LearnerOptions, Slices, TrainingSignal,
+};
 use ruvllm::arch::Arch;
 use ruvllm::model::Model;
 
@@ -34,7 +36,7 @@ pub(super) struct Predicted<'t> {
 /// An adapter without a mixture.
 pub(super) struct Arm {
     pub(super) name: String,
-    lesson: Lesson,
+    lesson: TrainingSignal,
     pub(super) reads: Reads,
     pub(super) adapter: HeadLearner,
     /// Loss of each chunk.
@@ -86,24 +88,28 @@ impl Arm {
     ) -> Result<Vec<Arm>, LearnError> {
         let ranks = [1, 2, 4].map(|rank| {
             let name = format!("head adapter, rank {rank}");
-            (name, rank, Lesson::Text, Reads::Stream)
+            (name, rank, TrainingSignal::Text, Reads::Stream)
         });
         let negatives = [
             (
                 "learns from the stream, shuffled",
-                Lesson::Text,
+                TrainingSignal::Text,
                 Reads::Shuffled,
             ),
             (
                 "learns from other text, shuffled",
-                Lesson::Text,
+                TrainingSignal::Text,
                 Reads::OtherShuffled,
             ),
-            ("learns the opposite", Lesson::Opposite, Reads::Stream),
+            (
+                "learns the opposite",
+                TrainingSignal::Opposite,
+                Reads::Stream,
+            ),
         ]
         .map(|(what, lesson, reads)| (format!("control: adapter {what}"), 4, lesson, reads));
         let random = "control: adapter, random direction of equal length".to_owned();
-        let random = (random, 4, Lesson::Chance, Reads::Stream);
+        let random = (random, 4, TrainingSignal::Chance, Reads::Stream);
         let all = ranks.into_iter().chain(negatives).chain([random]);
         all.map(|(name, rank, lesson, reads)| {
             let options = LearnerOptions {
@@ -119,7 +125,7 @@ impl Arm {
         .collect()
     }
 
-    fn new(name: String, lesson: Lesson, reads: Reads, learner: Learner) -> Arm {
+    fn new(name: String, lesson: TrainingSignal, reads: Reads, learner: Learner) -> Arm {
         let mixture = match reads {
             Reads::Stream => None,
             Reads::Shuffled => Some("mixture, caches of the stream's words in another order"),
@@ -132,7 +138,8 @@ impl Arm {
             reads,
             adapter: learner.adapter,
             losses: Vec::new(),
-            tempered: (lesson == Lesson::Text && reads == Reads::Stream).then(Tempered::default),
+            tempered: (lesson == TrainingSignal::Text && reads == Reads::Stream)
+                .then(Tempered::default),
             mixture: mixture.map(|name| Mixture {
                 name,
                 experts,

@@ -10,7 +10,7 @@ use ruvllm::engine::AdapterId;
 use ruvllm::engine::Engine;
 use ruvllm::engine::SessionOptions;
 use ruvllm::lora::{Adapter, Gradients, Optimiser, Sgd};
-use ruvllm::model::Site;
+use ruvllm::model::TargetModule;
 use ruvllm::session::cross_entropy;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -106,7 +106,7 @@ pub(super) struct DeepArm {
 
 /// Whether backpropagation trains a matrix: those of feed-forward layers and the output of
 /// attention, in the last quarter of the layers.
-fn is_trained(site: &Site, n_layer: usize) -> bool {
+fn is_trained(site: &TargetModule, n_layer: usize) -> bool {
     let part = ["ffn_down", "ffn_up", "ffn_gate", "attn_output"]
         .iter()
         .any(|part| site.part().starts_with(part));

@@ -1,7 +1,7 @@
 //! What truncation leaves out of the head adapter's gradient.
 
 use crate::learn::teacher::Teacher;
-use crate::learn::{HeadLearner, LearnError, Lesson, Ranks, Slices, UPDATE_TOKENS};
+use crate::learn::{HeadLearner, LearnError, Ranks, Slices, TrainingSignal, UPDATE_TOKENS};
 use ruvllm::arch::Arch;
 
 /// Sums of a chunk's exact gradient with respect to `s·B`, as factors of the head's rows, for
@@ -73,15 +73,15 @@ impl Truncation {
         exact: Option<Exact>,
     ) -> Result<(), LearnError> {
         let moved = adapter.is_due() || adapter.is_undecided();
-        teacher.prepare(adapter, Lesson::Text, &mut Slices::whole())?;
+        teacher.prepare(adapter, TrainingSignal::Text, &mut Slices::whole())?;
         let mut truncated: Vec<f32> = Vec::new();
-        while let Some(g) = teacher.head_gradient(adapter, Lesson::Text)? {
-            adapter.step(Lesson::Text, &g);
+        while let Some(g) = teacher.head_gradient(adapter, TrainingSignal::Text)? {
+            adapter.step(TrainingSignal::Text, &g);
             self.bound.add(adapter.truncation);
             truncated.resize(g.len(), 0.0);
             arch.add(&mut truncated, &g);
         }
-        teacher.settle(adapter, Lesson::Text, &mut Slices::whole())?;
+        teacher.settle(adapter, TrainingSignal::Text, &mut Slices::whole())?;
         if let Some(exact) = exact.filter(|_| !moved) {
             let (rank, none) = (adapter.head.rank, Default::default());
             let exact = teacher.combine(&exact.rows, &none, rank, &mut Slices::whole())?;

@@ -1,7 +1,7 @@
 //! What must not be forgotten: moments of ordinary text, and the importance of each direction
 //! there.
 
-use crate::learn::moments::{Moment, computable};
+use crate::learn::moments::{Sample, computable};
 use crate::learn::slices::Slices;
 use ruvllm::arch::Arch;
 
@@ -90,7 +90,7 @@ impl Whitening {
     /// `None` if `slices` gave up.
     pub(crate) fn new<'a>(
         arch: Arch,
-        moments: impl Iterator<Item = Moment<'a>> + Clone,
+        moments: impl Iterator<Item = Sample<'a>> + Clone,
         n: usize,
         slices: &mut Slices<'_>,
     ) -> Option<Whitening> {
@@ -293,13 +293,13 @@ fn at_times(row: usize, slices: &mut Slices<'_>) -> Option<()> {
 #[cfg(test)]
 mod tests {
     use crate::learn::control::*;
-    use crate::learn::moments::Moments;
+    use crate::learn::moments::Samples;
     use ruvllm::model::LogitTransform;
 
     #[test]
     fn whitening_solves() {
         let (arch, n, m) = (Arch::scalar(), 7, 20);
-        let mut moments = Moments::new(n, m);
+        let mut moments = Samples::new(n, m);
         let value = |i: usize, j: usize| ((i * 31 + j * 17) % 13) as f32 / 4.0 - 1.5;
         for i in 0..m {
             let h: Vec<f32> = (0..n).map(|j| value(i, j)).collect();
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn one_token_has_one_direction() {
         let n = 8;
-        let mut moments = Moments::new(n, 4);
+        let mut moments = Samples::new(n, 4);
         let value = |i: usize, j: usize| ((i * 31 + j * 17) % 13) as f32 / 4.0 - 1.5;
         for i in 0..4 {
             let h: Vec<f32> = (0..n).map(|j| value(i, j)).collect();

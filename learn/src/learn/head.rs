@@ -3,7 +3,7 @@
 //! It comes after everything that the key/value cache depends on, so caches stay valid while it
 //! learns. With `W·B` stored, base and adapted logits come from one product with the head.
 
-use crate::learn::moments::{Moment, NO_TOKEN, SLOTS};
+use crate::learn::moments::{NO_TOKEN, SLOTS, Sample};
 use ruvllm::arch::Arch;
 use ruvllm::model::LogitTransform;
 
@@ -124,7 +124,7 @@ impl Head {
     pub(crate) fn adapted(
         &self,
         transform: LogitTransform,
-        m: &Moment<'_>,
+        m: &Sample<'_>,
         z: &Ranks,
         scale: f32,
     ) -> Adapted {
@@ -174,7 +174,7 @@ impl Head {
     pub(crate) fn loss(
         &self,
         transform: LogitTransform,
-        m: &Moment<'_>,
+        m: &Sample<'_>,
         z: &Ranks,
         scale: f32,
     ) -> f64 {
@@ -182,7 +182,7 @@ impl Head {
     }
 
     /// The base model's distribution at a moment.
-    pub(crate) fn base(&self, transform: LogitTransform, m: &Moment<'_>) -> Adapted {
+    pub(crate) fn base(&self, transform: LogitTransform, m: &Sample<'_>) -> Adapted {
         self.adapted(transform, m, &[0.0; MAX_RANK], 0.0)
     }
 
@@ -190,7 +190,7 @@ impl Head {
     pub(crate) fn divergence(
         &self,
         transform: LogitTransform,
-        m: &Moment<'_>,
+        m: &Sample<'_>,
         base: &Adapted,
         z: &Ranks,
         scale: f32,
@@ -225,7 +225,7 @@ impl Head {
     pub(crate) fn confidence<'a>(
         &self,
         transform: LogitTransform,
-        moments: impl Iterator<Item = (Moment<'a>, Ranks)>,
+        moments: impl Iterator<Item = (Sample<'a>, Ranks)>,
         slots: &mut Slots,
     ) -> Gradient {
         slots.begin(self.n_vocab());
@@ -272,7 +272,7 @@ impl Head {
         &self,
         transform: LogitTransform,
         rows: &HeadRows,
-        moments: impl Iterator<Item = (Moment<'a>, Ranks, f32)>,
+        moments: impl Iterator<Item = (Sample<'a>, Ranks, f32)>,
         slots: &mut Slots,
     ) -> Gradient {
         slots.begin(self.n_vocab());

@@ -10,7 +10,7 @@ use ruvllm::Session;
 use ruvllm::SessionError;
 use ruvllm::engine::AdapterId;
 use ruvllm::lora::{Adapter, Gradients, Sgd};
-use ruvllm::model::Site;
+use ruvllm::model::TargetModule;
 use ruvllm::session::{cross_entropy, log_sum};
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ fn left_of(bound: f64, layers: f64) -> f64 {
 pub(crate) type Lessons<'t> = [(&'t [u32], Range<usize>)];
 
 /// Whether a matrix is changed: those of feed-forward layers and the output of attention.
-fn is_trained(site: &Site) -> bool {
+fn is_trained(site: &TargetModule) -> bool {
     let part = ["ffn_down", "ffn_up", "ffn_gate", "attn_output"]
         .iter()
         .any(|part| site.part().starts_with(part));

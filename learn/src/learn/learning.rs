@@ -8,7 +8,7 @@ use crate::clock::Timer;
 use crate::learn::slices::Slices;
 use crate::learn::teacher::{Teacher, head_rows};
 use crate::learn::windows::windows;
-use crate::learn::{LearnError, Learner, Lesson, Losses, softmax};
+use crate::learn::{LearnError, Learner, Losses, TrainingSignal, softmax};
 use ruvllm::compute::{Cut, OutputHook, OutputRows};
 use ruvllm::{Session, SessionError};
 use std::time::Duration;
@@ -184,10 +184,10 @@ impl Learning for Session {
         let advantage = learner.advantage(reward);
         let Learner { rows, adapter, .. } = learner;
         if let Some(rows) = rows.as_ref().filter(|_| advantage != 0.0) {
-            let lesson = Lesson::Answer(advantage);
+            let lesson = TrainingSignal::Answer(advantage);
             let slices = &mut Slices::whole();
             let teacher = Teacher::new(session.engine(), rows);
-            teacher.prepare(adapter, Lesson::Text, slices)?;
+            teacher.prepare(adapter, TrainingSignal::Text, slices)?;
             if adapter.is_undecided() {
                 teacher.choose(adapter, lesson, slices)?;
             }
@@ -340,18 +340,21 @@ pub(crate) fn update(session: &mut Session, slices: &mut Slices<'_>) -> Result<(
     };
     let teacher = Teacher::new(session.engine(), rows);
     let timer = Timer::start();
-    if teacher.prepare(adapter, Lesson::Text, slices)?.is_none() {
+    if teacher
+        .prepare(adapter, TrainingSignal::Text, slices)?
+        .is_none()
+    {
         return Ok(());
     }
     let chosen = timer.elapsed().as_secs_f64();
     let (timer, mut n) = (Timer::start(), 0);
-    while teacher.teach(adapter, Lesson::Text)? {
+    while teacher.teach(adapter, TrainingSignal::Text)? {
         n += 1;
         slices.tick();
     }
     if n > 0 {
         let taught = timer.elapsed().as_secs_f64();
-        teacher.settle(adapter, Lesson::Text, slices)?;
+        teacher.settle(adapter, TrainingSignal::Text, slices)?;
         *times = [
             chosen,
             taught / f64::from(n),
@@ -419,5 +422,5 @@ fn read_control(
     adapter.reproject(arch, slices);
     teacher.measure_confidence(adapter, slices)?;
     adapter.steady();
-    teacher.settle(adapter, Lesson::Text, slices)
+    teacher.settle(adapter, TrainingSignal::Text, slices)
 }

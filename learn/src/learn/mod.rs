@@ -35,6 +35,6 @@ pub(crate) use experts::Experts;
 pub(crate) use head::{HeadRows, Ranks};
 pub(crate) use inner_layers::Layers;
 pub(crate) use moments::softmax;
-pub(crate) use optimiser::{Evidence, HeadLearner, Lesson, random};
+pub(crate) use optimiser::{Evidence, HeadLearner, TrainingSignal, random};
 pub(crate) use slices::{Pause, Slices};
 pub(crate) use state::{number, put, topics_in, values};

@@ -35,9 +35,9 @@ pub(crate) fn softmax(arch: Arch, logits: &[f32], p: &mut Vec<f32>) -> f64 {
     f64::from(logits[best]) - f64::from(p[best]).ln()
 }
 
-/// One prediction and the token that followed, see [`Moments`].
+/// One prediction and the token that followed, see [`Samples`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment<'a> {
+pub(crate) struct Sample<'a> {
     /// Hidden state after the final norm, `(n_embd)`.
     pub(crate) h: &'a [f16],
     /// The observed token, then others in no particular order.
@@ -50,7 +50,7 @@ pub(crate) struct Moment<'a> {
 
 /// The latest moments; the oldest is overwritten first. All memory is allocated at the start.
 #[derive(Clone, Debug)]
-pub(crate) struct Moments {
+pub(crate) struct Samples {
     n_embd: usize,
     capacity: usize,
     /// Number pushed so far, including those overwritten since.
@@ -61,9 +61,9 @@ pub(crate) struct Moments {
     rest: Vec<f32>,
 }
 
-impl Moments {
-    pub(crate) fn new(n_embd: usize, capacity: usize) -> Moments {
-        Moments {
+impl Samples {
+    pub(crate) fn new(n_embd: usize, capacity: usize) -> Samples {
+        Samples {
             n_embd,
             capacity,
             pushed: 0,
@@ -87,22 +87,22 @@ impl Moments {
     }
 
     /// The `n` latest, oldest first.
-    pub(crate) fn latest(&self, n: usize) -> impl Iterator<Item = Moment<'_>> + Clone {
+    pub(crate) fn latest(&self, n: usize) -> impl Iterator<Item = Sample<'_>> + Clone {
         (self.pushed - n.min(self.len())..self.pushed).map(|i| self.at(i % self.capacity))
     }
 
     /// All moments, oldest first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Moment<'_>> + Clone {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Sample<'_>> + Clone {
         self.latest(self.capacity)
     }
 
     /// Every other moment, at even or at odd places: two disjoint samples.
-    pub(crate) fn half(&self, odd: bool) -> impl Iterator<Item = Moment<'_>> + Clone {
+    pub(crate) fn half(&self, odd: bool) -> impl Iterator<Item = Sample<'_>> + Clone {
         self.iter().skip(usize::from(odd)).step_by(2)
     }
 
-    fn at(&self, i: usize) -> Moment<'_> {
-        Moment {
+    fn at(&self, i: usize) -> Sample<'_> {
+        Sample {
             h: &self.h[i * self.n_embd..][..self.n_embd],
             ids: &self.ids[i * SLOTS..][..SLOTS],
             raw: &self.raw[i * SLOTS..][..SLOTS],
@@ -153,7 +153,7 @@ impl Moments {
     }
 
     /// Stores a moment read from a file, whose lengths were checked.
-    pub(crate) fn push_raw(&mut self, moment: Moment<'_>) {
+    pub(crate) fn push_raw(&mut self, moment: Sample<'_>) {
         let i = self.pushed % self.capacity;
         self.pushed += 1;
         self.h[i * self.n_embd..][..self.n_embd].copy_from_slice(moment.h);
@@ -209,7 +209,7 @@ mod tests {
             scale: 1.0,
             cap: 0.0,
         };
-        let mut moments = Moments::new(2, 2);
+        let mut moments = Samples::new(2, 2);
         let mut push = |h: f32, raw: f32, lse: f64, token: u32| {
             moments.push(
                 arch,
@@ -243,7 +243,7 @@ mod tests {
             let logits: Vec<f32> = raw.iter().map(|&x| transform.logit(x)).collect();
             let mut p = Vec::new();
             let lse = softmax(arch, &logits, &mut p);
-            let mut moments = Moments::new(4, 2);
+            let mut moments = Samples::new(4, 2);
             for token in [1, 2, 3] {
                 moments.push(
                     arch,

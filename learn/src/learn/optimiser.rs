@@ -3,7 +3,7 @@
 
 use crate::learn::control::{Fisher, UPDATE_TOKENS, Whitening, directions};
 use crate::learn::head::{Adapted, Gradient, Head, HeadRows, Ranks, Slots};
-use crate::learn::moments::{Moment, Moments, NO_TOKEN, SLOTS, computable, softmax};
+use crate::learn::moments::{NO_TOKEN, SLOTS, Sample, Samples, computable, softmax};
 use crate::learn::slices::Slices;
 use ruvllm::arch::Arch;
 use ruvllm::model::LogitTransform;
@@ -31,7 +31,7 @@ pub(crate) type ErrorFactors = (Vec<(u32, f32)>, f32);
 
 /// What an update learns from.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Lesson {
+pub(crate) enum TrainingSignal {
     /// Text written by the user.
     Text,
     /// Answers, with the advantage of their rating: above (`> 0`) or below the mean.
@@ -63,9 +63,9 @@ pub(crate) struct Rates {
 pub(crate) struct HeadLearner {
     pub(crate) head: Head,
     pub(crate) fisher: Fisher,
-    pub(crate) control: Moments,
-    pub(crate) recent: Moments,
-    pub(crate) answer: Moments,
+    pub(crate) control: Samples,
+    pub(crate) recent: Samples,
+    pub(crate) answer: Samples,
     /// Number of moments in `recent` that are not learnt from yet.
     pub(crate) fresh: usize,
     pub(crate) rates: Rates,
@@ -129,7 +129,7 @@ impl HeadLearner {
         rates: Rates,
         sizes: [usize; 3],
     ) -> Self {
-        let [control, recent, answer] = sizes.map(|n| Moments::new(n_embd, n));
+        let [control, recent, answer] = sizes.map(|n| Samples::new(n_embd, n));
         HeadLearner {
             head: Head::new(rank, n_embd, n_vocab),
             fisher: Fisher::new(n_embd),
@@ -210,7 +210,7 @@ impl HeadLearner {
         }
     }
 
-    fn project(&self, arch: Arch, m: &Moment<'_>, row: &mut Vec<f32>) -> Ranks {
+    fn project(&self, arch: Arch, m: &Sample<'_>, row: &mut Vec<f32>) -> Ranks {
         row.resize(m.h.len(), 0.0);
         arch.f16_to_f32(m.h, row);
         self.head.project(arch, row)
@@ -231,8 +231,8 @@ impl HeadLearner {
     }
 
     /// Moments from which a lesson's directions are chosen.
-    fn source(&self, lesson: Lesson) -> &Moments {
-        if matches!(lesson, Lesson::Answer(_)) {
+    fn source(&self, lesson: TrainingSignal) -> &Samples {
+        if matches!(lesson, TrainingSignal::Answer(_)) {
             &self.answer
         } else {
             &self.recent
@@ -244,11 +244,11 @@ impl HeadLearner {
     pub(crate) fn errors(
         &self,
         arch: Arch,
-        lesson: Lesson,
+        lesson: TrainingSignal,
         slices: &mut Slices<'_>,
     ) -> Option<Vec<ErrorFactors>> {
         let mut row = Vec::new();
-        let of = |m: Moment<'_>| {
+        let of = |m: Sample<'_>| {
             slices.tick()?;
             let z = self.project(arch, &m, &mut row);
             Some(errors(
@@ -322,7 +322,7 @@ impl HeadLearner {
         &mut self,
         arch: Arch,
         g: &[f32],
-        lesson: Lesson,
+        lesson: TrainingSignal,
         slices: &mut Slices<'_>,
     ) -> Option<()> {
         let n = self.head.b.len() / self.head.rank;
@@ -332,8 +332,8 @@ impl HeadLearner {
             .zip(h.chunks_exact_mut(n))
             .for_each(|(m, h)| arch.f16_to_f32(m.h, h));
         let flipped: Vec<f32>;
-        let unwanted = matches!(lesson, Lesson::Answer(a) if a < 0.0);
-        let g = if unwanted || lesson == Lesson::Opposite {
+        let unwanted = matches!(lesson, TrainingSignal::Answer(a) if a < 0.0);
+        let g = if unwanted || lesson == TrainingSignal::Opposite {
             flipped = g.iter().map(|g| -g).collect();
             &flipped[..]
         } else {
@@ -365,13 +365,13 @@ impl HeadLearner {
         (self.head.a, self.head.b) = chosen;
         self.since_choice = 0;
         match lesson {
-            Lesson::Chance => {
+            TrainingSignal::Chance => {
                 let length = arch.dot(&self.head.b, &self.head.b).sqrt();
                 self.head.b = random(self.head.b.len(), length, self.n_updates);
             }
-            Lesson::Text | Lesson::Opposite | Lesson::Answer(_) => {}
+            TrainingSignal::Text | TrainingSignal::Opposite | TrainingSignal::Answer(_) => {}
         }
-        if !matches!(lesson, Lesson::Answer(_)) {
+        if !matches!(lesson, TrainingSignal::Answer(_)) {
             self.fresh = 0;
         }
         self.reproject(arch, slices);
@@ -381,7 +381,7 @@ impl HeadLearner {
     /// Updates `A·h`; to be called after `A` or the control moments have changed.
     pub(crate) fn reproject(&mut self, arch: Arch, slices: &mut Slices<'_>) {
         let mut row = std::mem::take(&mut self.row);
-        let bounded = |m: Moment<'_>| {
+        let bounded = |m: Sample<'_>| {
             slices.tick();
             (
                 self.head.base(self.transform, &m),
@@ -398,10 +398,10 @@ impl HeadLearner {
         &mut self,
         arch: Arch,
         rows: &HeadRows,
-        lesson: Lesson,
+        lesson: TrainingSignal,
     ) -> Option<Gradient> {
         let (moments, n, least, most) = match lesson {
-            Lesson::Answer(_) => (&self.answer, self.answer.len(), 1, self.answer.len()),
+            TrainingSignal::Answer(_) => (&self.answer, self.answer.len(), 1, self.answer.len()),
             // A single token has no order, so there could be no evidence for it: it waits for the
             // next.
             _ => (&self.recent, self.fresh, 2, UPDATE_TOKENS),
@@ -417,7 +417,7 @@ impl HeadLearner {
             .take(taken)
             .map(|m| self.project(arch, &m, &mut row))
             .collect();
-        if !matches!(lesson, Lesson::Answer(_)) {
+        if !matches!(lesson, TrainingSignal::Answer(_)) {
             let tokens: Vec<usize> = moments
                 .latest(n)
                 .take(taken)
@@ -426,10 +426,10 @@ impl HeadLearner {
             self.evidence.add(self.head.pairing(&tokens, &z), taken);
         }
         let weight = match lesson {
-            Lesson::Text | Lesson::Chance => 1.0,
-            Lesson::Opposite => -1.0,
-            Lesson::Answer(a) if a >= 0.0 => a,
-            Lesson::Answer(a) => {
+            TrainingSignal::Text | TrainingSignal::Chance => 1.0,
+            TrainingSignal::Opposite => -1.0,
+            TrainingSignal::Answer(a) if a >= 0.0 => a,
+            TrainingSignal::Answer(a) => {
                 // NPO: the further the answer has fallen below the base model, the less it is
                 // pushed.
                 let change: f64 = moments
@@ -457,7 +457,7 @@ impl HeadLearner {
     }
 
     /// Takes a step along the gradient `(rank, n_embd)`, computed from [`HeadLearner::gradient`].
-    pub(crate) fn step(&mut self, lesson: Lesson, gradient: &[f32]) {
+    pub(crate) fn step(&mut self, lesson: TrainingSignal, gradient: &[f32]) {
         let length = gradient
             .iter()
             .map(|g| f64::from(g * g))
@@ -465,7 +465,7 @@ impl HeadLearner {
             .sqrt();
         self.truncation = self.error_bound / length.max(f64::MIN_POSITIVE);
         let by_chance;
-        let gradient = if lesson == Lesson::Chance {
+        let gradient = if lesson == TrainingSignal::Chance {
             by_chance = random(gradient.len(), length as f32, self.n_updates);
             &by_chance[..]
         } else {
@@ -496,7 +496,7 @@ impl HeadLearner {
         }
         self.steady();
         match lesson {
-            Lesson::Answer(_) => {
+            TrainingSignal::Answer(_) => {
                 self.answer.clear();
                 self.rated = true;
             }
@@ -523,7 +523,7 @@ impl HeadLearner {
     /// numbers overflow, so that no bound holds.
     fn mean_divergence<'a>(
         &self,
-        moments: impl Iterator<Item = Moment<'a>>,
+        moments: impl Iterator<Item = Sample<'a>>,
         bounded: &[(Adapted, Ranks)],
         scale: f32,
         slices: &mut Slices<'_>,
@@ -543,10 +543,10 @@ impl HeadLearner {
 
     /// Sets the scale: the best step length for recent text, within the bound. To be called when
     /// `W·B` is up to date.
-    pub(crate) fn settle(&mut self, arch: Arch, lesson: Lesson, slices: &mut Slices<'_>) {
+    pub(crate) fn settle(&mut self, arch: Arch, lesson: TrainingSignal, slices: &mut Slices<'_>) {
         let judged = self.judged(arch, slices);
         let longest = self.longest(&judged, slices);
-        let sign = if lesson == Lesson::Opposite {
+        let sign = if lesson == TrainingSignal::Opposite {
             -1.0
         } else {
             1.0
@@ -562,14 +562,14 @@ impl HeadLearner {
         let kept = self.head.scale.min(longest);
         self.head.scale = match (lesson, self.evidence.verdict()) {
             // A rating gives no step length: the previous one is kept, within the bound.
-            (Lesson::Answer(_), _) if self.head.scale > 0.0 => kept,
-            (Lesson::Answer(_), _) => longest * LENGTHS[LENGTHS.len() / 2],
+            (TrainingSignal::Answer(_), _) if self.head.scale > 0.0 => kept,
+            (TrainingSignal::Answer(_), _) => longest * LENGTHS[LENGTHS.len() / 2],
             // Until there is evidence from text, only ratings take effect.
-            (Lesson::Text, None) => kept,
+            (TrainingSignal::Text, None) => kept,
             // Evidence against what was learnt disables it, unless a rating is part of it, which
             // text cannot judge.
-            (Lesson::Text, Some(false)) if self.rated => kept,
-            (Lesson::Text, Some(false)) => 0.0,
+            (TrainingSignal::Text, Some(false)) if self.rated => kept,
+            (TrainingSignal::Text, Some(false)) => 0.0,
             _ => {
                 let lengths = LENGTHS.map(|share| share * longest);
                 let none = (!self.rated).then_some(0.0);
@@ -616,7 +616,7 @@ impl HeadLearner {
     /// `A·h` of the latest observed moments.
     fn judged(&mut self, arch: Arch, slices: &mut Slices<'_>) -> Vec<Ranks> {
         let mut row = std::mem::take(&mut self.row);
-        let project = |m: Moment<'_>| {
+        let project = |m: Sample<'_>| {
             slices.tick();
             self.project(arch, &m, &mut row)
         };
@@ -701,7 +701,7 @@ pub(crate) fn random(n: usize, length: f32, seed: u64) -> Vec<f32> {
 }
 
 /// Error of predictions `p` at a moment: of each listed token, and of the rest together.
-fn errors(transform: LogitTransform, m: &Moment<'_>, p: &Adapted) -> ErrorFactors {
+fn errors(transform: LogitTransform, m: &Sample<'_>, p: &Adapted) -> ErrorFactors {
     let mut rows = Vec::with_capacity(SLOTS);
     for (i, &id) in m.ids.iter().enumerate().filter(|(_, id)| **id != NO_TOKEN) {
         let came = if i == 0 { 1.0 } else { 0.0 };

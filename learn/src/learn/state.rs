@@ -5,7 +5,7 @@ use crate::learn::LearnError;
 use crate::learn::experts::Experts;
 use crate::learn::inner_layers::{CONTROL_TOKENS, Layers};
 use crate::learn::learner::{Learner, LearnerOptions};
-use crate::learn::moments::{LARGEST, Moment, Moments, NO_TOKEN, SLOTS, computable};
+use crate::learn::moments::{LARGEST, NO_TOKEN, SLOTS, Sample, Samples, computable};
 use crate::learn::optimiser::{Evidence, HeadLearner};
 use crate::learn::slices::Slices;
 use crate::learn::topics::{Counts, MAX_TOPICS, Topic, TopicStatus, Topics, Trained};
@@ -265,7 +265,7 @@ fn read_head(gguf: &Gguf, a: &mut HeadLearner, n: usize, n_vocab: u32) -> Result
 fn read_moments(
     gguf: &Gguf,
     names: [&'static str; 4],
-    moments: &mut Moments,
+    moments: &mut Samples,
     n: usize,
     n_vocab: u32,
 ) -> Result<(), LearnError> {
@@ -307,7 +307,7 @@ fn read_moments(
         .zip(all_raw.chunks_exact(SLOTS))
         .zip(all_rest);
     for (((h, ids), raw), rest) in rows {
-        moments.push_raw(Moment { h, ids, raw, rest });
+        moments.push_raw(Sample { h, ids, raw, rest });
     }
     Ok(())
 }

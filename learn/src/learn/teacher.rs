@@ -3,7 +3,7 @@
 use crate::learn::moments::SLOTS;
 use crate::learn::optimiser::ErrorFactors;
 use crate::learn::slices::Slices;
-use crate::learn::{HeadLearner, HeadRows, Lesson, Ranks};
+use crate::learn::{HeadLearner, HeadRows, Ranks, TrainingSignal};
 use ruvllm::SessionError;
 use ruvllm::engine::Engine;
 
@@ -37,7 +37,7 @@ impl<'a> Teacher<'a> {
     pub(crate) fn prepare(
         self,
         adapter: &mut HeadLearner,
-        lesson: Lesson,
+        lesson: TrainingSignal,
         slices: &mut Slices<'_>,
     ) -> Result<Option<()>, SessionError> {
         if adapter.is_due() {
@@ -50,7 +50,7 @@ impl<'a> Teacher<'a> {
     pub(crate) fn choose(
         self,
         adapter: &mut HeadLearner,
-        lesson: Lesson,
+        lesson: TrainingSignal,
         slices: &mut Slices<'_>,
     ) -> Result<Option<()>, SessionError> {
         let arch = self.engine.model().arch();
@@ -87,7 +87,7 @@ impl<'a> Teacher<'a> {
     pub(crate) fn teach(
         self,
         adapter: &mut HeadLearner,
-        lesson: Lesson,
+        lesson: TrainingSignal,
     ) -> Result<bool, SessionError> {
         let Some(g) = self.head_gradient(adapter, lesson)? else {
             return Ok(false);
@@ -101,7 +101,7 @@ impl<'a> Teacher<'a> {
     pub(crate) fn head_gradient(
         self,
         adapter: &mut HeadLearner,
-        lesson: Lesson,
+        lesson: TrainingSignal,
     ) -> Result<Option<Vec<f32>>, SessionError> {
         let Some(gradient) = adapter.gradient(self.engine.model().arch(), self.rows, lesson) else {
             return Ok(None);
@@ -115,7 +115,7 @@ impl<'a> Teacher<'a> {
     pub(crate) fn settle(
         self,
         adapter: &mut HeadLearner,
-        lesson: Lesson,
+        lesson: TrainingSignal,
         slices: &mut Slices<'_>,
     ) -> Result<(), SessionError> {
         self.refresh(adapter, slices)?;

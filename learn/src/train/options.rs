@@ -1,7 +1,7 @@
 //! Options of training.
 
 use crate::learn::LearnError;
-use ruvllm::model::Site;
+use ruvllm::model::TargetModule;
 use std::f64::consts::PI;
 
 /// Which matrices an adapter changes.
@@ -13,7 +13,7 @@ pub enum TargetSet {
     Qkvo,
     /// Every matrix of the layers except routers of experts.
     All,
-    /// Matrices with one of these [parts](Site::part) of a name, in every layer.
+    /// Matrices with one of these [parts](TargetModule::part) of a name, in every layer.
     Parts(Vec<String>),
 }
 
@@ -26,7 +26,7 @@ impl TargetSet {
     ];
 
     /// Whether a matrix is in the set.
-    pub fn contains(&self, site: &Site) -> bool {
+    pub fn contains(&self, site: &TargetModule) -> bool {
         let starts = |names: &[&str]| names.iter().any(|name| site.part().starts_with(name));
         match self {
             TargetSet::Qv => starts(&["attn_q", "attn_v", "attn_kv"]),

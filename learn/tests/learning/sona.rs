@@ -1139,7 +1139,7 @@ fn request_of(i: usize, tokens: Vec<u32>) -> Trajectory {
 #[test]
 #[ignore = "measures"]
 fn streams_in_turns() {
-    use ruvllm::compute::{Probe, Tap};
+    use ruvllm::compute::{EvalCallback, HookPoint};
     use ruvllm::engine::AdapterId;
     use ruvllm::lora::{MergeMethod, MergeOptions, merge_adapters};
     use std::sync::Arc;
@@ -1178,9 +1178,9 @@ fn streams_in_turns() {
     }
     /// Sum of the squares of each input of the head.
     struct Squares(Vec<f64>);
-    impl Probe for Squares {
-        fn tensor(&mut self, tap: Tap, _: usize, values: &[f32]) {
-            if tap == Tap::ResultNorm {
+    impl EvalCallback for Squares {
+        fn tensor(&mut self, tap: HookPoint, _: usize, values: &[f32]) {
+            if tap == HookPoint::ResultNorm {
                 let n = self.0.len();
                 values
                     .iter()
@@ -1373,15 +1373,15 @@ fn streams_in_turns() {
 #[test]
 fn hidden_states_are_pooled() {
     use ruvllm::Sampler;
-    use ruvllm::compute::{PooledStates, Probe, Tap};
+    use ruvllm::compute::{EvalCallback, HookPoint, PooledStates};
     use ruvllm::engine::SessionOptions;
     use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
     use ruvllm_learn::sona::pooled_layer;
     /// Rows of the residual stream after a layer.
     struct Rows(usize, Vec<f32>);
-    impl Probe for Rows {
-        fn tensor(&mut self, tap: Tap, layer: usize, values: &[f32]) {
-            if tap == Tap::LOut && layer == self.0 {
+    impl EvalCallback for Rows {
+        fn tensor(&mut self, tap: HookPoint, layer: usize, values: &[f32]) {
+            if tap == HookPoint::LOut && layer == self.0 {
                 self.1.extend_from_slice(values);
             }
         }

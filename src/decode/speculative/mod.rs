@@ -30,8 +30,8 @@ pub use mtp::MtpDrafter;
 pub use ngram::{NgramDrafter, RecentTexts};
 pub(crate) use passes::{Asked, DraftPasses};
 
-/// Values of [`Guess::grade`].
-const N_GRADES: usize = 8;
+/// Values of [`Draft::confidence`].
+const N_CONFIDENCES: usize = 8;
 /// A draft has to be expected to gain so much.
 const MARGIN: f64 = 1.1;
 /// A guess that takes this share of a pass is not made unless it is expected to pay.
@@ -45,17 +45,17 @@ const MEMORY: f64 = 32.0;
 /// What is thought of a drafter before its first guesses were tested: how many come true, by grade,
 /// as if [`PRIOR_WEIGHT`] of each had been. (Of n-grams in code and prose of this repository,
 /// rounded down.)
-const PRIOR: [f64; N_GRADES] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8];
+const PRIOR: [f64; N_CONFIDENCES] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8];
 const PRIOR_WEIGHT: f64 = 2.0;
 
 /// A token that may come next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Guess {
+pub struct Draft {
     /// The token.
     pub token: u32,
     /// How sure the drafter is, from 0 to 7. It need not be calibrated: for each grade it is
     /// measured how many guesses come true.
-    pub grade: u8,
+    pub confidence: u8,
 }
 
 /// Guesses how a text goes on. Whatever it guesses, the text stays the same; it only comes faster
@@ -100,7 +100,7 @@ pub trait Drafter: Debug + Send + Sync {
     }
 
     /// Leaves in `draft`, which is empty, at most `n` tokens that may come next, in their order.
-    fn draft(&mut self, n: usize, draft: &mut Vec<Guess>);
+    fn draft(&mut self, n: usize, draft: &mut Vec<Draft>);
 
     /// A drafter in the same state that goes its own way.
     fn boxed_clone(&self) -> Box<dyn Drafter>;
@@ -192,7 +192,7 @@ struct Tracked {
     drafter: Box<dyn Drafter>,
     /// How many guesses of each grade come true, as a moving average; and how many were tested, up
     /// to [`MEMORY`].
-    accepted: [(f64, f64); N_GRADES],
+    accepted: [(f64, f64); N_CONFIDENCES],
     /// The same of all grades.
     accepted_of_all: (f64, f64),
     /// Seconds that a guess takes, as a moving average, and steps since it was last asked.
@@ -200,7 +200,7 @@ struct Tracked {
     n_skipped: usize,
     /// Its newest draft, and how many tokens of it have come true: so it is tested also where
     /// nobody computes it.
-    draft: Vec<Guess>,
+    draft: Vec<Draft>,
     n_true: usize,
     /// For each guess of the draft, how probable it is that all up to it come true.
     p: Vec<f64>,
@@ -235,7 +235,7 @@ impl Tracked {
                 break;
             };
             let is_true = guess.token == token;
-            let of_grade = &mut self.accepted[usize::from(guess.grade).min(N_GRADES - 1)];
+            let of_grade = &mut self.accepted[usize::from(guess.confidence).min(N_CONFIDENCES - 1)];
             for (mean, n) in [of_grade, &mut self.accepted_of_all] {
                 *n = (*n + 1.0).min(MEMORY);
                 *mean += (f64::from(u8::from(is_true)) - *mean) / *n;
@@ -310,7 +310,7 @@ impl Tracked {
         self.draft.truncate(in_vocabulary);
         let (mut p, accepted) = (1.0, &self.accepted);
         let all = self.draft.iter().map(|guess| {
-            p *= accepted[usize::from(guess.grade).min(N_GRADES - 1)].0;
+            p *= accepted[usize::from(guess.confidence).min(N_CONFIDENCES - 1)].0;
             p
         });
         self.p.clear();

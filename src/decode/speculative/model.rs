@@ -1,7 +1,7 @@
 //! Drafts by a smaller model of the same vocabulary.
 
 use crate::compute::hook::TokenKind;
-use crate::decode::speculative::{Drafter, Guess, N_GRADES};
+use crate::decode::speculative::{Draft, Drafter, N_CONFIDENCES};
 use crate::engine::SessionError;
 use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
@@ -28,7 +28,7 @@ pub struct ModelDrafter {
     /// How many tokens of the text it holds at least.
     n_read: usize,
     /// What it guesses behind the text, once it holds that.
-    guesses: Vec<Guess>,
+    guesses: Vec<Draft>,
     /// The last of them, which the next pass computes.
     last: [u32; 1],
     has_failed: bool,
@@ -91,7 +91,7 @@ fn check(model: &Model, target: &Model) -> Result<(), SessionError> {
 }
 
 /// The most probable token, and how probable it is: a grade for each eighth.
-pub(crate) fn best(logits: &[f32]) -> Guess {
+pub(crate) fn best(logits: &[f32]) -> Draft {
     let better = |best: (usize, f32), (i, &logit): (usize, &f32)| {
         if logit > best.1 { (i, logit) } else { best }
     };
@@ -102,9 +102,9 @@ pub(crate) fn best(logits: &[f32]) -> Guess {
     let sum: f32 = logits.iter().map(|logit| (logit - max).exp()).sum();
     // Not a number where the logits are none: the last grade of those that are not sure.
     let p = 1.0 / sum;
-    Guess {
+    Draft {
         token: token as u32,
-        grade: (p * N_GRADES as f32).min(N_GRADES as f32 - 1.0) as u8,
+        confidence: (p * N_CONFIDENCES as f32).min(N_CONFIDENCES as f32 - 1.0) as u8,
     }
 }
 
@@ -175,7 +175,7 @@ impl Drafter for ModelDrafter {
         }
     }
 
-    fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {
+    fn draft(&mut self, n: usize, draft: &mut Vec<Draft>) {
         draft.extend(self.guesses.drain(..).take(n));
     }
 

@@ -2,7 +2,7 @@
 
 use crate::compute::hook::TokenKind;
 use crate::decode::speculative::model::{FEW, best};
-use crate::decode::speculative::{Drafter, Guess, MAX_DRAFT};
+use crate::decode::speculative::{Draft, Drafter, MAX_DRAFT};
 use crate::engine::SessionError;
 use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
@@ -29,7 +29,7 @@ pub struct MtpDrafter {
     begin: usize,
     /// How many tokens the sequence held when it had read the text, and what it guesses behind it.
     n_read: usize,
-    guesses: Vec<Guess>,
+    guesses: Vec<Draft>,
     /// The last of them, which the next pass computes, and the block's own state of the token
     /// before it.
     last: [u32; 1],
@@ -180,7 +180,7 @@ impl Drafter for MtpDrafter {
             .extend_from_slice(&states[states.len() - n_embd..]);
     }
 
-    fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {
+    fn draft(&mut self, n: usize, draft: &mut Vec<Draft>) {
         draft.extend(self.guesses.drain(..).take(n));
     }
 

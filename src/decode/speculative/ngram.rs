@@ -8,7 +8,7 @@
 //! and Aragon 1996, doi:10.1007/BF01940876), so that it is some twenty nodes deep at a hundred
 //! thousand tokens, whatever the text.
 
-use crate::decode::speculative::{Drafter, Guess};
+use crate::decode::speculative::{Draft, Drafter};
 use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const MAX_MATCH: usize = 32;
 /// No node; its place in the tree holds the root.
 const NONE: u32 = 0;
-/// Least lengths of a common end for each [`Guess::grade`].
+/// Least lengths of a common end for each [`Draft::confidence`].
 const GRADES: [usize; 8] = [1, 2, 3, 4, 6, 9, 16, 32];
 /// Most texts that are remembered, and most tokens of all of them.
 const MAX_RECENT: usize = 4;
@@ -177,7 +177,7 @@ impl Drafter for NgramDrafter {
         (self.others, self.recent) = (recent.all(), Some(recent.clone()));
     }
 
-    fn draft(&mut self, n: usize, draft: &mut Vec<Guess>) {
+    fn draft(&mut self, n: usize, draft: &mut Vec<Draft>) {
         let own = &self.text.tokens;
         let ((mut at, mut len), mut known) = (self.found, own);
         for other in self
@@ -202,11 +202,11 @@ impl Drafter for NgramDrafter {
                 (None, Some(guess)) if std::ptr::eq(known, own) => guess.token,
                 _ => break,
             };
-            let grade = GRADES
+            let confidence = GRADES
                 .iter()
                 .rposition(|&least| len + i >= least)
                 .unwrap_or(0) as u8;
-            draft.push(Guess { token, grade });
+            draft.push(Draft { token, confidence });
         }
     }
 
@@ -312,7 +312,10 @@ mod tests {
             [1, 2, 3, 1, 2, 3, 1]
         );
         assert_eq!(
-            draft.iter().map(|guess| guess.grade).collect::<Vec<_>>(),
+            draft
+                .iter()
+                .map(|guess| guess.confidence)
+                .collect::<Vec<_>>(),
             [2, 3, 3, 4, 4, 4, 5]
         );
         drafter.push(&[77]);
@@ -337,7 +340,7 @@ mod tests {
             drafter.draft(4, &mut draft);
             draft
                 .into_iter()
-                .map(|guess| (guess.token, guess.grade))
+                .map(|guess| (guess.token, guess.confidence))
                 .collect::<Vec<_>>()
         };
         let mut first = drafter(&[5, 1, 2, 3, 4]);

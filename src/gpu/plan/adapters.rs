@@ -150,7 +150,7 @@ impl<'m> Planner<'m, '_> {
                     (Name::Adapter(index), 0),
                     (x, bytes(first / choices_per_row, n_in)),
                     (Left(Intermediate::Chosen), bytes(first, 1)),
-                    (Name::Input(Input::Terms), 16 * first_term),
+                    (Name::Input(Input::AdmissionConfig), 16 * first_term),
                     (y, bytes(first, n_out)),
                 ];
                 self.push((&LORA_EXPERTS, DType::F32, 0), &args, &buffers, None);

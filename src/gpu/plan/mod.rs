@@ -72,7 +72,7 @@ pub enum Input {
     /// Tiles of at most this many rows, see [`Plan::tiles`].
     Tiles(Set, u32),
     /// Terms of experts, see [`Plan::terms`].
-    Terms,
+    AdmissionConfig,
 }
 
 /// Results of kernels, with llama.cpp's names.

@@ -1,6 +1,6 @@
 //! Whether no value can satisfy two schemas, so that `oneOf` says no more than `anyOf`.
 
-use crate::grammar::schema::document::{Document, Place, enter};
+use crate::grammar::schema::document::{Document, Location, enter};
 use serde_json::Value;
 
 /// Maximum number of pairs of schemas that are compared for one `oneOf`.
@@ -22,7 +22,7 @@ const OBJECT: u8 = 64;
 const ANY: u8 = 127;
 
 /// A schema in a document.
-type Part<'a> = (&'a Value, Place);
+type Part<'a> = (&'a Value, Location);
 
 /// Whether no value that satisfies `around` satisfies two of `schemas`.
 pub(super) fn are_disjoint(document: &Document<'_>, around: &Value, schemas: &[Part<'_>]) -> bool {

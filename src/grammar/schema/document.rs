@@ -50,7 +50,7 @@ pub(super) struct Document<'a> {
 
 /// Position of a schema.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct Location {
     /// JSON pointer.
     pub(super) path: String,
     /// Address that references are relative to.
@@ -60,7 +60,7 @@ pub(super) struct Place {
     pub(super) depth: usize,
 }
 
-impl Place {
+impl Location {
     fn root() -> Self {
         Self {
             path: String::new(),
@@ -100,7 +100,7 @@ impl<'a> Document<'a> {
         if has_more_values(root, &mut { MAX_VALUES }) {
             return Err(GrammarError::TooLarge { limit: MAX_VALUES });
         }
-        document.register(root, &Place::root());
+        document.register(root, &Location::root());
         Ok(document)
     }
 
@@ -110,7 +110,7 @@ impl<'a> Document<'a> {
     }
 
     /// Registers the addresses of `value` and of everything below it.
-    fn register(&mut self, value: &Value, around: &Place) {
+    fn register(&mut self, value: &Value, around: &Location) {
         let place = enter(around, value);
         match value {
             Value::Object(map) => {
@@ -131,7 +131,7 @@ impl<'a> Document<'a> {
                 {
                     self.register(
                         value,
-                        &Place {
+                        &Location {
                             path: format!("{}/{}", place.path, token(key)),
                             ..place.clone()
                         },
@@ -142,7 +142,7 @@ impl<'a> Document<'a> {
                 for (i, value) in items.iter().enumerate() {
                     self.register(
                         value,
-                        &Place {
+                        &Location {
                             path: format!("{}/{i}", place.path),
                             ..place.clone()
                         },
@@ -154,19 +154,19 @@ impl<'a> Document<'a> {
     }
 
     /// The place of the value at a pointer, which must exist.
-    pub(super) fn place(&self, path: &str) -> Place {
-        let mut place = Place::root();
+    pub(super) fn place(&self, path: &str) -> Location {
+        let mut place = Location::root();
         for (at, _) in path.char_indices().filter(|&(_, c)| c == '/') {
             place = enter(&place, self.at(&path[..at]));
         }
-        Place {
+        Location {
             path: path.to_owned(),
             ..place
         }
     }
 
     /// The pointer to which a reference at `place` resolves.
-    pub(super) fn resolve(&self, reference: &str, place: &Place) -> Option<String> {
+    pub(super) fn resolve(&self, reference: &str, place: &Location) -> Option<String> {
         let absolute = join(&place.base, reference);
         let (address, fragment) = absolute.split_once('#').unwrap_or((&absolute, ""));
         if !fragment.is_empty() && !fragment.starts_with('/') {
@@ -178,7 +178,7 @@ impl<'a> Document<'a> {
 }
 
 /// The place inside `schema`, which is at `around`: applies its own draft and address.
-pub(super) fn enter(around: &Place, schema: &Value) -> Place {
+pub(super) fn enter(around: &Location, schema: &Value) -> Location {
     let draft = Draft::of(schema, around.draft);
     let ignored = draft.has_lone_references() && schema.get("$ref").is_some();
     let id = schema
@@ -190,7 +190,7 @@ pub(super) fn enter(around: &Place, schema: &Value) -> Place {
         Some(id) if !id.starts_with('#') => join(&around.base, id).trim_end_matches('#').to_owned(),
         _ => around.base.clone(),
     };
-    Place {
+    Location {
         draft,
         base,
         ..around.clone()

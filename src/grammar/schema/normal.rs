@@ -9,7 +9,7 @@ use crate::grammar::GrammarError;
 use crate::grammar::error::Loosened;
 use crate::grammar::pattern::from_ecma;
 use crate::grammar::schema::disjoint::are_disjoint;
-use crate::grammar::schema::document::{Document, Draft, Place, enter};
+use crate::grammar::schema::document::{Document, Draft, Location, enter};
 use crate::grammar::schema::{FORMATS, MAX_EXACT, Strictness, own_format};
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
@@ -108,7 +108,7 @@ struct Pass<'a> {
 /// A schema that is being visited.
 struct Visit<'a> {
     map: &'a Map<String, Value>,
-    place: Place,
+    place: Location,
     /// Whether the schemas of applicators close their objects.
     closes_inside: bool,
     out: Map<String, Value>,
@@ -203,7 +203,7 @@ fn types_of<'a>(values: impl IntoIterator<Item = &'a Value>) -> Value {
 }
 
 impl<'a> Pass<'a> {
-    fn loosen(&mut self, place: &Place, keyword: &str, message: impl Into<String>) {
+    fn loosen(&mut self, place: &Location, keyword: &str, message: impl Into<String>) {
         self.loosened.push(Loosened {
             keyword: keyword.to_owned(),
             path: place.path.clone(),
@@ -216,7 +216,7 @@ impl<'a> Pass<'a> {
     fn schema(
         &mut self,
         schema: &'a Value,
-        around: &Place,
+        around: &Location,
         closes: bool,
     ) -> Result<Value, GrammarError> {
         self.n_schemas += 1;
@@ -649,7 +649,7 @@ impl<'a> Pass<'a> {
     fn list(
         &self,
         schema: &Value,
-        around: &Place,
+        around: &Location,
         listed: &mut Map<String, Value>,
         seen: &mut HashSet<String>,
     ) -> bool {

@@ -181,13 +181,13 @@ impl Node {
 
 /// Pages referenced by the trees.
 #[derive(Debug, Default)]
-struct Held {
+struct PinnedPages {
     /// Number of references by address.
     counts: HashMap<usize, usize>,
     bytes: u64,
 }
 
-impl Held {
+impl PinnedPages {
     fn add(&mut self, page: &Arc<Page>) {
         let count = self.counts.entry(Arc::as_ptr(page).addr()).or_default();
         *count += 1;
@@ -231,7 +231,7 @@ pub(super) struct PrefixTree {
     leaves: BTreeSet<(u64, NodeId)>,
     /// Counter of uses.
     clock: u64,
-    held: Held,
+    held: PinnedPages,
     lookups: u64,
     hits: u64,
     partial_hits: u64,
@@ -249,7 +249,7 @@ impl Default for PrefixTree {
             free: Vec::new(),
             leaves: BTreeSet::new(),
             clock: 0,
-            held: Held::default(),
+            held: PinnedPages::default(),
             lookups: 0,
             hits: 0,
             partial_hits: 0,
@@ -297,7 +297,7 @@ impl PrefixTree {
         self.nodes.clear();
         self.free.clear();
         self.leaves.clear();
-        self.held = Held::default();
+        self.held = PinnedPages::default();
     }
 
     /// The longest prefix of `tokens` in the cache with at least `min` tokens. With `any`, tokens

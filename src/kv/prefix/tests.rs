@@ -62,7 +62,7 @@ fn key(salt: usize) -> PrefixKey {
 impl PrefixTree {
     /// Counts, leaves, ranges and links are consistent with the nodes.
     fn check(&self) {
-        let mut held = Held::default();
+        let mut held = PinnedPages::default();
         let mut leaves = BTreeSet::new();
         for (id, node) in self
             .nodes

@@ -13,7 +13,7 @@ use crate::kv::page::{BlockTable, Checkpoint, DeviceMemory, Page, PageMemory, Pa
 use crate::kv::pool::KvPool;
 use crate::kv::prefix::{CachedToken, Prefix, PrefixKey, Stored};
 use crate::kv::{KvBytes, KvError, KvPart, KvPolicy, KvType};
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 use half::f16;
 use recurrent::States;
 pub(crate) use state::{KvCheckpoint, KvState};
@@ -405,7 +405,7 @@ impl SeqKv {
     /// which must be reserved. They become valid when they are [committed](SeqKv::commit).
     pub(crate) fn append(
         &mut self,
-        crew: &Crew<'_>,
+        threads: &PoolHandle<'_>,
         arch: Arch,
         layer: usize,
         pos: usize,
@@ -420,7 +420,7 @@ impl SeqKv {
         let first = pages.start;
         // For keys and for values.
         let overflow = [AtomicBool::new(false), AtomicBool::new(false)];
-        crew.for_chunks(&mut self.tables[group.table][pages], 1, |i, slot| {
+        threads.for_chunks(&mut self.tables[group.table][pages], 1, |i, slot| {
             let page = slot[0]
                 .as_mut()
                 .and_then(Arc::get_mut)
@@ -447,7 +447,7 @@ impl SeqKv {
 
     /// Converts a layer's part of older pages to the tiers that the queries of this forward pass
     /// read.
-    pub(crate) fn convert(&mut self, crew: &Crew<'_>, arch: Arch, layer: usize) {
+    pub(crate) fn convert(&mut self, threads: &PoolHandle<'_>, arch: Arch, layer: usize) {
         if self.pending.is_empty() {
             return;
         }
@@ -475,7 +475,7 @@ impl SeqKv {
                     if part == 0 { k } else { v }
                 });
                 let dim = at.dims()[part];
-                crew.for_chunks(&mut to[first.start..last.end], first.len(), |head, to| {
+                threads.for_chunks(&mut to[first.start..last.end], first.len(), |head, to| {
                     let [k, v] = at.head(from, of_source.1, head);
                     let source = &source[if part == 0 { k } else { v }];
                     if from_kind.is_quantized() {
@@ -704,7 +704,7 @@ impl SeqKv {
     /// longer fits its precision: then everything from the first page of `gone` on is invalid.
     pub(crate) fn shift(
         &mut self,
-        crew: &Crew<'_>,
+        threads: &PoolHandle<'_>,
         arch: Arch,
         gone: Range<usize>,
         turn: &(dyn Fn(usize, &mut [f32]) + Sync),
@@ -720,7 +720,7 @@ impl SeqKv {
         let overflow = AtomicUsize::new(usize::MAX);
         for (g, group) in layout.groups.iter().enumerate() {
             let form = &group.forms[0];
-            crew.for_chunks(
+            threads.for_chunks(
                 &mut self.tables[group.table][moved.clone()],
                 1,
                 |i, slot| {

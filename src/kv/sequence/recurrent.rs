@@ -13,7 +13,7 @@ use crate::kv::error::KvError;
 use crate::kv::layout::N_FEEDS;
 use crate::kv::page::Page;
 use crate::kv::sequence::{KV_BLOCK, KvType, SeqKv, thin};
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -179,7 +179,7 @@ impl SeqKv {
     /// are `(n, n_feed)`.
     pub(crate) fn recur(
         &mut self,
-        crew: &Crew<'_>,
+        threads: &PoolHandle<'_>,
         cell: usize,
         feeds: &[f32],
         run: &mut Steps<'_>,
@@ -225,7 +225,8 @@ impl SeqKv {
                 let from = &page.values::<f32>()[at.clone()];
                 let copy =
                     |i: usize, to: &mut [f32]| to.copy_from_slice(&from[i * COPIED..][..to.len()]);
-                crew.when(from.len() > COPIED)
+                threads
+                    .when(from.len() > COPIED)
                     .for_chunks(state, COPIED, copy);
             }
             None => state.fill(0.0),
@@ -371,8 +372,11 @@ mod tests {
                     .map(|_| random.below(100) as f32)
                     .collect();
                 let mut rows_seen = 0;
-                self.seq
-                    .recur(&Crew::alone(), i, &feeds, &mut |state, feeds, rows| {
+                self.seq.recur(
+                    &PoolHandle::alone(),
+                    i,
+                    &feeds,
+                    &mut |state, feeds, rows| {
                         feeds
                             .chunks_exact(cell.n_feed)
                             .for_each(|feed| step(state, feed));
@@ -383,7 +387,8 @@ mod tests {
                             );
                             rows_seen = rows.end;
                         }
-                    });
+                    },
+                );
                 assert_eq!(rows_seen, n);
                 if !fails {
                     self.feeds[i].extend(feeds);

@@ -126,9 +126,15 @@ impl Pair {
                     .map(|_| random.below(1000) as f32)
                     .collect::<Vec<_>>()
             });
-            self.seq
-                .append(&Crew::alone(), Arch::scalar(), i, pos, &rows[0], &rows[1])?;
-            self.seq.convert(&Crew::alone(), Arch::scalar(), i);
+            self.seq.append(
+                &PoolHandle::alone(),
+                Arch::scalar(),
+                i,
+                pos,
+                &rows[0],
+                &rows[1],
+            )?;
+            self.seq.convert(&PoolHandle::alone(), Arch::scalar(), i);
             let group = &layout.groups[at.group];
             for (part, rows) in rows.iter().enumerate() {
                 for (form, plain) in plain[part].iter_mut().enumerate() {
@@ -243,10 +249,12 @@ impl Pair {
 
     /// Drops the pages `gone`.
     fn shift(&mut self, gone: Range<usize>, random: &mut Random) -> Result<(), KvError> {
-        self.seq
-            .shift(&Crew::alone(), Arch::scalar(), gone.clone(), &|_, key| {
-                turn(key)
-            })?;
+        self.seq.shift(
+            &PoolHandle::alone(),
+            Arch::scalar(),
+            gone.clone(),
+            &|_, key| turn(key),
+        )?;
         let gone = gone.start * KV_BLOCK..gone.end * KV_BLOCK;
         self.tokens.drain(gone.clone());
         self.tokens[gone.start..].fill_with(|| random.token());
@@ -578,8 +586,15 @@ fn forks_share_pages_and_copy_filled_rows_only() {
     seq.reserve(31).unwrap();
     for layer in 0..16 {
         let rows = vec![1.0 + layer as f32; 31 * 512];
-        seq.append(&Crew::alone(), Arch::scalar(), layer, 4096, &rows, &rows)
-            .unwrap();
+        seq.append(
+            &PoolHandle::alone(),
+            Arch::scalar(),
+            layer,
+            4096,
+            &rows,
+            &rows,
+        )
+        .unwrap();
     }
     seq.commit(31);
     assert_eq!(pool.stats().used, 65 * page_bytes);
@@ -629,7 +644,14 @@ fn what_half_precision_cannot_hold_is_an_error() {
         seq.reserve(70).unwrap();
         let mut rows = [vec![1.0; 70 * 8], vec![1.0; 70 * 8]];
         rows[part][67 * 8 + 5] = x;
-        let outcome = seq.append(&Crew::alone(), Arch::scalar(), 1, 0, &rows[0], &rows[1]);
+        let outcome = seq.append(
+            &PoolHandle::alone(),
+            Arch::scalar(),
+            1,
+            0,
+            &rows[0],
+            &rows[1],
+        );
         let expected = [KvPart::Key, KvPart::Value][part];
         match outcome {
             Ok(()) => assert!(fits, "{x} {kind:?}"),

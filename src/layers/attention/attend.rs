@@ -6,7 +6,7 @@ use crate::layers::attention::buffers::attn_tiles;
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::indexer::selection::Selection;
 use crate::layers::rows::{Rows, SlotView};
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 use std::ops::Range;
 
 /// Pieces of one token's keys that one task merges: a few microseconds of work.
@@ -48,7 +48,7 @@ pub(super) fn groups<'g, 's>(
 /// Attention of one layer, slot by slot.
 pub(super) struct AttnLayer<'a> {
     pub(super) arch: Arch,
-    pub(super) crew: &'a Crew<'a>,
+    pub(super) threads: &'a PoolHandle<'a>,
     pub(super) spec: &'a AttnSpec,
     /// Sinks of each query head.
     pub(super) sinks: Option<&'a [f32]>,
@@ -73,7 +73,7 @@ impl AttnLayer<'_> {
         if let Some(selection) = self.selection {
             return self.attend_chosen(slots, selection, q_by_head, out_by_head, tiles);
         }
-        let least = self.crew.n_threads() * LEAST_TILES;
+        let least = self.threads.n_threads() * LEAST_TILES;
         for group in groups(self.spec, self.rows, slots) {
             let (q, out);
             (q, q_by_head) = q_by_head.split_at(group.m_padded * self.spec.n_q());
@@ -162,7 +162,7 @@ impl AttnLayer<'_> {
     ) {
         let AttnLayer {
             arch,
-            crew,
+            threads,
             spec,
             i,
             ..
@@ -171,7 +171,7 @@ impl AttnLayer<'_> {
         let pieces = |s: usize| slots[s].kv.pieces(i, self.range(&slots[s], 0));
         let n_pieces = self.n_pieces(slots);
         let len = AttnPartial::len(n_together, d_v);
-        crew.for_chunks(partials, len, |task, values| {
+        threads.for_chunks(partials, len, |task, values| {
             let (row, piece) = (task / n_pieces, task % n_pieces);
             let (s, head) = (row / spec.n_set(), row % spec.n_set());
             let mut partial = AttnPartial::of(values, n_together);
@@ -206,7 +206,7 @@ impl AttnLayer<'_> {
                 );
             }
         });
-        let workers = crew.when(slots.len() * n_pieces > FEW_PIECES);
+        let workers = threads.when(slots.len() * n_pieces > FEW_PIECES);
         workers.for_chunk_pairs(
             out,
             n_together * d_v,
@@ -250,7 +250,7 @@ impl AttnLayer<'_> {
         let (tile, m_padded) = attn_tiles(spec, n_rows);
         let (per_head, size) = (m_padded / tile, tile * spec.n_together() * spec.head_dim_v);
         let out = &mut out[tiles.start * size..tiles.end * size];
-        self.crew.for_chunks(out, size, |task, out| {
+        self.threads.for_chunks(out, size, |task, out| {
             let task = tiles.start + task;
             let (head, token) = (task / per_head, task % per_head * tile);
             let first = (head * m_padded + token) * spec.n_together() * spec.head_dim;
@@ -393,7 +393,7 @@ impl AttnLayer<'_> {
     fn slot_by_row(&self, by_head: &[f32], to: &mut [f32]) {
         let width = self.spec.n_together() * self.spec.head_dim_v;
         let m_padded = by_head.len() / self.spec.n_out();
-        self.crew.for_chunks(to, self.spec.n_out(), |row, to| {
+        self.threads.for_chunks(to, self.spec.n_out(), |row, to| {
             for (head, to) in to.chunks_exact_mut(width).enumerate() {
                 to.copy_from_slice(&by_head[(head * m_padded + row) * width..][..width]);
             }

@@ -16,7 +16,7 @@ pub(super) fn apply<'a>(
     (gate, gated): (&'a mut [f32], &'a mut [f32]),
     m: usize,
 ) -> &'a [f32] {
-    let (arch, workers, n) = (ctx.arch, ctx.crew.when(m > 1), spec.n_mixed());
+    let (arch, workers, n) = (ctx.arch, ctx.threads.when(m > 1), spec.n_mixed());
     if !spec.gated {
         return attn;
     }

@@ -95,7 +95,7 @@ impl<'a> LatentBuffers<'a> {
             absorbed,
             ..
         } = latent;
-        let (arch, workers, n_kv) = (on.arch, on.crew.when(m > 1), kv_rank + n_rot);
+        let (arch, workers, n_kv) = (on.arch, on.threads.when(m > 1), kv_rank + n_rot);
         on.linear(x, m, &mut [Product::of(&w.wk, self.kv, m)]);
         let kv = &*self.kv;
         let latents = if absorbed { &mut *v } else { &mut *self.normed };
@@ -143,7 +143,7 @@ impl<'a> LatentBuffers<'a> {
         (x, m): (&[f32], usize),
         q: &mut [f32],
     ) {
-        let (arch, workers) = (on.arch, on.crew.when(m > 1));
+        let (arch, workers) = (on.arch, on.threads.when(m > 1));
         let x = match &weights.q_a {
             Some((q_a, norm)) => {
                 let (low, n) = (&mut *self.q_low, norm.len());
@@ -210,7 +210,7 @@ fn by_head(
     (to, to_dim): (&mut [f32], usize),
     (x, y): (&mut [f32], &mut [f32]),
 ) {
-    let workers = on.crew.when(m > 1);
+    let workers = on.threads.when(m > 1);
     for head in 0..n_head {
         let w = stack.matrix(head, n_head);
         let (x, y) = (&mut x[..m * w.n_in], &mut y[..m * w.n_out]);

@@ -15,7 +15,7 @@ pub(crate) use buffers::{attn_tiles, bytes};
 
 use crate::compute::ComputeError;
 use crate::compute::linear::Product;
-use crate::compute::probe::Tap;
+use crate::compute::probe::HookPoint;
 use crate::compute::tiles::Tiles;
 use crate::layers::attention::attend::AttnLayer;
 use crate::layers::attention::buffers::AttnBuffers;
@@ -165,7 +165,7 @@ impl<'a> Attention<'a> {
             ..
         } = AttnBuffers::of(cx, spec, inner);
         let attn = self.layer(cx).by_row(&cx.slots, out_by_head, attn);
-        cx.tap(Tap::KqvOut, attn);
+        cx.tap(HookPoint::KqvOut, attn);
         let eps = cx.h.norm_eps;
         let mut on = cx.of_rows();
         if let Some(w) = &w.gate {
@@ -179,7 +179,7 @@ impl<'a> Attention<'a> {
         let attn = match &w.sub_norm {
             Some(norm) => {
                 let n = norm.len();
-                on.crew.when(m > 1).for_chunks(gated, n, |row, to| {
+                on.threads.when(m > 1).for_chunks(gated, n, |row, to| {
                     on.arch.rms_norm(to, &attn[row * n..][..n], norm, eps)
                 });
                 &*gated
@@ -192,13 +192,13 @@ impl<'a> Attention<'a> {
             let rows = cx.rows;
             switch::add(cx, &of_layer.output, rows, attn, branch);
         }
-        cx.tap(Tap::AttnOut, branch);
+        cx.tap(HookPoint::AttnOut, branch);
     }
 
     fn layer<'l>(&'l self, cx: &'l Context<'_, '_>) -> AttnLayer<'l> {
         AttnLayer {
             arch: cx.arch,
-            crew: cx.crew,
+            threads: cx.threads,
             spec: self.spec,
             sinks: self.w.sinks.as_deref(),
             i: cx.h.kv_layers[cx.layer],

@@ -2,7 +2,7 @@
 
 use crate::arch::{Arch, MAX_HEAD_DIM};
 use crate::compute::ComputeError;
-use crate::compute::probe::Tap;
+use crate::compute::probe::HookPoint;
 use crate::layers::attention::Attention;
 use crate::layers::attention::attend::groups;
 use crate::layers::attention::buffers::AttnBuffers;
@@ -11,7 +11,7 @@ use crate::layers::context::Context;
 use crate::layers::norm::{head_norms, rms_factor};
 use crate::layers::rope::Rotation;
 use crate::layers::rows::{Rows, SlotView};
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 
 impl Attention<'_> {
     /// Takes queries, keys and values through their norms and rotations: keys and values to the
@@ -32,12 +32,12 @@ impl Attention<'_> {
             mut index,
             ..
         } = AttnBuffers::of(cx, spec, inner);
-        let (arch, crew, eps) = (cx.arch, cx.crew, cx.h.norm_eps);
+        let (arch, threads, eps) = (cx.arch, cx.threads, cx.h.norm_eps);
         let m_kv = Rows::All.n_of(&cx.slots);
         if spec.gate_in_q {
             split_gate(spec.head_dim, q_gate, q, gate);
         }
-        cx.tap(Tap::Qcur, q);
+        cx.tap(HookPoint::Qcur, q);
         if let Some(clip) = spec.clip {
             for x in [&mut *q, k, v] {
                 x.iter_mut().for_each(|x| *x = x.clamp(-clip, clip));
@@ -48,7 +48,7 @@ impl Attention<'_> {
         }
         for (x, norm) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
             if let Some(norm) = norm {
-                norm_rows((arch, crew), spec, eps, norm, x);
+                norm_rows((arch, threads), spec, eps, norm, x);
             }
         }
         let (q_norm, k_norm) = head_norms(spec, w);
@@ -64,7 +64,7 @@ impl Attention<'_> {
                 .map(|id| cx.slots[0].rope.rotation(arch, id, m_kv, cos, sin)),
         };
         if !spec.shares_kv {
-            let workers = crew.when(m_kv > 1);
+            let workers = threads.when(m_kv > 1);
             if spec.value_norm {
                 workers.for_chunks(v, spec.head_dim_v, |_, v| {
                     let factor = rms_factor(arch, v, eps);
@@ -79,15 +79,15 @@ impl Attention<'_> {
                     k.copy_from_slice(buffer);
                 }
             });
-            cx.probe.tensor(Tap::K, cx.layer, k);
-            cx.probe.tensor(Tap::V, cx.layer, v);
+            cx.probe.tensor(HookPoint::K, cx.layer, k);
+            cx.probe.tensor(HookPoint::V, cx.layer, v);
             let kv_layer = cx.h.kv_layers[cx.layer];
             for slot in &mut *cx.slots {
                 let (pos, range) = (slot.pos(), Rows::All.range(slot));
                 let [k, v] = [(&*k, spec.n_k()), (&*v, spec.n_v())]
                     .map(|(x, n)| &x[range.start * n..range.end * n]);
                 slot.kv.append(&workers, arch, kv_layer, pos, k, v)?;
-                slot.kv.convert(crew, arch, kv_layer);
+                slot.kv.convert(threads, arch, kv_layer);
             }
         }
         let queries = Queries {
@@ -98,7 +98,7 @@ impl Attention<'_> {
             i: cx.h.kv_layers[cx.layer],
             rows: cx.rows,
         };
-        queries.write(crew, &cx.slots, q_by_head);
+        queries.write(threads, &cx.slots, q_by_head);
         match (&spec.index, w.index.as_deref()) {
             (Some(spec), Some(w)) => {
                 let kv_layer = cx.h.index_kv_layer(cx.layer);
@@ -109,7 +109,7 @@ impl Attention<'_> {
             }
             _ => {}
         }
-        cx.tap(Tap::QByHead, q_by_head);
+        cx.tap(HookPoint::QByHead, q_by_head);
         Ok(())
     }
 }
@@ -125,13 +125,13 @@ fn split_gate(d: usize, q_gate: &[f32], q: &mut [f32], gate: &mut [f32]) {
 
 /// Norms that whole rows of queries or keys have.
 fn norm_rows(
-    (arch, crew): (Arch, &Crew<'_>),
+    (arch, threads): (Arch, &PoolHandle<'_>),
     spec: &AttnSpec,
     eps: f32,
     norm: &[f32],
     x: &mut [f32],
 ) {
-    let workers = crew.when(x.len() > norm.len());
+    let workers = threads.when(x.len() > norm.len());
     match spec.qk_norm {
         Some(QkNorm::Full) => workers.for_chunks(x, norm.len(), |_, row| {
             let factor = rms_factor(arch, row, eps);
@@ -221,7 +221,7 @@ struct Queries<'a> {
 
 impl Queries<'_> {
     /// Writes the queries of all slots, see [`AttnBuffers::q_by_head`].
-    fn write(&self, crew: &Crew<'_>, slots: &[SlotView<'_>], q_by_head: &mut [f32]) {
+    fn write(&self, threads: &PoolHandle<'_>, slots: &[SlotView<'_>], q_by_head: &mut [f32]) {
         let spec = self.heads.spec;
         let (n_together, d) = (spec.n_together(), spec.head_dim);
         let mut rest = q_by_head;
@@ -231,7 +231,7 @@ impl Queries<'_> {
             match group.slots {
                 [slot] if group.n_rows > 1 => {
                     let size = group.m_padded * n_together * d;
-                    crew.for_chunks(to, size, |set, to| {
+                    threads.for_chunks(to, size, |set, to| {
                         let to = to.chunks_exact_mut(d).take(group.n_rows * n_together);
                         for (j, to) in to.enumerate() {
                             let (token, q_head) =
@@ -241,7 +241,7 @@ impl Queries<'_> {
                     });
                 }
                 slots => {
-                    let workers = crew.when(slots.len() > 1);
+                    let workers = threads.when(slots.len() > 1);
                     workers.for_chunks(to, spec.n_q(), |s, to| {
                         for (head, to) in to.chunks_exact_mut(d).enumerate() {
                             self.head(&slots[s], 0, head, to);

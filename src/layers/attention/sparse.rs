@@ -34,7 +34,7 @@ impl AttnLayer<'_> {
             (out, out_by_head) = out_by_head.split_at_mut(group.m_padded * spec.n_out());
             let (m_padded, n_rows) = (group.m_padded, group.n_rows);
             tiles.each(1, 1, |_| {
-                self.crew.for_chunks(out, n_q * d_v, |task, out| {
+                self.threads.for_chunks(out, n_q * d_v, |task, out| {
                     let (of_row, part) = (task / per_row, task % per_row);
                     // By head, then row; or by slot, then head.
                     let (slot, head, j) = match group.slots {

@@ -52,7 +52,7 @@ impl<'a> Blocks<'a> {
         w: &Compressor,
         (layer, has_values): (usize, bool),
     ) -> Result<(), ComputeError> {
-        let (arch, crew, eps) = (cx.arch, cx.crew, cx.h.norm_eps);
+        let (arch, threads, eps) = (cx.arch, cx.threads, cx.h.norm_eps);
         let (ratio, width) = (spec.ratio, spec.n_part() * n);
         for slot in &mut *cx.slots {
             let (pos, rows) = (slot.pos(), Rows::All.range(slot));
@@ -62,10 +62,11 @@ impl<'a> Blocks<'a> {
                 arch.add(weights, &w.places[(pos + j) % ratio * width..][..width]);
             }
             let given = &self.given[given];
-            slot.kv.append(crew, arch, layer, pos, given, weights)?;
+            slot.kv.append(threads, arch, layer, pos, given, weights)?;
             let entries = &mut self.entries[rows.start * n..rows.end * n];
             let kv = &*slot.kv;
-            crew.when(rows.len() > 1)
+            threads
+                .when(rows.len() > 1)
                 .for_chunks(entries, n, |j, entry| {
                     let end = pos + j + 1;
                     if end % ratio != 0 {
@@ -80,7 +81,7 @@ impl<'a> Blocks<'a> {
                 });
             let values = if has_values { &*entries } else { &[] };
             slot.kv
-                .append(crew, arch, layer + 1, pos, entries, values)?;
+                .append(threads, arch, layer + 1, pos, entries, values)?;
         }
         Ok(())
     }

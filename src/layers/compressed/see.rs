@@ -5,7 +5,7 @@ use crate::layers::compressed::spec::{BlockIndexSpec, BlocksSpec, CompressedSpec
 use crate::layers::indexer::choose;
 use crate::layers::indexer::spec::MAX_INDEX_DIM;
 use crate::layers::rows::{Rows, SlotView};
-use crate::threads::Crew;
+use crate::threads::PoolHandle;
 
 /// Most heads of a row that a task takes.
 const HEADS: usize = 16;
@@ -13,7 +13,7 @@ const HEADS: usize = 16;
 /// Queries of a layer.
 pub(super) struct Queries<'a> {
     pub(super) arch: Arch,
-    pub(super) crew: &'a Crew<'a>,
+    pub(super) threads: &'a PoolHandle<'a>,
     pub(super) spec: &'a CompressedSpec,
     /// The layer's first one of the cache.
     pub(super) first: usize,
@@ -60,9 +60,10 @@ impl Queries<'_> {
                 }
             };
             let out = &mut out[(row + j) * width..][..width];
-            self.crew.for_chunks(out, n_q * spec.head_dim, |part, out| {
-                self.heads(slot, pos, (row + j, part * n_q), &seen, out);
-            });
+            self.threads
+                .for_chunks(out, n_q * spec.head_dim, |part, out| {
+                    self.heads(slot, pos, (row + j, part * n_q), &seen, out);
+                });
         }
     }
 
@@ -80,7 +81,7 @@ impl Queries<'_> {
         let weights = &self.index_weights[row * index.n_head..][..index.n_head];
         let of_page = KV_BLOCK / blocks.ratio;
         let scores = &mut scores[..n_entries];
-        self.crew.for_chunks(scores, of_page, |page, scores| {
+        self.threads.for_chunks(scores, of_page, |page, scores| {
             let mut key = [0.0; MAX_INDEX_DIM];
             let key = &mut key[..n];
             for (i, score) in scores.iter_mut().enumerate() {

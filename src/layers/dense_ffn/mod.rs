@@ -6,7 +6,7 @@ pub(crate) mod weights;
 
 use crate::compute::arena::{Frame, counted};
 use crate::compute::linear::{Ctx, Product, RowCtx};
-use crate::compute::probe::Tap;
+use crate::compute::probe::HookPoint;
 use crate::compute::tiles::Tiles;
 use crate::layers::activation::spec::Activation;
 use crate::layers::activation::{
@@ -78,9 +78,9 @@ pub(crate) fn up(
 pub(crate) fn show(cx: &mut Context<'_, '_>, ffn: &Ffn, inner: &mut [u8]) {
     let FfnBuffers { gate, up } = FfnBuffers::of(inner, cx.n_rows(), ffn.up.w.n_out);
     if ffn.gate.is_some() {
-        cx.tap(Tap::FfnGate, gate);
+        cx.tap(HookPoint::FfnGate, gate);
     }
-    cx.tap(Tap::FfnUp, up);
+    cx.tap(HookPoint::FfnUp, up);
 }
 
 /// Adds what adapters in the file add to the first step's products with `x`.
@@ -115,7 +115,7 @@ pub(crate) fn activate(ctx: Ctx<'_>, ffn: &Ffn, m: usize, inner: &mut [u8]) {
     let n_ff = ffn.up.w.n_out;
     let FfnBuffers { gate, up } = FfnBuffers::of(inner, m, n_ff);
     if let Some(n) = ffn.sparsity {
-        ctx.crew
+        ctx.threads
             .when(m > 1)
             .for_chunks(gate, n_ff, |_, gate| gaussian_top_k(gate, n));
     }
@@ -123,7 +123,7 @@ pub(crate) fn activate(ctx: Ctx<'_>, ffn: &Ffn, m: usize, inner: &mut [u8]) {
     act(ctx, ffn, m, gate, up);
     if let Some((norm, eps)) = &ffn.sub_norm {
         let x = if gated { gate } else { up };
-        ctx.crew.when(m > 1).for_chunks(x, n_ff, |_, x| {
+        ctx.threads.when(m > 1).for_chunks(x, n_ff, |_, x| {
             let factor = rms_factor(ctx.arch, x, *eps);
             x.iter_mut()
                 .zip(norm)
@@ -154,7 +154,7 @@ pub(crate) fn act<'a>(
     gate: &'a mut [f32],
     up: &'a mut [f32],
 ) -> &'a [f32] {
-    let (arch, workers, n_ff) = (ctx.arch, ctx.crew.when(m > 1), ffn.up.w.n_out);
+    let (arch, workers, n_ff) = (ctx.arch, ctx.threads.when(m > 1), ffn.up.w.n_out);
     match ffn.activation {
         Activation::SwiGlu => workers.for_chunks(gate, n_ff, |i, gate| {
             arch.silu_mul(gate, &up[i * n_ff..][..n_ff])

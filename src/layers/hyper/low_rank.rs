@@ -18,9 +18,9 @@ impl HyperStreams<'_> {
     ) {
         let (n, n_stream, m) = (h.n_embd, spec.n_stream, x.len() / h.n_embd);
         let (arch, width, share) = (on.arch, n * n_stream, 1.0 / n_stream as f32);
-        let crew = on.crew.when(m > 1);
+        let threads = on.threads.when(m > 1);
         let all = &*self.all;
-        crew.for_chunks(self.normed, n, |i, to| {
+        threads.for_chunks(self.normed, n, |i, to| {
             let (stream, norm) = (&all[i * n..][..n], &w.norm[i % n_stream * n..][..n]);
             arch.rms_norm(to, stream, norm, h.norm_eps);
         });
@@ -37,7 +37,7 @@ impl HyperStreams<'_> {
                 .for_each(|x| *x = 2.0 * sigmoid(*x * share));
         }
         let (normed, gates) = (&*self.normed, &*self.gates);
-        crew.for_chunks(x, n, |row, x| {
+        threads.for_chunks(x, n, |row, x| {
             let streams = row * width..(row + 1) * width;
             let (normed, gates) = (&normed[streams.clone()], &gates[streams]);
             for (d, x) in x.iter_mut().enumerate() {

@@ -112,7 +112,7 @@ pub(crate) fn experts(
                 None => &*sum,
                 Some(norm) => {
                     let (arch, n, eps) = (cx.arch, norm.len(), cx.h.norm_eps);
-                    cx.crew.when(m > 1).for_chunks(x, n, |row, x| {
+                    cx.threads.when(m > 1).for_chunks(x, n, |row, x| {
                         arch.rms_norm(x, &sum[row * n..][..n], norm, eps);
                     });
                     &*x
@@ -195,7 +195,7 @@ fn experts_of_many(
         }
         let mut on = cx.of(Ends::Some, rows_before(n_generated));
         let (x, y) = (&mut x[..n_rows * n], &mut y[..n_rows * n]);
-        let (arch, workers) = (on.arch, on.crew.when(n_rows > 1));
+        let (arch, workers) = (on.arch, on.threads.when(n_rows > 1));
         workers.for_chunks(x, n, |i, x| {
             x.copy_from_slice(&input[token(i) * n..][..n]);
             if weighs_inputs {
@@ -261,7 +261,7 @@ fn experts_of_one(
         };
         on.linear(input, 1, &mut products[..n_products]);
         let ctx = Ctx {
-            crew: &on.crew.when(false),
+            threads: &on.threads.when(false),
             ..on.ctx
         };
         let inner = act(ctx, &experts[0], m, gate, up);
@@ -295,7 +295,7 @@ fn add_shared(
     let y = &mut b.y[..m * n];
     feed_forward(&mut on, shared, s.normed, m, inner, y);
     let (arch, y) = (on.arch, &*y);
-    on.crew.when(m > 1).for_chunks(s.branch, n, |i, branch| {
+    on.threads.when(m > 1).for_chunks(s.branch, n, |i, branch| {
         let y = &y[i * n..][..n];
         match strength {
             Some(strength) => arch.add_scaled(branch, y, sigmoid(strength[i])),

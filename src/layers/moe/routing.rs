@@ -22,7 +22,7 @@ pub(crate) fn choose_experts(
 ) {
     let spec = &moe.spec;
     let (arch, n_expert) = (ctx.arch, spec.n_expert);
-    let workers = ctx.crew.when(router.len() > n_expert);
+    let workers = ctx.threads.when(router.len() > n_expert);
     workers.for_chunks(router, n_expert, |_, scores| match spec.gating {
         Gating::Softmax => arch.softmax(scores),
         Gating::Sigmoid => scores.iter_mut().for_each(|score| *score = sigmoid(*score)),

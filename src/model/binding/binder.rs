@@ -6,7 +6,7 @@ use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::LayerSpec;
 use crate::layers::norm::spec::NormKind;
 use crate::layers::norm::weights::Norm;
-use crate::lora::{Site, TOKEN_EMBD, in_layer};
+use crate::lora::{TOKEN_EMBD, TargetModule, in_layer};
 use crate::model::ModelError;
 use crate::model::keys::UnknownNames;
 use crate::quant::DType;
@@ -22,7 +22,7 @@ pub(super) struct Binder<'a> {
     pub(super) gguf: &'a Gguf,
     pub(super) used: RefCell<HashSet<&'a str>>,
     pub(super) shapes: RefCell<BTreeSet<(DType, usize)>>,
-    pub(super) sites: RefCell<Vec<Site>>,
+    pub(super) sites: RefCell<Vec<TargetModule>>,
 }
 
 impl<'a> Binder<'a> {
@@ -138,7 +138,7 @@ impl<'a> Binder<'a> {
         let mut sites = self.sites.borrow_mut();
         let first = sites.len();
         let tensor: Arc<str> = tensor.into();
-        sites.extend((0..n_matrices).map(|e| Site {
+        sites.extend((0..n_matrices).map(|e| TargetModule {
             tensor: Arc::clone(&tensor),
             expert: (n_matrices > 1).then_some(e),
             n_in,

@@ -10,7 +10,7 @@ use crate::layers::moe::spec::{Gating, SharedSpec};
 use crate::layers::norm::spec::{NormKind, Norms};
 use crate::layers::rope::spec::RopeOrder;
 use crate::model::ModelError;
-use crate::model::keys::{Has, Keys};
+use crate::model::keys::{Keys, MixerKind};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let ffn = match keys.opt_u64("expert_count")? {
@@ -103,7 +103,13 @@ pub(super) fn deci(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     }
     let mixers = n_head
         .iter()
-        .map(|&n| if n > 0 { Has::Attention } else { Has::Nothing })
+        .map(|&n| {
+            if n > 0 {
+                MixerKind::Attention
+            } else {
+                MixerKind::Nothing
+            }
+        })
         .collect();
     let dense = |n_ff| {
         FfnSpec::Dense(DenseSpec {

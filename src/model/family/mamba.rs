@@ -8,7 +8,7 @@ use crate::layers::moe::spec::Gating;
 use crate::layers::norm::spec::NormKind;
 use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::model::ModelError;
-use crate::model::keys::{Has, Keys};
+use crate::model::keys::{Keys, MixerKind};
 
 pub(super) fn mamba(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     alone(keys, keys.mamba()?)
@@ -22,7 +22,7 @@ pub(super) fn mamba2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 fn alone(keys: &Keys<'_>, spec: RecurrentSpec) -> Result<Hparams, ModelError> {
     // Files say 0.
     keys.only("feed_forward_length", &[0.0])?;
-    let mixers = vec![Has::Recurrent(spec); keys.n_layer];
+    let mixers = vec![MixerKind::Recurrent(spec); keys.n_layer];
     Hparams::hybrid(
         keys,
         NormKind::Rms,
@@ -54,7 +54,7 @@ pub(super) fn jamba(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 /// TII's Falcon-H1: Mamba 2 beside attention. Converters multiply its many multipliers into the
 /// weights.
 pub(super) fn falcon_h1(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
-    let mixers = vec![Has::Both(keys.mamba2()?); keys.n_layer];
+    let mixers = vec![MixerKind::Both(keys.mamba2()?); keys.n_layer];
     Hparams::hybrid(keys, NormKind::Rms, keys.dense(Activation::SwiGlu)?, mixers)
 }
 
@@ -89,7 +89,7 @@ pub(super) fn nemotron_h(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let (mixers, ffn) = of_layers
         .map(|((mixer, ffn), n_ff)| {
             if n_ff > 0 {
-                (Has::Nothing, ffn)
+                (MixerKind::Nothing, ffn)
             } else {
                 (mixer, FfnSpec::None)
             }

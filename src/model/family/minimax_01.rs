@@ -7,7 +7,7 @@ use crate::layers::lightning::spec::LightningSpec;
 use crate::layers::norm::spec::{NormKind, Norms};
 use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::model::ModelError;
-use crate::model::keys::{Has, Keys};
+use crate::model::keys::{Keys, MixerKind};
 
 pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let n_head = keys.count("attention.head_count", 1024)?;
@@ -23,9 +23,9 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
             .as_ref()
             .map_or(i % interval < interval - 1, |layers| layers[i]);
         if !is_recurrent {
-            return Has::Attention;
+            return MixerKind::Attention;
         }
-        Has::Recurrent(RecurrentSpec::Lightning(LightningSpec {
+        MixerKind::Recurrent(RecurrentSpec::Lightning(LightningSpec {
             n_head,
             head_dim,
             rate: 1.0 - i as f32 / last + 1e-5,

@@ -10,7 +10,7 @@ use crate::layers::layer::spec::{Biases, FfnSpec};
 use crate::layers::norm::spec::NormKind;
 use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::model::ModelError;
-use crate::model::keys::{Has, Keys};
+use crate::model::keys::{Keys, MixerKind};
 
 pub(super) fn qwen2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     two(keys, keys.dense(Activation::SwiGlu)?)
@@ -106,9 +106,9 @@ fn hybrid(keys: &Keys<'_>, ffn: Vec<FfnSpec>, tiled: bool) -> Result<Hparams, Mo
     };
     let mixer = |i: usize| {
         if is_recurrent(i) {
-            Has::Recurrent(spec.clone())
+            MixerKind::Recurrent(spec.clone())
         } else {
-            Has::Attention
+            MixerKind::Attention
         }
     };
     let mut h = Hparams::hybrid(

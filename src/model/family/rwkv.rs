@@ -9,7 +9,7 @@ use crate::layers::norm::spec::NormKind;
 use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::layers::rwkv::spec::{ChannelMixSpec, TimeMixRanks, TimeMixSpec};
 use crate::model::ModelError;
-use crate::model::keys::{Has, Keys};
+use crate::model::keys::{Keys, MixerKind};
 
 /// RWKV 6. Converters divide weights by two after every so many layers, and halve the residual
 /// stream there.
@@ -62,7 +62,9 @@ fn mixes(
             norm: true,
         })
     };
-    let mixers = (0..keys.n_layer).map(|i| Has::Recurrent(time(i))).collect();
+    let mixers = (0..keys.n_layer)
+        .map(|i| MixerKind::Recurrent(time(i)))
+        .collect();
     let mut h = Hparams::hybrid(
         keys,
         NormKind::Layer,
@@ -131,6 +133,8 @@ fn qwen2(keys: &Keys<'_>, ranks: impl Fn(usize) -> TimeMixRanks) -> Result<Hpara
             norm: false,
         })
     };
-    let mixers = (0..keys.n_layer).map(|i| Has::Recurrent(time(i))).collect();
+    let mixers = (0..keys.n_layer)
+        .map(|i| MixerKind::Recurrent(time(i)))
+        .collect();
     Hparams::hybrid(keys, NormKind::Rms, keys.dense(Activation::SwiGlu)?, mixers)
 }

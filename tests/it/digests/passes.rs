@@ -5,7 +5,7 @@ use crate::run::{Pass, engine};
 use ruvllm::embed::{Embedder, Reranker};
 use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
 use ruvllm::lora::{Adapter, Gradients};
-use ruvllm::model::{Model, Site};
+use ruvllm::model::{Model, TargetModule};
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
 use ruvllm::{GradientError, Sampler, Session, SessionError};
 use std::path::{Path, PathBuf};
@@ -250,7 +250,7 @@ fn answers_within(case: &Case<'_>, max_itl: Duration) -> String {
 }
 
 /// With something in its `B`.
-pub(super) fn adapter(model: &Model, targets: impl Fn(&Site) -> bool) -> Adapter {
+pub(super) fn adapter(model: &Model, targets: impl Fn(&TargetModule) -> bool) -> Adapter {
     let mut adapter = Adapter::zeros(model, 2, 7, targets).unwrap();
     for (i, term) in adapter.terms_mut() {
         let b = term.parts_mut().1;

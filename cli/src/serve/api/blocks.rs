@@ -7,7 +7,7 @@ use crate::serve::jobs::answer::{Answer, Delta, Step};
 use axum::response::Response;
 use axum::response::sse::Event;
 use futures_util::stream::{self, StreamExt};
-use ruvllm::decode::Piece;
+use ruvllm::decode::TokenText;
 use serde_json::{Value, json};
 use std::mem::take;
 use tokio::time::{Instant, timeout_at};
@@ -84,7 +84,7 @@ pub(super) enum Change {
     /// It begins, empty.
     Begin(Block),
     /// Text, and the tokens that came with it, if their log-probabilities are wanted.
-    More(String, Vec<Piece>),
+    More(String, Vec<TokenText>),
     /// It is whole.
     End(Block),
     /// It ends, as the answer was cut.
@@ -97,7 +97,7 @@ struct Blocks {
     open: Option<Block>,
     n_whole: usize,
     /// Tokens that are part of no change yet.
-    pieces: Vec<Piece>,
+    pieces: Vec<TokenText>,
 }
 
 impl Blocks {

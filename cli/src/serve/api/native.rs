@@ -20,7 +20,7 @@ use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, StreamExt};
-use ruvllm::decode::{Piece, StopReason};
+use ruvllm::decode::{StopReason, TokenText};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -319,7 +319,7 @@ struct Call {
 
 impl Call {
     /// A stretch of an answer.
-    fn part(&self, answer: &Answer, pieces: &[Piece]) -> Value {
+    fn part(&self, answer: &Answer, pieces: &[TokenText]) -> Value {
         let app = &self.job.app;
         let text: String = pieces.iter().map(|piece| &piece.text[..]).collect();
         let tokens = pieces
@@ -336,7 +336,7 @@ impl Call {
                 value["id"] = token.into();
                 value
             };
-            let piece = |piece: &Piece| {
+            let piece = |piece: &TokenText| {
                 let mut value = of(piece.token, piece.logprob.unwrap_or(f32::NAN));
                 value["top_logprobs"] = piece
                     .top_logprobs
@@ -351,7 +351,7 @@ impl Call {
     }
 
     /// A whole answer, or its end.
-    fn end(&self, answer: &Answer, pieces: &[Piece]) -> Value {
+    fn end(&self, answer: &Answer, pieces: &[TokenText]) -> Value {
         let mut end = self.part(answer, pieces);
         let Some(finish) = answer.finish() else {
             return end;

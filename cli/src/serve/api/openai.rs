@@ -21,7 +21,7 @@ use axum::response::Response;
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, StreamExt};
 use ruvllm::SessionError;
-use ruvllm::decode::Piece;
+use ruvllm::decode::TokenText;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -169,7 +169,7 @@ impl Call {
 
     /// What is told of the tokens of `pieces`, the first of which begins at byte `offset` of the
     /// text.
-    fn logprobs(&self, pieces: &[Piece], mut offset: usize) -> Value {
+    fn logprobs(&self, pieces: &[TokenText], mut offset: usize) -> Value {
         if self.job.logprobs.is_none() || pieces.is_empty() {
             return Value::Null;
         }
@@ -359,7 +359,7 @@ struct Collected {
     reasoning: String,
     /// The id of each call, its name, and its arguments.
     calls: Vec<[String; 3]>,
-    pieces: Vec<Piece>,
+    pieces: Vec<TokenText>,
 }
 
 impl Collected {

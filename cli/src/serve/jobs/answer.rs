@@ -5,7 +5,7 @@ use crate::serve::http::error::ApiError;
 use crate::serve::jobs::recorder::Recorder;
 use crate::serve::slots::SlotText;
 use ruvllm::chat::tools::{ToolMask, TurnParser, TurnPart};
-use ruvllm::decode::{Finish, Piece, StopReason};
+use ruvllm::decode::{Finish, StopReason, TokenText};
 use ruvllm::sample::TokenMask;
 use ruvllm::scheduler::Stream;
 use serde_json::{Value, json};
@@ -51,7 +51,7 @@ pub(crate) struct Answer {
 
 /// A piece, if there was one, and what it adds.
 pub(crate) struct Step {
-    pub(crate) piece: Option<Piece>,
+    pub(crate) piece: Option<TokenText>,
     pub(crate) deltas: Vec<Delta>,
 }
 
@@ -86,7 +86,7 @@ impl Reader {
     }
 
     /// What a piece adds.
-    fn push(&mut self, piece: &Piece) -> Vec<Delta> {
+    fn push(&mut self, piece: &TokenText) -> Vec<Delta> {
         if let Some(mask) = &mut self.either {
             let is_calls = match mask.accept(piece.token) {
                 Ok(()) => mask.is_calls(),

@@ -6,7 +6,7 @@ use crate::serve::app::App;
 use crate::serve::http::error::ApiError;
 use crate::serve::jobs::answer::{Answer, chat_logprob};
 use ruvllm::chat::LocalTime;
-use ruvllm::decode::Piece;
+use ruvllm::decode::TokenText;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -133,7 +133,7 @@ impl Reply {
         }
     }
 
-    fn token(&self, piece: &Piece) -> Value {
+    fn token(&self, piece: &TokenText) -> Value {
         let app = &self.asked.app;
         let mut token = chat_logprob(app, piece.token, piece.logprob.unwrap_or(f32::NAN));
         let top = piece.top_logprobs.iter();

@@ -8,7 +8,7 @@ use crate::serve::http::budget::Share;
 use crate::serve::http::error::ApiError;
 use crate::serve::ids::new_id;
 use crate::serve::jobs::answer::{Answer, Usage, chat_logprob};
-use ruvllm::decode::Piece;
+use ruvllm::decode::TokenText;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -191,7 +191,7 @@ impl Response {
         event
     }
 
-    fn logprob(&self, piece: &Piece) -> Value {
+    fn logprob(&self, piece: &TokenText) -> Value {
         let of = |token, logprob| chat_logprob(&self.app, token, logprob);
         let mut logprob = of(piece.token, piece.logprob.unwrap_or(f32::NAN));
         let top = piece.top_logprobs.iter();
@@ -223,7 +223,7 @@ impl Response {
         events
     }
 
-    fn grows(&mut self, i: usize, text: &str, pieces: &[Piece]) -> Value {
+    fn grows(&mut self, i: usize, text: &str, pieces: &[TokenText]) -> Value {
         let mut fields = json!({"delta": text});
         if self.item.is_text() {
             let logprobs: Vec<_> = pieces.iter().map(|piece| self.logprob(piece)).collect();
