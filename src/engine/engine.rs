@@ -7,6 +7,7 @@ use crate::compute::arena::{Arena, reuse};
 use crate::compute::hook::TokenKind;
 use crate::compute::probe::{EvalCallback, NoCallback};
 use crate::engine::batch::Slot;
+use crate::engine::engine_options::{EngineOptions, SharedThreads};
 use crate::engine::memory_plan::{EngineMemory, plan_options};
 use crate::engine::offload::{BatchBuffers, offload, open_runner};
 use crate::engine::options::{
@@ -22,89 +23,16 @@ use crate::gpu::{GpuError, Runner};
 use crate::kv::{KvLayout, KvPolicy, KvPool, KvTiers, KvType, PrefixFolder, SeqKv};
 use crate::layers::outputs::{Outputs, Wanted};
 use crate::layers::rows::{SlotRows, SlotView};
-use crate::model::{Device, Model};
+use crate::model::Model;
 use crate::threads::{PoolHandle, ThreadPool};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use std::{fmt, io};
 
-/// Most threads of an engine: a larger number is probably a typing error, and would stall the
-/// machine.
-pub const MAX_THREADS: usize = 1024;
-
 /// Default limit on the bytes of the folder below the prefix cache.
 const PREFIX_FOLDER_BUDGET: u64 = 8 << 30;
-
-/// Most tokens that are recomputed at a time.
-const MISSING_BATCH: usize = 512;
-
-/// Options of an engine. `..Default::default()` sets the remaining fields.
-#[derive(Clone, Debug, Default)]
-pub struct EngineOptions {
-    /// Threads, the caller's included. Default: [`default_threads`].
-    pub n_threads: Option<NonZeroUsize>,
-    /// Most bytes that keys and values of all sequences take, together with the adapters that are
-    /// attached to them. Default: as many as there are, or as the model's memory limit leaves.
-    /// Above 85 % of them the prefix cache, and then requests that wait for their readers,
-    /// give pages back, down to 70 %.
-    pub kv_budget: Option<u64>,
-    /// Of them, those of the prefix cache. Default 1 GiB. See [`KvPool::set_prefix_budget`].
-    pub prefix_budget: Option<u64>,
-    /// Folder in which the prefix cache outlives the process: sequences store their whole pages
-    /// there, too, and any number of processes can share it. Default: none.
-    pub prefix_folder: Option<PathBuf>,
-    /// Limit on the bytes of the folder. Default 8 GiB.
-    pub prefix_folder_budget: Option<u64>,
-    /// Device that computes passes. Default: the device for which the model was opened.
-    pub device: Option<Device>,
-    /// Threads of another engine, which [`Engine::threads`] returns: `n_threads` is theirs then.
-    /// Passes of all engines that share threads are exclusive, in the order in which they are
-    /// asked for, so that two models that have work alternate. Default: threads of its own.
-    pub threads: Option<SharedThreads>,
-    /// Whether the CPU goes on where the device fails: it is lost, or has no memory left. Keys and
-    /// values that only the device had are computed again, and the tokens from there on have the
-    /// CPU's bits. Otherwise, the default, such a failure is an error of the call.
-    pub cpu_fallback: bool,
-}
-
-/// Threads that compute, the order of passes on them, and the memory of a pass: a handle that
-/// engines of several models share, so that each can use the whole machine and none slows another
-/// down by more than its own pass.
-#[derive(Clone)]
-pub struct SharedThreads {
-    thread_pool: Arc<ThreadPool>,
-    turns: Arc<Turns>,
-    arena: Arc<Mutex<Arena>>,
-}
-
-impl SharedThreads {
-    fn start(n_threads: usize) -> Result<SharedThreads, SessionError> {
-        if n_threads > MAX_THREADS {
-            let expected = format!("at most {MAX_THREADS}");
-            return Err(SessionError::Option {
-                option: "n_threads",
-                value: n_threads,
-                expected,
-            });
-        }
-        let thread_pool = ThreadPool::new(n_threads)
-            .map_err(|error| SessionError::Threads { n_threads, error })?;
-        Ok(SharedThreads {
-            thread_pool: Arc::new(thread_pool),
-            turns: Arc::default(),
-            arena: Arc::default(),
-        })
-    }
-}
-
-impl fmt::Debug for SharedThreads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedThreads {{ n: {} }}", self.thread_pool.n_threads())
-    }
-}
 
 /// A model and the threads that compute it: a handle that is cheap to clone, `Send + Sync +
 /// 'static`.
@@ -167,7 +95,7 @@ impl PiecePass {
 }
 
 /// A piece of a pass that is not computed at once.
-struct Chunk<'a> {
+pub(super) struct Chunk<'a> {
     cursor: &'a mut Cursor,
     arena: &'a mut Arena,
     pause: Pause<'a>,
@@ -676,42 +604,6 @@ impl Engine {
         Ok(())
     }
 
-    /// [`Engine::compute_missing`] on the device that there is.
-    pub(super) fn compute_missing_once(
-        &self,
-        seq: &mut Sequence,
-        outputs: &mut Outputs,
-        cancel: &CancelToken,
-    ) -> Result<(), SessionError> {
-        if seq.n_missing() > 0 {
-            seq.reload();
-        }
-        // Tokens that see each other are computed together.
-        while let Some(start) = seq.spans.uncut_start(seq.kv.len()) {
-            seq.kv.truncate(start);
-        }
-        while seq.n_missing() > 0 {
-            let (tokens, kind) = seq.missing();
-            let mut rest = &tokens[..];
-            while !rest.is_empty() {
-                let n = seq.spans.n_in_pass(seq.kv.len(), rest.len(), MISSING_BATCH);
-                let tokens;
-                (tokens, rest) = rest.split_at(n);
-                let mut slot = [Slot::new(seq, tokens, kind).outputs_from(tokens.len())];
-                self.compute(
-                    &mut slot,
-                    outputs,
-                    Wanted::Logits,
-                    cancel,
-                    &mut NoCallback,
-                    None,
-                )?;
-                seq.kv.commit(tokens.len());
-            }
-        }
-        Ok(())
-    }
-
     /// Computes the logits of rows of a whole text, as [`Engine::states`] does states.
     pub(crate) fn logits_of(
         &self,
@@ -747,7 +639,7 @@ impl Engine {
         .map(drop)
     }
 
-    fn compute(
+    pub(super) fn compute(
         &self,
         slots: &mut [Slot<'_>],
         outputs: &mut Outputs,

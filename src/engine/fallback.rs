@@ -1,11 +1,16 @@
 //! The CPU in place of a device that has failed.
 
+use crate::compute::probe::NoCallback;
 use crate::engine::SessionError;
+use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
 use crate::engine::options::CancelToken;
 use crate::engine::sequence::Sequence;
 use crate::gpu::GpuError;
-use crate::layers::outputs::Outputs;
+use crate::layers::outputs::{Outputs, Wanted};
+
+/// Most tokens that are recomputed at a time.
+const MISSING_BATCH: usize = 512;
 
 impl Engine {
     /// Computes again what a sequence's cache has lost; nobody sees the rows.
@@ -23,6 +28,42 @@ impl Engine {
             }
             outcome => outcome,
         }
+    }
+
+    /// [`Engine::compute_missing`] on the device that there is.
+    fn compute_missing_once(
+        &self,
+        seq: &mut Sequence,
+        outputs: &mut Outputs,
+        cancel: &CancelToken,
+    ) -> Result<(), SessionError> {
+        if seq.n_missing() > 0 {
+            seq.reload();
+        }
+        // Tokens that see each other are computed together.
+        while let Some(start) = seq.spans.uncut_start(seq.kv.len()) {
+            seq.kv.truncate(start);
+        }
+        while seq.n_missing() > 0 {
+            let (tokens, kind) = seq.missing();
+            let mut rest = &tokens[..];
+            while !rest.is_empty() {
+                let n = seq.spans.n_in_pass(seq.kv.len(), rest.len(), MISSING_BATCH);
+                let tokens;
+                (tokens, rest) = rest.split_at(n);
+                let mut slot = [Slot::new(seq, tokens, kind).outputs_from(tokens.len())];
+                self.compute(
+                    &mut slot,
+                    outputs,
+                    Wanted::Logits,
+                    cancel,
+                    &mut NoCallback,
+                    None,
+                )?;
+                seq.kv.commit(tokens.len());
+            }
+        }
+        Ok(())
     }
 
     /// Lets the CPU go on after `error` if it is a failure of the device, and that is allowed.

@@ -5,6 +5,7 @@ pub(crate) mod batch;
 pub(crate) mod context_shift;
 #[allow(clippy::module_inception)]
 pub(crate) mod engine;
+mod engine_options;
 pub(crate) mod error;
 mod fallback;
 pub(crate) mod hidden_states;
@@ -22,7 +23,8 @@ mod turns;
 pub use crate::layers::Outputs;
 pub use adapters::AdapterId;
 pub use batch::Slot;
-pub use engine::{Engine, EngineOptions, MAX_THREADS, SharedThreads};
+pub use engine::Engine;
+pub use engine_options::{EngineOptions, MAX_THREADS, SharedThreads};
 pub use error::SessionError;
 pub use memory_plan::{EngineMemory, MemoryPlan, PlanOptions, Recommendation};
 pub use options::{

@@ -294,12 +294,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             std::env::consts::OS
         ),
     );
-    let build = if cfg!(debug_assertions) {
-        "debug: several times slower than --release"
-    } else {
-        "release"
-    };
-    line("build", build.into());
+    line("build", build().into());
     line("features", features.join(", "));
     if let Some(cpu) = cpu {
         line("cpu", cpu);
@@ -333,6 +328,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     line("architectures", architectures.join(", "));
     print(out)
+}
+
+/// How the program was compiled.
+fn build() -> &'static str {
+    if cfg!(debug_assertions) {
+        "debug: several times slower than --release"
+    } else {
+        "release"
+    }
 }
 
 /// What there is of memory.

@@ -1,6 +1,6 @@
 //! Feed-forward layers of a file: dense ones and mixtures of experts.
 
-use crate::compute::weight::Linear;
+use crate::compute::weight::{Linear, Weight};
 use crate::layers::dense_ffn::spec::DenseSpec;
 use crate::layers::dense_ffn::weights::Ffn;
 use crate::layers::hparams::Hparams;
@@ -146,39 +146,8 @@ fn mixture(
     };
     let latent_norm = x.latent.filter(|_| x.latent_norm);
     let latent_norm = latent_norm.map(|n| b.vector(&name("ffn_routed_norm.weight"), n));
-    let (shared, shared_gate) = match x.shared {
-        None => (None, None),
-        Some(shared) => {
-            let activation = shared.activation.unwrap_or(activation);
-            let ffn = Ffn {
-                activation,
-                sparsity: None,
-                sub_norm: None,
-                gate: activation
-                    .is_gated()
-                    .then(|| linear("ffn_gate_shexp", n_embd, shared.n_ff))
-                    .transpose()?,
-                up: linear("ffn_up_shexp", n_embd, shared.n_ff)?,
-                down: linear("ffn_down_shexp", shared.n_ff, n_embd)?,
-            };
-            let gate = shared
-                .gated
-                .then(|| b.weight(&name("ffn_gate_inp_shexp.weight"), n_embd, 1, 1));
-            (Some(ffn), gate.transpose()?)
-        }
-    };
-    // Gemma 4 divides by the root of the width in addition.
-    let scales = x
-        .router_norm
-        .then(|| b.vector(&name("ffn_gate_inp.scale"), n_embd))
-        .transpose()?;
-    let router_norm = scales.map(|w| {
-        let width = (n_embd as f32).sqrt();
-        Norm {
-            w: w.iter().map(|w| w / width).collect(),
-            b: Vec::new(),
-        }
-    });
+    let (shared, shared_gate) = shared_expert(b, n_embd, x, name)?;
+    let router_norm = router_norm(b, n_embd, x, name)?;
     // Those of NVFP4 experts are factors of the matrices already.
     let output_scales = x.output_scales && stacked.down.w.scales.is_none();
     let output_scales = output_scales
@@ -202,6 +171,56 @@ fn mixture(
         shared,
         shared_gate,
     })
+}
+
+/// The expert that every token uses, and the matrix of its gate.
+fn shared_expert(
+    b: &Binder<'_>,
+    n_embd: usize,
+    x: &MoeSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<(Option<Ffn>, Option<Weight>), ModelError> {
+    let Some(shared) = x.shared else {
+        return Ok((None, None));
+    };
+    let linear = |part: &str, n_in: usize, n_out: usize| b.linear(&name(part), n_in, n_out, false);
+    let activation = shared.activation.unwrap_or(x.activation);
+    let ffn = Ffn {
+        activation,
+        sparsity: None,
+        sub_norm: None,
+        gate: activation
+            .is_gated()
+            .then(|| linear("ffn_gate_shexp", n_embd, shared.n_ff))
+            .transpose()?,
+        up: linear("ffn_up_shexp", n_embd, shared.n_ff)?,
+        down: linear("ffn_down_shexp", shared.n_ff, n_embd)?,
+    };
+    let gate = shared
+        .gated
+        .then(|| b.weight(&name("ffn_gate_inp_shexp.weight"), n_embd, 1, 1));
+    Ok((Some(ffn), gate.transpose()?))
+}
+
+/// The norm of a router's input.
+fn router_norm(
+    b: &Binder<'_>,
+    n_embd: usize,
+    x: &MoeSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Option<Norm>, ModelError> {
+    // Gemma 4 divides by the root of the width in addition.
+    let scales = x
+        .router_norm
+        .then(|| b.vector(&name("ffn_gate_inp.scale"), n_embd))
+        .transpose()?;
+    Ok(scales.map(|w| {
+        let width = (n_embd as f32).sqrt();
+        Norm {
+            w: w.iter().map(|w| w / width).collect(),
+            b: Vec::new(),
+        }
+    }))
 }
 
 /// The experts behind those of a mixture, with the same router.

@@ -24,6 +24,27 @@ use crate::model::binding::connection;
 use crate::model::binding::feed_forward::feed_forward;
 use crate::model::binding::recurrent;
 
+/// Places of norms under which the mixer's input has one.
+const BEFORE_MIXER: &[Norms] = &[
+    Norms::Before,
+    Norms::BeforeAndLast,
+    Norms::OfStream,
+    Norms::Both,
+    Norms::Shared,
+    Norms::Parallel,
+];
+/// Those under which the feed-forward layer's input has one.
+const BEFORE_FFN: &[Norms] = &[
+    Norms::Before,
+    Norms::BeforeAndLast,
+    Norms::BeforeFfn,
+    Norms::OfStream,
+    Norms::Both,
+    Norms::Parallel,
+];
+/// Those under which the output of a branch has one.
+const BEHIND_BRANCH: &[Norms] = &[Norms::After, Norms::Both, Norms::Residual];
+
 /// Layer `i`; `source` has the keys and values that it may share.
 pub(super) fn layer(
     b: &Binder<'_>,
@@ -39,38 +60,7 @@ pub(super) fn layer(
             .then(|| b.norm(&name(part), h))
             .transpose()
     };
-    // Some files name the norm before the feed-forward layer after the attention that precedes it.
-    // In Falcon files the norm that both branches share is the feed-forward layer's, if
-    // attention has one of its own.
-    let (mut attn_norm, mut ffn_norm) = ("attn_norm", "ffn_norm");
-    let (mut post_attn_norm, mut post_ffn_norm) = ("post_attention_norm", "post_ffw_norm");
-    match spec.norms {
-        Norms::Residual => {
-            (post_attn_norm, post_ffn_norm) = ("attn_output_norm", "layer_output_norm")
-        }
-        Norms::Before if !has_mixer => ffn_norm = attn_norm,
-        Norms::Before if !i.is_multiple_of(h.n_part) => attn_norm = "attn_norm_2",
-        Norms::Before | Norms::BeforeAndLast => {
-            let names = ["ffn_norm", "post_attention_norm", "attn_output_norm"];
-            ffn_norm = names
-                .into_iter()
-                .find(|part| b.has(&name(&format!("{part}.weight"))))
-                .unwrap_or(ffn_norm);
-        }
-        // Grok's files.
-        Norms::Both => {
-            if b.has(&name("attn_output_norm.weight")) {
-                post_attn_norm = "attn_output_norm";
-            }
-            if b.has(&name("layer_output_norm.weight")) {
-                post_ffn_norm = "layer_output_norm";
-            }
-        }
-        Norms::Parallel if b.has(&name("attn_norm_2.weight")) => {
-            (attn_norm, ffn_norm) = ("attn_norm_2", "attn_norm")
-        }
-        _ => {}
-    }
+    let names = NormNames::of(b, h, spec, i, &name);
     let attn = spec
         .attention()
         .map(|attn| attention(b, h.n_embd, (attn, source), spec.biases, &name));
@@ -78,18 +68,7 @@ pub(super) fn layer(
         .recurrent()
         .map(|recurrent| recurrent::bind(b, h.n_embd, recurrent, &name));
     Ok(Layer {
-        attn_norm: norm(
-            attn_norm,
-            has_mixer,
-            &[
-                Norms::Before,
-                Norms::BeforeAndLast,
-                Norms::OfStream,
-                Norms::Both,
-                Norms::Shared,
-                Norms::Parallel,
-            ],
-        )?,
+        attn_norm: norm(names.attn_norm, has_mixer, BEFORE_MIXER)?,
         attn: attn.transpose()?,
         recurrent: recurrent.transpose()?,
         compressed: spec
@@ -97,29 +76,10 @@ pub(super) fn layer(
             .map(|spec| compressed(b, h.n_embd, spec, &name))
             .transpose()?
             .map(Box::new),
-        post_attn_norm: norm(
-            post_attn_norm,
-            has_mixer,
-            &[Norms::After, Norms::Both, Norms::Residual],
-        )?,
-        ffn_norm: norm(
-            ffn_norm,
-            has_ffn,
-            &[
-                Norms::Before,
-                Norms::BeforeAndLast,
-                Norms::BeforeFfn,
-                Norms::OfStream,
-                Norms::Both,
-                Norms::Parallel,
-            ],
-        )?,
+        post_attn_norm: norm(names.post_attn_norm, has_mixer, BEHIND_BRANCH)?,
+        ffn_norm: norm(names.ffn_norm, has_ffn, BEFORE_FFN)?,
         ffn: feed_forward(b, h, spec, &name)?,
-        post_ffn_norm: norm(
-            post_ffn_norm,
-            has_ffn,
-            &[Norms::After, Norms::Both, Norms::Residual],
-        )?,
+        post_ffn_norm: norm(names.post_ffn_norm, has_ffn, BEHIND_BRANCH)?,
         per_layer: h
             .per_layer_embd
             .map(|n| per_layer(b, h, n, &name))
@@ -162,6 +122,65 @@ pub(super) fn layer(
             .transpose()?
             .map(|factor| factor[0]),
     })
+}
+
+/// Names of a layer's norms in its file.
+struct NormNames {
+    attn_norm: &'static str,
+    post_attn_norm: &'static str,
+    ffn_norm: &'static str,
+    post_ffn_norm: &'static str,
+}
+
+impl NormNames {
+    /// Those of layer `i`, by what there is.
+    fn of(
+        b: &Binder<'_>,
+        h: &Hparams,
+        spec: &LayerSpec,
+        i: usize,
+        name: &dyn Fn(&str) -> String,
+    ) -> NormNames {
+        let has_mixer = spec.mixer != Mixer::None;
+        // Some files name the norm before the feed-forward layer after the attention that precedes it.
+        // In Falcon files the norm that both branches share is the feed-forward layer's, if
+        // attention has one of its own.
+        let (mut attn_norm, mut ffn_norm) = ("attn_norm", "ffn_norm");
+        let (mut post_attn_norm, mut post_ffn_norm) = ("post_attention_norm", "post_ffw_norm");
+        match spec.norms {
+            Norms::Residual => {
+                (post_attn_norm, post_ffn_norm) = ("attn_output_norm", "layer_output_norm")
+            }
+            Norms::Before if !has_mixer => ffn_norm = attn_norm,
+            Norms::Before if !i.is_multiple_of(h.n_part) => attn_norm = "attn_norm_2",
+            Norms::Before | Norms::BeforeAndLast => {
+                let names = ["ffn_norm", "post_attention_norm", "attn_output_norm"];
+                ffn_norm = names
+                    .into_iter()
+                    .find(|part| b.has(&name(&format!("{part}.weight"))))
+                    .unwrap_or(ffn_norm);
+            }
+            // Grok's files.
+            Norms::Both => {
+                if b.has(&name("attn_output_norm.weight")) {
+                    post_attn_norm = "attn_output_norm";
+                }
+                if b.has(&name("layer_output_norm.weight")) {
+                    post_ffn_norm = "layer_output_norm";
+                }
+            }
+            Norms::Parallel if b.has(&name("attn_norm_2.weight")) => {
+                (attn_norm, ffn_norm) = ("attn_norm_2", "attn_norm")
+            }
+            _ => {}
+        }
+        NormNames {
+            attn_norm,
+            post_attn_norm,
+            ffn_norm,
+            post_ffn_norm,
+        }
+    }
 }
 
 /// Connections of several residual streams.

@@ -23,11 +23,11 @@ const POLL: Duration = Duration::from_millis(20);
 /// A chat template, and the process that renders it.
 pub(crate) struct Renderer {
     source: String,
-    place: Place,
+    place: Isolation,
 }
 
 /// Where templates are rendered.
-enum Place {
+enum Isolation {
     /// In a process, if it has been started and has not ended.
     Process(Mutex<Option<Worker>>),
     /// Here.
@@ -44,7 +44,7 @@ impl Renderer {
         match Worker::start(source) {
             Ok(worker) => Ok(Renderer {
                 source: source.to_owned(),
-                place: Place::Process(Mutex::new(Some(worker?))),
+                place: Isolation::Process(Mutex::new(Some(worker?))),
             }),
             Err(error) => {
                 note(format!(
@@ -62,7 +62,7 @@ impl Renderer {
     pub(crate) fn here(source: &str) -> Result<Renderer, ChatError> {
         Ok(Renderer {
             source: source.to_owned(),
-            place: Place::Here(Box::new(ChatTemplate::parse(source)?)),
+            place: Isolation::Here(Box::new(ChatTemplate::parse(source)?)),
         })
     }
 
@@ -105,8 +105,8 @@ impl Renderer {
         cancelled: impl Fn() -> bool,
     ) -> Result<Rendered, ChatError> {
         let process = match &self.place {
-            Place::Here(template) => return template.render_fitted_unless(inputs, cancelled),
-            Place::Process(process) => process,
+            Isolation::Here(template) => return template.render_fitted_unless(inputs, cancelled),
+            Isolation::Process(process) => process,
         };
         let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
         let request = inputs_to_json(inputs);
