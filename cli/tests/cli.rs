@@ -1720,14 +1720,14 @@ fn inspect() {
     assert_eq!(cut["metadata"]["general.name"], json!("tiny"));
 
     let mut writer = Writer::new();
-    writer.metadata("general.architecture", "plamo2");
+    writer.metadata("general.architecture", "gptj");
     writer.tensor("a.weight", &[32], DType::Q8_0, vec![0; 34]);
-    writer.write(folder.path("plamo2.gguf")).unwrap();
-    let other = parsed(&run(&["inspect", &folder.name("plamo2.gguf"), "--json"]));
+    writer.write(folder.path("gptj.gguf")).unwrap();
+    let other = parsed(&run(&["inspect", &folder.name("gptj.gguf"), "--json"]));
     assert_eq!(other["runnable"], json!(false));
     let obstacle = other["obstacle"].as_str().unwrap();
     assert!(
-        obstacle.contains("plamo2") && obstacle.contains("qwen3"),
+        obstacle.contains("gptj") && obstacle.contains("qwen3"),
         "{obstacle}"
     );
 }

@@ -130,7 +130,10 @@ impl Request {
     /// # use ruvllm::engine::CacheMode;
     /// # use ruvllm::sample::Sampler;
     /// # use ruvllm::scheduler::Request;
-    /// let private = Request::new(vec![1, 2, 3], Sampler::greedy()).cache(CacheMode::Off);
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let sampler = Sampler::builder().temperature(0.0).build()?;
+    /// let private = Request::new(vec![1, 2, 3], sampler).cache(CacheMode::Off);
+    /// # Ok(()) }
     /// ```
     #[must_use]
     pub fn cache(mut self, mode: CacheMode) -> Request {

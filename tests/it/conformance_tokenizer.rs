@@ -107,8 +107,11 @@ fn compare(
             _ => case["detok_parse"].as_str().unwrap().as_bytes().to_vec(),
         };
         let got = tokenizer.decode(&parsed, true).unwrap();
-        // llama.cpp takes tokens in raw UTF-8 for GPT-2's alphabet here, and says so.
-        let is_garbled = want.windows(10).any(|text| text == b"[UNK_BYTE_");
+        // llama.cpp takes tokens in raw UTF-8 for GPT-2's alphabet here: letters of that become bytes,
+        // which are no text any more, others a note.
+        let is_garbled = tokenizer.model() == "whitespace"
+            && (want.windows(10).any(|text| text == b"[UNK_BYTE_")
+                || std::str::from_utf8(&want).is_err());
         if got != want && !is_garbled {
             let [got, want] = [got, want].map(|b| String::from_utf8_lossy(&b).into_owned());
             failures.push(format!("decode {text:?}\n  got  {got:?}\n  want {want:?}"));

@@ -633,7 +633,7 @@ fn keys_are_understood_or_refused() {
         ("rope.scaling.yarn_ext_factor", Value::F32(0.5)),
         ("attention.clamp_kqv", Value::F32(f32::NAN)),
         ("attention.causal", Value::String("no".into())),
-        ("expert_gating_func", Value::U32(4)),
+        ("expert_gating_func", Value::U32(5)),
         ("expert_weights_scale", Value::F32(f32::INFINITY)),
     ] {
         let refused = with(Tiny::Qwen2Moe, key, value.clone()).unwrap_err();
