@@ -1519,6 +1519,11 @@ fn imatrix() {
     let read = |path: &str| std::fs::read(path).unwrap();
     assert_ne!(read(&plain), read(&guided));
     assert_eq!(read(&plain).len(), read(&older).len());
+    // Nothing is converted where the types are those already: no tensor lacks importance.
+    let again = folder.name("again");
+    let line = ["quantize", &plain, &again, "Q4_0", "--allow-requantize"];
+    stdout(&run(&[&line[..], &["--imatrix", &whole]].concat()));
+    assert_eq!(read(&again).len(), read(&plain).len());
     // A part of the tensors.
     let part = folder.name("part");
     let line = ["quantize", &model, &part, "Q4_0", "--imatrix", &whole];

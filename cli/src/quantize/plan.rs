@@ -96,9 +96,11 @@ pub(crate) fn plan<'a>(gguf: &'a Gguf, choice: &Choice) -> Result<Vec<Planned<'a
     shape.importance = choice.importance.is_some();
     let matched: Vec<Cell<bool>> = choice.named.iter().map(|_| Cell::new(false)).collect();
     let mut plan = Vec::with_capacity(gguf.tensors().len());
+    let mut wants_importance = false;
     for tensor in gguf.tensors() {
         let to = target(tensor, choice, &shape, &matched)?;
         let uses_importance = to != tensor.dtype && to.block().0 > 1;
+        wants_importance |= uses_importance;
         let importance = choice.importance.as_ref().filter(|_| uses_importance);
         plan.push(Planned {
             tensor,
@@ -110,7 +112,7 @@ pub(crate) fn plan<'a>(gguf: &'a Gguf, choice: &Choice) -> Result<Vec<Planned<'a
         return Err(unmatched(&choice.named[i], gguf));
     }
     let known = plan.iter().filter(|planned| planned.importance.is_some());
-    if choice.importance.is_some() && known.count() == 0 {
+    if choice.importance.is_some() && wants_importance && known.count() == 0 {
         return Err(Failure::Work(
             "the importance matrix has none of the tensors that are converted; it is of another model".into(),
         ));
