@@ -434,7 +434,7 @@ fn live_adapters() {
         (&list()[0]["scale"], &list()[1]["scale"]),
         (&json!(0.0), &json!(0.5))
     );
-    assert_eq!(ask("m"), (plain.clone(), 0), "now with the second one");
+    assert_eq!(ask("m"), (plain, 0), "now with the second one");
     for wrong in [
         json!([{"id": 2, "scale": 1}]),
         json!([{"id": 0}]),

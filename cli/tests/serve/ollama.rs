@@ -137,7 +137,7 @@ fn generate() {
     });
     let answer = server.ask("/api/generate", &raw);
     assert_eq!(answer["response"], text(&expected));
-    let mut streamed = raw.clone();
+    let mut streamed = raw;
     streamed["stream"] = true.into();
     let all: String = lines(&server, "/api/generate", &streamed)
         .iter()
@@ -240,7 +240,7 @@ fn calls() {
         (&json!("f"), &json!({"s": "alpha"})),
         "{answer}"
     );
-    let mut streamed = body.clone();
+    let mut streamed = body;
     streamed["stream"] = true.into();
     let lines = lines(&server, "/api/chat", &streamed);
     let told: Vec<_> = lines

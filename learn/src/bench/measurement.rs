@@ -135,10 +135,10 @@ impl<'a> Measurement<'a> {
 
     /// Scores chunk number `c` of the stream with all methods, then lets them learn it.
     pub(super) fn chunk(&mut self, c: usize, chunk: Range<usize>) -> Result<(), LearnError> {
-        if c % TIMED == 0 {
+        if c.is_multiple_of(TIMED) {
             self.time_prefill(chunk.clone())?;
         }
-        let compared = c % COMPARED == COMPARED - 1 && chunk.len() % UPDATE_TOKENS == 0;
+        let compared = c % COMPARED == COMPARED - 1 && chunk.len().is_multiple_of(UPDATE_TOKENS);
         let mut exact = compared.then(|| Exact::new(self.n_vocab));
         self.score(c, chunk.clone(), &mut exact)?;
         self.read_other_text(c)?;
@@ -283,7 +283,7 @@ impl<'a> Measurement<'a> {
             let helps = arm.evidence.verdict() == Some(true);
             let loss = arm.learn(self.stream, chunk.clone(), self.n_chunk, c, &self.rehearsal)?;
             arm.judged_losses.push(if helps { loss } else { base });
-            if c % JUDGED == 0 {
+            if c.is_multiple_of(JUDGED) {
                 arm.evidence.add(base - loss, came.len());
             }
             if arm.told == Told::Stream {
