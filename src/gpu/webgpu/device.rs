@@ -9,9 +9,10 @@
 
 use crate::gguf::Gguf;
 use crate::gpu::GpuError;
-use crate::gpu::kernels::{Access, Dispatch, Element};
+use crate::gpu::kernels::Access;
 use crate::gpu::webgpu::grid::grid;
-use crate::gpu::webgpu::shaders::{Instance, declaration, lanes};
+use crate::gpu::webgpu::group::{Bound, Group, instance};
+use crate::gpu::webgpu::shaders::{Instance, declaration};
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::pin;
@@ -27,6 +28,8 @@ const UPLOAD: usize = 32 << 20;
 /// Dispatches per submission: the GPU begins with the first ones while the CPU encodes the next, and
 /// no submission takes so long that a system would stop it.
 const PART: usize = 96;
+/// Dispatches of the first submission, for which the GPU waits.
+const FIRST_PART: usize = 24;
 /// Alignment of what is mapped for the CPU.
 const MAP_ALIGNMENT: u64 = wgpu::MAP_ALIGNMENT;
 /// Bytes behind the end of a buffer that kernels may read, without using their values.
@@ -78,6 +81,8 @@ struct Inner {
     changes: Mutex<Vec<(String, String)>>,
     /// See [`Device::force_lanes`].
     lanes: AtomicU32,
+    /// See [`Device::group_products`].
+    group: AtomicU32,
     /// Layout of the arguments' binding.
     args_layout: wgpu::BindGroupLayout,
     passes: Mutex<Passes>,
@@ -122,7 +127,7 @@ struct Passes {
 #[derive(Debug)]
 pub struct Buffer {
     raw: wgpu::Buffer,
-    number: u64,
+    pub(super) number: u64,
     len: usize,
     dropped: Arc<Mutex<Vec<u64>>>,
 }
@@ -274,6 +279,7 @@ impl Device {
             pipelines: Mutex::default(),
             changes: Mutex::default(),
             lanes: AtomicU32::new(0),
+            group: AtomicU32::new(3),
             args_layout,
             passes: Mutex::default(),
             dropped: Arc::default(),
@@ -306,6 +312,12 @@ impl Device {
     /// of a number that suits the shape; 0 undoes that.
     pub fn force_lanes(&self, lanes: u32) {
         self.0.lanes.store(lanes, Ordering::Relaxed);
+    }
+
+    /// Computes up to this many products, 1 to 3, by one dispatch, 3 unless this is called. No bit
+    /// depends on it.
+    pub fn group_products(&self, most: u32) {
+        self.0.group.store(most, Ordering::Relaxed);
     }
 
     /// Number of bindings that passes made, which does not grow with passes of the same shape.
@@ -570,6 +582,10 @@ impl Device {
         for &(_, _, access) in &d.buffers {
             entries.push((access == Access::Read, entries.len() as u32));
         }
+        for _ in instance.more.iter().flatten() {
+            entries.push((true, entries.len() as u32));
+            entries.push((false, entries.len() as u32));
+        }
         for _ in 0..instance.slabs {
             entries.push((instance.name != "append", entries.len() as u32));
         }
@@ -636,11 +652,13 @@ impl Device {
     /// [`GpuError`] if a buffer is too short, a kernel cannot be compiled, or the device is lost.
     pub(super) fn submit(
         &self,
-        calls: &[(&Dispatch, Vec<(&Buffer, u64)>)],
+        calls: &[Bound<'_>],
         slabs: &[&Buffer],
         reads: &mut [(&Buffer, u64, &mut [u8])],
     ) -> Result<(), GpuError> {
         self.check()?;
+        let trace = std::env::var_os("RUVLLM_TRACE").is_some(); // TRACE
+        let begun = std::time::Instant::now(); // TRACE
         let passes = &mut *locked(&self.0.passes);
         let dropped = std::mem::take(&mut *locked(&self.0.dropped));
         if !dropped.is_empty() {
@@ -649,24 +667,34 @@ impl Device {
                 .bound
                 .retain(|(_, buffers), _| !buffers.iter().any(gone));
         }
-        let mut args = vec![0u8; calls.len() * ARGS_BYTES];
-        let mut steps = Vec::with_capacity(calls.len());
-        for ((dispatch, buffers), args) in calls.iter().zip(args.chunks_exact_mut(ARGS_BYTES)) {
-            let (pipeline, key) = self.bind(passes, dispatch, buffers, slabs, args)?;
-            let grid = grid(dispatch, pipeline.lanes)?;
-            steps.push((pipeline, key, grid));
-        }
-        self.write_args(passes, args)?;
-        if steps.is_empty() {
+        self.make_room(passes, calls.len() * ARGS_BYTES)?;
+        if calls.is_empty() {
             let encoder = self.0.device.create_command_encoder(&Default::default());
             return self.collect(passes, encoder, reads);
         }
-        let parts = steps.len().div_ceil(PART);
         let (mut first, mut submitted) = (0, None);
-        for (part, steps) in (1..).zip(steps.chunks(PART)) {
-            let encoder = self.encoded(passes, steps, first);
-            first += steps.len();
-            if part == parts && !reads.is_empty() {
+        while first < calls.len() {
+            let n = if first == 0 { FIRST_PART } else { PART };
+            let (mut args, mut steps) = (vec![0u8; n * ARGS_BYTES], Vec::with_capacity(n));
+            let begin = first;
+            for args in args.chunks_exact_mut(ARGS_BYTES) {
+                let Some(group) = Group::next(&calls[first..], self.0.group.load(Ordering::Relaxed)) else {
+                    break;
+                };
+                first += group.n_calls();
+                let (pipeline, key) = self.bind(passes, &group, slabs, args)?;
+                let grid = grid(group.dispatch, pipeline.lanes, &group.more_outs())?;
+                steps.push((pipeline, key, grid));
+            }
+            self.write_args(passes, begin, &args[..steps.len() * ARGS_BYTES]);
+            let encoder = self.encoded(passes, &steps, begin);
+            if first == calls.len() && !reads.is_empty() {
+                if trace { // TRACE
+                    let encoded = begun.elapsed(); // TRACE
+                    let r = self.collect(passes, encoder, reads); // TRACE
+                    eprintln!("TRACE {} calls encoded {encoded:?} all {:?} at {:?}", calls.len(), begun.elapsed(), std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros() % 100_000_000); // TRACE
+                    return r; // TRACE
+                } // TRACE
                 return self.collect(passes, encoder, reads);
             }
             submitted = Some(self.0.queue.submit([encoder.finish()]));
@@ -696,62 +724,58 @@ impl Device {
     fn bind(
         &self,
         passes: &mut Passes,
-        dispatch: &Dispatch,
-        buffers: &[(&Buffer, u64)],
+        group: &Group<'_, '_>,
         slabs: &[&Buffer],
         args: &mut [u8],
     ) -> Result<(Arc<Pipeline>, Key), GpuError> {
+        let kernel = || group.dispatch.kernel.clone();
         let refused = |message: String| GpuError::Kernel {
-            kernel: dispatch.kernel.clone(),
+            kernel: kernel(),
             message,
         };
-        let d = declaration(dispatch.name).ok_or_else(|| refused("no such kernel".to_string()))?;
-        for (index, (&(buffer, offset), &needed)) in buffers.iter().zip(&dispatch.lens).enumerate()
-        {
-            let found = (buffer.len as u64).saturating_sub(offset);
-            if found < needed {
-                let kernel = dispatch.kernel.clone();
+        let bindings = group.bindings().ok_or_else(|| refused("no such kernel".to_string()))?;
+        for (index, binding) in bindings.iter().enumerate() {
+            let found = (binding.buffer.len as u64).saturating_sub(binding.offset);
+            if found < binding.len {
                 return Err(GpuError::ShortBuffer {
-                    kernel,
+                    kernel: kernel(),
                     index,
-                    needed,
+                    needed: binding.len,
                     found,
                 });
             }
         }
         let align = u64::from(self.0.limits.min_storage_buffer_offset_alignment);
-        let starts: Vec<(u64, u64)> = buffers
+        let starts: Vec<(u64, u64)> = bindings
             .iter()
-            .map(|(_, offset)| (offset / align * align, offset % align))
+            .map(|b| (b.offset / align * align, b.offset % align))
             .collect();
         let forced = self.0.lanes.load(Ordering::Relaxed);
-        let instance = instance(dispatch, &starts, slabs.len() as u32, forced);
-        args[..dispatch.args.len()].copy_from_slice(&dispatch.args);
-        let mut end = dispatch.args.len();
-        for (&(_, element, access), &(_, rest)) in d.buffers.iter().zip(&starts) {
-            let unit = match instance.vectors(element, access) {
+        let instance = instance(group, &bindings, &starts, slabs.len() as u32, forced);
+        let mut units = Vec::with_capacity(bindings.len());
+        for (b, &(_, rest)) in bindings.iter().zip(&starts) {
+            let unit = match instance.vectors_of(b.format, b.element, b.access) {
                 true => 16,
-                false => element.size(),
+                false => b.element.size(),
             };
             if rest % unit != 0 {
                 return Err(refused(format!("an offset is no multiple of {unit} bytes")));
             }
-            let start = (rest / element.size()) as u32;
-            args[end..end + 4].copy_from_slice(&start.to_ne_bytes());
-            end += 4;
+            units.push((rest / b.element.size()) as u32);
         }
+        group.write_args(&units, args);
         let pipeline = self.pipeline(&instance)?;
-        let mut key: Vec<(u64, u64)> = buffers
+        let mut key: Vec<(u64, u64)> = bindings
             .iter()
             .zip(&starts)
-            .map(|((buffer, _), (start, _))| (buffer.number, *start))
+            .map(|(b, (start, _))| (b.buffer.number, *start))
             .collect();
         let used = &slabs[..instance.slabs as usize];
         key.extend(used.iter().map(|slab| (slab.number, 0)));
         let key = (pipeline.number, key);
         if !passes.bound.contains_key(&key) {
-            let all = buffers.iter().zip(&starts);
-            let all = all.map(|((buffer, _), (start, _))| (*buffer, *start));
+            let all = bindings.iter().zip(&starts);
+            let all = all.map(|(b, (start, _))| (b.buffer, *start));
             let all = all.chain(used.iter().map(|slab| (*slab, 0)));
             let most = self.0.limits.max_storage_buffer_binding_size / 4 * 4;
             let entries: Vec<_> = all
@@ -776,76 +800,42 @@ impl Device {
         Ok((pipeline, key))
     }
 
-    /// Writes the arguments of a pass, unless they are those of the pass before.
-    fn write_args(&self, passes: &mut Passes, args: Vec<u8>) -> Result<(), GpuError> {
-        if passes.written == args || args.is_empty() {
+    /// Makes the arguments' buffer if it has fewer bytes.
+    fn make_room(&self, passes: &mut Passes, bytes: usize) -> Result<(), GpuError> {
+        if bytes <= passes.written.len() {
             return Ok(());
         }
-        let enough = |(buffer, _): &(wgpu::Buffer, _)| buffer.size() >= args.len() as u64;
-        if !passes.args.as_ref().is_some_and(enough) {
-            let buffer = self.raw(
-                args.len().next_power_of_two() as u64,
-                wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
-            )?;
-            let bound = self.0.device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: None,
-                layout: &self.0.args_layout,
-                entries: &[wgpu::BindGroupEntry {
-                    binding: 0,
-                    resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                        buffer: &buffer,
-                        offset: 0,
-                        size: (ARGS_BYTES as u64).try_into().ok(),
-                    }),
-                }],
-            });
-            passes.args = Some((buffer, bound));
-        }
-        if let Some((buffer, _)) = &passes.args {
-            self.0.queue.write_buffer(buffer, 0, &args);
-        }
-        passes.written = args;
+        let bytes = bytes.next_power_of_two();
+        let buffer = self.raw(
+            bytes as u64,
+            wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+        )?;
+        let bound = self.0.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: &self.0.args_layout,
+            entries: &[wgpu::BindGroupEntry {
+                binding: 0,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer: &buffer,
+                    offset: 0,
+                    size: (ARGS_BYTES as u64).try_into().ok(),
+                }),
+            }],
+        });
+        passes.args = Some((buffer, bound));
+        passes.written = vec![0; bytes]; // as `wgpu` makes buffers
         Ok(())
     }
-}
 
-/// The instance for a call: with vectors, where rows and offsets are multiples of them.
-fn instance(dispatch: &Dispatch, starts: &[(u64, u64)], slabs: u32, forced: u32) -> Instance {
-    let d = declaration(dispatch.name);
-    let buffers = d.map_or(&[][..], |d| &d.buffers);
-    let of_weights = |(_, element, _): &(_, Element, _)| *element == Element::Weights;
-    let mut instance = Instance {
-        name: dispatch.name,
-        format: dispatch.format,
-        variant: dispatch.variant,
-        wide: buffers.iter().any(of_weights),
-        slabs: 0,
-        lanes: 0,
-    };
-    if buffers
-        .iter()
-        .any(|(_, element, _)| *element == Element::Page)
-    {
-        instance.slabs = slabs;
-    }
-    if instance.wide {
-        // The length and number of rows are the first arguments of all kernels with weights.
-        let [n, n_out] = dispatch.args.first_chunk().map_or([0; 2], |args| {
-            let args: [u8; 8] = *args;
-            bytemuck::cast(args)
-        });
-        if dispatch.name.starts_with("matvec") {
-            instance.lanes = if forced == 0 { lanes(n_out) } else { forced };
+    /// Writes the arguments from dispatch `first` on, unless they are those of the pass before.
+    fn write_args(&self, passes: &mut Passes, first: usize, args: &[u8]) {
+        let at = first * ARGS_BYTES;
+        let written = &mut passes.written[at..at + args.len()];
+        if let Some((buffer, _)) = passes.args.as_ref().filter(|_| written != args) {
+            self.0.queue.write_buffer(buffer, at as u64, args);
+            written.copy_from_slice(args);
         }
-        let aligned = buffers
-            .iter()
-            .zip(starts)
-            .all(|(&(_, element, access), start)| {
-                !instance.vectors(element, access) || start.1 % 16 == 0
-            });
-        instance.wide = n % 16 == 0 && aligned;
     }
-    instance
 }
 
 fn layout_entry(

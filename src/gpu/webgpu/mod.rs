@@ -5,6 +5,7 @@
 pub mod device;
 mod gpu;
 mod grid;
+mod group;
 pub mod shaders;
 mod stage;
 
