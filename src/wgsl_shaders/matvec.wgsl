@@ -1,11 +1,10 @@
 // Products of weights with up to eight activation rows. A team of LANES threads takes OUTS weight rows, a thread every
-// LANES-th part of them: many rows, as a thread's activations are far apart and cost more to read than weights, and so that
-// enough reads are under way. A part is unpacked once for all activation rows. The order of a sum depends on no number of
-// activation rows, but on LANES, which the host chooses by the weights' shape.
+// LANES-th part of them, so that enough reads are under way; a part is unpacked once for all activation rows. The order of a
+// sum depends on no number of activation rows, but on LANES, which the host chooses by the length of rows.
 //! use acts
 
-// First activations, then partial sums: that of thread `lane` of a team for result r is number `slot(r, lane)`.
-var<workgroup> memory: array<vec4<f32>, $MEMORY>;
+// Partial sums: that of thread `lane` of a team for result r is at `slot(r, lane)`.
+var<workgroup> sums: array<f32, $SUMS>;
 
 // Threads with successive lanes use different banks, and so do those that add the sums of successive results.
 fn slot(r: u32, lane: u32) -> u32 {
@@ -13,13 +12,11 @@ fn slot(r: u32, lane: u32) -> u32 {
 }
 
 fn partial(r: u32, lane: u32) -> f32 {
-    let i = slot(r, lane);
-    return memory[i / 4u][i % 4u];
+    return sums[slot(r, lane)];
 }
 
 fn put(r: u32, lane: u32, sum: f32) {
-    let i = slot(r, lane);
-    memory[i / 4u][i % 4u] = sum;
+    sums[slot(r, lane)] = sum;
 }
 
 // Adds the partial sums of `n` results to eight each, those of every eighth thread.
@@ -42,11 +39,6 @@ fn result(r: u32) -> f32 {
 }
 
 //! kernel matvec
-// Place of vector i of a row's activations in `memory`: reads of every fourth vector use different banks.
-fn spread_out(i: u32) -> u32 {
-    return i ^ (i / 8u % 4u);
-}
-
 //! each product
 
 // Up to three matrices, whose products have the same activations: workgroups of the second follow those of the first.

@@ -36,7 +36,9 @@ fn formats() -> Vec<DType> {
     let wanted = std::env::var("RUVLLM_SPEED").ok();
     let is_wanted = |f: &DType| {
         let name = f.to_string();
-        wanted.as_ref().is_none_or(|w| w.split(',').any(|w| w == name))
+        wanted
+            .as_ref()
+            .is_none_or(|w| w.split(',').any(|w| w == name))
     };
     all.into_iter().filter(is_wanted).collect()
 }

@@ -11,10 +11,11 @@ use crate::gguf::Gguf;
 use crate::gpu::GpuError;
 use crate::gpu::kernels::Access;
 use crate::gpu::webgpu::grid::grid;
-use crate::gpu::webgpu::group::{Bound, Group, instance};
+use crate::gpu::webgpu::group::{Bound, Group, Known, instance};
 use crate::gpu::webgpu::shaders::{Instance, declaration};
 use std::collections::HashMap;
 use std::future::Future;
+use std::ops::Range;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -94,7 +95,7 @@ struct Inner {
 }
 
 /// A compiled kernel.
-struct Pipeline {
+pub(super) struct Pipeline {
     number: u64,
     lanes: u32,
     raw: wgpu::ComputePipeline,
@@ -104,15 +105,14 @@ struct Pipeline {
 /// What bindings depend on: the number of the kernel, and those of the buffers with their offsets.
 type Key = (u64, Vec<(u64, u64)>);
 
-/// A kernel with its bindings and its number of workgroups.
-type Step = (Arc<Pipeline>, Key, [u32; 3]);
-
 /// What passes keep for later ones.
 #[derive(Default)]
 struct Passes {
     /// The arguments' buffer and what it contains.
     args: Option<(wgpu::Buffer, wgpu::BindGroup)>,
     written: Vec<u8>,
+    /// The dispatches of the last pass.
+    known: Vec<Known>,
     bound: HashMap<Key, wgpu::BindGroup>,
     /// Number of bindings that were made.
     made: u64,
@@ -312,12 +312,14 @@ impl Device {
     /// of a number that suits the shape; 0 undoes that.
     pub fn force_lanes(&self, lanes: u32) {
         self.0.lanes.store(lanes, Ordering::Relaxed);
+        locked(&self.0.passes).known.clear();
     }
 
     /// Computes up to this many products, 1 to 3, by one dispatch, 3 unless this is called. No bit
     /// depends on it.
     pub fn group_products(&self, most: u32) {
         self.0.group.store(most, Ordering::Relaxed);
+        locked(&self.0.passes).known.clear();
     }
 
     /// Number of bindings that passes made, which does not grow with passes of the same shape.
@@ -569,6 +571,7 @@ impl Device {
     pub fn change_shaders(&self, changes: Vec<(String, String)>) {
         *locked(&self.0.changes) = changes;
         locked(&self.0.pipelines).clear();
+        locked(&self.0.passes).known.clear();
     }
 
     fn compiled(&self, instance: &Instance, text: &str) -> Result<Pipeline, GpuError> {
@@ -657,11 +660,10 @@ impl Device {
         reads: &mut [(&Buffer, u64, &mut [u8])],
     ) -> Result<(), GpuError> {
         self.check()?;
-        let trace = std::env::var_os("RUVLLM_TRACE").is_some(); // TRACE
-        let begun = std::time::Instant::now(); // TRACE
         let passes = &mut *locked(&self.0.passes);
         let dropped = std::mem::take(&mut *locked(&self.0.dropped));
         if !dropped.is_empty() {
+            passes.known.clear();
             let gone = |(number, _): &(u64, u64)| dropped.contains(number);
             passes
                 .bound
@@ -672,29 +674,36 @@ impl Device {
             let encoder = self.0.device.create_command_encoder(&Default::default());
             return self.collect(passes, encoder, reads);
         }
-        let (mut first, mut submitted) = (0, None);
+        let (mut first, mut begin, mut submitted) = (0, 0, None);
         while first < calls.len() {
             let n = if first == 0 { FIRST_PART } else { PART };
-            let (mut args, mut steps) = (vec![0u8; n * ARGS_BYTES], Vec::with_capacity(n));
-            let begin = first;
-            for args in args.chunks_exact_mut(ARGS_BYTES) {
-                let Some(group) = Group::next(&calls[first..], self.0.group.load(Ordering::Relaxed)) else {
+            let mut args = vec![0u8; n * ARGS_BYTES];
+            let end = begin + n;
+            for (args, step) in args.chunks_exact_mut(ARGS_BYTES).zip(begin..end) {
+                let rest = &calls[first..];
+                let n_same = passes
+                    .known
+                    .get(step)
+                    .map_or(0, |known| known.n_same(rest, slabs));
+                if n_same > 0 {
+                    args.copy_from_slice(&passes.written[step * ARGS_BYTES..][..ARGS_BYTES]);
+                    first += n_same;
+                    continue;
+                }
+                passes.known.truncate(step);
+                let Some(group) = Group::next(rest, self.0.group.load(Ordering::Relaxed)) else {
                     break;
                 };
                 first += group.n_calls();
-                let (pipeline, key) = self.bind(passes, &group, slabs, args)?;
-                let grid = grid(group.dispatch, pipeline.lanes, &group.more_outs())?;
-                steps.push((pipeline, key, grid));
+                let bound = self.bind(passes, &group, slabs, args)?;
+                let grid = grid(group.dispatch, bound.0.lanes, &group.more_outs())?;
+                passes.known.push(Known::new(&group, slabs, bound, grid));
             }
+            let steps = begin..end.min(passes.known.len());
             self.write_args(passes, begin, &args[..steps.len() * ARGS_BYTES]);
-            let encoder = self.encoded(passes, &steps, begin);
+            let encoder = self.encoded(passes, steps.clone());
+            begin = steps.end;
             if first == calls.len() && !reads.is_empty() {
-                if trace { // TRACE
-                    let encoded = begun.elapsed(); // TRACE
-                    let r = self.collect(passes, encoder, reads); // TRACE
-                    eprintln!("TRACE {} calls encoded {encoded:?} all {:?} at {:?}", calls.len(), begun.elapsed(), std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros() % 100_000_000); // TRACE
-                    return r; // TRACE
-                } // TRACE
                 return self.collect(passes, encoder, reads);
             }
             submitted = Some(self.0.queue.submit([encoder.finish()]));
@@ -705,16 +714,21 @@ impl Device {
         }
     }
 
-    /// Commands for steps of a pass, of which `first` is the index of the first.
-    fn encoded(&self, passes: &Passes, steps: &[Step], first: usize) -> wgpu::CommandEncoder {
+    /// Commands for some steps of a pass.
+    fn encoded(&self, passes: &Passes, steps: Range<usize>) -> wgpu::CommandEncoder {
         let mut encoder = self.0.device.create_command_encoder(&Default::default());
         let mut pass = encoder.begin_compute_pass(&Default::default());
         let args = passes.args.as_ref().map(|(_, bound)| bound);
-        for (i, (pipeline, key, [x, y, z])) in (first..).zip(steps) {
-            pass.set_pipeline(&pipeline.raw);
-            pass.set_bind_group(0, passes.bound.get(key), &[]);
+        let mut last = None;
+        for (i, step) in steps.clone().zip(&passes.known[steps]) {
+            if last != Some(step.pipeline.number) {
+                pass.set_pipeline(&step.pipeline.raw);
+                last = Some(step.pipeline.number);
+            }
+            pass.set_bind_group(0, &step.bound, &[]);
             pass.set_bind_group(1, args, &[(i * ARGS_BYTES) as u32]);
-            pass.dispatch_workgroups(*x, *y, *z);
+            let [x, y, z] = step.grid;
+            pass.dispatch_workgroups(x, y, z);
         }
         drop(pass);
         encoder
@@ -727,13 +741,15 @@ impl Device {
         group: &Group<'_, '_>,
         slabs: &[&Buffer],
         args: &mut [u8],
-    ) -> Result<(Arc<Pipeline>, Key), GpuError> {
+    ) -> Result<(Arc<Pipeline>, wgpu::BindGroup), GpuError> {
         let kernel = || group.dispatch.kernel.clone();
         let refused = |message: String| GpuError::Kernel {
             kernel: kernel(),
             message,
         };
-        let bindings = group.bindings().ok_or_else(|| refused("no such kernel".to_string()))?;
+        let bindings = group
+            .bindings()
+            .ok_or_else(|| refused("no such kernel".to_string()))?;
         for (index, binding) in bindings.iter().enumerate() {
             let found = (binding.buffer.len as u64).saturating_sub(binding.offset);
             if found < binding.len {
@@ -773,31 +789,32 @@ impl Device {
         let used = &slabs[..instance.slabs as usize];
         key.extend(used.iter().map(|slab| (slab.number, 0)));
         let key = (pipeline.number, key);
-        if !passes.bound.contains_key(&key) {
-            let all = bindings.iter().zip(&starts);
-            let all = all.map(|(b, (start, _))| (b.buffer, *start));
-            let all = all.chain(used.iter().map(|slab| (*slab, 0)));
-            let most = self.0.limits.max_storage_buffer_binding_size / 4 * 4;
-            let entries: Vec<_> = all
-                .enumerate()
-                .map(|(i, (buffer, offset))| wgpu::BindGroupEntry {
-                    binding: i as u32,
-                    resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                        buffer: &buffer.raw,
-                        offset,
-                        size: (buffer.raw.size() - offset).min(most).try_into().ok(),
-                    }),
-                })
-                .collect();
-            let made = self.0.device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: None,
-                layout: &pipeline.layout,
-                entries: &entries,
-            });
-            passes.made += 1;
-            passes.bound.insert(key.clone(), made);
+        if let Some(bound) = passes.bound.get(&key) {
+            return Ok((pipeline, bound.clone()));
         }
-        Ok((pipeline, key))
+        let all = bindings.iter().zip(&starts);
+        let all = all.map(|(b, (start, _))| (b.buffer, *start));
+        let all = all.chain(used.iter().map(|slab| (*slab, 0)));
+        let most = self.0.limits.max_storage_buffer_binding_size / 4 * 4;
+        let entries: Vec<_> = all
+            .enumerate()
+            .map(|(i, (buffer, offset))| wgpu::BindGroupEntry {
+                binding: i as u32,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer: &buffer.raw,
+                    offset,
+                    size: (buffer.raw.size() - offset).min(most).try_into().ok(),
+                }),
+            })
+            .collect();
+        let made = self.0.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: &pipeline.layout,
+            entries: &entries,
+        });
+        passes.made += 1;
+        passes.bound.insert(key, made.clone());
+        Ok((pipeline, made))
     }
 
     /// Makes the arguments' buffer if it has fewer bytes.

@@ -2,7 +2,7 @@
 
 use crate::gpu::GpuError;
 use crate::gpu::kernels::*;
-use crate::gpu::webgpu::shaders::outs;
+use crate::gpu::webgpu::shaders::OUTS;
 
 /// Most workgroups per dimension that WebGPU promises.
 const MOST: u32 = 65535;
@@ -31,7 +31,7 @@ const FOLDED: &[&str] = &[
 /// [`GpuError::Kernel`] if a dimension is too long.
 pub(super) fn grid(dispatch: &Dispatch, lanes: u32, more: &[u32]) -> Result<[u32; 3], GpuError> {
     let args = &dispatch.args;
-    let outs = 128 / lanes.max(1) * outs(dispatch.variant);
+    let outs = 128 / lanes.max(1) * OUTS;
     let grid = match dispatch.name {
         "matvec" => {
             let a: MatvecArgs = bytemuck::pod_read_unaligned(args);

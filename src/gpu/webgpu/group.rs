@@ -2,9 +2,10 @@
 //! and values are, as each dispatch waits for the one before. Bits are those of single calls.
 
 use crate::gpu::kernels::{Access, Dispatch, Element, MatvecArgs};
-use crate::gpu::webgpu::device::Buffer;
+use crate::gpu::webgpu::device::{Buffer, Pipeline};
 use crate::gpu::webgpu::shaders::{Instance, declaration, lanes};
 use crate::quant::DType;
+use std::sync::Arc;
 
 /// A call with the buffers that it binds, each from a byte on.
 pub(super) type Bound<'a> = (&'a Dispatch, Vec<(&'a Buffer, u64)>);
@@ -45,9 +46,11 @@ fn joins(before: &[Bound<'_>], (dispatch, buffers): &Bound<'_>) -> bool {
     (a.n_in, a.n_rows, first.variant) == (b.n_in, b.n_rows, dispatch.variant)
         && same(x, other_x)
         && y.0.number != x.0.number
-        && before
-            .iter()
-            .all(|(_, others)| others.last().is_some_and(|other| other.0.number != y.0.number))
+        && before.iter().all(|(_, others)| {
+            others
+                .last()
+                .is_some_and(|other| other.0.number != y.0.number)
+        })
 }
 
 impl<'c, 'a> Group<'c, 'a> {
@@ -143,7 +146,10 @@ pub(super) fn instance(
     }
     if instance.wide {
         // The length of rows is the first argument of all kernels with weights.
-        let n = dispatch.args.first_chunk().map_or(0, |n| u32::from_ne_bytes(*n));
+        let n = dispatch
+            .args
+            .first_chunk()
+            .map_or(0, |n| u32::from_ne_bytes(*n));
         if dispatch.name.starts_with("matvec") {
             instance.lanes = if forced == 0 { lanes(n) } else { forced };
         }
@@ -153,4 +159,57 @@ pub(super) fn instance(
         instance.wide = n % 16 == 0 && aligned;
     }
     instance
+}
+
+/// A dispatch of the pass before. Passes of generated tokens are mostly alike, and comparing is much
+/// faster than finding the kernel and the bindings again.
+pub(super) struct Known {
+    calls: Vec<(Dispatch, Vec<(u64, u64)>)>,
+    slabs: Vec<u64>,
+    pub(super) pipeline: Arc<Pipeline>,
+    pub(super) bound: wgpu::BindGroup,
+    pub(super) grid: [u32; 3],
+}
+
+impl Known {
+    pub(super) fn new(
+        group: &Group<'_, '_>,
+        slabs: &[&Buffer],
+        (pipeline, bound): (Arc<Pipeline>, wgpu::BindGroup),
+        grid: [u32; 3],
+    ) -> Known {
+        let numbers =
+            |buffers: &[(&Buffer, u64)]| buffers.iter().map(|b| (b.0.number, b.1)).collect();
+        let calls = group.calls.iter();
+        Known {
+            calls: calls
+                .map(|(d, buffers)| ((*d).clone(), numbers(buffers)))
+                .collect(),
+            slabs: slabs.iter().map(|slab| slab.number).collect(),
+            pipeline,
+            bound,
+            grid,
+        }
+    }
+
+    /// Number of the first calls that are those of this dispatch; 0 if they are others.
+    pub(super) fn n_same(&self, calls: &[Bound<'_>], slabs: &[&Buffer]) -> usize {
+        let same =
+            |((d, numbers), (other, buffers)): (&(Dispatch, Vec<(u64, u64)>), &Bound<'_>)| {
+                (d.name, d.format, d.variant) == (other.name, other.format, other.variant)
+                    && d.args == other.args
+                    && d.lens == other.lens
+                    && d.grid == other.grid
+                    && numbers.len() == buffers.len()
+                    && numbers
+                        .iter()
+                        .zip(buffers)
+                        .all(|(a, b)| *a == (b.0.number, b.1))
+            };
+        let is_same = calls.len() >= self.calls.len()
+            && self.calls.iter().zip(calls).all(same)
+            && self.slabs.len() == slabs.len()
+            && self.slabs.iter().zip(slabs).all(|(a, b)| *a == b.number);
+        if is_same { self.calls.len() } else { 0 }
+    }
 }

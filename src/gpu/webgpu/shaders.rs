@@ -76,23 +76,15 @@ pub struct Instance {
 /// What is renamed for the further matrices besides functions.
 const OF_MATRIX: &[&str] = &["w", "y", "n_out", "row_bytes", "w_at", "y_at"];
 
-/// Weight rows per team of threads in products of up to as many activation rows as the variant
-/// number.
-pub(super) fn outs(rows: u32) -> u32 {
-    let knob = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u32>().ok());
-    if rows <= 1 {
-        knob("RUVLLM_OUTS").unwrap_or(8)
-    } else {
-        knob("RUVLLM_OUTS_ROWS").unwrap_or(4)
-    }
-}
+/// Weight rows per team of threads in products of few rows.
+pub(super) const OUTS: u32 = 4;
 
-/// Threads that share a row of `n_in` weights: as many as have a part of it, as a large GPU needs
-/// all the threads that it can get for a row of activations.
+/// Threads that share a row of `n_in` weights, as measured: more have less to do each, but more sums
+/// to add at the end.
 pub(super) fn lanes(n_in: u32) -> u32 {
     match n_in {
         0..1024 => 32,
-        1024..2048 => 64,
+        1024..6144 => 64,
         _ => 128,
     }
 }
@@ -199,29 +191,16 @@ impl Instance {
         Instance { format, ..*self }.vectors(element, access)
     }
 
-    /// Activation rows of a matvec that workgroup memory holds at a time; all if it holds none.
-    fn stage_rows(&self) -> u32 {
-        let rows = self.variant.max(1);
-        match rows {
-            0..4 => rows,
-            _ => (8 * rows * outs(rows) / self.lanes.max(1)).min(rows),
-        }
-    }
-
     fn constant(&self, name: &str) -> Option<String> {
         let rows = self.variant.max(1);
         let number = match name {
             "ROWS" => rows,
-            "OUTS" => outs(rows),
+            "OUTS" => OUTS,
             "LANES" => self.lanes,
             "TEAMS" => 128 / self.lanes.max(1),
-            // As vectors.
-            "MEMORY" => 32 * rows * outs(rows),
+            "SUMS" => 128 * rows * OUTS,
             "SECOND" => u32::from(self.more[0].is_some()),
             "THIRD" => u32::from(self.more[1].is_some()),
-            "STAGED" => u32::from(rows >= 4),
-            "STAGES" => rows / self.stage_rows(),
-            "STAGE_ROWS" => self.stage_rows(),
             "WIDE" => u32::from(self.wide),
             "W_VECTORS" => u32::from(self.vectors(Element::Weights, Access::Read)),
             "SLABS" => self.slabs,

@@ -59,12 +59,6 @@ impl DeviceStage<'_> {
         for _ in 0..2 {
             let mut last = [0; 4];
             let start = std::time::Instant::now();
-            if std::env::var_os("RUVLLM_TRACE").is_some() { // TRACE
-                self.device.submit(&calls, &[], &mut [])?; // TRACE
-                eprintln!("TRACE encode of {n}: {:?}", start.elapsed()); // TRACE
-                let mut read = (&made[made.len() - 1], 0, &mut last[..]); // TRACE
-                self.device.submit(&calls[..1], &[], std::slice::from_mut(&mut read))?; // TRACE
-            } // TRACE
             let start = std::time::Instant::now();
             let mut read = (&made[made.len() - 1], 0, &mut last[..]);
             self.device
