@@ -22,6 +22,27 @@ fn product(tile: u32, row: u32, t: u32) {
 //! end
 //! end
     let n_parts = (p.n_in + 15u) / 16u;
+//! if PAIRS
+    // A thread takes two parts that share bytes.
+    for (var pair = lane; pair < n_parts / 2u; pair += $LANESu) {
+//! for h < 2
+        {
+            let at = pair / 2u * 4u + pair % 2u + 2u * $hu;
+//! for o < OUTS
+            let weights_$o = half_pair(w_$o, pair, $hu);
+//! end
+//! for i < ROWS
+            {
+                let values = acts(x_$i, at, p.n_in);
+//! for o < OUTS
+                sum_$i_$o = dot16(weights_$o, values, sum_$i_$o);
+//! end
+            }
+//! end
+        }
+//! end
+    }
+//! else
     for (var at = lane; at < n_parts; at += $LANESu) {
 //! for o < OUTS
         let weights_$o = part(w_$o, at, p.n_in);
@@ -35,6 +56,7 @@ fn product(tile: u32, row: u32, t: u32) {
         }
 //! end
     }
+//! end
 //! for i < ROWS
 //! for o < OUTS
     put((team * $ROWSu + $iu) * $OUTSu + $ou, lane, sum_$i_$o);

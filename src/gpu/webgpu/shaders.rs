@@ -83,8 +83,8 @@ pub(super) const OUTS: u32 = 4;
 /// to add at the end.
 pub(super) fn lanes(n_in: u32) -> u32 {
     match n_in {
-        0..1024 => 32,
-        1024..6144 => 64,
+        0..2048 => 32,
+        2048..6144 => 64,
         _ => 128,
     }
 }
@@ -199,6 +199,7 @@ impl Instance {
             "LANES" => self.lanes,
             "TEAMS" => 128 / self.lanes.max(1),
             "SUMS" => 128 * rows * OUTS,
+            "PAIRS" => u32::from(self.format == DType::Q4_K),
             "SECOND" => u32::from(self.more[0].is_some()),
             "THIRD" => u32::from(self.more[1].is_some()),
             "WIDE" => u32::from(self.wide),

@@ -59,7 +59,6 @@ impl DeviceStage<'_> {
         for _ in 0..2 {
             let mut last = [0; 4];
             let start = std::time::Instant::now();
-            let start = std::time::Instant::now();
             let mut read = (&made[made.len() - 1], 0, &mut last[..]);
             self.device
                 .submit(&calls, &[], std::slice::from_mut(&mut read))?;
