@@ -137,11 +137,11 @@ fn passes_of_every_shape_of_a_layer() {
 /// Queries, keys and values by one dispatch, as gate and up.
 #[test]
 fn products_of_one_dispatch_have_the_bits_of_single_ones() {
-    for device in devices(Options::default()) {
+    for device in &*DEVICES {
         for dtype in [DType::F32, DType::Q8_0] {
             for (name, model) in models(dtype) {
                 let tokens = tokens(9, 3, N_VOCAB);
-                let gpu = on_gpu(&device, &model, usize::MAX);
+                let gpu = on_gpu(device, &model, usize::MAX);
                 let [single, pairs, all] = [1, 2, 3].map(|most| {
                     device.group_products(most);
                     let mut session = gpu.session_with(&options()).unwrap();
