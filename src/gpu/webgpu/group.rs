@@ -161,10 +161,13 @@ pub(super) fn instance(
     instance
 }
 
+/// A call with the numbers of its buffers, and the byte where each begins.
+type KnownCall = (Dispatch, Vec<(u64, u64)>);
+
 /// A dispatch of the pass before. Passes of generated tokens are mostly alike, and comparing is much
 /// faster than finding the kernel and the bindings again.
 pub(super) struct Known {
-    calls: Vec<(Dispatch, Vec<(u64, u64)>)>,
+    calls: Vec<KnownCall>,
     slabs: Vec<u64>,
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) bound: wgpu::BindGroup,
@@ -194,18 +197,18 @@ impl Known {
 
     /// Number of the first calls that are those of this dispatch; 0 if they are others.
     pub(super) fn n_same(&self, calls: &[Bound<'_>], slabs: &[&Buffer]) -> usize {
-        let same =
-            |((d, numbers), (other, buffers)): (&(Dispatch, Vec<(u64, u64)>), &Bound<'_>)| {
-                (d.name, d.format, d.variant) == (other.name, other.format, other.variant)
-                    && d.args == other.args
-                    && d.lens == other.lens
-                    && d.grid == other.grid
-                    && numbers.len() == buffers.len()
-                    && numbers
-                        .iter()
-                        .zip(buffers)
-                        .all(|(a, b)| *a == (b.0.number, b.1))
-            };
+        let same = |(known, (other, buffers)): (&KnownCall, &Bound<'_>)| {
+            let (d, numbers) = known;
+            (d.name, d.format, d.variant) == (other.name, other.format, other.variant)
+                && d.args == other.args
+                && d.lens == other.lens
+                && d.grid == other.grid
+                && numbers.len() == buffers.len()
+                && numbers
+                    .iter()
+                    .zip(buffers)
+                    .all(|(a, b)| *a == (b.0.number, b.1))
+        };
         let is_same = calls.len() >= self.calls.len()
             && self.calls.iter().zip(calls).all(same)
             && self.slabs.len() == slabs.len()

@@ -137,6 +137,17 @@ pub fn instances(slabs: u32) -> Vec<Instance> {
                 lanes,
                 more: [None; 2],
             }));
+            if d.name == "matvec" {
+                all.push(Instance {
+                    name: d.name,
+                    format,
+                    variant,
+                    wide: true,
+                    slabs: 0,
+                    lanes: 64,
+                    more: [Some(format), Some(DType::Q6_K)],
+                });
+            }
         }
     }
     all
