@@ -10,6 +10,7 @@
 use crate::gguf::Gguf;
 use crate::gpu::GpuError;
 use crate::gpu::kernels::Access;
+use crate::gpu::webgpu::buffer::{Buffer, Pipeline, locked};
 use crate::gpu::webgpu::grid::grid;
 use crate::gpu::webgpu::group::{Bound, Group, Known, instance};
 use crate::gpu::webgpu::shaders::{Instance, declaration};
@@ -18,7 +19,7 @@ use std::future::Future;
 use std::ops::Range;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 /// Bytes of the arguments' buffer per dispatch: the alignment of uniform buffers that WebGPU
@@ -94,14 +95,6 @@ struct Inner {
     failure: Arc<Mutex<Option<GpuError>>>,
 }
 
-/// A compiled kernel.
-pub(super) struct Pipeline {
-    number: u64,
-    lanes: u32,
-    raw: wgpu::ComputePipeline,
-    layout: wgpu::BindGroupLayout,
-}
-
 /// What bindings depend on: the number of the kernel, and those of the buffers with their offsets.
 type Key = (u64, Vec<(u64, u64)>);
 
@@ -121,33 +114,6 @@ struct Passes {
     /// What is copied within a buffer.
     between: Option<wgpu::Buffer>,
     submitted: Option<wgpu::SubmissionIndex>,
-}
-
-/// Memory of a GPU.
-#[derive(Debug)]
-pub struct Buffer {
-    raw: wgpu::Buffer,
-    pub(super) number: u64,
-    len: usize,
-    dropped: Arc<Mutex<Vec<u64>>>,
-}
-
-impl Buffer {
-    /// Its length in bytes.
-    #[allow(clippy::len_without_is_empty)] // memory, not a collection
-    pub fn len(&self) -> usize {
-        self.len
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        locked(&self.dropped).push(self.number);
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits for a future of `wgpu`, which outside browsers is ready, or becomes so without being

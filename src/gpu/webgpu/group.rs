@@ -2,7 +2,7 @@
 //! and values are, as each dispatch waits for the one before. Bits are those of single calls.
 
 use crate::gpu::kernels::{Access, Dispatch, Element, MatvecArgs};
-use crate::gpu::webgpu::device::{Buffer, Pipeline};
+use crate::gpu::webgpu::buffer::{Buffer, Pipeline};
 use crate::gpu::webgpu::shaders::{Instance, declaration, lanes};
 use crate::quant::DType;
 use std::sync::Arc;
