@@ -14,9 +14,11 @@ fn dot16(a: mat4x4<f32>, b: mat4x4<f32>, start: f32) -> f32 {
     return sum;
 }
 
-// The four bytes of a word as numbers.
+// The four bytes of a word as numbers: bits of an f16 from 1024 on, as GPUs convert integers slower than they do f16.
 fn bytes(q: u32) -> vec4<f32> {
-    return vec4<f32>(f32(q & 255u), f32((q >> 8u) & 255u), f32((q >> 16u) & 255u), f32(q >> 24u));
+    let even = unpack2x16float((q & 0x00FF00FFu) | 0x64006400u);
+    let odd = unpack2x16float(((q >> 8u) & 0x00FF00FFu) | 0x64006400u);
+    return vec4<f32>(even.x, odd.x, even.y, odd.y) - vec4<f32>(1024.0);
 }
 
 // `scale * q + offset` of 16 unsigned bytes.
@@ -206,6 +208,31 @@ fn part(base: u32, i: u32, n: u32) -> mat4x4<f32> {
     let sm = scale_min(head.yzw, s);
     let d = unpack2x16float(head.x);
     return affine(nibbles(w[block + 1u + s / 2u * 2u + i % 2u], s % 2u), d.x * sm.x, -(d.y * sm.y));
+}
+
+// Four nibbles of a word's bytes, from bit `shift` of each on, as numbers.
+fn four(q: u32, shift: u32) -> vec4<f32> {
+    let even = unpack2x16float(((q >> shift) & 0x000F000Fu) | 0x64006400u);
+    let odd = unpack2x16float(((q >> (8u + shift)) & 0x000F000Fu) | 0x64006400u);
+    return vec4<f32>(even.x, odd.x, even.y, odd.y) - vec4<f32>(1024.0);
+}
+
+// Parts `i / 2 * 4 + i % 2` (`high` is 0) and two later (1): the nibbles of the same bytes, which a compiler reads once.
+fn half_pair(base: u32, i: u32, high: u32) -> mat4x4<f32> {
+    let block = base / 16u + i / 8u * 9u;
+    let head = w[block];
+    let q = w[block + 1u + i % 8u];
+    let sm = scale_min(head.yzw, i % 8u / 2u * 2u + high);
+    let d = unpack2x16float(head.x);
+    let s = vec4<f32>(d.x * sm.x);
+    let o = vec4<f32>(-(d.y * sm.y));
+    let shift = 4u * high;
+    return mat4x4<f32>(
+        fma(four(q.x, shift), s, o),
+        fma(four(q.y, shift), s, o),
+        fma(four(q.z, shift), s, o),
+        fma(four(q.w, shift), s, o),
+    );
 }
 
 //! format q5_k

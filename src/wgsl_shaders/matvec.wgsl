@@ -1,85 +1,69 @@
 // Products of weights with up to eight activation rows. A team of LANES threads takes OUTS weight rows, a thread every
-// LANES-th part of them, UNROLL at a time, so that enough reads are under way; a part is unpacked once for all activation
-// rows. The order of a sum depends on no number of activation rows, but on LANES, which the host chooses by the weights'
-// shape.
-//! use blocks acts
+// LANES-th part of them, so that enough reads are under way; a part is unpacked once for all activation rows. The order of a
+// sum depends on no number of activation rows, but on LANES, which the host chooses by the length of rows.
+//! use acts
 
-// Partial sums: that of thread `lane` of a team for result r is at `LANES * r + (lane ^ (r % 32))`, so that threads which
-// add those of successive results use different banks.
-var<workgroup> partial: array<f32, $SUMS>;
+// Partial sums: that of thread `lane` of a team for result r is at `slot(r, lane)`.
+var<workgroup> sums: array<f32, $SUMS>;
 
-// Sum of the LANES partial sums of a result.
-fn partial_sum(r: u32) -> f32 {
-//! for k < 4
-    var sum_$k = partial[$LANESu * r + ($ku ^ (r % 32u))];
-//! end
-    for (var i = 4u; i < $LANESu; i += 4u) {
-//! for k < 4
-        sum_$k += partial[$LANESu * r + ((i + $ku) ^ (r % 32u))];
-//! end
+// Threads with successive lanes use different banks, and so do those that add the sums of successive results.
+fn slot(r: u32, lane: u32) -> u32 {
+    return $LANESu * r + (lane ^ (r % 4u * 8u + r / 4u % 8u));
+}
+
+fn partial(r: u32, lane: u32) -> f32 {
+    return sums[slot(r, lane)];
+}
+
+fn put(r: u32, lane: u32, sum: f32) {
+    sums[slot(r, lane)] = sum;
+}
+
+// Adds the partial sums of `n` results to eight each, those of every eighth thread.
+fn add_up(n: u32, t: u32) {
+    workgroupBarrier();
+    for (var i = t; i < 8u * n; i += 128u) {
+        var sum = partial(i / 8u, i % 8u);
+        for (var lane = i % 8u + 8u; lane < $LANESu; lane += 8u) {
+            sum += partial(i / 8u, lane);
+        }
+        put(i / 8u, i % 8u, sum);
     }
-    return (sum_0 + sum_1) + (sum_2 + sum_3);
+    workgroupBarrier();
+}
+
+// A result after `add_up`.
+fn result(r: u32) -> f32 {
+    return ((partial(r, 0u) + partial(r, 1u)) + (partial(r, 2u) + partial(r, 3u)))
+        + ((partial(r, 4u) + partial(r, 5u)) + (partial(r, 6u) + partial(r, 7u)));
 }
 
 //! kernel matvec
-// `y[i][o] = sum over k of W[o][k] x[i][k]` for ROWS activation rows and OUTS weight rows per team. Workgroups with the
-// same weights come one after the other, so that memory is read once.
+//! each product
+
+// Up to three matrices, whose products have the same activations: workgroups of the second follow those of the first.
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
-    let lane = t % $LANESu;
-    let team = t / $LANESu;
-    let first = (group.y * $TEAMSu + team) * $OUTSu;
     let row = group.x * $ROWSu;
-//! for o < OUTS
-    let w_$o = p.w_at + min(first + $ou, p.n_out - 1u) * p.row_bytes;
-//! end
-//! for i < ROWS
-    let x_$i = p.x_at + min(row + $iu, p.n_rows - 1u) * p.n_in;
-//! for o < OUTS
-    var sum_$i_$o = 0.0;
-//! end
-//! end
-    let n_parts = (p.n_in + 15u) / 16u;
-    for (var at = lane; at < n_parts; at += $LANESu * $UNROLLu) {
-//! for u < UNROLL
-        // A part behind the end is read as the last one, and not used.
-        let at_$u = min(at + $LANESu * $uu, n_parts - 1u);
-//! for o < OUTS
-        let weights_$u_$o = part(w_$o, at_$u, p.n_in);
-//! end
-//! end
-//! for u < UNROLL
-        if (at + $LANESu * $uu < n_parts) {
-//! for i < ROWS
-            {
-                let values = acts(x_$i, at_$u, p.n_in);
-//! for o < OUTS
-                sum_$i_$o = dot16(weights_$u_$o, values, sum_$i_$o);
-//! end
-            }
-//! end
+    var tile = group.z * 65535u + group.y;
+//! if SECOND
+    if (tile >= tiles()) {
+        tile -= tiles();
+//! if THIRD
+        if (tile >= tiles_1()) {
+            product_2(tile - tiles_1(), row, t);
+            return;
         }
 //! end
-    }
-//! for i < ROWS
-//! for o < OUTS
-    {
-        let r = (team * $ROWSu + $iu) * $OUTSu + $ou;
-        partial[$LANESu * r + (lane ^ (r % 32u))] = sum_$i_$o;
+        product_1(tile, row, t);
+        return;
     }
 //! end
-//! end
-    workgroupBarrier();
-    if (t < $TEAMSu * $ROWSu * $OUTSu) {
-        let out = (group.y * $TEAMSu + t / ($ROWSu * $OUTSu)) * $OUTSu + t % $OUTSu;
-        let to = row + t / $OUTSu % $ROWSu;
-        if (out < p.n_out && to < p.n_rows) {
-            y[p.y_at + to * p.n_out + out] = partial_sum(t);
-        }
-    }
+    product(tile, row, t);
 }
 
 //! kernel matvec_experts
+//! use blocks
 // One product per chosen expert: `y[c] = W[chosen[c]] x[c / choices_per_row]`. The weights of all experts are contiguous.
 // An expert that does not exist yields zeros.
 @compute @workgroup_size(128)
@@ -96,33 +80,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var sum_$o = 0.0;
 //! end
     let n_parts = (p.n_in + 15u) / 16u;
-    for (var at = lane; at < n_parts; at += $LANESu * $UNROLLu) {
-//! for u < UNROLL
-        let at_$u = min(at + $LANESu * $uu, n_parts - 1u);
+    for (var at = lane; at < n_parts; at += $LANESu) {
+        let values = acts(x_0, at, p.n_in);
 //! for o < OUTS
-        let weights_$u_$o = part(w_$o, at_$u, p.n_in);
+        let weights_$o = part(w_$o, at, p.n_in);
 //! end
-//! end
-//! for u < UNROLL
-        if (at + $LANESu * $uu < n_parts) {
-            let values = acts(x_0, at_$u, p.n_in);
 //! for o < OUTS
-            sum_$o = dot16(weights_$u_$o, values, sum_$o);
-//! end
-        }
+        sum_$o = dot16(weights_$o, values, sum_$o);
 //! end
     }
 //! for o < OUTS
-    {
-        let r = team * $OUTSu + $ou;
-        partial[$LANESu * r + (lane ^ (r % 32u))] = sum_$o;
-    }
+    put(team * $OUTSu + $ou, lane, sum_$o);
 //! end
-    workgroupBarrier();
+    add_up($TEAMSu * $OUTSu, t);
     if (t < $TEAMSu * $OUTSu) {
         let out = group.x * $TEAMSu * $OUTSu + t;
         if (out < p.n_out) {
-            y[p.y_at + group.y * p.n_out + out] = select(0.0, partial_sum(t), exists);
+            y[p.y_at + group.y * p.n_out + out] = select(0.0, result(t), exists);
         }
     }
 }

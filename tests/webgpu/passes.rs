@@ -134,6 +134,26 @@ fn passes_of_every_shape_of_a_layer() {
     }
 }
 
+/// Queries, keys and values by one dispatch, as gate and up.
+#[test]
+fn products_of_one_dispatch_have_the_bits_of_single_ones() {
+    for device in &*DEVICES {
+        for dtype in [DType::F32, DType::Q8_0] {
+            for (name, model) in models(dtype) {
+                let tokens = tokens(9, 3, N_VOCAB);
+                let gpu = on_gpu(device, &model, usize::MAX);
+                let [single, pairs, all] = [1, 2, 3].map(|most| {
+                    device.group_products(most);
+                    let mut session = gpu.session_with(&options()).unwrap();
+                    logits(&mut session, &tokens, 5)
+                });
+                assert_eq!(single, pairs, "{name} {dtype}");
+                assert_eq!(single, all, "{name} {dtype}");
+            }
+        }
+    }
+}
+
 /// Weights that are longer than what a kernel sees of a buffer: the same bits from parts of them.
 /// The CPU looks up the embeddings, which it takes from the same values.
 #[test]

@@ -24,6 +24,40 @@ fn row_bytes(format: DType, n_in: u32) -> u32 {
     n_in / values as u32 * bytes as u32
 }
 
+/// Formats that are measured: those of `RUVLLM_SPEED`, or some.
+fn formats() -> Vec<DType> {
+    let all = [
+        DType::Q4_K,
+        DType::Q6_K,
+        DType::Q8_0,
+        DType::Q4_0,
+        DType::F16,
+    ];
+    let wanted = std::env::var("RUVLLM_SPEED").ok();
+    let is_wanted = |f: &DType| {
+        let name = f.to_string();
+        wanted
+            .as_ref()
+            .is_none_or(|w| w.split(',').any(|w| w == name))
+    };
+    all.into_iter().filter(is_wanted).collect()
+}
+
+/// Prints what a product takes.
+fn measure(stage: &DeviceStage<'_>, dispatch: &Dispatch, what: &str, flops: f64) {
+    let buffers: Vec<Vec<u8>> = dispatch.lens.iter().map(|&len| bytes(len)).collect();
+    let n = if flops > 1e10 { 20 } else { 100 };
+    match stage.seconds(dispatch, &buffers, n) {
+        Ok(seconds) => println!(
+            "{what}: {:.1} us, {:.0} GB/s, {:.1} TFLOP/s",
+            seconds * 1e6,
+            dispatch.lens[0] as f64 / seconds / 1e9,
+            flops / seconds / 1e12
+        ),
+        Err(e) => println!("{what}: {e}"),
+    }
+}
+
 /// The products of a model of 8 billion weights and of one with a billion, and a kernel without
 /// work, whose time is what a dispatch costs.
 #[test]
@@ -44,13 +78,7 @@ fn speed_of_products() {
         let buffers: Vec<Vec<u8>> = norm.lens.iter().map(|&len| bytes(len)).collect();
         let seconds = stage.seconds(&norm, &buffers, 1000).unwrap();
         println!("rms_norm of 4096: {:.2} us", seconds * 1e6);
-        for format in [
-            DType::Q4_K,
-            DType::Q6_K,
-            DType::Q8_0,
-            DType::Q4_0,
-            DType::F16,
-        ] {
+        for format in formats() {
             // The last one does not fit into any cache.
             let shapes = [
                 (4096, 1024),
@@ -62,23 +90,21 @@ fn speed_of_products() {
                 (4096, 131_072),
             ];
             for (n_in, n_out) in shapes {
-                for lanes in [0, 32, 64, 128] {
+                for (lanes, n_rows) in [(32, 1), (64, 1), (128, 1), (0, 8), (0, 64)] {
                     device.force_lanes(lanes);
                     let args = MatvecArgs {
                         n_in,
                         n_out,
-                        n_rows: 1,
+                        n_rows,
                         row_bytes: row_bytes(format, n_in),
                     };
-                    let dispatch = MATVEC.dispatch(format, 1, &args);
-                    let buffers: Vec<Vec<u8>> =
-                        dispatch.lens.iter().map(|&len| bytes(len)).collect();
-                    let seconds = stage.seconds(&dispatch, &buffers, 100).unwrap();
-                    println!(
-                        "matvec {format} {n_in} x {n_out}, lanes {lanes}: {:.1} us, {:.0} GB/s",
-                        seconds * 1e6,
-                        dispatch.lens[0] as f64 / seconds / 1e9
-                    );
+                    let dispatch = MATVEC.dispatch(format, n_rows.min(8), &args);
+                    let what =
+                        format!("matvec {format} {n_in} x {n_out}, {n_rows} rows, lanes {lanes}");
+                    let flops = 2.0 * f64::from(n_in) * f64::from(n_out) * f64::from(n_rows);
+                    if n_rows < 64 || n_out < 100_000 {
+                        measure(&stage, &dispatch, &what, flops);
+                    }
                 }
             }
             device.force_lanes(0);
@@ -90,13 +116,9 @@ fn speed_of_products() {
                     row_bytes: row_bytes(format, n_in),
                 };
                 let dispatch = MATMUL.dispatch(format, 0, &args);
-                let buffers: Vec<Vec<u8>> = dispatch.lens.iter().map(|&len| bytes(len)).collect();
-                let seconds = stage.seconds(&dispatch, &buffers, 20).unwrap();
-                println!(
-                    "matmul {format} {n_in} x {n_out}, {n_rows} rows: {:.0} us, {:.1} TFLOP/s",
-                    seconds * 1e6,
-                    2.0 * f64::from(n_in) * f64::from(n_out) * f64::from(n_rows) / seconds / 1e12
-                );
+                let flops = 2.0 * f64::from(n_in) * f64::from(n_out) * f64::from(n_rows);
+                let what = format!("matmul {format} {n_in} x {n_out}, {n_rows} rows");
+                measure(&stage, &dispatch, &what, flops);
             }
         }
     }

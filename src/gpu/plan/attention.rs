@@ -136,13 +136,13 @@ impl<'m> Planner<'m, '_> {
         Ok(())
     }
 
-    /// Attention of the current rows, whose keys and values are in the pages; stores its output.
+    /// Attention of the current rows, whose queries are computed, and keys and values in the pages;
+    /// stores its output.
     pub(super) fn attention(
         &mut self,
         i: usize,
         spec: &AttnSpec,
         w: &'m Attn,
-        normed: Name<'m>,
     ) -> Result<(), GpuError> {
         let &AttnSpec {
             n_head,
@@ -163,7 +163,6 @@ impl<'m> Planner<'m, '_> {
                 "attention with {n_head} heads of {head_dim} and {head_dim_v} values (layer {i})"
             )));
         };
-        self.linear(&w.wq, normed, Left(Intermediate::Q))?;
         let q = self.heads(
             spec,
             (Intermediate::Q, Intermediate::QNormed),

@@ -639,8 +639,13 @@ impl<'m, 'b> Planner<'m, 'b> {
             index: _,
         } = weights;
         let mut normed = self.enter(attn_norm.as_ref())?;
+        let outputs = outputs.filter(|outputs| outputs.n < self.rows.n);
+        // Beside keys and values, whose products have the same input.
+        if outputs.is_none() {
+            self.linear(&weights.wq, normed, Left(Intermediate::Q))?;
+        }
         self.keys_values(i, attn, weights, normed)?;
-        if let Some(outputs) = outputs.filter(|outputs| outputs.n < self.rows.n) {
+        if let Some(outputs) = outputs {
             if outputs.n == 0 {
                 return Ok(());
             }
@@ -653,8 +658,9 @@ impl<'m, 'b> Planner<'m, 'b> {
             }
             self.rows = outputs.clone();
             self.plan.outputs = Set::Outputs;
+            self.linear(&weights.wq, normed, Left(Intermediate::Q))?;
         }
-        self.attention(i, attn, weights, normed)?;
+        self.attention(i, attn, weights)?;
         self.leave(
             Intermediate::AttnOut,
             post_attn_norm.as_ref(),

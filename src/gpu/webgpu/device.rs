@@ -9,14 +9,17 @@
 
 use crate::gguf::Gguf;
 use crate::gpu::GpuError;
-use crate::gpu::kernels::{Access, Dispatch, Element};
+use crate::gpu::kernels::Access;
+use crate::gpu::webgpu::buffer::{Buffer, Pipeline, locked};
 use crate::gpu::webgpu::grid::grid;
-use crate::gpu::webgpu::shaders::{Instance, declaration, lanes};
+use crate::gpu::webgpu::group::{Bound, Group, Known, instance};
+use crate::gpu::webgpu::shaders::{Instance, declaration};
 use std::collections::HashMap;
 use std::future::Future;
+use std::ops::Range;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 /// Bytes of the arguments' buffer per dispatch: the alignment of uniform buffers that WebGPU
@@ -27,6 +30,8 @@ const UPLOAD: usize = 32 << 20;
 /// Dispatches per submission: the GPU begins with the first ones while the CPU encodes the next, and
 /// no submission takes so long that a system would stop it.
 const PART: usize = 96;
+/// Dispatches of the first submission, for which the GPU waits.
+const FIRST_PART: usize = 24;
 /// Alignment of what is mapped for the CPU.
 const MAP_ALIGNMENT: u64 = wgpu::MAP_ALIGNMENT;
 /// Bytes behind the end of a buffer that kernels may read, without using their values.
@@ -78,6 +83,8 @@ struct Inner {
     changes: Mutex<Vec<(String, String)>>,
     /// See [`Device::force_lanes`].
     lanes: AtomicU32,
+    /// See [`Device::group_products`].
+    group: AtomicU32,
     /// Layout of the arguments' binding.
     args_layout: wgpu::BindGroupLayout,
     passes: Mutex<Passes>,
@@ -88,19 +95,8 @@ struct Inner {
     failure: Arc<Mutex<Option<GpuError>>>,
 }
 
-/// A compiled kernel.
-struct Pipeline {
-    number: u64,
-    lanes: u32,
-    raw: wgpu::ComputePipeline,
-    layout: wgpu::BindGroupLayout,
-}
-
 /// What bindings depend on: the number of the kernel, and those of the buffers with their offsets.
 type Key = (u64, Vec<(u64, u64)>);
-
-/// A kernel with its bindings and its number of workgroups.
-type Step = (Arc<Pipeline>, Key, [u32; 3]);
 
 /// What passes keep for later ones.
 #[derive(Default)]
@@ -108,6 +104,8 @@ struct Passes {
     /// The arguments' buffer and what it contains.
     args: Option<(wgpu::Buffer, wgpu::BindGroup)>,
     written: Vec<u8>,
+    /// The dispatches of the last pass.
+    known: Vec<Known>,
     bound: HashMap<Key, wgpu::BindGroup>,
     /// Number of bindings that were made.
     made: u64,
@@ -116,33 +114,6 @@ struct Passes {
     /// What is copied within a buffer.
     between: Option<wgpu::Buffer>,
     submitted: Option<wgpu::SubmissionIndex>,
-}
-
-/// Memory of a GPU.
-#[derive(Debug)]
-pub struct Buffer {
-    raw: wgpu::Buffer,
-    number: u64,
-    len: usize,
-    dropped: Arc<Mutex<Vec<u64>>>,
-}
-
-impl Buffer {
-    /// Its length in bytes.
-    #[allow(clippy::len_without_is_empty)] // memory, not a collection
-    pub fn len(&self) -> usize {
-        self.len
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        locked(&self.dropped).push(self.number);
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits for a future of `wgpu`, which outside browsers is ready, or becomes so without being
@@ -274,6 +245,7 @@ impl Device {
             pipelines: Mutex::default(),
             changes: Mutex::default(),
             lanes: AtomicU32::new(0),
+            group: AtomicU32::new(3),
             args_layout,
             passes: Mutex::default(),
             dropped: Arc::default(),
@@ -306,6 +278,14 @@ impl Device {
     /// of a number that suits the shape; 0 undoes that.
     pub fn force_lanes(&self, lanes: u32) {
         self.0.lanes.store(lanes, Ordering::Relaxed);
+        locked(&self.0.passes).known.clear();
+    }
+
+    /// Computes up to this many products, 1 to 3, by one dispatch, 3 unless this is called. No bit
+    /// depends on it.
+    pub fn group_products(&self, most: u32) {
+        self.0.group.store(most, Ordering::Relaxed);
+        locked(&self.0.passes).known.clear();
     }
 
     /// Number of bindings that passes made, which does not grow with passes of the same shape.
@@ -557,6 +537,7 @@ impl Device {
     pub fn change_shaders(&self, changes: Vec<(String, String)>) {
         *locked(&self.0.changes) = changes;
         locked(&self.0.pipelines).clear();
+        locked(&self.0.passes).known.clear();
     }
 
     fn compiled(&self, instance: &Instance, text: &str) -> Result<Pipeline, GpuError> {
@@ -569,6 +550,10 @@ impl Device {
         let mut entries = Vec::new();
         for &(_, _, access) in &d.buffers {
             entries.push((access == Access::Read, entries.len() as u32));
+        }
+        for _ in instance.more.iter().flatten() {
+            entries.push((true, entries.len() as u32));
+            entries.push((false, entries.len() as u32));
         }
         for _ in 0..instance.slabs {
             entries.push((instance.name != "append", entries.len() as u32));
@@ -636,7 +621,7 @@ impl Device {
     /// [`GpuError`] if a buffer is too short, a kernel cannot be compiled, or the device is lost.
     pub(super) fn submit(
         &self,
-        calls: &[(&Dispatch, Vec<(&Buffer, u64)>)],
+        calls: &[Bound<'_>],
         slabs: &[&Buffer],
         reads: &mut [(&Buffer, u64, &mut [u8])],
     ) -> Result<(), GpuError> {
@@ -644,29 +629,47 @@ impl Device {
         let passes = &mut *locked(&self.0.passes);
         let dropped = std::mem::take(&mut *locked(&self.0.dropped));
         if !dropped.is_empty() {
+            passes.known.clear();
             let gone = |(number, _): &(u64, u64)| dropped.contains(number);
             passes
                 .bound
                 .retain(|(_, buffers), _| !buffers.iter().any(gone));
         }
-        let mut args = vec![0u8; calls.len() * ARGS_BYTES];
-        let mut steps = Vec::with_capacity(calls.len());
-        for ((dispatch, buffers), args) in calls.iter().zip(args.chunks_exact_mut(ARGS_BYTES)) {
-            let (pipeline, key) = self.bind(passes, dispatch, buffers, slabs, args)?;
-            let grid = grid(dispatch, pipeline.lanes)?;
-            steps.push((pipeline, key, grid));
-        }
-        self.write_args(passes, args)?;
-        if steps.is_empty() {
+        self.make_room(passes, calls.len() * ARGS_BYTES)?;
+        if calls.is_empty() {
             let encoder = self.0.device.create_command_encoder(&Default::default());
             return self.collect(passes, encoder, reads);
         }
-        let parts = steps.len().div_ceil(PART);
-        let (mut first, mut submitted) = (0, None);
-        for (part, steps) in (1..).zip(steps.chunks(PART)) {
-            let encoder = self.encoded(passes, steps, first);
-            first += steps.len();
-            if part == parts && !reads.is_empty() {
+        let (mut first, mut begin, mut submitted) = (0, 0, None);
+        while first < calls.len() {
+            let n = if first == 0 { FIRST_PART } else { PART };
+            let mut args = vec![0u8; n * ARGS_BYTES];
+            let end = begin + n;
+            for (args, step) in args.chunks_exact_mut(ARGS_BYTES).zip(begin..end) {
+                let rest = &calls[first..];
+                let n_same = passes
+                    .known
+                    .get(step)
+                    .map_or(0, |known| known.n_same(rest, slabs));
+                if n_same > 0 {
+                    args.copy_from_slice(&passes.written[step * ARGS_BYTES..][..ARGS_BYTES]);
+                    first += n_same;
+                    continue;
+                }
+                passes.known.truncate(step);
+                let Some(group) = Group::next(rest, self.0.group.load(Ordering::Relaxed)) else {
+                    break;
+                };
+                first += group.n_calls();
+                let bound = self.bind(passes, &group, slabs, args)?;
+                let grid = grid(group.dispatch, bound.0.lanes, &group.more_outs())?;
+                passes.known.push(Known::new(&group, slabs, bound, grid));
+            }
+            let steps = begin..end.min(passes.known.len());
+            self.write_args(passes, begin, &args[..steps.len() * ARGS_BYTES]);
+            let encoder = self.encoded(passes, steps.clone());
+            begin = steps.end;
+            if first == calls.len() && !reads.is_empty() {
                 return self.collect(passes, encoder, reads);
             }
             submitted = Some(self.0.queue.submit([encoder.finish()]));
@@ -677,16 +680,21 @@ impl Device {
         }
     }
 
-    /// Commands for steps of a pass, of which `first` is the index of the first.
-    fn encoded(&self, passes: &Passes, steps: &[Step], first: usize) -> wgpu::CommandEncoder {
+    /// Commands for some steps of a pass.
+    fn encoded(&self, passes: &Passes, steps: Range<usize>) -> wgpu::CommandEncoder {
         let mut encoder = self.0.device.create_command_encoder(&Default::default());
         let mut pass = encoder.begin_compute_pass(&Default::default());
         let args = passes.args.as_ref().map(|(_, bound)| bound);
-        for (i, (pipeline, key, [x, y, z])) in (first..).zip(steps) {
-            pass.set_pipeline(&pipeline.raw);
-            pass.set_bind_group(0, passes.bound.get(key), &[]);
+        let mut last = None;
+        for (i, step) in steps.clone().zip(&passes.known[steps]) {
+            if last != Some(step.pipeline.number) {
+                pass.set_pipeline(&step.pipeline.raw);
+                last = Some(step.pipeline.number);
+            }
+            pass.set_bind_group(0, &step.bound, &[]);
             pass.set_bind_group(1, args, &[(i * ARGS_BYTES) as u32]);
-            pass.dispatch_workgroups(*x, *y, *z);
+            let [x, y, z] = step.grid;
+            pass.dispatch_workgroups(x, y, z);
         }
         drop(pass);
         encoder
@@ -696,156 +704,121 @@ impl Device {
     fn bind(
         &self,
         passes: &mut Passes,
-        dispatch: &Dispatch,
-        buffers: &[(&Buffer, u64)],
+        group: &Group<'_, '_>,
         slabs: &[&Buffer],
         args: &mut [u8],
-    ) -> Result<(Arc<Pipeline>, Key), GpuError> {
+    ) -> Result<(Arc<Pipeline>, wgpu::BindGroup), GpuError> {
+        let kernel = || group.dispatch.kernel.clone();
         let refused = |message: String| GpuError::Kernel {
-            kernel: dispatch.kernel.clone(),
+            kernel: kernel(),
             message,
         };
-        let d = declaration(dispatch.name).ok_or_else(|| refused("no such kernel".to_string()))?;
-        for (index, (&(buffer, offset), &needed)) in buffers.iter().zip(&dispatch.lens).enumerate()
-        {
-            let found = (buffer.len as u64).saturating_sub(offset);
-            if found < needed {
-                let kernel = dispatch.kernel.clone();
+        let bindings = group
+            .bindings()
+            .ok_or_else(|| refused("no such kernel".to_string()))?;
+        for (index, binding) in bindings.iter().enumerate() {
+            let found = (binding.buffer.len as u64).saturating_sub(binding.offset);
+            if found < binding.len {
                 return Err(GpuError::ShortBuffer {
-                    kernel,
+                    kernel: kernel(),
                     index,
-                    needed,
+                    needed: binding.len,
                     found,
                 });
             }
         }
         let align = u64::from(self.0.limits.min_storage_buffer_offset_alignment);
-        let starts: Vec<(u64, u64)> = buffers
+        let starts: Vec<(u64, u64)> = bindings
             .iter()
-            .map(|(_, offset)| (offset / align * align, offset % align))
+            .map(|b| (b.offset / align * align, b.offset % align))
             .collect();
         let forced = self.0.lanes.load(Ordering::Relaxed);
-        let instance = instance(dispatch, &starts, slabs.len() as u32, forced);
-        args[..dispatch.args.len()].copy_from_slice(&dispatch.args);
-        let mut end = dispatch.args.len();
-        for (&(_, element, access), &(_, rest)) in d.buffers.iter().zip(&starts) {
-            let unit = match instance.vectors(element, access) {
+        let instance = instance(group, &bindings, &starts, slabs.len() as u32, forced);
+        let mut units = Vec::with_capacity(bindings.len());
+        for (b, &(_, rest)) in bindings.iter().zip(&starts) {
+            let unit = match instance.vectors_of(b.format, b.element, b.access) {
                 true => 16,
-                false => element.size(),
+                false => b.element.size(),
             };
             if rest % unit != 0 {
                 return Err(refused(format!("an offset is no multiple of {unit} bytes")));
             }
-            let start = (rest / element.size()) as u32;
-            args[end..end + 4].copy_from_slice(&start.to_ne_bytes());
-            end += 4;
+            units.push((rest / b.element.size()) as u32);
         }
+        group.write_args(&units, args);
         let pipeline = self.pipeline(&instance)?;
-        let mut key: Vec<(u64, u64)> = buffers
+        let mut key: Vec<(u64, u64)> = bindings
             .iter()
             .zip(&starts)
-            .map(|((buffer, _), (start, _))| (buffer.number, *start))
+            .map(|(b, (start, _))| (b.buffer.number, *start))
             .collect();
         let used = &slabs[..instance.slabs as usize];
         key.extend(used.iter().map(|slab| (slab.number, 0)));
         let key = (pipeline.number, key);
-        if !passes.bound.contains_key(&key) {
-            let all = buffers.iter().zip(&starts);
-            let all = all.map(|((buffer, _), (start, _))| (*buffer, *start));
-            let all = all.chain(used.iter().map(|slab| (*slab, 0)));
-            let most = self.0.limits.max_storage_buffer_binding_size / 4 * 4;
-            let entries: Vec<_> = all
-                .enumerate()
-                .map(|(i, (buffer, offset))| wgpu::BindGroupEntry {
-                    binding: i as u32,
-                    resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                        buffer: &buffer.raw,
-                        offset,
-                        size: (buffer.raw.size() - offset).min(most).try_into().ok(),
-                    }),
-                })
-                .collect();
-            let made = self.0.device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: None,
-                layout: &pipeline.layout,
-                entries: &entries,
-            });
-            passes.made += 1;
-            passes.bound.insert(key.clone(), made);
+        if let Some(bound) = passes.bound.get(&key) {
+            return Ok((pipeline, bound.clone()));
         }
-        Ok((pipeline, key))
+        let all = bindings.iter().zip(&starts);
+        let all = all.map(|(b, (start, _))| (b.buffer, *start));
+        let all = all.chain(used.iter().map(|slab| (*slab, 0)));
+        let most = self.0.limits.max_storage_buffer_binding_size / 4 * 4;
+        let entries: Vec<_> = all
+            .enumerate()
+            .map(|(i, (buffer, offset))| wgpu::BindGroupEntry {
+                binding: i as u32,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer: &buffer.raw,
+                    offset,
+                    size: (buffer.raw.size() - offset).min(most).try_into().ok(),
+                }),
+            })
+            .collect();
+        let made = self.0.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: &pipeline.layout,
+            entries: &entries,
+        });
+        passes.made += 1;
+        passes.bound.insert(key, made.clone());
+        Ok((pipeline, made))
     }
 
-    /// Writes the arguments of a pass, unless they are those of the pass before.
-    fn write_args(&self, passes: &mut Passes, args: Vec<u8>) -> Result<(), GpuError> {
-        if passes.written == args || args.is_empty() {
+    /// Makes the arguments' buffer if it has fewer bytes.
+    fn make_room(&self, passes: &mut Passes, bytes: usize) -> Result<(), GpuError> {
+        if bytes <= passes.written.len() {
             return Ok(());
         }
-        let enough = |(buffer, _): &(wgpu::Buffer, _)| buffer.size() >= args.len() as u64;
-        if !passes.args.as_ref().is_some_and(enough) {
-            let buffer = self.raw(
-                args.len().next_power_of_two() as u64,
-                wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
-            )?;
-            let bound = self.0.device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: None,
-                layout: &self.0.args_layout,
-                entries: &[wgpu::BindGroupEntry {
-                    binding: 0,
-                    resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                        buffer: &buffer,
-                        offset: 0,
-                        size: (ARGS_BYTES as u64).try_into().ok(),
-                    }),
-                }],
-            });
-            passes.args = Some((buffer, bound));
-        }
-        if let Some((buffer, _)) = &passes.args {
-            self.0.queue.write_buffer(buffer, 0, &args);
-        }
-        passes.written = args;
+        let bytes = bytes.next_power_of_two();
+        let buffer = self.raw(
+            bytes as u64,
+            wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+        )?;
+        let bound = self.0.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: &self.0.args_layout,
+            entries: &[wgpu::BindGroupEntry {
+                binding: 0,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer: &buffer,
+                    offset: 0,
+                    size: (ARGS_BYTES as u64).try_into().ok(),
+                }),
+            }],
+        });
+        passes.args = Some((buffer, bound));
+        passes.written = vec![0; bytes]; // as `wgpu` makes buffers
         Ok(())
     }
-}
 
-/// The instance for a call: with vectors, where rows and offsets are multiples of them.
-fn instance(dispatch: &Dispatch, starts: &[(u64, u64)], slabs: u32, forced: u32) -> Instance {
-    let d = declaration(dispatch.name);
-    let buffers = d.map_or(&[][..], |d| &d.buffers);
-    let of_weights = |(_, element, _): &(_, Element, _)| *element == Element::Weights;
-    let mut instance = Instance {
-        name: dispatch.name,
-        format: dispatch.format,
-        variant: dispatch.variant,
-        wide: buffers.iter().any(of_weights),
-        slabs: 0,
-        lanes: 0,
-    };
-    if buffers
-        .iter()
-        .any(|(_, element, _)| *element == Element::Page)
-    {
-        instance.slabs = slabs;
-    }
-    if instance.wide {
-        // The length and number of rows are the first arguments of all kernels with weights.
-        let [n, n_out] = dispatch.args.first_chunk().map_or([0; 2], |args| {
-            let args: [u8; 8] = *args;
-            bytemuck::cast(args)
-        });
-        if dispatch.name.starts_with("matvec") {
-            instance.lanes = if forced == 0 { lanes(n_out) } else { forced };
+    /// Writes the arguments from dispatch `first` on, unless they are those of the pass before.
+    fn write_args(&self, passes: &mut Passes, first: usize, args: &[u8]) {
+        let at = first * ARGS_BYTES;
+        let written = &mut passes.written[at..at + args.len()];
+        if let Some((buffer, _)) = passes.args.as_ref().filter(|_| written != args) {
+            self.0.queue.write_buffer(buffer, at as u64, args);
+            written.copy_from_slice(args);
         }
-        let aligned = buffers
-            .iter()
-            .zip(starts)
-            .all(|(&(_, element, access), start)| {
-                !instance.vectors(element, access) || start.1 % 16 == 0
-            });
-        instance.wide = n % 16 == 0 && aligned;
     }
-    instance
 }
 
 fn layout_entry(

@@ -3,7 +3,8 @@
 use crate::gguf::{Gguf, TensorInfo};
 use crate::gpu::kernels::{Dispatch, MATMUL, MATVEC, MatmulArgs, MatvecArgs};
 use crate::gpu::slabs::{SlabDevice, Slabs};
-use crate::gpu::webgpu::device::{Buffer, Device};
+use crate::gpu::webgpu::buffer::Buffer;
+use crate::gpu::webgpu::device::Device;
 use crate::gpu::{Call, Gpu, GpuError};
 use crate::kv::DeviceMemory;
 use std::sync::Arc;

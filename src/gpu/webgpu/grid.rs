@@ -2,7 +2,7 @@
 
 use crate::gpu::GpuError;
 use crate::gpu::kernels::*;
-use crate::gpu::webgpu::shaders::outs;
+use crate::gpu::webgpu::shaders::OUTS;
 
 /// Most workgroups per dimension that WebGPU promises.
 const MOST: u32 = 65535;
@@ -24,20 +24,23 @@ const FOLDED: &[&str] = &[
     "hadamard",
 ];
 
-/// Number of workgroups of a call; `lanes` threads share a row in products of few rows.
+/// Number of workgroups of a call; `lanes` threads share a row in products of few rows. `more` are
+/// the rows of further matrices of a matvec.
 ///
 /// # Errors
 /// [`GpuError::Kernel`] if a dimension is too long.
-pub(super) fn grid(dispatch: &Dispatch, lanes: u32) -> Result<[u32; 3], GpuError> {
+pub(super) fn grid(dispatch: &Dispatch, lanes: u32, more: &[u32]) -> Result<[u32; 3], GpuError> {
     let args = &dispatch.args;
-    let outs = 128 / lanes.max(1) * outs(dispatch.variant);
+    let outs = 128 / lanes.max(1) * OUTS;
     let grid = match dispatch.name {
         "matvec" => {
             let a: MatvecArgs = bytemuck::pod_read_unaligned(args);
+            let all = std::iter::once(&a.n_out).chain(more);
+            let tiles: u32 = all.map(|n_out| n_out.div_ceil(outs)).sum();
             [
                 a.n_rows.div_ceil(dispatch.variant),
-                a.n_out.div_ceil(outs),
-                1,
+                tiles.min(MOST),
+                tiles.div_ceil(MOST),
             ]
         }
         "matvec_experts" => {

@@ -2,12 +2,15 @@
 //! `src/wgsl_shaders`, which [`shaders`] composes to a module per kernel instance; [`device`] runs
 //! them, and [`WebGpu`] is what the shared runner runs on.
 
+mod buffer;
 pub mod device;
 mod gpu;
 mod grid;
+mod group;
 pub mod shaders;
 mod stage;
 
+pub use buffer::Buffer;
 pub use device::{AdapterInfo, Device, Options, adapters};
 pub use gpu::WebGpu;
 pub use stage::DeviceStage;

@@ -6,6 +6,7 @@
 //! | directive | meaning |
 //! |---|---|
 //! | `use a b`, `include a` | the text of other files |
+//! | `each a` | the text of a file once for each matrix; names of the second one end with `_1` |
 //! | `kernel k`, `kernel-group k l` | what follows, to the next such line, is of these kernels only |
 //! | `format f`, `formats f g` | likewise of weight formats |
 //! | `for v < N` … `end` | the lines once for each number below `N`, with `$v` as the number |
@@ -29,6 +30,7 @@ pub const FILES: &[(&str, &str)] = &[
     ("pages", include_str!("../../wgsl_shaders/pages.wgsl")),
     ("slabs", include_str!("../../wgsl_shaders/slabs.wgsl")),
     ("matvec", include_str!("../../wgsl_shaders/matvec.wgsl")),
+    ("product", include_str!("../../wgsl_shaders/product.wgsl")),
     ("matmul", include_str!("../../wgsl_shaders/matmul.wgsl")),
     ("embed", include_str!("../../wgsl_shaders/embed.wgsl")),
     ("append", include_str!("../../wgsl_shaders/append.wgsl")),
@@ -67,21 +69,23 @@ pub struct Instance {
     pub slabs: u32,
     /// Threads that share a row of weights, in products of few rows: 32, 64 or 128, otherwise 0.
     pub lanes: u32,
+    /// Formats of further matrices of a matvec, whose products are computed, too.
+    pub more: [Option<DType>; 2],
 }
 
-/// Weight rows per team of threads in products of up to as many activation rows as the variant
-/// number.
-pub(super) fn outs(rows: u32) -> u32 {
-    if rows <= 2 { 2 } else { 4 }
-}
+/// What is renamed for the further matrices besides functions.
+const OF_MATRIX: &[&str] = &["w", "y", "n_out", "row_bytes", "w_at", "y_at"];
 
-/// Threads that share a row of a matrix with `n_out` rows, so that a large GPU has enough of them,
-/// and each enough reads under way, whatever the shape.
-pub(super) fn lanes(n_out: u32) -> u32 {
-    match n_out {
-        0..3072 => 128,
-        3072..6144 => 64,
-        _ => 32,
+/// Weight rows per team of threads in products of few rows.
+pub(super) const OUTS: u32 = 4;
+
+/// Threads that share a row of `n_in` weights, as measured: more have less to do each, but more sums
+/// to add at the end.
+pub(super) fn lanes(n_in: u32) -> u32 {
+    match n_in {
+        0..2048 => 32,
+        2048..6144 => 64,
+        _ => 128,
     }
 }
 
@@ -131,7 +135,19 @@ pub fn instances(slabs: u32) -> Vec<Instance> {
                 wide: wide && has(Element::Weights),
                 slabs: if has(Element::Page) { slabs } else { 0 },
                 lanes,
+                more: [None; 2],
             }));
+            if d.name == "matvec" {
+                all.push(Instance {
+                    name: d.name,
+                    format,
+                    variant,
+                    wide: true,
+                    slabs: 0,
+                    lanes: 64,
+                    more: [Some(format), Some(DType::Q6_K)],
+                });
+            }
         }
     }
     all
@@ -143,6 +159,9 @@ impl Instance {
         let mut name = self.name.to_string();
         if self.is_product() || self.name == "embed" {
             name += &format!("_{}", self.format.to_string().to_lowercase());
+        }
+        for format in self.more.iter().flatten() {
+            name += &format!("_{}", format.to_string().to_lowercase());
         }
         if self.variant != 0 {
             name += &format!("_{}", self.variant);
@@ -178,16 +197,22 @@ impl Instance {
         }
     }
 
+    /// [`Instance::vectors`] with weights in this format.
+    pub(super) fn vectors_of(&self, format: DType, element: Element, access: Access) -> bool {
+        Instance { format, ..*self }.vectors(element, access)
+    }
+
     fn constant(&self, name: &str) -> Option<String> {
         let rows = self.variant.max(1);
         let number = match name {
             "ROWS" => rows,
-            "OUTS" => outs(rows),
+            "OUTS" => OUTS,
             "LANES" => self.lanes,
             "TEAMS" => 128 / self.lanes.max(1),
-            "SUMS" => 128 * rows * outs(rows),
-            // Registers for more parts than one are there with few rows.
-            "UNROLL" => 1 + u32::from(rows <= 2),
+            "SUMS" => 128 * rows * OUTS,
+            "PAIRS" => u32::from(self.format == DType::Q4_K),
+            "SECOND" => u32::from(self.more[0].is_some()),
+            "THIRD" => u32::from(self.more[1].is_some()),
             "WIDE" => u32::from(self.wide),
             "W_VECTORS" => u32::from(self.vectors(Element::Weights, Access::Read)),
             "SLABS" => self.slabs,
@@ -261,6 +286,11 @@ impl Instance {
         for (name, ..) in &d.buffers {
             let _ = writeln!(text, "    {name}_at: u32,");
         }
+        for m in 1..=self.more.iter().flatten().count() {
+            for field in ["n_out", "row_bytes", "w_at", "y_at"] {
+                let _ = writeln!(text, "    {field}_{m}: u32,");
+            }
+        }
         text += "}\n@group(1) @binding(0) var<uniform> p: Arguments;\n";
         for (i, &(name, element, access)) in d.buffers.iter().enumerate() {
             let mode = match access {
@@ -280,6 +310,20 @@ impl Instance {
                 "@group(0) @binding({i}) var<storage, {mode}> {name}: array<{of}>;"
             );
         }
+        let mut binding = d.buffers.len();
+        for (m, &format) in (1..).zip(self.more.iter().flatten()) {
+            let of = match self.vectors_of(format, Element::Weights, Access::Read) {
+                true => "vec4<u32>",
+                false => "u32",
+            };
+            let _ = writeln!(
+                text,
+                "@group(0) @binding({binding}) var<storage, read> w_{m}: array<{of}>;\n\
+                 @group(0) @binding({}) var<storage, read_write> y_{m}: array<f32>;",
+                binding + 1
+            );
+            binding += 2;
+        }
         let (mode, of) = match self.name {
             "append" => ("read_write", "atomic<u32>"),
             _ => ("read", "u32"),
@@ -296,14 +340,14 @@ impl Instance {
 }
 
 /// Carries out the directives of files.
-struct Composer<'a> {
-    instance: &'a Instance,
+struct Composer<'i, 'a> {
+    instance: &'i Instance,
     file: &'a dyn Fn(&str) -> Option<&'a str>,
     /// Numbers of the loops around a line.
     numbers: Vec<(char, u32)>,
 }
 
-impl Composer<'_> {
+impl Composer<'_, '_> {
     fn file(&mut self, name: &str, out: &mut String) -> Result<(), String> {
         let text = (self.file)(name).ok_or_else(|| format!("no file {name}"))?;
         let mut lines = Vec::new();
@@ -335,6 +379,23 @@ impl Composer<'_> {
                 ["//!", "use" | "include", ..] => {
                     for name in &words[2..] {
                         self.file(name, out)?;
+                    }
+                }
+                ["//!", "each", name] => {
+                    self.file(name, out)?;
+                    for (m, &format) in (1..).zip(self.instance.more.iter().flatten()) {
+                        let instance = Instance {
+                            format,
+                            ..*self.instance
+                        };
+                        let mut composer = Composer {
+                            instance: &instance,
+                            file: self.file,
+                            numbers: Vec::new(),
+                        };
+                        let mut text = String::new();
+                        composer.file(name, &mut text)?;
+                        out.push_str(&renamed(&text, m));
                     }
                 }
                 ["//!", "if", constant] => {
@@ -405,6 +466,35 @@ impl Composer<'_> {
         }
         Ok(())
     }
+}
+
+/// A text whose functions, and what else belongs to a matrix, have names that end with the matrix's
+/// number.
+fn renamed(text: &str, matrix: u32) -> String {
+    let functions: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("fn ")?.split('(').next())
+        .collect();
+    let of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut out = String::with_capacity(text.len() * 5 / 4);
+    let (mut rest, mut before) = (text, ' ');
+    while !rest.is_empty() {
+        let end = rest.find(|c| !of_name(c)).unwrap_or(rest.len());
+        let (name, next) = rest.split_at(end);
+        out.push_str(name);
+        // Behind a dot are fields of the arguments, and components of vectors.
+        let vector = before == '.' && name.len() == 1;
+        if !vector && (functions.contains(&name) || OF_MATRIX.contains(&name)) {
+            let _ = write!(out, "_{matrix}");
+        }
+        let mut others = next.chars();
+        before = others.next().unwrap_or(' ');
+        if !next.is_empty() {
+            out.push(before);
+        }
+        rest = others.as_str();
+    }
+    out
 }
 
 /// Indices of the `else` (or else the `end`) and of the `end` of a block that begins before the

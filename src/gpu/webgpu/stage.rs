@@ -2,7 +2,8 @@
 
 use crate::gpu::check::{Handle, Stage};
 use crate::gpu::kernels::{Access, Dispatch};
-use crate::gpu::webgpu::device::{Buffer, Device};
+use crate::gpu::webgpu::buffer::Buffer;
+use crate::gpu::webgpu::device::Device;
 use crate::gpu::webgpu::shaders::declaration;
 
 /// What a byte is that nobody wrote: floats of it are NaN.
