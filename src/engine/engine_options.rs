@@ -17,14 +17,16 @@ pub const MAX_THREADS: usize = 1024;
 /// Options of an engine. `..Default::default()` sets the remaining fields.
 #[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
-    /// Threads, the caller's included. Default: [`default_threads`].
+    /// Threads, the caller's included. Default:
+    /// [`default_threads`](crate::engine::default_threads).
     pub n_threads: Option<NonZeroUsize>,
     /// Most bytes that keys and values of all sequences take, together with the adapters that are
     /// attached to them. Default: as many as there are, or as the model's memory limit leaves.
     /// Above 85 % of them the prefix cache, and then requests that wait for their readers,
     /// give pages back, down to 70 %.
     pub kv_budget: Option<u64>,
-    /// Of them, those of the prefix cache. Default 1 GiB. See [`KvPool::set_prefix_budget`].
+    /// Of them, those of the prefix cache. Default 1 GiB. See
+    /// [`KvPool::set_prefix_budget`](crate::kv::KvPool::set_prefix_budget).
     pub prefix_budget: Option<u64>,
     /// Folder in which the prefix cache outlives the process: sequences store their whole pages
     /// there, too, and any number of processes can share it. Default: none.
@@ -33,7 +35,7 @@ pub struct EngineOptions {
     pub prefix_folder_budget: Option<u64>,
     /// Device that computes passes. Default: the device for which the model was opened.
     pub device: Option<Device>,
-    /// Threads of another engine, which [`Engine::threads`] returns: `n_threads` is theirs then.
+    /// Threads of another engine, which [`Engine::threads`](crate::engine::Engine::threads) returns: `n_threads` is theirs then.
     /// Passes of all engines that share threads are exclusive, in the order in which they are
     /// asked for, so that two models that have work alternate. Default: threads of its own.
     pub threads: Option<SharedThreads>,

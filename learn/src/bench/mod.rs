@@ -25,7 +25,7 @@ pub struct LearningOptions {
     /// Context of the model, in tokens, at least 8; 0 means a quarter of the context it was
     /// trained for, at most 1024. Each token is predicted from at least half of it.
     pub n_ctx: usize,
-    /// Number of threads, as in [`EngineOptions`].
+    /// Number of threads, as in [`EngineOptions`](ruvllm::engine::EngineOptions).
     pub n_threads: Option<NonZeroUsize>,
     /// Options of the learner.
     pub learner: LearnerOptions,

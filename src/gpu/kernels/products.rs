@@ -73,7 +73,8 @@ pub static MATMUL: Kernel<MatmulArgs> = Kernel {
     grid: |a, _| [a.n_out.div_ceil(TILE.1), a.n_rows.div_ceil(TILE.0), 1],
 };
 
-/// Products of all experts with the rows that chose them, from the lists of [`EXPERT_ROWS`].
+/// Products of all experts with the rows that chose them, from the lists of
+/// [`EXPERT_ROWS`](crate::gpu::kernels::EXPERT_ROWS).
 pub static MATMUL_EXPERTS: Kernel<MatmulExpertsArgs> = Kernel {
     name: "matmul_experts",
     source: "matmul.metal",

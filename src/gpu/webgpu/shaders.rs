@@ -63,7 +63,7 @@ pub struct Instance {
     pub format: DType,
     /// Variant number; 0 without.
     pub variant: u32,
-    /// Whether rows of weights and activations may be read as vectors, see [`Instance::vectors`].
+    /// Whether rows of weights and activations may be read as vectors, see `Instance::vectors`.
     pub wide: bool,
     /// Buffers in which pages lie; 0 if the kernel reads none.
     pub slabs: u32,
