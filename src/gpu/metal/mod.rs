@@ -36,7 +36,7 @@ pub fn device_info() -> Result<Option<DeviceInfo>, GpuError> {
     if let Some(device) = device::Device::system()? {
         let (memory_limit, families) = (device.memory_limit(), device.families());
         return Ok(Some(DeviceInfo {
-            name: device.name(),
+            name: crate::gpu::Gpu::name(&device),
             memory_limit,
             families,
         }));
