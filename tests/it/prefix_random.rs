@@ -245,8 +245,9 @@ fn random_trees_of_prompts_have_the_bits_of_cold_runs() {
         panic!("{error}");
     }
     let n_reused = n_reused.get();
+    // Sixty random trees reuse 700 to 1,600 tokens; hardly any would mean that nothing was tested.
     assert!(
-        emulated() || n_reused > 1000,
+        emulated() || n_reused > 250,
         "only {n_reused} tokens came from the cache"
     );
 }
