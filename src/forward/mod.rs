@@ -239,13 +239,7 @@ impl<'a> Run<'a, '_> {
         let s = &mut b.residual;
         b.optional.before_mixer(cx, w, s);
         if spec.mixer != Mixer::None {
-            let x = if w.residual_scores.is_some() {
-                &*s.branch
-            } else {
-                &*s.x
-            };
-            cx.norm(w.attn_norm.as_ref(), x, s.normed);
-            s.replace(spec);
+            s.enter(cx, (spec, w), w.attn_norm.as_ref());
             cx.tap(HookPoint::AttnNorm, s.normed);
             b.optional.beside_mixer(cx, w, s);
         }
@@ -301,13 +295,7 @@ impl<'a> Run<'a, '_> {
         cx.tap(HookPoint::FfnInp, s.x);
         if spec.ffn != FfnSpec::None && !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
             b.optional.before_ffn(cx, w, s);
-            let x = if w.residual_scores.is_some() {
-                &*s.branch
-            } else {
-                &*s.x
-            };
-            cx.norm(w.ffn_norm.as_ref(), x, s.normed);
-            s.replace(spec);
+            s.enter(cx, (spec, w), w.ffn_norm.as_ref());
             cx.tap(HookPoint::FfnNorm, s.normed);
         }
     }

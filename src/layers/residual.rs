@@ -3,6 +3,7 @@
 use crate::compute::arena::Frame;
 use crate::layers::context::Context;
 use crate::layers::layer::spec::LayerSpec;
+use crate::layers::layer::weights::Layer;
 use crate::layers::norm::spec::Norms;
 use crate::layers::norm::weights::Norm;
 use crate::layers::norm::{norm, norm_with};
@@ -34,8 +35,20 @@ impl<'a> Residual<'a> {
         }
     }
 
-    /// Makes the stream go on from its norm, if it does so in this layer.
-    pub(crate) fn replace(&mut self, spec: &LayerSpec) {
+    /// Input of a component, in `normed`: the norm of the stream, or of the mean of earlier layers
+    /// that residual attention left in `branch`. The stream goes on from its norm, if it does so in
+    /// this layer.
+    pub(crate) fn enter(
+        &mut self,
+        cx: &Context<'_, '_>,
+        (spec, w): (&LayerSpec, &Layer),
+        norm: Option<&Norm>,
+    ) {
+        let x = match w.residual_scores {
+            Some(_) => &*self.branch,
+            None => &*self.x,
+        };
+        cx.norm(norm, x, self.normed);
         if spec.norms == Norms::OfStream {
             self.x.copy_from_slice(self.normed);
         }
