@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     };
     let (mut plain, mut adapted) = (model.session()?, model.session()?);
-    adapted.attach(Arc::new(adapter), 1.0)?;
+    adapted.adapters().attach(Arc::new(adapter), 1.0)?;
     plain.prefill(&[1, 2, 3])?;
     adapted.prefill(&[1, 2, 3])?;
     let apart = plain

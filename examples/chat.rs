@@ -27,9 +27,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         messages.push(Message::user(&question));
         let ids = tokenizer.encode_prompt(&template.render(&ChatInputs::new(&messages))?);
         // What the session holds of the conversation already is not computed again.
-        let kept = session.keep(&ids);
+        let kept = session.cache().keep(&ids);
         let answer = session
-            .generate_from(&ids[kept..], &mut sampler)?
+            .generate(&ids[kept..], &mut sampler)?
             .max_tokens(48)
             .stop(["\nuser:"])
             .text()?;

@@ -99,9 +99,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut parser = TurnParser::new(format, &tools, &prompt);
 
         let ids = tokenizer.encode_prompt(&prompt);
-        let kept = session.keep(&ids);
+        let kept = session.cache().keep(&ids);
         let mut generation = session
-            .generate_from(&ids[kept..], &mut sampler)?
+            .generate(&ids[kept..], &mut sampler)?
             .max_tokens(200);
         // Calls are written with special tokens, which plain text leaves out.
         let (mut stream, mut seen) = (TextStream::new(tokenizer, true), 0);

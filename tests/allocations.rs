@@ -66,7 +66,7 @@ fn decoding_allocates_nothing() {
             adapter
                 .terms_mut()
                 .for_each(|(_, term)| term.parts_mut().1.fill(0.01));
-            session.attach(Arc::new(adapter), 0.5).unwrap();
+            session.adapters().attach(Arc::new(adapter), 0.5).unwrap();
             session.prefill(&[1, 2, 3, 4]).unwrap();
             session.decode(5).unwrap();
             let before = COUNT.get();
@@ -245,9 +245,7 @@ fn drafts_allocate_nothing_per_pass() {
     ];
     for speculation in &speculations {
         let session = engine.session_with(&options).unwrap();
-        let mut generation = session
-            .into_generation_from(&prompt, sampler(1))
-            .max_tokens(500);
+        let mut generation = session.into_generation(&prompt, sampler(1)).max_tokens(500);
         if let Some(speculation) = speculation {
             generation = generation.speculate(speculation.clone());
         }

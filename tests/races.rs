@@ -8,7 +8,7 @@ mod tiny;
 
 use run::{OnLevel, Pass, engine, session_on};
 use ruvllm::arch::Arch;
-use ruvllm::engine::{CacheMode, CancelToken, Engine, EngineOptions, SessionOptions};
+use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
 use ruvllm::kv::KvType;
 use ruvllm::model::Model;
 use ruvllm::quant::DType;
@@ -31,6 +31,7 @@ fn session(model: &Model, n_batch: usize, n_threads: usize) -> Session {
 fn logits(session: &mut Session, tokens: &[u32]) -> Vec<f32> {
     let mut all = Vec::new();
     session
+        .hooks()
         .prefill_each(tokens, 0, |_, logits| all.extend_from_slice(logits))
         .unwrap();
     all
@@ -58,10 +59,9 @@ fn any_number_of_threads_gives_the_same_bits() {
 #[test]
 fn cancelling_ends_a_prefill_and_keeps_whole_batches() {
     let model = Tiny::Llama.model(DType::F32);
-    let cancel = CancelToken::default();
     let mut cancelled = session(&model, 4, 2);
-    cancelled.set_cancel_token(cancel.clone());
-    let seen = cancelled.prefill_each(&TOKENS, 0, |i, _| {
+    let cancel = cancelled.cancel_token();
+    let seen = cancelled.hooks().prefill_each(&TOKENS, 0, |i, _| {
         if i == 5 {
             cancel.cancel();
         }

@@ -63,7 +63,7 @@ fn passes(rounds: usize) {
                 let mut own = Adapter::zeros(&model, RANK, 1, wanted).unwrap();
                 own.terms_mut()
                     .for_each(|(_, term)| term.parts_mut().1.fill(1e-3));
-                session.attach(Arc::new(own), 1.0).unwrap()
+                session.adapters().attach(Arc::new(own), 1.0).unwrap()
             });
             session.clear();
             let mut gradients = id.map(|_| Gradients::for_terms(&adapter, targets[i - 1].1));
@@ -71,10 +71,11 @@ fn passes(rounds: usize) {
             match (id, &mut gradients) {
                 (Some(id), Some(gradients)) => {
                     let loss = session
+                        .training()
                         .nll_gradient(id, &tokens, &tokens, &[1.0; TOKENS], gradients)
                         .unwrap();
                     assert!(loss.is_finite() && gradients.norm() > 0.0);
-                    session.detach(id).unwrap();
+                    session.adapters().detach(id).unwrap();
                 }
                 _ => {
                     session.prefill(&tokens).unwrap();
@@ -98,7 +99,7 @@ fn passes(rounds: usize) {
     };
     println!(
         "{TOKENS} tokens, llama-1b Q4_K_M, {} threads, rank {RANK}, {rounds} rounds",
-        session.n_threads()
+        session.engine().n_threads()
     );
     println!(
         "{:52} {:>9} {:>9} {:>9} {:>9}",

@@ -39,11 +39,12 @@ fn layers(c: &mut Criterion) {
             group.sample_size(20);
             group.bench_function(BenchmarkId::new("layers", n_layer), |b| {
                 b.iter(|| {
-                    if session.position() == session.n_ctx() {
+                    if session.position() == session.sequence().n_ctx() {
                         session.clear();
                     }
                     // From 1 on: no logits.
                     session
+                        .hooks()
                         .prefill_probed(&[1], 1, &mut AllRows, |_, _| ())
                         .expect("room for a token");
                 });
@@ -74,6 +75,7 @@ fn families(c: &mut Criterion) {
             b.iter(|| {
                 session.clear();
                 session
+                    .hooks()
                     .prefill_probed(&tokens, tokens.len(), &mut AllRows, |_, _| ())
                     .expect("room for the tokens");
             });

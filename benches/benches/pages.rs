@@ -50,6 +50,7 @@ fn quantised(c: &mut Criterion) {
                 session.rewind(DEPTH).expect("a shorter text");
                 // From 1 on: no logits.
                 session
+                    .hooks()
                     .prefill_probed(&[1], 1, &mut AllRows, |_, _| ())
                     .expect("room for a token");
             });
@@ -74,7 +75,8 @@ fn prefix(c: &mut Criterion) {
             ..options.clone()
         };
         let new = || engine.session_with(&options).expect("a session");
-        let find = |session: &mut Session| session.reuse(&tokens).expect("a text that fits");
+        let find =
+            |session: &mut Session| session.cache().reuse(&tokens).expect("a text that fits");
         assert_eq!(find(&mut new()).total(), n, "the whole pages of the text");
         let mut group = c.benchmark_group("prefix look-up");
         group.throughput(Throughput::Elements(n as u64));

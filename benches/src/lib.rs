@@ -147,7 +147,7 @@ pub fn run(
     }
     let mut session = engine.session_with(&options)?;
     for (adapter, scale) in adapters {
-        session.attach(Arc::clone(adapter), *scale)?;
+        session.adapters().attach(Arc::clone(adapter), *scale)?;
     }
     let n_vocab = model.hparams().n_vocab;
     // Any tokens will do; these are spread over the embedding table.
@@ -174,7 +174,7 @@ pub fn run(
     let depth = test.depth + test.n_prompt + test.n_gen / 2;
     Ok(Outcome {
         test,
-        n_threads: session.n_threads(),
+        n_threads: session.engine().n_threads(),
         rates,
         first: times.0,
         next: times.1,

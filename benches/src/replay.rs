@@ -80,7 +80,7 @@ impl Replay {
         let speculation = speculation.cloned();
         let start = Instant::now();
         let mut generation = session
-            .generate_from(&[self.last], &mut sampler)?
+            .generate(&[self.last], &mut sampler)?
             .max_tokens(self.answer.len());
         if let Some(speculation) = speculation {
             generation = generation.speculate(speculation);

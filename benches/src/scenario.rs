@@ -177,7 +177,7 @@ pub fn scenario(
             let mut session = session(engine, options, cache, n_ctx)?;
             session.prefill(prompt)?;
             total += start.elapsed().as_secs_f64();
-            reused += session.cached_tokens().total();
+            reused += session.sequence().cached_tokens().total();
             if cache == CacheMode::On {
                 answer.iter().try_for_each(|&token| session.decode(token))?;
             }

@@ -232,6 +232,7 @@ fn library_logits(model: &Model, tokens: &[u32]) -> Vec<Vec<f32>> {
     model
         .session_with(&options)
         .unwrap()
+        .hooks()
         .prefill_each(tokens, 0, |_, logits| rows.push(logits.to_vec()))
         .unwrap();
     rows
@@ -1192,7 +1193,10 @@ fn reference_perplexity(model: &Model, tokens: &[u32], n_ctx: usize) -> (f64, f6
                 losses.push(sum.ln() - f64::from(logits[chunk[i + 1] as usize]));
             }
         };
-        session.prefill_each(&chunk, n_ctx / 2, each).unwrap();
+        session
+            .hooks()
+            .prefill_each(&chunk, n_ctx / 2, each)
+            .unwrap();
     }
     let n = losses.len() as f64;
     let mean = losses.iter().sum::<f64>() / n;
@@ -3300,7 +3304,7 @@ fn generating_uses_what_was_learnt() {
         }
         let mut sampler = Sampler::builder().temperature(0.0).build().unwrap();
         let mut generation = session
-            .generate_from(&tokens[read..], &mut sampler)
+            .generate(&tokens[read..], &mut sampler)
             .unwrap()
             .max_tokens(24);
         (&mut generation).for_each(|piece| drop(piece.unwrap()));

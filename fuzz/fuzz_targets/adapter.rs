@@ -34,7 +34,7 @@ fuzz_target!(|bytes: &[u8]| {
         ..SessionOptions::default()
     };
     let mut session = MODEL.session_with(&options).unwrap();
-    session.attach(Arc::new(adapter), 1.0).unwrap();
+    session.adapters().attach(Arc::new(adapter), 1.0).unwrap();
     // Terms may be so large that keys or values are.
     let outcome = session.prefill(&[1, 2, 3]).and_then(|()| session.decode(4));
     assert!(

@@ -41,7 +41,7 @@ fn checksum(gguf: &Gguf) -> u64 {
 /// checksum, which no fuzzer guesses.
 fn signed(bytes: &[u8]) -> Option<Vec<u8>> {
     let gguf = Gguf::from_bytes(bytes.to_vec()).ok()?;
-    let own = Gguf::from_bytes(session().to_bytes().unwrap()).unwrap();
+    let own = Gguf::from_bytes(session().state().to_bytes().unwrap()).unwrap();
     let mut writer = Writer::new();
     for (key, value) in own.metadata().iter() {
         let value = if key == "session.checksum" {
@@ -69,15 +69,15 @@ fn session() -> ruvllm::Session {
 fuzz_target!(|bytes: &[u8]| {
     for bytes in [Some(bytes.to_vec()), signed(bytes)].into_iter().flatten() {
         let mut session = session();
-        if let Err(error) = session.load_bytes(bytes) {
+        if let Err(error) = session.cache().load_bytes(bytes) {
             assert!(!error.to_string().is_empty());
             assert_eq!(session.position(), 0);
             continue;
         }
-        let saved = session.to_bytes().unwrap();
+        let saved = session.state().to_bytes().unwrap();
         let mut again = self::session();
-        again.load_bytes(saved.clone()).unwrap();
-        assert_eq!(again.to_bytes().unwrap(), saved);
+        again.cache().load_bytes(saved.clone()).unwrap();
+        assert_eq!(again.state().to_bytes().unwrap(), saved);
         session.rewind(session.position() / 2).unwrap();
         session.decode(1).unwrap();
     }

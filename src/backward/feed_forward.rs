@@ -82,7 +82,7 @@ pub(super) fn feed_forward_backward(
 
 /// Called for features that [`supports`](crate::backward::supports::supports) has refused before.
 pub(super) fn refused() {
-    unreachable!("Session::gradient refuses this model");
+    unreachable!("SessionTraining::gradient refuses this model");
 }
 
 /// Computes `b.dnormed` from `b.dbranch`, through the experts of `b.normed` and through the

@@ -68,9 +68,9 @@
 //!         ..ChatInputs::new(&messages)
 //!     };
 //!     let prompt = tokenizer.encode_prompt(&template.render(&inputs)?);
-//!     let kept = session.keep(&prompt);
+//!     let kept = session.cache().keep(&prompt);
 //!     let mut answer = String::new();
-//!     for piece in session.generate_from(&prompt[kept..], &mut sampler)?.stop(["\nuser:"]).max_tokens(16) {
+//!     for piece in session.generate(&prompt[kept..], &mut sampler)?.stop(["\nuser:"]).max_tokens(16) {
 //!         let piece = piece?;
 //!         print!("{}", piece.text);
 //!         answer += &piece.text;

@@ -65,94 +65,113 @@ pub struct Generation<S: BorrowMut<Session> = Session, P: BorrowMut<Sampler> = S
     adapters_before: Duration,
 }
 
+/// A prompt: a text, or its tokens.
+#[derive(Clone, Copy, Debug)]
+pub enum Prompt<'p> {
+    /// Special tokens written in it are parsed; a beginning-of-text token is added if the model
+    /// expects one and the session is empty.
+    Text(&'p str),
+    /// Tokens, which are appended to the session as they are.
+    Tokens(&'p [u32]),
+}
+
+impl<'p> From<&'p str> for Prompt<'p> {
+    fn from(text: &'p str) -> Prompt<'p> {
+        Prompt::Text(text)
+    }
+}
+
+impl<'p> From<&'p String> for Prompt<'p> {
+    fn from(text: &'p String) -> Prompt<'p> {
+        Prompt::Text(text)
+    }
+}
+
+impl<'p> From<&'p [u32]> for Prompt<'p> {
+    fn from(tokens: &'p [u32]) -> Prompt<'p> {
+        Prompt::Tokens(tokens)
+    }
+}
+
+impl<'p, const N: usize> From<&'p [u32; N]> for Prompt<'p> {
+    fn from(tokens: &'p [u32; N]) -> Prompt<'p> {
+        Prompt::Tokens(tokens)
+    }
+}
+
+impl<'p> From<&'p Vec<u32>> for Prompt<'p> {
+    fn from(tokens: &'p Vec<u32>) -> Prompt<'p> {
+        Prompt::Tokens(tokens)
+    }
+}
+
 impl Session {
-    /// Continues `prompt`, which is computed at once. Special tokens written in the prompt are
-    /// parsed; a beginning-of-text token is added if the model expects one and the session is
-    /// empty.
+    /// Continues a text or tokens, which are computed at once.
     ///
     /// # Errors
     /// If the file has no tokenizer, or as [`Session::prefill`].
-    pub fn generate<'s>(
+    pub fn generate<'s, 'p>(
         &'s mut self,
-        prompt: &str,
+        prompt: impl Into<Prompt<'p>>,
         sampler: &'s mut Sampler,
     ) -> Result<Generation<&'s mut Session, &'s mut Sampler>, DecodeError> {
-        Generation::new(self, sampler).with_text(prompt).prefilled()
-    }
-
-    /// Continues `tokens`, which are appended to the session as they are and computed at once.
-    ///
-    /// # Errors
-    /// As [`Session::generate`].
-    pub fn generate_from<'s>(
-        &'s mut self,
-        tokens: &[u32],
-        sampler: &'s mut Sampler,
-    ) -> Result<Generation<&'s mut Session, &'s mut Sampler>, DecodeError> {
-        Generation::new(self, sampler)
-            .with_tokens(tokens)
-            .prefilled()
+        let mut generation = Generation::new(self, prompt, sampler);
+        generation.prefill()?;
+        Ok(generation)
     }
 
     /// As [`Session::generate`], but the generation owns session and sampler. The first call of
     /// [`next`](Iterator::next) computes the prompt, and returns the errors of
     /// [`Session::generate`].
-    pub fn into_generation(self, prompt: &str, sampler: Sampler) -> Generation {
-        Generation::new(self, sampler).with_text(prompt)
-    }
-
-    /// As [`Session::generate_from`], but the generation owns session and sampler: see
-    /// [`Session::into_generation`].
-    pub fn into_generation_from(self, tokens: &[u32], sampler: Sampler) -> Generation {
-        Generation::new(self, sampler).with_tokens(tokens)
+    pub fn into_generation<'p>(
+        self,
+        prompt: impl Into<Prompt<'p>>,
+        sampler: Sampler,
+    ) -> Generation {
+        Generation::new(self, prompt, sampler)
     }
 }
 
 impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
-    fn new(session: S, sampler: P) -> Self {
+    fn new<'p>(session: S, prompt: impl Into<Prompt<'p>>, sampler: P) -> Self {
+        let (begun, timer) = (Timer::start(), Timer::start());
         let held = session.borrow();
+        let prompt = match (
+            prompt.into(),
+            held.model().tokenizer(),
+            held.tokens().last(),
+        ) {
+            (Prompt::Tokens(tokens), ..) => tokens.to_vec(),
+            (Prompt::Text(text), Some(tokenizer), None) => tokenizer.encode_prompt(text),
+            (Prompt::Text(text), Some(tokenizer), Some(&last)) => {
+                tokenizer.encode_continuation(text, last)
+            }
+            (Prompt::Text(_), None, _) => Vec::new(),
+        };
+        let tokenize = timer.elapsed();
         let writer = TextWriter::new(held.model(), false);
+        let refusal = match (writer.has_text(), prompt.is_empty()) {
+            (false, _) => Some(SessionError::NoTokenizer.into()),
+            (true, true) => Some(SessionError::NoTokens.into()),
+            (true, false) => None,
+        };
         Generation {
-            refused: (!writer.has_text()).then(|| SessionError::NoTokenizer.into()),
+            refused: refusal,
             answer: Answer::new(writer),
             start: held.position() as isize,
             adapters_before: held.adapter_time(),
             parts: Some((session, sampler)),
-            prompt: Vec::new(),
+            prompt,
             failed: false,
-            begun: Timer::start(),
+            begun,
             n_prompt: 0,
             n_cached: CachedTokens::default(),
             passes: DraftPasses::default(),
-            timings: Timings::default(),
+            timings: Timings {
+                tokenize,
+                ..Timings::default()
+            },
         }
-    }
-
-    fn with_text(self, prompt: &str) -> Self {
-        let timer = Timer::start();
-        let session = self.session();
-        let tokens = match (session.model().tokenizer(), session.tokens().last()) {
-            (Some(tokenizer), None) => tokenizer.encode_prompt(prompt),
-            (Some(tokenizer), Some(&last)) => tokenizer.encode_continuation(prompt, last),
-            (None, _) => Vec::new(),
-        };
-        let mut generation = self.with_tokens(&tokens);
-        generation.timings.tokenize = timer.elapsed();
-        generation
-    }
-
-    fn with_tokens(mut self, tokens: &[u32]) -> Self {
-        self.prompt = tokens.to_vec();
-        if tokens.is_empty() {
-            self.refused.get_or_insert(SessionError::NoTokens.into());
-        }
-        self
-    }
-
-    /// Computes the prompt.
-    fn prefilled(mut self) -> Result<Self, DecodeError> {
-        self.prefill()?;
-        Ok(self)
     }
 
     /// Sets the largest number of tokens.
@@ -264,7 +283,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         let time = timer.elapsed();
         answer.text.tokens = session.tokens().to_vec();
         answer.begin(sampler, session.logits())?;
-        self.n_cached = self.session().cached_tokens();
+        self.n_cached = self.session().sequence().cached_tokens();
         self.n_prompt = prompt.len() - self.n_cached.total();
         self.start = self.session().position() as isize;
         self.timings.prefill = time;
@@ -295,8 +314,8 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
         if answer.n_missing(&session.seq) > 0 {
             session.drop_drafts();
             // A full context is shifted, if the session was made for it.
-            if session.seq.context_shift.is_some() && session.position() == session.n_ctx() {
-                let n_dropped = session.shift()?;
+            if session.seq.context_shift.is_some() && session.position() == session.seq.n_ctx() {
+                let n_dropped = session.cache().shift()?;
                 answer.shifted(n_dropped, session.tokens());
                 self.start -= n_dropped as isize;
             }

@@ -108,7 +108,7 @@ impl From<SessionOptions> for PlanOptions {
 
 /// Most bytes that a model takes with sequences that fill their contexts: what
 /// [`Engine::memory`](crate::engine::Engine::memory)
-/// and [`Session::memory`](crate::session::Session::memory) will tell at the peak, see
+/// and [`SessionState::memory`](crate::session::SessionState::memory) will tell at the peak, see
 /// [`Model::memory_plan`].
 ///
 /// Not in it: checkpoints of conversations where layers have windows (two windows more). Pages make

@@ -40,7 +40,7 @@ pub struct SessionOptions {
     pub prefix: PrefixOptions,
     /// What a [`Generation`](crate::decode::Generation) does when the context is full: `None`, it
     /// ends with [`StopReason::ContextFull`](crate::decode::StopReason::ContextFull); or it
-    /// goes on by [`Session::shift`](crate::session::Session::shift), and so many tokens at
+    /// goes on by [`SessionCache::shift`](crate::session::SessionCache::shift), and so many tokens at
     /// the beginning stay. Default `None`.
     pub context_shift: Option<usize>,
     /// The layer after which the hidden states of tokens are pooled, as vectors of prompts and
@@ -54,6 +54,9 @@ pub struct SessionOptions {
     /// for a prompt that is computed before. Takes the last layer's work for these tokens.
     /// Default: no.
     pub keep_states: bool,
+    /// What cancels the session's calls, where several share it. Default: a token of its own, which
+    /// [`Session::cancel_token`](crate::session::Session::cancel_token) returns.
+    pub cancel: Option<CancelToken>,
 }
 
 impl Default for SessionOptions {
@@ -70,6 +73,7 @@ impl Default for SessionOptions {
             context_shift: None,
             pooled_layer: None,
             keep_states: false,
+            cancel: None,
         }
     }
 }

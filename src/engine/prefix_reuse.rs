@@ -19,8 +19,9 @@ impl Sequence {
     /// # Errors
     /// If there is no memory for the tokens.
     pub fn reuse(&mut self, tokens: &[u32]) -> Result<CachedTokens, SessionError> {
+        self.cached = CachedTokens::default();
         if self.position() > 0 {
-            return Ok(CachedTokens::default());
+            return Ok(self.cached);
         }
         let mut cached = CachedTokens::default();
         let n = tokens.len().saturating_sub(1).min(self.n_ctx());
@@ -30,7 +31,7 @@ impl Sequence {
         self.reserve(n)?;
         let wanted: Vec<_> = tokens[..n]
             .iter()
-            .map(|&token| self.cached(token, TokenKind::Prompt))
+            .map(|&token| self.cache_entry(token, TokenKind::Prompt))
             .collect();
         let (key, any, least) = (
             self.prefix_key(),
@@ -58,6 +59,7 @@ impl Sequence {
                 },
             );
         }
+        self.cached = cached;
         Ok(cached)
     }
 
@@ -83,7 +85,7 @@ impl Sequence {
     pub(crate) fn reload(&mut self) {
         if self.prefix.cache != CacheMode::Off && self.kv.len() == 0 {
             let end = self.spans.start().unwrap_or(self.position());
-            let wanted = self.cached_tokens(end.min(self.position()));
+            let wanted = self.cache_entries(end.min(self.position()));
             self.kv.reuse(&self.prefix_key(), &wanted, 0, false);
         }
     }
@@ -122,7 +124,7 @@ impl Sequence {
             return;
         }
         if self.prefix.cache == CacheMode::On && n > 0 && n >= self.prefix.min_cache_tokens {
-            let tokens = self.cached_tokens(n);
+            let tokens = self.cache_entries(n);
             if self.kv.uses_folder() {
                 self.kv.save_files(&self.folder_key(), &tokens);
             }
@@ -131,15 +133,15 @@ impl Sequence {
     }
 
     /// The first `n` tokens in the form of the cache.
-    fn cached_tokens(&self, n: usize) -> Vec<CachedToken> {
+    fn cache_entries(&self, n: usize) -> Vec<CachedToken> {
         self.tokens()[..n]
             .iter()
             .zip(self.kinds())
-            .map(|(&token, &kind)| self.cached(token, kind))
+            .map(|(&token, &kind)| self.cache_entry(token, kind))
             .collect()
     }
 
-    fn cached(&self, token: u32, kind: TokenKind) -> CachedToken {
+    fn cache_entry(&self, token: u32, kind: TokenKind) -> CachedToken {
         CachedToken {
             token,
             generated: kind == TokenKind::Generated && !self.exact,

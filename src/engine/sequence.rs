@@ -6,7 +6,7 @@ use crate::compute::pooling::{PooledStates, Pooling};
 use crate::engine::SessionError;
 use crate::engine::adapters::{AdapterId, Adapters, next_number};
 use crate::engine::hidden_states::KeptStates;
-use crate::engine::options::{PrefixOptions, SessionOptions};
+use crate::engine::options::{CachedTokens, PrefixOptions, SessionOptions};
 use crate::kv::{Counted, KvPolicy, SeqKv};
 use crate::layers::rope::RopeTables;
 use crate::layers::spans::Spans;
@@ -46,6 +46,8 @@ pub struct Sequence {
     /// See [`SessionOptions::exact`](crate::engine::SessionOptions::exact).
     pub(crate) exact: bool,
     pub(crate) prefix: PrefixOptions,
+    /// Of the last prompt.
+    pub(super) cached: CachedTokens,
     /// Tokens that stay when the context is shifted, if it is at all.
     pub(crate) context_shift: Option<usize>,
     /// Tokens behind them that are gone.
@@ -96,6 +98,7 @@ impl Sequence {
             n_ctx,
             exact: options.exact,
             prefix: options.prefix.clone(),
+            cached: CachedTokens::default(),
             context_shift: options.context_shift,
             n_dropped: 0,
             pooling: options.pooled_layer.map(Pooling::new),
@@ -145,6 +148,12 @@ impl Sequence {
     /// Tokens that were dropped by context shifts, which lay behind those that stay.
     pub fn n_dropped(&self) -> usize {
         self.n_dropped
+    }
+
+    /// Tokens of the last prompt that came from the prefix cache, which is used if the sequence is
+    /// empty.
+    pub fn cached_tokens(&self) -> CachedTokens {
+        self.cached
     }
 
     /// Number of tokens it holds, which is the position of the next one.
@@ -344,6 +353,7 @@ impl Sequence {
             n_ctx: self.n_ctx,
             exact: self.exact,
             prefix: self.prefix.clone(),
+            cached: self.cached,
             context_shift: self.context_shift,
             n_dropped: self.n_dropped,
             pooling: self.pooling.clone(),

@@ -35,7 +35,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Continues `tokens`, as [`Session::generate_from`](crate::session::Session::generate_from)
+    /// Continues `tokens`, as [`Session::generate`](crate::session::Session::generate)
     /// does.
     pub fn new(tokens: Vec<u32>, sampler: Sampler) -> Request {
         Request {
@@ -168,7 +168,7 @@ impl Request {
     }
 
     /// Computes it with an adapter; repeatable. See
-    /// [`Session::attach`](crate::session::Session::attach).
+    /// [`SessionAdapters::attach`](crate::session::SessionAdapters::attach).
     #[must_use]
     pub fn adapter(mut self, adapter: Arc<Adapter>, scale: f32) -> Request {
         self.adapters.push((adapter, scale));

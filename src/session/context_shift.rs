@@ -11,8 +11,9 @@ use crate::arch::KV_BLOCK;
 use crate::engine::SessionError;
 use crate::kv::KvError;
 use crate::session::session::Session;
+use crate::session::state::SessionCache;
 
-impl Session {
+impl SessionCache<'_> {
     /// Drops half of the whole pages behind the first
     /// [`SessionOptions::context_shift`](crate::engine::SessionOptions::context_shift) tokens
     /// (rounded up to a page), and turns the keys behind them to their new positions. Returns
@@ -26,29 +27,29 @@ impl Session {
     /// it shares. Nothing has changed then. If a key does not fit its precision any more
     /// ([`KvError::Overflow`]), the session holds the kept tokens alone.
     pub fn shift(&mut self) -> Result<usize, SessionError> {
-        let Some(keep) = self.seq.context_shift else {
+        let Some(keep) = self.0.seq.context_shift else {
             return Err(SessionError::NoShift {
                 what: "a session that was made without SessionOptions::context_shift",
             });
         };
-        if self.seq.hook.is_some() {
+        if self.0.seq.hook.is_some() {
             return Err(SessionError::NoShift {
                 what: "a learner, which sees every token",
             });
         }
-        if !self.seq.spans.is_empty() {
+        if !self.0.seq.spans.is_empty() {
             return Err(SessionError::NoShift {
                 what: "a text that has images",
             });
         }
-        self.catch_up()?;
+        self.0.catch_up()?;
         let Session {
             engine,
             seq,
             outputs,
             cancel,
             ..
-        } = self;
+        } = &mut *self.0;
         engine.compute_missing(seq, outputs, cancel)?;
         let first = keep.div_ceil(KV_BLOCK);
         let n_pages = (seq.kv.len() / KV_BLOCK).saturating_sub(first).div_ceil(2);
@@ -79,15 +80,10 @@ impl Session {
             Err(error) => {
                 if matches!(error, KvError::Overflow { .. }) {
                     seq.truncate(gone.start * KV_BLOCK);
-                    self.forget_outputs();
+                    self.0.forget_outputs();
                 }
                 Err(error.into())
             }
         }
-    }
-
-    /// Tokens that were dropped by [`Session::shift`], which lay behind those that stay.
-    pub fn n_dropped(&self) -> usize {
-        self.seq.n_dropped()
     }
 }

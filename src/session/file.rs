@@ -12,6 +12,7 @@ use crate::kv::{KvCheckpoint, KvState, SEED};
 use crate::quant::DType;
 use crate::session::StateError;
 use crate::session::session::Session;
+use crate::session::state::{SessionCache, SessionState};
 use bytemuck::Pod;
 use std::borrow::Cow;
 use std::path::Path;
@@ -31,7 +32,7 @@ const LOGITS: &str = "logits";
 const TABLES: &str = "tables";
 const CHECKPOINTS: &str = "checkpoints";
 
-impl Session {
+impl SessionState<'_> {
     /// Saves the session: tokens and their kinds, keys and values, logits. The file gets its name
     /// only when it is complete on disk, replaces an older one, and is readable only for this
     /// user. Adapters, which the session that loads the file must have, and hooks are not
@@ -40,6 +41,43 @@ impl Session {
     /// # Errors
     /// If the file cannot be written, or the context was shifted.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), StateError> {
+        self.0.save(path.as_ref())
+    }
+
+    /// The file that [`save`](Self::save) writes.
+    ///
+    /// # Errors
+    /// If it does not fit a GGUF file, or the context was shifted.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, StateError> {
+        self.0.to_bytes()
+    }
+}
+
+impl SessionCache<'_> {
+    /// Replaces the contents of this session by those of a saved one, and continues from there with
+    /// the same bits.
+    ///
+    /// # Errors
+    /// If the file is invalid or of another version; if it was saved with another model,
+    /// instruction-set level or device, version of the arithmetic, adapters, precision of keys
+    /// and values, rope scaling or `exact`; if there is not enough memory. The session is then
+    /// unchanged.
+    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), StateError> {
+        self.0.load_gguf(&Gguf::open(path)?)
+    }
+
+    /// Loads a saved session from memory.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_bytes(&mut self, bytes: impl Into<Cow<'static, [u8]>>) -> Result<(), StateError> {
+        self.0.load_gguf(&Gguf::from_bytes(bytes)?)
+    }
+}
+
+impl Session {
+    /// See [`SessionState::save`].
+    pub(super) fn save(&self, path: &Path) -> Result<(), StateError> {
         self.check_unshifted()?;
         if self.seq.n_drafts() > 0 {
             return self.fork()?.save(path);
@@ -50,11 +88,8 @@ impl Session {
         Ok(writer.write(path)?)
     }
 
-    /// The file that [`Session::save`] writes.
-    ///
-    /// # Errors
-    /// If it does not fit a GGUF file, or the context was shifted.
-    pub fn to_bytes(&self) -> Result<Vec<u8>, StateError> {
+    /// See [`SessionState::to_bytes`].
+    fn to_bytes(&self) -> Result<Vec<u8>, StateError> {
         self.check_unshifted()?;
         if self.seq.n_drafts() > 0 {
             return self.fork()?.to_bytes();
@@ -63,33 +98,13 @@ impl Session {
         Ok(self.writer(&kv).to_bytes()?)
     }
 
-    /// Replaces the contents of this session by those of a saved one, and continues from there with
-    /// the same bits.
-    ///
-    /// # Errors
-    /// If the file is invalid or of another version; if it was saved with another model,
-    /// instruction-set level or device, version of the arithmetic, adapters, precision of keys
-    /// and values, rope scaling or `exact`; if there is not enough memory. The session is then
-    /// unchanged.
-    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), StateError> {
-        self.load_gguf(&Gguf::open(path)?)
-    }
-
-    /// Loads a saved session from memory.
-    ///
-    /// # Errors
-    /// As [`Session::load`].
-    pub fn load_bytes(&mut self, bytes: impl Into<Cow<'static, [u8]>>) -> Result<(), StateError> {
-        self.load_gguf(&Gguf::from_bytes(bytes)?)
-    }
-
     fn check_unshifted(&self) -> Result<(), StateError> {
         if !self.seq.spans.is_empty() {
             return Err(StateError::HasImages);
         }
-        if self.n_dropped() > 0 {
+        if self.seq.n_dropped() > 0 {
             Err(StateError::Shifted {
-                n_dropped: self.n_dropped(),
+                n_dropped: self.seq.n_dropped(),
             })
         } else {
             Ok(())
@@ -151,7 +166,7 @@ impl Session {
         // The contents may be malicious even if the checksum is right: everything below is
         // validated.
         let n_vocab = self.model().hparams().n_vocab;
-        let (tokens, kinds) = read_tokens(gguf, self.n_ctx(), n_vocab)?;
+        let (tokens, kinds) = read_tokens(gguf, self.seq.n_ctx(), n_vocab)?;
         let counts: Vec<u32> = values(gguf, COUNTS, DType::I32)?;
         let &[len, ahead @ 0..=1] = &counts[..] else {
             return Err(damaged(COUNTS, "not two counts"));

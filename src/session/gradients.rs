@@ -13,11 +13,10 @@ use crate::engine::sequence::Sequence;
 use crate::layers::outputs::Outputs;
 use crate::layers::unsupported::Unsupported;
 use crate::lora::TargetModule;
-use crate::lora::{Adapter, AdapterError, Attached, Gradients, Optimiser};
+use crate::lora::{Adapter, Gradients, Optimiser};
 use crate::model::Model;
 use crate::session::GradientError;
 use crate::session::session::Session;
-use std::sync::Arc;
 
 /// `−weight·ln p(target)` in nats, given the logits after a token; replaces them by the gradient,
 /// `weight·(p − [target])`.
@@ -62,7 +61,7 @@ pub fn divergence(logits: &mut [f32], log_p: &[f32], weight: f32) -> f64 {
     f64::from(weight) * sum
 }
 
-/// A text whose likelihood [`Session::nll_gradients`] differentiates, as [`Session::nll_gradient`]
+/// A text whose likelihood [`SessionTraining::nll_gradients`] differentiates, as [`SessionTraining::nll_gradient`]
 /// does.
 #[derive(Clone, Copy, Debug)]
 pub struct Task<'a> {
@@ -95,7 +94,18 @@ fn of_terms(gradients: &Gradients) -> impl Iterator<Item = &TargetModule> {
     gradients.terms().map(|(i, _)| &gradients.sites()[i])
 }
 
+/// Gradients of a session's adapters, and steps of an optimiser.
+#[derive(Debug)]
+pub struct SessionTraining<'s>(&'s mut Session);
+
 impl Session {
+    /// Gradients of its adapters, and steps of an optimiser.
+    pub fn training(&mut self) -> SessionTraining<'_> {
+        SessionTraining(self)
+    }
+}
+
+impl SessionTraining<'_> {
     /// Appends `tokens`, as [`Session::prefill`] does, and adds to `gradients` the gradient of a
     /// loss with respect to the values of an attached adapter. Returns the loss.
     ///
@@ -128,11 +138,11 @@ impl Session {
         self.differentiate(id, tokens, first, objective, gradients, None)
     }
 
-    /// [`Session::gradient`], to the same bits. Calls `between` between its parts, where other
+    /// [`gradient`](Self::gradient), to the same bits. Calls `between` between its parts, where other
     /// passes can be computed: the forward pass, the head, and each layer.
     ///
     /// # Errors
-    /// As [`Session::gradient`].
+    /// As [`gradient`](Self::gradient).
     pub fn gradient_in_parts(
         &mut self,
         id: AdapterId,
@@ -155,12 +165,12 @@ impl Session {
         mut between: Option<&mut dyn FnMut()>,
     ) -> Result<f64, GradientError> {
         let target = self.check_gradients(id, gradients)?;
-        let mut saved = std::mem::take(&mut self.saved);
-        saved.prepare(self.model(), of_terms(gradients), tokens.len());
-        self.drop_drafts();
-        let pos = self.position();
-        self.seq.kv.hold(pos);
-        let result = self.run(
+        let mut saved = std::mem::take(&mut self.0.saved);
+        saved.prepare(self.0.model(), of_terms(gradients), tokens.len());
+        self.0.drop_drafts();
+        let pos = self.0.position();
+        self.0.seq.kv.hold(pos);
+        let result = self.0.run(
             TokenKind::Prompt,
             tokens,
             tokens.len(),
@@ -168,14 +178,14 @@ impl Session {
             &mut |_, _| (),
         );
         if let Err(error) = result {
-            self.saved = saved;
-            self.seq.kv.release();
+            self.0.saved = saved;
+            self.0.seq.kv.release();
             return Err(error.into());
         }
         let text = BackwardText {
             tokens,
             first_output: first.min(tokens.len()),
-            kv: &self.seq.kv,
+            kv: &self.0.seq.kv,
         };
         let objective = |_: usize, i: usize, logits: &mut [f32]| objective(i, logits);
         if let Some(between) = &mut between {
@@ -190,8 +200,8 @@ impl Session {
             gradients,
             between,
         );
-        self.saved = saved;
-        self.seq.kv.release();
+        self.0.saved = saved;
+        self.0.seq.kv.release();
         Ok(losses?.iter().sum())
     }
 
@@ -212,7 +222,7 @@ impl Session {
             seq: Sequence { rope, adapters, .. },
             cancel,
             ..
-        } = self;
+        } = &*self.0;
         let (model, cancelled) = (engine.model(), || cancel.is_cancelled());
         let adapters = &adapters.attached;
         let (mut at, pauses) = (BackwardAt::default(), between.is_some());
@@ -249,26 +259,26 @@ impl Session {
         id: AdapterId,
         gradients: &Gradients,
     ) -> Result<usize, GradientError> {
-        supports(self.model().hparams())
+        supports(self.0.model().hparams())
             .map_err(|Unsupported(what)| SessionError::NoGradient { what })?;
         // Positions behind such an image are not those of its tokens.
-        if self.seq.spans.has_grids() {
+        if self.0.seq.spans.has_grids() {
             return Err(SessionError::NoGradient {
                 what: "a text with images whose positions have rows and columns",
             }
             .into());
         }
-        let target = self.seq.adapters.index(id)?;
-        gradients.check(&self.seq.adapters.attached[target].adapter)?;
+        let target = self.0.seq.adapters.index(id)?;
+        gradients.check(&self.0.seq.adapters.attached[target].adapter)?;
         Ok(target)
     }
 
     /// The gradient of `Σ weights[i]·(−ln p(targets[i]))`, where `targets[i]` is the target after
     /// `tokens[i]`; a negative weight makes a token less likely. Otherwise as
-    /// [`Session::gradient`].
+    /// [`gradient`](Self::gradient).
     ///
     /// # Errors
-    /// As [`Session::gradient`], and if a target is not in the vocabulary.
+    /// As [`gradient`](Self::gradient), and if a target is not in the vocabulary.
     ///
     /// # Panics
     /// If there are not as many targets and weights as tokens.
@@ -285,14 +295,14 @@ impl Session {
             targets,
             weights,
         }
-        .check(self.model())?;
-        let arch = self.model().arch();
+        .check(self.0.model())?;
+        let arch = self.0.model().arch();
         let objective =
             |i: usize, logits: &mut [f32]| cross_entropy(arch, logits, targets[i], weights[i]);
         self.gradient(id, tokens, first, &objective, gradients)
     }
 
-    /// [`Session::nll_gradient`] of several texts in one forward and one backward pass, which takes
+    /// [`nll_gradient`](Self::nll_gradient) of several texts in one forward and one backward pass, which takes
     /// less time if they are short. Each of them follows the tokens that the session holds; the
     /// session itself does not change. Returns the loss of each, and adds the gradients of all:
     /// what one call after the other would add, to the bit but for the `A` of matrices whose
@@ -301,10 +311,10 @@ impl Session {
     /// The memory is that of a text as long as all of them together.
     ///
     /// # Errors
-    /// As [`Session::nll_gradient`].
+    /// As [`nll_gradient`](Self::nll_gradient).
     ///
     /// # Panics
-    /// As [`Session::nll_gradient`].
+    /// As [`nll_gradient`](Self::nll_gradient).
     pub fn nll_gradients(
         &mut self,
         id: AdapterId,
@@ -314,22 +324,22 @@ impl Session {
         let target = self.check_gradients(id, gradients)?;
         let firsts = tasks
             .iter()
-            .map(|task| task.check(self.model()))
+            .map(|task| task.check(self.0.model()))
             .collect::<Result<Vec<_>, _>>()?;
         if tasks.is_empty() {
             return Ok(Vec::new());
         }
-        self.catch_up()?;
-        let (pos, arch) = (self.position(), self.model().arch());
-        let mut saved = std::mem::take(&mut self.saved);
+        self.0.catch_up()?;
+        let (pos, arch) = (self.0.position(), self.0.model().arch());
+        let mut saved = std::mem::take(&mut self.0.saved);
         saved.prepare(
-            self.model(),
+            self.0.model(),
             of_terms(gradients),
             tasks.iter().map(|task| task.tokens.len()).sum(),
         );
         let mut texts = tasks
             .iter()
-            .map(|_| self.seq.fork())
+            .map(|_| self.0.seq.fork())
             .collect::<Result<Vec<_>, _>>()?;
         texts.iter_mut().for_each(|seq| {
             seq.hook = None;
@@ -343,8 +353,9 @@ impl Session {
             .collect();
         let mut outputs = Outputs::default();
         let result = self
+            .0
             .engine
-            .pass(&mut slots, &mut outputs, false, &self.cancel, &mut saved)
+            .pass(&mut slots, &mut outputs, false, &self.0.cancel, &mut saved)
             .and_then(|()| {
                 let texts = texts.iter().zip(tasks).zip(firsts);
                 let texts = texts.map(|((seq, task), first_output)| BackwardText {
@@ -358,32 +369,8 @@ impl Session {
                 };
                 self.backward(target, pos, &texts, &mut saved, &objective, gradients, None)
             });
-        self.saved = saved;
+        self.0.saved = saved;
         Ok(result?)
-    }
-
-    /// Changes the values of an attached adapter; other holders of the adapter keep it unchanged.
-    /// Empties the session, as [`Session::attach`] does.
-    ///
-    /// # Errors
-    /// If it is not attached, or is no longer one of this model. Nothing has changed then.
-    pub fn update_adapter(
-        &mut self,
-        id: AdapterId,
-        change: impl FnOnce(&mut Adapter),
-    ) -> Result<(), AdapterError> {
-        let i = self.seq.adapters.index(id)?;
-        let attached = &self.seq.adapters.attached[i];
-        let mut adapter = Adapter::clone(&attached.adapter);
-        change(&mut adapter);
-        let attached = Attached::new(
-            self.engine.model().base(),
-            Arc::new(adapter),
-            attached.scale,
-        )?;
-        self.seq.replace_adapter(i, attached);
-        self.forget_outputs();
-        Ok(())
     }
 
     /// Learns to predict each of `text` from the tokens before it: one step of `optimiser` on the
@@ -408,15 +395,15 @@ impl Session {
     /// let adapter = Adapter::zeros(&model, 4, 1, |site| site.layer() == Some(last))?;
     /// let (mut gradients, mut sgd) = (Gradients::zeros(&adapter), Sgd::new(model.site_norms()));
     /// let mut session = model.session()?;
-    /// let id = session.attach(Arc::new(adapter), 1.0)?;
-    /// let before = session.learn(id, &text, &mut sgd, &mut gradients)?;
-    /// let after = session.learn(id, &text, &mut sgd, &mut gradients)?;
+    /// let id = session.adapters().attach(Arc::new(adapter), 1.0)?;
+    /// let before = session.training().learn(id, &text, &mut sgd, &mut gradients)?;
+    /// let after = session.training().learn(id, &text, &mut sgd, &mut gradients)?;
     /// assert!(after < before); // nats per token
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// As [`Session::nll_gradient`].
+    /// As [`nll_gradient`](Self::nll_gradient).
     pub fn learn(
         &mut self,
         id: AdapterId,
@@ -433,9 +420,10 @@ impl Session {
         let loss = self.nll_gradient(id, tokens, targets, &vec![1.0; n], gradients)? / n as f64;
         gradients.scale(1.0 / n as f32);
         if loss.is_finite() && gradients.norm().is_finite() {
-            self.update_adapter(id, |adapter| optimiser.step(adapter, gradients))?;
+            let step = |adapter: &mut Adapter| optimiser.step(adapter, gradients);
+            self.0.adapters().update(id, step)?;
         } else {
-            self.clear();
+            self.0.clear();
         }
         Ok(loss)
     }

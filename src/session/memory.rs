@@ -1,7 +1,7 @@
 //! Memory of a session.
 
 use crate::kv::KvBytes;
-use crate::session::session::Session;
+use crate::session::state::SessionState;
 
 /// Bytes used by a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub struct SessionMemory {
     pub kv: KvBytes,
     /// Tokens, logits and hidden states.
     pub rest: u64,
-    /// Rows that were kept for gradients, see [`Session::gradient`].
+    /// Rows that were kept for gradients, see [`SessionTraining`](crate::session::SessionTraining).
     pub gradients: u64,
 }
 
@@ -22,13 +22,13 @@ impl SessionMemory {
     }
 }
 
-impl Session {
+impl SessionState<'_> {
     /// Current memory use.
     pub fn memory(&self) -> SessionMemory {
         SessionMemory {
-            kv: self.seq.kv.memory(),
-            rest: self.seq.token_bytes() + self.outputs.bytes(),
-            gradients: self.saved.bytes(),
+            kv: self.0.seq.kv.memory(),
+            rest: self.0.seq.token_bytes() + self.0.outputs.bytes(),
+            gradients: self.0.saved.bytes(),
         }
     }
 }

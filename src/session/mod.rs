@@ -1,11 +1,11 @@
 //! A session: one text under way, and what is done with it.
 
-mod adapters;
+pub(crate) mod adapters;
 pub(crate) mod context_shift;
 pub(crate) mod error;
 pub(crate) mod file;
 pub(crate) mod gradients;
-mod hooks;
+pub(crate) mod hooks;
 mod memory;
 #[cfg(feature = "vision")]
 pub(crate) mod parts;
@@ -13,13 +13,17 @@ mod prefix_reuse;
 pub(crate) mod profile;
 #[allow(clippy::module_inception)]
 pub(crate) mod session;
+mod state;
 pub(crate) mod store;
 
+pub use adapters::SessionAdapters;
 pub use error::{GradientError, KeptError, StateError};
-pub use gradients::{Task, cross_entropy, divergence, log_sum};
+pub use gradients::{SessionTraining, Task, cross_entropy, divergence, log_sum};
+pub use hooks::SessionHooks;
 pub use memory::SessionMemory;
 #[cfg(feature = "vision")]
-pub use parts::{EncodedPrompt, Part, PartsError};
+pub use parts::{EncodedPrompt, Part, PartsError, SessionImages};
 pub use profile::Profile;
 pub use session::Session;
+pub use state::{SessionCache, SessionState};
 pub use store::{KeptSession, KeptSessions, SessionName};

@@ -33,7 +33,9 @@ pub enum PartsError {
     #[error(transparent)]
     Vision(#[from] VisionError),
     /// Nothing reads images.
-    #[error("the session has no projector for images; give it one with Session::set_projector")]
+    #[error(
+        "the session has no projector for images; give it one with session.images().set_projector"
+    )]
     NoProjector,
     /// The model's file has no vocabulary.
     #[error("the model has no tokenizer: give tokens, not texts")]
@@ -104,7 +106,18 @@ impl Engine {
     }
 }
 
+/// Prompts of texts and images of a session.
+#[derive(Debug)]
+pub struct SessionImages<'s>(&'s mut Session);
+
 impl Session {
+    /// Prompts of texts and images.
+    pub fn images(&mut self) -> SessionImages<'_> {
+        SessionImages(self)
+    }
+}
+
+impl SessionImages<'_> {
     /// Sets what encodes images, and bounds of their tokens.
     ///
     /// # Errors
@@ -114,17 +127,17 @@ impl Session {
         projector: &Projector,
         options: ImageOptions,
     ) -> Result<(), VisionError> {
-        if !projector.is_for(self.model().hparams()) {
-            let what = format!("it is not for {}", self.model().hparams().arch);
+        if !projector.is_for(self.0.model().hparams()) {
+            let what = format!("it is not for {}", self.0.model().hparams().arch);
             return Err(VisionError::OtherModel { what });
         }
-        self.projector = Some((projector.clone(), options));
+        self.0.projector = Some((projector.clone(), options));
         Ok(())
     }
 
     /// What encodes images.
     pub fn projector(&self) -> Option<&Projector> {
-        self.projector.as_ref().map(|(projector, _)| projector)
+        self.0.projector.as_ref().map(|(projector, _)| projector)
     }
 
     /// Turns parts into a prompt that continues this session: encodes images that are not in the
@@ -132,19 +145,19 @@ impl Session {
     ///
     /// # Errors
     /// If the session has no projector, an image is refused, or there is no memory to encode it.
-    pub fn encode_parts(&self, parts: &[Part<'_>]) -> Result<EncodedPrompt, PartsError> {
+    pub fn encode(&self, parts: &[Part<'_>]) -> Result<EncodedPrompt, PartsError> {
         let mut writer = PromptWriter {
-            session: self,
+            session: self.0,
             prompt: EncodedPrompt::default(),
-            text: Some(String::new()).filter(|_| self.position() == 0),
+            text: Some(String::new()).filter(|_| self.0.position() == 0),
         };
-        let mut n_images = self.seq.spans.n_images();
+        let mut n_images = self.0.seq.spans.n_images();
         for part in parts {
             match *part {
                 Part::Text(text) => writer.text.get_or_insert_default().push_str(text),
                 Part::Plain(text) => {
                     writer.end_text()?;
-                    let tokenizer = self.model().tokenizer().ok_or(PartsError::NoTokenizer)?;
+                    let tokenizer = self.0.model().tokenizer().ok_or(PartsError::NoTokenizer)?;
                     let tokens = tokenizer.encode_inside(text.as_bytes());
                     writer.prompt.tokens.extend(tokens);
                 }
@@ -166,10 +179,10 @@ impl Session {
     /// that were encoded before are not encoded again.
     ///
     /// # Errors
-    /// As [`Session::encode_parts`] and [`Session::prefill`].
-    pub fn prefill_parts(&mut self, parts: &[Part<'_>]) -> Result<(), PartsError> {
-        self.catch_up()?;
-        let prompt = self.encode_parts(parts)?;
+    /// As [`encode`](Self::encode) and [`Session::prefill`].
+    pub fn prefill(&mut self, parts: &[Part<'_>]) -> Result<(), PartsError> {
+        self.0.catch_up()?;
+        let prompt = self.encode(parts)?;
         let last = prompt.tokens.len().saturating_sub(1);
         self.prefill_encoded(&prompt, last, |_, _| ())
     }
@@ -185,33 +198,33 @@ impl Session {
         first: usize,
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<(), PartsError> {
-        self.catch_up()?;
+        self.0.catch_up()?;
         let EncodedPrompt { tokens, spans } = prompt;
         let Some(first_image) = spans.first().map(|span| span.start) else {
-            return Ok(self.prefill_each(tokens, first, each)?);
+            return Ok(self.0.prefill_each(tokens, first, each)?);
         };
-        if self.seq.hook.is_some() {
+        if self.0.seq.hook.is_some() {
             return Err(SessionError::HasImages {
                 what: "learning from a text while it is read",
                 instead: "; detach the learner",
             }
             .into());
         }
-        self.engine.cpu_only("images")?;
-        self.engine.check(&self.seq, tokens)?;
+        self.0.engine.cpu_only("images")?;
+        self.0.engine.check(&self.0.seq, tokens)?;
         let reusable = first_image.min(first.saturating_add(1));
-        let n = if reusable > 1 && self.position() == 0 {
-            self.reuse(&tokens[..reusable])?.total()
+        let n = if reusable > 1 && self.0.position() == 0 {
+            self.0.cache().reuse(&tokens[..reusable])?.total()
         } else {
             0
         };
-        let begin = self.position() - n;
+        let begin = self.0.position() - n;
         for span in spans {
             let mut span = span.clone();
             span.start += begin;
-            self.seq.spans.push(span);
+            self.0.seq.spans.push(span);
         }
-        let outcome = self.run(
+        let outcome = self.0.run(
             TokenKind::Prompt,
             &tokens[n..],
             first.saturating_sub(n),
@@ -220,10 +233,10 @@ impl Session {
         );
         if outcome.is_err() {
             // What is left is whole: no part of an image, and no span without its tokens.
-            let end = self.position();
-            let whole = self.seq.spans.whole_until(end);
-            self.seq.truncate(whole);
-            self.forget_outputs();
+            let end = self.0.position();
+            let whole = self.0.seq.spans.whole_until(end);
+            self.0.seq.truncate(whole);
+            self.0.forget_outputs();
         }
         Ok(outcome?)
     }

@@ -2,15 +2,13 @@
 
 use crate::backward::saved::Saved;
 use crate::compute::hook::{Cut, OutputRows, TokenKind};
-use crate::compute::pooling::PooledStates;
 use crate::compute::probe::{EvalCallback, NoCallback};
 use crate::engine::SessionError;
 use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
 use crate::engine::hidden_states::KEPT_STATES;
-use crate::engine::options::{CachedTokens, CancelToken, SessionOptions};
+use crate::engine::options::{CancelToken, SessionOptions};
 use crate::engine::sequence::Sequence;
-use crate::kv::KvPolicy;
 use crate::layers::outputs::Outputs;
 use crate::model::Model;
 #[cfg(feature = "vision")]
@@ -61,8 +59,6 @@ pub struct Session {
     /// Whether the last token was generated and never computed: the next pass begins with it.
     pub(crate) ahead: bool,
     pub(crate) n_batch: usize,
-    /// Of the last prompt.
-    pub(crate) cached: CachedTokens,
     pub(crate) cancel: CancelToken,
     /// What encodes images, and bounds of their tokens.
     #[cfg(feature = "vision")]
@@ -71,7 +67,7 @@ pub struct Session {
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (position, n_ctx, n_batch) = (self.position(), self.n_ctx(), self.n_batch);
+        let (position, n_ctx, n_batch) = (self.position(), self.seq.n_ctx(), self.n_batch);
         write!(
             f,
             "Session {{ position: {position}, n_ctx: {n_ctx}, n_batch: {n_batch}, .. }}"
@@ -127,8 +123,7 @@ impl Session {
             outputs,
             saved: Saved::default(),
             ahead: false,
-            cached: CachedTokens::default(),
-            cancel: CancelToken::default(),
+            cancel: options.cancel.clone().unwrap_or_default(),
             #[cfg(feature = "vision")]
             projector: None,
         })
@@ -144,14 +139,10 @@ impl Session {
         &self.engine
     }
 
-    /// Precision of its keys and values; see [`Sequence::kv_policy`].
-    pub fn kv_policy(&self) -> KvPolicy {
-        self.seq.kv_policy()
-    }
-
-    /// Largest number of tokens.
-    pub fn n_ctx(&self) -> usize {
-        self.seq.n_ctx()
+    /// Its tokens, keys and values: precision, context length, attached adapters, hook, tokens
+    /// that came from the prefix cache.
+    pub fn sequence(&self) -> &Sequence {
+        &self.seq
     }
 
     /// Tokens it holds: the position of the next one.
@@ -170,25 +161,10 @@ impl Session {
         self.outputs.before_last(self.seq.n_drafts())
     }
 
-    /// Number of threads.
-    pub fn n_threads(&self) -> usize {
-        self.engine.n_threads()
-    }
-
-    /// A token that cancels this session's calls from elsewhere.
+    /// A token that cancels this session's calls from elsewhere:
+    /// [`SessionOptions::cancel`], or one of its own.
     pub fn cancel_token(&self) -> CancelToken {
         self.cancel.clone()
-    }
-
-    /// Replaces the cancel token; a token can be shared between sessions.
-    pub fn set_cancel_token(&mut self, cancel: CancelToken) {
-        self.cancel = cancel;
-    }
-
-    /// Mean hidden states of the tokens computed since the last call; see
-    /// [`SessionOptions::pooled_layer`].
-    pub fn take_pooled(&mut self) -> PooledStates {
-        self.seq.take_pooled()
     }
 
     /// Time that products with adapters took so far, divided by the number of threads.
@@ -223,12 +199,8 @@ impl Session {
         )
     }
 
-    /// Appends `tokens` and calls `each` with the logits after each of `tokens[first..]`, in order,
-    /// as `(index, logits)`.
-    ///
-    /// # Errors
-    /// As [`Session::prefill`].
-    pub fn prefill_each(
+    /// See [`SessionHooks::prefill_each`].
+    pub(super) fn prefill_each(
         &mut self,
         tokens: &[u32],
         first: usize,
@@ -236,6 +208,7 @@ impl Session {
     ) -> Result<(), SessionError> {
         self.engine.check(&self.seq, tokens)?;
         let n = self
+            .seq
             .reuse(&tokens[..tokens.len().min(first.saturating_add(1))])?
             .total();
         self.run(
@@ -245,20 +218,6 @@ impl Session {
             &mut NoCallback,
             &mut |i, logits| each(n + i, logits),
         )
-    }
-
-    /// [`Session::prefill_each`] with a [`EvalCallback`].
-    ///
-    /// # Errors
-    /// As [`Session::prefill`].
-    pub fn prefill_probed(
-        &mut self,
-        tokens: &[u32],
-        first: usize,
-        probe: &mut dyn EvalCallback,
-        mut each: impl FnMut(usize, &[f32]),
-    ) -> Result<(), SessionError> {
-        self.run(TokenKind::Prompt, tokens, first, probe, &mut each)
     }
 
     /// Appends `tokens` and passes on the logits from `first` on. Begins with the pending token, if
@@ -288,12 +247,8 @@ impl Session {
         Ok(())
     }
 
-    /// Computes the last token of a generation, which nobody needed to compute yet, if it waits: the
-    /// logits are then those of what follows it. Whatever appends tokens begins with it.
-    ///
-    /// # Errors
-    /// As [`Session::prefill`].
-    pub fn catch_up(&mut self) -> Result<(), SessionError> {
+    /// See [`SessionHooks::catch_up`]. Whatever appends tokens begins with it.
+    pub(crate) fn catch_up(&mut self) -> Result<(), SessionError> {
         self.drop_drafts();
         let Some(token) = self.take_ahead() else {
             return Ok(());
@@ -327,7 +282,7 @@ impl Session {
 
     /// Appends `token`, to be computed by the next pass, if there is room.
     pub(crate) fn push_ahead(&mut self, token: u32) -> Result<(), SessionError> {
-        if self.position() < self.n_ctx() {
+        if self.position() < self.seq.n_ctx() {
             self.seq.reserve(1)?;
             self.seq.push(&[token], TokenKind::Generated);
             self.ahead = true;
@@ -418,24 +373,6 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps the longest common prefix with `tokens` and drops the rest; returns its length. At
-    /// least the last of `tokens` is not kept, so that there is something to compute: a
-    /// conversation that is rendered again for each turn continues with
-    /// `generate_from(&tokens[kept..], …)`.
-    pub fn keep(&mut self, tokens: &[u32]) -> usize {
-        let same = self
-            .tokens()
-            .iter()
-            .zip(tokens)
-            .take_while(|(a, b)| a == b)
-            .count();
-        // Equal placeholders may stand for other images.
-        let same = same.min(self.seq.spans.start().unwrap_or(same));
-        let kept = same.min(tokens.len().saturating_sub(1));
-        self.cut(kept, Cut::Rewound);
-        kept
-    }
-
     /// Drops everything.
     pub fn clear(&mut self) {
         self.cut(0, Cut::Rewound);
@@ -474,7 +411,6 @@ impl Session {
             saved: Saved::default(),
             ahead: self.ahead,
             n_batch: self.n_batch,
-            cached: self.cached,
             cancel: self.cancel.clone(),
             #[cfg(feature = "vision")]
             projector: self.projector.clone(),

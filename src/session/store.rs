@@ -176,12 +176,12 @@ impl KeptSession {
     /// Continues `session` from the saved state; returns whether there is one.
     ///
     /// # Errors
-    /// As [`Session::load`].
+    /// As [`SessionCache::load`](crate::session::SessionCache::load).
     pub fn load(&self, session: &mut Session) -> Result<bool, StateError> {
         let path = self.folder.join(STATE);
         let exists = path.exists();
         if exists {
-            session.load(path)?;
+            session.cache().load(path)?;
         }
         Ok(exists)
     }
@@ -189,9 +189,9 @@ impl KeptSession {
     /// Saves the state of `session`, in place of an older one.
     ///
     /// # Errors
-    /// As [`Session::save`].
+    /// As [`SessionState::save`](crate::session::SessionState::save).
     pub fn save(&self, session: &Session) -> Result<(), StateError> {
-        session.save(self.folder.join(STATE))
+        session.save(&self.folder.join(STATE))
     }
 
     /// Removes the saved state, if there is one.

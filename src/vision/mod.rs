@@ -3,7 +3,7 @@
 //! An [`Image`] is decoded pixels; decoding files is left to the caller. A [`Projector`], opened
 //! from the file that belongs to a model (mmproj), prepares an image as the model's authors do,
 //! encodes it and says which tokens stand around it. A session takes images between texts:
-//! [`Session::prefill_parts`](crate::Session::prefill_parts).
+//! [`SessionImages::prefill`](crate::session::SessionImages::prefill).
 
 mod attention;
 mod cache;

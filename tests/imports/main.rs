@@ -4,10 +4,11 @@
 //! folder may not use each other in a circle. Two things do not count: a `mod.rs` is made of its
 //! children, so what it uses of them is no arrow, and an import through a re-export is one of the
 //! file that defines the thing. Comments and texts may name whom they like. `house.rs` checks names
-//! and sizes.
+//! and sizes, `surface.rs` what is public.
 
 mod house;
 mod reader;
+mod surface;
 
 use reader::{Crate, Sources};
 use std::collections::{BTreeMap, BTreeSet};

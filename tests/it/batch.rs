@@ -267,7 +267,7 @@ fn random_operations_leave_no_trace() {
             let i = random.below(sessions.len());
             let n_sessions = sessions.len();
             let session = &mut sessions[i];
-            let room = session.n_ctx() - session.position();
+            let room = session.sequence().n_ctx() - session.position();
             match random.below(10) {
                 0..3 if room > 1 => session
                     .prefill(&tokens(1 + random.below(room.min(90)), operation))
@@ -292,12 +292,14 @@ fn random_operations_leave_no_trace() {
                         let at = random.below(other.len());
                         other[at] = (other[at] + 1) % N_VOCAB as u32;
                     }
-                    session.keep(&other);
+                    session.cache().keep(&other);
                 }
                 9 if random.below(4) == 0 => session.clear(),
                 _ => continue,
             }
-            if operation % 20 == 0 && session.position() > 0 && session.position() < session.n_ctx()
+            if operation % 20 == 0
+                && session.position() > 0
+                && session.position() < session.sequence().n_ctx()
             {
                 let all = [session.tokens(), &[9]].concat();
                 let expected = new(&reference, 512).prefilled(&all);
@@ -348,7 +350,7 @@ fn a_hook_sees_every_pass_and_makes_the_logits() {
     let engine = engine(&model, 1);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let mut hooked = engine.session_with(&options(64)).unwrap();
-    hooked.set_hook(Box::new(Noting(Arc::clone(&seen))));
+    hooked.hooks().set(Box::new(Noting(Arc::clone(&seen))));
     assert!(hooked.prefilled(&[1, 2, 3]).iter().all(|&x| x == 7.0));
     assert!(hooked.decoded(4).iter().all(|&x| x == 7.0));
     hooked.rewind(2).unwrap();
@@ -356,7 +358,10 @@ fn a_hook_sees_every_pass_and_makes_the_logits() {
         *seen.lock().unwrap(),
         ["0..3 Prompt", "3..4 Generated", "Rewound"]
     );
-    assert!(hooked.hook::<Noting>().is_some() && hooked.fork().unwrap().hook::<Noting>().is_some());
-    assert!(hooked.take_hook::<Noting>().is_some());
+    assert!(
+        hooked.sequence().hook::<Noting>().is_some()
+            && hooked.fork().unwrap().sequence().hook::<Noting>().is_some()
+    );
+    assert!(hooked.hooks().take::<Noting>().is_some());
     assert!(hooked.decoded(4).iter().any(|&x| x != 7.0));
 }

@@ -73,6 +73,7 @@ fn session_with(model: &Model, n_ctx: usize, n_batch: usize, kv_type: KvType) ->
 fn logits(session: &mut Session, tokens: &[u32]) -> Vec<f32> {
     let mut all = Vec::new();
     session
+        .hooks()
         .prefill_each(tokens, 0, |_, logits| all.extend_from_slice(logits))
         .unwrap();
     all

@@ -30,6 +30,7 @@ fn session(model: &Model, n_batch: usize, n_threads: usize) -> Session {
 fn logits(session: &mut Session, tokens: &[u32]) -> Vec<f32> {
     let mut all = Vec::new();
     session
+        .hooks()
         .prefill_each(tokens, 0, |_, logits| all.extend_from_slice(logits))
         .unwrap();
     all
@@ -317,6 +318,7 @@ fn tokens_without_logits_count_all_the_same() {
                 let mut seen = Vec::new();
                 let last = TOKENS.len() - 1;
                 session
+                    .hooks()
                     .prefill_each(&TOKENS[..last], first, |_, logits| {
                         seen.extend_from_slice(logits)
                     })
@@ -346,9 +348,11 @@ fn keys_and_values_do_not_depend_on_who_wants_logits() {
             let (last, n) = (TOKENS[TOKENS.len() - 1], TOKENS.len() - 1);
             for n_batch in [5, 64] {
                 let (mut some, mut all) = [(); 2].map(|()| session(&model, n_batch, 1)).into();
-                some.prefill_each(&TOKENS[..n], n, |_, _| unreachable!())
+                some.hooks()
+                    .prefill_each(&TOKENS[..n], n, |_, _| unreachable!())
                     .unwrap();
-                all.prefill_probed(&TOKENS[..n], n, &mut All, |_, _| unreachable!())
+                all.hooks()
+                    .prefill_probed(&TOKENS[..n], n, &mut All, |_, _| unreachable!())
                     .unwrap();
                 assert_eq!(
                     some.decoded(last),
@@ -373,6 +377,7 @@ fn a_probe_sees_every_layer_and_changes_nothing() {
         let model = tiny.model(DType::F32);
         let (mut seen, mut probed) = (Seen::default(), Vec::new());
         session(&model, 64, 1)
+            .hooks()
             .prefill_probed(&TOKENS, 0, &mut seen, |_, logits| {
                 probed.extend_from_slice(logits)
             })
@@ -751,7 +756,7 @@ fn only_tokens_are_generated() {
         let mut session = session(&model, 64, 1);
         // A history may hold the others.
         let mut generation = session
-            .generate_from(&TOKENS, &mut sampler)
+            .generate(&TOKENS, &mut sampler)
             .unwrap()
             .max_tokens(16);
         generation

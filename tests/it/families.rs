@@ -97,6 +97,7 @@ fn logits(model: &Model, tokens: &[u32], positions: &[usize], n_batch: usize) ->
     };
     let mut rows = Vec::new();
     session_on(model, 1, &options)
+        .hooks()
         .prefill_each(tokens, 0, |_, logits| rows.push(logits.to_vec()))
         .unwrap();
     positions

@@ -9,7 +9,7 @@ use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
 use ruvllm::kv::KvType;
 use ruvllm::sample::TokenMask;
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
-use ruvllm::{CancelToken, MaskError, Model, Sampler, Session, SessionError, StopReason};
+use ruvllm::{MaskError, Model, Sampler, Session, SessionError, StopReason};
 
 const PROMPT: &str = "Ownership is";
 const NEXT: &str = " Borrowing is";
@@ -106,8 +106,7 @@ fn a_session_holds_what_was_handed_out() {
     goes_on(&model, dropped);
 
     let mut cancelled = session(&model, 128);
-    let cancel = CancelToken::default();
-    cancelled.set_cancel_token(cancel.clone());
+    let cancel = cancelled.cancel_token();
     let mut generation = cancelled.generate(PROMPT, &mut sampler).unwrap();
     generation.next().unwrap().unwrap();
     cancel.cancel();
@@ -193,11 +192,14 @@ fn what_is_known_of_a_conversation_is_kept() {
     let mut session = session(&model, 128);
     session.prefill(&[5, 6, 7, 8]).unwrap();
     assert_eq!(
-        (session.keep(&[5, 6, 9, 8]), session.tokens()),
+        (session.cache().keep(&[5, 6, 9, 8]), session.tokens()),
         (2, &[5, 6][..])
     );
-    assert_eq!((session.keep(&[5, 6]), session.tokens()), (1, &[5][..]));
-    assert_eq!((session.keep(&[]), session.position()), (0, 0));
+    assert_eq!(
+        (session.cache().keep(&[5, 6]), session.tokens()),
+        (1, &[5][..])
+    );
+    assert_eq!((session.cache().keep(&[]), session.position()), (0, 0));
 }
 
 /// Text that is held back when a generation is dropped or fails was handed to nobody: its tokens
@@ -284,7 +286,7 @@ fn a_generation_that_owns_its_session_gives_it_back() {
     assert_eq!(session.tokens(), [&prompt[..], &expected[..]].concat());
 
     // What `generate` refuses at once comes with the first step.
-    let mut refused = session.into_generation_from(&[], greedy());
+    let mut refused = session.into_generation(&[], greedy());
     assert!(matches!(
         refused.next(),
         Some(Err(DecodeError::Session(SessionError::NoTokens)))
@@ -373,7 +375,7 @@ mod forced {
             tokens.len()
         );
         let (mut session, mut sampler) = (session(&model, 256), masked(&model, &[]));
-        session.set_hook(Box::new(Count::default()));
+        session.hooks().set(Box::new(Count::default()));
         let mut generation = session.generate(PROMPT, &mut sampler).unwrap().logprobs(1);
         let pieces: Vec<_> = generation.by_ref().map(Result::unwrap).collect();
         assert_eq!(
@@ -394,7 +396,7 @@ mod forced {
             );
             assert!(piece.top_logprobs[0].1 >= piece.logprob.unwrap());
         }
-        let passes = &session.hook::<Count>().unwrap().passes;
+        let passes = &session.sequence().hook::<Count>().unwrap().passes;
         // That of the prompt shows one row; what was sampled last was not computed.
         assert_eq!(passes.iter().sum::<usize>(), tokens.len(), "{passes:?}");
         assert!(

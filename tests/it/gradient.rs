@@ -20,7 +20,7 @@ use ruvllm::model::{
 };
 use ruvllm::quant::DType;
 use ruvllm::session::{Task, cross_entropy};
-use ruvllm::{AdapterError, CancelToken, SessionError};
+use ruvllm::{AdapterError, SessionError};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -1192,13 +1192,14 @@ fn gradient(
     targets: impl Fn(&TargetModule) -> bool,
 ) -> (Gradients, f64) {
     let mut session = session(model, n_threads);
-    let id = session.attach(Arc::clone(adapter), 0.5).unwrap();
+    let id = session.adapters().attach(Arc::clone(adapter), 0.5).unwrap();
     if n_past > 0 {
         session.prefill(&TOKENS[..n_past]).unwrap();
     }
     let mut gradients = Gradients::for_terms(adapter, targets);
     let (tokens, targets) = (&TOKENS[n_past..], &TARGETS[n_past..]);
     let loss = session
+        .training()
         .nll_gradient(id, tokens, targets, &weights[n_past..], &mut gradients)
         .unwrap();
     assert_eq!(session.position(), TOKENS.len());
@@ -1245,8 +1246,12 @@ fn check(name: &str, model: &Model, n_past: usize, rank: usize) {
     let loss = |r: &Reference<'_>| r.loss(&TOKENS, &past, &TARGETS[n_past..], &weights[n_past..]);
 
     let mut session = session(model, 1);
-    session.attach(Arc::clone(&adapter), 0.5).unwrap();
     session
+        .adapters()
+        .attach(Arc::clone(&adapter), 0.5)
+        .unwrap();
+    session
+        .hooks()
         .prefill_each(&TOKENS, 0, |i, logits| {
             for (a, b) in logits.iter().zip(&expected[i]) {
                 assert!(
@@ -1460,7 +1465,10 @@ fn texts_of_one_pass_have_the_gradients_of_each() {
                 (&TOKENS[range.clone()], &TARGETS[range], weights)
             });
             let mut session = session(&model, n_threads);
-            let id = session.attach(Arc::clone(&adapter), 0.5).unwrap();
+            let id = session
+                .adapters()
+                .attach(Arc::clone(&adapter), 0.5)
+                .unwrap();
             if n_past > 0 {
                 session.prefill(&TOKENS[..n_past]).unwrap();
             }
@@ -1468,6 +1476,7 @@ fn texts_of_one_pass_have_the_gradients_of_each() {
             let losses = tasks.each_ref().map(|(tokens, targets, weights)| {
                 let mut session = session.fork().unwrap();
                 session
+                    .training()
                     .nll_gradient(id, tokens, targets, weights, &mut one_by_one)
                     .unwrap()
             });
@@ -1478,7 +1487,10 @@ fn texts_of_one_pass_have_the_gradients_of_each() {
                 weights,
             });
             assert_eq!(
-                session.nll_gradients(id, &tasks, &mut together).unwrap(),
+                session
+                    .training()
+                    .nll_gradients(id, &tasks, &mut together)
+                    .unwrap(),
                 losses,
                 "{}",
                 family.arch
@@ -1615,7 +1627,10 @@ fn learning_a_text_makes_it_likelier() {
         let adapter =
             Arc::new(Adapter::zeros(&model, 2, 1, |s| s.part().starts_with("ffn")).unwrap());
         let mut session = session(&model, 2);
-        let id = session.attach(Arc::clone(&adapter), 1.0).unwrap();
+        let id = session
+            .adapters()
+            .attach(Arc::clone(&adapter), 1.0)
+            .unwrap();
         let mut gradients = Gradients::zeros(&adapter);
         let (mut descent, mut adam) = (Sgd::new(model.site_norms()), Adam::new());
         (descent.rate, descent.clip, adam.rate) = (0.03, 0.1, 0.02);
@@ -1625,6 +1640,7 @@ fn learning_a_text_makes_it_likelier() {
                 if sgd { &mut descent } else { &mut adam };
             losses.push(
                 session
+                    .training()
                     .learn(id, &TOKENS, optimiser, &mut gradients)
                     .unwrap(),
             );
@@ -1696,12 +1712,17 @@ fn misuse_is_a_typed_error() {
     let other = family("qwen2").next().unwrap().model(1);
     let adapter = Arc::new(adapter(&model, 2, |s| s.part() == "ffn_up"));
     let mut session = session(&model, 1);
-    let id = session.attach(Arc::clone(&adapter), 1.0).unwrap();
+    let id = session
+        .adapters()
+        .attach(Arc::clone(&adapter), 1.0)
+        .unwrap();
     let mut gradients = Gradients::zeros(&adapter);
     let mut foreign = Gradients::zeros(&self::adapter(&other, 2, |_| true));
     let mut wide = Gradients::zeros(&self::adapter(&model, 3, |s| s.part() == "ffn_up"));
     for gradients in [&mut foreign, &mut wide] {
-        let refused = session.nll_gradient(id, &TOKENS, &TARGETS, &[1.0; 11], gradients);
+        let refused = session
+            .training()
+            .nll_gradient(id, &TOKENS, &TARGETS, &[1.0; 11], gradients);
         assert!(
             matches!(
                 refused,
@@ -1710,33 +1731,48 @@ fn misuse_is_a_typed_error() {
             "{refused:?}"
         );
     }
-    let outside = session.nll_gradient(id, &[1], &[N_VOCAB as u32], &[1.0], &mut gradients);
+    let outside =
+        session
+            .training()
+            .nll_gradient(id, &[1], &[N_VOCAB as u32], &[1.0], &mut gradients);
     assert!(matches!(
         outside,
         Err(GradientError::Session(SessionError::TokenOutOfRange { .. }))
     ));
-    let outside = session.nll_gradient(id, &[N_VOCAB as u32], &[1], &[1.0], &mut gradients);
+    let outside =
+        session
+            .training()
+            .nll_gradient(id, &[N_VOCAB as u32], &[1], &[1.0], &mut gradients);
     assert!(matches!(
         outside,
         Err(GradientError::Session(SessionError::TokenOutOfRange { .. }))
     ));
     assert!(matches!(
-        session.nll_gradient(id, &[], &[], &[], &mut gradients),
+        session
+            .training()
+            .nll_gradient(id, &[], &[], &[], &mut gradients),
         Err(GradientError::Session(SessionError::NoTokens))
     ));
     let long = [1; 49];
-    let full = session.nll_gradient(id, &long, &long, &[1.0; 49], &mut gradients);
+    let full = session
+        .training()
+        .nll_gradient(id, &long, &long, &[1.0; 49], &mut gradients);
     assert!(matches!(
         full,
         Err(GradientError::Session(SessionError::ContextFull { .. }))
     ));
     assert_eq!(gradients.norm(), 0.0);
     assert!(matches!(
-        session.learn(id, &[1], &mut Adam::new(), &mut gradients),
+        session
+            .training()
+            .learn(id, &[1], &mut Adam::new(), &mut gradients),
         Err(GradientError::Session(SessionError::NoTokens))
     ));
     assert_eq!(
-        session.nll_gradients(id, &[], &mut gradients).unwrap(),
+        session
+            .training()
+            .nll_gradients(id, &[], &mut gradients)
+            .unwrap(),
         [0.0; 0]
     );
     let (good, none) = (
@@ -1748,16 +1784,18 @@ fn misuse_is_a_typed_error() {
         targets,
         weights,
     });
-    let refused = session.nll_gradients(id, &tasks, &mut gradients);
+    let refused = session.training().nll_gradients(id, &tasks, &mut gradients);
     assert!(
         matches!(refused, Err(GradientError::Session(SessionError::NoTokens))),
         "{refused:?}"
     );
     assert_eq!(gradients.norm(), 0.0);
-    let cancel = CancelToken::default();
-    session.set_cancel_token(cancel.clone());
+    let cancel = session.cancel_token();
     cancel.cancel();
-    let cancelled = session.nll_gradient(id, &TOKENS, &TARGETS, &[1.0; 11], &mut gradients);
+    let cancelled =
+        session
+            .training()
+            .nll_gradient(id, &TOKENS, &TARGETS, &[1.0; 11], &mut gradients);
     assert!(matches!(
         cancelled,
         Err(GradientError::Session(SessionError::Cancelled))
@@ -1765,12 +1803,13 @@ fn misuse_is_a_typed_error() {
     cancel.reset();
     session.clear();
     session
+        .training()
         .nll_gradient(id, &TOKENS, &TARGETS, &[1.0; 11], &mut gradients)
         .unwrap();
     assert!(gradients.norm() > 0.0);
-    session.detach(id).unwrap();
+    session.adapters().detach(id).unwrap();
     assert!(matches!(
-        session.update_adapter(id, |_| ()),
+        session.adapters().update(id, |_| ()),
         Err(AdapterError::NotAttached)
     ));
 }
@@ -1781,8 +1820,11 @@ fn gradients_of_what_has_none_are_refused() {
     let model = crate::run::open(Tiny::granite_swa().gguf()).unwrap();
     let adapter = Arc::new(adapter(&model, 2, |s| s.part() == "ffn_up"));
     let mut session = session(&model, 1);
-    let id = session.attach(Arc::clone(&adapter), 1.0).unwrap();
-    let refused = session.nll_gradient(
+    let id = session
+        .adapters()
+        .attach(Arc::clone(&adapter), 1.0)
+        .unwrap();
+    let refused = session.training().nll_gradient(
         id,
         &[1, 2],
         &[2, 3],

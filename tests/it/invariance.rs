@@ -631,6 +631,7 @@ impl Text {
 fn all_logits(session: &mut Session, tokens: &[u32]) -> Vec<f32> {
     let mut logits = Vec::new();
     session
+        .hooks()
         .prefill_each(tokens, 0, |_, row| logits.extend_from_slice(row))
         .unwrap();
     logits
@@ -795,6 +796,7 @@ fn keys_and_values(model: &Model, kv_type: KvType, text: &Text, what: &str) {
             .unwrap();
         let mut seen = KeysValues::default();
         session
+            .hooks()
             .prefill_probed(&text.prompt, last, &mut seen, |_, _| ())
             .unwrap();
         assert_same(text.rows(last, 1), session.logits(), what);

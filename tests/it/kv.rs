@@ -390,9 +390,9 @@ fn memory_is_counted_by_precision() {
     };
     let engine_of = engine(&model, 1);
     let mut session = engine_of.session_with(&options(mixed)).unwrap();
-    assert_eq!(session.memory().kv.total(), 0);
+    assert_eq!(session.state().memory().kv.total(), 0);
     session.prefill(&tokens(100, 1)).unwrap();
-    let of_session = session.memory().kv;
+    let of_session = session.state().memory().kv;
     assert_eq!(of_session.of(KvType::Q8), 2 * page(34) / 2);
     assert_eq!(of_session.of(KvType::Q4), 2 * page(18) / 2);
     assert_eq!(of_session.iter().count(), 2);
@@ -402,7 +402,7 @@ fn memory_is_counted_by_precision() {
         .unwrap();
     other.prefill(&tokens(130, 1)).unwrap();
     let fork = other.fork().unwrap();
-    assert_eq!(fork.memory().kv, other.memory().kv);
+    assert_eq!(fork.state().memory().kv, other.state().memory().kv);
     let all = engine_of.memory();
     assert_eq!(
         (all.kv.of(KvType::F16), all.kv.of(KvType::Q8)),
@@ -428,7 +428,7 @@ fn memory_is_counted_by_precision() {
     };
     let mut session = engine(&model, 1).session_with(&options).unwrap();
     session.prefill(&tokens(700, 1)).unwrap();
-    let kv = session.memory().kv;
+    let kv = session.state().memory().kv;
     let expected = [
         (KvType::F16, 3 * page(32)),
         (KvType::Q8, 2 * page(34)),
@@ -485,6 +485,7 @@ fn errors_far_back() {
         session.prefill(before).unwrap();
         let mut outputs = Outputs::default();
         session
+            .hooks()
             .prefill_probed(last, LAST, &mut outputs, |_, _| ())
             .unwrap();
         outputs.0

@@ -30,6 +30,7 @@ fn prefilled(session: &mut Session) -> Vec<f32> {
     let mut all = Vec::new();
     session.clear();
     session
+        .hooks()
         .prefill_each(&TOKENS, 0, |_, logits| all.extend_from_slice(logits))
         .unwrap();
     all
@@ -132,7 +133,10 @@ fn dense(tiny: Tiny, adapters: &[(&Adapter, f32)]) -> Model {
 fn adapted(model: &Model, adapters: &[(&Adapter, f32)]) -> Session {
     let mut session = session(model);
     for &(adapter, scale) in adapters {
-        session.attach(Arc::new(adapter.clone()), scale).unwrap();
+        session
+            .adapters()
+            .attach(Arc::new(adapter.clone()), scale)
+            .unwrap();
     }
     session
 }
@@ -197,6 +201,7 @@ fn adapters_that_add_nothing_change_no_bit() {
             let mut session = session(&model);
             let base = bits(&mut session);
             let zeros = session
+                .adapters()
                 .attach(
                     Arc::new(Adapter::zeros(&model, 4, 3, |_| true).unwrap()),
                     1.0,
@@ -204,13 +209,14 @@ fn adapters_that_add_nothing_change_no_bit() {
                 .unwrap();
             assert_eq!(bits(&mut session), base);
             let other = session
+                .adapters()
                 .attach(Arc::new(adapter(&model, 3, 4, |_| true)), 0.0)
                 .unwrap();
             assert_eq!(bits(&mut session), base);
-            session.set_scale(other, 0.5).unwrap();
+            session.adapters().set_scale(other, 0.5).unwrap();
             assert_ne!(bits(&mut session), base);
-            session.detach(other).unwrap();
-            session.detach(zeros).unwrap();
+            session.adapters().detach(other).unwrap();
+            session.adapters().detach(zeros).unwrap();
             assert_eq!(bits(&mut session), base);
         }
     }
@@ -224,7 +230,10 @@ fn sessions_have_adapters_of_their_own() {
         .map(|a| decoded(&mut adapted(&model, a)));
     let mut sessions = [(); 3].map(|()| session(&model));
     for (session, adapter) in sessions[1..].iter_mut().zip(&adapters) {
-        session.attach(Arc::new(adapter.clone()), 0.5).unwrap();
+        session
+            .adapters()
+            .attach(Arc::new(adapter.clone()), 0.5)
+            .unwrap();
     }
     // Token by token in turns.
     let mut found = [const { Vec::new() }; 3];
@@ -244,9 +253,13 @@ fn any_number_of_threads_gives_the_same_bits() {
         let adapter = Arc::new(adapter(&model, 3, 5, |_| true));
         let all = [1, 2, 5].map(|n_threads| {
             let mut session = session_on(&model, n_threads, &SessionOptions::default());
-            session.attach(Arc::clone(&adapter), 0.5).unwrap();
+            session
+                .adapters()
+                .attach(Arc::clone(&adapter), 0.5)
+                .unwrap();
             let mut all = Vec::new();
             session
+                .hooks()
                 .prefill_each(&TOKENS, 0, |_, logits| {
                     all.extend(logits.iter().map(|x| x.to_bits()))
                 })
@@ -274,23 +287,30 @@ fn a_change_empties_the_session_and_is_a_generation_of_its_own() {
     let model = Tiny::Llama.model(DType::F32);
     let adapter = Arc::new(adapter(&model, 1, 1, |_| true));
     let mut session = session(&model);
-    let mut generations = vec![session.adapter_generation()];
+    let mut generations = vec![session.sequence().adapter_generation()];
     assert_eq!(generations, [0]);
     let fill = |session: &mut Session| {
         session.prefill(&TOKENS).unwrap();
     };
     fill(&mut session);
-    let id = session.attach(Arc::clone(&adapter), 0.5).unwrap();
+    let id = session
+        .adapters()
+        .attach(Arc::clone(&adapter), 0.5)
+        .unwrap();
     assert_eq!(session.position(), 0);
-    generations.push(session.adapter_generation());
+    generations.push(session.sequence().adapter_generation());
     fill(&mut session);
-    session.set_scale(id, 0.25).unwrap();
+    session.adapters().set_scale(id, 0.25).unwrap();
     assert_eq!(session.position(), 0);
-    generations.push(session.adapter_generation());
-    let other = session.attach(Arc::clone(&adapter), 1.0).unwrap();
-    generations.push(session.adapter_generation());
+    generations.push(session.sequence().adapter_generation());
+    let other = session
+        .adapters()
+        .attach(Arc::clone(&adapter), 1.0)
+        .unwrap();
+    generations.push(session.sequence().adapter_generation());
     assert_eq!(
         session
+            .sequence()
             .adapters()
             .map(|(id, _, scale)| (id, scale))
             .collect::<Vec<_>>(),
@@ -299,34 +319,43 @@ fn a_change_empties_the_session_and_is_a_generation_of_its_own() {
 
     fill(&mut session);
     let mut fork = session.fork().unwrap();
-    assert_eq!(fork.adapter_generation(), session.adapter_generation());
+    assert_eq!(
+        fork.sequence().adapter_generation(),
+        session.sequence().adapter_generation()
+    );
     assert_eq!(fork.decoded(3), session.decoded(3));
-    assert_eq!(fork.detach(other).unwrap(), adapter);
+    assert_eq!(fork.adapters().detach(other).unwrap(), adapter);
     assert_eq!(session.position(), TOKENS.len() + 1);
-    generations.push(fork.adapter_generation());
+    generations.push(fork.sequence().adapter_generation());
     generations.push({
         let mut stranger = model.session().unwrap();
-        stranger.attach(Arc::clone(&adapter), 0.5).unwrap();
-        stranger.adapter_generation()
+        stranger
+            .adapters()
+            .attach(Arc::clone(&adapter), 0.5)
+            .unwrap();
+        stranger.sequence().adapter_generation()
     });
     generations.sort_unstable();
     generations.dedup();
     assert_eq!(generations.len(), 6);
 
-    session.detach(id).unwrap();
-    session.detach(other).unwrap();
-    assert_eq!((session.position(), session.adapter_generation()), (0, 0));
+    session.adapters().detach(id).unwrap();
+    session.adapters().detach(other).unwrap();
+    assert_eq!(
+        (session.position(), session.sequence().adapter_generation()),
+        (0, 0)
+    );
     assert!(matches!(
-        session.detach(other),
+        session.adapters().detach(other),
         Err(AdapterError::NotAttached)
     ));
     assert!(matches!(
-        session.set_scale(id, 1.0),
+        session.adapters().set_scale(id, 1.0),
         Err(AdapterError::NotAttached)
     ));
     fill(&mut session);
     assert!(matches!(
-        session.attach(adapter, f32::NAN),
+        session.adapters().attach(adapter, f32::NAN),
         Err(AdapterError::Scale { .. })
     ));
     assert_eq!(session.position(), TOKENS.len());
@@ -338,9 +367,15 @@ fn adapters_of_other_models_are_refused() {
     let fits = Arc::new(adapter(&llama, 1, 1, |_| true));
     // The same matrices in another file.
     session(&Tiny::Llama.model(DType::Q8_0))
+        .adapters()
         .attach(Arc::clone(&fits), 1.0)
         .unwrap();
-    let refused = |model: &Model| session(model).attach(Arc::clone(&fits), 1.0).unwrap_err();
+    let refused = |model: &Model| {
+        session(model)
+            .adapters()
+            .attach(Arc::clone(&fits), 1.0)
+            .unwrap_err()
+    };
     assert!(matches!(
         refused(&Tiny::Phi3.model(DType::F32)),
         AdapterError::Architecture { .. }
@@ -355,13 +390,15 @@ fn adapters_of_other_models_are_refused() {
         parts.remove_tensor(&format!("blk.1.{norm}.weight"));
     }
     let shorter = Model::from_gguf(parts.gguf()).unwrap();
-    let Err(AdapterError::OtherModel { tensor }) = session(&shorter).attach(Arc::clone(&fits), 1.0)
+    let Err(AdapterError::OtherModel { tensor }) =
+        session(&shorter).adapters().attach(Arc::clone(&fits), 1.0)
     else {
         panic!()
     };
     assert!(tensor.starts_with("blk.1."), "{tensor}");
     let back = Arc::new(adapter(&shorter, 1, 1, |_| true));
-    let Err(AdapterError::OtherModel { tensor }) = session(&llama).attach(back, 1.0) else {
+    let Err(AdapterError::OtherModel { tensor }) = session(&llama).adapters().attach(back, 1.0)
+    else {
         panic!()
     };
     assert!(tensor.starts_with("blk.1."), "{tensor}");
@@ -594,7 +631,10 @@ fn half_precision_stays_as_it_is() {
         assert!(half.bytes() < adapter.bytes() * 2 / 3);
         let of = |adapter: &Adapter| {
             let mut session = session(&model);
-            session.attach(Arc::new(adapter.clone()), 0.7).unwrap();
+            session
+                .adapters()
+                .attach(Arc::new(adapter.clone()), 0.7)
+                .unwrap();
             (prefilled(&mut session), decoded(&mut session))
         };
         assert_eq!(of(&half), of(&expanded));

@@ -319,7 +319,7 @@ impl Drafter for Recorder {
 
 fn recorded(session: Session, prompt: &[u32], sampler: Sampler, n: usize) -> Vec<Vec<f32>> {
     let recorder = Recorder(session.engine().clone(), Arc::default());
-    let mut generation = session.into_generation_from(prompt, sampler).max_tokens(n);
+    let mut generation = session.into_generation(prompt, sampler).max_tokens(n);
     generation = generation.speculate(Speculation::by(recorder.clone()).fixed_length(1));
     generation.by_ref().for_each(|piece| drop(piece.unwrap()));
     let states = recorder.1.lock().unwrap();
@@ -518,7 +518,7 @@ fn outcome(
     case: &Case,
     speculation: Option<Speculation>,
 ) -> (Outcome, DraftStats) {
-    let mut generation = session.into_generation_from(&case.prompt, case.sampler.clone());
+    let mut generation = session.into_generation(&case.prompt, case.sampler.clone());
     generation = generation
         .max_tokens(case.max_tokens)
         .stop(case.stop.clone());
@@ -536,7 +536,7 @@ fn outcome(
     let held = session.tokens().to_vec();
     // The next turn, which drafts, too.
     let mut next = session
-        .into_generation_from(&[held[0], 3, 4], sampler)
+        .into_generation(&[held[0], 3, 4], sampler)
         .max_tokens(15);
     if let Some(speculation) = speculation {
         next = next.speculate(speculation);
@@ -868,7 +868,7 @@ fn memory_is_planned() {
             let mut session = engine.session_with(options).unwrap();
             session.prefill(&[3; 650]).unwrap();
             session.decode(1).unwrap();
-            (engine.memory().buffers, session.memory().rest)
+            (engine.memory().buffers, session.state().memory().rest)
         };
         let (with, without) = (taken(&keeping), taken(&options));
         let (plan_with, plan_without) = (plan(&keeping), plan(&options));

@@ -107,7 +107,10 @@ fn rewinding_behind_a_window_leaves_no_trace() {
             );
             assert_eq!(session.position(), 400);
         }
-        assert_eq!(session.keep(&[&all[..200], &[1, 2, 3]].concat()), 200);
+        assert_eq!(
+            session.cache().keep(&[&all[..200], &[1, 2, 3]].concat()),
+            200
+        );
         assert_eq!(
             session.prefilled(&[1, 2, 3]),
             fresh(&model, &[&all[..200], &[1, 2, 3]].concat())

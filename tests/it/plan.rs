@@ -48,16 +48,20 @@ fn taken(model: &Model, options: &PlanOptions) -> [u64; 3] {
         .collect();
     for session in &mut sessions {
         for adapter in &options.adapters {
-            session.attach(Arc::clone(adapter), 1.0).unwrap();
+            session.adapters().attach(Arc::clone(adapter), 1.0).unwrap();
         }
         session
+            .hooks()
             .prefill_each(&tokens(n_ctx - 1), n_ctx - 1 - options.n_logits, |_, _| ())
             .unwrap();
         session.decode(3).unwrap();
     }
     // Pages that are given back stay in the pool.
     let stats = engine.pool().stats();
-    let rest = sessions.iter().map(|session| session.memory().rest).sum();
+    let rest = sessions
+        .iter()
+        .map(|session| session.state().memory().rest)
+        .sum();
     [stats.used + stats.free, engine.memory().buffers, rest]
 }
 
@@ -342,13 +346,13 @@ fn gradients_are_planned() {
             )
             .unwrap();
             let mut found = engine.session_with(&session).unwrap();
-            let id = found.attach(Arc::clone(&adapter), 1.0).unwrap();
+            let id = found.adapters().attach(Arc::clone(&adapter), 1.0).unwrap();
             let text = tokens(121);
             if n_past > 0 {
                 found.prefill(&text[..n_past]).unwrap();
             }
             let (weights, mut gradients) = (vec![1.0; n], Gradients::zeros(&adapter));
-            let outcome = found.nll_gradient(
+            let outcome = found.training().nll_gradient(
                 id,
                 &text[n_past..120],
                 &text[n_past + 1..],
@@ -369,7 +373,7 @@ fn gradients_are_planned() {
             n_planned += 1;
             let memory = engine.memory();
             let taken = [
-                found.memory().gradients + adapter.bytes(),
+                found.state().memory().gradients + adapter.bytes(),
                 memory.buffers,
                 memory.adapters,
             ];
@@ -506,7 +510,7 @@ fn limits_are_kept() {
     let mut fits = model.session_with(&session(4096)).unwrap();
     fits.prefill(&tokens(4096)).unwrap();
     let memory = model.engine().unwrap().memory();
-    assert!(memory.total() + fits.memory().rest <= plan.total());
+    assert!(memory.total() + fits.state().memory().rest <= plan.total());
 
     let model = open(plan.total() - 1).unwrap();
     let refused = model.session_with(&session(4096)).map(drop).unwrap_err();
@@ -604,7 +608,7 @@ fn recommendations_fit_and_are_used() {
         );
         let session = open(limit).session();
         match expected {
-            Some((n_ctx, _)) => assert_eq!(session.unwrap().n_ctx(), n_ctx),
+            Some((n_ctx, _)) => assert_eq!(session.unwrap().sequence().n_ctx(), n_ctx),
             None => assert!(matches!(
                 session.map(drop),
                 Err(SessionError::MemoryLimit { fits: None, .. })
@@ -618,7 +622,7 @@ fn recommendations_fit_and_are_used() {
     if let (Some(limit), Some(memory)) = (auto.memory_limit(), memory) {
         assert!(limit <= memory.total && memory.available <= memory.limit.unwrap_or(memory.total));
     }
-    assert_eq!(auto.session().unwrap().n_ctx(), 4096);
+    assert_eq!(auto.session().unwrap().sequence().n_ctx(), 4096);
 }
 
 /// Sequences of a model of the 1B shape (16 layers, eight heads of 64 for keys and values) whose

@@ -122,7 +122,7 @@ fn hits_of_any_length_have_the_bits_of_a_cold_run() {
                         let name = format!("{arch:?} {tiny:?} {policy:?} {n}+{n_more}");
                         let mut session = engine.session_with(&options).unwrap();
                         let logits = session.prefilled(&text);
-                        let cached = session.cached_tokens();
+                        let cached = session.sequence().cached_tokens();
                         match by_checkpoint {
                             false => assert_eq!(cached, prompt(same), "{name}"),
                             // The end of the cached prompt, and its newest page border.
@@ -138,7 +138,7 @@ fn hits_of_any_length_have_the_bits_of_a_cold_run() {
                         let mut cold = engine.session_with(&cold(&options)).unwrap();
                         assert_eq!(logits, cold.prefilled(&text), "{name}");
                         assert_eq!(
-                            (cold.cached_tokens(), session.tokens()),
+                            (cold.sequence().cached_tokens(), session.tokens()),
                             (prompt(0), &text[..]),
                             "{name}"
                         );
@@ -169,9 +169,10 @@ fn logits_of_tokens_in_the_middle_are_computed() {
         let mut session = engine.session_with(options).unwrap();
         let mut rows = Vec::new();
         session
+            .hooks()
             .prefill_each(&all, 100, |i, logits| rows.push((i, logits.to_vec())))
             .unwrap();
-        (rows, session.cached_tokens())
+        (rows, session.sequence().cached_tokens())
     };
     let (warm, of_cold) = (each(&plain()), each(&cold(&plain())));
     assert_eq!(
@@ -207,7 +208,7 @@ fn salts_keep_tenants_apart() {
             })
             .unwrap();
         session.prefill(&canary).unwrap();
-        assert_eq!(session.cached_tokens().total(), 0, "{salt:?}");
+        assert_eq!(session.sequence().cached_tokens().total(), 0, "{salt:?}");
     }
     assert_eq!(
         (
@@ -218,7 +219,7 @@ fn salts_keep_tenants_apart() {
     );
     let mut session = engine.session_with(&of("a")).unwrap();
     session.prefill(&canary).unwrap();
-    assert_eq!(session.cached_tokens(), prompt(149));
+    assert_eq!(session.sequence().cached_tokens(), prompt(149));
 }
 
 /// Everything that bits depend on is a key of its own.
@@ -253,12 +254,15 @@ fn what_bits_depend_on_is_not_mixed() {
     for options in variants {
         let mut session = engine.session_with(&options).unwrap();
         session.prefill(&all).unwrap();
-        assert_eq!(session.cached_tokens(), prompt(0), "{options:?}");
+        assert_eq!(session.sequence().cached_tokens(), prompt(0), "{options:?}");
         // Its own it finds.
         drop(session);
         let mut session = engine.session_with(&options).unwrap();
         let logits = session.prefilled(&all);
-        assert!(session.cached_tokens().total() > 0, "{options:?}");
+        assert!(
+            session.sequence().cached_tokens().total() > 0,
+            "{options:?}"
+        );
         assert_eq!(
             logits,
             engine
@@ -276,7 +280,7 @@ fn what_bits_depend_on_is_not_mixed() {
         })
         .unwrap();
     session.prefill(&all).unwrap();
-    assert_eq!(session.cached_tokens(), prompt(99));
+    assert_eq!(session.sequence().cached_tokens(), prompt(99));
 }
 
 /// Phi 3's long rope has other factors for long contexts.
@@ -297,7 +301,7 @@ fn ropes_are_not_mixed() {
     for (n_ctx, hit) in [(256, 0), (100, 89)] {
         let mut session = engine.session_with(&of(n_ctx)).unwrap();
         let logits = session.prefilled(&all);
-        assert_eq!(session.cached_tokens(), prompt(hit), "{n_ctx}");
+        assert_eq!(session.sequence().cached_tokens(), prompt(hit), "{n_ctx}");
         assert_eq!(
             logits,
             engine
@@ -342,7 +346,10 @@ fn generated_tokens_match_where_it_is_asked_for() {
             .session_with(&cold(&on(policy)))
             .unwrap()
             .prefilled(&text);
-        assert!(session.cached_tokens().prompt <= 70 && session.cached_tokens().generated == 0);
+        assert!(
+            session.sequence().cached_tokens().prompt <= 70
+                && session.sequence().cached_tokens().generated == 0
+        );
         assert_eq!(logits, cold, "{policy:?}");
         assert!(
             !differs || cold != generated,
@@ -351,7 +358,7 @@ fn generated_tokens_match_where_it_is_asked_for() {
         // All but the last, and the bits of the run that generated.
         let mut session = engine.session_with(&any(read_only(on(policy)))).unwrap();
         let logits = session.prefilled(&text);
-        let cached = session.cached_tokens();
+        let cached = session.sequence().cached_tokens();
         match policy.tiers {
             None => assert_eq!(
                 cached,
@@ -376,7 +383,7 @@ fn kinds_are_kept_apart() {
     stored(&engine, &plain(), &text);
     let mut session = engine.session_with(&plain()).unwrap();
     session.prefill(&text).unwrap();
-    assert_eq!(session.cached_tokens(), prompt(179));
+    assert_eq!(session.sequence().cached_tokens(), prompt(179));
     drop(session);
     let exact = SessionOptions {
         exact: true,
@@ -385,7 +392,7 @@ fn kinds_are_kept_apart() {
     let generated = converse(&mut engine.session_with(&exact).unwrap(), &text);
     let mut session = engine.session_with(&exact).unwrap();
     assert_eq!(session.prefilled(&text), generated);
-    assert_eq!(session.cached_tokens(), prompt(179));
+    assert_eq!(session.sequence().cached_tokens(), prompt(179));
 }
 
 #[test]
@@ -427,13 +434,13 @@ fn modes_and_least_lengths() {
         let mut session = engine.session_with(&of(cache, min)).unwrap();
         session.prefill(&all[..n_text]).unwrap();
         assert_eq!(
-            session.cached_tokens(),
+            session.sequence().cached_tokens(),
             prompt(hit),
             "{cache:?} {min} {n_text}"
         );
         // What comes later in a session is not looked up.
         session.prefill(&all[..20]).unwrap();
-        assert_eq!(session.cached_tokens(), prompt(0));
+        assert_eq!(session.sequence().cached_tokens(), prompt(0));
     }
     let stats = pool.prefixes();
     assert_eq!(
@@ -467,7 +474,7 @@ fn the_least_recently_used_goes_first_and_from_its_end() {
             .session_with(&SessionOptions { prefix, ..plain() })
             .unwrap();
         session.prefill(&[&apart(i)[..], &[1]].concat()).unwrap();
-        session.cached_tokens().prompt
+        session.sequence().cached_tokens().prompt
     };
     (0..3).for_each(|i| stored(&engine, &plain(), &apart(i)));
     assert_eq!(engine.pool().prefixes().bytes, 6 * PAGE);
@@ -516,7 +523,7 @@ fn sequences_take_the_room_of_the_cache() {
     assert_eq!(pages(), (16, 16, 0));
     let mut user = engine.session_with(&plain()).unwrap();
     user.prefill(&[&apart(0)[..100], &[1]].concat()).unwrap();
-    assert_eq!(user.cached_tokens(), prompt(100));
+    assert_eq!(user.sequence().cached_tokens(), prompt(100));
     // Its first page is in use; of its second it has a copy.
     assert_eq!(pages(), (17, 16, 0));
     let mut other = engine.session_with(&cold(&plain())).unwrap();
@@ -561,11 +568,11 @@ fn adapters_take_room_of_the_pool() {
     }
     assert_eq!(engine.pool().prefixes().evictions, 0);
     let mut one = engine.session_with(&cold(&plain())).unwrap();
-    let id = one.attach(Arc::clone(&adapter), 1.0).unwrap();
+    let id = one.adapters().attach(Arc::clone(&adapter), 1.0).unwrap();
     assert!(engine.pool().prefixes().evictions > 0);
     assert!(engine.pool().stats().used + bytes <= budget * 70 / 100);
     let mut other = engine.session_with(&cold(&plain())).unwrap();
-    other.attach(Arc::clone(&adapter), 0.5).unwrap();
+    other.adapters().attach(Arc::clone(&adapter), 0.5).unwrap();
     let fork = other.fork().unwrap();
     assert_eq!(
         (
@@ -584,12 +591,12 @@ fn adapters_take_room_of_the_pool() {
     one.prefill(&tokens(10 * 64 - one.position(), 1)).unwrap();
     assert_eq!(engine.pool().stats().left(), 0);
     // Training puts another in its place; others keep the old one.
-    one.update_adapter(id, |_| ()).unwrap();
+    one.adapters().update(id, |_| ()).unwrap();
     assert_eq!(adapters(), 2 * bytes);
-    one.attach(Arc::clone(&small), 1.0).unwrap();
+    one.adapters().attach(Arc::clone(&small), 1.0).unwrap();
     assert_eq!(adapters(), 2 * bytes + small.bytes());
     drop((other, fork));
-    one.detach(id).unwrap();
+    one.adapters().detach(id).unwrap();
     assert_eq!(adapters(), small.bytes());
     drop(one);
     assert_eq!(
@@ -646,7 +653,7 @@ fn partial_edges_match_and_split() {
     for (text, hit, new) in more {
         let mut session = engine.session_with(&plain()).unwrap();
         let logits = session.prefilled(&text);
-        assert_eq!(session.cached_tokens(), prompt(hit), "{text:?}");
+        assert_eq!(session.sequence().cached_tokens(), prompt(hit), "{text:?}");
         assert_eq!(
             logits,
             engine
@@ -683,12 +690,12 @@ fn forks_and_unloaded_sessions_come_back() {
             let mut session = engine.session_with(&options).unwrap();
             let logits = converse(&mut session, &text);
             let mut fork = session.fork().unwrap();
-            session.unload();
+            session.cache().unload();
             assert_eq!(
                 (session.logits(), session.tokens()),
                 (&logits[..], &text[..])
             );
-            assert_eq!(session.memory().kv.total(), 0);
+            assert_eq!(session.state().memory().kv.total(), 0);
             let next = fork.decoded(4);
             drop(fork);
             assert_eq!(session.decoded(4), next, "{tiny:?} {cache:?}");
@@ -697,7 +704,7 @@ fn forks_and_unloaded_sessions_come_back() {
                 u64::from(cache == CacheMode::On)
             );
             // What was dropped meanwhile is computed again, each token with its own arithmetic.
-            session.unload();
+            session.cache().unload();
             engine.pool().clear_prefixes();
             assert_eq!(engine.pool().stats().used, 0);
             session.rewind(180).unwrap();
@@ -830,7 +837,11 @@ fn blocks_outlive_the_engine() {
             };
             let mut session = engine.session_with(&read_only).unwrap();
             let logits = session.prefilled(&text);
-            assert_eq!(session.cached_tokens(), prompt(hit), "{policy:?} {n}");
+            assert_eq!(
+                session.sequence().cached_tokens(),
+                prompt(hit),
+                "{policy:?} {n}"
+            );
             assert_eq!(engine.pool().prefixes().tokens_loaded, hit as u64);
             assert_eq!(
                 logits,
@@ -858,7 +869,7 @@ fn blocks_outlive_the_engine() {
         Err(SessionError::Kv(KvError::PoolFull { .. }))
     ));
     assert_eq!(
-        (session.tokens(), session.cached_tokens()),
+        (session.tokens(), session.sequence().cached_tokens()),
         (&all[..64], prompt(64))
     );
     drop(session);
@@ -894,7 +905,7 @@ fn blocks_outlive_the_engine() {
         let engine = folder.engine(&model, u64::MAX);
         let mut session = engine.session_with(&options).unwrap();
         session.prefill(&all).unwrap();
-        assert_eq!(session.cached_tokens(), prompt(0), "{options:?}");
+        assert_eq!(session.sequence().cached_tokens(), prompt(0), "{options:?}");
     }
 }
 
@@ -945,9 +956,9 @@ fn a_repeated_prompt_is_found() {
         let mut cold = engine.session_with(&cold(&options)).unwrap();
         assert_eq!(again.prefilled(&all), cold.prefilled(&all), "{name}");
         assert!(
-            again.cached_tokens().prompt >= (n - 1) / 64 * 64,
+            again.sequence().cached_tokens().prompt >= (n - 1) / 64 * 64,
             "{name}: {:?}",
-            again.cached_tokens()
+            again.sequence().cached_tokens()
         );
     }
 }
@@ -981,6 +992,7 @@ fn checkpoints_outlive_the_engine() {
             let expected = first
                 .session_with(&read_only)
                 .unwrap()
+                .cache()
                 .reuse(&text)
                 .unwrap()
                 .prompt;
@@ -989,7 +1001,11 @@ fn checkpoints_outlive_the_engine() {
             let mut session = engine.session_with(&any(read_only.clone())).unwrap();
             let mut cold = engine.session_with(&cold(&options)).unwrap();
             assert_eq!(session.prefilled(&text), cold.prefilled(&text), "{name}");
-            assert_eq!(session.cached_tokens(), prompt(expected), "{name}");
+            assert_eq!(
+                session.sequence().cached_tokens(),
+                prompt(expected),
+                "{name}"
+            );
             assert_eq!(
                 engine.pool().prefixes().tokens_loaded,
                 expected as u64,
@@ -1047,7 +1063,11 @@ fn checkpoints_outlive_the_engine() {
                 .session_with(&others)
                 .unwrap();
             session.prefill(&all).unwrap();
-            assert_eq!(session.cached_tokens(), prompt(0), "{name}: {others:?}");
+            assert_eq!(
+                session.sequence().cached_tokens(),
+                prompt(0),
+                "{name}: {others:?}"
+            );
         }
     }
 }
@@ -1091,7 +1111,7 @@ fn damaged_checkpoints_are_misses() {
                 );
                 let seen = engine.pool().prefixes().damaged_blocks == 1;
                 assert!(
-                    seen || session.cached_tokens() == prompt(256),
+                    seen || session.sequence().cached_tokens() == prompt(256),
                     "{name}: {place} of {}",
                     bytes.len()
                 );
@@ -1107,7 +1127,7 @@ fn damaged_checkpoints_are_misses() {
                     .session_with(&options)
                     .unwrap();
                 assert_eq!(
-                    (session.prefilled(&all), session.cached_tokens()),
+                    (session.prefilled(&all), session.sequence().cached_tokens()),
                     (expected.clone(), prompt(256)),
                     "{name}"
                 );
@@ -1164,7 +1184,7 @@ fn damaged_blocks_are_misses() {
             let engine = folder.engine(&model, u64::MAX);
             let mut session = engine.session_with(&plain()).unwrap();
             assert_eq!(session.prefilled(&all), expected);
-            assert_eq!(session.cached_tokens(), prompt(left));
+            assert_eq!(session.sequence().cached_tokens(), prompt(left));
             assert_eq!(engine.pool().prefixes().damaged_blocks, 1);
             assert!(!file.exists());
             drop(session);
@@ -1176,7 +1196,7 @@ fn damaged_blocks_are_misses() {
     let engine = folder.engine(&model, u64::MAX);
     let mut session = engine.session_with(&plain()).unwrap();
     assert_eq!(
-        (session.prefilled(&all), session.cached_tokens()),
+        (session.prefilled(&all), session.sequence().cached_tokens()),
         (expected, prompt(128))
     );
 }

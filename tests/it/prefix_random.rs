@@ -114,7 +114,7 @@ impl House {
         let empty = adapters.iter().map(|adapter| {
             let mut session = engine.session_with(&options).unwrap();
             if let Some(adapter) = adapter {
-                session.attach(Arc::clone(adapter), 1.0).unwrap();
+                session.adapters().attach(Arc::clone(adapter), 1.0).unwrap();
             }
             session
         });
@@ -132,7 +132,7 @@ impl House {
     fn expected(&self, text: &Text) -> Vec<f32> {
         let mut session = self.cold.session_with(&cold(&self.options)).unwrap();
         if let Some(adapter) = &self.adapters[text.adapter] {
-            session.attach(Arc::clone(adapter), 1.0).unwrap();
+            session.adapters().attach(Arc::clone(adapter), 1.0).unwrap();
         }
         for run in text.tokens.chunk_by(|a, b| a.1 == b.1) {
             let tokens: Vec<u32> = run.iter().map(|(token, _)| *token).collect();
@@ -149,7 +149,7 @@ impl House {
 
     /// Appends to text `i`; one that finds no room ends.
     fn append(&mut self, i: usize, tokens: &[u32], generated: bool) -> Result<(), TestCaseError> {
-        let n_ctx = self.texts[i].session.n_ctx();
+        let n_ctx = self.texts[i].session.sequence().n_ctx();
         for run in tokens.chunks(if generated { 1 } else { tokens.len() }) {
             let text = &mut self.texts[i];
             if text.tokens.len() + run.len() > n_ctx {
@@ -212,7 +212,7 @@ impl House {
                 text.session.rewind(left).unwrap();
                 text.tokens.truncate(left);
             }
-            Step::Unload(i) => self.texts[i.index(n)].session.unload(),
+            Step::Unload(i) => self.texts[i.index(n)].session.cache().unload(),
             Step::End(i) => drop(self.texts.swap_remove(i.index(n))),
         }
         Ok(())

@@ -106,7 +106,10 @@ fn rewinds_forks_and_files_change_no_bit() {
             session.rewind(n).unwrap();
             let fork = session.fork().unwrap();
             let mut loaded = self::session(&model);
-            loaded.load_bytes(session.to_bytes().unwrap()).unwrap();
+            loaded
+                .cache()
+                .load_bytes(session.state().to_bytes().unwrap())
+                .unwrap();
             assert_eq!(loaded.tokens(), session.tokens(), "{what}");
             for session in [session, fork, loaded] {
                 assert!(go_on(session) == expected, "{what}");
@@ -145,7 +148,11 @@ fn prefixes_are_reused_from_checkpoints_on() {
                 warm.prefilled(&prompt) == cold.prefilled(&prompt),
                 "{shape:?} {same}"
             );
-            assert_eq!(warm.cached_tokens().total(), n_reused, "{shape:?} {same}");
+            assert_eq!(
+                warm.sequence().cached_tokens().total(),
+                n_reused,
+                "{shape:?} {same}"
+            );
             assert!(warm.decoded(7) == cold.decoded(7), "{shape:?} {same}");
             warm.rewind(same / 2).unwrap();
             cold.rewind(same / 2).unwrap();
@@ -170,8 +177,11 @@ fn what_recurrent_layers_cannot_do_is_refused_by_name() {
         .unwrap();
         let adapter = Arc::new(adapter);
         let mut session = session(&model);
-        let id = session.attach(Arc::clone(&adapter), 1.0).unwrap();
-        let refused = session.nll_gradient(
+        let id = session
+            .adapters()
+            .attach(Arc::clone(&adapter), 1.0)
+            .unwrap();
+        let refused = session.training().nll_gradient(
             id,
             &[1, 2],
             &[2, 3],
@@ -219,7 +229,7 @@ fn rejected_rows_leave_nothing() {
                     first.extend_from_slice(logits)
                 }
             };
-            drafted.prefill_each(&rows, 0, each).unwrap();
+            drafted.hooks().prefill_each(&rows, 0, each).unwrap();
             drafted.rewind(101 + i).unwrap();
             plain.decode(token).unwrap();
             assert!(first == plain.logits(), "{shape:?} {i}");
@@ -271,7 +281,7 @@ fn drafts_change_no_text() {
         let n = 90;
         let alone = |i: usize, speculation: Option<Speculation>| {
             let mut generation = session(&model)
-                .into_generation_from(&prompts[i], sampler(i))
+                .into_generation(&prompts[i], sampler(i))
                 .max_tokens(n);
             if let Some(speculation) = speculation {
                 generation = generation.speculate(speculation);

@@ -135,10 +135,10 @@ impl Case {
     fn alone(&self, options: &SessionOptions) -> Answer {
         let mut session = engine(1, None).session_with(options).unwrap();
         if let Some(adapter) = &self.adapter {
-            session.attach(Arc::clone(adapter), 1.0).unwrap();
+            session.adapters().attach(Arc::clone(adapter), 1.0).unwrap();
         }
         let mut sampler = self.sampler.clone();
-        let mut generation = session.generate_from(&self.prompt, &mut sampler).unwrap();
+        let mut generation = session.generate(&self.prompt, &mut sampler).unwrap();
         generation = generation
             .max_tokens(self.max_tokens)
             .stop(self.stop.clone());
@@ -149,7 +149,7 @@ impl Case {
             session.clear();
             sampler = self.sampler.clone();
             let mut owned = session
-                .into_generation_from(&self.prompt, sampler)
+                .into_generation(&self.prompt, sampler)
                 .max_tokens(self.max_tokens)
                 .stop(self.stop.clone())
                 .logprobs(n_top);
@@ -450,6 +450,7 @@ fn log_probabilities_of_prompts() {
             .unwrap();
         let mut all = Vec::new();
         session
+            .hooks()
             .prefill_each(prompt, 0, |i, logits| {
                 all.extend(prompt.get(i + 1).map(|&next| log_probability(logits, next)));
             })
@@ -749,7 +750,7 @@ fn prompts_longer_than_the_pool_of_a_windowed_model() {
         .map(|(i, prompt)| {
             let session = crate::run::session_on(&WINDOWED, 1, &options);
             let mut generation = session
-                .into_generation_from(prompt, sampled(i as u64))
+                .into_generation(prompt, sampled(i as u64))
                 .max_tokens(70);
             generation.by_ref().for_each(|piece| drop(piece.unwrap()));
             generation.tokens().to_vec()
@@ -842,9 +843,9 @@ fn adapters_change_while_requests_run() {
     let options = session_options(300, 128);
     let alone = |adapter: &Arc<Adapter>| {
         let mut session = engine(1, None).session_with(&options).unwrap();
-        session.attach(Arc::clone(adapter), 1.0).unwrap();
+        session.adapters().attach(Arc::clone(adapter), 1.0).unwrap();
         let mut generation = session
-            .into_generation_from(&tokens(TEXTS[0]), greedy())
+            .into_generation(&tokens(TEXTS[0]), greedy())
             .max_tokens(40);
         generation.by_ref().for_each(|piece| drop(piece.unwrap()));
         generation.tokens().to_vec()
@@ -998,7 +999,7 @@ fn prompts_are_computed_in_pieces() {
             let mut session = run::engine(&model, 1).session_with(&session).unwrap();
             let mut sampler = sampled(1);
             let generation = session
-                .generate_from(prompt, &mut sampler)
+                .generate(prompt, &mut sampler)
                 .unwrap()
                 .max_tokens(60);
             generation

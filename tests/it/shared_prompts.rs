@@ -51,7 +51,7 @@ fn alone(model: &Model, prompt: &[u32], kv_type: KvType) -> Vec<u32> {
         ..session_options(2000, 512)
     };
     let mut generation = session_on(model, 1, &options)
-        .into_generation_from(prompt, greedy())
+        .into_generation(prompt, greedy())
         .max_tokens(12);
     generation.by_ref().for_each(|piece| drop(piece.unwrap()));
     generation.tokens().to_vec()
@@ -246,9 +246,7 @@ fn models_share_threads() {
             let (engine, prompt, expected) = (engines[i], &prompts[i], &expected[i]);
             scope.spawn(move || {
                 let session = engine.session_with(&session_options(2000, 128)).unwrap();
-                let mut generation = session
-                    .into_generation_from(prompt, greedy())
-                    .max_tokens(12);
+                let mut generation = session.into_generation(prompt, greedy()).max_tokens(12);
                 generation.by_ref().for_each(|piece| drop(piece.unwrap()));
                 assert_eq!(generation.tokens(), expected);
             });

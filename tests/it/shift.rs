@@ -93,10 +93,14 @@ fn keys_are_those_of_their_new_positions() {
                     .session_with(&keeping(keep, 320, kind))
                     .unwrap();
                 session.prefill(&all).unwrap();
-                assert_eq!(session.shift().unwrap(), gone.len(), "{name} {keep} {n}");
+                assert_eq!(
+                    session.cache().shift().unwrap(),
+                    gone.len(),
+                    "{name} {keep} {n}"
+                );
                 let left = [&all[..gone.start], &all[gone.end..]].concat();
                 assert_eq!(
-                    (session.tokens(), session.n_dropped()),
+                    (session.tokens(), session.sequence().n_dropped()),
                     (&left[..], gone.len())
                 );
                 let fresh = SessionOptions {
@@ -126,8 +130,8 @@ fn generated(session: &mut Session, prompt: &[u32], n: usize) -> (Vec<u32>, Vec<
             .max_by(|a, b| a.1.total_cmp(b.1))
             .unwrap()
             .0;
-        if session.position() == session.n_ctx() {
-            assert!(session.shift().unwrap() > 0);
+        if session.position() == session.sequence().n_ctx() {
+            assert!(session.cache().shift().unwrap() > 0);
         }
         session.decode(best as u32).unwrap();
         out.push(best as u32);
@@ -170,8 +174,8 @@ fn forks_do_not_see_it() {
     let mut session = engine.session_with(&keeping(64, 320, KvType::F16)).unwrap();
     session.prefill(&tokens(310)).unwrap();
     let (mut fork, mut other) = (session.fork().unwrap(), session.fork().unwrap());
-    session.shift().unwrap();
-    assert_eq!(other.shift().unwrap(), 128);
+    session.cache().shift().unwrap();
+    assert_eq!(other.cache().shift().unwrap(), 128);
     assert_eq!(session.decoded(5), other.decoded(5));
     let mut cold = engine.session_with(&keeping(64, 320, KvType::F16)).unwrap();
     cold.prefill(&tokens(310)).unwrap();
@@ -180,7 +184,7 @@ fn forks_do_not_see_it() {
     session.rewind(64).unwrap();
     cold.rewind(64).unwrap();
     assert_eq!(
-        (session.n_dropped(), session.prefilled(&[7, 8])),
+        (session.sequence().n_dropped(), session.prefilled(&[7, 8])),
         (0, cold.prefilled(&[7, 8]))
     );
     drop((session, fork, other, cold));
@@ -203,14 +207,14 @@ fn nothing_of_it_is_kept() {
     };
     let mut session = engine.session_with(&options).unwrap();
     session.prefill(&tokens(300)).unwrap();
-    session.shift().unwrap();
+    session.cache().shift().unwrap();
     let left = session.tokens().to_vec();
-    let refused = session.save(folder.join("state.gguf")).unwrap_err();
+    let refused = session.state().save(folder.join("state.gguf")).unwrap_err();
     assert!(
         matches!(refused, StateError::Shifted { n_dropped: 128 }),
         "{refused}"
     );
-    assert!(session.to_bytes().is_err());
+    assert!(session.state().to_bytes().is_err());
     drop(session);
     assert_eq!(
         (engine.pool().prefixes().bytes, engine.pool().stats().used),
@@ -219,13 +223,13 @@ fn nothing_of_it_is_kept() {
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
     let mut cold = engine.session_with(&options).unwrap();
     cold.prefill(&left).unwrap();
-    assert_eq!(cold.cached_tokens().total(), 0);
+    assert_eq!(cold.sequence().cached_tokens().total(), 0);
     // A session that begins with cached pages turns copies of its own.
     drop(cold);
     let mut warm = engine.session_with(&options).unwrap();
     warm.prefill(&left).unwrap();
-    assert_eq!(warm.cached_tokens().total(), left.len() - 1);
-    warm.shift().unwrap();
+    assert_eq!(warm.sequence().cached_tokens().total(), left.len() - 1);
+    warm.cache().shift().unwrap();
     let mut again = engine.session_with(&options).unwrap();
     again.prefill(&left).unwrap();
     let plain = SessionOptions {
@@ -328,7 +332,7 @@ fn refused_by_name() {
         ..keeping(0, 256, KvType::F16)
     };
     assert!(matches!(
-        llama.session_with(&plain).unwrap().shift(),
+        llama.session_with(&plain).unwrap().cache().shift(),
         Err(SessionError::NoShift { .. })
     ));
     let schedule = ScheduleOptions {
@@ -342,7 +346,7 @@ fn refused_by_name() {
     // Too short to drop anything of.
     let mut short = llama.session_with(&keeping(64, 256, KvType::F16)).unwrap();
     short.prefill(&tokens(100)).unwrap();
-    assert_eq!((short.shift().unwrap(), short.position()), (0, 100));
+    assert_eq!((short.cache().shift().unwrap(), short.position()), (0, 100));
 }
 
 fn shipped() -> Model {
@@ -388,7 +392,7 @@ fn generations_go_on() {
     assert_eq!((reason, ids.len()), (StopReason::MaxTokens, n));
     // 64 go whenever 128 are there; the session holds the last ones.
     assert_eq!(session.tokens(), &ids[ids.len() - session.position()..]);
-    assert!(session.n_dropped() >= n - 128 && session.n_dropped() % 64 == 0);
+    assert!(session.sequence().n_dropped() >= n - 128 && session.sequence().n_dropped() % 64 == 0);
     // Until the first shift it is the text of a session that ends there.
     let (_, ended, reason, _) = run(
         &SessionOptions {
@@ -474,7 +478,7 @@ fn error_against_recomputation() {
             .session_with(&keeping(64, n_ctx, KvType::F16))
             .unwrap();
         shifted.prefill(head).unwrap();
-        shifted.shift().unwrap();
+        shifted.cache().shift().unwrap();
         let plain = SessionOptions {
             context_shift: None,
             ..keeping(64, 512, KvType::F16)

@@ -226,7 +226,7 @@ impl Case {
     }
 
     fn generation(&self, session: Session) -> Generation {
-        let generation = session.into_generation_from(&self.prompt, self.sampler.clone());
+        let generation = session.into_generation(&self.prompt, self.sampler.clone());
         let generation = generation
             .max_tokens(self.max_tokens)
             .stop(self.stop.clone());
@@ -258,9 +258,7 @@ fn outcome(
     let rest = generation.rest().to_owned();
     let (session, sampler) = generation.into_parts();
     let held = session.tokens().to_vec();
-    let mut next = session
-        .into_generation_from(&[held[0]], sampler)
-        .max_tokens(12);
+    let mut next = session.into_generation(&[held[0]], sampler).max_tokens(12);
     // Of a full context nothing.
     next.by_ref().for_each(drop);
     let (reason, n) = finish.map_or((StopReason::Cancelled, 0), |finish| {
@@ -577,7 +575,7 @@ fn hooks_see_no_drafts() {
         }
     }
     let mut session = MODEL.session().unwrap();
-    session.set_hook(Box::new(Count));
+    session.hooks().set(Box::new(Count));
     let mut generation = session.into_generation(TEXTS[1], greedy()).max_tokens(40);
     generation = generation.speculate(Speculation::default().fixed_length(4));
     generation.by_ref().for_each(|piece| drop(piece.unwrap()));
@@ -618,12 +616,15 @@ fn drafts_are_nobodys_business() {
         );
         let mut fork = session.fork().unwrap();
         let mut loaded = engine(&MODEL, 1).session_with(&options).unwrap();
-        loaded.load_bytes(session.to_bytes().unwrap()).unwrap();
+        loaded
+            .cache()
+            .load_bytes(session.state().to_bytes().unwrap())
+            .unwrap();
         for session in [&mut fork, &mut loaded] {
             assert_eq!(session.tokens(), &texts[n]);
             let mut sampler = greedy();
             let next = session
-                .generate_from(&[text[0]], &mut sampler)
+                .generate(&[text[0]], &mut sampler)
                 .unwrap()
                 .max_tokens(3)
                 .text()
@@ -635,7 +636,7 @@ fn drafts_are_nobodys_business() {
                 .for_each(|&token| again.decode(token).unwrap());
             assert_eq!(
                 again
-                    .generate_from(&[text[0]], &mut sampler)
+                    .generate(&[text[0]], &mut sampler)
                     .unwrap()
                     .max_tokens(3)
                     .text()

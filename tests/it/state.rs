@@ -90,18 +90,22 @@ fn a_loaded_session_goes_on_with_the_same_bits() {
             saved.prefill(&tokens(300, 1)).unwrap();
             (0..50).for_each(|i| saved.decode(i % 7).unwrap());
             saved.prefill(&tokens(130, 2)).unwrap();
-            let bytes = saved.to_bytes().unwrap();
+            let bytes = saved.state().to_bytes().unwrap();
             let mut loaded = session(&model, &options(policy));
             // In place of something else.
             loaded.prefill(&tokens(20, 9)).unwrap();
-            loaded.load_bytes(bytes.clone()).unwrap();
+            loaded.cache().load_bytes(bytes.clone()).unwrap();
             assert_eq!(
                 (loaded.tokens(), loaded.logits()),
                 (saved.tokens(), saved.logits()),
                 "{name}"
             );
-            assert_eq!(loaded.memory().kv, saved.memory().kv, "{name}");
-            assert!(loaded.to_bytes().unwrap() == bytes, "{name}");
+            assert_eq!(
+                loaded.state().memory().kv,
+                saved.state().memory().kv,
+                "{name}"
+            );
+            assert!(loaded.state().to_bytes().unwrap() == bytes, "{name}");
             for position in [480, 470, 449, 320, 64, 10] {
                 let both = [&mut saved, &mut loaded].map(|session| {
                     session.rewind(position).unwrap();
@@ -131,9 +135,9 @@ fn generations_go_on() {
         .text()
         .unwrap();
     assert!(!begun.is_empty());
-    let bytes = saved.to_bytes().unwrap();
+    let bytes = saved.state().to_bytes().unwrap();
     let mut loaded = model.session().unwrap();
-    loaded.load_bytes(bytes).unwrap();
+    loaded.cache().load_bytes(bytes).unwrap();
     let more = |session: &mut Session, sampler: &mut Sampler| {
         session
             .generate(" and", sampler)
@@ -146,10 +150,13 @@ fn generations_go_on() {
         more(&mut saved, &mut sampler),
         more(&mut loaded, &mut sampler)
     );
-    saved.unload();
-    loaded.load_bytes(saved.to_bytes().unwrap()).unwrap();
+    saved.cache().unload();
+    loaded
+        .cache()
+        .load_bytes(saved.state().to_bytes().unwrap())
+        .unwrap();
     assert_eq!(
-        (loaded.position(), loaded.memory().kv.total()),
+        (loaded.position(), loaded.state().memory().kv.total()),
         (saved.position(), 0)
     );
     assert_eq!(
@@ -157,7 +164,8 @@ fn generations_go_on() {
         more(&mut loaded, &mut sampler)
     );
     loaded
-        .load_bytes(model.session().unwrap().to_bytes().unwrap())
+        .cache()
+        .load_bytes(model.session().unwrap().state().to_bytes().unwrap())
         .unwrap();
     assert_eq!((loaded.position(), loaded.logits().len()), (0, 0));
 }
@@ -168,8 +176,8 @@ fn what_bits_depend_on_is_compared_by_name() {
     let plain = options(KvPolicy::default());
     let mut saved = session(&model, &plain);
     saved.prefill(&tokens(40, 1)).unwrap();
-    let bytes = saved.to_bytes().unwrap();
-    let refused = |mut other: Session| match other.load_bytes(bytes.clone()).unwrap_err() {
+    let bytes = saved.state().to_bytes().unwrap();
+    let refused = |mut other: Session| match other.cache().load_bytes(bytes.clone()).unwrap_err() {
         StateError::Other {
             what,
             found,
@@ -216,19 +224,19 @@ fn what_bits_depend_on_is_compared_by_name() {
         let mut other = session(&model, &plain);
         let mut adapter = Adapter::zeros(&model, 2, seed, |_| true).unwrap();
         adapter.term_mut(0).unwrap().parts_mut().1[0] = 0.5;
-        other.attach(Arc::new(adapter), 1.0).unwrap();
+        other.adapters().attach(Arc::new(adapter), 1.0).unwrap();
         other
     };
     assert_eq!(refused(adapted(1)), "set of adapters");
     // The same adapter, attached anew, is the same; another is not.
     let mut with = adapted(1);
     let logits = with.prefilled(&tokens(40, 1));
-    let bytes_with = with.to_bytes().unwrap();
+    let bytes_with = with.state().to_bytes().unwrap();
     let mut again = adapted(1);
-    again.load_bytes(bytes_with.clone()).unwrap();
+    again.cache().load_bytes(bytes_with.clone()).unwrap();
     assert_eq!(again.logits(), logits);
     assert_eq!(again.decoded(3), with.decoded(3));
-    let error = adapted(2).load_bytes(bytes_with).unwrap_err();
+    let error = adapted(2).cache().load_bytes(bytes_with).unwrap_err();
     assert!(
         matches!(
             error,
@@ -247,7 +255,7 @@ fn what_bits_depend_on_is_compared_by_name() {
             ..plain.clone()
         },
     );
-    let error = small.load_bytes(bytes.clone()).unwrap_err();
+    let error = small.cache().load_bytes(bytes.clone()).unwrap_err();
     assert!(
         matches!(
             error,
@@ -266,8 +274,9 @@ fn what_bits_depend_on_is_compared_by_name() {
         prefix: CacheMode::On.into(),
         ..plain
     };
-    session(&model, &other).load_bytes(bytes).unwrap();
+    session(&model, &other).cache().load_bytes(bytes).unwrap();
     let error = session(&model, &other)
+        .cache()
         .load_bytes(Tiny::Llama.parts(DType::F32).bytes())
         .unwrap_err();
     assert!(
@@ -284,9 +293,9 @@ fn files_are_replaced_whole_or_not_at_all() {
     let plain = options(KvPolicy::default());
     let mut saved = session(&model, &plain);
     saved.prefill(&tokens(40, 1)).unwrap();
-    saved.save(&path).unwrap();
+    saved.state().save(&path).unwrap();
     saved.prefill(&tokens(40, 2)).unwrap();
-    saved.save(&path).unwrap();
+    saved.state().save(&path).unwrap();
     assert_eq!(folder.names(), ["a.session"]);
     #[cfg(unix)]
     {
@@ -296,7 +305,7 @@ fn files_are_replaced_whole_or_not_at_all() {
         assert_eq!(mode & 0o777, 0o600);
     }
     let mut loaded = session(&model, &plain);
-    loaded.load(&path).unwrap();
+    loaded.cache().load(&path).unwrap();
     assert_eq!(loaded.tokens(), saved.tokens());
     assert_eq!(loaded.decoded(1), saved.decoded(1));
     let position = loaded.position();
@@ -305,11 +314,11 @@ fn files_are_replaced_whole_or_not_at_all() {
         folder.0.join("no/folder"),
         folder.0.clone(),
     ] {
-        let error = loaded.load(&missing).unwrap_err();
+        let error = loaded.cache().load(&missing).unwrap_err();
         assert!(matches!(&error, StateError::Gguf(_)), "{error}");
     }
     for wrong in [folder.0.join("no/folder"), folder.0.clone()] {
-        let error = loaded.save(&wrong).unwrap_err();
+        let error = loaded.state().save(&wrong).unwrap_err();
         assert!(
             matches!(&error, StateError::Gguf(GgufError::Io { .. })),
             "{error}"
@@ -325,7 +334,7 @@ fn files_are_replaced_whole_or_not_at_all() {
     permissions.set_readonly(true);
     std::fs::set_permissions(&folder.0, permissions).unwrap();
     let probe = std::fs::write(folder.0.join("probe"), "");
-    let outcome = loaded.save(folder.0.join("c.session"));
+    let outcome = loaded.state().save(folder.0.join("c.session"));
     std::fs::set_permissions(&folder.0, before).unwrap();
     match probe {
         Err(_) => assert!(matches!(
@@ -341,14 +350,14 @@ fn every_truncation_and_flipped_bits_are_noticed() {
     let model = Tiny::Gemma2.model(DType::Q8_0);
     let mut saved = session(&model, &options(KvType::Q4.into()));
     saved.prefill(&tokens(70, 1)).unwrap();
-    let bytes = saved.to_bytes().unwrap();
+    let bytes = saved.state().to_bytes().unwrap();
     let mut loaded = session(&model, &options(KvType::Q4.into()));
     loaded.prefill(&tokens(5, 1)).unwrap();
     for n in (0..bytes.len()).rev() {
         // The padding behind the last tensor may be missing.
-        let Err(error) = loaded.load_bytes(bytes[..n].to_vec()) else {
+        let Err(error) = loaded.cache().load_bytes(bytes[..n].to_vec()) else {
             assert!(
-                loaded.to_bytes().unwrap() == bytes && n + 32 > bytes.len(),
+                loaded.state().to_bytes().unwrap() == bytes && n + 32 > bytes.len(),
                 "{n} bytes"
             );
             continue;
@@ -363,8 +372,8 @@ fn every_truncation_and_flipped_bits_are_noticed() {
         let mut flipped = bytes.clone();
         flipped[bit / 8] ^= 1 << (bit % 8);
         // Of padding and the format's version some bits do not matter.
-        if loaded.load_bytes(flipped).is_ok() {
-            assert!(loaded.to_bytes().unwrap() == bytes, "bit {bit}");
+        if loaded.cache().load_bytes(flipped).is_ok() {
+            assert!(loaded.state().to_bytes().unwrap() == bytes, "bit {bit}");
             n_harmless += 1;
             loaded.clear();
         }
@@ -431,7 +440,7 @@ proptest! {
         let mut saved = session(&model, &options);
         saved.prefill(&tokens(150, 1)).unwrap();
         saved.prefill(&tokens(120, 2)).unwrap();
-        let gguf = Gguf::from_bytes(saved.to_bytes().unwrap()).unwrap();
+        let gguf = Gguf::from_bytes(saved.state().to_bytes().unwrap()).unwrap();
         let bytes = forged(&gguf, |tensors| {
             for (which, at, how, value) in changes {
                 let small: Vec<usize> = (0..tensors.len()).filter(|&i| tensors[i].1 != DType::F32).collect();
@@ -449,11 +458,11 @@ proptest! {
             }
         });
         let mut loaded = session(&model, &options);
-        if loaded.load_bytes(bytes).is_ok() {
+        if loaded.cache().load_bytes(bytes).is_ok() {
             let n = loaded.position();
             for position in [n, n / 2, 0] {
                 loaded.rewind(position).unwrap();
-                if position < loaded.n_ctx() {
+                if position < loaded.sequence().n_ctx() {
                     loaded.decode(1).unwrap();
                 }
             }

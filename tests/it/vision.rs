@@ -109,13 +109,14 @@ impl Case {
         };
         let mut session = self.model.session_with(&options).unwrap();
         session
+            .images()
             .set_projector(&self.projector, self.options(test))
             .unwrap();
         session
     }
 
     /// The prompt of a test.
-    pub(crate) fn prompt(&self, session: &Session, test: &Value) -> EncodedPrompt {
+    pub(crate) fn prompt(&self, session: &mut Session, test: &Value) -> EncodedPrompt {
         let (images, text) = (self.images(test), test["prompt_hf"].as_str().unwrap());
         let texts = self.projector.texts_around(text);
         assert_eq!(texts.len(), images.len() + 1);
@@ -123,7 +124,7 @@ impl Case {
         for (image, text) in images.iter().zip(&texts[1..]) {
             parts.extend([Part::Image(image), Part::Text(text)]);
         }
-        session.encode_parts(&parts).unwrap()
+        session.images().encode(&parts).unwrap()
     }
 }
 
@@ -151,7 +152,7 @@ fn check(name: &str) {
             assert!(d <= PIXELS, "{id}: pixels of tile {i} differ by {d}");
         }
         // Embeddings.
-        let session = case.session(test, 512);
+        let mut session = case.session(test, 512);
         let cancel = session.cancel_token();
         let of_image = |image| {
             let engine = session.engine();
@@ -167,7 +168,7 @@ fn check(name: &str) {
         println!("{id}: embeddings {d:.1e}");
         assert!(d <= EMBEDDINGS, "{id}: embeddings differ by {d}");
         // Tokens and positions.
-        let prompt = case.prompt(&session, test);
+        let prompt = case.prompt(&mut session, test);
         let ids: Vec<u32> = test["hf"]["input_ids"]
             .as_array()
             .unwrap()
@@ -215,6 +216,7 @@ fn check_logits(case: &Case, test: &Value, id: &str, prompt: &EncodedPrompt) {
         let mut rows = Vec::new();
         let first = prompt.tokens().len() - n_rows;
         session
+            .images()
             .prefill_encoded(prompt, first, |_, logits| rows.extend_from_slice(logits))
             .unwrap();
         for &token in &generated[..generated.len() - 1] {
@@ -313,20 +315,20 @@ fn images_are_encoded_once() {
     let image = &case.images(test)[0];
     let turns = [Part::Text("one "), Part::Image(image), Part::Text(" two")];
     let mut first = case.session(test, 512);
-    first.prefill_parts(&turns).unwrap();
+    first.images().prefill(&turns).unwrap();
     assert_eq!(case.projector.n_encoded(), 1);
     let mut second = case.session(test, 5);
-    second.prefill_parts(&turns[..2]).unwrap();
-    second.prefill_parts(&turns[2..]).unwrap();
+    second.images().prefill(&turns[..2]).unwrap();
+    second.images().prefill(&turns[2..]).unwrap();
     assert_eq!(
         (case.projector.n_encoded(), first.logits()),
         (1, second.logits())
     );
     let mut fork = second.fork().unwrap();
-    fork.prefill_parts(&turns[1..]).unwrap();
+    fork.images().prefill(&turns[1..]).unwrap();
     assert_eq!(case.projector.n_encoded(), 1);
     case.projector.set_cache_budget(0);
-    second.prefill_parts(&turns[1..]).unwrap();
+    second.images().prefill(&turns[1..]).unwrap();
     assert_eq!(
         (case.projector.n_encoded(), fork.logits()),
         (2, second.logits())
@@ -343,7 +345,8 @@ fn refusals() {
     let images = case.images(&case.tests()[4]);
     let mut session = case.session(test, 512);
     session
-        .prefill_parts(&[Part::Text("a"), Part::Image(&images[0]), Part::Text("b")])
+        .images()
+        .prefill(&[Part::Text("a"), Part::Image(&images[0]), Part::Text("b")])
         .unwrap();
     let tokens = session.tokens().to_vec();
     let place = tokens
@@ -355,10 +358,16 @@ fn refusals() {
         Err(SessionError::HasImages { .. })
     ));
     let path = std::env::temp_dir().join(format!("ruvllm-images-{}", std::process::id()));
-    assert!(matches!(session.save(&path), Err(StateError::HasImages)));
+    assert!(matches!(
+        session.state().save(&path),
+        Err(StateError::HasImages)
+    ));
     // Placeholders are equal, images are not.
-    assert_eq!(session.keep(&tokens), place);
-    session.prefill_parts(&[Part::Image(&images[1])]).unwrap();
+    assert_eq!(session.cache().keep(&tokens), place);
+    session
+        .images()
+        .prefill(&[Part::Image(&images[1])])
+        .unwrap();
     // Projectors of other models, and files that are none.
     let of = |name: &str| folder().unwrap().join(name).join("mmproj-f32.gguf");
     let other = Projector::open(of("qwen2vl"), &case.model);
@@ -366,7 +375,12 @@ fn refusals() {
     let none = Projector::open(case.dir.join("model-f16.gguf"), &case.model);
     assert!(matches!(none, Err(VisionError::NotAProjector { .. })));
     let mut session = case.model.session().unwrap();
-    assert!(session.prefill_parts(&[Part::Image(&images[0])]).is_err());
+    assert!(
+        session
+            .images()
+            .prefill(&[Part::Image(&images[0])])
+            .is_err()
+    );
 }
 
 /// A rewind across images, and what a window has released, leave the bits of a fresh session.
@@ -383,16 +397,16 @@ fn rewinds_across_images() {
             Part::Text("x"),
         ];
         let mut session = case.session(test, 9);
-        session.prefill_parts(&[Part::Text("look at ")]).unwrap();
+        session.images().prefill(&[Part::Text("look at ")]).unwrap();
         let start = session.position();
-        session.prefill_parts(&parts[..2]).unwrap();
+        session.images().prefill(&parts[..2]).unwrap();
         let middle = session.position();
-        session.prefill_parts(&parts[2..]).unwrap();
+        session.images().prefill(&parts[2..]).unwrap();
         let logits = session.logits().to_vec();
         session.prefill(&[5; 40]).unwrap();
         for (position, from) in [(middle, 2), (start, 0)] {
             session.rewind(position).unwrap();
-            session.prefill_parts(&parts[from..]).unwrap();
+            session.images().prefill(&parts[from..]).unwrap();
             assert_eq!(session.logits(), logits, "{name}: from {position}");
         }
     }

@@ -68,6 +68,7 @@ fn rms(a: &[f32], b: &[f32]) -> f64 {
 pub(crate) fn logits(session: &mut Session, tokens: &[u32], n_prompt: usize) -> Vec<f32> {
     let mut all = Vec::new();
     session
+        .hooks()
         .prefill_each(&tokens[..n_prompt], 0, |_, logits| {
             all.extend_from_slice(logits)
         })
@@ -450,12 +451,13 @@ fn sequences_have_their_own_adapters() {
 
         let changed = |engine: &Engine| {
             let mut session = engine.session_with(&options()).unwrap();
-            let id = session.attach(Arc::clone(&all), 1.0).unwrap();
+            let id = session.adapters().attach(Arc::clone(&all), 1.0).unwrap();
             session.prefill(&prompts[1]).unwrap();
             let before = session.logits().to_vec();
             let negate = |term: &mut [f32]| term.iter_mut().for_each(|b| *b = -*b);
             session
-                .update_adapter(id, |all| {
+                .adapters()
+                .update(id, |all| {
                     all.terms_mut().for_each(|(_, t)| negate(t.parts_mut().1))
                 })
                 .unwrap();
@@ -520,7 +522,9 @@ fn what_the_gpu_does_without_is_refused() {
     }
     let mut session = engine.session_with(&options()).unwrap();
     refused(
-        session.prefill_probed(&[1], 0, &mut Look, |_, _| ()),
+        session
+            .hooks()
+            .prefill_probed(&[1], 0, &mut Look, |_, _| ()),
         "probes",
     );
     // Nothing has happened, and the session goes on.

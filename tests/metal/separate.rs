@@ -54,9 +54,9 @@ fn life(engine: &Engine, prompt: &[u32]) -> Vec<f32> {
     fork.rewind(68).unwrap();
     fork.decode(5).unwrap();
     all.extend_from_slice(fork.logits());
-    let saved = session.to_bytes().unwrap();
+    let saved = session.state().to_bytes().unwrap();
     let mut loaded = engine.session_with(&options).unwrap();
-    loaded.load_bytes(saved).unwrap();
+    loaded.cache().load_bytes(saved).unwrap();
     assert_eq!(loaded.logits(), session.logits());
     loaded.decode(6).unwrap();
     session.decode(6).unwrap();
@@ -64,7 +64,7 @@ fn life(engine: &Engine, prompt: &[u32]) -> Vec<f32> {
     all.extend_from_slice(session.logits());
     session.clear();
     drop(fork);
-    session.reuse(prompt).unwrap();
+    session.cache().reuse(prompt).unwrap();
     let n_cached = session.position();
     session.prefill(&prompt[n_cached..]).unwrap();
     all.extend_from_slice(session.logits());

@@ -85,6 +85,7 @@ fn max_abs(a: &[f32], b: &[f32]) -> f32 {
 fn logits(session: &mut Session, tokens: &[u32], n_prompt: usize) -> Vec<f32> {
     let mut all = Vec::new();
     session
+        .hooks()
         .prefill_each(&tokens[..n_prompt], 0, |_, logits| {
             all.extend_from_slice(logits)
         })
@@ -260,9 +261,9 @@ fn bits_do_not_depend_on_the_batch() {
             session.decode(draft[1]).unwrap();
             assert_eq!(session.logits(), &one_by_one[n_vocab..2 * n_vocab]);
             // A session that was saved goes on with the same bits.
-            let saved = session.to_bytes().unwrap();
+            let saved = session.state().to_bytes().unwrap();
             let mut loaded = engine.session_with(options).unwrap();
-            loaded.load_bytes(saved).unwrap();
+            loaded.cache().load_bytes(saved).unwrap();
             loaded.decode(draft[2]).unwrap();
             assert_eq!(loaded.logits(), &one_by_one[2 * n_vocab..], "{name}: saved");
         }
@@ -284,7 +285,7 @@ fn text(
 ) -> (String, usize) {
     let mut sampler = greedy();
     let mut generation = session
-        .generate_from(prompt, &mut sampler)
+        .generate(prompt, &mut sampler)
         .unwrap()
         .max_tokens(24);
     if let Some(speculation) = speculation {
@@ -417,7 +418,7 @@ fn the_cpu_goes_on_when_the_device_is_lost() {
                         assert!(!cpu_fallback, "{error}");
                         println!("{error}");
                         assert_eq!(session.tokens(), &all[..71]);
-                        assert!(session.to_bytes().is_err());
+                        assert!(session.state().to_bytes().is_err());
                     }
                     Err(error) => panic!("{error}"),
                 }

@@ -173,7 +173,7 @@ fn loss(args: &Args, model: Model, text: &str) -> Result<f64, Failure> {
         EngineOptions::default(),
     )?;
     let mut session = engine.session_with(&options)?;
-    let n_chunks = perplexity::n_chunks(&tokens, session.n_ctx())?;
+    let n_chunks = perplexity::n_chunks(&tokens, session.sequence().n_ctx())?;
     let all = perplexity::score(
         &mut session,
         &mut tokens,

@@ -39,7 +39,7 @@ pub(crate) fn score(
     mut each: impl FnMut(&Score) -> Result<(), Failure>,
 ) -> Result<Score, Failure> {
     let mut score = Score::default();
-    let n_ctx = session.n_ctx();
+    let n_ctx = session.sequence().n_ctx();
     for (i, chunk) in tokens.chunks_exact_mut(n_ctx).take(n_chunks).enumerate() {
         score_chunk(session, chunk, |at, logits, token| {
             score.add(logits, token);
@@ -66,11 +66,13 @@ pub(crate) fn score_chunk(
     session.clear();
     let mut outcome = Ok(());
     // What follows the last token is in the next chunk, so its logits are not needed.
-    session.prefill_each(&chunk[..n_ctx - 1], n_ctx / 2, |at, logits| {
-        if outcome.is_ok() {
-            outcome = each(at, logits, chunk[at + 1]);
-        }
-    })?;
+    session
+        .hooks()
+        .prefill_each(&chunk[..n_ctx - 1], n_ctx / 2, |at, logits| {
+            if outcome.is_ok() {
+                outcome = each(at, logits, chunk[at + 1]);
+            }
+        })?;
     chunk[0] = first_token;
     outcome
 }

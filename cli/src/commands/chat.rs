@@ -110,10 +110,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         messages.retain(|message| message.role != "system");
         messages.insert(0, Message::system(system));
     }
-    let speculation =
-        args.text
-            .speculation
-            .begin(session.engine(), session.n_ctx(), &args.text.session)?;
+    let speculation = args.text.speculation.begin(
+        session.engine(),
+        session.sequence().n_ctx(),
+        &args.text.session,
+    )?;
     let session_id = args
         .session
         .as_ref()
@@ -155,7 +156,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             &format!(
                 "{}, context {}; /help tells the commands",
                 args.model.label(),
-                chat.session.n_ctx()
+                chat.session.sequence().n_ctx()
             ),
         ));
     }
@@ -448,8 +449,8 @@ impl Chat<'_> {
         if let Some(learning) = &mut self.learning {
             learning.refresh(&mut self.session, &ids)?;
         }
-        let kept = match self.session.keep(&ids) {
-            0 => self.session.reuse(&ids)?.total(),
+        let kept = match self.session.cache().keep(&ids) {
+            0 => self.session.cache().reuse(&ids)?.total(),
             kept => kept,
         };
         // Each answer begins the grammar anew.
@@ -458,13 +459,13 @@ impl Chat<'_> {
         }
 
         // What an answer that failed has left.
-        self.session.take_pooled();
+        self.session.hooks().take_pooled();
         let start = Instant::now();
         let new = &ids[kept..];
         let n_read = read(&mut self.session, new, self.n_batch, false)?;
         let generation = self
             .session
-            .generate_from(&new[n_read..], &mut self.sampler)?
+            .generate(&new[n_read..], &mut self.sampler)?
             .stop(self.stop.iter().cloned())
             .max_tokens(self.args.text.max_tokens());
         let mut generation = speculate(generation, self.speculation.as_ref());
@@ -500,7 +501,7 @@ impl Chat<'_> {
                     per_second(n, decode),
                     drafted.note(),
                     self.session.position(),
-                    self.session.n_ctx()
+                    self.session.sequence().n_ctx()
                 ),
             ));
         }
@@ -547,7 +548,7 @@ impl Chat<'_> {
             if let Some(shifted) = self.shifted(&ids)? {
                 return Ok(shifted);
             }
-            if ids.len() < self.session.n_ctx() {
+            if ids.len() < self.session.sequence().n_ctx() {
                 if forgotten > 0 {
                     note(paint(
                         "33",
@@ -572,7 +573,7 @@ impl Chat<'_> {
                 return Err(Stop::Failed(Failure::Work(format!(
                     "the message has {} tokens with its template, the context {}: shorten it, or start with a larger -c",
                     ids.len(),
-                    self.session.n_ctx()
+                    self.session.sequence().n_ctx()
                 ))));
             };
             self.messages.drain(oldest..oldest + n);
@@ -588,18 +589,19 @@ impl Chat<'_> {
             return Ok(None);
         };
         loop {
-            let n_dropped = self.session.n_dropped();
+            let n_dropped = self.session.sequence().n_dropped();
             let Some(rest) = ids[keep..].get(n_dropped..) else {
                 return Ok(None);
             };
             let left = [&ids[..keep], rest].concat();
-            if left.len() < self.session.n_ctx() {
+            if left.len() < self.session.sequence().n_ctx() {
                 return Ok((n_dropped > 0).then_some(left));
             }
             // Of an answer the text is what counts, which may have other tokens than were
             // generated.
-            self.session.keep(&left);
-            if self.session.n_dropped() < n_dropped || self.session.shift()? == 0 {
+            self.session.cache().keep(&left);
+            if self.session.sequence().n_dropped() < n_dropped || self.session.cache().shift()? == 0
+            {
                 return Ok(None);
             }
         }

@@ -113,10 +113,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     sampling.begin_mask(&model);
     let mut sampler = sampling.chain(model.gguf().metadata(), tokenizer)?;
     let mut session = session(&model, &args.text.session, &options, 1)?;
-    let speculation =
-        args.text
-            .speculation
-            .begin(session.engine(), session.n_ctx(), &args.text.session)?;
+    let speculation = args.text.speculation.begin(
+        session.engine(),
+        session.sequence().n_ctx(),
+        &args.text.session,
+    )?;
     let session_id = format!("generate-{}", unix_time());
     let mut learning = args.text.begin_learning(&session, session_id)?;
     let load = start.elapsed();
@@ -130,10 +131,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         read_images(args, &mut session, &prompt)?
     } else {
-        prompt_ids(tokenizer, &prompt, session.n_ctx())?
+        prompt_ids(tokenizer, &prompt, session.sequence().n_ctx())?
     };
     #[cfg(not(feature = "vision"))]
-    let prompt_ids = prompt_ids(tokenizer, &prompt, session.n_ctx())?;
+    let prompt_ids = prompt_ids(tokenizer, &prompt, session.sequence().n_ctx())?;
     if let Some(learning) = &mut learning {
         learning.refresh(&mut session, &prompt_ids)?;
     }
@@ -230,7 +231,10 @@ impl Report<'_> {
         let w = &self.written;
         let ended = match w.reason {
             Some(StopReason::ContextFull) => {
-                format!("; the context of {} tokens is full", self.session.n_ctx())
+                format!(
+                    "; the context of {} tokens is full",
+                    self.session.sequence().n_ctx()
+                )
             }
             Some(StopReason::MaskLimit) => {
                 "; the grammar has reached its limits: the text is not complete".to_owned()
@@ -285,7 +289,7 @@ impl Written {
             .reverse_prompt
             .iter()
             .map(|text| args.prompt.unescaped(text));
-        self.n_cached = session.reuse(prompt_ids)?.total();
+        self.n_cached = session.cache().reuse(prompt_ids)?.total();
         let ids = &prompt_ids[self.n_cached..];
         let sampling = &args.text.sampling;
         // What a grammar needs is made meanwhile.
@@ -294,7 +298,7 @@ impl Written {
         sampler.set_mask(sampling.mask(session.model())?);
         let waited = waiting.elapsed();
         let generation = session
-            .generate_from(&ids[n_read..], sampler)?
+            .generate(&ids[n_read..], sampler)?
             .stop(stop)
             .max_tokens(args.text.max_tokens());
         let mut generation = speculate(generation, speculation);
@@ -340,7 +344,10 @@ fn read_images(args: &Args, session: &mut Session, prompt: &str) -> Result<Vec<u
     let images = args.images.images()?;
     let projector = args.images.prepare(&args.model, session)?;
     let parts = crate::flags::parts(&projector, prompt, &images)?;
-    let prompt = session.encode_parts(&parts).map_err(ruvllm::Error::from)?;
+    let prompt = session
+        .images()
+        .encode(&parts)
+        .map_err(ruvllm::Error::from)?;
     let (with_images, after) = prompt.split();
     if after.is_empty() {
         return Err(Failure::Usage(
@@ -348,14 +355,16 @@ fn read_images(args: &Args, session: &mut Session, prompt: &str) -> Result<Vec<u
         ));
     }
     let n = with_images.tokens().len() + after.len();
-    if n >= session.n_ctx() {
-        let n_ctx = session.n_ctx();
+    if n >= session.sequence().n_ctx() {
+        let n_ctx = session.sequence().n_ctx();
         return Err(Failure::Work(format!(
             "the prompt has {n} tokens, the context {n_ctx}: use a larger -c, or --image-max-tokens"
         )));
     }
     let last = with_images.tokens().len().saturating_sub(1);
-    let read = session.prefill_encoded(&with_images, last, |_, _| ());
+    let read = session
+        .images()
+        .prefill_encoded(&with_images, last, |_, _| ());
     read.map_err(ruvllm::Error::from)?;
     Ok(after)
 }

@@ -109,7 +109,7 @@ fn compute(args: &Args, text: &str, dataset: &str, before: Importance) -> Result
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let mut session = session(&model, &args.session, &options, options.n_batch)?;
     let mut tokens = tokenizer.encode(text, true, false);
-    let n_ctx = session.n_ctx();
+    let n_ctx = session.sequence().n_ctx();
     let limit = args.chunks.and_then(|n| usize::try_from(n).ok());
     let n_chunks = n_chunks(&tokens, n_ctx)?.min(limit.unwrap_or(usize::MAX));
     let done = if args.resume {
@@ -182,7 +182,9 @@ fn add_chunk(
         chunk.len() - 1
     };
     let mut probe = Inputs(Arc::clone(collector));
-    Ok(session.prefill_probed(chunk, first, &mut probe, |_, _| ())?)
+    Ok(session
+        .hooks()
+        .prefill_probed(chunk, first, &mut probe, |_, _| ())?)
 }
 
 /// The probe of a pass.

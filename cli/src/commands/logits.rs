@@ -84,11 +84,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &options,
         args.last.map_or(tokens.len(), |last| last as usize),
     )?;
-    if tokens.len() > session.n_ctx() {
+    if tokens.len() > session.sequence().n_ctx() {
         return Err(Failure::Work(format!(
             "{} tokens do not fit a context of {}; use -c {}",
             tokens.len(),
-            session.n_ctx(),
+            session.sequence().n_ctx(),
             tokens.len()
         )));
     }
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     if args.parallel > 1 {
         let options = SessionOptions {
-            n_ctx: Some(session.n_ctx()),
+            n_ctx: Some(session.sequence().n_ctx()),
             ..options
         };
         let adapters = args.session.lora.open(&model)?;
@@ -121,7 +121,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             each,
         )?;
     } else {
-        session.prefill_each(tokens, first, &mut each)?;
+        session.hooks().prefill_each(tokens, first, &mut each)?;
     }
     let finished = written.and_then(|()| out.map_or(Ok(()), Sink::finish));
     finished.map_err(Failure::file(&args.output))
@@ -141,7 +141,10 @@ fn with_images(args: &Args, model: &Model, options: &SessionOptions) -> Result<(
     let mut session = session(model, &args.session, options, n_rows)?;
     let projector = args.images.prepare(&args.model, &mut session)?;
     let parts = crate::flags::parts(&projector, text, &images)?;
-    let prompt = session.encode_parts(&parts).map_err(ruvllm::Error::from)?;
+    let prompt = session
+        .images()
+        .encode(&parts)
+        .map_err(ruvllm::Error::from)?;
     let n = prompt.tokens().len();
     let first = args.last.map_or(0, |last| n.saturating_sub(last as usize));
     let mut out: Option<Sink> = None;
@@ -151,13 +154,13 @@ fn with_images(args: &Args, model: &Model, options: &SessionOptions) -> Result<(
             written = append(&mut out, &args.output, logits);
         }
     };
-    let computed = session.prefill_encoded(&prompt, first, each);
+    let computed = session.images().prefill_encoded(&prompt, first, each);
     computed.map_err(ruvllm::Error::from)?;
     let finished = written.and_then(|()| out.map_or(Ok(()), Sink::finish));
     finished.map_err(Failure::file(&args.output))
 }
 
-/// As [`ruvllm::Session::prefill_each`], beside `n - 1` other sequences.
+/// As [`ruvllm::session::SessionHooks::prefill_each`], beside `n - 1` other sequences.
 fn side_by_side(
     engine: &Engine,
     adapters: &[(Arc<Adapter>, f32)],

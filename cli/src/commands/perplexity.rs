@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut session = session(&model, &args.session, &options, options.n_batch)?;
 
     let mut tokens = tokenizer.encode(&text, true, false);
-    let n_ctx = session.n_ctx();
+    let n_ctx = session.sequence().n_ctx();
     let limit = args
         .chunks
         .and_then(|n| usize::try_from(n).ok())
@@ -142,7 +142,7 @@ fn write_base(
     n_chunks: usize,
     path: &Path,
 ) -> Result<Score, Failure> {
-    let n_ctx = session.n_ctx();
+    let n_ctx = session.sequence().n_ctx();
     let head = BaseHead {
         n_ctx,
         n_vocab: session.model().hparams().n_vocab,
@@ -180,7 +180,7 @@ fn compare(args: &Args, path: &Path) -> Result<(), Failure> {
     let mut options = args.session.options(Some(n_ctx), KvType::default());
     options.n_ctx = Some(n_ctx);
     let mut session = session(&model, &args.session, &options, options.n_batch)?;
-    if session.n_ctx() < n_ctx {
+    if session.sequence().n_ctx() < n_ctx {
         return Err(Failure::Work(format!(
             "{}: chunks of {n_ctx} tokens, more than the model's context",
             path.display()

@@ -4,7 +4,7 @@
 use crate::flags::template::{Renderer, TemplateArgs, bos_text, eos_text};
 use crate::flags::{ModelArgs, OverwriteArg, PlacementArgs, ThreadsArg, no_tokenizer};
 use crate::io::{Failure, Progress, file_or_pipe, name, note, on_interrupt, print, read_text};
-use ruvllm::engine::{CancelToken, Engine, EngineOptions};
+use ruvllm::engine::{Engine, EngineOptions};
 use ruvllm::model::Model;
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm_learn::bench::Estimate;
@@ -231,8 +231,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             checkpoint.display()
         ));
     }
-    let cancel = CancelToken::default();
-    trainer.set_cancel_token(cancel.clone());
+    let cancel = trainer.cancel_token();
     on_interrupt(move || cancel.cancel())?;
     let outcome = train(args, &mut trainer, &checkpoint);
     if outcome.is_err() {

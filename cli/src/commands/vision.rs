@@ -84,7 +84,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     write(&args.output.join("embeddings.f32"), &rows)?;
     let parts = parts(&projector, &args.prompt, &images)?;
-    let prompt = session.encode_parts(&parts).map_err(ruvllm::Error::from)?;
+    let prompt = session
+        .images()
+        .encode(&parts)
+        .map_err(ruvllm::Error::from)?;
     let layout = json!({
         "projector": projector.kind(),
         "preprocessed": tiles,

@@ -61,7 +61,7 @@ impl ImageArgs {
         session: &mut Session,
     ) -> Result<Projector, Failure> {
         let projector = self.projector(args, session.model())?;
-        session.set_projector(&projector, self.options())?;
+        session.images().set_projector(&projector, self.options())?;
         Ok(projector)
     }
 }

@@ -192,7 +192,7 @@ impl Learning {
         answer: &[u32],
         latency: Duration,
     ) -> Result<(), Failure> {
-        let pooled = session.take_pooled();
+        let pooled = session.hooks().take_pooled();
         self.n += 1;
         self.sona.record(Trajectory {
             request_id: self.request_id(),

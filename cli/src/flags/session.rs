@@ -207,13 +207,14 @@ pub(crate) fn session(
         .engine(model, false, options, None)?
         .session_with(options)?;
     for (adapter, scale) in adapters {
-        session.attach(adapter, scale)?;
+        session.adapters().attach(adapter, scale)?;
     }
     let adapters = session
+        .sequence()
         .adapters()
         .map(|(_, adapter, _)| Arc::clone(adapter))
         .collect();
-    let n_threads = NonZeroUsize::new(session.n_threads());
+    let n_threads = NonZeroUsize::new(session.engine().n_threads());
     let plan = PlanOptions {
         n_logits: rows,
         n_threads,
@@ -225,16 +226,16 @@ pub(crate) fn session(
     if let Some(memory) = SystemMemory::now().filter(|memory| need > memory.available) {
         note(format!(
             "warning: a full context of {} tokens takes {}, but {} of memory are free; use a smaller -c",
-            session.n_ctx(),
+            session.sequence().n_ctx(),
             size(need),
             size(memory.available)
         ));
     }
     let trained = model.hparams().n_ctx_train;
-    if session.n_ctx() > trained {
+    if session.sequence().n_ctx() > trained {
         note(format!(
             "warning: a context of {} tokens, but the model was trained for {trained}",
-            session.n_ctx()
+            session.sequence().n_ctx()
         ));
     }
     Ok(session)
@@ -243,6 +244,7 @@ pub(crate) fn session(
 /// Bytes of a session's keys and values by precision, as JSON.
 pub(crate) fn kv_bytes(session: &Session) -> Value {
     session
+        .state()
         .memory()
         .kv
         .iter()

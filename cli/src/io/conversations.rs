@@ -62,7 +62,7 @@ impl Kept {
     }
 
     pub(crate) fn save(&self, session: &Session) -> Result<(), Failure> {
-        if session.n_dropped() > 0 {
+        if session.sequence().n_dropped() > 0 {
             // After a shift of the context no state goes with the messages: they are computed
             // again.
             return self.0.forget().map_err(failure);

@@ -43,9 +43,11 @@ impl<'t> Rehearsal<'t> {
             let start = i * (text.len() - n_chunk) / n;
             let mut window = ControlWindow::new(session.model().hparams().n_vocab);
             session.clear();
-            session.prefill_each(&text[start..start + n_chunk - 1], 0, |_, logits| {
-                window.push(logits)
-            })?;
+            session
+                .hooks()
+                .prefill_each(&text[start..start + n_chunk - 1], 0, |_, logits| {
+                    window.push(logits)
+                })?;
             windows.push((start, window));
         }
         Ok(Rehearsal {
@@ -67,7 +69,9 @@ impl<'t> Rehearsal<'t> {
         let (start, window) = &self.windows[turn % self.windows.len()];
         session.clear();
         let tokens = &self.text[*start..start + self.n_chunk - 1];
-        Ok(session.gradient(id, tokens, 0, &window.objective(strength), gradients)?)
+        Ok(session
+            .training()
+            .gradient(id, tokens, 0, &window.objective(strength), gradients)?)
     }
 }
 
@@ -133,7 +137,7 @@ impl DeepArm {
         let gradients = Gradients::zeros(&adapter);
         let mut descent = Sgd::new(model.site_norms());
         descent.rate = options.deep_rate;
-        let id = session.attach(Arc::new(adapter), 1.0)?;
+        let id = session.adapters().attach(Arc::new(adapter), 1.0)?;
         Ok(DeepArm {
             told,
             session,
@@ -215,8 +219,13 @@ impl DeepArm {
                 cross_entropy(arch, logits, token, sign / n as f32)
             };
             let tokens = &stream[first..chunk.end - 1];
-            self.session
-                .gradient(self.id, tokens, 0, &objective, &mut self.gradients)?;
+            self.session.training().gradient(
+                self.id,
+                tokens,
+                0,
+                &objective,
+                &mut self.gradients,
+            )?;
             if self.told == Told::Chance {
                 self.randomise(turn);
             }
@@ -235,7 +244,9 @@ impl DeepArm {
                 gradients,
                 ..
             } = self;
-            session.update_adapter(self.id, |adapter| descent.step(adapter, gradients))?;
+            session
+                .adapters()
+                .update(self.id, |adapter| descent.step(adapter, gradients))?;
         }
         self.update_ms.push(before.elapsed().as_secs_f64() * 1e3);
         let mut p = Vec::new();

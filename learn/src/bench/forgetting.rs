@@ -27,7 +27,7 @@ pub(super) fn forgetting(
 ) -> Result<(f64, Vec<Forgetting>), LearnError> {
     let arch = session.model().arch();
     let transform = session.model().hparams().logit_transform();
-    let n_chunk = session.n_ctx() / 2;
+    let n_chunk = session.sequence().n_ctx() / 2;
     let n_chunks = text.len().div_ceil(n_chunk);
     let mut sizes = vec![0.0; n_chunks];
     let mut more = vec![vec![0.0; n_chunks]; heads.len()];
@@ -67,7 +67,7 @@ pub(super) fn forgetting_of(
 ) -> Result<Forgetting, LearnError> {
     let arch = base.model().arch();
     let transform = base.model().hparams().logit_transform();
-    let n_chunk = base.n_ctx() / 2;
+    let n_chunk = base.sequence().n_ctx() / 2;
     let (mut sizes, mut more, mut found) = (Vec::new(), Vec::new(), Forgetting::default());
     let (mut q, mut logits) = (Vec::new(), Vec::new());
     for start in (0..text.len()).step_by(n_chunk) {

@@ -41,7 +41,7 @@ impl ControlWindow {
         divergence(row, self.log_p(i), 1.0)
     }
 
-    /// Objective of [`Session::gradient`](ruvllm::Session::gradient) from the window's
+    /// Objective of [`SessionTraining::gradient`](ruvllm::session::SessionTraining::gradient) from the window's
     /// first token on: `strength` times the mean divergence.
     pub(crate) fn objective(&self, strength: f32) -> impl Fn(usize, &mut [f32]) -> f64 + Sync + '_ {
         let weight = strength / (self.log_p.len() / self.n_vocab) as f32;

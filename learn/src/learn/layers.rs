@@ -79,7 +79,7 @@ impl Reader<'_, '_> {
         mut visit: impl FnMut(usize, &[f32]),
     ) -> Result<(), LearnError> {
         self.passes(tokens, READ, |session, slices, start, part| {
-            Ok(session.prefill_each(part, 0, |i, logits| {
+            Ok(session.hooks().prefill_each(part, 0, |i, logits| {
                 visit(start + i + 1, logits);
                 slices.tick();
             })?)
@@ -154,8 +154,14 @@ impl Training<'_, '_> {
             let mut between = || {
                 slices.tick();
             };
-            loss +=
-                session.gradient_in_parts(*id, part, first, &objective, gradients, &mut between)?;
+            loss += session.training().gradient_in_parts(
+                *id,
+                part,
+                first,
+                &objective,
+                gradients,
+                &mut between,
+            )?;
             Ok(())
         })?;
         Ok(loss)
@@ -164,9 +170,9 @@ impl Training<'_, '_> {
     /// What the model alone predicts in a window.
     fn base(&mut self, tokens: &[u32], scale: f32) -> Result<ControlWindow, LearnError> {
         let mut window = ControlWindow::new(self.reader.session.model().hparams().n_vocab);
-        self.reader.session.set_scale(self.id, 0.0)?;
+        self.reader.session.adapters().set_scale(self.id, 0.0)?;
         self.reader.read(tokens, |_, logits| window.push(logits))?;
-        self.reader.session.set_scale(self.id, scale)?;
+        self.reader.session.adapters().set_scale(self.id, scale)?;
         Ok(window)
     }
 
@@ -211,7 +217,7 @@ impl Training<'_, '_> {
     ) -> Result<(), LearnError> {
         let (arch, n_ctx) = (
             self.reader.session.model().arch(),
-            self.reader.session.n_ctx(),
+            self.reader.session.sequence().n_ctx(),
         );
         let rehearsed: Vec<&[u32]> = windows(control, n_ctx, false).collect();
         let mut descent = Sgd::new(self.reader.session.model().site_norms());
@@ -227,7 +233,7 @@ impl Training<'_, '_> {
                 break;
             }
             if gradients.norm().is_finite() {
-                session.update_adapter(self.id, |adapter| {
+                session.adapters().update(self.id, |adapter| {
                     for (site, _) in gradients.terms() {
                         slices.tick();
                         descent.step_at(site, adapter, gradients);
@@ -240,7 +246,8 @@ impl Training<'_, '_> {
 
     /// Reduces the strength until the divergence on control text is within the bound; returns it.
     fn limit(&mut self, control: &[u32], bound: f64) -> Result<f64, LearnError> {
-        let measured: Vec<&[u32]> = windows(control, self.reader.session.n_ctx(), true).collect();
+        let measured: Vec<&[u32]> =
+            windows(control, self.reader.session.sequence().n_ctx(), true).collect();
         // A few windows tell about how strong it may be, all of them whether it is.
         let few: Vec<&[u32]> = measured.iter().copied().step_by(4).collect();
         let (mut scale, mut measures) = (1.0, [&few, &measured].into_iter());
@@ -262,7 +269,8 @@ impl Training<'_, '_> {
         }
         self.reader
             .session
-            .update_adapter(self.id, |adapter| adapter.rescale(scale))?;
+            .adapters()
+            .update(self.id, |adapter| adapter.rescale(scale))?;
         Ok(divergence)
     }
 }
@@ -368,7 +376,7 @@ impl Learner {
             },
         };
         let gradients = Gradients::zeros(&adapter);
-        let id = session.attach(adapter, 1.0)?;
+        let id = session.adapters().attach(adapter, 1.0)?;
         let reader = Reader {
             session: &mut *session,
             slices,
@@ -385,7 +393,7 @@ impl Learner {
         );
         let learnt = training.learn(lessons, control, self.n_updates(), bound);
         let outcome = learnt.and_then(|()| training.limit(control, bound));
-        let adapter = session.detach(id)?;
+        let adapter = session.adapters().detach(id)?;
         let goes_on = slices.goes_on();
         match outcome {
             Ok(divergence) if goes_on => self.set_trained(
@@ -421,7 +429,7 @@ impl Learner {
         lessons: &Lessons<'_>,
         slices: &mut Slices<'_>,
     ) -> Result<Option<Evidence>, LearnError> {
-        let n_ctx = session.n_ctx();
+        let n_ctx = session.sequence().n_ctx();
         let mut evidence = Evidence::default();
         let both = [self, before].map(|learner| learner.layers.topics.trained(topic).adapter);
         if both[0].as_ref().map(Arc::as_ptr) == both[1].as_ref().map(Arc::as_ptr) {
@@ -432,7 +440,7 @@ impl Learner {
             for (adapter, found) in both.iter().zip(&mut found) {
                 let id = adapter
                     .clone()
-                    .map(|adapter| session.attach(adapter, 1.0))
+                    .map(|adapter| session.adapters().attach(adapter, 1.0))
                     .transpose()?;
                 let outcome = Reader {
                     session: &mut *session,
@@ -440,7 +448,7 @@ impl Learner {
                 }
                 .exchanged(text);
                 if let Some(id) = id {
-                    session.detach(id)?;
+                    session.adapters().detach(id)?;
                 }
                 *found = outcome?;
                 if !slices.goes_on() {

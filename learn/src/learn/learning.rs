@@ -126,18 +126,18 @@ impl Learning for Session {
     }
 
     fn learner(&self) -> Option<&Learner> {
-        self.hook()
+        self.sequence().hook()
     }
 
     fn learner_mut(&mut self) -> Option<&mut Learner> {
-        self.hook_mut()
+        self.hooks().get_mut()
     }
 
     fn take_learner(&mut self) -> Option<Learner> {
-        let mut learner: Learner = *self.take_hook()?;
+        let mut learner: Learner = *self.hooks().take()?;
         if let Some(id) = learner.layers.attached.take() {
             // Somebody else may have detached it.
-            let _ = self.detach(id);
+            let _ = self.adapters().detach(id);
         }
         Some(learner)
     }
@@ -153,12 +153,12 @@ impl Learning for Session {
             return Err(SessionError::NoTokens.into());
         }
         // A generated token that is still to be computed belongs to the previous answer.
-        self.catch_up()?;
+        self.hooks().catch_up()?;
         let Some(learner) = self.learner_mut() else {
             return Err(LearnError::NotLearning);
         };
         learner.recording = Some(Losses::default());
-        let outcome = self.prefill_each(tokens, 0, |_, _| ());
+        let outcome = self.hooks().prefill_each(tokens, 0, |_, _| ());
         let losses = self
             .learner_mut()
             .and_then(|learner| learner.recording.take());
@@ -259,14 +259,14 @@ struct Apart<'s> {
 impl Drop for Apart<'_> {
     fn drop(&mut self) {
         if let Some(learner) = self.learner.take() {
-            self.session.set_hook(learner);
+            self.session.hooks().set(learner);
         }
     }
 }
 
 impl<'s> Apart<'s> {
     fn of(session: &'s mut Session) -> Apart<'s> {
-        let learner = session.take_hook();
+        let learner = session.hooks().take();
         Apart { session, learner }
     }
 
@@ -299,10 +299,10 @@ pub(crate) fn set_learner(
     learner.rows = Some(rows);
     let adapter = learner.layers.adapter().cloned();
     learner.layers.attached = adapter
-        .map(|adapter| session.attach(adapter, 1.0))
+        .map(|adapter| session.adapters().attach(adapter, 1.0))
         .transpose()?;
     drop(session.take_learner());
-    session.set_hook(Box::new(learner));
+    session.hooks().set(Box::new(learner));
     Ok(())
 }
 
@@ -312,12 +312,14 @@ pub(crate) fn record(
     tokens: &[u32],
     slices: &mut Slices<'_>,
 ) -> Result<Losses, LearnError> {
-    session.catch_up()?;
+    session.hooks().catch_up()?;
     let mut apart = Apart::of(session);
     let (session, learner) = apart.both()?;
     learner.recording = Some(Losses::default());
     let arch = learner.arch;
-    let outcome = session.prefill_rows(tokens, 0, &mut |rows| learner.follow(arch, rows, slices));
+    let outcome = session
+        .hooks()
+        .prefill_rows(tokens, 0, &mut |rows| learner.follow(arch, rows, slices));
     let losses = learner.recording.take();
     outcome?;
     Ok(losses.unwrap_or_default())

@@ -14,7 +14,7 @@ pub(crate) fn windows(
     tokens: &[u32],
     mut each: impl FnMut(usize, &[f32], &[f32]),
 ) -> Result<(), SessionError> {
-    let half = (session.n_ctx() / 2).max(1);
+    let half = (session.sequence().n_ctx() / 2).max(1);
     for start in (0..tokens.len()).step_by(half) {
         let chunk = start..(start + half).min(tokens.len());
         window(session, tokens, chunk, half, &mut each)?;
@@ -39,10 +39,12 @@ pub(crate) fn window(
     }
     // Row `i` predicts token `i + 1`; nothing predicts the first token.
     let first = (chunk.start - begin).saturating_sub(1);
-    session.prefill_rows(&tokens[begin..chunk.end - 1], first, &mut |rows| {
-        let states = rows.states.chunks_exact(n);
-        for (j, (h, raw)) in states.zip(rows.logits.chunks_exact(n_vocab)).enumerate() {
-            each(begin + rows.first + j + 1, h, raw);
-        }
-    })
+    session
+        .hooks()
+        .prefill_rows(&tokens[begin..chunk.end - 1], first, &mut |rows| {
+            let states = rows.states.chunks_exact(n);
+            for (j, (h, raw)) in states.zip(rows.logits.chunks_exact(n_vocab)).enumerate() {
+                each(begin + rows.first + j + 1, h, raw);
+            }
+        })
 }

@@ -370,7 +370,7 @@ fn read_text(
     losses: &mut Vec<Losses>,
     slices: &mut Slices<'_>,
 ) -> Result<(), SonaError> {
-    let n_ctx = session.n_ctx();
+    let n_ctx = session.sequence().n_ctx();
     let mut at = lesson.start;
     while at < lesson.end {
         // Half of the context is what came before.

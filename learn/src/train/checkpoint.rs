@@ -39,6 +39,7 @@ impl Trainer {
         );
         let adapter = self
             .session
+            .sequence()
             .adapters()
             .find(|(id, ..)| *id == self.id)
             .map(|(_, adapter, _)| adapter);
@@ -134,7 +135,8 @@ impl Trainer {
             is_finished,
         } = state;
         self.session
-            .update_adapter(self.id, |held| set_flat(held, &adapter))?;
+            .adapters()
+            .update(self.id, |held| set_flat(held, &adapter))?;
         set_flat(&mut self.best, &best.0);
         self.best.set_alpha(best.1)?;
         self.adam.restore(&self.gradients, report.0.len(), &moments);

@@ -183,7 +183,11 @@ impl Example {
                     weights,
                 }
             });
-            losses.extend(session.nll_gradients(id, &tasks.collect::<Vec<_>>(), gradients)?);
+            losses.extend(session.training().nll_gradients(
+                id,
+                &tasks.collect::<Vec<_>>(),
+                gradients,
+            )?);
         }
         Ok(losses)
     }

@@ -73,7 +73,7 @@ impl Preferences {
         if picked.iter().all(|&i| references[i].is_some()) {
             return Ok(());
         }
-        session.set_scale(id, 0.0)?;
+        session.adapters().set_scale(id, 0.0)?;
         let mut measure = |i: usize| {
             let text = own(session, id, &all[i], &mut self.none)?;
             let other: Vec<_> = mismatched
@@ -90,7 +90,7 @@ impl Preferences {
             }
             Ok(())
         });
-        session.set_scale(id, 1.0)?;
+        session.adapters().set_scale(id, 1.0)?;
         outcome
     }
 

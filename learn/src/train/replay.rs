@@ -31,7 +31,7 @@ pub(super) struct Replay {
 impl Replay {
     /// The first half of the text is replayed, the second half measured on.
     pub(super) fn new(base: Session, text: &[u32]) -> Replay {
-        let n = WINDOW.min(base.n_ctx());
+        let n = WINDOW.min(base.sequence().n_ctx());
         let windows = |range: Range<usize>| -> Vec<Range<usize>> {
             let starts = range.clone().step_by(n);
             starts
@@ -77,6 +77,7 @@ impl Replay {
         self.base.clear();
         Ok(self
             .base
+            .hooks()
             .prefill_each(text, 0, |_, logits| self.window.push(logits))?)
     }
 
@@ -94,7 +95,7 @@ impl Replay {
         self.read(&window)?;
         session.clear();
         let tokens = &self.text[window.start..window.end - 1];
-        let loss = session.gradient(
+        let loss = session.training().gradient(
             id,
             tokens,
             0,
@@ -123,17 +124,19 @@ impl Replay {
             let (base, text) = (&self.window, &self.text[window.clone()]);
             let mut rise = 0.0;
             session.clear();
-            session.prefill_each(&text[..text.len() - 1], 0, |i, logits| {
-                row.clear();
-                row.extend_from_slice(logits);
-                if is_replayed {
-                    apart += base.divergence(i, &mut row);
-                } else {
-                    let next = text[i + 1];
-                    rise += cross_entropy(arch, &mut row, next, 1.0)
-                        + f64::from(base.log_p(i)[next as usize]);
-                }
-            })?;
+            session
+                .hooks()
+                .prefill_each(&text[..text.len() - 1], 0, |i, logits| {
+                    row.clear();
+                    row.extend_from_slice(logits);
+                    if is_replayed {
+                        apart += base.divergence(i, &mut row);
+                    } else {
+                        let next = text[i + 1];
+                        rise += cross_entropy(arch, &mut row, next, 1.0)
+                            + f64::from(base.log_p(i)[next as usize]);
+                    }
+                })?;
             if is_replayed {
                 n += window.len() - 1;
             } else {

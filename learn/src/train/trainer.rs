@@ -94,7 +94,7 @@ impl TrainReport {
 /// not. The adapter with the least loss is kept, or the last one if nothing is held out.
 ///
 /// Results do not depend on the number of threads, and are the same after an interruption (see
-/// [`Trainer::save`]). The memory is that of [`Session::gradient`], and seven values per value of
+/// [`Trainer::save`]). The memory is that of [`SessionTraining::gradient`], and seven values per value of
 /// the adapter; one more for preferences, two more for elastic weight consolidation.
 pub struct Trainer {
     pub(super) session: Session,
@@ -181,7 +181,7 @@ impl Trainer {
         let mut session = new_session()?;
         let best = adapter.clone();
         let values = flat(&adapter);
-        let id = session.attach(Arc::new(adapter), 1.0)?;
+        let id = session.adapters().attach(Arc::new(adapter), 1.0)?;
         let replay = if control.is_empty() {
             None
         } else {
@@ -245,7 +245,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`LearnError::Diverged`] if loss, gradient, keys or values are not finite; as
-    /// [`Session::nll_gradient`]. The adapter is the one before the step then.
+    /// [`SessionTraining::nll_gradient`]. The adapter is the one before the step then.
     pub fn step(&mut self) -> Result<Option<Step>, LearnError> {
         let step = self.report.steps.len();
         self.try_step().map_err(|error| match error {
@@ -302,7 +302,11 @@ impl Trainer {
             replay.gradient(&mut self.session, self.id, step, most, &mut self.gradients)?;
         }
         if let Some(ewc) = &self.ewc
-            && let Some((_, adapter, _)) = self.session.adapters().find(|(id, ..)| *id == self.id)
+            && let Some((_, adapter, _)) = self
+                .session
+                .sequence()
+                .adapters()
+                .find(|(id, ..)| *id == self.id)
         {
             ewc.gradient(adapter, &mut self.gradients);
         }
@@ -323,7 +327,9 @@ impl Trainer {
             gradients,
             ..
         } = self;
-        session.update_adapter(self.id, |adapter| adam.step(adapter, gradients))?;
+        session
+            .adapters()
+            .update(self.id, |adapter| adam.step(adapter, gradients))?;
         let done = Step {
             step: step + 1,
             loss,
@@ -373,7 +379,7 @@ impl Trainer {
     /// best.
     fn evaluate(&mut self) -> Result<(), LearnError> {
         let measured = self.measure();
-        self.session.set_scale(self.id, 1.0)?;
+        self.session.adapters().set_scale(self.id, 1.0)?;
         let evaluation = measured?;
         let scale = evaluation.scale;
         let report = &mut self.report;
@@ -382,7 +388,7 @@ impl Trainer {
             || is_first
             || evaluation.held_out < report.best().held_out;
         report.evaluations.push(evaluation);
-        let mut held = self.session.adapters();
+        let mut held = self.session.sequence().adapters();
         if let Some((_, adapter, _)) = held.find(|(id, ..)| *id == self.id).filter(|_| is_better) {
             report.kept = report.evaluations.len() - 1;
             self.best = Adapter::clone(adapter);
@@ -412,7 +418,7 @@ impl Trainer {
                 } else {
                     scale * (0.98 / excess.sqrt()).max(0.1) as f32
                 };
-                self.session.set_scale(self.id, scale)?;
+                self.session.adapters().set_scale(self.id, scale)?;
             }
         }
         let Trainer {
@@ -459,9 +465,9 @@ impl Trainer {
         &self.best
     }
 
-    /// Replaces the token that cancels [`Trainer::step`].
-    pub fn set_cancel_token(&mut self, cancel: CancelToken) {
-        self.session.set_cancel_token(cancel);
+    /// A token that cancels [`Trainer::step`].
+    pub fn cancel_token(&self) -> CancelToken {
+        self.session.cancel_token()
     }
 }
 

@@ -66,7 +66,7 @@ fn phrases(seed: u64) -> impl Iterator<Item = u32> {
 /// Lets a session observe a stream, 32 tokens at a time, and checks the bound after each piece.
 fn observe_all(session: &mut Session, stream: &[u32]) -> Losses {
     for piece in stream.chunks(32) {
-        if session.position() + piece.len() > session.n_ctx() {
+        if session.position() + piece.len() > session.sequence().n_ctx() {
             session.clear();
         }
         session.observe(piece).unwrap();
@@ -240,7 +240,7 @@ fn tokens_one_by_one_are_learnt() {
         .calibrate(&chance(5, N_VOCAB).take(200).collect::<Vec<_>>())
         .unwrap();
     for token in phrases(7).take(800) {
-        if session.position() == session.n_ctx() {
+        if session.position() == session.sequence().n_ctx() {
             session.clear();
         }
         session.observe(&[token]).unwrap();
@@ -277,7 +277,7 @@ fn it_exports_as_a_plain_adapter() {
         .unwrap();
     let adapter = Adapter::from_bytes(bytes, &model).unwrap();
     let (mut plain, mut attached) = (session(&model), session(&model));
-    attached.attach(adapter.into(), 1.0).unwrap();
+    attached.adapters().attach(adapter.into(), 1.0).unwrap();
     learning.clear();
     let (a, b) = (
         learning.prefilled(&crate::tiny::TOKENS),
@@ -1088,7 +1088,7 @@ fn many_updates() {
             0 => stream.by_ref().take(4).collect(),
             _ => noise.by_ref().take(4).collect(),
         };
-        if session.position() + piece.len() > session.n_ctx() {
+        if session.position() + piece.len() > session.sequence().n_ctx() {
             session.clear();
         }
         session.observe(&piece).unwrap();
@@ -1392,7 +1392,9 @@ fn a_panic_of_the_caller_loses_nothing_learnt() {
         .set_learner(Learner::new(&model, &LearnerOptions::default()).unwrap())
         .unwrap();
     let panics = std::panic::AssertUnwindSafe(|| {
-        session.prefill_each(&[1, 2, 3], 0, |_, _| panic!("on purpose"))
+        session
+            .hooks()
+            .prefill_each(&[1, 2, 3], 0, |_, _| panic!("on purpose"))
     });
     assert!(std::panic::catch_unwind(panics).is_err());
     assert!(session.learner().is_some());

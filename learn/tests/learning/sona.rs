@@ -258,7 +258,7 @@ fn what_helps_takes_effect_and_can_be_undone() {
     let mut learner = sona.learner();
     learner.set_topic(sona.topic(&PHRASES.concat()).unwrap());
     learning.set_learner(learner).unwrap();
-    adapted.attach(adapter, 1.0).unwrap();
+    adapted.adapters().attach(adapter, 1.0).unwrap();
     for session in [&mut learning, &mut adapted] {
         session.prefill(&PHRASES[0]).unwrap();
     }
@@ -397,6 +397,7 @@ fn inner_layers_learn() {
         for window in control().chunks(64) {
             session.clear();
             session
+                .hooks()
                 .prefill_each(window, 0, |_, logits| {
                     let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
                     all.push(
@@ -411,7 +412,7 @@ fn inner_layers_learn() {
         all
     };
     let alone = predicted(&mut session);
-    session.attach(both, 1.0).unwrap();
+    session.adapters().attach(both, 1.0).unwrap();
     let adapted = predicted(&mut session);
     let divergences = alone
         .iter()
@@ -613,7 +614,7 @@ fn the_background_learns_while_others_decode() {
     teach(&sona, "a", 24);
     let begun = Instant::now();
     while sona.n_pending().0 >= 10 && begun.elapsed() < Duration::from_secs(300) {
-        if session.position() == session.n_ctx() {
+        if session.position() == session.sequence().n_ctx() {
             session.rewind(3).unwrap();
         }
         session.decode(7).unwrap();
@@ -1261,6 +1262,7 @@ fn streams_in_turns() {
             for (.., request) in &requests[visit..at] {
                 reader.clear();
                 reader
+                    .hooks()
                     .prefill_probed(request, 0, &mut latest, |_, _| ())
                     .unwrap();
             }
@@ -1323,12 +1325,15 @@ fn streams_in_turns() {
             let mut judged: Vec<(f64, Adapter)> = candidates
                 .into_iter()
                 .map(|adapter| {
-                    let id = plain.attach(Arc::new(adapter.clone()), 1.0).unwrap();
+                    let id = plain
+                        .adapters()
+                        .attach(Arc::new(adapter.clone()), 1.0)
+                        .unwrap();
                     let loss = requests[visit..at]
                         .iter()
                         .map(|(.., request)| score(&mut plain, request).base)
                         .sum();
-                    plain.detach(id).unwrap();
+                    plain.adapters().detach(id).unwrap();
                     (loss, adapter)
                 })
                 .collect();
@@ -1336,9 +1341,12 @@ fn streams_in_turns() {
             let chosen = Arc::new(judged.swap_remove(0).1);
             let learner = learning.take_learner().unwrap();
             if let Some((id, _)) = base.take() {
-                learning.detach(id).unwrap();
+                learning.adapters().detach(id).unwrap();
             }
-            let id = learning.attach(Arc::clone(&chosen), 1.0).unwrap();
+            let id = learning
+                .adapters()
+                .attach(Arc::clone(&chosen), 1.0)
+                .unwrap();
             learning.set_learner(learner).unwrap();
             base = Some((id, chosen));
         }
@@ -1419,14 +1427,14 @@ fn hidden_states_are_pooled() {
         let mut session = engine.session_with(&options(n_batch)).unwrap();
         let mut sampler = greedy();
         let mut generation = session
-            .generate_from(&prompt, &mut sampler)
+            .generate(&prompt, &mut sampler)
             .unwrap()
             .max_tokens(9);
         generation.by_ref().for_each(|piece| drop(piece.unwrap()));
         let answer = generation.tokens().to_vec();
         drop(generation);
-        let pooled = session.take_pooled();
-        assert_eq!(session.take_pooled(), PooledStates::default());
+        let pooled = session.hooks().take_pooled();
+        assert_eq!(session.hooks().take_pooled(), PooledStates::default());
         // The last token of an answer was computed by no pass.
         let all = [&prompt[..], &answer[..answer.len() - 1]].concat();
         let mut rows = Rows(layer, Vec::new());
@@ -1436,7 +1444,10 @@ fn hidden_states_are_pooled() {
                 ..options(64)
             })
             .unwrap();
-        other.prefill_probed(&all, 0, &mut rows, |_, _| ()).unwrap();
+        other
+            .hooks()
+            .prefill_probed(&all, 0, &mut rows, |_, _| ())
+            .unwrap();
         let mean = |tokens: std::ops::Range<usize>| {
             let mut sum = vec![0.0f32; n];
             for row in rows.1[tokens.start * n..tokens.end * n].chunks_exact(n) {
@@ -1455,7 +1466,7 @@ fn hidden_states_are_pooled() {
         expected = Some(pooled);
         // The next turn begins with that token.
         session.prefill(&[5, 6, 7]).unwrap();
-        assert_eq!(session.take_pooled().answer.len(), n);
+        assert_eq!(session.hooks().take_pooled().answer.len(), n);
     }
     let schedule = ScheduleOptions {
         session: options(16),
@@ -1659,6 +1670,7 @@ fn layers_of_pooled_states() {
         let mut sum = 0.0;
         reader.clear();
         reader
+            .hooks()
             .prefill_each(&tokens, REQUEST - 1, |at, logits| {
                 if let Some(&next) = tokens.get(at + 1) {
                     let most = logits.iter().copied().fold(f32::MIN, f32::max);
@@ -1686,7 +1698,7 @@ fn layers_of_pooled_states() {
         for (.., tokens) in &requests {
             session.clear();
             session.prefill(tokens).unwrap();
-            vectors.push(session.take_pooled().prompt);
+            vectors.push(session.hooks().take_pooled().prompt);
         }
         for centred in [false, true] {
             let mut vectors = vectors.clone();

@@ -223,6 +223,7 @@ fn loss_is_the_mean_over_the_tokens_to_be_learnt() {
         session.clear();
         let tokens = example.tokens();
         session
+            .hooks()
             .prefill_each(&tokens[..tokens.len() - 1], 2, |i, logits| {
                 let logits: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
                 let lse = logits.iter().map(|x| x.exp()).sum::<f64>().ln();

@@ -90,12 +90,12 @@ fn make_session(folder: &Path) {
     let mut session = session(&model(Tiny::Llama));
     session.prefill(&tokens(session.model(), 40, 0)).unwrap();
     greedy(&mut session, 4, &mut Vec::new());
-    session.save(folder.join("session.gguf")).unwrap();
+    session.state().save(folder.join("session.gguf")).unwrap();
 }
 
 fn go_on_with_session(folder: &Path) -> Vec<u32> {
     let mut session = session(&model(Tiny::Llama));
-    session.load(folder.join("session.gguf")).unwrap();
+    session.cache().load(folder.join("session.gguf")).unwrap();
     assert_eq!(
         (session.position(), &session.tokens()[..40]),
         (44, &tokens(session.model(), 40, 0)[..])
@@ -133,9 +133,9 @@ fn go_on_with_prefixes(folder: &Path) -> Vec<u32> {
         let mut session = with_prefixes(tiny, folder);
         session.prefill(&tokens(session.model(), 90, 0)).unwrap();
         assert!(
-            session.cached_tokens().prompt >= 64,
+            session.sequence().cached_tokens().prompt >= 64,
             "{tiny:?}: {:?}",
-            session.cached_tokens()
+            session.sequence().cached_tokens()
         );
         text.extend(greedy(&mut session, 24, &mut Vec::new()));
     }
@@ -152,7 +152,7 @@ fn make_adapter(folder: &Path) {
 fn go_on_with_adapter(folder: &Path) -> Vec<u32> {
     let mut session = session(&model(Tiny::Llama));
     let adapter = Adapter::open(folder.join("adapter.gguf"), session.model()).unwrap();
-    session.attach(Arc::new(adapter), 4.0).unwrap();
+    session.adapters().attach(Arc::new(adapter), 4.0).unwrap();
     text_of(session)
 }
 
@@ -226,6 +226,7 @@ fn go_on_with_training(folder: &Path) -> Vec<u32> {
     while trainer.step().unwrap().is_some() {}
     let mut session = session(&model(Tiny::Llama));
     session
+        .adapters()
         .attach(Arc::new(trainer.adapter().clone()), 1.0)
         .unwrap();
     text_of(session)

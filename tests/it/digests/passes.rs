@@ -133,6 +133,7 @@ fn logits_and_files(case: &Case<'_>) -> Vec<Item> {
     let mut logits = Vec::new();
     let mut session = engine.session_with(&case.options).unwrap();
     session
+        .hooks()
         .prefill_each(&prompt[..prompt.len() / 2], 0, |_, row| {
             logits.extend(bytes(row))
         })
@@ -140,7 +141,7 @@ fn logits_and_files(case: &Case<'_>) -> Vec<Item> {
     let mut session = engine.session_with(&options).unwrap();
     logits.extend(bytes(&session.prefilled(&prompt)));
     let text = greedy(&mut session, N_TEXT, &mut logits);
-    let saved = session.to_bytes().unwrap();
+    let saved = session.state().to_bytes().unwrap();
     drop(session);
     drop(engine);
     let text = text.iter().flat_map(|token| token.to_le_bytes()).collect();
@@ -270,7 +271,10 @@ fn adapters(case: &Case<'_>) -> Vec<Item> {
         .session_with(&case.options)
         .unwrap();
     let adapter = Arc::new(adapter(case.model, |_| true));
-    let id = session.attach(Arc::clone(&adapter), 0.5).unwrap();
+    let id = session
+        .adapters()
+        .attach(Arc::clone(&adapter), 0.5)
+        .unwrap();
     let all = tokens(case.model, 41, 0);
     let (prompt, text) = all.split_at(all.len() / 2);
     let mut adapted = bytes(&session.prefilled(prompt));
@@ -279,7 +283,7 @@ fn adapters(case: &Case<'_>) -> Vec<Item> {
     session.prefill(&prompt[..9]).unwrap();
     let mut gradients = Gradients::zeros(&adapter);
     let weights: Vec<f32> = (1..text.len()).map(|i| [1.0, 0.5, 0.0][i % 3]).collect();
-    let gradient = match session.nll_gradient(
+    let gradient = match session.training().nll_gradient(
         id,
         &text[..text.len() - 1],
         &text[1..],

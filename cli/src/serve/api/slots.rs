@@ -71,10 +71,10 @@ pub(super) async fn act(
             let path = folder::place(&folder, "filename", &name)?;
             let save = move || {
                 has_room(&folder, &path)?;
-                session.reuse(&tokens)?;
+                session.cache().reuse(&tokens)?;
                 let n_cached = session.position();
                 session.prefill(&tokens[n_cached..])?;
-                session.save(&path).map_err(of_state)?;
+                session.state().save(&path).map_err(of_state)?;
                 let n_bytes = std::fs::metadata(&path).map_or(0, |file| file.len());
                 Ok((tokens.len(), n_bytes))
             };
@@ -85,7 +85,7 @@ pub(super) async fn act(
         Some("restore") => {
             let path = folder::existing(&folder, "filename", &name)?;
             let load = move || {
-                session.load(&path).map_err(of_state)?;
+                session.cache().load(&path).map_err(of_state)?;
                 let n_bytes = std::fs::metadata(&path).map_or(0, |file| file.len());
                 // Its keys and values go to the prefix cache with it.
                 Ok((session.tokens().to_vec(), n_bytes))
