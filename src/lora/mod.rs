@@ -15,11 +15,11 @@
 //! let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
 //! let adapter = Arc::new(Adapter::zeros(&model, 2, 1, |site| site.part() == "ffn_down")?);
 //! let (mut plain, mut adapted) = (model.session()?, model.session()?);
-//! let id = adapted.attach(Arc::clone(&adapter), 1.0)?;
+//! let id = adapted.adapters().attach(Arc::clone(&adapter), 1.0)?;
 //! plain.prefill(&[1, 2, 3])?;
 //! adapted.prefill(&[1, 2, 3])?;
 //! assert_eq!(plain.logits(), adapted.logits()); // B is zero so far
-//! adapted.detach(id)?;
+//! adapted.adapters().detach(id)?;
 //! # Ok(()) }
 //! ```
 
