@@ -7,9 +7,27 @@ use std::sync::Arc;
 
 impl Session {
     /// Attaches an adapter: adds `scale·ΔW` to the weights of this session, besides adapters
-    /// attached before. Other sessions are not affected. Empties the session, as
-    /// [`Session::set_scale`] and [`Session::detach`] do: its keys and values were computed
-    /// with other weights.
+    /// attached before. Other sessions are not affected.
+    ///
+    /// The session keeps its tokens, as it does in [`Session::set_scale`] and [`Session::detach`];
+    /// the next pass computes their keys and values again, with the weights that it has then, so
+    /// that what follows is what it would be had the adapters been there from the start. If the
+    /// adapter changes the output head alone, keys and values stay, too. [`Session::logits`] are
+    /// empty until that pass.
+    ///
+    /// ```
+    /// # use ruvllm::{Model, lora::Adapter};
+    /// # use std::sync::Arc;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+    /// let adapter = Arc::new(Adapter::zeros(&model, 2, 1, |_| true)?);
+    /// let mut session = model.session()?;
+    /// session.prefill(&[1, 2, 3])?;
+    /// session.attach(adapter, 1.0)?;
+    /// assert_eq!(session.tokens(), [1, 2, 3]);
+    /// session.prefill(&[4])?; // computes all four
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// If the adapter is for another model, or the scale is not finite. Nothing has changed then.
@@ -19,8 +37,8 @@ impl Session {
         Ok(id)
     }
 
-    /// Changes the scale of an adapter; 0 leaves it attached without effect or cost. Empties the
-    /// session.
+    /// Changes the scale of an adapter; 0 leaves it attached without effect or cost. Tokens stay, see
+    /// [`Session::attach`].
     ///
     /// # Errors
     /// If the adapter is not attached, or the scale is not finite.
@@ -30,7 +48,7 @@ impl Session {
         Ok(())
     }
 
-    /// Detaches an adapter, and returns it. Empties the session.
+    /// Detaches an adapter, and returns it. Tokens stay, see [`Session::attach`].
     ///
     /// # Errors
     /// If it is not attached.

@@ -363,7 +363,7 @@ impl Session {
     }
 
     /// Changes the values of an attached adapter; other holders of the adapter keep it unchanged.
-    /// Empties the session, as [`Session::attach`] does.
+    /// Empties the session.
     ///
     /// # Errors
     /// If it is not attached, or is no longer one of this model. Nothing has changed then.
@@ -381,8 +381,8 @@ impl Session {
             Arc::new(adapter),
             attached.scale,
         )?;
+        self.clear();
         self.seq.replace_adapter(i, attached);
-        self.forget_outputs();
         Ok(())
     }
 

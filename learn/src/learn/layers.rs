@@ -164,8 +164,10 @@ impl Training<'_, '_> {
     /// What the model alone predicts in a window.
     fn base(&mut self, tokens: &[u32], scale: f32) -> Result<ControlWindow, LearnError> {
         let mut window = ControlWindow::new(self.reader.session.model().hparams().n_vocab);
+        self.reader.session.clear();
         self.reader.session.set_scale(self.id, 0.0)?;
         self.reader.read(tokens, |_, logits| window.push(logits))?;
+        self.reader.session.clear();
         self.reader.session.set_scale(self.id, scale)?;
         Ok(window)
     }
@@ -368,6 +370,7 @@ impl Learner {
             },
         };
         let gradients = Gradients::zeros(&adapter);
+        session.clear();
         let id = session.attach(adapter, 1.0)?;
         let reader = Reader {
             session: &mut *session,
@@ -385,6 +388,7 @@ impl Learner {
         );
         let learnt = training.learn(lessons, control, self.n_updates(), bound);
         let outcome = learnt.and_then(|()| training.limit(control, bound));
+        session.clear();
         let adapter = session.detach(id)?;
         let goes_on = slices.goes_on();
         match outcome {
@@ -430,6 +434,7 @@ impl Learner {
         for (text, first) in pieces(lessons, n_ctx) {
             let mut found = [Vec::new(), Vec::new()];
             for (adapter, found) in both.iter().zip(&mut found) {
+                session.clear();
                 let id = adapter
                     .clone()
                     .map(|adapter| session.attach(adapter, 1.0))
@@ -439,6 +444,7 @@ impl Learner {
                     slices: &mut *slices,
                 }
                 .exchanged(text);
+                session.clear();
                 if let Some(id) = id {
                     session.detach(id)?;
                 }
