@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-const JSON: &str = "content-type: application/json\r\n";
+pub(super) const JSON: &str = "content-type: application/json\r\n";
 
 /// A folder with a chat, an embedding and a rerank model.
-fn models(name: &str) -> Folder {
+pub(super) fn models(name: &str) -> Folder {
     let folder = Folder::new(name);
     folder.model("chat.gguf", tiny::base());
     folder.model("embed.gguf", tiny::encoder(false));
@@ -45,7 +45,7 @@ pub(super) fn change(server: &Server, path: &str, headers: &str, body: &Value) -
     )
 }
 
-fn states(server: &Server) -> Vec<(String, String)> {
+pub(super) fn states(server: &Server) -> Vec<(String, String)> {
     let list: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
     let list = list["data"].as_array().unwrap().clone();
     let string = |value: &Value| value.as_str().unwrap().to_owned();
@@ -54,7 +54,7 @@ fn states(server: &Server) -> Vec<(String, String)> {
         .collect()
 }
 
-fn state(server: &Server, name: &str) -> String {
+pub(super) fn state(server: &Server, name: &str) -> String {
     let states = states(server);
     states.into_iter().find(|(id, _)| id == name).unwrap().1
 }
