@@ -180,7 +180,7 @@ fn forced_tokens_behind_a_shift() {
     let regex = "(The owner of the value is (moved|borrowed) and then it is dropped by (the caller|nobody)\\. ){40}";
     let grammar = Grammar::regex(&trie, regex).unwrap();
     let case = |i: usize| {
-        let mut sampler = if i % 2 == 0 {
+        let mut sampler = if i.is_multiple_of(2) {
             greedy()
         } else {
             sampled(i as u64)

@@ -432,6 +432,11 @@ fn session_options(
 ) -> Result<SessionOptions, Failure> {
     let usual = args.session.options(None, KvType::default());
     let mut options = args.session.for_server(&usual, model)?;
+    // One `-c` is for all models: one with fewer positions has those.
+    let h = model.hparams();
+    if purpose.n_models > 1 && h.learned_positions {
+        options.n_ctx = options.n_ctx.map(|n| n.min(h.n_ctx_train));
+    }
     options.prefix = PrefixOptions {
         cache: CacheMode::On,
         reuse: purpose.reuse,

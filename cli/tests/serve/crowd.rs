@@ -338,20 +338,19 @@ fn tokens_come_while_another_model_is_loaded() {
     let stream = begun(&server, "/v1/completions", &body);
     let reader = std::thread::spawn(move || arrivals(stream));
     std::thread::sleep(Duration::from_secs(4));
+    let by_hand = |what: &str| {
+        let path = format!("/models/{what}");
+        let (status, body) = change(&server, &path, JSON, &json!({"model": "comes"}));
+        assert_eq!(status, 200, "{body}");
+    };
     let mut loads = Vec::new();
     for _ in 0..5 {
         let begun = Instant::now();
-        assert_eq!(
-            change(&server, "/models/load", JSON, &json!({"model": "comes"})).0,
-            200
-        );
+        by_hand("load");
         // The tree of its tokens is still being built.
         std::thread::sleep(Duration::from_secs(1));
         loads.push((begun, Instant::now()));
-        assert_eq!(
-            change(&server, "/models/unload", JSON, &json!({"model": "comes"})).0,
-            200
-        );
+        by_hand("unload");
         std::thread::sleep(Duration::from_secs(1));
     }
     assert_eq!(state(&server, "writes.gguf"), "loaded");

@@ -169,6 +169,26 @@ fn many_ask_at_once() {
     assert!(loaded <= 2, "{loaded}");
 }
 
+/// A context for all of them is longer than what some have: those have their own.
+#[test]
+fn one_context_for_all() {
+    let folder = models("house-context");
+    let server = house(&folder, &["-c", "4096"]);
+    let answers = ask_each(&server);
+    assert_eq!(ask_each(&house(&folder, &[])), answers);
+    let refused = program(&[
+        "serve",
+        "--port",
+        "0",
+        "-c",
+        "4096",
+        "-m",
+        &folder.path("embed.gguf"),
+    ]);
+    let said = refused.unwrap_err();
+    assert!(said.contains("so many positions"), "{said}");
+}
+
 /// Loading and unloading by hand; an idle model goes by itself.
 #[test]
 fn by_hand_and_when_idle() {

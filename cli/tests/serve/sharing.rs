@@ -15,7 +15,9 @@ fn metric(server: &Server, name: &str) -> f64 {
 #[test]
 fn contexts_that_are_full_go_on() {
     let shift = [
-        "-c", "192", "--temp",
+        "-c",
+        "192",
+        "--temp",
         "0",
         "--context-shift",
         "--keep",
