@@ -305,10 +305,13 @@ fn tokens_come_while_another_model_is_loaded() {
     use ruvllm::quant::FileType;
     use ruvllm_benches::{Shape, synthetic_with_tokens};
     let folder = Folder::new("crowd-itl");
-    for (name, n_layer, n_vocab) in [("writes", 2, 32_000), ("comes", 1, 262_144)] {
+    for (name, shape, n_layer, n_vocab) in [
+        ("writes", "llama-1b", 2, 32_000),
+        ("comes", "gemma3-4b", 1, 262_144),
+    ] {
         let vocabulary =
             ruvllm::gguf::Gguf::from_bytes(vocabulary(n_vocab).to_bytes().unwrap()).unwrap();
-        let shape = Shape::from_name("llama-1b").unwrap().with_layers(n_layer);
+        let shape = Shape::from_name(shape).unwrap().with_layers(n_layer);
         let file = synthetic_with_tokens(shape, FileType::Q4_K_M, vocabulary.metadata()).unwrap();
         let mut writer = ruvllm::gguf::Writer::new();
         for (key, value) in file.metadata().iter() {
