@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 mod calls;
 #[path = "serve/content.rs"]
 mod content;
+#[path = "serve/crowd.rs"]
+mod crowd;
 #[path = "serve/echo.rs"]
 mod echo;
 #[path = "serve/hostile.rs"]

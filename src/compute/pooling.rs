@@ -69,6 +69,11 @@ impl Pooling {
         self.next = self.next.saturating_sub(n).max(1);
     }
 
+    /// `n` tokens that were gone will be computed again before the others.
+    pub(crate) fn unshift(&mut self, n: usize) {
+        self.next += n;
+    }
+
     /// The means; begins new ones.
     pub(crate) fn take(&mut self) -> PooledStates {
         let [prompt, answer] = std::mem::take(&mut self.sums).map(|(mut sum, n)| {

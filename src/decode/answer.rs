@@ -22,6 +22,7 @@ use crate::engine::engine::Engine;
 use crate::engine::options::CachedTokens;
 use crate::engine::sequence::Sequence;
 use crate::sample::Sampler;
+use std::ops::Range;
 
 /// An answer that has not ended.
 #[derive(Debug)]
@@ -148,7 +149,10 @@ impl Answer {
         }
         let n_text = self.text.tokens.len();
         let Some(room) = seq.n_ctx().checked_sub(n_text) else {
-            self.writer.end(StopReason::ContextFull);
+            // A context that can be shifted is, before this is asked again.
+            if !seq.shifts() {
+                self.writer.end(StopReason::ContextFull);
+            }
             return Ok(());
         };
         forced.truncate(room.min(self.writer.n_left()));
@@ -252,15 +256,21 @@ impl Answer {
         Ok(())
     }
 
-    /// `n` tokens of the text were dropped: `before_last` is what is left, but for the last token.
-    pub(super) fn shifted(&mut self, n: usize, before_last: &[u32]) {
-        let tokens = &mut self.text.tokens;
-        let last = tokens.pop();
-        tokens.clear();
-        tokens.extend(before_last.iter().chain(&last));
+    /// The tokens `gone` were dropped from the sequence; returns them.
+    pub(crate) fn shifted(&mut self, gone: Range<usize>) -> impl Iterator<Item = u32> {
         if let Some(speculator) = &mut self.speculator {
-            speculator.shifted(n);
+            speculator.shifted(gone.len());
         }
+        self.text.tokens.drain(gone)
+    }
+
+    /// Puts tokens that were dropped back in their place, for a sequence that is computed again
+    /// from its beginning.
+    pub(crate) fn unshifted(&mut self, at: usize, tokens: &[u32]) {
+        if let Some(speculator) = &mut self.speculator {
+            speculator.unshifted(tokens.len());
+        }
+        self.text.tokens.splice(at..at, tokens.iter().copied());
     }
 
     fn count_accepted(&mut self, n: usize) {

@@ -315,9 +315,9 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
             session.drop_drafts();
             // A full context is shifted, if the session was made for it.
             if session.seq.context_shift.is_some() && session.position() == session.seq.n_ctx() {
-                let n_dropped = session.cache().shift()?;
-                answer.shifted(n_dropped, session.tokens());
-                self.start -= n_dropped as isize;
+                let gone = session.shift_tokens()?;
+                drop(answer.shifted(gone.clone()));
+                self.start -= gone.len() as isize;
             }
         }
         self.timings.sample += timer.elapsed();

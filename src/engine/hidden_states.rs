@@ -91,6 +91,7 @@ impl KeptStates {
             self.first += n;
         }
         self.first = self.first.saturating_sub(gone.len());
+        self.wanted = self.wanted.saturating_sub(gone.len());
     }
 
     /// Those that end with the token before `position`; none where that one's is not there.

@@ -17,6 +17,7 @@ mod output_head;
 mod prefix_reuse;
 pub(crate) mod row_times;
 pub(crate) mod sequence;
+mod shift;
 pub(crate) mod threads;
 mod turns;
 

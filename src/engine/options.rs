@@ -38,10 +38,11 @@ pub struct SessionOptions {
     pub exact: bool,
     /// How it uses the engine's prefix cache. Default: not at all.
     pub prefix: PrefixOptions,
-    /// What a [`Generation`](crate::decode::Generation) does when the context is full: `None`, it
-    /// ends with [`StopReason::ContextFull`](crate::decode::StopReason::ContextFull); or it
-    /// goes on by [`SessionCache::shift`](crate::session::SessionCache::shift), and so many tokens at
-    /// the beginning stay. Default `None`.
+    /// What a [`Generation`](crate::decode::Generation) or a request of a
+    /// [`Scheduler`](crate::scheduler::Scheduler) does when the context is full: `None`, it ends
+    /// with [`StopReason::ContextFull`](crate::decode::StopReason::ContextFull); or it goes on as
+    /// by [`SessionCache::shift`](crate::session::SessionCache::shift), and so many tokens at the
+    /// beginning stay. Default `None`.
     pub context_shift: Option<usize>,
     /// The layer after which the hidden states of tokens are pooled, as vectors of prompts and
     /// answers: not the last one, which computes few rows. Costs one addition per value.

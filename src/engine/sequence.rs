@@ -156,6 +156,11 @@ impl Sequence {
         self.cached
     }
 
+    /// Whether its context is shifted when it is full.
+    pub(crate) fn shifts(&self) -> bool {
+        self.context_shift.is_some() && self.spans.is_empty()
+    }
+
     /// Number of tokens it holds, which is the position of the next one.
     pub fn position(&self) -> usize {
         self.tokens.len().saturating_sub(self.drafts)
@@ -373,13 +378,15 @@ impl Sequence {
     /// Attaches an adapter: adds `scale·ΔW` to the weights with which this sequence is computed,
     /// besides adapters attached before. Other sequences are not affected.
     ///
-    /// Empties the sequence, as [`Sequence::set_scale`] and [`Sequence::detach`] do: its keys and
-    /// values were computed with other weights.
+    /// Its tokens stay, as after [`Sequence::set_scale`] and [`Sequence::detach`]: the next pass
+    /// computes their keys and values again, with the weights that it has then. If the adapter
+    /// changes the output head alone, they stay, too.
     ///
     /// # Errors
     /// If the adapter is for another model, or the scale is not finite. Nothing has changed then.
     pub fn attach(&mut self, adapter: Arc<Adapter>, scale: f32) -> Result<AdapterId, AdapterError> {
         let attached = Attached::new(self.model().base(), adapter, scale)?;
+        self.release_for(attached.is_behind_layers());
         self.adapters.counted.push(self.counted(&attached));
         let id = AdapterId(next_number());
         self.adapters.attached.push(attached);
@@ -388,8 +395,8 @@ impl Sequence {
         Ok(id)
     }
 
-    /// Changes the scale of an adapter; 0 leaves it attached without effect or cost. Empties the
-    /// sequence.
+    /// Changes the scale of an adapter; 0 leaves it attached without effect or cost. Tokens stay, see
+    /// [`Sequence::attach`].
     ///
     /// # Errors
     /// If the adapter is not attached, or the scale is not finite.
@@ -401,12 +408,13 @@ impl Sequence {
         Ok(())
     }
 
-    /// Detaches an adapter, and returns it. Empties the sequence.
+    /// Detaches an adapter, and returns it. Tokens stay, see [`Sequence::attach`].
     ///
     /// # Errors
     /// If it is not attached.
     pub fn detach(&mut self, id: AdapterId) -> Result<Arc<Adapter>, AdapterError> {
         let i = self.adapters.index(id)?;
+        self.release_for(self.adapters.attached[i].is_behind_layers());
         self.adapters.ids.remove(i);
         self.adapters.counted.remove(i);
         let attached = self.adapters.attached.remove(i);
@@ -431,6 +439,8 @@ impl Sequence {
 
     /// Puts another adapter in the place of one.
     pub(crate) fn replace_adapter(&mut self, i: usize, attached: Attached) {
+        let both = [&self.adapters.attached[i], &attached];
+        self.release_for(both.iter().all(|of| of.is_behind_layers()));
         self.adapters.counted[i] = self.counted(&attached);
         self.adapters.attached[i] = attached;
         self.adapters_changed();
@@ -450,12 +460,25 @@ impl Sequence {
         )
     }
 
-    pub(crate) fn adapters_changed(&mut self) {
+    /// Lets go of what the weights so far computed, before they change: to the prefix cache, which
+    /// has it where they come back. What is computed before a change behind the layers stays.
+    fn release_for(&mut self, is_behind_layers: bool) {
+        if !is_behind_layers {
+            self.unload();
+            if let Some(states) = &mut self.states {
+                states.truncate(0);
+            }
+        }
+        if let Some(hook) = &mut self.hook {
+            hook.cut(Cut::Rewound);
+        }
+    }
+
+    fn adapters_changed(&mut self) {
         self.adapters.generation = if self.adapters.attached.is_empty() {
             0
         } else {
             next_number()
         };
-        self.cut(0, Cut::Rewound);
     }
 }

@@ -429,6 +429,14 @@ impl Attached {
         })
     }
 
+    /// Whether it changes nothing but the output head, so that keys and values stay what they are.
+    pub(crate) fn is_behind_layers(&self) -> bool {
+        let changed = self.adapter.sites.iter().zip(&self.factors);
+        changed
+            .filter(|(_, factor)| **factor != 0.0)
+            .all(|(site, _)| site.is_head())
+    }
+
     /// The term of a site and the factor on `B·A`, unless the site is unchanged.
     pub(crate) fn term(&self, site: usize) -> Option<(&Term, f32)> {
         let factor = self.factors[site];

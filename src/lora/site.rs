@@ -32,6 +32,11 @@ impl TargetModule {
             .unwrap_or_default()
     }
 
+    /// Whether it is the output head, behind the last norm: keys and values do not depend on it.
+    pub(crate) fn is_head(&self) -> bool {
+        &*self.tensor == OUTPUT
+    }
+
     /// Whether it is the embedding table, which is looked up instead of multiplied.
     pub fn is_embedding(&self) -> bool {
         &*self.tensor == TOKEN_EMBD
@@ -49,6 +54,9 @@ pub(crate) struct Base<'a> {
 
 /// Name of the embedding table.
 pub(crate) const TOKEN_EMBD: &str = "token_embd.weight";
+
+/// Name of the output head, shared with the embedding table or not.
+const OUTPUT: &str = "output.weight";
 
 /// Splits a tensor's name into layer and rest, if it is in a layer.
 pub(crate) fn in_layer(name: &str) -> Option<(usize, &str)> {

@@ -5,15 +5,15 @@ use crate::decode::answer::Answer;
 use crate::decode::output::{TextWriter, Timings};
 use crate::decode::speculative::ngram::RecentTexts;
 use crate::decode::speculative::{Speculation, Speculator};
-use crate::engine::SessionError;
 use crate::engine::engine::Engine;
 use crate::engine::memory_plan::{PlanOptions, plan_options};
 use crate::engine::options::{CacheMode, CachedTokens, SessionOptions};
 use crate::engine::sequence::Sequence;
+use crate::engine::{SessionError, context_shift};
 use crate::kv::Reserved;
 use crate::lora::Adapter;
 use crate::scheduler::ScheduleError;
-use crate::scheduler::live::{Live, Permit, RequestRows};
+use crate::scheduler::live::{Dropped, Live, Permit, RequestRows};
 use crate::scheduler::request::{Observer, Request, RequestId};
 use crate::scheduler::stream::{self, Stream, Wake};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -128,11 +128,6 @@ impl AdmissionConfig {
                 expected: "at least 1".into(),
             });
         }
-        if session.context_shift.is_some() {
-            return Err(SessionError::NoShift {
-                what: "many requests",
-            });
-        }
         Ok(AdmissionConfig {
             engine: engine.clone(),
             options: options.clone(),
@@ -175,7 +170,16 @@ impl AdmissionConfig {
         }
         self.engine.check(&self.empty, &request.tokens)?;
         let layout = match request.kv_type {
-            Some(kind) => self.engine.layout(kind.into())?,
+            Some(kind) => {
+                let own = SessionOptions {
+                    kv_type: kind,
+                    kv_type_v: None,
+                    kv_tiers: None,
+                    ..self.options.session.clone()
+                };
+                context_shift::check(self.engine.model(), self.empty.n_ctx(), &own)?;
+                self.engine.layout(kind.into())?
+            }
             None => Arc::clone(self.empty.kv.layout()),
         };
         writer.set_stop(request.stop);
@@ -209,6 +213,7 @@ impl AdmissionConfig {
             n_prompt,
             n_unseen: usize::from(request.prompt_logprobs) * n_prompt,
             kinds: Vec::new(),
+            dropped: Dropped::default(),
             layout,
             n_cached: CachedTokens::default(),
             n_read: n_prompt,

@@ -40,6 +40,15 @@ pub(super) struct RequestRows {
     pub(super) first_output: usize,
 }
 
+/// Tokens that a request dropped, in their order.
+#[derive(Default)]
+pub(super) struct Dropped {
+    /// Position of the first.
+    pub(super) at: usize,
+    pub(super) tokens: Vec<u32>,
+    pub(super) kinds: Vec<TokenKind>,
+}
+
 /// A request that has not ended.
 pub(crate) struct Live {
     pub(super) id: RequestId,
@@ -60,6 +69,8 @@ pub(crate) struct Live {
     pub(super) n_unseen: usize,
     /// Kinds of the tokens that were computed before it was preempted.
     pub(super) kinds: Vec<TokenKind>,
+    /// What it dropped of a full context.
+    pub(super) dropped: Dropped,
     /// How its keys and values are laid out.
     pub(super) layout: Arc<KvLayout>,
     /// Tokens of the prompt that came from the prefix cache.
@@ -91,7 +102,7 @@ impl Live {
 
     /// Kind of the token at a position.
     pub(super) fn kind(&self, position: usize) -> TokenKind {
-        let of_place = if position < self.n_prompt {
+        let of_place = if position < self.n_prompt && !self.has_begun {
             TokenKind::Prompt
         } else {
             TokenKind::Generated
@@ -107,7 +118,8 @@ impl Live {
                 self.n_cached = seq.reuse(&self.answer.text.tokens[..self.n_prompt])?;
             }
         } else {
-            seq.recall(&self.answer.text.tokens, &self.kinds)?;
+            let n = self.kinds.len().min(seq.n_ctx());
+            seq.recall(&self.answer.text.tokens, &self.kinds[..n])?;
         }
         let speculator = self.answer.speculator.as_ref();
         if speculator.is_some_and(Speculator::reads_states) {
@@ -182,6 +194,9 @@ impl Live {
     /// Its rows in the next pass, at most `chunk` rows of tokens before it decodes.
     pub(super) fn next_rows(&self, chunk: usize) -> RequestRows {
         let position = self.position();
+        if self.is_full() {
+            return RequestRows::default();
+        }
         if let Some(seq) = &self.seq
             && self.has_begun
             && position >= self.n_read
@@ -195,7 +210,10 @@ impl Live {
         }
         let kind = self.kind(position);
         let end = self.read_to.filter(|&at| at > position);
-        let n = (position..end.unwrap_or(self.n_read).min(self.n_read))
+        let most = self
+            .n_read
+            .min(self.seq.as_ref().map_or(0, Sequence::n_ctx));
+        let n = (position..end.unwrap_or(most).min(most))
             .take(chunk)
             .take_while(|&position| self.kind(position) == kind)
             .count();

@@ -7,6 +7,7 @@ pub(crate) mod pacing;
 pub(crate) mod request;
 pub(crate) mod schedule;
 mod sharing;
+mod shifting;
 pub(crate) mod stream;
 pub(crate) mod thread;
 

@@ -71,9 +71,9 @@ pub struct Schedule {
     pub(super) running: Vec<Box<Live>>,
     n_passes: u64,
     pace: Pace,
-    outputs: Outputs,
+    pub(super) outputs: Outputs,
     /// Never cancelled: requests are, between passes.
-    cancel: CancelToken,
+    pub(super) cancel: CancelToken,
     /// Memory for the next pass's list of slots.
     slots: Vec<Slot<'static>>,
     /// The pass over prompts of which some parts are computed, and of how many requests.
@@ -197,6 +197,7 @@ impl Schedule {
         self.sweep();
         self.give_back();
         self.admit();
+        self.shift();
         self.draft();
         let (n_decode, n_prompt) = self.plan();
         if n_decode + n_prompt > 0 {
@@ -245,7 +246,7 @@ impl Schedule {
     }
 
     /// Hands out the last pieces of a request, and its result.
-    fn end(&self, mut live: Box<Live>, outcome: Result<(), ScheduleError>) {
+    pub(super) fn end(&self, mut live: Box<Live>, outcome: Result<(), ScheduleError>) {
         let n_prompt = if live.has_begun {
             live.n_prompt
         } else {
@@ -323,10 +324,11 @@ impl Schedule {
             return true;
         }
         let n_batch = self.terms.options.session.n_batch;
+        let n_ctx = self.terms.empty.n_ctx();
         // Upper bounds of the bytes that it lacks.
         let to_come = |live: &Live| {
             live.layout
-                .bytes(live.n_read + 1, n_batch)
+                .bytes((live.n_read + 1).min(n_ctx), n_batch)
                 .saturating_sub(live.layout.bytes(live.position() + live.rows.n, n_batch))
         };
         let is_attached = |(adapter, _): &(Arc<Adapter>, f32)| {
@@ -351,7 +353,7 @@ impl Schedule {
 
     /// The request that loses its pages next: one that waits for its reader, otherwise the last
     /// one, if it `is_behind`.
-    fn victim(&self, is_behind: impl Fn(&Live) -> bool) -> Option<usize> {
+    pub(super) fn victim(&self, is_behind: impl Fn(&Live) -> bool) -> Option<usize> {
         let paused = self
             .running
             .iter()
@@ -365,7 +367,7 @@ impl Schedule {
     }
 
     /// Takes a running request's pages; it keeps its tokens.
-    fn preempt(&mut self, i: usize) {
+    pub(super) fn preempt(&mut self, i: usize) {
         let mut live = self.running.remove(i);
         live.drop_drafts();
         live.n_read = live.n_read.max(live.position());
@@ -374,6 +376,7 @@ impl Schedule {
             live.kinds.extend_from_slice(&seq.kinds()[known..]);
         }
         live.release_sequence();
+        live.unshift();
         self.terms.observer.preempted(live.id);
         self.enqueue(live);
     }

@@ -74,6 +74,7 @@ fn shared(live: &Live, other: &Live) -> usize {
         && other.cache == CacheMode::On
         // What was preempted has its own pages in the cache.
         && live.kinds.is_empty()
+        && other.dropped.tokens.is_empty()
         && live.salt == other.salt
         && live.layout.policy() == other.layout.policy()
         && same_adapters;

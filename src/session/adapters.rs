@@ -19,9 +19,27 @@ impl Session {
 
 impl SessionAdapters<'_> {
     /// Attaches an adapter: adds `scale·ΔW` to the weights of this session, besides adapters
-    /// attached before. Other sessions are not affected. Empties the session, as
-    /// [`set_scale`](Self::set_scale) and [`detach`](Self::detach) do: its keys and values were computed
-    /// with other weights.
+    /// attached before. Other sessions are not affected.
+    ///
+    /// The session keeps its tokens, as it does in [`Self::set_scale`] and [`Self::detach`];
+    /// the next pass computes their keys and values again, with the weights that it has then, so
+    /// that what follows is what it would be had the adapters been there from the start. If the
+    /// adapter changes the output head alone, keys and values stay, too. [`Session::logits`] are
+    /// empty until that pass.
+    ///
+    /// ```
+    /// # use ruvllm::{Model, lora::Adapter};
+    /// # use std::sync::Arc;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
+    /// let adapter = Arc::new(Adapter::zeros(&model, 2, 1, |_| true)?);
+    /// let mut session = model.session()?;
+    /// session.prefill(&[1, 2, 3])?;
+    /// session.adapters().attach(adapter, 1.0)?;
+    /// assert_eq!(session.tokens(), [1, 2, 3]);
+    /// session.prefill(&[4])?; // computes all four
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// If the adapter is for another model, or the scale is not finite. Nothing has changed then.
@@ -31,8 +49,8 @@ impl SessionAdapters<'_> {
         Ok(id)
     }
 
-    /// Changes the scale of an adapter; 0 leaves it attached without effect or cost. Empties the
-    /// session.
+    /// Changes the scale of an adapter; 0 leaves it attached without effect or cost. Tokens stay, see
+    /// [`Self::attach`].
     ///
     /// # Errors
     /// If the adapter is not attached, or the scale is not finite.
@@ -42,7 +60,7 @@ impl SessionAdapters<'_> {
         Ok(())
     }
 
-    /// Detaches an adapter, and returns it. Empties the session.
+    /// Detaches an adapter, and returns it. Tokens stay, see [`Self::attach`].
     ///
     /// # Errors
     /// If it is not attached.
@@ -53,7 +71,7 @@ impl SessionAdapters<'_> {
     }
 
     /// Changes the values of an attached adapter; other holders of the adapter keep it unchanged.
-    /// Empties the session, as [`attach`](Self::attach) does.
+    /// Empties the session.
     ///
     /// # Errors
     /// If it is not attached, or is no longer one of this model. Nothing has changed then.
@@ -68,8 +86,8 @@ impl SessionAdapters<'_> {
         let mut adapter = Adapter::clone(&attached.adapter);
         change(&mut adapter);
         let attached = Attached::new(engine.model().base(), Arc::new(adapter), attached.scale)?;
-        seq.replace_adapter(i, attached);
-        self.0.forget_outputs();
+        self.0.clear();
+        self.0.seq.replace_adapter(i, attached);
         Ok(())
     }
 }

@@ -113,14 +113,18 @@ def openai_tools(c):
 def openai_parallel_tools(c):
     """Several calls in a message: each has its own name, place and result."""
     chat = c.chat.completions.create
-    several = {"model": "m", "messages": CHOOSE, "tools": TOOLS, "tool_choice": "required", "temperature": 1,
-               "max_tokens": 400, "extra_body": {"logit_bias": [["]", 1], ["}]", 1]]}}
-    replies = ((seed, chat(seed=seed, **several)) for seed in range(100))
-    seed, both = next((seed, reply) for seed, reply in replies if len(reply.choices[0].message.tool_calls or []) > 1)
+    several = {"model": "m", "messages": CHOOSE, "tools": TOOLS, "tool_choice": "required", "temperature": 1, "max_tokens": 400}
+    # A small model calls once, or on until it is cut off, but where the end is a little likelier for some seeds.
+    text = c.get(LIST_BASE + "/props", cast_to=object)["eos_token"]
+    (end,) = c.post(LIST_BASE + "/tokenize", body={"content": text, "add_special": False, "parse_special": True}, cast_to=object)["tokens"]
+    ways = ({"seed": seed, "logit_bias": {str(end): bias}} for bias in (5, 6, 7) for seed in range(30))
+    replies = ((way, chat(**several, **way)) for way in ways)
+    ended = ((way, reply) for way, reply in replies if reply.choices[0].finish_reason == "tool_calls")
+    way, both = next((way, reply) for way, reply in ended if len(reply.choices[0].message.tool_calls) > 1)
     calls = both.choices[0].message.tool_calls
-    assert len({call.id for call in calls}) == len(calls) and both.choices[0].finish_reason == "tool_calls", both
+    assert len({call.id for call in calls}) == len(calls), both
     streamed = {}
-    for chunk in chat(seed=seed, stream=True, **several):
+    for chunk in chat(stream=True, **several, **way):
         for call in chunk.choices[0].delta.tool_calls or []:
             streamed[call.index] = streamed.get(call.index, "") + (call.function.arguments or "")
     assert [streamed[i] for i in range(len(calls))] == [call.function.arguments for call in calls]

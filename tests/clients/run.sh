@@ -17,7 +17,8 @@ install frameworks requirements-frameworks.txt
 install guidellm requirements-guidellm.txt
 install aider requirements-aider.txt
 cp package.json package-lock.json clients.mjs aisdk.mjs ollama_client.mjs "$folder"
-npm ci --silent --prefix "$folder"
+# `npm ci` of npm 11.19 asks for packages of other systems, too, that a registry may not have; this takes the same versions.
+npm install --silent --no-audit --no-fund --prefix "$folder"
 
 servers=()
 trap 'kill "${servers[@]}" 2>/dev/null || true; wait' EXIT

@@ -2,7 +2,7 @@
 
 use crate::run::{OnLevel, Pass, session_on};
 use crate::tiny::{N_EMBD, TOKENS, Tiny};
-use ruvllm::engine::SessionOptions;
+use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
 use ruvllm::gguf::{Gguf, Value, Writer};
 use ruvllm::kv::KvType;
 use ruvllm::lora::{Adapter, Term};
@@ -283,30 +283,25 @@ fn every_level_computes_the_same() {
 }
 
 #[test]
-fn a_change_empties_the_session_and_is_a_generation_of_its_own() {
+fn a_change_keeps_the_text_and_is_a_generation_of_its_own() {
     let model = Tiny::Llama.model(DType::F32);
     let adapter = Arc::new(adapter(&model, 1, 1, |_| true));
     let mut session = session(&model);
     let mut generations = vec![session.sequence().adapter_generation()];
     assert_eq!(generations, [0]);
     let fill = |session: &mut Session| {
+        session.clear();
         session.prefill(&TOKENS).unwrap();
     };
     fill(&mut session);
-    let id = session
-        .adapters()
-        .attach(Arc::clone(&adapter), 0.5)
-        .unwrap();
-    assert_eq!(session.position(), 0);
+    let id = session.adapters().attach(Arc::clone(&adapter), 0.5).unwrap();
+    assert_eq!((session.tokens(), session.logits()), (&TOKENS[..], &[][..]));
     generations.push(session.sequence().adapter_generation());
     fill(&mut session);
     session.adapters().set_scale(id, 0.25).unwrap();
-    assert_eq!(session.position(), 0);
+    assert_eq!((session.tokens(), session.logits()), (&TOKENS[..], &[][..]));
     generations.push(session.sequence().adapter_generation());
-    let other = session
-        .adapters()
-        .attach(Arc::clone(&adapter), 1.0)
-        .unwrap();
+    let other = session.adapters().attach(Arc::clone(&adapter), 1.0).unwrap();
     generations.push(session.sequence().adapter_generation());
     assert_eq!(
         session
@@ -343,7 +338,7 @@ fn a_change_empties_the_session_and_is_a_generation_of_its_own() {
     session.adapters().detach(other).unwrap();
     assert_eq!(
         (session.position(), session.sequence().adapter_generation()),
-        (0, 0)
+        (TOKENS.len() + 1, 0)
     );
     assert!(matches!(
         session.adapters().detach(other),
@@ -359,6 +354,89 @@ fn a_change_empties_the_session_and_is_a_generation_of_its_own() {
         Err(AdapterError::Scale { .. })
     ));
     assert_eq!(session.position(), TOKENS.len());
+}
+
+/// After adapters were attached, scaled and detached a text goes on as if they had been so from its
+/// start: its prompt was computed as a prompt, what was generated as that.
+#[test]
+fn a_text_goes_on_as_if_its_adapters_had_been_there() {
+    for tiny in Tiny::SHAPES {
+        let model = tiny.model(DType::Q8_0);
+        let [one, two] = [1, 2].map(|seed| Arc::new(adapter(&model, 2, seed, |_| true)));
+        for cache in [CacheMode::Off, CacheMode::On] {
+            let options = SessionOptions {
+                n_ctx: Some(256),
+                prefix: cache.into(),
+                ..Default::default()
+            };
+            let engine = Engine::new(&model, &EngineOptions::default()).unwrap();
+            let begun = |adapters: &[(&Arc<Adapter>, f32)]| {
+                let mut session = engine.session_with(&options).unwrap();
+                for &(adapter, scale) in adapters {
+                    session.attach(Arc::clone(adapter), scale).unwrap();
+                }
+                session.prefill(&TOKENS.repeat(8)).unwrap();
+                session.decode(3).unwrap();
+                session.decode(5).unwrap();
+                session
+            };
+            let mut session = begun(&[]);
+            let mut fork = session.fork().unwrap();
+            let id = session.attach(Arc::clone(&one), 0.5).unwrap();
+            let mut scaled = session.fork().unwrap();
+            assert_eq!(session.decoded(7), begun(&[(&one, 0.5)]).decoded(7));
+            scaled.set_scale(id, -0.5).unwrap();
+            scaled.attach(Arc::clone(&two), 1.0).unwrap();
+            let expected = begun(&[(&one, -0.5), (&two, 1.0)]).decoded(7);
+            assert_eq!(scaled.decoded(7), expected);
+            assert_ne!(expected, fork.decoded(7));
+            assert_eq!(fork.decoded(9), {
+                let mut plain = begun(&[]);
+                plain.decode(7).unwrap();
+                plain.decoded(9)
+            });
+            // What was computed without it is in the cache.
+            let hits = engine.pool().prefixes().hits;
+            session.detach(id).unwrap();
+            assert_eq!(session.decoded(9), fork.logits());
+            if cache == CacheMode::On && model.memory_limit().is_none() {
+                assert!(engine.pool().prefixes().hits > hits);
+            }
+        }
+    }
+}
+
+/// What changes behind the last norm alone costs nothing: keys and values stay.
+#[test]
+fn a_change_of_the_head_computes_nothing_again() {
+    let model = Tiny::Llama.model(DType::Q8_0);
+    let of_head = Arc::new(adapter(&model, 2, 1, |site| site.part() == "output"));
+    let inner = Arc::new(adapter(&model, 2, 1, |site| site.part() != "output"));
+    for (adapter, is_of_head) in [(&of_head, true), (&inner, false)] {
+        let mut session = session(&model);
+        session.prefill(&TOKENS).unwrap();
+        let id = session.attach(Arc::clone(adapter), 0.5).unwrap();
+        for change in 0..3 {
+            let before = session.engine().n_turns();
+            let found = session.decoded(change);
+            let n_passes = session.engine().n_turns() - before;
+            assert_eq!(n_passes == 1, is_of_head, "{n_passes}");
+            let mut fresh = self::session(&model);
+            if change < 2 {
+                fresh
+                    .attach(Arc::clone(adapter), [0.5, 0.25][change as usize])
+                    .unwrap();
+            }
+            fresh.prefill(&TOKENS).unwrap();
+            (0..change).for_each(|token| fresh.decode(token).unwrap());
+            assert_eq!(found, fresh.decoded(change));
+            match change {
+                0 => session.set_scale(id, 0.25).unwrap(),
+                1 => drop(session.detach(id).unwrap()),
+                _ => {}
+            }
+        }
+    }
 }
 
 #[test]

@@ -55,6 +55,7 @@ mod schedule;
 mod schemas;
 mod shared_prompts;
 mod shift;
+mod shift_schedule;
 mod speculate;
 mod state;
 #[cfg(feature = "grammar")]

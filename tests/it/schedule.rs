@@ -39,7 +39,7 @@ pub(crate) fn tokens(text: &str) -> Vec<u32> {
     MODEL.tokenizer().unwrap().encode_prompt(text)
 }
 
-fn engine(n_threads: usize, kv_budget: Option<u64>) -> Engine {
+pub(crate) fn engine(n_threads: usize, kv_budget: Option<u64>) -> Engine {
     let n_threads = NonZeroUsize::new(n_threads);
     Engine::new(
         &MODEL,
@@ -53,7 +53,7 @@ fn engine(n_threads: usize, kv_budget: Option<u64>) -> Engine {
 }
 
 /// Bytes of the pages of so many positions of one sequence.
-fn page_bytes(n: usize) -> u64 {
+pub(crate) fn page_bytes(n: usize) -> u64 {
     let engine = engine(1, None);
     let mut session = engine.session().unwrap();
     session.prefill(&vec![1; n]).unwrap();
@@ -64,7 +64,7 @@ pub(crate) fn greedy() -> Sampler {
     Sampler::builder().temperature(0.0).build().unwrap()
 }
 
-fn sampled(seed: u64) -> Sampler {
+pub(crate) fn sampled(seed: u64) -> Sampler {
     Sampler::builder()
         .temperature(0.9)
         .seed(seed)
@@ -83,20 +83,20 @@ pub(crate) fn session_options(n_ctx: usize, n_batch: usize) -> SessionOptions {
 
 /// A request in pieces, to be given to a session and to a schedule.
 #[derive(Clone)]
-struct Case {
-    prompt: Vec<u32>,
-    sampler: Sampler,
-    max_tokens: usize,
-    stop: Vec<String>,
-    logprobs: Option<usize>,
-    adapter: Option<Arc<Adapter>>,
+pub(crate) struct Case {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) sampler: Sampler,
+    pub(crate) max_tokens: usize,
+    pub(crate) stop: Vec<String>,
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) adapter: Option<Arc<Adapter>>,
 }
 
 pub(crate) type Answer = (Vec<TokenText>, StopReason, usize);
 
 impl Case {
     /// Number `i` of many that differ in all there is.
-    fn numbered(i: usize) -> Case {
+    pub(crate) fn numbered(i: usize) -> Case {
         let mut prompt = tokens(&TEXTS[i % TEXTS.len()].repeat(1 + i % 3));
         let n = prompt.len();
         prompt.rotate_left(i / 32 % n);
@@ -118,7 +118,7 @@ impl Case {
         }
     }
 
-    fn request(&self) -> Request {
+    pub(crate) fn request(&self) -> Request {
         let mut request = Request::new(self.prompt.clone(), self.sampler.clone())
             .max_tokens(self.max_tokens)
             .stop(self.stop.clone());
@@ -132,7 +132,7 @@ impl Case {
     }
 
     /// What a session alone answers, computed token by token with another number of threads.
-    fn alone(&self, options: &SessionOptions) -> Answer {
+    pub(crate) fn alone(&self, options: &SessionOptions) -> Answer {
         let mut session = engine(1, None).session_with(options).unwrap();
         if let Some(adapter) = &self.adapter {
             session.adapters().attach(Arc::clone(adapter), 1.0).unwrap();
@@ -209,7 +209,7 @@ pub(crate) fn answer(stream: &mut Stream) -> Answer {
 
 /// What an [`Observer`] heard.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Event {
+pub(crate) enum Event {
     Queued,
     Admitted,
     FirstToken,
@@ -218,7 +218,7 @@ enum Event {
 }
 
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<(RequestId, Event)>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<(RequestId, Event)>>>);
 
 impl Log {
     fn push(&self, id: RequestId, event: Event) {
@@ -235,7 +235,7 @@ impl Log {
             .collect()
     }
 
-    fn count(&self, event: Event) -> usize {
+    pub(crate) fn count(&self, event: Event) -> usize {
         self.0
             .lock()
             .unwrap()
@@ -279,7 +279,7 @@ fn answers_alone(n: usize, options: &SessionOptions) -> Vec<Answer> {
 }
 
 #[track_caller]
-fn all_are(expected: &[Answer], streams: &mut [Stream], what: &str) {
+pub(crate) fn all_are(expected: &[Answer], streams: &mut [Stream], what: &str) {
     for (i, (stream, expected)) in streams.iter_mut().zip(expected).enumerate() {
         assert_eq!(answer(stream), *expected, "request {i}, {what}");
     }

@@ -871,6 +871,53 @@ pub(crate) mod grammar {
         );
     }
 
+    /// Functionary v3.2 begins every message with `>>>`, one for the user with `>>>all`; the prompt
+    /// may end with the first of them.
+    #[test]
+    fn messages_for_the_user_that_begin_as_calls_do() {
+        let (tokenizer, trie) = setup();
+        let end = tokenizer.eog().next().unwrap();
+        let (name, open, rest) = CALLS
+            .iter()
+            .find(|(name, ..)| *name == "functionary-v3.2")
+            .unwrap();
+        for (prompt, first) in [("", *open), ("assistant\n\n>>>", "")] {
+            let auto = || mask(&trie, name, &ToolChoice::Auto, prompt);
+            for text in [
+                format!("{first}all\nHello, {{\"."),
+                format!("{first}all\nI see.{open}{rest}"),
+                format!("{first}{rest}"),
+                format!("{first}{rest}{open}all\nIt rains."),
+            ] {
+                let mut auto = auto();
+                assert_eq!(allowed(&mut auto, &tokenizer, &text), text.len(), "{text}");
+                assert!(auto.allows(end).unwrap(), "{text}");
+            }
+            for text in [
+                format!("{first}all of it"),
+                format!("{first}{}", rest.replace("get_weather", "get_money")),
+                format!("{first}all\nI see.{open}{}", rest.replace('3', "x")),
+            ] {
+                assert!(
+                    allowed(&mut auto(), &tokenizer, &text) < text.len(),
+                    "{text}"
+                );
+            }
+            // A tool of this name wins.
+            let tool = Tool::new(
+                "all",
+                serde_json::json!({"type": "object", "properties": {}}),
+            );
+            let mut auto =
+                ToolMask::new(&trie, format(name), &[tool], &ToolChoice::Auto, prompt).unwrap();
+            let text = format!("{first}all\n{{}}");
+            assert_eq!(allowed(&mut auto, &tokenizer, &text), text.len());
+            // Where no call may come, all is text.
+            let mut none = mask(&trie, name, &ToolChoice::None, prompt);
+            assert_eq!(allowed(&mut none, &tokenizer, "all\nHello."), 10);
+        }
+    }
+
     #[test]
     fn a_grammar_holds_after_reasoning() {
         let (tokenizer, trie) = setup();

@@ -55,7 +55,7 @@ const MEDIA: &str = "text and images are supported; leave it out";
 const IMAGES: &str =
     "only `generate`, `logits` and `vision` have it, in builds with the feature `vision`";
 const KV_PRESSURE: &str = "the pool never chooses the precision: a request does, by its field `kv_type` over HTTP; -ctk and -ctv choose for all";
-const CONTEXT: &str = "a full context ends the text, but for --context-shift of `generate` and `chat`; use a larger -c";
+const CONTEXT: &str = "a full context ends the text, but for --context-shift of `generate`, `chat` and `serve`; use a larger -c";
 
 /// Flags of llama.cpp, and of older releases, that do not exist here: names, what to do.
 const UNSUPPORTED: &[(&[&str], &str)] = &[

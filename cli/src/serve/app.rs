@@ -3,6 +3,7 @@
 
 use super::args::{AppArgs, ServerArgs};
 use super::auth::keys;
+use super::background::in_background;
 use super::blocking::blocking;
 use super::entry::Entry;
 use super::folder;
@@ -307,6 +308,8 @@ pub(super) struct Purpose<'a> {
     pub(super) threads: Option<SharedThreads>,
     /// Models that share the memory.
     pub(super) n_models: u64,
+    /// Whether others answer while it is loaded.
+    pub(super) is_beside_others: bool,
     /// Refuses a model of so many bytes, or makes room for it.
     pub(super) has_room: &'a mut dyn FnMut(u64) -> Result<(), Failure>,
     /// Whether requests will have adapters that are learnt.
@@ -321,9 +324,19 @@ pub(super) struct Purpose<'a> {
     pub(super) isolates_templates: bool,
 }
 
+impl Purpose<'_> {
+    /// Does a part of the load so that answers of other models go on meanwhile.
+    fn beside_answers<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Failure> {
+        Ok(match self.is_beside_others {
+            true => in_background(work)?,
+            false => work(),
+        })
+    }
+}
+
 impl App {
     pub(super) fn open(args: &AppArgs, purpose: Purpose<'_>) -> Result<App, Failure> {
-        let model = purpose.model.open(&args.placement)?;
+        let model = purpose.beside_answers(|| purpose.model.open(&args.placement))??;
         let tokenizer = model
             .tokenizer()
             .ok_or_else(|| no_tokenizer(purpose.model))?
@@ -337,23 +350,12 @@ impl App {
         } else {
             Renderer::here(&template.source)?
         };
-        let mut options = args
-            .session
-            .for_server(&args.session.options(None, KvType::default()), &model)?;
-        options.prefix = PrefixOptions {
-            cache: CacheMode::On,
-            reuse: purpose.reuse,
-            ..Default::default()
-        };
-        if purpose.learns {
-            options.pooled_layer = pooled_layer(&model);
-        }
-        options.keep_states = args.speculation.reads_states();
+        let options = session_options(args, &purpose, &model)?;
         let registry = AdapterRegistry::new(&model, args.lora_budget.unwrap_or(u64::MAX));
         let adapters = served_adapters(args, &registry)?;
         let plan = model.memory_plan(&options.clone().into())?;
         (purpose.has_room)(plan.needed())?;
-        begin_trie(&model);
+        purpose.beside_answers(|| begin_trie(&model))?;
         let kv_budget = kv_budget(&options, &model, &plan, purpose.n_models)?;
         let engine =
             args.session
@@ -420,6 +422,38 @@ impl App {
             registry,
         })
     }
+}
+
+/// Options of each sequence.
+fn session_options(
+    args: &AppArgs,
+    purpose: &Purpose<'_>,
+    model: &Model,
+) -> Result<SessionOptions, Failure> {
+    let usual = args.session.options(None, KvType::default());
+    let mut options = args.session.for_server(&usual, model)?;
+    // One `-c` is for all models: one with fewer positions has those.
+    let h = model.hparams();
+    if purpose.n_models > 1 && h.learned_positions {
+        options.n_ctx = options.n_ctx.map(|n| n.min(h.n_ctx_train));
+    }
+    options.prefix = PrefixOptions {
+        cache: CacheMode::On,
+        reuse: purpose.reuse,
+        ..Default::default()
+    };
+    if purpose.learns {
+        options.pooled_layer = pooled_layer(model);
+    }
+    options.keep_states = args.speculation.reads_states();
+    if args.context_shift {
+        if purpose.learns {
+            let message = "--context-shift: there is none with --learn, which sees every token";
+            return Err(Failure::Usage(message.into()));
+        }
+        options.context_shift = Some(args.keep as usize);
+    }
+    Ok(options)
 }
 
 /// Most bytes for keys and values of a model that is one of `n_models`: an equal part of what there
@@ -500,6 +534,7 @@ impl Loader {
                 } else {
                     1
                 },
+                is_beside_others: is_one_of_several && self.threads.get().is_some(),
                 has_room,
                 learns,
                 reuse: Reuse::Any,

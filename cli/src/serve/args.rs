@@ -9,6 +9,7 @@ use crate::flags::{
 };
 use crate::io::{json_object, parse_size};
 use axum::http::HeaderValue;
+use clap::builder::BoolishValueParser;
 use serde_json::{Map, Value};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -39,6 +40,19 @@ pub(crate) struct AppArgs {
     #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
           allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub(super) n_predict: i64,
+    /// When the context of a request is full, drop half of what lies behind the tokens of --keep and
+    /// go on [default: end the answer]
+    #[arg(long, env = "LLAMA_ARG_CONTEXT_SHIFT", value_parser = BoolishValueParser::new())]
+    pub(super) context_shift: bool,
+    /// Tokens at the beginning that --context-shift keeps, rounded up to 64
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        requires = "context_shift",
+        allow_negative_numbers = true
+    )]
+    pub(super) keep: u32,
     /// Leave out the end of a text that has more tokens than the model takes, instead of refusing
     /// it, where its vector is wanted; a request may say otherwise (`truncate`)
     #[arg(long)]

@@ -14,6 +14,7 @@ mod api;
 mod app;
 mod args;
 mod auth;
+mod background;
 mod blocking;
 mod entry;
 mod folder;

@@ -26,6 +26,7 @@ pub(crate) fn local(args: &AppArgs) -> Result<Router, Failure> {
         alias: None,
         threads: None,
         n_models: 1,
+        is_beside_others: false,
         has_room: &mut |_| Ok(()),
         learns: false,
         // An answer does not depend on those before.

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-const JSON: &str = "content-type: application/json\r\n";
+pub(super) const JSON: &str = "content-type: application/json\r\n";
 
 /// A folder with a chat, an embedding and a rerank model.
-fn models(name: &str) -> Folder {
+pub(super) fn models(name: &str) -> Folder {
     let folder = Folder::new(name);
     folder.model("chat.gguf", tiny::base());
     folder.model("embed.gguf", tiny::encoder(false));
@@ -45,7 +45,7 @@ pub(super) fn change(server: &Server, path: &str, headers: &str, body: &Value) -
     )
 }
 
-fn states(server: &Server) -> Vec<(String, String)> {
+pub(super) fn states(server: &Server) -> Vec<(String, String)> {
     let list: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
     let list = list["data"].as_array().unwrap().clone();
     let string = |value: &Value| value.as_str().unwrap().to_owned();
@@ -54,7 +54,7 @@ fn states(server: &Server) -> Vec<(String, String)> {
         .collect()
 }
 
-fn state(server: &Server, name: &str) -> String {
+pub(super) fn state(server: &Server, name: &str) -> String {
     let states = states(server);
     states.into_iter().find(|(id, _)| id == name).unwrap().1
 }
@@ -167,6 +167,26 @@ fn many_ask_at_once() {
         .filter(|(_, state)| state == "loaded")
         .count();
     assert!(loaded <= 2, "{loaded}");
+}
+
+/// A context for all of them is longer than what some have: those have their own.
+#[test]
+fn one_context_for_all() {
+    let folder = models("house-context");
+    let server = house(&folder, &["-c", "4096"]);
+    let answers = ask_each(&server);
+    assert_eq!(ask_each(&house(&folder, &[])), answers);
+    let refused = program(&[
+        "serve",
+        "--port",
+        "0",
+        "-c",
+        "4096",
+        "-m",
+        &folder.path("embed.gguf"),
+    ]);
+    let said = refused.unwrap_err();
+    assert!(said.contains("so many positions"), "{said}");
 }
 
 /// Loading and unloading by hand; an idle model goes by itself.

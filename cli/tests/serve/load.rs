@@ -317,7 +317,7 @@ fn slow_loris(server: &Server, head: &str, limit: Duration) {
 }
 
 /// Runs `n` clients for a time; each does `act` again and again.
-fn clients(n: usize, seed: u64, time: Duration, act: impl Fn(&mut Rng) + Sync) {
+pub(super) fn clients(n: usize, seed: u64, time: Duration, act: impl Fn(&mut Rng) + Sync) {
     let begun = Instant::now();
     std::thread::scope(|scope| {
         for i in 0..n {
@@ -460,7 +460,7 @@ fn load() {
 }
 
 /// No request runs or waits, and none holds pages.
-fn holds_nothing(server: &Server) {
+pub(super) fn holds_nothing(server: &Server) {
     server.is_idle_soon();
     let idle: Value = serde_json::from_str(&server.get("/slots").1).unwrap();
     assert!(
@@ -477,7 +477,7 @@ fn holds_nothing(server: &Server) {
 
 /// Descriptors and threads are those of `before`, and resident memory is at most `mib` more.
 #[cfg(target_os = "linux")]
-fn is_as_before(server: &Server, before: (usize, usize, usize), mib: usize) {
+pub(super) fn is_as_before(server: &Server, before: (usize, usize, usize), mib: usize) {
     let after = settled(server, (before.0, before.1, before.2 + (mib << 10)));
     println!("descriptors, threads, resident KiB: {before:?}, then {after:?}");
     assert!(
@@ -576,7 +576,7 @@ fn a_long_queue() {
 
 /// Holdings once idle threads have ended and closed connections are noticed, which takes a while.
 #[cfg(target_os = "linux")]
-fn baseline(server: &Server) -> (usize, usize, usize) {
+pub(super) fn baseline(server: &Server) -> (usize, usize, usize) {
     std::thread::sleep(Duration::from_secs(4));
     holdings(server)
 }

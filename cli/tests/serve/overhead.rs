@@ -14,7 +14,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 /// A vocabulary of words, bytes, and what ends a text.
-fn vocabulary(n: usize) -> Writer<'static> {
+pub(super) fn vocabulary(n: usize) -> Writer<'static> {
     let words = (0..n - 259).map(|i| format!("\u{2581}w{i}"));
     let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
     let tokens = words

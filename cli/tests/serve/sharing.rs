@@ -10,6 +10,58 @@ fn metric(server: &Server, name: &str) -> f64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
+/// With --context-shift a request goes on when its context is full, as `generate` does; what that
+/// cannot be is refused at the start.
+#[test]
+fn contexts_that_are_full_go_on() {
+    let shift = [
+        "-c",
+        "192",
+        "--temp",
+        "0",
+        "--context-shift",
+        "--keep",
+        "10",
+    ];
+    let server = Server::start(&shift);
+    let mut body = completion("Ownership is", 400);
+    body["ignore_eos"] = true.into();
+    let answer = server.ask("/v1/completions", &body);
+    assert_eq!(answer["usage"]["completion_tokens"], 400);
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    let flags = [
+        "generate",
+        "-p",
+        "Ownership is",
+        "-n",
+        "400",
+        "--ignore-eos",
+        "--seed",
+        "1",
+    ];
+    let alone = program(&[&flags[..], &shift].concat()).unwrap();
+    assert_eq!(alone.trim_end(), text(&answer).trim_end());
+    // Without it the answer ends.
+    let server = Server::start(&["-c", "192", "--temp", "0"]);
+    let ended = server.ask("/v1/completions", &body);
+    assert!(ended["usage"]["completion_tokens"].as_u64() < Some(192));
+    let begin = text(&ended).len();
+    assert_eq!(text(&ended), &text(&answer)[..begin]);
+    for (flags, said) in [
+        (&["--context-shift", "--kv-tiers"][..], "precision by age"),
+        (&["--context-shift", "-ctk", "q4_0"], "fewer than 8 bits"),
+        (
+            &["--context-shift", "--keep", "500", "-c", "128"],
+            "context_shift is 500",
+        ),
+        (&["--keep", "5"], "--context-shift"),
+        (&["--context-shift", "--learn", "nowhere"], "--learn"),
+    ] {
+        let refused = program(&[&["serve", "--port", "0"], flags].concat()).unwrap_err();
+        assert!(refused.contains(said), "{flags:?}: {refused}");
+    }
+}
+
 /// Four answers to one prompt, and four requests whose prompts begin alike, compute it once.
 #[test]
 fn prompts_that_begin_alike_are_computed_once() {

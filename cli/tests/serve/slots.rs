@@ -106,6 +106,29 @@ fn a_text_outlives_its_server() {
     assert_eq!(act(&server, 0, "restore", JSON, "chat.bin").0, 501);
 }
 
+/// Of a text whose context was shifted there are no keys and values to be saved.
+#[test]
+fn a_shifted_text_is_not_saved() {
+    let folder = Folder::new("slots-shift");
+    let dir = folder.0.to_str().unwrap();
+    let flags = ["-c", "128", "--temp", "0", "--context-shift"];
+    let server = Server::start(&[&flags[..], &["--slot-save-path", dir]].concat());
+    let ask = |n: usize| {
+        let mut body = completion("Ownership is", n);
+        body["id_slot"] = 1.into();
+        body["ignore_eos"] = true.into();
+        let answer = server.ask("/v1/completions", &body);
+        assert_eq!(answer["usage"]["completion_tokens"], n);
+    };
+    ask(40);
+    assert_eq!(act(&server, 1, "save", JSON, "short").0, 200);
+    ask(300);
+    let (status, error) = act(&server, 1, "save", JSON, "long");
+    let message = error["error"]["message"].as_str().unwrap();
+    assert!(status == 400 && message.contains("shift"), "{error}");
+    assert_eq!(act(&server, 1, "restore", JSON, "short").0, 200);
+}
+
 /// A key reaches neither the slots nor the files of another.
 #[test]
 fn each_key_has_its_own() {

@@ -170,8 +170,10 @@ impl Training<'_, '_> {
     /// What the model alone predicts in a window.
     fn base(&mut self, tokens: &[u32], scale: f32) -> Result<ControlWindow, LearnError> {
         let mut window = ControlWindow::new(self.reader.session.model().hparams().n_vocab);
+        self.reader.session.clear();
         self.reader.session.adapters().set_scale(self.id, 0.0)?;
         self.reader.read(tokens, |_, logits| window.push(logits))?;
+        self.reader.session.clear();
         self.reader.session.adapters().set_scale(self.id, scale)?;
         Ok(window)
     }
@@ -376,6 +378,7 @@ impl Learner {
             },
         };
         let gradients = Gradients::zeros(&adapter);
+        session.clear();
         let id = session.adapters().attach(adapter, 1.0)?;
         let reader = Reader {
             session: &mut *session,
@@ -393,6 +396,7 @@ impl Learner {
         );
         let learnt = training.learn(lessons, control, self.n_updates(), bound);
         let outcome = learnt.and_then(|()| training.limit(control, bound));
+        session.clear();
         let adapter = session.adapters().detach(id)?;
         let goes_on = slices.goes_on();
         match outcome {
@@ -438,6 +442,7 @@ impl Learner {
         for (text, first) in pieces(lessons, n_ctx) {
             let mut found = [Vec::new(), Vec::new()];
             for (adapter, found) in both.iter().zip(&mut found) {
+                session.clear();
                 let id = adapter
                     .clone()
                     .map(|adapter| session.adapters().attach(adapter, 1.0))
@@ -447,6 +452,7 @@ impl Learner {
                     slices: &mut *slices,
                 }
                 .exchanged(text);
+                session.clear();
                 if let Some(id) = id {
                     session.adapters().detach(id)?;
                 }

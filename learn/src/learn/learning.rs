@@ -136,6 +136,7 @@ impl Learning for Session {
     fn take_learner(&mut self) -> Option<Learner> {
         let mut learner: Learner = *self.hooks().take()?;
         if let Some(id) = learner.layers.attached.take() {
+            self.clear();
             // Somebody else may have detached it.
             let _ = self.adapters().detach(id);
         }
@@ -298,6 +299,9 @@ pub(crate) fn set_learner(
     learner.adapter.limit(arch, slices);
     learner.rows = Some(rows);
     let adapter = learner.layers.adapter().cloned();
+    if adapter.is_some() {
+        session.clear();
+    }
     learner.layers.attached = adapter
         .map(|adapter| session.adapters().attach(adapter, 1.0))
         .transpose()?;

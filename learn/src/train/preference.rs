@@ -73,6 +73,7 @@ impl Preferences {
         if picked.iter().all(|&i| references[i].is_some()) {
             return Ok(());
         }
+        session.clear();
         session.adapters().set_scale(id, 0.0)?;
         let mut measure = |i: usize| {
             let text = own(session, id, &all[i], &mut self.none)?;
@@ -90,6 +91,7 @@ impl Preferences {
             }
             Ok(())
         });
+        session.clear();
         session.adapters().set_scale(id, 1.0)?;
         outcome
     }

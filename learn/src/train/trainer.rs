@@ -379,6 +379,7 @@ impl Trainer {
     /// best.
     fn evaluate(&mut self) -> Result<(), LearnError> {
         let measured = self.measure();
+        self.session.clear();
         self.session.adapters().set_scale(self.id, 1.0)?;
         let evaluation = measured?;
         let scale = evaluation.scale;
@@ -418,6 +419,7 @@ impl Trainer {
                 } else {
                     scale * (0.98 / excess.sqrt()).max(0.1) as f32
                 };
+                self.session.clear();
                 self.session.adapters().set_scale(self.id, scale)?;
             }
         }

@@ -1325,14 +1325,13 @@ fn streams_in_turns() {
             let mut judged: Vec<(f64, Adapter)> = candidates
                 .into_iter()
                 .map(|adapter| {
-                    let id = plain
-                        .adapters()
-                        .attach(Arc::new(adapter.clone()), 1.0)
-                        .unwrap();
+                    plain.clear();
+                    let id = plain.adapters().attach(Arc::new(adapter.clone()), 1.0).unwrap();
                     let loss = requests[visit..at]
                         .iter()
                         .map(|(.., request)| score(&mut plain, request).base)
                         .sum();
+                    plain.clear();
                     plain.adapters().detach(id).unwrap();
                     (loss, adapter)
                 })

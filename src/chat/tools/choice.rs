@@ -238,18 +238,31 @@ impl ToolMask {
                 n_tokens: 0,
             });
         } else if !tools.is_empty() {
-            let grammar = calls.as_ref().map(|calls| &calls.grammar);
-            triggers.extend(format.openings.iter().map(|opening| Trigger {
-                text: opening.text,
-                at_start: opening.at_start,
-                n_kept: if opening.keep {
-                    first_opening(format).text.len()
-                } else {
-                    0
-                },
-                grammar: grammar.cloned(),
-            }));
+            for opening in format.openings {
+                let or_text = calls.as_ref().and_then(|calls| {
+                    let lark = calls_or_text(format, opening, &callable, &calls.lark)?;
+                    Some(Grammar::calls(trie, &lark))
+                });
+                triggers.push(Trigger {
+                    text: opening.text,
+                    at_start: opening.at_start,
+                    n_kept: if opening.keep {
+                        first_opening(format).text.len()
+                    } else {
+                        0
+                    },
+                    grammar: match or_text {
+                        Some(grammar) => Some(grammar?),
+                        None => calls.as_ref().map(|calls| calls.grammar.clone()),
+                    },
+                });
+            }
         }
+        let opened = format.opened_by(prompt).and_then(|opening| {
+            let mut triggers = triggers.iter();
+            let trigger = triggers.find(|trigger: &&Trigger| trigger.text == opening.text)?;
+            trigger.grammar.clone()
+        });
         let mut texts: Vec<&str> = triggers.iter().map(|trigger| trigger.text).collect();
         texts.extend((!format.reasoning.1.is_empty()).then_some(format.reasoning.1));
         let forbidden = triggers.iter().any(|trigger| trigger.grammar.is_none());
@@ -257,9 +270,15 @@ impl ToolMask {
         let start = match &bound {
             _ if in_reasoning => Phase::Reasoning { tail: Vec::new() },
             Some(bound) => Phase::Bound(bound.clone()),
-            None => Phase::Free {
-                tail: Vec::new(),
-                at_start: true,
+            None => match &opened {
+                Some(grammar) => Phase::Call {
+                    matcher: Box::new(grammar.matcher()),
+                    n_tokens: 0,
+                },
+                None => Phase::Free {
+                    tail: Vec::new(),
+                    at_start: true,
+                },
             },
         };
         let shared = Shared {
@@ -416,6 +435,17 @@ impl ToolMask {
 fn first_opening(format: &Format) -> &'static Opening {
     let kept = format.openings.iter().find(|opening| opening.keep);
     kept.unwrap_or(&format.openings[0])
+}
+
+/// The grammar of what follows an opening that begins messages for the user, too: a call, or what
+/// makes it such a message, behind which the text is free. `lark` is that of a call.
+fn calls_or_text(format: &Format, opening: &Opening, tools: &[Tool], lark: &str) -> Option<String> {
+    // A tool of that name wins.
+    let is_tool = |rest: &str| tools.iter().any(|tool| tool.name == rest.trim_end());
+    let texts = format.texts_behind(opening).filter(|rest| !is_tool(rest));
+    let texts: Vec<String> = texts.map(lark_text).collect();
+    let start = format!("start: called | {}\ncalled: ", texts.join(" | "));
+    (!texts.is_empty()).then(|| lark.replacen("start: ", &start, 1))
 }
 
 /// The grammar of calls, each with its opening, that are all of an answer; `lark` is that of one

@@ -4,7 +4,7 @@
 use crate::chat::tools::written::Written;
 use crate::chat::tools::{Format, Opening, Scan, call, lark_text};
 
-pub(super) const OPEN: &str = ">>>";
+const OPEN: &str = ">>>";
 const CLOSE: &str = "</function>";
 
 pub(super) const V3_1: Format = Format {

@@ -452,6 +452,24 @@ impl ToolFormat {
     }
 }
 
+impl Format {
+    /// The opening with which `prompt` ends, where messages for the user begin with it as calls do.
+    fn opened_by(&self, prompt: &str) -> Option<&'static Opening> {
+        self.openings.iter().find(|opening| {
+            prompt.ends_with(opening.text) && self.texts_behind(opening).next().is_some()
+        })
+    }
+
+    /// What makes an opening the mark of a message for the user.
+    fn texts_behind(&self, opening: &Opening) -> impl Iterator<Item = &'static str> {
+        let rests = self
+            .hidden
+            .iter()
+            .filter_map(|mark| mark.strip_prefix(opening.text));
+        rests.filter(|rest| !rest.is_empty())
+    }
+}
+
 /// Whether `prompt` ends inside the markers `reasoning`.
 fn ends_in_reasoning(prompt: &str, reasoning: (&str, &str)) -> bool {
     !reasoning.0.is_empty() && prompt.trim_end().ends_with(reasoning.0.trim_end())
@@ -508,9 +526,7 @@ impl TurnParser {
         } else {
             State::Text
         };
-        // Such a prompt ends with the opening of the first message.
-        let is_open =
-            format == ToolFormat(&functionary::V3_2) && prompt.ends_with(functionary::OPEN);
+        let opened = format.0.opened_by(prompt);
         Self {
             format,
             tools: tools.to_vec(),
@@ -521,11 +537,7 @@ impl TurnParser {
             told: (0, 0),
             is_cut: false,
             at_start: true,
-            held: if is_open {
-                functionary::OPEN.to_owned()
-            } else {
-                String::new()
-            },
+            held: opened.map_or(String::new(), |opening| opening.text.to_owned()),
             parts: Vec::new(),
         }
     }

@@ -385,9 +385,14 @@ impl Speculator {
         }
     }
 
-    /// The first `n` tokens of the text are no longer in it.
+    /// `n` tokens are no longer in the text.
     pub(crate) fn shifted(&mut self, n: usize) {
         self.n_pushed = self.n_pushed.saturating_sub(n);
+    }
+
+    /// `n` tokens that were dropped are in the text again.
+    pub(crate) fn unshifted(&mut self, n: usize) {
+        self.n_pushed += n;
     }
 
     /// For each guess, how probable it is to be accepted, in descending order.

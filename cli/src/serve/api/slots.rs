@@ -68,6 +68,12 @@ pub(super) async fn act(
                 let message = format!("slot {id} has no text: a request names it with id_slot");
                 return Err(ApiError::wrong(message));
             };
+            if slots.options.context_shift.is_some() && tokens.len() > app.n_ctx {
+                let message = format!(
+                    "slot {id} has lost a part of its text to a context shift, and is not saved"
+                );
+                return Err(ApiError::wrong(message));
+            }
             let path = folder::place(&folder, "filename", &name)?;
             let save = move || {
                 has_room(&folder, &path)?;

@@ -14,7 +14,7 @@ use syntax::{Grammar, Node};
 /// Deepest nesting of rules that refer to one another.
 const MAX_NESTING: usize = 128;
 /// How deep rules that contain themselves are nested at most.
-const MAX_DEPTH: usize = 8;
+const MAX_DEPTH: usize = 64;
 
 /// An ECMAScript pattern of the texts of rule `start`, and how deep rules that contain themselves
 /// are nested in it, if there are any.
