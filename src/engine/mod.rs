@@ -17,10 +17,10 @@ mod output_head;
 mod prefix_reuse;
 pub(crate) mod row_times;
 pub(crate) mod sequence;
-pub(crate) mod threads;
 mod turns;
 
 pub use crate::layers::Outputs;
+pub use crate::system::default_threads;
 pub use adapters::AdapterId;
 pub use batch::Slot;
 pub use engine::Engine;
@@ -32,4 +32,3 @@ pub use options::{
 };
 pub use output_head::OutputHead;
 pub use sequence::Sequence;
-pub use threads::default_threads;

@@ -146,6 +146,14 @@ fn path() -> Option<PathBuf> {
 
 /// What the system calls the CPU.
 pub(crate) fn cpu_name() -> Option<String> {
+    if cfg!(windows) {
+        return std::env::var("PROCESSOR_IDENTIFIER").ok();
+    }
+    if cfg!(target_os = "macos") {
+        let mut sysctl = std::process::Command::new("/usr/sbin/sysctl");
+        let output = sysctl.args(["-n", "machdep.cpu.brand_string"]).output();
+        return Some(String::from_utf8(output.ok()?.stdout).ok()?.trim().into());
+    }
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text
         .lines()
