@@ -2229,7 +2229,7 @@ fn measurements_are_kept_and_never_needed() {
         "{measured}"
     );
     assert!(measured[0]["rows_us"]["1"].as_f64().unwrap() > 0.0);
-    assert!(text(&within(&["doctor"])).contains("best with 1 threads"));
+    assert!(text(&within(&["doctor"])).contains("best at -t 1"));
     // What `bench` adds is kept when others measure again.
     assert!(measured[0]["bandwidth"].is_null());
     let demo = concat!(

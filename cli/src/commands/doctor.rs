@@ -252,13 +252,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let forced = forced_level();
     let cpu = crate::io::measured::cpu_name();
     let memory = SystemMemory::now();
-    let model = if args.model.is_demo() && cfg!(not(feature = "demo-model")) {
+    let opened = if args.model.is_demo() && cfg!(not(feature = "demo-model")) {
         None
     } else {
-        Some(Report::of(&args.model.open(&PlacementArgs::default())?)?)
+        Some(args.model.open(&PlacementArgs::default())?)
     };
+    let model = opened.as_ref().map(Report::of).transpose()?;
     let measured = crate::io::measured::read();
-    let best = crate::io::measured::best(measured.clone().unwrap_or_default());
+    let mut best = crate::io::measured::best(measured.clone().unwrap_or_default());
+    // Who asks for a model wants to read of that.
+    let is_asked = !args.model.is_demo();
+    if let Some(model) = opened.as_ref().filter(|_| is_asked) {
+        best.retain(|entry| entry.is_of(model));
+    }
     let architectures: Vec<_> = ruvllm::model::supported_architectures().collect();
     if args.json {
         return print_json(&json!({
@@ -326,7 +332,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     for entry in &best {
         line("measured", entry.line());
     }
-    line("architectures", architectures.join(", "));
+    if !is_asked {
+        line("architectures", architectures.join(", "));
+    }
     print(out)
 }
 
