@@ -224,6 +224,7 @@ fn check_gpu() -> Result<(), Failure> {
 
 const FEATURES: &[(&str, bool)] = &[
     ("chat", cfg!(feature = "chat")),
+    ("completions", cfg!(feature = "completions")),
     ("convert", cfg!(feature = "convert")),
     ("demo-model", cfg!(feature = "demo-model")),
     ("grammar", cfg!(feature = "grammar")),
