@@ -7,10 +7,11 @@ mod cores;
 mod linux;
 #[cfg(any(target_os = "macos", test))]
 mod macos;
+mod threads;
 #[cfg(any(windows, test))]
 mod windows;
 
-pub use cores::default_threads;
+pub use threads::default_threads;
 
 /// Memory of the machine, as this process may use it, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
