@@ -7,6 +7,7 @@ use crate::io::{Failure, print, print_json, size};
 use ruvllm::SystemMemory;
 use ruvllm::arch::Arch;
 use ruvllm::engine::default_threads;
+use ruvllm::model::Model;
 use serde_json::json;
 use std::fmt::Write;
 
@@ -259,13 +260,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(args.model.open(&PlacementArgs::default())?)
     };
     let model = opened.as_ref().map(Report::of).transpose()?;
-    let measured = crate::io::measured::read();
-    let mut best = crate::io::measured::best(measured.clone().unwrap_or_default());
-    // Who asks for a model wants to read of that.
     let is_asked = !args.model.is_demo();
-    if let Some(model) = opened.as_ref().filter(|_| is_asked) {
-        best.retain(|entry| entry.is_of(model));
-    }
+    let (best, ignored) = measured(opened.as_ref().filter(|_| is_asked));
     let architectures: Vec<_> = ruvllm::model::supported_architectures().collect();
     if args.json {
         return print_json(&json!({
@@ -327,7 +323,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .into_iter()
             .for_each(|(label, text)| line(&format!("  {label}"), text));
     }
-    if let Err(why) = measured {
+    if let Some(why) = ignored {
         line("measured", why);
     }
     for entry in &best {
@@ -337,6 +333,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         line("architectures", architectures.join(", "));
     }
     print(out)
+}
+
+/// What was measured, of `model` alone if there is one, and why anything was ignored.
+fn measured(model: Option<&Model>) -> (Vec<Entry>, Option<String>) {
+    let (entries, ignored) = match crate::io::measured::read() {
+        Ok(entries) => (entries, None),
+        Err(why) => (Vec::new(), Some(why)),
+    };
+    let mut best = crate::io::measured::best(entries);
+    if let Some(model) = model {
+        best.retain(|entry| entry.is_of(model));
+    }
+    (best, ignored)
 }
 
 /// How the program was compiled.
