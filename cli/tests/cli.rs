@@ -4430,3 +4430,45 @@ fn training() {
         loss(asked)
     );
 }
+
+#[test]
+#[cfg(feature = "completions")]
+fn completions_and_manual_pages() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = text(&run(&["completions", shell]));
+        assert!(script.contains("merge-adapters"), "{shell}");
+        assert!(script.contains("max-divergence"), "{shell}");
+    }
+    assert_eq!(run(&["completions", "tcsh"]).status.code(), Some(2));
+    let page = text(&run(&["man"]));
+    assert!(page.contains(".TH") && page.contains("ruvllm"));
+    let folder = Folder::new();
+    let pages = folder.name("man1");
+    text(&run(&["man", &pages]));
+    for (name, says) in [
+        ("ruvllm.1", "Exit codes"),
+        ("ruvllm-train.1", "learning"),
+        ("ruvllm-bench-speed.1", "speed"),
+    ] {
+        let page = std::fs::read_to_string(format!("{pages}/{name}")).unwrap();
+        assert!(page.contains(says), "{name}: {page:.400}");
+    }
+    // What is hidden has no page.
+    assert!(std::fs::metadata(format!("{pages}/ruvllm-render-templates.1")).is_err());
+    // A folder that cannot be made is named.
+    let file = folder.name("file");
+    std::fs::write(&file, "").unwrap();
+    let out = run(&["man", &format!("{file}/man1")]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("man1"));
+}
+
+#[test]
+#[cfg(feature = "serve")]
+fn health_of_no_server() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = port.local_addr().unwrap().port().to_string();
+    let out = run(&["health", "--port", &port]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&out.stderr).contains(&port));
+}
