@@ -89,7 +89,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(error.exit_code() as u8);
         }
     };
-    match execute(cli.command, &command_line) {
+    match execute(cli.command, &command_line, Cli::command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

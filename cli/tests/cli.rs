@@ -2233,7 +2233,7 @@ fn measurements_are_kept_and_never_needed() {
         "{measured}"
     );
     assert!(measured[0]["rows_us"]["1"].as_f64().unwrap() > 0.0);
-    assert!(text(&within(&["doctor"])).contains("best with 1 threads"));
+    assert!(text(&within(&["doctor"])).contains("best at -t 1"));
     // What `bench` adds is kept when others measure again.
     assert!(measured[0]["bandwidth"].is_null());
     let demo = concat!(
@@ -4433,4 +4433,46 @@ fn training() {
         "{} {expected}",
         loss(asked)
     );
+}
+
+#[test]
+#[cfg(feature = "completions")]
+fn completions_and_manual_pages() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = text(&run(&["completions", shell]));
+        assert!(script.contains("merge-adapters"), "{shell}");
+        assert!(script.contains("max-divergence"), "{shell}");
+    }
+    assert_eq!(run(&["completions", "tcsh"]).status.code(), Some(2));
+    let page = text(&run(&["man"]));
+    assert!(page.contains(".TH") && page.contains("ruvllm"));
+    let folder = Folder::new();
+    let pages = folder.name("man1");
+    text(&run(&["man", &pages]));
+    for (name, says) in [
+        ("ruvllm.1", "Exit codes"),
+        ("ruvllm-train.1", "learning"),
+        ("ruvllm-bench-speed.1", "speed"),
+    ] {
+        let page = std::fs::read_to_string(format!("{pages}/{name}")).unwrap();
+        assert!(page.contains(says), "{name}: {page:.400}");
+    }
+    // What is hidden has no page.
+    assert!(std::fs::metadata(format!("{pages}/ruvllm-render-templates.1")).is_err());
+    // A folder that cannot be made is named.
+    let file = folder.name("file");
+    std::fs::write(&file, "").unwrap();
+    let out = run(&["man", &format!("{file}/man1")]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("man1"));
+}
+
+#[test]
+#[cfg(feature = "serve")]
+fn health_of_no_server() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = port.local_addr().unwrap().port().to_string();
+    let out = run(&["health", "--port", &port]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&out.stderr).contains(&port));
 }

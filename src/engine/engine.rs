@@ -15,7 +15,6 @@ use crate::engine::options::{
 };
 use crate::engine::row_times::RowTimes;
 use crate::engine::sequence::Sequence;
-use crate::engine::threads::default_threads;
 use crate::engine::turns::Turns;
 use crate::engine::{SessionError, context_shift};
 use crate::forward::{Cursor, Pass, Pause, forward};
@@ -24,6 +23,7 @@ use crate::kv::{KvLayout, KvPolicy, KvPool, KvTiers, KvType, PrefixFolder, SeqKv
 use crate::layers::outputs::{Outputs, Wanted};
 use crate::layers::rows::{SlotRows, SlotView};
 use crate::model::Model;
+use crate::system::default_threads;
 use crate::threads::{PoolHandle, ThreadPool};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -9,7 +9,6 @@ use crate::engine::hidden_states::{KEPT_STATES, most_rows};
 use crate::engine::options::{
     CacheMode, MAX_CTX, SessionOptions, checked_n_ctx, compute_bytes, kv_layout, n_ctx,
 };
-use crate::engine::threads::default_threads;
 use crate::forward::buffer_bytes;
 use crate::forward::sizes::sizes;
 use crate::gguf::Header;
@@ -20,6 +19,7 @@ use crate::layers::sizes::Sizes;
 use crate::lora::Adapter;
 use crate::model::{Model, WeightPlacement};
 use crate::quant::DType;
+use crate::system::default_threads;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -18,10 +18,10 @@ mod prefix_reuse;
 pub(crate) mod row_times;
 pub(crate) mod sequence;
 mod shift;
-pub(crate) mod threads;
 mod turns;
 
 pub use crate::layers::Outputs;
+pub use crate::system::default_threads;
 pub use adapters::AdapterId;
 pub use batch::Slot;
 pub use engine::Engine;
@@ -33,4 +33,3 @@ pub use options::{
 };
 pub use output_head::OutputHead;
 pub use sequence::Sequence;
-pub use threads::default_threads;

@@ -381,7 +381,7 @@ impl Temporary {
     }
 
     fn rename(self, to: &Path) -> io::Result<()> {
-        fs::rename(&self.0, to)?;
+        fs::rename(&self.0, to).map_err(|error| in_use(error, to))?;
         // The new name is on disk once the folder is synced; failure of that is ignored, as the
         // file is in place.
         #[cfg(unix)]
@@ -395,6 +395,26 @@ impl Temporary {
         }
         Ok(())
     }
+}
+
+/// What is to be done about a file that could not be replaced: Windows refuses while a program has it
+/// open or mapped, as this library has models and sessions, and says only that access is denied.
+fn in_use(error: io::Error, path: &Path) -> io::Error {
+    const ACCESS_DENIED: i32 = 5;
+    const SHARING_VIOLATION: i32 = 32;
+    const USER_MAPPED_FILE: i32 = 1224;
+    let codes = [ACCESS_DENIED, SHARING_VIOLATION, USER_MAPPED_FILE];
+    let is_refused = error
+        .raw_os_error()
+        .is_some_and(|code| codes.contains(&code));
+    if !(cfg!(windows) && is_refused && path.exists()) {
+        return error;
+    }
+    let text = format!(
+        "{error} {} may be open in a program, for example as its model: close that, or write to another name",
+        path.display()
+    );
+    io::Error::new(error.kind(), text)
 }
 
 /// Removes temporary files of `name` that processes left behind which were killed: those that

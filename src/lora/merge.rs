@@ -14,14 +14,16 @@ use std::sync::Arc;
 
 /// Number of values converted between two calls of the progress function.
 const SLAB: usize = 1 << 22;
+/// Most rows of a tensor on which it is measured how much of a change is left.
+const MEASURED_ROWS: usize = 128;
 
-/// [`Model::merged`](crate::Model::merged) of the file `gguf` of the model `base`.
-pub(crate) fn merge<'a>(
+/// The tensors of the file `gguf` of the model `base` with `adapters` in them; those that change
+/// take the type `dtype`, or keep theirs.
+fn jobs<'a>(
     (gguf, arch, base): (&'a Gguf, Arch, Base<'a>),
     adapters: &[(Arc<Adapter>, f32)],
     dtype: Option<DType>,
-    progress: &'a dyn Fn(u64) -> bool,
-) -> Result<Writer<'a>, AdapterError> {
+) -> Result<Vec<Job<'a>>, AdapterError> {
     let adapters = adapters
         .iter()
         .map(|(adapter, scale)| Attached::new(base, Arc::clone(adapter), *scale));
@@ -81,7 +83,17 @@ pub(crate) fn merge<'a>(
             jobs.push(head);
         }
     }
+    Ok(jobs)
+}
 
+/// [`Model::merged`](crate::Model::merged) of the file `model.0` of the model `model.2`.
+pub(crate) fn merge<'a>(
+    model: (&'a Gguf, Arch, Base<'a>),
+    adapters: &[(Arc<Adapter>, f32)],
+    dtype: Option<DType>,
+    progress: &'a dyn Fn(u64) -> bool,
+) -> Result<Writer<'a>, AdapterError> {
+    let (gguf, jobs) = (model.0, jobs(model, adapters, dtype)?);
     let mut writer = Writer::new();
     for (key, value) in gguf
         .metadata()
@@ -99,6 +111,23 @@ pub(crate) fn merge<'a>(
         });
     }
     Ok(writer)
+}
+
+/// [`Model::kept_by_merging`](crate::Model::kept_by_merging).
+pub(crate) fn kept(
+    model: (&Gguf, Arch, Base<'_>),
+    adapters: &[(Arc<Adapter>, f32)],
+    dtype: Option<DType>,
+) -> Result<f64, AdapterError> {
+    let (mut kept, mut wanted) = (0.0, 0.0);
+    for job in jobs(model, adapters, dtype)? {
+        if let Some(adapters) = &job.adapters {
+            let (of_kept, of_wanted) = job.kept(adapters)?;
+            kept += of_kept;
+            wanted += of_wanted;
+        }
+    }
+    Ok(if wanted > 0.0 { kept / wanted } else { 1.0 })
 }
 
 /// One tensor to write.
@@ -164,6 +193,35 @@ impl Job<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Products of the change `d` with what writing leaves of it, and with itself, over some rows.
+    fn kept(&self, adapters: &[Attached]) -> Result<(f64, f64), QuantError> {
+        let data = self.gguf.data(self.from);
+        let n = self.from.dims[0] as usize;
+        let row_bytes = |dtype: DType| n / dtype.block().0 as usize * dtype.block().1 as usize;
+        let (from_bytes, to_bytes) = (row_bytes(self.from.dtype), row_bytes(self.to));
+        let n_rows = data.len() / from_bytes;
+        let rows = (0..n_rows).step_by(n_rows.div_ceil(MEASURED_ROWS).max(1));
+        let (mut base, mut change) = (vec![0.0; n], vec![0.0; n]);
+        let (mut values, mut written) = (vec![0.0; n], vec![0; to_bytes]);
+        let (mut kept, mut wanted) = (0.0, 0.0);
+        for r in rows {
+            let from = &data[r * from_bytes..(r + 1) * from_bytes];
+            dequantize_row(self.from.dtype, from, &mut base)?;
+            change.fill(0.0);
+            self.change(adapters, r, &mut change);
+            for ((value, x), d) in values.iter_mut().zip(&base).zip(&change) {
+                *value = x + d;
+            }
+            quantize_row(self.to, &values, None, &mut written)?;
+            dequantize_row(self.to, &written, &mut values)?;
+            for ((value, x), d) in values.iter().zip(&base).zip(&change) {
+                kept += f64::from(value - x) * f64::from(*d);
+                wanted += f64::from(*d) * f64::from(*d);
+            }
+        }
+        Ok((kept, wanted))
     }
 
     /// Adds the adapters' change of row `r` of the tensor.

@@ -38,7 +38,7 @@ pub use adapter::{Adapter, Term};
 pub(crate) use adapter::{Attached, Factor};
 pub use error::AdapterError;
 pub use gradients::Gradients;
-pub(crate) use merge::merge;
+pub(crate) use merge::{kept, merge};
 pub use merge_adapters::{MergeMethod, MergeOptions, merge_adapters};
 pub use optimiser::{Adam, Optimiser, Sgd, change_norm};
 pub use registry::AdapterRegistry;

@@ -1,7 +1,7 @@
 //! Adapters of a model: files that fit it, new ones, and weights with adapters merged into them.
 
 use crate::gguf::{Gguf, Writer};
-use crate::lora::{Adapter, AdapterError, AdapterRegistry, Base, TargetModule, merge};
+use crate::lora::{Adapter, AdapterError, AdapterRegistry, Base, TargetModule, kept, merge};
 use crate::model::Model;
 use crate::quant::DType;
 use std::borrow::Cow;
@@ -36,6 +36,21 @@ impl Model {
     ) -> Result<Writer<'a>, AdapterError> {
         let model = (self.gguf(), self.arch(), self.base());
         merge(model, adapters, dtype, progress)
+    }
+
+    /// The part of the adapters' change that [`Model::merged`] with the same arguments leaves: the
+    /// sum of `Δ·(W' − W)` over that of `Δ·Δ`, where `W` are weights of this model, `Δ` their change
+    /// and `W'` what is written, on up to 128 rows of each matrix. 1 is all of it. Weights of few bits
+    /// lie on a grid: changes of less than half a step round away, and little may be left.
+    ///
+    /// # Errors
+    /// As [`Model::merged`], or if a weight is not finite.
+    pub fn kept_by_merging(
+        &self,
+        adapters: &[(Arc<Adapter>, f32)],
+        dtype: Option<DType>,
+    ) -> Result<f64, AdapterError> {
+        kept((self.gguf(), self.arch(), self.base()), adapters, dtype)
     }
 }
 

@@ -986,6 +986,57 @@ fn merging_touches_nothing_else() {
     assert!(differ(&decoded(&mut session(&open(exact))), &expected) < 2e-3);
 }
 
+/// Against the formula on the weights of the files: what is left of a change that is smaller than the
+/// steps of a type, and of one that is not.
+#[test]
+fn what_merging_keeps() {
+    let model = Tiny::Llama.model(DType::Q4_0);
+    let weights = |gguf: &Gguf| -> Vec<f64> {
+        let mut all = Vec::new();
+        let changed = gguf.tensors().iter();
+        for tensor in changed.filter(|tensor| tensor.name.contains("ffn_down")) {
+            // As many rows as are measured.
+            assert!(tensor.dims[1] <= 128);
+            let data = gguf.data(tensor);
+            let mut values = vec![0.0; tensor.dims[0] as usize];
+            for row in data.chunks_exact(data.len() / tensor.dims[1] as usize) {
+                ruvllm::quant::dequantize_row(tensor.dtype, row, &mut values).unwrap();
+                all.extend(values.iter().copied().map(f64::from));
+            }
+        }
+        all
+    };
+    let adapter = adapter(&model, 2, 1, |site| site.part() == "ffn_down");
+    let base = weights(model.gguf());
+    let mut kept = Vec::new();
+    for scale in [0.02, 0.5] {
+        let exact = weights(&merged(&model, &[(&adapter, scale)], Some(DType::F32)));
+        let adapters = [(Arc::new(adapter.clone()), scale)];
+        for dtype in [None, Some(DType::Q8_0), Some(DType::F32)] {
+            let written = weights(&merged(&model, &[(&adapter, scale)], dtype));
+            let (mut of_kept, mut of_wanted) = (0.0, 0.0);
+            for ((x, y), z) in base.iter().zip(&exact).zip(&written) {
+                of_kept += (y - x) * (z - x);
+                of_wanted += (y - x) * (y - x);
+            }
+            let found = model.kept_by_merging(&adapters, dtype).unwrap();
+            kept.push((scale, dtype, found));
+            // Changes are added in 32 bits here and there.
+            assert!((found - of_kept / of_wanted).abs() < 1e-3, "{kept:?}");
+        }
+    }
+    let of = |dtype| kept.iter().filter(move |found| found.1 == dtype);
+    assert!(
+        of(Some(DType::F32)).all(|found| (found.2 - 1.0).abs() < 1e-3),
+        "{kept:?}"
+    );
+    // Steps of 8 bits are small beside a large change.
+    assert!(
+        of(Some(DType::Q8_0)).any(|found| found.0 == 0.5 && found.2 > 0.9),
+        "{kept:?}"
+    );
+}
+
 #[test]
 fn a_shared_table_is_divided_when_one_side_changes() {
     let model = Tiny::Gemma2.model(DType::Q8_0);

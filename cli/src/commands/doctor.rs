@@ -7,6 +7,7 @@ use crate::io::{Failure, print, print_json, size};
 use ruvllm::SystemMemory;
 use ruvllm::arch::Arch;
 use ruvllm::engine::default_threads;
+use ruvllm::model::Model;
 use serde_json::json;
 use std::fmt::Write;
 
@@ -224,6 +225,7 @@ fn check_gpu() -> Result<(), Failure> {
 
 const FEATURES: &[(&str, bool)] = &[
     ("chat", cfg!(feature = "chat")),
+    ("completions", cfg!(feature = "completions")),
     ("convert", cfg!(feature = "convert")),
     ("demo-model", cfg!(feature = "demo-model")),
     ("grammar", cfg!(feature = "grammar")),
@@ -252,13 +254,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let forced = forced_level();
     let cpu = crate::io::measured::cpu_name();
     let memory = SystemMemory::now();
-    let model = if args.model.is_demo() && cfg!(not(feature = "demo-model")) {
+    let opened = if args.model.is_demo() && cfg!(not(feature = "demo-model")) {
         None
     } else {
-        Some(Report::of(&args.model.open(&PlacementArgs::default())?)?)
+        Some(args.model.open(&PlacementArgs::default())?)
     };
-    let measured = crate::io::measured::read();
-    let best = crate::io::measured::best(measured.clone().unwrap_or_default());
+    let model = opened.as_ref().map(Report::of).transpose()?;
+    let is_asked = !args.model.is_demo();
+    let (best, ignored) = measured(opened.as_ref().filter(|_| is_asked));
     let architectures: Vec<_> = ruvllm::model::supported_architectures().collect();
     if args.json {
         return print_json(&json!({
@@ -320,14 +323,29 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .into_iter()
             .for_each(|(label, text)| line(&format!("  {label}"), text));
     }
-    if let Err(why) = measured {
+    if let Some(why) = ignored {
         line("measured", why);
     }
     for entry in &best {
         line("measured", entry.line());
     }
-    line("architectures", architectures.join(", "));
+    if !is_asked {
+        line("architectures", architectures.join(", "));
+    }
     print(out)
+}
+
+/// What was measured, of `model` alone if there is one, and why anything was ignored.
+fn measured(model: Option<&Model>) -> (Vec<Entry>, Option<String>) {
+    let (entries, ignored) = match crate::io::measured::read() {
+        Ok(entries) => (entries, None),
+        Err(why) => (Vec::new(), Some(why)),
+    };
+    let mut best = crate::io::measured::best(entries);
+    if let Some(model) = model {
+        best.retain(|entry| entry.is_of(model));
+    }
+    (best, ignored)
 }
 
 /// How the program was compiled.

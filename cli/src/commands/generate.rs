@@ -307,10 +307,9 @@ impl Written {
         // Only now, so that a progress bar does not paint over it.
         if !args.json {
             if args.model.is_demo() && io::stderr().is_terminal() {
-                note(paint(
-                    "2",
-                    &format!("{}; -m FILE runs another model", args.model.label()),
-                ));
+                let demo = "a built-in demo of 6 million parameters that knows the sound of Rust's documentation, \
+                            and nothing else; a real model: ruvllm chat -hf OWNER/NAME:Q4_K_M, or -m FILE";
+                note(paint("2", demo));
             }
             if !args.no_display_prompt {
                 eprint_text(prompt);

@@ -5,18 +5,24 @@ pub(crate) mod batch;
 pub(crate) mod bench;
 #[cfg(feature = "chat")]
 pub(crate) mod chat;
+#[cfg(feature = "completions")]
+pub(crate) mod completions;
 #[cfg(feature = "convert")]
 pub(crate) mod convert;
 pub(crate) mod detokenize;
 pub(crate) mod doctor;
 pub(crate) mod embed;
 pub(crate) mod generate;
+#[cfg(feature = "serve")]
+pub(crate) mod health;
 pub(crate) mod imatrix;
 pub(crate) mod inspect;
 pub(crate) mod learn;
 #[cfg(feature = "pull")]
 pub(crate) mod list;
 pub(crate) mod logits;
+#[cfg(feature = "completions")]
+pub(crate) mod man;
 pub(crate) mod merge;
 pub(crate) mod merge_adapters;
 pub(crate) mod perplexity;
@@ -51,6 +57,9 @@ pub(crate) enum Command {
     #[cfg(feature = "serve")]
     /// Serve a model over HTTP, as the OpenAI API and llama-server do
     Serve(Box<serve::Args>),
+    #[cfg(feature = "serve")]
+    /// Ask a server whether it can answer
+    Health(health::Args),
     #[cfg(feature = "chat")]
     /// List, rename and delete conversations that were kept
     Sessions(sessions::Args),
@@ -109,17 +118,32 @@ pub(crate) enum Command {
     Bench(bench::Args),
     /// Tell what this build and this machine can do
     Doctor(doctor::Args),
+    #[cfg(feature = "completions")]
+    /// Write what a shell completes
+    Completions(completions::Args),
+    #[cfg(feature = "completions")]
+    /// Write manual pages
+    Man(man::Args),
 }
 
-/// Does what the command line, `line`, asks for.
-#[cfg_attr(not(feature = "serve"), expect(unused_variables))]
-pub(crate) fn execute(command: Command, line: &[OsString]) -> Result<(), Failure> {
+/// Does what the command line, `line`, asks for; `program` describes the whole of it.
+#[cfg_attr(
+    not(all(feature = "serve", feature = "completions")),
+    expect(unused_variables)
+)]
+pub(crate) fn execute(
+    command: Command,
+    line: &[OsString],
+    program: impl Fn() -> clap::Command,
+) -> Result<(), Failure> {
     match command {
         Command::Generate(args) => generate::run(&args),
         #[cfg(feature = "chat")]
         Command::Chat(args) => chat::run(&args),
         #[cfg(feature = "serve")]
         Command::Serve(args) => serve::run(args.of_line(line)),
+        #[cfg(feature = "serve")]
+        Command::Health(args) => health::run(&args),
         #[cfg(feature = "chat")]
         Command::Sessions(args) => sessions::run(&args),
         #[cfg(feature = "pull")]
@@ -153,5 +177,9 @@ pub(crate) fn execute(command: Command, line: &[OsString]) -> Result<(), Failure
         Command::Batch(args) => batch::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        #[cfg(feature = "completions")]
+        Command::Completions(args) => completions::run(&args, program()),
+        #[cfg(feature = "completions")]
+        Command::Man(args) => man::run(&args, program()),
     }
 }

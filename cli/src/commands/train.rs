@@ -203,7 +203,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 .examples(text)
                 .map_err(|message| Failure::Work(format!("{}: {message}", name(path))))?
         }
-        (Some((text, _)), _) => Example::pieces(&tokenizer.encode(text, true, false), n_ctx.max(2)),
+        (Some((text, _)), _) => {
+            let tokens = tokenizer.encode(text, true, false);
+            Example::pieces(&tokens, tokenizer.bos(), n_ctx.max(2))
+        }
         (None, Some(folder)) => recorded(folder, args.loss, args.quality_threshold, n_ctx)?,
         (None, None) => Vec::new(),
     };

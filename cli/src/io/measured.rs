@@ -7,6 +7,7 @@ use super::terminal::note;
 use super::time::{milliseconds, unix_time};
 use ruvllm::engine::Engine;
 use ruvllm::gguf::NewFile;
+use ruvllm::model::Model;
 use serde_json::{Map, Value, json};
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -54,6 +55,11 @@ impl Entry {
         }
     }
 
+    /// Whether it was measured of this model.
+    pub(crate) fn is_of(&self, model: &Model) -> bool {
+        self.fingerprint == model.fingerprint()
+    }
+
     fn is_same(&self, other: &Entry) -> bool {
         let of = |entry: &Entry| (entry.fingerprint, entry.n_threads, entry.level.clone());
         of(self) == of(other)
@@ -65,7 +71,11 @@ impl Entry {
         let (rows, times): (Vec<_>, Vec<_>) = shown
             .map(|(n, time)| (n.to_string(), format!("{:.3}", milliseconds(*time))))
             .unzip();
-        let days = unix_time().saturating_sub(self.time) / (24 * 3600);
+        let when = match unix_time().saturating_sub(self.time) / (24 * 3600) {
+            0 => "today".to_owned(),
+            1 => "yesterday".to_owned(),
+            days => format!("{days} days ago"),
+        };
         let Entry {
             label,
             level,
@@ -77,7 +87,7 @@ impl Entry {
             format!(", {:.1} GB/s read from memory", bytes / 1e9)
         });
         format!(
-            "{label} ({level}): best with {n_threads} threads, {rows} tokens in {times} ms{read}, {days} days ago"
+            "{label} ({level}): best at -t {n_threads}, {rows} tokens in {times} ms{read}, {when}"
         )
     }
 
@@ -146,6 +156,14 @@ fn path() -> Option<PathBuf> {
 
 /// What the system calls the CPU.
 pub(crate) fn cpu_name() -> Option<String> {
+    if cfg!(windows) {
+        return std::env::var("PROCESSOR_IDENTIFIER").ok();
+    }
+    if cfg!(target_os = "macos") {
+        let mut sysctl = std::process::Command::new("/usr/sbin/sysctl");
+        let output = sysctl.args(["-n", "machdep.cpu.brand_string"]).output();
+        return Some(String::from_utf8(output.ok()?.stdout).ok()?.trim().into());
+    }
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text
         .lines()

@@ -56,16 +56,25 @@ impl Example {
         Example::new(tokens.to_vec(), vec![true; tokens.len()])
     }
 
-    /// A text cut into examples of at most `n` tokens, each of which begins with the last token of
-    /// the one before, so that every token but the first is learnt once.
+    /// A text cut into examples of at most `n` tokens. If it begins with `bos`, the token that texts of
+    /// the model begin with, every example does; otherwise each begins with the last token of the one
+    /// before. Either way every token but the first is learnt once.
     ///
     /// # Panics
     /// If `n` is less than 2.
-    pub fn pieces(tokens: &[u32], n: usize) -> Vec<Example> {
+    pub fn pieces(tokens: &[u32], bos: Option<u32>, n: usize) -> Vec<Example> {
         assert!(
             n >= 2,
             "an example needs a token to predict from and one to predict"
         );
+        if let Some((first, text)) = tokens.split_first()
+            && Some(*first) == bos
+        {
+            let pieces = text.chunks(n - 1);
+            return pieces
+                .map(|piece| Example::text(&[&[*first], piece].concat()))
+                .collect();
+        }
         let starts = (0..tokens.len().saturating_sub(1)).step_by(n - 1);
         starts
             .map(|start| Example::text(&tokens[start..(start + n).min(tokens.len())]))

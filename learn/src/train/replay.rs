@@ -29,21 +29,30 @@ pub(super) struct Replay {
 }
 
 impl Replay {
-    /// The first half of the text is replayed, the second half measured on.
+    /// The first half of the text is replayed, the second half measured on. If the text begins with
+    /// the model's token for that, every window does.
     pub(super) fn new(base: Session, text: &[u32]) -> Replay {
-        let n = WINDOW.min(base.sequence().n_ctx());
-        let windows = |range: Range<usize>| -> Vec<Range<usize>> {
-            let starts = range.clone().step_by(n);
-            starts
-                .map(|start| start..(start + n).min(range.end))
-                .filter(|window| window.len() > 1)
-                .collect()
+        let bos = base.model().tokenizer().and_then(|t| t.bos());
+        let bos = bos.filter(|bos| text.first() == Some(bos));
+        let text = &text[usize::from(bos.is_some())..];
+        let n = WINDOW.min(base.sequence().n_ctx()) - usize::from(bos.is_some());
+        let mut all = Vec::new();
+        let mut windows = |part: &[u32]| -> Vec<Range<usize>> {
+            let mut windows = Vec::new();
+            for piece in part.chunks(n.max(1)) {
+                let start = all.len();
+                all.extend(bos);
+                all.extend_from_slice(piece);
+                windows.push(start..all.len());
+            }
+            windows.retain(|window| window.len() > 1);
+            windows
         };
-        let half = text.len() / 2;
-        let (replayed, measured) = (windows(0..half), windows(half..text.len()));
+        let (first, second) = text.split_at(text.len() / 2);
+        let (replayed, measured) = (windows(first), windows(second));
         let window = ControlWindow::new(base.model().hparams().n_vocab);
         Replay {
-            text: text.to_vec(),
+            text: all,
             replayed,
             measured,
             base,

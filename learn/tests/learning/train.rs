@@ -473,7 +473,7 @@ fn what_cannot_be_trained_on_is_refused() {
 fn texts_are_cut_so_that_every_token_is_learnt_once() {
     let tokens: Vec<u32> = (0..50).collect();
     for n in [2, 7, 50, 80] {
-        let pieces = Example::pieces(&tokens, n);
+        let pieces = Example::pieces(&tokens, None, n);
         let learnt = |example: &Example| example.tokens()[1..].to_vec();
         assert_eq!(
             pieces.iter().flat_map(learnt).collect::<Vec<_>>(),
@@ -486,7 +486,31 @@ fn texts_are_cut_so_that_every_token_is_learnt_once() {
                 .all(|piece| piece.tokens().len() <= n && piece.n_learnt() > 0)
         );
     }
-    assert!(Example::pieces(&[3], 4).is_empty());
+    assert!(Example::pieces(&[3], None, 4).is_empty());
+}
+
+/// A model that was trained on texts that begin with a token is bad at texts without it.
+#[test]
+fn every_piece_of_a_text_begins_as_texts_do() {
+    let tokens: Vec<u32> = (0..50).collect();
+    for n in [2, 7, 50, 80] {
+        let pieces = Example::pieces(&tokens, Some(0), n);
+        let learnt = |example: &Example| example.tokens()[1..].to_vec();
+        assert_eq!(
+            pieces.iter().flat_map(learnt).collect::<Vec<_>>(),
+            tokens[1..],
+            "{n}"
+        );
+        assert!(
+            pieces
+                .iter()
+                .all(|piece| piece.tokens()[0] == 0 && piece.tokens().len() <= n)
+        );
+    }
+    assert!(Example::pieces(&[0], Some(0), 4).is_empty());
+    // A text without it is cut as before.
+    let pieces = Example::pieces(&tokens, Some(9), 7);
+    assert_eq!(pieces[1].tokens()[0], 6);
 }
 
 /// Losses of training the adapter of `tests/data/peft` on all `examples` in every step.
