@@ -67,3 +67,5 @@ mod tool_schemas;
 mod tools;
 #[cfg(feature = "vision")]
 mod vision;
+#[cfg(feature = "vision")]
+mod vision_sharing;
