@@ -123,7 +123,9 @@ fn requests_with_images() {
                 let (found, n_cached) = scheduled(&engine, &options(n_batch, cache), &twice);
                 let id = format!("{name}, passes of {n_batch}, {cache:?}, {budget:?}, {round}");
                 assert!(found == expected, "{id}: other bits");
-                let finds = round == 1 && cache == CacheMode::On && budget.is_none();
+                // Windows and recurrent layers go on where a pass ended, if anywhere.
+                let is_paged = !["gemma3", "gemma4", "minicpmv46"].contains(&name);
+                let finds = is_paged && round == 1 && cache == CacheMode::On && budget.is_none();
                 assert!(!finds || n_cached > 0, "{id}: nothing was found again");
                 assert!(cache == CacheMode::On || n_cached == 0, "{id}");
             }
@@ -142,7 +144,7 @@ fn prefixes_know_images() {
         let mut rgb = image.rgb().to_vec();
         rgb.iter_mut().for_each(|x| *x = 255 - *x);
         let other = ruvllm::Image::rgb8(image.width(), image.height(), &rgb).unwrap();
-        let long = "what is it ? ".repeat(8);
+        let long = "what is it ? ".repeat(24);
         let question = "and what else ?";
         let turns = |image| [Part::Text(&long), Part::Image(image), Part::Text(question)];
         let folder =
@@ -174,22 +176,24 @@ fn prefixes_know_images() {
             let prompt = session.encode_parts(&turns(image)).unwrap();
             prompt.images().next().unwrap()
         };
+        // Windows go on where a pass ended, if anywhere.
+        let is_paged = name == "qwen25vl";
         // The second engine finds them on disk.
         for engine in 0..2 {
             for round in 0..2 {
+                let id = format!("{name}, engine {engine}, round {round}");
                 let (n, found) = logits(&first, CacheMode::On, image);
-                assert!(found == of_image, "{name}: other bits, {engine} {round}");
+                assert!(found == of_image, "{id}: other bits");
+                let finds = is_paged && (round, engine) != (0, 0);
+                assert!(!finds || n >= 64, "{id}: {n}");
                 assert!(
-                    round == 0 && engine == 0 || n > 64,
-                    "{name}: {n} {engine} {round}"
+                    !is_paged || round == 0 || n >= place.end,
+                    "{id}: {n} of {place:?}"
                 );
-                assert!(round == 0 || n >= place.end, "{name}: {n} of {place:?}");
                 let (n, found) = logits(&first, CacheMode::On, &other);
-                assert!(
-                    found == of_other,
-                    "{name}: another's bits, {engine} {round}"
-                );
-                assert!(round == 1 || n <= place.start || engine == 1, "{name}: {n}");
+                assert!(found == of_other, "{id}: another's bits");
+                let is_new = (round, engine) == (0, 0);
+                assert!(!is_new || n <= place.start, "{id}: {n} of {place:?}");
             }
             first = Engine::new(&case.model, &cached).unwrap();
         }
