@@ -144,13 +144,13 @@ mod tests {
         for format in [ImageFormat::Png, ImageFormat::Bmp] {
             assert_eq!(
                 decode(&encoded(&picture, format)).unwrap().rgb(),
-                &**colours()
+                &*colours()
             );
         }
         // Depths beyond 8 bits, grey, and what is not opaque.
         let deep = DynamicImage::ImageRgb16(picture.to_rgb16());
         let deep = decode(&encoded(&deep, ImageFormat::Png)).unwrap();
-        assert_eq!(deep.rgb(), &**colours());
+        assert_eq!(deep.rgb(), &*colours());
         let clear = RgbaImage::from_pixel(2, 2, Rgba([9, 9, 9, 0]));
         let clear = encoded(&DynamicImage::ImageRgba8(clear), ImageFormat::Png);
         assert_eq!(decode(&clear).unwrap().rgb(), [255; 12]);
