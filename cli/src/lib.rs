@@ -37,6 +37,9 @@ mod serve;
 use clap::{CommandFactory, Parser};
 use commands::{Command, execute};
 use flags::{llama_cpp, renamed};
+#[cfg(feature = "vision")]
+#[doc(hidden)]
+pub use io::picture::decode as decode_picture;
 #[cfg(feature = "serve")]
 #[doc(hidden)]
 pub use serve::InMemory;

@@ -20,6 +20,8 @@ mod echo;
 mod hostile;
 #[path = "serve/house.rs"]
 mod house;
+#[path = "serve/images.rs"]
+mod images;
 #[path = "serve/load.rs"]
 mod load;
 #[path = "serve/messages.rs"]

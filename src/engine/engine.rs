@@ -601,6 +601,13 @@ impl Engine {
         if !seq.model().same(&self.model) {
             return Err(SessionError::OtherModel);
         }
+        // A hook takes placeholders for tokens.
+        if seq.hook.is_some() && !seq.spans.is_empty() {
+            return Err(SessionError::HasImages {
+                what: "learning from a text while it is read",
+                instead: "; detach the learner",
+            });
+        }
         Ok(())
     }
 

@@ -14,7 +14,7 @@ impl Sequence {
     /// the next pass continues after them.
     ///
     /// A sequence with a [hook](crate::compute::OutputHook), which must see every token, reuses
-    /// nothing.
+    /// nothing. Its images, whose places are among these tokens, are known already.
     ///
     /// # Errors
     /// If there is no memory for the tokens.
@@ -31,7 +31,8 @@ impl Sequence {
         self.reserve(n)?;
         let wanted: Vec<_> = tokens[..n]
             .iter()
-            .map(|&token| self.cache_entry(token, TokenKind::Prompt))
+            .enumerate()
+            .map(|(i, &token)| self.cache_entry(i, token, TokenKind::Prompt))
             .collect();
         let (key, any, least) = (
             self.prefix_key(),
@@ -47,7 +48,15 @@ impl Sequence {
                 found.clear();
             }
         }
-        for CachedToken { token, generated } in found {
+        // Tokens that see each other are computed together.
+        if let Some(start) = self.spans.uncut_start(found.len()) {
+            found.truncate(start);
+            self.kv.truncate(start);
+        }
+        for CachedToken {
+            token, generated, ..
+        } in found
+        {
             cached.prompt += usize::from(!generated);
             cached.generated += usize::from(generated);
             self.push(
@@ -76,16 +85,15 @@ impl Sequence {
     /// # Errors
     /// If there is no memory for a copy of its tokens.
     pub(crate) fn share(&self, n: usize) -> Result<(), SessionError> {
-        // A fork stores itself when it is dropped.
-        self.fork()?.truncate(n);
+        // A fork stores itself when it is dropped; it has no part of an image.
+        self.fork()?.truncate(self.spans.whole_until(n));
         Ok(())
     }
 
     /// Restores what [`Sequence::unload`] released.
     pub(crate) fn reload(&mut self) {
         if self.prefix.cache != CacheMode::Off && self.kv.len() == 0 {
-            let end = self.spans.start().unwrap_or(self.position());
-            let wanted = self.cache_entries(end.min(self.position()));
+            let wanted = self.cache_entries(self.position());
             self.kv.reuse(&self.prefix_key(), &wanted, 0, false);
         }
     }
@@ -104,7 +112,12 @@ impl Sequence {
                 .zip(kinds)
                 .for_each(|(&token, &kind)| self.push(&[token], kind));
             self.reload();
-            self.truncate(self.kv.len());
+            let n = self.kv.len();
+            let n = self.spans.uncut_start(n).unwrap_or(n);
+            // Images of tokens to come stay.
+            let spans = self.spans.clone();
+            self.truncate(n);
+            self.spans = spans;
         }
         Ok(())
     }
@@ -112,12 +125,6 @@ impl Sequence {
     /// Leaves its keys and values to the prefix cache, if that is on.
     fn store(&mut self) {
         self.drop_drafts();
-        // Behind an image tokens alone do not say what keys and values are.
-        if let Some(start) = self.spans.start() {
-            // A copy that there is no memory for is not missed.
-            let _ = self.share(start.min(self.kv.len()));
-            return;
-        }
         let n = self.kv.len();
         // Keys that were turned are not those of its tokens.
         if self.n_dropped > 0 {
@@ -137,14 +144,16 @@ impl Sequence {
         self.tokens()[..n]
             .iter()
             .zip(self.kinds())
-            .map(|(&token, &kind)| self.cache_entry(token, kind))
+            .enumerate()
+            .map(|(i, (&token, &kind))| self.cache_entry(i, token, kind))
             .collect()
     }
 
-    fn cache_entry(&self, token: u32, kind: TokenKind) -> CachedToken {
+    fn cache_entry(&self, position: usize, token: u32, kind: TokenKind) -> CachedToken {
         CachedToken {
             token,
             generated: kind == TokenKind::Generated && !self.exact,
+            image: self.spans.key(position),
         }
     }
 

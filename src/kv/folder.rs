@@ -6,16 +6,15 @@
 //! full. A file's name is a hash of everything on which its bits depend, including all tokens up to
 //! its end. It begins with these in full, so that neither a collision nor another tenant's file is
 //! ever mistaken for it, and ends with a checksum: a file that is incomplete or damaged is removed
-//! and counts as missing. Files are put in place by renaming, so that any number of processes can
-//! share a folder; nothing is synced, as the checksum detects the results of a crash.
+//! and counts as missing.
 
 use crate::arch::KV_BLOCK;
-use crate::kv::CachedToken;
+use crate::kv::file_cache::FileCache;
 use crate::kv::hash::{SEED, mix};
+use crate::kv::{CachedToken, ImageKey};
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
@@ -23,17 +22,11 @@ const MAGIC: &[u8; 8] = b"ruvllmKB";
 /// Version of the file format.
 const VERSION: u32 = 2;
 const EXTENSION: &str = "kv";
-/// Extension of blocks being written; a killed process may leave some.
-const TEMPORARY: &str = "tmp";
 
 /// A folder of blocks, with a limit on their size.
 #[derive(Debug)]
 pub(crate) struct PrefixFolder {
-    path: PathBuf,
-    budget: u64,
-    /// Bytes of all blocks known to this process.
-    bytes: Mutex<u64>,
-    n_files: AtomicU64,
+    files: FileCache,
     tokens_loaded: AtomicU64,
     damaged: AtomicU64,
     failed: AtomicU64,
@@ -74,7 +67,7 @@ impl<'a> Keys<'a> {
             [] => self.borders[page],
             rest => with_tokens(self.borders[page], rest),
         };
-        format!("{:016x}{:016x}.{EXTENSION}", hash[0], hash[1])
+        format!("{:016x}{:016x}", hash[0], hash[1])
     }
 
     /// First bytes of the file: everything its bits depend on.
@@ -86,7 +79,11 @@ impl<'a> Keys<'a> {
         head.extend_from_slice(self.identity.as_bytes());
         for t in &self.tokens[..end] {
             head.extend_from_slice(&t.token.to_le_bytes());
-            head.push(u8::from(t.generated));
+            let is_image = t.image != ImageKey::default();
+            head.push(u8::from(t.generated) | u8::from(is_image) << 1);
+            if is_image {
+                head.extend(image_bytes(t));
+            }
         }
         head
     }
@@ -97,7 +94,25 @@ fn with_tokens(hash: [u64; 2], tokens: &[CachedToken]) -> [u64; 2] {
         .iter()
         .flat_map(|t| (2 * u64::from(t.token) + u64::from(t.generated)).to_le_bytes())
         .collect();
-    hash.map(|hash| mix(hash, &bytes))
+    let is_image = |t: &&CachedToken| t.image != ImageKey::default();
+    let images: Vec<u8> = tokens
+        .iter()
+        .filter(is_image)
+        .flat_map(image_bytes)
+        .collect();
+    hash.map(|hash| {
+        let hash = mix(hash, &bytes);
+        // Without images the names are as they were before there were any.
+        if images.is_empty() {
+            hash
+        } else {
+            mix(hash, &images)
+        }
+    })
+}
+
+fn image_bytes(token: &CachedToken) -> impl Iterator<Item = u8> {
+    token.image.0.into_iter().flat_map(u64::to_le_bytes)
 }
 
 /// An open file; everything but its pages has been read.
@@ -113,32 +128,12 @@ pub(super) struct Found {
 impl PrefixFolder {
     /// Opens the folder `path`, creating it if necessary; files may take `budget` bytes.
     pub(crate) fn open(path: &Path, budget: u64) -> io::Result<PrefixFolder> {
-        fs::create_dir_all(path)?;
-        let folder = PrefixFolder {
-            path: path.to_owned(),
-            budget,
-            bytes: Mutex::default(),
-            n_files: AtomicU64::new(0),
+        Ok(PrefixFolder {
+            files: FileCache::open(path, budget, EXTENSION)?,
             tokens_loaded: AtomicU64::new(0),
             damaged: AtomicU64::new(0),
             failed: AtomicU64::new(0),
-        };
-        for entry in fs::read_dir(path)? {
-            let (path, abandoned) = (entry?.path(), std::time::Duration::from_secs(3600));
-            let age = |path: &Path| {
-                fs::metadata(path)?
-                    .modified()?
-                    .elapsed()
-                    .map_err(io::Error::other)
-            };
-            if path.extension().is_some_and(|e| e == TEMPORARY)
-                && age(&path).is_ok_and(|age| age > abandoned)
-            {
-                let _ = fs::remove_file(&path);
-            }
-        }
-        folder.make_room(0)?;
-        Ok(folder)
+        })
     }
 
     /// Tokens loaded from the folder, damaged blocks, and blocks that could not be written.
@@ -155,7 +150,7 @@ impl PrefixFolder {
     /// The file that ends at position `end`, if it exists; `page_bytes` are the sizes of pages,
     /// table by table.
     pub(super) fn find(&self, keys: &Keys<'_>, end: usize, page_bytes: &[usize]) -> Option<Found> {
-        let path = self.path.join(keys.name(end));
+        let path = self.files.path(&keys.name(end));
         let mut file = File::open(&path).ok()?;
         match read_head(&mut file, &keys.head(end), end, page_bytes) {
             Ok(Some((hash, places))) => Some(Found {
@@ -192,29 +187,10 @@ impl PrefixFolder {
     /// error: the file is then missing.
     pub(super) fn write(&self, keys: &Keys<'_>, end: usize, pages: &[(TableEntry, &[u8])]) {
         let name = keys.name(end);
-        let path = self.path.join(&name);
-        if path.exists() {
+        if self.files.path(&name).exists() {
             return;
         }
-        let n = self.n_files.fetch_add(1, Ordering::Relaxed);
-        let temporary = self
-            .path
-            .join(format!(".{name}.{}.{n}.{TEMPORARY}", std::process::id()));
-        let written = self
-            .write_new(&temporary, keys.head(end), pages)
-            .and_then(|()| fs::rename(&temporary, &path));
-        if written.is_err() {
-            self.failed.fetch_add(1, Ordering::Relaxed);
-            let _ = fs::remove_file(&temporary);
-        }
-    }
-
-    fn write_new(
-        &self,
-        path: &Path,
-        mut head: Vec<u8>,
-        pages: &[(TableEntry, &[u8])],
-    ) -> io::Result<()> {
+        let mut head = keys.head(end);
         head.extend_from_slice(&(pages.len() as u32).to_le_bytes());
         head.extend(
             pages
@@ -222,62 +198,13 @@ impl PrefixFolder {
                 .flat_map(|(place, _)| place)
                 .flat_map(|n| n.to_le_bytes()),
         );
-        let n_bytes =
-            head.len() + pages.iter().map(|(_, page)| page.len()).sum::<usize>() + size_of::<u64>();
-        self.make_room(n_bytes as u64)?;
-        let mut options = File::options();
-        options.write(true).create_new(true);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600); // it contains text of the user
-        let mut file = options.open(path)?;
-        let mut hash = SEED;
-        for bytes in [&head[..]]
+        let parts: Vec<&[u8]> = [&head[..]]
             .into_iter()
             .chain(pages.iter().map(|(_, page)| *page))
-        {
-            hash = mix(hash, bytes);
-            file.write_all(bytes)?;
+            .collect();
+        if self.files.write(&name, &parts).is_err() {
+            self.failed.fetch_add(1, Ordering::Relaxed);
         }
-        file.write_all(&hash.to_le_bytes())
-    }
-
-    /// Removes the least recently used blocks until `need` more bytes fit, and a tenth more, so
-    /// that this happens rarely.
-    fn make_room(&self, need: u64) -> io::Result<()> {
-        let mut bytes = self.bytes.lock().unwrap_or_else(|e| e.into_inner());
-        if need > 0 && bytes.saturating_add(need) <= self.budget {
-            *bytes += need;
-            return Ok(());
-        }
-        let mut blocks = Vec::new();
-        for entry in fs::read_dir(&self.path)? {
-            let path = entry?.path();
-            // Another process may have removed the file in the meantime.
-            if let Ok(found) = fs::metadata(&path)
-                && path.extension().is_some_and(|e| e == EXTENSION)
-            {
-                blocks.push((found.modified()?, found.len(), path));
-            }
-        }
-        blocks.sort();
-        *bytes = blocks.iter().map(|block| block.1).sum();
-        let most = if bytes.saturating_add(need) > self.budget {
-            self.budget / 10 * 9
-        } else {
-            self.budget
-        };
-        for (_, n, path) in blocks {
-            if bytes.saturating_add(need) <= most {
-                break;
-            }
-            let _ = fs::remove_file(&path);
-            *bytes -= n;
-        }
-        if bytes.saturating_add(need) > self.budget {
-            return Err(io::Error::from(io::ErrorKind::StorageFull));
-        }
-        *bytes += need;
-        Ok(())
     }
 }
 

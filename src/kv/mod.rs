@@ -15,6 +15,7 @@
 //! (`sequence/recurrent.rs`).
 
 mod error;
+mod file_cache;
 mod folder;
 pub mod hash;
 mod layout;
@@ -24,6 +25,7 @@ mod prefix;
 mod sequence;
 
 pub use error::{KvError, KvPart};
+pub(crate) use file_cache::FileCache;
 pub(crate) use folder::PrefixFolder;
 pub(crate) use hash::{SEED, mix};
 pub(crate) use layout::{CellShape, KvLayout, KvUse, LayerShape};
@@ -31,7 +33,7 @@ pub(crate) use page::{Counted, Reserved};
 pub use page::{DeviceMemory, PageMemory, SeparateMemory};
 pub use pool::{KvPool, PoolStats};
 pub use prefix::PrefixStats;
-pub(crate) use prefix::{CachedToken, DEFAULT_PREFIX_BUDGET, PrefixKey};
+pub(crate) use prefix::{CachedToken, DEFAULT_PREFIX_BUDGET, ImageKey, PrefixKey};
 pub use sequence::PagePlace;
 pub(crate) use sequence::{KvCheckpoint, KvState, SeqKv};
 

@@ -1,6 +1,7 @@
 //! Spans of a text whose rows are embeddings of images instead of tokens'.
 #![cfg_attr(not(feature = "vision"), allow(dead_code))] // only images make spans
 
+use crate::kv::ImageKey;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,6 +28,8 @@ pub(crate) struct Span {
     pub(crate) first: usize,
     /// `(_, width·(1 + n_deep))`.
     pub(crate) rows: Arc<[f32]>,
+    /// The image, for the prefix cache.
+    pub(crate) key: ImageKey,
     pub(crate) width: usize,
     /// Layers to whose outputs further embeddings are added.
     pub(crate) n_deep: usize,
@@ -66,6 +69,12 @@ impl Span {
 /// The spans of a text, in order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Spans(Vec<Span>);
+
+impl FromIterator<Span> for Spans {
+    fn from_iter<I: IntoIterator<Item = Span>>(spans: I) -> Spans {
+        Spans(spans.into_iter().collect())
+    }
+}
 
 impl Spans {
     pub(crate) fn is_empty(&self) -> bool {
@@ -107,6 +116,23 @@ impl Spans {
         let i = self.0.partition_point(|span| span.range().end <= position);
         let span = self.0.get(i).filter(|span| span.start <= position)?;
         Some((span, position - span.start))
+    }
+
+    /// Values of a row, which is the same in all of them.
+    pub(crate) fn width(&self) -> Option<usize> {
+        self.0.first().map(|span| span.width)
+    }
+
+    /// The spans, in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Span> {
+        self.0.iter()
+    }
+
+    /// The image at a position; the key is zero at that of a token.
+    pub(crate) fn key(&self, position: usize) -> ImageKey {
+        self.at(position)
+            .map(|(span, _)| span.key)
+            .unwrap_or_default()
     }
 
     /// The embedding at a position.
@@ -204,6 +230,7 @@ mod tests {
             n,
             first: 0,
             rows: (0..n * 4).map(|x| x as f32).collect(),
+            key: ImageKey([1, start as u64]),
             width: 2,
             n_deep: 1,
             cells,
@@ -226,6 +253,17 @@ mod tests {
         assert_eq!(spans.embedding(3), Some(&[4.0, 5.0][..]));
         assert_eq!(spans.deep(3, 0), Some(&[6.0, 7.0][..]));
         assert_eq!((spans.deep(3, 1), spans.embedding(8)), (None, None));
+        let none = ImageKey::default();
+        assert_eq!(
+            [1, 2, 7, 8, 9].map(|i| spans.key(i)),
+            [
+                none,
+                ImageKey([1, 2]),
+                ImageKey([1, 2]),
+                none,
+                ImageKey([1, 9])
+            ]
+        );
     }
 
     #[test]

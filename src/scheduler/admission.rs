@@ -169,6 +169,12 @@ impl AdmissionConfig {
             return Err(SessionError::NoTokenizer.into());
         }
         self.engine.check(&self.empty, &request.tokens)?;
+        if let Some(width) = request.spans.width() {
+            self.engine.cpu_only("images")?;
+            if width != self.engine.model().hparams().n_embd {
+                return Err(SessionError::OtherModel.into());
+            }
+        }
         let layout = match request.kv_type {
             Some(kind) => {
                 let own = SessionOptions {
@@ -205,6 +211,7 @@ impl AdmissionConfig {
             deadline: request.deadline.map(lasts_until),
             sampler: request.sampler,
             answer,
+            spans: request.spans,
             adapters: request.adapters,
             salt: request.salt,
             cache,
@@ -259,6 +266,7 @@ impl AdmissionConfig {
             seq.prefix.salt.clone_from(salt);
         }
         (seq.prefix.cache, seq.prefix.min_cache_tokens) = (live.cache, live.min_cache_tokens);
+        seq.spans = live.spans.clone();
         Ok(seq)
     }
 

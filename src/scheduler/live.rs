@@ -13,6 +13,7 @@ use crate::engine::engine::Engine;
 use crate::engine::options::{CacheMode, CachedTokens};
 use crate::engine::sequence::Sequence;
 use crate::kv::KvLayout;
+use crate::layers::spans::Spans;
 use crate::lora::Adapter;
 use crate::sample::Sampler;
 use crate::scheduler::request::RequestId;
@@ -58,6 +59,8 @@ pub(crate) struct Live {
     pub(super) deadline: Option<Duration>,
     pub(super) sampler: Sampler,
     pub(super) answer: Answer,
+    /// Images of the prompt.
+    pub(super) spans: Spans,
     pub(super) adapters: Vec<(Arc<Adapter>, f32)>,
     pub(super) salt: Option<String>,
     /// How it uses the prefix cache, and the least number of tokens that are worth it.
@@ -191,7 +194,8 @@ impl Live {
         self.has_begun && self.sender.is_paused()
     }
 
-    /// Its rows in the next pass, at most `chunk` rows of tokens before it decodes.
+    /// Its rows in the next pass, at most `chunk` rows of tokens before it decodes; more if an image
+    /// whose tokens see each other begins with the first of them.
     pub(super) fn next_rows(&self, chunk: usize) -> RequestRows {
         let position = self.position();
         if self.is_full() {
@@ -217,6 +221,11 @@ impl Live {
             .take(chunk)
             .take_while(|&position| self.kind(position) == kind)
             .count();
+        // Images whose tokens see each other are not cut.
+        let n = match n {
+            0 => 0,
+            n => self.spans.n_in_pass(position, self.n_read - position, n),
+        };
         let is_last = !self.has_begun && position + n == self.n_prompt;
         let n_unwanted = n - usize::from(is_last && n > 0);
         // What was preempted is computed again, and not told again.

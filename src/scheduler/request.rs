@@ -4,9 +4,12 @@ use crate::decode::output::Finish;
 use crate::decode::speculative::Speculation;
 use crate::engine::options::CacheMode;
 use crate::kv::KvType;
+use crate::layers::spans::Spans;
 use crate::lora::Adapter;
 use crate::sample::Sampler;
 use crate::scheduler::ScheduleError;
+#[cfg(feature = "vision")]
+use crate::session::EncodedPrompt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +21,8 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Debug)]
 pub struct Request {
     pub(super) tokens: Vec<u32>,
+    /// Images among them.
+    pub(super) spans: Spans,
     pub(super) sampler: Sampler,
     pub(super) max_tokens: usize,
     pub(super) stop: Vec<String>,
@@ -40,6 +45,7 @@ impl Request {
     pub fn new(tokens: Vec<u32>, sampler: Sampler) -> Request {
         Request {
             tokens,
+            spans: Spans::default(),
             sampler,
             max_tokens: usize::MAX,
             stop: Vec::new(),
@@ -54,6 +60,18 @@ impl Request {
             min_cache_tokens: None,
             speculation: None,
             kv_type: None,
+        }
+    }
+
+    /// Continues a prompt with images, as
+    /// [`Session::prefill_encoded`](crate::session::Session::prefill_encoded) does; it is of
+    /// [`Engine::encode_parts`](crate::engine::Engine::encode_parts).
+    #[cfg(feature = "vision")]
+    pub fn of_prompt(prompt: EncodedPrompt, sampler: Sampler) -> Request {
+        let (tokens, spans) = prompt.into_parts();
+        Request {
+            spans,
+            ..Request::new(tokens, sampler)
         }
     }
 

@@ -453,12 +453,14 @@ impl Schedule {
                 &mut n_prompt
             };
             *n += rows.n;
-            chunk -= if rows.is_decoding { 0 } else { rows.n };
-            n_logits -= if self.running[at].n_unseen > 0 {
+            // An image that is not cut may be longer than the rest.
+            let n_read = if rows.is_decoding { 0 } else { rows.n };
+            chunk = chunk.saturating_sub(n_read);
+            n_logits = n_logits.saturating_sub(if self.running[at].n_unseen > 0 {
                 rows.n
             } else {
                 0
-            };
+            });
         }
         if self.running.iter().filter(|live| live.is_reading).count() == self.n_reading {
             return (n_decode, n_prompt);
@@ -493,6 +495,8 @@ impl Schedule {
         mut rows: RequestRows,
         may_wait: bool,
     ) -> Option<(usize, RequestRows)> {
+        // Half of them, unless an image is among them that is not cut.
+        let fewer = |live: &Live, rows: RequestRows| live.next_rows((rows.n / 2).max(1));
         loop {
             let seq = self.running[i]
                 .seq
@@ -510,8 +514,11 @@ impl Schedule {
                     i -= usize::from(victim < i);
                 }
                 None if is_full && may_wait => return Some((i, RequestRows::default())),
-                None if is_full && !rows.is_decoding && rows.n > 1 => {
-                    rows = self.running[i].next_rows(rows.n / 2)
+                None if is_full
+                    && !rows.is_decoding
+                    && fewer(&self.running[i], rows).n < rows.n =>
+                {
+                    rows = fewer(&self.running[i], rows);
                 }
                 None => {
                     let live = self.running.remove(i);

@@ -32,6 +32,7 @@ impl Schedule {
         };
         // Windows and recurrent layers can part only where a pass ended.
         let border = n / KV_BLOCK * KV_BLOCK;
+        let border = other.spans.whole_until(border);
         if live.layout.has_checkpoints() && border > other.position() {
             other.read_to = Some(other.read_to.map_or(border, |at| at.min(border)));
         }
@@ -85,8 +86,11 @@ fn shared(live: &Live, other: &Live) -> usize {
     let n = own
         .iter()
         .zip(&other.answer.text.tokens[..other.n_prompt])
-        .take_while(|(a, b)| a == b)
+        .enumerate()
+        .take_while(|&(i, (a, b))| a == b && live.spans.key(i) == other.spans.key(i))
         .count();
+    // Images are shared whole.
+    let n = live.spans.whole_until(n);
     if n >= live
         .min_cache_tokens
         .max(other.min_cache_tokens)

@@ -51,9 +51,6 @@ pub enum StateError {
         /// Tokens that were dropped.
         n_dropped: usize,
     },
-    /// Files of sessions do not hold images.
-    #[error("a session with images cannot be saved; save its text and images, and read them again")]
-    HasImages,
     /// The contents are not the saved ones.
     #[error("the checksum is {found:016x}, expected {expected:016x}: the file is damaged")]
     Checksum {

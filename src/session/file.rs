@@ -11,11 +11,13 @@ use crate::gguf::{Gguf, Writer};
 use crate::kv::{KvCheckpoint, KvState, SEED};
 use crate::quant::DType;
 use crate::session::StateError;
+use crate::session::saved_images as images;
 use crate::session::session::Session;
 use crate::session::state::{SessionCache, SessionState};
 use bytemuck::Pod;
 use std::borrow::Cow;
 use std::path::Path;
+use std::sync::Arc;
 
 const TYPE: &str = "session";
 /// Incremented when a file of the new form could be misread as one of the old.
@@ -24,7 +26,7 @@ const CHECKSUM: &str = "session.checksum";
 
 /// Tensors: tokens; 1 for each generated one; the number of filled positions, and 1 if the last
 /// token is still to be computed; logits; page tables, each preceded by its length; checkpoints,
-/// each with position, mark and number of pages before its pages; pages.
+/// each with position, mark and number of pages before its pages; pages; images (`saved_images.rs`).
 const TOKENS: &str = "tokens";
 const KINDS: &str = "kinds";
 const COUNTS: &str = "counts";
@@ -33,7 +35,7 @@ const TABLES: &str = "tables";
 const CHECKPOINTS: &str = "checkpoints";
 
 impl SessionState<'_> {
-    /// Saves the session: tokens and their kinds, keys and values, logits. The file gets its name
+    /// Saves the session: tokens and their kinds, keys and values, logits, images. The file gets its name
     /// only when it is complete on disk, replaces an older one, and is readable only for this
     /// user. Adapters, which the session that loads the file must have, and hooks are not
     /// saved.
@@ -99,9 +101,6 @@ impl Session {
     }
 
     fn check_unshifted(&self) -> Result<(), StateError> {
-        if !self.seq.spans.is_empty() {
-            return Err(StateError::HasImages);
-        }
         if self.seq.n_dropped() > 0 {
             Err(StateError::Shifted {
                 n_dropped: self.seq.n_dropped(),
@@ -137,6 +136,18 @@ impl Session {
             tensor(TABLES, DType::I32, &tables),
             tensor(CHECKPOINTS, DType::I32, &checkpoints),
         ];
+        let (embeddings, spans) = images::to_save(&self.seq.spans);
+        tensors.push(tensor(images::SPANS, DType::I32, &spans));
+        let image = |(i, rows): (usize, &&'a Arc<[f32]>)| {
+            let bytes: &[u8] = bytemuck::cast_slice(rows);
+            (
+                images::name(i),
+                DType::F32,
+                rows.len(),
+                Cow::Borrowed(bytes),
+            )
+        };
+        tensors.extend(embeddings.iter().enumerate().map(image));
         let page = |(i, page): (usize, &'a Cow<'_, [u8]>)| {
             let bytes: &[u8] = page;
             (page_name(i), DType::I8, bytes.len(), Cow::Borrowed(bytes))
@@ -180,6 +191,9 @@ impl Session {
             return Err(damaged(LOGITS, "not one for each token of the vocabulary"));
         }
 
+        let h = self.model().hparams();
+        let spans: Vec<u32> = values(gguf, images::SPANS, DType::I32)?;
+        let spans = images::read(gguf, &spans, tokens.len(), (h.n_embd, h.n_layer))?;
         let state = read_kv(gguf, len as usize)?;
         let kv = self
             .seq
@@ -188,6 +202,7 @@ impl Session {
             .map_err(|what| damaged(TABLES, what))?;
         self.outputs.reserve(n_vocab, 0)?;
         self.seq.replace(&tokens, &kinds, kv)?;
+        self.seq.spans = spans;
         self.outputs.set_last(&logits, n_vocab);
         self.ahead = ahead == 1;
         Ok(())
@@ -267,11 +282,19 @@ fn read_tokens(
 
 /// Keys and values of the first `len` tokens.
 fn read_kv(gguf: &Gguf, len: usize) -> Result<KvState<'_>, StateError> {
-    let known = [TOKENS, KINDS, COUNTS, LOGITS, TABLES, CHECKPOINTS];
+    let known = [
+        TOKENS,
+        KINDS,
+        COUNTS,
+        LOGITS,
+        TABLES,
+        CHECKPOINTS,
+        images::SPANS,
+    ];
     let n_pages = gguf
         .tensors()
         .iter()
-        .filter(|t| !known.contains(&t.name.as_str()))
+        .filter(|t| !known.contains(&t.name.as_str()) && !images::is_image(&t.name))
         .count();
     let mut pages = Vec::new();
     for i in 0..n_pages {

@@ -11,6 +11,7 @@ mod memory;
 pub(crate) mod parts;
 mod prefix_reuse;
 pub(crate) mod profile;
+mod saved_images;
 #[allow(clippy::module_inception)]
 pub(crate) mod session;
 mod state;

@@ -1,11 +1,12 @@
 //! Prompts of texts and images.
 
-use crate::compute::hook::TokenKind;
+use crate::compute::hook::{Cut, TokenKind};
 use crate::compute::probe::NoCallback;
 use crate::engine::{CancelToken, Engine, SessionError};
-use crate::layers::spans::Span;
+use crate::layers::spans::{Span, Spans};
 use crate::session::session::Session;
 use crate::vision::{Encoded, Image, ImageOptions, LayoutPart, Projector, VisionError};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A part of a prompt.
@@ -14,12 +15,17 @@ use std::sync::Arc;
 pub enum Part<'a> {
     /// Text, whose special tokens are read as such: a rendered chat template.
     Text(&'a str),
+    /// The same, but that special tokens in ranges of its bytes, in order, are plain text: what
+    /// users wrote.
+    Guarded(&'a str, &'a [Range<usize>]),
     /// Text of a user: special tokens written in it are plain text.
     Plain(&'a str),
     /// Tokens.
     Tokens(&'a [u32]),
     /// An image, with what the model's authors put around it.
     Image(&'a Image),
+    /// An image with bounds of its own.
+    ImageWith(&'a Image, ImageOptions),
 }
 
 /// Why a prompt with images was refused.
@@ -47,7 +53,17 @@ pub enum PartsError {
 pub struct EncodedPrompt {
     tokens: Vec<u32>,
     /// Positions count from the start of the prompt.
-    spans: Vec<Span>,
+    spans: Spans,
+}
+
+/// A prompt without images.
+impl From<Vec<u32>> for EncodedPrompt {
+    fn from(tokens: Vec<u32>) -> EncodedPrompt {
+        EncodedPrompt {
+            tokens,
+            spans: Spans::default(),
+        }
+    }
 }
 
 impl EncodedPrompt {
@@ -57,10 +73,15 @@ impl EncodedPrompt {
     }
 
     /// Adjacent positions that hold embeddings of one image.
-    pub fn images(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
+    pub fn images(&self) -> impl Iterator<Item = Range<usize>> {
         self.spans
             .iter()
             .map(|span| span.start..span.start + span.n)
+    }
+
+    /// Whether there are images.
+    pub fn has_images(&self) -> bool {
+        !self.spans.is_empty()
     }
 
     /// Number of tokens behind the last image.
@@ -76,11 +97,34 @@ impl EncodedPrompt {
         (self, after)
     }
 
+    /// What is left behind the first `n` tokens, which end with no part of an image.
+    #[must_use]
+    pub fn skip(mut self, n: usize) -> EncodedPrompt {
+        let moved = |span: &Span| Span {
+            start: span.start - n,
+            ..span.clone()
+        };
+        EncodedPrompt {
+            spans: self
+                .spans
+                .iter()
+                .filter(|span| span.start >= n)
+                .map(moved)
+                .collect(),
+            tokens: self.tokens.split_off(n.min(self.tokens.len())),
+        }
+    }
+
     /// Positions of time, row and column of each token with M-RoPE, and three equal ones else.
     pub fn positions(&self) -> Vec<[usize; 3]> {
-        let mut spans = crate::layers::spans::Spans::default();
-        self.spans.iter().for_each(|span| spans.push(span.clone()));
-        (0..self.tokens.len()).map(|i| spans.turns(i)).collect()
+        (0..self.tokens.len())
+            .map(|i| self.spans.turns(i))
+            .collect()
+    }
+
+    /// Tokens and images, for a request of a scheduler.
+    pub(crate) fn into_parts(self) -> (Vec<u32>, Spans) {
+        (self.tokens, self.spans)
     }
 }
 
@@ -103,6 +147,45 @@ impl Engine {
             projector.encode(threads, arena, image, options)
         })?;
         Ok(encoded?)
+    }
+
+    /// Turns parts into a prompt that begins a text, as [`SessionImages::encode`] does in an empty
+    /// session: for requests of a scheduler.
+    ///
+    /// # Errors
+    /// As [`SessionImages::encode`].
+    pub fn encode_parts(
+        &self,
+        (projector, options): (&Projector, ImageOptions),
+        parts: &[Part<'_>],
+        cancel: &CancelToken,
+    ) -> Result<EncodedPrompt, PartsError> {
+        let encoder = Encoder {
+            engine: self,
+            projector: Some((projector, options)),
+            cancel,
+            counts: false,
+        };
+        PromptWriter::begin(encoder, None, 0).write(parts)
+    }
+
+    /// Number of tokens of such a prompt. Encodes no image.
+    ///
+    /// # Errors
+    /// As [`SessionImages::encode`].
+    pub fn count_parts(
+        &self,
+        (projector, options): (&Projector, ImageOptions),
+        parts: &[Part<'_>],
+    ) -> Result<usize, PartsError> {
+        let encoder = Encoder {
+            engine: self,
+            projector: Some((projector, options)),
+            cancel: &CancelToken::default(),
+            counts: true,
+        };
+        let prompt = PromptWriter::begin(encoder, None, 0).write(parts)?;
+        Ok(prompt.tokens.len())
     }
 }
 
@@ -146,33 +229,15 @@ impl SessionImages<'_> {
     /// # Errors
     /// If the session has no projector, an image is refused, or there is no memory to encode it.
     pub fn encode(&self, parts: &[Part<'_>]) -> Result<EncodedPrompt, PartsError> {
-        let mut writer = PromptWriter {
-            session: self.0,
-            prompt: EncodedPrompt::default(),
-            text: Some(String::new()).filter(|_| self.0.position() == 0),
+        let session = &*self.0;
+        let encoder = Encoder {
+            engine: session.engine(),
+            projector: session.projector.as_ref().map(|(of, options)| (of, *options)),
+            cancel: &session.cancel_token(),
+            counts: false,
         };
-        let mut n_images = self.0.seq.spans.n_images();
-        for part in parts {
-            match *part {
-                Part::Text(text) => writer.text.get_or_insert_default().push_str(text),
-                Part::Plain(text) => {
-                    writer.end_text()?;
-                    let tokenizer = self.0.model().tokenizer().ok_or(PartsError::NoTokenizer)?;
-                    let tokens = tokenizer.encode_inside(text.as_bytes());
-                    writer.prompt.tokens.extend(tokens);
-                }
-                Part::Tokens(tokens) => {
-                    writer.end_text()?;
-                    writer.prompt.tokens.extend_from_slice(tokens);
-                }
-                Part::Image(image) => {
-                    writer.image(image, n_images)?;
-                    n_images += 1;
-                }
-            }
-        }
-        writer.end_text()?;
-        Ok(writer.prompt)
+        let (last, n_images) = (session.tokens().last(), session.seq.spans.n_images());
+        PromptWriter::begin(encoder, last.copied(), n_images).write(parts)
     }
 
     /// Appends texts and images; [`Session::logits`] are then those after the last token. Images
@@ -200,30 +265,33 @@ impl SessionImages<'_> {
     ) -> Result<(), PartsError> {
         self.0.catch_up()?;
         let EncodedPrompt { tokens, spans } = prompt;
-        let Some(first_image) = spans.first().map(|span| span.start) else {
-            return Ok(self.0.prefill_each(tokens, first, each)?);
-        };
-        if self.0.seq.hook.is_some() {
-            return Err(SessionError::HasImages {
-                what: "learning from a text while it is read",
-                instead: "; detach the learner",
-            }
-            .into());
+        if spans.is_empty() {
+            return Ok(self.0.hooks().prefill_each(tokens, first, each)?);
         }
         self.0.engine.cpu_only("images")?;
-        self.0.engine.check(&self.0.seq, tokens)?;
-        let reusable = first_image.min(first.saturating_add(1));
-        let n = if reusable > 1 && self.0.position() == 0 {
-            self.0.cache().reuse(&tokens[..reusable])?.total()
-        } else {
-            0
-        };
-        let begin = self.0.position() - n;
-        for span in spans {
+        if spans.width() != Some(self.0.model().hparams().n_embd) {
+            return Err(SessionError::OtherModel.into());
+        }
+        let begin = self.0.position();
+        for span in spans.iter() {
             let mut span = span.clone();
             span.start += begin;
             self.0.seq.spans.push(span);
         }
+        let reused = self.0.engine.check(&self.0.seq, tokens).and_then(|()| {
+            let reusable = tokens.len().min(first.saturating_add(1));
+            match begin {
+                0 => Ok(self.0.cache().reuse(&tokens[..reusable])?.total()),
+                _ => Ok(0),
+            }
+        });
+        let n = match reused {
+            Ok(n) => n,
+            Err(error) => {
+                self.0.seq.spans.truncate(begin);
+                return Err(error.into());
+            }
+        };
         let outcome = self.0.run(
             TokenKind::Prompt,
             &tokens[n..],
@@ -240,54 +308,153 @@ impl SessionImages<'_> {
         }
         Ok(outcome?)
     }
+
+    /// Keeps what the session has in common with the beginning of a prompt, images included, and
+    /// drops the rest, as [`SessionCache::keep`](crate::session::SessionCache::keep) does for tokens; returns the number of tokens that are
+    /// kept. [`EncodedPrompt::skip`] makes what is to be appended then.
+    pub fn keep(&mut self, prompt: &EncodedPrompt) -> usize {
+        let session = &mut *self.0;
+        let spans = &session.seq.spans;
+        let same = session
+            .tokens()
+            .iter()
+            .zip(&prompt.tokens)
+            .enumerate()
+            .take_while(|&(i, (a, b))| a == b && spans.key(i) == prompt.spans.key(i))
+            .count();
+        let kept = same.min(prompt.tokens.len().saturating_sub(1));
+        // No part of an image, of either.
+        let kept = spans.whole_until(kept).min(prompt.spans.whole_until(kept));
+        session.cut(kept, Cut::Rewound);
+        kept
+    }
+}
+
+/// What turns the images of parts into embeddings.
+struct Encoder<'e> {
+    engine: &'e Engine,
+    projector: Option<(&'e Projector, ImageOptions)>,
+    cancel: &'e CancelToken,
+    /// Whether only their number is wanted.
+    counts: bool,
+}
+
+/// Text that is not tokens yet, and the ranges of it whose special tokens are plain text.
+#[derive(Default)]
+struct PendingText {
+    text: String,
+    plain: Vec<Range<usize>>,
+}
+
+impl PendingText {
+    fn push(&mut self, text: &str, plain: &[Range<usize>]) {
+        let start = self.text.len();
+        let moved = plain
+            .iter()
+            .map(|range| start + range.start..start + range.end);
+        self.plain.extend(moved);
+        self.text.push_str(text);
+    }
 }
 
 /// Parts on the way to tokens.
-struct PromptWriter<'s> {
-    session: &'s Session,
+struct PromptWriter<'e> {
+    encoder: Encoder<'e>,
+    /// The last token before the prompt.
+    last: Option<u32>,
+    n_images: usize,
     prompt: EncodedPrompt,
-    /// Text that is not tokens yet; that of an empty session begins with what a text begins with.
-    text: Option<String>,
+    /// That of an empty session begins with what a text begins with.
+    text: Option<PendingText>,
 }
 
-impl PromptWriter<'_> {
+impl<'e> PromptWriter<'e> {
+    /// A prompt behind `last`, in a text that has so many images.
+    fn begin(encoder: Encoder<'e>, last: Option<u32>, n_images: usize) -> PromptWriter<'e> {
+        PromptWriter {
+            encoder,
+            last,
+            n_images,
+            prompt: EncodedPrompt::default(),
+            text: last.is_none().then(PendingText::default),
+        }
+    }
+
+    fn write(mut self, parts: &[Part<'_>]) -> Result<EncodedPrompt, PartsError> {
+        for part in parts {
+            match *part {
+                Part::Text(text) => self.text.get_or_insert_default().push(text, &[]),
+                Part::Guarded(text, plain) => {
+                    self.text.get_or_insert_default().push(text, plain);
+                }
+                Part::Plain(text) => {
+                    self.end_text()?;
+                    let tokenizer = self.encoder.engine.model().tokenizer();
+                    let tokenizer = tokenizer.ok_or(PartsError::NoTokenizer)?;
+                    let tokens = tokenizer.encode_inside(text.as_bytes());
+                    self.prompt.tokens.extend(tokens);
+                }
+                Part::Tokens(tokens) => {
+                    self.end_text()?;
+                    self.prompt.tokens.extend_from_slice(tokens);
+                }
+                Part::Image(image) => self.image(image, None)?,
+                Part::ImageWith(image, options) => self.image(image, Some(options))?,
+            }
+        }
+        self.end_text()?;
+        Ok(self.prompt)
+    }
+
     fn end_text(&mut self) -> Result<(), PartsError> {
-        let Some(text) = self.text.take() else {
+        let Some(PendingText { text, plain }) = self.text.take() else {
             return Ok(());
         };
-        let Some(tokenizer) = self.session.model().tokenizer() else {
+        let Some(tokenizer) = self.encoder.engine.model().tokenizer() else {
             return if text.is_empty() {
                 Ok(())
             } else {
                 Err(PartsError::NoTokenizer)
             };
         };
-        let is_first = self.prompt.tokens.is_empty() && self.session.position() == 0;
-        let last = self.prompt.tokens.last().or(self.session.tokens().last());
-        let tokens = match (is_first, last) {
-            (false, Some(&last)) => tokenizer.encode_continuation(&text, last),
-            _ => tokenizer.encode_prompt(&text),
+        let tokens = match self.prompt.tokens.last().copied().or(self.last) {
+            Some(last) => tokenizer.encode_continuation_but(&text, &plain, last),
+            None => tokenizer.encode_prompt_but(&text, &plain),
         };
         self.prompt.tokens.extend(tokens);
         Ok(())
     }
 
-    fn image(&mut self, image: &Image, index: usize) -> Result<(), PartsError> {
-        let session = self.session;
-        let (projector, options) = session.projector.as_ref().ok_or(PartsError::NoProjector)?;
-        let cancel = session.cancel_token();
-        let encoded = session
-            .engine()
-            .encode_image(projector, image, *options, &cancel)?;
+    fn image(&mut self, image: &Image, options: Option<ImageOptions>) -> Result<(), PartsError> {
+        let Encoder {
+            engine,
+            projector,
+            cancel,
+            counts,
+        } = self.encoder;
+        let (projector, usual) = projector.ok_or(PartsError::NoProjector)?;
+        let options = options.unwrap_or(usual);
+        let index = self.n_images;
+        self.n_images += 1;
+        let encoded = match counts {
+            true => None,
+            false => Some(engine.encode_image(projector, image, options, cancel)?),
+        };
+        let pieces = match &encoded {
+            Some(encoded) => projector.pieces(encoded, index),
+            None => projector.pieces_of(image, options, index)?,
+        };
         let mut row = 0;
-        for piece in projector.pieces(&encoded, index) {
+        for piece in pieces {
             match piece {
-                LayoutPart::Text(text) => self.text.get_or_insert_default().push_str(&text),
+                LayoutPart::Text(text) => self.text.get_or_insert_default().push(&text, &[]),
                 LayoutPart::Embeddings(n) => {
                     self.end_text()?;
                     let start = self.prompt.tokens.len();
-                    let span = projector.span(&encoded, row..row + n, start);
-                    self.prompt.spans.push(span);
+                    let span = |of: &Arc<Encoded>| projector.span(of, row..row + n, start);
+                    encoded
+                        .iter()
+                        .for_each(|of| self.prompt.spans.push(span(of)));
                     row += n;
                     let places = std::iter::repeat_n(projector.placeholder(), n);
                     self.prompt.tokens.extend(places);

@@ -289,13 +289,20 @@ impl Tokenizer {
     /// without the space that SentencePiece vocabularies put before a text, unless `last` is a
     /// special token. Special tokens written in the text are parsed.
     pub fn encode_continuation(&self, text: &str, last: u32) -> Vec<u32> {
+        self.encode_continuation_but(text, &[], last)
+    }
+
+    /// As [`encode_continuation`](Self::encode_continuation), with `plain` as in
+    /// [`encode_prompt_but`](Self::encode_prompt_but).
+    pub fn encode_continuation_but(
+        &self,
+        text: &str,
+        plain: &[Range<usize>],
+        last: u32,
+    ) -> Vec<u32> {
+        let (parse, begins) = (Parse::AllBut(plain), self.vocab.is(last, CONTROL));
         let mut out = Vec::new();
-        self.append(
-            text.as_bytes(),
-            Parse::all(true),
-            self.vocab.is(last, CONTROL),
-            &mut out,
-        );
+        self.append(text.as_bytes(), parse, begins, &mut out);
         out
     }
 

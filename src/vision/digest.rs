@@ -1,6 +1,8 @@
 //! SHA-256 (FIPS 180-4): names of images that nobody can forge, as those of other users may be in
 //! the same cache.
 
+use crate::kv::ImageKey;
+
 /// Fractional parts of the square roots of the first 8 primes.
 const INITIAL: [u32; 8] = [
     0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19,
@@ -72,6 +74,21 @@ impl Digest {
     pub(super) fn bytes(&self) -> &[u8; 32] {
         &self.bytes
     }
+
+    /// The finished hash in hexadecimal digits.
+    pub(super) fn hex(&self) -> String {
+        self.bytes.map(|byte| format!("{byte:02x}")).concat()
+    }
+
+    /// Its first 128 bits, for the prefix cache.
+    pub(super) fn key(&self) -> ImageKey {
+        let word = |i: usize| {
+            self.bytes[8 * i..][..8]
+                .iter()
+                .fold(0, |word, &byte| word << 8 | u64::from(byte))
+        };
+        ImageKey([word(0), word(1)])
+    }
 }
 
 fn compress(state: &mut [u32; 8], block: &[u8; 64]) {
@@ -116,7 +133,7 @@ mod tests {
         let of = |text: &str| {
             let mut digest = Digest::new();
             digest.add(text.as_bytes());
-            digest.finish().bytes().map(|x| format!("{x:02x}")).concat()
+            digest.finish().hex()
         };
         assert!(of("").starts_with("e3b0c44298fc1c149afbf4c8996fb924"));
         assert!(of("abc").starts_with("ba7816bf8f01cfea414140de5dae2223"));

@@ -2,6 +2,9 @@
 
 use crate::compute::ComputeError;
 use crate::gguf::GgufError;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Why an image or a projector was refused.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +75,14 @@ pub enum VisionError {
         value: usize,
         /// Valid values.
         expected: String,
+    },
+    /// The folder of encoded images cannot be used.
+    #[error("{}: {error}; encoded images need a folder that can be read and written", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// The failure.
+        error: Arc<io::Error>,
     },
     /// The file is no projector.
     #[error("this file is no projector (mmproj) for images: {what}")]

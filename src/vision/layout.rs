@@ -65,6 +65,7 @@ impl Layout {
         let (columns, _) = parts.grid.unwrap_or((1, 1));
         // Tiles that are parts; besides them there may be the whole.
         let n_parts = parts.grid.map_or(0, |(columns, rows)| columns * rows);
+        let n_parts = n_parts.min(parts.tiles.len().saturating_sub(1));
         match self {
             Layout::Between(before, after) => {
                 to.text(before);

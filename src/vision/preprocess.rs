@@ -85,6 +85,12 @@ impl Tiles {
 }
 
 impl Preprocess {
+    /// Whether images vary in their number of tokens, within bounds.
+    pub(super) fn is_bounded(&self) -> bool {
+        use Preprocess::{Filled, Smart, SmartTiles};
+        matches!(self, Smart { .. } | SmartTiles { .. } | Filled { .. })
+    }
+
     /// The bounds of the number of tokens.
     fn bounds(
         options: ImageOptions,

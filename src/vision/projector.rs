@@ -2,7 +2,7 @@
 
 use crate::arch::Arch;
 use crate::compute::arena::Arena;
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, Metadata};
 use crate::layers::hparams::Hparams;
 use crate::layers::spans::{Sight, Span};
 use crate::model::Model;
@@ -14,11 +14,12 @@ use crate::vision::encoded::Encoded;
 use crate::vision::file::{File, out_of_range};
 use crate::vision::grid::Grid;
 use crate::vision::image::Image;
-use crate::vision::kinds::{KINDS, Kind, Sizes, Tower, unpadded};
+use crate::vision::kinds::{KINDS, Kind, Sizes, Tower, n_unpadded, unpadded};
 use crate::vision::layout::{LayoutPart, Parts, TextPositions};
 use crate::vision::preprocess::{ImageOptions, MAX_PATCHES, Pixels, Tiles};
 use crate::vision::vit::Machine;
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,7 +68,7 @@ impl Projector {
     /// # Errors
     /// As [`Projector::open`].
     pub fn from_gguf(gguf: Gguf, model: &Model) -> Result<Projector, VisionError> {
-        let kind = kind(&gguf)?;
+        let kind = kind(gguf.metadata())?;
         let h = model.hparams();
         if !kind.of_models.contains(&h.arch.as_str()) {
             let what = format!(
@@ -157,6 +158,20 @@ impl Projector {
         self.0.cache.set_budget(bytes);
     }
 
+    /// Keeps encoded images in a folder, too, which may hold that many bytes; the first folder that
+    /// is set stays. The least recently used are removed first.
+    ///
+    /// # Errors
+    /// If the folder cannot be used.
+    pub fn set_cache_folder(&self, path: impl AsRef<Path>, budget: u64) -> Result<(), VisionError> {
+        let path = path.as_ref();
+        let failed = |error| VisionError::Folder {
+            path: path.to_owned(),
+            error: Arc::new(error),
+        };
+        self.0.cache.set_folder(path, budget).map_err(failed)
+    }
+
     /// Whether the model that is to read its embeddings is the one it was opened for.
     pub(crate) fn is_for(&self, h: &Hparams) -> bool {
         h.n_embd == self.0.n_embd && self.0.kind.of_models.contains(&h.arch.as_str())
@@ -199,18 +214,36 @@ impl Projector {
         self.0.tower.layout.pieces(&encoded.parts, index)
     }
 
-    /// Embeddings `rows` of an image as a span of a text.
-    pub(crate) fn span(
+    /// The same of an image that need not have been encoded, and is not.
+    ///
+    /// # Errors
+    /// If the image is too narrow for the kind, or an option makes no sense.
+    pub fn pieces_of(
         &self,
-        encoded: &Encoded,
-        rows: std::ops::Range<usize>,
-        start: usize,
-    ) -> Span {
+        image: &Image,
+        options: ImageOptions,
+        index: usize,
+    ) -> Result<Vec<LayoutPart>, VisionError> {
+        if let Some(encoded) = self.cached(image, options) {
+            return Ok(self.pieces(&encoded, index));
+        }
+        let (_, parts) = self.shapes(image, &self.tiles(image, options)?)?;
+        Ok(self.0.tower.layout.pieces(&parts, index))
+    }
+
+    /// Whether [`ImageOptions`] bound the tokens of its images.
+    pub fn is_bounded(&self) -> bool {
+        self.0.tower.preprocess.is_bounded()
+    }
+
+    /// Embeddings `rows` of an image as a span of a text.
+    pub(crate) fn span(&self, encoded: &Encoded, rows: Range<usize>, start: usize) -> Span {
         Span {
             start,
             n: rows.len(),
             first: rows.start,
             rows: Arc::clone(&encoded.rows),
+            key: encoded.key,
             width: encoded.width,
             n_deep: encoded.n_deep,
             cells: match self.0.tower.positions {
@@ -230,10 +263,10 @@ impl Projector {
         options: ImageOptions,
     ) -> Result<Arc<Encoded>, VisionError> {
         let digest = self.digest_of(image, options);
-        if let Some(encoded) = self.0.cache.get(&digest) {
+        if let Some(encoded) = self.known(&digest) {
             return Ok(encoded);
         }
-        let encoded = Arc::new(self.compute(threads, arena, image, options)?);
+        let encoded = Arc::new(self.compute(threads, arena, image, options, &digest)?);
         self.0.n_encoded.fetch_add(1, Ordering::Relaxed);
         self.0.cache.put(digest, &encoded);
         Ok(encoded)
@@ -241,7 +274,29 @@ impl Projector {
 
     /// An image that was encoded before with these options.
     pub(crate) fn cached(&self, image: &Image, options: ImageOptions) -> Option<Arc<Encoded>> {
-        self.0.cache.get(&self.digest_of(image, options))
+        self.known(&self.digest_of(image, options))
+    }
+
+    /// What the cache has; not a file in its folder that has another shape than this kind makes.
+    fn known(&self, digest: &Digest) -> Option<Arc<Encoded>> {
+        let encoded = self.0.cache.get(digest)?;
+        let Tower {
+            vit,
+            layout,
+            positions,
+            ..
+        } = &self.0.tower;
+        let n_placed = |piece: LayoutPart| match piece {
+            LayoutPart::Embeddings(n) => n,
+            LayoutPart::Text(_) => 0,
+        };
+        let pieces = layout.pieces(&encoded.parts, 0).into_iter();
+        let n: usize = pieces.map(n_placed).sum();
+        let cells = encoded.parts.cells;
+        let is_sound = (encoded.width, encoded.n_deep) == (self.0.n_embd, vit.deepstack.len())
+            && n == encoded.n()
+            && (*positions == TextPositions::Plain || cells.0 * cells.1 == n);
+        Some(encoded).filter(|_| is_sound)
     }
 
     fn digest_of(&self, image: &Image, options: ImageOptions) -> Digest {
@@ -263,6 +318,7 @@ impl Projector {
         arena: &mut Arena,
         image: &Image,
         options: ImageOptions,
+        digest: &Digest,
     ) -> Result<Encoded, VisionError> {
         let Inner {
             arch, tower, gguf, ..
@@ -274,66 +330,106 @@ impl Projector {
             threads,
             gguf,
         };
-        let (mut rows, mut of_tiles, mut cells) = (Vec::new(), Vec::new(), (0, 0));
+        let (grids, parts) = self.shapes(image, &tiles)?;
+        let mut rows = Vec::new();
+        for (tile, grid) in tiles.images.iter().zip(&grids) {
+            let pixels = Pixels::of(tile, tower.mean, tower.std);
+            rows.extend(vit.encode(machine, arena, grid, &pixels)?);
+        }
+        if let (Some(newline), Some(grid)) = (&tower.newline, tiles.grid) {
+            rows = unpadded(&rows, newline, parts.cells.0, grid, image.size());
+        }
+        Ok(Encoded {
+            rows: rows.into(),
+            key: digest.key(),
+            width: self.0.n_embd,
+            n_deep: vit.deepstack.len(),
+            parts,
+        })
+    }
+
+    /// Grids of patches of an image's tiles, and how many embeddings they become.
+    fn shapes(&self, image: &Image, tiles: &Tiles) -> Result<(Vec<Grid>, Parts), VisionError> {
+        let Tower {
+            vit,
+            order: (block, window),
+            newline,
+            ..
+        } = &self.0.tower;
+        let too_many = |grid: &Grid, max: usize| VisionError::TooManyPatches {
+            width: image.width(),
+            height: image.height(),
+            n: grid.n() as u64,
+            max: max as u64,
+        };
+        let (mut grids, mut of_tiles, mut cells) = (Vec::new(), Vec::new(), (0, 0));
         for tile in &tiles.images {
             let (width, height) = tile.size();
-            let (block, window) = tower.order;
             let (r, c) = (height / vit.patch, width / vit.patch);
-            let grid = if window > 1 {
-                Grid::in_windows(r, c, block, window)
+            let grid = if *window > 1 {
+                Grid::in_windows(r, c, *block, *window)
             } else {
-                Grid::in_blocks(r, c, block)
+                Grid::in_blocks(r, c, *block)
             };
-            if vit
-                .positions
-                .as_ref()
-                .is_some_and(|positions| !positions.has(r, c))
-            {
-                let max = vit
-                    .positions
-                    .as_ref()
-                    .map_or(0, |positions| positions.n as u64);
-                return Err(VisionError::TooManyPatches {
-                    width: image.width(),
-                    height: image.height(),
-                    n: grid.n() as u64,
-                    max,
-                });
+            if let Some(positions) = vit.positions.as_ref().filter(|of| !of.has(r, c)) {
+                return Err(too_many(&grid, positions.n));
             }
             let shape = vit.result(&grid);
             cells = shape.grid;
             of_tiles.push(shape.n());
             if of_tiles.iter().sum::<usize>() > MAX_EMBEDDINGS {
-                return Err(VisionError::TooManyPatches {
-                    width: image.width(),
-                    height: image.height(),
-                    n: grid.n() as u64,
-                    max: MAX_EMBEDDINGS as u64,
-                });
+                return Err(too_many(&grid, MAX_EMBEDDINGS));
             }
-            let pixels = Pixels::of(tile, tower.mean, tower.std);
-            rows.extend(vit.encode(machine, arena, &grid, &pixels)?);
+            grids.push(grid);
         }
-        if let (Some(newline), Some(grid)) = (&tower.newline, tiles.grid) {
-            rows = unpadded(&rows, newline, cells.0, grid, image.size());
-            of_tiles = vec![rows.len() / self.0.n_embd];
+        if let (Some(_), Some(grid)) = (newline, tiles.grid) {
+            of_tiles = vec![n_unpadded(cells.0, grid, image.size())];
         }
-        Ok(Encoded {
-            rows: rows.into(),
-            width: self.0.n_embd,
-            n_deep: vit.deepstack.len(),
-            parts: Parts {
-                tiles: of_tiles,
-                grid: tiles.grid,
-                cells,
-            },
+        let parts = Parts {
+            tiles: of_tiles,
+            grid: tiles.grid,
+            cells,
+        };
+        Ok((grids, parts))
+    }
+}
+
+/// What the header of a projector's file says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProjectorInfo {
+    /// `clip.projector_type`.
+    pub kind: &'static str,
+    /// Architectures of models that it may be for.
+    pub models: &'static [&'static str],
+    /// Width of the embeddings, if the file tells it.
+    pub n_embd: Option<u32>,
+    /// Side of the images that the encoder was made for, in pixels.
+    pub image_size: Option<u32>,
+    /// Side of a patch, in pixels.
+    pub patch_size: Option<u32>,
+}
+
+impl ProjectorInfo {
+    /// That of a file with this metadata.
+    ///
+    /// # Errors
+    /// If it is no projector, or of a kind that this build does not know.
+    pub fn of(metadata: &Metadata) -> Result<ProjectorInfo, VisionError> {
+        let kind = kind(metadata)?;
+        let number = |name: &str| metadata.opt_u32(&format!("clip.vision.{name}"));
+        Ok(ProjectorInfo {
+            kind: kind.name,
+            models: kind.of_models,
+            n_embd: number("projection_dim")?,
+            image_size: number("image_size")?,
+            patch_size: number("patch_size")?,
         })
     }
 }
 
 /// The kind of a projector's file.
-fn kind(gguf: &Gguf) -> Result<&'static Kind, VisionError> {
-    let metadata = gguf.metadata();
+fn kind(metadata: &Metadata) -> Result<&'static Kind, VisionError> {
     let architecture = metadata
         .opt_str("general.architecture")?
         .unwrap_or_default();
@@ -370,21 +466,31 @@ const MARKER: &str = "<__media__>";
 impl Projector {
     /// The texts of a prompt around its images: one more than there are images. An image is the
     /// kind's own marker, or `<__media__>`.
-    pub fn texts_around<'t>(&self, mut prompt: &'t str) -> Vec<&'t str> {
+    pub fn texts_around<'t>(&self, prompt: &'t str) -> Vec<&'t str> {
+        let (mut texts, mut at) = (Vec::new(), 0);
+        for marker in self.find_markers(prompt) {
+            texts.push(&prompt[at..marker.start]);
+            at = marker.end;
+        }
+        texts.push(&prompt[at..]);
+        texts
+    }
+
+    /// Where a text has what stands for an image: the kind's own marker, or `<__media__>`.
+    pub fn find_markers(&self, text: &str) -> Vec<Range<usize>> {
         let markers = self.markers().iter().copied().chain([MARKER]);
-        let mut texts = Vec::new();
+        let (mut found, mut at) = (Vec::new(), 0);
         loop {
             // Markers of which another is a part come first.
             let next = markers
                 .clone()
-                .filter_map(|marker| Some((prompt.find(marker)?, marker.len())))
+                .filter_map(|marker| Some((text[at..].find(marker)?, marker.len())))
                 .min_by_key(|&(start, len)| (start, std::cmp::Reverse(len)));
             let Some((start, len)) = next else {
-                texts.push(prompt);
-                return texts;
+                return found;
             };
-            texts.push(&prompt[..start]);
-            prompt = &prompt[start + len..];
+            found.push(at + start..at + start + len);
+            at += start + len;
         }
     }
 }

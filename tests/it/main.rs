@@ -68,3 +68,5 @@ mod tool_schemas;
 mod tools;
 #[cfg(feature = "vision")]
 mod vision;
+#[cfg(feature = "vision")]
+mod vision_sharing;

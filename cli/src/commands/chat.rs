@@ -4,15 +4,17 @@
 //! session has already computed of these tokens is kept, the rest computed, so that a template may
 //! rewrite earlier turns as it likes (some drop old reasoning).
 
-use crate::flags::template::{Renderer, TemplateArgs, bos_text, eos_text, transcript_note};
+use crate::flags::template::{
+    ImageTemplate, Pictures, Renderer, TemplateArgs, bos_text, eos_text, parts, transcript_note,
+};
 use crate::flags::{
-    Drafted, Learning, ModelArgs, PlacementArgs, TextArgs, no_tokenizer, read, session, speculate,
-    tell_failure,
+    Drafted, ImageArgs, Learning, ModelArgs, PlacementArgs, TextArgs, no_tokenizer, read, session,
+    speculate, tell_failure,
 };
 use crate::io::conversations::{Kept, SessionName, state_folder};
 use crate::io::{
-    Failure, note, on_interrupt, paint, per_second, print, printable, read_text, stdin_is_terminal,
-    unix_time, without_last_newline,
+    Failure, note, on_interrupt, paint, per_second, picture, print, printable, read_text,
+    stdin_is_terminal, unix_time, without_last_newline,
 };
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -22,12 +24,12 @@ use ruvllm::chat::{Adjustment, ChatInputs, Message};
 use ruvllm::decode::{Speculation, StopReason};
 use ruvllm::engine::CancelToken;
 use ruvllm::sample::Sampler;
-use ruvllm::session::Session;
+use ruvllm::session::{EncodedPrompt, PartsError, Session};
 use ruvllm::tokenizer::Tokenizer;
 use ruvllm::{DecodeError, Error, SessionError};
 use ruvllm_learn::Learning as _;
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
@@ -38,6 +40,7 @@ Examples:
   ruvllm chat -m model.gguf -sys \"You answer in one sentence.\" --temp 0.6
   echo \"What is the capital of France?\" | ruvllm chat -m model.gguf
   ruvllm chat -m model.gguf --session trip    go on with it another day
+  ruvllm chat -m model.gguf --image cat.png   talk about a picture; /image FILE adds another
   ruvllm chat -m model.gguf --learn mine      learn from it; `ruvllm learn` shows and undoes
 
 In a conversation: Ctrl-C stops an answer, Ctrl-D leaves. A line that ends in \\ goes on in the \
@@ -47,6 +50,7 @@ const COMMANDS: &str = "\
 /regen   answer the last message again
 /good    the answer was good: with --learn, the model learns from it
 /bad     the answer was bad
+/image   FILE: the next message is about this picture; repeatable
 /clear   forget the conversation
 /help    this list
 /exit    leave; so does Ctrl-D
@@ -83,6 +87,8 @@ pub(crate) struct Args {
     /// Keep the conversation under this name, and go on with it (`ruvllm sessions` lists them)
     #[arg(long, value_name = "NAME")]
     session: Option<SessionName>,
+    #[command(flatten)]
+    images: ImageArgs,
     #[command(flatten)]
     text: TextArgs,
 }
@@ -149,6 +155,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         interactive,
         messages,
         kept,
+        images: None,
+        pictures: Pictures::default(),
+        next_pictures: String::new(),
     };
     if interactive {
         note(paint(
@@ -215,6 +224,12 @@ struct Chat<'a> {
     interactive: bool,
     messages: Vec<Message>,
     kept: Option<Kept>,
+    /// What reads images, once there are some.
+    images: Option<ImageTemplate>,
+    /// Images of the conversation.
+    pictures: Pictures,
+    /// What stands for those that the next message is about.
+    next_pictures: String,
 }
 
 /// What a conversation waits for.
@@ -307,6 +322,9 @@ impl Lines {
 impl Chat<'_> {
     /// Answers the first message, then those of lines until there are no more.
     fn converse(&mut self, mut lines: Lines) -> Result<(), Failure> {
+        for image in self.args.images.images()? {
+            self.add_image(image)?;
+        }
         if let Some(first) = &self.args.prompt {
             note(format!("> {first}"));
             self.say(first)?;
@@ -349,6 +367,9 @@ impl Chat<'_> {
                         "/regen" => self.regenerate()?,
                         "/good" => self.rate(true),
                         "/bad" => self.rate(false),
+                        word if word.starts_with("/image ") => {
+                            self.open_image(Path::new(word["/image ".len()..].trim()))?;
+                        }
                         word if is_command(word) => note(format!(
                             "error: {word} is no command; there are\n{COMMANDS}"
                         )),
@@ -376,8 +397,48 @@ impl Chat<'_> {
 
     /// Answers `text`; failures that another message could avoid are told and forgotten.
     fn say(&mut self, text: &str) -> Result<(), Failure> {
-        self.messages.push(Message::user(text));
+        let pictures = std::mem::take(&mut self.next_pictures);
+        let text = Pictures::without_marks(text);
+        self.messages.push(Message::user(pictures + &text));
         self.answer()
+    }
+
+    /// Takes an image into the next message; what is wrong with it is told.
+    fn open_image(&mut self, path: &Path) -> Result<(), Failure> {
+        let added = picture::open(path).and_then(|image| self.add_image(image));
+        match added {
+            Ok(()) => note(paint("2", "[the next message is about this picture]")),
+            Err(Failure::Work(why) | Failure::Usage(why)) if self.interactive => {
+                note(format!("error: {}", printable(&why)));
+            }
+            Err(failure) => return Err(failure),
+        }
+        Ok(())
+    }
+
+    /// Takes an image into the next message.
+    fn add_image(&mut self, image: ruvllm::Image) -> Result<(), Failure> {
+        if self.kept.is_some() {
+            let message = "images do not go with --session: a conversation is kept as text";
+            return Err(Failure::Usage(message.into()));
+        }
+        if self.learning.is_some() {
+            let message = "images do not go with --learn: texts alone are learnt from";
+            return Err(Failure::Usage(message.into()));
+        }
+        if self.images.is_none() {
+            let Args {
+                images,
+                model,
+                text,
+                ..
+            } = self.args;
+            let projector = images.open(model, &text.session, self.session.model())?;
+            let images = ImageTemplate::new(projector, images.options(), &self.template);
+            self.images = Some(images);
+        }
+        self.next_pictures.push_str(&self.pictures.add(image));
+        Ok(())
     }
 
     /// Rates the last answer.
@@ -445,12 +506,13 @@ impl Chat<'_> {
 
     /// Prints the answer to the conversation as it is, and collects it; notes on it for the user.
     fn generate(&mut self, answer: &mut String) -> Result<Vec<String>, Stop> {
-        let ids = self.prompt()?;
+        let prompt = self.prompt()?;
+        let ids = prompt.tokens().to_vec();
         if let Some(learning) = &mut self.learning {
             learning.refresh(&mut self.session, &ids)?;
         }
-        let kept = match self.session.cache().keep(&ids) {
-            0 => self.session.cache().reuse(&ids)?.total(),
+        let kept = match self.session.images().keep(&prompt) {
+            0 if !prompt.has_images() => self.session.cache().reuse(&ids)?.total(),
             kept => kept,
         };
         // Each answer begins the grammar anew.
@@ -461,8 +523,13 @@ impl Chat<'_> {
         // What an answer that failed has left.
         self.session.hooks().take_pooled();
         let start = Instant::now();
-        let new = &ids[kept..];
-        let n_read = read(&mut self.session, new, self.n_batch, false)?;
+        let (with_images, new) = prompt.skip(kept).split();
+        if let Some(last) = with_images.tokens().len().checked_sub(1) {
+            self.session
+                .images()
+                .prefill_encoded(&with_images, last, |_, _| ())?;
+        }
+        let n_read = read(&mut self.session, &new, self.n_batch, false)?;
         let generation = self
             .session
             .generate(&new[n_read..], &mut self.sampler)?
@@ -520,24 +587,47 @@ impl Chat<'_> {
         Ok(notes)
     }
 
-    /// The tokens of the conversation. Forgets the oldest turns when they do not fit.
-    fn prompt(&mut self) -> Result<Vec<u32>, Stop> {
+    /// The tokens of the conversation, and its images. Forgets the oldest turns when they do not fit.
+    fn prompt(&mut self) -> Result<EncodedPrompt, Stop> {
         let mut forgotten = 0;
         loop {
-            let inputs = ChatInputs {
+            let mut shown = Vec::new();
+            let mut inputs = ChatInputs {
                 bos_token: bos_text(Some(self.tokenizer)),
                 eos_token: eos_text(Some(self.tokenizer)),
                 ..ChatInputs::new(&self.messages)
             };
+            let images = self.images.as_ref();
+            for message in inputs.messages.as_array_mut().into_iter().flatten() {
+                self.pictures.expand(&mut message["content"], &mut shown);
+                images.iter().for_each(|of| of.fit(&mut message["content"]));
+            }
+            let images = images.filter(|_| !shown.is_empty());
+            let markers = |text: &str| images.map_or_else(Vec::new, |of| of.find_in_text(text));
             let guard = Some(self.tokenizer).filter(|_| !self.args.template.parse_user_special);
-            let (rendered, plain) = self
-                .template
-                .render_guarded(&inputs, guard, || self.cancel.is_cancelled())?;
+            let (rendered, plain) =
+                self.template
+                    .render_guarded(&inputs, guard, markers, || self.cancel.is_cancelled())?;
             for adjustment in rendered.adjusted {
                 if !self.told.contains(&adjustment) {
                     self.told.push(adjustment);
                     note(paint("33", &format!("[{adjustment}]")));
                 }
+            }
+            if let Some(images) = images {
+                let texts = images.texts(&rendered.text, &plain, shown.len());
+                let texts = texts.map_err(Failure::Work)?;
+                let all = shown.iter().map(|&image| (image, images.options));
+                let (engine, reader) = (self.session.engine(), (&images.projector, images.options));
+                let all = parts(&texts, all);
+                let n = engine.count_parts(reader, &all)?;
+                if n < self.session.n_ctx() {
+                    return Ok(engine.encode_parts(reader, &all, &self.cancel)?);
+                }
+                return Err(Stop::Failed(Failure::Work(format!(
+                    "the conversation with its images has {n} tokens, the context {}: /clear, or start with a larger -c or --image-max-tokens",
+                    self.session.n_ctx()
+                ))));
             }
             let ids = self.tokenizer.encode_prompt_but(&rendered.text, &plain);
             if ids.is_empty() {
@@ -546,7 +636,7 @@ impl Chat<'_> {
                 )));
             }
             if let Some(shifted) = self.shifted(&ids)? {
-                return Ok(shifted);
+                return Ok(shifted.into());
             }
             if ids.len() < self.session.sequence().n_ctx() {
                 if forgotten > 0 {
@@ -557,7 +647,7 @@ impl Chat<'_> {
                         ),
                     ));
                 }
-                return Ok(ids);
+                return Ok(ids.into());
             }
             let oldest = self
                 .messages
@@ -629,6 +719,12 @@ impl From<Error> for Stop {
             Error::Session(SessionError::Cancelled) => Stop::Cancelled,
             error => Stop::Failed(error.into()),
         }
+    }
+}
+
+impl From<PartsError> for Stop {
+    fn from(error: PartsError) -> Stop {
+        Error::from(error).into()
     }
 }
 

@@ -341,7 +341,9 @@ impl Written {
 #[cfg(feature = "vision")]
 fn read_images(args: &Args, session: &mut Session, prompt: &str) -> Result<Vec<u32>, Failure> {
     let images = args.images.images()?;
-    let projector = args.images.prepare(&args.model, session)?;
+    let projector = args
+        .images
+        .prepare(&args.model, &args.text.session, session)?;
     let parts = crate::flags::parts(&projector, prompt, &images)?;
     let prompt = session
         .images()

@@ -69,6 +69,9 @@ struct Findings {
     /// has cannot.
     mtp: Result<bool, String>,
     memory: Option<Report>,
+    /// If it reads images for models.
+    #[cfg(feature = "vision")]
+    projector: Option<ruvllm::vision::ProjectorInfo>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -153,7 +156,19 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
     let mtp = model.as_ref().map_or(Ok(false), |model| {
         model.has_mtp().map_err(ToString::to_string)
     });
+    #[cfg(feature = "vision")]
+    let projector = ruvllm::vision::ProjectorInfo::of(&header.metadata).ok();
+    #[cfg(feature = "vision")]
+    let obstacle = match &projector {
+        Some(of) => Some(format!(
+            "it reads images for a model: --mmproj FILE beside -m MODEL of the architecture {}",
+            of.models.join(" or ")
+        )),
+        None => obstacle,
+    };
     Ok(Findings {
+        #[cfg(feature = "vision")]
+        projector,
         header,
         file_size,
         part,
@@ -295,6 +310,7 @@ fn as_json(path: &Path, f: &Findings, args: &Args) -> serde_json::Value {
             "add_bos": f.tokenizer.as_ref().map(Tokenizer::add_bos),
         })),
         "chat_template": m.get("tokenizer.chat_template").is_some(),
+        "projector": projector_json(f),
         "mtp": f.mtp.as_ref().is_ok_and(|has_mtp| *has_mtp),
         "mtp_obstacle": f.mtp.as_ref().err(),
         "memory": f.memory.as_ref().map(Report::json),
@@ -313,6 +329,34 @@ fn as_json(path: &Path, f: &Findings, args: &Args) -> serde_json::Value {
             .collect();
     }
     value
+}
+
+/// A projector in words.
+#[cfg(feature = "vision")]
+fn projector_text(of: &ruvllm::vision::ProjectorInfo) -> String {
+    let mut text = format!("{}, for models of {}", of.kind, of.models.join(", "));
+    if let Some(n) = of.n_embd {
+        let _ = write!(text, ", embeddings of {n}");
+    }
+    if let (Some(image), Some(patch)) = (of.image_size, of.patch_size) {
+        let _ = write!(text, ", images of {image} pixels in patches of {patch}");
+    }
+    text
+}
+
+#[cfg(feature = "vision")]
+fn projector_json(f: &Findings) -> serde_json::Value {
+    f.projector.as_ref().map_or(serde_json::Value::Null, |of| {
+        json!({
+            "kind": of.kind, "models": of.models, "n_embd": of.n_embd,
+            "image_size": of.image_size, "patch_size": of.patch_size,
+        })
+    })
+}
+
+#[cfg(not(feature = "vision"))]
+fn projector_json(_: &Findings) -> serde_json::Value {
+    serde_json::Value::Null
 }
 
 fn value_json(value: &Value) -> serde_json::Value {
@@ -398,6 +442,10 @@ fn as_text(path: &Path, f: &Findings, args: &Args) -> String {
     weights(m, tensors, &mut line);
     if let Some(h) = &f.hparams {
         shape(m, h, &mut line);
+    }
+    #[cfg(feature = "vision")]
+    if let Some(projector) = &f.projector {
+        line("projector", projector_text(projector));
     }
     match &f.mtp {
         Ok(true) => line("multi-token", "a block that drafts with --spec mtp".into()),

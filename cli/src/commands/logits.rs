@@ -139,7 +139,9 @@ fn with_images(args: &Args, model: &Model, options: &SessionOptions) -> Result<(
     let images = args.images.images()?;
     let n_rows = args.last.map_or(1, |last| last as usize);
     let mut session = session(model, &args.session, options, n_rows)?;
-    let projector = args.images.prepare(&args.model, &mut session)?;
+    let projector = args
+        .images
+        .prepare(&args.model, &args.session, &mut session)?;
     let parts = crate::flags::parts(&projector, text, &images)?;
     let prompt = session
         .images()

@@ -49,7 +49,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let model = args.model.open(&args.placement)?;
     let options = args.session.options(None, KvType::F32);
     let mut session = session(&model, &args.session, &options, 1)?;
-    let projector = args.images.prepare(&args.model, &mut session)?;
+    let projector = args
+        .images
+        .prepare(&args.model, &args.session, &mut session)?;
     let (options, cancel) = (args.images.options(), session.cancel_token());
     std::fs::create_dir_all(&args.output).map_err(Failure::file(&args.output))?;
     let (mut tiles, mut of_images, mut rows) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,29 +1,42 @@
 //! Flags of images.
 
 use super::model::ModelArgs;
+use super::session::SessionArgs;
+#[cfg(feature = "serve")]
+use crate::io::note;
 use crate::io::{Failure, picture};
 use clap::Args;
 use ruvllm::model::Model;
 use ruvllm::session::{Part, Session};
 use ruvllm::vision::{Image, ImageOptions, Projector};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Images, and what reads them.
-#[derive(Args)]
-pub(crate) struct ImageArgs {
-    /// Projector that reads images (mmproj) [default: the one beside the model]
+/// What reads images.
+#[derive(Args, Default)]
+pub(crate) struct ProjectorArgs {
+    /// Projector that reads images (mmproj) [default: the one beside the model] [short: -mm]
     #[arg(long, value_name = "FILE", env = "LLAMA_ARG_MMPROJ")]
     mmproj: Option<PathBuf>,
-    /// Image to read, once for each; - is stdin. It stands where the prompt has the model's marker
-    /// or <__media__>, otherwise before the text
-    #[arg(long = "image", value_name = "FILE")]
-    images: Vec<PathBuf>,
+    /// Read text alone, though a projector is beside the model
+    #[arg(long, conflicts_with = "mmproj")]
+    no_mmproj: bool,
     /// Least tokens of an image, for models whose images vary in size
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     image_min_tokens: Option<u32>,
     /// Most tokens of an image, for models whose images vary in size
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     image_max_tokens: Option<u32>,
+}
+
+/// Images, and what reads them.
+#[derive(Args)]
+pub(crate) struct ImageArgs {
+    #[command(flatten)]
+    projector: ProjectorArgs,
+    /// Image to read, once for each; - is stdin. It stands where the prompt has the model's marker
+    /// or <__media__>, otherwise before the text
+    #[arg(long = "image", value_name = "FILE")]
+    images: Vec<PathBuf>,
 }
 
 impl ImageArgs {
@@ -33,10 +46,7 @@ impl ImageArgs {
     }
 
     pub(crate) fn options(&self) -> ImageOptions {
-        ImageOptions {
-            min_tokens: self.image_min_tokens.map(|n| n as usize),
-            max_tokens: self.image_max_tokens.map(|n| n as usize),
-        }
+        self.projector.options()
     }
 
     /// The images, decoded.
@@ -44,33 +54,114 @@ impl ImageArgs {
         self.images.iter().map(|path| picture::open(path)).collect()
     }
 
-    /// What reads them.
-    pub(crate) fn projector(&self, args: &ModelArgs, model: &Model) -> Result<Projector, Failure> {
-        let path = match &self.mmproj {
-            Some(path) => path.clone(),
-            None => beside(args)?,
-        };
-        Projector::open(&path, model)
-            .map_err(|error| Failure::Work(format!("{}: {error}", path.display())))
+    /// What reads images.
+    #[cfg(feature = "chat")]
+    pub(crate) fn open(
+        &self,
+        args: &ModelArgs,
+        sessions: &SessionArgs,
+        model: &Model,
+    ) -> Result<Projector, Failure> {
+        self.projector.open(args, sessions, model)
     }
 
     /// Gives a session what reads images.
     pub(crate) fn prepare(
         &self,
         args: &ModelArgs,
+        sessions: &SessionArgs,
         session: &mut Session,
     ) -> Result<Projector, Failure> {
-        let projector = self.projector(args, session.model())?;
+        let projector = self.projector.open(args, sessions, session.model())?;
         session.images().set_projector(&projector, self.options())?;
         Ok(projector)
     }
 }
 
-/// The projector in the folder of the model: a GGUF file with `mmproj` in its name.
-fn beside(args: &ModelArgs) -> Result<PathBuf, Failure> {
-    let missing = |why: &str| Failure::Usage(format!("--image needs --mmproj FILE: {why}"));
+impl ProjectorArgs {
+    pub(crate) fn options(&self) -> ImageOptions {
+        ImageOptions {
+            min_tokens: self.image_min_tokens.map(|n| n as usize),
+            max_tokens: self.image_max_tokens.map(|n| n as usize),
+        }
+    }
+
+    /// What reads images, which there has to be.
+    pub(crate) fn open(
+        &self,
+        args: &ModelArgs,
+        sessions: &SessionArgs,
+        model: &Model,
+    ) -> Result<Projector, Failure> {
+        if self.no_mmproj {
+            return Err(Failure::Usage(
+                "images need a projector: leave out --no-mmproj".into(),
+            ));
+        }
+        let projector = match &self.mmproj {
+            Some(path) => open(path, model)?,
+            None => beside(args, model)?,
+        };
+        kept_on_disk(projector, sessions)
+    }
+
+    /// What reads images, if there is a projector for the model; a note says which was taken.
+    #[cfg(feature = "serve")]
+    pub(crate) fn find(
+        &self,
+        args: &ModelArgs,
+        sessions: &SessionArgs,
+        model: &Model,
+    ) -> Result<Option<Projector>, Failure> {
+        if self.no_mmproj {
+            return Ok(None);
+        }
+        if self.mmproj.is_some() {
+            return self.open(args, sessions, model).map(Some);
+        }
+        match &candidates(args)?[..] {
+            [] => Ok(None),
+            paths => {
+                let mut fitting = paths
+                    .iter()
+                    .filter_map(|path| Some((path, Projector::open(path, model).ok()?)));
+                match (fitting.next(), fitting.next()) {
+                    (Some((path, projector)), None) => {
+                        note(format!("images are read by {}", path.display()));
+                        kept_on_disk(projector, sessions).map(Some)
+                    }
+                    (None, _) => Ok(None),
+                    (Some((one, _)), Some((other, _))) => {
+                        note(format!(
+                            "images are not read: {} and {} are both for this model; --mmproj FILE names one",
+                            one.display(),
+                            other.display()
+                        ));
+                        Ok(None)
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn open(path: &Path, model: &Model) -> Result<Projector, Failure> {
+    Projector::open(path, model)
+        .map_err(|error| Failure::Work(format!("{}: {error}", path.display())))
+}
+
+/// Keeps encoded images where keys and values of prompts are, if these are kept.
+fn kept_on_disk(projector: Projector, sessions: &SessionArgs) -> Result<Projector, Failure> {
+    if let Some((folder, budget)) = sessions.image_folder() {
+        projector.set_cache_folder(folder, budget)?;
+    }
+    Ok(projector)
+}
+
+/// Files that may be projectors, in the folder of the model: those with `mmproj` in their names.
+fn candidates(args: &ModelArgs) -> Result<Vec<PathBuf>, Failure> {
     let Some(model) = args.file()? else {
-        return Err(missing("the built-in model reads no images"));
+        return Ok(Vec::new());
     };
     let folder = model
         .parent()
@@ -89,16 +180,28 @@ fn beside(args: &ModelArgs) -> Result<PathBuf, Failure> {
         .filter(is_projector)
         .collect();
     found.sort();
-    match &found[..] {
-        [] => Err(missing("there is no mmproj file beside the model")),
-        [one] => Ok(one.clone()),
-        several => {
-            let names = several.iter().map(|path| path.display().to_string());
-            let names = names.collect::<Vec<_>>().join(", ");
-            Err(missing(&format!(
-                "there are several beside the model, {names}"
-            )))
-        }
+    Ok(found)
+}
+
+/// The projector in the folder of the model. Of several, the one that is for the model.
+fn beside(args: &ModelArgs, model: &Model) -> Result<Projector, Failure> {
+    let missing = |why: &str| Failure::Usage(format!("images need --mmproj FILE: {why}"));
+    let found = candidates(args)?;
+    if let [one] = &found[..] {
+        return open(one, model);
+    }
+    let mut fitting = found
+        .iter()
+        .filter_map(|path| Some((path, Projector::open(path, model).ok()?)));
+    match (fitting.next(), fitting.next()) {
+        (Some((_, projector)), None) => Ok(projector),
+        (None, _) if args.is_demo() => Err(missing("the built-in model reads no images")),
+        (None, _) => Err(missing("there is no mmproj file for it beside the model")),
+        (Some((one, _)), Some((other, _))) => Err(missing(&format!(
+            "{} and {} are both for the model",
+            one.display(),
+            other.display()
+        ))),
     }
 }
 

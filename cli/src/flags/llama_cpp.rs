@@ -52,8 +52,7 @@ const ONE_TEXT: &str =
 const GRAMMAR: &str = "only `generate` and `chat` have it, in builds with the feature `grammar`";
 const LOGS: &str = "there is no log; -v adds details, and `2>FILE` keeps what is on stderr";
 const MEDIA: &str = "text and images are supported; leave it out";
-const IMAGES: &str =
-    "only `generate`, `logits` and `vision` have it, in builds with the feature `vision`";
+const IMAGES: &str = "only `generate`, `chat`, `serve`, `batch`, `logits` and `vision` have it, in builds with the feature `vision`; requests of `serve` bring images along";
 const KV_PRESSURE: &str = "the pool never chooses the precision: a request does, by its field `kv_type` over HTTP; -ctk and -ctv choose for all";
 const CONTEXT: &str = "a full context ends the text, but for --context-shift of `generate`, `chat` and `serve`; use a larger -c";
 

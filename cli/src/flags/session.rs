@@ -167,6 +167,14 @@ impl SessionArgs {
         self.engine_on(None, model, learns, options, kv_budget)
     }
 
+    /// Where encoded images are kept, and how many bytes they may take: beside the keys and values
+    /// of prompts, an eighth as much.
+    #[cfg(feature = "vision")]
+    pub(crate) fn image_folder(&self) -> Option<(PathBuf, u64)> {
+        let folder = self.prompt_cache.as_ref()?.join("images");
+        Some((folder, (u64::from(self.prompt_cache_size) << 20) / 8))
+    }
+
     /// The same on the threads of another engine, if there is one.
     pub(crate) fn engine_on(
         &self,

@@ -132,25 +132,62 @@ pub(crate) fn fetch(
         } else {
             String::new()
         };
-        if !cache.has(&listing.repo, file) {
-            note(format!(
-                "downloading {} ({}{part})",
-                file.path,
-                size(file.bytes)
-            ));
-        }
-        let mut bar = None;
-        cache.download(&listing.repo, file, |from, write| {
-            let bar = bar.get_or_insert_with(|| Progress::new("downloading", file.bytes));
-            hub.download(&listing, file, from, |bytes, at| {
-                bar.set(at);
-                write(bytes)
-            })
-        })?;
-        cache.link(&listing, file)?;
+        download(&hub, &cache, &listing, file, &part)?;
+    }
+    #[cfg(feature = "vision")]
+    if let Some(projector) = projector(&hub, &listing) {
+        download(&hub, &cache, &listing, projector, ", which reads images")?;
     }
     cache.set_revision(&listing, &revision.0)?;
     Ok(cache.path(&listing, group.files[0]))
+}
+
+/// Downloads a file, unless it is here.
+fn download(
+    hub: &Hub,
+    cache: &Cache,
+    listing: &Listing,
+    file: &HubFile,
+    about: &str,
+) -> Result<(), Failure> {
+    if !cache.has(&listing.repo, file) {
+        note(format!(
+            "downloading {} ({}{about})",
+            file.path,
+            size(file.bytes)
+        ));
+    }
+    let mut bar = None;
+    cache.download(&listing.repo, file, |from, write| {
+        let bar = bar.get_or_insert_with(|| Progress::new("downloading", file.bytes));
+        hub.download(listing, file, from, |bytes, at| {
+            bar.set(at);
+            write(bytes)
+        })
+    })?;
+    cache.link(listing, file)
+}
+
+/// The projector that goes with the models of a repository, if it has one that this build can use:
+/// its header is read first. Of several the one in F16, else the smallest.
+#[cfg(feature = "vision")]
+fn projector<'a>(hub: &Hub, listing: &'a Listing) -> Option<&'a HubFile> {
+    let is_projector = |file: &&HubFile| {
+        let name = file.path.rsplit('/').next().unwrap_or(&file.path);
+        name.to_ascii_lowercase().contains("mmproj")
+    };
+    let mut files: Vec<&HubFile> = listing.files.iter().filter(is_projector).collect();
+    files.sort_by_key(|file| (!has_word(&file.path, "F16"), file.bytes));
+    files.into_iter().find(|file| {
+        let info = hub.header(listing, file).map_err(|why| why.into_text());
+        let info = info.and_then(|header| {
+            ruvllm::vision::ProjectorInfo::of(&header.metadata).map_err(|why| why.to_string())
+        });
+        if let Err(why) = &info {
+            note(format!("{} is left there: {why}", file.path));
+        }
+        info.is_ok()
+    })
 }
 
 /// Files that are one model: parts of a split one, or a single file.
@@ -181,7 +218,7 @@ fn group<T>(mut files: Vec<(String, T)>) -> Vec<Group<T>> {
         let file_name = path.rsplit('/').next().unwrap_or(path);
         // What goes with a model, but is none.
         path.ends_with(".gguf")
-            && !file_name.starts_with("mmproj")
+            && !file_name.to_ascii_lowercase().contains("mmproj")
             && !file_name.contains("imatrix")
     });
     files.sort_by(|(a, _), (b, _)| a.cmp(b));

@@ -9,6 +9,7 @@ use super::entry::Entry;
 use super::folder;
 use super::http::error::ApiError;
 use super::ids::{Caller, random};
+use super::images::ImageReader;
 use super::learner::Learner;
 use super::observe::audit_log::AuditLog;
 use super::observe::metrics::Metrics;
@@ -103,6 +104,8 @@ pub(super) struct App {
     pub(super) embd_truncate: bool,
     /// Whether the template knows the role `developer`.
     pub(super) knows_developer: bool,
+    /// If it reads images.
+    pub(super) images: Option<ImageReader>,
 }
 
 /// An adapter that requests may ask for.
@@ -350,6 +353,7 @@ impl App {
         } else {
             Renderer::here(&template.source)?
         };
+        let images = ImageReader::open(args, purpose.model, &model, &renderer)?;
         let options = session_options(args, &purpose, &model)?;
         let registry = AdapterRegistry::new(&model, args.lora_budget.unwrap_or(u64::MAX));
         let adapters = served_adapters(args, &registry)?;
@@ -400,6 +404,7 @@ impl App {
             kwargs: args.chat_template_kwargs.clone().unwrap_or_default(),
             embd_truncate: args.embd_truncate,
             knows_developer: template.source.contains("developer"),
+            images,
             tool_format: ToolFormat::of(&template.source),
             bos: bos_text(Some(&tokenizer)),
             eos: eos_text(Some(&tokenizer)),

@@ -5,7 +5,7 @@ use super::observe::audit_log::AuditLogArgs;
 use super::observe::log::LogArgs;
 use crate::flags::template::TemplateArgs;
 use crate::flags::{
-    LearnArgs, ModelArgs, PlacementArgs, SamplingArgs, SessionArgs, SpeculationArgs,
+    LearnArgs, ModelArgs, PlacementArgs, ProjectorArgs, SamplingArgs, SessionArgs, SpeculationArgs,
 };
 use crate::io::{json_object, parse_size};
 use axum::http::HeaderValue;
@@ -63,6 +63,12 @@ pub(crate) struct AppArgs {
     /// requests may say otherwise
     #[arg(long, value_name = "JSON", env = "LLAMA_ARG_CHAT_TEMPLATE_KWARGS", value_parser = json_object)]
     pub(super) chat_template_kwargs: Option<Map<String, Value>>,
+    #[command(flatten)]
+    pub(super) projector: ProjectorArgs,
+    /// Hosts whose images the server fetches for requests that name their addresses, separated by
+    /// commas, as in images.example.com or example.com:8443 [default: none, images come as data]
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
+    pub(super) allow_image_urls: Vec<String>,
     #[command(flatten)]
     pub(super) speculation: SpeculationArgs,
     #[command(flatten)]

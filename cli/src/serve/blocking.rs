@@ -1,6 +1,7 @@
 //! Work that takes longer than a moment, on threads for it.
 
 use super::http::error::ApiError;
+use ruvllm::engine::CancelToken;
 
 /// Threads for what takes longer than a moment.
 pub(super) const MAX_BLOCKING: usize = 32;
@@ -12,4 +13,13 @@ pub(super) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work)
         .await
         .unwrap_or_else(|error| Err(ApiError::internal(error.to_string())))
+}
+
+/// Cancels when dropped, with the handler whose client went away.
+pub(crate) struct CancelOnDrop(pub(crate) CancelToken);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
 }

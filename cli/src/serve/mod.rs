@@ -7,7 +7,7 @@
 //! work.
 //!
 //! What is listed above may use what is listed below it: `in_memory` and `listen` (connections),
-//! `routes`, `api`, `jobs`, `models` and `app`, `preset`, `entry`, `auth`, `folder`, `slots`, `learner`, `args`, `observe`,
+//! `routes`, `api`, `jobs`, `models` and `app`, `images`, `preset`, `entry`, `auth`, `folder`, `slots`, `learner`, `args`, `observe`,
 //! `blocking`, `http`, `ids`.
 
 mod api;
@@ -20,6 +20,7 @@ mod entry;
 mod folder;
 mod http;
 mod ids;
+mod images;
 mod in_memory;
 mod jobs;
 mod learner;

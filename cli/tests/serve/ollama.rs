@@ -381,7 +381,7 @@ fn refusals() {
         error("/api/chat", body)
     };
     for (more, expected) in [
-        (json!({"messages": image}), "messages[0].images"),
+        (json!({"messages": image}), "messages[0].content[0]"),
         (json!({"keep_alive": "soon"}), "keep_alive"),
         (json!({"keep_alive": [1]}), "keep_alive"),
         (json!({"format": "yaml"}), "format"),

@@ -177,6 +177,56 @@ pub(crate) fn encoder(is_reranker: bool) -> Writer<'static> {
 }
 
 /// Adds tensors with made-up values.
+/// A projector with one layer and made-up weights for llamas whose embeddings have `n_embd` values, as
+/// the built-in model: an Idefics 3, which cuts images into tiles of 32 pixels.
+pub(crate) fn projector(n_embd: u64) -> Writer<'static> {
+    let mut writer = Writer::new();
+    writer.metadata("general.architecture", "clip");
+    writer.metadata("general.type", "mmproj");
+    writer.metadata("clip.projector_type", "idefics3");
+    writer.metadata("clip.has_vision_encoder", true);
+    writer.metadata("clip.use_gelu", true);
+    for (key, value) in [
+        ("projection_dim", n_embd as u32),
+        ("image_size", 32),
+        ("patch_size", 8),
+        ("embedding_length", 32),
+        ("feed_forward_length", 48),
+        ("block_count", 1),
+        ("attention.head_count", 2),
+        ("projector.scale_factor", 2),
+        ("preproc_image_size", 96),
+    ] {
+        writer.metadata(format!("clip.vision.{key}"), value);
+    }
+    writer.metadata("clip.vision.attention.layer_norm_epsilon", 1e-6f32);
+    for key in ["image_mean", "image_std"] {
+        writer.metadata(format!("clip.vision.{key}"), Array::F32(vec![0.5; 3]));
+    }
+    let weights = [
+        ("mm.model.fc.weight", &[128, n_embd][..]),
+        ("v.patch_embd.weight", &[8, 8, 3, 32]),
+        ("v.position_embd.weight", &[32, 16]),
+        ("v.blk.0.ln1.weight", &[32]),
+        ("v.blk.0.ln1.bias", &[32]),
+        ("v.blk.0.ln2.weight", &[32]),
+        ("v.blk.0.ln2.bias", &[32]),
+        ("v.blk.0.attn_q.weight", &[32, 32]),
+        ("v.blk.0.attn_k.weight", &[32, 32]),
+        ("v.blk.0.attn_v.weight", &[32, 32]),
+        ("v.blk.0.attn_out.weight", &[32, 32]),
+        ("v.blk.0.ffn_up.weight", &[32, 48]),
+        ("v.blk.0.ffn_down.weight", &[48, 32]),
+        ("v.post_ln.weight", &[32]),
+        ("v.post_ln.bias", &[32]),
+    ];
+    fill(
+        &mut writer,
+        weights.map(|(name, dims)| (name.to_owned(), dims.to_vec())),
+    );
+    writer
+}
+
 fn fill(writer: &mut Writer<'static>, tensors: impl IntoIterator<Item = (String, Vec<u64>)>) {
     for (name, dims) in tensors {
         let mut state = name.bytes().fold(7u64, |state, byte| {

@@ -24,11 +24,19 @@ use std::sync::Arc;
 /// Default limit on the bytes of the prefix cache.
 pub(crate) const DEFAULT_PREFIX_BUDGET: u64 = 1 << 30;
 
-/// A token and its kind: whether its keys and values were computed as a decode row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// An image at a position of a text: the first 128 bits of a hash of its pixels and of all else that
+/// its embeddings depend on. Zero where a token is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ImageKey(pub(crate) [u64; 2]);
+
+/// A token and its kind: whether its keys and values were computed as a decode row. Where an
+/// embedding of an image stands, `token` is a placeholder, and `image` says which. Which of the
+/// image's embeddings it is follows from the tokens before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CachedToken {
     pub(crate) token: u32,
     pub(crate) generated: bool,
+    pub(crate) image: ImageKey,
 }
 
 /// Everything else that the bits of keys and values depend on, and the tenant's salt.
@@ -365,7 +373,7 @@ impl PrefixTree {
             for child_id in firsts.filter_map(|first| node.children.get(&first).copied()) {
                 let child = self.node(child_id);
                 let same = |(a, b): &(&CachedToken, &CachedToken)| {
-                    if any { a.token == b.token } else { a == b }
+                    a == b || any && (a.token, a.image) == (b.token, b.image)
                 };
                 let n_same = child
                     .tokens

@@ -123,6 +123,7 @@ fn text(random: &mut impl FnMut(usize) -> usize) -> Vec<CachedToken> {
         CachedToken {
             token: token as u32,
             generated: i % 100 > 80,
+            ..CachedToken::default()
         }
     };
     (0..n).map(token).collect()
@@ -235,7 +236,7 @@ fn lookups_take_little() {
             (0..100)
                 .map(|j| CachedToken {
                     token: if j < 50 { j } else { i * j },
-                    generated: false,
+                    ..CachedToken::default()
                 })
                 .collect()
         })
@@ -246,7 +247,7 @@ fn lookups_take_little() {
     }
     let long = CachedToken {
         token: 3,
-        generated: false,
+        ..CachedToken::default()
     };
     let long = vec![long; 100_000];
     let stored = stored(&pool, &long, &[]);

@@ -20,6 +20,7 @@ impl Random {
         CachedToken {
             token: self.below(1 << 31) as u32,
             generated: self.below(5) == 0,
+            ..CachedToken::default()
         }
     }
 }

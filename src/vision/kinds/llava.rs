@@ -8,6 +8,7 @@ use crate::vision::ops::{Act, Op};
 use crate::vision::preprocess::Preprocess;
 use crate::vision::sizes::Size;
 use crate::vision::vit::ClassPlace;
+use std::ops::Range;
 
 pub(super) fn bind(file: &File<'_>, sizes: &Sizes) -> Result<Tower, VisionError> {
     let n_inner = file.n_out("mm.0")?;
@@ -81,11 +82,36 @@ pub(in crate::vision) fn unpadded(
     tiles: &[f32],
     newline: &[f32],
     side: usize,
-    (columns, rows): Size,
-    (width, height): (usize, usize),
+    grid: Size,
+    size: (usize, usize),
 ) -> Vec<f32> {
     let n = newline.len();
     let (whole, parts) = tiles.split_at(side * side * n);
+    let (of_rows, of_columns) = kept(side, grid, size);
+    let mut to = whole.to_vec();
+    for row in of_rows {
+        for column in of_columns.clone() {
+            let part = row / side * grid.0 + column / side;
+            let i = part * side * side + row % side * side + column % side;
+            to.extend_from_slice(&parts[i * n..][..n]);
+        }
+        to.extend_from_slice(newline);
+    }
+    to
+}
+
+/// Number of embeddings that [`unpadded`] makes.
+pub(in crate::vision) fn n_unpadded(side: usize, grid: Size, size: (usize, usize)) -> usize {
+    let (rows, columns) = kept(side, grid, size);
+    side * side + rows.len() * (columns.len() + 1)
+}
+
+/// Rows and columns of all parts that are no padding.
+fn kept(
+    side: usize,
+    (columns, rows): Size,
+    (width, height): (usize, usize),
+) -> (Range<usize>, Range<usize>) {
     let (all_columns, all_rows) = (columns * side, rows * side);
     let (w, h) = (width as f64, height as f64);
     // Where the image is wider than the grid, rows above and below are padding.
@@ -95,19 +121,9 @@ pub(in crate::vision) fn unpadded(
         let padding = all.saturating_sub(kept) / 2;
         padding..all - padding
     };
-    let (of_rows, of_columns) = if w / h > all_columns as f64 / all_rows as f64 {
+    if w / h > all_columns as f64 / all_rows as f64 {
         (cut(all_rows, h * (all_columns as f64 / w)), 0..all_columns)
     } else {
         (0..all_rows, cut(all_columns, w * (all_rows as f64 / h)))
-    };
-    let mut to = whole.to_vec();
-    for row in of_rows {
-        for column in of_columns.clone() {
-            let part = row / side * columns + column / side;
-            let i = part * side * side + row % side * side + column % side;
-            to.extend_from_slice(&parts[i * n..][..n]);
-        }
-        to.extend_from_slice(newline);
     }
-    to
 }

@@ -12,7 +12,7 @@ mod minicpm;
 mod pixtral;
 mod qwen;
 
-pub(super) use llava::unpadded;
+pub(super) use llava::{n_unpadded, unpadded};
 
 use crate::gguf::TensorInfo;
 use crate::layers::hparams::Hparams;

@@ -2,12 +2,14 @@
 //! name.
 
 mod builtin;
+mod images;
 mod protocol;
 mod renderer;
 pub(crate) mod worker;
 
 use crate::io::{Failure, read_regular};
 use clap::Args;
+pub(crate) use images::{ImageTemplate, Pictures, parts};
 pub(crate) use renderer::Renderer;
 use ruvllm::tokenizer::Tokenizer;
 use std::path::PathBuf;

@@ -77,7 +77,8 @@ impl Renderer {
     }
 
     /// [`Renderer::render_unless`], and where messages of users and tools have texts of control
-    /// tokens of `tokenizer`, which are not to be parsed: ranges of bytes, in order.
+    /// tokens of `tokenizer`, or what `markers` finds, which are not to be parsed: ranges of bytes,
+    /// in order.
     ///
     /// # Errors
     /// As [`Renderer::render_unless`].
@@ -85,10 +86,13 @@ impl Renderer {
         &self,
         inputs: &ChatInputs,
         tokenizer: Option<&Tokenizer>,
+        markers: impl Fn(&str) -> Vec<Range<usize>>,
         cancelled: impl Fn() -> bool,
     ) -> Result<(Rendered, Vec<Range<usize>>), ChatError> {
-        let control =
-            |text: &str| tokenizer.map_or_else(Vec::new, |known| known.control_texts(text));
+        let control = |text: &str| {
+            let known = tokenizer.map_or_else(Vec::new, |known| known.control_texts(text));
+            union(known, markers(text))
+        };
         render_guarded(inputs, &control, |inputs| {
             self.render_unless(inputs, &cancelled)
         })
@@ -137,6 +141,23 @@ impl Renderer {
         *process = Some(worker).filter(|_| !is_over);
         outcome
     }
+}
+
+/// Ranges of either list, in order; those that overlap are one.
+fn union(mut ranges: Vec<Range<usize>>, more: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    if more.is_empty() {
+        return ranges;
+    }
+    ranges.extend(more);
+    ranges.sort_by_key(|range| range.start);
+    let mut all: Vec<Range<usize>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match all.last_mut().filter(|last| range.start < last.end) {
+            Some(last) => last.end = last.end.max(range.end),
+            None => all.push(range),
+        }
+    }
+    all
 }
 
 /// A process that renders one template. It is killed when this is dropped.

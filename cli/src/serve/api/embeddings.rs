@@ -3,7 +3,7 @@
 use crate::serve::api::body::Body;
 use crate::serve::api::openai::texts;
 use crate::serve::app::App;
-use crate::serve::blocking::blocking;
+use crate::serve::blocking::{CancelOnDrop, blocking};
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
 use crate::serve::http::response::{json_list, json_text};
@@ -13,21 +13,11 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use ruvllm::embed::Embedder;
-use ruvllm::engine::CancelToken;
 use ruvllm::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 /// Most texts of a request, as in OpenAI's API.
 pub(super) const MAX_TEXTS: usize = 2048;
-
-/// Cancels when dropped, with the handler whose client went away.
-pub(super) struct CancelOnDrop(pub(super) CancelToken);
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        self.0.cancel();
-    }
-}
 
 impl App {
     /// Computes vectors or scores. Few requests at a time, so that there are threads for everything

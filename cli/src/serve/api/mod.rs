@@ -4,6 +4,7 @@ mod adapters;
 mod anthropic;
 mod blocks;
 mod body;
+mod content;
 mod embeddings;
 mod feedback;
 mod models;

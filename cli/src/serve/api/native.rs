@@ -53,7 +53,7 @@ pub(super) async fn props(State(shared): State<Shared>, uri: Uri) -> Result<Resp
         "chat_template": app.template.source(), "is_base_model": app.is_transcript,
         "bos_token": app.bos,
         "eos_token": app.eos,
-        "modalities": {"vision": false, "audio": false},
+        "modalities": {"vision": app.images.is_some(), "audio": false},
         "build_info": crate::serve::ids::FINGERPRINT,
     });
     Ok(json_response(StatusCode::OK, &props))

@@ -1,7 +1,8 @@
 //! `/v1/rerank`: documents in the order in which they answer a query.
 
 use crate::serve::api::body::Body;
-use crate::serve::api::embeddings::{CancelOnDrop, MAX_TEXTS, Truncation};
+use crate::serve::api::embeddings::{MAX_TEXTS, Truncation};
+use crate::serve::blocking::CancelOnDrop;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::response::json_response;
 use crate::serve::models::Shared;

@@ -2,8 +2,8 @@
 //! `--slot-save-path`. Each key has slots, and a folder, of its own.
 
 use crate::serve::api::body::Body;
-use crate::serve::api::embeddings::CancelOnDrop;
 use crate::serve::auth::name_of;
+use crate::serve::blocking::CancelOnDrop;
 use crate::serve::folder;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::response::json_response;

@@ -1,9 +1,10 @@
 //! What a request asks for, in the words of chat completions: the other APIs are put into them.
 
 use crate::serve::app::App;
-use crate::serve::blocking::blocking;
+use crate::serve::blocking::{CancelOnDrop, blocking};
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
+use crate::serve::http::images::ImageSources;
 use crate::serve::ids::Caller;
 use crate::serve::jobs::answer::{Answer, Echo, Reader};
 use crate::serve::jobs::params::{ChosenAdapter, Format, Params, mask};
@@ -11,8 +12,10 @@ use crate::serve::jobs::recorder::Recorder;
 use crate::serve::observe::log::CHAT;
 use crate::serve::slots::SlotText;
 use ruvllm::chat::tools::{AfterReasoning, Tool, ToolChoice, ToolMask, TurnParser};
+use ruvllm::engine::CancelToken;
 use ruvllm::sample::TokenMask;
 use ruvllm::scheduler::{Request, Stream};
+use ruvllm::session::EncodedPrompt;
 use ruvllm::tokenizer::{TextStream, Tokenizer};
 use serde_json::{Map, Value, json};
 use std::ops::Range;
@@ -31,20 +34,20 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// A request for answer `i`, to `tokens`.
+    /// A request for answer `i`, to `prompt`.
     fn request(
         &self,
-        tokens: Vec<u32>,
+        prompt: EncodedPrompt,
         i: usize,
         mask: Option<Box<dyn TokenMask>>,
     ) -> Result<Request, ApiError> {
         let learnt = self
             .app
             .learner(&self.caller)
-            .map(|learner| learner.adapter(&tokens))
+            .map(|learner| learner.adapter(prompt.tokens()))
             .transpose()?
             .flatten();
-        let request = Request::new(tokens, self.params.sampler(i, mask)?);
+        let request = Request::of_prompt(prompt, self.params.sampler(i, mask)?);
         let mut request = request
             .stop(self.params.stop.iter().cloned())
             .priority(self.params.priority);
@@ -157,7 +160,8 @@ impl Job {
             let mut answers = Vec::new();
             for tokens in &prompts {
                 for _ in 0..self.params.n {
-                    let mut request = self.request(tokens.clone(), answers.len(), mask.clone())?;
+                    let mut request =
+                        self.request(tokens.clone().into(), answers.len(), mask.clone())?;
                     if echoes && self.logprobs.is_some() {
                         request = request.prompt_logprobs();
                     }
@@ -284,13 +288,21 @@ impl Turn {
         let Turn {
             job, conversation, ..
         } = self;
-        blocking(move || Ok(conversation.render(&job.app)?.tokens(&job.app).len())).await
+        blocking(move || {
+            conversation
+                .render(&job.app)?
+                .n_tokens(&job.app, &conversation.images)
+        })
+        .await
     }
 
     /// As many answers as are asked for.
     pub(crate) async fn submit(self) -> Result<(Job, Vec<Answer>), ApiError> {
         let app = Arc::clone(&self.job.app);
         app.can_hold(self.job.params.n)?;
+        // Of images that are being encoded.
+        let cancel = CancelToken::default();
+        let _cancel = CancelOnDrop(cancel.clone());
         app.prepare(move || {
             let Turn {
                 job,
@@ -302,9 +314,14 @@ impl Turn {
                 max_calls,
             } = self;
             let app = &job.app;
-            let prompt = conversation.render(app)?;
-            let tokens = prompt.tokens(app);
-            let prompt = prompt.text;
+            let rendered = conversation.render(app)?;
+            let encoded = rendered.encode(app, &conversation.images, &cancel)?;
+            let (tokens, prompt) = (encoded.tokens(), rendered.text);
+            let has_images = encoded.has_images();
+            if has_images && app.slots.is_some() && job.params.slot.is_some() {
+                let message = "a slot keeps a text alone, and the conversation has images";
+                return Err(ApiError::field("id_slot", message));
+            }
             let may_call = !callable.is_empty();
             // Where calls are required there is no text.
             let text = match choice.is_required() {
@@ -346,13 +363,13 @@ impl Turn {
             let mut answers = Vec::new();
             for i in 0..job.params.n {
                 // What tells text from calls may be special tokens.
-                let stream = job.start(
-                    job.request(tokens.clone(), i, mask.clone())?.special(),
-                    &tokens,
-                )?;
+                let request = job.request(encoded.clone(), i, mask.clone())?;
+                let stream = job.start(request.special(), tokens)?;
                 let reader = Some(reader.clone());
                 let answer = Answer::new(i, tokens.len(), stream, reader, Echo::None);
-                answers.push(answer.recorded(job.recorder(&tokens, i), job.slot(&tokens, i)));
+                // A learner reads text alone.
+                let recorder = job.recorder(tokens, i).filter(|_| !has_images);
+                answers.push(answer.recorded(recorder, job.slot(tokens, i)));
             }
             Ok((job, answers))
         })
@@ -377,6 +394,8 @@ pub(crate) fn top_logprobs(name: &str, n: Option<usize>) -> Result<Option<usize>
 /// A conversation, and what its template is told besides.
 pub(crate) struct Conversation {
     messages: Vec<Value>,
+    /// In the order of the messages.
+    images: ImageSources,
     tools: Option<Value>,
     kwargs: Map<String, Value>,
     add_generation_prompt: bool,
@@ -409,16 +428,29 @@ impl App {
                 "a message that goes on and add_generation_prompt, which begins another, exclude each other",
             ));
         }
+        let mut images = ImageSources::default();
         let mut messages = messages
             .into_iter()
             .enumerate()
-            .map(|(i, message)| message_for_template(i, message, self.knows_developer))
+            .map(|(i, message)| message_for_template(i, message, self.knows_developer, &mut images))
             .collect::<Result<Vec<_>, _>>()?;
         if continue_final_message {
             mark_end(&mut messages)?;
         }
+        match &self.images {
+            Some(reader) => {
+                for message in &mut messages {
+                    reader.template.fit(&mut message["content"]);
+                }
+                if !reader.has_details() {
+                    images.ignore_details(fields.ignored());
+                }
+            }
+            None => images.refuse()?,
+        }
         Ok(Conversation {
             messages,
+            images,
             tools: fields.take("tools")?,
             kwargs,
             add_generation_prompt,
@@ -456,8 +488,33 @@ pub(crate) struct Prompt {
 }
 
 impl Prompt {
-    fn tokens(&self, app: &App) -> Vec<u32> {
-        app.tokenizer.encode_prompt_but(&self.text, &self.plain)
+    /// Its tokens, with the embeddings of its images.
+    fn encode(
+        &self,
+        app: &App,
+        images: &ImageSources,
+        cancel: &CancelToken,
+    ) -> Result<EncodedPrompt, ApiError> {
+        let rendered = (&self.text[..], &self.plain[..]);
+        match app.images.as_ref().filter(|_| !images.is_empty()) {
+            Some(reader) => reader.encode(&app.engine, app.n_ctx, rendered, images, cancel),
+            None => Ok(app
+                .tokenizer
+                .encode_prompt_but(&self.text, &self.plain)
+                .into()),
+        }
+    }
+
+    /// Number of its tokens, those in the places of images included.
+    fn n_tokens(&self, app: &App, images: &ImageSources) -> Result<usize, ApiError> {
+        let rendered = (&self.text[..], &self.plain[..]);
+        match app.images.as_ref().filter(|_| !images.is_empty()) {
+            Some(reader) => reader.count(&app.engine, rendered, images),
+            None => {
+                let tokens = app.tokenizer.encode_prompt_but(&self.text, &self.plain);
+                Ok(tokens.len())
+            }
+        }
     }
 }
 
@@ -484,7 +541,12 @@ impl Conversation {
             ..ruvllm::chat::ChatInputs::new(&[])
         };
         let guard = Some(&*app.tokenizer).filter(|_| !app.parses_user_special);
-        let (rendered, plain) = app.template.render_guarded(&inputs, guard, || false)?;
+        let reader = app.images.as_ref().filter(|_| !self.images.is_empty());
+        let markers =
+            |text: &str| reader.map_or_else(Vec::new, |of| of.template.find_in_text(text));
+        let (rendered, plain) = app
+            .template
+            .render_guarded(&inputs, guard, markers, || false)?;
         for adjustment in rendered.adjusted {
             tracing::info!(target: CHAT, "a conversation was changed: {adjustment}");
         }
@@ -506,11 +568,13 @@ impl Conversation {
     }
 }
 
-/// A message as templates expect it: text that came in parts in one.
+/// A message as templates expect it: text that came in parts in one, or texts and images in their
+/// order, if there are `images`, to which they are added.
 fn message_for_template(
     i: usize,
     mut message: Value,
     knows_developer: bool,
+    images: &mut ImageSources,
 ) -> Result<Value, ApiError> {
     let wrong = |what: &str| ApiError::field(&format!("messages[{i}]"), what);
     let Some(fields) = message.as_object_mut() else {
@@ -528,20 +592,40 @@ fn message_for_template(
     match fields.get_mut("content") {
         Some(Value::String(_)) => {}
         Some(Value::Array(parts)) => {
-            let texts = parts.iter().map(|part| match part["type"].as_str() {
-                Some("text") => part["text"]
-                    .as_str()
-                    .ok_or_else(|| wrong("a part has no text")),
-                Some("refusal") => part["refusal"]
-                    .as_str()
-                    .ok_or_else(|| wrong("a part has no refusal")),
-                Some(kind) => Err(wrong(&format!(
-                    "the model reads text alone, and a part of the message is of the type {kind}"
-                ))),
-                None => Err(wrong("a part has no type")),
-            });
-            let text = texts.collect::<Result<Vec<_>, _>>()?.concat();
-            fields.insert("content".into(), text.into());
+            let mut content: Vec<Value> = Vec::new();
+            for (n, part) in parts.iter_mut().enumerate() {
+                let text = match part["type"].as_str() {
+                    Some("text") => part["text"]
+                        .as_str()
+                        .ok_or_else(|| wrong("a part has no text"))?,
+                    Some("refusal") => part["refusal"]
+                        .as_str()
+                        .ok_or_else(|| wrong("a part has no refusal"))?,
+                    Some("image_url") => {
+                        images.add(&format!("messages[{i}].content[{n}]"), part)?;
+                        content.push(json!({"type": "image"}));
+                        continue;
+                    }
+                    Some(kind) => {
+                        return Err(wrong(&format!(
+                            "the model reads text and images alone, and a part of the message is of the type {kind}"
+                        )));
+                    }
+                    None => return Err(wrong("a part has no type")),
+                };
+                match content.last_mut().map(|last| &mut last["text"]) {
+                    Some(Value::String(last)) => last.push_str(text),
+                    _ => content.push(json!({"type": "text", "text": text})),
+                }
+            }
+            let is_text = content.iter().all(|part| part["text"].is_string());
+            let content = match is_text {
+                true => content
+                    .pop()
+                    .map_or("".into(), |mut part| part["text"].take()),
+                false => content.into(),
+            };
+            fields.insert("content".into(), content);
         }
         None | Some(Value::Null) => drop(fields.insert("content".into(), "".into())),
         Some(_) => return Err(wrong("its content is neither text nor parts")),

@@ -1,5 +1,6 @@
 //! Requests of Anthropic's API in the words of chat completions.
 
+use crate::serve::api::content::{Content, image_of_block};
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
 use crate::serve::http::ignored::Ignored;
@@ -86,7 +87,11 @@ fn messages(fields: &mut Fields) -> Result<(), ApiError> {
         {
             blocks.remove(0);
         }
-        let text = text_of("system", &system)?;
+        let (text, images) = content_of("system", &system)?.split();
+        if !images.is_empty() {
+            let message = "images belong into messages of the user";
+            return Err(ApiError::field("system", message));
+        }
         if !text.is_empty() {
             messages.push(json!({"role": "system", "content": text}));
         }
@@ -113,41 +118,51 @@ fn messages(fields: &mut Fields) -> Result<(), ApiError> {
     fields.set("messages", messages.into())
 }
 
-/// A text, or the texts of blocks, one behind the other.
-fn text_of(place: &str, value: &Value) -> Result<String, ApiError> {
-    let block = |block: &Value| {
-        block_text(place, block)?.ok_or_else(|| {
-            let kind = &block["type"];
-            ApiError::field(
-                place,
-                format!("blocks of the type {kind} are not supported here, only text"),
-            )
-        })
-    };
+/// A text, or the texts and images of blocks, one behind the other.
+fn content_of(place: &str, value: &Value) -> Result<Content, ApiError> {
+    let mut content = Content::default();
     match value {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(blocks) => blocks.iter().map(block).collect(),
-        _ => Err(ApiError::field(place, "expected a text or blocks")),
+        Value::String(text) => content.text(text),
+        Value::Array(blocks) => {
+            for block in blocks {
+                if !add_block(place, block, &mut content)? {
+                    let kind = &block["type"];
+                    return Err(ApiError::field(
+                        place,
+                        format!(
+                            "blocks of the type {kind} are not supported here, only text and images"
+                        ),
+                    ));
+                }
+            }
+        }
+        _ => return Err(ApiError::field(place, "expected a text or blocks")),
     }
+    Ok(content)
 }
 
-/// The text of a block, if it is one of those that are text.
-fn block_text(place: &str, block: &Value) -> Result<Option<String>, ApiError> {
+/// Adds a block, if it is one of those that are text or an image; whether it is.
+fn add_block(place: &str, block: &Value, content: &mut Content) -> Result<bool, ApiError> {
     let field = |name: &str| text_field(place, block, name);
-    let text = match block["type"].as_str() {
-        Some("text") => field("text")?.to_owned(),
-        Some("document") => document(place, block)?,
+    match block["type"].as_str() {
+        Some("text") => content.text(field("text")?),
+        Some("image") => content.image(image_of_block(place, &block["source"])?),
+        Some("document") => document(place, block, content)?,
         Some("search_result") => {
-            let text = text_of(place, &block["content"])?;
-            titled(&[field("title")?, field("source")?], &text)
+            titled(&[field("title")?, field("source")?], content);
+            let (text, images) = content_of(place, &block["content"])?.split();
+            content.text(&format!("{text}\n"));
+            images.into_iter().for_each(|image| content.image(image));
         }
         // All tools are there already.
-        Some("tool_reference") => format!("The tool {} is there.\n", field("tool_name")?),
+        Some("tool_reference") => {
+            content.text(&format!("The tool {} is there.\n", field("tool_name")?));
+        }
         // A summary of what was before, unless only Anthropic's servers can read it.
-        Some("compaction") => block["content"].as_str().unwrap_or_default().to_owned(),
-        _ => return Ok(None),
-    };
-    Ok(Some(text))
+        Some("compaction") => content.text(block["content"].as_str().unwrap_or_default()),
+        _ => return Ok(false),
+    }
+    Ok(true)
 }
 
 fn text_field<'a>(place: &str, block: &'a Value, name: &str) -> Result<&'a str, ApiError> {
@@ -156,29 +171,49 @@ fn text_field<'a>(place: &str, block: &'a Value, name: &str) -> Result<&'a str, 
         .ok_or_else(|| ApiError::field(place, format!("a block has no text {name:?}")))
 }
 
-fn document(place: &str, block: &Value) -> Result<String, ApiError> {
+/// Adds a document: its title, what is said about it, and its texts and images.
+fn document(place: &str, block: &Value, content: &mut Content) -> Result<(), ApiError> {
     let source = &block["source"];
-    let text = match source["type"].as_str() {
-        Some("text") => text_field(place, source, "data")?.to_owned(),
-        Some("content") => text_of(place, &source["content"])?,
+    let about = ["title", "context"].map(|name| block[name].as_str().unwrap_or_default());
+    titled(&about, content);
+    match (source["type"].as_str(), source["media_type"].as_str()) {
+        (Some("text"), _) => content.text(text_field(place, source, "data")?),
+        (Some("content"), _) => match &source["content"] {
+            Value::String(text) => content.text(text),
+            Value::Array(blocks) => {
+                for block in blocks {
+                    if !add_block(place, block, content)? {
+                        let message = "a document has texts and images";
+                        return Err(ApiError::field(place, message));
+                    }
+                }
+            }
+            _ => return Err(ApiError::field(place, "expected a text or blocks")),
+        },
+        (Some("base64"), Some("application/pdf")) | (Some("url" | "file"), _) => {
+            let message =
+                "PDF documents are not read here: send their text, or their pages as images";
+            return Err(ApiError::field(place, message));
+        }
         _ => {
             let message = format!(
-                "documents of the type {} are not supported, only text",
+                "documents of the type {} are not supported, only texts and images",
                 source["type"]
             );
             return Err(ApiError::field(place, message));
         }
-    };
-    let about = ["title", "context"].map(|name| block[name].as_str().unwrap_or_default());
-    Ok(titled(&about, &text))
+    }
+    content.text("\n");
+    Ok(())
 }
 
-/// A text behind what is said about it.
-fn titled(about: &[&str], text: &str) -> String {
+/// Adds what is said about the text that follows.
+fn titled(about: &[&str], content: &mut Content) {
     let about = about.iter().filter(|about| !about.is_empty());
     let about: String = about.map(|about| format!("{about}\n")).collect();
-    let space = if about.is_empty() { "" } else { "\n" };
-    format!("{about}{space}{text}\n")
+    if !about.is_empty() {
+        content.text(&format!("{about}\n"));
+    }
 }
 
 /// Whether a block tells what Anthropic's servers did by themselves.
@@ -203,11 +238,11 @@ fn add_message(
     let role = role
         .ok_or_else(|| ApiError::field(place, "the role is none of user, assistant and system"))?;
     let Value::Array(blocks) = &message["content"] else {
-        let content = text_of(place, &message["content"])?;
+        let content = content_of(place, &message["content"])?.into_value();
         messages.push(json!({"role": role, "content": content}));
         return Ok(());
     };
-    let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+    let (mut content, mut reasoning, mut calls) = (Content::default(), String::new(), Vec::new());
     for (i, block) in blocks.iter().enumerate() {
         let field = |name: &str| text_field(place, block, name);
         match block["type"].as_str() {
@@ -217,26 +252,30 @@ fn add_message(
                 "id": field("id")?, "type": "function",
                 "function": {"name": field("name")?, "arguments": block["input"]},
             })),
-            Some("tool_result") => messages.push(json!({
-                "role": "tool", "tool_call_id": field("tool_use_id")?,
-                "content": result(place, block)?,
-            })),
+            Some("tool_result") => {
+                // Templates show images of users alone.
+                let (text, images) = result(place, block)?;
+                images.into_iter().for_each(|image| content.image(image));
+                messages.push(json!({
+                    "role": "tool", "tool_call_id": field("tool_use_id")?, "content": text,
+                }));
+            }
             Some(kind) if is_hosted(kind) => ignored.add(&format!("{place}.content[{i}]")),
-            kind => match block_text(place, block)? {
-                Some(more) => text.push_str(&more),
-                None => {
+            kind => {
+                if !add_block(place, block, &mut content)? {
                     let kind = kind.unwrap_or_default();
                     return Err(ApiError::field(
                         place,
                         format!("blocks of the type {kind:?} are not supported"),
                     ));
                 }
-            },
+            }
         }
     }
-    let only_results = text.is_empty() && blocks.iter().any(|block| block["type"] == "tool_result");
+    let only_results =
+        content.is_empty() && blocks.iter().any(|block| block["type"] == "tool_result");
     if !only_results {
-        let mut message = json!({"role": role, "content": text});
+        let mut message = json!({"role": role, "content": content.into_value()});
         if !reasoning.is_empty() {
             message["reasoning_content"] = reasoning.into();
         }
@@ -248,16 +287,17 @@ fn add_message(
     Ok(())
 }
 
-/// What came of a call, and that it failed, if it did.
-fn result(place: &str, block: &Value) -> Result<String, ApiError> {
-    let text = match &block["content"] {
-        Value::Null => String::new(),
-        content => text_of(place, content)?,
+/// What came of a call, and that it failed, if it did: its text and its images.
+fn result(place: &str, block: &Value) -> Result<(String, Vec<Value>), ApiError> {
+    let (text, images) = match &block["content"] {
+        Value::Null => Default::default(),
+        content => content_of(place, content)?.split(),
     };
-    Ok(match block["is_error"].as_bool() {
+    let text = match block["is_error"].as_bool() {
         Some(true) => format!("Error: {text}"),
         _ => text,
-    })
+    };
+    Ok((text, images))
 }
 
 fn tools(fields: &mut Fields) -> Result<(), ApiError> {

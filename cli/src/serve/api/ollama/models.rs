@@ -97,6 +97,7 @@ fn capabilities(app: &App) -> Vec<&'static str> {
     let all = [
         has("completion", true),
         has("tools", template.contains("tools")),
+        has("vision", app.images.is_some()),
         has("insert", app.tokenizer.fill_in_the_middle().is_some()),
         has(
             "thinking",

@@ -1,7 +1,9 @@
 //! Requests of Ollama's API in the words of chat completions.
 
+use crate::serve::api::content::Content;
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
+use crate::serve::http::images::base64_part;
 use crate::serve::models::Keep;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
@@ -80,7 +82,7 @@ pub(super) fn common(fields: &mut Fields) -> Result<(), ApiError> {
         fields.set("stream", true.into())?;
     }
     fields.without_effect(&["truncate", "shift"]);
-    no_images("images", fields.take("images")?)
+    Ok(())
 }
 
 /// Whether the model thinks first, and how much.
@@ -105,14 +107,17 @@ fn think(fields: &mut Fields) -> Result<(), ApiError> {
     }
 }
 
-fn no_images(place: &str, images: Option<Vec<Value>>) -> Result<(), ApiError> {
-    match images.is_none_or(|images| images.is_empty()) {
-        true => Ok(()),
-        false => Err(ApiError::field(
-            place,
-            "this model reads text alone: leave the images out",
-        )),
+/// The content of a message: its images, in Base64 without their types, then its text.
+fn with_images(place: &str, images: Vec<Value>, text: &str) -> Result<Value, ApiError> {
+    let mut content = Content::default();
+    for image in &images {
+        let data = image
+            .as_str()
+            .ok_or_else(|| ApiError::field(place, "expected images in Base64"))?;
+        content.image(base64_part("", data));
     }
+    content.text(text);
+    Ok(content.into_value())
 }
 
 /// Fields of a continuation that would change the answer, and are not done here.
@@ -135,7 +140,9 @@ pub(super) fn prompt_as_messages(fields: &mut Fields, prompt: String) -> Result<
     let system = fields.take::<String>("system")?;
     let system = system.filter(|text| !text.is_empty());
     let system = system.map(|text| json!({"role": "system", "content": text}));
-    let user = json!({"role": "user", "content": prompt});
+    let images = fields.take("images")?.unwrap_or_default();
+    let content = with_images("images", images, &prompt)?;
+    let user = json!({"role": "user", "content": content});
     fields.set("messages", system.into_iter().chain([user]).collect())
 }
 
@@ -156,7 +163,12 @@ pub(super) fn messages(fields: &mut Fields) -> Result<(), ApiError> {
             Some(Value::Array(images)) => Some(images),
             Some(_) => return Err(ApiError::field(&place, "its images are no list")),
         };
-        no_images(&format!("{place}.images"), images)?;
+        if let Some(images) = images.filter(|images| !images.is_empty()) {
+            let text = message.get("content").and_then(Value::as_str);
+            let content =
+                with_images(&format!("{place}.images"), images, text.unwrap_or_default())?;
+            message.insert("content".into(), content);
+        }
         if let Some(thinking) = message
             .shift_remove("thinking")
             .filter(|text| *text != "" && !text.is_null())

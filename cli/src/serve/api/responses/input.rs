@@ -1,9 +1,11 @@
 //! Items of Responses as messages of chat completions: calls and reasoning belong to messages of
 //! the assistant there.
 
+use crate::serve::api::content::Content;
 use crate::serve::api::responses::tools::{ClientTool, Tools};
 use crate::serve::http::error::ApiError;
 use crate::serve::http::ignored::Ignored;
+use crate::serve::http::images::image_part;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
@@ -37,7 +39,8 @@ pub(super) struct Messages<'a> {
 }
 
 impl Messages<'_> {
-    pub(super) fn push(&mut self, role: &str, content: &str) {
+    pub(super) fn push(&mut self, role: &str, content: impl Into<Value>) {
+        let content: Value = content.into();
         self.messages
             .push(json!({"role": role, "content": content}));
     }
@@ -85,7 +88,8 @@ impl Messages<'_> {
         };
         match item["type"].as_str() {
             None | Some("message") => {
-                self.message(field("role")?, text_of(place, &item["content"])?)
+                let content = content_of(place, &item["content"])?.into_value();
+                self.message(field("role")?, content);
             }
             Some("reasoning") => {
                 let texts = item["content"]
@@ -130,9 +134,13 @@ impl Messages<'_> {
             ) => {
                 let id = item["call_id"].as_str().or(item["id"].as_str());
                 let id = id.ok_or_else(|| ApiError::field(place, "it has no text \"call_id\""))?;
-                let content = output_of(place, item)?;
+                let (text, images) = output_of(place, item)?;
                 self.messages
-                    .push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+                    .push(json!({"role": "tool", "tool_call_id": id, "content": text}));
+                // Templates show images of users alone.
+                if !images.is_empty() {
+                    self.push("user", images);
+                }
             }
             Some("additional_tools" | "tool_search_output") => {
                 let tools = item["tools"].as_array().map_or(&[][..], Vec::as_slice);
@@ -149,7 +157,7 @@ impl Messages<'_> {
     }
 
     /// Adds a message; one of the assistant goes with the reasoning before it.
-    fn message(&mut self, role: &str, content: String) {
+    fn message(&mut self, role: &str, content: Value) {
         let last = self.messages.last_mut().filter(|last| {
             role == "assistant"
                 && last["role"] == role
@@ -157,8 +165,8 @@ impl Messages<'_> {
                 && last["tool_calls"].is_null()
         });
         match last {
-            Some(last) => last["content"] = content.into(),
-            None => self.push(role, &content),
+            Some(last) => last["content"] = content,
+            None => self.push(role, content),
         }
     }
 
@@ -184,37 +192,59 @@ fn is_reference(item: &Value) -> bool {
     }
 }
 
-/// What came of a call, as text.
-fn output_of(place: &str, item: &Value) -> Result<String, ApiError> {
-    match &item["output"] {
-        Value::Null => Ok(item["status"].as_str().unwrap_or_default().to_owned()),
+/// What came of a call: its text and its images.
+fn output_of(place: &str, item: &Value) -> Result<(String, Vec<Value>), ApiError> {
+    let text = match &item["output"] {
+        Value::Null => item["status"].as_str().unwrap_or_default().to_owned(),
         Value::Array(parts) if item["type"] == "shell_call_output" => {
-            Ok(Value::from(parts.as_slice()).to_string())
+            Value::from(parts.as_slice()).to_string()
         }
-        output => text_of(place, output),
-    }
+        output => return Ok(content_of(place, output)?.split()),
+    };
+    Ok((text, Vec::new()))
 }
 
-/// A text, or the texts of parts, one behind the other.
-fn text_of(place: &str, value: &Value) -> Result<String, ApiError> {
-    let part = |part: &Value| match (
-        part["type"].as_str(),
-        part["text"].as_str(),
-        part["refusal"].as_str(),
-    ) {
-        (Some("input_text" | "output_text" | "text"), Some(text), _)
-        | (Some("refusal"), _, Some(text)) => Ok(text.to_owned()),
-        _ => Err(ApiError::field(
-            place,
-            format!(
-                "parts of the type {} are not supported, only text",
-                part["type"]
-            ),
-        )),
+/// A text, or the texts and images of parts, one behind the other.
+fn content_of(place: &str, value: &Value) -> Result<Content, ApiError> {
+    let mut content = Content::default();
+    let parts = match value {
+        Value::String(text) => {
+            content.text(text);
+            &[][..]
+        }
+        Value::Array(parts) => parts,
+        _ => return Err(ApiError::field(place, "expected a text or parts")),
     };
-    match value {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(parts) => parts.iter().map(part).collect(),
-        _ => Err(ApiError::field(place, "expected a text or parts")),
+    for part in parts {
+        match (
+            part["type"].as_str(),
+            part["text"].as_str(),
+            part["refusal"].as_str(),
+        ) {
+            (Some("input_text" | "output_text" | "text"), Some(text), _)
+            | (Some("refusal"), _, Some(text)) => content.text(text),
+            (Some("input_image"), ..) => content.image(image_of(place, part)?),
+            _ => {
+                return Err(ApiError::field(
+                    place,
+                    format!(
+                        "parts of the type {} are not supported, only text and images",
+                        part["type"]
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(content)
+}
+
+/// The image of a part.
+fn image_of(place: &str, part: &Value) -> Result<Value, ApiError> {
+    match part["image_url"].as_str() {
+        Some(url) => Ok(image_part(url, part.get("detail"))),
+        None => Err(ApiError::field(
+            place,
+            "an image is told by its image_url: no files are stored here",
+        )),
     }
 }

@@ -115,10 +115,10 @@ fn translate(fields: &mut Fields) -> Result<Tools, ApiError> {
         ignored: &ignored,
     };
     if let Some(instructions) = fields.take::<String>("instructions")? {
-        messages.push("system", &instructions);
+        messages.push("system", instructions);
     }
     match fields.need("input")? {
-        Value::String(text) => messages.push("user", &text),
+        Value::String(text) => messages.push("user", text),
         Value::Array(items) => messages.add_all(&items)?,
         _ => return Err(ApiError::field("input", "expected a text or items")),
     }

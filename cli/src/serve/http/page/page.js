@@ -2,14 +2,19 @@
 "use strict";
 
 const element = (id) => document.getElementById(id);
-const [model, messages, error, status, form, prompt, send, stop, again, system, key] =
-  ["model", "messages", "error", "status", "form", "prompt", "send", "stop", "again", "system", "key"].map(element);
+const [model, messages, error, status, form, prompt, send, stop, again, system, key, pictures, add, files] =
+  ["model", "messages", "error", "status", "form", "prompt", "send", "stop", "again", "system", "key", "pictures", "add", "files"]
+    .map(element);
 const KEY = "ruvllm-api-key";
 
 /** The conversation, as the API takes it. */
 let conversation = [];
 /** Ends the request that runs. */
 let running = null;
+/** Whether the model reads pictures. */
+let seesPictures = false;
+/** Those of the next message, as data URLs. */
+let chosen = [];
 
 /** A response that is as it should be; otherwise an error with the server's own words. */
 async function ask(path, options = {}) {
@@ -41,6 +46,8 @@ async function listModels() {
     const isLoaded = data.find(({ id }) => id === model.value)?.status.value === "loaded";
     const props = isLoaded && await (await ask(`props?model=${encodeURIComponent(model.value)}`)).json();
     element("base").hidden = !props?.is_base_model;
+    seesPictures = Boolean(props?.modalities?.vision);
+    add.hidden = !seesPictures;
     error.hidden = true;
     status.textContent = "Ready.";
   } catch (wrong) {
@@ -68,6 +75,50 @@ function append(node, text) {
   const atEnd = messages.scrollHeight - messages.scrollTop - messages.clientHeight < 40;
   node.append(text);
   if (atEnd) messages.scrollTop = messages.scrollHeight;
+}
+
+/** A picture on the page. */
+function picture(url) {
+  return Object.assign(document.createElement("img"), { src: url, alt: "Picture" });
+}
+
+/** Shows the pictures of the next message, each with a way to take it back. */
+function showChosen() {
+  pictures.hidden = chosen.length === 0;
+  pictures.replaceChildren(...chosen.map((url, i) => {
+    const remove = Object.assign(document.createElement("button"), { type: "button", textContent: "Remove" });
+    remove.addEventListener("click", () => {
+      chosen.splice(i, 1);
+      showChosen();
+    });
+    const item = document.createElement("li");
+    item.append(picture(url), remove);
+    return item;
+  }));
+}
+
+/** Takes files that were chosen, dropped or pasted into the next message. Whether there were pictures. */
+async function take(list) {
+  const images = [...list].filter((file) => file.type.startsWith("image/"));
+  if (images.length === 0) return false;
+  if (!seesPictures) {
+    complain(Object.assign(new Error("This model reads text alone."), { status: 400 }));
+    return true;
+  }
+  const read = (file) => new Promise((done, failed) => {
+    const reader = new FileReader();
+    reader.onload = () => done(reader.result);
+    reader.onerror = () => failed(reader.error);
+    reader.readAsDataURL(file);
+  });
+  try {
+    chosen.push(...await Promise.all(images.map(read)));
+    showChosen();
+    status.textContent = `${chosen.length} ${chosen.length === 1 ? "picture" : "pictures"} in the next message.`;
+  } catch (failure) {
+    complain(Object.assign(new Error(`The picture cannot be read: ${failure.message}`), { status: 400 }));
+  }
+  return true;
 }
 
 /** The objects of a stream of events. */
@@ -155,7 +206,12 @@ async function answer() {
     shown.item.remove();
     messages.lastChild.remove();
     const { content } = conversation.pop();
-    prompt.value ||= content;
+    const parts = typeof content === "string" ? [{ type: "text", text: content }] : content;
+    prompt.value ||= parts.find(({ type }) => type === "text").text;
+    if (chosen.length === 0) {
+      chosen = parts.filter(({ type }) => type === "image_url").map(({ image_url }) => image_url.url);
+      showChosen();
+    }
   }
   running = null;
   messages.removeAttribute("aria-busy");
@@ -172,9 +228,15 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   const text = prompt.value.trim();
   if (running || !text) return;
-  conversation.push({ role: "user", content: text });
-  append(show("user").text, text);
+  const images = chosen.map((url) => ({ type: "image_url", image_url: { url } }));
+  const content = images.length > 0 ? [...images, { type: "text", text }] : text;
+  conversation.push({ role: "user", content });
+  const shown = show("user").text;
+  chosen.forEach((url) => append(shown, picture(url)));
+  append(shown, text);
   prompt.value = "";
+  chosen = [];
+  showChosen();
   answer();
 });
 
@@ -183,6 +245,28 @@ prompt.addEventListener("keydown", (event) => {
     event.preventDefault();
     form.requestSubmit();
   }
+});
+
+prompt.addEventListener("paste", (event) => {
+  const { files: pasted } = event.clipboardData;
+  if ([...pasted].some((file) => file.type.startsWith("image/"))) {
+    event.preventDefault();
+    take(pasted);
+  }
+});
+
+// A file that is dropped beside the field must not take the page's place.
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  take(event.dataTransfer.files);
+});
+
+add.addEventListener("click", () => files.click());
+files.addEventListener("change", async () => {
+  await take(files.files);
+  files.value = "";
+  prompt.focus();
 });
 
 document.addEventListener("keydown", (event) => {
@@ -208,12 +292,16 @@ element("new").addEventListener("click", async () => {
   // The end of what runs comes first.
   while (running) await new Promise((done) => setTimeout(done, 10));
   conversation = [];
+  chosen = [];
+  showChosen();
   messages.replaceChildren();
   error.hidden = true;
   status.textContent = "New chat.";
   update();
   prompt.focus();
 });
+
+model.addEventListener("change", listModels);
 
 key.addEventListener("change", () => {
   sessionStorage.setItem(KEY, key.value);
