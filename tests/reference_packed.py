@@ -59,7 +59,7 @@ def four_bits(rng, n_out, n_in, group, symmetric, sorted_by_activations):
 def packed(name, how, group, symmetric, act_order=False, v2=False, exact=None):
     rng = np.random.default_rng(abs(hash_of(name)))
     inner, tensors, values = 128, {}, {}
-    for module, n_out, n_in in ((ATTENTION, HIDDEN, HIDDEN), (DOWN, HIDDEN, inner), (GATE, inner, HIDDEN)):
+    for module, n_out, n_in in ((ATTENTION, 2 * HIDDEN, HIDDEN), (DOWN, HIDDEN, inner), (GATE, inner, HIDDEN)):
         size = n_in if group == -1 else min(group, n_in)
         codes, zeros, scales, groups, values[module] = four_bits(rng, n_out, n_in, size, symmetric, act_order)
         if how == "awq":
@@ -100,7 +100,7 @@ def e4m3():
 def float8(name, block, per_row=False):
     rng = np.random.default_rng(abs(hash_of(name)))
     inner, tensors, values = 192 if block else 128, {}, {}
-    for module, rows, columns in ((ATTENTION, HIDDEN, HIDDEN), (DOWN, HIDDEN, inner), (GATE, inner, HIDDEN)):
+    for module, rows, columns in ((ATTENTION, 2 * HIDDEN, HIDDEN), (DOWN, HIDDEN, inner), (GATE, inner, HIDDEN)):
         codes = rng.integers(0, 256, (rows, columns)).astype(np.uint8)
         codes[codes & 127 == 127] = 0x38
         r, c = (block, block) if block else (1, columns) if per_row else (rows, columns)

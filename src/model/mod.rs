@@ -298,34 +298,20 @@ impl<'p> OpenOptions<'p> {
         let memory_limit = self
             .memory_limit
             .or_else(|| self.auto.then(available).flatten());
-        let gguf = match self.quantize {
+        let gguf = match self
+            .quantize
+            .map(|file_type| OnOpen::new(file_type, self.quantize_cache))
+        {
             None => gguf,
-            Some(file_type) => {
-                let on_open = OnOpen {
-                    file_type,
-                    cache: self.quantize_cache,
-                };
-                on_open.apply(gguf, memory_limit, &mut |share| {
-                    progress(OpenStage::Quantize, share)
-                })?
-            }
+            Some(on_open) => on_open.apply(gguf, memory_limit, &mut |share| {
+                progress(OpenStage::Quantize, share)
+            })?,
         };
         let weights = Weights::bind(&gguf, &hparams, &mut unknown, &mut |share| {
             progress(OpenStage::Bind, share)
         })?;
         let tokenizer = Tokenizer::opt_from_metadata(gguf.metadata())?;
-        if let Some(n) = tokenizer
-            .as_ref()
-            .map(Tokenizer::n_vocab)
-            .filter(|&n| n > hparams.n_vocab)
-        {
-            return Err(ModelError::Inconsistent {
-                what: format!(
-                    "the vocabulary has {n} tokens, the embedding table {} rows",
-                    hparams.n_vocab
-                ),
-            });
-        }
+        check_vocabulary(tokenizer.as_ref(), &hparams)?;
         let need = gguf.tensors().iter().map(|t| t.n_bytes).sum();
         if let Some(limit) = memory_limit.filter(|&limit| need > limit) {
             return Err(ModelError::MemoryLimit { need, limit });
@@ -379,6 +365,22 @@ impl<'p> OpenOptions<'p> {
             token_trie: Mutex::default(),
             shared: Mutex::default(),
         })))
+    }
+}
+
+/// Refuses a vocabulary with tokens that have no embedding.
+fn check_vocabulary(tokenizer: Option<&Tokenizer>, hparams: &Hparams) -> Result<(), ModelError> {
+    match tokenizer
+        .map(Tokenizer::n_vocab)
+        .filter(|&n| n > hparams.n_vocab)
+    {
+        None => Ok(()),
+        Some(n) => Err(ModelError::Inconsistent {
+            what: format!(
+                "the vocabulary has {n} tokens, the embedding table {} rows",
+                hparams.n_vocab
+            ),
+        }),
     }
 }
 

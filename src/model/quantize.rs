@@ -90,12 +90,16 @@ pub fn writer<'a>(
 /// How a model is quantised while it is opened.
 #[derive(Clone, Debug)]
 pub(super) struct OnOpen {
-    pub(super) file_type: FileType,
+    file_type: FileType,
     /// Folder in which the result is kept.
-    pub(super) cache: Option<PathBuf>,
+    cache: Option<PathBuf>,
 }
 
 impl OnOpen {
+    pub(super) fn new(file_type: FileType, cache: Option<PathBuf>) -> OnOpen {
+        OnOpen { file_type, cache }
+    }
+
     /// The model in this type: in memory, or mapped from the cache. `progress` is called with the
     /// share done, and cancels by `false`; `limit` is the most bytes that the weights may have.
     pub(super) fn apply(

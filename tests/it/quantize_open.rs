@@ -10,15 +10,16 @@ use std::path::PathBuf;
 /// The shipped model in another type: that of a mix, or of all matrices.
 fn demo(from: &Gguf, file_type: FileType) -> Gguf {
     let shape = model_shape(from);
-    let planned = |tensor| {
-        let ruvllm::gguf::TensorInfo { name, dims, dtype, .. } = tensor;
-        Planned {
+    let tensors = from.tensors().iter();
+    let plan: Vec<Planned<'_>> = tensors
+        .map(|tensor| Planned {
             tensor,
-            to: file_type.tensor_type(name, dims, &shape).unwrap_or(*dtype),
+            to: file_type
+                .tensor_type(&tensor.name, &tensor.dims, &shape)
+                .unwrap_or(tensor.dtype),
             importance: None,
-        }
-    };
-    let plan: Vec<Planned<'_>> = from.tensors().iter().map(planned).collect();
+        })
+        .collect();
     let converter = Converter::new(None, |_| true).unwrap();
     Gguf::from_writer(writer(from, &plan, file_type, &converter)).unwrap()
 }
@@ -46,10 +47,10 @@ impl Drop for Folder {
 #[test]
 fn is_what_quantising_first_gives() {
     let f16 = demo(&shipped(), FileType::F16);
-    let expected = demo(&f16, FileType::Q4_K_M);
+    let expected = demo(&f16, FileType::Q8_0);
     let mut stages = Vec::new();
     let model = OpenOptions::new()
-        .quantize(FileType::Q4_K_M)
+        .quantize(FileType::Q8_0)
         .progress(|stage, _| {
             stages.push(stage);
             true
@@ -70,7 +71,7 @@ fn is_what_quantising_first_gives() {
     let name = format!("ruvllm-quantize-open-{}", std::process::id());
     let folder = Folder(std::env::temp_dir().join(name));
     let open = |gguf: &Gguf| {
-        let options = OpenOptions::new().quantize(FileType::Q4_K_M).quantize_cache(&folder.0);
+        let options = OpenOptions::new().quantize(FileType::Q8_0).quantize_cache(&folder.0);
         options.open_gguf(gguf.clone()).unwrap()
     };
     let files = || std::fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().path());

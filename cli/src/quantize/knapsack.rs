@@ -88,8 +88,8 @@ mod tests {
     #[test]
     fn the_best_of_all_choices() {
         let number = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
-        for case in 0..50 {
-            let candidate = |i| Candidate {
+        for case in 0..50u64 {
+            let candidate = |i: u64| Candidate {
                 what: (),
                 bytes: number(case * 31 + i) % 100,
                 loss: (number(case * 77 + i + 1000) % 1000) as f64,

@@ -160,7 +160,7 @@ fn packed_refusals() {
         ),
         (
             "gptq",
-            |l| l["tensors"]["model.layers.0.self_attn.q_proj.qzeros"][1] = json!([8, 2]),
+            |l| l["tensors"]["model.layers.0.self_attn.q_proj.qzeros"][1] = json!([16, 2]),
             "are not of one matrix",
         ),
         (
@@ -175,7 +175,7 @@ fn packed_refusals() {
             "gptq",
             |l| {
                 l["tensors"]["model.layers.0.self_attn.q_proj.scales"][2] =
-                    json!("////".repeat(85) + "/w==")
+                    json!("////".repeat(170) + "//8=")
             },
             "NaN",
         ),
