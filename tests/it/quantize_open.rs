@@ -25,14 +25,19 @@ fn demo(from: &Gguf, file_type: FileType) -> Gguf {
 }
 
 fn shipped() -> Gguf {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/models/ruvllm-rust-6m-q8_0.gguf");
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/models/ruvllm-rust-6m-q8_0.gguf"
+    );
     Gguf::open(path).unwrap()
 }
 
 /// Names, types and bytes of all tensors.
 fn contents(gguf: &Gguf) -> Vec<(String, DType, Vec<u8>)> {
     let tensors = gguf.tensors().iter();
-    tensors.map(|t| (t.name.clone(), t.dtype, gguf.data(t).to_vec())).collect()
+    tensors
+        .map(|t| (t.name.clone(), t.dtype, gguf.data(t).to_vec()))
+        .collect()
 }
 
 struct Folder(PathBuf);
@@ -59,7 +64,10 @@ fn is_what_quantising_first_gives() {
         .unwrap();
     assert!(stages.contains(&OpenStage::Quantize));
     assert_eq!(contents(model.gguf()), contents(&expected));
-    assert!(!model.gguf().worth_copying(), "it is in huge pages as it is");
+    assert!(
+        !model.gguf().worth_copying(),
+        "it is in huge pages as it is"
+    );
     let plain = Model::from_gguf(expected.clone()).unwrap();
     let logits = |model: &Model| {
         let mut session = model.session().unwrap();
@@ -71,10 +79,16 @@ fn is_what_quantising_first_gives() {
     let name = format!("ruvllm-quantize-open-{}", std::process::id());
     let folder = Folder(std::env::temp_dir().join(name));
     let open = |gguf: &Gguf| {
-        let options = OpenOptions::new().quantize(FileType::Q8_0).quantize_cache(&folder.0);
+        let options = OpenOptions::new()
+            .quantize(FileType::Q8_0)
+            .quantize_cache(&folder.0);
         options.open_gguf(gguf.clone()).unwrap()
     };
-    let files = || std::fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().path());
+    let files = || {
+        std::fs::read_dir(&folder.0)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+    };
     for _ in 0..2 {
         assert_eq!(contents(open(&f16).gguf()), contents(&expected));
         assert_eq!(files().count(), 1);
@@ -103,16 +117,37 @@ fn refusals() {
     let f16 = demo(&shipped(), FileType::F16);
     let options = || OpenOptions::new().quantize(FileType::Q4_0);
     let again = options().open_gguf(shipped()).unwrap_err();
-    assert!(matches!(again, ModelError::QuantizedAlready { .. }), "{again}");
-    let limited = options().memory_limit(1 << 20).open_gguf(f16.clone()).unwrap_err();
-    assert!(matches!(limited, ModelError::MemoryLimit { limit: 1_048_576, .. }), "{limited}");
+    assert!(
+        matches!(again, ModelError::QuantizedAlready { .. }),
+        "{again}"
+    );
+    let limited = options()
+        .memory_limit(1 << 20)
+        .open_gguf(f16.clone())
+        .unwrap_err();
+    assert!(
+        matches!(
+            limited,
+            ModelError::MemoryLimit {
+                limit: 1_048_576,
+                ..
+            }
+        ),
+        "{limited}"
+    );
     let cancelled = options()
         .progress(|stage, share| stage != OpenStage::Quantize || share < 0.1)
         .open_gguf(f16.clone());
     assert!(matches!(cancelled.unwrap_err(), ModelError::Cancelled));
     // What has the type already needs nothing.
-    let same = OpenOptions::new().quantize(FileType::F16).open_gguf(f16.clone()).unwrap();
-    assert_eq!(same.gguf().data(&f16.tensors()[0]).as_ptr(), f16.data(&f16.tensors()[0]).as_ptr());
+    let same = OpenOptions::new()
+        .quantize(FileType::F16)
+        .open_gguf(f16.clone())
+        .unwrap();
+    assert_eq!(
+        same.gguf().data(&f16.tensors()[0]).as_ptr(),
+        f16.data(&f16.tensors()[0]).as_ptr()
+    );
     // A weight that is not a number, with its tensor.
     let mut writer = Writer::new();
     for (key, value) in f16.metadata().iter() {
@@ -125,7 +160,12 @@ fn refusals() {
         }
         writer.tensor(&t.name, &t.dims, t.dtype, data);
     }
-    let damaged = options().open_gguf(Gguf::from_writer(writer).unwrap()).unwrap_err();
+    let damaged = options()
+        .open_gguf(Gguf::from_writer(writer).unwrap())
+        .unwrap_err();
     let told = damaged.to_string();
-    assert!(told.contains("blk.1.ffn_up.weight, row 0: value 50"), "{told}");
+    assert!(
+        told.contains("blk.1.ffn_up.weight, row 0: value 50"),
+        "{told}"
+    );
 }

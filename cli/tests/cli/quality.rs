@@ -2,7 +2,10 @@
 
 use super::*;
 
-const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ruvllm-rust-6m-q8_0.gguf");
+const DEMO: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../models/ruvllm-rust-6m-q8_0.gguf"
+);
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo-heldout.txt");
 
 /// Mean log-probability of the tokens of a text behind those that all texts begin with, from the
@@ -39,28 +42,46 @@ fn tasks() {
     let folder = Folder::new();
     let model = Model::open(DEMO).unwrap();
     let contexts = ["Ownership is", "A slice is", "The borrow checker"];
-    let endings = [" a rule of the language", " made of green cheese", " xyzzy plugh", " 42"];
+    let endings = [
+        " a rule of the language",
+        " made of green cheese",
+        " xyzzy plugh",
+        " 42",
+    ];
     let (mut file, mut right) = (String::new(), 0);
     for (i, context) in contexts.iter().enumerate() {
         file += &format!("{context}\n{i}\n");
-        endings.iter().for_each(|ending| file += &format!("{ending}\n"));
+        endings
+            .iter()
+            .for_each(|ending| file += &format!("{ending}\n"));
         let texts = endings.map(|ending| format!("{context} {ending}"));
         let n = common(&model, &texts);
         let scores = texts.map(|text| score(&model, &text, n, 0));
-        let best = (0..4).max_by(|&a, &b| scores[a].total_cmp(&scores[b])).unwrap();
+        let best = (0..4)
+            .max_by(|&a, &b| scores[a].total_cmp(&scores[b]))
+            .unwrap();
         right += usize::from(best == i);
     }
     let path = folder.file("hellaswag.txt", &file);
     let of = |args: &[&str]| run(&[&["perplexity", "-m", DEMO, "-f"], args].concat());
     let found = parsed(&of(&[&path, "--hellaswag", "--json"]));
-    assert_eq!((&found["n_tasks"], &found["n_right"]), (&json!(3), &json!(right)));
+    assert_eq!(
+        (&found["n_tasks"], &found["n_right"]),
+        (&json!(3), &json!(right))
+    );
     assert_eq!(found["by_chance"], 0.25);
     let told = text(&of(&[&path, "--hellaswag", "--hellaswag-tasks", "2"]));
-    assert!(told.lines().count() == 3 && told.contains("HellaSwag score (2 tasks)"), "{told}");
+    assert!(
+        told.lines().count() == 3 && told.contains("HellaSwag score (2 tasks)"),
+        "{told}"
+    );
 
     // Three tokens and more follow the names, so that these do not count, and neither does the end.
     let sentence = |name: &str| format!("The value moves to {name} when the function returns it.");
-    let path = folder.file("winogrande.csv", "7,\"The value moves to _ when the function returns it.\",it,Vec,2");
+    let path = folder.file(
+        "winogrande.csv",
+        "7,\"The value moves to _ when the function returns it.\",it,Vec,2",
+    );
     let encode = |text: &str| model.tokenizer().unwrap().encode(text, true, false).len();
     let scores = ["it", "Vec"].map(|name| {
         let before = encode(&format!("The value moves to {name}"));
@@ -89,18 +110,42 @@ fn mixes_for_a_size() {
     let (out, flags) = (folder.name("out.gguf"), folder.name("flags.txt"));
     let quantize = |args: &[&str]| run(&[&["quantize", &f16], args].concat());
     let of_size = |size: &str| {
-        quantize(&[&out, "Q4_K_M", "--target-size", size, "--target-text", &input,
-            "--target-flags", &flags, "--tensor-type", "ffn_up=Q8_0", "--overwrite", "-t", "1"])
+        quantize(&[
+            &out,
+            "Q4_K_M",
+            "--target-size",
+            size,
+            "--target-text",
+            &input,
+            "--target-flags",
+            &flags,
+            "--tensor-type",
+            "ffn_up=Q8_0",
+            "--overwrite",
+            "-t",
+            "1",
+        ])
     };
     let made = of_size("4200000");
     assert!(made.status.success(), "{}", stderr(&made));
     let file = Gguf::open(&out).unwrap();
-    assert!(file.file_size() <= 4_200_000 && file.file_size() > 3_800_000, "{}", file.file_size());
+    assert!(
+        file.file_size() <= 4_200_000 && file.file_size() > 3_800_000,
+        "{}",
+        file.file_size()
+    );
     assert!(stderr(&made).contains("measured"), "{}", stderr(&made));
     assert!(!std::fs::exists(format!("{out}.logits")).unwrap());
     let lines = std::fs::read_to_string(&flags).unwrap();
-    assert!(lines.lines().count() > 5 && lines.contains("attn_q"), "{lines}");
+    assert!(
+        lines.lines().count() > 5 && lines.contains("attn_q"),
+        "{lines}"
+    );
     let small = of_size("1000");
-    assert!(stderr(&small).contains("the smallest file is"), "{}", stderr(&small));
+    assert!(
+        stderr(&small).contains("the smallest file is"),
+        "{}",
+        stderr(&small)
+    );
     assert_eq!(small.status.code(), Some(2));
 }
