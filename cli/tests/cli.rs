@@ -18,6 +18,9 @@ use std::time::Duration;
 #[cfg(unix)]
 use std::time::Instant;
 
+#[path = "cli/quality.rs"]
+mod quality;
+
 /// A folder of its own for each test, gone afterwards.
 struct Folder(PathBuf);
 
@@ -1365,6 +1368,7 @@ fn formats() {
         "input.txt",
         "the cat sat on the mat and the rat sat on the cat\n".repeat(2),
     );
+    let picture = folder.name("types.svg");
     let args = [
         "bench",
         "formats",
@@ -1376,6 +1380,8 @@ fn formats() {
         "16",
         "--types",
         "Q8_0,Q4_0",
+        "--svg",
+        &picture,
     ];
     let speed = [
         "--shape",
@@ -1413,6 +1419,10 @@ fn formats() {
         assert!(row["prompt_ts"].as_f64().unwrap() > 0.0 && row["gen_ts"].as_f64().unwrap() > 0.0);
     }
     assert!(rows[1]["size"].as_u64() < rows[0]["size"].as_u64());
+    let kl = |i: usize| rows[i]["kl"].as_f64().unwrap();
+    assert!(0.0 < kl(0) && kl(0) < kl(1), "{} {}", kl(0), kl(1));
+    let picture = std::fs::read_to_string(folder.path("types.svg")).unwrap();
+    assert!(picture.starts_with("<svg") && picture.contains(">Q4_0<"));
     fails(
         &["bench", "formats", "-f", &input, "--types", "Q9_Z"],
         2,

@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+#[path = "convert/packed.rs"]
+mod packed;
+
 /// A folder that is gone afterwards, with a folder `tiny-model` in it.
 struct Folder(PathBuf);
 

@@ -12,10 +12,10 @@ use std::path::Path;
 /// line do not use each other. `lib.rs` and `main.rs` stand above all.
 const ORDER: &[&[&str]] = &[
     &["commands"],
-    &["serve", "bench", "convert"],
-    &["quantize"],
+    &["serve", "bench"],
     &["flags"],
-    &["pull"],
+    &["convert", "pull"],
+    &["quantize"],
     &["io"],
 ];
 

@@ -529,11 +529,10 @@ fn multiply(
     y: &mut ColumnsMut<'_>,
     workspace: &mut [CacheLine],
 ) {
-    let row = p.w.row_bytes();
     x.multiply(
         ctx.arch,
         p.w.dtype,
-        &p.w.data(ctx.gguf)[rows.start * row..rows.end * row],
+        p.w.data_of_rows(ctx.gguf, rows.clone()),
         p.row,
         y,
         workspace,

@@ -30,6 +30,13 @@ impl Weight {
         &gguf.data(&gguf.tensors()[self.tensor])[self.bytes.clone()]
     }
 
+    /// Bytes of some rows: from a copy in huge pages as soon as that has these rows, while the rest
+    /// of the tensor is still being copied.
+    pub(crate) fn data_of_rows<'g>(&self, gguf: &'g Gguf, rows: Range<usize>) -> &'g [u8] {
+        let at = |row: usize| self.bytes.start + row * self.row_bytes();
+        gguf.data_part(&gguf.tensors()[self.tensor], at(rows.start)..at(rows.end))
+    }
+
     /// The index of its tensor in the file, and its first byte there.
     #[cfg(any(feature = "metal", feature = "webgpu"))]
     pub(crate) fn place(&self) -> (usize, usize) {

@@ -10,8 +10,7 @@ use crate::model::Weights;
 pub(crate) fn embed(cx: &Context<'_, '_>, w: &Weights, x: &mut [f32], buffer: &mut [f32]) {
     let (arch, h, gguf, slots, table) = (cx.arch, cx.h, cx.gguf, &cx.slots, &w.token_embd);
     let look_up = |table: &Weight, i: usize, x: &mut [f32]| {
-        let bytes = table.row_bytes();
-        arch.dequantize(table.dtype, &table.data(gguf)[i * bytes..][..bytes], x);
+        arch.dequantize(table.dtype, table.data_of_rows(gguf, i..i + 1), x);
     };
     cx.threads.when(x.len() > h.n_embd).for_chunk_pairs(
         x,

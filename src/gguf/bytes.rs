@@ -19,6 +19,8 @@ pub(super) struct Bytes {
 
 enum Source {
     Mapped(memmap2::Mmap),
+    /// Memory in huge pages where the system has them.
+    Anonymous(memmap2::Mmap),
     Memory(Cow<'static, [u8]>),
     /// A copy of memory that was not aligned: whole words, of which the first `len` bytes count.
     Copied {
@@ -45,6 +47,22 @@ impl Bytes {
         Ok(Bytes::of(Source::Mapped(map)))
     }
 
+    /// `len` bytes that `fill` writes: in huge pages where the system has them.
+    ///
+    /// # Errors
+    /// Of `fill`, or as a failure of the system if there is no memory.
+    pub(super) fn filled<E: From<io::Error>>(
+        len: usize,
+        fill: impl FnOnce(&mut dyn io::Write) -> Result<(), E>,
+    ) -> Result<Bytes, E> {
+        let mut memory = memmap2::MmapMut::map_anon(len.max(1))?;
+        // Only a hint: without huge pages the memory is as good.
+        #[cfg(all(target_os = "linux", not(miri)))]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        fill(&mut &mut memory[..len])?;
+        Ok(Bytes::of(Source::Anonymous(memory.make_read_only()?)))
+    }
+
     pub(super) fn in_memory(bytes: Cow<'static, [u8]>) -> Bytes {
         if bytes.as_ptr().addr().is_multiple_of(MEMORY_ALIGN) {
             return Bytes::of(Source::Memory(bytes));
@@ -58,6 +76,11 @@ impl Bytes {
     /// Whether they come from a mapped file, copied or not.
     pub(super) fn is_map(&self) -> bool {
         matches!(self.source, Source::Mapped(_))
+    }
+
+    /// Whether they are in huge pages as they are.
+    pub(super) fn is_anonymous(&self) -> bool {
+        matches!(self.source, Source::Anonymous(_))
     }
 
     /// A range of the bytes, from the copy if that has it.
@@ -77,6 +100,9 @@ impl Bytes {
     /// any was left.
     #[allow(unsafe_code)] // releasing pages of the map
     pub(super) fn copy_step(&self, start: usize) -> io::Result<bool> {
+        if self.is_anonymous() {
+            return Ok(false);
+        }
         let copy = match self.copy.get() {
             Some(copy) => copy,
             None => {
@@ -89,7 +115,10 @@ impl Bytes {
         if let Source::Mapped(map) = &self.source
             && !done.is_empty()
         {
-            // The process should not hold these pages twice.
+            // The process should not hold these pages twice. Readers that began before the copy had
+            // them have touched some again: the last step gives all back.
+            let is_last = done.end == self.len();
+            let done = if is_last { start..done.end } else { done.clone() };
             // SAFETY: the map is of a file and never written: pages that are touched again come
             // back with the same bytes.
             let _ = unsafe {
@@ -123,7 +152,7 @@ impl Deref for Bytes {
 
     fn deref(&self) -> &[u8] {
         match &self.source {
-            Source::Mapped(map) => map,
+            Source::Mapped(map) | Source::Anonymous(map) => map,
             Source::Memory(bytes) => bytes,
             Source::Copied { words, len } => &bytemuck::cast_slice(words)[..*len],
         }

@@ -19,6 +19,7 @@
 
 mod bytes;
 mod error;
+mod hash;
 mod metadata;
 mod reader;
 mod resident;
@@ -27,15 +28,18 @@ mod writer;
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use error::GgufError;
+pub use hash::content_hash;
 pub use metadata::{Array, Metadata, StringArray, Value};
 pub use writer::{NewFile, Writer};
 
 use crate::quant::DType;
 use bytes::Bytes;
+use writer::WriteError;
 
 /// A tensor as the file describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -274,6 +278,25 @@ impl Gguf {
         })))
     }
 
+    /// A model that is written to memory of this process, in huge pages where the system has them:
+    /// a copy of it would not be read faster.
+    ///
+    /// # Errors
+    /// As [`Writer::write`], and [`GgufError::Io`] if there is no memory.
+    pub fn from_writer(writer: Writer<'_>) -> Result<Gguf, GgufError> {
+        let header = writer.header()?;
+        let len = usize::try_from(header.file_size).map_err(|_| {
+            WriteError::from(io::Error::from(io::ErrorKind::OutOfMemory)).in_memory()
+        })?;
+        let bytes = Bytes::filled(len, |out| writer.write_behind(&header, out));
+        let bytes = Arc::new(bytes.map_err(WriteError::in_memory)?);
+        let header = reader::parse(&bytes, bytes.len() as u64)?;
+        Ok(Gguf(Arc::new(Inner {
+            header,
+            shards: vec![bytes],
+        })))
+    }
+
     /// The header; of a split model that of the first part, with the tensors of all parts.
     pub fn header(&self) -> &Header {
         &self.0.header
@@ -309,6 +332,16 @@ impl Gguf {
         self.0.shards[info.shard].part(start..start + info.n_bytes as usize)
     }
 
+    /// Part of the data of a tensor, from the copy in huge pages as soon as that has this part.
+    ///
+    /// # Panics
+    /// If the tensor has no such part.
+    pub(crate) fn data_part(&self, info: &TensorInfo, part: Range<usize>) -> &[u8] {
+        assert!(part.end <= info.n_bytes as usize, "{part:?} of {}", info.name);
+        let start = info.offset as usize;
+        self.0.shards[info.shard].part(start + part.start..start + part.end)
+    }
+
     /// A hash (FNV-1a) of the metadata, the tensor table, and the first and last bytes of every
     /// tensor.
     pub(crate) fn fingerprint(&self) -> u64 {
@@ -331,6 +364,11 @@ impl Gguf {
         bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &b| {
             (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
         })
+    }
+
+    /// A hash of all bytes of its files; those are read once, on several threads.
+    pub fn content_hash(&self) -> u64 {
+        content_hash(self.0.shards.iter().map(|bytes| &bytes[..]))
     }
 
     /// Size of the file, or of all files of a split model, in bytes.
@@ -368,7 +406,10 @@ impl Gguf {
     /// Whether a copy would have huge pages and leave the same amount of memory free for other
     /// processes. Files of less than 32 MiB stay in the caches anyway.
     pub fn worth_copying(&self) -> bool {
-        self.file_size() >= 32 << 20 && resident::worth_it(self.file_size() - self.resident_bytes())
+        let is_copied = self.0.shards.iter().all(|bytes| bytes.is_anonymous());
+        !is_copied
+            && self.file_size() >= 32 << 20
+            && resident::worth_it(self.file_size() - self.resident_bytes())
     }
 
     /// Runs [`Gguf::make_resident`] on a thread, which ends when the last clone of `self` is

@@ -138,17 +138,17 @@ impl<'a> Writer<'a> {
     /// As [`write`](Self::write).
     pub fn to_bytes(self) -> Result<Vec<u8>, GgufError> {
         let mut out = Vec::new();
-        match self.write_to(&mut out) {
-            Ok(()) => Ok(out),
-            Err(WriteError::Gguf(error)) => Err(error),
-            Err(WriteError::Io(error)) => Err(GgufError::Io {
-                path: PathBuf::from("(memory)"),
-                error,
-            }),
-        }
+        self.write_to(&mut out).map_err(WriteError::in_memory)?;
+        Ok(out)
     }
 
     fn write_to(self, out: &mut dyn Write) -> Result<(), WriteError> {
+        let header = self.header()?;
+        self.write_behind(&header, out)
+    }
+
+    /// The header, and the size that the file will have.
+    pub(super) fn header(&self) -> Result<FileHeader, GgufError> {
         // A wrong value does no harm here; the parser below refuses it.
         let alignment = self
             .metadata
@@ -191,9 +191,23 @@ impl<'a> Writer<'a> {
         header.resize(header.len().next_multiple_of(alignment as usize), 0);
         let file_size = (header.len() as u64).saturating_add(data_size);
 
-        let checked = Header::parse(&header, file_size)?;
-        out.write_all(&header)?;
-        for (t, info) in self.tensors.into_iter().zip(&checked.tensors) {
+        Ok(FileHeader {
+            checked: Header::parse(&header, file_size)?,
+            bytes: header,
+            file_size,
+            alignment,
+        })
+    }
+
+    /// Writes all of the file, whose header is [`Writer::header`]'s.
+    pub(super) fn write_behind(
+        self,
+        header: &FileHeader,
+        out: &mut dyn Write,
+    ) -> Result<(), WriteError> {
+        let alignment = header.alignment;
+        out.write_all(&header.bytes)?;
+        for (t, info) in self.tensors.into_iter().zip(&header.checked.tensors) {
             let mut counted = Counted {
                 out,
                 written: 0,
@@ -224,9 +238,30 @@ fn string(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
-enum WriteError {
+/// The header of a file that will be written.
+pub(super) struct FileHeader {
+    bytes: Vec<u8>,
+    checked: Header,
+    pub(super) file_size: u64,
+    alignment: u64,
+}
+
+pub(super) enum WriteError {
     Gguf(GgufError),
     Io(io::Error),
+}
+
+impl WriteError {
+    /// The error of a file that is written to memory.
+    pub(super) fn in_memory(self) -> GgufError {
+        match self {
+            WriteError::Gguf(error) => error,
+            WriteError::Io(error) => GgufError::Io {
+                path: PathBuf::from("(memory)"),
+                error,
+            },
+        }
+    }
 }
 
 impl From<GgufError> for WriteError {

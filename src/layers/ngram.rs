@@ -152,7 +152,7 @@ impl<'a> NgramBuffers<'a> {
         };
         mixing.recur(&last, (self.feed, 1), self.room, self.windows);
         let (arch, gguf, n) = (cx.arch, cx.gguf, spec.n_row_embd);
-        let (table, bytes, windows) = (w.table.data(gguf), w.table.row_bytes(), &*self.windows);
+        let windows = &*self.windows;
         let workers = cx.threads.when(self.feed.len() > 1);
         workers.for_chunks(self.embd, spec.n_embd(), |row, embd| {
             let mut window = [0; MAX_GRAM];
@@ -168,8 +168,8 @@ impl<'a> NgramBuffers<'a> {
                 window[i] = seen.unwrap_or(spec.eos.into());
             }
             for (i, embd) in embd.chunks_exact_mut(n).enumerate() {
-                let from = spec.row(i, window) * bytes;
-                arch.dequantize(w.table.dtype, &table[from..from + bytes], embd);
+                let row = spec.row(i, window);
+                arch.dequantize(w.table.dtype, w.table.data_of_rows(gguf, row..row + 1), embd);
             }
         });
     }

@@ -53,13 +53,14 @@ impl<'a> PerLayerBuffers<'a> {
         let m = x.len() / h.n_embd;
         let products = &mut [Product::of_weight(&w.proj, self.of_tokens, m)];
         cx.of_all().linear(x, m, products);
-        let (table, bytes) = (w.table.data(cx.gguf), w.table.row_bytes());
+        let gguf = cx.gguf;
         let (scale, table_scale) = (1.0 / (h.n_embd as f32).sqrt(), (w.norm.len() as f32).sqrt());
         let (workers, slots) = (cx.threads.when(m > 1), &cx.slots);
         workers.for_chunk_pairs(self.of_tokens, n, self.table, n, |row, x, of_token| {
             // Images have the vectors of the first token, the one that pads.
             let token = slots.image(row).map_or_else(|| slots.token(row).1, |_| 0);
-            arch.dequantize(w.table.dtype, &table[token * bytes..][..bytes], of_token);
+            let table = w.table.data_of_rows(gguf, token..token + 1);
+            arch.dequantize(w.table.dtype, table, of_token);
             let layers = x
                 .chunks_exact_mut(w.norm.len())
                 .zip(of_token.chunks_exact(w.norm.len()));

@@ -1,6 +1,7 @@
 //! Failures of opening models.
 
 use crate::gguf::GgufError;
+use crate::quant::RowError;
 use crate::tokenizer::TokenizerError;
 
 /// Why a model was refused at open.
@@ -137,6 +138,22 @@ pub enum ModelError {
         /// The system's error.
         error: std::io::Error,
     },
+    /// Weights that were to be quantised while opening are quantised already.
+    #[error(
+        "tensor {tensor:?} is quantised already ({dtype}), and would lose twice: open the file as it is, or quantise the F16, BF16 or F32 model"
+    )]
+    QuantizedAlready {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        dtype: String,
+    },
+    /// A weight cannot be quantised.
+    #[error(transparent)]
+    Row(#[from] RowError),
+    /// The system starts no threads that quantise.
+    #[error("no threads to quantise with: {0}")]
+    QuantizeThreads(std::io::Error),
     /// The weights alone exceed the memory limit.
     #[error(
         "the weights take {need} bytes, the memory limit is {limit}: use a smaller model, or fewer bits per weight"

@@ -10,6 +10,7 @@ mod family;
 mod hparams;
 mod keys;
 mod mtp;
+pub mod quantize;
 mod rope;
 mod setters;
 mod weights;
@@ -19,13 +20,13 @@ use crate::gguf::{Gguf, TensorInfo, Value};
 #[cfg(feature = "grammar")]
 use crate::grammar::{GrammarError, TokenTrie};
 use crate::lora::in_layer;
-use crate::quant::DType;
+use crate::quant::{DType, FileType};
 use crate::system::SystemMemory;
 use crate::tokenizer::Tokenizer;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -55,6 +56,7 @@ pub use crate::lora::TargetModule;
 pub use error::ModelError;
 pub use keys::Unknown;
 use keys::UnknownNames;
+use quantize::OnOpen;
 pub(crate) use weights::Weights;
 
 /// Where weights are read from.
@@ -112,6 +114,8 @@ pub enum OpenStage {
     Bind,
     /// Copying weights, with [`WeightPlacement::Copied`].
     Copy,
+    /// Converting weights, with [`OpenOptions::quantize`].
+    Quantize,
 }
 
 /// Callback for the progress of opening, as a share from 0 to 1 of the stage; returning `false`
@@ -142,6 +146,8 @@ pub struct OpenOptions<'p> {
     overrides: Vec<(String, Value)>,
     memory_limit: Option<u64>,
     auto: bool,
+    quantize: Option<FileType>,
+    quantize_cache: Option<PathBuf>,
     progress: Option<Progress<'p>>,
 }
 
@@ -224,6 +230,23 @@ impl<'p> OpenOptions<'p> {
         self
     }
 
+    /// Quantises the weights of an F16, BF16 or F32 file to the types of this mix, on as many
+    /// threads as the process may use. The result is in memory; the file stays as it is, and takes
+    /// none but for rows under way. Default: weights are used as they are.
+    #[must_use]
+    pub fn quantize(mut self, file_type: FileType) -> Self {
+        self.quantize = Some(file_type);
+        self
+    }
+
+    /// Keeps what [`quantize`](Self::quantize) makes in a folder, by a hash of the file's
+    /// contents, and maps it from there; it is made once. Default: in memory alone.
+    #[must_use]
+    pub fn quantize_cache(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.quantize_cache = Some(folder.into());
+        self
+    }
+
     /// Calls `progress` with the share of a stage that is done, 0 to 1; returning `false` cancels.
     #[must_use]
     pub fn progress(mut self, progress: impl FnMut(OpenStage, f32) -> bool + 'p) -> Self {
@@ -271,26 +294,24 @@ impl<'p> OpenOptions<'p> {
         if !progress(OpenStage::Bind, 0.0) {
             return Err(ModelError::Cancelled);
         }
-        let weights = Weights::bind(&gguf, &hparams, &mut unknown, &mut |share| {
-            progress(OpenStage::Bind, share)
-        })?;
-        let tokenizer = Tokenizer::opt_from_metadata(gguf.metadata())?;
-        if let Some(n) = tokenizer
-            .as_ref()
-            .map(Tokenizer::n_vocab)
-            .filter(|&n| n > hparams.n_vocab)
-        {
-            return Err(ModelError::Inconsistent {
-                what: format!(
-                    "the vocabulary has {n} tokens, the embedding table {} rows",
-                    hparams.n_vocab
-                ),
-            });
-        }
         let available = || SystemMemory::now().map(|memory| memory.available / 10 * 9);
         let memory_limit = self
             .memory_limit
             .or_else(|| self.auto.then(available).flatten());
+        let gguf = match self
+            .quantize
+            .map(|file_type| OnOpen::new(file_type, self.quantize_cache))
+        {
+            None => gguf,
+            Some(on_open) => on_open.apply(gguf, memory_limit, &mut |share| {
+                progress(OpenStage::Quantize, share)
+            })?,
+        };
+        let weights = Weights::bind(&gguf, &hparams, &mut unknown, &mut |share| {
+            progress(OpenStage::Bind, share)
+        })?;
+        let tokenizer = Tokenizer::opt_from_metadata(gguf.metadata())?;
+        check_vocabulary(tokenizer.as_ref(), &hparams)?;
         let need = gguf.tensors().iter().map(|t| t.n_bytes).sum();
         if let Some(limit) = memory_limit.filter(|&limit| need > limit) {
             return Err(ModelError::MemoryLimit { need, limit });
@@ -344,6 +365,22 @@ impl<'p> OpenOptions<'p> {
             token_trie: Mutex::default(),
             shared: Mutex::default(),
         })))
+    }
+}
+
+/// Refuses a vocabulary with tokens that have no embedding.
+fn check_vocabulary(tokenizer: Option<&Tokenizer>, hparams: &Hparams) -> Result<(), ModelError> {
+    match tokenizer
+        .map(Tokenizer::n_vocab)
+        .filter(|&n| n > hparams.n_vocab)
+    {
+        None => Ok(()),
+        Some(n) => Err(ModelError::Inconsistent {
+            what: format!(
+                "the vocabulary has {n} tokens, the embedding table {} rows",
+                hparams.n_vocab
+            ),
+        }),
     }
 }
 

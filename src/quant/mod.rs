@@ -10,6 +10,7 @@
 
 mod block;
 mod coded;
+mod converter;
 mod error;
 mod fit;
 mod float;
@@ -30,6 +31,7 @@ mod ternary;
 mod unaccelerated;
 
 pub use coded::{Coded, CodedScales};
+pub use converter::{Conversion, Converter, Loss, RowError};
 pub use error::QuantError;
 pub use formats::{DType, DequantizeFn, FORMATS, Format, QuantizeFn};
 pub use iq::{

@@ -47,6 +47,7 @@ mod plan;
 mod prefix;
 mod prefix_random;
 mod quant;
+mod quantize_open;
 mod recurrent;
 mod run;
 mod sample;

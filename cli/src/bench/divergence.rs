@@ -6,10 +6,13 @@
 //! log-probability as `f32`, and a 16-bit code for each token of the vocabulary, an even number of
 //! them.
 
-use crate::io::Failure;
+use super::perplexity::{Score, score_chunk};
+use crate::io::{Failure, Progress};
+use ruvllm::gguf::NewFile;
+use ruvllm::session::Session;
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 8] = b"_logits_";
 
@@ -27,7 +30,7 @@ pub(crate) struct BaseHead {
 
 impl BaseHead {
     /// Writes the beginning of a file.
-    pub(crate) fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
+    fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
         out.write_all(MAGIC)?;
         let n_chunks = self.tokens.len() / self.n_ctx;
         for n in [self.n_ctx, self.n_vocab, n_chunks] {
@@ -40,8 +43,47 @@ impl BaseHead {
     }
 }
 
+/// A file of log-probabilities that is gone afterwards.
+pub(crate) struct Scratch(pub(crate) PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Writes the log-probabilities of the first `n_chunks` chunks of as many tokens as the session
+/// holds.
+pub(crate) fn write_base(
+    session: &mut Session,
+    tokens: &[u32],
+    n_chunks: usize,
+    path: &Path,
+    progress: &Progress,
+) -> Result<Score, Failure> {
+    let n_ctx = session.n_ctx();
+    let head = BaseHead {
+        n_ctx,
+        n_vocab: session.model().hparams().n_vocab,
+        tokens: tokens[..n_ctx * n_chunks].to_vec(),
+    };
+    let failed = Failure::file(path);
+    let mut file = NewFile::create(path, false).map_err(&failed)?;
+    head.write(&mut file).map_err(&failed)?;
+    let (mut score, mut tokens) = (Score::default(), head.tokens);
+    for (i, chunk) in tokens.chunks_exact_mut(n_ctx).enumerate() {
+        score_chunk(session, chunk, |at, logits, token| {
+            score.add(logits, token);
+            progress.set((i * n_ctx + at) as u64);
+            write_distribution(&mut file, logits).map_err(&failed)
+        })?;
+    }
+    file.finish().map_err(&failed)?;
+    Ok(score)
+}
+
 /// Writes the distribution of some logits.
-pub(crate) fn write_distribution(out: &mut impl Write, logits: &[f32]) -> std::io::Result<()> {
+fn write_distribution(out: &mut impl Write, logits: &[f32]) -> std::io::Result<()> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let min = logits.iter().copied().fold(f32::INFINITY, f32::min);
     let min = min.max(max - DEPTH);
@@ -130,8 +172,30 @@ impl Base {
         })
     }
 
+    /// How far the model of a session is from this one, over the first `n_chunks` chunks of the
+    /// file at `path`.
+    pub(crate) fn compare(
+        &mut self,
+        session: &mut Session,
+        n_chunks: usize,
+        path: &Path,
+        progress: &Progress,
+    ) -> Result<Divergence, Failure> {
+        let (mut divergence, mut log_probs) = (Divergence::default(), Vec::new());
+        let (n_ctx, mut tokens) = (self.head.n_ctx, self.head.tokens.clone());
+        for (i, chunk) in tokens.chunks_exact_mut(n_ctx).take(n_chunks).enumerate() {
+            score_chunk(session, chunk, |at, logits, token| {
+                self.next(&mut log_probs).map_err(Failure::file(path))?;
+                divergence.add(logits, &log_probs, token);
+                progress.set((i * n_ctx + at) as u64);
+                Ok(())
+            })?;
+        }
+        Ok(divergence)
+    }
+
     /// The next distribution as log-probabilities.
-    pub(crate) fn next(&mut self, into: &mut Vec<f32>) -> std::io::Result<()> {
+    fn next(&mut self, into: &mut Vec<f32>) -> std::io::Result<()> {
         self.rest.read_exact(&mut self.bytes)?;
         let (head, codes) = self.bytes.split_at(8);
         let float = |i: usize| f32::from_le_bytes([head[i], head[i + 1], head[i + 2], head[i + 3]]);
@@ -150,7 +214,8 @@ pub(crate) struct Divergence {
     kl: Vec<f64>,
     /// Difference of the probabilities of the token that follows.
     p_diff: Vec<f64>,
-    nll: f64,
+    /// How well the model predicts the text.
+    pub(crate) score: Score,
     nll_base: f64,
     n_same_top: usize,
 }
@@ -176,7 +241,7 @@ impl Divergence {
         let (of_base, of_model) = (base[token as usize], logits[token as usize] - normal);
         self.p_diff
             .push(f64::from(of_model.exp()) - f64::from(of_base.exp()));
-        self.nll -= f64::from(of_model);
+        self.score.add(logits, token);
         self.nll_base -= f64::from(of_base);
         self.n_same_top += usize::from(top == base_top);
     }
@@ -216,8 +281,8 @@ impl Divergence {
 
     /// Perplexities of the model and of the base.
     pub(crate) fn perplexities(&self) -> (f64, f64) {
-        let n = self.n() as f64;
-        ((self.nll / n).exp(), (self.nll_base / n).exp())
+        let base = self.nll_base / self.n() as f64;
+        (self.score.perplexity(), base.exp())
     }
 }
 

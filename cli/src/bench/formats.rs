@@ -1,6 +1,8 @@
 //! `ruvllm bench formats`: what each weight format costs and brings, in one table.
 
+use crate::bench::divergence::{Base, Divergence, Scratch, write_base};
 use crate::bench::perplexity;
+use crate::bench::picture::{Point, svg};
 use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, engine, no_tokenizer, open};
 use crate::io::table::{Format, Printer};
 use crate::io::{Failure, Progress, file_or_pipe, note, read_text, size, without_last_newline};
@@ -8,7 +10,9 @@ use crate::quantize::{self, Rows, file_type};
 use ruvllm::engine::{EngineOptions, SessionOptions};
 use ruvllm::gguf::Gguf;
 use ruvllm::model::Model;
+use ruvllm::model::quantize::writer;
 use ruvllm::quant::FileType;
+use ruvllm::session::Session;
 use ruvllm_benches::{Shape, Test, run as measure, synthetic};
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal};
@@ -21,7 +25,8 @@ Examples:
   ruvllm bench formats -f text.txt --shape llama-8b -o csv
 
 The model is quantised in memory and predicts the text: `ppl` is its perplexity as `ruvllm perplexity` tells it, `loss` \
-the difference from the file as it is. Size and speed are those of made-up weights of a shape, as small models fit into a \
+the difference from the file as it is, `kl` the mean Kullback-Leibler divergence from it, whose log-probabilities lie in \
+the folder for temporary files meanwhile (2 bytes for each scored token and token of the vocabulary). Size and speed are those of made-up weights of a shape, as small models fit into a \
 cache. Start from F16, BF16 or F32 where you can.";
 
 #[derive(clap::Args)]
@@ -34,6 +39,12 @@ pub(crate) struct Args {
     /// Text to predict, without its last line end; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
+    /// Most chunks of the text to predict [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    chunks: Option<u32>,
+    /// Draw size against divergence into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Types to compare [default: all that `quantize` makes]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = file_type)]
     types: Vec<FileType>,
@@ -82,7 +93,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.types
     };
     let gguf = args.model.gguf()?;
-    let plain = loss(args, args.model.open(&args.placement)?, &text)?;
+    let scratch = format!("ruvllm-formats-{}.logits", std::process::id());
+    let scratch = Scratch(std::env::temp_dir().join(scratch));
+    let plain = loss(args, args.model.open(&args.placement)?, &text, &scratch)?;
+    let mut points = Vec::new();
     note(format_args!(
         "perplexity {:.4} as the file is; speeds of {} with -p {} and -n {}",
         plain.exp(),
@@ -102,18 +116,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             ..quantize::Choice::of(file_type)
         };
         let plan = quantize::plan(&gguf, &choice)?;
-        let rows = Rows::in_memory(args.threads)?;
-        let converted = quantize::writer(&gguf, &plan, file_type, &rows).to_bytes();
+        let rows = Rows::in_memory(Progress::hidden(), args.threads.number())?;
+        let converted = Gguf::from_writer(writer(&gguf, &plan, file_type, &rows.converter));
         let converted = rows.finish(converted)?;
-        let loss = loss(
-            args,
-            open(
-                Gguf::from_bytes(converted)?,
-                &args.placement,
-                &file_type.to_string(),
-            )?,
-            &text,
-        )?;
+        let model_bytes = converted.file_size();
+        let model = open(converted, &args.placement, &file_type.to_string())?;
+        let divergence = compare(args, &model, &scratch)?;
+        points.push(Point {
+            name: file_type.to_string(),
+            bytes: model_bytes,
+            kl: divergence.mean().0,
+        });
+        drop(model);
         step(1);
         let model = open(
             synthetic(args.shape, file_type)?,
@@ -147,41 +161,53 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             file_type,
             bytes,
             bits,
-            loss,
+            loss: divergence.score.mean(),
+            kl: divergence.mean().0,
             plain,
             prompt,
             tokens,
         };
         printer.row(&row.cells(), || row.json())?;
     }
-    printer.end()
+    printer.end()?;
+    match &args.svg {
+        Some(path) => std::fs::write(path, svg(&points)).map_err(Failure::file(path)),
+        None => Ok(()),
+    }
 }
 
-/// Mean of `−ln p` over the text.
-fn loss(args: &Args, model: Model, text: &str) -> Result<f64, Failure> {
-    let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let mut tokens = tokenizer.encode(text, true, false);
+/// A session of the model in the context in which the text is predicted.
+fn session(args: &Args, model: &Model) -> Result<Session, Failure> {
     let options = SessionOptions {
         n_ctx: Some(args.ctx_size as usize),
         ..Default::default()
     };
     let engine = engine(
-        &model,
+        model,
         args.threads.number(),
         false,
         &options,
         EngineOptions::default(),
     )?;
-    let mut session = engine.session_with(&options)?;
-    let n_chunks = perplexity::n_chunks(&tokens, session.sequence().n_ctx())?;
-    let all = perplexity::score(
-        &mut session,
-        &mut tokens,
-        n_chunks,
-        &Progress::hidden(),
-        |_| Ok(()),
-    )?;
-    Ok(all.mean())
+    Ok(engine.session_with(&options)?)
+}
+
+/// Mean of `−ln p` over the text; writes the log-probabilities.
+fn loss(args: &Args, model: Model, text: &str, scratch: &Scratch) -> Result<f64, Failure> {
+    let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+    let tokens = tokenizer.encode(text, true, false);
+    let mut session = session(args, &model)?;
+    let limit = args.chunks.map_or(usize::MAX, |n| n as usize);
+    let n_chunks = perplexity::n_chunks(&tokens, session.sequence().n_ctx())?.min(limit);
+    let progress = Progress::hidden();
+    Ok(write_base(&mut session, &tokens, n_chunks, &scratch.0, &progress)?.mean())
+}
+
+/// How far a model is from the one whose log-probabilities are in the file.
+fn compare(args: &Args, model: &Model, scratch: &Scratch) -> Result<Divergence, Failure> {
+    let mut session = session(args, model)?;
+    let mut base = Base::open(&scratch.0)?;
+    base.compare(&mut session, usize::MAX, &scratch.0, &Progress::hidden())
 }
 
 /// One line of the table.
@@ -192,6 +218,8 @@ struct Row {
     /// Per weight of the shape.
     bits: f64,
     loss: f64,
+    /// Mean divergence from the file as it is.
+    kl: f64,
     /// Loss of the file as it is.
     plain: f64,
     /// Tokens per second.
@@ -212,6 +240,7 @@ impl Row {
             ("size", size(self.bytes)),
             ("ppl", format!("{:.4}", self.loss.exp())),
             ("loss", format!("{:+.2} %", 100.0 * self.change())),
+            ("kl", format!("{:.6}", self.kl)),
             ("prompt t/s", format!("{:.1}", self.prompt)),
             ("tokens t/s", format!("{:.1}", self.tokens)),
         ]
@@ -224,6 +253,7 @@ impl Row {
             "size": self.bytes,
             "ppl": self.loss.exp(),
             "ppl_change": self.change(),
+            "kl": self.kl,
             "prompt_ts": self.prompt,
             "gen_ts": self.tokens,
         })

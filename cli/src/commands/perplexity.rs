@@ -1,15 +1,14 @@
 //! `ruvllm perplexity`: how well a model predicts a text.
 
-use crate::bench::divergence::{Base, BaseHead, Divergence, write_distribution};
-use crate::bench::perplexity::{DEFAULT_CTX, LEAST_CTX, Score, n_chunks, score, score_chunk};
+use crate::bench::divergence::{Base, Divergence, write_base};
+use crate::bench::perplexity::{DEFAULT_CTX, LEAST_CTX, n_chunks, score};
+use crate::bench::tasks::{TaskKind, accuracy, by_chance, choice, tasks};
 use crate::flags::{ModelArgs, PlacementArgs, SessionArgs, kv_bytes, no_tokenizer, session};
 use crate::io::{
-    Failure, Progress, file_or_pipe, milliseconds, note, print, print_json, read_text,
+    Failure, Progress, file_or_pipe, milliseconds, note, print, print_json, read, read_text,
     without_last_newline,
 };
-use ruvllm::gguf::NewFile;
 use ruvllm::kv::KvType;
-use ruvllm::session::Session;
 use serde_json::json;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -22,6 +21,9 @@ Examples:
   ruvllm perplexity -m model.gguf -f wiki.test.raw --json
   ruvllm perplexity -m model-f16.gguf -f wiki.test.raw --kl-divergence-base base.bin
   ruvllm perplexity -m small.gguf --kl-divergence-base base.bin --kl-divergence
+  ruvllm perplexity -m model.gguf -f hellaswag_val_full.txt --hellaswag --hellaswag-tasks 400
+  ruvllm perplexity -m model.gguf -f winogrande-debiased-eval.csv --winogrande
+  ruvllm perplexity -m model.gguf -f mmlu-validation.bin --multiple-choice
 
 Lower is better. Numbers are comparable for the same text, -c and vocabulary only; -c is 512 unless \
 given, as in llama.cpp.";
@@ -46,6 +48,8 @@ pub(crate) struct Args {
     /// Measure how far the model is from that of the file, on the file's text
     #[arg(long, requires = "kl_divergence_base", conflicts_with = "file")]
     kl_divergence: bool,
+    #[command(flatten)]
+    tasks: TaskArgs,
     /// Print one JSON object at the end
     #[arg(long)]
     json: bool,
@@ -53,11 +57,59 @@ pub(crate) struct Args {
     session: SessionArgs,
 }
 
+/// Tasks instead of a text, in files of llama.cpp's formats.
+#[derive(clap::Args)]
+struct TaskArgs {
+    /// The file has HellaSwag's tasks: which ending follows?
+    #[arg(long, group = "task_kind", conflicts_with_all = ["kl_divergence_base", "chunks"])]
+    hellaswag: bool,
+    /// Most of them, of which is drawn at random; 0 is all
+    #[arg(long, value_name = "N", default_value_t = 400, requires = "hellaswag")]
+    hellaswag_tasks: usize,
+    /// The file has Winogrande's tasks: which name is meant?
+    #[arg(long, group = "task_kind", conflicts_with_all = ["kl_divergence_base", "chunks"])]
+    winogrande: bool,
+    /// Most of them; 0 is all
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "winogrande")]
+    winogrande_tasks: usize,
+    /// The file has questions with several answers: which is right?
+    #[arg(long, group = "task_kind", conflicts_with_all = ["kl_divergence_base", "chunks"])]
+    multiple_choice: bool,
+    /// Most of them; 0 is all
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        requires = "multiple_choice"
+    )]
+    multiple_choice_tasks: usize,
+}
+
+impl TaskArgs {
+    /// What kind, and how many.
+    fn kind(&self) -> Option<(TaskKind, usize)> {
+        [
+            (self.hellaswag, TaskKind::HellaSwag, self.hellaswag_tasks),
+            (self.winogrande, TaskKind::Winogrande, self.winogrande_tasks),
+            (
+                self.multiple_choice,
+                TaskKind::MultipleChoice,
+                self.multiple_choice_tasks,
+            ),
+        ]
+        .into_iter()
+        .find_map(|(is_asked, kind, n)| is_asked.then_some((kind, n)))
+    }
+}
+
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.kl_divergence
         && let Some(path) = &args.kl_divergence_base
     {
         return compare(args, path);
+    }
+    if let Some((kind, n)) = args.tasks.kind() {
+        return score_tasks(args, kind, n);
     }
     let text = without_last_newline(read_text(&file_or_pipe(args.file.as_ref(), "-f FILE")?)?);
     let options = args.session.options(Some(DEFAULT_CTX), KvType::default());
@@ -87,7 +139,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 
     if let Some(path) = &args.kl_divergence_base {
-        let score = write_base(&mut session, &tokens, n_chunks, path)?;
+        let progress = Progress::new("perplexity", (n_chunks * n_ctx) as u64);
+        let score = write_base(&mut session, &tokens, n_chunks, path, &progress)?;
+        drop(progress);
         note(format!("{}: {} tokens", path.display(), score.n));
         return print(format!("Final estimate: PPL = {:.4}\n", score.perplexity()));
     }
@@ -135,33 +189,55 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Writes the log-probabilities of the first `n_chunks` chunks.
-fn write_base(
-    session: &mut Session,
-    tokens: &[u32],
-    n_chunks: usize,
-    path: &Path,
-) -> Result<Score, Failure> {
-    let n_ctx = session.sequence().n_ctx();
-    let head = BaseHead {
-        n_ctx,
-        n_vocab: session.model().hparams().n_vocab,
-        tokens: tokens[..n_ctx * n_chunks].to_vec(),
+/// Lets the model choose in each of a file's tasks.
+fn score_tasks(args: &Args, kind: TaskKind, n: usize) -> Result<(), Failure> {
+    let start = Instant::now();
+    let path = file_or_pipe(args.file.as_ref(), "-f FILE")?;
+    let file = read(&path)?;
+    let options = args.session.options(Some(DEFAULT_CTX), KvType::default());
+    let model = args.model.open(&args.placement)?;
+    let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+    let of_kind = |what| Failure::Work(format!("{}: {}: {what}", path.display(), kind.name()));
+    let tasks = tasks(kind, &file, n, tokenizer).map_err(of_kind)?;
+    let mut session = session(&model, &args.session, &options, options.n_batch)?;
+    let progress = match !args.json && io::stdout().is_terminal() {
+        true => Progress::hidden(),
+        false => Progress::new("tasks", tasks.len() as u64),
     };
-    let failed = Failure::file(path);
-    let mut file = NewFile::create(path, false).map_err(&failed)?;
-    head.write(&mut file).map_err(&failed)?;
-    let progress = Progress::new("perplexity", (n_chunks * n_ctx) as u64);
-    let (mut score, mut tokens) = (Score::default(), head.tokens);
-    for (i, chunk) in tokens.chunks_exact_mut(n_ctx).enumerate() {
-        score_chunk(session, chunk, |at, logits, token| {
-            score.add(logits, token);
-            progress.set((i * n_ctx + at) as u64);
-            write_distribution(&mut file, logits).map_err(&failed)
-        })?;
+    let mut n_right = 0;
+    for (i, task) in tasks.iter().enumerate() {
+        let (_, is_right) = choice(&mut session, task)?;
+        n_right += usize::from(is_right);
+        progress.set(i as u64 + 1);
+        if !args.json {
+            let (share, [low, high]) = accuracy(n_right, i + 1);
+            let [share, low, high] = [share, low, high].map(|x| 100.0 * x);
+            print(format!("{}\t{share:.8}%\t[{low:.4}%, {high:.4}%]\n", i + 1))?;
+        }
     }
-    file.finish().map_err(&failed)?;
-    Ok(score)
+    drop(progress);
+    let (share, [low, high]) = accuracy(n_right, tasks.len());
+    if args.json {
+        return print_json(&json!({
+            "model": args.model.label(),
+            "task": kind.name(),
+            "accuracy": share,
+            "accuracy_95": [low, high],
+            "by_chance": by_chance(&tasks),
+            "n_tasks": tasks.len(),
+            "n_right": n_right,
+            "ms": milliseconds(start.elapsed()),
+        }));
+    }
+    print(format!(
+        "Final {} score ({} tasks): {:.4} % [{:.4}, {:.4}], by chance {:.4} %\n",
+        kind.name(),
+        tasks.len(),
+        100.0 * share,
+        100.0 * low,
+        100.0 * high,
+        100.0 * by_chance(&tasks),
+    ))
 }
 
 /// Compares the model's distributions with those of the file at `path`.
@@ -190,16 +266,7 @@ fn compare(args: &Args, path: &Path) -> Result<(), Failure> {
     let limit = args.chunks.and_then(|n| usize::try_from(n).ok());
     let n_chunks = n_all.min(limit.unwrap_or(usize::MAX));
     let progress = Progress::new("divergence", (n_chunks * n_ctx) as u64);
-    let (mut divergence, mut log_probs) = (Divergence::default(), Vec::new());
-    let mut tokens = base.head.tokens.clone();
-    for (i, chunk) in tokens.chunks_exact_mut(n_ctx).take(n_chunks).enumerate() {
-        score_chunk(&mut session, chunk, |at, logits, token| {
-            base.next(&mut log_probs).map_err(Failure::file(path))?;
-            divergence.add(logits, &log_probs, token);
-            progress.set((i * n_ctx + at) as u64);
-            Ok(())
-        })?;
-    }
+    let divergence = base.compare(&mut session, n_chunks, path, &progress)?;
     drop(progress);
     report(args, &divergence, (n_ctx, n_chunks))
 }

@@ -1,9 +1,11 @@
 //! `ruvllm quantize`: the same model in a smaller type.
 
+use crate::bench::target::Target;
 use crate::flags::{OverwriteArg, ThreadsArg};
-use crate::io::{Failure, count, note, printable, same_file, size};
-use crate::quantize::{Choice, Importance, NamedType, Rows, file_type, plan, tensor_type, writer};
+use crate::io::{Failure, count, note, parse_size, printable, read_text, same_file, size};
+use crate::quantize::{Choice, Importance, NamedType, Rows, file_type, plan, tensor_type};
 use ruvllm::gguf::{Gguf, TensorInfo};
+use ruvllm::model::quantize::writer;
 use ruvllm::quant::{DType, FileType};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -16,6 +18,7 @@ Examples:
   ruvllm imatrix -m model-f16.gguf -f text.txt -o imatrix.gguf
   ruvllm quantize model-f16.gguf small.gguf IQ2_M --imatrix imatrix.gguf
   ruvllm quantize model-f16.gguf small.gguf Q4_K_M --tensor-type ffn_down=Q6_K
+  ruvllm quantize model-f16.gguf small.gguf Q4_K_M --target-size 3.5G --target-text text.txt
 
 The output appears under its name when it is complete. Start from F16, BF16 or F32 where you can:
 quantising twice loses more than once. Types below 4 bits need an importance matrix to be good.";
@@ -55,6 +58,21 @@ pub(crate) struct Args {
     /// that matches counts
     #[arg(long, value_name = "REGEX=TYPE", action = clap::ArgAction::Append)]
     tensor_type: Vec<NamedType>,
+    /// Size of the file: measures how much each kind of tensor matters, and takes the types that lose
+    /// least; TYPE is what the file says it is. Takes memory for the model as it is
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "target_text",
+          conflicts_with_all = ["pure", "output_tensor_type", "token_embedding_type", "leave_output_tensor", "target_bpw"])]
+    target_size: Option<u64>,
+    /// The same by bits per weight
+    #[arg(long, value_name = "BITS", requires = "target_text",
+          conflicts_with_all = ["pure", "output_tensor_type", "token_embedding_type", "leave_output_tensor"])]
+    target_bpw: Option<f64>,
+    /// Text on which it is measured, of at least 1,024 tokens; the first 4,096 count
+    #[arg(long, value_name = "FILE")]
+    target_text: Option<PathBuf>,
+    /// Write the types that were chosen as flags, one in a line
+    #[arg(long, value_name = "FILE", requires = "target_text")]
+    target_flags: Option<PathBuf>,
     /// Leave output.weight as it is
     #[arg(long)]
     leave_output_tensor: bool,
@@ -84,7 +102,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         )));
     }
 
-    let choice = args.choice()?;
+    let mut choice = args.choice()?;
+    if let Some(bytes) = args.target_bytes(&gguf)? {
+        let mix = args.mix(&gguf, &choice, bytes)?;
+        choice.named.extend(mix);
+    }
     let plan = plan(&gguf, &choice)?;
     if args.verbose {
         for planned in &plan {
@@ -103,8 +125,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     let total = gguf.tensors().iter().map(TensorInfo::n_elems).sum();
-    let rows = Rows::new("quantising", total, args.threads)?;
-    let mut writer = writer(&gguf, &plan, args.file_type, &rows);
+    let rows = Rows::new("quantising", total, args.threads.number())?;
+    let mut writer = writer(&gguf, &plan, args.file_type, &rows.converter);
     args.overwrite.apply(&mut writer);
     let written = writer.write(&args.output);
     rows.finish(written)?;
@@ -127,6 +149,47 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Args {
+    /// Bytes that the file is to have, if that is said.
+    fn target_bytes(&self, gguf: &Gguf) -> Result<Option<u64>, Failure> {
+        let n: u64 = gguf.tensors().iter().map(TensorInfo::n_elems).sum();
+        match self.target_bpw {
+            Some(bits) if !(bits > 0.0 && bits <= 32.0) => Err(Failure::Usage(format!(
+                "--target-bpw {bits}: expected more than 0 and at most 32"
+            ))),
+            Some(bits) => Ok(Some((bits / 8.0 * n as f64) as u64)),
+            None => Ok(self.target_size),
+        }
+    }
+
+    /// The types that lose least for so many bytes.
+    fn mix(&self, gguf: &Gguf, choice: &Choice, bytes: u64) -> Result<Vec<NamedType>, Failure> {
+        let Some(text) = &self.target_text else {
+            return Err(Failure::Usage("--target-text FILE is needed".into()));
+        };
+        let mut scratch = self.output.clone().into_os_string();
+        scratch.push(".logits");
+        let target = Target {
+            gguf,
+            plan: &plan(gguf, choice)?,
+            named: &choice.named,
+            importance: choice.importance.as_ref(),
+            text: &read_text(text)?,
+            bytes,
+            scratch: scratch.into(),
+            n_threads: self.threads.number(),
+        };
+        let mix = target.mix()?;
+        let flag = |named: &NamedType| {
+            format!("--tensor-type '{}={}'\n", named.names.as_str(), named.dtype)
+        };
+        let flags: String = mix.iter().map(flag).collect();
+        match &self.target_flags {
+            Some(path) => std::fs::write(path, flags).map_err(Failure::file(path))?,
+            None => note(flags.trim_end()),
+        }
+        Ok(mix)
+    }
+
     fn choice(&self) -> Result<Choice, Failure> {
         let read = |path| -> Result<Importance, Failure> {
             let mut importance = Importance::read(path)?;

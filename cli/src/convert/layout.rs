@@ -1,6 +1,6 @@
 //! A tensor of a GGUF file from those of a checkpoint: shape, type, and which row comes from where.
 
-use super::checkpoint::Source;
+use super::checkpoint::{Data, Source};
 use super::config::Config;
 use super::family::{Factor, Family, Map, Reorder, Run, Transpose};
 use crate::io::Failure;
@@ -29,7 +29,8 @@ struct TokenText<'a> {
     /// Its first row in the GGUF file.
     start: usize,
     source: &'a Source<'a>,
-    row_bytes: usize,
+    /// Values of a row.
+    width: usize,
     order: Order,
 }
 
@@ -71,6 +72,14 @@ impl<'a> Tensor<'a> {
         }
     }
 
+    /// Whether its values are those of packed codes that no blocks hold, so that a quantised type
+    /// is a second rounding.
+    pub(super) fn is_repacked(&self) -> bool {
+        let is_packed = |piece: &TokenText<'_>| matches!(piece.source.data, Data::Packed(_));
+        let rounds = self.from != self.to || self.is_changed();
+        rounds && self.to.block().0 > 1 && self.pieces.iter().any(is_packed)
+    }
+
     /// The bytes of row `i`.
     pub(super) fn row(&self, i: usize) -> Cow<'a, [u8]> {
         let piece = &self.pieces[self.pieces.partition_point(|piece| piece.start <= i) - 1];
@@ -104,38 +113,31 @@ impl<'a> TokenText<'a> {
                 step,
             } => {
                 let size = self.source.dtype.block().1 as usize;
-                let at = |j: usize| (row + j) * self.row_bytes + (first + i * step) * size;
+                let at = |j: usize| ((row + j) * self.width + first + i * step) * size;
+                // `Stack::new` refuses to transpose others.
+                let data = self.source.plain().unwrap_or_default();
                 return Cow::Owned(
                     (0..n)
-                        .flat_map(|j| &self.source.data[at(j)..at(j) + size])
+                        .flat_map(|j| &data[at(j)..at(j) + size])
                         .copied()
                         .collect(),
                 );
             }
-            Order::Zeros => return Cow::Owned(vec![0; self.row_bytes]),
+            Order::Zeros => {
+                return Cow::Owned(vec![0; self.width * self.source.dtype.block().1 as usize]);
+            }
         };
-        let row = &self.source.data[i * self.row_bytes..(i + 1) * self.row_bytes];
-        if self.source.dtype != DType::MXFP4 {
-            return Cow::Borrowed(row);
-        }
-        let n_blocks = self.row_bytes / 16;
-        Cow::Owned(mxfp4_row(
-            row,
-            &self.source.scales[i * n_blocks..(i + 1) * n_blocks],
-        ))
+        self.source.row(i, self.width)
     }
 }
 
-/// Blocks of a GGUF file, whose byte `j` has the codes of values `j` and `j + 16`, from those of
-/// gpt-oss, whose byte `j` has `2j` and `2j + 1`; the first of the two is in the lower half.
-fn mxfp4_row(codes: &[u8], scales: &[u8]) -> Vec<u8> {
-    let mut row = Vec::with_capacity(17 * scales.len());
-    for (codes, scale) in codes.chunks_exact(16).zip(scales) {
-        let code = |i: usize| codes[i / 2] >> (4 * (i % 2)) & 15;
-        row.push(*scale);
-        row.extend((0..16).map(|j| code(j) | code(j + 16) << 4));
-    }
-    row
+/// The types of matrices.
+#[derive(Clone, Copy)]
+pub(super) struct OutTypes {
+    pub(super) base: DType,
+    /// Whether quantised matrices keep their values: in the blocks that hold them, or, if none do,
+    /// in Q8_0.
+    pub(super) keeps_quantised: bool,
 }
 
 /// Tensors of a checkpoint by the number of the expert, each with the share of its rows that is
@@ -149,7 +151,7 @@ pub(super) fn stack<'a>(
     name: String,
     pieces: &Pieces<'a>,
     n_vocab: usize,
-    outtype: DType,
+    types: OutTypes,
 ) -> Result<Tensor<'a>, Failure> {
     let stack = Stack::new(family, config, &name, pieces)?;
     let shape = stack.shape(n_vocab)?;
@@ -169,7 +171,7 @@ pub(super) fn stack<'a>(
         laid.push(TokenText {
             start: n_rows,
             source: stack.first,
-            row_bytes: m.row_bytes,
+            width: m.width,
             order: Order::Zeros,
         });
         n_rows += n_missing;
@@ -186,7 +188,7 @@ pub(super) fn stack<'a>(
             stack.n_pieces, stack.first.shape
         )));
     }
-    let to = stack.dtype(&shape, n, outtype);
+    let to = stack.dtype(&shape, n, types);
     Ok(Tensor {
         dims: shape.iter().rev().map(|&n| n as u64).collect(),
         from: stack.first.dtype,
@@ -225,7 +227,6 @@ struct Matrices {
     /// Their dimensions, and their number.
     outer: Vec<usize>,
     n: usize,
-    row_bytes: usize,
     /// Whether a row is one value: a bias has one for each row of its matrix.
     by_value: bool,
     is_vector: bool,
@@ -279,6 +280,9 @@ impl<'s, 'a> Stack<'s, 'a> {
             return Err(stack.refuse(format_args!(
                 "its experts have the shapes {a:?} and {b:?}, or different types"
             )));
+        }
+        if first.plain().is_none() && stack.transpose.is_some() {
+            return Err(stack.refuse("a quantised matrix that has to be transposed"));
         }
         Ok(stack)
     }
@@ -336,16 +340,14 @@ impl<'s, 'a> Stack<'s, 'a> {
         } else {
             shape.pop().unwrap_or(1)
         };
+        if self.first.plain().is_none() && width != self.first.n() {
+            return Err(self.refuse("a quantised matrix whose rows have to be cut"));
+        }
         Ok(Matrices {
             width,
             height: shape.pop().unwrap_or(1),
             n: shape.iter().product(),
             outer: shape,
-            row_bytes: if is_mxfp4 {
-                width / 2
-            } else {
-                width * self.first.dtype.block().1 as usize
-            },
             by_value,
             is_vector,
         })
@@ -387,6 +389,9 @@ impl<'s, 'a> Stack<'s, 'a> {
         let all = |runs: &[Run]| runs.iter().map(|run| run.n).sum::<usize>();
         let n_out = all(&runs);
         let is_whole = |columns: &Vec<Run>| inside(columns, m.width) && all(columns) == m.width;
+        if columns.is_some() && self.first.dtype.block().0 > 1 {
+            return Err(self.refuse("a quantised matrix whose columns have to be sorted"));
+        }
         if !inside(&runs, n) || (!is_part && n_out != n) || !columns.as_ref().is_none_or(is_whole) {
             return Err(self.refuse(format_args!(
                 "{:?} is not of the shape that the configuration tells",
@@ -441,7 +446,7 @@ impl<'s, 'a> Stack<'s, 'a> {
                 laid.push(TokenText {
                     start: n_rows,
                     source,
-                    row_bytes: m.row_bytes,
+                    width: m.width,
                     order,
                 });
                 n_rows += n;
@@ -504,8 +509,9 @@ impl<'s, 'a> Stack<'s, 'a> {
     }
 
     /// The type in the GGUF file of a tensor with rows of `n` values.
-    fn dtype(&self, shape: &[usize], n: usize, outtype: DType) -> DType {
-        let name = self.name;
+    fn dtype(&self, shape: &[usize], n: usize, types: OutTypes) -> DType {
+        let (name, outtype) = (self.name, types.base);
+        let is_packed = matches!(self.first.data, Data::Packed(_)) && types.keeps_quantised;
         if shape.len() == 1
             || name.ends_with("norm.weight")
             || !name.ends_with(".weight")
@@ -514,6 +520,10 @@ impl<'s, 'a> Stack<'s, 'a> {
             DType::F32
         } else if self.first.dtype == DType::MXFP4 {
             DType::MXFP4
+        } else if is_packed && self.first.dtype != DType::F32 {
+            self.first.dtype
+        } else if is_packed && n.is_multiple_of(DType::Q8_0.block().0 as usize) {
+            DType::Q8_0
         } else if !n.is_multiple_of(outtype.block().0 as usize) {
             DType::F16
         } else {

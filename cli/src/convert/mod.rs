@@ -1,113 +1,205 @@
 //! A GGUF file from a folder of Hugging Face.
 //!
 //! `config.rs` reads the configuration, `family/` the table of families, `tensors.rs` lays the
-//! tensors out, `tokenizer.rs` reads the vocabulary. What is written is what llama.cpp's
+//! tensors out, `tokenizer.rs` reads the vocabulary; `quantised.rs` says how a checkpoint is quantised,
+//! `packed.rs` and `float8.rs` give the rows of such. What is written is what llama.cpp's
 //! `convert_hf_to_gguf.py` writes, but for what `docs/guide/convert.md` lists.
 
 mod checkpoint;
 mod config;
 mod family;
+mod float8;
 mod layout;
+mod packed;
+mod quantised;
+mod raw;
 mod sentencepiece;
 mod tensors;
 mod tokenizer;
 mod world;
 
-use crate::flags::{OverwriteArg, ThreadsArg};
-use crate::io::{Failure, count, note, printable, size};
-use crate::quantize::{Change, Conversion, Rows};
+use crate::io::{Failure, Progress, check_overwrite, count, note, printable, size};
+use crate::quantize::Rows;
 use checkpoint::{Checkpoint, Source};
 use config::{Config, read_any_json, read_json};
 use family::{Extra, Family};
-use ruvllm::gguf::{Array, Value, Writer};
+use layout::OutTypes;
+use quantised::Method;
+use ruvllm::gguf::{Array, Gguf, MappedFile, Value, Writer, content_hash};
 use ruvllm::model::Model;
-use ruvllm::quant::{DType, FileType};
+use ruvllm::model::quantize::model_shape;
+use ruvllm::quant::{Conversion, DType, FileType, Loss};
 use serde_json::Value as Json;
+use std::cell::Cell;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tokenizer::Tokenizer;
 
 /// What to convert, and how.
-#[derive(clap::Args)]
-pub(crate) struct ConvertArgs {
-    /// Folder with config.json, model*.safetensors and the tokenizer's files
-    #[arg(value_name = "DIR")]
-    folder: PathBuf,
-    /// GGUF file to write; without it, the folder's name and the type
-    #[arg(short, long, value_name = "FILE")]
-    outfile: Option<PathBuf>,
-    /// Type of the matrices; auto is that of the checkpoint, if that has 16 bits, and f16
-    /// otherwise
-    #[arg(long, value_name = "TYPE", default_value = "auto")]
-    outtype: OutType,
-    /// Leave out blocks for multi-token prediction, which draft (--spec mtp)
-    #[arg(long)]
-    no_mtp: bool,
-    #[command(flatten)]
-    overwrite: OverwriteArg,
-    #[command(flatten)]
-    threads: ThreadsArg,
-    /// Tell the type of each tensor
-    #[arg(short, long)]
-    verbose: bool,
+pub(crate) struct Conversions<'c> {
+    /// Folder with config.json, model*.safetensors and the tokenizer's files.
+    pub(crate) folder: &'c Path,
+    pub(crate) outtype: OutType,
+    /// Whether blocks for multi-token prediction are left out.
+    pub(crate) no_mtp: bool,
+    pub(crate) n_threads: Option<NonZeroUsize>,
+    /// Whether the type of each tensor is told.
+    pub(crate) verbose: bool,
+}
+
+/// The file to write.
+pub(crate) struct OutFile<'c> {
+    /// Without one, the folder's name and the type.
+    pub(crate) path: Option<&'c Path>,
+    pub(crate) overwrite: bool,
 }
 
 /// `general.file_type` of files whose experts are MXFP4 (llama.cpp's `MOSTLY_MXFP4_MOE`).
 const MXFP4_EXPERTS: u32 = 38;
 
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum OutType {
-    F32,
-    F16,
-    Bf16,
-    #[value(name = "q8_0")]
-    Q8_0,
+/// Types of matrices.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum OutType {
+    /// 16 bits: those of the checkpoint, if it has such, and else F16. Quantised matrices keep
+    /// their values.
     Auto,
+    /// One type.
+    One(FileType),
+    /// The types of a mix.
+    Mix(FileType),
 }
 
 impl OutType {
     fn file_type(self, sources: &[Source<'_>]) -> FileType {
+        let matrices = sources.iter().filter(|source| source.shape.len() > 1);
+        let mut of_floats = matrices.filter_map(|source| source.plain().map(|_| source.dtype));
         match self {
-            OutType::F32 => FileType::F32,
-            OutType::F16 => FileType::F16,
-            OutType::Bf16 => FileType::BF16,
-            OutType::Q8_0 => FileType::Q8_0,
-            OutType::Auto => {
-                let types = sources
-                    .iter()
-                    .filter(|source| source.shape.len() > 1)
-                    .map(|source| source.dtype);
-                match types
-                    .into_iter()
-                    .find(|dtype| !matches!(dtype, DType::F32 | DType::MXFP4))
-                {
-                    Some(DType::BF16) => FileType::BF16,
-                    _ => FileType::F16,
-                }
-            }
+            OutType::One(file_type) | OutType::Mix(file_type) => file_type,
+            OutType::Auto => match of_floats.find(|dtype| *dtype != DType::F32) {
+                Some(DType::BF16) => FileType::BF16,
+                _ => FileType::F16,
+            },
         }
     }
 }
 
 /// Converts a folder into a file.
-pub(crate) fn convert(args: &ConvertArgs) -> Result<(), Failure> {
+pub(crate) fn convert(what: &Conversions<'_>, to: &OutFile<'_>) -> Result<(), Failure> {
     let start = Instant::now();
-    let (family, mut config) = open(&args.folder)?;
-    let n_layer = config.u32("num_hidden_layers")?;
-    let mut checkpoint = Checkpoint::open(&args.folder)?;
-    if family.arch == "gemma-embedding" {
-        add_dense(&args.folder, &mut checkpoint)?;
+    with_plan(what, |plan| {
+        let (family, file_type) = (plan.family, plan.file_type);
+        let output = to.path.map(Path::to_owned).unwrap_or_else(|| {
+            // Beside the folder, whatever its path looks like.
+            let name = format!("{}-{file_type}.gguf", plan.name);
+            what.folder.join("..").join(name)
+        });
+        check_overwrite(&output, to.overwrite)?;
+        let total = plan.n_values();
+        let rows = Rows::new("converting", total, what.n_threads)?;
+        let mut writer = plan.writer(&rows, what.verbose)?;
+        if to.overwrite {
+            writer.overwrite();
+        }
+        let written = writer.write(&output);
+        rows.finish(written)?;
+        // A tensor may be missing, or have a shape that the configuration does not tell.
+        if let Err(error) = Model::open(&output) {
+            let _ = std::fs::remove_file(&output);
+            return Err(no_model(what.folder, error));
+        }
+        let bytes = std::fs::metadata(&output)
+            .map_err(Failure::file(&output))?
+            .len();
+        let seconds = start.elapsed().as_secs_f64();
+        let path = output.display();
+        note(format!(
+            "{path}: {}, {} parameters, {}, {file_type}, {seconds:.1} s",
+            family.arch,
+            count(total),
+            size(bytes)
+        ));
+        plan.tell_loss();
+        Ok(())
+    })
+}
+
+/// Converts a folder in memory, or into a file of the folder `cache` that is named by a hash of all
+/// that is in it, and is made once.
+pub(crate) fn open_converted(
+    what: &Conversions<'_>,
+    cache: Option<&Path>,
+) -> Result<Gguf, Failure> {
+    with_plan(what, |plan| {
+        let kept = match cache {
+            None => None,
+            Some(cache) => {
+                let (hash, version) = (plan.content_hash()?, env!("CARGO_PKG_VERSION"));
+                Some(cache.join(format!("{hash:016x}-{}-{version}.gguf", plan.file_type)))
+            }
+        };
+        if let Some(Ok(gguf)) = kept.as_ref().map(Gguf::open) {
+            return Ok(gguf);
+        }
+        let progress = Progress::new("converting", plan.n_values());
+        let rows = Rows::in_memory(progress, what.n_threads)?;
+        let writer = plan.writer(&rows, what.verbose)?;
+        let gguf = match (&kept, cache) {
+            (Some(path), Some(cache)) => {
+                std::fs::create_dir_all(cache).map_err(Failure::file(cache))?;
+                let mut writer = writer;
+                writer.overwrite();
+                writer.write(path).and_then(|()| Gguf::open(path))
+            }
+            _ => Gguf::from_writer(writer),
+        };
+        let gguf = rows.finish(gguf)?;
+        plan.tell_loss();
+        Ok(gguf)
+    })
+}
+
+fn no_model(folder: &Path, error: impl std::fmt::Display) -> Failure {
+    let folder = folder.display();
+    Failure::Work(format!("{folder}: what is in it makes no model: {error}"))
+}
+
+/// Lays out what a folder becomes.
+fn with_plan<T>(
+    what: &Conversions<'_>,
+    then: impl FnOnce(&Plan<'_>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let folder = what.folder;
+    let (family, mut config) = open(folder)?;
+    let method = Method::of(&config)?;
+    if method.is_packed() && matches!(what.outtype, OutType::Mix(_)) {
+        return Err(config.refuse(
+            "the checkpoint is quantised already, and would lose twice: open it as it is, or quantise the model that it was made of",
+        ));
     }
-    let (sources, n_left_out) = checkpoint.tensors(|name| tensors::is_left_out(family, name))?;
-    let n_block = if args.no_mtp {
+    let n_layer = config.u32("num_hidden_layers")?;
+    let mut checkpoint = Checkpoint::open(folder)?;
+    if family.arch == "gemma-embedding" {
+        add_dense(folder, &mut checkpoint)?;
+    }
+    let (sources, n_left_out) =
+        checkpoint.tensors(method, |name| tensors::is_left_out(family, name))?;
+    let n_block = if what.no_mtp {
         0
     } else {
         tensors::n_blocks(family, &config, &sources, n_layer)?
     };
     config.add_layers(n_block)?;
     let blocks = (n_layer, n_block);
-    let tokenizer = Tokenizer::open(&args.folder, &config)?;
-    let file_type = args.outtype.file_type(&sources);
+    let tokenizer = Tokenizer::open(folder, &config)?;
+    let file_type = what.outtype.file_type(&sources);
+    let types = OutTypes {
+        base: match what.outtype {
+            OutType::Mix(_) => DType::F16,
+            _ => file_type.base(),
+        },
+        keeps_quantised: what.outtype == OutType::Auto,
+    };
     let tensors = tensors::plan(
         family,
         &config,
@@ -115,56 +207,26 @@ pub(crate) fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         n_left_out,
         blocks,
         tokenizer.len(),
-        file_type.base(),
+        types,
     )?;
-    let plan = Plan {
-        folder: &args.folder,
+    let mut plan = Plan {
+        folder,
+        name: folder_name(folder)?,
+        checkpoint: &checkpoint,
         family,
         config: &config,
         sources: &sources,
         blocks,
         tokenizer: &tokenizer,
-        tensors: &tensors,
+        tensors,
         extra: (family.extra)(&config)?,
         file_type,
+        loss: Cell::default(),
     };
-
-    let name = folder_name(&args.folder)?;
-    let output = args.outfile.clone().unwrap_or_else(|| {
-        // Beside the folder, whatever its path looks like.
-        args.folder
-            .join("..")
-            .join(format!("{name}-{file_type}.gguf"))
-    });
-    args.overwrite.check(&output)?;
-    let total = plan.n_values();
-    let rows = Rows::new("converting", total, args.threads)?;
-    let mut writer = Writer::new();
-    plan.write_metadata(&name, &mut writer)?;
-    plan.write_tensors(&rows, args.verbose, &mut writer);
-    args.overwrite.apply(&mut writer);
-    let written = writer.write(&output);
-    rows.finish(written)?;
-    // A tensor may be missing, or have a shape that the configuration does not tell.
-    if let Err(error) = Model::open(&output) {
-        let _ = std::fs::remove_file(&output);
-        return Err(Failure::Work(format!(
-            "{}: what is in it makes no model: {error}",
-            args.folder.display()
-        )));
+    if let OutType::Mix(_) = what.outtype {
+        plan.mix()?;
     }
-    let bytes = std::fs::metadata(&output)
-        .map_err(Failure::file(&output))?
-        .len();
-    let seconds = start.elapsed().as_secs_f64();
-    let path = output.display();
-    note(format!(
-        "{path}: {}, {} parameters, {}, {file_type}, {seconds:.1} s",
-        family.arch,
-        count(total),
-        size(bytes)
-    ));
-    Ok(())
+    then(&plan)
 }
 
 /// The family of a folder, and its configuration with what the family takes for granted.
@@ -175,35 +237,27 @@ fn open(folder: &Path) -> Result<(&'static Family, Config), Failure> {
     if family.head_dim {
         config.set("head_dim", config.head_dim()?);
     }
-    if let Some((_, how)) = config.get(&["quantization_config"]) {
-        let method = how
-            .get("quant_method")
-            .and_then(Json::as_str)
-            .unwrap_or("unknown");
-        if method != "mxfp4" {
-            let what = format!(
-                "the checkpoint is quantised ({method}): {}",
-                checkpoint::QUANTISED
-            );
-            return Err(config.refuse(what));
-        }
-    }
     Ok((family, config))
 }
 
 /// What the file will hold.
 struct Plan<'p> {
     folder: &'p Path,
+    /// The folder's.
+    name: String,
+    checkpoint: &'p Checkpoint,
     family: &'static Family,
     config: &'p Config,
     sources: &'p [Source<'p>],
     /// Layers, and blocks for multi-token prediction behind them.
     blocks: (u32, u32),
     tokenizer: &'p Tokenizer,
-    tensors: &'p [layout::Tensor<'p>],
+    tensors: Vec<layout::Tensor<'p>>,
     /// Tensors made from the configuration.
     extra: Vec<Extra>,
     file_type: FileType,
+    /// Matrices whose packed values no blocks hold, and what their new types lose.
+    loss: Cell<(usize, Loss)>,
 }
 
 impl<'p> Plan<'p> {
@@ -215,7 +269,66 @@ impl<'p> Plan<'p> {
             .sum()
     }
 
-    fn write_metadata(&self, name: &str, writer: &mut Writer<'_>) -> Result<(), Failure> {
+    /// Gives the tensors the types of the mix.
+    fn mix(&mut self) -> Result<(), Failure> {
+        let mut writer = Writer::new();
+        self.write_metadata(&mut writer)?;
+        let mut shape = model_shape(&Gguf::from_bytes(writer.to_bytes()?)?);
+        let is_output = |tensor: &layout::Tensor<'_>| tensor.name == "output.weight";
+        shape.tied_embeddings = !self.tensors.iter().any(is_output);
+        for tensor in &mut self.tensors {
+            if tensor.to != DType::MXFP4
+                && let Some(to) = self
+                    .file_type
+                    .tensor_type(&tensor.name, &tensor.dims, &shape)
+            {
+                tensor.to = to;
+            }
+        }
+        Ok(())
+    }
+
+    /// A hash of all files of the folder, and of those that a model has elsewhere.
+    fn content_hash(&self) -> Result<u64, Failure> {
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(self.folder).map_err(Failure::file(self.folder))? {
+            let path = entry.map_err(Failure::file(self.folder))?.path();
+            let found = std::fs::metadata(&path).map_err(Failure::file(&path))?;
+            // The checkpoint has the others.
+            let is_weights = path.extension().is_some_and(|end| end == "safetensors");
+            if found.is_file() && found.len() > 0 && !is_weights {
+                files.push((path.clone(), MappedFile::open(&path)?));
+            }
+        }
+        files.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let names = files.iter().filter_map(|(path, _)| path.file_name());
+        let names = names.map(|name| name.as_encoded_bytes());
+        let files = files.iter().map(|(_, bytes)| &bytes[..]);
+        Ok(content_hash(
+            names.chain(files).chain(self.checkpoint.bytes()),
+        ))
+    }
+
+    /// The file, converted while it is written.
+    fn writer(&'p self, rows: &'p Rows, verbose: bool) -> Result<Writer<'p>, Failure> {
+        let mut writer = Writer::new();
+        self.write_metadata(&mut writer)?;
+        self.write_tensors(rows, verbose, &mut writer);
+        Ok(writer)
+    }
+
+    /// Tells what a second rounding has lost.
+    fn tell_loss(&self) {
+        let (n, loss) = self.loss.get();
+        if n > 0 {
+            let percent = 100.0 * loss.relative();
+            note(format!(
+                "{n} matrices have groups that no block format holds (sorted by activations, or scales that are not F16): their values were rounded again, with an error of {percent:.2} % (root mean square)"
+            ));
+        }
+    }
+
+    fn write_metadata(&self, writer: &mut Writer<'_>) -> Result<(), Failure> {
         let Plan {
             folder,
             family,
@@ -226,7 +339,7 @@ impl<'p> Plan<'p> {
         writer.metadata("general.architecture", family.arch);
         writer.metadata("general.type", "model");
         write_sampling(folder, writer)?;
-        writer.metadata("general.name", title(name));
+        writer.metadata("general.name", title(&self.name));
         let n_expert = config.opt_u32(&[
             "num_local_experts",
             "num_experts",
@@ -279,12 +392,12 @@ impl<'p> Plan<'p> {
     }
 
     /// Converts the tensors while the file is written.
-    fn write_tensors(&self, rows: &'p Rows, verbose: bool, writer: &mut Writer<'p>) {
+    fn write_tensors(&'p self, rows: &'p Rows, verbose: bool, writer: &mut Writer<'p>) {
         for (name, values) in &self.extra {
             let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
             writer.tensor(*name, &[values.len() as u64], DType::F32, data);
         }
-        for tensor in self.tensors {
+        for tensor in &self.tensors {
             if verbose {
                 note(format!(
                     "{:<40} {:>8} -> {}",
@@ -297,7 +410,9 @@ impl<'p> Plan<'p> {
             let n = tensor.dims.iter().product::<u64>() as usize / n_rows;
             writer.tensor_with(&tensor.name, &tensor.dims, tensor.to, move |out| {
                 let change = |i: usize, values: &mut [f32]| tensor.change(i, values);
-                let change = tensor.is_changed().then_some(&change as &Change<'_>);
+                let change = tensor
+                    .is_changed()
+                    .then_some(&change as &(dyn Fn(usize, &mut [f32]) + Sync));
                 let conversion = Conversion {
                     n,
                     from: tensor.from,
@@ -305,7 +420,14 @@ impl<'p> Plan<'p> {
                     change,
                     importance: None,
                 };
-                rows.write(&tensor.name, n_rows, |i| tensor.row(i), conversion, out)
+                let (converter, row) = (&rows.converter, |i| tensor.row(i));
+                if !tensor.is_repacked() {
+                    return converter.write(&tensor.name, n_rows, row, conversion, out);
+                }
+                let loss = converter.write_measured(&tensor.name, n_rows, row, conversion, out)?;
+                let (n, all) = self.loss.get();
+                self.loss.set((n + 1, all + loss));
+                Ok(())
             });
         }
     }

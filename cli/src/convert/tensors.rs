@@ -1,11 +1,12 @@
 //! From the tensors of a checkpoint to those of a GGUF file, by their names.
 
-use super::checkpoint::{QUANTISED, Source};
+use super::checkpoint::Source;
 use super::config::Config;
 use super::family::{Family, NAMES};
-use super::layout::{Pieces, Tensor, stack};
+use super::layout::{OutTypes, Pieces, Tensor, stack};
+use super::quantised::QUANTISED;
 use crate::io::{Failure, note};
-use ruvllm::quant::{DType, dequantize_row};
+use ruvllm::quant::dequantize_row;
 use std::collections::BTreeMap;
 
 /// A module's name: its layer, its path with `*` for the number of an expert, that number, and its
@@ -194,7 +195,7 @@ fn parse(name: &str) -> Name<'_> {
 
 /// Lays out all tensors, those of `n_block` blocks for multi-token prediction behind the `n_layer`
 /// layers too. `n_left_out` others were left out; `n_vocab` tokens have a row in the embedding;
-/// `outtype` is the type of matrices.
+/// `types` are those of matrices.
 pub(super) fn plan<'a>(
     family: &Family,
     config: &Config,
@@ -202,7 +203,7 @@ pub(super) fn plan<'a>(
     mut n_left_out: usize,
     (n_layer, n_block): (u32, u32),
     n_vocab: usize,
-    outtype: DType,
+    types: OutTypes,
 ) -> Result<Vec<Tensor<'a>>, Failure> {
     let n_next = n_next(config, sources)?;
     let end = n_layer.saturating_add(n_block);
@@ -271,7 +272,7 @@ pub(super) fn plan<'a>(
     }
     let tensor = |name: String| {
         let pieces = parts.remove(&name).unwrap_or_default();
-        stack(family, config, name, &pieces, n_vocab, outtype)
+        stack(family, config, name, &pieces, n_vocab, types)
     };
     order.into_iter().map(tensor).collect()
 }
@@ -322,7 +323,10 @@ pub(super) fn scalars(
             continue;
         };
         let mut number = [0.0];
-        if dequantize_row(source.dtype, source.data, &mut number).is_err() {
+        let read = source
+            .plain()
+            .map(|data| dequantize_row(source.dtype, data, &mut number));
+        if !matches!(read, Some(Ok(()))) {
             return Err(config.refuse(format_args!("{} is not one number", source.name)));
         }
         by_layer.entry(key).or_default().insert(layer, number[0]);

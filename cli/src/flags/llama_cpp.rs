@@ -321,10 +321,6 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
         ],
         "llama.cpp has removed it; leave it out",
     ),
-    (
-        &["--hellaswag", "--winogrande", "--multiple-choice"],
-        NOT_YET,
-    ),
 ];
 
 const ALWAYS: &str = "it is always there; leave it out";

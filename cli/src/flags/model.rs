@@ -2,12 +2,16 @@
 
 use super::demo;
 use super::rope::RopeArgs;
+#[cfg(feature = "convert")]
+use crate::convert::{Conversions, OutType, open_converted};
 use crate::io::{Failure, Progress, parse_size};
+use crate::quantize::file_type;
 use clap::Args;
 use clap::builder::BoolishValueParser;
 use ruvllm::arch::Arch;
 use ruvllm::gguf::{Gguf, Header, Value as MetadataValue};
 use ruvllm::model::{Device, Model, OpenOptions, OpenStage, WeightPlacement};
+use ruvllm::quant::FileType;
 use ruvllm::tokenizer::Tokenizer;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -15,7 +19,8 @@ use std::path::{Path, PathBuf};
 /// Which model.
 #[derive(Args, Default)]
 pub(crate) struct ModelArgs {
-    /// GGUF file, or any part of a split one; `serve` takes several [default: the built-in demo model]
+    /// GGUF file, or any part of a split one, or a folder of Hugging Face; `serve` takes several
+    /// [default: the built-in demo model]
     #[arg(short, long, value_name = "FILE", env = "LLAMA_ARG_MODEL")]
     model: Vec<PathBuf>,
     /// Model of Hugging Face's hub, downloaded unless it is here: see `ruvllm pull`; `serve` takes
@@ -118,7 +123,10 @@ impl ModelArgs {
     /// The header alone.
     pub(crate) fn header(&self) -> Result<Header, Failure> {
         match self.path()? {
-            Some(path) => Ok(Header::read(path)?),
+            Some(path) => {
+                refuse_folder(path)?;
+                Ok(Header::read(path)?)
+            }
             None => {
                 let bytes = demo::bytes()?;
                 Ok(Header::parse(bytes, bytes.len() as u64)?)
@@ -136,24 +144,65 @@ impl ModelArgs {
     /// The file.
     pub(crate) fn gguf(&self) -> Result<Gguf, Failure> {
         match self.path()? {
-            Some(path) => Ok(Gguf::open(path)?),
+            Some(path) => {
+                refuse_folder(path)?;
+                Ok(Gguf::open(path)?)
+            }
             None => Ok(Gguf::from_bytes(demo::bytes()?)?),
         }
     }
 
     /// The model, ready to run.
     pub(crate) fn open(&self, placement: &PlacementArgs) -> Result<Model, Failure> {
-        open(self.gguf()?, placement, &self.label())
+        let label = self.label();
+        #[cfg(feature = "convert")]
+        if let Some(folder) = self.path()?.filter(|path| path.is_dir()) {
+            let what = Conversions {
+                folder,
+                outtype: placement.quantize.map_or(OutType::Auto, OutType::Mix),
+                no_mtp: false,
+                n_threads: None,
+                verbose: false,
+            };
+            let gguf = open_converted(&what, placement.quantize_cache.as_deref())?;
+            return open_with(OpenOptions::new(), gguf, placement, &label);
+        }
+        open(self.gguf()?, placement, &label)
+    }
+}
+
+/// Refuses a folder where only a file will do.
+fn refuse_folder(path: &Path) -> Result<(), Failure> {
+    match path.is_dir() {
+        false => Ok(()),
+        true => Err(Failure::Work(format!(
+            "{}: a folder, and this needs a GGUF file; `ruvllm convert` makes one of it",
+            path.display()
+        ))),
     }
 }
 
 /// The model in a file that is called `label`, on the level that `RUVLLM_ARCH` asks for, with
 /// progress.
 pub(crate) fn open(gguf: Gguf, placement: &PlacementArgs, label: &str) -> Result<Model, Failure> {
+    let options = placement
+        .quantize
+        .into_iter()
+        .fold(OpenOptions::new(), OpenOptions::quantize);
+    let cache = placement.quantize_cache.iter();
+    let options = cache.fold(options, OpenOptions::quantize_cache);
+    open_with(options, gguf, placement, label)
+}
+
+/// [`open`] with options to begin with.
+fn open_with(
+    options: OpenOptions<'_>,
+    gguf: Gguf,
+    placement: &PlacementArgs,
+    label: &str,
+) -> Result<Model, Failure> {
     let mut bar: Option<(OpenStage, Progress)> = None;
-    let options = OpenOptions::new()
-        .arch(level()?)
-        .placement(placement.placement());
+    let options = options.arch(level()?).placement(placement.placement());
     let options = placement
         .memory_limit
         .into_iter()
@@ -175,10 +224,10 @@ pub(crate) fn open(gguf: Gguf, placement: &PlacementArgs, label: &str) -> Result
                 bar = Some((
                     stage,
                     Progress::new(
-                        if stage == OpenStage::Copy {
-                            "copying weights"
-                        } else {
-                            "loading"
+                        match stage {
+                            OpenStage::Copy => "copying weights",
+                            OpenStage::Quantize => "quantising",
+                            _ => "loading",
                         },
                         1000,
                     ),
@@ -313,6 +362,12 @@ pub(crate) struct PlacementArgs {
     /// begun
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory_limit: Option<u64>,
+    /// Quantise the weights of an F16, BF16 or F32 model while it is opened, in memory
+    #[arg(short, long, value_name = "TYPE", value_parser = file_type)]
+    quantize: Option<FileType>,
+    /// Keep what -q makes in this folder, and take it from there next time
+    #[arg(long, value_name = "DIR", requires = "quantize")]
+    quantize_cache: Option<PathBuf>,
     /// Give a metadata key another value than the file does, for instance
     /// llama.rope.freq_base=float:1e6; types are int, float, bool and str; may be given more
     /// than once

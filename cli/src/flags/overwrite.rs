@@ -18,6 +18,12 @@ impl OverwriteArg {
         check_overwrite(output, self.overwrite)
     }
 
+    /// Whether the output may be replaced.
+    #[cfg(feature = "convert")]
+    pub(crate) fn is_given(&self) -> bool {
+        self.overwrite
+    }
+
     /// Lets the file be replaced, if the user said so.
     pub(crate) fn apply(&self, writer: &mut Writer<'_>) {
         if self.overwrite {

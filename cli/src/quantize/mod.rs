@@ -2,11 +2,11 @@
 //! on their way.
 
 mod importance;
+mod knapsack;
 mod plan;
 mod rows;
 
 pub(crate) use importance::{Importance, ImportanceFormat, Sums};
-pub(crate) use plan::{Choice, NamedType, file_type, plan, tensor_type, writer};
+pub(crate) use knapsack::{Candidate, choose};
+pub(crate) use plan::{Choice, NamedType, file_type, plan, tensor_type};
 pub(crate) use rows::Rows;
-#[cfg(feature = "convert")]
-pub(crate) use rows::{Change, Conversion};

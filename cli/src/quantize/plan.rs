@@ -1,10 +1,10 @@
-//! The types that the tensors of a file get, and the file of such a plan.
+//! The types that the tensors of a file get.
 
 use super::importance::Importance;
-use super::rows::{Conversion, Rows};
 use crate::io::Failure;
 use regex::Regex;
-use ruvllm::gguf::{Gguf, TensorInfo, Value, Writer};
+use ruvllm::gguf::{Gguf, TensorInfo};
+use ruvllm::model::quantize::{Planned, model_shape};
 use ruvllm::quant::{DType, FORMATS, FileType, ModelShape};
 use std::cell::Cell;
 
@@ -82,14 +82,6 @@ impl Choice {
     }
 }
 
-/// A tensor, the type that it gets, and the importance of its weights.
-pub(crate) struct Planned<'a> {
-    pub(crate) tensor: &'a TensorInfo,
-    pub(crate) to: DType,
-    /// For each weight of a row of each matrix.
-    pub(crate) importance: Option<Vec<f32>>,
-}
-
 /// The tensors and the types that they get.
 pub(crate) fn plan<'a>(gguf: &'a Gguf, choice: &Choice) -> Result<Vec<Planned<'a>>, Failure> {
     let mut shape = model_shape(gguf);
@@ -142,86 +134,6 @@ fn unmatched(named: &NamedType, gguf: &Gguf) -> Failure {
         "--tensor-type {pattern}: no tensor has such a name; near are {}",
         names.join(", ")
     ))
-}
-
-/// The file of that plan, converted while it is written.
-pub(crate) fn writer<'a>(
-    gguf: &'a Gguf,
-    plan: &'a [Planned<'a>],
-    file_type: FileType,
-    rows: &'a Rows,
-) -> Writer<'a> {
-    let mut writer = Writer::new();
-    for (key, value) in gguf
-        .metadata()
-        .iter()
-        .filter(|(key, _)| !key.starts_with("split."))
-    {
-        writer.metadata(key, value.clone());
-    }
-    writer.metadata("general.quantization_version", 2u32);
-    writer.metadata("general.file_type", Value::U32(file_type as u32));
-    for planned in plan {
-        let (t, to) = (planned.tensor, planned.to);
-        let n = t.dims[0] as usize;
-        let (n_rows, data) = ((t.n_elems() / t.dims[0]) as usize, gguf.data(t));
-        let row_bytes = data.len() / n_rows;
-        let rows_per_matrix = t.dims.get(1).map_or(1, |&n| n.max(1) as usize);
-        let importance = planned.importance.as_deref();
-        let conversion = Conversion {
-            n,
-            from: t.dtype,
-            to,
-            change: None,
-            importance: importance.map(|means| (means, rows_per_matrix)),
-        };
-        writer.tensor_with(&t.name, &t.dims, to, move |out| {
-            rows.write(
-                &t.name,
-                n_rows,
-                |i| data[i * row_bytes..(i + 1) * row_bytes].into(),
-                conversion,
-                out,
-            )
-        });
-    }
-    writer
-}
-
-/// What the mix of types depends on; where the file does not say, as in a model without heads.
-fn model_shape(gguf: &Gguf) -> ModelShape {
-    let arch = gguf
-        .metadata()
-        .opt_str("general.architecture")
-        .ok()
-        .flatten()
-        .unwrap_or_default();
-    let number = |key: &str| {
-        let key = format!("{arch}.{key}");
-        let metadata = gguf.metadata();
-        let single = metadata.opt_u32(&key).ok().flatten();
-        // Some families have one value per layer.
-        single
-            .or_else(|| {
-                metadata
-                    .opt_u32s(&key)
-                    .ok()
-                    .flatten()?
-                    .iter()
-                    .copied()
-                    .max()
-            })
-            .map(|n| n as usize)
-    };
-    let n_head = number("attention.head_count").unwrap_or(1);
-    ModelShape {
-        n_layer: number("block_count").unwrap_or(1),
-        n_head,
-        n_head_kv: number("attention.head_count_kv").unwrap_or(n_head),
-        n_expert: number("expert_count").unwrap_or(0),
-        tied_embeddings: gguf.tensor("output.weight").is_none(),
-        importance: false,
-    }
 }
 
 /// The type that a tensor gets.

@@ -1,0 +1,277 @@
+//! Rows of tensors on their way from one type to another, on several threads, a slab at a time.
+
+use crate::quant::{DType, QuantError, dequantize_row, quantize_row};
+use rayon::prelude::*;
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::io::{self, Write};
+use std::num::NonZeroUsize;
+
+/// Elements of a slab: what is converted between two calls of the progress callback, and is held in
+/// memory in its new type.
+const SLAB: usize = 1 << 22;
+
+/// What happens to the values of a row.
+#[derive(Clone, Copy)]
+pub struct Conversion<'c> {
+    /// Values of a row.
+    pub n: usize,
+    /// Type of the rows that are given.
+    pub from: DType,
+    /// Type of the rows that are written.
+    pub to: DType,
+    /// Applied to the values of each row, with its number.
+    pub change: Option<&'c (dyn Fn(usize, &mut [f32]) + Sync + 'c)>,
+    /// The importance of the weights of a row, for each matrix of a stack, and the rows of a
+    /// matrix.
+    pub importance: Option<(&'c [f32], usize)>,
+}
+
+impl std::fmt::Debug for Conversion<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} x {} -> {}", self.n, self.from, self.to)
+    }
+}
+
+/// A row that cannot be converted.
+#[derive(Debug, thiserror::Error)]
+#[error("tensor {tensor}, row {row}: {error}")]
+#[non_exhaustive]
+pub struct RowError {
+    /// Name of the tensor.
+    pub tensor: String,
+    /// Index of the row.
+    pub row: usize,
+    /// What is wrong with it.
+    pub error: QuantError,
+}
+
+/// Square sums of a conversion: how far what was written is from what was given.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Loss {
+    /// `Σ (y − x)²` over the values.
+    pub squared_error: f64,
+    /// `Σ x²`.
+    pub squares: f64,
+}
+
+impl Loss {
+    /// Error relative to the values, as a root mean square; 0 for values that are all 0.
+    pub fn relative(self) -> f64 {
+        match self.squares > 0.0 {
+            true => (self.squared_error / self.squares).sqrt(),
+            false => 0.0,
+        }
+    }
+}
+
+impl std::ops::Add for Loss {
+    type Output = Loss;
+
+    fn add(self, other: Loss) -> Loss {
+        Loss {
+            squared_error: self.squared_error + other.squared_error,
+            squares: self.squares + other.squares,
+        }
+    }
+}
+
+/// Progress callback: elements converted so far; returning `false` cancels.
+type Progress<'p> = Box<dyn Fn(u64) -> bool + 'p>;
+
+/// Converts the rows of tensors while a file is written, see
+/// [`Writer::tensor_with`](crate::gguf::Writer::tensor_with).
+pub struct Converter<'p> {
+    pool: rayon::ThreadPool,
+    progress: Progress<'p>,
+    done: Cell<u64>,
+}
+
+impl std::fmt::Debug for Converter<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Converter of {} elements", self.done.get())
+    }
+}
+
+impl<'p> Converter<'p> {
+    /// A converter on `n_threads` threads, or as many as this process may use. `progress` is called
+    /// with the number of elements converted so far; returning `false` cancels.
+    ///
+    /// # Errors
+    /// If the system starts no more threads.
+    pub fn new(
+        n_threads: Option<NonZeroUsize>,
+        progress: impl Fn(u64) -> bool + 'p,
+    ) -> io::Result<Converter<'p>> {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(n_threads.map_or(0, NonZeroUsize::get))
+            .build()
+            .map_err(io::Error::other)?;
+        Ok(Converter {
+            pool,
+            progress: Box::new(progress),
+            done: Cell::new(0),
+        })
+    }
+
+    /// Writes `n_rows` rows of the tensor `name`, of which `row` gives the bytes.
+    ///
+    /// # Errors
+    /// A [`RowError`] within an [`io::Error`]; one of the kind `Interrupted` if the callback
+    /// cancels; or that of `out`.
+    pub fn write<'a>(
+        &self,
+        name: &str,
+        n_rows: usize,
+        row: impl Fn(usize) -> Cow<'a, [u8]> + Sync,
+        conversion: Conversion<'_>,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        self.write_slabs(name, n_rows, &row, conversion, out, None)
+    }
+
+    /// [`write`](Self::write), with what the new type loses.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_measured<'a>(
+        &self,
+        name: &str,
+        n_rows: usize,
+        row: impl Fn(usize) -> Cow<'a, [u8]> + Sync,
+        conversion: Conversion<'_>,
+        out: &mut dyn Write,
+    ) -> io::Result<Loss> {
+        let mut loss = Loss::default();
+        self.write_slabs(name, n_rows, &row, conversion, out, Some(&mut loss))?;
+        Ok(loss)
+    }
+
+    fn write_slabs<'a>(
+        &self,
+        name: &str,
+        n_rows: usize,
+        row: &(dyn Fn(usize) -> Cow<'a, [u8]> + Sync),
+        conversion: Conversion<'_>,
+        out: &mut dyn Write,
+        mut loss: Option<&mut Loss>,
+    ) -> io::Result<()> {
+        let n = conversion.n;
+        let failed = |(row, error)| {
+            io::Error::other(RowError {
+                tensor: name.to_owned(),
+                row,
+                error,
+            })
+        };
+        let to_bytes = n / conversion.to.block().0 as usize * conversion.to.block().1 as usize;
+        let slab_rows = (SLAB / n).clamp(1, n_rows.max(1));
+        let copies = conversion.is_copy();
+        let mut converted = vec![0; if copies { 0 } else { slab_rows * to_bytes }];
+        for first in (0..n_rows).step_by(slab_rows) {
+            if !(self.progress)(self.done.get()) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let slab = first..n_rows.min(first + slab_rows);
+            if copies {
+                let check = |i| conversion.check(&row(i)).err().map(|error| (i, error));
+                let rows = slab.clone().into_par_iter();
+                if let Some(damaged) = self.pool.install(|| rows.find_map_first(check)) {
+                    return Err(failed(damaged));
+                }
+                slab.clone().try_for_each(|i| out.write_all(&row(i)))?;
+            } else {
+                let converted = &mut converted[..slab.len() * to_bytes];
+                let measures = loss.is_some();
+                let rows = slab.clone().into_par_iter();
+                let rows = rows.zip(converted.par_chunks_exact_mut(to_bytes));
+                let losses = self.pool.install(|| {
+                    rows.map_init(
+                        || (vec![0.0; n], vec![0.0; if measures { n } else { 0 }]),
+                        |(values, written), (i, into)| {
+                            let outcome = conversion.row(i, &row(i), values, into);
+                            outcome
+                                .and_then(|()| loss_of(conversion.to, into, values, written))
+                                .map_err(|error| (i, error))
+                        },
+                    )
+                    .try_reduce(Loss::default, |a, b| Ok(a + b))
+                });
+                let losses = losses.map_err(failed)?;
+                if let Some(loss) = &mut loss {
+                    **loss = **loss + losses;
+                }
+                out.write_all(converted)?;
+            }
+            self.done.set(self.done.get() + (slab.len() * n) as u64);
+        }
+        if !(self.progress)(self.done.get()) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        Ok(())
+    }
+}
+
+impl Conversion<'_> {
+    /// Whether rows keep their bytes.
+    fn is_copy(&self) -> bool {
+        self.from == self.to && self.change.is_none()
+    }
+
+    /// Refuses a row that has a value which is infinite or NaN: such a row is no weight. Tables of
+    /// integers have none.
+    fn check(&self, row: &[u8]) -> Result<(), QuantError> {
+        if self.from.format().is_none() {
+            return Ok(());
+        }
+        let mut values = vec![0.0; self.n];
+        dequantize_row(self.from, row, &mut values)?;
+        match values.iter().position(|x| !x.is_finite()) {
+            None => Ok(()),
+            Some(index) => Err(QuantError::NotFinite {
+                index,
+                value: values[index],
+            }),
+        }
+    }
+
+    /// Converts row `i`; leaves its values in `values`.
+    fn row(
+        &self,
+        i: usize,
+        row: &[u8],
+        values: &mut [f32],
+        into: &mut [u8],
+    ) -> Result<(), QuantError> {
+        dequantize_row(self.from, row, values)?;
+        if let Some(change) = self.change {
+            change(i, values);
+        }
+        let importance = self
+            .importance
+            .map(|(all, rows_per_matrix)| &all[i / rows_per_matrix * self.n..][..self.n]);
+        quantize_row(self.to, values, importance, into)
+    }
+}
+
+/// The loss of a row that became `blocks`; nothing where `written` has no room for its values.
+fn loss_of(
+    to: DType,
+    blocks: &[u8],
+    values: &[f32],
+    written: &mut [f32],
+) -> Result<Loss, QuantError> {
+    if written.is_empty() {
+        return Ok(Loss::default());
+    }
+    dequantize_row(to, blocks, written)?;
+    let (mut squared_error, mut squares) = (0.0, 0.0);
+    for (&x, &y) in values.iter().zip(&*written) {
+        squared_error += f64::from(y - x).powi(2);
+        squares += f64::from(x).powi(2);
+    }
+    Ok(Loss {
+        squared_error,
+        squares,
+    })
+}
