@@ -608,6 +608,9 @@ impl Engine {
                 instead: "; detach the learner",
             });
         }
+        if self.model.encoder().is_some() && seq.memory.is_none() {
+            return Err(SessionError::NotEncoded);
+        }
         Ok(())
     }
 

@@ -3,10 +3,11 @@
 pub(crate) mod adapters;
 pub(crate) mod batch;
 pub(crate) mod context_shift;
+pub(crate) mod encode;
 #[allow(clippy::module_inception)]
 pub(crate) mod engine;
 mod engine_options;
-pub(crate) mod error;
+mod error;
 mod fallback;
 pub(crate) mod hidden_states;
 pub(crate) mod identity;

@@ -51,6 +51,11 @@ pub enum StateError {
         /// Tokens that were dropped.
         n_dropped: usize,
     },
+    /// Files of sessions do not hold what an encoder has read.
+    #[error(
+        "a session whose encoder has read a text cannot be saved; save both texts, and read them again"
+    )]
+    HasMemory,
     /// The contents are not the saved ones.
     #[error("the checksum is {found:016x}, expected {expected:016x}: the file is damaged")]
     Checksum {

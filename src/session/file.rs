@@ -101,6 +101,9 @@ impl Session {
     }
 
     fn check_unshifted(&self) -> Result<(), StateError> {
+        if self.seq.memory.is_some() {
+            return Err(StateError::HasMemory);
+        }
         if self.seq.n_dropped() > 0 {
             Err(StateError::Shifted {
                 n_dropped: self.seq.n_dropped(),
