@@ -118,7 +118,11 @@ impl Bytes {
             // The process should not hold these pages twice. Readers that began before the copy had
             // them have touched some again: the last step gives all back.
             let is_last = done.end == self.len();
-            let done = if is_last { start..done.end } else { done.clone() };
+            let done = if is_last {
+                start..done.end
+            } else {
+                done.clone()
+            };
             // SAFETY: the map is of a file and never written: pages that are touched again come
             // back with the same bytes.
             let _ = unsafe {

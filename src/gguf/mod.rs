@@ -337,7 +337,11 @@ impl Gguf {
     /// # Panics
     /// If the tensor has no such part.
     pub(crate) fn data_part(&self, info: &TensorInfo, part: Range<usize>) -> &[u8] {
-        assert!(part.end <= info.n_bytes as usize, "{part:?} of {}", info.name);
+        assert!(
+            part.end <= info.n_bytes as usize,
+            "{part:?} of {}",
+            info.name
+        );
         let start = info.offset as usize;
         self.0.shards[info.shard].part(start + part.start..start + part.end)
     }

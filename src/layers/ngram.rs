@@ -169,7 +169,11 @@ impl<'a> NgramBuffers<'a> {
             }
             for (i, embd) in embd.chunks_exact_mut(n).enumerate() {
                 let row = spec.row(i, window);
-                arch.dequantize(w.table.dtype, w.table.data_of_rows(gguf, row..row + 1), embd);
+                arch.dequantize(
+                    w.table.dtype,
+                    w.table.data_of_rows(gguf, row..row + 1),
+                    embd,
+                );
             }
         });
     }

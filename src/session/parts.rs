@@ -232,7 +232,10 @@ impl SessionImages<'_> {
         let session = &*self.0;
         let encoder = Encoder {
             engine: session.engine(),
-            projector: session.projector.as_ref().map(|(of, options)| (of, *options)),
+            projector: session
+                .projector
+                .as_ref()
+                .map(|(of, options)| (of, *options)),
             cancel: &session.cancel_token(),
             counts: false,
         };

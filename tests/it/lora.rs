@@ -294,14 +294,20 @@ fn a_change_keeps_the_text_and_is_a_generation_of_its_own() {
         session.prefill(&TOKENS).unwrap();
     };
     fill(&mut session);
-    let id = session.adapters().attach(Arc::clone(&adapter), 0.5).unwrap();
+    let id = session
+        .adapters()
+        .attach(Arc::clone(&adapter), 0.5)
+        .unwrap();
     assert_eq!((session.tokens(), session.logits()), (&TOKENS[..], &[][..]));
     generations.push(session.sequence().adapter_generation());
     fill(&mut session);
     session.adapters().set_scale(id, 0.25).unwrap();
     assert_eq!((session.tokens(), session.logits()), (&TOKENS[..], &[][..]));
     generations.push(session.sequence().adapter_generation());
-    let other = session.adapters().attach(Arc::clone(&adapter), 1.0).unwrap();
+    let other = session
+        .adapters()
+        .attach(Arc::clone(&adapter), 1.0)
+        .unwrap();
     generations.push(session.sequence().adapter_generation());
     assert_eq!(
         session

@@ -119,22 +119,23 @@ fn hella_swag(text: &str) -> Result<Vec<Written>, String> {
     if !rest.is_empty() {
         return Err(format!("{} lines; a task has six", lines.len()));
     }
-    let task = |(i, [context, right, endings @ ..]): (usize, &[&str; 6])| -> Result<Written, String> {
-        let right = right
-            .trim()
-            .parse::<usize>()
-            .ok()
-            .filter(|&right| right < 4);
-        let right = right.ok_or_else(|| format!("line {}: not 0 to 3", 6 * i + 2))?;
-        let answer = |(j, ending): (usize, &&str)| Text {
-            whole: format!("{context} {ending}"),
-            name_end: None,
-            is_right: j == right,
+    let task =
+        |(i, [context, right, endings @ ..]): (usize, &[&str; 6])| -> Result<Written, String> {
+            let right = right
+                .trim()
+                .parse::<usize>()
+                .ok()
+                .filter(|&right| right < 4);
+            let right = right.ok_or_else(|| format!("line {}: not 0 to 3", 6 * i + 2))?;
+            let answer = |(j, ending): (usize, &&str)| Text {
+                whole: format!("{context} {ending}"),
+                name_end: None,
+                is_right: j == right,
+            };
+            Ok(Written {
+                answers: endings.iter().enumerate().map(answer).collect(),
+            })
         };
-        Ok(Written {
-            answers: endings.iter().enumerate().map(answer).collect(),
-        })
-    };
     tasks.iter().enumerate().map(task).collect()
 }
 

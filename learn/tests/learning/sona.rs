@@ -1326,7 +1326,10 @@ fn streams_in_turns() {
                 .into_iter()
                 .map(|adapter| {
                     plain.clear();
-                    let id = plain.adapters().attach(Arc::new(adapter.clone()), 1.0).unwrap();
+                    let id = plain
+                        .adapters()
+                        .attach(Arc::new(adapter.clone()), 1.0)
+                        .unwrap();
                     let loss = requests[visit..at]
                         .iter()
                         .map(|(.., request)| score(&mut plain, request).base)
