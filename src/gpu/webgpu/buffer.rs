@@ -1,11 +1,12 @@
 //! What a dispatch binds and runs: memory and compiled kernels.
 
+use crate::gpu::webgpu::shaders::Instance;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A compiled kernel.
 pub(super) struct Pipeline {
     pub(super) number: u64,
-    pub(super) lanes: u32,
+    pub(super) instance: Instance,
     pub(super) raw: wgpu::ComputePipeline,
     pub(super) layout: wgpu::BindGroupLayout,
 }
