@@ -10,9 +10,9 @@
 use crate::gguf::Gguf;
 use crate::gpu::GpuError;
 use crate::gpu::kernels::Access;
-use crate::gpu::webgpu::buffer::{Buffer, Pipeline, locked};
+use crate::gpu::webgpu::buffer::{Bound, Buffer, Pipeline, locked};
 use crate::gpu::webgpu::grid::grid;
-use crate::gpu::webgpu::group::{Bound, Group, Joins, Known, instance};
+use crate::gpu::webgpu::group::{Group, Joins, Known, instance};
 use crate::gpu::webgpu::pace::Pace;
 use crate::gpu::webgpu::shaders::{Instance, declaration};
 use std::collections::HashMap;

@@ -3,16 +3,13 @@
 //! follows; and what [`joined`] has kernels for. Bits are those of single calls.
 
 use crate::gpu::kernels::{Access, Dispatch, Element, ElementwiseArgs, MatvecArgs};
-use crate::gpu::webgpu::buffer::{Buffer, Pipeline};
+use crate::gpu::webgpu::buffer::{Bound, Buffer, Pipeline};
 use crate::gpu::webgpu::joined::joined;
 use crate::gpu::webgpu::pace::operations;
 use crate::gpu::webgpu::shaders::{GATES, Instance, declaration, lanes};
 use crate::quant::DType;
 use std::borrow::Cow;
 use std::sync::Arc;
-
-/// A call with the buffers that it binds, each from a byte on.
-pub(super) type Bound<'a> = (&'a Dispatch, Vec<(&'a Buffer, u64)>);
 
 /// What may be one dispatch.
 #[derive(Clone, Copy)]

@@ -6,8 +6,7 @@ use crate::gpu::kernels::{
     APPEND, ATTENTION_DECODE, ATTENTION_MERGE, ATTENTION_SINGLE, AppendArgs, Args, AttentionArgs,
     Dispatch, HEADS, HeadsArgs, Kernel, NormArgs, RMS_NORM_HEADS, ROPE_NEOX, ROPE_NORM, RopeArgs,
 };
-use crate::gpu::webgpu::buffer::Buffer;
-use crate::gpu::webgpu::group::Bound;
+use crate::gpu::webgpu::buffer::{Bound, Buffer};
 use crate::quant::DType;
 
 /// Bits per value of keys and values in f16.
