@@ -150,6 +150,14 @@ impl Shape {
             ..Shape::LLAMA_1B
         },
         Shape {
+            name: "qwen3-8b",
+            arch: "qwen3",
+            n_layer: 36,
+            n_ff: 12288,
+            n_vocab: 151_936,
+            ..Shape::LLAMA_8B
+        },
+        Shape {
             name: "qwen3-30b-a3b",
             arch: "qwen3moe",
             n_head_kv: 4,
@@ -463,7 +471,10 @@ impl Shape {
             tensors.push(at("attn_output.bias", &[n_embd], Fill::Value(0.0)));
             tensors.push(at("attn_sinks.weight", &[n_head], Fill::Value(0.0)));
         }
-        if matches!(arch, "qwen3moe" | "gemma3") || self.delta.is_some() || self.layered.is_some() {
+        if matches!(arch, "qwen3" | "qwen3moe" | "gemma3")
+            || self.delta.is_some()
+            || self.layered.is_some()
+        {
             tensors.push(at("attn_q_norm.weight", &[head_dim], Fill::Value(1.0)));
             tensors.push(at("attn_k_norm.weight", &[head_dim], Fill::Value(1.0)));
         }

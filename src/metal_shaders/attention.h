@@ -21,7 +21,7 @@ struct AttentionArgs {
 };
 
 // Positions per split of the keys. Splits begin at multiples of this, wherever a sequence ends.
-constant constexpr uint SPLIT = 8 * PAGE_POSITIONS;
+constant constexpr uint SPLIT = 2 * PAGE_POSITIONS;
 
 // First position that a row at `pos` sees: 0, or that of the last `window` positions if `window` is not 0.
 inline uint first_seen(uint pos, uint window) { return window != 0 && pos + 1 > window ? pos + 1 - window : 0; }

@@ -1,5 +1,5 @@
 // Appends keys and values of a pass to the pages of its sequences.
-//! use pages
+//! use pages to_half
 
 // Groups of smaller values are stored as zeros.
 const TINY: f32 = 1e-30;
@@ -25,31 +25,6 @@ fn store_half(slab: u32, at: u32, upper: bool, half: u32) {
         atomicOr(&slab_$s[at], bits);
     }
 //! end
-}
-
-// The f16 nearest to x, of which ties go to the even one.
-fn to_half(x: f32) -> u32 {
-    let bits = bitcast<u32>(x);
-    let sign = (bits >> 16u) & 0x8000u;
-    let magnitude = bits & 0x7FFFFFFFu;
-    if (magnitude > 0x7F800000u) {
-        return sign | 0x7E00u;
-    }
-    if (magnitude >= 0x477FF000u) { // above the largest f16 and half a step
-        return sign | 0x7C00u;
-    }
-    if (magnitude < 0x33000000u) { // below half of the smallest f16
-        return sign;
-    }
-    if (magnitude < 0x38800000u) { // denormal
-        let shift = 126u - (magnitude >> 23u);
-        let whole = (magnitude & 0x7FFFFFu) | 0x800000u;
-        let kept = whole >> shift;
-        let rest = whole & ((1u << shift) - 1u);
-        let middle = 1u << (shift - 1u);
-        return sign | (kept + u32(rest > middle || (rest == middle && (kept & 1u) == 1u)));
-    }
-    return sign | ((magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13u) & 1u)) >> 13u);
 }
 
 // Word `i` of the bits from `shift` on of a group's codes, `width` of each, packed as `unpacked` reads them.

@@ -1,15 +1,21 @@
 // Attention of generated tokens. A workgroup of 128 takes one row, up to G query heads of one key/value head, and one
-// split of the keys, a page at a time; a second kernel merges the splits in order.
+// split of the keys, a page at a time; a second kernel merges the splits in order. `attention_single` is both, where no row of
+// a pass has a second split.
 
 // Positions per split of the keys. Splits begin at multiples of this, wherever a sequence ends.
-const SPLIT: u32 = 512u;
+const SPLIT: u32 = 128u;
 
 // First position that a row at `pos` sees: 0, or that of the last `window` positions if `window` is not 0.
 fn first_seen(pos: u32, window: u32) -> u32 {
     return select(0u, pos + 1u - window, window != 0u && pos + 1u > window);
 }
 
-//! kernel attention_decode
+// A sum of weighted values over the sum of weights.
+fn weighted(sum: f32, total: f32) -> f32 {
+    return sum * (1.0 / total);
+}
+
+//! kernel-group attention_decode attention_single
 //! use pages slabs
 
 // Queries of G heads as vectors, then the sums of values.
@@ -75,7 +81,25 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 //! for g < G
         var product_$g = 0.0;
 //! end
-        for (var c = t % 2u * 8u; c < p.head_dim && visible; c += 16u) {
+        var c = t % 2u * 8u;
+        for (; c + 56u <= p.head_dim && visible; c += 64u) {
+            let columns = vec4<u32>(c, c + 16u, c + 32u, c + 48u);
+//! for h < 2
+            let four_$h = load4x4(place.x, keys, p.key_bits, p.head_dim, vec4<u32>(key), columns + vec4<u32>(4u * $hu));
+//! end
+//! for s < 4
+//! for h < 2
+//! for g < G
+            if ($gu < heads) {
+                let k = four_$h[$s];
+                let v = vectors[$gu * ($Du / 4u) + c / 4u + 4u * $su + $hu];
+                product_$g = fma(v.w, k.w, fma(v.z, k.z, fma(v.y, k.y, fma(v.x, k.x, product_$g))));
+            }
+//! end
+//! end
+//! end
+        }
+        for (; c < p.head_dim && visible; c += 16u) {
 //! for h < 2
             if (c + 4u * $hu < p.head_dim) {
                 let k = load4(place.x, keys, p.key_bits, p.head_dim, key, c + 4u * $hu);
@@ -134,14 +158,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         sum_$g_$v *= shrinks[$g];
 //! end
 //! end
-        for (var i = max(low, 16u * quarter); i < min(high, 16u * quarter + 16u); i++) {
+        // Four keys at a time; behind the end the last one stands for those that are missing, without weight.
+        let end = min(high, 16u * quarter + 16u);
+        for (var i = max(low, 16u * quarter); i < end; i += 4u) {
+            let four = min(vec4<u32>(i, i + 1u, i + 2u, i + 3u), vec4<u32>(end - 1u));
 //! for v < WIDTH
             {
                 let c = 4u * (lane + 32u * $vu);
                 if (c < p.head_dim_v) {
-                    let value = load4(place.x, values, p.value_bits, p.head_dim_v, i, c);
+                    let of_four = load4x4(place.x, values, p.value_bits, p.head_dim_v, four, vec4<u32>(c));
+//! for k < 4
 //! for g < G
-                    sum_$g_$v = fma(vec4<f32>(scores[$gu * 64u + i]), value, sum_$g_$v);
+                    sum_$g_$v = fma(vec4<f32>(select(0.0, scores[$gu * 64u + i + $ku], i + $ku < end)), of_four[$k], sum_$g_$v);
+//! end
 //! end
                 }
             }
@@ -168,6 +197,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
     }
     workgroupBarrier();
+//! if SINGLE
+    if (t % team == 0u) {
+        numbers[my_head] = largest;
+        numbers[$Gu + my_head] = total;
+    }
+    workgroupBarrier();
+    for (var i = t; i < heads * p.head_dim_v; i += 128u) {
+        let g = i / p.head_dim_v;
+        let c = i % p.head_dim_v;
+        let sink = sinks[p.sinks_at + kv_head * n_group + chunk * $Gu + g];
+        let all_largest = max(sink, numbers[g]);
+        let weight = exp_negative(numbers[g] - all_largest);
+        let all = fma(weight, numbers[$Gu + g], exp_negative(sink - all_largest));
+        out[p.out_at + (first + g) * p.head_dim_v + c] = weighted(fma(weight, vectors[g * ($Du / 4u) + c / 4u][c % 4u], 0.0), all);
+    }
+}
+//! else
     for (var i = t; i < heads * p.head_dim_v; i += 128u) {
         let g = i / p.head_dim_v;
         let c = i % p.head_dim_v;
@@ -180,6 +226,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         partial[p.partial_at + to + 1u] = total;
     }
 }
+//! end
 
 //! kernel attention_merge
 // Merges the splits to `out`, `(n_rows, n_head, head_dim_v)`. A sink is a score without a value that takes part in the
@@ -207,6 +254,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let weight = exp_negative(partial[at + s * stride + p.head_dim_v] - largest);
             sum = fma(weight, partial[at + s * stride + c], sum);
         }
-        out[p.out_at + head * p.head_dim_v + c] = sum / total;
+        out[p.out_at + head * p.head_dim_v + c] = weighted(sum, total);
     }
 }

@@ -210,31 +210,6 @@ fn part(base: u32, i: u32, n: u32) -> mat4x4<f32> {
     return affine(nibbles(w[block + 1u + s / 2u * 2u + i % 2u], s % 2u), d.x * sm.x, -(d.y * sm.y));
 }
 
-// Four nibbles of a word's bytes, from bit `shift` of each on, as numbers.
-fn four(q: u32, shift: u32) -> vec4<f32> {
-    let even = unpack2x16float(((q >> shift) & 0x000F000Fu) | 0x64006400u);
-    let odd = unpack2x16float(((q >> (8u + shift)) & 0x000F000Fu) | 0x64006400u);
-    return vec4<f32>(even.x, odd.x, even.y, odd.y) - vec4<f32>(1024.0);
-}
-
-// Parts `i / 2 * 4 + i % 2` (`high` is 0) and two later (1): the nibbles of the same bytes, which a compiler reads once.
-fn half_pair(base: u32, i: u32, high: u32) -> mat4x4<f32> {
-    let block = base / 16u + i / 8u * 9u;
-    let head = w[block];
-    let q = w[block + 1u + i % 8u];
-    let sm = scale_min(head.yzw, i % 8u / 2u * 2u + high);
-    let d = unpack2x16float(head.x);
-    let s = vec4<f32>(d.x * sm.x);
-    let o = vec4<f32>(-(d.y * sm.y));
-    let shift = 4u * high;
-    return mat4x4<f32>(
-        fma(four(q.x, shift), s, o),
-        fma(four(q.y, shift), s, o),
-        fma(four(q.z, shift), s, o),
-        fma(four(q.w, shift), s, o),
-    );
-}
-
 //! format q5_k
 // Blocks of 256, 176 bytes: as Q4_K with 32 bytes of high bits before the nibbles, bit s of sub-block s.
 fn part(base: u32, i: u32, n: u32) -> mat4x4<f32> {

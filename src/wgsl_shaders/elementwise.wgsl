@@ -1,9 +1,6 @@
 // Element-wise kernels, one thread per value.
 
-// `x / 2 * (1 + tanh(u / 2))` with `u = 2 sqrt(2 / pi) (x + 0.044715 x^3)`, as `x / (1 + e^-u)`, which does not cancel.
-fn gelu_tanh(x: f32) -> f32 {
-    return times_sigmoid(x, 1.595769122 * x * fma(0.044715 * x, x, 1.0));
-}
+//! use gates
 
 //! kernel silu_mul
 // `gate = silu(gate) * up`.
@@ -11,8 +8,7 @@ fn gelu_tanh(x: f32) -> f32 {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
     let i = folded(group) * 256u + t;
     if (i < p.n) {
-        let g = gate[p.gate_at + i];
-        gate[p.gate_at + i] = times_sigmoid(g, g) * up[p.up_at + i];
+        gate[p.gate_at + i] = of_silu_mul(gate[p.gate_at + i], up[p.up_at + i]);
     }
 }
 
@@ -22,23 +18,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
     let i = folded(group) * 256u + t;
     if (i < p.n) {
-        gate[p.gate_at + i] = gelu_tanh(gate[p.gate_at + i]) * up[p.up_at + i];
+        gate[p.gate_at + i] = of_gelu_mul(gate[p.gate_at + i], up[p.up_at + i]);
     }
 }
 
 //! kernel swiglu_oai
 // `gate = g / (1 + e^(-1.702 g)) * (u + 1)` with `g = min(gate, 7)` and `u` the values of `up` clamped to -7..7.
-// Comparisons instead of `min` and `max` keep NaN.
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
     let i = folded(group) * 256u + t;
     if (i < p.n) {
-        let given = gate[p.gate_at + i];
-        let g = select(given, 7.0, given > 7.0);
-        var u = up[p.up_at + i];
-        u = select(u, 7.0, u > 7.0);
-        u = select(u, -7.0, u < -7.0);
-        gate[p.gate_at + i] = times_sigmoid(g, 1.702 * g) * (u + 1.0);
+        gate[p.gate_at + i] = of_swiglu_oai(gate[p.gate_at + i], up[p.up_at + i]);
     }
 }
 

@@ -3,6 +3,19 @@
 // sum depends on no number of activation rows, but on LANES, which the host chooses by the length of rows.
 //! use acts
 
+// See `unscaled.wgsl`.
+struct Unscaled {
+    numbers: mat4x4<f32>,
+    scale: f32,
+    offset: f32,
+}
+
+// Sum of 16 values.
+fn total16(a: mat4x4<f32>) -> f32 {
+    let four = (a[0] + a[1]) + (a[2] + a[3]);
+    return (four.x + four.y) + (four.z + four.w);
+}
+
 // Partial sums: that of thread `lane` of a team for result r is at `slot(r, lane)`.
 var<workgroup> sums: array<f32, $SUMS>;
 
@@ -40,26 +53,39 @@ fn result(r: u32) -> f32 {
 
 //! kernel matvec
 //! each product
+//! if GATED
+//! use gates
+//! end
 
-// Up to three matrices, whose products have the same activations: workgroups of the second follow those of the first.
+// Up to three matrices, whose products have the same activations: workgroups of the second follow those of the first. Or
+// two, of which the first product is a gate of the second.
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
     let row = group.x * $ROWSu;
     var tile = group.z * 65535u + group.y;
+//! if GATED
+    let given = product(tile, row, t);
+    workgroupBarrier(); // sums are read
+    let up = product_1(tile, row, t);
+    store(tile, row, t, $GATE(given, up));
+    store_1(tile, row, t, up);
+//! else
 //! if SECOND
     if (tile >= tiles()) {
         tile -= tiles();
 //! if THIRD
         if (tile >= tiles_1()) {
-            product_2(tile - tiles_1(), row, t);
+            tile -= tiles_1();
+            store_2(tile, row, t, product_2(tile, row, t));
             return;
         }
 //! end
-        product_1(tile, row, t);
+        store_1(tile, row, t, product_1(tile, row, t));
         return;
     }
 //! end
-    product(tile, row, t);
+    store(tile, row, t, product(tile, row, t));
+//! end
 }
 
 //! kernel matvec_experts

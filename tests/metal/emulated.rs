@@ -212,7 +212,7 @@ impl Gpu for Emulated {
                 call.buffers.len(),
                 call.dispatch.lens.len(),
                 "{}: buffers",
-                call.dispatch.kernel
+                call.dispatch.kernel()
             );
             let parts: Vec<_> = call
                 .buffers
@@ -224,7 +224,7 @@ impl Gpu for Emulated {
                 assert!(
                     offset + len <= buffer.len as u64,
                     "{}: a short buffer",
-                    call.dispatch.kernel
+                    call.dispatch.kernel()
                 );
             }
             let outcome = emulator.run_parts(call.dispatch, &parts, &pages);

@@ -441,7 +441,7 @@ impl Emulator {
             message.extend(bytes);
         }
         let mut message = vec![b'D'];
-        text(&mut message, d.kernel.as_bytes());
+        text(&mut message, d.kernel().as_bytes());
         message.extend((buffers.len() as u32).to_le_bytes());
         for (id, offset, bytes) in buffers {
             message.extend(id.0.to_le_bytes());
@@ -476,7 +476,7 @@ impl Emulator {
         if !report.is_empty() {
             return Err(format!(
                 "{}: {}",
-                d.kernel,
+                d.kernel(),
                 String::from_utf8_lossy(&report)
             ));
         }
@@ -485,7 +485,7 @@ impl Emulator {
             let declared = d.threadgroup_bytes;
             return Err(format!(
                 "{}: {threadgroup_bytes} bytes of threadgroup memory, {declared} declared",
-                d.kernel
+                d.kernel()
             ));
         }
         Ok(())

@@ -138,10 +138,10 @@ fn shaders_declare_what_the_table_says() {
         assert_eq!(structure.fields, fields, "{}", d.args);
         for (instance, _) in &d.instances {
             let nothing = Dispatch {
-                name: d.name,
+                name: instance.clone().leak(),
                 format: DType::F32,
                 variant: 0,
-                kernel: instance.clone(),
+                per_format: false,
                 lens: vec![],
                 args: vec![],
                 grid: [0; 3],

@@ -1,6 +1,7 @@
 //! Shaders with a bug put in, each of which a check has to notice: `wgpu`'s validation, or the case
 //! that tests the kernel.
 
+use crate::passes::{joined_like_single, joined_models};
 use ruvllm::gpu::check::{CASES, Checker};
 use ruvllm::gpu::kernels::FORMATS;
 use ruvllm::gpu::webgpu::shaders::FILES;
@@ -17,6 +18,9 @@ struct Mutation {
     from: String,
     to: String,
 }
+
+/// Instead of a case: passes with joined calls against those with single ones.
+const JOINED: &str = "joined";
 
 /// Reads `mutations.txt`, which begins with the description of its form.
 fn mutations() -> Vec<Mutation> {
@@ -59,6 +63,10 @@ fn report(m: &Mutation, device: &Device) -> Option<String> {
     let from = find(&m.from, find(&m.anchor, 0));
     let mutated = format!("{}{}{}", &text[..from], m.to, &text[from + m.from.len()..]);
     device.change_shaders(vec![(m.file.clone(), mutated)]);
+    if m.case == JOINED {
+        let mut models = joined_models().into_iter();
+        return models.find_map(|model| joined_like_single(device, &model).err());
+    }
     let case = CASES
         .iter()
         .find(|c| c.name == m.case)

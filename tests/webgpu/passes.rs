@@ -135,22 +135,113 @@ fn passes_of_every_shape_of_a_layer() {
     }
 }
 
-/// Queries, keys and values by one dispatch, as gate and up.
+/// Queries, keys and values by one dispatch, as gate and up with their activation, what happens to
+/// heads, and attention with its merge.
 #[test]
-fn products_of_one_dispatch_have_the_bits_of_single_ones() {
+fn joined_calls_have_the_bits_of_single_ones() {
     for device in &*DEVICES {
-        for dtype in [DType::F32, DType::Q8_0] {
+        for dtype in [DType::F32, DType::Q8_0, DType::Q4_0] {
             for (name, model) in models(dtype) {
-                let tokens = tokens(9, 3, N_VOCAB);
-                let gpu = on_gpu(device, &model, usize::MAX);
-                let [single, pairs, all] = [1, 2, 3].map(|most| {
-                    device.group_products(most);
-                    let mut session = gpu.session_with(&options()).unwrap();
-                    logits(&mut session, &tokens, 5)
-                });
-                assert_eq!(single, pairs, "{name} {dtype}");
-                assert_eq!(single, all, "{name} {dtype}");
+                joined_like_single(device, &model)
+                    .unwrap_or_else(|e| panic!("{name} {dtype}: {e}"));
             }
+        }
+    }
+}
+
+/// Compares the logits of a model whose calls are joined with those of single calls.
+pub(crate) fn joined_like_single(device: &Device, model: &Model) -> Result<(), String> {
+    let tokens = tokens(9, 3, N_VOCAB);
+    let gpu = on_gpu(device, model, usize::MAX);
+    let of = |most: u32, join: bool| {
+        device.group_products(most);
+        device.join_calls(join);
+        let mut session = gpu.session_with(&options()).unwrap();
+        logits(&mut session, &tokens, 5)
+    };
+    let single = of(1, false);
+    for (most, join) in [(2, false), (3, true)] {
+        let joined = of(most, join);
+        let differs = single.iter().zip(&joined).position(|(a, b)| a != b);
+        if let Some(i) = differs {
+            return Err(format!(
+                "result: logit {i} is {} instead of {}",
+                joined[i], single[i]
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Models whose calls are joined by all kernels that do: each rope, norms of heads, each activation.
+pub(crate) fn joined_models() -> Vec<Model> {
+    let shapes = [Tiny::Llama, Tiny::Gemma2, Tiny::Qwen3Moe];
+    shapes.map(|tiny| tiny.model(DType::Q8_0)).to_vec()
+}
+
+/// Rows whose attention has one split, for which there is a kernel, beside one with several.
+#[test]
+fn bits_do_not_depend_on_the_splits_of_neighbours() {
+    for device in &*DEVICES {
+        for tiny in [Tiny::Llama, Tiny::Gemma2] {
+            let model = tiny.model(DType::Q8_0);
+            let engine = on_gpu(device, &model, usize::MAX);
+            let begun = |n: usize| {
+                let mut sequence = engine.sequence(&options()).unwrap();
+                let prompt = tokens(n, n, N_VOCAB);
+                step(
+                    &engine,
+                    &mut [Slot::new(&mut sequence, &prompt, TokenKind::Prompt)],
+                );
+                sequence
+            };
+            let mut alone = Vec::new();
+            for n in [5, 127, 150] {
+                let slot = &mut begun(n);
+                alone.extend(step(
+                    &engine,
+                    &mut [Slot::new(slot, &[9], TokenKind::Generated)],
+                ));
+            }
+            let mut three = [5, 127, 150].map(begun);
+            let mut slots: Vec<_> = three
+                .iter_mut()
+                .map(|sequence| Slot::new(sequence, &[9], TokenKind::Generated))
+                .collect();
+            assert_eq!(step(&engine, &mut slots), alone, "{}", tiny.name());
+        }
+    }
+}
+
+/// Dispatches of a generated token: those of a layer, and embedding, last norm and head.
+#[test]
+fn a_token_is_few_dispatches() {
+    for device in devices(Options::default()) {
+        for (tiny, single, joined) in [(Tiny::Phi3, 15, 8), (Tiny::Gemma2, 17, 10)] {
+            let model = tiny.model(DType::Q8_0);
+            let n_layer = model.hparams().n_layer;
+            let engine = on_gpu(&device, &model, usize::MAX);
+            let dispatches = |most: u32, join: bool| {
+                device.group_products(most);
+                device.join_calls(join);
+                let mut session = engine.session_with(&options()).unwrap();
+                session.prefill(&[1, 2, 3]).unwrap();
+                session.decode(4).unwrap();
+                device.dispatches()
+            };
+            let finish = usize::from(model.hparams().logit_transform().cap > 0.0);
+            assert_eq!(
+                dispatches(1, false),
+                n_layer * single + 3 + finish,
+                "{}",
+                tiny.name()
+            );
+            assert_eq!(
+                dispatches(3, true),
+                n_layer * joined + 3 + finish,
+                "{}",
+                tiny.name()
+            );
         }
     }
 }

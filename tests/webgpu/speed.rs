@@ -90,8 +90,12 @@ fn speed_of_products() {
                 (4096, 131_072),
             ];
             for (n_in, n_out) in shapes {
-                for (lanes, n_rows) in [(32, 1), (64, 1), (128, 1), (0, 8), (0, 64)] {
+                let one = [32, 64, 128]
+                    .into_iter()
+                    .flat_map(|lanes| [(lanes, 4, 1), (lanes, 8, 1)]);
+                for (lanes, outs, n_rows) in one.chain([(0, 0, 8), (0, 0, 64)]) {
                     device.force_lanes(lanes);
+                    device.force_outs(outs);
                     let args = MatvecArgs {
                         n_in,
                         n_out,
@@ -99,8 +103,9 @@ fn speed_of_products() {
                         row_bytes: row_bytes(format, n_in),
                     };
                     let dispatch = MATVEC.dispatch(format, n_rows.min(8), &args);
-                    let what =
-                        format!("matvec {format} {n_in} x {n_out}, {n_rows} rows, lanes {lanes}");
+                    let what = format!(
+                        "matvec {format} {n_in} x {n_out}, {n_rows} rows, lanes {lanes}, outs {outs}"
+                    );
                     let flops = 2.0 * f64::from(n_in) * f64::from(n_out) * f64::from(n_rows);
                     if n_rows < 64 || n_out < 100_000 {
                         measure(&stage, &dispatch, &what, flops);
@@ -108,6 +113,7 @@ fn speed_of_products() {
                 }
             }
             device.force_lanes(0);
+            device.force_outs(0);
             for (n_in, n_out, n_rows) in [(2048, 2048, 512), (2048, 8192, 512), (4096, 4096, 512)] {
                 let args = MatmulArgs {
                     n_in,

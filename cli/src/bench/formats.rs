@@ -48,7 +48,7 @@ pub(crate) struct Args {
     /// Types to compare [default: all that `quantize` makes]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = file_type)]
     types: Vec<FileType>,
-    /// Whose speed is measured: llama-1b, llama-8b, llama2-7b, llama2-13b, mistral-7b or qwen2-0.5b
+    /// Whose speed is measured: llama-1b, llama-8b, llama2-7b, llama2-13b, mistral-7b, qwen2-0.5b or qwen3-8b
     #[arg(long, value_name = "SHAPE", default_value = "llama-1b", value_parser = shape)]
     shape: Shape,
     /// Tokens of the prompt

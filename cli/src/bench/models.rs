@@ -25,7 +25,7 @@ pub(super) struct ModelsArgs {
     )]
     pub(super) model: Vec<PathBuf>,
     /// Made-up weights of a shape instead of a file, and a file type: llama-1b, llama-8b,
-    /// llama2-7b, llama2-13b, mistral-7b, qwen2-0.5b, qwen3.5-4b, gemma3-4b, gemma4-e4b, or some layers of
+    /// llama2-7b, llama2-13b, mistral-7b, qwen2-0.5b, qwen3-8b, qwen3.5-4b, gemma3-4b, gemma4-e4b, or some layers of
     /// qwen3-30b-a3b, qwen3-next-80b-a3b or gpt-oss-20b
     #[arg(long, value_name = "SHAPE:TYPE", value_delimiter = ',')]
     synthetic: Vec<String>,

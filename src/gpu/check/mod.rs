@@ -304,7 +304,7 @@ impl<'a> Checker<'a> {
             data.len(),
             kernel.buffers.len(),
             "{}: buffers",
-            dispatch.kernel
+            dispatch.kernel()
         );
         let mut ids = Vec::new();
         for ((data, buffer), &len) in data.iter().zip(kernel.buffers).zip(&dispatch.lens) {
@@ -317,7 +317,7 @@ impl<'a> Checker<'a> {
                         buffer.access,
                         Access::Write,
                         "{}: {}",
-                        dispatch.kernel,
+                        dispatch.kernel(),
                         buffer.name
                     );
                     ids.push(self.stage.empty(len, buffer.element.align()));
@@ -332,7 +332,7 @@ impl<'a> Checker<'a> {
                 filled.len() as u64,
                 len,
                 "{}: bytes of {}",
-                dispatch.kernel,
+                dispatch.kernel(),
                 buffer.name
             );
             ids.push(self.stage.filled(filled, buffer.element.align()));

@@ -1,5 +1,7 @@
 //! Kernels of attention and of pages.
 
+#[cfg(feature = "webgpu")]
+use crate::gpu::kernels::HeadsArgs;
 use crate::gpu::kernels::{
     AppendArgs, AttentionArgs, Element, HadamardArgs, Kernel, NO_MEMORY, NO_VARIANTS, changes,
     product, reads, writes,
@@ -55,6 +57,60 @@ pub static ATTENTION_MERGE: Kernel<AttentionArgs> = Kernel {
     threads: 128,
     threadgroup_bytes: NO_MEMORY,
     grid: |a, _| [a.n_head, a.n_rows, 1],
+};
+
+/// [`ATTENTION_DECODE`] with [`ATTENTION_MERGE`], where no row has a second split.
+#[cfg(feature = "webgpu")]
+pub static ATTENTION_SINGLE: Kernel<AttentionArgs> = Kernel {
+    name: "attention_single",
+    buffers: &[
+        reads("q", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.head_dim])
+        }),
+        reads("rows", Element::Row, |a| a.n_rows.into()),
+        reads("pages", Element::Page, |a| a.n_pages.into()),
+        reads("sinks", Element::F32, |a| a.n_head.into()),
+        writes("out", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.head_dim_v])
+        }),
+    ],
+    ..ATTENTION_DECODE
+};
+
+/// Variants of [`HEADS`]: pairs of adjacent dimensions or of distant ones are rotated, without and
+/// with norms of heads.
+#[cfg(feature = "webgpu")]
+pub const HEADS_VARIANTS: &[u32] = &[0, 1, 2, 3];
+
+/// Norms (of `n_norm` values, or 0), rotations and [`APPEND`] of a row's heads, with keys and values
+/// in f16.
+#[cfg(feature = "webgpu")]
+pub static HEADS: Kernel<HeadsArgs> = Kernel {
+    name: "heads",
+    source: "heads.wgsl",
+    per_format: false,
+    variants: HEADS_VARIANTS,
+    buffers: &[
+        changes("q", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head, a.head_dim])
+        }),
+        changes("k", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head_kv, a.head_dim])
+        }),
+        reads("v", Element::F32, |a| {
+            product(&[a.n_rows, a.n_head_kv, a.head_dim_v])
+        }),
+        reads("q_norm", Element::F32, |a| a.n_norm.into()),
+        reads("k_norm", Element::F32, |a| a.n_norm.into()),
+        reads("angles", Element::F32x2, |a| {
+            product(&[a.n_rows, a.n_dims / 2])
+        }),
+        reads("rows", Element::Row, |a| a.n_rows.into()),
+        reads("pages", Element::Page, |a| a.n_pages.into()),
+    ],
+    threads: 128,
+    threadgroup_bytes: NO_MEMORY,
+    grid: |a, _| [a.n_head + 2 * a.n_head_kv, a.n_rows, 1],
 };
 
 /// Largest number of rows in a tile of [`ATTENTION_PROMPT`], given its variant number.

@@ -24,7 +24,7 @@ use bytemuck::{Pod, Zeroable};
 /// Positions per page.
 pub const PAGE_POSITIONS: u32 = 64;
 /// Positions per split of keys in [`ATTENTION_DECODE`].
-pub const SPLIT: u32 = 8 * PAGE_POSITIONS;
+pub const SPLIT: u32 = 2 * PAGE_POSITIONS;
 /// Most experts of a layer.
 pub const MAX_EXPERTS: u32 = 512;
 /// Values of a row that a threadgroup of [`TOP_K`] sorts.
@@ -189,6 +189,10 @@ args! {
         n_rows: u32, n_pages: u32, n_head_kv: u32, head_dim: u32, head_dim_v: u32, key_offset: u32, value_offset: u32,
         key_bits: u32, value_bits: u32
     }
+    HeadsArgs {
+        n_rows: u32, n_pages: u32, n_head: u32, n_head_kv: u32, head_dim: u32, head_dim_v: u32, key_offset: u32,
+        value_offset: u32, n_dims: u32, n_norm: u32, eps: f32
+    }
     HadamardArgs { n: u32, n_rows: u32, log_side: u32, factor: f32 }
     NormArgs { n: u32, n_rows: u32, eps: f32 }
     NormAddArgs { n: u32, n_rows: u32, eps: f32, branch_scale: f32 }
@@ -238,8 +242,8 @@ pub struct Dispatch {
     pub format: DType,
     /// Variant number; 0 without.
     pub variant: u32,
-    /// Its full name in the library.
-    pub kernel: String,
+    /// Whether it is one of several that differ in the format.
+    pub per_format: bool,
     /// Required bytes of each buffer before the arguments.
     pub lens: Vec<u64>,
     /// The arguments' bytes.
@@ -271,18 +275,38 @@ pub struct Declaration {
     pub threads: u32,
 }
 
+impl Dispatch {
+    /// Its kernel's full name in the library.
+    pub fn kernel(&self) -> String {
+        full_name(
+            self.name,
+            self.per_format.then_some(self.format),
+            self.variant,
+        )
+    }
+}
+
+/// Name of an instance in the library; without a variant, that is 0.
+fn full_name(name: &str, format: Option<DType>, variant: u32) -> String {
+    let mut full = String::from(name);
+    if let Some(format) = format {
+        full += &format!("_{}", format.to_string().to_lowercase());
+    }
+    if variant != 0 {
+        full += &format!("_{variant}");
+    }
+    full
+}
+
 impl<A: Args> Kernel<A> {
     /// Name in the library: `matvec_q4_k_1`. Kernels without formats or variants ignore `format` or
     /// `variant`.
     pub fn full_name(&self, format: DType, variant: u32) -> String {
-        let mut name = String::from(self.name);
-        if self.per_format {
-            name += &format!("_{}", format.to_string().to_lowercase());
-        }
-        if !self.variants.is_empty() {
-            name += &format!("_{variant}");
-        }
-        name
+        full_name(
+            self.name,
+            self.per_format.then_some(format),
+            if self.variants.is_empty() { 0 } else { variant },
+        )
     }
 
     /// The dispatch for a problem.
@@ -291,7 +315,7 @@ impl<A: Args> Kernel<A> {
             name: self.name,
             format: if self.per_format { format } else { DType::F32 },
             variant: if self.variants.is_empty() { 0 } else { variant },
-            kernel: self.full_name(format, variant),
+            per_format: self.per_format,
             lens: self
                 .buffers
                 .iter()
@@ -344,7 +368,13 @@ fn product(factors: &[u32]) -> u64 {
 const NO_VARIANTS: &[u32] = &[];
 const NO_MEMORY: fn(u32) -> u32 = |_| 0;
 
-/// Table entries of all kernels.
+/// Table entries of kernels that do the work of several others, which only WGSL has.
+#[cfg(feature = "webgpu")]
+pub fn joined_declarations() -> Vec<Declaration> {
+    vec![HEADS.declaration(), ATTENTION_SINGLE.declaration()]
+}
+
+/// Table entries of all kernels that each language has.
 pub fn declarations() -> Vec<Declaration> {
     vec![
         MATVEC.declaration(),

@@ -300,7 +300,7 @@ impl Stage for DeviceStage<'_> {
             assert!(
                 buffer.len as u64 >= len,
                 "{}: a short buffer",
-                dispatch.kernel
+                dispatch.kernel()
             );
         }
         let pages = pages
@@ -478,7 +478,7 @@ impl Device {
         // Looked up before anything is encoded, so that an error leaves no encoder behind.
         let pipelines = calls
             .iter()
-            .map(|call| self.pipeline(&call.dispatch.kernel))
+            .map(|call| self.pipeline(&call.dispatch.kernel()))
             .collect::<Result<Vec<_>, _>>()?;
         autoreleasepool(|_| {
             let commands = self

@@ -1,11 +1,16 @@
 //! What a dispatch binds and runs: memory and compiled kernels.
 
+use crate::gpu::kernels::Dispatch;
+use crate::gpu::webgpu::shaders::Instance;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A call with the buffers that it binds, each from a byte on.
+pub(super) type Bound<'a> = (&'a Dispatch, Vec<(&'a Buffer, u64)>);
 
 /// A compiled kernel.
 pub(super) struct Pipeline {
     pub(super) number: u64,
-    pub(super) lanes: u32,
+    pub(super) instance: Instance,
     pub(super) raw: wgpu::ComputePipeline,
     pub(super) layout: wgpu::BindGroupLayout,
 }

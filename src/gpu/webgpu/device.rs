@@ -10,27 +10,29 @@
 use crate::gguf::Gguf;
 use crate::gpu::GpuError;
 use crate::gpu::kernels::Access;
-use crate::gpu::webgpu::buffer::{Buffer, Pipeline, locked};
+use crate::gpu::webgpu::buffer::{Bound, Buffer, Pipeline, locked};
 use crate::gpu::webgpu::grid::grid;
-use crate::gpu::webgpu::group::{Bound, Group, Known, instance};
+use crate::gpu::webgpu::group::{Group, Joins, Known, instance};
+use crate::gpu::webgpu::pace::Pace;
 use crate::gpu::webgpu::shaders::{Instance, declaration};
 use std::collections::HashMap;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 /// Bytes of the arguments' buffer per dispatch: the alignment of uniform buffers that WebGPU
 /// promises.
 const ARGS_BYTES: usize = 256;
 /// Bytes that are uploaded at a time.
 const UPLOAD: usize = 32 << 20;
-/// Dispatches per submission: the GPU begins with the first ones while the CPU encodes the next, and
-/// no submission takes so long that a system would stop it.
+/// Most dispatches per submission.
 const PART: usize = 96;
-/// Dispatches of the first submission, for which the GPU waits.
+/// Dispatches of the first submission, for which the GPU waits. Each has half as many again as the one
+/// before, so that the CPU encodes it while the GPU computes that one.
 const FIRST_PART: usize = 24;
 /// Alignment of what is mapped for the CPU.
 const MAP_ALIGNMENT: u64 = wgpu::MAP_ALIGNMENT;
@@ -83,8 +85,12 @@ struct Inner {
     changes: Mutex<Vec<(String, String)>>,
     /// See [`Device::force_lanes`].
     lanes: AtomicU32,
+    /// See [`Device::force_outs`].
+    outs: AtomicU32,
     /// See [`Device::group_products`].
     group: AtomicU32,
+    /// See [`Device::join_calls`].
+    join: AtomicBool,
     /// Layout of the arguments' binding.
     args_layout: wgpu::BindGroupLayout,
     passes: Mutex<Passes>,
@@ -114,6 +120,7 @@ struct Passes {
     /// What is copied within a buffer.
     between: Option<wgpu::Buffer>,
     submitted: Option<wgpu::SubmissionIndex>,
+    pace: Pace,
 }
 
 /// Waits for a future of `wgpu`, which outside browsers is ready, or becomes so without being
@@ -245,7 +252,9 @@ impl Device {
             pipelines: Mutex::default(),
             changes: Mutex::default(),
             lanes: AtomicU32::new(0),
+            outs: AtomicU32::new(0),
             group: AtomicU32::new(3),
+            join: AtomicBool::new(true),
             args_layout,
             passes: Mutex::default(),
             dropped: Arc::default(),
@@ -286,6 +295,25 @@ impl Device {
     pub fn group_products(&self, most: u32) {
         self.0.group.store(most, Ordering::Relaxed);
         locked(&self.0.passes).known.clear();
+    }
+
+    /// Lets each team of threads take as many rows of weights in products of one row, 4 or 8, instead
+    /// of a number that suits the shape; 0 undoes that. No bit depends on it.
+    pub fn force_outs(&self, outs: u32) {
+        self.0.outs.store(outs, Ordering::Relaxed);
+        locked(&self.0.passes).known.clear();
+    }
+
+    /// Computes calls together for which there is a kernel, unless this is called with `false`. No
+    /// bit depends on it.
+    pub fn join_calls(&self, join: bool) {
+        self.0.join.store(join, Ordering::Relaxed);
+        locked(&self.0.passes).known.clear();
+    }
+
+    /// Number of dispatches of the last pass.
+    pub fn dispatches(&self) -> usize {
+        locked(&self.0.passes).known.len()
     }
 
     /// Number of bindings that passes made, which does not grow with passes of the same shape.
@@ -556,7 +584,7 @@ impl Device {
             entries.push((false, entries.len() as u32));
         }
         for _ in 0..instance.slabs {
-            entries.push((instance.name != "append", entries.len() as u32));
+            entries.push((!instance.writes_pages(), entries.len() as u32));
         }
         let entries: Vec<_> = entries
             .into_iter()
@@ -608,7 +636,7 @@ impl Device {
         self.check()?;
         Ok(Pipeline {
             number: self.number(),
-            lanes: instance.lanes,
+            instance: *instance,
             raw,
             layout,
         })
@@ -640,43 +668,59 @@ impl Device {
             let encoder = self.0.device.create_command_encoder(&Default::default());
             return self.collect(passes, encoder, reads);
         }
-        let (mut first, mut begin, mut submitted) = (0, 0, None);
+        let (start, most) = (Instant::now(), passes.pace.most());
+        let (mut first, mut begin, mut submitted, mut n) = (0, 0, None, FIRST_PART);
+        let mut all = 0.0;
         while first < calls.len() {
-            let n = if first == 0 { FIRST_PART } else { PART };
             let mut args = vec![0u8; n * ARGS_BYTES];
-            let end = begin + n;
-            for (args, step) in args.chunks_exact_mut(ARGS_BYTES).zip(begin..end) {
+            let (mut step, mut operations) = (begin, 0.0);
+            while step < begin + n && first < calls.len() && operations < most {
+                let args = &mut args[(step - begin) * ARGS_BYTES..][..ARGS_BYTES];
                 let rest = &calls[first..];
-                let n_same = passes
-                    .known
-                    .get(step)
-                    .map_or(0, |known| known.n_same(rest, slabs));
+                let known = passes.known.get(step);
+                let n_same = known.map_or(0, |known| known.n_same(rest, slabs));
                 if n_same > 0 {
                     args.copy_from_slice(&passes.written[step * ARGS_BYTES..][..ARGS_BYTES]);
                     first += n_same;
-                    continue;
+                } else {
+                    passes.known.truncate(step);
+                    let group = Group::next(rest, self.joins(slabs));
+                    first += group.n_calls();
+                    let bound = self.bind(passes, &group, slabs, args)?;
+                    let grid = grid(&group.dispatch, &bound.0.instance, &group.more_outs())?;
+                    passes.known.push(Known::new(&group, slabs, bound, grid));
                 }
-                passes.known.truncate(step);
-                let Some(group) = Group::next(rest, self.0.group.load(Ordering::Relaxed)) else {
-                    break;
-                };
-                first += group.n_calls();
-                let bound = self.bind(passes, &group, slabs, args)?;
-                let grid = grid(group.dispatch, bound.0.lanes, &group.more_outs())?;
-                passes.known.push(Known::new(&group, slabs, bound, grid));
+                operations += passes.known[step].operations;
+                step += 1;
             }
-            let steps = begin..end.min(passes.known.len());
-            self.write_args(passes, begin, &args[..steps.len() * ARGS_BYTES]);
-            let encoder = self.encoded(passes, steps.clone());
-            begin = steps.end;
-            if first == calls.len() && !reads.is_empty() {
-                return self.collect(passes, encoder, reads);
+            self.write_args(passes, begin, &args[..(step - begin) * ARGS_BYTES]);
+            let encoder = self.encoded(passes, begin..step);
+            begin = step;
+            n = (n * 3 / 2).min(PART);
+            all += operations;
+            if first == calls.len() {
+                passes.known.truncate(step);
+                if !reads.is_empty() {
+                    let result = self.collect(passes, encoder, reads);
+                    passes.pace.took(all, start.elapsed().as_secs_f64());
+                    return result;
+                }
             }
             submitted = Some(self.0.queue.submit([encoder.finish()]));
         }
         match std::mem::replace(&mut passes.submitted, submitted) {
             Some(before) => self.wait(before),
             None => self.check(),
+        }
+    }
+
+    /// What may be computed by one dispatch, with pages in these buffers.
+    fn joins(&self, slabs: &[&Buffer]) -> Joins {
+        let most = self.0.limits.max_storage_buffers_per_shader_stage as usize;
+        Joins {
+            products: self.0.group.load(Ordering::Relaxed) as usize,
+            kernels: self.0.join.load(Ordering::Relaxed),
+            buffers: most.saturating_sub(slabs.len()),
         }
     }
 
@@ -708,7 +752,7 @@ impl Device {
         slabs: &[&Buffer],
         args: &mut [u8],
     ) -> Result<(Arc<Pipeline>, wgpu::BindGroup), GpuError> {
-        let kernel = || group.dispatch.kernel.clone();
+        let kernel = || group.dispatch.kernel();
         let refused = |message: String| GpuError::Kernel {
             kernel: kernel(),
             message,
@@ -732,7 +776,7 @@ impl Device {
             .iter()
             .map(|b| (b.offset / align * align, b.offset % align))
             .collect();
-        let forced = self.0.lanes.load(Ordering::Relaxed);
+        let forced = [&self.0.lanes, &self.0.outs].map(|n| n.load(Ordering::Relaxed));
         let instance = instance(group, &bindings, &starts, slabs.len() as u32, forced);
         let mut units = Vec::with_capacity(bindings.len());
         for (b, &(_, rest)) in bindings.iter().zip(&starts) {

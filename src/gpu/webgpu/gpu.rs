@@ -233,7 +233,7 @@ impl Gpu for WebGpu {
                     return Ok(None);
                 }
                 let steps = split(call).ok_or_else(|| GpuError::Unsupported {
-                    what: format!("{} with weights in several buffers", call.dispatch.kernel),
+                    what: format!("{} with weights in several buffers", call.dispatch.kernel()),
                 });
                 steps.map(Some)
             })

@@ -2,7 +2,7 @@
 
 use crate::gpu::GpuError;
 use crate::gpu::kernels::*;
-use crate::gpu::webgpu::shaders::OUTS;
+use crate::gpu::webgpu::shaders::Instance;
 
 /// Most workgroups per dimension that WebGPU promises.
 const MOST: u32 = 65535;
@@ -24,14 +24,18 @@ const FOLDED: &[&str] = &[
     "hadamard",
 ];
 
-/// Number of workgroups of a call; `lanes` threads share a row in products of few rows. `more` are
-/// the rows of further matrices of a matvec.
+/// Number of workgroups of a call of an instance. `more` are the rows of further matrices of a matvec
+/// that have workgroups of their own.
 ///
 /// # Errors
 /// [`GpuError::Kernel`] if a dimension is too long.
-pub(super) fn grid(dispatch: &Dispatch, lanes: u32, more: &[u32]) -> Result<[u32; 3], GpuError> {
+pub(super) fn grid(
+    dispatch: &Dispatch,
+    instance: &Instance,
+    more: &[u32],
+) -> Result<[u32; 3], GpuError> {
     let args = &dispatch.args;
-    let outs = 128 / lanes.max(1) * OUTS;
+    let outs = 128 / instance.lanes.max(1) * instance.outs;
     let grid = match dispatch.name {
         "matvec" => {
             let a: MatvecArgs = bytemuck::pod_read_unaligned(args);
@@ -62,7 +66,7 @@ pub(super) fn grid(dispatch: &Dispatch, lanes: u32, more: &[u32]) -> Result<[u32
     };
     if grid.iter().any(|&n| n > MOST) {
         return Err(GpuError::Kernel {
-            kernel: dispatch.kernel.clone(),
+            kernel: dispatch.kernel(),
             message: format!("{grid:?} workgroups are more than {MOST} in a dimension"),
         });
     }

@@ -1,20 +1,38 @@
-//! Calls that one dispatch computes: products of few rows with the same activations, as queries, keys
-//! and values are, as each dispatch waits for the one before. Bits are those of single calls.
+//! Calls that one dispatch computes, as each dispatch waits for the one before: products of few rows
+//! with the same activations, as queries, keys and values are; two of them with the activation that
+//! follows; and what [`joined`] has kernels for. Bits are those of single calls.
 
-use crate::gpu::kernels::{Access, Dispatch, Element, MatvecArgs};
-use crate::gpu::webgpu::buffer::{Buffer, Pipeline};
-use crate::gpu::webgpu::shaders::{Instance, declaration, lanes};
+use crate::gpu::kernels::{Access, Dispatch, Element, ElementwiseArgs, MatvecArgs};
+use crate::gpu::webgpu::buffer::{Bound, Buffer, Pipeline};
+use crate::gpu::webgpu::joined::joined;
+use crate::gpu::webgpu::pace::operations;
+use crate::gpu::webgpu::shaders::{GATES, Instance, declaration, lanes};
 use crate::quant::DType;
+use std::borrow::Cow;
 use std::sync::Arc;
 
-/// A call with the buffers that it binds, each from a byte on.
-pub(super) type Bound<'a> = (&'a Dispatch, Vec<(&'a Buffer, u64)>);
+/// What may be one dispatch.
+#[derive(Clone, Copy)]
+pub(super) struct Joins {
+    /// Most products.
+    pub(super) products: usize,
+    /// Whether calls of different kernels may.
+    pub(super) kernels: bool,
+    /// Most buffers besides those of pages.
+    pub(super) buffers: usize,
+}
 
-/// One call, or several products.
+/// One call, or several.
 pub(super) struct Group<'c, 'a> {
-    /// The first call.
-    pub(super) dispatch: &'a Dispatch,
+    /// The first call, or that of the kernel that does the work of all.
+    pub(super) dispatch: Cow<'a, Dispatch>,
     calls: &'c [Bound<'a>],
+    /// Number of the first calls that it binds, unless there are `buffers`.
+    n_bound: usize,
+    /// What the kernel that does the work of all binds.
+    buffers: Option<Vec<(&'a Buffer, u64)>>,
+    /// Kernel of the last call, if that is an activation of two products.
+    gate: Option<&'static str>,
 }
 
 /// What a call binds.
@@ -34,7 +52,7 @@ fn matvec_args(dispatch: &Dispatch) -> Option<MatvecArgs> {
 }
 
 /// Whether a call can be computed together with those before, which are products.
-fn joins(before: &[Bound<'_>], (dispatch, buffers): &Bound<'_>) -> bool {
+fn joins_products(before: &[Bound<'_>], (dispatch, buffers): &Bound<'_>) -> bool {
     let (first, of_first) = &before[0];
     let (Some(a), Some(b)) = (matvec_args(first), matvec_args(dispatch)) else {
         return false;
@@ -53,18 +71,48 @@ fn joins(before: &[Bound<'_>], (dispatch, buffers): &Bound<'_>) -> bool {
         })
 }
 
+/// The kernel of a call, if it is the activation of two products.
+fn gate(products: &[Bound<'_>], next: Option<&Bound<'_>>) -> Option<&'static str> {
+    let ([(first, of_first), (second, of_second)], (activation, buffers)) = (products, next?)
+    else {
+        return None;
+    };
+    let (a, b) = (matvec_args(first)?, matvec_args(second)?);
+    let name = GATES.iter().find(|&&name| name == activation.name)?;
+    let args: ElementwiseArgs = bytemuck::pod_read_unaligned(&activation.args);
+    let at = |b: Option<&(&Buffer, u64)>| b.map(|b| (b.0.number, b.1));
+    let are_results =
+        at(buffers.first()) == at(of_first.last()) && at(buffers.get(1)) == at(of_second.last());
+    let fits = a.n_out == b.n_out && args.n == a.n_rows * a.n_out;
+    (are_results && fits).then_some(name)
+}
+
 impl<'c, 'a> Group<'c, 'a> {
-    /// The next calls of a pass that one dispatch computes, at most `most`; `None` after the last.
-    pub(super) fn next(calls: &'c [Bound<'a>], most: u32) -> Option<Group<'c, 'a>> {
-        let (dispatch, _) = calls.first()?;
+    /// The first of a pass's calls, of which there is one at least, that one dispatch computes.
+    pub(super) fn next(calls: &'c [Bound<'a>], joins: Joins) -> Group<'c, 'a> {
+        if joins.kernels
+            && let Some(joined) = joined(calls, joins.buffers)
+        {
+            return Group {
+                dispatch: Cow::Owned(joined.dispatch),
+                calls: &calls[..joined.n_calls],
+                n_bound: 0,
+                buffers: Some(joined.buffers),
+                gate: None,
+            };
+        }
         let mut n = 1;
-        while n < most as usize && n < calls.len() && joins(&calls[..n], &calls[n]) {
+        while n < joins.products && n < calls.len() && joins_products(&calls[..n], &calls[n]) {
             n += 1;
         }
-        Some(Group {
-            dispatch,
-            calls: &calls[..n],
-        })
+        let gate = gate(&calls[..n], calls.get(n)).filter(|_| joins.kernels);
+        Group {
+            dispatch: Cow::Borrowed(calls[0].0),
+            calls: &calls[..n + usize::from(gate.is_some())],
+            n_bound: n,
+            buffers: None,
+            gate,
+        }
     }
 
     /// Number of its calls.
@@ -72,9 +120,15 @@ impl<'c, 'a> Group<'c, 'a> {
         self.calls.len()
     }
 
-    /// Rows of the second and third matrix.
+    /// The products after the first.
+    fn more(&self) -> &'c [Bound<'a>] {
+        self.calls.get(1..self.n_bound).unwrap_or_default()
+    }
+
+    /// Rows of the second and third matrix, if workgroups of their own compute them.
     pub(super) fn more_outs(&self) -> Vec<u32> {
-        let outs = self.calls[1..].iter().filter_map(|(d, _)| matvec_args(d));
+        let outs = self.more().iter().filter(|_| self.gate.is_none());
+        let outs = outs.filter_map(|(d, _)| matvec_args(d));
         outs.map(|args| args.n_out).collect()
     }
 
@@ -83,10 +137,10 @@ impl<'c, 'a> Group<'c, 'a> {
     pub(super) fn bindings(&self) -> Option<Vec<Binding<'a>>> {
         let d = declaration(self.dispatch.name)?;
         let mut all = Vec::with_capacity(d.buffers.len() + 4);
-        for (i, (dispatch, buffers)) in self.calls.iter().enumerate() {
+        let mut bind = |dispatch: &Dispatch, buffers: &[(&'a Buffer, u64)], is_first: bool| {
             let table = buffers.iter().zip(&dispatch.lens).zip(&d.buffers);
             for (at, ((&(buffer, offset), &len), &(_, element, access))) in table.enumerate() {
-                if i == 0 || at != 1 {
+                if is_first || at != 1 {
                     all.push(Binding {
                         buffer,
                         offset,
@@ -97,6 +151,12 @@ impl<'c, 'a> Group<'c, 'a> {
                     });
                 }
             }
+        };
+        if let Some(buffers) = &self.buffers {
+            bind(&self.dispatch, buffers, true);
+        }
+        for (i, (dispatch, buffers)) in self.calls[..self.n_bound].iter().enumerate() {
+            bind(dispatch, buffers, i == 0);
         }
         Some(all)
     }
@@ -108,10 +168,10 @@ impl<'c, 'a> Group<'c, 'a> {
             to[at..at + bytes.len()].copy_from_slice(bytes);
             at += bytes.len();
         };
-        let (first, rest) = starts.split_at(self.calls[0].1.len());
+        let (first, rest) = starts.split_at(starts.len() - 2 * self.more().len());
         push(&self.dispatch.args);
         push(bytemuck::cast_slice(first));
-        for ((dispatch, _), starts) in self.calls[1..].iter().zip(rest.chunks_exact(2)) {
+        for ((dispatch, _), starts) in self.more().iter().zip(rest.chunks_exact(2)) {
             if let Some(args) = matvec_args(dispatch) {
                 push(bytemuck::cast_slice(&[args.n_out, args.row_bytes]));
                 push(bytemuck::cast_slice(starts));
@@ -126,9 +186,9 @@ pub(super) fn instance(
     bindings: &[Binding<'_>],
     starts: &[(u64, u64)],
     slabs: u32,
-    forced: u32,
+    [forced_lanes, forced_outs]: [u32; 2],
 ) -> Instance {
-    let dispatch = group.dispatch;
+    let dispatch = &*group.dispatch;
     let mut instance = Instance {
         name: dispatch.name,
         format: dispatch.format,
@@ -136,9 +196,11 @@ pub(super) fn instance(
         wide: bindings.iter().any(|b| b.element == Element::Weights),
         slabs: 0,
         lanes: 0,
+        outs: 4,
         more: [None; 2],
+        gate: group.gate,
     };
-    for (more, (d, _)) in instance.more.iter_mut().zip(&group.calls[1..]) {
+    for (more, (d, _)) in instance.more.iter_mut().zip(group.more()) {
         *more = Some(d.format);
     }
     if bindings.iter().any(|b| b.element == Element::Page) {
@@ -151,7 +213,13 @@ pub(super) fn instance(
             .first_chunk()
             .map_or(0, |n| u32::from_ne_bytes(*n));
         if dispatch.name.starts_with("matvec") {
-            instance.lanes = if forced == 0 { lanes(n) } else { forced };
+            instance.lanes = match forced_lanes {
+                0 => lanes(n),
+                forced => forced,
+            };
+        }
+        if (dispatch.name, dispatch.variant) == ("matvec", 1) && forced_outs != 0 {
+            instance.outs = forced_outs;
         }
         let aligned = bindings.iter().zip(starts).all(|(b, start)| {
             !instance.vectors_of(b.format, b.element, b.access) || start.1 % 16 == 0
@@ -172,6 +240,7 @@ pub(super) struct Known {
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) bound: wgpu::BindGroup,
     pub(super) grid: [u32; 3],
+    pub(super) operations: f64,
 }
 
 impl Known {
@@ -192,6 +261,7 @@ impl Known {
             pipeline,
             bound,
             grid,
+            operations: group.calls.iter().map(|(d, _)| operations(d)).sum(),
         }
     }
 

@@ -7,6 +7,8 @@ pub mod device;
 mod gpu;
 mod grid;
 mod group;
+mod joined;
+mod pace;
 pub mod shaders;
 mod stage;
 

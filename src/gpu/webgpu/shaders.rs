@@ -15,7 +15,10 @@
 //! `$NAME` is a constant of the instance. Bindings and the arguments' structure come from the table
 //! of kernels, so that a shader cannot declare others than the host binds.
 
-use crate::gpu::kernels::{Access, Declaration, Element, FORMATS, HEAD_DIMS, MATVEC, declarations};
+use crate::gpu::kernels::{
+    Access, Declaration, Element, FORMATS, HEAD_DIMS, HEADS_VARIANTS, MATVEC, declarations,
+    joined_declarations,
+};
 use crate::quant::DType;
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -25,6 +28,8 @@ use std::sync::LazyLock;
 pub const FILES: &[(&str, &str)] = &[
     ("common", include_str!("../../wgsl_shaders/common.wgsl")),
     ("blocks", include_str!("../../wgsl_shaders/blocks.wgsl")),
+    ("unscaled", include_str!("../../wgsl_shaders/unscaled.wgsl")),
+    ("gates", include_str!("../../wgsl_shaders/gates.wgsl")),
     ("acts", include_str!("../../wgsl_shaders/acts.wgsl")),
     ("tile", include_str!("../../wgsl_shaders/tile.wgsl")),
     ("pages", include_str!("../../wgsl_shaders/pages.wgsl")),
@@ -33,6 +38,8 @@ pub const FILES: &[(&str, &str)] = &[
     ("product", include_str!("../../wgsl_shaders/product.wgsl")),
     ("matmul", include_str!("../../wgsl_shaders/matmul.wgsl")),
     ("embed", include_str!("../../wgsl_shaders/embed.wgsl")),
+    ("to_half", include_str!("../../wgsl_shaders/to_half.wgsl")),
+    ("heads", include_str!("../../wgsl_shaders/heads.wgsl")),
     ("append", include_str!("../../wgsl_shaders/append.wgsl")),
     ("hadamard", include_str!("../../wgsl_shaders/hadamard.wgsl")),
     (
@@ -69,15 +76,20 @@ pub struct Instance {
     pub slabs: u32,
     /// Threads that share a row of weights, in products of few rows: 32, 64 or 128, otherwise 0.
     pub lanes: u32,
+    /// Weight rows per team of threads, in products of few rows.
+    pub outs: u32,
     /// Formats of further matrices of a matvec, whose products are computed, too.
     pub more: [Option<DType>; 2],
+    /// Kernel of the activation whose gate is the product with the first of two matrices, and whose
+    /// result is stored instead.
+    pub gate: Option<&'static str>,
 }
+
+/// Kernels of activations that can be the end of two products.
+pub(super) const GATES: &[&str] = &["silu_mul", "gelu_mul", "swiglu_oai"];
 
 /// What is renamed for the further matrices besides functions.
 const OF_MATRIX: &[&str] = &["w", "y", "n_out", "row_bytes", "w_at", "y_at"];
-
-/// Weight rows per team of threads in products of few rows.
-pub(super) const OUTS: u32 = 4;
 
 /// Threads that share a row of `n_in` weights, as measured: more have less to do each, but more sums
 /// to add at the end.
@@ -90,7 +102,11 @@ pub(super) fn lanes(n_in: u32) -> u32 {
 }
 
 /// Table entries, composed once.
-static DECLARATIONS: LazyLock<Vec<Declaration>> = LazyLock::new(declarations);
+static DECLARATIONS: LazyLock<Vec<Declaration>> = LazyLock::new(|| {
+    let mut all = declarations();
+    all.extend(joined_declarations());
+    all
+});
 
 /// The table entry of a kernel.
 pub fn declaration(name: &str) -> Option<&'static Declaration> {
@@ -112,7 +128,8 @@ pub fn instances(slabs: u32) -> Vec<Instance> {
         };
         let variants = match d.name {
             "matvec" => MATVEC.variants,
-            "attention_decode" | "attention_prompt" => HEAD_DIMS,
+            "attention_decode" | "attention_single" | "attention_prompt" => HEAD_DIMS,
+            "heads" => HEADS_VARIANTS,
             _ => &[0],
         };
         for (&format, &variant) in formats
@@ -135,18 +152,32 @@ pub fn instances(slabs: u32) -> Vec<Instance> {
                 wide: wide && has(Element::Weights),
                 slabs: if has(Element::Page) { slabs } else { 0 },
                 lanes,
+                outs: 4,
                 more: [None; 2],
+                gate: None,
             }));
             if d.name == "matvec" {
-                all.push(Instance {
+                let three = Instance {
                     name: d.name,
                     format,
                     variant,
                     wide: true,
                     slabs: 0,
                     lanes: 64,
+                    outs: 4,
                     more: [Some(format), Some(DType::Q6_K)],
-                });
+                    gate: None,
+                };
+                let gated = |gate| Instance {
+                    more: [Some(DType::Q6_K), None],
+                    gate: Some(gate),
+                    ..three
+                };
+                all.push(three);
+                all.extend(GATES.iter().map(|&gate| gated(gate)));
+                if variant == 1 {
+                    all.push(Instance { outs: 8, ..three });
+                }
             }
         }
     }
@@ -168,6 +199,12 @@ impl Instance {
         }
         if self.wide {
             name += "_wide";
+        }
+        if let Some(gate) = self.gate {
+            name += &format!("_{gate}");
+        }
+        if self.outs > 4 {
+            name += &format!("_outs{}", self.outs);
         }
         if self.lanes != 0 {
             name += &format!("_lanes{}", self.lanes);
@@ -197,24 +234,46 @@ impl Instance {
         }
     }
 
+    /// Parts of a row that a thread takes at a time as numbers with a scale and an offset; 0 for
+    /// formats that have none.
+    fn unit(&self) -> u32 {
+        match self.format {
+            DType::Q4_K | DType::Q6_K => 2,
+            DType::Q8_0 | DType::Q4_0 => 1,
+            _ => 0,
+        }
+    }
+
     /// [`Instance::vectors`] with weights in this format.
     pub(super) fn vectors_of(&self, format: DType, element: Element, access: Access) -> bool {
         Instance { format, ..*self }.vectors(element, access)
+    }
+
+    /// Whether it writes to pages.
+    pub(super) fn writes_pages(&self) -> bool {
+        matches!(self.name, "append" | "heads")
     }
 
     fn constant(&self, name: &str) -> Option<String> {
         let rows = self.variant.max(1);
         let number = match name {
             "ROWS" => rows,
-            "OUTS" => OUTS,
+            "OUTS" => self.outs,
             "LANES" => self.lanes,
             "TEAMS" => 128 / self.lanes.max(1),
-            "SUMS" => 128 * rows * OUTS,
-            "PAIRS" => u32::from(self.format == DType::Q4_K),
+            "SUMS" => 128 * rows * self.outs,
+            // Parts of a row that a thread takes at a time, where `unscaled.wgsl` has the format.
+            "UNSCALED" => u32::from(self.unit() > 0),
+            "UNIT" => self.unit(),
+            "GATED" => u32::from(self.gate.is_some()),
+            "GATE" => return self.gate.map(|gate| format!("of_{gate}")),
             "SECOND" => u32::from(self.more[0].is_some()),
             "THIRD" => u32::from(self.more[1].is_some()),
             "WIDE" => u32::from(self.wide),
             "W_VECTORS" => u32::from(self.vectors(Element::Weights, Access::Read)),
+            "SINGLE" => u32::from(self.name == "attention_single"),
+            "NEOX" => self.variant & 1,
+            "NORMS" => self.variant >> 1,
             "SLABS" => self.slabs,
             "LAST_SLAB" => self.slabs.max(1) - 1,
             // Attention: the widest head; of generated tokens, query heads per workgroup and
@@ -260,10 +319,12 @@ impl Instance {
                 .find(|(n, _)| *n == name)
                 .map(|(_, text)| *text),
         };
-        let marker = format!("//! kernel {}", self.name);
+        let begins = |line: &str| {
+            line.starts_with("//! kernel") && line.split(' ').skip(2).any(|name| name == self.name)
+        };
         let (name, _) = FILES
             .iter()
-            .find(|(name, _)| file(name).is_some_and(|text| text.lines().any(|l| l == marker)))
+            .find(|(name, _)| file(name).is_some_and(|text| text.lines().any(begins)))
             .ok_or_else(|| format!("no file has the kernel {}", self.name))?;
         let mut text = self.declarations()?;
         let mut composer = Composer {
@@ -326,6 +387,7 @@ impl Instance {
         }
         let (mode, of) = match self.name {
             "append" => ("read_write", "atomic<u32>"),
+            _ if self.writes_pages() => ("read_write", "u32"),
             _ => ("read", "u32"),
         };
         for slab in 0..self.slabs {
