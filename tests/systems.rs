@@ -136,14 +136,14 @@ fn saved_sessions() {
             .prefill(&tokenizer.encode(text, false, false))
             .unwrap();
         // The second time over the first one's file, which was just read.
-        session.save(&path).unwrap();
+        session.state().save(&path).unwrap();
         let mut loaded = model.session().unwrap();
-        loaded.load(&path).unwrap();
+        loaded.cache().load(&path).unwrap();
         assert_eq!(loaded.tokens(), session.tokens());
         assert_eq!(loaded.logits(), session.logits());
     }
     assert_eq!(folder.names(), ["gespräch.kv"]);
-    let missing = session.load(folder.0.join("missing.kv"));
+    let missing = session.cache().load(folder.0.join("missing.kv"));
     assert!(matches!(missing, Err(StateError::Gguf(_))), "{missing:?}");
 }
 

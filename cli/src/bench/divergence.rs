@@ -61,7 +61,7 @@ pub(crate) fn write_base(
     path: &Path,
     progress: &Progress,
 ) -> Result<Score, Failure> {
-    let n_ctx = session.n_ctx();
+    let n_ctx = session.sequence().n_ctx();
     let head = BaseHead {
         n_ctx,
         n_vocab: session.model().hparams().n_vocab,

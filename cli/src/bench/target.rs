@@ -267,7 +267,7 @@ impl Target<'_> {
         let rows = Rows::in_memory(Progress::hidden(), self.n_threads)?;
         let made = Gguf::from_writer(writer(self.gguf, &plan, FileType::F16, &rows.converter));
         let mut session = self.session(rows.finish(made)?)?;
-        let progress = Progress::new("measuring", (n_chunks * session.n_ctx()) as u64);
+        let progress = Progress::new("measuring", (n_chunks * session.sequence().n_ctx()) as u64);
         Base::open(&self.scratch)?.compare(&mut session, n_chunks, &self.scratch, &progress)
     }
 
@@ -280,8 +280,8 @@ impl Target<'_> {
             ));
         };
         let tokens = tokenizer.encode(self.text, true, false);
-        let n_chunks = n_chunks(&tokens, session.n_ctx())?.min(MAX_CHUNKS);
-        let progress = Progress::new("measuring", (n_chunks * session.n_ctx()) as u64);
+        let n_chunks = n_chunks(&tokens, session.sequence().n_ctx())?.min(MAX_CHUNKS);
+        let progress = Progress::new("measuring", (n_chunks * session.sequence().n_ctx()) as u64);
         write_base(&mut session, &tokens, n_chunks, &self.scratch, &progress)?;
         Ok(n_chunks)
     }

@@ -305,11 +305,11 @@ pub(crate) fn choice(session: &mut Session, task: &Task) -> Result<(Vec<f64>, bo
 /// Goes on from what the session has in common with the answer.
 fn mean_log_probability(session: &mut Session, answer: &Answer) -> Result<f64, Failure> {
     let Answer { tokens, scored, .. } = answer;
-    if scored.is_empty() || scored.start == 0 || scored.end > session.n_ctx() {
+    if scored.is_empty() || scored.start == 0 || scored.end > session.sequence().n_ctx() {
         return Err(Failure::Work(format!(
             "a task of {} tokens: at least 2 are needed, and at most the {} of the context (-c)",
             tokens.len(),
-            session.n_ctx()
+            session.sequence().n_ctx()
         )));
     }
     let same = session
@@ -320,7 +320,7 @@ fn mean_log_probability(session: &mut Session, answer: &Answer) -> Result<f64, F
     let n_past = same.count().min(scored.start - 1);
     session.rewind(n_past)?;
     let mut score = Score::default();
-    session.prefill_each(
+    session.hooks().prefill_each(
         &tokens[n_past..scored.end - 1],
         scored.start - 1 - n_past,
         |i, logits| score.add(logits, tokens[n_past + i + 1]),

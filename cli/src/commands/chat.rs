@@ -621,12 +621,12 @@ impl Chat<'_> {
                 let (engine, reader) = (self.session.engine(), (&images.projector, images.options));
                 let all = parts(&texts, all);
                 let n = engine.count_parts(reader, &all)?;
-                if n < self.session.n_ctx() {
+                if n < self.session.sequence().n_ctx() {
                     return Ok(engine.encode_parts(reader, &all, &self.cancel)?);
                 }
                 return Err(Stop::Failed(Failure::Work(format!(
                     "the conversation with its images has {n} tokens, the context {}: /clear, or start with a larger -c or --image-max-tokens",
-                    self.session.n_ctx()
+                    self.session.sequence().n_ctx()
                 ))));
             }
             let ids = self.tokenizer.encode_prompt_but(&rendered.text, &plain);

@@ -20,6 +20,7 @@ fn score(model: &Model, text: &str, common: usize, n_last: usize) -> f64 {
     let mut sum = 0.0;
     let scored = common..tokens.len() - n_last;
     session
+        .hooks()
         .prefill_each(&tokens[..scored.end - 1], scored.start - 1, |i, logits| {
             let all: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
             sum += f64::from(logits[tokens[i + 1] as usize]) - all.ln();

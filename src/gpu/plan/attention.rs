@@ -47,6 +47,7 @@ impl<'m> Planner<'m, '_> {
                     QkNorm::PerHeadRotated
                     | QkNorm::PlainRotated
                     | QkNorm::LayerByHead
+                    | QkNorm::LayerFull
                     | QkNorm::RmsByHead,
                 )
                 | None,

@@ -620,6 +620,8 @@ impl<'m, 'b> Planner<'m, 'b> {
             ngrams: _,
             residual_scores: _,
             switch: _,
+            cross: _,
+            input_norm: _,
         } = w;
         let (Mixer::Attention(attn), Some(weights)) = (&spec.mixer, weights) else {
             return Err(refused(format!("the mixer of layer {i}")));
@@ -637,6 +639,8 @@ impl<'m, 'b> Planner<'m, 'b> {
             sub_norm: _,
             latent: _,
             index: _,
+            qk_norm_biases: _,
+            relative: _,
         } = weights;
         let mut normed = self.enter(attn_norm.as_ref())?;
         let outputs = outputs.filter(|outputs| outputs.n < self.rows.n);
