@@ -38,6 +38,7 @@ fn session(model: &Model, n_threads: usize, n_batch: usize) -> Session {
 fn logits(session: &mut Session, tokens: &[u32]) -> Vec<f32> {
     let mut all = Vec::new();
     session
+        .hooks()
         .prefill_each(tokens, 0, |_, logits| all.extend_from_slice(logits))
         .unwrap();
     all
@@ -185,5 +186,8 @@ fn what_is_refused() {
     ));
     session.encode(&[1, 2]).unwrap();
     session.prefill(&[0]).unwrap();
-    assert!(matches!(session.to_bytes(), Err(StateError::HasMemory)));
+    assert!(matches!(
+        session.state().to_bytes(),
+        Err(StateError::HasMemory)
+    ));
 }
