@@ -2008,7 +2008,7 @@ fn rerank() {
             "rerank",
             "-m",
             model,
-            "-q",
+            "-p",
             "hot?",
             "-f",
             file.to_str().unwrap(),

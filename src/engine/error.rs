@@ -153,7 +153,7 @@ pub enum SessionError {
     #[error("the model has no encoder beside a decoder: a text is read by Session::prefill")]
     NoEncoder,
     /// The model goes on with what its encoder has read, and it has read nothing.
-    #[error("the model's encoder has read nothing; give it a text with Session::encode")]
+    #[error("the model's encoder has read nothing; give it a text with session.cache().encode(…)")]
     NotEncoded,
     /// The model denoises whole texts, so it cannot continue one.
     #[error(

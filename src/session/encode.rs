@@ -1,10 +1,10 @@
 //! Texts that the encoder of a session's model reads.
 
 use crate::engine::{CacheMode, SessionError};
-use crate::session::Session;
+use crate::session::state::SessionCache;
 use std::sync::Arc;
 
-impl Session {
+impl SessionCache<'_> {
     /// Reads a text with the model's encoder: what the session holds from now on, of which nothing
     /// is left, goes on with it. The session's own text begins with
     /// [`EncoderSpec::start`](crate::model::EncoderSpec::start). Its keys and values are kept out of
@@ -15,10 +15,11 @@ impl Session {
     /// outside the vocabulary; if the call is cancelled, or there is not enough memory. The session
     /// is then unchanged.
     pub fn encode(&mut self, tokens: &[u32]) -> Result<(), SessionError> {
-        let memory = self.engine.memory_of(tokens, &self.cancel)?;
-        self.seq.prefix.cache = CacheMode::Off;
-        self.clear();
-        self.seq.memory = Some(Arc::new(memory));
+        let session = &mut *self.0;
+        let memory = session.engine.memory_of(tokens, &session.cancel)?;
+        session.seq.prefix.cache = CacheMode::Off;
+        session.clear();
+        session.seq.memory = Some(Arc::new(memory));
         Ok(())
     }
 }

@@ -69,7 +69,7 @@ fn logits_and_states_of_the_reference() {
             check(&id, &states, &golden("encoder_states_file"));
             for n_batch in [512, 64, 7, 1] {
                 let mut session = session(&model, 2, n_batch);
-                session.encode(&read).unwrap();
+                session.cache().encode(&read).unwrap();
                 check(&id, &logits(&mut session, &text), &golden("logits_file"));
                 if emulated() {
                     break;
@@ -78,7 +78,10 @@ fn logits_and_states_of_the_reference() {
         }
         let greedy = &manifest["greedy"];
         let mut session = session(&model, 1, 64);
-        session.encode(&numbers(&greedy["encoder_tokens"])).unwrap();
+        session
+            .cache()
+            .encode(&numbers(&greedy["encoder_tokens"]))
+            .unwrap();
         let mut logits = session.prefilled(&[model.hparams().encoder.unwrap().start]);
         for expected in numbers::<u32>(&greedy["generated"]) {
             let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
@@ -103,7 +106,7 @@ fn the_first_version() {
         let model = model.on(arch);
         let n_vocab = model.hparams().n_vocab;
         let mut session = session(&model, 2, 7);
-        session.encode(&read).unwrap();
+        session.cache().encode(&read).unwrap();
         let ours = logits(&mut session, &tokens);
         let positions: Vec<usize> = numbers(&all["about"]["positions"]);
         let row = |&i: &usize| ours[i * n_vocab..][..n_vocab].to_vec();
@@ -140,14 +143,14 @@ fn what_changes_no_bit() {
     let Some(model) = open("t5") else { return };
     let (read, text) = ([5, 9, 2, 41, 7], [0, 3, 11, 5, 8, 200, 31]);
     let mut first = session(&model, 1, 512);
-    first.encode(&read).unwrap();
+    first.cache().encode(&read).unwrap();
     let expected = logits(&mut first, &text);
     for (n_threads, n_batch) in [(2, 512), (2, 3), (1, 1)] {
         let mut other = session(&model, n_threads, n_batch);
-        other.encode(&[1, 2, 3]).unwrap();
+        other.cache().encode(&[1, 2, 3]).unwrap();
         other.prefill(&[0, 9]).unwrap();
         // What it has read replaces the text before, and what went on with it.
-        other.encode(&read).unwrap();
+        other.cache().encode(&read).unwrap();
         assert_eq!(other.position(), 0);
         assert_eq!(logits(&mut other, &text), expected);
     }
@@ -155,7 +158,7 @@ fn what_changes_no_bit() {
     fork.rewind(2).unwrap();
     let n_vocab = model.hparams().n_vocab;
     assert_eq!(logits(&mut fork, &text[2..]), expected[2 * n_vocab..]);
-    first.encode(&[5, 9, 2, 41, 8]).unwrap();
+    first.cache().encode(&[5, 9, 2, 41, 8]).unwrap();
     assert_ne!(logits(&mut first, &text), expected);
     fork.rewind(0).unwrap();
     assert_eq!(logits(&mut fork, &text), expected);
@@ -165,7 +168,7 @@ fn what_changes_no_bit() {
 fn what_is_refused() {
     let llama = Tiny::Llama.model(DType::F32);
     assert!(matches!(
-        llama.session().unwrap().encode(&[1]),
+        llama.session().unwrap().cache().encode(&[1]),
         Err(SessionError::NoEncoder)
     ));
     let Some(model) = open("t5") else { return };
@@ -174,17 +177,20 @@ fn what_is_refused() {
         session.prefill(&[0]),
         Err(SessionError::NotEncoded)
     ));
-    assert!(matches!(session.encode(&[]), Err(SessionError::NoTokens)));
+    assert!(matches!(
+        session.cache().encode(&[]),
+        Err(SessionError::NoTokens)
+    ));
     let n_ctx = model.hparams().n_ctx_train;
     assert!(matches!(
-        session.encode(&vec![1; n_ctx + 1]),
+        session.cache().encode(&vec![1; n_ctx + 1]),
         Err(SessionError::ContextFull { .. })
     ));
     assert!(matches!(
-        session.encode(&[1, 400]),
+        session.cache().encode(&[1, 400]),
         Err(SessionError::TokenOutOfRange { token: 400, .. })
     ));
-    session.encode(&[1, 2]).unwrap();
+    session.cache().encode(&[1, 2]).unwrap();
     session.prefill(&[0]).unwrap();
     assert!(matches!(
         session.state().to_bytes(),

@@ -93,6 +93,12 @@ pub(crate) struct Args {
     text: TextArgs,
 }
 
+/// What records of the conversation are called: its name, or when it began.
+fn session_id(args: &Args) -> String {
+    let name = args.session.as_ref();
+    name.map_or_else(|| format!("chat-{}", unix_time()), SessionName::to_string)
+}
+
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let system = match (&args.system_prompt, &args.system_prompt_file) {
         (Some(text), _) => Some(text.clone()),
@@ -121,11 +127,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         session.sequence().n_ctx(),
         &args.text.session,
     )?;
-    let session_id = args
-        .session
-        .as_ref()
-        .map_or_else(|| format!("chat-{}", unix_time()), SessionName::to_string);
-    let learning = args.text.begin_learning(&session, session_id)?;
+    let learning = (args.text).begin_learning(&session, session_id(args))?;
     let cancel = session.cancel_token();
     let interactive = stdin_is_terminal() && io::stdout().is_terminal();
     let lines = Lines::new(interactive)?;

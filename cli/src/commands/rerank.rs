@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
-  ruvllm rerank -m bge-reranker.gguf -q \"What is a panda?\" -f documents.txt
-  ruvllm rerank -m qwen3-reranker.gguf -q \"What is a panda?\" --top-n 3 --json < documents.txt
+  ruvllm rerank -m bge-reranker.gguf -p \"What is a panda?\" -f documents.txt
+  ruvllm rerank -m qwen3-reranker.gguf -p \"What is a panda?\" --top-n 3 --json < documents.txt
 
 Each line is a document, a blank one too. Each is written with its score and its index among them, best first.";
 
@@ -23,7 +23,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     placement: PlacementArgs,
     /// What the documents should answer
-    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(short = 'p', long, value_name = "TEXT", allow_hyphen_values = true)]
     query: String,
     /// File of documents; - is stdin
     #[arg(short, long, value_name = "FILE")]

@@ -71,7 +71,7 @@ fn vectors(folder: &Folder, model: &str, texts: &[&str]) -> Vec<Value> {
 fn scores(folder: &Folder, model: &str, query: &str, documents: &[&str]) {
     let file = folder.file("documents.txt", &(documents.join("\n") + "\n"));
     let expected = parsed(program(&[
-        "rerank", "-m", model, "-q", query, "-f", &file, "--json",
+        "rerank", "-m", model, "--query", query, "-f", &file, "--json",
     ]));
     let pairs = |list: &Value, score: &str| -> Vec<(Value, Value)> {
         list.as_array()

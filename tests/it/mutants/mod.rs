@@ -317,7 +317,10 @@ pub(crate) fn compute(file: Vec<u8>) -> Result<(), String> {
         assert!(draft.len() <= 3);
     }
     if model.hparams().encoder.is_some() {
-        session.encode(&tokens[..9]).map_err(|e| words(&e))?;
+        session
+            .cache()
+            .encode(&tokens[..9])
+            .map_err(|e| words(&e))?;
     }
     pass(&mut session, &tokens).map_err(|e| words(&e))
 }
