@@ -89,7 +89,7 @@ mod declared;
 mod gemm;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod generic;
-mod kv;
+pub(crate) mod kv;
 mod level;
 mod methods;
 mod scalar;
@@ -102,8 +102,9 @@ mod x86;
 
 pub use acts::{ActForm, Acts, BlockP16, BlockQ16};
 pub use attention::{AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvSpan, MAX_HEAD_DIM};
+pub use kv::KvStored;
+pub(crate) use kv::KvType;
 pub(crate) use kv::drop_bits;
-pub use kv::{KvStored, KvType};
 pub use level::{Arch, ArchError};
 pub use methods::{AttnBackward, KvElement, TransposedProduct};
 pub use table::PanelElement;

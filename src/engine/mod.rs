@@ -23,13 +23,12 @@ mod turns;
 pub use crate::layers::Outputs;
 pub use adapters::AdapterId;
 pub use batch::Slot;
-pub use engine::Engine;
+pub(crate) use engine::Engine;
 pub use engine_options::{EngineOptions, MAX_THREADS, SharedThreads};
-pub use error::SessionError;
+pub(crate) use error::SessionError;
 pub use memory_plan::{EngineMemory, MemoryPlan, PlanOptions, Recommendation};
-pub use options::{
-    CacheMode, CachedTokens, CancelToken, DEFAULT_CTX, PrefixOptions, Reuse, SessionOptions,
-};
+pub(crate) use options::CancelToken;
+pub use options::{CacheMode, CachedTokens, DEFAULT_CTX, PrefixOptions, Reuse};
 pub use output_head::OutputHead;
 pub use sequence::Sequence;
 pub use threads::default_threads;

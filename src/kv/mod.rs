@@ -35,7 +35,7 @@ pub(crate) use prefix::{CachedToken, DEFAULT_PREFIX_BUDGET, PrefixKey};
 pub use sequence::PagePlace;
 pub(crate) use sequence::{KvCheckpoint, KvState, SeqKv};
 
-pub use crate::arch::KvType;
+pub(crate) use crate::arch::KvType;
 
 /// Precision of keys and values.
 ///

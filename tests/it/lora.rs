@@ -2,13 +2,16 @@
 
 use crate::run::{OnLevel, Pass, session_on};
 use crate::tiny::{N_EMBD, TOKENS, Tiny};
-use ruvllm::engine::SessionOptions;
+use ruvllm::KvType;
+use ruvllm::Model;
+use ruvllm::Session;
+use ruvllm::SessionOptions;
+use ruvllm::gguf::GgufError;
 use ruvllm::gguf::{Gguf, Value, Writer};
-use ruvllm::kv::KvType;
+use ruvllm::lora::AdapterError;
+use ruvllm::lora::TargetModule;
 use ruvllm::lora::{Adapter, Term};
-use ruvllm::model::{Model, TargetModule};
 use ruvllm::quant::DType;
-use ruvllm::{AdapterError, GgufError, Session};
 use std::sync::Arc;
 
 /// Models compute with F32 weights here, so a change of the weights and the same change by an

@@ -1,10 +1,11 @@
 //! Images against the models' authors' code: pixels, embeddings, tokens, positions, logits.
 
 use ruvllm::gguf::Gguf;
+use ruvllm::session::StateError;
 use ruvllm::session::{EncodedPrompt, Part};
 use ruvllm::vision::VisionError;
 use ruvllm::vision::{Image, ImageOptions, Projector};
-use ruvllm::{KvType, Model, Session, SessionError, SessionOptions, StateError};
+use ruvllm::{KvType, Model, Session, SessionError, SessionOptions};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 

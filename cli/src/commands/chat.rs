@@ -16,15 +16,17 @@ use crate::io::{
 };
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
+use ruvllm::CancelToken;
 use ruvllm::Model;
+use ruvllm::Sampler;
+use ruvllm::Session;
+use ruvllm::StopReason;
+use ruvllm::Tokenizer;
 use ruvllm::arch::KV_BLOCK;
 use ruvllm::chat::{Adjustment, ChatInputs, Message};
-use ruvllm::decode::{Speculation, StopReason};
-use ruvllm::engine::CancelToken;
-use ruvllm::sample::Sampler;
-use ruvllm::session::Session;
-use ruvllm::tokenizer::Tokenizer;
-use ruvllm::{DecodeError, Error, SessionError};
+use ruvllm::decode::DecodeError;
+use ruvllm::decode::Speculation;
+use ruvllm::{Error, SessionError};
 use ruvllm_learn::Learning as _;
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -644,10 +646,10 @@ impl From<SessionError> for Stop {
     }
 }
 
-impl From<ruvllm::ChatError> for Stop {
-    fn from(error: ruvllm::ChatError) -> Stop {
+impl From<ruvllm::chat::ChatError> for Stop {
+    fn from(error: ruvllm::chat::ChatError) -> Stop {
         match error {
-            ruvllm::ChatError::Cancelled => Stop::Cancelled,
+            ruvllm::chat::ChatError::Cancelled => Stop::Cancelled,
             error => Error::from(error).into(),
         }
     }

@@ -101,7 +101,7 @@ fn check_adapter(args: &Args, number: Option<usize>) -> Result<(), Failure> {
     let index = number
         .or_else(first)
         .filter(|&i| i < adapters.len())
-        .ok_or(ruvllm::GpuError::NoDevice)?;
+        .ok_or(ruvllm::gpu::GpuError::NoDevice)?;
     print(format!(
         "ruvllm {} on {}\n",
         env!("CARGO_PKG_VERSION"),
@@ -141,9 +141,10 @@ fn check_adapter(args: &Args, number: Option<usize>) -> Result<(), Failure> {
 /// Whether a GPU's logits are the same however tokens are batched, and near the CPU's.
 #[cfg(feature = "webgpu")]
 fn check_sessions(model: &ruvllm::Model, adapter: usize) -> Result<String, Failure> {
-    use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
-    use ruvllm::kv::KvType;
+    use ruvllm::KvType;
+    use ruvllm::engine::EngineOptions;
     use ruvllm::model::Device;
+    use ruvllm::{Engine, SessionOptions};
     let on = |device| {
         let options = EngineOptions {
             device: Some(device),

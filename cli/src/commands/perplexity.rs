@@ -7,9 +7,9 @@ use crate::io::{
     Failure, Progress, file_or_pipe, milliseconds, note, print, print_json, read_text,
     without_last_newline,
 };
+use ruvllm::KvType;
+use ruvllm::Session;
 use ruvllm::gguf::NewFile;
-use ruvllm::kv::KvType;
-use ruvllm::session::Session;
 use serde_json::json;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};

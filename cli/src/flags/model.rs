@@ -5,10 +5,11 @@ use super::rope::RopeArgs;
 use crate::io::{Failure, Progress, parse_size};
 use clap::Args;
 use clap::builder::BoolishValueParser;
+use ruvllm::Model;
+use ruvllm::Tokenizer;
 use ruvllm::arch::Arch;
 use ruvllm::gguf::{Gguf, Header, Value as MetadataValue};
-use ruvllm::model::{Device, Model, OpenOptions, OpenStage, WeightPlacement};
-use ruvllm::tokenizer::Tokenizer;
+use ruvllm::model::{Device, OpenOptions, OpenStage, WeightPlacement};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 

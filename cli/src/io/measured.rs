@@ -5,7 +5,7 @@
 
 use super::terminal::note;
 use super::time::{milliseconds, unix_time};
-use ruvllm::engine::Engine;
+use ruvllm::Engine;
 use ruvllm::gguf::NewFile;
 use serde_json::{Map, Value, json};
 use std::ffi::OsString;

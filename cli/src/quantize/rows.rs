@@ -3,8 +3,9 @@
 use crate::flags::ThreadsArg;
 use crate::io::{Failure, Progress, on_interrupt};
 use rayon::prelude::*;
+use ruvllm::gguf::GgufError;
+use ruvllm::quant::QuantError;
 use ruvllm::quant::{DType, dequantize_row, quantize_row};
-use ruvllm::{GgufError, QuantError};
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::io::{self, Write};

@@ -9,7 +9,7 @@ pub(crate) mod worker;
 use crate::io::{Failure, read_regular};
 use clap::Args;
 pub(crate) use renderer::Renderer;
-use ruvllm::tokenizer::Tokenizer;
+use ruvllm::Tokenizer;
 use std::path::PathBuf;
 
 /// For models that have no template.
