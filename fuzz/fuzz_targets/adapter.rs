@@ -4,11 +4,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ruvllm::KvError;
+use ruvllm::kv::KvError;
 use ruvllm::SessionError;
-use ruvllm::engine::SessionOptions;
+use ruvllm::SessionOptions;
 use ruvllm::lora::Adapter;
-use ruvllm::model::Model;
+use ruvllm::Model;
 use std::sync::{Arc, LazyLock};
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| {

@@ -8,7 +8,7 @@ mod tiny;
 
 use libfuzzer_sys::fuzz_target;
 use ruvllm::gguf::Gguf;
-use ruvllm::model::Model;
+use ruvllm::Model;
 use ruvllm::session::Part;
 use ruvllm::vision::{ImageOptions, Projector};
 use std::sync::LazyLock;

@@ -213,7 +213,8 @@ impl Model {
     /// Most bytes that this model takes with sequences that fill their contexts.
     ///
     /// ```
-    /// use ruvllm::engine::{PlanOptions, SessionOptions};
+    /// use ruvllm::SessionOptions;
+    /// use ruvllm::engine::PlanOptions;
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let model = ruvllm::Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;

@@ -37,7 +37,7 @@ pub(crate) use prefix::{CachedToken, DEFAULT_PREFIX_BUDGET, ImageKey, PrefixKey}
 pub use sequence::PagePlace;
 pub(crate) use sequence::{KvCheckpoint, KvState, SeqKv};
 
-pub use crate::arch::KvType;
+pub(crate) use crate::arch::KvType;
 
 /// Precision of keys and values.
 ///

@@ -146,10 +146,10 @@ impl Request {
     ///
     /// ```
     /// # use ruvllm::engine::CacheMode;
-    /// # use ruvllm::sample::Sampler;
+    /// # use ruvllm::{Sampler, SamplerOptions};
     /// # use ruvllm::scheduler::Request;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let sampler = Sampler::builder().temperature(0.0).build()?;
+    /// let sampler = Sampler::new(SamplerOptions { temperature: 0.0, ..Default::default() })?;
     /// let private = Request::new(vec![1, 2, 3], sampler).cache(CacheMode::Off);
     /// # Ok(()) }
     /// ```

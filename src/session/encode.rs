@@ -1,7 +1,7 @@
 //! Texts that the encoder of a session's model reads.
 
 use crate::engine::{CacheMode, SessionError};
-use crate::session::Session;
+use crate::session::session::Session;
 use std::sync::Arc;
 
 impl Session {

@@ -85,7 +85,7 @@ impl EncodedPrompt {
     }
 
     /// Number of tokens behind the last image.
-    pub fn n_after(&self) -> usize {
+    pub(crate) fn n_after(&self) -> usize {
         let end = self.images().last().map_or(0, |image| image.end);
         self.tokens.len() - end
     }

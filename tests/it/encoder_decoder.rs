@@ -5,13 +5,14 @@ use crate::common::{conformance, emulated, numbers, read_f32, read_json};
 use crate::mutants::family;
 use crate::run::{OnLevel, Pass, engine};
 use crate::tiny::Tiny;
+use ruvllm::Embedder;
+use ruvllm::KvType;
+use ruvllm::Model;
+use ruvllm::Session;
 use ruvllm::arch::Arch;
-use ruvllm::embed::Embedder;
-use ruvllm::engine::{SessionError, SessionOptions};
-use ruvllm::kv::KvType;
-use ruvllm::model::Model;
 use ruvllm::quant::DType;
-use ruvllm::session::{Session, StateError};
+use ruvllm::session::StateError;
+use ruvllm::{SessionError, SessionOptions};
 use std::path::PathBuf;
 
 /// Of logits and of hidden states, as the manifests say.
@@ -38,6 +39,7 @@ fn session(model: &Model, n_threads: usize, n_batch: usize) -> Session {
 fn logits(session: &mut Session, tokens: &[u32]) -> Vec<f32> {
     let mut all = Vec::new();
     session
+        .hooks()
         .prefill_each(tokens, 0, |_, logits| all.extend_from_slice(logits))
         .unwrap();
     all
@@ -185,5 +187,8 @@ fn what_is_refused() {
     ));
     session.encode(&[1, 2]).unwrap();
     session.prefill(&[0]).unwrap();
-    assert!(matches!(session.to_bytes(), Err(StateError::HasMemory)));
+    assert!(matches!(
+        session.state().to_bytes(),
+        Err(StateError::HasMemory)
+    ));
 }

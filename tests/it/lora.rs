@@ -2,13 +2,14 @@
 
 use crate::run::{OnLevel, Pass, session_on};
 use crate::tiny::{N_EMBD, TOKENS, Tiny};
-use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
+use ruvllm::engine::{CacheMode, EngineOptions};
+use ruvllm::gguf::GgufError;
 use ruvllm::gguf::{Gguf, Value, Writer};
-use ruvllm::kv::KvType;
+use ruvllm::lora::AdapterError;
+use ruvllm::lora::TargetModule;
 use ruvllm::lora::{Adapter, Term};
-use ruvllm::model::{Model, TargetModule};
 use ruvllm::quant::DType;
-use ruvllm::{AdapterError, GgufError, Session};
+use ruvllm::{Engine, KvType, Model, Session, SessionOptions};
 use std::sync::Arc;
 
 /// Models compute with F32 weights here, so a change of the weights and the same change by an
@@ -379,7 +380,10 @@ fn a_text_goes_on_as_if_its_adapters_had_been_there() {
             let begun = |adapters: &[(&Arc<Adapter>, f32)]| {
                 let mut session = engine.session_with(&options).unwrap();
                 for &(adapter, scale) in adapters {
-                    session.attach(Arc::clone(adapter), scale).unwrap();
+                    session
+                        .adapters()
+                        .attach(Arc::clone(adapter), scale)
+                        .unwrap();
                 }
                 session.prefill(&TOKENS.repeat(8)).unwrap();
                 session.decode(3).unwrap();
@@ -388,11 +392,11 @@ fn a_text_goes_on_as_if_its_adapters_had_been_there() {
             };
             let mut session = begun(&[]);
             let mut fork = session.fork().unwrap();
-            let id = session.attach(Arc::clone(&one), 0.5).unwrap();
+            let id = session.adapters().attach(Arc::clone(&one), 0.5).unwrap();
             let mut scaled = session.fork().unwrap();
             assert_eq!(session.decoded(7), begun(&[(&one, 0.5)]).decoded(7));
-            scaled.set_scale(id, -0.5).unwrap();
-            scaled.attach(Arc::clone(&two), 1.0).unwrap();
+            scaled.adapters().set_scale(id, -0.5).unwrap();
+            scaled.adapters().attach(Arc::clone(&two), 1.0).unwrap();
             let expected = begun(&[(&one, -0.5), (&two, 1.0)]).decoded(7);
             assert_eq!(scaled.decoded(7), expected);
             assert_ne!(expected, fork.decoded(7));
@@ -403,7 +407,7 @@ fn a_text_goes_on_as_if_its_adapters_had_been_there() {
             });
             // What was computed without it is in the cache.
             let hits = engine.pool().prefixes().hits;
-            session.detach(id).unwrap();
+            session.adapters().detach(id).unwrap();
             assert_eq!(session.decoded(9), fork.logits());
             if cache == CacheMode::On && model.memory_limit().is_none() {
                 assert!(engine.pool().prefixes().hits > hits);
@@ -421,7 +425,7 @@ fn a_change_of_the_head_computes_nothing_again() {
     for (adapter, is_of_head) in [(&of_head, true), (&inner, false)] {
         let mut session = session(&model);
         session.prefill(&TOKENS).unwrap();
-        let id = session.attach(Arc::clone(adapter), 0.5).unwrap();
+        let id = session.adapters().attach(Arc::clone(adapter), 0.5).unwrap();
         for change in 0..3 {
             let before = session.engine().n_turns();
             let found = session.decoded(change);
@@ -430,6 +434,7 @@ fn a_change_of_the_head_computes_nothing_again() {
             let mut fresh = self::session(&model);
             if change < 2 {
                 fresh
+                    .adapters()
                     .attach(Arc::clone(adapter), [0.5, 0.25][change as usize])
                     .unwrap();
             }
@@ -437,8 +442,8 @@ fn a_change_of_the_head_computes_nothing_again() {
             (0..change).for_each(|token| fresh.decode(token).unwrap());
             assert_eq!(found, fresh.decoded(change));
             match change {
-                0 => session.set_scale(id, 0.25).unwrap(),
-                1 => drop(session.detach(id).unwrap()),
+                0 => session.adapters().set_scale(id, 0.25).unwrap(),
+                1 => drop(session.adapters().detach(id).unwrap()),
                 _ => {}
             }
         }

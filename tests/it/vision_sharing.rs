@@ -2,12 +2,13 @@
 //! encoded images on disk.
 
 use crate::vision::Case;
-use ruvllm::engine::{CacheMode, Engine, EngineOptions};
-use ruvllm::sample::Sampler;
+use ruvllm::Engine;
+use ruvllm::engine::{CacheMode, EngineOptions};
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
 use ruvllm::session::{EncodedPrompt, Part};
 use ruvllm::vision::Projector;
 use ruvllm::{KvType, Session, SessionError, SessionOptions};
+use ruvllm::{Sampler, SamplerOptions};
 use serde_json::Value;
 
 /// Images whose tokens see each other, in all layers and in those with windows; positions of rows and
@@ -39,7 +40,11 @@ fn engine(case: &Case, kv_budget: Option<u64>) -> Engine {
 }
 
 fn greedy() -> Sampler {
-    Sampler::builder().temperature(0.0).build().unwrap()
+    Sampler::new(SamplerOptions {
+        temperature: 0.0,
+        ..Default::default()
+    })
+    .unwrap()
 }
 
 /// Tokens and bits of the log-probabilities of an answer.
@@ -89,8 +94,8 @@ fn requests_with_images() {
         let mut prompts = Vec::new();
         let mut alone = Vec::new();
         for test in case.tests() {
-            let session = case.session(test, 512);
-            let prompt = case.prompt(&session, test);
+            let mut session = case.session(test, 512);
+            let prompt = case.prompt(&mut session, test);
             let all = options(512, CacheMode::Off);
             let (mut answer, _) = scheduled(&engine(&case, None), &all, &[prompt.clone()]);
             let answer = answer.remove(0);
@@ -110,7 +115,7 @@ fn requests_with_images() {
             .session_with(&options(512, CacheMode::Off))
             .unwrap();
         session.prefill(&vec![1; longest + 13]).unwrap();
-        let of_one = session.memory().kv.total();
+        let of_one = session.state().memory().kv.total();
         for (n_batch, cache, budget) in [
             (512, CacheMode::Off, None),
             (7, CacheMode::Off, None),
@@ -143,7 +148,7 @@ fn prefixes_know_images() {
         // The same size, and so the same tokens.
         let mut rgb = image.rgb().to_vec();
         rgb.iter_mut().for_each(|x| *x = 255 - *x);
-        let other = ruvllm::Image::rgb8(image.width(), image.height(), &rgb).unwrap();
+        let other = ruvllm::vision::Image::rgb8(image.width(), image.height(), &rgb).unwrap();
         let long = "what is it ? ".repeat(24);
         let question = "and what else ?";
         let turns = |image| [Part::Text(&long), Part::Image(image), Part::Text(question)];
@@ -158,10 +163,14 @@ fn prefixes_know_images() {
         let logits = |engine: &Engine, cache, image| {
             let mut session = engine.session_with(&options(16, cache)).unwrap();
             session
+                .images()
                 .set_projector(&case.projector, case.options(test))
                 .unwrap();
-            session.prefill_parts(&turns(image)).unwrap();
-            (session.cached_tokens().total(), session.logits().to_vec())
+            session.images().prefill(&turns(image)).unwrap();
+            (
+                session.sequence().cached_tokens().total(),
+                session.logits().to_vec(),
+            )
         };
         let plain = engine(&case, None);
         let [of_image, of_other] =
@@ -171,9 +180,10 @@ fn prefixes_know_images() {
             let session = first.session().unwrap();
             let mut session = session;
             session
+                .images()
                 .set_projector(&case.projector, case.options(test))
                 .unwrap();
-            let prompt = session.encode_parts(&turns(image)).unwrap();
+            let prompt = session.images().encode(&turns(image)).unwrap();
             prompt.images().next().unwrap()
         };
         // Windows go on where a pass ended, if anywhere.
@@ -210,10 +220,13 @@ fn saved_sessions_keep_images() {
         let Some(case) = Case::open(name) else { return };
         let test = case.tests().last().unwrap();
         let mut session = case.session(test, 64);
-        let prompt = case.prompt(&session, test);
+        let prompt = case.prompt(&mut session, test);
         let last = prompt.tokens().len() - 1;
-        session.prefill_encoded(&prompt, last, |_, _| ()).unwrap();
-        let bytes = session.to_bytes().unwrap();
+        session
+            .images()
+            .prefill_encoded(&prompt, last, |_, _| ())
+            .unwrap();
+        let bytes = session.state().to_bytes().unwrap();
         let more: Vec<u32> = (0..40).map(|i| 3 + i % 7).collect();
         let continued = |session: &mut Session| {
             session.prefill(&more).unwrap();
@@ -230,9 +243,9 @@ fn saved_sessions_keep_images() {
             .model
             .session_with(&options(9, CacheMode::Off))
             .unwrap();
-        loaded.load_bytes(bytes.clone()).unwrap();
+        loaded.cache().load_bytes(bytes.clone()).unwrap();
         assert_eq!(loaded.tokens(), prompt.tokens());
-        let kept = loaded.keep_encoded(&prompt);
+        let kept = loaded.images().keep(&prompt);
         assert_eq!(
             kept, last,
             "{name}: images of the file are those of the prompt"
@@ -243,7 +256,7 @@ fn saved_sessions_keep_images() {
         for at in (0..bytes.len()).step_by(bytes.len() / 50 + 1) {
             let mut bytes = bytes.clone();
             bytes[at] ^= 0x55;
-            let _ = loaded.load_bytes(bytes);
+            let _ = loaded.cache().load_bytes(bytes);
         }
     }
 }
@@ -340,11 +353,12 @@ fn hooks_behind_images() {
     let mut session = case.session(test, 512);
     let image = &case.images(test)[0];
     session
-        .prefill_parts(&[Part::Text("a"), Part::Image(image)])
+        .images()
+        .prefill(&[Part::Text("a"), Part::Image(image)])
         .unwrap();
-    session.set_hook(Box::new(Nothing));
+    session.hooks().set(Box::new(Nothing));
     let refused = |outcome| matches!(outcome, Err(SessionError::HasImages { .. }));
     assert!(refused(session.prefill(&[5])) && refused(session.decode(5)));
-    session.take_hook::<Nothing>().unwrap();
+    session.hooks().take::<Nothing>().unwrap();
     session.prefill(&[5]).unwrap();
 }
