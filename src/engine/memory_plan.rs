@@ -107,7 +107,7 @@ impl From<SessionOptions> for PlanOptions {
 }
 
 /// Most bytes that a model takes with sequences that fill their contexts: what
-/// [`Engine::memory`](crate::engine::Engine::memory)
+/// [`Engine::memory`](crate::Engine::memory)
 /// and [`SessionState::memory`](crate::session::SessionState::memory) will tell at the peak, see
 /// [`Model::memory_plan`].
 ///

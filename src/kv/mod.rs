@@ -25,6 +25,7 @@ mod prefix;
 mod sequence;
 
 pub use error::{KvError, KvPart};
+#[cfg(feature = "vision")]
 pub(crate) use file_cache::FileCache;
 pub(crate) use folder::PrefixFolder;
 pub(crate) use hash::{SEED, mix};

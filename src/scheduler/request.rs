@@ -65,7 +65,7 @@ impl Request {
 
     /// Continues a prompt with images, as
     /// [`Session::prefill_encoded`](crate::session::Session::prefill_encoded) does; it is of
-    /// [`Engine::encode_parts`](crate::engine::Engine::encode_parts).
+    /// [`Engine::encode_parts`](crate::Engine::encode_parts).
     #[cfg(feature = "vision")]
     pub fn of_prompt(prompt: EncodedPrompt, sampler: Sampler) -> Request {
         let (tokens, spans) = prompt.into_parts();

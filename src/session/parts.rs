@@ -2,7 +2,9 @@
 
 use crate::compute::hook::{Cut, TokenKind};
 use crate::compute::probe::NoCallback;
-use crate::engine::{CancelToken, Engine, SessionError};
+use crate::engine::SessionError;
+use crate::engine::engine::Engine;
+use crate::engine::options::CancelToken;
 use crate::layers::spans::{Span, Spans};
 use crate::session::session::Session;
 use crate::vision::{Encoded, Image, ImageOptions, LayoutPart, Projector, VisionError};

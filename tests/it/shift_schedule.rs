@@ -2,7 +2,7 @@
 //! after its context was shifted.
 
 use crate::schedule::{
-    Case, Event, Log, MODEL, all_are, answer, engine, greedy, page_bytes, sampled, steps, tokens,
+    Case, Event, Log, MODEL, all_are, answer, engine, greedy, page_bytes, steps, tokens,
 };
 use crate::speculate::Oracle;
 use ruvllm::KvType;
@@ -194,7 +194,7 @@ fn forced_tokens_behind_a_shift() {
         let mut sampler = if i.is_multiple_of(2) {
             greedy()
         } else {
-            sampled(i as u64)
+            crate::schedule::sampled(i as u64)
         };
         sampler.set_mask(Some(Box::new(grammar.matcher())));
         Case {
