@@ -2,7 +2,8 @@
 //! through a channel, and dropping the receiver cancels. With tokio replace `std::thread::spawn` by
 //! `tokio::task::spawn_blocking` and the channel by `tokio::sync::mpsc` with `blocking_send`.
 
-use ruvllm::{CancelToken, DecodeError, Generation, Model, Sampler};
+use ruvllm::decode::DecodeError;
+use ruvllm::{CancelToken, Generation, Model, Sampler, SamplerOptions};
 use std::sync::mpsc::{Receiver, sync_channel};
 
 /// Pieces of text as they come. Dropped, it ends the generation within one pass.
@@ -36,7 +37,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .nth(1)
         .unwrap_or_else(|| "models/ruvllm-rust-6m-q8_0.gguf".into());
     let model = Model::open(path)?;
-    let sampler = Sampler::builder().temperature(0.0).build()?;
+    let sampler = Sampler::new(SamplerOptions {
+        temperature: 0.0,
+        ..Default::default()
+    })?;
     let answer = answer(
         model
             .session()?

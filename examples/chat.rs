@@ -1,7 +1,7 @@
 //! A conversation through the model's chat template (feature `chat`); messages come as arguments.
 
 use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
-use ruvllm::{Model, Sampler};
+use ruvllm::{Model, Sampler, SamplerOptions};
 
 /// For models that bring no template.
 const PLAIN: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
@@ -15,7 +15,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tokenizer = model.tokenizer().ok_or("the file has no tokenizer")?;
     let template = ChatTemplate::parse(model.chat_template().unwrap_or(PLAIN))?;
     let mut session = model.session()?;
-    let mut sampler = Sampler::builder().seed(1).build()?;
+    let mut sampler = Sampler::new(SamplerOptions {
+        seed: Some(1),
+        ..Default::default()
+    })?;
     let mut messages = Vec::new();
     let questions: Vec<String> = args.collect();
     for question in if questions.is_empty() {

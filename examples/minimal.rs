@@ -1,7 +1,7 @@
 //! Open a model, continue a text: `cargo run --release --example minimal -- MODEL.gguf "Once upon a
 //! time"`.
 
-use ruvllm::{Model, Sampler};
+use ruvllm::{Model, Sampler, SamplerOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -12,7 +12,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let model = Model::open(path)?;
     let mut session = model.session()?;
-    let mut sampler = Sampler::builder().temperature(0.0).build()?;
+    let mut sampler = Sampler::new(SamplerOptions {
+        temperature: 0.0,
+        ..Default::default()
+    })?;
     print!("{prompt}");
     for piece in session.generate(&prompt, &mut sampler)?.max_tokens(32) {
         print!("{}", piece?.text);

@@ -1,6 +1,6 @@
 //! A struct that owns a model and a conversation, used from a thread of its own through channels.
 
-use ruvllm::{Model, Sampler, Session};
+use ruvllm::{Model, Sampler, SamplerOptions, Session};
 use std::sync::mpsc;
 
 /// What one user has: all of it can be moved to any thread.
@@ -17,11 +17,14 @@ impl Assistant {
         Ok(Assistant {
             model,
             session,
-            sampler: Sampler::builder().seed(1).build()?,
+            sampler: Sampler::new(SamplerOptions {
+                seed: Some(1),
+                ..Default::default()
+            })?,
         })
     }
 
-    fn answer(&mut self, prompt: &str) -> Result<String, ruvllm::DecodeError> {
+    fn answer(&mut self, prompt: &str) -> Result<String, ruvllm::decode::DecodeError> {
         self.session
             .generate(prompt, &mut self.sampler)?
             .max_tokens(16)

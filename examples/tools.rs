@@ -10,7 +10,7 @@
 use ruvllm::chat::tools::{Tool, ToolCall, ToolChoice, ToolFormat, ToolMask, TurnParser, TurnPart};
 use ruvllm::chat::{ChatInputs, ChatTemplate};
 use ruvllm::tokenizer::TextStream;
-use ruvllm::{Model, Sampler};
+use ruvllm::{Model, Sampler, SamplerOptions};
 use serde_json::{Value, json};
 use std::error::Error;
 use std::io::Write;
@@ -76,7 +76,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     }}]);
     let tools = Tool::from_json(&described)?;
     let mut messages = vec![json!({"role": "user", "content": question})];
-    let (mut session, mut sampler) = (model.session()?, Sampler::builder().seed(1).build()?);
+    let (mut session, mut sampler) = (
+        model.session()?,
+        Sampler::new(SamplerOptions {
+            seed: Some(1),
+            ..Default::default()
+        })?,
+    );
 
     for round in 0..=MAX_ROUNDS {
         let choice = match round {

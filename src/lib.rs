@@ -1,12 +1,12 @@
 //! Large-language-model inference inside your own process: open a GGUF file, get text.
 //!
 //! ```
-//! use ruvllm::{Model, Sampler};
+//! use ruvllm::{Model, Sampler, SamplerOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
 //! let mut session = model.session()?;
-//! let mut sampler = Sampler::builder().temperature(0.0).build()?;
+//! let mut sampler = Sampler::new(SamplerOptions { temperature: 0.0, ..Default::default() })?;
 //! let mut text = String::new();
 //! for piece in session.generate("Ownership is", &mut sampler)?.max_tokens(16) {
 //!     text += &piece?.text;
@@ -58,7 +58,7 @@
 //! # Reading order
 //!
 //! [`model`] (what is run), [`session`] (one text), [`engine`] (many sequences in one forward
-//! pass), [`scheduler`] (many requests), [`decode`] (from logits to text), [`embed`] (vectors of
+//! pass), [`scheduler`] (many requests), [`decode`] (from logits to text), [`Embedder`] (vectors of
 //! texts), [`kv`] (keys and values), [`lora`] (adapters), [`gguf`] (the file), [`quant`] (its
 //! formats), [`arch`] (the kernels), [`tokenizer`], [`sample`], `chat` (templates, and an example
 //! of a whole conversation). In the source, begin with `forward/mod.rs`; `ARCHITECTURE.md` has the
@@ -74,7 +74,7 @@ pub mod chat;
 mod clock;
 pub mod compute;
 pub mod decode;
-pub mod embed;
+mod embed;
 pub mod engine;
 mod error;
 mod forward;
@@ -96,30 +96,20 @@ pub mod tokenizer;
 #[cfg(feature = "vision")]
 pub mod vision;
 
-#[cfg(feature = "chat")]
-pub use chat::ChatError;
-pub use compute::ComputeError;
-pub use decode::{DecodeError, Finish, Generation, StopReason, TokenText};
+pub use arch::kv::KvType;
+pub use decode::generate::Generation;
+pub use decode::output::{Finish, StopReason, TokenText};
 pub use embed::{Embedder, Reranker};
-pub use engine::{CancelToken, Engine, SessionError, SessionOptions};
+pub use engine::engine::Engine;
+pub use engine::error::SessionError;
+pub use engine::options::{CancelToken, SessionOptions};
 pub use error::{Error, Result};
-pub use gguf::GgufError;
-pub use gpu::GpuError;
-#[cfg(feature = "grammar")]
-pub use grammar::GrammarError;
-pub use kv::{KvError, KvPart, KvType};
-pub use lora::AdapterError;
-pub use model::{Model, ModelError};
-pub use quant::QuantError;
-pub use sample::{MaskError, SampleError, Sampler};
-pub use scheduler::ScheduleError;
-pub use session::{GradientError, KeptError, Session, StateError};
-#[cfg(feature = "vision")]
-pub use session::{Part, PartsError};
+pub use model::model::Model;
+pub use sample::options::SamplerOptions;
+pub use sample::sampler::Sampler;
+pub use session::session::Session;
 pub use system::SystemMemory;
-pub use tokenizer::{Tokenizer, TokenizerError};
-#[cfg(feature = "vision")]
-pub use vision::{Image, Projector, VisionError};
+pub use tokenizer::tokenizer::Tokenizer;
 
 /// Runs the examples of these pages as tests.
 #[cfg(doctest)]

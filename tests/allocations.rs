@@ -8,14 +8,16 @@ mod tiny;
 
 use ruvllm::compute::TokenKind;
 use ruvllm::decode::Speculation;
-use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, SessionOptions, Slot};
+use ruvllm::engine::{EngineOptions, Outputs, Slot};
 use ruvllm::gguf::Gguf;
+use ruvllm::gpu::GpuError;
 use ruvllm::gpu::{Batch, BatchOutputs, Runner};
 use ruvllm::kv::{DeviceMemory, PageMemory};
 use ruvllm::lora::Adapter;
 use ruvllm::quant::DType;
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
-use ruvllm::{GpuError, Sampler};
+use ruvllm::{CancelToken, Engine, SessionOptions};
+use ruvllm::{Sampler, SamplerOptions};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::num::NonZeroUsize;
@@ -232,11 +234,12 @@ fn drafts_allocate_nothing_per_pass() {
     };
     // What is drawn differs, so that drafts are right and wrong.
     let sampler = |seed: u64| {
-        Sampler::builder()
-            .temperature(0.8)
-            .seed(seed)
-            .build()
-            .unwrap()
+        Sampler::new(SamplerOptions {
+            temperature: 0.8,
+            seed: Some(seed),
+            ..Default::default()
+        })
+        .unwrap()
     };
     let speculations = [
         None,

@@ -2,7 +2,7 @@
 //! busy until it ends.
 #![cfg(feature = "chat")]
 
-use ruvllm::ChatError;
+use ruvllm::chat::ChatError;
 use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,9 @@
 //! What a session takes above its model, measured by the system: alone in its process.
 #![cfg(target_os = "linux")]
 
+use ruvllm::Model;
+use ruvllm::SessionOptions;
 use ruvllm::arch::Arch;
-use ruvllm::engine::SessionOptions;
-use ruvllm::model::Model;
 use ruvllm::quant::FileType;
 use ruvllm_benches::{Shape, synthetic};
 use std::fs;

@@ -4,10 +4,10 @@
 #[path = "it/hostile.rs"]
 mod hostile;
 
+use ruvllm::Tokenizer;
 use ruvllm::gguf::Gguf;
 use ruvllm::grammar::{Grammar, TokenTrie};
 use ruvllm::sample::TokenMask;
-use ruvllm::tokenizer::Tokenizer;
 use std::fs;
 
 /// Most that a grammar, its refusal and its first mask may take.

@@ -7,12 +7,14 @@ mod run;
 mod tiny;
 
 use run::{OnLevel, Pass, engine, session_on};
+use ruvllm::KvType;
+use ruvllm::Model;
 use ruvllm::arch::Arch;
-use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
-use ruvllm::kv::KvType;
-use ruvllm::model::Model;
+use ruvllm::engine::{CacheMode, EngineOptions};
+use ruvllm::kv::KvError;
 use ruvllm::quant::DType;
-use ruvllm::{KvError, Session, SessionError};
+use ruvllm::{Engine, SessionOptions};
+use ruvllm::{Session, SessionError};
 use tiny::{N_VOCAB, TOKENS, Tiny};
 
 fn options(n_batch: usize) -> SessionOptions {

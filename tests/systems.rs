@@ -1,9 +1,11 @@
 //! What differs between systems: paths, mapped files, renames over files in use, locks, folders that are shared. `tests/wine.sh`
 //! runs this on Windows' interfaces, too.
 
-use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
+use ruvllm::engine::{CacheMode, EngineOptions};
 use ruvllm::gguf::{Gguf, NewFile};
-use ruvllm::{Model, Sampler, StateError};
+use ruvllm::session::StateError;
+use ruvllm::{Engine, SessionOptions};
+use ruvllm::{Model, Sampler, SamplerOptions};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -41,7 +43,11 @@ impl Drop for Folder {
 /// Eight tokens of the shipped model's text, greedily.
 fn text_of(model: &Model) -> String {
     let mut session = model.session().unwrap();
-    let mut sampler = Sampler::builder().temperature(0.0).build().unwrap();
+    let mut sampler = Sampler::new(SamplerOptions {
+        temperature: 0.0,
+        ..Default::default()
+    })
+    .unwrap();
     let generation = session.generate("Ownership is", &mut sampler).unwrap();
     generation
         .max_tokens(8)

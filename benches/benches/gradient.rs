@@ -2,10 +2,11 @@
 //! accumulation of a gradient for one token. `cargo bench -p ruvllm-benches --bench gradient [--
 //! ROUNDS]`; passes take turns, so that what else the machine does meets all of them.
 
+use ruvllm::Model;
+use ruvllm::SessionOptions;
 use ruvllm::arch::Arch;
-use ruvllm::engine::SessionOptions;
+use ruvllm::lora::TargetModule;
 use ruvllm::lora::{Adapter, Gradients};
-use ruvllm::model::{Model, TargetModule};
 use ruvllm::quant::FileType;
 use ruvllm_benches::{Shape, synthetic};
 use std::hint::black_box;

@@ -3,9 +3,9 @@
 //! families.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use ruvllm::Model;
+use ruvllm::SessionOptions;
 use ruvllm::compute::{EvalCallback, HookPoint};
-use ruvllm::engine::SessionOptions;
-use ruvllm::model::Model;
 use ruvllm::quant::FileType;
 use ruvllm_benches::{Shape, synthetic};
 

@@ -2,12 +2,13 @@
 //! pages; and the look-up of a prompt in the prefix cache.
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use ruvllm::KvType;
+use ruvllm::Model;
 use ruvllm::Session;
 use ruvllm::compute::{EvalCallback, HookPoint};
-use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
-use ruvllm::kv::KvType;
-use ruvllm::model::Model;
+use ruvllm::engine::{CacheMode, EngineOptions};
 use ruvllm::quant::FileType;
+use ruvllm::{Engine, SessionOptions};
 use ruvllm_benches::{Shape, synthetic};
 
 const DEPTH: usize = 4096;

@@ -3,9 +3,10 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::f16;
+use ruvllm::Engine;
+use ruvllm::Model;
 use ruvllm::arch::AttnParams;
-use ruvllm::engine::{Engine, EngineOptions};
-use ruvllm::model::Model;
+use ruvllm::engine::EngineOptions;
 use ruvllm::quant::FileType;
 use ruvllm_benches::{Shape, attend, synthetic};
 use std::thread::available_parallelism;

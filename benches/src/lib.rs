@@ -14,16 +14,16 @@ mod replay;
 mod scenario;
 mod synthetic;
 
+use ruvllm::Engine;
 use ruvllm::Error;
 use ruvllm::Session;
 use ruvllm::SessionError;
 use ruvllm::compute::TokenKind;
-use ruvllm::engine::Engine;
 use ruvllm::engine::Outputs;
 use ruvllm::engine::Sequence;
 use ruvllm::engine::Slot;
-use ruvllm::engine::{CancelToken, SessionOptions};
 use ruvllm::lora::Adapter;
+use ruvllm::{CancelToken, SessionOptions};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

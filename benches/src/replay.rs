@@ -2,13 +2,14 @@
 //! that workloads can be measured on shapes whose weights are random. Every draft, mask and pass is
 //! paid as if the model had written the answer.
 
+use ruvllm::Engine;
 use ruvllm::Error;
 use ruvllm::Session;
 use ruvllm::SessionError;
+use ruvllm::SessionOptions;
 use ruvllm::decode::{Draft, DraftStats, Drafter, Speculation};
-use ruvllm::engine::Engine;
-use ruvllm::engine::SessionOptions;
-use ruvllm::sample::{MaskError, SampleError, Sampler, TokenMask};
+use ruvllm::sample::{MaskError, SampleError, TokenMask};
+use ruvllm::{Sampler, SamplerOptions};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -75,7 +76,10 @@ impl Replay {
     /// text.
     pub fn run(&self, speculation: Option<&Speculation>) -> Result<Replayed, Error> {
         let mut session = self.session.fork()?;
-        let mut sampler = Sampler::builder().temperature(0.0).build()?;
+        let mut sampler = Sampler::new(SamplerOptions {
+            temperature: 0.0,
+            ..Default::default()
+        })?;
         sampler.set_mask(Some(Box::new(Recorded::new(&self.answer))));
         let speculation = speculation.cloned();
         let start = Instant::now();

@@ -1,10 +1,11 @@
 //! What the prefix cache saves: the time to the first token with and without it, and how much of
 //! made-up traffic it finds again.
 
+use ruvllm::Engine;
 use ruvllm::Error;
 use ruvllm::Session;
-use ruvllm::engine::Engine;
-use ruvllm::engine::{CacheMode, PrefixOptions, Reuse, SessionOptions};
+use ruvllm::SessionOptions;
+use ruvllm::engine::{CacheMode, PrefixOptions, Reuse};
 use std::time::Instant;
 
 /// A kind of traffic. Requests come one after the other; each is a session of its own, as in a

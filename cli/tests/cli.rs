@@ -1,12 +1,12 @@
 //! The program as its users and other programs call it: exit codes, the fixed interfaces, bad
 //! calls.
 
-use ruvllm::engine::SessionOptions;
+use ruvllm::KvType;
+use ruvllm::Model;
+use ruvllm::SessionOptions;
 use ruvllm::gguf::{Array, Gguf, Value, Writer};
-use ruvllm::kv::KvType;
-use ruvllm::model::Model;
 use ruvllm::quant::{DType, FileType};
-use ruvllm::sample::Sampler;
+use ruvllm::{Sampler, SamplerOptions};
 use ruvllm_benches::{Shape, synthetic};
 use ruvllm_learn::{Learner, LearnerOptions, Learning};
 use serde_json::json;
@@ -3312,7 +3312,11 @@ fn generating_uses_what_was_learnt() {
             read = tokens.len() - 1;
             session.record(&tokens[..read]).unwrap();
         }
-        let mut sampler = Sampler::builder().temperature(0.0).build().unwrap();
+        let mut sampler = Sampler::new(SamplerOptions {
+            temperature: 0.0,
+            ..Default::default()
+        })
+        .unwrap();
         let mut generation = session
             .generate(&tokens[read..], &mut sampler)
             .unwrap()

@@ -2,8 +2,8 @@
 //! `tests/reference_convert.py` makes.
 #![cfg(feature = "convert")]
 
+use ruvllm::Model;
 use ruvllm::gguf::{Array, Gguf, Value, Writer};
-use ruvllm::model::Model;
 use ruvllm::quant::DType;
 use serde_json::{Value as Json, json};
 use std::io::Write;

@@ -7,7 +7,7 @@ mod schemas;
 
 use ruvllm::grammar::{Grammar, TokenTrie};
 use ruvllm::sample::TokenMask;
-use ruvllm::{Model, Sampler, SessionOptions, StopReason};
+use ruvllm::{Model, Sampler, SamplerOptions, SessionOptions, StopReason};
 use schemas::{Random, schema};
 use serde_json::{Value, json};
 
@@ -88,11 +88,12 @@ fn outputs_validate() {
             .unwrap_or_else(|e| panic!("{schema}: {e}"));
         // Greedy, as usual, and wild.
         let temperature = [0.0, 0.8, 1.5][i % 3];
-        let mut sampler = Sampler::builder()
-            .seed(i as u64)
-            .temperature(temperature)
-            .build()
-            .unwrap();
+        let mut sampler = Sampler::new(SamplerOptions {
+            seed: Some(i as u64),
+            temperature,
+            ..Default::default()
+        })
+        .unwrap();
         sampler.set_mask(Some(Box::new(grammar.matcher())));
         session.clear();
         let mut generation = session.generate("As JSON: ", &mut sampler).unwrap();

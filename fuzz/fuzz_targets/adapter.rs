@@ -4,11 +4,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ruvllm::KvError;
+use ruvllm::Model;
 use ruvllm::SessionError;
-use ruvllm::engine::SessionOptions;
+use ruvllm::SessionOptions;
+use ruvllm::kv::KvError;
 use ruvllm::lora::Adapter;
-use ruvllm::model::Model;
 use std::sync::{Arc, LazyLock};
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| {
@@ -38,7 +38,10 @@ fuzz_target!(|bytes: &[u8]| {
     // Terms may be so large that keys or values are.
     let outcome = session.prefill(&[1, 2, 3]).and_then(|()| session.decode(4));
     assert!(
-        matches!(outcome, Ok(()) | Err(SessionError::Kv(KvError::Overflow { .. }))),
+        matches!(
+            outcome,
+            Ok(()) | Err(SessionError::Kv(KvError::Overflow { .. }))
+        ),
         "{outcome:?}"
     );
 });

@@ -5,7 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ruvllm::GgufError;
+use ruvllm::gguf::GgufError;
 use ruvllm::gguf::{Array, Gguf, Header, Value, Writer};
 
 fn touch(bytes: &[u8]) -> u64 {

@@ -7,8 +7,8 @@
 mod tiny;
 
 use libfuzzer_sys::fuzz_target;
+use ruvllm::Model;
 use ruvllm::gguf::Gguf;
-use ruvllm::model::Model;
 use ruvllm::session::Part;
 use ruvllm::vision::{ImageOptions, Projector};
 use std::sync::LazyLock;
@@ -17,7 +17,10 @@ use std::sync::LazyLock;
 const FEW: u32 = 1 << 14;
 
 static READER: LazyLock<(Model, Projector)> = LazyLock::new(|| {
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ruvllm-rust-6m-q8_0.gguf");
+    let model = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../models/ruvllm-rust-6m-q8_0.gguf"
+    );
     let model = Model::open(model).unwrap();
     let projector = Gguf::from_bytes(tiny::projector(256).to_bytes().unwrap()).unwrap();
     let projector = Projector::from_gguf(projector, &model).unwrap();

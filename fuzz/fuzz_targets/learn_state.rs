@@ -4,9 +4,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ruvllm::engine::SessionOptions;
+use ruvllm::Model;
+use ruvllm::SessionOptions;
 use ruvllm_learn::{Learner, Learning};
-use ruvllm::model::Model;
 use std::sync::LazyLock;
 
 static MODEL: LazyLock<Model> = LazyLock::new(|| {

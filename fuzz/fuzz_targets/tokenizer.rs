@@ -4,9 +4,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ruvllm::TokenizerError;
+use ruvllm::Tokenizer;
 use ruvllm::gguf::{Gguf, StringArray, Writer};
-use ruvllm::tokenizer::{TextStream, Tokenizer};
+use ruvllm::tokenizer::TextStream;
+use ruvllm::tokenizer::TokenizerError;
 
 const PRE: [&str; 16] = [
     "default",

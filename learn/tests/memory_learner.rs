@@ -6,8 +6,8 @@ mod run;
 #[path = "../../tests/it/tiny/mod.rs"]
 mod tiny;
 
-use ruvllm::engine::SessionOptions;
-use ruvllm::model::Model;
+use ruvllm::Model;
+use ruvllm::SessionOptions;
 use ruvllm::quant::DType;
 use ruvllm_learn::{Learner, LearnerOptions, Learning};
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -97,7 +97,7 @@ mod gemm;
     target_feature = "simd128"
 ))]
 mod generic;
-mod kv;
+pub(crate) mod kv;
 mod level;
 mod methods;
 mod scalar;
@@ -116,8 +116,9 @@ mod x86;
 
 pub use acts::{ActForm, Acts, BlockP16, BlockQ16};
 pub use attention::{AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvSpan, MAX_HEAD_DIM};
+pub use kv::KvStored;
+pub(crate) use kv::KvType;
 pub(crate) use kv::drop_bits;
-pub use kv::{KvStored, KvType};
 pub use level::{Arch, ArchError};
 pub use methods::{AttnBackward, KvElement, TransposedProduct};
 pub use table::PanelElement;

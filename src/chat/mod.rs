@@ -30,7 +30,7 @@
 //! fitted to it: [`ChatTemplate::render_fitted`].
 //!
 //! ```
-//! # fn main() -> Result<(), ruvllm::ChatError> {
+//! # fn main() -> Result<(), ruvllm::chat::ChatError> {
 //! use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
 //! let template = ChatTemplate::parse(
 //!     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}\
@@ -48,7 +48,7 @@
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
-//! use ruvllm::{Model, Sampler};
+//! use ruvllm::{Model, Sampler, SamplerOptions};
 //!
 //! let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
 //! let tokenizer = model.tokenizer().ok_or("this model has no tokenizer")?;
@@ -58,7 +58,7 @@
 //! let text = |token: Option<u32>| {
 //!     token.and_then(|t| tokenizer.token_text(t)).map_or_else(String::new, |t| String::from_utf8_lossy(t).into_owned())
 //! };
-//! let (mut session, mut sampler) = (model.session()?, Sampler::builder().seed(1).build()?);
+//! let (mut session, mut sampler) = (model.session()?, Sampler::new(SamplerOptions { seed: Some(1), ..Default::default() })?);
 //! let mut messages = vec![];
 //! for question in ["What is a borrow?", "And a move?"] {
 //!     messages.push(Message::user(question));

@@ -32,7 +32,7 @@ const PARTS: &str = "parts are there until `into_parts`";
 /// ```
 /// # fn main() -> Result<(), ruvllm::Error> {
 /// # let model = ruvllm::Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
-/// # let (mut session, mut sampler) = (model.session()?, ruvllm::Sampler::builder().temperature(0.0).build()?);
+/// # let (mut session, mut sampler) = (model.session()?, ruvllm::Sampler::new(ruvllm::SamplerOptions { temperature: 0.0, ..Default::default() })?);
 /// let begun = session.generate("Ownership is", &mut sampler)?.max_tokens(4).text()?;
 /// let more = session.generate(" and borrowing", &mut sampler)?.max_tokens(4).text()?;
 /// # let text = model.tokenizer().unwrap().decode_lossy(session.tokens(), false);

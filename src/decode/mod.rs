@@ -9,8 +9,8 @@ pub(crate) mod speculative;
 
 pub use denoise::{DenoiseOptions, Denoiser, Order};
 pub use error::DecodeError;
-pub use generate::{Generation, Prompt};
-pub use output::{Finish, StopReason, Timings, TokenText};
+pub use generate::Prompt;
+pub use output::Timings;
 pub use speculative::{
     Draft, DraftStats, Drafter, ModelDrafter, MtpDrafter, NgramDrafter, RecentTexts, Speculation,
 };

@@ -42,7 +42,8 @@ const PREFIX_FOLDER_BUDGET: u64 = 8 << 30;
 /// cancelled meanwhile.
 ///
 /// ```
-/// use ruvllm::engine::{Engine, EngineOptions};
+/// use ruvllm::Engine;
+/// use ruvllm::engine::EngineOptions;
 /// use ruvllm::Model;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

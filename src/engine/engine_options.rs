@@ -35,7 +35,7 @@ pub struct EngineOptions {
     pub prefix_folder_budget: Option<u64>,
     /// Device that computes passes. Default: the device for which the model was opened.
     pub device: Option<Device>,
-    /// Threads of another engine, which [`Engine::threads`](crate::engine::Engine::threads) returns: `n_threads` is theirs then.
+    /// Threads of another engine, which [`Engine::threads`](crate::Engine::threads) returns: `n_threads` is theirs then.
     /// Passes of all engines that share threads are exclusive, in the order in which they are
     /// asked for, so that two models that have work alternate. Default: threads of its own.
     pub threads: Option<SharedThreads>,

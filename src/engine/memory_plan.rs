@@ -107,7 +107,7 @@ impl From<SessionOptions> for PlanOptions {
 }
 
 /// Most bytes that a model takes with sequences that fill their contexts: what
-/// [`Engine::memory`](crate::engine::Engine::memory)
+/// [`Engine::memory`](crate::Engine::memory)
 /// and [`SessionState::memory`](crate::session::SessionState::memory) will tell at the peak, see
 /// [`Model::memory_plan`].
 ///
@@ -213,7 +213,8 @@ impl Model {
     /// Most bytes that this model takes with sequences that fill their contexts.
     ///
     /// ```
-    /// use ruvllm::engine::{PlanOptions, SessionOptions};
+    /// use ruvllm::SessionOptions;
+    /// use ruvllm::engine::PlanOptions;
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let model = ruvllm::Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;

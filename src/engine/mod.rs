@@ -7,7 +7,7 @@ pub(crate) mod encode;
 #[allow(clippy::module_inception)]
 pub(crate) mod engine;
 mod engine_options;
-mod error;
+pub(crate) mod error;
 mod fallback;
 pub(crate) mod hidden_states;
 pub(crate) mod identity;
@@ -25,12 +25,9 @@ pub use crate::layers::Outputs;
 pub use crate::system::default_threads;
 pub use adapters::AdapterId;
 pub use batch::Slot;
-pub use engine::Engine;
 pub use engine_options::{EngineOptions, MAX_THREADS, SharedThreads};
-pub use error::SessionError;
+pub(crate) use error::SessionError;
 pub use memory_plan::{EngineMemory, MemoryPlan, PlanOptions, Recommendation};
-pub use options::{
-    CacheMode, CachedTokens, CancelToken, DEFAULT_CTX, PrefixOptions, Reuse, SessionOptions,
-};
+pub use options::{CacheMode, CachedTokens, DEFAULT_CTX, PrefixOptions, Reuse};
 pub use output_head::OutputHead;
 pub use sequence::Sequence;

@@ -26,7 +26,7 @@ const TOKENS: &str = "tokens";
 /// Tokens with their keys and values, the adapters they are computed with, and a hook that follows
 /// them.
 ///
-/// [`Engine::step`](crate::engine::Engine::step) appends to any number of sequences in one pass. A
+/// [`Engine::step`](crate::Engine::step) appends to any number of sequences in one pass. A
 /// [`Session`](crate::session::Session) is the simple interface to one.
 pub struct Sequence {
     model: Model,

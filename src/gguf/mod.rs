@@ -371,7 +371,7 @@ impl Gguf {
     }
 
     /// A hash of all bytes of its files; those are read once, on several threads.
-    pub fn content_hash(&self) -> u64 {
+    pub(crate) fn content_hash(&self) -> u64 {
         content_hash(self.0.shards.iter().map(|bytes| &bytes[..]))
     }
 

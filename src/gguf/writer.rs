@@ -27,7 +27,7 @@ struct Tensor<'a> {
 /// first byte is written.
 ///
 /// ```
-/// # fn main() -> Result<(), ruvllm::GgufError> {
+/// # fn main() -> Result<(), ruvllm::gguf::GgufError> {
 /// use ruvllm::{gguf::{Gguf, Writer}, quant::DType};
 ///
 /// let mut writer = Writer::new();

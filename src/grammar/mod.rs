@@ -8,7 +8,7 @@
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use ruvllm::grammar::Grammar;
-//! use ruvllm::{Model, Sampler};
+//! use ruvllm::{Model, Sampler, SamplerOptions};
 //!
 //! let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
 //! let trie = model.token_trie()?;
@@ -20,7 +20,7 @@
 //! }"#;
 //! let grammar = Grammar::json_schema(&trie, schema)?;
 //!
-//! let mut sampler = Sampler::builder().seed(1).build()?;
+//! let mut sampler = Sampler::new(SamplerOptions { seed: Some(1), ..Default::default() })?;
 //! sampler.set_mask(Some(Box::new(grammar.matcher())));
 //! let mut session = model.session()?;
 //! // Valid JSON, unless the limit cuts it short.

@@ -67,6 +67,7 @@ impl FileCache {
 
     /// The contents of a file without their checksum, unless they are longer than `max` or damaged:
     /// those of a damaged file are removed.
+    #[cfg_attr(not(feature = "vision"), allow(dead_code))]
     pub(crate) fn read(&self, name: &str, max: u64) -> Option<Vec<u8>> {
         let path = self.path(name);
         let file = File::open(&path).ok()?;

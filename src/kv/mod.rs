@@ -25,6 +25,7 @@ mod prefix;
 mod sequence;
 
 pub use error::{KvError, KvPart};
+#[cfg(feature = "vision")]
 pub(crate) use file_cache::FileCache;
 pub(crate) use folder::PrefixFolder;
 pub(crate) use hash::{SEED, mix};
@@ -37,7 +38,7 @@ pub(crate) use prefix::{CachedToken, DEFAULT_PREFIX_BUDGET, ImageKey, PrefixKey}
 pub use sequence::PagePlace;
 pub(crate) use sequence::{KvCheckpoint, KvState, SeqKv};
 
-pub use crate::arch::KvType;
+pub(crate) use crate::arch::KvType;
 
 /// Precision of keys and values.
 ///

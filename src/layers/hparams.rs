@@ -238,7 +238,7 @@ impl Hparams {
     }
 
     /// The recurrent mixer of every layer that has one.
-    pub fn recurrent(&self) -> impl Iterator<Item = &RecurrentSpec> {
+    pub(crate) fn recurrent(&self) -> impl Iterator<Item = &RecurrentSpec> {
         self.layers.iter().filter_map(LayerSpec::recurrent)
     }
 

@@ -13,7 +13,7 @@ pub(super) struct Penalties {
     pub(super) frequency: f32,
     /// Subtracted once; 0 is off.
     pub(super) presence: f32,
-    counts: TokenTable,
+    pub(super) counts: TokenTable,
 }
 
 impl Default for Penalties {

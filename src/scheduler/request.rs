@@ -65,7 +65,7 @@ impl Request {
 
     /// Continues a prompt with images, as
     /// [`Session::prefill_encoded`](crate::session::Session::prefill_encoded) does; it is of
-    /// [`Engine::encode_parts`](crate::engine::Engine::encode_parts).
+    /// [`Engine::encode_parts`](crate::Engine::encode_parts).
     #[cfg(feature = "vision")]
     pub fn of_prompt(prompt: EncodedPrompt, sampler: Sampler) -> Request {
         let (tokens, spans) = prompt.into_parts();
@@ -146,10 +146,10 @@ impl Request {
     ///
     /// ```
     /// # use ruvllm::engine::CacheMode;
-    /// # use ruvllm::sample::Sampler;
+    /// # use ruvllm::{Sampler, SamplerOptions};
     /// # use ruvllm::scheduler::Request;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let sampler = Sampler::builder().temperature(0.0).build()?;
+    /// let sampler = Sampler::new(SamplerOptions { temperature: 0.0, ..Default::default() })?;
     /// let private = Request::new(vec![1, 2, 3], sampler).cache(CacheMode::Off);
     /// # Ok(()) }
     /// ```

@@ -49,13 +49,13 @@ const PROMPT_LOGITS_BESIDE: usize = 16;
 ///
 /// ```
 /// use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
-/// use ruvllm::{Model, Sampler};
+/// use ruvllm::{Model, Sampler, SamplerOptions};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
 /// let mut schedule = Schedule::new(&model.engine()?, &ScheduleOptions::default())?;
 /// let tokenizer = model.tokenizer().unwrap();
-/// let sampler = Sampler::builder().temperature(0.0).build()?;
+/// let sampler = Sampler::new(SamplerOptions { temperature: 0.0, ..Default::default() })?;
 /// let request = |text| Request::new(tokenizer.encode_prompt(text), sampler.clone()).max_tokens(8);
 /// let (one, other) = (schedule.submit(request("Ownership is"))?, schedule.submit(request("A slice is"))?);
 /// while schedule.step() {}

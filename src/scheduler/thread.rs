@@ -18,13 +18,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///
 /// ```
 /// use ruvllm::scheduler::{Request, ScheduleOptions, Scheduler};
-/// use ruvllm::{Model, Sampler};
+/// use ruvllm::{Model, Sampler, SamplerOptions};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
 /// let scheduler = Scheduler::new(&model.engine()?, &ScheduleOptions::default())?;
 /// let tokenizer = model.tokenizer().unwrap();
-/// let sampler = Sampler::builder().temperature(0.0).build()?;
+/// let sampler = Sampler::new(SamplerOptions { temperature: 0.0, ..Default::default() })?;
 /// let urgent = Request::new(tokenizer.encode_prompt("Ownership is"), sampler).max_tokens(8).priority(1);
 /// for piece in scheduler.submit(urgent)? {
 ///     print!("{}", piece?.text);

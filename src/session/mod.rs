@@ -26,6 +26,5 @@ pub use memory::SessionMemory;
 #[cfg(feature = "vision")]
 pub use parts::{EncodedPrompt, Part, PartsError, SessionImages};
 pub use profile::Profile;
-pub use session::Session;
 pub use state::{SessionCache, SessionState};
 pub use store::{KeptSession, KeptSessions, SessionName};

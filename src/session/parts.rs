@@ -2,7 +2,9 @@
 
 use crate::compute::hook::{Cut, TokenKind};
 use crate::compute::probe::NoCallback;
-use crate::engine::{CancelToken, Engine, SessionError};
+use crate::engine::SessionError;
+use crate::engine::engine::Engine;
+use crate::engine::options::CancelToken;
 use crate::layers::spans::{Span, Spans};
 use crate::session::session::Session;
 use crate::vision::{Encoded, Image, ImageOptions, LayoutPart, Projector, VisionError};
@@ -85,7 +87,7 @@ impl EncodedPrompt {
     }
 
     /// Number of tokens behind the last image.
-    pub fn n_after(&self) -> usize {
+    pub(crate) fn n_after(&self) -> usize {
         let end = self.images().last().map_or(0, |image| image.end);
         self.tokens.len() - end
     }

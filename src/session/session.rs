@@ -22,7 +22,7 @@ use std::time::Duration;
 /// sessions and a generation, and be moved to another thread:
 ///
 /// ```
-/// use ruvllm::{Generation, Model, Sampler, Session};
+/// use ruvllm::{Generation, Model, Sampler, SamplerOptions, Session};
 ///
 /// struct Assistant {
 ///     model: Model,
@@ -33,7 +33,7 @@ use std::time::Duration;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let model = Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
 /// let (notes, session) = (model.session()?, model.session()?);
-/// let sampler = Sampler::builder().temperature(0.0).build()?;
+/// let sampler = Sampler::new(SamplerOptions { temperature: 0.0, ..Default::default() })?;
 /// let answer = session.into_generation("Ownership is", sampler).max_tokens(4);
 /// let mut assistant = Assistant { model, notes, answer };
 /// let worker = std::thread::spawn(move || -> Result<String, ruvllm::Error> {

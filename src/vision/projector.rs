@@ -218,7 +218,7 @@ impl Projector {
     ///
     /// # Errors
     /// If the image is too narrow for the kind, or an option makes no sense.
-    pub fn pieces_of(
+    pub(crate) fn pieces_of(
         &self,
         image: &Image,
         options: ImageOptions,

@@ -110,8 +110,14 @@ impl Crate {
         uses
     }
 
+    /// The file of a module.
+    #[allow(dead_code)] // what the library's test asks
+    pub(crate) fn file(&self, module: &[String]) -> String {
+        self.files[module].clone()
+    }
+
     /// The file that defines what a path names: through re-exports, which a parent has.
-    fn definer(&self, path: &[String], depth: usize) -> Option<String> {
+    pub(crate) fn definer(&self, path: &[String], depth: usize) -> Option<String> {
         let n = (0..=path.len())
             .rev()
             .find(|&n| self.files.contains_key(&path[..n]))?;
@@ -143,7 +149,7 @@ impl Crate {
 }
 
 /// `a/b.rs` and `a/b/mod.rs` are `a::b`.
-fn module_path(file: &str) -> Vec<String> {
+pub(crate) fn module_path(file: &str) -> Vec<String> {
     let file = file.strip_suffix(".rs").unwrap();
     let file = file.strip_suffix("/mod").unwrap_or(file);
     match file {
@@ -231,7 +237,7 @@ fn is_public(before: &[String]) -> bool {
 
 /// Reads a path or a tree of `use` from `at` on, and goes behind it: paths from the root, and what
 /// each is called here.
-fn tree(
+pub(crate) fn tree(
     tokens: &[String],
     at: &mut usize,
     mut path: Vec<String>,

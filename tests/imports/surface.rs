@@ -1,14 +1,56 @@
-//! What a user of the library sees, counted in the source: public functions, methods of `Session`. `docs/design/api.md` says which of it is stable.
+//! What a user of the library sees, counted in the source: names of the root, public paths, public
+//! functions, methods of `Session`. `docs/design/api.md` says which of it is stable.
 
-use crate::reader::{self, Sources};
+use crate::reader::{self, Crate, Sources};
 use std::collections::BTreeMap;
 
+/// Names of the root: rooms, and what most programs need. A name more is a decision.
+const ROOT: &[&str] = &[
+    "CancelToken",
+    "Embedder",
+    "Engine",
+    "Error",
+    "Finish",
+    "Generation",
+    "KvType",
+    "Model",
+    "Reranker",
+    "Result",
+    "Sampler",
+    "SamplerOptions",
+    "Session",
+    "SessionError",
+    "SessionOptions",
+    "StopReason",
+    "SystemMemory",
+    "TokenText",
+    "Tokenizer",
+    "arch",
+    "chat",
+    "compute",
+    "decode",
+    "engine",
+    "gguf",
+    "gpu",
+    "grammar",
+    "kv",
+    "lora",
+    "model",
+    "quant",
+    "sample",
+    "scheduler",
+    "session",
+    "tokenizer",
+    "vision",
+];
+/// Most names of the root.
+const ROOT_NAMES: usize = 45;
 /// Rooms for experts: kernels, block formats, the file, kernels of GPUs.
 const EXPERT: &[&str] = &["arch", "quant", "gguf", "gpu"];
 /// Most public functions outside these rooms, and in all: fewer may be, more is a decision. One that
 /// a macro declares counts as often as it is written.
-const FUNCTIONS: usize = 520;
-const ALL_FUNCTIONS: usize = 717;
+const FUNCTIONS: usize = 466;
+const ALL_FUNCTIONS: usize = 662;
 /// Most public methods of a session; others are behind the handles that it lends.
 const SESSION_METHODS: usize = 20;
 
@@ -55,6 +97,120 @@ fn block_end(tokens: &[String], open: usize) -> usize {
         depth == 0
     });
     open + end.expect("brackets are balanced")
+}
+
+/// What everybody can name: path from the root, and the file and name of its definition.
+struct Public {
+    path: String,
+    definition: (String, String),
+}
+
+/// Public names of a module and of its public modules.
+fn public_names(sources: &Sources, of: &Crate, file: &str, path: &str, names: &mut Vec<Public>) {
+    let tokens = reader::tokens(&sources[file]);
+    let own = reader::module_path(file);
+    let (mut depth, mut at) = (0, 0);
+    while at + 2 < tokens.len() {
+        let kind = tokens[at + 1].as_str();
+        match tokens[at].as_str() {
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            "pub" if depth == 0 && kind == "use" => {
+                at += 2;
+                let mut paths = Vec::new();
+                // Paths of the root begin with a room, those of a room with a file of it.
+                let first = match tokens[at].as_str() {
+                    "crate" => Vec::new(),
+                    _ => own.clone(),
+                };
+                reader::tree(&tokens, &mut at, first, &mut paths);
+                for (used, name) in paths {
+                    if name == "*" {
+                        let module = of.file(&used[..used.len() - 1]);
+                        public_names(sources, of, &module, path, names);
+                        continue;
+                    }
+                    let definer = of.definer(&used, 0).unwrap_or_default();
+                    names.push(Public {
+                        path: format!("{path}::{name}"),
+                        definition: (definer, used.last().cloned().unwrap_or_default()),
+                    });
+                }
+                continue;
+            }
+            "pub" if depth == 0 => {
+                let kinds = [
+                    "struct", "enum", "trait", "type", "union", "const", "static",
+                ];
+                let name = match kind {
+                    "unsafe" | "const" if tokens[at + 2] == "fn" => &tokens[at + 3],
+                    "fn" | "mod" => &tokens[at + 2],
+                    kind if kinds.contains(&kind) => &tokens[at + 2],
+                    _ => "",
+                };
+                if !name.is_empty() {
+                    let path = format!("{path}::{name}");
+                    if kind == "mod" {
+                        let inner = of.file(&[&own[..], &[name.to_owned()]].concat());
+                        public_names(sources, of, &inner, &path, names);
+                    }
+                    let definition = (file.to_owned(), name.to_owned());
+                    names.push(Public { path, definition });
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+}
+
+/// All of the library's.
+fn all_public_names() -> Vec<Public> {
+    let sources = library();
+    let mut names = Vec::new();
+    public_names(
+        &sources,
+        &Crate::of(&sources),
+        "lib.rs",
+        "ruvllm",
+        &mut names,
+    );
+    names
+}
+
+#[test]
+fn the_root_is_small() {
+    let names = all_public_names();
+    let of_root = |public: &Public| {
+        let name = public.path.strip_prefix("ruvllm::")?;
+        (!name.contains("::")).then(|| name.to_owned())
+    };
+    let mut found: Vec<String> = names.iter().filter_map(of_root).collect();
+    found.sort();
+    assert_eq!(found, ROOT, "names of the root");
+    assert!(found.len() <= ROOT_NAMES, "{} names", found.len());
+}
+
+#[test]
+fn everything_has_one_path_and_a_name_of_its_own() {
+    let (mut paths, mut types) = (BTreeMap::new(), BTreeMap::new());
+    let mut wrong = Vec::new();
+    for Public { path, definition } in all_public_names() {
+        // Each GPU language has a device, a buffer and a stage of its own.
+        if path.starts_with("ruvllm::gpu::") {
+            continue;
+        }
+        let name = path.rsplit("::").next().unwrap_or_default().to_owned();
+        if let Some(other) = paths.insert(definition, path.clone()) {
+            wrong.push(format!("{path} is {other}, too"));
+            continue;
+        }
+        let is_type = name.starts_with(char::is_uppercase) && name.contains(char::is_lowercase);
+        if let Some(other) = types.insert(name, path.clone()).filter(|_| is_type) {
+            wrong.push(format!("{path} has the name of {other}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

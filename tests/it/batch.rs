@@ -2,13 +2,14 @@
 
 use crate::run::{OnLevel, Pass, engine};
 use crate::tiny::{N_VOCAB, Tiny};
+use ruvllm::KvType;
+use ruvllm::Model;
 use ruvllm::arch::Arch;
 use ruvllm::compute::{Cut, OutputHook, OutputRows, TokenKind};
-use ruvllm::engine::{CancelToken, Engine, Outputs, Sequence, SessionOptions, Slot};
-use ruvllm::kv::KvType;
+use ruvllm::engine::{Outputs, Sequence, Slot};
 use ruvllm::lora::Adapter;
-use ruvllm::model::Model;
 use ruvllm::quant::DType;
+use ruvllm::{CancelToken, Engine, SessionOptions};
 use ruvllm::{Generation, Session, SessionError};
 use std::sync::{Arc, Mutex};
 

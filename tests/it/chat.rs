@@ -1,6 +1,6 @@
 //! Chat templates: against Jinja2 itself on many small templates, and against hostile ones.
 
-use ruvllm::ChatError;
+use ruvllm::chat::ChatError;
 use ruvllm::chat::{ChatInputs, ChatTemplate, Message};
 use serde_json::{Value, json};
 

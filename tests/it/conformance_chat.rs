@@ -2,7 +2,7 @@
 //! write them.
 
 use crate::common::conformance;
-use ruvllm::ChatError;
+use ruvllm::chat::ChatError;
 use ruvllm::chat::tools::{Tool, ToolFormat, TurnParser};
 use ruvllm::chat::{ChatInputs, ChatTemplate};
 use serde_json::{Value, json};

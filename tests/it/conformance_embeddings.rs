@@ -4,11 +4,12 @@
 use crate::common::{conformance, emulated, numbers, read_f32, read_json};
 use crate::run::OnLevel;
 use crate::tiny::Tiny;
+use ruvllm::Embedder;
+use ruvllm::Model;
 use ruvllm::SessionError;
 use ruvllm::arch::Arch;
-use ruvllm::embed::Embedder;
 use ruvllm::gguf::Gguf;
-use ruvllm::model::{Model, Pooling, supported_architectures};
+use ruvllm::model::{Pooling, supported_architectures};
 use ruvllm::quant::DType;
 
 fn max_abs(a: &[f32], b: &[f32]) -> f32 {

@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ruvllm::GrammarError;
+use ruvllm::Tokenizer;
 use ruvllm::gguf::Gguf;
+use ruvllm::grammar::GrammarError;
 use ruvllm::grammar::{Grammar, TokenTrie};
 use ruvllm::sample::TokenMask;
-use ruvllm::tokenizer::Tokenizer;
 use serde_json::Value;
 
 use super::common::read_json;
@@ -384,9 +384,10 @@ fn passes(
 #[test]
 #[ignore = "needs the schemas of MaskBench and a large vocabulary; a minute"]
 fn forced_tokens_of_tool_calls() {
+    use ruvllm::SessionOptions;
     use ruvllm::chat::tools::{Tool, ToolChoice, ToolFormat, ToolMask};
     use ruvllm::compute::TokenKind;
-    use ruvllm::engine::{Outputs, SessionOptions, Slot};
+    use ruvllm::engine::{Outputs, Slot};
     use ruvllm::quant::FileType;
     use ruvllm::{CancelToken, Model};
     use ruvllm_benches::{Shape, synthetic};

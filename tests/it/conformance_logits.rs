@@ -7,14 +7,15 @@
 
 use crate::common::{conformance, emulated, long, numbers, read_f32, read_json};
 use crate::run::{OnLevel, Pass, engine, session_on};
+use ruvllm::KvType;
+use ruvllm::Model;
+use ruvllm::Session;
 use ruvllm::arch::Arch;
 use ruvllm::decode::{DenoiseOptions, Denoiser, Order};
-use ruvllm::engine::{SessionError, SessionOptions};
 use ruvllm::gguf::{Gguf, Writer};
-use ruvllm::kv::KvType;
-use ruvllm::model::{Model, OpenOptions, supported_architectures};
+use ruvllm::model::{OpenOptions, supported_architectures};
 use ruvllm::quant::{FileType, ModelShape, dequantize_row, quantize_row};
-use ruvllm::session::Session;
+use ruvllm::{SessionError, SessionOptions};
 use std::path::{Path, PathBuf};
 
 const MAX_ABS: f32 = 1e-3;

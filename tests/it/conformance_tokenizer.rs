@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use ruvllm::TokenizerError;
+use ruvllm::Tokenizer;
 use ruvllm::gguf::Gguf;
-use ruvllm::tokenizer::{TextStream, Tokenizer};
+use ruvllm::tokenizer::TextStream;
+use ruvllm::tokenizer::TokenizerError;
 use serde_json::Value;
 
 /// The vocabulary file, unpacked to the temporary folder if there is only an xz of it.

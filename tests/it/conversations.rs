@@ -1,6 +1,6 @@
 //! Conversations that a template does not take as they are.
 
-use ruvllm::ChatError;
+use ruvllm::chat::ChatError;
 use ruvllm::chat::{Adjustment, ChatInputs, ChatTemplate, Message, Rendered};
 use serde_json::{Value, json};
 

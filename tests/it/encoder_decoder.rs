@@ -5,13 +5,14 @@ use crate::common::{conformance, emulated, numbers, read_f32, read_json};
 use crate::mutants::family;
 use crate::run::{OnLevel, Pass, engine};
 use crate::tiny::Tiny;
+use ruvllm::Embedder;
+use ruvllm::KvType;
+use ruvllm::Model;
+use ruvllm::Session;
 use ruvllm::arch::Arch;
-use ruvllm::embed::Embedder;
-use ruvllm::engine::{SessionError, SessionOptions};
-use ruvllm::kv::KvType;
-use ruvllm::model::Model;
 use ruvllm::quant::DType;
-use ruvllm::session::{Session, StateError};
+use ruvllm::session::StateError;
+use ruvllm::{SessionError, SessionOptions};
 use std::path::PathBuf;
 
 /// Of logits and of hidden states, as the manifests say.

@@ -4,15 +4,17 @@
 use crate::common::emulated;
 use crate::run::{OnLevel, Pass, session_on};
 use crate::tiny::{N_EMBD, N_VOCAB, TOKENS, Tiny};
+use ruvllm::KvType;
+use ruvllm::Model;
+use ruvllm::Session;
+use ruvllm::SessionError;
+use ruvllm::SessionOptions;
 use ruvllm::arch::Arch;
 use ruvllm::compute::HookPoint;
-use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::{Gguf, StringArray, Value, Writer};
-use ruvllm::kv::KvType;
-use ruvllm::model::{Hparams, Model, OpenOptions, RopeScaling, Unknown, supported_architectures};
+use ruvllm::model::ModelError;
+use ruvllm::model::{Hparams, OpenOptions, RopeScaling, Unknown, supported_architectures};
 use ruvllm::quant::DType;
-use ruvllm::session::Session;
-use ruvllm::{ModelError, SessionError};
 
 fn options(n_batch: usize) -> SessionOptions {
     SessionOptions {
@@ -747,11 +749,12 @@ fn only_tokens_are_generated() {
     parts.set("tokenizer.ggml.scores", vec![0.0f32; tokens.len()]);
     parts.set("tokenizer.ggml.token_type", vec![2, 3, 3, 1, 1, 1]);
     let model = open(parts).unwrap();
-    let mut sampler = ruvllm::Sampler::builder()
-        .temperature(100.0)
-        .seed(1)
-        .build()
-        .unwrap();
+    let mut sampler = ruvllm::Sampler::new(ruvllm::SamplerOptions {
+        temperature: 100.0,
+        seed: Some(1),
+        ..Default::default()
+    })
+    .unwrap();
     for _ in 0..20 {
         let mut session = session(&model, 64, 1);
         // A history may hold the others.
@@ -918,7 +921,11 @@ fn slopes_of_heads_that_are_no_power_of_two() {
 /// An error stays what it is, wherever it comes through.
 #[test]
 fn errors_that_come_through_others() {
-    use ruvllm::{DecodeError, Error, GradientError, KvError, ScheduleError};
+    use ruvllm::Error;
+    use ruvllm::decode::DecodeError;
+    use ruvllm::kv::KvError;
+    use ruvllm::scheduler::ScheduleError;
+    use ruvllm::session::GradientError;
     let full = || SessionError::ContextFull {
         n_ctx: 1,
         n_past: 1,

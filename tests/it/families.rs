@@ -7,11 +7,12 @@ use crate::run::{OnLevel, open, session_on};
 use proptest::collection::vec;
 use proptest::prelude::any;
 use proptest::test_runner::TestRunner;
+use ruvllm::KvType;
+use ruvllm::Model;
+use ruvllm::SessionOptions;
 use ruvllm::arch::Arch;
-use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::{Array, StringArray, Value};
-use ruvllm::kv::KvType;
-use ruvllm::model::{Model, supported_architectures};
+use ruvllm::model::supported_architectures;
 use serde_json::Value as Json;
 
 /// As of the tiny models of `tests/it/engine.rs`, which have the same sizes: some hundred roundings

@@ -3,13 +3,15 @@
 
 use crate::run::{OnLevel, Pass, session_on};
 use crate::schedule::{answer as answered, steps};
-use ruvllm::DecodeError;
+use ruvllm::KvType;
 use ruvllm::arch::Arch;
-use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
-use ruvllm::kv::KvType;
+use ruvllm::decode::DecodeError;
+use ruvllm::engine::EngineOptions;
+use ruvllm::sample::MaskError;
 use ruvllm::sample::TokenMask;
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
-use ruvllm::{MaskError, Model, Sampler, Session, SessionError, StopReason};
+use ruvllm::{Engine, SessionOptions};
+use ruvllm::{Model, Sampler, SamplerOptions, Session, SessionError, StopReason};
 
 const PROMPT: &str = "Ownership is";
 const NEXT: &str = " Borrowing is";
@@ -34,7 +36,11 @@ fn session(model: &Model, n_ctx: usize) -> Session {
 }
 
 fn greedy() -> Sampler {
-    Sampler::builder().temperature(0.0).build().unwrap()
+    Sampler::new(SamplerOptions {
+        temperature: 0.0,
+        ..Default::default()
+    })
+    .unwrap()
 }
 
 /// The first `n` tokens of the answer to `tokens`, one decode after the other.
@@ -305,11 +311,12 @@ mod forced {
 
     fn masked(model: &Model, bias: &[(u32, f32)]) -> Sampler {
         let trie = TokenTrie::new(model.tokenizer().unwrap()).unwrap();
-        let mut sampler = Sampler::builder()
-            .temperature(0.0)
-            .logit_bias(bias.to_vec())
-            .build()
-            .unwrap();
+        let mut sampler = Sampler::new(SamplerOptions {
+            temperature: 0.0,
+            logit_bias: bias.to_vec().into_iter().collect(),
+            ..Default::default()
+        })
+        .unwrap();
         sampler.set_mask(Some(Box::new(
             Grammar::regex(&trie, REGEX).unwrap().matcher(),
         )));

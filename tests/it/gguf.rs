@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use crate::common::cases;
 use proptest::prelude::*;
-use ruvllm::GgufError;
+use ruvllm::gguf::GgufError;
 use ruvllm::gguf::{Array, Gguf, Header, StringArray, Value, Writer};
 use ruvllm::quant::DType;
 

@@ -7,20 +7,23 @@
 use crate::common::{emulated, long};
 use crate::run::{OnLevel, session_on};
 use crate::tiny::Tiny;
-use ruvllm::GradientError;
+use ruvllm::KvType;
+use ruvllm::Model;
 use ruvllm::Session;
+use ruvllm::SessionError;
+use ruvllm::SessionOptions;
 use ruvllm::arch::Arch;
-use ruvllm::engine::SessionOptions;
 use ruvllm::gguf::Writer;
-use ruvllm::kv::KvType;
+use ruvllm::lora::AdapterError;
+use ruvllm::lora::TargetModule;
 use ruvllm::lora::{Adam, Adapter, Gradients, Sgd, change_norm};
 use ruvllm::model::{
-    Activation, AttnSpec, FfnSpec, Gating, Hparams, Mixer, Model, MoeSpec, NormKind, Norms, QkNorm,
-    RopeOrder, TargetModule,
+    Activation, AttnSpec, FfnSpec, Gating, Hparams, Mixer, MoeSpec, NormKind, Norms, QkNorm,
+    RopeOrder,
 };
 use ruvllm::quant::DType;
+use ruvllm::session::GradientError;
 use ruvllm::session::{Task, cross_entropy};
-use ruvllm::{AdapterError, SessionError};
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use proptest::{prelude::*, strategy::ValueTree};
+use ruvllm::Tokenizer;
 use ruvllm::gguf::Gguf;
+use ruvllm::grammar::GrammarError;
 use ruvllm::grammar::{Grammar, Matcher, Syntax, TokenTrie};
-use ruvllm::sample::{Sampler, TokenMask};
-use ruvllm::tokenizer::Tokenizer;
-use ruvllm::{GrammarError, MaskError, SampleError};
+use ruvllm::sample::TokenMask;
+use ruvllm::sample::{MaskError, SampleError};
+use ruvllm::{Sampler, SamplerOptions};
 
 use super::schemas::{Random, schema};
 
@@ -732,16 +734,35 @@ fn samplers_obey() {
     let logits: Vec<f32> = (0..n as u32)
         .map(|i| (i.wrapping_mul(2_654_435_761) >> 16) as f32 / 65536.0)
         .collect();
-    for builder in [
-        Sampler::builder().temperature(0.0),
-        Sampler::builder().temperature(0.0).repeat_penalty(1.3),
-        Sampler::builder().temperature(1.5).top_k(1).seed(3),
-        Sampler::builder().temperature(1.0).min_p(0.99).seed(4),
-        Sampler::builder()
-            .mirostat(ruvllm::sample::Mirostat::V2)
-            .seed(5),
+    for options in [
+        SamplerOptions {
+            temperature: 0.0,
+            ..Default::default()
+        },
+        SamplerOptions {
+            temperature: 0.0,
+            repeat_penalty: 1.3,
+            ..Default::default()
+        },
+        SamplerOptions {
+            temperature: 1.5,
+            top_k: 1,
+            seed: Some(3),
+            ..Default::default()
+        },
+        SamplerOptions {
+            temperature: 1.0,
+            min_p: 0.99,
+            seed: Some(4),
+            ..Default::default()
+        },
+        SamplerOptions {
+            mirostat: ruvllm::sample::Mirostat::V2,
+            seed: Some(5),
+            ..Default::default()
+        },
     ] {
-        let mut sampler = builder.build().unwrap();
+        let mut sampler = Sampler::new(options).unwrap();
         for _ in 0..2 {
             sampler.set_mask(Some(Box::new(grammar.matcher())));
             let mut tokens = Vec::new();
@@ -756,7 +777,11 @@ fn samplers_obey() {
                                 .then(b.cmp(&a))
                         })
                 };
-                let mut greedy = Sampler::builder().temperature(0.0).build().unwrap();
+                let mut greedy = Sampler::new(SamplerOptions {
+                    temperature: 0.0,
+                    ..Default::default()
+                })
+                .unwrap();
                 greedy.set_mask(sampler.mask_mut().map(|mask| mask.boxed_clone()));
                 assert_eq!(greedy.sample(&logits, &[]).unwrap(), expected.unwrap());
                 let token = sampler.sample(&logits, &tokens).unwrap();
@@ -775,7 +800,7 @@ fn samplers_obey() {
         }
     }
     // Nothing to choose from is an error, and the mask is as before.
-    let mut sampler = Sampler::builder().build().unwrap();
+    let mut sampler = Sampler::new(SamplerOptions::default()).unwrap();
     sampler.set_mask(Some(Box::new(grammar.matcher())));
     let error = sampler
         .sample(&vec![f32::NEG_INFINITY; n], &[])

@@ -1,9 +1,10 @@
 //! Work whose executed instructions `tests/neon_instructions.py` counts.
 
 use half::f16;
+use ruvllm::KvType;
 use ruvllm::arch::{
     ActForm, Acts, AttnParams, AttnPartial, BlockP16, BlockQ16, ColumnsMut, KV_BLOCK, KvBlock,
-    KvSpan, KvStored, KvType,
+    KvSpan, KvStored,
 };
 use ruvllm::quant::FORMATS;
 

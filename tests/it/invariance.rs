@@ -6,15 +6,16 @@ use crate::common::{emulated, long};
 use crate::mutants::{Shapes, models};
 use crate::run::{OnLevel, engine};
 use crate::tiny::{N_VOCAB, Parts};
+use ruvllm::KvType;
+use ruvllm::Model;
 use ruvllm::Session;
 use ruvllm::arch::Arch;
 use ruvllm::compute::{EvalCallback, HookPoint, TokenKind};
-use ruvllm::engine::{CancelToken, Outputs, Sequence, SessionOptions, Slot};
+use ruvllm::engine::{Outputs, Sequence, Slot};
 use ruvllm::gguf::Array;
-use ruvllm::kv::KvType;
 use ruvllm::lora::Adapter;
-use ruvllm::model::Model;
 use ruvllm::quant::{DType, FORMATS};
+use ruvllm::{CancelToken, SessionOptions};
 use std::sync::Arc;
 
 /// Knuth's MMIX generator.

@@ -8,9 +8,10 @@ use crate::common::{cases, emulated};
 use bytemuck::Zeroable;
 use half::f16;
 use proptest::prelude::*;
+use ruvllm::KvType;
 use ruvllm::arch::{
     Arch, AttnParams, AttnPartial, BlockP16, BlockQ16, ColumnsMut, KV_BLOCK, KV_SPAN, KvBlock,
-    KvElement, KvSpan, KvStored, KvType, MAX_HEAD_DIM,
+    KvElement, KvSpan, KvStored, MAX_HEAD_DIM,
 };
 use std::fmt::Display;
 use std::ops::Range;

@@ -5,12 +5,14 @@ use crate::common::cases;
 use crate::run::{OnLevel, Pass, engine};
 use crate::tiny::{N_VOCAB, Tiny};
 use proptest::prelude::*;
+use ruvllm::KvType;
+use ruvllm::Model;
 use ruvllm::SessionError;
-use ruvllm::arch::{Arch, KV_BLOCK, KvType};
+use ruvllm::SessionOptions;
+use ruvllm::arch::{Arch, KV_BLOCK};
 use ruvllm::compute::{EvalCallback, HookPoint};
-use ruvllm::engine::SessionOptions;
 use ruvllm::kv::{KvPolicy, KvTiers};
-use ruvllm::model::{Model, OpenOptions};
+use ruvllm::model::OpenOptions;
 use ruvllm::quant::DType;
 
 /// A block of `kind` with `row` as row `i`.

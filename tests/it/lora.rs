@@ -2,13 +2,14 @@
 
 use crate::run::{OnLevel, Pass, session_on};
 use crate::tiny::{N_EMBD, TOKENS, Tiny};
-use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
+use ruvllm::engine::{CacheMode, EngineOptions};
+use ruvllm::gguf::GgufError;
 use ruvllm::gguf::{Gguf, Value, Writer};
-use ruvllm::kv::KvType;
+use ruvllm::lora::AdapterError;
+use ruvllm::lora::TargetModule;
 use ruvllm::lora::{Adapter, Term};
-use ruvllm::model::{Model, TargetModule};
 use ruvllm::quant::DType;
-use ruvllm::{AdapterError, GgufError, Session};
+use ruvllm::{Engine, KvType, Model, Session, SessionOptions};
 use std::sync::Arc;
 
 /// Models compute with F32 weights here, so a change of the weights and the same change by an

@@ -2,8 +2,8 @@
 
 use crate::run::engine;
 use crate::tiny::Tiny;
-use ruvllm::engine::SessionOptions;
-use ruvllm::model::Model;
+use ruvllm::Model;
+use ruvllm::SessionOptions;
 use ruvllm::quant::{DType, FileType};
 use ruvllm_benches::{Load, Shape, Test, run, synthetic};
 

@@ -1,10 +1,11 @@
 //! Merging adapters, against dense 64-bit matrices.
 
 use crate::tiny::Tiny;
-use ruvllm::AdapterError;
+use ruvllm::Model;
 use ruvllm::gguf::Gguf;
+use ruvllm::lora::AdapterError;
+use ruvllm::lora::TargetModule;
 use ruvllm::lora::{Adapter, MergeMethod, MergeOptions, Term, merge_adapters};
-use ruvllm::model::{Model, TargetModule};
 use ruvllm::quant::DType;
 
 /// An adapter with noise in both factors; `alpha` is not its rank.

@@ -5,16 +5,16 @@ use crate::common::{conformance, few_or_many, numbers, read_f32, read_json};
 use crate::mutants::Shapes;
 use crate::run::{OnLevel, engine, level, open};
 use crate::tiny::Parts;
+use ruvllm::KvType;
 use ruvllm::arch::Arch;
 use ruvllm::decode::{Draft, DraftStats, Drafter, MtpDrafter, Speculation};
-use ruvllm::engine::{
-    CacheMode, CancelToken, Engine, EngineOptions, Outputs, PlanOptions, SessionOptions, Slot,
-};
+use ruvllm::engine::{CacheMode, EngineOptions, Outputs, PlanOptions, Slot};
 use ruvllm::gguf::{Array, StringArray, Value};
-use ruvllm::kv::KvType;
+use ruvllm::model::ModelError;
 use ruvllm::model::OpenOptions;
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
-use ruvllm::{Model, ModelError, Sampler, Session, SessionError};
+use ruvllm::{CancelToken, Engine, SessionOptions};
+use ruvllm::{Model, Sampler, SamplerOptions, Session, SessionError};
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -401,19 +401,29 @@ fn states_before_the_norm() {
 }
 
 fn greedy() -> Sampler {
-    Sampler::builder().temperature(0.0).build().unwrap()
+    Sampler::new(SamplerOptions {
+        temperature: 0.0,
+        ..Default::default()
+    })
+    .unwrap()
 }
 
 fn sampled(seed: u64) -> Sampler {
-    let builder = Sampler::builder()
-        .temperature(0.9)
-        .seed(seed)
-        .repeat_penalty(1.1);
-    if seed.is_multiple_of(2) {
-        builder.build().unwrap()
+    let options = SamplerOptions {
+        temperature: 0.9,
+        seed: Some(seed),
+        repeat_penalty: 1.1,
+        ..Default::default()
+    };
+    Sampler::new(if seed.is_multiple_of(2) {
+        options
     } else {
-        builder.xtc_probability(0.3).build().unwrap()
-    }
+        SamplerOptions {
+            xtc_probability: 0.3,
+            ..options
+        }
+    })
+    .unwrap()
 }
 
 /// Knows the text that comes, and says it, or something else; behind its end the block guesses.

@@ -3,13 +3,15 @@
 
 use crate::run::{OnLevel, Pass, engine};
 use crate::tiny::{N_VOCAB, Tiny};
-use ruvllm::KvError;
+use ruvllm::KvType;
+use ruvllm::Model;
+use ruvllm::SessionError;
 use ruvllm::arch::{Arch, KV_SPAN};
-use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
-use ruvllm::kv::KvType;
-use ruvllm::model::Model;
+use ruvllm::engine::EngineOptions;
+use ruvllm::kv::KvError;
+use ruvllm::kv::KvPart;
 use ruvllm::quant::DType;
-use ruvllm::{KvPart, SessionError};
+use ruvllm::{Engine, SessionOptions};
 
 fn options(n_ctx: usize) -> SessionOptions {
     SessionOptions {

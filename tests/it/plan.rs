@@ -4,16 +4,20 @@
 use crate::common::emulated;
 use crate::run::level;
 use crate::tiny::{N_VOCAB, Tiny};
-use ruvllm::KvError;
-use ruvllm::engine::{CacheMode, Engine, EngineOptions, MemoryPlan, PlanOptions, SessionOptions};
+use ruvllm::KvType;
+use ruvllm::Model;
+use ruvllm::engine::{CacheMode, EngineOptions, MemoryPlan, PlanOptions};
 use ruvllm::gguf::Gguf;
-use ruvllm::kv::{KvTiers, KvType};
+use ruvllm::kv::KvError;
+use ruvllm::kv::KvTiers;
 use ruvllm::lora::{Adapter, Gradients};
-use ruvllm::model::{Hparams, Mixer, Model, OpenOptions, WeightPlacement};
+use ruvllm::model::ModelError;
+use ruvllm::model::{Hparams, Mixer, OpenOptions, WeightPlacement};
 use ruvllm::quant::DType;
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
 use ruvllm::session::Profile;
-use ruvllm::{ModelError, Sampler, SessionError};
+use ruvllm::{Engine, SessionOptions};
+use ruvllm::{Sampler, SamplerOptions, SessionError};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -186,7 +190,13 @@ fn prompts_in_pieces_are_planned() {
         ..Default::default()
     };
     let mut schedule = Schedule::new(&engine, &options).unwrap();
-    let sampler = || Sampler::builder().temperature(0.0).build().unwrap();
+    let sampler = || {
+        Sampler::new(SamplerOptions {
+            temperature: 0.0,
+            ..Default::default()
+        })
+        .unwrap()
+    };
     let request = |n| Request::new(tokens(n), sampler()).max_tokens(40);
     let streams = [64, 60].map(|n| {
         let stream = schedule.submit(request(n)).unwrap();
@@ -279,7 +289,13 @@ fn limits_leave_room_for_prompts_in_pieces() {
     let engine = open(limit);
     let mut schedule = Schedule::new(&engine, &options).unwrap();
     assert!(engine.pool().stats().reserved >= limit - plan(0));
-    let sampler = || Sampler::builder().temperature(0.0).build().unwrap();
+    let sampler = || {
+        Sampler::new(SamplerOptions {
+            temperature: 0.0,
+            ..Default::default()
+        })
+        .unwrap()
+    };
     let streams = [100, 900].map(|n| {
         schedule
             .submit(Request::new(tokens(n), sampler()).max_tokens(20))

@@ -5,16 +5,16 @@ use crate::common::emulated;
 use crate::invariance::{Shape, model};
 use crate::run::{OnLevel, Pass, engine, level};
 use crate::tiny::{N_VOCAB, Tiny};
-use ruvllm::KvError;
+use ruvllm::KvType;
+use ruvllm::Model;
 use ruvllm::arch::Arch;
-use ruvllm::engine::{
-    CacheMode, CachedTokens, Engine, EngineOptions, PrefixOptions, Reuse, SessionOptions,
-};
-use ruvllm::kv::{KvPolicy, KvTiers, KvType};
+use ruvllm::engine::{CacheMode, CachedTokens, EngineOptions, PrefixOptions, Reuse};
+use ruvllm::kv::KvError;
+use ruvllm::kv::{KvPolicy, KvTiers};
 use ruvllm::lora::Adapter;
-use ruvllm::model::Model;
 use ruvllm::quant::DType;
-use ruvllm::{Sampler, Session, SessionError};
+use ruvllm::{Engine, SessionOptions};
+use ruvllm::{Sampler, SamplerOptions, Session, SessionError};
 use std::sync::Arc;
 
 fn tokens(n: usize, seed: usize) -> Vec<u32> {
@@ -729,7 +729,11 @@ fn generations_tell_what_they_reused() {
             ..Default::default()
         };
         let mut session = engine.session_with(&options).unwrap();
-        let mut sampler = Sampler::builder().temperature(0.0).build().unwrap();
+        let mut sampler = Sampler::new(SamplerOptions {
+            temperature: 0.0,
+            ..Default::default()
+        })
+        .unwrap();
         let mut generation = session
             .generate("Ownership is", &mut sampler)
             .unwrap()

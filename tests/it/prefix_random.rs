@@ -7,11 +7,13 @@ use crate::run::engine;
 use crate::tiny::{N_VOCAB, Tiny};
 use proptest::prelude::*;
 use proptest::sample::Index;
-use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
+use ruvllm::Model;
+use ruvllm::engine::EngineOptions;
+use ruvllm::kv::KvError;
 use ruvllm::lora::Adapter;
-use ruvllm::model::Model;
 use ruvllm::quant::DType;
-use ruvllm::{KvError, Session, SessionError};
+use ruvllm::{Engine, SessionOptions};
+use ruvllm::{Session, SessionError};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use crate::common::cases;
 use proptest::prelude::*;
-use ruvllm::QuantError;
+use ruvllm::quant::QuantError;
 use ruvllm::quant::{DType, FORMATS, Format, dequantize_row, quantize_row};
 
 /// Knuth's MMIX generator; `next` is uniform in 0..1 with 24 bits.

@@ -6,16 +6,18 @@ use crate::invariance::{Shape, model};
 use crate::run::{Pass, engine, open};
 use crate::speculate::{Oracle, Scatter};
 use crate::tiny::N_VOCAB;
-use ruvllm::GradientError;
+use ruvllm::Model;
 use ruvllm::compute::TokenKind;
 use ruvllm::decode::Speculation;
-use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
+use ruvllm::engine::{CacheMode, EngineOptions};
 use ruvllm::gguf::{Array, Gguf, Writer};
 use ruvllm::lora::{Adapter, Gradients};
-use ruvllm::model::{Model, OpenOptions};
+use ruvllm::model::OpenOptions;
 use ruvllm::quant::DType;
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
-use ruvllm::{Sampler, Session, SessionError};
+use ruvllm::session::GradientError;
+use ruvllm::{Engine, SessionOptions};
+use ruvllm::{Sampler, SamplerOptions, Session, SessionError};
 use std::sync::Arc;
 
 pub(crate) fn tokens(n: usize, seed: usize) -> Vec<u32> {
@@ -272,11 +274,12 @@ fn drafts_change_no_text() {
         let model = with_tokens(&model(shape, DType::Q8_0));
         let prompts: Vec<Vec<u32>> = (0..4).map(|i| tokens(3 + 37 * i, i)).collect();
         let sampler = |i: usize| {
-            Sampler::builder()
-                .temperature(0.8)
-                .seed(i as u64)
-                .build()
-                .unwrap()
+            Sampler::new(SamplerOptions {
+                temperature: 0.8,
+                seed: Some(i as u64),
+                ..Default::default()
+            })
+            .unwrap()
         };
         let n = 90;
         let alone = |i: usize, speculation: Option<Speculation>| {

@@ -3,8 +3,8 @@
 
 use crate::common::cases;
 use proptest::prelude::*;
-use ruvllm::SampleError;
-use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder};
+use ruvllm::sample::{Mirostat, SampleError};
+use ruvllm::{Sampler, SamplerOptions};
 
 /// `n` logits without pattern, between −5 and 5, from a multiplicative hash of the index.
 fn logits(n: usize, salt: u32) -> Vec<f32> {
@@ -29,13 +29,32 @@ fn argmax(logits: &[f32]) -> u32 {
     best as u32
 }
 
-/// A builder whose chain changes nothing.
-fn plain() -> SamplerBuilder {
-    Sampler::builder().samplers("")
+/// Options whose chain changes nothing.
+fn plain() -> SamplerOptions {
+    SamplerOptions {
+        samplers: Some(String::new()),
+        ..Default::default()
+    }
 }
 
-fn run(builder: SamplerBuilder, n: usize) -> Vec<u32> {
-    let mut sampler = builder.build().unwrap();
+/// With a seed.
+fn seeded(options: &SamplerOptions, seed: u64) -> SamplerOptions {
+    SamplerOptions {
+        seed: Some(seed),
+        ..options.clone()
+    }
+}
+
+/// With a version of Mirostat.
+fn with(mirostat: Mirostat) -> SamplerOptions {
+    SamplerOptions {
+        mirostat,
+        ..Default::default()
+    }
+}
+
+fn run(options: SamplerOptions, n: usize) -> Vec<u32> {
+    let mut sampler = Sampler::new(options).unwrap();
     let mut history = vec![];
     for step in 0..n as u32 {
         let token = sampler.sample(&logits(500, step), &history).unwrap();
@@ -46,23 +65,25 @@ fn run(builder: SamplerBuilder, n: usize) -> Vec<u32> {
 
 #[test]
 fn seeded_runs_repeat_and_seeds_differ() {
-    let everything = Sampler::builder()
-        .repeat_penalty(1.1)
-        .dry_multiplier(0.8)
-        .top_n_sigma(2.0)
-        .typical(0.9)
-        .xtc_probability(0.5)
-        .dynatemp_range(0.3);
+    let everything = SamplerOptions {
+        repeat_penalty: 1.1,
+        dry_multiplier: 0.8,
+        top_n_sigma: 2.0,
+        typical: 0.9,
+        xtc_probability: 0.5,
+        dynatemp_range: 0.3,
+        ..Default::default()
+    };
     for builder in [
-        Sampler::builder(),
+        SamplerOptions::default(),
         everything,
         plain(),
-        Sampler::builder().mirostat(Mirostat::V1),
-        Sampler::builder().mirostat(Mirostat::V2),
+        with(Mirostat::V1),
+        with(Mirostat::V2),
     ] {
-        let first = run(builder.clone().seed(42), 60);
-        assert_eq!(first, run(builder.clone().seed(42), 60));
-        assert_ne!(first, run(builder.clone().seed(43), 60));
+        let first = run(seeded(&builder, 42), 60);
+        assert_eq!(first, run(seeded(&builder, 42), 60));
+        assert_ne!(first, run(seeded(&builder, 43), 60));
         assert_ne!(
             run(builder.clone(), 60),
             run(builder, 60),
@@ -75,7 +96,7 @@ fn seeded_runs_repeat_and_seeds_differ() {
 fn a_seed_means_the_same_tokens_for_ever() {
     // The generator's first outputs for seed 0, from its published test vector, divided by 2⁶⁴:
     // 0.8833, 0.4318, 0.0264, 0.9741. Over eight equal tokens they pick ⌊8u⌋.
-    let mut sampler = plain().seed(0).build().unwrap();
+    let mut sampler = Sampler::new(seeded(&plain(), 0)).unwrap();
     let tokens: Vec<u32> = (0..4)
         .map(|_| sampler.sample(&[0.0; 8], &[]).unwrap())
         .collect();
@@ -85,7 +106,11 @@ fn a_seed_means_the_same_tokens_for_ever() {
 #[test]
 fn reset_restarts() {
     for mirostat in [Mirostat::Off, Mirostat::V2] {
-        let mut sampler = Sampler::builder().mirostat(mirostat).build().unwrap();
+        let mut sampler = Sampler::new(SamplerOptions {
+            mirostat,
+            ..Default::default()
+        })
+        .unwrap();
         let draw = |sampler: &mut Sampler| -> Vec<u32> {
             (0..40)
                 .map(|i| sampler.sample(&logits(300, i), &[]).unwrap())
@@ -96,8 +121,8 @@ fn reset_restarts() {
         assert_ne!(first, rng_moved_on);
         sampler.reset();
         assert_eq!(draw(&mut sampler), first);
-        let again = Sampler::builder().mirostat(mirostat).seed(sampler.seed());
-        assert_eq!(draw(&mut again.build().unwrap()), first);
+        let again = seeded(&with(mirostat), sampler.seed());
+        assert_eq!(draw(&mut Sampler::new(again).unwrap()), first);
     }
 }
 
@@ -108,8 +133,13 @@ fn draws_have_the_softmax_distribution() {
     let logits: Vec<f32> = (1..=10).map(|i| (i as f32).ln()).collect();
     for seed in [1, 2, 3] {
         for (temperature, power) in [(1.0, 1.0), (0.5, 2.0)] {
-            let chain = plain().samplers("temperature").temperature(temperature);
-            let mut sampler = chain.seed(seed).build().unwrap();
+            let mut sampler = Sampler::new(SamplerOptions {
+                samplers: Some("temperature".into()),
+                temperature,
+                seed: Some(seed),
+                ..Default::default()
+            })
+            .unwrap();
             let mut counts = [0.0f64; 10];
             for _ in 0..20_000 {
                 counts[sampler.sample(&logits, &[]).unwrap() as usize] += 1.0;
@@ -134,8 +164,13 @@ fn mirostat_cuts_below_the_entropy_of_the_model() {
     // surprise that is fed back averages 3, and the model's own surprise of the same tokens
     // (not renormalised to the kept ones) can only be larger, yet stays well below the entropy.
     let logits: Vec<f32> = (1..=2000).map(|i| -1.1 * (i as f32).ln()).collect();
-    let mean_bits = |builder: SamplerBuilder| {
-        let mut sampler = builder.temperature(1.0).seed(5).build().unwrap();
+    let mean_bits = |options: SamplerOptions| {
+        let mut sampler = Sampler::new(SamplerOptions {
+            temperature: 1.0,
+            seed: Some(5),
+            ..options
+        })
+        .unwrap();
         let mut bits = || {
             -sampler
                 .sample_with_logprobs(&logits, &[], 0)
@@ -150,7 +185,10 @@ fn mirostat_cuts_below_the_entropy_of_the_model() {
     };
     let free = mean_bits(plain());
     for version in [Mirostat::V1, Mirostat::V2] {
-        let cut = mean_bits(Sampler::builder().mirostat(version).mirostat_tau(3.0));
+        let cut = mean_bits(SamplerOptions {
+            mirostat_tau: 3.0,
+            ..with(version)
+        });
         assert!(
             cut > 3.0 - 0.25 && cut < free - 1.0,
             "{version:?}: {cut}, free {free}"
@@ -164,47 +202,99 @@ fn order_is_the_one_given() {
     // second is all that is left.
     let logits = [6f32.ln(), 3f32.ln(), 0.0];
     let chain = |names: &str| {
-        Sampler::builder()
-            .xtc_probability(1.0)
-            .xtc_threshold(0.2)
-            .top_k(1)
-            .samplers(names)
+        Sampler::new(SamplerOptions {
+            xtc_probability: 1.0,
+            xtc_threshold: 0.2,
+            top_k: 1,
+            samplers: Some(names.into()),
+            ..Default::default()
+        })
     };
-    assert_eq!(
-        chain("top_k;xtc").build().unwrap().sample(&logits, &[]),
-        Ok(0)
-    );
-    assert_eq!(
-        chain(" xtc; top-k ").build().unwrap().sample(&logits, &[]),
-        Ok(1)
-    );
+    assert_eq!(chain("top_k;xtc").unwrap().sample(&logits, &[]), Ok(0));
+    assert_eq!(chain(" xtc; top-k ").unwrap().sample(&logits, &[]), Ok(1));
 }
 
 #[test]
 fn a_filter_that_is_not_named_does_not_run() {
-    let mut sampler = Sampler::builder()
-        .top_k(1)
-        .samplers("temperature")
-        .seed(3)
-        .build()
-        .unwrap();
+    let mut sampler = Sampler::new(SamplerOptions {
+        top_k: 1,
+        samplers: Some("temperature".into()),
+        seed: Some(3),
+        ..Default::default()
+    })
+    .unwrap();
     assert!((0..50).any(|_| sampler.sample(&[0.0; 10], &[]) != Ok(0)));
 }
 
 #[test]
 fn penalties_and_bias_steer_greedy_choices() {
-    let greedy = || Sampler::builder().temperature(0.0);
+    let greedy = || SamplerOptions {
+        temperature: 0.0,
+        ..Default::default()
+    };
     let logits = [1.0, 0.9, 0.8];
-    let choose = |b: SamplerBuilder| b.build().unwrap().sample(&logits, &[0, 0, 1]).unwrap();
+    let choose = |options: SamplerOptions| {
+        let mut sampler = Sampler::new(options).unwrap();
+        sampler.sample(&logits, &[0, 0, 1]).unwrap()
+    };
     assert_eq!(choose(greedy()), 0);
-    assert_eq!(choose(greedy().repeat_penalty(1.5)), 2);
-    assert_eq!(choose(greedy().frequency_penalty(0.06)), 0);
-    assert_eq!(choose(greedy().frequency_penalty(0.11)), 2);
-    assert_eq!(choose(greedy().presence_penalty(0.15)), 0);
-    assert_eq!(choose(greedy().presence_penalty(0.25)), 2);
-    assert_eq!(choose(greedy().repeat_penalty(1.5).repeat_last_n(1)), 0);
-    assert_eq!(choose(greedy().logit_bias([(0, f32::NEG_INFINITY)])), 1);
-    assert_eq!(choose(greedy().logit_bias([(2, 0.3)])), 2);
+    assert_eq!(
+        choose(SamplerOptions {
+            repeat_penalty: 1.5,
+            ..greedy()
+        }),
+        2
+    );
+    assert_eq!(
+        choose(SamplerOptions {
+            frequency_penalty: 0.06,
+            ..greedy()
+        }),
+        0
+    );
+    assert_eq!(
+        choose(SamplerOptions {
+            frequency_penalty: 0.11,
+            ..greedy()
+        }),
+        2
+    );
+    assert_eq!(
+        choose(SamplerOptions {
+            presence_penalty: 0.15,
+            ..greedy()
+        }),
+        0
+    );
+    assert_eq!(
+        choose(SamplerOptions {
+            presence_penalty: 0.25,
+            ..greedy()
+        }),
+        2
+    );
+    assert_eq!(
+        choose(SamplerOptions {
+            repeat_penalty: 1.5,
+            repeat_last_n: 1,
+            ..greedy()
+        }),
+        0
+    );
+    assert_eq!(
+        choose(SamplerOptions {
+            logit_bias: vec![(0, f32::NEG_INFINITY)],
+            ..greedy()
+        }),
+        1
+    );
+    assert_eq!(
+        choose(SamplerOptions {
+            logit_bias: vec![(2, 0.3)],
+            ..greedy()
+        }),
+        2
+    );
 }
 
 #[test]
@@ -212,19 +302,25 @@ fn dry_stops_a_loop() {
     let looped = [5, 6, 7, 5, 6, 7, 5, 6];
     let mut logits = vec![0.0; 10];
     (logits[7], logits[3]) = (4.0, 3.0);
-    let choose = |b: SamplerBuilder| {
-        b.temperature(0.0)
-            .build()
-            .unwrap()
-            .sample(&logits, &looped)
-            .unwrap()
+    let choose = |options: SamplerOptions| {
+        let greedy = SamplerOptions {
+            temperature: 0.0,
+            ..options
+        };
+        let mut sampler = Sampler::new(greedy).unwrap();
+        sampler.sample(&logits, &looped).unwrap()
     };
-    assert_eq!(choose(Sampler::builder()), 7);
+    assert_eq!(choose(SamplerOptions::default()), 7);
+    let dry = SamplerOptions {
+        dry_multiplier: 0.8,
+        ..Default::default()
+    };
     // 5 repeated tokens: 0.8 · 1.75³ ≈ 4.3 > 1.
-    assert_eq!(choose(Sampler::builder().dry_multiplier(0.8)), 3);
-    let breaker = Sampler::builder()
-        .dry_multiplier(0.8)
-        .dry_sequence_breakers([vec![6]]);
+    assert_eq!(choose(dry.clone()), 3);
+    let breaker = SamplerOptions {
+        dry_sequence_breakers: vec![vec![6]],
+        ..dry
+    };
     assert_eq!(choose(breaker), 7);
 }
 
@@ -239,9 +335,12 @@ fn logprobs_are_those_of_the_model() {
         f32::NEG_INFINITY,
     ];
     // Temperature and bias must not show.
-    let builder = Sampler::builder().temperature(0.0).logit_bias([(0, 9.0)]);
-    let sampled = builder
-        .build()
+    let options = SamplerOptions {
+        temperature: 0.0,
+        logit_bias: vec![(0, 9.0)],
+        ..Default::default()
+    };
+    let sampled = Sampler::new(options)
         .unwrap()
         .sample_with_logprobs(&logits, &[], 3)
         .unwrap();
@@ -256,8 +355,7 @@ fn logprobs_are_those_of_the_model() {
     for (&(_, l), p) in sampled.top.iter().zip([0.4f64, 0.3, 0.2]) {
         close(l, p.ln());
     }
-    let all = Sampler::builder()
-        .build()
+    let all = Sampler::new(SamplerOptions::default())
         .unwrap()
         .sample_with_logprobs(&logits, &[], 99)
         .unwrap();
@@ -266,7 +364,7 @@ fn logprobs_are_those_of_the_model() {
 
 #[test]
 fn nothing_to_choose_from_is_an_error() {
-    let mut sampler = Sampler::builder().build().unwrap();
+    let mut sampler = Sampler::new(SamplerOptions::default()).unwrap();
     let nothing = |n_vocab, n_nan| Err(SampleError::NoCandidates { n_vocab, n_nan });
     assert_eq!(sampler.sample(&[], &[]), Err(SampleError::NoLogits));
     assert_eq!(sampler.sample(&[f32::NAN; 3], &[]), nothing(3, 3));
@@ -274,12 +372,17 @@ fn nothing_to_choose_from_is_an_error() {
         sampler.sample(&[f32::NEG_INFINITY, f32::NAN], &[]),
         nothing(2, 1)
     );
-    let mut forbidden = Sampler::builder()
-        .logit_bias([(0, f32::NEG_INFINITY)])
-        .build()
-        .unwrap();
+    let mut forbidden = Sampler::new(SamplerOptions {
+        logit_bias: vec![(0, f32::NEG_INFINITY)],
+        ..Default::default()
+    })
+    .unwrap();
     assert_eq!(forbidden.sample(&[1.0], &[]), nothing(1, 0));
-    let mut outside = Sampler::builder().logit_bias([(3, 1.0)]).build().unwrap();
+    let mut outside = Sampler::new(SamplerOptions {
+        logit_bias: vec![(3, 1.0)],
+        ..Default::default()
+    })
+    .unwrap();
     let error = SampleError::BiasOutsideVocabulary {
         token: 3,
         n_vocab: 3,
@@ -289,41 +392,51 @@ fn nothing_to_choose_from_is_an_error() {
 
 #[test]
 fn senseless_parameters_are_refused_by_name() {
-    let b = Sampler::builder;
-    for (parameter, builder) in [
-        ("repeat_penalty", b().repeat_penalty(0.0)),
-        ("presence_penalty", b().presence_penalty(f32::NAN)),
-        ("frequency_penalty", b().frequency_penalty(f32::INFINITY)),
-        ("dry_multiplier", b().dry_multiplier(-0.1)),
-        ("dry_base", b().dry_base(f32::NAN)),
-        ("top_n_sigma", b().top_n_sigma(f32::NAN)),
-        ("typical", b().typical(1.1)),
-        ("top_p", b().top_p(-0.1)),
-        ("min_p", b().min_p(f32::NAN)),
-        ("xtc_probability", b().xtc_probability(2.0)),
-        ("xtc_threshold", b().xtc_threshold(-1.0)),
-        ("temperature", b().temperature(-1.0)),
-        ("dynatemp_range", b().dynatemp_range(f32::INFINITY)),
-        ("dynatemp_exponent", b().dynatemp_exponent(-1.0)),
-        ("mirostat_tau", b().mirostat_tau(f32::NAN)),
-        ("mirostat_eta", b().mirostat_eta(-1.0)),
-        ("logit_bias", b().logit_bias([(0, 1.0), (1, f32::NAN)])),
-        ("repeat_last_n", b().repeat_last_n(-2)),
-        ("dry_penalty_last_n", b().dry_penalty_last_n(-2)),
+    macro_rules! with {
+        ($field:ident, $value:expr) => {
+            SamplerOptions {
+                $field: $value,
+                ..Default::default()
+            }
+        };
+    }
+    for (parameter, options) in [
+        ("repeat_penalty", with!(repeat_penalty, 0.0)),
+        ("presence_penalty", with!(presence_penalty, f32::NAN)),
+        ("frequency_penalty", with!(frequency_penalty, f32::INFINITY)),
+        ("dry_multiplier", with!(dry_multiplier, -0.1)),
+        ("dry_base", with!(dry_base, f32::NAN)),
+        ("top_n_sigma", with!(top_n_sigma, f32::NAN)),
+        ("typical", with!(typical, 1.1)),
+        ("top_p", with!(top_p, -0.1)),
+        ("min_p", with!(min_p, f32::NAN)),
+        ("xtc_probability", with!(xtc_probability, 2.0)),
+        ("xtc_threshold", with!(xtc_threshold, -1.0)),
+        ("temperature", with!(temperature, -1.0)),
+        ("dynatemp_range", with!(dynatemp_range, f32::INFINITY)),
+        ("dynatemp_exponent", with!(dynatemp_exponent, -1.0)),
+        ("mirostat_tau", with!(mirostat_tau, f32::NAN)),
+        ("mirostat_eta", with!(mirostat_eta, -1.0)),
+        (
+            "logit_bias",
+            with!(logit_bias, vec![(0, 1.0), (1, f32::NAN)]),
+        ),
+        ("repeat_last_n", with!(repeat_last_n, -2)),
+        ("dry_penalty_last_n", with!(dry_penalty_last_n, -2)),
     ] {
-        match builder.build() {
+        match Sampler::new(options) {
             Err(SampleError::Parameter { name, .. }) => assert_eq!(name, parameter),
             other => panic!("{parameter}: {other:?}"),
         }
     }
-    match b().samplers("top_k;magic").build() {
+    match Sampler::new(with!(samplers, Some("top_k;magic".into()))) {
         Err(SampleError::UnknownSampler { name, known }) => {
             assert_eq!(name, "magic");
             assert!(known.starts_with("penalties, dry, "));
         }
         other => panic!("{other:?}"),
     }
-    let empty = b().dry_sequence_breakers([vec![]]).build();
+    let empty = Sampler::new(with!(dry_sequence_breakers, vec![vec![]]));
     assert_eq!(empty.err(), Some(SampleError::EmptyBreaker));
 }
 
@@ -342,7 +455,7 @@ fn any_logit() -> impl Strategy<Value = f32> {
 }
 
 prop_compose! {
-    fn any_builder()(
+    fn any_options()(
         (last_n, repeat, presence, frequency) in (-1i32..100, 1e-3f32..1e3, -1e30f32..1e30, -2f32..2.0),
         (multiplier, base, allowed, breaker) in (0f32..1e30, 0f32..100.0, 0usize..4, 0u32..70),
         (sigma, k, typical, p, min_p) in (-1f32..4.0, 0usize..80, 0f32..=1.0, 0f32..=1.0, 0f32..=1.0),
@@ -355,18 +468,35 @@ prop_compose! {
         names in 0usize..=9,
         bias in prop::collection::vec((0u32..4, -1e30f32..1e30), 0..3),
         seed in any::<u64>(),
-    ) -> SamplerBuilder {
+    ) -> SamplerOptions {
         let version = [Mirostat::Off, Mirostat::V1, Mirostat::V2][mirostat];
-        Sampler::builder()
-            .repeat_last_n(last_n).repeat_penalty(repeat)
-            .presence_penalty(presence).frequency_penalty(frequency)
-            .dry_multiplier(multiplier).dry_base(base).dry_allowed_length(allowed)
-            .dry_sequence_breakers([vec![breaker], vec![breaker, 1]])
-            .top_n_sigma(sigma).top_k(k).typical(typical).top_p(p).min_p(min_p)
-            .xtc_probability(xtc_p).xtc_threshold(xtc_t)
-            .temperature(t).dynatemp_range(range).dynatemp_exponent(exponent)
-            .mirostat(version).mirostat_tau(tau).mirostat_eta(eta)
-            .samplers(order[..names].join(";")).logit_bias(bias).seed(seed)
+        SamplerOptions {
+            repeat_last_n: last_n,
+            repeat_penalty: repeat,
+            presence_penalty: presence,
+            frequency_penalty: frequency,
+            dry_multiplier: multiplier,
+            dry_base: base,
+            dry_allowed_length: allowed,
+            dry_penalty_last_n: -1,
+            dry_sequence_breakers: vec![vec![breaker], vec![breaker, 1]],
+            top_n_sigma: sigma,
+            top_k: k,
+            typical,
+            top_p: p,
+            min_p,
+            xtc_probability: xtc_p,
+            xtc_threshold: xtc_t,
+            temperature: t,
+            dynatemp_range: range,
+            dynatemp_exponent: exponent,
+            mirostat: version,
+            mirostat_tau: tau,
+            mirostat_eta: eta,
+            logit_bias: bias,
+            samplers: Some(order[..names].join(";")),
+            seed: Some(seed),
+        }
     }
 }
 
@@ -375,11 +505,11 @@ proptest! {
 
     #[test]
     fn any_chain_on_any_logits_gives_a_valid_token(
-        builder in any_builder(),
+        options in any_options(),
         logits in prop::collection::vec(any_logit(), 4..100),
         history in prop::collection::vec(0u32..120, 0..80),
     ) {
-        let mut sampler = builder.build().unwrap();
+        let mut sampler = Sampler::new(options).unwrap();
         let mut again = sampler.clone();
         for _ in 0..3 {
             let token = sampler.sample(&logits, &history);
@@ -399,20 +529,21 @@ proptest! {
         logits in prop::collection::vec(prop_oneof![-20f32..20.0, Just(5.0), Just(-0.0), Just(0.0)], 1..300),
         seed in any::<u64>(),
     ) {
-        for builder in [
-            Sampler::builder().top_k(1),
-            Sampler::builder().temperature(0.0),
-            Sampler::builder().top_p(0.0),
-            Sampler::builder().top_k(0).top_p(0.0),
+        let seed = Some(seed);
+        for options in [
+            SamplerOptions { top_k: 1, seed, ..Default::default() },
+            SamplerOptions { temperature: 0.0, seed, ..Default::default() },
+            SamplerOptions { top_p: 0.0, seed, ..Default::default() },
+            SamplerOptions { top_k: 0, top_p: 0.0, seed, ..Default::default() },
         ] {
-            let token = builder.seed(seed).build().unwrap().sample(&logits, &[]);
+            let token = Sampler::new(options).unwrap().sample(&logits, &[]);
             prop_assert_eq!(token, Ok(argmax(&logits)));
         }
     }
 
     #[test]
     fn logprobs_sum_to_one(logits in prop::collection::vec(-50f32..50.0, 1..200)) {
-        let mut sampler = Sampler::builder().build().unwrap();
+        let mut sampler = Sampler::new(SamplerOptions::default()).unwrap();
         let sampled = sampler.sample_with_logprobs(&logits, &[], logits.len()).unwrap();
         let sum: f64 = sampled.top.iter().map(|t| f64::from(t.1).exp()).sum();
         // Each term is rounded to f32 near magnitude 100: relative error 100 · ε / 2 < 1e-5.

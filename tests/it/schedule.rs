@@ -3,16 +3,22 @@
 use crate::common::long;
 use crate::run::{self, level, open};
 use crate::speculate::{Oracle, Scatter, WINDOWED};
-use ruvllm::KvError;
-use ruvllm::decode::{Finish, ModelDrafter, Speculation, TokenText};
-use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
+use ruvllm::KvType;
+use ruvllm::decode::{ModelDrafter, Speculation};
+use ruvllm::engine::{CacheMode, EngineOptions};
 use ruvllm::gguf::Gguf;
-use ruvllm::kv::{KvTiers, KvType};
+use ruvllm::kv::KvError;
+use ruvllm::kv::KvTiers;
+use ruvllm::lora::AdapterError;
 use ruvllm::lora::{Adapter, AdapterRegistry};
+use ruvllm::sample::SampleError;
+use ruvllm::scheduler::ScheduleError;
 use ruvllm::scheduler::{
     Observer, Request, RequestId, Schedule, ScheduleOptions, Scheduler, Stream,
 };
-use ruvllm::{AdapterError, Model, SampleError, Sampler, ScheduleError, SessionError, StopReason};
+use ruvllm::{Engine, SessionOptions};
+use ruvllm::{Finish, TokenText};
+use ruvllm::{Model, Sampler, SamplerOptions, SessionError, StopReason};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -61,16 +67,21 @@ pub(crate) fn page_bytes(n: usize) -> u64 {
 }
 
 pub(crate) fn greedy() -> Sampler {
-    Sampler::builder().temperature(0.0).build().unwrap()
+    Sampler::new(SamplerOptions {
+        temperature: 0.0,
+        ..Default::default()
+    })
+    .unwrap()
 }
 
 pub(crate) fn sampled(seed: u64) -> Sampler {
-    Sampler::builder()
-        .temperature(0.9)
-        .seed(seed)
-        .repeat_penalty(1.1)
-        .build()
-        .unwrap()
+    Sampler::new(SamplerOptions {
+        temperature: 0.9,
+        seed: Some(seed),
+        repeat_penalty: 1.1,
+        ..Default::default()
+    })
+    .unwrap()
 }
 
 pub(crate) fn session_options(n_ctx: usize, n_batch: usize) -> SessionOptions {
@@ -1376,10 +1387,11 @@ fn one_that_fails_harms_nobody() {
     };
     let mut schedule = Schedule::new(&engine(2, None), &options).unwrap();
     let n_vocab = MODEL.hparams().n_vocab as u32;
-    let wrong = Sampler::builder()
-        .logit_bias(vec![(n_vocab + 7, 1.0)])
-        .build()
-        .unwrap();
+    let wrong = Sampler::new(SamplerOptions {
+        logit_bias: vec![(n_vocab + 7, 1.0)],
+        ..Default::default()
+    })
+    .unwrap();
     let mut good = schedule.submit(Case::numbered(2).request()).unwrap();
     let mut bad = schedule.submit(Request::new(tokens("The"), wrong)).unwrap();
     while schedule.step() {}

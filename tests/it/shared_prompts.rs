@@ -6,10 +6,11 @@ use crate::recurrent::{tokens as letters, with_tokens};
 use crate::run::{self, session_on};
 use crate::schedule::{MODEL, answer, greedy, session_options, steps, tokens};
 use crate::speculate::WINDOWED;
+use ruvllm::KvType;
 use ruvllm::Model;
-use ruvllm::decode::StopReason;
-use ruvllm::engine::{CacheMode, SessionOptions};
-use ruvllm::kv::KvType;
+use ruvllm::SessionOptions;
+use ruvllm::StopReason;
+use ruvllm::engine::CacheMode;
 use ruvllm::quant::DType;
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions, Stream};
 use std::sync::LazyLock;
@@ -229,7 +230,8 @@ fn requests_choose_what_they_share() {
 /// Engines of two models on the same threads compute what they compute alone, side by side.
 #[test]
 fn models_share_threads() {
-    use ruvllm::engine::{Engine, EngineOptions};
+    use ruvllm::Engine;
+    use ruvllm::engine::EngineOptions;
     let (model, other): (&Model, &Model) = (&MODEL, &MODEL);
     let first = run::engine(model, 2);
     let options = EngineOptions {

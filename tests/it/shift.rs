@@ -5,11 +5,15 @@ use crate::common::emulated;
 use crate::mutants::models;
 use crate::run::{Pass, engine, level};
 use crate::tiny::{N_VOCAB, Parts, Tiny};
-use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
-use ruvllm::kv::{KvTiers, KvType};
-use ruvllm::model::{Model, OpenOptions};
+use ruvllm::KvType;
+use ruvllm::Model;
+use ruvllm::engine::{CacheMode, EngineOptions};
+use ruvllm::kv::KvTiers;
+use ruvllm::model::OpenOptions;
 use ruvllm::quant::DType;
-use ruvllm::{Sampler, Session, SessionError, StateError, StopReason};
+use ruvllm::session::StateError;
+use ruvllm::{Engine, SessionOptions};
+use ruvllm::{Sampler, SamplerOptions, Session, SessionError, StopReason};
 use std::num::NonZeroUsize;
 
 fn tokens(n: usize) -> Vec<u32> {
@@ -354,11 +358,12 @@ fn generations_go_on() {
     let model = shipped();
     let n = 600;
     let sampler = || {
-        Sampler::builder()
-            .temperature(0.8)
-            .seed(7)
-            .logit_bias([(model.tokenizer().unwrap().eos().unwrap_or(0), -1e9)])
-            .build()
+        Sampler::new(SamplerOptions {
+            temperature: 0.8,
+            seed: Some(7),
+            logit_bias: vec![(model.tokenizer().unwrap().eos().unwrap_or(0), -1e9)],
+            ..Default::default()
+        })
     };
     let run = |options: &SessionOptions, n: usize| {
         let mut session = engine(&model, 2).session_with(options).unwrap();

@@ -2,14 +2,16 @@
 //! after its context was shifted.
 
 use crate::schedule::{
-    Case, Event, Log, MODEL, all_are, answer, engine, greedy, page_bytes, sampled, steps, tokens,
+    Case, Event, Log, MODEL, all_are, answer, engine, greedy, page_bytes, steps, tokens,
 };
 use crate::speculate::Oracle;
+use ruvllm::KvType;
+use ruvllm::SessionOptions;
 use ruvllm::decode::Speculation;
-use ruvllm::engine::{CacheMode, SessionOptions};
-use ruvllm::kv::KvType;
+use ruvllm::engine::CacheMode;
+use ruvllm::scheduler::ScheduleError;
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions, Stream};
-use ruvllm::{Sampler, ScheduleError, SessionError, StopReason};
+use ruvllm::{Sampler, SamplerOptions, SessionError, StopReason};
 
 fn keeping(keep: usize, n_ctx: usize) -> SessionOptions {
     SessionOptions {
@@ -22,14 +24,23 @@ fn keeping(keep: usize, n_ctx: usize) -> SessionOptions {
 /// Without end: nothing but the number of tokens or a stop string ends it.
 fn endless(i: usize) -> Sampler {
     let eos = MODEL.tokenizer().unwrap().eos().unwrap_or(0);
-    let sampler = match i % 3 {
-        0 => Sampler::builder().temperature(0.0),
-        _ => Sampler::builder()
-            .temperature(0.9)
-            .seed(i as u64)
-            .repeat_penalty(1.1),
+    let options = match i % 3 {
+        0 => SamplerOptions {
+            temperature: 0.0,
+            ..Default::default()
+        },
+        _ => SamplerOptions {
+            temperature: 0.9,
+            seed: Some(i as u64),
+            repeat_penalty: 1.1,
+            ..Default::default()
+        },
     };
-    sampler.logit_bias([(eos, -1e9)]).build().unwrap()
+    Sampler::new(SamplerOptions {
+        logit_bias: vec![(eos, -1e9)],
+        ..options
+    })
+    .unwrap()
 }
 
 /// Number `i` of many, whose text is longer than a context of 192 tokens.
@@ -183,7 +194,7 @@ fn forced_tokens_behind_a_shift() {
         let mut sampler = if i.is_multiple_of(2) {
             greedy()
         } else {
-            sampled(i as u64)
+            crate::schedule::sampled(i as u64)
         };
         sampler.set_mask(Some(Box::new(grammar.matcher())));
         Case {

@@ -3,15 +3,15 @@
 
 use crate::common::few_or_many;
 use crate::run::{engine, level, open};
+use ruvllm::KvType;
+use ruvllm::SessionOptions;
 use ruvllm::compute::{Cut, OutputHook, OutputRows};
-use ruvllm::decode::{
-    Draft, DraftStats, Drafter, Finish, Generation, ModelDrafter, Speculation, TokenText,
-};
-use ruvllm::engine::SessionOptions;
+use ruvllm::decode::{Draft, DraftStats, Drafter, ModelDrafter, Speculation};
 use ruvllm::gguf::{Array, Gguf, Value, Writer};
-use ruvllm::kv::{KvTiers, KvType};
+use ruvllm::kv::KvTiers;
 use ruvllm::model::OpenOptions;
-use ruvllm::{Model, Sampler, Session, SessionError, StopReason};
+use ruvllm::{Finish, Generation, TokenText};
+use ruvllm::{Model, Sampler, SamplerOptions, Session, SessionError, StopReason};
 use std::sync::LazyLock;
 
 const PATH: &str = concat!(
@@ -86,27 +86,34 @@ fn tokens(text: &str) -> Vec<u32> {
 }
 
 fn greedy() -> Sampler {
-    Sampler::builder().temperature(0.0).build().unwrap()
+    Sampler::new(SamplerOptions {
+        temperature: 0.0,
+        ..Default::default()
+    })
+    .unwrap()
 }
 
 /// Everything that has a state: penalties over the history, random numbers in filters and draws.
 fn sampled(seed: u64) -> Sampler {
-    let builder = Sampler::builder()
-        .temperature(0.9)
-        .seed(seed)
-        .repeat_penalty(1.1);
-    match seed % 3 {
-        0 => builder.build().unwrap(),
-        1 => builder
-            .xtc_probability(0.3)
-            .dry_multiplier(0.5)
-            .build()
-            .unwrap(),
-        _ => builder
-            .mirostat(ruvllm::sample::Mirostat::V2)
-            .build()
-            .unwrap(),
-    }
+    let options = SamplerOptions {
+        temperature: 0.9,
+        seed: Some(seed),
+        repeat_penalty: 1.1,
+        ..Default::default()
+    };
+    Sampler::new(match seed % 3 {
+        0 => options,
+        1 => SamplerOptions {
+            xtc_probability: 0.3,
+            dry_multiplier: 0.5,
+            ..options
+        },
+        _ => SamplerOptions {
+            mirostat: ruvllm::sample::Mirostat::V2,
+            ..options
+        },
+    })
+    .unwrap()
 }
 
 /// Knows the text that comes, and says it, or something else.
@@ -512,7 +519,8 @@ fn a_model_drafts() {
 /// fits with them.
 #[test]
 fn drafts_take_no_pages() {
-    use ruvllm::engine::{Engine, EngineOptions};
+    use ruvllm::Engine;
+    use ruvllm::engine::EngineOptions;
     let options = SessionOptions {
         n_ctx: Some(300),
         ..Default::default()

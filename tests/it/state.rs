@@ -4,15 +4,19 @@ use crate::common::{cases, skipped};
 use crate::run::{OnLevel, Pass, engine, level};
 use crate::tiny::{N_VOCAB, Tiny};
 use proptest::prelude::*;
+use ruvllm::KvType;
+use ruvllm::Model;
+use ruvllm::SessionOptions;
 use ruvllm::arch::Arch;
-use ruvllm::engine::{CacheMode, SessionOptions};
+use ruvllm::engine::CacheMode;
+use ruvllm::gguf::GgufError;
 use ruvllm::gguf::{Gguf, Value, Writer};
-use ruvllm::kv::{KvPolicy, KvTiers, KvType};
+use ruvllm::kv::{KvPolicy, KvTiers};
 use ruvllm::lora::Adapter;
-use ruvllm::model::Model;
 use ruvllm::quant::DType;
+use ruvllm::session::{KeptError, StateError};
 use ruvllm::session::{KeptSessions, SessionName};
-use ruvllm::{GgufError, KeptError, Sampler, Session, SessionError, StateError};
+use ruvllm::{Sampler, SamplerOptions, Session, SessionError};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -126,7 +130,11 @@ fn generations_go_on() {
         "/models/ruvllm-rust-6m-q8_0.gguf"
     ))
     .unwrap();
-    let mut sampler = Sampler::builder().temperature(0.0).build().unwrap();
+    let mut sampler = Sampler::new(SamplerOptions {
+        temperature: 0.0,
+        ..Default::default()
+    })
+    .unwrap();
     let mut saved = model.session().unwrap();
     let begun = saved
         .generate("Ownership is", &mut sampler)

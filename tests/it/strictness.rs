@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use ruvllm::GrammarError;
+use ruvllm::Tokenizer;
 use ruvllm::gguf::Gguf;
+use ruvllm::grammar::GrammarError;
 use ruvllm::grammar::{Grammar, TokenTrie};
 use ruvllm::sample::TokenMask;
-use ruvllm::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 fn setup() -> (Tokenizer, TokenTrie) {

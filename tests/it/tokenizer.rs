@@ -2,9 +2,10 @@
 
 use crate::common::{cases, long, numbers};
 use proptest::prelude::*;
-use ruvllm::TokenizerError;
+use ruvllm::Tokenizer;
 use ruvllm::gguf::{Array, Gguf, StringArray, Value, Writer};
-use ruvllm::tokenizer::{TextStream, Tokenizer};
+use ruvllm::tokenizer::TextStream;
+use ruvllm::tokenizer::TokenizerError;
 use serde_json::Value as Json;
 use std::sync::Arc;
 

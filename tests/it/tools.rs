@@ -598,11 +598,12 @@ proptest! {
 #[cfg(feature = "grammar")]
 pub(crate) mod grammar {
     use super::*;
+    use ruvllm::Tokenizer;
     use ruvllm::chat::tools::{AfterReasoning, ToolChoice, ToolMask};
     use ruvllm::gguf::Gguf;
     use ruvllm::grammar::{Grammar, Syntax, TokenTrie};
-    use ruvllm::sample::{Sampler, TokenMask};
-    use ruvllm::tokenizer::Tokenizer;
+    use ruvllm::sample::TokenMask;
+    use ruvllm::{Sampler, SamplerOptions};
 
     pub(crate) fn setup() -> (Tokenizer, TokenTrie) {
         let file = Gguf::open("models/ruvllm-rust-6m-q8_0.gguf").unwrap();
@@ -989,7 +990,11 @@ pub(crate) mod grammar {
     fn sampled_calls_are_valid() {
         let (tokenizer, trie) = setup();
         for (name, ..) in CALLS {
-            let mut sampler = Sampler::builder().seed(7).build().unwrap();
+            let mut sampler = Sampler::new(SamplerOptions {
+                seed: Some(7),
+                ..Default::default()
+            })
+            .unwrap();
             sampler.set_mask(Some(Box::new(mask(&trie, name, &ToolChoice::Required, ""))));
             let mut parser = TurnParser::new(format(name), &tools(), "");
             let mut text = Vec::new();

@@ -2,12 +2,13 @@
 //! encoded images on disk.
 
 use crate::vision::Case;
-use ruvllm::engine::{CacheMode, Engine, EngineOptions};
-use ruvllm::sample::Sampler;
+use ruvllm::Engine;
+use ruvllm::engine::{CacheMode, EngineOptions};
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
 use ruvllm::session::{EncodedPrompt, Part};
 use ruvllm::vision::Projector;
 use ruvllm::{KvType, Session, SessionError, SessionOptions};
+use ruvllm::{Sampler, SamplerOptions};
 use serde_json::Value;
 
 /// Images whose tokens see each other, in all layers and in those with windows; positions of rows and
@@ -39,7 +40,11 @@ fn engine(case: &Case, kv_budget: Option<u64>) -> Engine {
 }
 
 fn greedy() -> Sampler {
-    Sampler::builder().temperature(0.0).build().unwrap()
+    Sampler::new(SamplerOptions {
+        temperature: 0.0,
+        ..Default::default()
+    })
+    .unwrap()
 }
 
 /// Tokens and bits of the log-probabilities of an answer.
@@ -143,7 +148,7 @@ fn prefixes_know_images() {
         // The same size, and so the same tokens.
         let mut rgb = image.rgb().to_vec();
         rgb.iter_mut().for_each(|x| *x = 255 - *x);
-        let other = ruvllm::Image::rgb8(image.width(), image.height(), &rgb).unwrap();
+        let other = ruvllm::vision::Image::rgb8(image.width(), image.height(), &rgb).unwrap();
         let long = "what is it ? ".repeat(24);
         let question = "and what else ?";
         let turns = |image| [Part::Text(&long), Part::Image(image), Part::Text(question)];

@@ -1,8 +1,8 @@
 //! The emulator as a [`Gpu`], so that Metal's own runner computes whole passes on it.
 
 use crate::emulator::Emulator;
-use ruvllm::GpuError;
 use ruvllm::gguf::Gguf;
+use ruvllm::gpu::GpuError;
 use ruvllm::gpu::check::{Handle, Stage};
 use ruvllm::gpu::{Call, Gpu};
 use ruvllm::kv::{DeviceMemory, PageMemory, SeparateMemory};

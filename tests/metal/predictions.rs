@@ -2,9 +2,9 @@
 //! would take on an M4 Pro, as a prediction: the longer of the times for memory and for arithmetic.
 
 use crate::emulator::{Build, Counters, Emulator, build_one};
+use ruvllm::KvType;
 use ruvllm::gpu::check::{Checker, Data, Handle, Lcg, Stage};
 use ruvllm::gpu::kernels::*;
-use ruvllm::kv::KvType;
 use ruvllm::quant::DType;
 
 /// Memory bandwidth of an M4 Pro in bytes per second.

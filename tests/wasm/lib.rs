@@ -1,8 +1,8 @@
 //! What JavaScript calls: bytes go in through [`input`], text comes out through [`output`].
 
 use ruvllm::gguf::Gguf;
+use ruvllm::{Model, Sampler, SamplerOptions};
 use ruvllm_learn::{Learner, LearnerOptions, Learning};
-use ruvllm::{Model, Sampler};
 use std::error::Error;
 use std::sync::Mutex;
 
@@ -75,9 +75,12 @@ pub extern "C" fn generate(n_tokens: usize) -> bool {
     answer(|host| {
         let prompt = String::from_utf8_lossy(&host.input);
         let mut session = host.model.as_ref().expect("`open` comes first").session()?;
-        let mut sampler = Sampler::builder().temperature(0.0).build()?;
+        let mut sampler = Sampler::new(SamplerOptions {
+            temperature: 0.0,
+            ..Default::default()
+        })?;
         Ok(session
-            .generate(&prompt, &mut sampler)?
+            .generate(&*prompt, &mut sampler)?
             .max_tokens(n_tokens)
             .text()?)
     })

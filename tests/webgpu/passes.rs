@@ -5,18 +5,20 @@ use crate::common::{conformance, long, subdirectories};
 use crate::devices;
 use crate::run::{OnLevel, engine, open};
 use crate::tiny::{N_VOCAB, Tiny};
+use ruvllm::KvType;
+use ruvllm::Model;
 use ruvllm::arch::Arch;
 use ruvllm::compute::TokenKind;
 use ruvllm::decode::Speculation;
-use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, SessionOptions, Slot};
+use ruvllm::engine::{EngineOptions, Outputs, Slot};
 use ruvllm::gguf::Gguf;
+use ruvllm::gpu::GpuError;
 use ruvllm::gpu::GpuRunner;
 use ruvllm::gpu::webgpu::{Device, Options, WebGpu};
-use ruvllm::kv::KvType;
-use ruvllm::model::Model;
 use ruvllm::quant::DType;
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
-use ruvllm::{GpuError, Sampler, Session, SessionError};
+use ruvllm::{CancelToken, Engine, SessionOptions};
+use ruvllm::{Sampler, SamplerOptions, Session, SessionError};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, LazyLock};
 
@@ -362,7 +364,11 @@ fn bits_do_not_depend_on_the_batch() {
 }
 
 fn greedy() -> Sampler {
-    Sampler::builder().temperature(0.0).build().unwrap()
+    Sampler::new(SamplerOptions {
+        temperature: 0.0,
+        ..Default::default()
+    })
+    .unwrap()
 }
 
 fn of_text(text: &str) -> Vec<u32> {

@@ -7,11 +7,12 @@ use crate::flags::{
 };
 use crate::io::{Failure, percentiles, print, slashes};
 use clap::{ValueEnum, value_parser};
-use ruvllm::Sampler;
+use ruvllm::KvType;
 use ruvllm::compute::TokenKind;
-use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, Sequence, SessionOptions, Slot};
-use ruvllm::kv::KvType;
+use ruvllm::engine::{EngineOptions, Outputs, Sequence, Slot};
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions, Stream};
+use ruvllm::{CancelToken, Engine, SessionOptions};
+use ruvllm::{Sampler, SamplerOptions};
 use ruvllm_benches::synthetic_with_tokens;
 use serde_json::json;
 use std::task::{Context, Waker};
@@ -312,10 +313,11 @@ fn arrive(
     let ends = (0..n_vocab as u32)
         .filter(|&token| tokenizer.is_eog(token))
         .map(|token| (token, f32::NEG_INFINITY));
-    let sampler = Sampler::builder()
-        .temperature(0.0)
-        .logit_bias(ends)
-        .build()?;
+    let sampler = Sampler::new(SamplerOptions {
+        temperature: 0.0,
+        logit_bias: ends.into_iter().collect(),
+        ..Default::default()
+    })?;
     let request = |seq: usize, n: usize| {
         Request::new(
             (0..n)

@@ -8,8 +8,8 @@
 
 use super::perplexity::{Score, score_chunk};
 use crate::io::{Failure, Progress};
+use ruvllm::Session;
 use ruvllm::gguf::NewFile;
-use ruvllm::session::Session;
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};

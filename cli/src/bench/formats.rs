@@ -7,12 +7,13 @@ use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, engine, no_tokenizer, o
 use crate::io::table::{Format, Printer};
 use crate::io::{Failure, Progress, file_or_pipe, note, read_text, size, without_last_newline};
 use crate::quantize::{self, Rows, file_type};
-use ruvllm::engine::{EngineOptions, SessionOptions};
+use ruvllm::Model;
+use ruvllm::Session;
+use ruvllm::SessionOptions;
+use ruvllm::engine::EngineOptions;
 use ruvllm::gguf::Gguf;
-use ruvllm::model::Model;
 use ruvllm::model::quantize::writer;
 use ruvllm::quant::FileType;
-use ruvllm::session::Session;
 use ruvllm_benches::{Shape, Test, run as measure, synthetic};
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal};

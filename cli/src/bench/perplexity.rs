@@ -6,7 +6,7 @@
 //! is replaced by the beginning-of-text token where the model wants one.
 
 use crate::io::{Failure, Progress};
-use ruvllm::session::Session;
+use ruvllm::Session;
 
 /// Context length of llama.cpp's tool.
 pub(crate) const DEFAULT_CTX: usize = 512;

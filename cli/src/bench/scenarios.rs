@@ -2,7 +2,7 @@
 
 use crate::io::Failure;
 use crate::io::table::Printer;
-use ruvllm::engine::{Engine, SessionOptions};
+use ruvllm::{Engine, SessionOptions};
 use ruvllm_benches::{FirstToken, Scenario, ScenarioOutcome, first_tokens, scenario};
 use serde_json::{Value, json};
 

@@ -7,10 +7,11 @@ use crate::flags::{LoraArgs, OverwriteArg, engine};
 use crate::io::table::{Format, Printer};
 use crate::io::{Failure, count, measured, note, percentiles, size, slashes};
 use clap::Arg;
+use ruvllm::Model;
 use ruvllm::arch::PanelElement;
-use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
+use ruvllm::engine::EngineOptions;
 use ruvllm::lora::Adapter;
-use ruvllm::model::Model;
+use ruvllm::{Engine, SessionOptions};
 use ruvllm_benches::{
     Outcome, Scenario, Test, arithmetic_peak, read_bandwidth, run as measure, synthetic,
     synthetic_file,

@@ -9,8 +9,8 @@
 
 use super::perplexity::Score;
 use crate::io::Failure;
-use ruvllm::session::Session;
-use ruvllm::tokenizer::Tokenizer;
+use ruvllm::Session;
+use ruvllm::Tokenizer;
 use std::ops::Range;
 
 /// Most answers of a task.

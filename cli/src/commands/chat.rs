@@ -18,15 +18,17 @@ use crate::io::{
 };
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
+use ruvllm::CancelToken;
 use ruvllm::Model;
+use ruvllm::Sampler;
+use ruvllm::Session;
+use ruvllm::StopReason;
+use ruvllm::Tokenizer;
 use ruvllm::arch::KV_BLOCK;
 use ruvllm::chat::{Adjustment, ChatInputs, Message};
-use ruvllm::decode::{Speculation, StopReason};
-use ruvllm::engine::CancelToken;
-use ruvllm::sample::Sampler;
-use ruvllm::session::{EncodedPrompt, PartsError, Session};
-use ruvllm::tokenizer::Tokenizer;
-use ruvllm::{DecodeError, Error, SessionError};
+use ruvllm::decode::{DecodeError, Speculation};
+use ruvllm::session::{EncodedPrompt, PartsError};
+use ruvllm::{Error, SessionError};
 use ruvllm_learn::Learning as _;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -171,11 +173,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             ),
         ));
     }
-    let n_kept = chat
-        .messages
-        .iter()
-        .filter(|message| message.role != "system")
-        .count();
+    let is_said = |message: &&Message| message.role != "system";
+    let n_kept = chat.messages.iter().filter(is_said).count();
     if args.session.is_some() && n_kept > 0 {
         note(paint(
             "2",
@@ -419,7 +418,7 @@ impl Chat<'_> {
     }
 
     /// Takes an image into the next message.
-    fn add_image(&mut self, image: ruvllm::Image) -> Result<(), Failure> {
+    fn add_image(&mut self, image: ruvllm::vision::Image) -> Result<(), Failure> {
         if self.kept.is_some() {
             let message = "images do not go with --session: a conversation is kept as text";
             return Err(Failure::Usage(message.into()));
@@ -742,10 +741,10 @@ impl From<SessionError> for Stop {
     }
 }
 
-impl From<ruvllm::ChatError> for Stop {
-    fn from(error: ruvllm::ChatError) -> Stop {
+impl From<ruvllm::chat::ChatError> for Stop {
+    fn from(error: ruvllm::chat::ChatError) -> Stop {
         match error {
-            ruvllm::ChatError::Cancelled => Stop::Cancelled,
+            ruvllm::chat::ChatError::Cancelled => Stop::Cancelled,
             error => Error::from(error).into(),
         }
     }

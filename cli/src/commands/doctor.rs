@@ -4,10 +4,10 @@ use crate::flags::{ModelArgs, PlacementArgs, forced_level, level};
 use crate::io::measured::Entry;
 use crate::io::memory::Report;
 use crate::io::{Failure, print, print_json, size};
+use ruvllm::Model;
 use ruvllm::SystemMemory;
 use ruvllm::arch::Arch;
 use ruvllm::engine::default_threads;
-use ruvllm::model::Model;
 use serde_json::json;
 use std::fmt::Write;
 
@@ -102,7 +102,7 @@ fn check_adapter(args: &Args, number: Option<usize>) -> Result<(), Failure> {
     let index = number
         .or_else(first)
         .filter(|&i| i < adapters.len())
-        .ok_or(ruvllm::GpuError::NoDevice)?;
+        .ok_or(ruvllm::gpu::GpuError::NoDevice)?;
     print(format!(
         "ruvllm {} on {}\n",
         env!("CARGO_PKG_VERSION"),
@@ -142,9 +142,10 @@ fn check_adapter(args: &Args, number: Option<usize>) -> Result<(), Failure> {
 /// Whether a GPU's logits are the same however tokens are batched, and near the CPU's.
 #[cfg(feature = "webgpu")]
 fn check_sessions(model: &ruvllm::Model, adapter: usize) -> Result<String, Failure> {
-    use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
-    use ruvllm::kv::KvType;
+    use ruvllm::KvType;
+    use ruvllm::engine::EngineOptions;
     use ruvllm::model::Device;
+    use ruvllm::{Engine, SessionOptions};
     let on = |device| {
         let options = EngineOptions {
             device: Some(device),

@@ -3,8 +3,9 @@
 use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, engine};
 use crate::io::{Failure, file_or_pipe, print, read_text};
 use clap::ValueEnum;
-use ruvllm::embed::Embedder;
-use ruvllm::engine::{EngineOptions, SessionOptions};
+use ruvllm::Embedder;
+use ruvllm::SessionOptions;
+use ruvllm::engine::EngineOptions;
 use ruvllm::model::Pooling;
 use serde_json::json;
 use std::fmt::Write;

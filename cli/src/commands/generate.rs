@@ -8,10 +8,11 @@ use crate::io::{
     Failure, file_or_pipe, measured, milliseconds, note, on_interrupt, paint, per_second, print,
     print_json, read_text, reason_name, unescape, unix_time, without_last_newline,
 };
-use ruvllm::decode::{Speculation, StopReason};
-use ruvllm::sample::Sampler;
-use ruvllm::session::Session;
-use ruvllm::tokenizer::Tokenizer;
+use ruvllm::Sampler;
+use ruvllm::Session;
+use ruvllm::StopReason;
+use ruvllm::Tokenizer;
+use ruvllm::decode::Speculation;
 use serde_json::json;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;

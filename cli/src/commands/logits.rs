@@ -2,13 +2,14 @@
 
 use crate::flags::{ModelArgs, PlacementArgs, SessionArgs, no_tokenizer, session};
 use crate::io::{Failure, Progress, TokenIds};
-use ruvllm::compute::TokenKind;
-use ruvllm::engine::{CancelToken, Engine, Outputs, SessionOptions, Slot};
-use ruvllm::gguf::NewFile;
-use ruvllm::kv::KvType;
-use ruvllm::lora::Adapter;
+use ruvllm::KvType;
 #[cfg(feature = "vision")]
-use ruvllm::model::Model;
+use ruvllm::Model;
+use ruvllm::compute::TokenKind;
+use ruvllm::engine::{Outputs, Slot};
+use ruvllm::gguf::NewFile;
+use ruvllm::lora::Adapter;
+use ruvllm::{CancelToken, Engine, SessionOptions};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};

@@ -2,8 +2,8 @@
 
 use crate::flags::{LoraArgs, ModelArgs, OverwriteArg, PlacementArgs, ThreadsArg};
 use crate::io::{Failure, Progress, note, on_interrupt, size};
+use ruvllm::Model;
 use ruvllm::lora::Adapter;
-use ruvllm::model::Model;
 use ruvllm::quant::{DType, FORMATS};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use crate::io::{
     Failure, Progress, file_or_pipe, milliseconds, note, print, print_json, read, read_text,
     without_last_newline,
 };
-use ruvllm::kv::KvType;
+use ruvllm::KvType;
 use serde_json::json;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};

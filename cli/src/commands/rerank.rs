@@ -2,8 +2,9 @@
 
 use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, engine};
 use crate::io::{Failure, file_or_pipe, print, read_text};
-use ruvllm::embed::Reranker;
-use ruvllm::engine::{EngineOptions, SessionOptions};
+use ruvllm::Reranker;
+use ruvllm::SessionOptions;
+use ruvllm::engine::EngineOptions;
 use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;

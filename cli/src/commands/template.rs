@@ -3,8 +3,8 @@
 use crate::flags::ModelArgs;
 use crate::flags::template::{Renderer, TemplateArgs, bos_text, eos_text};
 use crate::io::{Failure, json_object, note, print, read_json};
+use ruvllm::Tokenizer;
 use ruvllm::chat::{ChatInputs, LocalTime};
-use ruvllm::tokenizer::Tokenizer;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\

@@ -4,9 +4,10 @@
 use crate::flags::template::{Renderer, TemplateArgs, bos_text, eos_text};
 use crate::flags::{ModelArgs, OverwriteArg, PlacementArgs, ThreadsArg, no_tokenizer};
 use crate::io::{Failure, Progress, file_or_pipe, name, note, on_interrupt, print, read_text};
-use ruvllm::engine::{Engine, EngineOptions};
-use ruvllm::model::Model;
-use ruvllm::tokenizer::Tokenizer;
+use ruvllm::Engine;
+use ruvllm::Model;
+use ruvllm::Tokenizer;
+use ruvllm::engine::EngineOptions;
 use ruvllm_learn::bench::Estimate;
 use ruvllm_learn::sona::{FolderOptions, SonaFolder};
 use ruvllm_learn::train::{Example, Loss, Schedule, TargetSet, TrainOptions, TrainReport, Trainer};

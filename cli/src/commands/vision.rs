@@ -2,7 +2,7 @@
 
 use crate::flags::{ImageArgs, ModelArgs, PlacementArgs, SessionArgs, parts, session};
 use crate::io::Failure;
-use ruvllm::kv::KvType;
+use ruvllm::KvType;
 use ruvllm::session::EncodedPrompt;
 use ruvllm::vision::LayoutPart;
 use serde_json::{Value, json};

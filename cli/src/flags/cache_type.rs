@@ -1,8 +1,9 @@
 //! Flags of the precision of keys and values.
 
 use clap::Args;
-use ruvllm::engine::SessionOptions;
-use ruvllm::kv::{KvTiers, KvType};
+use ruvllm::KvType;
+use ruvllm::SessionOptions;
+use ruvllm::kv::KvTiers;
 
 /// Precision of keys and values.
 #[derive(Args)]

@@ -1,8 +1,10 @@
 //! The engine of a model: the CPU computes where the GPU cannot.
 
 use crate::io::{Failure, note, size};
-use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
-use ruvllm::model::{Device, Model};
+use ruvllm::Model;
+use ruvllm::engine::EngineOptions;
+use ruvllm::model::Device;
+use ruvllm::{Engine, SessionOptions};
 use std::num::NonZeroUsize;
 
 /// An engine for `model` and sessions whose adapters learn or do not. The CPU computes, with a

@@ -6,8 +6,9 @@ use super::session::SessionArgs;
 use crate::io::note;
 use crate::io::{Failure, picture};
 use clap::Args;
-use ruvllm::model::Model;
-use ruvllm::session::{Part, Session};
+use ruvllm::Model;
+use ruvllm::Session;
+use ruvllm::session::Part;
 use ruvllm::vision::{Image, ImageOptions, Projector};
 use std::path::{Path, PathBuf};
 

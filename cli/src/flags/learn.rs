@@ -1,8 +1,8 @@
 //! Flags of learning while running, and what is learnt by them.
 
 use crate::io::{Failure, note, paint, read_text, unix_time};
-use ruvllm::engine::Engine;
-use ruvllm::session::Session;
+use ruvllm::Engine;
+use ruvllm::Session;
 use ruvllm_learn::sona::{Background, JUDGED, Sona, SonaBuilder, SonaError, Trajectory};
 use ruvllm_learn::{LearnError, Learning as _};
 use std::path::{Path, PathBuf};

@@ -2,9 +2,9 @@
 
 use crate::io::Failure;
 use clap::Args;
-use ruvllm::AdapterError;
+use ruvllm::Model;
 use ruvllm::lora::Adapter;
-use ruvllm::model::Model;
+use ruvllm::lora::AdapterError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -8,11 +8,12 @@ use crate::io::{Failure, Progress, parse_size};
 use crate::quantize::file_type;
 use clap::Args;
 use clap::builder::BoolishValueParser;
+use ruvllm::Model;
+use ruvllm::Tokenizer;
 use ruvllm::arch::Arch;
 use ruvllm::gguf::{Gguf, Header, Value as MetadataValue};
-use ruvllm::model::{Device, Model, OpenOptions, OpenStage, WeightPlacement};
+use ruvllm::model::{Device, OpenOptions, OpenStage, WeightPlacement};
 use ruvllm::quant::FileType;
-use ruvllm::tokenizer::Tokenizer;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 

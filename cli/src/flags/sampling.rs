@@ -3,9 +3,11 @@
 use crate::io::{Failure, unescape};
 use clap::{ArgAction, Args};
 use ruvllm::Model;
+use ruvllm::Sampler;
+use ruvllm::SamplerOptions;
+use ruvllm::Tokenizer;
 use ruvllm::gguf::Metadata;
-use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, TokenMask, breaker_sequences};
-use ruvllm::tokenizer::Tokenizer;
+use ruvllm::sample::{Mirostat, TokenMask, breaker_sequences};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// How tokens are chosen. Defaults in brackets give way to what the model file recommends
@@ -264,18 +266,19 @@ impl SamplingArgs {
             .seed
             .0
             .unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 32);
-        self.builder(metadata, tokenizer)?
-            .seed(seed)
-            .build()
-            .map_err(|error| Failure::Usage(error.to_string()))
+        let options = SamplerOptions {
+            seed: Some(seed),
+            ..self.options(metadata, tokenizer)?
+        };
+        Sampler::new(options).map_err(|error| Failure::Usage(error.to_string()))
     }
 
     /// Its parameters for a model, without a seed.
-    pub(crate) fn builder(
+    pub(crate) fn options(
         &self,
         metadata: &Metadata,
         tokenizer: &Tokenizer,
-    ) -> Result<SamplerBuilder, Failure> {
+    ) -> Result<SamplerOptions, Failure> {
         let recommended = |key: &str| metadata.opt_f32(&format!("general.sampling.{key}"));
         let recommended_int = |key: &str| metadata.opt_i32(&format!("general.sampling.{key}"));
 
@@ -295,51 +298,48 @@ impl SamplingArgs {
             .filter(|_| self.ignore_eos)
             .map(|id| (id, f32::NEG_INFINITY));
         let temperature = self.temp.or(recommended("temp")?).unwrap_or(0.8);
-        let mut builder = Sampler::builder()
-            .temperature(if temperature < 0.0 { 0.0 } else { temperature })
-            .top_k(
-                usize::try_from(self.top_k.or(recommended_int("top_k")?).unwrap_or(40))
-                    .unwrap_or(0),
-            )
-            .top_p(self.top_p.or(recommended("top_p")?).unwrap_or(0.95))
-            .min_p(self.min_p.or(recommended("min_p")?).unwrap_or(0.05))
-            .typical(self.typical)
-            .top_n_sigma(self.top_nsigma)
-            .repeat_last_n(
-                self.repeat_last_n
-                    .or(recommended_int("penalty_last_n")?)
-                    .unwrap_or(64),
-            )
-            .repeat_penalty(
-                self.repeat_penalty
-                    .or(recommended("penalty_repeat")?)
-                    .unwrap_or(1.0),
-            )
-            .presence_penalty(self.presence_penalty)
-            .frequency_penalty(self.frequency_penalty)
-            .dry_multiplier(self.dry_multiplier)
-            .dry_base(self.dry_base)
-            .dry_allowed_length(self.dry_allowed_length)
-            .dry_penalty_last_n(self.dry_penalty_last_n)
-            .xtc_probability(self.xtc_probability)
-            .xtc_threshold(self.xtc_threshold)
-            .dynatemp_range(self.dynatemp_range)
-            .dynatemp_exponent(self.dynatemp_exp)
-            .mirostat(match self.mirostat {
+        Ok(SamplerOptions {
+            temperature: if temperature < 0.0 { 0.0 } else { temperature },
+            top_k: usize::try_from(self.top_k.or(recommended_int("top_k")?).unwrap_or(40))
+                .unwrap_or(0),
+            top_p: self.top_p.or(recommended("top_p")?).unwrap_or(0.95),
+            min_p: self.min_p.or(recommended("min_p")?).unwrap_or(0.05),
+            typical: self.typical,
+            top_n_sigma: self.top_nsigma,
+            repeat_last_n: self
+                .repeat_last_n
+                .or(recommended_int("penalty_last_n")?)
+                .unwrap_or(64),
+            repeat_penalty: self
+                .repeat_penalty
+                .or(recommended("penalty_repeat")?)
+                .unwrap_or(1.0),
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            dry_multiplier: self.dry_multiplier,
+            dry_base: self.dry_base,
+            dry_allowed_length: self.dry_allowed_length,
+            dry_penalty_last_n: self.dry_penalty_last_n,
+            xtc_probability: self.xtc_probability,
+            xtc_threshold: self.xtc_threshold,
+            dynatemp_range: self.dynatemp_range,
+            dynatemp_exponent: self.dynatemp_exp,
+            mirostat: match self.mirostat {
                 0 => Mirostat::Off,
                 1 => Mirostat::V1,
                 _ => Mirostat::V2,
-            })
-            .mirostat_tau(self.mirostat_ent)
-            .mirostat_eta(self.mirostat_lr)
-            .logit_bias(bias.chain(never).collect::<Vec<_>>());
-        if self.dry_multiplier != 0.0 {
-            builder = builder.dry_sequence_breakers(self.breakers(tokenizer).1);
-        }
-        if let Some(names) = &self.samplers {
-            builder = builder.samplers(names.as_str());
-        }
-        Ok(builder)
+            },
+            mirostat_tau: self.mirostat_ent,
+            mirostat_eta: self.mirostat_lr,
+            logit_bias: bias.chain(never).collect(),
+            dry_sequence_breakers: if self.dry_multiplier == 0.0 {
+                Vec::new()
+            } else {
+                self.breakers(tokenizer).1
+            },
+            samplers: self.samplers.clone(),
+            seed: None,
+        })
     }
 
     /// The texts that break a repetition for DRY, and their tokens.

@@ -6,13 +6,13 @@ use super::lora::LoraArgs;
 use super::threads::ThreadsArg;
 use crate::io::{Failure, note, size};
 use clap::Args;
+use ruvllm::KvType;
+use ruvllm::Model;
+use ruvllm::Session;
 use ruvllm::SystemMemory;
-use ruvllm::engine::{
-    CacheMode, Engine, EngineOptions, PlanOptions, SessionOptions, SharedThreads,
-};
-use ruvllm::kv::KvType;
-use ruvllm::model::Model;
-use ruvllm::session::{Profile, Session};
+use ruvllm::engine::{CacheMode, EngineOptions, PlanOptions, SharedThreads};
+use ruvllm::session::Profile;
+use ruvllm::{Engine, SessionOptions};
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

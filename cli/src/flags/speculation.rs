@@ -4,14 +4,13 @@ use super::model::{PlacementArgs, open};
 use super::session::SessionArgs;
 use crate::io::{Failure, measured, milliseconds};
 use clap::ValueEnum;
-use ruvllm::decode::{
-    DraftStats, Drafter, Generation, ModelDrafter, MtpDrafter, NgramDrafter, Speculation,
-};
-use ruvllm::engine::{Engine, SessionOptions};
+use ruvllm::Generation;
+use ruvllm::Model;
+use ruvllm::Sampler;
+use ruvllm::Session;
+use ruvllm::decode::{DraftStats, Drafter, ModelDrafter, MtpDrafter, NgramDrafter, Speculation};
 use ruvllm::gguf::Gguf;
-use ruvllm::model::Model;
-use ruvllm::sample::Sampler;
-use ruvllm::session::Session;
+use ruvllm::{Engine, SessionOptions};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 

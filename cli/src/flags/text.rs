@@ -6,10 +6,10 @@ use super::session::SessionArgs;
 use super::speculation::SpeculationArgs;
 use crate::io::{Failure, Progress};
 use clap::builder::BoolishValueParser;
-use ruvllm::engine::SessionOptions;
-use ruvllm::kv::KvType;
-use ruvllm::model::Model;
-use ruvllm::session::Session;
+use ruvllm::KvType;
+use ruvllm::Model;
+use ruvllm::Session;
+use ruvllm::SessionOptions;
 use ruvllm_learn::Learning as _;
 use ruvllm_learn::sona::pooled_layer;
 

@@ -4,11 +4,12 @@
 use super::failure::Failure;
 use super::json::read_json;
 use super::terminal::{note, paint, printable};
-use ruvllm::KeptError;
+use ruvllm::Session;
 use ruvllm::chat::Message;
 use ruvllm::gguf::NewFile;
+use ruvllm::session::KeptError;
 pub(crate) use ruvllm::session::SessionName;
-use ruvllm::session::{KeptSession, KeptSessions, Session};
+use ruvllm::session::{KeptSession, KeptSessions};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};

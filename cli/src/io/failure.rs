@@ -1,7 +1,9 @@
 //! Why a subcommand did not end well, and its exit code.
 
 use super::terminal::{color, note, notes_are_told, printable};
-use ruvllm::{DecodeError, GgufError, SessionError};
+use ruvllm::SessionError;
+use ruvllm::decode::DecodeError;
+use ruvllm::gguf::GgufError;
 use ruvllm_learn::LearnError;
 use ruvllm_learn::sona::SonaError;
 use std::any::Any;
@@ -145,7 +147,7 @@ fn is_cancelled(error: &dyn Any) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ruvllm::GradientError;
+    use ruvllm::session::GradientError;
 
     #[test]
     fn what_was_cancelled_is_interrupted() {

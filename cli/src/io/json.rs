@@ -4,7 +4,7 @@
 use super::failure::Failure;
 #[cfg(feature = "chat")]
 use super::input::{name, read};
-use ruvllm::decode::StopReason;
+use ruvllm::StopReason;
 #[cfg(feature = "chat")]
 use std::path::Path;
 

@@ -5,9 +5,9 @@
 
 use super::terminal::note;
 use super::time::{milliseconds, unix_time};
-use ruvllm::engine::Engine;
+use ruvllm::Engine;
+use ruvllm::Model;
 use ruvllm::gguf::NewFile;
-use ruvllm::model::Model;
 use serde_json::{Map, Value, json};
 use std::ffi::OsString;
 use std::fs::{self, File};

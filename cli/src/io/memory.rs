@@ -1,9 +1,10 @@
 //! What a model takes of this machine's memory, as `inspect` and `doctor` tell it.
 
 use super::size::size;
-use ruvllm::engine::{CacheMode, MemoryPlan, PlanOptions, Recommendation, SessionOptions};
+use ruvllm::Model;
+use ruvllm::SessionOptions;
+use ruvllm::engine::{CacheMode, MemoryPlan, PlanOptions, Recommendation};
 use ruvllm::lora::Adapter;
-use ruvllm::model::Model;
 use ruvllm::{SessionError, SystemMemory};
 use ruvllm_learn::LearnerOptions;
 use serde_json::{Map, Value, json};

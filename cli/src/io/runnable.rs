@@ -1,8 +1,8 @@
 //! Whether this build can run a model, as far as its header tells.
 
+use ruvllm::Tokenizer;
 use ruvllm::gguf::Header;
 use ruvllm::model::Hparams;
-use ruvllm::tokenizer::Tokenizer;
 use std::fmt::Display;
 
 /// Why this build cannot run a model with this header and what it tells, as far as that shows.

@@ -5,7 +5,7 @@
 //! https, unless the user named another.
 
 use crate::io::{Failure, note};
-use ruvllm::GgufError;
+use ruvllm::gguf::GgufError;
 use ruvllm::gguf::Header;
 use serde_json::Value;
 use std::io::{self, Read};

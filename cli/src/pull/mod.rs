@@ -13,10 +13,10 @@ use crate::io::runnable::obstacle;
 use crate::io::{Failure, Progress, note, size};
 pub(crate) use cache::{Cache, Cached};
 use hub::{Hub, HubFile, Listing};
+use ruvllm::Tokenizer;
 use ruvllm::engine::{MemoryPlan, PlanOptions};
 use ruvllm::gguf::Header;
 use ruvllm::model::Hparams;
-use ruvllm::tokenizer::Tokenizer;
 use std::path::PathBuf;
 use std::str::FromStr;
 

@@ -1,7 +1,7 @@
 //! A converter of rows with a bar and an eye on Ctrl-C: what `quantize` and `convert` share.
 
 use crate::io::{Failure, Progress, on_interrupt};
-use ruvllm::GgufError;
+use ruvllm::gguf::GgufError;
 use ruvllm::quant::{Converter, RowError};
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -20,19 +20,20 @@ use crate::flags::template::{Renderer, bos_text, eos_text, transcript_note};
 use crate::flags::{ModelArgs, SessionArgs, adapter_failure, no_tokenizer};
 use crate::io::{Failure, measured, note, unix_time};
 use axum::http::StatusCode;
+use ruvllm::KvType;
+use ruvllm::SamplerOptions;
+use ruvllm::Tokenizer;
 use ruvllm::chat::LocalTime;
 use ruvllm::chat::tools::ToolFormat;
 use ruvllm::decode::Speculation;
-use ruvllm::engine::{
-    CacheMode, Engine, MemoryPlan, PrefixOptions, Reuse, SessionOptions, SharedThreads,
-};
+use ruvllm::engine::{CacheMode, MemoryPlan, PrefixOptions, Reuse, SharedThreads};
 use ruvllm::grammar::TokenTrie;
-use ruvllm::kv::KvType;
 use ruvllm::lora::AdapterRegistry;
-use ruvllm::sample::{SamplerBuilder, TokenMask};
+use ruvllm::sample::TokenMask;
+use ruvllm::scheduler::ScheduleError;
 use ruvllm::scheduler::{ScheduleOptions, Scheduler};
-use ruvllm::tokenizer::Tokenizer;
-use ruvllm::{Error, Model, ScheduleError};
+use ruvllm::{Engine, SessionOptions};
+use ruvllm::{Error, Model};
 use ruvllm_learn::sona::pooled_layer;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
@@ -86,7 +87,7 @@ pub(super) struct App {
     pub(super) eos: String,
     /// Strings that end any answer.
     pub(super) stop: Vec<String>,
-    pub(super) sampling: SamplerBuilder,
+    pub(super) sampling: SamplerOptions,
     /// Texts across which DRY sees no repetition, and their tokens.
     pub(super) breakers: (Vec<String>, Vec<Vec<u32>>),
     pub(super) mask: Option<Box<dyn TokenMask>>,
@@ -385,7 +386,7 @@ impl App {
         let file_name = purpose.model.file_name().to_string_lossy().into_owned();
         Ok(App {
             learners: Vec::new(),
-            sampling: args.sampling.builder(model.gguf().metadata(), &tokenizer)?,
+            sampling: args.sampling.options(model.gguf().metadata(), &tokenizer)?,
             breakers: args.sampling.breakers(&tokenizer),
             mask: args.sampling.mask(&model)?,
             seed: args.sampling.given_seed(),

@@ -1,7 +1,7 @@
 //! Work that takes longer than a moment, on threads for it.
 
 use super::http::error::ApiError;
-use ruvllm::engine::CancelToken;
+use ruvllm::CancelToken;
 
 /// Threads for what takes longer than a moment.
 pub(super) const MAX_BLOCKING: usize = 32;

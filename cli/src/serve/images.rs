@@ -7,11 +7,11 @@ use super::http::remote::ImageHosts;
 use crate::flags::ModelArgs;
 use crate::flags::template::{ImageTemplate, Renderer, parts};
 use crate::io::Failure;
+use ruvllm::Model;
 use ruvllm::SessionError;
-use ruvllm::engine::{CancelToken, Engine};
-use ruvllm::model::Model;
 use ruvllm::session::{EncodedPrompt, Part, PartsError};
 use ruvllm::vision::ImageOptions;
+use ruvllm::{CancelToken, Engine};
 use std::ops::Range;
 
 /// Most tokens of an image of which few are enough (`"detail": "low"`).

@@ -4,7 +4,7 @@ use super::args::ServerArgs;
 use super::auth::name_of;
 use super::http::error::ApiError;
 use crate::io::Failure;
-use ruvllm::engine::Engine;
+use ruvllm::Engine;
 use ruvllm::lora::Adapter;
 use ruvllm_learn::sona::{Background, Sona};
 use std::path::Path;

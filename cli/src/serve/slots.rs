@@ -1,7 +1,7 @@
 //! Texts of slots: what the last request that named a slot had read and written, for whoever saves
 //! it. A slot holds no place in the scheduler; keys and values are in the prefix cache.
 
-use ruvllm::engine::SessionOptions;
+use ruvllm::SessionOptions;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -3,10 +3,11 @@
 
 use super::Server;
 use super::load::Rng;
-use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
+use ruvllm::engine::EngineOptions;
 use ruvllm::gguf::{Array, Gguf, Writer};
 use ruvllm::quant::FileType;
-use ruvllm::{Model, Sampler};
+use ruvllm::{Engine, SessionOptions};
+use ruvllm::{Model, Sampler, SamplerOptions};
 use ruvllm_benches::{Shape, synthetic_with_tokens};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -51,11 +52,12 @@ fn library(engine: &Engine, prompt: &str, n: usize) -> Times {
         .unwrap()
         .eog()
         .map(|id| (id, f32::NEG_INFINITY));
-    let mut sampler = Sampler::builder()
-        .temperature(0.0)
-        .logit_bias(eog)
-        .build()
-        .unwrap();
+    let mut sampler = Sampler::new(SamplerOptions {
+        temperature: 0.0,
+        logit_bias: eog.into_iter().collect(),
+        ..Default::default()
+    })
+    .unwrap();
     let pieces = session
         .generate(prompt, &mut sampler)
         .unwrap()

@@ -7,8 +7,8 @@ use crate::learn::teacher::Teacher;
 use crate::learn::{
     Experts, HeadLearner, LearnError, Learner, LearnerOptions, Slices, TrainingSignal,
 };
+use ruvllm::Model;
 use ruvllm::arch::Arch;
-use ruvllm::model::Model;
 
 /// What an adapter learns from.
 #[derive(Clone, Copy, PartialEq)]

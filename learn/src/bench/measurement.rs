@@ -9,10 +9,12 @@ use crate::clock::Timer;
 use crate::learn::teacher::{Teacher, head_rows};
 use crate::learn::windows::{window, windows};
 use crate::learn::{HeadRows, LearnError, Learner, Learning, UPDATE_TOKENS};
+use ruvllm::Model;
 use ruvllm::Session;
 use ruvllm::arch::Arch;
-use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
-use ruvllm::model::{LogitTransform, Model};
+use ruvllm::engine::EngineOptions;
+use ruvllm::model::LogitTransform;
+use ruvllm::{Engine, SessionOptions};
 use std::ops::Range;
 
 /// One chunk in this many times a prefill, with which costs are compared.

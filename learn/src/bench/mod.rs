@@ -12,8 +12,9 @@ mod truncation;
 
 use crate::learn::{LearnError, LearnerOptions, softmax};
 use measurement::Measurement;
+use ruvllm::Model;
 use ruvllm::arch::Arch;
-use ruvllm::model::{LogitTransform, Model};
+use ruvllm::model::LogitTransform;
 use std::num::NonZeroUsize;
 
 pub use estimate::Estimate;

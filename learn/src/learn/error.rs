@@ -1,9 +1,9 @@
 //! Failures of learning and training.
 
-use ruvllm::GradientError;
 use ruvllm::SessionError;
 use ruvllm::gguf::GgufError;
 use ruvllm::lora::AdapterError;
+use ruvllm::session::GradientError;
 
 /// Why learning, or a file of what was learnt, was refused.
 #[derive(Debug, thiserror::Error)]

@@ -8,10 +8,11 @@ use crate::learn::moments::{SLOTS, softmax};
 use crate::learn::optimiser::{HeadLearner, Rates};
 use crate::learn::slices::Slices;
 use crate::learn::topics::{Counts, TopicStatus};
+use ruvllm::Model;
 use ruvllm::arch::Arch;
 use ruvllm::compute::{OutputRows, TokenKind};
 use ruvllm::lora::{Adapter, Term};
-use ruvllm::model::{Hparams, Model};
+use ruvllm::model::Hparams;
 
 /// Limits and rates of a [`Learner`]. `..Default::default()` sets the remaining fields.
 #[derive(Clone, Debug, PartialEq)]

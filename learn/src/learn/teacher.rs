@@ -4,8 +4,8 @@ use crate::learn::moments::SLOTS;
 use crate::learn::optimiser::ErrorFactors;
 use crate::learn::slices::Slices;
 use crate::learn::{HeadLearner, HeadRows, Ranks, TrainingSignal};
+use ruvllm::Engine;
 use ruvllm::SessionError;
-use ruvllm::engine::Engine;
 
 /// Number of partial sums into which products with rows of the head are split: fixed, so that
 /// results do not depend on the number of threads.

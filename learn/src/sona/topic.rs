@@ -3,8 +3,9 @@
 use crate::learn::Learner;
 use crate::sona::SonaError;
 use ruvllm::compute::TokenKind;
-use ruvllm::engine::{CancelToken, Engine, Outputs, SessionOptions, Slot};
+use ruvllm::engine::{Outputs, Slot};
 use ruvllm::session::log_sum;
+use ruvllm::{CancelToken, Engine, SessionOptions};
 
 /// A sample of one in so many tokens of a prompt chooses its topic, and how many tokens it has at
 /// least and at most.

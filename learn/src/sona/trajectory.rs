@@ -1,7 +1,7 @@
 //! What is recorded of a request.
 
 use crate::sona::record::{Decoder, Encoder};
-use ruvllm::model::Model;
+use ruvllm::Model;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub struct Trajectory {
 
 /// The layer after which hidden states are pooled for [`Trajectory::query_embedding`] and
 /// [`Trajectory::response_embedding`], see
-/// [`SessionOptions::pooled_layer`](ruvllm::engine::SessionOptions::pooled_layer): the middle one;
+/// [`SessionOptions::pooled_layer`](ruvllm::SessionOptions::pooled_layer): the middle one;
 /// `docs/lab/learning.md` compares layers. `None` for a model of one layer.
 pub fn pooled_layer(model: &Model) -> Option<usize> {
     let n_layer = model.hparams().n_layer;

@@ -1,7 +1,7 @@
 //! Options of training.
 
 use crate::learn::LearnError;
-use ruvllm::model::TargetModule;
+use ruvllm::lora::TargetModule;
 use std::f64::consts::PI;
 
 /// Which matrices an adapter changes.

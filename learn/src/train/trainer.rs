@@ -7,14 +7,14 @@ use crate::train::flat::flat;
 use crate::train::preference::{Examples, Preferences};
 use crate::train::replay::Replay;
 use crate::train::{Example, Loss, TrainOptions};
-use ruvllm::KvError;
+use ruvllm::Engine;
 use ruvllm::Session;
 use ruvllm::SessionError;
 use ruvllm::engine::AdapterId;
-use ruvllm::engine::Engine;
-use ruvllm::engine::{CancelToken, SessionOptions};
+use ruvllm::kv::KvError;
 use ruvllm::kv::hash::{SEED, mix};
 use ruvllm::lora::{Adam, Adapter, Gradients, Optimiser};
+use ruvllm::{CancelToken, SessionOptions};
 use std::sync::Arc;
 
 /// Longest context that is chosen without being asked for.

@@ -3,12 +3,12 @@
 use crate::common::long;
 use crate::run::{Pass, session_on};
 use crate::tiny::{N_VOCAB, Tiny};
-use ruvllm::engine::SessionOptions;
+use ruvllm::Model;
+use ruvllm::Session;
+use ruvllm::SessionOptions;
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::Adapter;
-use ruvllm::model::Model;
 use ruvllm::quant::DType;
-use ruvllm::session::Session;
 use ruvllm_learn::LearnError;
 use ruvllm_learn::bench::{Contender, LearningOptions, learning};
 use ruvllm_learn::{Learner, LearnerOptions, Learning, Losses};

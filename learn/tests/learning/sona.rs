@@ -2,12 +2,13 @@
 
 use crate::common::long;
 use crate::tiny::{N_VOCAB, Tiny};
+use ruvllm::Model;
+use ruvllm::Session;
 use ruvllm::compute::TokenKind;
-use ruvllm::engine::{CancelToken, Engine, EngineOptions, Outputs, Sequence, SessionOptions, Slot};
+use ruvllm::engine::{EngineOptions, Outputs, Sequence, Slot};
 use ruvllm::lora::Adapter;
-use ruvllm::model::Model;
 use ruvllm::quant::DType;
-use ruvllm::session::Session;
+use ruvllm::{CancelToken, Engine, SessionOptions};
 use ruvllm_learn::sona::SonaError;
 use ruvllm_learn::sona::{EventKind, FolderOptions, Sona, SonaBuilder, SonaFolder, Trajectory};
 use ruvllm_learn::{Learner, LearnerOptions, Learning, Losses};
@@ -1382,10 +1383,10 @@ fn streams_in_turns() {
 /// sessions and schedules.
 #[test]
 fn hidden_states_are_pooled() {
-    use ruvllm::Sampler;
+    use ruvllm::SessionOptions;
     use ruvllm::compute::{EvalCallback, HookPoint, PooledStates};
-    use ruvllm::engine::SessionOptions;
     use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
+    use ruvllm::{Sampler, SamplerOptions};
     use ruvllm_learn::sona::pooled_layer;
     /// Rows of the residual stream after a layer.
     struct Rows(usize, Vec<f32>);
@@ -1414,7 +1415,13 @@ fn hidden_states_are_pooled() {
         .unwrap()
         .encode_prompt("The gauge at Ossen Weir reads 1.84 m and is rising.");
     let (layer, n) = (pooled_layer(&model).unwrap(), model.hparams().n_embd);
-    let greedy = || Sampler::builder().temperature(0.0).build().unwrap();
+    let greedy = || {
+        Sampler::new(SamplerOptions {
+            temperature: 0.0,
+            ..Default::default()
+        })
+        .unwrap()
+    };
     // `exact`: prompts have the arithmetic of generated tokens, so that one pass can tell what all
     // of them should be.
     let options = |n_batch: usize| SessionOptions {
@@ -1629,7 +1636,7 @@ fn a_thousand_requests_beside_eight_sequences() {
 #[test]
 #[ignore = "measures"]
 fn layers_of_pooled_states() {
-    use ruvllm::engine::SessionOptions;
+    use ruvllm::SessionOptions;
     const REQUEST: usize = 128;
     let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let model = Model::open(root.join("models/ruvllm-rust-6m-q8_0.gguf")).unwrap();
@@ -1885,7 +1892,7 @@ fn shipped() -> (Engine, impl Fn(&str) -> Vec<u32>) {
 #[test]
 #[ignore = "measures"]
 fn options_by_use() {
-    use ruvllm::engine::SessionOptions;
+    use ruvllm::SessionOptions;
     use ruvllm_learn::Learner;
     const REQUEST: usize = 128;
     const STREAM: usize = 8000;

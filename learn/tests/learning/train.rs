@@ -1,9 +1,9 @@
 //! Training adapters: what is learnt, interruptions, refusals.
 
 use crate::tiny::Tiny;
+use ruvllm::Model;
 use ruvllm::gguf::Gguf;
 use ruvllm::lora::Adapter;
-use ruvllm::model::Model;
 use ruvllm::quant::DType;
 use ruvllm_learn::LearnError;
 use ruvllm_learn::train::{Example, Loss, Schedule, TargetSet, TrainOptions, Trainer};
@@ -677,7 +677,8 @@ fn pytorch_has_the_same_losses_with_consolidation() {
 #[test]
 #[ignore = "measures"]
 fn speed() {
-    use ruvllm::engine::{Engine, EngineOptions};
+    use ruvllm::Engine;
+    use ruvllm::engine::EngineOptions;
     use ruvllm::quant::FileType;
     use ruvllm_benches::{Shape, synthetic};
     let large = |name: &str| {

@@ -114,7 +114,7 @@ pub trait Drafter: Debug + Send + Sync {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let model = ruvllm::Model::open("models/ruvllm-rust-6m-q8_0.gguf")?;
 /// let mut session = model.session()?;
-/// let mut sampler = ruvllm::Sampler::builder().temperature(0.0).build()?;
+/// let mut sampler = ruvllm::Sampler::new(ruvllm::SamplerOptions { temperature: 0.0, ..Default::default() })?;
 /// let generation = session.generate("Ownership is", &mut sampler)?.max_tokens(32);
 /// let text = generation.speculate(Speculation::default()).text()?;
 /// # assert!(!text.is_empty());

@@ -56,7 +56,7 @@ pub enum Activation {
 
 impl Activation {
     /// Whether there is a gate.
-    pub fn is_gated(self) -> bool {
+    pub(crate) fn is_gated(self) -> bool {
         matches!(
             self,
             Activation::SwiGlu

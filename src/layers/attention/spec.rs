@@ -152,12 +152,12 @@ impl AttnSpec {
     }
 
     /// Width of the output of all heads.
-    pub fn n_out(&self) -> usize {
+    pub(crate) fn n_out(&self) -> usize {
         self.n_head * self.head_dim_v
     }
 
     /// Width of the output matrix's input.
-    pub fn n_mixed(&self) -> usize {
+    pub(crate) fn n_mixed(&self) -> usize {
         self.n_head
             * self
                 .latent
@@ -165,7 +165,7 @@ impl AttnSpec {
     }
 
     /// Width of the gate's product.
-    pub fn n_gate(&self) -> usize {
+    pub(crate) fn n_gate(&self) -> usize {
         match (self.gated, self.gate_by_head) {
             (false, _) => 0,
             (true, true) => self.n_head,
@@ -204,7 +204,7 @@ pub struct Temperature {
 
 impl Temperature {
     /// The factor at a position.
-    pub fn at(self, position: usize) -> f32 {
+    pub(crate) fn at(self, position: usize) -> f32 {
         1.0 + self.scale * (1.0 + ((position + self.offset) / self.length) as f32).ln()
     }
 }

@@ -36,7 +36,7 @@ pub struct DeltaSpec {
 
 impl DeltaSpec {
     /// The convolution of queries, keys and values.
-    pub fn conv(&self) -> ConvSpec {
+    pub(crate) fn conv(&self) -> ConvSpec {
         ConvSpec {
             n_channel: 2 * self.n_head_k * self.head_dim_k + self.n_out(),
             n_tap: self.n_tap,
@@ -44,12 +44,12 @@ impl DeltaSpec {
     }
 
     /// Width of the output of all heads.
-    pub fn n_out(&self) -> usize {
+    pub(crate) fn n_out(&self) -> usize {
         self.n_head * self.head_dim_v
     }
 
     /// Rates at which the heads forget.
-    pub fn n_rate(&self) -> usize {
+    pub(crate) fn n_rate(&self) -> usize {
         if self.by_channel {
             self.n_head * self.head_dim_k
         } else {

@@ -118,7 +118,7 @@ impl LayerSpec {
     }
 
     /// Its attention to compressed blocks, if it has one.
-    pub fn compressed(&self) -> Option<&CompressedSpec> {
+    pub(crate) fn compressed(&self) -> Option<&CompressedSpec> {
         match &self.mixer {
             Mixer::Compressed(spec) => Some(spec),
             _ => None,
@@ -126,7 +126,7 @@ impl LayerSpec {
     }
 
     /// Its recurrent mixer, if it has one.
-    pub fn recurrent(&self) -> Option<&RecurrentSpec> {
+    pub(crate) fn recurrent(&self) -> Option<&RecurrentSpec> {
         match &self.mixer {
             Mixer::Recurrent(spec) | Mixer::Both(_, spec) => Some(spec),
             Mixer::Attention(_) | Mixer::Compressed(_) | Mixer::None => None,
@@ -186,7 +186,7 @@ impl FfnSpec {
     }
 
     /// The mixture of experts, if it has one.
-    pub fn moe(&self) -> Option<&MoeSpec> {
+    pub(crate) fn moe(&self) -> Option<&MoeSpec> {
         match self {
             FfnSpec::Moe(moe) | FfnSpec::Both(_, moe) | FfnSpec::Beside(_, moe, _) => Some(moe),
             FfnSpec::Dense(_) | FfnSpec::None => None,

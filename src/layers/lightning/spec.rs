@@ -15,7 +15,7 @@ pub struct LightningSpec {
 
 impl LightningSpec {
     /// Width of all heads.
-    pub fn n_out(&self) -> usize {
+    pub(crate) fn n_out(&self) -> usize {
         self.n_head * self.head_dim
     }
 

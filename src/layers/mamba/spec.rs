@@ -33,7 +33,7 @@ pub enum MambaNorms {
 
 impl MambaSpec {
     /// The convolution before the state.
-    pub fn conv(&self) -> ConvSpec {
+    pub(crate) fn conv(&self) -> ConvSpec {
         ConvSpec {
             n_channel: self.n_inner,
             n_tap: self.n_tap,

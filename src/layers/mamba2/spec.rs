@@ -22,7 +22,7 @@ pub struct Mamba2Spec {
 
 impl Mamba2Spec {
     /// The convolution before the state.
-    pub fn conv(&self) -> ConvSpec {
+    pub(crate) fn conv(&self) -> ConvSpec {
         ConvSpec {
             n_channel: self.n_inner + 2 * self.n_group * self.n_state,
             n_tap: self.n_tap,

@@ -23,7 +23,7 @@ pub struct NgramSpec {
 
 impl NgramSpec {
     /// Width of all rows of a token.
-    pub fn n_embd(&self) -> usize {
+    pub(crate) fn n_embd(&self) -> usize {
         self.hashes.len() * self.n_row_embd
     }
 

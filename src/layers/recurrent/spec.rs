@@ -32,7 +32,7 @@ pub enum RecurrentSpec {
 
 impl RecurrentSpec {
     /// What it is.
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             RecurrentSpec::ShortConv(_) => "short convolutions",
             RecurrentSpec::Mamba(_) | RecurrentSpec::Mamba2(_) | RecurrentSpec::HeadedMamba(_) => {

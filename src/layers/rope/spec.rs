@@ -82,7 +82,7 @@ pub struct RopeSections {
 
 impl RopeSections {
     /// The axis of a pair: 0 for time, 1 for the row, 2 for the column.
-    pub fn axis(self, pair: usize) -> usize {
+    pub(crate) fn axis(self, pair: usize) -> usize {
         let [time, row, column] = self.n;
         if self.interleaved {
             let axis = pair % 3;

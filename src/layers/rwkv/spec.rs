@@ -50,7 +50,7 @@ pub enum TimeMixRanks {
 
 impl TimeMixSpec {
     /// Width of all heads.
-    pub fn n_embd(&self) -> usize {
+    pub(crate) fn n_embd(&self) -> usize {
         self.n_head * self.head_dim
     }
 

@@ -15,18 +15,18 @@ pub struct SwitchSpec {
 
 impl SwitchSpec {
     /// Adapters, the empty one included.
-    pub fn n_slot(&self) -> usize {
+    pub(crate) fn n_slot(&self) -> usize {
         self.activate.len() + 1
     }
 
     /// The number of the adapter that a token chooses; 0: none.
-    pub fn chosen_by(&self, token: u32) -> usize {
+    pub(crate) fn chosen_by(&self, token: u32) -> usize {
         let chosen = self.activate.iter().position(|&t| t == token);
         chosen.map_or(0, |i| i + 1)
     }
 
     /// The token whose embedding a token has.
-    pub fn embedded(&self, token: u32) -> u32 {
+    pub(crate) fn embedded(&self, token: u32) -> u32 {
         match self.chosen_by(token) {
             0 => token,
             i => self.substitute[i - 1],

@@ -3,9 +3,9 @@
 use super::sha256::sha256;
 use crate::common::{emulated, long, skipped};
 use crate::run::OnLevel;
+use ruvllm::Model;
+use ruvllm::SessionOptions;
 use ruvllm::arch::Arch;
-use ruvllm::engine::SessionOptions;
-use ruvllm::model::Model;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::Mutex;

@@ -28,10 +28,12 @@ use crate::conformance_logits::open_reference;
 use crate::invariance::Shape;
 use crate::tiny::{Parts, Tiny};
 use compare::{Job, check};
-use ruvllm::engine::SessionOptions;
+use ruvllm::KvType;
+use ruvllm::Model;
+use ruvllm::SessionOptions;
 use ruvllm::gguf::Gguf;
-use ruvllm::kv::{KvTiers, KvType};
-use ruvllm::model::{Model, supported_architectures};
+use ruvllm::kv::KvTiers;
+use ruvllm::model::supported_architectures;
 use ruvllm::quant::{DType, FORMATS};
 use std::path::Path;
 

@@ -2,12 +2,15 @@
 
 use super::compare::{Case, Group, Item};
 use crate::run::{Pass, engine};
-use ruvllm::embed::{Embedder, Reranker};
-use ruvllm::engine::{CacheMode, Engine, EngineOptions, SessionOptions};
+use ruvllm::Model;
+use ruvllm::engine::{CacheMode, EngineOptions};
+use ruvllm::lora::TargetModule;
 use ruvllm::lora::{Adapter, Gradients};
-use ruvllm::model::{Model, TargetModule};
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
-use ruvllm::{GradientError, Sampler, Session, SessionError};
+use ruvllm::session::GradientError;
+use ruvllm::{Embedder, Reranker};
+use ruvllm::{Engine, SessionOptions};
+use ruvllm::{Sampler, SamplerOptions, Session, SessionError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -209,21 +212,27 @@ fn answers_within(case: &Case<'_>, max_itl: Duration) -> String {
     let mut schedule = Schedule::new(&engine, &options).unwrap();
     let all = tokens(case.model, 40, 24);
     let samplers = [
-        Sampler::builder().temperature(0.0).build().unwrap(),
-        Sampler::builder()
-            .temperature(0.9)
-            .seed(3)
-            .repeat_penalty(1.1)
-            .top_p(0.9)
-            .build()
-            .unwrap(),
-        Sampler::builder()
-            .temperature(0.7)
-            .seed(5)
-            .top_k(20)
-            .min_p(0.02)
-            .build()
-            .unwrap(),
+        Sampler::new(SamplerOptions {
+            temperature: 0.0,
+            ..Default::default()
+        })
+        .unwrap(),
+        Sampler::new(SamplerOptions {
+            temperature: 0.9,
+            seed: Some(3),
+            repeat_penalty: 1.1,
+            top_p: 0.9,
+            ..Default::default()
+        })
+        .unwrap(),
+        Sampler::new(SamplerOptions {
+            temperature: 0.7,
+            seed: Some(5),
+            top_k: 20,
+            min_p: 0.02,
+            ..Default::default()
+        })
+        .unwrap(),
     ];
     let mut streams = Vec::new();
     for (sampler, prompt) in samplers.into_iter().zip([&all[..9], &all[..], &all[3..20]]) {

@@ -3,11 +3,12 @@
 
 use crate::run::open;
 use crate::tiny::Parts;
+use ruvllm::Session;
 use ruvllm::decode::{Drafter, MtpDrafter};
-use ruvllm::engine::{CancelToken, Outputs, SessionOptions};
+use ruvllm::engine::Outputs;
 use ruvllm::gguf::{Array, Gguf, StringArray, Value};
 use ruvllm::quant::DType;
-use ruvllm::session::Session;
+use ruvllm::{CancelToken, SessionOptions};
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;

@@ -1,11 +1,14 @@
 //! Models on a level and sessions on engines, as tests make them.
 #![allow(dead_code)] // each test program uses its part
 
+use ruvllm::Model;
+use ruvllm::Session;
 use ruvllm::arch::Arch;
-use ruvllm::engine::{Engine, EngineOptions, SessionOptions};
+use ruvllm::engine::EngineOptions;
 use ruvllm::gguf::Gguf;
-use ruvllm::model::{Model, OpenOptions};
-use ruvllm::{ModelError, Session};
+use ruvllm::model::ModelError;
+use ruvllm::model::OpenOptions;
+use ruvllm::{Engine, SessionOptions};
 use std::num::NonZeroUsize;
 
 /// The level that `RUVLLM_ARCH` names, else the best one.

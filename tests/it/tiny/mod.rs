@@ -1,8 +1,8 @@
 //! Tiny seeded models; those in [`Tiny::ALL`] are the same as those of `tests/reference.py`.
 #![allow(dead_code)] // each test file uses its part
 
+use ruvllm::Model;
 use ruvllm::gguf::{Gguf, Value, Writer};
-use ruvllm::model::Model;
 use ruvllm::quant::{DType, MXFP4_VALUES};
 
 pub(crate) const N_EMBD: usize = 64;

@@ -11,7 +11,7 @@ use crate::io::{Failure, read_regular};
 use clap::Args;
 pub(crate) use images::{ImageTemplate, Pictures, parts};
 pub(crate) use renderer::Renderer;
-use ruvllm::tokenizer::Tokenizer;
+use ruvllm::Tokenizer;
 use std::path::PathBuf;
 
 /// For models that have no template.

@@ -4,7 +4,7 @@
 //! The first frame is the template's source. Its answer, like that to each conversation after it,
 //! is `{"text": …, "adjusted": […]}` or an error.
 
-use ruvllm::ChatError;
+use ruvllm::chat::ChatError;
 use ruvllm::chat::{Adjustment, ChatInputs, Rendered};
 use serde_json::{Map, Value, json};
 use std::io::{self, Read, Write};

@@ -3,9 +3,9 @@
 use super::protocol::{inputs_to_json, outcome_from_json, read_frame, write_frame};
 use super::worker::{COMMAND, memory_limit};
 use crate::io::note;
-use ruvllm::ChatError;
+use ruvllm::Tokenizer;
+use ruvllm::chat::ChatError;
 use ruvllm::chat::{ChatInputs, ChatTemplate, Rendered, render_guarded};
-use ruvllm::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::io::{self, BufReader, BufWriter};
 use std::ops::Range;

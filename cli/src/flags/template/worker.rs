@@ -5,8 +5,8 @@
 
 use super::protocol::{inputs_from_json, outcome_to_json, read_frame, write_frame};
 use crate::io::Failure;
-use ruvllm::ChatError;
 use ruvllm::SystemMemory;
+use ruvllm::chat::ChatError;
 use ruvllm::chat::{ChatTemplate, Rendered};
 use std::io::{self, BufReader, BufWriter};
 

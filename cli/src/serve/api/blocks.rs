@@ -7,7 +7,7 @@ use crate::serve::jobs::answer::{Answer, Delta, Step};
 use axum::response::Response;
 use axum::response::sse::Event;
 use futures_util::stream::{self, StreamExt};
-use ruvllm::decode::TokenText;
+use ruvllm::TokenText;
 use serde_json::{Value, json};
 use std::mem::take;
 use tokio::time::{Instant, timeout_at};

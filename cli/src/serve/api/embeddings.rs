@@ -12,8 +12,8 @@ use axum::extract::State;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use ruvllm::embed::Embedder;
-use ruvllm::tokenizer::Tokenizer;
+use ruvllm::Embedder;
+use ruvllm::Tokenizer;
 use serde_json::{Value, json};
 
 /// Most texts of a request, as in OpenAI's API.

@@ -20,7 +20,7 @@ use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, StreamExt};
-use ruvllm::decode::{StopReason, TokenText};
+use ruvllm::{StopReason, TokenText};
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -21,7 +21,7 @@ use axum::response::Response;
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, StreamExt};
 use ruvllm::SessionError;
-use ruvllm::decode::TokenText;
+use ruvllm::TokenText;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -211,7 +211,7 @@ impl Call {
 enum Chunk {
     Value(Value),
     /// An answer ended, unless by an error.
-    End(usize, Option<ruvllm::decode::Finish>),
+    End(usize, Option<ruvllm::Finish>),
 }
 
 /// Where a streamed answer is.
@@ -220,7 +220,7 @@ enum Stage {
     /// With so many calls so far.
     Text(usize),
     /// Its end, then that of the stream.
-    End(Option<ruvllm::decode::Finish>),
+    End(Option<ruvllm::Finish>),
     Over,
 }
 

@@ -9,8 +9,8 @@ use crate::serve::models::Shared;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use ruvllm::Reranker;
 use ruvllm::SessionError;
-use ruvllm::embed::Reranker;
 use serde_json::{Value, json};
 
 /// Documents that become tokens at once, each with the query: those of all could take much more

@@ -2,7 +2,9 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use ruvllm::{ChatError, Error, ScheduleError, SessionError};
+use ruvllm::chat::ChatError;
+use ruvllm::scheduler::ScheduleError;
+use ruvllm::{Error, SessionError};
 use ruvllm_learn::sona::SonaError;
 use serde_json::{Value, json};
 

@@ -5,9 +5,9 @@ use crate::serve::http::error::ApiError;
 use crate::serve::jobs::recorder::Recorder;
 use crate::serve::slots::SlotText;
 use ruvllm::chat::tools::{ToolMask, TurnParser, TurnPart};
-use ruvllm::decode::{Finish, StopReason, TokenText};
 use ruvllm::sample::TokenMask;
 use ruvllm::scheduler::Stream;
+use ruvllm::{Finish, StopReason, TokenText};
 use serde_json::{Value, json};
 use std::future::poll_fn;
 

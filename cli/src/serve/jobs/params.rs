@@ -5,12 +5,14 @@ use crate::serve::app::{App, ServedAdapter};
 use crate::serve::http::error::ApiError;
 use crate::serve::http::fields::Fields;
 use crate::serve::http::ignored::Ignored;
+use ruvllm::KvType;
+use ruvllm::Sampler;
+use ruvllm::SamplerOptions;
 use ruvllm::chat::tools::LoosenedTool;
 use ruvllm::engine::CacheMode;
 use ruvllm::grammar::{Grammar, Loosened};
-use ruvllm::kv::KvType;
 use ruvllm::lora::Adapter;
-use ruvllm::sample::{Mirostat, Sampler, SamplerBuilder, TokenMask};
+use ruvllm::sample::{Mirostat, TokenMask};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -27,7 +29,7 @@ const MAX_USER: usize = 512;
 
 /// How to answer.
 pub(crate) struct Params {
-    sampling: SamplerBuilder,
+    sampling: SamplerOptions,
     pub(crate) seed: u64,
     pub(crate) max_tokens: Option<usize>,
     pub(crate) stop: Vec<String>,
@@ -53,8 +55,8 @@ pub(crate) struct Params {
 
 /// Sets what the request gives: `field => method`.
 macro_rules! set {
-    ($fields:ident, $builder:ident, $($name:literal => $method:ident),+ $(,)?) => {
-        $(if let Some(value) = $fields.take($name)? { $builder = $builder.$method(value); })+
+    ($fields:ident, $options:ident, $($name:literal => $field:ident),+ $(,)?) => {
+        $(if let Some(value) = $fields.take($name)? { $options.$field = value; })+
     };
 }
 
@@ -128,10 +130,11 @@ impl Params {
         i: usize,
         mask: Option<Box<dyn TokenMask>>,
     ) -> Result<Sampler, ApiError> {
-        let sampling = self.sampling.clone().seed(self.seed.wrapping_add(i as u64));
-        let mut sampler = sampling
-            .build()
-            .map_err(|error| ApiError::wrong(error.to_string()))?;
+        let mut sampler = Sampler::new(SamplerOptions {
+            seed: Some(self.seed.wrapping_add(i as u64)),
+            ..self.sampling.clone()
+        })
+        .map_err(|error| ApiError::wrong(error.to_string()))?;
         sampler.set_mask(mask);
         Ok(sampler)
     }
@@ -178,8 +181,8 @@ fn kv_type(fields: &mut Fields) -> Result<Option<KvType>, ApiError> {
 }
 
 /// How tokens are sampled, and the seed.
-fn sampling(app: &App, fields: &mut Fields) -> Result<(SamplerBuilder, u64), ApiError> {
-    let mut builder = app.sampling.clone();
+fn sampling(app: &App, fields: &mut Fields) -> Result<(SamplerOptions, u64), ApiError> {
+    let mut options = app.sampling.clone();
     let (breaker_texts, breakers) = &app.breakers;
     fields.only("dry_sequence_breakers", json!(breaker_texts))?;
     if fields
@@ -187,9 +190,9 @@ fn sampling(app: &App, fields: &mut Fields) -> Result<(SamplerBuilder, u64), Api
         .and_then(Value::as_f64)
         .is_some_and(|x| x != 0.0)
     {
-        builder = builder.dry_sequence_breakers(breakers.iter().cloned());
+        options.dry_sequence_breakers.clone_from(breakers);
     }
-    set!(fields, builder,
+    set!(fields, options,
         "temperature" => temperature, "top_p" => top_p, "min_p" => min_p, "typical_p" => typical,
         "top_n_sigma" => top_n_sigma, "dynatemp_range" => dynatemp_range, "dynatemp_exponent" => dynatemp_exponent,
         "repeat_last_n" => repeat_last_n, "repeat_penalty" => repeat_penalty,
@@ -200,18 +203,18 @@ fn sampling(app: &App, fields: &mut Fields) -> Result<(SamplerBuilder, u64), Api
     );
     // 0 and -1 turn it off.
     if let Some(k) = fields.take::<i64>("top_k")? {
-        builder = builder.top_k(usize::try_from(k).unwrap_or(0));
+        options.top_k = usize::try_from(k).unwrap_or(0);
     }
     if let Some(version) = fields.take::<u8>("mirostat")? {
-        builder = builder.mirostat(match version {
+        options.mirostat = match version {
             0 => Mirostat::Off,
             1 => Mirostat::V1,
             2 => Mirostat::V2,
             _ => return Err(ApiError::field("mirostat", "expected 0, 1 or 2")),
-        });
+        };
     }
     if let Some(names) = fields.take::<Vec<String>>("samplers")? {
-        builder = builder.samplers(names.join(";"));
+        options.samplers = Some(names.join(";"));
     }
     let mut bias = biases(app, fields.take("logit_bias")?)?;
     if fields.flag("ignore_eos")? {
@@ -227,13 +230,10 @@ fn sampling(app: &App, fields: &mut Fields) -> Result<(SamplerBuilder, u64), Api
             format!("expected at most {MAX_BIASES} tokens"),
         ));
     }
-    let sampling = builder.logit_bias(bias);
+    options.logit_bias.extend(bias);
     // Says what makes no sense before anything else is done.
-    sampling
-        .clone()
-        .build()
-        .map_err(|error| ApiError::wrong(error.to_string()))?;
-    Ok((sampling, seed))
+    Sampler::new(options.clone()).map_err(|error| ApiError::wrong(error.to_string()))?;
+    Ok((options, seed))
 }
 
 /// Strings that end an answer.

@@ -7,9 +7,9 @@
 use crate::io::{Failure, milliseconds, parse_size, reason_name};
 use crate::serve::ids::Caller;
 use prometheus_client::metrics::counter::Counter;
-use ruvllm::ScheduleError;
-use ruvllm::decode::Finish;
+use ruvllm::Finish;
 use ruvllm::scheduler::RequestId;
+use ruvllm::scheduler::ScheduleError;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};

@@ -3,8 +3,8 @@
 use crate::serve::observe::audit_log::AuditLog;
 use crate::serve::observe::log::SCHEDULE;
 use crate::serve::observe::metrics::Metrics;
-use ruvllm::ScheduleError;
-use ruvllm::decode::Finish;
+use ruvllm::Finish;
+use ruvllm::scheduler::ScheduleError;
 use ruvllm::scheduler::{Observer, RequestId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

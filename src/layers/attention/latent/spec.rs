@@ -28,7 +28,7 @@ pub struct LatentSpec {
 
 impl LatentSpec {
     /// Width of a query head as computed by its matrix.
-    pub fn head_dim(&self) -> usize {
+    pub(crate) fn head_dim(&self) -> usize {
         self.n_plain + self.n_rot
     }
 }

@@ -8,7 +8,7 @@ use crate::serve::http::budget::Share;
 use crate::serve::http::error::ApiError;
 use crate::serve::ids::new_id;
 use crate::serve::jobs::answer::{Answer, Usage, chat_logprob};
-use ruvllm::decode::TokenText;
+use ruvllm::TokenText;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 

@@ -1,10 +1,6 @@
 //! The parameters of a sampler and their valid ranges.
 
-use crate::sample::candidates::Candidates;
-use crate::sample::dry::Dry;
-use crate::sample::penalties::Penalties;
-use crate::sample::rng::{Rng, random_seed};
-use crate::sample::{FILTERS, Filter, SampleError, Sampler, mirostat};
+use crate::sample::{FILTERS, Filter, SampleError};
 
 /// Version of Mirostat, which replaces the chain of filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -18,14 +14,17 @@ pub enum Mirostat {
     V2,
 }
 
-/// Parameters of a [`Sampler`], starting from llama.cpp's defaults.
+/// Parameters of a [`Sampler`](crate::Sampler), starting from llama.cpp's defaults.
 ///
-/// Nothing is clamped: [`build`](Self::build) refuses invalid values.
+/// Nothing is clamped: [`Sampler::new`](crate::Sampler::new) refuses invalid values.
 ///
 /// ```
-/// # fn main() -> Result<(), ruvllm::SampleError> {
-/// use ruvllm::sample::Sampler;
-/// let mut sampler = Sampler::builder().temperature(0.7).top_p(0.9).seed(1).build()?;
+/// # fn main() -> Result<(), ruvllm::sample::SampleError> {
+/// use ruvllm::Sampler;
+/// use ruvllm::SamplerOptions;
+///
+/// let options = SamplerOptions { temperature: 0.7, top_p: 0.9, seed: Some(1), ..Default::default() };
+/// let mut sampler = Sampler::new(options)?;
 /// let logits = [0.1, 2.5, -1.0, 2.4];
 /// let token = sampler.sample(&logits, &[])?;
 /// assert!(token == 1 || token == 3);
@@ -33,33 +32,81 @@ pub enum Mirostat {
 /// # }
 /// ```
 #[derive(Debug, Clone)]
-#[must_use]
-pub struct SamplerBuilder {
-    pub(super) penalties: Penalties,
-    pub(super) dry: Dry,
-    pub(super) top_n_sigma: f32,
-    pub(super) top_k: usize,
-    pub(super) typical: f32,
-    pub(super) top_p: f32,
-    pub(super) min_p: f32,
-    pub(super) xtc_probability: f32,
-    pub(super) xtc_threshold: f32,
-    pub(super) temperature: f32,
-    pub(super) dynatemp_range: f32,
-    pub(super) dynatemp_exponent: f32,
-    pub(super) mirostat: Mirostat,
-    pub(super) logit_bias: Vec<(u32, f32)>,
-    mirostat_tau: f32,
-    mirostat_eta: f32,
-    samplers: Option<String>,
-    seed: Option<u64>,
+pub struct SamplerOptions {
+    /// Number of last tokens that the three penalties consider; 0 turns them off, −1 means the
+    /// whole history.
+    pub repeat_last_n: i32,
+    /// Divisor of a positive logit (factor of a negative one) of a token used recently; 1 is off.
+    pub repeat_penalty: f32,
+    /// Subtracted once from the logit of a token used recently; 0 is off, negative encourages.
+    pub presence_penalty: f32,
+    /// Subtracted for every recent use of the token; 0 is off, negative encourages.
+    pub frequency_penalty: f32,
+    /// Scale of the DRY penalty, for tokens that would extend a repeated sequence; 0 is off.
+    pub dry_multiplier: f32,
+    /// Factor by which the DRY penalty grows with every repeated token; below 1 turns DRY off.
+    pub dry_base: f32,
+    /// Length below which a repetition costs nothing; at this length it costs the multiplier.
+    pub dry_allowed_length: usize,
+    /// Number of last tokens that DRY considers; 0 turns it off, −1 means the whole history.
+    pub dry_penalty_last_n: i32,
+    /// Token sequences across which DRY sees no repetition. None by default, since a sampler knows
+    /// no texts; [`breaker_sequences`](super::breaker_sequences) makes them from texts.
+    /// llama.cpp's default breakers are `"\n"`, `":"`, `"\""` and `"*"`.
+    pub dry_sequence_breakers: Vec<Vec<u32>>,
+    /// Keeps logits within this many standard deviations of the best one; 0 or less is off.
+    pub top_n_sigma: f32,
+    /// Keeps this many of the best tokens; 0 is off.
+    pub top_k: usize,
+    /// Keeps the most typical tokens up to this probability mass, in `[0, 1]`; 1 is off.
+    pub typical: f32,
+    /// Keeps the most probable tokens up to this probability mass, in `[0, 1]`; 1 is off.
+    pub top_p: f32,
+    /// Keeps tokens at least this probable relative to the best, in `[0, 1]`; 0 is off.
+    pub min_p: f32,
+    /// Probability that XTC drops the top choices, in `[0, 1]`; 0 is off.
+    pub xtc_probability: f32,
+    /// Smallest probability that makes a token a top choice for XTC, in `[0, 1]`; above 0.5 XTC is
+    /// off.
+    pub xtc_threshold: f32,
+    /// Divides the logits: below 1 sharpens, above 1 flattens, 0 always takes the best token that
+    /// the filters before it have kept.
+    pub temperature: f32,
+    /// Range of the dynamic temperature, which follows the entropy up and down by this much; 0 is
+    /// off.
+    pub dynatemp_range: f32,
+    /// Exponent of the normalised entropy in the dynamic temperature.
+    pub dynatemp_exponent: f32,
+    /// Replaces the chain by Mirostat.
+    pub mirostat: Mirostat,
+    /// Mirostat's target surprise in bits per token.
+    pub mirostat_tau: f32,
+    /// Mirostat's learning rate.
+    pub mirostat_eta: f32,
+    /// Adds to the logits of tokens before anything else; −∞ forbids a token. Biases of the same
+    /// token add up.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// The filters to run and their order, by name, separated by `;`, for example
+    /// `"top_k;temperature"`. A filter that is left out does not run, whatever its parameters;
+    /// without `temperature`, a temperature of 0 has no effect either. An empty list draws from
+    /// the softmax of the logits.
+    pub samplers: Option<String>,
+    /// Seed, which makes runs repeat exactly. Without it one comes from the operating system.
+    pub seed: Option<u64>,
 }
 
-impl Default for SamplerBuilder {
+impl Default for SamplerOptions {
     fn default() -> Self {
         Self {
-            penalties: Penalties::default(),
-            dry: Dry::default(),
+            repeat_last_n: 64,
+            repeat_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            dry_multiplier: 0.0,
+            dry_base: 1.75,
+            dry_allowed_length: 2,
+            dry_penalty_last_n: -1,
+            dry_sequence_breakers: Vec::new(),
             top_n_sigma: -1.0,
             top_k: 40,
             typical: 1.0,
@@ -71,185 +118,18 @@ impl Default for SamplerBuilder {
             dynatemp_range: 0.0,
             dynatemp_exponent: 1.0,
             mirostat: Mirostat::Off,
-            logit_bias: Vec::new(),
             mirostat_tau: 5.0,
             mirostat_eta: 0.1,
+            logit_bias: Vec::new(),
             samplers: None,
             seed: None,
         }
     }
 }
 
-impl SamplerBuilder {
-    /// Number of last tokens that the three penalties consider; 0 turns them off, −1 means the
-    /// whole history.
-    pub fn repeat_last_n(mut self, n: i32) -> Self {
-        self.penalties.last_n = n;
-        self
-    }
-
-    /// Divisor of a positive logit (factor of a negative one) of a token used recently; 1 is off.
-    pub fn repeat_penalty(mut self, penalty: f32) -> Self {
-        self.penalties.repeat = penalty;
-        self
-    }
-
-    /// Subtracted once from the logit of a token used recently; 0 is off, negative encourages.
-    pub fn presence_penalty(mut self, penalty: f32) -> Self {
-        self.penalties.presence = penalty;
-        self
-    }
-
-    /// Subtracted for every recent use of the token; 0 is off, negative encourages.
-    pub fn frequency_penalty(mut self, penalty: f32) -> Self {
-        self.penalties.frequency = penalty;
-        self
-    }
-
-    /// Scale of the DRY penalty, for tokens that would extend a repeated sequence; 0 is off.
-    pub fn dry_multiplier(mut self, multiplier: f32) -> Self {
-        self.dry.multiplier = multiplier;
-        self
-    }
-
-    /// Factor by which the DRY penalty grows with every repeated token; below 1 turns DRY off.
-    pub fn dry_base(mut self, base: f32) -> Self {
-        self.dry.base = base;
-        self
-    }
-
-    /// Length below which a repetition costs nothing; at this length it costs the multiplier.
-    pub fn dry_allowed_length(mut self, n: usize) -> Self {
-        self.dry.allowed_length = n;
-        self
-    }
-
-    /// Number of last tokens that DRY considers; 0 turns it off, −1 means the whole history.
-    pub fn dry_penalty_last_n(mut self, n: i32) -> Self {
-        self.dry.last_n = n;
-        self
-    }
-
-    /// Token sequences across which DRY sees no repetition. None by default, since a sampler knows
-    /// no texts; [`breaker_sequences`](super::breaker_sequences) makes them from texts.
-    /// llama.cpp's default breakers are `"\n"`, `":"`, `"\""` and `"*"`.
-    pub fn dry_sequence_breakers(mut self, sequences: impl IntoIterator<Item = Vec<u32>>) -> Self {
-        self.dry.breakers = sequences.into_iter().collect();
-        self.dry.breakers.sort_unstable();
-        self.dry.breakers.dedup();
-        self
-    }
-
-    /// Keeps logits within this many standard deviations of the best one; 0 or less is off.
-    pub fn top_n_sigma(mut self, n: f32) -> Self {
-        self.top_n_sigma = n;
-        self
-    }
-
-    /// Keeps this many of the best tokens; 0 is off.
-    pub fn top_k(mut self, k: usize) -> Self {
-        self.top_k = k;
-        self
-    }
-
-    /// Keeps the most typical tokens up to this probability mass, in `[0, 1]`; 1 is off.
-    pub fn typical(mut self, p: f32) -> Self {
-        self.typical = p;
-        self
-    }
-
-    /// Keeps the most probable tokens up to this probability mass, in `[0, 1]`; 1 is off.
-    pub fn top_p(mut self, p: f32) -> Self {
-        self.top_p = p;
-        self
-    }
-
-    /// Keeps tokens at least this probable relative to the best, in `[0, 1]`; 0 is off.
-    pub fn min_p(mut self, p: f32) -> Self {
-        self.min_p = p;
-        self
-    }
-
-    /// Probability that XTC drops the top choices, in `[0, 1]`; 0 is off.
-    pub fn xtc_probability(mut self, p: f32) -> Self {
-        self.xtc_probability = p;
-        self
-    }
-
-    /// Smallest probability that makes a token a top choice for XTC, in `[0, 1]`; above 0.5 XTC is
-    /// off.
-    pub fn xtc_threshold(mut self, p: f32) -> Self {
-        self.xtc_threshold = p;
-        self
-    }
-
-    /// Divides the logits: below 1 sharpens, above 1 flattens, 0 always takes the best token that
-    /// the filters before it have kept.
-    pub fn temperature(mut self, t: f32) -> Self {
-        self.temperature = t;
-        self
-    }
-
-    /// Range of the dynamic temperature, which follows the entropy up and down by this much; 0 is
-    /// off.
-    pub fn dynatemp_range(mut self, range: f32) -> Self {
-        self.dynatemp_range = range;
-        self
-    }
-
-    /// Exponent of the normalised entropy in the dynamic temperature.
-    pub fn dynatemp_exponent(mut self, exponent: f32) -> Self {
-        self.dynatemp_exponent = exponent;
-        self
-    }
-
-    /// Replaces the chain by Mirostat.
-    pub fn mirostat(mut self, version: Mirostat) -> Self {
-        self.mirostat = version;
-        self
-    }
-
-    /// Mirostat's target surprise in bits per token.
-    pub fn mirostat_tau(mut self, tau: f32) -> Self {
-        self.mirostat_tau = tau;
-        self
-    }
-
-    /// Mirostat's learning rate.
-    pub fn mirostat_eta(mut self, eta: f32) -> Self {
-        self.mirostat_eta = eta;
-        self
-    }
-
-    /// Adds to the logits of tokens before anything else; −∞ forbids a token. Biases of the same
-    /// token add up.
-    pub fn logit_bias(mut self, bias: impl IntoIterator<Item = (u32, f32)>) -> Self {
-        self.logit_bias.extend(bias);
-        self
-    }
-
-    /// The filters to run and their order, by name, separated by `;`, for example
-    /// `"top_k;temperature"`. A filter that is left out does not run, whatever its parameters;
-    /// without `temperature`, a temperature of 0 has no effect either. An empty list draws from
-    /// the softmax of the logits.
-    pub fn samplers(mut self, names: impl Into<String>) -> Self {
-        self.samplers = Some(names.into());
-        self
-    }
-
-    /// Seed, which makes runs repeat exactly. Without it one comes from the operating system.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
-        self
-    }
-
-    /// Builds the sampler.
-    ///
-    /// # Errors
-    /// [`SampleError::Parameter`] names the first parameter with an invalid value;
-    /// [`SampleError::UnknownSampler`] a name in [`samplers`](Self::samplers) that is no
-    /// filter.
-    pub fn build(self) -> Result<Sampler, SampleError> {
+impl SamplerOptions {
+    /// The chain of filters, if all values are valid.
+    pub(super) fn check(&self) -> Result<Vec<Filter>, SampleError> {
         let probability = |v: f32| (0.0..=1.0).contains(&v);
         let at_least_0 = |v: f32| v.is_finite() && v >= 0.0;
         let above_0 = |v: f32| v.is_finite() && v > 0.0;
@@ -260,26 +140,21 @@ impl SamplerBuilder {
             };
             let unit = "a number from 0 to 1";
             [
-                rule("repeat_penalty", self.penalties.repeat, "above 0", &above_0),
-                rule(
-                    "presence_penalty",
-                    self.penalties.presence,
-                    "finite",
-                    &finite,
-                ),
+                rule("repeat_penalty", self.repeat_penalty, "above 0", &above_0),
+                rule("presence_penalty", self.presence_penalty, "finite", &finite),
                 rule(
                     "frequency_penalty",
-                    self.penalties.frequency,
+                    self.frequency_penalty,
                     "finite",
                     &finite,
                 ),
                 rule(
                     "dry_multiplier",
-                    self.dry.multiplier,
+                    self.dry_multiplier,
                     "0 or more",
                     &at_least_0,
                 ),
-                rule("dry_base", self.dry.base, "0 or more", &at_least_0),
+                rule("dry_base", self.dry_base, "0 or more", &at_least_0),
                 rule("top_n_sigma", self.top_n_sigma, "finite", &finite),
                 rule("typical", self.typical, unit, &probability),
                 rule("top_p", self.top_p, unit, &probability),
@@ -314,8 +189,8 @@ impl SamplerBuilder {
             });
         }
         for (name, value) in [
-            ("repeat_last_n", self.penalties.last_n),
-            ("dry_penalty_last_n", self.dry.last_n),
+            ("repeat_last_n", self.repeat_last_n),
+            ("dry_penalty_last_n", self.dry_penalty_last_n),
         ] {
             if value < -1 {
                 let (value, allowed) = (f64::from(value), "-1, 0 or a number of tokens");
@@ -326,27 +201,14 @@ impl SamplerBuilder {
                 });
             }
         }
-        if self.dry.breakers.iter().any(Vec::is_empty) {
+        if self.dry_sequence_breakers.iter().any(Vec::is_empty) {
             return Err(SampleError::EmptyBreaker);
         }
 
-        let chain = match &self.samplers {
-            None => FILTERS.iter().map(|&(_, _, filter)| filter).collect(),
-            Some(names) => parse_chain(names)?,
-        };
-        let mirostat = (self.mirostat != Mirostat::Off)
-            .then(|| mirostat::Mirostat::new(self.mirostat_tau, self.mirostat_eta));
-        let seed = self.seed.unwrap_or_else(random_seed);
-        Ok(Sampler {
-            chain,
-            seed,
-            rng: Rng::new(seed),
-            mirostat,
-            mask: None,
-            candidates: Candidates::default(),
-            ranked: Candidates::default(),
-            params: self,
-        })
+        match &self.samplers {
+            None => Ok(FILTERS.iter().map(|&(_, _, filter)| filter).collect()),
+            Some(names) => parse_chain(names),
+        }
     }
 
     /// Whether `chain` always takes the token with the best logit.
@@ -355,8 +217,14 @@ impl SamplerBuilder {
             && self.dynatemp_range == 0.0
             && chain.contains(&Filter::Temperature)
             && !chain.iter().any(|filter| match filter {
-                Filter::Penalties => !self.penalties.is_off(),
-                Filter::Dry => self.dry.multiplier > 0.0,
+                Filter::Penalties => {
+                    (
+                        self.repeat_penalty,
+                        self.frequency_penalty,
+                        self.presence_penalty,
+                    ) != (1.0, 0.0, 0.0)
+                }
+                Filter::Dry => self.dry_multiplier > 0.0,
                 Filter::TypP => self.typical < 1.0,
                 Filter::Xtc => self.xtc_probability > 0.0,
                 Filter::TopNSigma
@@ -398,7 +266,7 @@ fn parse_chain(names: &str) -> Result<Vec<Filter>, SampleError> {
 
 #[cfg(test)]
 mod tests {
-    use crate::sample::builder::*;
+    use crate::sample::options::*;
 
     #[test]
     fn default_order_is_llama_cpp_s() {
@@ -408,22 +276,30 @@ mod tests {
             "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature"
         );
         assert_eq!(
-            SamplerBuilder::default().build().unwrap().chain,
+            SamplerOptions::default().check().unwrap(),
             parse_chain(&names).unwrap()
         );
     }
 
     #[test]
     fn defaults_are_llama_cpp_s() {
-        let b = SamplerBuilder::default();
-        let p = &b.penalties;
+        let b = SamplerOptions::default();
         assert_eq!(
-            (p.last_n, p.repeat, p.frequency, p.presence),
+            (
+                b.repeat_last_n,
+                b.repeat_penalty,
+                b.frequency_penalty,
+                b.presence_penalty
+            ),
             (64, 1.0, 0.0, 0.0)
         );
-        let d = &b.dry;
         assert_eq!(
-            (d.multiplier, d.base, d.allowed_length, d.last_n),
+            (
+                b.dry_multiplier,
+                b.dry_base,
+                b.dry_allowed_length,
+                b.dry_penalty_last_n
+            ),
             (0.0, 1.75, 2, -1)
         );
         assert_eq!((b.top_n_sigma, b.top_k, b.typical), (-1.0, 40, 1.0));
