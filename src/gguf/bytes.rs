@@ -117,19 +117,17 @@ impl Bytes {
         {
             // The process should not hold these pages twice. Readers that began before the copy had
             // them have touched some again: the last step gives all back.
-            let is_last = done.end == self.len();
-            let done = if is_last {
-                start..done.end
-            } else {
-                done.clone()
+            let first = match done.end == self.len() {
+                true => start,
+                false => done.start,
             };
             // SAFETY: the map is of a file and never written: pages that are touched again come
             // back with the same bytes.
             let _ = unsafe {
                 map.unchecked_advise_range(
                     memmap2::UncheckedAdvice::DontNeed,
-                    done.start,
-                    done.len(),
+                    first,
+                    done.end - first,
                 )
             };
         }

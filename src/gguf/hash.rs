@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn every_byte_and_every_limit_counts() {
-        let bytes: Vec<u8> = (0..CHUNK + 21).map(|i| (i * i >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..CHUNK + 21).map(|i| ((i * i) >> 3) as u8).collect();
         let whole = content_hash([&bytes[..]]);
         assert_eq!(whole, content_hash([&bytes[..]]));
         for i in [0, 7, 8, CHUNK - 1, CHUNK, CHUNK + 20] {

@@ -143,7 +143,7 @@ impl OnOpen {
                 cached(&folder.join(name), writer)
             }
         }
-        .map_err(|error| failure(error))
+        .map_err(failure)
     }
 
     /// The types of the mix; tensors that are quantised already keep theirs, or are refused.

@@ -11,6 +11,9 @@ use std::num::NonZeroUsize;
 /// memory in its new type.
 const SLAB: usize = 1 << 22;
 
+/// A change of the values of the row with that number.
+pub type RowChange<'c> = dyn Fn(usize, &mut [f32]) + Sync + 'c;
+
 /// What happens to the values of a row.
 #[derive(Clone, Copy)]
 pub struct Conversion<'c> {
@@ -21,7 +24,7 @@ pub struct Conversion<'c> {
     /// Type of the rows that are written.
     pub to: DType,
     /// Applied to the values of each row, with its number.
-    pub change: Option<&'c (dyn Fn(usize, &mut [f32]) + Sync + 'c)>,
+    pub change: Option<&'c RowChange<'c>>,
     /// The importance of the weights of a row, for each matrix of a stack, and the rows of a
     /// matrix.
     pub importance: Option<(&'c [f32], usize)>,

@@ -31,7 +31,7 @@ mod ternary;
 mod unaccelerated;
 
 pub use coded::{Coded, CodedScales};
-pub use converter::{Conversion, Converter, Loss, RowError};
+pub use converter::{Conversion, Converter, Loss, RowChange, RowError};
 pub use error::QuantError;
 pub use formats::{DType, DequantizeFn, FORMATS, Format, QuantizeFn};
 pub use iq::{

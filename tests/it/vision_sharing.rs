@@ -97,7 +97,8 @@ fn requests_with_images() {
             let mut session = case.session(test, 512);
             let prompt = case.prompt(&mut session, test);
             let all = options(512, CacheMode::Off);
-            let (mut answer, _) = scheduled(&engine(&case, None), &all, &[prompt.clone()]);
+            let (mut answer, _) =
+                scheduled(&engine(&case, None), &all, std::slice::from_ref(&prompt));
             let answer = answer.remove(0);
             let generated = tokens_of(&test["generated"]);
             let own: Vec<u32> = answer.iter().map(|(token, _)| *token).collect();

@@ -25,13 +25,13 @@ enum What {
     /// Measure every kernel against the machine's limits
     Kernels(kernels::Args),
     /// Compare weight formats: size, loss, speed
-    Formats(formats::Args),
+    Formats(Box<formats::Args>),
     /// Measure what drafts gain
     Replay(Box<replay::Args>),
     /// Measure speed with many sequences side by side
     Batch(Box<batch::Args>),
     /// Measure what learning while running is worth on a text
-    Learning(learning::Args),
+    Learning(Box<learning::Args>),
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

@@ -216,7 +216,7 @@ fn every_api_reads_images() {
     let chat = json!({"model": name, "messages": [message], "stream": false, "options": options});
     let answer = server.ask("/api/chat", &chat);
     assert_eq!(answer["message"]["content"], expected, "{answer}");
-    assert_eq!(answer["prompt_eval_count"].as_u64().is_some(), true);
+    assert!(answer["prompt_eval_count"].is_u64());
     let generate = json!({"model": name, "prompt": question, "images": [data], "stream": false, "options": options});
     assert_eq!(server.ask("/api/generate", &generate)["response"], expected);
     let shown = server.ask("/api/show", &json!({"model": name}));

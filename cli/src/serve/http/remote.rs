@@ -77,7 +77,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let [a, b, ..] = address.segments();
     let is_given_out = a & 0xe000 == 0x2000;
-    let is_special = a == 0x2001 && b < 0x0200 || a == 0x2001 && b == 0x0db8 || a == 0x3fff;
+    let is_special = a == 0x2001 && (b < 0x0200 || b == 0x0db8) || a == 0x3fff;
     is_given_out && !is_special && a != 0x2002
 }
 
