@@ -313,7 +313,7 @@ mod forced {
         let trie = TokenTrie::new(model.tokenizer().unwrap()).unwrap();
         let mut sampler = Sampler::new(SamplerOptions {
             temperature: 0.0,
-            logit_bias: bias.iter().copied().collect(),
+            logit_bias: bias.to_vec(),
             ..Default::default()
         })
         .unwrap();
