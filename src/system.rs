@@ -1,4 +1,7 @@
-//! What the system tells of its memory.
+//! What the system has, and what it tells of its memory.
+
+/// Whether the system has threads and a clock: wasm32-unknown-unknown has neither.
+pub(crate) const HAS_THREADS: bool = !cfg!(all(target_arch = "wasm32", target_os = "unknown"));
 
 /// Memory of the machine, as this process may use it, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

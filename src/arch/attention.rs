@@ -60,7 +60,11 @@ pub struct KvSpan<'a, T> {
     pub blocks: &'a [KvBlock<'a, T>],
 }
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    target_feature = "simd128"
+))]
 impl<T> KvSpan<'_, T> {
     /// Position after the last key.
     fn end(&self) -> usize {
@@ -120,7 +124,11 @@ impl<'a> AttnPartial<'a> {
     }
 
     /// View of at most `n` rows from row `first` on; rows are `head_dim_v` wide.
-    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    #[cfg(any(
+        target_arch = "x86_64",
+        target_arch = "aarch64",
+        target_feature = "simd128"
+    ))]
     pub(super) fn rows(&mut self, first: usize, n: usize, head_dim_v: usize) -> AttnPartial<'_> {
         let end = self.sum.len().min(first + n);
         AttnPartial {

@@ -411,8 +411,10 @@ pub(super) fn prefetch(bytes: &[u8]) {
     }
 }
 
-/// Prefetches the cache line of `p`, which need not be valid, into the L2 cache.
+/// Prefetches the cache line of `p`, which need not be valid, into the L2 cache; WebAssembly has no
+/// instruction for it.
 #[inline(always)]
+#[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
 pub(super) fn prefetch_line(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: prefetching has no effect on memory, and this instruction is part of x86-64.

@@ -172,7 +172,11 @@ pub(crate) fn drop_bits(
 }
 
 /// The kernels of this file for one level: the same source, compiled for its instructions.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    target_feature = "simd128"
+))]
 macro_rules! kv_kernels {
     ($features:literal) => {
         #[target_feature(enable = $features)]
@@ -192,7 +196,11 @@ macro_rules! kv_kernels {
 }
 
 /// [`load`] for one level.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    target_feature = "simd128"
+))]
 macro_rules! load_kernel {
     ($features:literal) => {
         #[target_feature(enable = $features)]
@@ -206,7 +214,11 @@ macro_rules! load_kernel {
         }
     };
 }
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    target_feature = "simd128"
+))]
 pub(super) use {kv_kernels, load_kernel};
 
 /// See [`super::Arch::hadamard`].

@@ -4,6 +4,8 @@
 use super::aarch64;
 use super::scalar;
 use super::table::Kernels;
+#[cfg(target_feature = "simd128")]
+use super::wasm32;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 
@@ -25,6 +27,8 @@ pub(super) static LEVELS: &[&Kernels] = &[
     &aarch64::dotprod::KERNELS,
     #[cfg(target_arch = "aarch64")]
     &aarch64::neon::KERNELS,
+    #[cfg(target_feature = "simd128")]
+    &wasm32::simd128::KERNELS,
     &scalar::KERNELS,
 ];
 

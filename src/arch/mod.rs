@@ -85,18 +85,32 @@ mod aarch64;
 mod acts;
 mod attention;
 mod declared;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    target_feature = "simd128"
+))]
 mod gemm;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    target_feature = "simd128"
+))]
 mod generic;
 mod kv;
 mod level;
 mod methods;
 mod scalar;
 mod table;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    target_feature = "simd128"
+))]
 mod transposed;
 mod view;
+#[cfg(target_feature = "simd128")]
+mod wasm32;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

@@ -9,7 +9,11 @@ use std::marker::PhantomData;
 #[repr(C, align(64))]
 pub struct CacheLine([u8; 64]);
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    target_feature = "simd128"
+))]
 impl CacheLine {
     /// Cache lines that hold `n` 32-bit values.
     pub(super) const fn holding(n: usize) -> usize {

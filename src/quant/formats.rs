@@ -66,7 +66,7 @@ macro_rules! formats {
 
         $(
             $(#[$attr])*
-            #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+            #[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_feature = "simd128"))]
             #[allow(dead_code)] // those of a format that no level knows yet
             impl $block {
                 pub(crate) const DTYPE: DType = DType::$name;

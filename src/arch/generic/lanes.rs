@@ -68,8 +68,13 @@ pub(in crate::arch) trait Lanes:
     /// They must be writable.
     unsafe fn write_f16(self, p: *mut f16);
 
-    /// `self·a + b`, rounded once.
+    /// `self·a + b`, rounded once where the level has an instruction for it.
     fn mul_add(self, a: Self, b: Self) -> Self;
+    /// `self·a + b` without an error of the product: for what cancels.
+    #[inline(always)]
+    fn fused(self, a: Self, b: Self) -> Self {
+        self.mul_add(a, b)
+    }
     /// The larger of both; `other` if either is NaN.
     fn max(self, other: Self) -> Self;
     /// The smaller of both; `other` if either is NaN.
@@ -162,7 +167,7 @@ pub(in crate::arch) fn exp<V: Lanes>(x: V) -> V {
     // e⁻¹⁰⁴ is below half the smallest denormal, e⁸⁹ above the largest number. NaN passes.
     let x = x.splat(89.0).min(x.splat(-104.0).max(x));
     let n = (x * x.splat(std::f32::consts::LOG2_E)).round();
-    let r = n.mul_add(x.splat(-std::f32::consts::LN_2), x); // ln 2 in two parts
+    let r = n.fused(x.splat(-std::f32::consts::LN_2), x); // ln 2 in two parts
     let r = n.mul_add(x.splat(1.904_654_2e-9), r);
     let p = x.splat(1.382_066_2e-3);
     let p = p.mul_add(r, x.splat(8.368_675e-3));
@@ -242,8 +247,8 @@ pub(in crate::arch) const COS_SIN_LIMIT: f32 = 1_048_576.0;
 pub(in crate::arch) fn cos_sin<V: Lanes>(x: V) -> (V, V) {
     let (one, half) = (x.splat(1.0), x.splat(0.5));
     let n = (x * x.splat(std::f32::consts::FRAC_2_PI)).round();
-    let r = n.mul_add(x.splat(-1.570_796_4), x);
-    let r = n.mul_add(x.splat(4.371_139e-8), r);
+    let r = n.fused(x.splat(-1.570_796_4), x);
+    let r = n.fused(x.splat(4.371_139e-8), r);
     let r = n.mul_add(x.splat(1.715_124_5e-15), r);
     let s = r * r;
     let p = x.splat(-1.951_840_8e-4);
@@ -269,6 +274,7 @@ macro_rules! methods {
         #[inline(always)]
         fn $name($self $(, $arg: $type)*) -> $ret {
             #[allow(clippy::multiple_unsafe_ops_per_block)] // one expression
+            #[cfg_attr(target_arch = "wasm32", allow(unused_unsafe))] // its intrinsics are safe
             // SAFETY: a value of the type exists, so the CPU has the level's features.
             unsafe { $body }
         }

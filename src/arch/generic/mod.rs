@@ -13,7 +13,7 @@ pub(super) mod kv_blocks;
 pub(super) mod lanes;
 pub(super) mod matvec;
 pub(super) mod packing;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_feature = "simd128"))]
 pub(super) mod panels;
 mod recurrence;
 

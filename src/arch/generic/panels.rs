@@ -56,6 +56,7 @@ pub(in crate::arch) unsafe fn tile<V: Lanes, const VECS: usize, const ROWS: usiz
 ///
 /// # Safety
 /// The pointers must be valid for that.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(in crate::arch) unsafe fn transpose_panel<V: Transpose>(
     z: V,
@@ -171,17 +172,6 @@ macro_rules! f32_panels {
             }
         }
 
-        /// See [`panels::transpose_panel`].
-        #[target_feature(enable = $features)]
-        pub(in crate::arch) unsafe fn transpose_panel(
-            panel: *const u32,
-            n: usize,
-            transposed: *mut u32,
-        ) {
-            // SAFETY: the caller's promise.
-            unsafe { panels::transpose_panel($zero, panel.cast(), n, transposed.cast()) }
-        }
-
         #[target_feature(enable = $features)]
         unsafe fn transpose_columns(values: *const f32, panel: *mut u32) {
             // SAFETY: the caller's promise.
@@ -192,4 +182,23 @@ macro_rules! f32_panels {
     };
 }
 
+/// [`transpose_panel`] for one level; arguments as of [`f32_panels`].
+#[cfg(target_arch = "x86_64")]
+macro_rules! transposed_panel {
+    ($features:literal, $zero:expr) => {
+        /// See [`panels::transpose_panel`].
+        #[target_feature(enable = $features)]
+        pub(in crate::arch) unsafe fn transpose_panel(
+            panel: *const u32,
+            n: usize,
+            transposed: *mut u32,
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { panels::transpose_panel($zero, panel.cast(), n, transposed.cast()) }
+        }
+    };
+}
+
 pub(in crate::arch) use f32_panels;
+#[cfg(target_arch = "x86_64")]
+pub(in crate::arch) use transposed_panel;

@@ -6,7 +6,11 @@ mod elementwise;
 mod matmul;
 mod peak;
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    target_feature = "simd128"
+))]
 pub(super) use elementwise::ERFC;
 
 use super::acts::ActForm;

@@ -16,7 +16,7 @@ use crate::arch::gemm::{
 };
 use crate::arch::generic::lanes::Lanes;
 use crate::arch::generic::packing::{MAX_LANES, Transpose};
-use crate::arch::generic::panels::{self, f32_panels};
+use crate::arch::generic::panels::{self, f32_panels, transposed_panel};
 use crate::arch::scalar;
 use crate::arch::table::{Gemm, PanelElement, Transposed};
 use crate::arch::transposed::{TransposedPanels, transposed};
@@ -60,6 +60,7 @@ pub(super) fn transposed_for(dtype: DType) -> Transposed {
 const LANES: usize = 8;
 
 f32_panels!("avx2,fma,f16c", F32x8, zero(), depth: BLOCK, rows: 4, rows_of_one: 8);
+transposed_panel!("avx2,fma,f16c", zero());
 
 impl Transpose for F32x8 {
     #[inline(always)]

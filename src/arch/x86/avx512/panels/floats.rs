@@ -3,7 +3,7 @@
 use crate::arch::gemm::{Panels, RegisterTile};
 use crate::arch::generic::lanes::Lanes;
 use crate::arch::generic::packing::{MAX_LANES, Transpose};
-use crate::arch::generic::panels::{self, f32_panels};
+use crate::arch::generic::panels::{self, f32_panels, transposed_panel};
 use crate::arch::transposed::TransposedPanels;
 use crate::arch::x86::avx2::unpack::{Factors, Groups, knows, wanted_groups, with_groups};
 use crate::arch::x86::avx512::common::{read_transposed, transpose};
@@ -14,6 +14,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 f32_panels!("avx512f,avx512bw,avx512vl,avx512dq", F32x16, zero(), depth: 128, rows: 8, rows_of_one: 16);
+transposed_panel!("avx512f,avx512bw,avx512vl,avx512dq", zero());
 
 impl Transpose for F32x16 {
     #[inline(always)]
