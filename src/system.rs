@@ -1,6 +1,7 @@
 //! What the system has, and what it tells of its memory.
 
 /// Whether the system has threads and a clock: wasm32-unknown-unknown has neither.
+#[cfg(any(feature = "chat", feature = "grammar"))]
 pub(crate) const HAS_THREADS: bool = !cfg!(all(target_arch = "wasm32", target_os = "unknown"));
 
 /// Memory of the machine, as this process may use it, in bytes.
