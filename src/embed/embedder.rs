@@ -52,8 +52,13 @@ impl Embedder {
     /// [`Model::embedder`].
     pub fn new(engine: &Engine) -> Result<Embedder, SessionError> {
         engine.cpu_only("embeddings")?;
+        // Of an encoder and a decoder, the encoder makes vectors.
+        let engine = match engine.model().encoder() {
+            Some(encoder) => engine.for_block(encoder, u64::MAX),
+            None => engine.clone(),
+        };
         let pooling = engine.model().hparams().pooling.unwrap_or(Pooling::Mean);
-        let (engine, cancel) = (engine.clone(), CancelToken::default());
+        let cancel = CancelToken::default();
         Ok(Embedder {
             engine,
             pooling,

@@ -35,6 +35,7 @@ impl<'a> Slot<'a> {
             kv,
             rope,
             spans,
+            memory,
             adapters,
             pooling,
             ..
@@ -44,6 +45,7 @@ impl<'a> Slot<'a> {
             kv,
             rope,
             spans,
+            memory: memory.as_deref(),
             adapters: &adapters.attached,
             pooling: pooling.as_mut(),
         }

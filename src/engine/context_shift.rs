@@ -87,6 +87,8 @@ fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
         checkpoints: _,
         switch,
         stacks: _,    // each run has keys of its own
+        prefix: _,    // a name
+        encoder: _,   // of another text
         diffusion: _, // no session
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
@@ -100,6 +102,7 @@ fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
     for layer in layers {
         let LayerSpec {
             mixer,
+            cross: _, // another text's positions
             ffn: _, // positions do not enter feed-forward layers
             norms: _,
             post_norm_eps: _,
@@ -138,7 +141,8 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         value_norm: _,
         keys_as_values: _, // values are a copy
         shares_kv: _,
-        alibi: _, // by the distance of positions
+        alibi: _,    // by the distance of positions
+        relative: _, // likewise
         sinks: _,
         temperature: _, // of queries
         gated: _,
@@ -156,6 +160,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
             QkNorm::PerHead
             | QkNorm::Full
             | QkNorm::LayerByHead
+            | QkNorm::LayerFull
             | QkNorm::RmsByHead
             | QkNorm::PlainRotated,
         ) => {}

@@ -601,6 +601,9 @@ impl Engine {
         if !seq.model().same(&self.model) {
             return Err(SessionError::OtherModel);
         }
+        if self.model.encoder().is_some() && seq.memory.is_none() {
+            return Err(SessionError::NotEncoded);
+        }
         Ok(())
     }
 

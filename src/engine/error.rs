@@ -149,6 +149,12 @@ pub enum SessionError {
         "the model is an encoder: it makes vectors of whole texts (Model::embedder, ruvllm embed) and generates none"
     )]
     Encoder,
+    /// The model has no encoder that could read a text.
+    #[error("the model has no encoder beside a decoder: a text is read by Session::prefill")]
+    NoEncoder,
+    /// The model goes on with what its encoder has read, and it has read nothing.
+    #[error("the model's encoder has read nothing; give it a text with Session::encode")]
+    NotEncoded,
     /// The model denoises whole texts, so it cannot continue one.
     #[error(
         "the model denoises whole texts (decode::Denoiser) and continues none: a session, which keeps what came before, \

@@ -6,7 +6,8 @@ pub(crate) mod context_shift;
 #[allow(clippy::module_inception)]
 pub(crate) mod engine;
 mod engine_options;
-pub(crate) mod error;
+pub(crate) mod encode;
+mod error;
 mod fallback;
 pub(crate) mod hidden_states;
 pub(crate) mod identity;

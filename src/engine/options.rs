@@ -183,9 +183,9 @@ pub(crate) fn kv_layout(h: &Hparams, policy: KvPolicy) -> KvLayout {
         n_head_kv: a.n_head_kv,
         head_dim: a.head_dim,
         head_dim_v: a.head_dim_v,
-        use_of: match a.index {
-            Some(_) => KvUse::Chosen,
-            None => KvUse::Attention,
+        use_of: match (a.index, a.relative) {
+            (None, None) => KvUse::Attention,
+            _ => KvUse::Chosen,
         },
     };
     let index = |index: &IndexSpec| LayerShape {

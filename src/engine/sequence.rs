@@ -8,6 +8,7 @@ use crate::engine::adapters::{AdapterId, Adapters, next_number};
 use crate::engine::hidden_states::KeptStates;
 use crate::engine::options::{PrefixOptions, SessionOptions};
 use crate::kv::{Counted, KvPolicy, SeqKv};
+use crate::layers::cross::memory::Memory;
 use crate::layers::rope::RopeTables;
 use crate::layers::spans::Spans;
 use crate::lora::{Adapter, AdapterError, Attached};
@@ -40,6 +41,8 @@ pub struct Sequence {
     kinds: Vec<TokenKind>,
     /// Positions that hold embeddings of images; the tokens there are placeholders.
     pub(crate) spans: Spans,
+    /// What the model's encoder left of another text.
+    pub(crate) memory: Option<Arc<Memory>>,
     /// How many tokens at the end are drafts that were computed, and no part of the text yet.
     drafts: usize,
     n_ctx: usize,
@@ -92,6 +95,7 @@ impl Sequence {
             tokens: Vec::new(),
             kinds: Vec::new(),
             spans: Spans::default(),
+            memory: None,
             drafts: 0,
             n_ctx,
             exact: options.exact,
@@ -213,11 +217,12 @@ impl Sequence {
         (self.tokens[begin..begin + n].to_vec(), kind)
     }
 
-    /// Bytes of its tokens, and of their hidden states where they are kept.
+    /// Bytes of its tokens, of their hidden states where they are kept, and of an encoder's memory.
     pub(crate) fn token_bytes(&self) -> u64 {
         let tokens = self.tokens.capacity() * size_of::<u32>()
             + self.kinds.capacity() * size_of::<TokenKind>();
-        tokens as u64 + self.states.as_ref().map_or(0, KeptStates::bytes)
+        let memory = self.memory.as_ref().map_or(0, |memory| memory.bytes());
+        tokens as u64 + self.states.as_ref().map_or(0, KeptStates::bytes) + memory
     }
 
     /// Reserves memory for `n` more tokens.
@@ -340,6 +345,7 @@ impl Sequence {
             tokens: Vec::new(),
             kinds: Vec::new(),
             spans: self.spans.clone(),
+            memory: self.memory.clone(),
             drafts: 0,
             n_ctx: self.n_ctx,
             exact: self.exact,

@@ -289,9 +289,13 @@ impl<'a> Run<'a, '_> {
             cx.norm(w.ffn_norm.as_ref(), s.x, s.normed);
         }
         if spec.mixer != Mixer::None && !b.optional.takes_mixer(cx, w, s) {
-            s.add(cx, spec, w.post_attn_norm.as_ref());
+            let post = w.post_attn_norm.as_ref();
+            match &w.input_norm {
+                Some(second) => s.add_twice(cx, post, second),
+                None => s.add(cx, spec, post),
+            }
         }
-        b.optional.after_mixer(w, s.x);
+        b.optional.after_mixer(cx, (spec, w), s);
         cx.tap(HookPoint::FfnInp, s.x);
         if spec.ffn != FfnSpec::None && !matches!(spec.norms, Norms::Shared | Norms::Parallel) {
             b.optional.before_ffn(cx, w, s);

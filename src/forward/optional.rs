@@ -4,6 +4,7 @@
 use crate::compute::arena::Frame;
 use crate::layers::altup::Streams;
 use crate::layers::context::Context;
+use crate::layers::cross::CrossBuffers;
 use crate::layers::embedding_skip::EmbeddingSkip;
 use crate::layers::hparams::Hparams;
 use crate::layers::hyper::HyperStreams;
@@ -27,6 +28,7 @@ pub(super) struct Optional<'a> {
     ngrams: NgramBuffers<'a>,
     checkpoints: Checkpoints<'a>,
     stacks: StackStates<'a>,
+    cross: CrossBuffers<'a>,
 }
 
 impl<'a> Optional<'a> {
@@ -40,6 +42,7 @@ impl<'a> Optional<'a> {
             ngrams: NgramBuffers::take(frame, h, m),
             checkpoints: Checkpoints::take(frame, h, m),
             stacks: StackStates::take(frame, h, m),
+            cross: CrossBuffers::take(frame, h, m),
         }
     }
 
@@ -161,10 +164,18 @@ impl<'a> Optional<'a> {
         self.checkpoints.gather(cx);
     }
 
-    /// Behind the mixer, whose output was added to `x`.
-    pub(super) fn after_mixer(&self, w: &Layer, x: &mut [f32]) {
+    /// Behind the mixer, whose output was added to `s.x`.
+    pub(super) fn after_mixer(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        (spec, w): (&LayerSpec, &Layer),
+        s: &mut Residual<'_>,
+    ) {
         if w.alt_up.is_some() {
-            self.streams.join(x);
+            self.streams.join(s.x);
+        }
+        if let Some(w) = &w.cross {
+            self.cross.add(cx, (spec, w), s);
         }
     }
 

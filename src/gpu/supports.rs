@@ -46,6 +46,8 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         checkpoints,
         switch,
         stacks,
+        prefix: _,
+        encoder: _, // layers read it
         diffusion: _, // attention is not causal
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
@@ -77,6 +79,7 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
 fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
     let LayerSpec {
         mixer,
+        cross,
         ffn,
         norms,
         post_norm_eps,
@@ -89,6 +92,7 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
     refuse(&[
         (post_norm_eps.is_some(), "norms with several epsilons"),
         (*embd_skip, "embeddings that are added to layers"),
+        (*cross, "attention to an encoder's memory"),
     ])?;
     match norms {
         Norms::Before | Norms::BeforeFfn | Norms::After | Norms::Both | Norms::Shared => {}
@@ -139,6 +143,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         keys_as_values,
         shares_kv,
         alibi,
+        relative,
         sinks: _,
         temperature,
         gated,
@@ -155,7 +160,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
             return Err(Unsupported("norms of rotated queries and keys"));
         }
         Some(QkNorm::RmsByHead) => return Err(Unsupported("norms of each query and key head")),
-        Some(QkNorm::LayerByHead) => return Err(Unsupported("layer norms of queries and keys")),
+        Some(QkNorm::LayerByHead | QkNorm::LayerFull) => return Err(Unsupported("layer norms of queries and keys")),
     }
     refuse(&[
         (clip.is_some(), "clamped queries, keys and values"),
@@ -165,6 +170,7 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         (*keys_as_values, "keys that serve as values"),
         (*shares_kv, "keys and values of other layers"),
         (alibi.is_some(), "ALiBi"),
+        (relative.is_some(), "biases by the distance of positions"),
         (temperature.is_some(), "attention temperature"),
         (*gated || *gate_in_q, "gated attention"),
         (!*causal, "attention to later tokens"),
@@ -249,11 +255,12 @@ fn activates(activation: Activation) -> Result<(), Unsupported> {
             Err(Unsupported("clamped SwiGLU"))
         }
         Activation::ReGlu
+        | Activation::Relu
         | Activation::GeGluErf
         | Activation::GeluErf
         | Activation::Situ { .. }
         | Activation::Xielu { .. } => Err(Unsupported(
-            "the activation ReGLU, SiTU, xIELU, or GELU by the error function",
+            "the activation ReLU, ReGLU, SiTU, xIELU, or GELU by the error function",
         )),
     }
 }

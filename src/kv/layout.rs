@@ -11,7 +11,8 @@ pub(crate) enum KvUse {
     /// Attention to all positions, or those of a window.
     #[default]
     Attention,
-    /// Attention to chosen positions: precision does not depend on age.
+    /// Attention to chosen positions, or to some of them at a time: precision does not depend on
+    /// age.
     Chosen,
     /// An index that chooses them: precision is F16 at least. There may be no values.
     Index,

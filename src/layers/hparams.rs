@@ -4,6 +4,7 @@ use crate::layers::altup::spec::StreamsSpec;
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::classifier::{ClassifierSpec, Pooling};
 use crate::layers::compressed::cache::kv_layers;
+use crate::layers::cross::spec::EncoderSpec;
 use crate::layers::diffusion::DiffusionSpec;
 use crate::layers::hyper::spec::HyperSpec;
 use crate::layers::indexer::spec::IndexSpec;
@@ -97,6 +98,11 @@ pub struct Hparams {
     /// Two stacks of blocks that run in turn, if the model has them (HRM): [`Hparams::layers`] has
     /// the layers of all runs.
     pub stacks: Option<StacksSpec>,
+    /// What stands before the names of the file's blocks and of the last norm: `enc.` or `dec.` in
+    /// files that may have both.
+    pub prefix: &'static str,
+    /// The encoder before the model, which reads another text.
+    pub encoder: Option<EncoderSpec>,
     /// How the model denoises, if it does not go on with texts; then attention is not causal.
     pub diffusion: Option<DiffusionSpec>,
 }
@@ -139,6 +145,8 @@ impl Default for Hparams {
             switch: None,
             per_layer_embd: None,
             stacks: None,
+            prefix: "",
+            encoder: None,
             diffusion: None,
         }
     }

@@ -7,6 +7,7 @@ pub(crate) mod classifier;
 pub(crate) mod compressed;
 pub(crate) mod context;
 pub(crate) mod conv;
+pub(crate) mod cross;
 pub(crate) mod dense_ffn;
 pub(crate) mod diffusion;
 pub(crate) mod embedding_skip;

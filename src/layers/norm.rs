@@ -70,7 +70,10 @@ pub(crate) fn head_norms<'a>(
     w: &'a Attn,
 ) -> (Option<&'a Vec<f32>>, Option<&'a Vec<f32>>) {
     let per_head = spec.qk_norm.is_some_and(|norm| {
-        !matches!(norm, QkNorm::Full | QkNorm::LayerByHead | QkNorm::RmsByHead)
+        !matches!(
+            norm,
+            QkNorm::Full | QkNorm::LayerFull | QkNorm::LayerByHead | QkNorm::RmsByHead
+        )
     });
     (
         w.q_norm.as_ref().filter(|_| per_head),

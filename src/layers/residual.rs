@@ -89,4 +89,15 @@ impl<'a> Residual<'a> {
             x.copy_from_slice(normed);
         }
     }
+
+    /// `x = second(x + first(x + branch))`, of norms.
+    pub(crate) fn add_twice(&mut self, cx: &Context<'_, '_>, first: Option<&Norm>, second: &Norm) {
+        let Residual { x, normed, branch } = self;
+        let (ctx, h) = (cx.plain(), cx.h);
+        ctx.arch.add(branch, x);
+        norm(ctx, h, first, branch, normed);
+        ctx.arch.add(x, normed);
+        norm(ctx, h, Some(second), x, normed);
+        x.copy_from_slice(normed);
+    }
 }

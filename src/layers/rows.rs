@@ -3,6 +3,7 @@
 use crate::compute::hook::TokenKind;
 use crate::compute::pooling::Pooling;
 use crate::kv::{KvLayout, SeqKv};
+use crate::layers::cross::memory::Memory;
 use crate::layers::rope::RopeTables;
 use crate::layers::spans::Spans;
 use crate::lora::Attached;
@@ -66,6 +67,8 @@ pub(crate) struct SlotView<'a> {
     pub(crate) rope: &'a RopeTables,
     /// Its positions that hold embeddings of images.
     pub(crate) spans: &'a Spans,
+    /// What an encoder left of another text.
+    pub(crate) memory: Option<&'a Memory>,
     pub(crate) adapters: &'a [Attached],
     /// Takes hidden states of the rows, if they are pooled.
     pub(crate) pooling: Option<&'a mut Pooling>,

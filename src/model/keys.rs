@@ -46,6 +46,14 @@ pub(crate) struct UnknownNames {
 }
 
 impl UnknownNames {
+    /// Records all.
+    pub(crate) fn reporting() -> UnknownNames {
+        UnknownNames {
+            policy: Unknown::Report,
+            names: Vec::new(),
+        }
+    }
+
     /// Records the unknown `name`, or returns `error`.
     pub(crate) fn found(&mut self, name: &str, error: ModelError) -> Result<(), ModelError> {
         match self.policy {
@@ -135,6 +143,22 @@ impl<'a> Keys<'a> {
             n_mtp,
             ..keys
         })
+    }
+
+    /// What `read` reads for another number of layers.
+    pub(crate) fn with_layers<T>(
+        &self,
+        n_layer: usize,
+        read: impl FnOnce(&Keys<'a>) -> Result<T, ModelError>,
+    ) -> Result<T, ModelError> {
+        let keys = Keys {
+            n_layer,
+            asked: RefCell::default(),
+            ..*self
+        };
+        let found = read(&keys)?;
+        self.asked.borrow_mut().append(&mut keys.asked.take());
+        Ok(found)
     }
 
     /// Whether layer `i` has a tensor of this name.

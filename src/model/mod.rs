@@ -5,6 +5,7 @@
 
 mod adapters;
 mod binding;
+mod encoder;
 mod error;
 mod family;
 mod hparams;
@@ -32,10 +33,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 pub use crate::layers::activation::spec::Activation;
 pub use crate::layers::altup::spec::StreamsSpec;
 pub use crate::layers::attention::latent::spec::LatentSpec;
+pub use crate::layers::attention::relative::spec::RelativeSpec;
 pub use crate::layers::attention::spec::{AttnSpec, QkNorm, Temperature};
 pub use crate::layers::classifier::{ClassifierActivation, ClassifierSpec, Pooling};
 pub use crate::layers::compressed::spec::{BlockIndexSpec, BlocksSpec, CompressedSpec};
 pub use crate::layers::conv::spec::ConvSpec;
+pub use crate::layers::cross::spec::EncoderSpec;
 pub use crate::layers::dense_ffn::spec::DenseSpec;
 pub use crate::layers::gated_delta::spec::DeltaSpec;
 pub use crate::layers::hparams::{Hparams, LogitTransform};
@@ -313,6 +316,7 @@ impl<'p> OpenOptions<'p> {
             tokenizer.map(Arc::new),
             self.arch.unwrap_or_else(Arch::detect),
         );
+        let encoder = encoder::bind(&gguf, &hparams, tokenizer.as_ref(), arch, &mut unknown)?;
         let mtp = mtp::bind(
             &gguf,
             &hparams,
@@ -326,6 +330,7 @@ impl<'p> OpenOptions<'p> {
             hparams,
             weights,
             mtp,
+            encoder,
             tokenizer,
             arch,
             // A GPU reads the map itself.
@@ -357,6 +362,8 @@ struct Inner {
     weights: Weights,
     /// Its block for multi-token prediction, or why that cannot be used.
     mtp: Result<Option<Model>, ModelError>,
+    /// Its encoder.
+    encoder: Option<Model>,
     tokenizer: Option<Arc<Tokenizer>>,
     arch: Arch,
     placement: WeightPlacement,
@@ -371,6 +378,37 @@ struct Inner {
     token_trie: Mutex<Option<TokenTrie>>,
     /// State that sessions without an engine of their own share; only `engine` knows its type.
     shared: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
+}
+
+impl Inner {
+    /// A model of a part of a file, computed with another model of that file.
+    fn part(
+        gguf: &Gguf,
+        hparams: Hparams,
+        weights: Weights,
+        tokenizer: Option<Arc<Tokenizer>>,
+        arch: Arch,
+    ) -> Inner {
+        Inner {
+            gguf: gguf.clone(),
+            hparams,
+            weights,
+            mtp: Ok(None),
+            encoder: None,
+            tokenizer,
+            arch,
+            placement: WeightPlacement::Mapped,
+            device: Device::Cpu,
+            memory_limit: None,
+            auto: false,
+            unknown: Vec::new(),
+            decoded: Default::default(),
+            fingerprint: Default::default(),
+            #[cfg(feature = "grammar")]
+            token_trie: Default::default(),
+            shared: Default::default(),
+        }
+    }
 }
 
 impl fmt::Debug for Model {
@@ -469,6 +507,11 @@ impl Model {
     /// That block, as a model of one layer whose tokens come with hidden states.
     pub(crate) fn mtp(&self) -> Result<Option<&Model>, &ModelError> {
         self.0.mtp.as_ref().map(Option::as_ref)
+    }
+
+    /// The model's encoder, if it has one besides a decoder.
+    pub(crate) fn encoder(&self) -> Option<&Model> {
+        self.0.encoder.as_ref()
     }
 
     /// The hyper-parameters.

@@ -15,7 +15,7 @@ use crate::gguf::Gguf;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::LayerSpec;
 use crate::model::weights::Weights;
-use crate::model::{Device, Inner, Model, ModelError, WeightPlacement};
+use crate::model::{Inner, Model, ModelError};
 use crate::tokenizer::Tokenizer;
 use std::sync::Arc;
 
@@ -82,22 +82,6 @@ pub(super) fn bind(
     let bound = Weights::bind_mtp(gguf, &block, h.n_layer, weights)?;
     let prefix = format!("blk.{}.", h.n_layer);
     unknown.retain(|name| !name.starts_with(&prefix));
-    Ok(Some(Model(Arc::new(Inner {
-        gguf: gguf.clone(),
-        hparams: block,
-        weights: bound,
-        mtp: Ok(None),
-        tokenizer: tokenizer.cloned(),
-        arch,
-        placement: WeightPlacement::Mapped,
-        device: Device::Cpu,
-        memory_limit: None,
-        auto: false,
-        unknown: Vec::new(),
-        decoded: Default::default(),
-        fingerprint: Default::default(),
-        #[cfg(feature = "grammar")]
-        token_trie: Default::default(),
-        shared: Default::default(),
-    }))))
+    let block = Inner::part(gguf, block, bound, tokenizer.cloned(), arch);
+    Ok(Some(Model(Arc::new(block))))
 }

@@ -51,6 +51,9 @@ pub enum StateError {
         /// Tokens that were dropped.
         n_dropped: usize,
     },
+    /// Files of sessions do not hold what an encoder has read.
+    #[error("a session whose encoder has read a text cannot be saved; save both texts, and read them again")]
+    HasMemory,
     /// Files of sessions do not hold images.
     #[error("a session with images cannot be saved; save its text and images, and read them again")]
     HasImages,

@@ -87,6 +87,9 @@ impl Session {
         if !self.seq.spans.is_empty() {
             return Err(StateError::HasImages);
         }
+        if self.seq.memory.is_some() {
+            return Err(StateError::HasMemory);
+        }
         if self.n_dropped() > 0 {
             Err(StateError::Shifted {
                 n_dropped: self.n_dropped(),

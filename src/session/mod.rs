@@ -2,6 +2,7 @@
 
 mod adapters;
 pub(crate) mod context_shift;
+mod encode;
 pub(crate) mod error;
 pub(crate) mod file;
 pub(crate) mod gradients;

@@ -11,7 +11,7 @@ pub enum TokenizerError {
     Metadata(#[from] GgufError),
     /// The kind of tokenizer is not supported.
     #[error(
-        "tokenizer model `{name}` is not supported; supported are llama (SentencePiece BPE), gpt2 and gemma4 (byte-level BPE), bert (WordPiece), t5 (unigram), rwkv"
+        "tokenizer model `{name}` is not supported; supported are llama (SentencePiece BPE), gpt2 and gemma4 (byte-level BPE), bert (WordPiece), t5 (unigram), rwkv, plamo2"
     )]
     Model {
         /// `tokenizer.ggml.model`.
@@ -65,6 +65,12 @@ pub enum TokenizerError {
         id: u32,
         /// Its text.
         text: String,
+    },
+    /// A byte has no token, which a character without one needs.
+    #[error("there is no token for byte {byte:#04x}, as <0x{byte:02X}>")]
+    NoByteToken {
+        /// The byte.
+        byte: u8,
     },
     /// A token is too long to be searched for in texts.
     #[error("token {id} is longer than {max} bytes")]

@@ -2,7 +2,7 @@
 //!
 //! The models are SentencePiece-style BPE (`spm`, `llama`), byte-level BPE (`bpe`, `gpt2`, `gemma4`
 //! and `whitespace`), which is preceded by one of the pre-tokenisers of `split`, WordPiece (`wpm`, `bert`),
-//! unigram (`unigram`, `t5`) and RWKV's. Everything that affects ids follows llama.cpp exactly,
+//! unigram (`unigram`, `t5`) RWKV's and PLaMo 2's. Everything that affects ids follows llama.cpp exactly,
 //! because GGUF files are tested with it: special tokens (`special`), defaults of the flags, the
 //! clean-up of spaces. Only WordPiece follows Hugging Face, as its models were trained with that.
 //! Nothing is guessed: an unknown tokenizer model or pre-tokeniser is refused by name.
@@ -13,6 +13,7 @@
 mod bpe;
 mod charsmap;
 mod error;
+mod plamo2;
 mod rwkv;
 mod special;
 mod special_ids;
@@ -33,6 +34,7 @@ pub use stream::TextStream;
 
 use crate::gguf::{Array, Metadata, Value};
 use bpe::Bpe;
+use plamo2::Plamo2;
 use rwkv::Rwkv;
 use special::{Parse, Part, Specials};
 use special_ids::{BOS, EOS, FillInTheMiddleIds, Kind, SpecialIds};
@@ -87,6 +89,7 @@ enum Model {
     Wpm(Wpm),
     Unigram(Unigram),
     Rwkv(Rwkv),
+    Plamo2(Plamo2),
 }
 
 impl Model {
@@ -107,6 +110,9 @@ impl Model {
                 Model::Bpe(Bpe::new(pre, merges, vocab.hasher)?)
             }
             None if kind.is_rwkv() => Model::Rwkv(Rwkv::new(vocab, unknown)),
+            None if kind.is_plamo2() => {
+                Model::Plamo2(Plamo2::new(vocab, &scores(m, vocab.len())?)?)
+            }
             None if kind.is_bert() => {
                 let lowercase = m
                     .opt_bool("tokenizer.ggml.normalizer.lowercase")?
@@ -171,7 +177,7 @@ impl Tokenizer {
             Some(pre) if pre.raw_utf8 && pre.add_bos => true,
             _ => m
                 .opt_bool("tokenizer.ggml.add_bos_token")?
-                .unwrap_or(pre.map_or(!kind.is_rwkv() && !is_unigram, |pre| pre.add_bos)),
+                .unwrap_or(pre.map_or(kind.begins_texts(), |pre| pre.add_bos)),
         };
         let add_eos = m
             .opt_bool("tokenizer.ggml.add_eos_token")?
@@ -321,6 +327,7 @@ impl Tokenizer {
                     match &self.model {
                         Model::Bpe(bpe) => bpe.encode(&self.vocab, text, out),
                         Model::Rwkv(rwkv) => rwkv.encode(&self.vocab, text, out),
+                        Model::Plamo2(plamo2) => plamo2.encode(&self.vocab, text, out),
                         Model::Wpm(wpm) => wpm.encode(&self.vocab, text, out),
                         Model::Unigram(unigram) => {
                             unigram.encode(&self.vocab, text, after_special, out)
@@ -412,7 +419,7 @@ impl Tokenizer {
         } else if self.vocab.is(id, NORMAL) {
             match &self.model {
                 Model::Bpe(bpe) if !bpe.pre.raw_utf8 => bpe::append_from_alphabet(text, out),
-                Model::Rwkv(_) => out.extend_from_slice(text),
+                Model::Rwkv(_) | Model::Plamo2(_) => out.extend_from_slice(text),
                 _ => append_unescaped(text, out),
             }
         } else if self.vocab.is(id, BYTE) {

@@ -76,7 +76,7 @@ impl<'m> Kind<'m> {
             "whitespace" => Some("whitespace"),
             "gemma4" => Some("gemma4"),
             // WordPiece has a single pre-tokeniser, the others have none.
-            "bert" | "t5" | "rwkv" => None,
+            "bert" | "t5" | "rwkv" | "plamo2" => None,
             _ => {
                 return Err(TokenizerError::Model {
                     name: name.to_owned(),
@@ -101,6 +101,16 @@ impl<'m> Kind<'m> {
 
     pub(super) fn is_unigram(&self) -> bool {
         self.is("t5")
+    }
+
+    pub(super) fn is_plamo2(&self) -> bool {
+        self.is("plamo2")
+    }
+
+    /// Whether texts begin with a token of their own, unless the file says otherwise; of
+    /// vocabularies without a pre-tokeniser.
+    pub(super) fn begins_texts(&self) -> bool {
+        !(self.is_rwkv() || self.is_unigram() || self.is_plamo2())
     }
 
     pub(super) fn is_rwkv(&self) -> bool {

@@ -2,7 +2,7 @@
 //! computes (`tests/reference_llama_cpp.py`); and broken files of every family.
 
 use crate::common::{cases, emulated, numbers};
-use crate::mutants::{compute, families, family, models, mutant};
+use crate::mutants::{compute, encoders, families, family, models, mutant};
 use crate::run::{OnLevel, open, session_on};
 use proptest::collection::vec;
 use proptest::prelude::any;
@@ -27,6 +27,12 @@ fn outputs_equal_those_of_llama_cpp() {
 #[test]
 fn outputs_equal_those_of_hugging_face() {
     outputs_equal(&serde_json::from_str(include_str!("../data/variants.json")).unwrap());
+}
+
+/// Encoders in such variants (`tests/reference_encoders.py`).
+#[test]
+fn outputs_of_encoders() {
+    outputs_equal(&serde_json::from_str(include_str!("../data/encoders.json")).unwrap());
 }
 
 fn outputs_equal(reference: &Json) {
@@ -172,7 +178,8 @@ fn pairs_of_texts() {
 /// Every architecture has a tiny model, which computes.
 #[test]
 fn tiny_models_of_every_architecture() {
-    let all: Vec<&str> = models().iter().map(|m| m.arch.as_str()).collect();
+    let models = || models().iter().chain(encoders());
+    let all: Vec<&str> = models().map(|m| m.arch.as_str()).collect();
     // `mistral` is another name of `llama`.
     let missing: Vec<_> = supported_architectures()
         .filter(|arch| *arch != "mistral" && !all.contains(arch))
@@ -187,7 +194,7 @@ fn tiny_models_of_every_architecture() {
 /// same.
 #[test]
 fn changed_files_are_refused_or_run() {
-    for model in models() {
+    for model in models().iter().chain(encoders()) {
         let mut runner = TestRunner::new(cases(12));
         let changes = vec(any::<[u8; 6]>(), 1..4);
         let run = |changes: Vec<[u8; 6]>| {

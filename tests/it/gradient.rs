@@ -579,6 +579,8 @@ const REFUSED: &[&str] = &[
     "spark2_5",
     "starcoder",
     "step35",
+    "t5",
+    "t5encoder",
     "talkie",
 ];
 

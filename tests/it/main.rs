@@ -21,6 +21,7 @@ mod conformance_tokenizer;
 mod conversations;
 mod demo;
 mod digests;
+mod encoder_decoder;
 mod engine;
 mod families;
 mod generate;

@@ -220,6 +220,66 @@ fn unigram_texts_come_back() {
     );
 }
 
+/// A vocabulary of PLaMo 2: `more` behind control tokens and a token for each byte.
+fn plamo2(more: &[(&str, i32, f32)]) -> File {
+    let control = ["<unk>", "<|plamo:bos|>", "<|plamo:eos|>"].into_iter();
+    let control = control.zip([UNKNOWN, CONTROL, CONTROL]);
+    let control = control.map(|(text, kind)| (text.as_bytes().to_vec(), kind));
+    let bytes = (0..=255).map(|byte: u8| (format!("<0x{byte:02X}>").into_bytes(), BYTE));
+    let others = more
+        .iter()
+        .map(|&(text, kind, _)| (text.as_bytes().to_vec(), kind));
+    let tokens: Vec<_> = control.chain(bytes).chain(others).collect();
+    let mut scores = vec![0.0f32; 3 + 256];
+    scores.extend(more.iter().map(|token| token.2));
+    File::default()
+        .set("model", "plamo2")
+        .tokens(&tokens)
+        .set("scores", scores)
+}
+
+/// Ids by the published algorithm, followed by hand in `tests/reference_plamo2.py`.
+#[test]
+fn plamo2_ids_are_those_of_its_own_code() {
+    let reference: Json = serde_json::from_str(include_str!("../data/plamo2.json")).unwrap();
+    let tokens = reference["tokens"].as_array().unwrap().iter();
+    let tokens: Vec<_> = tokens
+        .map(|token| {
+            let score = token[1].as_f64().unwrap() as f32;
+            (token[0].as_str().unwrap(), NORMAL, score)
+        })
+        .collect();
+    let t = plamo2(&tokens).open().unwrap();
+    let cases = reference["cases"].as_array().unwrap();
+    assert!(cases.len() > 100);
+    for case in cases {
+        let (text, ids) = (case[0].as_str().unwrap(), numbers::<u32>(&case[1]));
+        let ours = t.encode(text, false, false);
+        assert_eq!(ours, ids, "{text:?}");
+        let text = text.strip_prefix('\u{FEFF}').unwrap_or(text);
+        assert_eq!(t.decode_lossy(&ours, false).unwrap(), text);
+    }
+}
+
+#[test]
+fn plamo2_control_tokens_are_parsed_and_never_found() {
+    let t = plamo2(&[("a", NORMAL, -1.0), ("ab", NORMAL, f32::NAN), ("b", NORMAL, -3000.0)]);
+    let t = t.open().unwrap();
+    assert_eq!(t.encode("<|plamo:eos|>", true, true), [2]);
+    let plain = t.encode("<|plamo:eos|>", false, false);
+    assert!(plain.len() > 10 && !plain.contains(&2));
+    // Tokens without a score that counts are not used.
+    assert_eq!(t.encode("ab", false, false), [259, 3 + u32::from(b'b')]);
+    let error = File::default()
+        .set("model", "plamo2")
+        .tokens(&[(b"a".to_vec(), NORMAL)])
+        .open();
+    assert!(matches!(
+        error,
+        Err(TokenizerError::NoByteToken { byte: 0 })
+    ));
+}
+
 /// Of all ways the one with the largest sum, by hand.
 #[test]
 fn unigram_sums_decide() {
@@ -493,7 +553,7 @@ fn gpt_oss_messages_end_without_ending_the_generation() {
 
 #[test]
 fn unsupported_models_are_refused_by_name() {
-    for name in ["plamo2", "no_vocab", "none", "hybriddna", ""] {
+    for name in ["no_vocab", "none", "hybriddna", ""] {
         let error = small_spm().set("model", name).open().unwrap_err();
         assert!(
             matches!(&error, TokenizerError::Model { name: n } if n == name),

@@ -13,6 +13,8 @@ pub enum Activation {
     Gelu,
     /// `max(up, 0)²`; there is no gate.
     SquaredRelu,
+    /// `max(up, 0)`; there is no gate.
+    Relu,
     /// `gelu(gate)·up`, by the error function.
     GeGluErf,
     /// `max(gate, 0)·up`.

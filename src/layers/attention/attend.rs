@@ -3,6 +3,7 @@
 use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
 use crate::compute::tiles::Tiles;
 use crate::layers::attention::buffers::attn_tiles;
+use crate::layers::attention::relative::weights::Biases;
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::indexer::selection::Selection;
 use crate::layers::rows::{Rows, SlotView};
@@ -57,6 +58,8 @@ pub(super) struct AttnLayer<'a> {
     pub(super) rows: Rows,
     /// If rows see chosen positions.
     pub(super) selection: Option<&'a Selection<'a>>,
+    /// If scores have some.
+    pub(super) biases: Option<Biases<'a>>,
 }
 
 impl AttnLayer<'_> {
@@ -72,6 +75,9 @@ impl AttnLayer<'_> {
     ) {
         if let Some(selection) = self.selection {
             return self.attend_chosen(slots, selection, q_by_head, out_by_head, tiles);
+        }
+        if let Some(biases) = self.biases {
+            return self.attend_biased(slots, biases, q_by_head, out_by_head, tiles);
         }
         let least = self.threads.n_threads() * LEAST_TILES;
         for group in groups(self.spec, self.rows, slots) {
@@ -97,7 +103,7 @@ impl AttnLayer<'_> {
     }
 
     /// Positions that the slot's row `j` of [`AttnLayer::rows`] sees.
-    fn range(&self, slot: &SlotView<'_>, j: usize) -> (u32, u32) {
+    pub(super) fn range(&self, slot: &SlotView<'_>, j: usize) -> (u32, u32) {
         let end = slot.pos() + self.rows.of(slot).0 + j + 1;
         if !self.spec.causal {
             let (half, n) = (

@@ -6,6 +6,7 @@ mod buffers;
 mod gate;
 pub(crate) mod latent;
 mod place;
+pub(crate) mod relative;
 mod sparse;
 pub(crate) mod spec;
 pub(crate) mod weights;
@@ -19,6 +20,7 @@ use crate::compute::probe::HookPoint;
 use crate::compute::tiles::Tiles;
 use crate::layers::attention::attend::AttnLayer;
 use crate::layers::attention::buffers::AttnBuffers;
+use crate::layers::attention::relative::weights::Biases;
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::attention::weights::Attn;
 use crate::layers::context::Context;
@@ -204,6 +206,12 @@ impl<'a> Attention<'a> {
             i: cx.h.kv_layers[cx.layer],
             rows: cx.rows,
             selection: self.spec.index.map(|_| &cx.buffers.selection),
+            biases: self.biases(),
         }
+    }
+
+    fn biases(&self) -> Option<Biases<'_>> {
+        let (spec, values) = self.spec.relative.zip(self.w.relative.as_deref())?;
+        Some(Biases { spec, values })
     }
 }

@@ -46,9 +46,12 @@ impl Attention<'_> {
         if spec.value_scale != 1.0 {
             v.iter_mut().for_each(|v| *v *= spec.value_scale);
         }
-        for (x, norm) in [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)] {
+        let biases = w.qk_norm_biases.as_ref();
+        let rows = [(&mut *q, &w.q_norm), (&mut *k, &w.k_norm)];
+        for (i, (x, norm)) in rows.into_iter().enumerate() {
             if let Some(norm) = norm {
-                norm_rows((arch, threads), spec, eps, norm, x);
+                let bias = biases.map_or(&[][..], |biases| &biases[i]);
+                norm_rows((arch, threads), spec, eps, (norm, bias), x);
             }
         }
         let (q_norm, k_norm) = head_norms(spec, w);
@@ -128,7 +131,7 @@ fn norm_rows(
     (arch, threads): (Arch, &PoolHandle<'_>),
     spec: &AttnSpec,
     eps: f32,
-    norm: &[f32],
+    (norm, bias): (&[f32], &[f32]),
     x: &mut [f32],
 ) {
     let workers = threads.when(x.len() > norm.len());
@@ -138,6 +141,17 @@ fn norm_rows(
             row.iter_mut()
                 .zip(norm)
                 .for_each(|(x, w)| *x = *x * factor * w);
+        }),
+        Some(QkNorm::LayerFull) => workers.for_chunks(x, norm.len(), |_, row| {
+            // Mean and variance in the kernel's place: it writes elsewhere than it reads.
+            let n = row.len() as f32;
+            let mean = row.iter().sum::<f32>() / n;
+            row.iter_mut().for_each(|x| *x -= mean);
+            let factor = 1.0 / (arch.dot(row, row) / n + eps).sqrt();
+            let of = norm.iter().zip(bias);
+            row.iter_mut()
+                .zip(of)
+                .for_each(|(x, (w, b))| *x = *x * factor * w + b);
         }),
         Some(QkNorm::RmsByHead) => workers.for_chunks(x, norm.len(), |_, row| {
             for (x, w) in row

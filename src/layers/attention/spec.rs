@@ -1,6 +1,7 @@
 //! Attention of one layer.
 
 use crate::layers::attention::latent::spec::LatentSpec;
+use crate::layers::attention::relative::spec::RelativeSpec;
 use crate::layers::indexer::spec::IndexSpec;
 use crate::layers::rope::spec::RopeId;
 
@@ -48,6 +49,8 @@ pub struct AttnSpec {
     /// ALiBi instead of a rope: a key `n` positions back has its score reduced by `n·slope` (arXiv
     /// 2108.12409); this is the base-2 logarithm of the last head's slope, negated.
     pub alibi: Option<f32>,
+    /// Biases of scores by the distance of positions, instead of a rope.
+    pub relative: Option<RelativeSpec>,
     /// Whether each head has an attention sink: an extra score, of no key, in the softmax (arXiv
     /// 2309.17453).
     pub sinks: bool,
@@ -93,6 +96,7 @@ impl Default for AttnSpec {
             keys_as_values: false,
             shares_kv: false,
             alibi: None,
+            relative: None,
             sinks: false,
             temperature: None,
             gated: false,
@@ -113,9 +117,9 @@ impl AttnSpec {
     }
 
     /// Query heads whose scores are computed together: those that share a key/value head or, where
-    /// each has a slope of its own, one.
+    /// each has a slope or biases of its own, one.
     pub(crate) fn n_together(&self) -> usize {
-        if self.alibi.is_some() {
+        if self.alibi.is_some() || self.relative.is_some() {
             1
         } else {
             self.n_group()
@@ -217,6 +221,8 @@ pub enum QkNorm {
     PlainRotated,
     /// All heads together.
     Full,
+    /// All heads together, mean and variance, with a bias (Jina BERT 2 of code).
+    LayerFull,
     /// Each head separately with weights of its own, mean and variance, no bias.
     LayerByHead,
     /// Each head separately with weights of its own (PLaMo 2).

@@ -16,6 +16,11 @@ pub(crate) struct Attn {
     /// Factors on query heads.
     pub(crate) q_gains: Option<Vec<f32>>,
     pub(crate) wo: Linear,
+    /// Biases of layer norms of queries and keys.
+    pub(crate) qk_norm_biases: Option<[Vec<f32>; 2]>,
+    /// Biases of scores, `(n_bucket, n_head)`, see
+    /// [`AttnSpec::relative`](crate::layers::attention::spec::AttnSpec::relative).
+    pub(crate) relative: Option<Vec<f32>>,
     /// Attention sinks: a score per head.
     pub(crate) sinks: Option<Vec<f32>>,
     /// Gate of the output of all heads, see

@@ -164,6 +164,7 @@ pub(crate) fn act<'a>(
         }),
         Activation::Gelu => workers.for_chunks(up, n_ff, |_, up| arch.gelu(up)),
         Activation::SquaredRelu => workers.for_chunks(up, n_ff, |_, up| squared_relu(up)),
+        Activation::Relu => workers.for_chunks(up, n_ff, |_, up| clamp(up, 0.0, f32::INFINITY)),
         Activation::ReGlu => workers.for_chunks(gate, n_ff, |i, gate| {
             relu_mul(gate, &up[i * n_ff..][..n_ff])
         }),

@@ -13,6 +13,9 @@ use crate::layers::recurrent::spec::RecurrentSpec;
 pub struct LayerSpec {
     /// Token mixer.
     pub mixer: Mixer,
+    /// Whether a second attention, with heads like the mixer's, reads what an encoder left of
+    /// another text, between mixer and feed-forward layer.
+    pub cross: bool,
     /// Feed-forward layer.
     pub ffn: FfnSpec,
     /// Where norms are.
@@ -39,6 +42,7 @@ impl Default for LayerSpec {
     fn default() -> LayerSpec {
         LayerSpec {
             mixer: Mixer::None,
+            cross: false,
             ffn: FfnSpec::None,
             norms: Norms::Before,
             post_norm_eps: None,

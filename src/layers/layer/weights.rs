@@ -3,6 +3,7 @@
 use crate::layers::altup::weights::AltUp;
 use crate::layers::attention::weights::Attn;
 use crate::layers::compressed::weights::Compressed;
+use crate::layers::cross::weights::CrossAttn;
 use crate::layers::dense_ffn::weights::Ffn;
 use crate::layers::hyper::weights::HyperLayer;
 use crate::layers::moe::weights::Moe;
@@ -20,7 +21,12 @@ pub(crate) struct Layer {
     pub(crate) attn: Option<Attn>,
     pub(crate) recurrent: Option<Recurrent>,
     pub(crate) compressed: Option<Box<Compressed>>,
+    /// Attention to an encoder's memory.
+    pub(crate) cross: Option<Box<CrossAttn>>,
     pub(crate) post_attn_norm: Option<Norm>,
+    /// Norm of the sum of the layer's input and what `post_attn_norm` leaves of the residual stream
+    /// (Jina BERT 2 of code).
+    pub(crate) input_norm: Option<Norm>,
     pub(crate) ffn_norm: Option<Norm>,
     pub(crate) ffn: FeedForward,
     pub(crate) post_ffn_norm: Option<Norm>,

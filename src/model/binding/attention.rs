@@ -4,20 +4,23 @@ use crate::layers::attention::latent::spec::LatentSpec;
 use crate::layers::attention::latent::weights::Latent;
 use crate::layers::attention::spec::{AttnSpec, QkNorm};
 use crate::layers::attention::weights::Attn;
+use crate::layers::attention::relative::spec::RelativeSpec;
+use crate::layers::cross::weights::CrossAttn;
+use crate::layers::hparams::Hparams;
 use crate::layers::indexer::spec::{IndexKind, IndexSpec};
 use crate::layers::indexer::weights::Indexer;
-use crate::layers::layer::spec::Biases;
+use crate::layers::layer::spec::{Biases, LayerSpec};
 use crate::model::ModelError;
-use crate::model::binding::binder::Binder;
+use crate::model::binding::binder::{Binder, RELATIVE};
 
 pub(super) fn attention(
     b: &Binder<'_>,
-    n_embd: usize,
+    h: &Hparams,
     (spec, source): (&AttnSpec, Option<&Attn>),
     biases: Biases,
     name: &dyn Fn(&str) -> String,
 ) -> Result<Attn, ModelError> {
-    let biased = biases != Biases::Optional;
+    let (biased, n_embd) = (biases != Biases::Optional, h.n_embd);
     if let Some(latent) = &spec.latent {
         return latent_attention(b, n_embd, spec, latent, name);
     }
@@ -58,7 +61,7 @@ pub(super) fn attention(
             None => return Ok(None),
             Some(QkNorm::PlainRotated) => return Ok(Some(vec![1.0; spec.head_dim])),
             Some(QkNorm::PerHead | QkNorm::PerHeadRotated) => spec.head_dim,
-            Some(QkNorm::Full) => n,
+            Some(QkNorm::Full | QkNorm::LayerFull) => n,
             Some(QkNorm::LayerByHead | QkNorm::RmsByHead) => {
                 let values = b.values(&name(part), &[spec.head_dim, n / spec.head_dim])?;
                 return values
@@ -78,12 +81,25 @@ pub(super) fn attention(
         } else {
             norm("attn_k_norm.weight", n_k)?
         },
+        qk_norm_biases: (spec.qk_norm == Some(QkNorm::LayerFull))
+            .then(|| {
+                let bias = |part: &str, n: usize| b.vector(&name(part), n);
+                Ok::<_, ModelError>([
+                    bias("attn_q_norm.bias", spec.n_q())?,
+                    bias("attn_k_norm.bias", n_k)?,
+                ])
+            })
+            .transpose()?,
+        relative: spec
+            .relative
+            .map(|relative| relative_biases(b, h, (spec, relative), name))
+            .transpose()?,
         q_gains: spec
             .q_gains
             .then(|| gains(b, name, spec.n_head))
             .transpose()?,
         wo: b.linear(
-            &name("attn_output"),
+            &output_name(b, name),
             spec.n_out(),
             n_embd,
             matches!(biases, Biases::All | Biases::Everywhere),
@@ -107,6 +123,54 @@ pub(super) fn attention(
             .transpose()?
             .map(Box::new),
     })
+}
+
+/// Name of the output matrix: T5's files have a shorter one.
+fn output_name(b: &Binder<'_>, name: &dyn Fn(&str) -> String) -> String {
+    let of_t5 = name("attn_o");
+    match b.has(&format!("{of_t5}.weight")) {
+        true => of_t5,
+        false => name("attn_output"),
+    }
+}
+
+/// Biases of scores by distance: the layer's or, where it has none, the first layer's.
+fn relative_biases(
+    b: &Binder<'_>,
+    h: &Hparams,
+    (spec, relative): (&AttnSpec, RelativeSpec),
+    name: &dyn Fn(&str) -> String,
+) -> Result<Vec<f32>, ModelError> {
+    let first = format!("{}blk.0.{RELATIVE}", h.prefix);
+    let own = Some(name(RELATIVE)).filter(|own| b.has(own));
+    let name = own.unwrap_or(first);
+    let values = b.values(&name, &[spec.n_head, relative.n_bucket])?;
+    values.ok_or(ModelError::MissingTensor { name })
+}
+
+/// Attention to an encoder's memory, with heads like those of the layer's mixer.
+pub(super) fn cross(
+    b: &Binder<'_>,
+    h: &Hparams,
+    spec: &LayerSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Option<CrossAttn>, ModelError> {
+    let Some(attn) = spec.attention() else {
+        return Ok(None);
+    };
+    // Hugging Face's files have one, which it does not use.
+    b.skip(&name("cross_attn_rel_b.weight"));
+    let linear = |part: &str, n_in: usize, n_out: usize| {
+        let name = name(&format!("cross_attn_{part}"));
+        b.linear(&name, n_in, n_out, false)
+    };
+    Ok(Some(CrossAttn {
+        norm: b.norm(&name("cross_attn_norm"), h)?,
+        q: linear("q", h.n_embd, attn.n_q())?,
+        k: linear("k", h.n_embd, attn.n_k())?,
+        v: linear("v", h.n_embd, attn.n_v())?,
+        output: linear("o", attn.n_out(), h.n_embd)?,
+    }))
 }
 
 /// Factors on query heads, under the name of a norm (Talkie).
@@ -160,6 +224,8 @@ fn latent_attention(
         wv,
         q_norm: None,
         k_norm: None,
+        qk_norm_biases: None,
+        relative: None,
         q_gains: None,
         wo: linear("attn_output", spec.n_mixed(), n_embd)?,
         sinks: spec

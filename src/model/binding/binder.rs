@@ -14,6 +14,8 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
+/// Biases of scores by distance.
+pub(super) const RELATIVE: &str = "attn_rel_b.weight";
 /// Divisor that marks the frequencies of pairs that are not rotated.
 const UNROTATED: f32 = 1e30;
 
@@ -372,6 +374,10 @@ impl<'a> Binder<'a> {
                 unknown.names.push(t.name.clone());
                 continue;
             }
+            // Those of an encoder are bound with it.
+            if h.encoder.is_some() && t.name.starts_with("enc.") {
+                continue;
+            }
             let error = ModelError::UnknownTensor {
                 name: t.name.clone(),
                 arch: h.arch.clone(),
@@ -386,14 +392,19 @@ impl<'a> Binder<'a> {
     pub(super) fn uniform(&self, h: &Hparams) -> Result<(), ModelError> {
         let layers: Vec<&[LayerSpec]> = h.layers[..h.n_own()].chunks(h.n_part).collect();
         let mut parts = vec![BTreeSet::new(); layers.len()];
-        for (i, part) in self.used.borrow().iter().filter_map(|name| in_layer(name)) {
-            parts[i].insert(part);
+        let used = self.used.borrow();
+        let in_block = |name: &&'a str| in_layer(name.strip_prefix(h.prefix)?);
+        for (i, part) in used.iter().filter_map(in_block) {
+            // The first layer's are those of all, where others have none.
+            if part != RELATIVE {
+                parts[i].insert(part);
+            }
         }
         for (i, spec) in layers.iter().enumerate() {
             let first = layers.iter().position(|other| other == spec).unwrap_or(i);
             for (missing, present) in [(i, first), (first, i)] {
                 if let Some(part) = parts[present].difference(&parts[missing]).next() {
-                    let name = |i: usize| format!("blk.{i}.{part}");
+                    let name = |i: usize| format!("{}blk.{i}.{part}", h.prefix);
                     return Err(ModelError::MissingInLayer {
                         name: name(missing),
                         present: name(present),

@@ -17,7 +17,7 @@ use crate::layers::residual_attention::ResidualScores;
 use crate::layers::switch::spec::SwitchSpec;
 use crate::layers::switch::weights::{SwitchLayer, SwitchTerm};
 use crate::model::ModelError;
-use crate::model::binding::attention::attention;
+use crate::model::binding::attention::{attention, cross};
 use crate::model::binding::binder::Binder;
 use crate::model::binding::compressed::compressed;
 use crate::model::binding::connection;
@@ -53,7 +53,7 @@ pub(super) fn layer(
     i: usize,
     source: Option<&Attn>,
 ) -> Result<Layer, ModelError> {
-    let name = |part: &str| format!("blk.{}.{part}", i / h.n_part);
+    let name = |part: &str| format!("{}blk.{}.{part}", h.prefix, i / h.n_part);
     let (has_mixer, has_ffn) = (spec.mixer != Mixer::None, spec.ffn != FfnSpec::None);
     let norm = |part: &str, is_there: bool, places: &[Norms]| {
         (is_there && places.contains(&spec.norms))
@@ -63,7 +63,7 @@ pub(super) fn layer(
     let names = NormNames::of(b, h, spec, i, &name);
     let attn = spec
         .attention()
-        .map(|attn| attention(b, h.n_embd, (attn, source), spec.biases, &name));
+        .map(|attn| attention(b, h, (attn, source), spec.biases, &name));
     let recurrent = spec
         .recurrent()
         .map(|recurrent| recurrent::bind(b, h.n_embd, recurrent, &name));
@@ -76,7 +76,16 @@ pub(super) fn layer(
             .map(|spec| compressed(b, h.n_embd, spec, &name))
             .transpose()?
             .map(Box::new),
+        cross: spec
+            .cross
+            .then(|| cross(b, h, spec, &name))
+            .transpose()?
+            .flatten()
+            .map(Box::new),
         post_attn_norm: norm(names.post_attn_norm, has_mixer, BEHIND_BRANCH)?,
+        input_norm: (spec.norms == Norms::Residual && b.has(&name("attn_norm_2.weight")))
+            .then(|| b.norm(&name("attn_norm_2"), h))
+            .transpose()?,
         ffn_norm: norm(names.ffn_norm, has_ffn, BEFORE_FFN)?,
         ffn: feed_forward(b, h, spec, &name)?,
         post_ffn_norm: norm(names.post_ffn_norm, has_ffn, BEHIND_BRANCH)?,

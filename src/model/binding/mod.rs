@@ -211,12 +211,13 @@ fn layers(
 /// The norm behind the last layer.
 fn output_norm(b: &Binder<'_>, h: &Hparams) -> Result<Option<Norm>, ModelError> {
     // LFM2's files call it by the name of another, NeoBERT's by that of an encoder's.
-    let mut names = ["output_norm", "enc.output_norm", "token_embd_norm"].into_iter();
+    let own = format!("{}output_norm", h.prefix);
+    let mut names = [&own, "enc.output_norm", "token_embd_norm"].into_iter();
     let is_there = |name: &&str| b.has(&format!("{name}.weight"));
     let name = names
         .find(is_there)
         .filter(|_| !h.embd_norm)
-        .unwrap_or("output_norm");
+        .unwrap_or(&own);
     h.final_norm.then(|| b.norm(name, h)).transpose()
 }
 

@@ -2,6 +2,7 @@
 //! EuroBERT, NeoBERT, Llama-Embed. Their tokens see the whole text.
 
 use crate::layers::activation::spec::Activation;
+use crate::layers::attention::spec::QkNorm;
 use crate::layers::classifier::{ClassifierActivation, Pooling};
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::{Biases, FfnSpec};
@@ -51,10 +52,14 @@ pub(super) fn jina3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
 }
 
 /// Jina BERT 2, with ALiBi on both sides, whose exponent is not in the file (Hugging Face
-/// `_build_alibi_tensor`).
+/// `_build_alibi_tensor`). Of its models, those of code have norms of queries and keys.
 pub(super) fn jina2(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     let mut h = post_norms(keys, keys.dense_fused(Activation::GeGluErf)?)?;
     h.set_alibi(keys.number("attention.max_alibi_bias")?.unwrap_or(8.0));
+    if keys.has_in_layer(0, "attn_q_norm.weight") {
+        h.attention_mut()
+            .for_each(|attn| attn.qk_norm = Some(QkNorm::LayerFull));
+    }
     Ok(h)
 }
 

@@ -42,6 +42,7 @@ mod rwkv;
 mod smollm3;
 mod sparse;
 mod stablelm;
+mod t5;
 mod talkie;
 mod windows;
 
@@ -283,6 +284,14 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family {
         arch: "llama-embed",
         hparams: bert::llama,
+    },
+    Family {
+        arch: "t5",
+        hparams: t5::t5,
+    },
+    Family {
+        arch: "t5encoder",
+        hparams: t5::encoder,
     },
     Family {
         arch: "granite",

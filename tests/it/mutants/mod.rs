@@ -142,6 +142,26 @@ pub(crate) fn models() -> &'static [Shapes] {
     })
 }
 
+/// Encoders, and a model that has one before it (`tests/reference_encoders.py`).
+pub(crate) fn encoders() -> &'static [Shapes] {
+    static MODELS: OnceLock<Vec<Shapes>> = OnceLock::new();
+    MODELS.get_or_init(|| {
+        let files = [
+            include_str!("../../data/encoders.json"),
+            include_str!("../../data/encoder_decoder.json"),
+        ];
+        let of_file = |file: &&str| -> Vec<Shapes> {
+            let all: Json = serde_json::from_str(file).unwrap();
+            let models = all.as_object().unwrap().iter();
+            let models = models.filter(|(name, _)| *name != "about");
+            models
+                .map(|(name, family)| Shapes::of_family(name, family))
+                .collect()
+        };
+        files.iter().flat_map(of_file).collect()
+    })
+}
+
 /// All keys behind the name of an architecture.
 fn keys() -> &'static [String] {
     static KEYS: OnceLock<Vec<String>> = OnceLock::new();
@@ -295,6 +315,9 @@ pub(crate) fn compute(file: Vec<u8>) -> Result<(), String> {
         }
         block.draft(3, &mut draft);
         assert!(draft.len() <= 3);
+    }
+    if model.hparams().encoder.is_some() {
+        session.encode(&tokens[..9]).map_err(|e| words(&e))?;
     }
     pass(&mut session, &tokens).map_err(|e| words(&e))
 }
