@@ -47,7 +47,7 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         switch,
         stacks,
         prefix: _,
-        encoder: _, // layers read it
+        encoder: _,   // layers read it
         diffusion: _, // attention is not causal
     } = h;
     if let Some(recurrent) = h.recurrent().next() {
@@ -160,7 +160,9 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
             return Err(Unsupported("norms of rotated queries and keys"));
         }
         Some(QkNorm::RmsByHead) => return Err(Unsupported("norms of each query and key head")),
-        Some(QkNorm::LayerByHead | QkNorm::LayerFull) => return Err(Unsupported("layer norms of queries and keys")),
+        Some(QkNorm::LayerByHead | QkNorm::LayerFull) => {
+            return Err(Unsupported("layer norms of queries and keys"));
+        }
     }
     refuse(&[
         (*sinks, "attention sinks"),

@@ -103,7 +103,7 @@ fn model_supports(h: &Hparams) -> Result<(), Unsupported> {
         let LayerSpec {
             mixer,
             cross: _, // another text's positions
-            ffn: _, // positions do not enter feed-forward layers
+            ffn: _,   // positions do not enter feed-forward layers
             norms: _,
             post_norm_eps: _,
             biases: _,

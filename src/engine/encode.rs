@@ -52,10 +52,16 @@ impl Engine {
                     adapter_nanos: None,
                     products: None,
                 };
-                for w in model.weights().layers.iter().filter_map(|w| w.cross.as_ref()) {
+                for w in model
+                    .weights()
+                    .layers
+                    .iter()
+                    .filter_map(|w| w.cross.as_ref())
+                {
                     let room = |n_out: usize| vec![0.0; m * n_out];
                     let (mut k, mut v) = (room(w.k.w.n_out), room(w.v.w.n_out));
-                    let products = &mut [Product::of(&w.k, &mut k, m), Product::of(&w.v, &mut v, m)];
+                    let products =
+                        &mut [Product::of(&w.k, &mut k, m), Product::of(&w.v, &mut v, m)];
                     linear(ctx, scratch, states, m, products);
                     layers.push(LayerMemory { k, v });
                 }

@@ -3,10 +3,10 @@
 pub(crate) mod adapters;
 pub(crate) mod batch;
 pub(crate) mod context_shift;
+pub(crate) mod encode;
 #[allow(clippy::module_inception)]
 pub(crate) mod engine;
 mod engine_options;
-pub(crate) mod encode;
 mod error;
 mod fallback;
 pub(crate) mod hidden_states;

@@ -52,7 +52,9 @@ pub enum StateError {
         n_dropped: usize,
     },
     /// Files of sessions do not hold what an encoder has read.
-    #[error("a session whose encoder has read a text cannot be saved; save both texts, and read them again")]
+    #[error(
+        "a session whose encoder has read a text cannot be saved; save both texts, and read them again"
+    )]
     HasMemory,
     /// Files of sessions do not hold images.
     #[error("a session with images cannot be saved; save its text and images, and read them again")]

@@ -169,7 +169,10 @@ fn what_is_refused() {
     ));
     let Some(model) = open("t5") else { return };
     let mut session = session(&model, 1, 64);
-    assert!(matches!(session.prefill(&[0]), Err(SessionError::NotEncoded)));
+    assert!(matches!(
+        session.prefill(&[0]),
+        Err(SessionError::NotEncoded)
+    ));
     assert!(matches!(session.encode(&[]), Err(SessionError::NoTokens)));
     let n_ctx = model.hparams().n_ctx_train;
     assert!(matches!(

@@ -263,7 +263,11 @@ fn plamo2_ids_are_those_of_its_own_code() {
 
 #[test]
 fn plamo2_control_tokens_are_parsed_and_never_found() {
-    let t = plamo2(&[("a", NORMAL, -1.0), ("ab", NORMAL, f32::NAN), ("b", NORMAL, -3000.0)]);
+    let t = plamo2(&[
+        ("a", NORMAL, -1.0),
+        ("ab", NORMAL, f32::NAN),
+        ("b", NORMAL, -3000.0),
+    ]);
     let t = t.open().unwrap();
     assert_eq!(t.encode("<|plamo:eos|>", true, true), [2]);
     let plain = t.encode("<|plamo:eos|>", false, false);

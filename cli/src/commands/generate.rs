@@ -3,8 +3,8 @@
 mod denoise;
 
 use crate::flags::{
-    DiffusionArgs, Drafted, ModelArgs, PlacementArgs, TextArgs, both, kv_bytes, no_tokenizer, read, session,
-    speculate, tell_failure,
+    DiffusionArgs, Drafted, ModelArgs, PlacementArgs, TextArgs, both, kv_bytes, no_tokenizer, read,
+    session, speculate, tell_failure,
 };
 use crate::io::{
     Failure, file_or_pipe, measured, milliseconds, note, on_interrupt, paint, per_second, print,
@@ -29,7 +29,7 @@ Examples:
   ruvllm -m model.gguf -p \"Once\" -s 1 --json          ids, text, timings
   git diff | ruvllm -m model.gguf                     the prompt from a pipe
   ruvllm -m model.gguf --mmproj mmproj.gguf --image cat.png -p \"What is it?\"
-  ruvllm -m dream.gguf -p "Once" --diffusion-steps 64  a model that denoises whole texts
+  ruvllm -m dream.gguf -p \"Once\" --diffusion-steps 64  a model that denoises whole texts
   ruvllm -m model.gguf -f notes.txt --learn mine      learn from it; see `ruvllm learn`
 
 Special tokens written in the prompt count as such. Sampling defaults give way to what the model \

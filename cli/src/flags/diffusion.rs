@@ -59,7 +59,10 @@ impl DiffusionArgs {
     pub(crate) fn none(&self) -> Result<(), Failure> {
         let given = [
             ("--diffusion-steps", self.diffusion_steps.is_some()),
-            ("--diffusion-block-length", self.diffusion_block_length.is_some()),
+            (
+                "--diffusion-block-length",
+                self.diffusion_block_length.is_some(),
+            ),
             ("--diffusion-algorithm", self.diffusion_algorithm.is_some()),
             ("--diffusion-visual", self.diffusion_visual),
         ];

@@ -2,9 +2,9 @@
 
 use crate::layers::attention::latent::spec::LatentSpec;
 use crate::layers::attention::latent::weights::Latent;
+use crate::layers::attention::relative::spec::RelativeSpec;
 use crate::layers::attention::spec::{AttnSpec, QkNorm};
 use crate::layers::attention::weights::Attn;
-use crate::layers::attention::relative::spec::RelativeSpec;
 use crate::layers::cross::weights::CrossAttn;
 use crate::layers::hparams::Hparams;
 use crate::layers::indexer::spec::{IndexKind, IndexSpec};

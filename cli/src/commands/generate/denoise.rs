@@ -12,12 +12,7 @@ use std::time::{Duration, Instant};
 /// Places of a text unless -n says otherwise.
 const N_PLACES: usize = 128;
 
-pub(super) fn run(
-    args: &Args,
-    model: &Model,
-    prompt: &str,
-    load: Duration,
-) -> Result<(), Failure> {
+pub(super) fn run(args: &Args, model: &Model, prompt: &str, load: Duration) -> Result<(), Failure> {
     refuse(args)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let (text, sampling) = (&args.text, &args.text.sampling);
@@ -28,9 +23,7 @@ pub(super) fn run(
     let cancel = denoiser.cancel_token();
     on_interrupt(move || cancel.cancel())?;
     let seed = sampling.chain(model.gguf().metadata(), tokenizer)?.seed();
-    let options = args
-        .diffusion
-        .options(sampling.temp.unwrap_or(0.0), seed);
+    let options = args.diffusion.options(sampling.temp.unwrap_or(0.0), seed);
     let prompt_ids = tokenizer.encode_prompt(prompt);
     let room = model.hparams().n_ctx_train.saturating_sub(prompt_ids.len());
     let n = match text.max_tokens() {

@@ -21,8 +21,8 @@ impl RelativeSpec {
         if distance < exact {
             return distance;
         }
-        let share = (distance as f32 / exact as f32).ln()
-            / (self.max_distance as f32 / exact as f32).ln();
+        let share =
+            (distance as f32 / exact as f32).ln() / (self.max_distance as f32 / exact as f32).ln();
         (exact + (share * (n - exact) as f32) as usize).min(n - 1)
     }
 
@@ -35,7 +35,11 @@ impl RelativeSpec {
         causal: bool,
         mut each: impl FnMut(Range<usize>, usize),
     ) {
-        let n = if causal { self.n_bucket } else { self.n_bucket / 2 };
+        let n = if causal {
+            self.n_bucket
+        } else {
+            self.n_bucket / 2
+        };
         let bucket = |key: usize| match key.checked_sub(position) {
             Some(later @ 1..) => n + self.bucket(later, n),
             _ => self.bucket(position - key, n),
@@ -85,22 +89,48 @@ mod tests {
         assert_eq!(of(3, 4, true), [3, 2, 1, 0]);
         let back = of(200, 201, true);
         let expected = [
-            (0, 0), (15, 15), (16, 16), (18, 16), (19, 17), (20, 17), (21, 18), (26, 19), (27, 20),
-            (31, 21), (35, 22), (40, 23), (52, 25), (64, 26), (90, 29), (112, 30), (113, 31), (128, 31),
+            (0, 0),
+            (15, 15),
+            (16, 16),
+            (18, 16),
+            (19, 17),
+            (20, 17),
+            (21, 18),
+            (26, 19),
+            (27, 20),
+            (31, 21),
+            (35, 22),
+            (40, 23),
+            (52, 25),
+            (64, 26),
+            (90, 29),
+            (112, 30),
+            (113, 31),
+            (128, 31),
             (200, 31),
         ];
         for (distance, bucket) in expected {
             assert_eq!(back[200 - distance], bucket, "distance {distance}");
         }
         let later = of(0, 200, false);
-        for (distance, bucket) in [(7, 23), (8, 24), (12, 25), (16, 26), (32, 28), (64, 30), (91, 31), (199, 31)] {
+        for (distance, bucket) in [
+            (7, 23),
+            (8, 24),
+            (12, 25),
+            (16, 26),
+            (32, 28),
+            (64, 30),
+            (91, 31),
+            (199, 31),
+        ] {
             assert_eq!(later[distance], bucket, "distance {distance}");
         }
     }
 
     #[test]
     fn runs_are_all_keys_once() {
-        for (position, keys, causal) in [(0, 0..1, true), (700, 3..701, true), (99, 0..400, false)] {
+        for (position, keys, causal) in [(0, 0..1, true), (700, 3..701, true), (99, 0..400, false)]
+        {
             let (mut next, mut n_runs) = (keys.start, 0);
             T5.runs(position, keys.clone(), causal, |run, _| {
                 assert!(run.start == next && run.end > run.start);
