@@ -312,10 +312,8 @@ impl<'p> OpenOptions<'p> {
                 error,
             })?;
         }
-        let (tokenizer, arch) = (
-            tokenizer.map(Arc::new),
-            self.arch.unwrap_or_else(Arch::detect),
-        );
+        let tokenizer = tokenizer.map(Arc::new);
+        let arch = self.arch.unwrap_or_else(Arch::detect);
         let encoder = encoder::bind(&gguf, &hparams, tokenizer.as_ref(), arch, &mut unknown)?;
         let mtp = mtp::bind(
             &gguf,

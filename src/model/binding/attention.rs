@@ -2,7 +2,6 @@
 
 use crate::layers::attention::latent::spec::LatentSpec;
 use crate::layers::attention::latent::weights::Latent;
-use crate::layers::attention::relative::spec::RelativeSpec;
 use crate::layers::attention::spec::{AttnSpec, QkNorm};
 use crate::layers::attention::weights::Attn;
 use crate::layers::cross::weights::CrossAttn;
@@ -81,19 +80,8 @@ pub(super) fn attention(
         } else {
             norm("attn_k_norm.weight", n_k)?
         },
-        qk_norm_biases: (spec.qk_norm == Some(QkNorm::LayerFull))
-            .then(|| {
-                let bias = |part: &str, n: usize| b.vector(&name(part), n);
-                Ok::<_, ModelError>([
-                    bias("attn_q_norm.bias", spec.n_q())?,
-                    bias("attn_k_norm.bias", n_k)?,
-                ])
-            })
-            .transpose()?,
-        relative: spec
-            .relative
-            .map(|relative| relative_biases(b, h, (spec, relative), name))
-            .transpose()?,
+        qk_norm_biases: qk_norm_biases(b, spec, name)?,
+        relative: relative_biases(b, h, spec, name)?,
         q_gains: spec
             .q_gains
             .then(|| gains(b, name, spec.n_head))
@@ -134,18 +122,36 @@ fn output_name(b: &Binder<'_>, name: &dyn Fn(&str) -> String) -> String {
     }
 }
 
+/// Biases of layer norms of queries and keys.
+fn qk_norm_biases(
+    b: &Binder<'_>,
+    spec: &AttnSpec,
+    name: &dyn Fn(&str) -> String,
+) -> Result<Option<[Vec<f32>; 2]>, ModelError> {
+    if spec.qk_norm != Some(QkNorm::LayerFull) {
+        return Ok(None);
+    }
+    Ok(Some([
+        b.vector(&name("attn_q_norm.bias"), spec.n_q())?,
+        b.vector(&name("attn_k_norm.bias"), spec.n_k())?,
+    ]))
+}
+
 /// Biases of scores by distance: the layer's or, where it has none, the first layer's.
 fn relative_biases(
     b: &Binder<'_>,
     h: &Hparams,
-    (spec, relative): (&AttnSpec, RelativeSpec),
+    spec: &AttnSpec,
     name: &dyn Fn(&str) -> String,
-) -> Result<Vec<f32>, ModelError> {
+) -> Result<Option<Vec<f32>>, ModelError> {
+    let Some(relative) = spec.relative else {
+        return Ok(None);
+    };
     let first = format!("{}blk.0.{RELATIVE}", h.prefix);
     let own = Some(name(RELATIVE)).filter(|own| b.has(own));
     let name = own.unwrap_or(first);
     let values = b.values(&name, &[spec.n_head, relative.n_bucket])?;
-    values.ok_or(ModelError::MissingTensor { name })
+    values.map(Some).ok_or(ModelError::MissingTensor { name })
 }
 
 /// Attention to an encoder's memory, with heads like those of the layer's mixer.
