@@ -259,7 +259,7 @@ impl Answer {
     /// The tokens `gone` were dropped from the sequence; returns them.
     pub(crate) fn shifted(&mut self, gone: Range<usize>) -> impl Iterator<Item = u32> {
         if let Some(speculator) = &mut self.speculator {
-            speculator.shifted(gone.len());
+            speculator.shifted(&self.text.tokens, &gone);
         }
         self.text.tokens.drain(gone)
     }

@@ -23,6 +23,7 @@ use crate::engine::engine::Engine;
 use crate::engine::memory_plan::MAX_DRAFT;
 use crate::engine::row_times::RowTimes;
 use std::fmt::Debug;
+use std::ops::Range;
 use std::time::Duration;
 
 pub use model::ModelDrafter;
@@ -385,9 +386,14 @@ impl Speculator {
         }
     }
 
-    /// `n` tokens are no longer in the text.
-    pub(crate) fn shifted(&mut self, n: usize) {
-        self.n_pushed = self.n_pushed.saturating_sub(n);
+    /// The tokens `gone` of the text are about to be dropped from it: drafters are told of them
+    /// before, also where none was asked yet.
+    pub(crate) fn shifted(&mut self, text: &[u32], gone: &Range<usize>) {
+        let new = text.get(self.n_pushed..gone.end).unwrap_or(&[]);
+        self.drafters
+            .iter_mut()
+            .for_each(|tracked| tracked.push(new));
+        self.n_pushed = self.n_pushed.max(gone.end) - gone.len();
     }
 
     /// `n` tokens that were dropped are in the text again.
