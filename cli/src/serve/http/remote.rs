@@ -162,12 +162,16 @@ mod fetch {
 
     /// An address that may be asked.
     pub(super) fn judge(hosts: &ImageHosts, url: &str) -> Result<Uri, String> {
+        let has_scheme = |scheme: &str| {
+            url.get(..scheme.len())
+                .is_some_and(|start| start.eq_ignore_ascii_case(scheme))
+        };
+        if !has_scheme("https://") {
+            return Err(format!("{url:?}: only https:// is fetched"));
+        }
         let uri: Uri = url
             .parse()
             .map_err(|error| format!("{url:?} is no address: {error}"))?;
-        if uri.scheme_str() != Some("https") {
-            return Err(format!("{url:?}: only https:// is fetched"));
-        }
         let authority = uri
             .authority()
             .ok_or_else(|| format!("{url:?} names no host"))?;
