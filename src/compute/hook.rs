@@ -50,6 +50,6 @@ pub trait OutputHook: Any + Send + Sync {
     /// Called when tokens are removed from the end of the sequence.
     fn cut(&mut self, cut: Cut);
 
-    /// A copy for a [fork](crate::session::Session::fork) of the session.
+    /// A copy for a [fork](crate::Session::fork) of the session.
     fn fork(&self) -> Box<dyn OutputHook>;
 }

@@ -4,7 +4,7 @@ use crate::arch::Arch;
 use crate::compute::hook::TokenKind;
 
 /// Means of the residual stream after a layer, see
-/// [`SessionOptions::pooled_layer`](crate::engine::SessionOptions::pooled_layer).
+/// [`SessionOptions::pooled_layer`](crate::SessionOptions::pooled_layer).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PooledStates {
     /// Of a prompt's tokens, `(n_embd)`; empty if none was computed.

@@ -18,7 +18,7 @@ pub enum StopReason {
     EndOfGeneration,
     /// A stop string appeared; it is not part of the text.
     StopString,
-    /// The limit of [`Generation::max_tokens`](crate::decode::Generation::max_tokens) was reached.
+    /// The limit of [`Generation::max_tokens`](crate::Generation::max_tokens) was reached.
     MaxTokens,
     /// The context is full; the session does not hold the last token.
     ContextFull,
@@ -42,10 +42,10 @@ pub struct TokenText {
     /// The token.
     pub token: u32,
     /// `ln p(token)` of the model, before bias and filters, if
-    /// [`Generation::logprobs`](crate::decode::Generation::logprobs) requested it.
+    /// [`Generation::logprobs`](crate::Generation::logprobs) requested it.
     pub logprob: Option<f32>,
     /// The most probable tokens and their `ln p`, as many as
-    /// [`Generation::logprobs`](crate::decode::Generation::logprobs) requested.
+    /// [`Generation::logprobs`](crate::Generation::logprobs) requested.
     pub top_logprobs: Vec<(u32, f32)>,
 }
 
@@ -122,7 +122,7 @@ pub(crate) struct TextWriter {
     pub(super) n_out: usize,
     /// After a stop string, the number of tokens of the text before it.
     pub(super) n_kept: usize,
-    /// See [`Generation::rest`](crate::decode::Generation::rest).
+    /// See [`Generation::rest`](crate::Generation::rest).
     pub(super) rest: String,
     reason: Option<StopReason>,
 }

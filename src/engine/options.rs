@@ -24,7 +24,7 @@ pub struct SessionOptions {
     /// Tokens the session can hold. Default: as many as the model was trained for, at most
     /// [`DEFAULT_CTX`].
     pub n_ctx: Option<usize>,
-    /// Most tokens computed at a time in [`Session::prefill`](crate::session::Session::prefill).
+    /// Most tokens computed at a time in [`Session::prefill`](crate::Session::prefill).
     /// Default 512.
     pub n_batch: usize,
     /// Precision of keys, and of values unless `kv_type_v` is set. Default [`KvType::F16`].
@@ -38,9 +38,9 @@ pub struct SessionOptions {
     pub exact: bool,
     /// How it uses the engine's prefix cache. Default: not at all.
     pub prefix: PrefixOptions,
-    /// What a [`Generation`](crate::decode::Generation) or a request of a
+    /// What a [`Generation`](crate::Generation) or a request of a
     /// [`Scheduler`](crate::scheduler::Scheduler) does when the context is full: `None`, it ends
-    /// with [`StopReason::ContextFull`](crate::decode::StopReason::ContextFull); or it goes on as
+    /// with [`StopReason::ContextFull`](crate::StopReason::ContextFull); or it goes on as
     /// by [`SessionCache::shift`](crate::session::SessionCache::shift), and so many tokens at the
     /// beginning stay. Default `None`.
     pub context_shift: Option<usize>,
@@ -50,13 +50,13 @@ pub struct SessionOptions {
     pub pooled_layer: Option<usize>,
     /// Whether the hidden states of its last tokens are kept, up to 512 of a prompt's, for a
     /// [`Drafter`](crate::decode::Drafter) that reads them.
-    /// [`Generation::speculate`](crate::decode::Generation::speculate) and
+    /// [`Generation::speculate`](crate::Generation::speculate) and
     /// [`Request::speculate`](crate::scheduler::Request::speculate) see to that, but too late
     /// for a prompt that is computed before. Takes the last layer's work for these tokens.
     /// Default: no.
     pub keep_states: bool,
     /// What cancels the session's calls, where several share it. Default: a token of its own, which
-    /// [`Session::cancel_token`](crate::session::Session::cancel_token) returns.
+    /// [`Session::cancel_token`](crate::Session::cancel_token) returns.
     pub cancel: Option<CancelToken>,
 }
 
@@ -102,7 +102,7 @@ pub struct CancelToken(Arc<AtomicBool>);
 
 impl CancelToken {
     /// Makes running and later calls fail with
-    /// [`SessionError::Cancelled`](crate::engine::SessionError::Cancelled).
+    /// [`SessionError::Cancelled`](crate::SessionError::Cancelled).
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

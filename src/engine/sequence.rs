@@ -27,7 +27,7 @@ const TOKENS: &str = "tokens";
 /// them.
 ///
 /// [`Engine::step`](crate::Engine::step) appends to any number of sequences in one pass. A
-/// [`Session`](crate::session::Session) is the simple interface to one.
+/// [`Session`](crate::Session) is the simple interface to one.
 pub struct Sequence {
     model: Model,
     pub(crate) kv: SeqKv,
@@ -46,7 +46,7 @@ pub struct Sequence {
     /// How many tokens at the end are drafts that were computed, and no part of the text yet.
     drafts: usize,
     n_ctx: usize,
-    /// See [`SessionOptions::exact`](crate::engine::SessionOptions::exact).
+    /// See [`SessionOptions::exact`](crate::SessionOptions::exact).
     pub(crate) exact: bool,
     pub(crate) prefix: PrefixOptions,
     /// Of the last prompt.
@@ -118,7 +118,7 @@ impl Sequence {
     }
 
     /// Keeps the hidden states of its last tokens from now on, see
-    /// [`SessionOptions::keep_states`](crate::engine::SessionOptions::keep_states).
+    /// [`SessionOptions::keep_states`](crate::SessionOptions::keep_states).
     pub(crate) fn keep_states(&mut self) -> Result<(), SessionError> {
         if self.states.is_none() {
             self.states = Some(KeptStates::new(self.model.hparams().n_embd, self.n_ctx)?);

@@ -155,7 +155,7 @@ impl Model {
         &self.0.gguf
     }
 
-    /// Metadata keys and tensors that were ignored, as [`Unknown::Report`] allows, and tensors of
+    /// Metadata keys and tensors that were ignored, as [`Unknown::Report`](crate::model::Unknown::Report) allows, and tensors of
     /// blocks for multi-token prediction that are not used.
     pub fn unknown(&self) -> &[String] {
         &self.0.unknown

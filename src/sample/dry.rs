@@ -132,7 +132,7 @@ fn common_suffixes(tokens: &[u32], z: &mut Vec<usize>) {
 const MAX_TAIL: usize = 20;
 
 /// The token sequences in which a sequence breaker, a text, can appear in a history; the input of
-/// [`dry_sequence_breakers`](super::SamplerOptions::dry_sequence_breakers).
+/// [`dry_sequence_breakers`](crate::SamplerOptions::dry_sequence_breakers).
 ///
 /// A breaker is rarely a single token: `":"` is also part of `"):"`, and `"\n"` may be the end of
 /// one token or the beginning of the next. So each token of the vocabulary whose text contains

@@ -26,27 +26,27 @@
 //! Each filter is a small file with its formula and source; a new one is a file, a builder method
 //! and a line in the `FILTERS` table. Read `candidates.rs` first.
 //!
-//! [`repeat_last_n`]: SamplerOptions::repeat_last_n
-//! [`repeat_penalty`]: SamplerOptions::repeat_penalty
-//! [`presence_penalty`]: SamplerOptions::presence_penalty
-//! [`frequency_penalty`]: SamplerOptions::frequency_penalty
-//! [`dry_multiplier`]: SamplerOptions::dry_multiplier
-//! [`dry_base`]: SamplerOptions::dry_base
-//! [`dry_allowed_length`]: SamplerOptions::dry_allowed_length
-//! [`dry_penalty_last_n`]: SamplerOptions::dry_penalty_last_n
-//! [`dry_sequence_breakers`]: SamplerOptions::dry_sequence_breakers
-//! [`top_n_sigma`]: SamplerOptions::top_n_sigma
-//! [`top_k`]: SamplerOptions::top_k
-//! [`typical`]: SamplerOptions::typical
-//! [`top_p`]: SamplerOptions::top_p
-//! [`min_p`]: SamplerOptions::min_p
-//! [`xtc_probability`]: SamplerOptions::xtc_probability
-//! [`xtc_threshold`]: SamplerOptions::xtc_threshold
-//! [`temperature`]: SamplerOptions::temperature
-//! [`dynatemp_range`]: SamplerOptions::dynatemp_range
-//! [`dynatemp_exponent`]: SamplerOptions::dynatemp_exponent
-//! [`logit_bias`]: SamplerOptions::logit_bias
-//! [`mirostat`]: SamplerOptions::mirostat
+//! [`repeat_last_n`]: crate::SamplerOptions::repeat_last_n
+//! [`repeat_penalty`]: crate::SamplerOptions::repeat_penalty
+//! [`presence_penalty`]: crate::SamplerOptions::presence_penalty
+//! [`frequency_penalty`]: crate::SamplerOptions::frequency_penalty
+//! [`dry_multiplier`]: crate::SamplerOptions::dry_multiplier
+//! [`dry_base`]: crate::SamplerOptions::dry_base
+//! [`dry_allowed_length`]: crate::SamplerOptions::dry_allowed_length
+//! [`dry_penalty_last_n`]: crate::SamplerOptions::dry_penalty_last_n
+//! [`dry_sequence_breakers`]: crate::SamplerOptions::dry_sequence_breakers
+//! [`top_n_sigma`]: crate::SamplerOptions::top_n_sigma
+//! [`top_k`]: crate::SamplerOptions::top_k
+//! [`typical`]: crate::SamplerOptions::typical
+//! [`top_p`]: crate::SamplerOptions::top_p
+//! [`min_p`]: crate::SamplerOptions::min_p
+//! [`xtc_probability`]: crate::SamplerOptions::xtc_probability
+//! [`xtc_threshold`]: crate::SamplerOptions::xtc_threshold
+//! [`temperature`]: crate::SamplerOptions::temperature
+//! [`dynatemp_range`]: crate::SamplerOptions::dynatemp_range
+//! [`dynatemp_exponent`]: crate::SamplerOptions::dynatemp_exponent
+//! [`logit_bias`]: crate::SamplerOptions::logit_bias
+//! [`mirostat`]: crate::SamplerOptions::mirostat
 
 mod candidates;
 mod dry;

@@ -91,7 +91,7 @@ impl Sampler {
     /// Rewinds the [mask](Self::set_mask) by `n` tokens that are not kept in the text.
     ///
     /// # Errors
-    /// [`MaskError::Rollback`] if fewer were sampled since the mask was
+    /// [`MaskError::Rollback`](crate::sample::MaskError::Rollback) if fewer were sampled since the mask was
     /// set or reset.
     pub fn rollback(&mut self, n: usize) -> Result<(), SampleError> {
         match &mut self.mask {

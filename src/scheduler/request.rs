@@ -40,7 +40,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Continues `tokens`, as [`Session::generate`](crate::session::Session::generate)
+    /// Continues `tokens`, as [`Session::generate`](crate::Session::generate)
     /// does.
     pub fn new(tokens: Vec<u32>, sampler: Sampler) -> Request {
         Request {
@@ -64,7 +64,7 @@ impl Request {
     }
 
     /// Continues a prompt with images, as
-    /// [`Session::prefill_encoded`](crate::session::Session::prefill_encoded) does; it is of
+    /// [`Session::prefill_encoded`](crate::session::SessionImages::prefill_encoded) does; it is of
     /// [`Engine::encode_parts`](crate::Engine::encode_parts).
     #[cfg(feature = "vision")]
     pub fn of_prompt(prompt: EncodedPrompt, sampler: Sampler) -> Request {
@@ -123,7 +123,7 @@ impl Request {
     }
 
     /// Ends the request after this time, as
-    /// [`StopReason::Deadline`](crate::decode::StopReason::Deadline), with the text generated so
+    /// [`StopReason::Deadline`](crate::StopReason::Deadline), with the text generated so
     /// far; never without a clock (wasm32).
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Request {
@@ -178,7 +178,7 @@ impl Request {
 
     /// Keeps its keys and values in this precision instead of the schedule's, as where many long
     /// texts have to fit into little memory. Its text has the bits of a session of this
-    /// [`kv_type`](crate::engine::SessionOptions::kv_type).
+    /// [`kv_type`](crate::SessionOptions::kv_type).
     #[must_use]
     pub fn kv_type(mut self, kind: KvType) -> Request {
         self.kv_type = Some(kind);

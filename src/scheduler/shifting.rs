@@ -1,5 +1,5 @@
 //! Requests whose context is full go on without a part of it, where the schedule's
-//! [`SessionOptions::context_shift`](crate::engine::SessionOptions::context_shift) says so.
+//! [`SessionOptions::context_shift`](crate::SessionOptions::context_shift) says so.
 //!
 //! What is left has keys and values of tokens that saw what was dropped. So a request that is
 //! preempted afterwards computes all of its tokens again, and drops again what it dropped when the

@@ -165,13 +165,13 @@ impl Stream {
     }
 
     /// Mean hidden states of prompt and answer, once all of its pieces were read; see
-    /// [`SessionOptions::pooled_layer`](crate::engine::SessionOptions::pooled_layer).
+    /// [`SessionOptions::pooled_layer`](crate::SessionOptions::pooled_layer).
     pub fn take_pooled(&mut self) -> PooledStates {
         std::mem::take(&mut self.pooled)
     }
 
     /// Ends the request within a pass, as
-    /// [`StopReason::Cancelled`](crate::decode::StopReason::Cancelled).
+    /// [`StopReason::Cancelled`](crate::StopReason::Cancelled).
     pub fn cancel(&self) {
         self.channel.is_cancelled.store(true, Ordering::Relaxed);
         self.channel.wake.set();

@@ -7,10 +7,10 @@ use std::ops::Range;
 
 impl SessionCache<'_> {
     /// Drops half of the whole pages behind the first
-    /// [`SessionOptions::context_shift`](crate::engine::SessionOptions::context_shift) tokens
+    /// [`SessionOptions::context_shift`](crate::SessionOptions::context_shift) tokens
     /// (rounded up to a page), and turns the keys behind them to their new positions. Returns
     /// how many tokens it dropped, which are the first ones behind those that stay; 0 if there
-    /// is no whole page to drop. A [`Generation`](crate::decode::Generation) does so when the
+    /// is no whole page to drop. A [`Generation`](crate::Generation) does so when the
     /// context is full.
     ///
     /// # Errors

@@ -110,7 +110,7 @@ impl<'s> SessionHooks<'s> {
     }
 
     /// Mean hidden states of the tokens computed since the last call; see
-    /// [`SessionOptions::pooled_layer`](crate::engine::SessionOptions::pooled_layer).
+    /// [`SessionOptions::pooled_layer`](crate::SessionOptions::pooled_layer).
     pub fn take_pooled(&mut self) -> PooledStates {
         self.0.seq.take_pooled()
     }

@@ -7,11 +7,11 @@ use crate::session::state::SessionCache;
 
 impl SessionCache<'_> {
     /// Begins an empty session with the part of `tokens` that the engine's prefix cache has, as
-    /// [`Session::prefill`](crate::session::Session::prefill) does: for callers who append a prompt in pieces. Returns how many
+    /// [`Session::prefill`](crate::Session::prefill) does: for callers who append a prompt in pieces. Returns how many
     /// tokens these are; the next prompt continues after them.
     ///
     /// # Errors
-    /// As [`Session::prefill`](crate::session::Session::prefill).
+    /// As [`Session::prefill`](crate::Session::prefill).
     pub fn reuse(&mut self, tokens: &[u32]) -> Result<CachedTokens, SessionError> {
         self.0.engine.check(&self.0.seq, tokens)?;
         self.0.seq.reuse(tokens)

@@ -312,7 +312,7 @@ impl Tokenizer {
     /// spaces before punctuation. Control and unknown tokens are left out unless
     /// `render_special`.
     ///
-    /// The result need not be UTF-8. For tokens that arrive one by one use [`TextStream`].
+    /// The result need not be UTF-8. For tokens that arrive one by one use [`TextStream`](crate::tokenizer::TextStream).
     ///
     /// # Errors
     /// [`TokenizerError::UnknownToken`].

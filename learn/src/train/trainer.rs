@@ -94,7 +94,7 @@ impl TrainReport {
 /// not. The adapter with the least loss is kept, or the last one if nothing is held out.
 ///
 /// Results do not depend on the number of threads, and are the same after an interruption (see
-/// [`Trainer::save`]). The memory is that of [`SessionTraining::gradient`], and seven values per value of
+/// [`Trainer::save`]). The memory is that of [`SessionTraining::gradient`](ruvllm::session::SessionTraining::gradient), and seven values per value of
 /// the adapter; one more for preferences, two more for elastic weight consolidation.
 pub struct Trainer {
     pub(super) session: Session,
@@ -245,7 +245,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`LearnError::Diverged`] if loss, gradient, keys or values are not finite; as
-    /// [`SessionTraining::nll_gradient`]. The adapter is the one before the step then.
+    /// [`SessionTraining::nll_gradient`](ruvllm::session::SessionTraining::nll_gradient). The adapter is the one before the step then.
     pub fn step(&mut self) -> Result<Option<Step>, LearnError> {
         let step = self.report.steps.len();
         self.try_step().map_err(|error| match error {
