@@ -26,6 +26,17 @@ pub(super) struct Group<'g, 's> {
     pub(super) m_padded: usize,
 }
 
+impl<'g, 's> Group<'g, 's> {
+    /// The slot of a task, of which each row has `n_head`, its head and its row, which may be one of
+    /// those that pad: by head, then row; or by slot, then head.
+    pub(super) fn place(&self, task: usize, n_head: usize) -> (&'g SlotView<'s>, usize, usize) {
+        match self.slots {
+            [slot] => (slot, task / self.m_padded, task % self.m_padded),
+            slots => (&slots[task / n_head], task % n_head, 0),
+        }
+    }
+}
+
 /// The groups of slots that have rows.
 pub(super) fn groups<'g, 's>(
     spec: &AttnSpec,

@@ -25,15 +25,10 @@ impl AttnLayer<'_> {
             let (q, out);
             (q, q_by_head) = q_by_head.split_at(group.m_padded * spec.n_q());
             (out, out_by_head) = out_by_head.split_at_mut(group.m_padded * spec.n_out());
-            let (m_padded, n_rows) = (group.m_padded, group.n_rows);
             tiles.each(1, 1, |_| {
                 self.threads.for_chunks(out, spec.head_dim_v, |task, out| {
-                    // By head, then row; or by slot, then head.
-                    let (slot, head, j) = match group.slots {
-                        [slot] => (slot, task / m_padded, task % m_padded),
-                        slots => (&slots[task / spec.n_head], task % spec.n_head, 0),
-                    };
-                    if j < n_rows {
+                    let (slot, head, j) = group.place(task, spec.n_head);
+                    if j < group.n_rows {
                         let q = &q[task * spec.head_dim..][..spec.head_dim];
                         self.biased(slot, biases, (head, j), q, out);
                     }

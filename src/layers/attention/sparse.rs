@@ -32,16 +32,11 @@ impl AttnLayer<'_> {
             let (q, out);
             (q, q_by_head) = q_by_head.split_at(group.m_padded * spec.n_q());
             (out, out_by_head) = out_by_head.split_at_mut(group.m_padded * spec.n_out());
-            let (m_padded, n_rows) = (group.m_padded, group.n_rows);
             tiles.each(1, 1, |_| {
                 self.threads.for_chunks(out, n_q * d_v, |task, out| {
                     let (of_row, part) = (task / per_row, task % per_row);
-                    // By head, then row; or by slot, then head.
-                    let (slot, head, j) = match group.slots {
-                        [slot] => (slot, of_row / m_padded, of_row % m_padded),
-                        slots => (&slots[of_row / spec.n_head_kv], of_row % spec.n_head_kv, 0),
-                    };
-                    if j < n_rows {
+                    let (slot, head, j) = group.place(of_row, spec.n_head_kv);
+                    if j < group.n_rows {
                         let q = &q[task * n_q * d..][..n_q * d];
                         let heads = (head, head * n_group + part * n_q);
                         self.chosen(slot, selection, j, heads, q, out);
