@@ -59,6 +59,27 @@ pub(crate) struct Ctx<'a> {
     pub(crate) products: Option<&'a dyn ProductCallback>,
 }
 
+impl<'a> Ctx<'a> {
+    /// Of products without adapters that nobody watches; the first `n_generated` rows are those of
+    /// generated tokens.
+    pub(crate) fn without_adapters(
+        arch: Arch,
+        threads: &'a PoolHandle<'a>,
+        gguf: &'a Gguf,
+        n_generated: usize,
+    ) -> Ctx<'a> {
+        Ctx {
+            arch,
+            threads,
+            gguf,
+            adapters: RowAdapters::All(&[]),
+            n_generated,
+            adapter_nanos: None,
+            products: None,
+        }
+    }
+}
+
 /// The adapters of each row of a product.
 #[derive(Clone, Copy)]
 pub(crate) enum RowAdapters<'a> {

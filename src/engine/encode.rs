@@ -1,7 +1,7 @@
 //! Texts that a model's encoder reads for its decoder.
 
 use crate::compute::hook::TokenKind;
-use crate::compute::linear::{Ctx, Product, RowAdapters, linear};
+use crate::compute::linear::{Ctx, Product, linear};
 use crate::engine::SessionError;
 use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
@@ -43,15 +43,7 @@ impl Engine {
         let mut layers = Vec::new();
         self.enter(cancel, |threads, arena| {
             with_scratch(model, threads, arena, m, |scratch| {
-                let ctx = Ctx {
-                    arch: model.arch(),
-                    threads,
-                    gguf: model.gguf(),
-                    adapters: RowAdapters::All(&[]),
-                    n_generated: m,
-                    adapter_nanos: None,
-                    products: None,
-                };
+                let ctx = Ctx::without_adapters(model.arch(), threads, model.gguf(), m);
                 for w in model
                     .weights()
                     .layers

@@ -1,6 +1,6 @@
 //! The output head between passes, for what is learnt or measured after the last norm.
 
-use crate::compute::linear::{Ctx, Product, RowAdapters, linear};
+use crate::compute::linear::{Ctx, Product, linear};
 use crate::compute::weight::Weight;
 use crate::engine::SessionError;
 use crate::engine::engine::Engine;
@@ -93,15 +93,7 @@ impl<'e> OutputHead<'e> {
         let w = self.weight().rows(tokens);
         let m = x.len() / w.n_in;
         engine.enter(&CancelToken::default(), |threads, arena| {
-            let ctx = Ctx {
-                arch: model.arch(),
-                threads,
-                gguf: model.gguf(),
-                adapters: RowAdapters::All(&[]),
-                n_generated: m,
-                adapter_nanos: None,
-                products: None,
-            };
+            let ctx = Ctx::without_adapters(model.arch(), threads, model.gguf(), m);
             with_scratch(model, threads, arena, m, |scratch| {
                 linear(ctx, scratch, x, m, &mut [Product::of_weight(&w, y, m)]);
             })

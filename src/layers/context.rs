@@ -210,13 +210,9 @@ impl<'a, 's> Context<'a, 's> {
     /// For products without adapters and for what has no products.
     pub(crate) fn plain(&self) -> Ctx<'a> {
         Ctx {
-            arch: self.arch,
-            threads: self.threads,
-            gguf: self.gguf,
-            adapters: RowAdapters::All(&[]),
-            n_generated: 0,
             adapter_nanos: Some(self.adapter_nanos),
             products: self.products,
+            ..Ctx::without_adapters(self.arch, self.threads, self.gguf, 0)
         }
     }
 

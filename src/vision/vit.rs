@@ -2,7 +2,7 @@
 
 use crate::arch::Arch;
 use crate::compute::arena::{Arena, Frame};
-use crate::compute::linear::{Ctx, Product, ProductSizes, RowAdapters, Scratch, linear};
+use crate::compute::linear::{Ctx, Product, ProductSizes, Scratch, linear};
 use crate::compute::weight::Linear;
 use crate::gguf::Gguf;
 use crate::quant::DType;
@@ -214,15 +214,7 @@ impl Vit {
             gguf,
         } = machine;
         let mut b = arena.plan(|frame| self.take(frame, arch, threads.n_threads(), grid))?;
-        let ctx = Ctx {
-            arch,
-            threads,
-            gguf,
-            adapters: RowAdapters::All(&[]),
-            n_generated: 0,
-            adapter_nanos: None,
-            products: None,
-        };
+        let ctx = Ctx::without_adapters(arch, threads, gguf, 0);
         self.embed(ctx, &mut b, grid, pixels);
         if let Some(rope) = &self.rope {
             self.angles(arch, rope, grid, &mut b);
