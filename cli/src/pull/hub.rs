@@ -28,6 +28,20 @@ const MAX_REDIRECTS: usize = 5;
 /// Attempts of a download that bring nothing.
 const MAX_ATTEMPTS: u32 = 5;
 
+/// TLS as every client of the program speaks it: the system's where it has one, and whom the system
+/// trusts.
+pub(crate) fn tls() -> TlsConfig {
+    let provider = if cfg!(any(windows, target_vendor = "apple")) {
+        TlsProvider::NativeTls
+    } else {
+        TlsProvider::Rustls
+    };
+    TlsConfig::builder()
+        .provider(provider)
+        .root_certs(RootCerts::PlatformVerifier)
+        .build()
+}
+
 /// The hub, with what may be asked of whom.
 pub(super) struct Hub {
     agent: Agent,
@@ -108,17 +122,8 @@ impl Hub {
         let token = variable("HF_TOKEN")
             .or_else(of_file)
             .map(|token| token.trim().to_owned());
-        let provider = if cfg!(any(windows, target_vendor = "apple")) {
-            TlsProvider::NativeTls
-        } else {
-            TlsProvider::Rustls
-        };
-        let tls = TlsConfig::builder()
-            .provider(provider)
-            .root_certs(RootCerts::PlatformVerifier)
-            .build();
         let config = Agent::config_builder()
-            .tls_config(tls)
+            .tls_config(tls())
             .user_agent(concat!("ruvllm/", env!("CARGO_PKG_VERSION")))
             .http_status_as_error(false)
             // Each address is looked at first.

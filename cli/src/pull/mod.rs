@@ -12,6 +12,8 @@ use crate::io::memory::to_fill;
 use crate::io::runnable::obstacle;
 use crate::io::{Failure, Progress, note, size};
 pub(crate) use cache::{Cache, Cached};
+#[cfg(feature = "serve")]
+pub(crate) use hub::tls;
 use hub::{Hub, HubFile, Listing};
 use ruvllm::Tokenizer;
 use ruvllm::engine::{MemoryPlan, PlanOptions};

@@ -6,6 +6,7 @@
 //! resolved once: an IP address that is not public is refused, and the connection goes to the very
 //! addresses that were judged. Nothing of ours is sent: no token, no proxy, no name of a program.
 
+#[cfg(any(feature = "pull", test))]
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Hosts that may be asked, as in `example.com` or `example.com:8443`.
@@ -32,7 +33,7 @@ impl ImageHosts {
     }
 
     /// Whether a host with this port may be asked; without a port the list means that of https.
-    #[cfg_attr(not(feature = "pull"), allow(dead_code))] // its other user is the client
+    #[cfg(any(feature = "pull", test))]
     fn allow(&self, host: &str, port: u16) -> bool {
         let host = host.to_ascii_lowercase();
         let with_port = format!("{host}:{port}");
@@ -44,7 +45,7 @@ impl ImageHosts {
 
 /// Whether an address is one of the open network: not this machine's, not of a network at home or
 /// in a company, and no other address in disguise.
-#[cfg_attr(not(feature = "pull"), allow(dead_code))] // its other user is the client
+#[cfg(any(feature = "pull", test))]
 fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => is_public_v4(v4),
@@ -53,7 +54,7 @@ fn is_public(address: IpAddr) -> bool {
 }
 
 /// IPv4 without the blocks that IANA's registry of special addresses reserves.
-#[cfg_attr(not(feature = "pull"), allow(dead_code))] // its other user is the client
+#[cfg(any(feature = "pull", test))]
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let [a, b, c, _] = address.octets();
     !(address.is_private()
@@ -73,7 +74,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
 
 /// IPv6 of the block that is given out (2000::/3), without what wraps an IPv4 address (6to4, Teredo)
 /// and documentation.
-#[cfg_attr(not(feature = "pull"), allow(dead_code))] // its other user is the client
+#[cfg(any(feature = "pull", test))]
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let [a, b, ..] = address.segments();
     let is_given_out = a & 0xe000 == 0x2000;
@@ -94,11 +95,11 @@ fn get(_: &ImageHosts, url: &str) -> Result<Vec<u8>, String> {
 #[cfg(feature = "pull")]
 mod fetch {
     use super::{ImageHosts, is_public};
+    use crate::pull::tls;
     use std::time::{Duration, Instant};
     use ureq::Agent;
     use ureq::config::{AutoHeaderValue, Config};
     use ureq::http::{Uri, header};
-    use ureq::tls::{RootCerts, TlsConfig, TlsProvider};
     use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
     use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
@@ -131,17 +132,8 @@ mod fetch {
     }
 
     fn agent(left: Duration) -> Agent {
-        let provider = if cfg!(any(windows, target_vendor = "apple")) {
-            TlsProvider::NativeTls
-        } else {
-            TlsProvider::Rustls
-        };
-        let tls = TlsConfig::builder()
-            .provider(provider)
-            .root_certs(RootCerts::PlatformVerifier)
-            .build();
         let config = Agent::config_builder()
-            .tls_config(tls)
+            .tls_config(tls())
             .https_only(true)
             .proxy(None)
             .user_agent(AutoHeaderValue::None)
