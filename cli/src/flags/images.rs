@@ -120,27 +120,21 @@ impl ProjectorArgs {
         if self.mmproj.is_some() {
             return self.open(args, sessions, model).map(Some);
         }
-        match &candidates(args)?[..] {
-            [] => Ok(None),
-            paths => {
-                let mut fitting = paths
-                    .iter()
-                    .filter_map(|path| Some((path, Projector::open(path, model).ok()?)));
-                match (fitting.next(), fitting.next()) {
-                    (Some((path, projector)), None) => {
-                        note(format!("images are read by {}", path.display()));
-                        kept_on_disk(projector, sessions).map(Some)
-                    }
-                    (None, _) => Ok(None),
-                    (Some((one, _)), Some((other, _))) => {
-                        note(format!(
-                            "images are not read: {} and {} are both for this model; --mmproj FILE names one",
-                            one.display(),
-                            other.display()
-                        ));
-                        Ok(None)
-                    }
-                }
+        let paths = candidates(args)?;
+        let mut fitting = fitting(&paths, model);
+        match (fitting.next(), fitting.next()) {
+            (Some((path, projector)), None) => {
+                note(format!("images are read by {}", path.display()));
+                kept_on_disk(projector, sessions).map(Some)
+            }
+            (None, _) => Ok(None),
+            (Some((one, _)), Some((other, _))) => {
+                note(format!(
+                    "images are not read: {} and {} are both for this model; --mmproj FILE names one",
+                    one.display(),
+                    other.display()
+                ));
+                Ok(None)
             }
         }
     }
@@ -184,6 +178,15 @@ fn candidates(args: &ModelArgs) -> Result<Vec<PathBuf>, Failure> {
     Ok(found)
 }
 
+/// Those of them that are projectors for the model.
+fn fitting<'p>(
+    paths: &'p [PathBuf],
+    model: &Model,
+) -> impl Iterator<Item = (&'p PathBuf, Projector)> {
+    let open = |path| Some((path, Projector::open(path, model).ok()?));
+    paths.iter().filter_map(open)
+}
+
 /// The projector in the folder of the model. Of several, the one that is for the model.
 fn beside(args: &ModelArgs, model: &Model) -> Result<Projector, Failure> {
     let missing = |why: &str| Failure::Usage(format!("images need --mmproj FILE: {why}"));
@@ -191,9 +194,7 @@ fn beside(args: &ModelArgs, model: &Model) -> Result<Projector, Failure> {
     if let [one] = &found[..] {
         return open(one, model);
     }
-    let mut fitting = found
-        .iter()
-        .filter_map(|path| Some((path, Projector::open(path, model).ok()?)));
+    let mut fitting = fitting(&found, model);
     match (fitting.next(), fitting.next()) {
         (Some((_, projector)), None) => Ok(projector),
         (None, _) if args.is_demo() => Err(missing("the built-in model reads no images")),
