@@ -71,6 +71,8 @@ struct Group<'t> {
     role: String,
     tensors: Vec<&'t Planned<'t>>,
     candidates: Vec<Candidate<DType>>,
+    /// Squared error in the probe type.
+    probe_error: f64,
 }
 
 impl Target<'_> {
@@ -168,6 +170,15 @@ impl Target<'_> {
             .build()?;
         let mut groups = Vec::with_capacity(by_role.len());
         for (role, tensors) in by_role {
+            let error = |what: DType| {
+                pool.install(|| {
+                    let errors = tensors.par_iter();
+                    let errors = errors.map(|planned| self.error(planned.tensor, what));
+                    errors.collect::<Result<Vec<f64>, Failure>>()
+                })
+                .map(|errors| errors.into_iter().sum::<f64>())
+            };
+            let probe_error = error(PROBE)?;
             let mut candidates = Vec::<Candidate<DType>>::new();
             for &what in TYPES {
                 let bytes =
@@ -177,21 +188,17 @@ impl Target<'_> {
                     // Its rows fall back to a type that another one falls back to.
                     continue;
                 }
-                let errors = pool.install(|| {
-                    let tensors = tensors.par_iter();
-                    let errors = tensors.map(|planned| self.error(planned.tensor, what));
-                    errors.collect::<Result<Vec<f64>, Failure>>()
-                })?;
-                candidates.push(Candidate {
-                    what,
-                    bytes,
-                    loss: errors.into_iter().sum(),
-                });
+                let loss = match what {
+                    PROBE => probe_error,
+                    what => error(what)?,
+                };
+                candidates.push(Candidate { what, bytes, loss });
             }
             groups.push(Group {
                 role,
                 tensors,
                 candidates,
+                probe_error,
             });
         }
         Ok(groups)
@@ -234,15 +241,7 @@ impl Target<'_> {
                 .any(|other| other.tensor.name == planned.tensor.name)
         };
         let divergence = self.measure(n_chunks, |planned| is_in(planned).then_some(PROBE))?;
-        let probes = group
-            .tensors
-            .par_iter()
-            .map(|planned| self.error(planned.tensor, PROBE));
-        let error: f64 = probes
-            .collect::<Result<Vec<f64>, Failure>>()?
-            .into_iter()
-            .sum();
-        Ok(divergence.mean().0.max(0.0) / error.max(f64::MIN_POSITIVE))
+        Ok(divergence.mean().0.max(0.0) / group.probe_error.max(f64::MIN_POSITIVE))
     }
 
     /// Divergence of the model in which some tensors have other types.
