@@ -233,6 +233,8 @@ const FEATURES: &[(&str, bool)] = &[
     ("metal", cfg!(any(feature = "metal", target_os = "macos"))),
     ("pull", cfg!(feature = "pull")),
     ("serve", cfg!(feature = "serve")),
+    ("tls", cfg!(feature = "tls")),
+    ("vision", cfg!(feature = "vision")),
     ("webgpu", cfg!(feature = "webgpu")),
 ];
 
