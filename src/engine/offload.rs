@@ -63,14 +63,11 @@ pub(crate) fn offload(
     arena: &mut Arena,
     probe: &dyn EvalCallback,
 ) -> Result<(), SessionError> {
-    let refuse = |what: &'static str| {
-        Err(SessionError::NotOnDevice {
-            device: runner.name(),
-            what,
-        })
-    };
     if probe.sees_all_rows() {
-        return refuse("probes and gradients");
+        return Err(SessionError::NotOnDevice {
+            device: runner.name(),
+            what: "probes and gradients",
+        });
     }
     if (pass.cancelled)() {
         return Err(SessionError::Cancelled);
@@ -150,13 +147,8 @@ pub(crate) fn offload(
         sin,
         places,
     };
-    let outcome = runner.pass(
-        &batch,
-        BatchOutputs {
-            logits: &mut outputs.logits,
-            states,
-        },
-    );
+    let logits = &mut outputs.logits;
+    let outcome = runner.pass(&batch, BatchOutputs { logits, states });
     *batch_slots = reuse(of_batch);
     Ok(outcome?)
 }
