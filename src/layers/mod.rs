@@ -38,6 +38,7 @@ pub(crate) mod sizes;
 pub(crate) mod spans;
 pub(crate) mod stacks;
 pub(crate) mod switch;
+pub(crate) mod tape;
 pub(crate) mod unsupported;
 
 pub use outputs::Outputs;
