@@ -166,6 +166,7 @@ pub(crate) struct SamplingArgs {
     /// Change the logit of a token, as in 15043+1 or 15043-inf; repeatable
     #[arg(long, value_name = "TOKEN±BIAS", value_parser = logit_bias)]
     pub(crate) logit_bias: Vec<(u32, f32)>,
+    // The order is `FILTERS` in the library's `sample/mod.rs`; no test compares them.
     /// Filters to apply, in this order
     /// [default: penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]
     #[arg(long, value_name = "A;B;…")]
