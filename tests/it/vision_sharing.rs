@@ -10,6 +10,7 @@ use ruvllm::vision::Projector;
 use ruvllm::{KvType, Session, SessionError, SessionOptions};
 use ruvllm::{Sampler, SamplerOptions};
 use serde_json::Value;
+use std::num::NonZeroUsize;
 
 /// Images whose tokens see each other, in all layers and in those with windows; positions of rows and
 /// columns; deepstack; several spans of an image; a recurrent model.
@@ -399,4 +400,41 @@ fn hooks_behind_images() {
     assert!(refused(session.prefill(&[5])) && refused(session.decode(5)));
     session.hooks().take::<Nothing>().unwrap();
     session.prefill(&[5]).unwrap();
+}
+
+/// What is told of an image's memory is what encoding it takes.
+#[test]
+fn memory_is_told() {
+    for name in ["gemma3", "qwen3vl", "idefics3"] {
+        let Some(case) = Case::open(name) else { return };
+        let test = &case.tests()[0];
+        let (image, bounds) = (&case.images(test)[0], case.options(test));
+        let options = EngineOptions {
+            n_threads: NonZeroUsize::new(1),
+            ..Default::default()
+        };
+        let engine = Engine::new(&case.model, &options).unwrap();
+        let told = case.projector.memory(image, bounds, 1).unwrap();
+        assert_eq!(
+            (engine.memory().buffers, case.projector.n_encoded()),
+            (0, 0)
+        );
+        let cancel = ruvllm::CancelToken::default();
+        let encoded = engine.encode_image(&case.projector, image, bounds, &cancel);
+        let n_bytes = size_of_val(encoded.unwrap().embeddings()) as u64;
+        assert_eq!(engine.memory().buffers, told.encoder, "{name}");
+        assert_eq!(n_bytes, told.embeddings, "{name}");
+        let parts = [Part::Image(image)];
+        let n = engine
+            .count_parts((&case.projector, bounds), &parts)
+            .unwrap();
+        assert!(
+            (told.n_tokens..told.n_tokens + 40).contains(&n),
+            "{name}: {n}"
+        );
+        let file = std::fs::metadata(case.dir.join("mmproj-f32.gguf"))
+            .unwrap()
+            .len();
+        assert!(told.weights < file && told.weights > file / 2, "{name}");
+    }
 }
