@@ -94,6 +94,8 @@ pub(crate) struct BackwardPass<'a> {
     pub(crate) texts: &'a [BackwardText<'a>],
     /// Position of the first token of each text.
     pub(crate) pos: usize,
+    /// Position by which ropes turn it: behind images that have rows and columns, an earlier one.
+    pub(crate) turn: usize,
     pub(crate) saved: &'a mut Saved,
     pub(crate) objective: &'a Objective<'a>,
     /// Called before every layer; `true` cancels the pass.
@@ -167,7 +169,7 @@ pub(crate) fn backward(
         scratch_backward,
     };
     let angles = (0..longest, longest);
-    pass.rope.angles(ctx.arch, pos, angles, b.cos, b.sin);
+    pass.rope.angles(ctx.arch, pass.turn, angles, b.cos, b.sin);
     b.back
         .iter_mut()
         .zip(&*b.sin)

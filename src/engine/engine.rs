@@ -553,7 +553,10 @@ impl Engine {
             if let Some(states) = seq.states.as_mut().filter(|_| has_states) {
                 states.append(start + *first_state, &outputs.states[of_kept]);
             }
-            seq.kv.commit(tokens.len());
+            seq.kv.commit_at(
+                tokens.len(),
+                seq.spans.checkpoint(start..start + tokens.len()),
+            );
             seq.push(tokens, *kind);
             if *kind == TokenKind::Generated {
                 model.decoded();

@@ -219,7 +219,13 @@ impl SessionTraining<'_> {
     ) -> Result<Vec<f64>, SessionError> {
         let Session {
             engine,
-            seq: Sequence { rope, adapters, .. },
+            seq:
+                Sequence {
+                    rope,
+                    adapters,
+                    spans,
+                    ..
+                },
             cancel,
             ..
         } = &*self.0;
@@ -235,6 +241,7 @@ impl SessionTraining<'_> {
                 rope,
                 texts,
                 pos,
+                turn: spans.turns(pos)[0],
                 saved,
                 objective,
                 cancelled,
@@ -261,13 +268,6 @@ impl SessionTraining<'_> {
     ) -> Result<usize, GradientError> {
         supports(self.0.model().hparams())
             .map_err(|Unsupported(what)| SessionError::NoGradient { what })?;
-        // Positions behind such an image are not those of its tokens.
-        if self.0.seq.spans.has_grids() {
-            return Err(SessionError::NoGradient {
-                what: "a text with images whose positions have rows and columns",
-            }
-            .into());
-        }
         let target = self.0.seq.adapters.index(id)?;
         gradients.check(&self.0.seq.adapters.attached[target].adapter)?;
         Ok(target)

@@ -106,6 +106,19 @@ impl ProjectorArgs {
         kept_on_disk(projector, sessions)
     }
 
+    /// The projector that is named, or the one beside the model that is for it.
+    pub(crate) fn any(
+        &self,
+        args: &ModelArgs,
+        model: &Model,
+    ) -> Result<Option<Projector>, Failure> {
+        match &self.mmproj {
+            _ if self.no_mmproj => Ok(None),
+            Some(path) => open(path, model).map(Some),
+            None => Ok(beside(args, model).ok()),
+        }
+    }
+
     /// What reads images, if there is a projector for the model; a note says which was taken.
     #[cfg(feature = "serve")]
     pub(crate) fn find(

@@ -28,10 +28,8 @@ pub(crate) use demo::demo_metadata;
 pub(crate) use engine::{engine, tell_failure};
 #[cfg(feature = "serve")]
 pub(crate) use grammar::{begin_trie, lark_or_gbnf};
-#[cfg(feature = "serve")]
-pub(crate) use images::ProjectorArgs;
 #[cfg(feature = "vision")]
-pub(crate) use images::{ImageArgs, parts};
+pub(crate) use images::{ImageArgs, ProjectorArgs, parts};
 #[cfg(feature = "serve")]
 pub(crate) use learn::LearnArgs;
 #[cfg(feature = "chat")]

@@ -499,12 +499,17 @@ impl SeqKv {
     /// and tiers that no later query reads, except those of a checkpoint at the newest page
     /// boundary.
     pub(crate) fn commit(&mut self, n: usize) {
+        self.commit_at(n, (self.len + n) / KV_BLOCK * KV_BLOCK);
+    }
+
+    /// [`SeqKv::commit`] with a checkpoint at another of the new positions, or at their end.
+    pub(crate) fn commit_at(&mut self, n: usize, checkpoint: usize) {
         self.pending.clear();
         self.len += n;
         self.commit_states();
-        let border = self.len / KV_BLOCK * KV_BLOCK;
-        if self.checkpoints.last().is_none_or(|last| last.pos < border) {
-            self.add_checkpoint(border, false, None);
+        let last = self.checkpoints.last();
+        if last.is_none_or(|last| last.pos < checkpoint) {
+            self.add_checkpoint(checkpoint, false, None);
         }
         self.leave();
     }

@@ -419,6 +419,7 @@ fn figures(of: Listed<'_>) -> OfModel {
             state: of.state,
             adapted: Vec::new(),
             learning: Vec::new(),
+            n_images: 0,
         };
     };
     let learners = app.learners.iter().enumerate();
@@ -438,5 +439,6 @@ fn figures(of: Listed<'_>) -> OfModel {
         state: of.state,
         adapted: app.adapted_names(),
         learning: learning.collect(),
+        n_images: (app.images.as_ref()).map_or(0, |of| of.template.projector.n_encoded()),
     }
 }
