@@ -35,8 +35,6 @@ cache. Start from F16, BF16 or F32 where you can.";
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     /// Text to predict, without its last line end; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -70,6 +68,8 @@ pub(crate) struct Args {
     /// How to print
     #[arg(short, long, value_enum, default_value_t = Format::Md)]
     output: Format,
+    #[command(flatten)]
+    placement: PlacementArgs,
 }
 
 fn shape(name: &str) -> Result<Shape, String> {

@@ -26,8 +26,6 @@ the same that learnt the stream's words in another order.";
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     /// Text to predict and to learn from; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -62,6 +60,8 @@ pub(crate) struct Args {
     /// File for a plot of the running gain
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    #[command(flatten)]
+    placement: PlacementArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

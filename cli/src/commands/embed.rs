@@ -47,8 +47,6 @@ enum Format {
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     /// Texts
     #[arg(
         short,
@@ -81,12 +79,14 @@ pub(crate) struct Args {
     /// How vectors are written
     #[arg(long, value_enum, default_value = "", hide_default_value = true)]
     embd_output_format: Format,
-    /// Most tokens of a pass; a longer text has a pass of its own
+    /// Maximum number of tokens of a pass; a longer text has a pass of its own
     #[arg(short, long, value_name = "N", default_value_t = 512, env = "LLAMA_ARG_BATCH", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
     #[command(flatten)]
     threads: ThreadsArg,
+    #[command(flatten)]
+    placement: PlacementArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

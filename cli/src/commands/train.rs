@@ -36,8 +36,6 @@ A training that was interrupted, or killed, continues when the same command is g
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     /// What is minimised: sft, or the losses of preferences dpo and kto
     #[arg(long, value_name = "LOSS", default_value = "sft", value_parser = loss)]
     loss: Loss,
@@ -133,9 +131,6 @@ pub(crate) struct Args {
     /// Seed of the adapter's first values and of the order of the examples
     #[arg(short, long, value_name = "SEED", default_value_t = TrainOptions::default().seed)]
     seed: u64,
-    #[cfg(feature = "chat")]
-    #[command(flatten)]
-    template: TemplateArgs,
     /// JSON file for all steps and evaluations
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -144,6 +139,11 @@ pub(crate) struct Args {
     svg: Option<PathBuf>,
     #[command(flatten)]
     threads: ThreadsArg,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[cfg(feature = "chat")]
+    #[command(flatten)]
+    template: TemplateArgs,
 }
 
 fn targets(text: &str) -> Result<TargetSet, String> {

@@ -74,7 +74,7 @@ impl Report {
                 .besides
                 .iter()
                 .map(|(_, what, bytes)| format!("{} {what}", size(*bytes)));
-            lines.push(("besides", all.collect::<Vec<_>>().join(", ")));
+            lines.push(("optional", all.collect::<Vec<_>>().join(", ")));
         }
         match &self.recommended {
             None => {}
@@ -176,7 +176,11 @@ fn besides(model: &Model) -> Result<Vec<(&'static str, &'static str, u64)>, Sess
         LearnerOptions::default().bytes(model.hparams(), session.n_batch.min(trained.n_ctx));
     let bare = model.memory_plan(&session.into())?;
     let mut besides = vec![
-        ("prefix_cache", "for a full prefix cache", bare.prefixes),
+        (
+            "prefix_cache",
+            "for a full prefix cache (at most)",
+            bare.prefixes,
+        ),
         ("learner", "to learn while running", learner),
     ];
     if trained.gradients > 0 {
