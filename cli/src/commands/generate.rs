@@ -38,8 +38,8 @@ const NEXT: &str = "\
 Next:
   ruvllm chat -hf OWNER/NAME:Q4_K_M    a model of Hugging Face's hub; -m FILE for a file
   ruvllm serve                         a page to chat on and an API, http://127.0.0.1:8080
-  ruvllm -p 'A type: ' -j '{\"properties\": {\"name\": {\"enum\": [\"Vec\", \"Rc\"]}, \"chapter\": {\"type\": \"integer\"}}}'
-                                       JSON that a schema describes, of any model";
+  ruvllm -p 'A date: ' --regex '20[0-9]{2}-(0[1-9]|1[0-2])-[0-2][1-8]'
+                                       what any model writes fits a pattern, or a JSON Schema (-j)";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
