@@ -461,6 +461,14 @@ fn vectors_of_texts() {
         "{first:?} {:?}",
         vectors[0]
     );
+    // More than the 128 positions of the model.
+    let long = "the ".repeat(200);
+    fails(
+        &["embed", "-m", &model, "-p", &long],
+        1,
+        &["text 1", "128", "--embd-truncate"],
+    );
+    assert_eq!(embed(&["-p", &long, "--truncate"]).lines().count(), 1);
     let cosine = number(&answer["cosineSimilarity"][0][1]);
     assert!((cosine - dot(&vectors[0], &vectors[1])).abs() < 1e-4);
 }
@@ -1058,6 +1066,17 @@ fn the_first_command() {
     // Blank lines before it are not its end.
     let heading = text(&run(&["-p", "# Ownership", "-s", "1"]));
     assert!(!heading.trim().is_empty());
+    // Names of other programs' flags are understood.
+    let stopped = parsed(&run(&[
+        "-p",
+        "Ownership is",
+        "--max-tokens",
+        "60",
+        "--stop",
+        "the",
+        "--json",
+    ]));
+    assert_eq!(stopped["stop_reason"], json!("stop_string"));
     // Whoever says how long a text gets is heeded, and so is who wants another one.
     let longer = parsed(&run(&[
         "-p",

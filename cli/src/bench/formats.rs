@@ -27,7 +27,7 @@ Examples:
 
 The model is quantised in memory and predicts the text: `ppl` is its perplexity as `ruvllm perplexity` tells it, `loss` \
 the difference from the file as it is, `kl` the mean Kullback-Leibler divergence from it, whose log-probabilities lie in \
-the folder for temporary files meanwhile (2 bytes for each scored token and token of the vocabulary). Size and speed are those of made-up weights of a shape, as small models fit into a \
+the folder for temporary files meanwhile (2 bytes for each scored token and token of the vocabulary). `shape` and the speeds are those of made-up weights of a shape, as small models fit into a \
 cache. Start from F16, BF16 or F32 where you can.";
 
 #[derive(clap::Args)]

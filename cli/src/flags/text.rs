@@ -18,11 +18,17 @@ use ruvllm_learn::sona::pooled_layer;
 pub(crate) struct TextArgs {
     /// Maximum number of tokens to generate (-1 or -2: until the context is full) [default: -1; of the
     /// built-in model a paragraph]
-    #[arg(short, long, alias = "predict", value_name = "N", env = "LLAMA_ARG_N_PREDICT",
+    #[arg(short, long, aliases = ["predict", "max-tokens"], value_name = "N", env = "LLAMA_ARG_N_PREDICT",
           allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-2..))]
     n_predict: Option<i64>,
     /// End before this text appears; repeatable
-    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(
+        short,
+        long,
+        alias = "stop",
+        value_name = "TEXT",
+        allow_hyphen_values = true
+    )]
     pub(crate) reverse_prompt: Vec<String>,
     /// When the context is full, drop half of what lies behind the tokens of --keep and go on
     /// [default: end the text]

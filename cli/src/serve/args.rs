@@ -37,7 +37,7 @@ pub(crate) struct AppArgs {
     #[arg(long, value_name = "DIR", help_heading = "KV cache")]
     pub(super) slot_save_path: Option<PathBuf>,
     /// Maximum number of tokens of an answer if the request sets none (-1: until the context is full)
-    #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
+    #[arg(short, long, aliases = ["predict", "max-tokens"], value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
           allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub(super) n_predict: i64,
     /// When the context of a request is full, drop half of what lies behind the tokens of --keep and
