@@ -1666,7 +1666,7 @@ fn page() {
 #[test]
 fn defaults_are_told() {
     let flags = [
-        "-c", "512", "--temp", "0.3", "--top-k", "7", "-n", "20", "-s", "5",
+        "-c", "512", "--temp", "0.3", "--top-k", "7", "--top-p", "0.95", "-n", "20", "-s", "5",
     ];
     let server = Server::start(&flags);
     let props: Value = serde_json::from_str(&server.get("/props").1).unwrap();
