@@ -40,6 +40,11 @@ for page in PAGES:
             if not any(part in "/" + f if name.endswith("/") else ("/" + f).endswith(part) for f in FILES):
                 faults.append(f"{page}: there is no {name}")
 
+# The book has every page once.
+listed = re.findall(r"\]\(([^)]+)\)", open("docs/SUMMARY.md", encoding="utf-8").read())
+pages = [p.removeprefix("docs/") for p in PAGES if p.startswith("docs/") and p != "docs/SUMMARY.md"]
+faults += [f"docs/SUMMARY.md: {page} is there {listed.count(page)} times" for page in pages if listed.count(page) != 1]
+
 # Pages that the source names.
 for file in FILES:
     if file.endswith((".rs", ".md", ".toml", ".sh", ".py", ".yaml", ".yml")):

@@ -2,6 +2,7 @@
 //! nothing is learnt before it was predicted.
 
 use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, no_tokenizer};
+use crate::io::plot::{Mark, Plot, Series};
 use crate::io::{Failure, file_or_pipe, note, print, print_json, read_text};
 use ruvllm_learn::LearnerOptions;
 use ruvllm_learn::bench::{Contender, Estimate, LearningOptions, LearningReport, learning};
@@ -26,8 +27,6 @@ the same that learnt the stream's words in another order.";
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     /// Text to predict and to learn from; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -62,6 +61,8 @@ pub(crate) struct Args {
     /// File for a plot of the running gain
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    #[command(flatten)]
+    placement: PlacementArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -83,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let report = learning(&model, &tokens(&stream), &tokens(&control), &options)?;
     if let Some(path) = &args.svg {
-        std::fs::write(path, svg(&report)).map_err(Failure::file(path))?;
+        std::fs::write(path, plot(&report).svg()).map_err(Failure::file(path))?;
         note(format!("wrote {}", path.display()));
     }
     if args.json {
@@ -201,78 +202,27 @@ fn to_json(report: &LearningReport) -> Value {
     })
 }
 
-/// The running gain of every contender over the base, as lines.
-fn svg(report: &LearningReport) -> String {
-    const COLOURS: [&str; 14] = [
-        "#888888", "#17becf", "#1f77b4", "#ff7f0e", "#2ca02c", "#aec7e8", "#98df8a", "#d62728",
-        "#111111", "#9467bd", "#c5b0d5", "#8c564b", "#e377c2", "#bcbd22",
-    ];
-    const DASHED: &str = " stroke-dasharray=\"3 3\"";
-    let (width, height, left, top) = (720.0, 360.0, 60.0, 20.0);
-    let all = report
-        .contenders
-        .iter()
-        .flat_map(|c| &c.running_gain)
-        .copied();
-    let (least, most) = all.fold((0.0, 1.0), |(a, b): (f64, f64), x| (a.min(x), b.max(x)));
-    // What fails spectacularly does not hide the rest.
-    let least = least.max(-most);
-    let n = report
-        .contenders
-        .first()
-        .map_or(1, |c| c.running_gain.len())
-        .max(2) as f64;
-    let x = |i: usize| left + width * i as f64 / (n - 1.0);
-    let y = |gain: f64| top + height * (most - gain.clamp(least, most)) / (most - least);
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-         <text x=\"{left}\" y=\"14\">nats gained over the base model, in total, by tokens of the stream</text>\n",
-        left + width + 400.0,
-        (top + height + 30.0).max(top + 20.0 * report.contenders.len() as f64),
-    );
-    for i in 0..=4 {
-        let gain = least + (most - least) * f64::from(i) / 4.0;
-        let _ = writeln!(
-            out,
-            "<line x1=\"{left}\" x2=\"{}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#dddddd\"/>\
-             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{gain:.0}</text>",
-            left + width,
-            left - 6.0,
-            y(gain) + 4.0,
-            y = y(gain)
-        );
-        let tokens = report.n_tokens as f64 * f64::from(i) / 4.0;
-        let at = left + width * f64::from(i) / 4.0;
-        let _ = writeln!(
-            out,
-            "<text x=\"{at}\" y=\"{}\" text-anchor=\"middle\">{tokens:.0}</text>",
-            top + height + 16.0
-        );
-    }
-    for (i, c) in report.contenders.iter().enumerate() {
-        let colour = COLOURS[i % COLOURS.len()];
-        let dashes = if c.negative { DASHED } else { "" };
-        let points: Vec<String> = c
+/// The running gain of every contender over the base; what fails spectacularly does not hide the rest.
+fn plot(report: &LearningReport) -> Plot {
+    let gains = report.contenders.iter().flat_map(|c| &c.running_gain);
+    let most = gains.copied().fold(1.0, f64::max);
+    let per_point = |c: &Contender| report.n_tokens as f64 / c.running_gain.len().max(2) as f64;
+    let series = report.contenders.iter().map(|c| Series {
+        name: c.name.to_string(),
+        mark: if c.negative { Mark::Dashes } else { Mark::Line },
+        points: c
             .running_gain
             .iter()
             .enumerate()
-            .map(|(i, &gain)| format!("{:.1},{:.1}", x(i), y(gain)))
-            .collect();
-        let legend = top + 14.0 + 20.0 * i as f64;
-        let _ = writeln!(
-            out,
-            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"{dashes} points=\"{points}\"/>\n\
-             <line x1=\"{0}\" x2=\"{1}\" y1=\"{legend}\" y2=\"{legend}\" stroke=\"{colour}\" stroke-width=\"2\"{dashes}/>\
-             <text x=\"{2}\" y=\"{3}\">{name}</text>",
-            left + width + 12.0,
-            left + width + 32.0,
-            left + width + 38.0,
-            legend + 4.0,
-            points = points.join(" "),
-            name = c.name,
-        );
+            .map(|(i, &gain)| ((i + 1) as f64 * per_point(c), gain.max(-most)))
+            .collect(),
+        labels: Vec::new(),
+    });
+    Plot {
+        title: "what learning gains over the base model".into(),
+        x_label: "tokens of the stream".into(),
+        y_label: "nats gained in total".into(),
+        is_log: false,
+        series: series.collect(),
     }
-    out.push_str("</svg>\n");
-    out
 }

@@ -8,7 +8,6 @@ pub(crate) mod learning;
 mod lists;
 mod models;
 pub(crate) mod perplexity;
-mod picture;
 pub(crate) mod replay;
 mod scenarios;
 pub(crate) mod speed;

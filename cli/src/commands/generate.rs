@@ -32,13 +32,20 @@ Examples:
 Special tokens written in the prompt count as such. Sampling defaults give way to what the model \
 file recommends (general.sampling.*), and flags win over both.";
 
+/// What is said of the built-in model before its text, and after it.
+const DEMO: &str = "This is the built-in demo: 6 million parameters that have the sound of Rust's documentation, and know nothing.";
+const NEXT: &str = "\
+Next:
+  ruvllm chat -hf OWNER/NAME:Q4_K_M    a model of Hugging Face's hub; -m FILE for a file
+  ruvllm serve                         a page to chat on and an API, http://127.0.0.1:8080
+  ruvllm -p 'A date: ' --regex '20[0-9]{2}-(0[1-9]|1[0-2])-[0-2][1-8]'
+                                       what any model writes fits a pattern, or a JSON Schema (-j)";
+
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     #[command(flatten)]
     prompt: PromptArgs,
     /// Do not show the prompt on stderr
@@ -47,6 +54,8 @@ pub(crate) struct Args {
     /// Print one JSON object: ids, text, why it ended, timings
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    placement: PlacementArgs,
     #[command(flatten)]
     text: TextArgs,
     #[cfg(feature = "vision")]
@@ -112,7 +121,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let sampling = &args.text.sampling;
     sampling.begin_mask(&model);
-    let mut sampler = sampling.chain(model.gguf().metadata(), tokenizer)?;
+    let mut sampler = sampling.chain(model.gguf().metadata(), tokenizer, args.model.demo_seed())?;
     let mut session = session(&model, &args.text.session, &options, 1)?;
     let speculation = args.text.speculation.begin(
         session.engine(),
@@ -257,6 +266,9 @@ impl Report<'_> {
             self.seed,
         );
         note(paint("2", &line));
+        if self.args.model.is_demo() && io::stderr().is_terminal() {
+            note(paint("2", NEXT));
+        }
     }
 }
 
@@ -308,9 +320,7 @@ impl Written {
         // Only now, so that a progress bar does not paint over it.
         if !args.json {
             if args.model.is_demo() && io::stderr().is_terminal() {
-                let demo = "a built-in demo of 6 million parameters that knows the sound of Rust's documentation, \
-                            and nothing else; a real model: ruvllm chat -hf OWNER/NAME:Q4_K_M, or -m FILE";
-                note(paint("2", demo));
+                note(paint("2", DEMO));
             }
             if !args.no_display_prompt {
                 eprint_text(prompt);
@@ -318,24 +328,55 @@ impl Written {
         }
 
         let start = Instant::now();
-        let outcome = generation.by_ref().try_for_each(|piece| {
-            let piece = piece?;
-            self.text.push_str(&piece.text);
-            if args.json {
-                Ok(())
-            } else {
-                print(&piece.text)
-            }
-        });
+        let one_paragraph = args.model.is_demo() && args.text.has_no_end();
+        let mut outcome = Ok(false);
+        while let Ok(false) = outcome {
+            let Some(piece) = generation.next() else {
+                break;
+            };
+            outcome = piece
+                .map_err(Failure::from)
+                .and_then(|piece| self.write(&piece.text, one_paragraph, args.json));
+        }
         self.decode = start.elapsed();
         self.ids = generation.tokens().to_vec();
         self.drafted = Drafted::of(&generation);
-        self.reason = generation.finish().map(|finish| finish.reason);
-        if !args.json && !self.text.ends_with('\n') {
-            print("\n")?;
+        self.reason = match generation.finish() {
+            None if matches!(outcome, Ok(true)) => Some(StopReason::StopString),
+            finish => finish.map(|finish| finish.reason),
+        };
+        if !args.json {
+            if !self.text.ends_with('\n') {
+                print("\n")?;
+            }
+            // Whatever comes next on stderr begins a line.
+            if !args.no_display_prompt && !io::stdout().is_terminal() {
+                eprint_text("\n");
+            }
         }
-        outcome
+        outcome.map(drop)
     }
+
+    /// Takes what comes next of the text, and prints it unless it is to be JSON. Whether that is
+    /// the end of the first paragraph, where no more than that is wanted.
+    fn write(&mut self, piece: &str, one_paragraph: bool, json: bool) -> Result<bool, Failure> {
+        let before = self.text.len();
+        self.text.push_str(piece);
+        let end = paragraph_end(&self.text).filter(|_| one_paragraph);
+        if let Some(end) = end {
+            self.text.truncate(end.max(before));
+        }
+        if !json {
+            print(&self.text[before..])?;
+        }
+        Ok(end.is_some())
+    }
+}
+
+/// Where the first paragraph of a text ends, if it does.
+fn paragraph_end(text: &str) -> Option<usize> {
+    let begin = text.len() - text.trim_start().len();
+    Some(begin + text[begin..].find("\n\n")?)
 }
 
 /// Reads a prompt up to its last image; returns the tokens behind it.

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// What reads images.
 #[derive(Args, Default)]
+#[command(next_help_heading = "Images")]
 pub(crate) struct ProjectorArgs {
     /// Projector that reads images (mmproj) [default: the one beside the model] [short: -mm]
     #[arg(long, value_name = "FILE", env = "LLAMA_ARG_MMPROJ")]
@@ -31,13 +32,14 @@ pub(crate) struct ProjectorArgs {
 
 /// Images, and what reads them.
 #[derive(Args)]
+#[command(next_help_heading = "Images")]
 pub(crate) struct ImageArgs {
-    #[command(flatten)]
-    projector: ProjectorArgs,
     /// Image to read, once for each; - is stdin. It stands where the prompt has the model's marker
     /// or <__media__>, otherwise before the text
     #[arg(long = "image", value_name = "FILE")]
     images: Vec<PathBuf>,
+    #[command(flatten)]
+    projector: ProjectorArgs,
 }
 
 impl ImageArgs {

@@ -16,15 +16,16 @@ use std::path::PathBuf;
 
 /// Several tokens per pass.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Speculative decoding")]
 pub(crate) struct SpeculationArgs {
-    /// Who guesses tokens, so that one pass computes several where that is faster; the text is the
-    /// same with any [default: ngram, and draft with -md]
+    /// Where drafts come from: tokens that are guessed, and checked several at a time where that is
+    /// faster; the output is unchanged [default: ngram, and draft with -md]
     #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
     spec: Vec<Who>,
-    /// A smaller model of the same vocabulary that guesses [short: -md]
+    /// Draft model: a smaller one with the same vocabulary [short: -md]
     #[arg(long, value_name = "FILE", conflicts_with = "no_spec")]
     model_draft: Option<PathBuf>,
-    /// Compute one token per pass
+    /// No speculative decoding: one token per pass
     #[arg(long, conflicts_with = "spec")]
     no_spec: bool,
 }

@@ -117,7 +117,7 @@ impl Report {
                 .besides
                 .iter()
                 .map(|(_, what, bytes)| format!("{} {what}", size(*bytes)));
-            lines.push(("besides", all.collect::<Vec<_>>().join(", ")));
+            lines.push(("optional", all.collect::<Vec<_>>().join(", ")));
         }
         match &self.recommended {
             None => {}
@@ -221,7 +221,7 @@ fn besides(model: &Model) -> Result<Vec<(&'static str, Cow<'static, str>, u64)>,
     let mut besides = vec![
         (
             "prefix_cache",
-            "for a full prefix cache".into(),
+            "for a full prefix cache (at most)".into(),
             bare.prefixes,
         ),
         ("learner", "to learn while running".into(), learner),
