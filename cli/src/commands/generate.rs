@@ -1,7 +1,5 @@
 //! `ruvllm generate`: continues a text. What the program does without a subcommand.
 
-mod denoise;
-
 use crate::flags::{
     DiffusionArgs, Drafted, ModelArgs, PlacementArgs, TextArgs, both, kv_bytes, no_tokenizer, read,
     session, speculate, tell_failure,
@@ -10,6 +8,7 @@ use crate::io::{
     Failure, file_or_pipe, measured, milliseconds, note, on_interrupt, paint, per_second, print,
     print_json, read_text, reason_name, unescape, unix_time, without_last_newline,
 };
+use ruvllm::Model;
 use ruvllm::Sampler;
 use ruvllm::Session;
 use ruvllm::StopReason;
@@ -115,7 +114,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let start = Instant::now();
     let model = args.model.open(&args.placement)?;
     if model.hparams().diffusion.is_some() {
-        return denoise::run(args, &model, &prompt, start.elapsed());
+        return denoise(args, &model, &prompt, start.elapsed());
     }
     args.diffusion.none()?;
     let options = args.text.options(&model);
@@ -196,6 +195,50 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         report.note();
     }
     outcome
+}
+
+/// Writes a text with a model that denoises.
+fn denoise(args: &Args, model: &Model, prompt: &str, load: Duration) -> Result<(), Failure> {
+    let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+    let written = args
+        .diffusion
+        .write(&args.text, (model, tokenizer), prompt)?;
+    let n = written.ids.len();
+    if args.json {
+        return print_json(&json!({
+            "model": args.model.label(),
+            "prompt": prompt,
+            "prompt_ids": written.prompt_ids,
+            "ids": written.ids,
+            "text": written.text,
+            "seed": written.seed,
+            "timings": {
+                "load_ms": milliseconds(load),
+                "diffusion_steps": written.n_steps,
+                "predicted_n": n,
+                "predicted_ms": milliseconds(written.took),
+                "predicted_per_second": per_second(n, written.took),
+            },
+        }));
+    }
+    if !args.no_display_prompt {
+        eprint_text(prompt);
+    }
+    print(&written.text)?;
+    if !written.text.ends_with('\n') {
+        print("\n")?;
+    }
+    if args.text.verbose || io::stderr().is_terminal() {
+        let line = format!(
+            "load {:.0} ms; {} steps, {n} tokens, {:.1}/s; seed {}",
+            milliseconds(load),
+            written.n_steps,
+            per_second(n, written.took),
+            written.seed
+        );
+        note(paint("2", &line));
+    }
+    Ok(())
 }
 
 /// Why a model with an encoder takes no pictures.

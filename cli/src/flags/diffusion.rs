@@ -1,8 +1,14 @@
 //! Flags of texts that are made by denoising, with the names of llama.cpp's `llama-diffusion-cli`.
 
-use crate::io::Failure;
+use super::text::TextArgs;
+use crate::io::{Failure, note, on_interrupt, paint};
 use clap::ValueEnum;
-use ruvllm::decode::{DenoiseOptions, Order};
+use ruvllm::decode::{DenoiseOptions, Denoiser, Order};
+use ruvllm::{Model, SessionError, Tokenizer};
+use std::time::{Duration, Instant};
+
+/// Places of a text unless -n says otherwise.
+const N_PLACES: usize = 128;
 
 /// How a model that denoises whole texts writes one (Dream, LLaDA, RND1); other models have no use
 /// for it.
@@ -21,7 +27,18 @@ pub(crate) struct DiffusionArgs {
     diffusion_algorithm: Option<Algorithm>,
     /// Show the text after every step on stderr
     #[arg(long)]
-    pub(crate) diffusion_visual: bool,
+    diffusion_visual: bool,
+}
+
+/// A text that was denoised.
+pub(crate) struct Denoised {
+    pub(crate) prompt_ids: Vec<u32>,
+    pub(crate) ids: Vec<u32>,
+    /// Up to its end: what lies behind that is decided, too.
+    pub(crate) text: String,
+    pub(crate) n_steps: usize,
+    pub(crate) seed: u64,
+    pub(crate) took: Duration,
 }
 
 /// Which places are decided first, by llama.cpp's numbers.
@@ -38,8 +55,61 @@ enum Algorithm {
 }
 
 impl DiffusionArgs {
+    /// Writes what follows `prompt`.
+    pub(crate) fn write(
+        &self,
+        args: &TextArgs,
+        (model, tokenizer): (&Model, &Tokenizer),
+        prompt: &str,
+    ) -> Result<Denoised, Failure> {
+        refuse(args)?;
+        let options = args.options(model);
+        let engine = args.session.engine(model, false, &options, None)?;
+        let denoiser = Denoiser::new(&engine)?;
+        let cancel = denoiser.cancel_token();
+        on_interrupt(move || cancel.cancel())?;
+        let sampling = &args.sampling;
+        let seed = sampling.chain(model.gguf().metadata(), tokenizer)?.seed();
+        let options = self.options(sampling.temp.unwrap_or(0.0), seed);
+        let prompt_ids = tokenizer.encode_prompt(prompt);
+        let room = model.hparams().n_ctx_train.saturating_sub(prompt_ids.len());
+        let n = match args.max_tokens() {
+            usize::MAX => N_PLACES.min(room),
+            n => n,
+        };
+        let written = |ids: &[u32]| {
+            let end = ids.iter().position(|&id| tokenizer.is_eog(id));
+            tokenizer.decode_lossy(&ids[..end.unwrap_or(ids.len())], false)
+        };
+        let (start, mut n_steps) = (Instant::now(), 0);
+        let ids = denoiser.denoise(&prompt_ids, n, &options, &mut |ids| {
+            n_steps += 1;
+            if self.diffusion_visual {
+                let n_open = ids.iter().filter(|&&id| id == denoiser.mask()).count();
+                // Of ids that are no text nothing is shown.
+                let text = written(ids).unwrap_or_default();
+                let line = format!("step {n_steps}, {n_open} open: {text:?}");
+                note(paint("2", &line));
+            }
+            true
+        });
+        let ids = ids.map_err(|error| match error {
+            SessionError::Cancelled => Failure::Interrupted,
+            error => error.into(),
+        })?;
+        let took = start.elapsed();
+        Ok(Denoised {
+            text: written(&ids)?,
+            prompt_ids,
+            ids,
+            n_steps,
+            seed,
+            took,
+        })
+    }
+
     /// Options of a denoiser.
-    pub(crate) fn options(&self, temperature: f32, seed: u64) -> DenoiseOptions {
+    fn options(&self, temperature: f32, seed: u64) -> DenoiseOptions {
         let mut options = DenoiseOptions::default();
         if let Some(n) = self.diffusion_steps {
             options.n_steps = n as usize;
@@ -72,5 +142,22 @@ impl DiffusionArgs {
             ))),
             None => Ok(()),
         }
+    }
+}
+
+/// Refuses flags of texts that are continued token by token.
+fn refuse(args: &TextArgs) -> Result<(), Failure> {
+    let given = [
+        ("--learn", args.learn.folder.is_some()),
+        ("a grammar or schema", args.sampling.has_mask()),
+        ("-r", !args.reverse_prompt.is_empty()),
+        ("--lora", !args.session.lora.files()?.is_empty()),
+        ("drafting (--spec, -md)", args.speculation.is_given()),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((flag, _)) => Err(Failure::Usage(format!(
+            "this model denoises whole texts; {flag} is for models that continue them token by token"
+        ))),
+        None => Ok(()),
     }
 }

@@ -6,11 +6,9 @@ mod assistant;
 mod dflash;
 mod eagle3;
 mod pass;
-#[cfg(test)]
-mod tests;
 
 use crate::decode::speculative::model::check_vocabulary;
-use crate::decode::speculative::trained::pass::Work;
+use crate::decode::speculative::trained::pass::{Asked, Work};
 use crate::decode::speculative::{Draft, Drafter};
 use crate::engine::SessionError;
 use crate::engine::engine::Engine;
@@ -37,23 +35,11 @@ pub struct TrainedDrafter {
     work: Work,
     /// What it guesses behind the text, once it has read that.
     guesses: Vec<Draft>,
+    /// What it last guessed from, of which tests have other engines' numbers: logits of each row of
+    /// its output, and the state behind them.
+    #[doc(hidden)]
+    pub computed: [Vec<f32>; 2],
     has_failed: bool,
-}
-
-/// What a draft is made of.
-struct Asked<'a> {
-    /// The text; the sequence holds all of it but the last token.
-    text: &'a [u32],
-    /// Number of guesses.
-    n: usize,
-    seq: &'a Sequence,
-}
-
-impl Asked<'_> {
-    /// Tokens of the sequence: its positions are not the text's where tokens were dropped from it.
-    fn position(&self) -> usize {
-        self.seq.kv.len()
-    }
 }
 
 impl TrainedDrafter {
@@ -85,6 +71,7 @@ impl TrainedDrafter {
             text: Vec::new(),
             work: Work::new(h.n_layer),
             guesses: Vec::new(),
+            computed: Default::default(),
             has_failed: false,
             model,
         }
@@ -94,13 +81,16 @@ impl TrainedDrafter {
     fn guess(&mut self, asked: &Asked<'_>) -> Result<(), SessionError> {
         let of = (&*self.model, &self.engine, &*self.rope);
         let (work, guesses) = (&mut self.work, &mut self.guesses);
-        match self.model.spec.kind {
+        [work.logits, work.state] = std::mem::take(&mut self.computed);
+        let outcome = match self.model.spec.kind {
             DraftKind::Eagle3 { .. } => eagle3::guess(of, work, asked, guesses),
             DraftKind::Dflash { n_block, mask } => {
                 dflash::guess(of, work, (n_block, mask), asked, guesses)
             }
             DraftKind::Assistant => assistant::guess(of, work, asked, guesses),
-        }
+        };
+        self.computed = [&mut work.logits, &mut work.state].map(std::mem::take);
+        outcome
     }
 }
 

@@ -52,6 +52,12 @@ impl DraftWeights {
         let n_out = tokens.as_ref().map_or(h.n_vocab, Vec::len);
         let token_embd = b.opt_weight(TOKEN_EMBD, h.n_embd, h.n_vocab, 1)?;
         let has_output = b.has("output.weight");
+        // An assistant's is its head, too.
+        if spec.kind == DraftKind::Assistant && token_embd.is_none() && !has_output {
+            return Err(ModelError::MissingTensor {
+                name: TOKEN_EMBD.into(),
+            });
+        }
         let weights = DraftWeights {
             input,
             layers,

@@ -95,7 +95,7 @@ fn dflash(keys: &Keys<'_>, _: usize) -> Result<(Hparams, DraftSpec), ModelError>
         .filter(|&id| (id as usize) < keys.n_vocab);
     let spec = DraftSpec {
         kind: DraftKind::Dflash {
-            n_block: keys.count("block_size", MAX_BLOCK)?,
+            n_block: block_size(keys)?,
             mask: mask.ok_or_else(|| ModelError::OutOfRange {
                 key: key.into(),
                 value: keys
@@ -112,6 +112,18 @@ fn dflash(keys: &Keys<'_>, _: usize) -> Result<(Hparams, DraftSpec), ModelError>
         embd_scale: keys.positive("embedding_scale")?.unwrap_or(1.0),
     };
     Ok((h, spec))
+}
+
+/// Places of a block: that of the last token, and some to guess.
+fn block_size(keys: &Keys<'_>) -> Result<usize, ModelError> {
+    match keys.count("block_size", MAX_BLOCK)? {
+        1 => Err(ModelError::OutOfRange {
+            key: format!("{}.block_size", keys.arch),
+            value: "1".into(),
+            expected: format!("2 to {MAX_BLOCK}"),
+        }),
+        n => Ok(n),
+    }
 }
 
 /// Gemma 4's assistant, whose layers have no keys and values of their own.

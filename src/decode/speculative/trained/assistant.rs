@@ -3,8 +3,7 @@
 
 use crate::compute::linear::Product;
 use crate::decode::speculative::Draft;
-use crate::decode::speculative::trained::Asked;
-use crate::decode::speculative::trained::pass::{Of, Work, with_pass};
+use crate::decode::speculative::trained::pass::{Asked, Of, Work, with_pass};
 use crate::engine::SessionError;
 use crate::layers::draft::room;
 use crate::layers::draft::weights::DraftInput;

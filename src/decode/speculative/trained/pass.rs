@@ -6,6 +6,7 @@ use crate::decode::speculative::model::{FEW, best};
 use crate::engine::SessionError;
 use crate::engine::engine::Engine;
 use crate::engine::options::CancelToken;
+use crate::engine::sequence::Sequence;
 use crate::layers::dense_ffn;
 use crate::layers::draft::memory::DraftMemory;
 use crate::layers::draft::weights::DraftInput;
@@ -17,6 +18,22 @@ use crate::model::drafter::DraftModel;
 
 /// A drafter, the engine of its target, and its ropes.
 pub(super) type Of<'a> = (&'a DraftModel, &'a Engine, &'a RopeTables);
+
+/// What a draft is made of.
+pub(super) struct Asked<'a> {
+    /// The text; the sequence holds all of it but the last token.
+    pub(super) text: &'a [u32],
+    /// Number of guesses.
+    pub(super) n: usize,
+    pub(super) seq: &'a Sequence,
+}
+
+impl Asked<'_> {
+    /// Tokens of the sequence: its positions are not the text's where tokens were dropped from it.
+    pub(super) fn position(&self) -> usize {
+        self.seq.kv.len()
+    }
+}
 
 /// What a drafter keeps from one draft to the next, and its buffers.
 #[derive(Debug, Default)]
