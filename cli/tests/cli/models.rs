@@ -3,7 +3,7 @@
 
 use super::{Folder, fails, parsed, run, text, tiny};
 use ruvllm::Model;
-use ruvllm::decode::DenoiseOptions;
+use ruvllm::decode::{DenoiseOptions, Denoiser};
 use ruvllm::{Sampler, SamplerOptions};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -56,7 +56,7 @@ fn texts_are_denoised() {
         let answer = parsed(&run(&call));
         let model = Model::open(&path).unwrap();
         let tokenizer = model.tokenizer().unwrap();
-        let denoiser = model.denoiser().unwrap();
+        let denoiser = Denoiser::new(&model.engine().unwrap()).unwrap();
         let mut options = DenoiseOptions::default();
         options.n_steps = 5;
         let prompt = tokenizer.encode_prompt("ab");
