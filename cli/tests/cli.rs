@@ -18,6 +18,8 @@ use std::time::Duration;
 #[cfg(unix)]
 use std::time::Instant;
 
+#[path = "cli/models.rs"]
+mod models;
 #[path = "cli/quality.rs"]
 mod quality;
 

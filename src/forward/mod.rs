@@ -239,6 +239,7 @@ impl<'a> Run<'a, '_> {
     fn mixer_input(&mut self, spec: &LayerSpec, w: &Layer) {
         let Run { cx, b, .. } = self;
         let s = &mut b.residual;
+        cx.keep_inputs(Rows::All, cx.layer, s.x);
         b.optional.before_mixer(cx, w, s);
         if spec.mixer != Mixer::None {
             s.enter(cx, (spec, w), w.attn_norm.as_ref());
@@ -326,6 +327,9 @@ impl<'a> Run<'a, '_> {
             s.x.iter_mut().for_each(|x| *x *= scale);
         }
         cx.tap(HookPoint::LOut, s.x);
+        if cx.is_last() {
+            cx.keep_inputs(cx.rows, cx.h.n_layer, s.x);
+        }
         if cx.rows == Rows::All {
             cx.pool(s.x);
         }

@@ -1,18 +1,20 @@
 //! `ruvllm generate`: continues a text. What the program does without a subcommand.
 
 use crate::flags::{
-    Drafted, ModelArgs, PlacementArgs, TextArgs, both, kv_bytes, no_tokenizer, read, session,
-    speculate, tell_failure,
+    DiffusionArgs, Drafted, ModelArgs, PlacementArgs, TextArgs, both, kv_bytes, no_tokenizer, read,
+    session, speculate, tell_failure,
 };
 use crate::io::{
     Failure, file_or_pipe, measured, milliseconds, note, on_interrupt, paint, per_second, print,
     print_json, read_text, reason_name, unescape, unix_time, without_last_newline,
 };
+use ruvllm::Model;
 use ruvllm::Sampler;
 use ruvllm::Session;
 use ruvllm::StopReason;
 use ruvllm::Tokenizer;
 use ruvllm::decode::Speculation;
+use ruvllm::model::EncoderSpec;
 use serde_json::json;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -27,6 +29,7 @@ Examples:
   ruvllm -m model.gguf -p \"Once\" -s 1 --json          ids, text, timings
   git diff | ruvllm -m model.gguf                     the prompt from a pipe
   ruvllm -m model.gguf --mmproj mmproj.gguf --image cat.png -p \"What is it?\"
+  ruvllm -m dream.gguf -p \"Once\" --diffusion-steps 64  a model that denoises whole texts
   ruvllm -m model.gguf -f notes.txt --learn mine      learn from it; see `ruvllm learn`
 
 Special tokens written in the prompt count as such. Sampling defaults give way to what the model \
@@ -58,6 +61,8 @@ pub(crate) struct Args {
     placement: PlacementArgs,
     #[command(flatten)]
     text: TextArgs,
+    #[command(flatten)]
+    diffusion: DiffusionArgs,
     #[cfg(feature = "vision")]
     #[command(flatten)]
     images: crate::flags::ImageArgs,
@@ -117,6 +122,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
     let start = Instant::now();
     let model = args.model.open(&args.placement)?;
+    if model.hparams().diffusion.is_some() {
+        return denoise(args, &model, &prompt, start.elapsed());
+    }
+    args.diffusion.none()?;
     let options = args.text.options(&model);
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let sampling = &args.text.sampling;
@@ -135,7 +144,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let cancel = session.cancel_token();
     on_interrupt(move || cancel.cancel())?;
     #[cfg(feature = "vision")]
-    let prompt_ids = if args.images.has_images() {
+    let prompt_ids = if let Some(encoder) = model.hparams().encoder {
+        if args.images.has_images() {
+            return Err(Failure::Usage(NO_IMAGES.into()));
+        }
+        read_beside(encoder, tokenizer, &mut session, &prompt)?
+    } else if args.images.has_images() {
         if learning.is_some() {
             return Err(Failure::Usage("--image does not go with --learn".into()));
         }
@@ -144,7 +158,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         prompt_ids(tokenizer, &prompt, session.sequence().n_ctx())?
     };
     #[cfg(not(feature = "vision"))]
-    let prompt_ids = prompt_ids(tokenizer, &prompt, session.sequence().n_ctx())?;
+    let prompt_ids = match model.hparams().encoder {
+        Some(encoder) => read_beside(encoder, tokenizer, &mut session, &prompt)?,
+        None => prompt_ids(tokenizer, &prompt, session.sequence().n_ctx())?,
+    };
     if let Some(learning) = &mut learning {
         learning.refresh(&mut session, &prompt_ids)?;
     }
@@ -187,6 +204,66 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         report.note();
     }
     outcome
+}
+
+/// Writes a text with a model that denoises.
+fn denoise(args: &Args, model: &Model, prompt: &str, load: Duration) -> Result<(), Failure> {
+    let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+    let written = args
+        .diffusion
+        .write(&args.text, (model, tokenizer), prompt)?;
+    let n = written.ids.len();
+    if args.json {
+        return print_json(&json!({
+            "model": args.model.label(),
+            "prompt": prompt,
+            "prompt_ids": written.prompt_ids,
+            "ids": written.ids,
+            "text": written.text,
+            "seed": written.seed,
+            "timings": {
+                "load_ms": milliseconds(load),
+                "diffusion_steps": written.n_steps,
+                "predicted_n": n,
+                "predicted_ms": milliseconds(written.took),
+                "predicted_per_second": per_second(n, written.took),
+            },
+        }));
+    }
+    if !args.no_display_prompt {
+        eprint_text(prompt);
+    }
+    print(&written.text)?;
+    if !written.text.ends_with('\n') {
+        print("\n")?;
+    }
+    if args.text.verbose || io::stderr().is_terminal() {
+        let line = format!(
+            "load {:.0} ms; {} steps, {n} tokens, {:.1}/s; seed {}",
+            milliseconds(load),
+            written.n_steps,
+            per_second(n, written.took),
+            written.seed
+        );
+        note(paint("2", &line));
+    }
+    Ok(())
+}
+
+/// Why a model with an encoder takes no pictures.
+#[cfg(feature = "vision")]
+const NO_IMAGES: &str = "--image: this model's encoder reads text alone";
+
+/// Has the model's encoder read the prompt; returns what the decoder's text begins with.
+fn read_beside(
+    encoder: EncoderSpec,
+    tokenizer: &Tokenizer,
+    session: &mut Session,
+    prompt: &str,
+) -> Result<Vec<u32>, Failure> {
+    let ids = tokenizer.encode(prompt, true, true);
+    session.cache().encode(&ids)?;
+    Ok(vec![encoder.start])
 }
 
 /// What is said of a text that was generated.

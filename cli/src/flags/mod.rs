@@ -3,6 +3,7 @@
 
 mod cache_type;
 mod demo;
+mod diffusion;
 mod engine;
 #[cfg(feature = "grammar")]
 mod grammar;
@@ -25,6 +26,7 @@ mod threads;
 
 pub(crate) use cache_type::CacheTypeArgs;
 pub(crate) use demo::demo_metadata;
+pub(crate) use diffusion::DiffusionArgs;
 pub(crate) use engine::{engine, tell_failure};
 #[cfg(feature = "serve")]
 pub(crate) use grammar::{begin_trie, lark_or_gbnf};
