@@ -1,6 +1,7 @@
 //! `ruvllm bench learning`: what learning while running is worth on a text, measured so that
 //! nothing is learnt before it was predicted.
 
+use super::behaviour::{self, BehaviourArgs};
 use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, no_tokenizer};
 use crate::io::{Failure, file_or_pipe, note, print, print_json, read_text};
 use ruvllm_learn::LearnerOptions;
@@ -14,26 +15,31 @@ Examples:
   ruvllm bench learning -f letters.txt --control manual.txt        the built-in demo model
   ruvllm bench learning -m model.gguf -f log.txt --control manual.txt --svg gain.svg
   ruvllm bench learning -m model.gguf -f log.txt --control manual.txt --json > report.json
+  ruvllm bench learning -m model.gguf --behaviour --control manual.txt --quick
 
 Every chunk of the stream is predicted first and learnt then. The first half of the control text tells \
 the learner what not to forget, the second half is what forgetting is measured on. Intervals are those \
 of a bootstrap over chunks, 95 %. Rows named `control` learn from something that cannot help. Beyond \
 temperature: against the base, both at the temperatures that are best in hindsight. Beyond words: against \
-the same that learnt the stream's words in another order.";
+the same that learnt the stream's words in another order.
+
+With --behaviour invented facts are taught in conversations, and asked for in new sessions: as a cloze, \
+paraphrased, in reverse, and in a task. Each question is judged by its most likely continuation and by the \
+probabilities of the answer and of three wrong ones.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
-    model: ModelArgs,
+    pub(super) model: ModelArgs,
     #[command(flatten)]
-    placement: PlacementArgs,
+    pub(super) placement: PlacementArgs,
     /// Text to predict and to learn from; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Text of the kind that must not be forgotten
     #[arg(long, value_name = "FILE")]
-    control: PathBuf,
+    pub(super) control: PathBuf,
     /// Tokens of context, at least 8 [default: a quarter of what the model was trained for, at
     /// most 1024]
     #[arg(
@@ -43,9 +49,9 @@ pub(crate) struct Args {
         default_value_t = 0,
         hide_default_value = true
     )]
-    ctx_size: usize,
+    pub(super) ctx_size: usize,
     #[command(flatten)]
-    threads: ThreadsArg,
+    pub(super) threads: ThreadsArg,
     /// Most mean KL divergence over control text, in nats
     #[arg(long, value_name = "NATS", default_value_t = LearnerOptions::default().max_divergence)]
     max_divergence: f64,
@@ -53,18 +59,24 @@ pub(crate) struct Args {
     /// matrix
     #[arg(long, value_name = "RATE", default_value_t = LearningOptions::default().deep_rate)]
     deep_rate: f32,
-    /// Leave out the negative controls of backpropagation, which take as long as all the rest
+    /// Leave out the negative controls of backpropagation, which take as long as all the rest; with
+    /// --behaviour teach fewer facts
     #[arg(long)]
-    quick: bool,
+    pub(super) quick: bool,
     /// Print a JSON object instead of a table
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
     /// File for a plot of the running gain
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) behaviour: BehaviourArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    if args.behaviour.behaviour {
+        return behaviour::run(args);
+    }
     let path = file_or_pipe(args.file.as_ref(), "-f FILE")?;
     let (stream, control) = (read_text(&path)?, read_text(&args.control)?);
     let model = args.model.open(&args.placement)?;

@@ -17,7 +17,9 @@ pub enum MemoryError {
     #[error("there is nothing to remember: the text has no letter or digit")]
     Empty,
     /// A text is too long to be a note.
-    #[error("the text has {n} bytes, an entry at most {limit}: cut it into what is to be remembered")]
+    #[error(
+        "the text has {n} bytes, an entry at most {limit}: cut it into what is to be remembered"
+    )]
     TooLong {
         /// Its length.
         n: usize,

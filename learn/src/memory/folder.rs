@@ -19,6 +19,8 @@ const MOST_ENTRIES: usize = 100_000;
 const PRUNED: usize = 8;
 /// Least likeness of words of an entry that a correction is of.
 const CORRECTED: f32 = 0.3;
+/// Likeness of words from which on vectors are not asked.
+const SURE: f32 = 0.5;
 
 /// What a memory may hold. `..Default::default()` sets the remaining fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,8 +68,18 @@ impl Memory {
     /// or written, or an option is out of its range.
     pub fn open(path: impl AsRef<Path>, options: &MemoryOptions) -> Result<Memory, MemoryError> {
         let ranges = [
-            ("max_entries", options.max_entries as u64, 8..=MOST_ENTRIES as u64, "8 to 100,000"),
-            ("max_bytes", options.max_bytes, 1 << 16..=u64::MAX, "at least 65,536"),
+            (
+                "max_entries",
+                options.max_entries as u64,
+                8..=MOST_ENTRIES as u64,
+                "8 to 100,000",
+            ),
+            (
+                "max_bytes",
+                options.max_bytes,
+                1 << 16..=u64::MAX,
+                "at least 65,536",
+            ),
         ];
         for (option, value, range, expected) in ranges {
             if !range.contains(&value) {
@@ -181,7 +193,9 @@ impl Memory {
         let corrects = match new.is_correction {
             true => {
                 let hits = self.likest(&text, None, 1);
-                hits.first().filter(|hit| hit.words >= CORRECTED).map_or(0, |hit| hit.number)
+                hits.first()
+                    .filter(|hit| hit.words >= CORRECTED)
+                    .map_or(0, |hit| hit.number)
             }
             false => 0,
         };
@@ -222,7 +236,9 @@ impl Memory {
         verdict: Verdict,
         vectors: Option<&Vectors>,
     ) -> Result<(), MemoryError> {
-        let place = self.place(number).ok_or(MemoryError::NoSuchEntry { number })?;
+        let place = self
+            .place(number)
+            .ok_or(MemoryError::NoSuchEntry { number })?;
         let text = cleaned(text)?;
         let (space, vector) = match vectors {
             Some(vectors) => vectors.stored(&text)?,
@@ -248,7 +264,8 @@ impl Memory {
     /// # Errors
     /// If there is no such entry, or the file cannot be written.
     pub fn forget(&mut self, number: u64) -> Result<(), MemoryError> {
-        self.place(number).ok_or(MemoryError::NoSuchEntry { number })?;
+        self.place(number)
+            .ok_or(MemoryError::NoSuchEntry { number })?;
         self.forget_all(&[number])
     }
 
@@ -285,10 +302,11 @@ impl Memory {
             .iter()
             .map(|entry| (entry.number, entry.revision))
             .collect();
-        self.log.retain(&mut |record| match Record::decode(record) {
-            Ok(Record::Entry(entry)) => entries.get(&entry.number) == Some(&entry.revision),
-            Ok(Record::Forgotten(_)) | Err(_) => false,
-        })?;
+        self.log
+            .retain(&mut |record| match Record::decode(record) {
+                Ok(Record::Entry(entry)) => entries.get(&entry.number) == Some(&entry.revision),
+                Ok(Record::Forgotten(_)) | Err(_) => false,
+            })?;
         self.index = Index::new(&self.entries, self.index.space());
         Ok(())
     }
@@ -298,7 +316,10 @@ impl Memory {
         while self.entries.len() > self.options.max_entries
             || (self.log.bytes() > self.options.max_bytes && !self.entries.is_empty())
         {
-            let oldest = self.entries.iter().take(self.entries.len().div_ceil(PRUNED));
+            let oldest = self
+                .entries
+                .iter()
+                .take(self.entries.len().div_ceil(PRUNED));
             let oldest: Vec<u64> = oldest.map(|entry| entry.number).collect();
             self.forget_all(&oldest)?;
         }
@@ -336,7 +357,8 @@ impl Memory {
     }
 
     /// The entries that are most like a text, the likest first, at most `n`, without those that were
-    /// corrected. Every entry is compared.
+    /// corrected. Every entry is compared: by words, and by vectors where the words of none are as
+    /// good as the text's own.
     ///
     /// # Errors
     /// If the vector of the text cannot be computed.
@@ -354,6 +376,11 @@ impl Memory {
         }
         if self.index.space() != vectors.space {
             self.index = Index::new(&self.entries, vectors.space);
+        }
+        // Where words are enough, nobody waits for a vector.
+        let by_words = self.likest(text, None, n);
+        if by_words.first().is_some_and(|hit| hit.words >= SURE) {
+            return Ok(by_words);
         }
         let vector = vectors.of(text)?;
         Ok(self.likest(text, Some(&vector), n))

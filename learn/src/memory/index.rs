@@ -1,9 +1,11 @@
 //! Exact search.
 //!
-//! The score of an entry is the mean of two cosines. *Words*: each word weighs its inverse document
-//! frequency (Spärck Jones, 1972), less if it is short, since frequent words are (Zipf's law of
+//! An entry is like a text by two cosines. *Words*: each word weighs its inverse document frequency
+//! (Spärck Jones, 1972), less if it is short, since frequent words are (Zipf's law of
 //! abbreviation): with few entries nothing else tells them apart. *Vectors*: hidden states of a
-//! language model have a large part in common, which is subtracted first (arXiv 1702.01417).
+//! language model have a large part in common, which is subtracted first (arXiv 1702.01417). They
+//! can find what words do not, but take nothing from what words find: those of small models tell
+//! little.
 
 use crate::memory::entry::Entry;
 use ruvllm::arch::Arch;
@@ -14,6 +16,9 @@ use std::collections::HashMap;
 const LONG: f32 = 5.0;
 /// The mean vector counts as if so many vectors more had been zero.
 const FEW: f32 = 4.0;
+/// What a word weighs that no entry has, relative to one that a single entry has: most words of a
+/// question are how it is asked.
+const UNKNOWN: f32 = 0.5;
 
 /// An entry that is like a question.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,7 +26,7 @@ const FEW: f32 = 4.0;
 pub struct Hit {
     /// Its number.
     pub number: u64,
-    /// Mean of the two that follow, or the only one.
+    /// Likeness: `max(words, (words + vector)/2)`.
     pub score: f32,
     /// Likeness of the words, 0 to 1.
     pub words: f32,
@@ -73,7 +78,8 @@ impl Index {
             let (_, places) = self.places.entry(*word).or_insert((*weight, Vec::new()));
             places.push(place);
         }
-        self.words.push(words.into_iter().map(|(word, _)| word).collect());
+        self.words
+            .push(words.into_iter().map(|(word, _)| word).collect());
         let is_ours = self.space != 0 && entry.space == self.space && !entry.vector.is_empty();
         if is_ours && self.width == 0 {
             self.width = entry.vector.len();
@@ -93,7 +99,8 @@ impl Index {
 
     /// How much a word weighs.
     fn weight(&self, length: f32, n_places: usize) -> f32 {
-        length * (1.0 + self.numbers.len() as f32 / n_places.max(1) as f32).ln()
+        let known = if n_places == 0 { UNKNOWN } else { 1.0 };
+        known * length * (1.0 + self.numbers.len() as f32 / n_places.max(1) as f32).ln()
     }
 
     /// The entries that are most like a text, the likest first, at most `n`; those that `is_active`
@@ -113,7 +120,7 @@ impl Index {
             let (words, vector) = (by_words[i], by_vector.as_ref().map(|all| all[i]));
             Hit {
                 number,
-                score: vector.map_or(words, |vector| 0.5 * (words + vector)),
+                score: vector.map_or(words, |vector| words.max(0.5 * (words + vector))),
                 words,
                 vector: vector.unwrap_or(0.0),
             }
@@ -121,8 +128,7 @@ impl Index {
         let mut hits: Vec<Hit> = hits
             .filter(|hit| hit.score > 0.0 && is_active(hit.number))
             .collect();
-        let order =
-            |a: &Hit, b: &Hit| b.score.total_cmp(&a.score).then(b.number.cmp(&a.number));
+        let order = |a: &Hit, b: &Hit| b.score.total_cmp(&a.score).then(b.number.cmp(&a.number));
         if hits.len() > n {
             hits.select_nth_unstable_by(n, order);
             hits.truncate(n);
@@ -186,7 +192,11 @@ fn words(text: &str) -> Vec<(u64, f32)> {
         .map(|word| {
             let is_number = word.chars().all(char::is_numeric);
             let length = word.chars().count() as f32;
-            let weight = if is_number { 1.0 } else { (length / LONG).min(1.0) };
+            let weight = if is_number {
+                1.0
+            } else {
+                (length / LONG).min(1.0)
+            };
             (mix(SEED, word.as_bytes()), weight)
         })
         .collect();

@@ -2,11 +2,13 @@
 
 use crate::memory::MemoryError;
 use half::f16;
-use ruvllm::Engine;
 use ruvllm::Embedder;
+use ruvllm::Engine;
 
-/// Most tokens of a text that its vector is of: as many from its beginning as from its end.
-const MOST: usize = 32;
+/// Most tokens of an entry, and of a question, that a vector is of: as many from its beginning as from
+/// its end. Somebody waits for that of a question.
+const ENTRY: usize = 64;
+const QUESTION: usize = 16;
 
 /// Makes vectors of texts: the mean hidden states of a model, an encoder's or those of the model
 /// that answers.
@@ -29,14 +31,18 @@ impl Vectors {
         })
     }
 
-    /// The vector of a text, of unit length; empty if the model has none for it.
+    /// The vector of a question, of unit length; empty if the model has none for it.
     ///
     /// # Errors
     /// If the pass fails.
-    pub fn of(&self, text: &str) -> Result<Vec<f32>, MemoryError> {
+    pub fn of(&self, question: &str) -> Result<Vec<f32>, MemoryError> {
+        self.vector(question, QUESTION)
+    }
+
+    fn vector(&self, text: &str, most: usize) -> Result<Vec<f32>, MemoryError> {
         let mut tokens = self.embedder.tokens(text)?;
-        if tokens.len() > MOST {
-            tokens.drain(MOST / 2..tokens.len() - MOST / 2);
+        if tokens.len() > most {
+            tokens.drain(most / 2..tokens.len() - most / 2);
         }
         let vector = self.embedder.embed_tokens(&[tokens])?.pop();
         // What is not a number is like nothing.
@@ -46,7 +52,11 @@ impl Vectors {
     }
 
     pub(super) fn stored(&self, text: &str) -> Result<(u64, Vec<f16>), MemoryError> {
-        let vector: Vec<f16> = self.of(text)?.into_iter().map(f16::from_f32).collect();
+        let vector: Vec<f16> = self
+            .vector(text, ENTRY)?
+            .into_iter()
+            .map(f16::from_f32)
+            .collect();
         let space = if vector.is_empty() { 0 } else { self.space };
         Ok((space, vector))
     }
