@@ -37,7 +37,7 @@ const MOST: usize = 1000;
 const WINDOW: usize = 96;
 const WINDOWS: usize = 12;
 /// Most tokens of control text on which a learner is to change nothing.
-const CALIBRATED: usize = 4096;
+const CALIBRATED: usize = 1536;
 /// Questions are drawn from this seed on, so that a fact has the same ones in every way.
 const QUESTIONS: u64 = 1 << 32;
 
