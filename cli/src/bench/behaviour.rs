@@ -1,7 +1,7 @@
 //! `ruvllm bench learning --behaviour`: what is known of facts that were taught, by questions.
 
-use crate::flags::no_tokenizer;
-use crate::io::{Failure, Progress, note, print, print_json, read_text};
+use crate::io::{Failure, Progress, note, print, print_json};
+use ruvllm::Model;
 use ruvllm_learn::bench::behaviour::{
     ArmReport, BehaviourArm, BehaviourOptions, BehaviourReport, Rate, behaviour,
 };
@@ -44,30 +44,33 @@ fn arm(name: &str) -> Result<BehaviourArm, String> {
         })
 }
 
-pub(crate) fn run(args: &super::learning::Args) -> Result<(), Failure> {
-    let own = &args.behaviour;
-    let control = read_text(&args.control)?;
-    let model = args.model.open(&args.placement)?;
-    model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let default = BehaviourOptions::default();
+/// Measures `model` with the options that are not its own; `quick` teaches fewer facts.
+pub(crate) fn run(
+    args: &BehaviourArgs,
+    model: &Model,
+    control: &str,
+    options: BehaviourOptions,
+    quick: bool,
+    json: bool,
+) -> Result<(), Failure> {
     let options = BehaviourOptions {
-        n_facts: own
-            .facts
-            .unwrap_or(if args.quick { QUICK } else { default.n_facts }),
-        seed: own.facts_seed,
-        arms: match own.arms.is_empty() {
-            true => default.arms,
-            false => own.arms.clone(),
+        n_facts: match (args.facts, quick) {
+            (Some(n), _) => n,
+            (None, true) => QUICK,
+            (None, false) => options.n_facts,
         },
-        n_ctx: args.ctx_size,
-        n_threads: args.threads.number(),
-        epochs: own.epochs,
-        ..Default::default()
+        seed: args.facts_seed,
+        arms: match args.arms.is_empty() {
+            true => options.arms,
+            false => args.arms.clone(),
+        },
+        epochs: args.epochs,
+        ..options
     };
     let total = options.n_questions();
     let bar = Progress::new("asking", total as u64);
     let (mut latest, mut arm_started) = (None, (Instant::now(), 0));
-    let report = behaviour(&model, &control, &options, &mut |arm, asked| {
+    let report = behaviour(model, control, &options, &mut |arm, asked| {
         bar.set(asked as u64);
         if latest != Some(arm) {
             note(format!(
@@ -88,13 +91,13 @@ pub(crate) fn run(args: &super::learning::Args) -> Result<(), Failure> {
         }
     })?;
     drop(bar);
-    match args.json {
+    match json {
         true => print_json(&to_json(&report)),
         false => print(table(&report)),
     }
 }
 
-/// What the remaining questions will take; nothing where that is under a second.
+/// What the remaining questions will take.
 fn estimate(arm: BehaviourArm, each: Duration, n: usize) -> String {
     let rest = each * n as u32;
     format!(

@@ -5,6 +5,7 @@ use super::behaviour::{self, BehaviourArgs};
 use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, no_tokenizer};
 use crate::io::{Failure, file_or_pipe, note, print, print_json, read_text};
 use ruvllm_learn::LearnerOptions;
+use ruvllm_learn::bench::behaviour::BehaviourOptions;
 use ruvllm_learn::bench::{Contender, Estimate, LearningOptions, LearningReport, learning};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -31,15 +32,15 @@ probabilities of the answer and of three wrong ones.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
-    pub(super) model: ModelArgs,
+    model: ModelArgs,
     #[command(flatten)]
-    pub(super) placement: PlacementArgs,
+    placement: PlacementArgs,
     /// Text to predict and to learn from; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Text of the kind that must not be forgotten
     #[arg(long, value_name = "FILE")]
-    pub(super) control: PathBuf,
+    control: PathBuf,
     /// Tokens of context, at least 8 [default: a quarter of what the model was trained for, at
     /// most 1024]
     #[arg(
@@ -49,9 +50,9 @@ pub(crate) struct Args {
         default_value_t = 0,
         hide_default_value = true
     )]
-    pub(super) ctx_size: usize,
+    ctx_size: usize,
     #[command(flatten)]
-    pub(super) threads: ThreadsArg,
+    threads: ThreadsArg,
     /// Most mean KL divergence over control text, in nats
     #[arg(long, value_name = "NATS", default_value_t = LearnerOptions::default().max_divergence)]
     max_divergence: f64,
@@ -62,20 +63,29 @@ pub(crate) struct Args {
     /// Leave out the negative controls of backpropagation, which take as long as all the rest; with
     /// --behaviour teach fewer facts
     #[arg(long)]
-    pub(super) quick: bool,
+    quick: bool,
     /// Print a JSON object instead of a table
     #[arg(long)]
-    pub(super) json: bool,
+    json: bool,
     /// File for a plot of the running gain
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
-    pub(super) behaviour: BehaviourArgs,
+    behaviour: BehaviourArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.behaviour.behaviour {
-        return behaviour::run(args);
+        let control = read_text(&args.control)?;
+        let model = args.model.open(&args.placement)?;
+        model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+        let options = BehaviourOptions {
+            n_ctx: args.ctx_size,
+            n_threads: args.threads.number(),
+            ..Default::default()
+        };
+        let (own, quick, json) = (&args.behaviour, args.quick, args.json);
+        return behaviour::run(own, &model, &control, options, quick, json);
     }
     let path = file_or_pipe(args.file.as_ref(), "-f FILE")?;
     let (stream, control) = (read_text(&path)?, read_text(&args.control)?);
