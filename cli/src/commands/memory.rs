@@ -4,7 +4,7 @@ use crate::io::{Failure, check_overwrite, note, print, print_json, printable, si
 use clap::Subcommand;
 use ruvllm_learn::memory::{Entry, Memory, MemoryOptions, NewEntry, Verdict};
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -105,7 +105,7 @@ fn verdict(name: &str) -> Result<Verdict, String> {
 }
 
 /// The memory of a folder that exists.
-fn existing(folder: &PathBuf) -> Result<Memory, Failure> {
+fn existing(folder: &Path) -> Result<Memory, Failure> {
     if !folder.is_dir() {
         let message = format!(
             "there is no folder {}; `ruvllm memory add` makes one",
