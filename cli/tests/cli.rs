@@ -18,6 +18,8 @@ use std::time::Duration;
 #[cfg(unix)]
 use std::time::Instant;
 
+#[path = "cli/memory.rs"]
+mod memory;
 #[path = "cli/models.rs"]
 mod models;
 #[path = "cli/quality.rs"]
@@ -264,6 +266,7 @@ fn help_and_version() {
         "embed",
         "perplexity",
         "learn",
+        "memory",
         "quantize",
         "template",
         "doctor",

@@ -1,10 +1,12 @@
 //! `ruvllm bench learning`: what learning while running is worth on a text, measured so that
 //! nothing is learnt before it was predicted.
 
+use super::behaviour::{self, BehaviourArgs};
 use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, no_tokenizer};
 use crate::io::plot::{Mark, Plot, Series};
 use crate::io::{Failure, file_or_pipe, note, print, print_json, read_text};
 use ruvllm_learn::LearnerOptions;
+use ruvllm_learn::bench::behaviour::BehaviourOptions;
 use ruvllm_learn::bench::{Contender, Estimate, LearningOptions, LearningReport, learning};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -15,12 +17,17 @@ Examples:
   ruvllm bench learning -f letters.txt --control manual.txt        the built-in demo model
   ruvllm bench learning -m model.gguf -f log.txt --control manual.txt --svg gain.svg
   ruvllm bench learning -m model.gguf -f log.txt --control manual.txt --json > report.json
+  ruvllm bench learning -m model.gguf --behaviour --control manual.txt --quick
 
 Every chunk of the stream is predicted first and learnt then. The first half of the control text tells \
 the learner what not to forget, the second half is what forgetting is measured on. Intervals are those \
 of a bootstrap over chunks, 95 %. Rows named `control` learn from something that cannot help. Beyond \
 temperature: against the base, both at the temperatures that are best in hindsight. Beyond words: against \
-the same that learnt the stream's words in another order.";
+the same that learnt the stream's words in another order.
+
+With --behaviour invented facts are taught in conversations, and asked for in new sessions: as a cloze, \
+paraphrased, in reverse, and in a task. Each question is judged by its most likely continuation and by the \
+probabilities of the answer and of three wrong ones.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -52,7 +59,8 @@ pub(crate) struct Args {
     /// matrix
     #[arg(long, value_name = "RATE", default_value_t = LearningOptions::default().deep_rate)]
     deep_rate: f32,
-    /// Leave out the negative controls of backpropagation, which take as long as all the rest
+    /// Leave out the negative controls of backpropagation, which take as long as all the rest; with
+    /// --behaviour teach fewer facts
     #[arg(long)]
     quick: bool,
     /// Print a JSON object instead of a table
@@ -63,9 +71,23 @@ pub(crate) struct Args {
     svg: Option<PathBuf>,
     #[command(flatten)]
     placement: PlacementArgs,
+    #[command(flatten)]
+    behaviour: BehaviourArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    if args.behaviour.behaviour {
+        let control = read_text(&args.control)?;
+        let model = args.model.open(&args.placement)?;
+        model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+        let options = BehaviourOptions {
+            n_ctx: args.ctx_size,
+            n_threads: args.threads.number(),
+            ..Default::default()
+        };
+        let (own, quick, json) = (&args.behaviour, args.quick, args.json);
+        return behaviour::run(own, &model, &control, options, quick, json);
+    }
     let path = file_or_pipe(args.file.as_ref(), "-f FILE")?;
     let (stream, control) = (read_text(&path)?, read_text(&args.control)?);
     let model = args.model.open(&args.placement)?;

@@ -23,6 +23,7 @@ pub(crate) mod list;
 pub(crate) mod logits;
 #[cfg(feature = "completions")]
 pub(crate) mod man;
+pub(crate) mod memory;
 pub(crate) mod merge;
 pub(crate) mod merge_adapters;
 pub(crate) mod perplexity;
@@ -91,6 +92,8 @@ pub(crate) enum Command {
     Perplexity(perplexity::Args),
     /// Inspect, roll back or erase what the model learned in the background
     Learn(learn::Args),
+    /// List, search, change and forget what was taught
+    Memory(memory::Args),
     /// Fine-tune: train a LoRA adapter on examples
     Train(Box<train::Args>),
     #[cfg(feature = "convert")]
@@ -162,6 +165,7 @@ pub(crate) fn execute(
         Command::Vision(args) => vision::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Learn(args) => learn::run(&args),
+        Command::Memory(args) => memory::run(&args),
         Command::Train(args) => train::run(&args),
         #[cfg(feature = "convert")]
         Command::Convert(args) => convert::run(&args),
