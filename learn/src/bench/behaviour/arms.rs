@@ -63,17 +63,17 @@ impl BehaviourArm {
 
 /// Something that the user says, and what it means.
 #[derive(Clone, Debug)]
-pub(super) struct Lesson {
+pub(super) struct Taught {
     said: String,
     is_correction: bool,
     /// What is true because of it, in other words.
     restated: Vec<String>,
 }
 
-impl Lesson {
+impl Taught {
     /// Lessons of facts: all are taught, some of them wrong, then those are corrected.
-    pub(super) fn of(facts: &[Fact]) -> Vec<Lesson> {
-        let taught = facts.iter().map(|fact| Lesson {
+    pub(super) fn of(facts: &[Fact]) -> Vec<Taught> {
+        let taught = facts.iter().map(|fact| Taught {
             said: fact.taught(),
             is_correction: false,
             restated: match fact.corrected() {
@@ -82,7 +82,7 @@ impl Lesson {
             },
         });
         let corrected = facts.iter().filter_map(|fact| {
-            Some(Lesson {
+            Some(Taught {
                 said: fact.corrected()?,
                 is_correction: true,
                 restated: fact.restated(),
@@ -109,7 +109,7 @@ pub(super) struct Pupil<'a> {
     options: &'a BehaviourOptions,
     /// Text on which nothing may change.
     control: &'a [u32],
-    lessons: Vec<Lesson>,
+    lessons: Vec<Taught>,
     /// What every question follows.
     stem: Session,
     memory: Option<(Memory, Vectors)>,
@@ -159,7 +159,7 @@ impl<'a> Pupil<'a> {
     }
 
     /// Teaches; returns the seconds that it took.
-    pub(super) fn teach(&mut self, lessons: &[Lesson]) -> Result<f64, BehaviourError> {
+    pub(super) fn teach(&mut self, lessons: &[Taught]) -> Result<f64, BehaviourError> {
         let before = Timer::start();
         let n_known = self.lessons.len();
         self.lessons.extend_from_slice(lessons);

@@ -14,7 +14,7 @@ use crate::clock::Timer;
 use crate::learn::LearnError;
 use crate::memory::MemoryError;
 use crate::sona::SonaError;
-use arms::{Lesson, Pupil};
+use arms::{Pupil, Taught};
 use facts::{Fact, Form, Kind, Question, facts, known};
 use questions::{Answer, ask, loss};
 use ruvllm::engine::EngineOptions;
@@ -263,7 +263,7 @@ impl<'a> Measurement<'a> {
         (self.progress)(arm, self.n_asked);
         let mut pupil = self.pupil(arm)?;
         let taught = self.taught.clone();
-        let teach_seconds = pupil.teach(&Lesson::of(&taught))?;
+        let teach_seconds = pupil.teach(&Taught::of(&taught))?;
         let bytes = pupil.bytes()?;
         let mut costs = NoteCosts::default();
         let mut scores = Vec::new();
@@ -282,7 +282,7 @@ impl<'a> Measurement<'a> {
         let locality = Rate::of(alone.iter().zip(&choices).map(|(a, b)| a == b));
         let control_percent = 100.0 * (self.loss(&mut pupil)? / control_loss - 1.0);
 
-        pupil.teach(&Lesson::of(&self.further))?;
+        pupil.teach(&Taught::of(&self.further))?;
         let mut later = NoteCosts::default();
         let answers = self.answers(&mut pupil, &taught, Form::Cloze, &mut later)?;
         scores.push(Score::of("retention", &answers));
