@@ -129,11 +129,12 @@ mod tests {
         let mut found = Vec::new();
         collect(&Cli::command(), &mut found);
         for (id, heading, command) in &found {
+            let of = |names: &[&str]| names.contains(&&command[..]);
             let expected = match &id[..] {
                 "model" | "threads" | "json" | "file" | "output" | "overwrite" | "prompt"
                 | "n_predict" => None,
-                "ctx_size" | "context_shift" | "keep" | "batch_size"
-                    if command != "embed" && command != "rerank" =>
+                "ctx_size" | "batch_size" | "context_shift" | "keep"
+                    if of(&["generate", "chat", "serve"]) =>
                 {
                     Some("Context")
                 }
@@ -141,8 +142,8 @@ mod tests {
                 "lora" | "lora_scaled" | "lora_dir" => Some("Adapters (LoRA)"),
                 "spec" | "model_draft" => Some("Speculative decoding"),
                 "learn_rate" | "learn_mixture" | "learn_per_user" => Some("Learning"),
-                "seed" if ["generate", "chat", "serve"].contains(&&command[..]) => Some("Sampling"),
-                "host" | "port" | "api_key" | "max_requests" => Some("Server"),
+                "seed" if of(&["generate", "chat", "serve"]) => Some("Sampling"),
+                "host" | "port" | "api_key" | "max_requests" if of(&["serve"]) => Some("Server"),
                 _ => continue,
             };
             assert_eq!(heading.as_deref(), expected, "{id} of {command}");

@@ -15,6 +15,7 @@ use ruvllm_learn::sona::pooled_layer;
 
 /// What `generate` and `chat` share: how a text ends, what is learnt, session and sampler.
 #[derive(clap::Args)]
+#[command(next_help_heading = None::<&'static str>)]
 pub(crate) struct TextArgs {
     /// Maximum number of tokens to generate (-1 or -2: until the context is full) [default: -1; of the
     /// built-in model a paragraph]
