@@ -192,14 +192,14 @@ fn the_text_is_that_of_plain_decoding() {
             ..SessionOptions::default()
         },
         SessionOptions {
-            context_shift: Some(64),
+            kv_type: KvType::Q8,
             ..SessionOptions::default()
         },
     ];
     let mut n_drafted = [0; KINDS.len()];
     for seed in 0..few_or_many(4, 8, 60) {
         let options = SessionOptions {
-            n_ctx: Some(if seed % 4 == 3 { 192 } else { 400 }),
+            n_ctx: Some(400),
             ..options[seed as usize % 4].clone()
         };
         let prompt: Vec<u32> = (0..20 + 31 * seed as u32 % 140)
