@@ -416,4 +416,5 @@ def main():
     print("the page works in", subprocess.run(["chromium", "--version"], capture_output=True, text=True).stdout.strip())
 
 
-main()
+if __name__ == "__main__":
+    main()

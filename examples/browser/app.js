@@ -66,7 +66,12 @@ async function ask(question) {
     let answer = "";
     try {
         const chat_template = model.info.chat_template ? undefined : PLAIN;
-        const options = { signal: stop.signal, chat_template, stop: chat_template && ["\nuser:"] };
+        // Several turns fit the context; the oldest ones go when it is full.
+        const max_tokens = Math.floor(Math.min(model.info.n_ctx_train, 4096) / 3);
+        const options = { signal: stop.signal, max_tokens, chat_template, stop: chat_template && ["\nuser:"] };
+        while (messages.length > 1 && (await model.tokenize(messages.map((m) => m.content).join("\n"))).length > 1.8 * max_tokens) {
+            messages.splice(0, 2);
+        }
         for await (const piece of session.chat(messages, options)) {
             answer += piece;
             item.textContent = answer.trimStart();
