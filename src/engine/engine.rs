@@ -555,7 +555,7 @@ impl Engine {
             }
             seq.kv.commit_at(
                 tokens.len(),
-                seq.spans.checkpoint(start..start + tokens.len()),
+                seq.spans.last_end(start..start + tokens.len()),
             );
             seq.push(tokens, *kind);
             if *kind == TokenKind::Generated {
