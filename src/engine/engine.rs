@@ -552,7 +552,7 @@ impl Engine {
             seq.commit_inputs(start, ((*first_output).min(*first_state), tokens.len()));
             seq.kv.commit_at(
                 tokens.len(),
-                seq.spans.checkpoint(start..start + tokens.len()),
+                seq.spans.last_end(start..start + tokens.len()),
             );
             seq.push(tokens, *kind);
             if *kind == TokenKind::Generated {

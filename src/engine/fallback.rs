@@ -61,7 +61,7 @@ impl Engine {
                     None,
                 )?;
                 let begin = seq.kv.len();
-                let checkpoint = seq.spans.checkpoint(begin..begin + tokens.len());
+                let checkpoint = seq.spans.last_end(begin..begin + tokens.len());
                 seq.kv.commit_at(tokens.len(), checkpoint);
             }
         }

@@ -110,12 +110,14 @@ impl Spans {
     /// Where a later text may go on, of the positions of a pass: the last border of a page, or the
     /// end of an image behind it or around it.
     pub(crate) fn checkpoint(&self, passed: Range<usize>) -> usize {
+        (passed.end / KV_BLOCK * KV_BLOCK).max(self.last_end(passed))
+    }
+
+    /// The end of the last image that ends in a pass; 0 if none does.
+    pub(crate) fn last_end(&self, passed: Range<usize>) -> usize {
         let ends = self.0.iter().map(|span| span.range().end);
-        let last = ends
-            .filter(|&end| passed.start < end && end <= passed.end)
-            .max();
-        let border = passed.end / KV_BLOCK * KV_BLOCK;
-        last.map_or(border, |end| border.max(end))
+        let ends = ends.filter(|&end| passed.start < end && end <= passed.end);
+        ends.max().unwrap_or(0)
     }
 
     /// Whether `position` lies inside of a span, not at its start.
