@@ -80,6 +80,7 @@ pub(super) fn attention(
         } else {
             norm("attn_k_norm.weight", n_k)?
         },
+        key_factors: None,
         qk_norm_biases: qk_norm_biases(b, spec, name)?,
         relative: relative_biases(b, h, spec, name)?,
         q_gains: spec
@@ -230,6 +231,7 @@ fn latent_attention(
         wv,
         q_norm: None,
         k_norm: None,
+        key_factors: None,
         qk_norm_biases: None,
         relative: None,
         q_gains: None,
