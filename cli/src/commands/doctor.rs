@@ -263,11 +263,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let forced = forced_level();
     let cpu = crate::io::measured::cpu_name();
     let memory = SystemMemory::now();
-    let opened = if args.model.is_demo() && cfg!(not(feature = "demo-model")) {
-        None
-    } else {
-        Some(args.model.open(&PlacementArgs::default())?)
-    };
+    let has_model = !args.model.is_demo() || cfg!(feature = "demo-model");
+    let open = || args.model.open(&PlacementArgs::default());
+    let opened = has_model.then(open).transpose()?;
     let model = opened
         .as_ref()
         .map(|model| report(args, model))

@@ -75,11 +75,10 @@ pub(super) fn attention(
         wk,
         wv,
         q_norm: norm("attn_q_norm.weight", spec.n_q())?,
-        k_norm: if spec.shares_kv {
-            None
-        } else {
-            norm("attn_k_norm.weight", n_k)?
-        },
+        k_norm: (!spec.shares_kv)
+            .then(|| norm("attn_k_norm.weight", n_k))
+            .transpose()?
+            .flatten(),
         key_factors: None,
         qk_norm_biases: qk_norm_biases(b, spec, name)?,
         relative: relative_biases(b, h, spec, name)?,
