@@ -26,9 +26,6 @@ Examples:
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[cfg(feature = "vision")]
-    #[command(flatten)]
-    projector: ProjectorArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -41,6 +38,9 @@ pub(crate) struct Args {
     #[cfg(feature = "webgpu")]
     #[arg(long, value_name = "N", conflicts_with = "json", num_args = 0..=1)]
     gpu: Option<Option<usize>>,
+    #[cfg(feature = "vision")]
+    #[command(flatten)]
+    projector: ProjectorArgs,
 }
 
 /// A line about the GPU.
