@@ -4,7 +4,7 @@
 //! Names and values are those that llama.cpp's converter writes, but for what `docs/guide/convert.md`
 //! lists.
 
-use super::Settings;
+use super::settings::Settings;
 use crate::convert::config::Config;
 use crate::io::Failure;
 use ruvllm::gguf::{Array, Value};

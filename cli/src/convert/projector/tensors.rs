@@ -1,7 +1,7 @@
 //! A projector's tensors from those of a checkpoint.
 
-use super::Settings;
 use super::kinds::{Change, Kind, Name};
+use super::settings::Settings;
 use crate::convert::checkpoint::Source;
 use crate::io::Failure;
 use ruvllm::quant::DType;
