@@ -66,9 +66,9 @@ impl<'a> Tape<'a> {
         model: &Model,
         n_threads: usize,
         rank: usize,
-        RowCounts { m, n_outputs, .. }: RowCounts,
+        rows: RowCounts,
     ) -> (Scratch<'a>, ScratchBackward<'a>) {
-        let (h, arch) = (model.hparams(), model.arch());
+        let (h, arch, m) = (model.hparams(), model.arch(), rows.m);
         let layers = h
             .layers
             .iter()
@@ -88,7 +88,7 @@ impl<'a> Tape<'a> {
         let widths = widths.map(|n_out| (DType::F32, m, n_out));
         let logits = (
             model.weights().output.w.dtype,
-            logit_rows(h, n_outputs),
+            logit_rows(h, rows),
             h.n_vocab,
         );
         let outputs = widths.chain([logits]);
@@ -127,5 +127,7 @@ pub(crate) struct BackwardText<'a> {
     pub(crate) tokens: &'a [u32],
     /// The loss depends on the logits from this token on.
     pub(crate) first_output: usize,
+    /// Its weight of each token's logits, if it is known: none are computed where it is 0.
+    pub(crate) weights: Option<&'a [f32]>,
     pub(crate) kv: &'a SeqKv,
 }
