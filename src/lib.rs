@@ -31,6 +31,24 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # From task to type
+//!
+//! | to | take |
+//! |---|---|
+//! | continue a text | [`Session::generate`] with a [`Sampler`] |
+//! | answer messages | `chat::ChatTemplate` (feature `chat`), then the same |
+//! | answer many requests side by side, as a web service does (continuous batching) | [`scheduler::Scheduler`]; in a loop of your own [`scheduler::Schedule`] |
+//! | compute several sequences in one pass | [`Engine::step`] |
+//! | write JSON, or what a grammar describes | `grammar::Grammar` (feature `grammar`) and [`Sampler::set_mask`] |
+//! | draft (speculative decoding) | [`Generation::speculate`] |
+//! | reuse what prompts share (prompt caching) | [`SessionOptions::prefix`], [`Session::cache`] |
+//! | keep a conversation | [`session::KeptSessions`] |
+//! | make vectors of texts, order documents | [`Embedder`], [`Reranker`] |
+//! | add LoRA adapters | [`lora::Adapter`], [`Session::adapters`]; to train them `ruvllm-learn` |
+//! | know what fits into memory | [`Model::memory_plan`] |
+//! | quantise while opening | [`model::OpenOptions::quantize`] |
+//! | look into a file | [`gguf::Gguf`] |
+//!
 //! # Features
 //!
 //! | feature | what |

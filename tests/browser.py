@@ -99,10 +99,19 @@ class Browser:
         with open(path, "wb") as file:
             file.write(base64.b64decode(self.call("GET", "/screenshot")))
 
+    def cdp(self, command, **params):
+        return self.call("POST", "/goog/cdp/execute", {"cmd": command, "params": params})
+
+    def scheme(self, name):
+        self.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+
+    def width(self, pixels):
+        """A window of that width, narrower than a real one may be."""
+        self.cdp("Emulation.setDeviceMetricsOverride", width=pixels, height=844, deviceScaleFactor=1, mobile=False)
+
     def tree(self):
         """Role and name of everything that a screen reader meets."""
-        command = {"cmd": "Accessibility.getFullAXTree", "params": {}}
-        nodes = self.call("POST", "/goog/cdp/execute", command)["nodes"]
+        nodes = self.cdp("Accessibility.getFullAXTree")["nodes"]
         of = lambda node, key: node.get(key, {}).get("value", "")
         return [(of(node, "role"), of(node, "name")) for node in nodes if not node["ignored"]]
 
@@ -137,6 +146,7 @@ def adapter(folder):
 def check(browser, address, pictures):
     picture = lambda name: browser.picture(os.path.join(pictures, f"{name}.png"))
     answers = lambda: browser.texts("#messages li.assistant .text")
+    figures = lambda: browser.texts("#messages .figures")[-1]
     done = lambda: browser.script("return !document.getElementById('send').disabled")
 
     # Without the key the page says so, and leads to its field.
@@ -148,6 +158,13 @@ def check(browser, address, pictures):
     base, adapted = browser.texts("#model option")
     assert adapted == f"{base}:rusty", (base, adapted)
 
+    # It begins with a hint, and tells what a setting is unless one is made.
+    browser.wait("the page is ready", lambda: browser.text("#status") == "Ready.")
+    assert "this server" in browser.text("#start") and browser.script("return document.getElementById('temperature').placeholder") == "0"
+    browser.click("#start button")
+    assert browser.script("return document.getElementById('prompt').value") == browser.text("#start button")
+    browser.script("document.getElementById('prompt').value = ''")
+
     # With the keyboard alone: a question, its answer, the figures.
     browser.script("document.getElementById('prompt').focus()")
     browser.keys(*"What is", SHIFT + ENTER, *"a trait?")
@@ -156,7 +173,7 @@ def check(browser, address, pictures):
     browser.script("document.getElementById('prompt').focus()")
     browser.keys(ENTER)
     browser.wait("the answer is there", lambda: "Done" in browser.text("#status"))
-    assert re.search(r"\d+ tokens at \d+\.\d tokens/s; prompt of \d+ tokens, 0 of", browser.text("#status")), browser.text("#status")
+    assert re.search(r"\d+ tokens at \d+\.\d tokens/s; prompt of \d+ tokens, 0 of", figures()), figures()
     assert browser.texts("#messages li.user .text") == ["What is\na trait?"] and answers()[0], answers()
     picture("2-answer")
 
@@ -165,7 +182,7 @@ def check(browser, address, pictures):
     browser.click("#again")
     browser.wait("it was answered again", lambda: done() and "Done" in browser.text("#status"))
     assert answers() == first
-    assert not re.search(r" 0 of them", browser.text("#status")), browser.text("#status")
+    assert not re.search(r" 0 of them", figures()), figures()
 
     # A setting that makes no sense is not sent; one that does changes the answer.
     browser.type("#temperature", "9")
@@ -217,6 +234,18 @@ def check(browser, address, pictures):
     browser.wait("there are two answers", lambda: len(answers()) == 2 and "Done" in browser.text("#status"))
     picture("3-adapter")
 
+    # A question that is edited takes the place of what followed; Escape leaves it.
+    value = lambda: browser.script("return document.getElementById('prompt').value")
+    edit = "#messages li.user:nth-child(3) .tools button:last-child"
+    browser.click(edit)
+    assert value() == "And a trait?" and browser.focus() == "prompt"
+    browser.keys(ESCAPE)
+    assert value() == "" and len(answers()) == 2
+    browser.click(edit)
+    browser.type("#prompt", " Or two?" + ENTER)
+    browser.wait("it is answered in its place", lambda: len(answers()) == 2 and "Done" in browser.text("#status"))
+    assert browser.texts("#messages li.user .text")[1] == "And a trait? Or two?"
+
     # What the server refuses is said in its words, and the question comes back.
     browser.script("document.getElementById('system').value = 'word '.repeat(20000)")
     browser.type("#prompt", "Too long" + ENTER)
@@ -227,29 +256,52 @@ def check(browser, address, pictures):
     # A screen reader finds everything under a name; the keyboard reaches it all.
     tree = browser.tree()
     for part in [
-        ("combobox", "Model"), ("log", "Conversation"), ("textbox", "Message"), ("button", "Send"), ("button", "Stop"),
+        ("button", "Copy"), ("button", "Edit"), ("combobox", "Model"), ("log", "Conversation"), ("textbox", "Message"), ("button", "Send"), ("button", "Stop"),
         ("button", "New chat"), ("button", "Try again"), ("spinbutton", "Temperature"), ("textbox", "API key"), ("heading", "ruvllm"),
     ]:
         assert part in tree, f"{part} is not in {tree}"
     assert {"status", "alert"} <= {role for role, _ in tree}, tree
     nameless = [role for role, name in tree if role in ("textbox", "spinbutton", "button", "combobox", "link") and not name]
     assert not nameless, nameless
+    assert browser.script("return document.getElementById('settings').open")
     browser.script("document.activeElement.blur()")
     reached = set()
-    for _ in range(40):
+    for _ in range(50):
         browser.keys(TAB)
         reached.add(browser.focus())
     expected = {"model", "new", "messages", "prompt", "send", "again", "system", "temperature", "top-k", "top-p", "min-p", "seed", "key"}
     assert expected <= reached, expected - reached
 
     # A narrow window scrolls up and down alone.
-    browser.call("POST", "/window/rect", {"width": 500, "height": 800})
+    browser.width(390)
     assert browser.script("return document.documentElement.scrollWidth <= innerWidth")
+    picture("5-narrow-settings")
+    browser.click("#settings summary")
     picture("5-narrow")
-    # The key is kept for a reload, and nowhere else.
+    browser.cdp("Emulation.clearDeviceMetricsOverride")
+    # Chats outlive a reload, in the browser; the key does in this tab alone.
+    before = answers()
     browser.call("POST", "/refresh")
     browser.wait("the models are listed", lambda: browser.texts("#model option"))
-    assert browser.script("return [sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
+    assert answers() == before and browser.texts("#messages li.user .text")[0] == "<b>What</b> is a slice?"
+    assert browser.script("return [Object.keys(localStorage), document.cookie]") == [["ruvllm-chats"], ""]
+    assert "secret" not in browser.script("return localStorage.getItem('ruvllm-chats')")
+    assert browser.script("return sessionStorage.getItem('ruvllm-api-key')") == "secret"
+    titles = lambda: browser.texts("#chats li button:first-child")
+    assert titles()[0] == "<b>What</b> is a slice?" and len(titles()) >= 2, titles()
+    browser.click("#history summary")
+    picture("6-chats")
+    second = titles()[1]
+    browser.click("#chats li:nth-child(2) button:first-child")
+    browser.wait("the other chat is there", lambda: browser.texts("#messages li.user .text")[0] == second)
+    browser.click("#history summary")
+    n = len(titles())
+    browser.click("#chats li:nth-child(2) button:last-child")
+    assert len(titles()) == n - 1
+    browser.wait("its place is empty", lambda: not answers())
+    browser.click("#history summary")
+    browser.click("#kept")
+    assert browser.script("return Object.keys(localStorage)") == ["ruvllm-keeps-no-chats"] and titles() == []
 
     # Nothing was asked of others, and the browser has nothing to complain of.
     log = lambda kind: browser.call("POST", "/se/log", {"type": kind})
@@ -264,6 +316,85 @@ def check(browser, address, pictures):
     assert not errors, errors
 
 
+MARKDOWN = """# What a *title* is
+
+Some **bold text**, _italics_ and snake_case_names, `code <b>`, a [link](https://example.com/a?b=1), https://example.org/x.
+A [bad one](javascript:alert(1)), <img src=x onerror="window.hacked = 1">, \\*no mark\\*, 2 * 3 * 4.
+
+- one
+- two
+  - nested
+
+3. third
+4. fourth
+
+> quoted
+
+| a | b |
+|---|---|
+| 1 | **2** |
+
+```html
+<script>window.hacked = 2</script>
+**raw**
+```
+
+<script>window.hacked = 3</script> ![picture](https://example.com/p.png) [data](data:text/html,hi)"""
+
+
+def check_markdown(browser, address, pictures):
+    """An answer of all kinds of marks, and of what must not be more than text: the server's grammar makes it."""
+    browser.call("POST", "/url", {"url": address})
+    browser.wait("the model is listed", lambda: browser.texts("#model option"))
+    browser.type("#prompt", "Show me" + ENTER)
+    browser.wait("the answer is there", lambda: "Done" in browser.text("#status"), 120)
+    answer = "#messages li.assistant .text"
+    count = lambda tag: len(browser.texts(f"{answer} {tag}"))
+    for tag, n in {
+        "h3": 1, "em": 2, "strong": 2, "ul": 2, "ol": 1, "li": 5, "blockquote": 1, "table": 1, "td": 2, "pre": 1, "code": 2,
+        "script": 0, "img": 0, "b": 0,
+    }.items():
+        assert count(tag) == n, (tag, count(tag), n)
+    links = browser.script("return [...document.querySelectorAll('.text a')].map(a => [a.href, a.textContent, a.rel])")
+    assert links == [
+        ["https://example.com/a?b=1", "link", "noopener noreferrer"], ["https://example.org/x", "https://example.org/x", "noopener noreferrer"],
+        ["https://example.com/p.png", "picture", "noopener noreferrer"],
+    ], links
+    shown = browser.text(answer)
+    for text in [
+        "<img src=x onerror=", "<script>window.hacked = 3</script>", "javascript:alert(1)", "*no mark*", "2 * 3 * 4", "snake_case_names",
+        "[data](data:text/html,hi)",
+    ]:
+        assert text in shown, (text, shown)
+    assert browser.text(f"{answer} pre") == "<script>window.hacked = 2</script>\n**raw**"
+    assert browser.script("return document.querySelector('.text ol').start") == 3
+    assert browser.script("return window.hacked ?? null") is None
+    # What is copied is the text as the model wrote it.
+    browser.script("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    browser.click("#messages li.assistant .tools button")
+    browser.wait("it is copied", lambda: browser.text("#status") == "Copied.")
+    assert browser.script("return window.copied") == MARKDOWN
+    browser.picture(os.path.join(pictures, "7-markdown-light.png"))
+    browser.scheme("dark")
+    browser.picture(os.path.join(pictures, "7-markdown-dark.png"))
+    browser.width(390)
+    assert browser.script("return document.documentElement.scrollWidth <= innerWidth")
+    browser.picture(os.path.join(pictures, "7-markdown-narrow.png"))
+    # Marks without an end, and in each other without one, take no time to speak of.
+    browser.call("POST", "/timeouts", {"script": 20000})
+    slow = browser.script("""
+        return import("/markdown.js").then(({ Markdown }) => {
+          const texts = ["*a ".repeat(6000), "[".repeat(19000), "> ".repeat(20000), "- ".repeat(20000) + "x", "`a``".repeat(5000), "**a_".repeat(4000), "|".repeat(100000)];
+          return texts.map((text) => {
+            const begin = performance.now();
+            const element = document.createElement("div");
+            new Markdown(element).show(text);
+            return performance.now() - begin;
+          });
+        })""")
+    assert max(slow) < 5000, slow
+
+
 def main():
     program, pictures = sys.argv[1:]
     os.makedirs(pictures, exist_ok=True)
@@ -275,7 +406,15 @@ def main():
                 check(browser, address, pictures)
             finally:
                 browser.close()
+        grammar = f"root ::= {json.dumps(MARKDOWN)}"
+        with serve(program, "-c", "2048", "--grammar", grammar) as address:
+            browser = Browser(os.path.join(folder, "another profile"))
+            try:
+                check_markdown(browser, address, pictures)
+            finally:
+                browser.close()
     print("the page works in", subprocess.run(["chromium", "--version"], capture_output=True, text=True).stdout.strip())
 
 
-main()
+if __name__ == "__main__":
+    main()

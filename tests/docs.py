@@ -1,5 +1,5 @@
 """Checks the documents: every relative link and its heading exists, every file of the source that the map or a design page
-names exists, and pages keep their sizes."""
+names exists, pages keep their sizes, and the list of families is that of the source (`--write` writes it anew)."""
 import os
 import re
 import subprocess
@@ -40,12 +40,55 @@ for page in PAGES:
             if not any(part in "/" + f if name.endswith("/") else ("/" + f).endswith(part) for f in FILES):
                 faults.append(f"{page}: there is no {name}")
 
+# The book has every page once.
+listed = re.findall(r"\]\(([^)]+)\)", open("docs/SUMMARY.md", encoding="utf-8").read())
+pages = [p.removeprefix("docs/") for p in PAGES if p.startswith("docs/") and p != "docs/SUMMARY.md"]
+faults += [f"docs/SUMMARY.md: {page} is there {listed.count(page)} times" for page in pages if listed.count(page) != 1]
+
 # Pages that the source names.
 for file in FILES:
     if file.endswith((".rs", ".md", ".toml", ".sh", ".py", ".yaml", ".yml")):
         for name in re.findall(r"(?<![\w/.-])docs/[\w./-]+\.(?:md|yaml)", open(file, encoding="utf-8").read()):
             if not os.path.exists(name):
                 faults.append(f"{file}: there is no {name}")
+
+
+
+def source(path):
+    return open(path, encoding="utf-8").read()
+
+
+def families():
+    """What each family does, by the tables of the source: families, drafters, kinds of projectors, and the families without
+    gradients, which `tests/it/gradient.rs` checks."""
+    kinds = source("src/vision/kinds/mod.rs")
+    kinds = re.findall(r'name: "([^"]+)",\s*of_models: &\[([^\]]*)\]', kinds)
+    refused = re.search(r"const REFUSED: &\[&str\] = &\[(.*?)\];", source("tests/it/gradient.rs"), re.S)[1]
+    lines = ["| architecture | text | projectors of images | gradients |", "|---|---|---|---|"]
+    pair = r'arch: "([^"]+)",\s*hparams: ([\w:]+)'
+    for arch, of in re.findall(pair, source("src/model/family/mod.rs")):
+        if of.startswith("bert::") or of in ("gemma::embedding", "t5::encoder"):
+            text = "vectors"
+        else:
+            text = {"t5::t5": "behind an encoder"}.get(of, "denoises" if of.startswith("diffusion::") else "yes")
+        images = ", ".join(f"`{name}`" for name, models in kinds if f'"{arch}"' in models)
+        gradients = "no" if f'"{arch}"' in refused else "yes"
+        lines.append(f"| `{arch}` | {text} | {images or 'none'} | {gradients} |")
+    for arch, _ in re.findall(pair, source("src/model/family/drafters.rs")):
+        lines.append(f"| `{arch}` | drafts for another (`-md`) | none | no |")
+    return "\n".join(lines)
+
+
+PAGE, HEAD = "docs/guide/models.md", "## Family by family\n\n"
+page = source(PAGE)
+begin = page.find(HEAD) + len(HEAD)
+end = page.find("\n\n", page.find("|---|", begin))
+table = page.find("| architecture |", begin)
+if page[table:end] != families():
+    if "--write" in sys.argv:
+        open(PAGE, "w", encoding="utf-8").write(page[:table] + families() + page[end:])
+    else:
+        faults.append(f"{PAGE}: the list of families is not that of the source: python3 tests/docs.py --write")
 
 print("\n".join(faults) or f"{len(PAGES)} pages: links, names and sizes are right")
 sys.exit(bool(faults))

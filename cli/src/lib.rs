@@ -109,6 +109,47 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// A flag stands under the same heading wherever it is: none has slipped under that of the group
+    /// before it.
+    #[test]
+    fn headings() {
+        fn collect(command: &clap::Command, found: &mut Vec<(String, Option<String>, String)>) {
+            for arg in command.get_arguments() {
+                let heading = arg.get_help_heading().map(str::to_owned);
+                found.push((
+                    arg.get_id().to_string(),
+                    heading,
+                    command.get_name().to_owned(),
+                ));
+            }
+            command
+                .get_subcommands()
+                .for_each(|command| collect(command, found));
+        }
+        let mut found = Vec::new();
+        collect(&Cli::command(), &mut found);
+        for (id, heading, command) in &found {
+            let of = |names: &[&str]| names.contains(&&command[..]);
+            let expected = match &id[..] {
+                "model" | "threads" | "json" | "file" | "output" | "overwrite" | "prompt"
+                | "n_predict" => None,
+                "ctx_size" | "batch_size" | "context_shift" | "keep"
+                    if of(&["generate", "chat", "serve"]) =>
+                {
+                    Some("Context")
+                }
+                "cache_type_k" | "prompt_cache" | "slot_save_path" => Some("KV cache"),
+                "lora" | "lora_scaled" | "lora_dir" => Some("Adapters (LoRA)"),
+                "spec" | "model_draft" => Some("Speculative decoding"),
+                "learn_rate" | "learn_mixture" | "learn_per_user" => Some("Learning"),
+                "seed" if of(&["generate", "chat", "serve"]) => Some("Sampling"),
+                "host" | "port" | "api_key" | "max_requests" if of(&["serve"]) => Some("Server"),
+                _ => continue,
+            };
+            assert_eq!(heading.as_deref(), expected, "{id} of {command}");
+        }
+    }
+
     fn prepared(line: &[&str]) -> Result<Vec<String>, String> {
         let args = std::iter::once("ruvllm")
             .chain(line.iter().copied())

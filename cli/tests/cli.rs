@@ -18,6 +18,10 @@ use std::time::Duration;
 #[cfg(unix)]
 use std::time::Instant;
 
+#[path = "cli/memory.rs"]
+mod memory;
+#[path = "cli/models.rs"]
+mod models;
 #[path = "cli/quality.rs"]
 mod quality;
 
@@ -262,6 +266,7 @@ fn help_and_version() {
         "embed",
         "perplexity",
         "learn",
+        "memory",
         "quantize",
         "template",
         "doctor",
@@ -461,6 +466,14 @@ fn vectors_of_texts() {
         "{first:?} {:?}",
         vectors[0]
     );
+    // More than the 128 positions of the model.
+    let long = "the ".repeat(200);
+    fails(
+        &["embed", "-m", &model, "-p", &long],
+        1,
+        &["text 1", "128", "--embd-truncate"],
+    );
+    assert_eq!(embed(&["-p", &long, "--truncate"]).lines().count(), 1);
     let cosine = number(&answer["cosineSimilarity"][0][1]);
     assert!((cosine - dot(&vectors[0], &vectors[1])).abs() < 1e-4);
 }
@@ -903,7 +916,8 @@ fn generate() {
         text(&plain).trim_end_matches('\n'),
         generated.trim_end_matches('\n')
     );
-    assert_eq!(stderr(&plain), "the");
+    // A line of its own, where the text does not go on in it.
+    assert_eq!(stderr(&plain), "the\n");
     let mut quiet = greedy.to_vec();
     quiet.push("--no-display-prompt");
     assert_eq!(stderr(&run(&quiet)), "");
@@ -1036,6 +1050,50 @@ fn demo_model_writes_text() {
         text(&run(&args)).trim_end_matches('\n'),
         generated.trim_end_matches('\n')
     );
+}
+
+/// The first command of the README: the same paragraph each time, and nothing but it in a pipe.
+#[test]
+fn the_first_command() {
+    let first = run(&["-p", "Ownership is"]);
+    let paragraph = text(&first);
+    assert_eq!(stderr(&first), "Ownership is\n");
+    assert!(paragraph.split_whitespace().count() >= 10, "{paragraph}");
+    assert_eq!(paragraph.lines().count(), 1, "{paragraph}");
+    assert_eq!(text(&run(&["-p", "Ownership is"])), paragraph);
+    let json = parsed(&run(&["-p", "Ownership is", "--json"]));
+    assert_eq!(json["stop_reason"], json!("stop_string"));
+    assert_eq!(
+        json["text"].as_str().map(str::trim_end),
+        Some(paragraph.trim_end())
+    );
+
+    // Blank lines before it are not its end.
+    let heading = text(&run(&["-p", "# Ownership", "-s", "1"]));
+    assert!(!heading.trim().is_empty());
+    // Names of other programs' flags are understood.
+    let stopped = parsed(&run(&[
+        "-p",
+        "Ownership is",
+        "--max-tokens",
+        "60",
+        "--stop",
+        "the",
+        "--json",
+    ]));
+    assert_eq!(stopped["stop_reason"], json!("stop_string"));
+    // Whoever says how long a text gets is heeded, and so is who wants another one.
+    let longer = parsed(&run(&[
+        "-p",
+        "Ownership is",
+        "--json",
+        "-n",
+        "100",
+        "--ignore-eos",
+    ]));
+    assert_eq!(longer["ids"].as_array().unwrap().len(), 100);
+    let drawn = || parsed(&run(&["-p", "x", "-s", "-1", "-n", "1", "--json"]))["seed"].clone();
+    assert_ne!(drawn(), drawn());
 }
 
 /// The commands of `docs/guide/tuning.md`, as they stand there.

@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[path = "convert/packed.rs"]
 mod packed;
+#[cfg(feature = "vision")]
+#[path = "convert/projectors.rs"]
+mod projectors;
 
 /// A folder that is gone afterwards, with a folder `tiny-model` in it.
 struct Folder(PathBuf);

@@ -1629,6 +1629,8 @@ fn page() {
         ("/", "text/html"),
         ("/page.css", "text/css"),
         ("/page.js", "text/javascript"),
+        ("/markdown.js", "text/javascript"),
+        ("/chats.js", "text/javascript"),
     ] {
         let (status, head, body) = server.exchange("GET", path, "accept: text/html\r\n", "");
         assert!(
@@ -1645,7 +1647,7 @@ fn page() {
             "{policy}"
         );
         assert!(
-            !body.contains("//") || path == "/page.js",
+            !body.contains("//") || path.ends_with(".js"),
             "{path} has a URL"
         );
         assert!(
@@ -1658,6 +1660,24 @@ fn page() {
         !whole.contains("innerHTML") && !whole.contains(" onclick") && !whole.contains("style=\"")
     );
     assert_eq!(server.get("/v1/models").0, 401);
+}
+
+/// What the page shows where a setting is left empty is what a request gets.
+#[test]
+fn defaults_are_told() {
+    let flags = [
+        "-c", "512", "--temp", "0.3", "--top-k", "7", "--top-p", "0.95", "-n", "20", "-s", "5",
+    ];
+    let server = Server::start(&flags);
+    let props: Value = serde_json::from_str(&server.get("/props").1).unwrap();
+    let params = &props["default_generation_settings"]["params"];
+    assert_eq!(params["temperature"], json!(0.3));
+    assert_eq!(params["top_p"], json!(0.95));
+    assert_eq!(params["top_k"], json!(7));
+    assert_eq!(
+        (&params["max_tokens"], &params["seed"]),
+        (&json!(20), &json!(5))
+    );
 }
 
 /// A line of JSON per request, with the name that its answer has; none unless asked for.

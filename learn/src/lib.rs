@@ -5,6 +5,7 @@
 //! | a session that learns from text and ratings | [`Learner`], [`Learning`] |
 //! | learning in the background, with a history that can be undone | [`sona`] |
 //! | adapters trained on examples and preferences | [`train`] |
+//! | texts that are found again, with verdicts | [`memory`] |
 //! | gain and cost of learning on a text | [`mod@bench`] |
 //!
 //! It is a guest of the engine: a learner is a session's
@@ -20,6 +21,7 @@
 pub mod bench;
 mod clock;
 mod learn;
+pub mod memory;
 pub mod sona;
 pub mod train;
 

@@ -1,16 +1,15 @@
 //! The buffers of a backward pass.
 
 use crate::compute::arena::{Frame, counted};
-use crate::layers::attention::attn_tiles;
+use crate::compute::linear::{Scratch, ScratchBackward};
+use crate::forward::sizes::sizes;
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::LayerSpec;
 use crate::layers::rope::RopeTables;
+use crate::layers::{attention, dense_ffn, moe};
 use crate::model::Model;
-use std::ops::Range;
-
-/// Keys whose gradient one task computes.
-pub(super) const KEYS: usize = 32;
+use crate::quant::DType;
 
 /// Bytes of logits that are computed at a time, about as much as a layer of a 1B model needs for
 /// 512 tokens.
@@ -54,46 +53,9 @@ pub(super) struct LayerBuffers<'a> {
     pub(super) dnormed: &'a mut [f32],
     pub(super) dnormed_attn: &'a mut [f32],
     pub(super) dbranch: &'a mut [f32],
-    pub(super) attn: AttnBuffers<'a>,
-    pub(super) gate: &'a mut [f32],
-    pub(super) up: &'a mut [f32],
-    pub(super) inner: &'a mut [f32],
-    pub(super) dinner: &'a mut [f32],
-    pub(super) moe: MoeBuffers<'a>,
-}
-
-pub(super) struct AttnBuffers<'a> {
-    pub(super) q: &'a mut [f32],
-    pub(super) k: &'a mut [f32],
-    pub(super) dq: &'a mut [f32],
-    pub(super) dk: &'a mut [f32],
-    pub(super) dv: &'a mut [f32],
-    pub(super) dattn: &'a mut [f32],
-    /// Of one text at a time. By KV head: `(n_head_kv, m_padded, n_group, …)`.
-    pub(super) q_by_head: &'a mut [f32],
-    pub(super) dq_by_head: &'a mut [f32],
-    pub(super) dout_by_head: &'a mut [f32],
-    pub(super) delta: &'a mut [f32],
-    pub(super) lse: &'a mut [f32],
-    /// `(n_head_kv, pos + m, …)`.
-    pub(super) k_by_head: &'a mut [f32],
-    pub(super) v_by_head: &'a mut [f32],
-    /// `(n_head_kv, m, …)`, `m` rounded up to [`KEYS`].
-    pub(super) dk_by_head: &'a mut [f32],
-    pub(super) dv_by_head: &'a mut [f32],
-}
-
-pub(super) struct MoeBuffers<'a> {
-    pub(super) router: &'a mut [f32],
-    pub(super) drouter: &'a mut [f32],
-    pub(super) chosen: &'a mut [u32],
-    pub(super) weights: &'a mut [f32],
-    pub(super) dweights: &'a mut [f32],
-    pub(super) rows: &'a mut [u32],
-    pub(super) x: &'a mut [f32],
-    pub(super) y: &'a mut [f32],
-    pub(super) dx: &'a mut [f32],
-    pub(super) dy: &'a mut [f32],
+    pub(super) attn: attention::backward::Buffers<'a>,
+    pub(super) ffn: dense_ffn::backward::Buffers<'a>,
+    pub(super) moe: moe::backward::Buffers<'a>,
 }
 
 /// Rows of logits that are computed at a time.
@@ -139,39 +101,6 @@ impl<'a> HeadBuffers<'a> {
     }
 }
 
-impl AttnBuffers<'_> {
-    /// Those of one text, whose tokens have the rows `rows`.
-    pub(super) fn of_text(
-        &mut self,
-        spec: &AttnSpec,
-        rows: Range<usize>,
-        pos: usize,
-    ) -> AttnBuffers<'_> {
-        let (n_q, n_k, n_v, n_attn) = (spec.n_q(), spec.n_k(), spec.n_v(), spec.n_out());
-        let of = |n: usize| rows.start * n..rows.end * n;
-        let m = rows.len();
-        let m_padded = attn_tiles(spec, m).1;
-        let (m_keys, n_kv) = (m.next_multiple_of(KEYS), pos + m);
-        AttnBuffers {
-            q: &mut self.q[of(n_q)],
-            k: &mut self.k[of(n_k)],
-            dq: &mut self.dq[of(n_q)],
-            dk: &mut self.dk[of(n_k)],
-            dv: &mut self.dv[of(n_v)],
-            dattn: &mut self.dattn[of(n_attn)],
-            q_by_head: &mut self.q_by_head[..m_padded * n_q],
-            dq_by_head: &mut self.dq_by_head[..m_padded * n_q],
-            dout_by_head: &mut self.dout_by_head[..m_padded * n_attn],
-            delta: &mut self.delta[..m_padded * spec.n_head],
-            lse: &mut self.lse[..m_padded * spec.n_head],
-            k_by_head: &mut self.k_by_head[..n_kv * n_k],
-            v_by_head: &mut self.v_by_head[..n_kv * n_v],
-            dk_by_head: &mut self.dk_by_head[..m_keys * n_k],
-            dv_by_head: &mut self.dv_by_head[..m_keys * n_v],
-        }
-    }
-}
-
 impl<'a> LayerBuffers<'a> {
     pub(super) fn take(
         frame: &mut Frame<'a>,
@@ -180,52 +109,53 @@ impl<'a> LayerBuffers<'a> {
         (m, longest): (usize, usize),
         pos: usize,
     ) -> LayerBuffers<'a> {
-        let n_ff = spec.ffn.n_ff();
-        let (n_q, n_k, n_v, n_attn) = (attn.n_q(), attn.n_k(), attn.n_v(), attn.n_out());
-        let m_padded = attn_tiles(attn, longest).1;
-        let (m_keys, n_kv) = (longest.next_multiple_of(KEYS), pos + longest);
-        let (n_expert, n_used, m_moe) = spec
-            .ffn
-            .moe()
-            .map_or((0, 0, 0), |x| (x.n_expert, x.n_used, m));
         LayerBuffers {
             normed: frame.take(m * h.n_embd),
             dnormed: frame.take(m * h.n_embd),
             dnormed_attn: frame.take(m * h.n_embd),
             dbranch: frame.take(m * h.n_embd),
-            attn: AttnBuffers {
-                q: frame.take(m * n_q),
-                k: frame.take(m * n_k),
-                dq: frame.take(m * n_q),
-                dk: frame.take(m * n_k),
-                dv: frame.take(m * n_v),
-                dattn: frame.take(m * n_attn),
-                q_by_head: frame.take(m_padded * n_q),
-                dq_by_head: frame.take(m_padded * n_q),
-                dout_by_head: frame.take(m_padded * n_attn),
-                delta: frame.take(m_padded * attn.n_head),
-                lse: frame.take(m_padded * attn.n_head),
-                k_by_head: frame.take(n_kv * n_k),
-                v_by_head: frame.take(n_kv * n_v),
-                dk_by_head: frame.take(m_keys * n_k),
-                dv_by_head: frame.take(m_keys * n_v),
-            },
-            gate: frame.take(m * n_ff),
-            up: frame.take(m * n_ff),
-            inner: frame.take(m * n_ff),
-            dinner: frame.take(m * n_ff),
-            moe: MoeBuffers {
-                router: frame.take(m_moe * n_expert),
-                drouter: frame.take(m_moe * n_expert),
-                chosen: frame.take(m_moe * n_used),
-                weights: frame.take(m_moe * n_used),
-                dweights: frame.take(m_moe * n_used),
-                rows: frame.take(m_moe),
-                x: frame.take(m_moe * h.n_embd),
-                y: frame.take(m_moe * h.n_embd),
-                dx: frame.take(m_moe * h.n_embd),
-                dy: frame.take(m_moe * h.n_embd),
-            },
+            attn: attention::backward::Buffers::take(frame, attn, (m, longest), pos),
+            ffn: dense_ffn::backward::Buffers::take(frame, m * spec.ffn.n_ff()),
+            moe: moe::backward::Buffers::take(frame, spec.ffn.moe(), m, h.n_embd),
         }
     }
+}
+
+/// Memory for products, forward and backward.
+pub(super) fn scratch<'a>(
+    frame: &mut Frame<'a>,
+    model: &Model,
+    n_threads: usize,
+    rank: usize,
+    rows: RowCounts,
+) -> (Scratch<'a>, ScratchBackward<'a>) {
+    let (h, arch, m) = (model.hparams(), model.arch(), rows.m);
+    let layers = h
+        .layers
+        .iter()
+        .filter_map(|layer| Some((layer, layer.attention()?)));
+    let widths = layers.flat_map(|(layer, attn)| {
+        let n_expert = layer.ffn.moe().map_or(1, |x| x.n_expert);
+        [
+            attn.n_q(),
+            attn.n_k(),
+            attn.n_v(),
+            h.n_embd,
+            layer.ffn.n_ff(),
+            n_expert,
+        ]
+    });
+    // No activations are packed wider than `f32`; for the head that would be too much.
+    let widths = widths.map(|n_out| (DType::F32, m, n_out));
+    let logits = (
+        model.weights().output.w.dtype,
+        logit_rows(h, rows),
+        h.n_vocab,
+    );
+    let outputs = widths.chain([logits]);
+    let forward = Scratch::take(frame, sizes(model, n_threads).products(), (0, m), rank);
+    (
+        forward,
+        ScratchBackward::take(frame, arch, n_threads, m, h.n_embd, outputs, rank),
+    )
 }

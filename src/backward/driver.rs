@@ -12,25 +12,30 @@
 //! `dx` is the gradient of the loss with respect to `x`. Every matrix is row-major with one row per
 //! token.
 
-use crate::backward::attention::attention_backward;
-use crate::backward::buffers::{Buffers, HeadBuffers, LayerBuffers, RowCounts, logit_rows};
-use crate::backward::feed_forward::{FfnBuffers, experts_backward, feed_forward_backward};
+use crate::backward::buffers::{
+    Buffers, HeadBuffers, LayerBuffers, RowCounts, logit_rows, scratch,
+};
 use crate::backward::objective::{Divergence, Objective, through_transform};
 use crate::backward::saved::{Saved, SavedLayer};
-use crate::backward::tape::{BackwardText, Stage, Tape, lowest};
+use crate::backward::stage::{Stage, lowest};
 use crate::compute::ComputeError;
 use crate::compute::arena::{Arena, Frame, counted};
 use crate::compute::linear::{Ctx, Product, RowAdapters, Wanted, linear};
 use crate::compute::weight::Weight;
+use crate::layers::attention::backward::{KeptRows, attention_backward};
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::attention::weights::Attn;
+use crate::layers::dense_ffn::backward::feed_forward_backward;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::LayerSpec;
 use crate::layers::layer::weights::{FeedForward, Layer};
+use crate::layers::moe::backward::experts_backward;
+use crate::layers::norm::backward::norm_backward;
 use crate::layers::norm::norm;
-use crate::layers::norm::spec::{NormKind, Norms};
+use crate::layers::norm::spec::Norms;
 use crate::layers::norm::weights::Norm;
 use crate::layers::rope::{RopeTables, Rotation};
+use crate::layers::tape::{BackwardText, BranchRows, Tape};
 use crate::lora::{Adapter, Attached, Gradients};
 use crate::model::Model;
 use crate::threads::PoolHandle;
@@ -54,7 +59,7 @@ pub(crate) fn gradient_bytes(
     };
     let buffers = counted(|frame| {
         Buffers::take(frame, model, rows, pos);
-        Tape::scratch(frame, model, n_threads, rank, rows);
+        scratch(frame, model, n_threads, rank, rows);
     });
     let mut saved = Saved::default();
     saved.prepare(model, adapter.terms().map(|(i, _)| &adapter.sites()[i]), m);
@@ -87,6 +92,8 @@ pub(crate) struct BackwardPass<'a> {
     pub(crate) texts: &'a [BackwardText<'a>],
     /// Position of the first token of each text.
     pub(crate) pos: usize,
+    /// Position by which ropes turn it: behind images that have rows and columns, an earlier one.
+    pub(crate) turn: usize,
     pub(crate) saved: &'a mut Saved,
     pub(crate) objective: &'a Objective<'a>,
     /// Called before every layer; `true` cancels the pass.
@@ -141,7 +148,7 @@ pub(crate) fn backward(
     let (mut b, (scratch, scratch_backward)) = arena.plan(|frame| {
         (
             Buffers::take(frame, model, rows, pos),
-            Tape::scratch(frame, model, threads.n_threads(), rank, rows),
+            scratch(frame, model, threads.n_threads(), rank, rows),
         )
     })?;
     let wanted = Wanted {
@@ -161,7 +168,7 @@ pub(crate) fn backward(
         scratch_backward,
     };
     let angles = (0..longest, longest);
-    pass.rope.angles(ctx.arch, pos, angles, b.cos, b.sin);
+    pass.rope.angles(ctx.arch, pass.turn, angles, b.cos, b.sin);
     b.back
         .iter_mut()
         .zip(&*b.sin)
@@ -418,24 +425,24 @@ fn feed_forward_branch(
     match &layer.ffn {
         FeedForward::Dense(ffn) => {
             let kept = saved.keeps_products;
-            let up = if kept { &mut *saved.up } else { &mut *b.up };
-            let gate = if kept && ffn.gate.is_some() {
-                &mut *saved.gate
-            } else {
-                &mut *b.gate
-            };
-            let io = FfnBuffers {
-                gate,
-                up,
-                inner: b.inner,
-                dinner: b.dinner,
-                y: None,
-                kept,
-            };
+            let mut io = b.ffn.rows();
+            if kept {
+                (io.up, io.kept) = (&mut saved.up, true);
+                if ffn.gate.is_some() {
+                    io.gate = &mut saved.gate;
+                }
+            }
             let dnormed = below.then_some(&mut *b.dnormed);
             feed_forward_backward(tape, ffn, b.normed, m, b.dbranch, dnormed, io);
         }
-        FeedForward::Moe(moe) => experts_backward(tape, moe, b),
+        FeedForward::Moe(moe) => {
+            let rows = BranchRows {
+                x: b.normed,
+                dy: b.dbranch,
+                dx: b.dnormed,
+            };
+            experts_backward(tape, moe, rows, &mut b.ffn, &mut b.moe);
+        }
         FeedForward::Both(_) | FeedForward::Beside(_) | FeedForward::None => {}
     }
     if below && !parallel {
@@ -469,11 +476,15 @@ fn attention_branch(
         norm(ctx, h, attn_norm, step.x, b.normed);
     }
     let of_layer = (attn, weights);
+    let kept = KeptRows {
+        q: saved.keeps_products.then_some(&saved.q[..]),
+        attn: &saved.attn,
+    };
     attention_backward(
         tape,
         of_layer,
         step.i,
-        saved,
+        kept,
         b.normed,
         &mut b.attn,
         rotations,
@@ -493,30 +504,6 @@ fn attention_branch(
         }
         norm_backward(ctx, h, attn_norm, step.x, b.dnormed_attn, dx);
     }
-}
-
-/// Adds to `dx` the gradient of the `x` of [`norm`].
-fn norm_backward(
-    ctx: Ctx<'_>,
-    h: &Hparams,
-    norm: Option<&Norm>,
-    x: &[f32],
-    dy: &[f32],
-    dx: &mut [f32],
-) {
-    let n = h.n_embd;
-    ctx.threads.when(dx.len() > n).for_chunks(dx, n, |i, dx| {
-        let (x, dy) = (&x[i * n..][..n], &dy[i * n..][..n]);
-        match (norm, h.norm) {
-            (None, _) => ctx.arch.add(dx, dy),
-            (Some(norm), NormKind::Rms | NormKind::RmsPlain) => {
-                ctx.arch.rms_norm_backward(dx, dy, x, &norm.w, h.norm_eps)
-            }
-            (Some(norm), NormKind::Layer | NormKind::LayerNoBias | NormKind::LayerPlain) => {
-                ctx.arch.layer_norm_backward(dx, dy, x, &norm.w, h.norm_eps)
-            }
-        }
-    });
 }
 
 /// Computes `dbranch` from the gradient `dx` of the residual stream to which the branch was added.

@@ -1,10 +1,9 @@
-//! Gradients of adapters through a forward pass.
+//! Gradients of adapters through a forward pass; what a component computes for them is beside its
+//! forward code, in `layers/…/backward.rs`.
 
-mod attention;
 mod buffers;
 pub(crate) mod driver;
-mod feed_forward;
 pub(crate) mod objective;
 pub(crate) mod saved;
+mod stage;
 pub(crate) mod supports;
-pub(crate) mod tape;

@@ -1,6 +1,6 @@
 //! Rows that a forward pass keeps for a backward pass.
 
-use crate::backward::tape::lowest;
+use crate::backward::stage::lowest;
 use crate::compute::probe::{EvalCallback, HookPoint};
 use crate::layers::layer::weights::FeedForward;
 use crate::lora::TargetModule;

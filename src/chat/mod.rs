@@ -14,7 +14,8 @@
 //! attack CVE-2024-34359). Its length, steps, recursion and output are limited, and so is each
 //! value that an operator, filter, method or printed text makes, and the sum of all of them in one
 //! rendering (1 GiB, [`ChatTemplate::set_max_memory`]); parsing and rendering end with an error
-//! after ten seconds ([`ChatTemplate::set_max_time`]), or when they are cancelled.
+//! after ten seconds ([`ChatTemplate::set_max_time`]), or when they are cancelled (not on
+//! wasm32-unknown-unknown, which has neither threads nor a clock).
 //!
 //! **Not limited**:
 //! - Work that has begun. Lists that contain the same list twice, nested forty deep, take
@@ -89,12 +90,14 @@ pub mod tools;
 mod translate;
 mod user_text;
 
+use crate::clock::Timer;
+use crate::system::HAS_THREADS;
 use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, json};
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use conversation::{Adjustment, Rendered};
 pub use error::ChatError;
@@ -301,7 +304,7 @@ impl ChatTemplate {
         let mut inputs = inputs.clone();
         conversation::prepare(&mut inputs, &self.source);
         let format = ToolFormat::of(&self.source);
-        let begun = Instant::now();
+        let begun = Timer::start();
         conversation::fit(&inputs, format, |inputs| {
             let left = self.max_time.saturating_sub(begun.elapsed());
             self.render_within(inputs, left, &cancelled)
@@ -365,12 +368,16 @@ impl ChatTemplate {
 }
 
 /// Runs `f` on a thread with [`STACK`]; the thread is abandoned if it takes more than `max_time` or
-/// is `cancelled`; a panic of the engine becomes an error.
+/// is `cancelled`; a panic of the engine becomes an error. Without threads it runs here, within the
+/// limits of steps and memory.
 fn on_own_thread<T: Send + 'static>(
     max_time: Duration,
     cancelled: impl Fn() -> bool,
     f: impl FnOnce() -> Result<T, ChatError> + Send + 'static,
 ) -> Result<T, ChatError> {
+    if !HAS_THREADS {
+        return f();
+    }
     let failed = |message: String| ChatError::Render { line: 0, message };
     let (send, receive) = sync_channel(1);
     std::thread::Builder::new()
@@ -379,7 +386,7 @@ fn on_own_thread<T: Send + 'static>(
         // The result of an abandoned thread is dropped.
         .spawn(move || drop(send.send(f())))
         .map_err(|e| failed(format!("no thread for the template: {e}")))?;
-    let start = Instant::now();
+    let start = Timer::start();
     loop {
         match receive.recv_timeout(LOOK) {
             Ok(outcome) => return outcome,

@@ -1,6 +1,7 @@
 //! Time of day and calendar for `strftime_now`.
 
 use crate::chat::ChatError;
+use crate::system::HAS_THREADS;
 use std::fmt;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -72,9 +73,13 @@ fn civil_from_days(days: i64) -> (i64, u32, u32) {
 }
 
 impl LocalTime {
-    /// The system clock in UTC.
+    /// The system clock in UTC; the beginning of 1970 on wasm32-unknown-unknown, which has none.
     pub fn now_utc() -> Self {
-        Self::utc(SystemTime::now())
+        Self::utc(if HAS_THREADS {
+            SystemTime::now()
+        } else {
+            UNIX_EPOCH
+        })
     }
 
     /// A time in UTC; one before 1970 is its beginning.

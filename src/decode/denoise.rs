@@ -11,7 +11,6 @@ use crate::engine::options::{CancelToken, SessionOptions};
 use crate::kv::KvType;
 use crate::layers::diffusion::DiffusionSpec;
 use crate::layers::outputs::Outputs;
-use crate::model::Model;
 use crate::sample::rng::Rng;
 
 /// Which masked places are decided first.
@@ -69,16 +68,6 @@ pub struct Denoiser {
 
 /// A place that could be decided: how sure the model is, the place, its token.
 type Candidate = (f32, usize, u32);
-
-impl Model {
-    /// Makes a denoiser.
-    ///
-    /// # Errors
-    /// As [`Denoiser::new`], or if the system cannot start threads.
-    pub fn denoiser(&self) -> Result<Denoiser, SessionError> {
-        Denoiser::new(&self.engine()?)
-    }
-}
 
 impl Denoiser {
     /// A denoiser on this engine.

@@ -202,10 +202,8 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     #[must_use]
     pub fn speculate(mut self, speculation: Speculation) -> Self {
         let speculator = Speculator::new(speculation);
-        if speculator.reads_states() {
-            // Without memory for them, who reads them drafts nothing.
-            let _ = self.split().0.seq.keep_states();
-        }
+        // Without memory for it, who reads it drafts nothing.
+        let _ = speculator.keep(&mut self.split().0.seq);
         self.answer.speculator = Some(speculator);
         self
     }

@@ -13,4 +13,5 @@ pub use generate::Prompt;
 pub use output::Timings;
 pub use speculative::{
     Draft, DraftStats, Drafter, ModelDrafter, MtpDrafter, NgramDrafter, RecentTexts, Speculation,
+    TrainedDrafter,
 };

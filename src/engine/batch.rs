@@ -38,6 +38,7 @@ impl<'a> Slot<'a> {
             memory,
             adapters,
             pooling,
+            inputs,
             ..
         } = &mut *self.seq;
         SlotView {
@@ -48,6 +49,7 @@ impl<'a> Slot<'a> {
             memory: memory.as_deref(),
             adapters: &adapters.attached,
             pooling: pooling.as_mut(),
+            inputs: inputs.as_mut().map(|inputs| &mut inputs.of_pass),
         }
     }
 

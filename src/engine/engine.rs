@@ -510,11 +510,7 @@ impl Engine {
         if !raw && self.runner().is_none() {
             for slot in slots.iter_mut().filter(|slot| slot.seq.hook.is_none()) {
                 let (position, n) = (slot.pos(), slot.rows.tokens.len());
-                let first = slot
-                    .seq
-                    .states
-                    .as_ref()
-                    .map_or(n, |states| states.first_of(position, n));
+                let first = slot.seq.first_kept(position, n);
                 slot.rows.first_state = slot.rows.first_state.min(first);
             }
         }
@@ -553,7 +549,11 @@ impl Engine {
             if let Some(states) = seq.states.as_mut().filter(|_| has_states) {
                 states.append(start + *first_state, &outputs.states[of_kept]);
             }
-            seq.kv.commit(tokens.len());
+            seq.commit_inputs(start, ((*first_output).min(*first_state), tokens.len()));
+            seq.kv.commit_at(
+                tokens.len(),
+                seq.spans.last_end(start..start + tokens.len()),
+            );
             seq.push(tokens, *kind);
             if *kind == TokenKind::Generated {
                 model.decoded();

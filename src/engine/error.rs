@@ -4,6 +4,7 @@ use crate::arch::KvType;
 use crate::compute::ComputeError;
 use crate::gpu::GpuError;
 use crate::kv::KvError;
+use crate::model::ModelError;
 use std::path::PathBuf;
 
 /// Why a session call failed.
@@ -138,6 +139,9 @@ pub enum SessionError {
         /// Its text in the other model.
         expected: Option<String>,
     },
+    /// A file that is to draft is invalid, or was made for another model.
+    #[error("cannot draft with this file: {0}; give one that was trained for this model (-md)")]
+    Drafter(ModelError),
     /// The model cannot draft by itself.
     #[error("the model has no block for multi-token prediction that can draft{}", why.as_ref().map_or_else(String::new, |why| format!(": {why}")))]
     NoMtp {

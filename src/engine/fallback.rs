@@ -60,7 +60,9 @@ impl Engine {
                     &mut NoCallback,
                     None,
                 )?;
-                seq.kv.commit(tokens.len());
+                let begin = seq.kv.len();
+                let checkpoint = seq.spans.last_end(begin..begin + tokens.len());
+                seq.kv.commit_at(tokens.len(), checkpoint);
             }
         }
         Ok(())

@@ -2,7 +2,9 @@
 
 use crate::compute::arena::reserve;
 use crate::engine::SessionError;
+use crate::layers::inputs::LayerInputs;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Most tokens of which they are kept: of a longer prompt only the end. Each takes the last layer's
 /// work.
@@ -100,6 +102,69 @@ impl KeptStates {
             Some(n) if position <= self.end() => &self.rows[..n * self.n_embd],
             _ => &[],
         }
+    }
+}
+
+/// What chosen layers read of the last tokens of a sequence.
+#[derive(Clone, Debug)]
+pub(crate) struct KeptInputs {
+    /// Of the pass under way.
+    pub(crate) of_pass: LayerInputs,
+    kept: KeptStates,
+    /// Whether what the last layer leaves is among them.
+    has_last: bool,
+}
+
+impl KeptInputs {
+    /// For a sequence of at most `n_ctx` tokens.
+    pub(crate) fn new(
+        layers: Arc<[usize]>,
+        (n_layer, n_embd): (usize, usize),
+        n_ctx: usize,
+    ) -> Result<KeptInputs, SessionError> {
+        let has_last = layers.contains(&n_layer);
+        let of_pass = LayerInputs::new(layers, n_embd);
+        let kept = KeptStates::new(of_pass.width(), n_ctx)?;
+        Ok(KeptInputs {
+            of_pass,
+            kept,
+            has_last,
+        })
+    }
+
+    pub(crate) fn has_last(&self) -> bool {
+        self.has_last
+    }
+
+    /// The layers; the number of layers stands for what the last one leaves.
+    pub(crate) fn layers(&self) -> &Arc<[usize]> {
+        self.of_pass.layers()
+    }
+
+    /// The pass has computed `n` tokens from `position` on; the last layer those from `first` on.
+    pub(crate) fn commit(&mut self, position: usize, first: usize, n: usize) {
+        let first = first.max(n.saturating_sub(KEPT_STATES));
+        self.kept
+            .append(position + first, self.of_pass.rows(first, n));
+        self.of_pass.clear();
+    }
+
+    /// Those of tokens up to the one before `position`, see [`KeptStates::before`].
+    pub(crate) fn before(&self, position: usize) -> &[f32] {
+        self.kept.before(position)
+    }
+
+    pub(crate) fn truncate(&mut self, position: usize) {
+        self.kept.truncate(position);
+    }
+
+    pub(crate) fn shift(&mut self, gone: Range<usize>) {
+        self.kept.shift(gone);
+    }
+
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.kept.bytes()
     }
 }
 

@@ -8,7 +8,7 @@ use crate::gpu::{Batch, BatchOutputs, BatchSlot, Runner};
 use crate::kv::PagePlace;
 use crate::layers::outputs::Wanted;
 use crate::layers::rope::RopeTables;
-use crate::layers::rows::Rows;
+use crate::layers::rows::{Rows, SlotView};
 use crate::model::{Device, Model};
 use crate::threads::PoolHandle;
 use std::sync::Arc;
@@ -63,14 +63,11 @@ pub(crate) fn offload(
     arena: &mut Arena,
     probe: &dyn EvalCallback,
 ) -> Result<(), SessionError> {
-    let refuse = |what: &'static str| {
-        Err(SessionError::NotOnDevice {
-            device: runner.name(),
-            what,
-        })
-    };
     if probe.sees_all_rows() {
-        return refuse("probes and gradients");
+        return Err(SessionError::NotOnDevice {
+            device: runner.name(),
+            what: "probes and gradients",
+        });
     }
     if (pass.cancelled)() {
         return Err(SessionError::Cancelled);
@@ -126,36 +123,15 @@ pub(crate) fn offload(
     }
     places.clear();
     places.extend(slots.iter().take(1).flat_map(|slot| slot.kv.places()));
-    let mut n_tables = 0;
     for slot in &*slots {
         let rows = Rows::All.range(slot);
         slot.rope
             .angles(arch, slot.pos(), (rows.clone(), m), cos, sin);
         tokens[rows].copy_from_slice(slot.tokens);
-        for pages in slot.kv.page_tables() {
-            if n_tables == tables.len() {
-                tables.push(Vec::new());
-            }
-            tables[n_tables].clear();
-            tables[n_tables].extend(pages);
-            n_tables += 1;
-        }
     }
-    let mut rest = &tables[..];
-    let mut of_batch = reuse(std::mem::take(batch_slots));
-    for slot in &*slots {
-        let rows = Rows::All.range(slot);
-        let (tables, others) = rest.split_at(slot.kv.page_tables().len());
-        rest = others;
-        of_batch.push(BatchSlot {
-            outputs: rows.start + slot.first_output..rows.end,
-            rows,
-            pos: slot.pos(),
-            generated: slot.is_generated(),
-            tables,
-            adapters: slot.adapters,
-        });
-    }
+    let page_tables = slots.iter().flat_map(|slot| slot.kv.page_tables());
+    fill_tables(tables, page_tables);
+    let of_batch = batch_slots_of(slots, tables, std::mem::take(batch_slots));
     let raw = wanted == Wanted::Raw;
     if raw {
         outputs
@@ -171,13 +147,46 @@ pub(crate) fn offload(
         sin,
         places,
     };
-    let outcome = runner.pass(
-        &batch,
-        BatchOutputs {
-            logits: &mut outputs.logits,
-            states,
-        },
-    );
+    let logits = &mut outputs.logits;
+    let outcome = runner.pass(&batch, BatchOutputs { logits, states });
     *batch_slots = reuse(of_batch);
     Ok(outcome?)
+}
+
+/// Writes the page tables of all slots, in order, into memory of an earlier pass.
+fn fill_tables(
+    tables: &mut Vec<Vec<u64>>,
+    page_tables: impl Iterator<Item = impl Iterator<Item = u64>>,
+) {
+    for (i, pages) in page_tables.enumerate() {
+        if i == tables.len() {
+            tables.push(Vec::new());
+        }
+        tables[i].clear();
+        tables[i].extend(pages);
+    }
+}
+
+/// What a runner has to know of each slot.
+fn batch_slots_of<'a>(
+    slots: &'a [SlotView<'_>],
+    tables: &'a [Vec<u64>],
+    memory: Vec<BatchSlot<'static>>,
+) -> Vec<BatchSlot<'a>> {
+    let mut rest = tables;
+    let mut of_batch = reuse(memory);
+    for slot in slots {
+        let rows = Rows::All.range(slot);
+        let (tables, others) = rest.split_at(slot.kv.page_tables().len());
+        rest = others;
+        of_batch.push(BatchSlot {
+            outputs: rows.start + slot.first_output..rows.end,
+            rows,
+            pos: slot.pos(),
+            generated: slot.is_generated(),
+            tables,
+            adapters: slot.adapters,
+        });
+    }
+    of_batch
 }

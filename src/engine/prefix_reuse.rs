@@ -48,11 +48,7 @@ impl Sequence {
                 found.clear();
             }
         }
-        // Tokens that see each other are computed together.
-        if let Some(start) = self.spans.uncut_start(found.len()) {
-            found.truncate(start);
-            self.kv.truncate(start);
-        }
+        found.truncate(self.whole());
         for CachedToken {
             token, generated, ..
         } in found
@@ -70,6 +66,16 @@ impl Sequence {
         }
         self.cached = cached;
         Ok(cached)
+    }
+
+    /// Drops the keys and values of a part of an image whose tokens see each other, which are computed
+    /// together; returns how many positions are left.
+    fn whole(&mut self) -> usize {
+        let mut n = self.kv.len();
+        while let Some(start) = self.spans.uncut_start(n) {
+            n = self.kv.truncate(start);
+        }
+        n
     }
 
     /// Releases the pages of this sequence, to the prefix cache if that is on; the tokens stay. The
@@ -112,8 +118,7 @@ impl Sequence {
                 .zip(kinds)
                 .for_each(|(&token, &kind)| self.push(&[token], kind));
             self.reload();
-            let n = self.kv.len();
-            let n = self.spans.uncut_start(n).unwrap_or(n);
+            let n = self.whole();
             // Images of tokens to come stay.
             let spans = self.spans.clone();
             self.truncate(n);

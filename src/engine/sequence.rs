@@ -5,7 +5,7 @@ use crate::compute::hook::{Cut, OutputHook, OutputRows, TokenKind};
 use crate::compute::pooling::{PooledStates, Pooling};
 use crate::engine::SessionError;
 use crate::engine::adapters::{AdapterId, Adapters, next_number};
-use crate::engine::hidden_states::KeptStates;
+use crate::engine::hidden_states::{KEPT_STATES, KeptInputs, KeptStates};
 use crate::engine::options::{CachedTokens, PrefixOptions, SessionOptions};
 use crate::kv::{Counted, KvPolicy, SeqKv};
 use crate::layers::cross::memory::Memory;
@@ -59,6 +59,8 @@ pub struct Sequence {
     pub(crate) pooling: Option<Pooling>,
     /// Hidden states of its last tokens, if they are kept.
     pub(crate) states: Option<KeptStates>,
+    /// What layers read of them, if a drafter does.
+    pub(crate) inputs: Option<KeptInputs>,
     /// The level or device that computes it.
     pub(crate) device: String,
     /// Time that products with adapters took so far, divided by the number of threads.
@@ -107,6 +109,7 @@ impl Sequence {
             n_dropped: 0,
             pooling: options.pooled_layer.map(Pooling::new),
             states: None,
+            inputs: None,
             device,
             adapter_time: Duration::ZERO,
         };
@@ -124,6 +127,48 @@ impl Sequence {
             self.states = Some(KeptStates::new(self.model.hparams().n_embd, self.n_ctx)?);
         }
         Ok(())
+    }
+
+    /// Keeps what these layers read of its last tokens from now on.
+    pub(crate) fn keep_inputs(&mut self, layers: &[usize]) -> Result<(), SessionError> {
+        let is_kept = |inputs: &KeptInputs| **inputs.layers() == *layers;
+        if !self.inputs.as_ref().is_some_and(is_kept) {
+            let n_embd = self.model.hparams().n_embd;
+            let n_layer = self.model.hparams().n_layer;
+            self.inputs = Some(KeptInputs::new(
+                layers.into(),
+                (n_layer, n_embd),
+                self.n_ctx,
+            )?);
+        }
+        Ok(())
+    }
+
+    /// Of the next `n` tokens, from `position` on, the first that the last layer is to compute for
+    /// who reads what it leaves.
+    pub(crate) fn first_kept(&self, position: usize, n: usize) -> usize {
+        let of_states = self.states.as_ref();
+        let first = of_states.map_or(n, |states| states.first_of(position, n));
+        match self.inputs.as_ref().is_some_and(KeptInputs::has_last) {
+            true => first.min(n.saturating_sub(KEPT_STATES)),
+            false => first,
+        }
+    }
+
+    /// A pass has computed `n` tokens from `position` on, the last layer those from `first` on.
+    pub(crate) fn commit_inputs(&mut self, position: usize, (first, n): (usize, usize)) {
+        if let Some(inputs) = &mut self.inputs {
+            let first = if inputs.has_last() { first } else { 0 };
+            inputs.commit(position, first, n);
+        }
+    }
+
+    /// What these layers read of tokens up to the one before `position`, that one's last; none
+    /// where that one's is not there.
+    pub(crate) fn inputs_before(&self, layers: &[usize], position: usize) -> &[f32] {
+        let inputs = self.inputs.as_ref();
+        let of_layers = inputs.filter(|inputs| **inputs.layers() == *layers);
+        of_layers.map_or(&[], |inputs| inputs.before(position))
     }
 
     /// Hidden states of tokens up to the one before `position`, that one's last; none where that
@@ -236,7 +281,8 @@ impl Sequence {
         let tokens = self.tokens.capacity() * size_of::<u32>()
             + self.kinds.capacity() * size_of::<TokenKind>();
         let memory = self.memory.as_ref().map_or(0, |memory| memory.bytes());
-        tokens as u64 + self.states.as_ref().map_or(0, KeptStates::bytes) + memory
+        let states = self.states.as_ref().map_or(0, KeptStates::bytes);
+        tokens as u64 + states + self.inputs.as_ref().map_or(0, KeptInputs::bytes) + memory
     }
 
     /// Reserves memory for `n` more tokens.
@@ -270,6 +316,9 @@ impl Sequence {
         if let Some(states) = &mut self.states {
             states.truncate(position);
         }
+        if let Some(inputs) = &mut self.inputs {
+            inputs.truncate(position);
+        }
         if position <= self.context_shift.unwrap_or(0) {
             self.n_dropped = 0;
         }
@@ -283,6 +332,9 @@ impl Sequence {
         }
         if let Some(states) = &mut self.states {
             states.shift(gone.clone());
+        }
+        if let Some(inputs) = &mut self.inputs {
+            inputs.shift(gone.clone());
         }
         self.tokens.drain(gone.clone());
         self.kinds.drain(gone);
@@ -369,6 +421,7 @@ impl Sequence {
             n_dropped: self.n_dropped,
             pooling: self.pooling.clone(),
             states: self.states.clone(),
+            inputs: self.inputs.clone(),
             device: self.device.clone(),
             adapter_time: self.adapter_time,
         };
@@ -473,6 +526,9 @@ impl Sequence {
             self.unload();
             if let Some(states) = &mut self.states {
                 states.truncate(0);
+            }
+            if let Some(inputs) = &mut self.inputs {
+                inputs.truncate(0);
             }
         }
         if let Some(hook) = &mut self.hook {

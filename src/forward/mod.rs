@@ -5,8 +5,9 @@
 //! rows together; everything that depends on a sequence (positions, keys and values, adapters) is
 //! processed slot by slot.
 //!
-//! A pass is a list of [`steps`]. [`forward`] walks it, and pauses between steps if it is asked to;
-//! [`Run`] computes a step, with the components in [`layers`](crate::layers).
+//! A pass is a list of [`steps`]. [`forward`] walks it; [`Run`] computes a step, with the components
+//! in [`layers`](crate::layers). If it is asked to, a pass pauses before a piece ([`Step::piece`]),
+//! or between tiles in the middle of a step.
 
 mod buffers;
 mod embedding;
@@ -120,7 +121,8 @@ pub(crate) fn forward(
     for step in steps.skip_while(|&step| step != first.step) {
         let pause_before = |next: Step| pause.is_some_and(|pause| pause(next));
         let piece = step.piece(h.n_layer);
-        // Not before the head: the rows of the last layer are not kept. But it is asked.
+        // `pause` is asked before every piece, as it measures their times; but before the head a
+        // pass goes on whatever the answer, since the rows of the last layer are not kept.
         let is_due = step != first.step && step == piece && pause_before(piece);
         if is_due && step != Step::Head {
             *cursor = run.cursor(step, 0);
@@ -237,6 +239,7 @@ impl<'a> Run<'a, '_> {
     fn mixer_input(&mut self, spec: &LayerSpec, w: &Layer) {
         let Run { cx, b, .. } = self;
         let s = &mut b.residual;
+        cx.keep_inputs(Rows::All, cx.layer, s.x);
         b.optional.before_mixer(cx, w, s);
         if spec.mixer != Mixer::None {
             s.enter(cx, (spec, w), w.attn_norm.as_ref());
@@ -324,6 +327,9 @@ impl<'a> Run<'a, '_> {
             s.x.iter_mut().for_each(|x| *x *= scale);
         }
         cx.tap(HookPoint::LOut, s.x);
+        if cx.is_last() {
+            cx.keep_inputs(cx.rows, cx.h.n_layer, s.x);
+        }
         if cx.rows == Rows::All {
             cx.pool(s.x);
         }

@@ -1,7 +1,9 @@
 //! The list of steps that a pass consists of.
 //!
-//! A pass may pause before some of them, and between the tiles of those that have tiles. What a
-//! step leaves for others is in the buffers, so that a later call can go on with the next one.
+//! A *step* is the embedding, a [`Part`] of a layer, or the head. Some steps in a row are a *piece*
+//! ([`Step::piece`]), and the large products and attention are cut into *tiles*. A pass may pause
+//! before a piece, and between tiles, but not within the last layer or before the head. What a step
+//! leaves for others is in the buffers, so that a later call can go on with the next one.
 
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::{FfnSpec, LayerSpec, Mixer};
@@ -19,7 +21,8 @@ pub(crate) enum Step {
     Head,
 }
 
-/// A part of a layer. Parts with *tiles* do nothing else.
+/// A part of a layer. A part with *tiles* computes these alone, as it may run in several calls:
+/// what comes before or behind them belongs to another part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The norm of what the mixer reads.

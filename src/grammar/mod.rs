@@ -60,6 +60,7 @@ pub(crate) mod schema_parts;
 pub use error::{GrammarError, Loosened};
 
 use crate::sample::{MaskError, TokenMask};
+use crate::system::HAS_THREADS;
 use crate::tokenizer::Tokenizer;
 use digits::DigitTokens;
 use llguidance::api::{GrammarWithLexer, ParserLimits, StopReason, TopLevelGrammar};
@@ -463,10 +464,14 @@ impl Source {
 }
 
 /// Result of `work` on a thread with a large stack; the thread is abandoned if it takes too long.
+/// Without threads it works here, as long as it takes.
 fn in_time<T: Send + 'static>(
     syntax: Syntax,
     work: impl FnOnce() -> Result<T, GrammarError> + Send + 'static,
 ) -> Result<T, GrammarError> {
+    if !HAS_THREADS {
+        return work();
+    }
     let (send, receive) = sync_channel(1);
     let failed = |message: String| GrammarError::Invalid {
         syntax: syntax.name(),

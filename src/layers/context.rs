@@ -252,6 +252,18 @@ impl<'a, 's> Context<'a, 's> {
         }
     }
 
+    /// Keeps the rows `x` that `layer` reads, of sequences whose drafters read them.
+    pub(crate) fn keep_inputs(&mut self, rows: Rows, layer: usize, x: &[f32]) {
+        let n = self.h.n_embd;
+        for slot in &mut *self.slots {
+            let (first, row, n_rows) = rows.of(slot);
+            let of = (first, slot.tokens.len());
+            if let Some(inputs) = &mut slot.inputs {
+                inputs.keep(layer, of, &x[row * n..(row + n_rows) * n]);
+            }
+        }
+    }
+
     /// Adds the embeddings that images have for the outputs of this layer.
     pub(crate) fn add_deep(&self, x: &mut [f32]) {
         let n = self.h.n_embd;

@@ -10,7 +10,6 @@ use crate::compute::arena::Frame;
 use crate::compute::linear::Product;
 use crate::layers::attention::spec::AttnSpec;
 use crate::layers::context::Context;
-use crate::layers::cross::memory::LayerMemory;
 use crate::layers::cross::weights::CrossAttn;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::LayerSpec;
@@ -56,7 +55,7 @@ impl<'a> CrossBuffers<'a> {
             cx.threads.for_chunks(out, attn.head_dim_v, |task, out| {
                 let q = &q[task * attn.head_dim..][..attn.head_dim];
                 let head = task % attn.n_head / attn.n_group();
-                attend(cx.arch, attn, memory, head, q, out);
+                attend(cx.arch, attn, (&memory.k, &memory.v), (head, None), q, out);
             });
         }
         cx.of_rows()
@@ -65,20 +64,20 @@ impl<'a> CrossBuffers<'a> {
     }
 }
 
-/// `out = softmax(scale·q·Kᵀ)·V` of key/value head `head`.
-fn attend(
+/// `out = softmax(scale·q·Kᵀ)·V` of key/value head `head`; a sink is a score of no key.
+pub(crate) fn attend(
     arch: Arch,
     spec: &AttnSpec,
-    memory: &LayerMemory,
-    head: usize,
+    (k, v): (&[f32], &[f32]),
+    (head, sink): (usize, Option<f32>),
     q: &[f32],
     out: &mut [f32],
 ) {
     let (d, d_v) = (spec.head_dim, spec.head_dim_v);
-    let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0);
+    let (mut max, mut sum) = sink.map_or((f32::NEG_INFINITY, 0.0), |sink| (sink, 1.0));
     out.fill(0.0);
-    let keys = memory.k.chunks_exact(spec.n_k());
-    for (k, v) in keys.zip(memory.v.chunks_exact(spec.n_v())) {
+    let keys = k.chunks_exact(spec.n_k());
+    for (k, v) in keys.zip(v.chunks_exact(spec.n_v())) {
         let score = spec.scale * arch.dot(q, &k[head * d..][..d]);
         if score > max || score.is_nan() {
             let factor = (max - score).exp();

@@ -136,32 +136,70 @@ pub(crate) fn mix<'a>(
     (x, m): (&[f32], usize),
     frame: &mut Frame<'a>,
 ) -> &'a mut [f32] {
+    let mut buffers = Buffers::take(frame, spec, m);
+    project(pass, spec, &w.input, (x, m), &mut buffers);
+    let n_channel = spec.conv().n_channel;
+    let conv = CausalConv {
+        spec: spec.conv(),
+        w: &w.conv,
+        silu: true,
+    };
+    pass.recur(
+        &conv,
+        (buffers.channels, n_channel),
+        buffers.by_part,
+        buffers.convolved,
+    );
+    fill_feed(pass, spec, w, m, &mut buffers);
+    let Buffers {
+        feed,
+        by_part,
+        out,
+        gate,
+        ..
+    } = buffers;
+    pass.recur(&Rule(spec), (feed, n_feed(spec)), by_part, out);
+    let (arch, eps, n_out) = (pass.cx.arch, pass.cx.h.norm_eps, spec.n_out());
+    pass.cx
+        .threads
+        .when(m > 1)
+        .for_chunk_pairs(gate, n_out, out, n_out, |_, gate, out| {
+            for head in out.chunks_exact_mut(spec.head_dim_v) {
+                let factor = 1.0 / (arch.dot(head, head) / spec.head_dim_v as f32 + eps).sqrt();
+                head.iter_mut()
+                    .zip(&w.norm)
+                    .for_each(|(x, norm)| *x = *x * factor * norm);
+            }
+            if spec.by_channel || spec.sigmoid_gate {
+                arch.sigmoid_mul(gate, out)
+            } else {
+                arch.silu_mul(gate, out)
+            }
+        });
+    gate
+}
+
+/// Queries, keys and values before the convolution, strengths, rates and gates: products of `x`,
+/// `(m, n_embd)`.
+fn project(
+    pass: &mut Mixing<'_, '_, '_>,
+    spec: &DeltaSpec,
+    input: &DeltaInput,
+    (x, m): (&[f32], usize),
+    buffers: &mut Buffers<'_>,
+) {
     let Buffers {
         channels,
-        convolved,
         low,
         beta,
         rate,
         gate,
-        feed,
-        by_part,
-        out,
-    } = Buffers::take(frame, spec, m);
-    let &DeltaSpec {
-        n_head,
-        n_head_k,
-        head_dim_k: d_k,
-        head_dim_v: d_v,
-        by_channel,
         ..
+    } = buffers;
+    let &DeltaSpec {
+        n_head, n_head_k, ..
     } = spec;
-    let (n_channel, n_k, n_out, n_rate) = (
-        spec.conv().n_channel,
-        n_head_k * d_k,
-        spec.n_out(),
-        spec.n_rate(),
-    );
-    match &w.input {
+    match input {
         DeltaInput::Fused {
             qkv,
             gate: w_gate,
@@ -210,7 +248,7 @@ pub(crate) fn mix<'a>(
                 let part = &mut low[..m * n];
                 pass.linear(x, m, &mut [Product::of(w, part, m)]);
                 for (to, part) in channels
-                    .chunks_exact_mut(n_channel)
+                    .chunks_exact_mut(spec.conv().n_channel)
                     .zip(part.chunks_exact(n))
                 {
                     to[first..first + n].copy_from_slice(part);
@@ -218,7 +256,7 @@ pub(crate) fn mix<'a>(
                 first += n;
             }
             pass.linear(x, m, &mut [Product::of(w_beta, beta, m)]);
-            for (w, to) in [(w_rate, &mut *rate), (w_gate, &mut *gate)] {
+            for (w, to) in [(w_rate, &mut **rate), (w_gate, &mut **gate)] {
                 match &**w {
                     [down, up] => {
                         let low = &mut low[..m * down.w.n_out];
@@ -233,16 +271,30 @@ pub(crate) fn mix<'a>(
             }
         }
     }
-    let conv = CausalConv {
-        spec: spec.conv(),
-        w: &w.conv,
-        silu: true,
-    };
-    pass.recur(&conv, (channels, n_channel), by_part, convolved);
-    let (arch, eps) = (pass.cx.arch, pass.cx.h.norm_eps);
+}
+
+/// What the rule is fed with: normalised queries and keys, values, strengths `σ(β)` and shares that
+/// are kept, `exp(a · softplus(x + b))`.
+fn fill_feed(
+    pass: &mut Mixing<'_, '_, '_>,
+    spec: &DeltaSpec,
+    w: &Delta,
+    m: usize,
+    buffers: &mut Buffers<'_>,
+) {
+    let &DeltaSpec {
+        n_head,
+        n_head_k,
+        head_dim_k: d_k,
+        by_channel,
+        ..
+    } = spec;
+    let (n_channel, n_k, n_rate) = (spec.conv().n_channel, n_head_k * d_k, spec.n_rate());
+    let arch = pass.cx.arch;
     let scale = 1.0 / (d_k as f32).sqrt();
     let length_eps = spec.length_eps.unwrap_or(EPS);
-    let (convolved, beta, rate) = (&*convolved, &*beta, &*rate);
+    let (convolved, beta, rate) = (&*buffers.convolved, &*buffers.beta, &*buffers.rate);
+    let feed = &mut *buffers.feed;
     pass.cx
         .threads
         .when(m > 1)
@@ -272,22 +324,4 @@ pub(crate) fn mix<'a>(
                 *to = log.exp();
             }
         });
-    pass.recur(&Rule(spec), (feed, n_feed(spec)), by_part, out);
-    pass.cx
-        .threads
-        .when(m > 1)
-        .for_chunk_pairs(gate, n_out, out, n_out, |_, gate, out| {
-            for head in out.chunks_exact_mut(d_v) {
-                let factor = 1.0 / (arch.dot(head, head) / d_v as f32 + eps).sqrt();
-                head.iter_mut()
-                    .zip(&w.norm)
-                    .for_each(|(x, norm)| *x = *x * factor * norm);
-            }
-            if by_channel || spec.sigmoid_gate {
-                arch.sigmoid_mul(gate, out)
-            } else {
-                arch.silu_mul(gate, out)
-            }
-        });
-    gate
 }

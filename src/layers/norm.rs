@@ -1,5 +1,6 @@
 //! Norms of rows and heads.
 
+pub(crate) mod backward;
 pub(crate) mod spec;
 pub(crate) mod weights;
 

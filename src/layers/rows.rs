@@ -4,6 +4,7 @@ use crate::compute::hook::TokenKind;
 use crate::compute::pooling::Pooling;
 use crate::kv::{KvLayout, SeqKv};
 use crate::layers::cross::memory::Memory;
+use crate::layers::inputs::LayerInputs;
 use crate::layers::rope::RopeTables;
 use crate::layers::spans::Spans;
 use crate::lora::Attached;
@@ -72,6 +73,8 @@ pub(crate) struct SlotView<'a> {
     pub(crate) adapters: &'a [Attached],
     /// Takes hidden states of the rows, if they are pooled.
     pub(crate) pooling: Option<&'a mut Pooling>,
+    /// Takes what layers read, if a drafter does.
+    pub(crate) inputs: Option<&'a mut LayerInputs>,
 }
 
 impl<'a> Deref for SlotView<'a> {

@@ -1,6 +1,7 @@
 //! Spans of a text whose rows are embeddings of images instead of tokens'.
 #![cfg_attr(not(feature = "vision"), allow(dead_code))] // only images make spans
 
+use crate::arch::KV_BLOCK;
 use crate::kv::ImageKey;
 use std::fmt;
 use std::ops::Range;
@@ -104,6 +105,19 @@ impl Spans {
     /// The largest position up to `end` that is in no span.
     pub(crate) fn whole_until(&self, end: usize) -> usize {
         self.at(end).map_or(end, |(span, _)| span.start)
+    }
+
+    /// Where a later text may go on, of the positions of a pass: the last border of a page, or the
+    /// end of an image behind it or around it.
+    pub(crate) fn checkpoint(&self, passed: Range<usize>) -> usize {
+        (passed.end / KV_BLOCK * KV_BLOCK).max(self.last_end(passed))
+    }
+
+    /// The end of the last image that ends in a pass; 0 if none does.
+    pub(crate) fn last_end(&self, passed: Range<usize>) -> usize {
+        let ends = self.0.iter().map(|span| span.range().end);
+        let ends = ends.filter(|&end| passed.start < end && end <= passed.end);
+        ends.max().unwrap_or(0)
     }
 
     /// Whether `position` lies inside of a span, not at its start.
@@ -271,6 +285,11 @@ mod tests {
         let spans = Spans(vec![span(4, 6, Sight::Both, None)]);
         assert_eq!(spans.n_in_pass(0, 20, 8), 4);
         assert_eq!(spans.n_in_pass(4, 16, 3), 6);
+        let around = Spans(vec![span(60, 10, Sight::Both, None)]);
+        assert_eq!(
+            [0..20, 0..75, 70..75, 0..130].map(|passed| around.checkpoint(passed)),
+            [0, 70, 64, 128]
+        );
         assert_eq!(spans.n_in_pass(0, 20, 10), 10);
         assert_eq!(spans.n_in_pass(10, 10, 3), 3);
         assert_eq!(spans.seen(5, 3..6, false), 3..10);

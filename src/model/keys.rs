@@ -118,16 +118,8 @@ impl<'a> Keys<'a> {
         tensors: &'a [TensorInfo],
         n_vocab: usize,
     ) -> Result<Keys<'a>, ModelError> {
-        let keys = Keys {
-            arch,
-            n_layer: 0,
-            n_mtp: 0,
-            n_vocab,
-            metadata,
-            tensors,
-            asked: RefCell::default(),
-        };
-        let n_block = keys.count("block_count", 1024)?;
+        let keys = Keys::of_blocks(arch, metadata, tensors, n_vocab)?;
+        let n_block = keys.n_layer;
         let n_mtp = match keys.opt_u64("nextn_predict_layers")? {
             Some(n) if n >= n_block as u64 => {
                 return Err(ModelError::OutOfRange {
@@ -141,6 +133,28 @@ impl<'a> Keys<'a> {
         Ok(Keys {
             n_layer: n_block - n_mtp,
             n_mtp,
+            ..keys
+        })
+    }
+
+    /// Those of a file whose blocks are layers, all of them.
+    pub(super) fn of_blocks(
+        arch: &'a str,
+        metadata: &'a Metadata,
+        tensors: &'a [TensorInfo],
+        n_vocab: usize,
+    ) -> Result<Keys<'a>, ModelError> {
+        let keys = Keys {
+            arch,
+            n_layer: 0,
+            n_mtp: 0,
+            n_vocab,
+            metadata,
+            tensors,
+            asked: RefCell::default(),
+        };
+        Ok(Keys {
+            n_layer: keys.count("block_count", 1024)?,
             ..keys
         })
     }

@@ -5,6 +5,7 @@
 
 mod adapters;
 mod binding;
+pub(crate) mod drafter;
 mod encoder;
 mod error;
 mod family;

@@ -23,8 +23,10 @@
 //! since the sampler was built or [reset](Sampler::reset). Tokens dropped by one filter are gone
 //! for the next; they count neither as candidates nor in an entropy.
 //!
-//! Each filter is a small file with its formula and source; a new one is a file, a builder method
-//! and a line in the `FILTERS` table. Read `candidates.rs` first.
+//! Each filter is a small file with its formula and source; a new one is a file, a field of
+//! [`SamplerOptions`](crate::SamplerOptions) with its rule, and a line in the `FILTERS` table. One
+//! that llama.cpp has not is off by default, so that answers stay llama.cpp's. Read
+//! `candidates.rs` first.
 //!
 //! [`repeat_last_n`]: crate::SamplerOptions::repeat_last_n
 //! [`repeat_penalty`]: crate::SamplerOptions::repeat_penalty

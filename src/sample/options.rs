@@ -211,7 +211,8 @@ impl SamplerOptions {
         }
     }
 
-    /// Whether `chain` always takes the token with the best logit.
+    /// Whether `chain` always takes the token with the best logit: the temperature is 0, and no
+    /// filter changes which one is best, or may drop it. Those of the last arm keep the best.
     pub(super) fn is_argmax(&self, chain: &[Filter]) -> bool {
         self.temperature == 0.0
             && self.dynatemp_range == 0.0

@@ -6,7 +6,7 @@ use crate::compute::pooling::Pooling;
 use crate::decode::DecodeError;
 use crate::decode::answer::Answer;
 use crate::decode::output::{Timings, TokenText};
-use crate::decode::speculative::{Asked, Speculator};
+use crate::decode::speculative::Asked;
 use crate::engine::SessionError;
 use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
@@ -124,9 +124,8 @@ impl Live {
             let n = self.kinds.len().min(seq.n_ctx());
             seq.recall(&self.answer.text.tokens, &self.kinds[..n])?;
         }
-        let speculator = self.answer.speculator.as_ref();
-        if speculator.is_some_and(Speculator::reads_states) {
-            seq.keep_states()?;
+        if let Some(speculator) = &self.answer.speculator {
+            speculator.keep(&mut seq)?;
             seq.states
                 .iter_mut()
                 .for_each(|states| states.expect(self.n_read));

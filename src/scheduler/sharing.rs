@@ -31,8 +31,7 @@ impl Schedule {
             return false;
         };
         // Windows and recurrent layers can part only where a pass ended.
-        let border = n / KV_BLOCK * KV_BLOCK;
-        let border = other.spans.whole_until(border);
+        let border = other.spans.checkpoint(0..n);
         if live.layout.has_checkpoints() && border > other.position() {
             other.read_to = Some(other.read_to.map_or(border, |at| at.min(border)));
         }

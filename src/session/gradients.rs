@@ -5,13 +5,13 @@ use crate::backward::driver::{BackwardAt, BackwardPass, backward};
 use crate::backward::objective::{Objective, softmax_of};
 use crate::backward::saved::Saved;
 use crate::backward::supports::supports;
-use crate::backward::tape::BackwardText;
 use crate::compute::hook::TokenKind;
 use crate::engine::SessionError;
 use crate::engine::adapters::AdapterId;
 use crate::engine::batch::Slot;
 use crate::engine::sequence::Sequence;
 use crate::layers::outputs::Outputs;
+use crate::layers::tape::BackwardText;
 use crate::layers::unsupported::Unsupported;
 use crate::lora::TargetModule;
 use crate::lora::{Adapter, Gradients, Optimiser};
@@ -249,7 +249,13 @@ impl SessionTraining<'_> {
     ) -> Result<Vec<f64>, SessionError> {
         let Session {
             engine,
-            seq: Sequence { rope, adapters, .. },
+            seq:
+                Sequence {
+                    rope,
+                    adapters,
+                    spans,
+                    ..
+                },
             cancel,
             ..
         } = &*self.0;
@@ -265,6 +271,7 @@ impl SessionTraining<'_> {
                 rope,
                 texts,
                 pos,
+                turn: spans.turns(pos)[0],
                 saved,
                 objective,
                 cancelled,
@@ -291,13 +298,6 @@ impl SessionTraining<'_> {
     ) -> Result<usize, GradientError> {
         supports(self.0.model().hparams())
             .map_err(|Unsupported(what)| SessionError::NoGradient { what })?;
-        // Positions behind such an image are not those of its tokens.
-        if self.0.seq.spans.has_grids() {
-            return Err(SessionError::NoGradient {
-                what: "a text with images whose positions have rows and columns",
-            }
-            .into());
-        }
         let target = self.0.seq.adapters.index(id)?;
         gradients.check(&self.0.seq.adapters.attached[target].adapter)?;
         Ok(target)

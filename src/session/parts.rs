@@ -167,6 +167,7 @@ impl Engine {
             projector: Some((projector, options)),
             cancel,
             counts: false,
+            room: None,
         };
         PromptWriter::begin(encoder, None, 0).write(parts)
     }
@@ -185,6 +186,7 @@ impl Engine {
             projector: Some((projector, options)),
             cancel: &CancelToken::default(),
             counts: true,
+            room: None,
         };
         let prompt = PromptWriter::begin(encoder, None, 0).write(parts)?;
         Ok(prompt.tokens.len())
@@ -240,6 +242,7 @@ impl SessionImages<'_> {
                 .map(|(of, options)| (of, *options)),
             cancel: &session.cancel_token(),
             counts: false,
+            room: Some((session.seq.n_ctx(), session.position())),
         };
         let (last, n_images) = (session.tokens().last(), session.seq.spans.n_images());
         PromptWriter::begin(encoder, last.copied(), n_images).write(parts)
@@ -342,6 +345,8 @@ struct Encoder<'e> {
     cancel: &'e CancelToken,
     /// Whether only their number is wanted.
     counts: bool,
+    /// Size of the context, and tokens in it: no image is encoded behind its end.
+    room: Option<(usize, usize)>,
 }
 
 /// Text that is not tokens yet, and the ranges of it whose special tokens are plain text.
@@ -436,6 +441,7 @@ impl<'e> PromptWriter<'e> {
             projector,
             cancel,
             counts,
+            room,
         } = self.encoder;
         let (projector, usual) = projector.ok_or(PartsError::NoProjector)?;
         let options = options.unwrap_or(usual);
@@ -466,6 +472,17 @@ impl<'e> PromptWriter<'e> {
                 }
             }
         }
-        Ok(())
+        let n_new = self.prompt.tokens.len();
+        match room {
+            Some((n_ctx, n_past)) if n_past + n_new > n_ctx => {
+                let full = SessionError::ContextFull {
+                    n_ctx,
+                    n_past,
+                    n_new,
+                };
+                Err(full.into())
+            }
+            _ => Ok(()),
+        }
     }
 }

@@ -13,6 +13,10 @@ mod windows;
 
 pub use threads::default_threads;
 
+/// Whether the system has threads and a clock: wasm32-unknown-unknown has neither.
+#[cfg(any(feature = "chat", feature = "grammar"))]
+pub(crate) const HAS_THREADS: bool = !cfg!(all(target_arch = "wasm32", target_os = "unknown"));
+
 /// Memory of the machine, as this process may use it, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -28,7 +28,7 @@ pub use error::VisionError;
 pub use image::{Image, MAX_PIXELS, MAX_SIDE};
 pub use layout::LayoutPart;
 pub use preprocess::{ImageOptions, Pixels};
-pub use projector::{Projector, ProjectorInfo};
+pub use projector::{ImageMemory, Projector, ProjectorInfo};
 pub use resize::Filter;
 
 impl Image {

@@ -139,7 +139,7 @@ impl Projector {
     }
 
     /// What stands for an image in prompts of this kind, the longest first.
-    pub fn markers(&self) -> &'static [&'static str] {
+    fn markers(&self) -> &'static [&'static str] {
         self.0.tower.markers
     }
 
@@ -229,6 +229,42 @@ impl Projector {
         }
         let (_, parts) = self.shapes(image, &self.tiles(image, options)?)?;
         Ok(self.0.tower.layout.pieces(&parts, index))
+    }
+
+    /// What an image would take on so many threads. Encodes nothing.
+    ///
+    /// # Errors
+    /// If the image is too narrow for the kind, or an option makes no sense.
+    pub fn memory(
+        &self,
+        image: &Image,
+        options: ImageOptions,
+        n_threads: usize,
+    ) -> Result<ImageMemory, VisionError> {
+        let Inner {
+            gguf,
+            arch,
+            tower: Tower { vit, layout, .. },
+            ..
+        } = &*self.0;
+        let (grids, parts) = self.shapes(image, &self.tiles(image, options)?)?;
+        let of_tiles = grids.iter();
+        let of_tiles = of_tiles.map(|grid| vit.buffer_bytes(*arch, n_threads, grid));
+        let n_placed = layout
+            .pieces(&parts, 0)
+            .into_iter()
+            .map(|piece| match piece {
+                LayoutPart::Embeddings(n) => n,
+                LayoutPart::Text(_) => 0,
+            });
+        let n_tokens: usize = n_placed.sum();
+        let n_values = n_tokens * self.0.n_embd * (1 + vit.deepstack.len());
+        Ok(ImageMemory {
+            weights: gguf.tensors().iter().map(|t| t.n_bytes).sum(),
+            encoder: of_tiles.max().unwrap_or(0),
+            embeddings: (n_values * size_of::<f32>()) as u64,
+            n_tokens,
+        })
     }
 
     /// Whether [`ImageOptions`] bound the tokens of its images.
@@ -392,6 +428,21 @@ impl Projector {
         };
         Ok((grids, parts))
     }
+}
+
+/// What an image takes beside the model, see [`Projector::memory`]. Keys and values of its tokens are
+/// as those of a text's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ImageMemory {
+    /// Bytes of the projector's weights, in its mapped file.
+    pub weights: u64,
+    /// Bytes of the encoder's buffers while it computes the largest tile; the engine keeps them.
+    pub encoder: u64,
+    /// Bytes of its embeddings, which a text keeps.
+    pub embeddings: u64,
+    /// Embeddings that it becomes: positions in the context.
+    pub n_tokens: usize,
 }
 
 /// What the header of a projector's file says.

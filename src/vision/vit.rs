@@ -1,7 +1,7 @@
 //! The encoder: layers of attention and feed-forward over the patches of an image.
 
 use crate::arch::Arch;
-use crate::compute::arena::{Arena, Frame};
+use crate::compute::arena::{Arena, Frame, counted};
 use crate::compute::linear::{Ctx, Product, ProductSizes, Scratch, linear};
 use crate::compute::weight::Linear;
 use crate::gguf::Gguf;
@@ -197,6 +197,11 @@ impl Vit {
             ops: OpBuffers::take(frame, arch, n_threads, ops, shape),
             scratch: Scratch::take(frame, sizes, (0, m), 0),
         }
+    }
+
+    /// Bytes of the buffers that an image or tile of this grid takes.
+    pub(super) fn buffer_bytes(&self, arch: Arch, n_threads: usize, grid: &Grid) -> u64 {
+        counted(|frame| self.take(frame, arch, n_threads, grid)) as u64
     }
 
     /// Embeddings of an image, `(tokens, width)`: those of the projector, and beside them those of

@@ -45,7 +45,7 @@ const ORDER: &[&str] = &[
 ];
 
 /// Modules of the package `ruvllm-learn`.
-const LEARN: &[&str] = &["bench", "sona", "train", "learn", "clock"];
+const LEARN: &[&str] = &["bench", "memory", "sona", "train", "learn", "clock"];
 /// Modules of the package `ruvllm-benches`.
 const BENCHES: &[&str] = &["scenario", "replay", "kernels", "machine", "synthetic"];
 

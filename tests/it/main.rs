@@ -68,6 +68,7 @@ mod tokenizer;
 mod tool_schemas;
 #[cfg(feature = "chat")]
 mod tools;
+mod trained;
 #[cfg(feature = "vision")]
 mod vision;
 #[cfg(feature = "vision")]

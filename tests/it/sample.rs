@@ -30,7 +30,7 @@ fn argmax(logits: &[f32]) -> u32 {
 }
 
 /// Options whose chain changes nothing.
-fn plain() -> SamplerOptions {
+fn without_filters() -> SamplerOptions {
     SamplerOptions {
         samplers: Some(String::new()),
         ..Default::default()
@@ -77,7 +77,7 @@ fn seeded_runs_repeat_and_seeds_differ() {
     for builder in [
         SamplerOptions::default(),
         everything,
-        plain(),
+        without_filters(),
         with(Mirostat::V1),
         with(Mirostat::V2),
     ] {
@@ -96,7 +96,7 @@ fn seeded_runs_repeat_and_seeds_differ() {
 fn a_seed_means_the_same_tokens_for_ever() {
     // The generator's first outputs for seed 0, from its published test vector, divided by 2⁶⁴:
     // 0.8833, 0.4318, 0.0264, 0.9741. Over eight equal tokens they pick ⌊8u⌋.
-    let mut sampler = Sampler::new(seeded(&plain(), 0)).unwrap();
+    let mut sampler = Sampler::new(seeded(&without_filters(), 0)).unwrap();
     let tokens: Vec<u32> = (0..4)
         .map(|_| sampler.sample(&[0.0; 8], &[]).unwrap())
         .collect();
@@ -183,7 +183,7 @@ fn mirostat_cuts_below_the_entropy_of_the_model() {
         (0..200).for_each(|_| _ = bits());
         (0..2000).map(|_| bits()).sum::<f32>() / 2000.0
     };
-    let free = mean_bits(plain());
+    let free = mean_bits(without_filters());
     for version in [Mirostat::V1, Mirostat::V2] {
         let cut = mean_bits(SamplerOptions {
             mirostat_tau: 3.0,

@@ -1,12 +1,14 @@
 //! Images against the models' authors' code: pixels, embeddings, tokens, positions, logits.
 
 use ruvllm::gguf::Gguf;
-use ruvllm::session::{EncodedPrompt, Part};
+use ruvllm::lora::{Adapter, Gradients, TargetModule};
+use ruvllm::session::{EncodedPrompt, Part, PartsError};
 use ruvllm::vision::VisionError;
 use ruvllm::vision::{Image, ImageOptions, Projector};
 use ruvllm::{KvType, Model, Session, SessionError, SessionOptions};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Tolerances on normalised pixels, embeddings and logits, as the data's README derives them: twice
 /// what single precision itself costs, and more.
@@ -435,6 +437,143 @@ fn damaged_projectors() {
                 let _ = session
                     .engine()
                     .encode_image(&projector, image, options, &cancel);
+            }
+        }
+    }
+}
+
+/// Gradients of a text behind an image, also where that has positions of rows and columns, against
+/// differences of losses. The last layer alone has terms, and none of keys and values, so that what the
+/// image left in the cache does not depend on them.
+#[test]
+fn gradients_behind_images() {
+    for name in ["gemma3", "qwen2vl", "qwen3vl", "glm4v"] {
+        let Some(case) = Case::open(name) else { return };
+        let test = &case.tests()[0];
+        let image = &case.images(test)[0];
+        let last = case.model.hparams().n_layer - 1;
+        let is_target = |site: &TargetModule| {
+            site.layer() == Some(last) && !["attn_k", "attn_v"].contains(&site.part())
+        };
+        let mut adapter = Adapter::zeros(&case.model, 2, 1, is_target).unwrap();
+        let wave = |i: usize| (i as f32 * 1.7 + 0.3).sin();
+        for (_, term) in adapter.terms_mut() {
+            let (_, b) = term.parts_mut();
+            (0..).zip(b).for_each(|(i, b)| *b = 0.1 * wave(i));
+        }
+        let (tokens, targets) = ([20, 31, 7, 44, 9, 12], [31, 7, 44, 9, 12, 3]);
+        let loss = |adapter: &Adapter, gradients: &mut Gradients| {
+            let mut session = case.session(test, 512);
+            let adapter = Arc::new(adapter.clone());
+            let id = session.adapters().attach(adapter, 1.0).unwrap();
+            let parts = [Part::Text("look at "), Part::Image(image), Part::Text("x")];
+            session.images().prefill(&parts).unwrap();
+            let mut training = session.training();
+            let loss = training.nll_gradient(id, &tokens, &targets, &[1.0; 6], gradients);
+            loss.unwrap()
+        };
+        let mut gradients = Gradients::zeros(&adapter);
+        loss(&adapter, &mut gradients);
+        for (site, gradient) in gradients.terms() {
+            let along = |a: &[f32]| -> f32 { (0..).zip(a).map(|(i, x)| x * wave(7 * i + 1)).sum() };
+            let square = |a: &[f32]| -> f32 { a.iter().map(|x| x * x).sum() };
+            let expected = along(gradient.a()) + along(gradient.b());
+            let size = (square(gradient.a()) + square(gradient.b())).sqrt();
+            const STEP: f32 = 5e-3;
+            let moved = |step: f32| {
+                let mut adapter = adapter.clone();
+                let (a, b) = adapter.term_mut(site).unwrap().parts_mut();
+                for values in [a, b] {
+                    (0..)
+                        .zip(values)
+                        .for_each(|(i, x)| *x += step * wave(7 * i + 1));
+                }
+                loss(&adapter, &mut Gradients::zeros(&adapter))
+            };
+            let found = ((moved(STEP) - moved(-STEP)) / f64::from(2.0 * STEP)) as f32;
+            let part = adapter.sites()[site].part();
+            println!("{name} {part}: {expected} {found}, of {size}");
+            assert!(
+                (found - expected).abs() <= 0.02 * size + 4e-3,
+                "{name} {part}: {expected} is {found} by differences"
+            );
+        }
+    }
+}
+
+/// Thousands of images are refused when they fill the context, not when all are encoded.
+#[test]
+fn thousands_of_images() {
+    let Some(case) = Case::open("gemma3") else {
+        return;
+    };
+    let test = &case.tests()[0];
+    let square = |i: u8| Image::rgb8(8, 8, &[i; 192]).unwrap();
+    let images: Vec<Image> = (0..=255).map(square).collect();
+    let parts: Vec<Part<'_>> = images.iter().cycle().take(5000).map(Part::Image).collect();
+    let options = SessionOptions {
+        n_ctx: Some(100),
+        ..Default::default()
+    };
+    let mut session = case.model.session_with(&options).unwrap();
+    let bounds = case.options(test);
+    session
+        .images()
+        .set_projector(&case.projector, bounds)
+        .unwrap();
+    let refused = session.images().prefill(&parts);
+    let full = |error: &PartsError| {
+        matches!(
+            error,
+            PartsError::Session(SessionError::ContextFull { n_ctx: 100, .. })
+        )
+    };
+    assert!(refused.as_ref().is_err_and(full), "{refused:?}");
+    assert!(case.projector.n_encoded() < 10 && session.position() == 0);
+}
+
+/// Pictures of odd shapes: pixels, or an error that says what is wrong.
+#[test]
+fn odd_shapes() {
+    for name in [
+        "gemma3",
+        "gemma4",
+        "qwen2vl",
+        "qwen25vl",
+        "qwen3vl",
+        "idefics3",
+        "mistral3",
+        "llava15",
+        "llavanext",
+        "internvl3",
+        "lfm2vl",
+        "glm4v",
+        "minicpmv46",
+        "llama4",
+    ] {
+        let Some(case) = Case::open(name) else { return };
+        let options = case.options(&case.tests()[0]);
+        for (width, height) in [(1, 1), (1, 10_000), (10_000, 1), (3, 700), (65_535, 2)] {
+            let rgb = vec![90; (3 * width * height) as usize];
+            let image = Image::rgb8(width, height, &rgb).unwrap();
+            let id = format!("{name}: {width} × {height}");
+            match case.projector.pixels(&image, options) {
+                Ok(tiles) => {
+                    let is_sound = |tile: &ruvllm::vision::Pixels| {
+                        tile.values.len() == 3 * tile.width * tile.height
+                            && tile.values.iter().all(|x| x.is_finite())
+                    };
+                    assert!(!tiles.is_empty() && tiles.iter().all(is_sound), "{id}");
+                }
+                Err(error) => {
+                    let is_named = matches!(
+                        error,
+                        VisionError::TooNarrow { .. }
+                            | VisionError::TooManyPatches { .. }
+                            | VisionError::ImageSize { .. }
+                    );
+                    assert!(is_named, "{id}: {error}");
+                }
             }
         }
     }

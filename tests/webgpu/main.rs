@@ -17,8 +17,8 @@ mod speed;
 mod tiny;
 
 use ruvllm::gpu::check::{CASES, Checker};
-use ruvllm::gpu::kernels::FORMATS;
-use ruvllm::gpu::webgpu::shaders::{FILES, instances};
+use ruvllm::gpu::kernels::{FORMATS, joined_declarations};
+use ruvllm::gpu::webgpu::shaders::{FILES, Instance, declaration, instances};
 use ruvllm::gpu::webgpu::{Device, DeviceStage, Options, adapters};
 use ruvllm::quant::DType;
 
@@ -57,6 +57,12 @@ fn changed_files() -> Option<Vec<(String, String)>> {
 const CHECKED: Options = Options {
     checked: true,
     default_limits: true,
+};
+
+/// With as many buffers as the adapter offers.
+const OFFERED: Options = Options {
+    checked: true,
+    default_limits: false,
 };
 
 /// One of each way to read weights: plain, aligned blocks, unaligned ones, a table of values.
@@ -100,14 +106,33 @@ fn kernels_yield_what_the_scalar_level_does() {
     }
 }
 
+/// Storage buffers that an instance binds.
+fn n_buffers(instance: &Instance) -> u32 {
+    let declaration = declaration(instance.name).expect("a kernel of the table");
+    declaration.buffers.len() as u32 + instance.slabs
+}
+
+/// A device with WebGPU's default limits does without kernels that do the work of several others
+/// where these bind more buffers.
 #[test]
 fn every_instance_is_valid() {
-    for device in devices(CHECKED) {
-        let refused: Vec<String> = instances(device.max_slabs())
-            .iter()
-            .filter_map(|instance| Some(device.compile(instance).err()?.to_string()))
-            .collect();
-        assert!(refused.is_empty(), "{}", refused.join("\n"));
+    let joined = joined_declarations();
+    for (options, room) in [(CHECKED, 8), (OFFERED, 16)] {
+        for device in devices(options) {
+            let room = room.min(device.info().max_buffers);
+            let (fit, other): (Vec<Instance>, Vec<Instance>) = instances(device.max_slabs())
+                .into_iter()
+                .partition(|instance| n_buffers(instance) <= room);
+            for instance in other {
+                let is_joined = joined.iter().any(|kernel| kernel.name == instance.name);
+                assert!(is_joined, "{} does not fit into {room}", instance.name);
+            }
+            let refused: Vec<String> = fit
+                .iter()
+                .filter_map(|instance| Some(device.compile(instance).err()?.to_string()))
+                .collect();
+            assert!(refused.is_empty(), "{}", refused.join("\n"));
+        }
     }
 }
 
@@ -119,7 +144,8 @@ fn broken_shaders_are_caught() {
     } else {
         9
     };
-    if let Some(device) = devices(CHECKED).last() {
-        mutations::run(device, step);
+    let (plain, offered) = (devices(CHECKED), devices(OFFERED));
+    if let (Some(device), Some(of_joined)) = (plain.last(), offered.last()) {
+        mutations::run(device, of_joined, step);
     }
 }

@@ -39,8 +39,6 @@ that alone.";
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     /// Made-up weights of a shape instead of a file, as `bench` has them, such as llama-1b:Q4_K_M
     #[arg(long, value_name = "SHAPE:TYPE", conflicts_with = "model")]
     synthetic: Option<String>,
@@ -66,11 +64,13 @@ pub(crate) struct Args {
     ubatch_size: u32,
     #[command(flatten)]
     threads: ThreadsArg,
-    #[command(flatten)]
-    cache_type: CacheTypeArgs,
     /// A table, or a JSON object per row
     #[arg(long, value_name = "FORMAT", default_value = "md")]
     output_format: Format,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    cache_type: CacheTypeArgs,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]

@@ -2,8 +2,8 @@
 
 use crate::bench::divergence::{Base, Divergence, Scratch, write_base};
 use crate::bench::perplexity;
-use crate::bench::picture::{Point, svg};
 use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, engine, no_tokenizer, open};
+use crate::io::plot::{Mark, Plot, Series};
 use crate::io::table::{Format, Printer};
 use crate::io::{Failure, Progress, file_or_pipe, note, read_text, size, without_last_newline};
 use crate::quantize::{self, Rows, file_type};
@@ -27,7 +27,7 @@ Examples:
 
 The model is quantised in memory and predicts the text: `ppl` is its perplexity as `ruvllm perplexity` tells it, `loss` \
 the difference from the file as it is, `kl` the mean Kullback-Leibler divergence from it, whose log-probabilities lie in \
-the folder for temporary files meanwhile (2 bytes for each scored token and token of the vocabulary). Size and speed are those of made-up weights of a shape, as small models fit into a \
+the folder for temporary files meanwhile (2 bytes for each scored token and token of the vocabulary). `shape` and the speeds are those of made-up weights of a shape, as small models fit into a \
 cache. Start from F16, BF16 or F32 where you can.";
 
 #[derive(clap::Args)]
@@ -35,8 +35,6 @@ cache. Start from F16, BF16 or F32 where you can.";
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     /// Text to predict, without its last line end; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -70,6 +68,8 @@ pub(crate) struct Args {
     /// How to print
     #[arg(short, long, value_enum, default_value_t = Format::Md)]
     output: Format,
+    #[command(flatten)]
+    placement: PlacementArgs,
 }
 
 fn shape(name: &str) -> Result<Shape, String> {
@@ -123,11 +123,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let model_bytes = converted.file_size();
         let model = open(converted, &args.placement, &file_type.to_string())?;
         let divergence = compare(args, &model, &scratch)?;
-        points.push(Point {
-            name: file_type.to_string(),
-            bytes: model_bytes,
-            kl: divergence.mean().0,
-        });
+        points.push((model_bytes, divergence.mean().0, file_type.to_string()));
         drop(model);
         step(1);
         let model = open(
@@ -160,6 +156,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let bits = 8.0 * bytes as f64 / model.n_params() as f64;
         let row = Row {
             file_type,
+            file: model_bytes,
             bytes,
             bits,
             loss: divergence.score.mean(),
@@ -172,8 +169,50 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     printer.end()?;
     match &args.svg {
-        Some(path) => std::fs::write(path, svg(&points)).map_err(Failure::file(path)),
+        Some(path) => std::fs::write(path, plot(points).svg()).map_err(Failure::file(path)),
         None => Ok(()),
+    }
+}
+
+/// Divergence by size: bytes, mean divergence and name of each type, and a line along those that no
+/// smaller one is better than. Divergences of 0 have no place on it.
+fn plot(mut types: Vec<(u64, f64, String)>) -> Plot {
+    types.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    let largest = types.last().map_or(0, |t| t.0);
+    let (unit, shift) = match largest {
+        0..1_048_576 => ("KiB", 10),
+        1_048_576..1_073_741_824 => ("MiB", 20),
+        _ => ("GiB", 30),
+    };
+    let place = |t: &(u64, f64, String)| (t.0 as f64 / f64::from(1u32 << shift), t.1);
+    let mut best = f64::INFINITY;
+    let mut line = Vec::new();
+    for found in types.iter().filter(|t| t.1 > 0.0) {
+        if found.1 < best {
+            best = found.1;
+            line.push(place(found));
+        }
+    }
+    let series = |name: &str, mark, points, labels| Series {
+        name: name.into(),
+        mark,
+        points,
+        labels,
+    };
+    Plot {
+        title: "mean Kullback-Leibler divergence by size".into(),
+        x_label: format!("size of the file in {unit}"),
+        y_label: "divergence in nats/token".into(),
+        is_log: true,
+        series: vec![
+            series("best of its size", Mark::Line, line, Vec::new()),
+            series(
+                "type",
+                Mark::Dots,
+                types.iter().map(place).collect(),
+                types.iter().map(|t| t.2.clone()).collect(),
+            ),
+        ],
     }
 }
 
@@ -214,6 +253,8 @@ fn compare(args: &Args, model: &Model, scratch: &Scratch) -> Result<Divergence, 
 /// One line of the table.
 struct Row {
     file_type: FileType,
+    /// Bytes of the model's file.
+    file: u64,
     /// Of the shape.
     bytes: u64,
     /// Per weight of the shape.
@@ -238,7 +279,8 @@ impl Row {
         vec![
             ("type", self.file_type.to_string()),
             ("bits", format!("{:.2}", self.bits)),
-            ("size", size(self.bytes)),
+            ("size", size(self.file)),
+            ("shape", size(self.bytes)),
             ("ppl", format!("{:.4}", self.loss.exp())),
             ("loss", format!("{:+.2} %", 100.0 * self.change())),
             ("kl", format!("{:.6}", self.kl)),
@@ -251,12 +293,41 @@ impl Row {
         json!({
             "type": self.file_type.to_string(),
             "bits_per_weight": self.bits,
-            "size": self.bytes,
+            "size": self.file,
+            "shape_size": self.bytes,
             "ppl": self.loss.exp(),
             "ppl_change": self.change(),
             "kl": self.kl,
             "prompt_ts": self.prompt,
             "gen_ts": self.tokens,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_has_the_best_types() {
+        let types = [
+            ("Q8_0", 1000, 0.001),
+            ("Q4_0", 500, 0.1),
+            ("worse", 750, 0.2),
+            ("F32", 4000, 0.0),
+        ];
+        let plot = plot(
+            types
+                .map(|(name, bytes, kl)| (bytes << 10, kl, name.to_string()))
+                .into(),
+        );
+        assert_eq!(
+            plot.series[0].points,
+            [(500.0 / 1024.0, 0.1), (1000.0 / 1024.0, 0.001)]
+        );
+        assert_eq!(plot.series[1].points.len(), 4);
+        let svg = plot.svg();
+        assert!(svg.contains(">worse<") && !svg.contains(">F32<"), "{svg}");
+        assert!(svg.contains("in MiB"));
     }
 }

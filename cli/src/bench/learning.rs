@@ -1,9 +1,12 @@
 //! `ruvllm bench learning`: what learning while running is worth on a text, measured so that
 //! nothing is learnt before it was predicted.
 
+use super::behaviour::{self, BehaviourArgs};
 use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, no_tokenizer};
+use crate::io::plot::{Mark, Plot, Series};
 use crate::io::{Failure, file_or_pipe, note, print, print_json, read_text};
 use ruvllm_learn::LearnerOptions;
+use ruvllm_learn::bench::behaviour::BehaviourOptions;
 use ruvllm_learn::bench::{Contender, Estimate, LearningOptions, LearningReport, learning};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -14,20 +17,23 @@ Examples:
   ruvllm bench learning -f letters.txt --control manual.txt        the built-in demo model
   ruvllm bench learning -m model.gguf -f log.txt --control manual.txt --svg gain.svg
   ruvllm bench learning -m model.gguf -f log.txt --control manual.txt --json > report.json
+  ruvllm bench learning -m model.gguf --behaviour --control manual.txt --quick
 
 Every chunk of the stream is predicted first and learnt then. The first half of the control text tells \
 the learner what not to forget, the second half is what forgetting is measured on. Intervals are those \
 of a bootstrap over chunks, 95 %. Rows named `control` learn from something that cannot help. Beyond \
 temperature: against the base, both at the temperatures that are best in hindsight. Beyond words: against \
-the same that learnt the stream's words in another order.";
+the same that learnt the stream's words in another order.
+
+With --behaviour invented facts are taught in conversations, and asked for in new sessions: as a cloze, \
+paraphrased, in reverse, and in a task. Each question is judged by its most likely continuation and by the \
+probabilities of the answer and of three wrong ones.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     /// Text to predict and to learn from; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -53,7 +59,8 @@ pub(crate) struct Args {
     /// matrix
     #[arg(long, value_name = "RATE", default_value_t = LearningOptions::default().deep_rate)]
     deep_rate: f32,
-    /// Leave out the negative controls of backpropagation, which take as long as all the rest
+    /// Leave out the negative controls of backpropagation, which take as long as all the rest; with
+    /// --behaviour teach fewer facts
     #[arg(long)]
     quick: bool,
     /// Print a JSON object instead of a table
@@ -62,9 +69,25 @@ pub(crate) struct Args {
     /// File for a plot of the running gain
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    behaviour: BehaviourArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    if args.behaviour.behaviour {
+        let control = read_text(&args.control)?;
+        let model = args.model.open(&args.placement)?;
+        model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+        let options = BehaviourOptions {
+            n_ctx: args.ctx_size,
+            n_threads: args.threads.number(),
+            ..Default::default()
+        };
+        let (own, quick, json) = (&args.behaviour, args.quick, args.json);
+        return behaviour::run(own, &model, &control, options, quick, json);
+    }
     let path = file_or_pipe(args.file.as_ref(), "-f FILE")?;
     let (stream, control) = (read_text(&path)?, read_text(&args.control)?);
     let model = args.model.open(&args.placement)?;
@@ -83,7 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let report = learning(&model, &tokens(&stream), &tokens(&control), &options)?;
     if let Some(path) = &args.svg {
-        std::fs::write(path, svg(&report)).map_err(Failure::file(path))?;
+        std::fs::write(path, plot(&report).svg()).map_err(Failure::file(path))?;
         note(format!("wrote {}", path.display()));
     }
     if args.json {
@@ -201,78 +224,27 @@ fn to_json(report: &LearningReport) -> Value {
     })
 }
 
-/// The running gain of every contender over the base, as lines.
-fn svg(report: &LearningReport) -> String {
-    const COLOURS: [&str; 14] = [
-        "#888888", "#17becf", "#1f77b4", "#ff7f0e", "#2ca02c", "#aec7e8", "#98df8a", "#d62728",
-        "#111111", "#9467bd", "#c5b0d5", "#8c564b", "#e377c2", "#bcbd22",
-    ];
-    const DASHED: &str = " stroke-dasharray=\"3 3\"";
-    let (width, height, left, top) = (720.0, 360.0, 60.0, 20.0);
-    let all = report
-        .contenders
-        .iter()
-        .flat_map(|c| &c.running_gain)
-        .copied();
-    let (least, most) = all.fold((0.0, 1.0), |(a, b): (f64, f64), x| (a.min(x), b.max(x)));
-    // What fails spectacularly does not hide the rest.
-    let least = least.max(-most);
-    let n = report
-        .contenders
-        .first()
-        .map_or(1, |c| c.running_gain.len())
-        .max(2) as f64;
-    let x = |i: usize| left + width * i as f64 / (n - 1.0);
-    let y = |gain: f64| top + height * (most - gain.clamp(least, most)) / (most - least);
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-         <text x=\"{left}\" y=\"14\">nats gained over the base model, in total, by tokens of the stream</text>\n",
-        left + width + 400.0,
-        (top + height + 30.0).max(top + 20.0 * report.contenders.len() as f64),
-    );
-    for i in 0..=4 {
-        let gain = least + (most - least) * f64::from(i) / 4.0;
-        let _ = writeln!(
-            out,
-            "<line x1=\"{left}\" x2=\"{}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#dddddd\"/>\
-             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{gain:.0}</text>",
-            left + width,
-            left - 6.0,
-            y(gain) + 4.0,
-            y = y(gain)
-        );
-        let tokens = report.n_tokens as f64 * f64::from(i) / 4.0;
-        let at = left + width * f64::from(i) / 4.0;
-        let _ = writeln!(
-            out,
-            "<text x=\"{at}\" y=\"{}\" text-anchor=\"middle\">{tokens:.0}</text>",
-            top + height + 16.0
-        );
-    }
-    for (i, c) in report.contenders.iter().enumerate() {
-        let colour = COLOURS[i % COLOURS.len()];
-        let dashes = if c.negative { DASHED } else { "" };
-        let points: Vec<String> = c
+/// The running gain of every contender over the base; what fails spectacularly does not hide the rest.
+fn plot(report: &LearningReport) -> Plot {
+    let gains = report.contenders.iter().flat_map(|c| &c.running_gain);
+    let most = gains.copied().fold(1.0, f64::max);
+    let per_point = |c: &Contender| report.n_tokens as f64 / c.running_gain.len().max(2) as f64;
+    let series = report.contenders.iter().map(|c| Series {
+        name: c.name.to_string(),
+        mark: if c.negative { Mark::Dashes } else { Mark::Line },
+        points: c
             .running_gain
             .iter()
             .enumerate()
-            .map(|(i, &gain)| format!("{:.1},{:.1}", x(i), y(gain)))
-            .collect();
-        let legend = top + 14.0 + 20.0 * i as f64;
-        let _ = writeln!(
-            out,
-            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"{dashes} points=\"{points}\"/>\n\
-             <line x1=\"{0}\" x2=\"{1}\" y1=\"{legend}\" y2=\"{legend}\" stroke=\"{colour}\" stroke-width=\"2\"{dashes}/>\
-             <text x=\"{2}\" y=\"{3}\">{name}</text>",
-            left + width + 12.0,
-            left + width + 32.0,
-            left + width + 38.0,
-            legend + 4.0,
-            points = points.join(" "),
-            name = c.name,
-        );
+            .map(|(i, &gain)| ((i + 1) as f64 * per_point(c), gain.max(-most)))
+            .collect(),
+        labels: Vec::new(),
+    });
+    Plot {
+        title: "what learning gains over the base model".into(),
+        x_label: "tokens of the stream".into(),
+        y_label: "nats gained in total".into(),
+        is_log: false,
+        series: series.collect(),
     }
-    out.push_str("</svg>\n");
-    out
 }

@@ -1,6 +1,7 @@
 //! What measures: a file for each subcommand of `ruvllm bench`, and what several of them share.
 
 pub(crate) mod batch;
+mod behaviour;
 pub(crate) mod divergence;
 pub(crate) mod formats;
 pub(crate) mod kernels;
@@ -8,7 +9,6 @@ pub(crate) mod learning;
 mod lists;
 mod models;
 pub(crate) mod perplexity;
-mod picture;
 pub(crate) mod replay;
 mod scenarios;
 pub(crate) mod speed;

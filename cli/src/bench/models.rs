@@ -52,8 +52,6 @@ pub(super) struct ModelsArgs {
     /// Compute prompts as generated tokens are
     #[arg(long)]
     exact: bool,
-    #[command(flatten)]
-    cache_type: CacheTypeArgs,
     /// Repetitions of each test
     #[arg(short, long, value_name = "N", default_value_t = 5, allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -61,6 +59,8 @@ pub(super) struct ModelsArgs {
     /// How to print
     #[arg(short, long, value_enum, default_value_t = Format::Md)]
     pub(super) output: Format,
+    #[command(flatten)]
+    cache_type: CacheTypeArgs,
     #[command(flatten)]
     placement: PlacementArgs,
 }

@@ -28,8 +28,6 @@ which `speed-up` is the ratio, and count one pass for the last token of the prom
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    #[command(flatten)]
-    models: ModelsArgs,
     /// Recorded prompts and answers, generated again with drafts and without; shapes have the
     /// tokens of the built-in model
     #[arg(short, long, alias = "replay", value_name = "FILE")]
@@ -55,6 +53,8 @@ pub(crate) struct Args {
         allow_negative_numbers = true
     )]
     n_depth: Vec<String>,
+    #[command(flatten)]
+    models: ModelsArgs,
     #[command(flatten)]
     speculation: SpeculationArgs,
 }

@@ -45,8 +45,6 @@ the machine that others used meanwhile.";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, mut_args = beside_write)]
 pub(crate) struct Args {
-    #[command(flatten)]
-    models: ModelsArgs,
     /// Write the one made-up model to a file, which other engines open, too, instead of measuring
     /// it
     #[arg(long, value_name = "FILE", requires = "synthetic")]
@@ -101,8 +99,6 @@ pub(crate) struct Args {
     /// Run each test in turns with this llama-bench command and print the ratios
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["lora", "lora_scaled", "lora_rank"])]
     vs: Option<String>,
-    #[command(flatten)]
-    lora: LoraArgs,
     /// An adapter of this rank on every matrix, with made-up values, with --rows one for each
     /// sequence. With adapters each test runs in turns with the plain model, and the ratios
     /// are printed
@@ -114,6 +110,10 @@ pub(crate) struct Args {
     /// The made-up adapters are held in 16 bits, as those of F16 files are
     #[arg(long, requires = "lora_rank")]
     lora_f16: bool,
+    #[command(flatten)]
+    models: ModelsArgs,
+    #[command(flatten)]
+    lora: LoraArgs,
 }
 
 /// With --write nothing is measured, so that no option of a measurement has an effect.

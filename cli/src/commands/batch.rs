@@ -40,8 +40,6 @@ flags say; a key that is not understood fails that request alone. Exit code 1 if
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    #[command(flatten)]
-    app: AppArgs,
     /// File of requests, one JSON object per line; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
@@ -51,6 +49,8 @@ pub(crate) struct Args {
     /// Ask requests again whose results are errors; their lines are taken off the results
     #[arg(long)]
     retry_failed: bool,
+    #[command(flatten)]
+    app: AppArgs,
 }
 
 /// A line of the file of requests.

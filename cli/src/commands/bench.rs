@@ -26,11 +26,11 @@ enum What {
     Kernels(kernels::Args),
     /// Compare weight formats: size, loss, speed
     Formats(Box<formats::Args>),
-    /// Measure what drafts gain
+    /// Measure what speculative decoding (drafts) gains
     Replay(Box<replay::Args>),
     /// Measure speed with many sequences side by side
     Batch(Box<batch::Args>),
-    /// Measure what learning while running is worth on a text
+    /// Measure how much online learning helps on a text
     Learning(Box<learning::Args>),
 }
 

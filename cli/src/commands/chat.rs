@@ -61,15 +61,13 @@ Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
 #[derive(clap::Args)]
 #[command(
     after_help = EXAMPLES,
-    mut_arg("n_predict", |arg| arg.help("Most tokens of an answer; -1 or -2 is as many as the context holds")),
+    mut_arg("n_predict", |arg| arg.help("Maximum number of tokens of an answer (-1 or -2: until the context is full)")),
     mut_arg("reverse_prompt", |arg| arg.help("End an answer before this text appears; repeatable")),
     mut_arg("verbose", |arg| arg.help("Show timings after each answer")),
 )]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     /// First message
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
@@ -84,11 +82,13 @@ pub(crate) struct Args {
     /// The same, from a file [short: -sysf]
     #[arg(long, value_name = "FILE")]
     system_prompt_file: Option<PathBuf>,
-    #[command(flatten)]
-    template: TemplateArgs,
     /// Keep the conversation under this name, and go on with it (`ruvllm sessions` lists them)
     #[arg(long, value_name = "NAME")]
     session: Option<SessionName>,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    template: TemplateArgs,
     #[command(flatten)]
     images: ImageArgs,
     #[command(flatten)]

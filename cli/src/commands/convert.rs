@@ -1,6 +1,6 @@
 //! `ruvllm convert`: a GGUF file from a folder of Hugging Face.
 
-use crate::convert::{Conversions, OutFile, OutType, convert};
+use crate::convert::{Conversions, OutFile, OutType, convert, projector};
 use crate::flags::{OverwriteArg, ThreadsArg};
 use crate::io::Failure;
 use ruvllm::quant::FileType;
@@ -11,6 +11,7 @@ Examples:
   ruvllm convert Qwen3-0.6B                       writes Qwen3-0.6B-BF16.gguf beside the folder
   ruvllm convert Qwen3-0.6B -o model.gguf --outtype q8_0
   ruvllm quantize model.gguf small.gguf Q4_K_M    goes on from there
+  ruvllm convert gemma-3-4b-it --mmproj           the part that reads images, mmproj-gemma-3-4b-it-BF16.gguf
 
 Checkpoints of 4 bits as AWQ and GPTQ pack them, and of FP8, are read, too. Those of 4 bits become \
 Q4_0 or Q5_0, which have the same values, unless --outtype names a type.";
@@ -28,6 +29,9 @@ pub(crate) struct Args {
     /// otherwise
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     outtype: Type,
+    /// Write the projector of a model that reads images, for --mmproj, instead of the model
+    #[arg(long, conflicts_with = "no_mtp")]
+    mmproj: bool,
     /// Leave out blocks for multi-token prediction, which draft (--spec mtp)
     #[arg(long)]
     no_mtp: bool,
@@ -68,5 +72,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         path: args.outfile.as_deref(),
         overwrite: args.overwrite.is_given(),
     };
-    convert(&what, &to)
+    match args.mmproj {
+        true => projector::convert(&what, &to),
+        false => convert(&what, &to),
+    }
 }

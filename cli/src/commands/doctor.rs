@@ -1,5 +1,7 @@
 //! `ruvllm doctor`: what this build and this machine can do.
 
+#[cfg(feature = "vision")]
+use crate::flags::ProjectorArgs;
 use crate::flags::{ModelArgs, PlacementArgs, forced_level, level};
 use crate::io::measured::Entry;
 use crate::io::memory::Report;
@@ -16,6 +18,7 @@ Examples:
   ruvllm doctor
   ruvllm doctor --json
   ruvllm doctor -m model.gguf           what a model takes here, and how to run it
+  ruvllm doctor -m model.gguf --mmproj mmproj.gguf     and what a picture takes
   RUVLLM_ARCH=scalar ruvllm doctor      fails if the level is not there";
 
 #[derive(clap::Args)]
@@ -23,6 +26,9 @@ Examples:
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    #[cfg(feature = "vision")]
+    #[command(flatten)]
+    projector: ProjectorArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -262,7 +268,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         Some(args.model.open(&PlacementArgs::default())?)
     };
-    let model = opened.as_ref().map(Report::of).transpose()?;
+    let model = opened
+        .as_ref()
+        .map(|model| report(args, model))
+        .transpose()?;
     let is_asked = !args.model.is_demo();
     let (best, ignored) = measured(opened.as_ref().filter(|_| is_asked));
     let architectures: Vec<_> = ruvllm::model::supported_architectures().collect();
@@ -336,6 +345,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         line("architectures", architectures.join(", "));
     }
     print(out)
+}
+
+/// What a model takes, and a picture, if there is a projector.
+fn report(args: &Args, model: &Model) -> Result<Report, Failure> {
+    #[cfg_attr(not(feature = "vision"), expect(unused_mut))]
+    let mut report = Report::of(model)?;
+    #[cfg(feature = "vision")]
+    if let Some(projector) = args.projector.any(&args.model, model)? {
+        report.add_images(model, &projector, args.projector.options())?;
+    }
+    #[cfg(not(feature = "vision"))]
+    let _ = args;
+    Ok(report)
 }
 
 /// What was measured, of `model` alone if there is one, and why anything was ignored.

@@ -4,6 +4,7 @@ use crate::flags::{ModelArgs, PlacementArgs, ThreadsArg, engine};
 use crate::io::{Failure, file_or_pipe, print, read_text};
 use clap::ValueEnum;
 use ruvllm::Embedder;
+use ruvllm::Model;
 use ruvllm::SessionOptions;
 use ruvllm::engine::EngineOptions;
 use ruvllm::model::Pooling;
@@ -47,8 +48,6 @@ enum Format {
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     /// Texts
     #[arg(
         short,
@@ -81,12 +80,17 @@ pub(crate) struct Args {
     /// How vectors are written
     #[arg(long, value_enum, default_value = "", hide_default_value = true)]
     embd_output_format: Format,
-    /// Most tokens of a pass; a longer text has a pass of its own
+    /// Leave out the end of a text that has more tokens than the model takes, instead of refusing it
+    #[arg(long, alias = "truncate")]
+    embd_truncate: bool,
+    /// Maximum number of tokens of a pass; a longer text has a pass of its own
     #[arg(short, long, value_name = "N", default_value_t = 512, env = "LLAMA_ARG_BATCH", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
     #[command(flatten)]
     threads: ThreadsArg,
+    #[command(flatten)]
+    placement: PlacementArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -122,7 +126,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let tokens = texts
         .iter()
         .enumerate()
-        .map(|(i, text)| tokens(&embedder, i, text))
+        .map(|(i, text)| within(&model, args.embd_truncate, i, tokens(&embedder, i, text)?))
         .collect::<Result<Vec<_>, _>>()?;
     match args.pooling {
         // The hidden states of all tokens, text after text.
@@ -189,6 +193,33 @@ fn tokens(embedder: &Embedder, i: usize, text: &str) -> Result<Vec<u32>, Failure
         }
         tokens => Ok(tokens),
     }
+}
+
+/// The tokens of text `i`, no more than the model takes: refused, or cut before the token that ends
+/// texts.
+fn within(
+    model: &Model,
+    truncate: bool,
+    i: usize,
+    mut tokens: Vec<u32>,
+) -> Result<Vec<u32>, Failure> {
+    let (n, limit) = (tokens.len(), model.hparams().n_ctx_train);
+    if n <= limit {
+        return Ok(tokens);
+    }
+    if !truncate {
+        return Err(Failure::Work(format!(
+            "text {} has {n} tokens, the model takes {limit}: --embd-truncate leaves out its end",
+            i + 1
+        )));
+    }
+    let end = model.tokenizer().and_then(|tokenizer| tokenizer.eos());
+    let end = tokens.last().copied().filter(|&last| end == Some(last));
+    tokens.truncate(limit);
+    if let (Some(end), Some(last)) = (end, tokens.last_mut()) {
+        *last = end;
+    }
+    Ok(tokens)
 }
 
 /// Divides by the `p`-norm; 0 is the largest value, of which 32760 are left, −1 nothing.

@@ -1,18 +1,20 @@
 //! `ruvllm generate`: continues a text. What the program does without a subcommand.
 
 use crate::flags::{
-    Drafted, ModelArgs, PlacementArgs, TextArgs, both, kv_bytes, no_tokenizer, read, session,
-    speculate, tell_failure,
+    DiffusionArgs, Drafted, ModelArgs, PlacementArgs, TextArgs, both, kv_bytes, no_tokenizer, read,
+    session, speculate, tell_failure,
 };
 use crate::io::{
     Failure, file_or_pipe, measured, milliseconds, note, on_interrupt, paint, per_second, print,
     print_json, read_text, reason_name, unescape, unix_time, without_last_newline,
 };
+use ruvllm::Model;
 use ruvllm::Sampler;
 use ruvllm::Session;
 use ruvllm::StopReason;
 use ruvllm::Tokenizer;
 use ruvllm::decode::Speculation;
+use ruvllm::model::EncoderSpec;
 use serde_json::json;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -27,18 +29,26 @@ Examples:
   ruvllm -m model.gguf -p \"Once\" -s 1 --json          ids, text, timings
   git diff | ruvllm -m model.gguf                     the prompt from a pipe
   ruvllm -m model.gguf --mmproj mmproj.gguf --image cat.png -p \"What is it?\"
+  ruvllm -m dream.gguf -p \"Once\" --diffusion-steps 64  a model that denoises whole texts
   ruvllm -m model.gguf -f notes.txt --learn mine      learn from it; see `ruvllm learn`
 
 Special tokens written in the prompt count as such. Sampling defaults give way to what the model \
 file recommends (general.sampling.*), and flags win over both.";
+
+/// What is said of the built-in model before its text, and after it.
+const DEMO: &str = "This is the built-in demo: 6 million parameters that have the sound of Rust's documentation, and know nothing.";
+const NEXT: &str = "\
+Next:
+  ruvllm chat -hf OWNER/NAME:Q4_K_M    a model of Hugging Face's hub; -m FILE for a file
+  ruvllm serve                         a page to chat on and an API, http://127.0.0.1:8080
+  ruvllm -p 'A date: ' --regex '20[0-9]{2}-(0[1-9]|1[0-2])-[0-2][1-8]'
+                                       what any model writes fits a pattern, or a JSON Schema (-j)";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     #[command(flatten)]
     prompt: PromptArgs,
     /// Do not show the prompt on stderr
@@ -48,7 +58,11 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
     text: TextArgs,
+    #[command(flatten)]
+    diffusion: DiffusionArgs,
     #[cfg(feature = "vision")]
     #[command(flatten)]
     images: crate::flags::ImageArgs,
@@ -108,11 +122,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
     let start = Instant::now();
     let model = args.model.open(&args.placement)?;
+    if model.hparams().diffusion.is_some() {
+        return denoise(args, &model, &prompt, start.elapsed());
+    }
+    args.diffusion.none()?;
     let options = args.text.options(&model);
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let sampling = &args.text.sampling;
     sampling.begin_mask(&model);
-    let mut sampler = sampling.chain(model.gguf().metadata(), tokenizer)?;
+    let mut sampler = sampling.chain(model.gguf().metadata(), tokenizer, args.model.demo_seed())?;
     let mut session = session(&model, &args.text.session, &options, 1)?;
     let speculation = args.text.speculation.begin(
         session.engine(),
@@ -126,7 +144,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let cancel = session.cancel_token();
     on_interrupt(move || cancel.cancel())?;
     #[cfg(feature = "vision")]
-    let prompt_ids = if args.images.has_images() {
+    let prompt_ids = if let Some(encoder) = model.hparams().encoder {
+        if args.images.has_images() {
+            return Err(Failure::Usage(NO_IMAGES.into()));
+        }
+        read_beside(encoder, tokenizer, &mut session, &prompt)?
+    } else if args.images.has_images() {
         if learning.is_some() {
             return Err(Failure::Usage("--image does not go with --learn".into()));
         }
@@ -135,7 +158,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         prompt_ids(tokenizer, &prompt, session.sequence().n_ctx())?
     };
     #[cfg(not(feature = "vision"))]
-    let prompt_ids = prompt_ids(tokenizer, &prompt, session.sequence().n_ctx())?;
+    let prompt_ids = match model.hparams().encoder {
+        Some(encoder) => read_beside(encoder, tokenizer, &mut session, &prompt)?,
+        None => prompt_ids(tokenizer, &prompt, session.sequence().n_ctx())?,
+    };
     if let Some(learning) = &mut learning {
         learning.refresh(&mut session, &prompt_ids)?;
     }
@@ -178,6 +204,66 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         report.note();
     }
     outcome
+}
+
+/// Writes a text with a model that denoises.
+fn denoise(args: &Args, model: &Model, prompt: &str, load: Duration) -> Result<(), Failure> {
+    let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+    let written = args
+        .diffusion
+        .write(&args.text, (model, tokenizer), prompt)?;
+    let n = written.ids.len();
+    if args.json {
+        return print_json(&json!({
+            "model": args.model.label(),
+            "prompt": prompt,
+            "prompt_ids": written.prompt_ids,
+            "ids": written.ids,
+            "text": written.text,
+            "seed": written.seed,
+            "timings": {
+                "load_ms": milliseconds(load),
+                "diffusion_steps": written.n_steps,
+                "predicted_n": n,
+                "predicted_ms": milliseconds(written.took),
+                "predicted_per_second": per_second(n, written.took),
+            },
+        }));
+    }
+    if !args.no_display_prompt {
+        eprint_text(prompt);
+    }
+    print(&written.text)?;
+    if !written.text.ends_with('\n') {
+        print("\n")?;
+    }
+    if args.text.verbose || io::stderr().is_terminal() {
+        let line = format!(
+            "load {:.0} ms; {} steps, {n} tokens, {:.1}/s; seed {}",
+            milliseconds(load),
+            written.n_steps,
+            per_second(n, written.took),
+            written.seed
+        );
+        note(paint("2", &line));
+    }
+    Ok(())
+}
+
+/// Why a model with an encoder takes no pictures.
+#[cfg(feature = "vision")]
+const NO_IMAGES: &str = "--image: this model's encoder reads text alone";
+
+/// Has the model's encoder read the prompt; returns what the decoder's text begins with.
+fn read_beside(
+    encoder: EncoderSpec,
+    tokenizer: &Tokenizer,
+    session: &mut Session,
+    prompt: &str,
+) -> Result<Vec<u32>, Failure> {
+    let ids = tokenizer.encode(prompt, true, true);
+    session.cache().encode(&ids)?;
+    Ok(vec![encoder.start])
 }
 
 /// What is said of a text that was generated.
@@ -257,6 +343,9 @@ impl Report<'_> {
             self.seed,
         );
         note(paint("2", &line));
+        if self.args.model.is_demo() && io::stderr().is_terminal() {
+            note(paint("2", NEXT));
+        }
     }
 }
 
@@ -308,9 +397,7 @@ impl Written {
         // Only now, so that a progress bar does not paint over it.
         if !args.json {
             if args.model.is_demo() && io::stderr().is_terminal() {
-                let demo = "a built-in demo of 6 million parameters that knows the sound of Rust's documentation, \
-                            and nothing else; a real model: ruvllm chat -hf OWNER/NAME:Q4_K_M, or -m FILE";
-                note(paint("2", demo));
+                note(paint("2", DEMO));
             }
             if !args.no_display_prompt {
                 eprint_text(prompt);
@@ -318,24 +405,55 @@ impl Written {
         }
 
         let start = Instant::now();
-        let outcome = generation.by_ref().try_for_each(|piece| {
-            let piece = piece?;
-            self.text.push_str(&piece.text);
-            if args.json {
-                Ok(())
-            } else {
-                print(&piece.text)
-            }
-        });
+        let one_paragraph = args.model.is_demo() && args.text.has_no_end();
+        let mut outcome = Ok(false);
+        while let Ok(false) = outcome {
+            let Some(piece) = generation.next() else {
+                break;
+            };
+            outcome = piece
+                .map_err(Failure::from)
+                .and_then(|piece| self.write(&piece.text, one_paragraph, args.json));
+        }
         self.decode = start.elapsed();
         self.ids = generation.tokens().to_vec();
         self.drafted = Drafted::of(&generation);
-        self.reason = generation.finish().map(|finish| finish.reason);
-        if !args.json && !self.text.ends_with('\n') {
-            print("\n")?;
+        self.reason = match generation.finish() {
+            None if matches!(outcome, Ok(true)) => Some(StopReason::StopString),
+            finish => finish.map(|finish| finish.reason),
+        };
+        if !args.json {
+            if !self.text.ends_with('\n') {
+                print("\n")?;
+            }
+            // Whatever comes next on stderr begins a line.
+            if !args.no_display_prompt && !io::stdout().is_terminal() {
+                eprint_text("\n");
+            }
         }
-        outcome
+        outcome.map(drop)
     }
+
+    /// Takes what comes next of the text, and prints it unless it is to be JSON. Whether that is
+    /// the end of the first paragraph, where no more than that is wanted.
+    fn write(&mut self, piece: &str, one_paragraph: bool, json: bool) -> Result<bool, Failure> {
+        let before = self.text.len();
+        self.text.push_str(piece);
+        let end = paragraph_end(&self.text).filter(|_| one_paragraph);
+        if let Some(end) = end {
+            self.text.truncate(end.max(before));
+        }
+        if !json {
+            print(&self.text[before..])?;
+        }
+        Ok(end.is_some())
+    }
+}
+
+/// Where the first paragraph of a text ends, if it does.
+fn paragraph_end(text: &str) -> Option<usize> {
+    let begin = text.len() - text.trim_start().len();
+    Some(begin + text[begin..].find("\n\n")?)
 }
 
 /// Reads a prompt up to its last image; returns the tokens behind it.

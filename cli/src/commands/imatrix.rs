@@ -28,8 +28,6 @@ text are enough. A run that was ended goes on with --resume.";
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     /// Text to compute; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -57,6 +55,8 @@ pub(crate) struct Args {
     resume: bool,
     #[command(flatten)]
     overwrite: OverwriteArg,
+    #[command(flatten)]
+    placement: PlacementArgs,
     #[command(flatten)]
     session: SessionArgs,
 }

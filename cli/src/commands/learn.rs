@@ -117,7 +117,7 @@ enum Action {
         #[command(flatten)]
         with: WithModel,
     },
-    /// Read text that must not be forgotten
+    /// Give the learner reference text it must stay good at
     Calibrate {
         #[command(flatten)]
         folder: FolderArg,

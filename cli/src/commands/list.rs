@@ -1,6 +1,6 @@
 //! `ruvllm list`: models that were downloaded.
 
-use crate::io::{Failure, print, print_json, size};
+use crate::io::{Failure, note, print, print_json, size};
 use crate::pull::{Cache, Cached};
 use serde_json::json;
 
@@ -17,6 +17,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let row =
             |m: &Cached| json!({"repo": m.repo, "file": m.file, "bytes": m.bytes, "path": m.path});
         return print_json(&models.iter().map(row).collect());
+    }
+    if models.is_empty() {
+        note(
+            "no models are here: `ruvllm pull OWNER/NAME:Q4_K_M` downloads one of Hugging Face's hub",
+        );
     }
     models
         .iter()

@@ -34,10 +34,6 @@ const MAX_PARALLEL: i64 = 1024;
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
-    #[command(flatten)]
-    session: SessionArgs,
     /// Token ids, separated by commas
     #[arg(
         long,
@@ -49,9 +45,6 @@ pub(crate) struct Args {
     /// Text instead, whose special tokens count as such; with --image it has a marker for each
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
-    #[cfg(feature = "vision")]
-    #[command(flatten)]
-    images: crate::flags::ImageArgs,
     /// Only the last N positions [default: all]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     last: Option<u32>,
@@ -62,6 +55,13 @@ pub(crate) struct Args {
     /// File to write; - is stdout
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    session: SessionArgs,
+    #[cfg(feature = "vision")]
+    #[command(flatten)]
+    images: crate::flags::ImageArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

@@ -28,8 +28,6 @@ const LEAST_KEPT: f64 = 0.95;
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    lora: LoraArgs,
     /// GGUF file to write [default: the model's name with -merged]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -41,6 +39,8 @@ pub(crate) struct Args {
     overwrite: OverwriteArg,
     #[command(flatten)]
     threads: ThreadsArg,
+    #[command(flatten)]
+    lora: LoraArgs,
 }
 
 fn tensor_type(name: &str) -> Result<DType, String> {

@@ -23,6 +23,7 @@ pub(crate) mod list;
 pub(crate) mod logits;
 #[cfg(feature = "completions")]
 pub(crate) mod man;
+pub(crate) mod memory;
 pub(crate) mod merge;
 pub(crate) mod merge_adapters;
 pub(crate) mod perplexity;
@@ -55,7 +56,7 @@ pub(crate) enum Command {
     /// Talk to a model
     Chat(Box<chat::Args>),
     #[cfg(feature = "serve")]
-    /// Serve a model over HTTP, as the OpenAI API and llama-server do
+    /// Serve a model over HTTP: the APIs of OpenAI, Anthropic and Ollama, and a chat page
     Serve(Box<serve::Args>),
     #[cfg(feature = "serve")]
     /// Ask a server whether it can answer
@@ -72,7 +73,7 @@ pub(crate) enum Command {
     #[cfg(feature = "pull")]
     /// Remove a model that was downloaded
     Rm(rm::Args),
-    /// Tell what is in a GGUF file and whether this build can run it
+    /// Show what a GGUF file contains and whether this build can run it
     Inspect(inspect::Args),
     /// Turn text into token ids
     Tokenize(tokenize::Args),
@@ -80,7 +81,7 @@ pub(crate) enum Command {
     Detokenize(detokenize::Args),
     /// Write the logits that follow given tokens
     Logits(logits::Args),
-    /// Turn texts into vectors
+    /// Turn texts into vectors (embeddings)
     Embed(embed::Args),
     /// Order documents by how well they answer a query
     Rerank(rerank::Args),
@@ -89,16 +90,18 @@ pub(crate) enum Command {
     Vision(Box<vision::Args>),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::Args),
-    /// See, undo and forget what was learnt while running
+    /// Inspect, roll back or erase what the model learned in the background
     Learn(learn::Args),
-    /// Train a LoRA adapter on examples
+    /// List, search, change and forget what was taught
+    Memory(memory::Args),
+    /// Fine-tune: train a LoRA adapter on examples
     Train(Box<train::Args>),
     #[cfg(feature = "convert")]
-    /// Convert a folder of Hugging Face to a GGUF file
+    /// Convert a Hugging Face model folder to GGUF
     Convert(convert::Args),
     /// Measure how much each weight of a model matters, for `quantize`
     Imatrix(Box<imatrix::Args>),
-    /// Convert a model to a smaller type
+    /// Quantize a model: convert it to a smaller type
     Quantize(quantize::Args),
     /// Fold LoRA adapters into a model
     Merge(merge::Args),
@@ -114,12 +117,12 @@ pub(crate) enum Command {
     #[cfg(feature = "serve")]
     /// Answer a file of requests side by side
     Batch(Box<batch::Args>),
-    /// Measure speed, kernels, formats, drafts, batches, learning
+    /// Measure speed, kernels, formats, speculative decoding, batches, learning
     Bench(bench::Args),
-    /// Tell what this build and this machine can do
+    /// Show what this build and this machine can do
     Doctor(doctor::Args),
     #[cfg(feature = "completions")]
-    /// Write what a shell completes
+    /// Write shell completions
     Completions(completions::Args),
     #[cfg(feature = "completions")]
     /// Write manual pages
@@ -162,6 +165,7 @@ pub(crate) fn execute(
         Command::Vision(args) => vision::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Learn(args) => learn::run(&args),
+        Command::Memory(args) => memory::run(&args),
         Command::Train(args) => train::run(&args),
         #[cfg(feature = "convert")]
         Command::Convert(args) => convert::run(&args),

@@ -33,8 +33,6 @@ given, as in llama.cpp.";
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     /// Text to predict, without its last line end; - is stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -48,17 +46,20 @@ pub(crate) struct Args {
     /// Measure how far the model is from that of the file, on the file's text
     #[arg(long, requires = "kl_divergence_base", conflicts_with = "file")]
     kl_divergence: bool,
-    #[command(flatten)]
-    tasks: TaskArgs,
     /// Print one JSON object at the end
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    tasks: TaskArgs,
     #[command(flatten)]
     session: SessionArgs,
 }
 
 /// Tasks instead of a text, in files of llama.cpp's formats.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Tasks")]
 struct TaskArgs {
     /// The file has HellaSwag's tasks: which ending follows?
     #[arg(long, group = "task_kind", conflicts_with_all = ["kl_divergence_base", "chunks"])]

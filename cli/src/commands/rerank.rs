@@ -21,8 +21,6 @@ Each line is a document, a blank one too. Each is written with its score and its
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     /// What the documents should answer
     #[arg(short = 'p', long, value_name = "TEXT", allow_hyphen_values = true)]
     query: String,
@@ -35,12 +33,14 @@ pub(crate) struct Args {
     /// A JSON array of index, score and text
     #[arg(long)]
     json: bool,
-    /// Most tokens of a pass; a longer document has a pass of its own
+    /// Maximum number of tokens of a pass; a longer document has a pass of its own
     #[arg(short, long, value_name = "N", default_value_t = 512, env = "LLAMA_ARG_BATCH", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
     #[command(flatten)]
     threads: ThreadsArg,
+    #[command(flatten)]
+    placement: PlacementArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

@@ -33,8 +33,6 @@ pub(crate) struct Args {
     /// End with the beginning of the assistant's answer
     #[arg(long)]
     add_generation_prompt: bool,
-    #[command(flatten)]
-    template: TemplateArgs,
     /// Text of the beginning-of-text token [default: the model's]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     bos_token: Option<String>,
@@ -44,6 +42,8 @@ pub(crate) struct Args {
     /// The time that the template sees, as in 2025-01-15T09:05:07 [default: the clock, in UTC]
     #[arg(long, value_name = "TIME")]
     now: Option<LocalTime>,
+    #[command(flatten)]
+    template: TemplateArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

@@ -3,6 +3,7 @@
 #[cfg(feature = "chat")]
 use crate::flags::template::{Renderer, TemplateArgs, bos_text, eos_text};
 use crate::flags::{ModelArgs, OverwriteArg, PlacementArgs, ThreadsArg, no_tokenizer};
+use crate::io::plot::{Mark, Plot, Series};
 use crate::io::{Failure, Progress, file_or_pipe, name, note, on_interrupt, print, read_text};
 use ruvllm::Engine;
 use ruvllm::Model;
@@ -37,8 +38,6 @@ A training that was interrupted, or killed, continues when the same command is g
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
     /// What is minimised: sft, or the losses of preferences dpo and kto
     #[arg(long, value_name = "LOSS", default_value = "sft", value_parser = loss)]
     loss: Loss,
@@ -134,9 +133,6 @@ pub(crate) struct Args {
     /// Seed of the adapter's first values and of the order of the examples
     #[arg(short, long, value_name = "SEED", default_value_t = TrainOptions::default().seed)]
     seed: u64,
-    #[cfg(feature = "chat")]
-    #[command(flatten)]
-    template: TemplateArgs,
     /// JSON file for all steps and evaluations
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -145,6 +141,11 @@ pub(crate) struct Args {
     svg: Option<PathBuf>,
     #[command(flatten)]
     threads: ThreadsArg,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[cfg(feature = "chat")]
+    #[command(flatten)]
+    template: TemplateArgs,
 }
 
 fn targets(text: &str) -> Result<TargetSet, String> {
@@ -323,7 +324,7 @@ fn tell(args: &Args, report: &TrainReport) -> Result<(), Failure> {
             .map_err(Failure::file(path))?;
     }
     if let Some(path) = &args.svg {
-        std::fs::write(path, svg(report, args.loss)).map_err(Failure::file(path))?;
+        std::fs::write(path, plot(report, args.loss).svg()).map_err(Failure::file(path))?;
     }
     print(table(report, args.loss))
 }
@@ -732,70 +733,33 @@ fn to_json(report: &TrainReport, loss: Loss) -> Value {
 }
 
 /// Losses by step: of the batches as a line, of the examples held out as dots.
-fn svg(report: &TrainReport, loss: Loss) -> String {
-    let (width, height, left, top) = (720.0, 360.0, 60.0, 24.0);
-    let held_out = || report.evaluations.iter().filter(|e| e.held_out.is_finite());
-    let losses = report
-        .steps
+fn plot(report: &TrainReport, loss: Loss) -> Plot {
+    let best = report.best();
+    let held_out = report
+        .evaluations
         .iter()
-        .map(|s| s.loss)
-        .chain(held_out().map(|e| e.held_out));
-    let most = losses.fold(f64::MIN_POSITIVE, f64::max);
-    let n = report.steps.len().max(1) as f64;
-    let at = |step: usize, loss: f64| {
-        (
-            left + width * step as f64 / n,
-            top + height * (1.0 - loss / most),
-        )
+        .map(|e| (e.step as f64, e.held_out));
+    let series = |name: &str, mark, points| Series {
+        name: name.into(),
+        mark,
+        points,
+        labels: Vec::new(),
     };
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-         <text x=\"{left}\" y=\"14\">{} by step: line, training; dots, held out; ring, kept</text>\n",
-        left + width + 20.0,
-        top + height + 30.0,
-        unit(loss),
-    );
-    for i in 0..=4 {
-        let (loss, step) = (most * f64::from(i) / 4.0, n * f64::from(i) / 4.0);
-        let y = at(0, loss).1;
-        let _ = writeln!(
-            out,
-            "<line x1=\"{left}\" x2=\"{}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#dddddd\"/>\
-             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{loss:.2}</text>\
-             <text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{step:.0}</text>",
-            left + width,
-            left - 6.0,
-            y + 4.0,
-            left + width * f64::from(i) / 4.0,
-            top + height + 16.0
-        );
+    let training = report.steps.iter().map(|s| (s.step as f64, s.loss));
+    let mut all = vec![series("training", Mark::Line, training.collect())];
+    if best.held_out.is_finite() {
+        all.push(series("held out", Mark::Dots, held_out.collect()));
+        all.push(series(
+            "kept",
+            Mark::Rings,
+            vec![(best.step as f64, best.held_out)],
+        ));
     }
-    let points: Vec<String> = report
-        .steps
-        .iter()
-        .map(|s| at(s.step, s.loss))
-        .map(|(x, y)| format!("{x:.1},{y:.1}"))
-        .collect();
-    let _ = writeln!(
-        out,
-        "<polyline fill=\"none\" stroke=\"#1f77b4\" points=\"{}\"/>",
-        points.join(" ")
-    );
-    for e in held_out() {
-        let (x, y) = at(e.step, e.held_out);
-        let _ = writeln!(
-            out,
-            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"#d62728\"/>"
-        );
+    Plot {
+        title: "losses of the training".into(),
+        x_label: "step".into(),
+        y_label: unit(loss).into(),
+        is_log: false,
+        series: all,
     }
-    if report.best().held_out.is_finite() {
-        let (x, y) = at(report.best().step, report.best().held_out);
-        let _ = writeln!(
-            out,
-            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"7\" fill=\"none\" stroke=\"#d62728\"/>"
-        );
-    }
-    out.push_str("</svg>\n");
-    out
 }

@@ -21,12 +21,6 @@ those of all images one after the other; and layout.json: shapes, texts around e
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
-    #[command(flatten)]
-    session: SessionArgs,
-    #[command(flatten)]
-    images: ImageArgs,
     /// Prompt around the images, with a marker for each
     #[arg(
         short,
@@ -39,6 +33,12 @@ pub(crate) struct Args {
     /// Folder to write
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    session: SessionArgs,
+    #[command(flatten)]
+    images: ImageArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

@@ -110,6 +110,11 @@ impl Config {
             keys.extend(text);
             keys.extend(architectures.map(|value| ("architectures".to_owned(), value)));
         }
+        Ok(Config::of(path, keys))
+    }
+
+    /// The keys of an object in a file.
+    pub(super) fn of(path: PathBuf, mut keys: Map<String, Value>) -> Config {
         let nulls = keys
             .iter()
             .filter(|(_, value)| value.is_null())
@@ -146,7 +151,7 @@ impl Config {
             rope_swa: Map::new(),
         };
         config.read_rope();
-        Ok(config)
+        config
     }
 
     /// Keys that a family's configuration may leave out, `defaults` (a JSON object) by name.
@@ -219,6 +224,11 @@ impl Config {
                 .filter(|value| !value.is_null());
             value.map(|value| ((*name).to_owned(), value))
         })
+    }
+
+    /// Whether the file says this text.
+    pub(super) fn is(&self, name: &str, text: &str) -> bool {
+        self.keys.get(name).and_then(Value::as_str) == Some(text)
     }
 
     /// Whether the file says `null`, which for some keys is not the same as nothing.

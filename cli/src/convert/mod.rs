@@ -11,6 +11,7 @@ mod family;
 mod float8;
 mod layout;
 mod packed;
+pub(crate) mod projector;
 mod quantised;
 mod raw;
 mod sentencepiece;

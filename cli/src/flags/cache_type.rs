@@ -7,12 +7,13 @@ use ruvllm::kv::KvTiers;
 
 /// Precision of keys and values.
 #[derive(Args)]
+#[command(next_help_heading = "KV cache")]
 pub(crate) struct CacheTypeArgs {
-    /// Type of keys in the cache: f32, f16, bf16, q8_0, q6_0, q5_0 or q4_0 [default: f16; for
-    /// `logits` f32] [short: -ctk]
+    /// Type of keys in the KV cache: f32, f16, bf16, q8_0, q6_0, q5_0 or q4_0 [default: f16; for
+    /// `logits` f32] [short: -ctk]. q8_0 halves them at no measurable loss; q4_0 can cost 10 % of perplexity
     #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_K")]
     pub(super) cache_type_k: Option<KvType>,
-    /// Type of values in the cache [default: f16; for `logits` f32] [short: -ctv]
+    /// Type of values in the KV cache, less sensitive than keys [default: f16; for `logits` f32] [short: -ctv]
     #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_V")]
     pub(super) cache_type_v: Option<KvType>,
     /// Keep the first page and the last RECENT tokens in f16, up to MIDDLE back in q8_0, the rest

@@ -24,7 +24,7 @@ pub(crate) fn lark_or_gbnf(source: &str) -> (Syntax, &str) {
 /// What the text has to be. At most one of these.
 #[derive(Args, Clone)]
 #[group(multiple = false)]
-#[command(next_help_heading = "Grammar")]
+#[command(next_help_heading = "Constrained output (grammar)")]
 pub(crate) struct GrammarArgs {
     /// Write JSON that this JSON Schema describes; {} is any JSON
     #[arg(short, long, value_name = "SCHEMA")]

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// What reads images.
 #[derive(Args, Default)]
+#[command(next_help_heading = "Images")]
 pub(crate) struct ProjectorArgs {
     /// Projector that reads images (mmproj) [default: the one beside the model] [short: -mm]
     #[arg(long, value_name = "FILE", env = "LLAMA_ARG_MMPROJ")]
@@ -31,13 +32,14 @@ pub(crate) struct ProjectorArgs {
 
 /// Images, and what reads them.
 #[derive(Args)]
+#[command(next_help_heading = "Images")]
 pub(crate) struct ImageArgs {
-    #[command(flatten)]
-    projector: ProjectorArgs,
     /// Image to read, once for each; - is stdin. It stands where the prompt has the model's marker
     /// or <__media__>, otherwise before the text
     #[arg(long = "image", value_name = "FILE")]
     images: Vec<PathBuf>,
+    #[command(flatten)]
+    projector: ProjectorArgs,
 }
 
 impl ImageArgs {
@@ -104,6 +106,19 @@ impl ProjectorArgs {
             None => beside(args, model)?,
         };
         kept_on_disk(projector, sessions)
+    }
+
+    /// The projector that is named, or the one beside the model that is for it.
+    pub(crate) fn any(
+        &self,
+        args: &ModelArgs,
+        model: &Model,
+    ) -> Result<Option<Projector>, Failure> {
+        match &self.mmproj {
+            _ if self.no_mmproj => Ok(None),
+            Some(path) => open(path, model).map(Some),
+            None => Ok(beside(args, model).ok()),
+        }
     }
 
     /// What reads images, if there is a projector for the model; a note says which was taken.

@@ -13,6 +13,7 @@ const EARLIER: &str = "learned.gguf";
 
 /// Whether and how to learn.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Learning")]
 pub(crate) struct LearnArgs {
     /// Record requests in this folder and learn from them; what is learnt takes effect once text
     /// that was kept from it confirms it (see `ruvllm learn`)

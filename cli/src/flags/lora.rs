@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 /// Adapters.
 #[derive(Args)]
+#[command(next_help_heading = "Adapters (LoRA)")]
 pub(crate) struct LoraArgs {
     /// LoRA adapter to add to the model's weights; repeatable, or several separated by commas
     #[arg(long, value_name = "FILE", value_delimiter = ',')]

@@ -3,6 +3,7 @@
 
 mod cache_type;
 mod demo;
+mod diffusion;
 mod engine;
 #[cfg(feature = "grammar")]
 mod grammar;
@@ -25,13 +26,12 @@ mod threads;
 
 pub(crate) use cache_type::CacheTypeArgs;
 pub(crate) use demo::demo_metadata;
+pub(crate) use diffusion::DiffusionArgs;
 pub(crate) use engine::{engine, tell_failure};
 #[cfg(feature = "serve")]
 pub(crate) use grammar::{begin_trie, lark_or_gbnf};
-#[cfg(feature = "serve")]
-pub(crate) use images::ProjectorArgs;
 #[cfg(feature = "vision")]
-pub(crate) use images::{ImageArgs, parts};
+pub(crate) use images::{ImageArgs, ProjectorArgs, parts};
 #[cfg(feature = "serve")]
 pub(crate) use learn::LearnArgs;
 #[cfg(feature = "chat")]

@@ -121,6 +121,11 @@ impl ModelArgs {
         matches!(self.path(), Ok(None))
     }
 
+    /// The seed of texts of the built-in model, if it is that.
+    pub(crate) fn demo_seed(&self) -> Option<u64> {
+        self.is_demo().then_some(demo::SEED)
+    }
+
     /// The header alone.
     pub(crate) fn header(&self) -> Result<Header, Failure> {
         match self.path()? {
@@ -261,6 +266,7 @@ pub(crate) fn forced_level() -> Option<String> {
 
 /// What computes.
 #[derive(Args, Clone, Copy, Default)]
+#[command(next_help_heading = "Weights and devices")]
 struct DeviceArgs {
     /// How many of the last layers the GPU computes, 0 for none [default: all if there is an Apple
     /// GPU, or with --device] [short: -ngl]
@@ -347,11 +353,8 @@ fn own_gpu(n_layers: usize) -> Device {
 
 /// Where weights are read from, and what computes.
 #[derive(Args, Default)]
+#[command(next_help_heading = "Weights and devices")]
 pub(crate) struct PlacementArgs {
-    #[command(flatten)]
-    device: DeviceArgs,
-    #[command(flatten)]
-    rope: RopeArgs,
     /// Read weights from the mapped file only [default: decoding copies them to huge pages in the
     /// background if memory allows]
     #[arg(long, env = "LLAMA_ARG_MMAP", conflicts_with = "no_mmap", value_parser = BoolishValueParser::new())]
@@ -374,6 +377,10 @@ pub(crate) struct PlacementArgs {
     /// than once
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_parser = override_kv)]
     override_kv: Vec<(String, MetadataValue)>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    rope: RopeArgs,
 }
 
 /// `KEY=TYPE:VALUE`.

@@ -18,6 +18,7 @@ enum Scaling {
 
 /// Rope scaling.
 #[derive(Args, Default)]
+#[command(next_help_heading = "Longer contexts (rope scaling)")]
 pub(crate) struct RopeArgs {
     /// How rope frequencies are stretched beyond the trained context [default: as the model says]
     #[arg(long, value_enum, env = "LLAMA_ARG_ROPE_SCALING_TYPE")]

@@ -15,15 +15,10 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
-    /// Seed; the same one repeats a run exactly, -1 draws one
-    #[arg(
-        short,
-        long,
-        value_name = "N",
-        default_value = "-1",
-        allow_negative_numbers = true
-    )]
-    seed: Seed,
+    /// Seed: the same one repeats a run exactly, -1 draws one [default: -1; of `generate` with the
+    /// built-in model a fixed one]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
+    seed: Option<Seed>,
     /// Temperature: 0 always takes the best token [default: 0.8]
     #[arg(
         long,
@@ -166,6 +161,7 @@ pub(crate) struct SamplingArgs {
     /// Change the logit of a token, as in 15043+1 or 15043-inf; repeatable
     #[arg(long, value_name = "TOKEN±BIAS", value_parser = logit_bias)]
     pub(crate) logit_bias: Vec<(u32, f32)>,
+    // The order is `FILTERS` in the library's `sample/mod.rs`; no test compares them.
     /// Filters to apply, in this order
     /// [default: penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]
     #[arg(long, value_name = "A;B;…")]
@@ -211,7 +207,7 @@ impl SamplingArgs {
     /// The sampler for a model.
     #[cfg(feature = "chat")]
     pub(crate) fn sampler(&self, model: &Model, tokenizer: &Tokenizer) -> Result<Sampler, Failure> {
-        let mut sampler = self.chain(model.gguf().metadata(), tokenizer)?;
+        let mut sampler = self.chain(model.gguf().metadata(), tokenizer, None)?;
         sampler.set_mask(self.mask(model)?);
         Ok(sampler)
     }
@@ -219,7 +215,12 @@ impl SamplingArgs {
     /// The seed, if one was given.
     #[cfg(feature = "serve")]
     pub(crate) fn given_seed(&self) -> Option<u64> {
-        self.seed.0
+        self.seed.and_then(|seed| seed.0)
+    }
+
+    /// Whether the text does not end by itself.
+    pub(crate) fn ignores_eos(&self) -> bool {
+        self.ignore_eos
     }
 
     /// Begins what a [mask](Self::mask) needs, beside what else has to be done before a text.
@@ -255,16 +256,17 @@ impl SamplingArgs {
         Ok(None)
     }
 
-    /// The sampler without a mask.
+    /// The sampler without a mask, with `seed` if no flag says one.
     pub(crate) fn chain(
         &self,
         metadata: &Metadata,
         tokenizer: &Tokenizer,
+        seed: Option<u64>,
     ) -> Result<Sampler, Failure> {
         // 32 bits are easier to type again.
         let seed = self
             .seed
-            .0
+            .map_or(seed, |seed| seed.0)
             .unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 32);
         let options = SamplerOptions {
             seed: Some(seed),

@@ -23,13 +23,14 @@ const MAX_CTX: i64 = i32::MAX as i64;
 
 /// Size of a session.
 #[derive(Args)]
+#[command(next_help_heading = "Context")]
 pub(crate) struct SessionArgs {
-    /// Tokens the context holds; 0 is as many as the model was trained for
+    /// Size of the context in tokens (0: as the model was trained)
     /// [default: the model's own, at most 4096; of a server the model's own, as far as memory allows]
     #[arg(short, long, value_name = "N", env = "LLAMA_ARG_CTX_SIZE", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(..=MAX_CTX))]
     ctx_size: Option<u32>,
-    /// Most tokens of the prompt to compute at a time
+    /// Maximum number of prompt tokens computed at a time
     #[arg(short, long, value_name = "N", default_value_t = 2048, env = "LLAMA_ARG_BATCH", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
@@ -39,23 +40,22 @@ pub(crate) struct SessionArgs {
     ubatch_size: u32,
     #[command(flatten)]
     threads: ThreadsArg,
-    #[command(flatten)]
-    cache_type: CacheTypeArgs,
-    /// Context and types of the cache for a use: chat, long-chat, document or code; other flags
-    /// win
+    /// Context size and KV cache types for a use: chat, long-chat, document or code; other flags win
     #[arg(long, value_name = "NAME")]
     preset: Option<Profile>,
     /// Compute prompts as generated tokens are: more exact, the same bits, about twice the time
     #[arg(long)]
     exact: bool,
-    /// Keep keys and values of prompts in this folder, for later runs that begin with the same
-    /// text
-    #[arg(long, value_name = "DIR")]
+    /// Prompt caching on disk: keep the KV cache of prompts in this folder, for later runs that begin
+    /// with the same text
+    #[arg(long, value_name = "DIR", help_heading = "KV cache")]
     prompt_cache: Option<PathBuf>,
-    /// Most MiB that the folder takes; what was used least recently goes
-    #[arg(long, value_name = "N", default_value_t = 8192, requires = "prompt_cache", allow_negative_numbers = true,
+    /// Maximum size of that folder in MiB; what was used least recently is removed
+    #[arg(long, value_name = "N", help_heading = "KV cache", default_value_t = 8192, requires = "prompt_cache", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
     prompt_cache_size: u32,
+    #[command(flatten)]
+    cache_type: CacheTypeArgs,
     #[command(flatten)]
     pub(crate) lora: LoraArgs,
 }

@@ -8,23 +8,27 @@ use ruvllm::Generation;
 use ruvllm::Model;
 use ruvllm::Sampler;
 use ruvllm::Session;
-use ruvllm::decode::{DraftStats, Drafter, ModelDrafter, MtpDrafter, NgramDrafter, Speculation};
+use ruvllm::decode::{
+    DraftStats, Drafter, ModelDrafter, MtpDrafter, NgramDrafter, Speculation, TrainedDrafter,
+};
 use ruvllm::gguf::Gguf;
-use ruvllm::{Engine, SessionOptions};
+use ruvllm::{Engine, SessionError, SessionOptions};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
 /// Several tokens per pass.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Speculative decoding")]
 pub(crate) struct SpeculationArgs {
-    /// Who guesses tokens, so that one pass computes several where that is faster; the text is the
-    /// same with any [default: ngram, and draft with -md]
+    /// Where drafts come from: tokens that are guessed, and checked several at a time where that is
+    /// faster; the output is unchanged [default: ngram, and draft with -md]
     #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
     spec: Vec<Who>,
-    /// A smaller model of the same vocabulary that guesses [short: -md]
+    /// Draft model: a smaller one with the same vocabulary, or a drafter that was trained for the
+    /// model (EAGLE 3, DFlash, Gemma 4's assistant) [short: -md]
     #[arg(long, value_name = "FILE", conflicts_with = "no_spec")]
     model_draft: Option<PathBuf>,
-    /// Compute one token per pass
+    /// No speculative decoding: one token per pass
     #[arg(long, conflicts_with = "spec")]
     no_spec: bool,
 }
@@ -87,17 +91,21 @@ impl SpeculationArgs {
         match &self.model_draft {
             Some(path) if has(Who::Draft) => {
                 let label = path.display().to_string();
-                let model = open(Gguf::open(path)?, &PlacementArgs::default(), &label)?;
-                let options = SessionOptions {
-                    n_ctx: Some(n_ctx),
-                    ..SessionOptions::default()
-                };
-                let drafter =
-                    ModelDrafter::new(&engine(&model, &options)?, target.model(), &options);
-                all = Some(with(
-                    all,
-                    drafter.map_err(|error| Failure::Work(format!("{label}: {error}")))?,
-                ));
+                let failed = |error: SessionError| Failure::Work(format!("{label}: {error}"));
+                let trained = TrainedDrafter::open(Gguf::open(path)?, target).map_err(failed)?;
+                all = Some(match trained {
+                    Some(drafter) => with(all, drafter),
+                    None => {
+                        let model = open(Gguf::open(path)?, &PlacementArgs::default(), &label)?;
+                        let options = SessionOptions {
+                            n_ctx: Some(n_ctx),
+                            ..SessionOptions::default()
+                        };
+                        let engine = engine(&model, &options)?;
+                        let drafter = ModelDrafter::new(&engine, target.model(), &options);
+                        with(all, drafter.map_err(failed)?)
+                    }
+                });
             }
             None if self.spec.contains(&Who::Draft) => {
                 return Err(Failure::Usage(

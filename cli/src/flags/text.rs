@@ -15,22 +15,31 @@ use ruvllm_learn::sona::pooled_layer;
 
 /// What `generate` and `chat` share: how a text ends, what is learnt, session and sampler.
 #[derive(clap::Args)]
+#[command(next_help_heading = None::<&'static str>)]
 pub(crate) struct TextArgs {
-    /// Most tokens to generate; -1 or -2 is as many as the context holds
-    #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
+    /// Maximum number of tokens to generate (-1 or -2: until the context is full) [default: -1; of the
+    /// built-in model a paragraph]
+    #[arg(short, long, aliases = ["predict", "max-tokens"], value_name = "N", env = "LLAMA_ARG_N_PREDICT",
           allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-2..))]
-    n_predict: i64,
+    n_predict: Option<i64>,
     /// End before this text appears; repeatable
-    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(
+        short,
+        long,
+        alias = "stop",
+        value_name = "TEXT",
+        allow_hyphen_values = true
+    )]
     pub(crate) reverse_prompt: Vec<String>,
     /// When the context is full, drop half of what lies behind the tokens of --keep and go on
     /// [default: end the text]
-    #[arg(long, env = "LLAMA_ARG_CONTEXT_SHIFT", value_parser = BoolishValueParser::new(), conflicts_with = "learn")]
+    #[arg(long, help_heading = "Context", env = "LLAMA_ARG_CONTEXT_SHIFT", value_parser = BoolishValueParser::new(), conflicts_with = "learn")]
     context_shift: bool,
     /// Tokens at the beginning that --context-shift keeps, rounded up to 64
     #[arg(
         long,
         value_name = "N",
+        help_heading = "Context",
         default_value_t = 0,
         requires = "context_shift",
         allow_negative_numbers = true
@@ -39,13 +48,13 @@ pub(crate) struct TextArgs {
     /// Show timings even if stderr is no terminal
     #[arg(short, long)]
     pub(crate) verbose: bool,
+    /// Generate with the mixture of the adapted model, n-grams and neighbours of what was learnt
+    #[arg(long, requires = "learn", help_heading = "Learning")]
+    learn_mixture: bool,
     #[command(flatten)]
     pub(crate) speculation: SpeculationArgs,
     #[command(flatten)]
     pub(crate) learn: LearnArgs,
-    /// Generate with the mixture of the adapted model, n-grams and neighbours of what was learnt
-    #[arg(long, requires = "learn")]
-    learn_mixture: bool,
     #[command(flatten)]
     pub(crate) session: SessionArgs,
     #[command(flatten)]
@@ -74,9 +83,19 @@ impl TextArgs {
             .begin(session.engine(), self.learn_mixture, session_id)
     }
 
-    /// Most tokens to generate.
+    /// Maximum number of tokens to generate.
     pub(crate) fn max_tokens(&self) -> usize {
-        usize::try_from(self.n_predict).unwrap_or(usize::MAX)
+        let n = self.n_predict.unwrap_or(-1);
+        usize::try_from(n).unwrap_or(usize::MAX)
+    }
+
+    /// Whether no flag says where the text ends.
+    pub(crate) fn has_no_end(&self) -> bool {
+        let sampling = &self.sampling;
+        self.n_predict.is_none()
+            && self.reverse_prompt.is_empty()
+            && !sampling.ignores_eos()
+            && !sampling.has_mask()
     }
 }
 

@@ -9,8 +9,8 @@ pub(crate) const MAX_THREADS: i64 = 1024;
 /// Threads that compute.
 #[derive(Args, Clone, Copy)]
 pub(crate) struct ThreadsArg {
-    /// Threads, at most 1024; 0 or less is as many as this process may use
-    #[arg(short, long, value_name = "N", default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
+    /// CPU threads, at most 1024 (0 or less: as many as this process may use)
+    #[arg(short, long, value_name = "N", help_heading = None::<&'static str>, default_value_t = -1, env = "LLAMA_ARG_THREADS", allow_negative_numbers = true,
           value_parser = clap::value_parser!(i32).range(..=MAX_THREADS))]
     threads: i32,
 }

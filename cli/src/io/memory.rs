@@ -1,13 +1,18 @@
 //! What a model takes of this machine's memory, as `inspect` and `doctor` tell it.
 
+#[cfg(feature = "vision")]
+use super::Failure;
 use super::size::size;
 use ruvllm::Model;
 use ruvllm::SessionOptions;
 use ruvllm::engine::{CacheMode, MemoryPlan, PlanOptions, Recommendation};
 use ruvllm::lora::Adapter;
+#[cfg(feature = "vision")]
+use ruvllm::vision::{Image, ImageOptions, Projector};
 use ruvllm::{SessionError, SystemMemory};
 use ruvllm_learn::LearnerOptions;
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Nine tenths of what can be had, where the system tells.
@@ -20,7 +25,7 @@ pub(crate) fn to_fill() -> Option<u64> {
 pub(crate) struct Report {
     plan: MemoryPlan,
     /// What some uses add: a name, what for, and bytes.
-    besides: Vec<(&'static str, &'static str, u64)>,
+    besides: Vec<(&'static str, Cow<'static, str>, u64)>,
     /// With the bytes that it was to fit into.
     recommended: Option<(Option<Recommendation>, u64)>,
 }
@@ -37,6 +42,44 @@ impl Report {
             besides: besides(model)?,
             recommended,
         })
+    }
+
+    /// Adds what a picture takes that `projector` reads.
+    #[cfg(feature = "vision")]
+    pub(crate) fn add_images(
+        &mut self,
+        model: &Model,
+        projector: &Projector,
+        options: ImageOptions,
+    ) -> Result<(), Failure> {
+        const SIDE: u32 = 1024;
+        let picture = Image::rgb8(SIDE, SIDE, &vec![255; (3 * SIDE * SIDE) as usize])?;
+        let n_threads = ruvllm::engine::default_threads();
+        let of_image = projector.memory(&picture, options, n_threads)?;
+        let session = SessionOptions {
+            n_ctx: Some(of_image.n_tokens),
+            ..Default::default()
+        };
+        let kv = model.memory_plan(&session.into())?.kv;
+        let (kind, n) = (projector.kind(), of_image.n_tokens);
+        self.besides.extend([
+            (
+                "projector",
+                format!("for the weights of the projector ({kind})").into(),
+                of_image.weights,
+            ),
+            (
+                "image_encoder",
+                format!("to encode a picture of {SIDE} × {SIDE} pixels").into(),
+                of_image.encoder,
+            ),
+            (
+                "image_tokens",
+                format!("for embeddings, keys and values of its {n} tokens").into(),
+                of_image.embeddings + kv,
+            ),
+        ]);
+        Ok(())
     }
 
     /// Of a plan alone.
@@ -74,7 +117,7 @@ impl Report {
                 .besides
                 .iter()
                 .map(|(_, what, bytes)| format!("{} {what}", size(*bytes)));
-            lines.push(("besides", all.collect::<Vec<_>>().join(", ")));
+            lines.push(("optional", all.collect::<Vec<_>>().join(", ")));
         }
         match &self.recommended {
             None => {}
@@ -140,7 +183,7 @@ impl Report {
         let besides: Map<_, _> = self
             .besides
             .iter()
-            .map(|&(name, _, bytes)| (name.into(), bytes.into()))
+            .map(|(name, _, bytes)| ((*name).into(), (*bytes).into()))
             .collect();
         json!({
             "besides": besides,
@@ -157,7 +200,7 @@ impl Report {
 
 /// What a full prefix cache takes, which gives way where memory is limited, a learner, and training
 /// of an adapter as PEFT makes it unless told otherwise, of rank 8 on queries and values.
-fn besides(model: &Model) -> Result<Vec<(&'static str, &'static str, u64)>, SessionError> {
+fn besides(model: &Model) -> Result<Vec<(&'static str, Cow<'static, str>, u64)>, SessionError> {
     let session = SessionOptions {
         prefix: CacheMode::On.into(),
         ..Default::default()
@@ -176,13 +219,17 @@ fn besides(model: &Model) -> Result<Vec<(&'static str, &'static str, u64)>, Sess
         LearnerOptions::default().bytes(model.hparams(), session.n_batch.min(trained.n_ctx));
     let bare = model.memory_plan(&session.into())?;
     let mut besides = vec![
-        ("prefix_cache", "for a full prefix cache", bare.prefixes),
-        ("learner", "to learn while running", learner),
+        (
+            "prefix_cache",
+            "for a full prefix cache (at most)".into(),
+            bare.prefixes,
+        ),
+        ("learner", "to learn while running".into(), learner),
     ];
     if trained.gradients > 0 {
         besides.push((
             "training",
-            "to train an adapter",
+            "to train an adapter".into(),
             trained.needed() - bare.needed(),
         ));
     }

@@ -12,6 +12,7 @@ pub(crate) mod memory;
 mod output;
 #[cfg(feature = "vision")]
 pub(crate) mod picture;
+pub(crate) mod plot;
 mod progress;
 pub(crate) mod runnable;
 mod size;

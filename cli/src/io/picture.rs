@@ -1,7 +1,7 @@
 //! Files of images: PNG, JPEG, WebP, GIF (the first picture), BMP.
 
 use super::{Failure, input};
-use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
+use image::{DynamicImage, ImageBuffer, ImageDecoder, ImageReader, Limits, Pixel};
 use ruvllm::vision::{Image, MAX_PIXELS, MAX_SIDE};
 use std::io::{Cursor, Read};
 use std::path::Path;
@@ -63,6 +63,7 @@ pub(crate) fn decode_within(bytes: &[u8], n_pixels: u64) -> Result<Image, String
     let orientation = decoder.orientation().map_err(not_read)?;
     let mut picture = DynamicImage::from_decoder(decoder).map_err(not_read)?;
     picture.apply_orientation(orientation);
+    let picture = in_eight_bits(picture);
     let (width, height) = (picture.width(), picture.height());
     let image = if picture.color().has_alpha() {
         Image::rgba8(width, height, &picture.into_rgba8())
@@ -70,6 +71,23 @@ pub(crate) fn decode_within(bytes: &[u8], n_pixels: u64) -> Result<Image, String
         Image::rgb8(width, height, &picture.into_rgb8())
     };
     image.map_err(|error| error.to_string())
+}
+
+/// A picture of 16 bits by its high bytes, as Pillow reads colours.
+fn in_eight_bits(picture: DynamicImage) -> DynamicImage {
+    fn high<P: Pixel<Subpixel = u16>, Q: Pixel<Subpixel = u8>>(
+        of: &ImageBuffer<P, Vec<u16>>,
+    ) -> ImageBuffer<Q, Vec<u8>> {
+        let values = of.iter().map(|x| (x >> 8) as u8).collect();
+        ImageBuffer::from_raw(of.width(), of.height(), values).expect("as many values as before")
+    }
+    match &picture {
+        DynamicImage::ImageLuma16(of) => DynamicImage::ImageLuma8(high(of)),
+        DynamicImage::ImageLumaA16(of) => DynamicImage::ImageLumaA8(high(of)),
+        DynamicImage::ImageRgb16(of) => DynamicImage::ImageRgb8(high(of)),
+        DynamicImage::ImageRgba16(of) => DynamicImage::ImageRgba8(high(of)),
+        _ => picture,
+    }
 }
 
 #[cfg(test)]
@@ -157,6 +175,34 @@ mod tests {
         // 1 × 10,000 is a picture; whether a model takes it is the model's affair.
         let thin = DynamicImage::ImageRgb8(RgbImage::new(1, 10_000));
         assert!(decode(&encoded(&thin, ImageFormat::Png)).is_ok());
+    }
+
+    /// What the models' authors' code reads from files: `tests/reference_pictures.py`.
+    #[test]
+    fn pictures_are_those_of_pillow() {
+        let all = include_str!("../../tests/data/pictures.json");
+        let all: serde_json::Value = serde_json::from_str(all).unwrap();
+        let bytes = |hex: &serde_json::Value| -> Vec<u8> {
+            let hex = hex.as_str().unwrap();
+            let pair = |i: usize| u8::from_str_radix(&hex[i..i + 2], 16).unwrap();
+            (0..hex.len()).step_by(2).map(pair).collect()
+        };
+        for entry in all.as_array().unwrap() {
+            let name = &entry["name"];
+            let image =
+                decode(&bytes(&entry["file"])).unwrap_or_else(|why| panic!("{name}: {why}"));
+            let size: (serde_json::Value, serde_json::Value) =
+                (image.width().into(), image.height().into());
+            assert_eq!(
+                (&size.0, &size.1),
+                (&entry["width"], &entry["height"]),
+                "{name}"
+            );
+            let differ = image.rgb().iter().zip(bytes(&entry["rgb"]));
+            let most = differ.map(|(&a, b)| a.abs_diff(b)).max().unwrap();
+            let bound = entry["tolerance"].as_u64().unwrap();
+            assert!(u64::from(most) <= bound, "{name}: differs by {most}");
+        }
     }
 
     #[test]

@@ -17,37 +17,38 @@ use std::time::Duration;
 
 /// The model, and how it answers: what a server and a file of requests share.
 #[derive(clap::Args)]
+#[command(next_help_heading = None::<&'static str>)]
 pub(crate) struct AppArgs {
     #[command(flatten)]
     pub(super) model: ModelArgs,
-    #[command(flatten)]
-    pub(super) placement: PlacementArgs,
-    /// Requests that are computed side by side, each with a context of its own [short: -np]
+    /// Maximum number of requests computed side by side (continuous batching), each with a context of
+    /// its own [short: -np]
     #[arg(long, value_name = "N", default_value_t = 16, env = "LLAMA_ARG_N_PARALLEL",
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) parallel: u32,
     /// Most memory for adapters (--lora), such as 512M: those used least recently are read again
     /// when they are asked for [default: no limit]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", help_heading = "Adapters (LoRA)", value_parser = parse_size)]
     pub(super) lora_budget: Option<u64>,
     /// Folder of adapters that `POST /v1/load_lora_adapter` may name
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = "Adapters (LoRA)")]
     pub(super) lora_dir: Option<PathBuf>,
     /// Folder in which POST /slots/ID?action=save keeps the text of a slot
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = "KV cache")]
     pub(super) slot_save_path: Option<PathBuf>,
-    /// Most tokens of an answer if the request says nothing; -1 is as many as the context holds
-    #[arg(short, long, alias = "predict", value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
+    /// Maximum number of tokens of an answer if the request sets none (-1: until the context is full)
+    #[arg(short, long, aliases = ["predict", "max-tokens"], value_name = "N", default_value_t = -1, env = "LLAMA_ARG_N_PREDICT",
           allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub(super) n_predict: i64,
     /// When the context of a request is full, drop half of what lies behind the tokens of --keep and
     /// go on [default: end the answer]
-    #[arg(long, env = "LLAMA_ARG_CONTEXT_SHIFT", value_parser = BoolishValueParser::new())]
+    #[arg(long, help_heading = "Context", env = "LLAMA_ARG_CONTEXT_SHIFT", value_parser = BoolishValueParser::new())]
     pub(super) context_shift: bool,
     /// Tokens at the beginning that --context-shift keeps, rounded up to 64
     #[arg(
         long,
         value_name = "N",
+        help_heading = "Context",
         default_value_t = 0,
         requires = "context_shift",
         allow_negative_numbers = true
@@ -57,18 +58,25 @@ pub(crate) struct AppArgs {
     /// it, where its vector is wanted; a request may say otherwise (`truncate`)
     #[arg(long)]
     pub(super) embd_truncate: bool,
-    #[command(flatten)]
-    pub(super) template: TemplateArgs,
     /// What the template is told besides the conversation, as in {"enable_thinking": false};
     /// requests may say otherwise
-    #[arg(long, value_name = "JSON", env = "LLAMA_ARG_CHAT_TEMPLATE_KWARGS", value_parser = json_object)]
+    #[arg(long, value_name = "JSON", help_heading = "Chat template", env = "LLAMA_ARG_CHAT_TEMPLATE_KWARGS", value_parser = json_object)]
     pub(super) chat_template_kwargs: Option<Map<String, Value>>,
-    #[command(flatten)]
-    pub(super) projector: ProjectorArgs,
     /// Hosts whose images the server fetches for requests that name their addresses, separated by
     /// commas, as in images.example.com or example.com:8443 [default: none, images come as data]
-    #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "HOSTS",
+        help_heading = "Images",
+        value_delimiter = ','
+    )]
     pub(super) allow_image_urls: Vec<String>,
+    #[command(flatten)]
+    pub(super) placement: PlacementArgs,
+    #[command(flatten)]
+    pub(super) template: TemplateArgs,
+    #[command(flatten)]
+    pub(super) projector: ProjectorArgs,
     #[command(flatten)]
     pub(super) speculation: SpeculationArgs,
     #[command(flatten)]
@@ -79,9 +87,8 @@ pub(crate) struct AppArgs {
 
 /// The server: what it serves, to whom, and what it tells.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Server")]
 pub(crate) struct ServerArgs {
-    #[command(flatten)]
-    pub(super) app: AppArgs,
     /// Address to listen on; 0.0.0.0 is reached from other machines: set --api-key then. unix:PATH, or
     /// a path that ends in .sock, is a socket in the file system
     #[arg(
@@ -91,9 +98,6 @@ pub(crate) struct ServerArgs {
         env = "LLAMA_ARG_HOST"
     )]
     pub(super) host: String,
-    #[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
-    #[command(flatten)]
-    pub(super) tls: super::http::tls::TlsArgs,
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "N", default_value_t = 8080, env = "LLAMA_ARG_PORT")]
     pub(super) port: u16,
@@ -112,7 +116,7 @@ pub(crate) struct ServerArgs {
     /// File with a key on each line; lines that begin with # are comments
     #[arg(long, value_name = "FILE", env = "LLAMA_ARG_API_KEY_FILE")]
     pub(super) api_key_file: Option<PathBuf>,
-    /// Requests that run or wait; more are refused with status 429
+    /// Maximum number of requests that run or wait; more are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) max_requests: u32,
     /// Most memory for the bodies of requests that are being read, beyond 64 KiB for each; who
@@ -139,8 +143,16 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = positive)]
     pub(super) watchdog_seconds: f64,
     /// With --learn: learn from each key's requests for that key alone
-    #[arg(long, requires = "learn")]
+    #[arg(long, requires = "learn", help_heading = "Learning")]
     pub(super) learn_per_user: bool,
+    /// The flags as they were given, for models with more of their own.
+    #[arg(skip)]
+    pub(crate) given: Vec<OsString>,
+    #[command(flatten)]
+    pub(super) app: AppArgs,
+    #[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
+    #[command(flatten)]
+    pub(super) tls: super::http::tls::TlsArgs,
     #[command(flatten)]
     pub(super) models: ModelsArgs,
     #[command(flatten)]
@@ -149,13 +161,11 @@ pub(crate) struct ServerArgs {
     pub(super) log: LogArgs,
     #[command(flatten)]
     pub(super) audit_log: AuditLogArgs,
-    /// The flags as they were given, for models with more of their own.
-    #[arg(skip)]
-    pub(crate) given: Vec<OsString>,
 }
 
 /// Several models in one server.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Several models")]
 pub(super) struct ModelsArgs {
     /// Folder of GGUF files that requests may name; each is loaded when it is first asked for
     #[arg(long, value_name = "DIR", env = "LLAMA_ARG_MODELS_DIR")]
@@ -164,8 +174,8 @@ pub(super) struct ModelsArgs {
     /// model = FILE, ctx-size = 8192; those of [*] are for all
     #[arg(long, value_name = "FILE", env = "LLAMA_ARG_MODELS_PRESET")]
     pub(super) models_preset: Option<PathBuf>,
-    /// Most models that are loaded; the one that was used least recently goes first. 0 is as many
-    /// as fit into memory
+    /// Maximum number of loaded models; the least recently used one is unloaded first (0: as many as
+    /// fit into memory)
     #[arg(long, value_name = "N", default_value_t = 4, env = "LLAMA_ARG_MODELS_MAX", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(..=1024))]
     pub(super) models_max: u32,

@@ -158,7 +158,8 @@ async fn serve(
     }
     drop(listener);
     if *stopped.borrow() < 2 {
-        args.log.say("ending; what was asked is answered first");
+        args.log
+            .say("shutting down: finishing running requests (signal again to stop now)");
         select(
             pin!(graceful.shutdown()),
             pin!(stopped.wait_for(|&n| n > 1)),

@@ -173,6 +173,9 @@ fn every_api_reads_images() {
     assert_eq!(first["choices"][0]["message"]["content"], expected);
     let second = server.ask("/v1/chat/completions", &chat);
     assert_eq!(second["choices"], first["choices"]);
+    // The image is, though windows are shorter than the prompt, and that than a page.
+    let details = &second["usage"]["prompt_tokens_details"];
+    assert!(details["cached_tokens"].as_u64() > Some(16), "{second}");
 
     let image = json!({"type": "input_image", "image_url": url, "detail": "auto"});
     let text = json!({"type": "input_text", "text": question});
@@ -224,6 +227,49 @@ fn every_api_reads_images() {
     );
     let (_, props) = server.get("/props");
     assert!(props.contains(r#""vision":true"#), "{props}");
+}
+
+/// The second turn about an image encodes nothing, nor does one after a restart with the same folder.
+#[test]
+fn images_are_encoded_once() {
+    let folder = Folder::new("images-once");
+    let (projector, cache) = (
+        folder.model("mmproj.gguf", tiny::projector(256)),
+        folder.path("cache"),
+    );
+    let flags = [
+        "--mmproj",
+        &projector,
+        "--temp",
+        "0",
+        "--prompt-cache",
+        &cache,
+    ];
+    let picture = part(&bmp(40, [9, 80, 200]));
+    let turns = |n: usize| {
+        let mut messages = vec![json!({"role": "user", "content": [picture, said("What is it?")]})];
+        for i in 0..n {
+            messages.push(json!({"role": "assistant", "content": format!("answer {i}")}));
+            messages.push(json!({"role": "user", "content": format!("and {i}?")}));
+        }
+        json!({"messages": messages, "max_tokens": 3})
+    };
+    let encoded = |server: &Server| {
+        let (_, metrics) = server.get("/metrics");
+        let line = metrics
+            .lines()
+            .find(|line| line.starts_with("ruvllm:images_encoded_total"));
+        line.unwrap().rsplit(' ').next().unwrap().to_owned()
+    };
+    let first = Server::start(&flags);
+    for n in 0..3 {
+        first.ask("/v1/chat/completions", &turns(n));
+        assert_eq!(encoded(&first), "1", "turn {n}");
+    }
+    drop(first);
+    let second = Server::start(&flags);
+    second.ask("/v1/chat/completions", &turns(3));
+    assert_eq!(encoded(&second), "0");
 }
 
 /// Templates that show lists of parts alone, and those that know no images.

@@ -2,6 +2,7 @@
 //! is learnt from it.
 
 mod arms;
+pub mod behaviour;
 mod deep;
 mod estimate;
 mod forgetting;

@@ -184,7 +184,7 @@ impl Measurement<'_> {
 }
 
 /// Median of `values`, if there are any.
-fn median(values: &[f64]) -> Option<f64> {
+pub(super) fn median(values: &[f64]) -> Option<f64> {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     let n = values.len();

@@ -90,21 +90,7 @@ impl SonaFolder {
     pub fn open(path: impl AsRef<Path>, options: &FolderOptions) -> Result<SonaFolder, SonaError> {
         let path = path.as_ref();
         make_folder(path)?;
-        let lock = path.join(LOCK);
-        let file = private()
-            .create(true)
-            .append(true)
-            .open(&lock)
-            .map_err(SonaError::io(&lock))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(SonaError::Locked {
-                    path: path.to_owned(),
-                });
-            }
-            Err(TryLockError::Error(error)) => return Err(SonaError::io(&lock)(error)),
-        }
+        let file = lock(path, LOCK)?;
         make_folder(&path.join(VERSIONS))?;
         let mut history = Vec::new();
         let events = Log::open(
@@ -523,7 +509,24 @@ fn private() -> fs::OpenOptions {
     options
 }
 
-fn make_folder(path: &Path) -> Result<(), SonaError> {
+/// Locks a folder by its file `name`, until what is returned is dropped.
+pub(crate) fn lock(path: &Path, name: &str) -> Result<File, SonaError> {
+    let lock = path.join(name);
+    let file = private()
+        .create(true)
+        .append(true)
+        .open(&lock)
+        .map_err(SonaError::io(&lock))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(SonaError::Locked {
+            path: path.to_owned(),
+        }),
+        Err(TryLockError::Error(error)) => Err(SonaError::io(&lock)(error)),
+    }
+}
+
+pub(crate) fn make_folder(path: &Path) -> Result<(), SonaError> {
     let mut builder = DirBuilder::new();
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);

@@ -29,11 +29,11 @@ const SEGMENTS: u64 = 8;
 
 /// What a log may hold.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(crate) struct Limits {
     /// Bytes of all segments; `None`: no bound.
-    pub(super) bytes: Option<u64>,
+    pub(crate) bytes: Option<u64>,
     /// Milliseconds after which a segment's last record is too old to keep; `None`: no bound.
-    pub(super) age: Option<u64>,
+    pub(crate) age: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -49,7 +49,7 @@ struct Segment {
 
 /// A log in a folder, open for writing.
 #[derive(Debug)]
-pub(super) struct Log {
+pub(crate) struct Log {
     folder: PathBuf,
     name: &'static str,
     kind: u32,
@@ -64,7 +64,7 @@ pub(super) struct Log {
 impl Log {
     /// Opens the log `name` in `folder`, and calls `visit` with its records in order. `kind` tells
     /// logs of different records apart.
-    pub(super) fn open(
+    pub(crate) fn open(
         folder: &Path,
         name: &'static str,
         kind: u32,
@@ -208,12 +208,12 @@ impl Log {
     }
 
     /// Bytes of all segments.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.segments.iter().map(|segment| segment.bytes).sum()
     }
 
     /// Appends a record of this time in milliseconds. If it fails, the log is as before.
-    pub(super) fn append(&mut self, time: u64, payload: &[u8]) -> Result<(), SonaError> {
+    pub(crate) fn append(&mut self, time: u64, payload: &[u8]) -> Result<(), SonaError> {
         if payload.len() > MAX_RECORD {
             return Err(SonaError::TooLong {
                 n: payload.len(),
@@ -270,7 +270,7 @@ impl Log {
     }
 
     /// Removes the oldest segments while there are too many bytes, and those that are too old.
-    pub(super) fn prune(&mut self, now: u64) {
+    pub(crate) fn prune(&mut self, now: u64) {
         let Limits { bytes, age } = self.limits;
         while let [first, rest @ ..] = &self.segments[..] {
             let is_old =
@@ -287,7 +287,7 @@ impl Log {
     }
 
     /// Makes sure that what was appended is on disk.
-    pub(super) fn sync(&mut self) -> Result<(), SonaError> {
+    pub(crate) fn sync(&mut self) -> Result<(), SonaError> {
         if let (true, Some(file), Some(last)) = (self.is_dirty, &self.file, self.segments.last()) {
             file.sync_data().map_err(SonaError::io(&last.path))?;
         }
@@ -296,7 +296,7 @@ impl Log {
     }
 
     /// Calls `visit` with all records, in order.
-    pub(super) fn read(
+    pub(crate) fn read(
         &self,
         visit: &mut dyn FnMut(&[u8]) -> Result<(), String>,
     ) -> Result<(), SonaError> {
@@ -322,7 +322,7 @@ impl Log {
 
     /// Removes the records that `keep` does not want, a segment at a time: after a crash the
     /// segments are whole, old or new.
-    pub(super) fn retain(&mut self, keep: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), SonaError> {
+    pub(crate) fn retain(&mut self, keep: &mut dyn FnMut(&[u8]) -> bool) -> Result<(), SonaError> {
         self.file = None;
         let last = self.segments.last().map(|last| last.number);
         for i in 0..self.segments.len() {
@@ -353,7 +353,7 @@ impl Log {
     /// Replaces all records by these, with their times: after a crash the log is the old one or the
     /// new one. Does it, and returns true, if the log is one segment, as it is up to
     /// [`MAX_SEGMENT`] bytes.
-    pub(super) fn replace(&mut self, records: &[(u64, Vec<u8>)]) -> Result<bool, SonaError> {
+    pub(crate) fn replace(&mut self, records: &[(u64, Vec<u8>)]) -> Result<bool, SonaError> {
         self.file = None;
         if self.segments.len() != 1 {
             return Ok(false);

@@ -30,10 +30,10 @@ mod batch;
 mod builder;
 mod error;
 mod event;
-mod folder;
+pub(crate) mod folder;
 mod learning;
-mod log;
-mod record;
+pub(crate) mod log;
+pub(crate) mod record;
 mod topic;
 mod trajectory;
 

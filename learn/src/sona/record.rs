@@ -2,36 +2,36 @@
 
 /// Writes a record.
 #[derive(Default)]
-pub(super) struct Encoder(pub(super) Vec<u8>);
+pub(crate) struct Encoder(pub(crate) Vec<u8>);
 
 impl Encoder {
-    pub(super) fn u8(&mut self, x: u8) -> &mut Self {
+    pub(crate) fn u8(&mut self, x: u8) -> &mut Self {
         self.0.push(x);
         self
     }
 
-    pub(super) fn u64(&mut self, x: u64) -> &mut Self {
+    pub(crate) fn u64(&mut self, x: u64) -> &mut Self {
         self.0.extend(x.to_le_bytes());
         self
     }
 
-    pub(super) fn f64(&mut self, x: f64) -> &mut Self {
+    pub(crate) fn f64(&mut self, x: f64) -> &mut Self {
         self.u64(x.to_bits())
     }
 
-    pub(super) fn list<T: bytemuck::Pod>(&mut self, list: &[T]) -> &mut Self {
+    pub(crate) fn list<T: bytemuck::Pod>(&mut self, list: &[T]) -> &mut Self {
         self.0.extend((list.len() as u32).to_le_bytes());
         self.0.extend(bytemuck::cast_slice::<T, u8>(list));
         self
     }
 
-    pub(super) fn text(&mut self, text: &str) -> &mut Self {
+    pub(crate) fn text(&mut self, text: &str) -> &mut Self {
         self.list(text.as_bytes())
     }
 }
 
 /// Reads a record; what is missing or left over is an error.
-pub(super) struct Decoder<'a>(pub(super) &'a [u8]);
+pub(crate) struct Decoder<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Decoder<'a> {
     fn take(&mut self, n: usize) -> Result<&'a [u8], String> {
@@ -40,21 +40,21 @@ impl<'a> Decoder<'a> {
         Ok(head)
     }
 
-    pub(super) fn u8(&mut self) -> Result<u8, String> {
+    pub(crate) fn u8(&mut self) -> Result<u8, String> {
         Ok(self.take(1)?[0])
     }
 
-    pub(super) fn u64(&mut self) -> Result<u64, String> {
+    pub(crate) fn u64(&mut self) -> Result<u64, String> {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(self.take(8)?);
         Ok(u64::from_le_bytes(bytes))
     }
 
-    pub(super) fn f64(&mut self) -> Result<f64, String> {
+    pub(crate) fn f64(&mut self) -> Result<f64, String> {
         Ok(f64::from_bits(self.u64()?))
     }
 
-    pub(super) fn list<T: bytemuck::Pod>(&mut self) -> Result<Vec<T>, String> {
+    pub(crate) fn list<T: bytemuck::Pod>(&mut self) -> Result<Vec<T>, String> {
         let mut n = [0; 4];
         n.copy_from_slice(self.take(4)?);
         let n = (u32::from_le_bytes(n) as usize)
@@ -63,11 +63,11 @@ impl<'a> Decoder<'a> {
         Ok(bytemuck::pod_collect_to_vec(self.take(n)?))
     }
 
-    pub(super) fn text(&mut self) -> Result<String, String> {
+    pub(crate) fn text(&mut self) -> Result<String, String> {
         String::from_utf8(self.list()?).map_err(|_| "a text is not UTF-8".into())
     }
 
-    pub(super) fn end(self) -> Result<(), String> {
+    pub(crate) fn end(self) -> Result<(), String> {
         if self.0.is_empty() {
             Ok(())
         } else {

@@ -16,12 +16,15 @@ pub(crate) mod model;
 pub(crate) mod mtp;
 pub(crate) mod ngram;
 pub(crate) mod passes;
+pub(crate) mod trained;
 
 use crate::clock::Timer;
+use crate::engine::SessionError;
 use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
 use crate::engine::memory_plan::MAX_DRAFT;
 use crate::engine::row_times::RowTimes;
+use crate::engine::sequence::Sequence;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::time::Duration;
@@ -30,6 +33,7 @@ pub use model::ModelDrafter;
 pub use mtp::MtpDrafter;
 pub use ngram::{NgramDrafter, RecentTexts};
 pub(crate) use passes::{Asked, DraftPasses};
+pub use trained::TrainedDrafter;
 
 /// Values of [`Draft::confidence`].
 const N_CONFIDENCES: usize = 8;
@@ -71,6 +75,19 @@ pub trait Drafter: Debug + Send + Sync {
     /// Whether it reads the model's hidden states.
     fn reads_states(&self) -> bool {
         false
+    }
+
+    /// Layers of the model whose inputs it reads; the number of layers stands for what the last one
+    /// leaves.
+    fn reads_inputs(&self) -> &[usize] {
+        &[]
+    }
+
+    /// Reads what it needs of the text's sequence for a draft of `n` tokens, before each
+    /// [`Drafter::draft`]. The text has `n_text` tokens, which the sequence holds except for those
+    /// that are computed next.
+    fn read(&mut self, n: usize, seq: &Sequence, n_text: usize) {
+        let _ = (n, seq, n_text);
     }
 
     /// The engine that computes its passes, if it needs any: drafters of several texts share them.
@@ -282,8 +299,8 @@ impl Tracked {
         }
     }
 
-    /// Guesses, behind its passes.
-    fn guess(&mut self, n_vocab: usize) {
+    /// Guesses how the text of `n_text` tokens goes on, behind its passes.
+    fn guess(&mut self, n_vocab: usize, (seq, n_text): (&Sequence, usize)) {
         self.draft.clear();
         self.n_true = 0;
         let in_passes = std::mem::take(&mut self.in_passes);
@@ -293,6 +310,7 @@ impl Tracked {
             return;
         }
         let timer = Timer::start();
+        self.drafter.read(n, seq, n_text);
         self.drafter.draft(n, &mut self.draft);
         self.draft.truncate(n);
         let time = timer.elapsed() + in_passes;
@@ -356,6 +374,24 @@ impl Speculator {
             .any(|tracked| tracked.drafter.reads_states())
     }
 
+    /// Lets the sequence keep what drafters read of it from now on.
+    ///
+    /// # Errors
+    /// If there is no memory for that: who reads it drafts nothing.
+    pub(crate) fn keep(&self, seq: &mut Sequence) -> Result<(), SessionError> {
+        if self.reads_states() {
+            seq.keep_states()?;
+        }
+        let inputs = self
+            .drafters
+            .iter()
+            .map(|tracked| tracked.drafter.reads_inputs());
+        match inputs.max_by_key(|layers| layers.len()) {
+            Some(layers) if !layers.is_empty() => seq.keep_inputs(layers),
+            _ => Ok(()),
+        }
+    }
+
     /// Tells the drafters how the text went on, and asks each for as many guesses as pay, at most
     /// `n`.
     fn ask(&mut self, text: &[u32], n: usize, times: &RowTimes, rows: (usize, usize)) {
@@ -373,10 +409,10 @@ impl Speculator {
     }
 
     /// Takes the guesses of whoever is expected to gain most.
-    fn choose(&mut self, n_vocab: usize) {
+    fn choose(&mut self, n_vocab: usize, of: (&Sequence, usize)) {
         self.drafters
             .iter_mut()
-            .for_each(|tracked| tracked.guess(n_vocab));
+            .for_each(|tracked| tracked.guess(n_vocab, of));
         let gain = |tracked: &Tracked| tracked.p.iter().sum::<f64>();
         self.current = 0;
         for i in 1..self.drafters.len() {

@@ -8,6 +8,7 @@ use crate::engine::engine::Engine;
 use crate::engine::options::SessionOptions;
 use crate::engine::sequence::Sequence;
 use crate::model::Model;
+use crate::tokenizer::Tokenizer;
 
 /// Most tokens that are read as generated ones: with few of them that takes less time than a
 /// prompt's panels.
@@ -70,9 +71,14 @@ impl ModelDrafter {
 
 /// Refuses a model whose tokens are not those of `target`.
 fn check(model: &Model, target: &Model) -> Result<(), SessionError> {
-    let (Some(own), Some(other)) = (model.tokenizer(), target.tokenizer()) else {
-        return Err(SessionError::NoTokenizer);
-    };
+    match (model.tokenizer(), target.tokenizer()) {
+        (Some(own), Some(other)) => check_vocabulary(own, other),
+        _ => Err(SessionError::NoTokenizer),
+    }
+}
+
+/// Refuses a vocabulary whose tokens are not the `other`'s.
+pub(crate) fn check_vocabulary(own: &Tokenizer, other: &Tokenizer) -> Result<(), SessionError> {
     let n = own.n_vocab().max(other.n_vocab()) as u32;
     let differs = |&token: &u32| own.token_text(token) != other.token_text(token);
     match (0..n).find(differs) {

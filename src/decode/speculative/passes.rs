@@ -19,6 +19,7 @@ pub(crate) struct Asked<'a> {
     /// Its tokens, those that are computed next included.
     text: &'a [u32],
     states: &'a [f32],
+    seq: &'a Sequence,
     /// Most guesses, and where those go that a pass is to compute.
     n: usize,
     drafts: &'a mut Vec<u32>,
@@ -36,6 +37,7 @@ impl<'a> Asked<'a> {
         Asked {
             speculator,
             text,
+            seq,
             states: seq.states_before(text.len().saturating_sub(1)),
             n,
             drafts,
@@ -113,7 +115,7 @@ impl DraftPasses {
         }
         asked
             .iter_mut()
-            .for_each(|one| one.speculator.choose(n_vocab));
+            .for_each(|one| one.speculator.choose(n_vocab, (one.seq, one.text.len())));
     }
 
     /// Computes the next pass of all drafters on `engine`.

@@ -251,88 +251,90 @@ fn n_splits(s: &Shape, pos: usize) -> usize {
     pos / SPLIT as usize - start / SPLIT as usize + 1
 }
 
+/// Shapes, and the lengths of the sequences of which each has a row.
+const DECODE: &[(Shape, &[usize])] = &[
+    (plain(2, 1, 64), &[1, 65]),
+    (
+        Shape {
+            softcap: 0.7,
+            ..plain(3, 3, 80)
+        },
+        &[64, 9],
+    ),
+    (
+        Shape {
+            sinks: true,
+            ..plain(9, 1, 96)
+        },
+        &[70],
+    ),
+    (
+        Shape {
+            window: 30,
+            ..plain(4, 2, 112)
+        },
+        &[600, 29, 131],
+    ),
+    (
+        Shape {
+            window: 100,
+            sinks: true,
+            ..plain(8, 1, 128)
+        },
+        &[560],
+    ),
+    (plain(2, 1, 128), &[1100, 5]),
+    (
+        Shape {
+            head_dim_v: 128,
+            ..plain(5, 1, 192)
+        },
+        &[66],
+    ),
+    (plain(5, 1, 256), &[41]),
+    (plain(3, 1, 512), &[33]),
+    (
+        Shape {
+            types: [Q8, Q8],
+            ..plain(3, 1, 80)
+        },
+        &[70],
+    ),
+    (
+        Shape {
+            types: [Q4, Q6],
+            window: 30,
+            ..plain(2, 2, 112)
+        },
+        &[131],
+    ),
+    (
+        Shape {
+            types: [Q5, F16],
+            head_dim_v: 128,
+            ..plain(2, 1, 192)
+        },
+        &[66],
+    ),
+    (
+        Shape {
+            types: [F16, Q4],
+            ..plain(2, 1, 256)
+        },
+        &[41],
+    ),
+    (
+        Shape {
+            types: [Q6, Q5],
+            ..plain(3, 1, 512)
+        },
+        &[33],
+    ),
+];
+
 pub(super) fn decode(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(7);
-    let cases = [
-        (plain(2, 1, 64), &[1, 65][..]),
-        (
-            Shape {
-                softcap: 0.7,
-                ..plain(3, 3, 80)
-            },
-            &[64, 9],
-        ),
-        (
-            Shape {
-                sinks: true,
-                ..plain(9, 1, 96)
-            },
-            &[70],
-        ),
-        (
-            Shape {
-                window: 30,
-                ..plain(4, 2, 112)
-            },
-            &[600, 29, 131],
-        ),
-        (
-            Shape {
-                window: 100,
-                sinks: true,
-                ..plain(8, 1, 128)
-            },
-            &[560],
-        ),
-        (plain(2, 1, 128), &[1100, 5]),
-        (
-            Shape {
-                head_dim_v: 128,
-                ..plain(5, 1, 192)
-            },
-            &[66],
-        ),
-        (plain(5, 1, 256), &[41]),
-        (plain(3, 1, 512), &[33]),
-        (
-            Shape {
-                types: [Q8, Q8],
-                ..plain(3, 1, 80)
-            },
-            &[70],
-        ),
-        (
-            Shape {
-                types: [Q4, Q6],
-                window: 30,
-                ..plain(2, 2, 112)
-            },
-            &[131],
-        ),
-        (
-            Shape {
-                types: [Q5, F16],
-                head_dim_v: 128,
-                ..plain(2, 1, 192)
-            },
-            &[66],
-        ),
-        (
-            Shape {
-                types: [F16, Q4],
-                ..plain(2, 1, 256)
-            },
-            &[41],
-        ),
-        (
-            Shape {
-                types: [Q6, Q5],
-                ..plain(3, 1, 512)
-            },
-            &[33],
-        ),
-    ];
-    for (s, lens) in cases {
+    for &(s, lens) in DECODE {
         let mut seen: Vec<usize> = Vec::new();
         for len in lens {
             seen.push(if s.window == 0 {
@@ -418,88 +420,89 @@ fn compare(
     Ok(())
 }
 
+/// Shapes, and sequences: their length, and the number of their last positions in the batch.
+const PROMPTS: &[(Shape, &[(usize, usize)])] = &[
+    (plain(2, 1, 64), &[(3, 3), (70, 40)]),
+    (
+        Shape {
+            softcap: 0.7,
+            ..plain(2, 2, 80)
+        },
+        &[(64, 8)],
+    ),
+    (
+        Shape {
+            sinks: true,
+            ..plain(3, 1, 96)
+        },
+        &[(65, 2), (1, 1)],
+    ),
+    (
+        Shape {
+            window: 30,
+            ..plain(2, 2, 112)
+        },
+        &[(210, 33)],
+    ),
+    (
+        Shape {
+            window: 100,
+            sinks: true,
+            ..plain(2, 1, 128)
+        },
+        &[(200, 35)],
+    ),
+    (
+        Shape {
+            head_dim_v: 128,
+            ..plain(2, 1, 192)
+        },
+        &[(77, 17)],
+    ),
+    (plain(2, 1, 256), &[(70, 18)]),
+    (plain(1, 1, 512), &[(19, 9)]),
+    (
+        Shape {
+            types: [Q8, Q8],
+            ..plain(2, 1, 80)
+        },
+        &[(70, 9)],
+    ),
+    (
+        Shape {
+            types: [Q4, Q6],
+            window: 30,
+            ..plain(2, 2, 112)
+        },
+        &[(131, 5)],
+    ),
+    (
+        Shape {
+            types: [Q5, F16],
+            head_dim_v: 128,
+            ..plain(2, 1, 192)
+        },
+        &[(66, 17)],
+    ),
+    (
+        Shape {
+            types: [F16, Q4],
+            ..plain(2, 1, 256)
+        },
+        &[(70, 3)],
+    ),
+    (
+        Shape {
+            types: [Q6, Q5],
+            ..plain(1, 1, 512)
+        },
+        &[(19, 9)],
+    ),
+];
+
 pub(super) fn prompt(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(8);
-    // Sequences as pairs: their length, and the number of their last positions in the batch.
-    let cases = [
-        (plain(2, 1, 64), &[(3, 3), (70, 40)][..]),
-        (
-            Shape {
-                softcap: 0.7,
-                ..plain(2, 2, 80)
-            },
-            &[(64, 8)],
-        ),
-        (
-            Shape {
-                sinks: true,
-                ..plain(3, 1, 96)
-            },
-            &[(65, 2), (1, 1)],
-        ),
-        (
-            Shape {
-                window: 30,
-                ..plain(2, 2, 112)
-            },
-            &[(210, 33)],
-        ),
-        (
-            Shape {
-                window: 100,
-                sinks: true,
-                ..plain(2, 1, 128)
-            },
-            &[(200, 35)],
-        ),
-        (
-            Shape {
-                head_dim_v: 128,
-                ..plain(2, 1, 192)
-            },
-            &[(77, 17)],
-        ),
-        (plain(2, 1, 256), &[(70, 18)]),
-        (plain(1, 1, 512), &[(19, 9)]),
-        (
-            Shape {
-                types: [Q8, Q8],
-                ..plain(2, 1, 80)
-            },
-            &[(70, 9)],
-        ),
-        (
-            Shape {
-                types: [Q4, Q6],
-                window: 30,
-                ..plain(2, 2, 112)
-            },
-            &[(131, 5)],
-        ),
-        (
-            Shape {
-                types: [Q5, F16],
-                head_dim_v: 128,
-                ..plain(2, 1, 192)
-            },
-            &[(66, 17)],
-        ),
-        (
-            Shape {
-                types: [F16, Q4],
-                ..plain(2, 1, 256)
-            },
-            &[(70, 3)],
-        ),
-        (
-            Shape {
-                types: [Q6, Q5],
-                ..plain(1, 1, 512)
-            },
-            &[(19, 9)],
-        ),
-    ];
-    for (s, sequences) in cases {
+    for &(s, sequences) in PROMPTS {
         let lens: Vec<usize> = sequences.iter().map(|&(len, _)| len).collect();
         let mut seen = Vec::new();
         for (len, n) in sequences {

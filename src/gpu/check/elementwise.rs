@@ -89,7 +89,12 @@ pub(super) fn norm(gpu: &mut Checker<'_>) -> Result<(), String> {
             |_| layer_tolerance,
         )?;
     }
-    // Heads: rows that do not fill the last threadgroup.
+    norm_of_heads(gpu, &mut lcg)
+}
+
+/// Rows that do not fill the last threadgroup.
+fn norm_of_heads(gpu: &mut Checker<'_>, lcg: &mut Lcg) -> Result<(), String> {
+    let arch = Arch::scalar();
     for (n, n_rows) in [(64, 4), (80, 7), (200, 1)] {
         let (x, w) = (lcg.values(n_rows * n), lcg.values(n));
         let args = NormArgs {
@@ -160,136 +165,146 @@ pub(super) fn rope(gpu: &mut Checker<'_>) -> Result<(), String> {
 }
 
 pub(super) fn elementwise(gpu: &mut Checker<'_>) -> Result<(), String> {
-    let (mut lcg, arch) = (Lcg(12), Arch::scalar());
+    let mut lcg = Lcg(12);
     for n in [1, 300] {
         // Includes values at the limits of the exponential's range.
         let gate: Vec<f32> = (0..n)
             .map(|i| lcg.signed() * if i % 5 == 0 { 200.0 } else { 6.0 })
             .collect();
         let up = lcg.values(n);
-        let args = ElementwiseArgs { n: n as u32 };
-        // A sigmoid's exponent has an error of a few units of its own size, which is at most 40
-        // where the result is not yet 0; gelu's exponent is a product of three factors.
-        let tolerance = |i: usize| 8.0 * FAST * gate[i].abs().min(40.0) + 1e-30;
-        for (kernel, f) in [
-            (&SILU_MUL, Arch::silu_mul as fn(Arch, &mut [f32], &[f32])),
-            (&GELU_MUL, Arch::gelu_mul),
-        ] {
-            let y = gpu.call(
-                kernel,
-                DType::F32,
-                0,
-                &args,
-                &[Data::F32(&gate), Data::F32(&up)],
-                &[],
-            )?;
-            let mut e = gate.clone();
-            f(arch, &mut e, &up);
-            close(kernel.name, y.f32(0), &e, tolerance)?;
-        }
-        // Beyond the bounds on both sides; the factor that they leave is at most 8.
-        let wide: Vec<f32> = up.iter().map(|u| 12.0 * u).collect();
-        let y = gpu.call(
-            &SWIGLU_OAI,
-            DType::F32,
-            0,
-            &args,
-            &[Data::F32(&gate), Data::F32(&wide)],
-            &[],
-        )?;
-        let oai = |g: f32, u: f32| g / (1.0 + (-1.702 * g).exp()) * (u.clamp(-7.0, 7.0) + 1.0);
-        let e: Vec<f32> = gate
-            .iter()
-            .zip(&wide)
-            .map(|(g, u)| oai(g.min(7.0), *u))
-            .collect();
-        close("swiglu_oai", y.f32(0), &e, |i| 8.0 * tolerance(i))?;
-
-        let y = gpu.call(&GELU, DType::F32, 0, &args, &[Data::F32(&gate)], &[])?;
-        let mut e = gate.clone();
-        arch.gelu(&mut e);
-        close("gelu", y.f32(0), &e, tolerance)?;
-
-        let y = gpu.call(
-            &SQUARED_RELU,
-            DType::F32,
-            0,
-            &args,
-            &[Data::F32(&gate)],
-            &[],
-        )?;
-        let e: Vec<f32> = gate.iter().map(|x| x * x.max(0.0)).collect();
-        close("squared_relu", y.f32(0), &e, |_| 0.0)?;
-        let args = AddScaledArgs {
-            n: n as u32,
-            scale: 0.3,
-        };
-        let y = gpu.call(
-            &ADD_SCALED,
-            DType::F32,
-            0,
-            &args,
-            &[Data::F32(&up), Data::F32(&gate)],
-            &[],
-        )?;
-        let e: Vec<f32> = up.iter().zip(&gate).map(|(y, x)| y + 0.3 * x).collect();
-        close("add_scaled", y.f32(0), &e, |i| {
-            2.0 * EPS * (up[i].abs() + gate[i].abs())
-        })?;
-
-        for (scale, softcap) in [(0.5, 0.0), (2.0, 30.0)] {
-            let args = FinishLogitsArgs {
-                n: n as u32,
-                scale,
-                softcap,
-            };
-            let y = gpu.call(
-                &FINISH_LOGITS,
-                DType::F32,
-                0,
-                &args,
-                &[Data::F32(&gate)],
-                &[],
-            )?;
-            let cap = |x: f32| {
-                if softcap == 0.0 {
-                    scale * x
-                } else {
-                    softcap * (scale * x / softcap).tanh()
-                }
-            };
-            let e: Vec<f32> = gate.iter().map(|x| cap(*x)).collect();
-            close("finish_logits", y.f32(0), &e, |i| FAST * e[i].abs())?;
-        }
-
-        let n_rows = 3;
-        let (y, x) = (lcg.values(n_rows * n), lcg.values(n_rows * n));
-        let args = AddBiasArgs {
-            n: n as u32,
-            n_rows: n_rows as u32,
-        };
-        let result = gpu.call(
-            &ADD_BIAS,
-            DType::F32,
-            0,
-            &args,
-            &[Data::F32(&y), Data::F32(&up)],
-            &[],
-        )?;
-        let e: Vec<f32> = y.iter().enumerate().map(|(i, y)| y + up[i % n]).collect();
-        close("add_bias", result.f32(0), &e, |_| 0.0)?;
-
-        let strength = [-3.0, 0.1, 90.0];
-        let args = AddGatedArgs {
-            n: n as u32,
-            n_rows: n_rows as u32,
-        };
-        let data = [Data::F32(&y), Data::F32(&x), Data::F32(&strength)];
-        let result = gpu.call(&ADD_GATED, DType::F32, 0, &args, &data, &[])?;
-        let e: Vec<f32> = (0..n_rows * n)
-            .map(|i| y[i] + x[i] / (1.0 + (-strength[i / n]).exp()))
-            .collect();
-        close("add_gated", result.f32(0), &e, |_| 2.0 * FAST)?;
+        activations(gpu, &gate, &up)?;
+        sums_and_logits(gpu, &gate, &up)?;
+        rows(gpu, &mut lcg, &up)?;
     }
+    Ok(())
+}
+
+fn activations(gpu: &mut Checker<'_>, gate: &[f32], up: &[f32]) -> Result<(), String> {
+    let (arch, n) = (Arch::scalar(), gate.len());
+    let args = ElementwiseArgs { n: n as u32 };
+    // A sigmoid's exponent has an error of a few units of its own size, which is at most 40
+    // where the result is not yet 0; gelu's exponent is a product of three factors.
+    let tolerance = |i: usize| 8.0 * FAST * gate[i].abs().min(40.0) + 1e-30;
+    for (kernel, f) in [
+        (&SILU_MUL, Arch::silu_mul as fn(Arch, &mut [f32], &[f32])),
+        (&GELU_MUL, Arch::gelu_mul),
+    ] {
+        let y = gpu.call(
+            kernel,
+            DType::F32,
+            0,
+            &args,
+            &[Data::F32(gate), Data::F32(up)],
+            &[],
+        )?;
+        let mut e = gate.to_vec();
+        f(arch, &mut e, up);
+        close(kernel.name, y.f32(0), &e, tolerance)?;
+    }
+    // Beyond the bounds on both sides; the factor that they leave is at most 8.
+    let wide: Vec<f32> = up.iter().map(|u| 12.0 * u).collect();
+    let y = gpu.call(
+        &SWIGLU_OAI,
+        DType::F32,
+        0,
+        &args,
+        &[Data::F32(gate), Data::F32(&wide)],
+        &[],
+    )?;
+    let oai = |g: f32, u: f32| g / (1.0 + (-1.702 * g).exp()) * (u.clamp(-7.0, 7.0) + 1.0);
+    let e: Vec<f32> = gate
+        .iter()
+        .zip(&wide)
+        .map(|(g, u)| oai(g.min(7.0), *u))
+        .collect();
+    close("swiglu_oai", y.f32(0), &e, |i| 8.0 * tolerance(i))?;
+
+    let y = gpu.call(&GELU, DType::F32, 0, &args, &[Data::F32(gate)], &[])?;
+    let mut e = gate.to_vec();
+    arch.gelu(&mut e);
+    close("gelu", y.f32(0), &e, tolerance)?;
+
+    let y = gpu.call(&SQUARED_RELU, DType::F32, 0, &args, &[Data::F32(gate)], &[])?;
+    let e: Vec<f32> = gate.iter().map(|x| x * x.max(0.0)).collect();
+    close("squared_relu", y.f32(0), &e, |_| 0.0)?;
+    Ok(())
+}
+
+fn sums_and_logits(gpu: &mut Checker<'_>, gate: &[f32], up: &[f32]) -> Result<(), String> {
+    let n = gate.len();
+    let args = AddScaledArgs {
+        n: n as u32,
+        scale: 0.3,
+    };
+    let y = gpu.call(
+        &ADD_SCALED,
+        DType::F32,
+        0,
+        &args,
+        &[Data::F32(up), Data::F32(gate)],
+        &[],
+    )?;
+    let e: Vec<f32> = up.iter().zip(gate).map(|(y, x)| y + 0.3 * x).collect();
+    close("add_scaled", y.f32(0), &e, |i| {
+        2.0 * EPS * (up[i].abs() + gate[i].abs())
+    })?;
+
+    for (scale, softcap) in [(0.5, 0.0), (2.0, 30.0)] {
+        let args = FinishLogitsArgs {
+            n: n as u32,
+            scale,
+            softcap,
+        };
+        let y = gpu.call(
+            &FINISH_LOGITS,
+            DType::F32,
+            0,
+            &args,
+            &[Data::F32(gate)],
+            &[],
+        )?;
+        let cap = |x: f32| {
+            if softcap == 0.0 {
+                scale * x
+            } else {
+                softcap * (scale * x / softcap).tanh()
+            }
+        };
+        let e: Vec<f32> = gate.iter().map(|x| cap(*x)).collect();
+        close("finish_logits", y.f32(0), &e, |i| FAST * e[i].abs())?;
+    }
+    Ok(())
+}
+
+/// A bias, or a row times its own gate, added to each of several rows.
+fn rows(gpu: &mut Checker<'_>, lcg: &mut Lcg, up: &[f32]) -> Result<(), String> {
+    let (n, n_rows) = (up.len(), 3);
+    let (y, x) = (lcg.values(n_rows * n), lcg.values(n_rows * n));
+    let args = AddBiasArgs {
+        n: n as u32,
+        n_rows: n_rows as u32,
+    };
+    let result = gpu.call(
+        &ADD_BIAS,
+        DType::F32,
+        0,
+        &args,
+        &[Data::F32(&y), Data::F32(up)],
+        &[],
+    )?;
+    let e: Vec<f32> = y.iter().enumerate().map(|(i, y)| y + up[i % n]).collect();
+    close("add_bias", result.f32(0), &e, |_| 0.0)?;
+
+    let strength = [-3.0, 0.1, 90.0];
+    let args = AddGatedArgs {
+        n: n as u32,
+        n_rows: n_rows as u32,
+    };
+    let data = [Data::F32(&y), Data::F32(&x), Data::F32(&strength)];
+    let result = gpu.call(&ADD_GATED, DType::F32, 0, &args, &data, &[])?;
+    let e: Vec<f32> = (0..n_rows * n)
+        .map(|i| y[i] + x[i] / (1.0 + (-strength[i / n]).exp()))
+        .collect();
+    close("add_gated", result.f32(0), &e, |_| 2.0 * FAST)?;
     Ok(())
 }

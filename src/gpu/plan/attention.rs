@@ -7,6 +7,7 @@ use crate::gpu::plan::{
     Input, Intermediate, MAX_HEADS, NO_SINKS, Name, Planner, RowSet, Set, bits, bytes, refused,
     size,
 };
+use crate::kv::PagePlace;
 use crate::layers::attention::spec::{AttnSpec, QkNorm};
 use crate::layers::attention::weights::Attn;
 use crate::layers::rope::spec::RopeOrder;
@@ -145,54 +146,24 @@ impl<'m> Planner<'m, '_> {
         spec: &AttnSpec,
         w: &'m Attn,
     ) -> Result<(), GpuError> {
-        let &AttnSpec {
-            n_head,
-            n_head_kv,
-            head_dim,
-            head_dim_v,
-            scale,
-            softcap,
-            window,
-            ..
-        } = spec;
-        let widest = size(head_dim.max(head_dim_v))?;
+        let widest = size(spec.head_dim.max(spec.head_dim_v))?;
         let variant = HEAD_DIMS.iter().copied().find(|&d| d >= widest);
-        let Some(variant) =
-            variant.filter(|_| head_dim % 8 == 0 && head_dim_v % 8 == 0 && n_head <= MAX_HEADS)
-        else {
+        let whole = spec.head_dim % 8 == 0 && spec.head_dim_v % 8 == 0;
+        let Some(variant) = variant.filter(|_| whole && spec.n_head <= MAX_HEADS) else {
             return Err(refused(format!(
-                "attention with {n_head} heads of {head_dim} and {head_dim_v} values (layer {i})"
+                "attention with {} heads of {} and {} values (layer {i})",
+                spec.n_head, spec.head_dim, spec.head_dim_v
             )));
         };
         let q = self.heads(
             spec,
             (Intermediate::Q, Intermediate::QNormed),
-            n_head,
+            spec.n_head,
             w.q_norm.as_ref(),
         )?;
         let place = self.batch.places[i];
-        self.transform(place.transformed, q, n_head, head_dim)?;
-        let [key_bits, value_bits] = place.types.map(bits);
-        let mut args = AttentionArgs {
-            n_rows: 0,
-            n_head: size(n_head)?,
-            n_head_kv: size(n_head_kv)?,
-            head_dim: size(head_dim)?,
-            head_dim_v: size(head_dim_v)?,
-            key_offset: size(place.keys)?,
-            value_offset: size(place.values)?,
-            key_bits: key_bits?,
-            value_bits: value_bits?,
-            // A window too large for 32 bits has no effect.
-            window: window
-                .and_then(|window| u32::try_from(window).ok())
-                .unwrap_or(0),
-            n_pages: self.n_pages,
-            n_splits: 0,
-            n_tiles: 0,
-            scale,
-            softcap: softcap.unwrap_or(0.0),
-        };
+        self.transform(place.transformed, q, spec.n_head, spec.head_dim)?;
+        let mut args = self.attention_args(spec, place)?;
         let rows = self.rows.clone();
         let (row_data, pages) = (
             Name::Input(Input::Rows(rows.set)),
@@ -244,6 +215,32 @@ impl<'m> Planner<'m, '_> {
             );
         }
         self.linear(&w.wo, out, Left(Intermediate::AttnOut))
+    }
+
+    /// Arguments of attention without those of its rows.
+    fn attention_args(&self, spec: &AttnSpec, place: PagePlace) -> Result<AttentionArgs, GpuError> {
+        let [key_bits, value_bits] = place.types.map(bits);
+        Ok(AttentionArgs {
+            n_rows: 0,
+            n_head: size(spec.n_head)?,
+            n_head_kv: size(spec.n_head_kv)?,
+            head_dim: size(spec.head_dim)?,
+            head_dim_v: size(spec.head_dim_v)?,
+            key_offset: size(place.keys)?,
+            value_offset: size(place.values)?,
+            key_bits: key_bits?,
+            value_bits: value_bits?,
+            // A window too large for 32 bits has no effect.
+            window: spec
+                .window
+                .and_then(|window| u32::try_from(window).ok())
+                .unwrap_or(0),
+            n_pages: self.n_pages,
+            n_splits: 0,
+            n_tiles: 0,
+            scale: spec.scale,
+            softcap: spec.softcap.unwrap_or(0.0),
+        })
     }
 
     /// Tiles of the rows of prompts, and their number.

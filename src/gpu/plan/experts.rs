@@ -1,6 +1,6 @@
 //! Feed-forward layers in a plan.
 
-use crate::compute::weight::Linear;
+use crate::compute::weight::{Linear, Weight};
 use crate::gpu::GpuError;
 use crate::gpu::kernels::*;
 use crate::gpu::plan::Name::Intermediate as Left;
@@ -47,26 +47,8 @@ impl<'m> Planner<'m, '_> {
     }
 
     pub(super) fn experts(&mut self, moe: &'m Moe, x: Name<'m>) -> Result<(), GpuError> {
-        let MoeSpec {
-            n_expert,
-            n_used,
-            n_ff,
-            activation,
-            gating,
-            groups,
-            normalise,
-            scale,
-            ..
-        } = moe.spec;
-        if groups.is_some_and(|groups| groups.n_used < groups.n_group)
-            || n_expert > MAX_EXPERTS as usize
-        {
-            return Err(refused(format!(
-                "a mixture of {n_expert} experts in groups"
-            )));
-        }
         let Moe {
-            spec: _,
+            spec,
             router,
             latent_norm: _,
             by_token: _,
@@ -87,13 +69,70 @@ impl<'m> Planner<'m, '_> {
             sparsity: _,
             sub_norm: _,
         } = stacked;
+        self.route(spec, router, bias.as_deref(), x)?;
         let (n_rows, n) = (self.rows.n, self.n_embd()?);
-        let (expert_count, used) = (size(n_expert)?, size(n_used)?);
+        let (expert_count, used) = (size(spec.n_expert)?, size(spec.n_used)?);
+        let (of_gate, of_up, of_out) = (
+            Left(Intermediate::Gate),
+            Left(Intermediate::Up),
+            Left(Intermediate::ExpertOut),
+        );
+        let runs = self.expert_runs(used, expert_count);
+        if let Some(gate) = gate {
+            self.expert_product(&runs, gate, (x, used), of_gate)?;
+        }
+        self.expert_product(&runs, up, (x, used), of_up)?;
+        let n_inner = n_rows as usize * spec.n_used * spec.n_ff;
+        let inner = self.activate(spec.activation, n_inner)?;
+        self.expert_product(&runs, down, (inner, 1), of_out)?;
+        let (weights, out) = (
+            Left(Intermediate::ExpertWeights),
+            Left(Intermediate::FfnOut),
+        );
+        self.plain(
+            &COMBINE_EXPERTS,
+            &CombineExpertsArgs {
+                n,
+                n_rows,
+                n_used: used,
+            },
+            &[of_out, weights, out],
+        );
+        match shared {
+            Some(shared) => self.shared_expert(shared, shared_gate.as_ref(), x, out),
+            None => Ok(()),
+        }
+    }
+
+    /// Chooses the experts of each row, and computes their weights.
+    fn route(
+        &mut self,
+        spec: &MoeSpec,
+        router: &'m Linear,
+        bias: Option<&'m [f32]>,
+        x: Name<'m>,
+    ) -> Result<(), GpuError> {
+        let &MoeSpec {
+            n_expert,
+            n_used,
+            gating,
+            groups,
+            normalise,
+            scale,
+            ..
+        } = spec;
+        if groups.is_some_and(|groups| groups.n_used < groups.n_group)
+            || n_expert > MAX_EXPERTS as usize
+        {
+            return Err(refused(format!(
+                "a mixture of {n_expert} experts in groups"
+            )));
+        }
         self.linear(router, x, Left(Intermediate::Router))?;
         let args = RouteArgs {
-            n_rows,
-            n_expert: expert_count,
-            n_used: used,
+            n_rows: self.rows.n,
+            n_expert: size(n_expert)?,
+            n_used: size(n_used)?,
             gating: match gating {
                 Gating::Softmax => 0,
                 Gating::SoftmaxAfterTopK => 1,
@@ -106,49 +145,31 @@ impl<'m> Planner<'m, '_> {
             normalise: normalise.into(),
             scale,
         };
-        let bias = bias.as_ref().map_or(&NO_BIAS[..], Vec::as_slice);
-        let (chosen, weights) = (
-            Left(Intermediate::Chosen),
-            Left(Intermediate::ExpertWeights),
-        );
         self.plain(
             &ROUTE,
             &args,
             &[
                 Left(Intermediate::Router),
-                Name::Constant(bias),
-                chosen,
-                weights,
+                Name::Constant(bias.unwrap_or(&NO_BIAS)),
+                Left(Intermediate::Chosen),
+                Left(Intermediate::ExpertWeights),
             ],
         );
+        Ok(())
+    }
 
-        let (of_gate, of_up, of_out) = (
-            Left(Intermediate::Gate),
-            Left(Intermediate::Up),
-            Left(Intermediate::ExpertOut),
-        );
-        let runs = self.expert_runs(used, expert_count);
-        if let Some(gate) = gate {
-            self.expert_product(&runs, gate, (x, used), of_gate)?;
-        }
-        self.expert_product(&runs, up, (x, used), of_up)?;
-        let inner = self.activate(activation, n_rows as usize * n_used * n_ff)?;
-        self.expert_product(&runs, down, (inner, 1), of_out)?;
-        let out = Left(Intermediate::FfnOut);
-        self.plain(
-            &COMBINE_EXPERTS,
-            &CombineExpertsArgs {
-                n,
-                n_rows,
-                n_used: used,
-            },
-            &[of_out, weights, out],
-        );
-
-        let Some(shared) = shared else { return Ok(()) };
+    /// Adds the output of the expert that every row uses, by its gate if it has one.
+    fn shared_expert(
+        &mut self,
+        shared: &'m Ffn,
+        gate: Option<&'m Weight>,
+        x: Name<'m>,
+        out: Name<'m>,
+    ) -> Result<(), GpuError> {
         self.feed_forward(shared, x, Intermediate::SharedOut)?;
+        let (n_rows, n) = (self.rows.n, self.n_embd()?);
         let shared = Left(Intermediate::SharedOut);
-        match shared_gate {
+        match gate {
             Some(gate) => {
                 self.product(gate, x, Left(Intermediate::SharedGate))?;
                 self.plain(

@@ -496,15 +496,20 @@ impl SeqKv {
     }
 
     /// Commits `n` more positions, appended in all layers. Releases pages that have left windows,
-    /// and tiers that no later query reads, except those of a checkpoint at the newest page
-    /// boundary.
+    /// and tiers that no later query reads, except those of a checkpoint at the newest border.
     pub(crate) fn commit(&mut self, n: usize) {
+        self.commit_at(n, 0);
+    }
+
+    /// [`SeqKv::commit`] with one more checkpoint, where an image ends; 0: with none.
+    pub(crate) fn commit_at(&mut self, n: usize, checkpoint: usize) {
         self.pending.clear();
         self.len += n;
         self.commit_states();
-        let border = self.len / KV_BLOCK * KV_BLOCK;
-        if self.checkpoints.last().is_none_or(|last| last.pos < border) {
-            self.add_checkpoint(border, false, None);
+        for pos in [checkpoint, self.len / KV_BLOCK * KV_BLOCK] {
+            if self.checkpoints.last().is_none_or(|last| last.pos < pos) {
+                self.add_checkpoint(pos, false, None);
+            }
         }
         self.leave();
     }

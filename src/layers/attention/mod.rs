@@ -2,6 +2,7 @@
 //! rotations, and the cache; attention itself; the product with its output.
 
 mod attend;
+pub(crate) mod backward;
 mod buffers;
 mod gate;
 pub(crate) mod latent;

@@ -1,6 +1,7 @@
 //! Dense feed-forward layers: `y = down(act(gate(x))·up(x))`, or `down(act(up(x)))`; some have a norm
 //! before `down`.
 
+pub(crate) mod backward;
 pub(crate) mod spec;
 pub(crate) mod weights;
 

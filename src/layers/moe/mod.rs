@@ -1,6 +1,7 @@
 //! Mixtures of experts: products by expert.
 
 mod adjugate;
+pub(crate) mod backward;
 mod routing;
 pub(crate) mod spec;
 pub(crate) mod weights;

@@ -41,7 +41,8 @@ pub(super) fn feed_forward(
     })
 }
 
-fn dense(
+/// A dense feed-forward layer.
+pub(super) fn dense(
     b: &Binder<'_>,
     &Hparams {
         n_embd, norm_eps, ..

@@ -3,6 +3,7 @@
 mod attention;
 mod binder;
 mod compressed;
+mod drafter;
 mod feed_forward;
 mod layer;
 mod recurrent;

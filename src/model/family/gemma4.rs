@@ -29,18 +29,40 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     }
     let mut h = Hparams::llama(keys, NormKind::Rms, ffn)?;
     h.embd_scale = (h.n_embd as f32).sqrt();
+    set_attention(keys, &mut h)?;
+    for (i, attn) in h.attention_mut().enumerate() {
+        attn.keys_as_values = !keys.has_in_layer(i, "attn_v.weight");
+    }
+    h.share_kv(keys.opt_u64("attention.shared_kv_layers")?.unwrap_or(0) as usize)?;
+    h.attention_mut()
+        .filter(|attn| attn.shares_kv)
+        .for_each(|attn| attn.keys_as_values = false);
+    h.per_layer_embd = keys
+        .opt_u64("embedding_length_per_layer_input")?
+        .map(|n| n.min(1 << 16) as usize)
+        .filter(|&n| n > 0);
+    h.layers.iter_mut().enumerate().for_each(|(i, layer)| {
+        if keys.has_in_layer(i, "layer_output_scale.weight") {
+            layer.output_scale = OutputScale::OfFile;
+        }
+    });
+    h.final_softcap = keys.positive("final_logit_softcapping")?;
+    Ok(h)
+}
+
+/// Sets norms, and heads and ropes of layers with and without a window.
+pub(super) fn set_attention(keys: &Keys<'_>, h: &mut Hparams) -> Result<(), ModelError> {
     h.set_norms(Norms::Both);
     h.set_windows(keys, None, 6)?;
     h.set_window_rope(keys.positive("rope.freq_base_swa")?.unwrap_or(10000.0));
     let head_dim = keys.opt_count("attention.key_length_swa", MAX_HEAD_DIM)?;
     let head_dim_v = keys.opt_count("attention.value_length_swa", MAX_HEAD_DIM)?;
-    for (i, attn) in h.attention_mut().enumerate() {
+    for attn in h.attention_mut() {
         if attn.window.is_some() {
             attn.head_dim = head_dim.unwrap_or(attn.head_dim);
             attn.head_dim_v = head_dim_v.unwrap_or(attn.head_dim_v);
         }
         (attn.qk_norm, attn.value_norm, attn.scale) = (Some(QkNorm::PerHead), true, 1.0);
-        attn.keys_as_values = !keys.has_in_layer(i, "attn_v.weight");
     }
     // In layers without a window, frequency divisors say which part of a head is rotated.
     let narrowest = h
@@ -57,19 +79,5 @@ pub(super) fn hparams(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         });
     }
     (h.ropes[1].n_dims, h.ropes[1].factors) = (n_dims, false);
-    h.share_kv(keys.opt_u64("attention.shared_kv_layers")?.unwrap_or(0) as usize)?;
-    h.attention_mut()
-        .filter(|attn| attn.shares_kv)
-        .for_each(|attn| attn.keys_as_values = false);
-    h.per_layer_embd = keys
-        .opt_u64("embedding_length_per_layer_input")?
-        .map(|n| n.min(1 << 16) as usize)
-        .filter(|&n| n > 0);
-    h.layers.iter_mut().enumerate().for_each(|(i, layer)| {
-        if keys.has_in_layer(i, "layer_output_scale.weight") {
-            layer.output_scale = OutputScale::OfFile;
-        }
-    });
-    h.final_softcap = keys.positive("final_logit_softcapping")?;
-    Ok(h)
+    Ok(())
 }

@@ -11,6 +11,7 @@ mod cohere;
 mod deepseek;
 mod deepseek4;
 mod diffusion;
+mod drafters;
 mod exaone;
 mod gated;
 mod gemma;
@@ -50,6 +51,7 @@ use crate::gguf::{Metadata, TensorInfo};
 use crate::layers::hparams::Hparams;
 use crate::model::ModelError;
 use crate::model::keys::{Keys, UnknownNames};
+pub(crate) use drafters::{DRAFTERS, DrafterFamily};
 
 /// One architecture.
 pub(crate) struct Family {
@@ -683,6 +685,13 @@ impl Hparams {
                 .ok_or_else(|| ModelError::MissingKey {
                     key: "general.architecture".into(),
                 })?;
+        if DRAFTERS.iter().any(|drafter| drafter.arch == arch) {
+            return Err(ModelError::NotAModel {
+                what: format!(
+                    "a drafter of architecture {arch:?} (give it with -md, besides the model that it was trained for)"
+                ),
+            });
+        }
         let family = Family::of(arch)?;
         if tensors.is_empty() {
             return Err(ModelError::NotAModel {

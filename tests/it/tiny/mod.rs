@@ -1,4 +1,7 @@
 //! Tiny seeded models; those in [`Tiny::ALL`] are the same as those of `tests/reference.py`.
+//!
+//! [`Tiny::parts`] is a file in pieces: a test sets keys, edits or renames tensors, and opens
+//! `parts.gguf()` by `run::open`. [`Tiny::granite_swa`] shows how one family's file becomes another's.
 #![allow(dead_code)] // each test file uses its part
 
 use ruvllm::Model;

@@ -37,6 +37,7 @@ const TRANSCRIPT_STOPS: [&str; 10] = [
 
 /// Which template to use instead of the model's.
 #[derive(Args)]
+#[command(next_help_heading = "Chat template")]
 pub(crate) struct TemplateArgs {
     /// Chat template to use instead of the model's: a name (chatml, llama3, gemma, …) or a Jinja
     /// text

@@ -46,7 +46,7 @@ pub(super) async fn health(State(shared): State<Shared>) -> Result<Response, Api
 pub(super) async fn props(State(shared): State<Shared>, uri: Uri) -> Result<Response, ApiError> {
     let app = shared.app_of_query(&uri).await?;
     let props = json!({
-        "default_generation_settings": {"n_ctx": app.n_ctx},
+        "default_generation_settings": {"n_ctx": app.n_ctx, "params": defaults(&app)},
         "total_slots": app.n_parallel,
         "model_alias": app.name,
         "model_path": app.path,
@@ -57,6 +57,28 @@ pub(super) async fn props(State(shared): State<Shared>, uri: Uri) -> Result<Resp
         "build_info": crate::serve::ids::FINGERPRINT,
     });
     Ok(json_response(StatusCode::OK, &props))
+}
+
+/// What a request gets that says nothing, by the names of its fields.
+fn defaults(app: &App) -> Value {
+    // As the flag was written, not as the nearest f32.
+    let number = |x: f32| {
+        x.to_string()
+            .parse::<f64>()
+            .map_or(Value::Null, Value::from)
+    };
+    let sampling = &app.sampling;
+    json!({
+        "temperature": number(sampling.temperature),
+        "top_k": sampling.top_k,
+        "top_p": number(sampling.top_p),
+        "min_p": number(sampling.min_p),
+        "repeat_penalty": number(sampling.repeat_penalty),
+        "presence_penalty": number(sampling.presence_penalty),
+        "frequency_penalty": number(sampling.frequency_penalty),
+        "max_tokens": app.max_tokens,
+        "seed": app.seed,
+    })
 }
 
 pub(super) async fn tokenize(
@@ -419,6 +441,7 @@ fn figures(of: Listed<'_>) -> OfModel {
             state: of.state,
             adapted: Vec::new(),
             learning: Vec::new(),
+            n_images: 0,
         };
     };
     let learners = app.learners.iter().enumerate();
@@ -438,5 +461,6 @@ fn figures(of: Listed<'_>) -> OfModel {
         state: of.state,
         adapted: app.adapted_names(),
         learning: learning.collect(),
+        n_images: (app.images.as_ref()).map_or(0, |of| of.template.projector.n_encoded()),
     }
 }

@@ -208,6 +208,8 @@ impl From<SessionError> for ApiError {
             | SessionError::TokenOutOfRange { .. }
             | SessionError::NoTokenizer
             | SessionError::Encoder
+            | SessionError::NoEncoder
+            | SessionError::NotEncoded
             | SessionError::Denoises
             | SessionError::DoesNotDenoise
             | SessionError::NoMask

@@ -20,12 +20,15 @@ pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
         )
         .route(
             "/page.js",
-            get(async || {
-                part(
-                    "text/javascript; charset=utf-8",
-                    include_str!("page/page.js"),
-                )
-            }),
+            get(async || script(include_str!("page/page.js"))),
+        )
+        .route(
+            "/markdown.js",
+            get(async || script(include_str!("page/markdown.js"))),
+        )
+        .route(
+            "/chats.js",
+            get(async || script(include_str!("page/chats.js"))),
         )
 }
 
@@ -41,6 +44,10 @@ async fn root(headers: HeaderMap) -> Response {
     } else {
         "Ollama is running".into_response()
     }
+}
+
+fn script(text: &'static str) -> impl IntoResponse {
+    part("text/javascript; charset=utf-8", text)
 }
 
 fn part(kind: &'static str, text: &'static str) -> impl IntoResponse {

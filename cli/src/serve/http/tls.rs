@@ -20,6 +20,7 @@ use tokio_rustls::{Accept, TlsAcceptor};
 
 /// The server's key and certificate.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Server")]
 pub(crate) struct TlsArgs {
     /// File with the key of the certificate, in PEM: connections are encrypted then
     #[arg(

@@ -27,6 +27,7 @@ const BATCH: usize = 100;
 const DELAY: Duration = Duration::from_secs(1);
 
 #[derive(clap::Args)]
+#[command(next_help_heading = "Logs")]
 pub(crate) struct AuditLogArgs {
     /// Append a line of JSON per request to this file: who asked, counts of tokens, times, how it
     /// ended

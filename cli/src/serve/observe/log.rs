@@ -24,6 +24,7 @@ pub(crate) const CHAT: &str = "chat";
 const SERVER: &str = "server";
 
 #[derive(clap::Args)]
+#[command(next_help_heading = "Logs")]
 pub(crate) struct LogArgs {
     /// What is logged: off, error, warn, info (requests), debug (their stages); or by part, as in
     /// warn,http=info

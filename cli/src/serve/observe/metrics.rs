@@ -73,6 +73,8 @@ pub(crate) struct OfModel {
     pub(crate) adapted: Vec<String>,
     /// What is learnt for each key.
     pub(crate) learning: Vec<Learning>,
+    /// Images that were encoded.
+    pub(crate) n_images: u64,
 }
 
 /// What is learnt for a key.
@@ -279,6 +281,13 @@ fn of_models(registry: &mut Registry, models: &[OfModel], n_loads: u64) {
         states,
     );
     registry.register("ruvllm:model_loads", "Times that a model was loaded", loads);
+    let images = Counter::<u64>::default();
+    images.inc_by(models.iter().map(|model| model.n_images).sum());
+    registry.register(
+        "ruvllm:images_encoded",
+        "Images that were encoded, not found among those that were before",
+        images,
+    );
     if models.iter().any(|model| !model.learning.is_empty()) {
         registry.register(
             "ruvllm:sona_version",

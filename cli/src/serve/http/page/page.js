@@ -1,20 +1,33 @@
 // A chat with the server that sent this page. Texts of models only ever become text nodes, never HTML.
-"use strict";
+import { areKept, chats, forget, keep, picturesOf, setKept, textOf } from "./chats.js";
+import { Markdown } from "./markdown.js";
 
 const element = (id) => document.getElementById(id);
 const [model, messages, error, status, form, prompt, send, stop, again, system, key, pictures, add, files] =
   ["model", "messages", "error", "status", "form", "prompt", "send", "stop", "again", "system", "key", "pictures", "add", "files"]
     .map(element);
 const KEY = "ruvllm-api-key";
+/** Of this tab: which chat it shows after a reload. */
+const CHAT = "ruvllm-chat";
 
 /** The conversation, as the API takes it. */
 let conversation = [];
+/** What it is called among the chats that are kept. */
+let id = newId();
+/** Who has answered in it last. */
+let answerer = "";
+/** Which message the next one replaces, with all after it. */
+let edited = null;
 /** Ends the request that runs. */
 let running = null;
 /** Whether the model reads pictures. */
 let seesPictures = false;
 /** Those of the next message, as data URLs. */
 let chosen = [];
+
+function newId() {
+  return `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
+}
 
 /** A response that is as it should be; otherwise an error with the server's own words. */
 async function ask(path, options = {}) {
@@ -46,6 +59,11 @@ async function listModels() {
     const isLoaded = data.find(({ id }) => id === model.value)?.status.value === "loaded";
     const props = isLoaded && await (await ask(`props?model=${encodeURIComponent(model.value)}`)).json();
     element("base").hidden = !props?.is_base_model;
+    const defaults = props?.default_generation_settings?.params ?? {};
+    for (const input of document.querySelectorAll("[data-field]")) {
+      const value = defaults[input.dataset.field];
+      input.placeholder = value === undefined || value === null ? "" : String(value);
+    }
     seesPictures = Boolean(props?.modalities?.vision);
     add.hidden = !seesPictures;
     error.hidden = true;
@@ -57,6 +75,26 @@ async function listModels() {
   }
 }
 
+function button(text, act) {
+  const made = Object.assign(document.createElement("button"), { type: "button", textContent: text });
+  made.addEventListener("click", act);
+  return made;
+}
+
+/** Copies a text; where the browser allows that to encrypted pages alone, by its older way. */
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const field = Object.assign(document.createElement("textarea"), { value: text });
+    document.body.append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
+  status.textContent = "Copied.";
+}
+
 /** A message of the conversation on the page: where its text and the rest go. */
 function show(role) {
   const make = (tag, of, text = "") => Object.assign(document.createElement(tag), { className: of, textContent: text });
@@ -64,16 +102,107 @@ function show(role) {
   const thoughts = make("details", "thinking");
   thoughts.hidden = true;
   thoughts.append(make("summary", "", "Reasoning"), make("div", "thoughts"));
-  const [text, figures] = [make("div", "text"), make("p", "figures")];
-  item.append(make("h2", "", role === "user" ? "You" : model.value || "Model"), thoughts, text, figures);
+  const [text, figures, tools] = [make("div", "text"), make("p", "figures"), make("p", "tools")];
+  const place = () => [...messages.children].indexOf(item);
+  tools.append(button("Copy", () => copy(textOf(conversation[place()]))));
+  if (role === "user") tools.append(button("Edit", () => edit(place())));
+  item.append(make("h2", "", role === "user" ? "You" : answerer || "Model"), thoughts, text, figures, tools);
   messages.append(item);
+  element("start").hidden = true;
   return { item, thoughts, text, figures };
 }
 
-/** Appends text, and keeps the end in sight of whoever was there. */
+/** A message that is there as a whole. */
+function showMessage(message) {
+  const { text } = show(message.role);
+  picturesOf(message).forEach((url) => append(text, picture(url)));
+  if (message.role === "assistant") new Markdown(text).show(textOf(message));
+  else append(text, textOf(message));
+}
+
+/** Puts a message back into the field, to be sent in its own place. */
+function edit(place) {
+  if (running) return;
+  edited = place;
+  prompt.value = textOf(conversation[place]);
+  chosen = picturesOf(conversation[place]);
+  showChosen();
+  [...messages.children].forEach((item, i) => item.classList.toggle("replaced", i >= place));
+  status.textContent = "Sending replaces this message and what follows; Escape leaves them.";
+  prompt.focus();
+}
+
+function endEdit() {
+  edited = null;
+  [...messages.children].forEach((item) => item.classList.remove("replaced"));
+}
+
+/** The conversation from its first messages on the page. */
+function showAll() {
+  messages.replaceChildren();
+  element("start").hidden = conversation.length > 0;
+  conversation.forEach(showMessage);
+  messages.scrollTop = messages.scrollHeight;
+  update();
+}
+
+/** Keeps the conversation, if it is one. */
+function save() {
+  sessionStorage.setItem(CHAT, id);
+  if (conversation.length > 0) {
+    const title = textOf(conversation[0]).slice(0, 80);
+    const isKept = keep({ id, title, time: Date.now(), model: answerer, messages: conversation });
+    if (!isKept) status.textContent += " There is no room to keep this chat.";
+  }
+  listChats();
+}
+
+/** The chats that are kept, each with a way to remove it. */
+function listChats() {
+  const all = chats();
+  element("kept").checked = areKept();
+  element("none").hidden = all.length > 0;
+  element("chats").replaceChildren(...all.map((chat) => {
+    const item = document.createElement("li");
+    const open = button(chat.title || "Without a title", () => change(chat));
+    const remove = button("Delete", () => {
+      forget(chat.id);
+      if (chat.id === id) change();
+      else listChats();
+    });
+    open.title = new Date(chat.time).toLocaleString();
+    remove.ariaLabel = `Delete ${chat.title}`;
+    if (chat.id === id) open.ariaCurrent = "true";
+    item.append(open, remove);
+    return item;
+  }));
+}
+
+/** Goes on with a chat that is kept, or begins a new one. */
+async function change(chat = null) {
+  running?.abort();
+  // The end of what runs comes first.
+  while (running) await new Promise((done) => setTimeout(done, 10));
+  conversation = chat?.messages ?? [];
+  answerer = chat?.model ?? "";
+  id = chat?.id ?? newId();
+  sessionStorage.setItem(CHAT, id);
+  endEdit();
+  chosen = [];
+  showChosen();
+  error.hidden = true;
+  element("history").open = false;
+  status.textContent = chat ? "" : "New chat.";
+  showAll();
+  listChats();
+  prompt.focus();
+}
+
+/** Appends text, or has it done, and keeps the end in sight of whoever was there. */
 function append(node, text) {
   const atEnd = messages.scrollHeight - messages.scrollTop - messages.clientHeight < 40;
-  node.append(text);
+  if (typeof text === "function") text();
+  else node.append(text);
   if (atEnd) messages.scrollTop = messages.scrollHeight;
 }
 
@@ -162,9 +291,16 @@ async function answer() {
   status.textContent = "Answering …";
   // Nothing is read out before it is complete.
   messages.setAttribute("aria-busy", "true");
+  answerer = model.value;
   const shown = show("assistant");
   const instructions = system.value ? [{ role: "system", content: system.value }] : [];
-  let [text, usage, timings, reason] = ["", null, null, null];
+  const markdown = new Markdown(shown.text);
+  let [text, usage, timings, reason, isDue] = ["", null, null, null, false];
+  // At most once for each picture of the screen, and at once where there is none.
+  const draw = () => {
+    isDue = false;
+    append(shown.text, () => markdown.show(text));
+  };
   try {
     const response = await ask("v1/chat/completions", {
       method: "POST",
@@ -183,14 +319,17 @@ async function answer() {
       }
       if (choice?.delta?.content) {
         text += choice.delta.content;
-        append(shown.text, choice.delta.content);
+        if (!isDue) {
+          isDue = true;
+          setTimeout(draw, 30);
+        }
       }
       reason = choice?.finish_reason ?? reason;
       [usage, timings] = [event.usage ?? usage, event.timings ?? timings];
     }
     const cut = reason === "length" ? "Cut off: the limit of tokens was reached. " : "";
     shown.figures.textContent = cut + figuresOf(usage, timings);
-    status.textContent = `Done. ${shown.figures.textContent}`;
+    status.textContent = "Done.";
   } catch (failure) {
     if (failure.name === "AbortError") {
       shown.figures.textContent = status.textContent = "Stopped.";
@@ -199,6 +338,7 @@ async function answer() {
       complain(failure);
     }
   }
+  draw();
   if (text || reason) {
     conversation.push({ role: "assistant", content: text });
   } else {
@@ -207,6 +347,7 @@ async function answer() {
     messages.lastChild.remove();
     const { content } = conversation.pop();
     const parts = typeof content === "string" ? [{ type: "text", text: content }] : content;
+    element("start").hidden = conversation.length > 0;
     prompt.value ||= parts.find(({ type }) => type === "text").text;
     if (chosen.length === 0) {
       chosen = parts.filter(({ type }) => type === "image_url").map(({ image_url }) => image_url.url);
@@ -216,6 +357,7 @@ async function answer() {
   running = null;
   messages.removeAttribute("aria-busy");
   update();
+  save();
 }
 
 /** Which buttons do something. */
@@ -230,10 +372,13 @@ form.addEventListener("submit", (event) => {
   if (running || !text) return;
   const images = chosen.map((url) => ({ type: "image_url", image_url: { url } }));
   const content = images.length > 0 ? [...images, { type: "text", text }] : text;
+  if (edited !== null) {
+    conversation = conversation.slice(0, edited);
+    [...messages.children].slice(edited).forEach((item) => item.remove());
+    endEdit();
+  }
   conversation.push({ role: "user", content });
-  const shown = show("user").text;
-  chosen.forEach((url) => append(shown, picture(url)));
-  append(shown, text);
+  showMessage(conversation.at(-1));
   prompt.value = "";
   chosen = [];
   showChosen();
@@ -270,7 +415,18 @@ files.addEventListener("change", async () => {
 });
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && running) running.abort();
+  if (event.key !== "Escape") return;
+  if (running) return running.abort();
+  if (edited !== null) {
+    endEdit();
+    prompt.value = status.textContent = "";
+    chosen = [];
+    return showChosen();
+  }
+  for (const panel of document.querySelectorAll(".panel[open]")) {
+    panel.open = false;
+    panel.firstElementChild.focus();
+  }
 });
 
 stop.addEventListener("click", () => {
@@ -279,6 +435,7 @@ stop.addEventListener("click", () => {
 });
 
 again.addEventListener("click", () => {
+  endEdit();
   if (conversation.at(-1).role === "assistant") {
     conversation.pop();
     messages.lastChild.remove();
@@ -287,19 +444,29 @@ again.addEventListener("click", () => {
   answer();
 });
 
-element("new").addEventListener("click", async () => {
-  running?.abort();
-  // The end of what runs comes first.
-  while (running) await new Promise((done) => setTimeout(done, 10));
-  conversation = [];
-  chosen = [];
-  showChosen();
-  messages.replaceChildren();
-  error.hidden = true;
-  status.textContent = "New chat.";
-  update();
-  prompt.focus();
+element("new").addEventListener("click", () => change());
+
+for (const example of document.querySelectorAll("#start button")) {
+  example.addEventListener("click", () => {
+    prompt.value = example.textContent;
+    prompt.focus();
+  });
+}
+
+element("kept").addEventListener("change", () => {
+  setKept(element("kept").checked);
+  save();
 });
+
+// Of the two panels one is open.
+for (const panel of document.querySelectorAll(".panel")) {
+  panel.addEventListener("toggle", () => {
+    if (panel.open) document.querySelectorAll(".panel").forEach((other) => { if (other !== panel) other.open = false; });
+  });
+}
+
+// What another tab keeps is seen here.
+addEventListener("storage", listChats);
 
 model.addEventListener("change", listModels);
 
@@ -309,4 +476,8 @@ key.addEventListener("change", () => {
 });
 
 key.value = sessionStorage.getItem(KEY) ?? "";
+const last = chats().find((chat) => chat.id === sessionStorage.getItem(CHAT));
+if (last) [conversation, id, answerer] = [last.messages, last.id, last.model ?? ""];
+showAll();
+listChats();
 listModels();

@@ -1,9 +1,7 @@
 //! Attention, backwards.
 
 use crate::arch::{Arch, AttnBackward, MAX_HEAD_DIM};
-use crate::backward::buffers::{AttnBuffers, KEYS};
-use crate::backward::saved::SavedLayer;
-use crate::backward::tape::{BackwardText, Tape};
+use crate::compute::arena::Frame;
 use crate::compute::linear::Product;
 use crate::kv::SeqKv;
 use crate::layers::attention::spec::{AttnSpec, QkNorm};
@@ -11,24 +9,118 @@ use crate::layers::attention::weights::Attn;
 use crate::layers::attention::{MAX_GROUP, attn_params, attn_tiles};
 use crate::layers::norm::head_norms;
 use crate::layers::rope::Rotation;
+use crate::layers::tape::{BackwardText, Tape};
 use crate::threads::PoolHandle;
+use std::ops::Range;
+
+/// Keys whose gradient one task computes.
+const KEYS: usize = 32;
+
+/// Rows of a layer.
+pub(crate) struct Buffers<'a> {
+    pub(crate) q: &'a mut [f32],
+    pub(crate) k: &'a mut [f32],
+    pub(crate) dq: &'a mut [f32],
+    pub(crate) dk: &'a mut [f32],
+    pub(crate) dv: &'a mut [f32],
+    pub(crate) dattn: &'a mut [f32],
+    /// Of one text at a time. By KV head: `(n_head_kv, m_padded, n_group, …)`.
+    pub(crate) q_by_head: &'a mut [f32],
+    pub(crate) dq_by_head: &'a mut [f32],
+    pub(crate) dout_by_head: &'a mut [f32],
+    pub(crate) delta: &'a mut [f32],
+    pub(crate) lse: &'a mut [f32],
+    /// `(n_head_kv, pos + m, …)`.
+    pub(crate) k_by_head: &'a mut [f32],
+    pub(crate) v_by_head: &'a mut [f32],
+    /// `(n_head_kv, m, …)`, `m` rounded up to [`KEYS`].
+    pub(crate) dk_by_head: &'a mut [f32],
+    pub(crate) dv_by_head: &'a mut [f32],
+}
+impl<'a> Buffers<'a> {
+    /// Those of `m` rows, of which the longest text has `longest`, behind `pos` keys.
+    pub(crate) fn take(
+        frame: &mut Frame<'a>,
+        spec: &AttnSpec,
+        (m, longest): (usize, usize),
+        pos: usize,
+    ) -> Buffers<'a> {
+        let (n_q, n_k, n_v, n_attn) = (spec.n_q(), spec.n_k(), spec.n_v(), spec.n_out());
+        let m_padded = attn_tiles(spec, longest).1;
+        let (m_keys, n_kv) = (longest.next_multiple_of(KEYS), pos + longest);
+        Buffers {
+            q: frame.take(m * n_q),
+            k: frame.take(m * n_k),
+            dq: frame.take(m * n_q),
+            dk: frame.take(m * n_k),
+            dv: frame.take(m * n_v),
+            dattn: frame.take(m * n_attn),
+            q_by_head: frame.take(m_padded * n_q),
+            dq_by_head: frame.take(m_padded * n_q),
+            dout_by_head: frame.take(m_padded * n_attn),
+            delta: frame.take(m_padded * spec.n_head),
+            lse: frame.take(m_padded * spec.n_head),
+            k_by_head: frame.take(n_kv * n_k),
+            v_by_head: frame.take(n_kv * n_v),
+            dk_by_head: frame.take(m_keys * n_k),
+            dv_by_head: frame.take(m_keys * n_v),
+        }
+    }
+}
+
+impl Buffers<'_> {
+    /// Those of one text, whose tokens have the rows `rows`.
+    fn of_text(&mut self, spec: &AttnSpec, rows: Range<usize>, pos: usize) -> Buffers<'_> {
+        let (n_q, n_k, n_v, n_attn) = (spec.n_q(), spec.n_k(), spec.n_v(), spec.n_out());
+        let of = |n: usize| rows.start * n..rows.end * n;
+        let m = rows.len();
+        let m_padded = attn_tiles(spec, m).1;
+        let (m_keys, n_kv) = (m.next_multiple_of(KEYS), pos + m);
+        Buffers {
+            q: &mut self.q[of(n_q)],
+            k: &mut self.k[of(n_k)],
+            dq: &mut self.dq[of(n_q)],
+            dk: &mut self.dk[of(n_k)],
+            dv: &mut self.dv[of(n_v)],
+            dattn: &mut self.dattn[of(n_attn)],
+            q_by_head: &mut self.q_by_head[..m_padded * n_q],
+            dq_by_head: &mut self.dq_by_head[..m_padded * n_q],
+            dout_by_head: &mut self.dout_by_head[..m_padded * n_attn],
+            delta: &mut self.delta[..m_padded * spec.n_head],
+            lse: &mut self.lse[..m_padded * spec.n_head],
+            k_by_head: &mut self.k_by_head[..n_kv * n_k],
+            v_by_head: &mut self.v_by_head[..n_kv * n_v],
+            dk_by_head: &mut self.dk_by_head[..m_keys * n_k],
+            dv_by_head: &mut self.dv_by_head[..m_keys * n_v],
+        }
+    }
+}
+
+/// Rows that the forward pass kept.
+#[derive(Clone, Copy)]
+pub(crate) struct KeptRows<'a> {
+    /// Queries before norm and rotation, if they were kept.
+    pub(crate) q: Option<&'a [f32]>,
+    /// What attention gave, before `wo`.
+    pub(crate) attn: &'a [f32],
+}
 
 /// Computes `b.dq`, `b.dk` and `b.dv` from `b.dattn`: the gradients of the results of `wq`, `wk`
 /// and `wv`.
-pub(super) fn attention_backward(
+pub(crate) fn attention_backward(
     tape: &mut Tape<'_>,
     (spec, w): (&AttnSpec, &Attn),
     i: usize,
-    saved: &SavedLayer,
+    kept: KeptRows<'_>,
     normed: &[f32],
-    b: &mut AttnBuffers<'_>,
+    b: &mut Buffers<'_>,
     rotations: Option<[Rotation<'_>; 2]>,
 ) {
     let m = tape.m;
 
     // Recomputes queries, if they were not kept; of the keys only what a norm needs, as they are in
     // the cache.
-    if !saved.keeps_products {
+    if kept.q.is_none() {
         tape.linear(normed, m, &mut [Product::of(&w.wq, b.q, m)]);
     }
     if w.k_norm.is_some() {
@@ -39,8 +131,8 @@ pub(super) fn attention_backward(
         let rows = first..first + text.tokens.len();
         first = rows.end;
         let of = |n: usize| rows.start * n..rows.end * n;
-        let attn = &saved.attn[of(spec.n_out())];
-        let kept = saved.keeps_products.then(|| &saved.q[of(spec.n_q())]);
+        let attn = &kept.attn[of(spec.n_out())];
+        let kept = kept.q.map(|q| &q[of(spec.n_q())]);
         let buffers = b.of_text(spec, rows, tape.pos);
         TextAttention::new(tape, (spec, w), text, rotations).backward(
             (i, text.kv),
@@ -98,7 +190,7 @@ impl<'a> TextAttention<'a> {
         &self,
         (i, kv): (usize, &SeqKv),
         (kept, attn): (Option<&[f32]>, &[f32]),
-        mut b: AttnBuffers<'_>,
+        mut b: Buffers<'_>,
     ) {
         let recomputed: &mut [f32] = std::mem::take(&mut b.q);
         let q = kept.unwrap_or(recomputed);
@@ -126,7 +218,7 @@ impl<'a> TextAttention<'a> {
     }
 
     /// Computes `b.q_by_head`, normalised and rotated, from the products `q`.
-    fn recompute_queries(&self, q: &[f32], b: &mut AttnBuffers<'_>) {
+    fn recompute_queries(&self, q: &[f32], b: &mut Buffers<'_>) {
         let (arch, eps, spec) = (self.arch, self.norm_eps, self.spec);
         let (m, n_group, d) = (self.m, spec.n_group(), spec.head_dim);
         let (q_norm, _) = head_norms(spec, self.w);
@@ -158,7 +250,7 @@ impl<'a> TextAttention<'a> {
     }
 
     /// Computes `b.dout_by_head`, and `b.delta`, its products with the outputs `attn`.
-    fn sort_outputs(&self, attn: &[f32], b: &mut AttnBuffers<'_>) {
+    fn sort_outputs(&self, attn: &[f32], b: &mut Buffers<'_>) {
         let (arch, m, n_group) = (self.arch, self.m, self.spec.n_group());
         let (n_head, d_v) = (self.spec.n_head, self.spec.head_dim_v);
         let dattn = &*b.dattn;
@@ -179,7 +271,7 @@ impl<'a> TextAttention<'a> {
     }
 
     /// Computes `b.dq_by_head` and `b.lse` tile by tile.
-    fn query_gradients(&self, b: &mut AttnBuffers<'_>) {
+    fn query_gradients(&self, b: &mut Buffers<'_>) {
         let &TextAttention {
             arch, pos, m, tile, ..
         } = self;
@@ -232,7 +324,7 @@ impl<'a> TextAttention<'a> {
     }
 
     /// Computes `b.dk_by_head` and `b.dv_by_head` for [`KEYS`] tokens at a time.
-    fn key_gradients(&self, b: &mut AttnBuffers<'_>) {
+    fn key_gradients(&self, b: &mut Buffers<'_>) {
         let &TextAttention {
             arch,
             pos,
@@ -277,7 +369,7 @@ impl<'a> TextAttention<'a> {
     }
 
     /// Gradients by KV head back to rows by token, through rotation and norms of heads.
-    fn place_gradients(&self, q: &[f32], b: &mut AttnBuffers<'_>) {
+    fn place_gradients(&self, q: &[f32], b: &mut Buffers<'_>) {
         let (arch, eps, spec) = (self.arch, self.norm_eps, self.spec);
         let (m_padded, rotations) = (self.m_padded, &self.rotations);
         let (n_group, d, d_v) = (spec.n_group(), spec.head_dim, spec.head_dim_v);
@@ -331,7 +423,7 @@ impl<'a> TextAttention<'a> {
     }
 
     /// Through the norms of all heads together; the buffers by head are free for this.
-    fn full_norms_backward(&self, q: &[f32], b: &mut AttnBuffers<'_>) {
+    fn full_norms_backward(&self, q: &[f32], b: &mut Buffers<'_>) {
         let (arch, eps, m) = (self.arch, self.norm_eps, self.m);
         let [of_queries, of_keys] = self.full_norms();
         let of_queries = (of_queries, q, &mut *b.dq, &mut *b.dq_by_head);

@@ -1,0 +1,244 @@
+//! `ruvllm memory`: what a folder remembers, seen and changed by its owner.
+
+use crate::io::{Failure, check_overwrite, note, print, print_json, printable, size};
+use clap::Subcommand;
+use ruvllm_learn::memory::{Entry, Memory, MemoryOptions, NewEntry, Verdict};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+const EXAMPLES: &str = "\
+Examples:
+  ruvllm memory add mine 'The gauge at Ossen Weir is read by Talvo Renning.'
+  ruvllm memory add mine --correction 'It is read by Mirela Ostrand now, not by Talvo Renning.'
+  ruvllm memory search mine 'Who reads the gauge?'
+  ruvllm memory list mine
+  ruvllm memory edit mine 1 'The gauge at Ossen Weir is read daily.' --verdict partial
+  ruvllm memory export mine -o memory.jsonl
+  ruvllm memory forget mine 1
+
+Entries are found by their words here. What was forgotten or changed is no longer in the file afterwards.";
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// List all entries
+    List {
+        /// The folder
+        folder: PathBuf,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the entries that are most like a text
+    Search {
+        /// The folder
+        folder: PathBuf,
+        /// The text
+        text: String,
+        /// Most entries
+        #[arg(short, long, value_name = "N", default_value_t = 4)]
+        n: usize,
+    },
+    /// Remember a text
+    Add {
+        /// The folder; it is made if it does not exist
+        folder: PathBuf,
+        /// The text, at most 2,048 bytes
+        text: String,
+        /// The entry that is most like it takes no effect any more, until this one is forgotten
+        #[arg(long)]
+        correction: bool,
+        /// The conversation or user that it comes from
+        #[arg(long, value_name = "NAME", default_value = "")]
+        session: String,
+        /// success, partial, or failure: how it turned out
+        #[arg(long, value_name = "VERDICT", default_value = "success", value_parser = verdict)]
+        verdict: Verdict,
+    },
+    /// Change the text of an entry
+    Edit {
+        /// The folder
+        folder: PathBuf,
+        /// Its number
+        number: u64,
+        /// The new text
+        text: String,
+        /// success, partial, or failure [default: as it is]
+        #[arg(long, value_name = "VERDICT", value_parser = verdict)]
+        verdict: Option<Verdict>,
+    },
+    /// Write all entries as JSON lines
+    Export {
+        /// The folder
+        folder: PathBuf,
+        /// The file [default: standard output]
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<PathBuf>,
+        /// Replace the file if it exists
+        #[arg(long)]
+        overwrite: bool,
+    },
+    /// Forget entries
+    Forget {
+        /// The folder
+        folder: PathBuf,
+        /// Their numbers
+        #[arg(required_unless_present = "session")]
+        numbers: Vec<u64>,
+        /// All entries of a conversation or user
+        #[arg(long, value_name = "NAME", conflicts_with = "numbers")]
+        session: Option<String>,
+    },
+}
+
+fn verdict(name: &str) -> Result<Verdict, String> {
+    let mut all = Verdict::ALL.iter();
+    all.find(|(known, _)| *known == name)
+        .map(|(_, verdict)| *verdict)
+        .ok_or_else(|| format!("there is no verdict {name:?}; there are success, partial, failure"))
+}
+
+/// The memory of a folder that exists.
+fn existing(folder: &Path) -> Result<Memory, Failure> {
+    if !folder.is_dir() {
+        let message = format!(
+            "there is no folder {}; `ruvllm memory add` makes one",
+            folder.display()
+        );
+        return Err(Failure::Work(message));
+    }
+    Ok(Memory::open(folder, &MemoryOptions::default())?)
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    match &args.action {
+        Action::List { folder, json } => list(&existing(folder)?, *json),
+        Action::Search { folder, text, n } => {
+            let mut memory = existing(folder)?;
+            for hit in memory.search(text, None, *n)? {
+                if let Some(entry) = memory.entry(hit.number) {
+                    print(format!("{:.2} {}\n", hit.score, line(&memory, entry)))?;
+                }
+            }
+            Ok(())
+        }
+        Action::Add {
+            folder,
+            text,
+            correction,
+            session,
+            verdict,
+        } => {
+            let mut memory = Memory::open(folder, &MemoryOptions::default())?;
+            let new = NewEntry {
+                text: text.clone(),
+                verdict: *verdict,
+                session: session.clone(),
+                is_correction: *correction,
+            };
+            let number = memory.remember(new, None)?;
+            let corrected = memory.entry(number).map_or(0, |entry| entry.corrects);
+            match (correction, corrected) {
+                (false, _) => note(format!("entry {number}")),
+                (true, 0) => note(format!(
+                    "entry {number}; nothing is like it, so it corrects nothing"
+                )),
+                (true, old) => note(format!("entry {number} corrects entry {old}")),
+            }
+            Ok(())
+        }
+        Action::Edit {
+            folder,
+            number,
+            text,
+            verdict,
+        } => {
+            let mut memory = existing(folder)?;
+            let old = memory.entry(*number).map(|entry| entry.verdict);
+            let verdict = verdict.or(old).unwrap_or_default();
+            Ok(memory.edit(*number, text, verdict, None)?)
+        }
+        Action::Export {
+            folder,
+            output,
+            overwrite,
+        } => export(&existing(folder)?, output.as_ref(), *overwrite),
+        Action::Forget {
+            folder,
+            numbers,
+            session,
+        } => {
+            let mut memory = existing(folder)?;
+            if let Some(session) = session {
+                let n = memory.forget_session(session)?;
+                note(format!("forgot {n} entries"));
+            }
+            numbers
+                .iter()
+                .try_for_each(|&number| memory.forget(number))?;
+            Ok(())
+        }
+    }
+}
+
+/// An entry on a line.
+fn line(memory: &Memory, entry: &Entry) -> String {
+    let corrected = memory.corrected_by(entry.number);
+    let corrected = corrected.map_or(String::new(), |by| format!(" (corrected by {by})"));
+    format!(
+        "{:>5} {:<7} {}{corrected}",
+        entry.number,
+        entry.verdict.name(),
+        printable(&entry.text)
+    )
+}
+
+fn list(memory: &Memory, as_json: bool) -> Result<(), Failure> {
+    let entries = memory.entries();
+    if as_json {
+        let all = entries.iter().map(|entry| to_json(memory, entry));
+        return print_json(&Value::Array(all.collect()));
+    }
+    for entry in entries {
+        print(format!("{}\n", line(memory, entry)))?;
+    }
+    note(format!(
+        "{} entries, {}",
+        entries.len(),
+        size(memory.bytes())
+    ));
+    Ok(())
+}
+
+fn export(memory: &Memory, output: Option<&PathBuf>, overwrite: bool) -> Result<(), Failure> {
+    let lines = memory.entries().iter();
+    let lines: String = lines
+        .map(|entry| format!("{}\n", to_json(memory, entry)))
+        .collect();
+    match output {
+        None => print(lines),
+        Some(path) => {
+            check_overwrite(path, overwrite)?;
+            std::fs::write(path, lines).map_err(Failure::file(path))
+        }
+    }
+}
+
+fn to_json(memory: &Memory, entry: &Entry) -> Value {
+    json!({
+        "number": entry.number,
+        "text": entry.text,
+        "verdict": entry.verdict.name(),
+        "session": entry.session,
+        "timestamp": entry.timestamp,
+        "revision": entry.revision,
+        "corrects": (entry.corrects != 0).then_some(entry.corrects),
+        "corrected_by": memory.corrected_by(entry.number),
+    })
+}

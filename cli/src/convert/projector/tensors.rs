@@ -1,0 +1,311 @@
+//! A projector's tensors from those of a checkpoint.
+
+use super::Settings;
+use super::kinds::{Change, Kind, Name};
+use crate::convert::checkpoint::Source;
+use crate::io::Failure;
+use ruvllm::quant::DType;
+use std::borrow::Cow;
+
+/// What names of parts that read images begin with; those of a model begin otherwise.
+const PARTS: &[&str] = &[
+    "vision_tower.",
+    "vision_model.",
+    "visual.",
+    "multi_modal_projector.",
+    "connector.",
+    "embed_vision.",
+    "merger.",
+    "image_newline",
+];
+const DEEPSTACK: &str = "visual.deepstack_merger_list.";
+
+/// A tensor of a projector's file.
+pub(super) struct Tensor<'a> {
+    pub(super) name: String,
+    /// Row length first.
+    pub(super) dims: Vec<u64>,
+    pub(super) to: DType,
+    pub(super) source: &'a Source<'a>,
+    /// Values of a row as it is read, which is all that one index of the outermost dimension has.
+    width: usize,
+    /// Rows, in their order; of a vector, one.
+    rows: Rows,
+    /// The values of a row that are taken, if not all.
+    columns: Option<Vec<usize>>,
+    pub(super) plus_one: bool,
+}
+
+/// Which rows are taken.
+enum Rows {
+    /// So many from one on.
+    From(usize, usize),
+    /// All of so many: in each head of so many, row `i` of the first half, then row `i` of the second.
+    Pairs(usize, usize),
+}
+
+impl<'a> Tensor<'a> {
+    /// Values of a row in the file.
+    pub(super) fn n(&self) -> usize {
+        self.columns.as_ref().map_or(self.width, Vec::len)
+    }
+
+    pub(super) fn n_rows(&self) -> usize {
+        let (Rows::From(_, n) | Rows::Pairs(_, n)) = self.rows;
+        n
+    }
+
+    /// The bytes of row `i`.
+    pub(super) fn row(&self, i: usize) -> Cow<'a, [u8]> {
+        let i = match self.rows {
+            Rows::From(first, _) => first + i,
+            Rows::Pairs(head, _) => {
+                let in_head = i % head;
+                i - in_head + in_head % 2 * (head / 2) + in_head / 2
+            }
+        };
+        let row = self.source.row(i, self.width);
+        let Some(columns) = &self.columns else {
+            return row;
+        };
+        let size = self.source.dtype.block().1 as usize;
+        let value = |&i: &usize| &row[i * size..][..size];
+        Cow::Owned(columns.iter().flat_map(value).copied().collect())
+    }
+}
+
+/// A name without what is around the parts, and its end.
+fn parse(name: &str) -> (String, &str) {
+    let own = name.strip_prefix("model.").unwrap_or(name);
+    let own = own.replacen("vision_tower.vision_model.", "vision_tower.", 1);
+    let own = own.replacen("language_model.model.", "language_model.", 1);
+    let ends = [".weight", ".bias"];
+    let end = ends
+        .into_iter()
+        .find(|end| own.ends_with(end))
+        .unwrap_or("");
+    let stem = &own[..own.len() - end.len()];
+    // Some matrices have a module around them.
+    (stem.strip_suffix(".linear").unwrap_or(stem).to_owned(), end)
+}
+
+/// Whether a tensor is no part of a projector: the model's, a buffer's, or one that the kind skips.
+pub(super) fn is_left_out(kind: &Kind, n_layer: u32, name: &str) -> bool {
+    let (stem, end) = parse(name);
+    let full = format!("{stem}{end}");
+    let is_part = PARTS.iter().any(|part| full.starts_with(part));
+    let is_named = kind.names.iter().any(|(from, ..)| *from == stem);
+    let is_skipped = kind.skips.iter().any(|skip| full.starts_with(skip))
+        || full.ends_with("position_ids")
+        || full.ends_with("inv_freq")
+        || layer(kind, &stem).is_some_and(|(layer, _)| layer >= n_layer);
+    !(is_part || is_named) || is_skipped
+}
+
+/// The number of a layer, and the module in it.
+fn layer<'n>(kind: &Kind, stem: &'n str) -> Option<(u32, &'n str)> {
+    let (number, module) = stem.strip_prefix(kind.layers.0)?.split_once('.')?;
+    Some((number.parse().ok()?, module))
+}
+
+/// What a module is called in the file, before its end.
+fn look_up(kind: &Kind, of: &Settings, stem: &str) -> Result<Option<(String, Name)>, Failure> {
+    let find = |names: &[Name], stem: &str| names.iter().copied().find(|(from, ..)| *from == stem);
+    if let Some((layer, module)) = layer(kind, stem) {
+        let name = find(kind.layers.1, module);
+        return Ok(name.map(|name| (format!("v.blk.{layer}."), name)));
+    }
+    if let Some((number, module)) = stem.strip_prefix(DEEPSTACK).and_then(|n| n.split_once('.')) {
+        let layers = of.deepstack()?;
+        let number = number.parse().ok();
+        let layer = number.and_then(|i: usize| layers.get(i).copied());
+        let name = find(kind.names, &format!("visual.deepstack.{module}"));
+        return Ok(layer
+            .zip(name)
+            .map(|(layer, name)| (format!("v.deepstack.{layer}."), name)));
+    }
+    Ok(find(kind.names, stem).map(|name| (String::new(), name)))
+}
+
+/// Lays out all tensors. `base` is the type of matrices.
+pub(super) fn plan<'a>(
+    kind: &Kind,
+    of: &Settings,
+    sources: &'a [Source<'a>],
+    base: DType,
+) -> Result<Vec<Tensor<'a>>, Failure> {
+    let mut tensors: Vec<Tensor<'a>> = Vec::new();
+    for source in sources {
+        let (stem, end) = parse(&source.name);
+        let Some((before, (_, to, change))) = look_up(kind, of, &stem)? else {
+            let (name, kind) = (&source.name, kind.name);
+            return Err(of.refuse(format_args!("tensor {name} is none of {kind}'s")));
+        };
+        let names: Vec<String> = to
+            .split(" + ")
+            .map(|to| match to.strip_suffix('!') {
+                Some(whole) => format!("{before}{whole}"),
+                None => format!("{before}{to}{end}"),
+            })
+            .collect();
+        for tensor in pieces(of, source, names, change)? {
+            if tensors.iter().any(|other| other.name == tensor.name) {
+                let name = &source.name;
+                return Err(of.refuse(format_args!("{name} and another are the same tensor")));
+            }
+            tensors.push(tensor);
+        }
+    }
+    for tensor in &mut tensors {
+        tensor.to = dtype(kind, tensor, base);
+    }
+    Ok(tensors)
+}
+
+/// What a tensor of the checkpoint becomes.
+fn pieces<'a>(
+    of: &Settings,
+    source: &'a Source<'a>,
+    names: Vec<String>,
+    change: Change,
+) -> Result<Vec<Tensor<'a>>, Failure> {
+    let shape = &source.shape[..];
+    let refuse = |what: &str| {
+        let name = &source.name;
+        of.refuse(format_args!("tensor {name} of shape {shape:?} is {what}"))
+    };
+    let piece = |name: &str, shape: &[usize], rows: Rows, columns: Option<Vec<usize>>| {
+        let width = match source.shape.len() {
+            0 | 1 => source.shape.iter().product(),
+            _ => source.shape[1..].iter().product(),
+        };
+        Tensor {
+            name: name.to_owned(),
+            dims: shape.iter().rev().map(|&n| n as u64).collect(),
+            to: DType::F32,
+            source,
+            width,
+            rows,
+            columns,
+            plus_one: change == Change::PlusOne,
+        }
+    };
+    let is_vector = shape.len() < 2;
+    let n_rows = if is_vector { 1 } else { shape[0] };
+    let is_whole = names.len() == 1 && matches!(change, Change::Same | Change::PlusOne);
+    if source.plain().is_none() && !(is_whole && shape.len() == 2) {
+        return Err(refuse("quantised, and has to be cut"));
+    }
+    let last = names.len();
+    match change {
+        Change::Same | Change::PlusOne if last == 1 => {
+            Ok(vec![piece(&names[0], shape, Rows::From(0, n_rows), None)])
+        }
+        Change::Same | Change::PlusOne => {
+            let n = shape.first().copied().unwrap_or(0);
+            if n == 0 || n % last != 0 {
+                return Err(refuse("not a whole number of parts"));
+            }
+            let n = n / last;
+            let part = |(i, name): (usize, &String)| match is_vector {
+                true => piece(
+                    name,
+                    &[n],
+                    Rows::From(0, 1),
+                    Some((i * n..(i + 1) * n).collect()),
+                ),
+                false => piece(
+                    name,
+                    &[&[n][..], &shape[1..]].concat(),
+                    Rows::From(i * n, n),
+                    None,
+                ),
+            };
+            Ok(names.iter().enumerate().map(part).collect())
+        }
+        // The bias is of both frames.
+        Change::Frames | Change::Patches if is_vector => {
+            Ok(vec![piece(&names[0], shape, Rows::From(0, 1), None)])
+        }
+        Change::Frames => {
+            let &[n_out, colours, 2, height, width] = shape else {
+                return Err(refuse("not a convolution over two frames"));
+            };
+            let n = height * width;
+            let columns = |frame: usize| {
+                let of_colour = |colour: usize| (0..n).map(move |i| (colour * 2 + frame) * n + i);
+                Some((0..colours).flat_map(of_colour).collect())
+            };
+            let shape = [n_out, colours, height, width];
+            let second = format!("{}.1", names[0]);
+            Ok(vec![
+                piece(&names[0], &shape, Rows::From(0, n_out), columns(0)),
+                piece(&second, &shape, Rows::From(0, n_out), columns(1)),
+            ])
+        }
+        Change::Patches => {
+            let &[n_out, width] = shape else {
+                // Some checkpoints have a convolution.
+                return Ok(vec![piece(&names[0], shape, Rows::From(0, n_rows), None)]);
+            };
+            let side = (width / 3).isqrt();
+            if side * side * 3 != width {
+                return Err(refuse("not of square patches of three colours"));
+            }
+            let of_colour = |colour: usize| (0..side * side).map(move |i| 3 * i + colour);
+            let columns = (0..3).flat_map(of_colour).collect();
+            let shape = [n_out, 3, side, side];
+            Ok(vec![piece(
+                &names[0],
+                &shape,
+                Rows::From(0, n_out),
+                Some(columns),
+            )])
+        }
+        Change::Pairs => {
+            let n = shape.first().copied().unwrap_or(0);
+            let head = n.checked_div(of.n_head()? as usize).unwrap_or(0);
+            if head == 0 || head % 2 != 0 || n % head != 0 {
+                return Err(refuse("not that of heads"));
+            }
+            if !is_vector {
+                return Ok(vec![piece(&names[0], shape, Rows::Pairs(head, n), None)]);
+            }
+            let at = |i: usize| i - i % head + i % head % 2 * (head / 2) + i % head / 2;
+            let columns = Some((0..n).map(at).collect());
+            Ok(vec![piece(&names[0], shape, Rows::From(0, 1), columns)])
+        }
+        Change::Token(text) => {
+            let token = of.token(text)?;
+            if is_vector || token >= n_rows {
+                return Err(refuse(&format!("without a row for {text}")));
+            }
+            Ok(vec![piece(
+                &names[0],
+                &shape[1..],
+                Rows::From(token, 1),
+                None,
+            )])
+        }
+    }
+}
+
+/// The type of a tensor in the file.
+fn dtype(kind: &Kind, tensor: &Tensor<'_>, base: DType) -> DType {
+    let name = &tensor.name[..];
+    let is_wide = base != DType::F16 || kind.wide_patches;
+    if tensor.dims.len() == 1 || name.contains("_embd.") && !name.contains("patch_embd") {
+        DType::F32
+    } else if name == "v.class_embd" {
+        DType::F32
+    } else if name.contains("patch_embd.weight") || name.contains("patch_merger.weight") {
+        if is_wide { DType::F32 } else { DType::F16 }
+    } else if name == "mm.input_projection.weight" && kind.name == "gemma3" {
+        // Readers multiply by its transpose, for which they have no kernels of blocks.
+        DType::F16
+    } else if !tensor.n().is_multiple_of(base.block().0 as usize) {
+        DType::F16
+    } else {
+        base
+    }
+}

@@ -1,0 +1,113 @@
+//! What was taught: `ruvllm memory`, and the measurement of behaviour.
+
+use super::*;
+
+#[test]
+fn a_memory_is_seen_changed_and_forgotten() {
+    let folder = Folder::new();
+    let mine = folder.name("mine");
+    let memory = |args: &[&str]| run(&[&["memory"], args].concat());
+    let list = || parsed(&memory(&["list", &mine, "--json"]));
+    fails(&["memory", "list", &mine], 1, &["no folder", "memory add"]);
+    let gauge = "The gauge at Ossen Weir is read by Talvo Renning.";
+    for text in [gauge, "The door code of the Vintal Archive is 4821."] {
+        stdout(&memory(&["add", &mine, text]));
+    }
+    let by = "The gauge at Ossen Weir is read by Mirela Ostrand now.";
+    let added = memory(&["add", &mine, by, "--correction", "--session", "trip"]);
+    assert!(
+        stderr(&added).contains("entry 3 corrects entry 1"),
+        "{}",
+        stderr(&added)
+    );
+
+    let all = list();
+    assert_eq!(all[0]["text"], gauge);
+    assert_eq!(
+        (&all[0]["corrected_by"], &all[2]["corrects"]),
+        (&json!(3), &json!(1))
+    );
+    let found = text(&memory(&[
+        "search",
+        &mine,
+        "Who reads the gauge at Ossen Weir?",
+    ]));
+    assert!(
+        found.contains("Mirela") && !found.contains("Talvo"),
+        "{found}"
+    );
+
+    text(&memory(&[
+        "edit",
+        &mine,
+        "2",
+        "The door code is 9917.",
+        "--verdict",
+        "partial",
+    ]));
+    let entry = &list()[1];
+    assert_eq!(
+        (&entry["text"], &entry["verdict"]),
+        (&json!("The door code is 9917."), &json!("partial"))
+    );
+    let out = folder.name("memory.jsonl");
+    text(&memory(&["export", &mine, "-o", &out]));
+    let lines = std::fs::read_to_string(&out).unwrap();
+    assert_eq!(lines, text(&memory(&["export", &mine])));
+    assert_eq!(lines.lines().count(), 3);
+    fails(
+        &["memory", "export", &mine, "-o", &out],
+        1,
+        &["memory.jsonl"],
+    );
+
+    text(&memory(&["forget", &mine, "--session", "trip"]));
+    text(&memory(&["forget", &mine, "2"]));
+    assert_eq!(
+        (list().as_array().unwrap().len(), &list()[0]["corrected_by"]),
+        (1, &json!(null))
+    );
+    fails(
+        &["memory", "forget", &mine, "2"],
+        1,
+        &["no entry 2", "memory list"],
+    );
+    fails(&["memory", "forget", &mine], 2, &["NUMBERS"]);
+    fails(&["memory", "add", &mine, "..."], 1, &["no letter or digit"]);
+    fails(
+        &["memory", "edit", &mine, "1", "x", "--verdict", "fine"],
+        2,
+        &["success, partial, failure"],
+    );
+}
+
+#[test]
+fn behaviour_is_measured() {
+    let control = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo-heldout.txt");
+    let bench = ["bench", "learning", "--behaviour", "--control", control];
+    let args = ["--facts", "16", "--arms", "nothing", "--json"];
+    let report = parsed(&run(&[&bench[..], &args].concat()));
+    let arm = &report["arms"][0];
+    assert_eq!(
+        (&report["n_facts"], &arm["arm"]),
+        (&json!(16), &json!("nothing"))
+    );
+    assert_eq!(arm["scores"]["paraphrase"]["chosen"]["n"], 16);
+    assert_eq!(arm["scores"]["recall"]["said"]["right"], 0);
+    assert_eq!(arm["locality"]["value"], 1.0);
+
+    let wrong =
+        |args: &[&str], code, parts: &[&str]| fails(&[&bench[..], args].concat(), code, parts);
+    wrong(&["--facts", "3"], 1, &["n_facts is 3", "16 to 1000"]);
+    wrong(
+        &["--arms", "everything"],
+        2,
+        &["nothing, context, retrieval"],
+    );
+    wrong(&["-f", control], 2, &["--behaviour"]);
+    fails(
+        &["bench", "learning", "--facts", "16", "--control", control],
+        2,
+        &["--behaviour"],
+    );
+}
