@@ -69,7 +69,9 @@ impl DiffusionArgs {
         let cancel = denoiser.cancel_token();
         on_interrupt(move || cancel.cancel())?;
         let sampling = &args.sampling;
-        let seed = sampling.chain(model.gguf().metadata(), tokenizer)?.seed();
+        let seed = sampling
+            .chain(model.gguf().metadata(), tokenizer, None)?
+            .seed();
         let options = self.options(sampling.temp.unwrap_or(0.0), seed);
         let prompt_ids = tokenizer.encode_prompt(prompt);
         let room = model.hparams().n_ctx_train.saturating_sub(prompt_ids.len());
