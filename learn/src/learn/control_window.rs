@@ -105,7 +105,8 @@ impl Rein {
     pub(crate) fn pull(&mut self, divergence: f64, bound: f64, share: f64) -> f32 {
         let loss = divergence * f64::from(self.strength);
         self.strength = next_strength(self.strength, loss, share * bound);
-        self.divergence += LATEST * (divergence - self.divergence);
+        // Sums are rounded: one of next to nothing can be less than nothing.
+        self.divergence += LATEST * (divergence.max(0.0) - self.divergence);
         if self.divergence <= bound {
             self.pace = (FASTER * self.pace).min(1.0);
             return 1.0;
@@ -141,7 +142,9 @@ mod tests {
                 size *= f64::from(rein.pull(divergence, bound, 0.8));
                 size += 0.1 * rein.pace;
             }
-            assert!(most < 2.0 * bound || curvature < 1.0, "{curvature}: {most}");
+            // The mean lags behind the step that follows a pull: by these formulas up to 1.7 times
+            // the bound, where the pace is at its least.
+            assert!(most < 2.0 * bound, "{curvature}: {most}");
             assert!(size > 0.0);
         }
     }

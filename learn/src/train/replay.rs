@@ -222,7 +222,7 @@ impl Replay {
             loop {
                 divergence = self.divergence(step, session, id, none)?;
                 let excess = divergence / max_divergence.max(1e-12);
-                if excess <= 1.0 {
+                if excess <= 1.0 || scale == 0.0 {
                     break;
                 }
                 // The divergence grows with the square of the strength, as long as it is small.

@@ -453,8 +453,8 @@ impl Trainer {
                 .adapters()
                 .update(self.id, |adapter| weaken(adapter, scale))?;
             if let Some(replay) = &mut self.replay {
-                replay.rein.divergence = evaluation.divergence;
                 replay.rein.shrunk(f64::from(scale));
+                replay.rein.divergence = evaluation.divergence;
             }
         }
         let report = &mut self.report;
@@ -546,12 +546,14 @@ fn is_zero(values: &[f32]) -> bool {
 }
 
 /// Multiplies all `ΔW` of an adapter by `factor`, in its values: what is saved of it while it is
-/// trained.
+/// trained. A factor of 0 removes what is no number, too.
 fn weaken(adapter: &mut Adapter, factor: f32) {
-    if factor != 1.0 {
-        for (_, term) in adapter.terms_mut() {
-            term.parts_mut().1.iter_mut().for_each(|b| *b *= factor);
+    for (_, term) in adapter.terms_mut().filter(|_| factor != 1.0) {
+        let b = term.parts_mut().1;
+        if factor == 0.0 {
+            b.fill(0.0);
         }
+        b.iter_mut().for_each(|b| *b *= factor);
     }
 }
 
