@@ -377,7 +377,7 @@ fn recorded(
 fn train(args: &Args, trainer: &mut Trainer, checkpoint: &Path) -> Result<(), Failure> {
     let plan = trainer.plan();
     note(format!(
-        "plan: {} steps of about {} tokens, {} evaluations of at least {}",
+        "plan: steps of about {1} tokens: {0}; evaluations of at least {3}: {2}",
         plan.n_steps, plan.step_tokens, plan.n_evaluations, plan.evaluation_tokens
     ));
     let left_out = trainer.report().n_control_left_out;

@@ -5,7 +5,7 @@ use crate::learn::control_window::Rein;
 use crate::learn::{LearnError, number, put, values};
 use crate::train::flat::{flat, set_flat};
 use crate::train::trainer::{Evaluation, Step, Trainer};
-use ruvllm::gguf::{Gguf, Writer};
+use ruvllm::gguf::{Gguf, Metadata, Writer};
 use ruvllm::quant::DType;
 use std::path::Path;
 
@@ -250,15 +250,19 @@ impl Trainer {
                 DType::F32,
                 |x: &f32| x.is_finite() && *x >= 0.0,
             )?,
-            rein: Rein {
-                strength: number(metadata, "training.strength", 0.0..=1e6)? as f32,
-                pace: number(metadata, "training.pace", 0.0..=1.0)?,
-                divergence: number(metadata, "training.divergence", 0.0..=1e9)?,
-            },
+            rein: rein(metadata)?,
             report: (steps, evaluations, kept),
             is_finished: metadata.bool("training.finished")?,
         })
     }
+}
+
+fn rein(metadata: &Metadata) -> Result<Rein, LearnError> {
+    Ok(Rein {
+        strength: number(metadata, "training.strength", 0.0..=1e6)? as f32,
+        pace: number(metadata, "training.pace", 0.0..=1.0)?,
+        divergence: number(metadata, "training.divergence", 0.0..=1e9)?,
+    })
 }
 
 /// The contents of a checkpoint.

@@ -289,7 +289,11 @@ impl Trainer {
 
     /// What is left to do.
     pub fn plan(&self) -> Plan {
-        let n_steps = self.report.n_steps.saturating_sub(self.report.steps.len());
+        let n_steps = if self.is_finished {
+            0
+        } else {
+            self.report.n_steps.saturating_sub(self.report.steps.len())
+        };
         let tokens = |examples: &Examples| -> usize {
             let all = examples.all.iter();
             all.map(|example| example.tokens().len()).sum()
@@ -298,11 +302,7 @@ impl Trainer {
         let n_examples = self.examples.all.len();
         Plan {
             n_steps,
-            n_evaluations: if self.is_finished {
-                0
-            } else {
-                n_steps.div_ceil(self.eval_every())
-            },
+            n_evaluations: n_steps.div_ceil(self.eval_every()),
             step_tokens: tokens(&self.examples) * self.options.batch / n_examples
                 + self.replay.as_ref().map_or(0, Replay::window_tokens),
             evaluation_tokens: tokens(&self.held_out) + of_control,
