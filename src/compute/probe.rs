@@ -15,7 +15,8 @@ pub enum HookPoint {
     /// Queries in the form that attention reads, by sequence `(n_head_kv, tokens, group,
     /// head_dim)`.
     QByHead,
-    /// Keys in the form that the cache stores.
+    /// Keys in the form that the cache stores: those with a norm by head have the powers of two that
+    /// balance them with queries.
     K,
     /// Values in the form that the cache stores.
     V,

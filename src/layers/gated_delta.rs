@@ -276,7 +276,7 @@ fn project(
 /// What the rule is fed with: normalised queries and keys, values, strengths `σ(β)` and shares that
 /// are kept, `exp(a · softplus(x + b))`.
 fn fill_feed(
-    pass: &mut Mixing<'_, '_, '_>,
+    pass: &Mixing<'_, '_, '_>,
     spec: &DeltaSpec,
     w: &Delta,
     m: usize,

@@ -52,8 +52,37 @@ impl DraftModel {
             spec,
             weights,
         };
+        model.balance_queries(target)?;
         model.check_ends(target)?;
         Ok(Some(model))
+    }
+
+    /// Divides queries for the target's keys by what these are multiplied by.
+    fn balance_queries(&mut self, target: &Model) -> Result<(), ModelError> {
+        let of_target = target.hparams();
+        for (layer, &source) in self.weights.layers.iter_mut().zip(&self.sources) {
+            if layer.kv.is_some() {
+                continue;
+            }
+            let has_keys = |&i: &usize| {
+                let attn = of_target.layers[i].attention();
+                of_target.kv_layers[i] == source && attn.is_some_and(|attn| !attn.shares_kv)
+            };
+            let with_keys = (0..of_target.n_layer).find(has_keys);
+            let attn = with_keys.and_then(|i| target.weights().layers[i].attn.as_ref());
+            let Some(factors) = attn.and_then(|attn| attn.key_factors.as_ref()) else {
+                continue;
+            };
+            let Some(norm) = layer.q_norm.as_mut().filter(|w| w.len() == factors.len()) else {
+                return Err(ModelError::MissingTensor {
+                    name: "attn_q_norm.weight".into(),
+                });
+            };
+            norm.iter_mut()
+                .zip(factors)
+                .for_each(|(w, factor)| *w /= factor);
+        }
+        Ok(())
     }
 
     /// Whether embeddings of tokens, and the head, are its own or the target's, which have to fit.

@@ -3,7 +3,7 @@
 
 use crate::common::cases;
 use crate::run::{OnLevel, Pass, engine};
-use crate::tiny::{N_VOCAB, Tiny};
+use crate::tiny::{HEAD, N_LAYER, N_VOCAB, Tiny};
 use proptest::prelude::*;
 use ruvllm::KvType;
 use ruvllm::Model;
@@ -298,6 +298,33 @@ fn fewer_bits_change_little() {
             };
             let bound = 3.0 * 0.5f32.powi(bits.min(9) as i32);
             assert!(apart <= bound, "{tiny:?} {policy:?}: {apart} of {bound}");
+        }
+    }
+}
+
+/// Factors on a norm of keys that one of queries takes back change no score, so they may cost no
+/// precision either: bits are the same in every type, however large they make some dimensions.
+#[test]
+fn factors_that_cancel_in_scores_change_no_bits() {
+    let mut lopsided = Tiny::Qwen3Moe.parts(DType::F32);
+    for layer in 0..N_LAYER {
+        // A rotated pair has one factor.
+        let factor = |i: usize| ((i % (HEAD / 2) % 7) as f32 - 3.0).exp2();
+        let scale = |w: &mut [f32], sign: i32| {
+            let each = w.iter_mut().enumerate();
+            each.for_each(|(i, w)| *w *= factor(i).powi(sign));
+        };
+        lopsided.edit(&format!("blk.{layer}.attn_k_norm.weight"), |w| scale(w, 1));
+        lopsided.edit(&format!("blk.{layer}.attn_q_norm.weight"), |w| scale(w, -1));
+    }
+    let lopsided = crate::run::open(lopsided.gguf()).unwrap();
+    let all = tokens(200, 3);
+    for arch in [Arch::scalar(), Arch::detect()] {
+        let plain = Tiny::Qwen3Moe.model(DType::F32).on(arch);
+        let lopsided = lopsided.clone().on(arch);
+        for policy in policies() {
+            let [plain, lopsided] = [&plain, &lopsided].map(|model| fresh(model, policy, &all));
+            assert_eq!(plain, lopsided, "{policy:?} on {}", arch.name());
         }
     }
 }

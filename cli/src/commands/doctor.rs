@@ -26,9 +26,6 @@ Examples:
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[cfg(feature = "vision")]
-    #[command(flatten)]
-    projector: ProjectorArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -41,6 +38,9 @@ pub(crate) struct Args {
     #[cfg(feature = "webgpu")]
     #[arg(long, value_name = "N", conflicts_with = "json", num_args = 0..=1)]
     gpu: Option<Option<usize>>,
+    #[cfg(feature = "vision")]
+    #[command(flatten)]
+    projector: ProjectorArgs,
 }
 
 /// A line about the GPU.
@@ -263,11 +263,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let forced = forced_level();
     let cpu = crate::io::measured::cpu_name();
     let memory = SystemMemory::now();
-    let opened = if args.model.is_demo() && cfg!(not(feature = "demo-model")) {
-        None
-    } else {
-        Some(args.model.open(&PlacementArgs::default())?)
-    };
+    let has_model = !args.model.is_demo() || cfg!(feature = "demo-model");
+    let open = || args.model.open(&PlacementArgs::default());
+    let opened = has_model.then(open).transpose()?;
     let model = opened
         .as_ref()
         .map(|model| report(args, model))

@@ -25,7 +25,7 @@ pub(crate) fn to_fill() -> Option<u64> {
 pub(crate) struct Report {
     plan: MemoryPlan,
     /// What some uses add: a name, what for, and bytes.
-    besides: Vec<(&'static str, Cow<'static, str>, u64)>,
+    besides: Vec<Besides>,
     /// With the bytes that it was to fit into.
     recommended: Option<(Option<Recommendation>, u64)>,
 }
@@ -198,9 +198,12 @@ impl Report {
     }
 }
 
+/// A name, a text for people, and bytes.
+type Besides = (&'static str, Cow<'static, str>, u64);
+
 /// What a full prefix cache takes, which gives way where memory is limited, a learner, and training
 /// of an adapter as PEFT makes it unless told otherwise, of rank 8 on queries and values.
-fn besides(model: &Model) -> Result<Vec<(&'static str, Cow<'static, str>, u64)>, SessionError> {
+fn besides(model: &Model) -> Result<Vec<Besides>, SessionError> {
     let session = SessionOptions {
         prefix: CacheMode::On.into(),
         ..Default::default()

@@ -148,7 +148,8 @@ impl<'m> Planner<'m, '_> {
     ) -> Result<(), GpuError> {
         let widest = size(spec.head_dim.max(spec.head_dim_v))?;
         let variant = HEAD_DIMS.iter().copied().find(|&d| d >= widest);
-        let whole = spec.head_dim % 8 == 0 && spec.head_dim_v % 8 == 0;
+        let widths = [spec.head_dim, spec.head_dim_v];
+        let whole = widths.iter().all(|n| n.is_multiple_of(8));
         let Some(variant) = variant.filter(|_| whole && spec.n_head <= MAX_HEADS) else {
             return Err(refused(format!(
                 "attention with {} heads of {} and {} values (layer {i})",

@@ -632,6 +632,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             wv: _,
             q_norm: _,
             k_norm: _,
+            key_factors: _,
             wo: _,
             sinks: _,
             gate: _,

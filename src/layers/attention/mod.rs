@@ -3,6 +3,7 @@
 
 mod attend;
 pub(crate) mod backward;
+pub(crate) mod balance;
 mod buffers;
 mod gate;
 pub(crate) mod latent;

@@ -13,6 +13,8 @@ pub(crate) struct Attn {
     pub(crate) wv: Linear,
     pub(crate) q_norm: Option<Vec<f32>>,
     pub(crate) k_norm: Option<Vec<f32>>,
+    /// What [`balance`](crate::layers::attention::balance::balance) has multiplied keys by.
+    pub(crate) key_factors: Option<Vec<f32>>,
     /// Factors on query heads.
     pub(crate) q_gains: Option<Vec<f32>>,
     pub(crate) wo: Linear,

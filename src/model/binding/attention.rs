@@ -75,11 +75,11 @@ pub(super) fn attention(
         wk,
         wv,
         q_norm: norm("attn_q_norm.weight", spec.n_q())?,
-        k_norm: if spec.shares_kv {
-            None
-        } else {
-            norm("attn_k_norm.weight", n_k)?
-        },
+        k_norm: (!spec.shares_kv)
+            .then(|| norm("attn_k_norm.weight", n_k))
+            .transpose()?
+            .flatten(),
+        key_factors: None,
         qk_norm_biases: qk_norm_biases(b, spec, name)?,
         relative: relative_biases(b, h, spec, name)?,
         q_gains: spec
@@ -230,6 +230,7 @@ fn latent_attention(
         wv,
         q_norm: None,
         k_norm: None,
+        key_factors: None,
         qk_norm_biases: None,
         relative: None,
         q_gains: None,

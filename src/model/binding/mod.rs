@@ -12,6 +12,7 @@ use crate::compute::weight::{Bias, Linear, Weight};
 use crate::gguf::{Gguf, TensorInfo};
 use crate::layers::altup::spec::StreamsSpec;
 use crate::layers::altup::weights::AltUpEnds;
+use crate::layers::attention::balance::balance;
 use crate::layers::classifier::{Classifier, ClassifierSpec};
 use crate::layers::hparams::Hparams;
 use crate::layers::hyper::spec::{HyperKind, HyperSpec};
@@ -206,7 +207,22 @@ fn layers(
             return Err(ModelError::Cancelled);
         }
     }
+    balance_keys(h, &mut layers);
     Ok(layers)
+}
+
+/// Balances queries and keys of the layers whose keys no other layer reads.
+fn balance_keys(h: &Hparams, layers: &mut [Layer]) {
+    let shares = |i: usize| h.layers[i].attention().is_some_and(|a| a.shares_kv);
+    for (i, layer) in layers.iter_mut().enumerate() {
+        let is_shared =
+            (0..h.layers.len()).any(|j| shares(j) && (j == i || h.kv_layers[j] == h.kv_layers[i]));
+        if let (false, Some(spec), Some(attn)) =
+            (is_shared, h.layers[i].attention(), &mut layer.attn)
+        {
+            balance(spec, spec.rope.map(|id| h.rope(id)), attn);
+        }
+    }
 }
 
 /// The norm behind the last layer.

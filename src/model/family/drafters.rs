@@ -17,12 +17,14 @@ const MAX_INPUTS: usize = 64;
 /// Most places of a block.
 const MAX_BLOCK: usize = 256;
 
+/// Reads hyper-parameters; the target is so many values wide.
+type Read = fn(&Keys<'_>, usize) -> Result<(Hparams, DraftSpec), ModelError>;
+
 /// One architecture of drafters.
 pub(crate) struct DrafterFamily {
     /// `general.architecture`.
     pub(crate) arch: &'static str,
-    /// Reads its hyper-parameters; the target is so many values wide.
-    pub(crate) hparams: fn(&Keys<'_>, usize) -> Result<(Hparams, DraftSpec), ModelError>,
+    pub(crate) hparams: Read,
 }
 
 /// All architectures of drafters.

@@ -13,9 +13,9 @@ pub(crate) const N_VOCAB: usize = 50;
 pub(crate) const TOKENS: [u32; 12] = [1, 17, 4, 42, 9, 9, 33, 0, 28, 5, 49, 12];
 const N_HEAD: usize = 4;
 const N_KV: usize = 2;
-const HEAD: usize = 16;
+pub(crate) const HEAD: usize = 16;
 const N_FF: usize = 96;
-const N_LAYER: usize = 2;
+pub(crate) const N_LAYER: usize = 2;
 const N_EXPERT: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -37,6 +37,7 @@ pub(super) struct Tensor<'a> {
 }
 
 /// Which rows are taken.
+#[derive(Clone, Copy)]
 enum Rows {
     /// So many from one on.
     From(usize, usize),
@@ -162,6 +163,135 @@ pub(super) fn plan<'a>(
     Ok(tensors)
 }
 
+/// A tensor of a checkpoint that becomes one or several.
+struct Cut<'s, 'a> {
+    of: &'s Settings,
+    source: &'a Source<'a>,
+    plus_one: bool,
+}
+
+impl<'a> Cut<'_, 'a> {
+    fn refuse(&self, what: &str) -> Failure {
+        let Source { name, shape, .. } = self.source;
+        self.of
+            .refuse(format_args!("tensor {name} of shape {shape:?} is {what}"))
+    }
+
+    fn is_vector(&self) -> bool {
+        self.source.shape.len() < 2
+    }
+
+    /// A tensor of some rows, and of some of their columns.
+    fn piece(
+        &self,
+        name: &str,
+        shape: &[usize],
+        rows: Rows,
+        columns: Option<Vec<usize>>,
+    ) -> Tensor<'a> {
+        let width = match &self.source.shape[..] {
+            [] | [_] => self.source.shape.iter().product(),
+            [_, of_row @ ..] => of_row.iter().product(),
+        };
+        Tensor {
+            name: name.to_owned(),
+            dims: shape.iter().rev().map(|&n| n as u64).collect(),
+            to: DType::F32,
+            source: self.source,
+            width,
+            rows,
+            columns,
+            plus_one: self.plus_one,
+        }
+    }
+
+    fn whole(&self, name: &str) -> Tensor<'a> {
+        let shape = &self.source.shape[..];
+        let n_rows = if self.is_vector() { 1 } else { shape[0] };
+        self.piece(name, shape, Rows::From(0, n_rows), None)
+    }
+
+    /// As many parts of equal size as there are names.
+    fn parts(&self, names: &[String]) -> Result<Vec<Tensor<'a>>, Failure> {
+        let shape = &self.source.shape[..];
+        let n = shape.first().copied().unwrap_or(0);
+        if n == 0 || n % names.len() != 0 {
+            return Err(self.refuse("not a whole number of parts"));
+        }
+        let n = n / names.len();
+        let part = |(i, name): (usize, &String)| match self.is_vector() {
+            true => {
+                let columns = (i * n..(i + 1) * n).collect();
+                self.piece(name, &[n], Rows::From(0, 1), Some(columns))
+            }
+            false => {
+                let of_part = [&[n][..], &shape[1..]].concat();
+                self.piece(name, &of_part, Rows::From(i * n, n), None)
+            }
+        };
+        Ok(names.iter().enumerate().map(part).collect())
+    }
+
+    /// A convolution over two frames, as one of each.
+    fn frames(&self, name: &str) -> Result<Vec<Tensor<'a>>, Failure> {
+        let &[n_out, colours, 2, height, width] = &self.source.shape[..] else {
+            return Err(self.refuse("not a convolution over two frames"));
+        };
+        let n = height * width;
+        let columns = |frame: usize| {
+            let of_colour = |colour: usize| (0..n).map(move |i| (colour * 2 + frame) * n + i);
+            Some((0..colours).flat_map(of_colour).collect())
+        };
+        let shape = [n_out, colours, height, width];
+        let rows = Rows::From(0, n_out);
+        Ok(vec![
+            self.piece(name, &shape, rows, columns(0)),
+            self.piece(&format!("{name}.1"), &shape, rows, columns(1)),
+        ])
+    }
+
+    /// A matrix on patches whose colours are neighbours, as a convolution.
+    fn patches(&self, name: &str) -> Result<Tensor<'a>, Failure> {
+        let &[n_out, width] = &self.source.shape[..] else {
+            // Some checkpoints have a convolution.
+            return Ok(self.whole(name));
+        };
+        let side = (width / 3).isqrt();
+        if side * side * 3 != width {
+            return Err(self.refuse("not of square patches of three colours"));
+        }
+        let of_colour = |colour: usize| (0..side * side).map(move |i| 3 * i + colour);
+        let columns = (0..3).flat_map(of_colour).collect();
+        let shape = [n_out, 3, side, side];
+        Ok(self.piece(name, &shape, Rows::From(0, n_out), Some(columns)))
+    }
+
+    /// Heads whose rotated pairs become neighbours.
+    fn pairs(&self, name: &str) -> Result<Tensor<'a>, Failure> {
+        let shape = &self.source.shape[..];
+        let n = shape.first().copied().unwrap_or(0);
+        let head = n.checked_div(self.of.n_head()? as usize).unwrap_or(0);
+        if head == 0 || head % 2 != 0 || n % head != 0 {
+            return Err(self.refuse("not that of heads"));
+        }
+        if !self.is_vector() {
+            return Ok(self.piece(name, shape, Rows::Pairs(head, n), None));
+        }
+        let at = |i: usize| i - i % head + i % head % 2 * (head / 2) + i % head / 2;
+        let columns = Some((0..n).map(at).collect());
+        Ok(self.piece(name, shape, Rows::From(0, 1), columns))
+    }
+
+    /// The row of a token.
+    fn token(&self, name: &str, text: &str) -> Result<Tensor<'a>, Failure> {
+        let (token, shape) = (self.of.token(text)?, &self.source.shape[..]);
+        if self.is_vector() || token >= shape[0] {
+            return Err(self.refuse(&format!("without a row for {text}")));
+        }
+        Ok(self.piece(name, &shape[1..], Rows::From(token, 1), None))
+    }
+}
+
 /// What a tensor of the checkpoint becomes.
 fn pieces<'a>(
     of: &Settings,
@@ -169,124 +299,25 @@ fn pieces<'a>(
     names: Vec<String>,
     change: Change,
 ) -> Result<Vec<Tensor<'a>>, Failure> {
-    let shape = &source.shape[..];
-    let refuse = |what: &str| {
-        let name = &source.name;
-        of.refuse(format_args!("tensor {name} of shape {shape:?} is {what}"))
+    let cut = Cut {
+        of,
+        source,
+        plus_one: change == Change::PlusOne,
     };
-    let piece = |name: &str, shape: &[usize], rows: Rows, columns: Option<Vec<usize>>| {
-        let width = match source.shape.len() {
-            0 | 1 => source.shape.iter().product(),
-            _ => source.shape[1..].iter().product(),
-        };
-        Tensor {
-            name: name.to_owned(),
-            dims: shape.iter().rev().map(|&n| n as u64).collect(),
-            to: DType::F32,
-            source,
-            width,
-            rows,
-            columns,
-            plus_one: change == Change::PlusOne,
-        }
-    };
-    let is_vector = shape.len() < 2;
-    let n_rows = if is_vector { 1 } else { shape[0] };
     let is_whole = names.len() == 1 && matches!(change, Change::Same | Change::PlusOne);
-    if source.plain().is_none() && !(is_whole && shape.len() == 2) {
-        return Err(refuse("quantised, and has to be cut"));
+    if source.plain().is_none() && !(is_whole && source.shape.len() == 2) {
+        return Err(cut.refuse("quantised, and has to be cut"));
     }
-    let last = names.len();
+    let name = &names[0][..];
     match change {
-        Change::Same | Change::PlusOne if last == 1 => {
-            Ok(vec![piece(&names[0], shape, Rows::From(0, n_rows), None)])
-        }
-        Change::Same | Change::PlusOne => {
-            let n = shape.first().copied().unwrap_or(0);
-            if n == 0 || n % last != 0 {
-                return Err(refuse("not a whole number of parts"));
-            }
-            let n = n / last;
-            let part = |(i, name): (usize, &String)| match is_vector {
-                true => piece(
-                    name,
-                    &[n],
-                    Rows::From(0, 1),
-                    Some((i * n..(i + 1) * n).collect()),
-                ),
-                false => piece(
-                    name,
-                    &[&[n][..], &shape[1..]].concat(),
-                    Rows::From(i * n, n),
-                    None,
-                ),
-            };
-            Ok(names.iter().enumerate().map(part).collect())
-        }
+        Change::Same | Change::PlusOne if is_whole => Ok(vec![cut.whole(name)]),
+        Change::Same | Change::PlusOne => cut.parts(&names),
         // The bias is of both frames.
-        Change::Frames | Change::Patches if is_vector => {
-            Ok(vec![piece(&names[0], shape, Rows::From(0, 1), None)])
-        }
-        Change::Frames => {
-            let &[n_out, colours, 2, height, width] = shape else {
-                return Err(refuse("not a convolution over two frames"));
-            };
-            let n = height * width;
-            let columns = |frame: usize| {
-                let of_colour = |colour: usize| (0..n).map(move |i| (colour * 2 + frame) * n + i);
-                Some((0..colours).flat_map(of_colour).collect())
-            };
-            let shape = [n_out, colours, height, width];
-            let second = format!("{}.1", names[0]);
-            Ok(vec![
-                piece(&names[0], &shape, Rows::From(0, n_out), columns(0)),
-                piece(&second, &shape, Rows::From(0, n_out), columns(1)),
-            ])
-        }
-        Change::Patches => {
-            let &[n_out, width] = shape else {
-                // Some checkpoints have a convolution.
-                return Ok(vec![piece(&names[0], shape, Rows::From(0, n_rows), None)]);
-            };
-            let side = (width / 3).isqrt();
-            if side * side * 3 != width {
-                return Err(refuse("not of square patches of three colours"));
-            }
-            let of_colour = |colour: usize| (0..side * side).map(move |i| 3 * i + colour);
-            let columns = (0..3).flat_map(of_colour).collect();
-            let shape = [n_out, 3, side, side];
-            Ok(vec![piece(
-                &names[0],
-                &shape,
-                Rows::From(0, n_out),
-                Some(columns),
-            )])
-        }
-        Change::Pairs => {
-            let n = shape.first().copied().unwrap_or(0);
-            let head = n.checked_div(of.n_head()? as usize).unwrap_or(0);
-            if head == 0 || head % 2 != 0 || n % head != 0 {
-                return Err(refuse("not that of heads"));
-            }
-            if !is_vector {
-                return Ok(vec![piece(&names[0], shape, Rows::Pairs(head, n), None)]);
-            }
-            let at = |i: usize| i - i % head + i % head % 2 * (head / 2) + i % head / 2;
-            let columns = Some((0..n).map(at).collect());
-            Ok(vec![piece(&names[0], shape, Rows::From(0, 1), columns)])
-        }
-        Change::Token(text) => {
-            let token = of.token(text)?;
-            if is_vector || token >= n_rows {
-                return Err(refuse(&format!("without a row for {text}")));
-            }
-            Ok(vec![piece(
-                &names[0],
-                &shape[1..],
-                Rows::From(token, 1),
-                None,
-            )])
-        }
+        Change::Frames | Change::Patches if cut.is_vector() => Ok(vec![cut.whole(name)]),
+        Change::Frames => cut.frames(name),
+        Change::Patches => Ok(vec![cut.patches(name)?]),
+        Change::Pairs => Ok(vec![cut.pairs(name)?]),
+        Change::Token(text) => Ok(vec![cut.token(name, text)?]),
     }
 }
 
@@ -294,9 +325,8 @@ fn pieces<'a>(
 fn dtype(kind: &Kind, tensor: &Tensor<'_>, base: DType) -> DType {
     let name = &tensor.name[..];
     let is_wide = base != DType::F16 || kind.wide_patches;
-    if tensor.dims.len() == 1 || name.contains("_embd.") && !name.contains("patch_embd") {
-        DType::F32
-    } else if name == "v.class_embd" {
+    let is_embedding = name.contains("_embd.") && !name.contains("patch_embd");
+    if tensor.dims.len() == 1 || is_embedding || name == "v.class_embd" {
         DType::F32
     } else if name.contains("patch_embd.weight") || name.contains("patch_merger.weight") {
         if is_wide { DType::F32 } else { DType::F16 }
