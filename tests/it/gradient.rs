@@ -1606,6 +1606,30 @@ fn divergence_has_the_gradient_of_its_formula() {
     }
 }
 
+/// An adapter that changes nothing leads nowhere, with activations of 8 bits as well: both sides have
+/// the same arithmetic.
+#[test]
+fn an_adapter_of_zeros_has_no_divergence() {
+    for dtype in [DType::F32, DType::Q8_0, DType::Q4_0] {
+        let model = Tiny::SHAPES[0].model(dtype);
+        let adapter = Arc::new(Adapter::zeros(&model, 2, 7, |_| true).unwrap());
+        let mut session = session(&model, 2);
+        let id = session
+            .adapters()
+            .attach(Arc::clone(&adapter), 0.0)
+            .unwrap();
+        let reference = session.training().reference(&TOKENS).unwrap();
+        session.clear();
+        session.adapters().set_scale(id, 1.0).unwrap();
+        let mut none = Gradients::for_terms(&adapter, |_| false);
+        let divergence = session
+            .training()
+            .divergence_gradient(id, &TOKENS, &reference, 1.0, &mut none)
+            .unwrap();
+        assert_eq!(divergence, 0.0, "{dtype}");
+    }
+}
+
 fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
     logits.iter().map(|&x| f64::from(x) - sum.ln()).collect()
