@@ -22,6 +22,8 @@ pub(super) struct RowCounts {
     /// Of the longest text.
     pub(super) longest: usize,
     pub(super) n_outputs: usize,
+    /// Whether every row of logits has another beside it, that of a reference.
+    pub(super) pairs: bool,
 }
 
 /// The buffers of a pass.
@@ -40,6 +42,8 @@ pub(super) struct HeadBuffers<'a> {
     pub(super) normed: &'a mut [f32],
     pub(super) dnormed: &'a mut [f32],
     pub(super) logits: &'a mut [f32],
+    /// Those of the reference, if there is one.
+    pub(super) reference: &'a mut [f32],
 }
 
 /// Buffers of a layer.
@@ -55,8 +59,9 @@ pub(super) struct LayerBuffers<'a> {
 }
 
 /// Rows of logits that are computed at a time.
-pub(super) fn logit_rows(h: &Hparams, n_outputs: usize) -> usize {
-    (LOGIT_BYTES / size_of::<f32>() / h.n_vocab).clamp(1, n_outputs.max(1))
+pub(super) fn logit_rows(h: &Hparams, rows: RowCounts) -> usize {
+    let width = h.n_vocab << u32::from(rows.pairs);
+    (LOGIT_BYTES / size_of::<f32>() / width).clamp(1, rows.n_outputs.max(1))
 }
 
 impl<'a> Buffers<'a> {
@@ -66,15 +71,8 @@ impl<'a> Buffers<'a> {
         rows: RowCounts,
         pos: usize,
     ) -> Buffers<'a> {
-        let (
-            h,
-            RowCounts {
-                m,
-                longest,
-                n_outputs,
-            },
-        ) = (model.hparams(), rows);
-        let head = counted(|frame| HeadBuffers::take(frame, h, n_outputs));
+        let (h, m, longest) = (model.hparams(), rows.m, rows.longest);
+        let head = counted(|frame| HeadBuffers::take(frame, h, rows));
         let layers = h
             .layers
             .iter()
@@ -92,12 +90,13 @@ impl<'a> Buffers<'a> {
 }
 
 impl<'a> HeadBuffers<'a> {
-    pub(super) fn take(frame: &mut Frame<'a>, h: &Hparams, n_outputs: usize) -> HeadBuffers<'a> {
-        let rows = logit_rows(h, n_outputs);
+    pub(super) fn take(frame: &mut Frame<'a>, h: &Hparams, counts: RowCounts) -> HeadBuffers<'a> {
+        let rows = logit_rows(h, counts);
         HeadBuffers {
             normed: frame.take(rows * h.n_embd),
             dnormed: frame.take(rows * h.n_embd),
             logits: frame.take(rows * h.n_vocab),
+            reference: frame.take(if counts.pairs { rows * h.n_vocab } else { 0 }),
         }
     }
 }
@@ -128,9 +127,9 @@ pub(super) fn scratch<'a>(
     model: &Model,
     n_threads: usize,
     rank: usize,
-    RowCounts { m, n_outputs, .. }: RowCounts,
+    rows: RowCounts,
 ) -> (Scratch<'a>, ScratchBackward<'a>) {
-    let (h, arch) = (model.hparams(), model.arch());
+    let (h, arch, m) = (model.hparams(), model.arch(), rows.m);
     let layers = h
         .layers
         .iter()
@@ -150,7 +149,7 @@ pub(super) fn scratch<'a>(
     let widths = widths.map(|n_out| (DType::F32, m, n_out));
     let logits = (
         model.weights().output.w.dtype,
-        logit_rows(h, n_outputs),
+        logit_rows(h, rows),
         h.n_vocab,
     );
     let outputs = widths.chain([logits]);

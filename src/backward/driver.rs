@@ -15,11 +15,12 @@
 use crate::backward::buffers::{
     Buffers, HeadBuffers, LayerBuffers, RowCounts, logit_rows, scratch,
 };
+use crate::backward::objective::{Divergence, Objective, through_transform};
 use crate::backward::saved::{Saved, SavedLayer};
 use crate::backward::stage::{Stage, lowest};
 use crate::compute::ComputeError;
 use crate::compute::arena::{Arena, Frame, counted};
-use crate::compute::linear::{Ctx, Product, RowAdapters, Wanted};
+use crate::compute::linear::{Ctx, Product, RowAdapters, Wanted, linear};
 use crate::compute::weight::Weight;
 use crate::layers::attention::backward::{KeptRows, attention_backward};
 use crate::layers::attention::spec::AttnSpec;
@@ -40,10 +41,6 @@ use crate::model::Model;
 use crate::threads::PoolHandle;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Replaces the logits of token `i` of text `t` by the gradient of the loss with respect to them,
-/// and returns the loss.
-pub(crate) type Objective<'a> = dyn Fn(usize, usize, &mut [f32]) -> f64 + Sync + 'a;
-
 /// Bytes that the gradient of an adapter takes with all tokens of a text of `m` at position `pos`
 /// as targets: buffers of the backward pass, and rows that the forward pass keeps for it. `rank` is
 /// that of all adapters together.
@@ -58,6 +55,7 @@ pub(crate) fn gradient_bytes(
         m,
         longest: m,
         n_outputs: m,
+        pairs: false,
     };
     let buffers = counted(|frame| {
         Buffers::take(frame, model, rows, pos);
@@ -140,6 +138,7 @@ pub(crate) fn backward(
         m,
         longest,
         n_outputs: outputs.len(),
+        pairs: matches!(pass.objective, Objective::Divergence { .. }),
     };
     let lowest = lowest(
         gradients.terms().map(|(i, _)| &gradients.sites()[i]),
@@ -177,7 +176,7 @@ pub(crate) fn backward(
 
     let head_alone = lowest.0 == h.n_layer;
     if pass.at.losses.is_none() {
-        let losses = head(&mut tape, &mut pass, &outputs, &mut b, !head_alone);
+        let losses = head(&mut tape, &mut pass, (&outputs, rows), &mut b, !head_alone);
         *pass.at = BackwardAt {
             losses: Some(losses.ok_or(ComputeError::Cancelled)?),
             layer: h.n_layer,
@@ -200,7 +199,9 @@ fn outputs_of(texts: &[BackwardText<'_>]) -> Vec<(usize, usize, usize)> {
     let mut start = 0;
     let mut outputs = Vec::new();
     for (t, text) in texts.iter().enumerate() {
-        outputs.extend((text.first_output..text.tokens.len()).map(|i| (start + i, t, i)));
+        let counts = |i: &usize| text.weights.is_none_or(|weights| weights[*i] != 0.0);
+        let counted = (text.first_output..text.tokens.len()).filter(counts);
+        outputs.extend(counted.map(|i| (start + i, t, i)));
         start += text.tokens.len();
     }
     outputs
@@ -211,7 +212,7 @@ fn outputs_of(texts: &[BackwardText<'_>]) -> Vec<(usize, usize, usize)> {
 fn head(
     tape: &mut Tape<'_>,
     pass: &mut BackwardPass<'_>,
-    outputs: &[(usize, usize, usize)],
+    (outputs, rows): (&[(usize, usize, usize)], RowCounts),
     b: &mut Buffers<'_>,
     want_dx: bool,
 ) -> Option<Vec<f64>> {
@@ -228,8 +229,10 @@ fn head(
         normed,
         dnormed,
         logits,
-    } = HeadBuffers::take(&mut Frame::of(b.inner), h, outputs.len());
-    for outputs in outputs.chunks(logit_rows(h, outputs.len())) {
+        reference,
+    } = HeadBuffers::take(&mut Frame::of(b.inner), h, rows);
+    let has_gradient = tape.wanted.gradients.terms().next().is_some();
+    for outputs in outputs.chunks(logit_rows(h, rows)) {
         if (pass.cancelled)() {
             return None;
         }
@@ -255,27 +258,49 @@ fn head(
             );
         }
         tape.linear(normed, m, &mut [Product::of(output, logits, m)]);
+        let reference = if let Objective::Divergence { reference: x, .. } = objective {
+            let reference = &mut reference[..m * h.n_vocab];
+            // Its norm takes the place that the gradient of the other one has afterwards.
+            for (from, to) in &runs {
+                let (x, normed) = (&x[from.clone()], &mut dnormed[to.clone()]);
+                norm(ctx, h, output_norm, x, normed);
+            }
+            let plain = Ctx {
+                adapters: RowAdapters::All(&[]),
+                ..ctx
+            };
+            let product = Product::of(output, reference, m);
+            linear(
+                plain,
+                &mut tape.scratch,
+                &dnormed[..m * n],
+                m,
+                &mut [product],
+            );
+            &*reference
+        } else {
+            &[]
+        };
         let losses: Vec<AtomicU64> = (0..m).map(|_| AtomicU64::new(0)).collect();
         ctx.threads.for_chunks(logits, h.n_vocab, |i, logits| {
-            let (scale, cap) = (h.logit_scale, h.final_softcap.unwrap_or(0.0));
-            if scale != 1.0 {
-                logits.iter_mut().for_each(|x| *x *= scale);
-            }
-            let mut slopes = Vec::new();
-            if cap > 0.0 {
-                logits.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
-                slopes.extend(logits.iter().map(|x| 1.0 - (x / cap) * (x / cap)));
-            }
             let (_, text, token) = outputs[i];
-            let loss = objective(text, token, logits);
+            let loss = match objective {
+                Objective::Logits(objective) => {
+                    through_transform(h.logit_transform(), logits, |logits| {
+                        objective(text, token, logits)
+                    })
+                }
+                Objective::Divergence { weight, .. } => {
+                    let row = &reference[i * h.n_vocab..][..h.n_vocab];
+                    let parts = Divergence {
+                        transform: h.logit_transform(),
+                        weight: *weight,
+                        has_gradient,
+                    };
+                    parts.of_rows(ctx.arch, logits, row)
+                }
+            };
             losses[i].store(loss.to_bits(), Ordering::Relaxed);
-            logits
-                .iter_mut()
-                .zip(slopes)
-                .for_each(|(dx, slope)| *dx *= slope);
-            if scale != 1.0 {
-                logits.iter_mut().for_each(|dx| *dx *= scale);
-            }
         });
         for (loss, &(_, text, _)) in losses.iter().zip(outputs) {
             sums[text] += f64::from_bits(loss.load(Ordering::Relaxed));

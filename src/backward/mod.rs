@@ -3,6 +3,7 @@
 
 mod buffers;
 pub(crate) mod driver;
+pub(crate) mod objective;
 pub(crate) mod saved;
 mod stage;
 pub(crate) mod supports;

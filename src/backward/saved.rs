@@ -17,7 +17,7 @@ pub(super) const KEPT_BYTES: usize = 144 << 20;
 pub(crate) struct Saved {
     pub(super) lowest: usize,
     /// Inputs of the layers, and the output of the last one.
-    pub(super) x: Vec<Vec<f32>>,
+    pub(crate) x: Vec<Vec<f32>>,
     pub(super) layers: Vec<SavedLayer>,
     /// Of the backward pass itself: the gradient of the output of the layer that comes next.
     pub(super) dx: Vec<f32>,

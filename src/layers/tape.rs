@@ -49,6 +49,8 @@ pub(crate) struct BackwardText<'a> {
     pub(crate) tokens: &'a [u32],
     /// The loss depends on the logits from this token on.
     pub(crate) first_output: usize,
+    /// Its weight of each token's logits, if it is known: none are computed where it is 0.
+    pub(crate) weights: Option<&'a [f32]>,
     pub(crate) kv: &'a SeqKv,
 }
 

@@ -1,7 +1,8 @@
 //! Gradients of a session's adapters, and training with them.
 
 use crate::arch::Arch;
-use crate::backward::driver::{BackwardAt, BackwardPass, Objective, backward};
+use crate::backward::driver::{BackwardAt, BackwardPass, backward};
+use crate::backward::objective::{Objective, softmax_of};
 use crate::backward::saved::Saved;
 use crate::backward::supports::supports;
 use crate::compute::hook::TokenKind;
@@ -26,11 +27,7 @@ use crate::session::session::Session;
 pub fn cross_entropy(arch: Arch, logits: &mut [f32], target: u32, weight: f32) -> f64 {
     let target = target as usize;
     let logit = f64::from(logits[target]);
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    arch.softmax(logits);
-    // The largest probability is 1 over the sum of exponentials.
-    let largest = logits.iter().copied().fold(0.0, f32::max);
-    let loss = f64::from(max) - f64::from(largest).ln() - logit;
+    let loss = softmax_of(arch, logits) - logit;
     logits[target] -= 1.0;
     if weight != 1.0 {
         logits.iter_mut().for_each(|x| *x *= weight);
@@ -44,21 +41,13 @@ pub fn log_sum(logits: &[f32]) -> f32 {
     max + logits.iter().map(|l| (l - max).exp()).sum::<f32>().ln()
 }
 
-/// `weight·KL(p ‖ q)` in nats, given `ln p` of every token and the logits of `q`, which it replaces
-/// by the gradient, `weight·(q − p)`.
-///
-/// # Panics
-/// If there are not as many of one as of the other.
-pub fn divergence(logits: &mut [f32], log_p: &[f32], weight: f32) -> f64 {
-    assert_eq!(logits.len(), log_p.len(), "a probability per logit");
-    let lse = log_sum(logits);
-    let mut sum = 0.0;
-    for (logit, &log_p) in logits.iter_mut().zip(log_p) {
-        let (p, log_q) = (log_p.exp(), *logit - lse);
-        sum += f64::from(p * (log_p - log_q));
-        *logit = weight * (log_q.exp() - p);
-    }
-    f64::from(weight) * sum
+/// What a text's tokens are before the last norm, in the arithmetic of gradients: the prediction that
+/// [`SessionTraining::divergence_gradient`] compares with, in a row per token instead of a number per
+/// token of the vocabulary.
+#[derive(Clone, Debug, Default)]
+pub struct Reference {
+    /// `(n, n_embd)`.
+    rows: Vec<f32>,
 }
 
 /// A text whose likelihood [`SessionTraining::nll_gradients`] differentiates, as [`SessionTraining::nll_gradient`]
@@ -112,7 +101,8 @@ impl SessionTraining<'_> {
     /// The loss is the sum of `objective` over the logits that follow each of `tokens[first..]`: it
     /// is called with the token's index and its logits `(n_vocab)`, which it replaces by the
     /// gradient with respect to them. It is called from several threads, in any order;
-    /// [`cross_entropy`] is the usual one.
+    /// [`cross_entropy`] is the usual one. `between` is called between the parts of the work, where
+    /// other passes can be computed: the forward pass, the head, and each layer.
     ///
     /// Exact reverse mode through the frozen model as it is computed, with `f32` sums and the
     /// weights' own values (activations are rounded to 8 bits, as in prompts, where products of
@@ -134,25 +124,65 @@ impl SessionTraining<'_> {
         first: usize,
         objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
         gradients: &mut Gradients,
+        between: Option<&mut dyn FnMut()>,
     ) -> Result<f64, GradientError> {
-        self.differentiate(id, tokens, first, objective, gradients, None)
+        let objective = |_: usize, i: usize, logits: &mut [f32]| objective(i, logits);
+        self.differentiate(
+            id,
+            tokens,
+            first,
+            &Objective::Logits(&objective),
+            gradients,
+            between,
+        )
     }
 
-    /// [`gradient`](Self::gradient), to the same bits. Calls `between` between its parts, where other
-    /// passes can be computed: the forward pass, the head, and each layer.
+    /// What the session predicts after each of `tokens`, which it appends, with its adapters as they
+    /// are.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn reference(&mut self, tokens: &[u32]) -> Result<Reference, SessionError> {
+        let mut saved = Saved::default();
+        saved.prepare(self.0.model(), std::iter::empty(), tokens.len());
+        self.0.run(
+            TokenKind::Prompt,
+            tokens,
+            tokens.len(),
+            &mut saved,
+            &mut |_, _| (),
+        )?;
+        Ok(Reference {
+            rows: saved.x.pop().unwrap_or_default(),
+        })
+    }
+
+    /// [`gradient`](Self::gradient) of `weight·KL(p ‖ q)`, summed over what follows each of `tokens`:
+    /// `p` is `reference`, which the model without adapters of its head predicted of the same tokens,
+    /// and `q` what the session predicts. Both are computed side by side, some rows at a time, so
+    /// that the divergence is exact, and 0 where nothing differs. Nothing else is computed if no
+    /// term has a gradient.
     ///
     /// # Errors
     /// As [`gradient`](Self::gradient).
-    pub fn gradient_in_parts(
+    ///
+    /// # Panics
+    /// If the reference is of another number of tokens.
+    pub fn divergence_gradient(
         &mut self,
         id: AdapterId,
         tokens: &[u32],
-        first: usize,
-        objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
+        reference: &Reference,
+        weight: f32,
         gradients: &mut Gradients,
-        between: &mut dyn FnMut(),
     ) -> Result<f64, GradientError> {
-        self.differentiate(id, tokens, first, objective, gradients, Some(between))
+        let n = tokens.len() * self.0.model().hparams().n_embd;
+        assert_eq!(reference.rows.len(), n, "a reference of the same tokens");
+        let objective = Objective::Divergence {
+            reference: &reference.rows,
+            weight,
+        };
+        self.differentiate(id, tokens, 0, &objective, gradients, None)
     }
 
     fn differentiate(
@@ -160,7 +190,7 @@ impl SessionTraining<'_> {
         id: AdapterId,
         tokens: &[u32],
         first: usize,
-        objective: &(dyn Fn(usize, &mut [f32]) -> f64 + Sync),
+        objective: &Objective<'_>,
         gradients: &mut Gradients,
         mut between: Option<&mut dyn FnMut()>,
     ) -> Result<f64, GradientError> {
@@ -185,9 +215,9 @@ impl SessionTraining<'_> {
         let text = BackwardText {
             tokens,
             first_output: first.min(tokens.len()),
+            weights: None,
             kv: &self.0.seq.kv,
         };
-        let objective = |_: usize, i: usize, logits: &mut [f32]| objective(i, logits);
         if let Some(between) = &mut between {
             between();
         }
@@ -196,7 +226,7 @@ impl SessionTraining<'_> {
             pos,
             &[text],
             &mut saved,
-            &objective,
+            objective,
             gradients,
             between,
         );
@@ -299,7 +329,7 @@ impl SessionTraining<'_> {
         let arch = self.0.model().arch();
         let objective =
             |i: usize, logits: &mut [f32]| cross_entropy(arch, logits, targets[i], weights[i]);
-        self.gradient(id, tokens, first, &objective, gradients)
+        self.gradient(id, tokens, first, &objective, gradients, None)
     }
 
     /// [`nll_gradient`](Self::nll_gradient) of several texts in one forward and one backward pass, which takes
@@ -361,12 +391,14 @@ impl SessionTraining<'_> {
                 let texts = texts.map(|((seq, task), first_output)| BackwardText {
                     tokens: task.tokens,
                     first_output,
+                    weights: Some(task.weights),
                     kv: &seq.kv,
                 });
                 let texts: Vec<_> = texts.collect();
                 let objective = |text: usize, i: usize, logits: &mut [f32]| {
                     cross_entropy(arch, logits, tasks[text].targets[i], tasks[text].weights[i])
                 };
+                let objective = Objective::Logits(&objective);
                 self.backward(target, pos, &texts, &mut saved, &objective, gradients, None)
             });
         self.0.saved = saved;

@@ -20,7 +20,7 @@ pub(crate) mod store;
 
 pub use adapters::SessionAdapters;
 pub use error::{GradientError, KeptError, StateError};
-pub use gradients::{SessionTraining, Task, cross_entropy, divergence, log_sum};
+pub use gradients::{Reference, SessionTraining, Task, cross_entropy, log_sum};
 pub use hooks::SessionHooks;
 pub use memory::SessionMemory;
 #[cfg(feature = "vision")]

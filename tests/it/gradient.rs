@@ -25,7 +25,7 @@ use ruvllm::quant::DType;
 use ruvllm::session::GradientError;
 use ruvllm::session::{Task, cross_entropy};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 const N_EMBD: usize = 32;
 const N_HEAD: usize = 4;
@@ -1521,6 +1521,118 @@ fn texts_of_one_pass_have_the_gradients_of_each() {
             }
         }
     }
+}
+
+/// The divergence from the model without its adapter is 0 at strength 0, and has the loss and the
+/// gradients of its formula: that of whole rows of logits in 64 bits. Logarithms of sums are rounded
+/// to 1e-7, two per token. Probabilities are rounded to 6e-8 some ten times, so to 6e-7, of which
+/// `√(2·KL)` is what they differ by; terms of what follows from them cancel to no less than a tenth.
+#[test]
+fn divergence_has_the_gradient_of_its_formula() {
+    for family in FAMILIES
+        .iter()
+        .take(if emulated() { 2 } else { usize::MAX })
+    {
+        let model = family.model(2);
+        let adapter = Arc::new(adapter(&model, 2, |_| true));
+        let mut session = session(&model, 2);
+        let id = session
+            .adapters()
+            .attach(Arc::clone(&adapter), 0.0)
+            .unwrap();
+        let rows = Mutex::new(vec![Vec::new(); TOKENS.len()]);
+        let keep = |i: usize, logits: &mut [f32]| {
+            rows.lock().unwrap()[i] = log_softmax(logits);
+            logits.fill(0.0);
+            0.0
+        };
+        let mut found = Gradients::zeros(&adapter);
+        session
+            .training()
+            .gradient(id, &TOKENS, 0, &keep, &mut found, None)
+            .unwrap();
+        session.clear();
+        let reference = session.training().reference(&TOKENS).unwrap();
+        session.clear();
+        let loss = session
+            .training()
+            .divergence_gradient(id, &TOKENS, &reference, 2.0, &mut found)
+            .unwrap();
+        assert_eq!(loss, 0.0, "{}", family.arch);
+        let rounding = found.norm();
+        found.clear();
+
+        session.clear();
+        session.adapters().set_scale(id, 0.5).unwrap();
+        let loss = session
+            .training()
+            .divergence_gradient(id, &TOKENS, &reference, 2.0, &mut found)
+            .unwrap();
+        session.clear();
+        let rows = rows.into_inner().unwrap();
+        let formula = |i: usize, logits: &mut [f32]| {
+            let mut sum = 0.0;
+            let log_q = log_softmax(logits);
+            for ((logit, q), p) in logits.iter_mut().zip(log_q).zip(&rows[i]) {
+                sum += 2.0 * p.exp() * (p - q);
+                *logit = (2.0 * (q.exp() - p.exp())) as f32;
+            }
+            sum
+        };
+        let mut expected = Gradients::zeros(&adapter);
+        let expected_loss = session
+            .training()
+            .gradient(id, &TOKENS, 0, &formula, &mut expected, None)
+            .unwrap();
+        let n = 2.0 * TOKENS.len() as f64;
+        let error = (loss - expected_loss).abs();
+        let name = family.arch;
+        assert!(error < 2e-7 * n, "{name}: {loss} {expected_loss}");
+        let room = 6e-6 / (2.0 * expected_loss / n).sqrt();
+        let size = expected.norm();
+        assert!(rounding < room * size, "{name}: {rounding} {size}");
+        for ((site, found), (_, expected)) in found.terms().zip(expected.terms()) {
+            let name = format!("{} {}", family.arch, model.sites()[site].tensor);
+            for (found, expected) in [(found.a(), expected.a()), (found.b(), expected.b())] {
+                let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| x * x).sum::<f32>().sqrt();
+                let apart = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+                let size = norm(&mut expected.iter().copied());
+                assert!(
+                    f64::from(apart) <= room.max(1e-5) * f64::from(size),
+                    "{name}: {apart:e} of {size:e}, {room:e}"
+                );
+            }
+        }
+    }
+}
+
+/// An adapter that changes nothing leads nowhere, with activations of 8 bits as well: both sides have
+/// the same arithmetic.
+#[test]
+fn an_adapter_of_zeros_has_no_divergence() {
+    for dtype in [DType::F32, DType::Q8_0, DType::Q4_0] {
+        let model = Tiny::SHAPES[0].model(dtype);
+        let adapter = Arc::new(Adapter::zeros(&model, 2, 7, |_| true).unwrap());
+        let mut session = session(&model, 2);
+        let id = session
+            .adapters()
+            .attach(Arc::clone(&adapter), 0.0)
+            .unwrap();
+        let reference = session.training().reference(&TOKENS).unwrap();
+        session.clear();
+        session.adapters().set_scale(id, 1.0).unwrap();
+        let mut none = Gradients::for_terms(&adapter, |_| false);
+        let divergence = session
+            .training()
+            .divergence_gradient(id, &TOKENS, &reference, 1.0, &mut none)
+            .unwrap();
+        assert_eq!(divergence, 0.0, "{dtype}");
+    }
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+    logits.iter().map(|&x| f64::from(x) - sum.ln()).collect()
 }
 
 /// Quantised weights: the gradient is that of the model with the values that its blocks have, up to

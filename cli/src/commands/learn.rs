@@ -8,7 +8,7 @@ use crate::io::{Failure, file_or_pipe, note, print, print_json, printable, read_
 use clap::Subcommand;
 use ruvllm::Tokenizer;
 use ruvllm::gguf::{Gguf, NewFile};
-use ruvllm_learn::sona::{Event, FolderOptions, Sona, SonaFolder};
+use ruvllm_learn::sona::{Event, EventKind, FolderOptions, Sona, SonaFolder};
 use ruvllm_learn::{Learner, Learning, TopicStatus};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -27,6 +27,9 @@ Examples:
 
 What was learnt takes effect as a new version only if text that was kept from it became likelier, and within the bound \
 on control text. A server with --learn-per-user has a folder like this for every key.";
+
+/// Tokens kept from what is learnt below which no candidate takes effect: five slices of 16.
+const LEAST_JUDGED: u64 = 80;
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -283,9 +286,15 @@ fn log(folder: &SonaFolder, as_json: bool) -> Result<(), Failure> {
                 event.divergence
             ),
         };
+        let is_undecided = matches!(event.kind, EventKind::Unchanged | EventKind::Refused);
+        let why = if is_undecided && n < LEAST_JUDGED {
+            format!("; fewer than the {LEAST_JUDGED} tokens that it takes to judge")
+        } else {
+            String::new()
+        };
         let time = utc(event.timestamp);
         print(format!(
-            "{time}  {:<11} version {:>3}{learnt}{judged}\n",
+            "{time}  {:<11} version {:>3}{learnt}{judged}{why}\n",
             event.kind.name(),
             event.version
         ))?;

@@ -15,6 +15,7 @@ use ruvllm_learn::train::{Example, Loss, Schedule, TargetSet, TrainOptions, Trai
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -372,21 +373,40 @@ fn recorded(
     Ok(examples)
 }
 
-/// Trains to the end.
+/// Tells what a training will do, begins it, and trains to the end.
 fn train(args: &Args, trainer: &mut Trainer, checkpoint: &Path) -> Result<(), Failure> {
-    let bar = Progress::new("training", trainer.report().n_steps as u64);
+    let plan = trainer.plan();
+    note(format!(
+        "plan: steps of about {1} tokens: {0}; evaluations of at least {3}: {2}",
+        plan.n_steps, plan.step_tokens, plan.n_evaluations, plan.evaluation_tokens
+    ));
+    let left_out = trainer.report().n_control_left_out;
+    if left_out > 0 {
+        note(format!(
+            "control text: {left_out} tokens are left out; windows at equal distances are read"
+        ));
+    }
+    let start = Instant::now();
     let mut told = trainer.report().evaluations.len();
+    if told == 0 {
+        trainer.begin()?;
+        let all = plan.n_tokens() as f64 / plan.evaluation_tokens.max(1) as f64;
+        tell_new(args, trainer.report(), &mut told, None);
+        note(format!(
+            "training takes about {}",
+            rough(start.elapsed().mul_f64(all))
+        ));
+    }
+    let (start, bar) = (
+        Instant::now(),
+        Progress::new("training", trainer.report().n_steps as u64),
+    );
     loop {
         let step = trainer.step()?;
-        for evaluation in &trainer.report().evaluations[told..] {
-            note(format!(
-                "step {}: {:.4} {} held out",
-                evaluation.step,
-                evaluation.held_out,
-                unit(args.loss)
-            ));
-        }
-        told = trainer.report().evaluations.len();
+        let left = trainer.plan().n_tokens() as f64;
+        let done = plan.n_tokens() as f64 - left;
+        let left = (done > 0.0).then(|| start.elapsed().mul_f64(left / done));
+        tell_new(args, trainer.report(), &mut told, left);
         bar.set(trainer.report().steps.len() as u64);
         let Some(step) = step else { break };
         if step.step.is_multiple_of(args.save_every as usize) {
@@ -394,6 +414,62 @@ fn train(args: &Args, trainer: &mut Trainer, checkpoint: &Path) -> Result<(), Fa
         }
     }
     Ok(trainer.save(checkpoint)?)
+}
+
+/// Strength below which control text leaves an adapter little room.
+const LITTLE_ROOM: f32 = 0.3;
+
+/// Tells about the evaluations that were not told about yet, and the time that is left.
+fn tell_new(args: &Args, report: &TrainReport, told: &mut usize, left: Option<Duration>) {
+    for evaluation in &report.evaluations[*told..] {
+        let mut line = format!(
+            "step {}: {:.4} {} held out",
+            evaluation.step,
+            evaluation.held_out,
+            unit(args.loss)
+        );
+        if !report.control_tokens.is_empty() {
+            let _ = write!(
+                line,
+                "; control text: divergence {:.5} of {} at strength {:.3}",
+                evaluation.divergence, args.max_divergence, evaluation.scale
+            );
+        }
+        if let Some(left) = left.filter(|left| left.as_secs() > 0) {
+            let _ = write!(line, "; about {} left", rough(left));
+        }
+        note(line);
+        let first_trained = report.evaluations[..*told]
+            .iter()
+            .all(|before| before.step == 0);
+        if evaluation.step > 0 && first_trained && evaluation.scale < LITTLE_ROOM {
+            note(format!(
+                "the bound on control text leaves the adapter little room (strength {:.3}): steps become shorter; \
+                 with --max-divergence {} it would have about all",
+                evaluation.scale,
+                room(args.max_divergence, evaluation.scale)
+            ));
+        }
+    }
+    *told = report.evaluations.len();
+}
+
+/// The bound that an adapter would need at full strength: the divergence grows with its square.
+fn room(max_divergence: f64, scale: f32) -> String {
+    let scale = f64::from(scale).max(1e-3);
+    format!(
+        "{:.2}",
+        (max_divergence / (scale * scale)).clamp(0.01, 10.0)
+    )
+}
+
+/// A time in its largest unit.
+fn rough(time: Duration) -> String {
+    match time.as_secs() {
+        0..90 => format!("{} s", time.as_secs().max(1)),
+        90..5400 => format!("{} min", (time.as_secs() + 30) / 60),
+        seconds => format!("{:.1} h", seconds as f64 / 3600.0),
+    }
 }
 
 /// Turns lines of JSON into examples.

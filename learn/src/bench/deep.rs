@@ -3,7 +3,8 @@
 use crate::bench::LearningOptions;
 use crate::clock::Timer;
 use crate::learn::LearnError;
-use crate::learn::control_window::{ControlWindow, FIRST_STRENGTH, next_strength};
+use crate::learn::control_window::Rein;
+use crate::learn::windows::from;
 use crate::learn::{Evidence, random, softmax};
 use ruvllm::Engine;
 use ruvllm::Session;
@@ -11,7 +12,7 @@ use ruvllm::SessionOptions;
 use ruvllm::engine::AdapterId;
 use ruvllm::lora::TargetModule;
 use ruvllm::lora::{Adapter, Gradients, Optimiser, Sgd};
-use ruvllm::session::cross_entropy;
+use ruvllm::session::{Reference, cross_entropy};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,40 +25,32 @@ const REHEARSED_SHARE: f64 = 0.8;
 const REHEARSED: usize = 64;
 
 /// Control text on which backpropagation must keep the base model's predictions.
-pub(super) struct Rehearsal<'t> {
-    text: &'t [u32],
-    /// First token of each window, and what the model alone predicts there.
-    windows: Vec<(usize, ControlWindow)>,
-    n_chunk: usize,
+pub(super) struct Rehearsal {
+    /// Each window, and what the model alone predicts there.
+    windows: Vec<(Vec<u32>, Reference)>,
 }
 
-impl<'t> Rehearsal<'t> {
+impl Rehearsal {
     pub(super) fn new(
         session: &mut Session,
-        text: &'t [u32],
+        text: &[u32],
         n_chunk: usize,
     ) -> Result<Self, LearnError> {
         let n = (text.len() / n_chunk).min(REHEARSED);
         let mut windows = Vec::new();
         for i in 0..n {
             let start = i * (text.len() - n_chunk) / n;
-            let mut window = ControlWindow::new(session.model().hparams().n_vocab);
+            let (mut window, _) = from(session, text, start, 0);
+            window.extend(&text[start..start + n_chunk - 1]);
             session.clear();
-            session
-                .hooks()
-                .prefill_each(&text[start..start + n_chunk - 1], 0, |_, logits| {
-                    window.push(logits)
-                })?;
-            windows.push((start, window));
+            let reference = session.training().reference(&window)?;
+            windows.push((window, reference));
         }
-        Ok(Rehearsal {
-            text,
-            windows,
-            n_chunk,
-        })
+        Ok(Rehearsal { windows })
     }
 
-    /// Adds the gradient of `strength·KL(base ‖ adapted)` on window `turn`; returns the loss.
+    /// Adds the gradient of `strength·KL(base ‖ adapted)` per token on window `turn`; returns the
+    /// divergence.
     fn gradient(
         &self,
         session: &mut Session,
@@ -66,12 +59,13 @@ impl<'t> Rehearsal<'t> {
         strength: f32,
         gradients: &mut Gradients,
     ) -> Result<f64, LearnError> {
-        let (start, window) = &self.windows[turn % self.windows.len()];
+        let (window, reference) = &self.windows[turn % self.windows.len()];
         session.clear();
-        let tokens = &self.text[*start..start + self.n_chunk - 1];
-        Ok(session
+        let weight = strength / window.len() as f32;
+        let loss = session
             .training()
-            .gradient(id, tokens, 0, &window.objective(strength), gradients)?)
+            .divergence_gradient(id, window, reference, weight, gradients)?;
+        Ok(loss / f64::from(strength))
     }
 }
 
@@ -95,8 +89,9 @@ pub(super) struct DeepArm {
     gradients: Gradients,
     descent: Sgd,
     max_divergence: f64,
-    /// Weight of the rehearsal's divergence.
-    strength: f32,
+    rein: Rein,
+    /// Step length within the bound.
+    rate: f32,
     /// Evidence that the adapters help on tokens not learnt yet.
     pub(super) evidence: Evidence,
     /// Loss of each chunk.
@@ -145,7 +140,8 @@ impl DeepArm {
             gradients,
             descent,
             max_divergence: options.learner.max_divergence,
-            strength: FIRST_STRENGTH,
+            rein: Rein::new(),
+            rate: options.deep_rate,
             evidence: Evidence::default(),
             losses: Vec::new(),
             judged_losses: Vec::new(),
@@ -184,17 +180,19 @@ impl DeepArm {
         chunk: Range<usize>,
         context: usize,
         turn: usize,
-        rehearsal: &Rehearsal<'_>,
+        rehearsal: &Rehearsal,
     ) -> Result<f64, LearnError> {
         let (arch, n_vocab) = (
             self.session.model().arch(),
             self.session.model().hparams().n_vocab,
         );
-        let begin = chunk.start.saturating_sub(context);
+        let (mut read, begin) = from(&self.session, stream, chunk.start, context);
         let first = chunk.start.max(1) - 1;
         let before = Timer::start();
-        if begin < first {
-            self.session.prefill(&stream[begin..first])?;
+        self.session.clear();
+        read.extend(&stream[begin.min(first)..first]);
+        if !read.is_empty() {
+            self.session.prefill(&read)?;
         }
         let n = chunk.end - first - 1;
         self.gradients.clear();
@@ -225,28 +223,34 @@ impl DeepArm {
                 0,
                 &objective,
                 &mut self.gradients,
+                None,
             )?;
             if self.told == Told::Chance {
                 self.randomise(turn);
             }
-            let loss = rehearsal.gradient(
+            let divergence = rehearsal.gradient(
                 &mut self.session,
                 self.id,
                 turn,
-                self.strength,
+                self.rein.strength,
                 &mut self.gradients,
             )?;
-            self.strength =
-                next_strength(self.strength, loss, REHEARSED_SHARE * self.max_divergence);
+            self.descent.rate = self.rate * self.rein.pace as f32;
+            let pull = self
+                .rein
+                .pull(divergence, self.max_divergence, REHEARSED_SHARE);
             let DeepArm {
                 session,
                 descent,
                 gradients,
                 ..
             } = self;
-            session
-                .adapters()
-                .update(self.id, |adapter| descent.step(adapter, gradients))?;
+            session.adapters().update(self.id, |adapter| {
+                if pull < 1.0 {
+                    adapter.rescale(pull);
+                }
+                descent.step(adapter, gradients);
+            })?;
         }
         self.update_ms.push(before.elapsed().as_secs_f64() * 1e3);
         let mut p = Vec::new();

@@ -52,7 +52,7 @@ pub(super) struct Measurement<'a> {
     pub(super) session: Session,
     rows: HeadRows,
     learner: Learner,
-    rehearsal: Rehearsal<'a>,
+    rehearsal: Rehearsal,
     pub(super) arms: Vec<Arm>,
     pub(super) deep_arms: Vec<DeepArm>,
     /// Loss of the base model with 4 times the context, of each token.

@@ -154,13 +154,13 @@ impl Training<'_, '_> {
             let mut between = || {
                 slices.tick();
             };
-            loss += session.training().gradient_in_parts(
+            loss += session.training().gradient(
                 *id,
                 part,
                 first,
                 &objective,
                 gradients,
-                &mut between,
+                Some(&mut between),
             )?;
             Ok(())
         })?;

@@ -8,7 +8,7 @@ type Visit<'v> = dyn FnMut(usize, &[f32], &[f32]) + 'v;
 
 /// Reads a text in windows that overlap by half, and calls `visit` with each token `i` and the
 /// hidden state and head product that predicted it. Contexts are between half of the session's
-/// length and all of it.
+/// length and all of it, and begin as the text does, if that is the model's token for it.
 pub(crate) fn windows(
     session: &mut Session,
     tokens: &[u32],
@@ -32,19 +32,36 @@ pub(crate) fn window(
 ) -> Result<(), SessionError> {
     let h = session.model().hparams();
     let (n, n_vocab) = (h.n_embd, h.n_vocab);
-    let begin = chunk.start.saturating_sub(context);
     session.clear();
+    let (read, begin) = from(session, tokens, chunk.start, context);
     if chunk.end - begin < 2 {
         return Ok(());
     }
     // Row `i` predicts token `i + 1`; nothing predicts the first token.
-    let first = (chunk.start - begin).saturating_sub(1);
-    session
-        .hooks()
-        .prefill_rows(&tokens[begin..chunk.end - 1], first, &mut |rows| {
-            let states = rows.states.chunks_exact(n);
-            for (j, (h, raw)) in states.zip(rows.logits.chunks_exact(n_vocab)).enumerate() {
-                each(begin + rows.first + j + 1, h, raw);
-            }
-        })
+    let first = (chunk.start - begin + read.len()).saturating_sub(1);
+    let n_read = read.len();
+    let read = [&read[..], &tokens[begin..chunk.end - 1]].concat();
+    session.hooks().prefill_rows(&read, first, &mut |rows| {
+        let states = rows.states.chunks_exact(n);
+        for (j, (h, raw)) in states.zip(rows.logits.chunks_exact(n_vocab)).enumerate() {
+            each(begin + rows.first + j + 1 - n_read, h, raw);
+        }
+    })
+}
+
+/// What is read before token `start` of a text with at most `context` tokens before it: the token
+/// that the text begins with, if that is the model's and would be left out, and the place from
+/// which on tokens are read.
+pub(crate) fn from(
+    session: &Session,
+    tokens: &[u32],
+    start: usize,
+    context: usize,
+) -> (Vec<u32>, usize) {
+    let begin = start.saturating_sub(context);
+    let bos = session.model().tokenizer().and_then(|t| t.bos());
+    let bos = tokens
+        .first()
+        .filter(|&first| Some(*first) == bos && begin > 0);
+    (bos.copied().into_iter().collect(), begin)
 }

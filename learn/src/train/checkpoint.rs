@@ -1,16 +1,17 @@
 //! Checkpoints of a training: GGUF files, so that reading is bounded and validated as it is for
 //! models, and writing leaves either the old file or the new one.
 
+use crate::learn::control_window::Rein;
 use crate::learn::{LearnError, number, put, values};
 use crate::train::flat::{flat, set_flat};
 use crate::train::trainer::{Evaluation, Step, Trainer};
-use ruvllm::gguf::{Gguf, Writer};
+use ruvllm::gguf::{Gguf, Metadata, Writer};
 use ruvllm::quant::DType;
 use std::path::Path;
 
 const TYPE: &str = "training";
 /// Incremented when a file of the new form could be misread as one of the old.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Most steps and evaluations of a file.
 const MAX_STEPS: usize = 1 << 24;
 
@@ -31,12 +32,15 @@ impl Trainer {
         w.metadata("training.kept", self.report.kept as u32);
         w.metadata("training.finished", self.is_finished);
         w.metadata("training.alpha", self.best.alpha());
-        w.metadata(
-            "training.strength",
-            self.replay
-                .as_ref()
-                .map_or(0.0, |replay| f64::from(replay.strength)),
-        );
+        let rein = self.replay.as_ref().map(|replay| replay.rein);
+        let Rein {
+            strength,
+            pace,
+            divergence,
+        } = rein.unwrap_or_else(Rein::new);
+        w.metadata("training.strength", f64::from(strength));
+        w.metadata("training.pace", pace);
+        w.metadata("training.divergence", divergence);
         let adapter = self
             .session
             .sequence()
@@ -129,7 +133,7 @@ impl Trainer {
             adapter,
             best,
             moments,
-            strength,
+            rein,
             fisher,
             report,
             is_finished,
@@ -141,7 +145,7 @@ impl Trainer {
         self.best.set_alpha(best.1)?;
         self.adam.restore(&self.gradients, report.0.len(), &moments);
         if let Some(replay) = &mut self.replay {
-            replay.strength = strength as f32;
+            replay.rein = rein;
         }
         if let Some(ewc) = &mut self.ewc {
             ewc.fisher = fisher;
@@ -246,11 +250,19 @@ impl Trainer {
                 DType::F32,
                 |x: &f32| x.is_finite() && *x >= 0.0,
             )?,
-            strength: number(metadata, "training.strength", 0.0..=1e6)?,
+            rein: rein(metadata)?,
             report: (steps, evaluations, kept),
             is_finished: metadata.bool("training.finished")?,
         })
     }
+}
+
+fn rein(metadata: &Metadata) -> Result<Rein, LearnError> {
+    Ok(Rein {
+        strength: number(metadata, "training.strength", 0.0..=1e6)? as f32,
+        pace: number(metadata, "training.pace", 0.0..=1.0)?,
+        divergence: number(metadata, "training.divergence", 0.0..=1e9)?,
+    })
 }
 
 /// The contents of a checkpoint.
@@ -259,7 +271,7 @@ struct State {
     /// Values and alpha.
     best: (Vec<f32>, f32),
     moments: [Vec<f32>; 2],
-    strength: f64,
+    rein: Rein,
     fisher: Vec<f32>,
     report: (Vec<Step>, Vec<Evaluation>, usize),
     is_finished: bool,

@@ -34,4 +34,4 @@ mod trainer;
 
 pub use example::Example;
 pub use options::{Loss, Schedule, TargetSet, TrainOptions};
-pub use trainer::{Evaluation, Step, TrainReport, Trainer};
+pub use trainer::{Evaluation, Plan, Step, TrainReport, Trainer};

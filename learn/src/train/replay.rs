@@ -1,18 +1,24 @@
 //! Replay of control text: what the model is to stay good at.
 
 use crate::learn::LearnError;
-use crate::learn::control_window::{ControlWindow, FIRST_STRENGTH, next_strength};
+use crate::learn::control_window::Rein;
+use crate::train::Example;
 use ruvllm::Session;
 use ruvllm::engine::AdapterId;
 use ruvllm::lora::Gradients;
-use ruvllm::session::cross_entropy;
+use ruvllm::session::Reference;
 use std::ops::Range;
 
 /// Tokens of a window of control text.
 const WINDOW: usize = 128;
+/// Most windows of either half of the control text, at equal distances: every evaluation reads them
+/// all, at most as often as the adapter's strength is reduced.
+const WINDOWS: usize = 16;
 /// Fraction of the bound that the divergence must stay below on text that is replayed: on other
 /// text it is larger.
 const SHARE: f64 = 0.7;
+/// One in so many windows tells about how strong an adapter may be; all of them tell whether it is.
+const FEW: usize = 4;
 
 /// Control text, on which training must keep the base model's predictions.
 pub(super) struct Replay {
@@ -20,26 +26,31 @@ pub(super) struct Replay {
     /// Windows that are replayed in turn, and windows that are only measured on.
     replayed: Vec<Range<usize>>,
     measured: Vec<Range<usize>>,
-    /// A session without the adapter.
-    base: Session,
-    /// Weight of the divergence.
-    pub(super) strength: f32,
-    /// The window that was read last.
-    window: ControlWindow,
+    /// What the model alone predicts in the windows that are replayed, and its loss on each of the
+    /// others; as long as it is not known, empty.
+    references: Vec<Reference>,
+    losses: Vec<f64>,
+    /// Tokens of the control text that no window has.
+    pub(super) n_left_out: usize,
+    pub(super) rein: Rein,
 }
 
 impl Replay {
     /// The first half of the text is replayed, the second half measured on. If the text begins with
     /// the model's token for that, every window does.
-    pub(super) fn new(base: Session, text: &[u32]) -> Replay {
-        let bos = base.model().tokenizer().and_then(|t| t.bos());
+    pub(super) fn new(session: &Session, text: &[u32]) -> Replay {
+        let bos = session.model().tokenizer().and_then(|t| t.bos());
         let bos = bos.filter(|bos| text.first() == Some(bos));
         let text = &text[usize::from(bos.is_some())..];
-        let n = WINDOW.min(base.sequence().n_ctx()) - usize::from(bos.is_some());
-        let mut all = Vec::new();
+        let n = WINDOW.min(session.sequence().n_ctx()) - usize::from(bos.is_some());
+        let (mut all, mut n_left_out) = (Vec::new(), 0);
         let mut windows = |part: &[u32]| -> Vec<Range<usize>> {
+            let pieces: Vec<&[u32]> = part.chunks(n.max(1)).collect();
+            let n_kept = pieces.len().min(WINDOWS);
             let mut windows = Vec::new();
-            for piece in part.chunks(n.max(1)) {
+            n_left_out += part.len();
+            for piece in (0..n_kept).map(|i| pieces[i * pieces.len() / n_kept]) {
+                n_left_out -= piece.len();
                 let start = all.len();
                 all.extend(bos);
                 all.extend_from_slice(piece);
@@ -50,14 +61,14 @@ impl Replay {
         };
         let (first, second) = text.split_at(text.len() / 2);
         let (replayed, measured) = (windows(first), windows(second));
-        let window = ControlWindow::new(base.model().hparams().n_vocab);
         Replay {
             text: all,
             replayed,
             measured,
-            base,
-            strength: FIRST_STRENGTH,
-            window,
+            references: Vec::new(),
+            losses: Vec::new(),
+            n_left_out,
+            rein: Rein::new(),
         }
     }
 
@@ -67,6 +78,16 @@ impl Replay {
             .iter()
             .map(|window| window.len() - 1)
             .collect()
+    }
+
+    /// Tokens of all windows.
+    pub(super) fn n_tokens(&self) -> usize {
+        self.text.len()
+    }
+
+    /// Tokens of a window that is replayed.
+    pub(super) fn window_tokens(&self) -> usize {
+        self.replayed.first().map_or(0, Range::len)
     }
 
     /// The windows that are replayed.
@@ -80,18 +101,56 @@ impl Replay {
         self.replayed.is_empty() || self.measured.is_empty()
     }
 
-    fn read(&mut self, window: &Range<usize>) -> Result<(), LearnError> {
-        let text = &self.text[window.start..window.end - 1];
-        self.window.clear();
-        self.base.clear();
-        Ok(self
-            .base
-            .hooks()
-            .prefill_each(text, 0, |_, logits| self.window.push(logits))?)
+    /// Reads the windows without the adapter, once.
+    pub(super) fn refer(
+        &mut self,
+        session: &mut Session,
+        id: AdapterId,
+        none: &mut Gradients,
+    ) -> Result<(), LearnError> {
+        if !self.losses.is_empty() {
+            return Ok(());
+        }
+        session.clear();
+        session.adapters().set_scale(id, 0.0)?;
+        let referred = self.read(session, id, none);
+        session.clear();
+        session.adapters().set_scale(id, 1.0)?;
+        referred
     }
 
-    /// Adds the gradient of `strength·KL(base ‖ adapted)` per token on window `turn`, and adapts
-    /// the strength.
+    fn read(
+        &mut self,
+        session: &mut Session,
+        id: AdapterId,
+        none: &mut Gradients,
+    ) -> Result<(), LearnError> {
+        while let Some(window) = self.replayed.get(self.references.len()) {
+            session.clear();
+            let tokens = &self.text[window.start..window.end - 1];
+            self.references.push(session.training().reference(tokens)?);
+        }
+        self.losses = self.measured_losses(session, id, none)?;
+        Ok(())
+    }
+
+    /// Sum of the loss of each window that is measured on.
+    fn measured_losses(
+        &self,
+        session: &mut Session,
+        id: AdapterId,
+        none: &mut Gradients,
+    ) -> Result<Vec<f64>, LearnError> {
+        let texts = self.measured.iter();
+        let texts: Vec<Example> = texts
+            .map(|window| Example::text(&self.text[window.clone()]))
+            .collect();
+        let texts: Vec<_> = texts.iter().map(|text| (text, 1.0)).collect();
+        Example::nll_gradients(session, id, &texts, none)
+    }
+
+    /// Adds the gradient of the divergence per token on window `turn`, by its weight in the loss.
+    /// Returns the factor on the adapter that keeps the bound after the step.
     pub(super) fn gradient(
         &mut self,
         session: &mut Session,
@@ -99,59 +158,100 @@ impl Replay {
         turn: usize,
         max_divergence: f64,
         gradients: &mut Gradients,
-    ) -> Result<(), LearnError> {
-        let window = self.replayed[turn % self.replayed.len()].clone();
-        self.read(&window)?;
-        session.clear();
-        let tokens = &self.text[window.start..window.end - 1];
-        let loss = session.training().gradient(
-            id,
-            tokens,
-            0,
-            &self.window.objective(self.strength),
-            gradients,
-        )?;
-        self.strength = next_strength(self.strength, loss, SHARE * max_divergence);
-        Ok(())
+    ) -> Result<f32, LearnError> {
+        let turn = turn % self.replayed.len();
+        let strength = self.rein.strength;
+        let loss = self.divergence_on(turn, session, id, strength, gradients)?;
+        let divergence = loss / f64::from(strength);
+        Ok(self.rein.pull(divergence, max_divergence, SHARE))
     }
 
-    /// Mean `KL(base ‖ adapted)` on the replayed half, and the sum of the rise of the loss on each
-    /// window of the other half; in nats.
-    pub(super) fn measure(&mut self, session: &mut Session) -> Result<(f64, Vec<f64>), LearnError> {
-        let arch = session.model().arch();
-        let (mut apart, mut n, mut rises) = (0.0, 0, Vec::new());
-        let windows = self
-            .replayed
-            .iter()
-            .map(|w| (w, true))
-            .chain(self.measured.iter().map(|w| (w, false)));
-        let windows: Vec<(Range<usize>, bool)> =
-            windows.map(|(w, replayed)| (w.clone(), replayed)).collect();
-        let mut row = Vec::new();
-        for (window, is_replayed) in windows {
-            self.read(&window)?;
-            let (base, text) = (&self.window, &self.text[window.clone()]);
-            let mut rise = 0.0;
-            session.clear();
-            session
-                .hooks()
-                .prefill_each(&text[..text.len() - 1], 0, |i, logits| {
-                    row.clear();
-                    row.extend_from_slice(logits);
-                    if is_replayed {
-                        apart += base.divergence(i, &mut row);
-                    } else {
-                        let next = text[i + 1];
-                        rise += cross_entropy(arch, &mut row, next, 1.0)
-                            + f64::from(base.log_p(i)[next as usize]);
-                    }
-                })?;
-            if is_replayed {
-                n += window.len() - 1;
-            } else {
-                rises.push(rise);
+    /// `weight` times the mean divergence on a window; adds its gradient.
+    fn divergence_on(
+        &self,
+        turn: usize,
+        session: &mut Session,
+        id: AdapterId,
+        weight: f32,
+        gradients: &mut Gradients,
+    ) -> Result<f64, LearnError> {
+        let window = self.replayed[turn].clone();
+        let tokens = &self.text[window.start..window.end - 1];
+        let weight = weight / tokens.len() as f32;
+        session.clear();
+        Ok(session.training().divergence_gradient(
+            id,
+            tokens,
+            &self.references[turn],
+            weight,
+            gradients,
+        )?)
+    }
+
+    /// Mean divergence per token on one in `step` of the windows that are replayed.
+    fn divergence(
+        &self,
+        step: usize,
+        session: &mut Session,
+        id: AdapterId,
+        none: &mut Gradients,
+    ) -> Result<f64, LearnError> {
+        let (mut sum, mut n) = (0.0, 0);
+        for turn in (0..self.replayed.len()).step_by(step) {
+            let n_tokens = self.replayed[turn].len() - 1;
+            sum += self.divergence_on(turn, session, id, n_tokens as f32, none)?;
+            n += n_tokens;
+        }
+        Ok(sum / n as f64)
+    }
+
+    /// Reduces the adapter's strength, in the session, until its divergence is within the bound;
+    /// returns the strength and the divergence.
+    pub(super) fn limit(
+        &self,
+        session: &mut Session,
+        id: AdapterId,
+        max_divergence: f64,
+        none: &mut Gradients,
+    ) -> Result<(f32, f64), LearnError> {
+        let (mut scale, mut divergence) = (1.0f32, 0.0);
+        for step in [FEW, 1] {
+            if step > self.replayed.len() {
+                continue;
+            }
+            loop {
+                divergence = self.divergence(step, session, id, none)?;
+                let excess = divergence / max_divergence.max(1e-12);
+                if excess <= 1.0 || scale == 0.0 {
+                    break;
+                }
+                // The divergence grows with the square of the strength, as long as it is small.
+                scale = if scale < 1e-3 || excess.is_nan() {
+                    0.0
+                } else {
+                    scale * (0.98 / excess.sqrt()).max(0.1) as f32
+                };
+                session.clear();
+                session.adapters().set_scale(id, scale)?;
             }
         }
-        Ok((apart / n as f64, rises))
+        Ok((scale, divergence))
+    }
+
+    /// Sum of the rise of the loss on each window that is measured on, in nats.
+    pub(super) fn rises(
+        &self,
+        session: &mut Session,
+        id: AdapterId,
+        none: &mut Gradients,
+    ) -> Result<Vec<f64>, LearnError> {
+        let losses = self.measured_losses(session, id, none)?;
+        let rises = losses.iter().zip(&self.losses);
+        Ok(rises.map(|(with, without)| with - without).collect())
+    }
+
+    /// No rise on any of these windows.
+    pub(super) fn no_rises(&self) -> Vec<f64> {
+        vec![0.0; self.measured.len()]
     }
 }

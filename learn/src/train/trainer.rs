@@ -41,7 +41,7 @@ pub struct Evaluation {
     /// Loss of the examples held out; NaN if none are.
     pub held_out: f64,
     /// The strength at which the adapter keeps the bound on control text: 1 unless it had to be
-    /// reduced.
+    /// reduced. Training goes on at that strength.
     pub scale: f32,
     /// Mean `KL(base ‖ adapted)` on the replayed half of the control text, in nats per token; 0
     /// without control text.
@@ -73,6 +73,30 @@ pub struct TrainReport {
     pub held_out_tokens: Vec<usize>,
     /// Tokens of each window of control text on which the rise is measured.
     pub control_tokens: Vec<usize>,
+    /// Tokens of the control text that are neither replayed nor measured on, as there are more than
+    /// evaluations can read.
+    pub n_control_left_out: usize,
+}
+
+/// What a training will do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// Steps and evaluations that are left, if training is not stopped before.
+    pub n_steps: usize,
+    /// See `n_steps`.
+    pub n_evaluations: usize,
+    /// Tokens that a step reads, on average, with those of control text.
+    pub step_tokens: usize,
+    /// Tokens that an evaluation reads at least.
+    pub evaluation_tokens: usize,
+}
+
+impl Plan {
+    /// Forward passes of all its tokens: a gradient takes about as long as three, and an evaluation
+    /// reads control text about twice.
+    pub fn n_tokens(&self) -> usize {
+        3 * self.n_steps * self.step_tokens + 2 * self.n_evaluations * self.evaluation_tokens
+    }
 }
 
 impl TrainReport {
@@ -172,20 +196,17 @@ impl Trainer {
             .map(|part| Examples::pick(examples, part, n_ctx));
 
         let gradients = Gradients::zeros(&adapter);
-        let new_session = || {
-            engine.session_with(&SessionOptions {
-                n_ctx: Some(n_ctx),
-                ..Default::default()
-            })
-        };
-        let mut session = new_session()?;
+        let mut session = engine.session_with(&SessionOptions {
+            n_ctx: Some(n_ctx),
+            ..Default::default()
+        })?;
         let best = adapter.clone();
         let values = flat(&adapter);
         let id = session.adapters().attach(Arc::new(adapter), 1.0)?;
         let replay = if control.is_empty() {
             None
         } else {
-            Some(Replay::new(new_session()?, control))
+            Some(Replay::new(&session, control))
         };
         if replay.as_ref().is_some_and(Replay::is_empty) {
             return Err(LearnError::TooLittleText {
@@ -218,6 +239,7 @@ impl Trainer {
                 .as_ref()
                 .map(Replay::measured_tokens)
                 .unwrap_or_default(),
+            n_control_left_out: replay.as_ref().map_or(0, |replay| replay.n_left_out),
             ..Default::default()
         };
         let fingerprint = fingerprint(&examples, &held_out, control, options, &values);
@@ -257,21 +279,58 @@ impl Trainer {
         })
     }
 
+    /// Steps between two evaluations.
+    fn eval_every(&self) -> usize {
+        match self.options.eval_every {
+            0 => self.examples.all.len().div_ceil(self.options.batch),
+            every => every,
+        }
+    }
+
+    /// What is left to do.
+    pub fn plan(&self) -> Plan {
+        let n_steps = if self.is_finished {
+            0
+        } else {
+            self.report.n_steps.saturating_sub(self.report.steps.len())
+        };
+        let tokens = |examples: &Examples| -> usize {
+            let all = examples.all.iter();
+            all.map(|example| example.tokens().len()).sum()
+        };
+        let of_control = self.replay.as_ref().map_or(0, Replay::n_tokens);
+        let n_examples = self.examples.all.len();
+        Plan {
+            n_steps,
+            n_evaluations: n_steps.div_ceil(self.eval_every()),
+            step_tokens: tokens(&self.examples) * self.options.batch / n_examples
+                + self.replay.as_ref().map_or(0, Replay::window_tokens),
+            evaluation_tokens: tokens(&self.held_out) + of_control,
+        }
+    }
+
+    /// The evaluation before the first step, unless there was one: with it, how long the plan takes
+    /// can be told. [`Trainer::step`] begins with it otherwise.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`].
+    pub fn begin(&mut self) -> Result<(), LearnError> {
+        if self.report.evaluations.is_empty() {
+            self.evaluate()?;
+        }
+        Ok(())
+    }
+
     fn try_step(&mut self) -> Result<Option<Step>, LearnError> {
         let (step, n_steps) = (self.report.steps.len(), self.report.n_steps);
         let TrainOptions {
             batch,
             schedule,
             warmup,
-            eval_every,
             patience,
             ..
         } = self.options;
-        let every = if eval_every == 0 {
-            self.examples.all.len().div_ceil(batch)
-        } else {
-            eval_every
-        };
+        let every = self.eval_every();
         // Evaluations belong to the beginning of a step, so that one that was cancelled is made up
         // for.
         let is_due = step.is_multiple_of(every) || step == n_steps;
@@ -297,9 +356,13 @@ impl Trainer {
             .collect();
         self.gradients.clear();
         let loss = self.gradient(&picked)?;
+        let mut pull = 1.0;
+        let pace = self.replay.as_ref().map_or(1.0, |replay| replay.rein.pace);
         if let Some(replay) = &mut self.replay {
-            let most = self.options.max_divergence;
-            replay.gradient(&mut self.session, self.id, step, most, &mut self.gradients)?;
+            let (session, most) = (&mut self.session, self.options.max_divergence);
+            let mut none = Gradients::for_terms(&self.best, |_| false);
+            replay.refer(session, self.id, &mut none)?;
+            pull = replay.gradient(session, self.id, step, most, &mut self.gradients)?;
         }
         if let Some(ewc) = &self.ewc
             && let Some((_, adapter, _)) = self
@@ -318,8 +381,9 @@ impl Trainer {
             self.gradients
                 .scale((f64::from(self.options.clip) / norm) as f32);
         }
-        let rate =
-            f64::from(self.options.rate) * schedule.factor(step, n_steps, warmup.min(n_steps));
+        let rate = f64::from(self.options.rate)
+            * schedule.factor(step, n_steps, warmup.min(n_steps))
+            * pace;
         self.adam.rate = rate as f32;
         let Trainer {
             session,
@@ -327,9 +391,10 @@ impl Trainer {
             gradients,
             ..
         } = self;
-        session
-            .adapters()
-            .update(self.id, |adapter| adam.step(adapter, gradients))?;
+        session.adapters().update(self.id, |adapter| {
+            weaken(adapter, pull);
+            adam.step(adapter, gradients);
+        })?;
         let done = Step {
             step: step + 1,
             loss,
@@ -382,7 +447,16 @@ impl Trainer {
         self.session.clear();
         self.session.adapters().set_scale(self.id, 1.0)?;
         let evaluation = measured?;
-        let scale = evaluation.scale;
+        if evaluation.scale < 1.0 {
+            let scale = evaluation.scale;
+            self.session
+                .adapters()
+                .update(self.id, |adapter| weaken(adapter, scale))?;
+            if let Some(replay) = &mut self.replay {
+                replay.rein.shrunk(f64::from(scale));
+                replay.rein.divergence = evaluation.divergence;
+            }
+        }
         let report = &mut self.report;
         let is_first = report.evaluations.is_empty();
         let is_better = evaluation.held_out.is_nan()
@@ -393,7 +467,6 @@ impl Trainer {
         if let Some((_, adapter, _)) = held.find(|(id, ..)| *id == self.id).filter(|_| is_better) {
             report.kept = report.evaluations.len() - 1;
             self.best = Adapter::clone(adapter);
-            self.best.rescale(scale);
         }
         Ok(())
     }
@@ -406,21 +479,21 @@ impl Trainer {
         if let Some(preferences) = &mut self.preferences {
             preferences.refer(&mut self.session, self.id, &mut self.held_out, &all)?;
         }
+        let mut none = Gradients::for_terms(&self.best, |_| false);
+        let is_idle = {
+            let mut held = self.session.sequence().adapters();
+            let held = held.find(|(id, ..)| *id == self.id);
+            held.is_none_or(|(_, adapter, _)| adapter.terms().all(|(_, term)| is_zero(term.b())))
+        };
         if let Some(replay) = &mut self.replay {
-            loop {
-                (divergence, rises) = replay.measure(&mut self.session)?;
-                let excess = divergence / self.options.max_divergence.max(1e-12);
-                if excess <= 1.0 {
-                    break;
-                }
-                // The divergence grows with the square of the strength, as long as it is small.
-                scale = if scale < 1e-3 {
-                    0.0
-                } else {
-                    scale * (0.98 / excess.sqrt()).max(0.1) as f32
-                };
-                self.session.clear();
-                self.session.adapters().set_scale(self.id, scale)?;
+            let (session, id) = (&mut self.session, self.id);
+            replay.refer(session, id, &mut none)?;
+            if is_idle {
+                rises = replay.no_rises();
+            } else {
+                let most = self.options.max_divergence;
+                (scale, divergence) = replay.limit(session, id, most, &mut none)?;
+                rises = replay.rises(session, id, &mut none)?;
             }
         }
         let Trainer {
@@ -430,12 +503,7 @@ impl Trainer {
             Some(preferences) => preferences.losses(session, self.id, held_out, &all, None)?,
             None => {
                 let texts: Vec<_> = held_out.all.iter().map(|example| (example, 1.0)).collect();
-                Example::nll_gradients(
-                    session,
-                    self.id,
-                    &texts,
-                    &mut Gradients::for_terms(&self.best, |_| false),
-                )?
+                Example::nll_gradients(session, self.id, &texts, &mut none)?
             }
         };
         let report = &self.report;
@@ -470,6 +538,22 @@ impl Trainer {
     /// A token that cancels [`Trainer::step`].
     pub fn cancel_token(&self) -> CancelToken {
         self.session.cancel_token()
+    }
+}
+
+fn is_zero(values: &[f32]) -> bool {
+    values.iter().all(|&x| x == 0.0)
+}
+
+/// Multiplies all `ΔW` of an adapter by `factor`, in its values: what is saved of it while it is
+/// trained. A factor of 0 removes what is no number, too.
+fn weaken(adapter: &mut Adapter, factor: f32) {
+    for (_, term) in adapter.terms_mut().filter(|_| factor != 1.0) {
+        let b = term.parts_mut().1;
+        if factor == 0.0 {
+            b.fill(0.0);
+        }
+        b.iter_mut().for_each(|b| *b *= factor);
     }
 }
 

@@ -109,6 +109,54 @@ fn control_text_is_kept_within_the_bound() {
     assert!(kept.report().best().held_out < kept.report().evaluations[0].held_out);
 }
 
+/// Not only evaluations keep the bound: steps are held back as well, so that evaluations find an
+/// adapter that is nearly within it, however long the steps were to be. The first steps tell how
+/// long they can be.
+#[test]
+fn steps_keep_the_bound_on_control_text() {
+    let model = model();
+    for rate in [0.02, 0.2] {
+        let options = TrainOptions {
+            max_divergence: 0.002,
+            eval_every: 1,
+            patience: 0,
+            rate,
+            ..options()
+        };
+        let mut trainer = trainer(&model, &control(), &options);
+        run(&mut trainer);
+        let evaluations = &trainer.report().evaluations;
+        let over = evaluations.iter().skip(5).map(|e| 1.0 / e.scale.powi(2));
+        let most = over.fold(0.0, f32::max);
+        assert!(most < 10.0, "rate {rate}: {most} times the bound");
+        let steps = &trainer.report().steps;
+        assert!(steps[10].rate < 0.9 * f64::from(rate), "{:?}", steps[10]);
+    }
+}
+
+/// Evaluations read a part of a long control text, and say so before they begin.
+#[test]
+fn long_control_text_is_read_at_equal_distances() {
+    let model = model();
+    let long: Vec<u32> = (0..20_000).map(|i| (i * i + 3 * i) % 40).collect();
+    let mut trainer = trainer(&model, &long, &options());
+    let read = trainer.report().control_tokens.iter().sum::<usize>();
+    let left_out = trainer.report().n_control_left_out;
+    assert!(read <= 16 * 64 && left_out >= 20_000 - 2 * 16 * 64);
+    let plan = trainer.plan();
+    assert_eq!(plan.n_steps, trainer.report().n_steps);
+    assert!(
+        plan.evaluation_tokens < 3_000 && plan.step_tokens > 0,
+        "{plan:?}"
+    );
+    trainer.begin().unwrap();
+    let first = &trainer.report().evaluations[0];
+    assert_eq!((first.divergence, first.scale), (0.0, 1.0));
+    assert!(first.rises.iter().all(|&rise| rise == 0.0));
+    while trainer.step().unwrap().is_some() {}
+    assert_eq!(trainer.plan().n_tokens(), 0);
+}
+
 /// An interruption anywhere changes no bit of what follows, nor does the number of threads.
 #[test]
 fn an_interrupted_training_ends_as_one_that_was_not() {
