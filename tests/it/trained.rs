@@ -433,6 +433,16 @@ fn broken_files_are_refused() {
         );
         assert!(refusal(layers).is_some());
     }
+    // Keys that stand for values are as wide as these.
+    let mut narrow = drafter("dflash");
+    for name in narrow.tensor_names() {
+        if name.ends_with("attn_v.weight") {
+            narrow.remove_tensor(&name);
+        }
+    }
+    narrow.set("dflash.attention.value_length", 8u32);
+    let message = refusal(narrow).unwrap();
+    assert!(message.contains("no values of its own"), "{message}");
     let mut tokens = drafter("dflash");
     tokens.set("tokenizer.ggml.mask_token_id", N_VOCAB as u32);
     assert!(refusal(tokens).unwrap().contains("mask_token_id"));

@@ -113,7 +113,15 @@ fn existing(folder: &Path) -> Result<Memory, Failure> {
         );
         return Err(Failure::Work(message));
     }
-    Ok(Memory::open(folder, &MemoryOptions::default())?)
+    Ok(Memory::open(folder, &widest())?)
+}
+
+/// Looking at a folder makes none of its entries go, nor does a line that is added.
+fn widest() -> MemoryOptions {
+    MemoryOptions {
+        max_entries: 100_000,
+        max_bytes: u64::MAX,
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -135,7 +143,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             session,
             verdict,
         } => {
-            let mut memory = Memory::open(folder, &MemoryOptions::default())?;
+            let mut memory = Memory::open(folder, &widest())?;
             let new = NewEntry {
                 text: text.clone(),
                 verdict: *verdict,

@@ -75,9 +75,16 @@ impl DiffusionArgs {
         let options = self.options(sampling.temp.unwrap_or(0.0), seed);
         let prompt_ids = tokenizer.encode_prompt(prompt);
         let room = model.hparams().n_ctx_train.saturating_sub(prompt_ids.len());
+        if room == 0 {
+            return Err(Failure::Work(format!(
+                "the prompt has {} tokens, and the model reads at most {}",
+                prompt_ids.len(),
+                model.hparams().n_ctx_train
+            )));
+        }
         let n = match args.max_tokens() {
             usize::MAX => N_PLACES.min(room),
-            n => n,
+            n => n.min(room),
         };
         let written = |ids: &[u32]| {
             let end = ids.iter().position(|&id| tokenizer.is_eog(id));

@@ -545,6 +545,17 @@ fn refused() {
     let layer = changed(&|config| config["vision_feature_layer"] = json!(-9));
     assert!(layer.contains("layer -9 of 3"), "{layer}");
     folder.write("config.json", config.to_string());
+    // A file of the checkpoint is missing, or it is that of a model without eyes.
+    let (name, tensor) = {
+        let find = |name: &&String| name.contains("layers.1.") && name.ends_with("fc1.weight");
+        let name = tensors.keys().find(find).unwrap().clone();
+        let tensor = tensors.remove(&name).unwrap();
+        (name, tensor)
+    };
+    folder.write("model.safetensors", bytes(&tensors));
+    assert!(refusal().contains("no v.blk.1."));
+    tensors.insert(name, tensor);
+    folder.write("model.safetensors", bytes(&tensors));
     folder.write("preprocessor_config.json", "{}");
     assert!(refusal().contains("image_mean is not three numbers"));
     tensors.insert(

@@ -181,7 +181,9 @@ pub(super) fn cleaned(text: &str) -> Result<String, MemoryError> {
         });
     }
     let is_gap = |c: char| {
-        let hides = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+        let hides = matches!(c, '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'
+            | '\u{feff}' | '\u{e0000}'..='\u{e01ef}');
         c.is_whitespace() || c.is_control() || hides
     };
     let words: Vec<&str> = text.split(is_gap).filter(|word| !word.is_empty()).collect();

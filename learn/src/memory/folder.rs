@@ -200,7 +200,13 @@ impl Memory {
             false => 0,
         };
         let same = |entry: &&Entry| entry.text == text && entry.session == short(&new.session);
-        let same = self.entries.iter().find(same).map(|entry| entry.number);
+        let same = self.entries.iter().find(same);
+        // What is said again goes on correcting what it has corrected.
+        let corrects = match same {
+            Some(same) if corrects == 0 || corrects == same.number => same.corrects,
+            _ => corrects,
+        };
+        let same = same.map(|entry| entry.number);
         let entry = Entry {
             number: self.next,
             revision: 0,
@@ -208,7 +214,7 @@ impl Memory {
             text,
             verdict: new.verdict,
             session: short(&new.session),
-            corrects: if same == Some(corrects) { 0 } else { corrects },
+            corrects,
             space,
             vector,
         };

@@ -152,6 +152,10 @@ fn a_correction_takes_effect_until_it_is_forgotten() {
     assert_eq!(memory.corrected_by(4), Some(number));
     let hits = memory.search(question, None, 8).unwrap();
     assert!(hits[0].number == number && hits.iter().all(|hit| hit.number != 4));
+    // Said again, as a correction or not, it goes on correcting.
+    memory.remember(NewEntry::correction(text), None).unwrap();
+    let number = memory.remember(NewEntry::taught(text), None).unwrap();
+    assert_eq!(memory.corrected_by(4), Some(number));
     // Its owner sees both, and can undo it.
     assert_eq!(memory.entries().len(), 5);
     memory.forget(number).unwrap();
@@ -239,7 +243,8 @@ fn what_is_too_long_or_empty_is_refused() {
         matches!(error, MemoryError::TooLong { n: 10_485_760, .. }),
         "{error}"
     );
-    for empty in ["", " \n\t", "—!?"] {
+    // Letters that nobody sees are none.
+    for empty in ["", " \n\t", "—!?", "\u{3164}\u{115f}\u{e0041}"] {
         let error = memory.remember(NewEntry::taught(empty), None).unwrap_err();
         assert!(matches!(error, MemoryError::Empty), "{empty:?}: {error}");
     }

@@ -120,7 +120,9 @@ impl Drafter for TrainedDrafter {
         self.guesses.clear();
         // What is forced, or was taken back, is computed first.
         let is_ready = seq.kv.len() + 1 == n_text && n_text > 1 && self.text.len() >= n_text;
-        if self.has_failed || n == 0 || !is_ready {
+        // A drafter of another model has nothing to read here.
+        let is_of_target = seq.model().same(self.engine.model());
+        if self.has_failed || n == 0 || !is_ready || !is_of_target {
             return;
         }
         let text = std::mem::take(&mut self.text);

@@ -48,6 +48,14 @@ pub(super) fn attention(
             _ => {
                 let wk = b.linear(&name("attn_k"), n_embd, n_k, biased)?;
                 let wv = match spec.keys_as_values {
+                    true if n_k != n_v => {
+                        return Err(ModelError::Inconsistent {
+                            what: format!(
+                                "keys of {n_k} values are none of {n_v} ({})",
+                                name("attn_k")
+                            ),
+                        });
+                    }
                     true => wk.clone(),
                     false => b.linear(&name("attn_v"), n_embd, n_v, biased)?,
                 };

@@ -87,6 +87,14 @@ fn dflash(keys: &Keys<'_>, _: usize) -> Result<(Hparams, DraftSpec), ModelError>
         attn.scale = scale.unwrap_or(attn.scale);
         attn.value_scale = value_scale.unwrap_or(1.0);
         attn.keys_as_values = !keys.has_in_layer(i, "attn_v.weight");
+        if attn.keys_as_values && attn.head_dim != attn.head_dim_v {
+            let (k, v) = (attn.head_dim, attn.head_dim_v);
+            return Err(ModelError::Inconsistent {
+                what: format!(
+                    "layer {i} has no values of its own, and keys of {k} are none of {v}"
+                ),
+            });
+        }
     }
     set_optional(keys, &mut h);
     let key = "tokenizer.ggml.mask_token_id";

@@ -253,9 +253,11 @@ const QWEN25: Kind = Kind {
         }
         let whole = of.vision.opt_counts("fullatt_block_indexes")?;
         let whole = whole.ok_or_else(|| of.vision.missing("fullatt_block_indexes"))?;
-        let every = whole.first().map_or(1, |first| first + 1);
-        let mut expected = (1..).map(|i| i * every - 1);
-        if whole.iter().all(|&i| expected.next() == Some(i)) {
+        let every = whole.first().map_or(1, |first| first.saturating_add(1));
+        let n_layer = i64::from(of.n_layer()?);
+        let expected = (1..).map(|i| i * i64::from(every) - 1);
+        let expected = expected.take_while(|&i| i < n_layer);
+        if every > 0 && expected.eq(whole.iter().map(|&i| i64::from(i))) {
             put("vision.n_wa_pattern", (every as u32).into());
         } else {
             put(
@@ -444,7 +446,11 @@ const LLAVA: Kind = Kind {
         put("has_text_encoder", false.into());
         put("has_llava_projector", true.into());
         epsilon(of, "layer_norm_eps", put)?;
-        put("use_gelu", of.vision.is("hidden_act", "gelu").into());
+        let act = ["gelu", "quick_gelu"]
+            .iter()
+            .find(|act| of.vision.is("hidden_act", act));
+        let act = act.ok_or_else(|| of.refuse("hidden_act is neither gelu nor quick_gelu"))?;
+        put("use_gelu", (*act == "gelu").into());
         let Some(points) = of.pinpoints()? else {
             return Ok(());
         };

@@ -6,6 +6,7 @@ use crate::convert::checkpoint::Source;
 use crate::io::Failure;
 use ruvllm::quant::DType;
 use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What names of parts that read images begin with; those of a model begin otherwise.
 const PARTS: &[&str] = &[
@@ -157,6 +158,7 @@ pub(super) fn plan<'a>(
             tensors.push(tensor);
         }
     }
+    check_layers(of, &tensors)?;
     for tensor in &mut tensors {
         tensor.to = dtype(kind, tensor, base);
     }
@@ -319,6 +321,34 @@ fn pieces<'a>(
         Change::Pairs => Ok(vec![cut.pairs(name)?]),
         Change::Token(text) => Ok(vec![cut.token(name, text)?]),
     }
+}
+
+/// Refuses a checkpoint without an encoder, and one in which layers lack what others have.
+fn check_layers(of: &Settings, tensors: &[Tensor<'_>]) -> Result<(), Failure> {
+    let mut layers = BTreeMap::<usize, BTreeSet<&str>>::new();
+    for tensor in tensors {
+        let of_layer = tensor.name.strip_prefix("v.blk.");
+        let Some((i, part)) = of_layer.and_then(|name| name.split_once('.')) else {
+            continue;
+        };
+        if let Ok(i) = i.parse() {
+            layers.entry(i).or_default().insert(part);
+        }
+    }
+    let n_layer = of.n_layer()? as usize;
+    let all: BTreeSet<&str> = layers.values().flatten().copied().collect();
+    for i in 0..n_layer {
+        let found = layers.get(&i);
+        let absent = all
+            .iter()
+            .find(|part| !found.is_some_and(|found| found.contains(*part)));
+        if let Some(part) = absent.or_else(|| all.is_empty().then_some(&"*")) {
+            return Err(of.refuse(format_args!(
+                "the checkpoint has no v.blk.{i}.{part}, so the encoder is not whole: a file of it is missing, or the model reads no images"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The type of a tensor in the file.

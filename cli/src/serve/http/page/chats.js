@@ -23,18 +23,20 @@ export function setKept(kept) {
   localStorage.removeItem(CHATS);
 }
 
-/** Keeps a chat as it is now. False if there is no room for it. */
+/** Keeps a chat as it is now; without its pictures where they leave no room for others. False if it is not kept whole. */
 export function keep(chat) {
   if (!areKept()) return true;
-  const all = [chat, ...chats().filter(({ id }) => id !== chat.id)].slice(0, MOST);
-  // A browser has some megabytes for this, and pictures are large.
-  for (; all.length > 0; all.pop()) {
+  const others = chats().filter(({ id }) => id !== chat.id).slice(0, MOST - 1);
+  const plain = { ...chat, messages: chat.messages.map((message) => ({ ...message, content: textOf(message) })) };
+  // A browser has some megabytes for this. Of texts the oldest go.
+  for (let kept = chat; ; kept === chat ? (kept = plain) : others.pop()) {
     try {
-      localStorage.setItem(CHATS, JSON.stringify(all));
-      return true;
-    } catch { /* without the oldest */ }
+      localStorage.setItem(CHATS, JSON.stringify([kept, ...others]));
+      return kept === chat;
+    } catch {
+      if (kept === plain && others.length === 0) return false;
+    }
   }
-  return false;
 }
 
 export function forget(id) {

@@ -5,14 +5,21 @@
 const DEPTH = 8;
 /** Characters of a paragraph; in longer ones marks are text, as looking for their ends would take long. */
 const LONGEST = 20000;
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`\s]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})/;
+const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
 const RULE = /^ {0,3}([-*_])(\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(?=\S)/;
 const ROW = /^\s*\|.*\|\s*$/;
 const COLUMNS = /^\s*\|(\s*:?-+:?\s*\|)+\s*$/;
 const URL_ALONE = /^https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]*_]/;
+
+/** A heading's text without the marks that may close it. */
+const withoutMarks = (text) => {
+  let end = text.length;
+  while (text[end - 1] === "#") end -= 1;
+  return end === 0 || /\s/.test(text[end - 1]) ? text.slice(0, end).trim() : text;
+};
 
 const make = (tag, ...children) => {
   const node = document.createElement(tag);
@@ -142,7 +149,8 @@ function node({ kind, lines }, depth, tight) {
       return make("pre", make("code", lines.slice(1, isClosed ? -1 : undefined).join("\n")));
     }
     case "heading": {
-      const [, marks, text] = HEADING.exec(lines[0]);
+      const [, marks, rest] = HEADING.exec(lines[0]);
+      const text = withoutMarks(rest.trim());
       // Below those of the page and of the message.
       return make(`h${Math.min(marks.length + 2, 6)}`, ...inline(text));
     }

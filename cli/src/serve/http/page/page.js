@@ -152,7 +152,9 @@ function save() {
   if (conversation.length > 0) {
     const title = textOf(conversation[0]).slice(0, 80);
     const isKept = keep({ id, title, time: Date.now(), model: answerer, messages: conversation });
-    if (!isKept) status.textContent += " There is no room to keep this chat.";
+    if (!isKept) status.textContent += " There is no room to keep all of this chat.";
+  } else {
+    forget(id);
   }
   listChats();
 }
@@ -165,10 +167,11 @@ function listChats() {
   element("chats").replaceChildren(...all.map((chat) => {
     const item = document.createElement("li");
     const open = button(chat.title || "Without a title", () => change(chat));
-    const remove = button("Delete", () => {
+    const remove = button("Delete", async () => {
+      // What is being answered is kept once more when it ends.
+      if (chat.id === id) await change();
       forget(chat.id);
-      if (chat.id === id) change();
-      else listChats();
+      listChats();
     });
     open.title = new Date(chat.time).toLocaleString();
     remove.ariaLabel = `Delete ${chat.title}`;
@@ -183,6 +186,8 @@ async function change(chat = null) {
   running?.abort();
   // The end of what runs comes first.
   while (running) await new Promise((done) => setTimeout(done, 10));
+  // Its end may have been kept meanwhile.
+  chat = chat && (chats().find((kept) => kept.id === chat.id) ?? chat);
   conversation = chat?.messages ?? [];
   answerer = chat?.model ?? "";
   id = chat?.id ?? newId();
@@ -279,10 +284,26 @@ function settings() {
 }
 
 /** Asks for the next message of the conversation. */
-async function answer() {
+/** Makes the conversation what it was, and puts a question that was `typed` back. */
+function giveBack(before, typed) {
+  const question = conversation.at(-1);
+  conversation = before;
+  showAll();
+  if (!typed) return;
+  prompt.value ||= textOf(question);
+  if (chosen.length === 0) {
+    chosen = picturesOf(question);
+    showChosen();
+  }
+}
+
+/** Has the conversation answered. Without an answer it becomes `before` again. */
+async function answer(before, typed) {
   const wrong = [...document.querySelectorAll("[data-field]")].find((input) => !input.checkValidity());
   if (wrong) {
     element("settings").open = true;
+    giveBack(before, typed);
+    save();
     return wrong.reportValidity();
   }
   running = new AbortController();
@@ -342,17 +363,7 @@ async function answer() {
   if (text || reason) {
     conversation.push({ role: "assistant", content: text });
   } else {
-    // Without an answer the question goes back, as templates expect the two in turn.
-    shown.item.remove();
-    messages.lastChild.remove();
-    const { content } = conversation.pop();
-    const parts = typeof content === "string" ? [{ type: "text", text: content }] : content;
-    element("start").hidden = conversation.length > 0;
-    prompt.value ||= parts.find(({ type }) => type === "text").text;
-    if (chosen.length === 0) {
-      chosen = parts.filter(({ type }) => type === "image_url").map(({ image_url }) => image_url.url);
-      showChosen();
-    }
+    giveBack(before, typed);
   }
   running = null;
   messages.removeAttribute("aria-busy");
@@ -372,17 +383,20 @@ form.addEventListener("submit", (event) => {
   if (running || !text) return;
   const images = chosen.map((url) => ({ type: "image_url", image_url: { url } }));
   const content = images.length > 0 ? [...images, { type: "text", text }] : text;
+  const before = conversation;
+  conversation = [...before];
   if (edited !== null) {
-    conversation = conversation.slice(0, edited);
+    conversation = before.slice(0, edited);
     [...messages.children].slice(edited).forEach((item) => item.remove());
     endEdit();
   }
   conversation.push({ role: "user", content });
   showMessage(conversation.at(-1));
+  save();
   prompt.value = "";
   chosen = [];
   showChosen();
-  answer();
+  answer(before, true);
 });
 
 prompt.addEventListener("keydown", (event) => {
@@ -436,12 +450,13 @@ stop.addEventListener("click", () => {
 
 again.addEventListener("click", () => {
   endEdit();
-  if (conversation.at(-1).role === "assistant") {
-    conversation.pop();
+  const before = conversation;
+  if (before.at(-1).role === "assistant") {
+    conversation = before.slice(0, -1);
     messages.lastChild.remove();
   }
   prompt.focus();
-  answer();
+  answer(before, false);
 });
 
 element("new").addEventListener("click", () => change());
