@@ -98,7 +98,7 @@ fn behaviour_is_measured() {
 
     let wrong =
         |args: &[&str], code, parts: &[&str]| fails(&[&bench[..], args].concat(), code, parts);
-    wrong(&["--facts", "3"], 1, &["n_facts is 3", "16 to 1000"]);
+    wrong(&["--facts", "3"], 1, &["n_facts is 3", "16 to 700"]);
     wrong(
         &["--arms", "everything"],
         2,
