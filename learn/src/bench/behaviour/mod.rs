@@ -45,7 +45,7 @@ const QUESTIONS: u64 = 1 << 32;
 /// Options of [`behaviour`]. `..Default::default()` sets the remaining fields.
 #[derive(Clone, Debug)]
 pub struct BehaviourOptions {
-    /// Facts that are taught, and as many further ones afterwards; 16 to 1000. Default 100.
+    /// Facts that are taught, and as many further ones afterwards; 16 to 700. Default 100.
     pub n_facts: usize,
     /// Seed of facts and questions. Default 1.
     pub seed: u64,
