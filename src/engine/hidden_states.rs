@@ -123,7 +123,7 @@ impl KeptInputs {
         n_ctx: usize,
     ) -> Result<KeptInputs, SessionError> {
         let has_last = layers.contains(&n_layer);
-        let of_pass = LayerInputs::new(layers, n_embd);
+        let of_pass = LayerInputs::new(layers, n_embd, KEPT_STATES);
         let kept = KeptStates::new(of_pass.width(), n_ctx)?;
         Ok(KeptInputs {
             of_pass,
@@ -141,9 +141,14 @@ impl KeptInputs {
         self.of_pass.layers()
     }
 
+    /// As [`KeptStates::first_of`].
+    pub(crate) fn first_of(&self, position: usize, n: usize) -> usize {
+        self.kept.first_of(position, n)
+    }
+
     /// The pass has computed `n` tokens from `position` on; the last layer those from `first` on.
     pub(crate) fn commit(&mut self, position: usize, first: usize, n: usize) {
-        let first = first.max(n.saturating_sub(KEPT_STATES));
+        let first = first.max(self.first_of(position, n));
         self.kept
             .append(position + first, self.of_pass.rows(first, n));
         self.of_pass.clear();

@@ -5,7 +5,7 @@ use crate::compute::hook::{Cut, OutputHook, OutputRows, TokenKind};
 use crate::compute::pooling::{PooledStates, Pooling};
 use crate::engine::SessionError;
 use crate::engine::adapters::{AdapterId, Adapters, next_number};
-use crate::engine::hidden_states::{KEPT_STATES, KeptInputs, KeptStates};
+use crate::engine::hidden_states::{KeptInputs, KeptStates};
 use crate::engine::options::{CachedTokens, PrefixOptions, SessionOptions};
 use crate::kv::{Counted, KvPolicy, SeqKv};
 use crate::layers::cross::memory::Memory;
@@ -149,10 +149,8 @@ impl Sequence {
     pub(crate) fn first_kept(&self, position: usize, n: usize) -> usize {
         let of_states = self.states.as_ref();
         let first = of_states.map_or(n, |states| states.first_of(position, n));
-        match self.inputs.as_ref().is_some_and(KeptInputs::has_last) {
-            true => first.min(n.saturating_sub(KEPT_STATES)),
-            false => first,
-        }
+        let of_inputs = self.inputs.as_ref().filter(|inputs| inputs.has_last());
+        of_inputs.map_or(first, |inputs| first.min(inputs.first_of(position, n)))
     }
 
     /// A pass has computed `n` tokens from `position` on, the last layer those from `first` on.

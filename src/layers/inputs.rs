@@ -9,14 +9,17 @@ pub(crate) struct LayerInputs {
     /// The number of layers stands for what the last one leaves.
     layers: Arc<[usize]>,
     n_embd: usize,
+    /// Most rows that are kept, the pass's last.
+    most: usize,
     rows: Vec<f32>,
 }
 
 impl LayerInputs {
-    pub(crate) fn new(layers: Arc<[usize]>, n_embd: usize) -> LayerInputs {
+    pub(crate) fn new(layers: Arc<[usize]>, n_embd: usize, most: usize) -> LayerInputs {
         LayerInputs {
             layers,
             n_embd,
+            most,
             rows: Vec::new(),
         }
     }
@@ -30,11 +33,11 @@ impl LayerInputs {
         &self.layers
     }
 
-    /// The rows of the last pass, from `first` on, of `n`.
+    /// The rows of the last pass, from `first` on, of `n`; at most as many as are kept.
     pub(crate) fn rows(&self, first: usize, n: usize) -> &[f32] {
-        self.rows
-            .get(first * self.width()..n * self.width())
-            .unwrap_or(&[])
+        let gone = n.saturating_sub(self.most);
+        let [start, end] = [first.max(gone), n].map(|row| (row - gone) * self.width());
+        self.rows.get(start..end).unwrap_or(&[])
     }
 
     /// Forgets the rows.
@@ -44,11 +47,12 @@ impl LayerInputs {
 
     /// Keeps the rows `x` that `layer` reads, of tokens from `first` on of `n`.
     pub(crate) fn keep(&mut self, layer: usize, (first, n): (usize, usize), x: &[f32]) {
-        let width = self.width();
+        let (width, gone) = (self.width(), n.saturating_sub(self.most));
+        let skipped = gone.saturating_sub(first);
         for (part, _) in (0..).zip(&*self.layers).filter(|(_, of)| **of == layer) {
-            self.rows.resize(n * width, 0.0);
-            let rows = self.rows[first * width..].chunks_exact_mut(width);
-            for (row, x) in rows.zip(x.chunks_exact(self.n_embd)) {
+            self.rows.resize((n - gone) * width, 0.0);
+            let rows = self.rows[(first + skipped - gone) * width..].chunks_exact_mut(width);
+            for (row, x) in rows.zip(x.chunks_exact(self.n_embd).skip(skipped)) {
                 row[part * self.n_embd..][..self.n_embd].copy_from_slice(x);
             }
         }

@@ -202,17 +202,7 @@ impl Series {
         }
         for (x, y, label) in self.places(axes) {
             let (x, y, label) = (format!("{x:.1}"), format!("{y:.1}"), escaped(label));
-            let _ = match self.mark {
-                Mark::Dots => writeln!(
-                    out,
-                    "<circle cx=\"{x}\" cy=\"{y}\" r=\"3\" fill=\"{colour}\"/>"
-                ),
-                Mark::Rings => writeln!(
-                    out,
-                    "<circle cx=\"{x}\" cy=\"{y}\" r=\"7\" fill=\"none\" stroke=\"{colour}\"/>"
-                ),
-                Mark::Line | Mark::Dashes => Ok(()),
-            };
+            self.point(out, (&x, &y), colour);
             if !label.is_empty() {
                 let _ = writeln!(
                     out,
@@ -220,6 +210,16 @@ impl Series {
                 );
             }
         }
+    }
+
+    /// The mark of a point, if it has one.
+    fn point(&self, out: &mut String, (x, y): (&str, &str), colour: &str) {
+        let look = match self.mark {
+            Mark::Dots => format!("r=\"3\" fill=\"{colour}\""),
+            Mark::Rings => format!("r=\"7\" fill=\"none\" stroke=\"{colour}\""),
+            Mark::Line | Mark::Dashes => return,
+        };
+        let _ = writeln!(out, "<circle cx=\"{x}\" cy=\"{y}\" {look}/>");
     }
 
     fn dashes(&self) -> &'static str {
@@ -233,21 +233,14 @@ impl Series {
     fn legend(&self, out: &mut String, colour: &str, at: f64) {
         let (left, right) = (LEFT + WIDTH + 14.0, LEFT + WIDTH + 36.0);
         let middle = f64::midpoint(left, right);
-        let _ = match self.mark {
-            Mark::Line | Mark::Dashes => writeln!(
+        if matches!(self.mark, Mark::Line | Mark::Dashes) {
+            let _ = writeln!(
                 out,
                 "<line x1=\"{left}\" x2=\"{right}\" y1=\"{at}\" y2=\"{at}\" stroke=\"{colour}\" stroke-width=\"2\"{}/>",
                 self.dashes()
-            ),
-            Mark::Dots => writeln!(
-                out,
-                "<circle cx=\"{middle}\" cy=\"{at}\" r=\"3\" fill=\"{colour}\"/>"
-            ),
-            Mark::Rings => writeln!(
-                out,
-                "<circle cx=\"{middle}\" cy=\"{at}\" r=\"7\" fill=\"none\" stroke=\"{colour}\"/>"
-            ),
-        };
+            );
+        }
+        self.point(out, (&middle.to_string(), &at.to_string()), colour);
         let _ = writeln!(
             out,
             "<text x=\"{}\" y=\"{}\">{}</text>",

@@ -483,7 +483,7 @@ impl Trainer {
         let is_idle = {
             let mut held = self.session.sequence().adapters();
             let held = held.find(|(id, ..)| *id == self.id);
-            held.is_none_or(|(_, adapter, _)| adapter.terms().all(|(_, term)| is_zero(term.b())))
+            held.is_none_or(|(_, adapter, _)| adapter.terms().all(|(_, term)| term.is_zero()))
         };
         if let Some(replay) = &mut self.replay {
             let (session, id) = (&mut self.session, self.id);
@@ -539,10 +539,6 @@ impl Trainer {
     pub fn cancel_token(&self) -> CancelToken {
         self.session.cancel_token()
     }
-}
-
-fn is_zero(values: &[f32]) -> bool {
-    values.iter().all(|&x| x == 0.0)
 }
 
 /// Multiplies all `ΔW` of an adapter by `factor`, in its values: what is saved of it while it is

@@ -26,8 +26,7 @@ pub(super) fn guess(
     work.state.clear();
     work.state.extend_from_slice(&states[state..]);
     let mut token = asked.text[asked.text.len() - 1];
-    let mut buffers = std::mem::take(&mut work.buffers);
-    let outcome = with_pass(of, &mut buffers, 1, |pass| {
+    with_pass(of, work, 1, |pass, work| {
         for _ in 0..asked.n {
             pass.begin(1);
             pass.embed(std::iter::once(token), &mut work.y);
@@ -53,7 +52,5 @@ pub(super) fn guess(
             pass.rows.on.linear(&work.e, 1, &mut [product]);
             token = guesses.last().map_or(token, |guess| guess.token);
         }
-    });
-    work.buffers = buffers;
-    outcome
+    })
 }

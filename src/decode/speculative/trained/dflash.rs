@@ -27,8 +27,7 @@ pub(super) fn guess(
         return Ok(());
     };
     let (m, n) = (last - first, model.h.n_embd);
-    let mut buffers = std::mem::take(&mut work.buffers);
-    let outcome = with_pass(of, &mut buffers, m.max(n_block), |pass| {
+    with_pass(of, work, m.max(n_block), |pass, work| {
         if m > 0 {
             pass.begin(m);
             let (g, normed) = (room(&mut work.g, m * n), room(&mut work.e, m * n));
@@ -52,9 +51,7 @@ pub(super) fn guess(
         let (e, logits) = (&mut work.e, &mut work.logits);
         pass.best((&x[n..(n_guess + 1) * n], n_guess), (e, logits), guesses);
         work.x = x;
-    });
-    work.buffers = buffers;
-    outcome
+    })
 }
 
 /// Takes a block that begins with `token` through all layers, and forgets its keys and values.

@@ -31,8 +31,7 @@ pub(super) fn guess(
         return Ok(());
     };
     let (m, n) = (last - first, model.h.n_embd);
-    let mut buffers = std::mem::take(&mut work.buffers);
-    let outcome = with_pass(of, &mut buffers, m, |pass| {
+    with_pass(of, work, m, |pass, work| {
         pass.begin(m);
         let mut features = &features[row * width..];
         let g = room(&mut work.g, m * n);
@@ -59,9 +58,7 @@ pub(super) fn guess(
             pass.begin(1);
             step(pass, work, layer, (last + i, 1), std::iter::once(token));
         }
-    });
-    work.buffers = buffers;
-    outcome
+    })
 }
 
 /// Takes `m` pairs of a token and features, `work.g`, through the layer; leaves the last one's state.

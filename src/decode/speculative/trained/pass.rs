@@ -99,12 +99,24 @@ pub(super) struct Pass<'a, 'b> {
 }
 
 /// Runs `f` with the engine's threads and room for passes of up to `m` rows.
-pub(super) fn with_pass<R>(
+pub(super) fn with_pass(
+    of: Of<'_>,
+    work: &mut Work,
+    m: usize,
+    f: impl FnOnce(&mut Pass<'_, '_>, &mut Work),
+) -> Result<(), SessionError> {
+    let mut buffers = std::mem::take(&mut work.buffers);
+    let outcome = with_buffers(of, &mut buffers, m, |pass| f(pass, work));
+    work.buffers = buffers;
+    outcome
+}
+
+fn with_buffers(
     (model, engine, rope): Of<'_>,
     buffers: &mut DraftBuffers,
     m: usize,
-    f: impl FnOnce(&mut Pass<'_, '_>) -> R,
-) -> Result<R, SessionError> {
+    f: impl FnOnce(&mut Pass<'_, '_>),
+) -> Result<(), SessionError> {
     let target = engine.model();
     let few = m.min(FEW);
     engine.enter(&CancelToken::default(), |threads, arena| {
@@ -125,7 +137,7 @@ pub(super) fn with_pass<R>(
             ctx: Ctx::without_adapters(target.arch(), threads, &model.gguf, 1),
             scratch: &mut scratch,
         };
-        Ok(f(&mut Pass {
+        f(&mut Pass {
             rows: DraftRows {
                 on,
                 h: &model.h,
@@ -136,7 +148,8 @@ pub(super) fn with_pass<R>(
             },
             model,
             target,
-        }))
+        });
+        Ok(())
     })?
 }
 
