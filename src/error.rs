@@ -7,6 +7,8 @@ use crate::engine::SessionError;
 use crate::gguf::GgufError;
 #[cfg(feature = "grammar")]
 use crate::grammar::GrammarError;
+#[cfg(feature = "hub")]
+use crate::hub::HubError;
 use crate::lora::AdapterError;
 use crate::model::ModelError;
 use crate::quant::QuantError;
@@ -65,6 +67,10 @@ pub enum Error {
     #[cfg(feature = "vision")]
     #[error(transparent)]
     Parts(PartsError),
+    /// A model of the hub could not be had.
+    #[cfg(feature = "hub")]
+    #[error(transparent)]
+    Hub(#[from] HubError),
     /// A chat template failed.
     #[cfg(feature = "chat")]
     #[error(transparent)]

@@ -48,6 +48,7 @@
 //! | know what fits into memory | [`Model::memory_plan`] |
 //! | quantise while opening | [`model::OpenOptions::quantize`] |
 //! | look into a file | [`gguf::Gguf`] |
+//! | open a model of Hugging Face's hub | `Model::from_hub` (feature `hub`) |
 //!
 //! # Features
 //!
@@ -57,6 +58,8 @@
 //! | `metal` | Apple GPUs: no Mac has run them yet, an emulated one has |
 //! | `vision` | images: encoders of 13 kinds |
 //! | `grammar` | output that obeys a JSON Schema, a regular expression, a GBNF or Lark grammar |
+//! | `hub` | models by name, from Hugging Face's hub |
+//! | `webgpu` | any GPU, through Vulkan, Direct3D 12 or Metal |
 //!
 //! None is on by default; without them, the crate has five dependencies.
 //!
@@ -100,6 +103,8 @@ pub mod gguf;
 pub mod gpu;
 #[cfg(feature = "grammar")]
 pub mod grammar;
+#[cfg(feature = "hub")]
+pub mod hub;
 pub mod kv;
 mod layers;
 pub mod lora;

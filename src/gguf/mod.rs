@@ -89,6 +89,12 @@ pub struct Header {
 }
 
 impl Header {
+    /// The first weight of a type that this build cannot read.
+    pub fn unsupported_weight(&self) -> Option<&TensorInfo> {
+        let mut weights = self.tensors.iter();
+        weights.find(|t| t.name.ends_with(".weight") && t.dtype.format().is_none())
+    }
+
     /// Parses the header of a file of `file_size` bytes that begins with `prefix`.
     ///
     /// # Errors

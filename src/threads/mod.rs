@@ -81,10 +81,10 @@ impl Shared {
             // release: otherwise a core that reorders stores could show a field of the next region
             // before it shows the word closed.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
-                // SAFETY: `call` was stored by `PoolHandle::run_as_workers` from a value of this type.
+                // SAFETY: `call` was stored by `PoolHandle::region` from a value of this type.
                 let call = unsafe { std::mem::transmute::<*mut (), Call>(call) };
-                // SAFETY: `closure` is the one `call` was made for, and `PoolHandle::run_as_workers`
-                // keeps it alive until `n_done` counts this task.
+                // SAFETY: `closure` is the one `call` was made for, and `PoolHandle::region` returns
+                // only after `n_done` counted this task.
                 unsafe { call(closure, worker, task) }
             }));
             if let Err(payload) = outcome {
@@ -309,17 +309,30 @@ impl PoolHandle<'_> {
     /// As [`PoolHandle::run`]; `f` also gets the number of the worker that runs the task, which is below
     /// [`PoolHandle::n_threads`] and belongs to one thread at a time.
     fn run_as_workers<F: Fn(usize, usize) + Sync>(&self, n_tasks: usize, f: F) {
-        let Some(shared) = self.shared.filter(|_| n_tasks > 1) else {
-            (0..n_tasks).for_each(|task| f(0, task));
-            return;
-        };
-        assert!((n_tasks as u64) < CLOSED, "{n_tasks} tasks in one region");
         unsafe fn call<F: Fn(usize, usize)>(f: *const (), worker: usize, task: usize) {
-            // SAFETY: `f` points to the `F` that `run_as_workers` borrowed when it stored this
+            // SAFETY: `f` points to the `F` that `run_as_workers` borrowed when it named this
             // function.
             let f = unsafe { &*f.cast::<F>() };
             f(worker, task);
         }
+        // SAFETY: `call::<F>` takes an `F`, whose calls may be made by any threads at once, and `f`
+        // lives until the region has ended.
+        unsafe { self.region(n_tasks, call::<F>, (&raw const f).cast()) }
+    }
+
+    /// Region of `n_tasks` tasks. Compiled once, as each closure would otherwise have a copy of it.
+    ///
+    /// # Safety
+    /// `call` may be called with `closure` by any threads at once until this returns.
+    unsafe fn region(&self, n_tasks: usize, call: Call, closure: *const ()) {
+        let Some(shared) = self.shared.filter(|_| n_tasks > 1) else {
+            for task in 0..n_tasks {
+                // SAFETY: as the caller promises.
+                unsafe { call(closure, 0, task) }
+            }
+            return;
+        };
+        assert!((n_tasks as u64) < CLOSED, "{n_tasks} tasks in one region");
         // A second region would make helpers believe that the first has ended.
         assert!(
             !shared.in_region.swap(true, Ordering::Relaxed),
@@ -328,11 +341,8 @@ impl PoolHandle<'_> {
         let region = (shared.state.load(Ordering::Relaxed) >> 32) + 1;
         // Closed: no helper can claim while the fields change (see `Shared::work`).
         shared.state.store(region << 32 | CLOSED, Ordering::Relaxed);
-        let call: Call = call::<F>;
         shared.call.store(call as *mut (), Ordering::Release);
-        shared
-            .closure
-            .store((&raw const f).cast_mut().cast(), Ordering::Release);
+        shared.closure.store(closure.cast_mut(), Ordering::Release);
         shared.n_tasks.store(n_tasks, Ordering::Release);
         shared.n_done.store(0, Ordering::Relaxed);
         shared.state.store(region << 32, Ordering::Release);

@@ -18,6 +18,7 @@ use std::path::Path;
 /// from a reader's guess: kernels (`arch`) know block formats (`quant`), not the other way round.
 const ORDER: &[&str] = &[
     "error",
+    "hub",
     "scheduler",
     "decode",
     "embed",

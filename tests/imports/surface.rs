@@ -33,6 +33,7 @@ const ROOT: &[&str] = &[
     "gguf",
     "gpu",
     "grammar",
+    "hub",
     "kv",
     "lora",
     "model",

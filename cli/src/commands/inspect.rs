@@ -24,13 +24,14 @@ Examples:
   ruvllm inspect model.gguf
   ruvllm inspect model.gguf --json
   ruvllm inspect model.gguf --metadata --tensors     everything in the header
+  ruvllm inspect hf://Qwen/Qwen3-0.6B-GGUF:Q8_0      a file of Hugging Face's hub, of which nothing else is downloaded
 
 Reads the header alone: a download that has just begun is enough.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// GGUF file
+    /// GGUF file, or hf://OWNER/NAME[:QUANT]
     #[arg(value_name = "FILE", required_unless_present = "model")]
     file: Option<PathBuf>,
     /// The same, as other subcommands name it
@@ -79,7 +80,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let Some(path) = args.file.as_ref().or(args.model.as_ref()) else {
         return Err(Failure::Usage("no file".into()));
     };
-    let findings = examine(path)?;
+    let findings = match path.to_str().and_then(|path| path.strip_prefix("hf://")) {
+        Some(name) => examine(on_hub(name)?, None)?,
+        None => examine(in_file(path)?, Some(path))?,
+    };
     if args.json {
         print_json(&as_json(path, &findings, args))
     } else {
@@ -87,7 +91,37 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn examine(path: &Path) -> Result<Findings, Failure> {
+/// A header, and what is known of the bytes behind it.
+struct Found {
+    header: Header,
+    /// As in [`Findings`].
+    file_size: u64,
+    part: Option<(u64, u64)>,
+    expected_size: Option<u64>,
+}
+
+/// The header of a model of Hugging Face's hub.
+#[cfg(feature = "pull")]
+fn on_hub(name: &str) -> Result<Found, Failure> {
+    use ruvllm::hub::{HubOptions, header};
+    let found = header(&name.parse()?, &HubOptions::default())?;
+    Ok(Found {
+        header: found.header,
+        file_size: found.bytes,
+        part: None,
+        expected_size: None,
+    })
+}
+
+#[cfg(not(feature = "pull"))]
+fn on_hub(name: &str) -> Result<Found, Failure> {
+    Err(Failure::Usage(format!(
+        "hf://{name}: this build does not ask the hub (feature `pull`)"
+    )))
+}
+
+/// The header of a file.
+fn in_file(path: &Path) -> Result<Found, Failure> {
     let mut file_size = std::fs::metadata(path).map_err(Failure::file(path))?.len();
     let mut expected_size = None;
     let mut header = match Header::read(path) {
@@ -127,7 +161,22 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
             }
         }
     }
+    Ok(Found {
+        header,
+        file_size,
+        part,
+        expected_size,
+    })
+}
 
+/// What a header tells, and the model at `path` if all of it is there.
+fn examine(found: Found, path: Option<&Path>) -> Result<Findings, Failure> {
+    let Found {
+        header,
+        file_size,
+        part,
+        expected_size,
+    } = found;
     let hparams = Hparams::of(&header.metadata, &header.tensors);
     let tokenizer = Tokenizer::opt_from_metadata(&header.metadata);
     let mut model = None;
@@ -137,12 +186,13 @@ fn examine(path: &Path) -> Result<Findings, Failure> {
             Some("the first part of the model tells; it was not found".into())
         }
         Some(obstacle) => Some(obstacle),
-        None if expected_size.is_none() && part.is_none() => match Model::open(path) {
-            Ok(opened) => {
+        None if expected_size.is_none() && part.is_none() => match path.map(Model::open) {
+            Some(Ok(opened)) => {
                 model = Some(opened);
                 None
             }
-            Err(error) => Some(error.to_string()),
+            Some(Err(error)) => Some(error.to_string()),
+            None => None,
         },
         _ => None,
     };

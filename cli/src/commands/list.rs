@@ -1,7 +1,7 @@
 //! `ruvllm list`: models that were downloaded.
 
 use crate::io::{Failure, note, print, print_json, size};
-use crate::pull::{Cache, Cached};
+use ruvllm::hub::{Cache, CachedFile};
 use serde_json::json;
 
 #[derive(clap::Args)]
@@ -14,8 +14,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let models = Cache::open()?.models()?;
     if args.json {
-        let row =
-            |m: &Cached| json!({"repo": m.repo, "file": m.file, "bytes": m.bytes, "path": m.path});
+        let row = |m: &CachedFile| json!({"repo": m.repo, "file": m.file, "bytes": m.bytes, "path": m.path});
         return print_json(&models.iter().map(row).collect());
     }
     if models.is_empty() {

@@ -33,7 +33,7 @@ pub(crate) struct ModelArgs {
         env = "LLAMA_ARG_HF_REPO",
         conflicts_with = "model"
     )]
-    hf_repo: Vec<crate::pull::Name>,
+    hf_repo: Vec<ruvllm::hub::ModelName>,
     /// Where that one is, once it is needed.
     #[cfg(feature = "pull")]
     #[arg(skip)]

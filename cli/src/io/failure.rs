@@ -61,15 +61,6 @@ impl Failure {
         }
     }
 
-    /// The same.
-    #[cfg(feature = "pull")]
-    pub(crate) fn into_text(self) -> String {
-        match self {
-            Failure::Usage(text) | Failure::Work(text) => text,
-            Failure::Closed | Failure::Interrupted => "interrupted".into(),
-        }
-    }
-
     /// A file that could not be read or written.
     pub(crate) fn file(path: &Path) -> impl Fn(io::Error) -> Failure + '_ {
         move |error| match error.kind() {
@@ -116,6 +107,10 @@ impl<E: Error + 'static> From<E> for Failure {
             (_, true) => Failure::Interrupted,
             _ if any.is::<ruvllm::arch::ArchError>() => {
                 Failure::Work(format!("RUVLLM_ARCH: {error}"))
+            }
+            #[cfg(feature = "pull")]
+            _ if matches!(any.downcast_ref(), Some(ruvllm::hub::HubError::Asked(_))) => {
+                Failure::Usage(error.to_string())
             }
             _ => Failure::Work(error.to_string()),
         }

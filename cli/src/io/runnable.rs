@@ -11,11 +11,7 @@ pub(crate) fn obstacle<E: Display, F: Display>(
     hparams: &Result<Hparams, E>,
     tokenizer: &Result<Option<Tokenizer>, F>,
 ) -> Option<String> {
-    let unusable = header
-        .tensors
-        .iter()
-        .find(|t| t.name.ends_with(".weight") && t.dtype.format().is_none());
-    match (hparams, tokenizer, unusable) {
+    match (hparams, tokenizer, header.unsupported_weight()) {
         (Err(error), ..) => Some(error.to_string()),
         (_, Err(error), _) => Some(error.to_string()),
         (.., Some(t)) => Some(format!(

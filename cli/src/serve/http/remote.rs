@@ -95,7 +95,7 @@ fn get(_: &ImageHosts, url: &str) -> Result<Vec<u8>, String> {
 #[cfg(feature = "pull")]
 mod fetch {
     use super::{ImageHosts, is_public};
-    use crate::pull::tls;
+    use ruvllm::hub::tls;
     use std::time::{Duration, Instant};
     use ureq::Agent;
     use ureq::config::{AutoHeaderValue, Config};

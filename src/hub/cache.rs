@@ -2,33 +2,44 @@
 //! with: `models--OWNER--NAME/blobs/SHA256` hold the bytes, `snapshots/COMMIT/PATH` link to them,
 //! `refs/REVISION` tell the commit (<https://huggingface.co/docs/huggingface_hub/guides/manage-cache>).
 
-use super::hub::{HubFile, Listing, home, variable};
-use crate::io::Failure;
+use super::client::{HubFile, Listing, home, variable};
+use super::error::HubError;
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// The cache.
-pub(crate) struct Cache {
+/// Cache of the hub's files, shared with Hugging Face's tools: `HF_HUB_CACHE`, or `$HF_HOME/hub`, or
+/// `~/.cache/huggingface/hub`.
+#[derive(Clone, Debug)]
+pub struct Cache {
     folder: PathBuf,
 }
 
-/// A GGUF file in it.
-pub(crate) struct Cached {
+/// GGUF file in the cache.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CachedFile {
     /// `OWNER/NAME`.
-    pub(crate) repo: String,
-    /// Its path within the snapshot, with slashes.
-    pub(crate) file: String,
-    pub(crate) path: PathBuf,
-    pub(crate) bytes: u64,
+    pub repo: String,
+    /// Path within the snapshot, with slashes.
+    pub file: String,
+    /// Path on this machine.
+    pub path: PathBuf,
+    /// Size.
+    pub bytes: u64,
 }
 
 impl Cache {
-    pub(crate) fn open() -> Result<Cache, Failure> {
+    /// The cache of this user; its folder need not be there.
+    ///
+    /// # Errors
+    /// If the environment names none, and no home folder.
+    pub fn open() -> Result<Cache, HubError> {
         let folder = variable("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")));
         let folder = folder
-            .ok_or_else(|| Failure::Usage("there is no home folder: set HF_HUB_CACHE".into()))?;
+            .ok_or_else(|| HubError::Asked("there is no home folder: set HF_HUB_CACHE".into()))?;
         Ok(Cache { folder })
     }
 
@@ -38,7 +49,7 @@ impl Cache {
     }
 
     fn blob(&self, repo: &str, file: &HubFile) -> PathBuf {
-        self.repo(repo).join("blobs").join(&file.sha256)
+        self.repo(repo).join("blobs").join(&file.sum)
     }
 
     /// Whether the bytes of a file are there.
@@ -46,12 +57,16 @@ impl Cache {
         fs::metadata(self.blob(repo, file)).is_ok_and(|blob| blob.len() == file.bytes)
     }
 
-    /// Where a file of a snapshot is.
-    pub(super) fn path(&self, listing: &Listing, file: &HubFile) -> PathBuf {
+    /// The folder of a snapshot.
+    pub(super) fn snapshot(&self, listing: &Listing) -> PathBuf {
         self.repo(&listing.repo)
             .join("snapshots")
             .join(&listing.commit)
-            .join(&file.path)
+    }
+
+    /// Where a file of a snapshot is.
+    pub(super) fn path(&self, listing: &Listing, file: &HubFile) -> PathBuf {
+        self.snapshot(listing).join(&file.path)
     }
 
     /// Gets the bytes of a file, unless they are there. `get` gets them from a place on and gives
@@ -61,14 +76,14 @@ impl Cache {
         &self,
         repo: &str,
         file: &HubFile,
-        mut get: impl FnMut(u64, &mut dyn FnMut(&[u8]) -> io::Result<()>) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+        mut get: impl FnMut(u64, &mut dyn FnMut(&[u8]) -> io::Result<()>) -> Result<(), HubError>,
+    ) -> Result<(), HubError> {
         if self.has(repo, file) {
             return Ok(());
         }
         let blob = self.blob(repo, file);
-        let partial = blob.with_file_name(format!("{}.incomplete", file.sha256));
-        let failed = Failure::file(&partial);
+        let partial = blob.with_file_name(format!("{}.incomplete", file.sum));
+        let failed = HubError::io(&partial);
         fs::create_dir_all(self.repo(repo).join("blobs")).map_err(&failed)?;
         let mut out = OpenOptions::new()
             .read(true)
@@ -79,10 +94,9 @@ impl Cache {
         match out.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(Failure::Work(format!(
-                    "{}: another process downloads it",
-                    file.path
-                )));
+                return Err(HubError::Busy {
+                    file: file.path.clone(),
+                });
             }
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
@@ -99,22 +113,22 @@ impl Cache {
             get(there, &mut |bytes| out.write_all(bytes))?;
         }
         out.sync_all().map_err(&failed)?;
-        let sum = sha256(&mut out).map_err(&failed)?;
-        if sum != file.sha256 {
+        let found = sum(&mut out, file).map_err(&failed)?;
+        if found != file.sum {
             fs::remove_file(&partial).map_err(&failed)?;
-            let message = format!(
-                "{}: its SHA-256 is {sum}, the hub's is {}; it was removed",
-                file.path, file.sha256
-            );
-            return Err(Failure::Work(message));
+            return Err(HubError::Sum {
+                file: file.path.clone(),
+                found,
+                expected: file.sum.clone(),
+            });
         }
         fs::rename(&partial, &blob).map_err(&failed)
     }
 
     /// Puts a file that was downloaded into its snapshot.
-    pub(super) fn link(&self, listing: &Listing, file: &HubFile) -> Result<(), Failure> {
+    pub(super) fn link(&self, listing: &Listing, file: &HubFile) -> Result<(), HubError> {
         let (blob, path) = (self.blob(&listing.repo, file), self.path(listing, file));
-        let failed = Failure::file(&path);
+        let failed = HubError::io(&path);
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(&failed)?;
         }
@@ -126,8 +140,7 @@ impl Cache {
         {
             // From the file up to the folder of the model, as the other tools have it.
             let up = "../".repeat(2 + file.path.split('/').count() - 1);
-            std::os::unix::fs::symlink(format!("{up}blobs/{}", file.sha256), &path)
-                .map_err(failed)?;
+            std::os::unix::fs::symlink(format!("{up}blobs/{}", file.sum), &path).map_err(failed)?;
             debug_assert!(blob.exists());
         }
         #[cfg(not(unix))]
@@ -136,10 +149,10 @@ impl Cache {
     }
 
     /// Remembers the commit of a revision.
-    pub(super) fn set_revision(&self, listing: &Listing, revision: &str) -> Result<(), Failure> {
+    pub(super) fn set_revision(&self, listing: &Listing, revision: &str) -> Result<(), HubError> {
         let refs = self.repo(&listing.repo).join("refs");
         let (path, new) = (refs.join(revision), refs.join(format!("{revision}.new")));
-        let failed = Failure::file(&path);
+        let failed = HubError::io(&path);
         fs::create_dir_all(&refs).map_err(&failed)?;
         fs::write(&new, &listing.commit)
             .and_then(|()| fs::rename(&new, &path))
@@ -147,7 +160,10 @@ impl Cache {
     }
 
     /// All GGUF files, by name.
-    pub(crate) fn models(&self) -> Result<Vec<Cached>, Failure> {
+    ///
+    /// # Errors
+    /// If the system refuses to read a folder.
+    pub fn models(&self) -> Result<Vec<CachedFile>, HubError> {
         let mut models = Vec::new();
         for folder in entries(&self.folder)? {
             let name = folder
@@ -174,9 +190,9 @@ impl Cache {
         Ok(models)
     }
 
-    /// GGUF files of the newest snapshot of a model that is known here.
-    pub(super) fn newest(&self, repo: &str) -> Result<Vec<Cached>, Failure> {
-        let Ok(commit) = fs::read_to_string(self.repo(repo).join("refs").join("main")) else {
+    /// GGUF files of the newest snapshot of a model's revision that is known here.
+    pub(super) fn newest(&self, repo: &str, revision: &str) -> Result<Vec<CachedFile>, HubError> {
+        let Ok(commit) = fs::read_to_string(self.repo(repo).join("refs").join(revision)) else {
             return Ok(Vec::new());
         };
         let snapshot = self.repo(repo).join("snapshots").join(commit.trim());
@@ -186,9 +202,24 @@ impl Cache {
             .collect())
     }
 
+    /// The folder of a checkpoint in safetensors whose revision is known here.
+    pub(super) fn checkpoint(&self, repo: &str, revision: &str) -> Option<PathBuf> {
+        let repo = self.repo(repo);
+        let commit = fs::read_to_string(repo.join("refs").join(revision)).ok()?;
+        let snapshot = repo.join("snapshots").join(commit.trim());
+        let has_weights = entries(&snapshot)
+            .ok()?
+            .iter()
+            .any(|path| path.extension().is_some_and(|end| end == "safetensors") && path.exists());
+        (has_weights && snapshot.join("config.json").exists()).then_some(snapshot)
+    }
+
     /// Removes a file from its snapshot, and its bytes if no other snapshot has them.
-    pub(crate) fn remove(&self, model: &Cached) -> Result<(), Failure> {
-        let failed = Failure::file(&model.path);
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn remove(&self, model: &CachedFile) -> Result<(), HubError> {
+        let failed = HubError::io(&model.path);
         let blob = fs::canonicalize(&model.path).ok();
         fs::remove_file(&model.path).map_err(&failed)?;
         let blobs = fs::canonicalize(self.repo(&model.repo).join("blobs")).ok();
@@ -216,18 +247,18 @@ impl Cache {
 }
 
 /// What is in a folder; nothing if it is not there.
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, HubError> {
     match fs::read_dir(folder) {
         Ok(entries) => entries
             .map(|entry| Ok(entry?.path()))
             .collect::<io::Result<_>>()
-            .map_err(Failure::file(folder)),
+            .map_err(HubError::io(folder)),
         Err(error)
             if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) =>
         {
             Ok(Vec::new())
         }
-        Err(error) => Err(Failure::file(folder)(error)),
+        Err(error) => Err(HubError::io(folder)(error)),
     }
 }
 
@@ -236,9 +267,9 @@ fn walk(
     snapshot: &Path,
     folder: &Path,
     repo: &str,
-    models: &mut Vec<Cached>,
+    models: &mut Vec<CachedFile>,
     depth: usize,
-) -> Result<(), Failure> {
+) -> Result<(), HubError> {
     for path in entries(folder)? {
         // A link whose bytes are not there is no model.
         let Ok(metadata) = fs::metadata(&path) else {
@@ -252,7 +283,7 @@ fn walk(
                 .unwrap_or(&path)
                 .to_string_lossy()
                 .replace('\\', "/");
-            models.push(Cached {
+            models.push(CachedFile {
                 repo: repo.to_owned(),
                 file,
                 bytes: metadata.len(),
@@ -263,18 +294,23 @@ fn walk(
     Ok(())
 }
 
-/// The SHA-256 of a file, in hexadecimal digits.
-fn sha256(file: &mut File) -> io::Result<String> {
+/// Sum of the bytes in `out` of the kind that the hub tells of `file`, in hexadecimal digits.
+fn sum(out: &mut File, file: &HubFile) -> io::Result<String> {
+    if file.sum.len() == 64 {
+        return digest(out, Sha256::new());
+    }
+    // As git names what it keeps.
+    digest(out, Sha1::new_with_prefix(format!("blob {}\0", file.bytes)))
+}
+
+fn digest(file: &mut File, mut hash: impl Digest) -> io::Result<String> {
     file.seek(SeekFrom::Start(0))?;
-    let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
+    let mut buffer = vec![0; 1 << 20];
     loop {
         match file.read(&mut buffer)? {
             0 => {
-                return Ok(hash
-                    .finalize()
-                    .iter()
-                    .map(|byte| format!("{byte:02x}"))
-                    .collect());
+                let bytes = hash.finalize();
+                return Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
             }
             n => hash.update(&buffer[..n]),
         }

@@ -4,9 +4,8 @@
 //! bytes count once their SHA-256 is that of the listing; addresses are those of the hub, over
 //! https, unless the user named another.
 
-use crate::io::{Failure, note};
-use ruvllm::gguf::GgufError;
-use ruvllm::gguf::Header;
+use super::error::HubError;
+use crate::gguf::{GgufError, Header};
 use serde_json::Value;
 use std::io::{self, Read};
 use std::path::PathBuf;
@@ -28,9 +27,9 @@ const MAX_REDIRECTS: usize = 5;
 /// Attempts of a download that bring nothing.
 const MAX_ATTEMPTS: u32 = 5;
 
-/// TLS as every client of the program speaks it: the system's where it has one, and whom the system
+/// TLS as every client of this crate speaks it: the system's where it has one, and whom the system
 /// trusts.
-pub(crate) fn tls() -> TlsConfig {
+pub fn tls() -> TlsConfig {
     let provider = if cfg!(any(windows, target_vendor = "apple")) {
         TlsProvider::NativeTls
     } else {
@@ -65,7 +64,7 @@ pub(super) fn home() -> Option<PathBuf> {
     variable("HF_HOME").or_else(|| Some(cache()?.join("huggingface")))
 }
 
-/// The files of a model at a commit.
+/// Files of a model at a commit.
 pub(super) struct Listing {
     /// `OWNER/NAME`.
     pub(super) repo: String,
@@ -73,17 +72,32 @@ pub(super) struct Listing {
     pub(super) files: Vec<HubFile>,
 }
 
-/// A large file on the hub.
+/// File on the hub.
 pub(super) struct HubFile {
     /// Path in the repository, with slashes.
     pub(super) path: String,
     pub(super) bytes: u64,
-    /// 64 hexadecimal digits.
-    pub(super) sha256: String,
+    /// Hexadecimal digits, which are the name of its bytes in the cache, too: 64 of a large file's
+    /// SHA-256, or 40 of a small one's SHA-1 as git computes it.
+    pub(super) sum: String,
 }
 
-fn failure(what: &str, why: impl std::fmt::Display) -> Failure {
-    Failure::Work(format!("{what}: {why}"))
+/// Whether a file of this path belongs to a model: GGUF files everywhere, those of a checkpoint at
+/// the top and in the numbered folders of sentence-transformers.
+fn is_of_model(path: &str) -> bool {
+    if path.ends_with(".gguf") {
+        return true;
+    }
+    let file = match path.split_once('/') {
+        Some((folder, file)) if folder.starts_with(|c: char| c.is_ascii_digit()) => file,
+        Some(_) => return false,
+        None => path,
+    };
+    !file.contains('/')
+        && !file.starts_with('.')
+        && file.rsplit_once('.').is_some_and(|(_, kind)| {
+            ["safetensors", "json", "jinja", "model", "txt", "tiktoken"].contains(&kind)
+        })
 }
 
 /// `text` if it is `n` hexadecimal digits.
@@ -102,10 +116,10 @@ fn is_sound(path: &str) -> bool {
 
 impl Hub {
     /// The hub of the environment; `hosts` may serve files, too.
-    pub(super) fn new(hosts: &[String]) -> Result<Hub, Failure> {
+    pub(super) fn new(hosts: &[String]) -> Result<Hub, HubError> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
-        let wrong = || Failure::Usage(format!("HF_ENDPOINT={endpoint}: expected https://HOST"));
+        let wrong = || HubError::Asked(format!("HF_ENDPOINT={endpoint}: expected https://HOST"));
         let endpoint: Uri = endpoint
             .trim_end_matches('/')
             .parse()
@@ -164,13 +178,13 @@ impl Hub {
         &self,
         path: &str,
         range: Option<(u64, Option<u64>)>,
-    ) -> Result<Response<Body>, Failure> {
+    ) -> Result<Response<Body>, HubError> {
         let url = format!("{}{path}", self.endpoint.to_string().trim_end_matches('/'));
-        let mut uri: Uri = url.parse().map_err(|error| failure(&url, error))?;
+        let mut uri: Uri = url.parse().map_err(|error| HubError::answer(&url, error))?;
         for _ in 0..=MAX_REDIRECTS {
             if !self.is_allowed(&uri) {
-                let why = "the hub leads to an address that is not its own, or not over https; --allow-host HOST allows it";
-                return Err(failure(
+                let why = "the hub leads to an address that is not its own, or not over https: allow its host (--allow-host)";
+                return Err(HubError::answer(
                     &format!(
                         "{}://{}",
                         uri.scheme_str().unwrap_or(""),
@@ -193,7 +207,7 @@ impl Hub {
                 request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
             }
             let response = request.call().map_err(|error| {
-                failure(&format!("https://{}", uri.host().unwrap_or("")), error)
+                HubError::answer(&format!("https://{}", uri.host().unwrap_or("")), error)
             })?;
             match response.status() {
                 status if status.is_success() => return Ok(response),
@@ -212,30 +226,30 @@ impl Hub {
                     } else {
                         to.to_owned()
                     };
-                    uri = absolute
-                        .parse()
-                        .map_err(|error| failure(&url, format!("leads to {to:?}: {error}")))?;
+                    uri = absolute.parse().map_err(|error| {
+                        HubError::answer(&url, format!("leads to {to:?}: {error}"))
+                    })?;
                 }
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                     let why = "the hub does not let you: does the model exist? If so, accept its terms there, and set HF_TOKEN";
-                    return Err(failure(&url, why));
+                    return Err(HubError::answer(&url, why));
                 }
                 StatusCode::NOT_FOUND => {
-                    return Err(failure(&url, "there is no such thing on the hub"));
+                    return Err(HubError::answer(&url, "there is no such thing on the hub"));
                 }
                 status => {
-                    return Err(failure(
+                    return Err(HubError::answer(
                         &url,
                         format!("the hub answers with status {status}"),
                     ));
                 }
             }
         }
-        Err(failure(&url, "it leads from address to address"))
+        Err(HubError::answer(&url, "it leads from address to address"))
     }
 
-    /// The GGUF files of a model.
-    pub(super) fn list(&self, repo: &str, revision: &str) -> Result<Listing, Failure> {
+    /// The files of a model.
+    pub(super) fn list(&self, repo: &str, revision: &str) -> Result<Listing, HubError> {
         let mut response = self.get(
             &format!("/api/models/{repo}/revision/{revision}?blobs=true"),
             None,
@@ -248,25 +262,30 @@ impl Hub {
         let value: Value = text
             .map_err(|error| error.to_string())
             .and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string()))
-            .map_err(|error| failure(repo, format!("the hub's list of its files: {error}")))?;
+            .map_err(|error| {
+                HubError::answer(repo, format!("the hub's list of its files: {error}"))
+            })?;
         let commit = hex(value["sha"].as_str(), 40)
-            .ok_or_else(|| failure(repo, "the hub names no commit"))?;
+            .ok_or_else(|| HubError::answer(repo, "the hub names no commit"))?;
         let mut files = Vec::new();
         for file in value["siblings"].as_array().into_iter().flatten() {
-            let Some(path) = file["rfilename"]
-                .as_str()
-                .filter(|path| path.ends_with(".gguf"))
-            else {
+            let Some(path) = file["rfilename"].as_str().filter(|path| is_of_model(path)) else {
                 continue;
             };
             if !is_sound(path) {
-                return Err(failure(repo, format!("{path:?} is no name of a file")));
+                return Err(HubError::answer(
+                    repo,
+                    format!("{path:?} is no name of a file"),
+                ));
             }
             let lfs = &file["lfs"];
-            let (Some(bytes), Some(sha256)) =
+            let (bytes, sum) = if lfs.is_object() {
                 (lfs["size"].as_u64(), hex(lfs["sha256"].as_str(), 64))
-            else {
-                return Err(failure(
+            } else {
+                (file["size"].as_u64(), hex(file["blobId"].as_str(), 40))
+            };
+            let (Some(bytes), Some(sum)) = (bytes, sum) else {
+                return Err(HubError::answer(
                     repo,
                     format!("the hub tells no size and SHA-256 of {path}"),
                 ));
@@ -274,7 +293,7 @@ impl Hub {
             files.push(HubFile {
                 path: path.to_owned(),
                 bytes,
-                sha256,
+                sum,
             });
         }
         Ok(Listing {
@@ -292,7 +311,7 @@ impl Hub {
         file: &HubFile,
         from: u64,
         to: u64,
-    ) -> Result<impl Read, Failure> {
+    ) -> Result<impl Read, HubError> {
         let path = format!(
             "/{}/resolve/{}/{}",
             listing.repo,
@@ -327,40 +346,41 @@ impl Hub {
                 "the server has another size than the hub's {}, or no part from byte {from} on",
                 file.bytes
             );
-            return Err(failure(&file.path, why));
+            return Err(HubError::answer(&file.path, why));
         }
         Ok(response.into_body().into_reader().take(to - from))
     }
 
     /// The header of a file.
-    pub(super) fn header(&self, listing: &Listing, file: &HubFile) -> Result<Header, Failure> {
+    pub(super) fn header(&self, listing: &Listing, file: &HubFile) -> Result<Header, HubError> {
         let mut want = FIRST_HEADER;
         loop {
             let to = want.min(file.bytes);
             let mut prefix = Vec::new();
             self.bytes(listing, file, 0, to)?
                 .read_to_end(&mut prefix)
-                .map_err(|error| failure(&file.path, error))?;
+                .map_err(|error| HubError::answer(&file.path, error))?;
             match Header::parse(&prefix, file.bytes) {
                 Err(GgufError::HeaderIncomplete { need, .. })
                     if to < file.bytes && want < MAX_HEADER =>
                 {
                     want = need.max(4 * want).min(MAX_HEADER);
                 }
-                other => return other.map_err(|error| failure(&file.path, error)),
+                other => return other.map_err(|error| HubError::answer(&file.path, error)),
             }
         }
     }
 
     /// Gives the bytes of a file from `from` on to `write`, with how many there are then. Goes on
-    /// where a connection broke off.
+    /// where a connection broke off, after telling `retries` why it did.
     pub(super) fn download(
         &self,
         listing: &Listing,
         file: &HubFile,
         from: u64,
-        mut write: impl FnMut(&[u8], u64) -> io::Result<()>,
-    ) -> Result<(), Failure> {
+        write: &mut dyn FnMut(&[u8], u64) -> io::Result<()>,
+        retries: &dyn Fn(&HubError),
+    ) -> Result<(), HubError> {
         let (mut at, mut buffer, mut n_attempts) = (from, vec![0; 1 << 16], 0);
         while at < file.bytes {
             let begun = at;
@@ -368,19 +388,20 @@ impl Hub {
                 Ok(mut body) => loop {
                     match body.read(&mut buffer) {
                         Ok(0) => {
-                            break failure(
+                            break HubError::answer(
                                 &file.path,
                                 format!("the connection ended after {at} of {} bytes", file.bytes),
                             );
                         }
                         Ok(n) => {
                             at += n as u64;
-                            write(&buffer[..n], at).map_err(|error| failure(&file.path, error))?;
+                            write(&buffer[..n], at)
+                                .map_err(|error| HubError::answer(&file.path, error))?;
                             if at == file.bytes {
                                 return Ok(());
                             }
                         }
-                        Err(error) => break failure(&file.path, error),
+                        Err(error) => break HubError::answer(&file.path, error),
                     }
                 },
                 Err(error) => error,
@@ -389,7 +410,7 @@ impl Hub {
             if n_attempts >= MAX_ATTEMPTS {
                 return Err(broken);
             }
-            note(format!("{}; trying again", broken.into_text()));
+            retries(&broken);
             std::thread::sleep(Duration::from_millis(200 << n_attempts));
         }
         Ok(())
