@@ -56,6 +56,22 @@ pub(in crate::arch) trait UnpackPlanes: Pod {
     /// # Safety
     /// The CPU must have this level's features.
     unsafe fn unpack(&self) -> Unpacked;
+
+    /// The ends of two rows, or both parts of one, each of at most 128 weights, with zeros behind
+    /// them.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack_ends([first, second]: [&[u8]; 2]) -> Unpacked {
+        let mut weights = Self::zeroed();
+        let bytes = bytemuck::bytes_of_mut(&mut weights);
+        bytes[..first.len()].copy_from_slice(first);
+        bytes[size_of::<Self>() / 2..][..second.len()].copy_from_slice(second);
+        // SAFETY: this function has the features.
+        unsafe { weights.unpack() }
+    }
 }
 
 /// The zero point of the bytes in each lane, negated.

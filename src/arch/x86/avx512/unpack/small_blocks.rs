@@ -4,67 +4,110 @@ use super::planes::{self, UnpackPlanes, Unpacked, registers_of_bits};
 use crate::arch::x86::avx2::{each, four, joined};
 use crate::arch::x86::avx512::common::{half, load_16, power_of_two};
 use crate::quant::*;
+use bytemuck::Pod;
 use std::arch::x86_64::*;
 
-/// Small blocks that hold 256 weights.
-type Eight<B> = [B; 8];
+/// A block of which `N` have 256 weights; for what it says of itself see [`UnpackPlanes`].
+trait SmallBlock<const N: usize>: Pod {
+    const ZERO_POINT: i32 = 0;
+    const SHIFT: Option<[i32; 16]> = None;
+    const UNPACKS_AHEAD: bool = false;
 
-impl UnpackPlanes for Eight<BlockQ4_0> {
+    /// # Safety
+    /// The CPU must have this level's features.
+    unsafe fn unpack(blocks: [&Self; N]) -> Unpacked;
+}
+
+impl<B: SmallBlock<N>, const N: usize> UnpackPlanes for [B; N]
+where
+    [B; N]: Pod,
+{
+    const ZERO_POINT: i32 = B::ZERO_POINT;
+    const SHIFT: Option<[i32; 16]> = B::SHIFT;
+    const UNPACKS_AHEAD: bool = B::UNPACKS_AHEAD;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self) -> Unpacked {
+        // SAFETY: this function has the features.
+        unsafe { B::unpack(self.each_ref()) }
+    }
+
+    /// Blocks are not copied: they would be read by other instructions than they were written with,
+    /// and reading would wait.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack_ends([first, second]: [&[u8]; 2]) -> Unpacked {
+        let none = B::zeroed();
+        let ends = [bytemuck::cast_slice(first), bytemuck::cast_slice(second)];
+        // SAFETY: as above.
+        unsafe { B::unpack(in_halves(ends, &none)) }
+    }
+}
+
+/// The blocks of one end, then from the middle on those of the other; `none` for each that is
+/// missing.
+#[inline(always)]
+fn in_halves<'a, B, const N: usize>(ends: [&'a [B]; 2], none: &'a B) -> [&'a B; N] {
+    std::array::from_fn(|b| ends[b / (N / 2)].get(b % (N / 2)).unwrap_or(none))
+}
+
+impl SmallBlock<8> for BlockQ4_0 {
     const ZERO_POINT: i32 = 8;
     const SHIFT: Option<[i32; 16]> = Some(HIGH_HALVES);
     const UNPACKS_AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let w = planes::masked::<Self, 0x0F0F_0F0F>(nibble_bytes(each!(self.qs)));
-        Unpacked::scaled::<Self>(w, halves(each!(self.d)))
+    unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
+        let w = planes::masked::<[Self; 8], 0x0F0F_0F0F>(nibble_bytes(each!(blocks.qs)));
+        Unpacked::scaled::<[Self; 8]>(w, halves(each!(blocks.d)))
     }
 }
 
-impl UnpackPlanes for Eight<BlockQ4_1> {
+impl SmallBlock<8> for BlockQ4_1 {
     const SHIFT: Option<[i32; 16]> = Some(HIGH_HALVES);
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let w = planes::masked::<Self, 0x0F0F_0F0F>(nibble_bytes(each!(self.qs)));
-        Unpacked::with_offset::<Self>(w, halves(each!(self.d)), halves(each!(self.m)))
+    unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
+        let w = planes::masked::<[Self; 8], 0x0F0F_0F0F>(nibble_bytes(each!(blocks.qs)));
+        Unpacked::with_offset::<[Self; 8]>(w, halves(each!(blocks.d)), halves(each!(blocks.m)))
     }
 }
 
-impl UnpackPlanes for Eight<BlockQ5_0> {
+impl SmallBlock<8> for BlockQ5_0 {
     const ZERO_POINT: i32 = 16;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let w = with_fifth_bits(nibbles(each!(self.qs)), each!(self.qh));
-        Unpacked::scaled::<Self>(w, halves(each!(self.d)))
+    unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
+        let w = with_fifth_bits(nibbles(each!(blocks.qs)), each!(blocks.qh));
+        Unpacked::scaled::<[Self; 8]>(w, halves(each!(blocks.d)))
     }
 }
 
-impl UnpackPlanes for Eight<BlockQ5_1> {
+impl SmallBlock<8> for BlockQ5_1 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let w = with_fifth_bits(nibbles(each!(self.qs)), each!(self.qh));
+    unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
+        let w = with_fifth_bits(nibbles(each!(blocks.qs)), each!(blocks.qh));
         Unpacked {
             w,
-            scale: halves(each!(self.d)),
-            offset: halves(each!(self.m)),
+            scale: halves(each!(blocks.d)),
+            offset: halves(each!(blocks.m)),
         }
     }
 }
 
-impl UnpackPlanes for Eight<BlockQ8_0> {
+impl SmallBlock<8> for BlockQ8_0 {
     const ZERO_POINT: i32 = 128;
     const UNPACKS_AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let [a, b, c, d, e, f, g, h]: [&[[u8; 16]; 2]; 8] = each!(self.qs).map(bytemuck::cast_ref);
+    unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
+        let [a, b, c, d, e, f, g, h]: [&[[u8; 16]; 2]; 8] = each!(blocks.qs).map(bytemuck::cast_ref);
         let mut w = planes::in_order([
             lanes([&a[0], &c[0], &e[0], &g[0]]),
             lanes([&a[1], &c[1], &e[1], &g[1]]),
@@ -74,43 +117,43 @@ impl UnpackPlanes for Eight<BlockQ8_0> {
         for w in &mut w {
             *w = _mm512_xor_si512(*w, _mm512_set1_epi8(-128));
         }
-        Unpacked::scaled::<Self>(w, halves(each!(self.d)))
+        Unpacked::scaled::<[Self; 8]>(w, halves(each!(blocks.d)))
     }
 }
 
-impl UnpackPlanes for Eight<BlockIq4Nl> {
+impl SmallBlock<8> for BlockIq4Nl {
     const ZERO_POINT: i32 = 128;
     const UNPACKS_AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let w = planes::look_up(&IQ4_VALUES, nibbles(each!(self.qs)));
-        Unpacked::scaled::<Self>(w, halves(each!(self.d)))
+    unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
+        let w = planes::look_up(&IQ4_VALUES, nibbles(each!(blocks.qs)));
+        Unpacked::scaled::<[Self; 8]>(w, halves(each!(blocks.d)))
     }
 }
 
-impl UnpackPlanes for Eight<BlockMxfp4> {
+impl SmallBlock<8> for BlockMxfp4 {
     const ZERO_POINT: i32 = 128;
     const UNPACKS_AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let w = planes::look_up(&MXFP4_VALUES, nibbles(each!(self.qs)));
-        let scale = power_of_two(_mm512_cvtepu8_epi32(twice(joined(each!(self.e)))));
-        Unpacked::scaled::<Self>(w, scale)
+    unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
+        let w = planes::look_up(&MXFP4_VALUES, nibbles(each!(blocks.qs)));
+        let scale = power_of_two(_mm512_cvtepu8_epi32(twice(joined(each!(blocks.e)))));
+        Unpacked::scaled::<[Self; 8]>(w, scale)
     }
 }
 
-impl UnpackPlanes for [BlockNvfp4; 4] {
+impl SmallBlock<4> for BlockNvfp4 {
     const ZERO_POINT: i32 = 128;
     const UNPACKS_AHEAD: bool = true;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let [a, b, c, d] = self;
+    unsafe fn unpack(blocks: [&Self; 4]) -> Unpacked {
+        let [a, b, c, d] = blocks;
         // Eight bytes have 16 values: the low nibbles are the first eight.
         let first = lanes([a.half(0), b.half(0), c.half(0), d.half(0)]);
         let second = lanes([a.half(1), b.half(1), c.half(1), d.half(1)]);
@@ -123,39 +166,39 @@ impl UnpackPlanes for [BlockNvfp4; 4] {
         let scales = _mm_and_si128(words, _mm_set1_epi8(0x7F));
         let some = _mm_cmpneq_epi8_mask(scales, _mm_set1_epi8(0x7F));
         let scales = _mm512_cvtph_ps(_mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(scales)));
-        Unpacked::scaled::<Self>(w, _mm512_maskz_mul_ps(some, scales, _mm512_set1_ps(128.0)))
+        Unpacked::scaled::<[Self; 4]>(w, _mm512_maskz_mul_ps(some, scales, _mm512_set1_ps(128.0)))
     }
 }
 
-impl UnpackPlanes for [BlockQ1_0; 2] {
+impl SmallBlock<2> for BlockQ1_0 {
     const ZERO_POINT: i32 = 1;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let [a, b] = self;
+    unsafe fn unpack(blocks: [&Self; 2]) -> Unpacked {
+        let [a, b] = blocks;
         let bits = _mm256_set_m128i(load_16(&b.qs), load_16(&a.qs));
         let positive = registers_of_bits(_mm512_cvtepu16_epi32(bits));
         let w = positive.map(|positive| _mm512_maskz_set1_epi8(positive, 2));
         // Each scale is that of eight lanes.
         let scale = _mm512_mask_blend_ps(0xFF00, half(a.d), half(b.d));
-        Unpacked::scaled::<Self>(w, scale)
+        Unpacked::scaled::<[Self; 2]>(w, scale)
     }
 }
 
-impl UnpackPlanes for [BlockQ2_0; 4] {
+impl SmallBlock<4> for BlockQ2_0 {
     const ZERO_POINT: i32 = 1;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self) -> Unpacked {
-        let [a, b, c, d] = self;
+    unsafe fn unpack(blocks: [&Self; 4]) -> Unpacked {
+        let [a, b, c, d] = blocks;
         let w = pairs_in_order(lanes([&a.qs, &b.qs, &c.qs, &d.qs]));
         // Each scale is that of four lanes.
         let four = four([a.d, b.d, c.d, d.d]);
         let scales = _mm512_castps128_ps512(_mm_cvtph_ps(_mm_cvtsi64_si128(four.cast_signed())));
         let each = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-        Unpacked::scaled::<Self>(w, _mm512_permutexvar_ps(each, scales))
+        Unpacked::scaled::<[Self; 4]>(w, _mm512_permutexvar_ps(each, scales))
     }
 }
 
