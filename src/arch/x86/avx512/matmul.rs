@@ -212,10 +212,29 @@ fn rows<B: UnpackPlanes, const R: usize>(w: &[u8], x: &[BlockP16], twice: &Block
         }
     }
     let mut y = [0.0; R];
-    for r in 0..R {
-        y[r] = _mm512_reduce_add_ps(totals[r]);
+    if R == 2 {
+        [y[0], y[R - 1]] = two_sums(totals[0], totals[R - 1]);
+    } else {
+        for r in 0..R {
+            y[r] = _mm512_reduce_add_ps(totals[r]);
+        }
     }
     y
+}
+
+/// The sums of the lanes of two registers, added in the order of `_mm512_reduce_add_ps`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn two_sums(a: __m512, b: __m512) -> [f32; 2] {
+    let x = _mm512_add_ps(
+        _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b),
+        _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b),
+    );
+    let x = _mm512_add_ps(x, _mm512_shuffle_f32x4::<0b10_11_00_01>(x, x));
+    let x = _mm512_add_ps(x, _mm512_permute_ps::<0b01_00_11_10>(x));
+    let x = _mm512_add_ps(x, _mm512_permute_ps::<0b10_11_00_01>(x));
+    let second = _mm512_extractf32x4_ps::<2>(x);
+    [_mm512_cvtss_f32(x), _mm_cvtss_f32(second)]
 }
 
 /// Adds the products of the ends of two rows, each at most half as long as 256 weights, which are

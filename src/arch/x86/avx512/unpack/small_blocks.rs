@@ -2,7 +2,7 @@
 
 use super::planes::{self, UnpackPlanes, Unpacked, registers_of_bits};
 use crate::arch::x86::avx2::{each, four, joined};
-use crate::arch::x86::avx512::common::{half, load_16, power_of_two};
+use crate::arch::x86::avx512::common::{half, load_16, load_32, load_64, load_i32, power_of_two};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
@@ -82,8 +82,9 @@ impl SmallBlock<8> for BlockQ5_0 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
-        let w = with_fifth_bits(nibbles(each!(blocks.qs)), each!(blocks.qh));
-        Unpacked::scaled::<[Self; 8]>(w, halves(each!(blocks.d)))
+        let heads = heads(blocks);
+        let w = with_fifth_bits::<2>(nibbles(each!(blocks.qs)), heads);
+        Unpacked::scaled::<[Self; 8]>(w, halves_of_heads::<0>(heads))
     }
 }
 
@@ -91,11 +92,11 @@ impl SmallBlock<8> for BlockQ5_1 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
-        let w = with_fifth_bits(nibbles(each!(blocks.qs)), each!(blocks.qh));
+        let heads = heads(blocks);
         Unpacked {
-            w,
-            scale: halves(each!(blocks.d)),
-            offset: halves(each!(blocks.m)),
+            w: with_fifth_bits::<4>(nibbles(each!(blocks.qs)), heads),
+            scale: halves_of_heads::<0>(heads),
+            offset: halves_of_heads::<1>(heads),
         }
     }
 }
@@ -107,13 +108,7 @@ impl SmallBlock<8> for BlockQ8_0 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
-        let [a, b, c, d, e, f, g, h]: [&[[u8; 16]; 2]; 8] = each!(blocks.qs).map(bytemuck::cast_ref);
-        let mut w = planes::in_order([
-            lanes([&a[0], &c[0], &e[0], &g[0]]),
-            lanes([&a[1], &c[1], &e[1], &g[1]]),
-            lanes([&b[0], &d[0], &f[0], &h[0]]),
-            lanes([&b[1], &d[1], &f[1], &h[1]]),
-        ]);
+        let mut w = bytes_in_order(each!(blocks.qs).map(bytemuck::cast_ref));
         for w in &mut w {
             *w = _mm512_xor_si512(*w, _mm512_set1_epi8(-128));
         }
@@ -233,6 +228,42 @@ fn pairs_in_order(words: __m512i) -> [__m512i; 4] {
     w
 }
 
+/// The bytes of eight blocks in the order of [`BlockP16`].
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn bytes_in_order([a, b, c, d, e, f, g, h]: [&[u8; 32]; 8]) -> [__m512i; 4] {
+    // The words of two pairs of blocks that registers `q` and `q + 1` take: in each 128-bit lane
+    // those of one pair.
+    const fn words(q: usize) -> [i32; 16] {
+        let mut at = [0; 16];
+        let mut i = 0;
+        while i < 16 {
+            let (register, pair, word) = (q + i / 8, i / 4 % 2, i % 4);
+            let swapped = register ^ (word / 2);
+            at[i] = (16 * pair + 4 * word + swapped) as i32;
+            i += 1;
+        }
+        at
+    }
+    let (low, high) = (load_i32(const { &words(0) }), load_i32(const { &words(2) }));
+    let [first, second] = [[two(a, b), two(c, d)], [two(e, f), two(g, h)]];
+    let halves = |at, x: [__m512i; 2]| _mm512_permutex2var_epi32(x[0], at, x[1]);
+    let (a, b) = (halves(low, first), halves(low, second));
+    let (c, d) = (halves(high, first), halves(high, second));
+    [
+        _mm512_shuffle_i64x2::<0b01_00_01_00>(a, b),
+        _mm512_shuffle_i64x2::<0b11_10_11_10>(a, b),
+        _mm512_shuffle_i64x2::<0b01_00_01_00>(c, d),
+        _mm512_shuffle_i64x2::<0b11_10_11_10>(c, d),
+    ]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn two(a: &[u8; 32], b: &[u8; 32]) -> __m512i {
+    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(load_32(a)), load_32(b))
+}
+
 /// Positions of the nibbles in the bytes of [`nibble_bytes`].
 const HIGH_HALVES: [i32; 16] = planes::by_lane(4, [0; 3]);
 
@@ -282,21 +313,54 @@ fn split_nibbles(x: __m512i) -> [__m512i; 2] {
     ]
 }
 
-/// Adds bit `j` of `qh` of each block as bit 4 of its value `j`.
+/// The first eight bytes of blocks, two in each 128-bit lane.
+#[inline]
+#[target_feature(enable = "avx512bw")]
+fn heads<B: Pod>([a, b, c, d, e, f, g, h]: [&B; 8]) -> __m512i {
+    _mm512_unpacklo_epi64(
+        lanes([first_16(a), first_16(c), first_16(e), first_16(g)]),
+        lanes([first_16(b), first_16(d), first_16(f), first_16(h)]),
+    )
+}
+
+#[inline(always)]
+fn first_16<B: Pod>(block: &B) -> &[u8; 16] {
+    let bytes = bytemuck::bytes_of(block).first_chunk();
+    bytes.expect("blocks of more bytes")
+}
+
+/// The f16 at word `AT` of [`heads`], each twice.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl")]
-fn with_fifth_bits(low: [__m512i; 4], [a, b, c, d, e, f, g, h]: [&[u8; 4]; 8]) -> [__m512i; 4] {
-    let bits = _mm256_setr_epi32(
-        word(*a),
-        word(*b),
-        word(*c),
-        word(*d),
-        word(*e),
-        word(*f),
-        word(*g),
-        word(*h),
-    );
-    let has = registers_of_bits(_mm512_cvtepu16_epi32(bits));
+fn halves_of_heads<const AT: i16>(heads: __m512i) -> __m512 {
+    const fn words(at: i16) -> [i16; 32] {
+        let mut words = [0; 32];
+        let mut i = 0;
+        while i < 16 {
+            words[i] = i as i16 / 2 * 4 + at;
+            i += 1;
+        }
+        words
+    }
+    let words = load_64(bytemuck::cast_ref(const { &words(AT) }));
+    let halves = _mm512_permutexvar_epi16(words, heads);
+    _mm512_cvtph_ps(_mm512_castsi512_si256(halves))
+}
+
+/// Adds bit `j` of `qh`, which is at byte `AT` of [`heads`], as bit 4 of value `j` of a block.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl")]
+fn with_fifth_bits<const AT: i32>(low: [__m512i; 4], heads: __m512i) -> [__m512i; 4] {
+    // Of the 16 bits of a lane the first eight, or the others, in all its bytes.
+    let byte = |i: i32| {
+        let i = 0x0101_0101 * (AT + i);
+        let next = |n: i32| 0x0101_0101 * n + i;
+        _mm512_set4_epi32(next(10), next(8), next(2), i)
+    };
+    let has = planes::registers_of_bytes([
+        _mm512_shuffle_epi8(heads, byte(0)),
+        _mm512_shuffle_epi8(heads, byte(1)),
+    ]);
     let mut w = low;
     for r in 0..4 {
         w[r] = _mm512_mask_add_epi8(w[r], has[r], w[r], _mm512_set1_epi8(16));
